@@ -18,6 +18,8 @@ const NAME: &str = "llama_embed_sharded";
 /// The names of [`Pooling`](crate::pooling::Pooling).
 const POOLINGS: [&str; 6] = ["mean", "last", "cls", "max", "mean_sqrt_len", "weighted_mean"];
 const BUCKETS: &str = "/plan/params/buckets";
+const LOCAL: &str = "/params/local";
+const LOCAL_MASK: &str = "cmask_local";
 
 #[derive(Debug, Deserialize)]
 struct Params {
@@ -37,6 +39,48 @@ fn yes() -> bool {
     true
 }
 
+/// `params.local` of the manifest: layers that see a window, besides their rope.
+#[derive(Debug, Clone, Copy, Deserialize)]
+struct Local {
+    /// Positions before and after its own that a token sees.
+    reach: usize,
+}
+
+/// What the layers of a model are filled with, by kind: those that see a whole text, and those that see a window.
+#[derive(Debug)]
+struct Kinds {
+    /// One of each kind.
+    ropes: Vec<Rope>,
+    causal: bool,
+    local: Option<Local>,
+}
+
+impl Kinds {
+    fn open(host: &Host, causal: bool) -> Result<Self> {
+        let local: Option<Local> = host.value(LOCAL)?;
+        let mut ropes = vec![Rope::from_params(host, "/params")?];
+        if local.is_some() {
+            ropes.push(Rope::from_params(host, LOCAL)?.named("cos_local", "sin_local"));
+        }
+        Ok(Self { ropes, causal, local })
+    }
+
+    /// Binds the masks of graphs over `length` positions.
+    fn masks(
+        &self,
+        host: &mut Host,
+        graphs: &[GraphId],
+        length: usize,
+    ) -> Result<Vec<PaddingMask>> {
+        let mut masks = vec![PaddingMask::bind_all(host, graphs, length, self.causal)?];
+        if let Some(Local { reach }) = self.local {
+            masks.push(PaddingMask::bind_local(host, graphs, LOCAL_MASK, length, reach)?);
+        }
+        masks.retain(|mask| !mask.is_empty());
+        Ok(masks)
+    }
+}
+
 /// One vector for a text.
 #[derive(Debug)]
 pub struct EmbedSharded {
@@ -44,7 +88,7 @@ pub struct EmbedSharded {
     buckets: Vec<Bucket>,
     packing: Packing,
     embedding: Embedding,
-    rope: Rope,
+    kinds: Kinds,
     pooler: Pooler,
     width: usize,
     /// The vectors of as many texts as fit into one execution, f32 `[…, width]`.
@@ -63,8 +107,9 @@ struct Bucket {
     length: usize,
     /// With the names of their times.
     parts: Vec<(GraphId, SpanId)>,
-    mask: PaddingMask,
-    tables: RopeTables,
+    masks: Vec<PaddingMask>,
+    /// One for each kind of layers.
+    tables: Vec<RopeTables>,
     /// Input of the first part, `[length, hidden]`.
     x: (BufferId, DType),
     /// Output of the last part, `[length, width]`.
@@ -78,8 +123,7 @@ impl Bucket {
         host: &mut Host,
         graphs: &[GraphId],
         embedding: &Embedding,
-        rope: &mut Rope,
-        causal: bool,
+        kinds: &mut Kinds,
     ) -> Result<Self> {
         let (first, last) = (graphs[0], graphs[graphs.len() - 1]);
         let input = host.input(first, "x")?;
@@ -118,10 +162,14 @@ impl Bucket {
         let y = host.view_for(last, output)?;
 
         // The positions of a text that is alone; they stay until several share the graphs.
-        let mut tables = rope.bind_all(host, graphs, length)?;
-        tables.fill(host, rope, 0);
-        let mask = PaddingMask::bind_all(host, graphs, length, causal)?;
-        if graphs.iter().all(|&graph| host.graph(graph).input("cmask").is_none()) {
+        let mut tables = Vec::with_capacity(kinds.ropes.len());
+        for rope in &mut kinds.ropes {
+            let mut bound = rope.bind_all(host, graphs, length)?;
+            bound.fill(host, rope, 0);
+            tables.push(bound);
+        }
+        let masks = kinds.masks(host, graphs, length)?;
+        if masks.is_empty() {
             return Err(Error::graph(format!(
                 "graph {:?} has no input cmask, so padding of shorter texts could not be hidden; \
                  if the graphs call it otherwise, say so in plan.params.tensors",
@@ -130,7 +178,7 @@ impl Bucket {
         }
         let span = |(index, &graph)| (graph, host.span(&format!("part {index}")));
         let parts = graphs.iter().enumerate().map(span).collect();
-        Ok(Self { length, parts, mask, tables, x: (x, x_dtype), y, width })
+        Ok(Self { length, parts, masks, tables, x: (x, x_dtype), y, width })
     }
 
     fn graphs(&self) -> impl Iterator<Item = GraphId> {
@@ -212,7 +260,9 @@ impl Op for EmbedSharded {
                             "properties": {"kind": {"enum": ["dense", "layer_norm", "normalize"]}}
                         }
                     },
-                    "tensors": schema::tensors(["x", "y", "cos", "sin", "cmask"])
+                    "tensors": schema::tensors([
+                        "x", "y", "cos", "sin", "cmask", "cos_local", "sin_local", LOCAL_MASK
+                    ])
                 }
             }),
         }
@@ -222,11 +272,14 @@ impl Op for EmbedSharded {
         let params: Params = host.params()?;
         let lengths = by_length(host, &params)?;
         check_all_parts(host, &lengths.concat())?;
-        let embedding = host.embedding_for(lengths[0][0])?;
-        let mut rope = Rope::from_params(host, "/params")?;
+        let mut embedding = host.embedding_for(lengths[0][0])?;
+        if let Some(scale) = host.value("/params/embed_scale")? {
+            embedding = embedding.scaled(scale)?;
+        }
+        let mut kinds = Kinds::open(host, params.causal)?;
         let mut buckets: Vec<Bucket> = Vec::with_capacity(lengths.len());
         for graphs in &lengths {
-            let bucket = Bucket::open(host, graphs, &embedding, &mut rope, params.causal)?;
+            let bucket = Bucket::open(host, graphs, &embedding, &mut kinds)?;
             if let Some(other) = buckets.first().filter(|other| other.width != bucket.width) {
                 return Err(Error::graph(format!(
                     "the encoder of {} tokens gives rows of {} values, expected {} as that of {} tokens",
@@ -252,7 +305,7 @@ impl Op for EmbedSharded {
             buckets,
             packing,
             embedding,
-            rope,
+            kinds,
             pooler,
             width,
             vectors,
@@ -329,8 +382,10 @@ impl EmbedSharded {
             return Err(Error::prompt(format!("{all} tokens are more than the encoder takes")));
         };
         self.embedding.gather_rows(host, &self.tokens, bucket.x.0, bucket.x.1)?;
-        bucket.mask.fill_texts(host, &self.lengths);
-        bucket.tables.fill_texts(host, &mut self.rope, &self.lengths);
+        bucket.masks.iter_mut().for_each(|mask| mask.fill_texts(host, &self.lengths));
+        for (tables, rope) in bucket.tables.iter_mut().zip(&mut self.kinds.ropes) {
+            tables.fill_texts(host, rope, &self.lengths);
+        }
         host.end(self.fill_span, start);
         for &(graph, span) in &bucket.parts {
             let start = Instant::now();
@@ -358,7 +413,8 @@ fn packing(host: &Host, buckets: &[Bucket]) -> Packing {
         rows: bucket.length,
         cost: costs.sum(host, &bucket.graphs().collect::<Vec<_>>(), bucket.length),
     };
-    let separate = buckets.iter().take_while(|bucket| bucket.mask.separates());
+    let separate =
+        buckets.iter().take_while(|bucket| bucket.masks.iter().all(PaddingMask::separates));
     Packing { buckets: separate.map(cost).collect() }
 }
 

@@ -1,5 +1,7 @@
 //! The recipes of this crate, one module a family. Each registers itself, as those of other crates do.
 
+mod encoder;
+mod gemma3;
 mod gemma4;
 mod llama;
 mod phimoe;

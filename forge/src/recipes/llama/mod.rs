@@ -23,28 +23,25 @@
 //! | `cmask` | `[S, S]`, or `[1, S]` where S > 512 and texts are not causal | added to scores; hides padding, and texts from each other |
 
 mod config;
-mod encoder;
-mod files;
 mod layers;
-mod modules;
 
 use std::ops::Range;
 
 use qhx_core::{Error, ErrorKind, Result};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
+use super::encoder::{self, Encoder, EncoderGraphs, bidirectional};
 use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
 use crate::kit::{
     Attend, AttendInputs, Decoder, DecoderParams, Layers, PREFILL_ROWS, check_shape, decoder,
-    matrices, one_or_many, prefill_rows, shards,
+    prefill_rows,
 };
-use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
+use crate::recipe::{Recipe, RecipeOptions, Task};
 use crate::register_recipe;
 use crate::registry::RecipeEntry;
 use config::{Config, Kind};
-use encoder::{Encoder, bidirectional};
 use layers::layer;
 
 const DECODERS: [&str; 4] =
@@ -57,13 +54,6 @@ const ENCODERS: [&str; 6] = [
     "MistralBiDirectionalModel",
     "LlamaBidirectionalModel",
 ];
-
-/// Positions of the longest encoder that takes several short texts at once. Its mask has a row for each position then;
-/// in longer ones such a mask is more to fill and to read than sharing them is worth.
-const SHARED: usize = 512;
-
-/// Tokens of the shorter texts that an encoder has graphs for by default.
-const BUCKETS: [usize; 2] = [32, 128];
 
 register_recipe!(
     RecipeEntry::new(&DECODERS, recipe)
@@ -167,79 +157,28 @@ fn layers<'a>(checkpoint: &'a Checkpoint, config: &Config, options: &RecipeOptio
 }
 
 fn embed(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -> Result<Recipe> {
-    let Encoder { causal, modules, query_prefix, document_prefix } =
-        Encoder::read(checkpoint, config.hidden)?;
-    if causal {
+    let encoder = Encoder::read(checkpoint, config.hidden)?;
+    if encoder.causal {
         check_window(config, options)?;
     }
     // Of a decoder that is used as an encoder.
     checkpoint.leave_out("lm_head");
     let layers = layers(checkpoint, config, options);
-    let longest = options.max_ctx;
-    let (mut contexts, mut parts, mut buckets) =
-        (Vec::<ContextPlan>::new(), Vec::new(), Vec::new());
-    for length in bucket_lengths(options)?.into_iter().rev() {
-        let attend = AttendInputs {
-            mask_rows: if causal || length <= SHARED { length } else { 1 },
-            ..AttendInputs::new(config.heads.dim, length, 0)
-        };
-        let (name, names) = if length == longest {
-            ("enc".to_owned(), &mut parts)
-        } else {
-            (format!("enc{length}"), &mut buckets)
-        };
-        let shards = shards(&name, config.layers, options.shards);
-        for (index, (name, range)) in shards.into_iter().enumerate() {
-            let graph = run(&layers, config, &name, range, attend)?;
-            names.push(name.clone());
-            match contexts.get_mut(index).filter(|_| options.share_weights && length < longest) {
-                // Weights are shared by the graphs of one context.
-                Some(context) => context.graphs.push(graph),
-                None => contexts.push(ContextPlan::new(name, options.precision, vec![graph])),
-            }
-        }
-    }
-    let mut plan_params = Map::new();
-    plan_params.insert("parts".to_owned(), one_or_many(parts));
-    if !buckets.is_empty() {
-        plan_params.insert("buckets".to_owned(), one_or_many(buckets));
-    }
-    plan_params.insert("causal".to_owned(), json!(causal));
-    let pooling = match *modules.poolings {
-        [one] => json!(one),
-        ref several => json!(several),
-    };
-    plan_params.insert("pooling".to_owned(), pooling);
-    plan_params.insert("normalize".to_owned(), json!(modules.normalize));
-    if !modules.steps.is_empty() {
-        plan_params.insert("modules".to_owned(), Value::Array(modules.steps));
-    }
-    let tables = match modules.files.is_empty() {
-        true => Vec::new(),
-        false => vec![matrices("modules", modules.files)],
-    };
     let mut params = params(config, options);
-    params.insert("query_prefix".to_owned(), json!(query_prefix));
-    params.insert("document_prefix".to_owned(), json!(document_prefix));
+    let EncoderGraphs { contexts, plan_params, tables } =
+        encoder.graphs(options, config.layers, &mut params, |name, range, rows, mask_rows| {
+            let attend = AttendInputs { mask_rows, ..AttendInputs::new(config.heads.dim, rows, 0) };
+            run(&layers, config, name, range, attend)
+        })?;
     Ok(Recipe {
         family: config.kind.family().to_owned(),
-        host_op: "llama_embed_sharded".to_owned(),
+        host_op: encoder::HOST_OP.to_owned(),
         contexts,
         embed: checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?,
         params,
         plan_params,
         tables,
     })
-}
-
-/// Lengths of the texts that the graphs of an encoder take, ascending: the longest is the context. Shorter ones hold
-/// the weights once more, so an encoder that is too large for one context gets them only when they are asked for.
-fn bucket_lengths(options: &RecipeOptions) -> Result<Vec<usize>> {
-    let small = options.shards == 1 || options.share_weights;
-    let mut lengths = prefill_rows(options, if small { &BUCKETS[..] } else { &[] })?;
-    lengths.retain(|length| *length < options.max_ctx);
-    lengths.push(options.max_ctx);
-    Ok(lengths)
 }
 
 fn params(config: &Config, options: &RecipeOptions) -> Map<String, Value> {

@@ -13,6 +13,8 @@ pub struct PaddingMask {
     inputs: Vec<FloatInput>,
     length: usize,
     causal: bool,
+    /// Positions before and after its own that a token sees.
+    reach: usize,
     /// Tokens of the texts that the mask is filled for.
     filled: Vec<usize>,
 }
@@ -44,25 +46,61 @@ impl PaddingMask {
         length: usize,
         causal: bool,
     ) -> Result<Self> {
+        let legal = |rows: usize| rows == length || rows == 1 && !causal;
+        let expected = if causal { "causal" } else { "bidirectional" };
+        Self::check(host, graphs, "cmask", length, legal, expected)?;
+        let inputs = FloatInput::bind_all(host, graphs, "cmask")?;
+        let filled = Vec::with_capacity(length);
+        Ok(Self { inputs, length, causal, reach: usize::MAX, filled })
+    }
+
+    /// As [`PaddingMask::bind_all`] for the input `role`, such as `cmask_local`, of layers in which a token sees those
+    /// of its text that are at most `reach` positions before or after it. Has a row for each position.
+    ///
+    /// # Errors
+    /// As [`PaddingMask::bind_all`].
+    pub fn bind_local(
+        host: &mut Host,
+        graphs: &[GraphId],
+        role: &str,
+        length: usize,
+        reach: usize,
+    ) -> Result<Self> {
+        Self::check(host, graphs, role, length, |rows| rows == length, "local")?;
+        let inputs = FloatInput::bind_all(host, graphs, role)?;
+        Ok(Self { inputs, length, causal: false, reach, filled: Vec::with_capacity(length) })
+    }
+
+    /// Errors when the input `role` of a graph does not have rows of `length` values, a `legal` number of them.
+    fn check(
+        host: &Host,
+        graphs: &[GraphId],
+        role: &str,
+        length: usize,
+        legal: impl Fn(usize) -> bool,
+        attention: &str,
+    ) -> Result<()> {
         for &graph in graphs {
             let info = host.graph(graph);
-            let Some(port) = info.input("cmask") else { continue };
+            let Some(port) = info.input(role) else { continue };
             host.require_float(graph, Port::Input(port))?;
             let tensor = &info.inputs[port];
             let rows = tensor.elements() / length.max(1);
-            let legal = if causal { rows == length } else { rows == 1 || rows == length };
-            if !legal || tensor.width() != length {
+            if !legal(rows) || tensor.width() != length {
+                let one = if legal(1) { "1 or " } else { "" };
                 return Err(Error::graph(format!(
-                    "graph {:?}: tensor {tensor}: expected {} of {length} values for attention that \
-                     is {}",
-                    info.name,
-                    if causal { format!("{length} rows") } else { format!("1 or {length} rows") },
-                    if causal { "causal" } else { "bidirectional" }
+                    "graph {:?}: tensor {tensor}: expected {one}{length} rows of {length} values for attention that \
+                     is {attention}",
+                    info.name
                 )));
             }
         }
-        let inputs = FloatInput::bind_all(host, graphs, "cmask")?;
-        Ok(Self { inputs, length, causal, filled: Vec::with_capacity(length) })
+        Ok(())
+    }
+
+    /// True when no graph has such a mask.
+    pub fn is_empty(&self) -> bool {
+        self.inputs.is_empty()
     }
 
     /// True when the mask can keep several texts to themselves: it has a row for each position.
@@ -98,9 +136,13 @@ impl PaddingMask {
                     let Some(length) = texts.next() else { break };
                     text = text.end..text.end.saturating_add(*length).min(self.length);
                 }
-                let open = if self.causal { text.end.min(row + 1) } else { text.end };
-                input.set(host, first..first + text.start, HIDDEN);
-                input.set(host, first + text.start..first + open, VISIBLE);
+                // A row of the padding is as the last one of the text.
+                let place = row.min(text.end.saturating_sub(1));
+                let seen = text.start.max(place.saturating_sub(self.reach))
+                    ..text.end.min(place.saturating_add(self.reach).saturating_add(1));
+                let open = if self.causal { seen.end.min(row + 1) } else { seen.end };
+                input.set(host, first..first + seen.start, HIDDEN);
+                input.set(host, first + seen.start..first + open, VISIBLE);
                 input.set(host, first + open..first + self.length, HIDDEN);
             }
         }

@@ -44,7 +44,7 @@ const POOLING: &str = "1_Pooling";
 
 /// What a text's rows pass.
 #[derive(Debug, Default)]
-pub(super) struct Modules {
+pub(in crate::recipes) struct Modules {
     /// The op's names.
     pub poolings: Vec<&'static str>,
     /// The pooled vector is divided by its norm, and nothing else is done with it.

@@ -12,7 +12,7 @@ use crate::checkpoint::Checkpoint;
 
 /// How a text becomes a vector.
 #[derive(Debug)]
-pub(super) struct Encoder {
+pub(in crate::recipes) struct Encoder {
     pub causal: bool,
     pub modules: Modules,
     pub query_prefix: String,
@@ -67,14 +67,14 @@ fn check_eos(checkpoint: &Checkpoint) -> Result<()> {
 }
 
 /// Longest text, in tokens, that `sentence-transformers` gives the checkpoint.
-pub(super) fn max_text(checkpoint: &Checkpoint) -> Result<Option<usize>> {
+pub(in crate::recipes) fn max_text(checkpoint: &Checkpoint) -> Result<Option<usize>> {
     let file = read(&checkpoint.dir().join("sentence_bert_config.json"))?;
     let declared = file.as_ref().and_then(|f| f.get("max_seq_length")).and_then(Value::as_u64);
     Ok(declared.and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0))
 }
 
 /// True when every token sees every other one.
-pub(super) fn bidirectional(config: &Value) -> bool {
+pub(in crate::recipes) fn bidirectional(config: &Value) -> bool {
     let text = |pointer: &str| config.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
     let class = text("/architectures/0").to_ascii_lowercase();
     let kind = text("/model_type");

@@ -1,0 +1,102 @@
+//! What the recipes of encoders share: the files of `sentence-transformers` beside a checkpoint, graphs for several
+//! lengths of texts, and the plan that `llama_embed_sharded` runs.
+
+mod files;
+mod modules;
+mod text;
+
+use std::ops::Range;
+
+use qhx_core::Result;
+use serde_json::{Map, Value, json};
+
+use crate::graph::Graph;
+use crate::kit::{matrices, one_or_many, prefill_rows, shards};
+use crate::recipe::{ContextPlan, RecipeOptions, Tables};
+pub(super) use text::{Encoder, bidirectional, max_text};
+
+/// The host-op that runs what [`Encoder::graphs`] makes.
+pub(super) const HOST_OP: &str = "llama_embed_sharded";
+
+/// Positions of the longest encoder that takes several short texts at once. Its mask has a row for each position then;
+/// in longer ones such a mask is more to fill and to read than sharing them is worth.
+const SHARED: usize = 512;
+
+/// Tokens of the shorter texts that an encoder has graphs for by default.
+const BUCKETS: [usize; 2] = [32, 128];
+
+/// The parts of a [`Recipe`](crate::recipe::Recipe) that all encoders make alike.
+pub(super) struct EncoderGraphs {
+    pub contexts: Vec<ContextPlan>,
+    pub plan_params: Map<String, Value>,
+    pub tables: Vec<Tables>,
+}
+
+impl Encoder {
+    /// The graphs `enc`, and `enc<S>` for shorter texts of up to S tokens, over the shards of the options. `make` makes
+    /// the graph of a name that takes the layers of a range, a number of positions, and masks of a number of rows: one
+    /// for each position, or 1. The prefixes of texts go to `params`.
+    pub fn graphs(
+        self,
+        options: &RecipeOptions,
+        layers: usize,
+        params: &mut Map<String, Value>,
+        make: impl Fn(&str, Range<usize>, usize, usize) -> Result<Graph>,
+    ) -> Result<EncoderGraphs> {
+        let Self { causal, modules, query_prefix, document_prefix } = self;
+        let longest = options.max_ctx;
+        let (mut contexts, mut parts, mut buckets) =
+            (Vec::<ContextPlan>::new(), Vec::new(), Vec::new());
+        for length in bucket_lengths(options)?.into_iter().rev() {
+            let mask_rows = if causal || length <= SHARED { length } else { 1 };
+            let (name, names) = if length == longest {
+                ("enc".to_owned(), &mut parts)
+            } else {
+                (format!("enc{length}"), &mut buckets)
+            };
+            let shards = shards(&name, layers, options.shards);
+            for (index, (name, range)) in shards.into_iter().enumerate() {
+                let graph = make(&name, range, length, mask_rows)?;
+                names.push(name.clone());
+                match contexts.get_mut(index).filter(|_| options.share_weights && length < longest)
+                {
+                    // Weights are shared by the graphs of one context.
+                    Some(context) => context.graphs.push(graph),
+                    None => contexts.push(ContextPlan::new(name, options.precision, vec![graph])),
+                }
+            }
+        }
+        let mut plan_params = Map::new();
+        plan_params.insert("parts".to_owned(), one_or_many(parts));
+        if !buckets.is_empty() {
+            plan_params.insert("buckets".to_owned(), one_or_many(buckets));
+        }
+        plan_params.insert("causal".to_owned(), json!(causal));
+        let pooling = match *modules.poolings {
+            [one] => json!(one),
+            ref several => json!(several),
+        };
+        plan_params.insert("pooling".to_owned(), pooling);
+        plan_params.insert("normalize".to_owned(), json!(modules.normalize));
+        if !modules.steps.is_empty() {
+            plan_params.insert("modules".to_owned(), Value::Array(modules.steps));
+        }
+        let tables = match modules.files.is_empty() {
+            true => Vec::new(),
+            false => vec![matrices("modules", modules.files)],
+        };
+        params.insert("query_prefix".to_owned(), json!(query_prefix));
+        params.insert("document_prefix".to_owned(), json!(document_prefix));
+        Ok(EncoderGraphs { contexts, plan_params, tables })
+    }
+}
+
+/// Lengths of the texts that the graphs of an encoder take, ascending: the longest is the context. Shorter ones hold
+/// the weights once more, so an encoder that is too large for one context gets them only when they are asked for.
+fn bucket_lengths(options: &RecipeOptions) -> Result<Vec<usize>> {
+    let small = options.shards == 1 || options.share_weights;
+    let mut lengths = prefill_rows(options, if small { &BUCKETS[..] } else { &[] })?;
+    lengths.retain(|length| *length < options.max_ctx);
+    lengths.push(options.max_ctx);
+    Ok(lengths)
+}
