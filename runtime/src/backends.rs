@@ -41,7 +41,8 @@ impl Settings {
 
     /// Architecture of the device that bundles are opened for, where there is one and it can be opened.
     pub(crate) fn device_arch(&self) -> Option<u32> {
-        if self.device.arch.is_some() || self.backend == BackendChoice::Cpu {
+        if self.device.arch.is_some() || self.backend == BackendChoice::Cpu || self.given.is_some()
+        {
             return self.device.arch;
         }
         let libraries = self.libraries.find().ok().flatten()?;
@@ -54,7 +55,8 @@ impl Settings {
     /// When the NPU is asked for and nothing is prepared, and when libraries cannot be opened.
     pub(crate) fn prepared(&self, bundle: &Bundle) -> Result<Bundle> {
         let manifest = bundle.manifest();
-        if self.backend == BackendChoice::Cpu || !prepared::is_portable(manifest) {
+        let of_cpu = self.backend == BackendChoice::Cpu || self.given.is_some();
+        if of_cpu || !prepared::is_portable(manifest) {
             return Ok(bundle.clone());
         }
         let libraries = match self.backend {
@@ -80,6 +82,9 @@ impl Settings {
 
     fn choose_plain(&self, manifest: &Manifest) -> Result<Chosen> {
         let _span = trace::span(self.trace.as_ref(), "open backend");
+        if let Some(backend) = &self.given {
+            return Ok(Chosen { backend: Arc::clone(backend), reason: "given".to_owned() });
+        }
         match self.backend {
             BackendChoice::Cpu => self.cpu("asked for"),
             BackendChoice::Qnn => {

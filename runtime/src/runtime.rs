@@ -169,6 +169,14 @@ impl RuntimeBuilder {
         self
     }
 
+    /// Has an open backend execute the graphs, whatever [`RuntimeBuilder::backend`] asks for: one of the caller's own,
+    /// or one over another.
+    #[must_use]
+    pub fn executed_by(mut self, backend: Arc<dyn Backend>) -> Self {
+        self.settings.given = Some(backend);
+        self
+    }
+
     /// The QNN libraries; the installed ones, or else those beside the program by default.
     #[must_use]
     pub fn libraries(mut self, files: LibraryFiles) -> Self {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use qhx_core::CancelToken;
+use qhx_core::backend::Backend;
 use qhx_core::dump::Dump;
 use qhx_core::op::ProgressFn;
 use qhx_core::qnn::{MemoryMode, PerfMode, ProfileLevel};
@@ -129,6 +130,8 @@ impl DeviceOptions {
 #[derive(Clone, Default)]
 pub(crate) struct Settings {
     pub backend: BackendChoice,
+    /// An open backend of the caller's, which goes before the choice.
+    pub given: Option<Arc<dyn Backend>>,
     pub libraries: LibraryFiles,
     pub device: DeviceOptions,
     pub resident: Option<usize>,

@@ -20,6 +20,8 @@ pub struct Restarting {
 struct Device {
     /// Executions until it restarts.
     left: AtomicU64,
+    /// How many executions after that one restart it, too.
+    again: AtomicU64,
     /// Restarts so far.
     era: AtomicU64,
     opened: AtomicU64,
@@ -53,14 +55,20 @@ impl Device {
 impl Restarting {
     /// A backend that does not restart until it is told to.
     pub fn new(inner: Arc<dyn Backend>) -> Arc<Self> {
-        let [left, era, opened] = [u64::MAX, 0, 0].map(AtomicU64::new);
+        let [left, again, era, opened] = [u64::MAX, 0, 0, 0].map(AtomicU64::new);
         let bound = Mutex::default();
-        Arc::new(Self { inner, device: Arc::new(Device { left, era, opened, bound }) })
+        Arc::new(Self { inner, device: Arc::new(Device { left, again, era, opened, bound }) })
     }
 
     /// Its device restarts at the `nth` execution from now on.
     pub fn restart_at(&self, nth: u64) {
         self.device.left.store(nth, Ordering::Relaxed);
+    }
+
+    /// Its device restarts at each of the next `times` executions over contexts that are not lost.
+    pub fn restart_times(&self, times: u64) {
+        self.device.again.store(times.saturating_sub(1), Ordering::Relaxed);
+        self.restart_at(1);
     }
 
     /// Executions that are left until it restarts.
@@ -127,7 +135,9 @@ impl Graph for Restarted<Box<dyn Graph>> {
             return Err(self.device.lost());
         }
         if self.device.left.fetch_sub(1, Ordering::Relaxed) == 1 {
-            self.device.left.store(u64::MAX, Ordering::Relaxed);
+            let again = self.device.again.load(Ordering::Relaxed);
+            self.device.again.store(again.saturating_sub(1), Ordering::Relaxed);
+            self.device.left.store(if again > 0 { 1 } else { u64::MAX }, Ordering::Relaxed);
             self.device.era.fetch_add(1, Ordering::Relaxed);
             // SAFETY: the caller's contract, for the buffers of a model that executes one graph at a time.
             unsafe { self.device.crash() };

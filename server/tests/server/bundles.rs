@@ -122,7 +122,7 @@ pub fn copy(from: &Path, to: &Path) {
     }
 }
 
-fn builder() -> RuntimeBuilder {
+pub fn builder() -> RuntimeBuilder {
     Runtime::builder()
         .backend(BackendChoice::Cpu)
         .threads(2)

@@ -11,11 +11,15 @@ mod embeddings;
 mod faulty;
 mod hostile;
 mod kept;
+mod lost;
 mod media;
 mod messages;
 mod models;
 mod rerank;
 mod responses;
+#[path = "../../../tests/src/restarting.rs"]
+#[expect(dead_code, reason = "other tests count what is opened and executed")]
+mod restarting;
 mod serving;
 
 // The host-ops of the tiny models, linked in.
