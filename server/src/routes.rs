@@ -9,7 +9,7 @@ use axum::extract::{MatchedPath, Path, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Router};
 use serde_json::json;
 
@@ -23,29 +23,42 @@ use crate::{audio, chat, completions, embeddings, ids, messages, rerank, respons
 /// The page at `/`.
 const PAGE: &str = include_str!("page.html");
 
+/// The routes, requests and responses, as [OpenAPI](https://spec.openapis.org/oas/v3.1.0) has them.
+const OPENAPI: &str = include_str!("openapi.json");
+
 /// What the page may do: nothing beyond this server.
 const PAGE_POLICY: &str = "default-src 'self' 'unsafe-inline' data: blob:; frame-ancestors 'none'";
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
+/// The addresses, each with the method that it is asked with, and what answers it. [`OPENAPI`] describes them.
+fn routes() -> [(Method, &'static str, MethodRouter); 15] {
+    [
+        (Method::GET, "/", get(page)),
+        (Method::GET, "/health", get(health)),
+        (Method::GET, "/metrics", get(metrics)),
+        (Method::GET, "/openapi.json", get(openapi)),
+        (Method::GET, "/v1/models", get(models)),
+        (Method::GET, "/v1/models/{*id}", get(model)),
+        (Method::POST, "/v1/chat/completions", post(chat::completions)),
+        (Method::POST, "/v1/completions", post(completions::complete)),
+        (Method::POST, "/v1/embeddings", post(embeddings::embed)),
+        (Method::POST, "/v1/rerank", post(rerank::rerank)),
+        (Method::POST, "/v1/messages", post(messages::create)),
+        (Method::POST, "/v1/messages/count_tokens", post(messages::count_tokens)),
+        (Method::POST, "/v1/responses", post(responses::create)),
+        (Method::POST, "/v1/audio/transcriptions", post(audio::transcribe)),
+        (Method::POST, "/tokenize", post(tokens::tokenize)),
+    ]
+}
+
 /// All routes.
 pub(crate) fn router(shared: &Shared) -> Router {
-    Router::new()
-        .route("/", get(page))
-        .route("/health", get(health))
-        .route("/metrics", get(metrics))
-        .route("/v1/models", get(models))
-        .route("/v1/models/{*id}", get(model))
-        .route("/v1/chat/completions", post(chat::completions))
-        .route("/v1/completions", post(completions::complete))
-        .route("/v1/embeddings", post(embeddings::embed))
-        .route("/v1/rerank", post(rerank::rerank))
-        .route("/v1/messages", post(messages::create))
-        .route("/v1/messages/count_tokens", post(messages::count_tokens))
-        .route("/v1/responses", post(responses::create))
-        .route("/v1/audio/transcriptions", post(audio::transcribe))
-        .route("/tokenize", post(tokens::tokenize))
+    let add = |router: Router, (_, path, answer)| router.route(path, answer);
+    routes()
+        .into_iter()
+        .fold(Router::new(), add)
         .fallback(not_found)
         .method_not_allowed_fallback(not_allowed)
         .layer(from_fn_with_state(Arc::clone(shared), guard))
@@ -209,6 +222,13 @@ async fn metrics(Extension(context): Extension<Context>) -> Response {
     response
 }
 
+async fn openapi() -> Response {
+    let mut response = Response::new(Body::from(OPENAPI));
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
+}
+
 async fn models(Extension(context): Extension<Context>) -> Response {
     let models = context.shared.registry.models.iter().map(|model| model.json());
     let list = json!({"object": "list", "data": models.collect::<Vec<_>>()});
@@ -227,4 +247,110 @@ async fn not_found() -> ApiError {
 async fn not_allowed() -> ApiError {
     let message = "this address is not asked with this method";
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message).code("method_not_allowed")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::Value;
+
+    use super::*;
+
+    fn document() -> Value {
+        serde_json::from_str(OPENAPI).expect("the document is JSON")
+    }
+
+    /// The names that requests have fields of, wherever they stand, and the schemas that they are in.
+    fn fields(schema: &Value, document: &Value, found: &mut BTreeSet<String>) {
+        match schema {
+            Value::Object(map) => {
+                let named = schema["$ref"].as_str().and_then(|at| at.strip_prefix('#'));
+                if let Some(name) = named.filter(|name| found.insert((*name).to_owned())) {
+                    fields(
+                        document.pointer(name).expect("what is named is there"),
+                        document,
+                        found,
+                    );
+                }
+                if let Some(properties) = schema["properties"].as_object() {
+                    found.extend(properties.keys().cloned());
+                }
+                map.values().for_each(|inner| fields(inner, document, found));
+            }
+            Value::Array(list) => list.iter().for_each(|inner| fields(inner, document, found)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn the_document_has_every_route_and_no_other() {
+        let document = document();
+        assert_eq!(document["info"]["version"], env!("CARGO_PKG_VERSION"));
+        let paths = document["paths"].as_object().expect("there are paths");
+        let methods = |(path, methods): (&String, &Value)| {
+            let methods = methods.as_object().expect("there are methods").keys();
+            methods.map(|method| format!("{} {path}", method.to_uppercase())).collect::<Vec<_>>()
+        };
+        let described: BTreeSet<_> = paths.iter().flat_map(methods).collect();
+        let named =
+            |(method, path, _): (Method, &str, _)| format!("{method} {}", path.replace('*', ""));
+        assert_eq!(described, routes().into_iter().map(named).collect());
+    }
+
+    /// What reads a field has its name in quotes.
+    #[test]
+    fn the_document_has_every_field_that_is_read() {
+        let (document, mut described) = (document(), BTreeSet::new());
+        for operation in document["paths"].as_object().expect("there are paths").values() {
+            fields(&operation["post"]["requestBody"], &document, &mut described);
+        }
+        described.retain(|name| !name.starts_with('/'));
+        let folder = qhx_paths::workspace().join("server/src");
+        let source = |name: &str| {
+            let text = std::fs::read_to_string(folder.join(name)).expect("the source is there");
+            let tests = text.find("#[cfg(test)]").unwrap_or(text.len());
+            text[..tests].to_owned()
+        };
+        let sources = [
+            "ask.rs",
+            "audio.rs",
+            "chat.rs",
+            "completions.rs",
+            "embeddings.rs",
+            "messages.rs",
+            "rerank.rs",
+            "responses.rs",
+            "tokens.rs",
+            "turns.rs",
+        ];
+        let all: String = sources.iter().map(|name| source(name)).collect();
+        let readers = [
+            ".text(",
+            ".flag(",
+            ".list(",
+            ".object(",
+            ".number(",
+            ".count(",
+            ".texts(",
+            ".get(",
+            "needed(",
+            "stops(fields, ",
+        ];
+        let mut read = BTreeSet::new();
+        for reader in readers {
+            let calls = all.match_indices(reader).filter_map(|(at, _)| {
+                let name = all[at + reader.len()..].strip_prefix('"')?.split_once('"')?.0;
+                let plain = name.bytes().all(|c| c.is_ascii_lowercase() || c == b'_');
+                plain.then(|| name.to_owned())
+            });
+            read.extend(calls);
+        }
+        assert!(read.len() > 50, "{read:?}");
+        let missing: Vec<_> = read.difference(&described).collect();
+        assert!(missing.is_empty(), "these are read, and not described: {missing:?}");
+        let idle = described.iter().filter(|name| !all.contains(&format!("\"{name}\"")));
+        let idle: Vec<_> = idle.collect();
+        assert!(idle.is_empty(), "these are described, and not read: {idle:?}");
+    }
 }
