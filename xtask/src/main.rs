@@ -35,6 +35,7 @@ Usage: cargo xtask COMMAND
   aarch64           build programs for boards and run them under qemu
   python            build the wheel, install it in a fresh environment and run its tests
   clients           ask `qhx serve` with the official packages of its interfaces
+      --full          ask with lm-eval, too, and with many more drawn requests
   wheel [--dev]     build the wheel of the Python package, with the programs in it
   book              check the links of all pages, and make a book of docs/ with mdBook
   kotlin            compile the Kotlin library, lay its archive out and run its tests on a Java virtual machine
@@ -66,7 +67,7 @@ fn main() -> ExitCode {
         Some("check-targets") => targets::parse(&rest).and_then(targets::check),
         Some("aarch64") => aarch64_tier(),
         Some("python") => python::tools().and_then(|tools| python::test(&tools)),
-        Some("clients") => clients::tools().and_then(|tools| clients::test(&tools, None)),
+        Some("clients") => clients(&rest),
         Some("wheel") => python::run(&rest),
         Some("book") => docs::run(&rest),
         Some("kotlin") => kotlin::tier(),
@@ -87,6 +88,15 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn clients(arguments: &[String]) -> cargo::Result<()> {
+    let full = match arguments {
+        [] => false,
+        [one] if one == "--full" => true,
+        other => return Err(format!("clients: unknown arguments {other:?}")),
+    };
+    clients::test(&clients::tools(full)?, None, full)
 }
 
 fn aarch64_tier() -> cargo::Result<()> {

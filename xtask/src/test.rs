@@ -109,8 +109,8 @@ fn tests(
     // Benchmarks have no tests, and are type-checked with the lints.
     run(&mut cargo(&["test", "--workspace", "--exclude", "qhx-benches"]))?;
     // With the program that they were run with.
-    match clients::tools() {
-        Ok(tools) => clients::test(&tools, libraries)?,
+    match clients::tools(options.full) {
+        Ok(tools) => clients::test(&tools, libraries, options.full)?,
         Err(why) => skipped.add("clients tier", &why),
     }
     eprintln!("the same with the host-ops linked in");
