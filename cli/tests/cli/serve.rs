@@ -30,6 +30,39 @@ fn get(address: &str, head: &str) -> String {
     response
 }
 
+/// Sends SIGTERM.
+fn terminate(server: &Child) {
+    let status = Command::new("kill").arg(server.id().to_string()).status().unwrap();
+    assert!(status.success());
+}
+
+#[test]
+fn what_is_under_way_ends_when_the_server_is_terminated() {
+    let folder = folder();
+    let (server, address) = started(&[], folder.path());
+    let body = r#"{"prompt": "The capital", "n": 8, "max_tokens": 20, "seed": 1, "stream": true}"#;
+    let mut stream = TcpStream::connect(&address).unwrap();
+    write!(
+        stream,
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+        content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+    let mut first = String::new();
+    let mut stream = BufReader::new(stream);
+    stream.read_line(&mut first).unwrap();
+    assert!(first.starts_with("HTTP/1.1 200 "), "{first}");
+    terminate(&server);
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest.matches("\"finish_reason\":\"").count(), 8, "{rest}");
+    assert!(rest.contains("data: [DONE]"), "{rest}");
+    let output = server.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(TcpStream::connect(&address).is_err(), "nobody listens");
+}
+
 #[test]
 fn a_server_answers_until_it_is_asked_to_stop() {
     let folder = folder();
@@ -39,8 +72,7 @@ fn a_server_answers_until_it_is_asked_to_stop() {
     assert!(get(&address, "/v1/models HTTP/1.1").starts_with("HTTP/1.1 401 "));
     let models = get(&address, "/v1/models HTTP/1.1\r\nx-api-key: k1");
     assert!(models.contains("\"id\":\"model\""), "{models}");
-    let status = Command::new("kill").arg(server.id().to_string()).status().unwrap();
-    assert!(status.success());
+    terminate(&server);
     let output = server.wait_with_output().unwrap();
     let log = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{log}");

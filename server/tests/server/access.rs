@@ -94,13 +94,22 @@ fn requests_have_ids_and_a_line_each() {
     let bad = running.client.clone().with("x-request-id", "a b\u{e4}");
     let id = bad.get("/health").header("x-request-id").unwrap().to_owned();
     assert!(id.starts_with("req_"), "{id}");
-    let model = "forged\nreq_0 GET / 200";
+    let model = "forged\nreq_0 GET / 200\u{1b}[2J\u{9b}31m\u{202e}";
     let body = json!({"model": model, "messages": [{"role": "user", "content": "a secret"}]});
-    let refused = named.post("/v1/chat/completions", &body).status(404);
+    let agent = named.with("user-agent", "forged (req_1 GET / 200)");
+    let refused = agent.post("/v1/chat/completions", &body).status(404);
     assert_eq!(refused.error()["code"], "model_not_found");
     let line = running.line_with("forged");
     assert!(line.contains("forged\\nreq_0") || line.contains("forged\\\\nreq_0"), "{line}");
-    assert!(!line.contains('\n') && !line.contains("secret"), "{line}");
+    let odd = |c: char| c.is_control() || c == '\u{202e}';
+    assert!(!line.contains(odd) && !line.contains("secret"), "{line:?}");
+    assert!(!line.contains("req_1"), "{line}");
+    let raw = b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-request-id: \x1b[2J\r\nconnection: close\r\n\r\n";
+    let response = running.client.raw(raw).unwrap();
+    assert!(
+        response.header("x-request-id").is_none_or(|id| id.starts_with("req_")),
+        "{response:?}"
+    );
 }
 
 #[test]

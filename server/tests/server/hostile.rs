@@ -61,15 +61,53 @@ fn a_client_that_closes_its_side_has_left() {
 }
 
 #[test]
-fn many_connections_are_answered() {
-    let client = &shared().client;
-    let mut streams: Vec<_> = (0..300).map(|_| client.connect()).collect();
-    for stream in &mut streams {
-        stream.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
+fn a_thousand_connections_are_answered() {
+    #[cfg(unix)]
+    {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
     }
-    for stream in streams {
-        assert_eq!(read(&mut BufReader::new(stream)).unwrap().status, 200);
+    let running = Running::start(options([("language", language())]));
+    let client = &running.client;
+    // They say nothing, and keep nobody from being answered.
+    let idle: Vec<_> = (0..1000).map(|_| client.connect()).collect();
+    let streams: Vec<_> = (0..1000).map(|_| client.open("GET", "/health", b"")).collect();
+    for mut stream in streams {
+        assert_eq!(read(&mut stream).unwrap().status, 200);
     }
+    drop(idle);
+    // Who does not fit the queue is refused at once, and everybody else gets the same text.
+    let body = json!({"prompt": "The capital of France is", "temperature": 0, "max_tokens": 1});
+    let streams: Vec<_> = (0..1000).map(|_| client.post_open("/v1/completions", &body)).collect();
+    let mut answered = 0;
+    for mut stream in streams {
+        let response = read(&mut stream).unwrap();
+        if response.status == 429 {
+            assert_eq!(response.error()["code"], "queue_full");
+            continue;
+        }
+        assert_eq!(response.status(200).json()["choices"][0]["text"], " P");
+        answered += 1;
+    }
+    assert!(answered >= 64, "{answered} of 1000");
+}
+
+#[test]
+fn a_body_of_unknown_length_is_cut_at_the_limit() {
+    let running = Running::start(options([("language", language())]).max_body(1 << 20));
+    let mut stream = running.client.connect();
+    stream
+        .write_all(
+            b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+            transfer-encoding: chunked\r\n\r\n",
+        )
+        .unwrap();
+    let chunk = [b"100000\r\n".to_vec(), vec![b' '; 1 << 20], b"\r\n".to_vec()].concat();
+    // 100 MB: the server stops to read long before.
+    let sent = (0..100).take_while(|_| stream.write_all(&chunk).is_ok()).count();
+    assert!(sent < 100, "{sent} MiB were taken");
+    running.client.get("/health").status(200);
 }
 
 #[test]

@@ -48,10 +48,16 @@ fn an_image_is_seen_in_each_interface() {
     assert_eq!(response["output"][0]["content"][0]["text"], "A red boat on a blue sea.");
 }
 
+/// A PNG of 74 bytes that declares 60,000 × 60,000 pixels.
+const BOMB: &str = "iVBORw0KGgoAAAANSUhEUgAA6mAAAOpgCAIAAAAPsOIVAAAAEUlEQVR4nGNgGAWjYBQMdwAAA+gAAbOm00YAAAAASUVORK5CYII=\
+    ";
+
 #[test]
 fn what_is_no_image_is_refused() {
     let client = &sensing().client;
+    let bomb = format!("data:image/png;base64,{BOMB}");
     for (url, code) in [
+        (bomb.as_str(), "invalid_media"),
         ("data:image/png;base64,AAAA", "invalid_media"),
         ("data:image/png;base64,!", "invalid_value"),
         ("data:text/html,hello", "invalid_value"),
@@ -59,7 +65,11 @@ fn what_is_no_image_is_refused() {
         let content = json!([{"type": "image_url", "image_url": url}]);
         let messages = json!([{"role": "user", "content": content}]);
         let body = json!({"model": "seeing", "messages": messages});
-        assert_eq!(client.post(CHAT, &body).status(400).error()["code"], code, "{url}");
+        let error = client.post(CHAT, &body).status(400).error();
+        assert_eq!(error["code"], code, "{url}");
+        if url == bomb {
+            assert!(error["message"].as_str().unwrap().contains("60000"), "{error}");
+        }
     }
     let content =
         json!([{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}]);
@@ -126,4 +136,44 @@ fn a_form_that_is_wrong_is_refused() {
     let error = shared().client.clone().with("content-type", "multipart/form-data; boundary=b");
     let error = error.send("POST", "/v1/audio/transcriptions", b"--b--\r\n").status(501).error();
     assert!(error["message"].as_str().unwrap().contains("transcribe"), "{error}");
+}
+
+#[test]
+fn a_form_that_lies_is_refused() {
+    let noon = std::fs::read(qhx_paths::fixture("gemma4-tiny/noon.wav")).unwrap();
+    let head = b"--b\r\ncontent-disposition: form-data; name=\"file\"\r\n";
+    let whole = |more: &[u8], end: &[u8]| [head, more, b"\r\n", &noon, end].concat();
+    let of = "multipart/form-data; boundary=b";
+    let many = b"--b\r\ncontent-disposition: form-data; name=\"a\"\r\n\r\n1\r\n".repeat(2000);
+    for (kind, body, code) in [
+        // Another boundary than that of the head, none, and one that is too long.
+        ("multipart/form-data; boundary=c", whole(b"", b"\r\n--b--\r\n"), "malformed_form"),
+        ("multipart/form-data", whole(b"", b"\r\n--b--\r\n"), "unsupported_media_type"),
+        // The end is missing, of the part or of its head.
+        (of, whole(b"", b""), "malformed_form"),
+        (of, head.to_vec(), "malformed_form"),
+        (of, [head, &b"x: y"[..], &[b'z'; 100_000]].concat(), "malformed_form"),
+        // It says that it is much longer than it is.
+        (of, whole(b"content-length: 99999999999\r\n", b""), "malformed_form"),
+        (of, [&many[..], b"--b--\r\n"].concat(), "missing_required_parameter"),
+        (of, b"--b\r\n\r\nno name\r\n--b--\r\n".to_vec(), "malformed_form"),
+        (of, [head, &b"\r\n\r\n--b--\r\n"[..]].concat(), "kind"),
+    ] {
+        let client = sensing().client.clone().with("content-type", kind);
+        let response = client.send("POST", "/v1/audio/transcriptions", &body);
+        assert!((400..500).contains(&response.status), "{kind}: {response:?}");
+        let error = response.error();
+        if code != "kind" {
+            assert_eq!(
+                error["code"],
+                code,
+                "{kind}: {}",
+                String::from_utf8_lossy(&body[..80.min(body.len())])
+            );
+        }
+    }
+    assert_eq!(
+        form(&[("model", "hearing")], Some(&noon)).status(200).json()["text"],
+        "the boat leaves at noon"
+    );
 }
