@@ -104,7 +104,12 @@ impl Metrics {
             ("requests_waiting", "gauge", "Requests that wait for their turn", now.waiting as f64),
             ("requests_running", "gauge", "Requests that are worked on", now.running as f64),
             ("models_loaded", "gauge", "Models that are loaded", now.loaded as f64),
-            ("models_loaded_bytes", "gauge", "Bytes of their files", now.loaded_bytes as f64),
+            (
+                "models_loaded_bytes",
+                "gauge",
+                "Bytes of their files and states",
+                now.loaded_bytes as f64,
+            ),
             (
                 "uptime_seconds",
                 "gauge",

@@ -33,7 +33,7 @@ pub struct Options {
     pub parallel: usize,
     /// Requests that may wait for their turn.
     pub queue: usize,
-    /// Bytes that loaded models may take, by the size of their files.
+    /// Bytes that loaded models may take, by the size of their files and of the states that they keep.
     pub memory: Option<u64>,
     /// Bytes that a request may have.
     pub max_body: usize,

@@ -56,6 +56,8 @@ struct Loaded {
     idle: Vec<Seat>,
     /// Sessions that somebody works with.
     busy: usize,
+    /// Bytes of the states of earlier conversations.
+    states: u64,
     used: Instant,
 }
 
@@ -140,7 +142,7 @@ impl Registry {
                 bundle: bundle.clone(),
                 tasks,
                 created: ids::now(),
-                bytes: size(bundle),
+                bytes: size(bundle.manifest().path.parent().unwrap_or(Path::new("."))),
                 state: Mutex::default(),
                 info: OnceLock::new(),
             }));
@@ -228,6 +230,7 @@ impl Registry {
             sessions,
             idle: vec![Seat { engine, history: Vec::new() }],
             busy: 0,
+            states: 0,
             used: Instant::now(),
         }));
         Ok(())
@@ -237,8 +240,7 @@ impl Registry {
     fn make_room(&self, model: &Served) -> Result<()> {
         let Some(budget) = self.memory else { return Ok(()) };
         while self.loaded_bytes() + model.bytes > budget {
-            let unused = self.models.iter().filter_map(|other| Some((other.unused()?, other)));
-            let Some((_, oldest)) = unused.min_by_key(|(used, _)| *used) else {
+            let Some(oldest) = self.oldest_unused(model) else {
                 if self.loaded_bytes() == 0 {
                     // It alone is larger: there is nothing that could go.
                     return Ok(());
@@ -256,8 +258,25 @@ impl Registry {
         Ok(())
     }
 
+    /// Gives a session of a model back. Other models go where its states leave them no memory.
+    pub(crate) fn put(&self, model: &Served, seat: Option<Seat>) {
+        model.put(seat);
+        let Some(budget) = self.memory else { return };
+        while self.loaded_bytes() > budget {
+            let Some(oldest) = self.oldest_unused(model) else { return };
+            oldest.unload();
+        }
+    }
+
+    /// Of the other models that nobody works with, the one that was used the longest time ago.
+    fn oldest_unused(&self, but: &Served) -> Option<&Arc<Served>> {
+        let others = self.models.iter().filter(|other| other.name != but.name);
+        let unused = others.filter_map(|other| Some((other.unused()?, other)));
+        unused.min_by_key(|(used, _)| *used).map(|(_, oldest)| oldest)
+    }
+
     fn loaded_bytes(&self) -> u64 {
-        self.models.iter().filter(|model| model.is_loaded()).map(|model| model.bytes).sum()
+        self.models.iter().map(|model| model.loaded_bytes()).sum()
     }
 
     /// What is known of a model. It is loaded where it never was.
@@ -289,6 +308,14 @@ impl Served {
 
     fn is_loaded(&self) -> bool {
         matches!(*lock(&self.state), State::Loaded(_))
+    }
+
+    /// Bytes of its files and of its states, where it is loaded.
+    fn loaded_bytes(&self) -> u64 {
+        match &*lock(&self.state) {
+            State::Loaded(loaded) => self.bytes + loaded.states,
+            State::Unloaded => 0,
+        }
     }
 
     /// When it was used last, where it is loaded and nobody works with it.
@@ -339,8 +366,11 @@ impl Served {
     }
 
     /// Gives a session back; none where it is of no more use.
-    pub(crate) fn put(&self, seat: Option<Seat>) {
+    fn put(&self, seat: Option<Seat>) {
         if let State::Loaded(loaded) = &mut *lock(&self.state) {
+            // All sessions share them.
+            let states = seat.as_ref().map(|seat| seat.engine.model().kept_states().bytes as u64);
+            loaded.states = states.unwrap_or(loaded.states);
             loaded.busy = loaded.busy.saturating_sub(1);
             loaded.used = Instant::now();
             loaded.idle.extend(seat);
@@ -406,11 +436,17 @@ fn common(a: &[u64], b: &[u64]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-/// Bytes of a bundle's files: those that its manifest lists, or else all of its folder.
-fn size(bundle: &Bundle) -> u64 {
-    let manifest = bundle.manifest();
-    let folder = manifest.path.parent().unwrap_or(Path::new("."));
+/// Bytes of all files in a bundle's folder and below. Files may be links, as in the cache of a hub; folders that are
+/// links are not followed.
+fn size(folder: &Path) -> u64 {
     let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
-    let files = entries.filter_map(|entry| entry.ok()?.metadata().ok());
-    files.filter(|file| file.is_file()).map(|file| file.len()).sum()
+    let bytes = |entry: std::io::Result<std::fs::DirEntry>| {
+        let entry = entry.ok()?;
+        if entry.file_type().ok()?.is_dir() {
+            return Some(size(&entry.path()));
+        }
+        let file = std::fs::metadata(entry.path()).ok()?;
+        file.is_file().then_some(file.len())
+    };
+    entries.filter_map(bytes).sum()
 }

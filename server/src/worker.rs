@@ -52,7 +52,7 @@ fn run(shared: &Shared, job: &Job) -> Result<()> {
     seat.history.clone_from(&job.history);
     let lost = done.as_ref().is_err_and(|e| e.kind() == ErrorKind::Panicked);
     let usable = whole && (!lost || reopen(&mut seat));
-    job.model.put(usable.then_some(seat));
+    registry.put(&job.model, usable.then_some(seat));
     done
 }
 

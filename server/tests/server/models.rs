@@ -1,8 +1,10 @@
 //! What is served, and what of it is loaded.
 
+use std::path::Path;
+
 use serde_json::json;
 
-use crate::bundles::{Running, encoder, language, options, shared};
+use crate::bundles::{Running, copy, edit_json, encoder, folder, language, options, shared};
 
 #[test]
 fn models_are_listed_and_found_by_name() {
@@ -17,6 +19,13 @@ fn models_are_listed_and_found_by_name() {
     for name in ["nothing", "../language", "%2e%2e%2flanguage", "language/..", "a%00b", "%0d%0a"] {
         let error = client.get(&format!("/v1/models/{name}")).status(404).error();
         assert_eq!(error["code"], "model_not_found", "{name}");
+    }
+    for name in ["../language", "language\0", "/etc/passwd", "language/../language", "LANGUAGE"] {
+        let body = json!({"model": name, "prompt": "a"});
+        for route in ["/v1/completions", "/tokenize"] {
+            let error = client.post(route, &body).status(404).error();
+            assert_eq!(error["code"], "model_not_found", "{name:?}");
+        }
     }
 }
 
@@ -68,6 +77,38 @@ fn models_take_turns_within_the_memory_budget() {
         assert_eq!(loaded(), [model]);
     }
     assert!(running.client.get("/metrics").text().contains("qhx_model_loads_total 3\n"));
+}
+
+/// What the metrics say that loaded models take.
+fn loaded_bytes(running: &Running) -> u64 {
+    let metrics = running.client.get("/metrics").text();
+    let line = metrics.lines().find_map(|line| line.strip_prefix("qhx_models_loaded_bytes "));
+    line.expect("there is a line").parse().expect("a number")
+}
+
+/// Bytes of all files of a folder.
+fn bytes(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries
+        .map(|path| if path.is_dir() { bytes(&path) } else { path.metadata().unwrap().len() })
+        .sum()
+}
+
+#[test]
+fn models_count_with_all_their_files() {
+    let (plain, nested) = (language().parent().unwrap(), folder().join("nested"));
+    copy(plain, &nested.join("v81"));
+    std::fs::rename(nested.join("v81/language.json"), nested.join("nested.json")).unwrap();
+    edit_json(&nested.join("nested.json"), |manifest| manifest["artifacts_root"] = "v81".into());
+    let whole = bytes(&nested);
+    let manifest = nested.join("nested.json");
+    let bundles = [("nested", manifest.as_path()), ("b", language())];
+    let memory = whole + bytes(plain);
+    let running = Running::start(options(bundles).memory(memory));
+    running.client.post("/tokenize", &json!({"model": "nested", "prompt": "a"})).status(200);
+    assert_eq!(loaded_bytes(&running), whole);
+    running.client.post("/tokenize", &json!({"model": "b", "prompt": "a"})).status(200);
+    assert_eq!(loaded_bytes(&running), memory);
 }
 
 #[test]
