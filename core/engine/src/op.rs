@@ -11,8 +11,9 @@ pub use qhx_exec::Logits;
 /// The list of an op's calls, for other crates that follow it.
 pub use qhx_types::op_calls;
 pub use qhx_types::{
-    Alpha, AudioRules, Bucket, ImageRules, MediaRules, Modality, OpDescription, OpenInfo, Packing,
-    Piece, Placement, Segment, SnapshotId, Task, Verification, VideoRules,
+    Alpha, Answer, AudioRules, Bucket, ImageRules, LogitRules, MediaRules, Modality, OpDescription,
+    OpenInfo, Packing, Piece, Placement, PromptRules, Segment, SnapshotId, SoundOut, Task,
+    TimeRule, Verification, VideoRules,
     calls::{Bytes, Effect, Number, Segments, Texts, Token, Tokens, positions},
 };
 use serde::Serialize;
@@ -54,6 +55,15 @@ macro_rules! host_op {
     };
     (@ [Exported] $docs:tt $name:ident $arguments:tt) => {
         host_op! { @ (&mut self) (Vec<u8>) $docs $name $arguments }
+    };
+    (@ [Answered] $docs:tt $name:ident $arguments:tt) => {
+        host_op! { @ (&mut self) (Answer) $docs $name $arguments }
+    };
+    (@ [Noted] $docs:tt $name:ident $arguments:tt) => {
+        host_op! { @ (&mut self) (serde_json::Value) $docs $name $arguments }
+    };
+    (@ [Sound] $docs:tt $name:ident $arguments:tt) => {
+        host_op! { @ (&mut self) (&[f32]) $docs $name $arguments }
     };
     (@ [Saved] $docs:tt $name:ident $arguments:tt) => {
         host_op! { @ (&mut self) (SnapshotId) $docs $name $arguments }

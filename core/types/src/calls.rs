@@ -111,6 +111,9 @@ pub fn positions(segments: &[Segment<'_>]) -> Option<usize> {
 /// | `Saved` | `SnapshotId` | the same |
 /// | `Exported` | the bytes | the same |
 /// | `Placed` | `Placement`, which crosses as JSON | the same |
+/// | `Answered` | `Answer`, which crosses as JSON | the same |
+/// | `Noted` | a JSON value | the same |
+/// | `Sound` | a view of samples, f32; an empty one ends them | the samples |
 /// | `Position` | the number, without an error | the same |
 /// | no word | nothing, without an error | nothing |
 #[macro_export]
@@ -190,6 +193,19 @@ macro_rules! op_calls {
                 /// Makes the state the one that was exported at `position`. The bytes may be damaged or hostile: what
                 /// does not fit is refused, and the state stays as it is.
                 since 1.3, Generator: import_state(position: Number, state: Bytes<'_>) -> Done, Imports(position)
+            }
+            {
+                /// Recognises what is said in audio, or reads what else the segments hold, in steps of its own.
+                since 1.3, Recognizer: answer(segments: Segments<'_, '_>) -> Answered, Nothing
+            }
+            {
+                /// Says a text: gives the samples of its beginning, and those that follow when it is called with no
+                /// segments, until there are none.
+                since 1.3, Speaker: speak(segments: Segments<'_, '_>) -> Sound, Nothing
+            }
+            {
+                /// What the op found in what it consumed, besides its logits, such as a language and how sure it is.
+                since 1.3, Generator: note() -> Noted, Nothing
             }
         }
     };

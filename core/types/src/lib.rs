@@ -23,4 +23,7 @@ pub use content::{Media, MediaError};
 pub use dtype::{DType, Quantization};
 pub use graph::{GraphInfo, MissingTensor, Port, SizeError, TensorInfo};
 pub use media::{Alpha, AudioRules, ImageRules, MediaRules, Piece, Placement, VideoRules};
-pub use op::{Bucket, Modality, OpDescription, OpenInfo, Packing, Segment, Task, Verification};
+pub use op::{
+    Answer, Bucket, LogitRules, Modality, OpDescription, OpenInfo, Packing, PromptRules, Segment,
+    SoundOut, Task, TimeRule, Verification,
+};

@@ -14,6 +14,10 @@ pub enum Task {
     Generate,
     /// Produce one vector per text.
     Embed,
+    /// Write down what is said in audio.
+    Transcribe,
+    /// Say a text.
+    Speak,
     /// A task that this version does not know.
     #[serde(other)]
     Other,
@@ -21,13 +25,15 @@ pub enum Task {
 
 impl Task {
     /// Every task that this version knows.
-    pub const ALL: [Self; 2] = [Self::Generate, Self::Embed];
+    pub const ALL: [Self; 4] = [Self::Generate, Self::Embed, Self::Transcribe, Self::Speak];
 
     /// The name in options and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Generate => "generate",
             Self::Embed => "embed",
+            Self::Transcribe => "transcribe",
+            Self::Speak => "speak",
             Self::Other => "other",
         }
     }
@@ -181,6 +187,90 @@ pub struct OpenInfo {
     /// The graphs that take several texts in one execution.
     #[serde(skip_serializing_if = "is_default")]
     pub packing: Packing,
+    /// What stands around a prompt. Of interface 1.3.
+    #[serde(skip_serializing_if = "is_default")]
+    pub prompt_rules: PromptRules,
+    /// Which tokens may be chosen at all. Of interface 1.3.
+    #[serde(skip_serializing_if = "is_default")]
+    pub logit_rules: LogitRules,
+    /// The audio that an op makes that speaks. Of interface 1.3.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sound_out: Option<SoundOut>,
+}
+
+/// What the host puts around the text of a prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PromptRules {
+    /// The tokenizer's post-processor adds its tokens, such as BOS. False where the op or its host writes all of them,
+    /// as where the post-processor is that of training labels.
+    pub special_tokens: bool,
+}
+
+impl Default for PromptRules {
+    fn default() -> Self {
+        Self { special_tokens: true }
+    }
+}
+
+/// Which tokens the host chooses among, besides those that the op can consume and the tokenizer knows. Logits of others
+/// are as if they were −∞; an op may also write −∞ into its logits itself, which makes a token impossible.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LogitRules {
+    /// Tokens that are never chosen (`suppress_tokens` of a generation config).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub suppressed: Vec<u32>,
+    /// Tokens that an answer does not begin with (`begin_suppress_tokens`).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub suppressed_first: Vec<u32>,
+    /// Tokens that are times, and the order that they follow.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub times: Option<TimeRule>,
+}
+
+/// The rules of `WhisperTimeStampLogitsProcessor` of `transformers` (Radford et al. 2022, arXiv 2212.04356): an answer
+/// begins with a time; times stand in pairs, an end and the next beginning, but for the one before the end of the
+/// answer; they do not go back; and where all times together are likelier than the likeliest word, one of them comes.
+///
+/// A prompt that holds [`TimeRule::none`] asks for no times: the rules do not apply.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TimeRule {
+    /// The first time, that of 0 s. All ids from it on are times.
+    pub first: u32,
+    /// The token that says that no times are wanted (`<|notimestamps|>`). Where times are asked for, it is never chosen.
+    pub none: u32,
+    /// Tokens of text are below this: the end of the answer (`eos_token_id`), which may follow a single time.
+    pub end: u32,
+    /// How many steps behind the first time an answer may begin (`max_initial_timestamp_index`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_initial: Option<u32>,
+}
+
+/// The audio that an op makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SoundOut {
+    /// Samples a second, mono.
+    pub rate: u32,
+}
+
+/// What an op answers that steps by itself, such as a CTC recogniser or a transducer (Graves et al. 2006; Graves 2012,
+/// arXiv 1211.3711).
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Answer {
+    /// Tokens of the answer.
+    pub tokens: Vec<u32>,
+    /// Where each token begins and ends, in seconds from the beginning of the audio. Empty where that is not known.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub times: Vec<[f32; 2]>,
+    /// The language that was recognised, as its code.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub language: Option<String>,
+    /// What else the op found.
+    #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
+    pub note: serde_json::Map<String, serde_json::Value>,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -242,8 +332,14 @@ mod tests {
         let capped = OpenInfo { softcap: Some(30.0), ..OpenInfo::default() };
         let text = serde_json::to_string(&capped).unwrap();
         assert_eq!(serde_json::from_str::<OpenInfo>(&text).unwrap(), capped);
+        assert!(open_before_1_3().prompt_rules.special_tokens);
         let later: OpenInfo = serde_json::from_str(r#"{"vocab":7,"beams":4}"#).unwrap();
         assert_eq!(later, OpenInfo { vocab: 7, ..OpenInfo::default() });
+    }
+
+    /// What an op of 1.2 declares.
+    fn open_before_1_3() -> OpenInfo {
+        serde_json::from_str(r#"{"vocab":7,"verification":{"widths":[4]}}"#).unwrap()
     }
 
     #[test]
@@ -253,7 +349,7 @@ mod tests {
             assert_eq!(serde_json::to_value(task).unwrap(), task.name());
         }
         assert_eq!(Task::from_name("other"), None);
-        let tasks: Vec<Task> = serde_json::from_str(r#"["generate", "transcribe"]"#).unwrap();
-        assert_eq!(tasks, [Task::Generate, Task::Other]);
+        let tasks: Vec<Task> = serde_json::from_str(r#"["transcribe", "dance"]"#).unwrap();
+        assert_eq!(tasks, [Task::Transcribe, Task::Other]);
     }
 }

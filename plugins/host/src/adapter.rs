@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use half::f16;
 use qhx_core::op::{
-    Bytes, Effect, HostOp, Logits, Number, OpEntry, OpServices, OpSource, OpenInfo, Packing,
-    Placement, Segment, Segments, SnapshotId, SpanStats, Task, Texts, Token, Tokens, Verification,
+    Answer, Bytes, Effect, HostOp, Logits, Number, OpEntry, OpServices, OpSource, OpenInfo,
+    Packing, Placement, Segment, Segments, SnapshotId, SpanStats, Task, Texts, Token, Tokens,
+    Verification,
 };
 use qhx_core::workspace::GraphStats;
 use qhx_core::{BufferId, Error, ErrorKind, Result};
@@ -192,11 +193,16 @@ impl PluginOp {
         // SAFETY: no call of the op is under way.
         let workspace = &unsafe { self.session.shared() }.workspace;
         views::agree(&self.name, Kind::Embedding, view, workspace)?;
+        self.singles(view, "embedding")
+    }
+
+    /// The values of a view that has to be f32.
+    fn singles(&self, view: RawView, what: &str) -> Result<&[f32]> {
         match self.view(view)? {
             Logits::F32(values) => Ok(values),
             Logits::F16(_) => Err(Error::new(
                 ErrorKind::Plugin,
-                format!("host-op {:?}: its embedding is f16, expected f32", self.name),
+                format!("host-op {:?}: its {what} is f16, expected f32", self.name),
             )),
         }
     }
@@ -268,6 +274,27 @@ macro_rules! calls {
         fn $name(&self $(, $arg: $ty)*) -> Result<Placement> {
             // SAFETY: an open op; no other call is under way, since those take `&mut self`.
             self.returned(stringify!($name), unsafe { self.object.$name($($arg),*) })
+        }
+    };
+    (@ [Answered] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&mut self $(, $arg: $ty)*) -> Result<Answer> {
+            // SAFETY: an open op; `&mut self` makes it the only call under way.
+            self.returned(stringify!($name), unsafe { self.object.$name($($arg),*) })
+        }
+    };
+    (@ [Noted] $name:ident() $effect:tt) => {
+        fn $name(&mut self) -> Result<serde_json::Value> {
+            // SAFETY: an open op; `&mut self` makes it the only call under way.
+            self.returned(stringify!($name), unsafe { self.object.$name() })
+        }
+    };
+    (@ [Sound] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&mut self $(, $arg: $ty)*) -> Result<&[f32]> {
+            // SAFETY: an open op; `&mut self` makes it the only call under way.
+            let view = unsafe { self.object.$name($($arg),*) };
+            let view = self.returned(stringify!($name), view)?;
+            let view = self.check(view, "samples of the audio")?;
+            self.singles(view, "audio")
         }
     };
     (@ [Exported] $name:ident() $effect:tt) => {

@@ -27,6 +27,7 @@ pub mod trust;
 mod views;
 
 pub use load::{LoadError, LoadErrorKind, Plugin};
+pub use nearest::nearest;
 pub use probe::Prober;
 pub use registry::{PluginStatus, Plugins};
 pub use search::PluginOptions;

@@ -5,7 +5,7 @@ const SHOWN: usize = 8;
 
 /// The name nearest to `name`, when it is one that a slip of the hand makes of it: at most a third of
 /// its characters left out, added, changed or exchanged with the next.
-pub(crate) fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     // Comparing takes time in the product of the lengths.
     const LONGEST: usize = 256;
     if name.len() > LONGEST {

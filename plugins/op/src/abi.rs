@@ -232,11 +232,14 @@ pub(crate) mod words {
     pub(crate) type Saved = RawResult<u64>;
     pub(crate) type Exported = RawResult<RVec<u8>>;
     pub(crate) type Placed = RawResult<RString>;
+    pub(crate) type Answered = RawResult<RString>;
+    pub(crate) type Noted = RawResult<RString>;
+    pub(crate) type Sound = RawResult<RawView>;
     pub(crate) type Position = u64;
 }
 use words::{
-    Bytes, Done, Exported, Logits, Number, Placed, Position, Saved, Segment, Segments, SnapshotId,
-    Texts, Token, Tokens, Vectors,
+    Answered, Bytes, Done, Exported, Logits, Noted, Number, Placed, Position, Saved, Segment,
+    Segments, SnapshotId, Sound, Texts, Token, Tokens, Vectors,
 };
 
 macro_rules! op_vtable {

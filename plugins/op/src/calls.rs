@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "calls an op's vtable")]
 
 use qhx_types::calls::{Bytes, Number, Segments, SnapshotId, Texts, Token, Tokens};
-use qhx_types::{Placement, Segment};
+use qhx_types::{Answer, Placement, Segment};
 use serde::de::DeserializeOwned;
 
 use crate::abi::{
@@ -121,6 +121,16 @@ macro_rules! method {
     ($docs:tt [Placed] $since:tt $name:ident($($argument:tt)*) $raw:tt) => {
         method! {
             @ $docs (Result<Placement, CallError>) $since $name($($argument)*) $raw, parsed
+        }
+    };
+    ($docs:tt [Answered] $since:tt $name:ident($($argument:tt)*) $raw:tt) => {
+        method! {
+            @ $docs (Result<Answer, CallError>) $since $name($($argument)*) $raw, parsed
+        }
+    };
+    ($docs:tt [Noted] $since:tt $name:ident($($argument:tt)*) $raw:tt) => {
+        method! {
+            @ $docs (Result<serde_json::Value, CallError>) $since $name($($argument)*) $raw, parsed
         }
     };
     ($docs:tt [$view:ident] $since:tt $name:ident($($argument:tt)*) $raw:tt) => {

@@ -154,6 +154,12 @@ macro_rules! part {
     (Encoder $instance:ident) => {
         $instance.op.encoder().ok_or_else(|| Error::unsupported("embedding"))
     };
+    (Recognizer $instance:ident) => {
+        $instance.op.recognizer().ok_or_else(|| Error::unsupported("answering"))
+    };
+    (Speaker $instance:ident) => {
+        $instance.op.speaker().ok_or_else(|| Error::unsupported("speaking"))
+    };
 }
 
 /// What a call of the op becomes on its way to the host, by what it gives.
@@ -194,6 +200,14 @@ macro_rules! answer {
                 _ => Err(not_taken(i.host.op(), segment)),
             }
         })
+    };
+    ([Answered] $part:ident $data:ident, $name:ident($segments:expr)) => {
+        with::<O, RString>($data, stringify!($name), |i| {
+            json(&part!($part i)?.$name(&mut i.host, $segments)?)
+        })
+    };
+    ([Noted] $part:ident $data:ident, $name:ident()) => {
+        with::<O, RString>($data, stringify!($name), |i| json(&part!($part i)?.$name()))
     };
     ([$view:ident] $part:ident $data:ident, $name:ident($($arg:expr),*)) => {
         with::<O, RawView>($data, stringify!($name), |i| {

@@ -63,8 +63,8 @@ use crate::export::Registration;
 use crate::guard::catch;
 use crate::kernels::{f16_to_f32, f32_to_f16};
 use crate::{
-    DType, Error, ErrorCode, GraphInfo, Op, OpDescription, OpenInfo, Placement, Result, Segment,
-    SnapshotId, TensorInfo,
+    Answer, DType, Error, ErrorCode, GraphInfo, Op, OpDescription, OpenInfo, Placement, Result,
+    Segment, SnapshotId, TensorInfo,
 };
 
 /// A tensor for [`graph`].
@@ -355,6 +355,15 @@ macro_rules! calls {
     };
     (@ [Exported] $docs:tt $name:ident $arguments:tt $effect:tt) => {
         calls! { @ (Vec<u8>) $docs $name $arguments, |_, value| Ok(value) }
+    };
+    (@ [Answered] $docs:tt $name:ident $arguments:tt $effect:tt) => {
+        calls! { @ (Answer) $docs $name $arguments, |_, value| Ok(value) }
+    };
+    (@ [Noted] $docs:tt $name:ident $arguments:tt $effect:tt) => {
+        calls! { @ (Value) $docs $name $arguments, |_, value| Ok(value) }
+    };
+    (@ [Sound] $docs:tt $name:ident $arguments:tt $effect:tt) => {
+        calls! { @ (Vec<f32>) $docs $name $arguments, |op: &Self, view| op.values(view, 0) }
     };
     (@ [Placed] $docs:tt $name:ident $arguments:tt $effect:tt) => {
         calls! { @ (Placement) $docs $name $arguments, |_, value| Ok(value) }

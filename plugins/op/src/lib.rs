@@ -48,11 +48,12 @@ pub use error::{Error, ErrorCode, Result};
 pub use graphs::{GraphCosts, OneOrMany};
 pub use half::f16;
 pub use host::{BufferId, GraphId, Host, LogLevel, SpanId};
-pub use op::{Encoder, Generator, Op};
+pub use op::{Encoder, Generator, Op, Recognizer, Speaker};
 pub use qhx_types::{
-    Alpha, AudioRules, Bucket, DType, GraphInfo, ImageRules, MediaRules, MissingTensor, Modality,
-    OpDescription, OpenInfo, Packing, Piece, Placement, Port, Quantization, Segment, SizeError,
-    SnapshotId, Task, TensorInfo, Verification, VideoRules,
+    Alpha, Answer, AudioRules, Bucket, DType, GraphInfo, ImageRules, LogitRules, MediaRules,
+    MissingTensor, Modality, OpDescription, OpenInfo, Packing, Piece, Placement, Port, PromptRules,
+    Quantization, Segment, SizeError, SnapshotId, SoundOut, Task, TensorInfo, TimeRule,
+    Verification, VideoRules,
 };
 pub use view::View;
 

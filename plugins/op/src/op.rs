@@ -2,12 +2,15 @@
 
 use crate::decoder::Decoder;
 use crate::state::StateCarrier;
-use crate::{Error, Host, OpDescription, OpenInfo, Placement, Result, Segment, SnapshotId, View};
+use crate::{
+    Answer, Error, Host, OpDescription, OpenInfo, Placement, Result, Segment, SnapshotId, View,
+};
 
 /// The step logic of one model family over one open bundle.
 ///
 /// The engine owns the loop, sampling, text and chat; the op consumes tokens and returns
-/// logits, or consumes texts and returns vectors. What it does is a [`Generator`], an [`Encoder`], or both.
+/// logits, or consumes texts and returns vectors. What it does is a [`Generator`], an [`Encoder`], a [`Recognizer`], a
+/// [`Speaker`], or several of them.
 pub trait Op: Sized + Send + 'static {
     /// What the op is, before any bundle is opened.
     fn describe() -> OpDescription;
@@ -30,6 +33,16 @@ pub trait Op: Sized + Send + 'static {
 
     /// The part that embeds, where the op does.
     fn encoder(&mut self) -> Option<&mut dyn Encoder> {
+        None
+    }
+
+    /// The part that answers in steps of its own, where the op does.
+    fn recognizer(&mut self) -> Option<&mut dyn Recognizer> {
+        None
+    }
+
+    /// The part that speaks, where the op does.
+    fn speaker(&mut self) -> Option<&mut dyn Speaker> {
         None
     }
 }
@@ -201,6 +214,11 @@ pub trait Generator {
         }
     }
 
+    /// What was found in what was consumed, besides the logits: a JSON object, such as `{"language": "de"}`.
+    fn note(&self) -> serde_json::Value {
+        serde_json::Value::Null
+    }
+
     /// The state as bytes, for [`Generator::import_state`] of an op of the same name over the same bundle.
     ///
     /// # Errors
@@ -222,6 +240,27 @@ pub trait Generator {
             None => Err(Error::unsupported("importing a state")),
         }
     }
+}
+
+/// An op that steps by itself, because a step of its model is no token: CTC, transducers, labels. It declares
+/// [`Task::Transcribe`](crate::Task::Transcribe), and nothing of it is kept from one answer to the next.
+pub trait Recognizer {
+    /// Answers to audio, or to what else the op takes. Clips longer than the op takes at once are an error that says how
+    /// long they may be: the host cuts them and asks again.
+    ///
+    /// # Errors
+    /// When the segments are not what the op takes, or a graph fails.
+    fn answer(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<Answer>;
+}
+
+/// An op that makes audio: it declares [`Task::Speak`](crate::Task::Speak) and [`OpenInfo::sound_out`].
+pub trait Speaker {
+    /// Says a text: returns the samples of its beginning, f32. Called again with no segments, it returns those that
+    /// follow, and an empty view where there are none.
+    ///
+    /// # Errors
+    /// When the segments are not what the op takes, or a graph fails.
+    fn speak(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View>;
 }
 
 /// The step of an op that embeds.

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::closed::Closed;
 use crate::op::{
-    Bytes, Effect, HostOp, Logits, Number, OpenInfo, Placement, Segment, Segments, SnapshotId,
-    SpanStats, Texts, Token, Tokens, positions,
+    Answer, Bytes, Effect, HostOp, Logits, Number, OpenInfo, Placement, Segment, Segments,
+    SnapshotId, SpanStats, Texts, Token, Tokens, positions,
 };
 use crate::workspace::GraphStats;
 use crate::{Error, ErrorKind, Result};
@@ -154,28 +154,50 @@ impl Checked {
     }
 }
 
+/// Errors for values of which one is not finite.
+fn check_finite(name: &str, what: &str, values: &[f32]) -> Result<()> {
+    let Some(index) = values.iter().position(|value| !value.is_finite()) else { return Ok(()) };
+    let (value, count) = (values[index], values.len());
+    let message = format!(
+        "host-op {name:?}: value {index} of {what}'s {count} is {value}, expected a finite number"
+    );
+    Err(Error::new(ErrorKind::Execute, message)
+        .hint("a graph overflowed or a weight file is damaged; `qhx verify` checks the files"))
+}
+
 /// Errors for a vector that is near nothing: one with a value that is not finite, or only zeros.
 fn check_embedding(name: &str, vector: &[f32]) -> Result<()> {
-    let wrong = |what: String, why: &str| {
-        Err(Error::new(ErrorKind::Execute, format!("host-op {name:?}: {what}")).hint(why))
-    };
-    if let Some(index) = vector.iter().position(|value| !value.is_finite()) {
-        let (value, count) = (vector[index], vector.len());
-        return wrong(
-            format!(
-                "value {index} of the embedding's {count} is {value}, expected a finite number"
-            ),
-            "a graph overflowed or a weight file is damaged; `qhx verify` checks the files",
-        );
-    }
+    check_finite(name, "the embedding", vector)?;
     if vector.iter().all(|value| *value == 0.0) {
-        return wrong(
-            format!("all {} values of the embedding are 0", vector.len()),
+        let message =
+            format!("host-op {name:?}: all {} values of the embedding are 0", vector.len());
+        return Err(Error::new(ErrorKind::Execute, message).hint(
             "the last graph did not write its output, or a weight file is damaged; `qhx verify` \
              checks the files",
-        );
+        ));
     }
     Ok(())
+}
+
+/// Errors for an answer whose times are not those of its tokens.
+fn check_answer(name: &str, answer: &Answer) -> Result<()> {
+    let Answer { tokens, times, .. } = answer;
+    let fault = |what: String| {
+        let message =
+            format!("host-op {name:?}: {what}; this is a fault of the op, report it to its author");
+        Err(Error::new(ErrorKind::Plugin, message))
+    };
+    if !times.is_empty() && times.len() != tokens.len() {
+        return fault(format!("answer gave {} times for {} tokens", times.len(), tokens.len()));
+    }
+    match times.iter().position(|[start, end]| !(0.0 <= *start && start <= end && end.is_finite()))
+    {
+        Some(at) => fault(format!(
+            "answer gave token {at} the times {:?}, expected a beginning and an end",
+            times[at]
+        )),
+        None => Ok(()),
+    }
 }
 
 /// Errors for vectors of other than `dim` values each, and for those that [`check_embedding`] refuses.
@@ -237,6 +259,25 @@ macro_rules! checked {
             self.op.$name($($arg),*)?;
             self.expect(effect, before, stringify!($name))?;
             self.expect_logits(stringify!($name))
+        }
+    };
+    (@ [Answered] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&mut self $(, $arg: $ty)*) -> Result<Answer> {
+            let answer = self.op.$name($($arg),*)?;
+            check_answer(&self.name, &answer)?;
+            Ok(answer)
+        }
+    };
+    (@ [Noted] $name:ident() $effect:tt) => {
+        fn $name(&mut self) -> Result<serde_json::Value> {
+            self.op.$name()
+        }
+    };
+    (@ [Sound] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&mut self $(, $arg: $ty)*) -> Result<&[f32]> {
+            let samples = self.op.$name($($arg),*)?;
+            check_finite(&self.name, "the audio", samples)?;
+            Ok(samples)
         }
     };
     (@ [Exported] $name:ident() $effect:tt) => {

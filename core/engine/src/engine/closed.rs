@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::op::{
-    Bytes, HostOp, Logits, Number, OpenInfo, Placement, Segment, Segments, SnapshotId, SpanStats,
-    Texts, Token, Tokens,
+    Answer, Bytes, HostOp, Logits, Number, OpenInfo, Placement, Segment, Segments, SnapshotId,
+    SpanStats, Texts, Token, Tokens,
 };
 use crate::workspace::GraphStats;
 use crate::{Error, ErrorKind, Result};
@@ -59,6 +59,21 @@ macro_rules! closed {
     };
     (@ [Exported] $effect:ident $name:ident()) => {
         fn $name(&mut self) -> Result<Vec<u8>> {
+            Err(closed())
+        }
+    };
+    (@ [Answered] $effect:ident $name:ident($($arg:ident: $ty:ty),*)) => {
+        fn $name(&mut self $(, _: $ty)*) -> Result<Answer> {
+            Err(closed())
+        }
+    };
+    (@ [Noted] $effect:ident $name:ident()) => {
+        fn $name(&mut self) -> Result<serde_json::Value> {
+            Err(closed())
+        }
+    };
+    (@ [Sound] $effect:ident $name:ident($($arg:ident: $ty:ty),*)) => {
+        fn $name(&mut self $(, _: $ty)*) -> Result<&[f32]> {
             Err(closed())
         }
     };

@@ -10,7 +10,7 @@ use super::score::Scored;
 use super::speculate::{Start, StepTime};
 use super::types::{Event, FinishReason, Generation, Speculate, Timings};
 use crate::op::{HostOp as _, SpanStats};
-use crate::sampling::{AllowedTokens, Logprobs, Sampler, SamplingParams, TokenLogprobs};
+use crate::sampling::{AllowedTokens, Logprobs, Rules, Sampler, SamplingParams, TokenLogprobs};
 use crate::stop::StopFilter;
 use crate::text::Detokenizer;
 use crate::trace::{Category, Event as Traced};
@@ -64,6 +64,8 @@ pub(super) struct Work {
     pub sampler: Sampler,
     /// What the sampler chooses among.
     pub allowed: Arc<AllowedTokens>,
+    /// What further limits that by rules of the op.
+    pub rules: Option<Rules>,
     /// What further limits that.
     pub grammar: Option<Grammar>,
     /// Tokens at the end of the answer that the op has not consumed: the one that was chosen last, and forced ones
@@ -480,12 +482,16 @@ impl Model {
         }
         let start = Instant::now();
         let sample = trace::span(self.trace.as_ref(), "sample");
-        let Work { sampler, grammar, allowed, .. } = work;
+        let Work { sampler, grammar, allowed, rules, tokens, .. } = work;
+        let among = match rules {
+            Some(rules) => rules.allowed(tokens, self.op.logits()?),
+            None => &**allowed,
+        };
         let (token, sampled) = match grammar.as_mut().map(|grammar| (grammar.forced(), grammar)) {
-            None => (None, sampler.sample(self.op.logits()?)),
+            None => (None, sampler.sample_among(self.op.logits()?, among)),
             Some((Some(token), _)) => (Some(token), Ok(token)),
             Some((None, grammar)) => {
-                let allowed = grammar.allowed(allowed)?;
+                let allowed = grammar.allowed(among)?;
                 if allowed.is_empty() {
                     return Ok(Chosen { shown: false, ended: Some(FinishReason::Stop) });
                 }
@@ -504,7 +510,7 @@ impl Model {
         };
         if let Some(Asked { top, compute, found }) = &mut work.logprobs {
             let cap = self.op.info().softcap;
-            found.push(compute.of(self.op.logits()?, cap, token, *top, &work.allowed));
+            found.push(compute.of(self.op.logits()?, cap, token, *top, among));
         }
         work.sampler.accept(token);
         work.tokens.push(token);

@@ -16,7 +16,7 @@ use super::score::Scored;
 use super::sequence::Sequence;
 use super::types::{Event, Generation, Part, Prompt, Request};
 use crate::op::{HostOp as _, Task};
-use crate::sampling::{AllowedTokens, Sampler};
+use crate::sampling::{AllowedTokens, Rules, Sampler};
 use crate::stop::StopFilter;
 use crate::text::{Detokenizer, Message, RenderOptions};
 use crate::{Error, ErrorKind, Result, TooLong, trace};
@@ -59,7 +59,7 @@ impl Model {
     /// # Errors
     /// When the request is invalid, the prompt does not fit the model, or the model cannot be opened again.
     pub fn start(&mut self, request: &Request) -> Result<Run<'_>> {
-        self.require(Task::Generate, "generate")?;
+        self.require_generation(&request.prompt)?;
         self.op.require_logits()?;
         request.check(&self.manifest)?;
         let start = Instant::now();
@@ -71,6 +71,16 @@ impl Model {
             work => work?,
         };
         Ok(Run::new(self, work, cancel, following, start))
+    }
+
+    /// Errors unless the op generates, or transcribes and the prompt has audio.
+    pub(super) fn require_generation(&self, prompt: &Prompt) -> Result<()> {
+        let is_audio = |part: &Part| matches!(part, Part::Media(media) if media.noun() == "audio");
+        let heard = matches!(prompt, Prompt::Parts(parts) if parts.iter().any(is_audio));
+        if heard && self.op().description.tasks.contains(&Task::Transcribe) {
+            return Ok(());
+        }
+        self.require(Task::Generate, "generate")
     }
 
     /// From a request to what its generation works with; `None` where it is cancelled already.
@@ -110,6 +120,7 @@ impl Model {
             ends.extend_from_slice(&self.manifest.params.eos_token_id);
         }
         let text = self.text(request, tokens, ends)?;
+        let rules = Rules::new(&self.op.info().logit_rules, &allowed, tokens);
         Ok(Some(Work {
             sampling: request.sampling.clone(),
             speculate: request.speculate,
@@ -117,6 +128,7 @@ impl Model {
             prompt,
             budget,
             sampler,
+            rules,
             allowed,
             grammar,
             unconsumed: 0,

@@ -3,6 +3,7 @@
 //! [`Model`] opens a bundle, turns a prompt into tokens, has the host-op consume them, samples,
 //! turns tokens into text, and stops for the documented reasons. The host-op only steps.
 
+mod answer;
 mod checked;
 mod closed;
 mod contexts;

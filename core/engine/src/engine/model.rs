@@ -543,25 +543,24 @@ impl Model {
         &mut self.op
     }
 
-    pub(super) fn require(&self, task: Task, verb: &str) -> Result<()> {
-        if self.entry.description.tasks.contains(&task) {
+    /// Errors unless the host-op does `task`, which messages call `verb`. The error names what the op does, and the
+    /// command that asks for it.
+    ///
+    /// # Errors
+    /// Of kind [`ErrorKind::Usage`].
+    pub fn require(&self, task: Task, verb: &str) -> Result<()> {
+        let tasks = &self.entry.description.tasks;
+        if tasks.contains(&task) {
             return Ok(());
         }
-        Err(Error::new(
-            ErrorKind::Usage,
-            format!(
-                "{}: host-op {:?} does not {verb}; it does {}",
-                self.manifest.path.display(),
-                self.entry.description.name,
-                self.entry
-                    .description
-                    .tasks
-                    .iter()
-                    .map(|t| t.name())
-                    .collect::<Vec<_>>()
-                    .join(", ")
-            ),
-        ))
+        let names = tasks.iter().map(|task| task.name()).collect::<Vec<_>>().join(", ");
+        let (path, name) = (self.manifest.path.display(), &self.entry.description.name);
+        let message = format!("{path}: host-op {name:?} does not {verb}; it does {names}");
+        let error = Error::new(ErrorKind::Usage, message);
+        Err(match tasks.first() {
+            Some(Task::Other) | None => error,
+            Some(task) => error.hint(format!("use it with `qhx {}`", task.name())),
+        })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::model::Model;
 use super::types::Prompt;
-use crate::op::{HostOp as _, Task};
+use crate::op::HostOp as _;
 use crate::{CancelToken, Error, ErrorKind, Result};
 
 impl Model {
@@ -18,7 +18,7 @@ impl Model {
         tokens: &[u32],
         cancel: &CancelToken,
     ) -> Result<Vec<f32>> {
-        self.require(Task::Generate, "generate")?;
+        self.require_generation(prompt)?;
         self.op.require_logits()?;
         let vocab = self.op.info().vocab;
         if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocab) {

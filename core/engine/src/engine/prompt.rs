@@ -151,6 +151,11 @@ impl Encoded {
 pub(super) trait Places {
     fn placeholders(&self) -> &[u32];
     fn place(&self, segment: &Segment<'_>) -> Result<Placement>;
+
+    /// True where the tokenizer's post-processor adds its tokens.
+    fn special_tokens(&self) -> bool {
+        true
+    }
 }
 
 impl<O: HostOp> Places for O {
@@ -160,6 +165,10 @@ impl<O: HostOp> Places for O {
 
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
         HostOp::place(self, *segment)
+    }
+
+    fn special_tokens(&self) -> bool {
+        self.info().prompt_rules.special_tokens
     }
 }
 
@@ -310,7 +319,8 @@ impl Reader<'_> {
         let texts: Vec<_> = texts.collect();
         let guard = Guard::new(self.words(&waiting), &texts)?;
         // What stands around a text, such as a BOS token, is for one that has no tokens given.
-        let add_special = !runs.iter().any(|part| matches!(part, Part::Tokens(_)));
+        let no_tokens = !runs.iter().any(|part| matches!(part, Part::Tokens(_)));
+        let add_special = no_tokens && self.op.special_tokens();
         let mut encoded = Encoded::default();
         for run in runs.chunk_by(|a, b| is_tokens(a) == is_tokens(b)) {
             let mut ids = Vec::new();

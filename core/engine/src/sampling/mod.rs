@@ -15,6 +15,7 @@ mod history;
 mod logprobs;
 mod params;
 mod rng;
+mod rules;
 #[cfg(test)]
 mod tests;
 mod weights;
@@ -35,6 +36,7 @@ use history::History;
 pub use logprobs::{Logprobs, TokenLogprobs};
 pub use params::SamplingParams;
 pub use rng::Rng;
+pub use rules::Rules;
 
 /// Scores of which only the largest is known, when the k largest are looked for.
 const BLOCK: usize = 64;
