@@ -160,7 +160,7 @@ pub fn record(manifest: &Path, graphs: &[GraphEstimate]) -> Result<()> {
 
 /// Rows that a step runs: one token, or an encoder's longest text.
 fn step_rows(contexts: &[ContextPlan]) -> Option<usize> {
-    let needed = contexts.iter().filter(|context| context.optional.is_none());
+    let needed = contexts.iter().filter(|context| context.optional.is_none() && !context.once);
     let all: Vec<usize> = needed.flat_map(|context| &context.graphs).filter_map(rows).collect();
     if all.contains(&1) { Some(1) } else { all.into_iter().max() }
 }
@@ -168,7 +168,7 @@ fn step_rows(contexts: &[ContextPlan]) -> Option<usize> {
 /// True for what each step runs. Graphs without such rows are encoders and towers, which run once for what a prompt
 /// holds.
 fn of_step(context: &ContextPlan, graph: &Graph, step: Option<usize>) -> bool {
-    context.optional.is_none() && step.is_some() && rows(graph) == step
+    context.optional.is_none() && !context.once && step.is_some() && rows(graph) == step
 }
 
 /// Rows of hidden states that a graph takes.

@@ -20,7 +20,7 @@ use crate::progress::Progress;
 use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Tables};
 use crate::registry::{probe, recipe};
 use crate::residual::{Residual, residuals};
-use crate::weight::{Storage, fits_f16};
+use crate::weight::{RowSource, Storage, fits_f16};
 use crate::{names, onnx, text};
 
 /// One context of a made bundle.
@@ -290,7 +290,13 @@ fn fill(
     progress: &mut dyn Progress,
 ) -> Result<Artifacts> {
     // First, and before hours of compiling, what may be refused at once.
-    let vocab = recipe.embed.shape()[0];
+    let declared = recipe.params.get("vocab").and_then(Value::as_u64).map(|n| n as usize);
+    let vocab = recipe.embed.as_ref().map(|table| table.shape()[0]).or(declared);
+    let vocab = vocab.ok_or_else(|| {
+        let what =
+            "the recipe has neither an embedding table nor params.vocab, expected one of them";
+        Error::new(ErrorKind::Internal, what)
+    })?;
     let token_ids = text::token_ids(checkpoint, vocab)?;
     let mut text_artifacts = Map::new();
     let chat = text::copy(checkpoint, vocab, staging, &mut text_artifacts, progress)?;
@@ -357,7 +363,9 @@ fn fill(
     }
     let mut artifacts = Map::new();
     artifacts.insert("contexts".to_owned(), Value::Object(contexts));
-    artifacts.insert("embed".to_owned(), embed(recipe, name, options, staging, progress)?);
+    if let Some(table) = &recipe.embed {
+        artifacts.insert("embed".to_owned(), embed(&**table, name, options, staging, progress)?);
+    }
     for table in &recipe.tables {
         artifacts.insert(table.key.clone(), tables(table, name, staging, progress)?);
     }
@@ -376,7 +384,7 @@ fn fill(
         "plan".to_owned(),
         json!({"params": recipe.plan_params, "steps": [{"host": recipe.host_op}]}),
     );
-    manifest.insert("chat".to_owned(), chat);
+    manifest.insert("chat".to_owned(), recipe.chat.clone().unwrap_or(chat));
     let manifest_file = format!("{name}.json");
     staging.write_json(&manifest_file, &Value::Object(manifest))?;
     check_manifest(&staging.root().join(&manifest_file))
@@ -502,13 +510,12 @@ fn manifest(
 /// Writes the embedding table: f16, unless that would change the values that the CPU backend is to
 /// agree on with the reference.
 fn embed(
-    recipe: &Recipe,
+    table: &dyn RowSource,
     name: &str,
     options: &ForgeOptions,
     staging: &mut Staging,
     progress: &mut dyn Progress,
 ) -> Result<Value> {
-    let table = &*recipe.embed;
     let half = !options.onnx || fits_f16(table)?;
     let for_npu = options.for_npu();
     let file = names::embed_file(name, half);

@@ -190,7 +190,8 @@ mod tests {
                     ContextPlan::new((*key).to_owned(), Precision::Fp16, graphs)
                 })
                 .collect(),
-            embed: Arc::new(Nothing),
+            embed: Some(Arc::new(Nothing)),
+            chat: None,
             params: Map::new(),
             plan_params: Map::new(),
             tables: tables

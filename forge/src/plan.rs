@@ -256,17 +256,20 @@ fn too_large(plan: &Plan, context: &ContextSizes, shards: &str) -> Error {
 }
 
 fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compiled: bool) -> Plan {
-    let [rows, cols] = recipe.embed.shape();
+    let embed_bytes = recipe.embed.as_ref().map_or(0, |table| {
+        let [rows, cols] = table.shape();
+        let wide = if options.onnx && table.stored_dtype() == DType::F32 { 4 } else { 2 };
+        (rows as u64).saturating_mul(cols as u64).saturating_mul(wide)
+    });
     let mut written = HashSet::new();
     let mut context_sizes = |context| context_sizes(context, options, &mut written);
-    let wide = if options.onnx && recipe.embed.stored_dtype() == DType::F32 { 4 } else { 2 };
     Plan {
         family: recipe.family.clone(),
         precision: wanted.precision,
         shards: wanted.shards,
         max_ctx: wanted.max_ctx,
         contexts: recipe.contexts.iter().map(&mut context_sizes).collect(),
-        embed_bytes: (rows as u64).saturating_mul(cols as u64).saturating_mul(wide),
+        embed_bytes,
         tables: recipe.tables.iter().map(|t| (t.key.clone(), t.source.bytes())).collect(),
         compiled,
         budget: options.context_budget,

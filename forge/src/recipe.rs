@@ -152,12 +152,21 @@ pub struct ContextPlan {
     pub graphs: Vec<Graph>,
     /// Name of a set of contexts without which the bundle works, too; all of the set are there or none.
     pub optional: Option<String>,
+    /// The graphs run once for what a prompt holds, such as a clip: they are no part of a step. Graphs without an
+    /// input `x` of hidden states never are.
+    pub once: bool,
 }
 
 impl ContextPlan {
     /// A context that the bundle needs.
     pub const fn new(key: String, precision: Precision, graphs: Vec<Graph>) -> Self {
-        Self { key, precision, graphs, optional: None }
+        Self { key, precision, graphs, optional: None, once: false }
+    }
+
+    /// The same, of graphs that are no part of a step.
+    #[must_use]
+    pub fn once(self) -> Self {
+        Self { once: true, ..self }
     }
 
     /// A context of one graph, of the graph's name and of the lowest precision of its weights.
@@ -230,8 +239,9 @@ pub trait TableSource: Send + Sync + fmt::Debug {
     fn write(&self, files: &mut [&mut dyn Write], progress: &mut dyn Progress) -> Result<()>;
 }
 
-/// What a recipe makes of a checkpoint.
+/// What a recipe makes of a checkpoint. [`Recipe::new`] and its setters make one.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Recipe {
     /// `model.family`.
     pub family: String,
@@ -239,14 +249,61 @@ pub struct Recipe {
     pub host_op: String,
     /// The contexts, in the order in which a step runs them.
     pub contexts: Vec<ContextPlan>,
-    /// The embedding table `[vocab, hidden]`.
-    pub embed: Arc<dyn RowSource>,
+    /// The embedding table `[vocab, hidden]`; none for a model whose host-op takes no tokens.
+    pub embed: Option<Arc<dyn RowSource>>,
     /// `params` of the manifest, without token ids.
     pub params: Map<String, Value>,
     /// `plan.params`.
     pub plan_params: Map<String, Value>,
     /// Files beside graphs and embedding table.
     pub tables: Vec<Tables>,
+    /// The manifest's `chat`, instead of what the checkpoint's tokenizer and template say.
+    pub chat: Option<Value>,
+}
+
+impl Recipe {
+    /// A bundle of `family` whose graphs the host-op `host_op` runs. `plan_params` name the graphs.
+    pub fn new(
+        family: impl Into<String>,
+        host_op: impl Into<String>,
+        contexts: Vec<ContextPlan>,
+        plan_params: Map<String, Value>,
+    ) -> Self {
+        Self {
+            family: family.into(),
+            host_op: host_op.into(),
+            contexts,
+            embed: None,
+            params: Map::new(),
+            plan_params,
+            tables: Vec::new(),
+            chat: None,
+        }
+    }
+
+    /// With the embedding table `[vocab, hidden]`.
+    #[must_use]
+    pub fn embed(self, embed: Arc<dyn RowSource>) -> Self {
+        Self { embed: Some(embed), ..self }
+    }
+
+    /// With these `params`.
+    #[must_use]
+    pub fn params(self, params: Map<String, Value>) -> Self {
+        Self { params, ..self }
+    }
+
+    /// With these files.
+    #[must_use]
+    pub fn tables(self, tables: Vec<Tables>) -> Self {
+        Self { tables, ..self }
+    }
+
+    /// With this `chat`.
+    #[must_use]
+    pub fn chat(self, chat: Value) -> Self {
+        Self { chat: Some(chat), ..self }
+    }
 }
 
 /// A graph that measures how large hidden states become. It is run once, as ONNX, and is no part of the bundle.

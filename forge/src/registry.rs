@@ -285,7 +285,12 @@ pub fn probe(
 pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let entry = entry(checkpoint)?;
     let found = checkpoint.architecture().unwrap_or_default();
-    if !entry.tasks.contains(&options.task) {
+    // Generating is what is asked for where nobody asks.
+    let task = match entry.tasks {
+        [Task::Transcribe] if options.task == Task::default() => Task::Transcribe,
+        _ => options.task,
+    };
+    if !entry.tasks.contains(&task) {
         let tasks: Vec<_> = entry.tasks.iter().map(|task| task.name()).collect();
         return Err(Error::new(
             ErrorKind::Usage,
@@ -307,7 +312,7 @@ pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe
         .hint("omit the option"));
     }
     let choices = entry.choices(&options.choices)?;
-    (entry.make)(checkpoint, &RecipeOptions { choices, ..options.clone() })
+    (entry.make)(checkpoint, &RecipeOptions { choices, task, ..options.clone() })
 }
 
 /// The min number of shards that a checkpoint's recipe makes, see [`RecipeEntry::shards`].

@@ -360,7 +360,9 @@ fn names_of_graphs_that_no_context_has_are_refused() {
 fn a_manifest_that_qhx_could_not_read_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = |checkpoint: &Checkpoint, options: &RecipeOptions| {
-        Ok(Recipe { host_op: "../op".to_owned(), ..recipe(checkpoint, options)? })
+        let mut made = recipe(checkpoint, options)?;
+        made.host_op = "../op".to_owned();
+        Ok(made)
     };
     let options = ForgeOptions::new(dir.path().join("out"));
     let error = forge_with(&fixture("qwen35-tied"), recipe, &options, &mut Silent).unwrap_err();

@@ -46,8 +46,8 @@ impl Driver {
             graphs.push((graph.clone(), Model::load_file(&written.model).unwrap()));
         }
         // The table as the bundle has it: f16, or f32 for a checkpoint whose values f16 would round.
-        let table = Weight::new(recipe.embed.clone(), Storage::Float);
-        let embed = if fits_f16(&*recipe.embed).unwrap() {
+        let table = Weight::new(recipe.embed.clone().unwrap(), Storage::Float);
+        let embed = if fits_f16(&**recipe.embed.as_ref().unwrap()).unwrap() {
             table.to_f16().unwrap().into_iter().map(f16::to_f32).collect()
         } else {
             table.to_f32().unwrap()

@@ -13,12 +13,11 @@ use crate::graph::{Elem, TensorId};
 /// one graph, each with inputs of its own.
 #[derive(Debug, Clone, Copy)]
 pub struct Attend {
-    /// Cosines of the rotary tables, `[rows, 1, rotary / 2]`.
-    pub cos: TensorId,
-    /// Sines of the rotary tables, `[rows, 1, rotary / 2]`.
-    pub sin: TensorId,
+    /// Cosines and sines of the rotary tables, `[rows, 1, rotary / 2]`; none where positions are in the rows already.
+    pub tables: Option<[TensorId; 2]>,
     /// The mask that is added to the scores, `[1, 1, rows or 1, capacity + rows]`; `[1, 1, capacity + 1]` for one row.
-    pub mask: TensorId,
+    /// None where all rows see each other.
+    pub mask: Option<TensorId>,
     /// Tokens that the graph takes at once.
     pub rows: usize,
     /// Rows of the layers' caches: positions of the context, or of a window where the host keeps the cache as a
@@ -32,7 +31,7 @@ pub struct AttendInputs<'a> {
     /// Names of the cosines, the sines and the mask. That of the mask begins with `cmask`: then
     /// [`crate::ForgeOptions::check`] knows it for one.
     pub names: [&'a str; 3],
-    /// Elements of a head that rotary embedding turns: all, or the first of them. Even.
+    /// Elements of a head that rotary embedding turns: all, or the first of them. Even; 0 without rotary embedding.
     pub rotary: usize,
     /// Tokens that the graph takes at once.
     pub rows: usize,
@@ -74,13 +73,18 @@ impl Attend {
     pub fn inputs(b: &mut GraphBuilder, inputs: &AttendInputs<'_>) -> Result<Self> {
         let AttendInputs { names: [_, _, mask], rows, mask_rows, capacity, .. } = *inputs;
         let width = capacity + rows;
-        let [cos, sin] = inputs.tables(b)?;
+        let tables = (inputs.rotary > 0).then(|| inputs.tables(b)).transpose()?;
         let mask = b.input(mask, Elem::Activation, &[mask_rows, width])?;
         let mask = match rows {
             1 => b.reshape(mask, &[1, 1, width])?,
             _ => b.reshape(mask, &[1, 1, mask_rows, width])?,
         };
-        Ok(Self { cos, sin, mask, rows, capacity })
+        Ok(Self { tables, mask: Some(mask), rows, capacity })
+    }
+
+    /// Rows that all see each other, as an encoder's, with their positions in them: no inputs.
+    pub const fn whole(rows: usize) -> Self {
+        Self { tables: None, mask: None, rows, capacity: 0 }
     }
 
     /// Adds the cache of a layer as the inputs `past_k_<layer>` and `past_v_<layer>`, keys and values
@@ -135,8 +139,8 @@ pub struct Attention<'a> {
     pub scale: f32,
     /// Norms of the heads of queries and keys, where there are any: `q_norm`, `k_norm`.
     pub norms: Option<[&'a str; 2]>,
-    /// `q_proj`, `k_proj` and `v_proj` have biases.
-    pub qkv_bias: bool,
+    /// Which of `q_proj`, `k_proj` and `v_proj` have biases.
+    pub bias: [bool; 3],
     /// The projection back to hidden states: `o_proj`.
     pub out: &'a str,
     /// That projection has a bias.
@@ -155,7 +159,7 @@ impl<'a> Attention<'a> {
             heads,
             scale: heads.scale(),
             norms: None,
-            qkv_bias: false,
+            bias: [false; 3],
             out: "o_proj",
             out_bias: false,
             cached: true,
@@ -176,13 +180,13 @@ impl Layers<'_> {
         attention: &Attention<'_>,
         attend: &Attend,
     ) -> Result<TensorId> {
-        let Attention { layer, heads, scale, norms, qkv_bias: bias, .. } = *attention;
+        let Attention { layer, heads, scale, norms, bias, .. } = *attention;
         let (rows, hidden) = (attend.rows, b.width(x)?);
         let past = attend.past(b, layer, heads)?;
         let tensor = |part: &str| format!("{}.{part}", attention.name);
-        let q = self.linear(b, x, &tensor("q_proj"), heads.query * heads.dim, bias)?;
-        let k = self.linear(b, x, &tensor("k_proj"), heads.groups * heads.dim, bias)?;
-        let v = self.linear(b, x, &tensor("v_proj"), heads.groups * heads.dim, bias)?;
+        let q = self.linear(b, x, &tensor("q_proj"), heads.query * heads.dim, bias[0])?;
+        let k = self.linear(b, x, &tensor("k_proj"), heads.groups * heads.dim, bias[1])?;
+        let v = self.linear(b, x, &tensor("v_proj"), heads.groups * heads.dim, bias[2])?;
         let q = b.reshape(q, &[rows, heads.query, heads.dim])?;
         let k = b.reshape(k, &[rows, heads.groups, heads.dim])?;
         let v = b.reshape(v, &[rows, heads.groups, heads.dim])?;
@@ -276,13 +280,18 @@ pub fn mix(
         None => own,
     };
     let weights = if rows == 1 {
-        let scores = b.add(scores, attend.mask)?;
+        let scores = match attend.mask {
+            Some(mask) => b.add(scores, mask)?,
+            None => scores,
+        };
         b.softmax(scores)?
-    } else {
+    } else if let Some(mask) = attend.mask {
         let scores = b.reshape(scores, &[groups, repeat, rows, ctx + rows])?;
-        let scores = b.add(scores, attend.mask)?;
+        let scores = b.add(scores, mask)?;
         let weights = b.softmax(scores)?;
         b.reshape(weights, &[groups, repeat * rows, ctx + rows])?
+    } else {
+        b.softmax(scores)?
     };
     let own = b.slice(weights, POSITION_AXIS, ctx, ctx + rows)?;
     // With one row the matmul is that of a column and a row.
@@ -305,13 +314,67 @@ pub fn mix(
     Ok(Mixed { out, k, v })
 }
 
+impl Layers<'_> {
+    /// Keys and values of an encoder's rows `x` `[rows, hidden]` for [`Layers::cross_attention`]: keys
+    /// `[groups, dim, rows]`, transposed here once and not at every step of a decoder, and values `[groups, rows, dim]`.
+    ///
+    /// # Errors
+    /// When a tensor is missing, or shapes do not fit.
+    pub fn cross_keys(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        attention: &Attention<'_>,
+    ) -> Result<[TensorId; 2]> {
+        let Attention { heads: Heads { groups, dim, .. }, bias, .. } = *attention;
+        let rows = b.shape(x)?[0];
+        let mut project = |part: &str, bias: bool, order: &[usize]| {
+            let y = self.linear(b, x, &format!("{}.{part}", attention.name), groups * dim, bias)?;
+            let y = b.reshape(y, &[rows, groups, dim])?;
+            b.transpose(y, order)
+        };
+        Ok([project("k_proj", bias[1], &[1, 2, 0])?, project("v_proj", bias[2], &[1, 0, 2])?])
+    }
+
+    /// Attention of rows `x` `[rows, hidden]` to keys and values of [`Layers::cross_keys`], all of which they see:
+    /// `q_proj`, softmax, and the projection back. One key head for each query head.
+    ///
+    /// # Errors
+    /// When a tensor is missing, or shapes do not fit.
+    pub fn cross_attention(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        attention: &Attention<'_>,
+        [keys, values]: [TensorId; 2],
+    ) -> Result<TensorId> {
+        let Attention { heads: Heads { query, dim, .. }, scale, bias, .. } = *attention;
+        let (rows, hidden) = (b.shape(x)?[0], b.width(x)?);
+        let tensor = |part: &str| format!("{}.{part}", attention.name);
+        let q = self.linear(b, x, &tensor("q_proj"), query * dim, bias[0])?;
+        let q = b.scale(q, scale)?;
+        let heads = |b: &mut GraphBuilder, x, shape: [usize; 3]| {
+            let x = b.reshape(x, &shape)?;
+            if rows == 1 { Ok(x) } else { b.transpose(x, &[1, 0, 2]) }
+        };
+        let q = heads(b, q, if rows == 1 { [query, 1, dim] } else { [rows, query, dim] })?;
+        let scores = b.matmul(q, keys, false)?;
+        let weights = b.softmax(scores)?;
+        let mixed = b.matmul(weights, values, false)?;
+        let mixed = heads(b, mixed, [query, rows, dim])?;
+        let mixed = b.reshape(mixed, &[rows, query * dim])?;
+        self.linear(b, mixed, &tensor(attention.out), hidden, attention.out_bias)
+    }
+}
+
 /// Rotary embedding of heads `[rows, heads, dim]` in the half-split form (RoFormer, arXiv 2104.09864): each row
-/// has the tables of its own position. The first `rotary` elements of a head are turned, the rest pass.
+/// has the tables of its own position. The first `rotary` elements of a head are turned, the rest pass; all of them
+/// where there are no tables.
 ///
 /// # Errors
 /// When the tables are wider than the heads.
 pub fn rope(b: &mut GraphBuilder, x: TensorId, attend: &Attend) -> Result<TensorId> {
-    rotate(b, x, [attend.cos, attend.sin])
+    attend.tables.map_or(Ok(x), |tables| rotate(b, x, tables))
 }
 
 /// As [`rope`], with cosines and sines `[rows, 1, rotary / 2]`, which may be constants.

@@ -163,6 +163,25 @@ impl<'a> Layers<'a> {
         down.build(b, inner, self.precision)
     }
 
+    /// A feed-forward of two projections with biases on rows `[rows, hidden]` (Vaswani et al. 2017, arXiv 1706.03762):
+    /// `second(act(first(x)))`, `width` elements between them.
+    ///
+    /// # Errors
+    /// As [`Layers::linear`], and those of `act`.
+    pub fn feed_forward(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        [first, second]: [&str; 2],
+        width: usize,
+        act: impl Fn(&mut GraphBuilder, TensorId) -> Result<TensorId>,
+    ) -> Result<TensorId> {
+        let hidden = b.width(x)?;
+        let inner = self.linear(b, x, first, width, true)?;
+        let inner = act(b, inner)?;
+        self.linear(b, inner, second, hidden, true)
+    }
+
     /// Logits `[rows, vocab]` of normalised rows: with `lm_head`, or with the embedding table if `tied` and the
     /// checkpoint has no `lm_head`; where it has one, that counts, as it does in `transformers`. The weight has the
     /// precision of the field `head`.

@@ -433,6 +433,8 @@ impl ForgeArgs {
 fn task() -> impl TypedValueParser<Value = Task> {
     let help = |task| match task {
         Task::Embed => "One vector for each text",
+        Task::Transcribe => "Audio to text: what is made of a checkpoint that does nothing else",
+        Task::Speak => "Text to audio",
         _ => "Text",
     };
     let values = Task::ALL.map(|task| PossibleValue::new(task.name()).help(help(task)));

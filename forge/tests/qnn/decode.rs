@@ -32,7 +32,7 @@ struct Driver {
 impl Driver {
     fn new(library: &Library, target: Target, recipe: &Recipe) -> Self {
         let contexts: Vec<&[Graph]> = recipe.contexts.iter().map(|c| &c.graphs[..]).collect();
-        let table = Weight::new(recipe.embed.clone(), Storage::Float);
+        let table = Weight::new(recipe.embed.clone().unwrap(), Storage::Float);
         let number = |key: &str| recipe.params[key].as_f64().unwrap();
         Self {
             compiled: Compiled::new(library, target, &contexts),

@@ -92,15 +92,9 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
             "rope_scaling": scaling(config.local),
         },
     })));
-    Ok(Recipe {
-        family: "gemma3".to_owned(),
-        host_op: "gemma3_generate".to_owned(),
-        contexts,
-        embed: checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?,
-        params,
-        plan_params,
-        tables: Vec::new(),
-    })
+    Ok(Recipe::new("gemma3", "gemma3_generate", contexts, plan_params)
+.embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)
+.params(params))
 }
 
 /// Makes the graphs of the decoder.
@@ -163,7 +157,7 @@ impl Model<'_> {
         let attention = Attention {
             scale: config.scale,
             norms: Some(["q_norm", "k_norm"]),
-            qkv_bias: config.attention_bias,
+            bias: [config.attention_bias; 3],
             out_bias: config.attention_bias,
             ..Attention::new(tensor("self_attn"), layer, config.heads)
         };

@@ -46,16 +46,10 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         |name, range, rows| graph(&layers, &config, options.max_ctx, name, range, rows),
         layers.lmhead(hidden, vocab, tied)?,
     )?;
-    Ok(Recipe {
-        family: "lfm2".to_owned(),
-        host_op: "lfm2_generate".to_owned(),
-        contexts,
-        embed: checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?,
-        params: DecoderParams { hidden, vocab, layers: count, heads, rope_theta }
-            .map(options.max_ctx),
-        plan_params,
-        tables: Vec::new(),
-    })
+    Ok(Recipe::new("lfm2", "lfm2_generate", contexts, plan_params)
+.embed(checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?)
+.params(DecoderParams { hidden, vocab, layers: count, heads, rope_theta }
+            .map(options.max_ctx)))
 }
 
 /// `rows` tokens through the layers of `range`.

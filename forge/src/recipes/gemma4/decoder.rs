@@ -98,7 +98,7 @@ impl Model<'_> {
             let sizes = AttendInputs { names, ..sizes };
             if among(&attending) {
                 let attend = Attend::inputs(&mut b, &sizes)?;
-                inputs.tables[kind] = Some([attend.cos, attend.sin]);
+                inputs.tables[kind] = attend.tables;
                 inputs.attend[kind] = Some(attend);
             } else if among(&range) {
                 inputs.tables[kind] = Some(sizes.tables(&mut b)?);

@@ -212,15 +212,10 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         checkpoint.leave_out("audio_tower");
         checkpoint.leave_out("embed_audio");
     }
-    Ok(Recipe {
-        family: "gemma4".to_owned(),
-        host_op: "gemma4_split_generate".to_owned(),
-        contexts,
-        embed: checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?,
-        params,
-        plan_params,
-        tables,
-    })
+    Ok(Recipe::new("gemma4", "gemma4_split_generate", contexts, plan_params)
+        .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)
+        .params(params)
+        .tables(tables))
 }
 
 /// The numbers of tokens that graphs take at once: those of the prefill graphs, and `verify`.

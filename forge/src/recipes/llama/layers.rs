@@ -19,7 +19,7 @@ pub(super) fn layer(
     let name = format!("layers.{layer}");
     let attention = Attention {
         norms: config.qk_norm.then_some(["q_norm", "k_norm"]),
-        qkv_bias: config.qkv_bias,
+        bias: [config.qkv_bias; 3],
         out_bias: config.o_bias,
         cached: attend.capacity > 0,
         ..Attention::new(format!("{name}.self_attn"), layer, config.heads)

@@ -141,15 +141,9 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
         },
         layers.lmhead(config.hidden, config.vocab, config.tied)?,
     )?;
-    Ok(Recipe {
-        family: config.kind.family().to_owned(),
-        host_op: "llama_generate".to_owned(),
-        contexts,
-        embed: checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?,
-        params: params(config, options),
-        plan_params,
-        tables: Vec::new(),
-    })
+    Ok(Recipe::new(config.kind.family(), "llama_generate", contexts, plan_params)
+        .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)
+        .params(params(config, options)))
 }
 
 fn layers<'a>(checkpoint: &'a Checkpoint, config: &Config, options: &RecipeOptions) -> Layers<'a> {
@@ -170,15 +164,10 @@ fn embed(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -> R
             let attend = AttendInputs { mask_rows, ..AttendInputs::new(config.heads.dim, rows, 0) };
             run(&layers, config, name, range, attend)
         })?;
-    Ok(Recipe {
-        family: config.kind.family().to_owned(),
-        host_op: encoder::HOST_OP.to_owned(),
-        contexts,
-        embed: checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?,
-        params,
-        plan_params,
-        tables,
-    })
+    Ok(Recipe::new(config.kind.family(), encoder::HOST_OP, contexts, plan_params)
+        .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)
+        .params(params)
+        .tables(tables))
 }
 
 fn params(config: &Config, options: &RecipeOptions) -> Map<String, Value> {

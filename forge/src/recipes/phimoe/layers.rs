@@ -33,7 +33,7 @@ pub(super) fn attention(
     b.scope("attn");
     let normed = layers.layer_norm(&mut b, x, &tensor("input_layernorm"))?;
     let attention = Attention {
-        qkv_bias: config.attention_bias,
+        bias: [config.attention_bias; 3],
         out_bias: config.attention_bias,
         ..Attention::new(tensor("self_attn"), layer, config.heads)
     };

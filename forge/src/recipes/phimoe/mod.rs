@@ -81,7 +81,8 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
                 _ => format!("{letter}_p{shard}"),
             };
             let optional = optional.clone();
-            contexts.push(ContextPlan { key, precision: options.precision, graphs, optional });
+            let context = ContextPlan::new(key, options.precision, graphs);
+            contexts.push(ContextPlan { optional, ..context });
         }
         Ok::<_, Error>(())
     };
@@ -109,15 +110,10 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         )
         .hint("ask for fewer shards, or omit the prefill graphs with --prefill 0"));
     }
-    Ok(Recipe {
-        family: "phimoe".to_owned(),
-        host_op: "phimoe_generate".to_owned(),
-        contexts,
-        embed: checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?,
-        params: params(&config, options),
-        plan_params: plan_params(inputs, window),
-        tables: vec![experts::tables(checkpoint, &config)?],
-    })
+    Ok(Recipe::new("phimoe", "phimoe_generate", contexts, plan_params(inputs, window))
+        .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)
+        .params(params(&config, options))
+        .tables(vec![experts::tables(checkpoint, &config)?]))
 }
 
 /// Checks the options; returns the tokens that the prefill graphs take, if there are any.

@@ -88,15 +88,9 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
             json!({"rope_type": "default", "mrope_interleaved": true, "mrope_section": section});
         params.insert("rope_scaling".to_owned(), scaling);
     }
-    let mut recipe = Recipe {
-        family: "qwen3_5".to_owned(),
-        host_op: "qwen3_5_generate".to_owned(),
-        contexts,
-        embed: checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?,
-        params,
-        plan_params,
-        tables: Vec::new(),
-    };
+    let mut recipe = Recipe::new("qwen3_5", "qwen3_5_generate", contexts, plan_params)
+        .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)
+        .params(params);
     // The layers that predict further tokens.
     checkpoint.leave_out("mtp");
     match images {

@@ -54,15 +54,9 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         |name, range, rows| run(&layers, &config, name, range, rows, options.max_ctx),
         layers.lmhead(config.hidden, config.vocab, config.tied)?,
     )?;
-    let mut recipe = Recipe {
-        family: "qwen3vl".to_owned(),
-        host_op: "qwen3vl_generate".to_owned(),
-        contexts,
-        embed: checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?,
-        params: params(&config, options.max_ctx),
-        plan_params,
-        tables: Vec::new(),
-    };
+    let mut recipe = Recipe::new("qwen3vl", "qwen3vl_generate", contexts, plan_params)
+        .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)
+        .params(params(&config, options.max_ctx));
     vision::add(&mut recipe, checkpoint, &config.vision, options, DEFAULT_SIZE)?;
     Ok(recipe)
 }
@@ -98,7 +92,7 @@ fn run(
         let name = format!("layers.{layer}");
         let attention = Attention {
             norms: Some(["q_norm", "k_norm"]),
-            qkv_bias: config.bias,
+            bias: [config.bias; 3],
             out_bias: config.bias,
             ..Attention::new(format!("{name}.self_attn"), layer, config.heads)
         };
