@@ -3,27 +3,20 @@
 use std::time::Instant;
 
 use qhx_op::decoder::Head;
+use qhx_op::experts::{self, ExpertParams, Experts, Residual, Rule};
 use qhx_op::fill::{CausalMask, Embedding, Rope, StepMask};
 use qhx_op::state::StateCarrier;
 use qhx_op::text::{check_room, count_tokens, max_ctx, tokens};
 use qhx_op::{
-    Error, Generator, GraphId, Host, Modality, Op, OpDescription, OpenInfo, Result, Segment, Task,
-    View, schema,
+    Error, Generator, GraphId, Host, Modality, Op, OpDescription, OpenInfo, Result, Segment,
+    SpanId, Task, View, schema,
 };
 use serde_json::json;
 
-use crate::ffn::{self, PAIR};
-use crate::layers::{Layers, Router};
 use crate::names::{Params, require};
-use crate::pair::Pair;
-use crate::prefill::Batched;
-use crate::spans::Spans;
-use crate::table::{Sizes, Table};
+use crate::step::Step;
 
 const NAME: &str = "phimoe_generate";
-/// Roles of tensors that are neither state nor an expert's weights.
-const ROLES: [&str; 11] =
-    ["x", "y", "z", "router", "cos", "sin", "cmask", "residual", "m1", "m2", "logits"];
 /// `router_jitter_noise` of the model class.
 const JITTER: f32 = 0.01;
 /// The step of one token, in the state carrier and for the head.
@@ -31,17 +24,27 @@ const STEP: usize = 0;
 /// The step of a prompt.
 const PROMPT: usize = 1;
 
+/// The named parts of the op's time, but for that of the experts.
+#[derive(Debug)]
+struct Spans {
+    /// Embedding rows, rotary tables, masks.
+    fill: SpanId,
+    /// Writing cache rows.
+    commit: SpanId,
+    /// Prompts that went through the prefill graphs, graphs included.
+    batched: SpanId,
+    /// Prompts that went through the graphs for one token, graphs included.
+    stepped: SpanId,
+}
+
 /// Text generation for PhiMoE decoders.
 #[derive(Debug)]
 pub struct Generate {
-    layers: Layers,
-    mask: StepMask,
-    pair: Pair,
-    batched: Option<Batched>,
+    step: Step,
+    batched: Option<Step>,
     prefill_min: usize,
+    experts: Experts,
     head: Head,
-    table: Table,
-    router: Router,
     embedding: Embedding,
     rope: Rope,
     state: StateCarrier,
@@ -55,63 +58,52 @@ impl Generate {
     /// Runs one token and commits the state last, so that a failure leaves it as it was.
     fn step(&mut self, host: &mut Host, token: u32, logits: bool) -> Result<Option<View>> {
         let position = self.state.position();
-        let spans = &self.spans;
-        spans.time(host, spans.fill, |host| {
-            let x = self.layers.x;
-            self.embedding.gather(host, token, x.buffer, x.dtype)?;
-            self.layers.fill_rope(host, &mut self.rope, position);
-            self.mask.fill(host, position);
-            Ok(())
-        })?;
-        for layer in 0..self.layers.graphs.len() {
-            host.execute(self.layers.graphs[layer])?;
-            let choices = spans.time(host, spans.route, |host| {
-                self.router.choose(host, &self.layers, layer, 0, position)
-            })?;
-            spans.time(host, spans.experts, |host| {
-                self.table.ask(host, layer, choices.iter().map(|choice| choice.expert));
-                for (tensor, choice) in self.pair.multipliers.iter().zip(choices) {
-                    tensor.write(host, &[choice.multiplier]);
-                }
-                self.pair.ffn.load(host, &self.table, layer, &choices.map(|c| c.expert))
-            })?;
-            host.execute(self.pair.ffn.graph)?;
-            self.pair.add_residual(host, &self.layers);
+        let start = Instant::now();
+        self.step.fill(host, &self.embedding, &mut self.rope, &[token], position)?;
+        host.end(self.spans.fill, start);
+        let residual = &self.step.residual;
+        for (layer, &graph) in residual.graphs.iter().enumerate() {
+            host.execute(graph)?;
+            self.experts.add(host, residual, layer, 1, position)?;
         }
         let view = logits.then(|| self.head.run(host, STEP, 0)).transpose()?;
-        spans.time(host, spans.commit, |host| self.state.commit(host, STEP, 1))?;
+        self.commit(host, STEP, 1)?;
         Ok(view)
+    }
+
+    fn commit(&mut self, host: &mut Host, step: usize, count: usize) -> Result<()> {
+        let start = Instant::now();
+        self.state.commit(host, step, count)?;
+        host.end(self.spans.commit, start);
+        Ok(())
     }
 
     /// How many of `left` tokens go through the prefill graphs next, if any do.
     fn fits(&self, left: usize) -> Option<usize> {
         let batched = self.batched.as_ref().filter(|_| left >= self.prefill_min)?;
-        let goes_on = self.state.position() == 0 || batched.continues();
-        goes_on.then(|| left.min(batched.layers.rows))
+        let goes_on = self.state.position() == 0 || batched.mask.is_some();
+        goes_on.then(|| left.min(batched.residual.rows))
     }
 
     /// `count` tokens of the prompt from token `done` on through the prefill graphs; logits if they are the last.
     fn batch(&mut self, host: &mut Host, done: usize, count: usize) -> Result<Option<View>> {
-        let spans = &self.spans;
         let Some(batched) = &mut self.batched else {
             return Err(Error::graph("the bundle has no prefill graphs"));
         };
         let position = self.state.position();
-        let tokens = &self.prompt[done..done + count];
-        batched.run(
-            host,
-            tokens,
-            position,
-            [done, self.prompt.len()],
-            &self.embedding,
-            &mut self.rope,
-            &self.table,
-            &mut self.router,
-            spans,
-        )?;
-        let last = done + count == self.prompt.len();
+        let (tokens, total) = (&self.prompt[done..done + count], self.prompt.len());
+        let start = Instant::now();
+        batched.fill(host, &self.embedding, &mut self.rope, tokens, position)?;
+        host.end(self.spans.fill, start);
+        let residual = &batched.residual;
+        for (layer, &graph) in residual.graphs.iter().enumerate() {
+            host.execute(graph)?;
+            self.experts.add(host, residual, layer, count, position)?;
+            host.progress(done + count * (layer + 1) / residual.graphs.len(), total);
+        }
+        let last = done + count == total;
         let view = last.then(|| self.head.run(host, PROMPT, count - 1)).transpose()?;
-        spans.time(host, spans.commit, |host| self.state.commit(host, PROMPT, count))?;
+        self.commit(host, PROMPT, count)?;
         Ok(view)
     }
 
@@ -134,10 +126,11 @@ impl Generate {
 fn prefill_graphs(
     host: &Host,
     params: &Params,
+    ffn: &str,
     layers: usize,
 ) -> Result<Option<(Vec<GraphId>, GraphId)>> {
     let mut names = params.prefill.names(host, "/plan/params/prefill", Some(layers))?;
-    names.push(params.ffn_prefill.clone());
+    names.push(ffn.to_owned());
     let (here, missing): (Vec<_>, Vec<_>) =
         names.iter().partition(|name| host.find_graph(name).is_some());
     if here.is_empty() {
@@ -152,7 +145,7 @@ fn prefill_graphs(
         )));
     }
     names.pop();
-    let ffn = host.require_graph("/plan/params/ffn_prefill", &params.ffn_prefill)?;
+    let ffn = host.require_graph("/plan/params/ffn_prefill", ffn)?;
     Ok(Some((require(host, "/plan/params/prefill", &names)?, ffn)))
 }
 
@@ -197,15 +190,15 @@ fn check_caches(host: &Host, graphs: &[GraphId], prefix: &str) -> Result<()> {
 /// included.
 fn bind_mask(
     host: &mut Host,
-    layers: &Layers,
+    residual: &Residual,
     capacity: usize,
     window: Option<usize>,
 ) -> Result<StepMask> {
-    for &graph in &layers.graphs {
+    for &graph in &residual.graphs {
         host.input(graph, "cmask")?;
     }
     let mask = CausalMask::new(capacity).window(window.unwrap_or(usize::MAX));
-    let mut mask = mask.bind(host, &layers.graphs, layers.rows)?;
+    let mut mask = mask.bind(host, &residual.graphs, residual.rows)?;
     mask.fill(host, 0);
     Ok(mask)
 }
@@ -226,8 +219,34 @@ impl Op for Generate {
             {"type": "string", "description": "A name with one * for the layer's number."},
             {"type": "array", "items": {"type": "string"}, "minItems": 1}
         ]);
-        let weights = ffn::roles();
-        let weights = weights.iter().map(String::as_str);
+        let mut properties = schema::expert_params();
+        let own = json!({
+            "decode": {
+                "description": "Graphs of attention and router for one token, one a layer.",
+                "default": "a*",
+                "oneOf": layers
+            },
+            "prefill": {
+                "description": "As decode, for several tokens; without caches from the first token of a text on. May be absent from the bundle, together with ffn_prefill.",
+                "default": "pf*",
+                "oneOf": layers
+            },
+            "lmhead": {
+                "description": "Graph from hidden state to logits, final norm included.",
+                "default": "lmhead_ar1",
+                "type": "string"
+            },
+            "prefill_min": {
+                "description": "Tokens of the shortest prompt that goes through prefill.",
+                "default": 24,
+                "type": "integer",
+                "minimum": 0
+            },
+            "tensors": schema::tensors(
+                schema::DECODER_ROLES.into_iter().chain(schema::STATE_ROLES).chain(experts::ROLES)
+            )
+        });
+        properties.extend(own.as_object().cloned().unwrap_or_default());
         OpDescription {
             name: NAME.to_owned(),
             summary:
@@ -239,69 +258,18 @@ impl Op for Generate {
             params_schema: json!({
                 "$schema": "https://json-schema.org/draft/2020-12/schema",
                 "type": "object",
-                "properties": {
-                    "decode": {
-                        "description": "Graphs of attention and router for one token, one a layer.",
-                        "default": "a*",
-                        "oneOf": layers
-                    },
-                    "ffn": {
-                        "description": "Graph of two experts for one token.",
-                        "default": "ffn2",
-                        "type": "string"
-                    },
-                    "prefill": {
-                        "description": "As decode, for several tokens; without caches from the first token of a text on. May be absent from the bundle, together with ffn_prefill.",
-                        "default": "pf*",
-                        "oneOf": layers
-                    },
-                    "ffn_prefill": {
-                        "description": "Graph of one expert for several tokens.",
-                        "default": "ffn_pf",
-                        "type": "string"
-                    },
-                    "lmhead": {
-                        "description": "Graph from hidden state to logits, final norm included.",
-                        "default": "lmhead_ar1",
-                        "type": "string"
-                    },
-                    "prefill_min": {
-                        "description": "Tokens of the shortest prompt that goes through prefill.",
-                        "default": 24,
-                        "type": "integer",
-                        "minimum": 0
-                    },
-                    "int8_step": {
-                        "description": "What one step of int8 weight inputs is worth inside the graphs, their encoding's scale.",
-                        "default": 1.0,
-                        "type": "number",
-                        "exclusiveMinimum": 0
-                    },
-                    "read_ahead": {
-                        "description": "Ask the system for experts as a whole before their first use.",
-                        "default": true,
-                        "type": "boolean"
-                    },
-                    "trace_routing": {
-                        "description": "Log every routing decision, at level debug.",
-                        "default": false,
-                        "type": "boolean"
-                    },
-                    "tensors": schema::tensors(
-                        ROLES.into_iter().chain(schema::STATE_ROLES).chain(weights)
-                    )
-                }
+                "properties": properties
             }),
         }
     }
 
     fn open(host: &mut Host) -> Result<Self> {
-        let params: Params = host.params()?;
+        let (params, of_experts) = (host.params::<Params>()?, host.params::<ExpertParams>()?);
         let n_layers = host.value::<usize>("/params/n_layers")?;
         let names = params.decode.names(host, "/plan/params/decode", n_layers)?;
         let decode = require(host, "/plan/params/decode", &names)?;
         check_caches(host, &decode, "past")?;
-        let prompt = prefill_graphs(host, &params, decode.len())?;
+        let prompt = prefill_graphs(host, &params, &of_experts.ffn_prefill, decode.len())?;
         if let Some((graphs, _)) = &prompt {
             check_caches(host, graphs, if caches_of(host, graphs)? { "past" } else { "" })?;
         }
@@ -315,62 +283,41 @@ impl Op for Generate {
         let max_ctx = max_ctx(host, Some(capacity))?;
         let window = host.value::<usize>("/params/sliding_window")?.filter(|w| *w > 0);
         let rope = Rope::from_params(host, "/params")?;
-        let layers = Layers::open(host, decode, &rope)?;
-        if layers.rows != 1 {
+        let mut step = Step::open(host, decode, &rope)?;
+        let residual = &step.residual;
+        if residual.rows != 1 {
             return Err(Error::graph(format!(
                 "graph {:?}: x has {} rows, expected 1 for manifest /plan/params/decode",
-                host.graph(layers.graphs[0]).name,
-                layers.rows
+                host.graph(residual.graphs[0]).name,
+                residual.rows
             )));
         }
-        agree(
-            host,
-            "n_experts",
-            layers.experts,
-            "the number of experts that the router scores is",
-        )?;
-        let mask = bind_mask(host, &layers, capacity, window)?;
-
-        let ffn = host.require_graph("/plan/params/ffn", &params.ffn)?;
-        let sizes = Sizes {
-            layers: layers.graphs.len(),
-            experts: layers.experts,
-            hidden: layers.hidden,
-            width: ffn::width(host, ffn, PAIR[0])?,
-        };
-        let table = Table::open(host, sizes, params.read_ahead)?;
-        let pair = Pair::open(host, ffn, &layers, &table, params.int8_step)?;
+        let scored = "the number of experts that the router scores is";
+        agree(host, "n_experts", residual.experts, scored)?;
+        let mask = bind_mask(host, residual, capacity, window)?;
         let batched = match prompt {
-            Some((graphs, ffn)) => {
-                let prompt = Layers::open(host, graphs, &rope)?;
-                let same = |l: &Layers| (l.hidden, l.experts, l.x.dtype);
-                if same(&prompt) != same(&layers) {
-                    return Err(Error::graph(format!(
-                        "graph {:?}: hidden {}, {} experts, {}; expected {}, {} and {}, as the \
-                         graphs for one token",
-                        host.graph(prompt.graphs[0]).name,
-                        prompt.hidden,
-                        prompt.experts,
-                        prompt.x.dtype,
-                        layers.hidden,
-                        layers.experts,
-                        layers.x.dtype
-                    )));
-                }
-                let past = caches_of(host, &prompt.graphs)?;
-                let mask = bind_mask(host, &prompt, if past { capacity } else { 0 }, window)?;
-                let mask = past.then_some(mask);
-                Some(Batched::open(host, prompt, mask, ffn, &table, params.int8_step)?)
+            Some((graphs, _)) => {
+                let past = caches_of(host, &graphs)?;
+                let mut batched = Step::open(host, graphs, &rope)?;
+                let capacity = if past { capacity } else { 0 };
+                let mask = bind_mask(host, &batched.residual, capacity, window)?;
+                batched.mask = past.then_some(mask);
+                Some(batched)
             }
             None => None,
         };
-        let mut rows = vec![layers.residual(host)?];
+        let jitter = host.value("/params/router_jitter_noise")?.unwrap_or(JITTER);
+        let rule = Rule::Sparsemixer { jitter };
+        let widest = batched.as_ref().map(|batched| &batched.residual);
+        let experts = Experts::open(host, &of_experts, rule, residual, widest)?;
+        let mut rows = vec![step.hidden_rows(host)?];
         if let Some(batched) = &batched {
-            rows.push(batched.layers.residual(host)?);
+            rows.push(batched.hidden_rows(host)?);
         }
+        step.mask = Some(mask);
         let head = host.require_graph("/plan/params/lmhead", &params.lmhead)?;
         let head = Head::open(host, head, rows)?;
-        let embedding = host.embedding_for(layers.graphs[0])?;
+        let embedding = host.embedding_for(step.residual.graphs[0])?;
         if head.logits().len < embedding.vocab() {
             return Err(Error::graph(format!(
                 "the graphs give {} logits, expected at least {}, one for each row of the embedding \
@@ -379,23 +326,24 @@ impl Op for Generate {
                 embedding.vocab()
             )));
         }
-        let jitter = host.value("/params/router_jitter_noise")?.unwrap_or(JITTER);
-        let router = Router::new(layers.experts, jitter, params.trace_routing);
+        let spans = Spans {
+            fill: host.span("fill"),
+            commit: host.span("commit"),
+            batched: host.span("prefill batched"),
+            stepped: host.span("prefill token by token"),
+        };
         Ok(Self {
-            layers,
-            mask,
-            pair,
+            step,
             batched,
             prefill_min: params.prefill_min.max(1),
+            experts,
             head,
-            table,
-            router,
             embedding,
             rope,
             state,
             max_ctx,
             prompt: Vec::with_capacity(max_ctx),
-            spans: Spans::new(host),
+            spans,
         })
     }
 

@@ -1,23 +1,14 @@
 //! The host-op of the PhiMoE family: decoders whose feed-forward part is a few of many experts.
 //!
 //! [`Generate`] is `phimoe_generate`. Per layer and token: a graph of attention and router, the choice
-//! of two experts on the host ([`sparsemixer`]), a graph that runs both experts with their weights as
-//! inputs. The weights of all experts stay in a mapped file; only those of chosen experts are touched.
-//! Prompts can go through graphs that take many tokens at once, each expert once per layer over the
-//! tokens that chose it.
+//! of two experts on the host ([`qhx_op::experts::sparsemixer`]), a graph that runs both experts with their weights as
+//! inputs, all by [`qhx_op::experts`]. Prompts can go through graphs that take many tokens at once.
 
-mod ffn;
 mod generate;
-mod layers;
 mod names;
-mod pair;
-mod prefill;
-mod route;
-mod spans;
-mod table;
+mod step;
 
 pub use generate::Generate;
-pub use route::{Choice, sparsemixer};
 
 qhx_op::register_ops!(Generate);
 

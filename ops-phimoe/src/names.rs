@@ -9,21 +9,12 @@ use serde::Deserialize;
 pub(crate) struct Params {
     /// Graphs of attention and router for one token, one a layer.
     pub decode: Layers,
-    /// Graph of two experts for one token.
-    pub ffn: String,
     /// As `decode`, for a prompt.
     pub prefill: Layers,
-    /// Graph of one expert for several tokens.
-    pub ffn_prefill: String,
     /// Graph from hidden state to logits.
     pub lmhead: String,
     /// Shortest prompt that goes through `prefill`.
     pub prefill_min: usize,
-    /// What one step of int8 weight inputs is worth inside the graphs.
-    pub int8_step: f32,
-    /// Log every routing decision.
-    pub read_ahead: bool,
-    pub trace_routing: bool,
 }
 
 impl Default for Params {
@@ -32,14 +23,9 @@ impl Default for Params {
         let pattern = |text: &str| Layers::Pattern(text.to_owned());
         Self {
             decode: pattern("a*"),
-            ffn: "ffn2".to_owned(),
             prefill: pattern("pf*"),
-            ffn_prefill: "ffn_pf".to_owned(),
             lmhead: "lmhead_ar1".to_owned(),
             prefill_min: 24,
-            int8_step: 1.0,
-            read_ahead: true,
-            trace_routing: false,
         }
     }
 }

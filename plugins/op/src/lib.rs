@@ -15,7 +15,8 @@
 //! [`abi`], whose types are frozen for a major version of this crate. Panics are caught inside the
 //! plugin and become errors.
 //!
-//! The kit: [`decoder`] is the step of a decoder as a whole, [`state`] carries KV caches and recurrent states,
+//! The kit: [`decoder`] is the step of a decoder as a whole, [`experts`] what of it stays on the host where layers have
+//! many experts, [`state`] carries KV caches and recurrent states,
 //! [`fill`] writes rotary tables, masks and embedding rows in whatever dtype and width the graph has, [`kernels`]
 //! converts half-precision slices, [`schema`] describes what `plan.params` may hold. [`harness`] runs an op in a test.
 //! With the feature `vision`, the module `vision` shapes images for a vision tower; with `audio`, the
@@ -27,6 +28,7 @@ pub mod audio;
 pub mod calls;
 pub mod decoder;
 mod error;
+pub mod experts;
 pub mod export;
 pub mod fill;
 mod graphs;

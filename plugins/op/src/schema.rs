@@ -3,6 +3,8 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::experts;
+
 /// Roles of the tensors that a [`crate::state::StateCarrier`] pairs.
 pub const STATE_ROLES: [&str; 4] = ["past_*", "new_*", "present_*", "row_*"];
 
@@ -12,7 +14,8 @@ pub const DECODER_ROLES: [&str; 6] = ["x", "y", "cos", "sin", "cmask", "logits"]
 /// `plan.params` of an op that is a [`crate::decoder::Decoder`], with the roles of further tensors
 /// that it fills.
 pub fn decoder<'a>(roles: impl IntoIterator<Item = &'a str>) -> Value {
-    json!({
+    let roles = roles.into_iter().chain(experts::ROLES);
+    let mut schema = json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "type": "object",
         "required": ["decode"],
@@ -29,7 +32,47 @@ pub fn decoder<'a>(roles: impl IntoIterator<Item = &'a str>) -> Value {
             },
             "tensors": tensors(DECODER_ROLES.into_iter().chain(STATE_ROLES).chain(roles))
         }
-    })
+    });
+    if let Some(properties) = schema["properties"].as_object_mut() {
+        properties.extend(expert_params());
+    }
+    schema
+}
+
+/// What `plan.params` may hold of experts: the fields of [`experts::ExpertParams`].
+pub fn expert_params() -> Map<String, Value> {
+    let params = json!({
+        "ffn": {
+            "description": "Graph of the experts of one token.",
+            "default": "ffn2",
+            "type": "string"
+        },
+        "ffn_prefill": {
+            "description": "Graph of one expert for several tokens.",
+            "default": "ffn_pf",
+            "type": "string"
+        },
+        "int8_step": {
+            "description": "What one step of int8 weight inputs is worth inside the graphs, their encoding's scale.",
+            "default": 1.0,
+            "type": "number",
+            "exclusiveMinimum": 0
+        },
+        "read_ahead": {
+            "description": "Ask the system for experts as a whole before their first use.",
+            "default": true,
+            "type": "boolean"
+        },
+        "trace_routing": {
+            "description": "Log every routing decision, at level debug.",
+            "default": false,
+            "type": "boolean"
+        }
+    });
+    match params {
+        Value::Object(params) => params,
+        _ => Map::new(),
+    }
 }
 
 /// A parameter that names one graph, or several in order.

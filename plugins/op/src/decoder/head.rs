@@ -1,5 +1,6 @@
 //! From a hidden state to logits: a graph of its own, or the last shard itself.
 
+use crate::experts::Residual;
 use crate::{Error, GraphId, Host, Port, Result, View};
 
 /// Rows of hidden values, one for each token of a step.
@@ -121,6 +122,15 @@ impl Tail {
         }
         let Some(port) = info.output("y").map(Port::Output) else { return Ok(Self::None) };
         Ok(Self::Hidden(HiddenRows { graph: last, port, view: host.view_for(last, port)?, rows }))
+    }
+
+    /// The residual after the last layer of a pass with experts.
+    ///
+    /// # Errors
+    /// When a tensor is missing.
+    pub fn after(host: &Host, residual: &Residual) -> Result<Self> {
+        let (graph, port, view) = residual.last(host)?;
+        Ok(Self::Hidden(HiddenRows { graph, port, view, rows: residual.rows }))
     }
 
     /// Logits of a row, when the shards themselves give them.

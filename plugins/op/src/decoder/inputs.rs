@@ -82,6 +82,11 @@ impl EmbeddingRows {
     pub fn of(embedding: Embedding) -> Self {
         Self { embedding, inputs: Vec::new() }
     }
+
+    /// The input `x` of a pass that is bound.
+    pub fn input(&self, pass: usize) -> &FloatInput {
+        &self.inputs[pass]
+    }
 }
 
 impl Filler for EmbeddingRows {

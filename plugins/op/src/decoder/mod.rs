@@ -19,6 +19,8 @@
 //! An op that is such a decoder and nothing else gives it back in [`crate::Op::generator`]; the other
 //! methods then have nothing to do. A model with two ropes or two kinds of mask adds both, under
 //! names of their own; what fills other inputs is a [`Filler`].
+//!
+//! Graphs with an output `router` have [`crate::experts`] behind them, and the head normalises the residual itself.
 
 mod graphs;
 mod head;
@@ -33,6 +35,7 @@ pub use graphs::{DecoderGraphs, LayerState};
 pub use head::{Head, HiddenRows};
 pub use inputs::{Chunk, Filler, Pass, SoftRows};
 
+use crate::experts::{ExpertParams, Experts, Residual, Tensor};
 use crate::fill::{CausalMask, Embedding, Rope};
 use crate::kernels::all_finite;
 use crate::state::StateCarrier;
@@ -90,27 +93,44 @@ impl DecoderBuilder {
             None => graphs.embedding(host)?,
         };
         let (input_vocab, hidden) = (embedding.vocab(), embedding.hidden());
-        fillers.insert(0, Box::new(EmbeddingRows::of(embedding)));
+        let mut rows_of_tokens = EmbeddingRows::of(embedding);
         fillers.push(Box::new(ValidRows::default()));
         let max_ctx = max_ctx(host, state.capacity())?;
         let mut passes = Vec::with_capacity(graphs.passes.len());
         for (index, (rows, shards)) in graphs.passes.into_iter().enumerate() {
             state.check_complete(host, index)?;
-            for pair in shards.windows(2) {
-                host.chain(pair[0], pair[1])?;
-            }
+            rows_of_tokens.bind(host, Pass { index, graphs: &shards, rows })?;
+            let residual = match Residual::is_among(host, &shards) {
+                true => {
+                    let x = rows_of_tokens.input(index);
+                    let x = Tensor { buffer: x.buffer(), dtype: x.dtype() };
+                    Some(Residual::open(host, shards.clone(), Some(x))?)
+                }
+                false => {
+                    for pair in shards.windows(2) {
+                        host.chain(pair[0], pair[1])?;
+                    }
+                    None
+                }
+            };
             for filler in &mut fillers {
                 filler.bind(host, Pass { index, graphs: &shards, rows })?;
             }
-            let tail = Tail::bind(host, shards[shards.len() - 1], rows)?;
+            let tail = match &residual {
+                Some(residual) => Tail::after(host, residual)?,
+                None => Tail::bind(host, shards[shards.len() - 1], rows)?,
+            };
             let writes = shards.iter().rposition(|&graph| state.writes(index, graph));
             let fills = writes.map_or(shards.len(), |last| last + 1);
             let masks_rows = |&graph: &GraphId| {
                 !state.replaces(index, graph) || ValidRows::has_inputs(host, graph)
             };
             let only_full = rows > 1 && !shards.iter().all(masks_rows);
-            passes.push(Shards { graphs: shards, rows, fills, tail, source: None, only_full });
+            let graphs = shards;
+            passes.push(Shards { graphs, residual, rows, fills, tail, source: None, only_full });
         }
+        fillers.insert(0, Box::new(rows_of_tokens));
+        let experts = experts(host, &passes)?;
         let head = match graphs.head {
             Some(graph) => {
                 let mut sources = Vec::new();
@@ -138,6 +158,7 @@ impl DecoderBuilder {
             op,
             passes,
             plan,
+            experts,
             head,
             fillers,
             state,
@@ -151,6 +172,33 @@ impl DecoderBuilder {
             commit_span: host.span("commit"),
         })
     }
+}
+
+/// The experts between the graphs of the passes: of all of them or of none.
+fn experts(host: &mut Host, passes: &[Shards]) -> Result<Option<Experts>> {
+    let Some(step) = &passes[STEP].residual else {
+        return match passes.iter().find(|pass| pass.residual.is_some()) {
+            Some(pass) => Err(mixed_experts(host, pass, &passes[STEP])),
+            None => Ok(None),
+        };
+    };
+    if let Some(pass) = passes.iter().find(|pass| pass.residual.is_none()) {
+        return Err(mixed_experts(host, &passes[STEP], pass));
+    }
+    let wide = passes[STEP + 1..].iter().filter_map(|pass| pass.residual.as_ref());
+    let widest = wide.max_by_key(|residual| residual.rows);
+    let (params, rule) = (host.params::<ExpertParams>()?, host.require("/params/router")?);
+    Experts::open(host, &params, rule, step, widest).map(Some)
+}
+
+fn mixed_experts(host: &Host, with: &Shards, without: &Shards) -> Error {
+    let name = |pass: &Shards| host.graph(pass.graphs[0]).name.clone();
+    Error::graph(format!(
+        "graph {:?} has an output router, and graph {:?} has none; expected experts after the graphs of every number \
+         of tokens or of none",
+        name(with),
+        name(without)
+    ))
 }
 
 /// What the passes cost: the bundle's own figures where it has one for each graph, else a rule.
@@ -195,6 +243,8 @@ fn vocab(host: &Host, passes: &[Shards], head: Option<&Head>) -> Result<usize> {
 #[derive(Debug)]
 struct Shards {
     graphs: Vec<GraphId>,
+    /// What experts add to between the graphs.
+    residual: Option<Residual>,
     rows: usize,
     /// Graphs up to the last that writes state: all that a token needs whose logits nobody wants.
     fills: usize,
@@ -224,6 +274,7 @@ pub struct Decoder {
     passes: Vec<Shards>,
     /// Which of them prompts go through.
     plan: Passes,
+    experts: Option<Experts>,
     head: Option<Head>,
     fillers: Vec<Box<dyn Filler>>,
     state: StateCarrier,
@@ -412,14 +463,24 @@ impl Decoder {
         // What was not accepted until now is dropped.
         self.unkept = None;
         let start = Instant::now();
-        let Shards { graphs, fills, .. } = &self.passes[pass];
+        let Shards { graphs, residual, fills, .. } = &self.passes[pass];
         let position = self.state.position();
         let track = self.state.track();
         let chunk = Chunk { pass, tokens: &self.chunk, position, track, index, soft };
         self.fillers.iter_mut().try_for_each(|filler| filler.fill(host, chunk))?;
         host.end(self.fill_span, start);
         let graphs = if logits { graphs.as_slice() } else { &graphs[..*fills] };
-        graphs.iter().try_for_each(|&graph| host.execute(graph))
+        let (Some(experts), Some(residual)) = (&mut self.experts, residual) else {
+            return graphs.iter().try_for_each(|&graph| host.execute(graph));
+        };
+        for (layer, &graph) in graphs.iter().enumerate() {
+            host.execute(graph)?;
+            let wanted = logits || layer + 1 < graphs.len();
+            if wanted && layer < residual.layers {
+                experts.add(host, residual, layer, self.chunk.len(), position)?;
+            }
+        }
+        Ok(())
     }
 
     /// Logits of a row of what a pass has just given.

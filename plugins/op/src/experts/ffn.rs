@@ -1,6 +1,6 @@
 //! A graph that runs experts, and how their weights get into it.
 //!
-//! Inputs for each expert of the graph, with a prefix where there are two (`a_`, `b_`): `gate`, `up`
+//! Inputs for each expert of the graph, with a prefix where there are several (`a_`, `b_`, …): `gate`, `up`
 //! `[width, hidden]`, `down` `[hidden, width]`.
 //!
 //! - int8 inputs are bound where the weights lie in the mapped file: nothing is read, copied or
@@ -8,24 +8,21 @@
 //!   the same way; the graph multiplies by them after the matmul.
 //! - f16 or f32 inputs are filled from the mapped file by all threads.
 
-use qhx_op::kernels::{int8_to_f16, int8_to_f32};
-use qhx_op::{BufferId, DType, Error, GraphId, Host, Port, Result};
-
-use crate::table::{MATRICES, Sizes, Table};
+use super::table::{MATRICES, Sizes, Table};
+use crate::kernels::{int8_to_f16, int8_to_f32};
+use crate::{BufferId, DType, Error, GraphId, Host, Port, Result};
 
 /// Bytes that one thread fills at a time.
 const BLOCK_VALUES: usize = 1 << 17;
 
-/// Prefixes of the two experts of a graph for one token.
-pub(crate) const PAIR: [&str; 2] = ["a_", "b_"];
-/// Prefix of the only expert of a graph for several tokens.
-pub(crate) const SINGLE: [&str; 1] = [""];
+/// The most experts of a graph for one token: one for each letter.
+const MAX_A_TOKEN: usize = 26;
 
-/// The roles of all weight inputs, and of their scales.
-pub(crate) fn roles() -> Vec<String> {
-    let role = |prefix| MATRICES.iter().map(move |matrix| format!("{prefix}{matrix}"));
-    let weights = PAIR.into_iter().chain(SINGLE).flat_map(role);
-    weights.flat_map(|role| [format!("{role}_scale"), role]).collect()
+/// Prefixes of the experts of a graph for one token, as many as it has inputs for: `a_`, `b_`, ….
+pub(super) fn prefixes(host: &Host, graph: GraphId) -> Vec<String> {
+    let info = host.graph(graph);
+    let names = (b'a'..=b'z').take(MAX_A_TOKEN).map(|letter| format!("{}_", char::from(letter)));
+    names.take_while(|prefix| info.input(&format!("{prefix}gate")).is_some()).collect()
 }
 
 /// The inputs of one expert.
@@ -44,15 +41,15 @@ enum Form {
     Float { dtype: DType, targets: Vec<BufferId> },
 }
 
-/// A graph of one or two experts.
+/// A graph of one or several experts.
 #[derive(Debug)]
-pub(crate) struct Ffn {
+pub(super) struct Ffn {
     pub graph: GraphId,
     form: Form,
 }
 
 /// The sizes that a graph's weight inputs have.
-pub(crate) fn width(host: &Host, graph: GraphId, prefix: &str) -> Result<usize> {
+pub(super) fn width(host: &Host, graph: GraphId, prefix: &str) -> Result<usize> {
     let info = host.graph(graph);
     let tensor = &info.inputs[info.require_input(&format!("{prefix}gate"))?];
     match tensor.shape[..] {
@@ -84,7 +81,7 @@ impl Ffn {
     pub fn open(
         host: &mut Host,
         graph: GraphId,
-        prefixes: &[&str],
+        prefixes: &[String],
         table: &Table,
         step: f32,
     ) -> Result<Self> {
@@ -129,12 +126,12 @@ impl Ffn {
         host: &mut Host,
         table: &Table,
         layer: usize,
-        chosen: &[usize],
+        chosen: impl Iterator<Item = usize>,
     ) -> Result<()> {
         match &self.form {
             Form::Int8 { experts, scales, scale_size } => {
                 let [weights, _] = table.buffers();
-                for (expert, &index) in experts.iter().zip(chosen) {
+                for (expert, index) in experts.iter().zip(chosen) {
                     for matrix in 0..MATRICES.len() {
                         let at = table.weights(layer, index, matrix).start;
                         host.bind(self.graph, expert.weights[matrix], weights, at)?;
@@ -144,7 +141,13 @@ impl Ffn {
                 }
                 Ok(())
             }
-            Form::Float { dtype, targets } => fill(host, table, layer, chosen, *dtype, targets),
+            Form::Float { dtype, targets } => {
+                let mut experts = [0; MAX_A_TOKEN];
+                for (expert, index) in experts.iter_mut().zip(chosen) {
+                    *expert = index;
+                }
+                fill(host, table, layer, &experts, *dtype, targets)
+            }
         }
     }
 }
@@ -152,7 +155,7 @@ impl Ffn {
 fn int8(
     host: &mut Host,
     graph: GraphId,
-    prefixes: &[&str],
+    prefixes: &[String],
     table: &Table,
     weights: &[Port],
     step: f32,

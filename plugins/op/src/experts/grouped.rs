@@ -1,28 +1,27 @@
-//! Many tokens of a prompt at once: one execution of attention and router per layer, and each expert once per
-//! layer over the tokens that chose it.
+//! The experts of many tokens at once: each expert once a layer, over the tokens that chose it.
 
 use half::f16;
-use qhx_op::fill::{Embedding, Rope, StepMask};
-use qhx_op::kernels::{f16_to_f32, f32_to_f16};
-use qhx_op::{BufferId, DType, Error, GraphId, Host, Result};
 
-use crate::ffn::{Ffn, SINGLE};
-use crate::layers::{Layers, Router, Tensor};
-use crate::route::Choice;
-use crate::spans::Spans;
-use crate::table::Table;
+use super::ffn::Ffn;
+use super::residual::{Residual, Tensor};
+use super::route::Choice;
+use super::spans::Spans;
+use super::table::Table;
+use crate::kernels::{f16_to_f32, f32_to_f16};
+use crate::{BufferId, DType, Error, GraphId, Host, Result};
 
 /// Values that are converted to f32 at a time.
 const BLOCK: usize = 512;
 /// No row.
 const NONE: u32 = u32::MAX;
 
-/// The prefill graphs and what lies between them.
+/// The graph of one expert over several tokens, and what gathers and scatters their rows.
+///
+/// | tensor | shape | |
+/// |---|---|---|
+/// | `x` → `y` | `[tokens, hidden]` | the expert's tokens, and what it adds to each |
 #[derive(Debug)]
-pub(crate) struct Batched {
-    pub layers: Layers,
-    /// Of graphs that read caches: others have one that never changes.
-    mask: Option<StepMask>,
+pub(super) struct Grouped {
     ffn: Ffn,
     /// Tokens that the expert's graph takes at once.
     ffn_rows: usize,
@@ -30,19 +29,22 @@ pub(crate) struct Batched {
     ffn_y: Tensor,
     /// The residual with what the experts have added so far, f32 `[rows, hidden]`.
     sum: BufferId,
-    choices: Vec<[Choice; 2]>,
+    /// Of each token, one behind the other.
+    choices: Vec<Choice>,
+    a_token: usize,
     /// Tokens of the expert that is running.
     members: Vec<(u32, f32)>,
     /// For each token its row in the expert's graph.
     row_of: Vec<u32>,
 }
 
-impl Batched {
-    /// Binds everything but caches and the mask, which is bound where the graphs read caches.
+impl Grouped {
+    /// Binds everything, for steps of at most as many rows as `residual` has. `a_token` is how many experts a token
+    /// goes to.
     pub fn open(
         host: &mut Host,
-        layers: Layers,
-        mask: Option<StepMask>,
+        residual: &Residual,
+        a_token: usize,
         ffn: GraphId,
         table: &Table,
         step: f32,
@@ -51,8 +53,8 @@ impl Batched {
         let output = host.output(ffn, "y")?;
         let dtype = host.require_float(ffn, input)?;
         let (x, y) = (host.tensor(ffn, input), host.tensor(ffn, output));
-        if dtype != layers.z.dtype
-            || x.width() != layers.hidden
+        if dtype != residual.z.dtype
+            || x.width() != residual.hidden
             || x.elements() == 0
             || x.elements() != y.elements()
         {
@@ -60,122 +62,85 @@ impl Batched {
                 "graph {:?} (manifest /plan/params/ffn_prefill): tensors {x} and {y}: expected rows of \
                  {} values, {}, as many in both",
                 host.graph(ffn).name,
-                layers.hidden,
-                layers.z.dtype
+                residual.hidden,
+                residual.z.dtype
             )));
         }
-        let ffn_rows = x.elements() / layers.hidden;
+        let ffn_rows = x.elements() / residual.hidden;
         let ffn_x = Tensor { buffer: host.allocate_for(ffn, input)?, dtype };
         let dtype = host.require_float(ffn, output)?;
         let ffn_y = Tensor { buffer: host.allocate_for(ffn, output)?, dtype };
-        let rows = layers.rows;
+        let rows = residual.rows;
         Ok(Self {
-            ffn: Ffn::open(host, ffn, &SINGLE, table, step)?,
+            ffn: Ffn::open(host, ffn, &[String::new()], table, step)?,
             ffn_rows,
             ffn_x,
             ffn_y,
-            sum: host.allocate(rows * layers.hidden * size_of::<f32>())?,
-            choices: vec![[Choice::default(); 2]; rows],
+            sum: host.allocate(rows * residual.hidden * size_of::<f32>())?,
+            choices: vec![Choice::default(); rows * a_token],
+            a_token,
             members: Vec::with_capacity(rows),
             row_of: vec![NONE; rows],
-            layers,
-            mask,
         })
     }
 
-    /// Whether the graphs take tokens that others come before.
-    pub fn continues(&self) -> bool {
-        self.mask.is_some()
+    /// Where the choices of the token in a row go.
+    pub fn choices(&mut self, row: usize) -> &mut [Choice] {
+        &mut self.choices[row * self.a_token..(row + 1) * self.a_token]
     }
 
-    /// Runs tokens from `position` on through all layers; of the prompt's `total`, `done` came before. The residual of
-    /// token `i` ends up in row `i` of `layers.x`, and the new rows of the caches where the graphs give them.
-    #[expect(clippy::too_many_arguments, reason = "the parts of the op that both ways share")]
-    pub fn run(
-        &mut self,
-        host: &mut Host,
-        tokens: &[u32],
-        position: usize,
-        [done, total]: [usize; 2],
-        embedding: &Embedding,
-        rope: &mut Rope,
-        table: &Table,
-        router: &mut Router,
-        spans: &Spans,
-    ) -> Result<()> {
-        spans.time(host, spans.fill, |host| {
-            let x = self.layers.x;
-            embedding.gather_rows(host, tokens, x.buffer, x.dtype)?;
-            self.layers.fill_rope(host, rope, position);
-            if let Some(mask) = &mut self.mask {
-                mask.fill(host, position);
-            }
-            Ok(())
-        })?;
-        for layer in 0..self.layers.graphs.len() {
-            host.execute(self.layers.graphs[layer])?;
-            spans.time(host, spans.route, |host| {
-                for row in 0..tokens.len() {
-                    self.choices[row] =
-                        router.choose(host, &self.layers, layer, row, position + row)?;
-                }
-                self.ask(host, tokens.len(), table, layer);
-                Ok(())
-            })?;
-            self.experts(host, tokens.len(), table, layer, spans)?;
-            let part = tokens.len() * (layer + 1) / self.layers.graphs.len();
-            host.progress(done + part, total);
-        }
-        Ok(())
-    }
-
-    /// Asks for the experts that tokens go to. A prompt that goes to all of a layer's goes to all of the next one's,
-    /// most likely: they come from the disk while this layer is computed.
-    fn ask(&self, host: &Host, count: usize, table: &Table, layer: usize) {
-        let all = 0..self.layers.experts;
+    /// Asks for the experts that `count` tokens go to. A prompt that goes to all of a layer's goes to all of the next
+    /// one's, most likely: they come from the disk while this layer is computed.
+    pub fn ask(&self, host: &Host, count: usize, table: &Table, layer: usize) {
+        let all = 0..table.sizes.experts;
         let chosen = |expert: usize| {
-            let mut choices = self.choices[..count].iter().flatten();
+            let mut choices = self.choices[..count * self.a_token].iter();
             choices.any(|choice| choice.expert == expert)
         };
         table.ask(host, layer, all.clone().filter(|&expert| chosen(expert)));
-        if all.clone().all(chosen) && layer + 1 < self.layers.graphs.len() {
+        if all.clone().all(chosen) && layer + 1 < table.sizes.layers {
             table.ask(host, layer + 1, all);
         }
     }
 
     /// Each expert of a layer over its tokens; their sum becomes the next residual.
-    fn experts(
+    pub fn run(
         &mut self,
         host: &mut Host,
+        residual: &Residual,
         count: usize,
         table: &Table,
         layer: usize,
         spans: &Spans,
     ) -> Result<()> {
-        spans.time(host, spans.scatter, |host| self.start(host, count))?;
-        for expert in 0..self.layers.experts {
+        spans.time(host, spans.scatter, |host| self.start(host, residual, count))?;
+        for expert in 0..residual.experts {
             self.members.clear();
-            for (token, choices) in self.choices[..count].iter().enumerate() {
+            let tokens = self.choices[..count * self.a_token].chunks_exact(self.a_token);
+            for (token, choices) in tokens.enumerate() {
                 let chosen = choices.iter().find(|choice| choice.expert == expert);
                 self.members.extend(chosen.map(|choice| (token as u32, choice.multiplier)));
             }
             if self.members.is_empty() {
                 continue;
             }
-            spans.time(host, spans.experts, |host| self.ffn.load(host, table, layer, &[expert]))?;
+            spans.time(host, spans.experts, |host| {
+                self.ffn.load(host, table, layer, std::iter::once(expert))
+            })?;
             for first in (0..self.members.len()).step_by(self.ffn_rows) {
                 let last = self.members.len().min(first + self.ffn_rows);
-                spans.time(host, spans.scatter, |host| self.gather(host, first..last))?;
+                spans.time(host, spans.scatter, |host| self.gather(host, residual, first..last))?;
                 host.execute(self.ffn.graph)?;
-                spans.time(host, spans.scatter, |host| self.scatter(host, first..last))?;
+                spans
+                    .time(host, spans.scatter, |host| self.scatter(host, residual, first..last))?;
             }
         }
-        spans.time(host, spans.scatter, |host| self.finish(host, count))
+        spans.time(host, spans.scatter, |host| self.finish(host, residual, count))
     }
 
-    /// The sum starts as the residual after attention.
-    fn start(&self, host: &mut Host, count: usize) -> Result<()> {
-        let (hidden, y) = (self.layers.hidden, self.layers.y);
+    /// The sum begins as the residual that the experts add to.
+    fn start(&self, host: &mut Host, residual: &Residual, count: usize) -> Result<()> {
+        let (hidden, y) = (residual.hidden, residual.y);
         host.parallel_fill([y.buffer], &[self.sum], hidden * 4, |[y_bytes], _, first, bytes| {
             let row = first / (hidden * 4);
             if row < count {
@@ -186,10 +151,15 @@ impl Batched {
     }
 
     /// The rows of some members, one below the other, become the input of the expert.
-    fn gather(&self, host: &mut Host, members: std::ops::Range<usize>) -> Result<()> {
+    fn gather(
+        &self,
+        host: &mut Host,
+        residual: &Residual,
+        members: std::ops::Range<usize>,
+    ) -> Result<()> {
         let members = &self.members[members];
-        let row_bytes = self.layers.hidden * self.ffn_x.dtype.size();
-        let sources = [self.layers.z.buffer];
+        let row_bytes = residual.hidden * self.ffn_x.dtype.size();
+        let sources = [residual.z.buffer];
         host.parallel_fill(sources, &[self.ffn_x.buffer], row_bytes, |[z], _, first, bytes| {
             if let Some((token, _)) = members.get(first / row_bytes) {
                 let start = *token as usize * row_bytes;
@@ -199,13 +169,18 @@ impl Batched {
     }
 
     /// Adds what the expert gave, times the multipliers, to the rows of its members.
-    fn scatter(&mut self, host: &mut Host, members: std::ops::Range<usize>) -> Result<()> {
+    fn scatter(
+        &mut self,
+        host: &mut Host,
+        residual: &Residual,
+        members: std::ops::Range<usize>,
+    ) -> Result<()> {
         self.row_of.fill(NONE);
         let members = &self.members[members];
         for (row, (token, _)) in members.iter().enumerate() {
             self.row_of[*token as usize] = row as u32;
         }
-        let (hidden, y, row_of) = (self.layers.hidden, self.ffn_y, &self.row_of);
+        let (hidden, y, row_of) = (residual.hidden, self.ffn_y, &self.row_of);
         host.parallel_fill([y.buffer], &[self.sum], hidden * 4, |[y_bytes], _, first, bytes| {
             let row = row_of[first / (hidden * 4)];
             let Some((_, multiplier)) = members.get(row as usize) else { return };
@@ -222,8 +197,8 @@ impl Batched {
     }
 
     /// The sum becomes the next layer's residual; rows after the prompt become zero.
-    fn finish(&self, host: &mut Host, count: usize) -> Result<()> {
-        let (hidden, x) = (self.layers.hidden, self.layers.x);
+    fn finish(&self, host: &mut Host, residual: &Residual, count: usize) -> Result<()> {
+        let (hidden, x) = (residual.hidden, residual.x);
         let row_bytes = hidden * x.dtype.size();
         host.parallel_fill([self.sum], &[x.buffer], row_bytes, |[sum], _, first, bytes| {
             let row = first / row_bytes;

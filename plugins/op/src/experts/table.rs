@@ -3,13 +3,16 @@
 //! `weights`: for each layer, for each expert: gate, up, down, without gaps, row-major as the graph's
 //! inputs have them, `[outputs, inputs]`: gate and up `[width, hidden]`, down `[hidden, width]`.
 //! `scales`: f32 in the same order, one for each row. A weight is its integer times the row's scale.
+//! `bias`, where there is one: f32 `[layers, experts]`, what is added to the probabilities that choose an expert.
+//! Layers are those with experts alone.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use qhx_op::kernels::f32_to_f16;
-use qhx_op::{BufferId, DType, Error, Host, Result};
 use serde::Deserialize;
+
+use crate::kernels::f32_to_f16;
+use crate::{BufferId, DType, Error, Host, Result};
 
 /// Where the manifest names the files.
 const POINTER: &str = "/artifacts/experts";
@@ -20,20 +23,22 @@ const POINTER: &str = "/artifacts/experts";
 struct Files {
     weights: String,
     scales: String,
+    bias: Option<String>,
 }
 
 impl Default for Files {
     fn default() -> Self {
-        Self { weights: "experts_i8.bin".to_owned(), scales: "experts_scale.f32".to_owned() }
+        let [weights, scales] = ["experts_i8.bin", "experts_scale.f32"].map(str::to_owned);
+        Self { weights, scales, bias: None }
     }
 }
 
 /// The matrices of an expert, in the order in which they lie in the files.
-pub(crate) const MATRICES: [&str; 3] = ["gate", "up", "down"];
+pub(super) const MATRICES: [&str; 3] = ["gate", "up", "down"];
 
 /// Sizes of the experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Sizes {
+pub(super) struct Sizes {
     pub layers: usize,
     pub experts: usize,
     pub hidden: usize,
@@ -66,10 +71,11 @@ impl Sizes {
 
 /// The mapped files.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(super) struct Table {
     pub sizes: Sizes,
     weights: BufferId,
     scales: BufferId,
+    bias: Option<BufferId>,
     /// For each layer, for each expert, whether it was asked for; empty where none is.
     asked: Vec<AtomicBool>,
 }
@@ -87,19 +93,23 @@ impl Table {
             format!("{layers} layers of {experts} experts of width {width}, hidden {hidden}");
         check(host, weights, &files.weights, Some(values), &format!("{what}: int8 values"))?;
         check(host, scales, &files.scales, rows.checked_mul(4), &format!("{what}: f32 scales"))?;
-        let bad = host.f32s(scales).iter().position(|s| !s.is_finite());
-        if let Some(index) = bad {
-            return Err(Error::artifact(format!(
-                "{}: scale {index} is {}, expected a finite number; the file is damaged",
-                files.scales,
-                host.f32s(scales)[index]
-            )));
-        }
+        check_finite(host, scales, &files.scales, "scale")?;
+        let bias = match &files.bias {
+            None => None,
+            Some(path) => {
+                let bias = host.artifact(&format!("{POINTER}/bias"), path)?;
+                let bytes = layers.checked_mul(experts).and_then(|n| n.checked_mul(4));
+                check(host, bias, path, bytes, &format!("{what}: an f32 bias for each expert"))?;
+                check_finite(host, bias, path, "bias")?;
+                Some(bias)
+            }
+        };
         let count = if read_ahead { layers * experts } else { 0 };
         Ok(Self {
             sizes,
             weights,
             scales,
+            bias,
             asked: (0..count).map(|_| AtomicBool::new(false)).collect(),
         })
     }
@@ -115,6 +125,12 @@ impl Table {
                 host.read_ahead(self.weights, first..last);
             }
         }
+    }
+
+    /// What is added to the probabilities of a layer's experts; nothing where the table has no biases.
+    pub fn bias<'a>(&self, host: &'a Host, layer: usize) -> Option<&'a [f32]> {
+        let first = layer * self.sizes.experts;
+        host.f32s(self.bias?).get(first..first + self.sizes.experts)
     }
 
     /// The mapped weights and scales.
@@ -147,6 +163,16 @@ impl Table {
         }
         Ok(scaled)
     }
+}
+
+/// Checks that all values of a file are finite numbers.
+fn check_finite(host: &Host, buffer: BufferId, path: &str, what: &str) -> Result<()> {
+    let bad = host.f32s(buffer).iter().enumerate().find(|(_, value)| !value.is_finite());
+    bad.map_or(Ok(()), |(index, value)| {
+        Err(Error::artifact(format!(
+            "{path}: {what} {index} is {value}, expected a finite number; the file is damaged"
+        )))
+    })
 }
 
 fn check(
