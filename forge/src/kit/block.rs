@@ -23,6 +23,23 @@ impl Layers<'_> {
         mlp: &Mlp<'_>,
         attend: &Attend,
     ) -> Result<TensorId> {
+        let [h, normed] = self.attention_block(b, h, name, attention, attend)?;
+        let out = self.mlp(b, normed, mlp, GraphBuilder::silu)?;
+        b.add(h, out)
+    }
+
+    /// The first half of [`Layers::block`]: the rows after attention, and the same normalised for what follows.
+    ///
+    /// # Errors
+    /// As [`Layers::block`].
+    pub fn attention_block(
+        &self,
+        b: &mut GraphBuilder,
+        h: TensorId,
+        name: &str,
+        attention: &Attention<'_>,
+        attend: &Attend,
+    ) -> Result<[TensorId; 2]> {
         let layer = attention.layer;
         b.scope(format!("l{layer}_attn"));
         let normed = self.norm(b, h, &format!("{name}.input_layernorm"))?;
@@ -30,7 +47,6 @@ impl Layers<'_> {
         let h = b.add(h, mixed)?;
         b.scope(format!("l{layer}_mlp"));
         let normed = self.norm(b, h, &format!("{name}.post_attention_layernorm"))?;
-        let out = self.mlp(b, normed, mlp, GraphBuilder::silu)?;
-        b.add(h, out)
+        Ok([h, normed])
     }
 }

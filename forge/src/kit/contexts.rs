@@ -43,11 +43,11 @@ pub fn shards(name: &str, layers: usize, shards: usize) -> Vec<(String, Range<us
 }
 
 /// `layers` layers in `shards` ranges, as even as can be.
-fn even(layers: usize, shards: usize) -> Vec<Range<usize>> {
+pub(super) fn even(layers: usize, shards: usize) -> Vec<Range<usize>> {
     (0..shards).map(|shard| shard * layers / shards..(shard + 1) * layers / shards).collect()
 }
 
-fn named(name: &str, ranges: &[Range<usize>]) -> Vec<(String, Range<usize>)> {
+pub(super) fn named(name: &str, ranges: &[Range<usize>]) -> Vec<(String, Range<usize>)> {
     let name = |shard: usize| match ranges.len() {
         1 => name.to_owned(),
         _ => format!("{name}_p{shard}"),
@@ -66,6 +66,15 @@ pub const PREFILL_ROWS: [usize; 2] = [16, 128];
 /// # Errors
 /// When a number is below 2 or above the context.
 pub fn prefill_rows(options: &RecipeOptions, default: &[usize]) -> Result<Vec<usize>> {
+    rows_beside(options, default, 1)
+}
+
+/// [`prefill_rows`] beside `others` contexts, such as the head's.
+pub(super) fn rows_beside(
+    options: &RecipeOptions,
+    default: &[usize],
+    others: usize,
+) -> Result<Vec<usize>> {
     let mut rows = match &options.prefill {
         Some(asked) => asked.clone(),
         None => {
@@ -75,8 +84,8 @@ pub fn prefill_rows(options: &RecipeOptions, default: &[usize]) -> Result<Vec<us
     };
     rows.sort_unstable();
     rows.dedup();
-    // A decoder's shards for one token, those of each prefill graph, and the head.
-    let contexts = |sizes: usize| (sizes + 1).saturating_mul(options.shards).saturating_add(1);
+    // A decoder's shards for one token, those of each prefill graph, and the others.
+    let contexts = |sizes: usize| (sizes + 1).saturating_mul(options.shards).saturating_add(others);
     while options.prefill.is_none()
         && !options.share_weights
         && rows.len() > 1

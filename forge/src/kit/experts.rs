@@ -1,98 +1,420 @@
-//! The weights of the experts: where they lie in a checkpoint, and the tables that a bundle has of them.
+//! Layers with many experts, of which a token goes to a few: graphs that have their weights as inputs, and the tables of
+//! these weights that the host reads (`qhx_op::experts`).
+//!
+//! Graphs of one or several layers end where experts begin:
+//!
+//! | tensor | shape, P rows | |
+//! |---|---|---|
+//! | `x` → `y` | `[P, hidden]` | residual in; residual that the experts add to |
+//! | → `z` | `[P, hidden]` | normalised, for the experts |
+//! | → `router` | `[P, experts]` | scores |
+//!
+//! One graph more runs the experts of a token and adds the residual, one runs one expert over several tokens. Their
+//! weights are inputs: f16, or int8 with scales that the output is multiplied by.
 
 use std::io::Write;
+use std::ops::Range;
 use std::sync::Arc;
 
 use qhx_core::{Error, ErrorKind, Result};
+use serde_json::{Map, Value, json};
 
-use super::config::Config;
+use super::contexts::{Decoder, even, named, one_or_many, rows_beside};
+use super::layers::{Layers, Mlp};
+use super::reader::Reader;
+use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
+use crate::graph::{Elem, Graph, INT8_STEP, TensorId, UnaryOp};
 use crate::progress::Progress;
-use crate::recipe::{TableFile, TableSource, Tables};
+use crate::recipe::{ContextPlan, RecipeOptions, TableFile, TableSource, Tables};
+use crate::registry::RecipeOption;
 use crate::weight::{RowSource, Storage, Weight, row_range};
 
-/// Gate, up and down of one expert.
-type Matrices = [Arc<dyn RowSource>; 3];
+/// More experts than any model has.
+const MAX_EXPERTS: usize = 4096;
+/// The most experts of a token: one for each letter of the prefixes of their inputs.
+const MAX_A_TOKEN: usize = 26;
 
-/// All experts, layer by layer, read when they are written.
-#[derive(Debug)]
-struct Experts {
-    /// `[layers · experts]`
-    matrices: Vec<Matrices>,
+/// What graphs of experts take as weights.
+pub const EXPERTS: RecipeOption = RecipeOption {
+    name: "experts",
+    values: &["w8a16", "fp16"],
+    help: "precision of the experts' weights as graph inputs: the table's int8, or f16 that the host makes of it",
+};
+
+/// What graphs of experts take as weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpertInputs {
+    /// The table's own int8 values, and scales; nothing is converted on the host.
+    Int8,
+    /// f16 values, which the host makes of the table for each token.
+    F16,
 }
 
-/// Files `experts_i8.bin` and `experts_scale.f32`: for each layer and expert gate `[width, hidden]`, up
-/// `[width, hidden]`, down `[hidden, width]`, row-major int8 without gaps; one f32 scale for each of
-/// these rows in the same order.
-pub(super) fn tables(checkpoint: &Checkpoint, config: &Config) -> Result<Tables> {
-    let mut matrices = Vec::with_capacity(config.layers * config.experts);
-    for layer in 0..config.layers {
-        matrices.extend(layer_experts(checkpoint, config, layer)?);
+impl ExpertInputs {
+    /// By the option [`EXPERTS`].
+    pub fn of(options: &RecipeOptions) -> Self {
+        match options.choice(EXPERTS.name) {
+            Some("fp16") => Self::F16,
+            _ => Self::Int8,
+        }
     }
-    let file = |field: &str, name: &str| TableFile {
-        field: field.to_owned(),
-        name: name.to_owned(),
-        dtype: None,
-    };
-    Ok(Tables {
-        key: "experts".to_owned(),
-        files: vec![file("weights", "experts_i8.bin"), file("scales", "experts_scale.f32")],
-        source: Arc::new(Experts { matrices }),
-    })
+
+    /// Adds to `plan.params` what the host has to know of the inputs.
+    pub fn plan(self, plan: &mut Map<String, Value>) {
+        if self == Self::Int8 {
+            plan.insert("int8_step".to_owned(), json!(INT8_STEP));
+        }
+    }
 }
 
-/// The experts of a layer, in the names of published checkpoints (`block_sparse_moe.experts.E.w1`) or
-/// as stacks (`mlp.experts.gate_up_proj`).
-fn layer_experts(checkpoint: &Checkpoint, config: &Config, layer: usize) -> Result<Vec<Matrices>> {
-    let (hidden, width, experts) = (config.hidden, config.width, config.experts);
-    let stacked = format!("layers.{layer}.mlp.experts");
-    if checkpoint.has(&format!("{stacked}.gate_up_proj")) {
-        let gate_up = format!("{stacked}.gate_up_proj");
-        let gate_up = checkpoint.stack(&gate_up, [experts, 2 * width, hidden])?;
-        let down = checkpoint.stack(&format!("{stacked}.down_proj"), [experts, hidden, width])?;
-        return Ok((0..experts)
-            .map(|expert| {
+/// Sizes of the experts of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Experts {
+    /// Elements of a hidden state.
+    pub hidden: usize,
+    /// Elements of an expert's inner rows.
+    pub width: usize,
+    /// Experts of a layer.
+    pub count: usize,
+    /// How many of them a token goes to.
+    pub a_token: usize,
+}
+
+impl Experts {
+    /// Reads `num_experts`, `num_experts_per_tok` and `moe_intermediate_size`, checked.
+    ///
+    /// # Errors
+    /// When one is no size, or a token goes to more experts than there are.
+    pub fn read(reader: &Reader<'_>, hidden: usize) -> Result<Self> {
+        let (_, count) = reader.first(&["num_experts", "num_local_experts"]).unzip();
+        let key = count.map_or("num_experts", |_| {
+            if reader.get("num_experts").is_some() { "num_experts" } else { "num_local_experts" }
+        });
+        let count = reader.bounded(key, MAX_EXPERTS)?;
+        let a_token = reader.bounded("num_experts_per_tok", MAX_A_TOKEN)?;
+        if count < 2 || a_token > count {
+            return Err(reader.fault(format!(
+                "{key} is {count} and num_experts_per_tok {a_token}, expected 2 experts or more, and no more of them \
+                 for a token"
+            )));
+        }
+        Ok(Self { hidden, width: reader.size("moe_intermediate_size")?, count, a_token })
+    }
+
+    /// The experts of a token: `y = residual + m1 · a(x) + m2 · b(x) + …`.
+    ///
+    /// # Errors
+    /// Those of the builder.
+    pub fn token_graph(&self, name: &str, inputs: ExpertInputs) -> Result<Graph> {
+        let mut b = GraphBuilder::new(name);
+        let x = b.input("x", Elem::Activation, &[1, self.hidden])?;
+        let residual = b.input("residual", Elem::Activation, &[1, self.hidden])?;
+        let multipliers = (1..=self.a_token)
+            .map(|number| b.input(&format!("m{number}"), Elem::Activation, &[1, 1]))
+            .collect::<Result<Vec<_>>>()?;
+        let experts = (b'a'..)
+            .take(self.a_token)
+            .map(|letter| self.expert(&mut b, x, &format!("{}_", char::from(letter)), inputs))
+            .collect::<Result<Vec<_>>>()?;
+        let mut sum = None;
+        for (expert, multiplier) in experts.into_iter().zip(multipliers) {
+            let part = b.mul(expert, multiplier)?;
+            sum = Some(match sum {
+                Some(sum) => b.add(sum, part)?,
+                None => part,
+            });
+        }
+        let y = match sum {
+            Some(sum) => b.add(residual, sum)?,
+            None => residual,
+        };
+        b.output("y", y)?;
+        b.finish()
+    }
+
+    /// One expert over `rows` tokens.
+    ///
+    /// # Errors
+    /// Those of the builder.
+    pub fn rows_graph(&self, name: &str, inputs: ExpertInputs, rows: usize) -> Result<Graph> {
+        let mut b = GraphBuilder::new(name);
+        let x = b.input("x", Elem::Activation, &[rows, self.hidden])?;
+        let y = self.expert(&mut b, x, "", inputs)?;
+        b.output("y", y)?;
+        b.finish()
+    }
+
+    /// SwiGLU (Shazeer 2020, arXiv 2002.05202) with weights that are inputs.
+    fn expert(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        prefix: &str,
+        inputs: ExpertInputs,
+    ) -> Result<TensorId> {
+        let (hidden, width) = (self.hidden, self.width);
+        b.scope(format!("{prefix}expert"));
+        let matmul = |b: &mut GraphBuilder, x: TensorId, name: &str, shape: [usize; 2]| {
+            let name = format!("{prefix}{name}");
+            match inputs {
+                ExpertInputs::F16 => {
+                    let weight = b.input(&name, Elem::Activation, &shape)?;
+                    b.matmul(x, weight, true)
+                }
+                ExpertInputs::Int8 => {
+                    let weight = b.input(&name, Elem::Int8, &shape)?;
+                    let scale =
+                        b.input(&format!("{name}_scale"), Elem::Activation, &[1, shape[0]])?;
+                    let y = b.matmul(x, weight, true)?;
+                    b.mul(y, scale)
+                }
+            }
+        };
+        let gate = matmul(b, x, "gate", [width, hidden])?;
+        let up = matmul(b, x, "up", [width, hidden])?;
+        let gate = b.silu(gate)?;
+        let inner = b.mul(gate, up)?;
+        matmul(b, inner, "down", [hidden, width])
+    }
+
+    /// Rows of the graph of one expert beside graphs of `rows` tokens: twice what an expert gets when tokens spread
+    /// evenly, in steps of 8.
+    fn rows_of(&self, rows: usize) -> usize {
+        let even = (2 * rows * self.a_token).div_ceil(self.count);
+        even.next_multiple_of(8).min(rows)
+    }
+
+    /// Tables `experts_i8.bin` and `experts_scale.f32` under `artifacts.experts`: for each layer and expert gate
+    /// `[width, hidden]`, up `[width, hidden]`, down `[hidden, width]`, row-major int8 without gaps; one f32 scale for
+    /// each of these rows in the same order. With a `bias` also `experts_bias.f32`, a value for each expert of each
+    /// layer.
+    ///
+    /// # Errors
+    /// When a tensor is missing, or has another shape.
+    pub fn tables(
+        &self,
+        checkpoint: &Checkpoint,
+        layers: impl IntoIterator<Item = ExpertNames>,
+    ) -> Result<Tables> {
+        let (mut matrices, mut bias) = (Vec::new(), Vec::new());
+        for layer in layers {
+            matrices.extend(self.layer(checkpoint, &layer)?);
+            if let Some(name) = &layer.bias {
+                bias.extend(checkpoint.values(name, &[self.count])?);
+            }
+        }
+        let file = |field: &str, name: &str| TableFile {
+            field: field.to_owned(),
+            name: name.to_owned(),
+            dtype: None,
+        };
+        let mut files =
+            vec![file("weights", "experts_i8.bin"), file("scales", "experts_scale.f32")];
+        if !bias.is_empty() {
+            files.push(file("bias", "experts_bias.f32"));
+        }
+        let source = Arc::new(Table { matrices, bias });
+        Ok(Tables { key: "experts".to_owned(), files, source })
+    }
+
+    /// The experts of a layer, one by one or as stacks `gate_up_proj` `[experts, 2 · width, hidden]` and `down_proj`
+    /// `[experts, hidden, width]`.
+    fn layer(&self, checkpoint: &Checkpoint, names: &ExpertNames) -> Result<Vec<Matrices>> {
+        let Self { hidden, width, count, .. } = *self;
+        let gate_up = format!("{}.gate_up_proj", names.stacks);
+        if checkpoint.has(&gate_up) {
+            let gate_up = checkpoint.stack(&gate_up, [count, 2 * width, hidden])?;
+            let down = format!("{}.down_proj", names.stacks);
+            let down = checkpoint.stack(&down, [count, hidden, width])?;
+            let expert = |expert: usize| {
                 let first = 2 * expert * width;
                 [
                     row_range(&gate_up, first..first + width),
                     row_range(&gate_up, first + width..first + 2 * width),
                     row_range(&down, expert * hidden..(expert + 1) * hidden),
                 ]
-            })
-            .collect());
-    }
-    (0..experts)
-        .map(|expert| {
-            let matrix = |name: &str, shape| {
-                let prefix = format!("layers.{layer}.block_sparse_moe.experts.{expert}");
-                checkpoint.matrix(&format!("{prefix}.{name}.weight"), shape)
+            };
+            return Ok((0..count).map(expert).collect());
+        }
+        let expert = |expert: usize| {
+            let matrix = |part: usize, shape| {
+                let name = format!("{}.{expert}.{}.weight", names.experts, names.parts[part]);
+                checkpoint.matrix(&name, shape)
             };
             Ok([
-                matrix("w1", [width, hidden])?,
-                matrix("w3", [width, hidden])?,
-                matrix("w2", [hidden, width])?,
+                matrix(0, [width, hidden])?,
+                matrix(1, [width, hidden])?,
+                matrix(2, [hidden, width])?,
             ])
-        })
-        .collect()
+        };
+        (0..count).map(expert).collect()
+    }
 }
 
-/// Where a layer's router is.
-pub(super) fn router(checkpoint: &Checkpoint, layer: usize) -> String {
-    let new = format!("layers.{layer}.mlp.router");
-    let found = checkpoint.has(&format!("{new}.weight"));
-    if found { new } else { format!("layers.{layer}.block_sparse_moe.gate") }
+/// Where the experts of a layer are in a checkpoint.
+#[derive(Debug, Clone)]
+pub struct ExpertNames {
+    /// Prefix of the stacks: `layers.3.mlp.experts`, of which there is `.gate_up_proj`.
+    pub stacks: String,
+    /// Prefix of single experts, of which there is `.5.gate_proj.weight`.
+    pub experts: String,
+    /// Names of gate, up and down of a single expert.
+    pub parts: [&'static str; 3],
+    /// The tensor of what is added to the probabilities that choose experts.
+    pub bias: Option<String>,
 }
 
-impl TableSource for Experts {
+impl ExpertNames {
+    /// Stacks and single experts below one prefix, these in `gate_proj`, `up_proj` and `down_proj`, without a bias.
+    pub fn new(prefix: String) -> Self {
+        let parts = ["gate_proj", "up_proj", "down_proj"];
+        Self { stacks: prefix.clone(), experts: prefix, parts, bias: None }
+    }
+}
+
+impl Layers<'_> {
+    /// Ends a graph where a layer's experts begin: outputs `y`, `z` and `router`. `y` is the residual, `z` the same
+    /// normalised, `router` where the router's weight is: `layers.3.mlp.gate`.
+    ///
+    /// # Errors
+    /// When the tensor is missing, or has another shape.
+    pub fn route(
+        &self,
+        b: &mut GraphBuilder,
+        [y, z]: [TensorId; 2],
+        router: &str,
+        experts: &Experts,
+    ) -> Result<()> {
+        // Scores decide; they stay in the precision of activations.
+        let scores = self.exact_linear(b, z, router, experts.count, false)?;
+        b.output("y", y)?;
+        b.output("z", z)?;
+        b.output("router", scores)
+    }
+
+    /// What an expert that every token goes to adds to the residual `y`: [`Layers::mlp`] of `z` `[rows, hidden]`, times
+    /// the sigmoid of the projection `gate` to one value.
+    ///
+    /// # Errors
+    /// As [`Layers::mlp`].
+    pub fn shared_expert(
+        &self,
+        b: &mut GraphBuilder,
+        [y, z]: [TensorId; 2],
+        mlp: &Mlp<'_>,
+        gate: &str,
+    ) -> Result<TensorId> {
+        let out = self.mlp(b, z, mlp, GraphBuilder::silu)?;
+        let gate = self.exact_linear(b, z, gate, 1, false)?;
+        let gate = b.unary(UnaryOp::Sigmoid, gate)?;
+        let out = b.mul(out, gate)?;
+        b.add(y, out)
+    }
+}
+
+/// Which layers the graphs of a decoder take, of which those marked have experts: each ends with such a layer, but
+/// perhaps the last.
+pub fn expert_ranges(sparse: &[bool]) -> Vec<Range<usize>> {
+    let mut ranges = Vec::new();
+    let mut first = 0;
+    for (layer, with_experts) in sparse.iter().enumerate() {
+        if *with_experts || layer + 1 == sparse.len() {
+            ranges.push(first..layer + 1);
+            first = layer + 1;
+        }
+    }
+    ranges
+}
+
+/// The contexts of a decoder with experts: graphs `decode<n>` for one token and `prefill<P>_<n>` for each P of
+/// `prompts`, each through the layers of one of [`expert_ranges`], spread over the shards of the options; a context of
+/// the experts' graphs `ffn` and `ffn_pf`; and the head's, which normalises the residual.
+///
+/// # Errors
+/// Those of `make`, which makes the graph of the given name that takes some rows of tokens through some layers.
+pub fn expert_decoder(
+    options: &RecipeOptions,
+    sparse: &[bool],
+    prompts: &[usize],
+    experts: &Experts,
+    make: impl Fn(&str, Range<usize>, usize) -> Result<Graph>,
+    head: Graph,
+) -> Result<Decoder> {
+    let ranges = expert_ranges(sparse);
+    let shards = even(ranges.len(), options.shards.min(ranges.len()));
+    let (precision, inputs) = (options.precision, ExpertInputs::of(options));
+    let mut contexts: Vec<ContextPlan> = Vec::new();
+    let mut plan = Map::new();
+    let mut prefill = Vec::new();
+    for rows in std::iter::once(1).chain(prompts.iter().copied()) {
+        let (key, stem) = match rows {
+            1 => ("decode".to_owned(), "decode".to_owned()),
+            _ => (format!("prefill{rows}"), format!("prefill{rows}_")),
+        };
+        let mut names = Vec::new();
+        for (shard, (key, members)) in named(&key, &shards).into_iter().enumerate() {
+            let mut graphs = Vec::new();
+            for index in members {
+                let name = format!("{stem}{index}");
+                graphs.push(make(&name, ranges[index].clone(), rows)?);
+                names.push(name);
+            }
+            match contexts.get_mut(shard).filter(|_| options.share_weights && rows > 1) {
+                // Weights are shared by the graphs of one context.
+                Some(context) => context.graphs.extend(graphs),
+                None => contexts.push(ContextPlan::new(key, precision, graphs)),
+            }
+        }
+        match rows {
+            1 => drop(plan.insert("decode".to_owned(), one_or_many(names))),
+            _ => prefill.extend(names),
+        }
+    }
+    let mut of_experts = vec![experts.token_graph("ffn", inputs)?];
+    plan.insert("ffn".to_owned(), json!("ffn"));
+    if let Some(widest) = prompts.iter().max() {
+        of_experts.push(experts.rows_graph("ffn_pf", inputs, experts.rows_of(*widest))?);
+        plan.insert("ffn_prefill".to_owned(), json!("ffn_pf"));
+        plan.insert("prefill".to_owned(), one_or_many(prefill));
+    }
+    inputs.plan(&mut plan);
+    plan.insert("lmhead".to_owned(), json!(head.name()));
+    contexts.push(ContextPlan::new("experts".to_owned(), Default::default(), of_experts));
+    contexts.push(ContextPlan::alone(head));
+    Ok(Decoder { contexts, plan_params: plan })
+}
+
+/// As [`super::prefill_rows`], beside one context more, that of the experts.
+///
+/// # Errors
+/// As [`super::prefill_rows`].
+pub fn expert_prefill_rows(options: &RecipeOptions, default: &[usize]) -> Result<Vec<usize>> {
+    rows_beside(options, default, 2)
+}
+
+/// Gate, up and down of one expert.
+type Matrices = [Arc<dyn RowSource>; 3];
+
+/// All experts, layer by layer, read when they are written.
+#[derive(Debug)]
+struct Table {
+    /// `[layers · experts]`
+    matrices: Vec<Matrices>,
+    /// `[layers, experts]`, or nothing.
+    bias: Vec<f32>,
+}
+
+impl TableSource for Table {
     fn bytes(&self) -> u64 {
         let sizes = self.matrices.iter().flatten().map(|m| m.shape());
         let bytes = sizes.map(|[rows, cols]| (rows as u64).saturating_mul(cols as u64 + 4));
-        bytes.fold(0, u64::saturating_add)
+        bytes.fold(4 * self.bias.len() as u64, u64::saturating_add)
     }
 
     fn write(&self, files: &mut [&mut dyn Write], progress: &mut dyn Progress) -> Result<()> {
-        let [weights, scales] = files else {
-            return Err(Error::new(ErrorKind::Internal, "the experts are two files"));
+        let [weights, scales, bias @ ..] = files else {
+            return Err(Error::new(ErrorKind::Internal, "the experts are two files or three"));
         };
         let fail = |e: std::io::Error| Error::caused(ErrorKind::Io, "table of experts", e);
         let mut done = 0;
@@ -106,6 +428,11 @@ impl TableSource for Experts {
             scales.write_all(&bytes).map_err(fail)?;
             done += (rows.values.len() + bytes.len()) as u64;
             progress.advance(done);
+        }
+        if let [bias] = bias {
+            let bytes: Vec<u8> = self.bias.iter().flat_map(|value| value.to_le_bytes()).collect();
+            bias.write_all(&bytes).map_err(fail)?;
+            progress.advance(done + bytes.len() as u64);
         }
         Ok(())
     }

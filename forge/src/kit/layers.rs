@@ -208,8 +208,36 @@ impl<'a> Layers<'a> {
     /// # Errors
     /// As [`Layers::head`].
     pub fn lmhead(&self, hidden: usize, vocab: usize, tied: bool) -> Result<Graph> {
+        self.lmhead_after(hidden, vocab, tied, None)
+    }
+
+    /// The same for a row of the residual, with the final norm `norm`.
+    ///
+    /// # Errors
+    /// As [`Layers::head`].
+    pub fn normed_lmhead(
+        &self,
+        hidden: usize,
+        vocab: usize,
+        tied: bool,
+        norm: &str,
+    ) -> Result<Graph> {
+        self.lmhead_after(hidden, vocab, tied, Some(norm))
+    }
+
+    fn lmhead_after(
+        &self,
+        hidden: usize,
+        vocab: usize,
+        tied: bool,
+        norm: Option<&str>,
+    ) -> Result<Graph> {
         let mut b = GraphBuilder::new("lmhead");
-        let x = b.input("x", Elem::Activation, &[1, hidden])?;
+        let mut x = b.input("x", Elem::Activation, &[1, hidden])?;
+        if let Some(norm) = norm {
+            b.scope("final");
+            x = self.norm(&mut b, x, norm)?;
+        }
         let logits = self.head(&mut b, x, vocab, tied, false)?;
         b.output("logits", logits)?;
         b.finish()

@@ -6,6 +6,7 @@
 //! | [`Layers`] | projections, norms, MLPs and heads from the tensors of a checkpoint |
 //! | [`Attention`], [`Attend`], [`mix`], [`rope`], [`rotate`] | softmax attention over a cache or within a text |
 //! | [`decoder`], [`decoder_of`], [`shards`], [`prefill_rows`], [`check_shape`] | graphs to contexts, and the plan that runs them |
+//! | [`Experts`], [`expert_decoder`] | layers with many experts, whose weights stay on the host |
 //! | [`matrices`] | tensors of the checkpoint as files that the host reads |
 //! | [`DecoderParams`], [`object`], [`one_or_many`] | keys of the manifest |
 //!
@@ -14,6 +15,7 @@
 mod attention;
 mod block;
 mod contexts;
+mod experts;
 mod layers;
 mod matrices;
 mod reader;
@@ -22,6 +24,9 @@ pub use attention::{Attend, AttendInputs, Attention, Heads, Mixed, mix, rope, ro
 pub use contexts::{
     Decoder, DecoderParams, PREFILL_ROWS, check_shape, decoder, decoder_of, object, one_or_many,
     prefill_rows, shards,
+};
+pub use experts::{
+    EXPERTS, ExpertInputs, ExpertNames, Experts, expert_decoder, expert_prefill_rows, expert_ranges,
 };
 pub use layers::{Layers, Mlp};
 pub use matrices::{MatrixFile, matrices};

@@ -58,15 +58,10 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         encoder.graphs(options, layers, &mut params, |name, range, rows, mask_rows| {
             model.graph(name, range, rows, mask_rows)
         })?;
-    Ok(Recipe {
-        family: "gemma3".to_owned(),
-        host_op: encoder::HOST_OP.to_owned(),
-        contexts,
-        embed: checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?,
-        params,
-        plan_params,
-        tables,
-    })
+    Ok(Recipe::new("gemma3", encoder::HOST_OP, contexts, plan_params)
+        .embed(checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?)
+        .params(params)
+        .tables(tables))
 }
 
 /// Makes the graphs.

@@ -4,7 +4,7 @@ use qhx_core::Result;
 use serde_json::json;
 
 use crate::checkpoint::Checkpoint;
-use crate::kit::{Heads, Reader};
+use crate::kit::{Experts, Heads, Reader};
 
 /// More experts than any model has.
 const MAX_EXPERTS: usize = 4096;
@@ -32,6 +32,11 @@ pub(super) struct Config {
 }
 
 impl Config {
+    /// Sizes of the experts, of which sparsemixer chooses two.
+    pub fn experts(&self) -> Experts {
+        Experts { hidden: self.hidden, width: self.width, count: self.experts, a_token: 2 }
+    }
+
     /// Reads and checks.
     pub fn read(checkpoint: &Checkpoint) -> Result<Self> {
         let reader = Reader::new(checkpoint);

@@ -18,30 +18,24 @@
 //! `lmhead_ar1` is final norm and head.
 
 mod config;
-mod experts;
 mod layers;
 
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
 use crate::checkpoint::Checkpoint;
-use crate::graph::{Graph, INT8_STEP};
-use crate::kit::{DecoderParams, Layers, check_shape, object, prefill_rows};
+use crate::graph::Graph;
+use crate::kit::{
+    DecoderParams, EXPERTS, ExpertInputs, ExpertNames, Layers, check_shape, object, prefill_rows,
+};
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, Recipe, RecipeOptions};
 use crate::register_recipe;
-use crate::registry::{RecipeEntry, RecipeOption};
+use crate::registry::RecipeEntry;
 use config::Config;
-use layers::{ExpertInputs, attention, head, pair, single};
+use layers::{attention, head};
 
 /// Tokens of the longest prompt that goes through the prefill graphs, by default.
 const DEFAULT_WINDOW: usize = 576;
-
-/// What graphs of experts take as weights.
-const EXPERTS: RecipeOption = RecipeOption {
-    name: "experts",
-    values: &["w8a16", "fp16"],
-    help: "precision of the experts' weights as graph inputs: the table's int8, or f16 that the host makes of it",
-};
 
 // The older of the two names stands in older checkpoints.
 register_recipe!(
@@ -54,10 +48,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let config = Config::read(checkpoint)?;
     let window = check(&config, options)?;
     let layers = Layers::decoder(checkpoint, options, config.eps);
-    let inputs = match options.choice(EXPERTS.name) {
-        Some("fp16") => ExpertInputs::F16,
-        _ => ExpertInputs::Int8,
-    };
+    let (experts, inputs) = (config.experts(), ExpertInputs::of(options));
     // Graphs that share weights stand in one context, of which no part can be left out.
     let optional = (!options.share_weights).then(|| "prefill".to_owned());
     let mut contexts: Vec<ContextPlan> = Vec::new();
@@ -93,9 +84,9 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let mut alone = |graph: Graph, optional| {
         contexts.push(ContextPlan { optional, ..ContextPlan::alone(graph) });
     };
-    alone(pair("ffn2", &config, inputs)?, None);
+    alone(experts.token_graph("ffn2", inputs)?, None);
     if let Some(window) = window {
-        alone(single("ffn_pf", &config, inputs, window)?, optional);
+        alone(experts.rows_graph("ffn_pf", inputs, window)?, optional);
     }
     alone(head(&layers, &config, "lmhead_ar1")?, None);
     if contexts.len() > MAX_CONTEXTS {
@@ -113,7 +104,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     Ok(Recipe::new("phimoe", "phimoe_generate", contexts, plan_params(inputs, window))
         .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)
         .params(params(&config, options))
-        .tables(vec![experts::tables(checkpoint, &config)?]))
+        .tables(vec![experts.tables(checkpoint, (0..config.layers).map(names))?]))
 }
 
 /// Checks the options; returns the tokens that the prefill graphs take, if there are any.
@@ -150,8 +141,15 @@ fn plan_params(inputs: ExpertInputs, window: Option<usize>) -> Map<String, Value
         plan.insert("prefill".to_owned(), json!("pf*"));
         plan.insert("ffn_prefill".to_owned(), json!("ffn_pf"));
     }
-    if inputs == ExpertInputs::Int8 {
-        plan.insert("int8_step".to_owned(), json!(INT8_STEP));
-    }
+    inputs.plan(&mut plan);
     plan
+}
+
+/// Where a layer's experts are: stacks of `transformers`, or one by one as in published checkpoints.
+fn names(layer: usize) -> ExpertNames {
+    ExpertNames {
+        experts: format!("layers.{layer}.block_sparse_moe.experts"),
+        parts: ["w1", "w3", "w2"],
+        ..ExpertNames::new(format!("layers.{layer}.mlp.experts"))
+    }
 }
