@@ -7,6 +7,7 @@ mod backend;
 mod bad_bundles;
 mod embed;
 mod encoders;
+mod experts;
 mod gemma3;
 mod gemma4;
 mod guide;

@@ -4,7 +4,7 @@ use qhx_core::Result;
 use serde_json::{Value, json};
 
 use crate::checkpoint::Checkpoint;
-use crate::kit::{Heads, Reader};
+use crate::kit::{Experts, Heads, Reader};
 
 /// `rope_theta` of the classes when no key says it.
 const ROPE_THETA: f64 = 1e4;
@@ -64,6 +64,45 @@ pub(super) struct Config {
     pub max_positions: Option<usize>,
     /// Min number of positions that a causal layer sees, where one slides.
     pub window: Option<usize>,
+    /// Of classes with experts.
+    pub sparse: Option<Sparse>,
+}
+
+/// The layers with experts.
+#[derive(Debug, Clone)]
+pub(super) struct Sparse {
+    pub experts: Experts,
+    /// For each layer whether it has some.
+    pub layers: Vec<bool>,
+    /// `norm_topk_prob`
+    pub normalize: bool,
+}
+
+impl Sparse {
+    /// Reads and checks the keys of `Qwen3MoeConfig`.
+    fn read(reader: &Reader<'_>, hidden: usize, layers: usize) -> Result<Self> {
+        let step = reader.size_or("decoder_sparse_step", 1)?;
+        let dense = match reader.get("mlp_only_layers") {
+            None => Vec::new(),
+            Some(list) => {
+                let number = |value: &Value| value.as_u64().filter(|n| *n < layers as u64);
+                let numbers = list.as_array().map(|list| list.iter().map(number));
+                let numbers = numbers.and_then(|list| list.collect::<Option<Vec<_>>>());
+                let expected = || format!("a list of layers below {layers}");
+                numbers.ok_or_else(|| reader.bad("mlp_only_layers", list, &expected()))?
+            }
+        };
+        let sparse =
+            |layer: usize| (layer + 1).is_multiple_of(step) && !dense.contains(&(layer as u64));
+        let layers: Vec<_> = (0..layers).map(sparse).collect();
+        if !layers.contains(&true) {
+            return Err(reader.fault(
+                "decoder_sparse_step and mlp_only_layers leave no layer with experts, expected one or more".to_owned(),
+            ));
+        }
+        let normalize = reader.flag("norm_topk_prob")?;
+        Ok(Self { experts: Experts::read(reader, hidden)?, layers, normalize })
+    }
 }
 
 impl Config {
@@ -82,11 +121,17 @@ impl Config {
         let attention_bias = kind != Kind::Mistral && reader.flag("attention_bias")?;
         let max_positions = reader.maybe_size("max_position_embeddings")?;
         let (rope_theta, rope_scaling) = rope(&reader, max_positions)?;
+        let with_experts = checkpoint.architecture().is_some_and(|class| class.contains("Moe"));
+        let sparse = with_experts.then(|| Sparse::read(&reader, hidden, layers));
         Ok(Self {
             kind,
             hidden,
             vocab: reader.size("vocab_size")?,
-            intermediate: reader.size("intermediate_size")?,
+            // Without a dense layer nobody needs it.
+            intermediate: match with_experts {
+                true => reader.size_or("intermediate_size", 1)?,
+                false => reader.size("intermediate_size")?,
+            },
             layers,
             heads: reader.heads(hidden, groups, dim)?,
             rope_theta,
@@ -99,6 +144,7 @@ impl Config {
             tied: reader.tied(false),
             max_positions,
             window: window(&reader, kind, layers)?,
+            sparse: sparse.transpose()?,
         })
     }
 }

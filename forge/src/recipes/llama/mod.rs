@@ -1,7 +1,7 @@
 //! Llama-like models: Llama, Mistral, Qwen2 and Qwen3 as decoders (`…ForCausalLM`), and as encoders
 //! (`…Model`, `MistralBiDirectionalModel`, `LlamaBidirectionalModel`).
 //!
-//! Arithmetic: `transformers`, `models/{llama,mistral,qwen2,qwen3}`, stated in `tests/oracle/LLAMA.md`.
+//! Arithmetic: `transformers`, `models/{llama,mistral,qwen2,qwen3,qwen3_moe}`, stated in `tests/oracle/LLAMA.md`.
 //!
 //! Decoder: graphs `decode` take one token, graphs `prefill<P>` take P tokens of a prompt over the
 //! same caches, each shard in a context of its own; the head is a graph of its own.
@@ -13,6 +13,9 @@
 //! | `cmask` | `[P, max_ctx + P]` | added to scores; the last P slots are the graph's own tokens |
 //! | `past_k_i`, `past_v_i` → `new_k_i`, `new_v_i` | `[kv_heads, max_ctx, head_dim]` → `[kv_heads, P, head_dim]` | keys after norm and rope |
 //! | head: `x` → `logits` | `[1, hidden]` → `[1, vocab]` | |
+//!
+//! Decoder with experts (`Qwen3MoeForCausalLM`): graphs `decode<n>` and `prefill<P>_<n>` end where a layer's experts
+//! begin, see [`crate::kit::Experts`]; the head normalises.
 //!
 //! Encoder: graphs `enc` take S tokens, a text with its padding.
 //!
@@ -35,14 +38,14 @@ use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
 use crate::kit::{
-    Attend, AttendInputs, Decoder, DecoderParams, Layers, PREFILL_ROWS, check_shape, decoder,
-    prefill_rows,
+    Attend, AttendInputs, Decoder, DecoderParams, EXPERTS, ExpertNames, Layers, PREFILL_ROWS,
+    check_shape, decoder, expert_decoder, expert_prefill_rows, object, prefill_rows,
 };
 use crate::recipe::{Recipe, RecipeOptions, Task};
 use crate::register_recipe;
 use crate::registry::RecipeEntry;
 use config::{Config, Kind};
-use layers::layer;
+use layers::{layer, until_experts};
 
 const DECODERS: [&str; 4] =
     ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"];
@@ -60,6 +63,12 @@ register_recipe!(
         .tasks(&[Task::Generate, Task::Embed])
         .prefill_graphs()
         .longest(longest)
+);
+register_recipe!(
+    RecipeEntry::new(&["Qwen3MoeForCausalLM"], recipe)
+        .prefill_graphs()
+        .longest(longest)
+        .options(&[EXPERTS])
 );
 register_recipe!(
     RecipeEntry::new(&ENCODERS, recipe).tasks(&[Task::Embed]).prefill_graphs().longest(longest)
@@ -126,24 +135,44 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
     }
     check_window(config, options)?;
     let layers = layers(checkpoint, config, options);
-    let Decoder { contexts, plan_params } = decoder(
-        options,
-        config.layers,
-        &prefill_rows(options, &PREFILL_ROWS)?,
-        |name, range, rows| {
-            run(
-                &layers,
-                config,
-                name,
-                range,
-                AttendInputs::new(config.heads.dim, rows, options.max_ctx),
-            )
-        },
-        layers.lmhead(config.hidden, config.vocab, config.tied)?,
-    )?;
+    let inputs = |rows| AttendInputs::new(config.heads.dim, rows, options.max_ctx);
+    let mut params = params(config, options);
+    let (decoder, tables) = match &config.sparse {
+        None => {
+            let decoder = decoder(
+                options,
+                config.layers,
+                &prefill_rows(options, &PREFILL_ROWS)?,
+                |name, range, rows| run(&layers, config, name, range, inputs(rows)),
+                layers.lmhead(config.hidden, config.vocab, config.tied)?,
+            )?;
+            (decoder, Vec::new())
+        }
+        Some(sparse) => {
+            params.extend(object(json!({
+                "n_experts": sparse.experts.count,
+                "router": {"rule": "softmax", "normalize": sparse.normalize},
+            })));
+            let decoder = expert_decoder(
+                options,
+                &sparse.layers,
+                &expert_prefill_rows(options, &PREFILL_ROWS)?,
+                &sparse.experts,
+                |name, range, rows| {
+                    until_experts(&layers, config, sparse, name, range, &inputs(rows))
+                },
+                layers.normed_lmhead(config.hidden, config.vocab, config.tied, "norm")?,
+            )?;
+            let with_experts = (0..config.layers).filter(|layer| sparse.layers[*layer]);
+            let names = |layer| ExpertNames::new(format!("layers.{layer}.mlp.experts"));
+            (decoder, vec![sparse.experts.tables(checkpoint, with_experts.map(names))?])
+        }
+    };
+    let Decoder { contexts, plan_params } = decoder;
     Ok(Recipe::new(config.kind.family(), "llama_generate", contexts, plan_params)
         .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)
-        .params(params(config, options)))
+        .params(params)
+        .tables(tables))
 }
 
 fn layers<'a>(checkpoint: &'a Checkpoint, config: &Config, options: &RecipeOptions) -> Layers<'a> {

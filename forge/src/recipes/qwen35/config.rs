@@ -4,7 +4,7 @@ use qhx_core::Result;
 use serde_json::{Value, json};
 
 use crate::checkpoint::Checkpoint;
-use crate::kit::{Heads, Reader};
+use crate::kit::{Experts, Heads, Reader};
 use crate::recipes::vision::{Vision, section};
 
 /// `mrope_section` where no key says it (`Qwen3_5TextRotaryEmbedding`).
@@ -24,7 +24,10 @@ pub(super) enum LayerKind {
 pub(super) struct Config {
     pub hidden: usize,
     pub vocab: usize,
+    /// Of the MLP, or of the expert that every token goes to.
     pub intermediate: usize,
+    /// Of classes with experts, in each layer.
+    pub experts: Option<Experts>,
     pub layers: Vec<LayerKind>,
     pub heads: Heads,
     pub rotary_dim: usize,
@@ -77,10 +80,15 @@ impl Config {
             )));
         }
         let vocab = reader.size("vocab_size")?;
+        let with_experts = checkpoint.architecture().is_some_and(|class| class.contains("Moe"));
         let config = Self {
             hidden,
             vocab,
-            intermediate: reader.size("intermediate_size")?,
+            intermediate: match with_experts {
+                true => reader.size("shared_expert_intermediate_size")?,
+                false => reader.size("intermediate_size")?,
+            },
+            experts: with_experts.then(|| Experts::read(&reader, hidden)).transpose()?,
             layers: layers(&reader)?,
             heads,
             rotary_dim,

@@ -16,6 +16,10 @@
 //! | `past_ssm_i` → `present_ssm_i` | f32 `[v_heads, k_dim, v_dim]` | |
 //! | head: `x` → `logits` | `[1, hidden]` → `[1, vocab]` | |
 //!
+//! Classes with experts (`Qwen3_5MoeForCausalLM`, `models/qwen3_5_moe`) have a graph a layer, `decode<n>` and
+//! `prefill<P>_<n>`, which ends where the experts begin, see [`crate::kit::Experts`]; the expert that every token goes
+//! to is in it. The head normalises.
+//!
 //! The convolution's FIFO has time as its first dimension: the new column is a row as the projection
 //! gives it, and neither the convolution nor the shift transposes.
 
@@ -33,8 +37,8 @@ use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
 use crate::kit::{
-    Attend, AttendInputs, Decoder, DecoderParams, Layers, Mlp, PREFILL_ROWS, check_shape, decoder,
-    prefill_rows,
+    Attend, AttendInputs, Decoder, DecoderParams, EXPERTS, ExpertNames, Layers, Mlp, PREFILL_ROWS,
+    check_shape, decoder, expert_decoder, expert_prefill_rows, prefill_rows,
 };
 use crate::recipe::{Probe, Recipe, RecipeOptions};
 use crate::recipes::vision::{
@@ -59,6 +63,12 @@ register_recipe!(
         .options(&[IMAGE_SIZE, IMAGE_PATCHES, TOWER, VISION_SHIFT])
         .probe(probe)
 );
+register_recipe!(
+    RecipeEntry::new(&["Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"], recipe)
+        .prefill_graphs()
+        .options(&[EXPERTS, IMAGE_SIZE, IMAGE_PATCHES, TOWER, VISION_SHIFT])
+        .probe(probe)
+);
 
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let config = Config::read(checkpoint)?;
@@ -66,13 +76,24 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     // `Qwen3_5RMSNorm` stores the difference from one.
     let layers = Layers { norm_offset: 1.0, ..Layers::decoder(checkpoint, options, config.eps) };
     let model = Model { layers, config: &config };
-    let Decoder { contexts, plan_params } = decoder(
-        options,
-        config.layers.len(),
-        &prefill_rows(options, &PREFILL_ROWS)?,
-        |name, range, rows| graph(&model, options.max_ctx, name, range, rows),
-        layers.lmhead(config.hidden, config.vocab, config.tied)?,
-    )?;
+    let count = config.layers.len();
+    let make = |name: &str, range, rows| graph(&model, options.max_ctx, name, range, rows);
+    let (hidden, vocab, tied) = (config.hidden, config.vocab, config.tied);
+    let (decoder, tables) = match &config.experts {
+        None => {
+            let rows = prefill_rows(options, &PREFILL_ROWS)?;
+            let head = layers.lmhead(hidden, vocab, tied)?;
+            (decoder(options, count, &rows, make, head)?, Vec::new())
+        }
+        Some(experts) => {
+            let rows = expert_prefill_rows(options, &PREFILL_ROWS)?;
+            let head = layers.normed_lmhead(hidden, vocab, tied, "norm")?;
+            let names = |layer| ExpertNames::new(format!("layers.{layer}.mlp.experts"));
+            let tables = experts.tables(checkpoint, (0..count).map(names))?;
+            (expert_decoder(options, &vec![true; count], &rows, experts, make, head)?, vec![tables])
+        }
+    };
+    let Decoder { contexts, plan_params } = decoder;
     let mut params = DecoderParams {
         hidden: config.hidden,
         vocab: config.vocab,
@@ -82,6 +103,10 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     }
     .map(options.max_ctx);
     params.insert("rotary_dim".to_owned(), json!(config.rotary_dim));
+    if let Some(experts) = &config.experts {
+        params.insert("n_experts".to_owned(), json!(experts.count));
+        params.insert("router".to_owned(), json!({"rule": "softmax", "normalize": true}));
+    }
     let images = images(&config, options)?;
     if let Some(Images { section, .. }) = images {
         let scaling =
@@ -90,7 +115,8 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     }
     let mut recipe = Recipe::new("qwen3_5", "qwen3_5_generate", contexts, plan_params)
         .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)
-        .params(params);
+        .params(params)
+        .tables(tables);
     // The layers that predict further tokens.
     checkpoint.leave_out("mtp");
     match images {
@@ -163,6 +189,14 @@ fn graph(
         b.scope(format!("l{index}_mlp"));
         let name = format!("layers.{index}.post_attention_layernorm");
         let normed = layers.norm(&mut b, h, &name)?;
+        if let Some(experts) = &config.experts {
+            let part = |part: &str| format!("layers.{index}.mlp.{part}");
+            let shared = Mlp::new(part("shared_expert"), config.intermediate);
+            let gate = part("shared_expert_gate");
+            let h = layers.shared_expert(&mut b, [h, normed], &shared, &gate)?;
+            layers.route(&mut b, [h, normed], &part("gate"), experts)?;
+            return b.finish();
+        }
         let mlp = Mlp::new(format!("layers.{index}.mlp"), config.intermediate);
         let out = layers.mlp(&mut b, normed, &mlp, GraphBuilder::silu)?;
         h = b.add(h, out)?;

@@ -1,0 +1,56 @@
+//! Decoders with experts, weights drawn and not trained, against goldens that `transformers` made. That of the family
+//! from outside is in `lfm2.rs`.
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
+
+use std::path::PathBuf;
+
+use qhx_tests::replay::{accepted_exact, step_exact};
+use qhx_tests::tiny::{self, CPU, Variant};
+use qhx_tests::{backends, replay};
+use qhx_tiers::tier;
+
+/// Experts one by one in three of five layers, dense ones between them and behind them; and experts in stacks, one more
+/// that every token goes to, in a decoder with recurrent states.
+const TINY_MODELS: [&str; 2] = ["qwen3-moe", "qwen35-moe"];
+
+fn bundle(tiny: &str, variant: Variant) -> PathBuf {
+    tiny::bundle(&tiny::fixture(tiny), variant)
+}
+
+#[test]
+fn decoders_with_experts_equal_the_reference_on_the_cpu() {
+    for name in TINY_MODELS {
+        let goldens = tiny::goldens(&tiny::fixture(name));
+        let cases: Vec<_> = goldens.cases.iter().collect();
+        for (shards, prefill) in [(1, &[][..]), (2, &[4, 8])] {
+            let manifest = bundle(name, Variant { shards, prefill, ..CPU });
+            let mut model = tiny::open(&manifest, backends::cpu()).unwrap();
+            let label = format!("{name}, {shards} shards");
+            let distance = step_exact(&mut model, &goldens, &cases, &label);
+            eprintln!("{label}: {distance:?}");
+            assert!(distance.largest <= 1e-4, "{label}: {distance:?}");
+            if !prefill.is_empty() {
+                // Draft tokens go through the graphs of several rows, and the rejected ones leave nothing.
+                let case = replay::shortest(&goldens, 1)[0];
+                let distance = accepted_exact(&mut model, case, 4, 2);
+                assert!(distance.largest <= 1e-4, "{label}: {distance:?}");
+            }
+        }
+    }
+}
+
+#[tier(qnn)]
+#[test]
+fn decoders_with_experts_say_the_same_on_the_npu() {
+    for name in TINY_MODELS {
+        let goldens = tiny::goldens(&tiny::fixture(name));
+        let case = replay::shortest(&goldens, 1);
+        let manifest = bundle(name, Variant { target: Some("v81"), prefill: &[4], ..CPU });
+        let backend = backends::qnn(&tiny::qnn_libraries());
+        let mut model = tiny::open(&manifest, backend).unwrap();
+        let distance = step_exact(&mut model, &goldens, &case, name);
+        eprintln!("{name}, htp: {distance:?}");
+        assert!(distance.cosine >= 0.999, "{name}: {distance:?}");
+    }
+}
