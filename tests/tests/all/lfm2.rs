@@ -109,6 +109,28 @@ fn the_family_runs_on_the_npu() {
     assert_eq!(estimate["graphs"][0]["graph"], "decode", "{estimate}");
 }
 
+/// Experts are the kit's on both sides: the op does not know of them.
+#[test]
+fn experts_of_the_family_need_nothing_from_its_op() {
+    let Scene { place, folder, plugin, .. } = made();
+    let checkpoint = tiny::fixture("lfm2-moe");
+    let program = folder.join("target/release/lfm2-forge");
+    let goldens = tiny::goldens(&checkpoint);
+    for (out, prefill) in [("moe", "0"), ("moe-prefill", "4")] {
+        let out = folder.join(out);
+        let arguments =
+            [checkpoint.to_str().unwrap(), "--out", out.to_str().unwrap(), "--cpu-only"];
+        let more = ["--max-ctx", "64", "--prefill", prefill];
+        let (code, [_, said]) = place.program(&program, &[&arguments[..], &more].concat());
+        assert_eq!(code, Some(0), "{said}");
+        let mut model = outside::open(&out, plugin, backends::cpu());
+        let every = shortest(&goldens, usize::MAX);
+        let distance = step_exact(&mut model, &goldens, &every, "lfm2-moe");
+        eprintln!("lfm2-moe, prefill {prefill}: {distance:?}");
+        assert!(distance.largest <= 1e-4, "{distance:?}");
+    }
+}
+
 /// The program around the recipe can do all that `qhx forge` can.
 fn every_command_knows_the_family(place: &Outside, folder: &Path) {
     let program = folder.join("target/release/lfm2-forge");
@@ -131,7 +153,11 @@ fn every_command_knows_the_family(place: &Outside, folder: &Path) {
     assert!(code == Some(2) && said.contains("no recipe option \"a\""), "{code:?} {said}");
     let (code, [help, _]) = place.program(&program, &["--help"]);
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(code == Some(0) && help.contains("Lfm2ForCausalLM, LlamaBidirectionalModel"), "{help}");
+    assert!(
+        code == Some(0)
+            && help.contains("Lfm2ForCausalLM, Lfm2MoeForCausalLM, LlamaBidirectionalModel"),
+        "{help}"
+    );
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 use qhx_core::Result;
 use qhx_forge::checkpoint::Checkpoint;
-use qhx_forge::kit::{Heads, Reader};
+use qhx_forge::kit::{Experts, Heads, Reader};
+use serde_json::{Value, json};
 
 /// Sizes and constants of a model.
 #[derive(Debug)]
@@ -20,6 +21,43 @@ pub(crate) struct Config {
     pub tied: bool,
     /// Longest context, where the checkpoint says so.
     pub max_positions: Option<usize>,
+    /// Of `Lfm2MoeForCausalLM`.
+    pub sparse: Option<Sparse>,
+}
+
+/// The layers with experts, which are all but the first ones.
+#[derive(Debug)]
+pub(crate) struct Sparse {
+    pub experts: Experts,
+    /// Layers without experts.
+    pub dense: usize,
+    /// `expert_bias` is added to the probabilities that choose experts.
+    pub bias: bool,
+    /// `params.router` of the manifest.
+    pub router: Value,
+}
+
+impl Sparse {
+    fn read(reader: &Reader<'_>, hidden: usize) -> Result<Self> {
+        let dense = match reader.get("num_dense_layers") {
+            Some(none) if *none == 0 => 0,
+            _ => reader.size_or("num_dense_layers", 2)?,
+        };
+        let layers = reader.layers()?;
+        if dense >= layers {
+            return Err(reader.fault(format!(
+                "num_dense_layers is {dense}, expected less than num_hidden_layers, {layers}"
+            )));
+        }
+        let normalize = reader.flag_or("norm_topk_prob", true)?;
+        let scale = reader.positive(&["routed_scaling_factor"])?.unwrap_or(1.0);
+        Ok(Self {
+            experts: Experts::read(reader, hidden)?,
+            dense,
+            bias: reader.flag_or("use_expert_bias", true)?,
+            router: json!({"rule": "sigmoid", "normalize": normalize, "scale": scale}),
+        })
+    }
 }
 
 impl Config {
@@ -30,10 +68,14 @@ impl Config {
         if kernel < 2 {
             return Err(reader.fault(format!("conv_L_cache is {kernel}, expected at least 2")));
         }
+        let with_experts = checkpoint.architecture() == Some("Lfm2MoeForCausalLM");
         Ok(Self {
             hidden,
             vocab: reader.size("vocab_size")?,
-            intermediate: intermediate(&reader)?,
+            intermediate: match with_experts {
+                true => reader.size("intermediate_size")?,
+                false => intermediate(&reader)?,
+            },
             attention: attention(&reader)?,
             heads: reader.heads(hidden, None, None)?,
             rope_theta: reader.rope_theta(1e6)?,
@@ -42,6 +84,7 @@ impl Config {
             eps: reader.epsilon(&["norm_eps", "block_norm_eps"], 1e-5)?,
             tied: reader.flag_or("tie_embedding", reader.tied(true))?,
             max_positions: reader.maybe_size("max_position_embeddings")?,
+            sparse: with_experts.then(|| Sparse::read(&reader, hidden)).transpose()?,
         })
     }
 }

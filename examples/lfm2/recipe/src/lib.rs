@@ -1,7 +1,7 @@
-//! The recipe for `Lfm2ForCausalLM`: LFM2 and LFM2.5 checkpoints to graphs.
+//! The recipe for `Lfm2ForCausalLM` and `Lfm2MoeForCausalLM`: LFM2 and LFM2.5 checkpoints to graphs.
 //!
-//! Arithmetic: `transformers`, `models/lfm2/modeling_lfm2.py`. Graphs `decode` take one token, graphs `prefill<P>` take
-//! P tokens of a prompt over the same states; the head is a graph of its own.
+//! Arithmetic: `transformers`, `models/lfm2/modeling_lfm2.py` and `models/lfm2_moe`. Graphs `decode` take
+//! one token, graphs `prefill<P>` take P tokens of a prompt over the same states; the head is a graph of its own.
 //!
 //! | tensor | shape, P = 1 for `decode` | |
 //! |---|---|---|
@@ -12,6 +12,9 @@
 //! | `past_k_i`, `past_v_i` → `new_k_i`, `new_v_i` | `[kv_heads, max_ctx, head_dim]` → `[kv_heads, P, head_dim]` | attention layers; keys after norm and rope |
 //! | `past_conv_i` → `present_conv_i` | `[kernel − 1, hidden]` | convolution layers; rows oldest first |
 //! | head: `x` → `logits` | `[1, hidden]` → `[1, vocab]` | |
+//!
+//! Where layers have experts, graphs `decode<n>` and `prefill<P>_<n>` end before them, see `qhx_forge::kit::Experts`,
+//! and the head normalises.
 
 mod config;
 
@@ -22,15 +25,21 @@ use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::{Elem, Graph, TensorId};
 use qhx_forge::kit::{
-    Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, PREFILL_ROWS,
-    check_shape, decoder, prefill_rows,
+    Attend, AttendInputs, Attention, Decoder, DecoderParams, EXPERTS, ExpertNames, Layers, Mlp,
+    PREFILL_ROWS, check_shape, decoder, expert_decoder, expert_prefill_rows, prefill_rows,
 };
 use qhx_forge::recipe::{Recipe, RecipeOptions};
 use qhx_forge::{RecipeEntry, register_recipe};
 
-use config::Config;
+use config::{Config, Sparse};
+use serde_json::json;
+
+const PARTS: [&str; 3] = ["w1", "w3", "w2"];
 
 register_recipe!(RecipeEntry::new(&["Lfm2ForCausalLM"], recipe).prefill_graphs());
+register_recipe!(
+    RecipeEntry::new(&["Lfm2MoeForCausalLM"], recipe).prefill_graphs().options(&[EXPERTS])
+);
 
 /// The graphs of a checkpoint, and the plan that runs them with `lfm2_generate`.
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
@@ -39,17 +48,36 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let count = config.attention.len();
     check_shape(options, count, config.max_positions)?;
     let layers = Layers::decoder(checkpoint, options, config.eps);
-    let Decoder { contexts, plan_params } = decoder(
-        options,
-        count,
-        &prefill_rows(options, &PREFILL_ROWS)?,
-        |name, range, rows| graph(&layers, &config, options.max_ctx, name, range, rows),
-        layers.lmhead(hidden, vocab, tied)?,
-    )?;
+    let make =
+        |name: &str, range, rows| graph(&layers, &config, options.max_ctx, name, range, rows);
+    let mut params =
+        DecoderParams { hidden, vocab, layers: count, heads, rope_theta }.map(options.max_ctx);
+    let (decoder, tables) = match &config.sparse {
+        None => {
+            let rows = prefill_rows(options, &PREFILL_ROWS)?;
+            let head = layers.lmhead(hidden, vocab, tied)?;
+            (decoder(options, count, &rows, make, head)?, Vec::new())
+        }
+        Some(Sparse { experts, dense, bias, router }) => {
+            params.insert("n_experts".to_owned(), json!(experts.count));
+            params.insert("router".to_owned(), router.clone());
+            let rows = expert_prefill_rows(options, &PREFILL_ROWS)?;
+            let sparse: Vec<_> = (0..count).map(|layer| layer >= *dense).collect();
+            let head = layers.normed_lmhead(hidden, vocab, tied, "embedding_norm")?;
+            let names = |layer: usize| {
+                let part = |part: &str| format!("layers.{layer}.feed_forward.{part}");
+                let bias = bias.then(|| part("expert_bias"));
+                ExpertNames { parts: PARTS, bias, ..ExpertNames::new(part("experts")) }
+            };
+            let tables = experts.tables(checkpoint, (*dense..count).map(names))?;
+            (expert_decoder(options, &sparse, &rows, experts, make, head)?, vec![tables])
+        }
+    };
+    let Decoder { contexts, plan_params } = decoder;
     Ok(Recipe::new("lfm2", "lfm2_generate", contexts, plan_params)
-.embed(checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?)
-.params(DecoderParams { hidden, vocab, layers: count, heads, rope_theta }
-            .map(options.max_ctx)))
+        .embed(checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?)
+        .params(params)
+        .tables(tables))
 }
 
 /// `rows` tokens through the layers of `range`.
@@ -70,7 +98,7 @@ fn graph(
     let keep = (rows > 1 && kinds.contains(&false))
         .then(|| b.input("keep", Elem::Activation, &[older, older + rows]))
         .transpose()?;
-    let last = range.end == config.attention.len();
+    let last = range.end == config.attention.len() && config.sparse.is_none();
     for (i, &attention) in range.zip(kinds) {
         b.scope(format!("l{i}"));
         let normed = layers.norm(&mut b, h, &format!("layers.{i}.operator_norm"))?;
@@ -89,7 +117,11 @@ fn graph(
         b.scope(format!("l{i}_mlp"));
         let normed = layers.norm(&mut b, h, &format!("layers.{i}.ffn_norm"))?;
         let name = format!("layers.{i}.feed_forward");
-        let mlp = Mlp { parts: ["w1", "w3", "w2"], ..Mlp::new(name, config.intermediate) };
+        if let Some(sparse) = config.sparse.as_ref().filter(|sparse| i >= sparse.dense) {
+            layers.route(&mut b, [h, normed], &format!("{name}.gate"), &sparse.experts)?;
+            return b.finish();
+        }
+        let mlp = Mlp { parts: PARTS, ..Mlp::new(name, config.intermediate) };
         let out = layers.mlp(&mut b, normed, &mlp, GraphBuilder::silu)?;
         h = b.add(h, out)?;
     }
