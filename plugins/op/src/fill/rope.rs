@@ -45,6 +45,10 @@ pub enum RopeScaling {
         #[serde(default = "one")]
         factor: f64,
     },
+    /// Each pair's frequency is divided by its own number, `factors`, and cosines and sines are multiplied by
+    /// `attention_factor` ([`RopeParams::factors`], [`RopeParams::attention_factor`]): what YaRN (arXiv 2309.00071)
+    /// and LongRoPE (arXiv 2402.13753) come to for one length of the context.
+    Factors,
 }
 
 fn one() -> f64 {
@@ -64,7 +68,7 @@ impl RopeScaling {
 
     fn apply(self, frequency: f32) -> f32 {
         match self {
-            Self::Default => frequency,
+            Self::Default | Self::Factors => frequency,
             Self::Linear { factor } | Self::Proportional { factor, .. } => {
                 frequency / factor as f32
             }
@@ -91,7 +95,7 @@ impl RopeScaling {
 
     fn check(self, pairs: usize) -> Result<()> {
         let (legal, expected) = match self {
-            Self::Default => (true, ""),
+            Self::Default | Self::Factors => (true, ""),
             Self::Linear { factor } => (factor > 0.0, "a positive factor"),
             Self::Llama3 {
                 factor,
@@ -164,6 +168,10 @@ pub struct RopeParams {
     pub scaling: Option<RopeScaling>,
     /// `rope_scaling.mrope_section`, in the order that `rope_scaling.mrope_interleaved` declares.
     pub sections: Option<Sections>,
+    /// `rope_scaling.factors`, of [`RopeScaling::Factors`]: what divides each pair's frequency.
+    pub factors: Option<Vec<f64>>,
+    /// `rope_scaling.attention_factor`, of [`RopeScaling::Factors`]: what multiplies cosines and sines.
+    pub attention_factor: Option<f64>,
 }
 
 impl RopeParams {
@@ -185,12 +193,20 @@ impl RopeParams {
         let interleaved = host.value::<bool>(&at("rope_scaling/mrope_interleaved"))?;
         let order =
             if interleaved == Some(true) { Sections::Interleaved } else { Sections::Chunked };
+        let scaling = host.value(&at("rope_scaling"))?;
+        let listed = scaling == Some(RopeScaling::Factors);
+        let factors = at("rope_scaling/factors");
         Ok(Self {
             pointer: pointer.to_owned(),
             rotary_dim,
             theta: host.value(&at("rope_theta"))?,
-            scaling: host.value(&at("rope_scaling"))?,
+            scaling,
             sections: sections.map(order),
+            factors: listed.then(|| host.require(&factors)).transpose()?,
+            attention_factor: match listed {
+                true => host.value(&at("rope_scaling/attention_factor"))?,
+                false => None,
+            },
         })
     }
 
@@ -209,6 +225,10 @@ impl RopeParams {
         let mut rope = Rope::new(dim, self.theta.unwrap_or(THETA)).map_err(at_pointer)?;
         if let Some(scaling) = self.scaling {
             rope = rope.scaled(scaling).map_err(at_pointer)?;
+        }
+        if let Some(factors) = &self.factors {
+            let attention = self.attention_factor.unwrap_or(1.0);
+            rope = rope.divided(factors, attention).map_err(at_pointer)?;
         }
         if let Some(sections) = self.sections {
             rope = rope.sectioned(sections).map_err(at_pointer)?;
@@ -230,6 +250,8 @@ pub struct Rope {
     pub(super) sin_role: &'static str,
     /// Of the pairs that turn.
     inverse_frequencies: Vec<f32>,
+    /// What multiplies cosines and sines.
+    amplitude: f32,
     /// For each pair, the component of the position that turns it.
     axes: Vec<u8>,
     /// As wide as the rotary dimension.
@@ -262,6 +284,7 @@ impl Rope {
             cos_role: "cos",
             sin_role: "sin",
             inverse_frequencies,
+            amplitude: 1.0,
             axes: vec![0; pairs],
             cos: vec![1.0; 2 * pairs],
             sin: vec![0.0; 2 * pairs],
@@ -297,6 +320,29 @@ impl Rope {
         Ok(self)
     }
 
+    /// The same with the frequency of each pair divided by its own factor, and cosines and sines multiplied by
+    /// `attention_factor`.
+    ///
+    /// # Errors
+    /// When there is not one factor for each pair, or a number is not positive.
+    pub fn divided(mut self, factors: &[f64], attention_factor: f64) -> Result<Self> {
+        let pairs = self.inverse_frequencies.len();
+        let positive = |number: &f64| number.is_finite() && *number > 0.0;
+        if factors.len() != pairs || !factors.iter().chain([&attention_factor]).all(positive) {
+            return Err(Error::manifest(format!(
+                "rope_scaling: {} factors and the attention_factor {attention_factor}, expected {pairs} factors, half \
+                 the rotary dimension, and positive numbers",
+                factors.len()
+            )));
+        }
+        for (frequency, factor) in self.inverse_frequencies.iter_mut().zip(factors) {
+            *frequency /= *factor as f32;
+        }
+        self.amplitude = attention_factor as f32;
+        self.cos.fill(self.amplitude);
+        Ok(self)
+    }
+
     /// The same for positions of three components.
     ///
     /// # Errors
@@ -323,12 +369,13 @@ impl Rope {
 
     /// Computes the tables of a position in time, height and width.
     pub fn compute_at(&mut self, position: [usize; 3]) {
-        let (pairs, turning) = (self.pairs(), self.turning());
+        let (pairs, turning, amplitude) = (self.pairs(), self.turning(), self.amplitude);
         let (cos_low, cos_high) = self.cos.split_at_mut(pairs);
         let (sin_low, sin_high) = self.sin.split_at_mut(pairs);
         let tables = cos_low.iter_mut().zip(sin_low.iter_mut()).zip(&self.inverse_frequencies);
         let turn = |((cos, sin), &frequency): ((&mut f32, &mut f32), &f32), position: f32| {
-            (*sin, *cos) = (position * frequency).sin_cos();
+            let (of_sin, of_cos) = (position * frequency).sin_cos();
+            (*sin, *cos) = (of_sin * amplitude, of_cos * amplitude);
         };
         // Converted once: a conversion for each pair costs as much as a few of the multiplications.
         let components = position.map(|component| component as f32);
@@ -363,6 +410,21 @@ mod tests {
         }
         let linear = Rope::new(4, 1e4).unwrap().scaled(RopeScaling::Linear { factor: 2.0 });
         assert_eq!(linear.unwrap().inverse_frequencies[0], 0.5);
+    }
+
+    #[test]
+    fn factors_divide_frequencies_and_the_attention_factor_multiplies() {
+        let mut rope = Rope::new(4, 1e4).and_then(|rope| rope.divided(&[2.0, 5.0], 1.5)).unwrap();
+        rope.compute(3);
+        for (at, angle) in [(0, 1.5f32), (1, 0.006), (2, 1.5), (3, 0.006)] {
+            assert!((rope.cos[at] - 1.5 * angle.cos()).abs() < 1e-6, "{:?}", rope.cos);
+            assert!((rope.sin[at] - 1.5 * angle.sin()).abs() < 1e-6, "{:?}", rope.sin);
+        }
+        for (factors, attention) in [(&[2.0][..], 1.0), (&[2.0, 0.0], 1.0), (&[2.0, 5.0], f64::NAN)]
+        {
+            let error = Rope::new(4, 1e4).unwrap().divided(factors, attention).unwrap_err();
+            assert!(error.message().contains("expected 2 factors"), "{error}");
+        }
     }
 
     #[test]

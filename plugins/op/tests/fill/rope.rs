@@ -182,6 +182,8 @@ fn the_manifest_declares_what_ropes_are_made_for() {
             {"rope_type": "default", "mrope_section": [3, 3, 2], "mrope_interleaved": true}},
         "rope_full": {"head_dim": 16, "rope_theta": 1e6, "rope_scaling":
             {"rope_type": "proportional", "partial_rotary_factor": 0.25}},
+        "rope_long": {"rotary_dim": 4, "rope_scaling":
+            {"rope_type": "factors", "factors": [1.0, 3.5], "attention_factor": 1.25}},
     }});
     opened(OpHarness::new().manifest(manifest), |host| {
         let read = |pointer: &str| RopeParams::read(host, pointer);
@@ -192,6 +194,8 @@ fn the_manifest_declares_what_ropes_are_made_for() {
         assert_eq!((found.rotary_dim, found.theta, found.scaling), (Some(8), None, None));
         assert_eq!(read("/params/rope_vision")?.sections, Some(Sections::Interleaved([3, 3, 2])));
         assert_eq!(read("/params/rope_full")?.scaling, Some(PROPORTIONAL));
+        let found = read("/params/rope_long")?;
+        assert_eq!((found.factors, found.attention_factor), (Some(vec![1.0, 3.5]), Some(1.25)));
         Ok(())
     })
     .unwrap();
@@ -240,6 +244,16 @@ fn a_rope_that_cannot_be_is_an_error_with_its_reason() {
             json!({"head_dim": 8, "rope_scaling": {"rope_type": "yarn"}}),
             4,
             &["manifest /params/local/rope_scaling", "yarn"],
+        ),
+        (
+            json!({"head_dim": 8, "rope_scaling": {"rope_type": "factors"}}),
+            4,
+            &["/params/local/rope_scaling/factors"],
+        ),
+        (
+            json!({"head_dim": 8, "rope_scaling": {"rope_type": "factors", "factors": [1.0]}}),
+            4,
+            &["manifest /params/local", "1 factors", "expected 4 factors"],
         ),
     ] {
         let message = open(params.clone(), width);
