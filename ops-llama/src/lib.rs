@@ -5,7 +5,8 @@
 //! - [`EmbedSharded`] is `llama_embed_sharded`: one vector for a text, from an encoder that is
 //!   spread over several contexts.
 //!
-//! Llama, Mistral, Qwen2 and Qwen3 differ only inside their graphs, which these ops do not see.
+//! Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3, Granite, OLMo 2 and Gemma 2 differ only inside their graphs, which these
+//! ops do not see.
 
 mod embed;
 mod generate;

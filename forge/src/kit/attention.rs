@@ -5,7 +5,7 @@ use qhx_core::onnx::attention::POSITION_AXIS;
 
 use super::layers::Layers;
 use crate::builder::GraphBuilder;
-use crate::graph::{Elem, TensorId};
+use crate::graph::{Elem, TensorId, UnaryOp};
 
 /// Inputs that attention layers of a graph share, and the sizes that go with them.
 ///
@@ -71,9 +71,22 @@ impl Attend {
     /// # Errors
     /// As [`GraphBuilder::input`].
     pub fn inputs(b: &mut GraphBuilder, inputs: &AttendInputs<'_>) -> Result<Self> {
+        let tables = (inputs.rotary > 0).then(|| inputs.tables(b)).transpose()?;
+        Self::over(b, tables, inputs)
+    }
+
+    /// As [`Attend::inputs`], with cosines and sines that are there already: those of other layers of the graph, of
+    /// which the caches or the mask are others.
+    ///
+    /// # Errors
+    /// As [`GraphBuilder::input`].
+    pub fn over(
+        b: &mut GraphBuilder,
+        tables: Option<[TensorId; 2]>,
+        inputs: &AttendInputs<'_>,
+    ) -> Result<Self> {
         let AttendInputs { names: [_, _, mask], rows, mask_rows, capacity, .. } = *inputs;
         let width = capacity + rows;
-        let tables = (inputs.rotary > 0).then(|| inputs.tables(b)).transpose()?;
         let mask = b.input(mask, Elem::Activation, &[mask_rows, width])?;
         let mask = match rows {
             1 => b.reshape(mask, &[1, 1, width])?,
@@ -137,8 +150,17 @@ pub struct Attention<'a> {
     pub heads: Heads,
     /// Factor of the scores, 1 / √dim as a rule.
     pub scale: f32,
+    /// The matrix of which `q_proj`, `k_proj` and `v_proj` are the rows, one after the other: `qkv_proj`. None where
+    /// each is a tensor of its own.
+    pub joined: Option<&'a str>,
     /// Norms of the heads of queries and keys, where there are any: `q_norm`, `k_norm`.
     pub norms: Option<[&'a str; 2]>,
+    /// Those norms are of all heads together, and not of each.
+    pub whole_norms: bool,
+    /// Queries and keys are turned by the rotary tables.
+    pub turned: bool,
+    /// Scores `s` become `c · tanh(s / c)` before the mask (Gemma 2, arXiv 2408.00118).
+    pub cap: Option<f32>,
     /// Which of `q_proj`, `k_proj` and `v_proj` have biases.
     pub bias: [bool; 3],
     /// The projection back to hidden states: `o_proj`.
@@ -151,14 +173,18 @@ pub struct Attention<'a> {
 }
 
 impl<'a> Attention<'a> {
-    /// Scores scaled by 1 / √dim, no norms, no biases, `o_proj`, over a cache.
+    /// Scores scaled by 1 / √dim, no norms, no biases, rope, `o_proj`, over a cache.
     pub fn new(name: impl Into<String>, layer: usize, heads: Heads) -> Self {
         Self {
             name: name.into(),
             layer,
             heads,
             scale: heads.scale(),
+            joined: None,
             norms: None,
+            whole_norms: false,
+            turned: true,
+            cap: None,
             bias: [false; 3],
             out: "o_proj",
             out_bias: false,
@@ -180,29 +206,34 @@ impl Layers<'_> {
         attention: &Attention<'_>,
         attend: &Attend,
     ) -> Result<TensorId> {
-        let Attention { layer, heads, scale, norms, bias, .. } = *attention;
+        let Attention { layer, heads, norms, bias, cap, .. } = *attention;
         let (rows, hidden) = (attend.rows, b.width(x)?);
         let past = attend.past(b, layer, heads)?;
         let tensor = |part: &str| format!("{}.{part}", attention.name);
-        let q = self.linear(b, x, &tensor("q_proj"), heads.query * heads.dim, bias[0])?;
-        let k = self.linear(b, x, &tensor("k_proj"), heads.groups * heads.dim, bias[1])?;
-        let v = self.linear(b, x, &tensor("v_proj"), heads.groups * heads.dim, bias[2])?;
+        // What follows is linear in q: the factor of the scores stands in the norm's weight, if there is one.
+        let scale = attention.scale / cap.unwrap_or(1.0);
+        let norm = |b: &mut GraphBuilder, [q, k]: [TensorId; 2], whole: bool| match norms {
+            Some([of_q, of_k]) if whole == attention.whole_norms => {
+                Ok([self.scaled_norm(b, q, &tensor(of_q), scale)?, self.norm(b, k, &tensor(of_k))?])
+            }
+            _ => Ok([q, k]),
+        };
+        let [query, group] = [heads.query, heads.groups].map(|count| count * heads.dim);
+        let parts =
+            [("q_proj", query, bias[0]), ("k_proj", group, bias[1]), ("v_proj", group, bias[2])];
+        let parts = self.rows_of(&attention.name, attention.joined, parts, hidden)?;
+        let [q, k, v] = self.build_all(b, x, parts)?;
+        let [q, k] = norm(b, [q, k], true)?;
         let q = b.reshape(q, &[rows, heads.query, heads.dim])?;
         let k = b.reshape(k, &[rows, heads.groups, heads.dim])?;
         let v = b.reshape(v, &[rows, heads.groups, heads.dim])?;
-        let (q, k) = match norms {
-            // What follows is linear in q: the factor of the scores stands in the norm's weight.
-            Some([of_q, of_k]) => {
-                let q = self.scaled_norm(b, q, &tensor(of_q), scale)?;
-                let k = self.norm(b, k, &tensor(of_k))?;
-                (rope(b, q, attend)?, rope(b, k, attend)?)
-            }
-            None => {
-                let (q, k) = (rope(b, q, attend)?, rope(b, k, attend)?);
-                (b.scale(q, scale)?, k)
-            }
+        let [q, k] = norm(b, [q, k], false)?;
+        let [q, k] = match attention.turned {
+            true => [rope(b, q, attend)?, rope(b, k, attend)?],
+            false => [q, k],
         };
-        let mixed = mix(b, [q, k, v], past, heads, attend)?;
+        let q = if norms.is_some() { q } else { b.scale(q, scale)? };
+        let mixed = capped_mix(b, [q, k, v], past, heads, attend, cap)?;
         let joined = b.reshape(mixed.out, &[rows, heads.query * heads.dim])?;
         let out = self.linear(b, joined, &tensor(attention.out), hidden, attention.out_bias)?;
         if attention.cached {
@@ -248,10 +279,22 @@ impl Mixed {
 /// When the shapes do not fit.
 pub fn mix(
     b: &mut GraphBuilder,
+    qkv: [TensorId; 3],
+    past: Option<(TensorId, TensorId)>,
+    heads: Heads,
+    attend: &Attend,
+) -> Result<Mixed> {
+    capped_mix(b, qkv, past, heads, attend, None)
+}
+
+/// As [`mix`]; with a cap `c`, q is also divided by c, and scores become `c · tanh` of what they are.
+fn capped_mix(
+    b: &mut GraphBuilder,
     [q, k, v]: [TensorId; 3],
     past: Option<(TensorId, TensorId)>,
     heads: Heads,
     attend: &Attend,
+    cap: Option<f32>,
 ) -> Result<Mixed> {
     let (groups, d) = (heads.groups, heads.dim);
     let (repeat, rows, ctx) = (heads.query / groups, attend.rows, attend.capacity);
@@ -278,6 +321,13 @@ pub fn mix(
             b.concat(&[old, own], POSITION_AXIS)?
         }
         None => own,
+    };
+    let scores = match cap {
+        Some(cap) => {
+            let scores = b.unary(UnaryOp::Tanh, scores)?;
+            b.scale(scores, cap)?
+        }
+        None => scores,
     };
     let weights = if rows == 1 {
         let scores = match attend.mask {

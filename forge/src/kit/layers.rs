@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use qhx_core::Result;
+use qhx_core::{Error, ErrorKind, Result};
 
 use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph, TensorId};
 use crate::quantize::QuantizedForm;
 use crate::recipe::{Precision, RecipeOptions};
-use crate::weight::{Reordered, RowSource, row_order};
+use crate::weight::{Reordered, RowSource, row_order, row_range};
 
 /// Builds parts of layers from the tensors of a checkpoint. Names of tensors are given without the decoder's
 /// prefix and, unless noted otherwise, without `.weight`: `layers.3.mlp.up_proj`. The last part of such a
@@ -92,6 +92,43 @@ impl<'a> Layers<'a> {
         Ok(Projection { name: last_part(name).to_owned(), weight, bias: bias.transpose()? })
     }
 
+    /// The projections of these names and numbers of outputs below `place`, which of them have biases; with `joined`, each has as many rows of
+    /// that one matrix, in order.
+    pub(super) fn rows_of<const N: usize>(
+        &self,
+        place: &str,
+        joined: Option<&str>,
+        parts: [(&str, usize, bool); N],
+        inputs: usize,
+    ) -> Result<[Projection; N]> {
+        let Some(joined) = joined else {
+            let part = |(name, outputs, bias)| {
+                self.parts(&format!("{place}.{name}"), [outputs, inputs], bias)
+            };
+            return each(parts, part);
+        };
+        let all = parts.iter().map(|(_, outputs, _)| outputs).sum();
+        let bias = parts.iter().any(|(_, _, bias)| *bias);
+        let whole = self.parts(&format!("{place}.{joined}"), [all, inputs], bias)?;
+        let mut first = 0;
+        each(parts, |(name, outputs, _)| {
+            let rows = first..first + outputs;
+            first = rows.end;
+            let bias = whole.bias.as_ref().map(|bias| bias[rows.clone()].to_vec());
+            Ok(Projection { name: name.to_owned(), weight: row_range(&whole.weight, rows), bias })
+        })
+    }
+
+    /// The outputs of projections of the same rows.
+    pub(super) fn build_all<const N: usize>(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        parts: [Projection; N],
+    ) -> Result<[TensorId; N]> {
+        each(parts, |part| part.build(b, x, self.precision))
+    }
+
     /// RMSNorm (Zhang and Sennrich 2019, arXiv 1910.07467) along the last axis of x, hidden states or heads, with
     /// the tensor `<name>.weight` of that axis.
     ///
@@ -145,10 +182,10 @@ impl<'a> Layers<'a> {
         act: impl Fn(&mut GraphBuilder, TensorId) -> Result<TensorId>,
     ) -> Result<TensorId> {
         let hidden = b.width(x)?;
-        let [gate, up, down] = mlp.parts.map(|part| format!("{}.{part}", mlp.name));
-        let inner = [mlp.width, hidden];
-        let mut gate = self.parts(&gate, inner, mlp.bias)?;
-        let mut up = self.parts(&up, inner, mlp.bias)?;
+        let [gate, up, down] = mlp.parts;
+        let inner = [(gate, mlp.width, mlp.bias), (up, mlp.width, mlp.bias)];
+        let [mut gate, mut up] = self.rows_of(&mlp.name, mlp.joined, inner, hidden)?;
+        let down = format!("{}.{down}", mlp.name);
         let mut down = self.parts(&down, [hidden, mlp.width], mlp.bias)?;
         // What stands between them has no order: the outputs before take that of the inputs behind.
         if let Some(Reordered { source, order }) = down.in_order(self.precision) {
@@ -156,8 +193,7 @@ impl<'a> Layers<'a> {
             gate.reorder_outputs(&order);
             up.reorder_outputs(&order);
         }
-        let gate = gate.build(b, x, self.precision)?;
-        let up = up.build(b, x, self.precision)?;
+        let [gate, up] = self.build_all(b, x, [gate, up])?;
         let gate = act(b, gate)?;
         let inner = b.mul(gate, up)?;
         down.build(b, inner, self.precision)
@@ -244,8 +280,17 @@ impl<'a> Layers<'a> {
     }
 }
 
+/// The results of `make` for each, or its first error.
+fn each<A, B, const N: usize>(all: [A; N], mut make: impl FnMut(A) -> Result<B>) -> Result<[B; N]> {
+    let mut made = Vec::with_capacity(N);
+    for one in all {
+        made.push(make(one)?);
+    }
+    made.try_into().map_err(|_| Error::new(ErrorKind::Internal, "one result for each"))
+}
+
 /// A projection of a checkpoint.
-struct Projection {
+pub(super) struct Projection {
     /// The weight's name in the graph.
     name: String,
     weight: Arc<dyn RowSource>,
@@ -286,6 +331,9 @@ pub struct Mlp<'a> {
     pub name: String,
     /// Names of the projections gate, up and down.
     pub parts: [&'a str; 3],
+    /// The matrix of which gate and up are the rows, one after the other: `gate_up_proj`. None where each is a tensor
+    /// of its own.
+    pub joined: Option<&'a str>,
     /// Elements of the inner rows, between up and down (`intermediate_size`).
     pub width: usize,
     /// The projections have biases.
@@ -295,7 +343,8 @@ pub struct Mlp<'a> {
 impl Mlp<'_> {
     /// `gate_proj`, `up_proj` and `down_proj` without biases.
     pub fn new(name: impl Into<String>, width: usize) -> Self {
-        Self { name: name.into(), parts: ["gate_proj", "up_proj", "down_proj"], width, bias: false }
+        let parts = ["gate_proj", "up_proj", "down_proj"];
+        Self { name: name.into(), parts, joined: None, width, bias: false }
     }
 }
 

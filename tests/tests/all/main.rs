@@ -26,3 +26,4 @@ mod qwen35;
 mod qwen3vl;
 mod sessions;
 mod states;
+mod switches;

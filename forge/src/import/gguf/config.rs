@@ -4,6 +4,7 @@ use qhx_core::artifacts::Mapped;
 use serde_json::{Map, Value as Json, json};
 
 use super::file::File;
+use super::form::Form;
 use super::names::Architecture;
 use super::tokenizer;
 
@@ -35,6 +36,8 @@ pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Resul
         Architecture::PhiMoe => "PhimoeForCausalLM",
         Architecture::SmolLm3 => "SmolLM3ForCausalLM",
         Architecture::Granite => "GraniteForCausalLM",
+        Architecture::Olmo2 => "Olmo2ForCausalLM",
+        Architecture::Gemma2 => "Gemma2ForCausalLM",
         Architecture::Qwen3Vl | Architecture::Gemma4 => {
             return Err(format!(
                 "its metadata does not say all of a model of {}: no config.json",
@@ -43,13 +46,6 @@ pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Resul
         }
     };
     let has = |name: &str| file.tensors.iter().any(|tensor| tensor.name == name);
-    for factors in ["rope_freqs.weight", "rope_factors_long.weight"] {
-        if has(factors) {
-            return Err(format!(
-                "it scales the rotary embedding by factors ({factors}), which a config.json has no place for"
-            ));
-        }
-    }
     let key = |key: &str| architecture.key(key);
     let experts = file.size(&key("expert_count")).filter(|experts| *experts > 0);
     if experts.is_some() && architecture != Architecture::PhiMoe {
@@ -88,9 +84,8 @@ pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Resul
     config.insert(name.to_owned(), json!(shortest(epsilon)));
     let theta = file.number(&key("rope.freq_base")).unwrap_or(10_000.0);
     config.insert("rope_theta".to_owned(), json!(shortest(theta)));
-    if let Some(kind) = file.text(&key("rope.scaling.type")).filter(|kind| *kind != "none") {
-        let factor = file.number(&key("rope.scaling.factor")).map(shortest);
-        config.insert("rope_scaling".to_owned(), json!({"rope_type": kind, "factor": factor}));
+    if let Some(scaling) = scaling(file, map, architecture)? {
+        config.insert("rope_scaling".to_owned(), scaling);
     }
     let embedding = file.tensors.iter().find(|tensor| tensor.name == "token_embd.weight");
     let Some(vocab) = embedding.and_then(|tensor| tensor.shape.first()) else {
@@ -116,6 +111,51 @@ pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Resul
         config.insert("bos_token_id".to_owned(), json!(token));
     }
     Ok(Json::Object(config))
+}
+
+/// How the rotary embedding is scaled; none where it is not.
+fn scaling(file: &File, map: &Mapped, architecture: Architecture) -> Result<Option<Json>, String> {
+    let number = |key: &str| file.number(&architecture.key(key)).map(shortest);
+    let factors = |name: &str| {
+        let Some(tensor) = file.tensors.iter().find(|tensor| tensor.name == name) else {
+            return Ok(None);
+        };
+        let mut factors = vec![0f32; tensor.shape.iter().product()];
+        let bytes = map.bytes().get(tensor.bytes.clone()).filter(|_| tensor.form == Form::F32);
+        let Some(bytes) = bytes.filter(|bytes| bytes.len() == 4 * factors.len()) else {
+            return Err(format!("its tensor {name} is no list of f32 in its first part"));
+        };
+        tensor.form.floats(bytes, &mut factors);
+        Ok(Some(factors.into_iter().map(|factor| shortest(factor.into())).collect::<Vec<_>>()))
+    };
+    let [all, long, short] =
+        ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"].map(factors);
+    let original = number("rope.scaling.original_context_length");
+    let original = original.or(number("context_length"));
+    let longrope = |long: Vec<f64>, short: Vec<f64>, attention: f64| {
+        Ok(Some(json!({
+            "rope_type": "longrope",
+            "long_factor": long,
+            "short_factor": short,
+            "attention_factor": attention,
+            "original_max_position_embeddings": original,
+        })))
+    };
+    // Factors of Llama 3's rope type, made by the converter.
+    if let Some(all) = all? {
+        return longrope(all.clone(), all, 1.0);
+    }
+    if let (Some(long), Some(short)) = (long?, short?) {
+        return longrope(long, short, number("rope.scaling.attn_factor").unwrap_or(1.0));
+    }
+    let kind = file.text(&architecture.key("rope.scaling.type")).filter(|kind| *kind != "none");
+    Ok(kind.map(|kind| {
+        let mut scaling = json!({"rope_type": kind, "factor": number("rope.scaling.factor")});
+        if kind == "yarn" {
+            scaling["original_max_position_embeddings"] = json!(original);
+        }
+        scaling
+    }))
 }
 
 /// What only one architecture has. `of_layers` has the key-value heads of each layer, where they differ.
@@ -156,21 +196,28 @@ fn own(
                 "rope_parameters": rope,
             })
         }
-        Architecture::Gemma3 => {
+        Architecture::Gemma2 | Architecture::Gemma3 => {
             let dim = size("attention.key_length")?;
-            // Of the published models only that of 27B has other ones, and only its hidden states are as wide.
+            // Of the published models only those of 27B have other ones, and only their hidden states are as wide.
             let hidden = size("embedding_length")?;
             let scalar = match (hidden, size("attention.head_count")?) {
-                (5376, heads) => hidden / heads.max(1),
+                (4608 | 5376, heads) => hidden / heads.max(1),
                 _ => dim,
             };
-            json!({
+            let mut own = json!({
                 "hidden_activation": "gelu_pytorch_tanh",
                 "query_pre_attn_scalar": scalar,
                 "sliding_window": size("attention.sliding_window")?,
-                "rope_local_base_freq": number("rope.freq_base_swa").unwrap_or(10_000.0),
                 "torch_dtype": "bfloat16",
-            })
+            });
+            if architecture == Architecture::Gemma2 {
+                own["attn_logit_softcapping"] = json!(number("attn_logit_softcapping"));
+                own["final_logit_softcapping"] = json!(number("final_logit_softcapping"));
+            } else {
+                let theta = number("rope.freq_base_swa").unwrap_or(10_000.0);
+                own["rope_local_base_freq"] = json!(theta);
+            }
+            own
         }
         Architecture::Lfm2 => {
             let kind = |groups: &f64| if *groups == 0.0 { "conv" } else { "full_attention" };
@@ -195,7 +242,14 @@ fn own(
         }),
         Architecture::Phi3 | Architecture::PhiMoe => {
             let window = number("attention.sliding_window").filter(|window| *window > 0.0);
-            json!({"sliding_window": window.map(|window| window as u64)})
+            let mut own = json!({"sliding_window": window.map(|window| window as u64)});
+            if architecture == Architecture::Phi3 {
+                let dim = size("embedding_length")? / size("attention.head_count")?.max(1);
+                let rotary = number("rope.dimension_count").unwrap_or(dim as f64);
+                own["head_dim"] = json!(dim);
+                own["partial_rotary_factor"] = json!(rotary / dim.max(1) as f64);
+            }
+            own
         }
         _ => json!({}),
     };

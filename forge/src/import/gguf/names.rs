@@ -16,6 +16,8 @@ pub(super) enum Architecture {
     PhiMoe,
     SmolLm3,
     Granite,
+    Olmo2,
+    Gemma2,
 }
 
 /// The order of a tensor's rows, or of its columns.
@@ -75,7 +77,7 @@ pub(super) enum Named {
     Derived,
 }
 
-const ARCHITECTURES: [(&str, Architecture); 12] = [
+const ARCHITECTURES: [(&str, Architecture); 14] = [
     ("llama", Architecture::Llama),
     ("qwen2", Architecture::Qwen2),
     ("qwen3", Architecture::Qwen3),
@@ -88,6 +90,8 @@ const ARCHITECTURES: [(&str, Architecture); 12] = [
     ("phimoe", Architecture::PhiMoe),
     ("smollm3", Architecture::SmolLm3),
     ("granite", Architecture::Granite),
+    ("olmo2", Architecture::Olmo2),
+    ("gemma2", Architecture::Gemma2),
 ];
 
 /// Parts of a layer whose names differ by architecture, the first that is there.
@@ -114,6 +118,10 @@ const GEMMA: Table = &[
     ("proj", "per_layer_projection"),
     ("post_norm", "post_per_layer_input_norm"),
     ("layer_output_scale", "layer_scalar"),
+];
+const OLMO2: Table = &[
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
 const LFM2: Table = &[
     ("attn_norm", "operator_norm"),
@@ -170,8 +178,8 @@ const EXPERTS: [(&str, &str); 3] = [
 
 impl Architecture {
     /// Those that are read, for messages.
-    pub const NAMES: &'static str = "llama, qwen2, qwen3, qwen3vl, qwen35, gemma3, gemma4, lfm2, phi3, phimoe, smollm3 or \
-                                     granite";
+    pub const NAMES: &'static str = "llama, qwen2, qwen3, qwen3vl, qwen35, gemma3, gemma4, lfm2, phi3, phimoe, smollm3, \
+                                     granite, olmo2 or gemma2";
 
     pub fn of(name: &str) -> Option<Self> {
         ARCHITECTURES.iter().find(|(known, _)| *known == name).map(|(_, found)| *found)
@@ -223,7 +231,8 @@ impl Architecture {
             return Some(Named::Experts(format!("{prefix}.block_sparse_moe.experts."), end));
         }
         let own: Table = match self {
-            Self::Gemma3 | Self::Gemma4 => GEMMA,
+            Self::Gemma2 | Self::Gemma3 | Self::Gemma4 => GEMMA,
+            Self::Olmo2 => OLMO2,
             Self::Lfm2 => LFM2,
             Self::Phi3 | Self::PhiMoe => PHI,
             Self::Qwen35 => QWEN35,
@@ -253,7 +262,7 @@ impl Architecture {
             }
             (Self::Qwen35, "ssm_out") => Change { columns: heads(false, false), ..Change::NONE },
             (Self::Qwen35, "ssm_norm") => Change::NONE,
-            (Self::Gemma3 | Self::Qwen35, part) if part.ends_with("norm") => more,
+            (Self::Gemma2 | Self::Gemma3 | Self::Qwen35, part) if part.ends_with("norm") => more,
             (Self::Lfm2, "shortconv.conv") => Change { squeezed: true, ..Change::NONE },
             _ => Change::NONE,
         }

@@ -128,7 +128,7 @@ impl Model<'_> {
         let attention = Attention {
             scale: config.scale,
             norms: Some(["q_norm", "k_norm"]),
-            qkv_bias: config.attention_bias,
+            bias: [config.attention_bias; 3],
             out_bias: config.attention_bias,
             cached: false,
             ..Attention::new(tensor("self_attn"), layer, config.heads)

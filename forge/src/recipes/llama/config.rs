@@ -1,69 +1,53 @@
 //! The keys of `config.json` that shape the graphs, checked.
 
+use half::{bf16, f16};
 use qhx_core::Result;
 use serde_json::{Value, json};
 
+use super::classes::{Bias, Class, Sliding};
+use super::rope::Rope;
 use crate::checkpoint::Checkpoint;
 use crate::kit::{Experts, Heads, Reader};
 
-/// `rope_theta` of the classes when no key says it.
-const ROPE_THETA: f64 = 1e4;
-
-/// Which of the classes a checkpoint is; they differ in defaults, biases and norms.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    Llama,
-    Mistral,
-    Qwen2,
-    Qwen3,
-}
-
-impl Kind {
-    /// By the name of the model class: `MistralForCausalLM`, `LlamaBidirectionalModel`, ….
-    pub fn of(class: &str) -> Option<Self> {
-        [
-            ("Llama", Self::Llama),
-            ("Mistral", Self::Mistral),
-            ("Qwen2", Self::Qwen2),
-            ("Qwen3", Self::Qwen3),
-        ]
-        .into_iter()
-        .find(|(prefix, _)| class.starts_with(prefix))
-        .map(|(_, kind)| kind)
-    }
-
-    /// `model.family` of the manifest.
-    pub const fn family(self) -> &'static str {
-        match self {
-            Self::Llama => "llama",
-            Self::Mistral => "mistral",
-            Self::Qwen2 => "qwen2",
-            Self::Qwen3 => "qwen3",
-        }
-    }
-}
+/// The hidden states between layers of Gemma are those of the reference times this. In published checkpoints the sums
+/// there exceed the largest f16, 65,504. Each layer normalises what it reads and what it adds, so the factor stands in
+/// the weights of the norms, and the result is the same.
+const RESIDUAL: f32 = 1.0 / 64.0;
 
 /// Sizes and constants of a model.
 #[derive(Debug, Clone)]
 pub(super) struct Config {
-    pub kind: Kind,
+    pub class: &'static Class,
     pub hidden: usize,
     pub vocab: usize,
     pub intermediate: usize,
     pub layers: usize,
     pub heads: Heads,
-    pub rope_theta: f64,
-    /// `params.rope_scaling` of the manifest, where frequencies are scaled.
-    pub rope_scaling: Option<Value>,
+    pub rope: Rope,
+    /// For each layer whether it turns queries and keys.
+    pub turned: Vec<bool>,
     pub qkv_bias: bool,
     pub o_bias: bool,
     pub mlp_bias: bool,
-    pub qk_norm: bool,
     pub eps: f32,
     pub tied: bool,
-    pub max_positions: Option<usize>,
-    /// Min number of positions that a causal layer sees, where one slides.
+    /// For each layer whether it slides over the last positions; the others see all of them.
+    pub sliding: Vec<bool>,
+    /// Positions that a sliding layer sees, the current one included.
     pub window: Option<usize>,
+    /// Multiplies the scores.
+    pub scale: f32,
+    /// Multiplies the rows of the embedding table.
+    pub embed_scale: f32,
+    /// Multiplies what attention and MLP add to the hidden states.
+    pub added_scale: f32,
+    /// Hidden states are those of the reference times this.
+    pub residual: f32,
+    /// Multiplies the logits.
+    pub logits_scale: f32,
+    pub score_cap: Option<f32>,
+    /// The host applies it.
+    pub logits_cap: Option<f32>,
     /// Of classes with experts.
     pub sparse: Option<Sparse>,
 }
@@ -106,25 +90,47 @@ impl Sparse {
 }
 
 impl Config {
-    /// Reads and checks.
-    pub fn read(checkpoint: &Checkpoint, kind: Kind) -> Result<Self> {
+    /// Reads and checks, for a context of `max_ctx` tokens.
+    pub fn read(checkpoint: &Checkpoint, class: &'static Class, max_ctx: usize) -> Result<Self> {
         let reader = Reader::new(checkpoint);
-        reader.only("hidden_act", &json!("silu"))?;
+        if class.gemma {
+            reader.only("hidden_activation", &json!("gelu_pytorch_tanh"))?;
+            reader.only("use_bidirectional_attention", &json!(false))?;
+        } else {
+            reader.only("hidden_act", &json!("silu"))?;
+        }
         let hidden = reader.size("hidden_size")?;
         let layers = reader.layers()?;
-        let groups = match kind {
-            Kind::Llama => None,
-            Kind::Mistral => Some(8),
-            Kind::Qwen2 | Kind::Qwen3 => Some(32),
+        let heads = reader.heads(hidden, class.groups, class.dim)?;
+        let bias = |bias: Bias, key: &str| match bias {
+            Bias::Never => Ok(false),
+            Bias::Always => Ok(true),
+            Bias::Key => reader.flag(key),
         };
-        let dim = (kind == Kind::Qwen3).then_some(128);
-        let attention_bias = kind != Kind::Mistral && reader.flag("attention_bias")?;
-        let max_positions = reader.maybe_size("max_position_embeddings")?;
-        let (rope_theta, rope_scaling) = rope(&reader, max_positions)?;
+        let turned = turned(&reader, class, layers)?;
+        let (sliding, window) = sliding(&reader, class, &turned)?;
+        let number = |applies: bool, key: &str, default: f64| match applies {
+            true => Ok(reader.positive(&[key])?.unwrap_or(default)),
+            false => Ok(default),
+        };
+        let multiplier = |key: &str| number(class.multipliers, key, 1.0).map(|value| value as f32);
+        let cap = |key: &str, default: f64| match class.gemma && !is_null(&reader, key) {
+            true => Ok(Some(number(true, key, default)? as f32)),
+            false => Ok(None),
+        };
+        let scale = match (class.gemma, class.multipliers) {
+            (true, _) => (1.0 / number(true, "query_pre_attn_scalar", 256.0)?.sqrt()) as f32,
+            (_, true) => multiplier("attention_multiplier")?,
+            _ => heads.scale(),
+        };
+        let embed_scale = match class.gemma {
+            true => in_model_type(&reader, checkpoint, (hidden as f64).sqrt() as f32)?,
+            false => multiplier("embedding_multiplier")?,
+        };
         let with_experts = checkpoint.architecture().is_some_and(|class| class.contains("Moe"));
         let sparse = with_experts.then(|| Sparse::read(&reader, hidden, layers));
         Ok(Self {
-            kind,
+            class,
             hidden,
             vocab: reader.size("vocab_size")?,
             // Without a dense layer nobody needs it.
@@ -133,82 +139,122 @@ impl Config {
                 false => reader.size("intermediate_size")?,
             },
             layers,
-            heads: reader.heads(hidden, groups, dim)?,
-            rope_theta,
-            rope_scaling,
-            qkv_bias: kind == Kind::Qwen2 || attention_bias,
-            o_bias: kind != Kind::Qwen2 && attention_bias,
-            mlp_bias: kind == Kind::Llama && reader.flag("mlp_bias")?,
-            qk_norm: kind == Kind::Qwen3,
-            eps: reader.epsilon(&["rms_norm_eps"], 1e-6)?,
-            tied: reader.tied(false),
-            max_positions,
-            window: window(&reader, kind, layers)?,
+            heads,
+            rope: Rope::read(&reader, class, heads.dim, max_ctx)?,
+            turned,
+            qkv_bias: bias(class.qkv_bias, "attention_bias")?,
+            o_bias: bias(class.o_bias, "attention_bias")?,
+            mlp_bias: bias(class.mlp_bias, "mlp_bias")?,
+            eps: reader.epsilon(&["rms_norm_eps"], class.eps)?,
+            tied: reader.tied(class.tied),
+            sliding,
+            window,
+            scale,
+            embed_scale,
+            added_scale: multiplier("residual_multiplier")?,
+            residual: if class.gemma { RESIDUAL } else { 1.0 },
+            logits_scale: 1.0 / multiplier("logits_scaling")?,
+            score_cap: cap("attn_logit_softcapping", 50.0)?,
+            logits_cap: cap("final_logit_softcapping", 30.0)?,
             sparse: sparse.transpose()?,
         })
     }
-}
 
-/// Theta, and the manifest's `rope_scaling` where frequencies are scaled.
-fn rope(reader: &Reader<'_>, max_positions: Option<usize>) -> Result<(f64, Option<Value>)> {
-    let name = reader.rope_key();
-    let inner = |key: &str| reader.get(&format!("{name}.{key}"));
-    let theta = reader.positive(&[&format!("{name}.rope_theta"), "rope_theta"])?;
-    let theta = theta.unwrap_or(ROPE_THETA);
-    let kind = inner("rope_type").or(inner("type")).and_then(Value::as_str).unwrap_or("default");
-    let number = |key: &str| {
-        let key = format!("{name}.{key}");
-        let found = reader.positive(&[&key])?;
-        found.ok_or_else(|| reader.fault(format!("{key} is missing, expected a number")))
-    };
-    let scaling = match kind {
-        "default" => None,
-        "linear" => Some(json!({"rope_type": "linear", "factor": number("factor")?})),
-        "llama3" => {
-            let original = match (inner("original_max_position_embeddings"), max_positions) {
-                (None, Some(positions)) => positions as f64,
-                _ => number("original_max_position_embeddings")?,
-            };
-            let (low, high) = (number("low_freq_factor")?, number("high_freq_factor")?);
-            if high <= low {
-                return Err(reader.fault(format!(
-                    "{name}: low_freq_factor {low} and high_freq_factor {high}, expected the \
-                     second to be larger"
-                )));
-            }
-            Some(json!({
-                "rope_type": "llama3",
-                "factor": number("factor")?,
-                "low_freq_factor": low,
-                "high_freq_factor": high,
-                "original_max_position_embeddings": original,
-            }))
-        }
-        other => {
-            return Err(reader.fault(format!(
-                "{name}: rope type {other:?}, expected \"default\", \"linear\" or \"llama3\""
-            )));
-        }
-    };
-    Ok((theta, scaling))
-}
-
-/// Min number of positions that a layer sees, where one slides.
-fn window(reader: &Reader<'_>, kind: Kind, layers: usize) -> Result<Option<usize>> {
-    let window = reader.maybe_size("sliding_window")?;
-    match kind {
-        Kind::Llama => Ok(None),
-        Kind::Mistral if !reader.has("sliding_window") => Ok(Some(4096)),
-        Kind::Mistral => Ok(window),
-        Kind::Qwen2 | Kind::Qwen3 => {
-            if !reader.flag("use_sliding_window")? {
-                return Ok(None);
-            }
-            let slides = match reader.get("layer_types").and_then(Value::as_array) {
-                Some(types) => types.iter().any(|t| t == "sliding_attention"),
-                None => reader.maybe_size("max_window_layers")?.unwrap_or(28) < layers,
-            };
-            Ok(window.or(Some(4096)).filter(|_| slides))
-        }
+    /// The window of sliding layers, where a context of `max_ctx` tokens is longer than that.
+    pub fn window_within(&self, max_ctx: usize) -> Option<usize> {
+        self.window.filter(|window| *window < max_ctx && self.sliding.contains(&true))
     }
+}
+
+/// True for a key that is there with the value null.
+fn is_null(reader: &Reader<'_>, key: &str) -> bool {
+    reader.has(key) && reader.get(key).is_none()
+}
+
+/// `value` in the type that the model runs in: `Gemma2TextScaledWordEmbedding` rounds it to that of the weights.
+fn in_model_type(reader: &Reader<'_>, checkpoint: &Checkpoint, value: f32) -> Result<f32> {
+    let declared = reader.first(&["dtype", "torch_dtype"]).map(|(_, value)| value);
+    let top = checkpoint.config();
+    let declared = declared.or(top.get("dtype")).or(top.get("torch_dtype"));
+    match declared.and_then(Value::as_str) {
+        None | Some("bfloat16") => Ok(bf16::from_f32(value).to_f32()),
+        Some("float16") => Ok(f16::from_f32(value).to_f32()),
+        Some("float32") => Ok(value),
+        Some(other) => Err(reader.fault(format!(
+            "dtype is {other:?}, expected \"bfloat16\", \"float16\" or \"float32\""
+        ))),
+    }
+}
+
+/// For each layer whether it turns queries and keys.
+fn turned(reader: &Reader<'_>, class: &Class, layers: usize) -> Result<Vec<bool>> {
+    if !class.unturned {
+        return Ok(vec![true; layers]);
+    }
+    let flags = [(0, false), (1, true)];
+    let interval = reader.size_or("no_rope_layer_interval", 4)?;
+    let Some(list) = reader.get("no_rope_layers") else {
+        return Ok((1..=layers).map(|layer| !layer.is_multiple_of(interval)).collect());
+    };
+    let list = list.as_array().map_or(&[][..], Vec::as_slice);
+    let flag = |value: &Value| {
+        let found = flags.iter().find(|(number, _)| value.as_u64() == Some(*number));
+        found
+            .map(|(_, turned)| *turned)
+            .ok_or_else(|| reader.bad("no_rope_layers", value, "0 or 1"))
+    };
+    let list: Vec<bool> = list.iter().map(flag).collect::<Result<_>>()?;
+    if list.len() != layers {
+        return Err(reader.fault(format!(
+            "no_rope_layers has {} entries, expected {layers} (num_hidden_layers)",
+            list.len()
+        )));
+    }
+    Ok(list)
+}
+
+/// For each layer whether it slides, and the positions that such a layer sees.
+fn sliding(
+    reader: &Reader<'_>,
+    class: &Class,
+    turned: &[bool],
+) -> Result<(Vec<bool>, Option<usize>)> {
+    let layers = turned.len();
+    let none = (vec![false; layers], None);
+    let switched = matches!(class.sliding, Sliding::Upper | Sliding::Unturned);
+    let off = switched && !reader.flag("use_sliding_window")?;
+    if class.sliding == Sliding::Never {
+        return Ok(none);
+    }
+    let window = match is_null(reader, "sliding_window") {
+        true => None,
+        false => reader.maybe_size("sliding_window")?.or(class.window),
+    };
+    let names = [("sliding_attention", true), ("full_attention", false)];
+    let declared = match class.sliding {
+        Sliding::All => None,
+        _ => reader.kinds("layer_types", layers, &names)?,
+    };
+    let (false, Some(_)) = (off, window) else {
+        if declared.is_some_and(|kinds| kinds.contains(&true)) {
+            return Err(reader.fault(
+                "layer_types has sliding_attention, but use_sliding_window or sliding_window says that no layer \
+                 slides"
+                    .to_owned(),
+            ));
+        }
+        return Ok(none);
+    };
+    let first = reader.maybe_size("max_window_layers").map(|first| first.unwrap_or(28));
+    let kinds = match (declared, class.sliding) {
+        (Some(kinds), _) => kinds,
+        (None, Sliding::Upper) => {
+            let first = first?;
+            (0..layers).map(|layer| layer >= first).collect()
+        }
+        (None, Sliding::Unturned) => turned.iter().map(|turned| !turned).collect(),
+        (None, Sliding::Alternate) => (0..layers).map(|layer| layer.is_multiple_of(2)).collect(),
+        (None, Sliding::All | Sliding::Never) => vec![true; layers],
+    };
+    Ok((kinds, window))
 }

@@ -1,7 +1,9 @@
-//! Llama-like models: Llama, Mistral, Qwen2 and Qwen3 as decoders (`…ForCausalLM`), and as encoders
-//! (`…Model`, `MistralBiDirectionalModel`, `LlamaBidirectionalModel`).
+//! Llama-like models: Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3, Granite, OLMo 2 and Gemma 2 as decoders
+//! (`…ForCausalLM`), and the first four as encoders (`…Model`, `MistralBiDirectionalModel`,
+//! `LlamaBidirectionalModel`).
 //!
-//! Arithmetic: `transformers`, `models/{llama,mistral,qwen2,qwen3,qwen3_moe}`, stated in `tests/oracle/LLAMA.md`.
+//! Arithmetic: `transformers`, `models/{llama,mistral,qwen2,qwen3,qwen3_moe,phi3,smollm3,granite,olmo2,gemma2}`,
+//! stated in `tests/oracle/LLAMA.md`.
 //!
 //! Decoder: graphs `decode` take one token, graphs `prefill<P>` take P tokens of a prompt over the
 //! same caches, each shard in a context of its own; the head is a graph of its own.
@@ -9,10 +11,13 @@
 //! | tensor | shape, P = 1 for `decode` | |
 //! |---|---|---|
 //! | `x` → `y` | `[P, hidden]` | residual in and out; normalised after the last layer |
-//! | `cos`, `sin` | `[P, head_dim / 2]` | half tables, a row for each token |
-//! | `cmask` | `[P, max_ctx + P]` | added to scores; the last P slots are the graph's own tokens |
-//! | `past_k_i`, `past_v_i` → `new_k_i`, `new_v_i` | `[kv_heads, max_ctx, head_dim]` → `[kv_heads, P, head_dim]` | keys after norm and rope |
-//! | head: `x` → `logits` | `[1, hidden]` → `[1, vocab]` | |
+//! | `cos`, `sin` | `[P, rotary_dim / 2]` | half tables, a row for each token |
+//! | `cmask`; `cmask_local` | `[P, rows + P]` | added to scores of full and of sliding layers; the last P slots are the graph's own tokens |
+//! | `past_k_i`, `past_v_i` → `new_k_i`, `new_v_i` | `[kv_heads, rows, head_dim]` → `[kv_heads, P, head_dim]` | keys after norm and rope |
+//! | head: `x` → `logits` | `[1, hidden]` → `[1, vocab]` | before the softcap |
+//!
+//! `rows` is `max_ctx` for full layers. For sliding ones it is the window, or P of the widest graph where that is more,
+//! and the host keeps the cache as a ring. Where the window is no shorter than the context, all layers are full.
 //!
 //! Decoder with experts (`Qwen3MoeForCausalLM`): graphs `decode<n>` and `prefill<P>_<n>` end where a layer's experts
 //! begin, see [`crate::kit::Experts`]; the head normalises.
@@ -22,16 +27,18 @@
 //! | tensor | shape | |
 //! |---|---|---|
 //! | `x` → `y` | `[S, hidden]` | residual in and out; normalised after the last layer |
-//! | `cos`, `sin` | `[S, head_dim / 2]` | |
+//! | `cos`, `sin` | `[S, rotary_dim / 2]` | |
 //! | `cmask` | `[S, S]`, or `[1, S]` where S > 512 and texts are not causal | added to scores; hides padding, and texts from each other |
 
+mod classes;
 mod config;
 mod layers;
+mod rope;
 
 use std::ops::Range;
 
 use qhx_core::{Error, ErrorKind, Result};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::encoder::{self, Encoder, EncoderGraphs, bidirectional};
 use crate::builder::GraphBuilder;
@@ -44,11 +51,21 @@ use crate::kit::{
 use crate::recipe::{Recipe, RecipeOptions, Task};
 use crate::register_recipe;
 use crate::registry::RecipeEntry;
-use config::{Config, Kind};
-use layers::{layer, until_experts};
+use classes::Class;
+use config::Config;
+use layers::{head, layer, residual, until_experts};
 
-const DECODERS: [&str; 4] =
-    ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"];
+const DECODERS: [&str; 9] = [
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Phi3ForCausalLM",
+    "SmolLM3ForCausalLM",
+    "GraniteForCausalLM",
+    "Olmo2ForCausalLM",
+    "Gemma2ForCausalLM",
+];
 const ENCODERS: [&str; 6] = [
     "LlamaModel",
     "MistralModel",
@@ -75,8 +92,8 @@ register_recipe!(
 );
 
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
-    let config = Config::read(checkpoint, kind(checkpoint)?)?;
-    check_shape(options, config.layers, config.max_positions)?;
+    let config = Config::read(checkpoint, class(checkpoint)?, options.max_ctx)?;
+    check_shape(options, config.layers, config.rope.max_positions)?;
     match options.task {
         Task::Generate => generate(checkpoint, &config, options),
         Task::Embed => embed(checkpoint, &config, options),
@@ -84,14 +101,10 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     }
 }
 
-/// Longest context of a task: within a sliding window, or as long as an encoder's own texts.
+/// Longest context of a task: as long as an encoder's own texts.
 fn longest(checkpoint: &Checkpoint, task: Task) -> Option<usize> {
     // What cannot be read is reported when the recipe reads it.
-    match task {
-        Task::Generate => Config::read(checkpoint, kind(checkpoint).ok()?).ok()?.window,
-        Task::Embed => encoder::max_text(checkpoint).ok()?,
-        _ => None,
-    }
+    (task == Task::Embed).then(|| encoder::max_text(checkpoint).ok()?).flatten()
 }
 
 /// The registration lets no other task through.
@@ -99,18 +112,17 @@ fn no_graphs(task: Task) -> Error {
     Error::new(ErrorKind::Internal, format!("no graphs are known for the task {}", task.name()))
 }
 
-fn kind(checkpoint: &Checkpoint) -> Result<Kind> {
-    let class = checkpoint.architecture().unwrap_or_default();
-    Kind::of(class).ok_or_else(|| {
-        Error::new(ErrorKind::Internal, format!("model class {class:?} has no Llama-like recipe"))
+fn class(checkpoint: &Checkpoint) -> Result<&'static Class> {
+    let name = checkpoint.architecture().unwrap_or_default();
+    Class::of(name).ok_or_else(|| {
+        Error::new(ErrorKind::Internal, format!("model class {name:?} has no Llama-like recipe"))
     })
 }
 
-/// A causal layer that slides would see fewer positions than the graphs show it.
+/// A causal layer that slides would see fewer positions than the graphs of encoders, and of decoders with experts, show
+/// it.
 fn check_window(config: &Config, options: &RecipeOptions) -> Result<()> {
-    let Some(window) = config.window.filter(|window| options.max_ctx > *window) else {
-        return Ok(());
-    };
+    let Some(window) = config.window_within(options.max_ctx) else { return Ok(()) };
     Err(Error::new(
         ErrorKind::Usage,
         format!(
@@ -133,22 +145,35 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
         )
         .hint("ask for the task embed"));
     }
-    check_window(config, options)?;
     let layers = layers(checkpoint, config, options);
-    let inputs = |rows| AttendInputs::new(config.heads.dim, rows, options.max_ctx);
     let mut params = params(config, options);
+    if let Some(cap) = config.logits_cap {
+        params.insert("final_logit_softcapping".to_owned(), json!(cap));
+    }
+    let inputs = |rows| AttendInputs::new(config.rope.rotary, rows, options.max_ctx);
     let (decoder, tables) = match &config.sparse {
         None => {
+            let prompts = prefill_rows(options, &PREFILL_ROWS)?;
+            let window = config.window_within(options.max_ctx);
+            // A step writes all of its rows into the ring at once.
+            let ring =
+                window.map(|window| prompts.iter().fold(window, |ring, rows| ring.max(*rows)));
+            if let Some(window) = window {
+                let sliding = (0..config.layers).filter(|layer| config.sliding[*layer]);
+                let local = json!({"layers": sliding.collect::<Vec<_>>(), "window": window});
+                params.insert("local".to_owned(), local);
+            }
             let decoder = decoder(
                 options,
                 config.layers,
-                &prefill_rows(options, &PREFILL_ROWS)?,
-                |name, range, rows| run(&layers, config, name, range, inputs(rows)),
-                layers.lmhead(config.hidden, config.vocab, config.tied)?,
+                &prompts,
+                |name, range, rows| run(&layers, config, name, range, inputs(rows), ring),
+                head(&layers, config)?,
             )?;
             (decoder, Vec::new())
         }
         Some(sparse) => {
+            check_window(config, options)?;
             params.extend(object(json!({
                 "n_experts": sparse.experts.count,
                 "router": {"rule": "softmax", "normalize": sparse.normalize},
@@ -169,14 +194,15 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
         }
     };
     let Decoder { contexts, plan_params } = decoder;
-    Ok(Recipe::new(config.kind.family(), "llama_generate", contexts, plan_params)
+    Ok(Recipe::new(config.class.family, "llama_generate", contexts, plan_params)
         .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)
         .params(params)
         .tables(tables))
 }
 
 fn layers<'a>(checkpoint: &'a Checkpoint, config: &Config, options: &RecipeOptions) -> Layers<'a> {
-    Layers::decoder(checkpoint, options, config.eps)
+    let norm_offset = if config.class.gemma { 1.0 } else { 0.0 };
+    Layers { norm_offset, ..Layers::decoder(checkpoint, options, config.eps) }
 }
 
 fn embed(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -> Result<Recipe> {
@@ -190,43 +216,66 @@ fn embed(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -> R
     let mut params = params(config, options);
     let EncoderGraphs { contexts, plan_params, tables } =
         encoder.graphs(options, config.layers, &mut params, |name, range, rows, mask_rows| {
-            let attend = AttendInputs { mask_rows, ..AttendInputs::new(config.heads.dim, rows, 0) };
-            run(&layers, config, name, range, attend)
+            let attend =
+                AttendInputs { mask_rows, ..AttendInputs::new(config.rope.rotary, rows, 0) };
+            run(&layers, config, name, range, attend, None)
         })?;
-    Ok(Recipe::new(config.kind.family(), encoder::HOST_OP, contexts, plan_params)
+    Ok(Recipe::new(config.class.family, encoder::HOST_OP, contexts, plan_params)
         .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)
         .params(params)
         .tables(tables))
 }
 
 fn params(config: &Config, options: &RecipeOptions) -> Map<String, Value> {
-    let Config { hidden, vocab, layers, heads, rope_theta, .. } = *config;
+    let Config { hidden, vocab, layers, heads, ref rope, .. } = *config;
     let mut params =
-        DecoderParams { hidden, vocab, layers, heads, rope_theta }.map(options.max_ctx);
-    if let Some(scaling) = &config.rope_scaling {
+        DecoderParams { hidden, vocab, layers, heads, rope_theta: rope.theta }.map(options.max_ctx);
+    if rope.rotary != heads.dim {
+        params.insert("rotary_dim".to_owned(), json!(rope.rotary));
+    }
+    if let Some(scaling) = &rope.scaling {
         params.insert("rope_scaling".to_owned(), scaling.clone());
     }
     params
 }
 
-/// Tokens through the layers of `range`.
+/// Tokens through the layers of `range`. `ring` has the rows of the caches of sliding layers, where these do not see all
+/// of the context.
 fn run(
     layers: &Layers<'_>,
     config: &Config,
     name: &str,
     range: Range<usize>,
-    attend: AttendInputs<'_>,
+    inputs: AttendInputs<'_>,
+    ring: Option<usize>,
 ) -> Result<Graph> {
     let last = range.end == config.layers;
     let mut b = GraphBuilder::new(name);
-    let mut h = b.input("x", Elem::Activation, &[attend.rows, config.hidden])?;
-    let attend = Attend::inputs(&mut b, &attend)?;
+    let mut h = b.input("x", Elem::Activation, &[inputs.rows, config.hidden])?;
+    // Where no layer turns, nothing reads the tables.
+    let turned = config.turned[range.clone()].contains(&true);
+    let tables = turned.then(|| inputs.tables(&mut b)).transpose()?;
+    let slides = |layer: usize| ring.is_some() && config.sliding[layer];
+    let mut attend = |local: bool, names, capacity| {
+        let used = range.clone().any(|layer| slides(layer) == local);
+        let inputs = AttendInputs { names, capacity, ..inputs };
+        used.then(|| Attend::over(&mut b, tables, &inputs)).transpose()
+    };
+    let full = attend(false, inputs.names, inputs.capacity)?;
+    let local = attend(true, ["cos", "sin", "cmask_local"], ring.unwrap_or(0))?;
+    let embed_scale = config.embed_scale * config.residual;
+    if range.start == 0 && embed_scale != 1.0 {
+        h = b.scale(h, embed_scale)?;
+    }
     for index in range {
-        h = layer(layers, config, &mut b, h, index, &attend)?;
+        let attend = if slides(index) { &local } else { &full };
+        if let Some(attend) = attend {
+            h = layer(layers, config, &mut b, h, index, attend)?;
+        }
     }
     if last {
         b.scope("final");
-        h = layers.norm(&mut b, h, "norm")?;
+        h = residual(layers, config).norm(&mut b, h, "norm")?;
     }
     b.output("y", h)?;
     b.finish()

@@ -1,0 +1,140 @@
+//! The switches in which Llama-like classes differ: rope types, fused projections, partial rotary, windows of some
+//! layers, NoPE, multipliers, norms behind, soft caps. Logits are those of `transformers` for drawn weights.
+
+#![allow(clippy::panic, clippy::print_stderr, reason = "a test that fails does so by panicking")]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use qhx_core::backend::Backend;
+use qhx_core::compare::Distance;
+use qhx_core::op::Segment;
+use qhx_forge::{ForgeOptions, Silent, forge};
+use qhx_tests::backends;
+use qhx_tests::tiny::{self, fixture};
+use qhx_tiers::tier;
+use serde::Deserialize;
+
+/// A text of as many tokens as the context has, and the logits behind some of them.
+#[derive(Deserialize)]
+struct Run {
+    ids: Vec<u32>,
+    at: Vec<usize>,
+    logits: Vec<Vec<f32>>,
+}
+
+fn runs(model: &str) -> Vec<Run> {
+    let read = std::fs::read(fixture("switches/logits.json")).expect("logits.json");
+    let mut all: std::collections::BTreeMap<String, Vec<Run>> =
+        serde_json::from_slice(&read).expect("it is valid");
+    all.remove(model).expect("logits of the model")
+}
+
+/// A copy of a checkpoint or a GGUF file with a tokenizer.
+fn with_tokenizer(name: &str, to: &Path) -> std::path::PathBuf {
+    let from = fixture(&format!("switches/{name}"));
+    let copy = |from: &Path, to: &Path| {
+        std::fs::copy(from, to).expect("a copy");
+    };
+    copy(&fixture("quantised/tokenizer.json"), &to.join("tokenizer.json"));
+    if from.is_file() {
+        copy(&from, &to.join(name));
+        return to.join(name);
+    }
+    for file in ["config.json", "model.safetensors"] {
+        copy(&from.join(file), &to.join(file));
+    }
+    to.to_owned()
+}
+
+/// Makes a bundle for the context of each run, consumes a part of the text as a prompt and the rest token by token, at
+/// most until the first `compared` logits, and returns the largest distance.
+fn worst(
+    name: &str,
+    runs: &[Run],
+    compared: usize,
+    backend: &Arc<dyn Backend>,
+    change: impl Fn(&mut ForgeOptions),
+) -> Distance {
+    let mut worst: Option<Distance> = None;
+    for run in runs {
+        let folder = tempfile::tempdir().expect("a folder");
+        let checkpoint = with_tokenizer(name, folder.path());
+        let mut options = ForgeOptions::new(folder.path().join("bundle"));
+        options.max_ctx = Some(run.ids.len());
+        options.prefill = Some(vec![4, 6]);
+        change(&mut options);
+        let label = format!("{name}, context of {}", run.ids.len());
+        let made = forge(&checkpoint, &options, &mut Silent);
+        let made = made.unwrap_or_else(|e| panic!("{label}: {e}"));
+        let mut model = tiny::open(&made.manifest, Arc::clone(backend)).expect("it opens");
+        let op = model.op_mut();
+        let cap = op.info().softcap;
+        let (prompt, rest) = run.ids.split_at(run.at[1] + 1);
+        op.prefill(&[Segment::Tokens(prompt)]).unwrap_or_else(|e| panic!("{label}: {e}"));
+        let last = run.at[compared.min(run.at.len() - 1)];
+        for (at, token) in
+            (run.at[1]..=last).zip(std::iter::once(None).chain(rest.iter().map(Some)))
+        {
+            if let Some(token) = token {
+                op.decode(*token).unwrap_or_else(|e| panic!("{label}, {at}: {e}"));
+            }
+            let Some(index) = run.at.iter().position(|recorded| *recorded == at) else { continue };
+            let logits = op.logits().expect("logits").capped(cap);
+            let found = Distance::of(&logits, &run.logits[index]);
+            let found = found.unwrap_or_else(|e| panic!("{label}, {at}: {e}"));
+            worst = Some(worst.map_or(found, |worst| worst.worse(found)));
+        }
+    }
+    let worst = worst.expect("a step with logits");
+    eprintln!("{name}: logits differ by at most {:.2e}", worst.largest);
+    worst
+}
+
+/// Prompts several tokens at a time; contexts longer than windows, and texts of their length.
+#[test]
+fn logits_of_each_class_are_those_of_transformers() {
+    for name in ["phi3", "smollm3", "granite", "olmo2", "gemma2"] {
+        let found = worst(name, &runs(name), usize::MAX, &backends::cpu(), |options| {
+            // A shard whose layers do not turn, and one whose layers all slide.
+            options.shards = if name == "smollm3" { 4 } else { 1 };
+        });
+        assert!(found.largest <= 1e-4, "{name}: {}", found.largest);
+    }
+}
+
+/// Of the GGUF files those whose metadata says all of the rope.
+#[test]
+fn logits_of_gguf_files_are_those_of_the_checkpoint() {
+    for (name, count) in [("phi3", 2), ("granite", 1), ("olmo2", 1)] {
+        let found = worst(
+            &format!("{name}.gguf"),
+            &runs(name)[..count],
+            usize::MAX,
+            &backends::cpu(),
+            |_| {},
+        );
+        assert!(found.largest <= 1e-4, "{name}: {}", found.largest);
+    }
+}
+
+/// Fused projections, partial rotary, factors and amplitude of the rope, and a window in all layers; then soft caps,
+/// layers of two kinds in one graph, norms on both sides.
+#[tier(qnn)]
+#[test]
+fn logits_on_the_npu_are_those_of_transformers() {
+    let libraries = tiny::qnn_libraries();
+    let names = match tiny::full_matrix() {
+        true => &["phi3", "gemma2", "smollm3", "granite", "olmo2"][..],
+        false => &["phi3", "gemma2"],
+    };
+    for name in names {
+        let all = runs(name);
+        let longest = &all[all.len() - 1..];
+        let found = worst(name, longest, 3, &backends::qnn(&libraries), |options| {
+            options.prefill = Some(vec![6]);
+            options.compiler = Some(backends::compiler(&libraries.0, &libraries.1, "v81"));
+        });
+        assert!(found.cosine >= 0.9999 && found.largest <= 0.05, "{name}: {found:?}");
+    }
+}
