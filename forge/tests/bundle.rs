@@ -11,7 +11,7 @@ use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::compile::Compiler;
 use qhx_forge::graph::{Elem, Graph, Origin, UnaryOp};
 use qhx_forge::quantize::{Bits, QuantizedForm};
-use qhx_forge::recipe::{Recipe, RecipeOptions};
+use qhx_forge::recipe::RecipeOptions;
 use qhx_forge::registry::recipe;
 use qhx_forge::weight::Storage;
 use qhx_forge::{ForgeOptions, Precision, Progress, Silent, forge, forge_with};

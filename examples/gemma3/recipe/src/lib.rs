@@ -93,8 +93,8 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         },
     })));
     Ok(Recipe::new("gemma3", "gemma3_generate", contexts, plan_params)
-.embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)
-.params(params))
+        .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)
+        .params(params))
 }
 
 /// Makes the graphs of the decoder.
