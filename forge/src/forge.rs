@@ -6,7 +6,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use qhx_core::backend::ContextSource;
-use qhx_core::manifest::{Manifest, Rerank};
+use qhx_core::manifest::{Manifest, Verdict};
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
@@ -17,11 +17,11 @@ use crate::graph::Graph;
 use crate::options::ForgeOptions;
 use crate::plan::plan;
 use crate::progress::Progress;
-use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Tables};
+use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Tables, Task};
 use crate::registry::{probe, recipe};
 use crate::residual::{Residual, residuals};
 use crate::weight::{RowSource, Storage, fits_f16};
-use crate::{names, onnx, text};
+use crate::{names, onnx, rerank, text};
 
 /// One context of a made bundle.
 #[derive(Debug, Clone, PartialEq)]
@@ -117,6 +117,14 @@ fn check_options(options: &ForgeOptions) -> Result<()> {
             "neither context binaries nor ONNX reference graphs are asked for: the bundle would run nowhere",
         )
         .hint("give the QNN libraries, or leave the ONNX reference graphs on"));
+    }
+    let head = options.rerank.as_ref().map(|r| matches!(r.verdict, Verdict::Head { .. }));
+    if head.is_some_and(|head| head != (options.task == Task::Score)) {
+        return Err(Error::new(
+            ErrorKind::Usage,
+            "what says how a reranker is asked has yes and no for a language model, and activation for the task score",
+        )
+        .hint("give the file of the other kind, or another --task"));
     }
     if options.portable && (options.compiler.is_some() || !options.onnx) {
         return Err(Error::new(
@@ -474,9 +482,8 @@ fn manifest(
 ) -> Map<String, Value> {
     let mut params = recipe.params.clone();
     params.extend(token_ids);
-    if let Some(Rerank { prompt, instruction, yes, no }) = &options.rerank {
-        let rerank = json!({"prompt": prompt, "instruction": instruction, "yes": yes, "no": no});
-        params.insert("rerank".to_owned(), rerank);
+    if let Some(asked) = &options.rerank {
+        params.insert("rerank".to_owned(), rerank::to_json(asked));
     }
     let compiler = options.compiler.as_ref();
     let mut model = Map::new();

@@ -160,7 +160,7 @@ impl ForgeOptions {
     /// The options of the checkpoint's recipe.
     pub(crate) fn for_recipe(&self, checkpoint: &Checkpoint) -> RecipeOptions {
         let default = match self.task {
-            Task::Embed => DEFAULT_TEXT,
+            Task::Embed | Task::Score => DEFAULT_TEXT,
             _ => DEFAULT_MAX_CTX,
         };
         let max_ctx = self.max_ctx.unwrap_or_else(|| {

@@ -1,9 +1,10 @@
-//! What asks causal rerankers about a document, as their model cards say.
+//! What asks rerankers about a document, as their model cards say.
 
 use std::path::Path;
 
-use qhx_core::manifest::Rerank;
+use qhx_core::manifest::{Rerank, Verdict};
 use qhx_core::{Error, ErrorKind, Result, files};
+use serde_json::{Value, json};
 
 /// Bytes of a file that says it.
 const MAX_BYTES: u64 = 1 << 20;
@@ -18,9 +19,24 @@ pub fn qwen3() -> Rerank {
     Rerank {
         prompt: prompt.to_owned(),
         instruction: instruction.to_owned(),
-        yes: "yes".to_owned(),
-        no: "no".to_owned(),
+        verdict: Verdict::Tokens { yes: "yes".to_owned(), no: "no".to_owned() },
     }
+}
+
+/// The manifest's `params.rerank`.
+pub(crate) fn to_json(rerank: &Rerank) -> Value {
+    let Rerank { prompt, instruction, verdict } = rerank;
+    let mut json = match verdict {
+        Verdict::Tokens { yes, no } => json!({"yes": yes, "no": no}),
+        Verdict::Head { sigmoid: true } => json!({"activation": "sigmoid"}),
+        _ => json!({"activation": "identity"}),
+    };
+    for (key, text) in [("prompt", prompt), ("instruction", instruction)] {
+        if !text.is_empty() {
+            json[key] = json!(text);
+        }
+    }
+    json
 }
 
 /// Reads a JSON file with the keys of the manifest's `params.rerank`.
@@ -30,18 +46,26 @@ pub fn qwen3() -> Rerank {
 pub fn read(path: &Path) -> Result<Rerank> {
     let invalid = |what: &dyn std::fmt::Display| {
         Error::new(ErrorKind::Usage, format!("{}: {what}", path.display())).hint(
-            "expected {\"prompt\": \"… {query} … {document} …\", \"yes\": \"yes\", \"no\": \"no\"}",
+            "expected {\"prompt\": \"… {query} … {document} …\", \"yes\": \"yes\", \"no\": \"no\"}, or of a model with \
+             a head \"activation\": \"sigmoid\" in the place of both",
         )
     };
     let bytes = files::read(ErrorKind::Usage, path, MAX_BYTES)?;
     let read: Keys = serde_json::from_slice(&bytes).map_err(|e| invalid(&e))?;
-    let Keys { prompt, instruction, yes, no } = read;
+    let Keys { prompt, instruction, yes, no, activation } = read;
     for place in ["{query}", "{document}"] {
         if !prompt.contains(place) {
             return Err(invalid(&format_args!("prompt has no {place}")));
         }
     }
-    Ok(Rerank { prompt, instruction, yes, no })
+    let verdict = match (yes, no, activation) {
+        (Some(yes), Some(no), None) => Verdict::Tokens { yes, no },
+        (None, None, Some(activation)) => {
+            Verdict::Head { sigmoid: activation == Activation::Sigmoid }
+        }
+        _ => return Err(invalid(&"neither both of yes and no nor activation, or all of them")),
+    };
+    Ok(Rerank { prompt, instruction, verdict })
 }
 
 /// The keys.
@@ -51,6 +75,14 @@ struct Keys {
     prompt: String,
     #[serde(default)]
     instruction: String,
-    yes: String,
-    no: String,
+    yes: Option<String>,
+    no: Option<String>,
+    activation: Option<Activation>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Activation {
+    Sigmoid,
+    Identity,
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use qhx_op::fill::{Embedding, PaddingMask, Rope, RopeTables};
+use qhx_op::fill::{PaddingMask, Rope, RopeTables};
 use qhx_op::text::{count_tokens, tokens};
 use qhx_op::{
     BufferId, DType, Encoder, Error, GraphCosts, GraphId, GraphInfo, Host, Modality, OneOrMany, Op,
@@ -11,6 +11,7 @@ use qhx_op::{
 use serde::Deserialize;
 use serde_json::json;
 
+use crate::embeddings::Rows;
 use crate::modules::Declared;
 use crate::pooling::{Pooler, Poolings};
 
@@ -33,6 +34,8 @@ struct Params {
     normalize: bool,
     #[serde(default)]
     modules: Vec<Declared>,
+    #[serde(default)]
+    scores: usize,
 }
 
 fn yes() -> bool {
@@ -87,16 +90,20 @@ pub struct EmbedSharded {
     /// The shortest first.
     buckets: Vec<Bucket>,
     packing: Packing,
-    embedding: Embedding,
+    rows: Rows,
     kinds: Kinds,
     pooler: Pooler,
     width: usize,
+    /// Values are scores of the task score, not those of vectors.
+    scores: bool,
     /// The vectors of as many texts as fit into one execution, f32 `[…, width]`.
     vectors: BufferId,
     /// Of the texts that go through the graphs, one behind the other.
     tokens: Vec<u32>,
     /// How many of them each text has.
     lengths: Vec<usize>,
+    /// From which of them on a text is the second of a pair.
+    second: usize,
     fill_span: SpanId,
     pool_span: SpanId,
 }
@@ -119,16 +126,12 @@ struct Bucket {
 
 impl Bucket {
     /// Binds the graphs of one length, in order, to each other.
-    fn open(
-        host: &mut Host,
-        graphs: &[GraphId],
-        embedding: &Embedding,
-        kinds: &mut Kinds,
-    ) -> Result<Self> {
+    fn open(host: &mut Host, graphs: &[GraphId], rows: &Rows, kinds: &mut Kinds) -> Result<Self> {
         let (first, last) = (graphs[0], graphs[graphs.len() - 1]);
         let input = host.input(first, "x")?;
         let (length, _) = host.rows_of(first, input)?;
-        embedding.check_rows(host, first, input, length)?;
+        rows.tokens().check_rows(host, first, input, length)?;
+        rows.check_length(length)?;
         let View { buffer: x, dtype: x_dtype, .. } = host.view_for(first, input)?;
 
         // The rows go from part to part in buffers that are bound at both ends; a part may write
@@ -218,9 +221,9 @@ impl Op for EmbedSharded {
     fn describe() -> OpDescription {
         OpDescription {
             name: NAME.to_owned(),
-            summary: "One vector for a text, from a Llama-like encoder in chained parts".to_owned(),
+            summary: "One vector for a text, or one score for a pair of texts, from a Llama-like encoder in chained parts".to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            tasks: vec![Task::Embed],
+            tasks: vec![Task::Embed, Task::Score],
             modalities: vec![Modality::Text],
             params_schema: json!({
                 "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -260,6 +263,12 @@ impl Op for EmbedSharded {
                             "properties": {"kind": {"enum": ["dense", "layer_norm", "normalize"]}}
                         }
                     },
+                    "scores": {
+                        "description": "Values of the pooled vector that are scores of a text or of a pair of texts.",
+                        "type": "integer",
+                        "minimum": 0,
+                        "default": 0
+                    },
                     "tensors": schema::tensors([
                         "x", "y", "cos", "sin", "cmask", "cos_local", "sin_local", LOCAL_MASK
                     ])
@@ -276,10 +285,11 @@ impl Op for EmbedSharded {
         if let Some(scale) = host.value("/params/embed_scale")? {
             embedding = embedding.scaled(scale)?;
         }
+        let rows = Rows::open(host, embedding)?;
         let mut kinds = Kinds::open(host, params.causal)?;
         let mut buckets: Vec<Bucket> = Vec::with_capacity(lengths.len());
         for graphs in &lengths {
-            let bucket = Bucket::open(host, graphs, &embedding, &mut kinds)?;
+            let bucket = Bucket::open(host, graphs, &rows, &mut kinds)?;
             if let Some(other) = buckets.first().filter(|other| other.width != bucket.width) {
                 return Err(Error::graph(format!(
                     "the encoder of {} tokens gives rows of {} values, expected {} as that of {} tokens",
@@ -292,25 +302,32 @@ impl Op for EmbedSharded {
         let (length, width) = (longest.length, longest.width);
         let packing = packing(host, &buckets);
         // A text has at least one token.
-        let texts = packing.buckets.last().map_or(1, |bucket| bucket.rows);
-        let Params { pooling, normalize, modules, .. } = params;
+        let most = packing.buckets.last().map_or(1, |bucket| bucket.rows);
+        let Params { pooling, normalize, modules, scores, .. } = params;
         let pooler = Pooler::open(host, pooling, normalize, &modules, width)?;
         let width = pooler.outputs();
-        let bytes = texts.checked_mul(width).and_then(|count| count.checked_mul(4));
+        if scores > 0 && scores != width {
+            return Err(Error::manifest(format!(
+                "manifest /plan/params/scores: {scores} scores, but vectors of {width} values"
+            )));
+        }
+        let bytes = most.checked_mul(width).and_then(|count| count.checked_mul(4));
         let bytes = bytes.ok_or_else(|| {
-            Error::graph(format!("{texts} vectors of {width} values are more than fit into memory"))
+            Error::graph(format!("{most} vectors of {width} values are more than fit into memory"))
         })?;
         let vectors = host.allocate(bytes)?;
         Ok(Self {
             buckets,
             packing,
-            embedding,
+            rows,
             kinds,
             pooler,
             width,
+            scores: scores > 0,
             vectors,
             tokens: Vec::with_capacity(length),
-            lengths: Vec::with_capacity(texts),
+            lengths: Vec::with_capacity(most),
+            second: usize::MAX,
             fill_span: host.span("fill"),
             pool_span: host.span("pool"),
         })
@@ -319,7 +336,8 @@ impl Op for EmbedSharded {
     fn info(&self) -> OpenInfo {
         OpenInfo {
             max_ctx: self.longest(),
-            embedding_dim: self.width,
+            embedding_dim: if self.scores { 0 } else { self.width },
+            scores: if self.scores { self.width } else { 0 },
             packing: self.packing.clone(),
             ..OpenInfo::default()
         }
@@ -344,6 +362,11 @@ impl Encoder for EmbedSharded {
         self.tokens.extend(tokens(segments));
         self.lengths.clear();
         self.lengths.push(real);
+        self.rows.check_parts(segments.len())?;
+        self.second = match segments {
+            [Segment::Tokens(first), _, ..] => first.len(),
+            _ => usize::MAX,
+        };
         self.run(host)
     }
 
@@ -359,6 +382,7 @@ impl Encoder for EmbedSharded {
         }
         self.tokens.clear();
         self.lengths.clear();
+        self.second = usize::MAX;
         for text in texts {
             self.tokens.extend_from_slice(text);
             self.lengths.push(text.len());
@@ -381,7 +405,7 @@ impl EmbedSharded {
         let Some(bucket) = self.buckets.iter_mut().find(|bucket| bucket.length >= all) else {
             return Err(Error::prompt(format!("{all} tokens are more than the encoder takes")));
         };
-        self.embedding.gather_rows(host, &self.tokens, bucket.x.0, bucket.x.1)?;
+        self.rows.fill(host, &self.tokens, &self.lengths, self.second, bucket.x)?;
         bucket.masks.iter_mut().for_each(|mask| mask.fill_texts(host, &self.lengths));
         for (tables, rope) in bucket.tables.iter_mut().zip(&mut self.kinds.ropes) {
             tables.fill_texts(host, rope, &self.lengths);

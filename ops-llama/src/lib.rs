@@ -2,13 +2,14 @@
 //!
 //! - [`Generate`] is `llama_generate`: text decoding over graphs with a KV cache, one token at a
 //!   time, and over graphs that take several tokens of a prompt at once.
-//! - [`EmbedSharded`] is `llama_embed_sharded`: one vector for a text, from an encoder that is
-//!   spread over several contexts.
+//! - [`EmbedSharded`] is `llama_embed_sharded`: one vector for a text, or one score for a pair of texts, from an encoder
+//!   that is spread over several contexts.
 //!
 //! Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3, Granite, OLMo 2 and Gemma 2 differ only inside their graphs, which these
 //! ops do not see.
 
 mod embed;
+mod embeddings;
 mod generate;
 mod modules;
 mod pooling;

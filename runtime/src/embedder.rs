@@ -257,7 +257,13 @@ impl Embedder {
 pub(crate) fn no_embedder(model: &Model) -> Error {
     let manifest = model.manifest().path.display();
     let op = &model.op().description.name;
-    Error::new(ErrorKind::Usage, format!("{manifest}: host-op {op:?} does not embed"))
+    let what = match model.info().scores {
+        0 => format!("host-op {op:?} does not embed"),
+        _ => {
+            "a bundle of the task score gives no vectors of texts; `qhx rerank` takes it".to_owned()
+        }
+    };
+    Error::new(ErrorKind::Usage, format!("{manifest}: {what}"))
         .hint("make the bundle with `qhx forge --task embed`")
 }
 

@@ -1,7 +1,8 @@
 //! How well documents answer a query.
 
 use qhx_core::engine::{Model, Prompt};
-use qhx_core::manifest::Rerank;
+use qhx_core::manifest::{Rerank, Verdict};
+use qhx_core::text::Tokenizer;
 use qhx_core::{CancelToken, Error, ErrorKind, Result};
 
 /// A document and how well it answers.
@@ -10,7 +11,7 @@ use qhx_core::{CancelToken, Error, ErrorKind, Result};
 pub struct Ranked {
     /// Which of the documents it is.
     pub index: usize,
-    /// From 0 to 1: how likely the model takes it for an answer.
+    /// The better it answers, the larger. From 0 to 1, unless the manifest's `params.rerank.activation` is `identity`.
     pub score: f64,
 }
 
@@ -19,19 +20,37 @@ pub struct Ranked {
 #[derive(Debug, Clone)]
 pub struct Scoring {
     rules: Rerank,
-    /// The tokens of yes and no.
-    tokens: [u32; 2],
+    by: By,
+}
+
+/// What becomes a score.
+#[derive(Debug, Clone, Copy)]
+enum By {
+    /// The logits of two tokens, of yes and no.
+    Tokens([u32; 2]),
+    /// The value of a head, perhaps through a sigmoid.
+    Head { sigmoid: bool },
 }
 
 impl Scoring {
     /// How `model` is asked.
     ///
     /// # Errors
-    /// When its manifest does not say so, or its tokenizer has no such tokens.
+    /// When its manifest does not say so, its tokenizer has no such tokens, or it has no head of one value.
     pub fn of(model: &Model) -> Result<Self> {
         let rules = rules(model)?;
-        let tokens = tokens(model, &rules)?;
-        Ok(Self { rules, tokens })
+        let by = match &rules.verdict {
+            Verdict::Head { sigmoid } => {
+                model.require_scores()?;
+                tokenizer(model)?;
+                By::Head { sigmoid: *sigmoid }
+            }
+            Verdict::Tokens { yes, no } => By::Tokens(tokens(model, yes, no)?),
+            _ => {
+                return Err(Error::new(ErrorKind::Internal, "params.rerank is of an unknown kind"));
+            }
+        };
+        Ok(Self { rules, by })
     }
 
     /// What a document is looked for to do, instead of the manifest's `params.rerank.instruction`.
@@ -41,8 +60,9 @@ impl Scoring {
         self
     }
 
-    /// How well a document answers a query: the probability of *yes* against *no*, from 0 to 1. Documents for the same
-    /// query one after the other cost only their own tokens, where the prompt has the query first.
+    /// How well a document answers a query: the probability of *yes* against *no*, from 0 to 1, or what the model's head
+    /// gives. Of a language model, documents for the same query one after the other cost only their own tokens, where
+    /// the prompt has the query first.
     ///
     /// # Errors
     /// When both do not fit the context, or `cancel` stops it.
@@ -53,10 +73,37 @@ impl Scoring {
         document: &str,
         cancel: &CancelToken,
     ) -> Result<f64> {
-        let prompt = Prompt::Text(filled(&self.rules, query, document));
-        let logits = model.next_logits(&prompt, &self.tokens, cancel)?;
-        let [yes, no] = [logits[0], logits[1]].map(f64::from);
-        Ok(1.0 / (1.0 + (no - yes).exp()))
+        match self.by {
+            By::Tokens(tokens) => {
+                let prompt = Prompt::Text(filled(&self.rules, query, document));
+                let logits = model.next_logits(&prompt, &tokens, cancel)?;
+                Ok(sigmoid(f64::from(logits[0]) - f64::from(logits[1])))
+            }
+            By::Head { sigmoid: bounded } => {
+                let parts = self.parts(model, query, document)?;
+                let parts: Vec<&[u32]> = parts.iter().map(Vec::as_slice).collect();
+                let score = f64::from(model.score_parts(&parts, cancel)?);
+                Ok(if bounded { sigmoid(score) } else { score })
+            }
+        }
+    }
+
+    /// The tokens of a query and a document for a head, at most as many as the encoder takes.
+    fn parts(&self, model: &Model, query: &str, document: &str) -> Result<Vec<Vec<u32>>> {
+        let tokenizer = tokenizer(model)?;
+        let parts = if self.rules.prompt.is_empty() {
+            tokenizer.encode_pair(query, document)?
+        } else {
+            vec![tokenizer.encode(&filled(&self.rules, query, document), true)?]
+        };
+        let (found, max) = (parts.iter().map(Vec::len).sum::<usize>(), model.info().max_ctx);
+        if found > max {
+            let message =
+                format!("query and document are {found} tokens, the encoder takes at most {max}");
+            return Err(Error::new(ErrorKind::Prompt, message)
+                .hint("split the document, or make the bundle with a larger --max-ctx"));
+        }
+        Ok(parts)
     }
 
     /// The documents, the best first; of equal ones the earlier.
@@ -118,7 +165,7 @@ impl Reranker {
         &self.model
     }
 
-    /// How well a document answers a query, from 0 to 1.
+    /// How well a document answers a query.
     ///
     /// # Errors
     /// As [`Scoring::score`].
@@ -155,29 +202,36 @@ fn rules(model: &Model) -> Result<Rerank> {
             model.manifest().path.display()
         );
         Error::new(ErrorKind::Usage, message)
-            .hint("make the bundle of a causal reranker with `qhx forge --rerank`")
+            .hint("make the bundle of a reranker: `qhx forge --rerank`, or `--task score` of a cross-encoder")
     })
 }
 
+fn fault(model: &Model, what: &str) -> Error {
+    let path = model.manifest().path.display();
+    Error::new(ErrorKind::Manifest, format!("{path}: {what}"))
+        .hint("params.rerank is of another model than artifacts.tokenizer, or a file was damaged")
+}
+
+fn tokenizer(model: &Model) -> Result<&Tokenizer> {
+    let missing = || fault(model, "the bundle has no tokenizer, so a text cannot be asked about");
+    model.tokenizer().ok_or_else(missing)
+}
+
 /// The tokens of yes and no. Each has to be one.
-fn tokens(model: &Model, rules: &Rerank) -> Result<[u32; 2]> {
-    let fault = |what: String| {
-        let path = model.manifest().path.display();
-        Error::new(ErrorKind::Manifest, format!("{path}: {what}")).hint(
-            "params.rerank is of another model than artifacts.tokenizer, or a file was damaged",
-        )
-    };
-    let tokenizer = model.tokenizer().ok_or_else(|| {
-        fault("the bundle has no tokenizer, so a text cannot be asked about".into())
-    })?;
+fn tokens(model: &Model, yes: &str, no: &str) -> Result<[u32; 2]> {
+    let tokenizer = tokenizer(model)?;
     let token = |text: &str| {
         let tokens = tokenizer.encode(text, false)?;
         match tokens[..] {
             [token] => Ok(token),
-            _ => Err(fault(format!("{text:?} is {} tokens, expected one", tokens.len()))),
+            _ => Err(fault(model, &format!("{text:?} is {} tokens, expected one", tokens.len()))),
         }
     };
-    Ok([token(&rules.yes)?, token(&rules.no)?])
+    Ok([token(yes)?, token(no)?])
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
 }
 
 /// The prompt with its places filled. What is filled in is not looked at again.

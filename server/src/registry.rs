@@ -112,7 +112,8 @@ impl Ability {
                 "serve a bundle that hears, such as of gemma4_split_generate, whose manifest has params.transcription"
             }
             Self::Rerank => {
-                "serve a bundle of a reranker, which `qhx forge --rerank` makes, such as of Qwen3-Reranker"
+                "serve a bundle of a reranker, which `qhx forge --rerank` makes, such as of Qwen3-Reranker, or \
+                 `--task score` of a cross-encoder"
             }
         }
     }
@@ -300,7 +301,10 @@ impl Served {
     pub(crate) fn can(&self, ability: Ability) -> bool {
         match ability {
             Ability::Generate => self.tasks.contains(&Task::Generate),
-            Ability::Embed => self.tasks.contains(&Task::Embed) && !self.can(Ability::Generate),
+            Ability::Embed => {
+                let rerank = self.bundle.manifest().params.rerank.is_some();
+                self.tasks.contains(&Task::Embed) && !self.can(Ability::Generate) && !rerank
+            }
             Ability::Transcribe => self.bundle.manifest().params.transcription.is_some(),
             Ability::Rerank => self.bundle.manifest().params.rerank.is_some(),
         }

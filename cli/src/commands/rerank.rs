@@ -22,8 +22,9 @@ Examples:
 
 /// Say which documents answer a query, the best first
 ///
-/// Each document is a line of standard output: its score from 0 to 1, two spaces, and its file's name or, where documents
-/// are lines, the line. The bundle is that of a causal reranker, made with `qhx forge --rerank`.
+/// Each document is a line of standard output: its score, from 0 to 1 as a rule, two spaces, and its file's name or, where
+/// documents are lines, the line. The bundle is that of a causal reranker, made with `qhx forge --rerank`, or of a
+/// cross-encoder, made with `qhx forge --task score`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct RerankArgs {

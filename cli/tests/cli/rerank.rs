@@ -1,4 +1,4 @@
-//! `qhx rerank`: scores from the logits that the reference has.
+//! `qhx rerank`: scores from the logits that the reference has, and those of a head.
 
 use std::path::{Path, PathBuf};
 
@@ -73,6 +73,43 @@ fn scores_are_those_of_the_reference_and_the_best_comes_first() {
     assert_eq!(best, format!("{score:.4}  {}\n", documents[index]));
 }
 
+/// Of a cross-encoder whose scores are logits, pairs of texts with their types.
+#[test]
+fn a_cross_encoder_ranks_as_the_reference() {
+    let folder = folder();
+    let (checkpoint, bundle) = (fixture("rerank-bert-tiny"), folder.path().join("bundle"));
+    Program::qhx(folder.path())
+        .args([Path::new("forge"), &checkpoint, Path::new("--out"), &bundle])
+        .args(["--task", "score", "--cpu-only", "--prefill", "0"])
+        .run()
+        .ok();
+    let goldens = std::fs::read(checkpoint.join("goldens.json")).expect("goldens");
+    let goldens: Value = serde_json::from_slice(&goldens).expect("JSON");
+    let pairs = goldens["pairs"].as_array().expect("pairs");
+    let documents: Vec<_> = pairs.iter().filter_map(|pair| pair["document"].as_str()).collect();
+    let ask = |command: &str| {
+        Program::qhx(folder.path())
+            .args([command])
+            .args([&bundle])
+            .args([goldens["query"].as_str().expect("a query"), "--backend", "cpu", "--json"])
+            .stdin(documents.join("\n"))
+            .run()
+    };
+    let run = ask("rerank").ok().json();
+    let results = run["results"].as_array().expect("a list");
+    assert_eq!(results.len(), pairs.len());
+    for found in results {
+        let index = found["index"].as_u64().expect("an index") as usize;
+        let score = pairs[index]["score"].as_f64().expect("a score");
+        let off = (found["score"].as_f64().expect("a number") - score).abs();
+        assert!(off < 1e-3, "{found}, expected {score}");
+    }
+    let scores: Vec<_> = results.iter().filter_map(|found| found["score"].as_f64()).collect();
+    assert!(scores.is_sorted_by(|a, b| a >= b) && scores[0] > scores[1] + 0.01, "{scores:?}");
+    let run = ask("embed");
+    assert!(run.code != 0 && run.stderr.contains("gives no vectors"), "{run:?}");
+}
+
 #[test]
 fn what_cannot_be_asked_is_named() {
     let folder = folder();
@@ -87,7 +124,7 @@ fn what_cannot_be_asked_is_named() {
         assert!(run.stderr.contains(expected), "{run:?}");
     };
     refused(&json!({"prompt": "{query}", "yes": "a", "no": "b"}), "prompt has no {document}");
-    refused(&json!({"prompt": "{query}{document}", "yes": "a"}), "missing field `no`");
+    refused(&json!({"prompt": "{query}{document}", "yes": "a"}), "neither both of yes and no");
     let bundle = forge(
         folder.path(),
         &json!({"prompt": "{query} {document}", "yes": "certainly so", "no": " The"}),

@@ -132,6 +132,29 @@ impl Tokenizer {
         Ok((encoding.get_ids().to_vec(), within))
     }
 
+    /// Token ids of a pair of texts, in the one sequence that the tokenizer's post-processor makes of it. They are cut in
+    /// two where it says that the second text begins: in `[CLS] a [SEP] b [SEP]` of BERT behind the first `[SEP]`. Where
+    /// it does not tell the texts apart, as that of RoBERTa does not, there is one part.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_pair(&self, first: &str, second: &str) -> Result<Vec<Vec<u32>>> {
+        let pair = || {
+            let first = self.words(first, OffsetType::None)?;
+            let second = self.words(second, OffsetType::None)?;
+            self.inner.post_process(first, Some(second), true)
+        };
+        let encoding = guarded(pair).map_err(|e| self.not_tokenized(&e))?;
+        let runs = encoding.get_type_ids().chunk_by(|a, b| a == b).map(<[u32]>::len);
+        let mut rest = encoding.get_ids();
+        let cut = |length| {
+            let (part, after) = rest.split_at(length);
+            rest = after;
+            part.to_vec()
+        };
+        Ok(runs.map(cut).collect())
+    }
+
     /// What the library's `encode` does, which looks at the token between its parts and between words.
     fn words(&self, text: &str, offsets: OffsetType) -> tokenizers::Result<Encoding> {
         let go_on = || match self.cancel.is_cancelled() {

@@ -154,7 +154,8 @@ macro_rules! op_calls {
                 since 1.0, Generator: drop_snapshot(snapshot: SnapshotId), Drops(snapshot)
             }
             {
-                /// Embeds one text: pooling and normalisation are the op's.
+                /// Embeds one text: pooling and normalisation are the op's. Of an op with `OpenInfo::scores`, scores a
+                /// text, or a pair of texts that are two segments.
                 since 1.0, Encoder: embed(segments: Segments<'_, '_>) -> Vectors, Embeds(1), #[sabi(last_prefix_field)]
             }
             {
@@ -179,8 +180,8 @@ macro_rules! op_calls {
             }
             {
                 /// Embeds texts in one execution of the graphs, as if each were alone. Together they have at most as
-                /// many tokens as the longest of `OpenInfo::packing`. Gives `OpenInfo::embedding_dim` values a text,
-                /// one text behind the other.
+                /// many tokens as the longest of `OpenInfo::packing`. Gives `OpenInfo::values` a text, one
+                /// text behind the other.
                 since 1.2, Encoder: embed_many(texts: Texts<'_, '_>) -> Vectors, Embeds(texts.len())
             }
             {

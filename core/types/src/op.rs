@@ -18,6 +18,8 @@ pub enum Task {
     Transcribe,
     /// Say a text.
     Speak,
+    /// Produce one score per pair of texts.
+    Score,
     /// A task that this version does not know.
     #[serde(other)]
     Other,
@@ -25,7 +27,8 @@ pub enum Task {
 
 impl Task {
     /// Every task that this version knows.
-    pub const ALL: [Self; 4] = [Self::Generate, Self::Embed, Self::Transcribe, Self::Speak];
+    pub const ALL: [Self; 5] =
+        [Self::Generate, Self::Embed, Self::Score, Self::Transcribe, Self::Speak];
 
     /// The name in options and JSON.
     pub const fn name(self) -> &'static str {
@@ -34,6 +37,7 @@ impl Task {
             Self::Embed => "embed",
             Self::Transcribe => "transcribe",
             Self::Speak => "speak",
+            Self::Score => "score",
             Self::Other => "other",
         }
     }
@@ -161,6 +165,10 @@ pub struct OpenInfo {
     pub max_ctx: usize,
     /// Elements of an embedding, 0 for an op that does not embed.
     pub embedding_dim: usize,
+    /// Scores of a text or a pair of texts, which the op's call `embed` gives in the place of an embedding; 0 for an op
+    /// that does not score. A pair is two segments of tokens.
+    #[serde(skip_serializing_if = "is_default")]
+    pub scores: usize,
     /// The op can forget the positions from a given one on.
     pub can_truncate: bool,
     /// The op can save its state and return to it.
@@ -271,6 +279,13 @@ pub struct Answer {
     /// What else the op found.
     #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
     pub note: serde_json::Map<String, serde_json::Value>,
+}
+
+impl OpenInfo {
+    /// Values that the calls `embed` and `embed_many` give for each text: of a score or of an embedding.
+    pub const fn values(&self) -> usize {
+        if self.scores > 0 { self.scores } else { self.embedding_dim }
+    }
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {

@@ -64,7 +64,7 @@ impl AttendInputs<'_> {
 }
 
 impl Attend {
-    /// Adds inputs for cosines and sines `[rows, rotary / 2]`, and for the mask
+    /// Adds inputs for cosines and sines `[rows, rotary / 2]`, where there are any, and for the mask
     /// `[mask_rows, capacity + rows]`, which is added to the scores. Its last `rows` columns are the graph's
     /// own tokens.
     ///

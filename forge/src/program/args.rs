@@ -269,7 +269,8 @@ pub(crate) struct ShapeArgs {
     #[arg(long, value_name = "PART")]
     pub ignore_tensors: Vec<String>,
     /// The model tells by yes or no whether a document answers a query, for `qhx rerank`: it is asked as Qwen3-Reranker
-    /// is, or as a JSON file says with its keys prompt, instruction, yes and no
+    /// is, or as a JSON file says with its keys prompt, instruction, yes and no. For --task score, a file with prompt and
+    /// activation (sigmoid, identity) says how query and document become one text
     #[arg(
         long,
         value_name = "qwen3|FILE",
@@ -435,6 +436,7 @@ fn task() -> impl TypedValueParser<Value = Task> {
         Task::Embed => "One vector for each text",
         Task::Transcribe => "Audio to text: what is made of a checkpoint that does nothing else",
         Task::Speak => "Text to audio",
+        Task::Score => "One score for each pair of texts, for `qhx rerank`",
         _ => "Text",
     };
     let values = Task::ALL.map(|task| PossibleValue::new(task.name()).help(help(task)));

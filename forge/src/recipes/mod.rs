@@ -1,5 +1,6 @@
 //! The recipes of this crate, one module a family. Each registers itself, as those of other crates do.
 
+mod bert;
 mod encoder;
 mod gemma3;
 mod gemma4;

@@ -91,8 +91,9 @@ impl PluginOp {
 
     /// Keeps of the op's packing what the engine can rely on: lengths in order, and costs that can be compared.
     fn check_packing(&mut self) {
+        let none = self.object.vtable.embed_many().is_none() || self.info.values() == 0;
         let Packing { buckets } = &mut self.info.packing;
-        if self.object.vtable.embed_many().is_none() || self.info.embedding_dim == 0 {
+        if none {
             buckets.clear();
         }
         buckets.retain(|bucket| bucket.rows > 0 && bucket.cost.is_finite() && bucket.cost > 0.0);
@@ -179,13 +180,13 @@ impl PluginOp {
     /// The embeddings of the texts that the op returned.
     fn embeddings(&self, view: RawView, texts: usize) -> Result<&[f32]> {
         let view = self.check(view, "values of the embedding")?;
-        let declared = self.info.embedding_dim as u64;
+        let declared = self.info.values() as u64;
         if declared != 0 && Some(view.len) != declared.checked_mul(texts as u64) {
             let of = if texts == 1 { String::new() } else { format!(" of {texts} texts") };
             return Err(Error::new(
                 ErrorKind::Plugin,
                 format!(
-                    "host-op {:?}: OpenInfo.embedding_dim is {declared}, but its embedding{of} has {} values",
+                    "host-op {:?}: OpenInfo declares {declared} values, but its embedding{of} has {} values",
                     self.name, view.len
                 ),
             ));

@@ -347,7 +347,7 @@ macro_rules! calls {
     (@ [Vectors] $docs:tt $name:ident $arguments:tt $effect:tt) => {
         calls! {
             @ (Vec<f32>) $docs $name $arguments,
-            |op: &Self, view| op.values(view, op.info.embedding_dim.saturating_mul($effect.texts()))
+            |op: &Self, view| op.values(view, op.info.values().saturating_mul($effect.texts()))
         }
     };
     (@ [Saved] $docs:tt $name:ident $arguments:tt $effect:tt) => {

@@ -265,7 +265,8 @@ pub trait Speaker {
 
 /// The step of an op that embeds.
 pub trait Encoder {
-    /// Embeds one text: pooling and normalisation are the op's. Returns f32.
+    /// Embeds one text: pooling and normalisation are the op's. Returns f32. With [`OpenInfo::scores`] it scores the
+    /// text, or the pair of texts that are two segments.
     ///
     /// # Errors
     /// When it fails.
@@ -273,8 +274,7 @@ pub trait Encoder {
 
     /// Embeds texts in one execution of the graphs, as if each were alone: it attends to itself only, and its positions
     /// begin at 0. The host decides which texts go together: at least one, together of at most as many tokens as the
-    /// longest of [`OpenInfo::packing`]. Returns f32, [`OpenInfo::embedding_dim`] values a text, one text behind the
-    /// other.
+    /// longest of [`OpenInfo::packing`]. Returns f32, [`OpenInfo::values`] a text, one text behind the other.
     ///
     /// # Errors
     /// When the op does not have the call, or it fails.

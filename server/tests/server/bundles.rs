@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 
 use qhx::{BackendChoice, Bundle, CancelToken, PluginOptions, Runtime, RuntimeBuilder};
-use qhx_core::manifest::Rerank;
+use qhx_core::manifest::{Rerank, Verdict};
 use qhx_forge::{ForgeOptions, Silent, Task, forge};
 use qhx_paths::fixture;
 use qhx_server::{Options, Server};
@@ -45,8 +45,7 @@ pub fn ranking() -> &'static Path {
         forged("ranking", &fixture("qwen3-tiny"), |options| {
             options.rerank = Some(Rerank {
                 prompt: "{query}{document}".to_owned(),
-                yes: " P".to_owned(),
-                no: " The".to_owned(),
+                verdict: Verdict::Tokens { yes: " P".to_owned(), no: " The".to_owned() },
                 ..Rerank::default()
             });
         })

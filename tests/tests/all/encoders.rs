@@ -1,4 +1,5 @@
-//! Encoders of families beside Mistral's, against what `sentence-transformers` makes of the same texts.
+//! Encoders of families beside Mistral's, and rerankers that score pairs of texts, against what
+//! `sentence-transformers` makes of the same texts.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
@@ -6,12 +7,17 @@ use std::path::PathBuf;
 
 use qhx_core::compare::Distance;
 use qhx_core::engine::Model;
+use qhx_core::manifest::Verdict;
+use qhx_core::{CancelToken, ErrorKind};
 use qhx_forge::{ForgeOptions, Silent, Task, forge};
 use qhx_tests::{backends, tiny};
 use qhx_tiers::tier;
 use serde::Deserialize;
 
 const GEMMA: &str = "embeddinggemma-tiny";
+const BERT: &str = "embed-bert-tiny";
+const RERANKERS: [&str; 4] =
+    ["rerank-bert-tiny", "rerank-xlmr-tiny", "rerank-llama-tiny", "rerank-qwen3-tiny"];
 
 /// What `tests/oracle/encoders.py` writes of a text.
 #[derive(Deserialize)]
@@ -80,6 +86,97 @@ fn embeddinggemma_equals_the_reference() {
             let distance = Distance::of(vector, &text.vector).unwrap();
             assert!(distance.largest <= 1e-4, "{}, together: {:e}", text.text, distance.largest);
         }
+    }
+}
+
+/// Absolute positions, and LayerNorm behind each part of a layer.
+#[test]
+fn bert_equals_the_reference() {
+    let texts = texts(BERT);
+    let change = |o: &mut ForgeOptions| (o.shards, o.prefill) = (2, Some(vec![16]));
+    let (_folder, mut model) = opened(BERT, None, change);
+    compare(&mut model, &texts, 1e-4, 0.99999);
+    let error = model.score_parts(&[&texts[0].ids], &CancelToken::new()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage);
+    assert!(error.report().to_string().contains("--task score"), "{error}");
+}
+
+/// Pairs of texts with their scores.
+#[derive(Deserialize)]
+struct Pairs {
+    query: String,
+    pairs: Vec<Pair>,
+}
+
+#[derive(Deserialize)]
+struct Pair {
+    document: String,
+    ids: Vec<u32>,
+    score: f64,
+}
+
+fn pairs(fixture: &str) -> Pairs {
+    let json = std::fs::read(tiny::fixture(fixture).join("goldens.json")).unwrap();
+    serde_json::from_slice(&json).unwrap()
+}
+
+/// The tokens of each pair, and its score within `off` of the reference's. Scores of a fixture lie further apart.
+#[expect(clippy::print_stderr, reason = "a test says what it measured")]
+fn compare_scores(fixture: &str, model: &mut Model, off: f64) {
+    let Pairs { query, pairs } = pairs(fixture);
+    let rules = model.manifest().params.rerank.clone().unwrap();
+    let mut worst = 0.0f64;
+    for Pair { document, ids, score } in &pairs {
+        let tokenizer = model.tokenizer().unwrap();
+        let parts = match rules.prompt.as_str() {
+            "" => tokenizer.encode_pair(&query, document).unwrap(),
+            prompt => {
+                let text = prompt.replace("{query}", &query).replace("{document}", document);
+                vec![tokenizer.encode(&text, true).unwrap()]
+            }
+        };
+        assert_eq!(&parts.concat(), ids, "{fixture}: {document}");
+        let parts: Vec<&[u32]> = parts.iter().map(Vec::as_slice).collect();
+        let logit = f64::from(model.score_parts(&parts, &CancelToken::new()).unwrap());
+        let found = match rules.verdict {
+            Verdict::Head { sigmoid: true } => 1.0 / (1.0 + (-logit).exp()),
+            _ => logit,
+        };
+        worst = worst.max((found - score).abs());
+        assert!((found - score).abs() <= off, "{fixture}: {document}: {found}, expected {score}");
+    }
+    let scores: Vec<f64> = pairs.iter().map(|pair| pair.score).collect();
+    let spread = scores.iter().fold(0.0f64, |most, score| most.max((score - scores[0]).abs()));
+    assert!(spread > 5e-3, "{fixture}: scores {scores:?}");
+    eprintln!("{fixture}: scores within {worst:e}");
+}
+
+fn scoring(options: &mut ForgeOptions) {
+    options.task = Task::Score;
+    options.prefill = Some(Vec::new());
+}
+
+/// Pairs with and without token types, the first row, the last or the mean, logits and sigmoids.
+#[test]
+fn rerankers_score_as_the_reference() {
+    for fixture in RERANKERS {
+        let (_folder, mut model) = opened(fixture, None, scoring);
+        assert_eq!((model.info().scores, model.info().embedding_dim), (1, 0), "{fixture}");
+        compare_scores(fixture, &mut model, 1e-4);
+        let error = model.embed(&pairs(fixture).pairs[0].ids).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Usage);
+        assert!(error.report().to_string().contains("qhx rerank"), "{error}");
+    }
+}
+
+#[tier(qnn)]
+#[test]
+fn htp_rerankers_score_near_the_reference() {
+    let libraries = tiny::qnn_libraries();
+    let few = if tiny::full_matrix() { RERANKERS.len() } else { 1 };
+    for fixture in &RERANKERS[..few] {
+        let (_folder, mut model) = opened(fixture, Some(&libraries), scoring);
+        compare_scores(fixture, &mut model, 1e-2);
     }
 }
 

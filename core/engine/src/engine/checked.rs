@@ -179,6 +179,11 @@ fn check_embedding(name: &str, vector: &[f32]) -> Result<()> {
     Ok(())
 }
 
+/// Errors for scores of which one is not finite.
+fn check_scores(name: &str, scores: &[f32]) -> Result<()> {
+    check_finite(name, "the scores", scores)
+}
+
 /// Errors for an answer whose times are not those of its tokens.
 fn check_answer(name: &str, answer: &Answer) -> Result<()> {
     let Answer { tokens, times, .. } = answer;
@@ -200,11 +205,18 @@ fn check_answer(name: &str, answer: &Answer) -> Result<()> {
     }
 }
 
-/// Errors for vectors of other than `dim` values each, and for those that [`check_embedding`] refuses.
-fn check_vectors(name: &str, call: &str, texts: usize, dim: usize, vectors: &[f32]) -> Result<()> {
+/// Errors for vectors of other than `dim` values each, and for those that `check` refuses.
+fn check_vectors(
+    name: &str,
+    call: &str,
+    texts: usize,
+    dim: usize,
+    vectors: &[f32],
+    check: fn(&str, &[f32]) -> Result<()>,
+) -> Result<()> {
     // One vector may be of any length where the op declares none.
     if texts == 1 && dim == 0 {
-        return check_embedding(name, vectors);
+        return check(name, vectors);
     }
     if dim == 0 || Some(vectors.len()) != dim.checked_mul(texts) {
         let message = format!(
@@ -214,7 +226,7 @@ fn check_vectors(name: &str, call: &str, texts: usize, dim: usize, vectors: &[f3
         );
         return Err(Error::new(ErrorKind::Plugin, message));
     }
-    vectors.chunks_exact(dim).try_for_each(|vector| check_embedding(name, vector))
+    vectors.chunks_exact(dim).try_for_each(|vector| check(name, vector))
 }
 
 /// A call of the op and what is expected of it, by what it gives.
@@ -300,9 +312,12 @@ macro_rules! checked {
     };
     (@ [Vectors] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
         fn $name(&mut self $(, $arg: $ty)*) -> Result<&[f32]> {
-            let (texts, dim) = ($effect.texts(), self.op.info().embedding_dim);
+            let (texts, info) = ($effect.texts(), self.op.info());
+            let (dim, scores) = (info.values(), info.scores > 0);
+            // A score of 0 is one.
+            let check = if scores { check_scores } else { check_embedding };
             let vectors = self.op.$name($($arg),*)?;
-            check_vectors(&self.name, stringify!($name), texts, dim, vectors)?;
+            check_vectors(&self.name, stringify!($name), texts, dim, vectors, check)?;
             Ok(vectors)
         }
     };

@@ -1,8 +1,8 @@
-//! Texts to vectors, one or many.
+//! Texts to vectors, one or many, and pairs of texts to scores.
 
 use super::model::Model;
 use crate::op::{Segment, Task};
-use crate::{ErrorKind, Result};
+use crate::{CancelToken, Error, ErrorKind, Result};
 
 impl Model {
     /// Embeds one text.
@@ -10,8 +10,52 @@ impl Model {
     /// # Errors
     /// When the vector is zero or not finite: nothing can be compared with it.
     pub fn embed(&mut self, tokens: &[u32]) -> Result<&[f32]> {
-        self.require(Task::Embed, "embed")?;
+        self.require_vectors()?;
         self.embed_segments(&[Segment::Tokens(tokens)], ("tokens", tokens.len()))
+    }
+
+    /// Errors when the host-op, or this bundle of it, gives no vectors.
+    pub(super) fn require_vectors(&self) -> Result<()> {
+        self.require(Task::Embed, "embed")?;
+        if self.info().scores == 0 {
+            return Ok(());
+        }
+        let path = self.manifest().path.display();
+        let message = format!("{path}: a bundle of the task score gives no vectors of texts");
+        Err(Error::new(ErrorKind::Usage, message)
+            .hint("rank documents with `qhx rerank`, or make a bundle of an encoder, `qhx forge --task embed`"))
+    }
+
+    /// The score of a text that holds query and document, or of a pair of texts as its tokenizer lays them out: the
+    /// parts are the tokens of the one, then of the other. It is the output of the model's head, a logit.
+    ///
+    /// # Errors
+    /// When the bundle does not score, the parts do not fit the encoder, the score is not finite, or `cancel` stops it.
+    pub fn score_parts(&mut self, parts: &[&[u32]], cancel: &CancelToken) -> Result<f32> {
+        self.require_scores()?;
+        let segments: Vec<_> = parts.iter().map(|part| Segment::Tokens(part)).collect();
+        let count = parts.iter().map(|part| part.len()).sum();
+        self.cancellable(cancel, |model| {
+            let scores = model.embed_segments(&segments, ("tokens", count))?;
+            Ok(scores.first().copied().unwrap_or_default())
+        })
+    }
+
+    /// Errors when the host-op, or this bundle of it, does not score with one value.
+    ///
+    /// # Errors
+    /// As it says.
+    pub fn require_scores(&self) -> Result<()> {
+        self.require(Task::Score, "score")?;
+        match self.info().scores {
+            1 => Ok(()),
+            found => {
+                let path = self.manifest().path.display();
+                let message = format!("{path}: {found} scores for a pair of texts, expected 1");
+                Err(Error::new(ErrorKind::Usage, message)
+                    .hint("make a bundle of a reranker with `qhx forge --task score`"))
+            }
+        }
     }
 
     /// Embeds texts, given as their tokens: a vector for each, in their order.
@@ -106,7 +150,7 @@ impl Model {
     ) -> std::result::Result<(), (usize, crate::Error)> {
         let tokens: Vec<&[u32]> = pack.iter().map(|&text| texts[text].as_ref()).collect();
         if let [first, _, ..] = pack {
-            let width = self.info().embedding_dim;
+            let width = self.info().values();
             match self.embed_pack(&tokens) {
                 Ok(rows) => {
                     for (&text, row) in pack.iter().zip(rows.chunks_exact(width.max(1))) {

@@ -157,7 +157,7 @@ impl Model {
     /// # Errors
     /// As [`Model::embed`], and as [`Model::generate`] about the prompt.
     pub fn embed_prompt(&mut self, prompt: &Prompt) -> Result<&[f32]> {
-        self.require(Task::Embed, "embed")?;
+        self.require_vectors()?;
         self.revive()?;
         let encoded = self.encode_whole(prompt)?;
         let positions = encoded.sequence.len();

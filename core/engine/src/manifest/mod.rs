@@ -104,17 +104,40 @@ pub struct Transcription {
     pub chat: bool,
 }
 
-/// `params.rerank`: what asks the model whether a document answers a query, and the tokens that say so.
+/// `params.rerank`: how the model is asked whether a document answers a query, and what says so.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rerank {
-    /// `prompt`: a text with `{query}` and `{document}`, and `{instruction}` where there is one.
+    /// `prompt`: a text with `{query}` and `{document}`, and `{instruction}` where there is one. Empty where both are a
+    /// pair of texts, laid out by the tokenizer.
     pub prompt: String,
     /// `instruction`: what a document is looked for to do, unless a caller says it.
     pub instruction: String,
-    /// `yes`: the token of a document that answers.
-    pub yes: String,
-    /// `no`: the token of one that does not.
-    pub no: String,
+    /// What becomes the score.
+    pub verdict: Verdict,
+}
+
+/// What says how well a document answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// Of a language model: its logits of two tokens.
+    Tokens {
+        /// `yes`: the token of a document that answers.
+        yes: String,
+        /// `no`: the token of one that does not.
+        no: String,
+    },
+    /// Of a model with a head of one value, a bundle of the task score: that value.
+    Head {
+        /// `activation` is `sigmoid`, which makes the value a score from 0 to 1, and not `identity`.
+        sigmoid: bool,
+    },
+}
+
+impl Default for Verdict {
+    fn default() -> Self {
+        Self::Head { sigmoid: true }
+    }
 }
 
 /// `artifacts`: the files of the bundle.

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::reader::Node;
 use super::{
     ArtifactTable, ContextEntry, EmbedEntry, FileEntry, Manifest, Model, Params, Plan, Rerank,
-    SCHEMA_VERSION, Step, Transcription,
+    SCHEMA_VERSION, Step, Transcription, Verdict,
 };
 use crate::{DType, Error, ErrorKind, Result, snapshot};
 
@@ -149,19 +149,34 @@ fn transcription(node: &Node<'_>) -> Result<Transcription> {
 }
 
 fn rerank(node: &Node<'_>) -> Result<Rerank> {
-    let prompt = node.require("prompt")?;
-    let rerank = Rerank {
-        prompt: prompt.string()?,
-        instruction: node.get("instruction")?.map(|n| n.string()).transpose()?.unwrap_or_default(),
-        yes: node.require("yes")?.text()?,
-        no: node.require("no")?.text()?,
+    let verdict = match node.get("activation")? {
+        None => {
+            Verdict::Tokens { yes: node.require("yes")?.text()?, no: node.require("no")?.text()? }
+        }
+        Some(activation) => match activation.text()?.as_str() {
+            "sigmoid" => Verdict::Head { sigmoid: true },
+            "identity" => Verdict::Head { sigmoid: false },
+            _ => return Err(activation.error("expected \"sigmoid\" or \"identity\"")),
+        },
     };
+    let prompt = match verdict {
+        Verdict::Tokens { .. } => Some(node.require("prompt")?),
+        Verdict::Head { .. } => node.get("prompt")?,
+    };
+    let text = prompt.as_ref().map(|n| n.string()).transpose()?;
     for place in ["{query}", "{document}"] {
-        if !rerank.prompt.contains(place) {
+        if let (Some(prompt), Some(text)) = (&prompt, &text)
+            && !text.contains(place)
+        {
             return Err(prompt.error(format_args!("expected a text with {place}")));
         }
     }
-    Ok(rerank)
+    let instruction = node.get("instruction")?.map(|n| n.string()).transpose()?;
+    Ok(Rerank {
+        prompt: text.unwrap_or_default(),
+        instruction: instruction.unwrap_or_default(),
+        verdict,
+    })
 }
 
 fn artifact_table(node: &Node<'_>) -> Result<ArtifactTable> {

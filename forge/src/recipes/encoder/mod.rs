@@ -13,6 +13,8 @@ use serde_json::{Map, Value, json};
 use crate::graph::Graph;
 use crate::kit::{matrices, one_or_many, prefill_rows, shards};
 use crate::recipe::{ContextPlan, RecipeOptions, Tables};
+use crate::rerank;
+pub(super) use modules::Dense;
 pub(super) use text::{Encoder, bidirectional, max_text};
 
 /// The host-op that runs what [`Encoder::graphs`] makes.
@@ -43,7 +45,7 @@ impl Encoder {
         params: &mut Map<String, Value>,
         make: impl Fn(&str, Range<usize>, usize, usize) -> Result<Graph>,
     ) -> Result<EncoderGraphs> {
-        let Self { causal, modules, query_prefix, document_prefix } = self;
+        let Self { causal, modules, query_prefix, document_prefix, rerank } = self;
         let longest = options.max_ctx;
         let (mut contexts, mut parts, mut buckets) =
             (Vec::<ContextPlan>::new(), Vec::new(), Vec::new());
@@ -85,8 +87,16 @@ impl Encoder {
             true => Vec::new(),
             false => vec![matrices("modules", modules.files)],
         };
-        params.insert("query_prefix".to_owned(), json!(query_prefix));
-        params.insert("document_prefix".to_owned(), json!(document_prefix));
+        match rerank {
+            Some(rerank) => {
+                plan_params.insert("scores".to_owned(), json!(1));
+                params.insert("rerank".to_owned(), rerank::to_json(&rerank));
+            }
+            None => {
+                params.insert("query_prefix".to_owned(), json!(query_prefix));
+                params.insert("document_prefix".to_owned(), json!(document_prefix));
+            }
+        }
         Ok(EncoderGraphs { contexts, plan_params, tables })
     }
 }

@@ -1,6 +1,7 @@
 //! `modules.json` of `sentence-transformers`: how rows become a vector, and what that passes.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Value, json};
@@ -8,6 +9,7 @@ use serde_json::{Value, json};
 use super::files::{read, unsupported};
 use crate::checkpoint::{Checkpoint, is_plain};
 use crate::kit::MatrixFile;
+use crate::weight::{RowSource, scaled};
 
 /// Keys of the ways to pool in older files, and the op's names, in the order in which vectors are joined.
 const FLAGS: [(&str, &str); 6] = [
@@ -41,6 +43,20 @@ const EPS: f32 = 1e-5;
 const TENSORS: &str = "model.safetensors";
 /// Where `Pooling` is without a `modules.json`.
 const POOLING: &str = "1_Pooling";
+
+/// A dense layer of a head.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::recipes) struct Dense<'a> {
+    /// Its tensors, without `.weight` and `.bias`.
+    pub name: &'a str,
+    /// Outputs and inputs.
+    pub shape: [usize; 2],
+    pub bias: bool,
+    /// The op's name.
+    pub activation: &'a str,
+    /// Divides what it gives, where it has no bias.
+    pub temperature: f32,
+}
 
 /// What a text's rows pass.
 #[derive(Debug, Default)]
@@ -118,6 +134,32 @@ impl Modules {
         Ok(modules)
     }
 
+    /// The layers of a head behind one way to pool.
+    pub fn head(
+        checkpoint: &Checkpoint,
+        pooling: &'static str,
+        layers: &[Dense<'_>],
+    ) -> Result<Self> {
+        let mut modules = Self { poolings: vec![pooling], ..Self::default() };
+        layers.iter().try_for_each(|layer| modules.layer(checkpoint, layer))?;
+        Ok(modules)
+    }
+
+    fn layer(&mut self, tensors: &Checkpoint, layer: &Dense<'_>) -> Result<()> {
+        let Dense { name, shape: [outputs, inputs], bias, activation, temperature } = *layer;
+        let weight = tensors.matrix(&format!("{name}.weight"), [outputs, inputs])?;
+        let weight = self.file("weight", scaled(weight, 1.0 / temperature));
+        let bias = match bias {
+            true => Some(self.file("bias", tensors.vector(&format!("{name}.bias"), outputs)?)),
+            false => None,
+        };
+        self.steps.push(json!({
+            "kind": "dense", "inputs": inputs, "outputs": outputs, "weight": weight, "bias": bias,
+            "activation": activation
+        }));
+        Ok(())
+    }
+
     /// The ways to pool of a folder `1_Pooling`.
     fn pooling(&mut self, folder: &Path, config: &Value) -> Result<Vec<&'static str>> {
         self.without_prompt = config.get("include_prompt") == Some(&json!(false));
@@ -188,14 +230,16 @@ impl Modules {
             bad("activation_function", "Identity, Tanh, ReLU, Sigmoid or SiLU of torch.nn")
         })?;
         let tensors = Checkpoint::open_beside(folder, "config.json", TENSORS)?;
-        let weight = self.file(&tensors, "weight", "linear.weight", [outputs, inputs])?;
-        let bias = match get("bias") {
-            Value::Bool(false) => None,
-            _ => Some(self.file(&tensors, "bias", "linear.bias", [1, outputs])?),
-        };
-        self.steps.push(json!({
-            "kind": "dense", "inputs": inputs, "outputs": outputs, "weight": weight, "bias": bias, "activation": own
-        }));
+        self.layer(
+            &tensors,
+            &Dense {
+                name: "linear",
+                shape: [outputs, inputs],
+                bias: get("bias") != &json!(false),
+                activation: own,
+                temperature: 1.0,
+            },
+        )?;
         Ok(outputs)
     }
 
@@ -207,27 +251,17 @@ impl Modules {
             return Err(unsupported(&folder.join("config.json"), &what));
         }
         let tensors = Checkpoint::open_beside(folder, "config.json", TENSORS)?;
-        let weight = self.file(&tensors, "weight", "norm.weight", [1, width])?;
-        let bias = self.file(&tensors, "bias", "norm.bias", [1, width])?;
+        let weight = self.file("weight", tensors.vector("norm.weight", width)?);
+        let bias = self.file("bias", tensors.vector("norm.bias", width)?);
         self.steps.push(json!({"kind": "layer_norm", "weight": weight, "bias": bias, "eps": EPS}));
         Ok(())
     }
 
     /// Notes a file of weights for the host, and gives its field in the manifest.
-    fn file(
-        &mut self,
-        tensors: &Checkpoint,
-        part: &str,
-        name: &str,
-        shape: [usize; 2],
-    ) -> Result<String> {
-        let source = match shape {
-            [1, width] => tensors.vector(name, width)?,
-            _ => tensors.matrix(name, shape)?,
-        };
+    fn file(&mut self, part: &str, source: Arc<dyn RowSource>) -> String {
         let field = format!("{part}_{}", self.steps.len());
         self.files.push(MatrixFile::in_f32(&field, &format!("module_{field}"), source));
-        Ok(field)
+        field
     }
 }
 

@@ -3,12 +3,14 @@
 //! Checkpoints of this kind are laid out in several ways; no single file is depended on.
 
 use qhx_core::Result;
+use qhx_core::manifest::{Rerank, Verdict};
 use qhx_core::text::Tokenizer;
 use serde_json::{Value, json};
 
 use super::files::{read, unsupported};
-use super::modules::Modules;
+use super::modules::{Dense, Modules};
 use crate::checkpoint::Checkpoint;
+use crate::kit::Reader;
 
 /// How a text becomes a vector.
 #[derive(Debug)]
@@ -17,6 +19,8 @@ pub(in crate::recipes) struct Encoder {
     pub modules: Modules,
     pub query_prefix: String,
     pub document_prefix: String,
+    /// How the model is asked about a query and a document, where it scores them.
+    pub rerank: Option<Rerank>,
 }
 
 impl Encoder {
@@ -39,6 +43,56 @@ impl Encoder {
             modules,
             query_prefix: prompt("query").unwrap_or_default(),
             document_prefix: prompt("document").or_else(|| prompt("passage")).unwrap_or_default(),
+            rerank: None,
+        })
+    }
+
+    /// A reranker: the rows of a text are pooled, and pass the layers of a head that ends in one value. `prompt` is how
+    /// query and document become a text; without it they are a pair of texts, as the tokenizer lays it out.
+    ///
+    /// The value becomes a score as `CrossEncoder` of `sentence-transformers` has it: by a sigmoid, unless the
+    /// configuration has another `activation_fn`.
+    pub fn scoring(
+        checkpoint: &Checkpoint,
+        causal: bool,
+        pooling: &'static str,
+        head: &[Dense<'_>],
+        prompt: Option<&str>,
+    ) -> Result<Self> {
+        let reader = Reader::whole(checkpoint);
+        let labels = reader.get("id2label").and_then(Value::as_object).map(serde_json::Map::len);
+        let labels = labels.map_or_else(|| reader.maybe_size("num_labels"), |n| Ok(Some(n)))?;
+        if let Some(labels) = labels.filter(|labels| *labels != 1) {
+            return Err(reader
+                .fault(format!("id2label or num_labels has {labels} labels, expected 1, a score"))
+                .hint("a classifier of several labels ranks nothing"));
+        }
+        let saved = read(&checkpoint.dir().join("config_sentence_transformers.json"))?;
+        let saved = saved.as_ref().and_then(|saved| saved.get("activation_fn"));
+        let named = reader.first(&[
+            "sentence_transformers.activation_fn",
+            "sbert_ce_default_activation_function",
+        ]);
+        let named = named.or_else(|| Some(("activation_fn", saved?)));
+        let sigmoid =
+            match named.map(|(key, value)| (key, value, value.as_str().unwrap_or_default())) {
+                None | Some((_, Value::Null, _)) => true,
+                Some((_, _, name)) if name.ends_with(".Sigmoid") => true,
+                Some((_, _, name)) if name.ends_with(".Identity") => false,
+                Some((key, value, _)) => {
+                    return Err(reader.bad(key, value, "Sigmoid or Identity of torch.nn"));
+                }
+            };
+        Ok(Self {
+            causal,
+            modules: Modules::head(checkpoint, pooling, head)?,
+            query_prefix: String::new(),
+            document_prefix: String::new(),
+            rerank: Some(Rerank {
+                prompt: prompt.unwrap_or_default().to_owned(),
+                verdict: Verdict::Head { sigmoid },
+                ..Rerank::default()
+            }),
         })
     }
 }

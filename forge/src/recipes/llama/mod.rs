@@ -1,6 +1,6 @@
 //! Llama-like models: Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3, Granite, OLMo 2 and Gemma 2 as decoders
 //! (`…ForCausalLM`), and the first four as encoders (`…Model`, `MistralBiDirectionalModel`,
-//! `LlamaBidirectionalModel`).
+//! `LlamaBidirectionalModel`) and rerankers (`…ForSequenceClassification`).
 //!
 //! Arithmetic: `transformers`, `models/{llama,mistral,qwen2,qwen3,qwen3_moe,phi3,smollm3,granite,olmo2,gemma2}`,
 //! stated in `tests/oracle/LLAMA.md`.
@@ -40,13 +40,13 @@ use std::ops::Range;
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
-use super::encoder::{self, Encoder, EncoderGraphs, bidirectional};
+use super::encoder::{self, Dense, Encoder, EncoderGraphs, bidirectional};
 use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
 use crate::kit::{
     Attend, AttendInputs, Decoder, DecoderParams, EXPERTS, ExpertNames, Layers, PREFILL_ROWS,
-    check_shape, decoder, expert_decoder, expert_prefill_rows, object, prefill_rows,
+    Reader, check_shape, decoder, expert_decoder, expert_prefill_rows, object, prefill_rows,
 };
 use crate::recipe::{Recipe, RecipeOptions, Task};
 use crate::register_recipe;
@@ -74,6 +74,16 @@ const ENCODERS: [&str; 6] = [
     "MistralBiDirectionalModel",
     "LlamaBidirectionalModel",
 ];
+/// With a head `score` of one value.
+const RERANKERS: [&str; 5] = [
+    "LlamaForSequenceClassification",
+    "MistralForSequenceClassification",
+    "Qwen2ForSequenceClassification",
+    "Qwen3ForSequenceClassification",
+    "LlamaBidirectionalForSequenceClassification",
+];
+/// What a bidirectional reranker of Nvidia reads, by the model card of llama-3.2-nv-rerankqa-1b-v2.
+const PASSAGE: &str = "question:{query} \n \n passage:{document}";
 
 register_recipe!(
     RecipeEntry::new(&DECODERS, recipe)
@@ -90,13 +100,20 @@ register_recipe!(
 register_recipe!(
     RecipeEntry::new(&ENCODERS, recipe).tasks(&[Task::Embed]).prefill_graphs().longest(longest)
 );
+register_recipe!(
+    RecipeEntry::new(&RERANKERS, recipe).tasks(&[Task::Score]).prefill_graphs().longest(longest)
+);
 
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let config = Config::read(checkpoint, class(checkpoint)?, options.max_ctx)?;
     check_shape(options, config.layers, config.rope.max_positions)?;
     match options.task {
         Task::Generate => generate(checkpoint, &config, options),
-        Task::Embed => embed(checkpoint, &config, options),
+        Task::Embed => {
+            let encoder = Encoder::read(checkpoint, config.hidden)?;
+            encode(checkpoint, &config, options, encoder)
+        }
+        Task::Score => encode(checkpoint, &config, options, reranker(checkpoint, &config)?),
         other => Err(no_graphs(other)),
     }
 }
@@ -104,7 +121,10 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
 /// Longest context of a task: as long as an encoder's own texts.
 fn longest(checkpoint: &Checkpoint, task: Task) -> Option<usize> {
     // What cannot be read is reported when the recipe reads it.
-    (task == Task::Embed).then(|| encoder::max_text(checkpoint).ok()?).flatten()
+    match task {
+        Task::Embed | Task::Score => encoder::max_text(checkpoint).ok()?,
+        _ => None,
+    }
 }
 
 /// The registration lets no other task through.
@@ -205,8 +225,33 @@ fn layers<'a>(checkpoint: &'a Checkpoint, config: &Config, options: &RecipeOptio
     Layers { norm_offset, ..Layers::decoder(checkpoint, options, config.eps) }
 }
 
-fn embed(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -> Result<Recipe> {
-    let encoder = Encoder::read(checkpoint, config.hidden)?;
+/// `GenericForSequenceClassification`, which scores the last token; of a bidirectional model, the mean of all, as its
+/// own code has it, which divides scores by `temperature`.
+fn reranker(checkpoint: &Checkpoint, config: &Config) -> Result<Encoder> {
+    let reader = Reader::whole(checkpoint);
+    let both_ways = bidirectional(checkpoint.config());
+    if both_ways {
+        reader.only("pooling", &json!("avg"))?;
+    }
+    let temperature = reader.positive(&["temperature"])?.filter(|_| both_ways).unwrap_or(1.0);
+    let head = Dense {
+        name: "score",
+        shape: [1, config.hidden],
+        bias: false,
+        activation: "identity",
+        temperature: temperature as f32,
+    };
+    let pooling = if both_ways { "mean" } else { "last" };
+    Encoder::scoring(checkpoint, !both_ways, pooling, &[head], both_ways.then_some(PASSAGE))
+}
+
+/// The graphs of an encoder: of vectors, or of scores.
+fn encode(
+    checkpoint: &Checkpoint,
+    config: &Config,
+    options: &RecipeOptions,
+    encoder: Encoder,
+) -> Result<Recipe> {
     if encoder.causal {
         check_window(config, options)?;
     }
