@@ -12,7 +12,7 @@ pub(crate) const TARGET: &str = "aarch64-unknown-linux-gnu";
 pub(crate) const LINKER: &str = "aarch64-linux-gnu-gcc";
 pub(crate) const EMULATOR: &str = "qemu-aarch64";
 /// Where Debian's and Ubuntu's packages put the libraries for AArch64.
-const ROOT: &str = "/usr/aarch64-linux-gnu";
+pub(crate) const ROOT: &str = "/usr/aarch64-linux-gnu";
 
 /// What is built: the program, one plugin, and what stands in for parts of a board.
 const BUILT: [&str; 3] = ["qhx-cli", "qhx-ops-llama-plugin", "qhx-stand-ins"];

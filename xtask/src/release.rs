@@ -46,6 +46,19 @@ struct Built {
     folder: PathBuf,
 }
 
+impl Built {
+    /// A command of one of the programs, emulated where it is for another machine.
+    fn command(&self, program: &str) -> Command {
+        let program = self.folder.join(program);
+        if self.machine.is_here() {
+            return Command::new(program);
+        }
+        let mut command = Command::new(aarch64::EMULATOR);
+        command.args(["-L", aarch64::ROOT]).arg(program);
+        command
+    }
+}
+
 /// What to make.
 #[derive(Debug)]
 pub(crate) struct Options {
@@ -106,9 +119,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let built = options.machines.iter().map(|machine| build(*machine, &options.profile));
     let built = built.collect::<Result<Vec<_>>>()?;
     // The manual pages and completions are the same for all machines.
-    let here = build_here(&built, &options.profile)?;
     let share = scratch.path().join("share");
-    archive::share(&here, &share)?;
+    archive::share(&built[0], &share)?;
     let parts = sbom::parts()?;
     let notices = sbom::notices(&parts)?;
     let bill = out.join(format!("qhx-{VERSION}.cdx.json"));
@@ -167,18 +179,6 @@ fn build(machine: Machine, profile: &str) -> Result<Built> {
     cargo::run(&mut build)?;
     folder.push(if profile == "dev" { "debug" } else { profile });
     Ok(Built { machine, folder })
-}
-
-/// The folder of the programs of this machine, which are built where they are not among the `built`.
-fn build_here(built: &[Built], profile: &str) -> Result<PathBuf> {
-    match built.iter().find(|built| built.machine.is_here()) {
-        Some(built) => Ok(built.folder.clone()),
-        None => {
-            let here = MACHINES.into_iter().find(|machine| machine.is_here());
-            let here = here.ok_or("packages are made under Linux on x86-64 or AArch64")?;
-            Ok(build(here, profile)?.folder)
-        }
-    }
 }
 
 /// The time that files of packages have, so that they can be made again: `SOURCE_DATE_EPOCH`, or that of the last

@@ -24,12 +24,11 @@ pub(super) struct Content<'a> {
     pub notices: &'a str,
 }
 
-/// Has the program in `programs` write manual pages and completions into `share`.
-pub(super) fn share(programs: &Path, share: &Path) -> Result<()> {
-    let qhx = programs.join("qhx");
-    cargo::output(Command::new(&qhx).arg("man").arg(share.join("man/man1")))?;
+/// Has the program write manual pages and completions into `share`.
+pub(super) fn share(built: &Built, share: &Path) -> Result<()> {
+    cargo::output(built.command("qhx").arg("man").arg(share.join("man/man1")))?;
     for (shell, file) in COMPLETIONS {
-        let script = cargo::output(Command::new(&qhx).args(["completions", shell]))?;
+        let script = cargo::output(built.command("qhx").args(["completions", shell]))?;
         write(&share.join(file), &script)?;
     }
     Ok(())
