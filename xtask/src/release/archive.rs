@@ -107,7 +107,7 @@ pub(crate) fn pack(folder: &Path, name: &str, out: &Path) -> Result<PathBuf> {
     let (parent, own) = (folder.parent(), folder.file_name().unwrap_or_default());
     let mut tar = Command::new("tar");
     tar.args(["--create", "--sort=name", "--owner=0", "--group=0", "--numeric-owner"]);
-    tar.args(["--mode=go=rX,u+rw,a-s", "--use-compress-program=gzip -9n"]);
+    tar.args(["--mode=go=rX,u+rw,a-s", "--use-compress-program=gzip -6n"]);
     tar.arg(format!("--mtime=@{}", epoch()?));
     tar.arg(format!("--transform=flags=r;s,^{},{name},", own.to_string_lossy()));
     tar.arg("--file").arg(&archive).arg("--directory").arg(parent.unwrap_or(folder)).arg(own);

@@ -52,7 +52,7 @@ pub(super) fn package(content: &Content<'_>, scratch: &Path, out: &Path) -> Resu
     cargo::run(Command::new("sh").args(["-c", modes]).arg(&folder))?;
     let package = out.join(format!("qhx_{VERSION}_{machine}.deb"));
     let mut build = Command::new("dpkg-deb");
-    build.env("SOURCE_DATE_EPOCH", epoch()?).args(["--root-owner-group", "-Zxz", "--build"]);
+    build.env("SOURCE_DATE_EPOCH", epoch()?).args(["--root-owner-group", "-Zxz", "-z2", "--build"]);
     cargo::run(build.arg(&folder).arg(&package))?;
     Ok(package)
 }

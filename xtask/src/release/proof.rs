@@ -233,8 +233,8 @@ pub(super) fn library(root: &Root, archive: &Path, bundle: &str) -> Result<()> {
 /// Installs the package, runs the demo and checks the service, then removes all of it. That of another machine is
 /// unpacked only.
 pub(super) fn package(root: &Root, package: &Path) -> Result<()> {
-    // Programs in /usr/local would be found first.
-    let _ = std::fs::remove_dir_all(root.path("usr/local/bin"));
+    // Programs of the archives would be found first, and what is left is looked for below.
+    let _ = std::fs::remove_dir_all(root.path("usr/local"));
     if !root.machine.is_here() {
         cargo::run(Command::new("dpkg-deb").arg("--extract").arg(package).arg(root.folder.path()))?;
         root.demo("/usr/bin/qhx")?;
