@@ -1,12 +1,12 @@
 //! The tokenizer of a checkpoint: a file of its folder, or in a GGUF file.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use qhx_core::text::Tokenizer;
 use qhx_core::{Error, ErrorKind, Result, files};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::Checkpoint;
+use super::{Checkpoint, read_json};
 use crate::import::gguf::Embedded;
 
 /// Longest file that is read; tokenizers of large vocabularies are tens of megabytes.
@@ -40,6 +40,7 @@ pub(crate) fn source(checkpoint: &Checkpoint) -> Result<Source> {
     let path = checkpoint.dir().join(TOKENIZER);
     if path.exists() {
         let bytes = files::read(ErrorKind::Artifact, &path, MAX_BYTES)?;
+        let bytes = with_ends(checkpoint, &path, bytes)?;
         return Ok(Source { path, bytes, config: None });
     }
     if let Some(inside) = checkpoint.inside()
@@ -58,4 +59,82 @@ pub(crate) fn source(checkpoint: &Checkpoint) -> Result<Source> {
         }
     };
     Err(Error::new(ErrorKind::Artifact, format!("{}: missing", path.display())).hint(hint))
+}
+
+/// `tokenizer.json` with a post-processor that puts around texts what `add_bos_token` and `add_eos_token` of
+/// `tokenizer_config.json` ask for, where its own does not.
+fn with_ends(checkpoint: &Checkpoint, path: &Path, bytes: Vec<u8>) -> Result<Vec<u8>> {
+    let read = |name: &str| {
+        let path = checkpoint.dir().join(name);
+        if path.exists() { read_json(&path) } else { Ok(Value::Null) }
+    };
+    let config = read("tokenizer_config.json")?;
+    let asked = ["add_bos_token", "add_eos_token"].map(|key| config.get(key) == Some(&json!(true)));
+    if asked == [false, false] {
+        return Ok(bytes);
+    }
+    let files = [config, read("special_tokens_map.json")?];
+    let tokenizer = Tokenizer::from_bytes(path, &bytes)?;
+    let token = |key: &str| {
+        let named = files.iter().find_map(|file| file.get(key).filter(|token| !token.is_null()))?;
+        let text = named.as_str().or_else(|| named.get("content")?.as_str())?;
+        Some((text.to_owned(), tokenizer.token_to_id(text)?))
+    };
+    let (plain, whole) = (tokenizer.encode("a", false)?, tokenizer.encode("a", true)?);
+    let tokens = [("bos_token", asked[0], whole.first()), ("eos_token", asked[1], whole.last())];
+    let tokens = tokens.map(|(key, asked, at)| {
+        let token = token(key);
+        let there = token.as_ref().is_some_and(|(_, id)| Some(id) == at);
+        (key, token, asked, there)
+    });
+    if tokens.iter().all(|(_, _, asked, there)| *there || !asked) {
+        return Ok(bytes);
+    }
+    let refused = |what: String| {
+        let config = checkpoint.dir().join("tokenizer_config.json");
+        Error::new(ErrorKind::Artifact, format!("{}: {what}", config.display())).hint(
+            "save the tokenizer so that the post-processor of tokenizer.json adds the token, and take the key out",
+        )
+    };
+    if let Some((key, ..)) = tokens.iter().find(|(_, token, asked, _)| *asked && token.is_none()) {
+        return Err(refused(format!(
+            "add_{key} is true, but {key} is no token of {}",
+            path.display()
+        )));
+    }
+    let now = tokens.each_ref().map(|(_, token, _, there)| token.as_ref().filter(|_| *there));
+    let ids = |token: Option<&(String, u32)>| token.map(|(_, id)| *id);
+    let known = ids(now[0]).into_iter().chain(plain).chain(ids(now[1]));
+    if !known.eq(whole.iter().copied()) {
+        return Err(refused(format!(
+            "add_bos_token or add_eos_token is true, but the post-processor of {} puts other tokens around texts",
+            path.display()
+        )));
+    }
+    let [bos, eos] = tokens
+        .each_ref()
+        .map(|(_, token, asked, there)| token.as_ref().filter(|_| *asked || *there));
+    let sequence = |id: &str, kind: u8| {
+        let end = |token: Option<&(String, u32)>| {
+            token.map(|(text, _)| json!({"SpecialToken": {"id": text, "type_id": kind}}))
+        };
+        let text = json!({"Sequence": {"id": id, "type_id": kind}});
+        [end(bos), Some(text), end(eos)].into_iter().flatten().collect::<Vec<_>>()
+    };
+    let pair = [sequence("A", 0), sequence("B", 1)].concat();
+    let special = bos
+        .iter()
+        .chain(&eos)
+        .map(|(text, id)| (text.clone(), json!({"id": text, "ids": [id], "tokens": [text]})));
+    let broken = |e| {
+        Error::caused(ErrorKind::Artifact, format_args!("{}: not a tokenizer", path.display()), e)
+    };
+    let mut document: Value = serde_json::from_slice(&bytes).map_err(broken)?;
+    document["post_processor"] = json!({
+        "type": "TemplateProcessing",
+        "single": sequence("A", 0),
+        "pair": pair,
+        "special_tokens": special.collect::<serde_json::Map<_, _>>(),
+    });
+    serde_json::to_vec(&document).map_err(broken)
 }

@@ -113,3 +113,25 @@ fn tokenizers_that_cannot_be_read_say_why() {
         assert!(report.contains(words), "{report}\n  does not say {words:?}");
     }
 }
+
+#[test]
+fn bos_and_eos_that_are_asked_for_are_put_around_texts() {
+    let expected = crate::read_json(&fixture("ends.json"));
+    for case in expected["cases"].as_array().unwrap() {
+        let dir = crate::copy(case["model"].as_str().unwrap());
+        crate::edit_json(&dir.path().join("tokenizer_config.json"), |config| {
+            for key in ["bos_token", "add_bos_token", "add_eos_token"] {
+                config[key] = case[key].clone();
+            }
+        });
+        let tokenizer = Checkpoint::open(dir.path()).unwrap().tokenizer().unwrap();
+        let found = tokenizer.encode(expected["text"].as_str().unwrap(), true).unwrap();
+        assert_eq!(json!(found), case["ids"], "{case}");
+    }
+    let dir = crate::copy("qwen2-tiny");
+    crate::edit_json(&dir.path().join("tokenizer_config.json"), |config| {
+        config["add_bos_token"] = json!(true);
+    });
+    let error = Checkpoint::open(dir.path()).unwrap().tokenizer().unwrap_err();
+    assert!(error.message().contains("bos_token is no token of"), "{error}");
+}

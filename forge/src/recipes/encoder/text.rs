@@ -4,8 +4,7 @@
 
 use qhx_core::Result;
 use qhx_core::manifest::{Rerank, Verdict};
-use qhx_core::text::Tokenizer;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::files::{read, unsupported};
 use super::modules::{Dense, Modules};
@@ -28,7 +27,6 @@ impl Encoder {
     pub fn read(checkpoint: &Checkpoint, hidden: usize) -> Result<Self> {
         let prompts = read(&checkpoint.dir().join("config_sentence_transformers.json"))?;
         let modules = Modules::read(checkpoint, hidden)?;
-        check_eos(checkpoint)?;
         let declared = prompts.as_ref().and_then(|p| p.get("prompts")).and_then(Value::as_object);
         let prompt = |key: &str| declared?.get(key)?.as_str().map(str::to_owned);
         let prompted = declared.is_some_and(|all| all.values().any(|prompt| prompt != ""));
@@ -95,29 +93,6 @@ impl Encoder {
             }),
         })
     }
-}
-
-/// Errors when the configuration has each text end with a token that the tokenizer does not add.
-fn check_eos(checkpoint: &Checkpoint) -> Result<()> {
-    let path = checkpoint.dir().join("tokenizer_config.json");
-    let Some(config) = read(&path)? else { return Ok(()) };
-    let tokenizer = checkpoint.dir().join("tokenizer.json");
-    if config.get("add_eos_token") != Some(&json!(true)) || !tokenizer.is_file() {
-        return Ok(());
-    }
-    let eos = config.get("eos_token").unwrap_or(&Value::Null);
-    let eos = eos.as_str().or_else(|| eos.get("content")?.as_str()).unwrap_or_default();
-    let tokenizer = Tokenizer::from_file(&tokenizer)?;
-    let last = tokenizer.encode("a", true)?.pop();
-    if last.is_some() && last == tokenizer.token_to_id(eos) {
-        return Ok(());
-    }
-    let what = format!(
-        "add_eos_token is true, and the post-processor of tokenizer.json does not end texts with {eos:?}"
-    );
-    Err(unsupported(&path, &what).hint(
-        "save the tokenizer so that tokenizer.json adds the token, and take add_eos_token out",
-    ))
 }
 
 /// Longest text, in tokens, that `sentence-transformers` gives the checkpoint.
