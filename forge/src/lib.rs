@@ -20,6 +20,7 @@ mod forge;
 pub mod graph;
 mod helpers;
 mod import;
+mod keys;
 pub mod kit;
 mod names;
 pub mod onnx;

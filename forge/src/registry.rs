@@ -8,6 +8,7 @@ use qhx_core::{Error, ErrorKind, Result};
 use serde_json::Value;
 
 use crate::checkpoint::Checkpoint;
+use crate::keys;
 use crate::recipe::{Precision, Probe, Recipe, RecipeOptions, Task};
 
 /// Makes graphs and a plan of a checkpoint.
@@ -311,6 +312,7 @@ pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe
         )
         .hint("omit the option"));
     }
+    keys::check(checkpoint, found)?;
     let choices = entry.choices(&options.choices)?;
     (entry.make)(checkpoint, &RecipeOptions { choices, task, ..options.clone() })
 }

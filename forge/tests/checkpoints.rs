@@ -13,6 +13,8 @@ mod gguf;
 mod processors;
 #[path = "checkpoints/quantized.rs"]
 mod quantized;
+#[path = "checkpoints/switches.rs"]
+mod switches;
 #[path = "checkpoints/tokenizers.rs"]
 mod tokenizers;
 #[path = "checkpoints/unread.rs"]
