@@ -11,6 +11,8 @@ mod formats;
 mod gguf;
 #[path = "checkpoints/processors.rs"]
 mod processors;
+#[path = "checkpoints/published.rs"]
+mod published;
 #[path = "checkpoints/quantized.rs"]
 mod quantized;
 #[path = "checkpoints/switches.rs"]
