@@ -10,8 +10,9 @@ use qhx_ops_llama as _;
 use qhx_ops_phimoe as _;
 #[cfg(feature = "builtin-ops")]
 use qhx_ops_qwen3vl as _;
-#[cfg(feature = "builtin-ops")]
 use qhx_ops_qwen35 as _;
+#[cfg(feature = "builtin-ops")]
+use qhx_ops_speech as _;
 
 pub mod backends;
 #[cfg(target_os = "linux")]

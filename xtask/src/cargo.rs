@@ -18,6 +18,7 @@ pub(crate) const PLUGINS: [&str; 5] = [
     "qhx-ops-phimoe-plugin",
     "qhx-ops-qwen35-plugin",
     "qhx-ops-qwen3vl-plugin",
+    "qhx-ops-speech-plugin",
 ];
 
 /// What the program can do beyond the default: host-ops linked in, Parquet files.

@@ -32,6 +32,8 @@ const PACKAGES: [&str; 27] = [
     "qhx-ops-qwen35-plugin",
     "qhx-ops-qwen3vl",
     "qhx-ops-qwen3vl-plugin",
+    "qhx-ops-speech",
+    "qhx-ops-speech-plugin",
     "qhx",
     "qhexrt",
     "qhx-bindings",

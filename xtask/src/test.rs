@@ -193,13 +193,14 @@ fn keep(qhx: &Path) -> Result<PathBuf> {
 /// Modules of `qhx-tests` that run the same with host-ops loaded and linked in. The others are about
 /// plugins.
 const FAMILY_TESTS: [&str; 3] = ["llama::", "embed::", "bad_bundles::"];
-const MORE_FAMILY_TESTS: [&str; 4] = ["qwen35::", "phimoe::", "gemma4::", "qwen3vl::"];
+const MORE_FAMILY_TESTS: [&str; 5] = ["qwen35::", "phimoe::", "gemma4::", "qwen3vl::", "whisper::"];
 
 const BUILTIN: &str = "qhx-cli/builtin-ops,qhx-cli/parquet,qhx-tests/builtin-ops";
 
 /// What is not part of the workspace.
-const EXAMPLES: [&str; 6] = [
+const EXAMPLES: [&str; 7] = [
     "examples/backend/Cargo.toml",
+    "examples/ctc/Cargo.toml",
     "examples/plugin-template/Cargo.toml",
     "examples/lfm2/op/Cargo.toml",
     "examples/lfm2/recipe/Cargo.toml",

@@ -9,4 +9,5 @@ pub(crate) fn link() {
     qhx_ops_phimoe::linked();
     qhx_ops_qwen35::linked();
     qhx_ops_qwen3vl::linked();
+    qhx_ops_speech::linked();
 }

@@ -7,3 +7,4 @@ use qhx_ops_llama as _;
 use qhx_ops_phimoe as _;
 use qhx_ops_qwen3vl as _;
 use qhx_ops_qwen35 as _;
+use qhx_ops_speech as _;

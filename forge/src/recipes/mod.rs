@@ -10,3 +10,4 @@ mod processor;
 mod qwen35;
 mod qwen3vl;
 mod vision;
+mod whisper;

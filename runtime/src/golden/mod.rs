@@ -160,7 +160,7 @@ impl Golden {
         {
             let does = match task {
                 Task::Embed => model.info().embedding_dim > 0,
-                _ => model.info().vocab > 0,
+                _ => model.op().description.tasks.contains(&Task::Generate),
             };
             let fits = |(prompt, then): &(usize, usize)| prompt + then <= max_ctx;
             let count = if brief { 1 } else { lengths.len() };

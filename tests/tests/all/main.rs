@@ -5,6 +5,7 @@
 
 mod backend;
 mod bad_bundles;
+mod ctc;
 mod embed;
 mod encoders;
 mod experts;
@@ -27,3 +28,4 @@ mod qwen3vl;
 mod sessions;
 mod states;
 mod switches;
+mod whisper;

@@ -96,12 +96,37 @@ pub struct Params {
 }
 
 /// `params.transcription`: what asks the model to transcribe audio that stands before it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Transcription {
     /// `prompt`: the text behind the audio.
     pub prompt: String,
     /// `chat`: both are a user's message of a conversation.
     pub chat: bool,
+    /// `languages`: the token behind the audio that says what is spoken, by the language's code.
+    pub languages: BTreeMap<String, u32>,
+    /// `tasks`: the token behind that which says what is wanted, by its name, `transcribe` or `translate`.
+    pub tasks: BTreeMap<String, u32>,
+    /// `times`: tokens that are times.
+    pub times: Option<TimeTokens>,
+    /// `no_speech`: the token that stands first where nobody speaks.
+    pub no_speech: Option<u32>,
+    /// `previous`: the token in front of what was said before.
+    pub previous: Option<u32>,
+    /// `window`: seconds of audio that the model takes at once, where its host-op answers by itself.
+    pub window: Option<f64>,
+}
+
+/// `params.transcription.times`: tokens that are times, in steps of as many seconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct TimeTokens {
+    /// `first`: that of 0 s. All from it on are times.
+    pub first: u32,
+    /// `none`: the token that asks for no times.
+    pub none: u32,
+    /// `end`: the token that ends an answer; tokens of text are below it.
+    pub end: u32,
+    /// `step`: seconds from one to the next.
+    pub step: f64,
 }
 
 /// `params.rerank`: how the model is asked whether a document answers a query, and what says so.

@@ -1,5 +1,6 @@
 //! From a JSON document to the typed manifest.
 
+use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
@@ -8,7 +9,7 @@ use serde_json::{Map, Value};
 use super::reader::Node;
 use super::{
     ArtifactTable, ContextEntry, EmbedEntry, FileEntry, Manifest, Model, Params, Plan, Rerank,
-    SCHEMA_VERSION, Step, Transcription, Verdict,
+    SCHEMA_VERSION, Step, TimeTokens, Transcription, Verdict,
 };
 use crate::{DType, Error, ErrorKind, Result, snapshot};
 
@@ -142,9 +143,44 @@ fn params(node: &Node<'_>) -> Result<Params> {
 }
 
 fn transcription(node: &Node<'_>) -> Result<Transcription> {
+    let tokens = |key: &str| -> Result<BTreeMap<String, u32>> {
+        let Some(members) = node.get(key)? else { return Ok(BTreeMap::new()) };
+        let members = members.members()?;
+        members.into_iter().map(|(name, id)| Ok((name.to_owned(), id.u32()?))).collect()
+    };
+    let token = |key: &str| node.get(key)?.map(|n| n.u32()).transpose();
+    let seconds = |node: &Node<'_>| match node.value().as_f64() {
+        Some(seconds) if seconds.is_finite() && seconds > 0.0 => Ok(seconds),
+        _ => Err(node
+            .error(format_args!("expected a positive number of seconds, found {}", node.value()))),
+    };
+    let times = match node.get("times")? {
+        None => None,
+        Some(times) => Some(TimeTokens {
+            first: times.require("first")?.u32()?,
+            none: times.require("none")?.u32()?,
+            end: times.require("end")?.u32()?,
+            step: seconds(&times.require("step")?)?,
+        }),
+    };
+    let window = node.get("window")?.map(|n| seconds(&n)).transpose()?;
+    // Where tokens or the host-op itself ask for the words, no text need.
+    let prompt = match node.get("prompt")? {
+        Some(prompt) => prompt.string()?,
+        None if times.is_some() || window.is_some() || node.get("tasks")?.is_some() => {
+            String::new()
+        }
+        None => node.require("prompt")?.string()?,
+    };
     Ok(Transcription {
-        prompt: node.require("prompt")?.string()?,
+        prompt,
         chat: node.get("chat")?.map(|n| n.bool()).transpose()?.unwrap_or(false),
+        languages: tokens("languages")?,
+        tasks: tokens("tasks")?,
+        times,
+        no_speech: token("no_speech")?,
+        previous: token("previous")?,
+        window,
     })
 }
 

@@ -1,0 +1,372 @@
+//! Whisper (`WhisperForConditionalGeneration`): tiny to large-v3-turbo.
+//!
+//! Arithmetic: `transformers`, `models/whisper/modeling_whisper.py` (Radford et al. 2022, arXiv 2212.04356).
+//!
+//! | graph | tensor | shape | |
+//! |---|---|---|---|
+//! | `encoder` | `mel` | `[2 · positions, mels]` | log-mel frames of a clip with silence behind it |
+//! | | → `cross_k_i`, `cross_v_i` | `[heads, dim, positions]`, `[heads, positions, dim]` | of each layer of the decoder; keys transposed |
+//! | `decode`, `prefill<P>` | `x`, `pos` → `y` | `[P, hidden]` | rows of the embedding table and of the positions |
+//! | | `cmask` | `[P, max_ctx + P]` | added to scores; the last P slots are the graph's own tokens |
+//! | | `past_k_i`, `past_v_i` → `new_k_i`, `new_v_i` | `[heads, max_ctx, dim]` → `[heads, P, dim]` | |
+//! | | `cross_k_i`, `cross_v_i` | as the encoder gives them | |
+//! | `lmhead` | `x` → `logits` | `[1, hidden]` → `[1, vocab]` | |
+
+use std::ops::Range;
+
+use qhx_core::{Error, ErrorKind, Result};
+use serde_json::{Map, Value, json};
+
+use super::processor::Processor;
+use crate::builder::GraphBuilder;
+use crate::checkpoint::Checkpoint;
+use crate::graph::{Conv1d, Elem, Graph, TensorId};
+use crate::kit::{
+    Attend, AttendInputs, Attention, Decoder, Heads, Layers, MatrixFile, Reader, check_shape,
+    decoder, matrices, object, prefill_rows,
+};
+use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
+use crate::register_recipe;
+use crate::registry::RecipeEntry;
+use crate::weight::{Storage, Weight};
+
+const CLASSES: [&str; 1] = ["WhisperForConditionalGeneration"];
+/// Epsilon of the norms, which the configuration does not have.
+const EPS: f32 = 1e-5;
+/// Tokens of the prefill graph by default: those that begin a transcription.
+const PREFILL: [usize; 1] = [4];
+/// Samples of a second, of a frame, and between frames.
+const RATE: usize = 16_000;
+const FRAME: usize = 400;
+const HOP: usize = 160;
+
+register_recipe!(
+    RecipeEntry::new(&CLASSES, recipe).tasks(&[Task::Transcribe]).prefill_graphs().longest(longest)
+);
+
+/// What is read of `config.json`.
+#[derive(Debug)]
+struct Config {
+    hidden: usize,
+    vocab: usize,
+    mels: usize,
+    /// Positions of the encoder, two frames each.
+    sources: usize,
+    /// Positions of the decoder.
+    targets: usize,
+    encoder: Tower,
+    decoder: Tower,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Tower {
+    layers: usize,
+    heads: Heads,
+    inner: usize,
+}
+
+impl Config {
+    fn read(checkpoint: &Checkpoint) -> Result<Self> {
+        let reader = Reader::whole(checkpoint);
+        reader.only("activation_function", &json!("gelu"))?;
+        reader.only("scale_embedding", &json!(false))?;
+        let hidden = reader.size("d_model")?;
+        let tower = |part: &str| -> Result<Tower> {
+            let query = reader.size(&format!("{part}_attention_heads"))?;
+            if !hidden.is_multiple_of(query) {
+                return Err(reader.fault(format!(
+                    "d_model is {hidden}, expected a multiple of {part}_attention_heads, {query}"
+                )));
+            }
+            Ok(Tower {
+                layers: reader.bounded(&format!("{part}_layers"), 256)?,
+                heads: Heads { query, groups: query, dim: hidden / query },
+                inner: reader.size(&format!("{part}_ffn_dim"))?,
+            })
+        };
+        Ok(Self {
+            hidden,
+            vocab: reader.size("vocab_size")?,
+            mels: reader.size_or("num_mel_bins", 80)?,
+            sources: reader.size_or("max_source_positions", 1500)?,
+            targets: reader.size_or("max_target_positions", 448)?,
+            encoder: tower("encoder")?,
+            decoder: tower("decoder")?,
+        })
+    }
+}
+
+/// Names of tensors: the decoder's are asked for without its prefix.
+fn names(name: &str) -> Vec<String> {
+    if let Some(head) = name.strip_prefix("lm_head") {
+        return vec![format!("proj_out{head}")];
+    }
+    let whole = name.starts_with("encoder.");
+    let name = if whole { name.to_owned() } else { format!("decoder.{name}") };
+    vec![format!("model.{name}"), name]
+}
+
+/// The decoder has no positions beyond.
+fn longest(checkpoint: &Checkpoint, _: Task) -> Option<usize> {
+    Config::read(checkpoint).ok().map(|config| config.targets)
+}
+
+fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
+    let config = Config::read(checkpoint)?;
+    let Config { hidden, vocab, targets, decoder: Tower { layers: count, heads, .. }, .. } = config;
+    check_shape(options, count, Some(targets))?;
+    let checkpoint = &checkpoint.renamed(names);
+    let layers = Layers::decoder(checkpoint, options, EPS);
+    let model = Model { layers, config: &config };
+    let Decoder { mut contexts, mut plan_params } = decoder(
+        options,
+        count,
+        &prefill_rows(options, &PREFILL)?,
+        |name, range, rows| model.decoder(name, range, rows, options.max_ctx),
+        layers.lmhead(hidden, vocab, true)?,
+    )?;
+    let encoder = ContextPlan::new("encoder".to_owned(), options.precision, vec![model.encoder()?]);
+    contexts.insert(0, encoder.once());
+    plan_params.insert("encoder".to_owned(), json!("encoder"));
+    let mut params = object(json!({
+        "hidden": hidden,
+        "vocab": vocab,
+        "n_layers": count,
+        "max_ctx": options.max_ctx,
+        "n_heads": heads.query,
+        "n_kv_heads": heads.groups,
+        "head_dim": heads.dim,
+        "kv_dim": hidden,
+    }));
+    let start = Reader::whole(checkpoint).size("decoder_start_token_id")?;
+    let audio = json!({"front_end": front_end(checkpoint, &config)?, "token_id": start});
+    params.insert("audio".to_owned(), audio);
+    params.insert("transcription".to_owned(), Value::Object(transcription(checkpoint, vocab)?));
+    let positions = checkpoint.matrix("embed_positions.weight", [targets, hidden])?;
+    Ok(Recipe::new("whisper", "whisper_transcribe", contexts, plan_params)
+        .embed(checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?)
+        .params(params)
+        .tables(vec![matrices(
+            "positions",
+            vec![MatrixFile::stored("table", "positions", positions)],
+        )]))
+}
+
+/// `WhisperFeatureExtractor`, whose frames are centred and whose last one is left out.
+fn front_end(checkpoint: &Checkpoint, config: &Config) -> Result<Value> {
+    let processor = Processor::audio(checkpoint)?;
+    for (key, only) in [
+        ("/sampling_rate", json!(RATE)),
+        ("/n_fft", json!(FRAME)),
+        ("/hop_length", json!(HOP)),
+        ("/feature_size", json!(config.mels)),
+        ("/dither", json!(0.0)),
+    ] {
+        if processor.get(key).is_some_and(|found| *found != only) {
+            return Err(processor.bad(key, &only.to_string()));
+        }
+    }
+    Ok(json!({
+        "rate": RATE,
+        "frame": FRAME,
+        "hop": HOP,
+        "fft": FRAME,
+        "window": "periodic_hann",
+        "left": FRAME / 2,
+        "span": FRAME / 2 + HOP,
+        "edge": "reflect",
+        "spectrum": "power",
+        "filters": {"mels": config.mels, "min_hz": 0.0, "max_hz": 8000.0, "scale": "slaney", "area_norm": true},
+        "log": {"log10_max": 1e-10},
+    }))
+}
+
+/// `params.transcription`: the tokens that `generation_config.json` names. Languages are those between
+/// `<|startoftranscript|>` and the tasks, where an older file does not list them.
+fn transcription(checkpoint: &Checkpoint, vocab: usize) -> Result<Map<String, Value>> {
+    let generation = checkpoint.generation_config();
+    let token = |value: &Value| value.as_u64().filter(|id| *id < vocab as u64);
+    let ids = |key: &str| -> Vec<u64> {
+        let list = generation.get(key).and_then(Value::as_array);
+        list.map_or_else(Vec::new, |list| list.iter().filter_map(token).collect())
+    };
+    let named = |key: &str| -> Map<String, Value> {
+        let list = generation.get(key).and_then(Value::as_object);
+        let bare = |name: &String| name.trim_start_matches("<|").trim_end_matches("|>").to_owned();
+        let entries = list.into_iter().flatten().filter(|(_, id)| token(id).is_some());
+        entries.map(|(name, id)| (bare(name), id.clone())).collect()
+    };
+    let mut found = Map::new();
+    let (languages, tasks) = (named("lang_to_id"), named("task_to_id"));
+    for (key, value) in [("languages", languages), ("tasks", tasks)] {
+        if !value.is_empty() {
+            found.insert(key.to_owned(), Value::Object(value));
+        }
+    }
+    for key in ["suppress_tokens", "begin_suppress_tokens"] {
+        let name = if key == "suppress_tokens" { "suppressed" } else { "suppressed_first" };
+        found.insert(name.to_owned(), json!(ids(key)));
+    }
+    let end = generation.get("eos_token_id").or_else(|| checkpoint.config().get("eos_token_id"));
+    let end = end.map(|end| end.as_array().and_then(|list| list.first()).unwrap_or(end));
+    if let (Some(none), Some(end)) =
+        (generation.get("no_timestamps_token_id").and_then(token), end.and_then(token))
+    {
+        let initial = generation.get("max_initial_timestamp_index").and_then(Value::as_u64);
+        let mut times = json!({"first": none + 1, "none": none, "end": end, "step": 0.02});
+        if let Some(initial) = initial {
+            times["max_initial"] = json!(initial);
+        }
+        found.insert("times".to_owned(), times);
+        // As `transformers` finds it.
+        found.insert("no_speech".to_owned(), json!(none - 1));
+        let previous = generation.get("prev_sot_token_id").and_then(token).unwrap_or(none - 2);
+        found.insert("previous".to_owned(), json!(previous));
+    } else if !checkpoint.seed().is_some() {
+        let path = checkpoint.dir().join("generation_config.json");
+        let what =
+            "no_timestamps_token_id or eos_token_id is missing, expected tokens of the model";
+        return Err(Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display()))
+            .hint("take the file of the published checkpoint"));
+    }
+    Ok(found)
+}
+
+/// Makes the graphs.
+struct Model<'a> {
+    layers: Layers<'a>,
+    config: &'a Config,
+}
+
+impl Model<'_> {
+    fn encoder(&self) -> Result<Graph> {
+        let Config {
+            hidden, mels, sources, encoder: Tower { layers: count, heads, inner }, ..
+        } = *self.config;
+        let mut b = GraphBuilder::new("encoder");
+        let mel = b.input("mel", Elem::Activation, &[2 * sources, mels])?;
+        let x = b.reshape(mel, &[1, 2 * sources, mels])?;
+        let mut x = b.transpose(x, &[0, 2, 1])?;
+        b.scope("conv");
+        for (name, inputs, stride) in [("conv1", mels, 1), ("conv2", hidden, 2)] {
+            let checkpoint = self.layers.checkpoint;
+            let weight =
+                checkpoint.rows(&format!("encoder.{name}.weight"), &[hidden, inputs, 3])?;
+            let bias = checkpoint.values(&format!("encoder.{name}.bias"), &[hidden])?;
+            let conv = Conv1d { stride, padding: [1, 1], ..Conv1d::new(3) };
+            x = b.conv1d(name, x, Weight::new(weight, Storage::Float), Some(bias), conv)?;
+            x = b.gelu(x)?;
+        }
+        let x = b.reshape(x, &[hidden, sources])?;
+        let x = b.transpose(x, &[1, 0])?;
+        let shape = [sources, hidden];
+        let positions = self.layers.checkpoint.values("encoder.embed_positions.weight", &shape)?;
+        let positions = b.constant("positions", Elem::Activation, &shape, positions)?;
+        let mut h = b.add(x, positions)?;
+        for layer in 0..count {
+            let name = format!("encoder.layers.{layer}");
+            h = self.own(&mut b, h, &name, layer, heads, false, &Attend::whole(sources))?;
+            h = self.feed_forward(&mut b, h, &name, layer, inner)?;
+        }
+        b.scope("final");
+        let h = self.layers.layer_norm(&mut b, h, "encoder.layer_norm")?;
+        for layer in 0..self.config.decoder.layers {
+            b.scope(format!("cross{layer}"));
+            let [k, v] = self.layers.cross_keys(&mut b, h, &self.cross(layer))?;
+            b.output(&format!("cross_k_{layer}"), k)?;
+            b.output(&format!("cross_v_{layer}"), v)?;
+        }
+        b.finish()
+    }
+
+    /// `rows` tokens through the layers of `range`.
+    fn decoder(
+        &self,
+        name: &str,
+        range: Range<usize>,
+        rows: usize,
+        max_ctx: usize,
+    ) -> Result<Graph> {
+        let Config { hidden, sources, decoder: Tower { layers: count, heads, inner }, .. } =
+            *self.config;
+        let last = range.end == count;
+        let mut b = GraphBuilder::new(name);
+        let mut h = b.input("x", Elem::Activation, &[rows, hidden])?;
+        if range.start == 0 {
+            let positions = b.input("pos", Elem::Activation, &[rows, hidden])?;
+            h = b.add(h, positions)?;
+        }
+        let attend = Attend::inputs(&mut b, &AttendInputs::new(0, rows, max_ctx))?;
+        for layer in range {
+            let name = format!("layers.{layer}");
+            h = self.own(&mut b, h, &name, layer, heads, true, &attend)?;
+            b.scope(format!("l{layer}_cross"));
+            let Heads { query, dim, .. } = heads;
+            let k =
+                b.input(&format!("cross_k_{layer}"), Elem::Activation, &[query, dim, sources])?;
+            let v =
+                b.input(&format!("cross_v_{layer}"), Elem::Activation, &[query, sources, dim])?;
+            let normed =
+                self.layers.layer_norm(&mut b, h, &format!("{name}.encoder_attn_layer_norm"))?;
+            let mixed = self.layers.cross_attention(&mut b, normed, &self.cross(layer), [k, v])?;
+            h = b.add(h, mixed)?;
+            h = self.feed_forward(&mut b, h, &name, layer, inner)?;
+        }
+        if last {
+            b.scope("final");
+            h = self.layers.layer_norm(&mut b, h, "layer_norm")?;
+        }
+        b.output("y", h)?;
+        b.finish()
+    }
+
+    fn cross(&self, layer: usize) -> Attention<'static> {
+        attention(format!("layers.{layer}.encoder_attn"), layer, self.config.decoder.heads, false)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "a layer of two towers")]
+    fn own(
+        &self,
+        b: &mut GraphBuilder,
+        h: TensorId,
+        name: &str,
+        layer: usize,
+        heads: Heads,
+        cached: bool,
+        attend: &Attend,
+    ) -> Result<TensorId> {
+        b.scope(format!("l{layer}_attn"));
+        let normed = self.layers.layer_norm(b, h, &format!("{name}.self_attn_layer_norm"))?;
+        let attention = attention(format!("{name}.self_attn"), layer, heads, cached);
+        let mixed = self.layers.attention(b, normed, &attention, attend)?;
+        b.add(h, mixed)
+    }
+
+    fn feed_forward(
+        &self,
+        b: &mut GraphBuilder,
+        h: TensorId,
+        name: &str,
+        layer: usize,
+        inner: usize,
+    ) -> Result<TensorId> {
+        b.scope(format!("l{layer}_mlp"));
+        let normed = self.layers.layer_norm(b, h, &format!("{name}.final_layer_norm"))?;
+        let [first, second] = ["fc1", "fc2"].map(|part| format!("{name}.{part}"));
+        let parts = [first.as_str(), second.as_str()];
+        let out = self.layers.feed_forward(b, normed, parts, inner, GraphBuilder::gelu)?;
+        b.add(h, out)
+    }
+}
+
+/// `WhisperAttention`: keys have no bias.
+fn attention(name: String, layer: usize, heads: Heads, cached: bool) -> Attention<'static> {
+    let bias = [true, false, true];
+    Attention {
+        bias,
+        out: "out_proj",
+        out_bias: true,
+        cached,
+        ..Attention::new(name, layer, heads)
+    }
+}

@@ -1,0 +1,252 @@
+//! The Whisper tiny model from checkpoint to text, against goldens that `transformers` made (`tests/oracle/whisper.py`).
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use qhx_core::backend::Backend;
+use qhx_core::compare::Distance;
+use qhx_core::dump::Dump;
+use qhx_core::engine::{Model, ModelOptions, Part, Prompt, Request};
+use qhx_core::manifest::Manifest;
+use qhx_core::op::{AudioRules, Segment};
+use qhx_core::{CancelToken, ErrorKind, Media};
+use qhx_forge::{ForgeOptions, Precision, Silent, forge};
+use qhx_media::{Limits, Source};
+use qhx_tests::replay::generate;
+use qhx_tests::{backends, tiny};
+use qhx_tiers::tier;
+use safetensors::SafeTensors;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+const TINY: &str = "whisper-tiny";
+/// Logits and the encoder on the CPU differ by rounding only.
+const CPU_DISTANCE: f64 = 1e-4;
+
+#[derive(Debug, Deserialize)]
+struct Goldens {
+    cases: Vec<Case>,
+}
+
+/// A clip with what is asked of it.
+#[derive(Debug, Deserialize)]
+struct Case {
+    id: String,
+    clip: String,
+    language: String,
+    prompt_ids: Vec<u32>,
+    output_ids: Vec<u32>,
+    no_speech: f32,
+}
+
+fn goldens() -> Goldens {
+    let text = fs::read(tiny::fixture(TINY).join("goldens.json")).unwrap();
+    serde_json::from_slice(&text).unwrap()
+}
+
+fn golden(name: &str) -> Vec<f32> {
+    let bytes = fs::read(tiny::fixture(TINY).join("goldens.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let values = file.tensor(name).unwrap().data().chunks_exact(4);
+    values.map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+fn clip(name: &str) -> Media {
+    let source = Source::File(tiny::fixture(TINY).join(name));
+    qhx_media::decode_audio(&source, &AudioRules::default(), &Limits::default())
+        .unwrap()
+        .into_media()
+        .unwrap()
+}
+
+impl Case {
+    fn request(&self) -> Request {
+        // The clip stands at the position of the first token.
+        let parts =
+            vec![Part::Media(clip(&self.clip)), Part::Tokens(self.prompt_ids[1..].to_vec())];
+        Request::greedy(Prompt::Parts(parts), 28)
+    }
+}
+
+struct Bundle {
+    manifest: std::path::PathBuf,
+    folder: tempfile::TempDir,
+}
+
+fn bundle(change: impl FnOnce(&mut ForgeOptions)) -> Bundle {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = ForgeOptions::new(folder.path().join("bundle"));
+    change(&mut options);
+    let report =
+        forge(&tiny::fixture(TINY), &options, &mut Silent).unwrap_or_else(|e| panic!("{e}"));
+    Bundle { manifest: report.manifest, folder }
+}
+
+impl Bundle {
+    fn open(&self, backend: Arc<dyn Backend>) -> Model {
+        let manifest = Manifest::load(&self.manifest).unwrap();
+        let dump = Dump::create(&self.folder.path().join("dump")).unwrap();
+        let plugins = tiny::plugins();
+        let options = ModelOptions::new(manifest, backend, &plugins);
+        Model::open(options.threads(2).dump(Arc::new(dump))).unwrap()
+    }
+
+    fn dumped(&self, name: &str) -> Vec<f32> {
+        let bytes = fs::read(self.folder.path().join("dump").join(format!("{name}.npy"))).unwrap();
+        let values = bytes[bytes.len() % 64..].chunks_exact(4);
+        values.map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    }
+
+    fn edit(&self, change: impl FnOnce(&mut Value)) {
+        let mut manifest = serde_json::from_slice(&fs::read(&self.manifest).unwrap()).unwrap();
+        change(&mut manifest);
+        fs::write(&self.manifest, manifest.to_string()).unwrap();
+    }
+}
+
+/// Largest difference of the last values of an array that was dumped.
+fn apart(bundle: &Bundle, name: &str, tensor: &str) -> f64 {
+    let (expected, found) = (golden(tensor), bundle.dumped(name));
+    Distance::of(&found[found.len() - expected.len()..], &expected).unwrap().largest
+}
+
+#[expect(clippy::print_stderr, reason = "a test says what it measured")]
+fn says_the_same(model: &mut Model, cases: &[Case], label: &str) {
+    for case in cases {
+        model.reset().unwrap();
+        let generation = generate(model, &case.request());
+        assert_eq!(generation.tokens, case.output_ids, "{label}: {}", case.id);
+        assert_eq!(generation.prompt_tokens, case.prompt_ids.len(), "{label}: {}", case.id);
+        eprintln!("{label}: {} {:?}", case.id, generation.text);
+    }
+}
+
+#[test]
+#[expect(clippy::print_stderr, reason = "a test says what it measured")]
+fn cpu_equals_the_reference() {
+    let cases = goldens().cases;
+    for (prefill, shards) in [(None, 1), (Some(vec![]), 2)] {
+        let bundle = bundle(|o| (o.prefill, o.shards) = (prefill, shards));
+        let mut model = bundle.open(backends::cpu());
+        let two = cases.iter().position(|case| case.clip == "two.wav").unwrap();
+        says_the_same(&mut model, &cases[two..=two], "two");
+        for name in ["cross_k_1", "cross_v_1"] {
+            let distance = apart(&bundle, name, &format!("two.{name}"));
+            eprintln!("{name}: {distance:.1e}");
+            assert!(distance <= CPU_DISTANCE, "{name}: {distance:e}");
+        }
+        let logits = golden(&format!("{}.logits", cases[two].id));
+        let vocab = model.info().vocab;
+        let dumped = bundle.dumped("logits");
+        let dumped = &dumped[dumped.len() - vocab..];
+        let distance = Distance::of(dumped, &logits[..vocab]).unwrap().largest;
+        eprintln!("logits: {distance:.1e}");
+        assert!(distance <= CPU_DISTANCE, "logits: {distance:e}");
+        says_the_same(&mut model, &cases, "cpu");
+    }
+}
+
+#[test]
+fn frames_are_those_of_the_feature_extractor() {
+    let bundle = bundle(|_| ());
+    let mut model = bundle.open(backends::cpu());
+    let cases = goldens().cases;
+    let one = cases.iter().find(|case| case.clip == "one.wav").unwrap();
+    generate(&mut model, &one.request());
+    let distance = apart(&bundle, "mel", "one.mel");
+    assert!(distance <= 2e-4, "{distance:e}");
+}
+
+#[test]
+fn language_and_silence_are_read_off_the_first_logits() {
+    let bundle = bundle(|_| ());
+    let mut model = bundle.open(backends::cpu());
+    let transcription = model.manifest().params.transcription.clone().unwrap();
+    let all: Vec<u32> = (0..model.info().vocab as u32).collect();
+    for case in &goldens().cases {
+        model.reset().unwrap();
+        let prompt = Prompt::Parts(vec![Part::Media(clip(&case.clip))]);
+        let logits = model.next_logits(&prompt, &all, &CancelToken::new()).unwrap();
+        let of = |id: &u32| logits[*id as usize];
+        let heard = transcription.languages.iter().max_by(|a, b| of(a.1).total_cmp(&of(b.1)));
+        assert_eq!(heard.unwrap().0, &case.language, "{}", case.id);
+        let total: f32 = logits.iter().map(|logit| logit.exp()).sum();
+        let silence = of(&transcription.no_speech.unwrap()).exp() / total;
+        assert!((silence - case.no_speech).abs() < 1e-4, "{}: {silence}", case.id);
+        // The clip stays encoded: the words follow without another run of the encoder.
+        let generation = generate(&mut model, &case.request());
+        assert_eq!((generation.tokens, generation.reused_tokens), (case.output_ids.clone(), 1));
+    }
+    let graphs = model.graph_stats();
+    let encoder = graphs.iter().find(|graph| graph.graph == "encoder").unwrap();
+    assert_eq!(encoder.executions, goldens().cases.len() as u64);
+}
+
+#[test]
+fn what_is_no_transcription_is_refused() {
+    let bundle = bundle(|_| ());
+    let mut model = bundle.open(backends::cpu());
+    let error = model.start(&Request::completion("boat")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+    assert!(error.to_string().contains("does not generate; it does transcribe"), "{error}");
+    assert!(error.hint_text().is_some_and(|hint| hint.contains("qhx transcribe")), "{error}");
+    let error = model.op_mut().prefill(&[Segment::Tokens(&[5])]).unwrap_err();
+    assert!(error.message().contains("no audio"), "{error}");
+    let long = vec![0.0; 32_001];
+    let error = model.op_mut().place(Segment::Audio { samples: &long, rate: 16_000 }).unwrap_err();
+    assert!(error.message().contains("the encoder takes 2.00 s at once"), "{error}");
+    let (samples, rate) = (&long[..100], 16_000);
+    let audio = Segment::Audio { samples, rate };
+    model.op_mut().prefill(&[audio]).unwrap();
+    let error = model.op_mut().prefill(&[audio]).unwrap_err();
+    assert!(error.message().contains("reset it first"), "{error}");
+    let error = model.op_mut().export_state().unwrap_err();
+    assert!(error.message().contains("attends to a clip"), "{error}");
+    model.reset().unwrap();
+    let nan = [0.0, f32::NAN];
+    let error = model.op_mut().prefill(&[Segment::Audio { samples: &nan, rate }]).unwrap_err();
+    assert!(error.message().contains("NaN"), "{error}");
+    drop(model);
+    for (pointer, value, what) in [
+        ("/params/audio/front_end/filters/mels", json!(40), "rows of 40 mels"),
+        ("/params/audio/token_id", json!(9999), "token_id: found 9999"),
+        ("/plan/params/encoder", json!("ear"), "ear"),
+    ] {
+        let mut before = Value::Null;
+        bundle.edit(|manifest| {
+            before = std::mem::replace(manifest.pointer_mut(pointer).unwrap(), value);
+        });
+        let error = tiny::open(&bundle.manifest, backends::cpu()).unwrap_err().to_string();
+        assert!(error.contains(what), "{pointer}: {error}");
+        bundle.edit(|manifest| *manifest.pointer_mut(pointer).unwrap() = before);
+    }
+}
+
+/// Of one clip, with times and without; of all where the whole matrix runs.
+#[tier(qnn)]
+#[test]
+fn the_npu_says_the_same() {
+    let libraries = tiny::qnn_libraries();
+    let (htp, system) = &libraries;
+    let full = tiny::full_matrix();
+    let mut cases = goldens().cases;
+    if !full {
+        cases.retain(|case| case.clip == "one.wav" && case.id.contains("transcribe"));
+    }
+    let int8 = Precision::W8A16;
+    for (target, precision) in
+        [("v81", Precision::Fp16), ("v81", int8), ("v73", Precision::Fp16), ("v73", int8)]
+            .into_iter()
+            .take(if full { 4 } else { 2 })
+    {
+        let bundle = bundle(|o| {
+            o.precision = precision;
+            o.compiler = Some(backends::compiler(htp, system, target));
+        });
+        let mut model = tiny::open(Path::new(&bundle.manifest), backends::qnn(&libraries)).unwrap();
+        says_the_same(&mut model, &cases, &format!("{target} {}", precision.name()));
+    }
+}
