@@ -10,6 +10,7 @@ use qhx_ops_llama as _;
 use qhx_ops_phimoe as _;
 #[cfg(feature = "builtin-ops")]
 use qhx_ops_qwen3vl as _;
+#[cfg(feature = "builtin-ops")]
 use qhx_ops_qwen35 as _;
 #[cfg(feature = "builtin-ops")]
 use qhx_ops_speech as _;
