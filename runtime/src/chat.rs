@@ -1,6 +1,7 @@
 //! A conversation: its messages so far, and the answers that follow.
 
 use qhx_core::engine::{Event, FinishReason, Generation, Message, Model, Prompt, Request, Run};
+use qhx_core::op::Task;
 use qhx_core::sampling::SamplingParams;
 use qhx_core::{CancelToken, Error, ErrorKind, Result};
 
@@ -34,6 +35,7 @@ impl Chat {
     /// # Errors
     /// When the model does not chat.
     pub fn new(model: Model) -> Result<Self> {
+        model.require(Task::Generate, "chat")?;
         if !model.can_chat() {
             return Err(Error::new(
                 ErrorKind::Usage,

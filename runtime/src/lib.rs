@@ -75,7 +75,10 @@ pub use named::{Decided, Named};
 pub use reranker::{Ranked, Reranker, Scoring};
 pub use runtime::{Runtime, RuntimeBuilder};
 pub use settings::{BackendChoice, DeviceOptions};
-pub use transcriber::{Chunk, TranscribeEvent, TranscribeOptions, Transcriber, Transcript};
+pub use transcriber::{
+    Chunk, Live, TIMES, Times, TranscribeEvent, TranscribeLimits, TranscribeOptions, Transcriber,
+    Transcript, srt, vtt,
+};
 
 pub use qhx_core::engine::{
     Content, ContentPart, Event, FinishReason, Generation, Grammar, Message, Model, Part, Prompt,

@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, FromRequest as _, Multipart, Request};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
-use qhx::{Chunk, Source, Transcript};
+use qhx::{Chunk, Source, TranscribeLimits, TranscribeOptions, Transcript, srt, vtt};
 use serde_json::{Value, json};
 
 use crate::error::{ApiError, Result, broken, json_response};
@@ -34,7 +34,11 @@ enum Format {
 struct Form {
     file: Option<Vec<u8>>,
     model: Option<String>,
+    /// The code of a language.
     language: Option<String>,
+    /// What was said before.
+    prompt: Option<String>,
+    temperature: Option<f32>,
     format: Option<Format>,
 }
 
@@ -49,7 +53,19 @@ pub(crate) async fn transcribe(
     let model = Arc::clone(registry.able(form.model.as_deref(), Ability::Transcribe)?);
     let missing = || ApiError::bad("file", "it is missing").code("missing_required_parameter");
     let source = Source::Bytes { name: "file".to_owned(), bytes: form.file.ok_or_else(missing)? };
-    let work = Work::Transcribe { source, max_new: MAX_NEW };
+    // As the API has it, 0 lets the limits raise it.
+    let limits = match form.temperature.filter(|temperature| *temperature > 0.0) {
+        Some(temperature) => {
+            TranscribeLimits::default().temperatures(vec![temperature]).map_err(ApiError::from)?
+        }
+        None => TranscribeLimits::default(),
+    };
+    let options = TranscribeOptions::default()
+        .with_max_new(MAX_NEW)
+        .with_language(form.language.clone())
+        .with_prompt(form.prompt.clone())
+        .with_limits(limits);
+    let work = Work::Transcribe { source, options: Box::new(options) };
     let pending = Pending::submit(&context, &model, Vec::new(), context.ticket(), work)?;
     let Update::Transcribed(transcript) = pending.only().await? else { return Err(broken()) };
     let tokens = transcript.chunks.iter().map(|chunk| chunk.tokens).sum();
@@ -98,6 +114,14 @@ impl Form {
             match name.as_str() {
                 "model" => form.model = Some(value),
                 "language" => form.language = Some(value),
+                "prompt" => form.prompt = Some(value).filter(|text| !text.trim().is_empty()),
+                "temperature" => {
+                    let temperature = value.trim().parse().ok().filter(|t| (0.0..=1.0).contains(t));
+                    form.temperature = Some(temperature.ok_or_else(|| {
+                        let message = "expected a number from 0 to 1";
+                        ApiError::bad("temperature", message).code("invalid_value")
+                    })?);
+                }
                 "response_format" => form.format = Some(Format::read(&value)?),
                 _ => {}
             }
@@ -133,12 +157,12 @@ fn brief(transcript: &Transcript) -> Value {
     json!({"text": transcript.text, "usage": usage})
 }
 
-/// With the times of the chunks, which are all the times that are known.
+/// With the segments of a model that gives times, and else the chunks.
 fn verbose(transcript: &Transcript, language: Option<&str>) -> Value {
-    let segment = |(id, chunk): (usize, &Chunk)| json!({"id": id, "start": millis(chunk.start), "end": millis(chunk.end), "text": chunk.text});
+    let segment = |(id, chunk): (usize, &Chunk)| json!({"id": id, "start": millis(chunk.start), "end": millis(chunk.end), "text": chunk.text, "tokens": chunk.ids});
     let mut json = brief(transcript);
     json["task"] = "transcribe".into();
-    json["language"] = language.into();
+    json["language"] = transcript.language.as_deref().or(language).into();
     json["duration"] = millis(transcript.seconds).into();
     json["segments"] = transcript.chunks.iter().enumerate().map(segment).collect();
     json
@@ -146,40 +170,4 @@ fn verbose(transcript: &Transcript, language: Option<&str>) -> Value {
 
 fn millis(seconds: f64) -> f64 {
     (seconds * 1e3).round() / 1e3
-}
-
-fn srt(transcript: &Transcript) -> String {
-    let cue = |(number, chunk): (usize, &Chunk)| {
-        let (start, end) = (clock(chunk.start, ','), clock(chunk.end, ','));
-        format!("{}\n{start} --> {end}\n{}\n\n", number + 1, chunk.text)
-    };
-    transcript.chunks.iter().enumerate().map(cue).collect()
-}
-
-fn vtt(transcript: &Transcript) -> String {
-    let cue = |chunk: &Chunk| {
-        let (start, end) = (clock(chunk.start, '.'), clock(chunk.end, '.'));
-        format!("{start} --> {end}\n{}\n\n", chunk.text)
-    };
-    let cues: String = transcript.chunks.iter().map(cue).collect();
-    format!("WEBVTT\n\n{cues}")
-}
-
-/// Hours, minutes, seconds, and thousandths behind `point`.
-fn clock(seconds: f64, point: char) -> String {
-    let all = (seconds.max(0.0) * 1e3).round() as u64;
-    let (hours, minutes) = (all / 3_600_000, all / 60_000 % 60);
-    format!("{hours:02}:{minutes:02}:{:02}{point}{:03}", all / 1000 % 60, all % 1000)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_written_as_players_read_them() {
-        assert_eq!(clock(3723.0456, ','), "01:02:03,046");
-        assert_eq!(clock(0.0, '.'), "00:00:00.000");
-        assert_eq!(clock(-1.0, '.'), "00:00:00.000");
-    }
 }

@@ -33,7 +33,7 @@ pub(crate) enum Work {
     Embed(Vec<EmbedInput>),
     Transcribe {
         source: Source,
-        max_new: usize,
+        options: Box<qhx::TranscribeOptions>,
     },
     /// How well documents answer a query.
     Rank {

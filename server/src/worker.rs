@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 
 use qhx::{
     CancelToken, Embedder, Engine, Error, ErrorKind, Event, FinishReason, Model, Request, Result,
-    Scoring, Source, caught,
+    Scoring, Source, TranscribeOptions, caught,
 };
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -73,7 +73,7 @@ fn perform(engine: &mut Engine, job: &Job) -> Result<()> {
             return engine.model_mut().keep_state();
         }
         Work::Embed(inputs) => embed(engine.embedder_mut()?, inputs, ticket)?,
-        Work::Transcribe { source, max_new } => transcribe(engine, source, *max_new, ticket)?,
+        Work::Transcribe { source, options } => transcribe(engine, source, options, ticket)?,
         Work::Rank { query, documents } => rank(engine.model_mut(), query, documents, ticket)?,
         Work::Count(prompt) => {
             let model = engine.model_mut();
@@ -157,11 +157,11 @@ fn rank(
 fn transcribe(
     engine: &mut Engine,
     source: &Source,
-    max_new: usize,
+    options: &TranscribeOptions,
     ticket: &CancelToken,
 ) -> Result<Update> {
     let transcriber = engine.transcriber_mut()?;
-    transcriber.set_max_new(max_new);
+    transcriber.set_options(&transcriber.fitting(options))?;
     let transcript = transcriber.transcribe_with(source, ticket, |_| {})?;
     if transcript.cancelled {
         return Err(cancelled());

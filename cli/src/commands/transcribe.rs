@@ -1,15 +1,20 @@
 //! `qhx transcribe`: the words of audio.
 
 use std::ffi::OsString;
+use std::io::Read as _;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, ValueEnum};
 use qhx::media::Attachment;
-use qhx::{Chunk, TranscribeEvent, TranscribeOptions, Transcriber, Transcript};
+use qhx::{
+    Chunk, Live, Source, TIMES, Times, TranscribeEvent, TranscribeOptions, Transcriber, Transcript,
+    srt, vtt,
+};
 use qhx_core::manifest::Transcription;
 use qhx_core::op::Modality;
-use qhx_core::{CancelToken, Result};
+use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result};
 use serde_json::{Value, json};
 
 use crate::Status;
@@ -23,21 +28,38 @@ const EXAMPLES: &str = "\
 Examples:
   qhx transcribe gemma4/v81 speech.wav
   qhx transcribe gemma4/v81 monday.mp3 tuesday.mp3
+  qhx transcribe whisper/v81 talk.mp3 --language de --task translate
+  qhx transcribe whisper/v81 film.wav --format srt > film.srt
+  arecord -q -t raw -f S16_LE -r 16000 | qhx transcribe whisper/v81 -
   qhx transcribe gemma4/v81 lecture.flac --json | jq '.sounds[0].pieces[] | .start, .text'";
 
 /// Write down what is said in audio
 ///
-/// Audio longer than the model takes is cut into chunks that overlap, and what two chunks both have at their border
-/// is written once. Each file's words are one line on standard output.
+/// Audio longer than the model takes is cut: by the times that the model gives, or else into chunks that overlap, and
+/// what two chunks both have at their border is written once. Each file's words are one line on standard output.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct TranscribeArgs {
     /// The bundle: its folder, its manifest, or a manifest's name in its folder
     pub bundle: PathBuf,
-    /// The audio: WAV, FLAC, MP3, Ogg Vorbis, or data: URLs
+    /// The audio: WAV, FLAC, MP3, Ogg Vorbis, or data: URLs; - for standard input: a WAV file, or raw samples, mono,
+    /// signed 16 bits, at the model's rate (16 kHz), which are transcribed as they come
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<OsString>,
-    /// What asks for the words, behind the audio [default: the manifest's params.transcription]
+    /// Language that is spoken, by its code; auto for what is heard at the beginning
+    #[arg(long, value_name = "CODE", default_value = "auto")]
+    pub language: String,
+    /// What is wanted, of a model that has several tasks: transcribe, or translate (into English)
+    #[arg(long, value_name = "TASK")]
+    pub task: Option<String>,
+    /// Which times are wanted
+    #[arg(long, value_name = "TIMES", default_value = "segment", value_parser = times())]
+    pub times: Times,
+    /// How the words are printed
+    #[arg(long, value_enum, default_value_t, conflicts_with = "json")]
+    pub format: Format,
+    /// What asks for the words, behind the audio [default: the manifest's params.transcription]; of a model that is
+    /// asked by tokens, what was said before
     #[arg(long, value_name = "TEXT")]
     pub prompt: Option<String>,
     /// The audio and that text are a user's message, put into the model's chat template
@@ -46,7 +68,7 @@ pub(crate) struct TranscribeArgs {
     /// Greatest number of tokens to generate for a chunk
     #[arg(short = 'n', long, value_name = "N", default_value_t = 256)]
     pub max_new: usize,
-    /// Print one JSON object, with the times of the chunks
+    /// Print one JSON object, with the times of the chunks; as --format json
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -55,11 +77,49 @@ pub(crate) struct TranscribeArgs {
     pub backend: BackendArgs,
 }
 
+/// How the words are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum Format {
+    /// A line a file
+    #[default]
+    Text,
+    /// One JSON object
+    Json,
+    /// SubRip subtitles
+    Srt,
+    /// WebVTT subtitles
+    Vtt,
+}
+
+/// Reads which times are wanted.
+fn times() -> impl TypedValueParser<Value = Times> {
+    PossibleValuesParser::new(TIMES.map(|(name, _)| name)).try_map(|name| {
+        TIMES
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, times)| *times)
+            .ok_or("no such times")
+    })
+}
+
 impl TranscribeArgs {
-    fn options(&self) -> TranscribeOptions {
-        let instruction = self.prompt.clone();
-        let instruction = instruction.map(|prompt| Transcription { prompt, chat: self.chat });
-        TranscribeOptions::default().with_max_new(self.max_new).with_instruction(instruction)
+    /// The options for a bundle of this manifest.
+    fn options(&self, manifest: &Manifest) -> TranscribeOptions {
+        let options =
+            TranscribeOptions::default().with_max_new(self.max_new).with_times(self.times);
+        let options = options.with_task(self.task.clone());
+        let language = Some(self.language.clone()).filter(|code| code != "auto");
+        let options = options.with_language(language);
+        let declared = manifest.params.transcription.as_ref();
+        if declared.is_some_and(|declared| declared.times.is_some()) {
+            return options.with_prompt(self.prompt.clone());
+        }
+        let asked = |prompt| Transcription { prompt, chat: self.chat, ..Transcription::default() };
+        options.with_instruction(self.prompt.clone().map(asked))
+    }
+
+    fn format(&self) -> Format {
+        if self.json { Format::Json } else { self.format }
     }
 }
 
@@ -69,24 +129,36 @@ pub(crate) fn run(args: &TranscribeArgs, app: &mut App) -> Result<Status> {
 }
 
 fn run_traced(args: &TranscribeArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
-    let files = args.files.iter().cloned();
+    let named = args.files.iter().filter(|file| *file != "-");
     let files: Vec<_> =
-        files.map(|file| Attachment::new(Modality::Audio, file)).collect::<Result<_>>()?;
-    let options = args.options();
-    let check = |manifest: &_| options.instruction(manifest).map(drop);
+        named.map(|file| Attachment::new(Modality::Audio, file.clone())).collect::<Result<_>>()?;
+    let check = |manifest: &Manifest| args.options(manifest).instruction(manifest).map(drop);
     let opening = Opening { attachments: &files, tracing, ..Opening::default() };
     let model = session::open_checked(app, &args.bundle, &args.backend, opening, check)?;
     say!("{}", session::load(&model));
+    let options = args.options(model.manifest());
     let mut transcriber = Transcriber::with_options(model, &options)?;
     let (mut all, mut status) = (Vec::new(), Status::Done);
-    for Attachment { source, .. } in &files {
+    let format = args.format();
+    let mut sources = files.iter();
+    for file in &args.files {
         let start = Instant::now();
-        let name = source.to_string();
-        let transcript = transcribe(app, &mut transcriber, source, &name)?;
-        let seconds = transcript.seconds;
-        say!("{name}: {seconds:.1} s of audio in {:.1} ms", ms(start.elapsed()));
-        if !args.json {
-            app.output.line(&transcript.text)?;
+        let source = if file == "-" { None } else { sources.next().map(|file| &file.source) };
+        let name = source.map_or_else(|| "standard input".to_owned(), ToString::to_string);
+        let transcript = transcribe(app, &mut transcriber, source, &name, format)?;
+        let (seconds, took) = (transcript.seconds, start.elapsed());
+        let language = transcript.language.as_ref();
+        let language = language.map_or_else(String::new, |code| format!(", language {code}"));
+        say!(
+            "{name}: {seconds:.1} s of audio in {:.1} ms, {:.1} times real time{language}",
+            ms(took),
+            seconds / took.as_secs_f64().max(f64::MIN_POSITIVE)
+        );
+        match format {
+            Format::Text => app.output.line(&transcript.text)?,
+            Format::Srt => app.output.line(srt(&transcript).trim_end())?,
+            Format::Vtt => app.output.line(vtt(&transcript).trim_end())?,
+            Format::Json => {}
         }
         all.push(report(&name, &transcript));
         if transcript.cancelled {
@@ -94,7 +166,7 @@ fn run_traced(args: &TranscribeArgs, app: &mut App, tracing: Option<&Tracing>) -
             break;
         }
     }
-    if args.json {
+    if format == Format::Json {
         app.output.json(&json!({"sounds": all}))?;
     }
     Ok(status)
@@ -104,20 +176,35 @@ fn run_traced(args: &TranscribeArgs, app: &mut App, tracing: Option<&Tracing>) -
 fn transcribe(
     app: &mut App,
     transcriber: &mut Transcriber,
-    source: &qhx_media::Source,
+    source: Option<&Source>,
     name: &str,
+    format: Format,
 ) -> Result<Transcript> {
     let ticket = CancelToken::new();
     let _working = app.interrupts.working_on(&ticket);
     let progress = app.progress.clone();
-    let transcript = transcriber.transcribe_with(source, &ticket, |event| match event {
-        TranscribeEvent::Chunks { count, seconds, longest, overlap } => say!(
+    let on_event = |event: TranscribeEvent<'_>| match event {
+        TranscribeEvent::Chunks { count, seconds, longest, overlap } if overlap > 0.0 => say!(
             "{name}: {seconds:.1} s of audio, the model takes {longest:.1} s at a time: cut into {count} chunks that \
              overlap by {overlap:.1} s"
         ),
         TranscribeEvent::Begin => progress.begin(Some(name)),
+        // What is known already, where it is not printed anyway.
+        TranscribeEvent::Done(chunk) => {
+            progress.end();
+            if source.is_none() || format != Format::Text {
+                say!("{name}: {:.2} s to {:.2} s: {}", chunk.start, chunk.end, chunk.text);
+            }
+        }
         _ => progress.end(),
-    });
+    };
+    let transcript = match source {
+        Some(source) => transcriber.transcribe_with(source, &ticket, on_event),
+        None => match standard_input(transcriber.model().media_rules().audio.rate)? {
+            Input::File(source) => transcriber.transcribe_with(&source, &ticket, on_event),
+            Input::Recording(live) => transcriber.transcribe_live(name, live, &ticket, on_event),
+        },
+    };
     progress.end();
     if let Some(trace) = transcriber.model().trace() {
         // A second Ctrl-C ends the process where it is.
@@ -135,6 +222,27 @@ fn transcribe(
     Ok(transcript)
 }
 
+/// What comes on standard input.
+enum Input {
+    /// A WAV file.
+    File(Source),
+    Recording(Live),
+}
+
+/// A WAV file begins with `RIFF`; anything else is raw samples.
+fn standard_input(rate: u32) -> Result<Input> {
+    let failed = |e| Error::caused(ErrorKind::Io, "standard input", e);
+    let (mut head, mut input) = (Vec::new(), std::io::stdin().lock());
+    input.by_ref().take(4).read_to_end(&mut head).map_err(failed)?;
+    if head.starts_with(b"RIFF") {
+        input.read_to_end(&mut head).map_err(failed)?;
+        return Ok(Input::File(Source::Bytes { name: "standard input".to_owned(), bytes: head }));
+    }
+    drop(input);
+    let source = std::io::Cursor::new(head).chain(std::io::stdin());
+    Ok(Input::Recording(Live::raw(source, rate)))
+}
+
 /// A transcript for programs.
 fn report(name: &str, transcript: &Transcript) -> Value {
     let chunk = |chunk: &Chunk| {
@@ -145,12 +253,16 @@ fn report(name: &str, transcript: &Transcript) -> Value {
             "finish_reason": chunk.finish_reason,
         })
     };
-    json!({
+    let mut report = json!({
         "name": name,
         "seconds": round(transcript.seconds),
         "text": transcript.text,
         "pieces": transcript.chunks.iter().map(chunk).collect::<Vec<_>>(),
-    })
+    });
+    if let Some(language) = &transcript.language {
+        report["language"] = json!(language);
+    }
+    report
 }
 
 /// Milliseconds are enough for a program.

@@ -188,3 +188,95 @@ fn any_channels_bits_and_rate_are_taken_and_what_holds_no_sound_is_named() {
         assert!(run.stderr.contains(what) && run.stdout.is_empty(), "{what}: {run:?}");
     }
 }
+
+/// A tiny Whisper that takes two seconds at once.
+fn whisper(folder: &Path) -> PathBuf {
+    let out = folder.join("whisper");
+    Program::qhx(folder)
+        .args([Path::new("forge"), &fixture("whisper-tiny"), Path::new("--out"), &out])
+        .args(["--name", "tiny", "--cpu-only"])
+        .run()
+        .ok();
+    out
+}
+
+/// The windows of long audio begin where `transformers` begins them, and its segments have the same words and times;
+/// from a file, and as raw samples that are recorded.
+#[test]
+fn long_audio_has_the_segments_of_the_reference() {
+    let folder = folder();
+    let bundle = whisper(folder.path());
+    let text = std::fs::read(fixture("whisper-tiny").join("goldens.json")).expect("goldens");
+    let goldens: Value = serde_json::from_slice(&text).expect("JSON");
+    let expected = |piece: &Value| {
+        let text = piece["text"].as_str().expect("a text").trim().to_owned();
+        (piece["start"].as_f64(), piece["end"].as_f64(), text)
+    };
+    let plain = goldens["long"][0]["segments"].as_array().expect("segments");
+    let mut plain: Vec<_> = plain.iter().map(expected).collect();
+    plain.retain(|(.., text)| !text.is_empty());
+    assert!(plain.len() > 4, "{plain:?}");
+    let long = fixture("whisper-tiny").join("long.wav");
+    let transcribe = || Program::qhx(folder.path()).args(["transcribe"]).args([&bundle]);
+    let run = transcribe().args([&long]).args(["--format", "json"]).run().ok();
+    let sound = run.json()["sounds"][0].clone();
+    assert_eq!(sound["language"], "en");
+    let pieces = sound["pieces"].as_array().expect("a list").iter().map(expected);
+    assert_eq!(pieces.collect::<Vec<_>>(), plain);
+    assert!(run.stderr.contains("times real time, language en"), "{}", run.stderr);
+
+    let samples = std::fs::read(&long).expect("a file").split_off(44);
+    let run = transcribe().args(["-", "--format", "srt"]).stdin(samples).run().ok();
+    let cues: Vec<_> = run.stdout.trim_end().split("\n\n").collect();
+    assert_eq!(cues.len(), plain.len(), "{}", run.stdout);
+    let first = format!("1\n00:00:00,{:03.0} --> ", plain[0].0.expect("a time") * 1e3);
+    assert!(cues[0].starts_with(&first) && cues[0].ends_with(&plain[0].2), "{}", cues[0]);
+    assert!(run.stderr.contains(&plain[1].2), "{}", run.stderr);
+}
+
+#[test]
+fn languages_tasks_and_times_that_a_model_has_not_are_named() {
+    let folder = folder();
+    let bundle = whisper(folder.path());
+    let one = fixture("whisper-tiny").join("one.wav").display().to_string();
+    let run = |words: &[&str]| {
+        let program = Program::qhx(folder.path()).args(&words[..1]).args([&bundle]);
+        program.args(&words[1..]).run()
+    };
+    for (words, text) in [
+        (&["transcribe", &one, "--language", "de"][..], "Brot Winter\n"),
+        (&["transcribe", &one, "--times", "none"], "Brot Winter\n"),
+        (&["transcribe", &one, "--task", "translate"], "bread winter\n"),
+    ] {
+        assert_eq!(run(words).ok().stdout, text, "{words:?}");
+    }
+    for (words, what) in [
+        (
+            &["transcribe", &one, "--language", "deu"][..],
+            "did you mean \"de\"? It knows de, en, fr",
+        ),
+        (&["transcribe", &one, "--task", "sing"], "does not know the task \"sing\""),
+        (&["transcribe", &one, "--times", "word"], "no weights of attention"),
+        (&["generate", "boat"], "use it with `qhx transcribe`"),
+        (&["chat"], "does not chat; it does transcribe"),
+        (&["bench"], "use it with `qhx transcribe`"),
+    ] {
+        let run = run(words);
+        assert!(run.code == 2 && run.stderr.contains(what), "{words:?}: {run:?}");
+    }
+    let run = Program::qhx(folder.path()).args(["transcribe"]).args([&bundle]).args(["-"]).run();
+    assert!(run.code == 9 && run.stderr.contains("0 samples"), "{run:?}");
+    // Digital silence has no words, and is no error.
+    let silence = vec![0; 32_000];
+    let run = Program::qhx(folder.path())
+        .args(["transcribe"])
+        .args([&bundle])
+        .args(["-"])
+        .stdin(silence)
+        .run();
+    assert_eq!(run.code, 0, "{run:?}");
+    std::fs::write(folder.path().join("odd.wav"), wav(96_000, 7, 16, &[0; 7 * 2 * 9600]))
+        .expect("written");
+    let run = run(&["transcribe", "odd.wav"]);
+    assert!(run.code == 0 || run.stderr.contains("channels"), "{run:?}");
+}

@@ -1,4 +1,4 @@
-//! `docs/vision.md` and `docs/audio.md` as they stand: their commands, and what they print.
+//! `docs/vision.md`, `docs/audio.md` and `docs/speech.md` as they stand: their commands, and what they print.
 
 use std::os::unix::fs::symlink;
 
@@ -31,6 +31,11 @@ fn the_page_s_commands_print_what_it_says() {
 #[test]
 fn the_commands_of_the_page_of_audio_print_what_it_says() {
     walk("audio.md", 4);
+}
+
+#[test]
+fn the_commands_of_the_page_of_speech_print_what_it_says() {
+    walk("speech.md", 4);
 }
 
 /// Runs the commands of a page, of which there are at least `count`.

@@ -117,6 +117,10 @@ impl Bench {
             }
         }
         let generates = model.op().description.tasks.contains(&Task::Generate);
+        if !generates && model.info().embedding_dim == 0 {
+            model
+                .require(Task::Generate, "generate, and has nothing that is measured by tokens")?;
+        }
         let test = |tokens| if generates { Test::Prompt(tokens) } else { Test::Embed(tokens) };
         let mut tests: Vec<_> = lengths.into_iter().map(test).collect();
         // The context holds the token in front of them, too.

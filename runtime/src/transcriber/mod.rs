@@ -1,0 +1,655 @@
+//! Audio of any length to text.
+//!
+//! A model that gives times is led from one window to the next by them (`windows.rs`). For another one the audio is cut
+//! into chunks that overlap, each transcribed by itself, and joined at their borders.
+
+mod join;
+mod limits;
+mod live;
+mod windows;
+mod written;
+
+use std::ops::Range;
+
+use qhx_core::engine::{FinishReason, Generation, Message, Model, Prompt, Request};
+use qhx_core::manifest::Transcription;
+use qhx_core::op::{Answer, Piece, Segment};
+use qhx_core::text::Tokenizer;
+use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Media, Result};
+use qhx_media::{Audio, Limits, Source};
+
+use crate::media::Attached;
+use join::join;
+pub use limits::Limits as TranscribeLimits;
+pub use live::Live;
+pub use written::{srt, vtt};
+
+/// Lengths of chunks are multiples of a second by this.
+const STEPS_A_SECOND: usize = 10;
+/// What part of a chunk the next one repeats.
+const OVERLAP: usize = 10;
+/// What part of the context is left for the words.
+const ROOM: usize = 4;
+/// Words that are said in a second, where a chunk has fewer of them: pauses may lie outside the overlap.
+const WORDS_A_SECOND: f64 = 3.0;
+
+/// How audio is transcribed.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct TranscribeOptions {
+    /// What asks the model for the words; the manifest's `params.transcription` if it is `None`.
+    pub instruction: Option<Transcription>,
+    /// Maximum number of tokens of a chunk.
+    pub max_new: usize,
+    /// Code of the language that is spoken, such as `de`; what the model hears in the first window if it is `None`.
+    pub language: Option<String>,
+    /// What is wanted of a model that has several tasks: `transcribe`, or `translate` into English.
+    pub task: Option<String>,
+    /// Which times are wanted.
+    pub times: Times,
+    /// What was said before, or words that may come up: names, say. For models that take such a text.
+    pub prompt: Option<String>,
+    /// Each window goes on from the words before it. What goes wrong once may then go wrong on and on.
+    pub condition_on_previous: bool,
+    /// When the words of a window are drawn again, or left out.
+    pub limits: TranscribeLimits,
+}
+
+impl Default for TranscribeOptions {
+    fn default() -> Self {
+        Self {
+            instruction: None,
+            max_new: 256,
+            language: None,
+            task: None,
+            times: Times::default(),
+            prompt: None,
+            condition_on_previous: false,
+            limits: TranscribeLimits::default(),
+        }
+    }
+}
+
+/// Which times of the words are wanted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Times {
+    /// None: of audio that the model takes at once, no tokens are spent on times.
+    None,
+    /// Of what is said in one go; of chunks where the model gives no times.
+    #[default]
+    Segment,
+    /// Of each word.
+    Word,
+}
+
+/// How [`Times`] are called in options.
+pub const TIMES: [(&str, Times); 3] =
+    [("none", Times::None), ("segment", Times::Segment), ("word", Times::Word)];
+
+impl TranscribeOptions {
+    /// What asks the model for the words, instead of the manifest's `params.transcription`.
+    #[must_use]
+    pub fn with_instruction(mut self, instruction: impl Into<Option<Transcription>>) -> Self {
+        self.instruction = instruction.into();
+        self
+    }
+
+    /// Maximum number of tokens of a chunk.
+    #[must_use]
+    pub fn with_max_new(mut self, max_new: usize) -> Self {
+        self.max_new = max_new;
+        self
+    }
+
+    /// The language that is spoken, by its code.
+    #[must_use]
+    pub fn with_language(mut self, language: impl Into<Option<String>>) -> Self {
+        self.language = language.into();
+        self
+    }
+
+    /// What is wanted: `transcribe` or `translate`.
+    #[must_use]
+    pub fn with_task(mut self, task: impl Into<Option<String>>) -> Self {
+        self.task = task.into();
+        self
+    }
+
+    /// Which times are wanted.
+    #[must_use]
+    pub fn with_times(mut self, times: Times) -> Self {
+        self.times = times;
+        self
+    }
+
+    /// What was said before.
+    #[must_use]
+    pub fn with_prompt(mut self, prompt: impl Into<Option<String>>) -> Self {
+        self.prompt = prompt.into();
+        self
+    }
+
+    /// When the words of a window are drawn again, or left out.
+    #[must_use]
+    pub fn with_limits(mut self, limits: TranscribeLimits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// What asks the model of this manifest for the words.
+    ///
+    /// # Errors
+    /// When neither the options nor the manifest declare it.
+    pub fn instruction(&self, manifest: &Manifest) -> Result<Transcription> {
+        let declared = self.instruction.as_ref().or(manifest.params.transcription.as_ref());
+        declared.cloned().ok_or_else(|| {
+            let what =
+                "params.transcription is missing, which says what asks the model for the words";
+            Error::new(ErrorKind::Usage, format!("{}: {what}", manifest.path.display()))
+                .hint("give it: --prompt TEXT, with --chat where the model answers messages")
+        })
+    }
+}
+
+/// What was said in one chunk.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Chunk {
+    /// Where it begins, in seconds.
+    pub start: f64,
+    /// Where it ends, in seconds.
+    pub end: f64,
+    /// Its words, before they are joined with those of its neighbours.
+    pub text: String,
+    /// Why its text ended.
+    pub finish_reason: FinishReason,
+    /// Tokens of its text.
+    pub tokens: usize,
+    /// These tokens, with those that are times.
+    pub ids: Vec<u32>,
+}
+
+/// What was said in an audio clip.
+#[derive(Debug, Clone, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Transcript {
+    /// All words.
+    pub text: String,
+    /// Length of the audio in seconds.
+    pub seconds: f64,
+    /// Code of the language that is spoken, where the model has several.
+    pub language: Option<String>,
+    /// The chunks, in order: segments of a model that gives times.
+    pub chunks: Vec<Chunk>,
+    /// It was cancelled; the text ends with the last chunk.
+    pub cancelled: bool,
+}
+
+/// How far a transcription is.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum TranscribeEvent<'a> {
+    /// The audio is longer than the model takes at once, and is transcribed in chunks.
+    Chunks {
+        /// Number of chunks.
+        count: usize,
+        /// Length of the audio in seconds.
+        seconds: f64,
+        /// Length of the longest chunk in seconds.
+        longest: f64,
+        /// Overlap of two chunks in seconds.
+        overlap: f64,
+    },
+    /// A chunk goes to the model.
+    Begin,
+    /// A token of the chunk's text was chosen.
+    Token,
+    /// A chunk is transcribed.
+    Done(&'a Chunk),
+}
+
+/// A model that transcribes audio.
+///
+/// ```no_run
+/// let mut transcriber = qhx::Bundle::open("gemma4/v81")?.transcriber()?;
+/// println!("{}", transcriber.transcribe("talk.wav")?.text);
+/// # Ok::<(), qhx::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Transcriber {
+    model: Model,
+    instruction: Transcription,
+    options: TranscribeOptions,
+}
+
+impl Transcriber {
+    /// Wraps an open model, which transcribes as its manifest declares.
+    ///
+    /// # Errors
+    /// When the manifest does not declare what asks the model for the words.
+    pub fn new(model: Model) -> Result<Self> {
+        Self::with_options(model, &TranscribeOptions::default())
+    }
+
+    /// As [`Transcriber::new`], with options.
+    ///
+    /// # Errors
+    /// As [`Transcriber::new`].
+    pub fn with_options(model: Model, options: &TranscribeOptions) -> Result<Self> {
+        let instruction = options.instruction(model.manifest())?;
+        let transcriber = Self { model, instruction, options: options.clone() };
+        transcriber.check()?;
+        Ok(transcriber)
+    }
+
+    /// How audio is transcribed from now on. What asks for the words stays as it was.
+    ///
+    /// # Errors
+    /// When the model does not know the language or the task, or has no way to what is wanted.
+    pub fn set_options(&mut self, options: &TranscribeOptions) -> Result<()> {
+        let before = std::mem::replace(&mut self.options, options.clone());
+        self.check().inspect_err(|_| self.options = before)
+    }
+
+    /// These options without a language and a text before that the model has no way for: where a client sends them
+    /// whatever the model is.
+    pub fn fitting(&self, options: &TranscribeOptions) -> TranscribeOptions {
+        let Transcription { languages, previous, .. } = &self.instruction;
+        let language = options.language.clone().filter(|_| !languages.is_empty());
+        let prompt = options.prompt.clone().filter(|_| previous.is_some());
+        TranscribeOptions { language, prompt, ..options.clone() }
+    }
+
+    /// Checks the options against what the bundle declares.
+    fn check(&self) -> Result<()> {
+        let Transcription { languages, tasks, times, previous, .. } = &self.instruction;
+        let named = |what: &str,
+                     name: &Option<String>,
+                     known: &std::collections::BTreeMap<String, u32>| {
+            let Some(name) = name.as_ref().filter(|name| !known.contains_key(*name)) else {
+                return Ok(());
+            };
+            let path = self.model.manifest().path.display();
+            if known.is_empty() {
+                let message =
+                    format!("{path}: the {what} {name:?} is asked for, and the model has one only");
+                return Err(
+                    Error::new(ErrorKind::Usage, message).hint(format!("leave --{what} out"))
+                );
+            }
+            let names: Vec<_> = known.keys().map(String::as_str).collect();
+            let near = qhx_plugins::nearest(name, names.iter().copied());
+            let near = near.map_or_else(String::new, |near| format!("did you mean {near:?}? "));
+            let message = format!("{path}: the model does not know the {what} {name:?}");
+            Err(Error::new(ErrorKind::Usage, message)
+                .hint(format!("{near}It knows {}", names.join(", "))))
+        };
+        named("language", &self.options.language, languages)?;
+        named("task", &self.options.task, tasks)?;
+        let refused = |what: &str, why: &str| {
+            let path = self.model.manifest().path.display();
+            Err(Error::new(ErrorKind::Usage, format!("{path}: {what}: {why}")))
+        };
+        if self.options.times == Times::Word && !self.model.answers() {
+            return refused(
+                "times of words",
+                match times {
+                    Some(_) => {
+                        "the model gives those of segments, and its graphs no weights of attention to find words by"
+                    }
+                    None => "the model gives no times",
+                },
+            );
+        }
+        if self.options.prompt.is_some() && previous.is_none() {
+            return refused("a text that was said before", "the model has no place for one");
+        }
+        if let (Some(times), vocab @ 1..) = (times, self.model.info().vocab)
+            && times.first.max(times.none) as usize >= vocab
+        {
+            let what =
+                format!("params.transcription.times: tokens {} and {}", times.first, times.none);
+            return refused(&what, &format!("expected tokens below {vocab}, the number of logits"));
+        }
+        Ok(())
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The model, to generate otherwise, say.
+    pub fn model_mut(&mut self) -> &mut Model {
+        &mut self.model
+    }
+
+    /// Sets the maximum number of tokens of a chunk.
+    pub fn set_max_new(&mut self, max_new: usize) {
+        self.options.max_new = max_new;
+    }
+
+    /// Decodes and transcribes a file.
+    ///
+    /// # Errors
+    /// As [`Transcriber::transcribe_with`].
+    pub fn transcribe(&mut self, file: impl Into<std::path::PathBuf>) -> Result<Transcript> {
+        self.transcribe_with(&Source::File(file.into()), &CancelToken::new(), |_| {})
+    }
+
+    /// Decodes and transcribes audio, of any length. `on_event` is called as it goes on.
+    ///
+    /// # Errors
+    /// When the audio cannot be decoded, the model does not take the shortest chunk, or the host-op fails. The error
+    /// names the source.
+    pub fn transcribe_with(
+        &mut self,
+        source: &Source,
+        cancel: &CancelToken,
+        on_event: impl FnMut(TranscribeEvent<'_>),
+    ) -> Result<Transcript> {
+        let audio =
+            qhx_media::decode_audio(source, &self.model.media_rules().audio, &Limits::default())?;
+        self.transcribe_audio(&source.to_string(), audio, cancel, on_event)
+            .map_err(|e| e.context(source))
+    }
+
+    /// As [`Transcriber::transcribe_with`], of audio that is still being recorded: a model that gives times is asked for
+    /// each window as soon as its samples are there; another one, when the recording ends.
+    ///
+    /// # Errors
+    /// As [`Transcriber::transcribe_with`], and when `live` fails.
+    pub fn transcribe_live(
+        &mut self,
+        name: &str,
+        mut live: Live,
+        cancel: &CancelToken,
+        on_event: impl FnMut(TranscribeEvent<'_>),
+    ) -> Result<Transcript> {
+        if self.instruction.times.is_some() && !self.model.answers() {
+            return self.windows(live, cancel, on_event).map_err(|e| e.context(name));
+        }
+        while live.read()? {}
+        let audio = Audio { samples: live.samples, rate: live.rate };
+        self.transcribe_audio(name, audio, cancel, on_event).map_err(|e| e.context(name))
+    }
+
+    /// Transcribes decoded audio at the model's rate.
+    fn transcribe_audio(
+        &mut self,
+        name: &str,
+        audio: Audio,
+        cancel: &CancelToken,
+        on_event: impl FnMut(TranscribeEvent<'_>),
+    ) -> Result<Transcript> {
+        if self.instruction.times.is_some() && !self.model.answers() {
+            return self.windows(Live::whole(audio), cancel, on_event);
+        }
+        self.chunks(name, &audio, cancel, on_event)
+    }
+
+    /// What ended a chunk's text that the model did not end, and what to do about it.
+    pub fn cut_off(&self, chunk: &Chunk) -> Option<String> {
+        let cut = chunk.finish_reason == FinishReason::Length;
+        cut.then(|| cut_off(chunk.tokens, self.options.max_new, self.model.info().max_ctx))
+    }
+
+    /// Has the model transcribe one chunk after another.
+    fn chunks(
+        &mut self,
+        name: &str,
+        audio: &Audio,
+        cancel: &CancelToken,
+        mut on_event: impl FnMut(TranscribeEvent<'_>),
+    ) -> Result<Transcript> {
+        let longest = self.longest(name, audio)?;
+        let chunks = qhx_op::audio::pieces(audio.samples.len(), longest, longest / OVERLAP)
+            .map_err(|e| Error::new(ErrorKind::Internal, e.message().to_owned()))?;
+        let seconds = |samples| seconds(audio, samples);
+        let mut transcript =
+            Transcript { seconds: seconds(audio.samples.len()), ..Transcript::default() };
+        if chunks.len() > 1 {
+            on_event(TranscribeEvent::Chunks {
+                count: chunks.len(),
+                seconds: transcript.seconds,
+                longest: seconds(longest),
+                overlap: seconds(longest / OVERLAP),
+            });
+        }
+        let (mut behind, mut rate) = (0, WORDS_A_SECOND);
+        for range in chunks {
+            let Range { start, end } = range.clone();
+            let overlap = seconds(behind.max(start) - start);
+            behind = end;
+            let [start, end] = [start, end].map(seconds);
+            let samples = audio.samples.get(range).unwrap_or_default().to_vec();
+            let clip = media(samples, audio.rate)?;
+            on_event(TranscribeEvent::Begin);
+            let Said { text, ids, finish_reason, times, language } = match self.model.answers() {
+                true => self.answered(&clip, cancel)?,
+                false => self.generated(name, clip, cancel, &mut on_event)?,
+            };
+            let text = text.trim();
+            let words = text.split_whitespace().count() as f64;
+            let rate_here = words / (end - start).max(f64::MIN_POSITIVE);
+            // Of both chunks the faster.
+            let fastest = rate.max(rate_here);
+            rate = rate_here.max(WORDS_A_SECOND);
+            join(&mut transcript.text, text, (overlap * fastest).ceil() as usize);
+            transcript.language = transcript.language.or(language);
+            let whole =
+                Chunk { start, end, text: text.to_owned(), finish_reason, tokens: ids.len(), ids };
+            for chunk in self.timed(whole, &times)? {
+                on_event(TranscribeEvent::Done(&chunk));
+                transcript.chunks.push(chunk);
+            }
+            transcript.cancelled = finish_reason == FinishReason::Cancelled;
+            if transcript.cancelled {
+                break;
+            }
+        }
+        Ok(transcript)
+    }
+
+    /// What a model says that is asked for its words one by one.
+    fn generated(
+        &mut self,
+        name: &str,
+        clip: Media,
+        cancel: &CancelToken,
+        on_event: &mut impl FnMut(TranscribeEvent<'_>),
+    ) -> Result<Said> {
+        self.model.reset()?;
+        let prompt = prompt(&self.instruction, &[Attached::new(name, clip)])?;
+        let request = Request::greedy(prompt, self.options.max_new).cancelled_by(cancel.clone());
+        let mut run = self.model.start(&request)?;
+        while run.next_event()?.is_some() {
+            on_event(TranscribeEvent::Token);
+        }
+        let Generation { text, tokens: ids, finish_reason, .. } = run.finish()?;
+        Ok(Said { text, ids, finish_reason, times: Vec::new(), language: None })
+    }
+
+    /// What a model says that answers by itself.
+    fn answered(&mut self, clip: &Media, cancel: &CancelToken) -> Result<Said> {
+        let answer = match self.model.answer(clip, cancel) {
+            Err(e) if e.kind() == ErrorKind::Cancelled => None,
+            answer => Some(answer?),
+        };
+        let finish_reason =
+            if answer.is_some() { FinishReason::Eos } else { FinishReason::Cancelled };
+        let Answer { tokens: ids, times, language, .. } = answer.unwrap_or_default();
+        let text = self.decoded(&ids)?;
+        Ok(Said { text, ids, finish_reason, times, language })
+    }
+
+    fn tokenizer(&self) -> Result<&Tokenizer> {
+        let missing = || {
+            let what = "artifacts.tokenizer is missing, without which tokens are no text";
+            Error::new(
+                ErrorKind::Artifact,
+                format!("{}: {what}", self.model.manifest().path.display()),
+            )
+        };
+        self.model.tokenizer().ok_or_else(missing)
+    }
+
+    /// The text of tokens.
+    fn decoded(&self, ids: &[u32]) -> Result<String> {
+        self.tokenizer()?.decode(ids)
+    }
+
+    /// A chunk, or where the times of its tokens are known and asked for, each of its words.
+    fn timed(&self, whole: Chunk, times: &[[f32; 2]]) -> Result<Vec<Chunk>> {
+        if self.options.times == Times::Word && times.is_empty() && !whole.ids.is_empty() {
+            let message = "times of words: the host-op gives no times of its tokens";
+            return Err(Error::new(ErrorKind::Usage, message));
+        }
+        if self.options.times != Times::Word {
+            return Ok(vec![whole]);
+        }
+        let Chunk { start, finish_reason, ids, .. } = whole;
+        let (mut words, mut before) = (Vec::<Chunk>::new(), String::new());
+        for (count, (&id, [from, to])) in ids.iter().zip(times).enumerate() {
+            let text = self.decoded(ids.get(..=count).unwrap_or(&ids))?;
+            let more = text.strip_prefix(before.as_str()).unwrap_or_default().to_owned();
+            let [from, to] = [from, to].map(|time| start + f64::from(*time));
+            let begins =
+                more.starts_with(char::is_whitespace) || before.ends_with(char::is_whitespace);
+            match words.last_mut().filter(|_| !begins) {
+                Some(word) => {
+                    word.text.push_str(more.trim());
+                    (word.end, word.tokens) = (to, word.tokens + 1);
+                    word.ids.push(id);
+                }
+                None => {
+                    let text = more.trim().to_owned();
+                    words.push(Chunk {
+                        start: from,
+                        end: to,
+                        text,
+                        finish_reason,
+                        tokens: 1,
+                        ids: vec![id],
+                    });
+                }
+            }
+            before = text;
+        }
+        words.retain(|word| !word.text.is_empty());
+        Ok(words)
+    }
+
+    /// The most samples of the audio, from its beginning, that the model takes at once. Errors with its reason when it
+    /// does not take the shortest chunk.
+    fn longest(&mut self, name: &str, audio: &Audio) -> Result<usize> {
+        let model = &mut self.model;
+        let all = audio.samples.len();
+        let max_ctx = model.info().max_ctx;
+        let step = (audio.rate as usize / STEPS_A_SECOND).max(1);
+        if model.answers() {
+            let window = self.instruction.window.ok_or_else(|| {
+                let what = "params.transcription.window is missing, the seconds of audio that the model takes at once";
+                Error::new(ErrorKind::Artifact, format!("{}: {what}", model.manifest().path.display()))
+            })?;
+            return Ok(((window * f64::from(audio.rate)) as usize).clamp(1, all.max(1)));
+        }
+        let positions = |model: &mut Model, samples: usize| -> Result<usize> {
+            let samples = audio.samples.get(..samples).unwrap_or(&audio.samples);
+            let placement = model.op_mut().place(Segment::Audio { samples, rate: audio.rate })?;
+            let positions = placement.pieces.iter().map(|piece| match piece {
+                Piece::Part { positions, .. } => *positions,
+                _ => 0,
+            });
+            Ok(positions.fold(0, usize::saturating_add))
+        };
+        // What the prompt has besides the audio.
+        let shortest = step.min(all);
+        let samples = audio.samples.get(..shortest).unwrap_or_default().to_vec();
+        let chunk = [Attached::new(name, media(samples, audio.rate)?)];
+        let whole = model.encode_prompt(&prompt(&self.instruction, &chunk)?)?.len();
+        let request = whole.saturating_sub(positions(model, shortest)?);
+        let max = max_ctx.saturating_sub(max_ctx / ROOM).saturating_sub(request);
+        let mut takes = |samples: usize| -> Result<()> {
+            match positions(model, samples)? {
+                positions if positions <= max => Ok(()),
+                positions => Err(Error::new(
+                    ErrorKind::Prompt,
+                    format!(
+                        "{:.1} s of audio take {positions} positions, and the context of {max_ctx} has {max} for \
+                         audio beside a request of {request}",
+                        seconds(audio, samples.min(all))
+                    ),
+                )
+                .hint("forge the model with a larger --max-ctx")),
+            }
+        };
+        most(step, all, &mut takes)
+    }
+}
+
+/// The most of `all` samples, in whole steps, that `takes` takes: doubled until it takes no more, then halved between
+/// what it takes and what it does not.
+fn most(step: usize, all: usize, takes: &mut dyn FnMut(usize) -> Result<()>) -> Result<usize> {
+    let (mut taken, mut refused) = (step.min(all), all.div_ceil(step) * step + step);
+    takes(taken)?;
+    while refused - taken > step {
+        let doubled = taken.saturating_mul(2);
+        let half = taken + (refused - taken) / 2 / step * step;
+        let next = if doubled < half { doubled } else { half.max(taken + step) };
+        match takes(next) {
+            Ok(()) => taken = next,
+            Err(_) => refused = next,
+        }
+    }
+    Ok(taken.min(all))
+}
+
+/// What was said in a chunk.
+struct Said {
+    text: String,
+    ids: Vec<u32>,
+    finish_reason: FinishReason,
+    /// Of each token, where they are known.
+    times: Vec<[f32; 2]>,
+    language: Option<String>,
+}
+
+/// Samples as a part of a prompt.
+fn media(samples: impl Into<Vec<f32>>, rate: u32) -> Result<Media> {
+    Media::audio(samples.into(), rate).map_err(|e| Error::of(ErrorKind::Prompt, e))
+}
+
+/// What ended an answer that its model did not end, and what to do about it.
+fn cut_off(tokens: usize, max_new: usize, max_ctx: usize) -> String {
+    if tokens >= max_new {
+        return "give more with --max-new".to_owned();
+    }
+    format!("the context of {max_ctx} is full: forge the model with a larger --max-ctx")
+}
+
+fn seconds(audio: &Audio, samples: usize) -> f64 {
+    samples as f64 / f64::from(audio.rate.max(1))
+}
+
+/// The audio, and behind it what asks for its words.
+fn prompt(instruction: &Transcription, chunk: &[Attached]) -> Result<Prompt> {
+    let text = instruction.prompt.clone();
+    if !instruction.chat {
+        return crate::media::completion(text, chunk);
+    }
+    let message = Message::new("user", crate::media::content(text, chunk)?);
+    Ok(Prompt::Chat { messages: vec![message], thinking: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_context_is_not_blamed_on_max_new() {
+        assert_eq!(cut_off(256, 256, 4096), "give more with --max-new");
+        assert!(cut_off(100, 256, 512).starts_with("the context of 512 is full"));
+    }
+}
