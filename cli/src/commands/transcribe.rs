@@ -9,8 +9,8 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use qhx::media::Attachment;
 use qhx::{
-    Chunk, Live, Source, TIMES, Times, TranscribeEvent, TranscribeOptions, Transcriber, Transcript,
-    srt, vtt,
+    Chunk, Live, Source, TIMES, Times, TranscribeEvent, TranscribeLimits, TranscribeOptions,
+    Transcriber, Transcript, srt, vtt,
 };
 use qhx_core::manifest::Transcription;
 use qhx_core::op::Modality;
@@ -55,6 +55,10 @@ pub(crate) struct TranscribeArgs {
     /// Which times are wanted
     #[arg(long, value_name = "TIMES", default_value = "segment", value_parser = times())]
     pub times: Times,
+    /// Temperature that words are drawn at, and no other: 0 takes the likeliest whatever they are [default: 0, and up to
+    /// 1 where words go round in circles or are unlikely]
+    #[arg(long, value_name = "T")]
+    pub temperature: Option<f32>,
     /// How the words are printed
     #[arg(long, value_enum, default_value_t, conflicts_with = "json")]
     pub format: Format,
@@ -104,18 +108,22 @@ fn times() -> impl TypedValueParser<Value = Times> {
 
 impl TranscribeArgs {
     /// The options for a bundle of this manifest.
-    fn options(&self, manifest: &Manifest) -> TranscribeOptions {
+    fn options(&self, manifest: &Manifest) -> Result<TranscribeOptions> {
         let options =
             TranscribeOptions::default().with_max_new(self.max_new).with_times(self.times);
-        let options = options.with_task(self.task.clone());
+        let mut options = options.with_task(self.task.clone());
+        if let Some(temperature) = self.temperature {
+            options =
+                options.with_limits(TranscribeLimits::default().temperatures(vec![temperature])?);
+        }
         let language = Some(self.language.clone()).filter(|code| code != "auto");
         let options = options.with_language(language);
         let declared = manifest.params.transcription.as_ref();
         if declared.is_some_and(|declared| declared.times.is_some()) {
-            return options.with_prompt(self.prompt.clone());
+            return Ok(options.with_prompt(self.prompt.clone()));
         }
         let asked = |prompt| Transcription { prompt, chat: self.chat, ..Transcription::default() };
-        options.with_instruction(self.prompt.clone().map(asked))
+        Ok(options.with_instruction(self.prompt.clone().map(asked)))
     }
 
     fn format(&self) -> Format {
@@ -132,11 +140,11 @@ fn run_traced(args: &TranscribeArgs, app: &mut App, tracing: Option<&Tracing>) -
     let named = args.files.iter().filter(|file| *file != "-");
     let files: Vec<_> =
         named.map(|file| Attachment::new(Modality::Audio, file.clone())).collect::<Result<_>>()?;
-    let check = |manifest: &Manifest| args.options(manifest).instruction(manifest).map(drop);
+    let check = |manifest: &Manifest| args.options(manifest)?.instruction(manifest).map(drop);
     let opening = Opening { attachments: &files, tracing, ..Opening::default() };
     let model = session::open_checked(app, &args.bundle, &args.backend, opening, check)?;
     say!("{}", session::load(&model));
-    let options = args.options(model.manifest());
+    let options = args.options(model.manifest())?;
     let mut transcriber = Transcriber::with_options(model, &options)?;
     let (mut all, mut status) = (Vec::new(), Status::Done);
     let format = args.format();
@@ -156,8 +164,8 @@ fn run_traced(args: &TranscribeArgs, app: &mut App, tracing: Option<&Tracing>) -
         );
         match format {
             Format::Text => app.output.line(&transcript.text)?,
-            Format::Srt => app.output.line(srt(&transcript).trim_end())?,
-            Format::Vtt => app.output.line(vtt(&transcript).trim_end())?,
+            Format::Srt => app.output.write(&srt(&transcript))?,
+            Format::Vtt => app.output.write(&vtt(&transcript))?,
             Format::Json => {}
         }
         all.push(report(&name, &transcript));

@@ -218,7 +218,8 @@ fn long_audio_has_the_segments_of_the_reference() {
     assert!(plain.len() > 4, "{plain:?}");
     let long = fixture("whisper-tiny").join("long.wav");
     let transcribe = || Program::qhx(folder.path()).args(["transcribe"]).args([&bundle]);
-    let run = transcribe().args([&long]).args(["--format", "json"]).run().ok();
+    let run =
+        transcribe().args([&long]).args(["--format", "json", "--temperature", "0"]).run().ok();
     let sound = run.json()["sounds"][0].clone();
     assert_eq!(sound["language"], "en");
     let pieces = sound["pieces"].as_array().expect("a list").iter().map(expected);
@@ -226,7 +227,8 @@ fn long_audio_has_the_segments_of_the_reference() {
     assert!(run.stderr.contains("times real time, language en"), "{}", run.stderr);
 
     let samples = std::fs::read(&long).expect("a file").split_off(44);
-    let run = transcribe().args(["-", "--format", "srt"]).stdin(samples).run().ok();
+    let run =
+        transcribe().args(["-", "--format", "srt", "--temperature", "0"]).stdin(samples).run().ok();
     let cues: Vec<_> = run.stdout.trim_end().split("\n\n").collect();
     assert_eq!(cues.len(), plain.len(), "{}", run.stdout);
     let first = format!("1\n00:00:00,{:03.0} --> ", plain[0].0.expect("a time") * 1e3);
@@ -239,16 +241,16 @@ fn languages_tasks_and_times_that_a_model_has_not_are_named() {
     let folder = folder();
     let bundle = whisper(folder.path());
     let one = fixture("whisper-tiny").join("one.wav").display().to_string();
-    let run = |words: &[&str]| {
-        let program = Program::qhx(folder.path()).args(&words[..1]).args([&bundle]);
-        program.args(&words[1..]).run()
+    let program = |words: &[&str]| {
+        let begun = Program::qhx(folder.path()).args(&words[..1]).args([&bundle]);
+        begun.args(&words[1..]).run()
     };
     for (words, text) in [
         (&["transcribe", &one, "--language", "de"][..], "Brot Winter\n"),
         (&["transcribe", &one, "--times", "none"], "Brot Winter\n"),
         (&["transcribe", &one, "--task", "translate"], "bread winter\n"),
     ] {
-        assert_eq!(run(words).ok().stdout, text, "{words:?}");
+        assert_eq!(program(words).ok().stdout, text, "{words:?}");
     }
     for (words, what) in [
         (
@@ -261,7 +263,7 @@ fn languages_tasks_and_times_that_a_model_has_not_are_named() {
         (&["chat"], "does not chat; it does transcribe"),
         (&["bench"], "use it with `qhx transcribe`"),
     ] {
-        let run = run(words);
+        let run = program(words);
         assert!(run.code == 2 && run.stderr.contains(what), "{words:?}: {run:?}");
     }
     let run = Program::qhx(folder.path()).args(["transcribe"]).args([&bundle]).args(["-"]).run();
@@ -277,6 +279,6 @@ fn languages_tasks_and_times_that_a_model_has_not_are_named() {
     assert_eq!(run.code, 0, "{run:?}");
     std::fs::write(folder.path().join("odd.wav"), wav(96_000, 7, 16, &[0; 7 * 2 * 9600]))
         .expect("written");
-    let run = run(&["transcribe", "odd.wav"]);
+    let run = program(&["transcribe", "odd.wav"]);
     assert!(run.code == 0 || run.stderr.contains("channels"), "{run:?}");
 }
