@@ -12,7 +12,7 @@ use std::time::Instant;
 pub(crate) type Result<T> = std::result::Result<T, String>;
 
 /// Crates of dynamic plugins that belong beside the program.
-pub(crate) const PLUGINS: [&str; 5] = [
+pub(crate) const PLUGINS: [&str; 6] = [
     "qhx-ops-gemma4-plugin",
     "qhx-ops-llama-plugin",
     "qhx-ops-phimoe-plugin",

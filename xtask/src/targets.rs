@@ -9,7 +9,7 @@ use crate::cargo::{self, Result, cargo};
 const TARGETS: [&str; 3] = ["aarch64-linux-android", aarch64::TARGET, "aarch64-pc-windows-msvc"];
 
 /// What runs on them.
-const PACKAGES: [&str; 27] = [
+const PACKAGES: [&str; 29] = [
     "qhx-base",
     "qhx-types",
     "qhx-exec",
