@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(judge(&circles, -0.3, 0.9), Verdict::Again);
         assert_eq!(judge(&plain, -1.3, 0.1), Verdict::Again);
         assert_eq!(judge(&circles, -1.3, 0.9), Verdict::Leave);
-        assert_eq!(Limits::none().judge(&circles, -9.0, 1.0), Verdict::Keep);
+        assert_eq!(Limits::none().judge(&circles, 51_865, -9.0, 1.0), Verdict::Keep);
         assert!(Limits::none().temperatures(vec![]).is_err());
         assert!(Limits::none().temperatures(vec![f32::NAN]).is_err());
     }
