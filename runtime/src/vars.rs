@@ -173,6 +173,13 @@ pub const ALL: [Variable; 24] = [
         reader: "`qhx pull`, `qhx forge`",
     },
     Variable {
+        name: "SSL_CERT_FILE",
+        what: "a file of certificates (PEM) of the authorities that are trusted instead of those built in",
+        more: "or `REQUESTS_CA_BUNDLE`",
+        default: "",
+        reader: "`qhx pull`, `qhx forge`",
+    },
+    Variable {
         name: "HTTPS_PROXY",
         what: "URL of a proxy to the hub",
         more: "or `ALL_PROXY`; `NO_PROXY` has hosts that are reached without",
