@@ -59,7 +59,7 @@ pub const NO_COLOR: &str = "NO_COLOR";
 pub const GLIBC_TUNABLES: &str = "GLIBC_TUNABLES";
 
 /// All of them, in the order of the page.
-pub const ALL: [Variable; 24] = [
+pub const ALL: [Variable; 25] = [
     Variable {
         name: HTP,
         what: "path of libQnnHtp",

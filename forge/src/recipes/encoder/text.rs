@@ -108,6 +108,7 @@ pub(in crate::recipes) fn bidirectional(config: &Value) -> bool {
     let class = text("/architectures/0").to_ascii_lowercase();
     let kind = text("/model_type");
     config.get("is_causal") == Some(&Value::Bool(false))
+        || config.get("use_bidirectional_attention") == Some(&Value::Bool(true))
         || class.contains("bidirectional")
         || kind == "mistralbidirectional"
         || kind.ends_with("_bidirec")
@@ -123,6 +124,7 @@ mod tests {
     fn any_of_the_known_signs_makes_an_encoder_bidirectional() {
         for config in [
             json!({"is_causal": false}),
+            json!({"use_bidirectional_attention": true}),
             json!({"architectures": ["MistralBiDirectionalModel"]}),
             json!({"architectures": ["LlamaBidirectionalModel"]}),
             json!({"model_type": "mistralbidirectional"}),
