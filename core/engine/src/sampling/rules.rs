@@ -65,7 +65,7 @@ fn ranges(rule: TimeRule, answer: &[u32], count: u32) -> (Ids, Ids) {
     let pair = answer.len().checked_sub(2).is_none_or(|at| is_time(&&answer[at]));
     let latest = answer.iter().rev().find(is_time);
     // The end of one part may be the beginning of the next; otherwise time goes on.
-    let from = latest.map_or(rule.first, |latest| latest + u32::from(!(after_time && !pair)));
+    let from = latest.map_or(rule.first, |latest| latest + u32::from(!after_time || pair));
     match (after_time, pair) {
         (true, true) => (0..rule.first, 0..0),
         (true, false) => (rule.end..rule.first, from..count),
