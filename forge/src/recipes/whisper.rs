@@ -222,7 +222,7 @@ fn transcription(checkpoint: &Checkpoint, vocab: usize) -> Result<Map<String, Va
         found.insert("no_speech".to_owned(), json!(none - 1));
         let previous = generation.get("prev_sot_token_id").and_then(token).unwrap_or(none - 2);
         found.insert("previous".to_owned(), json!(previous));
-    } else if !checkpoint.seed().is_some() {
+    } else if checkpoint.seed().is_none() {
         let path = checkpoint.dir().join("generation_config.json");
         let what =
             "no_timestamps_token_id or eos_token_id is missing, expected tokens of the model";

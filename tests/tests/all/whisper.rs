@@ -125,7 +125,6 @@ fn says_the_same(model: &mut Model, cases: &[Case], label: &str) {
 }
 
 #[test]
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn cpu_equals_the_reference() {
     let cases = goldens().cases;
     for (prefill, shards) in [(None, 1), (Some(vec![]), 2)] {
