@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn factors_divide_frequencies_and_the_attention_factor_multiplies() {
+    fn factors_divide_frequencies_and_one_multiplies_tables() {
         let mut rope = Rope::new(4, 1e4).and_then(|rope| rope.divided(&[2.0, 5.0], 1.5)).unwrap();
         rope.compute(3);
         for (at, angle) in [(0, 1.5f32), (1, 0.006), (2, 1.5), (3, 0.006)] {
