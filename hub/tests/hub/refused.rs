@@ -32,13 +32,13 @@ fn a_hub_over_tls_is_one_that_is_trusted() {
     let (server, folder) = (Server::start([repo().gated("t")]), tempfile::tempdir().unwrap());
     let endpoint = server.tls_endpoint();
     let over_tls = || options(&server, folder.path()).endpoint(&endpoint).token("t".to_owned());
-    let stranger = pull(&Hub::new(over_tls()), "o/n/v81").unwrap_err();
-    assert!(stranger.message().contains("invalid peer certificate"), "{stranger}");
+    let untrusted = pull(&Hub::new(over_tls()), "o/n/v81").unwrap_err();
+    assert!(untrusted.message().contains("invalid peer certificate"), "{untrusted}");
     assert!(
-        stranger.hint_text().is_some_and(|hint| hint.contains("SSL_CERT_FILE")),
-        "{stranger:?}"
+        untrusted.hint_text().is_some_and(|hint| hint.contains("SSL_CERT_FILE")),
+        "{untrusted:?}"
     );
-    assert!(server.requests().is_empty(), "nothing is asked of a stranger");
+    assert!(server.requests().is_empty(), "nothing is asked of a hub that is not trusted");
 
     let file = folder.path().join("authorities.pem");
     std::fs::write(&file, format!("a comment\n{CERTIFICATE}")).unwrap();
