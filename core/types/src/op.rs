@@ -237,7 +237,7 @@ pub struct LogitRules {
     pub times: Option<TimeRule>,
 }
 
-/// The rules of `WhisperTimeStampLogitsProcessor` of `transformers` (Radford et al. 2022, arXiv 2212.04356): an answer
+/// The rules of times among tokens, as speech recognition has them (Radford et al. 2022, arXiv 2212.04356): an answer
 /// begins with a time; times stand in pairs, an end and the next beginning, but for the one before the end of the
 /// answer; they do not go back; and where all times together are likelier than the likeliest word, one of them comes.
 ///
