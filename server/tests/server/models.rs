@@ -1,10 +1,13 @@
 //! What is served, and what of it is loaded.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::bundles::{Running, copy, edit_json, encoder, folder, language, options, shared};
+use crate::bundles::{
+    Running, copy, edit_json, encoder, folder, golden, keeping, language, options, shared,
+};
 
 #[test]
 fn models_are_listed_and_found_by_name() {
@@ -109,6 +112,32 @@ fn models_count_with_all_their_files() {
     assert_eq!(loaded_bytes(&running), whole);
     running.client.post("/tokenize", &json!({"model": "b", "prompt": "a"})).status(200);
     assert_eq!(loaded_bytes(&running), memory);
+}
+
+#[test]
+fn kept_states_leave_less_memory_to_other_models() {
+    let (a, b) = (language(), encoder());
+    let files = |bundle: &Path| bytes(bundle.parent().unwrap());
+    let memory = files(a) + files(b);
+    let options = options([("a", a), ("b", b)]).runtime(keeping()).parallel(1).memory(memory);
+    let running = Running::start(options);
+    for model in ["a", "b"] {
+        running.client.post("/tokenize", &json!({"model": model, "prompt": "a"})).status(200);
+    }
+    assert_eq!(loaded_bytes(&running), memory);
+    for name in ["sky", "bread"] {
+        let messages = json!([{"role": "user", "content": golden("llama3-tiny", name).1}]);
+        let body = json!({"model": "a", "messages": messages, "max_tokens": 40});
+        running.client.post("/v1/chat/completions", &body).status(200);
+    }
+    // The session is given back behind the answer.
+    let soon = Instant::now() + Duration::from_secs(60);
+    let loaded = || running.client.get("/v1/models").json()["data"][1]["loaded"] == true;
+    while loaded() && Instant::now() < soon {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(!loaded(), "{} bytes", loaded_bytes(&running));
+    assert!(loaded_bytes(&running) > files(a), "{} bytes", files(a));
 }
 
 #[test]
