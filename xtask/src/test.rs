@@ -107,7 +107,8 @@ fn tests(
     skipped: &mut Skipped,
 ) -> Result<()> {
     // Benchmarks have no tests, and are type-checked with the lints.
-    run(&mut cargo(&["test", "--workspace", "--exclude", "qhx-benches"]))?;
+    // All of them, so that one run tells all that is wrong.
+    run(&mut cargo(&["test", "--workspace", "--exclude", "qhx-benches", "--no-fail-fast"]))?;
     // With the program that they were run with.
     match clients::tools(options.full) {
         Ok(tools) => clients::test(&tools, libraries, options.full)?,
