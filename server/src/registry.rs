@@ -1,5 +1,6 @@
 //! The models: known by their names, loaded when they are asked for, within a memory budget.
 
+use std::cmp::Reverse;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -53,6 +54,7 @@ enum State {
 #[derive(Debug)]
 struct Loaded {
     sessions: Sessions,
+    /// The one that was used the longest time ago is the first.
     idle: Vec<Seat>,
     /// Sessions that somebody works with.
     busy: usize,
@@ -340,19 +342,20 @@ impl Served {
         }
     }
 
-    /// A session: of the idle ones that which has most of the conversation, or a new one where none has any of it and
-    /// there are fewer than `max`. `None` where the model is not loaded.
+    /// A session: of the idle ones that which has most of the conversation; where none has any of it, a new one if there
+    /// are fewer than `max`, or else the one that was used the longest time ago. `None` where the model is not loaded.
     fn seat(&self, history: &[u64], max: usize) -> Option<Result<Seat>> {
         let mut state = lock(&self.state);
         let State::Loaded(loaded) = &mut *state else { return None };
         loaded.used = Instant::now();
         let idle = loaded.idle.iter().enumerate();
-        let best = idle.map(|(at, seat)| (common(&seat.history, history), at)).max();
+        let counts = idle.map(|(at, seat)| (common(&seat.history, history), at));
+        let best = counts.max_by_key(|&(common, at)| (common, Reverse(at)));
         let fits = |(common, at): (usize, usize)| {
             let unused = loaded.idle.get(at).is_some_and(|seat| seat.history.is_empty());
             common > 0 || unused || loaded.idle.len() + loaded.busy >= max
         };
-        let best = best.filter(|best| fits(*best)).map(|(_, at)| loaded.idle.swap_remove(at));
+        let best = best.filter(|best| fits(*best)).map(|(_, at)| loaded.idle.remove(at));
         loaded.busy += 1;
         let sessions = loaded.sessions.clone();
         drop(state);

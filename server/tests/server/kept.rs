@@ -34,3 +34,26 @@ fn a_conversation_that_comes_back_goes_on_from_its_state() {
         assert!(cached < prompt, "{tiny}: {cached} of {prompt} without");
     }
 }
+
+#[test]
+fn a_new_conversation_takes_the_session_of_the_oldest() {
+    let running = Running::start(options([("it", language())]).parallel(2));
+    let mut messages: Vec<Vec<Value>> = Vec::new();
+    // Nothing is kept but what sessions have.
+    let cached = |messages: &[Value]| {
+        let body = json!({"messages": messages, "max_tokens": 2});
+        let answer = running.client.post("/v1/chat/completions", &body).status(200).json();
+        answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+    };
+    for topic in ["The sea", "A loaf of bread", "Rain in the night", "Four violins"] {
+        messages.push(vec![json!({"role": "user", "content": format!("{topic} and {topic}")})]);
+        cached(messages.last().unwrap());
+    }
+    let [.., third, fourth] = messages.as_mut_slice() else { unreachable!() };
+    for conversation in [third, fourth] {
+        conversation.push(json!({"role": "assistant", "content": "Yes."}));
+        conversation.push(json!({"role": "user", "content": "Why?"}));
+        let cached = cached(conversation);
+        assert!(cached > 12, "{cached} of the first turn");
+    }
+}
