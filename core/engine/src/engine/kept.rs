@@ -88,6 +88,9 @@ impl Kept {
 
     /// The state of which a prompt can use most positions, if that is more than `beyond`, and how many. One position of
     /// the prompt is left to consume.
+    ///
+    /// One that can be truncated does not count as used again: what of it was of use is in the state of that prompt, too,
+    /// which is kept in its turn. Otherwise conversations would be kept twice, as they were and as they went on.
     pub(super) fn find(
         &self,
         prompt: &Sequence,
@@ -107,6 +110,9 @@ impl Kept {
         let (index, (usable, _)) = counts.enumerate().max_by_key(|&(_, count)| count)?;
         if usable <= beyond {
             return None;
+        }
+        if info.can_truncate {
+            return Some((inner.states[index].clone(), usable));
         }
         let state = inner.states.remove(index);
         inner.states.push(state.clone());
@@ -235,6 +241,19 @@ mod tests {
         assert!(!all.covers(&sequence(&[5]), &whole), "larger than all may be");
         all.drop_shared(&sequence(&[3, 1]));
         assert_eq!(all.counts().states, 2);
+    }
+
+    #[test]
+    fn a_conversation_that_went_on_leaves_its_earlier_state_first() {
+        let cut = info(true);
+        let all = kept(400, &cut, &[&[1, 2, 3], &[5, 6, 7], &[11, 12, 13]]);
+        // Each goes on behind another answer than the one that its state has.
+        for tokens in [&[1, 2, 9, 9], &[5, 6, 9, 9], &[11, 12, 9, 9]] {
+            assert_eq!(found(&all, &cut, tokens).map(|(_, usable)| usable), Some(2));
+            all.insert(&sequence(tokens), vec![0; 84], &cut);
+        }
+        assert!(!all.covers(&sequence(&[1, 2, 3]), &cut));
+        assert!(all.covers(&sequence(&[1, 2, 9, 9]), &cut));
     }
 
     #[test]
