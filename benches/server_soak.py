@@ -3,7 +3,7 @@
 
     cargo build --release -p qhx-cli --features builtin-ops
     python3 benches/server_soak.py [--clients 64] [--requests 2000] [--kill 0.05] [--json FILE]
-    python3 benches/server_soak.py --seconds 3600
+    python3 benches/server_soak.py --seconds 3600 --pause 5 --kill 0.005
 
 Clients are processes of their own. Each asks one thing after another, of two tiny models (one with a recurrent state):
 conversations of up to three turns and completions, greedy and with seeds, whole and as streams. With `--kill` a client
@@ -78,10 +78,11 @@ def ask(host, number):
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def client(host, seed):
-    """A client: prints a line for each answer, until it is killed."""
+def client(host, seed, pause):
+    """A client: prints a line for each answer, until it is killed. It waits for `pause` seconds in the mean."""
     draw = random.Random(seed)
     while True:
+        time.sleep(2 * pause * draw.random())
         number = draw.randrange(CASES)
         print(number, ask(host, number), flush=True)
 
@@ -105,7 +106,7 @@ class Soak:
         while not self.over.is_set():
             with self.lock:
                 self.started += 1
-                command = [sys.executable, __file__, "--client", self.host, str(self.started)]
+                command = [sys.executable, __file__, "--client", self.host, str(self.started), str(self.options.pause)]
                 process = self.clients[index] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             for line in process.stdout:
                 if line.endswith("\n"):
@@ -210,12 +211,13 @@ def report(run, host, samples, seconds):
 
 def main():
     if sys.argv[1:2] == ["--client"]:
-        return client(sys.argv[2], sys.argv[3])
+        return client(sys.argv[2], sys.argv[3], float(sys.argv[4]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--requests", type=int, default=2000, help="answers after which it ends")
     parser.add_argument("--seconds", type=float, help="time after which it ends, whatever the number of answers")
     parser.add_argument("--kill", type=float, default=0.05, help="how often a client is killed within a second")
+    parser.add_argument("--pause", type=float, default=0, help="mean seconds between the requests of a client")
     parser.add_argument("--parallel", type=int, default=4)
     parser.add_argument("--state-memory", type=int, default=32, help="MiB")
     parser.add_argument("--qhx", default=ROOT / "target/release/qhx", type=pathlib.Path)
