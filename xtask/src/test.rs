@@ -194,7 +194,7 @@ fn keep(qhx: &Path) -> Result<PathBuf> {
 /// Modules of `qhx-tests` that run the same with host-ops loaded and linked in. The others are about
 /// plugins.
 const FAMILY_TESTS: [&str; 3] = ["llama::", "embed::", "bad_bundles::"];
-const MORE_FAMILY_TESTS: [&str; 5] = ["qwen35::", "phimoe::", "gemma4::", "qwen3vl::", "whisper::"];
+const MORE_FAMILY_TESTS: [&str; 5] = ["qwen35::", "phimoe::", "gemma4::", "qwen3vl::", "speech::"];
 
 const BUILTIN: &str = "qhx-cli/builtin-ops,qhx-cli/parquet,qhx-tests/builtin-ops";
 

@@ -26,6 +26,9 @@ mod quantized;
 mod qwen35;
 mod qwen3vl;
 mod sessions;
+/// The family of `ops-speech`.
+mod speech {
+    mod whisper;
+}
 mod states;
 mod switches;
-mod whisper;
