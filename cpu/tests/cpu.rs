@@ -486,6 +486,8 @@ fn warnings(work: impl FnOnce()) -> Vec<String> {
         fn exit(&self, _: &span::Id) {}
     }
     let log = Log::default();
+    // Where there is one subscriber only, a thread that has none may turn a warning off for all.
+    let _second = tracing::Dispatch::new(log.clone());
     tracing::subscriber::with_default(log.clone(), work);
     log.0.lock().unwrap().clone()
 }
