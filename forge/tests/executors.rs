@@ -19,8 +19,10 @@ use qhx_forge::{Silent, onnx};
 use qhx_paths::fixture;
 
 /// Checkpoints, and options of their recipes.
-const FIXTURES: [(&str, &[(&str, &str)]); 20] = [
+const FIXTURES: [(&str, &[(&str, &str)]); 29] = [
+    ("embed-bert-tiny", &[]),
     ("embed-mistral-tiny", &[]),
+    ("embeddinggemma-tiny", &[]),
     ("gemma4-tiny", &[]),
     (
         "gemma4-tiny",
@@ -34,8 +36,10 @@ const FIXTURES: [(&str, &[(&str, &str)]); 20] = [
     ("phimoe-6", &[("experts", "int8")]),
     ("phimoe-blocks", &[]),
     ("qwen2-tiny", &[]),
+    ("qwen3-moe", &[]),
     ("qwen3-tiny", &[]),
     ("qwen35-blocks", &[]),
+    ("qwen35-moe", &[]),
     ("qwen35-untied", &[]),
     ("qwen35-vision", &[]),
     ("qwen3vl-tiny", &[("image-size", "48"), ("vision", "int8")]),
@@ -43,6 +47,11 @@ const FIXTURES: [(&str, &[(&str, &str)]); 20] = [
     ("quantised/awq", &[]),
     ("quantised/compressed-mixed", &[]),
     ("quantised/gptq-act", &[]),
+    ("rerank-bert-tiny", &[]),
+    ("rerank-llama-tiny", &[]),
+    ("rerank-qwen3-tiny", &[]),
+    ("rerank-xlmr-tiny", &[]),
+    ("whisper-tiny", &[]),
 ];
 
 /// What executes each graph of a context on the CPU.
@@ -67,8 +76,13 @@ fn every_graph_of_a_recipe_is_instructions() {
             let options = RecipeOptions {
                 precision,
                 shards: 1,
-                max_ctx: 128,
-                task: if name.starts_with("embed") { Task::Embed } else { Task::Generate },
+                max_ctx: 64,
+                task: match name.split('-').next() {
+                    Some("embed" | "embeddinggemma") => Task::Embed,
+                    Some("rerank") => Task::Score,
+                    Some("whisper") => Task::Transcribe,
+                    _ => Task::Generate,
+                },
                 prefill: Some(vec![16]),
                 share_weights: true,
                 choices: choices.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
