@@ -1,4 +1,4 @@
-//! `qwen3vl_generate`: prompts of text, images and videos over a decoder with deepstack inputs.
+//! `qwen3vl_generate`: prompts of text, images and videos over a decoder, which may have deepstack inputs.
 
 use qhx_op::decoder::{Decoder, DecoderGraphs, LayerState};
 use qhx_op::fill::{CausalMask, RopeParams};
@@ -18,7 +18,7 @@ const SECTION: [usize; 3] = [24, 20, 20];
 const TOKENS: VisionTokens =
     VisionTokens { image: 151_655, video: 151_656, start: 151_652, end: 151_653 };
 
-/// Text generation for Qwen3-VL.
+/// Text generation for Qwen3-VL and Qwen2.5-VL.
 #[derive(Debug)]
 pub struct Generate {
     decoder: Decoder,
@@ -31,7 +31,8 @@ impl Op for Generate {
         params_schema["properties"]["vision"] = VisionEncoder::schema();
         OpDescription {
             name: NAME.to_owned(),
-            summary: "Text generation over images, videos and text (Qwen3-VL)".to_owned(),
+            summary: "Text generation over images, videos and text (Qwen3-VL, Qwen2.5-VL)"
+                .to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             tasks: vec![Task::Generate],
             modalities: vec![Modality::Text, Modality::Image, Modality::Video],
@@ -47,7 +48,12 @@ impl Op for Generate {
         let mut rope = RopeParams::read(host, "/params")?;
         rope.theta.get_or_insert(THETA);
         let prompts = VisionPrompts::open(host, Self::describe(), hidden, TOKENS)?;
-        let rope = Mrope::interleaved(rope, SECTION, prompts.encoder().is_some())?;
+        // Axes take turns unless the manifest declares that they do not: those of Qwen2.5-VL stand behind each other.
+        let images = prompts.encoder().is_some();
+        let rope = match host.value::<bool>("/params/rope_scaling/mrope_interleaved")? {
+            Some(false) => Mrope::declared(rope, images),
+            _ => Mrope::interleaved(rope, SECTION, images),
+        }?;
         let mask = CausalMask::new(state.capacity().unwrap_or(0));
         let mut decoder = Decoder::builder(NAME, graphs, state)
             .filler(rope)

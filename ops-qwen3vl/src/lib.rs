@@ -1,8 +1,8 @@
-//! Host-op of Qwen3-VL: [`Generate`] is `qwen3vl_generate`, text over images and videos.
+//! Host-op of Qwen3-VL and Qwen2.5-VL: [`Generate`] is `qwen3vl_generate`, text over images and videos.
 //!
 //! The host makes patches of an image and embeds them; the vision graph makes rows of them that stand in the prompt
-//! where the image does, and further rows that are added after the decoder's first layers (deepstack). Positions have
-//! three axes.
+//! where the image does, and of Qwen3-VL further rows that are added after the decoder's first layers (deepstack).
+//! Positions have three axes.
 
 mod deepstack;
 mod generate;

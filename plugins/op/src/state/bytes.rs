@@ -26,6 +26,9 @@ struct Description {
     /// See [`PositionTrack::images`].
     #[serde(default)]
     images: Vec<[usize; 3]>,
+    /// See [`PositionTrack::videos`].
+    #[serde(default)]
+    videos: Vec<[usize; 3]>,
     tensors: Vec<Tensor>,
 }
 
@@ -90,6 +93,7 @@ pub(super) fn export(
         "position": position,
         "written": written,
         "images": track.images().collect::<Vec<_>>(),
+        "videos": track.videos().collect::<Vec<_>>(),
         "tensors": tensors.collect::<Vec<_>>(),
     })
     .to_string();
@@ -125,7 +129,7 @@ pub(super) fn import(
     bytes: &[u8],
 ) -> Result<(usize, PositionTrack)> {
     let (description, mut rest) = split(bytes)?;
-    let Description { position: at, written, images, tensors } = description;
+    let Description { position: at, written, images, videos, tensors } = description;
     if at != position || written < position {
         return Err(invalid(format_args!(
             "its position is {at} with {written} written, expected {position}"
@@ -138,7 +142,7 @@ pub(super) fn import(
             cache.role, cache.capacity
         )));
     }
-    let track = PositionTrack::of(&images, position)
+    let track = PositionTrack::of(&images, &videos, position)
         .ok_or_else(|| invalid("its images do not lie behind each other, below its position"))?;
     let places = places(host, wiring, position);
     if tensors.len() != places.len() {

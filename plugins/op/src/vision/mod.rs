@@ -31,7 +31,9 @@ pub use image::Image;
 pub use mrope::Mrope;
 pub use normalise::Normalisation;
 pub use patchify::{Grid, PatchLayout, Patchify};
-pub use positions::{AxialOrder, add_axial_positions, axial_rope, pool_mean, resample_positions};
+pub use positions::{
+    AxialOrder, add_axial_positions, axial_rope, pool_mean, resample_positions, window_numbers,
+};
 pub use prompt::{EncodedImage, VisionPrompt, VisionPrompts, VisionTokens};
 pub use resize::{Filter, Resizer};
 pub use size::{Size, aspect_ratio_preserving_size, smart_resize, smart_resize_video};

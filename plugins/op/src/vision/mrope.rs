@@ -33,6 +33,14 @@ impl Mrope {
             None if params.rotary_dim == Some(2 * pairs) => Some(Sections::Interleaved(published)),
             None => None,
         };
+        Self::declared(params, images)
+    }
+
+    /// The tables of a manifest, with axes in the order that the manifest declares.
+    ///
+    /// # Errors
+    /// As [`Self::interleaved`].
+    pub fn declared(params: RopeParams, images: bool) -> Result<Self> {
         if images && params.sections.is_none() {
             return Err(Error::manifest(
                 "manifest params.rope_scaling.mrope_section is missing: it says which pairs of a head turn by time, \

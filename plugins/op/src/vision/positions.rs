@@ -147,6 +147,26 @@ pub fn axial_rope(
     Ok(())
 }
 
+/// Writes for each patch of `grid`, in the order of [`Grid::order`] with `block`, the number of the window of `side` by
+/// `side` patches that it lies in (`get_vision_window_index` of `transformers`); those at the right and lower edge are
+/// smaller.
+///
+/// # Errors
+/// Unless `side` is a multiple of `block`, and `target` has a place for each patch.
+pub fn window_numbers(grid: Grid, block: usize, side: usize, target: &mut [f32]) -> Result<()> {
+    if side == 0 || side.checked_rem(block) != Some(0) {
+        return Err(Error::manifest(format!(
+            "windows of {side} by {side} patches: expected a multiple of {block}, the side of what is merged"
+        )));
+    }
+    places(target, grid, 1)?;
+    let across = grid.columns.div_ceil(side);
+    for ((row, column), target) in grid.order(block)?.zip(target) {
+        *target = (row / side * across + column / side) as f32;
+    }
+    Ok(())
+}
+
 /// Writes the mean of each block of `pool` by `pool` rows of `source` into `target`. Both are rows of
 /// `width` numbers, patches and blocks row by row over the image (`Gemma4VisionPooler`, without its
 /// factor).

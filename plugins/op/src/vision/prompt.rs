@@ -37,7 +37,8 @@ impl VisionTokens {
 /// Turns prompts with images and videos into tokens and rows.
 ///
 /// An image is `start`, a run of `image`, `end`. A video is for each patch in time its seconds as text, `start`, a run
-/// of `video`, `end` (`Qwen3VLProcessor` of `transformers`).
+/// of `video`, `end` (`Qwen3VLProcessor` of `transformers`); where the manifest declares `tokens_per_second`, one run as
+/// an image's (`Qwen2_5_VLProcessor`).
 #[derive(Debug)]
 pub struct VisionPrompts {
     op: OpDescription,
@@ -95,8 +96,12 @@ impl VisionPrompts {
         let encoder = self.seeing(segment)?;
         let VisionTokens { image, video, start, end } = self.tokens;
         let positions = encoder.tokens(segment)?.patches();
-        let (marker, pieces) = match segment {
-            Segment::Video { times, .. } => {
+        let whole = |token, positions| Piece::Part { token, positions, frames: None, part: None };
+        let (marker, pieces) = match (segment, encoder.in_time(segment)) {
+            (_, Some((patches, _))) => {
+                (video, vec![whole(video, positions.saturating_mul(patches))])
+            }
+            (Segment::Video { times, .. }, None) => {
                 let mut pieces = Vec::new();
                 for (index, times) in times.chunks(encoder.frames()).enumerate() {
                     let first = index * encoder.frames();
@@ -111,7 +116,7 @@ impl VisionPrompts {
                 }
                 (video, pieces)
             }
-            _ => (image, vec![Piece::Part { token: image, positions, frames: None, part: None }]),
+            _ => (image, vec![whole(image, positions)]),
         };
         Ok(Placement { marker, opening: vec![start], closing: vec![end], pieces })
     }
@@ -132,7 +137,9 @@ impl VisionPrompts {
         let mut images = Vec::with_capacity(places.len());
         for (segment, (first, grid)) in parts.zip(places) {
             let encoder = self.encoder.as_mut().ok_or_else(text_only)?;
-            images.push(EncodedImage { first, grid, features: encoder.encode(host, segment)? });
+            let (patches, step) = encoder.in_time(segment).unwrap_or((1, 0.0));
+            let features = encoder.encode(host, segment)?;
+            images.push(EncodedImage { first, grid, patches, step, features });
         }
         Ok(VisionPrompt { tokens, images })
     }
@@ -165,9 +172,11 @@ impl VisionPrompts {
                 Segment::Video { .. } => video,
                 _ => image,
             };
-            let grid = self.seeing(segment)?.tokens(segment)?;
+            let encoder = self.seeing(segment)?;
+            let grid = encoder.tokens(segment)?;
+            let patches = encoder.in_time(segment).map_or(1, |(patches, _)| patches);
             images.push((prompt.len(), grid));
-            prompt.resize(prompt.len() + grid.patches(), token);
+            prompt.resize(prompt.len() + grid.patches() * patches, token);
         }
         Ok((prompt, images))
     }
@@ -185,13 +194,17 @@ pub struct VisionPrompt {
     pub images: Vec<EncodedImage>,
 }
 
-/// An image, or a patch in time of a video, in a prompt.
+/// An image, a patch in time of a video, or all patches of it, in a prompt.
 #[derive(Debug)]
 pub struct EncodedImage {
     /// Index of its first token in the prompt.
     pub first: usize,
-    /// Rows and columns of its tokens.
+    /// Rows and columns of its tokens; of a video, in each patch.
     pub grid: Grid,
+    /// Patches in time.
+    pub patches: usize,
+    /// Positions that these are apart in time.
+    pub step: f32,
     /// What the encoder made of it.
     pub features: Features,
 }
@@ -215,8 +228,9 @@ impl VisionPrompt {
     fn consume(&self, host: &mut Host, decoder: &mut Decoder) -> Result<View> {
         let before = decoder.state().position();
         let track = decoder.state_mut().track_mut();
-        for EncodedImage { first, grid, .. } in &self.images {
-            track.place(before + first, grid.rows, grid.columns)?;
+        for EncodedImage { first, grid, patches, step, .. } in &self.images {
+            let sizes = [*patches, grid.rows, grid.columns];
+            track.place_video(before + first, sizes, *step)?;
         }
         if host.dumping() {
             let slots = before..before + self.tokens.len();

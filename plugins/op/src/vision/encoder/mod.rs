@@ -19,17 +19,18 @@ use settings::Settings;
 use tables::{Positions, Tables};
 use tower::Tower;
 
-/// A vision tower (`Qwen3VLVisionModel` of `transformers`) with the host's part of the work: patch embedding and
-/// learned positions.
+/// A vision tower (`Qwen3VLVisionModel` or `Qwen2_5_VisionTransformerPretrainedModel` of `transformers`) with the host's
+/// part of the work: patch embedding, learned positions, windows.
 ///
 /// | in the manifest | |
 /// |---|---|
 /// | `plan.params.vision` | the graphs: one that takes one square image, or several with the input `cmask`, of which the smallest that an image fits into takes it |
-/// | `params.vision` | `patch_size`, `temporal_patch_size`, `merge_size`, `rope_theta`, `pos_side`, `min_pixels`, `max_pixels`, `video_min_pixels`, `video_max_pixels`, `image_mean`, `image_std`; those of published checkpoints where they are missing |
+/// | `params.vision` | `patch_size`, `temporal_patch_size`, `merge_size`, `rope_theta`, `pos_side`, `min_pixels`, `max_pixels`, `video_min_pixels`, `video_max_pixels`, `image_mean`, `image_std`; those of published checkpoints of Qwen3-VL where they are missing; `window` and `tokens_per_second` of Qwen2.5-VL |
 /// | `artifacts.vision` | tables `patch_embed`, `patch_embed_bias`, `pos_embed`; also as `artifacts.vis_patch_embed_f32`, … |
 ///
 /// A graph takes `x` `[patches, hidden]`, and `cos`, `sin` `[patches, head_dim / 2]` and `cmask` `[1, patches]` unless
-/// it is made for one grid. It gives `embeds` `[tokens, width]` and, where the decoder's first layers take rows of
+/// it is made for one grid; one whose blocks attend within windows also `windows` `[patches, 1]`, the number of each
+/// patch's window. It gives `embeds` `[tokens, width]` and, where the decoder's first layers take rows of
 /// their own (DeepStack, arXiv 2406.04334), `deepstack_0`, `deepstack_1`, … of the same shape.
 #[derive(Debug)]
 pub struct VisionEncoder {
@@ -116,6 +117,7 @@ impl VisionEncoder {
         let Settings { patch_size, merge_size, min_pixels, max_pixels, .. } = self.settings;
         let Settings { temporal_patch_size, video_min_pixels, video_max_pixels, .. } =
             self.settings;
+        let whole = self.settings.tokens_per_second.is_some();
         if let Some(side) = self.tower.fixed() {
             let side = (side * patch_size) as u32;
             return Ok(Size { width: side, height: side });
@@ -124,8 +126,13 @@ impl VisionEncoder {
         let Some(frames) = frames else {
             return smart_resize(size, factor, min_pixels, max_pixels);
         };
-        let frames = [frames, temporal_patch_size];
-        let size = smart_resize_video(size, frames, factor, video_min_pixels, video_max_pixels)?;
+        let size = match whole {
+            true => smart_resize(size, factor, video_min_pixels, video_max_pixels)?,
+            false => {
+                let frames = [frames, temporal_patch_size];
+                smart_resize_video(size, frames, factor, video_min_pixels, video_max_pixels)?
+            }
+        };
         // No frame has more pixels than the patches that the largest graph takes.
         let max_pixels = (self.tower.max_patches() * patch_size * patch_size) as u64;
         if size.area() <= max_pixels { Ok(size) } else { smart_resize(size, factor, 1, max_pixels) }
@@ -144,11 +151,49 @@ impl VisionEncoder {
         Ok(grid)
     }
 
-    /// Features of an image, or of the frames of one patch in time, the last one again where there are too few.
+    /// Patches in time of a video that is consumed as a whole, and how many positions they are apart; `None` of an
+    /// image, and where a video is consumed patch by patch.
+    ///
+    /// As frames are taken at even distances, those of the first and the last one say the rate (`second_per_grid_ts` of
+    /// `Qwen2_5_VLProcessor`).
+    pub fn in_time(&self, segment: &Segment<'_>) -> Option<(usize, f32)> {
+        let Segment::Video { times, .. } = *segment else { return None };
+        let per_second = self.settings.tokens_per_second?;
+        let frames = self.frames();
+        let (first, last) = (f64::from(*times.first()?), f64::from(*times.last()?));
+        let seconds = (last - first).max(0.0) / (times.len() - 1).max(1) as f64;
+        Some((times.len().div_ceil(frames), per_second * (seconds * frames as f64) as f32))
+    }
+
+    /// Features of an image, of the frames of one patch in time, the last one again where there are too few, or, as
+    /// [`Self::in_time`] has it, of all patches of a video, one behind the other.
     ///
     /// # Errors
     /// When the image is malformed, or has more patches than a graph takes.
     pub fn encode(&mut self, host: &mut Host, segment: &Segment<'_>) -> Result<Features> {
+        let &Segment::Video { rgb, width, height, times, frames } = segment else {
+            return self.encode_patch(host, segment);
+        };
+        let each = self.frames();
+        if self.in_time(segment).is_none() || times.len() <= each {
+            return self.encode_patch(host, segment);
+        }
+        let bytes = Size { width, height }.rgb_len().unwrap_or(usize::MAX).saturating_mul(each);
+        let mut all = Features { embeds: Vec::new(), deepstack: Vec::new() };
+        for (index, times) in times.chunks(each).enumerate() {
+            let start = index.saturating_mul(bytes).min(rgb.len());
+            let rgb = &rgb[start..start.saturating_add(bytes).min(rgb.len())];
+            let patch = Segment::Video { rgb, width, height, times, frames };
+            let Features { embeds, deepstack } = self.encode_patch(host, &patch)?;
+            all.embeds.extend(embeds);
+            all.deepstack.resize_with(deepstack.len(), Vec::new);
+            all.deepstack.iter_mut().zip(deepstack).for_each(|(all, one)| all.extend(one));
+        }
+        Ok(all)
+    }
+
+    /// Features of an image, or of the frames of one patch in time.
+    fn encode_patch(&mut self, host: &mut Host, segment: &Segment<'_>) -> Result<Features> {
         let start = Instant::now();
         let size = self.target(segment)?;
         let grid = self.grid(size)?;

@@ -21,9 +21,14 @@ pub(super) struct Settings {
     /// Minimum and maximum area of an image that keeps its shape.
     pub min_pixels: u64,
     pub max_pixels: u64,
-    /// The same for all frames of a video together.
+    /// The same for all frames of a video together; with `tokens_per_second` for each of them.
     pub video_min_pixels: u64,
     pub video_max_pixels: u64,
+    /// Positions that a second of a video takes in time. Its patches in time then follow each other without their
+    /// seconds as text between them (Qwen2.5-VL).
+    pub tokens_per_second: Option<f32>,
+    /// Patches of a side of the windows that blocks of the tower attend within, for graphs with the input `windows`.
+    pub window: Option<usize>,
     pub image_mean: [f64; 3],
     pub image_std: [f64; 3],
 }
@@ -40,6 +45,8 @@ impl Default for Settings {
             max_pixels: 16_777_216,
             video_min_pixels: 4096,
             video_max_pixels: 25_165_824,
+            tokens_per_second: None,
+            window: None,
             image_mean: [0.5; 3],
             image_std: [0.5; 3],
         }
@@ -62,6 +69,18 @@ impl Settings {
                     "manifest params.vision.{key} is {found}, expected 1 to {MAX_SIDE}"
                 )));
             }
+        }
+        if settings.window.is_some_and(|side| side == 0 || side % settings.merge_size != 0) {
+            return Err(Error::manifest(format!(
+                "manifest params.vision.window is {:?}, expected a multiple of {}, its merge_size",
+                settings.window, settings.merge_size
+            )));
+        }
+        if settings.tokens_per_second.is_some_and(|n| !(n.is_finite() && n > 0.0)) {
+            return Err(Error::manifest(format!(
+                "manifest params.vision.tokens_per_second is {:?}, expected a positive number",
+                settings.tokens_per_second
+            )));
         }
         Ok(settings)
     }

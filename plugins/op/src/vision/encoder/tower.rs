@@ -2,7 +2,7 @@
 
 use super::settings::Settings;
 use crate::fill::{FloatInput, HIDDEN};
-use crate::vision::{AxialOrder, Grid, axial_rope};
+use crate::vision::{AxialOrder, Grid, axial_rope, window_numbers};
 use crate::{Error, ErrorCode, GraphId, Host, OneOrMany, Port, Result, View};
 
 const VISION: &str = "/plan/params/vision";
@@ -29,6 +29,8 @@ pub(super) struct Tower {
     /// Values of a row for the decoder.
     width: usize,
     merge: usize,
+    /// Patches of a window's side, where graphs have windows.
+    window: Option<usize>,
     theta: f64,
     /// Rows of the largest graph, for `x` and for one of the rotary tables.
     rows: Vec<f32>,
@@ -45,6 +47,8 @@ struct Bucket {
     rope: Option<[FloatInput; 2]>,
     /// Hides rows after the last patch; a graph without it takes one grid.
     mask: Option<FloatInput>,
+    /// The number of each patch's window, where blocks attend within windows.
+    windows: Option<FloatInput>,
     embeds: View,
     /// By layer.
     deepstack: Vec<View>,
@@ -101,12 +105,22 @@ impl Tower {
                 host.graph(graphs[0].graph).name
             )));
         }
+        if let Some(bucket) = graphs.iter().find(|bucket| bucket.windows.is_some())
+            && settings.window.is_none()
+        {
+            return Err(Error::manifest(format!(
+                "manifest params.vision.window is missing: the graph {:?} has an input windows, expected the patches of \
+                 a window's side",
+                host.graph(bucket.graph).name
+            )));
+        }
         let max_patches = graphs.iter().map(|bucket| bucket.patches).max().unwrap_or(0);
         let table = graphs.iter().filter_map(|bucket| bucket.rope.map(|[cos, _]| cos.len())).max();
         Ok(Some(Self {
             hidden,
             width,
             merge: settings.merge_size,
+            window: settings.window,
             theta: settings.rope_theta,
             rows: Vec::with_capacity(max_patches * hidden),
             tables: [(); 2].map(|()| Vec::with_capacity(table.unwrap_or(0))),
@@ -175,6 +189,12 @@ impl Tower {
             mask.fill(host, HIDDEN);
             mask.write_at(host, 0, &vec![0.0; patches])?;
         }
+        if let (Some(input), Some(side)) = (bucket.windows, self.window) {
+            // Rows after the last patch are in a window of their own.
+            let mut windows = vec![-1.0; bucket.patches];
+            window_numbers(grid, self.merge, side, &mut windows[..patches])?;
+            input.write(host, &windows)?;
+        }
         host.execute(bucket.graph)?;
         let values = patches / (self.merge * self.merge) * self.width;
         let read = |view: &View| {
@@ -216,6 +236,7 @@ impl Bucket {
         };
         let (cos, sin, mask) =
             (optional(host, "cos")?, optional(host, "sin")?, optional(host, "cmask")?);
+        let windows = optional(host, "windows")?;
         let rope = match (cos, sin) {
             (Some(cos), Some(sin))
                 if cos.len() == sin.len() && cos.len().is_multiple_of(2 * patches) =>
@@ -233,6 +254,12 @@ impl Bucket {
         if mask.is_some_and(|mask| mask.len() != patches) || mask.is_some() != rope.is_some() {
             return Err(Error::graph(format!(
                 "graph {:?}: expected cmask of {patches} values together with cos and sin, or none of them",
+                host.graph(graph).name
+            )));
+        }
+        if windows.is_some_and(|windows| windows.len() != patches || mask.is_none()) {
+            return Err(Error::graph(format!(
+                "graph {:?}: expected windows of {patches} values together with cmask, or neither",
                 host.graph(graph).name
             )));
         }
@@ -267,7 +294,7 @@ impl Bucket {
             };
             deepstack.extend((0..layers).map(layer));
         }
-        Ok(Self { graph, patches, x, rope, mask, embeds, deepstack })
+        Ok(Self { graph, patches, x, rope, mask, windows, embeds, deepstack })
     }
 }
 
