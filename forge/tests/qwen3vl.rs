@@ -25,6 +25,8 @@ use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
 const MODEL: &str = "qwen3vl-tiny";
+/// Qwen2.5-VL.
+const WINDOWED: &str = "qwen25vl-unseen";
 const HIDDEN: usize = 60;
 const PATCH_VALUES: usize = 3 * 2 * 8 * 8;
 const SIDE: usize = 7;
@@ -271,7 +273,7 @@ fn set(folder: &Path, tensor: &str, value: f32) {
 /// The tiny model with a channel that leaves f16 after its third block.
 fn loud() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    copy(dir.path());
+    copy(MODEL, dir.path());
     set(dir.path(), "model.visual.blocks.2.mlp.linear_fc2.bias", 147_456.0);
     dir
 }
@@ -349,8 +351,8 @@ fn a_check_on_an_image_refuses_before_compiling() {
     assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 0, "nothing is left");
 }
 
-fn copy(dir: &Path) {
-    for entry in std::fs::read_dir(fixture(MODEL)).unwrap() {
+fn copy(model: &str, dir: &Path) {
+    for entry in std::fs::read_dir(fixture(model)).unwrap() {
         let path = entry.unwrap().path();
         if path.is_file() {
             std::fs::copy(&path, dir.join(path.file_name().unwrap())).unwrap();
@@ -360,7 +362,7 @@ fn copy(dir: &Path) {
 
 /// The configuration as `transformers` 5 writes it.
 fn respelled(dir: &Path) {
-    copy(dir);
+    copy(MODEL, dir);
     edit(dir, |config| {
         let text = config["text_config"].as_object_mut().unwrap();
         let mut rope = text.remove("rope_scaling").unwrap();
@@ -411,6 +413,69 @@ fn what_a_configuration_lacks_or_contradicts_is_named() {
         let checkpoint = Checkpoint::open(dir.path()).unwrap();
         let error = recipe(&checkpoint, &options(&[("image-size", "48")])).unwrap_err();
         assert!(error.message().contains(words), "{error}\n  does not say {words:?}");
+    }
+}
+
+/// The published spelling is flat, and its rope of the type "mrope".
+#[test]
+fn both_spellings_of_qwen2_5_vl_say_the_same() {
+    let [published, dir] = [(); 2].map(|()| {
+        let dir = tempfile::tempdir().unwrap();
+        copy(WINDOWED, dir.path());
+        edit(dir.path(), |config| config["max_position_embeddings"] = json!(200));
+        dir
+    });
+    edit(dir.path(), |config| {
+        let mut rope = config["rope_scaling"].take();
+        let mut text = config.clone();
+        rope["type"] = json!("default");
+        rope["rope_theta"] = text["rope_theta"].take();
+        text["rope_parameters"] = rope;
+        text["layer_types"] = json!(vec!["full_attention"; 3]);
+        config["text_config"] = text;
+        for key in ["rope_theta", "rope_scaling", "hidden_size"] {
+            config[key] = Value::Null;
+        }
+        config["vision_config"]["in_channels"] = json!(3);
+    });
+    let choices = [("image-patches", "96")];
+    let (old, new) = (recipe_of(published.path(), &choices), recipe_of(dir.path(), &choices));
+    assert_eq!(old.params, new.params);
+    assert_eq!(old.params["rope_scaling"]["mrope_interleaved"], false);
+    assert_eq!(old.params["vision"]["window"], 4);
+    let shapes = |recipe: &Recipe| graphs(recipe).map(|g| g.info(Elem::onnx)).collect::<Vec<_>>();
+    assert_eq!(shapes(&old), shapes(&new));
+    let vision = graphs(&old).next().unwrap().info(Elem::onnx);
+    assert!(vision.inputs.iter().any(|input| input.name == "windows" && input.shape == [96, 1]));
+}
+
+#[test]
+fn what_qwen2_5_vl_cannot_be_is_named() {
+    for (pointer, value, words) in [
+        ("/use_sliding_window", json!(true), "use_sliding_window is true"),
+        ("/rope_scaling/type", json!("yarn"), "rope_scaling.type is \"yarn\""),
+        ("/rope_scaling/mrope_section", json!([4, 4, 2]), "add up to 9"),
+        ("/vision_config/window_size", json!(11), "window_size is 11, expected at least 12"),
+        ("/vision_config/fullatt_block_indexes", json!([3]), "numbers of blocks below 3"),
+        ("/vision_config/tokens_per_second", json!(0), "tokens_per_second is 0"),
+        ("/vision_config/out_hidden_size", json!(55), "out_hidden_size is 55"),
+        ("/vision_config/hidden_act", json!("gelu"), "expected \"silu\""),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        copy(WINDOWED, dir.path());
+        edit(dir.path(), |config| *config.pointer_mut(pointer).unwrap() = value);
+        let error = recipe(&Checkpoint::open(dir.path()).unwrap(), &options(&[])).unwrap_err();
+        assert!(error.message().contains(words), "{error}\n  does not say {words:?}");
+    }
+}
+
+#[test]
+fn hidden_states_of_a_tower_with_windows_are_measured() {
+    let found = measured(&fixture(WINDOWED), "0").unwrap();
+    assert_eq!(found.len(), 4);
+    assert!(found.iter().all(|residual| (0.1..1000.0).contains(&residual.largest)), "{found:?}");
+    for (half, whole) in measured(&fixture(WINDOWED), "1").unwrap().iter().zip(&found) {
+        assert!((2.0 * half.largest - whole.largest).abs() < 1e-4, "{half:?} {whole:?}");
     }
 }
 

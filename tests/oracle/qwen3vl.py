@@ -1,4 +1,5 @@
-"""Trains the tiny models of Qwen3-VL and of Qwen3.5 on drawn images and writes them with their goldens. See README.md."""
+"""Trains the tiny models of Qwen3-VL and of Qwen3.5 on drawn images and writes them with their goldens; what those of
+Qwen2.5-VL need, too, which `qwen3vl_unseen.py` draws. See README.md."""
 
 import argparse
 import json
@@ -19,9 +20,10 @@ import torch.nn.functional as F
 import torchvision
 import transformers
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
+from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 from transformers.utils.chat_template_utils import render_jinja_template
 from transformers.video_utils import VideoMetadata
@@ -33,11 +35,14 @@ import drawn_images
 import training
 from training import IGNORE
 
+# Frames of the video in a second, unless the specification has another number.
 FPS = 2
+HALF = [0.5] * 3
 # The configuration class and the model class of `transformers`.
 FAMILIES = {
     "qwen3vl": (transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration),
     "qwen3_5": (transformers.Qwen3_5Config, transformers.Qwen3_5ForConditionalGeneration),
+    "qwen2_5_vl": (transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration),
 }
 MARKS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
 ADDED = chatml.ADDED[:3] + [(mark, True) for mark in MARKS]
@@ -71,7 +76,7 @@ TEMPLATE = r"""{%- set image_count = namespace(value=0) %}
 {%- endif %}"""
 # Qwen3.5 does not think unless asked. What says so is not repeated in the next turn.
 THINK = "<think>\n\n</think>\n\n"
-TEMPLATES = {"qwen3vl": TEMPLATE, "qwen3_5": TEMPLATE.replace("assistant\\n' }}", f"assistant\\n{THINK}' }}}}".replace("\n", "\\n"))}
+TEMPLATES = {"qwen3vl": TEMPLATE, "qwen2_5_vl": TEMPLATE, "qwen3_5": TEMPLATE.replace("assistant\\n' }}", f"assistant\\n{THINK}' }}}}".replace("\n", "\\n"))}
 
 # What an image becomes; the first alone in a tower without deepstack.
 FEATURES = ("embeds", "deepstack_0", "deepstack_1", "deepstack_2")
@@ -81,7 +86,7 @@ FACTS = corpus.FACTS[:6]
 
 def added(spec):
     """The added tokens of the tokenizer, with the think marks where the family has them."""
-    return ADDED if spec["family"] == "qwen3vl" else chatml.ADDED + ADDED[3:]
+    return chatml.ADDED + ADDED[3:] if spec["family"] == "qwen3_5" else ADDED
 
 
 def drawn(spec):
@@ -136,15 +141,22 @@ TURNS = [("native", "boat"), ("fixed", "tower")]
 PLAIN = [("native", "fish"), ("fixed", "cross")]
 
 
+def normalisation(spec):
+    return {"image_mean": spec.get("mean", HALF), "image_std": spec.get("std", HALF)}
+
+
 class Vision:
     """Images as the processors make them: `pixel_values` and grids, by mode."""
 
     def __init__(self, spec):
         v = spec["vision"]
         sizes = {"patch_size": v["patch_size"], "merge_size": v["spatial_merge_size"], "temporal_patch_size": v["temporal_patch_size"]}
-        half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-        self.native = Qwen2VLImageProcessor(size=spec["image"], **sizes, **half)
-        self.video_processor = Qwen3VLVideoProcessor(size=spec["video"], **sizes, **half, cap_pixels_per_frame=False, do_sample_frames=False)
+        self.whole, self.fps = spec["family"] == "qwen2_5_vl", spec.get("fps", FPS)
+        video_processor = Qwen2VLVideoProcessor if self.whole else Qwen3VLVideoProcessor
+        self.native = Qwen2VLImageProcessor(size=spec["image"], **sizes, **normalisation(spec))
+        self.video_processor = video_processor(
+            size=spec["video"], **sizes, **normalisation(spec), cap_pixels_per_frame=False, do_sample_frames=False
+        )
         self.side, self.merge = spec["fixed"], v["spatial_merge_size"] ** 2
         self.known = {}
 
@@ -164,9 +176,9 @@ class Vision:
     def video(self):
         if "video" not in self.known:
             frames = np.stack([np.array(f) for f in drawn_images.frames()])
-            metadata = VideoMetadata(total_num_frames=len(frames), fps=FPS, frames_indices=list(range(len(frames))))
+            metadata = VideoMetadata(total_num_frames=len(frames), fps=self.fps, frames_indices=list(range(len(frames))))
             found = self.video_processor(videos=[frames], video_metadata=[metadata], return_tensors="pt")
-            times = [k / FPS for k in range(len(frames))]
+            times = [k / self.fps for k in range(len(frames))]
             times += times[-1:] * (len(times) % 2)
             means = [(a + b) / 2 for a, b in zip(times[::2], times[1::2])]
             self.known["video"] = (found["pixel_values_videos"], found["video_grid_thw"], means)
@@ -178,6 +190,8 @@ class Vision:
             _, grid = self.image_of(part["id"], mode)
             return "<|image_pad|>", "<|image_pad|>" * (int(grid.prod()) // self.merge)
         _, grid, times = self.video()
+        if self.whole:
+            return "<|video_pad|>", "<|video_pad|>" * (int(grid.prod()) // self.merge)
         pads = "<|video_pad|>" * (int(grid[0, 1:].prod()) // self.merge)
         return "<|video_pad|>", "".join(f"<{t:.1f} seconds><|vision_start|>{pads}<|vision_end|>" for t in times)
 
@@ -214,6 +228,8 @@ def inputs(tok, rows, vision):
         out |= {"pixel_values": torch.cat([s[0] for s in stills]), "image_grid_thw": torch.cat([s[1] for s in stills])}
     if films:
         out |= {"pixel_values_videos": torch.cat([f[0] for f in films]), "video_grid_thw": torch.cat([f[1] for f in films])}
+        if vision.whole:
+            out["second_per_grid_ts"] = torch.tensor([vision.video_processor.temporal_patch_size / vision.fps] * len(films))
     return out
 
 
@@ -314,15 +330,19 @@ def save(model, tok, spec, out):
     stored.save_pretrained(out)
     if spec["family"] == "qwen3vl" and spec.get("config_keys", "old") == "old":
         old_keys(out / "config.json")
+    if spec["family"] == "qwen2_5_vl" and spec["config_keys"] == "old":
+        published(out)
     chatml.write_tokenizer(tok, out, spec["text"]["max_position_embeddings"], added(spec), TEMPLATES[spec["family"]])
     v = spec["vision"]
     common = {
         "patch_size": v["patch_size"], "temporal_patch_size": v["temporal_patch_size"], "merge_size": v["spatial_merge_size"],
-        "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+        **normalisation(spec),
     }
+    name = "Qwen2_5_VLProcessor" if spec["family"] == "qwen2_5_vl" else "Qwen3VLProcessor"
+    video = "Qwen2VLVideoProcessor" if spec["family"] == "qwen2_5_vl" else "Qwen3VLVideoProcessor"
     for name, size, kind in (
-        ("preprocessor_config.json", spec["image"], {"processor_class": "Qwen3VLProcessor", "image_processor_type": "Qwen2VLImageProcessorFast"}),
-        ("video_preprocessor_config.json", spec["video"], {"processor_class": "Qwen3VLProcessor", "video_processor_type": "Qwen3VLVideoProcessor"}),
+        ("preprocessor_config.json", spec["image"], {"processor_class": name, "image_processor_type": "Qwen2VLImageProcessorFast"}),
+        ("video_preprocessor_config.json", spec["video"], {"processor_class": name, "video_processor_type": video}),
     ):
         (out / name).write_text(json.dumps({"size": size, **common, **kind}, indent=2) + "\n")
 
@@ -339,6 +359,27 @@ def old_keys(path):
         part.pop("transformers_version", None)
     value["transformers_version"] = "4.57.0.dev0"
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def published(out):
+    """The keys and the names of tensors of Qwen2.5-VL as published: flat, with a rope of the type "mrope"."""
+    value = json.loads((out / "config.json").read_text())
+    text, vision = value.pop("text_config"), value["vision_config"]
+    rope = text.pop("rope_parameters")
+    for key in ("layer_types", "model_type", "architectures", "transformers_version", "dtype", "bos_token_id", "eos_token_id", "pad_token_id"):
+        text.pop(key, None)
+    for key in ("rope_parameters", "transformers_version", "dtype", "initializer_range"):
+        vision.pop(key, None)
+    vision["in_chans"], vision["model_type"] = vision.pop("in_channels"), "qwen2_5_vl"
+    value["torch_dtype"] = value.pop("dtype")
+    value |= text | {
+        "rope_theta": rope["rope_theta"], "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]},
+        "tie_word_embeddings": value["tie_word_embeddings"], "transformers_version": "4.49.0.dev0",
+    }
+    (out / "config.json").write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+    tensors = load_file(out / "model.safetensors")
+    names = lambda name: name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
+    save_file({names(name): tensor for name, tensor in tensors.items()}, out / "model.safetensors", metadata={"format": "pt"})
 
 
 @torch.no_grad()
@@ -374,11 +415,13 @@ def features(model, pixels, grid):
     return {name: value.float().contiguous() for name, value in zip(FEATURES, rows)}
 
 
-def levels(pixels):
+def levels(pixels, mean=HALF, std=HALF):
     """Pixel values as the u8 that they were made of, exactly."""
-    out = (pixels * 127.5 + 127.5).round().to(torch.uint8)
-    assert ((out.float() - 127.5) / 127.5 - pixels).abs().max() < 1e-6
-    return out
+    channels = pixels.view(len(pixels), 3, -1)
+    mean, std = (torch.tensor(of).view(1, 3, 1) for of in (mean, std))
+    out = ((channels * std + mean) * 255).round().to(torch.uint8)
+    assert ((out.float() / 255 - mean) / std - channels).abs().max() < 2e-6
+    return out.view(pixels.shape)
 
 
 @torch.no_grad()

@@ -37,6 +37,12 @@ pub struct Sights {
     /// Pixels of a patch in one frame, and frames of a patch.
     #[serde(skip)]
     patch: [usize; 2],
+    /// Mean and standard deviation of pixels, by channel.
+    #[serde(skip)]
+    normalisation: [[f32; 3]; 2],
+    /// A video stands in a prompt as one run, and not each of its patches for itself.
+    #[serde(skip)]
+    whole_videos: bool,
     /// Where the images are.
     #[serde(skip)]
     folder: PathBuf,
@@ -159,6 +165,11 @@ impl Sights {
         let vision = &config["vision_config"];
         let size = |key: &str| vision[key].as_u64().expect(key) as usize;
         sights.patch = [size("patch_size").pow(2), size("temporal_patch_size")];
+        sights.whole_videos = config["model_type"] == "qwen2_5_vl";
+        let processor: serde_json::Value =
+            serde_json::from_str(&text("preprocessor_config.json")).expect("a valid processor");
+        sights.normalisation = ["image_mean", "image_std"]
+            .map(|key| serde_json::from_value(processor[key].clone()).expect(key));
         folder.clone_into(&mut sights.folder);
         sights.tensors = fs::read(folder.join("goldens.safetensors")).expect("goldens.safetensors");
         sights
@@ -206,6 +217,11 @@ impl Sights {
     pub fn image(&self, id: &str) -> Media {
         let (rgb, width, height) = self.file(&format!("images/{id}.png"));
         Media::image(rgb, width, height).unwrap_or_else(|e| panic!("{id}: {e}"))
+    }
+
+    /// True where there is a video.
+    pub fn has_film(&self) -> bool {
+        !self.video.files.is_empty()
     }
 
     /// The video.
@@ -269,7 +285,21 @@ impl Sights {
 
     /// The prompt of a case as an op gets it: a run of a placeholder is an image, or the next two frames of the video.
     pub fn segments<'a>(&self, ids: &'a [u32], media: &'a [Media]) -> Vec<Segment<'a>> {
-        segments(ids, &self.pads, media)
+        segments(ids, &self.pads, media, self.whole_videos)
+    }
+
+    /// The pixel values that levels of patches became, of the first frame of each channel or of all `frames`.
+    fn pixels(&self, levels: &[f32], frames: usize) -> Vec<f32> {
+        let [plane, each] = self.patch;
+        let [mean, std] = self.normalisation;
+        let channels = levels.chunks_exact(each * plane).enumerate();
+        let value =
+            |channel: usize, level: &f32| (level / 255.0 - mean[channel % 3]) / std[channel % 3];
+        channels
+            .flat_map(|(channel, levels)| {
+                levels[..frames * plane].iter().map(move |level| value(channel, level))
+            })
+            .collect()
     }
 
     /// Every case through the engine: tokens of the prompt, of the answer, text.
@@ -343,7 +373,7 @@ impl Sights {
         layers: usize,
     ) -> (f64, f64) {
         let (mut shown, mut least, mut largest) = (0, 1f64, 0f64);
-        let [plane, frames] = self.patch;
+        let [plane, each] = self.patch;
         let deepstack = (0..layers).map(|layer| format!("deepstack_{layer}"));
         let parts: Vec<_> = std::iter::once("embeds".to_owned()).chain(deepstack).collect();
         let mut compare = |shown: usize, golden: &str, pairs: Option<usize>| {
@@ -369,10 +399,7 @@ impl Sights {
             let golden = format!("{}.{}", sight.id, sight.mode);
             let (_, levels) = self.tensor(&format!("{golden}.pixels"));
             // An image stands once in each of the frames of a patch.
-            let expected: Vec<f32> = levels
-                .chunks_exact(frames * plane)
-                .flat_map(|channel| channel[..plane].iter().map(|level| (level - 127.5) / 127.5))
-                .collect();
+            let expected = self.pixels(&levels, 1);
             assert_eq!(sight.grid[0] * sight.grid[1] * 3 * plane, expected.len());
             let (_, off) =
                 agreement(&dumped(folder, "pixel_values", shown), &expected, plane, &golden);
@@ -385,11 +412,12 @@ impl Sights {
             op.reset().expect("a reset");
             let frames = [(0, 2), (2, 4), (4, 5)]
                 .map(|(first, end)| film.frames(first, end).expect("frames"));
-            op.prefill(&[&frames[..], &[Segment::Tokens(&[5])]].concat()).expect("a prompt");
+            let whole = [film.segment()];
+            let shown_as = if self.whole_videos { &whole[..] } else { &frames[..] };
+            op.prefill(&[shown_as, &[Segment::Tokens(&[5])]].concat()).expect("a prompt");
             let (_, levels) = self.tensor("video.pixels");
-            let each = levels.len() / 3;
-            for (pair, levels) in levels.chunks_exact(each).enumerate() {
-                let expected: Vec<_> = levels.iter().map(|level| (level - 127.5) / 127.5).collect();
+            for (pair, levels) in levels.chunks_exact(levels.len() / 3).enumerate() {
+                let expected = self.pixels(levels, each);
                 let found = dumped(folder, "pixel_values", shown + pair);
                 let (_, off) = agreement(&found, &expected, plane, "video");
                 assert!(off < 1e-6, "frames {pair}: pixel values differ by {off}");
@@ -420,7 +448,12 @@ impl Sights {
     }
 }
 
-fn segments<'a>(ids: &'a [u32], placeholders: &[u32], media: &'a [Media]) -> Vec<Segment<'a>> {
+fn segments<'a>(
+    ids: &'a [u32],
+    placeholders: &[u32],
+    media: &'a [Media],
+    whole_videos: bool,
+) -> Vec<Segment<'a>> {
     let (mut next, mut frame) = (0, 0);
     let runs =
         ids.chunk_by(|a, b| a == b || !placeholders.contains(a) && !placeholders.contains(b));
@@ -429,9 +462,12 @@ fn segments<'a>(ids: &'a [u32], placeholders: &[u32], media: &'a [Media]) -> Vec
             return Segment::Tokens(run);
         }
         let segment = media[next].segment();
-        let Segment::Video { times, .. } = segment else {
-            next += 1;
-            return segment;
+        let times = match segment {
+            Segment::Video { times, .. } if !whole_videos => times,
+            _ => {
+                next += 1;
+                return segment;
+            }
         };
         let end = (frame + 2).min(times.len());
         let part = media[next].frames(frame, end).expect("frames");

@@ -225,11 +225,20 @@ impl<'a> Reader<'a> {
     /// # Errors
     /// When it is no positive number, or frequencies are scaled.
     pub fn rope_theta(&self, default: f64) -> Result<f64> {
+        self.rope_theta_of(&["default"], default)
+    }
+
+    /// As [`Reader::rope_theta`], where the type of the rope may have other names that mean no scaling.
+    ///
+    /// # Errors
+    /// As [`Reader::rope_theta`].
+    pub fn rope_theta_of(&self, types: &[&str], default: f64) -> Result<f64> {
         // The old spelling, where it says something, replaces the new one.
         let place = self.rope_key();
         let spellings = ["rope_type", "type"].map(|key| format!("{place}.{key}"));
         let kind = self.first(&[&spellings[0], &spellings[1]]);
-        if let Some((key, kind)) = kind.filter(|(_, kind)| **kind != "default") {
+        let known = |kind: &Value| kind.as_str().is_some_and(|kind| types.contains(&kind));
+        if let Some((key, kind)) = kind.filter(|(_, kind)| !known(kind)) {
             return Err(self.bad(key, kind, "\"default\""));
         }
         let theta = self.positive(&[&format!("{place}.rope_theta"), "rope_theta"])?;

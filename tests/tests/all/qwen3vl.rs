@@ -1,5 +1,5 @@
-//! Qwen3-VL from pixels to text against `transformers`: patches, features, positions, logits, tokens; images stretched
-//! and in their own shape, several in a prompt, a video, chats that keep an image, texts alone.
+//! Qwen3-VL and Qwen2.5-VL from pixels to text against `transformers`: patches, features, positions, logits, tokens;
+//! images stretched and in their own shape, several in a prompt, a video, chats that keep an image, texts alone.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
@@ -23,6 +23,8 @@ use qhx_tiers::tier;
 use serde_json::{Value, json};
 
 const TINY: &str = "qwen3vl-tiny";
+/// Qwen2.5-VL.
+const WINDOWED: &str = "qwen25vl-unseen";
 /// Vision graphs for the three areas that images of the tiny model have.
 const SHAPES: &str = "24,32,48";
 /// Logits and features on the CPU differ by rounding only.
@@ -424,42 +426,56 @@ fn int8_weights_keep_the_answers() {
     assert!(cosine > 0.99 && largest > CPU_DISTANCE, "{cosine} {largest}");
 }
 
-/// Forges a checkpoint for each mode with nothing but its sizes, and compares all that its goldens have.
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
-fn unseen(folder: &Path) {
-    let sights = Sights::of(folder);
-    let read = |name: &str| -> Value {
-        serde_json::from_slice(&fs::read(folder.join(name)).unwrap()).unwrap()
-    };
-    let processor = read("preprocessor_config.json");
+/// Forges a checkpoint for one mode with nothing but its sizes.
+fn forge_unseen(folder: &Path, mode: &str, target: Option<&'static str>, out: &Path) -> PathBuf {
+    let processor: Value =
+        serde_json::from_slice(&fs::read(folder.join("preprocessor_config.json")).unwrap())
+            .unwrap();
     let [pixels, patch] = ["/size/longest_edge", "/patch_size"]
         .map(|key| processor.pointer(key).and_then(Value::as_u64).unwrap());
-    let config = read("config.json");
-    let layers = config.pointer("/vision_config/deepstack_visual_indexes").unwrap();
-    let layers = layers.as_array().unwrap().len();
-    for (mode, key, value) in [
-        ("native", "image-patches", (pixels / (patch * patch)).to_string()),
-        ("fixed", "image-size", sights.fixed.to_string()),
-    ] {
+    let (key, value) = match mode {
+        "native" => ("image-patches", (pixels / (patch * patch)).to_string()),
+        _ => ("image-size", Sights::of(folder).fixed.to_string()),
+    };
+    let mut options = ForgeOptions::new(out);
+    options.max_ctx = Some(128);
+    options.prefill = Some(vec![11]);
+    options.recipe_options.insert(key.to_owned(), value);
+    if let Some(target) = target {
+        let (htp, system) = qnn_libraries();
+        options.compiler = Some(backends::compiler(&htp, &system, target));
+    }
+    forge(folder, &options, &mut Silent).unwrap().manifest
+}
+
+/// Compares all that the goldens of a checkpoint have, in each mode; logits and features differ by `distance` at most.
+#[expect(clippy::print_stderr, reason = "a test says what it measured")]
+fn unseen(folder: &Path, distance: f64) {
+    let sights = Sights::of(folder);
+    let config: Value =
+        serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
+    let layers = config.pointer("/vision_config/deepstack_visual_indexes");
+    let layers = layers.and_then(Value::as_array).map_or(0, Vec::len);
+    for mode in ["native", "fixed"] {
         let out = tempfile::tempdir().unwrap();
-        let mut options = ForgeOptions::new(out.path().join("bundle"));
-        options.max_ctx = Some(128);
-        options.prefill = Some(vec![11]);
-        options.recipe_options.insert(key.to_owned(), value);
-        let bundle = forge(folder, &options, &mut Silent).unwrap().manifest;
-        let dump = out.path().join("dump");
-        fs::create_dir(&dump).unwrap();
+        let bundle = forge_unseen(folder, mode, None, &out.path().join("bundle"));
         let mut model = open(&bundle, backends::cpu(), None).unwrap();
         let cases = sights.of_mode(mode);
         assert!(cases.len() > 1);
         sights.greedy_exact(&mut model, &cases, mode);
         let Distance { largest, .. } = sights.step_exact(&mut model, &cases, mode);
-        let mut model = open(&bundle, backends::cpu(), Some(&dump)).unwrap();
-        let (cosine, off) = sights.features(model.op_mut(), &dump, mode, None, false, layers);
+        let dumps = ["features", "positions"].map(|name| out.path().join(name));
+        dumps.iter().for_each(|folder| fs::create_dir(folder).unwrap());
+        let [features, positions] = dumps;
+        let mut model = open(&bundle, backends::cpu(), Some(&features)).unwrap();
+        let film = mode == "native" && sights.has_film();
+        let (cosine, off) = sights.features(model.op_mut(), &features, mode, None, film, layers);
+        let mut model = open(&bundle, backends::cpu(), Some(&positions)).unwrap();
+        sights.same_positions(model.op_mut(), &positions, mode);
         eprintln!(
             "{mode}: logits differ by at most {largest:.2e}, features by {off:.2e}, cosine {cosine:.8}"
         );
-        assert!(largest <= CPU_DISTANCE && off <= CPU_DISTANCE && cosine >= 0.999_99);
+        assert!(largest <= distance && off <= distance && cosine >= 0.999_99);
     }
 }
 
@@ -467,14 +483,50 @@ fn unseen(folder: &Path) {
 /// of its own, f16, and the new spelling of the configuration.
 #[test]
 fn a_checkpoint_of_other_dimensions_gives_the_reference_s_tokens_and_logits() {
-    unseen(&fixture("qwen3vl-unseen"));
+    unseen(&fixture("qwen3vl-unseen"), CPU_DISTANCE);
+}
+
+/// Windows that cut through images and videos, RMSNorm and gated MLPs in the tower, sections of the rope behind each
+/// other, a video as one run with broken steps in time, and the published spelling of the configuration.
+#[test]
+fn qwen2_5_vl_gives_the_reference_s_features_and_logits() {
+    unseen(&fixture(WINDOWED), 1e-4);
+}
+
+#[tier(qnn)]
+#[test]
+#[expect(clippy::print_stderr, reason = "a test says what it measured")]
+fn the_npu_gives_the_reference_s_tokens_of_qwen2_5_vl() {
+    let (folder, libraries) = (fixture(WINDOWED), qnn_libraries());
+    let sights = Sights::of(&folder);
+    let targets = if full_matrix() { &["v81", "v73"][..] } else { &["v81"] };
+    for target in targets {
+        let out = tempfile::tempdir().unwrap();
+        let bundle = forge_unseen(&folder, "native", Some(target), &out.path().join("bundle"));
+        let mut model = open(&bundle, backends::qnn(&libraries), None).unwrap();
+        let mut cases = sights.of_mode("native");
+        if !full_matrix() {
+            cases.retain(|case| ["native-boat", "video"].contains(&case.id.as_str()));
+        }
+        sights.greedy_exact(&mut model, &cases, target);
+        let Distance { largest, .. } = sights.step_exact(&mut model, &cases, target);
+        let dump = out.path().join("dump");
+        fs::create_dir(&dump).unwrap();
+        let mut model = open(&bundle, backends::qnn(&libraries), Some(&dump)).unwrap();
+        let (cosine, off) =
+            sights.features(model.op_mut(), &dump, "native", Some(&["boat"]), false, 0);
+        eprintln!(
+            "{target}: logits differ by at most {largest:.2e}, features by {off:.2e}, cosine {cosine:.7}"
+        );
+        assert!(cosine >= 0.9999, "{target}: features have the cosine {cosine}");
+    }
 }
 
 /// Any other checkpoint with goldens, such as one that `tests/oracle/qwen3vl_unseen.py` made.
 #[tier(by_hand = "QHX_TEST_QWEN3VL")]
 #[test]
 fn checkpoint_of_the_environment_gives_the_reference_s_tokens_and_logits() {
-    unseen(Path::new(&std::env::var_os("QHX_TEST_QWEN3VL").unwrap()));
+    unseen(Path::new(&std::env::var_os("QHX_TEST_QWEN3VL").unwrap()), CPU_DISTANCE);
 }
 
 /// On the emulator of the NPU: some cases, or all of them for all architectures.

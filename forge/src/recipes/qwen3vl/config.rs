@@ -8,18 +8,30 @@ use crate::checkpoint::Checkpoint;
 use crate::kit::{Heads, Reader};
 use crate::recipes::vision::{Vision, section};
 
+/// The class of Qwen2.5-VL.
+pub(super) const QWEN2_5: &str = "Qwen2_5_VLForConditionalGeneration";
+/// `mrope_section` of Qwen2.5-VL where no key says it (`Qwen2_5_VLRotaryEmbedding`).
+const SECTION: [usize; 3] = [16, 24, 24];
+
 /// Sizes and constants of a model.
 #[derive(Debug, Clone)]
 pub(super) struct Config {
+    /// `model.family` of the manifest.
+    pub family: &'static str,
     pub hidden: usize,
     pub vocab: usize,
     pub intermediate: usize,
     pub layers: usize,
     pub heads: Heads,
+    /// Queries and keys have norms of their own.
+    pub head_norms: bool,
     pub rope_theta: f64,
-    /// Pairs of a head that turn by time, row and column; interleaved.
+    /// Pairs of a head that turn by time, row and column.
     pub section: [usize; 3],
-    pub bias: bool,
+    /// These take turns.
+    pub interleaved: bool,
+    pub qkv_bias: bool,
+    pub out_bias: bool,
     pub eps: f32,
     pub tied: bool,
     pub max_positions: Option<usize>,
@@ -33,25 +45,55 @@ impl Config {
         reader.only("hidden_act", &json!("silu"))?;
         let hidden = reader.size("hidden_size")?;
         let layers = reader.layers()?;
-        let heads = reader.heads(hidden, None, None)?;
-        let rope_theta = reader.rope_theta(0.0)?;
-        if rope_theta == 0.0 {
-            return Err(reader.fault("rope_theta is missing, expected a number".to_owned()));
-        }
+        let windowed = checkpoint.architecture() == Some(QWEN2_5);
+        // `Qwen2_5_VLTextConfig` has eight groups where the key is absent.
+        let heads = reader.heads(hidden, windowed.then_some(8), None)?;
         let vocab = reader.size("vocab_size")?;
-        Ok(Self {
+        let common = Self {
+            family: "qwen3vl",
             hidden,
             vocab,
             intermediate: reader.size("intermediate_size")?,
             layers,
             heads,
-            rope_theta,
-            section: section(&reader, heads.dim / 2, None)?,
-            bias: reader.flag("attention_bias")?,
-            eps: reader.epsilon(&["rms_norm_eps"], 1e-6)?,
+            head_norms: true,
+            rope_theta: 0.0,
+            section: SECTION,
+            interleaved: true,
+            qkv_bias: true,
+            out_bias: false,
+            eps: reader.epsilon(&["rms_norm_eps"], if windowed { 1e-5 } else { 1e-6 })?,
             tied: reader.tied(false),
             max_positions: reader.maybe_size("max_position_embeddings")?,
-            vision: Vision::read(checkpoint, [hidden, layers, vocab])?,
+            vision: match windowed {
+                true => Vision::windowed(checkpoint, [hidden, vocab])?,
+                false => Vision::read(checkpoint, [hidden, layers, vocab])?,
+            },
+        };
+        if windowed {
+            reader.only("use_sliding_window", &json!(false))?;
+            reader.kinds("layer_types", layers, &[("full_attention", ())])?;
+            return Ok(Self {
+                family: "qwen2_5_vl",
+                head_norms: false,
+                // Of old the type of this rope was "mrope".
+                rope_theta: reader.rope_theta_of(&["default", "mrope"], 1e6)?,
+                section: section(&reader, heads.dim / 2, Some(SECTION))?,
+                interleaved: false,
+                ..common
+            });
+        }
+        let rope_theta = reader.rope_theta(0.0)?;
+        if rope_theta == 0.0 {
+            return Err(reader.fault("rope_theta is missing, expected a number".to_owned()));
+        }
+        let bias = reader.flag("attention_bias")?;
+        Ok(Self {
+            rope_theta,
+            section: section(&reader, heads.dim / 2, None)?,
+            qkv_bias: bias,
+            out_bias: bias,
+            ..common
         })
     }
 }

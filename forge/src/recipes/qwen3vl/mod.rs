@@ -1,7 +1,8 @@
 //! Qwen3-VL: a vision tower whose rows stand in a text for images, and a decoder that takes further rows of the tower
-//! after its first layers (deepstack).
+//! after its first layers (deepstack). Qwen2.5-VL: a tower with windows, without such rows, and Qwen2's decoder.
 //!
-//! Arithmetic: `transformers`, `models/qwen3_vl`. The host embeds patches and adds learned positions; then
+//! Arithmetic: `transformers`, `models/qwen3_vl` and `models/qwen2_5_vl`. The host embeds patches and adds learned
+//! positions; then
 //!
 //! | graph | tensor | shape | |
 //! |---|---|---|---|
@@ -31,13 +32,13 @@ use crate::recipes::vision::{
 };
 use crate::register_recipe;
 use crate::registry::RecipeEntry;
-use config::Config;
+use config::{Config, QWEN2_5};
 
 /// Tokens that prefill graphs take by default: 256 of an image and a question, and the rest of a prompt.
 const DEFAULT_PREFILL: [usize; 2] = [16, 320];
 
 register_recipe!(
-    RecipeEntry::new(&["Qwen3VLForConditionalGeneration"], recipe)
+    RecipeEntry::new(&["Qwen3VLForConditionalGeneration", QWEN2_5], recipe)
         .prefill_graphs()
         .options(&[IMAGE_SIZE, IMAGE_PATCHES, VISION_WEIGHTS, VISION_SHIFT])
         .probe(probe)
@@ -54,23 +55,29 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         |name, range, rows| run(&layers, &config, name, range, rows, options.max_ctx),
         layers.lmhead(config.hidden, config.vocab, config.tied)?,
     )?;
-    let mut recipe = Recipe::new("qwen3vl", "qwen3vl_generate", contexts, plan_params)
+    let mut recipe = Recipe::new(config.family, "qwen3vl_generate", contexts, plan_params)
         .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)
         .params(params(&config, options.max_ctx));
-    vision::add(&mut recipe, checkpoint, &config.vision, options, DEFAULT_SIZE)?;
+    vision::add(&mut recipe, checkpoint, &config.vision, options, default_size(&config))?;
     Ok(recipe)
 }
 
 fn probe(checkpoint: &Checkpoint, options: &RecipeOptions, shown: Segment<'_>) -> Result<Probe> {
     let config = Config::read(checkpoint)?;
-    vision::probe(checkpoint, &config.vision, options, DEFAULT_SIZE, shown)
+    vision::probe(checkpoint, &config.vision, options, default_size(&config), shown)
+}
+
+/// Whole tokens of [`DEFAULT_SIZE`].
+fn default_size(Config { vision, .. }: &Config) -> usize {
+    let token = vision.patch * vision.merge;
+    (DEFAULT_SIZE / token).max(1) * token
 }
 
 fn params(config: &Config, max_ctx: usize) -> Map<String, Value> {
-    let Config { hidden, vocab, layers, heads, rope_theta, section, .. } = *config;
+    let Config { hidden, vocab, layers, heads, rope_theta, section, interleaved, .. } = *config;
     let mut params = DecoderParams { hidden, vocab, layers, heads, rope_theta }.map(max_ctx);
     let scaling =
-        json!({"rope_type": "default", "mrope_interleaved": true, "mrope_section": section});
+        json!({"rope_type": "default", "mrope_interleaved": interleaved, "mrope_section": section});
     params.insert("rope_scaling".to_owned(), scaling);
     params
 }
@@ -91,9 +98,9 @@ fn run(
     for layer in range {
         let name = format!("layers.{layer}");
         let attention = Attention {
-            norms: Some(["q_norm", "k_norm"]),
-            bias: [config.bias; 3],
-            out_bias: config.bias,
+            norms: config.head_norms.then_some(["q_norm", "k_norm"]),
+            bias: [config.qkv_bias; 3],
+            out_bias: config.out_bias,
             ..Attention::new(format!("{name}.self_attn"), layer, config.heads)
         };
         let mlp = Mlp::new(format!("{name}.mlp"), config.intermediate);

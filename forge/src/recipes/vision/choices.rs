@@ -9,7 +9,7 @@ use crate::kit::Layers;
 use crate::recipe::RecipeOptions;
 use crate::registry::RecipeOption;
 
-/// Side of the square that images are stretched to by default.
+/// Side of the square that images are stretched to by default, rounded down to whole tokens.
 pub(in crate::recipes) const DEFAULT_SIZE: usize = 512;
 /// Epsilon of the vision tower's norms.
 const VISION_EPS: f32 = 1e-6;
@@ -17,7 +17,8 @@ const VISION_EPS: f32 = 1e-6;
 pub(in crate::recipes) const IMAGE_SIZE: RecipeOption = RecipeOption {
     name: "image-size",
     values: &[],
-    help: "side of the square that images are stretched to, in pixels; 512 by default",
+    help: "side of the square that images are stretched to, in pixels; 512 by default, or the multiple of a token's \
+           side below",
 };
 pub(in crate::recipes) const IMAGE_PATCHES: RecipeOption = RecipeOption {
     name: "image-patches",

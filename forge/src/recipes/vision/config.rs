@@ -31,6 +31,19 @@ pub(in crate::recipes) struct Vision {
     pub out: usize,
     /// `image_token_id` and the other tokens around images and videos, with their keys.
     pub tokens: [(&'static str, usize); 4],
+    /// Of Qwen2.5-VL: blocks with RMSNorm and gated MLPs, most of which attend within windows; no learned positions.
+    pub windows: Option<Windows>,
+}
+
+/// What blocks of Qwen2.5-VL attend to.
+#[derive(Debug, Clone)]
+pub(in crate::recipes) struct Windows {
+    /// Patches of a window's side.
+    pub side: usize,
+    /// Blocks that attend to the whole image.
+    pub full: Vec<usize>,
+    /// Positions that a second of a video takes in time.
+    pub tokens_per_second: f64,
 }
 
 /// What a vision graph takes.
@@ -82,24 +95,8 @@ impl Vision {
     /// Reads and checks. `out` is the width of the decoder's rows, `layers` are those that take rows of the tower's
     /// blocks (deepstack), `vocab` bounds the tokens.
     pub fn read(checkpoint: &Checkpoint, [out, layers, vocab]: [usize; 3]) -> Result<Self> {
-        let whole = Reader::whole(checkpoint);
         let reader = Reader::part(checkpoint, "vision_config")?;
-        let id = |key: &'static str| {
-            let id = whole.size(key)?;
-            if id < vocab {
-                return Ok((key, id));
-            }
-            Err(whole.fault(format!("{key} is {id}, expected less than vocab_size {vocab}")))
-        };
         reader.only("hidden_act", &json!("gelu_pytorch_tanh"))?;
-        reader.only("in_channels", &json!(3))?;
-        reader.only("out_hidden_size", &json!(out))?;
-        let (hidden, heads) = (reader.size("hidden_size")?, reader.size("num_heads")?);
-        if !hidden.is_multiple_of(heads) || !(hidden / heads).is_multiple_of(4) {
-            return Err(reader.fault(format!(
-                "hidden_size and num_heads are {hidden} and {heads}, expected heads whose width is a multiple of 4"
-            )));
-        }
         let positions = reader.size("num_position_embeddings")?;
         let side = positions.isqrt();
         if side * side != positions {
@@ -107,18 +104,68 @@ impl Vision {
                 reader.fault(format!("num_position_embeddings is {positions}, expected a square"))
             );
         }
-        let depth = reader.bounded("depth", 4096)?;
+        let tower = Self::common(checkpoint, &reader, out, vocab)?;
+        let deepstack = deepstack(&reader, tower.depth, layers)?;
+        Ok(Self { side, deepstack, ..tower })
+    }
+
+    /// The same of Qwen2.5-VL. Defaults are those of `Qwen2_5_VLVisionConfig`.
+    pub fn windowed(checkpoint: &Checkpoint, [out, vocab]: [usize; 2]) -> Result<Self> {
+        let reader = Reader::part(checkpoint, "vision_config")?;
+        reader.only("hidden_act", &json!("silu"))?;
+        let tower = Self::common(checkpoint, &reader, out, vocab)?;
+        let pixels = reader.size_or("window_size", 112)?;
+        // Windows of whole merged squares, as `get_vision_window_index` makes them.
+        let side = pixels / tower.merge / tower.patch * tower.merge;
+        if side == 0 {
+            return Err(reader.fault(format!(
+                "window_size is {pixels}, expected at least {}, the side of a token",
+                tower.patch * tower.merge
+            )));
+        }
+        let standard = json!([7, 15, 23, 31]);
+        let key = "fullatt_block_indexes";
+        let full = blocks(&reader, key, reader.get(key).unwrap_or(&standard), [tower.depth; 2])?;
+        let tokens_per_second = reader.positive(&["tokens_per_second"])?.unwrap_or(4.0);
+        Ok(Self { windows: Some(Windows { side, full, tokens_per_second }), ..tower })
+    }
+
+    /// What both have, without learned positions and further rows for the decoder.
+    fn common(
+        checkpoint: &Checkpoint,
+        reader: &Reader<'_>,
+        out: usize,
+        vocab: usize,
+    ) -> Result<Self> {
+        let whole = Reader::whole(checkpoint);
+        let id = |key: &'static str| {
+            let id = whole.size(key)?;
+            if id < vocab {
+                return Ok((key, id));
+            }
+            Err(whole.fault(format!("{key} is {id}, expected less than vocab_size {vocab}")))
+        };
+        for key in ["in_channels", "in_chans"] {
+            reader.only(key, &json!(3))?;
+        }
+        reader.only("out_hidden_size", &json!(out))?;
+        let (hidden, heads) = (reader.size("hidden_size")?, reader.size("num_heads")?);
+        if !hidden.is_multiple_of(heads) || !(hidden / heads).is_multiple_of(4) {
+            return Err(reader.fault(format!(
+                "hidden_size and num_heads are {hidden} and {heads}, expected heads whose width is a multiple of 4"
+            )));
+        }
         let theta = reader.positive(&["rope_parameters.rope_theta", "rope_theta"])?;
         Ok(Self {
             hidden,
             intermediate: reader.size("intermediate_size")?,
-            depth,
+            depth: reader.bounded("depth", 4096)?,
             heads,
             patch: reader.bounded("patch_size", 256)?,
             temporal: reader.bounded("temporal_patch_size", 16)?,
             merge: reader.bounded("spatial_merge_size", 16)?,
-            side,
-            deepstack: deepstack(&reader, depth, layers)?,
+            side: 1,
+            deepstack: Vec::new(),
             rope_theta: theta.unwrap_or(VISION_THETA),
             out,
             tokens: [
@@ -127,6 +174,7 @@ impl Vision {
                 id("vision_start_token_id")?,
                 id("vision_end_token_id")?,
             ],
+            windows: None,
         })
     }
 
@@ -151,18 +199,24 @@ impl Vision {
 fn deepstack(reader: &Reader<'_>, depth: usize, layers: usize) -> Result<Vec<usize>> {
     let key = "deepstack_visual_indexes";
     let none = Value::Array(Vec::new());
-    let value = reader.get(key).unwrap_or(&none);
+    blocks(reader, key, reader.get(key).unwrap_or(&none), [depth, layers])
+}
+
+/// The different blocks, of `depth`, that the value of a key lists; at most `max`.
+fn blocks(
+    reader: &Reader<'_>,
+    key: &str,
+    value: &Value,
+    [depth, max]: [usize; 2],
+) -> Result<Vec<usize>> {
     let blocks: Option<Vec<usize>> = value.as_array().and_then(|list| {
         list.iter().map(|n| n.as_u64().and_then(|n| usize::try_from(n).ok())).collect()
     });
     let different = |list: &Vec<usize>| (1..list.len()).all(|i| !list[..i].contains(&list[i]));
     blocks
-        .filter(|list| list.len() <= layers && list.iter().all(|i| *i < depth) && different(list))
+        .filter(|list| list.len() <= max && list.iter().all(|i| *i < depth) && different(list))
         .ok_or_else(|| {
-            reader.bad(
-                key,
-                value,
-                &format!("at most {layers} different numbers of blocks below {depth}"),
-            )
+            let expected = format!("at most {max} different numbers of blocks below {depth}");
+            reader.bad(key, value, &expected)
         })
 }

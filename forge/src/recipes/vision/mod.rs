@@ -1,10 +1,11 @@
-//! The vision tower of Qwen3-VL and Qwen3.5: graphs, tables of the host, and keys of the manifest.
+//! The vision tower of Qwen3-VL, Qwen3.5 and Qwen2.5-VL: graphs, tables of the host, and keys of the manifest.
 //!
 //! | graph | tensor | shape | |
 //! |---|---|---|---|
 //! | `vision`, `vision<N>` | `x` | `[N, vision hidden]` | patches, squares of merged ones together |
 //! | | `cos`, `sin` | `[N, head_dim / 2]` | rows and columns of the patches; constants for a fixed size |
 //! | | `cmask` | `[1, N]` | hides rows after the last patch; not for a fixed size |
+//! | | `windows` | `[N, 1]` | the number of each patch's window, where blocks attend within windows; a constant for a fixed size |
 //! | | → `embeds` | `[N / merge², hidden]` | rows in place of the embedding table's |
 //! | | → `deepstack_k` | `[N / merge², hidden]` | added after layer k of the decoder, where the tower has such mergers |
 

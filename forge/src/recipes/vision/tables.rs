@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use qhx_core::Result;
+use qhx_core::{DType, Result};
 use serde_json::{Map, Value, json};
 
-use super::config::{Patches, Vision};
+use super::config::{Patches, Vision, Windows};
 use crate::checkpoint::Checkpoint;
 use crate::kit::{MatrixFile, matrices, object};
 use crate::recipe::Tables;
@@ -27,12 +27,49 @@ pub(super) fn patch_embed(
     let projection = "visual.patch_embed.proj";
     let weight =
         checkpoint.rows(&format!("{projection}.weight"), &[hidden, 3, temporal, patch, patch])?;
-    Ok([weight, checkpoint.rows(&format!("{projection}.bias"), &[hidden])?])
+    let bias = match vision.windows {
+        Some(_) => Zeros::matrix([hidden, 1]),
+        None => checkpoint.rows(&format!("{projection}.bias"), &[hidden])?,
+    };
+    Ok([weight, bias])
 }
 
-/// The table of learned positions, `[side², hidden]`.
+/// The table of learned positions, `[side², hidden]`; a row of zeros of a tower without.
 pub(super) fn positions(checkpoint: &Checkpoint, vision: &Vision) -> Result<Arc<dyn RowSource>> {
-    checkpoint.matrix("visual.pos_embed.weight", [vision.side * vision.side, vision.hidden])
+    let shape = [vision.side * vision.side, vision.hidden];
+    match vision.windows {
+        Some(_) => Ok(Zeros::matrix(shape)),
+        None => checkpoint.matrix("visual.pos_embed.weight", shape),
+    }
+}
+
+/// What a host adds that a checkpoint has no tensor for.
+#[derive(Debug)]
+struct Zeros([usize; 2]);
+
+impl Zeros {
+    fn matrix(shape: [usize; 2]) -> Arc<dyn RowSource> {
+        Arc::new(Self(shape))
+    }
+}
+
+impl RowSource for Zeros {
+    fn name(&self) -> &str {
+        "zeros"
+    }
+
+    fn shape(&self) -> [usize; 2] {
+        self.0
+    }
+
+    fn stored_dtype(&self) -> DType {
+        DType::F32
+    }
+
+    fn read_f32(&self, _first: usize, out: &mut [f32]) -> Result<()> {
+        out.fill(0.0);
+        Ok(())
+    }
 }
 
 /// Files `vis_patch_embed_f32`, `vis_patch_embed_bias_f32` and `vis_pos_embed_f32`: the checkpoint's values times
@@ -84,6 +121,10 @@ pub(super) fn params(
         }
     };
     params.append(&mut object(sizes));
+    if let Some(Windows { side, tokens_per_second, .. }) = vision.windows {
+        let windows = json!({"window": side, "tokens_per_second": tokens_per_second});
+        params.append(&mut object(windows));
+    }
     Ok(params)
 }
 

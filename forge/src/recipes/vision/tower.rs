@@ -1,11 +1,13 @@
 //! The vision tower: patches to rows for the decoder.
 //!
-//! Arithmetic: `Qwen3VLVisionModel` of `transformers`, from the rows after patch embedding and learned positions on.
+//! Arithmetic: `Qwen3VLVisionModel` and `Qwen2_5_VisionTransformerPretrainedModel` of `transformers`, from the rows after
+//! patch embedding and learned positions on. The latter has its patches in the order of their windows; here they keep
+//! the image's, and a mask keeps attention within the windows.
 
 use qhx_core::Result;
-use qhx_op::vision::{AxialOrder, Grid, axial_rope};
+use qhx_op::vision::{AxialOrder, Grid, axial_rope, window_numbers};
 
-use super::config::{Patches, Vision};
+use super::config::{Patches, Vision, Windows};
 use super::tables;
 use crate::builder::GraphBuilder;
 use crate::graph::{Elem, Graph, ReduceOp, TensorId, UnaryOp};
@@ -31,7 +33,12 @@ struct Blocks<'a> {
     tables: [TensorId; 2],
     /// `[1, 1, rows]`, added to the scores.
     mask: Option<TensorId>,
+    /// `[1, rows, rows]`, added to the scores in its place within windows.
+    windows: Option<TensorId>,
 }
+
+/// Added to scores that do not count.
+const HIDDEN: f32 = -30_000.0;
 
 impl<'a> Tower<'a> {
     /// The graph `name`: rows `x` `[patches, hidden]` to `embeds` and `deepstack_k`, each `[tokens, out]`.
@@ -45,7 +52,12 @@ impl<'a> Tower<'a> {
                 let tables = AttendInputs::new(self.vision.dim(), rows, 0).tables(&mut b)?;
                 let mask = b.input("cmask", Elem::Activation, &[1, rows])?;
                 let mask = Some(b.reshape(mask, &[1, 1, rows])?);
-                Blocks { tower: self, rows, tables, mask }
+                let windows = match self.vision.windows {
+                    Some(_) => Some(b.input("windows", Elem::Activation, &[rows, 1])?),
+                    None => None,
+                };
+                let windows = windows.map(|numbers| within(&mut b, numbers, rows)).transpose()?;
+                Blocks { tower: self, rows, tables, mask, windows }
             }
         };
         let mut features = Vec::new();
@@ -105,8 +117,29 @@ impl<'a> Tower<'a> {
         let shape = [rows, 1, dim / 2];
         let mut table = |name, values| b.constant(name, Elem::Activation, &shape, values);
         let tables = [table("cos", cos)?, table("sin", sin)?];
-        Ok(Blocks { tower: self, rows, tables, mask: None })
+        let windows = match self.vision.windows {
+            Some(Windows { side, .. }) => {
+                let mut numbers = vec![0.0; rows];
+                window_numbers(grid, merge, side, &mut numbers).map_err(from_kit)?;
+                let numbers = b.constant("windows", Elem::Activation, &[rows, 1], numbers)?;
+                Some(within(b, numbers, rows)?)
+            }
+            None => None,
+        };
+        Ok(Blocks { tower: self, rows, tables, mask: None, windows })
     }
+}
+
+/// The mask `[1, rows, rows]` that keeps patches within their windows, of the windows' numbers `[rows, 1]`: numbers that
+/// differ do so by one at least.
+fn within(b: &mut GraphBuilder, numbers: TensorId, rows: usize) -> Result<TensorId> {
+    b.scope("windows");
+    let others = b.reshape(numbers, &[1, rows])?;
+    let apart = b.sub(numbers, others)?;
+    let apart = b.unary(UnaryOp::Abs, apart)?;
+    let apart = b.clamp(apart, 0.0, 1.0)?;
+    let mask = b.scale(apart, HIDDEN)?;
+    b.reshape(mask, &[1, rows, rows])
 }
 
 /// The largest magnitude of all elements of `rows`, `[1, 1]`.
@@ -118,20 +151,42 @@ fn peak(b: &mut GraphBuilder, rows: &[TensorId]) -> Result<TensorId> {
 }
 
 impl Blocks<'_> {
-    /// Attention over all patches, and an MLP, each after a LayerNorm and added to the rows. Gives the rows after each.
+    /// Attention over the patches, and an MLP, each after a norm and added to the rows. Gives the rows after each.
     fn block(&self, b: &mut GraphBuilder, h: TensorId, index: usize) -> Result<[TensorId; 2]> {
         let tensor = |part: &str| format!("visual.blocks.{index}.{part}");
         let Tower { layers, vision, .. } = self.tower;
+        let whole = vision.windows.as_ref().is_none_or(|windows| windows.full.contains(&index));
         b.scope(format!("v{index}_attn"));
-        let normed = layers.layer_norm(b, h, &tensor("norm1"))?;
-        let mixed = self.attention(b, normed, &tensor("attn"))?;
+        let normed = self.norm(b, h, &tensor("norm1"))?;
+        let mask = if whole { self.mask } else { self.windows };
+        let mixed = self.attention(b, normed, &tensor("attn"), mask)?;
         let attended = b.add(h, mixed)?;
         b.scope(format!("v{index}_mlp"));
-        let normed = layers.layer_norm(b, attended, &tensor("norm2"))?;
-        let up = layers.linear(b, normed, &tensor("mlp.linear_fc1"), vision.intermediate, true)?;
-        let up = b.gelu_tanh(up)?;
-        let down = self.onto_rows(b, up, &tensor("mlp.linear_fc2"))?;
+        let normed = self.norm(b, attended, &tensor("norm2"))?;
+        let mut inner =
+            |part: &str| layers.linear(b, normed, &tensor(part), vision.intermediate, true);
+        let (inner, down) = match vision.windows {
+            Some(_) => {
+                let (gate, up) = (inner("mlp.gate_proj")?, inner("mlp.up_proj")?);
+                let gate = b.silu(gate)?;
+                (b.mul(gate, up)?, "mlp.down_proj")
+            }
+            None => {
+                let up = inner("mlp.linear_fc1")?;
+                (b.gelu_tanh(up)?, "mlp.linear_fc2")
+            }
+        };
+        let down = self.onto_rows(b, inner, &tensor(down))?;
         Ok([attended, b.add(attended, down)?])
+    }
+
+    /// LayerNorm; RMSNorm of a tower with windows.
+    fn norm(&self, b: &mut GraphBuilder, x: TensorId, name: &str) -> Result<TensorId> {
+        let Tower { layers, vision, .. } = self.tower;
+        match vision.windows {
+            Some(_) => layers.norm(b, x, name),
+            None => layers.layer_norm(b, x, name),
+        }
     }
 
     /// The linear layer `name`, whose result is added to the rows.
@@ -145,7 +200,13 @@ impl Blocks<'_> {
         b.linear(name.rsplit('.').next().unwrap_or(name), x, weight, Some(bias))
     }
 
-    fn attention(&self, b: &mut GraphBuilder, x: TensorId, name: &str) -> Result<TensorId> {
+    fn attention(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        name: &str,
+        mask: Option<TensorId>,
+    ) -> Result<TensorId> {
         let Tower { layers, vision, .. } = self.tower;
         let (rows, heads, dim, hidden) = (self.rows, vision.heads, vision.dim(), vision.hidden);
         let qkv = layers.linear(b, x, &format!("{name}.qkv"), 3 * hidden, true)?;
@@ -158,7 +219,7 @@ impl Blocks<'_> {
         let q = b.scale(q, 1.0 / (dim as f32).sqrt())?;
         let [q, k, v] = [q, k, v].map(|part| b.transpose(part, &[1, 0, 2]));
         let scores = b.matmul(q?, k?, true)?;
-        let scores = match self.mask {
+        let scores = match mask {
             Some(mask) => b.add(scores, mask)?,
             None => scores,
         };
@@ -182,16 +243,20 @@ impl Blocks<'_> {
         let unit = vision.unit();
         let wide = unit * vision.hidden;
         let shape = [self.rows / unit, wide];
-        let norm = format!("{name}.norm");
+        let [norm, first, second] = match vision.windows {
+            Some(_) => ["ln_q", "mlp.0", "mlp.2"],
+            None => ["norm", "linear_fc1", "linear_fc2"],
+        }
+        .map(|part| format!("{name}.{part}"));
         let rows = if joined {
             let rows = b.reshape(h, &shape)?;
-            layers.layer_norm(b, rows, &norm)?
+            self.norm(b, rows, &norm)?
         } else {
-            let rows = layers.layer_norm(b, h, &norm)?;
+            let rows = self.norm(b, h, &norm)?;
             b.reshape(rows, &shape)?
         };
-        let up = layers.linear(b, rows, &format!("{name}.linear_fc1"), wide, true)?;
+        let up = layers.linear(b, rows, &first, wide, true)?;
         let up = b.gelu(up)?;
-        layers.linear(b, up, &format!("{name}.linear_fc2"), vision.out, true)
+        layers.linear(b, up, &second, vision.out, true)
     }
 }
