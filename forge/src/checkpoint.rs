@@ -54,6 +54,8 @@ pub struct Checkpoint {
     config_path: PathBuf,
     /// What a GGUF file holds beside its tensors.
     inside: Option<Arc<gguf::Inside>>,
+    /// What the metadata of a tower in a file of its own says of images, as a `processor_config.json`; else null.
+    processor: Value,
     /// The seed of weights that are drawn instead of read.
     seed: Option<u64>,
     config: Value,
@@ -91,13 +93,13 @@ impl Entry {
 
 impl Checkpoint {
     /// Opens the checkpoint in the folder `path`: reads the headers, maps the files. Or the GGUF file `path`, see
-    /// [`Checkpoint::open_gguf`].
+    /// [`Checkpoint::open_gguf`] and [`Checkpoint::with_tower_beside`].
     ///
     /// # Errors
     /// When a file is missing, damaged or malformed; the message names it.
     pub fn open(path: &Path) -> Result<Self> {
         if !path.is_dir() && path.extension().is_some_and(|e| e.eq_ignore_ascii_case(GGUF)) {
-            return Self::open_gguf(path, None);
+            return Self::open_gguf(path, None)?.with_tower_beside();
         }
         if !path.is_dir() {
             return Err(Error::new(
@@ -155,6 +157,64 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
+    /// The same checkpoint of a GGUF file with the vision tower of another one, `mmproj`. What there is no `config.json`
+    /// and no file of the image processor for is made of its metadata and of what published checkpoints have in common.
+    ///
+    /// # Errors
+    /// When the file is damaged or of a kind that is not read, or the checkpoint is no GGUF file.
+    pub fn with_tower(mut self, mmproj: &Path) -> Result<Self> {
+        let Some(inside) = self.inside.clone() else {
+            let what = format!(
+                "{}: its vision tower is that of {}, expected one in the checkpoint",
+                self.path.display(),
+                mmproj.display()
+            );
+            return Err(Error::new(ErrorKind::Usage, what)
+                .hint("a tower in a file of its own belongs to a decoder in a .gguf file"));
+        };
+        let tower = gguf::Tower::open(mmproj)?;
+        let tensors = Arc::make_mut(&mut self.tensors);
+        for (name, tensor) in tower.tensors {
+            if tensors.insert(name.clone(), Entry::Imported(tensor)).is_some() {
+                let path = self.path.display();
+                let what = format!("{}: the tensor {name} is in {path}, too", mmproj.display());
+                return Err(Error::new(ErrorKind::Artifact, what));
+            }
+        }
+        if self.config.get("vision_config").is_none() {
+            inside.add_tower(&mut self.config, tower.config);
+        }
+        self.processor = tower.processor;
+        self.files.push(mmproj.to_owned());
+        Ok(self)
+    }
+
+    /// The same with the tower of the one file beside a GGUF file whose name has `mmproj` in it, where the model sees.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::with_tower`], when there are several such files, and when there is none and the model does not
+    /// do without.
+    pub fn with_tower_beside(self) -> Result<Self> {
+        let Some(inside) = &self.inside else { return Ok(self) };
+        let described = self.config.get("vision_config").is_some() && inside.may_have_tower();
+        let needed = inside.needs_tower();
+        if !(described || needed) {
+            return Ok(self);
+        }
+        match gguf::beside(&self.path)? {
+            Some(file) => self.with_tower(&file),
+            None if needed => {
+                let what = format!(
+                    "{}: a model that sees, and no file of its vision tower (mmproj) is beside it",
+                    self.path.display()
+                );
+                Err(Error::new(ErrorKind::Artifact, what)
+                    .hint("fetch it, and name it if it is elsewhere: `--mmproj FILE`"))
+            }
+            None => Ok(self),
+        }
+    }
+
     /// A checkpoint without tensors yet.
     fn new(path: &Path, dir: &Path, config_path: PathBuf, config: Value) -> Result<Self> {
         let generation = dir.join("generation_config.json");
@@ -164,6 +224,7 @@ impl Checkpoint {
             dir: dir.to_owned(),
             config_path,
             inside: None,
+            processor: Value::Null,
             seed: None,
             config,
             generation,
@@ -189,6 +250,7 @@ impl Checkpoint {
             dir: config.to_owned(),
             config_path: config.to_owned(),
             inside: None,
+            processor: Value::Null,
             seed: Some(seed),
             config: read_json(config)?,
             generation: Value::Null,
@@ -221,6 +283,11 @@ impl Checkpoint {
     /// What a GGUF file holds beside its tensors; none for other checkpoints.
     pub(crate) fn inside(&self) -> Option<&gguf::Inside> {
         self.inside.as_deref()
+    }
+
+    /// What a tower in a file of its own says of images, as a `processor_config.json`; else null.
+    pub(crate) fn processor(&self) -> &Value {
+        &self.processor
     }
 
     /// The file that [`Checkpoint::config`] was read from.

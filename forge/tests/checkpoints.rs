@@ -9,6 +9,8 @@ mod encoders;
 mod formats;
 #[path = "checkpoints/gguf.rs"]
 mod gguf;
+#[path = "checkpoints/mmproj.rs"]
+mod mmproj;
 #[path = "checkpoints/processors.rs"]
 mod processors;
 #[path = "checkpoints/published.rs"]

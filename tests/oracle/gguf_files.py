@@ -19,7 +19,6 @@ import sys
 from pathlib import Path
 
 import gguf
-import sentencepiece as spm
 
 from corpus import CHATS, FACTS, LONG
 
@@ -72,6 +71,8 @@ def byte_level(folder, pre, pad):
 
 
 def sentence_pieces(prefix, symbols):
+    import sentencepiece as spm
+
     lines = [line for line in "\n".join(FACTS + [LONG] + [t for c in CHATS for turn in c["turns"] for t in turn]).split("\n")]
     model = io.BytesIO()
     spm.SentencePieceTrainer.train(

@@ -17,6 +17,7 @@ use crate::weight::RowSource;
 #[derive(Debug, Clone)]
 pub(crate) enum Imported {
     Gguf(gguf::Tensor),
+    Joined(gguf::Joined),
     Packed(packed::Tensor),
 }
 
@@ -25,6 +26,7 @@ impl Imported {
     pub fn shape(&self) -> &[usize] {
         match self {
             Self::Gguf(tensor) => tensor.shape(),
+            Self::Joined(tensor) => tensor.shape(),
             Self::Packed(tensor) => tensor.shape(),
         }
     }
@@ -33,6 +35,7 @@ impl Imported {
     pub fn form(&self) -> &'static str {
         match self {
             Self::Gguf(tensor) => tensor.form(),
+            Self::Joined(tensor) => tensor.form(),
             Self::Packed(tensor) => tensor.form(),
         }
     }
@@ -41,6 +44,7 @@ impl Imported {
     pub fn has_quantized_weights(&self) -> bool {
         match self {
             Self::Gguf(tensor) => tensor.has_quantized_weights(),
+            Self::Joined(_) => false,
             Self::Packed(tensor) => tensor.has_integers(),
         }
     }
@@ -49,6 +53,7 @@ impl Imported {
     pub fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Arc<dyn RowSource>> {
         match self {
             Self::Gguf(tensor) => tensor.matrix(name, shape),
+            Self::Joined(tensor) => tensor.matrix(name, shape),
             Self::Packed(tensor) => tensor.matrix(name, shape),
         }
     }

@@ -207,6 +207,9 @@ pub(crate) struct ShapeArgs {
     /// Folder with the tokenizer.json and the config.json of the model, in the place of those within a GGUF file
     #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<PathBuf>,
+    /// The vision tower of a GGUF file (mmproj) [default: the one file beside it with mmproj in its name]
+    #[arg(long, value_name = "FILE")]
+    pub mmproj: Option<PathBuf>,
     /// What the context binaries are compiled for: a Hexagon architecture (v68, v69, v73, v75, v79, v81), a chip such
     /// as SC8380XP or x-elite, or `this` for the one that the command runs on. Several are separated by commas; then
     /// DIR has a folder for each, such as DIR/v73 [default: v81 when there are QNN libraries]
@@ -318,16 +321,28 @@ impl ShapeArgs {
 
     /// The checkpoint of a folder, or of a GGUF file with the folder of its tokenizer.
     fn open(&self, path: &Path) -> Result<Checkpoint> {
-        let checkpoint = match &self.tokenizer {
-            None => Checkpoint::open(path),
-            Some(folder) if is_gguf(path) => Checkpoint::open_gguf(path, Some(folder)),
-            Some(_) => Err(Error::new(
+        let for_gguf = |option: &str| {
+            Error::new(
                 ErrorKind::Usage,
-                format!("--tokenizer is for GGUF files, and {} is a folder", path.display()),
+                format!("{option} is for GGUF files, and {} is a folder", path.display()),
             )
-            .hint("put the tokenizer's files into the checkpoint's folder")),
         };
-        checkpoint?.with_adapters(&self.lora)
+        let checkpoint = match (&self.tokenizer, &self.mmproj) {
+            (folder, tower) if is_gguf(path) => {
+                let checkpoint = Checkpoint::open_gguf(path, folder.as_deref())?;
+                match tower {
+                    Some(tower) => checkpoint.with_tower(tower)?,
+                    None => checkpoint.with_tower_beside()?,
+                }
+            }
+            (Some(_), _) => {
+                let hint = "put the tokenizer's files into the checkpoint's folder";
+                return Err(for_gguf("--tokenizer").hint(hint));
+            }
+            (_, Some(_)) => return Err(for_gguf("--mmproj").hint("its tensors have the tower")),
+            _ => Checkpoint::open(path)?,
+        };
+        checkpoint.with_adapters(&self.lora)
     }
 
     /// What is asked for with `--target`, or its default.
@@ -361,7 +376,11 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 /// not matter.
 pub(crate) fn source(path: &Path, shape: &ShapeArgs) -> Result<Checkpoint> {
     let config = path.join("config.json");
-    if shape.tokenizer.is_none() && config.is_file() && !Checkpoint::has_weights(path) {
+    if shape.tokenizer.is_none()
+        && shape.mmproj.is_none()
+        && config.is_file()
+        && !Checkpoint::has_weights(path)
+    {
         return Checkpoint::synthetic(&config, 1)?.with_adapters(&shape.lora);
     }
     if path.is_dir() || is_gguf(path) {

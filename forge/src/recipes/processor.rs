@@ -54,6 +54,11 @@ impl Processor {
         if let Some(path) = files.iter().map(|file| dir.join(file)).find(|path| path.is_file()) {
             return Ok(Self { value: read_json(&path)?, path, part: None });
         }
+        let inside = parts.iter().find_map(|part| Some((part, checkpoint.processor().get(part)?)));
+        if let Some((part, value)) = inside {
+            let path = checkpoint.path().to_owned();
+            return Ok(Self { path, part: Some(part), value: value.clone() });
+        }
         let what = format!(
             "{}: neither {WHOLE} with {} nor {} is there",
             dir.display(),

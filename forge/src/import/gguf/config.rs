@@ -29,6 +29,8 @@ pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Resul
         Architecture::Llama => "LlamaForCausalLM",
         Architecture::Qwen2 => "Qwen2ForCausalLM",
         Architecture::Qwen3 => "Qwen3ForCausalLM",
+        Architecture::Qwen2Vl => "Qwen2_5_VLForConditionalGeneration",
+        Architecture::Qwen3Vl => "Qwen3VLForConditionalGeneration",
         Architecture::Qwen35 => "Qwen3_5ForCausalLM",
         Architecture::Gemma3 => "Gemma3ForCausalLM",
         Architecture::Lfm2 => "Lfm2ForCausalLM",
@@ -38,7 +40,7 @@ pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Resul
         Architecture::Granite => "GraniteForCausalLM",
         Architecture::Olmo2 => "Olmo2ForCausalLM",
         Architecture::Gemma2 => "Gemma2ForCausalLM",
-        Architecture::Qwen3Vl | Architecture::Gemma4 => {
+        Architecture::Gemma4 => {
             return Err(format!(
                 "its metadata does not say all of a model of {}: no config.json",
                 architecture.name()
@@ -170,6 +172,13 @@ fn own(
         file.size(&key).ok_or_else(|| format!("its metadata has no number {key}"))
     };
     let found = match architecture {
+        Architecture::Qwen2Vl | Architecture::Qwen3Vl => {
+            let sections = file.list(&architecture.key("rope.dimension_sections"));
+            json!({"rope_scaling": {
+                "rope_type": "default",
+                "mrope_section": sections.iter().take(3).map(|n| *n as u64).collect::<Vec<_>>(),
+            }})
+        }
         Architecture::Qwen35 => {
             let heads = size("ssm.time_step_rank")?;
             let dim = size("attention.key_length")?;
@@ -257,6 +266,6 @@ fn own(
 }
 
 /// The f64 that an f32 of the metadata was written for: 1e-5 and not 9.99999974e-6.
-fn shortest(number: f64) -> f64 {
+pub(super) fn shortest(number: f64) -> f64 {
     (number as f32).to_string().parse().unwrap_or(number)
 }

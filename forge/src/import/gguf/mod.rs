@@ -3,9 +3,11 @@
 mod config;
 mod file;
 mod form;
+mod joined;
 mod names;
 mod parts;
 mod tokenizer;
+mod tower;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -21,9 +23,11 @@ use crate::quantize::{BLOCK, QuantizedForm, QuantizedMut};
 use crate::weight::RowSource;
 use file::{File, Info};
 use form::Form;
+pub(crate) use joined::Joined;
 use names::{Architecture, Named, Order, Values};
 use parts::Part;
 pub(crate) use tokenizer::Embedded;
+pub(crate) use tower::{Tower, beside};
 
 /// What a file holds, under the names of a Hugging Face checkpoint.
 #[derive(Debug)]
@@ -57,7 +61,9 @@ impl Model {
                 Architecture::NAMES
             );
             let hint = match found {
-                "clip" => "this is the tower of a model (mmproj); name the file of its decoder",
+                "clip" => {
+                    "this is the tower of a model; name the file of its decoder, and this one with --mmproj"
+                }
                 _ => "make the bundle from the Hugging Face checkpoint",
             };
             return Err(Error::new(ErrorKind::Artifact, what).hint(hint));
@@ -89,15 +95,7 @@ impl Inside {
     /// The tensors of the Hugging Face checkpoint that a tensor is. One that no table has keeps its name, so that it is
     /// not left out without a word.
     fn named(&self, map: &Mapped, info: &Info) -> Result<Vec<(String, Tensor)>> {
-        let tensor = Tensor {
-            map: map.clone(),
-            bytes: info.bytes.clone(),
-            form: info.form,
-            shape: Arc::from(&*info.shape),
-            rows: Reordered::Same,
-            columns: Reordered::Same,
-            values: Values::Same,
-        };
+        let tensor = Tensor::plain(map, info);
         match self.architecture.tensor(&info.name, config::layers(&self.file, self.architecture)) {
             None => Ok(vec![(info.name.clone(), tensor)]),
             Some(Named::Derived) => Ok(Vec::new()),
@@ -182,6 +180,32 @@ impl Inside {
     pub fn config(&self) -> Result<Json> {
         config::of(&self.file, &self.map, self.architecture)
             .map_err(|what| self.fail(&what, "config.json"))
+    }
+
+    /// True of a model that needs its tower, which is in a file of its own.
+    pub fn needs_tower(&self) -> bool {
+        matches!(self.architecture, Architecture::Qwen2Vl | Architecture::Qwen3Vl)
+    }
+
+    /// True of a model that may have one: by its architecture.
+    pub fn may_have_tower(&self) -> bool {
+        self.needs_tower() || self.architecture == Architecture::Qwen35
+    }
+
+    /// Puts a tower's configuration into that of [`Self::config`], with the tokens around images that the tokenizer has.
+    pub fn add_tower(&self, config: &mut Json, tower: Json) {
+        let tokens = self.file.texts(&self.map, "tokenizer.ggml.tokens").unwrap_or_default();
+        for (key, token) in [
+            ("image_token_id", "<|image_pad|>"),
+            ("video_token_id", "<|video_pad|>"),
+            ("vision_start_token_id", "<|vision_start|>"),
+            ("vision_end_token_id", "<|vision_end|>"),
+        ] {
+            if let Some(id) = tokens.iter().position(|found| *found == token.as_bytes()) {
+                config[key] = Json::from(id);
+            }
+        }
+        config["vision_config"] = tower;
     }
 
     /// The tokenizer; none where there is none. Errors when it is of a kind that is not read.
@@ -272,6 +296,30 @@ impl Reordered {
 }
 
 impl Tensor {
+    /// As it stands in the file.
+    fn plain(map: &Mapped, info: &Info) -> Self {
+        Self {
+            map: map.clone(),
+            bytes: info.bytes.clone(),
+            form: info.form,
+            shape: Arc::from(&*info.shape),
+            rows: Reordered::Same,
+            columns: Reordered::Same,
+            values: Values::Same,
+        }
+    }
+
+    /// Rows and columns in the file.
+    fn rows(&self) -> [usize; 2] {
+        match &*self.shape {
+            // A vector is a matrix of one column, so that its elements can be reordered as rows are.
+            [len] if self.form.unit().0 == 1 => [*len, 1],
+            [len] => [1, *len],
+            [rest @ .., cols] => [rest.iter().product(), *cols],
+            [] => [0, 0],
+        }
+    }
+
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
@@ -285,13 +333,7 @@ impl Tensor {
     }
 
     pub fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Arc<dyn RowSource>> {
-        // A vector is a matrix of one column, so that its elements can be reordered as rows are.
-        let (rows, cols) = match &*self.shape {
-            [len] if self.form.unit().0 == 1 => (*len, 1),
-            [len] => (1, *len),
-            [rest @ .., cols] => (rest.iter().product(), *cols),
-            [] => (0, 0),
-        };
+        let [rows, cols] = self.rows();
         let Some(viewed) = shape[0].checked_mul(shape[1]).filter(|n| *n == rows * cols) else {
             return Err(Error::new(
                 ErrorKind::Internal,

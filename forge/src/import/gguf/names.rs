@@ -7,6 +7,8 @@ pub(super) enum Architecture {
     Llama,
     Qwen2,
     Qwen3,
+    /// Qwen2.5-VL.
+    Qwen2Vl,
     Qwen3Vl,
     Qwen35,
     Gemma3,
@@ -77,10 +79,11 @@ pub(super) enum Named {
     Derived,
 }
 
-const ARCHITECTURES: [(&str, Architecture); 14] = [
+const ARCHITECTURES: [(&str, Architecture); 15] = [
     ("llama", Architecture::Llama),
     ("qwen2", Architecture::Qwen2),
     ("qwen3", Architecture::Qwen3),
+    ("qwen2vl", Architecture::Qwen2Vl),
     ("qwen3vl", Architecture::Qwen3Vl),
     ("qwen35", Architecture::Qwen35),
     ("gemma3", Architecture::Gemma3),
@@ -178,8 +181,8 @@ const EXPERTS: [(&str, &str); 3] = [
 
 impl Architecture {
     /// Those that are read, for messages.
-    pub const NAMES: &'static str = "llama, qwen2, qwen3, qwen3vl, qwen35, gemma3, gemma4, lfm2, phi3, phimoe, smollm3, \
-                                     granite, olmo2 or gemma2";
+    pub const NAMES: &'static str = "llama, qwen2, qwen3, qwen2vl, qwen3vl, qwen35, gemma3, gemma4, lfm2, phi3, phimoe, \
+                                     smollm3, granite, olmo2 or gemma2";
 
     pub fn of(name: &str) -> Option<Self> {
         ARCHITECTURES.iter().find(|(known, _)| *known == name).map(|(_, found)| *found)
