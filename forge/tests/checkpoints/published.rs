@@ -48,6 +48,7 @@ fn row(checkpoint: &Value, folder: &Path) -> String {
     let cells = all.map(|found| match found {
         Ok((size, contexts)) => format!("{size}, {contexts}"),
         Err(what) if what.contains("no recipe") => "no recipe".to_owned(),
+        Err(what) if what.contains("one process of the NPU") => "over 8 contexts".to_owned(),
         Err(what) => what.rsplit_once("config.json: ").map_or(what.clone(), |(_, w)| w.to_owned()),
     });
     format!("| {name} | `{class}` | {} |\n", cells.join(" | "))
