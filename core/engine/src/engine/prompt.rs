@@ -86,11 +86,13 @@ impl Encoded {
 
     /// Adds what a prompt holds for an image, audio clip or video.
     fn place(&mut self, reader: &Reader<'_>, part: &Waiting<'_>) -> Result<()> {
-        let Waiting { name, media, placement } = part;
+        let Waiting { name, media, placement, .. } = part;
         let mut tiles = None;
         for each in &placement.pieces {
             match each {
                 Piece::Tokens(tokens) => self.sequence.tokens.extend(tokens),
+                // It stands around the marker.
+                Piece::Text(text) if text.is_empty() => {}
                 Piece::Text(text) => {
                     self.sequence.tokens.extend(reader.tokenizer()?.encode(text, false)?);
                 }
@@ -255,6 +257,53 @@ struct Waiting<'a> {
     name: String,
     media: &'a Media,
     placement: Placement,
+    /// Texts that the first and the last of the pieces were: they are tokenized together with what stands around the
+    /// marker, since tokens may span both.
+    around: [String; 2],
+}
+
+impl<'a> Waiting<'a> {
+    /// `wrapped` where the host puts tokens around the pieces, which keep texts apart.
+    fn new(name: String, media: &'a Media, mut placement: Placement, wrapped: bool) -> Self {
+        let mut around = [String::new(), String::new()];
+        if let Some(Piece::Text(text)) = placement.pieces.first_mut()
+            && !(wrapped && !placement.opening.is_empty())
+        {
+            around[0] = std::mem::take(text);
+        }
+        if let Some(Piece::Text(text)) = placement.pieces.last_mut()
+            && !(wrapped && !placement.closing.is_empty())
+        {
+            around[1] = std::mem::take(text);
+        }
+        Self { name, media, placement, around }
+    }
+
+    /// The marker, spelt `marker`, with the texts around it.
+    fn marked(&self, marker: &str) -> String {
+        let [before, after] = &self.around;
+        [before, marker, after].concat()
+    }
+}
+
+/// A rendered text with the texts that stand around the markers of what waits; `spelt` are the markers.
+fn surround(text: String, waiting: &VecDeque<Waiting<'_>>, spelt: &[String]) -> String {
+    if waiting.iter().all(|w| w.around.iter().all(String::is_empty)) {
+        return text;
+    }
+    let (mut out, mut rest) = (String::with_capacity(text.len()), text.as_str());
+    let mut left: Vec<_> = waiting.iter().zip(spelt).collect();
+    loop {
+        let places = left.iter().enumerate();
+        let found =
+            places.filter_map(|(index, (_, marker))| Some((rest.find(marker.as_str())?, index)));
+        let Some((at, index)) = found.min() else { break };
+        let (part, marker) = left.remove(index);
+        out.push_str(&rest[..at]);
+        out.push_str(&part.marked(marker));
+        rest = &rest[at + marker.len()..];
+    }
+    out + rest
 }
 
 impl Reader<'_> {
@@ -262,7 +311,12 @@ impl Reader<'_> {
         self.tokenizer.as_ref().copied().map_err(Clone::clone)
     }
 
-    fn place<'m>(&self, media: impl Iterator<Item = &'m Media>) -> Result<VecDeque<Waiting<'m>>> {
+    /// `wrapped` is for a text that no template wrote.
+    fn place<'m>(
+        &self,
+        media: impl Iterator<Item = &'m Media>,
+        wrapped: bool,
+    ) -> Result<VecDeque<Waiting<'m>>> {
         let mut waiting: VecDeque<Waiting<'m>> = VecDeque::new();
         for media in media {
             let noun = media.noun();
@@ -270,7 +324,7 @@ impl Reader<'_> {
             let name = format!("{noun} {}", before + 1);
             let _span = trace::span_with(self.trace, "place media", |s| s.argument("name", &*name));
             let placement = self.op.place(&media.segment()).map_err(|e| e.context(&name))?;
-            waiting.push_back(Waiting { name, media, placement });
+            waiting.push_back(Waiting::new(name, media, placement, wrapped));
         }
         Ok(waiting)
     }
@@ -303,7 +357,7 @@ impl Reader<'_> {
             Part::Media(media) => Some(media),
             Part::Text(_) | Part::Tokens(_) => None,
         });
-        let mut waiting = self.place(media)?;
+        let mut waiting = self.place(media, true)?;
         // Texts that follow each other are one: what they spell together counts, too.
         let mut runs: Vec<Part> = Vec::new();
         for part in parts {
@@ -331,8 +385,8 @@ impl Reader<'_> {
                         Part::Text(part) => text.push_str(&guard.guard(part)),
                         Part::Tokens(tokens) => ids.extend_from_slice(tokens),
                         Part::Media(_) => {
-                            let marker = markers.next().map(|w| w.placement.marker);
-                            text.push_str(&marker.map_or(Ok(String::new()), |m| self.spell(m))?);
+                            let Some(part) = markers.next() else { continue };
+                            text.push_str(&part.marked(&self.spell(part.placement.marker)?));
                         }
                     }
                 }
@@ -340,6 +394,9 @@ impl Reader<'_> {
                     ids = self.encode(tokenizer, &text, add_special, guard.mark)?;
                 }
             } else {
+                if waiting.iter().any(|w| w.around.iter().any(|text| !text.is_empty())) {
+                    return Err(self.tokenizer().err().unwrap_or_else(empty));
+                }
                 let mut markers = waiting.iter().map(|w| w.placement.marker);
                 for part in run {
                     match part {
@@ -369,7 +426,7 @@ impl Reader<'_> {
     ) -> Result<Encoded> {
         let tokenizer = self.tokenizer()?;
         let mut waiting =
-            self.place(messages.iter().flat_map(|message| message.content.media()))?;
+            self.place(messages.iter().flat_map(|message| message.content.media()), false)?;
         let contents = messages.iter().flat_map(|message| message.content.texts());
         let roles = messages.iter().map(|message| message.role.as_str());
         let mut texts: Vec<_> = contents.chain(roles).collect();
@@ -394,17 +451,23 @@ impl Reader<'_> {
         };
         let spelt = waiting.iter().map(spelt).collect::<Result<Vec<_>>>()?;
 
-        let text = render(messages, arguments, &spelt, true)?;
+        let markers = waiting.iter().map(|w| self.spell(w.placement.marker));
+        let markers = markers.collect::<Result<Vec<_>>>()?;
+        let render = |answer: bool| {
+            let text = render(messages, arguments, &spelt, answer)?;
+            Ok(surround(text, &waiting, &markers))
+        };
+        let text = render(true)?;
         let mut encoded = Encoded::default();
-        if !checkpoint {
+        let closed = match checkpoint.then(|| render(false)) {
+            // Some templates refuse a conversation that does not ask for an answer.
+            Some(Err(e)) if e.kind() == ErrorKind::Cancelled => return Err(e),
+            closed => closed.map(Result::unwrap_or_default),
+        };
+        let Some(closed) = closed else {
             let ids = self.encode(tokenizer, &text, false, guard.mark)?;
             self.assemble(&mut encoded, &ids, None, &mut waiting, false)?;
             return Ok(encoded);
-        }
-        // Some templates refuse a conversation that does not ask for an answer.
-        let closed = match render(messages, arguments, &spelt, false) {
-            Err(e) if e.kind() == ErrorKind::Cancelled => return Err(e),
-            closed => closed.unwrap_or_default(),
         };
         let common = text.bytes().zip(closed.bytes()).take_while(|(a, b)| a == b).count();
         let mark = guard.mark;
@@ -573,10 +636,14 @@ mod tests {
     }
 
     fn tokenizer_with(post_processor: serde_json::Value) -> Tokenizer {
+        tokenizer_of(json!([]), post_processor)
+    }
+
+    fn tokenizer_of(added: serde_json::Value, post_processor: serde_json::Value) -> Tokenizer {
         let words = json!({"?": 0, "hi": 1, "you": 2, "<end>": 3, "<answer>": 4, "hiyou": 5});
         let json = json!({
             "version": "1.0", "truncation": null, "padding": null, "normalizer": null,
-            "added_tokens": [], "post_processor": post_processor, "decoder": null,
+            "added_tokens": added, "post_processor": post_processor, "decoder": null,
             "pre_tokenizer": {"type": "WhitespaceSplit"},
             "model": {"type": "WordLevel", "vocab": words, "unk_token": "?"}
         });
@@ -638,6 +705,61 @@ mod tests {
         let encoded = reader.chat(&messages, arguments, render, false).unwrap();
         assert_eq!(encoded.sequence.tokens[0], 1);
         assert!(!encoded.sequence.tokens.contains(&4), "{:?}", encoded.sequence.tokens);
+    }
+
+    /// An image has texts around it, and `opening` where no template wrote the prompt.
+    struct Framed {
+        opening: Vec<u32>,
+    }
+
+    impl Places for Framed {
+        fn placeholders(&self) -> &[u32] {
+            &[4]
+        }
+
+        fn place(&self, _: &Segment<'_>) -> Result<Placement> {
+            let part = Piece::Part { token: 4, positions: 2, frames: None, part: None };
+            let pieces = vec![Piece::Text("you".to_owned()), part, Piece::Text("you".to_owned())];
+            let opening = self.opening.clone();
+            Ok(Placement { marker: 4, opening, pieces, ..Placement::default() })
+        }
+    }
+
+    #[test]
+    fn texts_around_an_image_are_one_with_what_stands_there() {
+        let word = json!({"id": 4, "content": "<answer>", "special": true, "single_word": false,
+                          "lstrip": false, "rstrip": false, "normalized": false});
+        let tokenizer = tokenizer_of(json!([word]), json!(null));
+        let encode = |opening: Vec<u32>, chat: bool| {
+            let op = Framed { opening };
+            let reader = Reader {
+                model: "m",
+                op: &op,
+                tokenizer: Ok(&tokenizer),
+                max_ctx: 64,
+                cancel: CancelToken::new(),
+                trace: None,
+            };
+            let image = || Media::image(vec![0; 3], 1, 1).unwrap();
+            let encoded = if chat {
+                let part = crate::text::ContentPart::Media(image());
+                let render = |_: &[Message], _: &Map<String, Value>, _: &[String], answer: bool| {
+                    Ok(if answer { "hi<answer>hi you" } else { "hi<answer>hi" }.to_owned())
+                };
+                reader.chat(&[Message::new("user", vec![part])], &Map::new(), render, true)
+            } else {
+                let text = |text: &str| Part::Text(text.to_owned());
+                reader.parts(&[text("hi"), Part::Media(image()), text("hi")])
+            };
+            encoded.unwrap()
+        };
+        let chat = encode(vec![], true);
+        // "hiyou" is a token, "youhi" is none that is known.
+        assert_eq!(chat.sequence.tokens, [5, 4, 4, 0, 2]);
+        assert_eq!(chat.checkpoint, Some(4));
+        assert_eq!(encode(vec![], false).sequence.tokens, [5, 4, 4, 0]);
+        // The opening stands before the text.
+        assert_eq!(encode(vec![3], false).sequence.tokens, [1, 3, 2, 4, 4, 0]);
     }
 
     #[test]
