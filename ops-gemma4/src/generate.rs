@@ -119,8 +119,7 @@ impl Generator for Generate {
         if segments.iter().all(|segment| matches!(segment, Segment::Tokens(_))) {
             return self.decoder.prefill(host, segments);
         }
-        let prompt = self.media.prompt(host, segments)?;
-        self.decoder.prefill_soft(host, &prompt.tokens, &prompt.soft())
+        self.media.prompt(host, segments)?.prefill(host, &mut self.decoder)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use qhx_op::audio::Clip;
-use qhx_op::decoder::SoftRows;
+use qhx_op::decoder::{SoftPart, SoftPrompt};
 use qhx_op::text::not_taken;
 use qhx_op::vision::Image;
 use qhx_op::{Error, Host, OpDescription, Piece, Placement, Result, Segment, SpanId};
@@ -21,20 +21,6 @@ pub(crate) struct Media {
     /// Time of each, from pixels and samples to rows.
     seeing: SpanId,
     hearing: SpanId,
-}
-
-/// A prompt with its media as soft tokens.
-#[derive(Debug, Default)]
-pub(crate) struct Prompt {
-    pub tokens: Vec<u32>,
-    /// Where rows stand instead of tokens, and the rows.
-    soft: Vec<(usize, Vec<f32>)>,
-}
-
-impl Prompt {
-    pub fn soft(&self) -> Vec<SoftRows<'_>> {
-        self.soft.iter().map(|(first, values)| SoftRows { first: *first, values }).collect()
-    }
 }
 
 impl Media {
@@ -77,15 +63,10 @@ impl Media {
     }
 
     /// Runs the towers. The tokens around images and audio are in the prompt already.
-    pub fn prompt(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<Prompt> {
-        let mut prompt = Prompt::default();
-        for segment in segments {
+    pub fn prompt(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<SoftPrompt> {
+        SoftPrompt::of(segments, |segment| {
             let start = Instant::now();
             let (token, rows, count) = match segment {
-                Segment::Tokens(tokens) => {
-                    prompt.tokens.extend_from_slice(tokens);
-                    continue;
-                }
                 Segment::Image { .. } => {
                     let vision = self.vision.as_mut().ok_or_else(|| without("images", "vision"))?;
                     let image = Image::of_segment(segment)?;
@@ -106,10 +87,8 @@ impl Media {
                 }
                 other => return Err(not_taken(&self.op, other)),
             };
-            prompt.soft.push((prompt.tokens.len(), rows));
-            prompt.tokens.resize(prompt.tokens.len() + count, token);
-        }
-        Ok(prompt)
+            Ok(SoftPart { token, count, rows, together: false })
+        })
     }
 }
 

@@ -80,7 +80,8 @@ impl Generator for TinyModel {
         Some(&mut self.0)
     }
 
-    /// An image becomes a soft token [r, g] for each pixel, [r, NaN] with b = 1, and [r] with b = 2.
+    /// An image becomes a soft token [r, g] for each pixel, [r, NaN] with b = 1, and [r] with b = 2. With b = 3 they see
+    /// each other.
     fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
         if segments
             .iter()
@@ -112,8 +113,13 @@ impl Generator for TinyModel {
                 _ => panic!("{segment:?}"),
             }
         }
-        let soft: Vec<_> =
-            rows.iter().map(|(first, values)| SoftRows { first: *first, values }).collect();
+        let together = segments
+            .iter()
+            .any(|segment| matches!(segment, Segment::Image { rgb: [_, _, 3, ..], .. }));
+        let soft: Vec<_> = rows
+            .iter()
+            .map(|(first, values)| SoftRows { first: *first, values, together })
+            .collect();
         let result = self.0.prefill_soft(host, &tokens, &soft);
         if result.is_err() {
             let position = self.0.state().position();
@@ -156,7 +162,11 @@ fn run(step: &mut Step<'_>) -> Result<()> {
         let mask = step.input("cmask")?;
         for (row, mask) in mask.chunks_exact(past.len() + rows).enumerate() {
             let seen = mask.iter().filter(|value| **value == 0.0).count();
-            assert_eq!(seen, place as usize + row + 1, "row {row} at {place}");
+            // The rows of an image in one step see each other.
+            let both_ways = x[1] == 9.0;
+            let tokens = x.chunks_exact(2).take_while(|row| row[1] == 9.0).count();
+            let last = if both_ways { (row + 1).max(tokens) } else { row + 1 };
+            assert_eq!(seen, place as usize + last, "row {row} at {place}");
         }
     }
     // Of the rows, those that are tokens.
@@ -253,6 +263,33 @@ fn a_prompt_goes_through_few_steps_and_the_head_once() {
     let expected =
         "tiny takes text, images and videos; the prompt has a segment of an unknown kind";
     assert_eq!(error.message(), expected);
+}
+
+#[test]
+fn an_image_whose_tokens_see_each_other_is_one_step() {
+    let params = json!({"decode": "one", "prefill": ["four", "two"], "lmhead": "head"});
+    let mut op = harness(params, json!({"n_layers": 1, "vocab": 3}))
+        .graph(cached("one", 1, "y", 2))
+        .graph(cached("two", 2, "y", 2))
+        .graph(cached("four", 4, "y", 2))
+        .graph(head())
+        .open::<TinyModel>()
+        .unwrap();
+    let image = |pixels: usize| [5, 9, 3].repeat(pixels);
+    let three = image(3);
+    let shown = Segment::Image { rgb: &three, width: 3, height: 1 };
+    // Two tokens, the image, and a token: not four and two.
+    op.prefill(&[Segment::Tokens(&[1, 2]), shown, Segment::Tokens(&[2])]).unwrap();
+    assert_eq!(executions(&op, ["one", "two", "four"]), [1, 1, 1]);
+    assert_eq!(op.bound("one", "past_k_0").unwrap()[..6], [1.0, 2.0, 5.0, 5.0, 5.0, 2.0]);
+    // At the end, it gives the logits.
+    op.reset().unwrap();
+    assert_eq!(op.prefill(&[Segment::Tokens(&[1]), shown]).unwrap()[..2], [5.0, 9.0]);
+    let five = image(5);
+    let error = op.prefill(&[Segment::Image { rgb: &five, width: 5, height: 1 }]).unwrap_err();
+    let expected = "an image of 5 tokens, which see each other, so that one graph has to take them all; the widest takes \
+                    4; forge the bundle with --prefill 5, or a number above it";
+    assert_eq!((error.code(), error.message()), (ErrorCode::PROMPT, expected));
 }
 
 #[test]

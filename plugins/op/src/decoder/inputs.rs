@@ -34,6 +34,8 @@ pub struct Chunk<'a> {
     pub index: usize,
     /// Rows that stand in the prompt instead of those of its tokens, in order.
     pub soft: &'a [SoftRows<'a>],
+    /// The tokens see each other, those behind them too: they are [`SoftRows::together`].
+    pub together: bool,
 }
 
 impl<'a> Chunk<'a> {
@@ -58,6 +60,9 @@ pub struct SoftRows<'a> {
     pub first: usize,
     /// The rows, one behind the other.
     pub values: &'a [f32],
+    /// They see each other, those behind them too, as the tokens of an image do in some models. One step takes them all
+    /// and no other tokens.
+    pub together: bool,
 }
 
 /// Fills inputs of a decoder's graphs. Ropes, masks and the embedding are the kit's; an op may bring
@@ -230,7 +235,8 @@ impl Filler for Masks {
     }
 
     fn fill(&mut self, host: &mut Host, chunk: Chunk<'_>) -> Result<()> {
-        self.masks[chunk.pass].fill(host, chunk.position);
+        let seen = if chunk.together { chunk.tokens.len() } else { 0 };
+        self.masks[chunk.pass].fill_together(host, chunk.position, seen);
         Ok(())
     }
 }

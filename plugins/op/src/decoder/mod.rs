@@ -26,6 +26,7 @@ mod graphs;
 mod head;
 mod inputs;
 mod passes;
+mod soft;
 mod verify;
 
 use std::any::Any;
@@ -34,6 +35,7 @@ use std::time::Instant;
 pub use graphs::{DecoderGraphs, LayerState};
 pub use head::{Head, HiddenRows};
 pub use inputs::{Chunk, Filler, Pass, SoftRows};
+pub use soft::{SoftPart, SoftPrompt};
 
 use crate::experts::{ExpertParams, Experts, Residual, Tensor};
 use crate::fill::{CausalMask, Embedding, Rope};
@@ -262,6 +264,16 @@ impl Shards {
     }
 }
 
+/// The tokens of a step in the prompt that is being consumed; of one that is decoded, the default.
+#[derive(Debug, Clone, Copy, Default)]
+struct PromptSpan<'a> {
+    /// Index of the first.
+    index: usize,
+    soft: &'a [SoftRows<'a>],
+    /// They see each other.
+    together: bool,
+}
+
 /// The pass that takes one token.
 const STEP: usize = 0;
 
@@ -370,7 +382,7 @@ impl Decoder {
         prompt: &[u32],
         soft: &[SoftRows<'_>],
     ) -> Result<View> {
-        for SoftRows { first, values } in soft {
+        for SoftRows { first, values, .. } in soft {
             let rows = values.len() / self.hidden.max(1);
             let fits = first.checked_add(rows).is_some_and(|end| end <= prompt.len());
             if !fits || rows * self.hidden != values.len() {
@@ -409,16 +421,44 @@ impl Decoder {
         check_room(self.state.position(), total, self.max_ctx)?;
         let mut done = 0;
         loop {
-            let (pass, count) = self.plan.next(total - done);
+            let (pass, count, together) = self.next(done, total, soft)?;
             self.chunk.clear();
             self.chunk.extend(prompt.by_ref().take(count));
-            let view = self.step(host, pass, done, soft, done + count == total)?;
+            let span = PromptSpan { index: done, soft, together };
+            let view = self.step(host, pass, span, done + count == total)?;
             done += count;
             host.progress(done, total);
             if done == total {
                 return last(view);
             }
         }
+    }
+
+    /// The pass for the next step of a prompt, how many tokens it takes, and whether they see each other.
+    fn next(
+        &self,
+        done: usize,
+        total: usize,
+        soft: &[SoftRows<'_>],
+    ) -> Result<(usize, usize, bool)> {
+        let mut wholes = soft.iter().filter(|rows| rows.together && rows.first >= done);
+        let Some(whole) = wholes.next() else {
+            let (pass, count) = self.plan.next(total - done);
+            return Ok((pass, count, false));
+        };
+        if whole.first > done {
+            let (pass, count) = self.plan.next(whole.first - done);
+            return Ok((pass, count, false));
+        }
+        let count = whole.values.len() / self.hidden.max(1);
+        let pass = self.plan.taking(count, done + count == total).ok_or_else(|| {
+            Error::prompt(format!(
+                "an image of {count} tokens, which see each other, so that one graph has to take them all; the widest \
+                 takes {}; forge the bundle with --prefill {count}, or a number above it",
+                self.plan.widest()
+            ))
+        })?;
+        Ok((pass, count, true))
     }
 
     /// Consumes one token; returns its logits. Allocates nothing.
@@ -429,21 +469,19 @@ impl Decoder {
         check_room(self.state.position(), 1, self.max_ctx)?;
         self.chunk.clear();
         self.chunk.push(token);
-        last(self.step(host, STEP, 0, &[], true)?)
+        last(self.step(host, STEP, PromptSpan::default(), true)?)
     }
 
-    /// Runs `self.chunk`, which begins with the token `index` of the prompt, through a pass and commits the state
-    /// last, so that a failure leaves it as it was. With `logits`, returns those of the last token; without,
+    /// Runs `self.chunk`, which is the span of a prompt, through a pass and commits the state last, so that a failure leaves it as it was. With `logits`, returns those of the last token; without,
     /// graphs that write no state are left out.
     fn step(
         &mut self,
         host: &mut Host,
         pass: usize,
-        index: usize,
-        soft: &[SoftRows<'_>],
+        span: PromptSpan<'_>,
         logits: bool,
     ) -> Result<Option<View>> {
-        self.run(host, pass, index, soft, logits)?;
+        self.run(host, pass, span, logits)?;
         let row = self.chunk.len() - 1;
         let view = if logits { self.logits_of(host, pass, row)? } else { None };
         self.commit(host, pass, self.chunk.len())?;
@@ -456,8 +494,7 @@ impl Decoder {
         &mut self,
         host: &mut Host,
         pass: usize,
-        index: usize,
-        soft: &[SoftRows<'_>],
+        PromptSpan { index, soft, together }: PromptSpan<'_>,
         logits: bool,
     ) -> Result<()> {
         // What was not accepted until now is dropped.
@@ -466,7 +503,7 @@ impl Decoder {
         let Shards { graphs, residual, fills, .. } = &self.passes[pass];
         let position = self.state.position();
         let track = self.state.track();
-        let chunk = Chunk { pass, tokens: &self.chunk, position, track, index, soft };
+        let chunk = Chunk { pass, tokens: &self.chunk, position, track, index, soft, together };
         self.fillers.iter_mut().try_for_each(|filler| filler.fill(host, chunk))?;
         host.end(self.fill_span, start);
         let graphs = if logits { graphs.as_slice() } else { &graphs[..*fills] };

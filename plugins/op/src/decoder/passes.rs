@@ -28,6 +28,7 @@ pub(super) struct Passes {
     steady: usize,
     rows: Vec<usize>,
     logits: Vec<bool>,
+    only_full: Vec<bool>,
 }
 
 impl Passes {
@@ -64,6 +65,7 @@ impl Passes {
             steady: steady.map_or(0, |(index, _)| index),
             rows: costs.iter().map(|cost| cost.rows).collect(),
             logits: costs.iter().map(|cost| cost.logits).collect(),
+            only_full: costs.iter().map(|cost| cost.only_full).collect(),
         }
     }
 
@@ -74,6 +76,21 @@ impl Passes {
         let gives = self.logits.get(pass).copied().unwrap_or(true);
         let all = if gives { left } else { left.saturating_sub(1).max(1) };
         (pass, all.min(rows))
+    }
+
+    /// The narrowest pass that takes `count` tokens in one step, of which the last has to give logits where `last`; none
+    /// where there is no such pass.
+    pub fn taking(&self, count: usize, last: bool) -> Option<usize> {
+        let takes = |pass: &usize| match self.only_full.get(*pass) {
+            Some(true) => self.rows[*pass] == count,
+            _ => self.rows[*pass] >= count,
+        };
+        (0..self.rows.len()).filter(takes).find(|pass| !last || self.logits[*pass])
+    }
+
+    /// The most tokens that a step takes.
+    pub fn widest(&self) -> usize {
+        self.rows.iter().copied().max().unwrap_or(0)
     }
 }
 

@@ -8,7 +8,7 @@
 //! Logits are made row by row, and only of the rows that the host asks for. With a head that takes one row, it is
 //! executed once for each token that the host gets, as often as without draft tokens.
 
-use super::{Decoder, STEP, Shards, last};
+use super::{Decoder, PromptSpan, STEP, Shards, last};
 use crate::text::check_room;
 use crate::{Error, Host, Result, Verification, View};
 
@@ -55,7 +55,7 @@ impl Decoder {
         };
         self.chunk.clear();
         self.chunk.extend_from_slice(tokens);
-        self.run(host, pass, 0, &[], true)?;
+        self.run(host, pass, PromptSpan::default(), true)?;
         self.unkept = Some((pass, self.state.changes()));
         Ok(())
     }
@@ -102,7 +102,7 @@ impl Decoder {
             !only_full && count <= rows
         };
         let again = if count == 1 { STEP } else { (STEP + 1..pass).find(fits).unwrap_or(pass) };
-        self.step(host, again, 0, &[], false).map(drop)
+        self.step(host, again, PromptSpan::default(), false).map(drop)
     }
 }
 

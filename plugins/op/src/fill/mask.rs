@@ -84,7 +84,7 @@ impl CausalMask {
                 input.set(host, own + first..own + row + 1, VISIBLE);
             }
         }
-        Ok(StepMask { mask: self, inputs, rows, position: None })
+        Ok(StepMask { mask: self, inputs, rows, filled: None })
     }
 
     fn check(self, host: &Host, graph: GraphId, rows: usize) -> Result<()> {
@@ -126,11 +126,25 @@ impl CausalMask {
 
     /// Positions before the step, or before the token where the graph inserts the step's rows, that
     /// the token in `row` sees in the cache.
-    fn visible(self, position: usize, row: usize, inserted: bool) -> Range<usize> {
-        let after = position + row + 1;
-        let end = if inserted { after } else { position };
+    fn visible(self, step: Filled, row: usize, inserted: bool) -> Range<usize> {
+        let end = if inserted { step.position + step.end(row) } else { step.position };
         let end = if self.ring { end } else { end.min(self.capacity) };
-        after.saturating_sub(self.window).min(end)..end
+        (step.position + row + 1).saturating_sub(self.window).min(end)..end
+    }
+}
+
+/// A step that a mask is filled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Filled {
+    position: usize,
+    /// The first tokens of the step, which see each other.
+    together: usize,
+}
+
+impl Filled {
+    /// The tokens of the step that the token in `row` sees are those before this one, as far as the window reaches.
+    fn end(self, row: usize) -> usize {
+        if row < self.together { self.together } else { row + 1 }
     }
 }
 
@@ -142,30 +156,44 @@ pub struct StepMask {
     /// One for each size and element type among the graphs.
     inputs: Vec<FloatInput>,
     rows: usize,
-    /// The position that the mask is filled for.
-    position: Option<usize>,
+    filled: Option<Filled>,
 }
 
 impl StepMask {
     /// Fills the mask for a step whose first token is at `position`. Only slots that change are
     /// written.
     pub fn fill(&mut self, host: &mut Host, position: usize) {
-        let last = self.position.replace(position);
-        if last == Some(position) {
+        self.fill_together(host, position, 0);
+    }
+
+    /// As [`StepMask::fill`], where the first `together` tokens of the step also see those behind them, up to the last
+    /// of them.
+    pub fn fill_together(&mut self, host: &mut Host, position: usize, together: usize) {
+        let step = Filled { position, together: together.min(self.rows) };
+        let last = self.filled.replace(step);
+        if last == Some(step) {
             return;
         }
+        let seen = last.map_or(0, |last| last.together);
         for input in &self.inputs {
             let width = input.len() / self.rows;
             let inserted = width == self.mask.capacity;
             for row in 0..self.rows {
                 let old = last.map_or(0..0, |last| self.mask.visible(last, row, inserted));
-                let new = self.mask.visible(position, row, inserted);
+                let new = self.mask.visible(step, row, inserted);
                 // On a ring, a position that appears may be in the slot of one that disappears.
                 for gone in without(&old, &new) {
                     self.set(host, input, row * width, gone, HIDDEN);
                 }
                 for come in without(&new, &old) {
                     self.set(host, input, row * width, come, VISIBLE);
+                }
+                // What binding opened up to the token itself stays.
+                let own = row * width + self.mask.capacity;
+                let (old, new) = (seen.max(row + 1), step.end(row).max(row + 1));
+                if !inserted && row < seen.max(step.together) && old != new {
+                    input.set(host, own + row + 1..own + old, HIDDEN);
+                    input.set(host, own + row + 1..own + new, VISIBLE);
                 }
             }
         }

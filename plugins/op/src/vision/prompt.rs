@@ -242,6 +242,7 @@ impl VisionPrompt {
             .map(|EncodedImage { first, features, .. }| SoftRows {
                 first: *first,
                 values: &features.embeds,
+                together: false,
             })
             .collect();
         decoder.prefill_soft(host, &self.tokens, &soft)

@@ -92,6 +92,47 @@ fn rows_of_a_chunk_see_the_ring_within_the_window() {
     assert_eq!(image(&op, "b", "cmask", 3), ["o..", "oo.", ".oo"]);
 }
 
+#[test]
+fn tokens_of_an_image_see_each_other_within_the_window() {
+    let both_ways = |mask: CausalMask, shape: [usize; 2]| {
+        let harness = OpHarness::new().graph(graph("a", [tensor("cmask", DType::F32, shape)], []));
+        probe(harness, move |host| {
+            let graphs = [host.require_graph("/", "a")?];
+            let mut mask = mask.bind(host, &graphs, 4)?;
+            // Ten times the position, and the tokens that see each other.
+            Ok(Box::new(move |host, step| {
+                mask.fill_together(host, step as usize / 10, step as usize % 10);
+                Ok(())
+            }))
+        })
+        .unwrap()
+    };
+    let mut op = both_ways(CausalMask::new(2), [4, 6]);
+    for (step, expected) in [
+        (3, ["..ooo.", "..ooo.", "..ooo.", "..oooo"]),
+        (10, ["o.o...", "o.oo..", "o.ooo.", "o.oooo"]),
+        (14, ["o.oooo"; 4]),
+        (12, ["o.oo..", "o.oo..", "o.ooo.", "o.oooo"]),
+        (2, ["..oo..", "..oo..", "..ooo.", "..oooo"]),
+    ] {
+        op.decode(step).unwrap();
+        assert_eq!(image(&op, "a", "cmask", 6), expected, "{step}");
+    }
+    // What lies behind is always within the window.
+    let mut op = both_ways(CausalMask::new(4).window(2).ring(), [4, 8]);
+    for (step, expected) in [
+        (63, [".o..ooo.", "....ooo.", ".....oo.", "......oo"]),
+        (60, [".o..o...", "....oo..", ".....oo.", "......oo"]),
+    ] {
+        op.decode(step).unwrap();
+        assert_eq!(image(&op, "a", "cmask", 8), expected, "{step}");
+    }
+    // The graph inserts the tokens at their slots.
+    let mut op = both_ways(CausalMask::new(6), [4, 6]);
+    op.decode(13).unwrap();
+    assert_eq!(image(&op, "a", "cmask", 6), ["oooo..", "oooo..", "oooo..", "ooooo."]);
+}
+
 /// Graphs `a` and `b` with a mask, and `c` without.
 fn two_of_three() -> OpHarness {
     let mask = |name| graph(name, [tensor("cmask", DType::F32, [1, 4])], []);
