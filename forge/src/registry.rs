@@ -54,7 +54,7 @@ impl RecipeOption {
     }
 
     /// The precision that is chosen; fp16 where the value is none.
-    pub(crate) fn precision(&self, options: &RecipeOptions) -> Precision {
+    pub fn precision(&self, options: &RecipeOptions) -> Precision {
         self.choice(options).and_then(|name| name.parse().ok()).unwrap_or_default()
     }
 }

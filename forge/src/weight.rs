@@ -12,7 +12,7 @@ use crate::quantize::{Bits, Quantized, QuantizedForm, QuantizedMut, quantize_blo
 
 mod views;
 
-pub use views::{row_order, row_range, scaled};
+pub use views::{row_order, row_range, scaled, transposed};
 
 /// Elements that one task of a parallel read handles.
 const BLOCK: usize = 1 << 17;

@@ -8,6 +8,8 @@
 //! | [`decoder`], [`decoder_of`], [`shards`], [`prefill_rows`], [`check_shape`] | graphs to contexts, and the plan that runs them |
 //! | [`Experts`], [`expert_decoder`] | layers with many experts, whose weights stay on the host |
 //! | [`matrices`] | tensors of the checkpoint as files that the host reads |
+//! | [`Siglip`], [`VISION_WEIGHTS`] | a vision tower for one square image |
+//! | [`Processor`] | how a checkpoint's files say that images become numbers |
 //! | [`DecoderParams`], [`object`], [`one_or_many`] | keys of the manifest |
 //!
 //! The ops beneath are methods of [`crate::builder::GraphBuilder`].
@@ -18,7 +20,9 @@ mod contexts;
 mod experts;
 mod layers;
 mod matrices;
+mod processor;
 mod reader;
+mod siglip;
 
 pub use attention::{Attend, AttendInputs, Attention, Heads, Mixed, mix, rope, rotate};
 pub use contexts::{
@@ -30,4 +34,6 @@ pub use experts::{
 };
 pub use layers::{Layers, Mlp};
 pub use matrices::{MatrixFile, matrices};
+pub use processor::Processor;
 pub use reader::Reader;
+pub use siglip::{Siglip, SiglipSizes, VISION_WEIGHTS};

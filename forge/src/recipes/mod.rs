@@ -6,7 +6,6 @@ mod gemma3;
 mod gemma4;
 mod llama;
 mod phimoe;
-mod processor;
 mod qwen35;
 mod qwen3vl;
 mod vision;

@@ -17,13 +17,12 @@ use std::ops::Range;
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
-use super::processor::Processor;
 use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Conv1d, Elem, Graph, TensorId};
 use crate::kit::{
-    Attend, AttendInputs, Attention, Decoder, Heads, Layers, MatrixFile, Reader, check_shape,
-    decoder, matrices, object, prefill_rows,
+    Attend, AttendInputs, Attention, Decoder, Heads, Layers, MatrixFile, Processor, Reader,
+    check_shape, decoder, matrices, object, prefill_rows,
 };
 use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
 use crate::register_recipe;

@@ -1,4 +1,4 @@
-//! Views of a matrix: other rows, in another order, or scaled.
+//! Views of a matrix: other rows, in another order, scaled or transposed.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -172,5 +172,42 @@ impl RowSource for Scaled {
 
     fn reordered(&self) -> Option<Reordered> {
         Some(self.source.reordered()?.over(|source| scaled(source, self.factor)))
+    }
+}
+
+/// The columns of `source` as rows, for a projection that a checkpoint stores as `[inputs, outputs]`. All of `source` is
+/// read for each call, a row at a time.
+pub fn transposed(source: Arc<dyn RowSource>) -> Arc<dyn RowSource> {
+    Arc::new(Transposed { source })
+}
+
+#[derive(Debug)]
+struct Transposed {
+    source: Arc<dyn RowSource>,
+}
+
+impl RowSource for Transposed {
+    fn name(&self) -> &str {
+        self.source.name()
+    }
+
+    fn shape(&self) -> [usize; 2] {
+        let [rows, cols] = self.source.shape();
+        [cols, rows]
+    }
+
+    fn stored_dtype(&self) -> DType {
+        self.source.stored_dtype()
+    }
+
+    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
+        let [outputs, inputs] = self.shape();
+        let mut column = vec![0f32; outputs];
+        for input in 0..inputs {
+            self.source.read_f32(input, &mut column)?;
+            let places = out.iter_mut().skip(input).step_by(inputs.max(1));
+            places.zip(column.iter().skip(first)).for_each(|(to, from)| *to = *from);
+        }
+        Ok(())
     }
 }

@@ -21,9 +21,9 @@ use super::towers::{Clipped, numbers};
 use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Conv1d, Conv2d, Elem, Graph, TensorId, UnaryOp};
+use crate::kit::Processor;
 use crate::kit::{Layers, MatrixFile, Reader, matrices, object};
 use crate::recipe::{Precision, RecipeOptions, Tables};
-use crate::recipes::processor::Processor;
 use crate::registry::RecipeOption;
 use crate::weight::{Storage, Weight};
 

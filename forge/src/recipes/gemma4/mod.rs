@@ -34,8 +34,8 @@ use serde_json::{Map, Value, json};
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
 use crate::kit::{
-    Decoder, DecoderParams, Layers, MatrixFile, PREFILL_ROWS, Reader, check_shape, decoder_of,
-    matrices, object, one_or_many, prefill_rows,
+    Decoder, DecoderParams, Layers, MatrixFile, PREFILL_ROWS, Reader, VISION_WEIGHTS, check_shape,
+    decoder_of, matrices, object, one_or_many, prefill_rows,
 };
 use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Tables};
 use crate::register_recipe;
@@ -91,11 +91,6 @@ const AUDIO_WEIGHTS: RecipeOption = RecipeOption {
     name: "audio",
     values: &["fp16", "w8a16"],
     help: "precision of the audio tower's weights",
-};
-const VISION_WEIGHTS: RecipeOption = RecipeOption {
-    name: "vision",
-    values: &["fp16", "w8a16"],
-    help: "precision of the vision tower's weights",
 };
 
 register_recipe!(

@@ -23,11 +23,11 @@ use super::towers::{Clipped, Reordered, numbers};
 use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph, TensorId};
+use crate::kit::Processor;
 use crate::kit::{
     Attend, AttendInputs, Heads, Layers, MatrixFile, Reader, matrices, mix, object, rope,
 };
 use crate::recipe::{Precision, RecipeOptions, Tables};
-use crate::recipes::processor::Processor;
 use crate::registry::RecipeOption;
 
 /// Numbers of patches that graphs take.

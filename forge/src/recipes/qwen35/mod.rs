@@ -38,12 +38,10 @@ use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
 use crate::kit::{
     Attend, AttendInputs, Decoder, DecoderParams, EXPERTS, ExpertNames, Layers, Mlp, PREFILL_ROWS,
-    check_shape, decoder, expert_decoder, expert_prefill_rows, prefill_rows,
+    VISION_WEIGHTS, check_shape, decoder, expert_decoder, expert_prefill_rows, prefill_rows,
 };
 use crate::recipe::{Probe, Recipe, RecipeOptions};
-use crate::recipes::vision::{
-    self, DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE, VISION_SHIFT, VISION_WEIGHTS, Vision,
-};
+use crate::recipes::vision::{self, DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE, VISION_SHIFT, Vision};
 use crate::register_recipe;
 use crate::registry::{RecipeEntry, RecipeOption};
 use chunk::Chunks;

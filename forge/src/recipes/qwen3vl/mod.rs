@@ -23,13 +23,11 @@ use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
 use crate::kit::{
-    Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, check_shape, decoder,
-    prefill_rows,
+    Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, VISION_WEIGHTS,
+    check_shape, decoder, prefill_rows,
 };
 use crate::recipe::{Probe, Recipe, RecipeOptions};
-use crate::recipes::vision::{
-    self, DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE, VISION_SHIFT, VISION_WEIGHTS,
-};
+use crate::recipes::vision::{self, DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE, VISION_SHIFT};
 use crate::register_recipe;
 use crate::registry::RecipeEntry;
 use config::{Config, QWEN2_5};

@@ -5,7 +5,7 @@ use qhx_core::{Error, ErrorKind, Result};
 use super::config::{Patches, Vision};
 use super::tower::Tower;
 use crate::checkpoint::Checkpoint;
-use crate::kit::Layers;
+use crate::kit::{Layers, VISION_WEIGHTS};
 use crate::recipe::RecipeOptions;
 use crate::registry::RecipeOption;
 
@@ -25,11 +25,6 @@ pub(in crate::recipes) const IMAGE_PATCHES: RecipeOption = RecipeOption {
     values: &[],
     help: "patches of the vision graphs, such as 256,512,1024: images keep their shape, and the smallest graph \
            that holds one takes it",
-};
-pub(in crate::recipes) const VISION_WEIGHTS: RecipeOption = RecipeOption {
-    name: "vision",
-    values: &["fp16", "w8a16"],
-    help: "precision of the vision tower's weights",
 };
 pub(in crate::recipes) const VISION_SHIFT: RecipeOption = RecipeOption {
     name: "vision-shift",

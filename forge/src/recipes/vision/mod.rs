@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use crate::checkpoint::Checkpoint;
 use crate::kit::one_or_many;
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, Recipe, RecipeOptions};
-pub(super) use choices::{DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE, VISION_SHIFT, VISION_WEIGHTS};
+pub(super) use choices::{DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE, VISION_SHIFT};
 use config::Patches;
 pub(super) use config::{Vision, section};
 pub(super) use probe::probe;

@@ -8,9 +8,8 @@ use serde_json::{Map, Value, json};
 
 use super::config::{Patches, Vision, Windows};
 use crate::checkpoint::Checkpoint;
-use crate::kit::{MatrixFile, matrices, object};
+use crate::kit::{self, MatrixFile, matrices, object};
 use crate::recipe::Tables;
-use crate::recipes::processor;
 use crate::weight::{RowSource, scaled};
 
 /// Min and max area that published processors declare, for synthetic models.
@@ -110,8 +109,7 @@ pub(super) fn params(
         [Patches::Square(side)] => json!({"image_size": side * vision.patch}),
         _ => {
             let [min, max] = image.areas(vision, patches);
-            let [video_min, video_max] =
-                areas(&processor::Processor::video(checkpoint)?, VIDEO_PIXELS)?;
+            let [video_min, video_max] = areas(&kit::Processor::video(checkpoint)?, VIDEO_PIXELS)?;
             json!({
                 "min_pixels": min,
                 "max_pixels": max,
@@ -145,8 +143,9 @@ impl Processor {
     }
 
     pub fn read(checkpoint: &Checkpoint) -> Result<Self> {
-        let file = processor::Processor::image(checkpoint)?;
-        let (mean, std) = (triple(&file, "/image_mean")?, triple(&file, "/image_std")?);
+        let file = kit::Processor::image(checkpoint)?;
+        let triple = |key| Ok(file.triple(key)?.unwrap_or([0.5; 3]));
+        let (mean, std): (_, [f64; 3]) = (triple("/image_mean")?, triple("/image_std")?);
         if std.contains(&0.0) {
             return Err(file.fault(&format!("image_std is {std:?}, expected no zeros")));
         }
@@ -155,7 +154,7 @@ impl Processor {
 }
 
 /// Min and max area, whatever the keys are called; where both spellings are there, the older counts.
-fn areas(file: &processor::Processor, [min, max]: [u64; 2]) -> Result<[u64; 2]> {
+fn areas(file: &kit::Processor, [min, max]: [u64; 2]) -> Result<[u64; 2]> {
     let min = number(file, ["/min_pixels", "/size/shortest_edge"], min)?;
     let max = number(file, ["/max_pixels", "/size/longest_edge"], max)?;
     if min > max {
@@ -166,18 +165,10 @@ fn areas(file: &processor::Processor, [min, max]: [u64; 2]) -> Result<[u64; 2]> 
     Ok([min, max])
 }
 
-fn number(file: &processor::Processor, keys: [&str; 2], default: u64) -> Result<u64> {
+fn number(file: &kit::Processor, keys: [&str; 2], default: u64) -> Result<u64> {
     let Some((key, value)) = keys.iter().find_map(|key| Some((key, file.get(key)?))) else {
         return Ok(default);
     };
     let number = value.as_u64().filter(|n| (1..=1 << 40).contains(n));
     number.ok_or_else(|| file.bad(key, "numbers"))
-}
-
-fn triple(file: &processor::Processor, key: &str) -> Result<[f64; 3]> {
-    let Some(value) = file.get(key) else { return Ok([0.5; 3]) };
-    let numbers: Option<Vec<f64>> =
-        value.as_array().and_then(|list| list.iter().map(Value::as_f64).collect());
-    let numbers = numbers.and_then(|list| <[f64; 3]>::try_from(list).ok());
-    numbers.ok_or_else(|| file.bad(key, "numbers"))
 }

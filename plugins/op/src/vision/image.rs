@@ -60,6 +60,32 @@ impl<'a> Image<'a> {
         self.size
     }
 
+    /// The part of `size` pixels whose first column is `left` and whose first row is `top`, copied into `part`.
+    ///
+    /// # Errors
+    /// When the image has no such part.
+    pub fn crop<'p>(
+        &self,
+        [left, top]: [u32; 2],
+        size: Size,
+        part: &'p mut Vec<u8>,
+    ) -> Result<Image<'p>> {
+        let ends = [left.checked_add(size.width), top.checked_add(size.height)];
+        let fits = |end: Option<u32>, side| end.is_some_and(|end| end <= side);
+        if size.area() == 0 || !fits(ends[0], self.size.width) || !fits(ends[1], self.size.height) {
+            return Err(Error::prompt(format!(
+                "{size} pixels from column {left} and row {top} on of an image of {}: expected a part of it",
+                self.size
+            )));
+        }
+        part.clear();
+        for row in top..top + size.height {
+            let bytes = self.row_from(row as usize, left as usize);
+            part.extend_from_slice(&bytes[..size.width as usize * 3]);
+        }
+        Image::new(part, size.width, size.height)
+    }
+
     /// The bytes of row `y`, from column `x` on.
     ///
     /// # Panics

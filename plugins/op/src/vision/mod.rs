@@ -10,8 +10,9 @@
 //!    ([`resample_positions`], [`add_axial_positions`]);
 //! 6. fills rotary tables: [`axial_rope`].
 //!
-//! For towers of one kind all of this is done: [`VisionEncoder`] goes from an image to rows for a
-//! decoder, [`VisionPrompts`] puts them into prompts, and [`Mrope`] gives them positions.
+//! For towers of two kinds all of this is done. [`SquareEncoder`] takes images of one square size, or tiles of them,
+//! through a graph that embeds patches itself. Where the host embeds them, [`VisionEncoder`] goes from an image to rows
+//! for a decoder, [`VisionPrompts`] puts them into prompts, and [`Mrope`] gives them positions.
 //!
 //! Buffers belong to the caller, who makes them once. Results are those of the processors of
 //! `transformers`, to the bit up to step 4.
@@ -25,6 +26,7 @@ mod positions;
 mod prompt;
 mod resize;
 mod size;
+mod square;
 
 pub use encoder::{Features, VisionEncoder};
 pub use image::Image;
@@ -37,3 +39,4 @@ pub use positions::{
 pub use prompt::{EncodedImage, VisionPrompt, VisionPrompts, VisionTokens};
 pub use resize::{Filter, Resizer};
 pub use size::{Size, aspect_ratio_preserving_size, smart_resize, smart_resize_video};
+pub use square::SquareEncoder;

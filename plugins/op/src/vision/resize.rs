@@ -3,6 +3,7 @@
 use fast_image_resize::images::{TypedImage, TypedImageRef};
 use fast_image_resize::pixels::U8x3;
 use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions};
+use serde::Deserialize;
 
 use super::{Image, Size};
 use crate::{Error, ErrorCode, Result};
@@ -10,8 +11,9 @@ use crate::{Error, ErrorCode, Result};
 /// Pixels that an image may have, also between the passes: 800 MB.
 const MAX_PIXELS: u64 = 1 << 28;
 
-/// The kernel of a resampling. All widen by the scale where an image shrinks (antialias).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// The kernel of a resampling; in a manifest its name, `bicubic`. All widen by the scale where an image shrinks (antialias).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Filter {
     /// Keys' cubic with a = −0.5 (Catmull-Rom): `BICUBIC` of torchvision with antialias, and of PIL.
     #[default]

@@ -10,8 +10,9 @@ use crate::checkpoint::{Checkpoint, read_json};
 /// What `transformers` 5 saves, with an object for each part.
 const WHOLE: &str = "processor_config.json";
 
-/// A part of a checkpoint's processor. Of a synthetic model it is empty.
-pub(super) struct Processor {
+/// A part of a checkpoint's processor: how images, videos or audio become numbers. Of a synthetic model it is empty.
+#[derive(Debug, Clone)]
+pub struct Processor {
     path: PathBuf,
     /// The object in the file; none where the file has it alone.
     part: Option<&'static str>,
@@ -20,17 +21,26 @@ pub(super) struct Processor {
 
 impl Processor {
     /// Images.
+    ///
+    /// # Errors
+    /// When no file of the checkpoint says it, since defaults would be those of another one, or it is no JSON.
     pub fn image(checkpoint: &Checkpoint) -> Result<Self> {
         Self::read(checkpoint, &["image_processor"], &["preprocessor_config.json"])
     }
 
     /// Videos.
+    ///
+    /// # Errors
+    /// As [`Processor::image`].
     pub fn video(checkpoint: &Checkpoint) -> Result<Self> {
         let files = ["video_preprocessor_config.json", "preprocessor_config.json"];
         Self::read(checkpoint, &["video_processor"], &files)
     }
 
     /// Audio.
+    ///
+    /// # Errors
+    /// As [`Processor::image`].
     pub fn audio(checkpoint: &Checkpoint) -> Result<Self> {
         let parts = ["feature_extractor", "audio_processor"];
         Self::read(checkpoint, &parts, &["preprocessor_config.json"])
@@ -77,6 +87,29 @@ impl Processor {
     /// The value at a JSON pointer; none when it is absent or null.
     pub fn get(&self, pointer: &str) -> Option<&Value> {
         self.value.pointer(pointer).filter(|value| !value.is_null())
+    }
+
+    /// Three numbers, one a channel, such as `/image_mean`; none when they are absent.
+    ///
+    /// # Errors
+    /// When there are other values.
+    pub fn triple(&self, pointer: &str) -> Result<Option<[f64; 3]>> {
+        let Some(value) = self.get(pointer) else { return Ok(None) };
+        let numbers: Option<Vec<f64>> =
+            value.as_array().and_then(|list| list.iter().map(Value::as_f64).collect());
+        let numbers = numbers.and_then(|list| <[f64; 3]>::try_from(list).ok());
+        numbers.map(Some).ok_or_else(|| self.bad(pointer, "three numbers"))
+    }
+
+    /// Checks that the value at a pointer is `expected`, if it is there.
+    ///
+    /// # Errors
+    /// When it is another one.
+    pub fn only(&self, pointer: &str, expected: &Value) -> Result<()> {
+        match self.get(pointer) {
+            Some(found) if found != expected => Err(self.bad(pointer, &expected.to_string())),
+            _ => Ok(()),
+        }
     }
 
     /// An error that says what the value at a pointer is and what was expected of it.
