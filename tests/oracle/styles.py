@@ -235,6 +235,21 @@ class Gemma(Mistral):
         super().write(tok, out, max_length, pad_token="<pad>")
 
 
+class Gemma3(Gemma):
+    """As Gemma, with marks around images, and lines that are empty as tokens."""
+
+    added = [*Gemma.added, "<start_of_image>", "<end_of_image>", "<image_soft_token>"]
+    marks_text = "user\nmodel\n" + "user\n\n\n" * 8
+    template = Gemma.template.replace(
+        "{{ message['content'] | trim }}",
+        "{%- if message['content'] is string %}{{ message['content'] | trim }}"
+        "{%- else %}{%- for item in message['content'] %}"
+        "{%- if item['type'] == 'image' %}{{ '<start_of_image>' }}"
+        "{%- elif item['type'] == 'text' %}{{ item['text'] | trim }}{%- endif %}"
+        "{%- endfor %}{%- endif %}",
+    )
+
+
 class Gemma4(Gemma):
     """As Gemma, with turns of any role, thoughts in a channel, and marks for images, clips and films."""
 
@@ -264,4 +279,4 @@ class Gemma4(Gemma):
     )
 
 
-STYLES = {"qwen": Qwen(), "llama3": Llama3(), "mistral": Mistral(), "phi3": Phi3(), "gemma": Gemma(), "gemma4": Gemma4()}
+STYLES = {"qwen": Qwen(), "llama3": Llama3(), "mistral": Mistral(), "phi3": Phi3(), "gemma": Gemma(), "gemma3": Gemma3(), "gemma4": Gemma4()}

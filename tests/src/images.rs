@@ -21,11 +21,13 @@ use crate::replay;
 /// `goldens.json` of the schema `qhx-goldens-vision/1`, described in `tests/oracle/README.md`.
 #[derive(Debug, Deserialize)]
 pub struct Sights {
-    /// Pixels of a side of the square that the mode `fixed` stretches images to.
+    /// Pixels of a side of the square that the mode `fixed` stretches images to, where that is an option of the forge.
+    #[serde(default)]
     pub fixed: usize,
     /// The images, each in every mode.
     pub images: Vec<Sight>,
-    /// The video.
+    /// The video, where the family takes any.
+    #[serde(default)]
     pub video: Film,
     /// Prompts and what follows.
     pub cases: Vec<Case>,
@@ -33,7 +35,7 @@ pub struct Sights {
     pub chat: Vec<Chat>,
     /// The tokens that stand for images and for videos.
     #[serde(skip)]
-    pads: [u32; 2],
+    pads: Vec<u32>,
     /// Pixels of a patch in one frame, and frames of a patch.
     #[serde(skip)]
     patch: [usize; 2],
@@ -57,12 +59,15 @@ pub struct Sight {
     pub id: String,
     /// `native` keeps the shape, `fixed` stretches to a square.
     pub mode: String,
-    /// Rows and columns of patches.
+    /// Rows and columns of patches, of a tile where the image is cut.
     pub grid: [usize; 2],
+    /// Tiles that it becomes; 0 where it is not cut.
+    #[serde(default)]
+    pub tiles: u16,
 }
 
 /// A video.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 pub struct Film {
     files: Vec<String>,
     times: Vec<f32>,
@@ -113,6 +118,9 @@ pub struct Case {
     /// Parts without a template.
     #[serde(default)]
     pub prompt: Vec<Said>,
+    /// Tiles of each image; 0 where it is not cut.
+    #[serde(default)]
+    pub tiles: Vec<u16>,
     #[serde(flatten)]
     /// What follows.
     pub golden: Golden,
@@ -160,11 +168,13 @@ impl Sights {
             serde_json::from_str(&text("goldens.json")).expect("goldens.json is valid");
         let config: serde_json::Value =
             serde_json::from_str(&text("config.json")).expect("config.json is valid");
-        let id = |key: &str| config[key].as_u64().expect(key) as u32;
-        sights.pads = [id("image_token_id"), id("video_token_id")];
+        let keys = ["image_token_id", "image_token_index", "video_token_id"];
+        sights.pads = keys.iter().filter_map(|key| Some(config[key].as_u64()? as u32)).collect();
+        assert!(!sights.pads.is_empty(), "config.json names a token for images");
         let vision = &config["vision_config"];
-        let size = |key: &str| vision[key].as_u64().expect(key) as usize;
-        sights.patch = [size("patch_size").pow(2), size("temporal_patch_size")];
+        let size = |key: &str| vision[key].as_u64().map(|size| size as usize);
+        let patch = size("patch_size").expect("patch_size");
+        sights.patch = [patch.pow(2), size("temporal_patch_size").unwrap_or(1)];
         sights.whole_videos = config["model_type"] == "qwen2_5_vl";
         let processor: serde_json::Value =
             serde_json::from_str(&text("preprocessor_config.json")).expect("a valid processor");
@@ -283,9 +293,14 @@ impl Sights {
         self.pads.contains(&id)
     }
 
-    /// The prompt of a case as an op gets it: a run of a placeholder is an image, or the next two frames of the video.
+    /// A prompt as an op gets it: a run of a placeholder is an image, or the next two frames of the video.
     pub fn segments<'a>(&self, ids: &'a [u32], media: &'a [Media]) -> Vec<Segment<'a>> {
-        segments(ids, &self.pads, media, self.whole_videos)
+        segments(ids, &self.pads, media, &[], self.whole_videos)
+    }
+
+    /// The prompt of a case as an op gets it, with its images in tiles where they are cut.
+    fn segments_of<'a>(&self, case: &'a Case, media: &'a [Media]) -> Vec<Segment<'a>> {
+        segments(&case.golden.prompt_ids, &self.pads, media, &case.tiles, self.whole_videos)
     }
 
     /// The pixel values that levels of patches became, of the first frame of each channel or of all `frames`.
@@ -340,8 +355,7 @@ impl Sights {
             let (media, recorded) = (self.media(case), self.logits(&case.id));
             let op = model.op_mut();
             op.reset().expect("a reset");
-            op.prefill(&self.segments(&case.golden.prompt_ids, &media))
-                .unwrap_or_else(|e| panic!("{label}: {e}"));
+            op.prefill(&self.segments_of(case, &media)).unwrap_or_else(|e| panic!("{label}: {e}"));
             assert_eq!(op.position(), case.golden.prompt_ids.len(), "{label}");
             for (step, token) in case.golden.output_ids.iter().enumerate() {
                 if step > 0 {
@@ -376,14 +390,12 @@ impl Sights {
         let [plane, each] = self.patch;
         let deepstack = (0..layers).map(|layer| format!("deepstack_{layer}"));
         let parts: Vec<_> = std::iter::once("embeds".to_owned()).chain(deepstack).collect();
-        let mut compare = |shown: usize, golden: &str, pairs: Option<usize>| {
+        let mut compare = |shown: usize, golden: &str, (piece, of): (usize, usize)| {
             for part in &parts {
                 let label = format!("{golden}.{part}");
                 let (shape, expected) = self.tensor(&label);
-                let rows = pairs.map_or(0..expected.len(), |pair| {
-                    let each = expected.len() / 3;
-                    pair * each..(pair + 1) * each
-                });
+                let each = expected.len() / of;
+                let rows = piece * each..(piece + 1) * each;
                 let found = dumped(folder, part, shown);
                 let (cosine, off) = agreement(&found, &expected[rows], shape[1], &label);
                 (least, largest) = (least.min(cosine), largest.max(off));
@@ -394,18 +406,23 @@ impl Sights {
                 continue;
             }
             let media = self.image(&sight.id);
-            op.reset().expect("a reset");
-            op.prefill(&[media.segment(), Segment::Tokens(&[5])]).expect("a prompt");
             let golden = format!("{}.{}", sight.id, sight.mode);
             let (_, levels) = self.tensor(&format!("{golden}.pixels"));
-            // An image stands once in each of the frames of a patch.
-            let expected = self.pixels(&levels, 1);
-            assert_eq!(sight.grid[0] * sight.grid[1] * 3 * plane, expected.len());
-            let (_, off) =
-                agreement(&dumped(folder, "pixel_values", shown), &expected, plane, &golden);
-            assert!(off < 1e-6, "{golden}: pixel values differ by {off}");
-            compare(shown, &golden, None);
-            shown += 1;
+            let parts = usize::from(sight.tiles.max(1));
+            assert_eq!(sight.grid[0] * sight.grid[1] * 3 * plane * each * parts, levels.len());
+            for (part, levels) in levels.chunks_exact(levels.len() / parts).enumerate() {
+                let tile = media.tile(part as u16, sight.tiles);
+                op.reset().expect("a reset");
+                op.prefill(&[tile.unwrap_or(media.segment()), Segment::Tokens(&[5])])
+                    .expect("a prompt");
+                // An image stands once in each of the frames of a patch.
+                let expected = self.pixels(levels, 1);
+                let (_, off) =
+                    agreement(&dumped(folder, "pixel_values", shown), &expected, plane, &golden);
+                assert!(off < 1e-6, "{golden}: pixel values differ by {off}");
+                compare(shown, &golden, (part, parts));
+                shown += 1;
+            }
         }
         if film {
             let film = self.film();
@@ -421,7 +438,7 @@ impl Sights {
                 let found = dumped(folder, "pixel_values", shown + pair);
                 let (_, off) = agreement(&found, &expected, plane, "video");
                 assert!(off < 1e-6, "frames {pair}: pixel values differ by {off}");
-                compare(shown + pair, "video", Some(pair));
+                compare(shown + pair, "video", (pair, 3));
             }
         }
         assert!(shown > 0);
@@ -434,7 +451,7 @@ impl Sights {
         for (index, case) in self.of_mode(mode).into_iter().enumerate() {
             let media = self.media(case);
             op.reset().expect("a reset");
-            op.prefill(&self.segments(&case.golden.prompt_ids, &media)).expect("a prompt");
+            op.prefill(&self.segments_of(case, &media)).expect("a prompt");
             let (_, expected) = self.tensor(&format!("{}.positions", case.id));
             let found = dumped(folder, "positions", index);
             let count = case.golden.prompt_ids.len();
@@ -452,14 +469,21 @@ fn segments<'a>(
     ids: &'a [u32],
     placeholders: &[u32],
     media: &'a [Media],
+    tiles: &[u16],
     whole_videos: bool,
 ) -> Vec<Segment<'a>> {
-    let (mut next, mut frame) = (0, 0);
+    let (mut next, mut frame, mut tile) = (0, 0, 0);
     let runs =
         ids.chunk_by(|a, b| a == b || !placeholders.contains(a) && !placeholders.contains(b));
     runs.map(|run| {
         if !placeholders.contains(&run[0]) {
             return Segment::Tokens(run);
+        }
+        let of = tiles.get(next).copied().unwrap_or(0);
+        if let Some(part) = media[next].tile(tile, of) {
+            tile = (tile + 1) % of;
+            next += usize::from(tile == 0);
+            return part;
         }
         let segment = media[next].segment();
         let times = match segment {

@@ -7,8 +7,10 @@ use std::process::Command;
 use std::sync::Arc;
 
 use qhx_core::backend::Backend;
-use qhx_core::engine::Model;
+use qhx_core::dump::Dump;
+use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::hash::sha256;
+use qhx_core::manifest::Manifest;
 use qhx_core::{CancelToken, ErrorKind};
 use qhx_plugins::{PluginOptions, Plugins};
 
@@ -65,6 +67,18 @@ pub fn open(bundle: &Path, plugin: &Path, backend: Arc<dyn Backend>) -> Model {
     let options = PluginOptions::default().files(vec![plugin.to_owned()]).only_named(true);
     let plugins = Plugins::discover(&options).unwrap_or_else(|e| panic!("{e}"));
     tiny::open_by(bundle, backend, &plugins, &CancelToken::new())
+        .unwrap_or_else(|e| panic!("{}: {e}", bundle.display()))
+}
+
+/// The same, with arrays dumped into a folder.
+pub fn open_dumping(bundle: &Path, plugin: &Path, backend: Arc<dyn Backend>, dump: &Path) -> Model {
+    crate::log::listen();
+    let options = PluginOptions::default().files(vec![plugin.to_owned()]).only_named(true);
+    let plugins = Plugins::discover(&options).unwrap_or_else(|e| panic!("{e}"));
+    let manifest = Manifest::load(bundle).unwrap_or_else(|e| panic!("{e}"));
+    let dump = Dump::create(dump).unwrap_or_else(|e| panic!("{e}"));
+    let options = ModelOptions::new(manifest, backend, &plugins).threads(2);
+    Model::open(options.dump(Some(Arc::new(dump))))
         .unwrap_or_else(|e| panic!("{}: {e}", bundle.display()))
 }
 

@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 
 use qhx_core::compare::Distance;
 use qhx_core::engine::{Model, Prompt, Request};
+use qhx_tests::images::{Sights, answer};
 use qhx_tests::outside::{self, Outside};
 use qhx_tests::plugin_files::{self, library_name};
 use qhx_tests::replay::{
@@ -26,6 +27,8 @@ use serde_json::{Value, json};
 const PAGE: &str = "adding-a-family.md";
 const SECTION: &str = "A second example: Gemma 3";
 const TINY: &str = "gemma3-tiny";
+/// The checkpoint with a vision tower.
+const SEES: &str = "gemma3-vision";
 /// Positions that a sliding layer of the tiny model sees.
 const WINDOW: usize = 12;
 /// Logits on the CPU differ by rounding only. A tenth of what other families are allowed: the error function's GELU
@@ -246,6 +249,77 @@ fn onnx(manifest: &Value) -> Vec<(String, String)> {
         .collect();
     assert!(!files.is_empty(), "{manifest}");
     files
+}
+
+/// The multimodal checkpoint: its tower, and attention in both directions among the tokens of an image, which are more
+/// than a sliding layer's window.
+#[test]
+fn images_equal_the_reference() {
+    let made = made();
+    let (checkpoint, sights) = (tiny::fixture(SEES), Sights::of(&tiny::fixture(SEES)));
+    let options = ["--cpu-only", "--max-ctx", "160", "--prefill", "4,12"];
+    let bundle = made.forge(&checkpoint, "sees", &options);
+    let dump = tempfile::tempdir().unwrap();
+    let mut model = outside::open_dumping(&bundle, &made.plugin, backends::cpu(), dump.path());
+    let (cosine, off) = sights.features(model.op_mut(), dump.path(), "native", None, false, 0);
+    eprintln!("images: features differ by at most {off:.2e}, cosine {cosine:.7}");
+    assert!(off <= CPU_DISTANCE, "features differ by {off:e}");
+    let cases = sights.of_mode("native");
+    sights.greedy_exact(&mut model, &cases, "images");
+    let Distance { largest, .. } = sights.step_exact(&mut model, &cases, "images");
+    eprintln!("images: logits differ by at most {largest:.2e}");
+    assert!(largest <= CPU_DISTANCE, "images: logits differ by {largest:e}");
+    let [boat, again] = ["boat", "again"].map(|id| sights.case(id));
+    model.reset().unwrap();
+    answer(&mut model, sights.prompt(boat), &boat.golden);
+    let second = answer(&mut model, sights.prompt(again), &again.golden);
+    assert_eq!(second.tokens, again.golden.output_ids);
+    assert!(second.reused_tokens > 20, "reused {}", second.reused_tokens);
+}
+
+#[test]
+fn what_images_need_is_asked_for() {
+    let made = made();
+    let program = made.folder.join("target/release/gemma3-forge");
+    let forge = |checkpoint: &Path, out: &str, options: &[&str]| {
+        let paths = [checkpoint.to_str().unwrap(), "--out", out];
+        let (code, streams) = made.place.program(&program, &[&paths[..], options].concat());
+        (code == Some(0), streams.concat())
+    };
+    let sees = tiny::fixture(SEES);
+    let narrow = ["--cpu-only", "--max-ctx", "160", "--prefill", "4,8"];
+    let (success, said) = forge(&sees, "narrow-sees", &narrow);
+    assert!(!success && said.contains("expected one of 9 or more"), "{said}");
+    let (success, said) =
+        forge(&sees, "blind", &[&narrow[..], &["--recipe-option", "towers=none"]].concat());
+    assert!(success, "{said}");
+
+    let other = made.folder.join("pans");
+    plugin_files::copy_folder(&sees, &other);
+    let file = other.join("preprocessor_config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    config["do_pan_and_scan"] = json!(true);
+    fs::write(&file, config.to_string()).unwrap();
+    let (success, said) = forge(&other, "pans-out", &["--cpu-only"]);
+    assert!(!success && said.contains("do_pan_and_scan is true, expected false"), "{said}");
+}
+
+#[tier(qnn)]
+#[test]
+fn images_equal_the_reference_on_the_npu() {
+    let (made, sights) = (made(), Sights::of(&tiny::fixture(SEES)));
+    let options = ["--target", "v81", "--max-ctx", "160", "--prefill", "12"];
+    let bundle = made.forge(&tiny::fixture(SEES), "sees-v81", &options);
+    let backend = backends::qnn(&tiny::qnn_libraries());
+    let dump = tempfile::tempdir().unwrap();
+    let mut model = outside::open_dumping(&bundle, &made.plugin, backend, dump.path());
+    let shown = Some(&["boat"][..]);
+    let (cosine, _) = sights.features(model.op_mut(), dump.path(), "native", shown, false, 0);
+    assert!(cosine >= 0.999, "features: cosine {cosine}");
+    let cases = ["boat", "two"].map(|id| sights.case(id));
+    sights.greedy_exact(&mut model, &cases, "v81");
+    let Distance { cosine, .. } = sights.step_exact(&mut model, &cases, "v81");
+    assert!(cosine >= 0.999, "logits: cosine {cosine}");
 }
 
 /// On the emulator: prompts around the ring with the prompt graph and in steps, in fp16; int8 weights by the tolerant

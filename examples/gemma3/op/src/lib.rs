@@ -1,12 +1,17 @@
-//! `gemma3_generate`: the host side of Gemma 3 text.
+//! `gemma3_generate`: the host side of Gemma 3.
 //!
 //! Full layers see all positions, sliding ones the last of a window. Each kind has rotary tables and a
-//! mask of its own, and the caches of sliding layers are rings.
+//! mask of its own, and the caches of sliding layers are rings. The tokens of an image see each other.
 
-use qhx_op::decoder::{Decoder, DecoderGraphs, LayerState};
+use qhx_op::decoder::{Decoder, DecoderGraphs, LayerState, SoftPart, SoftPrompt};
 use qhx_op::fill::{CausalMask, Rope};
 use qhx_op::state::StateCarrier;
-use qhx_op::{Generator, Host, Modality, Op, OpDescription, OpenInfo, Result, Task, schema};
+use qhx_op::text::not_taken;
+use qhx_op::vision::{Image, SquareEncoder};
+use qhx_op::{
+    Error, Generator, Host, Modality, Op, OpDescription, OpenInfo, Piece, Placement, Result,
+    Segment, Task, View, schema,
+};
 use serde::Deserialize;
 
 const NAME: &str = "gemma3_generate";
@@ -33,19 +38,33 @@ impl Local {
     }
 }
 
+/// `params.image_tokens` of the manifest: the tokens around an image, and the one at its positions.
+#[derive(Debug, Clone, Copy, Deserialize)]
+struct ImageTokens {
+    begin: u32,
+    soft: u32,
+    end: u32,
+}
+
 /// Text generation for Gemma 3.
 #[derive(Debug)]
-pub struct Generate(Decoder);
+pub struct Generate {
+    decoder: Decoder,
+    /// None in a bundle of text alone.
+    vision: Option<(SquareEncoder, ImageTokens)>,
+}
 
 impl Op for Generate {
     fn describe() -> OpDescription {
+        let mut params_schema = schema::decoder([COS, SIN, MASK, "pixels", "embeds"]);
+        params_schema["properties"]["vision"] = SquareEncoder::schema();
         OpDescription {
             name: NAME.to_owned(),
-            summary: "Text generation for Gemma 3".to_owned(),
+            summary: "Text generation over images and text (Gemma 3)".to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             tasks: vec![Task::Generate],
-            modalities: vec![Modality::Text],
-            params_schema: schema::decoder([COS, SIN, MASK]),
+            modalities: vec![Modality::Text, Modality::Image],
+            params_schema,
         }
     }
 
@@ -58,23 +77,77 @@ impl Op for Generate {
         let full = CausalMask::new(state.capacity().unwrap_or(0));
         let sliding = CausalMask::new(slots.unwrap_or(0)).named(MASK).window(local.window).ring();
         let embedding = graphs.embedding(host)?.scaled(host.require("/params/embed_scale")?)?;
-        Decoder::builder(NAME, graphs, state)
+        let vision = match SquareEncoder::open(host, graphs.hidden())? {
+            Some(encoder) => Some((encoder, host.require("/params/image_tokens")?)),
+            None => None,
+        };
+        let decoder = Decoder::builder(NAME, graphs, state)
             .embedding(embedding)
             .rope(Rope::from_params(host, "/params")?)
             .rope(Rope::from_params(host, "/params/local")?.named(COS, SIN))
             .mask(full)
             .mask(sliding)
-            .open(host)
-            .map(Self)
+            .open(host)?;
+        Ok(Self { decoder, vision })
     }
 
     fn info(&self) -> OpenInfo {
-        OpenInfo { verification: self.0.verification(), ..self.0.info() }
+        let tokens = self.vision.iter().map(|(_, tokens)| tokens);
+        OpenInfo {
+            verification: self.decoder.verification(),
+            placeholders: tokens.flat_map(|tokens| [tokens.begin, tokens.soft]).collect(),
+            ..self.decoder.info()
+        }
     }
 
     fn generator(&mut self) -> Option<&mut dyn Generator> {
-        Some(&mut self.0)
+        Some(self)
     }
+}
+
+impl Generator for Generate {
+    fn decoder(&self) -> Option<&Decoder> {
+        Some(&self.decoder)
+    }
+
+    fn decoder_mut(&mut self) -> Option<&mut Decoder> {
+        Some(&mut self.decoder)
+    }
+
+    /// `Gemma3Processor` of `transformers`: empty lines around the tokens of an image.
+    fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
+        let Segment::Image { .. } = segment else {
+            return Err(not_taken(&Self::describe(), segment));
+        };
+        let (encoder, ImageTokens { begin, soft, end }) =
+            self.vision.as_ref().ok_or_else(text_only)?;
+        let positions = encoder.tokens();
+        let line = || Piece::Text("\n\n".to_owned());
+        let pieces = vec![
+            line(),
+            Piece::Tokens(vec![*begin]),
+            Piece::Part { token: *soft, positions, frames: None, part: None },
+            Piece::Tokens(vec![*end]),
+            line(),
+        ];
+        Ok(Placement { marker: *begin, pieces, ..Placement::default() })
+    }
+
+    fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
+        let Self { decoder, vision } = self;
+        let prompt = SoftPrompt::of(segments, |segment| {
+            let (encoder, tokens) = vision.as_mut().ok_or_else(text_only)?;
+            let rows = encoder.encode(host, Image::of_segment(segment)?)?;
+            Ok(SoftPart { token: tokens.soft, count: encoder.tokens(), rows, together: true })
+        })?;
+        prompt.prefill(host, decoder)
+    }
+}
+
+fn text_only() -> Error {
+    Error::prompt(
+        "this bundle takes text only: it has not the vision graph that plan.params.vision of the manifest names",
+    )
 }
 
 qhx_op::register_ops!(Generate);

@@ -1,4 +1,4 @@
-//! The recipe for Gemma 3 text (`Gemma3ForCausalLM`, and the decoder of `Gemma3ForConditionalGeneration`).
+//! The recipe for Gemma 3: text (`Gemma3ForCausalLM`), and images (`Gemma3ForConditionalGeneration`).
 //!
 //! Arithmetic: `transformers`, `models/gemma3/modeling_gemma3.py`. Graphs `decode` take one token, graphs
 //! `prefill<P>` take P tokens of a prompt over the same caches; the head is a graph of its own.
@@ -9,12 +9,14 @@
 //! | `cos`, `sin`; `cos_local`, `sin_local` | `[P, head_dim / 2]` | half tables of full and of sliding layers |
 //! | `cmask`; `cmask_local` | `[P, rows + P]` | added to scores; the last P slots are the graph's own tokens |
 //! | `past_k_i`, `past_v_i` → `new_k_i`, `new_v_i` | `[kv_heads, rows, head_dim]` → `[kv_heads, P, head_dim]` | keys after norm and rope |
+//! | `vision`: `pixels` → `embeds` | `[patches, 3 · patch²]` → `[tokens, hidden]` | an image, see `qhx_forge::kit::Siglip` |
 //! | head: `x` → `logits` | `[1, hidden]` → `[1, vocab]` | |
 //!
 //! `rows` is `max_ctx` for full layers. For sliding ones it is the window, or P of the widest graph where that is
 //! more, and the host keeps the cache as a ring.
 
 mod config;
+mod vision;
 
 use std::ops::Range;
 
@@ -25,12 +27,13 @@ use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::{Elem, Graph, TensorId};
 use qhx_forge::kit::{
     Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, PREFILL_ROWS,
-    check_shape, decoder, object, prefill_rows,
+    VISION_WEIGHTS, check_shape, decoder, object, prefill_rows,
 };
 use qhx_forge::recipe::{Recipe, RecipeOptions};
 use serde_json::json;
 
 use config::{Config, Rope};
+use vision::{TOWERS, Vision};
 
 /// The hidden states between layers are those of the reference times this. In published checkpoints the sums there
 /// exceed the largest f16, 65,504. Each layer normalises what it reads and what it adds, so the factor stands in the
@@ -40,26 +43,31 @@ const RESIDUAL: f32 = 1.0 / 64.0;
 qhx_forge::register_recipe!(
     RecipeEntry::new(&["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"], recipe)
         .prefill_graphs()
+        .options(&[TOWERS, VISION_WEIGHTS])
 );
 
 /// Names of a tensor: in checkpoints of text, in multimodal ones as `transformers` 5 saves them, and as published.
-/// The head stands beside the decoder.
+/// Head and tower stand beside the decoder; in the tower of older checkpoints is one module more.
 fn names(name: &str) -> Vec<String> {
-    ["model.", "model.language_model.", "language_model.model.", "language_model.", ""]
-        .map(|prefix| format!("{prefix}{name}"))
-        .to_vec()
+    let inner =
+        name.strip_prefix("vision_tower.").map(|rest| format!("vision_tower.vision_model.{rest}"));
+    let prefixes =
+        ["model.", "model.language_model.", "language_model.model.", "language_model.", ""];
+    let every = |name: &str| prefixes.map(|prefix| format!("{prefix}{name}"));
+    every(name).into_iter().chain(inner.iter().flat_map(|name| every(name))).collect()
 }
 
 /// The graphs of a checkpoint, and the plan that runs them with `gemma3_generate`.
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let checkpoint = &checkpoint.renamed(names);
     let config = Config::read(checkpoint)?;
-    // The tower for images: this recipe is of text.
-    checkpoint.leave_out("vision_tower");
-    checkpoint.leave_out("multi_modal_projector");
+    let vision = Vision::read(checkpoint, options)?;
     let (layers, max_ctx) = (config.sliding.len(), options.max_ctx);
     check_shape(options, layers, Some(config.max_positions))?;
-    let prompts = prefill_rows(options, &PREFILL_ROWS)?;
+    let prompts = match &vision {
+        Some(vision) => vision.prefill_rows(options)?,
+        None => prefill_rows(options, &PREFILL_ROWS)?,
+    };
     let window = config.window.min(max_ctx);
     // A step writes all of its rows into the ring at once.
     let ring = prompts.iter().fold(window, |ring, rows| ring.max(*rows));
@@ -92,9 +100,13 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
             "rope_scaling": scaling(config.local),
         },
     })));
-    Ok(Recipe::new("gemma3", "gemma3_generate", contexts, plan_params)
+    let mut recipe = Recipe::new("gemma3", "gemma3_generate", contexts, plan_params)
         .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)
-        .params(params))
+        .params(params);
+    if let Some(vision) = vision {
+        vision.add(&mut recipe, config.hidden)?;
+    }
+    Ok(recipe)
 }
 
 /// Makes the graphs of the decoder.
