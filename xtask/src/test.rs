@@ -199,7 +199,7 @@ const MORE_FAMILY_TESTS: [&str; 5] = ["qwen35::", "phimoe::", "gemma4::", "qwen3
 const BUILTIN: &str = "qhx-cli/builtin-ops,qhx-cli/parquet,qhx-tests/builtin-ops";
 
 /// What is not part of the workspace.
-const EXAMPLES: [&str; 7] = [
+const EXAMPLES: [&str; 9] = [
     "examples/backend/Cargo.toml",
     "examples/ctc/Cargo.toml",
     "examples/plugin-template/Cargo.toml",
@@ -207,6 +207,8 @@ const EXAMPLES: [&str; 7] = [
     "examples/lfm2/recipe/Cargo.toml",
     "examples/gemma3/op/Cargo.toml",
     "examples/gemma3/recipe/Cargo.toml",
+    "examples/smolvlm/op/Cargo.toml",
+    "examples/smolvlm/recipe/Cargo.toml",
 ];
 
 fn lint() -> Result<()> {

@@ -26,6 +26,7 @@ mod quantized;
 mod qwen35;
 mod qwen3vl;
 mod sessions;
+mod smolvlm;
 /// The family of `ops-speech`.
 mod speech {
     mod whisper;
