@@ -3,22 +3,34 @@
 //!
 //! The sensitivity of a layer is measured with that layer quantized and everything else f16. Sensitive layers are
 //! kept in the next higher precision, as few as a target allows; each choice is measured, not added up.
+//!
+//! A bundle with f16 weights is made once. What differs from it by few weights is its graphs again, which read these
+//! from a small file and all others from the file that is there. The graphs take many tokens at once and give the
+//! logits of each.
 
+mod joined;
 mod text;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use qhx_core::engine::Model;
 use qhx_core::{Error, ErrorKind, Result};
+use tempfile::TempDir;
 
 use crate::checkpoint::Checkpoint;
-use crate::forge::forge_checkpoint;
+use crate::forge::forge_known;
+use crate::names;
+use crate::onnx::{self, Known};
 use crate::options::ForgeOptions;
 use crate::overrides::{Override, precisions, quantized};
 use crate::plan::plan;
 use crate::progress::Progress;
 use crate::recipe::{Precision, Recipe, RecipeOptions, Task};
+pub(crate) use joined::joined;
 pub use text::read_texts;
+
+/// The file of weights that differ from those of the f16 bundle. No graph has such a name.
+const CHANGED: &str = "changed-weights";
 
 /// Tokens that are compared unless another number is given.
 pub const DEFAULT_TOKENS: usize = 256;
@@ -67,7 +79,7 @@ pub struct Calibration {
     pub reached: bool,
 }
 
-/// Reads tokens with a bundle, one after the other.
+/// Reads tokens with a bundle.
 pub trait Reader {
     /// Forgets all tokens.
     ///
@@ -75,11 +87,11 @@ pub trait Reader {
     /// When the model cannot be reset.
     fn reset(&mut self) -> Result<()>;
 
-    /// Takes a token, and gives the scores of all tokens that may be next.
+    /// Takes tokens, and hands the scores of all tokens that may be next to `take`, for each of them in order.
     ///
     /// # Errors
-    /// When the model fails, or gives scores that are no numbers.
-    fn read(&mut self, token: u32) -> Result<Vec<f32>>;
+    /// Those of `take`, and when the model fails, or gives scores that are no numbers.
+    fn read(&mut self, tokens: &[u32], take: &mut dyn FnMut(Vec<f32>) -> Result<()>) -> Result<()>;
 }
 
 impl Reader for Model {
@@ -87,10 +99,33 @@ impl Reader for Model {
         Self::reset(self)
     }
 
-    fn read(&mut self, token: u32) -> Result<Vec<f32>> {
+    fn read(
+        &mut self,
+        mut tokens: &[u32],
+        take: &mut dyn FnMut(Vec<f32>) -> Result<()>,
+    ) -> Result<()> {
         let op = self.op_mut();
-        op.decode(token)?;
-        Ok(op.logits()?.capped(op.info().softcap))
+        let cap = op.info().softcap;
+        // Graphs that give the logits of all rows; where there are none, one token a step.
+        let widths = op.info().verification.widths.clone();
+        while !tokens.is_empty() {
+            let full = widths.iter().rev().find(|width| **width <= tokens.len());
+            let count = full.or(widths.first()).map_or(1, |width| *width.min(&tokens.len()));
+            let (step, rest) = tokens.split_at(count.max(1));
+            if let [token] = step {
+                op.decode(*token)?;
+                take(op.logits()?.capped(cap))?;
+            } else {
+                op.verify(step)?;
+                for row in 0..step.len() {
+                    op.row_logits(row)?;
+                    take(op.logits()?.capped(cap))?;
+                }
+                op.accept(step.len())?;
+            }
+            tokens = rest;
+        }
+        Ok(())
     }
 }
 
@@ -98,7 +133,8 @@ impl Reader for Model {
 pub type OpenBundle<'a> = &'a dyn Fn(&Path) -> Result<Box<dyn Reader>>;
 
 /// Measures a checkpoint in the precisions below f16, and layer by layer in that of `options`, unless that is f16.
-/// Bundles are made in a folder beside `options.out`, one at a time, and removed.
+/// Bundles are made in a folder beside `options.out`, one at a time, and removed: that with f16 weights takes the most
+/// room, and beside it lie the quantized weights of one layer or kind.
 ///
 /// # Errors
 /// When a bundle cannot be made or run, the texts have too few tokens, or the options contradict each other.
@@ -112,14 +148,9 @@ pub fn calibrate(
 ) -> Result<Calibration> {
     check(checkpoint, options, wanted)?;
     let texts = tokens(checkpoint, options, wanted)?;
-    let parent = options.out.parent().filter(|p| !p.as_os_str().is_empty());
-    let parent = parent.unwrap_or(Path::new("."));
-    std::fs::create_dir_all(parent).map_err(|e| Error::io(ErrorKind::Io, parent, e))?;
-    let folder = tempfile::Builder::new()
-        .prefix(".qhx-calibrate-")
-        .tempdir_in(parent)
-        .map_err(|e| Error::io(ErrorKind::Io, parent, e))?;
+    let folder = scratch(&options.out)?;
     let out = folder.path().join("bundle");
+    let low = options.precision;
     let mut bench = Bench {
         checkpoint,
         recipe: &recipe,
@@ -128,11 +159,14 @@ pub fn calibrate(
         open,
         texts,
         reference: Vec::new(),
+        joined: true,
     };
-    let wide = bench.measure("f16", Precision::Fp16, &[], progress)?;
+    let (_, planned) = plan(checkpoint, &recipe, &bench.options(low, &[]), false)?;
+    let names = quantized(&planned);
+    let base = bench.base(!names.is_empty(), progress)?;
     let mut found = Calibration {
         tokens: bench.reference.len(),
-        perplexity: wide.perplexity,
+        perplexity: base.quality.perplexity,
         precisions: Vec::new(),
         layers: Vec::new(),
         groups: Vec::new(),
@@ -140,29 +174,49 @@ pub fn calibrate(
         chosen: None,
         reached: true,
     };
-    let low = options.precision;
+    let higher = precisions().into_iter().take_while(|p| *p != low).last();
+    if higher.is_some() {
+        let (layers, groups) = units(&names);
+        for (parts, list) in [(layers, &mut found.layers), (groups, &mut found.groups)] {
+            for part in parts {
+                let quality = bench.alone(&part, &base, progress)?;
+                list.push((part, quality));
+            }
+        }
+    }
+    // Its place is needed for the next ones.
+    bench.remove()?;
     for precision in precisions().into_iter().filter(|p| *p != Precision::Fp16) {
         let own = if precision == low { &options.weights[..] } else { &[] };
         let quality = bench.measure(precision.name(), precision, own, progress)?;
         found.precisions.push((precision, quality));
     }
-    let Some(higher) = precisions().into_iter().take_while(|p| *p != low).last() else {
-        return Ok(found);
-    };
-    let (_, planned) = plan(checkpoint, &recipe, &bench.options(low, &[]), false)?;
-    let (layers, groups) = units(&quantized(&planned));
-    for (parts, list) in [(layers, &mut found.layers), (groups, &mut found.groups)] {
-        for part in parts {
-            let rest = Override { part: String::new(), precision: Precision::Fp16 };
-            let one = Override { part: part.clone(), precision: low };
-            let quality = bench.measure(&part, low, &[rest, one], progress)?;
-            list.push((part, quality));
-        }
-    }
+    let Some(higher) = higher else { return Ok(found) };
     if let Some(target) = wanted.target {
         bench.choose(&mut found, higher, target, progress)?;
     }
     Ok(found)
+}
+
+/// A folder beside `out` that is removed again.
+pub(crate) fn scratch(out: &Path) -> Result<TempDir> {
+    let parent = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(parent).map_err(|e| Error::io(ErrorKind::Io, parent, e))?;
+    let mut folder = tempfile::Builder::new();
+    let folder = folder.prefix(".qhx-calibrate-").tempdir_in(parent);
+    folder.map_err(|e| Error::io(ErrorKind::Io, parent, e))
+}
+
+/// The options of a bundle in `out` that reads texts of at most `longest` tokens instead of that of `options`.
+pub(crate) fn measured(options: &ForgeOptions, out: &Path, longest: usize) -> ForgeOptions {
+    ForgeOptions {
+        overwrite: true,
+        name: Some("model".to_owned()),
+        max_ctx: Some(longest),
+        recipe_options: options.recipe_options.clone(),
+        ignore_tensors: options.ignore_tensors.clone(),
+        ..ForgeOptions::new(out)
+    }
 }
 
 /// Errors when there is nothing to measure.
@@ -192,7 +246,7 @@ fn check(checkpoint: &Checkpoint, options: &ForgeOptions, wanted: &CalibrateOpti
 }
 
 /// The tokens of the texts, as many as are wanted; texts without a second token are left out.
-fn tokens(
+pub(crate) fn tokens(
     checkpoint: &Checkpoint,
     options: &ForgeOptions,
     wanted: &CalibrateOptions,
@@ -258,27 +312,104 @@ struct Bench<'a, R> {
     texts: Vec<Vec<u32>>,
     /// Logarithms of the f16 model's probabilities, of each position.
     reference: Vec<Vec<f32>>,
+    /// The head is a part of the graphs before it, as long as the host-op takes that.
+    joined: bool,
+}
+
+/// A bundle with f16 weights.
+struct Base {
+    manifest: PathBuf,
+    /// What its weights are in its files.
+    known: Known,
+    quality: Quality,
 }
 
 impl<R: Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>> Bench<'_, R> {
     fn options(&self, precision: Precision, weights: &[Override]) -> ForgeOptions {
         let longest = self.texts.iter().map(Vec::len).max().unwrap_or(0);
         ForgeOptions {
-            overwrite: true,
-            name: Some("model".to_owned()),
             precision,
             head: self.options.head.filter(|_| precision != Precision::Fp16),
             weights: weights.to_vec(),
-            max_ctx: Some(longest),
-            // The logits of every position are wanted, which prefill graphs do not give.
-            prefill: Some(Vec::new()),
-            recipe_options: self.options.recipe_options.clone(),
-            ignore_tensors: self.options.ignore_tensors.clone(),
-            ..ForgeOptions::new(self.out)
+            ..measured(self.options, self.out, longest)
         }
     }
 
-    /// Makes the bundle and reads the texts; the first is what others are compared with.
+    /// The options of a bundle of which `part` alone has low-bit weights, or nothing if none is given.
+    fn options_of(&self, part: Option<&str>) -> ForgeOptions {
+        let low = self.options.precision;
+        let rest = Override { part: String::new(), precision: Precision::Fp16 };
+        let one = part.map(|part| Override { part: part.to_owned(), precision: low });
+        let weights: Vec<_> = std::iter::once(rest).chain(one).collect();
+        // The head's own precision would count for f16 weights, too.
+        let head = self.options.head.filter(|_| part.is_some_and(is_head));
+        ForgeOptions { head, ..self.options(low, &weights) }
+    }
+
+    /// The recipe, with the logits of all rows where that can be.
+    fn recipe(&self) -> impl Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe> {
+        move |checkpoint: &Checkpoint, options: &RecipeOptions| {
+            let recipe = (self.recipe)(checkpoint, options)?;
+            Ok(if self.joined { joined(recipe) } else { recipe })
+        }
+    }
+
+    /// Makes a bundle and opens it.
+    fn make(
+        &mut self,
+        options: &ForgeOptions,
+        progress: &dyn Progress,
+    ) -> Result<(PathBuf, Known, Box<dyn Reader>)> {
+        loop {
+            let mut known = Known::default();
+            let mut quiet = Quiet(progress);
+            let report =
+                forge_known(self.checkpoint, self.recipe(), options, &mut known, &mut quiet)?;
+            match (self.open)(&report.manifest) {
+                Ok(model) => return Ok((report.manifest, known, model)),
+                // A host-op that wants a graph of the head.
+                Err(error) if self.joined && error.kind() != ErrorKind::Cancelled => {
+                    self.joined = false;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn remove(&self) -> Result<()> {
+        std::fs::remove_dir_all(self.out).map_err(|e| Error::io(ErrorKind::Io, self.out, e))
+    }
+
+    /// Makes the bundle with f16 weights that others are compared with. Its graphs are those of the low precision, if
+    /// that quantizes any.
+    fn base(&mut self, quantized: bool, progress: &mut dyn Progress) -> Result<Base> {
+        let what = "f16";
+        progress.stage(&format!("calibrate {what}"), 0);
+        let options =
+            if quantized { self.options_of(None) } else { self.options(Precision::Fp16, &[]) };
+        let (manifest, known, model) = self.make(&options, progress)?;
+        let quality = self.read(what, model, progress)?;
+        Ok(Base { manifest, known, quality })
+    }
+
+    /// Measures the model of which `part` alone has low-bit weights: graphs in the place of those of `base`.
+    fn alone(&mut self, part: &str, base: &Base, progress: &mut dyn Progress) -> Result<Quality> {
+        progress.stage(&format!("calibrate {part}"), 0);
+        let options = self.options_of(Some(part));
+        let (_, recipe) = plan(self.checkpoint, self.recipe(), &options, false)?;
+        let graphs: Vec<_> = recipe.contexts.iter().flat_map(|context| &context.graphs).collect();
+        let mut known = base.known.clone();
+        let folder = base.manifest.with_file_name(names::ONNX);
+        let data = onnx::write_beside(&graphs, &folder, CHANGED, &mut known, &mut Quiet(progress))?;
+        let model = (self.open)(&base.manifest)?;
+        let quality = self.read(part, model, progress)?;
+        if let Some(data) = data {
+            std::fs::remove_file(&data).map_err(|e| Error::io(ErrorKind::Io, &data, e))?;
+        }
+        Ok(quality)
+    }
+
+    /// Makes a bundle, measures it and removes it.
     fn measure(
         &mut self,
         what: &str,
@@ -288,19 +419,32 @@ impl<R: Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>> Bench<'_, R> {
     ) -> Result<Quality> {
         progress.stage(&format!("calibrate {what}"), 0);
         let options = self.options(precision, weights);
-        let report =
-            forge_checkpoint(self.checkpoint, self.recipe, &options, &mut Quiet(progress))?;
-        let mut model = (self.open)(&report.manifest)?;
-        let first = self.reference.is_empty();
+        let (_, _, model) = self.make(&options, progress)?;
+        let quality = self.read(what, model, progress)?;
+        self.remove()?;
+        Ok(quality)
+    }
+
+    /// Reads the texts; what comes first is what others are compared with.
+    fn read(
+        &mut self,
+        what: &str,
+        mut model: Box<dyn Reader>,
+        progress: &dyn Progress,
+    ) -> Result<Quality> {
+        let Self { texts, reference, .. } = self;
+        let first = reference.is_empty();
         let (mut divergence, mut same, mut surprise) = (0f64, 0usize, 0f64);
         let mut position = 0;
-        for text in &self.texts {
+        for text in &*texts {
             model.reset()?;
-            for (token, next) in text.iter().zip(text.iter().skip(1)) {
+            let Some((_, read)) = text.split_last() else { continue };
+            let mut next = text.iter().skip(1);
+            model.read(read, &mut |mut scores| {
                 if progress.cancelled() {
                     return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
                 }
-                let mut scores = model.read(*token)?;
+                let Some(next) = next.next() else { return Ok(()) };
                 log_softmax(&mut scores);
                 let likely = scores.get(*next as usize).copied().unwrap_or(f32::NEG_INFINITY);
                 if !likely.is_finite() {
@@ -314,18 +458,16 @@ impl<R: Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>> Bench<'_, R> {
                 }
                 surprise -= f64::from(likely);
                 if first {
-                    self.reference.push(scores);
+                    reference.push(scores);
                     same += 1;
-                } else if let Some(reference) = self.reference.get(position) {
-                    divergence += divergence_of(reference, &scores);
-                    same += usize::from(likeliest(reference) == likeliest(&scores));
+                } else if let Some(expected) = reference.get(position) {
+                    divergence += divergence_of(expected, &scores);
+                    same += usize::from(likeliest(expected) == likeliest(&scores));
                 }
                 position += 1;
-            }
+                Ok(())
+            })?;
         }
-        drop(model);
-        // Its place is needed for the next one.
-        std::fs::remove_dir_all(self.out).map_err(|e| Error::io(ErrorKind::Io, self.out, e))?;
         let count = position.max(1) as f64;
         Ok(Quality {
             // Rounding may leave a little less than nothing.
@@ -406,7 +548,7 @@ fn likeliest(scores: &[f32]) -> Option<usize> {
 }
 
 /// Progress of a bundle that is only measured: nothing is reported, and it can be stopped.
-struct Quiet<'a>(&'a dyn Progress);
+pub(crate) struct Quiet<'a>(pub &'a dyn Progress);
 
 impl Progress for Quiet<'_> {
     fn stage(&mut self, _what: &str, _total: u64) {}

@@ -10,9 +10,9 @@ use crate::graph::{Graph, Tensor, TensorId};
 use crate::recipe::Recipe;
 
 /// Keys of `plan.params` under which graphs stand whose last one writes what the head reads.
-const DECODERS: [&str; 2] = ["decode", "prefill"];
+pub(crate) const DECODERS: [&str; 2] = ["decode", "prefill"];
 /// The key of the head.
-const HEAD: &str = "lmhead";
+pub(crate) const HEAD: &str = "lmhead";
 
 /// Keys of `plan.params` that name graphs and nothing else. Under another key a list is one of graphs where it names
 /// one.

@@ -14,6 +14,7 @@ use crate::bundle::{Fingerprint, Staging, check_apart};
 use crate::check::{CheckRow, compare};
 use crate::checkpoint::Checkpoint;
 use crate::graph::Graph;
+use crate::onnx::Known;
 use crate::options::ForgeOptions;
 use crate::plan::plan;
 use crate::progress::Progress;
@@ -105,8 +106,22 @@ pub fn forge_checkpoint(
     options: &ForgeOptions,
     progress: &mut dyn Progress,
 ) -> Result<Report> {
+    forge_known(checkpoint, recipe, options, &mut Known::default(), progress)
+}
+
+/// As [`forge_checkpoint`]; `known` gets the weights of the ONNX graphs that are written.
+///
+/// # Errors
+/// As [`forge`].
+pub(crate) fn forge_known(
+    checkpoint: &Checkpoint,
+    recipe: impl Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>,
+    options: &ForgeOptions,
+    known: &mut Known,
+    progress: &mut dyn Progress,
+) -> Result<Report> {
     check_options(options)?;
-    make(checkpoint, recipe, options, progress)
+    make(checkpoint, recipe, options, known, progress)
 }
 
 /// Errors when the options contradict each other.
@@ -147,6 +162,7 @@ fn make(
     checkpoint: &Checkpoint,
     recipe: impl Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>,
     options: &ForgeOptions,
+    known: &mut Known,
     progress: &mut dyn Progress,
 ) -> Result<Report> {
     let name = model_name(checkpoint, options.name.as_deref())?;
@@ -170,7 +186,7 @@ fn make(
     if let Some(note) = rounded(checkpoint, &recipe) {
         progress.note(&note);
     }
-    let artifacts = fill(checkpoint, &recipe, &name, options, &mut staging, progress);
+    let artifacts = fill(checkpoint, &recipe, &name, options, &mut staging, known, progress);
     let artifacts = match artifacts {
         Ok(artifacts) => artifacts,
         Err(error) => {
@@ -295,6 +311,7 @@ fn fill(
     name: &str,
     options: &ForgeOptions,
     staging: &mut Staging,
+    known: &mut Known,
     progress: &mut dyn Progress,
 ) -> Result<Artifacts> {
     // First, and before hours of compiling, what may be refused at once.
@@ -352,7 +369,7 @@ fn fill(
                 // What has the name of an optional context may be left out.
                 together.sort_by_key(|context| context.optional.is_some());
                 let graphs: Vec<&Graph> = together.iter().flat_map(|c| &c.graphs).collect();
-                onnx_graphs(&graphs, staging, progress)?;
+                onnx_graphs(&graphs, staging, known, progress)?;
             }
             let mut files = Map::new();
             for graph in &plan.graphs {
@@ -453,14 +470,17 @@ fn sharing(contexts: &[ContextPlan]) -> Vec<usize> {
 fn onnx_graphs(
     graphs: &[&Graph],
     staging: &mut Staging,
+    known: &mut Known,
     progress: &mut dyn Progress,
 ) -> Result<()> {
-    let dir = staging.folder("onnx")?;
+    let dir = staging.folder(names::ONNX)?;
     let mut files: Vec<String> = graphs.iter().map(|g| names::onnx_file(g.name())).collect();
-    let Some(first) = files.first().cloned() else { return Ok(()) };
+    let (Some(first), Some(graph)) = (files.first().cloned(), graphs.first()) else {
+        return Ok(());
+    };
     files.push(names::onnx_data_file(&first));
     artifact(staging, &first, &describe(graphs.iter().copied()), &files, progress, |_, progress| {
-        onnx::write_all(graphs, &dir, progress).map(drop)
+        onnx::write_beside(graphs, &dir, graph.name(), known, progress).map(drop)
     })
 }
 

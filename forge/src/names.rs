@@ -11,6 +11,9 @@ const RESERVED: [&str; 5] = ["contexts", "embed", "files", "tokenizer", "tokeniz
 /// Longest name of a graph, context or table.
 const MAX_LEN: usize = 100;
 
+/// The folder of ONNX reference graphs and their weights.
+pub(crate) const ONNX: &str = "onnx";
+
 /// The context binary of a context of the model `model`.
 pub(crate) fn context_file(model: &str, context: &ContextPlan) -> String {
     format!("{model}_{}_{}.bin", context.key, context.precision.suffix())
@@ -18,7 +21,7 @@ pub(crate) fn context_file(model: &str, context: &ContextPlan) -> String {
 
 /// The ONNX reference graph of a graph.
 pub(crate) fn onnx_file(graph: &str) -> String {
-    format!("onnx/{graph}.onnx")
+    format!("{ONNX}/{graph}.onnx")
 }
 
 /// The golden steps of a model. In a folder: JSON files beside the manifest may be taken for manifests.

@@ -81,10 +81,13 @@ impl Reader for Graphs {
         Ok(())
     }
 
-    fn read(&mut self, token: u32) -> Result<Vec<f32>> {
-        let x: Vec<f32> = (0..80).map(|i| ((i * 7 + 1) as f32 * token as f32).sin()).collect();
-        let y = self.decode.run(&x)?;
-        self.head.run(&y)
+    fn read(&mut self, tokens: &[u32], take: &mut dyn FnMut(Vec<f32>) -> Result<()>) -> Result<()> {
+        for token in tokens {
+            let x = (0..80).map(|i| ((i * 7 + 1) as f32 * *token as f32).sin()).collect::<Vec<_>>();
+            let y = self.decode.run(&x)?;
+            take(self.head.run(&y)?)?;
+        }
+        Ok(())
     }
 }
 

@@ -3,10 +3,12 @@
 mod nbits;
 
 use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
+use qhx_core::hash::hex;
 use qhx_core::onnx::{ExternalData, Operator, ROW_AXIS, STORED_FLOATS, attribute, suffix, swapped};
 use qhx_core::{DType, Error, ErrorKind, Result};
 use rten_onnx::onnx::{
@@ -14,6 +16,7 @@ use rten_onnx::onnx::{
     StringStringEntryProto, TensorProto, TensorShapeProto, TypeProto, TypeProtoTensor,
     ValueInfoProto,
 };
+use sha2::{Digest as _, Sha256};
 
 use super::data::DataFile;
 use super::ir;
@@ -24,6 +27,9 @@ use crate::graph::{
 };
 use crate::progress::Progress;
 use crate::weight::{Storage, Weight, fits_f16, stream};
+
+/// Begins the names of int64 constants.
+const SHAPES: &str = "int64.";
 
 /// The files of a lowered graph.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,17 +68,65 @@ pub fn write_all(
     progress: &mut dyn Progress,
 ) -> Result<Option<PathBuf>> {
     let Some(first) = graphs.first() else { return Ok(None) };
-    let mut data = DataFile::new(dir.join(format!("{}.onnx_data", first.name())));
+    write_beside(graphs, dir, first.name(), &mut Known::default(), progress)
+}
+
+/// As [`write_all`], with the weights in `<dir>/<data>.onnx_data`, but for those that `known` has in other files of the
+/// folder. It gets those that are written.
+///
+/// # Errors
+/// As [`write_all`].
+pub(crate) fn write_beside(
+    graphs: &[&Graph],
+    dir: &Path,
+    data: &str,
+    known: &mut Known,
+    progress: &mut dyn Progress,
+) -> Result<Option<PathBuf>> {
+    let mut data = DataFile::new(dir.join(format!("{data}.onnx_data")));
     for graph in graphs {
-        write_model(graph, &model_path(graph, dir), &mut data, progress)?;
+        write_model(graph, &model_path(graph, dir), &mut data, known, progress)?;
     }
     data.finish()
+}
+
+/// What weights became in the files that were written: the same matrix, stored in the same way under the same name, is
+/// neither read nor written again.
+#[derive(Clone, Default)]
+pub(crate) struct Known(HashMap<String, Lowered>);
+
+/// What a weight adds to a model.
+#[derive(Clone)]
+struct Lowered {
+    initializers: Vec<TensorProto>,
+    nodes: Vec<NodeProto>,
+    offsets: Option<ExternalData>,
+}
+
+/// What tells a weight from all others of a checkpoint. Two views of one tensor may have its name, so that values of
+/// the first, the middle and the last row are a part of it.
+fn identity(tensor: &Tensor, weight: &Weight) -> Result<String> {
+    let (source, storage) = (weight.source(), weight.storage());
+    let [rows, cols] = source.shape();
+    let mut identity = format!(
+        "{} {} {} {rows} {cols} {storage:?}",
+        tensor.name,
+        source.name(),
+        source.first_row()
+    );
+    let mut row = vec![0f32; cols];
+    for place in [0, rows / 2, rows.saturating_sub(1)] {
+        source.read_f32(place, &mut row)?;
+        let _ = write!(identity, " {}", hex(Sha256::digest(bytemuck::cast_slice(&row))));
+    }
+    Ok(identity)
 }
 
 fn write_model(
     graph: &Graph,
     path: &Path,
     data: &mut DataFile,
+    known: &mut Known,
     progress: &mut dyn Progress,
 ) -> Result<()> {
     progress.stage(&format!("onnx {}", graph.name()), graph.weight_bytes());
@@ -80,6 +134,7 @@ fn write_model(
         graph,
         out: GraphProto::default(),
         data,
+        known,
         shapes: HashMap::new(),
         scalars: HashMap::new(),
         offsets: HashMap::new(),
@@ -102,6 +157,7 @@ struct Lowering<'a> {
     graph: &'a Graph,
     out: GraphProto,
     data: &'a mut DataFile,
+    known: &'a mut Known,
     /// Names of int64 constants by their values.
     shapes: HashMap<Vec<i64>, String>,
     /// Names of constants without dimensions by the bits of their values.
@@ -147,6 +203,32 @@ impl Lowering<'_> {
         if self.progress.cancelled() {
             return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
         }
+        let identity = identity(tensor, weight)?;
+        if let Some(Lowered { initializers, nodes, offsets }) = self.known.0.get(&identity) {
+            self.out.initializer.extend(initializers.iter().cloned());
+            self.out.node.extend(nodes.iter().cloned());
+            self.offsets.extend(offsets.clone().map(|offsets| (tensor.name.clone(), offsets)));
+        } else {
+            let [initializers, nodes] = [self.out.initializer.len(), self.out.node.len()];
+            self.store(tensor, weight)?;
+            let lowered = Lowered {
+                initializers: self.out.initializer[initializers..].to_vec(),
+                nodes: self.out.node[nodes..].to_vec(),
+                offsets: self.offsets.get(&tensor.name).cloned(),
+            };
+            // Shapes have other names in another graph.
+            let mut inputs = lowered.nodes.iter().flat_map(|node| &node.input);
+            if !inputs.any(|input| input.starts_with(SHAPES)) {
+                self.known.0.insert(identity, lowered);
+            }
+        }
+        self.done += weight.qnn_bytes();
+        self.progress.advance(self.done);
+        Ok(())
+    }
+
+    /// Adds the initialisers and nodes of a weight.
+    fn store(&mut self, tensor: &Tensor, weight: &Weight) -> Result<()> {
         match weight.storage() {
             Storage::Int8 => {
                 let rows = weight.to_int8()?;
@@ -180,8 +262,6 @@ impl Lowering<'_> {
                 })?;
             }
         }
-        self.done += weight.qnn_bytes();
-        self.progress.advance(self.done);
         Ok(())
     }
 
@@ -414,7 +494,7 @@ impl Lowering<'_> {
         if let Some(name) = self.shapes.get(&values) {
             return name.clone();
         }
-        let name = format!("int64.{}", self.shapes.len());
+        let name = format!("{SHAPES}{}", self.shapes.len());
         let raw = bytemuck::cast_slice(&values);
         self.initializer(&name, DataType::INT64, &[values.len()], raw);
         self.shapes.insert(values, name.clone());

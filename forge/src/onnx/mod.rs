@@ -14,5 +14,6 @@ mod model;
 mod read;
 
 pub(crate) use ir::VERSION;
+pub(crate) use lower::{Known, write_beside};
 pub use lower::{Written, write, write_all};
 pub use read::read;

@@ -5,6 +5,7 @@
 
 mod backend;
 mod bad_bundles;
+mod calibration;
 mod ctc;
 mod embed;
 mod encoders;
