@@ -77,6 +77,8 @@ pub struct Plan {
     pub budget: u64,
     /// Tensors of the checkpoint that the bundle does without.
     pub left_out: Vec<String>,
+    /// Of the options: prefill graphs are left out, and weights shared. No hint says what was given.
+    given: [bool; 2],
 }
 
 impl Plan {
@@ -104,15 +106,21 @@ impl Plan {
     /// What a user should know about running such a bundle, in one sentence; none as a rule.
     pub fn warning(&self) -> Option<String> {
         (self.compiled && self.contexts.len() > MAX_CONTEXTS).then(|| {
-            let lower = match self.precision {
-                Precision::Fp16 => "w8a16 or w4a16, ",
-                Precision::W8A16 => "w4a16, ",
-                Precision::W4A16 => "",
+            let [no_prefill, shared] = self.given;
+            let ways = [
+                (self.precision == Precision::Fp16, "w8a16"),
+                (self.precision != Precision::W4A16, "w4a16"),
+                (!no_prefill, "fewer graphs for prompts (--prefill 0)"),
+                (!shared, "shared weights (--share-weights)"),
+            ];
+            let ways: Vec<_> = ways.iter().filter(|(open, _)| *open).map(|(_, way)| *way).collect();
+            let fewer = match ways.as_slice() {
+                [] => String::new(),
+                ways => format!("{} make fewer of them, and ", ways.join(" or ")),
             };
             format!(
-                "{} contexts are more than the {MAX_CONTEXTS} that a device holds at once: {lower}fewer graphs for \
-                 prompts (--prefill 0) or shared weights (--share-weights) make fewer of them, and --resident loads \
-                 them in turn",
+                "{} contexts are more than the {MAX_CONTEXTS} that a device holds at once: {fewer}--resident loads them \
+                 in turn",
                 self.contexts.len()
             )
         })
@@ -244,15 +252,20 @@ fn too_large(plan: &Plan, context: &ContextSizes, shards: &str) -> Error {
         (_, asked, Precision::Fp16) if asked != Precision::Fp16 => {
             "its weights have a --recipe-option of their own, and a shorter context makes its caches smaller"
         }
-        (_, Precision::Fp16, _) => {
-            "w8a16 halves the layers, a shorter context the caches; --prefill 0 makes fewer contexts"
-        }
+        (_, Precision::Fp16, _) => "w8a16 halves the layers, a shorter context the caches",
         (_, Precision::W8A16, _) => {
-            "w4a16 halves the layers once more, a shorter context the caches; --prefill 0 makes fewer contexts"
+            "w4a16 halves the layers once more, a shorter context the caches"
         }
-        (_, Precision::W4A16, _) => "a shorter context may do; --prefill 0 makes fewer contexts",
+        (_, Precision::W4A16, _) => "a shorter context may do",
     };
-    error.hint(format!("{shards}; {lower}"))
+    let [no_prefill, _] = plan.given;
+    let own = plan.precision != Precision::Fp16 && context.precision == Precision::Fp16;
+    let prefill = if no_prefill || own || is_head(context) {
+        ""
+    } else {
+        "; --prefill 0 makes fewer contexts"
+    };
+    error.hint(format!("{shards}; {lower}{prefill}"))
 }
 
 fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compiled: bool) -> Plan {
@@ -274,6 +287,7 @@ fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compil
         compiled,
         budget: options.context_budget,
         left_out: Vec::new(),
+        given: [wanted.prefill.as_ref().is_some_and(Vec::is_empty), options.share_weights],
     }
 }
 
