@@ -286,7 +286,7 @@ fn fingerprint(
         &format!("{} {} {:?} {}", plan.shards, plan.max_ctx, options.prefill, options.onnx),
         &options.portable.to_string(),
         &options.share_weights.to_string(),
-        &format!("{:?} {:?}", options.recipe_options, options.weights),
+        &format!("{:?} {:?} {:?}", options.recipe_options, options.weights, options.folds),
         compiler.map_or("", |c| c.dsp_arch()),
         &format!("{:?}", compiler.and_then(|c| c.soc_model())),
         &compiler.map_or_else(String::new, |c| c.version()),
@@ -518,6 +518,10 @@ fn manifest(
         let weights = options.weights.iter();
         let weights = weights.map(|one| (one.part.clone(), json!(one.precision.name())));
         model.insert("weights".to_owned(), Value::Object(weights.collect()));
+    }
+    if !options.folds.is_empty() {
+        let folds = options.folds.iter().map(|fold| (fold.part.clone(), json!(fold.shift)));
+        model.insert("folds".to_owned(), Value::Object(folds.collect()));
     }
     model.insert("made_by".to_owned(), json!(concat!("qhx-forge ", env!("CARGO_PKG_VERSION"))));
     if let Some(compiler) = compiler {

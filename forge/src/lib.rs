@@ -16,8 +16,10 @@ pub mod checkpoint;
 pub mod compile;
 pub mod estimate;
 mod floats;
+mod fold;
 mod forge;
 pub mod graph;
+pub mod headroom;
 mod helpers;
 mod import;
 mod keys;
@@ -43,6 +45,7 @@ mod text;
 pub mod weight;
 
 pub use adapter::Adapter;
+pub use fold::Fold;
 pub use forge::{ContextReport, Report, forge, forge_checkpoint, forge_with};
 #[doc(hidden)]
 pub use inventory;

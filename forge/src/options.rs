@@ -10,6 +10,7 @@ use qhx_core::{Media, Result};
 
 use crate::checkpoint::Checkpoint;
 use crate::compile::Compiler;
+use crate::fold::Fold;
 use crate::overrides::Override;
 use crate::recipe::{Precision, RecipeOptions, Task};
 use crate::registry::longest;
@@ -81,6 +82,8 @@ pub struct ForgeOptions {
     pub recipe_options: BTreeMap<String, String>,
     /// Weights in another precision, no lower than [`ForgeOptions::precision`].
     pub weights: Vec<Override>,
+    /// Powers of two in weights, which keep what graphs compute within f16, see [`crate::headroom`].
+    pub folds: Vec<Fold>,
     /// Tensors of the checkpoint that no graph and no table needs to read: words of their names, as in
     /// [`Override::part`].
     pub ignore_tensors: Vec<String>,
@@ -114,6 +117,7 @@ impl ForgeOptions {
             share_weights: false,
             recipe_options: BTreeMap::new(),
             weights: Vec::new(),
+            folds: Vec::new(),
             ignore_tensors: Vec::new(),
             rerank: None,
             compiler: None,
@@ -147,6 +151,7 @@ impl std::fmt::Debug for ForgeOptions {
             .field("share_weights", &self.share_weights)
             .field("recipe_options", &self.recipe_options)
             .field("weights", &self.weights)
+            .field("folds", &self.folds)
             .field("ignore_tensors", &self.ignore_tensors)
             .field("rerank", &self.rerank)
             .field("dsp_arch", &self.compiler.as_ref().map(|c| c.dsp_arch().to_owned()))

@@ -12,7 +12,7 @@ use crate::graph::{Elem, Graph};
 use crate::options::{AUTO_SHARDS, ForgeOptions};
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, Precision, Recipe, RecipeOptions};
 use crate::registry::min_shards;
-use crate::{chain, names, overrides};
+use crate::{chain, fold, names, overrides};
 
 /// More shards than any model has layers.
 const MAX_SHARDS: usize = 4096;
@@ -156,7 +156,10 @@ pub fn plan(
     compiled: bool,
 ) -> Result<(Plan, Recipe)> {
     let recipe = |checkpoint: &Checkpoint, wanted: &RecipeOptions| -> Result<Recipe> {
-        overrides::apply(|wanted| recipe(checkpoint, wanted), wanted, &options.weights)
+        let mut made =
+            overrides::apply(|wanted| recipe(checkpoint, wanted), wanted, &options.weights)?;
+        fold::apply(&mut made, &options.folds)?;
+        Ok(made)
     };
     let mut wanted = options.for_recipe(checkpoint);
     let checkpoint = &checkpoint.unused();

@@ -28,6 +28,7 @@ pub mod plugin_files;
 pub mod poison;
 pub mod registered;
 pub mod replay;
+pub mod rescaled;
 pub mod restarting;
 pub mod suite;
 pub mod tiny;

@@ -14,7 +14,7 @@ use crate::calibrate::{CalibrateOptions, DEFAULT_TOKENS, read_texts};
 use crate::checkpoint::Checkpoint;
 use crate::estimate::DEFAULT_CORNER;
 use crate::{
-    AUTO_SHARDS, Adapter, CONTEXT_BUDGET, ForgeOptions, Override, Precision, Task, rerank,
+    AUTO_SHARDS, Adapter, CONTEXT_BUDGET, Fold, ForgeOptions, Override, Precision, Task, rerank,
 };
 
 const EXAMPLES: &str = "\
@@ -78,9 +78,13 @@ pub struct ForgeArgs {
     pub(crate) out: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) shape: ShapeArgs,
-    /// Compare each context binary with its ONNX graph on random inputs and print the cosines
-    #[arg(long, conflicts_with_all = ["cpu_only", "share_weights"])]
-    pub(crate) check: bool,
+    /// Compare each context binary with its ONNX graph on random inputs and print the cosines. With TEXTS, a file as
+    /// --calibrate takes it, the model reads them in f32 first: prints the largest values of each layer that the NPU
+    /// computes in f16, folds powers of two into weights where they do not fit (see --fold), and makes nothing where
+    /// that does not help
+    #[arg(long, value_name = "TEXTS", num_args = 0..=1)]
+    #[arg(conflicts_with_all = ["cpu_only", "share_weights"])]
+    pub(crate) check: Option<Option<PathBuf>>,
     /// With --check: an image on which the vision tower is run in f32 first. Prints how large its hidden states become
     /// after each block, and makes nothing when the NPU's f16 could not hold them. PNG, JPEG, WebP, GIF
     #[arg(long, value_name = "FILE", requires = "check")]
@@ -267,6 +271,11 @@ pub(crate) struct ShapeArgs {
     /// layers.3=fp16, down_proj=fp16 or layers.3.mlp.down_proj=fp16. May be given several times; the last one counts
     #[arg(long, value_name = "PART=PRECISION")]
     pub weights: Vec<Override>,
+    /// Keep what the projection PART computes at 2^-K of its size, for values that f16 does not hold, such as
+    /// layers.3.mlp.up_proj=4: its weight becomes smaller, and the weight that reads it larger. May be given several
+    /// times; the last one counts
+    #[arg(long = "fold", value_name = "PART=K")]
+    pub folds: Vec<Fold>,
     /// Tensors that the bundle does without, though the recipe neither reads them nor leaves them out by itself: all
     /// with PART in their names. May be given several times
     #[arg(long, value_name = "PART")]
@@ -314,6 +323,7 @@ impl ShapeArgs {
             share_weights: self.share_weights,
             recipe_options: own.chain(self.recipe_options.iter().cloned()).collect(),
             weights: self.weights.clone(),
+            folds: self.folds.clone(),
             ignore_tensors: self.ignore_tensors.clone(),
             ..ForgeOptions::new(out)
         }
@@ -426,9 +436,16 @@ impl ForgeArgs {
         }
     }
 
+    /// The texts whose largest values are measured, where that is asked for.
+    pub(super) fn headroom(&self) -> Result<Option<CalibrateOptions>> {
+        let Some(Some(file)) = &self.check else { return Ok(None) };
+        let texts = read_texts(file)?;
+        Ok(Some(CalibrateOptions { texts, tokens: DEFAULT_TOKENS, target: None }))
+    }
+
     /// True when bundles are made to be measured, for which host-ops are needed.
     pub fn calibrates(&self) -> bool {
-        self.command.is_none() && self.calibrate.is_some()
+        self.command.is_none() && (self.calibrate.is_some() || matches!(self.check, Some(Some(_))))
     }
 
     /// True when bundles are made with golden steps, for which host-ops are needed.

@@ -10,6 +10,7 @@ mod prepare;
 mod progress;
 mod show_calibration;
 mod show_estimate;
+mod show_headroom;
 mod show_plan;
 mod subprocess;
 mod targets;
@@ -33,10 +34,11 @@ use crate::calibrate::{CalibrateOptions, Calibration, Reader, calibrate};
 use crate::checkpoint::Checkpoint;
 use crate::compile::Compiler;
 use crate::estimate::{EstimateOptions, record};
+use crate::headroom::{Headroom, headroom};
 use crate::options::{CheckBackends, ForgeOptions};
 use crate::registry;
 use crate::residual::Residual;
-use crate::{Override, Report, forge_checkpoint, say};
+use crate::{Fold, Override, Report, forge_checkpoint, say};
 use args::ForgeCommand;
 use subprocess::SubprocessCompiler;
 use targets::{Place, TargetChoice, places, unfinished};
@@ -103,7 +105,7 @@ pub fn run(
         say!("note: no QNN libraries are given or installed; {}", how_to_get());
     }
     for (asked, option) in [
-        (args.check, "--check"),
+        (args.check.is_some(), "--check"),
         (args.no_onnx, "--no-onnx"),
         (args.estimate, "--estimate"),
         (args.shape.share_weights && !args.portable, "--share-weights"),
@@ -126,10 +128,24 @@ pub fn run(
         None => None,
         Some(wanted) => Some(calibrated(&checkpoint, &shape, &wanted, open, &terminal)?),
     };
-    let kept = calibration.iter().flat_map(|found| &found.kept).cloned().collect();
-    let calibration = calibration.as_ref();
+    let headroom = match args.headroom()? {
+        None => None,
+        Some(wanted) => {
+            let found = measured(&checkpoint, &shape, &wanted, open, &terminal)?;
+            if !args.json {
+                show_headroom::show(&found, terminal.output)?;
+            }
+            Some(found)
+        }
+    };
+    let found = Found {
+        kept: calibration.iter().flat_map(|found| &found.kept).cloned().collect(),
+        folds: headroom.as_ref().map_or(Ok(Vec::new()), |found| found.folds.clone())?,
+    };
+    let (calibration, headroom) = (calibration.as_ref(), headroom.as_ref());
     let golden = Cell::new(open.filter(|_| args.makes_golden_steps()));
-    let work = Work { args, program, checkpoint: &checkpoint, calibration, kept, golden };
+    let work =
+        Work { args, program, checkpoint: &checkpoint, calibration, headroom, found, golden };
     let Some(libraries) = &libraries else { return work.bundle(out, None, &mut terminal) };
     if let [one] = &places[..] {
         return work.bundle(&one.out, Some((libraries, one)), &mut terminal);
@@ -145,14 +161,32 @@ pub fn run(
     Ok(status)
 }
 
+/// What was measured to be better than what the command line says.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// Weights in a higher precision.
+    kept: Vec<Override>,
+    /// Powers of two in weights.
+    folds: Vec<Fold>,
+}
+
+impl Found {
+    /// The same as words of a command line.
+    fn words(&self) -> Vec<OsString> {
+        let kept = self.kept.iter().map(|one| ["--weights".into(), one.to_string().into()]);
+        let folds = self.folds.iter().map(|one| ["--fold".into(), one.to_string().into()]);
+        kept.chain(folds).flatten().collect()
+    }
+}
+
 /// What the bundles of all targets have in common.
 struct Work<'a> {
     args: &'a ForgeArgs,
     program: &'a Program,
     checkpoint: &'a Checkpoint,
     calibration: Option<&'a Calibration>,
-    /// Weights in a higher precision by what was measured.
-    kept: Vec<Override>,
+    headroom: Option<&'a Headroom>,
+    found: Found,
     /// Opens bundles for their golden steps, as long as that works.
     golden: Cell<Option<OpenModel<'a>>>,
 }
@@ -167,9 +201,10 @@ impl Work<'_> {
     ) -> Result<Status> {
         let Self { args, program, checkpoint, .. } = *self;
         let mut shape = args.shape.options(out);
-        shape.weights.extend(self.kept.iter().cloned());
+        shape.weights.extend(self.found.kept.iter().cloned());
+        shape.folds.extend(self.found.folds.iter().cloned());
         let check = match compiled {
-            Some((libraries, _)) if args.check => {
+            Some((libraries, _)) if args.check.is_some() => {
                 let image = args.image.as_deref().map(image).transpose()?;
                 Some(check_backends(libraries.clone(), terminal.process.threads(), image))
             }
@@ -178,7 +213,7 @@ impl Work<'_> {
         let compiler = match compiled {
             Some((libraries, place)) => {
                 let compiler = compiler(libraries, place.target, args.shape.share_weights)?;
-                Some(in_subprocesses(compiler, program, place.choice, &self.kept, terminal))
+                Some(in_subprocesses(compiler, program, place.choice, &self.found, terminal))
             }
             None => None,
         };
@@ -201,7 +236,7 @@ impl Work<'_> {
         {
             self.golden.set(None);
         }
-        print(&report, self.calibration, args, terminal.output)?;
+        self.print(&report, terminal.output)?;
         if let (true, Some((libraries, place))) = (args.estimate, compiled) {
             let wanted = EstimateOptions { corner: args.corner, traces: None };
             let compiler = (libraries, place.target);
@@ -216,6 +251,64 @@ impl Work<'_> {
         }
         Ok(Status::Done)
     }
+
+    fn print(&self, report: &Report, output: &mut Output) -> Result<()> {
+        let Self { args, calibration, headroom, .. } = *self;
+        for context in &report.contexts {
+            if !context.wider_weights.is_empty() {
+                let wider = context.wider_weights.iter();
+                let wider: Vec<_> =
+                    wider.map(|(name, storage)| format!("{name} ({storage})")).collect();
+                say!(
+                    "note: context {:?}: the shapes of {} weights do not fit its precision: {}",
+                    context.key,
+                    wider.len(),
+                    wider.join(", ")
+                );
+            }
+        }
+        if args.json {
+            let mut json = report_json(report);
+            if let Some(found) = calibration {
+                json["calibration"] = show_calibration::calibration_json(found);
+            }
+            if let Some(found) = headroom {
+                json["headroom"] = show_headroom::headroom_json(found);
+            }
+            return output.json(&json);
+        }
+        let what = match &report.dsp_arch {
+            Some(arch) => format!("context binaries for {arch}"),
+            None if args.portable => "portable, see `qhx prepare`".to_owned(),
+            None => "ONNX graphs for the CPU only".to_owned(),
+        };
+        say!(
+            "{}: {} contexts, {}, {:.1} MiB",
+            report.family,
+            report.contexts.len(),
+            what,
+            report.bytes as f64 / f64::from(1 << 20)
+        );
+        output.line(&report.manifest.display().to_string())?;
+        if let Some(found) = calibration {
+            show_calibration::show(found, output)?;
+        }
+        for Residual { place, largest } in &report.residuals {
+            output.line(&format!("residual {place}: {largest:.1}"))?;
+        }
+        for row in &report.check {
+            output.line(&format!(
+                "check {} {} {}: cosine {:.6}, largest error {:.2e}{}",
+                row.context,
+                row.graph,
+                row.output,
+                row.cosine,
+                row.error,
+                if row.agrees() { "" } else { "  DIFFERS" }
+            ))?;
+        }
+        Ok(())
+    }
 }
 
 /// Measures what low-bit weights cost.
@@ -226,32 +319,54 @@ fn calibrated(
     open: Option<OpenModel<'_>>,
     terminal: &Terminal<'_>,
 ) -> Result<Calibration> {
-    let Some(open) = open else {
-        return Err(Error::new(
-            ErrorKind::Usage,
-            "--calibrate runs the bundle, and this program has recipes without host-ops",
-        )
-        .hint("measure with `qhx forge`, or give --weights"));
-    };
+    let open = opened(open, "--calibrate")?;
     let _working = terminal.interrupts.working();
     let mut progress = ForgeProgress::new(terminal.interrupts.token().clone());
-    let open = |manifest: &Path| Ok(Box::new(open(manifest)?) as Box<dyn Reader>);
     calibrate(checkpoint, registry::recipe, options, wanted, &open, &mut progress)
 }
 
-/// The same compiler, each context in a process of its own, where there is a file to start. `kept` is what those
+/// Measures the largest values of each layer.
+fn measured(
+    checkpoint: &Checkpoint,
+    options: &ForgeOptions,
+    wanted: &CalibrateOptions,
+    open: Option<OpenModel<'_>>,
+    terminal: &Terminal<'_>,
+) -> Result<Headroom> {
+    let open = opened(open, "--check with texts")?;
+    let _working = terminal.interrupts.working();
+    let mut progress = ForgeProgress::new(terminal.interrupts.token().clone());
+    headroom(checkpoint, registry::recipe, options, wanted, &open, &mut progress)
+}
+
+/// What opens bundles that are measured by `option`.
+fn opened<'a>(
+    open: Option<OpenModel<'a>>,
+    option: &str,
+) -> Result<impl Fn(&Path) -> Result<Box<dyn Reader>> + 'a> {
+    let Some(open) = open else {
+        return Err(Error::new(
+            ErrorKind::Usage,
+            format!("{option} runs the bundle, and this program has recipes without host-ops"),
+        )
+        .hint("measure with `qhx forge`, or give --weights or --fold"));
+    };
+    Ok(move |manifest: &Path| Ok(Box::new(open(manifest)?) as Box<dyn Reader>))
+}
+
+/// The same compiler, each context in a process of its own, where there is a file to start. `found` is what those
 /// processes cannot know of the command line.
 fn in_subprocesses(
     compiler: Arc<dyn Compiler>,
     program: &Program,
     target: TargetChoice,
-    kept: &[Override],
+    found: &Found,
     terminal: &Terminal<'_>,
 ) -> Arc<dyn Compiler> {
     match &program.file {
         Some(file) => {
             let process = terminal.process;
-            Arc::new(SubprocessCompiler::new(compiler, file, program, target, kept, process))
+            Arc::new(SubprocessCompiler::new(compiler, file, program, target, found, process))
         }
         None => compiler,
     }
@@ -280,65 +395,6 @@ fn check_backends(
         seed: 1,
         image,
     }
-}
-
-fn print(
-    report: &Report,
-    calibration: Option<&Calibration>,
-    args: &ForgeArgs,
-    output: &mut Output,
-) -> Result<()> {
-    for context in &report.contexts {
-        if !context.wider_weights.is_empty() {
-            let wider = context.wider_weights.iter();
-            let wider: Vec<_> =
-                wider.map(|(name, storage)| format!("{name} ({storage})")).collect();
-            say!(
-                "note: context {:?}: the shapes of {} weights do not fit its precision: {}",
-                context.key,
-                wider.len(),
-                wider.join(", ")
-            );
-        }
-    }
-    if args.json {
-        let mut json = report_json(report);
-        if let Some(found) = calibration {
-            json["calibration"] = show_calibration::calibration_json(found);
-        }
-        return output.json(&json);
-    }
-    let what = match &report.dsp_arch {
-        Some(arch) => format!("context binaries for {arch}"),
-        None if args.portable => "portable, see `qhx prepare`".to_owned(),
-        None => "ONNX graphs for the CPU only".to_owned(),
-    };
-    say!(
-        "{}: {} contexts, {}, {:.1} MiB",
-        report.family,
-        report.contexts.len(),
-        what,
-        report.bytes as f64 / f64::from(1 << 20)
-    );
-    output.line(&report.manifest.display().to_string())?;
-    if let Some(found) = calibration {
-        show_calibration::show(found, output)?;
-    }
-    for Residual { place, largest } in &report.residuals {
-        output.line(&format!("residual {place}: {largest:.1}"))?;
-    }
-    for row in &report.check {
-        output.line(&format!(
-            "check {} {} {}: cosine {:.6}, largest error {:.2e}{}",
-            row.context,
-            row.graph,
-            row.output,
-            row.cosine,
-            row.error,
-            if row.agrees() { "" } else { "  DIFFERS" }
-        ))?;
-    }
-    Ok(())
 }
 
 fn report_json(report: &Report) -> Value {

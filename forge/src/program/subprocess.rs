@@ -22,7 +22,6 @@ use qhx::vars;
 use qhx_core::{CancelToken, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
-use super::Program;
 use super::args::{CompileContextArgs, ForgeArgs};
 use super::compiler::compiler;
 use super::targets::TargetChoice;
@@ -30,10 +29,11 @@ use super::terminal::args::ProcessArgs;
 use super::terminal::output::Output;
 use super::terminal::signal::INTERRUPTED;
 use super::terminal::{Status, Terminal};
+use super::{Found, Program};
 use crate::compile::Compiler;
 use crate::graph::Graph;
 use crate::plan::plan;
-use crate::{Override, Progress, registry};
+use crate::{Progress, registry};
 
 /// The setting with which glibc's allocator fills what it hands out with zeros, small blocks included.
 const ALLOCATOR: (&str, &str) =
@@ -65,13 +65,13 @@ pub(super) struct SubprocessCompiler {
 }
 
 impl SubprocessCompiler {
-    /// What `compiler` does, done by `file`, which is the program. `kept` is added to what the command line says.
+    /// What `compiler` does, done by `file`, which is the program. `found` is added to what the command line says.
     pub(super) fn new(
         compiler: Arc<dyn Compiler>,
         file: &Path,
         program: &Program,
         target: TargetChoice,
-        kept: &[Override],
+        found: &Found,
         process: &ProcessArgs,
     ) -> Self {
         let mut options: Vec<OsString> = vec!["-v".into(); process.verbose.into()];
@@ -80,7 +80,7 @@ impl SubprocessCompiler {
             options.extend(["--log".into(), filter.into()]);
         }
         let line = [OsString::from("--")].into_iter().chain(std::env::args_os());
-        let more = kept.iter().flat_map(|one| ["--weights".into(), one.to_string().into()]);
+        let more = found.words();
         let before = program.words.iter().copied().chain(["compile-context"]);
         let behind = options.into_iter().chain(line).chain(more);
         Self::with_command(

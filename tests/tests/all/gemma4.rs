@@ -7,7 +7,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use half::bf16;
 use qhx_core::backend::Backend;
 use qhx_core::compare::Distance;
 use qhx_core::dump::Dump;
@@ -27,11 +26,11 @@ use qhx_tests::replay::{
     accepted_exact, generate, greedy_exact, play, play_speculative, shortest, speculative_exact,
     step_exact,
 };
+use qhx_tests::rescaled::rescaled;
 use qhx_tests::tiny::{self, Case, Goldens};
 use qhx_tests::{backends, plugin_files, suite};
 use qhx_tiers::tier;
 use safetensors::SafeTensors;
-use safetensors::tensor::TensorView;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -382,16 +381,11 @@ fn the_npu_equals_the_reference() {
 /// The tiny model with the products of its MLPs and the rows between its layers larger by these powers of 2, and norms
 /// and gates that take the factors back: the same function, exactly so in bf16.
 fn enlarged(products: i32, rows: i32) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    plugin_files::copy_folder(&tiny::fixture(TINY), folder.path());
-    let path = folder.path().join("model.safetensors");
-    let bytes = fs::read(&path).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let scaled = file.tensors().into_iter().map(|(name, tensor)| {
+    rescaled(TINY, |name| {
         let layer = name.split_once("language_model.layers.").map(|(_, rest)| rest);
         let (layer, part) = layer.and_then(|rest| rest.split_once('.')).unwrap_or_default();
         // The rows grow at the end of the first layer, and stay as large.
-        let power = match (layer == "0", part.trim_end_matches(".weight")) {
+        match (layer == "0", part.trim_end_matches(".weight")) {
             (_, "mlp.up_proj") => products,
             (true, "layer_scalar") => rows,
             (
@@ -402,25 +396,8 @@ fn enlarged(products: i32, rows: i32) -> tempfile::TempDir {
             ) => rows,
             (false, "per_layer_input_gate") => -rows,
             _ => 0,
-        };
-        assert!(power == 0 || tensor.dtype() == safetensors::Dtype::BF16);
-        let scale = |b: &[u8]| {
-            let value = bf16::from_le_bytes([b[0], b[1]]).to_f32() * 2f32.powi(power);
-            bf16::from_f32(value).to_le_bytes()
-        };
-        let data: Vec<u8> = match power {
-            0 => tensor.data().to_vec(),
-            _ => tensor.data().chunks_exact(2).flat_map(scale).collect(),
-        };
-        (name, tensor.dtype(), tensor.shape().to_vec(), data)
-    });
-    let scaled: Vec<_> = scaled.collect();
-    let views = scaled.iter().map(|(name, dtype, shape, data)| {
-        (name, TensorView::new(*dtype, shape.clone(), data).unwrap())
-    });
-    let bytes = safetensors::serialize(views, None).unwrap();
-    fs::write(path, bytes).unwrap();
-    folder
+        }
+    })
 }
 
 #[test]

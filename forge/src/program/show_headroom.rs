@@ -1,0 +1,44 @@
+//! How near the values of each layer come to the end of f16, for people and programs.
+
+use qhx_core::Result;
+use serde_json::{Value, json};
+
+use super::terminal::output::Output;
+use crate::headroom::{F16_MAX, Headroom, Peak};
+
+/// Prints a line for each layer, what comes nearest first.
+pub(super) fn show(found: &Headroom, output: &mut Output) -> Result<()> {
+    output.line(&format!("largest values of {} tokens; f16 ends at {F16_MAX}", found.tokens))?;
+    let mut rest = &found.peaks[..];
+    while let Some(first) = rest.first() {
+        let count = rest.iter().take_while(|peak| peak.layer == first.layer).count();
+        let (layer, after) = rest.split_at(count);
+        rest = after;
+        let mut layer: Vec<&Peak> = layer.iter().collect();
+        layer.sort_by(|a, b| b.largest.total_cmp(&a.largest));
+        let values: Vec<_> = layer.iter().map(|p| format!("{} {:.4}", p.kind, p.largest)).collect();
+        let name = if first.layer.is_empty() { "outside of layers" } else { &first.layer };
+        let headroom = layer.first().map_or(f32::INFINITY, |peak| peak.headroom());
+        output.line(&format!("{name}: headroom {headroom:.1}x: {}", values.join(", ")))?;
+    }
+    let folds = found.folds.iter().flatten();
+    let folds: Vec<_> = folds.map(|fold| format!("--fold {fold}")).collect();
+    if !folds.is_empty() {
+        output.line(&folds.join(" "))?;
+    }
+    Ok(())
+}
+
+/// The same as one JSON value.
+pub(super) fn headroom_json(found: &Headroom) -> Value {
+    let peaks = found.peaks.iter().map(|Peak { layer, kind, largest }| {
+        json!({"layer": layer, "kind": kind, "largest": largest, "headroom": F16_MAX / largest})
+    });
+    let folds = found.folds.iter().flatten();
+    let folds = folds.map(|fold| (fold.part.clone(), json!(fold.shift)));
+    json!({
+        "tokens": found.tokens,
+        "peaks": peaks.collect::<Vec<_>>(),
+        "folds": Value::Object(folds.collect()),
+    })
+}

@@ -1,0 +1,181 @@
+//! Values that f16 does not hold, and the powers of two in weights that keep them within it.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails does so by panicking")]
+
+use std::path::Path;
+
+use qhx_core::compare::Distance;
+use qhx_core::engine::Model;
+use qhx_core::op::Segment;
+use qhx_forge::calibrate::{CalibrateOptions, Reader};
+use qhx_forge::checkpoint::Checkpoint;
+use qhx_forge::headroom::{F16_MAX, Headroom, headroom};
+use qhx_forge::registry::recipe;
+use qhx_forge::{Fold, ForgeOptions, Silent, forge};
+use qhx_tests::replay::{greedy_exact, shortest, step_exact};
+use qhx_tests::rescaled::rescaled;
+use qhx_tests::{backends, tiny};
+use qhx_tiers::tier;
+
+const TINY: &str = "llama3-tiny";
+/// The layer whose values are made larger.
+const LAYER: &str = "model.layers.1.";
+
+/// The tiny model with weights of one layer times powers of two.
+fn with(powers: &[(&str, i32)]) -> tempfile::TempDir {
+    rescaled(TINY, |name| {
+        let part = name.strip_prefix(LAYER).and_then(|part| part.strip_suffix(".weight"));
+        powers.iter().find(|(name, _)| part == Some(name)).map_or(0, |(_, power)| *power)
+    })
+}
+
+/// Products 2^17 times larger than they are, which the next projection takes back: the same function.
+fn overflowing() -> tempfile::TempDir {
+    with(&[("mlp.up_proj", 17), ("mlp.down_proj", -17)])
+}
+
+fn measured(checkpoint: &Path) -> Headroom {
+    let out = tempfile::tempdir().unwrap();
+    let goldens = tiny::goldens(&tiny::fixture(TINY));
+    let texts = shortest(&goldens, 3).iter().map(|case| case.prompt.clone() + &case.text).collect();
+    let wanted = CalibrateOptions { texts, tokens: 40, target: None };
+    let open = |manifest: &Path| -> qhx_core::Result<Box<dyn Reader>> {
+        Ok(Box::new(tiny::open(manifest, backends::cpu())?))
+    };
+    let options = ForgeOptions::new(out.path().join("out"));
+    let checkpoint = Checkpoint::open(checkpoint).unwrap();
+    headroom(&checkpoint, recipe, &options, &wanted, &open, &mut Silent).unwrap()
+}
+
+fn peak(found: &Headroom, layer: &str, kind: &str) -> f32 {
+    let mut peaks = found.peaks.iter();
+    peaks.find(|peak| peak.layer == layer && peak.kind == kind).unwrap().largest
+}
+
+/// A bundle without prompt graphs.
+fn bundle(
+    checkpoint: &Path,
+    folds: &[Fold],
+    change: impl FnOnce(&mut ForgeOptions),
+) -> (tempfile::TempDir, std::path::PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = ForgeOptions::new(folder.path().join("bundle"));
+    options.max_ctx = Some(64);
+    options.prefill = Some(Vec::new());
+    options.folds = folds.to_vec();
+    change(&mut options);
+    let report = forge(checkpoint, &options, &mut Silent).unwrap();
+    (folder, report.manifest)
+}
+
+fn logits(model: &mut Model) -> Vec<f32> {
+    let op = model.op_mut();
+    op.prefill(&[Segment::Tokens(&[440, 17, 4, 99])]).unwrap();
+    op.logits().unwrap().to_f32()
+}
+
+#[test]
+fn products_are_measured_and_folded_on_the_cpu() {
+    let (usual, large) = (measured(&tiny::fixture(TINY)), overflowing());
+    assert!(usual.folds.as_ref().is_ok_and(Vec::is_empty), "{usual:?}");
+    for kind in ["residual", "gate_proj", "up_proj", "product", "score"] {
+        let size = peak(&usual, "layers.1", kind);
+        assert!(size > 0.0 && size < 1000.0, "{kind}: {size}");
+    }
+    let found = measured(large.path());
+    let product = peak(&found, "layers.1", "product");
+    assert!(product > F16_MAX, "{found:?}");
+    assert!((product / peak(&usual, "layers.1", "product") / 131_072.0 - 1.0).abs() < 1e-3);
+    assert_eq!(peak(&found, "layers.1", "gate_proj"), peak(&usual, "layers.1", "gate_proj"));
+    let folds = found.folds.unwrap();
+    let parts: Vec<_> = folds.iter().map(|fold| fold.part.as_str()).collect();
+    assert_eq!(parts, ["model.layers.1.mlp.up_proj"]);
+
+    let goldens = tiny::goldens(&tiny::fixture(TINY));
+    let cases = shortest(&goldens, 2);
+    let (_folder, manifest) = bundle(large.path(), &folds, |_| ());
+    let mut model = tiny::open(&manifest, backends::cpu()).unwrap();
+    greedy_exact(&mut model, &cases, "folded");
+    let Distance { largest, .. } = step_exact(&mut model, &goldens, &cases, "folded");
+    assert!(largest <= 1e-3, "logits differ by {largest}");
+    let text = std::fs::read_to_string(&manifest).unwrap();
+    assert!(text.contains("\"model.layers.1.mlp.up_proj\": "), "{text}");
+}
+
+/// Each fold changes an activation, a product or the hidden states from there on.
+#[test]
+fn folded_graphs_compute_the_same_on_the_cpu() {
+    for (powers, folds) in [
+        (&[("mlp.gate_proj", 14)][..], &["model.layers.1.mlp.gate_proj"][..]),
+        (&[("mlp.down_proj", 16)], &["model.layers.1.mlp.down_proj"]),
+        (&[("self_attn.o_proj", 18)], &["model.layers.1.self_attn.o_proj"]),
+    ] {
+        let large = with(powers);
+        let found = measured(large.path()).folds.unwrap();
+        let parts: Vec<_> = found.iter().map(|fold| fold.part.as_str()).collect();
+        assert_eq!(parts[..folds.len()], *folds, "{powers:?}: {found:?}");
+        let [plain, folded] = [&[][..], &found[..]].map(|folds| {
+            let (_folder, manifest) = bundle(large.path(), folds, |_| ());
+            logits(&mut tiny::open(&manifest, backends::cpu()).unwrap())
+        });
+        let distance = Distance::of(&folded, &plain).unwrap();
+        assert!(distance.relative < 1e-4, "{powers:?}: {distance:?}");
+    }
+}
+
+#[test]
+fn scores_beyond_f16_are_refused_by_layer() {
+    let large = with(&[("self_attn.q_proj", 9), ("self_attn.k_proj", 9)]);
+    let found = measured(large.path());
+    let error = found.folds.unwrap_err();
+    assert!(error.message().contains("layers.1: score reaches"), "{error}");
+    assert!(error.hint_text().is_some_and(|hint| hint.contains("--cpu-only")), "{error}");
+}
+
+#[test]
+fn folds_that_f16_does_not_hold_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    for (fold, message) in [
+        ("layers.9.mlp.up_proj=3", "no projection of the graphs has this in its name"),
+        ("layers.1.mlp.up_proj=16", "model.layers.1.mlp.up_proj.weight: its largest value"),
+        ("layers.1.mlp.gate_proj=24", "model.layers.1.mlp.gate_proj.weight: its largest value"),
+    ] {
+        let mut options = ForgeOptions::new(folder.path().join("bundle"));
+        options.folds = vec![fold.parse().unwrap()];
+        let error = forge(&tiny::fixture(TINY), &options, &mut Silent).unwrap_err();
+        assert!(error.message().contains(message), "{fold}: {error}");
+    }
+    for text in ["layers.1", "layers.1=0", "layers.1=25", "=3", "layers.1=-1"] {
+        assert!(text.parse::<Fold>().is_err(), "{text}");
+    }
+}
+
+#[tier(qnn)]
+#[test]
+fn htp_overflows_without_folds_and_answers_with_them() {
+    let (htp, system) = tiny::qnn_libraries();
+    let backend = backends::qnn(&(htp.clone(), system.clone()));
+    let large = overflowing();
+    let folds = measured(large.path()).folds.unwrap();
+    let goldens = tiny::goldens(&tiny::fixture(TINY)).brief();
+    let cases = shortest(&goldens, 1);
+    let made = |folds: &[Fold]| {
+        let compiler = backends::compiler(&htp, &system, "v81");
+        bundle(large.path(), folds, |o| o.compiler = Some(compiler))
+    };
+    let (_folder, manifest) = made(&[]);
+    let mut model = tiny::open(&manifest, backend.clone()).unwrap();
+    let op = model.op_mut();
+    op.prefill(&[Segment::Tokens(&cases[0].prompt_ids)]).unwrap();
+    // The emulator gives the largest number of f16 in place of a larger one.
+    let wrong = Distance::of(&op.logits().unwrap().to_f32(), &goldens.logits(cases[0])[0]);
+    eprintln!("without folds: {wrong:?}");
+    assert!(wrong.is_err() || wrong.is_ok_and(|wrong| wrong.cosine < 0.9));
+
+    let (_folder, manifest) = made(&folds);
+    let mut model = tiny::open(&manifest, backend).unwrap();
+    greedy_exact(&mut model, &cases, "folded");
+    let Distance { largest, cosine, .. } = step_exact(&mut model, &goldens, &cases, "folded");
+    eprintln!("folded: logits differ by at most {largest:.2e}, cosine {cosine:.6}");
+    assert!(cosine >= 0.999, "cosine {cosine}");
+}
