@@ -1,12 +1,17 @@
 //! Host-ops that recognise speech.
 //!
-//! [`Whisper`] is `whisper_transcribe`: an encoder that runs once a clip, and a decoder that attends to what it made.
+//! | op | |
+//! |---|---|
+//! | [`Whisper`], `whisper_transcribe` | an encoder that runs once a clip, and a decoder that attends to what it made |
+//! | [`Parakeet`], `parakeet_transcribe` | an encoder that runs once a clip, and a CTC head or a transducer over its rows |
 
+mod parakeet;
 mod whisper;
 
+pub use parakeet::Parakeet;
 pub use whisper::Whisper;
 
-qhx_op::register_ops!(Whisper);
+qhx_op::register_ops!(Parakeet, Whisper);
 
 /// To be called by what is linked of an archive: from one, a linker takes only the parts that something names, and
 /// those of this module register the ops.

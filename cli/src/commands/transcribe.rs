@@ -119,7 +119,7 @@ impl TranscribeArgs {
         let language = Some(self.language.clone()).filter(|code| code != "auto");
         let options = options.with_language(language);
         let declared = manifest.params.transcription.as_ref();
-        if declared.is_some_and(|declared| declared.times.is_some()) {
+        if declared.is_some_and(|declared| declared.times.is_some() || declared.window.is_some()) {
             return Ok(options.with_prompt(self.prompt.clone()));
         }
         let asked = |prompt| Transcription { prompt, chat: self.chat, ..Transcription::default() };

@@ -282,3 +282,102 @@ fn languages_tasks_and_times_that_a_model_has_not_are_named() {
     let run = program(&["transcribe", "odd.wav"]);
     assert!(run.code == 0 || run.stderr.contains("channels"), "{run:?}");
 }
+
+/// A tiny Parakeet that takes two seconds at once.
+fn parakeet(folder: &Path, kind: &str) -> PathBuf {
+    let (out, checkpoint) = (folder.join(kind), format!("parakeet-{kind}-tiny"));
+    Program::qhx(folder)
+        .args([Path::new("forge"), &fixture(&checkpoint), Path::new("--out"), &out])
+        .args(["--name", "tiny", "--cpu-only", "--recipe-option", "windows=1,2"])
+        .run()
+        .ok();
+    out
+}
+
+/// Windows that overlap give the tokens of the reference at its times, from a file and from a recording.
+#[test]
+fn long_audio_has_the_tokens_of_the_reference() {
+    let folder = folder();
+    let long = fixture("whisper-tiny").join("long.wav");
+    let samples = std::fs::read(&long).expect("a file").split_off(44);
+    for kind in ["ctc", "tdt"] {
+        let bundle = parakeet(folder.path(), kind);
+        let goldens = fixture(&format!("parakeet-{kind}-tiny")).join("goldens.json");
+        let goldens: Value =
+            serde_json::from_slice(&std::fs::read(goldens).expect("goldens")).expect("JSON");
+        let long_case = &goldens["long"];
+        let text = long_case["text"].as_str().expect("a text");
+        assert!(text.split(' ').count() > 4, "{text}");
+        let run = Program::qhx(folder.path())
+            .args(["transcribe"])
+            .args([&bundle, &long])
+            .args(["--times", "word", "--format", "json"])
+            .run()
+            .ok();
+        let sound = run.json()["sounds"][0].clone();
+        assert_eq!(sound["text"], *text);
+        let words: Vec<_> = text.split(' ').collect();
+        let pieces = sound["pieces"].as_array().expect("a list");
+        assert_eq!(pieces.iter().map(|piece| &piece["text"]).collect::<Vec<_>>(), words);
+        // Each word begins where one of the tokens does.
+        let row = goldens["row_seconds"].as_f64().expect("a number");
+        let tokens = long_case["tokens"].as_array().expect("a list").iter();
+        let starts: Vec<f64> =
+            tokens.map(|token| token[1].as_f64().expect("a row") * row).collect();
+        let begins = |piece: &Value| {
+            let start = piece["start"].as_f64().expect("a time");
+            starts.iter().any(|known| (known - start).abs() < 2e-3)
+        };
+        assert!(pieces.iter().all(begins), "{pieces:?}, expected of {starts:?}");
+        assert!(run.stderr.contains("cut into 4 chunks that overlap by 0.3 s"), "{}", run.stderr);
+
+        let cues = Program::qhx(folder.path())
+            .args(["transcribe"])
+            .args([&bundle])
+            .args(["-", "--format", "srt"])
+            .stdin(samples.clone())
+            .run()
+            .ok();
+        let cue_text = |cue: &str| cue.lines().skip(2).collect::<Vec<_>>().join(" ");
+        let said: Vec<_> = cues.stdout.trim_end().split("\n\n").map(cue_text).collect();
+        assert!(said.len() > 1, "{}", cues.stdout);
+        assert_eq!(said.join(" "), *text);
+    }
+}
+
+#[test]
+fn a_recogniser_takes_any_audio_and_names_what_it_lacks() {
+    let folder = folder();
+    let bundle = parakeet(folder.path(), "tdt");
+    let write = |name: &str, rate, channels, data: &[u8]| {
+        std::fs::write(folder.path().join(name), wav(rate, channels, 16, data)).expect("written");
+    };
+    write("none.wav", 16_000, 1, &[]);
+    write("silence.wav", 16_000, 1, &[0; 32_000]);
+    write("slow.wav", 8_000, 1, &[0; 8_000]);
+    write("fast.wav", 96_000, 7, &[0; 7 * 2 * 9600]);
+    write("loud.wav", 16_000, 1, &[0xff, 0x7f, 0, 0x80].repeat(4000));
+    // Samples of f32, one of which is no number.
+    let mut nan = wav(16_000, 1, 32, &[f32::NAN.to_le_bytes(); 400].concat());
+    nan[20] = 3;
+    std::fs::write(folder.path().join("nan.wav"), nan).expect("written");
+    let program = |words: &[&str]| {
+        Program::qhx(folder.path()).args(&words[..1]).args([&bundle]).args(&words[1..]).run()
+    };
+    for file in ["silence.wav", "slow.wav", "loud.wav"] {
+        assert_eq!(program(&["transcribe", file]).code, 0, "{file}");
+    }
+    let run = program(&["transcribe", "fast.wav"]);
+    assert!(run.code == 0 || run.stderr.contains("channels"), "{run:?}");
+    for (words, code, what) in [
+        (&["transcribe", "none.wav"][..], 9, "0 samples"),
+        (&["transcribe", "nan.wav"], 9, "NaN"),
+        (&["transcribe", "-"], 9, "0 samples"),
+        (&["transcribe", "silence.wav", "--language", "de"], 2, "has one only"),
+        (&["transcribe", "silence.wav", "--prompt", "boat"], 2, "no place for one"),
+        (&["generate", "boat"], 2, "use it with `qhx transcribe`"),
+    ] {
+        let run = program(words);
+        assert!(run.code == code && run.stderr.contains(what), "{words:?}: {run:?}");
+    }
+}

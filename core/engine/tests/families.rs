@@ -8,9 +8,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Found anywhere in a word.
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 15] = [
     "llama", "qwen", "gemma", "phimoe", "phi3", "mistral", "mixtral", "deepseek", "smollm", "lfm2",
-    "whisper", "minicpm", "granite",
+    "whisper", "minicpm", "granite", "parakeet", "siglip",
 ];
 /// Found as a word of their own, with or without a number.
 const WORDS: [&str; 3] = ["phi", "lfm", "glm"];

@@ -1,10 +1,12 @@
 //! The recipes of this crate, one module a family. Each registers itself, as those of other crates do.
 
 mod bert;
+mod choices;
 mod encoder;
 mod gemma3;
 mod gemma4;
 mod llama;
+mod parakeet;
 mod phimoe;
 mod qwen35;
 mod qwen3vl;

@@ -1,8 +1,10 @@
 //! Audio of any length to text.
 //!
-//! A model that gives times is led from one window to the next by them (`windows.rs`). For another one the audio is cut
+//! A model that gives times is led from one window to the next by them (`windows.rs`). One whose tokens have times hears
+//! windows that overlap, each of which gives the words of its own part (`context.rs`). For another one the audio is cut
 //! into chunks that overlap, each transcribed by itself, and joined at their borders.
 
+mod context;
 mod join;
 mod limits;
 mod live;
@@ -351,42 +353,44 @@ impl Transcriber {
     ) -> Result<Transcript> {
         let audio =
             qhx_media::decode_audio(source, &self.model.media_rules().audio, &Limits::default())?;
-        self.transcribe_audio(&source.to_string(), audio, cancel, on_event)
+        self.transcribe_any(&source.to_string(), Live::whole(audio), cancel, on_event)
             .map_err(|e| e.context(source))
     }
 
-    /// As [`Transcriber::transcribe_with`], of audio that is still being recorded: a model that gives times is asked for
-    /// each window as soon as its samples are there; another one, when the recording ends.
+    /// As [`Transcriber::transcribe_with`], of audio that is still being recorded: a model that gives times, or whose
+    /// tokens have them, is asked for each window as soon as its samples are there; another one, when the recording ends.
     ///
     /// # Errors
     /// As [`Transcriber::transcribe_with`], and when `live` fails.
     pub fn transcribe_live(
         &mut self,
         name: &str,
+        live: Live,
+        cancel: &CancelToken,
+        on_event: impl FnMut(TranscribeEvent<'_>),
+    ) -> Result<Transcript> {
+        self.transcribe_any(name, live, cancel, on_event).map_err(|e| e.context(name))
+    }
+
+    /// Transcribes audio at the model's rate, in the way that the model needs.
+    fn transcribe_any(
+        &mut self,
+        name: &str,
         mut live: Live,
         cancel: &CancelToken,
         on_event: impl FnMut(TranscribeEvent<'_>),
     ) -> Result<Transcript> {
-        if self.instruction.times.is_some() && !self.model.answers() {
-            return self.windows(live, cancel, on_event).map_err(|e| e.context(name));
+        match (self.instruction.times, self.instruction.context) {
+            (Some(_), _) if !self.model.answers() => self.windows(live, cancel, on_event),
+            (_, Some(context)) if self.model.answers() => {
+                self.in_context(live, context, cancel, on_event)
+            }
+            _ => {
+                while live.read()? {}
+                let audio = Audio { samples: live.samples, rate: live.rate };
+                self.chunks(name, &audio, cancel, on_event)
+            }
         }
-        while live.read()? {}
-        let audio = Audio { samples: live.samples, rate: live.rate };
-        self.transcribe_audio(name, audio, cancel, on_event).map_err(|e| e.context(name))
-    }
-
-    /// Transcribes decoded audio at the model's rate.
-    fn transcribe_audio(
-        &mut self,
-        name: &str,
-        audio: Audio,
-        cancel: &CancelToken,
-        on_event: impl FnMut(TranscribeEvent<'_>),
-    ) -> Result<Transcript> {
-        if self.instruction.times.is_some() && !self.model.answers() {
-            return self.windows(Live::whole(audio), cancel, on_event);
-        }
-        self.chunks(name, &audio, cancel, on_event)
     }
 
     /// What ended a chunk's text that the model did not end, and what to do about it.
@@ -509,12 +513,18 @@ impl Transcriber {
         if self.options.times != Times::Word {
             return Ok(vec![whole]);
         }
-        let Chunk { start, finish_reason, ids, .. } = whole;
+        let Chunk { start, ids, .. } = whole;
+        let times: Vec<_> =
+            times.iter().map(|time| time.map(|time| start + f64::from(time))).collect();
+        self.words(&ids, &times)
+    }
+
+    /// The words of tokens, each of which has its times.
+    fn words(&self, ids: &[u32], times: &[[f64; 2]]) -> Result<Vec<Chunk>> {
         let (mut words, mut before) = (Vec::<Chunk>::new(), String::new());
-        for (count, (&id, [from, to])) in ids.iter().zip(times).enumerate() {
-            let text = self.decoded(ids.get(..=count).unwrap_or(&ids))?;
+        for (count, (&id, &[from, to])) in ids.iter().zip(times).enumerate() {
+            let text = self.decoded(ids.get(..=count).unwrap_or(ids))?;
             let more = text.strip_prefix(before.as_str()).unwrap_or_default().to_owned();
-            let [from, to] = [from, to].map(|time| start + f64::from(*time));
             let begins =
                 more.starts_with(char::is_whitespace) || before.ends_with(char::is_whitespace);
             match words.last_mut().filter(|_| !begins) {
@@ -523,17 +533,14 @@ impl Transcriber {
                     (word.end, word.tokens) = (to, word.tokens + 1);
                     word.ids.push(id);
                 }
-                None => {
-                    let text = more.trim().to_owned();
-                    words.push(Chunk {
-                        start: from,
-                        end: to,
-                        text,
-                        finish_reason,
-                        tokens: 1,
-                        ids: vec![id],
-                    });
-                }
+                None => words.push(Chunk {
+                    start: from,
+                    end: to,
+                    text: more.trim().to_owned(),
+                    finish_reason: FinishReason::Eos,
+                    tokens: 1,
+                    ids: vec![id],
+                }),
             }
             before = text;
         }
@@ -541,20 +548,26 @@ impl Transcriber {
         Ok(words)
     }
 
+    /// The most samples that a model takes at once that answers by itself.
+    fn answer_window(&self, rate: u32) -> Result<usize> {
+        let window = self.instruction.window.ok_or_else(|| {
+            let what = "params.transcription.window is missing, the seconds of audio that the model takes at once";
+            let path = self.model.manifest().path.display();
+            Error::new(ErrorKind::Artifact, format!("{path}: {what}"))
+        })?;
+        Ok(((window * f64::from(rate)) as usize).max(1))
+    }
+
     /// The most samples of the audio, from its beginning, that the model takes at once. Errors with its reason when it
     /// does not take the shortest chunk.
     fn longest(&mut self, name: &str, audio: &Audio) -> Result<usize> {
-        let model = &mut self.model;
         let all = audio.samples.len();
+        if self.model.answers() {
+            return Ok(self.answer_window(audio.rate)?.min(all.max(1)));
+        }
+        let model = &mut self.model;
         let max_ctx = model.info().max_ctx;
         let step = (audio.rate as usize / STEPS_A_SECOND).max(1);
-        if model.answers() {
-            let window = self.instruction.window.ok_or_else(|| {
-                let what = "params.transcription.window is missing, the seconds of audio that the model takes at once";
-                Error::new(ErrorKind::Artifact, format!("{}: {what}", model.manifest().path.display()))
-            })?;
-            return Ok(((window * f64::from(audio.rate)) as usize).clamp(1, all.max(1)));
-        }
         let positions = |model: &mut Model, samples: usize| -> Result<usize> {
             let samples = audio.samples.get(..samples).unwrap_or(&audio.samples);
             let placement = model.op_mut().place(Segment::Audio { samples, rate: audio.rate })?;

@@ -31,6 +31,7 @@ mod sessions;
 mod smolvlm;
 /// The family of `ops-speech`.
 mod speech {
+    mod parakeet;
     mod whisper;
 }
 mod states;

@@ -164,6 +164,14 @@ fn transcription(node: &Node<'_>) -> Result<Transcription> {
         }),
     };
     let window = node.get("window")?.map(|n| seconds(&n)).transpose()?;
+    let context = node.get("context")?.map(|n| {
+        let list = n.value().as_array().map_or(&[][..], Vec::as_slice);
+        let list: Vec<_> = list.iter().map(Value::as_f64).collect();
+        match list[..] {
+            [Some(left), Some(right)] if left >= 0.0 && right >= 0.0 => Ok([left, right]),
+            _ => Err(n.error(format_args!("expected two numbers of seconds, found {}", n.value()))),
+        }
+    });
     // Where tokens or the host-op itself ask for the words, no text need.
     let prompt = match node.get("prompt")? {
         Some(prompt) => prompt.string()?,
@@ -181,6 +189,7 @@ fn transcription(node: &Node<'_>) -> Result<Transcription> {
         no_speech: token("no_speech")?,
         previous: token("previous")?,
         window,
+        context: context.transpose()?,
     })
 }
 

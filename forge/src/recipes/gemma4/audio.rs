@@ -17,13 +17,14 @@ use std::f64::consts::{E, LN_2};
 use qhx_core::Result;
 use serde_json::{Map, Value, json};
 
-use super::towers::{Clipped, numbers};
+use super::towers::Clipped;
 use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Conv1d, Conv2d, Elem, Graph, TensorId, UnaryOp};
 use crate::kit::Processor;
 use crate::kit::{Layers, MatrixFile, Reader, matrices, object};
 use crate::recipe::{Precision, RecipeOptions, Tables};
+use crate::recipes::choices::numbers;
 use crate::registry::RecipeOption;
 use crate::weight::{Storage, Weight};
 

@@ -7,7 +7,7 @@ use qhx_core::{DType, Error, ErrorKind, Result};
 use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::TensorId;
-use crate::recipe::{Precision, RecipeOptions};
+use crate::recipe::Precision;
 use crate::weight::{RowSource, Weight};
 
 /// A linear layer whose input and output are clamped to bounds that the checkpoint gives (`Gemma4ClippableLinear`).
@@ -100,27 +100,4 @@ impl RowSource for Reordered {
         let order = self.order.get(first..).unwrap_or_default();
         order.iter().zip(rows).try_for_each(|(&row, out)| self.source.read_f32(row, out))
     }
-}
-
-/// Numbers of a recipe option, ascending and without repetition; none where it is not set.
-pub(super) fn numbers(
-    options: &RecipeOptions,
-    name: &str,
-    legal: std::ops::RangeInclusive<usize>,
-) -> Result<Option<Vec<usize>>> {
-    let Some(text) = options.choice(name) else { return Ok(None) };
-    let numbers = text.split(',').map(|n| n.trim().parse().ok().filter(|n| legal.contains(n)));
-    let Some(mut numbers) = numbers.collect::<Option<Vec<usize>>>() else {
-        return Err(Error::new(
-            ErrorKind::Usage,
-            format!(
-                "recipe option {name}: {text:?}, expected numbers from {} to {} with commas between them",
-                legal.start(),
-                legal.end()
-            ),
-        ));
-    };
-    numbers.sort_unstable();
-    numbers.dedup();
-    Ok(Some(numbers))
 }

@@ -19,7 +19,7 @@ use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
 use super::decoder::plain_norm;
-use super::towers::{Clipped, Reordered, numbers};
+use super::towers::{Clipped, Reordered};
 use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph, TensorId};
@@ -28,6 +28,7 @@ use crate::kit::{
     Attend, AttendInputs, Heads, Layers, MatrixFile, Reader, matrices, mix, object, rope,
 };
 use crate::recipe::{Precision, RecipeOptions, Tables};
+use crate::recipes::choices::numbers;
 use crate::registry::RecipeOption;
 
 /// Numbers of patches that graphs take.

@@ -1,0 +1,28 @@
+//! Recipe options that are lists of numbers.
+
+use qhx_core::{Error, ErrorKind, Result};
+
+use crate::recipe::RecipeOptions;
+
+/// Numbers of a recipe option, ascending and without repetition; none where it is not set.
+pub(super) fn numbers(
+    options: &RecipeOptions,
+    name: &str,
+    legal: std::ops::RangeInclusive<usize>,
+) -> Result<Option<Vec<usize>>> {
+    let Some(text) = options.choice(name) else { return Ok(None) };
+    let numbers = text.split(',').map(|n| n.trim().parse().ok().filter(|n| legal.contains(n)));
+    let Some(mut numbers) = numbers.collect::<Option<Vec<usize>>>() else {
+        return Err(Error::new(
+            ErrorKind::Usage,
+            format!(
+                "recipe option {name}: {text:?}, expected numbers from {} to {} with commas between them",
+                legal.start(),
+                legal.end()
+            ),
+        ));
+    };
+    numbers.sort_unstable();
+    numbers.dedup();
+    Ok(Some(numbers))
+}

@@ -1,0 +1,202 @@
+//! Audio of any length for a model that answers by itself and says when each token is spoken: windows that overlap, as
+//! those of the pipeline `automatic-speech-recognition` of `transformers` do with `stride_length_s`. Each gives the tokens
+//! that begin in its own part; what lies on either side of that only gives context.
+
+use qhx_core::engine::FinishReason;
+use qhx_core::{CancelToken, Error, ErrorKind, Result};
+
+use super::{Chunk, Live, Said, Times, TranscribeEvent, Transcriber, Transcript, media};
+
+/// Seconds of silence behind which something else is said.
+const PAUSE: f64 = 1.0;
+/// What ends a sentence.
+const ENDS: [char; 4] = ['.', '?', '!', '…'];
+
+impl Transcriber {
+    /// Has the model transcribe one window after another, with seconds of context in front and behind.
+    pub(super) fn in_context(
+        &mut self,
+        mut live: Live,
+        context: [f64; 2],
+        cancel: &CancelToken,
+        mut on_event: impl FnMut(TranscribeEvent<'_>),
+    ) -> Result<Transcript> {
+        let rate = f64::from(live.rate.max(1));
+        let window = self.answer_window(live.rate)?;
+        let [left, right] = context.map(|seconds| (seconds * rate).round() as usize);
+        let Some(step) = window.checked_sub(left.saturating_add(right)).filter(|step| *step > 0)
+        else {
+            let path = self.model.manifest().path.display();
+            let what = format!(
+                "{path}: params.transcription.context is {context:?}, expected less than the window, {} s",
+                window as f64 / rate
+            );
+            return Err(Error::new(ErrorKind::Artifact, what));
+        };
+        let (mut transcript, mut ids) = (Transcript::default(), Vec::new());
+        let mut open = Open::default();
+        let mut start = 0;
+        loop {
+            // One sample more says whether this window is the last.
+            let end = start + window;
+            while live.samples.len() <= end && !cancel.is_cancelled() && live.read()? {}
+            let all = live.samples.len();
+            let last = all <= end;
+            transcript.seconds = all as f64 / rate;
+            if all == 0 {
+                return Err(Error::new(ErrorKind::Prompt, "holds no audio (0 samples)"));
+            }
+            if start == 0 && !last {
+                on_event(TranscribeEvent::Chunks {
+                    count: (all - window).div_ceil(step) + 1,
+                    seconds: transcript.seconds,
+                    longest: window as f64 / rate,
+                    overlap: (left + right) as f64 / rate,
+                });
+            }
+            let clip = media(live.samples.get(start..all.min(end)).unwrap_or_default(), live.rate)?;
+            on_event(TranscribeEvent::Begin);
+            let said = self.answered(&clip, cancel)?;
+            transcript.cancelled = said.finish_reason == FinishReason::Cancelled;
+            let own = Own {
+                offset: start as f64 / rate,
+                from: if start == 0 { f64::NEG_INFINITY } else { (start + left) as f64 / rate },
+                to: if last { f64::INFINITY } else { (end - right) as f64 / rate },
+            };
+            open.take(&said, &own)?;
+            transcript.language = transcript.language.take().or(said.language);
+            let ended = last || transcript.cancelled;
+            for chunk in self.spoken(&mut open, ended)? {
+                on_event(TranscribeEvent::Done(&chunk));
+                ids.extend(&chunk.ids);
+                transcript.chunks.push(chunk);
+            }
+            if ended {
+                break;
+            }
+            start += step;
+        }
+        transcript.text = self.decoded(&ids)?.trim().to_owned();
+        Ok(transcript)
+    }
+
+    /// Takes out of `open` what is complete: words, or what is said in one go. Behind the last part there may be more of
+    /// it, unless the audio has `ended`.
+    fn spoken(&self, open: &mut Open, ended: bool) -> Result<Vec<Chunk>> {
+        let parts =
+            |words| if self.options.times == Times::Word { words } else { sentences(words) };
+        let words = self.words(&open.ids, &open.times)?;
+        if ended {
+            return Ok(parts(words));
+        }
+        let last_word = words.last().map(|word| word.start).filter(|_| words.len() > 1);
+        let all = parts(words);
+        // A part that goes on and on is cut behind a word.
+        let held = all.last().map(|part| part.start).filter(|_| all.len() > 1).or(last_word);
+        let place = held.and_then(|held| open.times.iter().position(|time| time[0] >= held));
+        let complete = open.split(place.unwrap_or(open.ids.len()));
+        Ok(parts(self.words(&complete.ids, &complete.times)?))
+    }
+}
+
+/// The part of a window whose words are its own, in seconds of the whole audio.
+struct Own {
+    /// Where the window begins.
+    offset: f64,
+    from: f64,
+    to: f64,
+}
+
+/// Tokens that are not given out yet, with their times in the whole audio.
+#[derive(Debug, Default)]
+struct Open {
+    ids: Vec<u32>,
+    times: Vec<[f64; 2]>,
+}
+
+impl Open {
+    /// Adds what a window has in its own part.
+    fn take(&mut self, said: &Said, own: &Own) -> Result<()> {
+        if said.times.len() != said.ids.len() {
+            let what = format!(
+                "the host-op gives times for {} of {} tokens, expected all, as params.transcription.context is set",
+                said.times.len(),
+                said.ids.len()
+            );
+            return Err(Error::new(ErrorKind::Artifact, what));
+        }
+        // Times are multiples of a step that f32 may round.
+        const HALF: f64 = 0.5e-3;
+        for (&id, time) in said.ids.iter().zip(&said.times) {
+            let [from, to] = time.map(|time| own.offset + f64::from(time));
+            if (own.from..own.to).contains(&(from + HALF)) {
+                self.ids.push(id);
+                self.times.push([from, to]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes out the first `count` tokens.
+    fn split(&mut self, count: usize) -> Self {
+        let (ids, times) = (self.ids.split_off(count), self.times.split_off(count));
+        std::mem::replace(self, Self { ids, times })
+    }
+}
+
+/// What is said in one go: up to the end of a sentence or a pause.
+fn sentences(words: Vec<Chunk>) -> Vec<Chunk> {
+    let mut found: Vec<Chunk> = Vec::new();
+    for word in words {
+        let goes_on =
+            |last: &&mut Chunk| !last.text.ends_with(ENDS) && word.start - last.end < PAUSE;
+        match found.last_mut().filter(goes_on) {
+            Some(last) => {
+                last.text.push(' ');
+                last.text.push_str(&word.text);
+                (last.end, last.tokens) = (word.end, last.tokens + word.tokens);
+                last.ids.extend(word.ids);
+            }
+            None => found.push(word),
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn word(text: &str, start: f64) -> Chunk {
+        let (end, text) = (start + 0.4, text.to_owned());
+        Chunk { start, end, text, finish_reason: FinishReason::Eos, tokens: 1, ids: vec![7] }
+    }
+
+    #[test]
+    fn sentences_and_pauses_divide_what_is_said() {
+        let words = [("It", 0.0), ("rains.", 0.5), ("We", 1.0), ("stay", 1.5), ("in", 2.9)];
+        let found = sentences(words.map(|(text, start)| word(text, start)).to_vec());
+        let found: Vec<_> =
+            found.iter().map(|one| (one.text.as_str(), one.start, one.ids.len())).collect();
+        assert_eq!(found, [("It rains.", 0.0, 2), ("We stay", 1.0, 2), ("in", 2.9, 1)]);
+    }
+
+    #[test]
+    fn a_window_gives_what_begins_in_its_own_part() {
+        let said = Said {
+            text: String::new(),
+            ids: vec![1, 2, 3, 4],
+            finish_reason: FinishReason::Eos,
+            times: vec![[0.16, 0.24], [0.24, 0.4], [0.72, 0.8], [0.8, 0.88]],
+            language: None,
+        };
+        let mut open = Open::default();
+        open.take(&said, &Own { offset: 1.0, from: 1.24, to: 1.8 }).unwrap();
+        assert_eq!(open.ids, [2, 3]);
+        assert_eq!(open.split(1).ids, [2]);
+        assert_eq!(open.ids, [3]);
+        let untimed = Said { times: Vec::new(), ..said };
+        let error = open.take(&untimed, &Own { offset: 0.0, from: 0.0, to: 1.0 }).unwrap_err();
+        assert!(error.message().contains("times for 0 of 4"), "{error}");
+    }
+}

@@ -1,0 +1,236 @@
+//! The Parakeet tiny models from checkpoint to tokens and times, against goldens that `transformers` made
+//! (`tests/oracle/parakeet.py`): a CTC head, a transducer with durations, and one without, drawn in other shapes.
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use qhx_core::backend::Backend;
+use qhx_core::compare::Distance;
+use qhx_core::dump::Dump;
+use qhx_core::engine::{Model, ModelOptions};
+use qhx_core::manifest::Manifest;
+use qhx_core::op::{AudioRules, Segment};
+use qhx_core::{CancelToken, Media};
+use qhx_forge::{ForgeOptions, Precision, Silent, forge};
+use qhx_media::{Limits, Source};
+use qhx_tests::{backends, tiny};
+use qhx_tiers::tier;
+use safetensors::SafeTensors;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+const CTC: &str = "parakeet-ctc-tiny";
+const TDT: &str = "parakeet-tdt-tiny";
+const UNSEEN: &str = "parakeet-unseen";
+/// The encoder and logits on the CPU differ by rounding only.
+const CPU_DISTANCE: f64 = 1e-4;
+
+#[derive(Debug, Deserialize)]
+struct Goldens {
+    row_seconds: f32,
+    cases: Vec<Case>,
+}
+
+/// A clip with its tokens, each with the rows where it begins and ends.
+#[derive(Debug, Deserialize)]
+struct Case {
+    clip: String,
+    tokens: Vec<(u32, usize, usize)>,
+}
+
+fn goldens(fixture: &str) -> Goldens {
+    let text = fs::read(tiny::fixture(fixture).join("goldens.json")).unwrap();
+    serde_json::from_slice(&text).unwrap()
+}
+
+fn golden(fixture: &str, name: &str) -> Vec<f32> {
+    let bytes = fs::read(tiny::fixture(fixture).join("goldens.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let values = file.tensor(name).unwrap().data().chunks_exact(4);
+    values.map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+/// A clip of the Whisper tiny model.
+fn clip(name: &str) -> Media {
+    let source = Source::File(tiny::fixture("whisper-tiny").join(name));
+    let audio = qhx_media::decode_audio(&source, &AudioRules::default(), &Limits::default());
+    audio.unwrap().into_media().unwrap()
+}
+
+struct Bundle {
+    manifest: PathBuf,
+    folder: tempfile::TempDir,
+}
+
+/// A bundle for windows of one and two seconds.
+fn bundle(fixture: &str, change: impl FnOnce(&mut ForgeOptions)) -> Bundle {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = ForgeOptions::new(folder.path().join("bundle"));
+    options.recipe_options.insert("windows".to_owned(), "1,2".to_owned());
+    change(&mut options);
+    let report =
+        forge(&tiny::fixture(fixture), &options, &mut Silent).unwrap_or_else(|e| panic!("{e}"));
+    Bundle { manifest: report.manifest, folder }
+}
+
+impl Bundle {
+    fn open(&self, backend: Arc<dyn Backend>) -> Model {
+        let manifest = Manifest::load(&self.manifest).unwrap();
+        let dump = Dump::create(&self.folder.path().join("dump")).unwrap();
+        let plugins = tiny::plugins();
+        let options = ModelOptions::new(manifest, backend, &plugins);
+        Model::open(options.threads(2).dump(Arc::new(dump))).unwrap()
+    }
+
+    /// An array that was dumped, all of those of a name one behind the other.
+    fn dumped(&self, name: &str) -> Vec<f32> {
+        let place = |count: usize| match count {
+            1 => format!("{name}.npy"),
+            _ => format!("{name}-{count}.npy"),
+        };
+        let files = (1..).map(|count| self.folder.path().join("dump").join(place(count)));
+        let mut all = Vec::new();
+        for bytes in files.map_while(|file| fs::read(file).ok()) {
+            let header = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
+            let values = bytes[header..].chunks_exact(4);
+            all.extend(values.map(|b| f32::from_le_bytes(b.try_into().unwrap())));
+        }
+        all
+    }
+}
+
+/// The model says the tokens of a case, at its times.
+fn says_the_same(model: &mut Model, goldens: &Goldens, case: &Case, label: &str) {
+    let answer = model.answer(&clip(&case.clip), &CancelToken::new()).unwrap();
+    let tokens: Vec<u32> = case.tokens.iter().map(|(token, ..)| *token).collect();
+    assert_eq!(answer.tokens, tokens, "{label}: {}", case.clip);
+    for (found, &(token, from, to)) in answer.times.iter().zip(&case.tokens) {
+        let expected = [from, to].map(|row| row as f32 * goldens.row_seconds);
+        let near = found.iter().zip(expected).all(|(found, time)| (found - time).abs() < 1e-4);
+        assert!(near, "{label}: {}: {token} at {found:?}, expected {expected:?}", case.clip);
+    }
+    assert_eq!(answer.times.len(), tokens.len());
+}
+
+/// Rows of the encoder, logits, tokens and times; a short clip also through the graph for longer ones, which hides what
+/// lies behind it.
+#[expect(clippy::print_stderr, reason = "a test says what it measured")]
+#[test]
+fn cpu_equals_the_reference() {
+    for (fixture, windows) in [(CTC, "1,2"), (CTC, "2"), (TDT, "1,2"), (TDT, "2"), (UNSEEN, "2")] {
+        let goldens = goldens(fixture);
+        for case in &goldens.cases {
+            let bundle = bundle(fixture, |o| {
+                o.recipe_options.insert("windows".to_owned(), windows.to_owned());
+            });
+            let mut model = bundle.open(backends::cpu());
+            says_the_same(&mut model, &goldens, case, fixture);
+            let name = case.clip.trim_end_matches(".wav");
+            let parts = match fixture {
+                CTC => &[("encoder_logits", "logits")][..],
+                _ => &[("encoder", "encoder"), ("logits", "logits")],
+            };
+            for (dumped, tensor) in parts {
+                let expected = golden(fixture, &format!("{name}.{tensor}"));
+                let distance = Distance::of(&bundle.dumped(dumped), &expected).unwrap().largest;
+                eprintln!("{fixture} {windows} {name} {tensor}: {distance:.1e}");
+                assert!(distance <= CPU_DISTANCE, "{fixture}: {name}: {tensor}: {distance:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn frames_are_those_of_the_feature_extractor() {
+    for fixture in [CTC, UNSEEN] {
+        let bundle = bundle(fixture, |_| ());
+        let mut model = bundle.open(backends::cpu());
+        model.answer(&clip("one.wav"), &CancelToken::new()).unwrap();
+        let (expected, found) = (golden(fixture, "one.mel"), bundle.dumped("mel"));
+        let (clip, behind) = found.split_at(expected.len());
+        let distance = Distance::of(clip, &expected).unwrap().largest;
+        assert!(distance <= 5e-4, "{fixture}: {distance:e}");
+        assert!(behind.iter().all(|value| *value == 0.0));
+    }
+}
+
+#[test]
+fn clips_that_are_none_are_refused() {
+    let bundle = bundle(TDT, |_| ());
+    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+    let long = vec![0.0; 32_160];
+    let rate = 16_000;
+    for (segments, what) in [
+        (&[Segment::Audio { samples: &long, rate }][..], "the encoder takes 2.00 s at once"),
+        (&[Segment::Audio { samples: &[0.0, f32::NAN], rate }], "NaN"),
+        (&[Segment::Audio { samples: &[], rate }], "0 samples"),
+        (&[Segment::Audio { samples: &long[..9], rate: 8_000 }], "8000 samples a second"),
+        (&[Segment::Tokens(&[1])], "not audio"),
+        (&[], "0 segments"),
+    ] {
+        let error = model.op_mut().answer(segments).unwrap_err();
+        assert!(error.message().contains(what), "{what}: {error}");
+    }
+    // Silence, and less than a frame, have no words and are no errors.
+    for samples in [&long[..32_000], &long[..1]] {
+        let answer = model.op_mut().answer(&[Segment::Audio { samples, rate }]).unwrap();
+        assert_eq!(answer.tokens.len(), answer.times.len());
+    }
+}
+
+#[test]
+fn bundles_that_do_not_fit_are_refused() {
+    for (fixture, pointer, value, what) in [
+        (CTC, "/params/audio/blank", json!(9999), "blank: found 9999"),
+        (CTC, "/params/audio/front_end/filters/mels", json!(40), "expected 40 mels"),
+        (CTC, "/params/audio/subsampling", json!(4), "a row for each 4 frames"),
+        (CTC, "/params/audio/preemphasis", json!(1.5), "preemphasis: 1.5"),
+        (TDT, "/plan/params/encoder", json!("ear"), "ear"),
+        (TDT, "/params/transducer/durations", json!(3), "expected 104 values"),
+        (TDT, "/params/transducer/start", json!(9999), "start 9999"),
+    ] {
+        let bundle = bundle(fixture, |_| ());
+        let mut manifest: Value =
+            serde_json::from_slice(&fs::read(&bundle.manifest).unwrap()).unwrap();
+        *manifest.pointer_mut(pointer).unwrap() = value;
+        fs::write(&bundle.manifest, manifest.to_string()).unwrap();
+        let error = tiny::open(&bundle.manifest, backends::cpu()).unwrap_err().to_string();
+        assert!(error.contains(what), "{pointer}: {error}");
+    }
+}
+
+#[tier(qnn)]
+#[test]
+fn the_npu_says_the_same() {
+    let libraries = tiny::qnn_libraries();
+    let (htp, system) = &libraries;
+    let full = tiny::full_matrix();
+    let (fp16, int8) = (Precision::Fp16, Precision::W8A16);
+    for (fixture, target, precision) in [
+        (TDT, "v81", fp16),
+        (CTC, "v81", fp16),
+        (CTC, "v81", int8),
+        (TDT, "v81", int8),
+        (TDT, "v73", fp16),
+        (CTC, "v73", int8),
+    ]
+    .into_iter()
+    .take(if full { 6 } else { 2 })
+    {
+        let goldens = goldens(fixture);
+        let bundle = bundle(fixture, |o| {
+            let windows = if full { "1,2" } else { "1" };
+            o.recipe_options.insert("windows".to_owned(), windows.to_owned());
+            o.precision = precision;
+            o.compiler = Some(backends::compiler(htp, system, target));
+        });
+        let mut model = tiny::open(&bundle.manifest, backends::qnn(&libraries)).unwrap();
+        let label = format!("{fixture} {target} {}", precision.name());
+        for case in goldens.cases.iter().filter(|case| full || case.clip == "one.wav") {
+            says_the_same(&mut model, &goldens, case, &label);
+        }
+    }
+}
