@@ -4,6 +4,7 @@
 //!   time, and over graphs that take several tokens of a prompt at once.
 //! - [`EmbedSharded`] is `llama_embed_sharded`: one vector for a text, or one score for a pair of texts, from an encoder
 //!   that is spread over several contexts.
+//! - [`Siglip`] is `siglip_embed`: one vector for a text or an image, in one space.
 //!
 //! Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3, Granite, OLMo 2 and Gemma 2 differ only inside their graphs, which these
 //! ops do not see.
@@ -13,11 +14,13 @@ mod embeddings;
 mod generate;
 mod modules;
 mod pooling;
+mod siglip;
 
 pub use embed::EmbedSharded;
 pub use generate::Generate;
+pub use siglip::Siglip;
 
-qhx_op::register_ops!(Generate, EmbedSharded);
+qhx_op::register_ops!(Generate, EmbedSharded, Siglip);
 
 /// To be called by what is linked of an archive: from one, a linker takes only the parts that something names, and
 /// those of this module register the ops.

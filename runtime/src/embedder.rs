@@ -1,12 +1,14 @@
-//! Texts to vectors, with the prefixes that a bundle declares.
+//! Texts and images to vectors, with the prefixes that a bundle declares.
 
 use std::str::FromStr;
 use std::sync::Arc;
 
 use qhx_core::engine::Model;
+use qhx_core::op::{ImageRules, Modality};
 use qhx_core::text::Tokenizer;
 use qhx_core::trace::{self, Trace};
-use qhx_core::{CancelToken, Error, ErrorKind, Result};
+use qhx_core::{CancelToken, Error, ErrorKind, Media, Result};
+use qhx_media::{Limits, Source, decode_image};
 
 /// What a text is, which decides its prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -85,6 +87,8 @@ pub struct Prefixed {
     truncate: bool,
     /// Maximum number of tokens that the encoder takes.
     max_tokens: usize,
+    /// How images become pixels, where the encoder takes them.
+    images: Option<ImageRules>,
     cancel: CancelToken,
     trace: Option<Arc<Trace>>,
 }
@@ -111,6 +115,7 @@ impl Prefixed {
             document: options.document_prefix.unwrap_or_else(|| declared("document_prefix")),
             truncate: options.truncate,
             max_tokens: model.info().max_ctx,
+            images: takes_images(model).then(|| model.media_rules().image),
             cancel: model.cancel_token().clone(),
             trace: model.trace().cloned(),
         })
@@ -163,7 +168,36 @@ impl Prefixed {
     }
 }
 
-/// A model that embeds texts: prefixes, truncation and packing are those of `qhx embed`.
+impl Prefixed {
+    /// The pixels of an image, given by its file or as a `data:` URL.
+    ///
+    /// # Errors
+    /// When the encoder takes no images, or the file is none that can be decoded.
+    pub fn image(&self, file: &str) -> Result<Media> {
+        self.pixels(&Source::parse(file, &Limits::default())?)
+    }
+
+    /// As [`Prefixed::image`], of a file or of bytes.
+    ///
+    /// # Errors
+    /// As [`Prefixed::image`].
+    pub fn pixels(&self, source: &Source) -> Result<Media> {
+        let _span = trace::span(self.trace.as_ref(), "decode");
+        let Some(rules) = &self.images else {
+            let message = format!("{source}: the bundle takes no images");
+            return Err(Error::new(ErrorKind::Prompt, message)
+                .hint("make one of a model with towers for texts and images, such as SigLIP 2"));
+        };
+        decode_image(source, rules, &Limits::default())?.into_media()
+    }
+}
+
+fn takes_images(model: &Model) -> bool {
+    model.op().description.modalities.contains(&Modality::Image)
+}
+
+/// A model that embeds texts, and images where it has a tower for them: prefixes, truncation and packing are those of
+/// `qhx embed`.
 ///
 /// ```no_run
 /// let mut embedder = qhx::Bundle::open("embedcode/v81")?.embedder()?;
@@ -225,6 +259,32 @@ impl Embedder {
     pub fn embed(&mut self, text: &str, role: Role) -> Result<&[f32]> {
         let tokens = self.texts.tokens(text, role)?;
         self.model.embed(&tokens)
+    }
+
+    /// The vector of an image, given by its file or as a `data:` URL, in the space of the texts' vectors.
+    ///
+    /// ```no_run
+    /// use qhx::{Role, cosine};
+    ///
+    /// let mut embedder = qhx::Bundle::open("siglip2/v81")?.embedder()?;
+    /// let image = embedder.embed_image("boat.jpg")?.to_vec();
+    /// println!("{:.3}", cosine(&image, embedder.embed("a boat", Role::Query)?));
+    /// # Ok::<(), qhx::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the model takes no images, the file cannot be decoded, or the vector is zero or not finite.
+    pub fn embed_image(&mut self, file: &str) -> Result<&[f32]> {
+        let image = self.texts.image(file)?;
+        self.model.embed_media(&image)
+    }
+
+    /// As [`Embedder::embed_image`], of pixels.
+    ///
+    /// # Errors
+    /// As [`Embedder::embed_image`].
+    pub fn embed_media(&mut self, image: &Media) -> Result<&[f32]> {
+        self.model.embed_media(image)
     }
 
     /// The vectors of documents, in their order. Short texts share graphs where the model has such.

@@ -8,8 +8,8 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use qhx::{Role, norm};
-use serde_json::{Value, json};
+use qhx::{Modality, Role, Source, norm};
+use serde_json::{Map, Value, json};
 
 use crate::completions::tokens;
 use crate::error::{ApiError, Result, broken, json_response};
@@ -18,6 +18,7 @@ use crate::pending::Pending;
 use crate::queue::{EmbedInput, Update, Work};
 use crate::registry::Ability;
 use crate::request::Context;
+use crate::turns::{Part, url_part};
 
 /// Texts of one request.
 pub(crate) const MAX_INPUTS: usize = 2048;
@@ -72,26 +73,47 @@ pub(crate) async fn embed(
     Ok(json_response(StatusCode::OK, &json))
 }
 
-/// A text, texts, tokens, or lists of tokens.
+/// A text, an image, tokens, or a list of them.
 fn inputs(value: &Value, role: Role) -> Result<Vec<EmbedInput>> {
-    let expected = "a string, a list of strings, a list of token ids, or a list of such lists";
+    let expected = "a string, an image as {\"type\": \"image_url\", …}, a list of these, a list of token ids, or a \
+                    list of such lists";
     let bad = || wrong("input", expected, value);
     let input = |value: &Value| match value {
-        Value::String(text) => Some(EmbedInput::Text(text.clone(), role)),
-        value => tokens(value).filter(|tokens| !tokens.is_empty()).map(EmbedInput::Tokens),
-    };
-    let inputs: Option<Vec<_>> = match value {
-        Value::Array(list) if !list.first().is_some_and(Value::is_u64) => {
-            list.iter().map(input).collect()
+        Value::String(text) => Ok(EmbedInput::Text(text.clone(), role)),
+        Value::Object(part) => image(part).map(EmbedInput::Image),
+        value => {
+            let tokens = tokens(value).filter(|tokens| !tokens.is_empty());
+            tokens.map(EmbedInput::Tokens).ok_or_else(bad)
         }
-        value => input(value).map(|input| vec![input]),
     };
-    let inputs = inputs.filter(|inputs| !inputs.is_empty()).ok_or_else(bad)?;
+    let inputs: Vec<_> = match value {
+        Value::Array(list) if !list.first().is_some_and(Value::is_u64) => {
+            list.iter().map(input).collect::<Result<_>>()?
+        }
+        value => vec![input(value)?],
+    };
+    if inputs.is_empty() {
+        return Err(bad());
+    }
     if inputs.len() > MAX_INPUTS {
         let message = format!("expected at most {MAX_INPUTS}, found {}", inputs.len());
         return Err(ApiError::bad("input", message).code("invalid_value"));
     }
     Ok(inputs)
+}
+
+/// An image as a part of a message has it: `{"type": "image_url", "image_url": {"url": "data:…"}}`.
+fn image(part: &Map<String, Value>) -> Result<Source> {
+    let part = Fields::new(part);
+    let url = match part.get("image_url") {
+        Some(Value::String(url)) => Some(url.as_str()),
+        _ => part.object("image_url")?.and_then(|image| image.text("url").ok().flatten()),
+    };
+    let url = url.ok_or_else(|| part.missing("image_url"))?;
+    match url_part(Modality::Image, url, "input")? {
+        Part::Media(attachment) => Ok(attachment.source),
+        _ => Err(broken()),
+    }
 }
 
 /// The first values of a vector, of norm 1 again.

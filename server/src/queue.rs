@@ -46,6 +46,8 @@ pub(crate) enum Work {
 
 #[derive(Debug)]
 pub(crate) enum EmbedInput {
+    /// An image, as a client sent it.
+    Image(Source),
     Text(String, Role),
     Tokens(Vec<u32>),
 }

@@ -127,6 +127,14 @@ fn embed(embedder: &mut Embedder, inputs: &[EmbedInput], ticket: &CancelToken) -
     for (index, input) in inputs.iter().enumerate() {
         let of_input = |e: Error| e.context(format_args!("input {index}"));
         let tokens = match input {
+            EmbedInput::Image(source) => {
+                let image = embedder.texts().pixels(source).map_err(of_input)?;
+                let embedded = embedder
+                    .model_mut()
+                    .cancellable(ticket, |model| model.embed_media(&image).map(<[f32]>::to_vec));
+                vectors.push(embedded.map_err(of_input)?);
+                continue;
+            }
             EmbedInput::Text(text, role) => {
                 embedder.texts().tokens(text, *role).map_err(of_input)?
             }

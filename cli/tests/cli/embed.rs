@@ -291,3 +291,56 @@ fn qhx_embed_prints_cosines_and_follows_the_variables() {
     assert_eq!(found[0]["embedding"], found[1]["embedding"]);
     assert!((found[1]["cosine"].as_f64().expect("a number") - 1.0).abs() < 1e-6, "{text}");
 }
+
+/// Texts and images have vectors of one space, from arguments and from lines, and an output is continued.
+#[test]
+fn images_become_vectors_beside_texts() {
+    let folder = folder();
+    let (out, tiny) = (folder.path().join("siglip"), qhx_paths::fixture("siglip-fixed"));
+    Program::qhx(folder.path())
+        .args([Path::new("forge"), &tiny, Path::new("--out"), &out])
+        .args(["--task", "embed", "--cpu-only"])
+        .run()
+        .ok();
+    let goldens = std::fs::read(tiny.join("goldens.json")).expect("goldens");
+    let goldens: Value = serde_json::from_slice(&goldens).expect("JSON");
+    let (text, image) = (&goldens["texts"][0], &goldens["images"][0]);
+    let words = text["text"].as_str().expect("a text");
+    let file = qhx_paths::fixture(image["image"].as_str().expect("a path")).display().to_string();
+    let siglip =
+        |args: &[&str]| Program::qhx(folder.path()).args(["embed"]).args([&out]).args(args).run();
+    let near = |found: &Value, golden: &Value| {
+        let values = |list: &Value| -> Vec<f64> {
+            list.as_array().expect("a list").iter().map(|v| v.as_f64().expect("a number")).collect()
+        };
+        let (found, golden) = (values(&found["embedding"]), values(&golden["vector"]));
+        let dot: f64 = found.iter().zip(&golden).map(|(a, b)| a * b).sum();
+        assert!(dot > 0.99999, "{dot}");
+    };
+    let found = rows(&siglip(&[words, "--image", &file, "--json"]).ok().stdout);
+    near(&found[0], text);
+    near(&found[1], image);
+    assert_eq!(
+        (found[0]["text"].as_str(), found[1]["image"].as_str()),
+        (Some(words), Some(&*file))
+    );
+
+    let lines = [serde_json::json!({"image": file}), serde_json::json!({"text": words})];
+    let line = |line: &Value| format!("{line}\n");
+    std::fs::write(folder.path().join("in.jsonl"), lines.iter().map(line).collect::<String>())
+        .expect("written");
+    let files = ["--input", "in.jsonl", "--output", "out.jsonl"];
+    siglip(&files).ok();
+    let whole = read(folder.path(), "out.jsonl");
+    near(&rows(&whole)[0], image);
+    let first = whole.find('\n').expect("a line") + 1;
+    std::fs::write(folder.path().join("out.jsonl"), &whole[..first]).expect("written");
+    let run = siglip(&[&files[..], &["--resume"]].concat()).ok();
+    assert!(run.stderr.contains("resume: 1 texts"), "{}", run.stderr);
+    assert_eq!(read(folder.path(), "out.jsonl"), whole);
+
+    let run = siglip(&["--image", "none.png"]);
+    assert!(run.code == 11 && run.stderr.contains("image 0: none.png"), "{run:?}");
+    let run = embed(folder.path(), &["--image", &file]);
+    assert!(run.code == 9 && run.stderr.contains("the bundle takes no images"), "{run:?}");
+}

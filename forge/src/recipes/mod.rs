@@ -10,5 +10,6 @@ mod parakeet;
 mod phimoe;
 mod qwen35;
 mod qwen3vl;
+mod siglip;
 mod vision;
 mod whisper;

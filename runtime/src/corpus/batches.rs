@@ -1,4 +1,5 @@
-//! The texts on their way to the model. They are read and tokenized on a thread of their own, while graphs execute.
+//! The texts and images on their way to the model. They are read, tokenized and decoded on a thread of their own, while
+//! graphs execute.
 //!
 //! What is ahead is bounded: a few batches, each of as many tokens as are worth collecting, or of a megabyte of text.
 //! Who writes the input and waits for an answer gets it: a batch ends where the next text is not there yet.
@@ -6,7 +7,7 @@
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::time::Duration;
 
-use qhx_core::{CancelToken, Error, ErrorKind, Result};
+use qhx_core::{CancelToken, Error, ErrorKind, Media, Result};
 
 use super::row::Row;
 use super::rows::Rows;
@@ -21,12 +22,14 @@ const MAX_BYTES: usize = 1 << 20;
 /// How long a Ctrl-C may go unseen while there is no text.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// Texts that are embedded together.
+/// Texts that are embedded together, or one image.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     rows: Vec<Row>,
-    /// Of each row.
+    /// Of each text.
     tokens: Vec<Vec<u32>>,
+    /// In the place of the last row's text.
+    image: Option<Media>,
 }
 
 impl Batch {
@@ -45,10 +48,18 @@ impl Batch {
             written = index + 1;
             Ok(())
         });
+        let embedded = match (&embedded, &self.image, self.rows.last()) {
+            (Ok(()), Some(image), Some(row)) => match embedder.embed_media(image) {
+                Ok(vector) => return write(row, vector),
+                Err(e) => Err(e),
+            },
+            _ => embedded,
+        };
         match (unwritten, embedded) {
             (Some(e), _) => Err(e),
             (None, Ok(())) => Ok(()),
             (None, Err(e)) => match self.rows.get(written) {
+                Some(row) if row.image => Err(e.context(format_args!("image {}", row.index))),
                 Some(row) => Err(e.context(format_args!("text {}", row.index))),
                 None => Err(e),
             },
@@ -127,16 +138,20 @@ fn gather(rows: &mut Rows, texts: &Prefixed, most: usize) -> (Batch, Option<Resu
             Ok(None) => return (batch, Some(Ok(()))),
             Err(e) => return (batch, Some(Err(e))),
         };
-        match texts.tokens(&row.text, row.role) {
-            Ok(ids) => {
+        let what = if row.image { "image" } else { "text" };
+        let read = match row.image {
+            true => texts.image(&row.text).map(|image| batch.image = Some(image)),
+            false => texts.tokens(&row.text, row.role).map(|ids| {
                 tokens += ids.len();
                 bytes += row.text.len();
                 batch.tokens.push(ids);
-            }
-            Err(e) => return (batch, Some(Err(e.context(format_args!("text {}", row.index))))),
+            }),
+        };
+        if let Err(e) = read {
+            return (batch, Some(Err(e.context(format_args!("{what} {}", row.index)))));
         }
         batch.rows.push(row);
-        if tokens >= most || bytes >= MAX_BYTES || !rows.ready() {
+        if batch.image.is_some() || tokens >= most || bytes >= MAX_BYTES || !rows.ready() {
             return (batch, None);
         }
     }

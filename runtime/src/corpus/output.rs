@@ -24,6 +24,7 @@ const FLUSH: Duration = Duration::from_secs(1);
 #[derive(Debug, Deserialize)]
 struct Written {
     index: u64,
+    #[serde(alias = "image")]
     text: String,
     embedding: Vec<f32>,
 }
@@ -266,7 +267,7 @@ fn start(text: &str) -> &str {
 /// Adds a row of the input: its index, its role and its text, each of a length that is known before it.
 fn add(digest: &mut Sha256, row: &Row) {
     digest.update(row.index.to_le_bytes());
-    digest.update([row.role as u8]);
+    digest.update([row.role as u8 + 2 * u8::from(row.image)]);
     digest.update((row.text.len() as u64).to_le_bytes());
     digest.update(row.text.as_bytes());
 }

@@ -141,6 +141,7 @@ impl Texts {
 #[derive(Deserialize)]
 struct Line<'a> {
     index: i64,
+    #[serde(alias = "image")]
     text: String,
     #[serde(borrow)]
     embedding: &'a RawValue,
@@ -276,7 +277,8 @@ pub(super) fn unpack(table: &Path, lines: &Path) -> Result<()> {
             let values = vector.as_primitive_opt::<Float32Type>().ok_or_else(strange)?;
             let line = Vector {
                 index: u64::try_from(index.value(row)).map_err(|_| strange())?,
-                text: text.value(row),
+                text: Some(text.value(row)),
+                image: None,
                 embedding: values.values(),
             };
             serde_json::to_writer(&mut file, &line).map_err(|e| io(e.into()))?;

@@ -16,8 +16,10 @@ pub const MAX_LINE: usize = 4 << 20;
 pub struct Row {
     /// Place in the input, from 0.
     pub index: u64,
-    /// What is embedded.
+    /// What is embedded, or where it lies.
     pub text: String,
+    /// The text is the file of an image, or a data URL, and the image is embedded.
+    pub image: bool,
     /// What it is, which decides its prefix.
     pub role: Role,
 }
@@ -27,8 +29,12 @@ pub struct Row {
 pub struct Vector<'a> {
     /// Place of the text in the input, from 0.
     pub index: u64,
-    /// The text, without its prefix.
-    pub text: &'a str,
+    /// The text, without its prefix; none of an image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<&'a str>,
+    /// The image's file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<&'a str>,
     /// Its vector.
     pub embedding: &'a [f32],
 }
@@ -36,7 +42,9 @@ pub struct Vector<'a> {
 impl<'a> Vector<'a> {
     /// The vector of a row.
     pub fn of(row: &'a Row, embedding: &'a [f32]) -> Self {
-        Self { index: row.index, text: &row.text, embedding }
+        let text = Some(row.text.as_str());
+        let (text, image) = if row.image { (None, text) } else { (text, None) };
+        Self { index: row.index, text, image, embedding }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Texts: given ones, a file of JSON lines or a Parquet table, or standard input.
+//! Texts and images: given ones, a file of JSON lines or a Parquet table, or standard input.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -19,12 +19,14 @@ use crate::embedder::Role;
 /// A line of the input that is an object.
 #[derive(Deserialize)]
 struct Line {
-    text: String,
+    text: Option<String>,
+    image: Option<String>,
     role: Option<String>,
 }
 
 enum Source {
-    Texts(VecDeque<String>),
+    /// And whether each is the file of an image.
+    Texts(VecDeque<(String, bool)>),
     Lines {
         name: String,
         reader: BufReader<Box<dyn Read + Send>>,
@@ -61,9 +63,20 @@ impl Rows {
         texts: impl IntoIterator<Item = T>,
         options: RowOptions,
     ) -> Self {
-        let texts: VecDeque<_> = texts.into_iter().map(Into::into).collect();
+        let texts: VecDeque<_> = texts.into_iter().map(|text| (text.into(), false)).collect();
         let total = texts.len() as u64;
         Self::new(Source::Texts(texts), options, Some(total), None)
+    }
+
+    /// And behind these texts, images, by their files or `data:` URLs; in the place of an input that is read, nothing is
+    /// added.
+    #[must_use]
+    pub fn and_images<T: Into<String>>(mut self, images: impl IntoIterator<Item = T>) -> Self {
+        if let Source::Texts(texts) = &mut self.source {
+            texts.extend(images.into_iter().map(|image| (image.into(), true)));
+            self.total = Some(texts.len() as u64);
+        }
+        self
     }
 
     /// The lines of standard input.
@@ -132,9 +145,12 @@ impl Rows {
             let index = self.next;
             let mine = self.options.shard.is_none_or(|shard| shard.has(index));
             let row = match &mut self.source {
-                Source::Texts(texts) => {
-                    texts.pop_front().map(|text| Row { index, text, role: self.options.role })
-                }
+                Source::Texts(texts) => texts.pop_front().map(|(text, image)| Row {
+                    index,
+                    text,
+                    image,
+                    role: self.options.role,
+                }),
                 Source::Lines { name, reader } => {
                     if !read_line(name, index, reader, &mut self.line)? {
                         None
@@ -154,7 +170,7 @@ impl Rows {
                     Some((text, said)) => {
                         let place = format_args!("{name}: row {index}");
                         let role = said.map_or(Ok(self.options.role), |said| role(place, &said))?;
-                        Some(Row { index, text, role })
+                        Some(Row { index, text, image: false, role })
                     }
                     None => None,
                 },
@@ -245,11 +261,15 @@ fn parse(name: &str, index: u64, line: &[u8], role: Role) -> Result<Row> {
     let place = || format!("{name}: line {}", index + 1);
     let wrong = |why: String| {
         Error::new(ErrorKind::Prompt, format!("{}: {why}", place()))
-            .hint("expected a JSON string, or an object with \"text\"")
+            .hint("expected a JSON string, or an object with \"text\" or \"image\"")
     };
     let parsed = match line.trim_ascii_start().first() {
         None => return Err(wrong("it is empty".to_owned())),
-        Some(b'"') => serde_json::from_slice(line).map(|text| Line { text, role: None }),
+        Some(b'"') => serde_json::from_slice(line).map(|text| Line {
+            text: Some(text),
+            image: None,
+            role: None,
+        }),
         Some(b'{') => serde_json::from_slice(line),
         // The place in the line, where it is no JSON at all.
         Some(_) => match serde_json::from_slice::<IgnoredAny>(line) {
@@ -257,9 +277,17 @@ fn parse(name: &str, index: u64, line: &[u8], role: Role) -> Result<Row> {
             Err(e) => Err(e),
         },
     };
-    let Line { text, role: said } = parsed.map_err(|e| wrong(e.to_string()))?;
+    let Line { text, image, role: said } = parsed.map_err(|e| wrong(e.to_string()))?;
     let role = said.map_or(Ok(role), |said| self::role(format_args!("{}", place()), &said))?;
-    Ok(Row { index, text, role })
+    let (text, image) = match (text, image) {
+        (Some(text), None) => (text, false),
+        (None, Some(image)) => (image, true),
+        (Some(_), Some(_)) => {
+            return Err(wrong("it has both \"text\" and \"image\"".to_owned()));
+        }
+        (None, None) => return Err(wrong("missing field `text` or `image`".to_owned())),
+    };
+    Ok(Row { index, text, image, role })
 }
 
 /// What a row says that its text is.
@@ -282,11 +310,14 @@ mod tests {
         assert_eq!(parse("\"a\"").unwrap().text, "a");
         let row = parse("{\"id\": 7, \"text\": \"b\", \"role\": \"query\"}").unwrap();
         assert_eq!((row.text.as_str(), row.role, row.index), ("b", Role::Query, 4));
+        let row = parse("{\"image\": \"a.png\"}").unwrap();
+        assert!(row.image && row.text == "a.png", "{row:?}");
         for (line, words) in [
             ("", "empty"),
             ("{\"txt\": 1}", "line 5"),
             ("{\"text\":\"a\",\"role\":\"x\"}", "\"x\""),
             ("{\"txt\": 1}", "missing field `text`"),
+            ("{\"text\":\"a\",\"image\":\"a.png\"}", "it has both"),
             ("[\"a\"]", "line 5: it is neither a string nor an object"),
             ("7", "neither"),
             ("nonsense", "line 5: expected ident"),

@@ -28,6 +28,7 @@ mod quantized;
 mod qwen35;
 mod qwen3vl;
 mod sessions;
+mod siglip;
 mod smolvlm;
 /// The family of `ops-speech`.
 mod speech {

@@ -16,18 +16,19 @@ Examples:
   qhx embed embedcode/v81 'def fib(n): …' 'SELECT 1'
   qhx embed embedcode/v81 'fibonacci numbers' --role query --json
   qhx embed embedcode/v81 --input corpus.jsonl --output vectors.jsonl --resume
+  qhx embed siglip2/v81 'a boat' --image harbour.jpg --json
   qhx embed embedcode/v81 --input corpus.jsonl --shard 0/4 --output vectors-0.jsonl
   qhx embed embedcode/v81 --input corpus.parquet --output vectors.parquet --resume
   tail -f new.jsonl | qhx embed embedcode/v81 --input - --json
 
 An input has one text a line: a JSON string, or an object with \"text\" and, where it is not that of
---role, \"role\" (query or document). Output lines are {\"index\", \"text\", \"embedding\"}; the index is
-the line of the input, from 0. Files called .parquet are tables with columns of those names, where qhx
-was built with --features parquet.";
+--role, \"role\" (query or document); or with \"image\", the file of an image. Output lines are
+{\"index\", \"text\" or \"image\", \"embedding\"}; the index is the line of the input, from 0. Files called
+.parquet are tables with columns index, text and embedding, where qhx was built with --features parquet.";
 
-/// Turn texts into vectors
+/// Turn texts and images into vectors
 ///
-/// Each text becomes one vector, pooled and normalised as the bundle says. Timings go to standard
+/// Each text becomes one vector, and so does each image where the model takes images, pooled and normalised as the bundle says. Timings go to standard
 /// error.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -37,6 +38,9 @@ pub(crate) struct EmbedArgs {
     /// Texts
     #[arg(value_name = "TEXT", conflicts_with = "input")]
     pub texts: Vec<String>,
+    /// Images behind the texts: JPEG, PNG, WebP, or data: URLs; repeat it for more
+    #[arg(long = "image", value_name = "FILE", conflicts_with = "input")]
+    pub images: Vec<String>,
     /// Take texts from this file of JSON lines or Parquet table; `-` is standard input
     #[arg(short, long, value_name = "FILE|-")]
     pub input: Option<PathBuf>,
@@ -90,7 +94,7 @@ impl EmbedArgs {
 
     /// What clap does not check.
     pub fn check(&self) -> Result<()> {
-        if self.texts.is_empty() && self.input.is_none() {
+        if self.texts.is_empty() && self.images.is_empty() && self.input.is_none() {
             return Err(Error::new(ErrorKind::Usage, "no text and no input is given")
                 .hint("give texts as arguments, or --input FILE; --input - is standard input"));
         }

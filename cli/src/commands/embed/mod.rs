@@ -1,4 +1,4 @@
-//! `qhx embed`: one vector for each text.
+//! `qhx embed`: one vector for each text, and for each image.
 
 mod args;
 pub(crate) mod classic;
@@ -35,7 +35,7 @@ fn run_traced(args: &EmbedArgs, app: &mut App, tracing: Option<&Tracing>) -> Res
     // The output is touched when everything else is open, and claimed before a model is loaded for it.
     let options = RowOptions::default().role(args.role).shard(args.shard);
     let mut rows = match &args.input {
-        None => Rows::of_texts(args.texts.iter(), options),
+        None => Rows::of_texts(args.texts.iter(), options).and_images(args.images.iter()),
         Some(path) if path == Path::new("-") => Rows::stdin(options),
         Some(path) => Rows::open(path, options)?,
     };

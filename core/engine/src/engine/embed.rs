@@ -1,8 +1,8 @@
-//! Texts to vectors, one or many, and pairs of texts to scores.
+//! Texts and images to vectors, one or many, and pairs of texts to scores.
 
 use super::model::Model;
 use crate::op::{Segment, Task};
-use crate::{CancelToken, Error, ErrorKind, Result};
+use crate::{CancelToken, Error, ErrorKind, Media, Result};
 
 impl Model {
     /// Embeds one text.
@@ -12,6 +12,15 @@ impl Model {
     pub fn embed(&mut self, tokens: &[u32]) -> Result<&[f32]> {
         self.require_vectors()?;
         self.embed_segments(&[Segment::Tokens(tokens)], ("tokens", tokens.len()))
+    }
+
+    /// Embeds an image, or another medium that the host-op gives a vector of its own.
+    ///
+    /// # Errors
+    /// As [`Model::embed`], and when the host-op does not take it.
+    pub fn embed_media(&mut self, media: &Media) -> Result<&[f32]> {
+        self.require_vectors()?;
+        self.embed_segments(&[media.segment()], ("media", 1))
     }
 
     /// Errors when the host-op, or this bundle of it, gives no vectors.

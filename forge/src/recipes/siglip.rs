@@ -1,0 +1,465 @@
+//! SigLIP and SigLIP 2 (`SiglipModel`, `Siglip2Model`): images and texts in one space.
+//!
+//! Arithmetic: `transformers`, `models/siglip/modeling_siglip.py` and `models/siglip2/modeling_siglip2.py` (Zhai et al.
+//! 2023, arXiv 2303.15343; Tschannen et al. 2025, arXiv 2502.14786). Published checkpoints of SigLIP 2 for images of one
+//! size are of the first class, those for images of any shape (NaFlex) of the second.
+//!
+//! | graph | tensor | shape | |
+//! |---|---|---|---|
+//! | `text` | `x` | `[L, hidden]` | rows of the embedding table for a text and its padding, which all tokens see |
+//! | `vision`, or `vision<N>` | `patches` | `[N, 3 · side²]` | normalised patches of an image |
+//! | | `positions` | `[N, hidden]` | learned positions for the image's shape; NaFlex |
+//! | | `cmask` | `[1, N]` | added to scores: hides what is no patch of the image; NaFlex |
+//! | each | → `y` | `[1, width]` | the vector, not normalised |
+
+use qhx_core::{Error, ErrorKind, Result};
+use serde_json::{Map, Value, json};
+
+use super::choices::numbers;
+use super::processor::Processor;
+use crate::builder::GraphBuilder;
+use crate::checkpoint::Checkpoint;
+use crate::graph::{Elem, Graph, TensorId};
+use crate::kit::{
+    Attend, AttendInputs, Attention, Heads, Layers, MatrixFile, Reader, matrices, object,
+    one_or_many,
+};
+use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
+use crate::register_recipe;
+use crate::registry::{RecipeEntry, RecipeOption};
+use crate::weight::row_range;
+
+const CLASSES: [&str; 2] = ["SiglipModel", "Siglip2Model"];
+const IMAGE_PATCHES: RecipeOption = RecipeOption {
+    name: "image-patches",
+    values: &[],
+    help: "patches of the vision graphs of a NaFlex checkpoint, such as 256,1024; 256 by default. An image goes through \
+           the smallest that holds it at its own size, or is made smaller for the largest",
+};
+/// `max_num_patches` of the image processor.
+const DEFAULT_PATCHES: usize = 256;
+const MAX_PATCHES: usize = 4096;
+
+register_recipe!(
+    RecipeEntry::new(&CLASSES, recipe)
+        .tasks(&[Task::Embed])
+        .longest(longest)
+        .options(&[IMAGE_PATCHES])
+);
+
+/// What the two towers have alike.
+#[derive(Debug, Clone, Copy)]
+struct Tower {
+    hidden: usize,
+    layers: usize,
+    heads: Heads,
+    inner: usize,
+    eps: f32,
+}
+
+impl Tower {
+    fn read(reader: &Reader<'_>) -> Result<Self> {
+        reader.only("hidden_act", &json!("gelu_pytorch_tanh"))?;
+        let hidden = reader.size_or("hidden_size", 768)?;
+        let query = reader.size_or("num_attention_heads", 12)?;
+        if !hidden.is_multiple_of(query) {
+            return Err(reader.fault(format!(
+                "hidden_size is {hidden}, expected a multiple of num_attention_heads, {query}"
+            )));
+        }
+        Ok(Self {
+            hidden,
+            layers: match reader.get("num_hidden_layers") {
+                Some(_) => reader.layers()?,
+                None => 12,
+            },
+            heads: Heads { query, groups: query, dim: hidden / query },
+            inner: reader.size_or("intermediate_size", 3072)?,
+            eps: reader.epsilon(&["layer_norm_eps"], 1e-6)?,
+        })
+    }
+}
+
+/// What is read of `config.json`.
+#[derive(Debug)]
+struct Config {
+    text: Tower,
+    vision: Tower,
+    vocab: usize,
+    /// Tokens of a text with its padding.
+    length: usize,
+    /// Values of a vector.
+    width: usize,
+    /// Pixels of a patch's side.
+    patch: usize,
+    /// Patches of a side of the square that has learned positions.
+    side: usize,
+    /// Images keep their shape.
+    naflex: bool,
+}
+
+impl Config {
+    fn read(checkpoint: &Checkpoint) -> Result<Self> {
+        let naflex = checkpoint.architecture() == Some("Siglip2Model");
+        let (text, vision) =
+            (Reader::part(checkpoint, "text_config")?, Reader::part(checkpoint, "vision_config")?);
+        vision.only("vision_use_head", &json!(true))?;
+        vision.only("num_channels", &json!(3))?;
+        let towers = [Tower::read(&text)?, Tower::read(&vision)?];
+        let width = text.size_or("projection_size", towers[0].hidden)?;
+        if width != towers[1].hidden {
+            return Err(text.fault(format!(
+                "projection_size is {width}, expected {} values, those of an image's vector",
+                towers[1].hidden
+            )));
+        }
+        let patch = vision.size_or("patch_size", 16)?;
+        let side = if naflex {
+            vision.size_or("num_patches", 256)?.isqrt()
+        } else {
+            vision.size_or("image_size", 224)? / patch
+        };
+        if side == 0
+            || side * side > MAX_PATCHES
+            || (naflex && side * side != vision.size_or("num_patches", 256)?)
+        {
+            let keys = if naflex { "num_patches" } else { "image_size and patch_size" };
+            return Err(vision.fault(format!(
+                "{keys}: {side} patches a side, expected a square of at most {MAX_PATCHES} patches"
+            )));
+        }
+        Ok(Self {
+            text: towers[0],
+            vision: towers[1],
+            vocab: text.size_or("vocab_size", 32_000)?,
+            length: text.size_or("max_position_embeddings", 64)?,
+            width,
+            patch,
+            side,
+            naflex,
+        })
+    }
+
+    /// Patches of the vision graphs, ascending.
+    fn patches(&self, options: &RecipeOptions) -> Result<Vec<usize>> {
+        let asked = numbers(options, IMAGE_PATCHES.name, 1..=MAX_PATCHES)?;
+        match asked {
+            Some(_) if !self.naflex => {
+                let what = "recipe option image-patches: the checkpoint takes images of one size";
+                Err(Error::new(ErrorKind::Usage, what).hint("leave it out"))
+            }
+            Some(patches) => Ok(patches),
+            None if self.naflex => Ok(vec![DEFAULT_PATCHES]),
+            None => Ok(vec![self.side * self.side]),
+        }
+    }
+}
+
+/// Texts are as long as their positions.
+fn longest(checkpoint: &Checkpoint, _: Task) -> Option<usize> {
+    Config::read(checkpoint).ok().map(|config| config.length)
+}
+
+fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
+    let checkpoint = &checkpoint.renamed(|name| vec![name.to_owned()]);
+    let config = Config::read(checkpoint)?;
+    let Config { vocab, length, width, patch, side, naflex, .. } = config;
+    if options.shards != 1 {
+        let what =
+            format!("{} shards, expected 1: each tower stands in one context", options.shards);
+        return Err(Error::new(ErrorKind::Usage, what));
+    }
+    // Of the loss, and buffers of older checkpoints.
+    for part in ["logit_scale", "logit_bias"] {
+        checkpoint.leave_out(part);
+    }
+    for tower in ["text_model", "vision_model"] {
+        checkpoint.leave_out(&format!("{tower}.embeddings.position_ids"));
+    }
+    let model = |tower: Tower| Model {
+        layers: Layers::new(checkpoint, options.precision, tower.eps),
+        tower,
+        config: &config,
+    };
+    let patches = config.patches(options)?;
+    let (mut graphs, mut names) = (Vec::new(), Vec::new());
+    for &count in &patches {
+        let name = match patches.len() {
+            1 => "vision".to_owned(),
+            _ => format!("vision{count}"),
+        };
+        graphs.push(model(config.vision).vision(&name, count)?);
+        names.push(name);
+    }
+    let text = model(config.text).text()?;
+    let contexts = vec![
+        ContextPlan::new("text".to_owned(), options.precision, vec![text]),
+        ContextPlan::new("vision".to_owned(), options.precision, graphs).once(),
+    ];
+    let mut plan_params = Map::new();
+    plan_params.insert("text".to_owned(), json!("text"));
+    plan_params.insert("vision".to_owned(), one_or_many(names));
+    let mut image = image(checkpoint, &config)?;
+    image.insert("patch".to_owned(), json!(patch));
+    image.insert("side".to_owned(), json!(side));
+    image.insert("naflex".to_owned(), json!(naflex));
+    let params = object(json!({
+        "hidden": config.text.hidden,
+        "vocab": vocab,
+        "n_layers": config.text.layers,
+        "max_ctx": length,
+        "width": width,
+        "padding": padding(checkpoint)?,
+        "image": image,
+    }));
+    let mut tables = Vec::new();
+    if naflex {
+        let name = "vision_model.embeddings.position_embedding.weight";
+        let positions = checkpoint.matrix(name, [side * side, config.vision.hidden])?;
+        tables.push(matrices(
+            "positions",
+            vec![MatrixFile::in_f32("vision", "vision_positions", positions)],
+        ));
+    }
+    let embed = checkpoint
+        .matrix("text_model.embeddings.token_embedding.weight", [vocab, config.text.hidden])?;
+    Ok(Recipe::new("siglip", "siglip_embed", contexts, plan_params)
+        .embed(embed)
+        .params(params)
+        .tables(tables))
+}
+
+/// What stands behind a text, or in front of it: `padding` of `tokenizer.json`, and `tokenizer_config.json`.
+fn padding(checkpoint: &Checkpoint) -> Result<Value> {
+    let read = |name: &str| {
+        let path = checkpoint.dir().join(name);
+        if path.is_file() { crate::checkpoint::read_json_value(&path) } else { Ok(Value::Null) }
+    };
+    if checkpoint.seed().is_some() {
+        return Ok(json!({"token": 0, "left": false}));
+    }
+    let (file, config) = (read("tokenizer.json")?, read("tokenizer_config.json")?);
+    let text = |value: &Value| {
+        value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
+    };
+    let side = config.get("padding_side").and_then(text);
+    let side = side.or_else(|| file.pointer("/padding/direction").and_then(text));
+    let left = side.is_some_and(|side| side.eq_ignore_ascii_case("left"));
+    let named = config.get("pad_token").and_then(text);
+    let by_name = |name: &String| {
+        let added = file.get("added_tokens").and_then(Value::as_array).into_iter().flatten();
+        let of =
+            |token: &Value| token.get("content").and_then(Value::as_str) == Some(name.as_str());
+        let added = added.clone().find(|token| of(token)).and_then(|token| token.get("id"));
+        added.or_else(|| file.pointer("/model/vocab")?.get(name)).and_then(Value::as_u64)
+    };
+    let token = named.as_ref().and_then(by_name);
+    let token = token.or_else(|| file.pointer("/padding/pad_id").and_then(Value::as_u64));
+    let Some(token) = token else {
+        let what =
+            "no pad_token of tokenizer_config.json, and no padding of tokenizer.json, expected one";
+        let path = checkpoint.dir().join("tokenizer_config.json");
+        return Err(Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display()))
+            .hint("texts are padded to one length, and the padding is part of what is learned"));
+    };
+    Ok(json!({"token": token, "left": left}))
+}
+
+/// How an image becomes patches: `SiglipImageProcessor`, `Siglip2ImageProcessor`.
+fn image(checkpoint: &Checkpoint, config: &Config) -> Result<Map<String, Value>> {
+    let processor = Processor::image(checkpoint)?;
+    let pixels = config.side * config.patch;
+    for (key, only) in [
+        ("/do_resize", json!(true)),
+        ("/do_rescale", json!(true)),
+        ("/do_normalize", json!(true)),
+        ("/size/height", json!(pixels)),
+        ("/size/width", json!(pixels)),
+        ("/patch_size", json!(config.patch)),
+    ] {
+        if processor.get(key).is_some_and(|found| *found != only) {
+            return Err(processor.bad(key, &only.to_string()));
+        }
+    }
+    let default = if config.naflex { 2 } else { 3 };
+    let filter = match processor.get("/resample").map_or(Some(default), Value::as_u64) {
+        Some(1) => "lanczos",
+        Some(2) => "bilinear",
+        Some(3) => "bicubic",
+        _ => return Err(processor.bad("/resample", "1, 2 or 3")),
+    };
+    let three = |key: &str| -> Result<Value> {
+        let Some(found) = processor.get(key) else { return Ok(json!([0.5, 0.5, 0.5])) };
+        let list =
+            found.as_array().filter(|list| list.len() == 3 && list.iter().all(Value::is_number));
+        list.map(|list| json!(list)).ok_or_else(|| processor.bad(key, "three numbers"))
+    };
+    let scale = processor.get("/rescale_factor").cloned().unwrap_or(json!(1.0 / 255.0));
+    Ok(object(json!({
+        "filter": filter,
+        "mean": three("/image_mean")?,
+        "std": three("/image_std")?,
+        "scale": scale,
+    })))
+}
+
+/// Makes the graphs of a tower.
+struct Model<'a> {
+    layers: Layers<'a>,
+    tower: Tower,
+    config: &'a Config,
+}
+
+impl Model<'_> {
+    /// `SiglipTextModel`: the last row of a text with its padding, projected.
+    fn text(&self) -> Result<Graph> {
+        let Config { length, width, .. } = *self.config;
+        let hidden = self.tower.hidden;
+        let at = "text_model";
+        let mut b = GraphBuilder::new("text");
+        let x = b.input("x", Elem::Activation, &[length, hidden])?;
+        let h = self.positioned(&mut b, x, at, length)?;
+        let h = self.blocks(&mut b, h, at, &Attend::whole(length))?;
+        b.scope("head");
+        let h = b.slice(h, 0, length - 1, length)?;
+        let h = self.layers.layer_norm(&mut b, h, &format!("{at}.final_layer_norm"))?;
+        let y = self.layers.linear(&mut b, h, &format!("{at}.head"), width, true)?;
+        b.output("y", y)?;
+        b.finish()
+    }
+
+    /// `SiglipVisionModel`, `Siglip2VisionModel`: an image of `count` patches, or at most as many.
+    fn vision(&self, name: &str, count: usize) -> Result<Graph> {
+        let Config { patch, naflex, .. } = *self.config;
+        let hidden = self.tower.hidden;
+        let at = "vision_model";
+        let mut b = GraphBuilder::new(name);
+        let patches = b.input("patches", Elem::Activation, &[count, 3 * patch * patch])?;
+        b.scope("embed");
+        let part = format!("{at}.embeddings.patch_embedding");
+        let weight = match naflex {
+            true => self
+                .layers
+                .checkpoint
+                .matrix(&format!("{part}.weight"), [hidden, 3 * patch * patch]),
+            false => {
+                self.layers.checkpoint.rows(&format!("{part}.weight"), &[hidden, 3, patch, patch])
+            }
+        };
+        let bias = self.layers.checkpoint.values(&format!("{part}.bias"), &[hidden])?;
+        let weight = self.layers.precision.weight(weight?);
+        let x = b.linear("patch_embedding", patches, weight, Some(bias))?;
+        let (x, attend) = if naflex {
+            let positions = b.input("positions", Elem::Activation, &[count, hidden])?;
+            let inputs = AttendInputs { mask_rows: 1, ..AttendInputs::new(0, count, 0) };
+            (b.add(x, positions)?, Attend::inputs(&mut b, &inputs)?)
+        } else {
+            (self.positioned(&mut b, x, at, count)?, Attend::whole(count))
+        };
+        let h = self.blocks(&mut b, x, at, &attend)?;
+        b.scope("head");
+        let h = self.layers.layer_norm(&mut b, h, &format!("{at}.post_layernorm"))?;
+        let y = self.pooled(&mut b, h, &format!("{at}.head"), &attend)?;
+        b.output("y", y)?;
+        b.finish()
+    }
+
+    /// Rows with their learned positions added.
+    fn positioned(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        at: &str,
+        rows: usize,
+    ) -> Result<TensorId> {
+        let shape = [rows, self.tower.hidden];
+        let name = format!("{at}.embeddings.position_embedding.weight");
+        let positions = self.layers.checkpoint.values(&name, &shape)?;
+        let positions = b.constant("positions", Elem::Activation, &shape, positions)?;
+        b.add(x, positions)
+    }
+
+    /// `SiglipEncoder`.
+    fn blocks(
+        &self,
+        b: &mut GraphBuilder,
+        mut h: TensorId,
+        at: &str,
+        attend: &Attend,
+    ) -> Result<TensorId> {
+        let Tower { layers: count, heads, .. } = self.tower;
+        for layer in 0..count {
+            let at = format!("{at}.encoder.layers.{layer}");
+            b.scope(format!("l{layer}_attn"));
+            let normed = self.layers.layer_norm(b, h, &format!("{at}.layer_norm1"))?;
+            let attention = Attention {
+                bias: [true; 3],
+                out: "out_proj",
+                out_bias: true,
+                cached: false,
+                turned: false,
+                ..Attention::new(format!("{at}.self_attn"), layer, heads)
+            };
+            let mixed = self.layers.attention(b, normed, &attention, attend)?;
+            h = b.add(h, mixed)?;
+            b.scope(format!("l{layer}_mlp"));
+            let normed = self.layers.layer_norm(b, h, &format!("{at}.layer_norm2"))?;
+            let out = self.mlp(b, normed, &format!("{at}.mlp"))?;
+            h = b.add(h, out)?;
+        }
+        Ok(h)
+    }
+
+    fn mlp(&self, b: &mut GraphBuilder, x: TensorId, at: &str) -> Result<TensorId> {
+        let [first, second] = ["fc1", "fc2"].map(|part| format!("{at}.{part}"));
+        let parts = [first.as_str(), second.as_str()];
+        self.layers.feed_forward(b, x, parts, self.tower.inner, GraphBuilder::gelu_tanh)
+    }
+
+    /// `SiglipMultiheadAttentionPoolingHead`: one learned query over all rows. It is a constant, with its projection.
+    fn pooled(
+        &self,
+        b: &mut GraphBuilder,
+        h: TensorId,
+        at: &str,
+        attend: &Attend,
+    ) -> Result<TensorId> {
+        let Tower { hidden, heads: Heads { query: heads, dim, .. }, .. } = self.tower;
+        let checkpoint = self.layers.checkpoint;
+        let weight = format!("{at}.attention.in_proj_weight");
+        let joined = checkpoint.matrix(&weight, [3 * hidden, hidden])?;
+        let bias = checkpoint.values(&format!("{at}.attention.in_proj_bias"), &[3 * hidden])?;
+        let probe = checkpoint.values(&format!("{at}.probe"), &[1, 1, hidden])?;
+        let mut rows = vec![0.0; hidden * hidden];
+        joined.read_f32(0, &mut rows)?;
+        let scale = 1.0 / (dim as f64).sqrt();
+        let query = rows.chunks_exact(hidden).zip(&bias).map(|(row, bias)| {
+            let sum: f64 = row.iter().zip(&probe).map(|(w, p)| f64::from(*w) * f64::from(*p)).sum();
+            ((sum + f64::from(*bias)) * scale) as f32
+        });
+        let query = query.collect();
+        let query = b.constant("query", Elem::Activation, &[heads, 1, dim], query)?;
+        let project = |b: &mut GraphBuilder, name: &str, place: usize| {
+            let range = place * hidden..(place + 1) * hidden;
+            let bias = bias[range.clone()].to_vec();
+            let weight = self.layers.precision.weight(row_range(&joined, range));
+            let y = b.linear(name, h, weight, Some(bias))?;
+            let y = b.reshape(y, &[attend.rows, heads, dim])?;
+            b.transpose(y, &[1, 0, 2])
+        };
+        let [k, v] = [project(b, "k_proj", 1)?, project(b, "v_proj", 2)?];
+        let mut scores = b.matmul(query, k, true)?;
+        if let Some(mask) = attend.mask {
+            let mask = b.reshape(mask, &[1, 1, attend.rows])?;
+            scores = b.add(scores, mask)?;
+        }
+        let weights = b.softmax(scores)?;
+        let mixed = b.matmul(weights, v, false)?;
+        let mixed = b.reshape(mixed, &[1, hidden])?;
+        let out =
+            self.layers.linear(b, mixed, &format!("{at}.attention.out_proj"), hidden, true)?;
+        let normed = self.layers.layer_norm(b, out, &format!("{at}.layernorm"))?;
+        let inner = self.mlp(b, normed, &format!("{at}.mlp"))?;
+        b.add(out, inner)
+    }
+}

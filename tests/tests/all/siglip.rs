@@ -1,0 +1,185 @@
+//! SigLIP 2 from checkpoint to vectors of texts and images, against those of `transformers` (`tests/oracle/siglip.py`).
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
+
+use std::path::PathBuf;
+
+use qhx_core::ErrorKind;
+use qhx_core::compare::Distance;
+use qhx_core::engine::Model;
+use qhx_core::op::{ImageRules, Segment};
+use qhx_forge::{ForgeOptions, Precision, Silent, Task, forge};
+use qhx_media::{Limits, Source};
+use qhx_tests::{backends, tiny};
+use qhx_tiers::tier;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+const FIXED: &str = "siglip-fixed";
+const NAFLEX: &str = "siglip-naflex";
+/// Patches of the graphs of images that keep their shape.
+const BUDGETS: [&str; 2] = ["24", "60"];
+
+/// What `tests/oracle/siglip.py` writes.
+#[derive(Deserialize)]
+struct Goldens {
+    texts: Vec<Text>,
+    images: Vec<Image>,
+}
+
+#[derive(Deserialize)]
+struct Text {
+    text: String,
+    ids: Vec<u32>,
+    vector: Vec<f32>,
+}
+
+#[derive(Deserialize)]
+struct Image {
+    image: String,
+    /// The most patches that it was given.
+    patches: usize,
+    vector: Vec<f32>,
+}
+
+fn goldens(fixture: &str) -> Goldens {
+    let json = std::fs::read(tiny::fixture(fixture).join("goldens.json")).unwrap();
+    serde_json::from_slice(&json).unwrap()
+}
+
+struct Bundle {
+    manifest: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+fn bundle(fixture: &str, change: impl FnOnce(&mut ForgeOptions)) -> Bundle {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = ForgeOptions::new(folder.path().join("bundle"));
+    options.task = Task::Embed;
+    change(&mut options);
+    let report = forge(&tiny::fixture(fixture), &options, &mut Silent)
+        .unwrap_or_else(|e| panic!("{fixture}: {e}"));
+    Bundle { manifest: report.manifest, _folder: folder }
+}
+
+fn budget(options: &mut ForgeOptions, patches: &str) {
+    options.recipe_options.insert("image-patches".to_owned(), patches.to_owned());
+}
+
+/// The vectors of texts, and of images of `patches` patches, are those of the reference.
+#[expect(clippy::print_stderr, reason = "a test says what it measured")]
+fn compare(mut model: Model, goldens: &Goldens, patches: Option<usize>, cosine: f64, label: &str) {
+    let mut worst = 1.0f64;
+    let mut near = |found: &[f32], expected: &[f32], what: &str| {
+        let distance = Distance::of(found, expected).unwrap();
+        worst = worst.min(distance.cosine);
+        assert!(distance.cosine >= cosine, "{label}: {what}: cosine {}", distance.cosine);
+        assert!(distance.largest < 0.1, "{label}: {what}: {}", distance.largest);
+    };
+    for Text { text, ids, vector } in &goldens.texts {
+        assert_eq!(&model.tokenizer().unwrap().encode(text, true).unwrap(), ids, "{text}");
+        near(model.embed(ids).unwrap(), vector, text);
+    }
+    let images = goldens.images.iter().filter(|one| patches.is_none_or(|all| one.patches == all));
+    for Image { image, vector, .. } in images {
+        let source = Source::File(tiny::fixture("").join(image));
+        let decoded = qhx_media::decode_image(&source, &ImageRules::default(), &Limits::default());
+        let decoded = decoded.unwrap().into_media().unwrap();
+        near(model.embed_media(&decoded).unwrap(), vector, image);
+    }
+    eprintln!("{label}: least cosine {worst:.7}");
+}
+
+#[test]
+fn cpu_equals_the_reference() {
+    let open = |bundle: &Bundle| tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+    compare(open(&bundle(FIXED, |_| ())), &goldens(FIXED), None, 0.99999, FIXED);
+    for patches in BUDGETS {
+        let bundle = bundle(NAFLEX, |o| budget(o, patches));
+        let count = patches.parse().ok();
+        compare(open(&bundle), &goldens(NAFLEX), count, 0.99999, &format!("{NAFLEX} {patches}"));
+    }
+}
+
+/// With several graphs an image goes through the smallest that holds it at its own size.
+#[test]
+fn an_image_goes_through_the_graph_that_holds_it() {
+    let bundle = bundle(NAFLEX, |o| budget(o, "24,60"));
+    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+    for (side, graph) in [(32u32, "vision24"), (56, "vision60"), (400, "vision60")] {
+        let rgb = vec![7; (side * side * 3) as usize];
+        model.embed_media(&qhx_core::Media::image(rgb, side, side).unwrap()).unwrap();
+        let all = model.graph_stats();
+        let ran: Vec<_> = all.iter().filter(|stats| stats.executions > 0).collect();
+        assert!(ran.iter().any(|stats| stats.graph == graph), "{side}: {ran:?}");
+        if side == 32 {
+            assert_eq!(ran.len(), 1, "{ran:?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_neither_a_text_nor_an_image_is_refused() {
+    let bundle = bundle(FIXED, |_| ());
+    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+    let image = Segment::Image { rgb: &[1, 2, 3], width: 1, height: 1 };
+    for (segments, what) in [
+        (&[image, Segment::Tokens(&[5])][..], "an image beside other segments"),
+        (&[Segment::Tokens(&[5; 41])], "41 tokens, the encoder takes at most 40"),
+        (&[Segment::Audio { samples: &[0.0], rate: 16_000 }], "audio"),
+    ] {
+        let error = model.op_mut().embed(segments).unwrap_err();
+        assert!(error.message().contains(what), "{what}: {error}");
+    }
+    assert!(model.op_mut().embed(&[image]).is_ok());
+    drop(model);
+    for (pointer, value, what) in [
+        ("/params/padding/token", json!(481), "padding/token: found 481"),
+        ("/params/image/filter", json!("nearest"), "found \"nearest\""),
+        ("/params/image/side", json!(4), "expected 16"),
+        ("/params/image/patch", json!(4), "expected 48"),
+        ("/plan/params/vision", json!("eye"), "eye"),
+    ] {
+        let whole = std::fs::read(&bundle.manifest).unwrap();
+        let mut manifest: Value = serde_json::from_slice(&whole).unwrap();
+        *manifest.pointer_mut(pointer).unwrap() = value;
+        std::fs::write(&bundle.manifest, manifest.to_string()).unwrap();
+        let error = tiny::open(&bundle.manifest, backends::cpu()).unwrap_err().to_string();
+        assert!(error.contains(what), "{pointer}: {error}");
+        std::fs::write(&bundle.manifest, whole).unwrap();
+    }
+    let mut options = ForgeOptions::new(std::env::temp_dir().join("none"));
+    options.task = Task::Embed;
+    budget(&mut options, "24");
+    let error = forge(&tiny::fixture(FIXED), &options, &mut Silent).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage);
+    assert!(error.message().contains("images of one size"), "{error}");
+}
+
+#[tier(qnn)]
+#[test]
+fn the_npu_is_near_the_reference() {
+    let libraries = tiny::qnn_libraries();
+    let (htp, system) = &libraries;
+    let cases = [
+        (FIXED, "v81", Precision::Fp16, 0.999),
+        (NAFLEX, "v81", Precision::Fp16, 0.999),
+        (NAFLEX, "v73", Precision::Fp16, 0.999),
+        (FIXED, "v81", Precision::W8A16, 0.99),
+    ];
+    for (fixture, target, precision, cosine) in
+        cases.into_iter().take(if tiny::full_matrix() { 4 } else { 2 })
+    {
+        let bundle = bundle(fixture, |o| {
+            o.precision = precision;
+            o.compiler = Some(backends::compiler(htp, system, target));
+            if fixture == NAFLEX {
+                budget(o, "24");
+            }
+        });
+        let model = tiny::open(&bundle.manifest, backends::qnn(&libraries)).unwrap();
+        let patches = (fixture == NAFLEX).then_some(24);
+        let label = format!("{fixture} {target} {}", precision.name());
+        compare(model, &goldens(fixture), patches, cosine, &label);
+    }
+}
