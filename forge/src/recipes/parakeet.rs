@@ -25,10 +25,10 @@ use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::choices::numbers;
-use super::processor::Processor;
 use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Conv1d, Conv2d, Elem, Graph, TensorId, UnaryOp};
+use crate::kit::Processor;
 use crate::kit::{Layers, Reader, object, one_or_many};
 use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Task};
 use crate::register_recipe;

@@ -16,10 +16,10 @@ use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
 use super::choices::numbers;
-use super::processor::Processor;
 use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph, TensorId};
+use crate::kit::Processor;
 use crate::kit::{
     Attend, AttendInputs, Attention, Heads, Layers, MatrixFile, Reader, matrices, object,
     one_or_many,

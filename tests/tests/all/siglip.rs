@@ -1,4 +1,4 @@
-//! SigLIP 2 from checkpoint to vectors of texts and images, against those of `transformers` (`tests/oracle/siglip.py`).
+//! SigLIP 2 from checkpoint to vectors of texts and images, against those of `transformers` (`tests/oracle/siglip_embed.py`).
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
@@ -20,7 +20,7 @@ const NAFLEX: &str = "siglip-naflex";
 /// Patches of the graphs of images that keep their shape.
 const BUDGETS: [&str; 2] = ["24", "60"];
 
-/// What `tests/oracle/siglip.py` writes.
+/// What `tests/oracle/siglip_embed.py` writes.
 #[derive(Deserialize)]
 struct Goldens {
     texts: Vec<Text>,
