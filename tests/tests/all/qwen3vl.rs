@@ -495,7 +495,6 @@ fn qwen2_5_vl_gives_the_reference_s_features_and_logits() {
 
 #[tier(qnn)]
 #[test]
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn the_npu_gives_the_reference_s_tokens_of_qwen2_5_vl() {
     let (folder, libraries) = (fixture(WINDOWED), qnn_libraries());
     let sights = Sights::of(&folder);

@@ -75,7 +75,7 @@ impl RowSource for Matrix {
             let from = unit / count * self.unit + within;
             let part = self.parts.get(unit % count).filter(|part| {
                 let [_, cols] = part.shape();
-                cols > 0 && from % cols == 0 && now.len() % cols == 0
+                cols > 0 && from.is_multiple_of(cols) && now.len().is_multiple_of(cols)
             });
             let Some(part) = part else {
                 let what = format!("tensor {}: element {at} begins no row of its part", self.name);
