@@ -80,7 +80,7 @@ fn inputs(value: &Value, role: Role) -> Result<Vec<EmbedInput>> {
     let bad = || wrong("input", expected, value);
     let input = |value: &Value| match value {
         Value::String(text) => Ok(EmbedInput::Text(text.clone(), role)),
-        Value::Object(part) => image(part).map(EmbedInput::Image),
+        Value::Object(part) if part.contains_key("image_url") => image(part).map(EmbedInput::Image),
         value => {
             let tokens = tokens(value).filter(|tokens| !tokens.is_empty());
             tokens.map(EmbedInput::Tokens).ok_or_else(bad)

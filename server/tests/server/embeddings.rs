@@ -82,6 +82,8 @@ fn what_is_wrong_is_named() {
         (json!([]), json!({}), "input"),
         (json!([[]]), json!({}), "input"),
         (json!({"a": 1}), json!({}), "input"),
+        (json!({"image_url": {"url": "file:///image.png"}}), json!({}), "input"),
+        (json!({"image_url": 1}), json!({}), "image_url"),
         (json!("a"), json!({"encoding_format": "hex"}), "encoding_format"),
         (json!("a"), json!({"dimensions": 0}), "dimensions"),
         (json!("a"), json!({"model": "language"}), "model"),
