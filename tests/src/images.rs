@@ -32,6 +32,7 @@ pub struct Sights {
     /// Prompts and what follows.
     pub cases: Vec<Case>,
     /// Conversations.
+    #[serde(default)]
     pub chat: Vec<Chat>,
     /// The tokens that stand for images and for videos.
     #[serde(skip)]
