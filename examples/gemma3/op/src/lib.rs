@@ -92,10 +92,10 @@ impl Op for Generate {
     }
 
     fn info(&self) -> OpenInfo {
-        let tokens = self.vision.iter().map(|(_, tokens)| tokens);
+        let tokens = self.vision.iter().map(|(_, tokens)| tokens.soft);
         OpenInfo {
             verification: self.decoder.verification(),
-            placeholders: tokens.flat_map(|tokens| [tokens.begin, tokens.soft]).collect(),
+            placeholders: tokens.collect(),
             ..self.decoder.info()
         }
     }
