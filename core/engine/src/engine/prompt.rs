@@ -267,12 +267,12 @@ impl<'a> Waiting<'a> {
     fn new(name: String, media: &'a Media, mut placement: Placement, wrapped: bool) -> Self {
         let mut around = [String::new(), String::new()];
         if let Some(Piece::Text(text)) = placement.pieces.first_mut()
-            && !(wrapped && !placement.opening.is_empty())
+            && (!wrapped || placement.opening.is_empty())
         {
             around[0] = std::mem::take(text);
         }
         if let Some(Piece::Text(text)) = placement.pieces.last_mut()
-            && !(wrapped && !placement.closing.is_empty())
+            && (!wrapped || placement.closing.is_empty())
         {
             around[1] = std::mem::take(text);
         }
