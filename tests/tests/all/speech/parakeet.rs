@@ -117,7 +117,6 @@ fn says_the_same(model: &mut Model, goldens: &Goldens, case: &Case, label: &str)
 
 /// Rows of the encoder, logits, tokens and times; a short clip also through the graph for longer ones, which hides what
 /// lies behind it.
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 #[test]
 fn cpu_equals_the_reference() {
     for (fixture, windows) in [(CTC, "1,2"), (CTC, "2"), (TDT, "1,2"), (TDT, "2"), (UNSEEN, "2")] {
