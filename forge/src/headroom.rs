@@ -1,5 +1,5 @@
 //! How near the values of a decoder come to the end of f16: it reads texts on the CPU in f32, and the largest
-//! magnitudes of what the NPU computes in f16 are noted layer by layer. What does not fit is [folded](crate::fold).
+//! magnitudes of what the NPU computes in f16 are noted layer by layer. What does not fit is folded.
 
 use qhx_core::{Error, ErrorKind, Result};
 
