@@ -9,8 +9,8 @@
 //!
 //! Matmuls read f32, f16, int8 or four bits as they are stored (`kernels`). rten dequantizes all of them to f32, which
 //! takes twice to eight times the memory, and to read weights is what most of a decode step's time goes to. Where the
-//! processor multiplies int16 (AVX-512 VNNI), int8 and four bits are multiplied in integers (`integers`). Attention
-//! matmuls are short, and nothing in them is stored (`heads`).
+//! processor has instructions for it, int8 and four bits are multiplied in integers (`integers`). Attention matmuls are
+//! short, and nothing in them is stored (`heads`).
 //!
 //! What rten makes of ONNX types shows in the tensors of a graph: `float16` and `double` become
 //! `f32`, `int64` and `bool` become `i32`. Shapes must be fixed.
@@ -20,10 +20,6 @@
 mod backend;
 mod graph;
 mod heads;
-#[cfg_attr(
-    not(target_arch = "x86_64"),
-    expect(dead_code, unused_unsafe, reason = "only x86-64 has the instructions that it needs")
-)]
 mod integers;
 mod kernels;
 mod matmul;
