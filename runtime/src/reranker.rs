@@ -21,6 +21,7 @@ pub struct Ranked {
 pub struct Scoring {
     rules: Rerank,
     by: By,
+    truncate: bool,
 }
 
 /// What becomes a score.
@@ -50,7 +51,15 @@ impl Scoring {
                 return Err(Error::new(ErrorKind::Internal, "params.rerank is of an unknown kind"));
             }
         };
-        Ok(Self { rules, by })
+        Ok(Self { rules, by, truncate: false })
+    }
+
+    /// Whether texts that are too long together are truncated instead of refused: of a pair the longer one, as
+    /// `CrossEncoder` of sentence-transformers does, else the document, at its end.
+    #[must_use]
+    pub fn truncate(mut self, truncate: bool) -> Self {
+        self.truncate = truncate;
+        self
     }
 
     /// What a document is looked for to do, instead of the manifest's `params.rerank.instruction`.
@@ -75,12 +84,14 @@ impl Scoring {
     ) -> Result<f64> {
         match self.by {
             By::Tokens(tokens) => {
+                let document =
+                    if self.truncate { self.fitting(model, query, document)? } else { document };
                 let prompt = Prompt::Text(filled(&self.rules, query, document));
                 let logits = model.next_logits(&prompt, &tokens, cancel)?;
                 Ok(sigmoid(f64::from(logits[0]) - f64::from(logits[1])))
             }
             By::Head { sigmoid: bounded } => {
-                let parts = self.parts(model, query, document)?;
+                let parts = self.parts(model, query, document, cancel)?;
                 let parts: Vec<&[u32]> = parts.iter().map(Vec::as_slice).collect();
                 let score = f64::from(model.score_parts(&parts, cancel)?);
                 Ok(if bounded { sigmoid(score) } else { score })
@@ -89,21 +100,58 @@ impl Scoring {
     }
 
     /// The tokens of a query and a document for a head, at most as many as the encoder takes.
-    fn parts(&self, model: &Model, query: &str, document: &str) -> Result<Vec<Vec<u32>>> {
-        let tokenizer = tokenizer(model)?;
-        let parts = if self.rules.prompt.is_empty() {
-            tokenizer.encode_pair(query, document)?
-        } else {
-            vec![tokenizer.encode(&filled(&self.rules, query, document), true)?]
+    fn parts(
+        &self,
+        model: &Model,
+        query: &str,
+        document: &str,
+        cancel: &CancelToken,
+    ) -> Result<Vec<Vec<u32>>> {
+        let (tokenizer, max) = (tokenizer(model)?, model.info().max_ctx);
+        let whole = || filled(&self.rules, query, document);
+        let parts = match (self.rules.prompt.is_empty(), self.truncate) {
+            (true, false) => tokenizer.encode_pair(query, document)?,
+            (true, true) => tokenizer.encode_pair_truncated(query, document, max)?,
+            (false, false) => vec![tokenizer.encode(&whole(), true)?],
+            (false, true) => vec![tokenizer.encode_truncated(&whole(), max, cancel)?],
         };
-        let (found, max) = (parts.iter().map(Vec::len).sum::<usize>(), model.info().max_ctx);
+        let found = parts.iter().map(Vec::len).sum::<usize>();
         if found > max {
             let message =
                 format!("query and document are {found} tokens, the encoder takes at most {max}");
             return Err(Error::new(ErrorKind::Prompt, message)
-                .hint("split the document, or make the bundle with a larger --max-ctx"));
+                .hint("split the document, cut it with --truncate, or make the bundle with a larger --max-ctx"));
         }
         Ok(parts)
+    }
+
+    /// As much of a document's beginning as fits the context with all that is asked about it.
+    fn fitting<'a>(&self, model: &Model, query: &str, document: &'a str) -> Result<&'a str> {
+        let max = model.info().max_ctx;
+        let fits =
+            |part: &str| match model.encode_prompt(&Prompt::Text(filled(&self.rules, query, part)))
+            {
+                Ok(tokens) => Ok(tokens.len() <= max),
+                Err(e) if e.kind() == ErrorKind::Prompt => Ok(false),
+                Err(e) => Err(e),
+            };
+        if fits(document)? {
+            return Ok(document);
+        }
+        // The part that fits, and where one does not.
+        let (mut part, mut beyond) = (&document[..0], document.len());
+        loop {
+            let middle =
+                document.ceil_char_boundary(part.len() + (beyond - part.len()).div_ceil(2));
+            let Some(longer) = document.get(..middle).filter(|_| middle < beyond) else {
+                return Ok(part);
+            };
+            if fits(longer)? {
+                part = longer;
+            } else {
+                beyond = middle;
+            }
+        }
     }
 
     /// The documents, the best first; of equal ones the earlier.
@@ -157,6 +205,13 @@ impl Reranker {
     #[must_use]
     pub fn instruction(mut self, instruction: impl Into<String>) -> Self {
         self.scoring = self.scoring.instruction(instruction);
+        self
+    }
+
+    /// As [`Scoring::truncate`].
+    #[must_use]
+    pub fn truncate(mut self, truncate: bool) -> Self {
+        self.scoring = self.scoring.truncate(truncate);
         self
     }
 

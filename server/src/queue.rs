@@ -39,6 +39,8 @@ pub(crate) enum Work {
     Rank {
         query: String,
         documents: Vec<String>,
+        /// Texts that are too long are cut.
+        truncate: bool,
     },
     /// Positions of a prompt that has more than text.
     Count(qhx::Prompt),

@@ -29,7 +29,8 @@ pub(crate) async fn rerank(
     let documents = documents(&fields)?;
     let top = fields.count("top_n", 1, u32::MAX.into())?.unwrap_or(usize::MAX);
     let return_documents = fields.flag("return_documents")?.unwrap_or(false);
-    let work = Work::Rank { query, documents: documents.clone() };
+    let truncate = fields.flag("truncate")?.unwrap_or(false);
+    let work = Work::Rank { query, documents: documents.clone(), truncate };
     let pending = Pending::submit(&context, &model, Vec::new(), context.ticket(), work)?;
     let Update::Ranked { ranked, tokens } = pending.only().await? else { return Err(broken()) };
     context.tally.update(|record| record.prompt_tokens = tokens);

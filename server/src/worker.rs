@@ -74,7 +74,11 @@ fn perform(engine: &mut Engine, job: &Job) -> Result<()> {
         }
         Work::Embed(inputs) => embed(engine.embedder_mut()?, inputs, ticket)?,
         Work::Transcribe { source, options } => transcribe(engine, source, options, ticket)?,
-        Work::Rank { query, documents } => rank(engine.model_mut(), query, documents, ticket)?,
+        Work::Rank { query, documents, truncate } => {
+            let model = engine.model_mut();
+            let scoring = Scoring::of(model)?.truncate(*truncate);
+            rank(model, &scoring, (query.as_str(), documents.as_slice()), ticket)?
+        }
         Work::Count(prompt) => {
             let model = engine.model_mut();
             let tokens = model.cancellable(ticket, |model| model.encode_prompt(prompt))?;
@@ -151,11 +155,11 @@ fn embed(embedder: &mut Embedder, inputs: &[EmbedInput], ticket: &CancelToken) -
 
 fn rank(
     model: &mut Model,
-    query: &str,
-    documents: &[String],
+    scoring: &Scoring,
+    (query, documents): (&str, &[String]),
     ticket: &CancelToken,
 ) -> Result<Update> {
-    let ranked = Scoring::of(model)?.rank(model, query, documents, ticket)?;
+    let ranked = scoring.rank(model, query, documents, ticket)?;
     let texts = model.texts();
     let count = |text: &str| texts.encode(text).map(|tokens| tokens.len());
     let tokens = documents.iter().map(|text| count(text)).sum::<Result<usize>>()? + count(query)?;

@@ -106,6 +106,8 @@ DOCUMENTS = [
     "naïve café, 東京",
     "Nobody knows who wrote this.",
 ]
+# Tokens that pairs are cut to: the texts of one are longer each than half of it.
+LIMIT = 30
 # Text for the vocabularies.
 WORDS = [QUERY, *DOCUMENTS, *(text for _, text in TEXTS), "the quick brown fox jumps over the lazy dog 0123456789"]
 
@@ -186,6 +188,19 @@ def pairs(out):
     dump(out / "goldens.json", {"transformers": transformers.__version__, "query": QUERY, "pairs": found})
 
 
+def truncated(out):
+    """Pairs that are too long, of a saved cross-encoder: the longer text is cut."""
+    goldens = json.loads((out / "goldens.json").read_text())
+    model = CrossEncoder(str(out), device="cpu", max_length=LIMIT)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    goldens["limit"], goldens["truncated"] = LIMIT, []
+    for query, document in [(QUERY, DOCUMENTS[2]), (DOCUMENTS[2], QUERY), (DOCUMENTS[2], DOCUMENTS[2])]:
+        ids = tokenizer(query, document, truncation="longest_first", max_length=LIMIT)["input_ids"]
+        score = float(model.predict([(query, document)])[0])
+        goldens["truncated"].append({"query": query, "document": document, "ids": ids, "score": score})
+    dump(out / "goldens.json", goldens)
+
+
 def decoder_sizes(vocab):
     return {
         "vocab_size": vocab, "hidden_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -228,10 +243,10 @@ def qwen3_reranker(out):
 MAKE = {
     "embeddinggemma-tiny": (gemma, vectors),
     "embed-bert-tiny": (bert, vectors),
-    "rerank-bert-tiny": (bert_reranker, pairs),
-    "rerank-xlmr-tiny": (roberta_reranker, pairs),
+    "rerank-bert-tiny": (bert_reranker, pairs, truncated),
+    "rerank-xlmr-tiny": (roberta_reranker, pairs, truncated),
     "rerank-llama-tiny": (llama_reranker,),
-    "rerank-qwen3-tiny": (qwen3_reranker, pairs),
+    "rerank-qwen3-tiny": (qwen3_reranker, pairs, truncated),
 }
 
 if __name__ == "__main__":

@@ -38,6 +38,10 @@ pub(crate) struct RerankArgs {
     /// What documents are looked for to do [default: the manifest's params.rerank.instruction]
     #[arg(long, value_name = "TEXT")]
     pub instruction: Option<String>,
+    /// Cut what is too long for the model: the end of a document, or of a pair of texts for a cross-encoder that of the
+    /// longer one
+    #[arg(long)]
+    pub truncate: bool,
     /// Print the N best only
     #[arg(long, value_name = "N")]
     pub top: Option<usize>,
@@ -63,7 +67,7 @@ fn run_traced(args: &RerankArgs, app: &mut App, tracing: Option<&Tracing>) -> Re
     let opening = session::Opening { tracing, ..session::Opening::default() };
     let model = session::open_checked(app, &args.bundle, &args.backend, opening, |_| Ok(()))?;
     say!("{}", session::load(&model));
-    let mut reranker = Reranker::new(model)?;
+    let mut reranker = Reranker::new(model)?.truncate(args.truncate);
     if let Some(instruction) = &args.instruction {
         reranker = reranker.instruction(instruction);
     }

@@ -17,7 +17,7 @@ use qhx_base::artifacts::Mapped;
 use qhx_base::{CancelToken, Error, ErrorKind, Result, TooLong};
 use tokenizers::{
     DecoderWrapper, Encoding, Model as _, OffsetType, PostProcessor as _, PreTokenizer as _,
-    TruncationDirection,
+    TruncationDirection, TruncationParams, TruncationStrategy, truncate_encodings,
 };
 
 pub use bytes::TokenBytes;
@@ -139,10 +139,55 @@ impl Tokenizer {
     /// # Errors
     /// As [`Tokenizer::encode`].
     pub fn encode_pair(&self, first: &str, second: &str) -> Result<Vec<Vec<u32>>> {
+        self.pair(first, second, None)
+    }
+
+    /// As [`Tokenizer::encode_pair`], of as much of both texts as fits into `max_tokens` with all that the post-processor
+    /// adds. The longer text is truncated, and both where one alone is too long: as `transformers` does with
+    /// `truncation="longest_first"`, on the side that [`Tokenizer::encode_truncated`] truncates on.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`], and when what is added fits no `max_tokens`.
+    pub fn encode_pair_truncated(
+        &self,
+        first: &str,
+        second: &str,
+        max_tokens: usize,
+    ) -> Result<Vec<Vec<u32>>> {
+        self.pair(first, second, Some(self.room(max_tokens, true)?))
+    }
+
+    /// What `max_tokens` leave for a text, or a pair of texts, beside what the post-processor adds.
+    fn room(&self, max_tokens: usize, pair: bool) -> Result<usize> {
+        let added = self.inner.get_post_processor().map_or(0, |p| p.added_tokens(pair));
+        max_tokens.checked_sub(added).ok_or_else(|| {
+            let path = self.path.display();
+            let message = format!(
+                "{path}: {added} special tokens stand around each text, more than the {max_tokens} that fit"
+            );
+            Error::new(ErrorKind::Prompt, message)
+        })
+    }
+
+    /// A pair of texts of at most `room` tokens, where that is given.
+    fn pair(&self, first: &str, second: &str, room: Option<usize>) -> Result<Vec<Vec<u32>>> {
         let pair = || {
             let first = self.words(first, OffsetType::None)?;
-            let second = self.words(second, OffsetType::None)?;
-            self.inner.post_process(first, Some(second), true)
+            let second = Some(self.words(second, OffsetType::None)?);
+            let Some(max_length) = room else {
+                return self.inner.post_process(first, second, true);
+            };
+            let rules = TruncationParams {
+                direction: self.cut,
+                max_length,
+                strategy: TruncationStrategy::LongestFirst,
+                stride: 0,
+            };
+            let (mut first, mut second) = truncate_encodings(first, second, &rules)?;
+            // What was cut off would be post-processed, too.
+            first.take_overflowing();
+            second.as_mut().map(Encoding::take_overflowing);
+            self.inner.post_process(first, second, true)
         };
         let encoding = guarded(pair).map_err(|e| self.not_tokenized(&e))?;
         let runs = encoding.get_type_ids().chunk_by(|a, b| a == b).map(<[u32]>::len);
@@ -261,17 +306,7 @@ impl Tokenizer {
         max_tokens: usize,
         cancel: &CancelToken,
     ) -> Result<Vec<u32>> {
-        let added = self.inner.get_post_processor().map_or(0, |p| p.added_tokens(false));
-        let Some(room) = max_tokens.checked_sub(added) else {
-            return Err(Error::new(
-                ErrorKind::Prompt,
-                format!(
-                    "{}: {added} special tokens stand around each text, more than the {max_tokens} \
-                     that fit",
-                    self.path.display()
-                ),
-            ));
-        };
+        let room = self.room(max_tokens, false)?;
         let enough = self.size.enough(max_tokens);
         let part = if text.len() <= enough {
             text

@@ -115,9 +115,34 @@ struct Pair {
     score: f64,
 }
 
+/// Pairs that are cut to `limit` tokens.
+#[derive(Deserialize)]
+struct TooLong {
+    limit: usize,
+    truncated: Vec<Truncated>,
+}
+
+#[derive(Deserialize)]
+struct Truncated {
+    query: String,
+    document: String,
+    ids: Vec<u32>,
+    score: f64,
+}
+
 fn pairs(fixture: &str) -> Pairs {
     let json = std::fs::read(tiny::fixture(fixture).join("goldens.json")).unwrap();
     serde_json::from_slice(&json).unwrap()
+}
+
+/// The score of a pair, as the manifest has it.
+fn scored(model: &mut Model, parts: &[Vec<u32>]) -> f64 {
+    let parts: Vec<&[u32]> = parts.iter().map(Vec::as_slice).collect();
+    let logit = f64::from(model.score_parts(&parts, &CancelToken::new()).unwrap());
+    match model.manifest().params.rerank.as_ref().unwrap().verdict {
+        Verdict::Head { sigmoid: true } => 1.0 / (1.0 + (-logit).exp()),
+        _ => logit,
+    }
 }
 
 /// The tokens of each pair, and its score within `off` of the reference's. Scores of a fixture lie further apart.
@@ -136,12 +161,7 @@ fn compare_scores(fixture: &str, model: &mut Model, off: f64) {
             }
         };
         assert_eq!(&parts.concat(), ids, "{fixture}: {document}");
-        let parts: Vec<&[u32]> = parts.iter().map(Vec::as_slice).collect();
-        let logit = f64::from(model.score_parts(&parts, &CancelToken::new()).unwrap());
-        let found = match rules.verdict {
-            Verdict::Head { sigmoid: true } => 1.0 / (1.0 + (-logit).exp()),
-            _ => logit,
-        };
+        let found = scored(model, &parts);
         worst = worst.max((found - score).abs());
         assert!((found - score).abs() <= off, "{fixture}: {document}: {found}, expected {score}");
     }
@@ -166,6 +186,28 @@ fn rerankers_score_as_the_reference() {
         let error = model.embed(&pairs(fixture).pairs[0].ids).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Usage);
         assert!(error.report().to_string().contains("qhx rerank"), "{error}");
+    }
+}
+
+/// The longer text is cut, or both.
+#[test]
+fn pairs_that_are_too_long_are_cut_as_by_the_reference() {
+    for fixture in RERANKERS.into_iter().filter(|name| *name != "rerank-llama-tiny") {
+        let json = std::fs::read(tiny::fixture(fixture).join("goldens.json")).unwrap();
+        let TooLong { limit, truncated } = serde_json::from_slice(&json).unwrap();
+        assert_eq!(truncated.len(), 3);
+        let (_folder, mut model) = opened(fixture, None, scoring);
+        for Truncated { query, document, ids, score } in &truncated {
+            let tokenizer = model.tokenizer().unwrap();
+            let parts = tokenizer.encode_pair_truncated(query, document, limit).unwrap();
+            assert_eq!(&parts.concat(), ids, "{fixture}: {query} {document}");
+            let found = scored(&mut model, &parts);
+            assert!((found - score).abs() <= 1e-4, "{fixture}: {found}, expected {score}");
+        }
+        // Where special tokens stand around a pair, they are three at least.
+        let tokenizer = model.tokenizer().unwrap();
+        let none = tokenizer.encode("", true).unwrap().is_empty();
+        assert_eq!(tokenizer.encode_pair_truncated("a", "b", 2).is_ok(), none, "{fixture}");
     }
 }
 
