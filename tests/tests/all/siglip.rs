@@ -166,9 +166,11 @@ fn the_npu_is_near_the_reference() {
         (NAFLEX, "v81", Precision::Fp16, 0.999),
         (NAFLEX, "v73", Precision::Fp16, 0.999),
         (FIXED, "v81", Precision::W8A16, 0.99),
+        (FIXED, "v73", Precision::W8A16, 0.99),
+        (NAFLEX, "v73", Precision::W8A16, 0.99),
     ];
     for (fixture, target, precision, cosine) in
-        cases.into_iter().take(if tiny::full_matrix() { 4 } else { 2 })
+        cases.into_iter().take(if tiny::full_matrix() { 6 } else { 2 })
     {
         let bundle = bundle(fixture, |o| {
             o.precision = precision;

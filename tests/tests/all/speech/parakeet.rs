@@ -10,10 +10,10 @@ use std::sync::Arc;
 use qhx_core::backend::Backend;
 use qhx_core::compare::Distance;
 use qhx_core::dump::Dump;
-use qhx_core::engine::{Model, ModelOptions};
+use qhx_core::engine::{Model, ModelOptions, Request};
 use qhx_core::manifest::Manifest;
 use qhx_core::op::{AudioRules, Segment};
-use qhx_core::{CancelToken, Media};
+use qhx_core::{CancelToken, ErrorKind, Media};
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
 use qhx_media::{Limits, Source};
 use qhx_tests::{backends, tiny};
@@ -181,6 +181,22 @@ fn clips_that_are_none_are_refused() {
 }
 
 #[test]
+fn a_cancelled_answer_leaves_the_model_as_it_was() {
+    let bundle = bundle(CTC, |_| ());
+    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+    let (goldens, ticket) = (goldens(CTC), CancelToken::new());
+    ticket.cancel();
+    let error = model.answer(&clip("one.wav"), &ticket).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+    let image = Media::image(vec![0; 12], 2, 2).unwrap();
+    let error = model.answer(&image, &CancelToken::new()).unwrap_err();
+    assert!(error.message().contains("not audio"), "{error}");
+    says_the_same(&mut model, &goldens, &goldens.cases[0], CTC);
+    let error = model.start(&Request::completion("boat")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+}
+
+#[test]
 fn bundles_that_do_not_fit_are_refused() {
     for (fixture, pointer, value, what) in [
         (CTC, "/params/audio/blank", json!(9999), "blank: found 9999"),
@@ -215,9 +231,12 @@ fn the_npu_says_the_same() {
         (TDT, "v81", int8),
         (TDT, "v73", fp16),
         (CTC, "v73", int8),
+        (TDT, "v73", int8),
+        (UNSEEN, "v81", fp16),
+        (UNSEEN, "v73", fp16),
     ]
     .into_iter()
-    .take(if full { 6 } else { 2 })
+    .take(if full { 9 } else { 2 })
     {
         let goldens = goldens(fixture);
         let bundle = bundle(fixture, |o| {
