@@ -15,7 +15,7 @@ use qhx_core::artifacts::Mapped;
 use qhx_core::qnn::compose::{CompilerValue, GraphConfig};
 use qhx_core::{Error, ErrorKind, Result};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::bundle::replace_json;
 use crate::checkpoint::read_json;
@@ -75,6 +75,9 @@ pub struct GraphEstimate {
     /// True for a graph that a step does not run: of several tokens of a prompt, of an image or audio, or of an
     /// encoder for shorter texts.
     pub prompt: bool,
+    /// Seconds of audio that one execution is for, of a graph that takes log-mel frames: its window without what only
+    /// gives context.
+    pub audio_seconds: Option<f64>,
     /// From the first event to the end of the last.
     pub us: f64,
     /// Clock of the core, in MHz.
@@ -132,6 +135,7 @@ pub fn estimate(
             let mut estimate = one(&only, compiler, options, progress)
                 .map_err(|e| e.context(format_args!("estimate of {:?}", graph.name())))?;
             estimate.prompt = !of_step(context, graph, step);
+            estimate.audio_seconds = audio_seconds(&recipe.params, graph);
             found.push(estimate);
         }
     }
@@ -169,6 +173,19 @@ fn step_rows(contexts: &[ContextPlan]) -> Option<usize> {
 /// holds.
 fn of_step(context: &ContextPlan, graph: &Graph, step: Option<usize>) -> bool {
     context.optional.is_none() && !context.once && step.is_some() && rows(graph) == step
+}
+
+/// What a graph of log-mel frames `mel` `[frames, mels]` covers, by the manifest's `params.audio.front_end` and
+/// `params.transcription.context`.
+fn audio_seconds(params: &Map<String, Value>, graph: &Graph) -> Option<f64> {
+    let front_end = params.get("audio")?.get("front_end")?;
+    let number = |key: &str| front_end.get(key).and_then(Value::as_f64);
+    let mel = graph.tensors().iter().find(|tensor| tensor.name == "mel")?;
+    let window = *mel.shape.first()? as f64 * number("hop")? / number("rate")?;
+    let context = params.get("transcription").and_then(|rules| rules.get("context"));
+    let context = context.and_then(Value::as_array).into_iter().flatten();
+    let seconds = window - context.filter_map(Value::as_f64).sum::<f64>();
+    Some(seconds).filter(|seconds| *seconds > 0.0)
 }
 
 /// Rows of hidden states that a graph takes.
@@ -336,6 +353,7 @@ fn summarise(trace: &Trace<'_>, stats: &str) -> GraphEstimate {
         context: String::new(),
         graph: String::new(),
         prompt: false,
+        audio_seconds: None,
         us: end / mhz,
         core_mhz: mhz,
         weight_bytes: 0,
@@ -388,6 +406,22 @@ mod tests {
             {"name": "q::Mul", "ph": "X", "tid": 2, "ts": 2500, "dur": 500, "args": {"opcode": "Mul@b"}}],
             "DMA/L2 Access Statistics": {"total_num_dma_read_bytes": 131072, "total_num_dma_write_bytes": 7},
             "Hextimate Configuration": {"sim_core_freq": 1000.0, "soc_type": "X"}}"#;
+
+    #[test]
+    fn a_graph_of_frames_is_for_the_audio_of_its_window() {
+        let mut b = GraphBuilder::new("encoder");
+        let mel = b.input("mel", Elem::Activation, &[3000, 80]).unwrap();
+        let y = b.unary(UnaryOp::Neg, mel).unwrap();
+        b.output("y", y).unwrap();
+        let graph = b.finish().unwrap();
+        let seconds = |params: Value| audio_seconds(params.as_object().unwrap(), &graph);
+        let front_end = json!({"rate": 16_000, "hop": 160});
+        assert_eq!(seconds(json!({"audio": {"front_end": front_end}})), Some(30.0));
+        let transcription = json!({"context": [2.5, 1.5]});
+        let params = json!({"audio": {"front_end": front_end}, "transcription": transcription});
+        assert_eq!(seconds(params), Some(26.0));
+        assert_eq!(seconds(json!({})), None);
+    }
 
     #[test]
     fn times_get_into_the_manifest_of_their_contexts() {

@@ -87,6 +87,28 @@ impl Total {
     }
 }
 
+/// Seconds of audio that costs of encoders are summed for.
+const AUDIO: f64 = 30.0;
+
+/// What the encoder of a recogniser costs for [`AUDIO`] seconds, with its longest window.
+struct Audio<'a> {
+    graph: &'a str,
+    /// Of an execution.
+    seconds: f64,
+    us: f64,
+    max_us: f64,
+}
+
+impl<'a> Audio<'a> {
+    fn of(graphs: &'a [GraphEstimate]) -> Option<Self> {
+        let windows = graphs.iter().filter_map(|one| Some((one, one.audio_seconds?)));
+        let (longest, seconds) = windows.max_by(|a, b| a.1.total_cmp(&b.1))?;
+        let count = AUDIO / seconds;
+        let (us, max_us) = (longest.us * count, longest.max_us() * count);
+        Some(Self { graph: &longest.graph, seconds, us, max_us })
+    }
+}
+
 fn lines(graphs: &[GraphEstimate], target: Target, corner: u32) -> Vec<String> {
     let mut lines =
         vec![format!("compiler estimate for {target}, corner {corner}: no measurement")];
@@ -111,6 +133,24 @@ fn lines(graphs: &[GraphEstimate], target: Target, corner: u32) -> Vec<String> {
         for op in &graph.unmodelled {
             lines.push(cost("  without cost model: ", op));
         }
+    }
+    if let Some(audio) = Audio::of(graphs) {
+        lines.push(format!(
+            "30 s of audio: {:.0} us of {} in executions for {:.1} s each{}",
+            audio.us,
+            audio.graph,
+            audio.seconds,
+            if audio.max_us > audio.us {
+                format!(", up to {:.0} us", audio.max_us)
+            } else {
+                String::new()
+            }
+        ));
+    }
+    // An encoder that answers by itself has no steps.
+    if !graphs.iter().any(|graph| !graph.prompt) {
+        lines.push(NOT_MODELLED.to_owned());
+        return lines;
     }
     let total = Total::of(graphs);
     lines.push(format!(
@@ -170,6 +210,7 @@ fn estimate_json(graphs: &[GraphEstimate], target: Target, corner: u32) -> Value
                 "context": graph.context,
                 "graph": graph.graph,
                 "prompt": graph.prompt,
+                "audio_seconds": graph.audio_seconds,
                 "us": graph.us,
                 "max_us": graph.max_us(),
             "most_us": graph.max_us(),
@@ -186,12 +227,16 @@ fn estimate_json(graphs: &[GraphEstimate], target: Target, corner: u32) -> Value
         })
         .collect();
     let total = Total::of(graphs);
+    let audio = Audio::of(graphs).map(|audio| {
+        json!({"graph": audio.graph, "seconds": AUDIO, "us": audio.us, "max_us": audio.max_us})
+    });
     json!({
         "kind": "compiler estimate",
         "target": target.to_string(),
         "corner": corner,
         "not_modelled": NOT_MODELLED,
         "graphs": list,
+        "audio": audio,
         "step": {
             "us": total.us,
             "max_us": total.max_us,
