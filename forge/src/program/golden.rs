@@ -34,10 +34,7 @@ pub(super) fn add(manifest: &Path, bytes: u64, open: OpenModel<'_>) -> Result<bo
 fn write(manifest: &Path, bytes: u64, open: OpenModel<'_>) -> Result<()> {
     let golden = Golden::make(&mut open(manifest)?, bytes > LARGE)?;
     if golden.steps.is_empty() {
-        return Err(Error::new(
-            ErrorKind::Graph,
-            "the context is too short for one, or the bundle is of the task score",
-        ));
+        return Err(Error::new(ErrorKind::Graph, "the context is too short for one"));
     }
     let text = serde_json::to_string(&golden)
         .map_err(|e| Error::caused(ErrorKind::Internal, "golden steps", e))?;

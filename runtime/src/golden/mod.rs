@@ -15,7 +15,7 @@ use half::f16;
 use qhx_core::compare::Distance;
 use qhx_core::engine::{Model, Part, Prompt, Request};
 use qhx_core::op::{Segment, Task};
-use qhx_core::{Error, ErrorKind, Manifest, Result};
+use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result};
 use serde::{Deserialize, Serialize};
 
 pub use clip::Clip;
@@ -51,6 +51,8 @@ const LONG: (usize, usize) = (8, 3);
 const BESIDE_MEDIA: (usize, usize) = (4, 1);
 /// Length of the other text of an encoder.
 const SHORT_TEXT: usize = 4;
+/// Of a pair of texts that is scored.
+const PAIR: (usize, usize) = (5, 6);
 
 /// The golden steps of a bundle.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -87,10 +89,10 @@ pub struct Step {
     /// What stands behind the first of these tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub media: Option<Clip>,
-    /// Tokens that are decoded after it.
+    /// Tokens that are decoded after it, or the other text of a pair that is scored.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub then: Vec<u32>,
-    /// The logits of the prompt's last position and of each token that is decoded, or the one vector.
+    /// The logits of the prompt's last position and of each token that is decoded, or the one vector or score.
     pub expected: Vec<Expected>,
 }
 
@@ -155,11 +157,15 @@ impl Golden {
     pub fn make(model: &mut Model, brief: bool) -> Result<Self> {
         let mut steps = Vec::new();
         let max_ctx = model.info().max_ctx;
-        for (task, lengths) in
-            [(Task::Generate, [SHORT, LONG]), (Task::Embed, [(SHORT_TEXT, 0), (LONG.0, 0)])]
-        {
+        let pair = if tells_apart(model) { PAIR } else { (LONG.0, 0) };
+        for (task, lengths) in [
+            (Task::Generate, [SHORT, LONG]),
+            (Task::Embed, [(SHORT_TEXT, 0), (LONG.0, 0)]),
+            (Task::Score, [(SHORT_TEXT, 0), pair]),
+        ] {
             let does = match task {
                 Task::Embed => model.info().embedding_dim > 0,
+                Task::Score => model.info().scores == 1,
                 _ => model.op().description.tasks.contains(&Task::Generate),
             };
             let fits = |(prompt, then): &(usize, usize)| prompt + then <= max_ctx;
@@ -346,11 +352,19 @@ impl Step {
         let answers = match self.task {
             Task::Generate => self.then.len() + 1,
             Task::Embed if self.then.is_empty() => 1,
-            _ => return Err("expected the task generate, or embed of a prompt alone".to_owned()),
+            Task::Score => 1,
+            _ => {
+                let what = "expected the task generate or score, or embed of a prompt alone";
+                return Err(what.to_owned());
+            }
         };
         if let Some(clip) = &self.media {
             if self.task != Task::Generate {
-                return Err(format!("expected no {} for the task embed", clip.noun()));
+                return Err(format!(
+                    "expected no {} for the task {}",
+                    clip.noun(),
+                    self.task.name()
+                ));
             }
             clip.media().map_err(|e| e.message().to_owned())?;
         }
@@ -408,6 +422,11 @@ impl Expected {
     fn distance(&self, found: &[f32]) -> (f64, f64, f64) {
         if found.iter().any(|value| !value.is_finite()) {
             return WRONG;
+        }
+        // One number has no direction, and where it is a score near 0, no scale.
+        if let ([found], [value]) = (found, &self.values[..]) {
+            let difference = f64::from((found - value).abs());
+            return (1.0, difference, difference / f64::from(value.abs().max(1.0)));
         }
         let there: Vec<f32> = match self.ids.is_empty() {
             true => found.to_vec(),
@@ -468,10 +487,22 @@ fn tokens(model: &Model, count: usize) -> Vec<u32> {
     params.bos_token_id.into_iter().chain(drawn).take(count).collect()
 }
 
+/// Whether the texts of a pair are two parts for the model.
+fn tells_apart(model: &Model) -> bool {
+    let pair = model.tokenizer().and_then(|tokenizer| tokenizer.encode_pair("a", "b").ok());
+    pair.is_some_and(|parts| parts.len() > 1)
+}
+
 /// What the model makes of a golden step.
 fn answers(model: &mut Model, step: &Step) -> Result<Vec<Vec<f32>>> {
     let answers = match step.task {
         Task::Embed => model.embed(&step.tokens).map(|vector| vec![vector.to_vec()]),
+        Task::Score => {
+            let parts = [&step.tokens[..], &step.then[..]];
+            let count = if step.then.is_empty() { 1 } else { 2 };
+            let score = model.score_parts(&parts[..count], &CancelToken::new());
+            score.map(|score| vec![vec![score]])
+        }
         _ => decoded(model, step),
     };
     answers.map_err(|e| e.context(format_args!("golden step {:?}", step.name)))
