@@ -76,8 +76,8 @@ pub use reranker::{Ranked, Reranker, Scoring};
 pub use runtime::{Runtime, RuntimeBuilder};
 pub use settings::{BackendChoice, DeviceOptions};
 pub use transcriber::{
-    Chunk, Live, TIMES, Times, TranscribeEvent, TranscribeLimits, TranscribeOptions, Transcriber,
-    Transcript, srt, vtt,
+    Chunk, Live, Note, TIMES, Times, TranscribeEvent, TranscribeLimits, TranscribeOptions,
+    Transcriber, Transcript, srt, vtt,
 };
 
 pub use qhx_core::engine::{

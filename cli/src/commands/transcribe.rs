@@ -9,7 +9,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use qhx::media::Attachment;
 use qhx::{
-    Chunk, Live, Source, TIMES, Times, TranscribeEvent, TranscribeLimits, TranscribeOptions,
+    Chunk, Live, Note, Source, TIMES, Times, TranscribeEvent, TranscribeLimits, TranscribeOptions,
     Transcriber, Transcript, srt, vtt,
 };
 use qhx_core::manifest::Transcription;
@@ -269,6 +269,10 @@ fn report(name: &str, transcript: &Transcript) -> Value {
     });
     if let Some(language) = &transcript.language {
         report["language"] = json!(language);
+    }
+    if !transcript.notes.is_empty() {
+        let note = |note: &Note| json!({"start": round(note.start), "end": round(note.end), "found": note.found});
+        report["notes"] = transcript.notes.iter().map(note).collect();
     }
     report
 }

@@ -170,6 +170,31 @@ fn what_is_too_long_is_cut_into_pieces_that_overlap() {
     assert_eq!(times, expected);
 }
 
+/// The op of the test hears a language, and how loud a chunk is.
+#[test]
+fn what_the_host_op_found_is_reported() {
+    let folder = folder();
+    let run = multimodal(folder.path(), &["long.wav", "fast.wav", "--prompt", "ab", "--json"]).ok();
+    assert!(run.stderr.contains("times real time, language hum"), "{}", run.stderr);
+    let report = run.json();
+    let found = |sound: usize| {
+        let sound = &report["sounds"][sound];
+        assert_eq!(sound["language"], "hum");
+        let notes = sound["notes"].as_array().expect("a list");
+        let of = |note: &Value| {
+            let [start, end, sure] = [&note["start"], &note["end"], &note["found"]["confidence"]]
+                .map(|value| value.as_f64().expect("a number"));
+            (start, end, (sure * 100.0).round())
+        };
+        notes.iter().map(of).collect::<Vec<_>>()
+    };
+    // A sample is 0 or 100 of 128; of the other clip 0 or 50.
+    let long = found(0);
+    assert_eq!(long.len(), 7);
+    assert_eq!(long[1], (0.45, 0.95, 39.0));
+    assert_eq!(found(1), [(0.0, 0.1, 20.0)]);
+}
+
 #[test]
 fn any_channels_bits_and_rate_are_taken_and_what_holds_no_sound_is_named() {
     let folder = folder();

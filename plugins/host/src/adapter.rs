@@ -286,7 +286,11 @@ macro_rules! calls {
     (@ [Noted] $name:ident() $effect:tt) => {
         fn $name(&mut self) -> Result<serde_json::Value> {
             // SAFETY: an open op; `&mut self` makes it the only call under way.
-            self.returned(stringify!($name), unsafe { self.object.$name() })
+            match unsafe { self.object.$name() } {
+                // An op of an older interface found nothing that it could report.
+                Err(CallError::Absent(_)) => Ok(serde_json::Value::Null),
+                note => self.returned(stringify!($name), note),
+            }
         }
     };
     (@ [Sound] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {

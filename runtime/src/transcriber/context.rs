@@ -65,6 +65,7 @@ impl Transcriber {
             };
             open.take(&said, &own)?;
             transcript.language = transcript.language.take().or(said.language);
+            transcript.note([start, all.min(end)].map(|at| at as f64 / rate), said.found);
             let ended = last || transcript.cancelled;
             for chunk in self.spoken(&mut open, ended)? {
                 on_event(TranscribeEvent::Done(&chunk));
@@ -165,6 +166,7 @@ fn sentences(words: Vec<Chunk>) -> Vec<Chunk> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Found;
     use super::*;
 
     fn word(text: &str, start: f64) -> Chunk {
@@ -189,6 +191,7 @@ mod tests {
             finish_reason: FinishReason::Eos,
             times: vec![[0.16, 0.24], [0.24, 0.4], [0.72, 0.8], [0.8, 0.88]],
             language: None,
+            found: Found::new(),
         };
         let mut open = Open::default();
         open.take(&said, &Own { offset: 1.0, from: 1.24, to: 1.8 }).unwrap();

@@ -184,8 +184,37 @@ pub struct Transcript {
     pub language: Option<String>,
     /// The chunks, in order: segments of a model that gives times.
     pub chunks: Vec<Chunk>,
+    /// What the host-op found besides the words, of each part of the audio that it was given at once.
+    pub notes: Vec<Note>,
     /// It was cancelled; the text ends with the last chunk.
     pub cancelled: bool,
+}
+
+/// What a host-op found in a part of the audio besides its words.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Note {
+    /// Where the part begins, in seconds.
+    pub start: f64,
+    /// Where it ends, in seconds.
+    pub end: f64,
+    /// What the op found, by its own names: `language`, a code, and `confidence`, from 0 to 1, are what others use.
+    pub found: Found,
+}
+
+/// What a host-op found, by name.
+type Found = serde_json::Map<String, serde_json::Value>;
+
+impl Transcript {
+    /// Takes what was found between `start` and `end`; a language counts where none is known.
+    fn note(&mut self, [start, end]: [f64; 2], found: Found) {
+        if self.language.is_none() {
+            self.language = found.get("language").and_then(|code| code.as_str()).map(str::to_owned);
+        }
+        if !found.is_empty() {
+            self.notes.push(Note { start, end, found });
+        }
+    }
 }
 
 /// How far a transcription is.
@@ -430,10 +459,11 @@ impl Transcriber {
             let samples = audio.samples.get(range).unwrap_or_default().to_vec();
             let clip = media(samples, audio.rate)?;
             on_event(TranscribeEvent::Begin);
-            let Said { text, ids, finish_reason, times, language } = match self.model.answers() {
-                true => self.answered(&clip, cancel)?,
-                false => self.generated(name, clip, cancel, &mut on_event)?,
-            };
+            let Said { text, ids, finish_reason, times, language, found } =
+                match self.model.answers() {
+                    true => self.answered(&clip, cancel)?,
+                    false => self.generated(name, clip, cancel, &mut on_event)?,
+                };
             let text = text.trim();
             let words = text.split_whitespace().count() as f64;
             let rate_here = words / (end - start).max(f64::MIN_POSITIVE);
@@ -441,7 +471,8 @@ impl Transcriber {
             let fastest = rate.max(rate_here);
             rate = rate_here.max(WORDS_A_SECOND);
             join(&mut transcript.text, text, (overlap * fastest).ceil() as usize);
-            transcript.language = transcript.language.or(language);
+            transcript.language = transcript.language.take().or(language);
+            transcript.note([start, end], found);
             let whole =
                 Chunk { start, end, text: text.to_owned(), finish_reason, tokens: ids.len(), ids };
             for chunk in self.timed(whole, &times)? {
@@ -472,7 +503,16 @@ impl Transcriber {
             on_event(TranscribeEvent::Token);
         }
         let Generation { text, tokens: ids, finish_reason, .. } = run.finish()?;
-        Ok(Said { text, ids, finish_reason, times: Vec::new(), language: None })
+        let found = self.found(finish_reason)?;
+        Ok(Said { text, ids, finish_reason, times: Vec::new(), language: None, found })
+    }
+
+    /// What a model that generates found in what it has just heard.
+    fn found(&mut self, finish_reason: FinishReason) -> Result<Found> {
+        match finish_reason {
+            FinishReason::Cancelled => Ok(Found::new()),
+            _ => self.model.op_note(),
+        }
     }
 
     /// What a model says that answers by itself.
@@ -483,9 +523,9 @@ impl Transcriber {
         };
         let finish_reason =
             if answer.is_some() { FinishReason::Eos } else { FinishReason::Cancelled };
-        let Answer { tokens: ids, times, language, .. } = answer.unwrap_or_default();
+        let Answer { tokens: ids, times, language, note: found } = answer.unwrap_or_default();
         let text = self.decoded(&ids)?;
-        Ok(Said { text, ids, finish_reason, times, language })
+        Ok(Said { text, ids, finish_reason, times, language, found })
     }
 
     fn tokenizer(&self) -> Result<&Tokenizer> {
@@ -627,6 +667,8 @@ struct Said {
     /// Of each token, where they are known.
     times: Vec<[f32; 2]>,
     language: Option<String>,
+    /// What the op found besides.
+    found: Found,
 }
 
 /// Samples as a part of a prompt.

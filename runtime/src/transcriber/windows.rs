@@ -12,7 +12,8 @@ use qhx_core::{CancelToken, Error, ErrorKind, Media, Result};
 
 use super::limits::Verdict;
 use super::{
-    Chunk, Live, STEPS_A_SECOND, Times, TranscribeEvent, Transcriber, Transcript, media, most,
+    Chunk, Found, Live, STEPS_A_SECOND, Times, TranscribeEvent, Transcriber, Transcript, media,
+    most,
 };
 
 /// Seconds that a window is looked for up to.
@@ -110,12 +111,14 @@ impl Transcriber {
                 seek += here;
                 continue;
             };
-            let WindowSaid { ids, finish_reason, wild } = said;
-            let (found, next) = parts(&ids, times, (here / step) as u32);
+            let WindowSaid { ids, finish_reason, wild, found } = said;
+            transcript
+                .note([seek, seek + here].map(|at| at as f64 / f64::from(rate.max(1))), found);
+            let (spoken, next) = parts(&ids, times, (here / step) as u32);
             if wild {
                 before.clear();
             }
-            for part in found {
+            for part in spoken {
                 let text: Vec<u32> =
                     part.ids.iter().copied().filter(|id| *id < times.end).collect();
                 if self.options.condition_on_previous && !wild {
@@ -229,7 +232,9 @@ impl Transcriber {
                 return Ok(None);
             }
             let ended = finish_reason == FinishReason::Cancelled || verdict == Verdict::Keep;
-            said = Some(WindowSaid { ids: tokens, finish_reason, wild: temperature >= WILD });
+            let found = self.found(finish_reason)?;
+            said =
+                Some(WindowSaid { ids: tokens, finish_reason, wild: temperature >= WILD, found });
             if ended {
                 break;
             }
@@ -262,11 +267,14 @@ struct WindowSaid {
     finish_reason: FinishReason,
     /// The temperature was so high that nothing goes on from it.
     wild: bool,
+    /// What the op found besides.
+    found: Found,
 }
 
 impl WindowSaid {
     fn cancelled() -> Self {
-        Self { ids: Vec::new(), finish_reason: FinishReason::Cancelled, wild: false }
+        let (ids, found) = (Vec::new(), Found::new());
+        Self { ids, finish_reason: FinishReason::Cancelled, wild: false, found }
     }
 }
 

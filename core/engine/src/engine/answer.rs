@@ -3,7 +3,7 @@
 use super::model::Model;
 use super::types::Prompt;
 use crate::op::{Answer, HostOp as _, Segment, Task};
-use crate::{CancelToken, Media, Result, trace};
+use crate::{CancelToken, Error, ErrorKind, Media, Result, trace};
 
 impl Model {
     /// Has a recogniser answer to audio that it takes at once. Nothing is kept of it for the next answer.
@@ -61,11 +61,21 @@ impl Model {
         })
     }
 
-    /// What the host-op found in what it consumed, besides its logits.
+    /// What the host-op found in what it consumed, besides its logits: empty where it found nothing, or is of a plugin
+    /// that cannot report it.
     ///
     /// # Errors
-    /// When the host-op has no such call, or fails.
-    pub fn op_note(&mut self) -> Result<serde_json::Value> {
-        self.op.note()
+    /// When the host-op does not generate, fails, or returns anything but an object.
+    pub fn op_note(&mut self) -> Result<serde_json::Map<String, serde_json::Value>> {
+        match self.op.note()? {
+            serde_json::Value::Object(found) => Ok(found),
+            serde_json::Value::Null => Ok(serde_json::Map::new()),
+            other => {
+                let name = &self.op().description.name;
+                let message =
+                    format!("host-op {name:?}: note returned {other}, expected a JSON object");
+                Err(Error::new(ErrorKind::Plugin, message))
+            }
+        }
     }
 }

@@ -38,6 +38,8 @@ struct Multimodal {
     x: BufferId,
     state: StateCarrier,
     logits: View,
+    /// How loud the last audio clip was on average, from 0 to 1.
+    loudness: Option<f32>,
     seeing: SpanId,
     hearing: SpanId,
 }
@@ -60,6 +62,9 @@ impl Multimodal {
             self.step(host, row)?;
         }
         let audio = matches!(segment, Segment::Audio { .. });
+        if let Segment::Audio { samples, .. } = segment {
+            self.loudness = Some(mean(samples.iter().map(|sample| sample.abs())));
+        }
         host.end(if audio { self.hearing } else { self.seeing }, start);
         Ok(())
     }
@@ -120,7 +125,7 @@ impl Op for Multimodal {
         let buffer = host.allocate_for(graph, output)?;
         let logits = View { buffer, dtype: DType::F32, offset: 0, len: WIDTH };
         let (seeing, hearing) = (host.span("vision"), host.span("audio"));
-        Ok(Self { graph, x, state, logits, seeing, hearing })
+        Ok(Self { graph, x, state, logits, loudness: None, seeing, hearing })
     }
 
     fn info(&self) -> OpenInfo {
@@ -185,6 +190,11 @@ impl Generator for Multimodal {
             }
             _ => return Err(Error::prompt("a segment of an unknown kind")),
         })
+    }
+
+    fn note(&self) -> serde_json::Value {
+        let found = |loudness| serde_json::json!({"language": "hum", "confidence": loudness});
+        self.loudness.map_or(serde_json::Value::Null, found)
     }
 
     fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
