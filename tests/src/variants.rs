@@ -15,8 +15,8 @@ use crate::plugin_files::{self, library_name, workspace};
 /// The source of an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Interface {
-    /// As it was at 1.0: `tests/plugins/frozen-1.0/op`.
-    Frozen,
+    /// As it was at this version: `tests/plugins/frozen-*/op`.
+    At(&'static str),
     /// As it is: `plugins/op`.
     Present,
 }
@@ -96,8 +96,9 @@ fn write(file: &Path, text: &str) {
     }
 }
 
-/// The manifest of a workspace with the dependencies of ours, and `qhx-op` at `op`.
-fn manifest(members: &[String], op: &str) -> String {
+/// The manifest of a workspace with the dependencies of ours, `qhx-op` at `op`
+/// and `qhx-types` at `types`.
+fn manifest(members: &[String], op: &str, types: &Path) -> String {
     let ours =
         fs::read_to_string(workspace().join("Cargo.toml")).expect("the workspace's manifest");
     let dependencies = ours.split("[workspace.dependencies]\n").nth(1).expect("dependencies");
@@ -107,7 +108,6 @@ fn manifest(members: &[String], op: &str) -> String {
         .filter(|line| !line.starts_with("qhx-"))
         .map(|line| format!("{line}\n"))
         .collect();
-    let types = workspace().join("core/types");
     format!(
         "[workspace]\nresolver = \"3\"\nmembers = {members:?}\n\n\
          [workspace.package]\nedition = \"2024\"\nrust-version = \"1.92\"\n\
@@ -151,9 +151,19 @@ impl Variant {
     fn lay_out(&self) -> PathBuf {
         let root = plugin_files::beside("outside").join("variants").join(self.name);
         let fixtures = workspace().join("tests/plugins");
-        let source = match self.interface {
-            Interface::Frozen => fixtures.join("frozen-1.0/op"),
-            Interface::Present => workspace().join("plugins/op"),
+        let (source, types, plugin_source) = match self.interface {
+            Interface::At(version) => {
+                let frozen = fixtures.join(format!("frozen-{version}"));
+                (frozen.join("op"), frozen.join("types"), frozen.join("plugin"))
+            }
+            Interface::Present => {
+                let ours = workspace();
+                (
+                    ours.join("plugins/op"),
+                    ours.join("core/types"),
+                    fixtures.join("frozen-1.0/plugin"),
+                )
+            }
         };
         // Cargo tells crates apart by their folders' places in their workspaces.
         let (op, plugin, host) = (
@@ -169,9 +179,8 @@ impl Variant {
                 _ => text,
             }
         };
-        let from = fixtures.join("frozen-1.0/plugin");
         let renamed = rename("qhx-test-frozen-plugin", "plugin");
-        copy(&from, &root.join(&plugin), "", &|path, text| match (self.interface, path) {
+        copy(&plugin_source, &root.join(&plugin), "", &|path, text| match (self.interface, path) {
             (Interface::Present, "src/lib.rs") => of_the_present(text),
             _ => renamed(path, text),
         });
@@ -184,7 +193,7 @@ impl Variant {
             write(&root.join(&host).join("src").join(ADDED), &header);
             members.push(host);
         }
-        write(&root.join("Cargo.toml"), &manifest(&members, &op));
+        write(&root.join("Cargo.toml"), &manifest(&members, &op, &types));
         let lock = root.join("Cargo.lock");
         if !lock.exists() {
             fs::copy(workspace().join("Cargo.lock"), lock).expect("the workspace has a lock");

@@ -1,7 +1,7 @@
 //! Old and new plugins in old and new hosts, plugins of broken interfaces, and plugins that were
 //! built otherwise.
 //!
-//! `tests/plugins/frozen-1.0` is the interface as it was at 1.0, with a plugin. A newer interface
+//! `tests/plugins/frozen-1.0` and `frozen-1.2` are the interface as it was then, with a plugin. A newer interface
 //! is one with an added function in every table and an added field in the root; it is made of the
 //! frozen one and of the present one. A broken one has a changed signature, a changed struct, or a
 //! function less.
@@ -16,7 +16,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::Command;
 
-use qhx_core::engine::{Part, Prompt, Request};
+use qhx_core::engine::{Model, Part, Prompt, Request};
 use qhx_core::{CancelToken, Error, ErrorKind, Media};
 use qhx_plugins::{LoadErrorKind, Plugin, PluginOptions, Plugins};
 use qhx_tests::null_model::{self, Setup};
@@ -27,10 +27,16 @@ use qhx_tests::variants::{Edit, Interface, Variant, Way, unchanged};
 const EXPECTED: [u32; 4] = [3, 6, 12, 8];
 
 const FROZEN: Variant =
-    Variant { name: "frozen", interface: Interface::Frozen, edit: unchanged, host: Some(&[]) };
+    Variant { name: "frozen", interface: Interface::At("1.0"), edit: unchanged, host: Some(&[]) };
+const FROZEN_1_2: Variant = Variant {
+    name: "frozen-1-2",
+    interface: Interface::At("1.2"),
+    edit: unchanged,
+    host: Some(&["since-1-1"]),
+};
 /// 1.0 and what a later version adds.
 const NEWER: Variant =
-    Variant { name: "newer", interface: Interface::Frozen, edit: newer, host: Some(&["newer"]) };
+    Variant { name: "newer", interface: Interface::At("1.0"), edit: newer, host: Some(&["newer"]) };
 /// The present interface and what a later version adds.
 const NEXT: Variant =
     Variant { name: "next", interface: Interface::Present, edit: newer, host: None };
@@ -140,6 +146,52 @@ fn a_frozen_plugin_runs_in_this_host_and_in_a_newer_one() {
 }
 
 #[test]
+fn a_plugin_of_1_2_runs_in_this_host_and_in_older_ones() {
+    let frozen = FROZEN_1_2.build(PLAIN);
+    assert_eq!(generate(&frozen.plugin), (EXPECTED.to_vec(), "1.2.0".to_owned()));
+    for (host, version) in [(&frozen.host, "1.2.0"), (&FROZEN.build(PLAIN).host, "1.0.0")] {
+        let expected = line(version, "1.2.0", "not known", &["opened"]);
+        assert_eq!(hosted(host, &frozen.plugin), expected);
+    }
+    // Plugins of 1.0 and of a later interface run in a host of 1.2.
+    let expected = line("1.2.0", "1.0.0", "not known", &["opened"]);
+    assert_eq!(hosted(&frozen.host, &FROZEN.build(PLAIN).plugin), expected);
+    let expected = line("1.2.0", "1.99.0", "not known", &["clock None", "opened"]);
+    assert_eq!(hosted(&frozen.host, &NEXT.build(PLAIN).plugin), expected);
+}
+
+#[test]
+fn what_1_2_added_is_used_and_what_1_3_added_is_missed() {
+    let options = PluginOptions::default().files(vec![FROZEN_1_2.build(PLAIN).plugin]);
+    let plugins = Plugins::discover(&options.only_named(true)).unwrap();
+    let mut model = null_model::open("test_frozen", &plugins, &CancelToken::new()).unwrap();
+    let greedy = |model: &mut Model, prompt, max_new| {
+        let request = Request::greedy(prompt, max_new).speculate("3".parse().unwrap());
+        model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap()
+    };
+    // Sums reach a multiple of 16 and stay there: the zeros are draft tokens that are accepted.
+    let said = greedy(&mut model, Prompt::Tokens(vec![1, 2]), 16);
+    assert_eq!(said.tokens[..5], [3, 6, 12, 8, 0]);
+    assert!(said.tokens[5..].iter().all(|token| *token == 0));
+    assert!(
+        said.timings.drafts.verifications > 0 && said.timings.drafts.accepted > 3,
+        "{:?}",
+        said.timings.drafts
+    );
+    // The tiles of an image count as 3 and 5.
+    let image = Part::Media(Media::image(vec![0; 12], 2, 2).unwrap());
+    let said = greedy(&mut model, Prompt::Parts(vec![Part::Tokens(vec![1]), image]), 4);
+    assert_eq!(said.tokens, [9, 2, 4, 8]);
+    let texts: [&[u32]; 3] = [&[4, 5], &[1], &[7, 7]];
+    let vectors = model.embed_many(&texts).unwrap();
+    let best: Vec<_> = vectors.iter().map(|v| v.iter().position(|&v| v == 1.0)).collect();
+    assert_eq!(best, [Some(9), Some(1), Some(14)]);
+    assert!(model.op_note().unwrap().is_empty());
+    let error = model.op_mut().export_state().unwrap_err();
+    assert!(error.hint_text().is_some_and(|hint| hint.contains("interface 1.3")), "{error}");
+}
+
+#[test]
 fn a_frozen_plugin_is_never_given_an_image() {
     let options = PluginOptions::default().files(vec![FROZEN.build(PLAIN).plugin]).only_named(true);
     let plugins = Plugins::discover(&options).unwrap();
@@ -237,7 +289,7 @@ fn real_breaks_are_refused_in_one_sentence() {
     let breaks: [(&str, Edit); 3] =
         [("signature", another_signature), ("struct", another_struct), ("less", a_function_less)];
     for (name, edit) in breaks {
-        let broken = Variant { name, interface: Interface::Frozen, edit, host: None };
+        let broken = Variant { name, interface: Interface::At("1.0"), edit, host: None };
         let file = broken.build(PLAIN).plugin;
         let error = Plugin::load(&file).unwrap_err();
         assert_eq!(error.kind, LoadErrorKind::Incompatible, "{name}: {error}");

@@ -126,6 +126,31 @@ unsafe extern "C" fn span(_data: *mut c_void, _name: RStr<'_>) -> u32 {
 
 unsafe extern "C" fn span_add(_data: *mut c_void, _span: u32, _nanoseconds: u64) {}
 
+#[cfg(feature = "since-1-1")]
+mod since_1_1 {
+    use super::{RResult, RSlice, RStr, RawResult, c_void};
+
+    pub(super) unsafe extern "C" fn dumping(_data: *mut c_void) -> u32 {
+        0
+    }
+
+    pub(super) unsafe extern "C" fn dump(
+        _data: *mut c_void,
+        _name: RStr<'_>,
+        _dtype: u32,
+        _shape: RSlice<'_, u64>,
+        _bytes: RSlice<'_, u8>,
+    ) -> RawResult<()> {
+        RResult::ROk(())
+    }
+
+    pub(super) unsafe extern "C" fn error_token(_data: *mut c_void) -> u64 {
+        0
+    }
+
+    pub(super) unsafe extern "C" fn failing_with(_data: *mut c_void, _token: u64) {}
+}
+
 #[cfg(feature = "newer")]
 unsafe extern "C" fn clock(_data: *mut c_void) -> u64 {
     7
@@ -146,6 +171,14 @@ const SERVICES: HostVTableRef = {
         progress,
         span,
         span_add,
+        #[cfg(feature = "since-1-1")]
+        dumping: since_1_1::dumping,
+        #[cfg(feature = "since-1-1")]
+        dump: since_1_1::dump,
+        #[cfg(feature = "since-1-1")]
+        error_token: since_1_1::error_token,
+        #[cfg(feature = "since-1-1")]
+        failing_with: since_1_1::failing_with,
         #[cfg(feature = "newer")]
         clock,
     });

@@ -1,0 +1,289 @@
+//! Everything that crosses the boundary between host and plugin.
+//!
+//! Rules that keep old and new sides compatible within a major version of this crate:
+//!
+//! - Vtables are prefix types: fields are only ever appended, after the one marked as the last of
+//!   the first version; the other side sees an absent field as `None`.
+//! - Structs passed by value are frozen. What may grow crosses as JSON.
+//! - Error codes, dtypes and kinds are plain `u32`, so that a new value is not a new layout.
+
+#![expect(
+    missing_debug_implementations,
+    reason = "the derive of the prefix types does not forward attributes"
+)]
+#![expect(unsafe_code, reason = "the derive reads fields that the other side may lack")]
+
+use std::ffi::c_void;
+
+use abi_stable::package_version_strings;
+use abi_stable::sabi_types::VersionStrings;
+/// What the boundary is made of. This module and the host's loader are the only ones that name the
+/// crate it comes from.
+pub use abi_stable::{
+    StableAbi,
+    library::{
+        __call_root_module_loader, CheckTypeLayout, LibHeader, ROOT_MODULE_LOADER_NAME, RootModule,
+        RootModuleResult,
+    },
+    prefix_type::WithMetadata,
+    std_types::{RResult, RSlice, RStr, RString},
+};
+
+/// An error: code of [`crate::ErrorCode`] and message.
+#[repr(C)]
+#[derive(StableAbi, Debug, Clone)]
+pub struct RawError {
+    /// [`crate::ErrorCode`].
+    pub code: u32,
+    /// What was found and what was expected.
+    pub message: RString,
+}
+
+/// Result of every fallible call.
+pub type RawResult<T> = RResult<T, RawError>;
+
+/// `kind` of [`RawSegment`]: `tokens` is set.
+pub const SEGMENT_TOKENS: u32 = 0;
+/// `kind` of [`RawSegment`]: `bytes` are RGB8 pixels, with `width` and `height`.
+pub const SEGMENT_IMAGE: u32 = 1;
+/// `kind` of [`RawSegment`]: `samples` are mono f32, with `rate`.
+pub const SEGMENT_AUDIO: u32 = 2;
+/// `kind` of [`RawSegment`], since 1.1: `bytes` are RGB8 frames one behind the other, with `width` and
+/// `height` of one; `samples` are the seconds at which each is shown; `rate` is the number of frames of
+/// the whole video.
+pub const SEGMENT_VIDEO: u32 = 3;
+/// `kind` of [`RawSegment`], since 1.2: a part of an image; as `SEGMENT_IMAGE`, and `rate` has the index of the part
+/// in its low 16 bits and the number of parts in its high ones. Only an op that places images in such parts gets it.
+pub const SEGMENT_TILE: u32 = 4;
+
+/// A segment of a prompt.
+#[repr(C)]
+#[derive(StableAbi, Debug, Clone, Copy)]
+pub struct RawSegment<'a> {
+    /// `SEGMENT_*`.
+    pub kind: u32,
+    /// Pixels in a row, for an image.
+    pub width: u32,
+    /// Rows, for an image.
+    pub height: u32,
+    /// Samples per second, for audio; frames of the whole video, for a video.
+    pub rate: u32,
+    /// Token ids.
+    pub tokens: RSlice<'a, u32>,
+    /// Pixels.
+    pub bytes: RSlice<'a, u8>,
+    /// Samples.
+    pub samples: RSlice<'a, f32>,
+}
+
+/// `dtype` of [`RawView`]: half precision.
+pub const VIEW_F16: u32 = 0;
+/// `dtype` of [`RawView`]: single precision.
+pub const VIEW_F32: u32 = 1;
+
+/// A run of floats in one of the session's buffers. The host checks it against the buffer.
+#[repr(C)]
+#[derive(StableAbi, Debug, Clone, Copy)]
+pub struct RawView {
+    /// Buffer id.
+    pub buffer: u32,
+    /// `VIEW_*`.
+    pub dtype: u32,
+    /// First byte.
+    pub offset: u64,
+    /// Number of elements.
+    pub len: u64,
+}
+
+/// A buffer of the session. Address and length do not change while the op is open.
+#[repr(C)]
+#[derive(StableAbi, Debug, Clone, Copy)]
+pub struct RawBuffer {
+    /// Buffer id.
+    pub id: u32,
+    /// 1 when the op may write it.
+    pub writable: u32,
+    /// First byte.
+    pub data: *mut u8,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+/// `port` of [`HostVTable::bind`]: an input.
+pub const PORT_INPUT: u32 = 0;
+/// `port` of [`HostVTable::bind`]: an output.
+pub const PORT_OUTPUT: u32 = 1;
+
+/// The host's side of an open op.
+#[repr(C)]
+#[derive(StableAbi, Clone, Copy)]
+pub struct HostRef {
+    /// First argument of every function of the vtable.
+    pub data: *mut c_void,
+    /// The services.
+    pub vtable: HostVTableRef,
+}
+
+/// What [`HostVTable::parallel_for`] calls with its context and an index. Must not unwind.
+#[repr(transparent)]
+#[derive(StableAbi, Debug, Clone, Copy)]
+pub struct ParallelBody {
+    /// The function.
+    pub call: unsafe extern "C" fn(context: *mut c_void, index: u64),
+}
+
+/// Services that a host gives to an op. All functions are called on the thread that called the
+/// op, except `log` and `cancelled`, which any thread may call.
+#[repr(C)]
+#[derive(StableAbi)]
+#[sabi(kind(Prefix(prefix_ref = HostVTableRef, prefix_fields = HostVTablePrefix)))]
+#[sabi(missing_field(option))]
+pub struct HostVTable {
+    /// The manifest, as JSON, with every key that stands in the file.
+    pub manifest: unsafe extern "C" fn(data: *mut c_void) -> RString,
+    /// All graphs as a JSON array of [`crate::GraphInfo`]; the index is the graph id.
+    pub graphs: unsafe extern "C" fn(data: *mut c_void) -> RString,
+    /// Allocates zeroed memory that graphs can read and write.
+    pub allocate: unsafe extern "C" fn(data: *mut c_void, bytes: u64) -> RawResult<RawBuffer>,
+    /// Maps a file of the bundle read-only. `pointer` is the JSON pointer of `path`.
+    pub artifact: unsafe extern "C" fn(
+        data: *mut c_void,
+        pointer: RStr<'_>,
+        path: RStr<'_>,
+    ) -> RawResult<RawBuffer>,
+    /// Binds a buffer from byte `offset` on to `PORT_*` number `index` of a graph.
+    pub bind: unsafe extern "C" fn(
+        data: *mut c_void,
+        graph: u32,
+        port: u32,
+        index: u32,
+        buffer: u32,
+        offset: u64,
+    ) -> RawResult<()>,
+    /// Executes a graph with everything bound.
+    pub execute: unsafe extern "C" fn(data: *mut c_void, graph: u32) -> RawResult<()>,
+    /// Calls `body(context, i)` for every `i` below `count`, on several threads. Returns when all
+    /// have returned.
+    pub parallel_for: unsafe extern "C" fn(
+        data: *mut c_void,
+        count: u64,
+        context: *mut c_void,
+        body: ParallelBody,
+    ),
+    /// Number of threads behind `parallel_for`.
+    pub threads: unsafe extern "C" fn(data: *mut c_void) -> u32,
+    /// Writes a line to the host's log. Levels: 1 error, 2 warning, 3 information, 4 debug, 5 trace.
+    pub log: unsafe extern "C" fn(data: *mut c_void, level: u32, message: RStr<'_>),
+    /// 1 when the work should stop.
+    pub cancelled: unsafe extern "C" fn(data: *mut c_void) -> u32,
+    /// Reports how much of a prompt is consumed.
+    pub progress: unsafe extern "C" fn(data: *mut c_void, done: u64, total: u64),
+    /// Names a part of the op's work for timing.
+    pub span: unsafe extern "C" fn(data: *mut c_void, name: RStr<'_>) -> u32,
+    /// Adds time to a named part.
+    #[sabi(last_prefix_field)]
+    pub span_add: unsafe extern "C" fn(data: *mut c_void, span: u32, nanoseconds: u64),
+    /// Since 1.1. 1 when `dump` writes files. The answer stays the same while the op is open.
+    pub dumping: unsafe extern "C" fn(data: *mut c_void) -> u32,
+    /// Since 1.1. Writes an array to a file named after it. `dtype` is `VIEW_*`, `bytes` are the
+    /// elements in row-major order and the machine's byte order. `name` consists of ASCII letters,
+    /// digits and `_`. Does nothing when `dumping` answers 0.
+    pub dump: unsafe extern "C" fn(
+        data: *mut c_void,
+        name: RStr<'_>,
+        dtype: u32,
+        shape: RSlice<'_, u64>,
+        bytes: RSlice<'_, u8>,
+    ) -> RawResult<()>,
+    /// Since 1.1. The number of the error that a service has just returned; 0 when the host does
+    /// not keep it. It stands for what does not cross the boundary, such as the error's hint.
+    pub error_token: unsafe extern "C" fn(data: *mut c_void) -> u64,
+    /// Since 1.1. Declares, just before a call of the op fails, that it does so because of the error
+    /// with this number. The op may have added to the message.
+    pub failing_with: unsafe extern "C" fn(data: *mut c_void, token: u64),
+}
+
+/// The op's side of an open op.
+#[repr(C)]
+#[derive(StableAbi, Clone, Copy)]
+pub struct OpObject {
+    /// First argument of every function of the vtable.
+    pub data: *mut c_void,
+    /// The calls that an op answers.
+    pub vtable: OpVTableRef,
+}
+
+/// The words of [`qhx_types::op_calls`], as they cross.
+pub(crate) mod words {
+    use super::{RSlice, RString, RawResult, RawSegment, RawView};
+
+    pub(crate) type Token = u32;
+    pub(crate) type Number = u64;
+    pub(crate) type SnapshotId = u64;
+    pub(crate) type Tokens<'a> = RSlice<'a, u32>;
+    pub(crate) type Texts<'a, 'b> = RSlice<'a, RSlice<'b, u32>>;
+    pub(crate) type Segment<'a> = RawSegment<'a>;
+    pub(crate) type Segments<'a, 'b> = RSlice<'a, RawSegment<'b>>;
+
+    pub(crate) type Done = RawResult<()>;
+    pub(crate) type Logits = RawResult<RawView>;
+    pub(crate) type Vectors = RawResult<RawView>;
+    pub(crate) type Saved = RawResult<u64>;
+    pub(crate) type Placed = RawResult<RString>;
+    pub(crate) type Position = u64;
+}
+use words::{
+    Done, Logits, Number, Placed, Position, Saved, Segment, Segments, SnapshotId, Texts, Token,
+    Tokens, Vectors,
+};
+
+macro_rules! op_vtable {
+    ($({
+        $(#$doc:tt)*
+        since $since:tt, $part:ident: $name:ident($($arg:ident: $word:ident $(<$($life:lifetime),+>)?),*) $(-> $gives:ident)?,
+        $effect:ident $(($of:expr))? $(, #$attribute:tt)?
+    })*) => {
+        /// What an open op answers: its fields are those of [`qhx_types::op_calls`], in that order. One call at a time;
+        /// calls may come from different threads.
+        #[repr(C)]
+        #[derive(StableAbi)]
+        #[sabi(kind(Prefix(prefix_ref = OpVTableRef, prefix_fields = OpVTablePrefix)))]
+        #[sabi(missing_field(option))]
+        pub struct OpVTable {
+            /// Ends the op and frees it.
+            pub close: unsafe extern "C" fn(data: *mut c_void),
+            /// [`crate::OpenInfo`] as JSON.
+            pub info: unsafe extern "C" fn(data: *mut c_void) -> RString,
+            $(
+                $(#$doc)*
+                $(#$attribute)?
+                pub $name: unsafe extern "C" fn(
+                    data: *mut c_void
+                    $(, $arg: $word $(<$($life),+>)?)*
+                ) $(-> $gives)?
+            ),*,
+        }
+    };
+}
+
+qhx_types::op_calls! { op_vtable }
+
+/// The root of a plugin.
+#[repr(C)]
+#[derive(StableAbi)]
+#[sabi(kind(Prefix(prefix_ref = OpModuleRef, prefix_fields = OpModulePrefix)))]
+#[sabi(missing_field(option))]
+pub struct OpModule {
+    /// A JSON array of [`crate::OpDescription`], sorted by name. Empty when describing panicked.
+    pub describe: extern "C" fn() -> RString,
+    /// Opens an op over the host's bundle. The host outlives the op.
+    #[sabi(last_prefix_field)]
+    pub open: unsafe extern "C" fn(name: RStr<'_>, host: HostRef) -> RawResult<OpObject>,
+}
+
+impl RootModule for OpModuleRef {
+    abi_stable::declare_root_module_statics! {OpModuleRef}
+    const BASE_NAME: &'static str = "qhx_op";
+    const NAME: &'static str = "qhx_op";
+    const VERSION_STRINGS: VersionStrings = package_version_strings!();
+}
