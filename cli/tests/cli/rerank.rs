@@ -6,7 +6,7 @@ use qhx_paths::fixture;
 use qhx_tests::tiny;
 use serde_json::{Value, json};
 
-use crate::run::{Program, folder};
+use crate::run::{Program, edit_json, folder};
 
 const TINY: &str = "qwen3-tiny";
 /// What all prompts that are asked begin with.
@@ -71,6 +71,20 @@ fn scores_are_those_of_the_reference_and_the_best_comes_first() {
     let best = ask(&["--top", "1"]).stdout;
     let (index, score) = expected[0];
     assert_eq!(best, format!("{score:.4}  {}\n", documents[index]));
+
+    // What is too long is refused, or asked about as far as it fits: ends of it are never seen.
+    let long = "crab walks ".repeat(60);
+    let ask = |document: &str, options: &[&str]| {
+        let rerank = Program::qhx(folder.path()).args(["rerank"]).args([&bundle]);
+        rerank.args([QUERY, "--backend", "cpu", "--json"]).args(options).stdin(document).run()
+    };
+    assert_eq!(ask(&long, &[]).code, 9);
+    let score = |document: &str| {
+        let run = ask(document, &["--truncate"]).ok();
+        run.json()["results"][0]["score"].clone()
+    };
+    assert_eq!(score(&long), score(&format!("{long}and ends otherwise")));
+    assert_ne!(score(&long), score(&format!("begins otherwise {long}")));
 }
 
 /// Of a cross-encoder whose scores are logits, pairs of texts with their types.
@@ -108,6 +122,44 @@ fn a_cross_encoder_ranks_as_the_reference() {
     assert!(scores.is_sorted_by(|a, b| a >= b) && scores[0] > scores[1] + 0.01, "{scores:?}");
     let run = ask("embed");
     assert!(run.code != 0 && run.stderr.contains("gives no vectors"), "{run:?}");
+
+    // Its golden steps are scores of a text and of a pair, and damage to an expected one is found.
+    let verify = || {
+        let verify = Program::qhx(folder.path()).args(["verify"]).args([&bundle]);
+        verify.args(["--backend", "cpu", "--json"]).run()
+    };
+    let report = verify().ok().json();
+    let steps = report["golden"]["steps"].as_array().expect("steps");
+    let names: Vec<_> = steps.iter().filter_map(|step| step["name"].as_str()).collect();
+    assert_eq!(names, ["score-4", "score-5"]);
+    assert!(steps.iter().all(|step| step["passed"] == true), "{report}");
+    let name = "golden/rerank-bert-tiny.json";
+    let text = std::fs::read(bundle.join(name)).expect("golden steps");
+    let mut golden: Value = serde_json::from_slice(&text).expect("JSON");
+    let value = &mut golden["steps"][1]["expected"][0]["values"][0];
+    *value = json!(value.as_f64().expect("a number") + 0.5);
+    std::fs::write(bundle.join(name), golden.to_string()).expect("written");
+    edit_json(&bundle.join("rerank-bert-tiny.json"), |manifest| {
+        manifest["artifacts"]["files"].as_object_mut().and_then(|files| files.remove(name));
+    });
+    let report = verify().json();
+    assert_eq!(report["golden"]["steps"][0]["passed"], true, "{report}");
+    assert_eq!(report["golden"]["steps"][1]["passed"], false, "{report}");
+
+    // The longer text of a pair that is too long is cut.
+    let ask = |document: &str, options: &[&str]| {
+        let rerank = Program::qhx(folder.path()).args(["rerank"]).args([&bundle]);
+        rerank.args(["who?", "--backend", "cpu", "--json"]).args(options).stdin(document).run()
+    };
+    let long = "bread and salt ".repeat(60);
+    let refused = ask(&long, &[]);
+    assert!(refused.code == 9 && refused.stderr.contains("--truncate"), "{refused:?}");
+    let score = |document: &str| {
+        let run = ask(document, &["--truncate"]).ok();
+        run.json()["results"][0]["score"].clone()
+    };
+    assert_eq!(score(&long), score(&format!("{long}and ends otherwise")));
+    assert_ne!(score(&long), score(&format!("begins otherwise {long}")));
 }
 
 #[test]

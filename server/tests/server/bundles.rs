@@ -60,6 +60,16 @@ pub fn encoder() -> &'static Path {
     })
 }
 
+/// Embeds texts and images.
+pub fn towers() -> &'static Path {
+    static MADE: OnceLock<PathBuf> = OnceLock::new();
+    MADE.get_or_init(|| {
+        forged("towers", &fixture("siglip-fixed"), |options| {
+            (options.task, options.max_ctx) = (Task::Embed, None);
+        })
+    })
+}
+
 /// Takes images.
 pub fn seeing() -> &'static Path {
     static MADE: OnceLock<PathBuf> = OnceLock::new();

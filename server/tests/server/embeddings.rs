@@ -3,7 +3,7 @@
 use base64::Engine as _;
 use serde_json::{Value, json};
 
-use crate::bundles::{Running, language, options, shared};
+use crate::bundles::{Running, encoder, language, options, shared, towers};
 use crate::client::Response;
 
 fn send(input: Value, more: Value) -> Response {
@@ -73,6 +73,37 @@ fn tokens_are_embedded_as_they_are() {
     let of_tokens = vectors(&send(tokens.clone(), json!({})).status(200).json());
     assert_eq!(of_tokens, vectors(&send(json!([tokens]), json!({})).json()));
     assert_eq!(of_tokens, vectors(&send(json!(TEXTS[1]), json!({})).json()));
+}
+
+/// Vectors are those that `tests/oracle/siglip_embed.py` has of `transformers`.
+#[test]
+fn images_and_texts_have_the_vectors_of_the_reference() {
+    let running = Running::start(options([("towers", towers())]));
+    let golden = std::fs::read(qhx_paths::fixture("siglip-fixed").join("goldens.json")).unwrap();
+    let golden: Value = serde_json::from_slice(&golden).unwrap();
+    let (text, image) = (&golden["texts"][0], &golden["images"][0]);
+    let file = std::fs::read(qhx_paths::fixture(image["image"].as_str().unwrap())).unwrap();
+    let data = base64::engine::general_purpose::STANDARD.encode(file);
+    let url = format!("data:image/png;base64,{data}");
+    let part = json!({"type": "image_url", "image_url": {"url": url}});
+    let send = |input: &Value| running.client.post("/v1/embeddings", &json!({"input": input}));
+    let both = vectors(&send(&json!([text["text"], part])).status(200).json());
+    assert_eq!(both.len(), 2);
+    for (found, expected) in both.iter().zip([text, image]) {
+        let expected = expected["vector"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap());
+        let dot: f64 = found.iter().zip(expected).map(|(a, b)| f64::from(*a) * b).sum();
+        assert!(dot > 0.9999, "{dot}");
+    }
+    assert_eq!(vectors(&send(&part).status(200).json()), both[1..]);
+    assert_eq!(vectors(&send(&json!({"image_url": url})).status(200).json()), both[1..]);
+    for (url, what) in [("data:image/png;base64,AAAA", "image"), ("data:,", "image")] {
+        let error = send(&json!({"image_url": url})).status(400).error();
+        assert!(error["message"].as_str().unwrap().contains(what), "{error}");
+    }
+    // A model of texts alone says so.
+    let of_texts = Running::start(options([("encoder", encoder())]));
+    let error = of_texts.client.post("/v1/embeddings", &json!({"input": part})).status(400).error();
+    assert!(error["message"].as_str().unwrap().contains("takes no images"), "{error}");
 }
 
 #[test]

@@ -43,4 +43,6 @@ fn the_best_document_comes_first_with_its_index_and_its_text() {
     let long = "long ".repeat(300);
     let error = ask(json!({"documents": ["a", long]})).status(400).error();
     assert_eq!(error["code"], "context_length_exceeded", "{error}");
+    let cut = ask(json!({"documents": ["a", long], "truncate": true})).status(200).json();
+    assert_eq!(cut["results"].as_array().unwrap().len(), 2, "{cut}");
 }
