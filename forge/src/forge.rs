@@ -21,7 +21,7 @@ use crate::progress::Progress;
 use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Tables, Task};
 use crate::registry::{probe, recipe};
 use crate::residual::{Residual, residuals};
-use crate::weight::{RowSource, Storage, fits_f16};
+use crate::weight::{RowSource, Storage, table_fits_f16};
 use crate::{names, onnx, rerank, text};
 
 /// One context of a made bundle.
@@ -538,8 +538,8 @@ fn manifest(
     manifest
 }
 
-/// Writes the embedding table: f16, unless that would change the values that the CPU backend is to
-/// agree on with the reference.
+/// Writes the embedding table: f16, unless that would change floating point that the CPU backend is to agree on with
+/// the reference.
 fn embed(
     table: &dyn RowSource,
     name: &str,
@@ -547,7 +547,7 @@ fn embed(
     staging: &mut Staging,
     progress: &mut dyn Progress,
 ) -> Result<Value> {
-    let half = !options.onnx || fits_f16(table)?;
+    let half = !options.onnx || table_fits_f16(table)?;
     let for_npu = options.for_npu();
     let file = names::embed_file(name, half);
     let origin = format!("{} {:?}", table.name(), table.shape());

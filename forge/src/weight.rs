@@ -27,7 +27,7 @@ pub trait RowSource: Send + Sync + fmt::Debug {
     /// Rows and columns. For the weight of a `Linear`: outputs and inputs.
     fn shape(&self) -> [usize; 2];
 
-    /// Element type in the checkpoint: f16, bf16 or f32.
+    /// Element type in the checkpoint: f16, bf16 or f32; i8 for values of at most 8 bits, whatever their form.
     fn stored_dtype(&self) -> DType;
 
     /// Writes whole rows from `first` on into `out`, whose length is a multiple of the columns. The values
@@ -470,9 +470,27 @@ pub fn to_f16(wide: &[f32], out: &mut [f16]) -> Result<()> {
 /// # Errors
 /// When the tensor cannot be read.
 pub fn fits_f16(source: &dyn RowSource) -> Result<bool> {
-    if source.stored_dtype() == DType::F16 {
-        return Ok(true);
+    Ok(source.stored_dtype() == DType::F16 || f16_error(source)? <= F16_EXACT)
+}
+
+/// True when a table is to be stored as f16: [`fits_f16`], or its values have at most 8 bits in the checkpoint and
+/// f16 holds the largest. A table in f32 would be four times the size of what was published, for digits below the
+/// checkpoint's own steps.
+///
+/// # Errors
+/// When the tensor cannot be read.
+pub(crate) fn table_fits_f16(source: &dyn RowSource) -> Result<bool> {
+    match source.stored_dtype() {
+        DType::I8 => Ok(f16_error(source)?.is_finite()),
+        _ => fits_f16(source),
     }
+}
+
+/// The part of the largest value by which rounding to f16 may change others: 2⁻¹⁷.
+const F16_EXACT: f32 = 1.0 / 131_072.0;
+
+/// The most that rounding to f16 changes a value, as a part of the largest; infinite when f16 does not hold that.
+fn f16_error(source: &dyn RowSource) -> Result<f32> {
     let (mut peak, mut error) = (0f32, 0f32);
     let mut finite = true;
     let mut half = Vec::new();
@@ -489,7 +507,11 @@ pub fn fits_f16(source: &dyn RowSource) -> Result<bool> {
         }
         Ok(())
     })?;
-    Ok(finite && error <= peak * f32::powi(2.0, -17))
+    Ok(match (finite, peak > 0.0) {
+        (false, _) => f32::INFINITY,
+        (true, true) => error / peak,
+        (true, false) => 0.0,
+    })
 }
 
 /// Fills `out` with whole rows from `first` on, in parallel.

@@ -411,6 +411,22 @@ fn a_gguf_file_becomes_a_bundle_of_its_name() {
     assert!(error.message().contains("tokenizer.json: missing"), "{error}");
 }
 
+#[test]
+fn a_q8_0_embedding_table_is_f16_in_the_bundle() {
+    let dir = file();
+    let path = dir.path().join("model.gguf");
+    // Its f16 bytes read as blocks of Q8_0: whatever they are, each begins with a scale that is a weight.
+    let bytes =
+        edited("token_embd.weight", |entry| entry[20..24].copy_from_slice(&8u32.to_le_bytes()));
+    std::fs::write(&path, bytes).unwrap();
+    let out = dir.path().join("bundle");
+    let options = ForgeOptions { max_ctx: Some(32), ..ForgeOptions::new(&out) };
+    let report = forge(&path, &options, &mut Silent).unwrap();
+    let manifest: Value = serde_json::from_slice(&std::fs::read(report.manifest).unwrap()).unwrap();
+    let table = manifest["artifacts"]["embed"].as_str().expect("a table of f16");
+    assert_eq!(std::fs::metadata(out.join(table)).unwrap().len(), 48 * 64 * 2);
+}
+
 /// Bytes of a GGUF file of which the tensor `name` has another entry: `edit` gets its number of dimensions, the sizes,
 /// type and offset.
 fn edited(name: &str, edit: impl FnOnce(&mut [u8])) -> Vec<u8> {

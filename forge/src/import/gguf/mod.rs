@@ -399,7 +399,8 @@ impl RowSource for Matrix {
         match self.tensor.form {
             Form::F16 => DType::F16,
             Form::Bf16 => DType::Bf16,
-            _ => DType::F32,
+            Form::F32 => DType::F32,
+            _ => DType::I8,
         }
     }
 

@@ -243,7 +243,7 @@ impl RowSource for Matrix {
     }
 
     fn stored_dtype(&self) -> DType {
-        DType::F32
+        DType::I8
     }
 
     fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
