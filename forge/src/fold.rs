@@ -451,5 +451,5 @@ fn check(weight: &Weight, factor: f32) -> Result<()> {
             if small { "holds in few steps" } else { "does not hold" }
         ),
     )
-    .hint("fold a smaller power of two, or make a bundle for the CPU only (`--cpu-only`)"))
+    .hint("fold a smaller power of two; a bundle for the CPU only needs none"))
 }

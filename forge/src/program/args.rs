@@ -78,11 +78,11 @@ pub struct ForgeArgs {
     pub(crate) out: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) shape: ShapeArgs,
-    /// Compare each context binary with its ONNX graph on random inputs and print the cosines. With TEXTS, a file as
+    /// Compare each context binary with its ONNX graph on random inputs and print the cosines. With =TEXTS, a file as
     /// --calibrate takes it, the model reads them in f32 first: prints the largest values of each layer that the NPU
     /// computes in f16, folds powers of two into weights where they do not fit (see --fold), and makes nothing where
     /// that does not help
-    #[arg(long, value_name = "TEXTS", num_args = 0..=1)]
+    #[arg(long, value_name = "TEXTS", num_args = 0..=1, require_equals = true)]
     #[arg(conflicts_with_all = ["cpu_only", "share_weights"])]
     pub(crate) check: Option<Option<PathBuf>>,
     /// With --check: an image on which the vision tower is run in f32 first. Prints how large its hidden states become

@@ -333,7 +333,7 @@ fn measured(
     open: Option<OpenModel<'_>>,
     terminal: &Terminal<'_>,
 ) -> Result<Headroom> {
-    let open = opened(open, "--check with texts")?;
+    let open = opened(open, "--check=TEXTS")?;
     let _working = terminal.interrupts.working();
     let mut progress = ForgeProgress::new(terminal.interrupts.token().clone());
     headroom(checkpoint, registry::recipe, options, wanted, &open, &mut progress)

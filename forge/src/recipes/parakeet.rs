@@ -190,8 +190,10 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     if options.shards != 1 {
         let what =
             format!("{} shards, expected 1: the encoder stands in one context", options.shards);
-        return Err(Error::new(ErrorKind::Usage, what)
-            .hint("where it does not fit, --precision w8a16 halves it"));
+        return Err(Error::new(ErrorKind::Usage, what).hint(match options.precision {
+            Precision::Fp16 => "where it does not fit, --precision w8a16 halves it",
+            _ => "leave --shards out",
+        }));
     }
     let audio = Audio::read(checkpoint, &config, options)?;
     let layers = Layers::new(checkpoint, options.precision, EPS);

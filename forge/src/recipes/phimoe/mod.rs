@@ -99,7 +99,10 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
                 contexts.len()
             ),
         )
-        .hint("ask for fewer shards, or omit the prefill graphs with --prefill 0"));
+        .hint(match window {
+            Some(_) => "ask for fewer shards, or omit the prefill graphs with --prefill 0",
+            None => "ask for fewer shards",
+        }));
     }
     Ok(Recipe::new("phimoe", "phimoe_generate", contexts, plan_params(inputs, window))
         .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)

@@ -54,7 +54,10 @@ pub(super) fn add(
                 recipe.contexts.len()
             ),
         )
-        .hint("ask for fewer shards or fewer sizes in image-patches, or share weights"));
+        .hint(match options.share_weights {
+            true => "ask for fewer shards",
+            false => "ask for fewer shards or fewer sizes in image-patches, or share weights",
+        }));
     }
     recipe.plan_params.insert(VISION.to_owned(), one_or_many(names));
     recipe.params.extend(vision.tokens.map(|(key, id)| (key.to_owned(), json!(id))));
