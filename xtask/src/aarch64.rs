@@ -80,6 +80,22 @@ pub(crate) fn libraries(qhx: &Path) -> Result<PathBuf> {
     Ok(folder.trim_end().into())
 }
 
+/// What has the emulator run the processes that an emulated program starts, by [`emulate`].
+pub(crate) fn starter() -> Result<PathBuf> {
+    let build = ["build", "--package", "qhx-stand-ins", "--example", "exec"];
+    cargo::run(cross(&build).args(["--profile", "emulated", "--target", TARGET]))?;
+    Ok(cargo::target_folder()?.join(TARGET).join("emulated/examples/libexec.so"))
+}
+
+/// Settings of the emulator, which reach the processes that programs start, too. `root` has the libraries.
+pub(crate) fn emulate(root: &Path, starter: &Path) -> [(&'static str, String); 3] {
+    [
+        ("QEMU_LD_PREFIX", root.display().to_string()),
+        ("QEMU_SET_ENV", format!("LD_PRELOAD={}", starter.display())),
+        ("QHX_TEST_EMULATOR", EMULATOR.into()),
+    ]
+}
+
 /// Builds everything and runs the unit tests. Returns the program. `test` runs a command of tests.
 pub(crate) fn units(test: impl Fn(&mut Command) -> Result<()>) -> Result<PathBuf> {
     let profile = ["--profile", "emulated", "--target", TARGET];
@@ -97,7 +113,6 @@ pub(crate) fn units(test: impl Fn(&mut Command) -> Result<()>) -> Result<PathBuf
     ]);
     let messages = cargo::output(&mut build)?;
     let board = cargo::executables(&messages).remove("qhx").ok_or("cargo built no qhx")?;
-    // The emulator takes settings from its environment, which reach the processes that tests start, too.
     let starter = board.with_file_name("examples").join("libexec.so");
     let mut units = cross(&["test", "--lib"]);
     // With the program, whose features what they share was built with.
@@ -107,9 +122,7 @@ pub(crate) fn units(test: impl Fn(&mut Command) -> Result<()>) -> Result<PathBuf
     units.args(["--features", "qhx-cli/builtin-ops"]);
     units
         .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", EMULATOR)
-        .env("QEMU_LD_PREFIX", ROOT)
-        .env("QEMU_SET_ENV", format!("LD_PRELOAD={}", starter.display()))
-        .env("QHX_TEST_EMULATOR", EMULATOR);
+        .envs(emulate(Path::new(ROOT), &starter));
     units.args(profile).arg("--");
     for slow in SLOW {
         units.args(["--skip", slow]);

@@ -19,6 +19,8 @@ const PROMPT: &str = "The capital of France is";
 pub(super) struct Root {
     machine: Machine,
     folder: tempfile::TempDir,
+    /// For processes of another machine.
+    starter: Option<PathBuf>,
 }
 
 impl Root {
@@ -55,7 +57,8 @@ impl Root {
                 .arg(made.join("."))
                 .arg(folder.path()),
         )?;
-        Ok(Self { machine, folder })
+        let starter = (!machine.is_here()).then(aarch64::starter).transpose()?;
+        Ok(Self { machine, folder, starter })
     }
 
     fn path(&self, within: &str) -> PathBuf {
@@ -81,7 +84,11 @@ impl Root {
             command.arg(self.folder.path()).arg(program);
         } else {
             command.arg(format!("HOME={}", self.path("root").display()));
-            command.args([aarch64::EMULATOR, "-L"]).arg(self.folder.path()).arg(self.path(program));
+            if let Some(starter) = &self.starter {
+                let settings = aarch64::emulate(self.folder.path(), starter);
+                command.args(settings.map(|(name, value)| format!("{name}={value}")));
+            }
+            command.arg(aarch64::EMULATOR).arg(self.path(program));
         }
         command
     }
@@ -193,9 +200,12 @@ pub(super) fn archive(root: &Root, archive: &Path) -> Result<String> {
 }
 
 fn unpack(root: &Root, archive: &Path) -> Result<()> {
+    // A system whose packages are not configured has no such folder.
+    let local = root.path("usr/local");
+    std::fs::create_dir_all(&local).map_err(at(&local))?;
     let mut tar = Command::new("tar");
     tar.args(["--extract", "--strip-components=1", "--file"]).arg(archive);
-    cargo::run(tar.arg("--directory").arg(root.path("usr/local")))
+    cargo::run(tar.arg("--directory").arg(local))
 }
 
 /// Unpacks the C library, compiles a program with each of its libraries, found by pkg-config, and asks the demo's
@@ -236,7 +246,11 @@ pub(super) fn package(root: &Root, package: &Path) -> Result<()> {
     // Programs of the archives would be found first, and what is left is looked for below.
     let _ = std::fs::remove_dir_all(root.path("usr/local"));
     if !root.machine.is_here() {
-        cargo::run(Command::new("dpkg-deb").arg("--extract").arg(package).arg(root.folder.path()))?;
+        // As dpkg does, and `dpkg-deb --extract` does not, this leaves `/lib` a link.
+        let extract = "dpkg-deb --fsys-tarfile \"$0\" \
+                       | tar --extract --keep-directory-symlink --directory \"$1\"";
+        let mut sh = Command::new("sh");
+        cargo::run(sh.args(["-c", extract]).arg(package).arg(root.folder.path()))?;
         root.demo("/usr/bin/qhx")?;
         return Ok(());
     }
