@@ -11,6 +11,7 @@ run here. Exit code 1 when a segment differs.
 """
 
 import argparse
+import difflib
 import json
 import random
 import subprocess
@@ -114,7 +115,8 @@ def main():
         sounds = json.loads(subprocess.run(run, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout)
         found = [(round(p["start"], 2), round(p["end"], 2), p["text"]) for p in sounds["sounds"][0]["pieces"]]
         expected = reference(samples)
-    same = sum(a == b for a, b in zip(found, expected))
+    matcher = difflib.SequenceMatcher(None, expected, found, autojunk=False)
+    same = sum(block.size for block in matcher.get_matching_blocks())
     first = next((i for i, (a, b) in enumerate(zip(found, expected)) if a != b), min(len(found), len(expected)))
     pauses = sum(b[0] - a[1] > 1.0 for a, b in zip(expected, expected[1:]))
     print(
