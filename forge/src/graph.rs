@@ -175,6 +175,8 @@ pub enum UnaryOp {
     Sigmoid,
     /// x / (1 + e⁻ˣ) (Elfwing et al. 2018, `torch.nn.functional.silu`)
     Silu,
+    /// Sine.
+    Sin,
     /// Hyperbolic tangent.
     Tanh,
     /// max(x, 0)
@@ -385,6 +387,7 @@ impl Op {
             Self::Unary(UnaryOp::Rsqrt) => "rsqrt",
             Self::Unary(UnaryOp::Sigmoid) => "sigmoid",
             Self::Unary(UnaryOp::Silu) => "silu",
+            Self::Unary(UnaryOp::Sin) => "sin",
             Self::Unary(UnaryOp::Tanh) => "tanh",
             Self::Unary(UnaryOp::Relu) => "relu",
             Self::Unary(UnaryOp::Gelu) => "gelu",

@@ -45,8 +45,8 @@ operators! {
     LayerNormalization, Log, MatMul,
     /// A matmul with weights of 4 bits, which it reads without dequantizing them first: [`NBits`].
     MatMulNBits,
-    Max, Min, Mul, Neg, Reciprocal, ReduceMax, ReduceMean, ReduceMin, ReduceSum, Relu, Reshape, Sigmoid, Slice,
-    Softmax, Sqrt, Sub, Tanh, Transpose,
+    Max, Min, Mul, Neg, Reciprocal, ReduceMax, ReduceMean, ReduceMin, ReduceSum, Relu, Reshape, Sigmoid, Sin,
+    Slice, Softmax, Sqrt, Sub, Tanh, Transpose,
 }
 
 impl Operator {

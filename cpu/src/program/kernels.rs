@@ -4,7 +4,7 @@
 //! is made of them come from `rten_vecmath`.
 
 use rten_simd::{Isa, SimdOp, SimdUnaryOp};
-use rten_vecmath::{Erf, Exp, Sigmoid, Softmax, Tanh};
+use rten_vecmath::{Erf, Exp, Sigmoid, Sin, Softmax, Tanh};
 
 use super::view::Walk;
 
@@ -125,6 +125,7 @@ pub(super) enum Unary {
     Sqrt,
     Reciprocal,
     Sigmoid,
+    Sin,
     Tanh,
     Relu,
     Erf,
@@ -136,7 +137,7 @@ pub(super) enum Unary {
 impl Unary {
     /// Whether it takes many instructions for an element.
     pub(super) const fn is_long(self) -> bool {
-        matches!(self, Self::Exp | Self::Log | Self::Sigmoid | Self::Tanh | Self::Erf)
+        matches!(self, Self::Exp | Self::Log | Self::Sigmoid | Self::Sin | Self::Tanh | Self::Erf)
     }
 }
 
@@ -186,6 +187,7 @@ impl<T: ToF32> SimdOp for Singles<'_, T> {
             Unary::Truncate => each(out, |x| f32::from_bits((x as i32).cast_unsigned())),
             Unary::Exp => vectors(isa, Exp {}, out),
             Unary::Sigmoid => vectors(isa, Sigmoid {}, out),
+            Unary::Sin => vectors(isa, Sin::new(), out),
             Unary::Tanh => vectors(isa, Tanh {}, out),
             Unary::Erf => vectors(isa, Erf {}, out),
         }

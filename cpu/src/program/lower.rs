@@ -68,6 +68,7 @@ impl<'a> Compiler<'a, '_, '_> {
             Operator::Sqrt => self.each(name, Unary::Sqrt)?,
             Operator::Reciprocal => self.each(name, Unary::Reciprocal)?,
             Operator::Sigmoid => self.each(name, Unary::Sigmoid)?,
+            Operator::Sin => self.each(name, Unary::Sin)?,
             Operator::Tanh => self.each(name, Unary::Tanh)?,
             Operator::Relu => self.each(name, Unary::Relu)?,
             Operator::Erf => self.each(name, Unary::Erf)?,

@@ -136,7 +136,7 @@ const WHOLE: [u64; 3] = [2, 96, 160];
 #[test]
 fn elements_by_themselves() {
     let mut case = Case::new().op("Abs", &["x"], "abs", &[], &WHOLE);
-    for op in ["Neg", "Exp", "Sigmoid", "Tanh", "Relu", "Erf", "Reciprocal"] {
+    for op in ["Neg", "Exp", "Sigmoid", "Sin", "Tanh", "Relu", "Erf", "Reciprocal"] {
         case = case.op(op, &["x"], op, &[], &WHOLE);
     }
     case.op("Log", &["abs"], "log", &[], &WHOLE)

@@ -539,6 +539,7 @@ const fn unary(op: UnaryOp) -> Operator {
         UnaryOp::Log => Operator::Log,
         UnaryOp::Rsqrt => Operator::Reciprocal,
         UnaryOp::Sigmoid | UnaryOp::Silu => Operator::Sigmoid,
+        UnaryOp::Sin => Operator::Sin,
         UnaryOp::Tanh | UnaryOp::GeluTanh => Operator::Tanh,
         UnaryOp::Relu => Operator::Relu,
         UnaryOp::Gelu => Operator::Erf,

@@ -502,6 +502,7 @@ const fn unary(op: UnaryOp) -> Option<&'static str> {
         UnaryOp::Neg => Some("ElementWiseNeg"),
         UnaryOp::Log => Some("ElementWiseLog"),
         UnaryOp::Rsqrt => Some("ElementWiseRsqrt"),
+        UnaryOp::Sin => Some("ElementWiseSin"),
         UnaryOp::Tanh => Some("Tanh"),
         UnaryOp::Relu => Some("Relu"),
         UnaryOp::Exp | UnaryOp::Sigmoid | UnaryOp::Silu | UnaryOp::Gelu | UnaryOp::GeluTanh => None,

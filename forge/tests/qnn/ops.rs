@@ -33,7 +33,9 @@ pub(crate) fn all_ops() -> Graph {
     let half = b.scalar(x, 0.5).unwrap();
     let positive = b.add(magnitude, half).unwrap();
     outputs.push(b.div(r, positive).unwrap());
-    for op in [UnaryOp::Neg, UnaryOp::Exp, UnaryOp::Sigmoid, UnaryOp::Silu, UnaryOp::Tanh] {
+    for op in
+        [UnaryOp::Neg, UnaryOp::Exp, UnaryOp::Sigmoid, UnaryOp::Silu, UnaryOp::Sin, UnaryOp::Tanh]
+    {
         outputs.push(b.unary(op, x).unwrap());
     }
     for value in [x, s] {
