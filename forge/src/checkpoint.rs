@@ -14,11 +14,11 @@ use qhx_core::artifacts::Mapped;
 use qhx_core::{DType, Error, ErrorKind, Result, files};
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::adapter::changes::Changes;
 use crate::import::packed::{self, Part, Scheme};
-use crate::import::{Imported, gguf};
+use crate::import::{Imported, gguf, torch};
 use crate::synthetic::Drawn;
 use crate::weight::{RowSource, read};
 use plain::Matrix;
@@ -38,6 +38,8 @@ pub(crate) const MAX_JSON: u64 = 64 << 20;
 /// Prefixes of decoder tensors, the longer first: the multimodal nesting, the plain one, and none for the head and
 /// for a model that was saved without one.
 const PREFIXES: [&str; 3] = ["model.language_model.", "model.", ""];
+/// Keys by which configurations without `architectures` are known, and the class that they are of.
+const CLASSLESS: [(&[&str], &str); 1] = [(&["plbert", "istftnet"], "KModel")];
 /// Tensors that a message names as examples of what there is.
 const NAMED: usize = 3;
 /// More values than any norm, bias or convolution has; the largest are biases of a head.
@@ -117,12 +119,16 @@ impl Checkpoint {
             checkpoint.add_shard(SINGLE, None)?;
         } else if path.join(INDEX).exists() {
             checkpoint.add_indexed()?;
+        } else if let Some(file) = torch_file(path) {
+            checkpoint.add_torch(&file)?;
         } else {
             return Err(Error::new(
                 ErrorKind::Artifact,
                 format!("{}: holds neither {SINGLE} nor {INDEX}", path.display()),
             )
-            .hint("only safetensors and .gguf files are read; convert a .bin one first"));
+            .hint(
+                "only safetensors, .gguf and a single .pth file are read; convert a .bin one first",
+            ));
         }
         checkpoint.add_quantized()?;
         Ok(checkpoint)
@@ -131,6 +137,16 @@ impl Checkpoint {
     /// True for a folder with tensors that are read.
     pub fn has_weights(folder: &Path) -> bool {
         [SINGLE, INDEX].iter().any(|file| folder.join(file).exists())
+            || torch_file(folder).is_some()
+    }
+
+    /// The tensors of one file of `torch.save`, without a configuration: see [`crate::import::torch`].
+    pub(crate) fn open_torch(file: &Path) -> Result<Self> {
+        let dir = file.parent().unwrap_or(file);
+        let mut checkpoint = Self::new(file, dir, file.to_owned(), Value::Null)?;
+        checkpoint.names = |name| vec![name.to_owned()];
+        checkpoint.add_torch(file)?;
+        Ok(checkpoint)
     }
 
     /// Opens a GGUF file of llama.cpp. Configuration and tokenizer come from the folder `beside`, that of the model's
@@ -216,7 +232,8 @@ impl Checkpoint {
     }
 
     /// A checkpoint without tensors yet.
-    fn new(path: &Path, dir: &Path, config_path: PathBuf, config: Value) -> Result<Self> {
+    fn new(path: &Path, dir: &Path, config_path: PathBuf, mut config: Value) -> Result<Self> {
+        name_class(&mut config);
         let generation = dir.join("generation_config.json");
         let generation = if generation.exists() { read_json(&generation)? } else { Value::Null };
         Ok(Self {
@@ -245,6 +262,8 @@ impl Checkpoint {
     /// # Errors
     /// When the configuration cannot be read.
     pub fn synthetic(config: &Path, seed: u64) -> Result<Self> {
+        let mut described = read_json(config)?;
+        name_class(&mut described);
         Ok(Self {
             path: config.to_owned(),
             dir: config.to_owned(),
@@ -252,7 +271,7 @@ impl Checkpoint {
             inside: None,
             processor: Value::Null,
             seed: Some(seed),
-            config: read_json(config)?,
+            config: described,
             generation: Value::Null,
             shards: Vec::new(),
             files: Vec::new(),
@@ -590,6 +609,22 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// Maps a file of `torch.save` and notes its tensors.
+    fn add_torch(&mut self, file: &Path) -> Result<()> {
+        let map = Mapped::open(file)?;
+        let found = torch::tensors(map.bytes()).map_err(|what| {
+            Error::new(ErrorKind::Artifact, format!("{}: {what}", file.display()))
+        })?;
+        let shard = self.shards.len();
+        Arc::make_mut(&mut self.tensors).extend(found.into_iter().map(|tensor| {
+            let torch::Found { name, dtype, shape, bytes } = tensor;
+            (name, Entry::Plain { shard, dtype, shape, bytes })
+        }));
+        self.shards.push(map);
+        self.files.push(file.to_owned());
+        Ok(())
+    }
+
     /// Maps a file and notes its tensors; with `listed`, those that the index puts there.
     fn add_shard(&mut self, file: &str, listed: Option<&[&str]>) -> Result<()> {
         let path = self.dir.join(file);
@@ -644,6 +679,23 @@ impl Checkpoint {
         self.shards.push(map);
         self.files.push(path);
         Ok(())
+    }
+}
+
+/// The one file of `torch.save` in a folder; none where there are none or several.
+fn torch_file(folder: &Path) -> Option<PathBuf> {
+    let files = std::fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut files = files.filter(|file| file.extension().is_some_and(|end| end == "pth"));
+    files.next().filter(|_| files.next().is_none())
+}
+
+/// Names the class in a configuration that has none, where its keys say which it is.
+fn name_class(config: &mut Value) {
+    let class = CLASSLESS.iter().find(|(keys, _)| keys.iter().all(|key| config.get(key).is_some()));
+    if let (Some((_, class)), None, Some(config)) =
+        (class, config.get("architectures").cloned(), config.as_object_mut())
+    {
+        config.insert("architectures".to_owned(), json!([class]));
     }
 }
 

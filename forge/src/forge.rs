@@ -324,7 +324,10 @@ fn fill(
     })?;
     let token_ids = text::token_ids(checkpoint, vocab)?;
     let mut text_artifacts = Map::new();
-    let chat = text::copy(checkpoint, vocab, staging, &mut text_artifacts, progress)?;
+    let chat = match recipe.tokenizer {
+        true => text::copy(checkpoint, vocab, staging, &mut text_artifacts, progress)?,
+        false => json!(false),
+    };
     let residuals = measured(checkpoint, options, staging, progress)?;
     let mut contexts = Map::new();
     let mut reports = Vec::new();

@@ -259,6 +259,8 @@ pub struct Recipe {
     pub tables: Vec<Tables>,
     /// The manifest's `chat`, instead of what the checkpoint's tokenizer and template say.
     pub chat: Option<Value>,
+    /// The bundle has the checkpoint's tokenizer; not where the model's symbols are those of `params.speech`.
+    pub tokenizer: bool,
 }
 
 impl Recipe {
@@ -278,6 +280,7 @@ impl Recipe {
             plan_params,
             tables: Vec::new(),
             chat: None,
+            tokenizer: true,
         }
     }
 
@@ -297,6 +300,12 @@ impl Recipe {
     #[must_use]
     pub fn tables(self, tables: Vec<Tables>) -> Self {
         Self { tables, ..self }
+    }
+
+    /// Without a tokenizer.
+    #[must_use]
+    pub fn without_tokenizer(self) -> Self {
+        Self { tokenizer: false, ..self }
     }
 
     /// With this `chat`.

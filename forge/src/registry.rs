@@ -288,7 +288,7 @@ pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe
     let found = checkpoint.architecture().unwrap_or_default();
     // Generating is what is asked for where nobody asks.
     let task = match entry.tasks {
-        [Task::Transcribe] if options.task == Task::default() => Task::Transcribe,
+        [task @ (Task::Transcribe | Task::Speak)] if options.task == Task::default() => *task,
         _ => options.task,
     };
     if !entry.tasks.contains(&task) {

@@ -1,17 +1,20 @@
-//! Host-ops that recognise speech.
+//! Host-ops that recognise speech, and one that speaks.
 //!
 //! | op | |
 //! |---|---|
 //! | [`Whisper`], `whisper_transcribe` | an encoder that runs once a clip, and a decoder that attends to what it made |
+//! | [`Kokoro`], `kokoro_speak` | phonemes to durations, then frames, a source of sines and a spectrum to samples |
 //! | [`Parakeet`], `parakeet_transcribe` | an encoder that runs once a clip, and a CTC head or a transducer over its rows |
 
+mod kokoro;
 mod parakeet;
 mod whisper;
 
+pub use kokoro::Kokoro;
 pub use parakeet::Parakeet;
 pub use whisper::Whisper;
 
-qhx_op::register_ops!(Parakeet, Whisper);
+qhx_op::register_ops!(Kokoro, Parakeet, Whisper);
 
 /// To be called by what is linked of an archive: from one, a linker takes only the parts that something names, and
 /// those of this module register the ops.

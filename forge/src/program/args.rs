@@ -264,6 +264,10 @@ pub(crate) struct ShapeArgs {
     /// `--recipe-option image-tokens=N`
     #[arg(long, value_name = "N")]
     pub image_tokens: Option<String>,
+    /// Words and their phonemes for a voice, such as us_gold.json of misaki; several files are separated by commas: short
+    /// for `--recipe-option lexicon=FILE,…`
+    #[arg(long, value_name = "FILE")]
+    pub lexicon: Option<String>,
     /// An option that the recipe of the model's class has beside these. May be given several times
     #[arg(long = "recipe-option", value_name = "KEY=VALUE", value_parser = key_and_value)]
     pub recipe_options: Vec<(String, String)>,
@@ -306,6 +310,7 @@ impl ShapeArgs {
             ("image-size", self.image_size.clone()),
             ("image-patches", self.image_patches.clone()),
             ("image-tokens", self.image_tokens.clone()),
+            ("lexicon", self.lexicon.clone()),
         ];
         let own = own.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
         ForgeOptions {

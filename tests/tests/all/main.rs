@@ -32,6 +32,7 @@ mod siglip;
 mod smolvlm;
 /// The family of `ops-speech`.
 mod speech {
+    mod kokoro;
     mod parakeet;
     mod whisper;
 }

@@ -91,6 +91,8 @@ pub struct Params {
     pub transcription: Option<Transcription>,
     /// What asks the model whether a document answers a query.
     pub rerank: Option<Rerank>,
+    /// How a text is put for a model that speaks.
+    pub speech: Option<Speech>,
     /// The other keys.
     pub rest: Map<String, Value>,
 }
@@ -142,6 +144,18 @@ pub struct Rerank {
     pub instruction: String,
     /// What becomes the score.
     pub verdict: Verdict,
+}
+
+/// `params.speech`: how a text is put for a model that speaks: as the number of a voice, the speed in thousandths, and
+/// the numbers of its phonemes. The host-op's own keys stand beside these.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Speech {
+    /// `voices`: their names, in the order of their numbers.
+    pub voices: Vec<String>,
+    /// `symbols`: the number of each phoneme, a text of one character as a rule.
+    pub symbols: BTreeMap<String, u32>,
+    /// `limit`: phonemes that the host-op takes at once.
+    pub limit: usize,
 }
 
 /// What says how well a document answers.

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::reader::Node;
 use super::{
     ArtifactTable, ContextEntry, EmbedEntry, FileEntry, Manifest, Model, Params, Plan, Rerank,
-    SCHEMA_VERSION, Step, TimeTokens, Transcription, Verdict,
+    SCHEMA_VERSION, Speech, Step, TimeTokens, Transcription, Verdict,
 };
 use crate::{DType, Error, ErrorKind, Result, snapshot};
 
@@ -126,6 +126,7 @@ fn params(node: &Node<'_>) -> Result<Params> {
         bos_token_id: node.get("bos_token_id")?.map(|n| n.u32()).transpose()?,
         transcription: node.get("transcription")?.map(|n| transcription(&n)).transpose()?,
         rerank: node.get("rerank")?.map(|n| rerank(&n)).transpose()?,
+        speech: node.get("speech")?.map(|n| speech(&n)).transpose()?,
         rest: rest(
             &node,
             &[
@@ -137,6 +138,7 @@ fn params(node: &Node<'_>) -> Result<Params> {
                 "bos_token_id",
                 "transcription",
                 "rerank",
+                "speech",
             ],
         )?,
     })
@@ -190,6 +192,26 @@ fn transcription(node: &Node<'_>) -> Result<Transcription> {
         previous: token("previous")?,
         window,
         context: context.transpose()?,
+    })
+}
+
+fn speech(node: &Node<'_>) -> Result<Speech> {
+    let voices = node.require("voices")?;
+    let names = voices.elements()?.map(|n| n.text()).collect::<Result<Vec<_>>>()?;
+    if names.is_empty() {
+        return Err(voices.error("expected the name of one voice at least"));
+    }
+    let symbols = node.require("symbols")?;
+    let numbers = symbols.members()?;
+    let limit = node.require("limit")?;
+    let size = limit.size()?;
+    if size == 0 {
+        return Err(limit.error("expected 1 or more"));
+    }
+    Ok(Speech {
+        voices: names,
+        symbols: numbers.map(|(name, n)| Ok((name.to_owned(), n.u32()?))).collect::<Result<_>>()?,
+        limit: size,
     })
 }
 

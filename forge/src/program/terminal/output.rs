@@ -57,6 +57,17 @@ impl Output {
         self.file.write_all(text.as_bytes())
     }
 
+    /// Writes bytes that are no text, such as audio, at once.
+    ///
+    /// # Errors
+    /// As [`Output::write`].
+    pub fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.write_all(bytes).map_err(|e| {
+            self.closed = is_closed(&e);
+            Error::caused(ErrorKind::Io, "standard output", e)
+        })
+    }
+
     /// Writes a line of a report. What stands in it of files is written with escapes.
     ///
     /// # Errors

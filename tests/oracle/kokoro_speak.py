@@ -1,0 +1,171 @@
+"""Makes the tiny Kokoro checkpoint as published ones are laid out (config.json, kokoro-v1_0.pth, voices/*.pt) with drawn
+weights, and its goldens by the package `kokoro` (0.9.4, its `KModel`).
+
+    python tests/oracle/kokoro_speak.py tests/fixtures/kokoro-tiny
+
+Needs torch, transformers, and `pip install --no-deps kokoro==0.9.4 loguru attr`. The package draws the noise of its
+source anew at each call; here it is that of the seeded generator which the host-op has (`noise`).
+"""
+
+import argparse
+import json
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+# The pipeline from text to phonemes has requirements of its own, and is not needed.
+pipeline = types.ModuleType("kokoro.pipeline")
+pipeline.KPipeline = None
+sys.modules["kokoro.pipeline"] = pipeline
+import kokoro.model as package  # noqa: E402
+from kokoro.istftnet import AdainResBlk1d, Decoder  # noqa: E402
+from torch.nn.utils import weight_norm  # noqa: E402
+
+SYMBOLS = ' ;:,.!?—…"()“”' + "abdefhijklmnopstuvwzæðŋɑɔəɛɜɡɪɹʃʊʌʒθˈˌːʧʤAIOWY"
+CONFIG = {
+    "istftnet": {
+        "upsample_kernel_sizes": [20, 12], "upsample_rates": [10, 6], "gen_istft_hop_size": 5, "gen_istft_n_fft": 20,
+        "resblock_dilation_sizes": [[1, 3, 5]] * 3, "resblock_kernel_sizes": [3, 7, 11], "upsample_initial_channel": 16,
+    },
+    "dim_in": 4, "dropout": 0.2, "hidden_dim": 16, "max_conv_dim": 12, "max_dur": 12, "multispeaker": True, "n_layer": 2,
+    "n_mels": 80, "n_token": 80, "style_dim": 128, "text_encoder_kernel_size": 5,
+    "plbert": {
+        "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 32, "max_position_embeddings": 64,
+        "num_hidden_layers": 3, "dropout": 0.1, "embedding_size": 8,
+    },
+    "vocab": {symbol: at + 1 for at, symbol in enumerate(SYMBOLS)},
+}
+CASES = [("one", "həlˈO wˈɜɹld.", 1.0), ("two", "ðə kwˈɪk fˈɑks!", 1.25)]
+
+
+class Tiny(Decoder):
+    """The decoder, whose class has widths of its own: 1024 = 2 · max_conv_dim, 64 = dim_in, 512 = hidden_dim."""
+
+    def __init__(self, config):
+        super().__init__(dim_in=config["hidden_dim"], style_dim=config["style_dim"], dim_out=80, **config["istftnet"])
+        wide, narrow, hidden, style = 2 * config["max_conv_dim"], config["dim_in"], config["hidden_dim"], config["style_dim"]
+        inner = wide + 2 + narrow
+        self.encode = AdainResBlk1d(hidden + 2, wide, style)
+        last = AdainResBlk1d(inner, config["istftnet"]["upsample_initial_channel"], style, upsample=True)
+        self.decode = torch.nn.ModuleList([AdainResBlk1d(inner, wide, style) for _ in range(3)] + [last])
+        self.asr_res = torch.nn.Sequential(weight_norm(torch.nn.Conv1d(hidden, narrow, kernel_size=1)))
+
+
+def noise(shape, seed=0):
+    """Normal numbers, each of its place: SplitMix64, and the cosine of Box and Muller."""
+    place = np.arange(1, int(np.prod(shape)) + 1, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        z = np.uint64(seed) + place * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z ^= z >> np.uint64(31)
+    first = ((z >> np.uint64(32)).astype(np.float64) + 1) / 2**32
+    second = (z & np.uint64(0xFFFFFFFF)).astype(np.float64) / 2**32
+    values = np.sqrt(-2 * np.log(first)) * np.cos(2 * np.pi * second)
+    return torch.from_numpy(values.astype(np.float32)).reshape(shape)
+
+
+def build(seed):
+    torch.manual_seed(seed)
+    package.Decoder = lambda **_: Tiny(CONFIG)
+    package.torch.load, load = (lambda *_, **__: {}), package.torch.load
+    model = package.KModel(repo_id="tiny", config=CONFIG, model="none").eval()
+    package.torch.load = load
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            draw = torch.randn_like(value)
+            if ".norm.weight" in name:
+                value.fill_(1.0)  # Published checkpoints have none.
+            elif ".norm.bias" in name:
+                value.zero_()
+            elif "alpha" in name:
+                value.copy_(0.6 + 0.3 * draw.abs())
+            elif name.endswith("weight_g"):
+                value.copy_(1.0 + 0.2 * draw)
+            elif "embedding" in name and value.dim() == 2:
+                value.copy_(draw)
+            elif "lstm" in name or "shared" in name:
+                value.copy_(0.5 * draw)
+            elif "LayerNorm.weight" in name or "layer_norm.weight" in name or name.endswith("gamma"):
+                value.copy_(1 + 0.1 * draw)
+            elif value.dim() > 1:
+                value.copy_(draw / value[0].numel() ** 0.5)
+            else:
+                value.copy_(0.1 * draw)
+        model.predictor.duration_proj.linear_layer.bias.copy_(-1 + 0.3 * torch.randn(CONFIG["max_dur"]))
+        model.predictor.duration_proj.linear_layer.weight.mul_(4)
+        model.predictor.F0_proj.weight.mul_(80)
+        model.predictor.F0_proj.bias.fill_(110)
+        model.decoder.generator.m_source.l_linear.weight.mul_(3)
+        model.decoder.generator.conv_post.weight_g.mul_(0.06)
+        for value in model.parameters():
+            value.copy_(value.half().float())
+    return model
+
+
+def save(model, out):
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "voices").mkdir(exist_ok=True)
+    (out / "config.json").write_text(json.dumps(CONFIG, ensure_ascii=False) + "\n")
+    parts = {}
+    for part in ("bert", "bert_encoder", "predictor", "decoder", "text_encoder"):
+        state = getattr(model, part).state_dict()
+        kept = {k: v for k, v in state.items() if not (k.endswith((".norm.weight", ".norm.bias"))) and "position_ids" not in k}
+        # bfloat16 would lose bits: f16, as which the weights were drawn.
+        parts[part] = {f"module.{k}": v.half() if v.is_floating_point() else v for k, v in kept.items()}
+    torch.save(parts, out / "kokoro-v1_0.pth")
+    torch.manual_seed(7)
+    for name in ("af_one", "bm_two"):
+        torch.save((0.5 * torch.randn(62, 1, 256)).half().float(), out / "voices" / f"{name}.pt")
+
+
+@torch.no_grad()
+def record(model, out):
+    found, tensors = [], {}
+    caught = {}
+
+    def keep(name):
+        def hook(_, __, output):
+            caught[name] = output
+        return hook
+
+    model.decoder.generator.conv_post.register_forward_hook(keep("post"))
+    model.predictor.F0_proj.register_forward_hook(keep("f0"))
+    model.predictor.N_proj.register_forward_hook(keep("n"))
+    model.bert_encoder.register_forward_hook(keep("bert"))
+    torch.randn_like = lambda like, **_: noise(like.shape)
+    for at, (name, phonemes, speed) in enumerate(CASES):
+        voice = ("af_one", "bm_two")[at]
+        table = torch.load(out / "voices" / f"{voice}.pt", weights_only=True)
+        made = model(phonemes, table[len(phonemes) - 1], speed, return_output=True)
+        post = caught["post"][0]
+        f0 = caught["f0"].flatten()
+        print(name, made.pred_dur.tolist(), int(made.pred_dur.sum()), "frames; f0", float(f0.min()), float(f0.max()),
+              "post", float(post[:11].min()), float(post[:11].max()), "audio", float(made.audio.std()), float(made.audio.abs().max()))
+        found.append({"name": name, "phonemes": phonemes, "voice": voice, "speed": speed, "durations": made.pred_dur.tolist()})
+        tensors |= {
+            f"{name}.bert": caught["bert"][0], f"{name}.f0": f0, f"{name}.n": caught["n"].flatten(),
+            # Every eighth frame.
+            f"{name}.post": post.T[::8], f"{name}.audio": made.audio,
+        }
+    value = {"schema": "qhx-goldens/1", "model": out.name, "kokoro": "0.9.4", "torch": torch.__version__.split("+")[0], "cases": found}
+    (out / "goldens.json").write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n")
+    save_file({k: v.float().contiguous() for k, v in tensors.items()}, out / "goldens.safetensors", metadata={"format": "pt"})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seed", type=int, default=3)
+    args = parser.parse_args()
+    model = build(args.seed)
+    save(model, args.out)
+    record(model, args.out)
+
+
+if __name__ == "__main__":
+    main()

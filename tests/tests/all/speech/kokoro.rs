@@ -1,0 +1,243 @@
+//! The Kokoro tiny model from the checkpoint as published (`.pth`, voices) to samples, against goldens that the package
+//! `kokoro` made (`tests/oracle/kokoro_speak.py`), with the noise of the source drawn by the same generator.
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use qhx_core::backend::Backend;
+use qhx_core::compare::Distance;
+use qhx_core::dump::Dump;
+use qhx_core::engine::{Model, ModelOptions, Prompt};
+use qhx_core::manifest::Manifest;
+use qhx_core::op::Segment;
+use qhx_core::{CancelToken, Result};
+use qhx_forge::{ForgeOptions, Precision, Silent, forge};
+use qhx_op::audio::{Clip, FrontEnd, LogMel};
+use qhx_tests::{backends, tiny};
+use qhx_tiers::tier;
+use safetensors::SafeTensors;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+const FIXTURE: &str = "kokoro-tiny";
+
+#[derive(Debug, Deserialize)]
+struct Goldens {
+    cases: Vec<Case>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Case {
+    name: String,
+    phonemes: String,
+    voice: String,
+    speed: f64,
+    durations: Vec<f32>,
+}
+
+fn goldens() -> Vec<Case> {
+    let text = fs::read(tiny::fixture(FIXTURE).join("goldens.json")).unwrap();
+    serde_json::from_slice::<Goldens>(&text).unwrap().cases
+}
+
+fn golden(name: &str) -> Vec<f32> {
+    let bytes = fs::read(tiny::fixture(FIXTURE).join("goldens.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let values = file.tensor(name).unwrap().data().chunks_exact(4);
+    values.map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+struct Bundle {
+    manifest: PathBuf,
+    folder: tempfile::TempDir,
+}
+
+fn bundle(windows: &str, change: impl FnOnce(&mut ForgeOptions)) -> Bundle {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = ForgeOptions::new(folder.path().join("bundle"));
+    options.recipe_options.insert("windows".to_owned(), windows.to_owned());
+    change(&mut options);
+    let report =
+        forge(&tiny::fixture(FIXTURE), &options, &mut Silent).unwrap_or_else(|e| panic!("{e}"));
+    Bundle { manifest: report.manifest, folder }
+}
+
+impl Bundle {
+    fn open(&self, backend: Arc<dyn Backend>) -> Model {
+        let manifest = Manifest::load(&self.manifest).unwrap();
+        let dump = Dump::create(&self.folder.path().join("dump")).unwrap();
+        let plugins = tiny::plugins();
+        let options = ModelOptions::new(manifest, backend, &plugins);
+        Model::open(options.threads(2).dump(Arc::new(dump))).unwrap()
+    }
+
+    /// The first array of a name that was dumped.
+    fn dumped(&self, name: &str) -> Vec<f32> {
+        let bytes = fs::read(self.folder.path().join(format!("dump/{name}.npy"))).unwrap();
+        let header = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
+        let values = bytes[header..].chunks_exact(4);
+        values.map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_slice(&fs::read(&self.manifest).unwrap()).unwrap()
+    }
+
+    /// Voice, speed and phonemes as the tokens that the host-op takes.
+    fn tokens(&self, case: &Case) -> Vec<u32> {
+        let manifest = self.json();
+        let speech = &manifest["params"]["speech"];
+        let voices = speech["voices"].as_array().unwrap();
+        let voice = voices.iter().position(|voice| *voice == case.voice).unwrap() as u32;
+        let symbol = |c: char| speech["symbols"][c.to_string()].as_u64().unwrap() as u32;
+        let head = [voice, (case.speed * 1000.0) as u32];
+        head.into_iter().chain(case.phonemes.chars().map(symbol)).collect()
+    }
+}
+
+fn speak(model: &mut Model, tokens: &[u32]) -> Result<Vec<Vec<f32>>> {
+    let mut parts = Vec::new();
+    model.speak(&Prompt::Tokens(tokens.to_vec()), &CancelToken::new(), |samples| {
+        parts.push(samples.to_vec());
+        Ok(())
+    })?;
+    Ok(parts)
+}
+
+/// The mean distance of two clips' log-mel spectra, in nats.
+fn mel_distance(found: &[f32], expected: &[f32]) -> f64 {
+    let front: FrontEnd = serde_json::from_value(json!({
+        "rate": 24_000, "frame": 600, "hop": 150, "fft": 1024, "window": "symmetric_hann", "left": 300, "span": 450,
+        "spectrum": "power",
+        "filters": {"mels": 80, "min_hz": 0.0, "max_hz": 12_000.0, "scale": "slaney", "area_norm": true},
+        "log": {"ln_add": 1e-6},
+    }))
+    .unwrap();
+    let spectrum = |samples: &[f32]| {
+        let mut mel = LogMel::new(front.clone()).unwrap();
+        let mut rows = vec![0.0; mel.frames(samples.len()) * mel.mels()];
+        mel.write(Clip::new(samples, 24_000, 24_000).unwrap(), &mut rows).unwrap();
+        rows
+    };
+    let (found, expected) = (spectrum(found), spectrum(expected));
+    let sum: f64 = found.iter().zip(&expected).map(|(a, b)| f64::from((a - b).abs())).sum();
+    sum / expected.len() as f64
+}
+
+/// Each part of the arithmetic, through graphs as long as the clip needs and through longer ones, which hide the rest.
+#[test]
+fn cpu_equals_the_package() {
+    for windows in ["3", "2,4"] {
+        let bundle = bundle(windows, |_| ());
+        for case in goldens() {
+            let mut model = bundle.open(backends::cpu());
+            let parts = speak(&mut model, &bundle.tokens(&case)).unwrap();
+            let name = &case.name;
+            assert_eq!(bundle.dumped("durations"), case.durations, "{windows}: {name}");
+            let distance = |part: &str, found: &[f32]| {
+                let expected = golden(&format!("{name}.{part}"));
+                assert_eq!(found.len(), expected.len(), "{windows}: {name}: {part}");
+                let distance = Distance::of(found, &expected).unwrap().largest;
+                eprintln!("{windows} {name} {part}: {distance:.1e}");
+                distance
+            };
+            assert!(distance("bert", &bundle.dumped("bert")) <= 1e-4);
+            // In Hz.
+            assert!(distance("f0", &bundle.dumped("f0")) <= 2e-2);
+            assert!(distance("n", &bundle.dumped("n")) <= 1e-3);
+            let spectrum = bundle.dumped("spectrum");
+            let steps = spectrum.len() / 22;
+            let eighth = |step| (0..22).map(move |bin| bin * steps + step);
+            let eighths: Vec<f32> =
+                (0..steps).step_by(8).flat_map(eighth).map(|at| spectrum[at]).collect();
+            assert!(distance("post", &eighths) <= 2e-2);
+            let [samples] = &parts[..] else { panic!("{} parts", parts.len()) };
+            assert!(distance("audio", samples) <= 5e-3);
+            let mel = mel_distance(samples, &golden(&format!("{name}.audio")));
+            eprintln!("{windows} {name} mel: {mel:.1e}");
+            assert!(mel <= 5e-3, "{windows}: {name}: {mel:e}");
+        }
+    }
+}
+
+#[test]
+fn long_texts_come_in_parts_cut_behind_pauses() {
+    let bundle = bundle("1", |_| ());
+    let case = &goldens()[0];
+    let mut model = bundle.open(backends::cpu());
+    let parts = speak(&mut model, &bundle.tokens(case)).unwrap();
+    let frames: f32 = case.durations.iter().sum();
+    let lengths: Vec<_> = parts.iter().map(|part| part.len() / 600).collect();
+    assert_eq!(lengths.iter().sum::<usize>(), frames as usize);
+    assert!(lengths.len() > 2 && lengths.iter().all(|len| *len <= 40), "{lengths:?}");
+    // `həlˈO ` and what stands in front of it: the cut is behind the space.
+    let space = 1 + case.phonemes.chars().position(|c| c == ' ').unwrap() + 1;
+    assert_eq!(lengths[0] as f32, case.durations[..space].iter().sum::<f32>());
+}
+
+#[test]
+fn tokens_that_are_no_speech_are_refused() {
+    let bundle = bundle("1", |_| ());
+    let mut model = bundle.open(backends::cpu());
+    let long = vec![1; 63];
+    for (tokens, what) in [
+        (&[][..], "0 tokens"),
+        (&[0, 1000], "0 phonemes, expected 1 to 62"),
+        (&[0, 0, 1], "speed 0"),
+        (&[0, 5000, 1], "speed 5000"),
+        (&[2, 1000, 1], "a voice below 2"),
+        (&[0, 1000, 80], "phoneme 80"),
+        (&[&[0, 1000][..], &long].concat(), "63 phonemes"),
+    ] {
+        let error = model.op_mut().speak(&[Segment::Tokens(tokens)]).unwrap_err();
+        assert!(error.message().contains(what), "{what}: {error}");
+    }
+    assert_eq!(model.op_mut().speak(&[]).unwrap().len(), 0);
+}
+
+#[test]
+fn bundles_that_do_not_fit_are_refused() {
+    for (pointer, value, what) in [
+        ("/params/speech/durations", json!(13), "as the sizes of manifest /params/speech"),
+        ("/params/speech/rows", json!(9), "2 voices of 9 rows"),
+        ("/params/speech/source/hop", json!(0), "expected an even fft"),
+        ("/params/hidden", json!(15), "expected"),
+        ("/plan/params/voice", json!("mouth"), "mouth"),
+        ("/plan/params/symbols", json!(["symbols", "albert"]), "expected as many"),
+    ] {
+        let bundle = bundle("1", |_| ());
+        let mut manifest = bundle.json();
+        *manifest.pointer_mut(pointer).unwrap() = value;
+        fs::write(&bundle.manifest, manifest.to_string()).unwrap();
+        let error = tiny::open(&bundle.manifest, backends::cpu()).unwrap_err().to_string();
+        assert!(error.contains(what), "{pointer}: {error}");
+    }
+}
+
+/// The parts that decide how long a text is and how it sounds; the whole voice with `QHX_FULL`.
+#[tier(qnn)]
+#[test]
+fn the_npu_speaks_the_same() {
+    let libraries = tiny::qnn_libraries();
+    let (htp, system) = &libraries;
+    let full = tiny::full_matrix();
+    for target in if full { &["v81", "v73"][..] } else { &["v81"] } {
+        let bundle = bundle("3", |o| {
+            o.precision = Precision::Fp16;
+            o.compiler = Some(backends::compiler(htp, system, target));
+        });
+        for case in goldens().iter().take(if full { 2 } else { 1 }) {
+            let mut model = bundle.open(backends::qnn(&libraries));
+            let parts = speak(&mut model, &bundle.tokens(case)).unwrap();
+            assert_eq!(bundle.dumped("durations"), case.durations, "{target}: {}", case.name);
+            let expected = golden(&format!("{}.f0", case.name));
+            let distance = Distance::of(&bundle.dumped("f0"), &expected).unwrap().largest;
+            let mel = mel_distance(&parts[0], &golden(&format!("{}.audio", case.name)));
+            eprintln!("{target} {}: F0 {distance:.2} Hz, mel {mel:.2e}", case.name);
+            assert!(distance <= 5.0 && mel <= 0.5, "{target}: {distance} Hz, {mel}");
+        }
+    }
+}
