@@ -1,10 +1,11 @@
-//! A model as its bundle means it to be used: it generates, embeds or transcribes.
+//! A model as its bundle means it to be used: it generates, embeds, transcribes or speaks.
 
 use qhx_core::engine::Model;
 use qhx_core::op::Task;
 use qhx_core::{Error, ErrorKind, Result};
 
 use crate::embedder::{self, Embedder};
+use crate::speaker::Speaker;
 use crate::transcriber::{TranscribeOptions, Transcriber};
 
 /// A model with a state, and what is done with it: what a handle of another language stands for.
@@ -16,13 +17,15 @@ pub enum Engine {
     Embeds(Box<Embedder>),
     /// Transcribes audio, and generates.
     Transcribes(Box<Transcriber>),
+    /// Speaks.
+    Speaks(Box<Speaker>),
 }
 
 impl Engine {
     /// What the bundle of an open model is for.
     ///
     /// # Errors
-    /// As [`Embedder::new`] and [`Transcriber::new`].
+    /// As [`Embedder::new`], [`Transcriber::new`] and [`Speaker::new`].
     pub fn new(model: Model) -> Result<Self> {
         let generates = model.op().description.tasks.contains(&Task::Generate);
         if model.info().embedding_dim > 0 && !generates && model.tokenizer().is_some() {
@@ -30,6 +33,9 @@ impl Engine {
         }
         if model.manifest().params.transcription.is_some() {
             return Ok(Self::Transcribes(Box::new(Transcriber::new(model)?)));
+        }
+        if model.manifest().params.speech.is_some() {
+            return Ok(Self::Speaks(Box::new(Speaker::new(model)?)));
         }
         Ok(Self::Plain(Box::new(model)))
     }
@@ -40,6 +46,7 @@ impl Engine {
             Self::Plain(model) => model,
             Self::Embeds(embedder) => embedder.model(),
             Self::Transcribes(transcriber) => transcriber.model(),
+            Self::Speaks(speaker) => speaker.model(),
         }
     }
 
@@ -49,6 +56,7 @@ impl Engine {
             Self::Plain(model) => model,
             Self::Embeds(embedder) => embedder.model_mut(),
             Self::Transcribes(transcriber) => transcriber.model_mut(),
+            Self::Speaks(speaker) => speaker.model_mut(),
         }
     }
 
@@ -60,6 +68,20 @@ impl Engine {
         match self {
             Self::Embeds(embedder) => Ok(embedder),
             other => Err(embedder::no_embedder(other.model())),
+        }
+    }
+
+    /// What speaks.
+    ///
+    /// # Errors
+    /// When the bundle is for something else.
+    pub fn speaker_mut(&mut self) -> Result<&mut Speaker> {
+        match self {
+            Self::Speaks(speaker) => Ok(speaker),
+            other => {
+                let path = other.model().manifest().path.display();
+                Err(Error::new(ErrorKind::Usage, format!("{path}: the bundle does not speak")))
+            }
         }
     }
 

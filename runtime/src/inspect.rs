@@ -164,6 +164,9 @@ pub struct BundleContents {
     pub host_op: Option<String>,
     /// Figures of the model.
     pub params: ModelFigures,
+    /// Names of its voices, where it speaks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub voices: Vec<String>,
     /// The bundle's files beside those of contexts.
     pub files: Vec<SizedFile>,
     /// The contexts, in the manifest's order.
@@ -369,6 +372,7 @@ fn bundle(path: &Path, settings: &Settings) -> Result<BundleContents> {
             .map(str::to_owned)
             .map_err(|e| notes.push(e.message().to_owned()))
             .ok(),
+        voices: params.speech.as_ref().map_or_else(Vec::new, |speech| speech.voices.clone()),
         params: ModelFigures {
             hidden: params.hidden,
             vocab: params.vocab,

@@ -17,8 +17,9 @@
 //! | [`Chat`] | a conversation, whose state stays between turns |
 //! | [`Embedder`] | texts to vectors, with the prefixes of the bundle |
 //! | [`Transcriber`] | audio of any length to text |
+//! | [`Speaker`] | texts to audio |
 //! | [`Reranker`] | how well documents answer a query |
-//! | [`Engine`] | one of the three above, as the bundle is meant: what a binding to another language holds |
+//! | [`Engine`] | one of those above, as the bundle is meant: what a binding to another language holds |
 //! | [`Texts`] | tokenizer, chat template and limits, usable while a generation runs |
 //!
 //! What the command line prints about models and machines is a value, too: [`Runtime::inspect`] and
@@ -58,6 +59,7 @@ mod reranker;
 mod runtime;
 mod settings;
 pub mod skels;
+mod speaker;
 mod transcriber;
 pub mod vars;
 pub mod verify;
@@ -75,6 +77,7 @@ pub use named::{Decided, Named};
 pub use reranker::{Ranked, Reranker, Scoring};
 pub use runtime::{Runtime, RuntimeBuilder};
 pub use settings::{BackendChoice, DeviceOptions};
+pub use speaker::{Lexicon, SpeakOptions, Speaker, Spoken, WAV_HEADER, pcm16, wav_header};
 pub use transcriber::{
     Chunk, Live, Note, TIMES, Times, TranscribeEvent, TranscribeLimits, TranscribeOptions,
     Transcriber, Transcript, srt, vtt,

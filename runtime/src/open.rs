@@ -10,6 +10,7 @@ use crate::chat::Chat;
 use crate::embedder::Embedder;
 use crate::reranker::Reranker;
 use crate::runtime::Runtime;
+use crate::speaker::Speaker;
 use crate::transcriber::Transcriber;
 
 impl Bundle {
@@ -61,6 +62,14 @@ impl Bundle {
     /// As [`Runtime::load`] and [`Reranker::new`].
     pub fn reranker(&self) -> Result<Reranker> {
         Reranker::new(self.model()?)
+    }
+
+    /// Opens the model to speak, as the manifest declares.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`] and [`Speaker::new`].
+    pub fn speaker(&self) -> Result<Speaker> {
+        Speaker::new(self.model()?)
     }
 
     /// Opens the model to transcribe audio, as the manifest declares.

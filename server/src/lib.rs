@@ -45,6 +45,7 @@ mod rerank;
 mod responses;
 mod routes;
 mod server;
+mod speech;
 mod sse;
 mod tally;
 mod tokens;

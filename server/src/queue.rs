@@ -35,6 +35,11 @@ pub(crate) enum Work {
         source: Source,
         options: Box<qhx::TranscribeOptions>,
     },
+    /// A text to audio.
+    Speak {
+        text: String,
+        options: qhx::SpeakOptions,
+    },
     /// How well documents answer a query.
     Rank {
         query: String,
@@ -82,6 +87,10 @@ pub(crate) enum Update {
         tokens: usize,
     },
     Transcribed(Box<Transcript>),
+    Spoken {
+        samples: Vec<f32>,
+        rate: u32,
+    },
     Ranked {
         ranked: Vec<Ranked>,
         tokens: usize,

@@ -90,6 +90,7 @@ pub(crate) enum Ability {
     Generate,
     Embed,
     Transcribe,
+    Speak,
     Rerank,
 }
 
@@ -99,6 +100,7 @@ impl Ability {
             Self::Generate => "generate text",
             Self::Embed => "embed texts",
             Self::Transcribe => "transcribe audio",
+            Self::Speak => "speak",
             Self::Rerank => "rank documents",
         }
     }
@@ -112,6 +114,9 @@ impl Ability {
             }
             Self::Transcribe => {
                 "serve a bundle that hears, such as of gemma4_split_generate, whose manifest has params.transcription"
+            }
+            Self::Speak => {
+                "serve a bundle with voices, such as of kokoro_speak, which `qhx forge` makes of Kokoro"
             }
             Self::Rerank => {
                 "serve a bundle of a reranker, which `qhx forge --rerank` makes, such as of Qwen3-Reranker, or \
@@ -308,8 +313,15 @@ impl Served {
                 self.tasks.contains(&Task::Embed) && !self.can(Ability::Generate) && !rerank
             }
             Ability::Transcribe => self.bundle.manifest().params.transcription.is_some(),
+            Ability::Speak => self.bundle.manifest().params.speech.is_some(),
             Ability::Rerank => self.bundle.manifest().params.rerank.is_some(),
         }
+    }
+
+    /// The names of its voices.
+    pub(crate) fn voices(&self) -> &[String] {
+        let speech = self.bundle.manifest().params.speech.as_ref();
+        speech.map_or(&[], |speech| &speech.voices)
     }
 
     fn is_loaded(&self) -> bool {
@@ -393,7 +405,13 @@ impl Served {
             "owned_by": "qhx",
             "loaded": self.is_loaded(),
         });
-        let abilities = [Ability::Generate, Ability::Embed, Ability::Transcribe, Ability::Rerank];
+        let abilities = [
+            Ability::Generate,
+            Ability::Embed,
+            Ability::Transcribe,
+            Ability::Speak,
+            Ability::Rerank,
+        ];
         let abilities = abilities.into_iter().filter(|ability| self.can(*ability));
         json["abilities"] =
             abilities.map(|ability| format!("{ability:?}").to_lowercase()).collect();

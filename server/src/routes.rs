@@ -18,7 +18,9 @@ use crate::error::{ApiError, Result, json_response};
 use crate::metrics::Gauges;
 use crate::request::Context;
 use crate::tally::Tally;
-use crate::{audio, chat, completions, embeddings, ids, messages, rerank, responses, tokens};
+use crate::{
+    audio, chat, completions, embeddings, ids, messages, rerank, responses, speech, tokens,
+};
 
 /// The page at `/`.
 const PAGE: &str = include_str!("page.html");
@@ -33,7 +35,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// The addresses, each with the method that it is asked with, and what answers it. [`OPENAPI`] describes them.
-fn routes() -> [(Method, &'static str, MethodRouter); 15] {
+fn routes() -> [(Method, &'static str, MethodRouter); 16] {
     [
         (Method::GET, "/", get(page)),
         (Method::GET, "/health", get(health)),
@@ -49,6 +51,7 @@ fn routes() -> [(Method, &'static str, MethodRouter); 15] {
         (Method::POST, "/v1/messages/count_tokens", post(messages::count_tokens)),
         (Method::POST, "/v1/responses", post(responses::create)),
         (Method::POST, "/v1/audio/transcriptions", post(audio::transcribe)),
+        (Method::POST, "/v1/audio/speech", post(speech::speak)),
         (Method::POST, "/tokenize", post(tokens::tokenize)),
     ]
 }

@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 
 use qhx::{
     CancelToken, Embedder, Engine, Error, ErrorKind, Event, FinishReason, Model, Request, Result,
-    Scoring, Source, TranscribeOptions, caught,
+    Scoring, Source, SpeakOptions, TranscribeOptions, caught,
 };
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -74,6 +74,7 @@ fn perform(engine: &mut Engine, job: &Job) -> Result<()> {
         }
         Work::Embed(inputs) => embed(engine.embedder_mut()?, inputs, ticket)?,
         Work::Transcribe { source, options } => transcribe(engine, source, options, ticket)?,
+        Work::Speak { text, options } => speak(engine, text, options, ticket)?,
         Work::Rank { query, documents, truncate } => {
             let model = engine.model_mut();
             let scoring = Scoring::of(model)?.truncate(*truncate);
@@ -179,4 +180,22 @@ fn transcribe(
         return Err(cancelled());
     }
     Ok(Update::Transcribed(Box::new(transcript)))
+}
+
+fn speak(
+    engine: &mut Engine,
+    text: &str,
+    options: &SpeakOptions,
+    ticket: &CancelToken,
+) -> Result<Update> {
+    let speaker = engine.speaker_mut()?;
+    let mut samples = Vec::new();
+    let spoken = speaker.speak_with(text, options, ticket, |part| {
+        samples.extend_from_slice(part);
+        Ok(())
+    })?;
+    if spoken.cancelled {
+        return Err(cancelled());
+    }
+    Ok(Update::Spoken { samples, rate: speaker.rate() })
 }

@@ -102,6 +102,9 @@ fn write_bundle(text: &mut Report, report: &BundleContents) {
     row("hidden", number(report.params.hidden));
     row("vocab", number(report.params.vocab));
     row("max ctx", number(report.params.max_ctx));
+    if !report.voices.is_empty() {
+        row("voices", report.voices.join(", "));
+    }
     row("manifest", report.manifest.display().to_string());
     write_files(text, "", &report.files);
     for context in &report.contexts {

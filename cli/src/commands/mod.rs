@@ -18,5 +18,6 @@ pub(crate) mod push;
 pub(crate) mod rerank;
 pub(crate) mod runtime;
 pub(crate) mod serve;
+pub(crate) mod speak;
 pub(crate) mod transcribe;
 pub(crate) mod verify;

@@ -39,6 +39,7 @@ mod streams;
 mod targets;
 mod templates;
 mod trace;
+mod speak;
 mod transcribe;
 mod verify;
 #[cfg(unix)]

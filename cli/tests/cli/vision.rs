@@ -1,4 +1,4 @@
-//! `docs/vision.md`, `docs/audio.md` and `docs/speech.md` as they stand: their commands, and what they print.
+//! `docs/vision.md`, `docs/audio.md` and `docs/speech.md` and `docs/voice.md` as they stand: their commands, and what they print.
 
 use std::os::unix::fs::symlink;
 
@@ -36,6 +36,11 @@ fn the_commands_of_the_page_of_audio_print_what_it_says() {
 #[test]
 fn the_commands_of_the_page_of_speech_print_what_it_says() {
     walk("speech.md", 4);
+}
+
+#[test]
+fn the_commands_of_the_page_of_a_voice_print_what_it_says() {
+    walk("voice.md", 3);
 }
 
 /// Runs the commands of a page, of which there are at least `count`.

@@ -100,6 +100,12 @@ pub fn hearing() -> &'static Path {
     })
 }
 
+/// Speaks, with sounds that are no words.
+pub fn speaking() -> &'static Path {
+    static MADE: OnceLock<PathBuf> = OnceLock::new();
+    MADE.get_or_init(|| forged("speaking", &fixture("kokoro-tiny"), |_| {}))
+}
+
 /// A copy of the language model with another chat template.
 pub fn with_template(name: &str, template: &str) -> PathBuf {
     let from = language().parent().expect("a folder");

@@ -16,6 +16,7 @@ mod media;
 mod messages;
 mod models;
 mod rerank;
+mod speech;
 mod responses;
 #[path = "../../../tests/src/restarting.rs"]
 #[expect(dead_code, reason = "other tests count what is opened and executed")]

@@ -1,0 +1,180 @@
+//! `qhx speak`: a text as audio.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{Seek as _, SeekFrom, Write as _};
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::{Args, ValueEnum};
+use qhx::{SpeakOptions, Speaker, pcm16, wav_header};
+use qhx_core::{CancelToken, Error, ErrorKind, Result};
+use serde_json::json;
+
+use crate::app::App;
+use crate::args::BackendArgs;
+use crate::time::ms;
+use crate::trace::{TraceArgs, Tracing};
+use crate::{Status, prompt, session};
+
+const EXAMPLES: &str = "\
+Examples:
+  qhx speak kokoro/v81 'It is raining.' -o rain.wav
+  qhx speak kokoro/v81 - -o book.wav --voice bf_emma --speed 1.2 < chapter.txt
+  qhx speak kokoro/v81 'Streams as it is made.' -o - | aplay -q
+  qhx speak kokoro/v81 'həlˈO wˈɜɹld!' --phonemes -o hello.wav";
+
+/// Say a text
+///
+/// The audio is mono, 16 bits, a WAV file at the model's rate. With `-o -` it goes to standard output sentence by
+/// sentence, as each is made. Words become phonemes by the lexicon of the bundle, or one that is given, and by rules of
+/// English letters where it lacks them. Voices are listed by `qhx inspect`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct SpeakArgs {
+    /// The bundle: its folder, its manifest, or a manifest's name in its folder
+    pub bundle: PathBuf,
+    /// The text; - for standard input
+    pub text: OsString,
+    /// The file of the audio; - for standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// The voice, by its name [default: the first of the bundle]
+    #[arg(long, value_name = "NAME")]
+    pub voice: Option<String>,
+    /// How fast, from 0.25 to 4; 1 is as the voice has it
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
+    pub speed: f32,
+    /// The text is phonemes already, in the symbols of the model (IPA)
+    #[arg(long)]
+    pub phonemes: bool,
+    /// Words and their phonemes, which are taken before the bundle's: a JSON object, such as us_gold.json of misaki. May be
+    /// given several times
+    #[arg(long, value_name = "FILE")]
+    pub lexicon: Vec<PathBuf>,
+    /// The form of the audio
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+    /// Print one JSON object with the length of the audio and the words that no lexicon has
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub tracing: TraceArgs,
+    #[command(flatten)]
+    pub backend: BackendArgs,
+}
+
+/// The form of the audio.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum Format {
+    /// A WAV file
+    #[default]
+    Wav,
+    /// Samples without a header: mono, signed 16 bits, little-endian
+    Pcm,
+}
+
+/// Where audio goes.
+enum Target<'a> {
+    File(File, &'a PathBuf),
+    Output(&'a mut App),
+}
+
+impl Target<'_> {
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        match self {
+            Self::File(file, path) => {
+                file.write_all(bytes).map_err(|e| Error::io(ErrorKind::Io, *path, e))
+            }
+            Self::Output(app) => app.output.bytes(bytes),
+        }
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &SpeakArgs, app: &mut App) -> Result<Status> {
+    args.tracing.trace(|tracing| run_traced(args, app, tracing))
+}
+
+fn run_traced(args: &SpeakArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
+    let text = prompt::text(Some(&args.text))?;
+    let options = SpeakOptions::default()
+        .with_voice(args.voice.clone())
+        .with_speed(args.speed)
+        .with_phonemes(args.phonemes);
+    let streams = args.output.as_os_str() == "-";
+    if streams && args.json {
+        let what = "--json: standard output is the audio already";
+        return Err(Error::new(ErrorKind::Usage, what).hint("name a file: -o FILE"));
+    }
+    let opening = session::Opening { tracing, ..session::Opening::default() };
+    let model = session::open_checked(app, &args.bundle, &args.backend, opening, |_| Ok(()))?;
+    say!("{}", session::load(&model));
+    let mut speaker = Speaker::new(model)?;
+    for file in args.lexicon.iter().rev() {
+        speaker.add_lexicon(file)?;
+    }
+    // Before anything is computed, and before a file that is there is emptied.
+    speaker.check(&text, &options)?;
+    let rate = speaker.rate();
+    let ticket = CancelToken::new();
+    let _working = app.interrupts.working_on(&ticket);
+    let mut target = match streams {
+        true => Target::Output(app),
+        false => {
+            let file = File::create(&args.output).map_err(|e| {
+                Error::io(ErrorKind::Io, &args.output, e).hint("name another file: -o FILE")
+            })?;
+            Target::File(file, &args.output)
+        }
+    };
+    let (start, mut first, mut samples) = (Instant::now(), None, 0);
+    let spoken = speaker.speak_with(&text, &options, &ticket, |part| {
+        if first.is_none() && args.format == Format::Wav {
+            target.write(&wav_header(rate, None))?;
+        }
+        first.get_or_insert_with(|| start.elapsed());
+        samples += part.len();
+        target.write(&pcm16(part))
+    });
+    if let (Target::File(file, path), Format::Wav, true) = (&mut target, args.format, samples > 0) {
+        // The length is known now, also of what was cut short.
+        let written = file
+            .seek(SeekFrom::Start(0))
+            .and_then(|_| file.write_all(&wav_header(rate, Some(samples))));
+        written.map_err(|e| Error::io(ErrorKind::Io, *path, e))?;
+    }
+    drop(target);
+    if let Some(trace) = speaker.model().trace() {
+        trace.flush();
+    }
+    let spoken = spoken?;
+    let took = start.elapsed();
+    say!(
+        "{:.1} s of audio in {:.1} ms, {:.1} times real time, the first after {:.1} ms",
+        spoken.seconds,
+        ms(took),
+        spoken.seconds / took.as_secs_f64().max(f64::MIN_POSITIVE),
+        ms(first.unwrap_or_default())
+    );
+    if !spoken.left_out.is_empty() {
+        let characters: String = spoken.left_out.iter().collect();
+        say!("left out, as they have no sound: {characters}");
+    }
+    if !spoken.guessed.is_empty() {
+        let some: Vec<_> = spoken.guessed.iter().take(8).map(String::as_str).collect();
+        let more = if spoken.guessed.len() > some.len() { ", …" } else { "" };
+        say!("said by rules of letters, as no lexicon has them: {}{more}", some.join(", "));
+    }
+    if args.json {
+        app.output.json(&json!({
+            "file": args.output,
+            "seconds": (spoken.seconds * 1e3).round() / 1e3,
+            "rate": rate,
+            "parts": spoken.parts,
+            "left_out": spoken.left_out,
+            "guessed": spoken.guessed,
+        }))?;
+    }
+    Ok(if spoken.cancelled { Status::Cancelled } else { Status::Done })
+}

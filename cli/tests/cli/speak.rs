@@ -1,0 +1,82 @@
+//! `qhx speak`: a tiny model of drawn weights, whose sounds are no words.
+
+use std::path::{Path, PathBuf};
+
+use qhx_paths::fixture;
+
+use crate::run::{Program, Run, folder};
+
+fn forge(folder: &Path, how: &[&str]) -> PathBuf {
+    let out = folder.join("voice");
+    Program::qhx(folder)
+        .args([Path::new("forge"), &fixture("kokoro-tiny"), Path::new("--out"), &out])
+        .args(["--name", "tiny", "--cpu-only", "--recipe-option", "windows=2"])
+        .args(how)
+        .run()
+        .ok();
+    out
+}
+
+fn speak(folder: &Path, bundle: &Path, words: &[&str]) -> Run {
+    Program::qhx(folder).args(["speak"]).args([bundle]).args(words).run()
+}
+
+/// Samples of a WAV file of 16 bits.
+fn samples(bytes: &[u8]) -> usize {
+    assert!(bytes.starts_with(b"RIFF") && &bytes[36..40] == b"data");
+    assert_eq!(u32::from_le_bytes(bytes[40..44].try_into().unwrap()) as usize, bytes.len() - 44);
+    (bytes.len() - 44) / 2
+}
+
+#[test]
+fn a_text_becomes_a_file_by_its_lexicon_and_voice() {
+    let folder = folder();
+    let lexicon = folder.path().join("words.json");
+    std::fs::write(&lexicon, r#"{"hello": "həlˈO", "world": {"DEFAULT": "wˈɜɹld"}}"#).unwrap();
+    let bundle = forge(folder.path(), &["--lexicon", &lexicon.display().to_string()]);
+    let inspected = Program::qhx(folder.path()).args(["inspect"]).args([&bundle]).run().ok();
+    assert!(inspected.stdout.contains("voices     af_one, bm_two\n"), "{}", inspected.stdout);
+    let file = folder.path().join("out.wav");
+    let out = file.display().to_string();
+    let words = ["Hello worlds. Zip!", "-o", &out, "--json", "--speed", "2"];
+    let report = speak(folder.path(), &bundle, &words).ok().json();
+    let of_words = samples(&std::fs::read(&file).unwrap());
+    assert_eq!(report["guessed"], serde_json::json!(["Zip"]));
+    assert_eq!(report["parts"], 2);
+    assert!((report["seconds"].as_f64().unwrap() * 24e3 - of_words as f64).abs() < 24.0, "{report}");
+    // The same by its phonemes.
+    let spoken = ["həlˈO wˈɜɹldz.", "--phonemes", "-o", &out];
+    speak(folder.path(), &bundle, &spoken).ok();
+    let first = std::fs::read(&file).unwrap();
+    speak(folder.path(), &bundle, &["Hello worlds.", "-o", &out]).ok();
+    assert_eq!(std::fs::read(&file).unwrap(), first);
+    speak(folder.path(), &bundle, &["Hello worlds.", "-o", &out, "--voice", "bm_two"]).ok();
+    assert_ne!(std::fs::read(&file).unwrap(), first);
+}
+
+#[test]
+fn what_cannot_be_said_is_refused_before_a_file_is_touched() {
+    let folder = folder();
+    let bundle = forge(folder.path(), &[]);
+    let kept = folder.path().join("kept.wav");
+    std::fs::write(&kept, "kept").unwrap();
+    let out = kept.display().to_string();
+    let nowhere = folder.path().join("none/out.wav").display().to_string();
+    for (words, what) in [
+        (&["Hi.", "-o", &out, "--voice", "af_on"][..], "did you mean \"af_one\"? It has af_one, bm_two"),
+        (&["Hi.", "-o", &out, "--speed", "0"], "speed 0, expected a number from 0.25 to 4"),
+        (&["Hi.", "-o", &out, "--speed", "NaN"], "speed NaN"),
+        (&["Hi.", "-o", &nowhere], "none/out.wav"),
+        (&["", "-o", &out], "the text is empty"),
+        (&["😀 🎉", "-o", &out], "nothing of the text has a sound: 😀🎉"),
+        (&["Say дом", "-o", &out], "of Cyrillic script"),
+        (&["漢字", "-o", &out], "of Han script"),
+        (&["xQ", "-o", &out, "--phonemes"], "no phoneme 'x'"),
+        (&["Hi.", "-o", "-", "--json"], "standard output is the audio already"),
+    ] {
+        let run = speak(folder.path(), &bundle, words);
+        assert_ne!(run.code, 0, "{words:?}");
+        assert!(run.stderr.contains(what), "{words:?}: {}", run.stderr);
+        assert_eq!(std::fs::read(&kept).unwrap(), b"kept", "{words:?}");
+    }
+}

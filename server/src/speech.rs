@@ -1,0 +1,57 @@
+//! `/v1/audio/speech`: a text as audio.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use qhx::{SpeakOptions, pcm16, wav_header};
+
+use crate::error::{ApiError, Result, broken};
+use crate::fields::{Fields, wrong};
+use crate::pending::Pending;
+use crate::queue::{Update, Work};
+use crate::registry::Ability;
+use crate::request::Context;
+
+/// Characters of a text, as the API has it.
+const MAX_INPUT: usize = 4096;
+
+pub(crate) async fn speak(
+    Extension(context): Extension<Context>,
+    request: Request,
+) -> Result<Response> {
+    let map = context.object(request).await?;
+    let fields = Fields::new(&map);
+    let model = Arc::clone(context.shared.registry.able(fields.text("model")?, Ability::Speak)?);
+    let text = fields.text("input")?.ok_or_else(|| fields.missing("input"))?.to_owned();
+    let count = text.chars().count();
+    if count > MAX_INPUT {
+        let message = format!("expected at most {MAX_INPUT} characters, found {count}");
+        return Err(ApiError::bad("input", message).code("invalid_value"));
+    }
+    let wav = match fields.text("response_format")? {
+        None | Some("wav") => true,
+        Some("pcm") => false,
+        Some(_) => return Err(wrong("response_format", "wav or pcm", &map["response_format"])),
+    };
+    let speed = fields.number("speed", 0.25, 4.0)?.unwrap_or(1.0);
+    let voice = fields.text("voice")?.map(str::to_owned);
+    let voices = model.voices();
+    if let Some(unknown) = voice.as_ref().filter(|voice| !voices.contains(voice)) {
+        let message = format!("the model has no voice {unknown:?}; it has {}", voices.join(", "));
+        return Err(ApiError::bad("voice", message).code("invalid_value"));
+    }
+    let options = SpeakOptions::default().with_voice(voice).with_speed(speed);
+    let work = Work::Speak { text, options };
+    let pending = Pending::submit(&context, &model, Vec::new(), context.ticket(), work)?;
+    let Update::Spoken { samples, rate } = pending.only().await? else { return Err(broken()) };
+    let mut bytes = if wav { wav_header(rate, Some(samples.len())).to_vec() } else { Vec::new() };
+    bytes.extend(pcm16(&samples));
+    let mut response = Response::new(Body::from(bytes));
+    let kind = if wav { "audio/wav" } else { "audio/pcm" };
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    Ok(response)
+}

@@ -1,0 +1,52 @@
+//! `/v1/audio/speech`.
+
+use serde_json::json;
+
+use crate::bundles::{Running, options, shared, speaking};
+
+const SPEECH: &str = "/v1/audio/speech";
+
+#[test]
+fn a_text_becomes_audio_in_each_format() {
+    let running = Running::start(options([("speaking", speaking())]));
+    let client = &running.client;
+    let body = json!({"model": "speaking", "input": "Hello there.", "voice": "bm_two"});
+    let wav = client.post(SPEECH, &body).status(200);
+    assert_eq!(wav.header("content-type"), Some("audio/wav"));
+    let bytes = wav.body.clone();
+    assert!(bytes.starts_with(b"RIFF") && &bytes[8..12] == b"WAVE", "{:?}", &bytes[..16]);
+    assert_eq!(u32::from_le_bytes(bytes[40..44].try_into().unwrap()) as usize, bytes.len() - 44);
+    let ask = |more: serde_json::Value| {
+        let mut body = body.clone();
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        client.post(SPEECH, &body)
+    };
+    let pcm = ask(json!({"response_format": "pcm"})).status(200);
+    assert_eq!(pcm.header("content-type"), Some("audio/pcm"));
+    assert_eq!(pcm.body, bytes[44..], "the same samples without a header");
+    let fast = ask(json!({"speed": 2.0})).status(200);
+    assert!(fast.body.len() < bytes.len(), "{} {}", fast.body.len(), bytes.len());
+    for (more, param) in [
+        (json!({"input": null}), "input"),
+        (json!({"input": "a".repeat(4097)}), "input"),
+        (json!({"voice": "alloy"}), "voice"),
+        (json!({"speed": 0}), "speed"),
+        (json!({"response_format": "mp3"}), "response_format"),
+    ] {
+        let error = ask(more.clone()).status(400).error();
+        assert_eq!(error["param"], param, "{more}: {error}");
+    }
+    let error = ask(json!({"voice": "alloy"})).status(400).error();
+    assert!(error["message"].as_str().unwrap().contains("it has af_one, bm_two"), "{error}");
+    for (input, what) in [("", "the text is empty"), ("😀", "has a sound"), ("дом", "Cyrillic")] {
+        let error = ask(json!({"input": input})).status(400).error();
+        assert!(error["message"].as_str().unwrap().contains(what), "{input}: {error}");
+    }
+}
+
+#[test]
+fn a_server_without_a_voice_says_what_would_speak() {
+    let error = shared().client.post(SPEECH, &json!({"input": "Hello."})).status(501).error();
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("speak") && message.contains("kokoro_speak"), "{error}");
+}
