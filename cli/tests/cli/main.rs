@@ -34,12 +34,12 @@ mod run;
 #[cfg(unix)]
 mod serve;
 mod size;
+mod speak;
 #[cfg(target_os = "linux")]
 mod streams;
 mod targets;
 mod templates;
 mod trace;
-mod speak;
 mod transcribe;
 mod verify;
 #[cfg(unix)]

@@ -43,7 +43,10 @@ fn a_text_becomes_a_file_by_its_lexicon_and_voice() {
     let of_words = samples(&std::fs::read(&file).unwrap());
     assert_eq!(report["guessed"], serde_json::json!(["Zip"]));
     assert_eq!(report["parts"], 2);
-    assert!((report["seconds"].as_f64().unwrap() * 24e3 - of_words as f64).abs() < 24.0, "{report}");
+    assert!(
+        (report["seconds"].as_f64().unwrap() * 24e3 - of_words as f64).abs() < 24.0,
+        "{report}"
+    );
     // The same by its phonemes.
     let spoken = ["həlˈO wˈɜɹldz.", "--phonemes", "-o", &out];
     speak(folder.path(), &bundle, &spoken).ok();
@@ -63,7 +66,10 @@ fn what_cannot_be_said_is_refused_before_a_file_is_touched() {
     let out = kept.display().to_string();
     let nowhere = folder.path().join("none/out.wav").display().to_string();
     for (words, what) in [
-        (&["Hi.", "-o", &out, "--voice", "af_on"][..], "did you mean \"af_one\"? It has af_one, bm_two"),
+        (
+            &["Hi.", "-o", &out, "--voice", "af_on"][..],
+            "did you mean \"af_one\"? It has af_one, bm_two",
+        ),
         (&["Hi.", "-o", &out, "--speed", "0"], "speed 0, expected a number from 0.25 to 4"),
         (&["Hi.", "-o", &out, "--speed", "NaN"], "speed NaN"),
         (&["Hi.", "-o", &nowhere], "none/out.wav"),

@@ -177,11 +177,10 @@ impl Op for Kokoro {
     }
 
     fn info(&self) -> OpenInfo {
-        let Sizes { tokens, positions, .. } = self.weights.sizes;
+        let Sizes { positions, .. } = self.weights.sizes;
         OpenInfo {
             // Voice and speed take the places of what stands around the phonemes.
             max_ctx: positions,
-            input_vocab: tokens.max(self.params.voices.len()).max(*SPEEDS.end() as usize + 1),
             sound_out: Some(SoundOut { rate: self.params.rate }),
             ..OpenInfo::default()
         }

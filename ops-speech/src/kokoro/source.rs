@@ -3,7 +3,8 @@
 //! `SineGen`, `SourceModuleHnNSF` and `TorchSTFT` of the package. It draws the noise in the source anew at each call; here
 //! it is of a generator that depends on the place alone, so that a text sounds the same each time. The random phases that
 //! the package also draws never reach its output: it reads the sines' frequencies in the middle of each frame, and they are
-//! added to the first sample.
+//! added to the first sample. Where a frame has no imaginary part but what rounding leaves of it, as the mirrored first one,
+//! the package takes the angle of that: π or −π by chance. Here it is π.
 
 use std::f64::consts::TAU;
 
@@ -14,6 +15,9 @@ use super::host::Weights;
 
 /// The logarithm of a magnitude is no larger: beyond, f32 overflows when magnitudes are added.
 const MAX_LOG: f32 = 80.0;
+
+/// Imaginary parts below this share of a frame's absolute sum are rounding, and none.
+const ROUNDING: f32 = 1e-6;
 
 /// `params.speech.source` of the manifest.
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -152,12 +156,16 @@ impl Source {
                 let place = if place > last { (2 * last - place).max(0) } else { place };
                 *value = samples[place as usize] * weight;
             }
+            let whole: f32 = frame.iter().map(|value| value.abs()).sum();
             for bin in 0..=half {
                 let part = |wave: &[f32]| -> f32 {
                     frame.iter().enumerate().map(|(at, value)| value * wave[bin * at % fft]).sum()
                 };
-                // Of real numbers the first and the last have none; −0 would turn the angle of a negative number.
-                let imaginary = if bin % half == 0 { 0.0 } else { -part(&self.waves[1]) };
+                let imaginary = -part(&self.waves[1]);
+                // What rounding leaves of nothing, as at the mirrored ends, would choose between the angles π and −π. Of
+                // real numbers the first and the last bin have nothing.
+                let nothing = bin % half == 0 || imaginary.abs() <= ROUNDING * whole;
+                let imaginary = if nothing { 0.0 } else { imaginary };
                 let real = part(&self.waves[0]);
                 out[bin * steps + step] = real.hypot(imaginary);
                 out[(half + 1 + bin) * steps + step] = imaginary.atan2(real);

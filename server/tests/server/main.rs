@@ -16,12 +16,12 @@ mod media;
 mod messages;
 mod models;
 mod rerank;
-mod speech;
 mod responses;
 #[path = "../../../tests/src/restarting.rs"]
 #[expect(dead_code, reason = "other tests count what is opened and executed")]
 mod restarting;
 mod serving;
+mod speech;
 
 // The host-ops of the tiny models, linked in.
 use qhx_ops_gemma4 as _;

@@ -38,7 +38,8 @@ fn a_text_becomes_audio_in_each_format() {
     }
     let error = ask(json!({"voice": "alloy"})).status(400).error();
     assert!(error["message"].as_str().unwrap().contains("it has af_one, bm_two"), "{error}");
-    for (input, what) in [("", "the text is empty"), ("😀", "has a sound"), ("дом", "Cyrillic")] {
+    for (input, what) in [("", "the text is empty"), ("😀", "has a sound"), ("дом", "Cyrillic")]
+    {
         let error = ask(json!({"input": input})).status(400).error();
         assert!(error["message"].as_str().unwrap().contains(what), "{input}: {error}");
     }

@@ -247,8 +247,10 @@ impl Model {
         {
             return Err(self.reader().unexpected(token));
         }
+        // A host-op that has no vocabulary looks at its tokens itself: a voice's are more than phonemes.
         let vocab = input_vocab(&self.op, &self.manifest);
-        if let Some(token) = tokens.iter().find(|&&t| t as usize >= vocab) {
+        let outside = |&&token: &&u32| vocab > 0 && token as usize >= vocab;
+        if let Some(token) = tokens.iter().find(outside) {
             return Err(Error::new(
                 ErrorKind::Prompt,
                 format!("token {token} is outside the model's vocabulary of {vocab}"),
