@@ -195,6 +195,7 @@ mod tests {
                 .collect(),
             embed: Some(Arc::new(Nothing)),
             chat: None,
+            tokenizer: true,
             params: Map::new(),
             plan_params: Map::new(),
             tables: tables

@@ -2,6 +2,10 @@
 weights, and its goldens by the package `kokoro` (0.9.4, its `KModel`).
 
     python tests/oracle/kokoro_speak.py tests/fixtures/kokoro-tiny
+    python tests/oracle/kokoro_speak.py FOLDER --published
+
+With --published the sizes are those of Kokoro-82M, and one text of some 10 s is said, three times over: it prints how
+long the package takes for a second of audio.
 
 Needs torch, transformers, and `pip install --no-deps kokoro==0.9.4 loguru attr`. The package draws the noise of its
 source anew at each call; here it is that of the seeded generator which the host-op has (`noise`). So are angles that its
@@ -11,6 +15,7 @@ rounding chooses (`transform`).
 import argparse
 import json
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -40,6 +45,16 @@ CONFIG = {
     },
     "vocab": {symbol: at + 1 for at, symbol in enumerate(SYMBOLS)},
 }
+# What Kokoro-82M has otherwise.
+PUBLISHED = {
+    "dim_in": 64, "hidden_dim": 512, "max_conv_dim": 512, "max_dur": 50, "n_layer": 3, "n_token": 178,
+    "istftnet": CONFIG["istftnet"] | {"upsample_initial_channel": 512},
+    "plbert": {
+        "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 2048, "max_position_embeddings": 512,
+        "num_hidden_layers": 12, "dropout": 0.1, "embedding_size": 128,
+    },
+}
+LONG = "ðə kwˈɪk bɹˈWn fˈɑks ʤˈʌmps ˌOvəɹ ðə lˈAzi dˈɔɡ, ænd ðə dˈɔɡ slˈips ˌɑn: "
 CASES = [("one", "həlˈO wˈɜɹld.", 1.0), ("two", "ðə kwˈɪk fˈɑks!", 1.25)]
 
 
@@ -132,7 +147,8 @@ def save(model, out):
     torch.save(parts, out / "kokoro-v1_0.pth")
     torch.manual_seed(7)
     for name in ("af_one", "bm_two"):
-        torch.save((0.5 * torch.randn(62, 1, 256)).half().float(), out / "voices" / f"{name}.pt")
+        rows = CONFIG["plbert"]["max_position_embeddings"] - 2
+        torch.save((0.5 * torch.randn(rows, 1, 256)).half().float(), out / "voices" / f"{name}.pt")
 
 
 def whisper(model, out):
@@ -197,13 +213,37 @@ def record(model, out):
     save_file({k: v.float().contiguous() for k, v in tensors.items()}, out / "goldens.safetensors", metadata={"format": "pt"})
 
 
+def time_package(model, out):
+    """The package's real-time factor, the best of three."""
+    table = torch.load(out / "voices" / "af_one.pt", weights_only=True)
+    phonemes = (LONG * 2).strip()
+    taken = []
+    with torch.no_grad():
+        for _ in range(3):
+            start = time.perf_counter()
+            audio = model(phonemes, table[len(phonemes) - 1], 1.0)
+            taken.append(time.perf_counter() - start)
+    (out / "phonemes.txt").write_text(phonemes)
+    seconds = len(audio) / 24000
+    np.save(out / "audio.npy", audio.numpy())
+    print(f"{seconds:.1f} s of audio in {min(taken):.2f} s: {min(taken) / seconds:.3f} with {torch.get_num_threads()} threads")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=3)
+    parser.add_argument("--published", action="store_true", help="the sizes of Kokoro-82M")
     args = parser.parse_args()
+    if args.published:
+        CONFIG.update(PUBLISHED)
     model = build(args.seed)
     save(model, args.out)
+    if args.published:
+        torch.randn_like = lambda like, **_: noise(like.shape)
+        TorchSTFT.transform = transform
+        time_package(model, args.out)
+        return
     whisper(model, args.out)
     record(model, args.out)
 

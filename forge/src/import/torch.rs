@@ -448,3 +448,61 @@ impl Machine<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// A tensor `[62, 1, 256]` as the package's voices are saved.
+    fn voice() -> Vec<u8> {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+        std::fs::read(fixtures.join("kokoro-tiny/voices/bm_two.pt")).unwrap()
+    }
+
+    /// The file with `old` wherever it stands replaced by as many bytes.
+    fn with(old: &[u8], new: &[u8]) -> Vec<u8> {
+        assert_eq!(old.len(), new.len());
+        let mut file = voice();
+        let places: Vec<_> =
+            (0..file.len() - old.len()).filter(|at| file[*at..].starts_with(old)).collect();
+        assert!(!places.is_empty());
+        places.into_iter().for_each(|at| file[at..at + new.len()].copy_from_slice(new));
+        file
+    }
+
+    #[test]
+    fn a_saved_tensor_is_found_where_it_lies() {
+        let found = tensors(&voice()).unwrap();
+        let [tensor] = &found[..] else { panic!("{found:?}") };
+        assert_eq!((tensor.name.as_str(), tensor.dtype), ("", Dtype::F32));
+        assert_eq!((&tensor.shape[..], tensor.bytes.len()), (&[62, 1, 256][..], 62 * 256 * 4));
+    }
+
+    #[test]
+    fn what_else_a_pickle_calls_is_refused_by_its_name() {
+        let error = tensors(&with(b"torch._utils", b"posix._utils")).unwrap_err();
+        assert!(error.contains("calls posix._utils._rebuild_tensor_v2"), "{error}");
+        let error = tensors(&with(b"FloatStorage", b"QuantStorage")).unwrap_err();
+        assert!(error.contains("element type"), "{error}");
+    }
+
+    #[test]
+    fn damaged_files_are_errors() {
+        let file = voice();
+        for len in (0..file.len()).rev().step_by(97) {
+            tensors(&file[..len]).unwrap_err();
+        }
+        // Whatever they make of it, none panics, and no tensor lies outside the file.
+        let pickle = file.windows(4).position(|bytes| bytes == b"PK\x01\x02").unwrap();
+        for at in (0..600).chain(pickle..file.len()) {
+            for flip in [0x01, 0x80, 0xff] {
+                let mut file = file.clone();
+                file[at] ^= flip;
+                let found = tensors(&file).unwrap_or_default();
+                assert!(found.iter().all(|tensor| tensor.bytes.end <= file.len()), "{at} {flip}");
+            }
+        }
+    }
+}

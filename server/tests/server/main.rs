@@ -28,3 +28,4 @@ use qhx_ops_gemma4 as _;
 use qhx_ops_llama as _;
 use qhx_ops_qwen3vl as _;
 use qhx_ops_qwen35 as _;
+use qhx_ops_speech as _;

@@ -34,11 +34,12 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     Target { name: "manifest", read: manifest },
     Target { name: "onnx", read: onnx },
     Target { name: "safetensors", read: safetensors },
     Target { name: "gguf", read: gguf },
+    Target { name: "torch", read: torch },
     Target { name: "plugins_lock", read: plugins_lock },
     Target { name: "chat_template", read: chat_template },
     Target { name: "suite", read: suite },
@@ -117,6 +118,17 @@ pub fn gguf(data: &[u8]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// A file of `torch.save`: the archive, the pickle in it, and the tensor `a`, which the seeds have.
+pub fn torch(data: &[u8]) -> Result<()> {
+    // Other targets' files would count before it.
+    let folder = folder(&write("model.pth", data)?).join("torch");
+    let io = |e| Error::io(ErrorKind::Io, &folder, e);
+    std::fs::create_dir_all(&folder).map_err(io)?;
+    std::fs::write(folder.join("config.json"), r#"{"architectures":["KModel"]}"#).map_err(io)?;
+    std::fs::write(folder.join("model.pth"), data).map_err(io)?;
+    Checkpoint::open(&folder)?.values("a", &[2, 3]).map(drop)
 }
 
 /// The list of installed plugins.

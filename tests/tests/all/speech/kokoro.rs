@@ -236,7 +236,7 @@ fn bundles_that_do_not_fit_are_refused() {
     }
 }
 
-/// The parts that decide how long a text is and how it sounds; the whole voice with `QHX_FULL`.
+/// The voice without sines, whose graphs are short; both, and the other chip, with `QHX_FULL`.
 #[tier(qnn)]
 #[test]
 fn the_npu_speaks_the_same() {
@@ -244,11 +244,11 @@ fn the_npu_speaks_the_same() {
     let (htp, system) = &libraries;
     let full = tiny::full_matrix();
     for target in if full { &["v81", "v73"][..] } else { &["v81"] } {
-        let bundle = bundle("3", |o| {
+        let bundle = bundle(if full { "3" } else { "1" }, |o| {
             o.precision = Precision::Fp16;
             o.compiler = Some(backends::compiler(htp, system, target));
         });
-        for case in goldens().iter() {
+        for case in goldens().iter().filter(|case| full || case.name == "two") {
             let mut model = bundle.open(backends::qnn(&libraries));
             let parts = speak(&mut model, &bundle.tokens(case)).unwrap();
             assert_eq!(bundle.dumped("durations"), case.durations, "{target}: {}", case.name);
@@ -256,7 +256,9 @@ fn the_npu_speaks_the_same() {
             let distance = Distance::of(&bundle.dumped("f0"), &expected).unwrap().largest;
             let mel = mel_distance(&parts[0], &golden(&format!("{}.audio", case.name)));
             eprintln!("{target} {}: F0 {distance:.2} Hz, mel {mel:.2e}", case.name);
-            assert!(distance <= 20.0 && mel <= 1.0, "{target}: {distance} Hz, {mel}");
+            // Phases of sines sum up what F0 is off.
+            let limit = if case.name == "one" { 1.0 } else { 0.1 };
+            assert!(distance <= 15.0 && mel <= limit, "{target}: {distance} Hz, {mel}");
         }
     }
 }
