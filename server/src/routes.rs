@@ -324,6 +324,7 @@ mod tests {
             "messages.rs",
             "rerank.rs",
             "responses.rs",
+            "speech.rs",
             "tokens.rs",
             "turns.rs",
         ];

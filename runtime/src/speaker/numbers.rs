@@ -58,7 +58,7 @@ fn cardinal(value: u64, words: &mut Vec<&'static str>) {
     if let Some((unit, name)) = LARGE.iter().find(|(unit, _)| value >= *unit) {
         cardinal(value / unit, words);
         words.push(name);
-        if value % unit > 0 {
+        if !value.is_multiple_of(*unit) {
             cardinal(value % unit, words);
         }
         return;
@@ -66,13 +66,13 @@ fn cardinal(value: u64, words: &mut Vec<&'static str>) {
     match value {
         100.. => {
             words.extend([SMALL[(value / 100) as usize], "hundred"]);
-            if value % 100 > 0 {
+            if !value.is_multiple_of(100) {
                 cardinal(value % 100, words);
             }
         }
         20.. => {
             words.push(TENS[(value / 10) as usize]);
-            if value % 10 > 0 {
+            if !value.is_multiple_of(10) {
                 words.push(SMALL[(value % 10) as usize]);
             }
         }
