@@ -178,6 +178,7 @@ impl ForgeOptions {
             max_ctx,
             task: self.task,
             prefill: self.prefill.clone(),
+            one_prefill: false,
             share_weights: self.share_weights,
             choices: self.recipe_options.clone(),
         }

@@ -16,6 +16,8 @@ use crate::{chain, fold, names, overrides};
 
 /// More shards than any model has layers.
 const MAX_SHARDS: usize = 4096;
+/// Bytes of weights that default prefill graphs may repeat in further contexts. Beyond that there is one size of them.
+const MAX_REPEATED: u64 = 256_000_000;
 /// Bytes of a binary for each node, and weights for each byte beside them: ops, as the compiler splits them
 /// up, and what it keeps of a weight for each part that it loads.
 const NODE_BYTES: u64 = 4_000;
@@ -77,8 +79,16 @@ pub struct Plan {
     pub budget: u64,
     /// Tensors of the checkpoint that the bundle does without.
     pub left_out: Vec<String>,
-    /// Of the options: prefill graphs are left out, and weights shared. No hint says what was given.
-    given: [bool; 2],
+    /// What no hint suggests, as it was given.
+    given: Given,
+}
+
+/// Options that were given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Given {
+    no_prefill: bool,
+    shared: bool,
+    shards: bool,
 }
 
 impl Plan {
@@ -103,10 +113,15 @@ impl Plan {
         PEAK_BASE.saturating_add((weights * factor) as u64)
     }
 
+    /// What makes the [peak](Self::peak_bytes) lower, besides closing programs.
+    pub fn lower_peak(&self) -> Option<&'static str> {
+        (self.compiled && !self.given.shards).then_some("give more --shards")
+    }
+
     /// What a user should know about running such a bundle, in one sentence; none as a rule.
     pub fn warning(&self) -> Option<String> {
         (self.compiled && self.contexts.len() > MAX_CONTEXTS).then(|| {
-            let [no_prefill, shared] = self.given;
+            let Given { no_prefill, shared, .. } = self.given;
             let ways = [
                 (self.precision == Precision::Fp16, "w8a16"),
                 (self.precision != Precision::W4A16, "w4a16"),
@@ -168,6 +183,14 @@ pub fn plan(
         wanted.shards = min_shards(checkpoint);
     }
     let mut built = recipe(checkpoint, &wanted)?;
+    if compiled
+        && wanted.prefill.is_none()
+        && !wanted.share_weights
+        && repeated(&built) > MAX_REPEATED
+    {
+        wanted.one_prefill = true;
+        built = recipe(checkpoint, &wanted)?;
+    }
     check(&built)?;
     let sizes = |recipe: &Recipe, wanted: &RecipeOptions| sizes(recipe, options, wanted, compiled);
     let mut plan = sizes(&built, &wanted);
@@ -261,9 +284,8 @@ fn too_large(plan: &Plan, context: &ContextSizes, shards: &str) -> Error {
         }
         (_, Precision::W4A16, _) => "a shorter context may do",
     };
-    let [no_prefill, _] = plan.given;
     let own = plan.precision != Precision::Fp16 && context.precision == Precision::Fp16;
-    let prefill = if no_prefill || own || is_head(context) {
+    let prefill = if plan.given.no_prefill || own || is_head(context) {
         ""
     } else {
         "; --prefill 0 makes fewer contexts"
@@ -290,7 +312,11 @@ fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compil
         compiled,
         budget: options.context_budget,
         left_out: Vec::new(),
-        given: [wanted.prefill.as_ref().is_some_and(Vec::is_empty), options.share_weights],
+        given: Given {
+            no_prefill: wanted.prefill.as_ref().is_some_and(Vec::is_empty),
+            shared: options.share_weights,
+            shards: options.shards != AUTO_SHARDS,
+        },
     }
 }
 
@@ -317,9 +343,18 @@ fn context_sizes<'a>(
     }
 }
 
+/// Bytes of the weights that contexts hold again which others hold, too. Sets of contexts that may be left out are not
+/// counted.
+fn repeated(recipe: &Recipe) -> u64 {
+    let needed = recipe.contexts.iter().filter(|context| context.optional.is_none());
+    let graphs: Vec<&Graph> = needed.flat_map(|context| &context.graphs).collect();
+    let all = total(graphs.iter().map(|graph| graph.weight_bytes()));
+    all.saturating_sub(total(distinct_weights(graphs).into_values()))
+}
+
 /// Bytes of the weights of graphs by their names. Those in common are there once.
-fn distinct_weights(graphs: &[Graph]) -> BTreeMap<&str, u64> {
-    let weights = graphs.iter().flat_map(Graph::weights);
+fn distinct_weights<'a>(graphs: impl IntoIterator<Item = &'a Graph>) -> BTreeMap<&'a str, u64> {
+    let weights = graphs.into_iter().flat_map(Graph::weights);
     weights.map(|weight| (weight.source().name(), weight.qnn_bytes())).collect()
 }
 

@@ -119,6 +119,9 @@ pub struct RecipeOptions {
     /// Tokens that the prefill graphs take at once; the family's own choice if none, and no such
     /// graph for an empty list.
     pub prefill: Option<Vec<usize>>,
+    /// Of the family's own choice of [`RecipeOptions::prefill`] only the largest number: the weights are large, and each
+    /// number holds them once more.
+    pub one_prefill: bool,
     /// Graphs over the same weights stand in one context, whose compiler keeps each weight once.
     pub share_weights: bool,
     /// Options that only the family's recipe knows: names and values.

@@ -60,8 +60,9 @@ pub(super) fn named(name: &str, ranges: &[Range<usize>]) -> Vec<(String, Range<u
 pub const PREFILL_ROWS: [usize; 2] = [16, 128];
 
 /// The numbers of tokens that prefill graphs take at once, ascending: those of the options, each from 2 to
-/// the context, or else `default`, as far as it fits. Where `default` would make more contexts than an NPU holds at
-/// once, its smallest numbers are left out.
+/// the context, or else `default`, as far as it fits. Of `default` the largest number alone remains with
+/// [`RecipeOptions::one_prefill`], and where it would make more contexts than an NPU holds at once, its smallest numbers
+/// are left out.
 ///
 /// # Errors
 /// When a number is below 2 or above the context.
@@ -89,7 +90,7 @@ pub(super) fn rows_beside(
     while options.prefill.is_none()
         && !options.share_weights
         && rows.len() > 1
-        && contexts(rows.len()) > MAX_CONTEXTS
+        && (options.one_prefill || contexts(rows.len()) > MAX_CONTEXTS)
     {
         rows.remove(0);
     }

@@ -67,9 +67,10 @@ fn lines(plan: &Plan, targets: &[String], memory: Option<u64>) -> Vec<String> {
     let needed = plan.peak_bytes();
     lines.push(match memory {
         Some(free) if free < needed => format!(
-            "memory about {}, but only {} is free here: close programs, or raise --shards",
+            "memory about {}, but only {} is free here: close programs{}",
             mega(needed),
-            mega(free)
+            mega(free),
+            plan.lower_peak().map_or(String::new(), |way| format!(", or {way}"))
         ),
         Some(free) => {
             format!("memory about {} of the {} that is free here", mega(needed), mega(free))

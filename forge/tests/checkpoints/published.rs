@@ -9,7 +9,7 @@ use qhx_forge::registry::recipe;
 use qhx_forge::{AUTO_SHARDS, ForgeOptions};
 use serde_json::{Value, json};
 
-use super::read_json;
+use super::{fixture, read_json};
 
 /// The table stands between these lines.
 const MARKS: [&str; 2] = ["<!-- table of plans -->\n", "<!-- end of the table -->\n"];
@@ -72,4 +72,42 @@ fn the_page_of_checkpoints_has_the_plans_of_the_forge() {
         return;
     }
     assert_eq!(found, table, "INSTA_UPDATE=always writes the table into {}", path.display());
+}
+
+#[test]
+fn large_weights_are_held_at_most_twice_by_default() {
+    let large = qhx_paths::workspace().join("tests/configs/qwen3-0.6b.json");
+    let large = Checkpoint::synthetic(&large, 1).unwrap();
+    let small = Checkpoint::open(&fixture("llama3-tiny")).unwrap();
+    let keys = |checkpoint: &Checkpoint, prefill: Option<&[usize]>, shared: bool, npu: bool| {
+        let mut options = ForgeOptions::new("out");
+        options.prefill = prefill.map(<[usize]>::to_vec);
+        options.share_weights = shared;
+        let (plan, _) = plan(checkpoint, recipe, &options, npu).unwrap();
+        let graphs = plan.contexts.into_iter().flat_map(|context| context.graphs);
+        graphs.collect::<Vec<_>>().join(" ")
+    };
+    let both = "decode prefill16 prefill128 lmhead";
+    assert_eq!(keys(&large, None, false, true), "decode prefill128 lmhead");
+    assert_eq!(keys(&large, Some(&[16, 128]), false, true), both);
+    assert_eq!(keys(&large, None, true, true), both, "each weight is there once");
+    assert_eq!(keys(&large, None, false, false), both, "so it is in ONNX graphs");
+    assert_eq!(keys(&small, None, false, true), both);
+}
+
+#[test]
+fn hints_of_plans_never_suggest_what_was_given() {
+    let checkpoint = Checkpoint::open(&fixture("llama3-tiny")).unwrap();
+    let planned = |shards, prefill: &[usize], share_weights| {
+        let prefill = Some(prefill.to_vec());
+        let options = ForgeOptions { shards, prefill, share_weights, ..ForgeOptions::new("out") };
+        plan(&checkpoint, recipe, &options, true).unwrap().0
+    };
+    assert_eq!(planned(AUTO_SHARDS, &[], false).lower_peak(), Some("give more --shards"));
+    assert_eq!(planned(2, &[], false).lower_peak(), None);
+    let layers = checkpoint.config()["num_hidden_layers"].as_u64().unwrap() as usize;
+    let warning = planned(layers, &[8, 16, 32], false).warning().unwrap();
+    assert!(warning.contains("--prefill 0") && warning.contains("--share-weights"), "{warning}");
+    // With shared weights the contexts are those of decode and the head.
+    assert_eq!(planned(layers, &[8, 16, 32], true).warning(), None);
 }
