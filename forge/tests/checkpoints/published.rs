@@ -4,7 +4,7 @@ use std::path::Path;
 
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::plan::plan;
-use qhx_forge::recipe::Precision;
+use qhx_forge::recipe::{Precision, Task};
 use qhx_forge::registry::recipe;
 use qhx_forge::{AUTO_SHARDS, ForgeOptions};
 use serde_json::{Value, json};
@@ -16,10 +16,11 @@ const MARKS: [&str; 2] = ["<!-- table of plans -->\n", "<!-- end of the table --
 const CONTEXT: usize = 4096;
 
 /// Size of the bundle without reference graphs and the number of its contexts, or what is in the way.
-fn planned(config: &Path, precision: Precision) -> Result<(String, usize), String> {
+fn planned(config: &Path, task: Task, precision: Precision) -> Result<(String, usize), String> {
     let checkpoint = Checkpoint::synthetic(config, 1).map_err(|e| e.message().to_owned())?;
     let options = ForgeOptions {
-        max_ctx: Some(CONTEXT),
+        task,
+        max_ctx: (task == Task::Generate).then_some(CONTEXT),
         shards: AUTO_SHARDS,
         onnx: false,
         precision,
@@ -44,10 +45,13 @@ fn row(checkpoint: &Value, folder: &Path) -> String {
     let class = config["architectures"][0].as_str().unwrap().to_owned();
     let path = folder.join("config.json");
     std::fs::write(&path, serde_json::to_vec(&config).unwrap()).unwrap();
-    let all = [Precision::Fp16, Precision::W8A16, Precision::W4A16].map(|p| planned(&path, p));
-    let cells = all.map(|found| match found {
+    let task = serde_json::from_value(checkpoint["task"].clone()).unwrap_or_default();
+    let cells = Precision::ALL.map(|precision| match planned(&path, task, precision) {
         Ok((size, contexts)) => format!("{size}, {contexts}"),
-        Err(what) if what.contains("no recipe") => "no recipe".to_owned(),
+        Err(what) if what.contains("no recipe") => match checkpoint["outside"].as_str() {
+            Some(example) => format!("[from outside](../{example})"),
+            None => "no recipe".to_owned(),
+        },
         Err(what) if what.contains("one process of the NPU") => "over 8 contexts".to_owned(),
         Err(what) => what.rsplit_once("config.json: ").map_or(what.clone(), |(_, w)| w.to_owned()),
     });
