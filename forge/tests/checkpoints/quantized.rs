@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use half::f16;
 use qhx_core::backend::{Backend as _, ContextSource};
 use qhx_core::{DType, Error, ErrorKind, Result};
 use qhx_forge::builder::GraphBuilder;
@@ -11,7 +12,7 @@ use qhx_forge::quantize::{Bits, Quantized, QuantizedForm, QuantizedMut};
 use qhx_forge::recipe::{Precision, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_forge::weight::{RowSource, Storage, Weight, dequantize_blocks};
-use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint, onnx};
+use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint, forge_with, onnx};
 use qhx_paths::fixture;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -425,6 +426,46 @@ fn a_q8_0_embedding_table_is_f16_in_the_bundle() {
     let manifest: Value = serde_json::from_slice(&std::fs::read(report.manifest).unwrap()).unwrap();
     let table = manifest["artifacts"]["embed"].as_str().expect("a table of f16");
     assert_eq!(std::fs::metadata(out.join(table)).unwrap().len(), 48 * 64 * 2);
+}
+
+#[test]
+fn quantized_embedding_tables_are_f16_in_the_bundle() {
+    let of = |folder: &str| {
+        let checkpoint = Checkpoint::open(&fixture(&format!("quantised/{folder}"))).unwrap();
+        checkpoint.matrix("layers.0.mlp.gate_proj.weight", [96, 64]).unwrap()
+    };
+    let kinds = fixture("quantised/kinds.gguf");
+    let kinds = Checkpoint::open_gguf(&kinds, Some(&fixture("quantised/awq"))).unwrap();
+    let tables = [
+        ("awq", of("awq")),
+        ("fp8", of("fp8-block")),
+        ("compressed-tensors", of("compressed")),
+        ("Q4_K", kinds.matrix("layers.4.mlp.up_proj.weight", [3, 256]).unwrap()),
+    ];
+    let dir = file();
+    for (form, table) in tables {
+        let out = dir.path().join(form);
+        let options = ForgeOptions {
+            max_ctx: Some(32),
+            ignore_tensors: vec!["embed_tokens".to_owned()],
+            ..ForgeOptions::new(&out)
+        };
+        let [rows, cols] = table.shape();
+        let with = |checkpoint: &Checkpoint, wanted: &RecipeOptions| {
+            Ok(recipe(checkpoint, wanted)?.embed(Arc::clone(&table)))
+        };
+        let report =
+            forge_with(&dir.path().join("model.gguf"), with, &options, &mut Silent).unwrap();
+        let manifest = std::fs::read(report.manifest).unwrap();
+        let manifest: Value = serde_json::from_slice(&manifest).unwrap();
+        let path = manifest["artifacts"]["embed"].as_str().expect(form);
+        let bytes = std::fs::read(out.join(path)).unwrap();
+        let mut values = vec![0f32; rows * cols];
+        table.read_f32(0, &mut values).unwrap();
+        let expected: Vec<u8> =
+            values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect();
+        assert!(bytes == expected, "{form}");
+    }
 }
 
 /// Bytes of a GGUF file of which the tensor `name` has another entry: `edit` gets its number of dimensions, the sizes,
