@@ -112,7 +112,7 @@ def sentence_pieces(prefix, symbols):
 MODELS = {
     "llama3-tiny": "llama", "qwen2-tiny": "qwen2", "qwen3-tiny": "qwen3", "qwen3vl-tiny": "qwen3vl",
     "qwen35-blocks": "qwen35", "gemma3-tiny": "gemma3", "gemma4-tiny": "gemma4", "lfm2-tiny": "lfm2",
-    "phimoe-blocks": "phimoe",
+    "phimoe-blocks": "phimoe", "qwen3-moe": "qwen3moe",
 }
 
 
@@ -123,8 +123,10 @@ def names(folder, architecture):
         data = file.read_bytes()
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         found |= {name: value for name, value in header.items() if name != "__metadata__"}
-    number = {name: id for id, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
-    table = gguf.get_tensor_name_map(number, 64)
+    numbers = {name: id for id, name in gguf.MODEL_ARCH_NAMES.items()}
+    # The tiny model has layers without experts, which those that llama.cpp knows do not have.
+    kinds = [architecture, architecture.removesuffix("moe")] if architecture == "qwen3moe" else [architecture]
+    tables = [gguf.get_tensor_name_map(numbers[kind], 64) for kind in kinds]
     named = {}
     for name in sorted(found):
         if any(part in name for part in ("visual", "vision", "audio")):
@@ -132,8 +134,9 @@ def names(folder, architecture):
         plain = name.replace("model.language_model.", "model.")
         plain = re.sub(r"\.dt_bias$", ".dt_proj.bias", plain)
         plain = re.sub(r"\.layer_scalar$", ".layer_scalar.weight", plain)
-        plain = re.sub(r"(block_sparse_moe\.experts)\.\d+\.", r"\1.", plain)
-        theirs = table.get_name(plain, try_suffixes=(".weight", ".bias"))
+        plain = re.sub(r"((?:block_sparse_moe|mlp)\.experts)\.\d+\.", r"\1.", plain)
+        theirs = [table.get_name(plain, try_suffixes=(".weight", ".bias")) for table in tables]
+        theirs = next(filter(None, theirs), None)
         assert theirs, plain
         named[re.sub(r"\b(layers|experts)\.\d+", r"\1.N", name)] = re.sub(r"^blk\.\d+", "blk.N", theirs)
     return named

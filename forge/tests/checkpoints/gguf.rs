@@ -2,11 +2,14 @@
 //! converter changes them, are those of the checkpoint that they were made of.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
 use qhx_core::Error;
+use qhx_forge::Silent;
 use qhx_forge::checkpoint::Checkpoint;
+use qhx_forge::graph::{Graph, Origin};
 use qhx_forge::recipe::RecipeOptions;
 use qhx_forge::registry::recipe;
 use qhx_paths::fixture;
@@ -238,6 +241,7 @@ fn metadata(folder: &str, architecture: &str) -> Value {
         ("attention.sliding_window", "sliding_window"),
         ("expert_count", "num_local_experts"),
         ("expert_used_count", "num_experts_per_tok"),
+        ("expert_feed_forward_length", "moe_intermediate_size"),
         ("ssm.group_count", "linear_num_key_heads"),
         ("ssm.time_step_rank", "linear_num_value_heads"),
         ("ssm.state_size", "linear_key_head_dim"),
@@ -304,9 +308,15 @@ fn tensors_of_every_architecture_are_the_checkpoints() {
 #[test]
 fn configurations_of_gguf_files_are_the_checkpoints() {
     let dir = tempfile::tempdir().unwrap();
-    for folder in
-        ["qwen2-tiny", "qwen3-tiny", "qwen35-blocks", "gemma3-tiny", "lfm2-tiny", "phimoe-blocks"]
-    {
+    for folder in [
+        "qwen2-tiny",
+        "qwen3-tiny",
+        "qwen3-moe",
+        "qwen35-blocks",
+        "gemma3-tiny",
+        "lfm2-tiny",
+        "phimoe-blocks",
+    ] {
         let (architecture, tensors) = tensors(folder);
         let path = write(&dir, "model.gguf", &metadata(folder, &architecture), &tensors);
         let checkpoint = Checkpoint::open(&path).unwrap();
@@ -329,6 +339,37 @@ fn configurations_of_gguf_files_are_the_checkpoints() {
             assert!(folder.starts_with(&family.replace("3_5", "35")), "{folder}: {family}");
         }
     }
+}
+
+/// The same graphs, weights and experts give the same tokens.
+#[test]
+fn a_gguf_of_qwen3_moe_becomes_the_bundle_of_its_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let (architecture, tensors) = tensors("qwen3-moe");
+    let path = write(&dir, "model.gguf", &metadata("qwen3-moe", &architecture), &tensors);
+    let options = RecipeOptions { shards: 1, max_ctx: 64, ..RecipeOptions::default() };
+    let parts = |checkpoint: &Checkpoint| {
+        let made = recipe(checkpoint, &options).unwrap();
+        let graphs = made.contexts.iter().flat_map(|context| &context.graphs);
+        let tensors = graphs.clone().flat_map(Graph::tensors);
+        let weights = tensors.filter_map(|tensor| match &tensor.origin {
+            Origin::Weight(weight) => Some(weight),
+            _ => None,
+        });
+        let weights = weights.map(|weight| {
+            let mut values = vec![0f32; weight.rows() * weight.cols()];
+            weight.source().read_f32(0, &mut values).unwrap();
+            (weight.source().name().to_owned(), values)
+        });
+        let nodes: Vec<_> = graphs.clone().map(|graph| graph.nodes().len()).collect();
+        let mut files = vec![Vec::new(); 2];
+        let mut outs: Vec<&mut dyn Write> =
+            files.iter_mut().map(|file| file as &mut dyn Write).collect();
+        made.tables[0].source.write(&mut outs, &mut Silent).unwrap();
+        (nodes, weights.collect::<Vec<_>>(), made.params, made.plan_params, files)
+    };
+    let own = Checkpoint::open(&fixture("qwen3-moe")).unwrap();
+    assert!(parts(&Checkpoint::open(&path).unwrap()) == parts(&own));
 }
 
 /// A model in two files, as `llama-gguf-split` makes it.

@@ -29,6 +29,7 @@ pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Resul
         Architecture::Llama => "LlamaForCausalLM",
         Architecture::Qwen2 => "Qwen2ForCausalLM",
         Architecture::Qwen3 => "Qwen3ForCausalLM",
+        Architecture::Qwen3Moe => "Qwen3MoeForCausalLM",
         Architecture::Qwen2Vl => "Qwen2_5_VLForConditionalGeneration",
         Architecture::Qwen3Vl => "Qwen3VLForConditionalGeneration",
         Architecture::Qwen35 => "Qwen3_5ForCausalLM",
@@ -50,7 +51,8 @@ pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Resul
     let has = |name: &str| file.tensors.iter().any(|tensor| tensor.name == name);
     let key = |key: &str| architecture.key(key);
     let experts = file.size(&key("expert_count")).filter(|experts| *experts > 0);
-    if experts.is_some() && architecture != Architecture::PhiMoe {
+    let sparse = matches!(architecture, Architecture::PhiMoe | Architecture::Qwen3Moe);
+    if experts.is_some() && !sparse {
         return Err("a model of experts: no config.json".to_owned());
     }
     let mut config = Map::new();
@@ -103,6 +105,11 @@ pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Resul
         config
             .insert("num_experts_per_tok".to_owned(), json!(file.size(&key("expert_used_count"))));
         config.insert("lm_head_bias".to_owned(), json!(has("output.bias")));
+    }
+    if architecture == Architecture::Qwen3Moe {
+        let dense = |layer: &usize| !has(&format!("blk.{layer}.ffn_gate_inp.weight"));
+        let dense: Vec<_> = (0..layers(file, architecture)).filter(dense).collect();
+        config.insert("mlp_only_layers".to_owned(), json!(dense));
     }
     match *tokenizer::ends(file, map) {
         [] => None,
@@ -243,6 +250,11 @@ fn own(
                 "head_dim": null,
             })
         }
+        // llama.cpp always brings the weights of a token's experts to a sum of one.
+        Architecture::Qwen3Moe => json!({
+            "moe_intermediate_size": size("expert_feed_forward_length")?,
+            "norm_topk_prob": true,
+        }),
         Architecture::Granite => json!({
             "attention_multiplier": number("attention.scale"),
             "embedding_multiplier": number("embedding_scale"),

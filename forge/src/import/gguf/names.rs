@@ -7,6 +7,7 @@ pub(super) enum Architecture {
     Llama,
     Qwen2,
     Qwen3,
+    Qwen3Moe,
     /// Qwen2.5-VL.
     Qwen2Vl,
     Qwen3Vl,
@@ -79,10 +80,11 @@ pub(super) enum Named {
     Derived,
 }
 
-const ARCHITECTURES: [(&str, Architecture); 15] = [
+const ARCHITECTURES: [(&str, Architecture); 16] = [
     ("llama", Architecture::Llama),
     ("qwen2", Architecture::Qwen2),
     ("qwen3", Architecture::Qwen3),
+    ("qwen3moe", Architecture::Qwen3Moe),
     ("qwen2vl", Architecture::Qwen2Vl),
     ("qwen3vl", Architecture::Qwen3Vl),
     ("qwen35", Architecture::Qwen35),
@@ -172,17 +174,22 @@ const DERIVED: [&str; 4] =
     ["rope_freqs", "rope_factors_long", "rope_factors_short", "attn_rot_embd"];
 /// Parts with one number a head, or for all of a layer, that are no weight in the Hugging Face checkpoint.
 const BARE: [&str; 3] = ["ssm_a", "ssm_dt", "layer_output_scale"];
-/// Experts' matrices.
-const EXPERTS: [(&str, &str); 3] = [
+/// Experts' matrices of PhiMoE, and of Qwen3-MoE.
+const PHI_EXPERTS: Table = &[
     ("ffn_gate_exps", ".w1.weight"),
     ("ffn_down_exps", ".w2.weight"),
     ("ffn_up_exps", ".w3.weight"),
 ];
+const QWEN_EXPERTS: Table = &[
+    ("ffn_gate_exps", ".gate_proj.weight"),
+    ("ffn_down_exps", ".down_proj.weight"),
+    ("ffn_up_exps", ".up_proj.weight"),
+];
 
 impl Architecture {
     /// Those that are read, for messages.
-    pub const NAMES: &'static str = "llama, qwen2, qwen3, qwen2vl, qwen3vl, qwen35, gemma3, gemma4, lfm2, phi3, phimoe, \
-                                     smollm3, granite, olmo2 or gemma2";
+    pub const NAMES: &'static str = "llama, qwen2, qwen3, qwen3moe, qwen2vl, qwen3vl, qwen35, gemma3, gemma4, lfm2, phi3, \
+                                     phimoe, smollm3, granite, olmo2 or gemma2";
 
     pub fn of(name: &str) -> Option<Self> {
         ARCHITECTURES.iter().find(|(known, _)| *known == name).map(|(_, found)| *found)
@@ -228,10 +235,13 @@ impl Architecture {
             return Some(Named::Whole(format!("mtp.layers.{layer}.{part}"), Change::NONE));
         }
         let prefix = format!("model.layers.{layer}");
-        if self == Self::PhiMoe
-            && let Some(end) = look_up(&[&EXPERTS], part)
-        {
-            return Some(Named::Experts(format!("{prefix}.block_sparse_moe.experts."), end));
+        let (block, experts) = match self {
+            Self::PhiMoe => ("block_sparse_moe", PHI_EXPERTS),
+            Self::Qwen3Moe => ("mlp", QWEN_EXPERTS),
+            _ => ("", &[][..]),
+        };
+        if let Some(end) = look_up(&[experts], part) {
+            return Some(Named::Experts(format!("{prefix}.{block}.experts."), end));
         }
         let own: Table = match self {
             Self::Gemma2 | Self::Gemma3 | Self::Gemma4 => GEMMA,
@@ -239,6 +249,7 @@ impl Architecture {
             Self::Lfm2 => LFM2,
             Self::Phi3 | Self::PhiMoe => PHI,
             Self::Qwen35 => QWEN35,
+            Self::Qwen3Moe => &[("ffn_gate_inp", "mlp.gate")],
             _ => &[],
         };
         Some(whole(format!("{prefix}.{}", look_up(&[own, LAYER], part)?), part))
