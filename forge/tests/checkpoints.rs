@@ -55,6 +55,22 @@ fn copy(name: &str) -> TempDir {
     dir
 }
 
+/// A copy of a fixture with its folders.
+fn copy_all(name: &str) -> TempDir {
+    let dir = copy(name);
+    for entry in std::fs::read_dir(fixture(name)).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            let to = dir.path().join(path.file_name().unwrap());
+            std::fs::create_dir(&to).unwrap();
+            for file in std::fs::read_dir(&path).unwrap().map(|file| file.unwrap().path()) {
+                std::fs::copy(&file, to.join(file.file_name().unwrap())).unwrap();
+            }
+        }
+    }
+    dir
+}
+
 fn open(dir: &Path) -> Result<(), Error> {
     let checkpoint = Checkpoint::open(dir)?;
     let options = RecipeOptions {

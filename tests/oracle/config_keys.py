@@ -4,7 +4,8 @@ or without influence.
     python config_keys.py        # needs transformers==5.24.0; says what is missing or gone
 
 Keys of a class are the fields of its configuration class, and whatever its modeling file reads of a configuration, as do
-the files that make masks and rotary tables.
+the files that make masks and rotary tables. `Class.vision_config` are those of a part. Names that begin with a small
+letter are lists that others have in common (`with`); classes that `transformers` does not have are not compared.
 """
 
 import dataclasses
@@ -20,8 +21,16 @@ from transformers.modeling_rope_utils import RopeParameters
 
 KEYS = Path(__file__).parent / "../../forge/src/keys.json"
 READS = [r"\bconfig\.([a-z_0-9]+)", r"getattr\((?:self\.)?(?:text_)?config, \"([a-z_0-9]+)\""]
-# Methods.
-NO_KEYS = {"get_text_config", "to_dict", "standardize_rope_params", "per_layer_config"}
+# Methods, what follows from other keys, and parts.
+NO_KEYS = {
+    "get_text_config",
+    "to_dict",
+    "standardize_rope_params",
+    "per_layer_config",
+    "kv_sharing_modes",
+    "n_positions",
+    "num_labels",
+}
 
 
 def reads(module):
@@ -34,32 +43,74 @@ def fields(kind):
     return {field.name for field in dataclasses.fields(kind) if not field.name.startswith("_")}
 
 
+def of(keys, name, kinds=("used", "refused", "neutral")):
+    """The keys of a list and of those that it goes with; what is nearer counts."""
+    own = keys[name]
+    found = {key: kind for kind in kinds for key in own.get(kind, [])}
+    for other in own.get("with", []):
+        found = of(keys, other) | found
+    return found
+
+
+def wanted(name, part):
+    """The keys of a class, or of a part of it."""
+    model = getattr(transformers, name)
+    whole = model.config_class
+    parts = whole.sub_configs
+    kind = parts[part] if part else whole
+    module = inspect.getmodule(whole)
+    configs = [kind for kind in vars(module).values() if dataclasses.is_dataclass(kind)]
+    elsewhere = set(parts).union(*(fields(kind) | set(kind.attribute_map) for kind in configs))
+    found = fields(kind) - set(parts)
+    # What no part of a configuration has is its decoder's, or its encoder's.
+    if part in ("text_config", "encoder_config") or not parts:
+        found |= reads(inspect.getmodule(model)) - elsewhere
+    return found
+
+
 def main():
     keys = json.loads(KEYS.read_text())
-    shared, wrong = keys.pop("*"), 0
-    rope = keys.pop("rope")
-    common = fields(transformers.PreTrainedConfig) | reads(masking_utils) - {"sliding_window"}
-    every = set.intersection(*(fields(getattr(transformers, name).config_class) for name in keys))
-    # Some have no field for it, and read it all the same; files of models without one have the latter two.
-    common |= every | {"head_dim", "use_bidirectional_attention", "rope_parameters"}
-    listed = {"*": (shared, common), "rope": (rope, set(RopeParameters.__annotations__))}
+    common = fields(transformers.PreTrainedConfig)
+    masks = reads(masking_utils)
+    # Some have no field for these and read them all the same, and a cache takes any decoder with a window for one that
+    # slides.
+    decoders = masks | {"head_dim", "rope_parameters", "sliding_window"}
+    met = {"rope": set(RopeParameters.__annotations__), "*": common}
+    wrong = count = 0
+
+    def report(name, what, found):
+        nonlocal wrong
+        if found:
+            wrong += 1
+            print(f"{name}: {what}: {', '.join(sorted(found))}")
+
+    def meet(name, found):
+        met.setdefault(name, set()).update(found)
+        for other in keys[name].get("with", []):
+            meet(other, found)
+
     for name, own in keys.items():
-        model = getattr(transformers, name)
-        kind = model.config_class
-        wanted = fields(kind) | reads(inspect.getmodule(model))
-        # A cache takes any model with this key for one that slides.
-        wanted |= {"sliding_window"}
-        listed[name] = (own, wanted - common)
-    for name, (own, wanted) in listed.items():
-        parts = [set(own.get("used", [])), set(own.get("refused", {})), set(own.get("neutral", []))]
-        twice = [key for key in set.union(*parts) if sum(key in part for part in parts) > 1]
-        missing = wanted - set.union(*parts)
-        gone = set.union(*parts) - wanted
-        for what, found in [("in two lists", twice), ("in no list", missing), ("of no class", gone)]:
-            if found:
-                wrong += 1
-                print(f"{name}: {what}: {', '.join(sorted(found))}")
-    print(f"{len(keys)} classes, {wrong} differences")
+        parts = [set(own.get(kind, [])) for kind in ("used", "refused", "neutral")]
+        report(name, "in two lists", {key for key in set.union(*parts) if sum(key in part for part in parts) > 1})
+        classes, _, part = name.partition(".")
+        for model in classes.split() if name[0].isupper() else []:
+            if not hasattr(transformers, model):
+                continue
+            count += 1
+            listed = of(keys, name)
+            found = wanted(model, part or None)
+            if "is_causal" in listed:
+                found |= decoders
+            report(f"{model} {part}", "in no list", found - set(listed) - common)
+            meet(name, found | common)
+    for name, own in keys.items():
+        here = {key for kind in ("used", "refused", "neutral") for key in own.get(kind, [])}
+        # A list may say more of a key than those that it goes with.
+        further = set().union(*(of(keys, other) for other in own.get("with", [])))
+        report(name, "of no class", here - met.get(name, set()) - further)
+    report("rope", "in no list", met["rope"] - set(keys["rope"]["used"]))
+    report("*", "in no list", common - set(of(keys, "*")))
+    print(f"{count} classes and parts, {wrong} differences")
     sys.exit(wrong > 0)
 
 

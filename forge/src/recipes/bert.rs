@@ -81,8 +81,13 @@ impl Config {
         let roberta = !checkpoint.architecture().is_some_and(|class| class.starts_with("Bert"));
         let hidden = reader.size_or("hidden_size", 768)?;
         let rows = reader.size_or("max_position_embeddings", 512)?;
-        let padding = reader.get("pad_token_id").and_then(serde_json::Value::as_u64).unwrap_or(1);
-        let first = if roberta { padding as usize + 1 } else { 0 };
+        let first = match reader.get("pad_token_id").filter(|_| roberta) {
+            None => 2 * usize::from(roberta),
+            Some(padding) => match padding.as_u64().filter(|padding| *padding < rows as u64) {
+                Some(padding) => padding as usize + 1,
+                None => return Err(reader.bad("pad_token_id", padding, "a row of positions")),
+            },
+        };
         let positions = rows.checked_sub(first).filter(|positions| *positions > 0);
         Ok(Self {
             roberta,

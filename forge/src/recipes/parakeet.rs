@@ -102,6 +102,8 @@ impl Config {
         reader.only("subsampling_conv_stride", &json!(2))?;
         let hidden = reader.size_or("hidden_size", 1024)?;
         let heads = reader.size_or("num_attention_heads", 8)?;
+        reader.only("num_key_value_heads", &json!(heads))?;
+        reader.only("head_dim", &json!(hidden / heads))?;
         let kernel = reader.size_or("conv_kernel_size", 9)?;
         let factor = reader.size_or("subsampling_factor", 8)?;
         let mels = reader.size_or("num_mel_bins", 80)?;

@@ -1,12 +1,14 @@
 //! Switches of Llama-like classes that cannot be, and the contexts that rope types allow.
 
+use std::collections::BTreeMap;
+
 use qhx_core::ErrorKind;
 use qhx_forge::checkpoint::Checkpoint;
-use qhx_forge::recipe::RecipeOptions;
+use qhx_forge::recipe::{RecipeOptions, Task};
 use qhx_forge::registry::recipe;
 use serde_json::{Value, json};
 
-use super::{copy, edit_json, refused};
+use super::{copy, copy_all, edit_json, refused};
 
 #[test]
 fn switches_that_cannot_be_are_refused_by_key() {
@@ -73,52 +75,103 @@ const APART: [&str; 8] = [
     "max_window_layers",
 ];
 
+/// A checkpoint for each list, by the first of its classes.
+const LISTED: [(&str, &str); 26] = [
+    ("LlamaForCausalLM", "llama3-tiny"),
+    ("MistralForCausalLM", "mistral-tiny"),
+    ("Qwen2ForCausalLM", "qwen2-tiny"),
+    ("Qwen3ForCausalLM", "qwen3-tiny"),
+    ("Qwen3MoeForCausalLM", "qwen3-moe"),
+    ("Phi3ForCausalLM", "switches/phi3"),
+    ("SmolLM3ForCausalLM", "switches/smollm3"),
+    ("GraniteForCausalLM", "switches/granite"),
+    ("Olmo2ForCausalLM", "switches/olmo2"),
+    ("Gemma2ForCausalLM", "switches/gemma2"),
+    ("PhimoeForCausalLM", "phimoe-6"),
+    ("Qwen3_5ForCausalLM", "qwen35-untied"),
+    ("Qwen3_5ForConditionalGeneration", "qwen35-vision"),
+    ("Qwen3_5MoeForCausalLM", "qwen35-moe"),
+    ("Qwen3VLForConditionalGeneration", "qwen3vl-unseen"),
+    ("Qwen2_5_VLForConditionalGeneration", "qwen25vl-unseen"),
+    ("Gemma4ForConditionalGeneration", "gemma4-unseen"),
+    ("Gemma3TextModel", "embeddinggemma-tiny"),
+    ("BertModel", "embed-bert-tiny"),
+    ("XLMRobertaModel", "rerank-xlmr-tiny"),
+    ("Qwen3Model", "rerank-qwen3-tiny"),
+    ("SiglipModel", "siglip-fixed"),
+    ("Siglip2Model", "siglip-naflex"),
+    ("WhisperForConditionalGeneration", "whisper-tiny"),
+    ("ParakeetForCTC", "parakeet-ctc-tiny"),
+    ("ParakeetForTDT", "parakeet-tdt-tiny"),
+];
+
+/// The keys of `list` and of those that it goes with, the nearest first: how each is listed.
+fn listed(lists: &Value, list: &str, keys: &mut BTreeMap<String, &'static str>) {
+    for kind in ["used", "refused", "neutral"] {
+        let names = match &lists[list][kind] {
+            Value::Object(keys) => keys.keys().cloned().collect(),
+            Value::Array(keys) => keys.iter().map(|key| key.as_str().unwrap().to_owned()).collect(),
+            _ => Vec::new(),
+        };
+        for name in names {
+            keys.entry(name).or_insert(kind);
+        }
+    }
+    for other in lists[list]["with"].as_array().into_iter().flatten() {
+        listed(lists, other.as_str().unwrap(), keys);
+    }
+}
+
 #[test]
 fn keys_are_used_refused_or_without_influence() {
     let lists: Value = serde_json::from_str(include_str!("../../src/keys.json")).unwrap();
-    let models = [
-        ("LlamaForCausalLM", "llama3-tiny"),
-        ("MistralForCausalLM", "mistral-tiny"),
-        ("Qwen2ForCausalLM", "qwen2-tiny"),
-        ("Qwen3ForCausalLM", "qwen3-tiny"),
-        ("Phi3ForCausalLM", "switches/phi3"),
-        ("SmolLM3ForCausalLM", "switches/smollm3"),
-        ("GraniteForCausalLM", "switches/granite"),
-        ("Olmo2ForCausalLM", "switches/olmo2"),
-        ("Gemma2ForCausalLM", "switches/gemma2"),
-        ("PhimoeForCausalLM", "phimoe-6"),
-    ];
-    assert_eq!(lists.as_object().unwrap().len(), models.len() + 2);
-    for (class, model) in models {
-        let dir = copy(model);
+    let mut wrong = Vec::new();
+    for (class, model) in LISTED {
+        let dir = copy_all(model);
         let path = dir.path().join("config.json");
         let whole = std::fs::read(&path).unwrap();
-        let with = |key: &str| {
-            std::fs::write(&path, &whole).unwrap();
-            edit_json(&path, |config| config[key] = json!({"no": "value"}));
-            super::open(dir.path())
+        let task = match class {
+            "Qwen3Model" | "XLMRobertaModel" => Task::Score,
+            _ if class.ends_with("Model") => Task::Embed,
+            _ => Task::Generate,
         };
-        let keys = |kind: &str| {
-            let of = |list: &Value| match &list[kind] {
-                Value::Object(keys) => keys.keys().cloned().collect(),
-                Value::Array(keys) => {
-                    keys.iter().map(|key| key.as_str().unwrap().to_owned()).collect()
-                }
-                _ => Vec::new(),
-            };
-            [of(&lists["*"]), of(&lists[class])].concat()
-        };
-        for key in [keys("used"), keys("refused")].concat() {
-            if APART.contains(&&*key) {
-                continue;
-            }
-            let error = with(&key).expect_err(&format!("{class} does not look at {key}"));
-            assert!(error.message().contains(&key), "{class}: {error}");
+        let mut options =
+            RecipeOptions { shards: 1, max_ctx: 16, task, ..RecipeOptions::default() };
+        if class.contains("VL") {
+            options.choices.insert("image-size".to_owned(), "12".to_owned());
         }
-        for key in keys("neutral").iter().map(String::as_str).chain(["key_that_nobody_knows"]) {
-            with(key).unwrap_or_else(|e| panic!("{class}: {e}"));
+        let parts = lists.as_object().unwrap().keys().filter_map(|name| {
+            let (classes, part) = name.split_once('.').unwrap_or((name, ""));
+            (classes.split(' ').next() == Some(class)).then_some((name, part))
+        });
+        for (list, part) in parts {
+            let mut keys = BTreeMap::from([("key_that_nobody_knows".to_owned(), "unknown")]);
+            listed(&lists, list, &mut keys);
+            listed(&lists, "*", &mut keys);
+            for (key, kind) in keys {
+                let either = key == "use_bidirectional_attention" && kind == "used";
+                if APART.contains(&&*key) || either {
+                    continue;
+                }
+                std::fs::write(&path, &whole).unwrap();
+                edit_json(&path, |config| {
+                    // In the oldest spelling the decoder's keys are those of the whole.
+                    let whole = part.is_empty() || config.get(part).is_none();
+                    let part = if whole { config } else { &mut config[part] };
+                    part[&key] = json!({"no": "value"});
+                });
+                let made = Checkpoint::open(dir.path()).and_then(|found| recipe(&found, &options));
+                let taken = matches!(kind, "neutral" | "unknown");
+                match made {
+                    Ok(_) if taken => {}
+                    Err(e) if !taken && e.message().contains(&key) => {}
+                    Ok(_) => wrong.push(format!("{list}: {key} is {kind}, and taken")),
+                    Err(e) => wrong.push(format!("{list}: {key} is {kind}: {e}")),
+                }
+            }
         }
     }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 /// Files that the `gguf` package wrote, without a config.json.

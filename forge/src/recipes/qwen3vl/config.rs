@@ -70,9 +70,9 @@ impl Config {
                 false => Vision::read(checkpoint, [hidden, layers, vocab])?,
             },
         };
+        reader.kinds("layer_types", layers, &[("full_attention", ())])?;
         if windowed {
             reader.only("use_sliding_window", &json!(false))?;
-            reader.kinds("layer_types", layers, &[("full_attention", ())])?;
             return Ok(Self {
                 family: "qwen2_5_vl",
                 head_norms: false,
