@@ -95,6 +95,11 @@ impl GraphCosts {
         Self { all_declared: graphs.into_iter().all(|graph| declared_us(host, graph).is_some()) }
     }
 
+    /// Whether each graph has a figure of the bundle.
+    pub(crate) fn are_declared(self) -> bool {
+        self.all_declared
+    }
+
     /// Cost of executing graphs that take `rows` rows once, one after the other.
     pub fn sum(self, host: &Host, graphs: &[GraphId], rows: usize) -> f64 {
         let cost = |&graph: &GraphId| {

@@ -169,6 +169,15 @@ fn run(step: &mut Step<'_>) -> Result<()> {
             assert_eq!(seen, place as usize + last, "row {row} at {place}");
         }
     }
+    // Without a cache, rows see each other and those before them alone.
+    if let (None, Ok(mask)) = (&cached, step.input("cmask")) {
+        let keys: Vec<_> = x.iter().step_by(2).copied().collect();
+        step.set("new_k_0", &keys)?;
+        for (row, mask) in mask.chunks_exact(rows).enumerate() {
+            assert_eq!(mask.iter().filter(|value| **value == 0.0).count(), row + 1, "row {row}");
+        }
+        assert_eq!(place, 0.0, "a text begins");
+    }
     // Of the rows, those that are tokens.
     let rows = step.input("valid").map_or(rows as f32, |valid| valid.iter().sum());
     for state in ["a", "b"] {
@@ -319,6 +328,47 @@ fn a_short_prompt_goes_by_steps_where_they_cost_less() {
         assert_eq!(executions(&op, graphs), expected, "{us:?}");
         assert_eq!(op.bound("one", "past_k_0").unwrap()[..3], [1.0, 0.0, 2.0]);
     }
+}
+
+#[test]
+fn graphs_without_caches_take_the_first_tokens_of_a_text() {
+    let blind = |rows: usize| {
+        let mut graph = cached("blind", rows, "y", 2);
+        graph.inputs.pop();
+        graph.inputs[2] = tensor("cmask", F32, [rows, rows]);
+        graph
+    };
+    let opened = |prefill: Value, graphs: Vec<GraphInfo>| {
+        let params = json!({"decode": "one", "prefill": prefill, "lmhead": "head"});
+        let op = harness(params, json!({})).graph(cached("one", 1, "y", 2)).graph(head());
+        graphs.into_iter().fold(op, OpHarness::graph).open::<TinyModel>()
+    };
+    let mut op = opened(json!("blind"), vec![blind(4)]).unwrap();
+    let expected = "its prefill graphs read no caches, and take a text's first tokens alone";
+    assert_eq!(op.info().verification.refusal.as_deref(), Some(expected));
+    assert_eq!(op.prefill(&[Segment::Tokens(&[1, 2, 1, 0, 2])]).unwrap(), [2.0, -2.0, 7.0]);
+    assert_eq!(executions(&op, ["one", "blind"]), [1, 1]);
+    op.prefill(&[Segment::Tokens(&[1, 1, 1])]).unwrap();
+    assert_eq!(executions(&op, ["one", "blind"]), [4, 1], "a later turn goes by steps");
+    let keys = [1.0, 2.0, 1.0, 0.0, 2.0, 1.0, 1.0, 1.0];
+    assert_eq!(op.bound("one", "past_k_0").unwrap()[..8], keys);
+    op.reset().unwrap();
+    op.prefill(&[Segment::Tokens(&[0, 2])]).unwrap();
+    assert_eq!(executions(&op, ["one", "blind"]), [4, 2]);
+
+    // Beside graphs that go on, they begin; none of them is what draft tokens are verified by.
+    let mut op = opened(json!(["blind", "two"]), vec![blind(4), cached("two", 2, "y", 2)]).unwrap();
+    assert_eq!(op.info().verification.widths, [2]);
+    op.prefill(&[Segment::Tokens(&[1, 2, 1, 0, 2, 1])]).unwrap();
+    assert_eq!(executions(&op, ["one", "two", "blind"]), [0, 1, 1]);
+
+    let mut blind_step = cached("one", 1, "y", 2);
+    blind_step.inputs.pop();
+    blind_step.name = "step".to_owned();
+    let params = json!({"decode": "step", "prefill": "two", "lmhead": "head"});
+    let op = harness(params, json!({})).graph(blind_step).graph(cached("two", 2, "y", 2));
+    let error = op.graph(head()).open::<TinyModel>().unwrap_err();
+    assert!(error.message().contains("step give rows of caches (new_*)"), "{error}");
 }
 
 #[test]

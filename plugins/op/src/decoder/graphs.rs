@@ -70,28 +70,44 @@ impl DecoderGraphs {
     pub fn find(host: &Host) -> Result<Self> {
         let params: Params = host.params()?;
         let decode = params.decode.graphs(host, DECODE)?;
-        let (rows, hidden) = host.rows_of(decode[0], host.input(decode[0], "x")?)?;
+        let prefill = params.prefill.map(|graphs| graphs.graphs(host, PREFILL)).transpose()?;
+        let head = params.lmhead.map(|name| host.require_graph(LMHEAD, &name)).transpose()?;
+        Self::of(host, decode, prefill.unwrap_or_default(), head)
+    }
+
+    /// The same of graphs that an op has found by itself: those for one token in order, those for several in the order
+    /// of their layers, and the head's.
+    ///
+    /// # Errors
+    /// When there is no graph for one token, or graphs do not fit each other.
+    pub fn of(
+        host: &Host,
+        decode: Vec<GraphId>,
+        prefill: Vec<GraphId>,
+        head: Option<GraphId>,
+    ) -> Result<Self> {
+        let Some(&first) = decode.first() else {
+            return Err(Error::manifest(format!("manifest {DECODE}: no graph is named")));
+        };
+        let (rows, hidden) = host.rows_of(first, host.input(first, "x")?)?;
         if rows != 1 {
             return Err(Error::graph(format!(
                 "graph {:?}: x has {rows} rows, expected 1 for manifest {DECODE}; name graphs that \
                  take several tokens in {PREFILL}",
-                host.graph(decode[0]).name
+                host.graph(first).name
             )));
         }
         let mut passes = vec![(1, decode)];
-        if let Some(prefill) = &params.prefill {
-            for graph in prefill.graphs(host, PREFILL)? {
-                let (rows, _) = host.rows_of(graph, host.input(graph, "x")?)?;
-                match passes.iter_mut().skip(1).find(|(have, _)| *have == rows) {
-                    Some((_, shards)) => shards.push(graph),
-                    // A one-row graph among them would do what decode does.
-                    None if rows > 1 => passes.push((rows, vec![graph])),
-                    None => {}
-                }
+        for graph in prefill {
+            let (rows, _) = host.rows_of(graph, host.input(graph, "x")?)?;
+            match passes.iter_mut().skip(1).find(|(have, _)| *have == rows) {
+                Some((_, shards)) => shards.push(graph),
+                // A one-row graph among them would do what decode does.
+                None if rows > 1 => passes.push((rows, vec![graph])),
+                None => {}
             }
-            passes.sort_by_key(|(rows, _)| *rows);
         }
-        let head = params.lmhead.map(|name| host.require_graph(LMHEAD, &name)).transpose()?;
+        passes.sort_by_key(|(rows, _)| *rows);
         Ok(Self { passes, head, hidden })
     }
 

@@ -16,6 +16,8 @@ pub struct Pass<'a> {
     pub graphs: &'a [GraphId],
     /// Tokens of a step.
     pub rows: usize,
+    /// The graphs write caches and read none: they take the first tokens of a text alone.
+    pub begins: bool,
 }
 
 /// The tokens of one step.
@@ -230,7 +232,8 @@ impl Masks {
 
 impl Filler for Masks {
     fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()> {
-        self.masks.push(self.mask.bind(host, pass.graphs, pass.rows)?);
+        let mask = if pass.begins { self.mask.without_cache() } else { self.mask };
+        self.masks.push(mask.bind(host, pass.graphs, pass.rows)?);
         Ok(())
     }
 

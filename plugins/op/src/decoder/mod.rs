@@ -37,7 +37,7 @@ pub use head::{Head, HiddenRows};
 pub use inputs::{Chunk, Filler, Pass, SoftRows};
 pub use soft::{SoftPart, SoftPrompt};
 
-use crate::experts::{ExpertParams, Experts, Residual, Tensor};
+use crate::experts::{ExpertParams, Experts, Residual, Rule, Tensor};
 use crate::fill::{CausalMask, Embedding, Rope};
 use crate::kernels::all_finite;
 use crate::state::StateCarrier;
@@ -58,6 +58,7 @@ pub struct DecoderBuilder {
     graphs: DecoderGraphs,
     state: StateCarrier,
     embedding: Option<Embedding>,
+    router: Option<Rule>,
     fillers: Vec<Box<dyn Filler>>,
 }
 
@@ -65,6 +66,12 @@ impl DecoderBuilder {
     /// The table that rows of `x` come from, instead of [`DecoderGraphs::embedding`].
     pub fn embedding(mut self, embedding: Embedding) -> Self {
         self.embedding = Some(embedding);
+        self
+    }
+
+    /// How tokens choose experts, instead of `params.router` of the manifest.
+    pub fn router(mut self, rule: Rule) -> Self {
+        self.router = Some(rule);
         self
     }
 
@@ -89,7 +96,7 @@ impl DecoderBuilder {
     /// # Errors
     /// When one of these checks fails.
     pub fn open(self, host: &mut Host) -> Result<Decoder> {
-        let Self { op, graphs, state, embedding, mut fillers } = self;
+        let Self { op, graphs, state, embedding, router, mut fillers } = self;
         let embedding = match embedding {
             Some(embedding) => embedding,
             None => graphs.embedding(host)?,
@@ -101,7 +108,9 @@ impl DecoderBuilder {
         let mut passes = Vec::with_capacity(graphs.passes.len());
         for (index, (rows, shards)) in graphs.passes.into_iter().enumerate() {
             state.check_complete(host, index)?;
-            rows_of_tokens.bind(host, Pass { index, graphs: &shards, rows })?;
+            let begins = begins(host, index, &shards)?;
+            let pass = Pass { index, graphs: &shards, rows, begins };
+            rows_of_tokens.bind(host, pass)?;
             let residual = match Residual::is_among(host, &shards) {
                 true => {
                     let x = rows_of_tokens.input(index);
@@ -116,7 +125,7 @@ impl DecoderBuilder {
                 }
             };
             for filler in &mut fillers {
-                filler.bind(host, Pass { index, graphs: &shards, rows })?;
+                filler.bind(host, pass)?;
             }
             let tail = match &residual {
                 Some(residual) => Tail::after(host, residual)?,
@@ -128,11 +137,11 @@ impl DecoderBuilder {
                 !state.replaces(index, graph) || ValidRows::has_inputs(host, graph)
             };
             let only_full = rows > 1 && !shards.iter().all(masks_rows);
-            let graphs = shards;
-            passes.push(Shards { graphs, residual, rows, fills, tail, source: None, only_full });
+            let (graphs, source) = (shards, None);
+            passes.push(Shards { graphs, residual, rows, fills, tail, source, only_full, begins });
         }
         fillers.insert(0, Box::new(rows_of_tokens));
-        let experts = experts(host, &passes)?;
+        let experts = experts(host, &passes, router)?;
         let head = match graphs.head {
             Some(graph) => {
                 let mut sources = Vec::new();
@@ -155,7 +164,7 @@ impl DecoderBuilder {
             )));
         }
         let widest = passes.iter().map(|pass| pass.rows).max().unwrap_or(1);
-        let plan = Passes::plan(&costs(host, &passes), max_ctx);
+        let plan = Passes::plan(&costs(host, &passes, experts.as_ref()), max_ctx);
         Ok(Decoder {
             op,
             passes,
@@ -176,8 +185,30 @@ impl DecoderBuilder {
     }
 }
 
+/// Whether the graphs of a pass write caches and read none.
+fn begins(host: &Host, pass: usize, graphs: &[GraphId]) -> Result<bool> {
+    let reads =
+        |graph: GraphId| host.graph(graph).inputs.iter().any(|t| t.role.starts_with("past_"));
+    let writes =
+        |graph: GraphId| host.graph(graph).outputs.iter().any(|t| t.role.starts_with("new_"));
+    let blind = graphs.iter().filter(|&&graph| writes(graph) && !reads(graph)).count();
+    if blind == 0 {
+        return Ok(false);
+    }
+    if pass == STEP || graphs.iter().any(|&graph| reads(graph)) {
+        let names: Vec<_> = graphs.iter().map(|&graph| host.graph(graph).name.as_str()).collect();
+        return Err(Error::graph(format!(
+            "{blind} of the {} graphs {} give rows of caches (new_*) that none of them reads (past_*), expected {}",
+            graphs.len(),
+            names.join(", "),
+            if pass == STEP { "none of a step of one token" } else { "all of them or none" }
+        )));
+    }
+    Ok(true)
+}
+
 /// The experts between the graphs of the passes: of all of them or of none.
-fn experts(host: &mut Host, passes: &[Shards]) -> Result<Option<Experts>> {
+fn experts(host: &mut Host, passes: &[Shards], rule: Option<Rule>) -> Result<Option<Experts>> {
     let Some(step) = &passes[STEP].residual else {
         return match passes.iter().find(|pass| pass.residual.is_some()) {
             Some(pass) => Err(mixed_experts(host, pass, &passes[STEP])),
@@ -189,7 +220,8 @@ fn experts(host: &mut Host, passes: &[Shards]) -> Result<Option<Experts>> {
     }
     let wide = passes[STEP + 1..].iter().filter_map(|pass| pass.residual.as_ref());
     let widest = wide.max_by_key(|residual| residual.rows);
-    let (params, rule) = (host.params::<ExpertParams>()?, host.require("/params/router")?);
+    let params = host.params::<ExpertParams>()?;
+    let rule = rule.map_or_else(|| host.require("/params/router"), Ok)?;
     Experts::open(host, &params, rule, step, widest).map(Some)
 }
 
@@ -203,15 +235,26 @@ fn mixed_experts(host: &Host, with: &Shards, without: &Shards) -> Error {
     ))
 }
 
-/// What the passes cost: the bundle's own figures where it has one for each graph, else a rule.
-fn costs(host: &Host, passes: &[Shards]) -> Vec<PassCost> {
-    let costs = GraphCosts::of(host, passes.iter().flat_map(|pass| pass.graphs.iter().copied()));
-    let of = |pass: &Shards| PassCost {
-        rows: pass.rows,
-        only_full: pass.only_full,
-        logits: pass.gives_logits(),
-        fill: costs.sum(host, &pass.graphs[..pass.fills], pass.rows),
-        whole: costs.sum(host, &pass.graphs, pass.rows),
+/// What the passes cost with the experts between their graphs: the bundle's own figures where it has one for each graph,
+/// else a rule.
+fn costs(host: &Host, passes: &[Shards], experts: Option<&Experts>) -> Vec<PassCost> {
+    let graphs = passes.iter().flat_map(|pass| pass.graphs.iter().copied());
+    let costs = GraphCosts::of(host, graphs.chain(experts.into_iter().flat_map(Experts::graphs)));
+    let of = |pass: &Shards| {
+        let layers = pass.residual.as_ref().map_or(0, |residual| residual.layers);
+        let layer = experts.map_or(0.0, |experts| experts.cost(host, costs, pass.rows));
+        let sum = |graphs: &[GraphId], layers: usize| {
+            costs.sum(host, graphs, pass.rows) + layer * layers as f64
+        };
+        PassCost {
+            rows: pass.rows,
+            only_full: pass.only_full,
+            begins: pass.begins,
+            logits: pass.gives_logits(),
+            // Nobody asks for what the experts behind the last of these graphs add.
+            fill: sum(&pass.graphs[..pass.fills], layers.min(pass.fills.saturating_sub(1))),
+            whole: sum(&pass.graphs, layers),
+        }
     };
     passes.iter().map(of).collect()
 }
@@ -256,6 +299,8 @@ struct Shards {
     /// A state that is replaced as a whole would take in the rows after the last token, too: no graph has an input for
     /// which rows are tokens.
     only_full: bool,
+    /// They take the first tokens of a text alone.
+    begins: bool,
 }
 
 impl Shards {
@@ -317,7 +362,7 @@ impl Decoder {
     /// A decoder of `graphs` with `state`, which has paired the tensors of
     /// [`DecoderGraphs::groups`]. `op` is the op's name, for messages.
     pub fn builder(op: &'static str, graphs: DecoderGraphs, state: StateCarrier) -> DecoderBuilder {
-        DecoderBuilder { op, graphs, state, embedding: None, fillers: Vec::new() }
+        DecoderBuilder { op, graphs, state, embedding: None, router: None, fillers: Vec::new() }
     }
 
     /// What the op declares about itself, but for what it adds: that draft tokens are verified
@@ -441,13 +486,14 @@ impl Decoder {
         total: usize,
         soft: &[SoftRows<'_>],
     ) -> Result<(usize, usize, bool)> {
+        let begins = self.state.position() == 0;
         let mut wholes = soft.iter().filter(|rows| rows.together && rows.first >= done);
         let Some(whole) = wholes.next() else {
-            let (pass, count) = self.plan.next(total - done);
+            let (pass, count) = self.plan.next(total - done, begins);
             return Ok((pass, count, false));
         };
         if whole.first > done {
-            let (pass, count) = self.plan.next(whole.first - done);
+            let (pass, count) = self.plan.next(whole.first - done, begins);
             return Ok((pass, count, false));
         }
         let count = whole.values.len() / self.hidden.max(1);

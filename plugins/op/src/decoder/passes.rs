@@ -10,6 +10,8 @@ pub(super) struct PassCost {
     pub rows: usize,
     /// It takes as many tokens as it has rows, no fewer.
     pub only_full: bool,
+    /// It takes the first tokens of a text alone.
+    pub begins: bool,
     /// It gives logits, so that the last token of a prompt may be among its own.
     pub logits: bool,
     /// Cost of its graphs when nobody wants logits.
@@ -24,11 +26,14 @@ pub(super) struct PassCost {
 pub(super) struct Passes {
     /// Index of the pass that begins what is cheapest for n tokens; nothing stands for 0 tokens.
     first: Vec<u16>,
+    /// The same where the next token is a text's first, for passes that take those alone; empty where there is none.
+    begin: Vec<u16>,
     /// For more tokens than that: the pass with the lowest cost of a row.
     steady: usize,
     rows: Vec<usize>,
     logits: Vec<bool>,
     only_full: Vec<bool>,
+    begins: Vec<bool>,
 }
 
 impl Passes {
@@ -44,34 +49,48 @@ impl Passes {
         cheapest.push(0.0);
         let mut first = Vec::with_capacity(planned.saturating_add(1));
         first.push(0);
-        for left in 1..=planned {
-            let mut best = (0, f64::INFINITY);
-            for (index, cost) in costs.iter().enumerate() {
-                let Some(count) = take(cost, left) else { continue };
+        let better = |best: (u16, f64), left: usize, begins: bool, cheapest: &[f64]| {
+            let passes = (0..).zip(costs).filter(|(_, cost)| cost.begins == begins);
+            passes.fold(best, |best, (index, cost)| {
+                let Some(count) = take(cost, left) else { return best };
                 let now = if count == left { cost.whole } else { cost.fill };
                 let all = now + cheapest[left - count];
-                if all <= best.1 {
-                    best = (index, all);
-                }
-            }
-            first.push(u16::try_from(best.0).unwrap_or(0));
+                if all <= best.1 { (index, all) } else { best }
+            })
+        };
+        for left in 1..=planned {
+            let best = better((0, f64::INFINITY), left, false, &cheapest);
+            first.push(best.0);
             cheapest.push(best.1);
         }
+        let begin = match costs.iter().any(|cost| cost.begins) {
+            true => (0..=planned)
+                .map(|left| better((first[left], cheapest[left]), left, true, &cheapest).0)
+                .collect(),
+            false => Vec::new(),
+        };
         let a_row = |cost: &PassCost| cost.fill / cost.rows.max(1) as f64;
-        let steady =
-            costs.iter().enumerate().min_by(|(_, a), (_, b)| a_row(a).total_cmp(&a_row(b)));
+        let going_on = costs.iter().enumerate().filter(|(_, cost)| !cost.begins);
+        let steady = going_on.min_by(|(_, a), (_, b)| a_row(a).total_cmp(&a_row(b)));
         Self {
             first,
+            begin,
             steady: steady.map_or(0, |(index, _)| index),
             rows: costs.iter().map(|cost| cost.rows).collect(),
             logits: costs.iter().map(|cost| cost.logits).collect(),
             only_full: costs.iter().map(|cost| cost.only_full).collect(),
+            begins: costs.iter().map(|cost| cost.begins).collect(),
         }
     }
 
-    /// The pass for the next step when `left` tokens remain, at least one, and how many of them it takes.
-    pub fn next(&self, left: usize) -> (usize, usize) {
-        let pass = self.first.get(left).map_or(self.steady, |&pass| usize::from(pass));
+    /// The pass for the next step when `left` tokens remain, at least one, and how many of them it takes. `begins`: the
+    /// next token is a text's first.
+    pub fn next(&self, left: usize, begins: bool) -> (usize, usize) {
+        let pass = match self.begin.last() {
+            Some(last) if begins => Some(self.begin.get(left).unwrap_or(last)),
+            _ => self.first.get(left),
+        };
+        let pass = pass.map_or(self.steady, |&pass| usize::from(pass));
         let rows = self.rows.get(pass).copied().unwrap_or(1);
         let gives = self.logits.get(pass).copied().unwrap_or(true);
         let all = if gives { left } else { left.saturating_sub(1).max(1) };
@@ -85,7 +104,8 @@ impl Passes {
             Some(true) => self.rows[*pass] == count,
             _ => self.rows[*pass] >= count,
         };
-        (0..self.rows.len()).filter(takes).find(|pass| !last || self.logits[*pass])
+        let goes_on = |pass: &usize| !self.begins[*pass];
+        (0..self.rows.len()).filter(goes_on).filter(takes).find(|pass| !last || self.logits[*pass])
     }
 
     /// The most tokens that a step takes.
@@ -107,7 +127,7 @@ mod tests {
     use crate::graphs::assumed;
 
     fn pass(rows: usize, cost: f64) -> PassCost {
-        PassCost { rows, only_full: false, logits: true, fill: cost, whole: cost }
+        PassCost { rows, only_full: false, begins: false, logits: true, fill: cost, whole: cost }
     }
 
     /// Rows of the passes that `tokens` go through, and tokens in each.
@@ -115,8 +135,9 @@ mod tests {
         let passes = Passes::plan(costs, 10_000);
         let (mut left, mut steps) = (tokens, Vec::new());
         while left > 0 {
-            let (pass, count) = passes.next(left);
+            let (pass, count) = passes.next(left, left == tokens);
             assert!(count > 0 && count <= costs[pass].rows, "{count} of {left} by {pass}");
+            assert!(!costs[pass].begins || left == tokens, "{pass} does not go on");
             left -= count;
             steps.push((costs[pass].rows, count));
         }
@@ -146,6 +167,20 @@ mod tests {
         assert_eq!(steps(&npu, 33), [(128, 33)]);
         assert_eq!(steps(&npu, 129), [(128, 128), (1, 1)]);
         assert_eq!(steps(&npu, 150), [(128, 128), (128, 22)]);
+    }
+
+    #[test]
+    fn a_text_begins_with_graphs_without_caches_where_that_pays() {
+        let begins = |rows, cost| PassCost { begins: true, ..pass(rows, cost) };
+        let published = [pass(1, 1.0), begins(576, assumed(576))];
+        assert_eq!(steps(&published, 18), [(1, 1); 18]);
+        assert_eq!(steps(&published, 24), [(576, 24)]);
+        assert_eq!(steps(&published, 578), [(576, 576), (1, 1), (1, 1)]);
+        assert_eq!(steps(&published, 9_000)[..2], [(576, 576), (1, 1)]);
+        let both = [pass(1, 1.0), begins(16, 1.2), pass(16, 1.5)];
+        assert_eq!(steps(&both, 40), [(16, 16), (16, 16), (16, 8)]);
+        let first = Passes::plan(&both, 100);
+        assert_eq!((first.next(40, true).0, first.next(40, false).0), (1, 2));
     }
 
     #[test]

@@ -24,14 +24,14 @@ const NONE: u32 = u32::MAX;
 pub(super) struct Grouped {
     ffn: Ffn,
     /// Tokens that the expert's graph takes at once.
-    ffn_rows: usize,
+    pub ffn_rows: usize,
     ffn_x: Tensor,
     ffn_y: Tensor,
     /// The residual with what the experts have added so far, f32 `[rows, hidden]`.
     sum: BufferId,
     /// Of each token, one behind the other.
     choices: Vec<Choice>,
-    a_token: usize,
+    pub a_token: usize,
     /// Tokens of the expert that is running.
     members: Vec<(u32, f32)>,
     /// For each token its row in the expert's graph.
@@ -82,6 +82,11 @@ impl Grouped {
             members: Vec::with_capacity(rows),
             row_of: vec![NONE; rows],
         })
+    }
+
+    /// The graph.
+    pub fn graph(&self) -> GraphId {
+        self.ffn.graph
     }
 
     /// Where the choices of the token in a row go.

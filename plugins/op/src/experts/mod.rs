@@ -23,7 +23,7 @@ pub(crate) use residual::ROUTER;
 pub use residual::{Residual, Tensor};
 pub use route::{Choice, Rule, sparsemixer};
 
-use crate::{Error, ErrorCode, Host, LogLevel, Result};
+use crate::{Error, ErrorCode, GraphCosts, GraphId, Host, LogLevel, Result};
 use grouped::Grouped;
 use spans::Spans;
 use table::{Sizes, Table};
@@ -125,6 +125,14 @@ impl Experts {
                 sizes.experts
             )));
         }
+        if let Some(declared) = host.value::<usize>("/params/n_experts")?
+            && declared != sizes.experts
+        {
+            return Err(Error::graph(format!(
+                "the number of experts that the router scores is {}, but the manifest's params.n_experts is {declared}",
+                sizes.experts
+            )));
+        }
         let table = Table::open(host, sizes, params.read_ahead)?;
         let token = Token::open(host, ffn, &prefixes, step, &table, params.int8_step)?;
         let grouped = match widest {
@@ -158,6 +166,25 @@ impl Experts {
             table,
             spans: Spans::new(host),
         })
+    }
+
+    /// The graphs that run experts.
+    pub(crate) fn graphs(&self) -> impl Iterator<Item = GraphId> {
+        self.grouped.iter().map(Grouped::graph).chain([self.token.graph()])
+    }
+
+    /// What the experts of a layer cost a step of `rows` tokens, where these choose evenly. Where the bundle declares
+    /// nothing, the experts of one token cost as much as a graph for one token.
+    pub(crate) fn cost(&self, host: &Host, costs: GraphCosts, rows: usize) -> f64 {
+        match &self.grouped {
+            Some(grouped) if rows > 1 => {
+                let (all, a_token) = (self.table.sizes.experts as f64, grouped.a_token as f64);
+                let chosen = all * (1.0 - (1.0 - a_token / all).powf(rows as f64));
+                let one = costs.sum(host, &[grouped.graph()], grouped.ffn_rows);
+                chosen * if costs.are_declared() { one } else { one / a_token }
+            }
+            _ => costs.sum(host, &[self.token.graph()], 1),
+        }
     }
 
     /// What a layer's experts add to the first `count` rows of a step, whose graph has just run: the residual goes to

@@ -73,6 +73,11 @@ impl Token {
         Ok(Self { ffn, multipliers, choices, sum, rows: [row(), row()] })
     }
 
+    /// The graph.
+    pub fn graph(&self) -> GraphId {
+        self.ffn.graph
+    }
+
     /// Puts the weights of the chosen experts of a layer into the graph.
     pub fn load(&self, host: &mut Host, table: &Table, layer: usize) -> Result<()> {
         table.ask(host, layer, self.choices.iter().map(|choice| choice.expert));

@@ -63,6 +63,12 @@ impl CausalMask {
         self
     }
 
+    /// The same for graphs that read no cache.
+    pub(crate) const fn without_cache(mut self) -> Self {
+        self.capacity = 0;
+        self
+    }
+
     /// Binds the mask of graphs that take `rows` tokens in one step: `rows` rows of `capacity` +
     /// `rows` values, where the last columns are the tokens of the step themselves, or of `capacity`
     /// values, where the graph inserts them into the cache at their slots. Graphs whose masks are
