@@ -6,7 +6,6 @@
 
 mod generate;
 mod names;
-mod step;
 
 pub use generate::Generate;
 

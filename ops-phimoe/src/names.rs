@@ -1,78 +1,121 @@
-//! Names of graphs in `plan.params`.
+//! The graphs that `plan.params` names.
 
-use qhx_op::{Error, GraphId, Host, Result};
+use qhx_op::decoder::DecoderGraphs;
+use qhx_op::experts::ExpertParams;
+use qhx_op::{Error, GraphId, Host, OneOrMany, Result};
 use serde::Deserialize;
 
-/// `plan.params`.
+const DECODE: &str = "/plan/params/decode";
+const PREFILL: &str = "/plan/params/prefill";
+
+/// `plan.params`. The defaults are the names of the published bundles.
 #[derive(Debug, Deserialize)]
 #[serde(default)]
 pub(crate) struct Params {
     /// Graphs of attention and router for one token, one a layer.
-    pub decode: Layers,
-    /// As `decode`, for a prompt.
-    pub prefill: Layers,
+    decode: OneOrMany,
+    /// As `decode`, for several tokens.
+    prefill: OneOrMany,
     /// Graph from hidden state to logits.
-    pub lmhead: String,
-    /// Shortest prompt that goes through `prefill`.
-    pub prefill_min: usize,
+    lmhead: String,
+    #[serde(flatten)]
+    experts: ExpertParams,
 }
 
 impl Default for Params {
-    /// The names of the published bundles.
     fn default() -> Self {
-        let pattern = |text: &str| Layers::Pattern(text.to_owned());
-        Self {
-            decode: pattern("a*"),
-            prefill: pattern("pf*"),
-            lmhead: "lmhead_ar1".to_owned(),
-            prefill_min: 24,
-        }
+        let one = |name: &str| OneOrMany::One(name.to_owned());
+        let experts = ExpertParams::default();
+        Self { decode: one("a*"), prefill: one("pf*"), lmhead: "lmhead_ar1".to_owned(), experts }
     }
 }
 
-/// One graph a layer: a list, or a pattern with one `*` for the layer's number.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-pub(crate) enum Layers {
-    Pattern(String),
-    List(Vec<String>),
-}
-
-impl Layers {
-    /// Names of the graphs of `layers` layers; `None` counts those that are there.
-    pub fn names(&self, host: &Host, pointer: &str, layers: Option<usize>) -> Result<Vec<String>> {
-        let names = match self {
-            Self::List(names) => names.clone(),
-            Self::Pattern(pattern) => {
-                let Some((head, tail)) = pattern.split_once('*') else {
-                    return Err(Error::manifest(format!(
-                        "manifest {pointer}: {pattern:?}, expected a list of graphs, or a name with \
-                         one * for the layer's number"
-                    )));
-                };
-                let name = |layer: usize| format!("{head}{layer}{tail}");
-                let here = |layer: &usize| host.find_graph(&name(*layer)).is_some();
-                // No more layers than the bundle has graphs can be there.
-                let count = (0..host.graphs().len()).take_while(here).count();
-                (0..layers.unwrap_or(count).min(host.graphs().len() + 1)).map(name).collect()
-            }
-        };
-        if names.is_empty() {
-            return Err(Error::manifest(format!("manifest {pointer}: no graph is named or there")));
-        }
-        match layers {
-            Some(layers) if layers != names.len() => Err(Error::manifest(format!(
-                "manifest {pointer}: {} graphs, expected {layers}, one for each layer \
-                 (params.n_layers); the bundle has {} graphs in all",
-                names.len(),
+impl Params {
+    /// The graphs of these names. Those for prompts are all there, or none of them.
+    pub fn graphs(&self, host: &Host) -> Result<DecoderGraphs> {
+        let declared = host.value::<usize>("/params/n_layers")?;
+        let names = names(host, DECODE, &self.decode, declared)?;
+        let layers = names.len();
+        if let Some(declared) = declared.filter(|declared| *declared != layers) {
+            return Err(Error::manifest(format!(
+                "manifest {DECODE}: {layers} graphs, expected {declared}, one for each layer (params.n_layers), or a name \
+                 with one * for the layer's number; the bundle has {} graphs in all",
                 host.graphs().len()
-            ))),
-            _ => Ok(names),
+            )));
         }
+        let decode = layer_graphs(host, DECODE, &names, layers)?;
+        let prefill = self.prefill(host, layers)?;
+        let head = host.require_graph("/plan/params/lmhead", &self.lmhead)?;
+        DecoderGraphs::of(host, decode, prefill, Some(head))
+    }
+
+    fn prefill(&self, host: &Host, layers: usize) -> Result<Vec<GraphId>> {
+        let names = names(host, PREFILL, &self.prefill, Some(layers))?;
+        let all = names.iter().chain([&self.experts.ffn_prefill]);
+        let (here, missing): (Vec<_>, Vec<_>) =
+            all.partition(|name| host.find_graph(name).is_some());
+        if here.is_empty() {
+            return Ok(Vec::new());
+        }
+        if !missing.is_empty() {
+            return Err(Error::graph(format!(
+                "prefill graphs are there in part: {} are, {} are missing; the contexts that hold them belong together, \
+                 complete them, or remove them all",
+                listed(&here),
+                listed(&missing)
+            )));
+        }
+        layer_graphs(host, PREFILL, &names, layers)
     }
 }
 
-/// The graphs of these names, all of which must be there.
-pub(crate) fn require(host: &Host, pointer: &str, names: &[String]) -> Result<Vec<GraphId>> {
-    names.iter().map(|name| host.require_graph(pointer, name)).collect()
+/// Names with one `*` stand for one graph a layer; `None` counts the layers whose graphs are there.
+fn names(
+    host: &Host,
+    pointer: &str,
+    names: &OneOrMany,
+    layers: Option<usize>,
+) -> Result<Vec<String>> {
+    let mut all = Vec::new();
+    for name in names.names() {
+        let Some((head, tail)) = name.split_once('*') else {
+            all.push(name.clone());
+            continue;
+        };
+        let name = |layer: usize| format!("{head}{layer}{tail}");
+        let here = |layer: &usize| host.find_graph(&name(*layer)).is_some();
+        // No more layers than the bundle has graphs can be there.
+        let count = (0..host.graphs().len()).take_while(here).count();
+        all.extend((0..layers.unwrap_or(count).min(host.graphs().len() + 1)).map(name));
+    }
+    match all.is_empty() {
+        true => Err(Error::manifest(format!("manifest {pointer}: no graph is named or there"))),
+        false => Ok(all),
+    }
+}
+
+/// The graphs of these names, each of which has the mask and that layer's new rows.
+fn layer_graphs(
+    host: &Host,
+    pointer: &str,
+    names: &[String],
+    layers: usize,
+) -> Result<Vec<GraphId>> {
+    let graph = |(index, name): (usize, &String)| {
+        let graph = host.require_graph(pointer, name)?;
+        for kind in ["k", "v"] {
+            host.output(graph, &format!("new_{kind}_{}", index % layers))?;
+        }
+        host.input(graph, "cmask").map(|_| graph)
+    };
+    names.iter().enumerate().map(graph).collect()
+}
+
+fn listed(names: &[&String]) -> String {
+    const SHOWN: usize = 4;
+    let mut list: Vec<_> = names.iter().take(SHOWN).map(|name| format!("{name:?}")).collect();
+    if names.len() > SHOWN {
+        list.push(format!("… ({} in all)", names.len()));
+    }
+    list.join(", ")
 }

@@ -28,7 +28,7 @@ pub struct Goldens {
 }
 
 /// A prompt and what follows, greedily.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub struct Case {
     /// Name.
     pub id: String,

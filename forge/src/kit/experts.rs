@@ -180,7 +180,7 @@ impl Experts {
 
     /// Rows of the graph of one expert beside graphs of `rows` tokens: twice what an expert gets when tokens spread
     /// evenly, in steps of 8.
-    fn rows_of(&self, rows: usize) -> usize {
+    pub fn rows_of(&self, rows: usize) -> usize {
         let even = (2 * rows * self.a_token).div_ceil(self.count);
         even.next_multiple_of(8).min(rows)
     }

@@ -241,7 +241,7 @@ pub(crate) struct ShapeArgs {
     pub max_ctx: Option<usize>,
     /// Tokens that a prefill graph takes at once, and those of an encoder's graphs for shorter texts; several
     /// are separated by commas, 0 makes none [default: 16,128 where the family has such graphs,
-    /// Qwen3-VL 16,320, PhiMoE 576, an encoder in one context 32,128; the larger alone for the NPU where
+    /// Qwen3-VL 16,320, PhiMoE 128, an encoder in one context 32,128; the larger alone for the NPU where
     /// the weights are large]
     #[arg(long, value_name = "P", value_delimiter = ',')]
     pub prefill: Option<Vec<usize>>,

@@ -3,7 +3,7 @@
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -15,17 +15,16 @@ use qhx_core::engine::{FinishReason, Generation, Message, Model, Prompt, Request
 use qhx_core::op::Segment;
 use qhx_core::{Error, ErrorKind};
 use qhx_forge::{ForgeOptions, Silent, forge};
-use qhx_tests::tiny::{self, Case, Goldens, Routing};
+use qhx_tests::tiny::{self, Case, Goldens};
 use qhx_tests::{backends, log};
 use qhx_tiers::tier;
+use safetensors::SafeTensors;
 use serde_json::Value;
 
 /// Experts on a grid that int8 holds exactly, six of them; and sixteen as training left them.
 const TINY_MODELS: [&str; 2] = ["phimoe-6", "phimoe-16"];
 /// Tokens of the prompt graphs: the prompts of the goldens have 3, 30, more than this, and others.
 const WINDOW: usize = 64;
-const BATCHED: &str = "prefill batched";
-const STEPPED: &str = "prefill token by token";
 
 /// What the graphs of experts take.
 const INT8: &str = "int8";
@@ -103,10 +102,12 @@ fn same_text(found: &str, expected: &str, label: &str) {
     assert!(found == expected || continued == expected, "{label}: {found:?}, not {expected:?}");
 }
 
+/// Where a token went in each layer, as far as it is known.
+type Routed = Vec<Option<[(usize, f32); 2]>>;
+
 /// Where each token of a text went, from the lines of the log; position by position.
-fn routes(lines: &[String], layers: usize) -> Vec<Routing> {
-    type Layers = Vec<Option<[(usize, f32); 2]>>;
-    let mut found: Vec<Layers> = Vec::new();
+fn routes(lines: &[String], layers: usize) -> Vec<Routed> {
+    let mut found: Vec<Routed> = Vec::new();
     for line in lines.iter().filter_map(|line| line.strip_prefix("routing: position ")) {
         let words = line.replace([':', ','], "");
         let words: Vec<_> = words.split_whitespace().collect();
@@ -121,18 +122,22 @@ fn routes(lines: &[String], layers: usize) -> Vec<Routing> {
         }
         found[position][layer] = Some([choice(a, m1), choice(b, m2)]);
     }
-    found.into_iter().map(|token| token.into_iter().map(|l| l.unwrap()).collect()).collect()
+    found
 }
 
-/// How often N tokens of a prompt go through the prefill graphs, and one by one.
-fn ways(tokens: usize, prompt_graphs: bool) -> [Option<u64>; 2] {
-    let mut left = tokens;
-    let mut batches = 0;
-    while prompt_graphs && left >= 24 {
-        left -= left.min(WINDOW);
-        batches += 1;
-    }
-    [(batches > 0).then_some(batches), (left > 0).then_some(1)]
+/// Checks how often a prompt of N tokens went through the prefill graphs, and how many of its tokens went by steps: what
+/// is left of it behind full chunks, where that is little.
+fn check_ways(tokens: usize, prompt_graphs: bool, [batches, steps]: [usize; 2], label: &str) {
+    let (full, left) = if prompt_graphs { (tokens / WINDOW, tokens % WINDOW) } else { (0, tokens) };
+    let stepped = [batches, steps] == [full, left] && (left < 16 || !prompt_graphs);
+    let batched = [batches, steps] == [full + 1, 0] && left > 1 && prompt_graphs;
+    assert!(stepped || batched, "{label}: {batches} batches and {steps} steps for {tokens} tokens");
+}
+
+/// Which graphs ran since `before`, in times all layers: those for prompts, and for one token.
+fn ran(model: &Model, layers: usize, before: [u64; 2]) -> [usize; 2] {
+    let now = ["pf", "a"].map(|prefix| executions(model, prefix));
+    [0, 1].map(|at| (now[at] - before[at]) as usize / layers)
 }
 
 /// Every case from its text: tokens, text, reason, the way that the prompt took, and where every token
@@ -149,16 +154,25 @@ fn equals_the_reference(
         let label = format!("{label}, {}", case.id);
         model.reset().unwrap();
         let request = Request::greedy(Prompt::Text(case.prompt.clone()), case.output_ids.len());
+        let before = ["pf", "a"].map(|prefix| executions(model, prefix));
         let (generation, lines) = log::capture(|| generate(model, &request));
-        assert_eq!(generation.prompt_tokens, case.prompt_ids.len(), "{label}");
-        let times = |name| generation.spans.iter().find(|s| s.name == name).map(|s| s.count);
-        let expected = ways(case.prompt_ids.len(), prompt_graphs);
-        assert_eq!([times(BATCHED), times(STEPPED)], expected, "{label}");
+        let prompt = case.prompt_ids.len();
+        assert_eq!(generation.prompt_tokens, prompt, "{label}");
 
         let expected = goldens.routing(case);
-        let found = routes(&lines, expected[0].len());
+        let layers = expected[0].len();
+        let [batches, steps] = ran(model, layers, before);
+        let of_prompt = [batches, steps - (expected.len() - prompt)];
+        check_ways(prompt, prompt_graphs, of_prompt, &label);
+        let found = routes(&lines, layers);
         for (position, (found, expected)) in found.iter().zip(&expected).enumerate() {
             for (layer, (found, expected)) in found.iter().zip(expected).enumerate() {
+                let Some(found) = found else {
+                    // Nobody asks for what the last experts make of a token before the last.
+                    let left_out = layer + 1 == layers && position + 1 < prompt;
+                    assert!(left_out, "{label}: position {position}, layer {layer}");
+                    continue;
+                };
                 for (found, expected) in found.iter().zip(expected) {
                     let place = format!("{label}: position {position}, layer {layer}");
                     assert_eq!(found.0, expected.0, "{place}");
@@ -256,15 +270,17 @@ fn play_all(model: &mut Model, goldens: &Goldens, prompt_graphs: bool, label: &s
                 Prompt::Chat { messages: messages.clone(), thinking: chat.enable_thinking };
             assert_eq!(model.encode_prompt(&prompt).unwrap(), turn.prompt_ids, "{label}");
             let heads = executions(model, "lmhead");
+            let before = ["pf", "a"].map(|prefix| executions(model, prefix));
             let generation = generate(model, &Request::greedy(prompt, turn.output_ids.len()));
             assert_eq!(generation.tokens, turn.output_ids, "{label}");
             same_text(&generation.text, &turn.text, &label);
             let earlier = index.checked_sub(1).map(|index| &chat.turns[index]);
             let reusable = earlier.map_or(0, |earlier| turn.reusable(earlier));
             assert_eq!(generation.reused_tokens, reusable, "{label}");
-            let times = |name| generation.spans.iter().find(|s| s.name == name).map(|s| s.count);
-            let expected = ways(turn.prompt_ids.len() - reusable, prompt_graphs);
-            assert_eq!([times(BATCHED), times(STEPPED)], expected, "{label}");
+            let layers = goldens.routing(&goldens.cases[0])[0].len();
+            let [batches, steps] = ran(model, layers, before);
+            let of_prompt = [batches, steps - (generation.tokens.len() - 1)];
+            check_ways(turn.prompt_ids.len() - reusable, prompt_graphs, of_prompt, &label);
             let heads = (executions(model, "lmhead") - heads) as usize;
             assert_eq!(heads, turn.output_ids.len(), "{label}: executions of the head");
             messages.push(Message::new("assistant", generation.text));
@@ -280,6 +296,49 @@ fn later_turns_of_conversations_are_batched_too() {
         let mut model = bundle.open(backends::cpu());
         play_all(&mut model, &tiny::goldens(&checkpoint), true, tiny);
     }
+}
+
+/// Logits behind each prompt of a conversation and behind the first token of its answer, where each turn consumes only
+/// what it adds, against those that the reference computes over all of the text at once. Returns the distance and what
+/// each turn ran.
+fn turns(model: &mut Model, folder: &Path, goldens: &Goldens) -> (Distance, Vec<[usize; 2]>) {
+    let file = fs::read(folder.join("turns.safetensors")).unwrap();
+    let recorded = SafeTensors::deserialize(&file).unwrap();
+    let chat = goldens.chat.iter().find(|chat| chat.id == "sky").unwrap();
+    let layers = goldens.routing(&goldens.cases[0])[0].len();
+    let (mut distances, mut all, mut consumed) = (Vec::new(), Vec::new(), Vec::new());
+    model.op_mut().reset().unwrap();
+    for (index, turn) in chat.turns.iter().enumerate() {
+        let before = ["pf", "a"].map(|prefix| executions(model, prefix));
+        let op = model.op_mut();
+        assert!(turn.prompt_ids.starts_with(&consumed), "turn {index}");
+        op.prefill(&[Segment::Tokens(&turn.prompt_ids[consumed.len()..])]).unwrap();
+        let mut found = op.logits().unwrap().to_f32();
+        op.decode(turn.output_ids[0]).unwrap();
+        found.extend(op.logits().unwrap().to_f32());
+        let expected = recorded.tensor(&format!("sky.{index}")).unwrap().data().as_chunks().0;
+        let expected: Vec<_> = expected.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        distances.push(Distance::of(&found, &expected).unwrap());
+        all.push(ran(model, layers, before));
+        consumed.clone_from(&turn.prompt_ids);
+        consumed.push(turn.output_ids[0]);
+    }
+    model.reset().unwrap();
+    (distances.into_iter().reduce(Distance::worse).unwrap(), all)
+}
+
+#[test]
+fn later_turns_in_several_chunks_give_the_logits_of_one_pass() {
+    let checkpoint = tiny::fixture(TINY_MODELS[0]);
+    let goldens = tiny::goldens(&checkpoint);
+    let bundle = bundle(&checkpoint, |o| o.prefill = Some(vec![10, 20]));
+    let mut model = bundle.open(backends::cpu());
+    let (Distance { largest, .. }, ran) = turns(&mut model, &checkpoint, &goldens);
+    assert!(largest <= 1e-3, "{largest}");
+    // 14 tokens; 49 as twice 20 and nine; 41 as twice 20 and one.
+    assert_eq!(ran, [[1, 1], [3, 1], [2, 2]]);
+    let layers = goldens.routing(&goldens.cases[0])[0].len() as u64;
+    assert_eq!(executions(&model, "pf10_"), layers);
 }
 
 #[test]
@@ -306,24 +365,29 @@ fn executions(model: &Model, prefix: &str) -> u64 {
 }
 
 #[test]
-fn a_batched_prompt_runs_each_expert_once_a_layer_over_its_tokens() {
-    for tiny in TINY_MODELS {
+fn a_batched_prompt_runs_each_expert_over_the_tokens_that_chose_it() {
+    // Twice what an expert gets of 64 tokens with two experts each, of six and of sixteen, in steps of eight.
+    for (tiny, rows) in TINY_MODELS.into_iter().zip([48, 16]) {
         let checkpoint = tiny::fixture(tiny);
         let goldens = tiny::goldens(&checkpoint);
         let case = goldens.cases.iter().find(|c| c.id == "thirty").unwrap();
         let routing = goldens.routing(case);
-        let used: BTreeSet<(usize, usize)> = routing[..case.prompt_ids.len()]
-            .iter()
-            .flat_map(|token| token.iter().enumerate())
-            .flat_map(|(layer, choices)| choices.iter().map(move |(expert, _)| (layer, *expert)))
-            .collect();
+        let mut used: BTreeMap<(usize, usize), u64> = BTreeMap::new();
+        for token in &routing[..case.prompt_ids.len()] {
+            for (layer, choices) in token.iter().enumerate() {
+                choices
+                    .iter()
+                    .for_each(|(expert, _)| *used.entry((layer, *expert)).or_default() += 1);
+            }
+        }
         let layers = routing[0].len() as u64;
         let bundle = bundle(&checkpoint, |_| ());
         let mut model = bundle.open(backends::cpu());
         let op = model.op_mut();
         op.prefill(&[Segment::Tokens(&case.prompt_ids)]).unwrap();
         assert_eq!(executions(&model, "pf"), layers);
-        assert_eq!(executions(&model, "ffn_pf"), used.len() as u64);
+        let expected: u64 = used.values().map(|tokens| tokens.div_ceil(rows)).sum();
+        assert_eq!(executions(&model, "ffn_pf"), expected);
         assert_eq!((executions(&model, "a"), executions(&model, "ffn2")), (0, 0));
         assert_eq!(executions(&model, "lmhead"), 1);
         model.op_mut().decode(case.output_ids[0]).unwrap();
@@ -348,7 +412,7 @@ fn prompts_longer_than_the_prompt_graphs_are_batched_in_parts() {
     let (stepped, steps, layers) = logits(vec![]);
     assert_eq!(steps, [0, prompt.len() as u64 * layers, 1]);
     let (batched, steps, _) = logits(vec![WINDOW]);
-    assert_eq!(steps, [2 * layers, 10 * layers, 1], "the last ten are too few for a batch");
+    assert_eq!(steps, [3 * layers, 0, 1], "the last ten are a batch, too");
     assert!(largest(&stepped, &batched) <= 1e-3, "both ways alike");
 }
 
@@ -545,6 +609,20 @@ fn htp_fp16_equals_the_reference_in_both_forms() {
         eprintln!("{label}: logits {largest:.2e}, cosine {cosine:.6}, multipliers {apart:.2e}");
         assert!(cosine >= 0.999 && apart <= 0.02, "{label}: {cosine}, {apart}");
         if most > 2 {
+            let (Distance { cosine, .. }, ran) = turns(&mut model, &checkpoint, &goldens);
+            assert!(cosine >= 0.999, "{label}, turns: {cosine}");
+            for (tokens, [batches, steps]) in [14, 49, 41].into_iter().zip(ran) {
+                check_ways(tokens, true, [batches, steps - 1], &label);
+            }
+            let long = goldens.cases.iter().find(|case| case.id == "long").unwrap();
+            assert!(long.prompt_ids.len() > WINDOW);
+            let one = [&Case {
+                output_ids: long.output_ids[..2].to_vec(),
+                logits_steps: vec![0, 1],
+                ..long.clone()
+            }];
+            let Distance { cosine, .. } = distance(&mut model, &goldens, &one);
+            assert!(cosine >= 0.999, "{label}, a prompt in two chunks: {cosine}");
             continue;
         }
         // The files of the prompt graphs removed: the same tokens.

@@ -1,7 +1,8 @@
 //! PhiMoE decoders: attention and router as graphs, experts as tables on the host.
 //!
 //! Arithmetic: `transformers`, `models/phimoe`. Graphs of one layer each, spread over contexts by
-//! layers; `a<i>` takes one token over a cache, `pf<i>` a prompt of up to P tokens from its first on:
+//! layers; `a<i>` takes one token, `pf<i>` P tokens of a prompt over the same caches (`pf<P>_<i>` where there are several
+//! P):
 //!
 //! | tensor | shape, P = 1 for `a<i>` | |
 //! |---|---|---|
@@ -9,11 +10,11 @@
 //! | → `z` | `[P, hidden]` | normalised, for the experts |
 //! | → `router` | `[P, experts]` | scores |
 //! | `cos`, `sin` | `[P, head_dim / 2]` | half tables, a row for each token |
-//! | `cmask` | `[1, max_ctx + 1]`; `[P, P]` for `pf<i>` | added to scores |
-//! | `past_k_i`, `past_v_i` | `[kv_heads, max_ctx, head_dim]` | only `a<i>` |
+//! | `cmask` | `[P, max_ctx + P]` | added to scores |
+//! | `past_k_i`, `past_v_i` | `[kv_heads, max_ctx, head_dim]` | |
 //! | → `new_k_i`, `new_v_i` | `[kv_heads, P, head_dim]` | keys after rope |
 //!
-//! `ffn2` runs the two experts of a token and adds the residual, `ffn_pf` one expert over P tokens.
+//! `ffn2` runs the two experts of a token and adds the residual, `ffn_pf` one expert over some of the tokens that chose it.
 //! Their weights are inputs: f16, or int8 with scales that the output is multiplied by.
 //! `lmhead_ar1` is final norm and head.
 
@@ -26,7 +27,8 @@ use serde_json::{Map, Value, json};
 use crate::checkpoint::Checkpoint;
 use crate::graph::Graph;
 use crate::kit::{
-    DecoderParams, EXPERTS, ExpertInputs, ExpertNames, Layers, check_shape, object, prefill_rows,
+    DecoderParams, EXPERTS, ExpertInputs, ExpertNames, Layers, check_shape, object, one_or_many,
+    prefill_rows,
 };
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, Recipe, RecipeOptions};
 use crate::register_recipe;
@@ -34,8 +36,9 @@ use crate::registry::RecipeEntry;
 use config::Config;
 use layers::{attention, head};
 
-/// Tokens of the longest prompt that goes through the prefill graphs, by default.
-const DEFAULT_WINDOW: usize = 576;
+/// Tokens that the prefill graphs take at once, by default. One number only: each makes as many graphs again as there are
+/// layers, and the NPU's own memory holds few.
+const PREFILL: [usize; 1] = [128];
 
 // The older of the two names stands in older checkpoints.
 register_recipe!(
@@ -46,20 +49,21 @@ register_recipe!(
 
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let config = Config::read(checkpoint)?;
-    let window = check(&config, options)?;
+    check_shape(options, config.layers, config.max_positions)?;
+    let prompts = prefill_rows(options, &PREFILL)?;
     let layers = Layers::decoder(checkpoint, options, config.eps);
     let (experts, inputs) = (config.experts(), ExpertInputs::of(options));
     // Graphs that share weights stand in one context, of which no part can be left out.
     let optional = (!options.share_weights).then(|| "prefill".to_owned());
     let mut contexts: Vec<ContextPlan> = Vec::new();
-    let mut spread = |letter: &str, rows: usize, max_ctx: usize, optional: Option<String>| {
+    let mut spread = |key: &str, stem: &str, rows: usize, optional: Option<String>| {
         for shard in 0..options.shards {
             let range = shard * config.layers / options.shards
                 ..(shard + 1) * config.layers / options.shards;
             let graphs: Vec<_> = range
                 .map(|layer| {
-                    let name = format!("{letter}{layer}");
-                    attention(&layers, &config, &name, layer, rows, max_ctx)
+                    let name = format!("{stem}{layer}");
+                    attention(&layers, &config, &name, layer, rows, options.max_ctx)
                 })
                 .collect::<Result<_>>()?;
             if let Some(other) = contexts.get_mut(shard).filter(|_| options.share_weights) {
@@ -67,9 +71,9 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
                 continue;
             }
             let key = match options.shards {
-                1 => letter.to_owned(),
-                2 => format!("{letter}_{}", ["lo", "hi"][shard]),
-                _ => format!("{letter}_p{shard}"),
+                1 => key.to_owned(),
+                2 => format!("{key}_{}", ["lo", "hi"][shard]),
+                _ => format!("{key}_p{shard}"),
             };
             let optional = optional.clone();
             let context = ContextPlan::new(key, options.precision, graphs);
@@ -77,16 +81,22 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         }
         Ok::<_, Error>(())
     };
-    spread("a", 1, options.max_ctx, None)?;
-    if let Some(window) = window {
-        spread("pf", window, options.max_ctx, optional.clone())?;
+    spread("a", "a", 1, None)?;
+    let mut prefill = Vec::new();
+    for &rows in &prompts {
+        let (key, stem) = match prompts.len() {
+            1 => ("pf".to_owned(), "pf".to_owned()),
+            _ => (format!("pf{rows}"), format!("pf{rows}_")),
+        };
+        spread(&key, &stem, rows, optional.clone())?;
+        prefill.push(format!("{stem}*"));
     }
     let mut alone = |graph: Graph, optional| {
         contexts.push(ContextPlan { optional, ..ContextPlan::alone(graph) });
     };
     alone(experts.token_graph("ffn2", inputs)?, None);
-    if let Some(window) = window {
-        alone(experts.rows_graph("ffn_pf", inputs, window)?, optional);
+    if let Some(widest) = prompts.iter().max() {
+        alone(experts.rows_graph("ffn_pf", inputs, experts.rows_of(*widest))?, optional);
     }
     alone(head(&layers, &config, "lmhead_ar1")?, None);
     if contexts.len() > MAX_CONTEXTS {
@@ -99,30 +109,16 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
                 contexts.len()
             ),
         )
-        .hint(match window {
-            Some(_) => "ask for fewer shards, or omit the prefill graphs with --prefill 0",
-            None => "ask for fewer shards",
+        .hint(match prompts.as_slice() {
+            [] => "ask for fewer shards",
+            [_] => "ask for fewer shards, or omit the prefill graphs with --prefill 0",
+            _ => "ask for fewer shards, or for prefill graphs of one number of tokens",
         }));
     }
-    Ok(Recipe::new("phimoe", "phimoe_generate", contexts, plan_params(inputs, window))
+    Ok(Recipe::new("phimoe", "phimoe_generate", contexts, plan_params(inputs, prefill))
         .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)
         .params(params(&config, options))
         .tables(vec![experts.tables(checkpoint, (0..config.layers).map(names))?]))
-}
-
-/// Checks the options; returns the tokens that the prefill graphs take, if there are any.
-fn check(config: &Config, options: &RecipeOptions) -> Result<Option<usize>> {
-    check_shape(options, config.layers, config.max_positions)?;
-    if let Some(list) = options.prefill.as_ref().filter(|list| list.len() > 1) {
-        return Err(Error::new(
-            ErrorKind::Usage,
-            format!(
-                "{} sizes of prefill graphs, expected one: a prompt goes through them whole",
-                list.len()
-            ),
-        ));
-    }
-    Ok(prefill_rows(options, &[DEFAULT_WINDOW])?.pop())
 }
 
 fn params(config: &Config, options: &RecipeOptions) -> Map<String, Value> {
@@ -138,10 +134,10 @@ fn params(config: &Config, options: &RecipeOptions) -> Map<String, Value> {
     params
 }
 
-fn plan_params(inputs: ExpertInputs, window: Option<usize>) -> Map<String, Value> {
+fn plan_params(inputs: ExpertInputs, prefill: Vec<String>) -> Map<String, Value> {
     let mut plan = object(json!({"decode": "a*", "ffn": "ffn2", "lmhead": "lmhead_ar1"}));
-    if window.is_some() {
-        plan.insert("prefill".to_owned(), json!("pf*"));
+    if !prefill.is_empty() {
+        plan.insert("prefill".to_owned(), one_or_many(prefill));
         plan.insert("ffn_prefill".to_owned(), json!("ffn_pf"));
     }
     inputs.plan(&mut plan);
