@@ -15,6 +15,7 @@ use qhx_core::engine::{FinishReason, Generation, Message, Model, Prompt, Request
 use qhx_core::op::Segment;
 use qhx_core::{Error, ErrorKind};
 use qhx_forge::{ForgeOptions, Silent, forge};
+use qhx_tests::replay::{accepted_exact, speculative_exact};
 use qhx_tests::tiny::{self, Case, Goldens};
 use qhx_tests::{backends, log};
 use qhx_tiers::tier;
@@ -339,6 +340,22 @@ fn later_turns_in_several_chunks_give_the_logits_of_one_pass() {
     assert_eq!(ran, [[1, 1], [3, 1], [2, 2]]);
     let layers = goldens.routing(&goldens.cases[0])[0].len() as u64;
     assert_eq!(executions(&model, "pf10_"), layers);
+}
+
+#[test]
+fn draft_tokens_of_a_model_with_experts_leave_its_answer() {
+    let checkpoint = tiny::fixture(TINY_MODELS[0]);
+    let goldens = tiny::goldens(&checkpoint);
+    let case = |id: &str| goldens.cases.iter().find(|case| case.id == id).unwrap();
+    let cases = [case("long"), case("list")];
+    let bundle = bundle(&checkpoint, |o| o.prefill = Some(vec![8]));
+    let mut model = bundle.open(backends::cpu());
+    assert_eq!(model.info().verification.widths, [8]);
+    speculative_exact(&mut model, &cases, "3".parse().unwrap(), "three draft tokens");
+    for right in [1, 5, 8] {
+        let found = accepted_exact(&mut model, cases[0], 8, right);
+        assert!(found.largest <= 1e-3, "{right} of 8 accepted: {found:?}");
+    }
 }
 
 #[test]
