@@ -283,7 +283,16 @@ fn an_exported_state_is_imported_whole_or_not_at_all() {
     other.decode(0).unwrap();
     assert_eq!(visible(&past_there.borrow(), 1), visible(&cache(&[9.0]), 1));
     other.import_state(2, &state).unwrap();
-    for (op, past) in [(&mut op, &past), (&mut other, &past_there)] {
+    // As graphs in another precision give it.
+    let mut halves = description(&[("f32", "f16"), ("[2,12]", "[2,6]")]);
+    halves.truncate(halves.len() - 4 * 12);
+    for value in [[1.0; 6], [1.0, 1.0, 1.0, 1.0, 1.0, 2.0]].concat() {
+        halves.extend_from_slice(&half::f16::from_f32(value).to_ne_bytes());
+    }
+    let (harness, Rows { past: past_in_f32, .. }) = counting();
+    let mut third = harness.open::<TinyModel>().unwrap();
+    third.import_state(2, &halves).unwrap();
+    for (op, past) in [(&mut op, &past), (&mut other, &past_there), (&mut third, &past_in_f32)] {
         op.decode(0).unwrap();
         assert_eq!(visible(&past.borrow(), 2), visible(&cache(&[1.0, 2.0]), 2));
         assert_eq!(op.position(), 3);

@@ -7,11 +7,14 @@
 //! | that many | [`Description`], as JSON |
 //! | the rest | the tensors, one behind the other: of caches the used rows of each block |
 
+use std::borrow::Cow;
+
+use half::f16;
 use serde::{Deserialize, Serialize};
 
 use super::PositionTrack;
 use super::wiring::Wiring;
-use crate::kernels::all_finite;
+use crate::kernels::{all_finite, f16_to_f32, f32_to_f16};
 use crate::{BufferId, DType, Error, ErrorCode, Host, Result};
 
 const MAGIC: [u8; 8] = *b"qhxkit\0\x01";
@@ -32,8 +35,9 @@ struct Description {
     tensors: Vec<Tensor>,
 }
 
-/// What a cache or a replaced state is, as far as both sides have to agree.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// What a cache or a replaced state is, as far as both sides have to agree: but for its precision, which may be f16 on
+/// one side and f32 on the other.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Tensor {
     role: String,
     dtype: DType,
@@ -41,6 +45,41 @@ struct Tensor {
     layout: [usize; 2],
     /// Slots of a ring.
     ring: Option<usize>,
+}
+
+impl Tensor {
+    /// The same values as `dtype`, where they can be converted.
+    fn stored_as(&self, dtype: DType) -> Option<Self> {
+        if dtype == self.dtype {
+            return Some(self.clone());
+        }
+        let [blocks, row] = self.layout;
+        let row = match (self.dtype, dtype) {
+            (DType::F32, DType::F16) => row / 2,
+            (DType::F16, DType::F32) => row.checked_mul(2)?,
+            _ => return None,
+        };
+        Some(Self { role: self.role.clone(), dtype, layout: [blocks, row], ring: self.ring })
+    }
+}
+
+/// Bytes of floats as `to`, where they are of another precision.
+fn converted(bytes: &[u8], from: DType, to: DType) -> Cow<'_, [u8]> {
+    match (from, to) {
+        (DType::F16, DType::F32) => {
+            let halves = bytemuck::pod_collect_to_vec::<u8, f16>(bytes);
+            let mut floats = vec![0.0; halves.len()];
+            f16_to_f32(&halves, &mut floats);
+            Cow::Owned(bytemuck::cast_slice(&floats).to_vec())
+        }
+        (DType::F32, DType::F16) => {
+            let floats = bytemuck::pod_collect_to_vec::<u8, f32>(bytes);
+            let mut halves = vec![f16::ZERO; floats.len()];
+            f32_to_f16(&floats, &mut halves);
+            Cow::Owned(bytemuck::cast_slice(&halves).to_vec())
+        }
+        _ => Cow::Borrowed(bytes),
+    }
 }
 
 /// A tensor of the state, and where it lies.
@@ -152,17 +191,22 @@ pub(super) fn import(
     let mut parts = Vec::with_capacity(places.len());
     for (found, place) in tensors.iter().zip(&places) {
         let Place { tensor: expected, bytes, .. } = place;
-        if found != expected {
+        if expected.stored_as(found.dtype).as_ref() != Some(found) {
             return Err(invalid(format_args!("found tensor {found:?}, expected {expected:?}")));
         }
-        let Some((part, behind)) = rest.split_at_checked(*bytes) else {
+        let bytes = match found.dtype == expected.dtype {
+            true => *bytes,
+            false => bytes / expected.dtype.size() * found.dtype.size(),
+        };
+        let Some((part, behind)) = rest.split_at_checked(bytes) else {
             return Err(invalid(format_args!(
                 "it is cut short: past_{} has {} bytes, expected {bytes}",
                 expected.role,
                 rest.len()
             )));
         };
-        if !all_finite(part, expected.dtype) {
+        let part = converted(part, found.dtype, expected.dtype);
+        if !all_finite(&part, expected.dtype) {
             return Err(invalid(format_args!(
                 "past_{} has NaN or infinite values, expected numbers",
                 expected.role
@@ -179,9 +223,9 @@ pub(super) fn import(
         match place.cache {
             Some(cache) => {
                 let cache = &wiring.caches[cache];
-                cache.scatter(part, cache.used(position), target);
+                cache.scatter(&part, cache.used(position), target);
             }
-            None => target.copy_from_slice(part),
+            None => target.copy_from_slice(&part),
         }
     }
     Ok((written, track))
