@@ -6,9 +6,11 @@ use qhx_core::compare::Distance;
 use qhx_core::engine::{
     DraftCounts, FinishReason, Generation, Message, Model, Prompt, Request, Speculate,
 };
-use qhx_core::op::Segment;
+use qhx_core::op::{HandOvers, Segment};
 use qhx_core::sampling::argmax;
+use qhx_core::workspace::GraphStats;
 
+use crate::backends;
 use crate::tiny::{Case, Chat, Goldens};
 
 /// Generates to the end.
@@ -127,6 +129,28 @@ pub fn step_exact(model: &mut Model, goldens: &Goldens, cases: &[&Case], label: 
     }
     model.reset().unwrap_or_else(|e| panic!("{e}"));
     worst.expect("steps with recorded logits")
+}
+
+/// Has the CPU consume the answer of a case behind its prompt, which the model's backend consumes: every token is the
+/// golden one, and the state went over once. Returns the largest distance of recorded logits.
+pub fn hands_over(model: &mut Model, goldens: &Goldens, case: &Case, label: &str) -> Distance {
+    let label = format!("{label}, tokens on the CPU");
+    model.decode_on(Some(backends::cpu()), "asked for").unwrap_or_else(|e| panic!("{label}: {e}"));
+    let before = model.graph_stats();
+    let distance = step_exact(model, goldens, &[case], &label);
+    let HandOvers { count, bytes, .. } = model.op_mut().hand_overs();
+    assert!(count == 1 && bytes > 0, "{label}: {count} times, {bytes} bytes");
+    let of_tokens = |stats: &&GraphStats| stats.context.starts_with("cpu:");
+    let ran = |stats: &[GraphStats], on_cpu: bool| -> u64 {
+        let stats = stats.iter().filter(|stats| of_tokens(stats) == on_cpu);
+        stats.map(|stats| stats.executions).sum()
+    };
+    let after = model.graph_stats();
+    for on_cpu in [false, true] {
+        assert!(ran(&after, on_cpu) > ran(&before, on_cpu), "{label}, {on_cpu}: {after:?}");
+    }
+    model.decode_on(None, "").unwrap_or_else(|e| panic!("{label}: {e}"));
+    distance
 }
 
 /// Plays a conversation: prompts, answers and texts are the golden ones. Returns what each turn generated.

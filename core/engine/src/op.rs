@@ -35,6 +35,29 @@ pub struct SpanStats {
     pub busy: Duration,
 }
 
+/// States that went from one backend to another: see [`Model::decode_on`](crate::engine::Model::decode_on).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HandOvers {
+    /// How often one did.
+    pub count: u64,
+    /// Bytes of all of them: used rows of caches, and replaced states.
+    pub bytes: u64,
+    /// Time that it took.
+    pub busy: Duration,
+}
+
+impl HandOvers {
+    /// What came to these since `before`.
+    #[must_use]
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            count: self.count.saturating_sub(before.count),
+            bytes: self.bytes.saturating_sub(before.bytes),
+            busy: self.busy.saturating_sub(before.busy),
+        }
+    }
+}
+
 /// A method of [`HostOp`] for a call, by what it gives.
 macro_rules! host_op {
     ($({
@@ -124,6 +147,11 @@ pub trait HostOp: Send {
 
     /// Time in the op's own parts.
     fn span_stats(&self) -> Vec<SpanStats>;
+
+    /// States that went from one backend to another since the op was opened; none where it is over one.
+    fn hand_overs(&self) -> HandOvers {
+        HandOvers::default()
+    }
 }
 
 /// An error of a call that an op does not have.

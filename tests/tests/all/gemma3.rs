@@ -15,7 +15,8 @@ use qhx_tests::images::{Sights, answer};
 use qhx_tests::outside::{self, Outside};
 use qhx_tests::plugin_files::{self, library_name};
 use qhx_tests::replay::{
-    accepted_exact, generate, greedy_exact, play, shortest, speculative_exact, step_exact,
+    accepted_exact, generate, greedy_exact, hands_over, play, shortest, speculative_exact,
+    step_exact,
 };
 use qhx_tests::tiny::{self, Case, Goldens};
 use qhx_tests::{backends, suite};
@@ -339,6 +340,8 @@ fn sliding_and_full_layers_equal_the_reference_on_the_npu() {
     let Distance { largest, cosine, .. } = step_exact(&mut model, &goldens, &cases, "fp16");
     eprintln!("v81 fp16: logits differ by at most {largest:.2e}, cosine {cosine:.7}");
     assert!(cosine >= 0.999, "fp16: cosine {cosine}");
+    let Distance { cosine, .. } = hands_over(&mut model, &goldens, cases[0], "fp16");
+    assert!(cosine >= 0.999, "tokens on the CPU: cosine {cosine}");
     if full {
         for chat in &goldens.chat {
             model.reset().unwrap();

@@ -13,6 +13,7 @@ mod experts;
 mod gemma3;
 mod gemma4;
 mod guide;
+mod hand_over;
 mod headroom;
 mod kept;
 mod lfm2;

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::closed::Closed;
 use crate::op::{
-    Answer, Bytes, Effect, HostOp, Logits, Number, OpenInfo, Placement, Segment, Segments,
-    SnapshotId, SpanStats, Texts, Token, Tokens, positions,
+    Answer, Bytes, Effect, HandOvers, HostOp, Logits, Number, OpenInfo, Placement, Segment,
+    Segments, SnapshotId, SpanStats, Texts, Token, Tokens, positions,
 };
 use crate::workspace::GraphStats;
 use crate::{Error, ErrorKind, Result};
@@ -151,6 +151,19 @@ impl Checked {
         let place = self.op.logits_origin().unwrap_or_else(|| "logits".to_owned());
         let position = self.op.position();
         error.context(format_args!("host-op {:?}, {place}, position {position}", self.name))
+    }
+}
+
+/// Adds what `others` counted.
+pub(super) fn add_spans(stats: &mut Vec<SpanStats>, others: &[SpanStats]) {
+    for other in others {
+        match stats.iter_mut().find(|stats| stats.name == other.name) {
+            Some(stats) => {
+                stats.count += other.count;
+                stats.busy += other.busy;
+            }
+            None => stats.push(other.clone()),
+        }
     }
 }
 
@@ -361,15 +374,11 @@ impl HostOp for Checked {
 
     fn span_stats(&self) -> Vec<SpanStats> {
         let mut stats = self.op.span_stats();
-        for earlier in &self.span_stats {
-            match stats.iter_mut().find(|stats| stats.name == earlier.name) {
-                Some(stats) => {
-                    stats.count += earlier.count;
-                    stats.busy += earlier.busy;
-                }
-                None => stats.push(earlier.clone()),
-            }
-        }
+        add_spans(&mut stats, &self.span_stats);
         stats
+    }
+
+    fn hand_overs(&self) -> HandOvers {
+        self.op.hand_overs()
     }
 }

@@ -9,7 +9,7 @@ use super::prompt::Encoded;
 use super::score::Scored;
 use super::speculate::{Start, StepTime};
 use super::types::{Event, FinishReason, Generation, Speculate, Timings};
-use crate::op::{HostOp as _, SpanStats};
+use crate::op::{HandOvers, HostOp as _, SpanStats};
 use crate::sampling::{AllowedTokens, Logprobs, Rules, Sampler, SamplingParams, TokenLogprobs};
 use crate::stop::StopFilter;
 use crate::text::Detokenizer;
@@ -179,6 +179,7 @@ pub struct Run<'m> {
     reused: usize,
     graph_before: Duration,
     slow_before: u64,
+    hand_overs_before: HandOvers,
     spans_before: Vec<SpanStats>,
     cancel: CancelToken,
     _following: Following,
@@ -210,6 +211,7 @@ impl<'m> Run<'m> {
         Self {
             graph_before: model.op.graph_time(),
             slow_before: model.op.slow_executions(),
+            hand_overs_before: model.op.hand_overs(),
             spans_before: model.op.span_stats(),
             model,
             work: work.map(Box::new),
@@ -309,6 +311,7 @@ impl<'m> Run<'m> {
             forced_tokens: forced,
             drafts: self.model.speculation.counts(),
             slow_executions: self.model.op.slow_executions().saturating_sub(self.slow_before),
+            hand_overs: self.model.op.hand_overs().since(self.hand_overs_before),
         };
         Ok(Generation {
             text: text.whole,

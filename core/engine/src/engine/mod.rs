@@ -11,6 +11,7 @@ mod decode;
 mod embed;
 mod generate;
 mod grammar;
+mod hand_over;
 mod kept;
 mod model;
 mod next;
@@ -30,7 +31,7 @@ mod types;
 pub use crate::text::{Content, ContentPart, Message};
 pub use decode::Run;
 pub use kept::KeptStates;
-pub use model::{ContextLoad, Model, ModelOptions, Sessions};
+pub use model::{ContextLoad, Decoder, Model, ModelOptions, Sessions};
 pub use qhx_grammar::{Grammar, Vocabulary};
 pub use texts::Texts;
 pub use types::{

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::checked::Checked;
 use super::contexts;
+use super::hand_over::HandOver;
 use super::kept::{Kept, KeptStates};
 use super::pack::Packer;
 use super::reuse::Consumed;
@@ -158,6 +159,8 @@ pub struct Model {
     pub(super) load: Duration,
     entry: OpEntry,
     backend: BackendInfo,
+    /// See [`Model::decoder`].
+    decoder: Option<Decoder>,
     parts: Arc<Parts>,
     /// Called after each execution, once the op is opened again.
     tap: Option<Tap>,
@@ -165,11 +168,43 @@ pub struct Model {
     uncounted: (Vec<GraphStats>, Vec<SpanStats>),
 }
 
-/// What host-ops are opened over: one for each session of a bundle.
-struct Parts {
+/// What executes the tokens of answers: see [`Model::decode_on`].
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Decoder {
+    /// What executes them.
+    pub backend: BackendInfo,
+    /// Why, for people.
+    pub reason: String,
+}
+
+/// Contexts of a bundle with what executes them.
+#[derive(Clone)]
+struct Executor {
     backend: Arc<dyn Backend>,
     sources: Vec<ContextSource>,
     contexts: LoadedContexts,
+}
+
+impl Executor {
+    /// A workspace over the contexts, which are opened where they are not loaded any more.
+    fn workspace(&self, session: &CancelToken) -> Result<Workspace> {
+        let Self { backend, sources, contexts } = self;
+        let opened = contexts.open(&**backend, sources, session)?;
+        let mut workspace = Workspace::over(Arc::clone(backend), session.clone(), contexts.clone());
+        for (source, opened) in sources.iter().zip(&opened) {
+            workspace.add_source(source, &opened.context)?;
+        }
+        Ok(workspace)
+    }
+}
+
+/// What host-ops are opened over: one for each session of a bundle.
+#[derive(Clone)]
+struct Parts {
+    executor: Executor,
+    /// What executes the tokens of answers, where that is another one.
+    decoder: Option<Executor>,
     context_loads: Vec<ContextLoad>,
     artifacts: Artifacts,
     threads: Arc<rayon::ThreadPool>,
@@ -182,15 +217,27 @@ struct Parts {
 }
 
 impl Parts {
-    /// A workspace over the contexts, which are opened where they are not loaded any more.
-    fn workspace(&self, session: &CancelToken) -> Result<Workspace> {
-        let Self { backend, sources, contexts, .. } = self;
-        let opened = contexts.open(&**backend, sources, session)?;
-        let mut workspace = Workspace::over(Arc::clone(backend), session.clone(), contexts.clone());
-        for (source, opened) in sources.iter().zip(&opened) {
-            workspace.add_source(source, &opened.context)?;
-        }
-        Ok(workspace)
+    /// Opens the op for a session, over both backends where there are two. Returns it with the device's loss.
+    fn open_session(
+        &self,
+        manifest: &Arc<Manifest>,
+        session: &CancelToken,
+        trace: Option<&Arc<Trace>>,
+        tap: Option<&Tap>,
+    ) -> Result<(Box<dyn HostOp>, DeviceLoss)> {
+        let open = |executor: &Executor| {
+            let mut workspace = executor.workspace(session)?;
+            workspace.set_trace(trace.cloned());
+            workspace.set_tap(tap.cloned());
+            let loss = workspace.loss().clone();
+            Ok((self.open_op(manifest, workspace)?, loss))
+        };
+        let (op, loss) = open(&self.executor)?;
+        let Some(decoder) = &self.decoder else { return Ok((op, loss)) };
+        let (tokens, _) = open(decoder)?;
+        let names = [&self.executor, decoder].map(|executor| executor.backend.info().name);
+        let both = HandOver::new((op, &names[0]), (tokens, &names[1]), trace.cloned())?;
+        Ok((Box::new(both), loss))
     }
 
     /// Opens the op over a workspace.
@@ -287,9 +334,8 @@ impl Model {
         drop(opening);
         let loss = workspace.loss().clone();
         let parts = Parts {
-            backend,
-            sources,
-            contexts,
+            executor: Executor { backend, sources, contexts },
+            decoder: None,
             context_loads,
             artifacts,
             threads: Arc::new(pool),
@@ -308,7 +354,8 @@ impl Model {
         texts.allowed = Arc::clone(&allowed);
         texts.media = op.info().placeholders.clone();
         Ok(Self {
-            backend: parts.backend.info(),
+            backend: parts.executor.backend.info(),
+            decoder: None,
             parts: Arc::new(parts),
             allowed,
             manifest,
@@ -349,6 +396,7 @@ impl Model {
             trace: self.trace.clone(),
             entry: self.entry.clone(),
             backend: self.backend.clone(),
+            decoder: self.decoder.clone(),
             parts: Arc::clone(&self.parts),
         }
     }
@@ -381,6 +429,66 @@ impl Model {
     /// Tokenizer, chat template and limits, which any thread may use while a generation runs.
     pub fn texts(&self) -> Arc<Texts> {
         Arc::clone(&self.texts)
+    }
+
+    /// What executes the tokens of answers; `None` where nobody asked for another than [`Model::backend`].
+    pub fn decoder(&self) -> Option<&Decoder> {
+        self.decoder.as_ref()
+    }
+
+    /// Has another backend consume the tokens of answers, from the state that this one consumed the prompt to: caches
+    /// and replaced states go over once after a prompt, and back before one of 32 positions or more. Shorter ones are
+    /// consumed where the state is. Weights are in memory for both. `None` has the model's own backend consume them
+    /// again. `reason` is for people.
+    ///
+    /// What was consumed is forgotten. Sessions that are opened from now on do the same.
+    ///
+    /// # Errors
+    /// When the host-op does not generate, or the bundle has no graphs that `backend` executes. The model is as before
+    /// then.
+    pub fn decode_on(
+        &mut self,
+        backend: Option<Arc<dyn Backend>>,
+        reason: impl Into<String>,
+    ) -> Result<()> {
+        self.require(Task::Generate, "generate")?;
+        let start = Instant::now();
+        let decoder = backend.map(|backend| self.decoder_over(backend)).transpose()?;
+        let executor = decoder.as_ref().unwrap_or(&self.parts.executor);
+        let info = executor.backend.info();
+        if decoder.is_some() || self.parts.decoder.is_some() {
+            let before = Arc::clone(&self.parts);
+            self.parts = Arc::new(Parts { decoder, ..Parts::clone(&before) });
+            if let Err(e) = self.reopen() {
+                self.parts = before;
+                // Where that fails, too, the next generation tries it again.
+                let _ = self.reopen();
+                return Err(e);
+            }
+        }
+        self.load += start.elapsed();
+        self.decoder = Some(Decoder { backend: info, reason: reason.into() });
+        Ok(())
+    }
+
+    /// The bundle's contexts for a backend: those that are loaded, where it is the one that decodes now.
+    fn decoder_over(&self, backend: Arc<dyn Backend>) -> Result<Executor> {
+        let same = |decoder: &&Executor| Arc::ptr_eq(&decoder.backend, &backend);
+        if let Some(decoder) = self.parts.decoder.as_ref().filter(same) {
+            return Ok(decoder.clone());
+        }
+        let sources = contexts::sources(&self.manifest, &self.parts.artifacts, &*backend)?;
+        if let Some(source) = sources.iter().find(|source| !backend.accepts(source)) {
+            let (path, name) = (self.manifest.path.display(), backend.info().name);
+            let message = format!(
+                "{path}: tokens on {name}: context {:?} has no graphs that {name} executes",
+                source.key
+            );
+            return Err(Error::new(ErrorKind::Artifact, message).hint(
+                "for tokens on the CPU the bundle needs ONNX reference graphs: forge it without --no-onnx",
+            ));
+        }
+        Ok(Executor { backend, sources, contexts: LoadedContexts::default() })
     }
 
     /// The tokenizer, when the bundle has one.
@@ -435,11 +543,9 @@ impl Model {
         // First out: buffers and contexts of both may not fit the memory.
         self.op.close();
         self.consumed.forget();
-        let mut workspace = self.parts.workspace(&self.session)?;
-        workspace.set_trace(self.trace.clone());
-        workspace.set_tap(self.tap.clone());
-        let loss = workspace.loss().clone();
-        self.op.replace(self.parts.open_op(&self.manifest, workspace)?);
+        let (trace, tap) = (self.trace.as_ref(), self.tap.as_ref());
+        let (op, loss) = self.parts.open_session(&self.manifest, &self.session, trace, tap)?;
+        self.op.replace(op);
         self.loss = loss;
         Ok(())
     }
@@ -528,12 +634,12 @@ impl Model {
 
     /// What executes the graphs, see [`Backend::device`].
     pub fn device(&self) -> Option<String> {
-        self.parts.backend.device()
+        self.parts.executor.backend.device()
     }
 
     /// The contexts that are open, with their files.
     pub fn context_sources(&self) -> &[ContextSource] {
-        &self.parts.sources
+        &self.parts.executor.sources
     }
 
     /// The host-op itself, for tools that step it by hand. What it consumes that way is not
@@ -576,6 +682,7 @@ pub struct Sessions {
     trace: Option<Arc<Trace>>,
     entry: OpEntry,
     backend: BackendInfo,
+    decoder: Option<Decoder>,
     parts: Arc<Parts>,
 }
 
@@ -602,10 +709,8 @@ impl Sessions {
     pub fn open(&self) -> Result<Model> {
         let start = Instant::now();
         let session = CancelToken::any(vec![self.cancel.clone()]);
-        let mut workspace = self.parts.workspace(&session)?;
-        workspace.set_trace(self.trace.clone());
-        let loss = workspace.loss().clone();
-        let op = self.parts.open_op(&self.manifest, workspace)?;
+        let trace = self.trace.as_ref();
+        let (op, loss) = self.parts.open_session(&self.manifest, &session, trace, None)?;
         let op = Checked::new(op, &self.entry.description.name);
         Ok(Model {
             manifest: Arc::clone(&self.manifest),
@@ -624,6 +729,7 @@ impl Sessions {
             load: start.elapsed(),
             entry: self.entry.clone(),
             backend: self.backend.clone(),
+            decoder: self.decoder.clone(),
             parts: Arc::clone(&self.parts),
             tap: None,
             uncounted: Default::default(),

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::manifest::Manifest;
-use crate::op::SpanStats;
+use crate::op::{HandOvers, SpanStats};
 use crate::sampling::TokenLogprobs;
 use crate::stop::StopFilter;
 use crate::text::Message;
@@ -364,6 +364,9 @@ pub struct Timings {
     pub drafts: DraftCounts,
     /// Executions that took more than 5 times the median of their graph's last ones, and 200 ms at least.
     pub slow_executions: u64,
+    /// States that went from one backend to the other, whose time is part of `host`: see
+    /// [`Model::decode_on`](super::Model::decode_on).
+    pub hand_overs: HandOvers,
 }
 
 impl Timings {

@@ -1,0 +1,284 @@
+//! A host-op over two backends: one consumes prompts, the other the tokens of answers, from one state (prefill and
+//! decode apart: Zhong et al. 2024, arXiv 2401.09670).
+//!
+//! The op is opened once over each. The state is that of one of the two, and goes to the other as the bytes that the op
+//! exports: the used rows of caches, and replaced states.
+//!
+//! | what comes | where it is consumed |
+//! |---|---|
+//! | a token, draft tokens | on the backend for tokens |
+//! | a prompt of 32 positions or more, or one with images, audio or videos | on the backend for prompts |
+//! | a shorter one | where the state is |
+//!
+//! A snapshot stays where it was taken, and returning to it moves nothing.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::checked::add_spans;
+use super::kept::WORTH;
+use crate::op::{
+    Answer, Bytes, Effect, HandOvers, HostOp, Logits, Number, OpenInfo, Placement, Segment,
+    Segments, SnapshotId, SpanStats, Texts, Token, Tokens, positions,
+};
+use crate::trace::{self, Trace};
+use crate::workspace::GraphStats;
+use crate::{Error, ErrorKind, Result};
+
+/// One of the two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Prompt,
+    Tokens,
+}
+
+/// An op with the name of its backend.
+struct Opened {
+    op: Box<dyn HostOp>,
+    backend: String,
+}
+
+/// A snapshot of one of the ops, by the id that the engine knows.
+#[derive(Debug, Clone, Copy)]
+struct Saved {
+    id: SnapshotId,
+    side: Side,
+    of_op: SnapshotId,
+}
+
+/// The two ops as one.
+pub(super) struct HandOver {
+    info: OpenInfo,
+    prompt: Opened,
+    tokens: Opened,
+    /// Whose state it is.
+    at: Side,
+    saved: Vec<Saved>,
+    /// The id of the next snapshot.
+    next: u64,
+    counts: HandOvers,
+    trace: Option<Arc<Trace>>,
+}
+
+impl HandOver {
+    /// Makes one op of `prompt` and `tokens`, each with the name of its backend.
+    ///
+    /// # Errors
+    /// When the two differ in what their states and logits are.
+    pub(super) fn new(
+        prompt: (Box<dyn HostOp>, &str),
+        tokens: (Box<dyn HostOp>, &str),
+        trace: Option<Arc<Trace>>,
+    ) -> Result<Self> {
+        let opened =
+            |(op, backend): (Box<dyn HostOp>, &str)| Opened { op, backend: backend.to_owned() };
+        let (prompt, tokens) = (opened(prompt), opened(tokens));
+        let of = |opened: &Opened| {
+            let OpenInfo { vocab, input_vocab, max_ctx, can_truncate, can_snapshot, .. } =
+                *opened.op.info();
+            [
+                ("logits", vocab),
+                ("tokens of the embedding table", input_vocab),
+                ("positions", max_ctx),
+                ("states that can be truncated", can_truncate.into()),
+                ("states that can be saved", can_snapshot.into()),
+            ]
+        };
+        let mut both = of(&prompt).into_iter().zip(of(&tokens));
+        if let Some(((what, on_prompt), (_, on_tokens))) = both.find(|(a, b)| a != b) {
+            let (first, second) = (&prompt.backend, &tokens.backend);
+            let message = format!(
+                "prompts on {first}, tokens on {second}: found {on_prompt} {what} on {first} and {on_tokens} on \
+                 {second}, expected the same graphs for both"
+            );
+            return Err(Error::new(ErrorKind::Graph, message)
+                .hint("the context binaries and the ONNX graphs are of different models"));
+        }
+        // Draft tokens are verified there.
+        let verification = tokens.op.info().verification.clone();
+        let info = OpenInfo { verification, ..prompt.op.info().clone() };
+        let (at, saved, counts) = (Side::Prompt, Vec::new(), HandOvers::default());
+        Ok(Self { info, prompt, tokens, at, saved, next: 0, counts, trace })
+    }
+
+    fn side(&self, side: Side) -> &Opened {
+        match side {
+            Side::Prompt => &self.prompt,
+            Side::Tokens => &self.tokens,
+        }
+    }
+
+    fn op_of(&mut self, side: Side) -> &mut dyn HostOp {
+        match side {
+            Side::Prompt => &mut *self.prompt.op,
+            Side::Tokens => &mut *self.tokens.op,
+        }
+    }
+
+    /// The op whose state it is, once the state is where a call with this effect belongs.
+    fn ready(&mut self, effect: Effect) -> Result<&mut dyn HostOp> {
+        let side = match effect {
+            Effect::Consumes(Some(1)) | Effect::Drafts => Side::Tokens,
+            Effect::Consumes(Some(count)) if count < WORTH => self.at,
+            Effect::Consumes(_) => Side::Prompt,
+            _ => self.at,
+        };
+        if side != self.at {
+            self.hand_over(side)?;
+        }
+        Ok(self.op_of(side))
+    }
+
+    /// Moves the state.
+    fn hand_over(&mut self, to: Side) -> Result<()> {
+        let trace = self.trace.clone();
+        let _span = trace::span(trace.as_ref(), "hand over");
+        let (start, position) = (Instant::now(), self.position());
+        let moved = (|| {
+            if position == 0 {
+                return self.op_of(to).reset().map(|()| 0);
+            }
+            let state = self.op_of(self.at).export_state()?;
+            self.op_of(to).import_state(position, &state)?;
+            Ok(state.len())
+        })();
+        let bytes = moved.map_err(|e: Error| {
+            let (from, to) = (&self.side(self.at).backend, &self.side(to).backend);
+            e.context(format_args!("handing the state over from {from} to {to}"))
+        })?;
+        self.at = to;
+        self.counts.count += 1;
+        self.counts.bytes += bytes as u64;
+        self.counts.busy += start.elapsed();
+        Ok(())
+    }
+}
+
+/// Calls that the ops take where the state belongs; those of no state go to the op for prompts.
+macro_rules! forward {
+    ($({
+        $(#$doc:tt)*
+        since $since:tt, $part:ident: $name:ident($($arg:ident: $ty:ty),*) $(-> $gives:ident)?,
+        $effect:ident $(($of:expr))? $(, #$attribute:tt)?
+    })*) => {
+        $(forward! { @ [$($gives)?] $name($($arg: $ty),*) (Effect::$effect $(($of))?) })*
+    };
+    // By hand.
+    (@ $gives:tt reset $arguments:tt $effect:tt) => {};
+    (@ $gives:tt snapshot $arguments:tt $effect:tt) => {};
+    (@ $gives:tt restore $arguments:tt $effect:tt) => {};
+    (@ $gives:tt drop_snapshot $arguments:tt $effect:tt) => {};
+    (@ [Position] $name:ident() $effect:tt) => {
+        fn $name(&self) -> usize {
+            self.side(self.at).op.$name()
+        }
+    };
+    (@ [Placed] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&self $(, $arg: $ty)*) -> Result<Placement> {
+            self.prompt.op.$name($($arg),*)
+        }
+    };
+    (@ [Answered] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&mut self $(, $arg: $ty)*) -> Result<Answer> {
+            self.prompt.op.$name($($arg),*)
+        }
+    };
+    (@ [Noted] $name:ident() $effect:tt) => {
+        fn $name(&mut self) -> Result<serde_json::Value> {
+            self.ready($effect)?.$name()
+        }
+    };
+    (@ [Exported] $name:ident() $effect:tt) => {
+        fn $name(&mut self) -> Result<Vec<u8>> {
+            self.ready($effect)?.$name()
+        }
+    };
+    (@ [Done] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&mut self $(, $arg: $ty)*) -> Result<()> {
+            self.ready($effect)?.$name($($arg),*)
+        }
+    };
+    (@ [Logits] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&mut self $(, $arg: $ty)*) -> Result<()> {
+            self.ready($effect)?.$name($($arg),*)
+        }
+    };
+    // Vectors and audio.
+    (@ [$values:ident] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&mut self $(, $arg: $ty)*) -> Result<&[f32]> {
+            self.prompt.op.$name($($arg),*)
+        }
+    };
+}
+
+impl HostOp for HandOver {
+    fn info(&self) -> &OpenInfo {
+        &self.info
+    }
+
+    qhx_types::op_calls! { forward }
+
+    fn reset(&mut self) -> Result<()> {
+        self.prompt.op.reset()?;
+        self.at = Side::Prompt;
+        Ok(())
+    }
+
+    fn snapshot(&mut self) -> Result<SnapshotId> {
+        let side = self.at;
+        let of_op = self.op_of(side).snapshot()?;
+        let id = SnapshotId(self.next);
+        self.next += 1;
+        self.saved.push(Saved { id, side, of_op });
+        Ok(id)
+    }
+
+    fn restore(&mut self, snapshot: SnapshotId) -> Result<()> {
+        let saved = self.saved.iter().find(|saved| saved.id == snapshot).copied();
+        let Saved { side, of_op, .. } = saved.ok_or_else(|| {
+            Error::new(ErrorKind::Internal, format!("there is no snapshot {}", snapshot.0))
+        })?;
+        self.op_of(side).restore(of_op)?;
+        self.at = side;
+        Ok(())
+    }
+
+    fn drop_snapshot(&mut self, snapshot: SnapshotId) {
+        if let Some(index) = self.saved.iter().position(|saved| saved.id == snapshot) {
+            let Saved { side, of_op, .. } = self.saved.remove(index);
+            self.op_of(side).drop_snapshot(of_op);
+        }
+    }
+
+    fn logits(&self) -> Result<Logits<'_>> {
+        self.side(self.at).op.logits()
+    }
+
+    fn logits_origin(&self) -> Option<String> {
+        self.side(self.at).op.logits_origin()
+    }
+
+    fn graph_time(&self) -> Duration {
+        self.prompt.op.graph_time() + self.tokens.op.graph_time()
+    }
+
+    /// Contexts of the backend for tokens have its name before theirs, such as `cpu:decoder`.
+    fn graph_stats(&self) -> Vec<GraphStats> {
+        let mut stats = self.prompt.op.graph_stats();
+        stats.extend(self.tokens.op.graph_stats().into_iter().map(|stats| GraphStats {
+            context: format!("{}:{}", self.tokens.backend, stats.context),
+            ..stats
+        }));
+        stats
+    }
+
+    fn span_stats(&self) -> Vec<SpanStats> {
+        let mut stats = self.prompt.op.span_stats();
+        add_spans(&mut stats, &self.tokens.op.span_stats());
+        stats
+    }
+
+    fn hand_overs(&self) -> HandOvers {
+        self.counts
+    }
+}
