@@ -67,13 +67,15 @@ impl Tensor {
 fn converted(bytes: &[u8], from: DType, to: DType) -> Cow<'_, [u8]> {
     match (from, to) {
         (DType::F16, DType::F32) => {
-            let halves = bytemuck::pod_collect_to_vec::<u8, f16>(bytes);
+            let halves = bytes.as_chunks().0.iter().copied().map(f16::from_ne_bytes);
+            let halves: Vec<_> = halves.collect();
             let mut floats = vec![0.0; halves.len()];
             f16_to_f32(&halves, &mut floats);
             Cow::Owned(bytemuck::cast_slice(&floats).to_vec())
         }
         (DType::F32, DType::F16) => {
-            let floats = bytemuck::pod_collect_to_vec::<u8, f32>(bytes);
+            let floats = bytes.as_chunks().0.iter().copied().map(f32::from_ne_bytes);
+            let floats: Vec<_> = floats.collect();
             let mut halves = vec![f16::ZERO; floats.len()];
             f32_to_f16(&floats, &mut halves);
             Cow::Owned(bytemuck::cast_slice(&halves).to_vec())
