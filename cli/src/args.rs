@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use qhx::{BackendChoice, DeviceOptions};
+use qhx::{BackendChoice, DecodeOn, DeviceOptions};
 use qhx_core::engine::Speculate;
 use qhx_core::qnn::{MemoryMode, PerfMode};
 use qhx_core::sampling::SamplingParams;
@@ -71,6 +71,21 @@ pub(crate) struct PreparingArgs {
     /// this command, and have the CPU answer this time
     #[arg(long, value_name = "BACKEND", value_parser = ["cpu"])]
     pub while_preparing: Option<String>,
+}
+
+/// What consumes the tokens of answers.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct DecodeArgs {
+    /// What consumes the tokens of answers where the NPU consumes prompts: the state goes over once after a prompt.
+    /// auto measures both when a bundle is opened for the first time, and takes the faster one [default: what consumes
+    /// prompts]
+    #[arg(long, value_name = "WHERE", value_parser = decode_parser())]
+    pub decode_on: Option<DecodeOn>,
+}
+
+fn decode_parser() -> impl TypedValueParser<Value = DecodeOn> {
+    PossibleValuesParser::new(DecodeOn::ALL.map(DecodeOn::name))
+        .try_map(|name| name.parse::<DecodeOn>())
 }
 
 /// How the NPU is used.

@@ -4,14 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use qhx::Answer;
 use qhx::media::{Attached, Attachment};
+use qhx::{Answer, DecodeOn};
 use qhx_core::backend::Backend;
 use qhx_core::dump::Dump;
 use qhx_core::engine::{
     DraftCounts, Event, FinishReason, Generation, Model, Request, Run, Timings,
 };
-use qhx_core::op::{OpDescription, OpSource, SpanStats};
+use qhx_core::op::{HandOvers, OpDescription, OpSource, SpanStats};
 use qhx_core::sampling::TokenLogprobs;
 use qhx_core::trace::Trace;
 use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result};
@@ -46,6 +46,8 @@ pub(crate) struct Opening<'a> {
     pub tracing: Option<&'a Tracing>,
     /// What answers while a portable bundle is prepared, if it is to be prepared.
     pub preparing: Option<&'a PreparingArgs>,
+    /// What consumes the tokens of answers, if that is asked for.
+    pub decode_on: Option<DecodeOn>,
     /// What the host-op has to take; the files are looked at before anything is loaded.
     pub attachments: &'a [Attachment],
 }
@@ -58,7 +60,7 @@ pub(crate) fn open_checked(
     opening: Opening<'_>,
     check: impl FnOnce(&Manifest) -> Result<()>,
 ) -> Result<Model> {
-    let Opening { root, dump, tracing, preparing, attachments } = opening;
+    let Opening { root, dump, tracing, preparing, decode_on, attachments } = opening;
     let mut runtime = app.runtime(backend, tracing);
     if preparing.is_some_and(|preparing| preparing.while_preparing.is_some()) {
         let qhx = this_program().ok_or_else(|| {
@@ -69,11 +71,18 @@ pub(crate) fn open_checked(
     if let Some(dump) = dump {
         runtime = runtime.dump(dump);
     }
+    if let Some(on) = decode_on {
+        runtime = runtime.decode_on(on);
+    }
     let runtime = runtime.build();
     let bundle = runtime.bundle(path, root)?;
     check(bundle.manifest())?;
     let taken = |op: &OpDescription| qhx::media::check(attachments, op);
-    runtime.load_checked(&bundle, taken, say_backend)
+    let model = runtime.load_checked(&bundle, taken, say_backend)?;
+    if let Some(decoder) = model.decoder() {
+        say!("tokens: {} ({})", decoder.backend.name, decoder.reason);
+    }
+    Ok(model)
 }
 
 /// Says which backend was taken, and why.
@@ -213,7 +222,7 @@ pub(crate) fn summary(generation: &Generation) -> String {
         ms(t.host),
         ms(t.sampling),
         generation.finish_reason.name(),
-        parts(generation),
+        handed_over(t) + &parts(generation),
     )
 }
 
@@ -228,6 +237,16 @@ fn drafts(t: &Timings) -> String {
         return forced;
     }
     format!("{forced}, {accepted} of {drafted} draft tokens accepted, {} steps", t.decode_steps)
+}
+
+/// The states that went from one backend to the other.
+fn handed_over(t: &Timings) -> String {
+    let HandOvers { count, bytes, busy } = t.hand_overs;
+    let times = if count == 1 { String::new() } else { format!(" {count} times") };
+    match count {
+        0 => String::new(),
+        _ => format!(", state handed over{times}: {bytes} bytes in {:.1} ms", ms(busy)),
+    }
 }
 
 /// The parts of the host-op that ran.
@@ -251,6 +270,9 @@ pub(crate) fn json(model: &Model, generation: &Generation, attached: &[Attached]
         "op": model.op().description.name,
         "plugin": origin(model),
     });
+    if let Some(decoder) = model.decoder() {
+        json["decoder"] = json!({"backend": decoder.backend.name, "reason": decoder.reason});
+    }
     if !generation.logprobs.is_empty() {
         json["logprobs"] = generation.logprobs.iter().map(logprobs).collect();
     }
@@ -267,6 +289,7 @@ const VISION: &str = "vision";
 
 fn timings(generation: &Generation) -> Value {
     let t: &Timings = &generation.timings;
+    let HandOvers { count, bytes, busy } = t.hand_overs;
     let spans = generation.spans.iter().map(|s| (s.name.clone(), json!(millis(s.busy))));
     let vision = generation.spans.iter().find(|span| span.name == VISION);
     json!({
@@ -281,6 +304,7 @@ fn timings(generation: &Generation) -> Value {
         "forced_tokens": t.forced_tokens,
         "drafts": t.drafts,
         "slow_executions": t.slow_executions,
+        "hand_overs": {"count": count, "bytes": bytes, "ms": millis(busy)},
         "vision_ms": millis(vision.map_or(Duration::ZERO, |span| span.busy)),
         "spans_ms": Value::Object(spans.collect()),
     })

@@ -185,7 +185,7 @@ fn unprepared(unfit: &[prepared::Unfit]) -> String {
 }
 
 /// Whether every context is there as a context binary, and as ONNX.
-fn forms(manifest: &Manifest) -> Result<(bool, bool)> {
+pub(crate) fn forms(manifest: &Manifest) -> Result<(bool, bool)> {
     let artifacts = manifest.open_artifacts();
     let (mut binaries, mut onnx) = (true, true);
     for entry in &manifest.artifacts.contexts {

@@ -1,9 +1,14 @@
 //! Folders for what qhx downloads and makes.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use etcetera::{BaseStrategy as _, choose_base_strategy};
+use qhx_core::engine::Model;
+use qhx_core::hash::hex;
 use qhx_core::{Error, ErrorKind, Result};
+use sha2::{Digest as _, Sha256};
 
 use crate::vars::{self, CACHE_DIR};
 
@@ -26,4 +31,41 @@ pub fn dir() -> Result<PathBuf> {
 /// The file that remembers which context binaries crashed a child process, in the user's cache folder.
 pub fn contexts_tried() -> Option<PathBuf> {
     Some(qhx_plugins::search::memory_file()?.with_file_name("contexts-tried.json"))
+}
+
+/// The file of `folder` for what is remembered of a bundle with its libraries, and with all of `depends_on`, such as the
+/// device. It has the hash of these as its name. The bundle is its manifest, with the hashes there, and the lengths and
+/// times of its files.
+pub(crate) fn of_model(folder: &str, model: &Model, depends_on: &[&str]) -> Option<PathBuf> {
+    let folder = dir().ok()?.join(folder);
+    let mut hash = Sha256::new();
+    let mut add = |bytes: &[u8]| {
+        hash.update((bytes.len() as u64).to_le_bytes());
+        hash.update(bytes);
+    };
+    let manifest = model.manifest();
+    let of_bundle =
+        [env!("CARGO_PKG_VERSION"), &manifest.raw.to_string(), &model.backend().version];
+    for text in of_bundle.iter().chain(depends_on) {
+        add(text.as_bytes());
+    }
+    let table = &manifest.artifacts;
+    let binaries = model.context_sources().iter().filter_map(|source| source.binary.clone());
+    let others = table.golden.iter().chain(table.embed.iter().map(|embed| &embed.path));
+    for file in binaries.chain(others.map(|path| manifest.root.join(path))) {
+        let data = std::fs::metadata(&file).ok()?;
+        let time = data.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+        add(&data.len().to_le_bytes());
+        add(&time.as_nanos().to_le_bytes());
+    }
+    Some(folder.join(hex(hash.finalize())))
+}
+
+/// Writes a file in one go: another process finds it whole or not at all.
+pub(crate) fn remember(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let folder = file.parent().unwrap_or(file);
+    std::fs::create_dir_all(folder)?;
+    let mut new = tempfile::NamedTempFile::new_in(folder)?;
+    new.write_all(bytes)?;
+    new.persist(file).map(drop).map_err(|e| e.error)
 }

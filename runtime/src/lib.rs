@@ -39,6 +39,7 @@ pub mod cache;
 mod caught;
 mod chat;
 pub mod corpus;
+mod decode_on;
 pub mod doctor;
 mod embedder;
 mod engine;
@@ -76,7 +77,7 @@ pub use media::{Attached, Attachment};
 pub use named::{Decided, Named};
 pub use reranker::{Ranked, Reranker, Scoring};
 pub use runtime::{Runtime, RuntimeBuilder};
-pub use settings::{BackendChoice, DeviceOptions};
+pub use settings::{BackendChoice, DecodeOn, DeviceOptions};
 pub use speaker::{Lexicon, SpeakOptions, Speaker, Spoken, WAV_HEADER, pcm16, wav_header};
 pub use transcriber::{
     Chunk, Live, Note, TIMES, Times, TranscribeEvent, TranscribeLimits, TranscribeOptions,
@@ -84,8 +85,8 @@ pub use transcriber::{
 };
 
 pub use qhx_core::engine::{
-    Content, ContentPart, Event, FinishReason, Generation, Grammar, Message, Model, Part, Prompt,
-    PromptToken, Request, Run, Sessions, Speculate, Texts, Timings,
+    Content, ContentPart, Decoder, Event, FinishReason, Generation, Grammar, Message, Model, Part,
+    Prompt, PromptToken, Request, Run, Sessions, Speculate, Texts, Timings,
 };
 pub use qhx_core::op::{MediaRules, Modality, OpDescription, Task};
 pub use qhx_core::qnn::{MemoryMode, PerfMode};

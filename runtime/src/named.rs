@@ -7,7 +7,7 @@ use qhx_core::{Error, ErrorKind, Result};
 
 use crate::libraries::{HTP_FILE, Libraries, LibraryFiles, SYSTEM_FILE};
 use crate::runtime::{Runtime, RuntimeBuilder};
-use crate::settings::{BackendChoice, DeviceOptions};
+use crate::settings::{BackendChoice, DecodeOn, DeviceOptions};
 use crate::vars;
 
 /// What an app names of a runtime in words: all of it may be left out.
@@ -21,6 +21,8 @@ pub struct Named {
     pub htp: Option<PathBuf>,
     /// libQnnSystem; where neither library is named [`vars::SYSTEM`], or the one beside libQnnHtp.
     pub system: Option<PathBuf>,
+    /// `auto`, `cpu` or `npu`, see [`RuntimeBuilder::decode_on`]; one backend consumes prompts and tokens otherwise.
+    pub decode_on: Option<String>,
 }
 
 /// What was decided.
@@ -33,6 +35,8 @@ pub struct Decided {
     pub arch: Option<u32>,
     /// The QNN libraries.
     pub libraries: LibraryFiles,
+    /// What consumes the tokens of answers, where that was named.
+    pub decode_on: Option<DecodeOn>,
 }
 
 impl Named {
@@ -49,8 +53,12 @@ impl Named {
         };
         let arch = setting(self.device_arch, vars::DEVICE_ARCH)?;
         let arch = arch.map(|(text, place)| architecture(&text, &place)).transpose()?;
+        let decode_on = self.decode_on.map(|text| {
+            text.parse().map_err(|e| usage(format!("options: decode_on {text:?}: {e}")))
+        });
+        let decode_on = decode_on.transpose()?;
         let libraries = libraries(self.htp, self.system, backend)?;
-        Ok(Decided { backend, arch, libraries })
+        Ok(Decided { backend, arch, libraries, decode_on })
     }
 }
 
@@ -58,10 +66,14 @@ impl Decided {
     /// Begins a runtime with it, and with [`vars::CDSPRPC`].
     pub fn builder(&self) -> RuntimeBuilder {
         let cdsprpc = vars::get(vars::CDSPRPC).map(PathBuf::from);
-        Runtime::builder()
+        let builder = Runtime::builder()
             .backend(self.backend)
             .libraries(self.libraries.clone())
-            .device(DeviceOptions::default().arch(self.arch).cdsprpc(cdsprpc))
+            .device(DeviceOptions::default().arch(self.arch).cdsprpc(cdsprpc));
+        match self.decode_on {
+            Some(on) => builder.decode_on(on),
+            None => builder,
+        }
     }
 }
 

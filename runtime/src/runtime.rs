@@ -17,7 +17,7 @@ use crate::folders;
 use crate::golden::first_open;
 use crate::hub;
 use crate::libraries::LibraryFiles;
-use crate::settings::{BackendChoice, DeviceOptions, Settings};
+use crate::settings::{BackendChoice, DecodeOn, DeviceOptions, Settings};
 
 /// What bundles are opened with. It is cheap to make and to clone, and opens nothing by itself.
 ///
@@ -139,10 +139,14 @@ impl Runtime {
         if !settings.unverified {
             first_open(&mut model, || cpu(settings.threads))?;
         }
+        if let Some(on) = settings.decode_on {
+            settings.decode_on(on, &mut model)?;
+        }
         tracing::info!(
             op = %model.op().description.name,
             backend = %model.backend().name,
             reason = %choice.reason,
+            decoder = model.decoder().map(|decoder| format!("{} ({})", decoder.backend.name, decoder.reason)),
             "bundle open"
         );
         Ok(model)
@@ -204,6 +208,15 @@ impl RuntimeBuilder {
     #[must_use]
     pub fn unverified(mut self, unverified: bool) -> Self {
         self.settings.unverified = unverified;
+        self
+    }
+
+    /// What consumes the tokens of answers where the NPU consumes prompts: the CPU often takes less time for a token of
+    /// a small model. The state goes over once after each prompt; see [`Model::decode_on`]. Bundles that do not generate
+    /// open as they are. By default one backend consumes both. [`Model::decoder`] says what was taken and why.
+    #[must_use]
+    pub fn decode_on(mut self, on: DecodeOn) -> Self {
+        self.settings.decode_on = Some(on);
         self
     }
 

@@ -51,6 +51,42 @@ impl FromStr for BackendChoice {
     }
 }
 
+/// What consumes the tokens of answers, where the NPU consumes prompts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DecodeOn {
+    /// The CPU, over the bundle's ONNX graphs.
+    Cpu,
+    /// The NPU, too.
+    Npu,
+    /// Whichever takes less time for a token on this machine with this bundle. Both are measured when the bundle is
+    /// opened for the first time.
+    Auto,
+}
+
+impl DecodeOn {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Auto, Self::Cpu, Self::Npu];
+
+    /// The name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Npu => "npu",
+            Self::Auto => "auto",
+        }
+    }
+}
+
+impl FromStr for DecodeOn {
+    type Err = String;
+
+    /// A choice by its name.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|choice| choice.name() == text);
+        found.ok_or_else(|| "expected auto, cpu or npu".to_owned())
+    }
+}
+
 /// How the NPU is used.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -136,6 +172,8 @@ pub(crate) struct Settings {
     pub device: DeviceOptions,
     pub resident: Option<usize>,
     pub unverified: bool,
+    /// What consumes the tokens of answers; what consumes prompts, where nothing is asked for.
+    pub decode_on: Option<DecodeOn>,
     /// The program that prepares portable bundles while the CPU answers.
     pub while_preparing: Option<PathBuf>,
     pub threads: Option<usize>,

@@ -238,6 +238,8 @@ typedef struct qhx_runtime_options {
     const char *device_arch;         /* such as v81, instead of QHX_DEVICE_ARCH; NULL for that */
     const char *plugins;             /* a folder of plugins, searched first; NULL for the usual places only */
     int threads;                     /* 0 for one a core */
+    const char *decode_on;           /* auto, cpu or npu: what consumes the tokens of answers; NULL for what consumes
+                                      * prompts */
 } qhx_runtime_options;
 QHX_API void qhx_runtime_options_default(qhx_runtime_options *options);
 QHX_API qhx_runtime *qhx_runtime_create_ex(const qhx_runtime_options *options);

@@ -291,6 +291,8 @@ c_struct! {
         plugins: *const c_char,
         /// 0 for one a core.
         threads: c_int,
+        /// auto, cpu or npu.
+        decode_on: *const c_char,
     }
 }
 
@@ -344,6 +346,7 @@ impl Default for RuntimeOptions {
             device_arch: std::ptr::null(),
             plugins: std::ptr::null(),
             threads: 0,
+            decode_on: std::ptr::null(),
         }
     }
 }

@@ -44,6 +44,7 @@ pub(crate) struct RuntimeQuestion {
     pub device_arch: Option<String>,
     pub plugins: Option<PathBuf>,
     pub threads: usize,
+    pub decode_on: Option<String>,
 }
 
 /// The bytes of a text of C, without its NUL. `None` for NULL.
@@ -320,7 +321,7 @@ pub(crate) fn runtime(given: *const RuntimeOptions) -> Result<RuntimeQuestion> {
     let read = sized!(
         "options",
         given,
-        RuntimeOptions { htp, system, backend, device_arch, plugins, threads }
+        RuntimeOptions { htp, system, backend, device_arch, plugins, threads, decode_on }
     );
     Ok(RuntimeQuestion {
         htp: path("htp", read.htp)?,
@@ -329,5 +330,6 @@ pub(crate) fn runtime(given: *const RuntimeOptions) -> Result<RuntimeQuestion> {
         device_arch: text("device_arch", read.device_arch)?,
         plugins: path("plugins", read.plugins)?,
         threads: count("threads", read.threads)?,
+        decode_on: text("decode_on", read.decode_on)?,
     })
 }

@@ -35,6 +35,7 @@ impl Runtime {
             device_arch: question.device_arch,
             htp: question.htp,
             system: question.system,
+            decode_on: question.decode_on,
         }
         .decide()?;
         let mut plugins = PluginOptions::default();

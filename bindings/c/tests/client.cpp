@@ -701,6 +701,9 @@ static int all(char **argv) {
     options.backend = "gpu";
     CHECK(!qhx_runtime_create_ex(&options) && last().find("expected auto, cpu or qnn") != std::string::npos);
     options.backend = nullptr;
+    options.decode_on = "gpu";
+    CHECK(!qhx_runtime_create_ex(&options) && last().find("expected auto, cpu or npu") != std::string::npos);
+    options.decode_on = nullptr;
     options.device_arch = "v8x";
     CHECK(!qhx_runtime_create_ex(&options));
     options.struct_size = offsetof(qhx_runtime_options, device_arch);

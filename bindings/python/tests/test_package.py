@@ -41,6 +41,8 @@ def test_a_bundle_that_cannot_be_opened_says_why(language, tmp_path):
     assert (type(again), str(again)) == (qhx.BundleError, str(raised.value))
     with pytest.raises(qhx.UsageError, match="options: backend \"gpu\": expected auto, cpu or qnn"):
         qhx.Model(language, backend="gpu")
+    with pytest.raises(qhx.UsageError, match="options: decode_on \"gpu\": expected auto, cpu or npu"):
+        qhx.Model(language, decode_on="gpu")
     with pytest.raises(qhx.DeviceError) as raised:
         qhx.Model(language, backend="qnn", htp=tmp_path / "libQnnHtp.so")
     assert raised.value.kind == "runtime"

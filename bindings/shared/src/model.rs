@@ -24,6 +24,7 @@ struct OpenOptions {
     system: Option<PathBuf>,
     plugins: Vec<PathBuf>,
     threads: Option<usize>,
+    decode_on: Option<String>,
 }
 
 /// What an open model is.
@@ -42,6 +43,10 @@ pub struct About {
     pub backend: String,
     /// Why that was taken.
     pub backend_reason: String,
+    /// What executes the tokens of answers, where that was asked for.
+    pub decoder: Option<String>,
+    /// Why that was taken.
+    pub decoder_reason: Option<String>,
     /// Positions that the context holds.
     pub max_ctx: usize,
     /// Values of a vector; 0 where the model does not embed.
@@ -82,6 +87,7 @@ fn load(bundle: PathBuf, options: &str, cancel: CancelToken) -> Result<Loaded> {
         device_arch: options.device_arch,
         htp: options.htp,
         system: options.system,
+        decode_on: options.decode_on,
     };
     let mut plugins = PluginOptions::default();
     plugins.dirs.extend(options.plugins);
@@ -102,6 +108,8 @@ fn load(bundle: PathBuf, options: &str, cancel: CancelToken) -> Result<Loaded> {
         modalities: op.modalities.clone(),
         backend: model.backend().name.clone(),
         backend_reason: why,
+        decoder: model.decoder().map(|decoder| decoder.backend.name.clone()),
+        decoder_reason: model.decoder().map(|decoder| decoder.reason.clone()),
         max_ctx: info.max_ctx,
         embedding_dim: info.embedding_dim,
         can_chat: model.can_chat(),

@@ -14,8 +14,8 @@ use qhx_core::{CancelToken, Error, ErrorKind, Result};
 use crate::Status;
 use crate::app::App;
 use crate::args::{
-    BackendArgs, PreparingArgs, SamplingArgs, SpeculateArgs, Switch, TemplateArg, parse_seconds,
-    parse_template_arg,
+    BackendArgs, DecodeArgs, PreparingArgs, SamplingArgs, SpeculateArgs, Switch, TemplateArg,
+    parse_seconds, parse_template_arg,
 };
 use crate::grammar::{GrammarArgs, Tools};
 use crate::media;
@@ -86,6 +86,8 @@ pub(crate) struct ChatArgs {
     pub tracing: TraceArgs,
     #[command(flatten)]
     pub preparing: PreparingArgs,
+    #[command(flatten)]
+    pub decode: DecodeArgs,
     #[command(flatten)]
     pub backend: BackendArgs,
 }
@@ -205,7 +207,8 @@ fn run_traced(args: &ChatArgs, app: &mut App, tracing: Option<&Tracing>) -> Resu
         .template_arguments(args.template_args.iter().cloned());
     let (request, tools) = args.grammar.apply(request)?;
     let check = |manifest: &_| request.check(manifest);
-    let opening = Opening { tracing, preparing: Some(&args.preparing), ..Opening::default() };
+    let (preparing, decode_on) = (Some(&args.preparing), args.decode.decode_on);
+    let opening = Opening { tracing, preparing, decode_on, ..Opening::default() };
     let backend = BackendArgs { idle_release: Some(args.idle_release), ..args.backend.clone() };
     let model = session::open_checked(app, &args.bundle, &backend, opening, check)?;
     let mut chat =

@@ -14,8 +14,8 @@ use qhx_core::{Error, ErrorKind};
 use crate::Status;
 use crate::app::App;
 use crate::args::{
-    BackendArgs, PreparingArgs, SamplingArgs, SpeculateArgs, Switch, TemplateArg, parse_seconds,
-    parse_template_arg,
+    BackendArgs, DecodeArgs, PreparingArgs, SamplingArgs, SpeculateArgs, Switch, TemplateArg,
+    parse_seconds, parse_template_arg,
 };
 use crate::grammar::GrammarArgs;
 use crate::media::MediaArgs;
@@ -101,6 +101,8 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub preparing: PreparingArgs,
     #[command(flatten)]
+    pub decode: DecodeArgs,
+    #[command(flatten)]
     pub backend: BackendArgs,
 }
 
@@ -144,8 +146,9 @@ fn run_traced(
     let check = |manifest: &_| request.check(manifest);
     let dump = args.dump.as_deref().map(Dump::create).transpose()?.map(Arc::new);
     let preparing = Some(&args.preparing);
+    let decode_on = args.decode.decode_on;
     let opening =
-        Opening { dump, attachments: &attachments, tracing, preparing, ..Opening::default() };
+        Opening { root: None, dump, tracing, preparing, decode_on, attachments: &attachments };
     let mut model = session::open_checked(app, &args.bundle, &args.backend, opening, check)?;
     session::open_draft(app, &mut model, draft, &args.backend, tracing)?;
     tools.iter().try_for_each(|tools| tools.check(&model))?;

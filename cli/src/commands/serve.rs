@@ -11,7 +11,7 @@ use qhx_server::{Options, Server};
 
 use crate::Status;
 use crate::app::App;
-use crate::args::{BackendArgs, parse_seconds};
+use crate::args::{BackendArgs, DecodeArgs, parse_seconds};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -78,6 +78,8 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub log_prompts: bool,
     #[command(flatten)]
+    pub decode: DecodeArgs,
+    #[command(flatten)]
     pub backend: BackendArgs,
 }
 
@@ -87,7 +89,10 @@ pub(crate) fn run(args: &ServeArgs, app: &mut App) -> Result<Status> {
     // Ctrl-C lets models finish what they do.
     let states = usize::try_from(u64::from(args.state_memory) << 20).unwrap_or(usize::MAX);
     let runtime = app.runtime(&backend, None).keep_states(states).cancel(CancelToken::new());
-    let runtime = runtime.build();
+    let runtime = match args.decode.decode_on {
+        Some(on) => runtime.decode_on(on).build(),
+        None => runtime.build(),
+    };
     let mut options = options(args, &runtime)?.runtime(runtime);
     if let Some(file) = &args.api_key_file {
         options = options.api_key_file(file)?;

@@ -139,6 +139,11 @@ fn json_is_one_object_with_everything() {
           "accepted": 0
         },
         "slow_executions": "[number]",
+        "hand_overs": {
+          "count": 0,
+          "bytes": 0,
+          "ms": 0.0
+        },
         "vision_ms": "[number]",
         "spans_ms": {
           "fill": "[number]",

@@ -74,6 +74,34 @@ fn the_whole_way_on_the_library() {
     }
     assert!(generate.stderr.contains("backend: qnn (given "), "{}", generate.stderr);
 
+    // Tokens on the CPU, on the NPU, and on the one that was measured to be faster: once.
+    let measured = |when| format!("measured {when} with this bundle: ");
+    for (on, decoder, reason) in [
+        ("cpu", "cpu", "asked for"),
+        ("npu", "qnn", "asked for"),
+        ("auto", "cpu", &*measured("now")),
+        ("auto", "cpu", &measured("earlier")),
+    ] {
+        let json = qhx()
+            .args(["generate", "tiny", "The capital of France is", "--max-new", "4", "--json"])
+            .args(["--decode-on", on])
+            .run()
+            .ok()
+            .json();
+        assert_eq!(json["text"], " Paris.", "{on}: {json}");
+        assert_eq!(
+            (&json["backend"], &json["decoder"]["backend"]),
+            (&"qnn".into(), &decoder.into())
+        );
+        assert!(json["decoder"]["reason"].as_str().expect("why").starts_with(reason), "{json}");
+        let moved = &json["timings"]["hand_overs"];
+        assert_eq!(moved["count"], u64::from(decoder == "cpu"), "{on}: {json}");
+        assert_eq!(moved["bytes"].as_u64() > Some(0), decoder == "cpu", "{on}: {json}");
+    }
+    let not_there =
+        qhx().args(["generate", "tiny", "a", "--backend", "cpu", "--decode-on", "npu"]).run();
+    assert!(not_there.stderr.contains("backend cpu runs the bundle"), "{not_there:?}");
+
     let classic = Program::classic(folder.path())
         .args(["tiny/qwen35-tied.json"])
         .args([&htp, &system])

@@ -390,6 +390,33 @@ fn tokens(model: &mut Model, count: usize) -> Vec<u32> {
     all.filter(|token| !placeholders.contains(token)).take(count).collect()
 }
 
+/// Positions before the tokens of [`token_ms`], where the context holds four times as many.
+const BEHIND: usize = 64;
+/// Tokens of [`token_ms`] that are measured.
+const STEPS: usize = 9;
+
+/// Milliseconds that a model takes for a token behind some text: the median of a few.
+pub(crate) fn token_ms(model: &mut Model) -> Result<f64> {
+    let behind = BEHIND.min(model.info().max_ctx / 4).max(1);
+    let tokens = tokens(model, behind + 1 + STEPS);
+    let (text, rest) = tokens.split_at(behind);
+    model.reset()?;
+    let op = model.op_mut();
+    op.prefill(&[Segment::Tokens(text)])?;
+    let mut times = Vec::with_capacity(rest.len());
+    for &token in rest {
+        let start = Instant::now();
+        op.decode(token)?;
+        qhx_core::sampling::argmax(op.logits()?)?;
+        times.push(start.elapsed().as_secs_f64() * 1e3);
+    }
+    model.reset()?;
+    // The first takes the state over, and touches memory for the first time.
+    let measured = times.get_mut(1..).unwrap_or_default();
+    measured.sort_by(f64::total_cmp);
+    Ok(measured.get(measured.len() / 2).copied().unwrap_or_default())
+}
+
 /// What the graphs did since `before`, and what share of all their time each took.
 fn executed(now: &[GraphStats], before: &[GraphStats]) -> Vec<GraphTime> {
     let mut graphs: Vec<_> = now.to_vec();

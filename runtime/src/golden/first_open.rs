@@ -1,15 +1,12 @@
 //! Whether a bundle gives the answers that it was made with, asked when it is opened for the first time on a device.
 
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Instant, UNIX_EPOCH};
+use std::time::Instant;
 
 use qhx_core::backend::Backend;
 use qhx_core::engine::Model;
-use qhx_core::hash::hex;
 use qhx_core::{Error, ErrorKind, Result, trace};
-use sha2::{Digest as _, Sha256};
 
 use super::{Golden, StepReport, compare};
 use crate::cache;
@@ -30,7 +27,7 @@ pub(crate) fn first_open(
     if model.manifest().artifacts.golden.is_none() {
         return Ok(());
     }
-    let memory = memory(model, &device);
+    let memory = cache::of_model("golden", model, &[&device]);
     let is_known = |file: &PathBuf| std::fs::read(file).is_ok_and(|bytes| bytes == PASSED);
     if memory.as_ref().is_some_and(is_known) {
         return Ok(());
@@ -59,7 +56,7 @@ pub(crate) fn first_open(
         report.cosine
     );
     if let Some(file) = memory
-        && let Err(e) = remember(&file)
+        && let Err(e) = cache::remember(&file, PASSED)
     {
         tracing::debug!("{}: not remembered: {e}", file.display());
     }
@@ -82,40 +79,4 @@ fn wrong(model: &Model, golden: &Golden, report: &StepReport, graphs: &str) -> E
         "`qhx verify` compares files and all golden steps; --backend cpu runs the ONNX graphs; --unverified opens the \
          bundle all the same",
     )
-}
-
-/// The file that is there once the golden step has passed. It has the hash of the bundle, the libraries and the device
-/// as its name. The bundle is its manifest, with the hashes there, and the lengths and times of its files.
-fn memory(model: &Model, device: &str) -> Option<PathBuf> {
-    let folder = cache::dir().ok()?.join("golden");
-    let mut hash = Sha256::new();
-    let mut add = |bytes: &[u8]| {
-        hash.update((bytes.len() as u64).to_le_bytes());
-        hash.update(bytes);
-    };
-    let manifest = model.manifest();
-    for text in
-        [env!("CARGO_PKG_VERSION"), &manifest.raw.to_string(), &model.backend().version, device]
-    {
-        add(text.as_bytes());
-    }
-    let table = &manifest.artifacts;
-    let binaries = model.context_sources().iter().filter_map(|source| source.binary.clone());
-    let others = table.golden.iter().chain(table.embed.iter().map(|embed| &embed.path));
-    for file in binaries.chain(others.map(|path| manifest.root.join(path))) {
-        let data = std::fs::metadata(&file).ok()?;
-        let time = data.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
-        add(&data.len().to_le_bytes());
-        add(&time.as_nanos().to_le_bytes());
-    }
-    Some(folder.join(hex(hash.finalize())))
-}
-
-/// Writes the file in one go: another process finds it whole or not at all.
-fn remember(file: &std::path::Path) -> std::io::Result<()> {
-    let folder = file.parent().unwrap_or(file);
-    std::fs::create_dir_all(folder)?;
-    let mut new = tempfile::NamedTempFile::new_in(folder)?;
-    new.write_all(PASSED)?;
-    new.persist(file).map(drop).map_err(|e| e.error)
 }

@@ -23,8 +23,8 @@ use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
 use qhx_media::{Limits, Source};
 use qhx_tests::replay::{
-    accepted_exact, generate, greedy_exact, play, play_speculative, shortest, speculative_exact,
-    step_exact,
+    accepted_exact, generate, greedy_exact, hands_over, play, play_speculative, shortest,
+    speculative_exact, step_exact,
 };
 use qhx_tests::rescaled::rescaled;
 use qhx_tests::tiny::{self, Case, Goldens};
@@ -350,6 +350,8 @@ fn the_npu_equals_the_reference() {
     let Distance { largest, cosine, .. } = step_exact(&mut model, &goldens, &cases, "fp16");
     eprintln!("v81 fp16: logits differ by at most {largest:.2e}, cosine {cosine:.7}");
     assert!(cosine >= 0.9999, "fp16: cosine {cosine}");
+    let Distance { cosine, .. } = hands_over(&mut model, &goldens, cases[0], "fp16");
+    assert!(cosine >= 0.9999, "tokens on the CPU: cosine {cosine}");
     if full {
         for chat in &goldens.chat {
             model.reset().unwrap();

@@ -15,7 +15,7 @@ use qhx_core::engine::{FinishReason, Generation, Message, Model, Prompt, Request
 use qhx_core::op::Segment;
 use qhx_core::{Error, ErrorKind};
 use qhx_forge::{ForgeOptions, Silent, forge};
-use qhx_tests::replay::{accepted_exact, speculative_exact};
+use qhx_tests::replay::{self, accepted_exact, speculative_exact};
 use qhx_tests::tiny::{self, Case, Goldens};
 use qhx_tests::{backends, log};
 use qhx_tiers::tier;
@@ -640,6 +640,10 @@ fn htp_fp16_equals_the_reference_in_both_forms() {
             }];
             let Distance { cosine, .. } = distance(&mut model, &goldens, &one);
             assert!(cosine >= 0.999, "{label}, a prompt in two chunks: {cosine}");
+            let brief = tiny::goldens(&checkpoint).brief();
+            let case = brief.cases.iter().find(|case| case.id == cases[0].id).unwrap();
+            let Distance { cosine, .. } = replay::hands_over(&mut model, &brief, case, &label);
+            assert!(cosine >= 0.999, "{label}, tokens on the CPU: {cosine}");
             continue;
         }
         // The files of the prompt graphs removed: the same tokens.

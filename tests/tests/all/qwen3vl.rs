@@ -182,6 +182,19 @@ fn a_chat_keeps_its_image_and_takes_in_only_what_is_new() {
 }
 
 #[test]
+fn an_image_is_seen_on_one_backend_and_told_on_another() {
+    let mut model = NATIVE.open();
+    model.decode_on(Some(backends::cpu()), "asked for").unwrap();
+    let chat = sights().chat.iter().find(|chat| chat.mode == NATIVE.mode()).unwrap();
+    for (index, turn) in chat.turns.iter().enumerate() {
+        let prompt = sights().conversation(&turn.messages);
+        let generation = answer(&mut model, prompt, &turn.golden);
+        assert_eq!(generation.tokens, turn.golden.output_ids, "{}, turn {index}", chat.id);
+        assert!(index > 0 || generation.timings.hand_overs.count == 1, "{}", chat.id);
+    }
+}
+
+#[test]
 fn a_state_with_an_image_goes_on_in_another_session() {
     let mut model = NATIVE.open();
     let chat = sights().chat.iter().find(|chat| chat.mode == NATIVE.mode()).unwrap();

@@ -202,6 +202,8 @@ class Model:
         htp: Path of libQnnHtp, ``system`` that of libQnnSystem; the installed ones by default.
         plugins: Folders that are searched for plugins before the others.
         threads: Threads of the CPU; one a core by default.
+        decode_on: What consumes the tokens of answers where the NPU consumes prompts: ``"cpu"``, ``"npu"``, or
+            ``"auto"``, which measures both when the bundle is opened for the first time. By default one backend consumes both.
 
     Raises:
         Error: The bundle is damaged, nothing here can execute it, or an option makes no sense.
@@ -217,6 +219,7 @@ class Model:
         system: Union[str, os.PathLike[str], None] = None,
         plugins: Sequence[Union[str, os.PathLike[str]]] = (),
         threads: Optional[int] = None,
+        decode_on: Optional[Literal["auto", "cpu", "npu"]] = None,
     ) -> None:
         options = {
             "backend": backend,
@@ -225,6 +228,7 @@ class Model:
             "system": None if system is None else os.fspath(system),
             "plugins": [os.fspath(folder) for folder in plugins],
             "threads": threads,
+            "decode_on": decode_on,
         }
         self._native = _qhx.open(bundle, _dumps(options))
         about = json.loads(self._native.about)
@@ -239,6 +243,10 @@ class Model:
         self.backend: str = about["backend"]
         """What executes the graphs."""
         self.backend_reason: str = about["backend_reason"]
+        """Why that was taken."""
+        self.decoder: Optional[str] = about["decoder"]
+        """What consumes the tokens of answers, with ``decode_on``."""
+        self.decoder_reason: Optional[str] = about["decoder_reason"]
         """Why that was taken."""
         self.max_ctx: int = about["max_ctx"]
         """Positions that the context holds."""

@@ -126,6 +126,8 @@ public class Model private constructor(private val handle: Long) : AutoCloseable
          * @param htp Path of libQnnHtp, and [system] that of libQnnSystem; the dynamic loader finds them otherwise.
          * @param plugins Folders that are searched for plugins before the others.
          * @param threads Threads of the CPU; one a core by default.
+         * @param decodeOn What consumes the tokens of answers where the NPU consumes prompts: `cpu`, `npu`, or `auto`,
+         * which measures both when the bundle is opened for the first time. By default one backend consumes both.
          */
         public suspend fun open(
             bundle: String,
@@ -135,6 +137,7 @@ public class Model private constructor(private val handle: Long) : AutoCloseable
             system: String? = null,
             plugins: List<String> = emptyList(),
             threads: Int? = null,
+            decodeOn: String? = null,
         ): Model {
             val options = mapOf(
                 "backend" to backend,
@@ -143,6 +146,7 @@ public class Model private constructor(private val handle: Long) : AutoCloseable
                 "system" to system,
                 "plugins" to plugins,
                 "threads" to threads,
+                "decode_on" to decodeOn,
             )
             var opened: Model? = null
             try {
