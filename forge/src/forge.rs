@@ -283,7 +283,10 @@ fn fingerprint(
         name,
         options.task.name(),
         &format!("{} {:?}", options.precision.name(), options.head),
-        &format!("{} {} {:?} {}", plan.shards, plan.max_ctx, options.prefill, options.onnx),
+        &format!(
+            "{} {} {:?} {:?} {}",
+            plan.shards, plan.max_ctx, options.prefill, options.contexts, options.onnx
+        ),
         &options.portable.to_string(),
         &options.share_weights.to_string(),
         &format!("{:?} {:?} {:?}", options.recipe_options, options.weights, options.folds),

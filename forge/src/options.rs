@@ -75,6 +75,9 @@ pub struct ForgeOptions {
     /// Tokens that the prefill graphs take at once; the family's own choice if none, and no such
     /// graph for an empty list.
     pub prefill: Option<Vec<usize>>,
+    /// Positions of smaller contexts that get graphs for one token of their own: a token reads as many rows of caches.
+    /// Each makes a further context of a shard, unless weights are shared.
+    pub contexts: Vec<usize>,
     /// Put graphs over the same weights into one context. The compiler has to know as well: see
     /// [`crate::qnn::QnnCompiler::share_weights`].
     pub share_weights: bool,
@@ -114,6 +117,7 @@ impl ForgeOptions {
             context_budget: CONTEXT_BUDGET,
             max_ctx: None,
             prefill: None,
+            contexts: Vec::new(),
             share_weights: false,
             recipe_options: BTreeMap::new(),
             weights: Vec::new(),
@@ -148,6 +152,7 @@ impl std::fmt::Debug for ForgeOptions {
             .field("context_budget", &self.context_budget)
             .field("max_ctx", &self.max_ctx)
             .field("prefill", &self.prefill)
+            .field("contexts", &self.contexts)
             .field("share_weights", &self.share_weights)
             .field("recipe_options", &self.recipe_options)
             .field("weights", &self.weights)
@@ -179,6 +184,7 @@ impl ForgeOptions {
             task: self.task,
             prefill: self.prefill.clone(),
             one_prefill: false,
+            contexts: self.contexts.clone(),
             share_weights: self.share_weights,
             choices: self.recipe_options.clone(),
         }

@@ -122,6 +122,9 @@ pub struct RecipeOptions {
     /// Of the family's own choice of [`RecipeOptions::prefill`] only the largest number: the weights are large, and each
     /// number holds them once more.
     pub one_prefill: bool,
+    /// Positions of smaller contexts that have graphs for one token of their own, ascending, each below
+    /// [`RecipeOptions::max_ctx`].
+    pub contexts: Vec<usize>,
     /// Graphs over the same weights stand in one context, whose compiler keeps each weight once.
     pub share_weights: bool,
     /// Options that only the family's recipe knows: names and values.

@@ -24,6 +24,7 @@ pub struct RecipeEntry {
     make: MakeRecipe,
     tasks: &'static [Task],
     prefill_graphs: bool,
+    smaller_contexts: bool,
     shards: usize,
     longest: fn(&Checkpoint, Task) -> Option<usize>,
     options: &'static [RecipeOption],
@@ -89,6 +90,7 @@ impl RecipeEntry {
             make,
             tasks: &[Task::Generate],
             prefill_graphs: false,
+            smaller_contexts: false,
             shards: 1,
             longest: |_, _| None,
             options: &[],
@@ -104,6 +106,11 @@ impl RecipeEntry {
     /// It has graphs that take several tokens of a prompt, see [`RecipeOptions::prefill`].
     pub const fn prefill_graphs(self) -> Self {
         Self { prefill_graphs: true, ..self }
+    }
+
+    /// It has graphs for one token in smaller contexts, see [`RecipeOptions::contexts`].
+    pub const fn smaller_contexts(self) -> Self {
+        Self { smaller_contexts: true, ..self }
     }
 
     /// The contexts that its layers are spread over by default, where they fit; 1 without this.
@@ -312,9 +319,33 @@ pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe
         )
         .hint("omit the option"));
     }
+    check_contexts(options, entry.smaller_contexts && task == Task::Generate, found)?;
     keys::check(checkpoint, found)?;
     let choices = entry.choices(&options.choices)?;
     (entry.make)(checkpoint, &RecipeOptions { choices, task, ..options.clone() })
+}
+
+/// Errors for smaller contexts that the recipe lacks, or that are none.
+fn check_contexts(options: &RecipeOptions, made: bool, found: &str) -> Result<()> {
+    let Some(first) = options.contexts.first() else { return Ok(()) };
+    let fail = |what: String, hint: &str| Err(Error::new(ErrorKind::Usage, what).hint(hint));
+    if !made {
+        let what =
+            format!("graphs for a context of {first}, but those of a {found} have one context");
+        return fail(what, "omit --contexts");
+    }
+    let ends = options.contexts.iter().copied().chain([options.max_ctx]);
+    let pairs = std::iter::once(0).chain(options.contexts.iter().copied()).zip(ends);
+    match pairs.into_iter().find(|(before, now)| before >= now) {
+        None => Ok(()),
+        Some((before, now)) => fail(
+            format!(
+                "contexts {:?} and {}: {before} is not below {now}",
+                options.contexts, options.max_ctx
+            ),
+            "name smaller contexts in ascending order, each below --max-ctx",
+        ),
+    }
 }
 
 /// The min number of shards that a checkpoint's recipe makes, see [`RecipeEntry::shards`].

@@ -115,6 +115,16 @@ pub struct Decoder {
     pub plan_params: Map<String, Value>,
 }
 
+impl Decoder {
+    /// Adds a graph of the layers of a shard: to the shard's context where the graphs of one share their weights.
+    fn add(&mut self, options: &RecipeOptions, shard: usize, name: String, graph: Graph) {
+        match self.contexts.get_mut(shard).filter(|_| options.share_weights) {
+            Some(context) => context.graphs.push(graph),
+            None => self.contexts.push(ContextPlan::new(name, options.precision, vec![graph])),
+        }
+    }
+}
+
 /// The contexts of a decoder of `layers` layers: graphs `decode` for one token, graphs `prefill<P>` for each P of
 /// `prompts`, spread over the shards of the options, and the graph of the head.
 ///
@@ -131,13 +141,40 @@ pub fn decoder(
     head: Graph,
 ) -> Result<Decoder> {
     let ranges = even(layers, options.shards);
-    decoder_of(
-        options,
-        &ranges,
-        prompts,
-        |name, range, rows| make(name, range, rows).map(Some),
-        head,
-    )
+    let make = |name: &str, range, rows| make(name, range, rows).map(Some);
+    decoder_of(options, &ranges, prompts, make, head)
+}
+
+/// As [`decoder`], with graphs `decode<N>` for one token in a context of N positions, for each N of
+/// [`RecipeOptions::contexts`]. `make` gets the positions last.
+///
+/// # Errors
+/// Those of `make`.
+pub fn decoder_within(
+    options: &RecipeOptions,
+    layers: usize,
+    prompts: &[usize],
+    make: impl Fn(&str, Range<usize>, usize, usize) -> Result<Graph>,
+    head: Graph,
+) -> Result<Decoder> {
+    let whole = |name: &str, range: Range<usize>, rows| make(name, range, rows, options.max_ctx);
+    let mut decoder = decoder(options, layers, prompts, whole, head)?;
+    // The head is last.
+    let head = decoder.contexts.pop();
+    let mut within = Vec::new();
+    for &positions in &options.contexts {
+        let shards = shards(&format!("decode{positions}"), layers, options.shards);
+        within.push(one_or_many(shards.iter().map(|(name, _)| name.clone()).collect()));
+        for (index, (name, range)) in shards.into_iter().enumerate() {
+            let graph = make(&name, range, 1, positions)?;
+            decoder.add(options, index, name, graph);
+        }
+    }
+    decoder.contexts.extend(head);
+    if !within.is_empty() {
+        decoder.plan_params.insert("decode_within".to_owned(), Value::Array(within));
+    }
+    Ok(decoder)
 }
 
 /// As [`decoder`], with the layers of each shard. `make` gives none where a prompt does not need the layers: those
@@ -153,11 +190,11 @@ pub fn decoder_of(
     head: Graph,
 ) -> Result<Decoder> {
     let precision = options.precision;
-    let mut contexts: Vec<ContextPlan> = Vec::new();
+    let mut made = Decoder { contexts: Vec::new(), plan_params: Map::new() };
     let mut decode = Vec::new();
     for (name, range) in named("decode", ranges) {
         let graph = make(&name, range, 1)?.into_iter().collect();
-        contexts.push(ContextPlan::new(name.clone(), precision, graph));
+        made.contexts.push(ContextPlan::new(name.clone(), precision, graph));
         decode.push(name);
     }
     let mut prefill = Vec::new();
@@ -167,21 +204,17 @@ pub fn decoder_of(
         {
             let Some(graph) = make(&name, range, rows)? else { continue };
             prefill.push(name.clone());
-            match contexts.get_mut(index).filter(|_| options.share_weights) {
-                // Weights are shared by the graphs of one context.
-                Some(context) => context.graphs.push(graph),
-                None => contexts.push(ContextPlan::new(name, precision, vec![graph])),
-            }
+            made.add(options, index, name, graph);
         }
     }
-    let mut plan_params = Map::new();
+    let Decoder { contexts, plan_params } = &mut made;
     plan_params.insert("decode".to_owned(), one_or_many(decode));
     if !prefill.is_empty() {
         plan_params.insert("prefill".to_owned(), one_or_many(prefill));
     }
     plan_params.insert("lmhead".to_owned(), json!(head.name()));
     contexts.push(ContextPlan::alone(head));
-    Ok(Decoder { contexts, plan_params })
+    Ok(made)
 }
 
 /// Keys of `params` of the manifest that every decoder has.

@@ -26,8 +26,8 @@ mod siglip;
 
 pub use attention::{Attend, AttendInputs, Attention, Heads, Mixed, mix, rope, rotate};
 pub use contexts::{
-    Decoder, DecoderParams, PREFILL_ROWS, check_shape, decoder, decoder_of, object, one_or_many,
-    prefill_rows, shards,
+    Decoder, DecoderParams, PREFILL_ROWS, check_shape, decoder, decoder_of, decoder_within, object,
+    one_or_many, prefill_rows, shards,
 };
 pub use experts::{
     EXPERTS, ExpertInputs, ExpertNames, Experts, expert_decoder, expert_prefill_rows, expert_ranges,

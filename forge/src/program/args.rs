@@ -245,6 +245,10 @@ pub(crate) struct ShapeArgs {
     /// the weights are large]
     #[arg(long, value_name = "P", value_delimiter = ',')]
     pub prefill: Option<Vec<usize>>,
+    /// Smaller contexts that get graphs for one token of their own, such as 512,1024,2048: a token then reads as many
+    /// rows of caches, and no more. Each is a further context binary, unless weights are shared [default: none]
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    pub contexts: Vec<usize>,
     /// Keep weights that prompt and decode graphs have in common once. Such context binaries load on
     /// devices, not in the emulator
     #[arg(long)]
@@ -326,6 +330,7 @@ impl ShapeArgs {
                 .prefill
                 .as_ref()
                 .map(|list| list.iter().copied().filter(|p| *p > 0).collect()),
+            contexts: self.contexts.clone(),
             share_weights: self.share_weights,
             recipe_options: own.chain(self.recipe_options.iter().cloned()).collect(),
             weights: self.weights.clone(),

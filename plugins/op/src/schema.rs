@@ -25,6 +25,13 @@ pub fn decoder<'a>(roles: impl IntoIterator<Item = &'a str>) -> Value {
                 "Graphs that take several tokens of a prompt. Those with as many rows of x are the \
                  shards of one step, in order; several numbers of rows may be there."
             ),
+            "decode_within": {
+                "description":
+                    "Graphs of decode with caches of fewer rows, each graph or its shards: a token goes through the \
+                     smallest ones that hold its position.",
+                "type": "array",
+                "items": graphs("Graph that takes one token, or its shards in order.")
+            },
             "lmhead": {
                 "description":
                     "Graph from hidden row to logits; absent when the last decode graph gives logits.",

@@ -64,6 +64,71 @@ fn cpu_equals_the_reference_with_prompts_below_and_above_the_width_of_a_graph() 
     }
 }
 
+/// Positions 16 and 32 are in the middle of answers, and prompts end before, between and behind them.
+#[test]
+fn tokens_are_equal_at_the_borders_of_contexts() {
+    for (tiny, shards) in [("mistral-tiny", 2), ("qwen3-tiny", 1)] {
+        let checkpoint = tiny::fixture(tiny);
+        let goldens = tiny::goldens(&checkpoint);
+        let cases: Vec<_> = goldens.cases.iter().collect();
+        let bundle = bundle(&checkpoint, |o| {
+            o.shards = shards;
+            o.contexts = vec![16, 32];
+        });
+        let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+        let Distance { largest, .. } = step_exact(&mut model, &goldens, &cases, tiny);
+        assert!(largest <= 1e-3, "{tiny}: logits differ by {largest}");
+        let last = if shards > 1 { "_p1" } else { "" };
+        let ran = ["decode16", "decode32", "decode"];
+        let ran = ran.map(|graph| executions(&model, &format!("{graph}{last}")));
+        assert!(ran.iter().all(|count| *count > 0), "{tiny}: {ran:?}");
+        play_all(&mut model, &goldens, tiny);
+        // Draft tokens go through prefill graphs, over all rows, and back.
+        speculative_exact(&mut model, &cases[..2], draft_tokens("3"), tiny);
+    }
+}
+
+#[test]
+fn each_token_goes_through_the_smallest_context() {
+    let checkpoint = tiny::fixture("mistral-tiny");
+    let bundle = bundle(&checkpoint, |o| o.contexts = vec![16, 32]);
+    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+    let mut state = Vec::new();
+    let op = model.op_mut();
+    op.prefill(&[Segment::Tokens(&[7; 12])]).unwrap();
+    for position in 12..40 {
+        if position == 20 {
+            state = op.export_state().unwrap();
+        }
+        op.decode(20 + position as u32 % 5).unwrap();
+    }
+    let expected = op.logits().unwrap().to_f32();
+    let ran = ["decode16", "decode32", "decode"].map(|graph| executions(&model, graph));
+    assert_eq!(ran, [4, 16, 8]);
+    // A state of one layout goes on in another session, which has none yet.
+    let mut other = model.new_session().unwrap();
+    let op = other.op_mut();
+    op.import_state(20, &state).unwrap();
+    (20..40).try_for_each(|position| op.decode(20 + position % 5)).unwrap();
+    assert_eq!(op.logits().unwrap().to_f32(), expected);
+}
+
+#[test]
+fn contexts_that_are_none_are_refused() {
+    for (tiny, contexts, expected) in [
+        ("mistral-tiny", vec![32, 16], "32 is not below 16"),
+        ("mistral-tiny", vec![200], "200 is not below 200"),
+        ("qwen35-tied", vec![32], "have one context"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = ForgeOptions::new(folder.path().join("bundle"));
+        (options.max_ctx, options.contexts) = (Some(200), contexts);
+        let error = forge(&tiny::fixture(tiny), &options, &mut Silent).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+        assert!(error.message().contains(expected), "{error}");
+    }
+}
+
 #[test]
 fn a_bundle_without_prompt_graphs_says_the_same_token_by_token() {
     let checkpoint = tiny::fixture("mistral-tiny");
@@ -379,7 +444,9 @@ fn htp_fp16_shards_and_other_targets_equal_the_reference() {
         let checkpoint = tiny::fixture(tiny);
         let goldens = tiny::goldens(&checkpoint);
         let brief = tiny::goldens(&checkpoint).brief();
-        let bundle = bundle(&checkpoint, htp(target, |o| o.shards = shards));
+        let contexts = if target == "v75" { vec![16] } else { Vec::new() };
+        let change = |o: &mut ForgeOptions| (o.shards, o.contexts) = (shards, contexts.clone());
+        let bundle = bundle(&checkpoint, htp(target, change));
         let mut model = tiny::open(&bundle.manifest, Arc::clone(&backend)).unwrap();
         let label = format!("{tiny} {target} {shards} shards");
         greedy_exact(&mut model, &brief.cases.iter().take(2).collect::<Vec<_>>(), &label);
@@ -389,6 +456,10 @@ fn htp_fp16_shards_and_other_targets_equal_the_reference() {
             let kept = accepted_exact(&mut model, case, 4, 2);
             eprintln!("{label}: {found:?}, logits after two of four {kept:?}");
             assert!(kept.cosine >= 0.999, "{label}: {kept:?}");
+        }
+        if !contexts.is_empty() {
+            let ran = ["decode16", "decode"].map(|graph| executions(&model, graph));
+            assert!(ran.iter().all(|count| *count > 0), "{label}: {ran:?}");
         }
         if shards > 1 {
             // Prompt graphs, hidden states from shard to shard, caches.

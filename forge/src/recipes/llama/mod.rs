@@ -46,7 +46,7 @@ use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
 use crate::kit::{
     Attend, AttendInputs, Decoder, DecoderParams, EXPERTS, ExpertNames, Layers, PREFILL_ROWS,
-    Reader, check_shape, decoder, expert_decoder, expert_prefill_rows, object, prefill_rows,
+    Reader, check_shape, decoder_within, expert_decoder, expert_prefill_rows, object, prefill_rows,
 };
 use crate::recipe::{Recipe, RecipeOptions, Task};
 use crate::register_recipe;
@@ -89,6 +89,7 @@ register_recipe!(
     RecipeEntry::new(&DECODERS, recipe)
         .tasks(&[Task::Generate, Task::Embed])
         .prefill_graphs()
+        .smaller_contexts()
         .longest(longest)
 );
 register_recipe!(
@@ -170,7 +171,7 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
     if let Some(cap) = config.logits_cap {
         params.insert("final_logit_softcapping".to_owned(), json!(cap));
     }
-    let inputs = |rows| AttendInputs::new(config.rope.rotary, rows, options.max_ctx);
+    let inputs = |rows, positions| AttendInputs::new(config.rope.rotary, rows, positions);
     let (decoder, tables) = match &config.sparse {
         None => {
             let prompts = prefill_rows(options, &PREFILL_ROWS)?;
@@ -183,11 +184,13 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
                 let local = json!({"layers": sliding.collect::<Vec<_>>(), "window": window});
                 params.insert("local".to_owned(), local);
             }
-            let decoder = decoder(
+            let decoder = decoder_within(
                 options,
                 config.layers,
                 &prompts,
-                |name, range, rows| run(&layers, config, name, range, inputs(rows), ring),
+                |name, range, rows, positions| {
+                    run(&layers, config, name, range, inputs(rows, positions), ring)
+                },
                 head(&layers, config)?,
             )?;
             (decoder, Vec::new())
@@ -204,7 +207,8 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
                 &expert_prefill_rows(options, &PREFILL_ROWS)?,
                 &sparse.experts,
                 |name, range, rows| {
-                    until_experts(&layers, config, sparse, name, range, &inputs(rows))
+                    let inputs = inputs(rows, options.max_ctx);
+                    until_experts(&layers, config, sparse, name, range, &inputs)
                 },
                 layers.normed_lmhead(config.hidden, config.vocab, config.tied, "norm")?,
             )?;

@@ -9,12 +9,15 @@ use crate::{Error, GraphId, Host, OneOrMany, Result};
 
 const DECODE: &str = "/plan/params/decode";
 const PREFILL: &str = "/plan/params/prefill";
+const DECODE_WITHIN: &str = "/plan/params/decode_within";
 
 /// What `plan.params` declares about a decoder ([`crate::schema::decoder`]).
 #[derive(Debug, Deserialize)]
 struct Params {
     decode: OneOrMany,
     prefill: Option<OneOrMany>,
+    #[serde(default)]
+    decode_within: Vec<OneOrMany>,
     lmhead: Option<String>,
 }
 
@@ -52,11 +55,11 @@ impl<'a> LayerState<'a> {
 }
 
 /// The graphs of a decoder, as `plan.params` names them: `decode` takes one token, those of `prefill`
-/// take several, `lmhead` makes logits of a hidden state.
+/// take several, those of `decode_within` take one in a smaller context, `lmhead` makes logits of a hidden state.
 #[derive(Debug)]
 pub struct DecoderGraphs {
-    /// Graphs of a step with their number of rows: those for one token, and then those for prompts,
-    /// the narrowest first.
+    /// Graphs of a step with their number of rows: those for one token, then those for prompts, the narrowest first,
+    /// and then those for one token in a smaller context.
     pub(super) passes: Vec<(usize, Vec<GraphId>)>,
     pub(super) head: Option<GraphId>,
     hidden: usize,
@@ -72,7 +75,19 @@ impl DecoderGraphs {
         let decode = params.decode.graphs(host, DECODE)?;
         let prefill = params.prefill.map(|graphs| graphs.graphs(host, PREFILL)).transpose()?;
         let head = params.lmhead.map(|name| host.require_graph(LMHEAD, &name)).transpose()?;
-        Self::of(host, decode, prefill.unwrap_or_default(), head)
+        let mut found = Self::of(host, decode, prefill.unwrap_or_default(), head)?;
+        for (index, graphs) in params.decode_within.iter().enumerate() {
+            let graphs = graphs.graphs(host, &format!("{DECODE_WITHIN}/{index}"))?;
+            let (rows, _) = host.rows_of(graphs[0], host.input(graphs[0], "x")?)?;
+            if rows != 1 {
+                return Err(Error::graph(format!(
+                    "graph {:?}: x has {rows} rows, expected 1 for manifest {DECODE_WITHIN}/{index}",
+                    host.graph(graphs[0]).name
+                )));
+            }
+            found.passes.push((1, graphs));
+        }
+        Ok(found)
     }
 
     /// The same of graphs that an op has found by itself: those for one token in order, those for several in the order

@@ -10,7 +10,8 @@ use crate::{GraphId, Host, Result};
 /// The graphs that take a number of tokens in one step.
 #[derive(Debug, Clone, Copy)]
 pub struct Pass<'a> {
-    /// Its number: 0 takes one token; the prefill passes follow, the narrowest first.
+    /// Its number: 0 takes one token; the prefill passes follow, the narrowest first, and then those that take one
+    /// token in a smaller context.
     pub index: usize,
     /// The shards, in order.
     pub graphs: &'a [GraphId],
@@ -18,6 +19,8 @@ pub struct Pass<'a> {
     pub rows: usize,
     /// The graphs write caches and read none: they take the first tokens of a text alone.
     pub begins: bool,
+    /// Positions that their caches hold, where these are no rings; 0 without a cache.
+    pub capacity: usize,
 }
 
 /// The tokens of one step.
@@ -232,7 +235,12 @@ impl Masks {
 
 impl Filler for Masks {
     fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()> {
-        let mask = if pass.begins { self.mask.without_cache() } else { self.mask };
+        let smaller = pass.index > 0 && pass.rows == 1;
+        let mask = match (pass.begins, smaller) {
+            (true, _) => self.mask.without_cache(),
+            (_, true) => self.mask.within(pass.capacity),
+            _ => self.mask,
+        };
         self.masks.push(mask.bind(host, pass.graphs, pass.rows)?);
         Ok(())
     }

@@ -106,10 +106,15 @@ impl DecoderBuilder {
         fillers.push(Box::new(ValidRows::default()));
         let max_ctx = max_ctx(host, state.capacity())?;
         let mut passes = Vec::with_capacity(graphs.passes.len());
+        let mut within = Vec::new();
         for (index, (rows, shards)) in graphs.passes.into_iter().enumerate() {
             state.check_complete(host, index)?;
+            let capacity = state.capacity_in(index).unwrap_or(0);
+            if index > STEP && rows == 1 {
+                within.push((capacity, index));
+            }
             let begins = begins(host, index, &shards)?;
-            let pass = Pass { index, graphs: &shards, rows, begins };
+            let pass = Pass { index, graphs: &shards, rows, begins, capacity };
             rows_of_tokens.bind(host, pass)?;
             let residual = match Residual::is_among(host, &shards) {
                 true => {
@@ -164,11 +169,15 @@ impl DecoderBuilder {
             )));
         }
         let widest = passes.iter().map(|pass| pass.rows).max().unwrap_or(1);
-        let plan = Passes::plan(&costs(host, &passes, experts.as_ref()), max_ctx);
+        within.sort_unstable();
+        // What takes a token is decided by the position, not by what it costs.
+        let priced = &passes[..passes.len() - within.len()];
+        let plan = Passes::plan(&costs(host, priced, experts.as_ref()), max_ctx);
         Ok(Decoder {
             op,
             passes,
             plan,
+            within,
             experts,
             head,
             fillers,
@@ -218,7 +227,8 @@ fn experts(host: &mut Host, passes: &[Shards], rule: Option<Rule>) -> Result<Opt
     if let Some(pass) = passes.iter().find(|pass| pass.residual.is_none()) {
         return Err(mixed_experts(host, &passes[STEP], pass));
     }
-    let wide = passes[STEP + 1..].iter().filter_map(|pass| pass.residual.as_ref());
+    let wide = passes.iter().filter(|pass| pass.rows > 1);
+    let wide = wide.filter_map(|pass| pass.residual.as_ref());
     let widest = wide.max_by_key(|residual| residual.rows);
     let params = host.params::<ExpertParams>()?;
     let rule = rule.map_or_else(|| host.require("/params/router"), Ok)?;
@@ -326,11 +336,13 @@ const STEP: usize = 0;
 #[derive(Debug)]
 pub struct Decoder {
     op: &'static str,
-    /// The one-token pass, and then the prefill passes, the narrowest first. The number of a pass is
-    /// that of its group in the state carrier.
+    /// The one-token pass, then the prefill passes, the narrowest first, and then one-token passes of smaller
+    /// contexts. The number of a pass is that of its group in the state carrier.
     passes: Vec<Shards>,
     /// Which of them prompts go through.
     plan: Passes,
+    /// Passes of one token in smaller contexts: positions that their caches hold, the fewest first, and the number.
+    within: Vec<(usize, usize)>,
     experts: Option<Experts>,
     head: Option<Head>,
     fillers: Vec<Box<dyn Filler>>,
@@ -527,11 +539,19 @@ impl Decoder {
         span: PromptSpan<'_>,
         logits: bool,
     ) -> Result<Option<View>> {
+        let pass = if pass == STEP { self.smallest() } else { pass };
         self.run(host, pass, span, logits)?;
         let row = self.chunk.len() - 1;
         let view = if logits { self.logits_of(host, pass, row)? } else { None };
         self.commit(host, pass, self.chunk.len())?;
         Ok(view)
+    }
+
+    /// The pass of one token with the smallest context that holds the position.
+    fn smallest(&self) -> usize {
+        let position = self.state.position();
+        let holds = self.within.iter().find(|(capacity, _)| position < *capacity);
+        holds.map_or(STEP, |&(_, pass)| pass)
     }
 
     /// Fills the inputs and executes the graphs for `self.chunk`; the state stays as it is. Without `logits`, graphs
@@ -546,6 +566,7 @@ impl Decoder {
         // What was not accepted until now is dropped.
         self.unkept = None;
         let start = Instant::now();
+        self.state.arrange(host, pass);
         let Shards { graphs, residual, fills, .. } = &self.passes[pass];
         let position = self.state.position();
         let track = self.state.track();

@@ -21,12 +21,12 @@ impl Decoder {
         if !widths.is_empty() {
             return Verification { widths, refusal: None };
         }
-        let wide = &self.passes[STEP + 1..];
-        Verification::refused(if wide.is_empty() {
+        let mut wide = self.passes.iter().filter(|pass| pass.rows > 1).peekable();
+        Verification::refused(if wide.peek().is_none() {
             "the bundle has no graphs that take several tokens (plan.params.prefill)"
-        } else if wide.iter().all(|pass| pass.begins) {
+        } else if wide.clone().all(|pass| pass.begins) {
             "its prefill graphs read no caches, and take a text's first tokens alone"
-        } else if wide.iter().all(|pass| pass.only_full) {
+        } else if wide.all(|pass| pass.only_full) {
             "its prefill graphs replace a state and have no input valid or keep that says which rows are tokens"
         } else {
             "its prefill graphs end before the last layers and give neither y nor logits"
@@ -35,8 +35,8 @@ impl Decoder {
 
     /// True when a pass gives logits of each of its rows, whatever the number of tokens.
     fn verifies(&self, pass: usize) -> bool {
-        let Shards { only_full, begins, .. } = self.passes[pass];
-        pass != STEP && !only_full && !begins && self.passes[pass].gives_logits()
+        let Shards { rows, only_full, begins, .. } = self.passes[pass];
+        rows > 1 && !only_full && !begins && self.passes[pass].gives_logits()
     }
 
     /// Runs tokens through the narrowest graphs that take them. The state stays as it is until
@@ -102,7 +102,7 @@ impl Decoder {
         // A single token goes the way that it goes without draft tokens, to the same state.
         let fits = |&pass: &usize| {
             let Shards { rows, only_full, begins, .. } = self.passes[pass];
-            !only_full && !begins && count <= rows
+            rows > 1 && !only_full && !begins && count <= rows
         };
         let again = if count == 1 { STEP } else { (STEP + 1..pass).find(fits).unwrap_or(pass) };
         self.step(host, again, PromptSpan::default(), false).map(drop)

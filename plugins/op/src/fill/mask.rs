@@ -69,6 +69,15 @@ impl CausalMask {
         self
     }
 
+    /// The same for graphs of a smaller context; a ring stays as it is.
+    #[must_use]
+    pub(crate) fn within(mut self, capacity: usize) -> Self {
+        if !self.ring {
+            self.capacity = self.capacity.min(capacity);
+        }
+        self
+    }
+
     /// Binds the mask of graphs that take `rows` tokens in one step: `rows` rows of `capacity` +
     /// `rows` values, where the last columns are the tokens of the step themselves, or of `capacity`
     /// values, where the graph inserts them into the cache at their slots. Graphs whose masks are

@@ -165,7 +165,7 @@ pub(super) fn export(
 /// When the bytes are no state of such tensors at `position`. Nothing is copied then.
 pub(super) fn import(
     host: &mut Host,
-    wiring: &Wiring,
+    wiring: &mut Wiring,
     position: usize,
     bytes: &[u8],
 ) -> Result<(usize, PositionTrack)> {
@@ -220,6 +220,7 @@ pub(super) fn import(
     if !rest.is_empty() {
         return Err(invalid(format_args!("{} bytes follow its end", rest.len())));
     }
+    wiring.widen();
     for (part, place) in parts.into_iter().zip(&places) {
         let target = host.bytes_mut(place.buffer);
         match place.cache {

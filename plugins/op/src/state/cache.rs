@@ -14,6 +14,9 @@ pub(super) struct Cache {
     pub axis: usize,
     pub outer: usize,
     pub capacity: usize,
+    /// Rows from one block to the next as the buffer is laid out now: `capacity`, or fewer for graphs of a smaller
+    /// context.
+    pub stride: usize,
     pub row: usize,
     /// For a ring, where the row of position p is in slot p mod `capacity`: the positions that a
     /// token sees, itself included.
@@ -43,9 +46,27 @@ impl Cache {
         (position.saturating_sub(before), holds)
     }
 
+    /// Lays the first `used` rows of each block out for graphs that read `stride` rows a block.
+    pub fn arrange(&mut self, host: &mut Host, stride: usize, used: usize) {
+        let (from, to, length) = (self.stride * self.row, stride * self.row, used * self.row);
+        if from == to {
+            return;
+        }
+        let bytes = host.bytes_mut(self.buffer);
+        let mut shift = |block: usize| {
+            bytes.copy_within(block * from..block * from + length, block * to);
+        };
+        // No block may be written over before it was moved.
+        match stride > self.stride {
+            true => (0..self.outer).rev().for_each(&mut shift),
+            false => (0..self.outer).for_each(&mut shift),
+        }
+        self.stride = stride;
+    }
+
     /// Bytes of the first `count` rows of a block.
     pub fn rows(&self, block: usize, count: usize) -> Range<usize> {
-        let start = block * self.capacity * self.row;
+        let start = block * self.stride * self.row;
         start..start + count * self.row
     }
 
@@ -118,7 +139,7 @@ impl Cache {
         let bytes = count * self.row;
         // By index: cutting both into chunks divides their lengths, which took longer than the copies.
         for block in 0..self.outer {
-            let (from, to) = (block * stride + from, block * self.capacity + to);
+            let (from, to) = (block * stride + from, block * self.stride + to);
             let (from, to) = (from * self.row, to * self.row);
             target[to..to + bytes].copy_from_slice(&source[from..from + bytes]);
         }

@@ -114,6 +114,27 @@ impl StateCarrier {
         self.wiring.caches.iter().filter(|c| c.window.is_some())
     }
 
+    /// Positions that the caches hold as the graphs of `group` read them: fewer than [`StateCarrier::capacity`] for
+    /// graphs of a smaller context. `None` where all are rings, or there is none.
+    pub fn capacity_in(&self, group: usize) -> Option<usize> {
+        let Wiring { caches, appends, .. } = &self.wiring;
+        let of_group = appends.iter().filter(|a| a.group == group);
+        let full = of_group.filter(|a| caches[a.cache].window.is_none());
+        full.filter_map(|a| a.reads).min().or(self.capacity())
+    }
+
+    /// Lays the caches out as the graphs of `group` read them, before they are executed. Nothing is moved unless the
+    /// graphs before were of another context size: then all used rows are, in place.
+    pub(crate) fn arrange(&mut self, host: &mut Host, group: usize) {
+        let Wiring { caches, appends, .. } = &mut self.wiring;
+        for append in appends.iter().filter(|a| a.group == group) {
+            let cache = &mut caches[append.cache];
+            if let Some(rows) = append.reads.filter(|_| cache.window.is_none()) {
+                cache.arrange(host, rows, self.position);
+            }
+        }
+    }
+
     /// True when any position can be returned to without a snapshot: there are only caches, and
     /// each holds all positions. [`StateCarrier::truncate`] may work for some where this is false.
     pub fn can_truncate(&self) -> bool {
@@ -207,11 +228,12 @@ impl StateCarrier {
         let Wiring { caches, appends, .. } = &self.wiring;
         for append in appends.iter().filter(|a| a.group == group) {
             let cache = &caches[append.cache];
-            if rows > append.rows || !cache.has_room(position, rows) {
+            let laid_out = cache.window.is_some() || position + rows <= cache.stride;
+            if rows > append.rows || !cache.has_room(position, rows) || !laid_out {
                 return Err(Error::graph(format!(
                     "past_{}: {rows} rows at position {position} do not fit: the graph gives {} \
                      rows, the cache holds {}",
-                    cache.role, append.rows, cache.capacity
+                    cache.role, append.rows, cache.stride
                 )));
             }
             if !append.is_finite(host, cache, rows) {
@@ -313,7 +335,7 @@ impl StateCarrier {
     /// # Errors
     /// When there is no such snapshot.
     pub fn restore(&mut self, host: &mut Host, id: SnapshotId) -> Result<()> {
-        let saved = self.snapshots.restore(host, &self.wiring, id)?;
+        let saved = self.snapshots.restore(host, &mut self.wiring, id)?;
         (self.position, self.written) = (saved.position, saved.written);
         self.changes += 1;
         self.track.copy_from(&saved.track);
@@ -334,7 +356,7 @@ impl StateCarrier {
     /// # Errors
     /// When the bytes are not such a state: also when they hold NaN or infinity. The state is then as it was.
     pub fn import(&mut self, host: &mut Host, position: usize, state: &[u8]) -> Result<()> {
-        let (written, track) = bytes::import(host, &self.wiring, position, state)?;
+        let (written, track) = bytes::import(host, &mut self.wiring, position, state)?;
         (self.position, self.written, self.track) = (position, written, track);
         self.changes += 1;
         Ok(())

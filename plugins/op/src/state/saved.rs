@@ -58,10 +58,11 @@ impl Snapshots {
     ///
     /// # Errors
     /// When there is no such snapshot.
-    pub fn restore(&self, host: &mut Host, wiring: &Wiring, id: SnapshotId) -> Result<&Saved> {
+    pub fn restore(&self, host: &mut Host, wiring: &mut Wiring, id: SnapshotId) -> Result<&Saved> {
         let saved = self.saved.iter().find(|s| s.id == id.0).ok_or_else(|| {
             Error::prompt(format!("snapshot {} does not exist or was dropped", id.0))
         })?;
+        wiring.widen();
         for (state, bytes) in wiring.states.iter().zip(&saved.states) {
             host.bytes_mut(state.current).copy_from_slice(bytes);
         }

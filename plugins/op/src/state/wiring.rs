@@ -15,6 +15,8 @@ pub(super) struct Append {
     pub cache: usize,
     /// Rows that the graph gives in one execution.
     pub rows: usize,
+    /// Rows of the cache that the graph reads, in each block; none where it reads no cache.
+    pub reads: Option<usize>,
 }
 
 impl Append {
@@ -132,6 +134,13 @@ impl Wiring {
         Ok(wiring)
     }
 
+    /// Lays all caches out as they are when nothing is in them.
+    pub fn widen(&mut self) {
+        for cache in &mut self.caches {
+            cache.stride = cache.capacity;
+        }
+    }
+
     /// Index of the cache of a role.
     pub fn cache(&self, role: &str) -> Option<usize> {
         self.caches.iter().position(|c| c.role == role)
@@ -205,11 +214,14 @@ impl Wiring {
             };
             let cache = &self.caches[index];
             let axis = cache.axis;
+            let of_group = |append: &&Append| (append.cache, append.group) == (index, group);
+            let reads = self.appends.iter().find(of_group).and_then(|append| append.reads);
+            let capacity = reads.unwrap_or(cache.capacity);
             let outer = past.shape.iter().take(axis).product::<usize>();
             let inner = past.shape.iter().skip(axis + 1).product::<usize>();
             let found =
                 (past.dtype, outer, past.shape.get(axis).copied(), inner * past.dtype.size());
-            if found != (cache.dtype, cache.outer, Some(cache.capacity), cache.row) {
+            if found != (cache.dtype, cache.outer, Some(capacity), cache.row) {
                 return Err(unlike(&info, input, cache));
             }
             host.bind(graph, Port::Input(input), cache.buffer, 0)?;
@@ -295,8 +307,12 @@ impl Wiring {
         let cache = match known {
             Some(index) => {
                 let have = &self.caches[index];
-                if (have.dtype, have.axis, have.outer, have.capacity, have.row)
-                    != (past.dtype, axis, outer, capacity, row)
+                // One block of rows after the other: fewer of each for a smaller context.
+                let fits =
+                    capacity == have.capacity || window.is_none() && capacity < have.capacity;
+                if !fits
+                    || (have.dtype, have.axis, have.outer, have.row)
+                        != (past.dtype, axis, outer, row)
                 {
                     return Err(mismatch("another graph has this cache in another layout"));
                 }
@@ -307,12 +323,16 @@ impl Wiring {
                 let buffer = host.allocate_for(graph, Port::Input(input))?;
                 let role = role.to_owned();
                 let dtype = past.dtype;
-                self.caches.push(Cache { role, buffer, dtype, axis, outer, capacity, row, window });
+                let stride = capacity;
+                let layout =
+                    Cache { role, buffer, dtype, axis, outer, capacity, stride, row, window };
+                self.caches.push(layout);
                 self.caches.len() - 1
             }
         };
         let new = host.allocate_for(graph, Port::Output(output))?;
-        self.appends.push(Append { group, graph, output, new, cache, rows });
+        let reads = Some(capacity);
+        self.appends.push(Append { group, graph, output, new, cache, rows, reads });
         Ok(())
     }
 
@@ -347,7 +367,7 @@ impl Wiring {
             )));
         }
         let new = host.allocate_for(graph, Port::Output(output))?;
-        self.appends.push(Append { group, graph, output, new, cache: index, rows });
+        self.appends.push(Append { group, graph, output, new, cache: index, rows, reads: None });
         Ok(())
     }
 
