@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use qhx_core::manifest::Manifest;
 use qhx_tests::outside::{self, Outside};
 use qhx_tests::plugin_files::{self, library_name, workspace};
-use qhx_tests::replay::{shortest, speculative_exact, step_exact};
+use qhx_tests::replay::{hands_over, shortest, speculative_exact, step_exact};
 use qhx_tests::{backends, poison, tiny};
 use qhx_tiers::tier;
 
@@ -99,6 +99,8 @@ fn the_family_runs_on_the_npu() {
     let brief = tiny::goldens(&tiny::fixture("lfm2-tiny")).brief();
     let distance = step_exact(&mut model, &brief, &shortest(&brief, 2), "qnn");
     assert!(distance.cosine >= 0.999, "qnn: {distance:?}");
+    let distance = hands_over(&mut model, &brief, shortest(&brief, 2)[1], "qnn");
+    assert!(distance.cosine >= 0.999, "tokens on the CPU: {distance:?}");
 
     let program = folder.join("target/release/lfm2-forge");
     let config = tiny::fixture("lfm2-tiny").join("config.json");
