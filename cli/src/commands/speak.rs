@@ -84,7 +84,7 @@ impl Target<'_> {
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
         match self {
             Self::File(file, path) => {
-                file.write_all(bytes).map_err(|e| Error::io(ErrorKind::Io, *path, e))
+                file.write_all(bytes).map_err(|e| Error::io(ErrorKind::Io, path, e))
             }
             Self::Output(app) => app.output.bytes(bytes),
         }
@@ -142,7 +142,7 @@ fn run_traced(args: &SpeakArgs, app: &mut App, tracing: Option<&Tracing>) -> Res
         let written = file
             .seek(SeekFrom::Start(0))
             .and_then(|_| file.write_all(&wav_header(rate, Some(samples))));
-        written.map_err(|e| Error::io(ErrorKind::Io, *path, e))?;
+        written.map_err(|e| Error::io(ErrorKind::Io, path, e))?;
     }
     drop(target);
     if let Some(trace) = speaker.model().trace() {

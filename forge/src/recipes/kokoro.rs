@@ -57,6 +57,9 @@ const LEXICON: RecipeOption = RecipeOption {
            a word says it. Without, rules of English letters do",
 };
 const DEFAULT_WINDOWS: [usize; 2] = [3, 10];
+/// A graph of a name and a length.
+type MakeGraph<'a> = &'a dyn Fn(&str, usize) -> Result<Graph>;
+
 const MAX_WINDOW: usize = 30;
 /// Samples of a second.
 const RATE: usize = 24_000;
@@ -248,21 +251,20 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         held: RefCell::default(),
     };
     let mut plan_params = Map::new();
-    let mut context =
-        |key: &str, parts: &[(&str, &[usize], &dyn Fn(&str, usize) -> Result<Graph>)]| {
-            let mut graphs = Vec::new();
-            for (name, sizes, make) in parts {
-                let mut names = Vec::new();
-                for size in *sizes {
-                    let name =
-                        if sizes.len() == 1 { (*name).to_owned() } else { format!("{name}{size}") };
-                    graphs.push(make(&name, *size)?);
-                    names.push(name);
-                }
-                plan_params.insert((*name).to_owned(), one_or_many(names));
+    let mut context = |key: &str, parts: &[(&str, &[usize], MakeGraph<'_>)]| {
+        let mut graphs = Vec::new();
+        for (name, sizes, make) in parts {
+            let mut names = Vec::new();
+            for size in *sizes {
+                let name =
+                    if sizes.len() == 1 { (*name).to_owned() } else { format!("{name}{size}") };
+                graphs.push(make(&name, *size)?);
+                names.push(name);
             }
-            Ok::<_, Error>(ContextPlan::new(key.to_owned(), options.precision, graphs).once())
-        };
+            plan_params.insert((*name).to_owned(), one_or_many(names));
+        }
+        Ok::<_, Error>(ContextPlan::new(key.to_owned(), options.precision, graphs).once())
+    };
     let contexts = vec![
         context(
             "text",
@@ -581,8 +583,7 @@ impl Model<'_> {
             let block = (kernel, [1, 3, 5]);
             let seen = self.residual(
                 &mut b,
-                seen,
-                style,
+                [seen, style],
                 &at("noise_res", stage),
                 channels,
                 block,
@@ -604,8 +605,7 @@ impl Model<'_> {
                 b.scope(format!("res{index}"));
                 let y = self.residual(
                     &mut b,
-                    h,
-                    style,
+                    [h, style],
                     &at("resblocks", index),
                     channels,
                     *block,
@@ -678,8 +678,7 @@ impl Model<'_> {
     fn residual(
         &self,
         b: &mut GraphBuilder,
-        mut x: TensorId,
-        style: TensorId,
+        [mut x, style]: [TensorId; 2],
         at: &str,
         channels: usize,
         (kernel, dilations): (usize, [usize; 3]),
