@@ -84,7 +84,7 @@ fn a_list_of_ids_and_a_text_for_the_classic_program() {
             .args(["5", prompt])
             .run()
             .ok();
-        assert!(run.stderr.contains("prefill "), "{}", run.stderr);
+        assert!(run.stderr.contains("prompt "), "{}", run.stderr);
         run.stdout
     };
     assert!(!classic(&case().0).trim().is_empty());
