@@ -212,8 +212,8 @@ impl RuntimeBuilder {
     }
 
     /// What consumes the tokens of answers where the NPU consumes prompts: the CPU often takes less time for a token of
-    /// a small model. The state goes over once after each prompt; see [`Model::decode_on`]. Bundles that do not generate
-    /// open as they are. By default one backend consumes both. [`Model::decoder`] says what was taken and why.
+    /// a small model. The state goes over once after each prompt; see [`Model::decode_on`]. Bundles that do not
+    /// generate open as they are. By default one backend consumes both. [`Model::decoder`] says what was taken and why.
     #[must_use]
     pub fn decode_on(mut self, on: DecodeOn) -> Self {
         self.settings.decode_on = Some(on);

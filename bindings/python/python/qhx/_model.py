@@ -203,7 +203,8 @@ class Model:
         plugins: Folders that are searched for plugins before the others.
         threads: Threads of the CPU; one a core by default.
         decode_on: What consumes the tokens of answers where the NPU consumes prompts: ``"cpu"``, ``"npu"``, or
-            ``"auto"``, which measures both when the bundle is opened for the first time. By default one backend consumes both.
+            ``"auto"``, which measures both when the bundle is opened for the first time. By default one backend
+            consumes both.
 
     Raises:
         Error: The bundle is damaged, nothing here can execute it, or an option makes no sense.

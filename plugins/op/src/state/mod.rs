@@ -351,7 +351,8 @@ impl StateCarrier {
     }
 
     /// Makes the state the one that was exported at `position`, by a carrier of the same caches and states. A cache
-    /// that is no ring may have another capacity, and floats may be of another precision: f16 on the NPU, f32 on the CPU.
+    /// that is no ring may have another capacity, and floats may be of another precision: f16 on the NPU, f32 on the
+    /// CPU.
     ///
     /// # Errors
     /// When the bytes are not such a state: also when they hold NaN or infinity. The state is then as it was.
