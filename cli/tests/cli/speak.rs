@@ -24,7 +24,10 @@ fn speak(folder: &Path, bundle: &Path, words: &[&str]) -> Run {
 /// Samples of a WAV file of 16 bits.
 fn samples(bytes: &[u8]) -> usize {
     assert!(bytes.starts_with(b"RIFF") && &bytes[36..40] == b"data");
-    assert_eq!(u32::from_le_bytes(bytes[40..44].try_into().unwrap()) as usize, bytes.len() - 44);
+    assert_eq!(
+        u32::from_le_bytes([bytes[40], bytes[41], bytes[42], bytes[43]]) as usize,
+        bytes.len() - 44
+    );
     (bytes.len() - 44) / 2
 }
 
