@@ -161,9 +161,9 @@ fn run_traced(args: &SpeakArgs, app: &mut App, tracing: Option<&Tracing>) -> Res
         let characters: String = spoken.left_out.iter().collect();
         say!("left out, as they have no sound: {characters}");
     }
-    if !spoken.guessed.is_empty() {
-        let some: Vec<_> = spoken.guessed.iter().take(8).map(String::as_str).collect();
-        let more = if spoken.guessed.len() > some.len() { ", …" } else { "" };
+    if !spoken.out_of_lexicon.is_empty() {
+        let some: Vec<_> = spoken.out_of_lexicon.iter().take(8).map(String::as_str).collect();
+        let more = if spoken.out_of_lexicon.len() > some.len() { ", …" } else { "" };
         say!("said by rules of letters, as no lexicon has them: {}{more}", some.join(", "));
     }
     if args.json {
@@ -173,7 +173,7 @@ fn run_traced(args: &SpeakArgs, app: &mut App, tracing: Option<&Tracing>) -> Res
             "rate": rate,
             "parts": spoken.parts,
             "left_out": spoken.left_out,
-            "guessed": spoken.guessed,
+            "out_of_lexicon": spoken.out_of_lexicon,
         }))?;
     }
     Ok(if spoken.cancelled { Status::Cancelled } else { Status::Done })

@@ -44,7 +44,7 @@ fn a_text_becomes_a_file_by_its_lexicon_and_voice() {
     let words = ["Hello worlds. Zip!", "-o", &out, "--json", "--speed", "2"];
     let report = speak(folder.path(), &bundle, &words).ok().json();
     let of_words = samples(&std::fs::read(&file).unwrap());
-    assert_eq!(report["guessed"], serde_json::json!(["Zip"]));
+    assert_eq!(report["out_of_lexicon"], serde_json::json!(["Zip"]));
     assert_eq!(report["parts"], 2);
     assert!(
         (report["seconds"].as_f64().unwrap() * 24e3 - of_words as f64).abs() < 24.0,

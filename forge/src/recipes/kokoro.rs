@@ -629,8 +629,8 @@ impl Model<'_> {
         b.finish()
     }
 
-    /// `AdainResBlk1d`: frames of the first level, of so many channels, become those of the second. They are 0 behind
-    /// the clip.
+    /// `AdainResBlk1d`: frames of the first level, of `inputs` channels, become those of the second, of `outputs`. They are 0
+    /// behind the clip.
     fn block(
         &self,
         b: &mut GraphBuilder,

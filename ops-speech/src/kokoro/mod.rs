@@ -347,7 +347,7 @@ fn pairs(first: Vec<GraphId>, second: Vec<GraphId>) -> Result<Vec<(GraphId, Grap
     Ok(first.into_iter().zip(second).collect())
 }
 
-/// A float input of so many values.
+/// A float input of `len` values.
 fn input(host: &mut Host, graph: GraphId, role: &str, len: usize) -> Result<FloatInput> {
     let input = FloatInput::require(host, graph, role)?;
     if input.len() != len {
@@ -356,7 +356,7 @@ fn input(host: &mut Host, graph: GraphId, role: &str, len: usize) -> Result<Floa
     Ok(input)
 }
 
-/// A float output of so many values.
+/// A float output of `len` values.
 fn output(host: &mut Host, graph: GraphId, role: &str, len: usize) -> Result<View> {
     let port = host.output(graph, role)?;
     let view = host.view_for(graph, port)?;

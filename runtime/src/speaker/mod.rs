@@ -76,7 +76,7 @@ pub struct Spoken {
     pub left_out: Vec<char>,
     /// Words that the lexicon lacks, or all where there is none, whose sounds rules of letters gave; each once, the first
     /// hundred.
-    pub guessed: Vec<String>,
+    pub out_of_lexicon: Vec<String>,
     /// It was cancelled; the audio ends with the last part.
     pub cancelled: bool,
 }

@@ -6,7 +6,7 @@ use super::lexicon::Lexicon;
 use super::{Spoken, numbers, rules};
 
 /// Words without a lexicon entry that are reported.
-const MAX_GUESSED: usize = 100;
+const MAX_OUT_OF_LEXICON: usize = 100;
 /// Ends of sentences; with their kind they stay.
 const ENDS: &str = ".!?…";
 /// Signs that are said.
@@ -100,10 +100,10 @@ fn push_word(sentence: &mut String, word: &str, lexicon: &Lexicon, spoken: &mut 
     match lexicon.get(word) {
         Some(known) => sentence.push_str(&known),
         None => {
-            if spoken.guessed.len() < MAX_GUESSED
-                && !spoken.guessed.iter().any(|known| known == word)
+            if spoken.out_of_lexicon.len() < MAX_OUT_OF_LEXICON
+                && !spoken.out_of_lexicon.iter().any(|known| known == word)
             {
-                spoken.guessed.push(word.to_owned());
+                spoken.out_of_lexicon.push(word.to_owned());
             }
             sentence.push_str(&rules::phonemes(word));
         }
@@ -139,7 +139,7 @@ mod tests {
         assert!(found[0].starts_with("ə kˈæt, twˈ") && found[0].ends_with('.'), "{found:?}");
         assert!(found[1].contains("pˈYnt") && found[1].ends_with('!'), "{found:?}");
         assert_eq!(spoken.left_out, ['😀']);
-        assert!(spoken.guessed.contains(&"dogs".to_owned()), "{spoken:?}");
+        assert!(spoken.out_of_lexicon.contains(&"dogs".to_owned()), "{spoken:?}");
         assert!(said("  \n ").0.is_empty());
     }
 

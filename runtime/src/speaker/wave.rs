@@ -3,8 +3,8 @@
 /// Bytes of [`wav_header`].
 pub const WAV_HEADER: usize = 44;
 
-/// The header of a WAV file of one channel of 16 bits, of so many samples; of a stream whose length is not known, as long
-/// as a file can be.
+/// The header of a WAV file of one channel of 16 bits, of `samples` samples; of a stream whose length is not known, as
+/// long as a file can be.
 pub fn wav_header(rate: u32, samples: Option<usize>) -> [u8; WAV_HEADER] {
     let most = u32::MAX - WAV_HEADER as u32;
     let bytes = samples.and_then(|count| u32::try_from(count.checked_mul(2)?).ok());
