@@ -368,7 +368,7 @@ fn graphs_without_caches_take_the_first_tokens_of_a_text() {
     let params = json!({"decode": "step", "prefill": "two", "lmhead": "head"});
     let op = harness(params, json!({})).graph(blind_step).graph(cached("two", 2, "y", 2));
     let error = op.graph(head()).open::<TinyModel>().unwrap_err();
-    assert!(error.message().contains("step give rows of caches (new_*)"), "{error}");
+    assert!(error.message().contains("\"step\" gives rows of caches (new_*)"), "{error}");
 }
 
 #[test]
