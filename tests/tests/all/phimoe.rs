@@ -382,7 +382,7 @@ fn executions(model: &Model, prefix: &str) -> u64 {
 }
 
 #[test]
-fn a_batched_prompt_runs_each_expert_over_the_tokens_that_chose_it() {
+fn each_expert_runs_over_the_tokens_of_a_prompt_that_chose_it() {
     // Twice what an expert gets of 64 tokens with two experts each, of six and of sixteen, in steps of eight.
     for (tiny, rows) in TINY_MODELS.into_iter().zip([48, 16]) {
         let checkpoint = tiny::fixture(tiny);
