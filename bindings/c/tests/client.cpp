@@ -88,6 +88,8 @@ struct Asked {
 };
 
 static int should_cancel(void *user) {
+    // A struct that ends between the function and this has none.
+    if (!user) return 0;
     auto &asked = *static_cast<Asked *>(user);
     return ++asked.count >= asked.at;
 }
