@@ -180,6 +180,9 @@ fn failures_of_the_hub_are_errors_with_hints() {
     assert_eq!(doctor.json()["environment"]["HF_TOKEN"], "(a secret)");
 }
 
+/// Bytes that buffers of a connection hold at most.
+const UNREAD: u64 = 1 << 18;
+
 /// A repository with one large file.
 fn large() -> (Repo, Vec<u8>) {
     let mut state = 1_u64;
@@ -211,7 +214,8 @@ fn a_download_that_is_killed_goes_on_where_it_was() {
     let path = run(folder.path(), &server, &["pull", "o/large"]).ok().stdout;
     assert!(std::fs::read(Path::new(path.trim_end()).join("decode.bin")).unwrap() == bytes);
     let sent = server.sent();
-    assert!(sent * 100 <= size * 102, "{sent} bytes sent, {size} wanted");
+    // What a killed process had not read yet counts as sent.
+    assert!(sent <= size + 5 * UNREAD, "{sent} bytes sent, {size} wanted");
 }
 
 #[test]
