@@ -6,8 +6,9 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::{plugin_files, tiny};
 
-/// A copy of a tiny model with each tensor times 2 to the power that `power` gives for its name.
-pub fn rescaled(tiny: &str, power: impl Fn(&str) -> i32) -> tempfile::TempDir {
+/// A copy of a tiny model with each tensor times 2 to the power that `power` gives for its name, if any: some tensor has
+/// one, which may be 0.
+pub fn rescaled(tiny: &str, power: impl Fn(&str) -> Option<i32>) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
     plugin_files::copy_folder(&tiny::fixture(tiny), folder.path());
     let path = folder.path().join("model.safetensors");
@@ -16,15 +17,15 @@ pub fn rescaled(tiny: &str, power: impl Fn(&str) -> i32) -> tempfile::TempDir {
     let mut changed = 0;
     let scaled = file.tensors().into_iter().map(|(name, tensor)| {
         let power = power(&name);
-        let scale = |b: &[u8]| {
-            let value = bf16::from_le_bytes([b[0], b[1]]).to_f32() * 2f32.powi(power);
-            bf16::from_f32(value).to_le_bytes()
-        };
         let data: Vec<u8> = match power {
-            0 => tensor.data().to_vec(),
-            _ => {
+            None => tensor.data().to_vec(),
+            Some(power) => {
                 assert_eq!(tensor.dtype(), Dtype::BF16, "{name}");
                 changed += 1;
+                let scale = |b: &[u8]| {
+                    let value = bf16::from_le_bytes([b[0], b[1]]).to_f32() * 2f32.powi(power);
+                    bf16::from_f32(value).to_le_bytes()
+                };
                 tensor.data().chunks_exact(2).flat_map(scale).collect()
             }
         };

@@ -388,16 +388,16 @@ fn enlarged(products: i32, rows: i32) -> tempfile::TempDir {
         let (layer, part) = layer.and_then(|rest| rest.split_once('.')).unwrap_or_default();
         // The rows grow at the end of the first layer, and stay as large.
         match (layer == "0", part.trim_end_matches(".weight")) {
-            (_, "mlp.up_proj") => products,
-            (true, "layer_scalar") => rows,
+            (_, "mlp.up_proj") => Some(products),
+            (true, "layer_scalar") => Some(rows),
             (
                 false,
                 "post_attention_layernorm"
                 | "post_feedforward_layernorm"
                 | "post_per_layer_input_norm",
-            ) => rows,
-            (false, "per_layer_input_gate") => -rows,
-            _ => 0,
+            ) => Some(rows),
+            (false, "per_layer_input_gate") => Some(-rows),
+            _ => None,
         }
     })
 }

@@ -18,6 +18,8 @@ use qhx_tests::{backends, tiny};
 use qhx_tiers::tier;
 
 const TINY: &str = "llama3-tiny";
+/// Positions of a smaller context.
+const SMALL: usize = 16;
 /// The layer whose values are made larger.
 const LAYER: &str = "model.layers.1.";
 
@@ -25,7 +27,7 @@ const LAYER: &str = "model.layers.1.";
 fn with(powers: &[(&str, i32)]) -> tempfile::TempDir {
     rescaled(TINY, |name| {
         let part = name.strip_prefix(LAYER).and_then(|part| part.strip_suffix(".weight"));
-        powers.iter().find(|(name, _)| part == Some(name)).map_or(0, |(_, power)| *power)
+        powers.iter().find(|(name, _)| part == Some(name)).map(|(_, power)| *power)
     })
 }
 
@@ -68,10 +70,15 @@ fn bundle(
     (folder, report.manifest)
 }
 
+/// Logits behind some tokens, and behind as many as the smaller context [`SMALL`] does not hold.
 fn logits(model: &mut Model) -> Vec<f32> {
     let op = model.op_mut();
     op.prefill(&[Segment::Tokens(&[440, 17, 4, 99])]).unwrap();
-    op.logits().unwrap().to_f32()
+    let mut found = op.logits().unwrap().to_f32();
+    let rest: Vec<u32> = (100..).take(SMALL).collect();
+    op.prefill(&[Segment::Tokens(&rest)]).unwrap();
+    found.extend(op.logits().unwrap().to_f32());
+    found
 }
 
 #[test]
@@ -115,7 +122,7 @@ fn folded_graphs_compute_the_same_on_the_cpu() {
         let parts: Vec<_> = found.iter().map(|fold| fold.part.as_str()).collect();
         assert_eq!(parts[..folds.len()], *folds, "{powers:?}: {found:?}");
         let [plain, folded] = [&[][..], &found[..]].map(|folds| {
-            let (_folder, manifest) = bundle(large.path(), folds, |_| ());
+            let (_folder, manifest) = bundle(large.path(), folds, |o| o.contexts = vec![SMALL]);
             logits(&mut tiny::open(&manifest, backends::cpu()).unwrap())
         });
         let distance = Distance::of(&folded, &plain).unwrap();

@@ -625,7 +625,8 @@ fn htp_fp16_equals_the_reference_in_both_forms() {
         let Distance { largest, cosine, .. } = distance(&mut model, &goldens, &cases[..2]);
         eprintln!("{label}: logits {largest:.2e}, cosine {cosine:.6}, multipliers {apart:.2e}");
         assert!(cosine >= 0.999 && apart <= 0.02, "{label}: {cosine}, {apart}");
-        if most > 2 {
+        // Of one model the reference has turns.
+        if most > 2 && tiny == TINY_MODELS[0] {
             let (Distance { cosine, .. }, ran) = turns(&mut model, &checkpoint, &goldens);
             assert!(cosine >= 0.999, "{label}, turns: {cosine}");
             for (tokens, [batches, steps]) in [14, 49, 41].into_iter().zip(ran) {
