@@ -1,13 +1,15 @@
-//! `qhx bench`: how fast a bundle consumes prompts, generates and embeds.
+//! `qhx bench`: how fast a bundle consumes prompts, generates, embeds, scores, writes audio down and speaks.
 
 use std::path::PathBuf;
 
 use clap::Args;
 use qhx::bench::{
-    Bench, BenchOptions, BenchReport, EarlierReport, GraphTime, Measured, Speculated,
+    self, AudioRate, Bench, BenchOptions, BenchReport, EarlierReport, GraphTime, Measured,
+    Speculated,
 };
+use qhx::{Speaker, Transcriber};
 use qhx_core::Result;
-use qhx_core::engine::Speculate;
+use qhx_core::engine::{Model, Speculate};
 use qhx_core::op::Task;
 use serde::Serialize;
 
@@ -25,13 +27,17 @@ Examples:
   qhx bench qwen35/v81 --speculate auto
 
 pp128 is a prompt of 128 tokens, consumed from nothing until the logits of its last token are there; tg64 is 64 tokens,
-one at a time, behind one token; embed128 is a text of 128 tokens. Each is done once unmeasured, and then all of them in
-turns. Sampling and the tokenizer are not part of it.
+one at a time, behind one token; embed128 is a text of 128 tokens, and score128 one that a reranker's head scores. Each is
+done once unmeasured, and then all of them in turns. Sampling and the tokenizer are not part of it.
+
+Of a model that writes audio down, audio30 is 30 s of noise, from samples to text, with at most --tokens tokens for what the
+model takes at once; of a voice, speak is one sentence, from text to samples. Their rate is in times of real time. What
+encoder, decoder and head take is in the lines of the graphs.
 
 With --speculate two answers follow, each token by token and with draft tokens: repeats64 goes on with a prompt that repeats,
 varies64 is drawn behind one that does not. Here all that a generation does counts.";
 
-/// Measure how fast a bundle consumes prompts, generates and embeds
+/// Measure how fast a bundle consumes prompts, generates, embeds, scores, writes audio down and speaks
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct BenchArgs {
@@ -81,21 +87,18 @@ fn run_traced(args: &BenchArgs, app: &mut App, tracing: Option<&Tracing>) -> Res
     let opening = Opening { tracing, ..Opening::default() };
     let mut model = session::open_checked(app, &args.bundle, &args.backend, opening, |_| Ok(()))?;
     say!("{}", session::load(&model));
-    let mut bench = Bench::new(&mut model, &options)?;
-    let (tokens, generates) =
-        (bench.tokens(), model.op().description.tasks.contains(&Task::Generate));
-    if generates && 0 < tokens && tokens < args.tokens {
-        let context = model.info().max_ctx;
-        say!("generating {tokens} tokens, what a context of {context} leaves room for");
-    }
-    let speculate = args.speculate.mode();
-    if speculate != Speculate::Off && tokens > 0 && generates {
-        session::open_draft(app, &mut model, args.speculate.draft()?, &args.backend, tracing)?;
-    }
-    bench.speculate(&mut model, speculate)?;
-    let working = app.interrupts.working();
-    let mut report = bench.run(&mut model)?;
-    drop(working);
+    let tasks = &model.op().description.tasks;
+    let mut report = if tasks.contains(&Task::Transcribe) {
+        let mut transcriber = Transcriber::new(model)?;
+        let _working = app.interrupts.working();
+        bench::transcribe(&mut transcriber, &options)?
+    } else if tasks.contains(&Task::Speak) {
+        let mut speaker = Speaker::new(model)?;
+        let _working = app.interrupts.working();
+        bench::speak(&mut speaker, &options)?
+    } else {
+        by_tokens(args, app, &mut model, &options, tracing)?
+    };
     for Measured { name, speculated, .. } in &report.results {
         if let Some(same) = speculated.as_ref().and_then(|speculated| speculated.differs_at) {
             say!(
@@ -129,9 +132,42 @@ fn run_traced(args: &BenchArgs, app: &mut App, tracing: Option<&Tracing>) -> Res
     Ok(Status::Done)
 }
 
+/// Measures prompts, tokens, texts and answers.
+fn by_tokens(
+    args: &BenchArgs,
+    app: &mut App,
+    model: &mut Model,
+    options: &BenchOptions,
+    tracing: Option<&Tracing>,
+) -> Result<BenchReport> {
+    let mut bench = Bench::new(model, options)?;
+    let (tokens, generates) =
+        (bench.tokens(), model.op().description.tasks.contains(&Task::Generate));
+    if generates && 0 < tokens && tokens < args.tokens {
+        let context = model.info().max_ctx;
+        say!("generating {tokens} tokens, what a context of {context} leaves room for");
+    }
+    let speculate = args.speculate.mode();
+    if speculate != Speculate::Off && tokens > 0 && generates {
+        session::open_draft(app, model, args.speculate.draft()?, &args.backend, tracing)?;
+    }
+    bench.speculate(model, speculate)?;
+    let _working = app.interrupts.working();
+    bench.run(model)
+}
+
 /// A result for people.
 fn line(measured: &Measured) -> String {
-    let Measured { name, tokens, ms, tokens_per_second: rate, speculated, ratio, .. } = measured;
+    let Measured { name, tokens, ms, tokens_per_second: rate, audio, speculated, ratio, .. } =
+        measured;
+    if let Some(AudioRate { seconds, times_real_time: rate, .. }) = audio {
+        let tokens = if *tokens > 0 { format!(", {tokens} tokens") } else { String::new() };
+        let ratio = ratio.map_or_else(String::new, |ratio| format!("  {ratio:.2} times as fast"));
+        return format!(
+            "{name:<10} {:>10.2} ± {:<8.2} times real time  {seconds:.1} s of audio in {:.1} ms{tokens}{ratio}",
+            rate.mean, rate.sd, ms.mean
+        );
+    }
     let each = format!("{:.3} ms a token", ms.mean / *tokens as f64);
     let each = match speculated {
         Some(found) => format!("{each}, {}", speculated_line(found)),

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::embed;
 use crate::run::{Program, Run, bundle, folder};
-use crate::trace;
+use crate::{speak, trace, transcribe};
 
 fn bench(folder: &Path, bundle: &Path, rest: &[&str]) -> Run {
     Program::qhx(folder)
@@ -144,4 +144,38 @@ fn texts_are_embedded() {
     let executions = report["graphs"].as_array().expect("graphs").iter();
     assert!(executions.clone().all(|g| g["executions"] == 4), "{report}");
     assert!(executions.count() > 0);
+}
+
+/// The recogniser takes two seconds at once: 30 s are 15 windows, each of which its encoder hears once.
+#[test]
+fn audio_is_measured_in_times_of_real_time() {
+    let folder = folder();
+    let args = ["--tokens", "3", "--repeat", "1"];
+    let whisper = transcribe::whisper(folder.path());
+    let json = |bundle: &Path| {
+        bench(folder.path(), bundle, &[&args[..], &["--json"]].concat()).ok().json()
+    };
+    let report = json(&whisper);
+    assert_eq!(names(&report), ["audio30"]);
+    let result = &report["results"][0];
+    let audio = &result["audio"];
+    assert!(number(&audio["seconds"]) == 30.0, "{result}");
+    let rate = number(&audio["times_real_time"]["mean"]);
+    assert!((rate * number(&result["ms"]["mean"]) / 30_000.0 - 1.0).abs() < 1e-6, "{result}");
+    let tokens = number(&result["tokens"]);
+    assert!(tokens > 0.0 && tokens <= 45.0, "{result}");
+    let graphs = report["graphs"].as_array().expect("graphs");
+    let encoder = graphs.iter().find(|graph| graph["graph"] == "encoder").expect("an encoder");
+    assert!(encoder["executions"].as_u64().is_some_and(|count| count >= 15), "{encoder}");
+
+    let voice = speak::forge(folder.path(), &[]);
+    let report = json(&voice);
+    assert_eq!(names(&report), ["speak"]);
+    assert!(number(&report["results"][0]["audio"]["seconds"]) > 0.1, "{report}");
+    std::fs::write(folder.path().join("old.json"), report.to_string()).expect("written");
+    let text =
+        bench(folder.path(), &voice, &["--repeat", "1", "--compare", "old.json"]).ok().stdout;
+    for part in ["speak ", " times real time  ", " s of audio in ", " times as fast"] {
+        assert!(text.contains(part), "{part:?} in {text}");
+    }
 }

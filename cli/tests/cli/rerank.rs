@@ -146,6 +146,11 @@ fn a_cross_encoder_ranks_as_the_reference() {
     assert_eq!(report["golden"]["steps"][0]["passed"], true, "{report}");
     assert_eq!(report["golden"]["steps"][1]["passed"], false, "{report}");
 
+    let bench = Program::qhx(folder.path()).args(["bench"]).args([&bundle]);
+    let args = ["--backend", "cpu", "--prompt", "8", "--repeat", "1", "--json"];
+    let report = bench.args(args).run().ok().json();
+    assert_eq!(report["results"][0]["name"], "score8", "{report}");
+
     // The longer text of a pair that is too long is cut.
     let ask = |document: &str, options: &[&str]| {
         let rerank = Program::qhx(folder.path()).args(["rerank"]).args([&bundle]);

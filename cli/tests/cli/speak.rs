@@ -6,7 +6,7 @@ use qhx_paths::fixture;
 
 use crate::run::{Program, Run, folder};
 
-fn forge(folder: &Path, how: &[&str]) -> PathBuf {
+pub fn forge(folder: &Path, how: &[&str]) -> PathBuf {
     let out = folder.join("voice");
     Program::qhx(folder)
         .args([Path::new("forge"), &fixture("kokoro-tiny"), Path::new("--out"), &out])

@@ -215,7 +215,7 @@ fn any_channels_bits_and_rate_are_taken_and_what_holds_no_sound_is_named() {
 }
 
 /// A tiny Whisper that takes two seconds at once.
-fn whisper(folder: &Path) -> PathBuf {
+pub fn whisper(folder: &Path) -> PathBuf {
     let out = folder.join("whisper");
     Program::qhx(folder)
         .args([Path::new("forge"), &fixture("whisper-tiny"), Path::new("--out"), &out])

@@ -1,5 +1,6 @@
-//! How fast a bundle consumes prompts, generates and embeds.
+//! How fast a bundle consumes prompts, generates, embeds, scores, writes audio down and speaks.
 
+mod audio;
 mod speculation;
 
 use std::path::Path;
@@ -9,11 +10,12 @@ use qhx_core::backend::BackendInfo;
 use qhx_core::engine::{Model, Speculate};
 use qhx_core::op::{Segment, Task};
 use qhx_core::workspace::GraphStats;
-use qhx_core::{Error, ErrorKind, Result, files, trace};
+use qhx_core::{CancelToken, Error, ErrorKind, Result, files, trace};
 use serde::{Deserialize, Serialize};
 
 use speculation::Answer;
 
+pub use audio::{AudioRate, speak, transcribe};
 pub use speculation::Speculated;
 
 /// Lengths of prompts when none are given; those that the context holds.
@@ -25,7 +27,7 @@ const MAX_REPORT: u64 = 16 << 20;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BenchOptions {
-    /// Lengths of prompts, or of texts to embed, in tokens; 128 and 512, as far as they fit, if there are none.
+    /// Lengths of prompts, or of texts to embed or score, in tokens; 128 and 512, as far as they fit, if there are none.
     pub prompts: Vec<usize>,
     /// Tokens to generate; 0 leaves that out.
     pub tokens: usize,
@@ -117,11 +119,16 @@ impl Bench {
             }
         }
         let generates = model.op().description.tasks.contains(&Task::Generate);
-        if !generates && model.info().embedding_dim == 0 {
-            model
-                .require(Task::Generate, "generate, and has nothing that is measured by tokens")?;
+        let scores = model.info().scores > 0;
+        if !generates && !scores && model.info().embedding_dim == 0 {
+            let why = "generate, and has nothing that is measured by tokens";
+            model.require(Task::Generate, why)?;
         }
-        let test = |tokens| if generates { Test::Prompt(tokens) } else { Test::Embed(tokens) };
+        let test = |tokens| match (generates, scores) {
+            (true, _) => Test::Prompt(tokens),
+            (false, true) => Test::Score(tokens),
+            (false, false) => Test::Embed(tokens),
+        };
         let mut tests: Vec<_> = lengths.into_iter().map(test).collect();
         // The context holds the token in front of them, too.
         let tokens = options.tokens.min(max.saturating_sub(1));
@@ -174,16 +181,8 @@ impl Bench {
         }
         let results = self.tests.iter().zip(&seconds);
         let results = results.map(|(test, seconds)| Measured::of(*test, seconds));
-        Ok(BenchReport {
-            model: model.manifest().model.name.clone(),
-            op: model.op().description.name.clone(),
-            backend: model.backend().clone(),
-            repeat: self.repeat,
-            load_ms: millis(model.load_time()),
-            peak_memory_bytes: peak_memory(),
-            results: results.chain(self.answers.iter().map(Answer::measured)).collect(),
-            graphs: executed(&model.graph_stats(), &before),
-        })
+        let results = results.chain(self.answers.iter().map(Answer::measured)).collect();
+        Ok(BenchReport::of(model, self.repeat, results, &before))
     }
 }
 
@@ -210,15 +209,27 @@ pub struct BenchReport {
 }
 
 impl BenchReport {
+    /// Of a model whose graphs had executed `before` when the first turn that counts began.
+    fn of(model: &Model, repeat: u16, results: Vec<Measured>, before: &[GraphStats]) -> Self {
+        Self {
+            model: model.manifest().model.name.clone(),
+            op: model.op().description.name.clone(),
+            backend: model.backend().clone(),
+            repeat,
+            load_ms: millis(model.load_time()),
+            peak_memory_bytes: peak_memory(),
+            results,
+            graphs: executed(&model.graph_stats(), before),
+        }
+    }
+
     /// Writes into each result how many times as fast it is as in another run. Returns whether both have any test in
     /// common.
     pub fn compare(&mut self, other: &EarlierReport) -> bool {
         for measured in &mut self.results {
             let same = other.results.iter().find(|other| other.name == measured.name);
-            measured.ratio = same.map(|other| {
-                let then = other.tokens_per_second.mean.max(f64::MIN_POSITIVE);
-                measured.tokens_per_second.mean / then
-            });
+            measured.ratio =
+                same.map(|other| measured.rate().mean / other.rate().mean.max(f64::MIN_POSITIVE));
         }
         self.results.iter().any(|measured| measured.ratio.is_some())
     }
@@ -268,6 +279,7 @@ enum Test {
     Prompt(usize),
     Generate(usize),
     Embed(usize),
+    Score(usize),
 }
 
 impl Test {
@@ -276,12 +288,16 @@ impl Test {
             Self::Prompt(tokens) => format!("pp{tokens}"),
             Self::Generate(tokens) => format!("tg{tokens}"),
             Self::Embed(tokens) => format!("embed{tokens}"),
+            Self::Score(tokens) => format!("score{tokens}"),
         }
     }
 
     fn tokens(self) -> usize {
         match self {
-            Self::Prompt(tokens) | Self::Generate(tokens) | Self::Embed(tokens) => tokens,
+            Self::Prompt(tokens)
+            | Self::Generate(tokens)
+            | Self::Embed(tokens)
+            | Self::Score(tokens) => tokens,
         }
     }
 
@@ -290,12 +306,18 @@ impl Test {
         let of = |count: usize| tokens.get(..count).unwrap_or(tokens);
         let trace = model.trace().cloned();
         let _span = trace::span(trace.as_ref(), self.name());
-        if let Self::Embed(count) = self {
-            let start = Instant::now();
-            model.embed(of(count))?;
-            return Ok(start.elapsed().as_secs_f64());
+        let start = Instant::now();
+        match self {
+            Self::Embed(count) => {
+                model.embed(of(count))?;
+                return Ok(start.elapsed().as_secs_f64());
+            }
+            Self::Score(count) => {
+                model.score_parts(&[of(count)], &CancelToken::new())?;
+                return Ok(start.elapsed().as_secs_f64());
+            }
+            Self::Prompt(_) | Self::Generate(_) => model.reset()?,
         }
-        model.reset()?;
         let op = model.op_mut();
         let start = match self {
             Self::Generate(count) => {
@@ -304,7 +326,7 @@ impl Test {
                 of(count).iter().try_for_each(|&token| op.decode(token))?;
                 start
             }
-            Self::Prompt(count) | Self::Embed(count) => {
+            Self::Prompt(count) | Self::Embed(count) | Self::Score(count) => {
                 let start = Instant::now();
                 op.prefill(&[Segment::Tokens(of(count))])?;
                 start
@@ -341,7 +363,7 @@ impl Spread {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Measured {
-    /// Its name, such as `pp128`, `tg64` or `embed128`.
+    /// Its name, such as `pp128`, `tg64`, `embed128` or `audio30`.
     pub name: String,
     /// Tokens that were consumed or generated.
     pub tokens: usize,
@@ -349,6 +371,9 @@ pub struct Measured {
     pub ms: Spread,
     /// Its rate.
     pub tokens_per_second: Spread,
+    /// How it compares with real time, where audio is written down or made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub audio: Option<AudioRate>,
     /// How speculative decoding went, for an answer of it.
     #[serde(
         default,
@@ -370,9 +395,15 @@ impl Measured {
             tokens,
             ms: Spread::of(seconds.iter().map(|s| s * 1e3)),
             tokens_per_second: Spread::of(seconds.iter().map(|s| tokens as f64 / s.max(1e-9))),
+            audio: None,
             speculated: None,
             ratio: None,
         }
+    }
+
+    /// What runs are compared by: audio over time, or else tokens over time.
+    fn rate(&self) -> Spread {
+        self.audio.map_or(self.tokens_per_second, |audio| audio.times_real_time)
     }
 }
 

@@ -177,6 +177,7 @@ impl Answer {
             tokens: self.tokens,
             ms: Spread::of(drafted.iter().map(|s| s * 1e3)),
             tokens_per_second: Spread::of(drafted.iter().map(rate)),
+            audio: None,
             speculated: Some(Speculated {
                 plain_tokens_per_second: Spread::of(plain.iter().map(rate)),
                 times_plain: median(&times),

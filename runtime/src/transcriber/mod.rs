@@ -401,6 +401,22 @@ impl Transcriber {
         self.transcribe_any(name, live, cancel, on_event).map_err(|e| e.context(name))
     }
 
+    /// Writes down audio at the model's rate, at most `max_new` tokens for what it takes at once, in the first of its
+    /// languages, whatever the words are worth.
+    pub(crate) fn transcribe_whatever(
+        &mut self,
+        audio: Audio,
+        max_new: usize,
+    ) -> Result<Transcript> {
+        let language = self.instruction.languages.keys().next().cloned();
+        let options = TranscribeOptions::default().with_language(language).with_max_new(max_new);
+        let options = options.with_limits(TranscribeLimits::none());
+        let before = std::mem::replace(&mut self.options, options);
+        let found = self.transcribe_any("noise", Live::whole(audio), &CancelToken::new(), |_| {});
+        self.options = before;
+        found
+    }
+
     /// Transcribes audio at the model's rate, in the way that the model needs.
     fn transcribe_any(
         &mut self,
