@@ -4,21 +4,24 @@
 //! when the bundle is made, and not when it is opened.
 
 use qhx_core::{Error, ErrorKind, Result};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::graph::{Graph, Tensor, TensorId};
 use crate::recipe::Recipe;
 
 /// Keys of `plan.params` under which graphs stand whose last one writes what the head reads.
 pub(crate) const DECODERS: [&str; 2] = ["decode", "prefill"];
+/// The key of lists such as that of `decode`, one for each smaller context.
+const DECODE_WITHIN: &str = "decode_within";
 /// The key of the head.
 pub(crate) const HEAD: &str = "lmhead";
 
 /// Keys of `plan.params` that name graphs and nothing else. Under another key a list is one of graphs where it names
 /// one.
-const GRAPHS: [&str; 10] = [
+const GRAPHS: [&str; 11] = [
     "decode",
     "prefill",
+    DECODE_WITHIN,
     HEAD,
     "ffn",
     "ffn_prefill",
@@ -32,9 +35,12 @@ const GRAPHS: [&str; 10] = [
 /// Errors when `plan.params` names a graph that no context has, or lists two one after the other that do not fit: the
 /// input `x` of the second has another width or another element type than the output `y` of the first.
 pub(crate) fn check(recipe: &Recipe) -> Result<()> {
-    for (key, value) in &recipe.plan_params {
+    let lists = recipe.plan_params.iter().map(|(key, value)| (key.as_str(), value));
+    let lists = lists.filter(|(key, _)| *key != DECODE_WITHIN);
+    let within = within(&recipe.plan_params).map(|list| (DECODE_WITHIN, list));
+    for (key, value) in lists.chain(within) {
         let mut chain = named(recipe, key, value)?;
-        if DECODERS.contains(&key.as_str()) {
+        if key == DECODE_WITHIN || DECODERS.contains(&key) {
             let head = recipe.plan_params.get(HEAD).map(|head| named(recipe, HEAD, head));
             chain.extend(head.transpose()?.unwrap_or_default());
         }
@@ -43,6 +49,22 @@ pub(crate) fn check(recipe: &Recipe) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Lists of graphs whose last one writes what the head reads.
+pub(crate) fn decoders(params: &Map<String, Value>) -> impl Iterator<Item = &Value> {
+    DECODERS.into_iter().filter_map(|key| params.get(key)).chain(within(params))
+}
+
+/// The lists of [`DECODE_WITHIN`].
+pub(crate) fn within(params: &Map<String, Value>) -> impl Iterator<Item = &Value> {
+    params.get(DECODE_WITHIN).and_then(Value::as_array).into_iter().flatten()
+}
+
+/// The names of a value, a string or a list of strings.
+pub(crate) fn names(value: &Value) -> impl Iterator<Item = &str> {
+    let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+    list.iter().filter_map(Value::as_str)
 }
 
 /// The graphs that a value names, a string or a list of strings; `a*` names `a0`, `a1` and so on, none of which hands

@@ -11,10 +11,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use qhx_core::{Error, ErrorKind, Result};
-use serde_json::Value;
 
 use crate::builder::{NodeParts, rebuild};
-use crate::chain::{DECODERS, HEAD};
+use crate::chain::{HEAD, decoders, names};
 use crate::graph::{BinaryOp, Constant, Elem, Graph, Node, Op, Origin, Tensor, TensorId, UnaryOp};
 use crate::overrides::Override;
 use crate::recipe::Recipe;
@@ -82,17 +81,13 @@ pub(crate) fn apply(recipe: &mut Recipe, folds: &[Fold]) -> Result<()> {
             .hint("such as layers.0.mlp.up_proj=4"));
         }
     }
-    let names = |key: &str| {
-        let list = recipe.plan_params.get(key);
-        let list =
-            list.map(|list| list.as_array().map_or(std::slice::from_ref(list), Vec::as_slice));
-        list.into_iter().flatten().filter_map(Value::as_str).collect::<Vec<_>>()
-    };
     // Hidden states go from graph to graph of as many rows, and from the last one to the head.
     let mut folded: HashMap<String, Graph> = HashMap::new();
-    let mut last: HashMap<usize, i32> = HashMap::new();
-    for key in DECODERS {
-        for name in names(key) {
+    // Prefill graphs that end before the last layers give the head nothing, and those of one token all the same.
+    let mut before_head = 0;
+    for list in decoders(&recipe.plan_params) {
+        let mut last: HashMap<usize, i32> = HashMap::new();
+        for name in names(list) {
             let Some(graph) = graphs().find(|graph| graph.name() == name) else { continue };
             let Some(x) = input(graph, "x") else { continue };
             let shift = last.entry(x.shape.first().copied().unwrap_or(0)).or_default();
@@ -100,12 +95,11 @@ pub(crate) fn apply(recipe: &mut Recipe, folds: &[Fold]) -> Result<()> {
             *shift = made.y;
             folded.insert(name.to_owned(), made.graph);
         }
+        before_head = last.get(&1).copied().unwrap_or(before_head);
     }
-    for name in names(HEAD) {
+    for name in recipe.plan_params.get(HEAD).into_iter().flat_map(names) {
         let Some(graph) = graphs().find(|graph| graph.name() == name) else { continue };
-        // Prefill graphs that end before the last layers give it nothing.
-        let shift = last.get(&1).copied().unwrap_or(0);
-        folded.insert(name.to_owned(), fold(graph, folds, shift, false)?.graph);
+        folded.insert(name.to_owned(), fold(graph, folds, before_head, false)?.graph);
     }
     for graph in recipe.contexts.iter_mut().flat_map(|context| &mut context.graphs) {
         *graph = match folded.remove(graph.name()) {
