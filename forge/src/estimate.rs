@@ -18,6 +18,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::bundle::replace_json;
+use crate::chain::{DECODERS, names, within};
 use crate::checkpoint::read_json;
 use crate::compile::Compiler as _;
 use crate::graph::Graph;
@@ -75,6 +76,9 @@ pub struct GraphEstimate {
     /// True for a graph that a step does not run: of several tokens of a prompt, of an image or audio, or of an
     /// encoder for shorter texts.
     pub prompt: bool,
+    /// Positions of the context of which the graph takes a token, where there are graphs for several contexts: a step
+    /// runs those of one of them.
+    pub context_positions: Option<usize>,
     /// Seconds of audio that one execution is for, of a graph that takes log-mel frames: its window without what only
     /// gives context.
     pub audio_seconds: Option<f64>,
@@ -135,6 +139,7 @@ pub fn estimate(
             let mut estimate = one(&only, compiler, options, progress)
                 .map_err(|e| e.context(format_args!("estimate of {:?}", graph.name())))?;
             estimate.prompt = !of_step(context, graph, step);
+            estimate.context_positions = context_positions(recipe, graph);
             estimate.audio_seconds = audio_seconds(&recipe.params, graph);
             found.push(estimate);
         }
@@ -173,6 +178,21 @@ fn step_rows(contexts: &[ContextPlan]) -> Option<usize> {
 /// holds.
 fn of_step(context: &ContextPlan, graph: &Graph, step: Option<usize>) -> bool {
     context.optional.is_none() && !context.once && step.is_some() && rows(graph) == step
+}
+
+/// Positions of the context that a graph of a step is for, where `plan.params.decode_within` has graphs for several:
+/// those of the mask of any shard without the token's own, as that of a shard may be for sliding layers alone.
+fn context_positions(recipe: &Recipe, graph: &Graph) -> Option<usize> {
+    let params = &recipe.plan_params;
+    within(params).next()?;
+    let whole = params.get(DECODERS[0]);
+    let lists = whole.into_iter().chain(within(params));
+    let mut lists = lists.map(|list| names(list).collect::<Vec<_>>());
+    let list = lists.find(|list| list.contains(&graph.name()))?;
+    let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
+    let shards = graphs.filter(|graph| list.contains(&graph.name()));
+    let mask = shards.flat_map(Graph::tensors).find(|tensor| tensor.name == "cmask")?;
+    mask.shape.last()?.checked_sub(1)
 }
 
 /// What a graph of log-mel frames `mel` `[frames, mels]` covers, by the manifest's `params.audio.front_end` and
@@ -353,6 +373,7 @@ fn summarise(trace: &Trace<'_>, stats: &str) -> GraphEstimate {
         context: String::new(),
         graph: String::new(),
         prompt: false,
+        context_positions: None,
         audio_seconds: None,
         us: end / mhz,
         core_mhz: mhz,

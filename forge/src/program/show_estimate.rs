@@ -1,5 +1,6 @@
 //! `qhx forge estimate`: what the graphs will cost on the device, as the QNN compiler sees it.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use qhx::libraries::Libraries;
@@ -63,8 +64,11 @@ pub(super) fn show(
 /// Beyond this multiple of the time of the weights, something else decides.
 const MEANINGFUL: f64 = 20.0;
 
-/// Sums of what one step, a token or a text, runs: each graph once, but for those of prompts, encoders and towers.
+/// Sums of what one step, a token or a text, runs: each graph once, but for those of prompts, encoders and towers, and
+/// of other contexts.
 struct Total {
+    /// Positions of the context, where there are several.
+    positions: Option<usize>,
     us: f64,
     max_us: f64,
     floor_us: f64,
@@ -74,9 +78,23 @@ struct Total {
 }
 
 impl Total {
-    fn of(graphs: &[GraphEstimate]) -> Self {
-        let step = || graphs.iter().filter(|g| !g.prompt);
+    /// For each context, the largest first.
+    fn all(graphs: &[GraphEstimate]) -> Vec<Self> {
+        let step = graphs.iter().filter(|graph| !graph.prompt);
+        let contexts: BTreeSet<_> = step.filter_map(|graph| graph.context_positions).collect();
+        if contexts.is_empty() {
+            return vec![Self::of(graphs, None)];
+        }
+        contexts.into_iter().rev().map(|positions| Self::of(graphs, Some(positions))).collect()
+    }
+
+    fn of(graphs: &[GraphEstimate], positions: Option<usize>) -> Self {
+        let runs = |graph: &&GraphEstimate| {
+            !graph.prompt && graph.context_positions.is_none_or(|its| Some(its) == positions)
+        };
+        let step = || graphs.iter().filter(runs);
         Self {
+            positions,
             us: step().map(|g| g.us).sum(),
             max_us: step().map(GraphEstimate::max_us).sum(),
             floor_us: step().map(|g| g.floor_us).sum(),
@@ -84,6 +102,33 @@ impl Total {
             read: step().map(|g| g.dma_read_bytes).sum(),
             written: step().map(|g| g.dma_write_bytes).sum(),
         }
+    }
+
+    fn line(&self) -> String {
+        let moved = (self.read + self.written) as f64;
+        format!(
+            "one step{}: {:.0} us{}; read {}, written {}{}",
+            self.positions.map_or_else(String::new, |count| format!(" at up to {count} positions")),
+            self.us,
+            floor(self.us, self.floor_us, self.weights),
+            mega(self.read),
+            mega(self.written),
+            times(moved, self.weights as f64)
+                .map_or_else(String::new, |ratio| format!(", {ratio:.3} times the weights"))
+        )
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "positions": self.positions,
+            "us": self.us,
+            "max_us": self.max_us,
+            "most_us": self.max_us,
+            "weight_floor_us": self.floor_us,
+            "weight_bytes": self.weights,
+            "dma_read_bytes": self.read,
+            "dma_write_bytes": self.written,
+        })
     }
 }
 
@@ -152,17 +197,10 @@ fn lines(graphs: &[GraphEstimate], target: Target, corner: u32) -> Vec<String> {
         lines.push(NOT_MODELLED.to_owned());
         return lines;
     }
-    let total = Total::of(graphs);
-    lines.push(format!(
-        "one step: {:.0} us{}; read {}, written {}{}",
-        total.us,
-        floor(total.us, total.floor_us, total.weights),
-        mega(total.read),
-        mega(total.written),
-        times((total.read + total.written) as f64, total.weights as f64)
-            .map_or_else(String::new, |ratio| format!(", {ratio:.3} times the weights"))
-    ));
+    let totals = Total::all(graphs);
+    lines.extend(totals.iter().map(Total::line));
     if let Some(op) = graphs.iter().find_map(GraphEstimate::dequantizing) {
+        let total = &totals[0];
         lines.push(format!(
             "{} dequantizes weights and has no cost model: one step is {:.0} to {:.0} us, the latter if devices take \
              as much longer than the estimate as published int8 bundles do",
@@ -210,10 +248,11 @@ fn estimate_json(graphs: &[GraphEstimate], target: Target, corner: u32) -> Value
                 "context": graph.context,
                 "graph": graph.graph,
                 "prompt": graph.prompt,
+                "positions": graph.context_positions,
                 "audio_seconds": graph.audio_seconds,
                 "us": graph.us,
                 "max_us": graph.max_us(),
-            "most_us": graph.max_us(),
+                "most_us": graph.max_us(),
                 "core_mhz": graph.core_mhz,
                 "weight_bytes": graph.weight_bytes,
                 "dma_read_bytes": graph.dma_read_bytes,
@@ -226,7 +265,7 @@ fn estimate_json(graphs: &[GraphEstimate], target: Target, corner: u32) -> Value
             })
         })
         .collect();
-    let total = Total::of(graphs);
+    let totals = Total::all(graphs);
     let audio = Audio::of(graphs).map(|audio| {
         json!({"graph": audio.graph, "seconds": AUDIO, "us": audio.us, "max_us": audio.max_us})
     });
@@ -237,21 +276,49 @@ fn estimate_json(graphs: &[GraphEstimate], target: Target, corner: u32) -> Value
         "not_modelled": NOT_MODELLED,
         "graphs": list,
         "audio": audio,
-        "step": {
-            "us": total.us,
-            "max_us": total.max_us,
-        "most_us": total.max_us,
-            "weight_floor_us": total.floor_us,
-            "weight_bytes": total.weights,
-            "dma_read_bytes": total.read,
-            "dma_write_bytes": total.written,
-        },
+        "step": totals[0].json(),
+        "steps": totals.iter().map(Total::json).collect::<Vec<_>>(),
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::floor;
+    use super::{Total, floor};
+    use crate::estimate::GraphEstimate;
+
+    #[test]
+    fn a_step_runs_the_graphs_of_one_context() {
+        let graph = |graph: &str, context_positions, us| GraphEstimate {
+            context: graph.to_owned(),
+            graph: graph.to_owned(),
+            prompt: graph.starts_with("prefill"),
+            context_positions,
+            audio_seconds: None,
+            us,
+            core_mhz: 1000.0,
+            weight_bytes: 0,
+            dma_read_bytes: 0,
+            dma_write_bytes: 0,
+            spill_fill_bytes: 0,
+            memory_rate: 0.0,
+            floor_us: 0.0,
+            unmodelled: Vec::new(),
+            most_expensive: Vec::new(),
+        };
+        let head = graph("lmhead", None, 5.0);
+        let several = [
+            graph("decode", Some(4096), 100.0),
+            graph("decode512", Some(512), 60.0),
+            graph("prefill16", None, 200.0),
+            head.clone(),
+        ];
+        let steps = |graphs: &[GraphEstimate]| {
+            let all = Total::all(graphs);
+            all.iter().map(|total| (total.positions, total.us)).collect::<Vec<_>>()
+        };
+        assert_eq!(steps(&several), [(Some(4096), 105.0), (Some(512), 65.0)]);
+        assert_eq!(steps(&[graph("decode", None, 100.0), head]), [(None, 105.0)]);
+    }
 
     #[test]
     fn ratios_to_next_to_no_weights_are_not_shown() {
