@@ -28,8 +28,9 @@ FIXTURES = ROOT / "tests/fixtures"
 #: Options for each column.
 FORMS = {
     "w8a16": ["--precision", "w8a16"],
+    "w8a16, head f16": ["--precision", "w8a16", "--head", "fp16"],
     "w4a16": ["--precision", "w4a16"],
-    "w4a16, head w4": ["--precision", "w4a16", "--head", "w4"],
+    "w4a16, head w4": ["--precision", "w4a16", "--head", "w4a16"],
 }
 #: What the recipes of tiny models that see need to be told.
 OPTIONS = {
@@ -119,7 +120,7 @@ class TinyModel:
             return found
         # Beside f16 every precision is measured as a whole, and nothing layer by layer.
         texts = ["--calibrate", self.texts(), "--calibrate-tokens", "100000"]
-        for head in [], ["--head", "w4"]:
+        for head in [], ["--head", "fp16"], ["--head", "w4a16"]:
             measured = self.make("calibrated", *limits, *texts, *head)[1]["calibration"]
             found["tokens"], found["fp16"]["perplexity"] = measured["tokens"], measured["perplexity"]
             for form, options in FORMS.items():
@@ -137,7 +138,7 @@ class TinyModel:
                 file.write(json.dumps({"text": text["text"], "role": role}) + "\n")
         expected = tensors(self.checkpoint / "goldens_embed.safetensors")
         found = {}
-        for form, options in {"fp16": [], **dict(list(FORMS.items())[:2])}.items():
+        for form, options in {"fp16": [], **{form: FORMS[form] for form in ("w8a16", "w4a16")}}.items():
             bundle, _ = self.make(form, "--task", "embed", *options)
             lines = run_text([self.qhx, "embed", bundle, "--backend", "cpu", "--json", "--input", path]).splitlines()
             vectors = [json.loads(line)["embedding"] for line in lines]

@@ -132,12 +132,12 @@ pub struct RecipeOptions {
 }
 
 impl RecipeOptions {
-    /// Precision of the head's weight: what is asked for, else f16, and int8 beside 4-bit layers. A step would read as
-    /// many bytes of an f16 head as of the 4-bit layers of many models together.
+    /// Precision of the head's weight: what is asked for, else int8 beside low-bit layers. In f16 the head would be
+    /// half of what a step of a small model reads.
     pub fn head(&self) -> Precision {
         self.head.unwrap_or(match self.precision {
-            Precision::Fp16 | Precision::W8A16 => Precision::Fp16,
-            Precision::W4A16 => Precision::W8A16,
+            Precision::Fp16 => Precision::Fp16,
+            Precision::W8A16 | Precision::W4A16 => Precision::W8A16,
         })
     }
 

@@ -232,7 +232,9 @@ fn the_head_has_the_precision_that_is_asked_for() {
     let dir = tempfile::tempdir().unwrap();
     for (precision, head, suffix) in [
         (Precision::Fp16, Some(Precision::W8A16), "w8"),
-        (Precision::W8A16, None, "f16"),
+        (Precision::W8A16, None, "w8"),
+        (Precision::W8A16, Some(Precision::Fp16), "f16"),
+        (Precision::W4A16, None, "w8"),
         (Precision::W4A16, Some(Precision::Fp16), "f16"),
     ] {
         for model in ["llama3-tiny", "qwen35-tied", "phimoe-6", "gemma4-tiny"] {

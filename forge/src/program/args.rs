@@ -225,7 +225,7 @@ pub(crate) struct ShapeArgs {
     /// Precision of the decoder's weights
     #[arg(long, value_enum, default_value_t)]
     pub precision: PrecisionChoice,
-    /// Precision of the head's weight, from hidden states to logits [default: fp16, with w4a16 w8a16]
+    /// Precision of the head's weight, from hidden states to logits [default: fp16, with low-bit layers w8a16]
     #[arg(long, value_enum, value_name = "PRECISION")]
     pub head: Option<HeadChoice>,
     /// Number of contexts that the decoder's layers are spread over [default: as few as devices can
