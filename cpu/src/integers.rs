@@ -5,6 +5,11 @@
 //! are summed in 32 bits, which is exact, by AVX-512 VNNI, AVX2 or the dot products of Arm. Where the processor has none
 //! of them, or `x` is not finite, [`crate::kernels`] multiplies instead.
 
+#![cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    expect(dead_code, reason = "it takes a processor with instructions for integers")
+)]
+
 use std::ops::Range;
 
 use qhx_core::quantized::BLOCK;
