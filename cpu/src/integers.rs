@@ -2,8 +2,8 @@
 //!
 //! `x` becomes int16 with a scale for each few columns. A column's error is at most 1.6e-5 of the largest one that it
 //! shares its scale with, where the f16 of an NPU errs by up to 4.9e-4 of each. Weights are not dequantized: products
-//! are summed in 32 bits, which is exact, by AVX-512 VNNI, AVX2 or the dot products of Arm. Where the processor has none
-//! of them, or `x` is not finite, [`crate::kernels`] multiplies instead.
+//! are summed in 32 bits, which is exact, by AVX-512 VNNI, AVX-VNNI, AVX2 or the dot products of Arm. Where the
+//! processor has none of them, or `x` is not finite, [`crate::kernels`] multiplies instead.
 
 #![cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),

@@ -25,6 +25,7 @@ const TILE: usize = 6;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Level {
     Avx512,
+    AvxVnni,
     Avx2,
 }
 
@@ -58,7 +59,8 @@ impl Level {
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512vnni");
         let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
-        [(avx512 && avx2, Self::Avx512), (avx2, Self::Avx2)]
+        let vnni = avx2 && is_x86_feature_detected!("avxvnni");
+        [(avx512 && avx2, Self::Avx512), (vnni, Self::AvxVnni), (avx2, Self::Avx2)]
             .into_iter()
             .filter_map(|(found, level)| found.then_some(level))
     }
@@ -69,7 +71,7 @@ impl Level {
         unsafe {
             match self {
                 Self::Avx512 => avx512::fill(words, x, columns),
-                Self::Avx2 => avx2::fill(words, x, columns),
+                Self::AvxVnni | Self::Avx2 => avx2::fill(words, x, columns),
             }
         }
     }
@@ -81,10 +83,11 @@ impl Level {
             match self {
                 // There is a factor for each 32 products, which shorter vectors need less for.
                 Self::Avx512 if matches!(task.weights, Rows::I8Blocks(..)) => {
-                    avx2::few(task, groups);
+                    avx2::few::<false>(task, groups);
                 }
                 Self::Avx512 => avx512::few(task, groups),
-                Self::Avx2 => avx2::few(task, groups),
+                Self::AvxVnni => avx2::few::<true>(task, groups),
+                Self::Avx2 => avx2::few::<false>(task, groups),
             }
         }
     }
@@ -97,7 +100,8 @@ impl Level {
         unsafe {
             match self {
                 Self::Avx512 => avx512::several(task, panels, &mut wide),
-                Self::Avx2 => avx2::several(task, panels, &mut wide),
+                Self::AvxVnni => avx2::several::<true>(task, panels, &mut wide),
+                Self::Avx2 => avx2::several::<false>(task, panels, &mut wide),
             }
         }
     }

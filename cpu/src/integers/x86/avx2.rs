@@ -1,5 +1,6 @@
-//! Vectors of 256 bits: products in one instruction, and their sums in another.
+//! Vectors of 256 bits: products in one instruction, and their sums in another, or both in one (AVX-VNNI).
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use qhx_core::quantized::BLOCK;
@@ -17,38 +18,47 @@ pub(super) fn fill(words: &mut Words, x: &[f32], columns: usize) -> bool {
 }
 
 #[target_feature(enable = "avx2,fma")]
-pub(super) fn few(task: &mut IntegerTask<'_, '_>, groups: &[Group]) {
+pub(super) fn few<const VNNI: bool>(task: &mut IntegerTask<'_, '_>, groups: &[Group]) {
     task.each_row(groups, |row, x, n, out| match out {
-        [a] => dots(row, x, n, [a]),
-        [a, b] => dots(row, x, n, [a, b]),
-        [a, b, c] => dots(row, x, n, [a, b, c]),
-        [a, b, c, d] => dots(row, x, n, [a, b, c, d]),
+        [a] => dots::<VNNI, _>(row, x, n, [a]),
+        [a, b] => dots::<VNNI, _>(row, x, n, [a, b]),
+        [a, b, c] => dots::<VNNI, _>(row, x, n, [a, b, c]),
+        [a, b, c, d] => dots::<VNNI, _>(row, x, n, [a, b, c, d]),
         _ => {}
     });
 }
 
 #[target_feature(enable = "avx2,fma")]
-pub(super) fn several(task: &mut IntegerTask<'_, '_>, panels: &[Panel], wide: &mut Wide) {
+pub(super) fn several<const VNNI: bool>(
+    task: &mut IntegerTask<'_, '_>,
+    panels: &[Panel],
+    wide: &mut Wide,
+) {
     task.each_tile(
         panels,
         wide,
         |wide, row, weights| wide.fill(row, weights),
-        |wide, panel| multiply(wide, panel),
+        |wide, panel| multiply::<VNNI>(wide, panel),
     );
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn dots<const M: usize>(row: Row<'_>, x: &[Group], n: usize, out: [&mut &mut [f32]; M]) {
+fn dots<const VNNI: bool, const M: usize>(
+    row: Row<'_>,
+    x: &[Group],
+    n: usize,
+    out: [&mut &mut [f32]; M],
+) {
     let each = x.len() / M;
     let mut rows: [&[Group]; M] = [&[]; M];
     for (m, row) in rows.iter_mut().enumerate() {
         *row = &x[m * each..][..each];
     }
     let (sums, scale) = match row {
-        Row::I8(w, scale) => (dots_i8(rows, w), scale),
-        Row::I8Blocks(w, scales) => (dots_i8_blocks(rows, w, scales), 1.0),
-        Row::I4(w, scales) => (dots_i4(rows, bytemuck::cast_slice(w), scales), 1.0),
+        Row::I8(w, scale) => (dots_i8::<VNNI, M>(rows, w), scale),
+        Row::I8Blocks(w, scales) => (dots_i8_blocks::<VNNI, M>(rows, w, scales), 1.0),
+        Row::I4(w, scales) => (dots_i4::<VNNI, M>(rows, bytemuck::cast_slice(w), scales), 1.0),
         Row::F32(_) | Row::F16(_) => return,
     };
     for (out, sum) in out.into_iter().zip(sums) {
@@ -58,7 +68,11 @@ fn dots<const M: usize>(row: Row<'_>, x: &[Group], n: usize, out: [&mut &mut [f3
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn dots_i4<const M: usize>(x: [&[Group]; M], w: &[u8], scales: &[f32]) -> [f32; M] {
+fn dots_i4<const VNNI: bool, const M: usize>(
+    x: [&[Group]; M],
+    w: &[u8],
+    scales: &[f32],
+) -> [f32; M] {
     let low = _mm256_set1_epi16(15);
     let mut sums = [_mm256_setzero_ps(); M];
     let groups = w.chunks(GROUP / 2).zip(scales.chunks(GROUP / BLOCK));
@@ -78,7 +92,7 @@ fn dots_i4<const M: usize>(x: [&[Group]; M], w: &[u8], scales: &[f32]) -> [f32; 
                 let Group { values, offsets, scales } = &x[m][index];
                 let mut sum = integers(&offsets.as_chunks().0[half]);
                 for (w, x) in w.iter().zip(values) {
-                    sum = add_products(sum, *w, words(&x.as_chunks().0[half]));
+                    sum = add_products::<VNNI>(sum, *w, words(&x.as_chunks().0[half]));
                 }
                 let factors = _mm256_mul_ps(factors, floats(&scales.as_chunks().0[half]));
                 sums[m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), factors, sums[m]);
@@ -90,7 +104,7 @@ fn dots_i4<const M: usize>(x: [&[Group]; M], w: &[u8], scales: &[f32]) -> [f32; 
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn dots_i8<const M: usize>(x: [&[Group]; M], w: &[i8]) -> [f32; M] {
+fn dots_i8<const VNNI: bool, const M: usize>(x: [&[Group]; M], w: &[i8]) -> [f32; M] {
     let mut sums = [_mm256_setzero_ps(); M];
     for (index, w) in w.chunks(GROUP).enumerate() {
         let mut parts = [_mm256_setzero_si256(); M];
@@ -98,8 +112,8 @@ fn dots_i8<const M: usize>(x: [&[Group]; M], w: &[i8]) -> [f32; M] {
             let w = extended(w);
             for m in 0..M {
                 let x = &x[m][index].values[at].as_chunks().0;
-                parts[m] = add_products(parts[m], w[0], words(&x[0]));
-                parts[m] = add_products(parts[m], w[1], words(&x[1]));
+                parts[m] = add_products::<VNNI>(parts[m], w[0], words(&x[0]));
+                parts[m] = add_products::<VNNI>(parts[m], w[1], words(&x[1]));
             }
         }
         for m in 0..M {
@@ -113,7 +127,11 @@ fn dots_i8<const M: usize>(x: [&[Group]; M], w: &[i8]) -> [f32; M] {
 /// As [`dots_i8`], with a scale for each block.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn dots_i8_blocks<const M: usize>(x: [&[Group]; M], w: &[i8], scales: &[f32]) -> [f32; M] {
+fn dots_i8_blocks<const VNNI: bool, const M: usize>(
+    x: [&[Group]; M],
+    w: &[i8],
+    scales: &[f32],
+) -> [f32; M] {
     const BLOCKS: usize = GROUP / BLOCK;
     let mut sums = [_mm256_setzero_ps(); M];
     for (index, (w, scales)) in w.chunks(GROUP).zip(scales.chunks(BLOCKS)).enumerate() {
@@ -123,7 +141,7 @@ fn dots_i8_blocks<const M: usize>(x: [&[Group]; M], w: &[i8], scales: &[f32]) ->
             for m in 0..M {
                 let x = x[m][index].values[at].as_chunks().0;
                 let first = _mm256_madd_epi16(w[0], words(&x[0]));
-                parts[m][at] = add_products(first, w[1], words(&x[1]));
+                parts[m][at] = add_products::<VNNI>(first, w[1], words(&x[1]));
             }
         }
         let mut filled = [0.0; BLOCKS];
@@ -150,7 +168,7 @@ fn dots_i8_blocks<const M: usize>(x: [&[Group]; M], w: &[i8], scales: &[f32]) ->
 /// The products of each row of weights with all rows of the panel.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn multiply(wide: &Wide, panel: &Panel) -> [[f32; PANEL]; TILE] {
+fn multiply<const VNNI: bool>(wide: &Wide, panel: &Panel) -> [[f32; PANEL]; TILE] {
     let blocks = wide.scales.len() / TILE;
     let pairs = wide.block / 2;
     let rows = wide.rows(panel.values.len());
@@ -167,7 +185,7 @@ fn multiply(wide: &Wide, panel: &Panel) -> [[f32; PANEL]; TILE] {
                     // the sums in memory.
                     let w = unsafe { *rows[n].get_unchecked(block * pairs + pair) };
                     let w = _mm256_set1_epi32(bytemuck::cast(w));
-                    parts[n] = add_products(parts[n], x, w);
+                    parts[n] = add_products::<VNNI>(parts[n], x, w);
                 }
             }
             let factors = floats(&panel.scales[block].as_chunks().0[part]);
@@ -187,8 +205,21 @@ fn multiply(wide: &Wide, panel: &Panel) -> [[f32; PANEL]; TILE] {
 /// Pairs of products, each of which is added to a sum. Integers are at most 32767 from 0, so that no pair overflows.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn add_products(sums: __m256i, a: __m256i, b: __m256i) -> __m256i {
-    _mm256_add_epi32(sums, _mm256_madd_epi16(a, b))
+fn add_products<const VNNI: bool>(mut sums: __m256i, a: __m256i, b: __m256i) -> __m256i {
+    if !VNNI {
+        return _mm256_add_epi32(sums, _mm256_madd_epi16(a, b));
+    }
+    // SAFETY: the instruction, which the processor has, only computes with these registers.
+    unsafe {
+        asm!(
+            "{{vex}} vpdpwssd {sums}, {a}, {b}",
+            sums = inout(ymm_reg) sums,
+            a = in(ymm_reg) a,
+            b = in(ymm_reg) b,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sums
 }
 
 /// The first 32 bytes, with 0 after the last.
