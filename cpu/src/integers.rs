@@ -2,14 +2,15 @@
 //!
 //! `x` becomes int16 with a scale for each few columns. A column's error is at most 1.6e-5 of the largest one that it
 //! shares its scale with, where the f16 of an NPU errs by up to 4.9e-4 of each. Weights are not dequantized: products
-//! are summed in 32 bits, which is exact, by AVX-512 VNNI, AVX-VNNI, AVX2 or the dot products of Arm. Where the
-//! processor has none of them, or `x` is not finite, [`crate::kernels`] multiplies instead.
+//! are summed in 32 bits, which is exact, by AVX-512 VNNI, AVX-VNNI, AVX2 or the dot products and matrix products of
+//! Arm. Where the processor has none of them, or `x` is not finite, [`crate::kernels`] multiplies instead.
 
 #![cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
     expect(dead_code, reason = "it takes a processor with instructions for integers")
 )]
 
+use std::array::from_fn;
 use std::ops::Range;
 
 use qhx_core::quantized::BLOCK;
@@ -180,21 +181,23 @@ impl IntegerTask<'_, '_> {
         }
     }
 
-    /// Calls `dots` with each row of weights, up to four rows of `x`, and where the row's results belong. Inlined, so
-    /// that what it calls is compiled for the caller's instructions.
+    /// Calls `dots` with some rows of weights at a time, up to four rows of `x`, and where the first results belong. The
+    /// last row comes again in the place of rows that are not there. Inlined, so that what it calls is compiled for the
+    /// caller's instructions.
     #[inline(always)]
-    fn each_row(
+    fn each_rows<const N: usize>(
         &mut self,
         groups: &[Group],
-        dots: impl Fn(Row<'_>, &[Group], usize, &mut [&mut [f32]]),
+        dots: impl Fn([Row<'_>; N], &[Group], usize, &mut [&mut [f32]]),
     ) {
         let count = self.out.first().map_or(0, |out| out.len());
         let each = self.columns.div_ceil(GROUP);
-        for n in 0..count {
-            let row = self.weights.row(n, self.columns);
-            // The row is in the nearest cache when the next four come.
+        for first in (0..count).step_by(N) {
+            let row = |n: usize| self.weights.row((first + n).min(count - 1), self.columns);
+            let rows: [Row<'_>; N] = from_fn(row);
+            // The rows are in the nearest cache when the next four come.
             for (out, x) in self.out.chunks_mut(4).zip(groups.chunks(4 * each)) {
-                dots(row, x, n, out);
+                dots(rows, x, first, out);
             }
         }
     }

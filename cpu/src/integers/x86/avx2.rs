@@ -19,7 +19,7 @@ pub(super) fn fill(words: &mut Words, x: &[f32], columns: usize) -> bool {
 
 #[target_feature(enable = "avx2,fma")]
 pub(super) fn few<const VNNI: bool>(task: &mut IntegerTask<'_, '_>, groups: &[Group]) {
-    task.each_row(groups, |row, x, n, out| match out {
+    task.each_rows(groups, |[row], x, n, out| match out {
         [a] => dots::<VNNI, _>(row, x, n, [a]),
         [a, b] => dots::<VNNI, _>(row, x, n, [a, b]),
         [a, b, c] => dots::<VNNI, _>(row, x, n, [a, b, c]),

@@ -15,7 +15,7 @@ pub(super) fn fill(words: &mut Words, x: &[f32], columns: usize) -> bool {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) fn few(task: &mut IntegerTask<'_, '_>, groups: &[Group]) {
-    task.each_row(groups, |row, x, n, out| match out {
+    task.each_rows(groups, |[row], x, n, out| match out {
         [a] => dots(row, x, n, [a]),
         [a, b] => dots(row, x, n, [a, b]),
         [a, b, c] => dots(row, x, n, [a, b, c]),

@@ -1,0 +1,229 @@
+//! Two rows of eight bytes times two others in an instruction (`smmla`).
+//!
+//! A few rows of `x` are multiplied with two rows of weights at a time: the sums are those of the first one with upper
+//! and lower bits of `x`, and those of the second one.
+
+use std::arch::aarch64::*;
+use std::arch::asm;
+
+use super::{
+    BLOCKS, BYTES, Filled, Group, HALF, PAIR, PANEL, Pair, Panel, TILE, Wide, floats,
+    integers, joined, lanes, load, nibbles, rows, write,
+};
+use crate::integers::{BLOCK, GROUP, IntegerTask};
+use crate::kernels::Row;
+
+/// Pairs of rows of a panel.
+const SIDES: usize = PANEL / 2;
+/// Pairs of rows of weights that are multiplied with a panel at a time.
+const PAIRS: usize = TILE / 2;
+/// Vectors of eight columns each of two rows in a block.
+const BLOCK_VECTORS: usize = BLOCK / HALF;
+
+#[target_feature(enable = "neon,i8mm")]
+pub(super) fn few(task: &mut IntegerTask<'_, '_>, groups: &[Group]) {
+    task.each_rows(groups, |pair, x, n, out| match out {
+        [a] => dots(pair, x, n, [a]),
+        [a, b] => dots(pair, x, n, [a, b]),
+        [a, b, c] => dots(pair, x, n, [a, b, c]),
+        [a, b, c, d] => dots(pair, x, n, [a, b, c, d]),
+        _ => {}
+    });
+}
+
+#[target_feature(enable = "neon,i8mm")]
+pub(super) fn several(task: &mut IntegerTask<'_, '_>, panels: &[Panel], wide: &mut Wide) {
+    task.each_tile(
+        panels,
+        wide,
+        |wide, row, weights| wide.fill(row, 2, weights),
+        |wide, panel| multiply(wide, panel),
+    );
+}
+
+#[inline]
+#[target_feature(enable = "neon,i8mm")]
+fn dots<const M: usize>(pair: [Row<'_>; PAIR], x: &[Group], n: usize, out: [&mut &mut [f32]; M]) {
+    let x = rows(x);
+    let sums = match Pair::new(pair) {
+        Some(Pair::I8(w, scales)) => dots_i8(x, w, scales),
+        Some(Pair::I8Blocks(w, scales)) => dots_blocks::<M, GROUP>(x, w, scales, |w, block| {
+            let w = w.map(|w| w.as_chunks().0);
+            let halves = |at: usize| both(load(&w[0][at]), load(&w[1][at]));
+            let ([a, b], [c, d]) = (halves(2 * block), halves(2 * block + 1));
+            [a, b, c, d]
+        }),
+        Some(Pair::I4(w, scales)) => dots_blocks::<M, { GROUP / 2 }>(x, w, scales, |w, block| {
+            let w = w.map(|w| w.as_chunks().0);
+            let [first, second] = both(load(&w[0][block]), load(&w[1][block]));
+            let ([a, c], [b, d]) = (nibbles(first), nibbles(second));
+            [a, b, c, d]
+        }),
+        None => return,
+    };
+    write(sums, n, out);
+}
+
+#[inline]
+#[target_feature(enable = "neon,i8mm")]
+fn dots_i8<const M: usize>(
+    x: [&[Group]; M],
+    w: [&[i8]; PAIR],
+    scales: [f32; PAIR],
+) -> [[f32; PAIR]; M] {
+    let w = w.map(Filled::<_, GROUP>::new);
+    let mut sums = [vdupq_n_f32(0.0); M];
+    for index in 0..x[0].len() {
+        let w = [w[0].get(index).as_chunks().0, w[1].get(index).as_chunks().0];
+        let mut parts = [[vdupq_n_s32(0); 2]; M];
+        for at in 0..GROUP / BYTES {
+            let w = both(load(&w[0][at]), load(&w[1][at]));
+            for m in 0..M {
+                let x = &x[m][index].values[2 * at..][..2];
+                parts[m][0] = smmla(parts[m][0], w[0], load(&x[0]));
+                parts[m][1] = smmla(parts[m][1], w[1], load(&x[1]));
+            }
+        }
+        for m in 0..M {
+            let sum = vcvtq_f32_s32(shifted(vaddq_s32(parts[m][0], parts[m][1])));
+            sums[m] = vfmaq_n_f32(sums[m], sum, x[m][index].scales[0]);
+        }
+    }
+    let mut all = [[0f32; PAIR]; M];
+    for (all, sums) in all.iter_mut().zip(sums) {
+        let [a, b, c, d] = lanes(sums);
+        *all = [(a + b) * scales[0], (c + d) * scales[1]];
+    }
+    all
+}
+
+/// As [`dots_i8`], with a scale for each block. `wide` makes vectors of eight columns each of a block in two groups of
+/// `N` bytes.
+#[inline]
+#[target_feature(enable = "neon,i8mm")]
+fn dots_blocks<const M: usize, const N: usize>(
+    x: [&[Group]; M],
+    w: [&[i8]; PAIR],
+    scales: [&[f32]; PAIR],
+    wide: impl Fn([&[i8; N]; PAIR], usize) -> [int8x16_t; BLOCK_VECTORS],
+) -> [[f32; PAIR]; M] {
+    let w = w.map(Filled::<_, N>::new);
+    let scales = scales.map(Filled::<_, BLOCKS>::new);
+    let mut sums = [vdupq_n_f32(0.0); M];
+    for index in 0..x[0].len() {
+        let w = [w[0].get(index), w[1].get(index)];
+        let mut parts = [[vdupq_n_s32(0); BLOCKS]; M];
+        for block in 0..BLOCKS {
+            let w = wide(w, block);
+            for m in 0..M {
+                let Group { values, offsets, .. } = &x[m][index];
+                let mut sum = integers(&offsets[block]);
+                let x = &values[BLOCK_VECTORS * block..][..BLOCK_VECTORS];
+                for at in 0..BLOCK_VECTORS {
+                    sum = smmla(sum, w[at], load(&x[at]));
+                }
+                parts[m][block] = shifted(sum);
+            }
+        }
+        // In turns those of the first row and of the second one, as the sums.
+        let [a, b] = [floats(scales[0].get(index)), floats(scales[1].get(index))];
+        let factors = [vzip1q_f32(a, b), vzip2q_f32(a, b)];
+        for m in 0..M {
+            let [a, b, c, d] = parts[m];
+            let all = [vcvtq_f32_s32(vpaddq_s32(a, b)), vcvtq_f32_s32(vpaddq_s32(c, d))];
+            let scales = floats(&x[m][index].scales);
+            let scales = [vzip1q_f32(scales, scales), vzip2q_f32(scales, scales)];
+            for half in 0..2 {
+                let scales = vmulq_f32(factors[half], scales[half]);
+                sums[m] = vfmaq_f32(sums[m], all[half], scales);
+            }
+        }
+    }
+    let mut all = [[0f32; PAIR]; M];
+    for (all, sums) in all.iter_mut().zip(sums) {
+        let [a, b, c, d] = lanes(sums);
+        *all = [a + c, b + d];
+    }
+    all
+}
+
+/// The products of each row of weights with all rows of the panel.
+#[inline]
+#[target_feature(enable = "neon,i8mm")]
+fn multiply(wide: &Wide, panel: &Panel) -> [[f32; PANEL]; TILE] {
+    let blocks = wide.scales.len() / TILE;
+    let pairs = wide.values.as_flattened().as_chunks::<BYTES>().0;
+    let (stride, octets) = (pairs.len() / PAIRS, wide.block / HALF);
+    // Each vector has the sums of two rows of weights with two of the panel.
+    let mut sums = [[vdupq_n_f32(0.0); SIDES]; PAIRS];
+    for (block, x) in panel.values.chunks_exact(octets).enumerate() {
+        let mut high = [[vdupq_n_s32(0); SIDES]; PAIRS];
+        let mut low = [[vdupq_n_s32(0); SIDES]; PAIRS];
+        for (at, x) in x.iter().enumerate() {
+            let mut w = [vdupq_n_s8(0); PAIRS];
+            for (n, w) in w.iter_mut().enumerate() {
+                *w = load(&pairs[n * stride + block * octets + at]);
+            }
+            for side in 0..SIDES {
+                let (upper, lower) = (load(&x[side]), load(&x[SIDES + side]));
+                for n in 0..PAIRS {
+                    high[n][side] = smmla(high[n][side], w[n], upper);
+                    low[n][side] = smmla(low[n][side], w[n], lower);
+                }
+            }
+        }
+        let factors = panel.scales[block].as_chunks::<2>().0;
+        for n in 0..PAIRS {
+            let scale = |row: usize| vdup_n_f32(wide.scales[(2 * n + row) * blocks + block]);
+            let scales = vcombine_f32(scale(0), scale(1));
+            for side in 0..SIDES {
+                // SAFETY: reads the two numbers.
+                let factors = unsafe { vld1_f32(factors[side].as_ptr()) };
+                let factors = vcombine_f32(factors, factors);
+                let sum = vcvtq_f32_s32(joined(high[n][side], low[n][side]));
+                sums[n][side] = vfmaq_f32(sums[n][side], sum, vmulq_f32(factors, scales));
+            }
+        }
+    }
+    let mut all = [[0f32; PANEL]; TILE];
+    for (rows, sums) in all.as_chunks_mut::<2>().0.iter_mut().zip(sums) {
+        for (side, sums) in sums.into_iter().enumerate() {
+            let [a, b, c, d] = lanes(sums);
+            rows[0].as_chunks_mut().0[side] = [a, b];
+            rows[1].as_chunks_mut().0[side] = [c, d];
+        }
+    }
+    all
+}
+
+/// The first halves of two vectors, and their second ones.
+#[inline]
+#[target_feature(enable = "neon")]
+fn both(a: int8x16_t, b: int8x16_t) -> [int8x16_t; 2] {
+    let (a, b) = (vreinterpretq_s64_s8(a), vreinterpretq_s64_s8(b));
+    [vreinterpretq_s8_s64(vzip1q_s64(a, b)), vreinterpretq_s8_s64(vzip2q_s64(a, b))]
+}
+
+/// Sums of upper and lower bits in turns, the upper ones where they belong.
+#[inline]
+#[target_feature(enable = "neon")]
+fn shifted(sums: int32x4_t) -> int32x4_t {
+    vshlq_s32(sums, integers(&[8, 0, 8, 0]))
+}
+
+/// Adds the products of two rows of eight bytes with two others: each of `a` with the first of `b`, then the second.
+#[inline]
+#[target_feature(enable = "neon,i8mm")]
+fn smmla(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+    // SAFETY: the instruction, which the processor has, only computes with these registers.
+    unsafe {
+        asm!(
+            "smmla {sums:v}.4s, {a:v}.16b, {b:v}.16b",
+            sums = inout(vreg) sums,
+            a = in(vreg) a,
+            b = in(vreg) b,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sums
+}
