@@ -10,8 +10,9 @@ mod matrices;
 
 use std::arch::aarch64::*;
 use std::arch::is_aarch64_feature_detected;
+use std::slice::from_ref;
 
-use qhx_core::quantized::{BLOCK, NIBBLE_ZERO, from_nibble};
+use qhx_core::quantized::{BLOCK, NIBBLE_ZERO};
 
 use super::{GROUP, IntegerTask, Words};
 use crate::kernels::Row;
@@ -188,6 +189,8 @@ impl Level {
 struct Filled<'a, T, const N: usize> {
     whole: &'a [[T; N]],
     last: [T; N],
+    /// Whether there is a last one.
+    rest: bool,
 }
 
 impl<'a, T: Copy + Default, const N: usize> Filled<'a, T, N> {
@@ -196,13 +199,27 @@ impl<'a, T: Copy + Default, const N: usize> Filled<'a, T, N> {
         let (whole, rest) = all.as_chunks();
         let mut last = [T::default(); N];
         last[..rest.len()].copy_from_slice(rest);
-        Self { whole, last }
+        Self { whole, last, rest: !rest.is_empty() }
     }
 
     #[inline(always)]
     fn get(&self, index: usize) -> &[T; N] {
         self.whole.get(index).unwrap_or(&self.last)
     }
+
+    #[inline(always)]
+    fn last(&self) -> &[[T; N]] {
+        &from_ref(&self.last)[..usize::from(self.rest)]
+    }
+}
+
+/// Groups of two rows of weights: the whole ones, then the last one. With [`Filled::get`] the compiler chooses between
+/// them for each vector.
+#[inline(always)]
+fn groups<'f, const N: usize>(
+    [a, b]: &'f [Filled<'_, i8, N>; PAIR],
+) -> [impl Iterator<Item = (&'f [i8; N], &'f [i8; N])>; 2] {
+    [a.whole.iter().zip(b.whole), a.last().iter().zip(b.last())]
 }
 
 /// Each row of `M` rows of `x`.
@@ -260,7 +277,7 @@ struct Wide {
 
 impl Wide {
     /// Fills one of `beside` rows that lie beside each other, eight columns of each in turns.
-    #[inline(always)]
+    #[target_feature(enable = "neon")]
     fn fill(&mut self, row: usize, beside: usize, weights: Row<'_>) {
         let (stride, blocks) = (self.values.len() / TILE, self.scales.len() / TILE);
         let first = row / beside * beside * stride + row % beside;
@@ -276,11 +293,10 @@ impl Wide {
                 scales.copy_from_slice(from);
             }
             Row::I4(w, from) => {
-                let w: &[[u8; HALF / 2]] = bytemuck::cast_slice(w);
-                for (to, w) in values.zip(w) {
-                    for (to, w) in to.as_chunks_mut().0.iter_mut().zip(w) {
-                        *to = [from_nibble(*w), from_nibble(w >> 4)];
-                    }
+                let mut values = values;
+                for w in bytemuck::cast_slice(w).as_chunks().0 {
+                    let unpacked = unpacked(w);
+                    unpacked.iter().zip(values.by_ref()).for_each(|(w, to)| *to = *w);
                 }
                 scales.copy_from_slice(from);
             }
@@ -305,6 +321,23 @@ fn nibbles(both: int8x16_t) -> [int8x16_t; 2] {
     let both = vreinterpretq_u8_s8(both);
     let (even, odd) = (vandq_u8(both, vdupq_n_u8(15)), vshrq_n_u8::<4>(both));
     [vreinterpretq_s8_u8(even), vreinterpretq_s8_u8(odd)]
+}
+
+/// 32 weights of four bits in their order.
+#[inline]
+#[target_feature(enable = "neon")]
+fn unpacked(w: &[i8; BYTES]) -> [[i8; HALF]; 4] {
+    let [even, odd] = nibbles(load(w));
+    let zero = vdupq_n_s8(NIBBLE_ZERO);
+    let (even, odd) = (vsubq_s8(even, zero), vsubq_s8(odd, zero));
+    let mut all = [[0; HALF]; 4];
+    let places = all.as_flattened_mut().as_mut_ptr();
+    // SAFETY: two vectors have as many bytes as the arrays.
+    unsafe {
+        vst1q_s8(places, vzip1q_s8(even, odd));
+        vst1q_s8(places.add(BYTES), vzip2q_s8(even, odd));
+    }
+    all
 }
 
 /// What the sums of upper and lower bits are together.

@@ -5,7 +5,7 @@ use std::arch::asm;
 
 use super::{
     BLOCKS, BYTES, Filled, Group, HALF, LANES, Octets, PAIR, PANEL, Pair, Panel, TILE, Wide,
-    floats, integers, joined, lanes, load, nibbles, rows, write,
+    floats, groups, integers, joined, lanes, load, nibbles, rows, write,
 };
 use crate::integers::{GROUP, IntegerTask};
 use crate::kernels::Row;
@@ -61,26 +61,30 @@ fn dots_i8<const M: usize>(
 ) -> [[f32; PAIR]; M] {
     let w = w.map(Filled::<_, GROUP>::new);
     let mut sums = [[vdupq_n_f32(0.0); PAIR]; M];
-    for index in 0..x[0].len() {
-        let w = [w[0].get(index).as_chunks::<BYTES>().0, w[1].get(index).as_chunks().0];
-        let mut high = [[vdupq_n_s32(0); PAIR]; M];
-        let mut low = [[vdupq_n_s32(0); PAIR]; M];
-        for at in 0..GROUP / BYTES {
-            let w = [load(&w[0][at]), load(&w[1][at])];
-            for m in 0..M {
-                let values = &x[m][index].values;
-                let (upper, lower) = (load(&values[2 * at]), load(&values[2 * at + 1]));
-                for n in 0..PAIR {
-                    high[m][n] = sdot(high[m][n], w[n], upper);
-                    low[m][n] = sdot(low[m][n], w[n], lower);
+    let mut index = 0;
+    for pairs in groups(&w) {
+        for (a, b) in pairs {
+            let w = [a.as_chunks::<BYTES>().0, b.as_chunks().0];
+            let mut high = [[vdupq_n_s32(0); PAIR]; M];
+            let mut low = [[vdupq_n_s32(0); PAIR]; M];
+            for at in 0..GROUP / BYTES {
+                let w = [load(&w[0][at]), load(&w[1][at])];
+                for m in 0..M {
+                    let values = &x[m][index].values;
+                    let (upper, lower) = (load(&values[2 * at]), load(&values[2 * at + 1]));
+                    for n in 0..PAIR {
+                        high[m][n] = sdot(high[m][n], w[n], upper);
+                        low[m][n] = sdot(low[m][n], w[n], lower);
+                    }
                 }
             }
-        }
-        for m in 0..M {
-            for n in 0..PAIR {
-                let sum = vcvtq_f32_s32(joined(high[m][n], low[m][n]));
-                sums[m][n] = vfmaq_n_f32(sums[m][n], sum, x[m][index].scales[0]);
+            for m in 0..M {
+                for n in 0..PAIR {
+                    let sum = vcvtq_f32_s32(joined(high[m][n], low[m][n]));
+                    sums[m][n] = vfmaq_n_f32(sums[m][n], sum, x[m][index].scales[0]);
+                }
             }
+            index += 1;
         }
     }
     totals(sums).map(|[a, b]| [a * scales[0], b * scales[1]])
@@ -98,31 +102,35 @@ fn dots_blocks<const M: usize, const N: usize>(
     let w = w.map(Filled::<_, N>::new);
     let scales = scales.map(Filled::<_, BLOCKS>::new);
     let mut sums = [[vdupq_n_f32(0.0); PAIR]; M];
-    for index in 0..x[0].len() {
-        let w = [w[0].get(index), w[1].get(index)];
-        let mut parts = [[[vdupq_n_s32(0); BLOCKS]; PAIR]; M];
-        for block in 0..BLOCKS {
-            let w = [wide(w[0], block), wide(w[1], block)];
-            for m in 0..M {
-                let x = &x[m][index].values[4 * block..][..4];
-                let (high, low) = ([load(&x[0]), load(&x[2])], [load(&x[1]), load(&x[3])]);
-                for n in 0..PAIR {
-                    let upper = sdot(sdot(vdupq_n_s32(0), w[n][0], high[0]), w[n][1], high[1]);
-                    let sum = sdot(vshlq_n_s32::<8>(upper), w[n][0], low[0]);
-                    parts[m][n][block] = sdot(sum, w[n][1], low[1]);
+    let mut index = 0;
+    for pairs in groups(&w) {
+        for (a, b) in pairs {
+            let w = [a, b];
+            let mut parts = [[[vdupq_n_s32(0); BLOCKS]; PAIR]; M];
+            for block in 0..BLOCKS {
+                let w = [wide(w[0], block), wide(w[1], block)];
+                for m in 0..M {
+                    let x = &x[m][index].values[4 * block..][..4];
+                    let (high, low) = ([load(&x[0]), load(&x[2])], [load(&x[1]), load(&x[3])]);
+                    for n in 0..PAIR {
+                        let upper = sdot(sdot(vdupq_n_s32(0), w[n][0], high[0]), w[n][1], high[1]);
+                        let sum = sdot(vshlq_n_s32::<8>(upper), w[n][0], low[0]);
+                        parts[m][n][block] = sdot(sum, w[n][1], low[1]);
+                    }
                 }
             }
-        }
-        let factors = [floats(scales[0].get(index)), floats(scales[1].get(index))];
-        for m in 0..M {
-            let Group { offsets, scales, .. } = &x[m][index];
-            for n in 0..PAIR {
-                // A lane is a block's sum.
-                let [a, b, c, d] = parts[m][n];
-                let all = vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d));
-                let all = vcvtq_f32_s32(vaddq_s32(all, integers(&offsets[0])));
-                sums[m][n] = vfmaq_f32(sums[m][n], all, vmulq_f32(factors[n], floats(scales)));
+            let factors = [floats(scales[0].get(index)), floats(scales[1].get(index))];
+            for m in 0..M {
+                let Group { offsets, scales, .. } = &x[m][index];
+                for n in 0..PAIR {
+                    // A lane is a block's sum.
+                    let [a, b, c, d] = parts[m][n];
+                    let all = vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d));
+                    let all = vcvtq_f32_s32(vaddq_s32(all, integers(&offsets[0])));
+                    sums[m][n] = vfmaq_f32(sums[m][n], all, vmulq_f32(factors[n], floats(scales)));
+                }
             }
+            index += 1;
         }
     }
     totals(sums)

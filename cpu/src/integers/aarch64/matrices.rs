@@ -7,7 +7,7 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 
 use super::{
-    BLOCKS, BYTES, Filled, Group, HALF, PAIR, PANEL, Pair, Panel, TILE, Wide, floats,
+    BLOCKS, BYTES, Filled, Group, HALF, PAIR, PANEL, Pair, Panel, TILE, Wide, floats, groups,
     integers, joined, lanes, load, nibbles, rows, write,
 };
 use crate::integers::{BLOCK, GROUP, IntegerTask};
@@ -73,20 +73,24 @@ fn dots_i8<const M: usize>(
 ) -> [[f32; PAIR]; M] {
     let w = w.map(Filled::<_, GROUP>::new);
     let mut sums = [vdupq_n_f32(0.0); M];
-    for index in 0..x[0].len() {
-        let w = [w[0].get(index).as_chunks().0, w[1].get(index).as_chunks().0];
-        let mut parts = [[vdupq_n_s32(0); 2]; M];
-        for at in 0..GROUP / BYTES {
-            let w = both(load(&w[0][at]), load(&w[1][at]));
-            for m in 0..M {
-                let x = &x[m][index].values[2 * at..][..2];
-                parts[m][0] = smmla(parts[m][0], w[0], load(&x[0]));
-                parts[m][1] = smmla(parts[m][1], w[1], load(&x[1]));
+    let mut index = 0;
+    for pairs in groups(&w) {
+        for (a, b) in pairs {
+            let w = [a.as_chunks::<BYTES>().0, b.as_chunks().0];
+            let mut parts = [[vdupq_n_s32(0); 2]; M];
+            for at in 0..GROUP / BYTES {
+                let w = both(load(&w[0][at]), load(&w[1][at]));
+                for m in 0..M {
+                    let x = &x[m][index].values[2 * at..][..2];
+                    parts[m][0] = smmla(parts[m][0], w[0], load(&x[0]));
+                    parts[m][1] = smmla(parts[m][1], w[1], load(&x[1]));
+                }
             }
-        }
-        for m in 0..M {
-            let sum = vcvtq_f32_s32(shifted(vaddq_s32(parts[m][0], parts[m][1])));
-            sums[m] = vfmaq_n_f32(sums[m], sum, x[m][index].scales[0]);
+            for m in 0..M {
+                let sum = vcvtq_f32_s32(shifted(vaddq_s32(parts[m][0], parts[m][1])));
+                sums[m] = vfmaq_n_f32(sums[m], sum, x[m][index].scales[0]);
+            }
+            index += 1;
         }
     }
     let mut all = [[0f32; PAIR]; M];
@@ -110,33 +114,37 @@ fn dots_blocks<const M: usize, const N: usize>(
     let w = w.map(Filled::<_, N>::new);
     let scales = scales.map(Filled::<_, BLOCKS>::new);
     let mut sums = [vdupq_n_f32(0.0); M];
-    for index in 0..x[0].len() {
-        let w = [w[0].get(index), w[1].get(index)];
-        let mut parts = [[vdupq_n_s32(0); BLOCKS]; M];
-        for block in 0..BLOCKS {
-            let w = wide(w, block);
-            for m in 0..M {
-                let Group { values, offsets, .. } = &x[m][index];
-                let mut sum = integers(&offsets[block]);
-                let x = &values[BLOCK_VECTORS * block..][..BLOCK_VECTORS];
-                for at in 0..BLOCK_VECTORS {
-                    sum = smmla(sum, w[at], load(&x[at]));
+    let mut index = 0;
+    for pairs in groups(&w) {
+        for (a, b) in pairs {
+            let w = [a, b];
+            let mut parts = [[vdupq_n_s32(0); BLOCKS]; M];
+            for block in 0..BLOCKS {
+                let w = wide(w, block);
+                for m in 0..M {
+                    let Group { values, offsets, .. } = &x[m][index];
+                    let mut sum = integers(&offsets[block]);
+                    let x = &values[BLOCK_VECTORS * block..][..BLOCK_VECTORS];
+                    for at in 0..BLOCK_VECTORS {
+                        sum = smmla(sum, w[at], load(&x[at]));
+                    }
+                    parts[m][block] = shifted(sum);
                 }
-                parts[m][block] = shifted(sum);
             }
-        }
-        // In turns those of the first row and of the second one, as the sums.
-        let [a, b] = [floats(scales[0].get(index)), floats(scales[1].get(index))];
-        let factors = [vzip1q_f32(a, b), vzip2q_f32(a, b)];
-        for m in 0..M {
-            let [a, b, c, d] = parts[m];
-            let all = [vcvtq_f32_s32(vpaddq_s32(a, b)), vcvtq_f32_s32(vpaddq_s32(c, d))];
-            let scales = floats(&x[m][index].scales);
-            let scales = [vzip1q_f32(scales, scales), vzip2q_f32(scales, scales)];
-            for half in 0..2 {
-                let scales = vmulq_f32(factors[half], scales[half]);
-                sums[m] = vfmaq_f32(sums[m], all[half], scales);
+            // In turns those of the first row and of the second one, as the sums.
+            let [a, b] = [floats(scales[0].get(index)), floats(scales[1].get(index))];
+            let factors = [vzip1q_f32(a, b), vzip2q_f32(a, b)];
+            for m in 0..M {
+                let [a, b, c, d] = parts[m];
+                let all = [vcvtq_f32_s32(vpaddq_s32(a, b)), vcvtq_f32_s32(vpaddq_s32(c, d))];
+                let scales = floats(&x[m][index].scales);
+                let scales = [vzip1q_f32(scales, scales), vzip2q_f32(scales, scales)];
+                for half in 0..2 {
+                    let scales = vmulq_f32(factors[half], scales[half]);
+                    sums[m] = vfmaq_f32(sums[m], all[half], scales);
+                }
             }
+            index += 1;
         }
     }
     let mut all = [[0f32; PAIR]; M];
