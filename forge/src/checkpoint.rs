@@ -156,7 +156,7 @@ impl Checkpoint {
     /// # Errors
     /// When the file is damaged or of a form that is not read.
     pub fn open_gguf(file: &Path, beside: Option<&Path>) -> Result<Self> {
-        let model = gguf::Model::open(file)?;
+        let model = gguf::Model::open(file, beside)?;
         let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty());
         let dir = beside.or(parent).unwrap_or(Path::new("."));
         let path = dir.join(CONFIG);

@@ -121,11 +121,13 @@ impl Plan {
     /// What a user should know about running such a bundle, in one sentence; none as a rule.
     pub fn warning(&self) -> Option<String> {
         (self.compiled && self.contexts.len() > MAX_CONTEXTS).then(|| {
-            let Given { no_prefill, shared, .. } = self.given;
+            let Given { no_prefill, shared, shards } = self.given;
             let ways = [
-                (self.precision == Precision::Fp16, "w8a16"),
-                (self.precision != Precision::W4A16, "w4a16"),
-                (!no_prefill, "fewer graphs for prompts (--prefill 0)"),
+                (shards, "fewer shards"),
+                (!shards && self.precision == Precision::Fp16, "w8a16"),
+                (!shards && self.precision != Precision::W4A16, "w4a16"),
+                // Where weights are shared, they have no contexts of their own.
+                (!no_prefill && !shared, "fewer graphs for prompts (--prefill 0)"),
                 (!shared, "shared weights (--share-weights)"),
             ];
             let ways: Vec<_> = ways.iter().filter(|(open, _)| *open).map(|(_, way)| *way).collect();

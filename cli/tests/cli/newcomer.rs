@@ -27,6 +27,33 @@ fn a_checkpoint_given_as_a_bundle_is_to_be_forged_first() {
 }
 
 #[test]
+fn hints_about_tokenizers_suggest_no_option_that_was_given() {
+    let folder = folder();
+    let forge = |checkpoint: &str, options: &[&str]| {
+        let run = Program::qhx(folder.path())
+            .args(["forge", "--out", "out", "--cpu-only"])
+            .args([fixture(checkpoint)])
+            .args(options)
+            .run();
+        assert_ne!(run.code, 0, "{run:?}");
+        run.stderr
+    };
+    // A file with a tokenizer and nothing else.
+    let said = forge("gguf/spm.gguf", &[]);
+    let put = "put the config.json of the model's Hugging Face checkpoint";
+    let hint = format!("{put} beside the file, or name its folder (`--tokenizer`)");
+    assert!(said.contains(&hint), "{said}");
+    let said = forge("gguf/spm.gguf", &["--tokenizer", "."]);
+    assert!(said.contains(&format!("{put} into .\n")) && !said.contains("--tokenizer"), "{said}");
+    let said = forge("qwen2-tiny", &["--tokenizer", "."]);
+    assert!(said.contains("error: --tokenizer is for GGUF files"), "{said}");
+    assert!(
+        said.contains("hint: put the tokenizer's files into the checkpoint's folder"),
+        "{said}"
+    );
+}
+
+#[test]
 fn help_and_version_are_commands() {
     let folder = folder();
     let run = |words: &[&str]| Program::qhx(folder.path()).args(words).run().ok().stdout;

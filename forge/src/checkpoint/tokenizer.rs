@@ -50,12 +50,10 @@ pub(crate) fn source(checkpoint: &Checkpoint) -> Result<Source> {
         return Ok(Source { path, bytes: tokenizer, config: Some(config) });
     }
     let hint = match checkpoint.inside() {
-        Some(_) => {
-            "the GGUF file has no tokenizer: put the tokenizer.json of the model's Hugging Face checkpoint beside it, \
-             or name its folder (`--tokenizer`)"
-        }
+        Some(inside) => format!("the GGUF file has no tokenizer: {}", inside.wanted(TOKENIZER)),
         None => {
             "save the tokenizer with transformers' AutoTokenizer (the fast one) beside the checkpoint"
+                .to_owned()
         }
     };
     Err(Error::new(ErrorKind::Artifact, format!("{}: missing", path.display())).hint(hint))

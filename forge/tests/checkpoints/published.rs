@@ -114,4 +114,17 @@ fn hints_of_plans_never_suggest_what_was_given() {
     assert!(warning.contains("--prefill 0") && warning.contains("--share-weights"), "{warning}");
     // With shared weights the contexts are those of decode and the head.
     assert_eq!(planned(layers, &[8, 16, 32], true).warning(), None);
+
+    let large = qhx_paths::workspace().join("tests/configs/qwen3-0.6b.json");
+    let large = Checkpoint::synthetic(&large, 1).unwrap();
+    for (prefill, share_weights, ways) in [
+        (&[][..], false, "fewer shards or shared weights (--share-weights) make"),
+        (&[8], true, "fewer shards make"),
+    ] {
+        let prefill = Some(prefill.to_vec());
+        let options =
+            ForgeOptions { shards: 28, prefill, share_weights, ..ForgeOptions::new("out") };
+        let warning = plan(&large, recipe, &options, true).unwrap().0.warning().unwrap();
+        assert!(warning.contains(&format!("at once: {ways} fewer")), "{warning}");
+    }
 }

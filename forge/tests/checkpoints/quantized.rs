@@ -410,6 +410,9 @@ fn a_gguf_file_becomes_a_bundle_of_its_name() {
     let beside = Checkpoint::open_gguf(&path, Some(&fixture("quantised/gptq-asym"))).unwrap();
     let error = forge_checkpoint(&beside, recipe, &options, &mut Silent).unwrap_err();
     assert!(error.message().contains("tokenizer.json: missing"), "{error}");
+    // The folder was named already.
+    let hint = error.hint_text().unwrap();
+    assert!(hint.contains("quantised/gptq-asym") && !hint.contains("--tokenizer"), "{hint}");
 }
 
 #[test]

@@ -89,7 +89,7 @@ fn tokenizers_that_cannot_be_read_say_why() {
     let (tokens, scores) = ("tokenizer.ggml.tokens", "tokenizer.ggml.scores");
     for (found, words) in [
         (edited("qwen2-tiny", "ggml.pre", b"qwen2", b"qwen9"), "unknown rules \"qwen9\""),
-        (edited("qwen2-tiny", "ggml.pre", b"qwen2", b"qwen9"), "--tokenizer"),
+        (edited("qwen2-tiny", "ggml.pre", b"qwen2", b"qwen9"), "Hugging Face checkpoint into "),
         (edited("spm", "ggml.model", b"llama", b"bert!"), "of the kind \"bert!\""),
         (
             edited("spm", tokens, b"<unk>", b"<u\xffk>"),

@@ -44,11 +44,14 @@ pub(crate) struct Inside {
     file: File,
     architecture: Architecture,
     map: Mapped,
+    /// The folder that was named for what is not in the file.
+    folder: Option<PathBuf>,
 }
 
 impl Model {
-    /// Maps the file, and the other parts where it is one of several, and reads their tables.
-    pub fn open(path: &Path) -> Result<Self> {
+    /// Maps the file, and the other parts where it is one of several, and reads their tables. `folder` is the one that
+    /// was named for what is not in the file.
+    pub fn open(path: &Path, folder: Option<&Path>) -> Result<Self> {
         let parts = parts::open(path)?;
         let Some(Part { file, map, .. }) = parts.first() else {
             return Err(Error::new(ErrorKind::Internal, "a file is no part of itself"));
@@ -72,7 +75,8 @@ impl Model {
         for part in parts.iter().skip(1) {
             file.tensors.extend(part.file.tensors.iter().cloned());
         }
-        let inside = Inside { file, architecture, map: map.clone() };
+        let folder = folder.map(Path::to_owned);
+        let inside = Inside { file, architecture, map: map.clone(), folder };
         let mut tensors = BTreeMap::new();
         for Part { map, file, .. } in &parts {
             for info in &file.tensors {
@@ -220,9 +224,16 @@ impl Inside {
 
     fn fail(&self, what: &str, instead: &str) -> Error {
         let what = format!("{}: {what}", self.map.path().display());
-        Error::new(ErrorKind::Artifact, what).hint(format!(
-            "put the {instead} of the model's Hugging Face checkpoint beside the file, or name its folder (`--tokenizer`)"
-        ))
+        Error::new(ErrorKind::Artifact, what).hint(self.wanted(instead))
+    }
+
+    /// Where to put a file of the Hugging Face checkpoint.
+    pub fn wanted(&self, name: &str) -> String {
+        let place = match &self.folder {
+            Some(folder) => format!("into {}", folder.display()),
+            None => "beside the file, or name its folder (`--tokenizer`)".to_owned(),
+        };
+        format!("put the {name} of the model's Hugging Face checkpoint {place}")
     }
 }
 
