@@ -8,6 +8,9 @@ tokenizers that sentencepiece trains here on the text of `corpus.py` (`_set_voca
 before each text and the second without and with symbols of its own, as Gemma's has. `spm.json` has the SHA-256 of the
 ids that sentencepiece gives for texts of `pieces`: text N is drawn by a generator of numbers that is seeded with N.
 
+`qwen3-moe.gguf` is the whole of `../fixtures/qwen3-moe` as `llama-quantize` stores it in Q8_0: experts of a layer in
+one tensor, norms and routers in f32, the tokenizer inside.
+
 `names.json` has the names that the package's tables give the tensors of tiny models.
 """
 
@@ -19,6 +22,7 @@ import sys
 from pathlib import Path
 
 import gguf
+import numpy as np
 
 from corpus import CHATS, FACTS, LONG
 
@@ -42,9 +46,9 @@ def text(number):
     return "".join(PIECES[draw(len(PIECES))] for _ in range(1 + draw(16)))
 
 
-def write(path, add):
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(1)
+def write(path, add, architecture="llama", blocks=1):
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(blocks)
     add(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -116,13 +120,28 @@ MODELS = {
 }
 
 
-def names(folder, architecture):
-    """llama.cpp's names of the decoder's tensors, after the changes to names in `modify_tensors` of the converter."""
+def tensors(folder):
+    """What the files of a checkpoint say of each tensor, and its bytes."""
     found = {}
     for file in folder.glob("model*.safetensors"):
         data = file.read_bytes()
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        found |= {name: value for name, value in header.items() if name != "__metadata__"}
+        start = 8 + int.from_bytes(data[:8], "little")
+        for name, value in json.loads(data[8:start]).items():
+            if name != "__metadata__":
+                first, last = value["data_offsets"]
+                found[name] = (value, data[start + first : start + last])
+    return found
+
+
+def floats(value, data):
+    """Values of a tensor in BF16 or F32."""
+    bits = np.frombuffer(data, "<u2").astype("<u4") << 16 if value["dtype"] == "BF16" else np.frombuffer(data, "<u4")
+    return bits.view("<f4").reshape(value["shape"])
+
+
+def names(folder, architecture):
+    """llama.cpp's names of the decoder's tensors, after the changes to names in `modify_tensors` of the converter."""
+    found = tensors(folder)
     numbers = {name: id for id, name in gguf.MODEL_ARCH_NAMES.items()}
     # The tiny model has layers without experts, which those that llama.cpp knows do not have.
     kinds = [architecture, architecture.removesuffix("moe")] if architecture == "qwen3moe" else [architecture]
@@ -142,11 +161,47 @@ def names(folder, architecture):
     return named
 
 
+def with_experts(folder, architecture):
+    """All of a model, but its number of blocks, in Q8_0."""
+    config = json.loads((folder / "config.json").read_text())
+    named, found = names(folder, architecture), {}
+    order = lambda item: [int(part) if part.isdigit() else part for part in item[0].split(".")]
+    for name, tensor in sorted(tensors(folder).items(), key=order):
+        layer = re.search(r"layers\.(\d+)", name)
+        theirs = named[re.sub(r"\b(layers|experts)\.\d+", r"\1.N", name)].replace("blk.N", f"blk.{layer and layer[1]}")
+        found.setdefault(theirs, []).append(floats(*tensor))
+
+    def add(writer):
+        writer.add_context_length(config["max_position_embeddings"])
+        writer.add_embedding_length(config["hidden_size"])
+        writer.add_feed_forward_length(config["intermediate_size"])
+        writer.add_head_count(config["num_attention_heads"])
+        writer.add_head_count_kv(config["num_key_value_heads"])
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        byte_level(folder, "qwen2", 0)(writer)
+        for name, parts in found.items():
+            values = np.stack(parts) if "_exps" in name else parts[0]
+            kind = gguf.GGMLQuantizationType.Q8_0
+            if "norm" in name or "_inp" in name:
+                kind = gguf.GGMLQuantizationType.F32
+            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+
+    return add, config["num_hidden_layers"]
+
+
 def main(fixtures):
     out = fixtures / "gguf"
     out.mkdir(exist_ok=True)
     for name, pre, pad in [("llama3-tiny", "llama-bpe", 0), ("qwen2-tiny", "qwen2", 5), ("qwen35-tied", "qwen35", 3)]:
         write(out / f"{name}.gguf", byte_level(fixtures / name, pre, pad))
+    add, blocks = with_experts(fixtures / "qwen3-moe", "qwen3moe")
+    write(out / "qwen3-moe.gguf", add, "qwen3moe", blocks)
     mapped = {folder: {"architecture": name, "names": names(fixtures / folder, name)} for folder, name in MODELS.items()}
     (out / "names.json").write_text(json.dumps(mapped, indent=0) + "\n")
     expected = {"pieces": PIECES, "texts": TEXTS}

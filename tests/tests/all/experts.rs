@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use qhx_tests::replay::{accepted_exact, step_exact};
+use qhx_tests::replay::{accepted_exact, greedy_exact, step_exact};
 use qhx_tests::tiny::{self, CPU, Variant};
 use qhx_tests::{backends, replay};
 use qhx_tiers::tier;
@@ -38,6 +38,20 @@ fn decoders_with_experts_equal_the_reference_on_the_cpu() {
             }
         }
     }
+}
+
+/// The same model in Q8_0, sizes and tokenizer inside.
+#[test]
+fn a_gguf_file_with_experts_gives_the_golden_tokens() {
+    let goldens = tiny::goldens(&tiny::fixture("qwen3-moe"));
+    let cases: Vec<_> = goldens.cases.iter().collect();
+    let variant = Variant { int8: true, prefill: &[4], ..CPU };
+    let manifest = bundle("gguf/qwen3-moe.gguf", variant);
+    let mut model = tiny::open(&manifest, backends::cpu()).unwrap();
+    greedy_exact(&mut model, &cases, "Q8_0");
+    let distance = step_exact(&mut model, &goldens, &cases, "Q8_0");
+    eprintln!("Q8_0: {distance:?}");
+    assert!(distance.cosine >= 0.999, "{distance:?}");
 }
 
 #[tier(qnn)]
