@@ -5,6 +5,9 @@
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::{Child, Command};
+use std::time::Duration;
+
+use wait_timeout::ChildExt as _;
 
 use crate::run::{Program, bundle, folder};
 
@@ -94,4 +97,24 @@ fn what_cannot_be_served_says_why() {
     let busy = run(&["serve", &bundle, "--port", &port, "--backend", "cpu"]);
     assert_eq!(busy.code, 11, "{busy:?}");
     assert!(busy.stderr.contains("cannot be listened on"), "{busy:?}");
+}
+
+#[test]
+fn tokens_are_refused_on_an_npu_that_does_not_run_the_bundle() {
+    let folder = folder();
+    let program = |command: &[&str]| {
+        let program = Program::qhx(folder.path()).args([command[0]]).arg_path(bundle());
+        program.args(&command[1..]).args(["--backend", "cpu", "--decode-on", "npu"])
+    };
+    for command in [&["generate", "a"][..], &["chat"]] {
+        let run = program(command).run();
+        assert_eq!(run.code, 5, "{run:?}");
+        assert!(run.stderr.contains("tokens on the NPU: backend cpu runs the bundle"), "{run:?}");
+    }
+    let mut server = program(&["serve", "--port", "0"]).start();
+    let ended = server.wait_timeout(Duration::from_secs(60)).unwrap();
+    let _ = server.kill();
+    let mut said = String::new();
+    server.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(ended.and_then(|status| status.code()), Some(5), "{said}");
 }
