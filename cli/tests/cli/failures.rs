@@ -165,7 +165,7 @@ fn checkpoints() {
     seen.push(fail(dir, &["forge", "nowhere", "--out", "out"], b""));
     seen.push(fail(dir, &["forge", ".", "--out", "out", "--target", "v99"], b""));
     seen.push(fail(dir, &["forge", ".", "--out", "out", "--target", "v79"], b""));
-    seen.push(fail(dir, &["forge", ".", "--out", "out", "--check"], b""));
+    seen.push(fail(dir, &["forge", "--check", ".", "--out", "out"], b""));
     assert!(!dir.join("out").exists());
     insta::assert_snapshot!(seen.join("\n\n"));
 }

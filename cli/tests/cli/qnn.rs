@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use qhx_tests::rescaled::rescaled;
 use qhx_tiers::tier;
 
 use crate::run::{Program, checkpoint, folder};
@@ -12,7 +13,14 @@ pub fn libraries() -> [PathBuf; 2] {
     qhx_tests::tiny::qnn_libraries().into()
 }
 
-/// One test, because compiling takes seconds: forge, check, inspect, verify, generate.
+/// A text that `--check` reads, in a file of the folder.
+fn texts(folder: &Path) -> &'static str {
+    std::fs::write(folder.join("texts.txt"), "The capital of France is Paris.\n").expect("a file");
+    "--check=texts.txt"
+}
+
+/// One test, because compiling takes seconds: forge, check, inspect, verify, generate. The weights are such that values
+/// of layer 1 do not fit into f16 unless the forge folds what it measured: without, no step gives the golden tokens.
 #[tier(qnn)]
 #[test]
 fn the_whole_way_on_the_library() {
@@ -20,27 +28,31 @@ fn the_whole_way_on_the_library() {
     let folder = folder();
     let qhx =
         || Program::qhx(folder.path()).env("QHX_QNN_HTP", &htp).env("QHX_QNN_SYSTEM", &system);
+    let large = rescaled("qwen35-tied", |name| match name {
+        "model.layers.1.mlp.up_proj.weight" => 17,
+        "model.layers.1.mlp.down_proj.weight" => -17,
+        _ => 0,
+    });
     let forge = qhx()
         .args(["forge"])
-        .args([checkpoint()])
-        .args([
-            "--out",
-            "tiny",
-            "--target",
-            "v79",
-            "--max-ctx",
-            "32",
-            "--prefill",
-            "0",
-            "--check",
-            "--json",
-        ])
+        .args([large.path()])
+        .args(["--out", "tiny", "--name", "qwen35-tied", "--target", "v79"])
+        .args(["--max-ctx", "32", "--prefill", "0", "--json", texts(folder.path())])
         .run()
         .ok();
     let report = forge.json();
     assert_eq!(report["dsp_arch"], "v79");
     let rows = report["check"].as_array().expect("rows");
     assert!(!rows.is_empty() && rows.iter().all(|row| row["agrees"] == true), "{report}");
+    let found = &report["headroom"];
+    for peak in found["peaks"].as_array().expect("peaks") {
+        let large = peak["headroom"].as_f64().expect("a number") < 1.0;
+        let place = [&peak["layer"], &peak["kind"]].map(|name| name.as_str().expect("a name"));
+        let expected = [["layers.1", "up_proj"], ["layers.1", "product"]].contains(&place);
+        assert_eq!(large, expected, "{peak}");
+    }
+    let folds = found["folds"].as_object().expect("folds");
+    assert!(folds.keys().eq(["model.layers.1.mlp.up_proj"]), "{found}");
 
     let inspect = qhx().args(["inspect", "tiny", "--json"]).run().ok().json();
     for context in inspect["contexts"].as_array().expect("contexts") {
@@ -127,6 +139,53 @@ fn the_whole_way_on_the_library() {
         .run();
     assert_eq!(wrong.code, 6, "{wrong:?}");
     assert_eq!(wrong.json()["error"]["kind"], "context");
+}
+
+/// What no power of two helps is refused before anything is compiled.
+#[tier(qnn)]
+#[test]
+fn texts_of_check_show_the_headroom_of_each_layer() {
+    let [htp, system] = libraries();
+    let folder = folder();
+    let large = rescaled("llama3-tiny", |name| {
+        let projection = name.strip_prefix("model.layers.1.self_attn.");
+        if matches!(projection, Some("q_proj.weight" | "k_proj.weight")) { 9 } else { 0 }
+    });
+    let run = Program::qhx(folder.path())
+        .env("QHX_QNN_HTP", &htp)
+        .env("QHX_QNN_SYSTEM", &system)
+        .args(["forge", "--out", "out", "--max-ctx", "32", texts(folder.path())])
+        .arg_path(large.path())
+        .run();
+    assert_eq!(run.code, 4, "{run:?}");
+    assert!(run.stderr.contains("error: layers.1: score reaches "), "{run:?}");
+    assert!(!folder.path().join("out").exists());
+    let lines: Vec<_> = run.stdout.lines().collect();
+    let ["largest values of 14 tokens; f16 ends at 65504", layers @ .., outside] = &lines[..]
+    else {
+        panic!("{run:?}");
+    };
+    assert!(outside.starts_with("outside of layers: headroom "), "{outside}");
+    assert_eq!(layers.len(), 4, "{run:?}");
+    for (index, line) in layers.iter().enumerate() {
+        let (headroom, values) = line
+            .strip_prefix(&format!("layers.{index}: headroom "))
+            .and_then(|rest| rest.split_once("x: "))
+            .unwrap_or_else(|| panic!("{line}"));
+        let values: Vec<_> = values
+            .split(", ")
+            .map(|value| value.split_once(' ').unwrap_or_else(|| panic!("{line}")))
+            .map(|(kind, largest)| (kind, largest.parse::<f32>().expect("a number")))
+            .collect();
+        for kind in ["residual", "gate_proj", "up_proj", "product", "score"] {
+            let of_kind = values.iter().filter(|(found, _)| *found == kind);
+            assert_eq!(of_kind.count(), 1, "{kind}: {line}");
+        }
+        assert!(values.is_sorted_by(|a, b| a.1 >= b.1), "the largest first: {line}");
+        let (headroom, largest) = (headroom.parse::<f32>().expect("a number"), values[0].1);
+        assert!((headroom - 65_504.0 / largest).abs() <= 0.1 + headroom / 1e4, "{line}");
+        assert_eq!(values[0].0 == "score" && headroom < 1.0, index == 1, "{line}");
+    }
 }
 
 /// The program on an NPU that fails, restarts or hangs.
