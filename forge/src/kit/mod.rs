@@ -36,4 +36,5 @@ pub use layers::{Layers, Mlp};
 pub use matrices::{MatrixFile, matrices};
 pub use processor::Processor;
 pub use reader::Reader;
+pub(crate) use siglip::Blocks;
 pub use siglip::{Siglip, SiglipSizes, VISION_WEIGHTS};

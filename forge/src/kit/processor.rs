@@ -101,6 +101,33 @@ impl Processor {
         numbers.map(Some).ok_or_else(|| self.bad(pointer, "three numbers"))
     }
 
+    /// `image_mean` and `image_std`, one half in each channel where they are absent.
+    ///
+    /// # Errors
+    /// When they are no numbers, or a deviation is zero.
+    pub fn mean_std(&self) -> Result<[[f64; 3]; 2]> {
+        let three = |pointer| Ok(self.triple(pointer)?.unwrap_or([0.5; 3]));
+        let both: [[f64; 3]; 2] = [three("/image_mean")?, three("/image_std")?];
+        if both[1].contains(&0.0) {
+            return Err(self.bad("/image_std", "no zeros"));
+        }
+        Ok(both)
+    }
+
+    /// The name of `resample`, a number of Pillow's; none when it is absent.
+    ///
+    /// # Errors
+    /// When the host has no such filter.
+    pub fn resample(&self) -> Result<Option<&'static str>> {
+        match self.get("/resample").map(Value::as_u64) {
+            None => Ok(None),
+            Some(Some(1)) => Ok(Some("lanczos")),
+            Some(Some(2)) => Ok(Some("bilinear")),
+            Some(Some(3)) => Ok(Some("bicubic")),
+            Some(_) => Err(self.bad("/resample", "1 (Lanczos), 2 (bilinear) or 3 (bicubic)")),
+        }
+    }
+
     /// Checks that the value at a pointer is `expected`, if it is there.
     ///
     /// # Errors

@@ -1,5 +1,7 @@
-//! The vision tower of SigLIP (Zhai et al. 2023, arXiv 2303.15343) over one square image, with patch embedding and
-//! learned positions in the graph.
+//! The towers of SigLIP (Zhai et al. 2023, arXiv 2303.15343): blocks over rows with learned positions, and with them the
+//! vision tower over one square image, with its patch embedding in the graph.
+
+use std::sync::Arc;
 
 use qhx_core::Result;
 use qhx_op::vision::Grid;
@@ -26,6 +28,8 @@ pub const VISION_WEIGHTS: RecipeOption = RecipeOption {
 
 /// The graph, its context and the set of contexts that texts alone do without; what the manifest declares about images.
 const VISION: &str = "vision";
+/// The part of a configuration that is the vision tower's.
+const VISION_CONFIG: &str = "vision_config";
 
 /// What a configuration class has where `vision_config` leaves a key out.
 #[derive(Debug, Clone, Copy)]
@@ -44,13 +48,120 @@ pub struct SiglipSizes {
     pub patch: usize,
 }
 
+/// The blocks of a tower (`SiglipEncoder` of `transformers`), of images or of texts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Blocks<'a> {
+    /// Projections and norms, in the tower's precision and with its epsilon.
+    pub layers: Layers<'a>,
+    /// Where the tower's tensors are.
+    place: &'a str,
+    /// Elements of a row.
+    pub hidden: usize,
+    intermediate: usize,
+    pub count: usize,
+    pub heads: Heads,
+}
+
+impl<'a> Blocks<'a> {
+    /// Reads `part` of the configuration and checks it.
+    pub fn read(
+        checkpoint: &'a Checkpoint,
+        part: &'a str,
+        place: &'a str,
+        defaults: &SiglipSizes,
+        precision: Precision,
+    ) -> Result<Self> {
+        let reader = Reader::part(checkpoint, part)?;
+        reader.only("hidden_act", &json!("gelu_pytorch_tanh"))?;
+        let hidden = reader.size_or("hidden_size", defaults.hidden)?;
+        let query = reader.size_or("num_attention_heads", defaults.heads)?;
+        if !hidden.is_multiple_of(query) {
+            return Err(reader.fault(format!(
+                "hidden_size is {hidden}, expected a multiple of num_attention_heads, {query}"
+            )));
+        }
+        let count = match reader.get("num_hidden_layers") {
+            Some(_) => reader.layers()?,
+            None => defaults.layers,
+        };
+        let eps = reader.epsilon(&["layer_norm_eps"], 1e-6)?;
+        Ok(Self {
+            layers: Layers::new(checkpoint, precision, eps),
+            place,
+            hidden,
+            intermediate: reader.size_or("intermediate_size", defaults.intermediate)?,
+            count,
+            heads: Heads { query, groups: query, dim: hidden / query },
+        })
+    }
+
+    /// The name of a tensor.
+    pub fn tensor(&self, part: &str) -> String {
+        format!("{}.{part}", self.place)
+    }
+
+    /// Rows with learned positions added: those of `order`, one for each row.
+    pub fn positioned(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        order: Arc<[u32]>,
+    ) -> Result<TensorId> {
+        let shape = [order.len(), self.hidden];
+        let name = self.tensor("embeddings.position_embedding.weight");
+        let table = self.layers.checkpoint.matrix(&name, shape)?;
+        let mut values = vec![0f32; order.len() * self.hidden];
+        read(&*row_order(table, order), 0, &mut values)?;
+        let positions = b.constant("positions", Elem::Activation, &shape, values)?;
+        b.add(x, positions)
+    }
+
+    /// Rows `[rows, hidden]` through all blocks.
+    pub fn build(
+        &self,
+        b: &mut GraphBuilder,
+        mut h: TensorId,
+        attend: &Attend,
+    ) -> Result<TensorId> {
+        let layers = &self.layers;
+        for index in 0..self.count {
+            let part = |part: &str| self.tensor(&format!("encoder.layers.{index}.{part}"));
+            b.scope(format!("l{index}_attn"));
+            let attention = Attention {
+                bias: [true; 3],
+                out: "out_proj",
+                out_bias: true,
+                turned: false,
+                cached: false,
+                ..Attention::new(part("self_attn"), index, self.heads)
+            };
+            let normed = layers.layer_norm(b, h, &part("layer_norm1"))?;
+            let mixed = layers.attention(b, normed, &attention, attend)?;
+            h = b.add(h, mixed)?;
+            b.scope(format!("l{index}_mlp"));
+            let normed = layers.layer_norm(b, h, &part("layer_norm2"))?;
+            let out = self.mlp(b, normed, &part("mlp"))?;
+            h = b.add(h, out)?;
+        }
+        Ok(h)
+    }
+
+    /// `SiglipMLP` at `name`.
+    pub fn mlp(&self, b: &mut GraphBuilder, x: TensorId, name: &str) -> Result<TensorId> {
+        let parts = ["fc1", "fc2"].map(|part| format!("{name}.{part}"));
+        let parts = parts.each_ref().map(String::as_str);
+        self.layers.feed_forward(b, x, parts, self.intermediate, GraphBuilder::gelu_tanh)
+    }
+}
+
 /// The tower (`SiglipVisionModel` of `transformers` without its head, and `Idefics3VisionTransformer` on images of
 /// `image_size`, which is the same) of a checkpoint.
 #[derive(Debug, Clone, Copy)]
 pub struct Siglip<'a> {
-    layers: Layers<'a>,
-    place: &'a str,
-    sizes: SiglipSizes,
+    blocks: Blocks<'a>,
+    /// Pixels of the side of an image, and of a patch.
+    image: usize,
+    patch: usize,
     /// Patches of a side that become one token: as many stand together, one block behind the other.
     block: usize,
 }
@@ -66,33 +177,18 @@ impl<'a> Siglip<'a> {
         defaults: SiglipSizes,
         precision: Precision,
     ) -> Result<Self> {
-        let reader = Reader::part(checkpoint, "vision_config")?;
-        reader.only("hidden_act", &json!("gelu_pytorch_tanh"))?;
+        let blocks = Blocks::read(checkpoint, VISION_CONFIG, place, &defaults, precision)?;
+        let reader = Reader::part(checkpoint, VISION_CONFIG)?;
         reader.only("num_channels", &json!(3))?;
-        let size = |key: &str, default| reader.size_or(key, default);
-        let sizes = SiglipSizes {
-            hidden: size("hidden_size", defaults.hidden)?,
-            intermediate: size("intermediate_size", defaults.intermediate)?,
-            layers: size("num_hidden_layers", defaults.layers)?,
-            heads: size("num_attention_heads", defaults.heads)?,
-            image: size("image_size", defaults.image)?,
-            patch: size("patch_size", defaults.patch)?,
-        };
-        let SiglipSizes { hidden, heads, image, patch, layers, .. } = sizes;
-        if !hidden.is_multiple_of(heads) || layers > 4096 {
-            return Err(reader.fault(format!(
-                "hidden_size, num_attention_heads and num_hidden_layers are {hidden}, {heads} and {layers}, expected a \
-                 multiple and its divisor, and at most 4096 layers"
-            )));
-        }
+        let image = reader.size_or("image_size", defaults.image)?;
+        let patch = reader.size_or("patch_size", defaults.patch)?;
         if !image.is_multiple_of(patch) || image > 1 << 14 {
             return Err(reader.fault(format!(
                 "image_size and patch_size are {image} and {patch}, expected a multiple and its divisor, and at most \
                  16384 pixels"
             )));
         }
-        let eps = reader.epsilon(&["layer_norm_eps"], 1e-6)?;
-        Ok(Self { layers: Layers::new(checkpoint, precision, eps), place, sizes, block: 1 })
+        Ok(Self { blocks, image, patch, block: 1 })
     }
 
     /// The same where `block` by `block` patches become one token, and stand together in the graph's rows.
@@ -106,23 +202,23 @@ impl<'a> Siglip<'a> {
 
     /// Patches of an image.
     pub fn grid(&self) -> Grid {
-        let side = self.sizes.image / self.sizes.patch;
+        let side = self.image / self.patch;
         Grid { rows: side, columns: side }
     }
 
     /// Pixels of an image's side.
     pub fn image_size(&self) -> usize {
-        self.sizes.image
+        self.image
     }
 
     /// Elements of a row.
     pub fn hidden(&self) -> usize {
-        self.sizes.hidden
+        self.blocks.hidden
     }
 
     /// Projections and norms of what stands behind the tower, in its precision and with its epsilon.
     pub fn layers(&self) -> Layers<'a> {
-        self.layers
+        self.blocks.layers
     }
 
     /// Tokens of an image.
@@ -173,7 +269,8 @@ impl<'a> Siglip<'a> {
         b.scope("connector");
         let embeds = connect(&mut b, rows)?;
         b.output("embeds", embeds)?;
-        let context = ContextPlan::new(VISION.to_owned(), self.layers.precision, vec![b.finish()?]);
+        let context =
+            ContextPlan::new(VISION.to_owned(), self.layers().precision, vec![b.finish()?]);
         recipe.contexts.insert(0, ContextPlan { optional: Some(VISION.to_owned()), ..context });
         recipe.plan_params.insert(VISION.to_owned(), json!(VISION));
         recipe.params.insert(VISION.to_owned(), Value::Object(self.params(processor)?));
@@ -185,90 +282,41 @@ impl<'a> Siglip<'a> {
         for key in ["/do_resize", "/do_rescale", "/do_normalize"] {
             processor.only(key, &json!(true))?;
         }
-        let resample = match processor.get("/resample").map(Value::as_u64) {
-            None => None,
-            Some(Some(1)) => Some("lanczos"),
-            Some(Some(2)) => Some("bilinear"),
-            Some(Some(3)) => Some("bicubic"),
-            Some(_) => {
-                return Err(processor.bad("/resample", "1 (Lanczos), 2 (bilinear) or 3 (bicubic)"));
-            }
-        };
         let scale = processor.get("/rescale_factor");
         if scale.is_some_and(|scale| scale.as_f64().is_none_or(|s| (s * 255.0 - 1.0).abs() > 1e-6))
         {
             return Err(processor.bad("/rescale_factor", "1/255"));
         }
-        let half = |key| Ok(processor.triple(key)?.unwrap_or([0.5; 3]));
-        let (mean, std): ([f64; 3], [f64; 3]) = (half("/image_mean")?, half("/image_std")?);
-        if std.contains(&0.0) {
-            return Err(processor.bad("/image_std", "no zeros"));
-        }
+        let [mean, std] = processor.mean_std()?;
         let mut params = object(json!({
-            "image_size": self.sizes.image,
-            "patch_size": self.sizes.patch,
+            "image_size": self.image,
+            "patch_size": self.patch,
             "merge_size": self.block,
             "image_mean": mean,
             "image_std": std,
         }));
-        params.extend(resample.map(|name| ("resample".to_owned(), json!(name))));
+        params.extend(processor.resample()?.map(|name| ("resample".to_owned(), json!(name))));
         Ok(params)
     }
 
     /// Patches `pixels` to the tower's rows.
     fn rows(&self, b: &mut GraphBuilder) -> Result<TensorId> {
-        let SiglipSizes { hidden, intermediate, layers: depth, heads, patch, .. } = self.sizes;
-        let (layers, checkpoint) = (self.layers, self.layers.checkpoint);
-        let patches = self.grid().patches();
-        let tensor = |part: &str| format!("{}.{part}", self.place);
+        let Self { blocks, patch, .. } = *self;
+        let (hidden, checkpoint) = (blocks.hidden, blocks.layers.checkpoint);
+        let grid = self.grid();
+        let patches = grid.patches();
         let pixels = b.input("pixels", Elem::Activation, &[patches, 3 * patch * patch])?;
         b.scope("embeddings");
-        let name = tensor("embeddings.patch_embedding");
+        let name = blocks.tensor("embeddings.patch_embedding");
         let weight = checkpoint.rows(&format!("{name}.weight"), &[hidden, 3, patch, patch])?;
         let bias = checkpoint.values(&format!("{name}.bias"), &[hidden])?;
         let embedded =
             b.linear("patches", pixels, Weight::new(weight, Storage::Float), Some(bias))?;
-        let positions = b.constant(
-            "positions",
-            Elem::Activation,
-            &[patches, hidden],
-            self.positions(&tensor("embeddings.position_embedding.weight"))?,
-        )?;
-        let mut h = b.add(embedded, positions)?;
-        let heads = Heads { query: heads, groups: heads, dim: hidden / heads };
-        for index in 0..depth {
-            let part = |part: &str| tensor(&format!("encoder.layers.{index}.{part}"));
-            b.scope(format!("v{index}_attn"));
-            let attention = Attention {
-                bias: [true; 3],
-                out: "out_proj",
-                out_bias: true,
-                turned: false,
-                cached: false,
-                ..Attention::new(part("self_attn"), index, heads)
-            };
-            let normed = layers.layer_norm(b, h, &part("layer_norm1"))?;
-            let mixed = layers.attention(b, normed, &attention, &Attend::whole(patches))?;
-            h = b.add(h, mixed)?;
-            b.scope(format!("v{index}_mlp"));
-            let normed = layers.layer_norm(b, h, &part("layer_norm2"))?;
-            let names = [&*part("mlp.fc1"), &part("mlp.fc2")];
-            let out =
-                layers.feed_forward(b, normed, names, intermediate, GraphBuilder::gelu_tanh)?;
-            h = b.add(h, out)?;
-        }
-        b.scope("post");
-        layers.layer_norm(b, h, &tensor("post_layernorm"))
-    }
-
-    /// The learned positions in the order of the patches.
-    fn positions(&self, name: &str) -> Result<Vec<f32>> {
-        let (grid, hidden) = (self.grid(), self.sizes.hidden);
-        let table = self.layers.checkpoint.matrix(name, [grid.patches(), hidden])?;
         let order = grid.order(self.block).map_err(from_kit)?;
         let order = order.map(|(row, column)| (row * grid.columns + column) as u32).collect();
-        let mut values = vec![0f32; grid.patches() * hidden];
-        read(&*row_order(table, order), 0, &mut values)?;
-        Ok(values)
+        let h = blocks.positioned(b, embedded, order)?;
+        let h = blocks.build(b, h, &Attend::whole(patches))?;
+        b.scope("post");
+        blocks.layers.layer_norm(b, h, &blocks.tensor("post_layernorm"))
     }
 }

@@ -21,10 +21,10 @@ use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph, TensorId};
 use crate::kit::Processor;
 use crate::kit::{
-    Attend, AttendInputs, Attention, Heads, Layers, MatrixFile, Reader, matrices, object,
+    Attend, AttendInputs, Blocks, Heads, MatrixFile, Reader, SiglipSizes, matrices, object,
     one_or_many,
 };
-use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
+use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Task};
 use crate::register_recipe;
 use crate::registry::{RecipeEntry, RecipeOption};
 use crate::weight::row_range;
@@ -47,44 +47,15 @@ register_recipe!(
         .options(&[IMAGE_PATCHES])
 );
 
-/// What the two towers have alike.
-#[derive(Debug, Clone, Copy)]
-struct Tower {
-    hidden: usize,
-    layers: usize,
-    heads: Heads,
-    inner: usize,
-    eps: f32,
-}
-
-impl Tower {
-    fn read(reader: &Reader<'_>) -> Result<Self> {
-        reader.only("hidden_act", &json!("gelu_pytorch_tanh"))?;
-        let hidden = reader.size_or("hidden_size", 768)?;
-        let query = reader.size_or("num_attention_heads", 12)?;
-        if !hidden.is_multiple_of(query) {
-            return Err(reader.fault(format!(
-                "hidden_size is {hidden}, expected a multiple of num_attention_heads, {query}"
-            )));
-        }
-        Ok(Self {
-            hidden,
-            layers: match reader.get("num_hidden_layers") {
-                Some(_) => reader.layers()?,
-                None => 12,
-            },
-            heads: Heads { query, groups: query, dim: hidden / query },
-            inner: reader.size_or("intermediate_size", 3072)?,
-            eps: reader.epsilon(&["layer_norm_eps"], 1e-6)?,
-        })
-    }
-}
+/// What the configuration classes have where a part leaves a key out.
+const TOWER: SiglipSizes =
+    SiglipSizes { hidden: 768, intermediate: 3072, layers: 12, heads: 12, image: 224, patch: 16 };
 
 /// What is read of `config.json`.
 #[derive(Debug)]
-struct Config {
-    text: Tower,
-    vision: Tower,
+struct Config<'a> {
+    text: Blocks<'a>,
+    vision: Blocks<'a>,
     vocab: usize,
     /// Tokens of a text with its padding.
     length: usize,
@@ -98,26 +69,28 @@ struct Config {
     naflex: bool,
 }
 
-impl Config {
-    fn read(checkpoint: &Checkpoint) -> Result<Self> {
+impl<'a> Config<'a> {
+    fn read(checkpoint: &'a Checkpoint, precision: Precision) -> Result<Self> {
         let naflex = checkpoint.architecture() == Some("Siglip2Model");
         let (text, vision) =
             (Reader::part(checkpoint, "text_config")?, Reader::part(checkpoint, "vision_config")?);
         vision.only("vision_use_head", &json!(true))?;
         vision.only("num_channels", &json!(3))?;
-        let towers = [Tower::read(&text)?, Tower::read(&vision)?];
-        let width = text.size_or("projection_size", towers[0].hidden)?;
-        if width != towers[1].hidden {
+        let blocks = |part, place| Blocks::read(checkpoint, part, place, &TOWER, precision);
+        let of_text = blocks("text_config", "text_model")?;
+        let of_vision = blocks("vision_config", "vision_model")?;
+        let width = text.size_or("projection_size", of_text.hidden)?;
+        if width != of_vision.hidden {
             return Err(text.fault(format!(
                 "projection_size is {width}, expected {} values, those of an image's vector",
-                towers[1].hidden
+                of_vision.hidden
             )));
         }
-        let patch = vision.size_or("patch_size", 16)?;
+        let patch = vision.size_or("patch_size", TOWER.patch)?;
         let side = if naflex {
             vision.size_or("num_patches", 256)?.isqrt()
         } else {
-            vision.size_or("image_size", 224)? / patch
+            vision.size_or("image_size", TOWER.image)? / patch
         };
         if side == 0
             || side * side > MAX_PATCHES
@@ -129,8 +102,8 @@ impl Config {
             )));
         }
         Ok(Self {
-            text: towers[0],
-            vision: towers[1],
+            text: of_text,
+            vision: of_vision,
             vocab: text.size_or("vocab_size", 32_000)?,
             length: text.size_or("max_position_embeddings", 64)?,
             width,
@@ -157,12 +130,12 @@ impl Config {
 
 /// Texts are as long as their positions.
 fn longest(checkpoint: &Checkpoint, _: Task) -> Option<usize> {
-    Config::read(checkpoint).ok().map(|config| config.length)
+    Config::read(checkpoint, Precision::Fp16).ok().map(|config| config.length)
 }
 
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let checkpoint = &checkpoint.renamed(|name| vec![name.to_owned()]);
-    let config = Config::read(checkpoint)?;
+    let config = Config::read(checkpoint, options.precision)?;
     let Config { vocab, length, width, patch, side, naflex, .. } = config;
     if options.shards != 1 {
         let what =
@@ -176,11 +149,6 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     for tower in ["text_model", "vision_model"] {
         checkpoint.leave_out(&format!("{tower}.embeddings.position_ids"));
     }
-    let model = |tower: Tower| Model {
-        layers: Layers::new(checkpoint, options.precision, tower.eps),
-        tower,
-        config: &config,
-    };
     let patches = config.patches(options)?;
     let (mut graphs, mut names) = (Vec::new(), Vec::new());
     for &count in &patches {
@@ -188,10 +156,10 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
             1 => "vision".to_owned(),
             _ => format!("vision{count}"),
         };
-        graphs.push(model(config.vision).vision(&name, count)?);
+        graphs.push(config.vision_graph(&name, count)?);
         names.push(name);
     }
-    let text = model(config.text).text()?;
+    let text = config.text_graph()?;
     let contexts = vec![
         ContextPlan::new("text".to_owned(), options.precision, vec![text]),
         ContextPlan::new("vision".to_owned(), options.precision, graphs).once(),
@@ -206,7 +174,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let params = object(json!({
         "hidden": config.text.hidden,
         "vocab": vocab,
-        "n_layers": config.text.layers,
+        "n_layers": config.text.count,
         "max_ctx": length,
         "width": width,
         "padding": padding(checkpoint)?,
@@ -266,7 +234,7 @@ fn padding(checkpoint: &Checkpoint) -> Result<Value> {
 }
 
 /// How an image becomes patches: `SiglipImageProcessor`, `Siglip2ImageProcessor`.
-fn image(checkpoint: &Checkpoint, config: &Config) -> Result<Map<String, Value>> {
+fn image(checkpoint: &Checkpoint, config: &Config<'_>) -> Result<Map<String, Value>> {
     let processor = Processor::image(checkpoint)?;
     let pixels = config.side * config.patch;
     for (key, only) in [
@@ -281,151 +249,69 @@ fn image(checkpoint: &Checkpoint, config: &Config) -> Result<Map<String, Value>>
             return Err(processor.bad(key, &only.to_string()));
         }
     }
-    let default = if config.naflex { 2 } else { 3 };
-    let filter = match processor.get("/resample").map_or(Some(default), Value::as_u64) {
-        Some(1) => "lanczos",
-        Some(2) => "bilinear",
-        Some(3) => "bicubic",
-        _ => return Err(processor.bad("/resample", "1, 2 or 3")),
-    };
-    let three = |key: &str| -> Result<Value> {
-        let Some(found) = processor.get(key) else { return Ok(json!([0.5, 0.5, 0.5])) };
-        let list =
-            found.as_array().filter(|list| list.len() == 3 && list.iter().all(Value::is_number));
-        list.map(|list| json!(list)).ok_or_else(|| processor.bad(key, "three numbers"))
-    };
+    let default = if config.naflex { "bilinear" } else { "bicubic" };
+    let [mean, std] = processor.mean_std()?;
     let scale = processor.get("/rescale_factor").cloned().unwrap_or(json!(1.0 / 255.0));
     Ok(object(json!({
-        "filter": filter,
-        "mean": three("/image_mean")?,
-        "std": three("/image_std")?,
+        "filter": processor.resample()?.unwrap_or(default),
+        "mean": mean,
+        "std": std,
         "scale": scale,
     })))
 }
 
-/// Makes the graphs of a tower.
-struct Model<'a> {
-    layers: Layers<'a>,
-    tower: Tower,
-    config: &'a Config,
-}
-
-impl Model<'_> {
+impl Config<'_> {
     /// `SiglipTextModel`: the last row of a text with its padding, projected.
-    fn text(&self) -> Result<Graph> {
-        let Config { length, width, .. } = *self.config;
-        let hidden = self.tower.hidden;
-        let at = "text_model";
+    fn text_graph(&self) -> Result<Graph> {
+        let Self { text, length, width, .. } = *self;
         let mut b = GraphBuilder::new("text");
-        let x = b.input("x", Elem::Activation, &[length, hidden])?;
-        let h = self.positioned(&mut b, x, at, length)?;
-        let h = self.blocks(&mut b, h, at, &Attend::whole(length))?;
+        let x = b.input("x", Elem::Activation, &[length, text.hidden])?;
+        let h = text.positioned(&mut b, x, (0..length as u32).collect())?;
+        let h = text.build(&mut b, h, &Attend::whole(length))?;
         b.scope("head");
         let h = b.slice(h, 0, length - 1, length)?;
-        let h = self.layers.layer_norm(&mut b, h, &format!("{at}.final_layer_norm"))?;
-        let y = self.layers.linear(&mut b, h, &format!("{at}.head"), width, true)?;
+        let h = text.layers.layer_norm(&mut b, h, &text.tensor("final_layer_norm"))?;
+        let y = text.layers.linear(&mut b, h, &text.tensor("head"), width, true)?;
         b.output("y", y)?;
         b.finish()
     }
 
     /// `SiglipVisionModel`, `Siglip2VisionModel`: an image of `count` patches, or at most as many.
-    fn vision(&self, name: &str, count: usize) -> Result<Graph> {
-        let Config { patch, naflex, .. } = *self.config;
-        let hidden = self.tower.hidden;
-        let at = "vision_model";
+    fn vision_graph(&self, name: &str, count: usize) -> Result<Graph> {
+        let Self { vision, patch, naflex, .. } = *self;
+        let Blocks { layers, hidden, .. } = vision;
         let mut b = GraphBuilder::new(name);
         let patches = b.input("patches", Elem::Activation, &[count, 3 * patch * patch])?;
         b.scope("embed");
-        let part = format!("{at}.embeddings.patch_embedding");
+        let part = vision.tensor("embeddings.patch_embedding");
+        let name = format!("{part}.weight");
         let weight = match naflex {
-            true => self
-                .layers
-                .checkpoint
-                .matrix(&format!("{part}.weight"), [hidden, 3 * patch * patch]),
-            false => {
-                self.layers.checkpoint.rows(&format!("{part}.weight"), &[hidden, 3, patch, patch])
-            }
+            true => layers.checkpoint.matrix(&name, [hidden, 3 * patch * patch]),
+            false => layers.checkpoint.rows(&name, &[hidden, 3, patch, patch]),
         };
-        let bias = self.layers.checkpoint.values(&format!("{part}.bias"), &[hidden])?;
-        let weight = self.layers.precision.weight(weight?);
+        let bias = layers.checkpoint.values(&format!("{part}.bias"), &[hidden])?;
+        let weight = layers.precision.weight(weight?);
         let x = b.linear("patch_embedding", patches, weight, Some(bias))?;
         let (x, attend) = if naflex {
             let positions = b.input("positions", Elem::Activation, &[count, hidden])?;
             let inputs = AttendInputs { mask_rows: 1, ..AttendInputs::new(0, count, 0) };
             (b.add(x, positions)?, Attend::inputs(&mut b, &inputs)?)
         } else {
-            (self.positioned(&mut b, x, at, count)?, Attend::whole(count))
+            let order = (0..count as u32).collect();
+            (vision.positioned(&mut b, x, order)?, Attend::whole(count))
         };
-        let h = self.blocks(&mut b, x, at, &attend)?;
+        let h = vision.build(&mut b, x, &attend)?;
         b.scope("head");
-        let h = self.layers.layer_norm(&mut b, h, &format!("{at}.post_layernorm"))?;
-        let y = self.pooled(&mut b, h, &format!("{at}.head"), &attend)?;
+        let h = layers.layer_norm(&mut b, h, &vision.tensor("post_layernorm"))?;
+        let y = self.pooled(&mut b, h, &attend)?;
         b.output("y", y)?;
         b.finish()
     }
 
-    /// Rows with their learned positions added.
-    fn positioned(
-        &self,
-        b: &mut GraphBuilder,
-        x: TensorId,
-        at: &str,
-        rows: usize,
-    ) -> Result<TensorId> {
-        let shape = [rows, self.tower.hidden];
-        let name = format!("{at}.embeddings.position_embedding.weight");
-        let positions = self.layers.checkpoint.values(&name, &shape)?;
-        let positions = b.constant("positions", Elem::Activation, &shape, positions)?;
-        b.add(x, positions)
-    }
-
-    /// `SiglipEncoder`.
-    fn blocks(
-        &self,
-        b: &mut GraphBuilder,
-        mut h: TensorId,
-        at: &str,
-        attend: &Attend,
-    ) -> Result<TensorId> {
-        let Tower { layers: count, heads, .. } = self.tower;
-        for layer in 0..count {
-            let at = format!("{at}.encoder.layers.{layer}");
-            b.scope(format!("l{layer}_attn"));
-            let normed = self.layers.layer_norm(b, h, &format!("{at}.layer_norm1"))?;
-            let attention = Attention {
-                bias: [true; 3],
-                out: "out_proj",
-                out_bias: true,
-                cached: false,
-                turned: false,
-                ..Attention::new(format!("{at}.self_attn"), layer, heads)
-            };
-            let mixed = self.layers.attention(b, normed, &attention, attend)?;
-            h = b.add(h, mixed)?;
-            b.scope(format!("l{layer}_mlp"));
-            let normed = self.layers.layer_norm(b, h, &format!("{at}.layer_norm2"))?;
-            let out = self.mlp(b, normed, &format!("{at}.mlp"))?;
-            h = b.add(h, out)?;
-        }
-        Ok(h)
-    }
-
-    fn mlp(&self, b: &mut GraphBuilder, x: TensorId, at: &str) -> Result<TensorId> {
-        let [first, second] = ["fc1", "fc2"].map(|part| format!("{at}.{part}"));
-        let parts = [first.as_str(), second.as_str()];
-        self.layers.feed_forward(b, x, parts, self.tower.inner, GraphBuilder::gelu_tanh)
-    }
-
     /// `SiglipMultiheadAttentionPoolingHead`: one learned query over all rows. It is a constant, with its projection.
-    fn pooled(
-        &self,
-        b: &mut GraphBuilder,
-        h: TensorId,
-        at: &str,
-        attend: &Attend,
-    ) -> Result<TensorId> {
-        let Tower { hidden, heads: Heads { query: heads, dim, .. }, .. } = self.tower;
-        let checkpoint = self.layers.checkpoint;
+    fn pooled(&self, b: &mut GraphBuilder, h: TensorId, attend: &Attend) -> Result<TensorId> {
+        let Blocks { layers, hidden, heads: Heads { query: heads, dim, .. }, .. } = self.vision;
+        let (checkpoint, at) = (layers.checkpoint, self.vision.tensor("head"));
         let weight = format!("{at}.attention.in_proj_weight");
         let joined = checkpoint.matrix(&weight, [3 * hidden, hidden])?;
         let bias = checkpoint.values(&format!("{at}.attention.in_proj_bias"), &[3 * hidden])?;
@@ -442,7 +328,7 @@ impl Model<'_> {
         let project = |b: &mut GraphBuilder, name: &str, place: usize| {
             let range = place * hidden..(place + 1) * hidden;
             let bias = bias[range.clone()].to_vec();
-            let weight = self.layers.precision.weight(row_range(&joined, range));
+            let weight = layers.precision.weight(row_range(&joined, range));
             let y = b.linear(name, h, weight, Some(bias))?;
             let y = b.reshape(y, &[attend.rows, heads, dim])?;
             b.transpose(y, &[1, 0, 2])
@@ -456,10 +342,9 @@ impl Model<'_> {
         let weights = b.softmax(scores)?;
         let mixed = b.matmul(weights, v, false)?;
         let mixed = b.reshape(mixed, &[1, hidden])?;
-        let out =
-            self.layers.linear(b, mixed, &format!("{at}.attention.out_proj"), hidden, true)?;
-        let normed = self.layers.layer_norm(b, out, &format!("{at}.layernorm"))?;
-        let inner = self.mlp(b, normed, &format!("{at}.mlp"))?;
+        let out = layers.linear(b, mixed, &format!("{at}.attention.out_proj"), hidden, true)?;
+        let normed = layers.layer_norm(b, out, &format!("{at}.layernorm"))?;
+        let inner = self.vision.mlp(b, normed, &format!("{at}.mlp"))?;
         b.add(out, inner)
     }
 }

@@ -144,11 +144,7 @@ impl Processor {
 
     pub fn read(checkpoint: &Checkpoint) -> Result<Self> {
         let file = kit::Processor::image(checkpoint)?;
-        let triple = |key| Ok(file.triple(key)?.unwrap_or([0.5; 3]));
-        let (mean, std): (_, [f64; 3]) = (triple("/image_mean")?, triple("/image_std")?);
-        if std.contains(&0.0) {
-            return Err(file.fault(&format!("image_std is {std:?}, expected no zeros")));
-        }
+        let [mean, std] = file.mean_std()?;
         Ok(Self { pixels: areas(&file, IMAGE_PIXELS)?, mean, std })
     }
 }
