@@ -1,21 +1,22 @@
 //! `qhx bench`: how fast a bundle consumes prompts, generates, embeds, scores, writes audio down and speaks.
 
-use std::path::PathBuf;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use qhx::bench::{
-    self, AudioRate, Bench, BenchOptions, BenchReport, EarlierReport, GraphTime, Measured,
-    Speculated,
+    self, AudioRate, Bench, BenchOptions, BenchReport, BenchTable, EarlierReport, EnergyMeter,
+    GraphTime, Measured, Speculated,
 };
 use qhx::{Speaker, Transcriber};
-use qhx_core::Result;
 use qhx_core::engine::{Model, Speculate};
 use qhx_core::op::Task;
+use qhx_core::{Error, ErrorKind, Result, files};
 use serde::Serialize;
 
 use crate::Status;
 use crate::app::App;
-use crate::args::{BackendArgs, SpeculateArgs};
+use crate::args::{BackendArgs, DecodeArgs, SpeculateArgs};
 use crate::session::{self, Opening};
 use crate::trace::{TraceArgs, Tracing};
 
@@ -25,6 +26,8 @@ Examples:
   qhx bench qwen35/v81 --prompt 32,512 --tokens 128 --repeat 10
   qhx bench old/v81 --json > old.json && qhx bench new/v81 --compare old.json
   qhx bench qwen35/v81 --speculate auto
+  qhx bench qwen35/v81 --table --repeat 3 --json > mine.json
+  qhx bench --join mine.json theirs.json --svg rates.svg
 
 pp128 is a prompt of 128 tokens, consumed from nothing until the logits of its last token are there; tg64 is 64 tokens,
 one at a time, behind one token; embed128 is a text of 128 tokens, and score128 one that a reranker's head scores. Each is
@@ -35,15 +38,20 @@ model takes at once; of a voice, speak is one sentence, from text to samples. Th
 encoder, decoder and head take is in the lines of the graphs.
 
 With --speculate two answers follow, each token by token and with draft tokens: repeats64 goes on with a prompt that repeats,
-varies64 is drawn behind one that does not. Here all that a generation does counts.";
+varies64 is drawn behind one that does not. Here all that a generation does counts.
+
+With --table the context is filled to 1024, 2048, 4096 … positions: a prompt, and behind it the tokens of an answer.
+Their energy is measured, too, where the system has counters that may be read or a battery that discharges.";
 
 /// Measure how fast a bundle consumes prompts, generates, embeds, scores, writes audio down and speaks
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct BenchArgs {
     /// The bundle: its folder, its manifest, or a manifest's name in its folder
-    pub bundle: PathBuf,
-    /// Lengths of prompts, or of texts to embed, in tokens [default: 128,512, as far as they fit]
+    #[arg(required_unless_present = "join")]
+    pub bundle: Option<PathBuf>,
+    /// Lengths of prompts, or of texts to embed, in tokens [default: 128,512, as far as they fit]; with --table how far
+    /// the context is filled [default: 1024,2048,4096,… and all of it]
     #[arg(short, long, value_name = "P,…", value_delimiter = ',')]
     pub prompt: Vec<usize>,
     /// Tokens to generate; 0 leaves that out
@@ -55,11 +63,22 @@ pub(crate) struct BenchArgs {
     /// Print how many times as fast this is as the run whose report (--json) is in FILE
     #[arg(long, value_name = "FILE")]
     pub compare: Option<PathBuf>,
+    /// Print rates by context length, as a table in Markdown; with --json as an object that --join takes
+    #[arg(long, conflicts_with_all = ["compare", "speculate", "draft"])]
+    pub table: bool,
+    /// Put the tables of these files into one, behind that of --table where a bundle is given
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["compare", "speculate", "draft"])]
+    pub join: Vec<PathBuf>,
+    /// Draw what the table has into FILE, too
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["compare", "speculate", "draft"])]
+    pub svg: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
     pub speculate: SpeculateArgs,
+    #[command(flatten)]
+    pub decode: DecodeArgs,
     #[command(flatten)]
     pub tracing: TraceArgs,
     #[command(flatten)]
@@ -80,13 +99,15 @@ pub(crate) fn run(args: &BenchArgs, app: &mut App) -> Result<Status> {
 }
 
 fn run_traced(args: &BenchArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
-    let other = args.compare.as_deref().map(EarlierReport::read).transpose()?;
     let options = BenchOptions::default().prompts(args.prompt.iter().copied());
     let options = options.tokens(args.tokens).repeat(args.repeat);
     options.check()?;
-    let opening = Opening { tracing, ..Opening::default() };
-    let mut model = session::open_checked(app, &args.bundle, &args.backend, opening, |_| Ok(()))?;
-    say!("{}", session::load(&model));
+    let bundle = match args.bundle.as_deref() {
+        Some(bundle) if !args.table && args.join.is_empty() && args.svg.is_none() => bundle,
+        bundle => return tables(args, app, bundle, &options, tracing),
+    };
+    let other = args.compare.as_deref().map(EarlierReport::read).transpose()?;
+    let mut model = open(args, app, bundle, tracing)?;
     let tasks = &model.op().description.tasks;
     let mut report = if tasks.contains(&Task::Transcribe) {
         let mut transcriber = Transcriber::new(model)?;
@@ -111,7 +132,7 @@ fn run_traced(args: &BenchArgs, app: &mut App, tracing: Option<&Tracing>) -> Res
         say!("nothing to compare: the other report has none of these tests");
     }
     if args.json {
-        let bundle = args.bundle.display().to_string();
+        let bundle = bundle.display().to_string();
         app.output.json(&Printed { bundle, report: &report })?;
         return Ok(Status::Done);
     }
@@ -154,6 +175,57 @@ fn by_tokens(
     bench.speculate(model, speculate)?;
     let _working = app.interrupts.working();
     bench.run(model)
+}
+
+fn open(
+    args: &BenchArgs,
+    app: &mut App,
+    bundle: &Path,
+    tracing: Option<&Tracing>,
+) -> Result<Model> {
+    let decode_on = args.decode.decode_on;
+    let opening = Opening { tracing, decode_on, ..Opening::default() };
+    let model = session::open_checked(app, bundle, &args.backend, opening, |_| Ok(()))?;
+    say!("{}", session::load(&model));
+    Ok(model)
+}
+
+/// Rates by context length, of a bundle and of files.
+fn tables(
+    args: &BenchArgs,
+    app: &mut App,
+    bundle: Option<&Path>,
+    options: &BenchOptions,
+    tracing: Option<&Tracing>,
+) -> Result<Status> {
+    if bundle.is_some() && !args.table {
+        let what = "--join and --svg: expected --table beside a bundle";
+        return Err(
+            Error::new(ErrorKind::Usage, what).hint("leave out the bundle to join files alone")
+        );
+    }
+    // What is wrong with a file is said before anything is measured.
+    let others = args.join.iter().map(|path| BenchTable::read(path)).collect::<Result<Vec<_>>>()?;
+    let mut tables = Vec::new();
+    if let Some(bundle) = bundle {
+        let mut model = open(args, app, bundle, tracing)?;
+        let energy = EnergyMeter::system().inspect_err(|e| say!("{e}")).ok();
+        let working = app.interrupts.working();
+        tables.push(BenchTable::measure(&mut model, options, energy.as_ref())?);
+        drop(working);
+    }
+    tables.extend(others.into_iter().flatten());
+    match tables.as_slice() {
+        [table] if args.json => app.output.json(table)?,
+        _ if args.json => app.output.json(&tables)?,
+        _ => BenchTable::markdown(&tables).lines().try_for_each(|line| app.output.line(line))?,
+    }
+    if let Some(path) = &args.svg {
+        let mut file = files::create(ErrorKind::Io, path)?;
+        let svg = BenchTable::svg(&tables);
+        file.write_all(svg.as_bytes()).map_err(|e| Error::io(ErrorKind::Io, path, e))?;
+    }
+    Ok(Status::Done)
 }
 
 /// A result for people.

@@ -1,6 +1,7 @@
 //! Runs the real programs in folders of their own.
 
 mod bench;
+mod bench_table;
 #[cfg(unix)]
 mod board;
 mod calibrate;

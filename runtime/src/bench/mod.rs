@@ -1,7 +1,10 @@
 //! How fast a bundle consumes prompts, generates, embeds, scores, writes audio down and speaks.
 
 mod audio;
+mod chart;
+mod energy;
 mod speculation;
+mod table;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,7 +19,9 @@ use serde::{Deserialize, Serialize};
 use speculation::Answer;
 
 pub use audio::{AudioRate, speak, transcribe};
+pub use energy::EnergyMeter;
 pub use speculation::Speculated;
+pub use table::{BenchTable, Rate, TableRow, contexts};
 
 /// Lengths of prompts when none are given; those that the context holds.
 const PROMPTS: [usize; 2] = [128, 512];
@@ -74,6 +79,21 @@ impl BenchOptions {
         }
         Ok(())
     }
+
+    /// As [`BenchOptions::check`], for a model that takes `max` positions.
+    fn check_within(&self, max: usize) -> Result<()> {
+        self.check()?;
+        if let Some(long) = self.prompts.iter().find(|tokens| **tokens > max) {
+            let what = format!("--prompt {long}: expected at most {max} tokens, the context");
+            return Err(Error::new(ErrorKind::Usage, what));
+        }
+        Ok(())
+    }
+}
+
+/// Positions of a model's context; without an end where it declares none.
+fn positions(model: &Model) -> usize {
+    if model.info().max_ctx == 0 { usize::MAX } else { model.info().max_ctx }
 }
 
 /// A measurement of one model. Sampling and the tokenizer are no part of it, but of [`Bench::speculate`].
@@ -105,12 +125,8 @@ impl Bench {
     /// # Errors
     /// When a prompt has no tokens, or more than the context holds.
     pub fn new(model: &mut Model, options: &BenchOptions) -> Result<Self> {
-        options.check()?;
-        let max = if model.info().max_ctx == 0 { usize::MAX } else { model.info().max_ctx };
-        if let Some(long) = options.prompts.iter().find(|tokens| **tokens > max) {
-            let what = format!("--prompt {long}: expected at most {max} tokens, the context");
-            return Err(Error::new(ErrorKind::Usage, what));
-        }
+        let max = positions(model);
+        options.check_within(max)?;
         let mut lengths = options.prompts.clone();
         if lengths.is_empty() {
             lengths.extend(PROMPTS.iter().filter(|tokens| **tokens <= max));
@@ -196,6 +212,9 @@ pub struct BenchReport {
     pub op: String,
     /// What executed the graphs.
     pub backend: BackendInfo,
+    /// What executed the tokens of answers, where that was asked for: see [`Model::decode_on`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decoder: Option<BackendInfo>,
     /// How often each was measured.
     pub repeat: u16,
     /// Time that opening the model took, in milliseconds.
@@ -215,6 +234,7 @@ impl BenchReport {
             model: model.manifest().model.name.clone(),
             op: model.op().description.name.clone(),
             backend: model.backend().clone(),
+            decoder: model.decoder().map(|decoder| decoder.backend.clone()),
             repeat,
             load_ms: millis(model.load_time()),
             peak_memory_bytes: peak_memory(),
