@@ -8,7 +8,7 @@ use qhx_core::{Error, ErrorKind, Result, trace};
 use serde::{Deserialize, Serialize};
 
 use crate::backends::{cpu, forms};
-use crate::bench::token_ms;
+use crate::bench::{behind, token_ms};
 use crate::cache;
 use crate::settings::{DecodeOn, Settings};
 
@@ -28,9 +28,11 @@ impl Measured {
         self.cpu < SHARE * self.npu
     }
 
-    fn reason(self, when: &str) -> String {
+    fn reason(self, when: &str, behind: usize) -> String {
         let Self { npu, cpu } = self;
-        format!("{when} with this bundle: {npu:.1} ms a token on the NPU, {cpu:.1} ms on the CPU")
+        format!(
+            "{when} with this bundle: {npu:.1} ms a token on the NPU, {cpu:.1} ms on the CPU, behind {behind} positions"
+        )
     }
 }
 
@@ -65,13 +67,14 @@ impl Settings {
     }
 
     fn decode_on_the_faster(&self, device: &str, model: &mut Model) -> Result<()> {
-        let conditions = format!("{:?} {:?}", self.threads, self.device.power);
+        let behind = behind(model);
+        let conditions = format!("{:?} {:?} {behind}", self.threads, self.device.power);
         let file = cache::of_model("decode-on", model, &[device, &conditions]);
         let known = file.as_ref().and_then(|file| std::fs::read(file).ok());
         let known = known.and_then(|bytes| serde_json::from_slice::<Measured>(&bytes).ok());
         if let Some(measured) = known {
             let backend = measured.cpu_wins().then(|| cpu(self.threads)).transpose()?;
-            return model.decode_on(backend, measured.reason("measured earlier"));
+            return model.decode_on(backend, measured.reason("measured earlier", behind));
         }
         let trace = model.trace().cloned();
         let span = trace::span(trace.as_ref(), "measure tokens");
@@ -80,7 +83,8 @@ impl Settings {
         model.decode_on(Some(Arc::clone(&backend)), "measured")?;
         let measured = Measured { npu, cpu: token_ms(model)? };
         drop(span);
-        model.decode_on(measured.cpu_wins().then_some(backend), measured.reason("measured now"))?;
+        let reason = measured.reason("measured now", behind);
+        model.decode_on(measured.cpu_wins().then_some(backend), reason)?;
         model.forget_counts();
         let json = serde_json::to_vec(&measured);
         if let (Some(file), Ok(json)) = (file, json)

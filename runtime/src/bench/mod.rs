@@ -441,14 +441,20 @@ fn tokens(model: &mut Model, count: usize) -> Vec<u32> {
     all.filter(|token| !placeholders.contains(token)).take(count).collect()
 }
 
-/// Positions before the tokens of [`token_ms`], where the context holds four times as many.
-const BEHIND: usize = 64;
+/// The most positions before the tokens of [`token_ms`]: a prompt that an NPU consumes within seconds.
+const BEHIND: usize = 4096;
 /// Tokens of [`token_ms`] that are measured.
 const STEPS: usize = 9;
 
-/// Milliseconds that a model takes for a token behind some text: the median of a few.
+/// Positions before the tokens of [`token_ms`]: half of the context, as a token costs more the further it stands.
+pub(crate) fn behind(model: &Model) -> usize {
+    let max = positions(model);
+    (max / 2).min(max.saturating_sub(STEPS + 1)).clamp(1, BEHIND)
+}
+
+/// Milliseconds that a model takes for a token [`behind`] some text: the median of a few.
 pub(crate) fn token_ms(model: &mut Model) -> Result<f64> {
-    let behind = BEHIND.min(model.info().max_ctx / 4).max(1);
+    let behind = behind(model);
     let tokens = tokens(model, behind + 1 + STEPS);
     let (text, rest) = tokens.split_at(behind);
     model.reset()?;
