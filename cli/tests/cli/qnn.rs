@@ -29,9 +29,9 @@ fn the_whole_way_on_the_library() {
     let qhx =
         || Program::qhx(folder.path()).env("QHX_QNN_HTP", &htp).env("QHX_QNN_SYSTEM", &system);
     let large = rescaled("qwen35-tied", |name| match name {
-        "model.layers.1.mlp.up_proj.weight" => 17,
-        "model.layers.1.mlp.down_proj.weight" => -17,
-        _ => 0,
+        "model.layers.1.mlp.up_proj.weight" => Some(17),
+        "model.layers.1.mlp.down_proj.weight" => Some(-17),
+        _ => None,
     });
     let forge = qhx()
         .args(["forge"])
@@ -125,6 +125,15 @@ fn the_whole_way_on_the_library() {
     assert_eq!(json["decoder"]["backend"], "qnn", "{json}");
     let reason = json["decoder"]["reason"].as_str().expect("why");
     assert!(reason.contains("1.0 ms a token on the NPU, 1.0 ms on the CPU"), "{json}");
+    // The state goes over once behind each prompt, also where rates are measured.
+    let table = qhx()
+        .args(["bench", "tiny", "--table", "--prompt", "12", "--tokens", "4", "--repeat", "2"])
+        .args(["--decode-on", "cpu", "--json"])
+        .run()
+        .ok()
+        .json();
+    assert_eq!((&table["backend"], &table["decoder"]), (&"qnn".into(), &"cpu".into()), "{table}");
+    assert!(table["rows"][0]["hand_over_ms"].as_f64() > Some(0.0), "{table}");
 
     let classic = Program::classic(folder.path())
         .args(["tiny/qwen35-tied.json"])
@@ -152,7 +161,7 @@ fn texts_of_check_show_the_headroom_of_each_layer() {
     let folder = folder();
     let large = rescaled("llama3-tiny", |name| {
         let projection = name.strip_prefix("model.layers.1.self_attn.");
-        if matches!(projection, Some("q_proj.weight" | "k_proj.weight")) { 9 } else { 0 }
+        matches!(projection, Some("q_proj.weight" | "k_proj.weight")).then_some(9)
     });
     let run = Program::qhx(folder.path())
         .env("QHX_QNN_HTP", &htp)
