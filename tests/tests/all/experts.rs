@@ -51,7 +51,7 @@ fn a_gguf_file_with_experts_gives_the_golden_tokens() {
     greedy_exact(&mut model, &cases, "Q8_0");
     let distance = step_exact(&mut model, &goldens, &cases, "Q8_0");
     eprintln!("Q8_0: {distance:?}");
-    assert!(distance.cosine >= 0.999, "{distance:?}");
+    assert!(distance.cosine >= 0.998, "{distance:?}");
 }
 
 #[tier(qnn)]
