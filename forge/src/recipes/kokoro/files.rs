@@ -1,0 +1,105 @@
+//! The files of a bundle besides its graphs that are made of other files: the lexicon and the voices.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use qhx_core::{Error, ErrorKind, Result, files};
+use serde_json::{Map, Value};
+
+use super::config::Config;
+use crate::checkpoint::Checkpoint;
+use crate::progress::Progress;
+use crate::recipe::{TableFile, TableSource, Tables};
+
+/// Longest lexicon that is read.
+const MAX_LEXICON: u64 = 64 << 20;
+
+/// A lexicon as a file of the bundle: the JSON objects of all files as one.
+pub(super) fn lexicon(files: &str) -> Result<Tables> {
+    let mut words = Map::new();
+    for file in files.split(',').rev() {
+        let path = std::path::Path::new(file.trim());
+        let bytes = files::read(ErrorKind::Usage, path, MAX_LEXICON)?;
+        let found: Map<String, Value> = serde_json::from_slice(&bytes).map_err(|e| {
+            let what = format!("{}: no lexicon, expected a JSON object of words", path.display());
+            Error::caused(ErrorKind::Usage, what, e)
+        })?;
+        words.extend(found);
+    }
+    let bytes = serde_json::to_vec(&words)
+        .map_err(|e| Error::caused(ErrorKind::Internal, "the lexicon", e))?;
+    // Not `.json`, which a manifest ends in.
+    let file =
+        TableFile { field: "words".to_owned(), name: "lexicon.words".to_owned(), dtype: None };
+    Ok(Tables { key: "lexicon".to_owned(), files: vec![file], source: Arc::new(Bytes(bytes)) })
+}
+
+/// A file as it is.
+#[derive(Debug)]
+struct Bytes(Vec<u8>);
+
+impl TableSource for Bytes {
+    fn bytes(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn write(&self, files: &mut [&mut dyn Write], progress: &mut dyn Progress) -> Result<()> {
+        for file in files {
+            file.write_all(&self.0).map_err(|e| Error::caused(ErrorKind::Io, "the lexicon", e))?;
+        }
+        progress.advance(self.bytes());
+        Ok(())
+    }
+}
+
+/// The names of the voices, the rows that each has, and their values. Row n is that of n + 1 symbols: the style of the
+/// decoder, and that of the prosody behind it.
+pub(super) fn voices(
+    checkpoint: &Checkpoint,
+    config: &Config,
+) -> Result<(Vec<String>, usize, Vec<f32>)> {
+    let width = 2 * config.style;
+    if checkpoint.seed().is_some() {
+        let rows = config.albert.positions - 2;
+        return Ok((vec!["drawn".to_owned()], rows, checkpoint.values("voice", &[rows * width])?));
+    }
+    let folder = checkpoint.dir().join("voices");
+    let files = std::fs::read_dir(&folder).map_err(|e| {
+        Error::io(ErrorKind::Artifact, &folder, e).hint(
+            "a voice of the model is a file voices/NAME.pt beside config.json; download them, too",
+        )
+    })?;
+    let files = files.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut files: Vec<PathBuf> =
+        files.filter(|file| file.extension().is_some_and(|end| end == "pt")).collect();
+    files.sort();
+    let (mut names, mut all, mut rows) = (Vec::new(), Vec::new(), None::<usize>);
+    for file in &files {
+        let fail =
+            |what: String| Error::new(ErrorKind::Artifact, format!("{}: {what}", file.display()));
+        let one = Checkpoint::open_torch(file)?;
+        let shape = one.stored("").map(|(_, shape)| shape).unwrap_or_default();
+        let expected = match (&shape[..], rows) {
+            (&[found, 1, last], None) => last == width && found > 0,
+            (&[found, 1, last], Some(rows)) => last == width && found == rows,
+            _ => false,
+        };
+        if !expected {
+            return Err(fail(format!(
+                "holds a tensor {shape:?}, expected [{}, 1, {width}]",
+                rows.map_or_else(|| "lengths".to_owned(), |rows: usize| rows.to_string())
+            )));
+        }
+        rows = Some(shape[0]);
+        all.extend(one.values("", &shape)?);
+        names.push(file.file_stem().unwrap_or_default().to_string_lossy().into_owned());
+    }
+    let Some(rows) = rows else {
+        return Err(Error::new(
+            ErrorKind::Artifact,
+            format!("{}: holds no voice, a file .pt", folder.display()),
+        ));
+    };
+    Ok((names, rows, all))
+}

@@ -1,0 +1,80 @@
+//! The text encoders: ALBERT's layer, and the convolutions over symbols.
+
+use qhx_core::Result;
+
+use super::Model;
+use super::config::{Albert, Config};
+use super::layers::{EPS, SLOPES, leaky};
+use crate::builder::GraphBuilder;
+use crate::graph::{Conv1d, Elem, Graph};
+
+/// Added to the scores of what lies behind the symbols.
+const HIDDEN: f32 = -30_000.0;
+
+impl Model<'_> {
+    /// `AlbertLayer`.
+    pub(super) fn albert(&self, name: &str, rows: usize) -> Result<Graph> {
+        let Albert { width, heads, inner, .. } = self.config.albert;
+        let at = |part: &str| format!("bert.encoder.albert_layer_groups.0.albert_layers.0.{part}");
+        let mut b = GraphBuilder::new(name);
+        let x = b.input("x", Elem::Activation, &[rows, width])?;
+        let keep = b.input("keep", Elem::Activation, &[rows, 1])?;
+        // 0 for symbols, and below every score for what lies behind them.
+        let hidden = b.scale(keep, -HIDDEN)?;
+        let offset = b.scalar(hidden, HIDDEN)?;
+        let hidden = b.add(hidden, offset)?;
+        let mask = b.reshape(hidden, &[1, 1, rows])?;
+        b.scope("attn");
+        let dim = width / heads;
+        let project = |b: &mut GraphBuilder, part: &str| {
+            let y = self.layers.linear(b, x, &at(part), width, true)?;
+            let y = b.reshape(y, &[rows, heads, dim])?;
+            b.transpose(y, &[1, 0, 2])
+        };
+        let q = project(&mut b, "attention.query")?;
+        let q = b.scale(q, 1.0 / (dim as f32).sqrt())?;
+        let [k, v] = [project(&mut b, "attention.key")?, project(&mut b, "attention.value")?];
+        let scores = b.matmul(q, k, true)?;
+        let scores = b.add(scores, mask)?;
+        let weights = b.softmax(scores)?;
+        let mixed = b.matmul(weights, v, false)?;
+        let mixed = b.transpose(mixed, &[1, 0, 2])?;
+        let mixed = b.reshape(mixed, &[rows, width])?;
+        let mixed = self.layers.linear(&mut b, mixed, &at("attention.dense"), width, true)?;
+        let h = b.add(x, mixed)?;
+        let h = self.layers.layer_norm(&mut b, h, &at("attention.LayerNorm"))?;
+        b.scope("mlp");
+        let names = [&at("ffn")[..], &at("ffn_output")[..]];
+        let y = self.layers.feed_forward(&mut b, h, names, inner, |b, x| b.gelu_tanh(x))?;
+        let y = b.add(y, h)?;
+        let y = self.layers.layer_norm(&mut b, y, &at("full_layer_layer_norm"))?;
+        b.output("y", y)?;
+        b.finish()
+    }
+
+    /// `TextEncoder` between its embedding and its LSTM.
+    pub(super) fn symbols(&self, name: &str, rows: usize) -> Result<Graph> {
+        let Config { hidden, kernel, layers, .. } = *self.config;
+        let mut b = GraphBuilder::new(name);
+        let mut h = b.input("x", Elem::Activation, &[rows, hidden])?;
+        let keep = b.input("keep", Elem::Activation, &[rows, 1])?;
+        for layer in 0..layers {
+            b.scope(format!("l{layer}"));
+            let at = format!("text_encoder.cnn.{layer}");
+            let x = b.transpose(h, &[1, 0])?;
+            let x = b.reshape(x, &[1, hidden, rows])?;
+            let conv = Conv1d { padding: [kernel / 2; 2], ..Conv1d::new(kernel) };
+            let x = self.conv(&mut b, x, &format!("{at}.0"), [hidden, hidden], conv, true)?;
+            let x = b.reshape(x, &[hidden, rows])?;
+            let x = b.transpose(x, &[1, 0])?;
+            let [gamma, beta] = ["gamma", "beta"]
+                .map(|part| self.checkpoint.values(&format!("{at}.1.{part}"), &[hidden]));
+            let (gamma, beta) = (b.row("gamma", gamma?)?, b.row("beta", beta?)?);
+            let x = b.layer_norm(x, EPS, gamma, beta)?;
+            let x = leaky(&mut b, x, SLOPES[0])?;
+            h = b.mul(x, keep)?;
+        }
+        b.output("y", h)?;
+        b.finish()
+    }
+}
