@@ -48,6 +48,8 @@ impl Model {
         self.cancellable(cancel, |model| {
             model.revive()?;
             let encoded = model.encode_whole(prompt)?;
+            let trace = model.trace.clone();
+            let _span = trace::span(trace.as_ref(), "speak");
             let segments: Vec<Segment<'_>> = encoded.segments(0..encoded.sequence.len());
             let mut asked: &[Segment<'_>] = &segments;
             loop {
