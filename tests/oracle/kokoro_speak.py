@@ -7,7 +7,7 @@ weights, and its goldens by the package `kokoro` (0.9.4, its `KModel`).
 With --published the sizes are those of Kokoro-82M, and one text of some 10 s is said, three times over: it prints how
 long the package takes for a second of audio.
 
-Needs torch, transformers, and `pip install --no-deps kokoro==0.9.4 loguru attr`. The package draws other noise for
+Needs torch, transformers, and `pip install --no-deps kokoro==0.9.4 loguru attrs`. The package draws other noise for
 its source at each call; here it is that of the seeded generator which the host-op has (`noise`). So are angles that its
 rounding chooses (`transform`).
 """
