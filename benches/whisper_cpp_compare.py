@@ -33,7 +33,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FIXTURE = ROOT / "tests/fixtures/whisper-tiny"
 #: Seconds of a window, samples a second, decoded tokens, those that do not count, and those of the real-time factor.
 SECONDS, RATE, TOKENS, WARM, TYPICAL = 30, 16000, 60, 4, 100
-#: whisper.cpp knows this vocabulary, and large-v3's, as multilingual.
+#: Width of the convolutions.
 CONV = 3
 
 
