@@ -128,6 +128,7 @@ fn shards_and_int8_reach_the_compiler_under_the_contracts_names() {
     let options = ForgeOptions {
         name: Some("tiny".to_owned()),
         precision: Precision::W8A16,
+        head: Some(Precision::Fp16),
         shards: 3,
         max_ctx: Some(50),
         prefill: Some(Vec::new()),

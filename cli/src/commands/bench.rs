@@ -43,7 +43,7 @@ varies64 is drawn behind one that does not. Here all that a generation does coun
 With --table the context is filled to 1024, 2048, 4096 … positions: a prompt, and behind it the tokens of an answer.
 Their energy is measured, too, where the system has counters that may be read or a battery that discharges.";
 
-/// Measure how fast a bundle consumes prompts, generates, embeds, scores, writes audio down and speaks
+/// Measure how fast a bundle generates, embeds, scores, transcribes and speaks
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct BenchArgs {

@@ -286,7 +286,6 @@ fn languages_tasks_and_times_that_a_model_has_not_are_named() {
         (&["transcribe", &one, "--times", "word"], "no weights of attention"),
         (&["generate", "boat"], "use it with `qhx transcribe`"),
         (&["chat"], "does not chat; it does transcribe"),
-        (&["bench"], "use it with `qhx transcribe`"),
     ] {
         let run = program(words);
         assert!(run.code == 2 && run.stderr.contains(what), "{words:?}: {run:?}");
