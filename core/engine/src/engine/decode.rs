@@ -485,6 +485,7 @@ impl Model {
         }
         let start = Instant::now();
         let sample = trace::span(self.trace.as_ref(), "sample");
+        let ruled = work.rules.is_some();
         let Work { sampler, grammar, allowed, rules, tokens, .. } = work;
         let among = match rules {
             Some(rules) => rules.allowed(tokens, self.op.logits()?),
@@ -513,6 +514,9 @@ impl Model {
         };
         if let Some(Asked { top, compute, found }) = &mut work.logprobs {
             let cap = self.op.info().softcap;
+            if ruled {
+                compute.only_allowed();
+            }
             found.push(compute.of(self.op.logits()?, cap, token, *top, among));
         }
         work.sampler.accept(token);

@@ -6,7 +6,8 @@ use serde::Serialize;
 use super::{AllowedTokens, Candidate};
 
 /// The log-probabilities of a token that was chosen, and of the most likely ones in its place: natural logarithms of
-/// the softmax over the model's logits, softcap included, before a grammar, penalties, temperature and filters.
+/// the softmax over the model's logits, softcap included, before a grammar, penalties, temperature and filters. Where a
+/// bundle has rules about its tokens, it is the softmax over those that they allow.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct TokenLogprobs {
     /// Of the token that was chosen.
@@ -20,11 +21,19 @@ pub struct TokenLogprobs {
 pub struct Logprobs {
     scores: Vec<f32>,
     candidates: Vec<Candidate>,
+    only_allowed: bool,
 }
 
 impl Logprobs {
-    /// The log-probability of `token`, and those of the `count` most likely tokens among `allowed`. Logits that are NaN
-    /// have no part in it; a token without one is impossible (−∞).
+    /// Tokens that are not allowed have no part in any probability: as of `transformers`, whose scores are those behind
+    /// its logits processors.
+    pub fn only_allowed(&mut self) {
+        self.only_allowed = true;
+    }
+
+    /// The log-probability of `token`, and those of the `count` most likely tokens among `allowed`: those that the model
+    /// gives them or, after [`Logprobs::only_allowed`], that are left where no other token is. Logits that are NaN have
+    /// no part in it; a token without one is impossible (−∞).
     pub fn of(
         &mut self,
         logits: Logits<'_>,
@@ -33,10 +42,19 @@ impl Logprobs {
         count: usize,
         allowed: &AllowedTokens,
     ) -> TokenLogprobs {
-        let Self { scores, candidates } = self;
+        let Self { scores, candidates, only_allowed } = self;
         scores.resize(logits.len(), 0.0);
         logits.copy_to_f32(scores);
         softcap(scores, cap);
+        if *only_allowed {
+            let mut end = 0;
+            for run in allowed.runs() {
+                let before = scores.get_mut(end..run.start).unwrap_or_default();
+                before.fill(f32::NEG_INFINITY);
+                end = run.end;
+            }
+            scores.get_mut(end..).unwrap_or_default().fill(f32::NEG_INFINITY);
+        }
         let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let weight = |score: &f32| f64::from(*score - max).exp();
         let total: f64 = scores.iter().map(weight).filter(|weight| !weight.is_nan()).sum();
@@ -85,5 +103,10 @@ mod tests {
         assert_eq!([1, 4, 77].map(of), [f32::NEG_INFINITY; 3]);
         let all = logprobs.of(Logits::F32(&logits), Some(2.0), 0, 99, &allowed);
         assert_eq!(all.top.len(), 4, "all that has a logit");
+        // Without 9, which is not allowed.
+        logprobs.only_allowed();
+        let left: f64 = [1.0f64, 3.0, 2.0].iter().map(|x| x.exp()).sum::<f64>().ln();
+        let own = logprobs.of(Logits::F32(&logits), None, 3, 0, &allowed).logprob;
+        assert!((f64::from(own) - (2.0 - left)).abs() < 1e-6, "{own}");
     }
 }
