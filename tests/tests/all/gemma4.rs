@@ -526,6 +526,7 @@ fn a_bundle_of_the_published_size_has_the_published_parts() {
     let checkpoint = Checkpoint::synthetic(&config, 1).unwrap();
     let mut options = ForgeOptions::new("bundle");
     options.precision = Precision::W8A16;
+    options.head = Some(Precision::Fp16);
     options.prefill = Some(Vec::new());
     for (key, value) in [("audio", "int8"), ("hand-over", "f32"), ("down-split", "8")] {
         options.recipe_options.insert(key.to_owned(), value.to_owned());
