@@ -16,11 +16,12 @@ use crate::settings::{DecodeOn, Settings};
 /// stays there.
 const SHARE: f64 = 0.95;
 
-/// What a token takes, in milliseconds.
+/// What a token takes, in milliseconds, behind so many positions.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Measured {
     npu: f64,
     cpu: f64,
+    behind: usize,
 }
 
 impl Measured {
@@ -28,8 +29,8 @@ impl Measured {
         self.cpu < SHARE * self.npu
     }
 
-    fn reason(self, when: &str, behind: usize) -> String {
-        let Self { npu, cpu } = self;
+    fn reason(self, when: &str) -> String {
+        let Self { npu, cpu, behind } = self;
         format!(
             "{when} with this bundle: {npu:.1} ms a token on the NPU, {cpu:.1} ms on the CPU, behind {behind} positions"
         )
@@ -74,16 +75,17 @@ impl Settings {
         let known = known.and_then(|bytes| serde_json::from_slice::<Measured>(&bytes).ok());
         if let Some(measured) = known {
             let backend = measured.cpu_wins().then(|| cpu(self.threads)).transpose()?;
-            return model.decode_on(backend, measured.reason("measured earlier", behind));
+            return model.decode_on(backend, measured.reason("measured earlier"));
         }
         let trace = model.trace().cloned();
         let span = trace::span(trace.as_ref(), "measure tokens");
-        let npu = token_ms(model)?;
+        let (npu, behind) = token_ms(model, behind, true)?;
         let backend = cpu(self.threads)?;
         model.decode_on(Some(Arc::clone(&backend)), "measured")?;
-        let measured = Measured { npu, cpu: token_ms(model)? };
+        let (cpu, behind) = token_ms(model, behind, false)?;
+        let measured = Measured { npu, cpu, behind };
         drop(span);
-        let reason = measured.reason("measured now", behind);
+        let reason = measured.reason("measured now");
         model.decode_on(measured.cpu_wins().then_some(backend), reason)?;
         model.forget_counts();
         let json = serde_json::to_vec(&measured);

@@ -118,7 +118,7 @@ fn the_whole_way_on_the_library() {
         std::fs::read_dir(folder.path().join("cache/decode-on")).expect("what is remembered")
     {
         let file = file.expect("an entry").path();
-        std::fs::write(file, r#"{"npu": 1.0, "cpu": 0.96}"#).expect("written");
+        std::fs::write(file, r#"{"npu": 1.0, "cpu": 0.96, "behind": 16}"#).expect("written");
     }
     let auto = ["generate", "tiny", "a", "--max-new", "1", "--json", "--decode-on", "auto"];
     let json = qhx().args(auto).run().ok().json();

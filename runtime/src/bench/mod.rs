@@ -445,6 +445,11 @@ fn tokens(model: &mut Model, count: usize) -> Vec<u32> {
 const BEHIND: usize = 4096;
 /// Tokens of [`token_ms`] that are measured.
 const STEPS: usize = 9;
+/// Positions before the tokens of [`token_ms`] that are consumed at a time.
+const PIECE: usize = 128;
+/// When [`token_ms`] takes no more positions, and no more tokens: an emulator needs minutes for what takes an NPU
+/// seconds.
+const ENOUGH: Duration = Duration::from_secs(10);
 
 /// Positions before the tokens of [`token_ms`]: half of the context, as a token costs more the further it stands.
 pub(crate) fn behind(model: &Model) -> usize {
@@ -452,26 +457,38 @@ pub(crate) fn behind(model: &Model) -> usize {
     (max / 2).min(max.saturating_sub(STEPS + 1)).clamp(1, BEHIND)
 }
 
-/// Milliseconds that a model takes for a token [`behind`] some text: the median of a few.
-pub(crate) fn token_ms(model: &mut Model) -> Result<f64> {
-    let behind = behind(model);
+/// Milliseconds that a model takes for a token behind at most so many positions, the median of a few, and behind how
+/// many it was: as many as were consumed until [`ENOUGH`], where `limited`.
+pub(crate) fn token_ms(model: &mut Model, behind: usize, limited: bool) -> Result<(f64, usize)> {
     let tokens = tokens(model, behind + 1 + STEPS);
     let (text, rest) = tokens.split_at(behind);
     model.reset()?;
     let op = model.op_mut();
-    op.prefill(&[Segment::Tokens(text)])?;
+    let start = Instant::now();
+    let mut consumed = 0;
+    for piece in text.chunks(PIECE) {
+        op.prefill(&[Segment::Tokens(piece)])?;
+        consumed += piece.len();
+        if limited && start.elapsed() > ENOUGH {
+            break;
+        }
+    }
     let mut times = Vec::with_capacity(rest.len());
+    let all = Instant::now();
     for &token in rest {
         let start = Instant::now();
         op.decode(token)?;
         qhx_core::sampling::argmax(op.logits()?)?;
         times.push(start.elapsed().as_secs_f64() * 1e3);
+        // The first takes the state over, and touches memory for the first time.
+        if times.len() > 1 && all.elapsed() > ENOUGH {
+            break;
+        }
     }
     model.reset()?;
-    // The first takes the state over, and touches memory for the first time.
     let measured = times.get_mut(1..).unwrap_or_default();
     measured.sort_by(f64::total_cmp);
-    Ok(measured.get(measured.len() / 2).copied().unwrap_or_default())
+    Ok((measured.get(measured.len() / 2).copied().unwrap_or_default(), consumed))
 }
 
 /// What the graphs did since `before`, and what share of all their time each took.
