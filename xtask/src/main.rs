@@ -11,6 +11,7 @@ mod docs;
 mod kotlin;
 mod kotlinc;
 mod miri;
+mod performance;
 mod python;
 mod release;
 mod targets;
@@ -36,6 +37,8 @@ Usage: cargo xtask COMMAND
   python            build the wheel, install it in a fresh environment and run its tests
   clients           ask `qhx serve` with the official packages of its interfaces
       --full          ask with lm-eval, too, and with many more drawn requests
+  performance [SECTION…]
+                    run the commands of docs/performance.md again
   wheel [--dev]     build the wheel of the Python package, with the programs in it
   book              check the links of all pages, and make a book of docs/ with mdBook
   kotlin            compile the Kotlin library, lay its archive out and run its tests on a Java virtual machine
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         Some("miri") => miri::run(),
         Some("check-targets") => targets::parse(&rest).and_then(targets::check),
         Some("aarch64") => aarch64_tier(),
+        Some("performance") => performance::run(&rest),
         Some("python") => python::tools().and_then(|tools| python::test(&tools)),
         Some("clients") => clients(&rest),
         Some("wheel") => python::run(&rest),

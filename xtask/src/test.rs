@@ -33,7 +33,7 @@ impl Options {
 
 /// Tiers that did not run, with the reason.
 #[derive(Debug, Default)]
-struct Skipped(Vec<String>);
+pub(crate) struct Skipped(Vec<String>);
 
 impl Skipped {
     fn add(&mut self, tier: &str, why: &str) {
@@ -283,7 +283,7 @@ fn ray(skipped: &mut Skipped) -> Result<()> {
 }
 
 /// The QNN libraries: those of the environment, or those that the program installs.
-fn runtime(qhx: &Path, skipped: &mut Skipped) -> Option<(PathBuf, PathBuf)> {
+pub(crate) fn runtime(qhx: &Path, skipped: &mut Skipped) -> Option<(PathBuf, PathBuf)> {
     let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     if let (Some(htp), Some(system)) = (set("QHX_QNN_HTP"), set("QHX_QNN_SYSTEM")) {
         return Some((htp, system));
