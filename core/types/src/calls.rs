@@ -208,6 +208,17 @@ macro_rules! op_calls {
                 /// What the op found in what it consumed, besides its logits, such as a language and how sure it is.
                 since 1.3, Generator: note() -> Noted, Nothing
             }
+            {
+                /// Declares whether `draft` will be called from here on: 1 has the op remember what its drafting head
+                /// needs of the tokens that are consumed, 0 ends that.
+                since 1.3, Generator: drafting(on: Number) -> Done, Stays
+            }
+            {
+                /// Gives the drafting head's logits of the token that may follow `token`, which itself follows the text
+                /// and is not consumed. Called again before the text goes on, it gives those of one token further:
+                /// `token` then follows that of the call before.
+                since 1.3, Generator: draft(token: Token) -> Logits, Drafts
+            }
         }
     };
 }

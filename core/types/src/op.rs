@@ -192,6 +192,10 @@ pub struct OpenInfo {
     /// In steps of how many tokens draft tokens are verified, or why not.
     #[serde(skip_serializing_if = "is_default")]
     pub verification: Verification,
+    /// The bundle has a drafting head: the op makes logits of draft tokens (its calls `drafting` and `draft`). Of
+    /// interface 1.3.
+    #[serde(skip_serializing_if = "is_default")]
+    pub drafts: bool,
     /// The graphs that take several texts in one execution.
     #[serde(skip_serializing_if = "is_default")]
     pub packing: Packing,

@@ -75,6 +75,7 @@ impl PluginOp {
                 "the plugin is of an interface before 1.2; install a newer one",
             );
         }
+        op.info.drafts &= vtable.drafting().is_some() && vtable.draft().is_some();
         op.check_packing();
         op.info.softcap = op.info.softcap.filter(|cap| cap.is_finite() && *cap > 0.0);
         if op.info.vocab == 0 && description.tasks == [Task::Generate] {

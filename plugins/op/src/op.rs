@@ -93,7 +93,9 @@ pub trait Generator {
     /// # Errors
     /// When it fails.
     fn reset(&mut self, host: &mut Host) -> Result<()> {
-        if let Some(state) = self.state_mut() {
+        if let Some(decoder) = self.decoder_mut() {
+            decoder.reset(host);
+        } else if let Some(state) = self.state_mut() {
             state.reset(host);
         }
         Ok(())
@@ -172,12 +174,39 @@ pub trait Generator {
         }
     }
 
+    /// Declares whether [`Generator::draft`] will be called from here on: 1, or 0. What is consumed meanwhile is
+    /// remembered for it.
+    ///
+    /// # Errors
+    /// When the op has no drafting head.
+    fn drafting(&mut self, host: &mut Host, on: usize) -> Result<()> {
+        let _ = host;
+        match self.decoder_mut() {
+            Some(decoder) => decoder.drafting(on > 0),
+            None => Err(Error::unsupported("a drafting head")),
+        }
+    }
+
+    /// Logits of the token that may follow `token`, which itself follows the text and is not consumed; called again, of
+    /// one token further. Must not allocate.
+    ///
+    /// # Errors
+    /// When the op has no drafting head, or the call fails.
+    fn draft(&mut self, host: &mut Host, token: u32) -> Result<View> {
+        match self.decoder_mut() {
+            Some(decoder) => decoder.draft(host, token),
+            None => Err(Error::unsupported("a drafting head")),
+        }
+    }
+
     /// Forgets all positions from `position` on.
     ///
     /// # Errors
     /// When the op does not have the call, or it fails.
     fn truncate(&mut self, host: &mut Host, position: usize) -> Result<()> {
-        let _ = host;
+        if let Some(decoder) = self.decoder_mut() {
+            return decoder.truncate(host, position);
+        }
         match self.state_mut() {
             Some(state) => state.truncate(position),
             None => Err(Error::unsupported("truncation")),
@@ -189,6 +218,9 @@ pub trait Generator {
     /// # Errors
     /// When the op does not have the call, or it fails.
     fn snapshot(&mut self, host: &mut Host) -> Result<SnapshotId> {
+        if let Some(decoder) = self.decoder_mut() {
+            return Ok(decoder.snapshot(host));
+        }
         match self.state_mut() {
             Some(state) => Ok(state.snapshot(host)),
             None => Err(Error::unsupported("snapshots")),
@@ -200,6 +232,9 @@ pub trait Generator {
     /// # Errors
     /// When the op does not have the call, or it fails.
     fn restore(&mut self, host: &mut Host, snapshot: SnapshotId) -> Result<()> {
+        if let Some(decoder) = self.decoder_mut() {
+            return decoder.restore(host, snapshot);
+        }
         match self.state_mut() {
             Some(state) => state.restore(host, snapshot),
             None => Err(Error::unsupported("snapshots")),
@@ -209,7 +244,9 @@ pub trait Generator {
     /// Frees a saved state. An unknown id is ignored.
     fn drop_snapshot(&mut self, host: &mut Host, snapshot: SnapshotId) {
         let _ = host;
-        if let Some(state) = self.state_mut() {
+        if let Some(decoder) = self.decoder_mut() {
+            decoder.drop_snapshot(snapshot);
+        } else if let Some(state) = self.state_mut() {
             state.drop_snapshot(snapshot);
         }
     }
@@ -224,6 +261,9 @@ pub trait Generator {
     /// # Errors
     /// When the op does not have the call, or it fails.
     fn export_state(&mut self, host: &mut Host) -> Result<Vec<u8>> {
+        if let Some(decoder) = self.decoder_mut() {
+            return decoder.export(host);
+        }
         match self.state() {
             Some(state) => state.export(host),
             None => Err(Error::unsupported("exporting its state")),
@@ -235,6 +275,9 @@ pub trait Generator {
     /// # Errors
     /// When the op does not have the call, or the bytes are not such a state. The state is then as it was.
     fn import_state(&mut self, host: &mut Host, position: usize, state: &[u8]) -> Result<()> {
+        if let Some(decoder) = self.decoder_mut() {
+            return decoder.import(host, position, state);
+        }
         match self.state_mut() {
             Some(carrier) => carrier.import(host, position, state),
             None => Err(Error::unsupported("importing a state")),

@@ -9,7 +9,7 @@ use crate::experts;
 pub const STATE_ROLES: [&str; 4] = ["past_*", "new_*", "present_*", "row_*"];
 
 /// Roles of the tensors that a [`crate::decoder::Decoder`] knows by itself, besides its state.
-pub const DECODER_ROLES: [&str; 6] = ["x", "y", "cos", "sin", "cmask", "logits"];
+pub const DECODER_ROLES: [&str; 7] = ["x", "y", "h", "cos", "sin", "cmask", "logits"];
 
 /// `plan.params` of an op that is a [`crate::decoder::Decoder`], with the roles of further tensors
 /// that it fills.
@@ -37,6 +37,10 @@ pub fn decoder<'a>(roles: impl IntoIterator<Item = &'a str>) -> Value {
                     "Graph from hidden row to logits; absent when the last decode graph gives logits.",
                 "type": "string"
             },
+            "draft_head": graphs(
+                "Graphs of a drafting head: from embeddings x of tokens and the hidden states h before them to hidden \
+                 states y, which lmhead makes logits of draft tokens of. One takes a single token."
+            ),
             "tensors": tensors(DECODER_ROLES.into_iter().chain(STATE_ROLES).chain(roles))
         }
     });

@@ -94,9 +94,10 @@ impl HandOver {
             return Err(Error::new(ErrorKind::Graph, message)
                 .hint("the context binaries and the ONNX graphs are of different models"));
         }
-        // Draft tokens are verified there.
-        let verification = tokens.op.info().verification.clone();
-        let info = OpenInfo { verification, ..prompt.op.info().clone() };
+        // Draft tokens are made and verified there.
+        let OpenInfo { verification, drafts, .. } = tokens.op.info().clone();
+        let drafts = drafts && prompt.op.info().drafts;
+        let info = OpenInfo { verification, drafts, ..prompt.op.info().clone() };
         let (at, saved, counts) = (Side::Prompt, Vec::new(), HandOvers::default());
         Ok(Self { info, prompt, tokens, at, saved, next: 0, counts, trace })
     }
@@ -165,6 +166,7 @@ macro_rules! forward {
     };
     // By hand.
     (@ $gives:tt reset $arguments:tt $effect:tt) => {};
+    (@ $gives:tt drafting $arguments:tt $effect:tt) => {};
     (@ $gives:tt snapshot $arguments:tt $effect:tt) => {};
     (@ $gives:tt restore $arguments:tt $effect:tt) => {};
     (@ $gives:tt drop_snapshot $arguments:tt $effect:tt) => {};
@@ -222,6 +224,11 @@ impl HostOp for HandOver {
         self.prompt.op.reset()?;
         self.at = Side::Prompt;
         Ok(())
+    }
+
+    fn drafting(&mut self, on: usize) -> Result<()> {
+        self.prompt.op.drafting(on)?;
+        self.tokens.op.drafting(on)
     }
 
     fn snapshot(&mut self) -> Result<SnapshotId> {

@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 
+use super::draft::DRAFT_HEAD;
 use super::head::LMHEAD;
 use crate::fill::Embedding;
 use crate::state::StateCarrier;
@@ -19,6 +20,7 @@ struct Params {
     #[serde(default)]
     decode_within: Vec<OneOrMany>,
     lmhead: Option<String>,
+    draft_head: Option<OneOrMany>,
 }
 
 /// What a layer carries from token to token: the roles of its tensors without their prefix and
@@ -55,13 +57,16 @@ impl<'a> LayerState<'a> {
 }
 
 /// The graphs of a decoder, as `plan.params` names them: `decode` takes one token, those of `prefill`
-/// take several, those of `decode_within` take one in a smaller context, `lmhead` makes logits of a hidden state.
+/// take several, those of `decode_within` take one in a smaller context, `lmhead` makes logits of a hidden state, and
+/// those of `draft_head` take hidden states and tokens, and give hidden states of draft tokens.
 #[derive(Debug)]
 pub struct DecoderGraphs {
     /// Graphs of a step with their number of rows: those for one token, then those for prompts, the narrowest first,
     /// and then those for one token in a smaller context.
     pub(super) passes: Vec<(usize, Vec<GraphId>)>,
     pub(super) head: Option<GraphId>,
+    /// Graphs of the drafting head, with the number of pairs that each takes.
+    pub(super) draft_head: Vec<(usize, GraphId)>,
     hidden: usize,
 }
 
@@ -86,6 +91,12 @@ impl DecoderGraphs {
                 )));
             }
             found.passes.push((1, graphs));
+        }
+        if let Some(graphs) = params.draft_head {
+            for graph in graphs.graphs(host, DRAFT_HEAD)? {
+                let (rows, _) = host.rows_of(graph, host.input(graph, "x")?)?;
+                found.draft_head.push((rows, graph));
+            }
         }
         Ok(found)
     }
@@ -123,7 +134,7 @@ impl DecoderGraphs {
             }
         }
         passes.sort_by_key(|(rows, _)| *rows);
-        Ok(Self { passes, head, hidden })
+        Ok(Self { passes, head, draft_head: Vec::new(), hidden })
     }
 
     /// Groups for [`StateCarrier::new`]: the number of a group is that of its pass.

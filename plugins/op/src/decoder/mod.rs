@@ -22,6 +22,7 @@
 //!
 //! Graphs with an output `router` have [`crate::experts`] behind them, and the head normalises the residual itself.
 
+mod draft;
 mod graphs;
 mod head;
 mod inputs;
@@ -44,8 +45,9 @@ use crate::state::StateCarrier;
 use crate::text::{check_room, count_tokens, max_ctx, tokens};
 use crate::{
     DType, Error, ErrorCode, Generator, GraphCosts, GraphId, Host, OpenInfo, Result, Segment,
-    SpanId, Verification, View,
+    SnapshotId, SpanId, Verification, View,
 };
+use draft::{DRAFT_HEAD, DraftHead};
 use head::Tail;
 use inputs::{EmbeddingRows, Masks, RotaryTables, ValidRows};
 use passes::{PassCost, Passes};
@@ -145,6 +147,14 @@ impl DecoderBuilder {
             let (graphs, source) = (shards, None);
             passes.push(Shards { graphs, residual, rows, fills, tail, source, only_full, begins });
         }
+        let mut drafts = match graphs.draft_head.is_empty() {
+            true => None,
+            false => Some(DraftHead::open(host, graphs.draft_head, passes.len(), hidden)?),
+        };
+        for pass in drafts.iter().flat_map(DraftHead::passes) {
+            rows_of_tokens.bind(host, pass)?;
+            fillers.iter_mut().try_for_each(|filler| filler.bind(host, pass))?;
+        }
         fillers.insert(0, Box::new(rows_of_tokens));
         let experts = experts(host, &passes, router)?;
         let head = match graphs.head {
@@ -157,10 +167,21 @@ impl DecoderBuilder {
                         sources.push(pass.tail.hidden(host, pass.rows, graph)?);
                     }
                 }
+                if let Some(drafts) = &mut drafts {
+                    sources.iter().try_for_each(|rows| drafts.check_rows(host, rows))?;
+                    drafts.add_sources(&mut sources);
+                }
                 Some(Head::open(host, graph, sources)?)
             }
             None => None,
         };
+        if drafts.is_some() && (head.is_none() || experts.is_some()) {
+            let what = if experts.is_some() { "experts" } else { "no graph lmhead" };
+            return Err(Error::manifest(format!(
+                "manifest {DRAFT_HEAD}: the decoder has {what}, expected one whose last graph gives normalised hidden \
+                 states, which lmhead makes logits of; leave the drafting head out"
+            )));
+        }
         let vocab = vocab(host, &passes, head.as_ref())?;
         if vocab < input_vocab {
             return Err(Error::graph(format!(
@@ -187,6 +208,8 @@ impl DecoderBuilder {
             hidden,
             max_ctx,
             chunk: Vec::with_capacity(widest),
+            soft: false,
+            drafts,
             unkept: None,
             fill_span: host.span("fill"),
             commit_span: host.span("commit"),
@@ -350,6 +373,9 @@ pub struct Decoder {
     max_ctx: usize,
     /// Tokens of the chunk under way; holds as many as the widest pass takes.
     chunk: Vec<u32>,
+    /// Some of them are soft.
+    soft: bool,
+    drafts: Option<DraftHead>,
     /// The pass that ran the tokens of `chunk`, none of which is accepted yet.
     unkept: Option<(usize, u64)>,
     fill_span: SpanId,
@@ -380,6 +406,7 @@ impl Decoder {
             vocab: self.vocab,
             max_ctx: self.max_ctx,
             input_vocab: self.input_vocab,
+            drafts: self.drafts.is_some(),
             verification: Verification::refused(
                 "the host-op does not opt in (OpenInfo::verification)",
             ),
@@ -569,7 +596,9 @@ impl Decoder {
         let chunk = Chunk { pass, tokens: &self.chunk, position, track, index, soft, together };
         self.fillers.iter_mut().try_for_each(|filler| filler.fill(host, chunk))?;
         host.end(self.fill_span, start);
-        let graphs = if logits { graphs.as_slice() } else { &graphs[..*fills] };
+        let drafting = self.drafts.as_ref().is_some_and(DraftHead::is_on);
+        self.soft = drafting && chunk.soft_rows(self.hidden).next().is_some();
+        let graphs = if logits || drafting { graphs.as_slice() } else { &graphs[..*fills] };
         let (Some(experts), Some(residual)) = (&mut self.experts, residual) else {
             return graphs.iter().try_for_each(|&graph| host.execute(graph));
         };
@@ -595,8 +624,119 @@ impl Decoder {
     /// Takes the first `rows` rows of what a pass has just given into the state.
     fn commit(&mut self, host: &mut Host, pass: usize, rows: usize) -> Result<()> {
         let start = Instant::now();
+        let position = self.state.position();
         self.state.commit(host, pass, rows)?;
         host.end(self.commit_span, start);
+        if let Some(drafts) = &mut self.drafts {
+            let hidden = match self.passes[pass].tail {
+                Tail::Hidden(hidden) => Some((hidden, self.soft)),
+                _ => None,
+            };
+            drafts.consumed(host, &mut self.fillers, position, &self.chunk[..rows], hidden);
+        }
+        Ok(())
+    }
+
+    fn draft_head(&mut self) -> Result<&mut DraftHead> {
+        let missing = || Error::unsupported("a drafting head (plan.params.draft_head)");
+        self.drafts.as_mut().ok_or_else(missing)
+    }
+
+    /// Whether [`Decoder::draft`] will be called from here on. While it will, the hidden states of what is consumed are
+    /// remembered.
+    ///
+    /// # Errors
+    /// When the bundle has no drafting head.
+    pub fn drafting(&mut self, on: bool) -> Result<()> {
+        self.draft_head()?.switch(on)
+    }
+
+    /// Logits of the token that may follow `token`, by the drafting head; `token` follows the text, or the token of the
+    /// call before. Allocates nothing.
+    ///
+    /// # Errors
+    /// When the bundle has no drafting head, the context is full, or a graph fails.
+    pub fn draft(&mut self, host: &mut Host, token: u32) -> Result<View> {
+        let position = self.state.position();
+        self.draft_head()?;
+        let Self { drafts: Some(drafts), head: Some(head), fillers, .. } = self else {
+            return Err(Error::unsupported("a drafting head without the graph lmhead"));
+        };
+        let (source, row) = drafts.draft(host, fillers, position, token)?;
+        head.run(host, source, row)
+    }
+
+    /// Forgets everything.
+    pub fn reset(&mut self, host: &mut Host) {
+        self.state.reset(host);
+        if let Some(drafts) = &mut self.drafts {
+            drafts.truncate(host, 0);
+        }
+    }
+
+    /// Forgets all positions from `position` on.
+    ///
+    /// # Errors
+    /// As [`StateCarrier::truncate`].
+    pub fn truncate(&mut self, host: &mut Host, position: usize) -> Result<()> {
+        self.state.truncate(position)?;
+        if let Some(drafts) = &mut self.drafts {
+            drafts.truncate(host, position);
+        }
+        Ok(())
+    }
+
+    /// Saves the state.
+    pub fn snapshot(&mut self, host: &mut Host) -> SnapshotId {
+        let id = self.state.snapshot(host);
+        if let Some(drafts) = &mut self.drafts {
+            drafts.save(host, id, self.state.position());
+        }
+        id
+    }
+
+    /// Returns to a saved state, which stays saved.
+    ///
+    /// # Errors
+    /// When there is no such state.
+    pub fn restore(&mut self, host: &mut Host, id: SnapshotId) -> Result<()> {
+        self.state.restore(host, id)?;
+        if let Some(drafts) = &mut self.drafts {
+            drafts.restore(host, id, self.state.position());
+        }
+        Ok(())
+    }
+
+    /// Frees a saved state. An unknown id is ignored.
+    pub fn drop_snapshot(&mut self, id: SnapshotId) {
+        self.state.drop_snapshot(id);
+        if let Some(drafts) = &mut self.drafts {
+            drafts.drop_saved(id);
+        }
+    }
+
+    /// The state as bytes, with that of the drafting head while it is on.
+    ///
+    /// # Errors
+    /// When they do not fit the memory, or a graph of the drafting head fails.
+    pub fn export(&mut self, host: &mut Host) -> Result<Vec<u8>> {
+        let mut bytes = self.state.export(host)?;
+        if let Some(drafts) = &mut self.drafts {
+            drafts.export(host, &mut self.fillers, self.state.position(), &mut bytes)?;
+        }
+        Ok(bytes)
+    }
+
+    /// Makes the state the one that was exported at `position`.
+    ///
+    /// # Errors
+    /// As [`StateCarrier::import`].
+    pub fn import(&mut self, host: &mut Host, position: usize, state: &[u8]) -> Result<()> {
+        let (state, exported) = draft::split(state)?;
+        self.state.import(host, position, state)?;
+        if let Some(drafts) = &mut self.drafts {
+            drafts.import(host, position, exported.as_ref());
+        }
         Ok(())
     }
 }
