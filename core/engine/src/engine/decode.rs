@@ -9,7 +9,7 @@ use super::prompt::Encoded;
 use super::score::Scored;
 use super::speculate::{Start, StepTime};
 use super::types::{Event, FinishReason, Generation, Speculate, Timings};
-use crate::op::{HandOvers, HostOp as _, SpanStats};
+use crate::op::{HandOvers, HostOp as _, OpenInfo, SpanStats};
 use crate::sampling::{AllowedTokens, Logprobs, Rules, Sampler, SamplingParams, TokenLogprobs};
 use crate::stop::StopFilter;
 use crate::text::Detokenizer;
@@ -577,16 +577,16 @@ impl Model {
         let room = self.op.info().max_ctx.saturating_sub(self.op.position());
         let max_drafts = room.min(work.budget - work.tokens.len()).saturating_sub(1);
         let _span = trace::span(self.trace.as_ref(), "draft");
-        let placeholders = &self.op.info().placeholders;
         let (last, allowed, grammar) = (work.last(), &work.allowed, &mut work.grammar);
         let drafts = &mut work.drafts;
         drafts.clear();
-        let may = |token: u32| {
+        let may = |info: &OpenInfo, token: u32| {
             drafts.push(token);
             let follows = grammar.as_mut().is_none_or(|grammar| grammar.accepts(drafts));
-            follows && allowed.contains(token) && !placeholders.contains(&token)
+            follows && allowed.contains(token) && !info.placeholders.contains(&token)
         };
-        let step = self.speculation.propose(last, max_drafts, work.sampler.rng(), may)?;
+        let rng = work.sampler.rng();
+        let step = self.speculation.propose(&mut self.op, last, max_drafts, rng, may)?;
         Ok(step.len() - 1)
     }
 

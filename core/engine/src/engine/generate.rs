@@ -93,6 +93,7 @@ impl Model {
         // Before what takes longer.
         let grammar = self.grammar(request, &stop_ids)?;
         self.revive()?;
+        self.speculation.prepare(request.speculate, &mut self.op)?;
         let tokenize = trace::span(self.trace.as_ref(), "tokenize");
         let prompt = self.encode(
             &request.prompt,

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use qhx_base::Following;
 use qhx_base::hash::sha256;
 
-use super::{Drafter, Speculation, Start};
+use super::{Drafter, Speculation, Start, draft_sampler};
 use crate::engine::model::{Model, input_vocab};
 use crate::op::{HostOp as _, Segment, SnapshotId, Task};
-use crate::sampling::{Rng, Sampler, SamplingParams};
+use crate::sampling::{Rng, Sampler};
 use crate::{Error, ErrorKind, Result};
 
 /// Tokens that are consumed one by one rather than as a prompt.
@@ -203,15 +203,7 @@ impl Drafter for Draft {
             return Err(Error::new(ErrorKind::Prompt, message));
         }
         self.model.revive()?;
-        let sampling = SamplingParams {
-            repetition_penalty: 1.0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            ..start.sampling.clone()
-        };
-        let (vocab, allowed) = (self.model.op.info().vocab, Arc::clone(start.allowed));
-        let sampler = Sampler::restricted(sampling, vocab, allowed)?;
-        self.sampler = Some(sampler.softcapped(self.model.op.info().softcap));
+        self.sampler = Some(draft_sampler(start, self.model.op.info())?);
         if self.state.len() != self.model.op.position() {
             // Drafting failed, or the model was opened again.
             self.state.clear();

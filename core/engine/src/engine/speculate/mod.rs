@@ -10,18 +10,20 @@
 
 mod draft;
 mod draft_length;
+mod head;
 mod lookup;
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::op::HostOp;
-use crate::sampling::{AllowedTokens, Rng, SamplingParams};
+use crate::op::{HostOp, OpenInfo};
+use crate::sampling::{AllowedTokens, Rng, Sampler, SamplingParams};
 use crate::{CancelToken, ErrorKind, Result};
 
 use super::types::{DraftCounts, MAX_DRAFT_TOKENS, Speculate};
 use draft_length::DraftLength;
 pub(super) use draft_length::StepTime;
+use head::DraftingHead;
 pub use lookup::PromptLookup;
 
 /// The generation that a [`Drafter`] begins.
@@ -70,9 +72,25 @@ pub trait Drafter: Send {
     }
 }
 
+/// Draws draft tokens as `start` has tokens chosen, but for penalties, which look at the text before.
+fn draft_sampler(start: &Start<'_>, info: &OpenInfo) -> Result<Sampler> {
+    let sampling = SamplingParams {
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        ..start.sampling.clone()
+    };
+    let sampler = Sampler::restricted(sampling, info.vocab, Arc::clone(start.allowed))?;
+    Ok(sampler.softcapped(info.softcap))
+}
+
 /// Speculative decoding of a model's generations.
 pub(super) struct Speculation {
     drafter: Box<dyn Drafter>,
+    /// The drafter was chosen: a drafting head does not come before it.
+    chosen: bool,
+    /// Of a generation that the model's drafting head drafts for.
+    head: Option<DraftingHead>,
     draft_length: DraftLength,
     active: bool,
     /// The reason why there are no draft tokens has been logged.
@@ -88,7 +106,7 @@ pub(super) struct Speculation {
 
 impl Default for Speculation {
     fn default() -> Self {
-        Self::of(Box::new(PromptLookup::new()))
+        Self { chosen: false, ..Self::of(Box::new(PromptLookup::new())) }
     }
 }
 
@@ -96,6 +114,8 @@ impl Speculation {
     pub(super) fn of(drafter: Box<dyn Drafter>) -> Self {
         Self {
             drafter,
+            chosen: true,
+            head: None,
             draft_length: DraftLength::default(),
             active: false,
             warned: false,
@@ -110,6 +130,24 @@ impl Speculation {
     /// No draft tokens until a generation begins; clears the counts.
     pub(super) fn idle(&mut self) {
         (self.active, self.unchecked, self.counts) = (false, None, DraftCounts::default());
+        self.head = None;
+    }
+
+    /// True where the drafting head of the op makes the draft tokens.
+    fn by_head(&self, op: &dyn HostOp) -> bool {
+        !self.chosen && op.info().drafts && !op.info().verification.widths.is_empty()
+    }
+
+    /// A prompt is about to be consumed, whose answer has draft tokens in this `mode`: a drafting head has to know.
+    ///
+    /// # Errors
+    /// Those of the op.
+    pub(super) fn prepare(&self, mode: Speculate, op: &mut dyn HostOp) -> Result<()> {
+        if !op.info().drafts {
+            return Ok(());
+        }
+        let on = mode != Speculate::Off && self.by_head(op);
+        op.drafting(usize::from(on))
     }
 
     /// A generation begins, whose prompt took `seconds` for `consumed` positions.
@@ -135,18 +173,30 @@ impl Speculation {
             self.refuse(why);
             return;
         }
-        if let Err(e) = self.drafter.begin(start) {
+        let begun = match self.by_head(op) {
+            true => DraftingHead::new(start, op.info()).map(|head| self.head = Some(head)),
+            false => self.drafter.begin(start),
+        };
+        if let Err(e) = begun {
             if e.kind() != ErrorKind::Cancelled {
                 self.refuse(e.message());
             }
             return;
         }
-        self.draft_length.begin(mode, &widths, self.drafter.is_free(), !op.info().can_truncate);
+        self.draft_length.begin(mode, &widths, self.is_free(), !op.info().can_truncate);
         self.draft_length.prompt(consumed, seconds);
         let max_drafts = self.draft_length.widest().min(MAX_DRAFT_TOKENS + 1);
         self.step.reserve(max_drafts);
         self.found.reserve(max_drafts);
         self.active = true;
+    }
+
+    fn is_free(&self) -> bool {
+        self.head.is_none() && self.drafter.is_free()
+    }
+
+    fn name(&self) -> &str {
+        self.head.as_ref().map_or_else(|| self.drafter.name(), |_| DraftingHead::NAME)
     }
 
     /// True while there may be draft tokens.
@@ -157,7 +207,7 @@ impl Speculation {
     /// Logs once why there are no draft tokens.
     fn refuse(&mut self, why: &str) {
         if !std::mem::replace(&mut self.warned, true) {
-            tracing::warn!("no draft tokens are verified ({}): {why}", self.drafter.name());
+            tracing::warn!("no draft tokens are verified ({}): {why}", self.name());
         }
     }
 
@@ -165,17 +215,18 @@ impl Speculation {
     /// of which `allowed` holds for. Only the token where a plain step is better.
     pub(super) fn propose(
         &mut self,
+        op: &mut dyn HostOp,
         token: u32,
         max_drafts: usize,
         rng: &Rng,
-        mut allowed: impl FnMut(u32) -> bool,
+        mut allowed: impl FnMut(&OpenInfo, u32) -> bool,
     ) -> Result<&[u32]> {
         self.step.clear();
         self.step.push(token);
         (self.time, self.unchecked) = (StepTime::default(), None);
         let max_drafts =
             max_drafts.min(self.draft_length.widest().saturating_sub(1)).min(MAX_DRAFT_TOKENS);
-        let free = self.drafter.is_free();
+        let free = self.is_free();
         let wanted =
             if !self.active || free { max_drafts } else { self.draft_length.plan(max_drafts) };
         if !self.active || wanted == 0 {
@@ -183,7 +234,11 @@ impl Speculation {
         }
         let start = Instant::now();
         self.found.clear();
-        if let Err(e) = self.drafter.draft(wanted, rng, &mut self.found) {
+        let drafted = match &mut self.head {
+            Some(head) => head.draft(op, token, wanted, rng, &mut self.found),
+            None => self.drafter.draft(wanted, rng, &mut self.found),
+        };
+        if let Err(e) = drafted {
             if e.kind() == ErrorKind::Cancelled {
                 return Err(e);
             }
@@ -192,7 +247,8 @@ impl Speculation {
             return Ok(&self.step);
         }
         self.time.draft = start.elapsed().as_secs_f64();
-        let usable = self.found.iter().take(wanted).take_while(|&&token| allowed(token)).count();
+        let usable =
+            self.found.iter().take(wanted).take_while(|&&token| allowed(op.info(), token)).count();
         let count = if free { self.draft_length.plan(usable) } else { usable };
         if count == 0 {
             self.unchecked = self.found.first().copied().filter(|_| free);
@@ -214,7 +270,9 @@ impl Speculation {
         if let Some(draft) = self.unchecked.take() {
             self.draft_length.compared(draft == token);
         }
-        self.drafter.push(token);
+        if self.head.is_none() {
+            self.drafter.push(token);
+        }
     }
 
     /// A plain step took `seconds`.
