@@ -15,14 +15,17 @@ pub(crate) const DECODERS: [&str; 2] = ["decode", "prefill"];
 const DECODE_WITHIN: &str = "decode_within";
 /// The key of the head.
 pub(crate) const HEAD: &str = "lmhead";
+/// The key of the graphs of a drafting head, each for another number of rows.
+pub(crate) const DRAFT_HEAD: &str = "draft_head";
 
 /// Keys of `plan.params` that name graphs and nothing else. Under another key a list is one of graphs where it names
 /// one.
-const GRAPHS: [&str; 11] = [
+const GRAPHS: [&str; 12] = [
     "decode",
     "prefill",
     DECODE_WITHIN,
     HEAD,
+    DRAFT_HEAD,
     "ffn",
     "ffn_prefill",
     "ple",

@@ -4,7 +4,7 @@ use qhx_core::{Error, ErrorKind, Result};
 use serde_json::Value;
 
 use crate::builder::{NodeParts, rebuild};
-use crate::chain::{DECODERS, HEAD};
+use crate::chain::{DECODERS, DRAFT_HEAD, HEAD, names};
 use crate::graph::{Graph, Node, Origin, TensorId};
 use crate::recipe::Recipe;
 
@@ -31,8 +31,11 @@ fn join(recipe: &mut Recipe) -> Option<()> {
         }
     }
     let head = find(recipe, &head)?.clone();
+    // Nothing drafts while texts are compared, and what would needs the head's own graph.
+    let drafts = recipe.plan_params.remove(DRAFT_HEAD).unwrap_or_default();
+    let drafts = |graph: &Graph| names(&drafts).any(|name| name == graph.name());
     for context in &mut recipe.contexts {
-        context.graphs.retain(|graph| graph.name() != head.name());
+        context.graphs.retain(|graph| graph.name() != head.name() && !drafts(graph));
         for graph in &mut context.graphs {
             if last.iter().any(|(_, name)| name == graph.name()) {
                 *graph = behind(graph, &head).ok()?;

@@ -5,7 +5,7 @@ use qhx_core::Result;
 use super::config::Config;
 use crate::builder::GraphBuilder;
 use crate::graph::{Elem, ReduceOp, TensorId, UnaryOp};
-use crate::kit::{Attend, Layers, mix, rope};
+use crate::kit::{Attend, Layers, Mlp, mix, rope};
 
 /// The literal of `l2norm` in the model class; not `rms_norm_eps`.
 pub(super) const L2_EPS: f32 = 1e-6;
@@ -18,17 +18,18 @@ pub(super) struct Model<'a> {
 }
 
 impl Model<'_> {
-    /// `Qwen3_5Attention`: queries against the cache and the graph's own rows, their result gated.
+    /// `Qwen3_5Attention` of the layer at `place`, `layers.3`, whose cache has the number `layer`: queries against the
+    /// cache and the graph's own rows, their result gated.
     pub fn attention(
         &self,
         b: &mut GraphBuilder,
         x: TensorId,
-        layer: usize,
+        (place, layer): (&str, usize),
         attend: &Attend,
     ) -> Result<TensorId> {
         let (layers, c) = (&self.layers, self.config);
         let (query, groups, d, rows) = (c.heads.query, c.heads.groups, c.heads.dim, attend.rows);
-        let tensor = |name: &str| format!("layers.{layer}.self_attn.{name}");
+        let tensor = |name: &str| format!("{place}.self_attn.{name}");
         let past = attend.past(b, layer, c.heads)?;
 
         // Per head, the query and then its gate.
@@ -54,6 +55,14 @@ impl Model<'_> {
         let out = layers.linear(b, gated, &tensor("o_proj"), c.hidden, c.attention_bias)?;
         mixed.outputs(b, layer)?;
         Ok(out)
+    }
+
+    /// Adds the MLP of the layer at `place` to the stream.
+    pub fn feed_forward(&self, b: &mut GraphBuilder, h: TensorId, place: &str) -> Result<TensorId> {
+        let normed = self.layers.norm(b, h, &format!("{place}.post_attention_layernorm"))?;
+        let mlp = Mlp::new(format!("{place}.mlp"), self.config.intermediate);
+        let out = self.layers.mlp(b, normed, &mlp, GraphBuilder::silu)?;
+        b.add(h, out)
     }
 
     /// `Qwen3_5GatedDeltaNet`: the recurrent gated delta rule (Yang et al. 2024) for one token.

@@ -16,6 +16,13 @@
 //! | `past_ssm_i` → `present_ssm_i` | f32 `[v_heads, k_dim, v_dim]` | |
 //! | head: `x` → `logits` | `[1, hidden]` → `[1, vocab]` | |
 //!
+//! The drafting head (multi-token prediction, `mtp.*`), where the checkpoint has one:
+//!
+//! | graph | tensors | |
+//! |---|---|---|
+//! | `mtp<P>` | `x`, `h` → `y` `[P, hidden]` | embeddings of tokens, hidden states of the positions before them → hidden states of draft tokens; P is 1, and the smallest of the prefill graphs |
+//! | | `cos`, `sin`, `cmask`, `past_k_n`, `past_v_n` → `new_k_n`, `new_v_n` | as full attention; n is the number of the decoder's layers |
+//!
 //! Classes with experts (`Qwen3_5MoeForCausalLM`, `models/qwen3_5_moe`) have a graph a layer, `decode<n>` and
 //! `prefill<P>_<n>`, which ends where the experts begin, see [`crate::kit::Experts`]; the expert that every token goes
 //! to is in it. The head normalises.
@@ -26,6 +33,7 @@
 mod chunk;
 mod config;
 mod layers;
+mod mtp;
 
 use std::ops::Range;
 
@@ -47,6 +55,7 @@ use crate::registry::{RecipeEntry, RecipeOption};
 use chunk::Chunks;
 use config::{Config, Images, LayerKind};
 use layers::Model;
+use mtp::MTP;
 
 /// As that of other recipes with such a tower, which may be left out here.
 const TOWER: RecipeOption = RecipeOption {
@@ -58,7 +67,7 @@ const TOWER: RecipeOption = RecipeOption {
 register_recipe!(
     RecipeEntry::new(&["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"], recipe)
         .prefill_graphs()
-        .options(&[IMAGE_SIZE, IMAGE_PATCHES, TOWER, VISION_SHIFT])
+        .options(&[IMAGE_SIZE, IMAGE_PATCHES, TOWER, VISION_SHIFT, MTP])
         .probe(probe)
 );
 register_recipe!(
@@ -81,7 +90,9 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         None => {
             let rows = prefill_rows(options, &PREFILL_ROWS)?;
             let head = layers.lmhead(hidden, vocab, tied)?;
-            (decoder(options, count, &rows, make, head)?, Vec::new())
+            let mut decoder = decoder(options, count, &rows, make, head)?;
+            mtp::add(&mut decoder, &model, options, &rows)?;
+            (decoder, Vec::new())
         }
         Some(experts) => {
             let rows = expert_prefill_rows(options, &PREFILL_ROWS)?;
@@ -115,8 +126,9 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)
         .params(params)
         .tables(tables);
-    // The layers that predict further tokens.
-    checkpoint.leave_out("mtp");
+    if config.experts.is_some() {
+        checkpoint.leave_out("mtp");
+    }
     match images {
         Some(Images { tower, .. }) => {
             vision::add(&mut recipe, checkpoint, tower, options, size(tower, options))?;
@@ -179,15 +191,18 @@ fn graph(
         b.scope(format!("l{index}_{}", if attend.is_some() { "attn" } else { "gdn" }));
         let normed = layers.norm(&mut b, h, &format!("layers.{index}.input_layernorm"))?;
         let mixed = match (attend, &chunks) {
-            (Some(attend), _) => model.attention(&mut b, normed, index, attend)?,
+            (Some(attend), _) => {
+                let place = format!("layers.{index}");
+                model.attention(&mut b, normed, (&place, index), attend)?
+            }
             (None, Some(chunks)) => model.delta_net_of_rows(&mut b, normed, index, chunks)?,
             (None, None) => model.delta_net(&mut b, normed, index)?,
         };
         h = b.add(h, mixed)?;
         b.scope(format!("l{index}_mlp"));
-        let name = format!("layers.{index}.post_attention_layernorm");
-        let normed = layers.norm(&mut b, h, &name)?;
         if let Some(experts) = &config.experts {
+            let name = format!("layers.{index}.post_attention_layernorm");
+            let normed = layers.norm(&mut b, h, &name)?;
             let part = |part: &str| format!("layers.{index}.mlp.{part}");
             let shared = Mlp::new(part("shared_expert"), config.intermediate);
             let gate = part("shared_expert_gate");
@@ -195,9 +210,7 @@ fn graph(
             layers.route(&mut b, [h, normed], &part("gate"), experts)?;
             return b.finish();
         }
-        let mlp = Mlp::new(format!("layers.{index}.mlp"), config.intermediate);
-        let out = layers.mlp(&mut b, normed, &mlp, GraphBuilder::silu)?;
-        h = b.add(h, out)?;
+        h = model.feed_forward(&mut b, h, &format!("layers.{index}"))?;
     }
     if last {
         b.scope("final");
