@@ -18,6 +18,7 @@ mod headroom;
 mod kept;
 mod lfm2;
 mod llama;
+mod mtp;
 mod multimodal;
 mod phimoe;
 mod plugins;
