@@ -658,6 +658,7 @@ impl Decoder {
     /// When the bundle has no drafting head, the context is full, or a graph fails.
     pub fn draft(&mut self, host: &mut Host, token: u32) -> Result<View> {
         let position = self.state.position();
+        check_room(position, 1, self.max_ctx)?;
         self.draft_head()?;
         let Self { drafts: Some(drafts), head: Some(head), fillers, .. } = self else {
             return Err(Error::unsupported("a drafting head without the graph lmhead"));
