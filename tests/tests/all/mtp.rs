@@ -213,7 +213,7 @@ fn a_head_follows_the_state() {
         let damaged = &state[..state.len() - cut];
         assert!(other.import_state(position, damaged).is_err(), "{cut} bytes less");
     }
-    // What it was not told of, it does not draft for.
+    // Switched off, it drafts for no text.
     other.drafting(0).unwrap();
     assert!(other.draft(case.output_ids[3]).is_err());
 }
