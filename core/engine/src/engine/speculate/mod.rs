@@ -106,7 +106,9 @@ pub(super) struct Speculation {
 
 impl Default for Speculation {
     fn default() -> Self {
-        Self { chosen: false, ..Self::of(Box::new(PromptLookup::new())) }
+        let mut lookup = Self::of(Box::new(PromptLookup::new()));
+        lookup.chosen = false;
+        lookup
     }
 }
 
