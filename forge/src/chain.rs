@@ -11,8 +11,8 @@ use crate::recipe::Recipe;
 
 /// Keys of `plan.params` under which graphs stand whose last one writes what the head reads.
 pub(crate) const DECODERS: [&str; 2] = ["decode", "prefill"];
-/// The key of lists such as that of `decode`, one for each smaller context.
-const DECODE_WITHIN: &str = "decode_within";
+/// The key of lists such as those of `decode` and `prefill` together, one for each smaller context.
+const WITHIN: &str = "within";
 /// The key of the head.
 pub(crate) const HEAD: &str = "lmhead";
 /// The key of the graphs of a drafting head, each for another number of rows.
@@ -23,7 +23,7 @@ pub(crate) const DRAFT_HEAD: &str = "draft_head";
 const GRAPHS: [&str; 12] = [
     "decode",
     "prefill",
-    DECODE_WITHIN,
+    WITHIN,
     HEAD,
     DRAFT_HEAD,
     "ffn",
@@ -39,11 +39,11 @@ const GRAPHS: [&str; 12] = [
 /// input `x` of the second has another width or another element type than the output `y` of the first.
 pub(crate) fn check(recipe: &Recipe) -> Result<()> {
     let lists = recipe.plan_params.iter().map(|(key, value)| (key.as_str(), value));
-    let lists = lists.filter(|(key, _)| *key != DECODE_WITHIN);
-    let within = within(&recipe.plan_params).map(|list| (DECODE_WITHIN, list));
+    let lists = lists.filter(|(key, _)| *key != WITHIN);
+    let within = within(&recipe.plan_params).map(|list| (WITHIN, list));
     for (key, value) in lists.chain(within) {
         let mut chain = named(recipe, key, value)?;
-        if key == DECODE_WITHIN || DECODERS.contains(&key) {
+        if key == WITHIN || DECODERS.contains(&key) {
             let head = recipe.plan_params.get(HEAD).map(|head| named(recipe, HEAD, head));
             chain.extend(head.transpose()?.unwrap_or_default());
         }
@@ -59,15 +59,24 @@ pub(crate) fn decoders(params: &Map<String, Value>) -> impl Iterator<Item = &Val
     DECODERS.into_iter().filter_map(|key| params.get(key)).chain(within(params))
 }
 
-/// The lists of [`DECODE_WITHIN`].
+/// The lists of [`WITHIN`].
 pub(crate) fn within(params: &Map<String, Value>) -> impl Iterator<Item = &Value> {
-    params.get(DECODE_WITHIN).and_then(Value::as_array).into_iter().flatten()
+    params.get(WITHIN).and_then(Value::as_array).into_iter().flatten()
 }
 
 /// The names of a value, a string or a list of strings.
 pub(crate) fn names(value: &Value) -> impl Iterator<Item = &str> {
     let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
     list.iter().filter_map(Value::as_str)
+}
+
+/// Whether a value names a graph, by its name or by one with `*` for a number at its end.
+pub(crate) fn names_graph(value: &Value, graph: &str) -> bool {
+    names(value).any(|name| {
+        let number = name.strip_suffix('*').and_then(|stem| graph.strip_prefix(stem));
+        name == graph
+            || number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
+    })
 }
 
 /// The graphs that a value names, a string or a list of strings; `a*` names `a0`, `a1` and so on, none of which hands

@@ -18,13 +18,13 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::bundle::replace_json;
-use crate::chain::{DECODERS, names, within};
+use crate::chain::{DECODERS, names_graph, within};
 use crate::checkpoint::read_json;
 use crate::compile::Compiler as _;
 use crate::graph::Graph;
 use crate::progress::Progress;
 use crate::qnn::QnnCompiler;
-use crate::recipe::{ContextPlan, Recipe};
+use crate::recipe::{CONTEXTS, ContextPlan, Recipe};
 
 /// Voltage corner that estimates are for by default, about turbo.
 pub const DEFAULT_CORNER: u32 = 7;
@@ -180,19 +180,13 @@ fn of_step(context: &ContextPlan, graph: &Graph, step: Option<usize>) -> bool {
     context.optional.is_none() && !context.once && step.is_some() && rows(graph) == step
 }
 
-/// Positions of the context that a graph of a step is for, where `plan.params.decode_within` has graphs for several:
-/// those of the mask of any shard without the token's own, as that of a shard may be for sliding layers alone.
+/// Positions of the context that a decoder's graph is for, where there are several (`params.contexts`).
 fn context_positions(recipe: &Recipe, graph: &Graph) -> Option<usize> {
-    let params = &recipe.plan_params;
-    within(params).next()?;
-    let whole = params.get(DECODERS[0]);
-    let lists = whole.into_iter().chain(within(params));
-    let mut lists = lists.map(|list| names(list).collect::<Vec<_>>());
-    let list = lists.find(|list| list.contains(&graph.name()))?;
-    let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
-    let shards = graphs.filter(|graph| list.contains(&graph.name()));
-    let mask = shards.flat_map(Graph::tensors).find(|tensor| tensor.name == "cmask")?;
-    mask.shape.last()?.checked_sub(1)
+    let sizes = recipe.params.get(CONTEXTS)?.as_array()?;
+    let whole = recipe.plan_params.get(DECODERS[0]).zip(recipe.params.get("max_ctx"));
+    let mut lists = within(&recipe.plan_params).zip(sizes).chain(whole);
+    let (_, positions) = lists.find(|(list, _)| names_graph(list, graph.name()))?;
+    usize::try_from(positions.as_u64()?).ok()
 }
 
 /// What a graph of log-mel frames `mel` `[frames, mels]` covers, by the manifest's `params.audio.front_end` and
@@ -442,6 +436,36 @@ mod tests {
         let params = json!({"audio": {"front_end": front_end}, "transcription": transcription});
         assert_eq!(seconds(params), Some(26.0));
         assert_eq!(seconds(json!({})), None);
+    }
+
+    /// Also where layers are named by a pattern, and where masks are of rings.
+    #[test]
+    fn a_graph_is_for_the_positions_of_its_context() {
+        for (tiny, whole, smaller) in [
+            ("gemma4-tiny", "decode_p0", "decode32_p0"),
+            ("phimoe-6", "a1", "a32_1"),
+            ("qwen3-moe", "decode1", "decode32_1"),
+        ] {
+            let checkpoint =
+                crate::checkpoint::Checkpoint::open(&qhx_paths::fixture(tiny)).unwrap();
+            let options = crate::ForgeOptions {
+                contexts: vec![32, 64],
+                max_ctx: Some(200),
+                ..crate::ForgeOptions::new("out")
+            };
+            let (_, recipe) =
+                crate::plan::plan(&checkpoint, crate::registry::recipe, &options, false).unwrap();
+            let positions = |name: &str| {
+                let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
+                let found = graphs.filter(|graph| graph.name().starts_with(name));
+                let mut found = found.map(|graph| context_positions(&recipe, graph));
+                found.next().unwrap_or_else(|| panic!("{tiny}: no graph {name}"))
+            };
+            assert_eq!(positions(whole), Some(200), "{tiny}");
+            assert_eq!(positions(smaller), Some(32), "{tiny}");
+            assert_eq!(positions(&smaller.replace("32", "64")), Some(64), "{tiny}");
+            assert_eq!(positions("lmhead"), None, "{tiny}");
+        }
     }
 
     #[test]

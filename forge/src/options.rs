@@ -76,7 +76,7 @@ pub struct ForgeOptions {
     /// graph for an empty list.
     pub prefill: Option<Vec<usize>>,
     /// Positions of smaller contexts that get graphs for one token of their own: a token reads as many rows of caches.
-    /// Each makes a further context of a shard, unless weights are shared.
+    /// Each makes a further context of a shard, unless weights are shared; then prompts have such graphs, too.
     pub contexts: Vec<usize>,
     /// Put graphs over the same weights into one context. The compiler has to know as well: see
     /// [`crate::qnn::QnnCompiler::share_weights`].

@@ -16,6 +16,8 @@ use crate::weight::{RowSource, Storage, Weight};
 
 /// Contexts that a device holds at once.
 pub const MAX_CONTEXTS: usize = 8;
+/// The key of `params` that lists the positions of smaller contexts, as [`RecipeOptions::contexts`] does.
+pub(crate) const CONTEXTS: &str = "contexts";
 
 /// Precision of the weights, the highest first. Activations are f16 on the NPU either way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -122,8 +124,8 @@ pub struct RecipeOptions {
     /// Of the family's own choice of [`RecipeOptions::prefill`] only the largest number: the weights are large, and each
     /// number holds them once more.
     pub one_prefill: bool,
-    /// Positions of smaller contexts that have graphs for one token of their own, ascending, each below
-    /// [`RecipeOptions::max_ctx`].
+    /// Positions of smaller contexts that have graphs of their own, ascending, each below [`RecipeOptions::max_ctx`]: see
+    /// [`crate::kit::steps`].
     pub contexts: Vec<usize>,
     /// Graphs over the same weights stand in one context, whose compiler keeps each weight once.
     pub share_weights: bool,

@@ -5,11 +5,11 @@ use std::fmt;
 
 use qhx_core::op::Segment;
 use qhx_core::{Error, ErrorKind, Result};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::checkpoint::Checkpoint;
 use crate::keys;
-use crate::recipe::{Precision, Probe, Recipe, RecipeOptions, Task};
+use crate::recipe::{CONTEXTS, Precision, Probe, Recipe, RecipeOptions, Task};
 
 /// Makes graphs and a plan of a checkpoint.
 pub type MakeRecipe = fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>;
@@ -108,7 +108,8 @@ impl RecipeEntry {
         Self { prefill_graphs: true, ..self }
     }
 
-    /// It has graphs for one token in smaller contexts, see [`RecipeOptions::contexts`].
+    /// It has graphs for smaller contexts, see [`RecipeOptions::contexts`]: caches have as many rows as a
+    /// [`crate::kit::Step`] has positions.
     pub const fn smaller_contexts(self) -> Self {
         Self { smaller_contexts: true, ..self }
     }
@@ -322,30 +323,41 @@ pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe
     check_contexts(options, entry.smaller_contexts && task == Task::Generate, found)?;
     keys::check(checkpoint, found)?;
     let choices = entry.choices(&options.choices)?;
-    (entry.make)(checkpoint, &RecipeOptions { choices, task, ..options.clone() })
+    let mut recipe = (entry.make)(checkpoint, &RecipeOptions { choices, task, ..options.clone() })?;
+    if !options.contexts.is_empty() {
+        recipe.params.insert(CONTEXTS.to_owned(), json!(options.contexts));
+    }
+    Ok(recipe)
 }
 
 /// Errors for smaller contexts that the recipe lacks, or that are none.
 fn check_contexts(options: &RecipeOptions, made: bool, found: &str) -> Result<()> {
-    let Some(first) = options.contexts.first() else { return Ok(()) };
+    if options.contexts.is_empty() {
+        return Ok(());
+    }
     let fail = |what: String, hint: &str| Err(Error::new(ErrorKind::Usage, what).hint(hint));
+    let list: Vec<_> = options.contexts.iter().map(usize::to_string).collect();
+    let list = list.join(",");
     if !made {
-        let what =
-            format!("graphs for a context of {first}, but those of a {found} have one context");
+        let what = format!("--contexts {list}: the graphs of a {found} have one context");
         return fail(what, "omit --contexts");
     }
-    let ends = options.contexts.iter().copied().chain([options.max_ctx]);
-    let pairs = std::iter::once(0).chain(options.contexts.iter().copied()).zip(ends);
-    match pairs.into_iter().find(|(before, now)| before >= now) {
-        None => Ok(()),
-        Some((before, now)) => fail(
-            format!(
-                "contexts {:?} and {}: {before} is not below {now}",
-                options.contexts, options.max_ctx
-            ),
-            "name smaller contexts in ascending order, each below --max-ctx",
-        ),
+    let (max_ctx, mut before) = (options.max_ctx, 0);
+    for &positions in &options.contexts {
+        let wrong = match (positions > before, positions < max_ctx) {
+            (true, true) => None,
+            (false, _) => Some(format!("above {before}")),
+            (_, false) => Some(format!("below {max_ctx}")),
+        };
+        if let Some(wrong) = wrong {
+            return fail(
+                format!("--contexts {list} with --max-ctx {max_ctx}: {positions} is not {wrong}"),
+                "name smaller contexts in ascending order, each below --max-ctx",
+            );
+        }
+        before = positions;
     }
+    Ok(())
 }
 
 /// The min number of shards that a checkpoint's recipe makes, see [`RecipeEntry::shards`].

@@ -44,6 +44,14 @@ impl Op for Generate {
                 ),
             ),
             (
+                "within",
+                json!({
+                    "description": "For each smaller context, graphs as those of decode and prefill.",
+                    "type": "array",
+                    "items": schema::graphs("Names, of which one * stands for the layer's number.")
+                }),
+            ),
+            (
                 "lmhead",
                 json!({
                     "description": "Graph from hidden state to logits, final norm included.",

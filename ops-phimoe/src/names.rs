@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 const DECODE: &str = "/plan/params/decode";
 const PREFILL: &str = "/plan/params/prefill";
+const WITHIN: &str = "/plan/params/within";
 
 /// `plan.params`. The defaults are the names of the published bundles.
 #[derive(Debug, Deserialize)]
@@ -16,6 +17,8 @@ pub(crate) struct Params {
     decode: OneOrMany,
     /// As `decode`, for several tokens.
     prefill: OneOrMany,
+    /// For each smaller context, graphs as those of `decode` and `prefill`.
+    within: Vec<OneOrMany>,
     /// Graph from hidden state to logits.
     lmhead: String,
     #[serde(flatten)]
@@ -26,7 +29,13 @@ impl Default for Params {
     fn default() -> Self {
         let one = |name: &str| OneOrMany::One(name.to_owned());
         let experts = ExpertParams::default();
-        Self { decode: one("a*"), prefill: one("pf*"), lmhead: "lmhead_ar1".to_owned(), experts }
+        Self {
+            decode: one("a*"),
+            prefill: one("pf*"),
+            within: Vec::new(),
+            lmhead: "lmhead_ar1".to_owned(),
+            experts,
+        }
     }
 }
 
@@ -34,8 +43,8 @@ impl Params {
     /// The graphs of these names. Those for prompts are all there, or none of them.
     pub fn graphs(&self, host: &Host) -> Result<DecoderGraphs> {
         let declared = host.value::<usize>("/params/n_layers")?;
-        let names = names(host, DECODE, &self.decode, declared)?;
-        let layers = names.len();
+        let every = names(host, DECODE, &self.decode, declared)?;
+        let layers = every.len();
         if let Some(declared) = declared.filter(|declared| *declared != layers) {
             return Err(Error::manifest(format!(
                 "manifest {DECODE}: {layers} graphs, expected {declared}, one for each layer (params.n_layers), or a name \
@@ -43,10 +52,15 @@ impl Params {
                 host.graphs().len()
             )));
         }
-        let decode = layer_graphs(host, DECODE, &names, layers)?;
+        let decode = layer_graphs(host, DECODE, &every, layers)?;
         let prefill = self.prefill(host, layers)?;
         let head = host.require_graph("/plan/params/lmhead", &self.lmhead)?;
-        DecoderGraphs::of(host, decode, prefill, Some(head))
+        let found = DecoderGraphs::of(host, decode, prefill, Some(head))?;
+        self.within.iter().enumerate().try_fold(found, |found, (index, graphs)| {
+            let pointer = format!("{WITHIN}/{index}");
+            let names = names(host, &pointer, graphs, Some(layers))?;
+            found.within(host, &pointer, layer_graphs(host, &pointer, &names, layers)?)
+        })
     }
 
     fn prefill(&self, host: &Host, layers: usize) -> Result<Vec<GraphId>> {

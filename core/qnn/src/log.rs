@@ -13,7 +13,6 @@ use std::thread::ThreadId;
 use qhx_qnn_sys as sys;
 use serde::{Deserialize, Serialize};
 
-
 /// How much the libraries say.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,

@@ -3,6 +3,7 @@
 use qhx_core::Result;
 use qhx_core::onnx::attention::POSITION_AXIS;
 
+use super::contexts::Step;
 use super::layers::Layers;
 use crate::builder::GraphBuilder;
 use crate::graph::{Elem, TensorId, UnaryOp};
@@ -48,6 +49,11 @@ impl AttendInputs<'_> {
     /// Inputs under [`AttendInputs::NAMES`], a row of the mask for each token.
     pub const fn new(rotary: usize, rows: usize, capacity: usize) -> Self {
         Self { names: Self::NAMES, rotary, rows, mask_rows: rows, capacity }
+    }
+
+    /// Inputs under [`AttendInputs::NAMES`] of a decoder's graph, for layers that see all of the context.
+    pub const fn of(rotary: usize, step: Step) -> Self {
+        Self::new(rotary, step.rows, step.positions)
     }
 
     /// Adds inputs for cosines and sines `[rows, rotary / 2]` alone, for [`rotate`]; gives them as

@@ -85,8 +85,10 @@ pub(super) fn rows_beside(
     };
     rows.sort_unstable();
     rows.dedup();
-    // A decoder's shards for one token, those of each prefill graph, and the others.
-    let contexts = |sizes: usize| (sizes + 1).saturating_mul(options.shards).saturating_add(others);
+    // A decoder's shards for one token, in each context, those of each prefill graph, and the others.
+    let tokens = 1 + options.contexts.len();
+    let contexts =
+        |sizes: usize| (sizes + tokens).saturating_mul(options.shards).saturating_add(others);
     while options.prefill.is_none()
         && !options.share_weights
         && rows.len() > 1
@@ -106,29 +108,106 @@ pub(super) fn rows_beside(
     Ok(rows)
 }
 
+/// The size of a decoder's graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Step {
+    /// Tokens that it takes at once.
+    pub rows: usize,
+    /// Positions that its caches of full attention hold: the context, or one of [`RecipeOptions::contexts`].
+    pub positions: usize,
+}
+
+impl Step {
+    /// What begins the names of graphs of this size: `decode`, `prefill16`; in a smaller context `decode512`,
+    /// `prefill16_512`.
+    pub(super) fn stem(self, options: &RecipeOptions) -> String {
+        let Self { rows, positions } = self;
+        match (rows, positions == options.max_ctx) {
+            (1, true) => "decode".to_owned(),
+            (1, false) => format!("decode{positions}"),
+            (_, true) => format!("prefill{rows}"),
+            (_, false) => format!("prefill{rows}_{positions}"),
+        }
+    }
+}
+
+/// The sizes of a decoder's graphs: for one token, for each number of `prompts`, and then the same in the smaller
+/// contexts of the options. Prompts have graphs there where weights are shared, as these hold none of their own then.
+pub fn steps(options: &RecipeOptions, prompts: &[usize]) -> Vec<Step> {
+    let rows = || std::iter::once(1).chain(prompts.iter().copied());
+    let whole = rows().map(|rows| Step { rows, positions: options.max_ctx });
+    let within = options.contexts.iter().flat_map(|&positions| {
+        let made = move |rows: &usize| *rows == 1 || options.share_weights && *rows <= positions;
+        rows().filter(made).map(move |rows| Step { rows, positions })
+    });
+    whole.chain(within).collect()
+}
+
 /// Contexts of a decoder, and `plan.params`.
 #[derive(Debug, Clone)]
 pub struct Decoder {
     /// The contexts, in the order in which a step runs them.
     pub contexts: Vec<ContextPlan>,
-    /// The graphs' names under `decode`, `prefill` (where there are such graphs) and `lmhead`.
+    /// The graphs' names under `decode`, `prefill` and `within` (where there are such graphs) and `lmhead`.
     pub plan_params: Map<String, Value>,
 }
 
-impl Decoder {
-    /// Adds a graph of the layers of a shard: to the shard's context where the graphs of one share their weights.
-    fn add(&mut self, options: &RecipeOptions, shard: usize, name: String, graph: Graph) {
-        match self.contexts.get_mut(shard).filter(|_| options.share_weights) {
-            Some(context) => context.graphs.push(graph),
-            None => self.contexts.push(ContextPlan::new(name, options.precision, vec![graph])),
+/// What a decoder is made of so far.
+#[derive(Debug)]
+pub(super) struct Parts<'a> {
+    options: &'a RecipeOptions,
+    contexts: Vec<ContextPlan>,
+    decode: Vec<String>,
+    prefill: Vec<String>,
+    /// For each of the smaller contexts.
+    within: Vec<Vec<String>>,
+}
+
+impl<'a> Parts<'a> {
+    pub fn new(options: &'a RecipeOptions) -> Self {
+        let within = vec![Vec::new(); options.contexts.len()];
+        let (contexts, decode, prefill) = Default::default();
+        Self { options, contexts, decode, prefill, within }
+    }
+
+    /// Adds graphs of the layers of a shard: to the shard's context where the graphs of one share their weights.
+    pub fn add(&mut self, step: Step, shard: usize, key: String, graphs: Vec<Graph>) {
+        let smaller = self.options.contexts.iter().position(|context| *context == step.positions);
+        let list = match smaller {
+            Some(context) => &mut self.within[context],
+            None if step.rows == 1 => &mut self.decode,
+            None => &mut self.prefill,
+        };
+        list.extend(graphs.iter().map(|graph| graph.name().to_owned()));
+        match self.contexts.get_mut(shard).filter(|_| self.options.share_weights) {
+            Some(context) => context.graphs.extend(graphs),
+            None => self.contexts.push(ContextPlan::new(key, self.options.precision, graphs)),
         }
+    }
+
+    /// With the head, before which come further contexts.
+    pub fn finish(mut self, others: Option<ContextPlan>, head: Graph) -> Decoder {
+        let mut plan_params = Map::new();
+        plan_params.insert("decode".to_owned(), one_or_many(self.decode));
+        if !self.prefill.is_empty() {
+            plan_params.insert("prefill".to_owned(), one_or_many(self.prefill));
+        }
+        if !self.within.is_empty() {
+            let lists = self.within.into_iter().map(one_or_many).collect();
+            plan_params.insert("within".to_owned(), lists);
+        }
+        plan_params.insert("lmhead".to_owned(), json!(head.name()));
+        self.contexts.extend(others);
+        self.contexts.push(ContextPlan::alone(head));
+        Decoder { contexts: self.contexts, plan_params }
     }
 }
 
 /// The contexts of a decoder of `layers` layers: graphs `decode` for one token, graphs `prefill<P>` for each P of
-/// `prompts`, spread over the shards of the options, and the graph of the head.
+/// `prompts`, the same for smaller contexts ([`steps`]), spread over the shards of the options, and the graph of the
+/// head.
 ///
-/// `make` makes the graph of the given name that takes some rows of tokens through some layers. With
+/// `make` makes the graph of the given name and size that goes through some layers. With
 /// [`RecipeOptions::share_weights`] the graphs of the same layers stand in one context.
 ///
 /// # Errors
@@ -137,44 +216,12 @@ pub fn decoder(
     options: &RecipeOptions,
     layers: usize,
     prompts: &[usize],
-    make: impl Fn(&str, Range<usize>, usize) -> Result<Graph>,
+    make: impl Fn(&str, Range<usize>, Step) -> Result<Graph>,
     head: Graph,
 ) -> Result<Decoder> {
     let ranges = even(layers, options.shards);
-    let make = |name: &str, range, rows| make(name, range, rows).map(Some);
+    let make = |name: &str, range, step| make(name, range, step).map(Some);
     decoder_of(options, &ranges, prompts, make, head)
-}
-
-/// As [`decoder`], with graphs `decode<N>` for one token in a context of N positions, for each N of
-/// [`RecipeOptions::contexts`]. `make` gets the positions last.
-///
-/// # Errors
-/// Those of `make`.
-pub fn decoder_within(
-    options: &RecipeOptions,
-    layers: usize,
-    prompts: &[usize],
-    make: impl Fn(&str, Range<usize>, usize, usize) -> Result<Graph>,
-    head: Graph,
-) -> Result<Decoder> {
-    let whole = |name: &str, range: Range<usize>, rows| make(name, range, rows, options.max_ctx);
-    let mut decoder = decoder(options, layers, prompts, whole, head)?;
-    // The head is last.
-    let head = decoder.contexts.pop();
-    let mut within = Vec::new();
-    for &positions in &options.contexts {
-        let shards = shards(&format!("decode{positions}"), layers, options.shards);
-        within.push(one_or_many(shards.iter().map(|(name, _)| name.clone()).collect()));
-        for (index, (name, range)) in shards.into_iter().enumerate() {
-            let graph = make(&name, range, 1, positions)?;
-            decoder.add(options, index, name, graph);
-        }
-    }
-    decoder.contexts.extend(head);
-    if !within.is_empty() {
-        decoder.plan_params.insert("decode_within".to_owned(), Value::Array(within));
-    }
-    Ok(decoder)
 }
 
 /// As [`decoder`], with the layers of each shard. `make` gives none where a prompt does not need the layers: those
@@ -186,35 +233,18 @@ pub fn decoder_of(
     options: &RecipeOptions,
     ranges: &[Range<usize>],
     prompts: &[usize],
-    make: impl Fn(&str, Range<usize>, usize) -> Result<Option<Graph>>,
+    make: impl Fn(&str, Range<usize>, Step) -> Result<Option<Graph>>,
     head: Graph,
 ) -> Result<Decoder> {
-    let precision = options.precision;
-    let mut made = Decoder { contexts: Vec::new(), plan_params: Map::new() };
-    let mut decode = Vec::new();
-    for (name, range) in named("decode", ranges) {
-        let graph = make(&name, range, 1)?.into_iter().collect();
-        made.contexts.push(ContextPlan::new(name.clone(), precision, graph));
-        decode.push(name);
-    }
-    let mut prefill = Vec::new();
-    for &rows in prompts {
-        for (index, (name, range)) in
-            named(&format!("prefill{rows}"), ranges).into_iter().enumerate()
-        {
-            let Some(graph) = make(&name, range, rows)? else { continue };
-            prefill.push(name.clone());
-            made.add(options, index, name, graph);
+    let mut parts = Parts::new(options);
+    for step in steps(options, prompts) {
+        for (shard, (name, range)) in named(&step.stem(options), ranges).into_iter().enumerate() {
+            if let Some(graph) = make(&name, range, step)? {
+                parts.add(step, shard, name, vec![graph]);
+            }
         }
     }
-    let Decoder { contexts, plan_params } = &mut made;
-    plan_params.insert("decode".to_owned(), one_or_many(decode));
-    if !prefill.is_empty() {
-        plan_params.insert("prefill".to_owned(), one_or_many(prefill));
-    }
-    plan_params.insert("lmhead".to_owned(), json!(head.name()));
-    contexts.push(ContextPlan::alone(head));
-    Ok(made)
+    Ok(parts.finish(None, head))
 }
 
 /// Keys of `params` of the manifest that every decoder has.

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
-use super::contexts::{Decoder, even, named, one_or_many, rows_beside};
+use super::contexts::{Decoder, Parts, Step, even, named, rows_beside, steps};
 use super::layers::{Layers, Mlp};
 use super::reader::Reader;
 use crate::builder::GraphBuilder;
@@ -328,61 +328,47 @@ pub fn expert_ranges(sparse: &[bool]) -> Vec<Range<usize>> {
 }
 
 /// The contexts of a decoder with experts: graphs `decode<n>` for one token and `prefill<P>_<n>` for each P of
-/// `prompts`, each through the layers of one of [`expert_ranges`], spread over the shards of the options; a context of
-/// the experts' graphs `ffn` and `ffn_pf`; and the head's, which normalises the residual.
+/// `prompts`, the same for smaller contexts (`decode512_<n>`, see [`super::steps`]), each through the layers of one of
+/// [`expert_ranges`], spread over the shards of the options; a context of the experts' graphs `ffn` and `ffn_pf`; and the
+/// head's, which normalises the residual.
 ///
 /// # Errors
-/// Those of `make`, which makes the graph of the given name that takes some rows of tokens through some layers.
+/// Those of `make`, which makes the graph of the given name and size that goes through some layers.
 pub fn expert_decoder(
     options: &RecipeOptions,
     sparse: &[bool],
     prompts: &[usize],
     experts: &Experts,
-    make: impl Fn(&str, Range<usize>, usize) -> Result<Graph>,
+    make: impl Fn(&str, Range<usize>, Step) -> Result<Graph>,
     head: Graph,
 ) -> Result<Decoder> {
     let ranges = expert_ranges(sparse);
     let shards = even(ranges.len(), options.shards.min(ranges.len()));
-    let (precision, inputs) = (options.precision, ExpertInputs::of(options));
-    let mut contexts: Vec<ContextPlan> = Vec::new();
-    let mut plan = Map::new();
-    let mut prefill = Vec::new();
-    for rows in std::iter::once(1).chain(prompts.iter().copied()) {
-        let (key, stem) = match rows {
-            1 => ("decode".to_owned(), "decode".to_owned()),
-            _ => (format!("prefill{rows}"), format!("prefill{rows}_")),
-        };
-        let mut names = Vec::new();
-        for (shard, (key, members)) in named(&key, &shards).into_iter().enumerate() {
-            let mut graphs = Vec::new();
-            for index in members {
-                let name = format!("{stem}{index}");
-                graphs.push(make(&name, ranges[index].clone(), rows)?);
-                names.push(name);
-            }
-            match contexts.get_mut(shard).filter(|_| options.share_weights && rows > 1) {
-                // Weights are shared by the graphs of one context.
-                Some(context) => context.graphs.extend(graphs),
-                None => contexts.push(ContextPlan::new(key, precision, graphs)),
-            }
-        }
-        match rows {
-            1 => drop(plan.insert("decode".to_owned(), one_or_many(names))),
-            _ => prefill.extend(names),
+    let inputs = ExpertInputs::of(options);
+    let mut parts = Parts::new(options);
+    for step in steps(options, prompts) {
+        let stem = step.stem(options);
+        let between = if stem == "decode" { "" } else { "_" };
+        for (shard, (key, members)) in named(&stem, &shards).into_iter().enumerate() {
+            let graph = |index: usize| {
+                make(&format!("{stem}{between}{index}"), ranges[index].clone(), step)
+            };
+            parts.add(step, shard, key, members.map(graph).collect::<Result<_>>()?);
         }
     }
     let mut of_experts = vec![experts.token_graph("ffn", inputs)?];
-    plan.insert("ffn".to_owned(), json!("ffn"));
     if let Some(widest) = prompts.iter().max() {
         of_experts.push(experts.rows_graph("ffn_pf", inputs, experts.rows_of(*widest))?);
-        plan.insert("ffn_prefill".to_owned(), json!("ffn_pf"));
-        plan.insert("prefill".to_owned(), one_or_many(prefill));
     }
-    inputs.plan(&mut plan);
-    plan.insert("lmhead".to_owned(), json!(head.name()));
-    contexts.push(ContextPlan::new("experts".to_owned(), Default::default(), of_experts));
-    contexts.push(ContextPlan::alone(head));
-    Ok(Decoder { contexts, plan_params: plan })
+    let of_experts = ContextPlan::new("experts".to_owned(), Default::default(), of_experts);
+    let mut decoder = parts.finish(Some(of_experts), head);
+    let plan = &mut decoder.plan_params;
+    plan.insert("ffn".to_owned(), json!("ffn"));
+    if !prompts.is_empty() {
+        plan.insert("ffn_prefill".to_owned(), json!("ffn_pf"));
+    }
+    inputs.plan(plan);
+    Ok(decoder)
 }
 
 /// As [`super::prefill_rows`], beside one context more, that of the experts.

@@ -246,7 +246,8 @@ pub(crate) struct ShapeArgs {
     #[arg(long, value_name = "P", value_delimiter = ',')]
     pub prefill: Option<Vec<usize>>,
     /// Smaller contexts that get graphs for one token of their own, such as 512,1024,2048: a token then reads as many
-    /// rows of caches, and no more. Each is a further context binary, unless weights are shared [default: none]
+    /// rows of caches, and no more. Each is a further context binary, unless weights are shared; then prompts have such
+    /// graphs, too [default: none]
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub contexts: Vec<usize>,
     /// Keep weights that prompt and decode graphs have in common once. Such context binaries load on

@@ -21,7 +21,7 @@ use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Conv1d, Elem, Graph, TensorId};
 use crate::kit::{
-    Attend, AttendInputs, Attention, Decoder, Heads, Layers, MatrixFile, Processor, Reader,
+    Attend, AttendInputs, Attention, Decoder, Heads, Layers, MatrixFile, Processor, Reader, Step,
     check_shape, decoder, matrices, object, prefill_rows,
 };
 use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
@@ -121,7 +121,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         options,
         count,
         &prefill_rows(options, &PREFILL)?,
-        |name, range, rows| model.decoder(name, range, rows, options.max_ctx),
+        |name, range, step| model.decoder(name, range, step),
         layers.lmhead(hidden, vocab, true)?,
     )?;
     let encoder = ContextPlan::new("encoder".to_owned(), options.precision, vec![model.encoder()?]);
@@ -278,24 +278,18 @@ impl Model<'_> {
         b.finish()
     }
 
-    /// `rows` tokens through the layers of `range`.
-    fn decoder(
-        &self,
-        name: &str,
-        range: Range<usize>,
-        rows: usize,
-        max_ctx: usize,
-    ) -> Result<Graph> {
+    /// Tokens through the layers of `range`.
+    fn decoder(&self, name: &str, range: Range<usize>, step: Step) -> Result<Graph> {
         let Config { hidden, sources, decoder: Tower { layers: count, heads, inner }, .. } =
             *self.config;
         let last = range.end == count;
         let mut b = GraphBuilder::new(name);
-        let mut h = b.input("x", Elem::Activation, &[rows, hidden])?;
+        let mut h = b.input("x", Elem::Activation, &[step.rows, hidden])?;
         if range.start == 0 {
-            let positions = b.input("pos", Elem::Activation, &[rows, hidden])?;
+            let positions = b.input("pos", Elem::Activation, &[step.rows, hidden])?;
             h = b.add(h, positions)?;
         }
-        let attend = Attend::inputs(&mut b, &AttendInputs::new(0, rows, max_ctx))?;
+        let attend = Attend::inputs(&mut b, &AttendInputs::of(0, step))?;
         for layer in range {
             let name = format!("layers.{layer}");
             h = self.own(&mut b, h, &name, layer, heads, true, &attend)?;

@@ -25,12 +25,12 @@ pub fn decoder<'a>(roles: impl IntoIterator<Item = &'a str>) -> Value {
                 "Graphs that take several tokens of a prompt. Those with as many rows of x are the \
                  shards of one step, in order; several numbers of rows may be there."
             ),
-            "decode_within": {
+            "within": {
                 "description":
-                    "Graphs of decode with caches of fewer rows, each graph or its shards: a token goes through the \
-                     smallest ones that hold its position.",
+                    "For each smaller context the graphs of decode, and of prefill, with caches of fewer rows: a step \
+                     goes through the smallest ones that hold its positions.",
                 "type": "array",
-                "items": graphs("Graph that takes one token, or its shards in order.")
+                "items": graphs("Graphs of one smaller context, with shards in order.")
             },
             "lmhead": {
                 "description":

@@ -195,13 +195,18 @@ const ROOM: usize = 9;
 
 /// A graph of `rows` tokens with a cache, and the output `out` of `width` values a row.
 fn cached(name: &str, rows: usize, out: &str, width: usize) -> GraphInfo {
+    within(ROOM, name, rows, out, width)
+}
+
+/// The same over a cache of `room` rows.
+fn within(room: usize, name: &str, rows: usize, out: &str, width: usize) -> GraphInfo {
     graph(
         name,
         [
             tensor("x", F32, [rows, 2]),
             tensor("place", F32, [1]),
-            tensor("cmask", F32, [rows, ROOM + rows]),
-            tensor("past_k_0", F32, [ROOM, 1]),
+            tensor("cmask", F32, [rows, room + rows]),
+            tensor("past_k_0", F32, [room, 1]),
         ],
         [tensor(out, F32, [rows, width]), tensor("new_k_0", F32, [rows, 1])],
     )
@@ -817,6 +822,37 @@ fn positions_of_images_go_with_the_state() {
 }
 
 #[test]
+fn a_step_goes_through_the_smallest_context_that_holds_it() {
+    let graphs = ["three", "three5", "one", "one5"];
+    let params = json!({
+        "decode": "one", "prefill": "three", "within": [["three5", "one5"]], "lmhead": "head"
+    });
+    let mut op = harness(params, json!({"n_layers": 1}))
+        .graph(cached("one", 1, "y", 2))
+        .graph(cached("three", 3, "y", 2))
+        .graph(within(5, "one5", 1, "y", 2))
+        .graph(within(5, "three5", 3, "y", 2))
+        .graph(head())
+        .open::<TinyModel>()
+        .unwrap();
+    assert_eq!((op.info().max_ctx, &op.info().verification.widths[..]), (ROOM, &[3][..]));
+    op.prefill(&[Segment::Tokens(&[1, 2, 1])]).unwrap();
+    op.decode(2).unwrap();
+    assert_eq!(executions(&op, graphs), [0, 1, 0, 1]);
+    // Three tokens from position 4 on end behind the fifth, two do not where one of them is.
+    op.verify(&[1, 1, 1]).unwrap();
+    op.accept(1).unwrap();
+    assert_eq!((op.position(), executions(&op, graphs)), (5, [1, 1, 0, 1]));
+    op.decode(2).unwrap();
+    op.truncate(2).unwrap();
+    op.verify(&[1, 2]).unwrap();
+    op.accept(2).unwrap();
+    op.decode(2).unwrap();
+    assert_eq!(executions(&op, graphs), [1, 2, 1, 2]);
+    assert_eq!(op.bound("one", "past_k_0").unwrap()[..5], [1.0, 2.0, 1.0, 2.0, 2.0]);
+}
+
+#[test]
 fn what_does_not_fit_is_named() {
     let one = |change: &dyn Fn(&mut GraphInfo)| {
         let mut one = cached("one", 1, "y", 2);
@@ -876,6 +912,22 @@ fn what_does_not_fit_is_named() {
         error.contains("hands on y f32[1, 2], but graph \"next\" takes x f32[1, 3]"),
         "{error}"
     );
+    let smaller = || json!({"decode": "one", "within": [["other"]], "lmhead": "head"});
+    let whole = || vec![cached("one", 1, "y", 2), head()];
+    let error = fail([whole(), vec![within(5, "other", 2, "y", 2)]].concat(), smaller(), json!({}));
+    let expected =
+        "x has 2 rows, expected 1 for manifest /plan/params/within/0, as in the whole context";
+    assert!(error.contains(expected), "{error}");
+    let mut other = within(5, "other", 1, "y", 2);
+    other.outputs.remove(0);
+    let error = fail([whole(), vec![other]].concat(), smaller(), json!({}));
+    assert!(
+        error.contains("\"other\" and \"one\" take 1 rows in contexts of two sizes"),
+        "{error}"
+    );
+    let larger = within(ROOM + 1, "other", 1, "y", 2);
+    let error = fail([whole(), vec![larger]].concat(), smaller(), json!({}));
+    assert!(error.contains("another graph has this cache in another layout"), "{error}");
     let error = fail(vec![], json!({"decode": []}), json!({}));
     assert_eq!(error, "manifest /plan/params/decode: no graph is named");
 }

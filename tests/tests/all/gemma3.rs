@@ -99,12 +99,15 @@ fn the_reference_s_tokens_and_logits(made: &Scene, wide: &Path) {
     let narrow =
         made.forge(&tiny, "narrow", &["--cpu-only", "--max-ctx", "200", "--prefill", "5,7"]);
     let steps = made.forge(&tiny, "steps", &["--cpu-only", "--max-ctx", "200", "--prefill", "0"]);
+    let contexts = ["--cpu-only", "--max-ctx", "200", "--contexts", "16,32"];
+    let contexts = made.forge(&tiny, "contexts", &contexts);
     let shards = made.forge(&tiny, "shards", &["--cpu-only", "--max-ctx", "200", "--shards", "3"]);
     for (bundle, label) in [
         (wide, "prompts in chunks of 16"),
         (&narrow, "prompts in chunks of 5 and 7"),
         (&steps, "prompts token by token"),
         (&shards, "three shards"),
+        (&contexts, "three contexts"),
     ] {
         let mut model = made.open(bundle);
         greedy_exact(&mut model, &made.cases(), label);

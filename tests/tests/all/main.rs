@@ -6,6 +6,7 @@
 mod backend;
 mod bad_bundles;
 mod calibration;
+mod contexts;
 mod ctc;
 mod embed;
 mod encoders;

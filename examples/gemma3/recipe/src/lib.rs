@@ -26,7 +26,7 @@ use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::{Elem, Graph, TensorId};
 use qhx_forge::kit::{
-    Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, PREFILL_ROWS,
+    Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, PREFILL_ROWS, Step,
     VISION_WEIGHTS, check_shape, decoder, object, prefill_rows,
 };
 use qhx_forge::recipe::{Recipe, RecipeOptions};
@@ -43,6 +43,7 @@ const RESIDUAL: f32 = 1.0 / 64.0;
 qhx_forge::register_recipe!(
     RecipeEntry::new(&["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"], recipe)
         .prefill_graphs()
+        .smaller_contexts()
         .options(&[TOWERS, VISION_WEIGHTS])
 );
 
@@ -72,12 +73,12 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     // A step writes all of its rows into the ring at once.
     let ring = prompts.iter().fold(window, |ring, rows| ring.max(*rows));
     let parts = Layers { norm_offset: 1.0, ..Layers::decoder(checkpoint, options, config.eps) };
-    let model = Model { parts, config: &config, capacities: [max_ctx, ring] };
+    let model = Model { parts, config: &config, ring };
     let Decoder { contexts, plan_params } = decoder(
         options,
         layers,
         &prompts,
-        |name, range, rows| model.graph(name, range, rows),
+        |name, range, step| model.graph(name, range, step),
         parts.lmhead(config.hidden, config.vocab, config.tied)?,
     )?;
     let mut params = DecoderParams {
@@ -113,20 +114,21 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
 struct Model<'a> {
     parts: Layers<'a>,
     config: &'a Config,
-    /// Rows of the caches of full and of sliding layers.
-    capacities: [usize; 2],
+    /// Rows of the caches of sliding layers.
+    ring: usize,
 }
 
 impl Model<'_> {
-    /// `rows` tokens through the layers of `range`, over caches.
-    fn graph(&self, name: &str, range: Range<usize>, rows: usize) -> Result<Graph> {
-        let config = self.config;
+    /// Tokens through the layers of `range`, over caches.
+    fn graph(&self, name: &str, range: Range<usize>, step: Step) -> Result<Graph> {
+        let (config, rows) = (self.config, step.rows);
+        let capacities = [step.positions, self.ring];
         let mut b = GraphBuilder::new(name);
         let mut h = b.input("x", Elem::Activation, &[rows, config.hidden])?;
         let kinds = &config.sliding[range.clone()];
         let mut attend = |kind: usize, names| {
             let used = kinds.contains(&(kind == 1));
-            let sizes = AttendInputs::new(config.heads.dim, rows, self.capacities[kind]);
+            let sizes = AttendInputs::new(config.heads.dim, rows, capacities[kind]);
             let inputs = AttendInputs { names, ..sizes };
             used.then(|| Attend::inputs(&mut b, &inputs)).transpose()
         };

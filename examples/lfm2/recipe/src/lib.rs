@@ -26,7 +26,7 @@ use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::{Elem, Graph, TensorId};
 use qhx_forge::kit::{
     Attend, AttendInputs, Attention, Decoder, DecoderParams, EXPERTS, ExpertNames, Layers, Mlp,
-    PREFILL_ROWS, check_shape, decoder, expert_decoder, expert_prefill_rows, prefill_rows,
+    PREFILL_ROWS, Step, check_shape, decoder, expert_decoder, expert_prefill_rows, prefill_rows,
 };
 use qhx_forge::recipe::{Recipe, RecipeOptions};
 use qhx_forge::{RecipeEntry, register_recipe};
@@ -36,9 +36,14 @@ use serde_json::json;
 
 const PARTS: [&str; 3] = ["w1", "w3", "w2"];
 
-register_recipe!(RecipeEntry::new(&["Lfm2ForCausalLM"], recipe).prefill_graphs());
 register_recipe!(
-    RecipeEntry::new(&["Lfm2MoeForCausalLM"], recipe).prefill_graphs().options(&[EXPERTS])
+    RecipeEntry::new(&["Lfm2ForCausalLM"], recipe).prefill_graphs().smaller_contexts()
+);
+register_recipe!(
+    RecipeEntry::new(&["Lfm2MoeForCausalLM"], recipe)
+        .prefill_graphs()
+        .smaller_contexts()
+        .options(&[EXPERTS])
 );
 
 /// The graphs of a checkpoint, and the plan that runs them with `lfm2_generate`.
@@ -48,8 +53,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let count = config.attention.len();
     check_shape(options, count, config.max_positions)?;
     let layers = Layers::decoder(checkpoint, options, config.eps);
-    let make =
-        |name: &str, range, rows| graph(&layers, &config, options.max_ctx, name, range, rows);
+    let make = |name: &str, range, step| graph(&layers, &config, name, range, step);
     let mut params =
         DecoderParams { hidden, vocab, layers: count, heads, rope_theta }.map(options.max_ctx);
     let (decoder, tables) = match &config.sparse {
@@ -80,18 +84,18 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         .tables(tables))
 }
 
-/// `rows` tokens through the layers of `range`.
+/// Tokens through the layers of `range`.
 fn graph(
     layers: &Layers<'_>,
     config: &Config,
-    max_ctx: usize,
     name: &str,
     range: Range<usize>,
-    rows: usize,
+    step: Step,
 ) -> Result<Graph> {
+    let rows = step.rows;
     let mut b = GraphBuilder::new(name);
     let mut h = b.input("x", Elem::Activation, &[rows, config.hidden])?;
-    let inputs = AttendInputs::new(config.heads.dim, rows, max_ctx);
+    let inputs = AttendInputs::of(config.heads.dim, step);
     let kinds = &config.attention[range.clone()];
     let attend = kinds.contains(&true).then(|| Attend::inputs(&mut b, &inputs)).transpose()?;
     let older = config.kernel - 1;

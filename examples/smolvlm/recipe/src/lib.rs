@@ -24,7 +24,7 @@ use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::{Elem, Graph};
 use qhx_forge::kit::{
-    Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, Processor,
+    Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, Processor, Step,
     VISION_WEIGHTS, check_shape, decoder, prefill_rows,
 };
 use qhx_forge::recipe::{Recipe, RecipeOptions};
@@ -41,6 +41,7 @@ qhx_forge::register_recipe!(
         recipe
     )
     .prefill_graphs()
+    .smaller_contexts()
     .options(&[VISION_WEIGHTS])
 );
 
@@ -60,7 +61,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         options,
         config.layers,
         &prefill_rows(options, &PREFILL)?,
-        |name, range, rows| graph(&layers, &config, name, range, rows, max_ctx),
+        |name, range, step| graph(&layers, &config, name, range, step),
         layers.lmhead(config.hidden, config.vocab, config.tied)?,
     )?;
     let Config { hidden, vocab, heads, rope_theta, .. } = config;
@@ -80,19 +81,18 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     Ok(recipe)
 }
 
-/// `rows` tokens through the layers of `range`.
+/// Tokens through the layers of `range`.
 fn graph(
     layers: &Layers<'_>,
     config: &Config,
     name: &str,
     range: Range<usize>,
-    rows: usize,
-    max_ctx: usize,
+    step: Step,
 ) -> Result<Graph> {
     let last = range.end == config.layers;
     let mut b = GraphBuilder::new(name);
-    let mut h = b.input("x", Elem::Activation, &[rows, config.hidden])?;
-    let attend = Attend::inputs(&mut b, &AttendInputs::new(config.heads.dim, rows, max_ctx))?;
+    let mut h = b.input("x", Elem::Activation, &[step.rows, config.hidden])?;
+    let attend = Attend::inputs(&mut b, &AttendInputs::of(config.heads.dim, step))?;
     for layer in range {
         let name = format!("layers.{layer}");
         let attention = Attention {

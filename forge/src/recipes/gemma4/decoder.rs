@@ -10,7 +10,7 @@ use qhx_core::{DType, Error, ErrorKind, Result};
 use super::config::Config;
 use crate::builder::GraphBuilder;
 use crate::graph::{Elem, Graph, TensorId};
-use crate::kit::{Attend, AttendInputs, Heads, Layers, mix, rope, rotate};
+use crate::kit::{Attend, AttendInputs, Heads, Layers, Step, mix, rope, rotate};
 use crate::weight::{RowSource, row_range};
 
 /// Makes the graphs of the decoder.
@@ -18,8 +18,8 @@ use crate::weight::{RowSource, row_range};
 pub(super) struct Model<'a> {
     pub parts: Layers<'a>,
     pub config: &'a Config,
-    /// Rows of the caches of full and of sliding layers.
-    pub capacities: [usize; 2],
+    /// Rows of the caches of sliding layers.
+    pub ring: usize,
     /// Inputs of an MLP's down projection are divided by 2 to this power.
     pub down_shift: i32,
     /// Parts that an MLP's down projection is split into; their outputs are added in pairs.
@@ -59,12 +59,13 @@ impl Model<'_> {
         rows > 1 && self.verify != Some(rows) && self.config.shared > 0
     }
 
-    /// `rows` tokens through the layers of `range`, over caches.
+    /// Tokens through the layers of `range`, over caches.
     ///
     /// A graph that only fills caches ends with the keys and values of the last layer that has some, and gives no `y`
     /// there. Layers after that are not in such a graph.
-    pub fn graph(&self, name: &str, range: Range<usize>, rows: usize) -> Result<Graph> {
-        let config = self.config;
+    pub fn graph(&self, name: &str, range: Range<usize>, step: Step) -> Result<Graph> {
+        let (config, rows) = (self.config, step.rows);
+        let capacities = [step.positions, self.ring];
         let fills = self.only_fills(rows);
         let range = if fills { range.start..range.end.min(config.first_shared()) } else { range };
         // Of the last layer with a cache such a graph needs keys and values alone.
@@ -94,7 +95,7 @@ impl Model<'_> {
             let among = |layers: &Range<usize>| {
                 config.sliding.get(layers.clone()).unwrap_or_default().contains(&(kind == 1))
             };
-            let sizes = AttendInputs::new(config.heads[kind].dim, rows, self.capacities[kind]);
+            let sizes = AttendInputs::new(config.heads[kind].dim, rows, capacities[kind]);
             let sizes = AttendInputs { names, ..sizes };
             if among(&attending) {
                 let attend = Attend::inputs(&mut b, &sizes)?;

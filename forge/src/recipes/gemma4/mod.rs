@@ -14,7 +14,7 @@
 //! | `row_k_i`, `row_v_i` | `[kv_heads, 1, head_dim]` | what a donor in an earlier graph gave for the token |
 //! | head: `x` → `logits` | `[1, hidden]` → `[1, vocab]` | before the softcap |
 //!
-//! `rows` is `max_ctx` for full layers. For sliding ones it is the window, or P of the widest graph where that is
+//! `rows` is `max_ctx` for full layers, in graphs of a smaller context its positions. For sliding ones it is the window, or P of the widest graph where that is
 //! more, and the host keeps the cache as a ring.
 //!
 //! The last layers have no keys of their own: they read those of a donor, the last layer of their kind that has some.
@@ -96,6 +96,7 @@ const AUDIO_WEIGHTS: RecipeOption = RecipeOption {
 register_recipe!(
     RecipeEntry::new(&["Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"], recipe)
         .prefill_graphs()
+        .smaller_contexts()
         .shards(PARTS)
         .options(&[
             TOWERS,
@@ -125,7 +126,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let model = Model {
         parts,
         config: &config,
-        capacities: [max_ctx, ring],
+        ring,
         down_shift: DOWN_SHIFT.choice(options).and_then(|k| k.parse().ok()).unwrap_or(0),
         down_split: DOWN_SPLIT.choice(options).and_then(|n| n.parse().ok()).unwrap_or(1),
         verify,
@@ -138,9 +139,9 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         options,
         &config.parts(options.shards),
         &prompts,
-        |name, range, rows| {
-            let skipped = model.only_fills(rows) && range.start >= config.first_shared();
-            (!skipped).then(|| model.graph(name, range, rows)).transpose()
+        |name, range, step| {
+            let skipped = model.only_fills(step.rows) && range.start >= config.first_shared();
+            (!skipped).then(|| model.graph(name, range, step)).transpose()
         },
         parts.lmhead(config.hidden, config.vocab, config.tied)?,
     )?;

@@ -46,7 +46,7 @@ use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
 use crate::kit::{
     Attend, AttendInputs, Decoder, DecoderParams, EXPERTS, ExpertNames, Layers, PREFILL_ROWS,
-    Reader, check_shape, decoder_within, expert_decoder, expert_prefill_rows, object, prefill_rows,
+    Reader, check_shape, decoder, expert_decoder, expert_prefill_rows, object, prefill_rows,
 };
 use crate::recipe::{Recipe, RecipeOptions, Task};
 use crate::register_recipe;
@@ -95,6 +95,7 @@ register_recipe!(
 register_recipe!(
     RecipeEntry::new(&["Qwen3MoeForCausalLM"], recipe)
         .prefill_graphs()
+        .smaller_contexts()
         .longest(longest)
         .options(&[EXPERTS])
 );
@@ -171,7 +172,7 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
     if let Some(cap) = config.logits_cap {
         params.insert("final_logit_softcapping".to_owned(), json!(cap));
     }
-    let inputs = |rows, positions| AttendInputs::new(config.rope.rotary, rows, positions);
+    let inputs = |step| AttendInputs::of(config.rope.rotary, step);
     let (decoder, tables) = match &config.sparse {
         None => {
             let prompts = prefill_rows(options, &PREFILL_ROWS)?;
@@ -184,13 +185,11 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
                 let local = json!({"layers": sliding.collect::<Vec<_>>(), "window": window});
                 params.insert("local".to_owned(), local);
             }
-            let decoder = decoder_within(
+            let decoder = decoder(
                 options,
                 config.layers,
                 &prompts,
-                |name, range, rows, positions| {
-                    run(&layers, config, name, range, inputs(rows, positions), ring)
-                },
+                |name, range, step| run(&layers, config, name, range, inputs(step), ring),
                 head(&layers, config)?,
             )?;
             (decoder, Vec::new())
@@ -206,9 +205,8 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
                 &sparse.layers,
                 &expert_prefill_rows(options, &PREFILL_ROWS)?,
                 &sparse.experts,
-                |name, range, rows| {
-                    let inputs = inputs(rows, options.max_ctx);
-                    until_experts(&layers, config, sparse, name, range, &inputs)
+                |name, range, step| {
+                    until_experts(&layers, config, sparse, name, range, &inputs(step))
                 },
                 layers.normed_lmhead(config.hidden, config.vocab, config.tied, "norm")?,
             )?;

@@ -6,21 +6,20 @@ use super::config::Config;
 use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
-use crate::kit::{Attend, AttendInputs, Attention, Layers};
+use crate::kit::{Attend, AttendInputs, Attention, Layers, Step};
 
-/// `rows` tokens through attention and router of a layer, over a cache of `max_ctx` positions.
+/// Tokens through attention and router of a layer, over a cache.
 pub(super) fn attention(
     layers: &Layers<'_>,
     config: &Config,
     name: &str,
     layer: usize,
-    rows: usize,
-    max_ctx: usize,
+    step: Step,
 ) -> Result<Graph> {
     let tensor = |part: &str| format!("layers.{layer}.{part}");
     let mut b = GraphBuilder::new(name);
-    let x = b.input("x", Elem::Activation, &[rows, config.hidden])?;
-    let attend = Attend::inputs(&mut b, &AttendInputs::new(config.heads.dim, rows, max_ctx))?;
+    let x = b.input("x", Elem::Activation, &[step.rows, config.hidden])?;
+    let attend = Attend::inputs(&mut b, &AttendInputs::of(config.heads.dim, step))?;
     b.scope("attn");
     let normed = layers.layer_norm(&mut b, x, &tensor("input_layernorm"))?;
     let attention = Attention {

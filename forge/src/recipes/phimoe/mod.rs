@@ -14,6 +14,8 @@
 //! | `past_k_i`, `past_v_i` | `[kv_heads, max_ctx, head_dim]` | |
 //! | → `new_k_i`, `new_v_i` | `[kv_heads, P, head_dim]` | keys after rope |
 //!
+//! Graphs of a smaller context of N positions are `a<N>_<i>` and `pf<P>_<N>_<i>`, with N rows of caches.
+//!
 //! `ffn2` runs the two experts of a token and adds the residual, `ffn_pf` one expert over some of the tokens that chose it.
 //! Their weights are inputs: f16, or int8 with scales that the output is multiplied by.
 //! `lmhead_ar1` is final norm and head.
@@ -27,8 +29,8 @@ use serde_json::{Map, Value, json};
 use crate::checkpoint::Checkpoint;
 use crate::graph::Graph;
 use crate::kit::{
-    DecoderParams, EXPERTS, ExpertInputs, ExpertNames, Layers, check_shape, object, one_or_many,
-    prefill_rows,
+    DecoderParams, EXPERTS, ExpertInputs, ExpertNames, Layers, Step, check_shape, object,
+    one_or_many, prefill_rows, steps,
 };
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, Recipe, RecipeOptions};
 use crate::register_recipe;
@@ -44,6 +46,7 @@ const PREFILL: [usize; 1] = [128];
 register_recipe!(
     RecipeEntry::new(&["PhimoeForCausalLM", "PhiMoEForCausalLM"], recipe)
         .prefill_graphs()
+        .smaller_contexts()
         .options(&[EXPERTS])
 );
 
@@ -56,16 +59,15 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     // Graphs that share weights stand in one context, of which no part can be left out.
     let optional = (!options.share_weights).then(|| "prefill".to_owned());
     let mut contexts: Vec<ContextPlan> = Vec::new();
-    let mut spread = |key: &str, stem: &str, rows: usize, optional: Option<String>| {
+    let (mut prefill, mut within) = (Vec::new(), vec![Vec::new(); options.contexts.len()]);
+    for step in steps(options, &prompts) {
+        let stem = stem(options, &prompts, step);
+        let key = stem.trim_end_matches('_');
         for shard in 0..options.shards {
             let range = shard * config.layers / options.shards
                 ..(shard + 1) * config.layers / options.shards;
-            let graphs: Vec<_> = range
-                .map(|layer| {
-                    let name = format!("{stem}{layer}");
-                    attention(&layers, &config, &name, layer, rows, options.max_ctx)
-                })
-                .collect::<Result<_>>()?;
+            let graph = |layer| attention(&layers, &config, &format!("{stem}{layer}"), layer, step);
+            let graphs: Vec<_> = range.map(graph).collect::<Result<_>>()?;
             if let Some(other) = contexts.get_mut(shard).filter(|_| options.share_weights) {
                 other.graphs.extend(graphs);
                 continue;
@@ -75,21 +77,16 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
                 2 => format!("{key}_{}", ["lo", "hi"][shard]),
                 _ => format!("{key}_p{shard}"),
             };
-            let optional = optional.clone();
+            let optional = optional.clone().filter(|_| step.rows > 1);
             let context = ContextPlan::new(key, options.precision, graphs);
             contexts.push(ContextPlan { optional, ..context });
         }
-        Ok::<_, Error>(())
-    };
-    spread("a", "a", 1, None)?;
-    let mut prefill = Vec::new();
-    for &rows in &prompts {
-        let (key, stem) = match prompts.len() {
-            1 => ("pf".to_owned(), "pf".to_owned()),
-            _ => (format!("pf{rows}"), format!("pf{rows}_")),
-        };
-        spread(&key, &stem, rows, optional.clone())?;
-        prefill.push(format!("{stem}*"));
+        let smaller = options.contexts.iter().position(|context| *context == step.positions);
+        match smaller.and_then(|context| within.get_mut(context)) {
+            Some(names) => names.push(format!("{stem}*")),
+            None if step.rows > 1 => prefill.push(format!("{stem}*")),
+            None => {}
+        }
     }
     let mut alone = |graph: Graph, optional| {
         contexts.push(ContextPlan { optional, ..ContextPlan::alone(graph) });
@@ -115,7 +112,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
             _ => "ask for fewer shards, or for prefill graphs of one number of tokens",
         }));
     }
-    Ok(Recipe::new("phimoe", "phimoe_generate", contexts, plan_params(inputs, prefill))
+    Ok(Recipe::new("phimoe", "phimoe_generate", contexts, plan_params(inputs, prefill, within))
         .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)
         .params(params(&config, options))
         .tables(vec![experts.tables(checkpoint, (0..config.layers).map(names))?]))
@@ -134,11 +131,29 @@ fn params(config: &Config, options: &RecipeOptions) -> Map<String, Value> {
     params
 }
 
-fn plan_params(inputs: ExpertInputs, prefill: Vec<String>) -> Map<String, Value> {
+/// What the names of graphs begin with, before the number of the layer.
+fn stem(options: &RecipeOptions, prompts: &[usize], Step { rows, positions }: Step) -> String {
+    match (rows, positions == options.max_ctx) {
+        (1, true) => "a".to_owned(),
+        (1, false) => format!("a{positions}_"),
+        (_, true) if prompts.len() == 1 => "pf".to_owned(),
+        (_, true) => format!("pf{rows}_"),
+        (_, false) => format!("pf{rows}_{positions}_"),
+    }
+}
+
+fn plan_params(
+    inputs: ExpertInputs,
+    prefill: Vec<String>,
+    within: Vec<Vec<String>>,
+) -> Map<String, Value> {
     let mut plan = object(json!({"decode": "a*", "ffn": "ffn2", "lmhead": "lmhead_ar1"}));
     if !prefill.is_empty() {
         plan.insert("prefill".to_owned(), one_or_many(prefill));
         plan.insert("ffn_prefill".to_owned(), json!("ffn_pf"));
+    }
+    if !within.is_empty() {
+        plan.insert("within".to_owned(), within.into_iter().map(one_or_many).collect());
     }
     inputs.plan(&mut plan);
     plan

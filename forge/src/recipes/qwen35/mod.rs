@@ -46,7 +46,7 @@ use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
 use crate::kit::{
     Attend, AttendInputs, Decoder, DecoderParams, EXPERTS, ExpertNames, Layers, Mlp, PREFILL_ROWS,
-    VISION_WEIGHTS, check_shape, decoder, expert_decoder, expert_prefill_rows, prefill_rows,
+    Step, VISION_WEIGHTS, check_shape, decoder, expert_decoder, expert_prefill_rows, prefill_rows,
 };
 use crate::recipe::{Probe, Recipe, RecipeOptions};
 use crate::recipes::vision::{self, DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE, VISION_SHIFT, Vision};
@@ -67,12 +67,14 @@ const TOWER: RecipeOption = RecipeOption {
 register_recipe!(
     RecipeEntry::new(&["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"], recipe)
         .prefill_graphs()
+        .smaller_contexts()
         .options(&[IMAGE_SIZE, IMAGE_PATCHES, TOWER, VISION_SHIFT, MTP])
         .probe(probe)
 );
 register_recipe!(
     RecipeEntry::new(&["Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"], recipe)
         .prefill_graphs()
+        .smaller_contexts()
         .options(&[EXPERTS, IMAGE_SIZE, IMAGE_PATCHES, TOWER, VISION_SHIFT])
         .probe(probe)
 );
@@ -84,7 +86,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let layers = Layers { norm_offset: 1.0, ..Layers::decoder(checkpoint, options, config.eps) };
     let model = Model { layers, config: &config };
     let count = config.layers.len();
-    let make = |name: &str, range, rows| graph(&model, options.max_ctx, name, range, rows);
+    let make = |name: &str, range, step| graph(&model, name, range, step);
     let (hidden, vocab, tied) = (config.hidden, config.vocab, config.tied);
     let (decoder, tables) = match &config.experts {
         None => {
@@ -169,19 +171,13 @@ fn probe(checkpoint: &Checkpoint, options: &RecipeOptions, shown: Segment<'_>) -
     vision::probe(checkpoint, tower, options, size(tower, options), shown)
 }
 
-/// `rows` tokens through the layers of `range`.
-fn graph(
-    model: &Model<'_>,
-    max_ctx: usize,
-    name: &str,
-    range: Range<usize>,
-    rows: usize,
-) -> Result<Graph> {
-    let (layers, config) = (&model.layers, model.config);
+/// Tokens through the layers of `range`.
+fn graph(model: &Model<'_>, name: &str, range: Range<usize>, step: Step) -> Result<Graph> {
+    let (layers, config, rows) = (&model.layers, model.config, step.rows);
     let mut b = GraphBuilder::new(name);
     let mut h = b.input("x", Elem::Activation, &[rows, config.hidden])?;
     let full = |i: usize| config.layers.get(i) == Some(&LayerKind::Full);
-    let inputs = AttendInputs::new(config.rotary_dim, rows, max_ctx);
+    let inputs = AttendInputs::of(config.rotary_dim, step);
     let attend = range.clone().any(full).then(|| Attend::inputs(&mut b, &inputs)).transpose()?;
     let several = rows > 1 && range.clone().any(|i| !full(i));
     let chunks = several.then(|| Chunks::inputs(&mut b, model, rows)).transpose()?;

@@ -23,7 +23,7 @@ use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
 use crate::kit::{
-    Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, VISION_WEIGHTS,
+    Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, Step, VISION_WEIGHTS,
     check_shape, decoder, prefill_rows,
 };
 use crate::recipe::{Probe, Recipe, RecipeOptions};
@@ -38,6 +38,7 @@ const DEFAULT_PREFILL: [usize; 2] = [16, 320];
 register_recipe!(
     RecipeEntry::new(&["Qwen3VLForConditionalGeneration", QWEN2_5], recipe)
         .prefill_graphs()
+        .smaller_contexts()
         .options(&[IMAGE_SIZE, IMAGE_PATCHES, VISION_WEIGHTS, VISION_SHIFT])
         .probe(probe)
 );
@@ -50,7 +51,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         options,
         config.layers,
         &prefill_rows(options, &DEFAULT_PREFILL)?,
-        |name, range, rows| run(&layers, &config, name, range, rows, options.max_ctx),
+        |name, range, step| run(&layers, &config, name, range, step),
         layers.lmhead(config.hidden, config.vocab, config.tied)?,
     )?;
     let mut recipe = Recipe::new(config.family, "qwen3vl_generate", contexts, plan_params)
@@ -86,13 +87,13 @@ fn run(
     config: &Config,
     name: &str,
     range: Range<usize>,
-    rows: usize,
-    max_ctx: usize,
+    step: Step,
 ) -> Result<Graph> {
+    let rows = step.rows;
     let last = range.end == config.layers;
     let mut b = GraphBuilder::new(name);
     let mut h = b.input("x", Elem::Activation, &[rows, config.hidden])?;
-    let attend = Attend::inputs(&mut b, &AttendInputs::new(config.heads.dim, rows, max_ctx))?;
+    let attend = Attend::inputs(&mut b, &AttendInputs::of(config.heads.dim, step))?;
     for layer in range {
         let name = format!("layers.{layer}");
         let attention = Attention {

@@ -10,7 +10,7 @@ use crate::{Error, GraphId, Host, OneOrMany, Result};
 
 const DECODE: &str = "/plan/params/decode";
 const PREFILL: &str = "/plan/params/prefill";
-const DECODE_WITHIN: &str = "/plan/params/decode_within";
+const WITHIN: &str = "/plan/params/within";
 
 /// What `plan.params` declares about a decoder ([`crate::schema::decoder`]).
 #[derive(Debug, Deserialize)]
@@ -18,7 +18,7 @@ struct Params {
     decode: OneOrMany,
     prefill: Option<OneOrMany>,
     #[serde(default)]
-    decode_within: Vec<OneOrMany>,
+    within: Vec<OneOrMany>,
     lmhead: Option<String>,
     draft_head: Option<OneOrMany>,
 }
@@ -57,13 +57,15 @@ impl<'a> LayerState<'a> {
 }
 
 /// The graphs of a decoder, as `plan.params` names them: `decode` takes one token, those of `prefill`
-/// take several, those of `decode_within` take one in a smaller context, `lmhead` makes logits of a hidden state, and
-/// those of `draft_head` take hidden states and tokens, and give hidden states of draft tokens.
+/// take several, those of `within` do the same in smaller contexts, `lmhead` makes logits of a hidden state, and those
+/// of `draft_head` take hidden states and tokens, and give hidden states of draft tokens.
 #[derive(Debug)]
 pub struct DecoderGraphs {
     /// Graphs of a step with their number of rows: those for one token, then those for prompts, the narrowest first,
-    /// and then those for one token in a smaller context.
+    /// and then those for as many tokens in smaller contexts.
     pub(super) passes: Vec<(usize, Vec<GraphId>)>,
+    /// How many of them are not of a smaller context.
+    pub(super) whole: usize,
     pub(super) head: Option<GraphId>,
     /// Graphs of the drafting head, with the number of pairs that each takes.
     pub(super) draft_head: Vec<(usize, GraphId)>,
@@ -81,24 +83,42 @@ impl DecoderGraphs {
         let prefill = params.prefill.map(|graphs| graphs.graphs(host, PREFILL)).transpose()?;
         let head = params.lmhead.map(|name| host.require_graph(LMHEAD, &name)).transpose()?;
         let mut found = Self::of(host, decode, prefill.unwrap_or_default(), head)?;
-        for (index, graphs) in params.decode_within.iter().enumerate() {
-            let graphs = graphs.graphs(host, &format!("{DECODE_WITHIN}/{index}"))?;
-            let (rows, _) = host.rows_of(graphs[0], host.input(graphs[0], "x")?)?;
-            if rows != 1 {
-                return Err(Error::graph(format!(
-                    "graph {:?}: x has {rows} rows, expected 1 for manifest {DECODE_WITHIN}/{index}",
-                    host.graph(graphs[0]).name
-                )));
-            }
-            found.passes.push((1, graphs));
-        }
         if let Some(graphs) = params.draft_head {
             for graph in graphs.graphs(host, DRAFT_HEAD)? {
                 let (rows, _) = host.rows_of(graph, host.input(graph, "x")?)?;
                 found.draft_head.push((rows, graph));
             }
         }
-        Ok(found)
+        params.within.iter().enumerate().try_fold(found, |found, (index, graphs)| {
+            let pointer = format!("{WITHIN}/{index}");
+            let graphs = graphs.graphs(host, &pointer)?;
+            found.within(host, &pointer, graphs)
+        })
+    }
+
+    /// Adds the graphs of a smaller context, which `pointer` of the manifest names: for one token, and for as many as
+    /// graphs of the whole context take, all of them or some. Those with as many rows of `x` are shards, in order.
+    ///
+    /// # Errors
+    /// When a graph takes a number of tokens that none of the whole context takes.
+    pub fn within(mut self, host: &Host, pointer: &str, graphs: Vec<GraphId>) -> Result<Self> {
+        let first = self.passes.len();
+        for graph in graphs {
+            let (rows, _) = host.rows_of(graph, host.input(graph, "x")?)?;
+            let whole = self.passes[..self.whole].iter().map(|(rows, _)| *rows);
+            if !whole.clone().any(|have| have == rows) {
+                let expected = whole.map(|rows| rows.to_string()).collect::<Vec<_>>().join(" or ");
+                return Err(Error::graph(format!(
+                    "graph {:?}: x has {rows} rows, expected {expected} for manifest {pointer}, as in the whole context",
+                    host.graph(graph).name
+                )));
+            }
+            match self.passes[first..].iter_mut().find(|(have, _)| *have == rows) {
+                Some((_, shards)) => shards.push(graph),
+                None => self.passes.push((rows, vec![graph])),
+            }
+        }
+        Ok(self)
     }
 
     /// The same of graphs that an op has found by itself: those for one token in order, those for several in the order
@@ -134,7 +154,8 @@ impl DecoderGraphs {
             }
         }
         passes.sort_by_key(|(rows, _)| *rows);
-        Ok(Self { passes, head, draft_head: Vec::new(), hidden })
+        let whole = passes.len();
+        Ok(Self { passes, whole, head, draft_head: Vec::new(), hidden })
     }
 
     /// Groups for [`StateCarrier::new`]: the number of a group is that of its pass.

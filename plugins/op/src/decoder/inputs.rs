@@ -10,8 +10,8 @@ use crate::{GraphId, Host, Result};
 /// The graphs that take a number of tokens in one step.
 #[derive(Debug, Clone, Copy)]
 pub struct Pass<'a> {
-    /// Its number: 0 takes one token; the prefill passes follow, the narrowest first, and then those that take one
-    /// token in a smaller context.
+    /// Its number: 0 takes one token; the prefill passes follow, the narrowest first, and then those that take as many
+    /// tokens in smaller contexts.
     pub index: usize,
     /// The shards, in order.
     pub graphs: &'a [GraphId],
@@ -235,11 +235,9 @@ impl Masks {
 
 impl Filler for Masks {
     fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()> {
-        let smaller = pass.index > 0 && pass.rows == 1;
-        let mask = match (pass.begins, smaller) {
-            (true, _) => self.mask.without_cache(),
-            (_, true) => self.mask.within(pass.capacity),
-            _ => self.mask,
+        let mask = match pass.begins {
+            true => self.mask.without_cache(),
+            false => self.mask.within(pass.capacity),
         };
         self.masks.push(mask.bind(host, pass.graphs, pass.rows)?);
         Ok(())

@@ -107,14 +107,15 @@ impl DecoderBuilder {
         let mut rows_of_tokens = EmbeddingRows::of(embedding);
         fillers.push(Box::new(ValidRows::default()));
         let max_ctx = max_ctx(host, state.capacity())?;
-        let mut passes = Vec::with_capacity(graphs.passes.len());
+        let whole = graphs.whole;
+        let mut passes: Vec<Shards> = Vec::with_capacity(graphs.passes.len());
         let mut within = Vec::new();
         for (index, (rows, shards)) in graphs.passes.into_iter().enumerate() {
             state.check_complete(host, index)?;
             let capacity = state.capacity_in(index).unwrap_or(0);
-            if index > STEP && rows == 1 {
-                within.push((capacity, index));
-            }
+            let like =
+                passes.iter().take(whole).position(|pass| index >= whole && pass.rows == rows);
+            within.extend(like.map(|like| Within { like, capacity, pass: index }));
             let begins = begins(host, index, &shards)?;
             let pass = Pass { index, graphs: &shards, rows, begins, capacity };
             rows_of_tokens.bind(host, pass)?;
@@ -122,7 +123,11 @@ impl DecoderBuilder {
                 true => {
                     let x = rows_of_tokens.input(index);
                     let x = Tensor { buffer: x.buffer(), dtype: x.dtype() };
-                    Some(Residual::open(host, shards.clone(), Some(x))?)
+                    let shared = like.and_then(|like| passes[like].residual.as_ref());
+                    Some(match shared {
+                        Some(shared) => Residual::beside(host, shards.clone(), shared)?,
+                        None => Residual::open(host, shards.clone(), Some(x))?,
+                    })
                 }
                 false => {
                     for pair in shards.windows(2) {
@@ -190,13 +195,18 @@ impl DecoderBuilder {
             )));
         }
         let widest = passes.iter().map(|pass| pass.rows).max().unwrap_or(1);
-        within.sort_unstable();
-        // What takes a token is decided by the position, not by what it costs.
-        let priced = &passes[..passes.len() - within.len()];
-        let plan = Passes::plan(&costs(host, priced, experts.as_ref()), max_ctx);
+        for Within { like, pass, .. } in &within {
+            if passes[*pass].gives_logits() != passes[*like].gives_logits() {
+                return Err(only_one_gives_logits(host, &passes[*pass], &passes[*like]));
+            }
+        }
+        within.sort_unstable_by_key(|within| within.capacity);
+        // Which context a step is in is decided by the position, not by what it costs.
+        let plan = Passes::plan(&costs(host, &passes[..whole], experts.as_ref()), max_ctx);
         Ok(Decoder {
             op,
             passes,
+            whole,
             plan,
             within,
             experts,
@@ -252,6 +262,16 @@ fn experts(host: &mut Host, passes: &[Shards], rule: Option<Rule>) -> Result<Opt
     let params = host.params::<ExpertParams>()?;
     let rule = rule.map_or_else(|| host.require("/params/router"), Ok)?;
     Experts::open(host, &params, rule, step, widest).map(Some)
+}
+
+fn only_one_gives_logits(host: &Host, one: &Shards, other: &Shards) -> Error {
+    let name = |pass: &Shards| host.graph(pass.graphs[pass.graphs.len() - 1]).name.clone();
+    Error::graph(format!(
+        "graphs {:?} and {:?} take {} rows in contexts of two sizes, and only one of them gives y or logits",
+        name(one),
+        name(other),
+        one.rows
+    ))
 }
 
 fn mixed_experts(host: &Host, with: &Shards, without: &Shards) -> Error {
@@ -338,6 +358,17 @@ impl Shards {
     }
 }
 
+/// A pass that does in a smaller context what another does in the whole one.
+#[derive(Debug, Clone, Copy)]
+struct Within {
+    /// Number of that other one.
+    like: usize,
+    /// Positions that its caches hold.
+    capacity: usize,
+    /// Its number.
+    pass: usize,
+}
+
 /// The tokens of a step in the prompt that is being consumed; of one that is decoded, the default.
 #[derive(Debug, Clone, Copy, Default)]
 struct PromptSpan<'a> {
@@ -355,13 +386,15 @@ const STEP: usize = 0;
 #[derive(Debug)]
 pub struct Decoder {
     op: &'static str,
-    /// The one-token pass, then the prefill passes, the narrowest first, and then one-token passes of smaller
-    /// contexts. The number of a pass is that of its group in the state carrier.
+    /// The one-token pass, then the prefill passes, the narrowest first, and then those of smaller contexts. The number
+    /// of a pass is that of its group in the state carrier.
     passes: Vec<Shards>,
-    /// Which of them prompts go through.
+    /// How many of them are not of smaller contexts.
+    whole: usize,
+    /// Which of these prompts go through.
     plan: Passes,
-    /// Passes of one token in smaller contexts: positions that their caches hold, the fewest first, and the number.
-    within: Vec<(usize, usize)>,
+    /// The passes of smaller contexts, the smallest first.
+    within: Vec<Within>,
     experts: Option<Experts>,
     head: Option<Head>,
     fillers: Vec<Box<dyn Filler>>,
@@ -562,7 +595,7 @@ impl Decoder {
         span: PromptSpan<'_>,
         logits: bool,
     ) -> Result<Option<View>> {
-        let pass = if pass == STEP { self.smallest() } else { pass };
+        let pass = self.smallest(pass);
         self.run(host, pass, span, logits)?;
         let row = self.chunk.len() - 1;
         let view = if logits { self.logits_of(host, pass, row)? } else { None };
@@ -570,11 +603,11 @@ impl Decoder {
         Ok(view)
     }
 
-    /// The pass of one token with the smallest context that holds the position.
-    fn smallest(&self) -> usize {
-        let position = self.state.position();
-        let holds = self.within.iter().find(|(capacity, _)| position < *capacity);
-        holds.map_or(STEP, |&(_, pass)| pass)
+    /// The pass that does the same as `pass` in the smallest context that holds `self.chunk`.
+    fn smallest(&self, pass: usize) -> usize {
+        let end = self.state.position() + self.chunk.len();
+        let holds = |within: &&Within| within.like == pass && end <= within.capacity;
+        self.within.iter().find(holds).map_or(pass, |within| within.pass)
     }
 
     /// Fills the inputs and executes the graphs for `self.chunk`; the state stays as it is. Without `logits`, graphs

@@ -15,13 +15,14 @@ use crate::{Error, Host, Result, Verification, View};
 impl Decoder {
     /// In steps of how many tokens draft tokens are verified, or why not.
     pub fn verification(&self) -> Verification {
-        let passes = self.passes.iter().enumerate();
+        let whole = &self.passes[..self.whole];
+        let passes = whole.iter().enumerate();
         let widths: Vec<_> =
             passes.filter(|(pass, _)| self.verifies(*pass)).map(|(_, pass)| pass.rows).collect();
         if !widths.is_empty() {
             return Verification { widths, refusal: None };
         }
-        let mut wide = self.passes.iter().filter(|pass| pass.rows > 1).peekable();
+        let mut wide = whole.iter().filter(|pass| pass.rows > 1).peekable();
         Verification::refused(if wide.peek().is_none() {
             "the bundle has no graphs that take several tokens (plan.params.prefill)"
         } else if wide.clone().all(|pass| pass.begins) {
@@ -48,7 +49,7 @@ impl Decoder {
         self.unkept = None;
         check_room(self.state.position(), tokens.len(), self.max_ctx)?;
         let fits = |&pass: &usize| self.verifies(pass) && tokens.len() <= self.passes[pass].rows;
-        let pass = (STEP + 1..self.passes.len()).find(fits);
+        let pass = (STEP + 1..self.whole).find(fits);
         let Some(pass) = pass.filter(|_| !tokens.is_empty()) else {
             return Err(Error::prompt(format!(
                 "{} tokens to check in one step, expected one or more, as many as graphs take: {:?}",
@@ -58,6 +59,7 @@ impl Decoder {
         };
         self.chunk.clear();
         self.chunk.extend_from_slice(tokens);
+        let pass = self.smallest(pass);
         self.run(host, pass, PromptSpan::default(), true)?;
         self.unkept = Some((pass, self.state.changes()));
         Ok(())
@@ -104,7 +106,8 @@ impl Decoder {
             let Shards { rows, only_full, begins, .. } = self.passes[pass];
             rows > 1 && !only_full && !begins && count <= rows
         };
-        let again = if count == 1 { STEP } else { (STEP + 1..pass).find(fits).unwrap_or(pass) };
+        let again =
+            if count == 1 { STEP } else { (STEP + 1..self.whole).find(fits).unwrap_or(pass) };
         self.step(host, again, PromptSpan::default(), false).map(drop)
     }
 }

@@ -155,6 +155,36 @@ impl Residual {
         Ok(residual)
     }
 
+    /// The same graphs for a smaller context, over the buffers of `whole`, which the experts' graphs read and write; the
+    /// `x` of the first graph is bound to its own already.
+    ///
+    /// # Errors
+    /// When there are not as many graphs, or a tensor is missing or has another size or type.
+    pub fn beside(host: &mut Host, graphs: Vec<GraphId>, whole: &Self) -> Result<Self> {
+        if graphs.len() != whole.graphs.len() {
+            return Err(Error::graph(format!(
+                "{} graphs from {:?} on, expected {}, as many as from {:?} on, which take as many tokens",
+                graphs.len(),
+                host.graph(graphs[0]).name,
+                whole.graphs.len(),
+                host.graph(whole.graphs[0]).name
+            )));
+        }
+        for (layer, &graph) in graphs.iter().enumerate() {
+            if layer > 0 {
+                let x = host.input(graph, "x")?;
+                bind(host, graph, x, whole.x)?;
+            }
+            let routed = layer < whole.layers;
+            let outputs = [("y", whole.y), ("z", whole.z), (ROUTER, whole.router)];
+            for (role, tensor) in outputs.into_iter().take(if routed { 3 } else { 1 }) {
+                let port = host.output(graph, role)?;
+                bind(host, graph, port, tensor)?;
+            }
+        }
+        Ok(Self { graphs, ..*whole })
+    }
+
     /// Where the residual is after the last layer, `[rows, hidden]`: a graph and its tensor there, and the values.
     ///
     /// # Errors

@@ -56,10 +56,10 @@ impl Cache {
         let mut shift = |block: usize| {
             bytes.copy_within(block * from..block * from + length, block * to);
         };
-        // No block may be written over before it was moved.
+        // No block may be written over before it was moved; the first one stays where it is.
         match stride > self.stride {
-            true => (0..self.outer).rev().for_each(&mut shift),
-            false => (0..self.outer).for_each(&mut shift),
+            true => (1..self.outer).rev().for_each(&mut shift),
+            false => (1..self.outer).for_each(&mut shift),
         }
         self.stride = stride;
     }
