@@ -340,7 +340,7 @@ fn context_sizes<'a>(
         precision: context.precision,
         weight_bytes,
         binary_bytes: total([weight_bytes, weight_bytes / WEIGHTS_PER_BYTE, nodes * NODE_BYTES]),
-        io_bytes: total(context.graphs.iter().map(io_bytes)),
+        io_bytes: io_bytes(&context.graphs),
         onnx_bytes: if options.onnx { total([new_bytes, nodes * 200]) } else { 0 },
     }
 }
@@ -360,11 +360,24 @@ fn distinct_weights<'a>(graphs: impl IntoIterator<Item = &'a Graph>) -> BTreeMap
     weights.map(|weight| (weight.source().name(), weight.qnn_bytes())).collect()
 }
 
-/// Bytes of a graph's inputs and outputs.
-fn io_bytes(graph: &Graph) -> u64 {
-    let info = graph.info(Elem::qnn);
-    let tensors = info.inputs.iter().chain(&info.outputs);
-    total(tensors.map(|t| t.try_byte_len().map_or(u64::MAX, |n| n as u64)))
+/// Bytes of the inputs and outputs of a context's graphs, of which those that are the same cache lie in one buffer.
+fn io_bytes(graphs: &[Graph]) -> u64 {
+    let mut caches: BTreeMap<String, u64> = BTreeMap::new();
+    let mut others = Vec::new();
+    for graph in graphs {
+        let info = graph.info(Elem::qnn);
+        for tensor in info.inputs.into_iter().chain(info.outputs) {
+            let bytes = tensor.try_byte_len().map_or(u64::MAX, |n| n as u64);
+            match tensor.name.starts_with("past_") {
+                true => {
+                    let largest = caches.entry(tensor.name).or_default();
+                    *largest = bytes.max(*largest);
+                }
+                false => others.push(bytes),
+            }
+        }
+    }
+    total(caches.into_values().chain(others))
 }
 
 /// A sum of sizes. Those of a configuration that is inconsistent may be larger than any number of bytes.

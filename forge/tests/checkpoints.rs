@@ -3,6 +3,8 @@
 
 #[path = "checkpoints/adapters.rs"]
 mod adapters;
+#[path = "checkpoints/contexts.rs"]
+mod contexts;
 #[path = "checkpoints/encoders.rs"]
 mod encoders;
 #[path = "checkpoints/formats.rs"]

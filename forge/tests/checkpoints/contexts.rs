@@ -1,0 +1,34 @@
+//! What plans say of several contexts and of long ones.
+
+use qhx_forge::checkpoint::Checkpoint;
+use qhx_forge::plan::{Plan, plan};
+use qhx_forge::registry::recipe;
+use qhx_forge::{ForgeOptions, Precision};
+
+/// Of Llama-3.2-1B's shapes, over 32,768 positions.
+fn planned(edit: impl FnOnce(&mut ForgeOptions)) -> Plan {
+    let config = qhx_paths::workspace().join("tests/configs/llama-3.2-1b.json");
+    let mut options = ForgeOptions {
+        max_ctx: Some(32_768),
+        precision: Precision::W4A16,
+        ..ForgeOptions::new("out")
+    };
+    edit(&mut options);
+    let checkpoint = Checkpoint::synthetic(&config, 1).unwrap();
+    plan(&checkpoint, recipe, &options, true).unwrap().0
+}
+
+#[test]
+fn graphs_of_one_context_have_their_caches_once() {
+    // Keys and values of 16 layers, 8 heads of 64 values.
+    let caches = 2 * 16 * 8 * 64 * 2 * 32_768;
+    let alone = planned(|options| options.prefill = Some(Vec::new()));
+    let several = planned(|options| {
+        (options.share_weights, options.contexts) = (true, vec![512, 4096]);
+    });
+    assert_eq!((alone.contexts[0].graphs.len(), several.contexts[0].graphs.len()), (1, 9));
+    for plan in [alone, several] {
+        let bytes = plan.contexts[0].io_bytes;
+        assert!((caches..caches + caches / 20).contains(&bytes), "{bytes}, caches of {caches}");
+    }
+}
