@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use qhx_core::backend::{
@@ -13,6 +14,40 @@ use rten::ThreadPool;
 use crate::graph::CpuGraph;
 use crate::model::{DataFiles, LoadedModel};
 
+/// What activations are rounded to in matmuls with int8 and 4-bit weights, where the processor has instructions for
+/// integers. Sums and everything between matmuls are f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Activations {
+    /// 16 bits with a scale for each 128 or 32 columns: more exact than the f16 of an NPU.
+    #[default]
+    Int16,
+    /// 8 bits with a scale for each 32 columns, as llama.cpp does: faster, and less exact than f16.
+    Int8,
+}
+
+impl Activations {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Int16, Self::Int8];
+
+    /// The name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Int16 => "int16",
+            Self::Int8 => "int8",
+        }
+    }
+}
+
+impl FromStr for Activations {
+    type Err = String;
+
+    /// A choice by its name.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|choice| choice.name() == text);
+        found.ok_or_else(|| "expected int16 or int8".to_owned())
+    }
+}
+
 /// How graphs execute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuOptions {
@@ -21,6 +56,9 @@ pub struct CpuOptions {
     /// Of graphs that rten executes, keep copies of the weights in the layout of its matmuls: twice the memory, faster
     /// for graphs of many rows, of no use for a single row. Graphs that are programs have no such copies.
     pub prepack: bool,
+    /// What activations are rounded to in matmuls with int8 and 4-bit weights. Graphs that rten executes, and
+    /// processors without instructions for integers, have f32.
+    pub activations: Activations,
 }
 
 /// Executes graphs on the CPU. All contexts share its threads.
@@ -58,10 +96,11 @@ impl Backend for CpuBackend {
             None => "threads: one per physical core".to_owned(),
         };
         let prepack = format!("prepacked weights: {}", self.options.prepack);
+        let activations = format!("activations: {}", self.options.activations.name());
         BackendInfo {
             name: "cpu".to_owned(),
             version: format!("{} on rten 0.27", env!("CARGO_PKG_VERSION")),
-            details: vec![threads, prepack],
+            details: vec![threads, prepack, activations],
         }
     }
 
@@ -97,7 +136,7 @@ impl CpuBackend {
                 let message = format!("context {key:?} names the graph {name:?} twice");
                 return Err(Error::new(ErrorKind::Context, message));
             }
-            let model = LoadedModel::open(name, path, source, self.options.prepack, files)
+            let model = LoadedModel::open(name, path, source, &self.options, files)
                 .map_err(|e| e.context(format_args!("context {:?}", source.key)))?;
             let by = model.executed_by().to_string();
             tracing::debug!(graph = name, path = %path.display(), by, "opened an ONNX graph");

@@ -1,9 +1,12 @@
 //! Matmuls with int8 and four bits in integers.
 //!
-//! `x` becomes int16 with a scale for each few columns. A column's error is at most 1.6e-5 of the largest one that it
-//! shares its scale with, where the f16 of an NPU errs by up to 4.9e-4 of each. Weights are not dequantized: products
-//! are summed in 32 bits, which is exact, by AVX-512 VNNI, AVX-VNNI, AVX2 or the dot products and matrix products of
-//! Arm. Where the processor has none of them, or `x` is not finite, [`crate::kernels`] multiplies instead.
+//! `x` becomes int16 or int8 ([`Activations`]) with a scale for each few columns. Of int16 a column's error is at most
+//! 1.6e-5 of the largest one that it shares its scale with, where the f16 of an NPU errs by up to 4.9e-4 of each; of
+//! int8 it is 3.9e-3. Weights are not dequantized: products are summed in 32 bits, which is exact, by AVX-512 VNNI,
+//! AVX-VNNI, AVX2 or the dot products and matrix products of Arm. Where the processor has none of them, or `x` is not
+//! finite, [`crate::kernels`] multiplies instead.
+//!
+//! What is written here and for each processor has the bytes of an element of `x` as a parameter: 2 or 1.
 
 #![cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
@@ -15,8 +18,34 @@ use std::ops::Range;
 
 use qhx_core::quantized::BLOCK;
 
+use crate::backend::Activations;
 use crate::kernels::{Row, Rows};
 use crate::team::Team;
+
+/// Calls something with the one to four elements of a slice as an array of its name, and with no others.
+macro_rules! up_to_four {
+    ($slice:ident, $call:expr) => {
+        match $slice {
+            [a] => {
+                let $slice = [a];
+                $call
+            }
+            [a, b] => {
+                let $slice = [a, b];
+                $call
+            }
+            [a, b, c] => {
+                let $slice = [a, b, c];
+                $call
+            }
+            [a, b, c, d] => {
+                let $slice = [a, b, c, d];
+                $call
+            }
+            _ => {}
+        }
+    };
+}
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -42,81 +71,130 @@ const FEW: usize = 8;
 /// Rows of `x` as integers, for the instructions that will multiply them.
 pub(crate) struct Integers {
     level: Level,
-    rows: Arranged,
+    rows: Elements,
 }
 
-enum Arranged {
+enum Elements {
+    Words(Arranged<2>),
+    Bytes(Arranged<1>),
+}
+
+/// Elements of some bytes each.
+enum Arranged<const BYTES: usize> {
     /// In the order in which weights come, a row after the other.
-    Groups(Vec<Group>),
+    Groups(Vec<Group<BYTES>>),
     /// Some rows beside each other, then the next ones.
-    Panels(Vec<Panel>),
+    Panels(Vec<Panel<BYTES>>),
 }
 
-/// Rows of int16, none of which is further from 0 than [`LIMIT`].
+/// Rows of integers.
 struct Words {
     values: Vec<i16>,
     scales: Vec<f32>,
     /// Columns, up to whole blocks.
     stride: usize,
+    rounding: Rounding,
+}
+
+/// What `x` is rounded to.
+#[derive(Clone, Copy)]
+struct Rounding {
+    /// How far from 0 integers are at most.
+    limit: f32,
     /// Columns that share a scale.
     block: usize,
 }
 
-/// Columns that share a scale in matmuls with such weights, or none where they are not multiplied in integers.
-fn block(weights: Rows<'_>) -> Option<usize> {
-    match weights {
-        Rows::F32(_) | Rows::F16(_) => None,
-        Rows::I8(..) => Some(GROUP),
-        Rows::I8Blocks(..) | Rows::I4(..) => Some(BLOCK),
+impl Rounding {
+    /// For matmuls with such weights, or none where they are not multiplied in integers.
+    fn new(weights: Rows<'_>, activations: Activations) -> Option<Self> {
+        let row = match weights {
+            Rows::F32(_) | Rows::F16(_) => return None,
+            Rows::I8(..) => GROUP,
+            Rows::I8Blocks(..) | Rows::I4(..) => BLOCK,
+        };
+        Some(match activations {
+            Activations::Int16 => Self { limit: LIMIT, block: row },
+            Activations::Int8 => Self { limit: f32::from(i8::MAX), block: BLOCK },
+        })
     }
 }
 
 /// Rows of `columns` elements for matmuls with such weights, or none where the processor, the weights or a number that
 /// is not finite is in the way.
 pub(crate) fn integers(
+    activations: Activations,
     weights: Rows<'_>,
     columns: usize,
     x: &[f32],
     team: &Team,
 ) -> Option<Integers> {
-    Integers::new(Level::found().next()?, weights, columns, x, team)
+    Integers::new(Level::found().next()?, activations, weights, columns, x, team)
 }
 
 impl Integers {
     fn new(
         level: Level,
+        activations: Activations,
         weights: Rows<'_>,
         columns: usize,
         x: &[f32],
         team: &Team,
     ) -> Option<Self> {
-        let block = block(weights)?;
-        let words = |x: &[f32]| Words::new(level, x, columns, block);
+        let rounding = Rounding::new(weights, activations)?;
+        let few = x.len() / columns <= FEW;
+        let rows = if activations == Activations::Int8 && level.has_bytes(weights, few) {
+            Elements::Bytes(Arranged::new(level, rounding, weights, columns, x, team)?)
+        } else {
+            Elements::Words(Arranged::new(level, rounding, weights, columns, x, team)?)
+        };
+        Some(Self { level, rows })
+    }
+}
+
+impl<const BYTES: usize> Arranged<BYTES> {
+    fn new(
+        level: Level,
+        rounding: Rounding,
+        weights: Rows<'_>,
+        columns: usize,
+        x: &[f32],
+        team: &Team,
+    ) -> Option<Self> {
+        let words = |x: &[f32]| Words::new(level, x, columns, rounding);
         if x.len() / columns <= FEW {
-            let groups = level.groups(&words(x)?, matches!(weights, Rows::I4(..)));
-            return Some(Self { level, rows: Arranged::Groups(groups) });
+            return Some(Self::Groups(level.groups(&words(x)?, weights)));
         }
         let mut panels = Vec::new();
         panels.resize_with((x.len() / columns).div_ceil(PANEL), || None);
         let rows: Vec<_> = panels.iter_mut().zip(x.chunks(PANEL * columns)).collect();
-        team.each(rows, |(panel, x)| *panel = words(x).map(|words| level.panel(&words)));
-        let panels = panels.into_iter().collect::<Option<_>>()?;
-        Some(Self { level, rows: Arranged::Panels(panels) })
+        team.each(rows, |(panel, x)| {
+            *panel = words(x).map(|words| level.panel(&words, weights));
+        });
+        Some(Self::Panels(panels.into_iter().collect::<Option<_>>()?))
+    }
+
+    fn multiply(&self, level: Level, task: &mut IntegerTask<'_, '_>) {
+        match self {
+            Self::Groups(groups) => level.few(task, groups),
+            Self::Panels(panels) => level.several(task, panels),
+        }
     }
 }
 
 impl Words {
-    fn new(level: Level, x: &[f32], columns: usize, block: usize) -> Option<Self> {
-        let (rows, stride) = (x.len() / columns, columns.next_multiple_of(block));
-        let (values, scales) = (vec![0; rows * stride], vec![0.0; rows * stride / block]);
-        let mut words = Self { values, scales, stride, block };
+    fn new(level: Level, x: &[f32], columns: usize, rounding: Rounding) -> Option<Self> {
+        let (rows, stride) = (x.len() / columns, columns.next_multiple_of(rounding.block));
+        let values = vec![0; rows * stride];
+        let scales = vec![0.0; rows * stride / rounding.block];
+        let mut words = Self { values, scales, stride, rounding };
         level.fill(&mut words, x, columns).then_some(words)
     }
 
     /// Whether all elements are finite, and none so small that its scale is not.
     #[inline(always)]
     fn fill(&mut self, x: &[f32], columns: usize) -> bool {
-        let Self { values, scales, stride, block } = self;
+        let Self { values, scales, stride, rounding: Rounding { limit, block } } = self;
         let rows = values.chunks_exact_mut(*stride).zip(scales.chunks_exact_mut(*stride / *block));
         for ((values, scales), x) in rows.zip(x.chunks_exact(columns)) {
             let blocks = values.chunks_exact_mut(*block).zip(x.chunks(*block)).zip(scales);
@@ -130,8 +208,8 @@ impl Words {
                 if !(1e-30..=1e30).contains(&largest) {
                     return false;
                 }
-                *scale = largest / LIMIT;
-                let inverse = LIMIT / largest;
+                *scale = largest / *limit;
+                let inverse = *limit / largest;
                 for (value, x) in values.iter_mut().zip(x) {
                     // So large a number has no bits below 1: the sum is rounded, and its lowest bits are the integer.
                     const LARGE: f32 = 12_582_912.0;
@@ -144,18 +222,36 @@ impl Words {
 
     /// The integers of each row, and the scales of its blocks.
     fn rows(&self) -> impl ExactSizeIterator<Item = (&[i16], &[f32])> {
-        let scales = self.scales.chunks_exact(self.stride / self.block);
+        let scales = self.scales.chunks_exact(self.stride / self.rounding.block);
         self.values.chunks_exact(self.stride).zip(scales)
+    }
+
+    /// The integers and the scales of each group of each row.
+    fn groups(&self) -> impl Iterator<Item = (&[i16], &[f32])> {
+        self.rows().flat_map(|(row, scales)| {
+            row.chunks(GROUP).zip(scales.chunks(GROUP / self.rounding.block))
+        })
     }
 
     /// For each block of columns the scale of each row, of which there are at most [`PANEL`].
     fn panel_scales(&self) -> Vec<[f32; PANEL]> {
-        let mut all = vec![[0.0; PANEL]; self.stride / self.block];
+        let mut all = vec![[0.0; PANEL]; self.stride / self.rounding.block];
         for (row, (_, scales)) in self.rows().enumerate() {
             all.iter_mut().zip(scales).for_each(|(to, scale)| to[row] = *scale);
         }
         all
     }
+}
+
+/// Each row of `M` rows of `x`.
+#[inline(always)]
+fn rows<const BYTES: usize, const M: usize>(x: &[Group<BYTES>]) -> [&[Group<BYTES>]; M] {
+    let each = x.len() / M;
+    let mut rows: [&[Group<BYTES>]; M] = [&[]; M];
+    for (m, row) in rows.iter_mut().enumerate() {
+        *row = &x[m * each..][..each];
+    }
+    rows
 }
 
 /// What one thread computes at a time: see [`crate::kernels::Task`].
@@ -171,8 +267,8 @@ impl IntegerTask<'_, '_> {
     pub(crate) fn run(mut self) {
         let Integers { level, rows } = self.x;
         match rows {
-            Arranged::Groups(groups) => level.few(&mut self, groups),
-            Arranged::Panels(panels) => level.several(&mut self, panels),
+            Elements::Words(rows) => rows.multiply(*level, &mut self),
+            Elements::Bytes(rows) => rows.multiply(*level, &mut self),
         }
         if let Some(bias) = self.bias {
             for out in &mut self.out {
@@ -185,10 +281,10 @@ impl IntegerTask<'_, '_> {
     /// last row comes again in the place of rows that are not there. Inlined, so that what it calls is compiled for the
     /// caller's instructions.
     #[inline(always)]
-    fn each_rows<const N: usize>(
+    fn each_rows<const N: usize, const BYTES: usize>(
         &mut self,
-        groups: &[Group],
-        dots: impl Fn([Row<'_>; N], &[Group], usize, &mut [&mut [f32]]),
+        groups: &[Group<BYTES>],
+        dots: impl Fn([Row<'_>; N], &[Group<BYTES>], usize, &mut [&mut [f32]]),
     ) {
         let count = self.out.first().map_or(0, |out| out.len());
         let each = self.columns.div_ceil(GROUP);
@@ -204,12 +300,12 @@ impl IntegerTask<'_, '_> {
 
     /// Fills `wide` with some rows of weights at a time and multiplies them with each panel. Inlined as above.
     #[inline(always)]
-    fn each_tile<const TILE: usize, W>(
+    fn each_tile<const TILE: usize, const BYTES: usize, W>(
         &mut self,
-        panels: &[Panel],
+        panels: &[Panel<BYTES>],
         wide: &mut W,
         fill: impl Fn(&mut W, usize, Row<'_>),
-        multiply: impl Fn(&W, &Panel) -> [[f32; PANEL]; TILE],
+        multiply: impl Fn(&W, &Panel<BYTES>) -> [[f32; PANEL]; TILE],
     ) {
         let count = self.out.first().map_or(0, |out| out.len());
         for first in (0..count).step_by(TILE) {
@@ -233,19 +329,27 @@ mod tests {
     use super::*;
     use crate::kernels::tests::{Stored, numbers};
 
-    fn made(level: Level, weights: Rows<'_>, columns: usize, x: &[f32]) -> Option<Integers> {
-        Integers::new(level, weights, columns, x, &Team::Alone)
+    const ALL: [Activations; 2] = [Activations::Int16, Activations::Int8];
+
+    /// `x` as integers with scales, one number after the other.
+    fn rounded(x: &[f32], columns: usize, Rounding { limit, block }: Rounding) -> Vec<f64> {
+        let rows = x.chunks_exact(columns).flat_map(|row| row.chunks(block));
+        rows.flat_map(|block| {
+            let largest = block.iter().fold(0f32, |most, x| most.max(x.abs()));
+            let whole = move |x: &f32| (x * (limit / largest)).round_ties_even();
+            block.iter().map(move |x| f64::from(whole(x)) * f64::from(largest / limit))
+        })
+        .collect()
     }
 
     #[test]
-    fn matmuls_are_as_exact_as_16_bits_make_them() {
+    fn every_level_multiplies_the_rounded_numbers() {
         for columns in [1, 7, 32, 96, 128, 160, 416, 1056] {
             for rows in [1, 3, 6, 13] {
                 for stored in Stored::all(rows, columns) {
                     for count in [1, 2, 3, 4, 5, 8, 9, 32, 37] {
-                        let x = numbers(count * columns, 5);
-                        for level in Level::found() {
-                            check(level, &stored, rows, columns, &x);
+                        for activations in ALL {
+                            check(activations, &stored, [count, rows, columns]);
                         }
                     }
                 }
@@ -253,26 +357,39 @@ mod tests {
         }
     }
 
-    fn check(level: Level, stored: &Stored, rows: usize, columns: usize, x: &[f32]) {
-        let (weights, bias) = (stored.rows(), numbers(rows, 19));
-        let Some(arranged) = made(level, weights, columns, x) else {
-            assert!(block(weights).is_none());
-            return;
+    fn check(activations: Activations, stored: &Stored, [count, rows, columns]: [usize; 3]) {
+        let (weights, x, bias) = (stored.rows(), numbers(count * columns, 5), numbers(rows, 19));
+        let Some(rounding) = Rounding::new(weights, activations) else {
+            let none = integers(activations, weights, columns, &x, &Team::Alone).is_none();
+            return assert!(none);
         };
-        let mut out = vec![f32::NAN; x.len() / columns * rows];
-        let out_rows = out.chunks_exact_mut(rows).collect();
-        IntegerTask { weights, columns, x: &arranged, out: out_rows, bias: Some(&bias) }.run();
-        for (at, y) in out.iter().enumerate() {
-            let (m, n) = (at / rows, at % rows);
-            let (mut expected, mut size) = (f64::from(bias[n]), 1e-3);
-            for k in 0..columns {
-                let w = stored.value(columns, n * columns + k);
-                expected += f64::from(x[m * columns + k]) * w;
-                size += w.abs();
+        let integers = rounded(&x, columns, rounding);
+        // Elements are up to 1, and half a step off.
+        let step = f64::from(0.51 / rounding.limit);
+        assert!(x.iter().zip(&integers).all(|(x, y)| (f64::from(*x) - y).abs() <= step));
+        let mut expected = Vec::with_capacity(count * rows);
+        for (m, x) in integers.chunks_exact(columns).enumerate() {
+            for (n, bias) in bias.iter().enumerate() {
+                let terms =
+                    x.iter().enumerate().map(|(k, x)| x * stored.value(columns, n * columns + k));
+                let sum = |(sum, size): (f64, f64), term: f64| (sum + term, size + term.abs());
+                expected.push((m, n, terms.fold((f64::from(*bias), 1.0), sum)));
             }
-            // Elements are up to 1, and half a step of 1 / 32767 off.
-            let off = (f64::from(*y) - expected).abs();
-            assert!(off <= 1.6e-5 * size, "{level:?}, {columns} × {rows}, {at}: {y}, {expected}");
+        }
+        for level in Level::found() {
+            let made =
+                Integers::new(level, activations, weights, columns, &x, &Team::Alone).unwrap();
+            let mut out = vec![f32::NAN; count * rows];
+            let out_rows = out.chunks_exact_mut(rows).collect();
+            IntegerTask { weights, columns, x: &made, out: out_rows, bias: Some(&bias) }.run();
+            for (y, (m, n, (expected, size))) in out.iter().zip(&expected) {
+                let off = (f64::from(*y) - expected).abs();
+                let shape = [count, rows, columns];
+                assert!(
+                    off <= 1e-6 * size,
+                    "{level:?}, {activations:?}, {shape:?}, {m}, {n}: {y}, {expected}"
+                );
+            }
         }
     }
 
@@ -282,13 +399,16 @@ mod tests {
             for (value, fits) in
                 [(f32::NAN, false), (f32::INFINITY, false), (1e-38, false), (0.0, true)]
             {
-                for count in [2, 11] {
+                for (count, activations) in
+                    ALL.map(|a| [(2, a), (11, a)]).as_flattened().iter().copied()
+                {
                     let mut x = vec![0.0; count * 64];
                     x[70] = value;
-                    let narrow = block(stored.rows()).is_some();
+                    let weights = stored.rows();
+                    let narrow = Rounding::new(weights, activations).is_some();
                     for level in Level::found() {
-                        let found = made(level, stored.rows(), 64, &x).is_some();
-                        assert_eq!(found, fits && narrow, "{level:?}, {value}");
+                        let made = Integers::new(level, activations, weights, 64, &x, &Team::Alone);
+                        assert_eq!(made.is_some(), fits && narrow, "{level:?}, {value}");
                     }
                 }
             }

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use qhx_core::quantized::BLOCK;
 use rten_simd::SimdOp;
 
+use crate::backend::Activations;
 use crate::heads::{Columns, Turned};
 use crate::integers::{IntegerTask, Integers, integers};
 use crate::kernels::{Arrange, FEW, Rows, Task};
@@ -35,16 +36,20 @@ pub(crate) struct Matrix<'a> {
     pub(crate) bias: Option<&'a [f32]>,
     /// What is added to all weights of a block of [`BLOCK`], `[blocks, rows]`.
     pub(crate) offsets: Option<&'a [f32]>,
-    /// Whether `x` stays f32. Otherwise int8 and four bits may be multiplied with integers of 16 bits.
-    pub(crate) exact: bool,
+    /// What `x` may be rounded to where weights are int8 or of four bits.
+    pub(crate) activations: Option<Activations>,
 }
 
 impl<'a> Matrix<'a> {
-    pub(crate) fn stored(weights: &'a Weights, bias: Option<&'a Floats>) -> Self {
+    pub(crate) fn stored(
+        weights: &'a Weights,
+        bias: Option<&'a Floats>,
+        activations: Activations,
+    ) -> Self {
         let &Weights { rows, columns, ref offsets, .. } = weights;
         let offsets = offsets.as_ref().map(Floats::get);
         let bias = bias.map(Floats::get);
-        Self { all: weights.all(), rows, columns, bias, offsets, exact: false }
+        Self { all: weights.all(), rows, columns, bias, offsets, activations: Some(activations) }
     }
 }
 
@@ -140,10 +145,11 @@ impl<'a> Operands<'a, '_> {
 fn arrange<'a>(all: &[Operands<'a, '_>], team: &Team) -> (Vec<Arranged<'a>>, Vec<usize>) {
     let (mut arranged, mut known) = (Vec::with_capacity(all.len()), Vec::with_capacity(all.len()));
     let places = all.iter().map(|one| {
-        let Operands::Rows(Matrix { all: rows, columns, offsets, exact, .. }, x, _) = *one else {
+        let Operands::Rows(Matrix { all: rows, columns, offsets, activations, .. }, x, _) = *one
+        else {
             return 0;
         };
-        let kind = (std::mem::discriminant(&rows), offsets.is_some(), exact);
+        let kind = (std::mem::discriminant(&rows), offsets.is_some(), activations);
         let key = (x.as_ptr(), x.len(), kind);
         if let Some(place) = known.iter().position(|known| *known == key) {
             return place;
@@ -153,7 +159,7 @@ fn arrange<'a>(all: &[Operands<'a, '_>], team: &Team) -> (Vec<Arranged<'a>>, Vec
             Some(_) => x.chunks_exact(BLOCK).map(|block| block.iter().sum()).collect(),
             None => Vec::new(),
         };
-        let integers = if exact { None } else { integers(rows, columns, x, team) };
+        let integers = activations.and_then(|to| integers(to, rows, columns, x, team));
         let x = match integers {
             Some(x) => Factors::Integers(x),
             None => Factors::Floats(Arrange { weights: rows, columns, x, team }.dispatch()),

@@ -14,6 +14,7 @@ use qhx_core::{DType, Error, ErrorKind, GraphInfo, Result, TensorInfo};
 use rten::{DataType, Dimension, LoadErrorKind, Model, ModelOptions, NodeId, ValueType};
 use rten_onnx::onnx::{DataType as OnnxType, ModelProto};
 
+use crate::backend::CpuOptions;
 use crate::program::Program;
 use crate::weights::Weights;
 use crate::wire;
@@ -43,7 +44,7 @@ impl LoadedModel {
         name: &str,
         path: &Path,
         source: &ContextSource,
-        prepack: bool,
+        cpu: &CpuOptions,
         shared: &mut DataFiles,
     ) -> Result<Self> {
         let file = source.open(path).map_err(|e| with_hint(e, MISSING))?;
@@ -55,7 +56,7 @@ impl LoadedModel {
         let external = wire::check(file.bytes())
             .map_err(|e| load_error(path, LoadErrorKind::ParseError, &e))?;
         let mut options = ModelOptions::with_all_ops();
-        options.prepack_weights(prepack);
+        options.prepack_weights(cpu.prepack);
         // rten would open the files by itself, wherever links lead; so it gets their bytes.
         let mut files = vec![file];
         let mut data = HashMap::new();
@@ -89,7 +90,8 @@ impl LoadedModel {
             }
         };
         let (executor, info) = match compiled {
-            Ok(program) => {
+            Ok(mut program) => {
+                program.activations = cpu.activations;
                 let info = GraphInfo::new(name, program.inputs.clone(), program.outputs.clone());
                 (Executor::Program(program), info)
             }

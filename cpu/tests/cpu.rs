@@ -639,7 +639,8 @@ fn contexts_without_onnx_and_options_out_of_range() {
     assert!(!backend().accepts(&none));
     let error = backend().open_context(&none).err().unwrap();
     assert!(error.message().contains("context \"vision\" has no ONNX files"), "{error}");
-    let error = CpuBackend::new(CpuOptions { threads: Some(0), prepack: false }).unwrap_err();
+    let error =
+        CpuBackend::new(CpuOptions { threads: Some(0), ..CpuOptions::default() }).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage);
     let dir = tempfile::tempdir().unwrap();
     let model = linear().build();

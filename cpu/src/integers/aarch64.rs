@@ -1,7 +1,7 @@
-//! Integers of 16 bits as two of 8, whose products are summed by four (`sdot`) or by eight (`smmla`).
+//! Integers of 8 bits, and of 16 bits as two of 8, whose products are summed by four (`sdot`) or by eight (`smmla`).
 //!
-//! `x = 256 · high + low`, both of 8 bits: two products for each weight as it is stored, and no rounding beside that of
-//! `x`. Two rows of weights are multiplied at a time, so that `x` is loaded once for both.
+//! Of 16 bits `x = 256 · high + low`, both of 8 bits: two products for each weight as it is stored, and no rounding
+//! beside that of `x`. Two rows of weights are multiplied at a time, so that `x` is loaded once for both.
 
 #![expect(unsafe_code, reason = "instructions that rten_simd does not have")]
 
@@ -15,9 +15,9 @@ use std::slice::from_ref;
 use qhx_core::quantized::{BLOCK, NIBBLE_ZERO};
 
 use super::{GROUP, IntegerTask, Words};
-use crate::kernels::Row;
+use crate::kernels::{Row, Rows};
 
-/// How far from 0 integers are at most: 256 · 127 + 127, as -128 has no opposite.
+/// How far from 0 integers of 16 bits are at most: 256 · 127 + 127, as -128 has no opposite.
 pub(super) const LIMIT: f32 = 32639.0;
 /// Bytes in a vector.
 const BYTES: usize = 16;
@@ -37,7 +37,7 @@ const PAIR: usize = 2;
 /// Instructions that the processor has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Level {
-    /// `smmla`: two rows of eight bytes times two others.
+    /// `smmla`: two rows of eight bytes times two others; `sdot` beside it.
     Matrices,
     /// `sdot`: four bytes times four others, four times.
     Dots,
@@ -47,9 +47,9 @@ pub(super) enum Level {
 /// a block come first, then the odd ones.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-pub(super) struct Group {
+pub(super) struct Group<const PARTS: usize> {
     /// The upper bits of some columns, then the lower bits of the same ones: 16 of them for `sdot`, 8 for `smmla`.
-    values: [[i8; BYTES]; 2 * GROUP / BYTES],
+    values: [[[i8; BYTES]; PARTS]; GROUP / BYTES],
     /// As four bits are around 8: for `sdot` what is added to the sum of each block, the first of these; for `smmla`
     /// what the sums of each block begin with.
     offsets: [[i32; LANES]; BLOCKS],
@@ -58,33 +58,42 @@ pub(super) struct Group {
 }
 
 /// Rows of `x` beside each other, filled up with rows of 0.
-pub(super) struct Panel {
+pub(super) struct Panel<const PARTS: usize> {
     /// Eight columns of each row, then the next eight.
-    values: Vec<Octets>,
+    values: Vec<Octets<PARTS>>,
     /// For each block of columns the scale of each row.
     scales: Vec<[f32; PANEL]>,
     /// Columns that share a scale.
     block: usize,
 }
 
-/// Eight columns of each row. For `sdot` four columns of all rows, upper bits and then lower ones, and the next four;
-/// for `smmla` the upper bits of all rows, then the lower ones.
-type Octets = [[i8; BYTES]; PANEL];
+/// Eight columns of each row, the upper bits and then the lower ones: for `sdot` four columns of all rows and the next
+/// four, for `smmla` row by row.
+type Octets<const PARTS: usize> = [[[i8; BYTES]; PANEL / 2]; PARTS];
 
-/// The upper and the lower bits of an integer.
-fn halves(x: i16) -> (i8, i8) {
+/// The upper and the lower bits of an integer, or its only ones.
+fn parts<const PARTS: usize>(x: i16) -> [i8; PARTS] {
     let low = x as i8;
-    (((i32::from(x) - i32::from(low)) >> 8) as i8, low)
+    let mut parts = [low; PARTS];
+    if PARTS > 1 {
+        parts[0] = ((i32::from(x) - i32::from(low)) >> 8) as i8;
+    }
+    parts
 }
 
 impl Level {
     /// All that the processor has, the fastest first.
     pub(super) fn found() -> impl Iterator<Item = Self> {
-        let matrices = is_aarch64_feature_detected!("i8mm");
         let dots = is_aarch64_feature_detected!("dotprod");
+        let matrices = dots && is_aarch64_feature_detected!("i8mm");
         [(matrices, Self::Matrices), (dots, Self::Dots)]
             .into_iter()
             .filter_map(|(found, level)| found.then_some(level))
+    }
+
+    /// Whether `x` that is rounded to 8 bits is multiplied as bytes.
+    pub(super) fn has_bytes(self, _: Rows<'_>, _: bool) -> bool {
+        true
     }
 
     /// [`Words::fill`], for which every processor has the instructions.
@@ -93,23 +102,35 @@ impl Level {
     }
 
     /// A few rows of `x`, with the weights as they are stored.
-    pub(super) fn few(self, task: &mut IntegerTask<'_, '_>, groups: &[Group]) {
+    pub(super) fn few<const PARTS: usize>(
+        self,
+        task: &mut IntegerTask<'_, '_>,
+        groups: &[Group<PARTS>],
+    ) {
         // SAFETY: a level is made of what the processor has.
         unsafe {
-            match self {
+            match self.of_few::<PARTS>() {
                 Self::Matrices => matrices::few(task, groups),
                 Self::Dots => dots::few(task, groups),
             }
         }
     }
 
+    /// What a few rows of `x` are multiplied with. `smmla` has two rows of `x`, which those of one part are not.
+    fn of_few<const PARTS: usize>(self) -> Self {
+        if PARTS == 2 { self } else { Self::Dots }
+    }
+
     /// Several rows of `x`, with weights of four bits that become int8 first.
-    pub(super) fn several(self, task: &mut IntegerTask<'_, '_>, panels: &[Panel]) {
+    pub(super) fn several<const PARTS: usize>(
+        self,
+        task: &mut IntegerTask<'_, '_>,
+        panels: &[Panel<PARTS>],
+    ) {
         let Some(panel) = panels.first() else { return };
         let mut wide = Wide {
             values: vec![[0; HALF]; TILE * panel.values.len()],
             scales: vec![0.0; TILE * panel.scales.len()],
-            block: panel.block,
         };
         // SAFETY: as above.
         unsafe {
@@ -120,68 +141,68 @@ impl Level {
         }
     }
 
-    pub(super) fn groups(self, words: &Words, four: bool) -> Vec<Group> {
-        let run = match self {
+    pub(super) fn groups<const PARTS: usize>(
+        self,
+        words: &Words,
+        weights: Rows<'_>,
+    ) -> Vec<Group<PARTS>> {
+        let level = self.of_few::<PARTS>();
+        let run = match level {
             Self::Matrices => HALF,
             Self::Dots => BYTES,
         };
         let mut groups = Vec::with_capacity(words.stride.div_ceil(GROUP) * words.rows().len());
-        for (row, scales) in words.rows() {
-            let scales = scales.chunks(GROUP / words.block);
-            for (x, scales) in row.chunks(GROUP).zip(scales) {
-                let mut group = Group {
-                    values: [[0; BYTES]; 2 * GROUP / BYTES],
-                    offsets: [[0; LANES]; BLOCKS],
-                    scales: [0.0; BLOCKS],
-                };
-                let share = words.block / BLOCK;
-                for (blocks, scale) in group.scales.chunks_exact_mut(share).zip(scales) {
-                    blocks.fill(*scale);
-                }
-                let values = group.values.as_flattened_mut();
-                for (column, x) in x.iter().enumerate() {
-                    let (high, low) = halves(*x);
-                    let mut place = column;
-                    if four {
-                        let (block, within) = (column / BLOCK, column % BLOCK);
-                        place = block * BLOCK + within % 2 * BYTES + within / 2;
-                        let zero = -i32::from(NIBBLE_ZERO);
-                        match self {
-                            Self::Matrices => {
-                                for [upper, lower] in group.offsets[block].as_chunks_mut().0 {
-                                    *upper += zero * i32::from(high);
-                                    *lower += zero * i32::from(low);
-                                }
-                            }
-                            Self::Dots => group.offsets[0][block] += zero * i32::from(*x),
-                        }
-                    }
-                    let place = place / run * 2 * run + place % run;
-                    (values[place], values[place + run]) = (high, low);
-                }
-                groups.push(group);
+        for (x, scales) in words.groups() {
+            let mut group = Group {
+                values: [[[0; BYTES]; PARTS]; GROUP / BYTES],
+                offsets: [[0; LANES]; BLOCKS],
+                scales: [0.0; BLOCKS],
+            };
+            let share = words.rounding.block / BLOCK;
+            for (blocks, scale) in group.scales.chunks_exact_mut(share).zip(scales) {
+                blocks.fill(*scale);
             }
+            let values = group.values.as_flattened_mut().as_flattened_mut();
+            for (column, x) in x.iter().enumerate() {
+                let parts = parts::<PARTS>(*x);
+                let mut place = column;
+                if let Rows::I4(..) = weights {
+                    let (block, within) = (column / BLOCK, column % BLOCK);
+                    place = block * BLOCK + within % 2 * BYTES + within / 2;
+                    let zero = -i32::from(NIBBLE_ZERO);
+                    match level {
+                        Self::Matrices => {
+                            let sums = group.offsets[block].iter_mut();
+                            sums.zip(parts.iter().cycle())
+                                .for_each(|(sum, x)| *sum += zero * i32::from(*x));
+                        }
+                        Self::Dots => group.offsets[0][block] += zero * i32::from(*x),
+                    }
+                }
+                let place = place / run * PARTS * run + place % run;
+                let places = values[place..].iter_mut().step_by(run);
+                places.zip(parts).for_each(|(to, x)| *to = x);
+            }
+            groups.push(group);
         }
         groups
     }
 
-    pub(super) fn panel(self, words: &Words) -> Panel {
-        let mut values = vec![Octets::default(); words.stride / HALF];
+    pub(super) fn panel<const PARTS: usize>(self, words: &Words, _: Rows<'_>) -> Panel<PARTS> {
+        let mut values = vec![[[[0; BYTES]; PANEL / 2]; PARTS]; words.stride / HALF];
         for (row, (x, _)) in words.rows().enumerate() {
             for (octets, x) in values.iter_mut().zip(x.as_chunks::<HALF>().0) {
                 for (column, x) in x.iter().enumerate() {
-                    let (vector, byte, lower) = match self {
-                        Self::Matrices => (row / 2, row % 2 * HALF + column, PANEL / 2),
-                        Self::Dots => {
-                            let byte = row % LANES * 4 + column % 4;
-                            (column / 4 * 4 + row / LANES, byte, PANEL / LANES)
-                        }
+                    let (vector, byte) = match self {
+                        Self::Matrices => (row / 2, row % 2 * HALF + column),
+                        Self::Dots => (column / 4 * 2 + row / LANES, row % LANES * 4 + column % 4),
                     };
-                    (octets[vector][byte], octets[vector + lower][byte]) = halves(*x);
+                    let places = octets.iter_mut().zip(parts::<PARTS>(*x));
+                    places.for_each(|(part, x)| part[vector][byte] = x);
                 }
             }
         }
-        Panel { values, scales: words.panel_scales(), block: words.block }
+        Panel { values, scales: words.panel_scales(), block: words.rounding.block }
     }
 }
 
@@ -222,17 +243,6 @@ fn groups<'f, const N: usize>(
     [a.whole.iter().zip(b.whole), a.last().iter().zip(b.last())]
 }
 
-/// Each row of `M` rows of `x`.
-#[inline(always)]
-fn rows<const M: usize>(x: &[Group]) -> [&[Group]; M] {
-    let each = x.len() / M;
-    let mut rows: [&[Group]; M] = [&[]; M];
-    for (m, row) in rows.iter_mut().enumerate() {
-        *row = &x[m * each..][..each];
-    }
-    rows
-}
-
 /// What two rows of weights are in the form of one.
 enum Pair<'a> {
     I8([&'a [i8]; PAIR], [f32; PAIR]),
@@ -257,6 +267,13 @@ impl<'a> Pair<'a> {
     }
 }
 
+/// The scales of a group of two rows of weights.
+#[inline]
+#[target_feature(enable = "neon")]
+fn factors(scales: &[Filled<'_, f32, BLOCKS>; PAIR], index: usize) -> [float32x4_t; PAIR] {
+    [floats(scales[0].get(index)), floats(scales[1].get(index))]
+}
+
 /// Writes what is computed of two rows of weights, from element `n` of each `out` on.
 #[inline(always)]
 fn write<const M: usize>(sums: [[f32; PAIR]; M], n: usize, out: [&mut &mut [f32]; M]) {
@@ -271,8 +288,6 @@ struct Wide {
     values: Vec<[i8; HALF]>,
     /// For each row those of all blocks.
     scales: Vec<f32>,
-    /// Columns that share a scale.
-    block: usize,
 }
 
 impl Wide {
@@ -343,8 +358,12 @@ fn unpacked(w: &[i8; BYTES]) -> [[i8; HALF]; 4] {
 /// What the sums of upper and lower bits are together.
 #[inline]
 #[target_feature(enable = "neon")]
-fn joined(high: int32x4_t, low: int32x4_t) -> int32x4_t {
-    vaddq_s32(vshlq_n_s32::<8>(high), low)
+fn joined<const PARTS: usize>(sums: [int32x4_t; PARTS]) -> int32x4_t {
+    let mut joined = sums[0];
+    for low in &sums[1..] {
+        joined = vaddq_s32(vshlq_n_s32::<8>(joined), *low);
+    }
+    joined
 }
 
 #[inline]

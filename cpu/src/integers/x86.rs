@@ -1,25 +1,32 @@
-//! Integers of 16 bits, whose products are summed in pairs.
+//! Integers of 16 bits, whose products are summed in pairs, and of 8 bits, whose products are summed by four.
+//!
+//! The instructions for bytes multiply unsigned ones with signed ones. Four bits around 8 are unsigned as they are
+//! stored, and int8 with another sign bit is unsigned around 128: either way the sums begin with what that is too much.
 
 #![expect(unsafe_code, reason = "instructions that rten_simd does not have")]
 
 mod avx2;
 mod avx512;
 
-use qhx_core::quantized::{NIBBLE_ZERO, from_nibble};
+use qhx_core::quantized::{BLOCK, NIBBLE_ZERO, from_nibble};
 
 use super::{GROUP, IntegerTask, Words};
 use crate::kernels::{Row, Rows};
 
-/// How far from 0 integers are at most.
+/// How far from 0 integers of 16 bits are at most.
 pub(super) const LIMIT: f32 = 32767.0;
-/// Products of 16 bits in a vector of 512 bits.
-const WORDS: usize = 32;
+/// Bytes in a vector of 512 bits.
+const VECTOR: usize = 64;
 /// Sums of 32 bits in a vector of 512 bits.
 const LANES: usize = 16;
 /// Rows of `x` in a panel.
 pub(super) const PANEL: usize = 2 * LANES;
 /// Rows of weights that are multiplied with a panel at a time.
 const TILE: usize = 6;
+/// Bytes of a vector whose lanes sum the same block.
+const RUN: usize = VECTOR * BLOCK / GROUP;
+/// What int8 with another sign bit is around.
+const BYTE_ZERO: u8 = 128;
 
 /// Instructions that the processor has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,25 +36,28 @@ pub(super) enum Level {
     Avx2,
 }
 
-/// Some columns of a row, filled up with 0.
+/// Some columns of a row, filled up with 0, in the order in which weights come: four bits out of vectors of 16 bits or of
+/// 8. int8 comes as it is stored; in vectors of 512 bits each four lanes have columns of the same block, if `x` has a
+/// scale for each block.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-pub(super) struct Group {
-    /// With int8 one after the other; with four bits every fourth column, as they come out of 16 bits.
-    values: [[i16; WORDS]; GROUP / WORDS],
-    /// What the sums begin with: four bits are around 8.
+pub(super) struct Group<const BYTES: usize> {
+    values: [[[u8; VECTOR]; BYTES]; GROUP / VECTOR],
+    /// What the sums of each eight columns begin with.
     offsets: [i32; LANES],
-    /// The scale of what each lane sums.
+    /// The scales of each eight columns.
     scales: [f32; LANES],
 }
 
 /// Rows of `x` beside each other, filled up with rows of 0.
-pub(super) struct Panel {
-    /// Two columns of each row, then the next two.
-    values: Vec<[[i16; 2]; PANEL]>,
+pub(super) struct Panel<const BYTES: usize> {
+    /// Four bytes of each row, then the next four.
+    values: Vec<[i32; PANEL]>,
+    /// For each block of columns what the sums of each row begin with.
+    offsets: Vec<[i32; PANEL]>,
     /// For each block of columns the scale of each row.
     scales: Vec<[f32; PANEL]>,
-    /// Columns that share a scale.
+    /// Elements of `values` in a block.
     block: usize,
 }
 
@@ -65,6 +75,12 @@ impl Level {
             .filter_map(|(found, level)| found.then_some(level))
     }
 
+    /// Whether `x` that is rounded to 8 bits is multiplied as bytes. AVX2 alone has the products of int8 and int8 in
+    /// bytes by a detour, which takes panels as long as 16 bits.
+    pub(super) fn has_bytes(self, weights: Rows<'_>, few: bool) -> bool {
+        few || self != Self::Avx2 || matches!(weights, Rows::I4(..))
+    }
+
     /// [`Words::fill`] with these instructions.
     pub(super) fn fill(self, words: &mut Words, x: &[f32], columns: usize) -> bool {
         // SAFETY: a level is made of what the processor has.
@@ -77,128 +93,191 @@ impl Level {
     }
 
     /// A few rows of `x`, with the weights as they are stored.
-    pub(super) fn few(self, task: &mut IntegerTask<'_, '_>, groups: &[Group]) {
+    pub(super) fn few<const BYTES: usize>(
+        self,
+        task: &mut IntegerTask<'_, '_>,
+        groups: &[Group<BYTES>],
+    ) {
         // SAFETY: as above.
         unsafe {
             match self {
-                // There is a factor for each 32 products, which shorter vectors need less for.
-                Self::Avx512 if matches!(task.weights, Rows::I8Blocks(..)) => {
-                    avx2::few::<false>(task, groups);
-                }
                 Self::Avx512 => avx512::few(task, groups),
-                Self::AvxVnni => avx2::few::<true>(task, groups),
-                Self::Avx2 => avx2::few::<false>(task, groups),
+                Self::AvxVnni => avx2::few::<true, BYTES>(task, groups),
+                Self::Avx2 => avx2::few::<false, BYTES>(task, groups),
             }
         }
     }
 
-    /// Several rows of `x`, with weights that are extended to int16 first.
-    pub(super) fn several(self, task: &mut IntegerTask<'_, '_>, panels: &[Panel]) {
+    /// Several rows of `x`, with weights that become as wide as its elements first.
+    pub(super) fn several<const BYTES: usize>(
+        self,
+        task: &mut IntegerTask<'_, '_>,
+        panels: &[Panel<BYTES>],
+    ) {
         let Some(panel) = panels.first() else { return };
         let mut wide = Wide::new(panel);
         // SAFETY: as above.
         unsafe {
             match self {
                 Self::Avx512 => avx512::several(task, panels, &mut wide),
-                Self::AvxVnni => avx2::several::<true>(task, panels, &mut wide),
-                Self::Avx2 => avx2::several::<false>(task, panels, &mut wide),
+                Self::AvxVnni => avx2::several::<true, BYTES>(task, panels, &mut wide),
+                Self::Avx2 => avx2::several::<false, BYTES>(task, panels, &mut wide),
             }
         }
     }
 
-    pub(super) fn groups(self, words: &Words, four: bool) -> Vec<Group> {
+    /// What weights are around as they are multiplied with a few rows of `x`.
+    fn zero<const BYTES: usize>(self, weights: Rows<'_>) -> i32 {
+        match weights {
+            Rows::I4(..) => i32::from(NIBBLE_ZERO),
+            // AVX2 alone has the weights' signs with `x`.
+            _ if BYTES == 1 && self != Self::Avx2 => i32::from(BYTE_ZERO),
+            _ => 0,
+        }
+    }
+
+    pub(super) fn groups<const BYTES: usize>(
+        self,
+        words: &Words,
+        weights: Rows<'_>,
+    ) -> Vec<Group<BYTES>> {
+        let zero = self.zero::<BYTES>(weights);
+        let width = if self == Self::Avx512 { VECTOR } else { VECTOR / 2 };
         let mut groups = Vec::with_capacity(words.stride.div_ceil(GROUP) * words.rows().len());
-        for (row, scales) in words.rows() {
-            let scales = scales.chunks(GROUP / words.block);
-            for (x, scales) in row.chunks(GROUP).zip(scales) {
-                let mut group = Group {
-                    values: [[0; WORDS]; GROUP / WORDS],
-                    offsets: [0; LANES],
-                    scales: [0.0; LANES],
-                };
-                let share = LANES * words.block / GROUP;
-                for (lanes, scale) in group.scales.chunks_exact_mut(share).zip(scales) {
-                    lanes.fill(*scale);
-                }
-                if four {
-                    for (word, x) in x.chunks_exact(4).enumerate() {
-                        for (place, x) in x.iter().enumerate() {
-                            group.values[place][word] = *x;
-                            group.offsets[word / 2] -= i32::from(NIBBLE_ZERO) * i32::from(*x);
-                        }
-                    }
-                } else {
-                    group.values.as_flattened_mut()[..x.len()].copy_from_slice(x);
-                }
-                groups.push(group);
+        for (x, scales) in words.groups() {
+            let mut group = Group {
+                values: [[[0; VECTOR]; BYTES]; GROUP / VECTOR],
+                offsets: [0; LANES],
+                scales: [0.0; LANES],
+            };
+            let share = LANES * words.rounding.block / GROUP;
+            for (lanes, scale) in group.scales.chunks_exact_mut(share).zip(scales) {
+                lanes.fill(*scale);
             }
+            let mut filled = [0; GROUP];
+            filled[..x.len()].copy_from_slice(x);
+            match weights {
+                // As weights come out of the bits of an element.
+                Rows::I4(..) => group.fill(zero, &filled, |place| {
+                    let (each, vectors) = (width / BYTES, 2 * BYTES);
+                    let (vector, place) = (place / each, place % each);
+                    (vector / vectors * each + place) * vectors + vector % vectors
+                }),
+                _ if self != Self::Avx512 => group.fill(zero, &filled, |place| place),
+                Rows::I8(..) if BYTES == 2 => group.fill(zero, &filled, |place| place),
+                _ => group.fill(zero, &filled, |place| {
+                    let (each, run) = (VECTOR / BYTES, RUN / BYTES);
+                    let (vector, place) = (place / each, place % each);
+                    place / run * BLOCK + vector * run + place % run
+                }),
+            }
+            groups.push(group);
         }
         groups
     }
 
-    pub(super) fn panel(self, words: &Words) -> Panel {
-        let mut values = vec![[[0; 2]; PANEL]; words.stride / 2];
+    pub(super) fn panel<const BYTES: usize>(
+        self,
+        words: &Words,
+        weights: Rows<'_>,
+    ) -> Panel<BYTES> {
+        let each = size_of::<i32>() / BYTES;
+        let block = words.rounding.block / each;
+        let mut values = vec![[0; PANEL]; words.stride / each];
+        let mut offsets = vec![[0; PANEL]; values.len() / block];
+        // Of 16 bits they are around 0.
+        let zero = if BYTES == 1 { self.zero::<BYTES>(weights) } else { 0 };
         for (row, (x, _)) in words.rows().enumerate() {
-            values.iter_mut().zip(x.as_chunks().0).for_each(|(to, pair)| to[row] = *pair);
+            for (to, x) in values.iter_mut().zip(x.chunks_exact(each)) {
+                to[row] = match *x {
+                    [a, b] => bytemuck::cast([a, b]),
+                    [a, b, c, d] => bytemuck::cast([a as i8, b as i8, c as i8, d as i8]),
+                    _ => 0,
+                };
+            }
+            for (to, x) in offsets.iter_mut().zip(x.chunks_exact(words.rounding.block)) {
+                to[row] = -x.iter().map(|x| zero * i32::from(*x)).sum::<i32>();
+            }
         }
-        Panel { values, scales: words.panel_scales(), block: words.block }
+        Panel { values, offsets, scales: words.panel_scales(), block }
+    }
+}
+impl<const BYTES: usize> Group<BYTES> {
+    /// Fills it with columns, of which `column` says which one stands at a place.
+    #[inline(always)]
+    fn fill(&mut self, zero: i32, x: &[i16; GROUP], column: impl Fn(usize) -> usize) {
+        let values = self.values.as_flattened_mut().as_flattened_mut();
+        for (place, value) in values.as_chunks_mut::<BYTES>().0.iter_mut().enumerate() {
+            let x = x[column(place)];
+            value.copy_from_slice(&x.to_le_bytes()[..BYTES]);
+        }
+        for (offset, x) in self.offsets.iter_mut().zip(x.as_chunks::<{ GROUP / LANES }>().0) {
+            *offset = -x.iter().map(|x| zero * i32::from(*x)).sum::<i32>();
+        }
     }
 }
 
-/// Some rows of weights as int16.
+/// Some rows of weights, as wide as the elements of `x`.
 struct Wide {
-    /// Pairs of columns.
-    values: Vec<[[i16; 2]; WORDS / 2]>,
+    /// Four bytes at a time.
+    values: Vec<[i32; LANES]>,
     /// For each row those of all blocks.
     scales: Vec<f32>,
-    /// Columns that share a scale.
-    block: usize,
 }
 
 impl Wide {
-    fn new(panel: &Panel) -> Self {
+    fn new<const BYTES: usize>(panel: &Panel<BYTES>) -> Self {
         // Powers of two would share the same sets of a cache.
-        let stride = panel.values.len().div_ceil(WORDS / 2) + 1;
+        let stride = panel.values.len().div_ceil(LANES) + 1;
         Self {
-            values: vec![[[0; 2]; WORDS / 2]; TILE * stride],
+            values: vec![[0; LANES]; TILE * stride],
             scales: vec![0.0; TILE * panel.scales.len()],
-            block: panel.block,
         }
     }
 
     #[inline(always)]
-    fn fill(&mut self, row: usize, weights: Row<'_>) {
+    fn fill<const BYTES: usize>(&mut self, row: usize, weights: Row<'_>) {
         let (stride, blocks) = (self.values.len() / TILE, self.scales.len() / TILE);
         let values = self.values[row * stride..][..stride].as_flattened_mut();
         let scales = &mut self.scales[row * blocks..][..blocks];
         match weights {
-            Row::I8(w, _) | Row::I8Blocks(w, _) => {
-                let values = values.as_flattened_mut();
-                values.iter_mut().zip(w).for_each(|(to, w)| *to = i16::from(*w));
-                match weights {
-                    Row::I8Blocks(_, from) => scales.copy_from_slice(from),
-                    Row::I8(_, scale) => scales.fill(scale),
-                    _ => {}
-                }
+            Row::I8(_, scale) => scales.fill(scale),
+            Row::I8Blocks(_, from) | Row::I4(_, from) => scales.copy_from_slice(from),
+            Row::F32(_) | Row::F16(_) => {}
+        }
+        match (weights, BYTES) {
+            (Row::I8(w, _) | Row::I8Blocks(w, _), 1) => {
+                let values: &mut [u8] = bytemuck::cast_slice_mut(values);
+                let places = values.iter_mut().zip(w);
+                places.for_each(|(to, w)| *to = w.cast_unsigned() ^ BYTE_ZERO);
             }
-            Row::I4(w, from) => {
+            (Row::I8(w, _) | Row::I8Blocks(w, _), _) => {
+                let values: &mut [i16] = bytemuck::cast_slice_mut(values);
+                values.iter_mut().zip(w).for_each(|(to, w)| *to = i16::from(*w));
+            }
+            (Row::I4(w, _), 1) => {
+                let values: &mut [[u8; 2]] = bytemuck::cast_slice_mut(values);
+                let w: &[u8] = bytemuck::cast_slice(w);
+                values.iter_mut().zip(w).for_each(|(to, w)| *to = [w & 15, w >> 4]);
+            }
+            (Row::I4(w, _), _) => {
+                let values: &mut [[i16; 2]] = bytemuck::cast_slice_mut(values);
                 let w: &[u8] = bytemuck::cast_slice(w);
                 for (to, w) in values.iter_mut().zip(w) {
                     *to = [i16::from(from_nibble(*w)), i16::from(from_nibble(w >> 4))];
                 }
-                scales.copy_from_slice(from);
             }
-            Row::F32(_) | Row::F16(_) => {}
+            (Row::F32(_) | Row::F16(_), _) => {}
         }
     }
 
-    /// The pairs of columns of each row.
+    /// The elements of each row.
     #[inline(always)]
-    fn rows(&self, pairs: usize) -> [&[[i16; 2]]; TILE] {
+    fn rows(&self, count: usize) -> [&[i32]; TILE] {
         let stride = self.values.len() / TILE;
-        let mut rows: [&[[i16; 2]]; TILE] = [&[]; TILE];
+        let mut rows: [&[i32]; TILE] = [&[]; TILE];
         for (n, row) in rows.iter_mut().enumerate() {
-            *row = &self.values[n * stride..][..stride].as_flattened()[..pairs];
+            *row = &self.values[n * stride..][..stride].as_flattened()[..count];
         }
         rows
     }

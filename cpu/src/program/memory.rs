@@ -6,6 +6,7 @@ use super::attend::Attend;
 use super::compile::Compiler;
 use super::view::{Place, View, Walk};
 use super::{By, Instruction, Matmul, Program, Table};
+use crate::backend::Activations;
 use crate::weights::Floats;
 
 impl Compiler<'_, '_, '_> {
@@ -93,6 +94,7 @@ impl Compiler<'_, '_, '_> {
             buffers: memory,
             results: walks,
             work,
+            activations: Activations::default(),
             inputs: Vec::new(),
             outputs: Vec::new(),
         })

@@ -36,6 +36,7 @@ use self::kernels::{
     Binary, IntPairs, LayerNorm, Pairs, Reduce, Reduction, Singles, ToF32, Unary, softmax,
 };
 use self::view::{Place, Walk};
+use crate::backend::Activations;
 use crate::kernels::Rows;
 use crate::matmul::{Heads, Matrix, Operands, multiply};
 use crate::team::Team;
@@ -50,6 +51,8 @@ pub(crate) struct Program {
     results: Vec<Walk<1>>,
     /// Elements that instructions compute, each as often as numbers are multiplied for it.
     work: u64,
+    /// What matmuls with stored weights may round activations to.
+    pub(crate) activations: Activations,
     /// The tensors of the graph.
     pub(crate) inputs: Vec<TensorInfo>,
     pub(crate) outputs: Vec<TensorInfo>,
@@ -320,7 +323,7 @@ impl Program {
             let rows = |matrix: Matrix<'_>| x.len() / matrix.columns * matrix.rows;
             Ok(match &matmul.by {
                 By::Stored(weights, bias) => {
-                    let matrix = Matrix::stored(weights, bias.as_ref());
+                    let matrix = Matrix::stored(weights, bias.as_ref(), self.activations);
                     Operands::Rows(matrix, x, &mut y[..rows(matrix)])
                 }
                 By::Input { b, scales, columns } => {
@@ -329,8 +332,14 @@ impl Program {
                     };
                     let all = Rows::I8(values, scales);
                     let (rows_of, columns) = (scales.len(), *columns);
-                    let (bias, offsets) = (None, None);
-                    let matrix = Matrix { all, rows: rows_of, columns, bias, offsets, exact: true };
+                    let matrix = Matrix {
+                        all,
+                        rows: rows_of,
+                        columns,
+                        bias: None,
+                        offsets: None,
+                        activations: None,
+                    };
                     Operands::Rows(matrix, x, &mut y[..rows(matrix)])
                 }
                 By::Heads { b, shape: [heads, m, n], k, transposed } => Operands::Heads(Heads {

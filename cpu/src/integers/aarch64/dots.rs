@@ -5,27 +5,25 @@ use std::arch::asm;
 
 use super::{
     BLOCKS, BYTES, Filled, Group, HALF, LANES, Octets, PAIR, PANEL, Pair, Panel, TILE, Wide,
-    floats, groups, integers, joined, lanes, load, nibbles, rows, write,
+    factors, floats, groups, integers, joined, lanes, load, nibbles, write,
 };
-use crate::integers::{GROUP, IntegerTask};
+use crate::integers::{GROUP, IntegerTask, rows};
 use crate::kernels::Row;
 
 /// Vectors of sums of a row of weights with a panel.
-const PARTS: usize = PANEL / LANES;
+const SIDES: usize = PANEL / LANES;
 
 #[target_feature(enable = "neon,dotprod")]
-pub(super) fn few(task: &mut IntegerTask<'_, '_>, groups: &[Group]) {
-    task.each_rows(groups, |pair, x, n, out| match out {
-        [a] => dots(pair, x, n, [a]),
-        [a, b] => dots(pair, x, n, [a, b]),
-        [a, b, c] => dots(pair, x, n, [a, b, c]),
-        [a, b, c, d] => dots(pair, x, n, [a, b, c, d]),
-        _ => {}
-    });
+pub(super) fn few<const PARTS: usize>(task: &mut IntegerTask<'_, '_>, groups: &[Group<PARTS>]) {
+    task.each_rows(groups, |pair, x, n, out| up_to_four!(out, dots(pair, x, n, out)));
 }
 
 #[target_feature(enable = "neon,dotprod")]
-pub(super) fn several(task: &mut IntegerTask<'_, '_>, panels: &[Panel], wide: &mut Wide) {
+pub(super) fn several<const PARTS: usize>(
+    task: &mut IntegerTask<'_, '_>,
+    panels: &[Panel<PARTS>],
+    wide: &mut Wide,
+) {
     task.each_tile(
         panels,
         wide,
@@ -36,17 +34,32 @@ pub(super) fn several(task: &mut IntegerTask<'_, '_>, panels: &[Panel], wide: &m
 
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
-fn dots<const M: usize>(pair: [Row<'_>; PAIR], x: &[Group], n: usize, out: [&mut &mut [f32]; M]) {
+fn dots<const PARTS: usize, const M: usize>(
+    pair: [Row<'_>; PAIR],
+    x: &[Group<PARTS>],
+    n: usize,
+    out: [&mut &mut [f32]; M],
+) {
     let x = rows(x);
+    let bytes = |w: &[i8; GROUP], block: usize| {
+        let w = &w.as_chunks().0[2 * block..][..2];
+        [load(&w[0]), load(&w[1])]
+    };
     let sums = match Pair::new(pair) {
+        Some(Pair::I8(w, scales)) if PARTS == 1 => {
+            let scales = [vdupq_n_f32(scales[0]), vdupq_n_f32(scales[1])];
+            dots_blocks(x, w, |_| scales, bytes)
+        }
         Some(Pair::I8(w, scales)) => dots_i8(x, w, scales),
-        Some(Pair::I8Blocks(w, scales)) => dots_blocks::<M, GROUP>(x, w, scales, |w, block| {
-            let w = &w.as_chunks().0[2 * block..][..2];
-            [load(&w[0]), load(&w[1])]
-        }),
-        Some(Pair::I4(w, scales)) => dots_blocks::<M, { GROUP / 2 }>(x, w, scales, |w, block| {
-            nibbles(load(&w.as_chunks().0[block]))
-        }),
+        Some(Pair::I8Blocks(w, scales)) => {
+            let scales = scales.map(Filled::new);
+            dots_blocks(x, w, |index| factors(&scales, index), bytes)
+        }
+        Some(Pair::I4(w, scales)) => {
+            let scales = scales.map(Filled::new);
+            let each = |w: &[i8; GROUP / 2], block: usize| nibbles(load(&w.as_chunks().0[block]));
+            dots_blocks(x, w, |index| factors(&scales, index), each)
+        }
         None => return,
     };
     write(sums, n, out);
@@ -54,8 +67,8 @@ fn dots<const M: usize>(pair: [Row<'_>; PAIR], x: &[Group], n: usize, out: [&mut
 
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
-fn dots_i8<const M: usize>(
-    x: [&[Group]; M],
+fn dots_i8<const PARTS: usize, const M: usize>(
+    x: [&[Group<PARTS>]; M],
     w: [&[i8]; PAIR],
     scales: [f32; PAIR],
 ) -> [[f32; PAIR]; M] {
@@ -65,22 +78,21 @@ fn dots_i8<const M: usize>(
     for pairs in groups(&w) {
         for (a, b) in pairs {
             let w = [a.as_chunks::<BYTES>().0, b.as_chunks().0];
-            let mut high = [[vdupq_n_s32(0); PAIR]; M];
-            let mut low = [[vdupq_n_s32(0); PAIR]; M];
+            let mut parts = [[[vdupq_n_s32(0); PARTS]; PAIR]; M];
             for at in 0..GROUP / BYTES {
                 let w = [load(&w[0][at]), load(&w[1][at])];
                 for m in 0..M {
-                    let values = &x[m][index].values;
-                    let (upper, lower) = (load(&values[2 * at]), load(&values[2 * at + 1]));
-                    for n in 0..PAIR {
-                        high[m][n] = sdot(high[m][n], w[n], upper);
-                        low[m][n] = sdot(low[m][n], w[n], lower);
+                    for (part, x) in x[m][index].values[at].iter().enumerate() {
+                        let x = load(x);
+                        for n in 0..PAIR {
+                            parts[m][n][part] = sdot(parts[m][n][part], w[n], x);
+                        }
                     }
                 }
             }
             for m in 0..M {
                 for n in 0..PAIR {
-                    let sum = vcvtq_f32_s32(joined(high[m][n], low[m][n]));
+                    let sum = vcvtq_f32_s32(joined(parts[m][n]));
                     sums[m][n] = vfmaq_n_f32(sums[m][n], sum, x[m][index].scales[0]);
                 }
             }
@@ -90,17 +102,17 @@ fn dots_i8<const M: usize>(
     totals(sums).map(|[a, b]| [a * scales[0], b * scales[1]])
 }
 
-/// As [`dots_i8`], with a scale for each block. `wide` makes two vectors of a block in a group of `N` bytes.
+/// As [`dots_i8`], with a scale for each block of `x`. `factors` has the scales of a group's weights, `wide` makes two
+/// vectors of a block in its `N` bytes.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
-fn dots_blocks<const M: usize, const N: usize>(
-    x: [&[Group]; M],
+fn dots_blocks<const PARTS: usize, const M: usize, const N: usize>(
+    x: [&[Group<PARTS>]; M],
     w: [&[i8]; PAIR],
-    scales: [&[f32]; PAIR],
+    factors: impl Fn(usize) -> [float32x4_t; PAIR],
     wide: impl Fn(&[i8; N], usize) -> [int8x16_t; 2],
 ) -> [[f32; PAIR]; M] {
     let w = w.map(Filled::<_, N>::new);
-    let scales = scales.map(Filled::<_, BLOCKS>::new);
     let mut sums = [[vdupq_n_f32(0.0); PAIR]; M];
     let mut index = 0;
     for pairs in groups(&w) {
@@ -110,16 +122,17 @@ fn dots_blocks<const M: usize, const N: usize>(
             for block in 0..BLOCKS {
                 let w = [wide(w[0], block), wide(w[1], block)];
                 for m in 0..M {
-                    let x = &x[m][index].values[4 * block..][..4];
-                    let (high, low) = ([load(&x[0]), load(&x[2])], [load(&x[1]), load(&x[3])]);
-                    for n in 0..PAIR {
-                        let upper = sdot(sdot(vdupq_n_s32(0), w[n][0], high[0]), w[n][1], high[1]);
-                        let sum = sdot(vshlq_n_s32::<8>(upper), w[n][0], low[0]);
-                        parts[m][n][block] = sdot(sum, w[n][1], low[1]);
+                    let x = &x[m][index].values[2 * block..][..2];
+                    for part in 0..PARTS {
+                        let x = [load(&x[0][part]), load(&x[1][part])];
+                        for n in 0..PAIR {
+                            let sum = vshlq_n_s32::<8>(parts[m][n][block]);
+                            parts[m][n][block] = sdot(sdot(sum, w[n][0], x[0]), w[n][1], x[1]);
+                        }
                     }
                 }
             }
-            let factors = [floats(scales[0].get(index)), floats(scales[1].get(index))];
+            let factors = factors(index);
             for m in 0..M {
                 let Group { offsets, scales, .. } = &x[m][index];
                 for n in 0..PAIR {
@@ -139,29 +152,28 @@ fn dots_blocks<const M: usize, const N: usize>(
 /// The products of each row of weights with all rows of the panel.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
-fn multiply(wide: &Wide, panel: &Panel) -> [[f32; PANEL]; TILE] {
+fn multiply<const PARTS: usize>(wide: &Wide, panel: &Panel<PARTS>) -> [[f32; PANEL]; TILE] {
     let blocks = wide.scales.len() / TILE;
     let rows = wide.values.as_flattened().as_chunks::<BYTES>().0;
-    let (stride, vectors) = (rows.len() / TILE, wide.block / BYTES);
-    let mut sums = [[vdupq_n_f32(0.0); PARTS]; TILE];
-    for (block, x) in panel.values.chunks_exact(wide.block / HALF).enumerate() {
-        let mut high = [[vdupq_n_s32(0); PARTS]; TILE];
-        let mut low = [[vdupq_n_s32(0); PARTS]; TILE];
+    let (stride, vectors) = (rows.len() / TILE, panel.block / BYTES);
+    let mut sums = [[vdupq_n_f32(0.0); SIDES]; TILE];
+    for (block, x) in panel.values.chunks_exact(panel.block / HALF).enumerate() {
+        let mut parts = [[[vdupq_n_s32(0); PARTS]; SIDES]; TILE];
         for (at, [first, second]) in x.as_chunks().0.iter().enumerate() {
             let mut w = [vdupq_n_s8(0); TILE];
             for (n, w) in w.iter_mut().enumerate() {
                 *w = load(&rows[n * stride + block * vectors + at]);
             }
-            add_octets::<0, 1>(&mut high, &mut low, first, &w);
-            add_octets::<2, 3>(&mut high, &mut low, second, &w);
+            add_octets::<0, 1, PARTS>(&mut parts, first, &w);
+            add_octets::<2, 3, PARTS>(&mut parts, second, &w);
         }
         let factors = panel.scales[block].as_chunks::<LANES>().0;
-        for part in 0..PARTS {
-            let factors = floats(&factors[part]);
+        for side in 0..SIDES {
+            let factors = floats(&factors[side]);
             for n in 0..TILE {
-                let sum = vcvtq_f32_s32(joined(high[n][part], low[n][part]));
+                let sum = vcvtq_f32_s32(joined(parts[n][side]));
                 let scale = vmulq_n_f32(factors, wide.scales[n * blocks + block]);
-                sums[n][part] = vfmaq_f32(sums[n][part], sum, scale);
+                sums[n][side] = vfmaq_f32(sums[n][side], sum, scale);
             }
         }
     }
@@ -177,20 +189,22 @@ fn multiply(wide: &Wide, panel: &Panel) -> [[f32; PANEL]; TILE] {
 /// Adds the products of eight columns of all rows with the eight of each row of weights, which are two of four.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
-fn add_octets<const FIRST: i32, const SECOND: i32>(
-    high: &mut [[int32x4_t; PARTS]; TILE],
-    low: &mut [[int32x4_t; PARTS]; TILE],
-    x: &Octets,
+fn add_octets<const FIRST: i32, const SECOND: i32, const PARTS: usize>(
+    sums: &mut [[[int32x4_t; PARTS]; SIDES]; TILE],
+    x: &Octets<PARTS>,
     w: &[int8x16_t; TILE],
 ) {
-    for part in 0..PARTS {
-        for n in 0..TILE {
-            high[n][part] = sdot_lane::<FIRST>(high[n][part], load(&x[part]), w[n]);
-            low[n][part] = sdot_lane::<FIRST>(low[n][part], load(&x[PARTS + part]), w[n]);
-        }
-        for n in 0..TILE {
-            high[n][part] = sdot_lane::<SECOND>(high[n][part], load(&x[2 * PARTS + part]), w[n]);
-            low[n][part] = sdot_lane::<SECOND>(low[n][part], load(&x[3 * PARTS + part]), w[n]);
+    for side in 0..SIDES {
+        for (part, x) in x.iter().enumerate() {
+            let (first, second) = (load(&x[side]), load(&x[SIDES + side]));
+            for n in 0..TILE {
+                let sum = &mut sums[n][side][part];
+                *sum = sdot_lane::<FIRST>(*sum, first, w[n]);
+            }
+            for n in 0..TILE {
+                let sum = &mut sums[n][side][part];
+                *sum = sdot_lane::<SECOND>(*sum, second, w[n]);
+            }
         }
     }
 }

@@ -7,10 +7,10 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 
 use super::{
-    BLOCKS, BYTES, Filled, Group, HALF, PAIR, PANEL, Pair, Panel, TILE, Wide, floats, groups,
-    integers, joined, lanes, load, nibbles, rows, write,
+    BLOCKS, BYTES, Filled, Group, HALF, PAIR, PANEL, Pair, Panel, TILE, Wide, factors, floats,
+    groups, integers, joined, lanes, load, nibbles, write,
 };
-use crate::integers::{BLOCK, GROUP, IntegerTask};
+use crate::integers::{BLOCK, GROUP, IntegerTask, rows};
 use crate::kernels::Row;
 
 /// Pairs of rows of a panel.
@@ -20,19 +20,18 @@ const PAIRS: usize = TILE / 2;
 /// Vectors of eight columns each of two rows in a block.
 const BLOCK_VECTORS: usize = BLOCK / HALF;
 
+/// Rows of `x` in two parts each.
 #[target_feature(enable = "neon,i8mm")]
-pub(super) fn few(task: &mut IntegerTask<'_, '_>, groups: &[Group]) {
-    task.each_rows(groups, |pair, x, n, out| match out {
-        [a] => dots(pair, x, n, [a]),
-        [a, b] => dots(pair, x, n, [a, b]),
-        [a, b, c] => dots(pair, x, n, [a, b, c]),
-        [a, b, c, d] => dots(pair, x, n, [a, b, c, d]),
-        _ => {}
-    });
+pub(super) fn few<const PARTS: usize>(task: &mut IntegerTask<'_, '_>, groups: &[Group<PARTS>]) {
+    task.each_rows(groups, |pair, x, n, out| up_to_four!(out, dots(pair, x, n, out)));
 }
 
 #[target_feature(enable = "neon,i8mm")]
-pub(super) fn several(task: &mut IntegerTask<'_, '_>, panels: &[Panel], wide: &mut Wide) {
+pub(super) fn several<const PARTS: usize>(
+    task: &mut IntegerTask<'_, '_>,
+    panels: &[Panel<PARTS>],
+    wide: &mut Wide,
+) {
     task.each_tile(
         panels,
         wide,
@@ -43,22 +42,31 @@ pub(super) fn several(task: &mut IntegerTask<'_, '_>, panels: &[Panel], wide: &m
 
 #[inline]
 #[target_feature(enable = "neon,i8mm")]
-fn dots<const M: usize>(pair: [Row<'_>; PAIR], x: &[Group], n: usize, out: [&mut &mut [f32]; M]) {
+fn dots<const PARTS: usize, const M: usize>(
+    pair: [Row<'_>; PAIR],
+    x: &[Group<PARTS>],
+    n: usize,
+    out: [&mut &mut [f32]; M],
+) {
     let x = rows(x);
     let sums = match Pair::new(pair) {
         Some(Pair::I8(w, scales)) => dots_i8(x, w, scales),
-        Some(Pair::I8Blocks(w, scales)) => dots_blocks::<M, GROUP>(x, w, scales, |w, block| {
-            let w = w.map(|w| w.as_chunks().0);
-            let halves = |at: usize| both(load(&w[0][at]), load(&w[1][at]));
-            let ([a, b], [c, d]) = (halves(2 * block), halves(2 * block + 1));
-            [a, b, c, d]
-        }),
-        Some(Pair::I4(w, scales)) => dots_blocks::<M, { GROUP / 2 }>(x, w, scales, |w, block| {
-            let w = w.map(|w| w.as_chunks().0);
-            let [first, second] = both(load(&w[0][block]), load(&w[1][block]));
-            let ([a, c], [b, d]) = (nibbles(first), nibbles(second));
-            [a, b, c, d]
-        }),
+        Some(Pair::I8Blocks(w, scales)) => {
+            dots_blocks(x, w, scales, |w: [&[i8; GROUP]; PAIR], block| {
+                let w = w.map(|w| w.as_chunks().0);
+                let halves = |at: usize| both(load(&w[0][at]), load(&w[1][at]));
+                let ([a, b], [c, d]) = (halves(2 * block), halves(2 * block + 1));
+                [a, b, c, d]
+            })
+        }
+        Some(Pair::I4(w, scales)) => {
+            dots_blocks(x, w, scales, |w: [&[i8; GROUP / 2]; PAIR], block| {
+                let w = w.map(|w| w.as_chunks().0);
+                let [first, second] = both(load(&w[0][block]), load(&w[1][block]));
+                let ([a, c], [b, d]) = (nibbles(first), nibbles(second));
+                [a, b, c, d]
+            })
+        }
         None => return,
     };
     write(sums, n, out);
@@ -66,8 +74,8 @@ fn dots<const M: usize>(pair: [Row<'_>; PAIR], x: &[Group], n: usize, out: [&mut
 
 #[inline]
 #[target_feature(enable = "neon,i8mm")]
-fn dots_i8<const M: usize>(
-    x: [&[Group]; M],
+fn dots_i8<const PARTS: usize, const M: usize>(
+    x: [&[Group<PARTS>]; M],
     w: [&[i8]; PAIR],
     scales: [f32; PAIR],
 ) -> [[f32; PAIR]; M] {
@@ -81,9 +89,10 @@ fn dots_i8<const M: usize>(
             for at in 0..GROUP / BYTES {
                 let w = both(load(&w[0][at]), load(&w[1][at]));
                 for m in 0..M {
-                    let x = &x[m][index].values[2 * at..][..2];
-                    parts[m][0] = smmla(parts[m][0], w[0], load(&x[0]));
-                    parts[m][1] = smmla(parts[m][1], w[1], load(&x[1]));
+                    let x = w.iter().zip(&x[m][index].values[at]);
+                    for (part, (w, x)) in parts[m].iter_mut().zip(x) {
+                        *part = smmla(*part, *w, load(x));
+                    }
                 }
             }
             for m in 0..M {
@@ -105,8 +114,8 @@ fn dots_i8<const M: usize>(
 /// `N` bytes.
 #[inline]
 #[target_feature(enable = "neon,i8mm")]
-fn dots_blocks<const M: usize, const N: usize>(
-    x: [&[Group]; M],
+fn dots_blocks<const PARTS: usize, const M: usize, const N: usize>(
+    x: [&[Group<PARTS>]; M],
     w: [&[i8]; PAIR],
     scales: [&[f32]; PAIR],
     wide: impl Fn([&[i8; N]; PAIR], usize) -> [int8x16_t; BLOCK_VECTORS],
@@ -124,15 +133,15 @@ fn dots_blocks<const M: usize, const N: usize>(
                 for m in 0..M {
                     let Group { values, offsets, .. } = &x[m][index];
                     let mut sum = integers(&offsets[block]);
-                    let x = &values[BLOCK_VECTORS * block..][..BLOCK_VECTORS];
-                    for at in 0..BLOCK_VECTORS {
-                        sum = smmla(sum, w[at], load(&x[at]));
+                    let x = &values.as_flattened().as_chunks::<BLOCK_VECTORS>().0[block];
+                    for (w, x) in w.iter().zip(x) {
+                        sum = smmla(sum, *w, load(x));
                     }
                     parts[m][block] = shifted(sum);
                 }
             }
             // In turns those of the first row and of the second one, as the sums.
-            let [a, b] = [floats(scales[0].get(index)), floats(scales[1].get(index))];
+            let [a, b] = factors(&scales, index);
             let factors = [vzip1q_f32(a, b), vzip2q_f32(a, b)];
             for m in 0..M {
                 let [a, b, c, d] = parts[m];
@@ -158,25 +167,25 @@ fn dots_blocks<const M: usize, const N: usize>(
 /// The products of each row of weights with all rows of the panel.
 #[inline]
 #[target_feature(enable = "neon,i8mm")]
-fn multiply(wide: &Wide, panel: &Panel) -> [[f32; PANEL]; TILE] {
+fn multiply<const PARTS: usize>(wide: &Wide, panel: &Panel<PARTS>) -> [[f32; PANEL]; TILE] {
     let blocks = wide.scales.len() / TILE;
     let pairs = wide.values.as_flattened().as_chunks::<BYTES>().0;
-    let (stride, octets) = (pairs.len() / PAIRS, wide.block / HALF);
+    let (stride, octets) = (pairs.len() / PAIRS, panel.block / HALF);
     // Each vector has the sums of two rows of weights with two of the panel.
     let mut sums = [[vdupq_n_f32(0.0); SIDES]; PAIRS];
     for (block, x) in panel.values.chunks_exact(octets).enumerate() {
-        let mut high = [[vdupq_n_s32(0); SIDES]; PAIRS];
-        let mut low = [[vdupq_n_s32(0); SIDES]; PAIRS];
+        let mut parts = [[[vdupq_n_s32(0); PARTS]; SIDES]; PAIRS];
         for (at, x) in x.iter().enumerate() {
             let mut w = [vdupq_n_s8(0); PAIRS];
             for (n, w) in w.iter_mut().enumerate() {
                 *w = load(&pairs[n * stride + block * octets + at]);
             }
             for side in 0..SIDES {
-                let (upper, lower) = (load(&x[side]), load(&x[SIDES + side]));
-                for n in 0..PAIRS {
-                    high[n][side] = smmla(high[n][side], w[n], upper);
-                    low[n][side] = smmla(low[n][side], w[n], lower);
+                for (part, x) in x.iter().enumerate() {
+                    let x = load(&x[side]);
+                    for n in 0..PAIRS {
+                        parts[n][side][part] = smmla(parts[n][side][part], w[n], x);
+                    }
                 }
             }
         }
@@ -188,7 +197,7 @@ fn multiply(wide: &Wide, panel: &Panel) -> [[f32; PANEL]; TILE] {
                 // SAFETY: reads the two numbers.
                 let factors = unsafe { vld1_f32(factors[side].as_ptr()) };
                 let factors = vcombine_f32(factors, factors);
-                let sum = vcvtq_f32_s32(joined(high[n][side], low[n][side]));
+                let sum = vcvtq_f32_s32(joined(parts[n][side]));
                 sums[n][side] = vfmaq_f32(sums[n][side], sum, vmulq_f32(factors, scales));
             }
         }

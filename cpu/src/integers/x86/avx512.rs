@@ -1,12 +1,15 @@
-//! Vectors of 512 bits, with the sums of two products in one instruction (AVX-512 VNNI).
+//! Vectors of 512 bits, with the sums of two or four products in one instruction (AVX-512 VNNI).
 
 use std::arch::x86_64::*;
 
 use qhx_core::quantized::BLOCK;
 
-use super::{Group, LANES, PANEL, Panel, TILE, WORDS, Wide};
-use crate::integers::{GROUP, IntegerTask, Words};
+use super::{Group, LANES, PANEL, Panel, TILE, VECTOR, Wide};
+use crate::integers::{GROUP, IntegerTask, Words, rows};
 use crate::kernels::{AHEAD, Row};
+
+/// A group of weights as they are multiplied with one of `x`.
+type Weights<const BYTES: usize> = [[__m512i; BYTES]; GROUP / VECTOR];
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) fn fill(words: &mut Words, x: &[f32], columns: usize) -> bool {
@@ -14,85 +17,78 @@ pub(super) fn fill(words: &mut Words, x: &[f32], columns: usize) -> bool {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-pub(super) fn few(task: &mut IntegerTask<'_, '_>, groups: &[Group]) {
-    task.each_rows(groups, |[row], x, n, out| match out {
-        [a] => dots(row, x, n, [a]),
-        [a, b] => dots(row, x, n, [a, b]),
-        [a, b, c] => dots(row, x, n, [a, b, c]),
-        [a, b, c, d] => dots(row, x, n, [a, b, c, d]),
-        _ => {}
-    });
+pub(super) fn few<const BYTES: usize>(task: &mut IntegerTask<'_, '_>, groups: &[Group<BYTES>]) {
+    task.each_rows(groups, |[row], x, n, out| up_to_four!(out, dots(row, x, n, out)));
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-pub(super) fn several(task: &mut IntegerTask<'_, '_>, panels: &[Panel], wide: &mut Wide) {
+pub(super) fn several<const BYTES: usize>(
+    task: &mut IntegerTask<'_, '_>,
+    panels: &[Panel<BYTES>],
+    wide: &mut Wide,
+) {
     task.each_tile(
         panels,
         wide,
-        |wide, row, weights| wide.fill(row, weights),
+        |wide, row, weights| wide.fill::<BYTES>(row, weights),
         |wide, panel| multiply(wide, panel),
     );
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn dots<const M: usize>(row: Row<'_>, x: &[Group], n: usize, out: [&mut &mut [f32]; M]) {
-    let each = x.len() / M;
-    let mut rows: [&[Group]; M] = [&[]; M];
-    for (m, row) in rows.iter_mut().enumerate() {
-        *row = &x[m * each..][..each];
-    }
-    let (sums, scale) = match row {
-        Row::I8(w, scale) => (dots_i8(rows, w), scale),
-        Row::I4(w, scales) => (dots_i4(rows, bytemuck::cast_slice(w), scales), 1.0),
-        Row::I8Blocks(..) | Row::F32(_) | Row::F16(_) => return,
+fn dots<const BYTES: usize, const M: usize>(
+    row: Row<'_>,
+    x: &[Group<BYTES>],
+    n: usize,
+    out: [&mut &mut [f32]; M],
+) {
+    let x = rows(x);
+    let sums = match row {
+        Row::I8(w, scale) => {
+            let (w, scale) = (bytemuck::cast_slice(w), _mm512_set1_ps(scale));
+            if BYTES == 1 {
+                sums::<BYTES, M, GROUP>(x, w, |_| scale, |w, at| blocks(w, at))
+            } else {
+                sums::<BYTES, M, GROUP>(x, w, |_| scale, |w, at| extended(two(w, at)))
+            }
+        }
+        Row::I8Blocks(w, scales) => {
+            let w = bytemuck::cast_slice(w);
+            sums::<BYTES, M, GROUP>(x, w, |at| spread(scales, at), |w, at| blocks(w, at))
+        }
+        Row::I4(w, scales) => {
+            let w = bytemuck::cast_slice(w);
+            sums::<BYTES, M, { GROUP / 2 }>(x, w, |at| spread(scales, at), |w, at| nibbles(w, at))
+        }
+        Row::F32(_) | Row::F16(_) => return,
     };
     for (out, sum) in out.into_iter().zip(sums) {
-        out[n] = sum * scale;
+        out[n] = sum;
     }
 }
 
-/// Bytes from `at` on, with 0 after the last.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn bytes(w: &[u8], at: usize) -> __m512i {
-    let left = w.len() - at;
-    if left >= 64 {
-        // SAFETY: 64 bytes from `at` on lie within `w`.
-        return unsafe { _mm512_loadu_si512(w.as_ptr().add(at).cast()) };
-    }
-    // SAFETY: what the mask leaves out is not read, and the rest lies within `w`.
-    unsafe { _mm512_maskz_loadu_epi8((1 << left) - 1, w.as_ptr().add(at).cast()) }
-}
-
+/// The products of a row of weights, of which a group has `STEP` bytes, with rows of `x`. `factors` has the scales of a
+/// group's weights for each lane, `group` makes vectors of its bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn dots_i4<const M: usize>(x: [&[Group]; M], w: &[u8], scales: &[f32]) -> [f32; M] {
-    let spread = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-    let low = _mm512_set1_epi16(15);
+fn sums<const BYTES: usize, const M: usize, const STEP: usize>(
+    x: [&[Group<BYTES>]; M],
+    w: &[u8],
+    factors: impl Fn(usize) -> __m512,
+    group: impl Fn(&[u8], usize) -> Weights<BYTES>,
+) -> [f32; M] {
     let mut sums = [_mm512_setzero_ps(); M];
-    for (index, at) in (0..w.len()).step_by(GROUP / 2).enumerate() {
-        _mm_prefetch::<_MM_HINT_T0>(w.as_ptr().wrapping_add(at + AHEAD).cast());
-        let w = bytes(w, at);
-        let w = [
-            _mm512_and_si512(w, low),
-            _mm512_and_si512(_mm512_srli_epi16::<4>(w), low),
-            _mm512_and_si512(_mm512_srli_epi16::<8>(w), low),
-            _mm512_srli_epi16::<12>(w),
-        ];
-        let scales = &scales[index * (GROUP / BLOCK)..];
-        let factors = match scales.as_chunks::<4>().0 {
-            // SAFETY: reads the four numbers.
-            [four, ..] => unsafe { _mm_loadu_ps(four.as_ptr()) },
-            // SAFETY: what the mask leaves out is not read.
-            [] => unsafe { _mm_maskz_loadu_ps((1 << scales.len()) - 1, scales.as_ptr()) },
-        };
-        let factors = _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(factors));
+    for (index, at) in (0..w.len()).step_by(STEP).enumerate() {
+        for line in (0..STEP).step_by(VECTOR) {
+            _mm_prefetch::<_MM_HINT_T0>(w.as_ptr().wrapping_add(at + AHEAD + line).cast());
+        }
+        let (w, factors) = (group(w, at), factors(index));
         for m in 0..M {
             let Group { values, offsets, scales } = &x[m][index];
-            let mut sum = load(offsets);
-            for (w, x) in w.iter().zip(values) {
-                sum = _mm512_dpwssd_epi32(sum, *w, words(x));
+            let mut sum = integers(offsets);
+            for (w, x) in w.as_flattened().iter().zip(values.as_flattened()) {
+                sum = add_products::<BYTES>(sum, *w, load(x));
             }
             let factors = _mm512_mul_ps(factors, floats(scales));
             sums[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), factors, sums[m]);
@@ -105,57 +101,106 @@ fn dots_i4<const M: usize>(x: [&[Group]; M], w: &[u8], scales: &[f32]) -> [f32; 
     products
 }
 
+/// Adds the products of two words or of four bytes to each sum. The bytes of `w` are unsigned.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn dots_i8<const M: usize>(x: [&[Group]; M], w: &[i8]) -> [f32; M] {
-    let w: &[u8] = bytemuck::cast_slice(w);
-    let mut sums = [_mm512_setzero_ps(); M];
-    for (index, at) in (0..w.len()).step_by(GROUP).enumerate() {
-        _mm_prefetch::<_MM_HINT_T0>(w.as_ptr().wrapping_add(at + AHEAD).cast());
-        _mm_prefetch::<_MM_HINT_T0>(w.as_ptr().wrapping_add(at + AHEAD + 64).cast());
-        let wide = wide(w, at);
-        for m in 0..M {
-            let Group { values, scales, .. } = &x[m][index];
-            let mut sum = _mm512_setzero_si512();
-            for (w, x) in wide.iter().zip(values) {
-                sum = _mm512_dpwssd_epi32(sum, *w, words(x));
-            }
-            sums[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), floats(scales), sums[m]);
-        }
-    }
-    let mut products = [0f32; M];
-    for m in 0..M {
-        products[m] = _mm512_reduce_add_ps(sums[m]);
-    }
-    products
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn add_products<const BYTES: usize>(sums: __m512i, w: __m512i, x: __m512i) -> __m512i {
+    if BYTES == 1 { _mm512_dpbusd_epi32(sums, w, x) } else { _mm512_dpwssd_epi32(sums, w, x) }
 }
 
-/// The int8 of a group as int16, with 0 after the last.
+/// The scales of a group's blocks, each in four lanes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl")]
+fn spread(scales: &[f32], index: usize) -> __m512 {
+    let scales = &scales[index * (GROUP / BLOCK)..];
+    let four = match scales.as_chunks::<4>().0 {
+        // SAFETY: reads the four numbers.
+        [four, ..] => unsafe { _mm_loadu_ps(four.as_ptr()) },
+        // SAFETY: what the mask leaves out is not read.
+        [] => unsafe { _mm_maskz_loadu_ps((1 << scales.len()) - 1, scales.as_ptr()) },
+    };
+    let spread = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(four))
+}
+
+/// Bytes from `at` on, with 0 after the last.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn wide(w: &[u8], at: usize) -> [__m512i; GROUP / WORDS] {
-    let first = bytes(w, at);
-    let second = if at + 64 < w.len() { bytes(w, at + 64) } else { _mm512_setzero_si512() };
-    [
-        _mm512_cvtepi8_epi16(_mm512_castsi512_si256(first)),
-        _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64::<1>(first)),
-        _mm512_cvtepi8_epi16(_mm512_castsi512_si256(second)),
-        _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64::<1>(second)),
-    ]
+fn bytes(w: &[u8], at: usize) -> __m512i {
+    let left = w.len() - at;
+    if left >= VECTOR {
+        // SAFETY: 64 bytes from `at` on lie within `w`.
+        return unsafe { _mm512_loadu_si512(w.as_ptr().add(at).cast()) };
+    }
+    // SAFETY: what the mask leaves out is not read, and the rest lies within `w`.
+    unsafe { _mm512_maskz_loadu_epi8((1 << left) - 1, w.as_ptr().add(at).cast()) }
+}
+
+/// A group of bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn two(w: &[u8], at: usize) -> [__m512i; 2] {
+    let second = at + VECTOR;
+    let second = if second < w.len() { bytes(w, second) } else { _mm512_setzero_si512() };
+    [bytes(w, at), second]
+}
+
+/// Weights of four bits as they come out of words or bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn nibbles<const BYTES: usize>(w: &[u8], at: usize) -> Weights<BYTES> {
+    let w = bytes(w, at);
+    let low = if BYTES == 1 { _mm512_set1_epi8(15) } else { _mm512_set1_epi16(15) };
+    let mut all = [[w; BYTES]; GROUP / VECTOR];
+    for (place, to) in all.as_flattened_mut().iter_mut().enumerate() {
+        let shift = _mm_cvtsi32_si128(4 * place as i32);
+        *to = _mm512_and_si512(_mm512_srl_epi16(w, shift), low);
+    }
+    all
+}
+
+/// The int8 of a group, each four lanes with those of a block.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn blocks<const BYTES: usize>(w: &[u8], at: usize) -> Weights<BYTES> {
+    let [a, b] = two(w, at);
+    if BYTES == 1 {
+        let sign = _mm512_set1_epi8(i8::MIN);
+        let first = _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b);
+        let second = _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b);
+        return [[_mm512_xor_si512(first, sign); BYTES], [_mm512_xor_si512(second, sign); BYTES]];
+    }
+    let first = _mm512_setr_epi64(0, 4, 8, 12, 1, 5, 9, 13);
+    let second = _mm512_setr_epi64(2, 6, 10, 14, 3, 7, 11, 15);
+    extended([_mm512_permutex2var_epi64(a, first, b), _mm512_permutex2var_epi64(a, second, b)])
+}
+
+/// Both halves of each vector as words.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn extended<const BYTES: usize>(w: [__m512i; 2]) -> Weights<BYTES> {
+    let mut all = [[w[0]; BYTES]; GROUP / VECTOR];
+    for (to, w) in all.iter_mut().zip(w) {
+        let halves = [_mm512_castsi512_si256(w), _mm512_extracti64x4_epi64::<1>(w)];
+        for (to, half) in to.iter_mut().zip(halves) {
+            *to = _mm512_cvtepi8_epi16(half);
+        }
+    }
+    all
 }
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn load(lanes: &[i32; LANES]) -> __m512i {
+fn load(bytes: &[u8; VECTOR]) -> __m512i {
     // SAFETY: the array has the bytes of a vector.
-    unsafe { _mm512_loadu_si512(lanes.as_ptr().cast()) }
+    unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn words(words: &[i16; WORDS]) -> __m512i {
+fn integers(lanes: &[i32; LANES]) -> __m512i {
     // SAFETY: as above.
-    unsafe { _mm512_loadu_si512(words.as_ptr().cast()) }
+    unsafe { _mm512_loadu_si512(lanes.as_ptr().cast()) }
 }
 
 #[inline]
@@ -168,23 +213,23 @@ fn floats(lanes: &[f32; LANES]) -> __m512 {
 /// The products of each row of weights with all rows of the panel.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn multiply(wide: &Wide, panel: &Panel) -> [[f32; PANEL]; TILE] {
+fn multiply<const BYTES: usize>(wide: &Wide, panel: &Panel<BYTES>) -> [[f32; PANEL]; TILE] {
     let blocks = wide.scales.len() / TILE;
-    let pairs = wide.block / 2;
     let rows = wide.rows(panel.values.len());
     let mut sums = [[_mm512_setzero_ps(); 2]; TILE];
-    for (block, x) in panel.values.chunks_exact(pairs).enumerate() {
-        let mut parts = [[_mm512_setzero_si512(); 2]; TILE];
-        for (pair, x) in x.iter().enumerate() {
-            let x = x.as_flattened().as_chunks().0;
-            let x = [words(&x[0]), words(&x[1])];
+    for (block, x) in panel.values.chunks_exact(panel.block).enumerate() {
+        let offsets = panel.offsets[block].as_chunks().0;
+        let mut parts = [[integers(&offsets[0]), integers(&offsets[1])]; TILE];
+        for (at, x) in x.iter().enumerate() {
+            let x = x.as_chunks().0;
+            let x = [integers(&x[0]), integers(&x[1])];
             for n in 0..TILE {
-                // SAFETY: each row has as many pairs as the panel. A checked access could panic, which would
+                // SAFETY: each row has as many elements as the panel. A checked access could panic, which would
                 // keep the sums in memory.
-                let w = unsafe { *rows[n].get_unchecked(block * pairs + pair) };
-                let w = _mm512_set1_epi32(bytemuck::cast(w));
-                parts[n][0] = _mm512_dpwssd_epi32(parts[n][0], x[0], w);
-                parts[n][1] = _mm512_dpwssd_epi32(parts[n][1], x[1], w);
+                let w = unsafe { *rows[n].get_unchecked(block * panel.block + at) };
+                let w = _mm512_set1_epi32(w);
+                parts[n][0] = add_products::<BYTES>(parts[n][0], w, x[0]);
+                parts[n][1] = add_products::<BYTES>(parts[n][1], w, x[1]);
             }
         }
         let factors = panel.scales[block].as_chunks().0;
