@@ -219,7 +219,9 @@ impl<'a, T: Copy + Default, const N: usize> Filled<'a, T, N> {
     fn new(all: &'a [T]) -> Self {
         let (whole, rest) = all.as_chunks();
         let mut last = [T::default(); N];
-        last[..rest.len()].copy_from_slice(rest);
+        if !rest.is_empty() {
+            last[..rest.len()].copy_from_slice(rest);
+        }
         Self { whole, last, rest: !rest.is_empty() }
     }
 

@@ -118,26 +118,27 @@ fn dots_blocks<const PARTS: usize, const M: usize, const N: usize>(
     for pairs in groups(&w) {
         for (a, b) in pairs {
             let w = [a, b];
-            let mut parts = [[[vdupq_n_s32(0); BLOCKS]; PAIR]; M];
-            for block in 0..BLOCKS {
-                let w = [wide(w[0], block), wide(w[1], block)];
-                for m in 0..M {
-                    let x = &x[m][index].values[2 * block..][..2];
-                    for part in 0..PARTS {
-                        let x = [load(&x[0][part]), load(&x[1][part])];
-                        for n in 0..PAIR {
-                            let sum = vshlq_n_s32::<8>(parts[m][n][block]);
-                            parts[m][n][block] = sdot(sdot(sum, w[n][0], x[0]), w[n][1], x[1]);
-                        }
-                    }
-                }
+            let mut blocks = [[[vdupq_n_s8(0); 2]; PAIR]; BLOCKS];
+            for (block, to) in blocks.iter_mut().enumerate() {
+                *to = [wide(w[0], block), wide(w[1], block)];
             }
             let factors = factors(index);
             for m in 0..M {
-                let Group { offsets, scales, .. } = &x[m][index];
+                let Group { values, offsets, scales } = &x[m][index];
+                let mut parts = [[vdupq_n_s32(0); BLOCKS]; PAIR];
+                for (block, w) in blocks.iter().enumerate() {
+                    let x = &values[2 * block..][..2];
+                    for part in 0..PARTS {
+                        let x = [load(&x[0][part]), load(&x[1][part])];
+                        for n in 0..PAIR {
+                            let sum = vshlq_n_s32::<8>(parts[n][block]);
+                            parts[n][block] = sdot(sdot(sum, w[n][0], x[0]), w[n][1], x[1]);
+                        }
+                    }
+                }
                 for n in 0..PAIR {
                     // A lane is a block's sum.
-                    let [a, b, c, d] = parts[m][n];
+                    let [a, b, c, d] = parts[n];
                     let all = vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d));
                     let all = vcvtq_f32_s32(vaddq_s32(all, integers(&offsets[0])));
                     sums[m][n] = vfmaq_f32(sums[m][n], all, vmulq_f32(factors[n], floats(scales)));
