@@ -5,6 +5,34 @@
 
 #![expect(unsafe_code, reason = "instructions that rten_simd does not have")]
 
+/// What [`Level`] calls, compiled for some instructions. `dots` and `multiply` are those of the module, and `$beside` rows
+/// of weights lie beside each other ([`Wide::fill`]).
+macro_rules! entries {
+    ($features:literal, $beside:literal) => {
+        #[target_feature(enable = $features)]
+        pub(super) fn few<const PARTS: usize>(
+            task: &mut IntegerTask<'_, '_>,
+            groups: &[Group<PARTS>],
+        ) {
+            task.each_rows(groups, |pair, x, n, out| up_to_four!(out, dots(pair, x, n, out)));
+        }
+
+        #[target_feature(enable = $features)]
+        pub(super) fn several<const PARTS: usize>(
+            task: &mut IntegerTask<'_, '_>,
+            panels: &[Panel<PARTS>],
+            wide: &mut Wide,
+        ) {
+            task.each_tile(
+                panels,
+                wide,
+                |wide, row, weights| wide.fill(row, $beside, weights),
+                |wide, panel| multiply(wide, panel),
+            );
+        }
+    };
+}
+
 mod dots;
 mod matrices;
 

@@ -13,24 +13,7 @@ use crate::kernels::Row;
 /// Vectors of sums of a row of weights with a panel.
 const SIDES: usize = PANEL / LANES;
 
-#[target_feature(enable = "neon,dotprod")]
-pub(super) fn few<const PARTS: usize>(task: &mut IntegerTask<'_, '_>, groups: &[Group<PARTS>]) {
-    task.each_rows(groups, |pair, x, n, out| up_to_four!(out, dots(pair, x, n, out)));
-}
-
-#[target_feature(enable = "neon,dotprod")]
-pub(super) fn several<const PARTS: usize>(
-    task: &mut IntegerTask<'_, '_>,
-    panels: &[Panel<PARTS>],
-    wide: &mut Wide,
-) {
-    task.each_tile(
-        panels,
-        wide,
-        |wide, row, weights| wide.fill(row, 1, weights),
-        |wide, panel| multiply(wide, panel),
-    );
-}
+entries!("neon,dotprod", 1);
 
 #[inline]
 #[target_feature(enable = "neon,dotprod")]

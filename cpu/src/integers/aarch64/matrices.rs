@@ -20,25 +20,7 @@ const PAIRS: usize = TILE / 2;
 /// Vectors of eight columns each of two rows in a block.
 const BLOCK_VECTORS: usize = BLOCK / HALF;
 
-/// Rows of `x` in two parts each.
-#[target_feature(enable = "neon,i8mm")]
-pub(super) fn few<const PARTS: usize>(task: &mut IntegerTask<'_, '_>, groups: &[Group<PARTS>]) {
-    task.each_rows(groups, |pair, x, n, out| up_to_four!(out, dots(pair, x, n, out)));
-}
-
-#[target_feature(enable = "neon,i8mm")]
-pub(super) fn several<const PARTS: usize>(
-    task: &mut IntegerTask<'_, '_>,
-    panels: &[Panel<PARTS>],
-    wide: &mut Wide,
-) {
-    task.each_tile(
-        panels,
-        wide,
-        |wide, row, weights| wide.fill(row, 2, weights),
-        |wide, panel| multiply(wide, panel),
-    );
-}
+entries!("neon,i8mm", 2);
 
 #[inline]
 #[target_feature(enable = "neon,i8mm")]
