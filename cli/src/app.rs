@@ -58,6 +58,7 @@ impl App {
             .libraries(backend.libraries.files())
             .device(device)
             .unverified(backend.unverified)
+            .cpu_activations(self.global.cpu_activations)
             .plugins(self.plugin_options())
             .cancel(self.interrupts.token().clone());
         if let Some(max) = backend.resident {

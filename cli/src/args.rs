@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use qhx::{BackendChoice, DecodeOn, DeviceOptions};
+use qhx::{Activations, BackendChoice, DecodeOn, DeviceOptions};
 use qhx_core::engine::Speculate;
 use qhx_core::qnn::{MemoryMode, PerfMode};
 use qhx_core::sampling::SamplingParams;
@@ -39,8 +39,16 @@ pub(crate) struct GlobalArgs {
     /// Load plugins that somebody else could change, too; see docs/security.md
     #[arg(long, global = true)]
     pub allow_untrusted_plugins: bool,
+    /// What the CPU backend rounds activations to in matmuls with int8 and 4-bit weights: int8 is faster and less exact
+    #[arg(long, value_name = "TYPE", global = true, default_value = "int16", value_parser = activations_parser())]
+    pub cpu_activations: Activations,
     #[command(flatten)]
     pub process: ProcessArgs,
+}
+
+fn activations_parser() -> impl TypedValueParser<Value = Activations> {
+    PossibleValuesParser::new(Activations::ALL.map(Activations::name))
+        .try_map(|name| name.parse::<Activations>())
 }
 
 /// What executes graphs.

@@ -80,14 +80,14 @@ pub(crate) fn open_checked(
     let taken = |op: &OpDescription| qhx::media::check(attachments, op);
     let model = runtime.load_checked(&bundle, taken, say_backend)?;
     if let Some(decoder) = model.decoder() {
-        say!("tokens: {} ({})", decoder.backend.name, decoder.reason);
+        say!("tokens: {} ({})", decoder.backend.label(), decoder.reason);
     }
     Ok(model)
 }
 
 /// Says which backend was taken, and why.
 pub(crate) fn say_backend(backend: &dyn Backend, reason: &str) {
-    say!("backend: {} ({reason})", backend.info().name);
+    say!("backend: {} ({reason})", backend.info().label());
 }
 
 /// Opens the bundle of a draft, if there is one, and has it make draft tokens for the model.
@@ -267,11 +267,16 @@ pub(crate) fn json(model: &Model, generation: &Generation, attached: &[Attached]
         "finish_reason": generation.finish_reason,
         "timings": timings(generation),
         "backend": model.backend().name,
+        "activations": model.backend().activations(),
         "op": model.op().description.name,
         "plugin": origin(model),
     });
     if let Some(decoder) = model.decoder() {
-        json["decoder"] = json!({"backend": decoder.backend.name, "reason": decoder.reason});
+        json["decoder"] = json!({
+            "backend": decoder.backend.name,
+            "activations": decoder.backend.activations(),
+            "reason": decoder.reason,
+        });
     }
     if !generation.logprobs.is_empty() {
         json["logprobs"] = generation.logprobs.iter().map(logprobs).collect();

@@ -8,7 +8,7 @@ use qhx_core::qnn::{ProfileLevel, QnnBackend, QnnOptions};
 use qhx_core::resident::ResidentBackend;
 use qhx_core::rights::runs_with_extra_rights;
 use qhx_core::{Error, ErrorKind, Manifest, Result, trace};
-use qhx_cpu::{CpuBackend, CpuOptions};
+use qhx_cpu::{Activations, CpuBackend, CpuOptions};
 
 use crate::bundle::Bundle;
 use crate::cache::contexts_tried;
@@ -143,7 +143,12 @@ impl Settings {
     }
 
     fn cpu(&self, reason: &str) -> Result<Chosen> {
-        Ok(Chosen { backend: cpu(self.threads)?, reason: reason.to_owned() })
+        Ok(Chosen { backend: self.cpu_backend()?, reason: reason.to_owned() })
+    }
+
+    /// The CPU backend as it is asked for.
+    pub(crate) fn cpu_backend(&self) -> Result<Arc<dyn Backend>> {
+        cpu_with(self.threads, self.cpu_activations)
     }
 
     fn qnn(&self, libraries: &Libraries) -> Result<Arc<dyn Backend>> {
@@ -174,7 +179,16 @@ impl Settings {
 /// # Errors
 /// When the threads cannot start.
 pub fn cpu(threads: Option<usize>) -> Result<Arc<dyn Backend>> {
-    Ok(Arc::new(CpuBackend::new(CpuOptions { threads, ..CpuOptions::default() })?))
+    cpu_with(threads, Activations::default())
+}
+
+/// As [`cpu`], which rounds activations to `activations` where weights are int8 or of 4 bits.
+///
+/// # Errors
+/// When the threads cannot start.
+pub fn cpu_with(threads: Option<usize>, activations: Activations) -> Result<Arc<dyn Backend>> {
+    let options = CpuOptions { threads, activations, ..CpuOptions::default() };
+    Ok(Arc::new(CpuBackend::new(options)?))
 }
 
 /// What a portable bundle lacks, for people.

@@ -7,7 +7,7 @@ use qhx_core::op::Task;
 use qhx_core::{Error, ErrorKind, Result, trace};
 use serde::{Deserialize, Serialize};
 
-use crate::backends::{cpu, forms};
+use crate::backends::forms;
 use crate::bench::{behind, token_ms};
 use crate::cache;
 use crate::settings::{DecodeOn, Settings};
@@ -59,7 +59,7 @@ impl Settings {
         };
         match on {
             DecodeOn::Npu => model.decode_on(None, "asked for"),
-            DecodeOn::Cpu => model.decode_on(Some(cpu(self.threads)?), "asked for"),
+            DecodeOn::Cpu => model.decode_on(Some(self.cpu_backend()?), "asked for"),
             DecodeOn::Auto if !forms(model.manifest())?.1 => {
                 model.decode_on(None, "the bundle has no ONNX graphs for the CPU")
             }
@@ -69,18 +69,19 @@ impl Settings {
 
     fn decode_on_the_faster(&self, device: &str, model: &mut Model) -> Result<()> {
         let behind = behind(model);
-        let conditions = format!("{:?} {:?} {behind}", self.threads, self.device.power);
+        let Self { threads, cpu_activations, device: options, .. } = self;
+        let conditions = format!("{threads:?} {cpu_activations:?} {:?} {behind}", options.power);
         let file = cache::of_model("decode-on", model, &[device, &conditions]);
         let known = file.as_ref().and_then(|file| std::fs::read(file).ok());
         let known = known.and_then(|bytes| serde_json::from_slice::<Measured>(&bytes).ok());
         if let Some(measured) = known {
-            let backend = measured.cpu_wins().then(|| cpu(self.threads)).transpose()?;
+            let backend = measured.cpu_wins().then(|| self.cpu_backend()).transpose()?;
             return model.decode_on(backend, measured.reason("measured earlier"));
         }
         let trace = model.trace().cloned();
         let span = trace::span(trace.as_ref(), "measure tokens");
         let (npu, behind) = token_ms(model, behind, true)?;
-        let backend = cpu(self.threads)?;
+        let backend = self.cpu_backend()?;
         model.decode_on(Some(Arc::clone(&backend)), "measured")?;
         let (cpu, behind) = token_ms(model, behind, false)?;
         let measured = Measured { npu, cpu, behind };

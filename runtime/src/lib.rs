@@ -84,6 +84,8 @@ pub use transcriber::{
     Transcriber, Transcript, srt, vtt,
 };
 
+pub use qhx_cpu::Activations;
+
 pub use qhx_core::engine::{
     Content, ContentPart, Decoder, Event, FinishReason, Generation, Grammar, Message, Model, Part,
     Prompt, PromptToken, Request, Run, Sessions, Speculate, Texts, Timings,

@@ -2,8 +2,10 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_cpu::Activations;
 
 use crate::libraries::{HTP_FILE, Libraries, LibraryFiles, SYSTEM_FILE};
 use crate::runtime::{Runtime, RuntimeBuilder};
@@ -23,6 +25,8 @@ pub struct Named {
     pub system: Option<PathBuf>,
     /// `auto`, `cpu` or `npu`, see [`RuntimeBuilder::decode_on`]; one backend consumes prompts and tokens otherwise.
     pub decode_on: Option<String>,
+    /// `int16` or `int8`, see [`RuntimeBuilder::cpu_activations`].
+    pub cpu_activations: Option<String>,
 }
 
 /// What was decided.
@@ -37,6 +41,8 @@ pub struct Decided {
     pub libraries: LibraryFiles,
     /// What consumes the tokens of answers, where that was named.
     pub decode_on: Option<DecodeOn>,
+    /// What the CPU backend rounds activations to.
+    pub cpu_activations: Activations,
 }
 
 impl Named {
@@ -53,12 +59,10 @@ impl Named {
         };
         let arch = setting(self.device_arch, vars::DEVICE_ARCH)?;
         let arch = arch.map(|(text, place)| architecture(&text, &place)).transpose()?;
-        let decode_on = self.decode_on.map(|text| {
-            text.parse().map_err(|e| usage(format!("options: decode_on {text:?}: {e}")))
-        });
-        let decode_on = decode_on.transpose()?;
+        let decode_on = option("decode_on", self.decode_on)?;
+        let cpu_activations = option("cpu_activations", self.cpu_activations)?.unwrap_or_default();
         let libraries = libraries(self.htp, self.system, backend)?;
-        Ok(Decided { backend, arch, libraries, decode_on })
+        Ok(Decided { backend, arch, libraries, decode_on, cpu_activations })
     }
 }
 
@@ -69,7 +73,8 @@ impl Decided {
         let builder = Runtime::builder()
             .backend(self.backend)
             .libraries(self.libraries.clone())
-            .device(DeviceOptions::default().arch(self.arch).cdsprpc(cdsprpc));
+            .device(DeviceOptions::default().arch(self.arch).cdsprpc(cdsprpc))
+            .cpu_activations(self.cpu_activations);
         match self.decode_on {
             Some(on) => builder.decode_on(on),
             None => builder,
@@ -79,6 +84,13 @@ impl Decided {
 
 fn usage(message: String) -> Error {
     Error::new(ErrorKind::Usage, message)
+}
+
+/// What a text of an option means.
+fn option<T: FromStr<Err = String>>(name: &str, text: Option<String>) -> Result<Option<T>> {
+    let parse =
+        |text: String| text.parse().map_err(|e| usage(format!("options: {name} {text:?}: {e}")));
+    text.map(parse).transpose()
 }
 
 /// A text of an option, or else of a variable, and which of them.

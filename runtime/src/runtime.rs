@@ -9,6 +9,7 @@ use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::op::{OpDescription, OpProvider as _, ProgressFn};
 use qhx_core::trace::Trace;
 use qhx_core::{CancelToken, Result};
+use qhx_cpu::Activations;
 use qhx_plugins::{PluginOptions, Plugins};
 
 use crate::backends::{Chosen, cpu};
@@ -145,6 +146,7 @@ impl Runtime {
         tracing::info!(
             op = %model.op().description.name,
             backend = %model.backend().name,
+            activations = model.backend().activations(),
             reason = %choice.reason,
             decoder = model.decoder().map(|decoder| format!("{} ({})", decoder.backend.name, decoder.reason)),
             "bundle open"
@@ -234,6 +236,14 @@ impl RuntimeBuilder {
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
         self.settings.threads = Some(threads);
+        self
+    }
+
+    /// What the CPU backend rounds activations to in matmuls with int8 and 4-bit weights; 16 bits by default. 8 are
+    /// faster and less exact. `activations` of [`Model::backend`]'s details says which.
+    #[must_use]
+    pub fn cpu_activations(mut self, activations: Activations) -> Self {
+        self.settings.cpu_activations = activations;
         self
     }
 

@@ -11,6 +11,7 @@ use qhx_core::dump::Dump;
 use qhx_core::op::ProgressFn;
 use qhx_core::qnn::{MemoryMode, PerfMode, ProfileLevel};
 use qhx_core::trace::Trace;
+use qhx_cpu::Activations;
 use qhx_plugins::PluginOptions;
 
 use crate::libraries::LibraryFiles;
@@ -177,6 +178,8 @@ pub(crate) struct Settings {
     /// The program that prepares portable bundles while the CPU answers.
     pub while_preparing: Option<PathBuf>,
     pub threads: Option<usize>,
+    /// What the CPU backend rounds activations to.
+    pub cpu_activations: Activations,
     pub plugins: PluginOptions,
     pub cancel: CancelToken,
     pub progress: Option<ProgressFn>,

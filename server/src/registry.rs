@@ -79,6 +79,7 @@ pub(crate) struct Info {
     pub modalities: Vec<Modality>,
     pub dimensions: usize,
     backend: String,
+    activations: Option<String>,
     op: String,
     /// Whether answers begin within the model's reasoning: with thinking on, off, and as the template has it.
     opens: [OnceLock<bool>; 3],
@@ -418,6 +419,9 @@ impl Served {
         if let Some(info) = self.info.get() {
             json["max_model_len"] = info.texts.max_ctx().into();
             json["backend"] = info.backend.as_str().into();
+            if let Some(activations) = &info.activations {
+                json["activations"] = activations.as_str().into();
+            }
             json["host_op"] = info.op.as_str().into();
             let inputs = info.modalities.iter().map(|modality| modality.name());
             json["modalities"] = inputs.collect();
@@ -435,6 +439,7 @@ impl Info {
             modalities: description.modalities.clone(),
             dimensions: model.info().embedding_dim,
             backend: model.backend().name.clone(),
+            activations: model.backend().activations().map(str::to_owned),
             op: description.name.clone(),
             opens: Default::default(),
         }

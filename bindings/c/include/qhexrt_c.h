@@ -240,6 +240,7 @@ typedef struct qhx_runtime_options {
     int threads;                     /* 0 for one a core */
     const char *decode_on;           /* auto, cpu or npu: what consumes the tokens of answers; NULL for what consumes
                                       * prompts */
+    const char *cpu_activations;     /* int16 or int8: what the CPU rounds activations to; NULL for int16 */
 } qhx_runtime_options;
 QHX_API void qhx_runtime_options_default(qhx_runtime_options *options);
 QHX_API qhx_runtime *qhx_runtime_create_ex(const qhx_runtime_options *options);

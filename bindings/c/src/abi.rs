@@ -293,6 +293,8 @@ c_struct! {
         threads: c_int,
         /// auto, cpu or npu.
         decode_on: *const c_char,
+        /// int16 or int8.
+        cpu_activations: *const c_char,
     }
 }
 
@@ -347,6 +349,7 @@ impl Default for RuntimeOptions {
             plugins: std::ptr::null(),
             threads: 0,
             decode_on: std::ptr::null(),
+            cpu_activations: std::ptr::null(),
         }
     }
 }

@@ -45,6 +45,7 @@ pub(crate) struct RuntimeQuestion {
     pub plugins: Option<PathBuf>,
     pub threads: usize,
     pub decode_on: Option<String>,
+    pub cpu_activations: Option<String>,
 }
 
 /// The bytes of a text of C, without its NUL. `None` for NULL.
@@ -321,7 +322,16 @@ pub(crate) fn runtime(given: *const RuntimeOptions) -> Result<RuntimeQuestion> {
     let read = sized!(
         "options",
         given,
-        RuntimeOptions { htp, system, backend, device_arch, plugins, threads, decode_on }
+        RuntimeOptions {
+            htp,
+            system,
+            backend,
+            device_arch,
+            plugins,
+            threads,
+            decode_on,
+            cpu_activations
+        }
     );
     Ok(RuntimeQuestion {
         htp: path("htp", read.htp)?,
@@ -331,5 +341,6 @@ pub(crate) fn runtime(given: *const RuntimeOptions) -> Result<RuntimeQuestion> {
         plugins: path("plugins", read.plugins)?,
         threads: count("threads", read.threads)?,
         decode_on: text("decode_on", read.decode_on)?,
+        cpu_activations: text("cpu_activations", read.cpu_activations)?,
     })
 }

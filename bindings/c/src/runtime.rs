@@ -36,6 +36,7 @@ impl Runtime {
             htp: question.htp,
             system: question.system,
             decode_on: question.decode_on,
+            cpu_activations: question.cpu_activations,
         }
         .decide()?;
         let mut plugins = PluginOptions::default();

@@ -706,6 +706,9 @@ static int all(char **argv) {
     options.decode_on = "gpu";
     CHECK(!qhx_runtime_create_ex(&options) && last().find("expected auto, cpu or npu") != std::string::npos);
     options.decode_on = nullptr;
+    options.cpu_activations = "int4";
+    CHECK(!qhx_runtime_create_ex(&options) && last().find("expected int16 or int8") != std::string::npos);
+    options.cpu_activations = nullptr;
     options.device_arch = "v8x";
     CHECK(!qhx_runtime_create_ex(&options));
     options.struct_size = offsetof(qhx_runtime_options, device_arch);

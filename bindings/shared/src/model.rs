@@ -25,6 +25,7 @@ struct OpenOptions {
     plugins: Vec<PathBuf>,
     threads: Option<usize>,
     decode_on: Option<String>,
+    cpu_activations: Option<String>,
 }
 
 /// What an open model is.
@@ -88,6 +89,7 @@ fn load(bundle: PathBuf, options: &str, cancel: CancelToken) -> Result<Loaded> {
         htp: options.htp,
         system: options.system,
         decode_on: options.decode_on,
+        cpu_activations: options.cpu_activations,
     };
     let mut plugins = PluginOptions::default();
     plugins.dirs.extend(options.plugins);

@@ -89,15 +89,19 @@ pub(crate) fn run(mut args: ForgeArgs, app: &mut App) -> Result<Status> {
     if args.calibrates() {
         let _ = plugins.set(Ok(app.plugins()?));
     }
-    let threads = app.global.process.threads();
+    let (threads, activations) = (app.global.process.threads(), app.global.cpu_activations);
     let cancel = app.interrupts.token().clone();
     let open = |manifest: &Path| {
         let found: &Result<Plugins> = plugins.get_or_init(|| Plugins::discover(&options));
         let ops = found.as_ref().map_err(Clone::clone)?;
         Model::open(
-            ModelOptions::new(Manifest::load(manifest)?, qhx::backends::cpu(threads)?, ops)
-                .threads(threads)
-                .cancelled_by(cancel.clone()),
+            ModelOptions::new(
+                Manifest::load(manifest)?,
+                qhx::backends::cpu_with(threads, activations)?,
+                ops,
+            )
+            .threads(threads)
+            .cancelled_by(cancel.clone()),
         )
     };
     program::run(args, &program, Some(&open), app.terminal())

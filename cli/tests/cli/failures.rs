@@ -37,6 +37,7 @@ fn arguments() {
     seen.push(generate(dir, bundle(), &["a", "--top-p", "1.5"], b""));
     seen.push(generate(dir, bundle(), &["a", "--backend", "gpu"], b""));
     seen.push(generate(dir, bundle(), &["a", "--threads", "0"], b""));
+    seen.push(generate(dir, bundle(), &["a", "--cpu-activations", "f32"], b""));
     seen.push(generate(dir, bundle(), &["a", "--device-arch", "x1"], b""));
     insta::assert_snapshot!(seen.join("\n\n"));
 }

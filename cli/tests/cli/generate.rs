@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use serde_json::Value;
+
 use crate::run::{Program, bundle, folder};
 
 const PROMPT: &str = "The capital of France is";
@@ -24,6 +26,50 @@ fn text_streams_to_stdout_and_nothing_else_does() {
         run.stderr
     );
     assert!(run.stderr.contains("prompt 9 tokens (0 reused)"), "{}", run.stderr);
+}
+
+/// They are rounded where weights have 4 bits.
+#[test]
+fn activations_of_8_bits_answer_alike_and_are_named() {
+    let folder = folder();
+    let bundle = folder.path().join("w4a16");
+    Program::qhx(folder.path())
+        .args(["forge", "--cpu-only", "--precision", "w4a16", "--prefill", "16"])
+        .arg_path(&qhx_paths::fixture("llama3-blocks"))
+        .args([Path::new("--out"), &bundle])
+        .run()
+        .ok();
+    let [int16, int8] = ["int16", "int8"].map(|activations| {
+        Program::qhx(folder.path())
+            .args(["generate", "--backend", "cpu", "--max-new", "6", "--json", "--logprobs", "1"])
+            .arg_path(&bundle)
+            .args([PROMPT, "--cpu-activations", activations])
+            .run()
+            .ok()
+    });
+    assert!(int16.stderr.contains("backend: cpu (asked for)"), "{}", int16.stderr);
+    assert!(int8.stderr.contains("backend: cpu, int8 activations (asked for)"), "{}", int8.stderr);
+    let (int16, int8) = (int16.json(), int8.json());
+    assert_eq!((&int16["activations"], &int8["activations"]), (&"int16".into(), &"int8".into()));
+    assert_eq!(int16["tokens"], int8["tokens"]);
+    let logprobs = |json: &Value| -> Vec<f64> {
+        let all = json["logprobs"].as_array().expect("log-probabilities");
+        all.iter().map(|one| one["logprob"].as_f64().expect("a number")).collect()
+    };
+    let pairs: Vec<_> = logprobs(&int16).into_iter().zip(logprobs(&int8)).collect();
+    assert!(pairs.len() == 6 && pairs.iter().all(|(a, b)| (a - b).abs() < 0.1), "{pairs:?}");
+    let rounds = pairs.iter().any(|(a, b)| (a - b).abs() > 1e-6);
+    assert!(rounds || !has_integers(), "{pairs:?}");
+}
+
+/// Whether the processor has instructions for integers.
+fn has_integers() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+    #[cfg(target_arch = "aarch64")]
+    return std::arch::is_aarch64_feature_detected!("dotprod");
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    false
 }
 
 /// A graph with an operator that is no instruction is executed by rten, several times as slow and with the same answer:
@@ -151,6 +197,7 @@ fn json_is_one_object_with_everything() {
         }
       },
       "backend": "cpu",
+      "activations": "int16",
       "op": "qwen3_5_generate",
       "plugin": "[plugin]"
     }

@@ -77,6 +77,22 @@ pub struct BackendInfo {
     pub details: Vec<String>,
 }
 
+impl BackendInfo {
+    /// What matmuls with quantized weights round activations to, where a line `activations: TYPE` of the details says it:
+    /// `int16` or `int8` of the CPU backend.
+    pub fn activations(&self) -> Option<&str> {
+        self.details.iter().find_map(|line| line.strip_prefix("activations: "))
+    }
+
+    /// The name, and what sets its results apart from those of the same backend by default: `cpu, int8 activations`.
+    pub fn label(&self) -> String {
+        match self.activations() {
+            Some(to) if to != "int16" => format!("{}, {to} activations", self.name),
+            _ => self.name.clone(),
+        }
+    }
+}
+
 /// Executes graphs.
 pub trait Backend: Send + Sync + std::fmt::Debug {
     /// Name and version.

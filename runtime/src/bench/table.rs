@@ -67,7 +67,8 @@ pub struct BenchTable {
     /// What it ran on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Name of what executed the graphs, or of another program.
+    /// Name of what executed the graphs ([`BackendInfo::label`](qhx_core::backend::BackendInfo::label)), or of another
+    /// program.
     pub backend: String,
     /// Version of the library behind it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -193,9 +194,9 @@ impl BenchTable {
             manifest_sha256: Some(sha256),
             precision: precision.map(str::to_owned),
             device: model.device().or_else(processor),
-            backend: backend.name.clone(),
+            backend: backend.label(),
             library: Some(backend.version.clone()),
-            decoder: model.decoder().map(|decoder| decoder.backend.name.clone()),
+            decoder: model.decoder().map(|decoder| decoder.backend.label()),
             qhx: Some(env!("CARGO_PKG_VERSION").to_owned()),
             source: None,
             energy: energy.filter(|_| has_energy).map(|meter| meter.name().to_owned()),

@@ -30,6 +30,9 @@ impl Fingerprint {
         set("host-op", format!("{} {}", op.name, op.version));
         // Backends agree to some digits only.
         set("backend", model.backend().name.clone());
+        if let Some(activations) = model.backend().activations() {
+            set("--cpu-activations", activations.to_owned());
+        }
         let packs = pack && model.batch_tokens() > 0;
         set("texts packed together", if packs { "yes" } else { "no" }.to_owned());
         set("longest text in tokens", model.info().max_ctx.to_string());

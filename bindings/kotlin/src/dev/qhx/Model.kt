@@ -128,6 +128,8 @@ public class Model private constructor(private val handle: Long) : AutoCloseable
          * @param threads Threads of the CPU; one a core by default.
          * @param decodeOn What consumes the tokens of answers where the NPU consumes prompts: `cpu`, `npu`, or `auto`,
          * which measures both when the bundle is opened for the first time. By default one backend consumes both.
+         * @param cpuActivations What the CPU rounds activations to in matmuls with int8 and 4-bit weights: `int16`, or
+         * `int8`, which is faster and less exact.
          */
         public suspend fun open(
             bundle: String,
@@ -138,6 +140,7 @@ public class Model private constructor(private val handle: Long) : AutoCloseable
             plugins: List<String> = emptyList(),
             threads: Int? = null,
             decodeOn: String? = null,
+            cpuActivations: String? = null,
         ): Model {
             val options = mapOf(
                 "backend" to backend,
@@ -147,6 +150,7 @@ public class Model private constructor(private val handle: Long) : AutoCloseable
                 "plugins" to plugins,
                 "threads" to threads,
                 "decode_on" to decodeOn,
+                "cpu_activations" to cpuActivations,
             )
             var opened: Model? = null
             try {
