@@ -24,6 +24,14 @@ FORMS = ["f16", "int8", "int8-blocks", "int4"]
 SHAPES = {"square": 4096 * 4096, "layer": 2048 * (2 * 2048 + 2 * 512 + 3 * 8192)}
 # The first has no instructions for products of int8, the second those of four bytes, the third those of matrices, too.
 PROCESSORS = {"f32": "cortex-a57", "sdot": "cortex-a76", "smmla": "max"}
+# What is counted, as a processor and what it rounds activations to.
+COLUMNS = {
+    "f32": ("f32", "int16"),
+    "sdot": ("sdot", "int16"),
+    "smmla": ("smmla", "int16"),
+    "sdot, int8": ("sdot", "int8"),
+    "smmla, int8": ("smmla", "int8"),
+}
 MORE = 2
 
 
@@ -48,15 +56,15 @@ def main():
         plugin = pathlib.Path(folder) / "count.so"
         source = FOLDER / "count_instructions.c"
         subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", plugin, source], check=True)
-        print("| shapes | tokens | weights | " + " | ".join(PROCESSORS) + " | times fewer |")
-        print("|---" * (len(PROCESSORS) + 4) + "|")
+        print("| shapes | tokens | weights | " + " | ".join(COLUMNS) + " | times fewer |")
+        print("|---" * (len(COLUMNS) + 4) + "|")
         for shape in options.shapes:
             for rows in options.rows:
                 for form in FORMS:
                     counts = []
-                    for processor in PROCESSORS.values():
+                    for processor, activations in COLUMNS.values():
                         first, last = (
-                            count(plugin, processor, [form, shape, times, rows], program)
+                            count(plugin, PROCESSORS[processor], [form, shape, times, rows, activations], program)
                             for times in (1, 1 + MORE)
                         )
                         counts.append((last - first) / MORE)

@@ -4,10 +4,13 @@
     python3 -m venv llama && llama/bin/pip install gguf numpy llama-cpp-python==0.3.36
     cargo build --release -p qhx-cli --features builtin-ops
     llama/bin/python benches/llama_cpp_compare.py [--folder DIR] [--repeats 5] [--precision fp16]
+        [--cpu-activations int16,int8] [--alone]
 
 Both run a Llama of 336 million parameters with random weights (`benches/cpu_336m.json`): a prompt of 128 tokens, and
 64 tokens one at a time. They take turns, each time in a process of its own, with two threads. pip compiles llama.cpp
-for this machine. Its weights are f16 where qhx has fp16, q8_0 for w8a16 and q4_0 for w4a16; norms are f32.
+for this machine. Its weights are f16 where qhx has fp16, q8_0 for w8a16 and q4_0 for w4a16; norms are f32. qhx takes a
+turn with each of the activations; with --alone no other program does, and this needs nothing installed. A ratio is
+that of the first column to this one.
 """
 
 import argparse
@@ -123,10 +126,10 @@ def run_llama(path, threads):
     print(json.dumps({**rates, "load": load, "memory": peak}))
 
 
-def qhx(program, bundle, threads):
+def qhx(program, bundle, threads, activations):
     """One run of qhx."""
     arguments = ["--prompt", PROMPT, "--tokens", TOKENS, "--repeat", 1, "--json"]
-    arguments += ["--backend", "cpu", "--threads", threads]
+    arguments += ["--backend", "cpu", "--threads", threads, "--cpu-activations", activations]
     report = output([program, "bench", bundle, *arguments])
     rates = {r["name"]: r["tokens_per_second"]["mean"] for r in report["results"]}
     return {
@@ -151,6 +154,8 @@ def main():
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", default="fp16,w8a16,w4a16")
+    parser.add_argument("--cpu-activations", default="int16", help="int16, int8, or both with a comma")
+    parser.add_argument("--alone", action="store_true", help="without llama.cpp")
     parser.add_argument("--qhx", default=ROOT / "target/release/qhx", type=pathlib.Path)
     parser.add_argument("--llama", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -164,31 +169,38 @@ def main():
 
 def compare(folder, precision, options):
     bundle, gguf = folder / precision, folder / f"{PAIRS[precision]}.gguf"
-    if not gguf.exists():
+    if not options.alone and not gguf.exists():
         write_gguf(gguf, PAIRS[precision])
     if not bundle.exists():
         make = ["forge", "--synthetic", CONFIG, "--cpu-only", "--out", bundle, "--prefill", PROMPT]
         make += ["--max-ctx", CONTEXT, "--precision", precision, "--head", HEADS[precision]]
         subprocess.run([str(part) for part in [options.qhx, *make]], check=True, stdout=subprocess.DEVNULL)
-    ours, theirs = [], []
+    runs = {f"qhx {name}": [] for name in options.cpu_activations.split(",")}
+    theirs = []
     for _ in range(options.repeats):
-        ours.append(qhx(options.qhx, bundle, options.threads))
-        this = [sys.executable, __file__, "--llama", gguf, "--threads", options.threads]
-        theirs.append(output(this))
-    weights = gguf.stat().st_size
-    print(f"{precision}, {PAIRS[precision]}: {weights / 1e6:.0f} MB, n = {options.repeats}")
-    for name, unit, factor in [
+        for name, ours in runs.items():
+            ours.append(qhx(options.qhx, bundle, options.threads, name.split()[1]))
+        if not options.alone:
+            this = [sys.executable, __file__, "--llama", gguf, "--threads", options.threads]
+            theirs.append(output(this))
+    if theirs:
+        runs["llama.cpp"] = theirs
+    weights = "" if options.alone else f", {PAIRS[precision]}: {gguf.stat().st_size / 1e6:.0f} MB"
+    print(f"{precision}{weights}, n = {options.repeats}")
+    for metric, unit, factor in [
         ("decode", "tokens/s", 1),
         ("prompt", "tokens/s", 1),
         ("load", "ms", 1e3),
         ("memory", "MB", 1e-6),
     ]:
-        values = [[run[name] * factor for run in runs] for runs in (ours, theirs)]
-        mine, others = (
-            f"{statistics.median(v):.1f} ({min(v):.1f} to {max(v):.1f})" for v in values
-        )
-        ratio = statistics.median(values[0]) / statistics.median(values[1])
-        print(f"  {name}, {unit}: qhx {mine}, llama.cpp {others}, ratio {ratio:.2f}", flush=True)
+        first, median = next(iter(runs)), statistics.median
+        values = {name: [run[metric] * factor for run in all] for name, all in runs.items()}
+        said = [
+            f"{name} {median(v):.1f} ({min(v):.1f} to {max(v):.1f}),"
+            f" ratio {median(values[first]) / median(v):.2f}"
+            for name, v in values.items()
+        ]
+        print(f"  {metric}, {unit}: {'; '.join(said)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
     cargo build -p qhx-cli --features builtin-ops
     cargo build --release --manifest-path examples/gemma3/Cargo.toml
     cargo build --release --manifest-path examples/lfm2/Cargo.toml
-    python3 benches/precisions.py [--qhx target/debug/qhx] [--folder DIR] [--json FILE] [TINY ...]
+    python3 benches/precisions.py [--qhx target/debug/qhx] [--folder DIR] [--json FILE]
+        [--cpu-activations int16|int8] [TINY ...]
 
 Each tiny model is made for the CPU, whose graphs have the integers of the NPU's. `qhx verify` counts the cases of its
 `suite.json` that are answered as `transformers` answered them in full precision. `qhx forge --calibrate` compares the
@@ -48,10 +49,11 @@ KEPT = re.compile(r"tower|visual|audio|expert|router|\.gate\.weight|in_proj_[ab]
 class TinyModel:
     """A checkpoint, and the programs that know its family."""
 
-    def __init__(self, name, qhx, folder):
+    def __init__(self, name, qhx, folder, activations):
         self.name, self.qhx, self.folder = name, qhx, folder / name
         self.checkpoint = FIXTURES / name
-        self.forge, self.plugin = [qhx, "forge"], []
+        self.activations = ["--cpu-activations", activations]
+        self.forge, self.plugin = [qhx, "forge", *self.activations], []
         if name in OUTSIDE:
             made = ROOT / "examples" / OUTSIDE[name] / "target/release"
             self.forge = [made / f"{OUTSIDE[name]}-forge"]
@@ -68,7 +70,7 @@ class TinyModel:
     def answers(self, bundle):
         """Cases of the suite whose tokens are the reference's, and all cases."""
         suite = self.checkpoint / "suite.json"
-        command = [self.qhx, "verify", bundle, suite, "--backend", "cpu", "--json"]
+        command = [self.qhx, "verify", bundle, suite, "--backend", "cpu", "--json", *self.activations]
         cases = run([*command, *self.plugin], allowed=(0, 1))["cases"]
         return sum(case["exact"] for case in cases), len(cases)
 
@@ -140,8 +142,8 @@ class TinyModel:
         found = {}
         for form, options in {"fp16": [], **{form: FORMS[form] for form in ("w8a16", "w4a16")}}.items():
             bundle, _ = self.make(form, "--task", "embed", *options)
-            lines = run_text([self.qhx, "embed", bundle, "--backend", "cpu", "--json", "--input", path]).splitlines()
-            vectors = [json.loads(line)["embedding"] for line in lines]
+            command = [self.qhx, "embed", bundle, "--backend", "cpu", "--json", "--input", path, *self.activations]
+            vectors = [json.loads(line)["embedding"] for line in run_text(command).splitlines()]
             pairs = zip(vectors, goldens["texts"], strict=True)
             found[form] = min(cosine(vector, expected[text["id"]]) for vector, text in pairs)
         return found
@@ -196,6 +198,7 @@ def main():
     parser.add_argument("tiny_models", nargs="*", metavar="TINY", help="folders of tests/fixtures [default: all trained ones]")
     parser.add_argument("--qhx", type=pathlib.Path, default=ROOT / "target/debug/qhx")
     parser.add_argument("--folder", help="where bundles are made, and kept")
+    parser.add_argument("--cpu-activations", choices=["int16", "int8"], default="int16", help="[default: int16]")
     parser.add_argument("--json", type=pathlib.Path, help="a file for all figures")
     wanted = parser.parse_args()
     trained = [path.parent.name for path in FIXTURES.glob("*/suite.json")]
@@ -207,13 +210,13 @@ def main():
         print("| tiny | cases | 4 bits: in blocks, rows | " + " | ".join(forms) + " |")
         print("|---" * (3 + len(forms)) + "|")
         for name in (name for name in tiny_models if name not in ENCODERS):
-            found = everything[name] = TinyModel(name, wanted.qhx, folder).generator()
+            found = everything[name] = TinyModel(name, wanted.qhx, folder, wanted.cpu_activations).generator()
             four = found["four"]
             cells = [f"`{name}`", str(found["cases"]), f"{four['blocks']:.0%}, {four['rows']:.0%}".replace("%", " %")]
             cells += [cell(found[form]) for form in forms]
             print("| " + " | ".join(cells) + " |", flush=True)
         for name in filter(ENCODERS.__contains__, tiny_models):
-            found = everything[name] = TinyModel(name, wanted.qhx, folder).encoder()
+            found = everything[name] = TinyModel(name, wanted.qhx, folder, wanted.cpu_activations).encoder()
             said = ", ".join(f"{form} {least:.6f}" for form, least in found.items())
             print(f"\n`{name}`, least cosine of a vector to the reference's: {said}.")
     if wanted.json:

@@ -1,8 +1,8 @@
-//! Matmuls of a decode step, again and again: `matmuls FORM SHAPE COUNT [ROWS]`.
+//! Matmuls of a decode step, again and again: `matmuls FORM SHAPE COUNT [ROWS [ACTIVATIONS]]`.
 //!
 //! FORM is `f16`, `int8`, `int8-blocks` or `int4`, SHAPE `square` (4096 × 4096) or `layer` (those of a layer of
-//! Llama-3.2-1B), and ROWS the tokens of a step (1). One thread executes them, and prints how long each time took at
-//! least. `benches/cpu_instructions.py` counts its instructions under an emulator.
+//! Llama-3.2-1B), ROWS the tokens of a step (1), and ACTIVATIONS `int16` or `int8`. One thread executes them, and prints
+//! how long each time took at least. `benches/cpu_instructions.py` counts its instructions under an emulator.
 
 #[expect(dead_code, reason = "unit tests need more of it")]
 #[path = "../tests/onnx/mod.rs"]
@@ -17,9 +17,10 @@ use std::time::{Duration, Instant};
 use onnx::{FLOAT, FLOAT16, INT8, Model, UINT8};
 use qhx_core::backend::{Backend, ContextSource};
 use qhx_core::{CancelToken, GraphId, Port, Workspace};
-use qhx_cpu::{CpuBackend, CpuOptions};
+use qhx_cpu::{Activations, CpuBackend, CpuOptions};
 
-const USAGE: &str = "usage: matmuls f16|int8|int8-blocks|int4 square|layer COUNT [ROWS]";
+const USAGE: &str =
+    "usage: matmuls f16|int8|int8-blocks|int4 square|layer COUNT [ROWS [int16|int8]]";
 const FILE: &str = "weights";
 const BLOCK: u64 = 32;
 
@@ -29,15 +30,18 @@ type Shape = [u64; 2];
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
-    let (form, shapes, count, rows) = match arguments[..] {
-        [form, shape, count, ref rows @ ..] if rows.len() <= 1 => {
-            (form, shapes(shape)?, count.parse()?, rows.first().map_or(Ok(1), |n| n.parse())?)
-        }
+    let [form, shape, count, ref rest @ ..] = arguments[..] else { return Err(USAGE.into()) };
+    let (rows, activations) = match *rest {
+        [] => (1, Activations::default()),
+        [rows] => (rows.parse()?, Activations::default()),
+        [rows, activations] => (rows.parse()?, activations.parse()?),
         _ => return Err(USAGE.into()),
     };
+    let (shapes, count) = (shapes(shape)?, count.parse()?);
     let folder = tempfile::tempdir()?;
     let source = source(folder.path(), form, &shapes, rows)?;
-    let backend = CpuBackend::new(CpuOptions { threads: Some(1), ..CpuOptions::default() })?;
+    let options = CpuOptions { threads: Some(1), activations, ..CpuOptions::default() };
+    let backend = CpuBackend::new(options)?;
     let context = backend.open_context(&source)?;
     let mut workspace = Workspace::new(Arc::new(backend), CancelToken::new());
     workspace.add_context("matmuls", &context)?;

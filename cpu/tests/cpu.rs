@@ -11,7 +11,7 @@ use std::sync::Arc;
 use onnx::{Dim, FLOAT, FLOAT16, INT8, INT32, INT64, Model, UINT8};
 use qhx_core::backend::{Backend, Context, ContextSource};
 use qhx_core::{CancelToken, DType, Error, ErrorKind, GraphId, Port, Result, Workspace};
-use qhx_cpu::{CpuBackend, CpuOptions};
+use qhx_cpu::{Activations, CpuBackend, CpuOptions};
 
 fn backend() -> CpuBackend {
     CpuBackend::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap()
@@ -439,16 +439,26 @@ fn weights_of_four_bits_stay_as_they_are() {
         .weights("scales", &[2, 2], &scales)
         .node_with("MatMulNBits", &["x", "w", "scales"], &["y"], &attributes)
         .output("y", FLOAT, &[1, 2]);
-    let context = open(dir.path(), model).unwrap();
-    assert_eq!(context.resident_bytes(), 64 + 16);
     let x: Vec<f32> = (0..64).map(|k| (k % 7) as f32 - 3.0).collect();
-    let found = outputs(&context, &x);
-    let expected = |row: usize| -> f32 {
-        (0..64).map(|k| nibbles(row, k) * scales[2 * row + k / 32] * x[k]).sum()
+    let terms = |row: usize| {
+        let x = x.clone();
+        (0..64).map(move |k| (nibbles(row, k) * scales[2 * row + k / 32], x[k]))
     };
-    // The other factor is rounded to 16 bits.
-    for (row, found) in found[..2].iter().enumerate() {
-        assert!((found - expected(row)).abs() <= 2e-3, "{row}: {found}, {}", expected(row));
+    let source = source(dir.path(), &[("g", &model.build())]);
+    // The other factor is up to 3, and rounded to 16 bits or to 8.
+    for (activations, step) in
+        [(Activations::Int16, 3.0 / 32639.0), (Activations::Int8, 3.0 / 127.0)]
+    {
+        let backend = CpuBackend::new(CpuOptions { activations, ..CpuOptions::default() }).unwrap();
+        assert_eq!(backend.info().activations(), Some(activations.name()));
+        let context = backend.open_context(&source).unwrap();
+        assert_eq!(context.resident_bytes(), 64 + 16);
+        for (row, found) in outputs(&context, &x)[..2].iter().enumerate() {
+            let expected: f32 = terms(row).map(|(w, x)| w * x).sum();
+            let size: f32 = terms(row).map(|(w, _)| w.abs()).sum();
+            let off = (found - expected).abs();
+            assert!(off <= 0.5 * step * size + 1e-4, "{activations:?}, {row}: {found}, {expected}");
+        }
     }
 }
 
