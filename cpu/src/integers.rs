@@ -10,7 +10,11 @@
 
 #![cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
-    expect(dead_code, reason = "it takes a processor with instructions for integers")
+    expect(
+        dead_code,
+        unused_macros,
+        reason = "it takes a processor with instructions for integers"
+    )
 )]
 
 use std::array::from_fn;
