@@ -5,8 +5,8 @@
 
 #![expect(unsafe_code, reason = "instructions that rten_simd does not have")]
 
-/// What [`Level`] calls, compiled for some instructions. `dots` and `multiply` are those of the module, and `$beside` rows
-/// of weights lie beside each other ([`Wide::fill`]).
+/// What [`Level`] calls, compiled for some instructions. `dots` and `multiply` are those of the module, and `$beside`
+/// rows of weights lie beside each other ([`Wide::fill`]).
 macro_rules! entries {
     ($features:literal, $beside:literal) => {
         #[target_feature(enable = $features)]

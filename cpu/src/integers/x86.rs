@@ -36,9 +36,9 @@ pub(super) enum Level {
     Avx2,
 }
 
-/// Some columns of a row, filled up with 0, in the order in which weights come: four bits out of vectors of 16 bits or of
-/// 8. int8 comes as it is stored; in vectors of 512 bits each four lanes have columns of the same block, if `x` has a
-/// scale for each block.
+/// Some columns of a row, filled up with 0, in the order in which weights come: four bits out of vectors of 16 bits or
+/// of 8. int8 comes as it is stored; in vectors of 512 bits each four lanes have columns of the same block, if `x` has
+/// a scale for each block.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Group<const BYTES: usize> {

@@ -88,8 +88,8 @@ fn dots<const VNNI: bool, const BYTES: usize, const M: usize>(
     }
 }
 
-/// The products of a row of weights, of which a group has `STEP` bytes, with rows of `x`. `scales` has those of a group's
-/// blocks, and `part` makes vectors of `OF` blocks at a time. `SIGNED` is whether the weights are int8.
+/// The products of a row of weights, of which a group has `STEP` bytes, with rows of `x`. `scales` has those of a
+/// group's blocks, and `part` makes vectors of `OF` blocks at a time. `SIGNED` is whether the weights are int8.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn sums<
