@@ -219,9 +219,15 @@ impl QnnBackend {
         let start = profile.as_ref().map(|_| Instant::now());
         let attempt = format!("{name}: loading context {:?}", source.key);
         let load = |spill_fill| {
-            let (device, binary) = (&session.device, (file.bytes(), info.vtcm_mb()));
-            let profile = profile.as_ref();
-            ContextHandle::from_binary(device, &configs, spill_fill, binary, profile, &attempt)
+            let (device, bytes) = (&session.device, file.bytes());
+            ContextHandle::from_binary(
+                device,
+                &configs,
+                spill_fill,
+                bytes,
+                profile.as_ref(),
+                &attempt,
+            )
         };
         let mut shares = spill_fill.is_some();
         let handle = match load(spill_fill) {

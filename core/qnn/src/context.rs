@@ -77,8 +77,6 @@ pub(crate) struct ContextHandle {
     _leader: Option<Arc<ContextHandle>>,
     /// Memory that its graphs read and write in place.
     registrations: Arc<Registrations>,
-    /// Tightly coupled memory in MB that its graphs have, where the binary says so.
-    vtcm_mb: Option<u64>,
     /// Graphs are composed in it; otherwise they are executed.
     composed: bool,
     closed: AtomicBool,
@@ -100,16 +98,15 @@ impl ContextHandle {
             let error = codes::error(ErrorKind::Context, "creating a context", status);
             return Err(explain(error, mark));
         }
-        Ok(Self::of(raw, device, (None, None), true))
+        Ok(Self::of(raw, device, None, true))
     }
 
-    /// A context from a binary, which has so much tightly coupled memory in MB. The bytes are not needed any more
-    /// afterwards.
+    /// A context from a binary. The bytes are not needed any more afterwards.
     pub(crate) fn from_binary(
         device: &Device,
         configs: &[ContextConfig],
         spill_fill: Option<&SpillFill>,
-        (bytes, vtcm_mb): (&[u8], Option<u64>),
+        bytes: &[u8],
         profile: Option<&Profile>,
         attempt: impl fmt::Display,
     ) -> Result<Self> {
@@ -138,20 +135,14 @@ impl ContextHandle {
             device.note(status);
             return Err(causes::error(ErrorKind::Context, attempt, status, mark, library));
         }
-        let leader = spill_fill.and_then(|s| s.leader.clone());
-        Ok(Self::of(raw, device, (leader, vtcm_mb), false))
+        Ok(Self::of(raw, device, spill_fill.and_then(|s| s.leader.clone()), false))
     }
 
-    fn of(
-        raw: Handle,
-        device: &Device,
-        (leader, vtcm_mb): (Option<Arc<Self>>, Option<u64>),
-        composed: bool,
-    ) -> Self {
+    fn of(raw: Handle, device: &Device, leader: Option<Arc<Self>>, composed: bool) -> Self {
         let (raw, device) = (Raw(raw), device.clone());
         let registrations = Registrations::new(raw, device.clone());
         let closed = AtomicBool::new(false);
-        Self { raw, device, _leader: leader, registrations, vtcm_mb, composed, closed }
+        Self { raw, device, _leader: leader, registrations, composed, closed }
     }
 
     pub(crate) fn registrations(&self) -> &Arc<Registrations> {
@@ -160,10 +151,6 @@ impl ContextHandle {
 
     pub(crate) fn raw(&self) -> Handle {
         self.raw.0
-    }
-
-    pub(crate) fn vtcm_mb(&self) -> Option<u64> {
-        self.vtcm_mb
     }
 
     /// It is freed already. To be asked within a call that the gate let in, as long as the answer counts.

@@ -10,14 +10,10 @@
 //! |---|---|
 //! | a composition, and opening or closing a device | [`Exclusive`] |
 //! | opening or closing a context that is executed | [`Exclusive`] on the emulator, [`Shared`] on a device: [`loading`] |
-//! | opening a graph, registering memory | [`Shared`] |
-//! | executing a graph | [`Executing`]: as [`Shared`], on the emulator beside graphs of as much tightly coupled memory |
+//! | opening or executing a graph, registering memory | [`Shared`] |
 //!
 //! The emulator runs what a device runs in the DSP's own process. There it crashes in two of five runs when two
 //! threads read contexts at a time: one starts the threads of a graph, another reads a graph's nodes.
-//!
-//! Its threads share one tightly coupled memory (VTCM), of the size that the graph has which it executes. While one
-//! executes a graph for v68, which has 4 MB, those of other threads for chips with 8 MB fail.
 //!
 //! A thread's own calls come one after the other, so that it may execute while it composes, and
 //! compose several contexts at once. A composition stays on its thread ([`Exclusive`] is not
@@ -40,15 +36,9 @@ struct State {
     waiting: usize,
     /// Shared calls of all threads under way.
     calls: usize,
-    /// Executions of the emulator under way, and the tightly coupled memory in MB that each of their graphs has.
-    executions: usize,
-    vtcm_mb: Option<u64>,
-    /// Threads that wait to execute: no other one begins before all that are under way have ended.
-    turns: usize,
 }
 
-static STATE: Mutex<State> =
-    Mutex::new(State { owner: None, waiting: 0, calls: 0, executions: 0, vtcm_mb: None, turns: 0 });
+static STATE: Mutex<State> = Mutex::new(State { owner: None, waiting: 0, calls: 0 });
 static CHANGED: Condvar = Condvar::new();
 
 fn lock() -> MutexGuard<'static, State> {
@@ -130,42 +120,6 @@ impl Drop for Shared {
     }
 }
 
-/// The execution of a graph, until it is dropped.
-#[derive(Debug)]
-pub(crate) struct Executing {
-    _call: Shared,
-}
-
-impl Executing {
-    /// Waits until a graph of so much tightly coupled memory may be executed.
-    pub(crate) fn begin(vtcm_mb: Option<u64>) -> Self {
-        let call = Shared::enter();
-        if EMULATES {
-            let mut state = lock();
-            while state.executions > 0 && (state.vtcm_mb != vtcm_mb || state.turns > 0) {
-                state.turns += 1;
-                state = wait(state);
-                state.turns -= 1;
-            }
-            state.executions += 1;
-            state.vtcm_mb = vtcm_mb;
-        }
-        Self { _call: call }
-    }
-}
-
-impl Drop for Executing {
-    fn drop(&mut self) {
-        if EMULATES {
-            let mut state = lock();
-            state.executions -= 1;
-            if state.executions == 0 {
-                CHANGED.notify_all();
-            }
-        }
-    }
-}
-
 /// What opening or closing a context of the library's takes, until it is dropped.
 #[derive(Debug)]
 pub(crate) enum Loading {
@@ -222,16 +176,5 @@ mod tests {
         drop(call);
         composes.recv_timeout(LONG).unwrap();
         late.recv_timeout(LONG).unwrap();
-        if EMULATES {
-            let executes = |vtcm_mb| elsewhere(move || drop(Executing::begin(Some(vtcm_mb))));
-            let execution = Executing::begin(Some(8));
-            executes(8).recv_timeout(LONG).unwrap();
-            // Another chip's waits, and so do later ones of this one.
-            let (other, later) = (executes(4), executes(8));
-            assert!(other.recv_timeout(SHORT).is_err());
-            drop(execution);
-            other.recv_timeout(LONG).unwrap();
-            later.recv_timeout(LONG).unwrap();
-        }
     }
 }

@@ -13,6 +13,8 @@ use std::thread::ThreadId;
 use qhx_qnn_sys as sys;
 use serde::{Deserialize, Serialize};
 
+use super::library::EMULATES;
+
 /// How much the libraries say.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
@@ -83,6 +85,13 @@ fn since(mark: u64, level: u32) -> Vec<String> {
     let this = std::thread::current().id();
     let ours = |line: &&Line| line.level <= level && line.caller.is_none_or(|of| of == this);
     new.filter(ours).map(|line| line.text.clone()).collect()
+}
+
+/// True where the emulator logged since `mark` that the tightly coupled memory of its threads is not what a graph is for:
+/// another thread executes graphs for a chip that has another amount of it.
+pub(crate) fn emulator_mixes_chips(mark: u64) -> bool {
+    let mixed = |line: &String| line.contains("allocated VTCM pointer to a VXU VTCM");
+    EMULATES && failures_since(mark).iter().any(mixed)
 }
 
 /// The chip's name in the library's words, such as `SM8850`, once a device was opened with [`LogLevel::Verbose`].

@@ -439,7 +439,8 @@ fn only_short(target: &str) -> bool {
 fn htp_fp16_is_near_the_reference() {
     let checkpoint = tiny::fixture(TINY);
     let mut goldens = Goldens::read(&checkpoint).brief();
-    let older = [("v79", 2), ("v73", 1), ("v69", 1), ("v68", 1)];
+    // Not v68, beside which the emulator executes nothing for other chips: see `tests/tests/targets.rs`.
+    let older = [("v79", 2), ("v73", 1), ("v69", 1)];
     let older = older.into_iter().filter(|_| tiny::full_matrix());
     for (target, parts) in [("v81", 4), ("v75", 1)].into_iter().chain(older) {
         let (_bundle, mut model) = htp(&checkpoint, target, false, parts);

@@ -53,25 +53,6 @@ fn sessions_share_the_contexts_on_the_npu() {
     side_by_side(backends::qnn(&libraries), &manifest, "two sessions on the HTP");
 }
 
-/// The emulator fails to execute graphs for both at a time: v68 has 4 MB of tightly coupled memory, v81 has 8 MB.
-#[tier(qnn)]
-#[test]
-fn models_for_different_chips_take_turns_on_the_emulator() {
-    let goldens = tiny::goldens(&tiny::fixture("mistral-tiny"));
-    let cases = qhx_tests::replay::shortest(&goldens, 2);
-    let backend = backends::qnn(&tiny::qnn_libraries());
-    std::thread::scope(|scope| {
-        for target in ["v68", "v81"] {
-            let (manifest, backend) = (bundle(Some(target)), Arc::clone(&backend));
-            let cases = &cases;
-            scope.spawn(move || {
-                let mut model = tiny::open(&manifest, backend).unwrap();
-                greedy_exact(&mut model, cases, target);
-            });
-        }
-    });
-}
-
 fn request(case: &Case) -> Request {
     Request::greedy(Prompt::Tokens(case.prompt_ids.clone()), case.output_ids.len())
 }
