@@ -201,7 +201,7 @@ fn tokens_of_another_backend_cross_the_borders_too() {
         let goldens = tiny::goldens(&family.checkpoint());
         let mut model = family.open(true);
         // A short prompt and one behind the first border.
-        for case in [&shortest(&goldens, 3)[2], &goldens.cases[5]] {
+        for case in [shortest(&goldens, 3)[2], &goldens.cases[5]] {
             let found = hands_over(&mut model, &goldens, case, family.tiny);
             assert!(found.largest <= CPU_DISTANCE, "{}: {found:?}", family.tiny);
         }

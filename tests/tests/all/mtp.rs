@@ -113,7 +113,6 @@ fn close(found: &[f32], expected: &[f32], label: &str) -> f64 {
 }
 
 #[test]
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn drafts_are_those_of_transformers() {
     let (target, head) = (tiny::goldens(&tiny::fixture(TARGET)), Goldens::read());
     let mut model = open();
@@ -146,7 +145,6 @@ fn drafts_are_those_of_transformers() {
 }
 
 #[test]
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn a_head_drafts_without_a_second_bundle() {
     let (target, head) = (tiny::goldens(&tiny::fixture(TARGET)), Goldens::read());
     let cases = cases(&target, &head);
@@ -253,7 +251,6 @@ fn checkpoints_whose_head_is_unusable_are_refused() {
 
 #[tier(qnn)]
 #[test]
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn htp_answers_are_the_same_with_a_head() {
     let (target, head) = (tiny::goldens(&tiny::fixture(TARGET)).brief(), Goldens::read());
     let cases = cases(&target, &head);
