@@ -10,12 +10,12 @@ use qhx_core::compare::Distance;
 use qhx_core::engine::Model;
 use qhx_core::op::{HostOp, Segment};
 use qhx_forge::{ForgeOptions, Silent, forge};
+use qhx_tests::backends;
 use qhx_tests::images::Sights;
 use qhx_tests::replay::{
     accepted_exact, hands_over, play, shortest, speculative_exact, step_exact,
 };
 use qhx_tests::tiny::{self, Bundles};
-use qhx_tests::{backends, plugin_files};
 use qhx_tiers::tier;
 use serde_json::Value;
 
@@ -261,77 +261,6 @@ fn graphs_of_contexts_that_do_not_fit_are_named() {
         let error = tiny::open(&manifest, backends::cpu()).unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
     }
-}
-
-/// Positions of a long context, and those of its prompt.
-const LONG: usize = 32_768;
-const PROMPT: usize = LONG - 3;
-
-/// A tiny model over [`LONG`] positions. Its own longest context is shorter, so that what it says there means nothing.
-fn long(folder: &Path, change: impl FnOnce(&mut ForgeOptions)) -> PathBuf {
-    let checkpoint = folder.join("checkpoint");
-    plugin_files::copy_folder(&DENSE.checkpoint(), &checkpoint);
-    let file = checkpoint.join("config.json");
-    let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-    config["max_position_embeddings"] = LONG.into();
-    fs::write(&file, config.to_string()).unwrap();
-    let mut options = ForgeOptions::new(folder.join("bundle"));
-    options.max_ctx = Some(LONG);
-    change(&mut options);
-    forge(&checkpoint, &options, &mut Silent).unwrap().manifest
-}
-
-/// The tiny model on the CPU behind a long prompt, with graphs for several contexts.
-fn behind_a_long_prompt(folder: &Path) -> Model {
-    let manifest = long(folder, |options| {
-        (options.contexts, options.share_weights) = (vec![4096, 16_384], true);
-        options.prefill = Some(vec![512]);
-    });
-    let mut model = tiny::open(&manifest, backends::cpu()).unwrap();
-    let prompt: Vec<u32> = (0..PROMPT).map(token).collect();
-    model.op_mut().prefill(&[Segment::Tokens(&prompt)]).unwrap();
-    model
-}
-
-/// Graphs of several contexts and of one give the same logits at the last positions.
-#[tier(full)]
-#[test]
-fn a_context_of_32768_positions_can_be_filled() {
-    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let mut several = behind_a_long_prompt(folders[0].path());
-    let one = long(folders[1].path(), |options| options.prefill = Some(vec![128]));
-    let mut one = tiny::open(&one, backends::cpu()).unwrap();
-    let prompt: Vec<u32> = (0..PROMPT).map(token).collect();
-    one.op_mut().prefill(&[Segment::Tokens(&prompt)]).unwrap();
-    let [found, expected] = [&mut several, &mut one].map(|model| {
-        let op = model.op_mut();
-        let logits = go(op, LONG);
-        let error = op.decode(20).unwrap_err();
-        assert!(error.message().contains("the context of 32768 tokens"), "{error}");
-        logits
-    });
-    let distance = Distance::of(&found, &expected).unwrap();
-    assert!(distance.largest <= CPU_DISTANCE, "{distance:?}");
-}
-
-/// The emulator goes on where the CPU has consumed a long prompt.
-#[tier(full, qnn)]
-#[test]
-fn the_npu_decodes_at_the_end_of_32768_positions() {
-    let libraries = tiny::qnn_libraries();
-    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let mut cpu = behind_a_long_prompt(folders[0].path());
-    let manifest = long(folders[1].path(), |options| {
-        let (htp, system) = &libraries;
-        options.compiler = Some(backends::compiler(htp, system, "v75"));
-        options.prefill = Some(Vec::new());
-    });
-    let mut npu = tiny::open(&manifest, backends::qnn(&libraries)).unwrap();
-    let state = cpu.op_mut().export_state().unwrap();
-    npu.op_mut().import_state(PROMPT, &state).unwrap();
-    let [found, expected] = [&mut npu, &mut cpu].map(|model| go(model.op_mut(), PROMPT + 2));
-    let distance = Distance::of(&found, &expected).unwrap();
-    assert!(distance.cosine >= 0.999, "{distance:?}");
 }
 
 /// On the emulator, which loads no graphs that share weights: prompts go through the whole context, or token by token.
