@@ -4,10 +4,12 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Seek as _, SeekFrom, Write as _};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use qhx::{SpeakOptions, Speaker, pcm16, wav_header};
+use qhx_core::dump::Dump;
 use qhx_core::{CancelToken, Error, ErrorKind, Result};
 use serde_json::json;
 
@@ -58,6 +60,9 @@ pub(crate) struct SpeakArgs {
     /// Print one JSON object with the length of the audio and the words that no lexicon has
     #[arg(long)]
     pub json: bool,
+    /// Write what the model makes between text and audio (durations, F0, spectrum) to this folder as .npy files
+    #[arg(long, value_name = "DIR")]
+    pub dump: Option<PathBuf>,
     #[command(flatten)]
     pub tracing: TraceArgs,
     #[command(flatten)]
@@ -107,7 +112,8 @@ fn run_traced(args: &SpeakArgs, app: &mut App, tracing: Option<&Tracing>) -> Res
         let what = "--json: standard output is the audio already";
         return Err(Error::new(ErrorKind::Usage, what).hint("name a file: -o FILE"));
     }
-    let opening = session::Opening { tracing, ..session::Opening::default() };
+    let dump = args.dump.as_deref().map(Dump::create).transpose()?.map(Arc::new);
+    let opening = session::Opening { dump, tracing, ..session::Opening::default() };
     let model = session::open_checked(app, &args.bundle, &args.backend, opening, |_| Ok(()))?;
     say!("{}", session::load(&model));
     let mut speaker = Speaker::new(model)?;
@@ -172,6 +178,7 @@ fn run_traced(args: &SpeakArgs, app: &mut App, tracing: Option<&Tracing>) -> Res
             "seconds": (spoken.seconds * 1e3).round() / 1e3,
             "rate": rate,
             "parts": spoken.parts,
+            "cancelled": spoken.cancelled,
             "left_out": spoken.left_out,
             "out_of_lexicon": spoken.out_of_lexicon,
         }))?;

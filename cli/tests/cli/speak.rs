@@ -46,13 +46,17 @@ fn a_text_becomes_a_file_by_its_lexicon_and_voice() {
     let of_words = samples(&std::fs::read(&file).unwrap());
     assert_eq!(report["out_of_lexicon"], serde_json::json!(["Zip"]));
     assert_eq!(report["parts"], 2);
+    assert_eq!(report["cancelled"], false);
     assert!(
         (report["seconds"].as_f64().unwrap() * 24e3 - of_words as f64).abs() < 24.0,
         "{report}"
     );
     // The same by its phonemes.
-    let spoken = ["həlˈO wˈɜɹldz.", "--phonemes", "-o", &out];
+    let arrays = folder.path().join("arrays");
+    let dump = arrays.display().to_string();
+    let spoken = ["həlˈO wˈɜɹldz.", "--phonemes", "-o", &out, "--dump", &dump];
     speak(folder.path(), &bundle, &spoken).ok();
+    assert!(arrays.join("f0.npy").is_file());
     let first = std::fs::read(&file).unwrap();
     speak(folder.path(), &bundle, &["Hello worlds.", "-o", &out]).ok();
     assert_eq!(std::fs::read(&file).unwrap(), first);

@@ -70,7 +70,7 @@ impl SpeakOptions {
 pub struct Spoken {
     /// Length of the audio in seconds.
     pub seconds: f64,
-    /// Sentences, or parts of one where it is longer than the model takes.
+    /// Sentences that were said to their end, or parts of one where it is longer than the model takes.
     pub parts: usize,
     /// Characters that have no sound and were left out, such as emoji, each once.
     pub left_out: Vec<char>,
