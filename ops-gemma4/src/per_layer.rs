@@ -313,6 +313,9 @@ impl Filler for PerLayerInputs {
 
     fn fill(&mut self, host: &mut Host, chunk: Chunk<'_>) -> Result<()> {
         let count = chunk.tokens.len();
+        if self.passes[chunk.pass].used == 0 {
+            return Ok(());
+        }
         self.rows(host, chunk)?;
         self.project(host, chunk.pass, count)?;
         let mut soft = chunk.soft_rows(self.embedding.hidden()).map(|(row, _)| row).peekable();

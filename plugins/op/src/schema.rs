@@ -39,7 +39,8 @@ pub fn decoder<'a>(roles: impl IntoIterator<Item = &'a str>) -> Value {
             },
             "draft_head": graphs(
                 "Graphs of a drafting head: from embeddings x of tokens and the hidden states h before them to hidden \
-                 states y, which lmhead makes logits of draft tokens of. One takes a single token."
+                 states y, which lmhead makes logits of draft tokens of. One takes a single token. Those that read the \
+                 decoder's caches and write none may give logits themselves."
             ),
             "tensors": tensors(DECODER_ROLES.into_iter().chain(STATE_ROLES).chain(roles))
         }

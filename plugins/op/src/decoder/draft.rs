@@ -9,7 +9,12 @@
 //! Several draft tokens are made by feeding the head its own hidden states; these pairs leave the cache before the text
 //! goes on. The head's positions are those of pairs: where pairs are missing, as those of an image, it goes on behind
 //! them as if nothing were there. That costs draft tokens that are right, and never changes an answer.
+//!
+//! A head may also be without a cache and read the decoder's, as Gemma 4's does: its graphs have inputs `past_X` and no
+//! outputs `new_X`. Then it needs the hidden state of the last token alone. All draft tokens of a step are made at the
+//! position of the first, as none of them is in a cache, and each from the hidden state that the one before gave.
 
+use super::clusters::Clusters;
 use super::head::HiddenRows;
 use super::inputs::{Chunk, Filler, Pass};
 use crate::fill::FloatInput;
@@ -21,6 +26,14 @@ pub(super) const DRAFT_HEAD: &str = "/plan/params/draft_head";
 /// Ends the bytes of a state that has those of a drafting head.
 const MAGIC: [u8; 8] = *b"qhxdraf\x01";
 
+/// Whether a graph reads caches and writes none: those of the decoder.
+pub(super) fn reads_alone(host: &Host, graph: GraphId) -> bool {
+    let info = host.graph(graph);
+    let writes = |role: &str| role.starts_with("new_") || role.starts_with("present_");
+    info.inputs.iter().any(|tensor| tensor.role.starts_with("past_"))
+        && !info.outputs.iter().any(|tensor| writes(&tensor.role))
+}
+
 /// A graph of the head: `x` and `h` to `y`.
 #[derive(Debug)]
 struct HeadPass {
@@ -30,6 +43,29 @@ struct HeadPass {
     tail: HiddenRows,
     /// Number of its rows among those that the decoder's head reads.
     source: usize,
+    /// Positions that the caches hold as it reads them.
+    capacity: usize,
+    /// Logits of its own, and the scores of clusters where it has those.
+    logits: Option<View>,
+    clusters: Option<View>,
+}
+
+/// The graphs of a drafting head, the narrowest first.
+#[derive(Debug, Default)]
+pub(super) struct DraftGraphs {
+    /// With the number of pairs that each takes.
+    pub graphs: Vec<(usize, GraphId)>,
+    /// They read the decoder's caches.
+    pub reads: bool,
+}
+
+/// What the logits of a draft token are made of.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Drafted {
+    /// A row of a source of the decoder's head.
+    Hidden { source: usize, row: usize },
+    /// Nothing: these are they.
+    Logits(View),
 }
 
 /// What of the head belongs to a snapshot of the decoder.
@@ -48,6 +84,9 @@ pub(super) struct DraftHead {
     passes: Vec<HeadPass>,
     /// Number of the first of them, behind the decoder's.
     first: usize,
+    /// It reads the decoder's caches. Its own state has no tensors then, and counts draft tokens.
+    reads: bool,
+    clusters: Option<Clusters>,
     state: StateCarrier,
     capacity: usize,
     /// Position in the text of the first pair's hidden state, less the pairs that are missing before it.
@@ -74,11 +113,11 @@ impl DraftHead {
     /// When a tensor is missing or has another shape, or when no graph takes one pair.
     pub fn open(
         host: &mut Host,
-        mut graphs: Vec<(usize, GraphId)>,
+        DraftGraphs { graphs, reads }: DraftGraphs,
         first: usize,
         hidden: usize,
+        decoder: &StateCarrier,
     ) -> Result<Self> {
-        graphs.sort_by_key(|(rows, _)| *rows);
         if graphs.first().is_none_or(|(rows, _)| *rows != 1) {
             return Err(Error::manifest(format!(
                 "manifest {DRAFT_HEAD}: its graphs take {:?} pairs, expected one among them that takes 1",
@@ -87,7 +126,7 @@ impl DraftHead {
         }
         let groups: Vec<_> = graphs.iter().map(|(_, graph)| [*graph]).collect();
         let groups: Vec<&[GraphId]> = groups.iter().map(<[GraphId; 1]>::as_slice).collect();
-        let state = StateCarrier::new(host, &groups)?;
+        let state = StateCarrier::new(host, if reads { &[] } else { &groups })?;
         let mut passes: Vec<HeadPass> = Vec::with_capacity(graphs.len());
         for (index, &(rows, graph)) in graphs.iter().enumerate() {
             state.check_complete(host, index)?;
@@ -114,15 +153,39 @@ impl DraftHead {
                 )));
             }
             let tail = HiddenRows { graph, port, view, rows };
-            passes.push(HeadPass { graph: [graph], rows, hidden: input, tail, source: 0 });
+            let capacity = if reads {
+                decoder.capacity_in(first + index).unwrap_or(0)
+            } else {
+                state.capacity().unwrap_or(usize::MAX)
+            };
+            let mut float = |role: &str| {
+                let port = host.graph(graph).output(role).filter(|_| reads).map(Port::Output);
+                port.map(|port| host.view_for(graph, port)).transpose()
+            };
+            let (logits, clusters) = (float("logits")?, float("centroids")?);
+            let (graph, source) = ([graph], 0);
+            passes.push(HeadPass {
+                graph,
+                rows,
+                hidden: input,
+                tail,
+                source,
+                capacity,
+                logits,
+                clusters,
+            });
         }
         let widest = passes.iter().map(|pass| pass.rows).max().unwrap_or(1);
         let dtype = passes[0].hidden.dtype();
         let row = hidden * dtype.size();
         let capacity = state.capacity().unwrap_or(usize::MAX);
+        let clusters =
+            Clusters::open(host, passes.iter().map(|p| (p.graph[0], p.logits, p.clusters)))?;
         Ok(Self {
             passes,
             first,
+            reads,
+            clusters,
             state,
             capacity,
             base: 0,
@@ -144,7 +207,7 @@ impl DraftHead {
             graphs: &pass.graph,
             rows: pass.rows,
             begins: false,
-            capacity: self.capacity,
+            capacity: pass.capacity,
         })
     }
 
@@ -238,8 +301,9 @@ impl DraftHead {
             self.restart(host, before + tokens.len());
             return;
         };
-        let first = if soft { tokens.len() - 1 } else { 0 };
-        if soft {
+        let alone = soft || self.reads;
+        let first = if alone { tokens.len() - 1 } else { 0 };
+        if alone {
             self.restart(host, before + first);
         }
         let widest = self.passes.last().map_or(1, |pass| pass.rows);
@@ -262,7 +326,10 @@ impl DraftHead {
         if count == 0 {
             return Ok(());
         }
-        let pass = self.passes.iter().position(|pass| count <= pass.rows).unwrap_or(0);
+        let pass = match self.reads {
+            true => self.last.0,
+            false => self.passes.iter().position(|pass| count <= pass.rows).unwrap_or(0),
+        };
         let HeadPass { hidden, .. } = &self.passes[pass];
         host.bytes_mut(hidden.buffer())[..count * self.row]
             .copy_from_slice(&self.hidden[..count * self.row]);
@@ -274,10 +341,11 @@ impl DraftHead {
 
     /// Runs `self.tokens` with the hidden states that stand in the input of a pass.
     fn run(&mut self, host: &mut Host, fillers: &mut [Box<dyn Filler>], pass: usize) -> Result<()> {
-        let position = self.state.position();
-        if position + self.tokens.len() > self.capacity {
+        let cached = self.state.position();
+        if cached + self.tokens.len() > self.capacity {
             return Err(Error::prompt("the drafting head's cache is full"));
         }
+        let position = if self.reads { self.base + 1 } else { cached };
         let (tokens, track) = (self.tokens.as_slice(), self.state.track());
         let number = self.first + pass;
         let chunk =
@@ -289,21 +357,29 @@ impl DraftHead {
         Ok(())
     }
 
-    /// Runs the pair of the last hidden state and `token`; gives the source and row that logits are made of.
+    /// Runs the pair of the last hidden state and `token`, which follows the text in the caches of `decoder`.
     ///
     /// # Errors
-    /// When it knows no hidden state at `position`, or a graph fails.
+    /// When it knows no hidden state at the text's end, or a graph fails.
     pub fn draft(
         &mut self,
         host: &mut Host,
         fillers: &mut [Box<dyn Filler>],
-        position: usize,
+        decoder: &StateCarrier,
         token: u32,
-    ) -> Result<(usize, usize)> {
-        if !self.on || self.end() != position || self.hidden.is_empty() {
+    ) -> Result<Drafted> {
+        if !self.on || self.end() != decoder.position() || self.hidden.is_empty() {
             return Err(Error::unsupported(
                 "a draft token of a text that the drafting head did not see; its call `drafting` comes before the text",
             ));
+        }
+        if self.reads && self.ahead == 0 {
+            let mut groups = self.first..self.first + self.passes.len();
+            self.last.0 = groups.position(|group| decoder.is_arranged(group)).ok_or_else(|| {
+                Error::unsupported(&format!(
+                    "a draft token of a text in caches whose rows no graph of manifest {DRAFT_HEAD} reads"
+                ))
+            })?;
         }
         if self.ahead == 0 {
             if self.tokens.len() == self.passes.last().map_or(1, |pass| pass.rows) {
@@ -320,18 +396,38 @@ impl DraftHead {
             }
         } else {
             let (pass, row) = self.last;
+            let next = if self.reads { pass } else { 0 };
             let from = self.passes[pass].tail.view;
             let start = from.offset + row * self.row;
-            let (read, write) = host.pair(from.buffer, self.passes[0].hidden.buffer());
+            let (read, write) = host.pair(from.buffer, self.passes[next].hidden.buffer());
             write[..self.row].copy_from_slice(&read[start..start + self.row]);
             self.tokens.push(token);
-            let run = self.run(host, fillers, 0);
+            let run = self.run(host, fillers, next);
             self.tokens.clear();
             run?;
         }
         self.ahead += 1;
         let (pass, row) = self.last;
-        Ok((self.passes[pass].source, row))
+        let HeadPass { source, logits, clusters, .. } = self.passes[pass];
+        let Some(logits) = logits else { return Ok(Drafted::Hidden { source, row }) };
+        if let (Some(all), Some(scores)) = (&mut self.clusters, clusters) {
+            all.mask(host, scores, logits)?;
+        }
+        Ok(Drafted::Logits(logits))
+    }
+
+    /// Checks that logits of its own are as many as the decoder's.
+    ///
+    /// # Errors
+    /// When they are not.
+    pub fn check_vocab(&self, host: &Host, vocab: usize) -> Result<()> {
+        let fits = |pass: &&HeadPass| pass.logits.is_none_or(|logits| logits.len == vocab);
+        let Some(pass) = self.passes.iter().find(|pass| !fits(pass)) else { return Ok(()) };
+        Err(Error::graph(format!(
+            "graph {:?}: it gives {} logits, expected {vocab}, as the decoder's head (manifest {DRAFT_HEAD})",
+            host.graph(pass.graph[0]).name,
+            pass.logits.map_or(0, |logits| logits.len)
+        )))
     }
 
     /// Forgets all positions of the text from `position` on. The pair at the end is missing then, unless its hidden

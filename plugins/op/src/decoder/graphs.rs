@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::draft::DRAFT_HEAD;
+use super::draft::{DRAFT_HEAD, DraftGraphs, reads_alone};
 use super::head::LMHEAD;
 use crate::fill::Embedding;
 use crate::state::StateCarrier;
@@ -67,8 +67,8 @@ pub struct DecoderGraphs {
     /// How many of them are not of a smaller context.
     pub(super) whole: usize,
     pub(super) head: Option<GraphId>,
-    /// Graphs of the drafting head, with the number of pairs that each takes.
-    pub(super) draft_head: Vec<(usize, GraphId)>,
+    /// Graphs of the drafting head.
+    pub(super) draft_head: DraftGraphs,
     hidden: usize,
 }
 
@@ -84,10 +84,13 @@ impl DecoderGraphs {
         let head = params.lmhead.map(|name| host.require_graph(LMHEAD, &name)).transpose()?;
         let mut found = Self::of(host, decode, prefill.unwrap_or_default(), head)?;
         if let Some(graphs) = params.draft_head {
+            let head = &mut found.draft_head;
             for graph in graphs.graphs(host, DRAFT_HEAD)? {
                 let (rows, _) = host.rows_of(graph, host.input(graph, "x")?)?;
-                found.draft_head.push((rows, graph));
+                head.graphs.push((rows, graph));
             }
+            head.graphs.sort_by_key(|(rows, _)| *rows);
+            head.reads = head.graphs.iter().all(|(_, graph)| reads_alone(host, *graph));
         }
         params.within.iter().enumerate().try_fold(found, |found, (index, graphs)| {
             let pointer = format!("{WITHIN}/{index}");
@@ -155,12 +158,16 @@ impl DecoderGraphs {
         }
         passes.sort_by_key(|(rows, _)| *rows);
         let whole = passes.len();
-        Ok(Self { passes, whole, head, draft_head: Vec::new(), hidden })
+        Ok(Self { passes, whole, head, draft_head: DraftGraphs::default(), hidden })
     }
 
-    /// Groups for [`StateCarrier::new`]: the number of a group is that of its pass.
+    /// Groups for [`StateCarrier::new`]: the number of a group is that of its pass. Behind them are those of a drafting
+    /// head that reads the decoder's caches, one for each graph.
     pub fn groups(&self) -> Vec<&[GraphId]> {
-        self.passes.iter().map(|(_, graphs)| graphs.as_slice()).collect()
+        let DraftGraphs { graphs, reads } = &self.draft_head;
+        let readers =
+            graphs.iter().filter(|_| *reads).map(|(_, graph)| std::slice::from_ref(graph));
+        self.passes.iter().map(|(_, graphs)| graphs.as_slice()).chain(readers).collect()
     }
 
     /// Values of a hidden state.

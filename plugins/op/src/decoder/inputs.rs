@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fmt;
 
+use super::draft::reads_alone;
 use crate::fill::{CausalMask, Embedding, FloatInput, Rope, RopeTables, StepMask};
 use crate::state::PositionTrack;
 use crate::{GraphId, Host, Result};
@@ -224,7 +225,8 @@ impl Filler for RotaryTables {
 #[derive(Debug)]
 pub(super) struct Masks {
     mask: CausalMask,
-    masks: Vec<StepMask>,
+    /// With true for graphs that read what others have cached: what they see ends before their own position.
+    masks: Vec<(StepMask, bool)>,
 }
 
 impl Masks {
@@ -239,13 +241,16 @@ impl Filler for Masks {
             true => self.mask.without_cache(),
             false => self.mask.within(pass.capacity),
         };
-        self.masks.push(mask.bind(host, pass.graphs, pass.rows)?);
+        let before = pass.graphs.iter().all(|graph| reads_alone(host, *graph));
+        self.masks.push((mask.bind(host, pass.graphs, pass.rows)?, before));
         Ok(())
     }
 
     fn fill(&mut self, host: &mut Host, chunk: Chunk<'_>) -> Result<()> {
         let seen = if chunk.together { chunk.tokens.len() } else { 0 };
-        self.masks[chunk.pass].fill_together(host, chunk.position, seen);
+        let (mask, before) = &mut self.masks[chunk.pass];
+        let position = chunk.position.saturating_sub(usize::from(*before));
+        mask.fill_together(host, position, seen);
         Ok(())
     }
 }

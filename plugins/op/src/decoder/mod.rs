@@ -22,6 +22,7 @@
 //!
 //! Graphs with an output `router` have [`crate::experts`] behind them, and the head normalises the residual itself.
 
+mod clusters;
 mod draft;
 mod graphs;
 mod head;
@@ -47,7 +48,7 @@ use crate::{
     DType, Error, ErrorCode, Generator, GraphCosts, GraphId, Host, OpenInfo, Result, Segment,
     SnapshotId, SpanId, Verification, View,
 };
-use draft::{DRAFT_HEAD, DraftHead};
+use draft::{DRAFT_HEAD, DraftHead, Drafted};
 use head::Tail;
 use inputs::{EmbeddingRows, Masks, RotaryTables, ValidRows};
 use passes::{PassCost, Passes};
@@ -152,9 +153,9 @@ impl DecoderBuilder {
             let (graphs, source) = (shards, None);
             passes.push(Shards { graphs, residual, rows, fills, tail, source, only_full, begins });
         }
-        let mut drafts = match graphs.draft_head.is_empty() {
+        let mut drafts = match graphs.draft_head.graphs.is_empty() {
             true => None,
-            false => Some(DraftHead::open(host, graphs.draft_head, passes.len(), hidden)?),
+            false => Some(DraftHead::open(host, graphs.draft_head, passes.len(), hidden, &state)?),
         };
         for pass in drafts.iter().flat_map(DraftHead::passes) {
             rows_of_tokens.bind(host, pass)?;
@@ -188,6 +189,7 @@ impl DecoderBuilder {
             )));
         }
         let vocab = vocab(host, &passes, head.as_ref())?;
+        drafts.iter().try_for_each(|drafts| drafts.check_vocab(host, vocab))?;
         if vocab < input_vocab {
             return Err(Error::graph(format!(
                 "the graphs give {vocab} logits, expected at least {input_vocab}, one for each row \
@@ -693,11 +695,13 @@ impl Decoder {
         let position = self.state.position();
         check_room(position, 1, self.max_ctx)?;
         self.draft_head()?;
-        let Self { drafts: Some(drafts), head: Some(head), fillers, .. } = self else {
+        let Self { drafts: Some(drafts), head: Some(head), fillers, state, .. } = self else {
             return Err(Error::unsupported("a drafting head without the graph lmhead"));
         };
-        let (source, row) = drafts.draft(host, fillers, position, token)?;
-        head.run(host, source, row)
+        match drafts.draft(host, fillers, state, token)? {
+            Drafted::Hidden { source, row } => head.run(host, source, row),
+            Drafted::Logits(logits) => Ok(logits),
+        }
     }
 
     /// Forgets everything.

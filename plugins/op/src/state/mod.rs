@@ -120,7 +120,21 @@ impl StateCarrier {
         let Wiring { caches, appends, .. } = &self.wiring;
         let of_group = appends.iter().filter(|a| a.group == group);
         let full = of_group.filter(|a| caches[a.cache].window.is_none());
-        full.filter_map(|a| a.reads).min().or(self.capacity())
+        let read = self.read_in(group).map(|(_, rows)| rows);
+        full.filter_map(|a| a.reads).chain(read).min().or(self.capacity())
+    }
+
+    /// The caches that the graphs of `group` read and do not write, but rings, with the rows that they read.
+    fn read_in(&self, group: usize) -> impl Iterator<Item = (&Cache, usize)> {
+        let Wiring { caches, reads, .. } = &self.wiring;
+        let of_group = reads.iter().filter(move |read| read.group == group);
+        let found = of_group.map(|read| (&caches[read.cache], read.rows));
+        found.filter(|(cache, _)| cache.window.is_none())
+    }
+
+    /// True when the caches are laid out as the graphs of `group` read them, which write none of them.
+    pub(crate) fn is_arranged(&self, group: usize) -> bool {
+        self.read_in(group).all(|(cache, rows)| cache.stride == rows)
     }
 
     /// Lays the caches out as the graphs of `group` read them, before they are executed. Nothing is moved unless the
@@ -158,7 +172,7 @@ impl StateCarrier {
     /// Unless every cache and state is written by the graphs of `group`, so that a step of that group leaves none
     /// behind.
     pub fn check_complete(&self, host: &Host, group: usize) -> Result<()> {
-        let Wiring { caches, appends, states, swaps } = &self.wiring;
+        let Wiring { caches, appends, states, swaps, .. } = &self.wiring;
         let appended = |index| appends.iter().any(|a| a.group == group && a.cache == index);
         let swapped = |index| swaps.iter().any(|s| s.group == group && s.state == index);
         let cache = (0..caches.len()).find(|&i| !appended(i)).map(|i| &caches[i].role);

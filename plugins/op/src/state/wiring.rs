@@ -66,11 +66,22 @@ pub(super) struct Replaced {
     pub next: BufferId,
 }
 
+/// A cache that the graphs of a group read and do not write.
+#[derive(Debug)]
+pub(super) struct Read {
+    pub group: usize,
+    /// Index into [`Wiring::caches`].
+    pub cache: usize,
+    /// Rows of a block as they read it.
+    pub rows: usize,
+}
+
 /// How the graphs of all groups share caches and states.
 #[derive(Debug, Default)]
 pub(super) struct Wiring {
     pub caches: Vec<Cache>,
     pub appends: Vec<Append>,
+    pub reads: Vec<Read>,
     pub states: Vec<Replaced>,
     pub swaps: Vec<Swap>,
 }
@@ -194,7 +205,7 @@ impl Wiring {
 
     /// Inputs that read what another graph, the donor, writes: its cache, and its rows of this step.
     fn add_reader(
-        &self,
+        &mut self,
         host: &mut Host,
         group: usize,
         before: &[GraphId],
@@ -215,16 +226,24 @@ impl Wiring {
             let cache = &self.caches[index];
             let axis = cache.axis;
             let of_group = |append: &&Append| (append.cache, append.group) == (index, group);
-            let reads = self.appends.iter().find(of_group).and_then(|append| append.reads);
-            let capacity = reads.unwrap_or(cache.capacity);
+            let written = self.appends.iter().find(of_group);
+            let rows = past.shape.get(axis).copied().unwrap_or(0);
+            let capacity = match written {
+                Some(append) => append.reads.unwrap_or(cache.capacity),
+                // Graphs of a smaller context.
+                None if cache.window.is_none() && (1..cache.capacity).contains(&rows) => rows,
+                None => cache.capacity,
+            };
             let outer = past.shape.iter().take(axis).product::<usize>();
             let inner = past.shape.iter().skip(axis + 1).product::<usize>();
-            let found =
-                (past.dtype, outer, past.shape.get(axis).copied(), inner * past.dtype.size());
-            if found != (cache.dtype, cache.outer, Some(capacity), cache.row) {
+            let found = (past.dtype, outer, rows, inner * past.dtype.size());
+            if found != (cache.dtype, cache.outer, capacity, cache.row) {
                 return Err(unlike(&info, input, cache));
             }
             host.bind(graph, Port::Input(input), cache.buffer, 0)?;
+            if written.is_none() {
+                self.reads.push(Read { group, cache: index, rows });
+            }
             let Some(fresh) = info.input(&format!("row_{role}")) else { continue };
             let donor = self
                 .appends
