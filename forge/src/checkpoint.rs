@@ -431,6 +431,48 @@ impl Checkpoint {
         Ok(out)
     }
 
+    /// The values of a tensor of one dimension that holds indices, as I64 or I32; of a synthetic model 0, 1, 2, ….
+    ///
+    /// # Errors
+    /// As [`Checkpoint::matrix`], and when a value is negative or `len` or more.
+    pub(crate) fn indices(&self, name: &str, len: usize) -> Result<Vec<u32>> {
+        if self.seed.is_some() {
+            return Ok((0..len).filter_map(|index| u32::try_from(index).ok()).collect());
+        }
+        let Some((key, entry)) = self.entry(name) else { return Err(self.missing(name)) };
+        let fail = |what: String| {
+            let what = format!("{}: tensor {key} {what}", self.path.display());
+            Error::new(ErrorKind::Artifact, what)
+                .hint("config.json and the weights belong to different models")
+        };
+        let Entry::Plain { shard, dtype: dtype @ (Dtype::I64 | Dtype::I32), shape, bytes } = entry
+        else {
+            return Err(fail("is not stored as integers, expected I64 or I32".to_owned()));
+        };
+        if *shape != [len] {
+            return Err(fail(format!("has shape {shape:?}, config.json asks for [{len}]")));
+        }
+        self.reads(&key);
+        let stored = self.shards[*shard].bytes().get(bytes.clone()).unwrap_or_default();
+        let values: Vec<i64> = match dtype {
+            Dtype::I64 => stored.as_chunks().0.iter().copied().map(i64::from_le_bytes).collect(),
+            _ => {
+                let values = stored.as_chunks().0.iter().copied().map(i32::from_le_bytes);
+                values.map(i64::from).collect()
+            }
+        };
+        let index =
+            |value: &i64| u32::try_from(*value).ok().filter(|index| (*index as usize) < len);
+        let wrong = values.iter().find(|value| index(value).is_none());
+        if let Some(wrong) = wrong.or(values.get(len)) {
+            return Err(fail(format!(
+                "has the value {wrong}, expected 0 to {}",
+                len.wrapping_sub(1)
+            )));
+        }
+        Ok(values.iter().filter_map(index).collect())
+    }
+
     /// A tensor of one dimension, as a matrix of one row.
     ///
     /// # Errors

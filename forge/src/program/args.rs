@@ -274,6 +274,10 @@ pub(crate) struct ShapeArgs {
     /// for `--recipe-option lexicon=FILE,…`
     #[arg(long, value_name = "FILE")]
     pub lexicon: Option<String>,
+    /// A checkpoint of the drafting head for --speculate that was published apart from the model, such as Gemma 4's
+    /// assistant: short for `--recipe-option draft-head=DIR`
+    #[arg(long, value_name = "DIR")]
+    pub draft_head: Option<String>,
     /// An option that the recipe of the model's class has beside these. May be given several times
     #[arg(long = "recipe-option", value_name = "KEY=VALUE", value_parser = key_and_value)]
     pub recipe_options: Vec<(String, String)>,
@@ -317,6 +321,7 @@ impl ShapeArgs {
             ("image-patches", self.image_patches.clone()),
             ("image-tokens", self.image_tokens.clone()),
             ("lexicon", self.lexicon.clone()),
+            ("draft-head", self.draft_head.clone()),
         ];
         let own = own.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
         ForgeOptions {

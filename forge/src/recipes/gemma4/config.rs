@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use qhx_core::Result;
+use qhx_core::{Error, Result};
 use serde_json::{Value, json};
 
 use crate::checkpoint::Checkpoint;
@@ -51,17 +51,39 @@ impl Config {
     pub fn read(checkpoint: &Checkpoint) -> Result<Self> {
         let reader = Reader::new(checkpoint);
         refuse_variants(&reader)?;
+        if reader.get("hidden_size_per_layer_input").is_some_and(|width| width == 0) {
+            return Err(larger(&reader, "hidden_size_per_layer_input", "no per-layer inputs"));
+        }
+        let ple = reader.size_or("hidden_size_per_layer_input", 256)?;
+        Self::with(&reader, ple, shared)
+    }
+
+    /// That of a drafting head (`Gemma4AssistantConfig`): it has no per-layer inputs, and no keys of its own.
+    pub fn assistant(checkpoint: &Checkpoint) -> Result<Self> {
+        let reader = Reader::new(checkpoint);
+        refuse_variants(&reader)?;
+        reader.only("hidden_size_per_layer_input", &json!(0))?;
+        reader.only("use_double_wide_mlp", &json!(false))?;
+        Self::with(&reader, 0, |_, sliding| Ok(sliding.len()))
+    }
+
+    /// With per-layer inputs of `ple` values, and as many layers without keys as `shared` says of their kinds.
+    fn with(
+        reader: &Reader<'_>,
+        ple: usize,
+        shared: impl Fn(&Reader<'_>, &[bool]) -> Result<usize>,
+    ) -> Result<Self> {
         reader.only("hidden_activation", &json!("gelu_pytorch_tanh"))?;
         reader.only("attention_bias", &json!(false))?;
         let layers = match reader.get("num_hidden_layers") {
             Some(_) => reader.layers()?,
             None => 30,
         };
-        let sliding = sliding(&reader, layers)?;
-        let shared = shared(&reader, &sliding)?;
-        let heads = heads(&reader, &sliding)?;
+        let sliding = sliding(reader, layers)?;
+        let shared = shared(reader, &sliding)?;
+        let heads = heads(reader, &sliding)?;
         let vocab = reader.size_or("vocab_size", 262_144)?;
-        reader.only("vocab_size_per_layer_input", &json!(vocab))?;
+        reader.only("vocab_size_per_layer_input", &json!(if ple > 0 { vocab } else { 0 }))?;
         let pad = reader.get("pad_token_id").map_or(Some(0), Value::as_u64);
         let pad = pad.and_then(|id| usize::try_from(id).ok()).filter(|id| *id < vocab);
         Ok(Self {
@@ -73,10 +95,10 @@ impl Config {
             shared,
             heads,
             ropes: [
-                rope(&reader, "full_attention", 1e6, Some(0.25))?,
-                rope(&reader, "sliding_attention", 1e4, None)?,
+                rope(reader, "full_attention", 1e6, Some(0.25))?,
+                rope(reader, "sliding_attention", 1e4, None)?,
             ],
-            ple: reader.size_or("hidden_size_per_layer_input", 256)?,
+            ple,
             pad: pad.ok_or_else(|| {
                 reader.fault(format!("pad_token_id is no token, expected 0 to {}", vocab - 1))
             })?,
@@ -112,6 +134,11 @@ impl Config {
         before.rev().find(|donor| self.sliding.get(*donor) == kind).unwrap_or(layer)
     }
 
+    /// The last layer with keys of its own among those that slide, or those that do not.
+    pub fn last_own(&self, slides: bool) -> Option<usize> {
+        (0..self.first_shared()).rev().find(|layer| self.sliding.get(*layer) == Some(&slides))
+    }
+
     /// Width of a layer's MLP.
     pub fn mlp_width(&self, layer: usize) -> usize {
         let wide = self.double_wide && layer >= self.first_shared();
@@ -138,24 +165,22 @@ impl Config {
 
 /// Errors for what the larger models of the family have.
 fn refuse_variants(reader: &Reader<'_>) -> Result<()> {
-    let larger = |key: &str, is: &str| {
-        Err(reader.fault(format!(
-            "{key}: {is}, as in the 26B and 31B models; there is a recipe for E2B and E4B only"
-        )))
-    };
     if reader.flag("enable_moe_block")? {
-        return larger("enable_moe_block", "experts");
+        return Err(larger(reader, "enable_moe_block", "experts"));
     }
     if reader.flag("attention_k_eq_v")? {
-        return larger("attention_k_eq_v", "keys that are values, too");
+        return Err(larger(reader, "attention_k_eq_v", "keys that are values, too"));
     }
     if reader.get("use_bidirectional_attention").is_some() {
-        return larger("use_bidirectional_attention", "attention in both directions");
-    }
-    if reader.get("hidden_size_per_layer_input").is_some_and(|width| width == 0) {
-        return larger("hidden_size_per_layer_input", "no per-layer inputs");
+        return Err(larger(reader, "use_bidirectional_attention", "attention in both directions"));
     }
     Ok(())
+}
+
+fn larger(reader: &Reader<'_>, key: &str, is: &str) -> Error {
+    reader.fault(format!(
+        "{key}: {is}, as in the 26B and 31B models; there is a recipe for E2B and E4B only"
+    ))
 }
 
 /// `layer_types`, or else all layers but each sixth slide. The last is always full.

@@ -13,6 +13,9 @@ use crate::graph::{Elem, Graph, TensorId};
 use crate::kit::{Attend, AttendInputs, Heads, Layers, Step, mix, rope, rotate};
 use crate::weight::{RowSource, row_range};
 
+/// Names of the rotary tables and the mask of full and of sliding layers.
+const NAMES: [[&str; 3]; 2] = [["cos_f", "sin_f", "cmask_f"], ["cos_s", "sin_s", "cmask_s"]];
+
 /// Makes the graphs of the decoder.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Model<'a> {
@@ -40,6 +43,17 @@ struct Shared {
     v: TensorId,
 }
 
+/// A drafting head, whose layers a [`Model`] has: they read the caches of a target's layers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Drafter {
+    /// Elements of the target's hidden states.
+    pub backbone: usize,
+    /// The target's layers that full and sliding layers read.
+    pub donors: [Option<usize>; 2],
+    /// Clusters of tokens, where there are scores of them.
+    pub clusters: Option<usize>,
+}
+
 /// What the layers of a graph have in common.
 struct Inputs {
     /// `[rows, layers of the graph · ple]`
@@ -51,6 +65,8 @@ struct Inputs {
     /// All that attention of such layers takes.
     attend: [Option<Attend>; 2],
     shared: Vec<Shared>,
+    /// Caches of another model, all that full and sliding layers read.
+    borrowed: [Option<(TensorId, TensorId)>; 2],
 }
 
 impl Model<'_> {
@@ -84,14 +100,13 @@ impl Model<'_> {
             tables: [None; 2],
             attend: [None; 2],
             shared: Vec::new(),
+            borrowed: [None; 2],
         };
         if !attending.is_empty() {
             let width = attending.len() * config.ple;
             inputs.ple = Some(b.input("ple", Elem::Activation, &[rows, width])?);
         }
-        for (kind, names) in
-            [["cos_f", "sin_f", "cmask_f"], ["cos_s", "sin_s", "cmask_s"]].into_iter().enumerate()
-        {
+        for (kind, names) in NAMES.into_iter().enumerate() {
             let among = |layers: &Range<usize>| {
                 config.sliding.get(layers.clone()).unwrap_or_default().contains(&(kind == 1))
             };
@@ -124,6 +139,49 @@ impl Model<'_> {
         }
         let y = b.cast(x, part(range.end < config.layers()))?;
         b.output("y", y)?;
+        b.finish()
+    }
+
+    /// A drafting head over caches of `positions` rows, or of a ring's: the embedding x of a token and the hidden state h
+    /// before it to the state y that stands in the place of the token's own, and to logits
+    /// (`Gemma4AssistantForCausalLM`).
+    pub fn draft(&self, name: &str, drafter: Drafter, positions: usize) -> Result<Graph> {
+        let (config, parts) = (self.config, &self.parts);
+        let mut b = GraphBuilder::new(name);
+        let [x, h] = ["x", "h"].map(|name| b.input(name, Elem::Activation, &[1, drafter.backbone]));
+        let pair = b.concat(&[x?, h?], 1)?;
+        let mut x = parts.linear(&mut b, pair, "pre_projection", config.hidden, false)?;
+        let (tables, attend, borrowed) = ([None; 2], [None; 2], [None; 2]);
+        let mut inputs =
+            Inputs { ple: None, first: 0, tables, attend, shared: Vec::new(), borrowed };
+        for (kind, rows) in [positions, self.ring].into_iter().enumerate() {
+            let Some(donor) = drafter.donors[kind] else { continue };
+            let sizes = AttendInputs::new(config.heads[kind].dim, 1, rows);
+            let sizes = AttendInputs { names: NAMES[kind], ..sizes };
+            let tables = Some(sizes.tables(&mut b)?);
+            // No column for the token itself: its row is in no cache.
+            let mask = b.input(NAMES[kind][2], Elem::Activation, &[1, rows])?;
+            let mask = Some(b.reshape(mask, &[1, 1, rows])?);
+            let attend = Attend { tables, mask, rows: 1, capacity: rows };
+            inputs.borrowed[kind] = attend.past(&mut b, donor, config.heads[kind])?;
+            inputs.attend[kind] = Some(attend);
+        }
+        for layer in 0..config.layers() {
+            b.scope(format!("l{layer}_attn"));
+            let h = parts.norm(&mut b, x, &format!("layers.{layer}.input_layernorm"))?;
+            x = self.layer(&mut b, x, h, layer, &mut inputs)?;
+        }
+        b.scope("final");
+        let x = parts.norm(&mut b, x, "norm")?;
+        let y = parts.linear(&mut b, x, "post_projection", drafter.backbone, false)?;
+        b.output("y", y)?;
+        if let Some(clusters) = drafter.clusters {
+            let name = "masked_embedding.centroids";
+            let scores = parts.exact_linear(&mut b, x, name, clusters, false)?;
+            b.output("centroids", scores)?;
+        }
+        let logits = parts.head(&mut b, x, config.vocab, true, false)?;
+        b.output("logits", logits)?;
         b.finish()
     }
 
@@ -167,9 +225,14 @@ impl Model<'_> {
         let h = parts.norm(b, x, &tensor("pre_feedforward_layernorm"))?;
         let out = self.mlp(b, h, layer)?;
         let x = b.add(x, out)?;
-        b.scope(format!("l{layer}_ple"));
-        let out = self.per_layer_input(b, x, layer, inputs)?;
-        let x = b.add(x, out)?;
+        let x = match inputs.ple {
+            Some(_) => {
+                b.scope(format!("l{layer}_ple"));
+                let out = self.per_layer_input(b, x, layer, inputs)?;
+                b.add(x, out)?
+            }
+            None => x,
+        };
         let scalar = parts.checkpoint.values(&tensor("layer_scalar"), &[1])?;
         b.scale(x, scalar.first().copied().unwrap_or(1.0))
     }
@@ -192,6 +255,14 @@ impl Model<'_> {
         let q = parts.norm(b, q, &name("q_norm"))?;
         let q = rope(b, q, &attend)?;
         let own = layer < config.first_shared();
+        let joined = |b: &mut GraphBuilder, out: TensorId| {
+            let joined = b.reshape(out, &[attend.rows, heads.query * heads.dim])?;
+            parts.linear(b, joined, &name("o_proj"), config.hidden, false)
+        };
+        if let Some(past) = inputs.borrowed[kind] {
+            let out = mix_cached(b, q, past, heads, &attend)?;
+            return joined(b, out);
+        }
         let shared = if own {
             let past = attend.past(b, layer, heads)?;
             let [k, v] = self.own(b, h, layer, attend.rows, inputs)?;
@@ -204,8 +275,7 @@ impl Model<'_> {
         if own {
             mixed.outputs(b, layer)?;
         }
-        let joined = b.reshape(mixed.out, &[attend.rows, heads.query * heads.dim])?;
-        parts.linear(b, joined, &name("o_proj"), config.hidden, false)
+        joined(b, mixed.out)
     }
 
     /// 0 for a full layer, 1 for a sliding one.
@@ -359,6 +429,24 @@ impl RowSource for Columns {
     fn first_row(&self) -> usize {
         self.source.first_row()
     }
+}
+
+/// Attention of one token, q `[1, query, dim]`, to the rows of a cache and not to itself.
+fn mix_cached(
+    b: &mut GraphBuilder,
+    q: TensorId,
+    (k, v): (TensorId, TensorId),
+    heads: Heads,
+    attend: &Attend,
+) -> Result<TensorId> {
+    let q = b.reshape(q, &[heads.groups, heads.query / heads.groups, heads.dim])?;
+    let scores = b.matmul(q, k, true)?;
+    let scores = match attend.mask {
+        Some(mask) => b.add(scores, mask)?,
+        None => scores,
+    };
+    let weights = b.softmax(scores)?;
+    b.matmul(weights, v, false)
 }
 
 fn outside(layer: usize) -> Error {

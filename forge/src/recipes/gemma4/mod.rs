@@ -13,6 +13,7 @@
 //! | `ple<P>`: `x` → `context` | `[P, hidden]` → `[P, layers · width]` | the projection of `x`, for the layers that a step of P tokens takes |
 //! | `row_k_i`, `row_v_i` | `[kv_heads, 1, head_dim]` | what a donor in an earlier graph gave for the token |
 //! | head: `x` → `logits` | `[1, hidden]` → `[1, vocab]` | before the softcap |
+//! | `draft`: `x`, `h` → `y`, `logits`, `centroids` | `[1, hidden]`, … → `[1, hidden]`, `[1, vocab]`, `[1, clusters]` | the drafting head, see `draft.rs` |
 //!
 //! `rows` is `max_ctx` for full layers, in graphs of a smaller context its positions. For sliding ones it is the window,
 //! or P of the widest graph where that is more, and the host keeps the cache as a ring.
@@ -25,12 +26,14 @@
 mod audio;
 mod config;
 mod decoder;
+mod draft;
 mod towers;
 mod vision;
 
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
+use crate::chain::DRAFT_HEAD;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
 use crate::kit::{
@@ -44,6 +47,7 @@ use crate::text::has_chat_template;
 use audio::{AUDIO_TOKENS, Audio};
 use config::{Config, Rope};
 use decoder::Model;
+use draft::DRAFT;
 use vision::{IMAGE_PATCHES, IMAGE_TOKENS, Vision};
 
 /// Contexts of the decoder by default, as published.
@@ -108,6 +112,7 @@ register_recipe!(
             HAND_OVER,
             PROJECTION,
             VERIFY,
+            DRAFT,
             AUDIO_WEIGHTS,
             VISION_WEIGHTS,
         ])
@@ -135,7 +140,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
             _ => Elem::Activation,
         },
     };
-    let Decoder { mut contexts, mut plan_params } = decoder_of(
+    let mut decoder = decoder_of(
         options,
         &config.parts(options.shards),
         &prompts,
@@ -145,6 +150,8 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         },
         parts.lmhead(config.hidden, config.vocab, config.tied)?,
     )?;
+    let drafts = draft::add(&mut decoder, &model, options)?;
+    let Decoder { mut contexts, mut plan_params } = decoder;
     let projects = options.choice(PROJECTION.name) != Some("host");
     if projects {
         let mut names = Vec::new();
@@ -168,6 +175,10 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     }
     let mut params = params(&config, max_ctx, window);
     let mut tables = vec![per_layer_tables(checkpoint, &config, projects)?];
+    if let Some((clusters, table)) = drafts {
+        params.insert(DRAFT_HEAD.to_owned(), clusters);
+        tables.push(table);
+    }
     // Layers that read a donor's keys and values have some of their own in published checkpoints, too.
     for layer in config.first_shared()..config.layers() {
         for part in ["k_proj", "v_proj", "k_norm", "v_norm"] {
