@@ -34,7 +34,7 @@ use safetensors::SafeTensors;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-const TINY: &str = "gemma4-tiny";
+pub(crate) const TINY: &str = "gemma4-tiny";
 /// Random weights in other shapes: pattern of layers, donors, heads, window, pooling, budget, chunk.
 const UNSEEN: &str = "gemma4-unseen";
 /// Positions that a sliding layer of the tiny model sees.
@@ -44,8 +44,8 @@ const OWN: usize = 5;
 /// Logits on the CPU differ by rounding only.
 const CPU_DISTANCE: f64 = 1e-4;
 
-struct Bundle {
-    manifest: PathBuf,
+pub(crate) struct Bundle {
+    pub manifest: PathBuf,
     _folder: tempfile::TempDir,
 }
 
@@ -61,7 +61,7 @@ impl Bundle {
         fs::write(&self.manifest, manifest.to_string()).unwrap();
     }
 
-    fn open(&self) -> Model {
+    pub fn open(&self) -> Model {
         tiny::open(&self.manifest, backends::cpu()).unwrap()
     }
 
@@ -71,7 +71,7 @@ impl Bundle {
 }
 
 /// Forges a checkpoint, for the CPU where nothing else is said.
-fn try_bundle(
+pub(crate) fn try_bundle(
     checkpoint: &Path,
     change: impl FnOnce(&mut ForgeOptions),
 ) -> Result<Bundle, qhx_core::Error> {
@@ -86,11 +86,11 @@ fn try_bundle(
     Ok(Bundle { manifest: report.manifest, _folder: folder })
 }
 
-fn bundle(change: impl FnOnce(&mut ForgeOptions)) -> Bundle {
+pub(crate) fn bundle(change: impl FnOnce(&mut ForgeOptions)) -> Bundle {
     try_bundle(&tiny::fixture(TINY), change).unwrap_or_else(|e| panic!("{e}"))
 }
 
-fn goldens() -> Goldens {
+pub(crate) fn goldens() -> Goldens {
     tiny::goldens(&tiny::fixture(TINY))
 }
 

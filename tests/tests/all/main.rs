@@ -13,6 +13,7 @@ mod encoders;
 mod experts;
 mod gemma3;
 mod gemma4;
+mod gemma4_draft;
 mod guide;
 mod hand_over;
 mod headroom;

@@ -25,30 +25,38 @@ use serde_json::{Value, json};
 const TARGET: &str = "qwen35-tied";
 const PREFILL: Variant = Variant { prefill: &[4, 16], ..CPU };
 
-/// `goldens.json` of the head.
+/// `goldens.json` of a head.
 #[derive(Deserialize)]
-struct Goldens {
+pub(crate) struct Goldens {
     /// Fraction of positions where the first draft token is right, and where the first two are.
-    accepted: [f64; 2],
-    cases: Vec<Drafts>,
+    pub accepted: [f64; 2],
+    pub cases: Vec<Drafts>,
+    #[serde(skip)]
+    folder: PathBuf,
 }
 
 #[derive(Deserialize)]
-struct Drafts {
-    id: String,
+pub(crate) struct Drafts {
+    pub id: String,
     /// Behind each of the first tokens of the answer.
-    drafts: Vec<[u32; 2]>,
+    pub drafts: Vec<[u32; 2]>,
 }
 
 impl Goldens {
     fn read() -> Self {
-        let path = tiny::fixture("qwen35-mtp").join("goldens.json");
-        serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+        Self::of(tiny::fixture("qwen35-mtp"))
+    }
+
+    /// Those in a folder.
+    pub fn of(folder: PathBuf) -> Self {
+        let read: Self =
+            serde_json::from_slice(&fs::read(folder.join("goldens.json")).unwrap()).unwrap();
+        Self { folder, ..read }
     }
 
     /// Logits of the draft tokens of a case, one row for each.
-    fn logits(id: &str) -> Vec<Vec<f32>> {
-        let bytes = fs::read(tiny::fixture("qwen35-mtp").join("goldens.safetensors")).unwrap();
+    fn logits(&self, id: &str) -> Vec<Vec<f32>> {
+        let bytes = fs::read(self.folder.join("goldens.safetensors")).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
         let tensor = tensors.tensor(id).unwrap();
         let vocab = tensor.shape()[2];
@@ -93,7 +101,7 @@ fn open() -> Model {
 }
 
 /// The cases of the target that the head has goldens of.
-fn cases<'a>(target: &'a tiny::Goldens, head: &Goldens) -> Vec<&'a Case> {
+pub(crate) fn cases<'a>(target: &'a tiny::Goldens, head: &Goldens) -> Vec<&'a Case> {
     let case = |id: &str| target.cases.iter().find(|case| case.id == id).unwrap();
     head.cases.iter().map(|drafts| case(&drafts.id)).collect()
 }
@@ -112,15 +120,13 @@ fn close(found: &[f32], expected: &[f32], label: &str) -> f64 {
     distance.largest
 }
 
-#[test]
-fn drafts_are_those_of_transformers() {
-    let (target, head) = (tiny::goldens(&tiny::fixture(TARGET)), Goldens::read());
-    let mut model = open();
+/// Compares the logits of two draft tokens at each position that there are goldens of.
+pub(crate) fn equals_the_reference(model: &mut Model, target: &tiny::Goldens, head: &Goldens) {
     let mut worst = 0f64;
     // Tokens that the model consumes between two drafts: one by one, or some of a verified step.
     for accepted in [1, 2] {
-        for (case, golden) in cases(&target, &head).into_iter().zip(&head.cases) {
-            let expected = Goldens::logits(&case.id);
+        for (case, golden) in cases(target, head).into_iter().zip(&head.cases) {
+            let expected = head.logits(&case.id);
             let op = model.op_mut();
             op.reset().unwrap();
             op.drafting(1).unwrap();
@@ -142,6 +148,11 @@ fn drafts_are_those_of_transformers() {
         }
     }
     eprintln!("logits of draft tokens differ by at most {worst:.2e}");
+}
+
+#[test]
+fn drafts_are_those_of_transformers() {
+    equals_the_reference(&mut open(), &tiny::goldens(&tiny::fixture(TARGET)), &Goldens::read());
 }
 
 #[test]
@@ -182,10 +193,18 @@ fn a_seed_gives_the_same_answer_with_a_head() {
 
 #[test]
 fn a_head_follows_the_state() {
-    let (target, head) = (tiny::goldens(&tiny::fixture(TARGET)), Goldens::read());
-    let (case, golden) = (cases(&target, &head)[0], &head.cases[0]);
-    let expected = Goldens::logits(&case.id);
-    let (mut model, mut other) = (open(), open());
+    let target = tiny::goldens(&tiny::fixture(TARGET));
+    follows_the_state([open(), open()], &target, &Goldens::read());
+}
+
+/// Draft tokens of one model after the state was saved and taken back, and of another that imports it.
+pub(crate) fn follows_the_state(
+    [mut model, mut other]: [Model; 2],
+    target: &tiny::Goldens,
+    head: &Goldens,
+) {
+    let (case, golden) = (cases(target, head)[0], &head.cases[0]);
+    let expected = head.logits(&case.id);
     let check = |op: &mut dyn HostOp, label: &str| {
         let found = draft_two(op, case.output_ids[3], golden.drafts[3][0]);
         close(&found[0], &expected[6], label);

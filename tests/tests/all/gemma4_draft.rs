@@ -1,0 +1,242 @@
+//! Draft tokens of Gemma 4's assistant, which reads the caches of the model, against goldens of `transformers`.
+//!
+//! The fixture has two checkpoints, trained for `gemma4-tiny`: one gives logits of all tokens, one those of the best
+//! clusters of tokens.
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use qhx_core::ErrorKind;
+use qhx_core::engine::Model;
+use qhx_core::op::Segment;
+use qhx_forge::checkpoint::Checkpoint;
+use qhx_forge::plan::plan;
+use qhx_forge::registry::recipe;
+use qhx_forge::{ForgeOptions, Precision};
+use qhx_tests::replay::{play_speculative, speculative_exact};
+use qhx_tests::tiny;
+use qhx_tests::{backends, plugin_files};
+use qhx_tiers::tier;
+use safetensors::tensor::{Dtype, TensorView};
+use safetensors::{SafeTensors, serialize};
+use serde_json::{Value, json};
+
+use crate::gemma4::{Bundle, TINY, bundle, goldens, try_bundle};
+use crate::mtp::{self, Goldens};
+
+const HEADS: [&str; 2] = ["plain", "ordered"];
+
+fn head(name: &str) -> PathBuf {
+    tiny::fixture("gemma4-assistant").join(name)
+}
+
+/// Graphs of four rows verify what the assistant of a folder drafts.
+fn with(folder: &Path) -> impl Fn(&mut ForgeOptions) {
+    let folder = folder.to_str().unwrap().to_owned();
+    move |options| {
+        let given = [("verify", "4"), ("draft-head", &folder)];
+        options.recipe_options.extend(given.map(|(key, value)| (key.into(), value.into())));
+    }
+}
+
+/// The assistant of a folder in contexts of three sizes, so that texts begin in one and end in another.
+fn drafting(name: &str) -> Bundle {
+    bundle(|o| {
+        o.contexts = vec![16, 64];
+        with(&head(name))(o);
+    })
+}
+
+#[test]
+fn drafts_of_an_assistant_are_those_of_transformers() {
+    let target = goldens();
+    for name in HEADS {
+        let head = Goldens::of(head(name));
+        let longest = mtp::cases(&target, &head).iter().map(|case| case.prompt_ids.len()).max();
+        assert!(longest.unwrap() > 64, "a text leaves the smaller contexts, and the window of 13");
+        mtp::equals_the_reference(&mut drafting(name).open(), &target, &head);
+    }
+}
+
+#[test]
+fn an_assistant_leaves_the_answers_of_plain_decoding() {
+    let target = goldens();
+    let all: Vec<_> = target.cases.iter().collect();
+    for name in HEADS {
+        let head = Goldens::of(head(name));
+        let mut model = drafting(name).open();
+        let speculate = "2".parse().unwrap();
+        speculative_exact(&mut model, &all, speculate, name);
+        let counts = speculative_exact(&mut model, &mtp::cases(&target, &head), speculate, name);
+        let rate = counts.accepted as f64 / counts.drafted as f64;
+        let [first, both] = head.accepted;
+        eprintln!("{name}: {counts:?}, rate {rate:.3}, goldens {first:.3} and {both:.3}");
+        assert!((rate - (first + both) / 2.0).abs() < 0.2, "{name}: {rate}");
+        for chat in &target.chat {
+            model.reset().unwrap();
+            play_speculative(&mut model, chat, speculate);
+        }
+    }
+}
+
+#[test]
+fn an_assistant_follows_the_state() {
+    let bundle = drafting("ordered");
+    let (target, head) = (goldens(), Goldens::of(head("ordered")));
+    mtp::follows_the_state([bundle.open(), bundle.open()], &target, &head);
+    // Of a text that was cut the hidden state is gone, until the next token.
+    let (mut model, case) = (bundle.open(), &target.cases[0]);
+    let op = model.op_mut();
+    op.drafting(1).unwrap();
+    op.prefill(&[Segment::Tokens(&case.prompt_ids)]).unwrap();
+    op.truncate(4).unwrap();
+    assert!(op.draft(case.prompt_ids[4]).is_err());
+    op.decode(case.prompt_ids[4]).unwrap();
+    op.draft(case.prompt_ids[5]).unwrap();
+}
+
+/// A copy of an assistant whose configuration and tensors are changed.
+fn edited(
+    name: &str,
+    config: impl Fn(&mut Value),
+    tensor: impl Fn(&str, &mut Vec<u8>, &mut Vec<usize>) -> bool,
+) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    plugin_files::copy_folder(&head(name), folder.path());
+    let path = folder.path().join("config.json");
+    let mut value: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config(&mut value);
+    fs::write(path, value.to_string()).unwrap();
+    let path = folder.path().join("model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let mut kept: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = Vec::new();
+    for (name, view) in tensors.tensors() {
+        let (mut data, mut shape) = (view.data().to_vec(), view.shape().to_vec());
+        if tensor(&name, &mut data, &mut shape) {
+            kept.push((name, view.dtype(), shape, data));
+        }
+    }
+    let views = kept.iter().map(|(name, dtype, shape, data)| {
+        (name, TensorView::new(*dtype, shape.clone(), data).unwrap())
+    });
+    fs::write(path, serialize(views, None).unwrap()).unwrap();
+    folder
+}
+
+#[test]
+fn assistants_that_do_not_fit_are_refused_by_name() {
+    let refused = |folder: &Path, what: &str, kind: ErrorKind| {
+        let error = try_bundle(&tiny::fixture(TINY), with(folder)).err().unwrap();
+        assert!(error.to_string().contains(what), "{what}: {error}");
+        assert_eq!(error.kind(), kind, "{error}");
+    };
+    let all = |_: &str, _: &mut Vec<u8>, _: &mut Vec<usize>| true;
+    let text = |key: &'static str, value: Value| {
+        move |config: &mut Value| config["text_config"][key] = value.clone()
+    };
+    let same = |_: &mut Value| {};
+    let backbone = |config: &mut Value| config["backbone_hidden_size"] = json!(1536);
+    let other =
+        |config: &mut Value| config["architectures"] = json!(["Gemma4UnifiedAssistantForCausalLM"]);
+    let file = ErrorKind::Artifact;
+    refused(edited("plain", backbone, all).path(), "backbone_hidden_size is 1536", file);
+    refused(edited("plain", other, all).path(), "Gemma4UnifiedAssistant", file);
+    let heads = text("per_layer_config", json!({"1": {"head_dim": 20}}));
+    refused(edited("plain", heads, all).path(), "head_dim of full_attention layers", file);
+    let window = text("sliding_window", json!(12));
+    refused(edited("plain", window, all).path(), "text_config.sliding_window is 12", file);
+    let wide = text("use_double_wide_mlp", json!(true));
+    refused(edited("plain", wide, all).path(), "use_double_wide_mlp", file);
+    let uncut = |name: &str, _: &mut Vec<u8>, _: &mut Vec<usize>| name != "post_projection.weight";
+    refused(edited("plain", same, uncut).path(), "post_projection", file);
+    let short = |name: &str, data: &mut Vec<u8>, shape: &mut Vec<usize>| {
+        if name == "pre_projection.weight" {
+            data.truncate(data.len() / 2);
+            shape[0] /= 2;
+        }
+        true
+    };
+    refused(edited("plain", same, short).path(), "pre_projection", file);
+    // The second token in the place of the first; a token that the vocabulary has not; none.
+    let order = |first: fn(&mut Vec<u8>, &mut Vec<usize>)| {
+        move |name: &str, data: &mut Vec<u8>, shape: &mut Vec<usize>| {
+            if name == "masked_embedding.token_ordering" {
+                first(data, shape);
+            }
+            true
+        }
+    };
+    let twice = order(|data, _| data.copy_within(8..16, 0));
+    refused(edited("ordered", same, twice).path(), "twice", file);
+    let beyond = order(|data, _| data[..8].copy_from_slice(&490i64.to_le_bytes()));
+    refused(edited("ordered", same, beyond).path(), "has the value 490", file);
+    let fewer = order(|data, shape| {
+        data.truncate(480 * 8);
+        shape[0] = 480;
+    });
+    refused(edited("ordered", same, fewer).path(), "has shape [480]", file);
+    let centroids = |config: &mut Value| config["num_centroids"] = json!(48);
+    refused(edited("ordered", centroids, all).path(), "num_centroids is 48", file);
+    refused(Path::new("no/such/folder"), "no/such/folder", file);
+    let unverified = try_bundle(&tiny::fixture(TINY), |options| {
+        with(&head("plain"))(options);
+        options.recipe_options.remove("verify");
+    });
+    let error = unverified.err().unwrap();
+    assert!(error.to_string().contains("verify"), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Usage);
+}
+
+/// An assistant of the published size reads the caches of the layers 13 and 14 of E2B, and has a head of its own.
+#[test]
+fn an_assistant_of_the_published_size_can_be_planned() {
+    let configs = qhx_paths::workspace().join("tests/configs");
+    let checkpoint = Checkpoint::synthetic(&configs.join("gemma-4-e2b.json"), 1).unwrap();
+    let mut options = ForgeOptions::new("bundle");
+    (options.precision, options.max_ctx) = (Precision::W8A16, Some(2048));
+    (options.prefill, options.contexts) = (Some(Vec::new()), vec![512]);
+    with(&configs.join("drafts/gemma-4-e2b-assistant.json"))(&mut options);
+    let (plan, recipe) = plan(&checkpoint, recipe, &options, true).unwrap();
+    assert_eq!(recipe.plan_params["draft_head"], json!(["draft", "draft512"]));
+    assert_eq!(recipe.params["draft_head"], json!({"top_clusters": 32}));
+    let shape = |key: &str, name: &str| {
+        let context = recipe.contexts.iter().find(|context| context.key == key).unwrap();
+        let tensor = context.graphs[0].tensors().iter().find(|t| t.name == name).unwrap();
+        tensor.shape.clone()
+    };
+    assert_eq!(shape("draft", "past_k_14"), [1, 2048, 512]);
+    assert_eq!(shape("draft512", "past_k_14"), [1, 512, 512]);
+    assert_eq!(shape("draft", "past_v_13"), [1, 512, 256]);
+    assert_eq!(shape("draft", "h"), [1, 1536]);
+    assert_eq!(shape("draft", "logits"), [1, 262_144]);
+    assert_eq!(shape("draft", "centroids"), [1, 2048]);
+    let bytes = plan.contexts.iter().find(|context| context.key == "draft").unwrap().weight_bytes;
+    // 67 million weights of the head, 11 million of the layers.
+    assert!((70_000_000..90_000_000).contains(&bytes), "{bytes}");
+}
+
+#[tier(qnn)]
+#[test]
+fn htp_answers_are_the_same_with_an_assistant() {
+    let libraries = tiny::qnn_libraries();
+    let (target, head) = (goldens().brief(), Goldens::of(head("ordered")));
+    let cases = mtp::cases(&target, &head);
+    let compiler = backends::compiler(&libraries.0, &libraries.1, "v81");
+    let bundle = bundle(|o| {
+        (o.prefill, o.compiler) = (Some(Vec::new()), Some(compiler));
+        with(&self::head("ordered"))(o);
+    });
+    let mut model = tiny::open(&bundle.manifest, backends::qnn(&libraries)).unwrap();
+    let drafts = |model: &mut Model, label: &str| {
+        let counts = speculative_exact(model, &cases[..1], "2".parse().unwrap(), label);
+        eprintln!("{label}: {counts:?}");
+        assert!(3 * counts.accepted > counts.drafted, "{counts:?}");
+    };
+    drafts(&mut model, "v81");
+    // Prompts there, draft tokens and answers on the CPU.
+    model.decode_on(Some(backends::cpu()), "asked for").unwrap();
+    drafts(&mut model, "v81, tokens on the CPU");
+}
