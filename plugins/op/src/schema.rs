@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use crate::experts;
 
 /// Roles of the tensors that a [`crate::state::StateCarrier`] pairs.
-pub const STATE_ROLES: [&str; 4] = ["past_*", "new_*", "present_*", "row_*"];
+pub const STATE_ROLES: [&str; 5] = ["past_*", "scale_*", "new_*", "present_*", "row_*"];
 
 /// Roles of the tensors that a [`crate::decoder::Decoder`] knows by itself, besides its state.
 pub const DECODER_ROLES: [&str; 7] = ["x", "y", "h", "cos", "sin", "cmask", "logits"];

@@ -13,6 +13,7 @@ use half::f16;
 use serde::{Deserialize, Serialize};
 
 use super::PositionTrack;
+use super::int8::{Rows, recentred};
 use super::wiring::Wiring;
 use crate::kernels::{all_finite, f16_to_f32, f32_to_f16};
 use crate::{BufferId, DType, Error, ErrorCode, Host, Result};
@@ -98,7 +99,10 @@ fn places(host: &Host, wiring: &Wiring, position: usize) -> Vec<Place> {
     let caches = wiring.caches.iter().enumerate().map(|(index, cache)| Place {
         tensor: Tensor {
             role: cache.role.clone(),
-            dtype: cache.dtype,
+            dtype: match cache.rows {
+                Rows::Int8 { .. } => DType::I8,
+                Rows::Plain | Rows::Scales => cache.dtype,
+            },
             layout: [cache.outer, cache.row],
             ring: cache.window.map(|_| cache.capacity),
         },
@@ -150,8 +154,11 @@ pub(super) fn export(
         let source = host.bytes(place.buffer);
         match place.cache {
             Some(cache) => {
-                let cache = &wiring.caches[cache];
+                let (cache, start) = (&wiring.caches[cache], bytes.len());
                 cache.gather(source, cache.used(position), &mut bytes);
+                if let Rows::Int8 { zero, .. } = cache.rows {
+                    recentred(&mut bytes[start..], zero);
+                }
             }
             None => bytes.extend_from_slice(source),
         }
@@ -179,13 +186,15 @@ pub(super) fn import(
     let small = wiring.caches.iter().find(|cache| !cache.has_room(0, position));
     if let Some(cache) = small {
         return Err(invalid(format_args!(
-            "its position is {position}, but the cache past_{} has {} rows",
-            cache.role, cache.capacity
+            "its position is {position}, but the cache {} has {} rows",
+            cache.name(),
+            cache.capacity
         )));
     }
     let track = PositionTrack::of(&images, &videos, position)
         .ok_or_else(|| invalid("its images do not lie behind each other, below its position"))?;
     let places = places(host, wiring, position);
+    check_caches(&tensors, &places)?;
     if tensors.len() != places.len() {
         let (found, expected) = (tensors.len(), places.len());
         return Err(invalid(format_args!("it has {found} tensors, expected {expected}")));
@@ -225,13 +234,37 @@ pub(super) fn import(
         let target = host.bytes_mut(place.buffer);
         match place.cache {
             Some(cache) => {
-                let cache = &wiring.caches[cache];
+                let (cache, mut part) = (&wiring.caches[cache], part);
+                if let Rows::Int8 { zero, .. } = cache.rows
+                    && zero != 0
+                {
+                    recentred(part.to_mut(), zero);
+                }
                 cache.scatter(&part, cache.used(position), target);
             }
             None => target.copy_from_slice(&part),
         }
     }
     Ok((written, track))
+}
+
+/// Errors where caches are int8 on one side alone.
+fn check_caches(found: &[Tensor], expected: &[Place]) -> Result<()> {
+    let is_int8 = |tensor: &Tensor| tensor.dtype == DType::I8;
+    for Place { tensor: expected, .. } in expected {
+        let found = found.iter().find(|found| found.role == expected.role);
+        let Some(found) = found.filter(|found| is_int8(found) != is_int8(expected)) else {
+            continue;
+        };
+        return Err(invalid(format_args!(
+            "its cache past_{} is {}, expected {}; caches of int8 and of floats do not become each other: open it with \
+             a bundle that was made with the same --caches",
+            found.role,
+            found.dtype.name(),
+            expected.dtype.name()
+        )));
+    }
+    Ok(())
 }
 
 /// The description, and what follows it.

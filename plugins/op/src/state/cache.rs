@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::int8::Rows;
 use crate::{BufferId, DType, Host};
 
 /// A cache of `outer` blocks of `capacity` rows of `row` bytes.
@@ -21,9 +22,18 @@ pub(super) struct Cache {
     /// For a ring, where the row of position p is in slot p mod `capacity`: the positions that a
     /// token sees, itself included.
     pub window: Option<usize>,
+    pub rows: Rows,
 }
 
 impl Cache {
+    /// The name of the input that reads it.
+    pub fn name(&self) -> String {
+        match self.rows {
+            Rows::Scales => self.role.clone(),
+            Rows::Plain | Rows::Int8 { .. } => format!("past_{}", self.role),
+        }
+    }
+
     /// True when `rows` rows at `position` have a place.
     pub fn has_room(&self, position: usize, rows: usize) -> bool {
         let end = position.checked_add(rows);
@@ -65,7 +75,7 @@ impl Cache {
     }
 
     /// Bytes of the first `count` rows of a block.
-    pub fn rows(&self, block: usize, count: usize) -> Range<usize> {
+    pub fn range(&self, block: usize, count: usize) -> Range<usize> {
         let start = block * self.stride * self.row;
         start..start + count * self.row
     }
@@ -73,7 +83,7 @@ impl Cache {
     /// Appends the first `rows` rows of each block of `bytes`, which are the cache's, to `copy`.
     pub fn gather(&self, bytes: &[u8], rows: usize, copy: &mut Vec<u8>) {
         for block in 0..self.outer {
-            copy.extend_from_slice(&bytes[self.rows(block, rows)]);
+            copy.extend_from_slice(&bytes[self.range(block, rows)]);
         }
     }
 
@@ -81,7 +91,7 @@ impl Cache {
     pub fn scatter(&self, copy: &[u8], rows: usize, bytes: &mut [u8]) {
         let length = rows * self.row;
         for block in 0..self.outer {
-            bytes[self.rows(block, rows)]
+            bytes[self.range(block, rows)]
                 .copy_from_slice(&copy[block * length..(block + 1) * length]);
         }
     }
@@ -118,11 +128,22 @@ impl Cache {
         target: &mut [u8],
         rows: usize,
     ) {
-        let slot = position % self.capacity;
-        let head = rows.min(self.capacity - slot);
-        self.copy(source, stride, 0, target, slot, head);
-        // What is left of the rows begins again at the first slot.
-        self.copy(source, stride, head, target, 0, rows - head);
+        for (from, slot, count) in self.runs(position, rows) {
+            self.copy(source, stride, from, target, slot, count);
+        }
+    }
+
+    /// Of `rows` rows for the positions from `position` on: the first of a run, the slot where it begins, its length.
+    /// What does not fit a ring up to its end begins again at the first slot.
+    pub fn runs(&self, position: usize, rows: usize) -> [(usize, usize, usize); 2] {
+        let (slot, head) = match self.window {
+            Some(_) => {
+                let slot = position % self.capacity;
+                (slot, rows.min(self.capacity - slot))
+            }
+            None => (position, rows),
+        };
+        [(0, slot, head), (head, 0, rows - head)]
     }
 
     /// Copies `count` rows of each block from row `from` to slot `to`.

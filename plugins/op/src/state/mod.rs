@@ -14,6 +14,9 @@
 //! in slot p mod capacity, so it holds the last positions only. [`crate::fill::CausalMask::ring`] makes
 //! the mask for it.
 //!
+//! A cache `past_X` of **int8** has an input `scale_X` beside it, and `new_X` of floats. Rows are quantized when they are
+//! written, each with a scale of its own, and both tensors are saved, moved and cut together.
+//!
 //! A step is committed once all of its graphs have executed; until then the state is as before.
 //!
 //! Rows of a cache stay when positions are forgotten, and a mask hides them by adding to their scores.
@@ -22,12 +25,14 @@
 
 mod bytes;
 mod cache;
+mod int8;
 mod saved;
 mod track;
 mod wiring;
 
 use crate::{Error, ErrorCode, GraphId, Host, OpenInfo, Port, Result, SnapshotId};
 use cache::Cache;
+use int8::Rows;
 use saved::Snapshots;
 pub use track::PositionTrack;
 use wiring::{Append, Wiring};
@@ -143,8 +148,10 @@ impl StateCarrier {
         let Wiring { caches, appends, .. } = &mut self.wiring;
         for append in appends.iter().filter(|a| a.group == group) {
             let cache = &mut caches[append.cache];
-            if let Some(rows) = append.reads.filter(|_| cache.window.is_none()) {
-                cache.arrange(host, rows, self.position);
+            let Some(rows) = append.reads.filter(|_| cache.window.is_none()) else { continue };
+            cache.arrange(host, rows, self.position);
+            if let Rows::Int8 { scales, .. } = cache.rows {
+                caches[scales].arrange(host, rows, self.position);
             }
         }
     }
@@ -162,7 +169,8 @@ impl StateCarrier {
 
     /// Roles without their prefixes: `k_0`, `conv_1`, ….
     pub fn roles(&self) -> impl Iterator<Item = &str> {
-        let caches = self.wiring.caches.iter().map(|c| c.role.as_str());
+        let caches = self.wiring.caches.iter().filter(|c| c.rows != Rows::Scales);
+        let caches = caches.map(|c| c.role.as_str());
         caches.chain(self.wiring.states.iter().map(|s| s.role.as_str()))
     }
 
@@ -173,7 +181,10 @@ impl StateCarrier {
     /// behind.
     pub fn check_complete(&self, host: &Host, group: usize) -> Result<()> {
         let Wiring { caches, appends, states, swaps, .. } = &self.wiring;
-        let appended = |index| appends.iter().any(|a| a.group == group && a.cache == index);
+        let appended = |index: usize| {
+            caches[index].rows == Rows::Scales
+                || appends.iter().any(|a| a.group == group && a.cache == index)
+        };
         let swapped = |index| swaps.iter().any(|s| s.group == group && s.state == index);
         let cache = (0..caches.len()).find(|&i| !appended(i)).map(|i| &caches[i].role);
         let state = (0..states.len()).find(|&i| !swapped(i)).map(|i| &states[i].role);
@@ -255,7 +266,13 @@ impl StateCarrier {
             }
         }
         for append in appends.iter().filter(|a| a.group == group) {
-            caches[append.cache].write(host, append.new, append.rows, position, rows);
+            let cache = &caches[append.cache];
+            match cache.rows {
+                Rows::Int8 { scales, zero } => {
+                    int8::write(host, append, [cache, &caches[scales]], zero, position, rows);
+                }
+                _ => cache.write(host, append.new, append.rows, position, rows),
+            }
         }
         self.exchange(host, group)?;
         self.changes += 1;

@@ -1,8 +1,9 @@
 //! Pairs the state tensors of graphs, allocates their buffers and binds them.
 
 use super::cache::Cache;
+use super::int8::{self, Rows};
 use crate::kernels::all_finite;
-use crate::{BufferId, Error, GraphId, GraphInfo, Host, Port, Result};
+use crate::{BufferId, DType, Error, GraphId, GraphInfo, Host, Port, Result};
 
 /// A graph's new rows of a cache.
 #[derive(Debug)]
@@ -17,6 +18,9 @@ pub(super) struct Append {
     pub rows: usize,
     /// Rows of the cache that the graph reads, in each block; none where it reads no cache.
     pub reads: Option<usize>,
+    /// Type of the new rows' values, and bytes of a row: the cache's, unless it has its rows as int8.
+    pub dtype: DType,
+    pub row: usize,
 }
 
 impl Append {
@@ -24,12 +28,12 @@ impl Append {
     #[inline]
     pub fn is_finite(&self, host: &Host, cache: &Cache, count: usize) -> bool {
         let source = host.bytes(self.new);
-        let block = self.rows * cache.row;
+        let block = self.rows * self.row;
         if count == self.rows {
-            return all_finite(&source[..cache.outer * block], cache.dtype);
+            return all_finite(&source[..cache.outer * block], self.dtype);
         }
         (0..cache.outer)
-            .all(|i| all_finite(&source[i * block..i * block + count * cache.row], cache.dtype))
+            .all(|i| all_finite(&source[i * block..i * block + count * self.row], self.dtype))
     }
 }
 
@@ -244,6 +248,7 @@ impl Wiring {
             if written.is_none() {
                 self.reads.push(Read { group, cache: index, rows });
             }
+            self.bind_scales(host, graph, past, index)?;
             let Some(fresh) = info.input(&format!("row_{role}")) else { continue };
             let donor = self
                 .appends
@@ -288,9 +293,7 @@ impl Wiring {
                 host.graph(graph).name
             ))
         };
-        if past.dtype != new.dtype {
-            return Err(mismatch("the dtypes differ"));
-        }
+        let rows_of = int8::rows_of(host.graph(graph), role, [&past, &new], self.caches.len() + 1)?;
         if past.shape.len() != new.shape.len() {
             return Err(mismatch("the ranks differ"));
         }
@@ -332,6 +335,7 @@ impl Wiring {
                 if !fits
                     || (have.dtype, have.axis, have.outer, have.row)
                         != (past.dtype, axis, outer, row)
+                    || (have.rows == Rows::Plain) != (rows_of == Rows::Plain)
                 {
                     return Err(mismatch("another graph has this cache in another layout"));
                 }
@@ -343,15 +347,18 @@ impl Wiring {
                 let role = role.to_owned();
                 let dtype = past.dtype;
                 let stride = capacity;
+                let rows = rows_of;
                 let layout =
-                    Cache { role, buffer, dtype, axis, outer, capacity, stride, row, window };
+                    Cache { role, buffer, dtype, axis, outer, capacity, stride, row, window, rows };
                 self.caches.push(layout);
                 self.caches.len() - 1
             }
         };
+        self.bind_scales(host, graph, &past, cache)?;
+        let (dtype, row) = (new.dtype, inner * new.dtype.size());
         let new = host.allocate_for(graph, Port::Output(output))?;
         let reads = Some(capacity);
-        self.appends.push(Append { group, graph, output, new, cache, rows, reads });
+        self.appends.push(Append { group, graph, output, new, cache, rows, reads, dtype, row });
         Ok(())
     }
 
@@ -370,9 +377,13 @@ impl Wiring {
         let rows = new.shape.get(axis).copied().unwrap_or(0);
         let outer: usize = new.shape.iter().take(axis).product();
         let inner: usize = new.shape.iter().skip(axis + 1).product();
-        let row = inner * new.dtype.size();
-        let fits = (new.dtype, outer, row) == (cache.dtype, cache.outer, cache.row)
-            && (1..=cache.capacity).contains(&rows);
+        let (dtype, row) = (new.dtype, inner * new.dtype.size());
+        // Of int8 rows a byte is a value.
+        let values = match cache.rows {
+            Rows::Int8 { .. } => int8::is_float(dtype) && inner == cache.row,
+            _ => (dtype, row) == (cache.dtype, cache.row),
+        };
+        let fits = values && outer == cache.outer && (1..=cache.capacity).contains(&rows);
         if !fits {
             return Err(Error::graph(format!(
                 "graph {:?}: {new} does not fit the cache past_{} of {} blocks of {} rows of {} \
@@ -386,7 +397,8 @@ impl Wiring {
             )));
         }
         let new = host.allocate_for(graph, Port::Output(output))?;
-        self.appends.push(Append { group, graph, output, new, cache: index, rows, reads: None });
+        let (cache, reads) = (index, None);
+        self.appends.push(Append { group, graph, output, new, cache, rows, reads, dtype, row });
         Ok(())
     }
 

@@ -4,6 +4,7 @@
 
 mod donors;
 mod embedding;
+mod int8;
 mod mask;
 mod probe;
 mod rings;
