@@ -12,6 +12,8 @@ use std::slice::ChunksExact;
 use rten_simd::ops::{BitOps, NumOps};
 use rten_simd::{Isa, Simd, SimdOp};
 
+use crate::kernels::floats_of_i8;
+
 /// Vectors of a row of `out` that are summed at a time.
 const WIDE: usize = 4;
 /// The same where a processor has sixteen registers, as those with AVX2 do.
@@ -49,6 +51,94 @@ impl SimdOp for Columns<'_, '_> {
             let b = &b[to.start.min(b.len())..];
             let block = Block { x, depth, b, stride, masked: true, add };
             block.eval(isa, vectors, &mut out, to);
+        }
+    }
+}
+
+/// Adds `x · b` to `out`, where `b` is int8 and a row of it has as many elements as one of `out`. It is for few rows:
+/// `b` is read as it is stored, once for four of them, or for two with sixteen registers. Rows of `b` that all of these
+/// multiply with 0 are not read.
+pub(crate) struct Int8Columns<'a, 'o> {
+    /// For each row of `out` a number for each row of `b`.
+    pub(crate) x: &'a [f32],
+    pub(crate) b: &'a [i8],
+    pub(crate) out: Vec<&'o mut [f32]>,
+}
+
+impl SimdOp for Int8Columns<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<I: Isa>(self, isa: I) {
+        let Self { x, b, mut out } = self;
+        let width = out.first().map_or(0, |row| row.len());
+        let depth = x.len() / out.len().max(1);
+        assert!(b.len() >= depth * width, "as many rows of b as there are numbers for them");
+        let mut x = x.chunks_exact(depth.max(1));
+        let fours = if max_vectors(isa) == WIDE { out.len() / 4 * 4 } else { 0 };
+        let (fours, rest) = out.split_at_mut(fours);
+        for out in fours.as_chunks_mut::<4>().0 {
+            int8_rows(isa, &mut x, depth, b, out);
+        }
+        let (twos, rest) = rest.as_chunks_mut::<2>();
+        for out in twos {
+            int8_rows(isa, &mut x, depth, b, out);
+        }
+        for out in rest.as_chunks_mut::<1>().0 {
+            int8_rows(isa, &mut x, depth, b, out);
+        }
+    }
+}
+
+/// The next `M` rows of [`Int8Columns`].
+#[inline(always)]
+fn int8_rows<I: Isa, const M: usize>(
+    isa: I,
+    x: &mut ChunksExact<'_, f32>,
+    depth: usize,
+    b: &[i8],
+    out: &mut [&mut [f32]; M],
+) {
+    let (ops, bytes) = (isa.f32(), isa.i8());
+    let (lanes, step, width) = (ops.len(), bytes.len(), out[0].len());
+    let x: [&[f32]; M] = from_fn(|_| &x.next().unwrap_or_default()[..depth]);
+    let whole = width / step * step;
+    for start in (0..whole).step_by(step) {
+        let mut sums = [[ops.zero(); 4]; M];
+        for at in 0..depth {
+            let mut factors = [0f32; M];
+            for m in 0..M {
+                // SAFETY: each row has `depth` elements.
+                factors[m] = unsafe { *x[m].as_ptr().add(at) };
+            }
+            if factors == [0.0; M] {
+                continue;
+            }
+            // SAFETY: `b` has `depth` rows of `width` bytes, and `start + step <= whole <= width`.
+            let row = unsafe { bytes.load_ptr(b.as_ptr().add(at * width + start)) };
+            let parts = floats_of_i8(isa, row);
+            for m in 0..M {
+                let factor = ops.splat(factors[m]);
+                for part in 0..4 {
+                    sums[m][part] = ops.mul_add(factor, parts[part], sums[m][part]);
+                }
+            }
+        }
+        for m in 0..M {
+            let places = out[m][start..start + step].chunks_exact_mut(lanes);
+            places.zip(sums[m]).for_each(|(to, sum)| ops.store(ops.add(sum, ops.load(to)), to));
+        }
+    }
+    if whole == width {
+        return;
+    }
+    for (row, b) in b.chunks_exact(width).take(depth).enumerate() {
+        for m in 0..M {
+            let factor = x[m][row];
+            if factor != 0.0 {
+                let rest = out[m][whole..].iter_mut().zip(&b[whole..]);
+                rest.for_each(|(to, b)| *to += factor * f32::from(*b));
+            }
         }
     }
 }
@@ -250,6 +340,19 @@ mod tests {
             let out = found.chunks_exact_mut(n).collect();
             Columns { x: &x, b: &b, stride: n, add: false, out }.dispatch();
             near(&found, &x, [m, n, k], |i, j| b[i * n + j]);
+        }
+    }
+
+    #[test]
+    fn int8_rows_are_added_at_odd_shapes() {
+        for [m, n, k] in SHAPES {
+            let x = numbers(m * k, 3);
+            let b: Vec<i8> = (0..n * k).map(|at| (at * 37 % 255) as u8 as i8).collect();
+            let mut found = vec![1.0; m * n];
+            let out = found.chunks_exact_mut(n).collect();
+            Int8Columns { x: &x, b: &b, out }.dispatch();
+            found.iter_mut().for_each(|y| *y -= 1.0);
+            near(&found, &x, [m, n, k], |i, j| f32::from(b[i * n + j]));
         }
     }
 

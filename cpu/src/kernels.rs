@@ -451,7 +451,7 @@ fn dots_i8<I: Isa, const M: usize, const BLOCKS: bool>(
 
 /// A vector of int8 as four of f32.
 #[inline(always)]
-fn floats_of_i8<I: Isa>(isa: I, w: I::I8) -> [I::F32; 4] {
+pub(crate) fn floats_of_i8<I: Isa>(isa: I, w: I::I8) -> [I::F32; 4] {
     let (bytes, words, ints) = (isa.i8(), isa.i16(), isa.i32());
     let (low, high) = (bytes.extend_low(w), bytes.extend_high(w));
     [words.extend_low(low), words.extend_high(low), words.extend_low(high), words.extend_high(high)]

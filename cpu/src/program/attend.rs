@@ -10,7 +10,7 @@ use rten_simd::{Isa, SimdOp, SimdUnaryOp};
 use rten_vecmath::Exp;
 
 use super::Dense;
-use crate::heads::{Columns, Turned};
+use crate::heads::{Columns, Int8Columns, Turned};
 use crate::kernels::{FEW, Rows, Task};
 use crate::team::Team;
 
@@ -76,10 +76,20 @@ pub(super) struct Attend {
     pub(super) q: Dense,
     pub(super) keys: [Dense; 2],
     pub(super) values: [Dense; 2],
+    pub(super) scales: Option<Scales>,
     pub(super) mask: Dense,
     /// Its place among those of [`super::Scratch`].
     pub(super) seen: usize,
     pub(super) shape: Shape,
+}
+
+/// Of caches of int8.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Scales {
+    /// A scale for each row of the keys, and of the values.
+    pub(super) rows: [Dense; 2],
+    /// What all of them are multiplied with.
+    pub(super) step: f32,
 }
 
 /// The positions that some rows of a mask see.
@@ -142,11 +152,69 @@ fn hides(value: f32) -> bool {
 /// The operands of [`Attend`].
 pub(super) struct Operands<'a> {
     pub(super) q: &'a [f32],
-    pub(super) keys: [&'a [f32]; 2],
-    pub(super) values: [&'a [f32]; 2],
+    /// Keys and values of the cache, and the graph's own.
+    pub(super) past: [Stored<'a>; 2],
+    pub(super) own: [&'a [f32]; 2],
     pub(super) mask: &'a [f32],
     pub(super) seen: &'a [Seen],
     pub(super) shape: Shape,
+}
+
+/// Rows of keys or values.
+#[derive(Clone, Copy)]
+pub(super) enum Stored<'a> {
+    F32(&'a [f32]),
+    /// int8, a scale for each row, and what all of them are multiplied with.
+    I8(&'a [i8], &'a [f32], f32),
+}
+
+impl<'a> Stored<'a> {
+    /// Some of the rows, of `dim` elements each.
+    fn part(self, rows: Range<usize>, dim: usize) -> Self {
+        let elements = rows.start * dim..rows.end * dim;
+        match self {
+            Self::F32(all) => Self::F32(&all[elements]),
+            Self::I8(all, scales, step) => Self::I8(&all[elements], &scales[rows], step),
+        }
+    }
+
+    /// All of them as f32: themselves, or in `memory`.
+    fn floats<'m>(self, dim: usize, memory: &'m mut [f32]) -> &'m [f32]
+    where
+        'a: 'm,
+    {
+        match self {
+            Self::F32(all) => all,
+            Self::I8(all, scales, step) => {
+                let to = &mut memory[..all.len()];
+                Dequantize { all, scales, step, dim, to }.dispatch();
+                to
+            }
+        }
+    }
+}
+
+/// Rows of int8 as f32.
+struct Dequantize<'a> {
+    all: &'a [i8],
+    scales: &'a [f32],
+    step: f32,
+    dim: usize,
+    to: &'a mut [f32],
+}
+
+impl SimdOp for Dequantize<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<I: Isa>(self, _: I) {
+        let Self { all, scales, step, dim, to } = self;
+        let rows = to.chunks_exact_mut(dim).zip(all.chunks_exact(dim)).zip(scales);
+        for ((to, row), scale) in rows {
+            let factor = scale * step;
+            to.iter_mut().zip(row).for_each(|(to, q)| *to = f32::from(*q) * factor);
+        }
+    }
 }
 
 /// Rows of queries of one head, and a share of the pieces of positions that they see.
@@ -251,21 +319,28 @@ impl Operands<'_> {
         let State { values, most, sums } = state;
         most.fill(f32::NEG_INFINITY);
         let mut memory = vec![0f32; count * PIECE];
+        let int8 = matches!(self.past[0], Stored::I8(..));
+        let mut wide = vec![0f32; if int8 && count > FEW { PIECE * dim } else { 0 }];
         for piece in seen.pieces(capacity).skip(pieces.start).take(pieces.len()) {
-            let (from, first, each) = match piece.start < capacity {
-                true => (0, 0, capacity),
-                false => (1, capacity, rows),
+            let (all, first, each) = match piece.start < capacity {
+                true => (self.past, 0, capacity),
+                false => (self.own.map(Stored::F32), capacity, rows),
             };
             let (start, len) = (head * each + piece.start - first, piece.len());
-            let [keys, held] =
-                [self.keys[from], self.values[from]].map(|all| &all[start * dim..][..len * dim]);
+            let [keys, held] = all.map(|all| all.part(start..start + len, dim));
             let scores = &mut memory[..count * len];
             let out = scores.chunks_exact_mut(len).collect();
             if count <= FEW {
-                let weights = Rows::F32(keys);
+                let (weights, step) = match keys {
+                    Stored::F32(keys) => (Rows::F32(keys), 1.0),
+                    Stored::I8(keys, scales, step) => (Rows::I8(keys, scales), step),
+                };
                 Task { weights, columns: dim, x: &q, out, bias: None }.dispatch();
+                if step != 1.0 {
+                    scores.iter_mut().for_each(|score| *score *= step);
+                }
             } else {
-                Turned { x: &q, b: keys, columns: dim, out }.dispatch();
+                Turned { x: &q, b: keys.floats(dim, &mut wide), columns: dim, out }.dispatch();
             }
             for (row, scores) in scores.chunks_exact_mut(len).enumerate() {
                 let token = if mask.rows == 1 { 0 } else { tokens.start + row % tokens.len() };
@@ -275,8 +350,23 @@ impl Operands<'_> {
                 Weigh { scores, mask, all: seen.all, most, sum, values }.dispatch();
             }
             let out = values.chunks_exact_mut(dim).collect();
-            let x = &memory[..count * len];
-            Columns { x, b: held, stride: dim, add: true, out }.dispatch();
+            let x = &mut memory[..count * len];
+            match held {
+                Stored::I8(b, scales, step) if count <= FEW => {
+                    for x in x.chunks_exact_mut(len) {
+                        // The scale of what is hidden may be anything.
+                        x.iter_mut()
+                            .zip(scales)
+                            .filter(|(x, _)| **x != 0.0)
+                            .for_each(|(x, scale)| *x *= scale * step);
+                    }
+                    Int8Columns { x, b, out }.dispatch();
+                }
+                _ => {
+                    let b = held.floats(dim, &mut wide);
+                    Columns { x, b, stride: dim, add: true, out }.dispatch();
+                }
+            }
         }
     }
 }

@@ -7,12 +7,14 @@ use rten_onnx::onnx::ModelProto;
 use rten_tensor::TensorView;
 use rten_tensor::prelude::*;
 
-use super::tests::onnx::{FLOAT, Model};
+use super::tests::onnx::{FLOAT, INT8, Model};
 use super::{Input, Instruction, Program, Scratch};
 use crate::kernels::tests::numbers;
 
 /// What is added to hidden scores, as ops fill it.
 const HIDDEN: f32 = -30_000.0;
+/// What one step of a cache of int8 is worth.
+const STEP: f32 = 1.0 / 128.0;
 
 /// Heads of keys, queries for each, tokens, rows of the cache, elements of a head.
 type Sizes = [usize; 5];
@@ -42,10 +44,26 @@ fn shapes([g, r, n, c, d]: Sizes) -> Vec<(&'static str, Vec<usize>)> {
 
 /// The nodes that the forge writes.
 fn model(sizes: Sizes) -> Model {
+    model_over(sizes, false)
+}
+
+/// The same, over caches of int8 or of f32.
+fn model_over(sizes: Sizes, int8: bool) -> Model {
     let [g, r, n, c, d] = sizes;
-    let model = shapes(sizes).iter().fold(Model::default(), |model, (name, shape)| {
-        model.input(name, FLOAT, &shape.iter().map(|n| *n as u64).collect::<Vec<_>>())
+    let mut model = shapes(sizes).iter().fold(Model::default(), |model, (name, shape)| {
+        let dtype = if int8 && name.starts_with("past_") { INT8 } else { FLOAT };
+        model.input(name, dtype, &shape.iter().map(|n| *n as u64).collect::<Vec<_>>())
     });
+    let [mut past, mut old] = [["past_k", "past_v"], ["old", "old_w"]];
+    if int8 {
+        let scales = [g, 1, c].map(|n| n as u64);
+        model = model.input("scale_k", FLOAT, &scales).input("scale_v", FLOAT, &scales);
+        model = model.weights("step", &[], &[STEP]);
+        for (past, wide) in past.into_iter().zip(["wide_k", "wide_v"]) {
+            model = model.node("DequantizeLinear", &[past, "step"], &[wide]);
+        }
+        [past, old] = [["wide_k", "wide_v"], ["old_scaled", "old_w_scaled"]];
+    }
     let int = |value: usize| value as i64;
     let model = model
         .integers("zero", &[0])
@@ -54,11 +72,12 @@ fn model(sizes: Sizes) -> Model {
         .integers("end", &[int(c + n)])
         .integers("apart", &[int(g), int(r), int(n), int(c + n)])
         .integers("joined", &[int(g), int(r * n), int(c + n)])
-        .transpose("past_k", "old.bt", &[0, 2, 1])
+        .transpose(past[0], "old.bt", &[0, 2, 1])
         .transpose("k", "own.bt", &[0, 2, 1])
         .node("MatMul", &["q", "own.bt"], &["own"])
         .node("MatMul", &["q", "old.bt"], &["old"])
-        .node_with("Concat", &["old", "own"], &["all"], &[("axis", 2)]);
+        .node("Mul", &["old", if int8 { "scale_k" } else { "old" }], &["old_scaled"])
+        .node_with("Concat", &[old[0], "own"], &["all"], &[("axis", 2)]);
     let model = match n {
         1 => model.node("Add", &["all", "cmask"], &["sum"]),
         _ => model.node("Reshape", &["all", "apart"], &["all4"]).node(
@@ -79,7 +98,8 @@ fn model(sizes: Sizes) -> Model {
         .node("Slice", &[weights, "middle", "end", "two"], &["own_w"])
         .node(own, &["own_w", "v"], &["own_y"])
         .node("Slice", &[weights, "zero", "middle", "two"], &["old_w"])
-        .node("MatMul", &["old_w", "past_v"], &["old_y"])
+        .node("Mul", &["old_w", if int8 { "scale_v" } else { "old_w" }], &["old_w_scaled"])
+        .node("MatMul", &[old[1], past[1]], &["old_y"])
         .node("Add", &["old_y", "own_y"], &["y"])
         .output("y", FLOAT, &out)
 }
@@ -118,7 +138,11 @@ fn masks(sizes: Sizes) -> Vec<Vec<f32>> {
 }
 
 fn compiled(sizes: Sizes) -> Program {
-    let parsed = ModelProto::parse_buf(&model(sizes).build()).unwrap();
+    compiled_over(sizes, false)
+}
+
+fn compiled_over(sizes: Sizes, int8: bool) -> Program {
+    let parsed = ModelProto::parse_buf(&model_over(sizes, int8).build()).unwrap();
     let program = Program::compile(&parsed, &HashMap::new()).unwrap();
     let attends = |one: &&Instruction| matches!(one, Instruction::Attend { .. });
     assert_eq!(program.instructions.iter().filter(attends).count(), 1);
@@ -127,8 +151,17 @@ fn compiled(sizes: Sizes) -> Program {
 
 fn run(program: &Program, scratch: &mut Scratch, values: &[Vec<f32>], threads: usize) -> Vec<f32> {
     let inputs: Vec<_> = values.iter().map(|values| Input::F32(values)).collect();
+    run_with(program, scratch, &inputs, threads)
+}
+
+fn run_with(
+    program: &Program,
+    scratch: &mut Scratch,
+    inputs: &[Input<'_>],
+    threads: usize,
+) -> Vec<f32> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-    pool.install(|| program.run(&inputs, scratch)).unwrap();
+    pool.install(|| program.run(inputs, scratch)).unwrap();
     let mut found = vec![f32::INFINITY; program.results[0].len];
     program.output(0, scratch, &mut found).unwrap();
     found
@@ -227,4 +260,58 @@ fn memory_of_attention_does_not_grow_with_the_context() {
         scratch.buffers.iter().map(Vec::len).sum::<usize>() + scratch.sums.len()
     };
     assert_eq!(bytes([2, 2, 20, 100, 16]), bytes([2, 2, 20, 5000, 16]));
+}
+
+/// Softmax attention of one head's query in f64, over rows of keys and values that it sees.
+fn exact(q: &[f32], keys: &[Vec<f64>], values: &[Vec<f64>], mask: &[f32]) -> Vec<f64> {
+    let dot = |key: &Vec<f64>| q.iter().zip(key).map(|(a, b)| f64::from(*a) * b).sum::<f64>();
+    let scores: Vec<_> = keys.iter().zip(mask).map(|(k, m)| dot(k) + f64::from(*m)).collect();
+    let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<_> = scores.iter().map(|score| (score - most).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    let column = |at: usize| weights.iter().zip(values).map(|(w, v)| w * v[at]).sum::<f64>() / sum;
+    (0..q.len()).map(column).collect()
+}
+
+#[test]
+fn attention_over_int8_caches_is_that_of_their_values() {
+    for sizes @ [g, r, n, c, d] in SIZES {
+        let program = compiled_over(sizes, true);
+        let bytes = |seed: usize| -> Vec<i8> {
+            (0..g * c * d)
+                .map(|at| ((at * 37 + seed) % 255) as i16 - 127)
+                .map(|q| q as i8)
+                .collect()
+        };
+        let past = [bytes(3), bytes(91)];
+        let scale = |seed| numbers(g * c, seed).iter().map(|x| x.abs() + 0.1).collect();
+        let scales: [Vec<f32>; 2] = [11, 12].map(scale);
+        for (index, mask) in masks(sizes).iter().enumerate() {
+            let values = values(sizes, mask);
+            let mut inputs: Vec<_> = values.iter().map(|values| Input::F32(values)).collect();
+            (inputs[3], inputs[4]) = (Input::I8(&past[0]), Input::I8(&past[1]));
+            inputs.extend(scales.iter().map(|scales| Input::F32(scales)));
+            let found = run_with(&program, &mut Scratch::default(), &inputs, 2);
+            assert_eq!(run_with(&program, &mut Scratch::default(), &inputs, 1), found);
+            for (row, found) in found.chunks(d).enumerate() {
+                let (head, token) = (row / (r * n), row % n);
+                let rows = |own: &[f32], cache: usize| -> Vec<Vec<f64>> {
+                    let old = (head * c..(head + 1) * c).map(|at| {
+                        let scale = f64::from(scales[cache][at]) * f64::from(STEP);
+                        past[cache][at * d..][..d].iter().map(|q| f64::from(*q) * scale).collect()
+                    });
+                    let own = own[head * n * d..][..n * d].chunks(d);
+                    old.chain(own.map(|row| row.iter().map(|x| f64::from(*x)).collect())).collect()
+                };
+                let (keys, held) = (rows(&values[1], 0), rows(&values[2], 1));
+                let mask = &mask[token * (c + n)..][..c + n];
+                let expected = exact(&values[0][row * d..][..d], &keys, &held, mask);
+                let size = expected.iter().fold(0f64, |most, y| most.max(y.abs()));
+                for (found, expected) in found.iter().zip(&expected) {
+                    let near = (f64::from(*found) - expected).abs() <= 1e-5 * size;
+                    assert!(near, "{sizes:?}, mask {index}, row {row}: {found}, not {expected}");
+                }
+            }
+        }
+    }
 }

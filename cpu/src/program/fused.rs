@@ -24,7 +24,8 @@ pub(super) struct InputMatmul<'a> {
     pub(super) scale: &'a str,
 }
 
-/// `softmax(q · [past_k; k]ᵀ + mask) · [past_v; v]` for each head.
+/// `softmax(q · [past_k; k]ᵀ + mask) · [past_v; v]` for each head. Of caches of int8, scores and weights are multiplied
+/// with the scales of the rows.
 pub(super) struct Attention<'a> {
     /// `[heads, repeat · rows, dim]`
     pub(super) q: &'a str,
@@ -32,6 +33,9 @@ pub(super) struct Attention<'a> {
     pub(super) keys: [&'a str; 2],
     /// As the keys.
     pub(super) values: [&'a str; 2],
+    /// Scales of the caches' rows, which are int8 then: `[heads, 1, capacity]` of the keys and of the values, and a
+    /// constant that all are multiplied with.
+    pub(super) scales: Option<([&'a str; 2], &'a str)>,
     /// `[1 or rows, capacity + rows]` behind dimensions of 1.
     pub(super) mask: &'a str,
 }
@@ -60,8 +64,9 @@ impl<'a> Fused<'a> {
         match self {
             Self::Stored(matmul) => vec![matmul.x],
             Self::Input(InputMatmul { x, b, .. }) => vec![*x, *b],
-            Self::Attention(Attention { q, keys, values, mask }) => {
-                [&[*q, *mask], keys.as_slice(), values].concat()
+            Self::Attention(Attention { q, keys, values, scales, mask }) => {
+                let scales = scales.as_ref().map_or(&[][..], |(scales, _)| scales);
+                [&[*q, *mask], keys.as_slice(), values, scales].concat()
             }
         }
     }
@@ -71,20 +76,24 @@ impl<'a> InputMatmul<'a> {
     fn of(reader: &Reader<'a, '_>, node: &'a NodeProto) -> Option<Self> {
         let [x, turned] = node.input.as_slice() else { return None };
         let [b] = transposed(reader, turned, 2)?;
-        let [b, scale] = inputs(reader.made_by(b, Operator::DequantizeLinear)?)?;
-        let is_int8 = |name: &str| {
-            let mut inputs = reader.graph.input.iter();
-            let info = inputs.find(|input| input.name.as_deref() == Some(name))?;
-            Some(info.r#type.as_ref()?.tensor_type.as_ref()?.elem_type? == DataType::INT8)
-        };
-        (is_int8(b)?).then_some(Self { x, b, scale })
+        let [b, scale] = dequantized(reader, b)?;
+        Some(Self { x, b, scale })
     }
+}
+
+/// An input of int8, and its scale, which `name` is dequantized from.
+fn dequantized<'a>(reader: &Reader<'a, '_>, name: &str) -> Option<[&'a str; 2]> {
+    let [x, scale] = inputs(reader.made_by(name, Operator::DequantizeLinear)?)?;
+    let info = reader.graph.input.iter().find(|input| input.name.as_deref() == Some(x))?;
+    let is_int8 = info.r#type.as_ref()?.tensor_type.as_ref()?.elem_type? == DataType::INT8;
+    is_int8.then_some([x, scale])
 }
 
 impl<'a> Attention<'a> {
     fn of(reader: &Reader<'a, '_>, node: &'a NodeProto) -> Option<Self> {
         let [old, own] = inputs(node)?;
         let [old, past_v] = inputs(reader.made_by(old, Operator::MatMul)?)?;
+        let (old, scale_v) = scaled(reader, old);
         // With one token the matmul is one of a column and a row.
         let own =
             reader.made_by(own, Operator::MatMul).or_else(|| reader.made_by(own, Operator::Mul))?;
@@ -103,12 +112,22 @@ impl<'a> Attention<'a> {
         let [scores, mask] = inputs(reader.made_by(sum, Operator::Add)?)?;
         let concat = reader.made_by(past_reshape(reader, scores), Operator::Concat)?;
         let [old, own] = inputs(concat)?;
+        let (old, scale_k) = scaled(reader, old);
         let [q, past_k] = inputs(reader.made_by(old, Operator::MatMul)?)?;
         let [same, k] = inputs(reader.made_by(own, Operator::MatMul)?)?;
         let keys = [past_k, k].map(|name| transposed(reader, name, attention::RANK));
         let [Some([past_k]), Some([k])] = keys else { return None };
         let joined = integer(concat, attribute::AXIS) == Some(POSITION_AXIS) && q == same;
-        joined.then_some(Self { q, keys: [past_k, k], values: [past_v, v], mask })
+        let of = |past_k, past_v, scales| {
+            joined.then_some(Self { q, keys: [past_k, k], values: [past_v, v], scales, mask })
+        };
+        match (scale_k, scale_v, dequantized(reader, past_k), dequantized(reader, past_v)) {
+            (None, None, None, None) => of(past_k, past_v, None),
+            (Some(k), Some(v), Some([past_k, step]), Some([past_v, same])) if step == same => {
+                of(past_k, past_v, Some(([k, v], step)))
+            }
+            _ => None,
+        }
     }
 }
 
@@ -118,6 +137,14 @@ const POSITION_AXIS: i64 = attention::POSITION_AXIS as i64;
 fn inputs<const N: usize>(node: &NodeProto) -> Option<[&str; N]> {
     let all: &[String; N] = node.input.as_slice().try_into().ok()?;
     Some(all.each_ref().map(String::as_str))
+}
+
+/// What a product is of, and its other factor; the value itself where it is none.
+fn scaled<'a>(reader: &Reader<'a, '_>, name: &'a str) -> (&'a str, Option<&'a str>) {
+    match reader.made_by(name, Operator::Mul).and_then(inputs) {
+        Some([x, scale]) => (x, Some(scale)),
+        None => (name, None),
+    }
 }
 
 /// What is read with rows and columns swapped.

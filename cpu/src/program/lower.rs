@@ -3,7 +3,7 @@
 use qhx_core::onnx::{Operator, attribute};
 use rten_onnx::onnx::{DataType, NodeProto};
 
-use super::attend::{Attend, Shape};
+use super::attend::{Attend, Scales, Shape};
 use super::compile::{Compiler, Lowered, TOO_LARGE, Value, walk};
 use super::conv::{ConvShape, Padding};
 use super::kernels::{Binary, Reduction, Unary};
@@ -528,8 +528,12 @@ impl<'a> Compiler<'a, '_, '_> {
         };
         let (mask_rows, width) = (*mask_rows, *width);
         let mut caches = Vec::with_capacity(4);
-        for name in attention.keys.iter().chain(&attention.values) {
-            caches.push(self.floats(name)?);
+        for [past, own] in [attention.keys, attention.values] {
+            caches.push(match attention.scales {
+                Some(_) => self.value(past)?.view,
+                None => self.floats(past)?,
+            });
+            caches.push(self.floats(own)?);
         }
         let rows_of = |view: &View| match *view.shape() {
             [n, rows, d] if n == heads && d == dim => Some(rows),
@@ -548,8 +552,23 @@ impl<'a> Compiler<'a, '_, '_> {
             return Err(SIZES.to_owned());
         }
         let repeat = queries / rows;
+        let scales = match attention.scales {
+            Some((names, step)) => {
+                let step = self.reader.floats(step, &[]);
+                let step = step.and_then(|step| step.get().first().copied());
+                let step = step.ok_or("the step of its caches is no constant of f32")?;
+                let mut rows = |name| {
+                    let view = self.floats(name)?;
+                    let fits = view.shape() == [heads, 1, capacity];
+                    if fits { Ok(self.dense(view)?.0) } else { Err(SIZES.to_owned()) }
+                };
+                Some(Scales { rows: [rows(names[0])?, rows(names[1])?], step })
+            }
+            None => None,
+        };
         let mut dense = Vec::with_capacity(4);
         for view in caches {
+            // Those of int8 are inputs of the graph, as they are.
             dense.push(self.dense(view)?.0);
         }
         let [past_k, k, past_v, v] = *dense.as_slice() else { return Err(SIZES.to_owned()) };
@@ -567,7 +586,7 @@ impl<'a> Compiler<'a, '_, '_> {
         let shape = Shape { heads, repeat, rows, capacity, dim, mask: shape };
         let (keys, values) = ([past_k, k], [past_v, v]);
         let (out, view) = self.buffer(&[heads, queries, dim])?;
-        let attend = Box::new(Attend { q, keys, values, mask, seen, shape });
+        let attend = Box::new(Attend { q, keys, values, scales, mask, seen, shape });
         self.instructions.push(Instruction::Attend { attend, out });
         Ok(view)
     }

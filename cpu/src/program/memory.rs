@@ -170,10 +170,11 @@ impl Instruction {
             }
             Self::See { mask, .. } => f(&mut mask.place),
             Self::Attend { attend, .. } => {
-                let Attend { q, keys, values, mask, .. } = &mut **attend;
+                let Attend { q, keys, values, scales, mask, .. } = &mut **attend;
                 f(&mut q.place);
                 f(&mut mask.place);
-                keys.iter_mut().chain(values).for_each(|one| f(&mut one.place));
+                let scales = scales.iter_mut().flat_map(|scales| &mut scales.rows);
+                keys.iter_mut().chain(values).chain(scales).for_each(|one| f(&mut one.place));
             }
             Self::Matmuls(matmuls) => {
                 for matmul in matmuls {

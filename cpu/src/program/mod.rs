@@ -30,7 +30,7 @@ use qhx_core::{Error, ErrorKind, Result, TensorInfo};
 use rten_onnx::onnx::ModelProto;
 use rten_simd::SimdOp;
 
-use self::attend::{Attend, MaskShape, Seen};
+use self::attend::{Attend, MaskShape, Scales, Seen, Stored};
 use self::conv::{Conv, ConvShape, Padding};
 use self::kernels::{
     Binary, IntPairs, LayerNorm, Pairs, Reduce, Reduction, Singles, ToF32, Unary, softmax,
@@ -420,6 +420,14 @@ impl<'a> Memory<'a> {
         found.ok_or_else(|| internal("a value is cut off"))
     }
 
+    fn bytes(self, value: Dense) -> Result<&'a [i8]> {
+        let Input::I8(all) = self.given(value.place)? else {
+            return Err(internal("a value is not int8"));
+        };
+        let found = all.get(value.start..value.start + value.len);
+        found.ok_or_else(|| internal("a value is cut off"))
+    }
+
     fn attend(
         self,
         attend: &Attend,
@@ -428,12 +436,19 @@ impl<'a> Memory<'a> {
         sums: &mut Vec<f32>,
         team: &Team,
     ) -> Result<()> {
-        let two = |[a, b]: [Dense; 2]| Ok([self.dense(a)?, self.dense(b)?]);
+        let Attend { keys: [past_k, k], values: [past_v, v], scales, .. } = *attend;
+        let past = match scales {
+            None => [self.dense(past_k)?, self.dense(past_v)?].map(Stored::F32),
+            Some(Scales { rows: [of_k, of_v], step }) => [
+                Stored::I8(self.bytes(past_k)?, self.dense(of_k)?, step),
+                Stored::I8(self.bytes(past_v)?, self.dense(of_v)?, step),
+            ],
+        };
         let seen = seen.get(attend.seen).filter(|seen| !seen.is_empty());
         let operands = attend::Operands {
             q: self.dense(attend.q)?,
-            keys: two(attend.keys)?,
-            values: two(attend.values)?,
+            past,
+            own: [self.dense(k)?, self.dense(v)?],
             mask: self.dense(attend.mask)?,
             seen: seen.ok_or_else(|| internal("nobody looked at a mask"))?,
             shape: attend.shape,
