@@ -132,7 +132,7 @@ impl GraphBuilder {
         shape: &[usize],
         values: Vec<f32>,
     ) -> Result<TensorId> {
-        if matches!(elem, Elem::I32 | Elem::Int8) {
+        if elem == Elem::I32 || elem.is_int8() {
             return Err(self.bad("constant", name, "float values for an integer type"));
         }
         let name = self.qualified(name);
@@ -163,7 +163,7 @@ impl GraphBuilder {
         }
         let constant = match elem {
             Elem::Activation | Elem::F32 => Constant::Float(Arc::from([value])),
-            Elem::I32 | Elem::Int8 => Constant::Int(Arc::from([value as i32])),
+            Elem::I32 | Elem::Int8 | Elem::Int8Cache => Constant::Int(Arc::from([value as i32])),
         };
         let name = format!("scalar_{}", self.graph.tensors.len());
         let id = self.push(name, elem, vec![1; rank], Origin::Constant(constant))?;
@@ -240,7 +240,7 @@ impl GraphBuilder {
         let (ta, tb) = (self.graph.tensor(a)?, self.graph.tensor(b)?);
         let (sa, sb) = (&ta.shape, &tb.shape);
         let rank = sa.len();
-        let same = ta.elem == tb.elem || (ta.elem, tb.elem) == (Elem::Activation, Elem::Int8);
+        let same = ta.elem == tb.elem || ta.elem == Elem::Activation && tb.elem.is_int8();
         let fits = rank >= 2 && sb.len() == rank && same && ta.elem != Elem::I32 && {
             let (k, n) = if transpose_b { (rank - 1, rank - 2) } else { (rank - 2, rank - 1) };
             sa[..rank - 2] == sb[..rank - 2] && sa[rank - 1] == sb[k] && n < rank
@@ -578,7 +578,7 @@ impl GraphBuilder {
                     "a weight as second input of linear and conv2d or table of gather only";
                 return Err(self.mismatch(&op, &inputs, expected));
             }
-            let int8 = self.graph.tensor(id)?.elem == Elem::Int8;
+            let int8 = self.graph.tensor(id)?.elem.is_int8();
             if int8 && !(matches!(op, Op::MatMul { .. }) && index == 1) {
                 return Err(self.mismatch(&op, &inputs, "int8 as second input of matmul only"));
             }

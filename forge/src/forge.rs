@@ -284,8 +284,13 @@ fn fingerprint(
         options.task.name(),
         &format!("{} {:?}", options.precision.name(), options.head),
         &format!(
-            "{} {} {:?} {:?} {}",
-            plan.shards, plan.max_ctx, options.prefill, options.contexts, options.onnx
+            "{} {} {:?} {:?} {:?} {}",
+            plan.shards,
+            plan.max_ctx,
+            options.prefill,
+            options.contexts,
+            options.caches,
+            options.onnx
         ),
         &options.portable.to_string(),
         &options.share_weights.to_string(),

@@ -37,6 +37,9 @@ pub enum Elem {
     /// int8 weights that the caller of the graph gives: an input only, read by [`Op::MatMul`] as its
     /// second input. A value is the integer times [`INT8_STEP`].
     Int8,
+    /// int8 rows of a cache, which the caller of the graph gives: as [`Elem::Int8`], with a scale for each row that the
+    /// graph applies to scores and weights. Unsigned with its 0 at 128 in a QNN graph, which dequantizes that sooner.
+    Int8Cache,
 }
 
 /// What one step of an [`Elem::Int8`] input is worth. A power of two, so that nothing is lost; small
@@ -51,7 +54,22 @@ impl Elem {
             Self::F32 => DType::F32,
             Self::I32 => DType::I32,
             Self::Int8 => DType::SFixed8,
+            Self::Int8Cache => DType::UFixed8,
         }
+    }
+
+    /// How a QNN graph encodes it.
+    pub const fn quantization(self) -> Quantization {
+        match self {
+            Self::Activation | Self::F32 | Self::I32 => Quantization::None,
+            Self::Int8 => Quantization::PerTensor { scale: INT8_STEP, offset: 0 },
+            Self::Int8Cache => Quantization::PerTensor { scale: INT8_STEP, offset: -128 },
+        }
+    }
+
+    /// Integers that only a matmul reads.
+    pub(crate) const fn is_int8(self) -> bool {
+        matches!(self, Self::Int8 | Self::Int8Cache)
     }
 
     /// The element type in an ONNX graph.
@@ -59,7 +77,7 @@ impl Elem {
         match self {
             Self::Activation | Self::F32 => DType::F32,
             Self::I32 => DType::I32,
-            Self::Int8 => DType::I8,
+            Self::Int8 | Self::Int8Cache => DType::I8,
         }
     }
 }
@@ -71,6 +89,7 @@ impl fmt::Display for Elem {
             Self::F32 => "f32",
             Self::I32 => "i32",
             Self::Int8 => "int8",
+            Self::Int8Cache => "int8 cache",
         })
     }
 }
@@ -291,7 +310,7 @@ pub enum Op {
     Linear,
     /// Matmul of two activations, batched over all dimensions but the last two, which are equal in
     /// both inputs. Inputs `[…, m, k]` and `[…, k, n]`, or `[…, n, k]` when `transpose_b`. The second may
-    /// be [`Elem::Int8`].
+    /// be [`Elem::Int8`] or [`Elem::Int8Cache`].
     MatMul {
         /// The second input is `[…, n, k]`.
         transpose_b: bool,
@@ -492,8 +511,9 @@ impl Graph {
                 .filter_map(|id| self.tensors.get(id.index()))
                 .map(|t| {
                     let mut info = TensorInfo::new(&t.name, elem(t.elem), t.shape.clone());
-                    if info.dtype == DType::SFixed8 {
-                        info.quantization = Quantization::PerTensor { scale: INT8_STEP, offset: 0 };
+                    // A QNN graph declares it, an ONNX graph has it in a node.
+                    if info.dtype == t.elem.qnn() {
+                        info.quantization = t.elem.quantization();
                     }
                     info
                 })

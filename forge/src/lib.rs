@@ -57,5 +57,5 @@ pub use overrides::Override;
 #[cfg(feature = "program")]
 pub use program::main;
 pub use progress::{Progress, Silent};
-pub use recipe::{Precision, Task};
+pub use recipe::{Caches, Precision, Task};
 pub use registry::{RecipeEntry, RecipeOption, architectures};

@@ -12,7 +12,7 @@ use crate::checkpoint::Checkpoint;
 use crate::compile::Compiler;
 use crate::fold::Fold;
 use crate::overrides::Override;
-use crate::recipe::{Precision, RecipeOptions, Task};
+use crate::recipe::{Caches, Precision, RecipeOptions, Task};
 use crate::registry::longest;
 
 /// Positions of the KV cache by default: those of the published bundles.
@@ -78,6 +78,8 @@ pub struct ForgeOptions {
     /// Positions of smaller contexts that get graphs for one token of their own: a token reads as many rows of caches.
     /// Each makes a further context of a shard, unless weights are shared; then prompts have such graphs, too.
     pub contexts: Vec<usize>,
+    /// What caches of keys and values hold.
+    pub caches: Caches,
     /// Put graphs over the same weights into one context. The compiler has to know as well: see
     /// [`crate::qnn::QnnCompiler::share_weights`].
     pub share_weights: bool,
@@ -118,6 +120,7 @@ impl ForgeOptions {
             max_ctx: None,
             prefill: None,
             contexts: Vec::new(),
+            caches: Caches::default(),
             share_weights: false,
             recipe_options: BTreeMap::new(),
             weights: Vec::new(),
@@ -153,6 +156,7 @@ impl std::fmt::Debug for ForgeOptions {
             .field("max_ctx", &self.max_ctx)
             .field("prefill", &self.prefill)
             .field("contexts", &self.contexts)
+            .field("caches", &self.caches)
             .field("share_weights", &self.share_weights)
             .field("recipe_options", &self.recipe_options)
             .field("weights", &self.weights)
@@ -185,6 +189,7 @@ impl ForgeOptions {
             prefill: self.prefill.clone(),
             one_prefill: false,
             contexts: self.contexts.clone(),
+            caches: self.caches,
             share_weights: self.share_weights,
             choices: self.recipe_options.clone(),
         }

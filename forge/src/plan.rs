@@ -368,7 +368,7 @@ fn io_bytes(graphs: &[Graph]) -> u64 {
         let info = graph.info(Elem::qnn);
         for tensor in info.inputs.into_iter().chain(info.outputs) {
             let bytes = tensor.try_byte_len().map_or(u64::MAX, |n| n as u64);
-            match tensor.name.starts_with("past_") {
+            match ["past_", "scale_"].iter().any(|cache| tensor.name.starts_with(cache)) {
                 true => {
                     let largest = caches.entry(tensor.name).or_default();
                     *largest = bytes.max(*largest);

@@ -105,6 +105,16 @@ impl std::str::FromStr for Precision {
     }
 }
 
+/// What caches of keys and values hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Caches {
+    /// Values: f16 on the NPU, f32 on the CPU.
+    #[default]
+    F16,
+    /// int8 with a scale for each token and head.
+    Int8,
+}
+
 /// The options of a recipe.
 #[derive(Debug, Clone, Default)]
 pub struct RecipeOptions {
@@ -127,6 +137,8 @@ pub struct RecipeOptions {
     /// Positions of smaller contexts that have graphs of their own, ascending, each below [`RecipeOptions::max_ctx`]: see
     /// [`crate::kit::steps`].
     pub contexts: Vec<usize>,
+    /// What caches of keys and values hold.
+    pub caches: Caches,
     /// Graphs over the same weights stand in one context, whose compiler keeps each weight once.
     pub share_weights: bool,
     /// Options that only the family's recipe knows: names and values.

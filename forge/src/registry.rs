@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::checkpoint::Checkpoint;
 use crate::keys;
-use crate::recipe::{CONTEXTS, Precision, Probe, Recipe, RecipeOptions, Task};
+use crate::recipe::{CONTEXTS, Caches, Precision, Probe, Recipe, RecipeOptions, Task};
 
 /// Makes graphs and a plan of a checkpoint.
 pub type MakeRecipe = fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>;
@@ -25,6 +25,7 @@ pub struct RecipeEntry {
     tasks: &'static [Task],
     prefill_graphs: bool,
     smaller_contexts: bool,
+    int8_caches: bool,
     shards: usize,
     longest: fn(&Checkpoint, Task) -> Option<usize>,
     options: &'static [RecipeOption],
@@ -91,6 +92,7 @@ impl RecipeEntry {
             tasks: &[Task::Generate],
             prefill_graphs: false,
             smaller_contexts: false,
+            int8_caches: false,
             shards: 1,
             longest: |_, _| None,
             options: &[],
@@ -112,6 +114,12 @@ impl RecipeEntry {
     /// [`crate::kit::Step`] has positions.
     pub const fn smaller_contexts(self) -> Self {
         Self { smaller_contexts: true, ..self }
+    }
+
+    /// It has graphs whose caches are int8, see [`RecipeOptions::caches`]: all of them are those of a
+    /// [`crate::kit::Step`].
+    pub const fn int8_caches(self) -> Self {
+        Self { int8_caches: true, ..self }
     }
 
     /// The contexts that its layers are spread over by default, where they fit; 1 without this.
@@ -321,6 +329,10 @@ pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe
         .hint("omit the option"));
     }
     check_contexts(options, entry.smaller_contexts && task == Task::Generate, found)?;
+    if options.caches == Caches::Int8 && !(entry.int8_caches && task == Task::Generate) {
+        let what = format!("--caches int8: the caches of a {found} hold f16 alone");
+        return Err(Error::new(ErrorKind::Usage, what).hint("omit --caches"));
+    }
     keys::check(checkpoint, found)?;
     let choices = entry.choices(&options.choices)?;
     let mut recipe = (entry.make)(checkpoint, &RecipeOptions { choices, task, ..options.clone() })?;

@@ -13,7 +13,7 @@ use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::{Elem, Graph, Op};
 use qhx_forge::kit::{Attend, AttendInputs, Heads, mix, rope};
-use qhx_forge::recipe::{Precision, RecipeOptions};
+use qhx_forge::recipe::{Caches, Precision, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_forge::{Silent, onnx};
 use qhx_paths::fixture;
@@ -116,10 +116,11 @@ fn every_graph_of_a_recipe_is_instructions() {
 #[test]
 fn cached_attention_reads_nothing_that_is_masked() {
     const CAPACITY: usize = 8;
+    const CACHES: [Caches; 2] = [Caches::F16, Caches::Int8];
     let heads = Heads { query: 4, groups: 2, dim: 4 };
-    for rows in [1, 3] {
+    for (rows, caches) in [1, 3].into_iter().flat_map(|n| CACHES.map(|caches| (n, caches))) {
         let mut b = GraphBuilder::new(format!("rows_{rows}"));
-        let inputs = AttendInputs::new(heads.dim, rows, CAPACITY);
+        let inputs = AttendInputs { caches, ..AttendInputs::new(heads.dim, rows, CAPACITY) };
         let attend = Attend::inputs(&mut b, &inputs).unwrap();
         let past = attend.past(&mut b, 0, heads).unwrap();
         let mut of = |name: &str, heads| {
@@ -144,15 +145,19 @@ fn cached_attention_reads_nothing_that_is_masked() {
         let id = workspace.find_graph(graph.name()).unwrap().unwrap();
         let info = Arc::clone(workspace.graph(id).unwrap().1);
         for (port, tensor) in info.inputs.iter().enumerate() {
-            assert_eq!(tensor.dtype, DType::F32);
+            let int8 = caches == Caches::Int8 && tensor.name.starts_with("past_");
+            assert_eq!(tensor.dtype, if int8 { DType::I8 } else { DType::F32 });
             let hidden = |at: usize| match tensor.name.as_str() {
                 "cmask" if at % (CAPACITY + rows) == 5 => -30_000.0,
                 "past_k_0" | "past_v_0" if at / heads.dim % CAPACITY == 5 => f32::NAN,
+                "scale_k_0" | "scale_v_0" if at % CAPACITY == 5 => f32::NAN,
                 "cmask" => 0.0,
                 _ => (at % 7) as f32 * 0.25 - 0.5,
             };
-            let values: Vec<u8> =
-                (0..tensor.elements()).flat_map(|at| hidden(at).to_le_bytes()).collect();
+            let values: Vec<u8> = match int8 {
+                true => (0..tensor.elements()).map(|at| (at * 5 % 256) as u8).collect(),
+                false => (0..tensor.elements()).flat_map(|at| hidden(at).to_le_bytes()).collect(),
+            };
             let buffer = workspace.allocate(values.len()).unwrap();
             workspace.bytes_mut(buffer).unwrap().copy_from_slice(&values);
             workspace.bind(id, Port::Input(port), buffer, 0).unwrap();
@@ -162,6 +167,6 @@ fn cached_attention_reads_nothing_that_is_masked() {
         workspace.execute(id).unwrap();
         let bytes = workspace.bytes(buffer).unwrap().as_chunks::<4>().0;
         let found: Vec<f32> = bytes.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-        assert!(found.iter().all(|y| y.is_finite()), "{rows} rows: {found:?}");
+        assert!(found.iter().all(|y| y.is_finite()), "{rows} rows, {caches:?}: {found:?}");
     }
 }

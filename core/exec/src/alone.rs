@@ -73,11 +73,17 @@ fn encode(tensor: &TensorInfo, values: &[f32], bytes: &mut [u8]) -> Result<()> {
             copy(tensor, bytes, half.iter().map(|v| v.to_le_bytes()))
         }
         DType::F32 => copy(tensor, bytes, values.iter().map(|v| v.to_le_bytes())),
-        DType::I8 | DType::SFixed8 => {
-            copy(tensor, bytes, values.iter().map(|v| ((v * 127.0).round() as i8).to_le_bytes()))
-        }
+        DType::I8 | DType::SFixed8 => copy(tensor, bytes, values.iter().map(|v| [int8(*v)])),
+        DType::UFixed8 => copy(tensor, bytes, values.iter().map(|v| [int8(*v) ^ UNSIGNED])),
         _ => Err(unsupported(tensor)),
     }
+}
+
+/// The byte of 0 of quantized values that are unsigned.
+const UNSIGNED: u8 = 128;
+
+fn int8(value: f32) -> u8 {
+    ((value * 127.0).round() as i8).cast_unsigned()
 }
 
 fn copy<const N: usize>(
@@ -109,7 +115,11 @@ pub fn decode(tensor: &TensorInfo, bytes: &[u8]) -> Result<Vec<f32>> {
         }
         DType::F32 => Ok(bytes.as_chunks::<4>().0.iter().map(|q| f32::from_le_bytes(*q)).collect()),
         DType::I8 | DType::SFixed8 => {
-            Ok(bytes.iter().map(|b| f32::from(*b as i8) / 127.0).collect())
+            Ok(bytes.iter().map(|b| f32::from(b.cast_signed()) / 127.0).collect())
+        }
+        DType::UFixed8 => {
+            let signed = bytes.iter().map(|b| (b ^ UNSIGNED).cast_signed());
+            Ok(signed.map(|b| f32::from(b) / 127.0).collect())
         }
         _ => Err(unsupported(tensor)),
     }

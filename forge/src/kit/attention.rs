@@ -7,6 +7,7 @@ use super::contexts::Step;
 use super::layers::Layers;
 use crate::builder::GraphBuilder;
 use crate::graph::{Elem, TensorId, UnaryOp};
+use crate::recipe::Caches;
 
 /// Inputs that attention layers of a graph share, and the sizes that go with them.
 ///
@@ -24,6 +25,8 @@ pub struct Attend {
     /// Rows of the layers' caches: positions of the context, or of a window where the host keeps the cache as a
     /// ring. 0 without caches.
     pub capacity: usize,
+    /// What the caches hold.
+    pub caches: Caches,
 }
 
 /// Names and sizes of the inputs of an [`Attend`].
@@ -40,6 +43,8 @@ pub struct AttendInputs<'a> {
     pub mask_rows: usize,
     /// See [`Attend::capacity`].
     pub capacity: usize,
+    /// See [`Attend::caches`].
+    pub caches: Caches,
 }
 
 impl AttendInputs<'_> {
@@ -48,12 +53,13 @@ impl AttendInputs<'_> {
 
     /// Inputs under [`AttendInputs::NAMES`], a row of the mask for each token.
     pub const fn new(rotary: usize, rows: usize, capacity: usize) -> Self {
-        Self { names: Self::NAMES, rotary, rows, mask_rows: rows, capacity }
+        let (mask_rows, caches) = (rows, Caches::F16);
+        Self { names: Self::NAMES, rotary, rows, mask_rows, capacity, caches }
     }
 
     /// Inputs under [`AttendInputs::NAMES`] of a decoder's graph, for layers that see all of the context.
     pub const fn of(rotary: usize, step: Step) -> Self {
-        Self::new(rotary, step.rows, step.positions)
+        Self { caches: step.caches, ..Self::new(rotary, step.rows, step.positions) }
     }
 
     /// Adds inputs for cosines and sines `[rows, rotary / 2]` alone, for [`rotate`]; gives them as
@@ -91,39 +97,67 @@ impl Attend {
         tables: Option<[TensorId; 2]>,
         inputs: &AttendInputs<'_>,
     ) -> Result<Self> {
-        let AttendInputs { names: [_, _, mask], rows, mask_rows, capacity, .. } = *inputs;
+        let AttendInputs { names: [_, _, mask], rows, mask_rows, capacity, caches, .. } = *inputs;
         let width = capacity + rows;
         let mask = b.input(mask, Elem::Activation, &[mask_rows, width])?;
         let mask = match rows {
             1 => b.reshape(mask, &[1, 1, width])?,
             _ => b.reshape(mask, &[1, 1, mask_rows, width])?,
         };
-        Ok(Self { tables, mask: Some(mask), rows, capacity })
+        Ok(Self { tables, mask: Some(mask), rows, capacity, caches })
     }
 
     /// Rows that all see each other, as an encoder's, with their positions in them: no inputs.
     pub const fn whole(rows: usize) -> Self {
-        Self { tables: None, mask: None, rows, capacity: 0 }
+        Self { tables: None, mask: None, rows, capacity: 0, caches: Caches::F16 }
     }
 
     /// Adds the cache of a layer as the inputs `past_k_<layer>` and `past_v_<layer>`, keys and values
-    /// `[groups, capacity, dim]`; none without caches.
+    /// `[groups, capacity, dim]`, those of int8 with their scales `scale_k_<layer>` and `scale_v_<layer>`
+    /// `[groups, 1, capacity]`; none without caches.
     ///
     /// # Errors
     /// As [`GraphBuilder::input`].
-    pub fn past(
-        &self,
-        b: &mut GraphBuilder,
-        layer: usize,
-        heads: Heads,
-    ) -> Result<Option<(TensorId, TensorId)>> {
+    pub fn past(&self, b: &mut GraphBuilder, layer: usize, heads: Heads) -> Result<Option<Past>> {
         if self.capacity == 0 {
             return Ok(None);
         }
         let cache = [heads.groups, self.capacity, heads.dim];
-        let k = b.input(&format!("past_k_{layer}"), Elem::Activation, &cache)?;
-        let v = b.input(&format!("past_v_{layer}"), Elem::Activation, &cache)?;
-        Ok(Some((k, v)))
+        let elem = match self.caches {
+            Caches::F16 => Elem::Activation,
+            Caches::Int8 => Elem::Int8Cache,
+        };
+        let mut input = |role: &str| {
+            let values = b.input(&format!("past_{role}_{layer}"), elem, &cache)?;
+            let scales = [heads.groups, 1, self.capacity];
+            let scales = (self.caches == Caches::Int8)
+                .then(|| b.input(&format!("scale_{role}_{layer}"), Elem::Activation, &scales))
+                .transpose()?;
+            Ok(Stored { values, scales })
+        };
+        Ok(Some(Past { k: input("k")?, v: input("v")? }))
+    }
+}
+
+/// Keys and values of a layer's cache.
+#[derive(Debug, Clone, Copy)]
+pub struct Past {
+    k: Stored,
+    v: Stored,
+}
+
+/// Keys or values `[groups, capacity, dim]`.
+#[derive(Debug, Clone, Copy)]
+struct Stored {
+    values: TensorId,
+    /// What the rows are multiplied with, `[groups, 1, capacity]`.
+    scales: Option<TensorId>,
+}
+
+impl Stored {
+    /// `x` `[groups, …, capacity]`, whose columns belong to the rows, times their scales.
+    fn scaled(self, b: &mut GraphBuilder, x: TensorId) -> Result<TensorId> {
+        self.scales.map_or(Ok(x), |scales| b.mul(x, scales))
     }
 }
 
@@ -286,7 +320,7 @@ impl Mixed {
 pub fn mix(
     b: &mut GraphBuilder,
     qkv: [TensorId; 3],
-    past: Option<(TensorId, TensorId)>,
+    past: Option<Past>,
     heads: Heads,
     attend: &Attend,
 ) -> Result<Mixed> {
@@ -297,7 +331,7 @@ pub fn mix(
 fn capped_mix(
     b: &mut GraphBuilder,
     [q, k, v]: [TensorId; 3],
-    past: Option<(TensorId, TensorId)>,
+    past: Option<Past>,
     heads: Heads,
     attend: &Attend,
     cap: Option<f32>,
@@ -322,8 +356,9 @@ fn capped_mix(
     };
     let own = b.matmul(q, k, true)?;
     let scores = match past {
-        Some((past_k, _)) => {
-            let old = b.matmul(q, past_k, true)?;
+        Some(Past { k: past, .. }) => {
+            let old = b.matmul(q, past.values, true)?;
+            let old = past.scaled(b, old)?;
             b.concat(&[old, own], POSITION_AXIS)?
         }
         None => own,
@@ -353,9 +388,10 @@ fn capped_mix(
     // With one row the matmul is that of a column and a row.
     let own = if rows == 1 { b.mul(own, v)? } else { b.matmul(own, v, false)? };
     let mixed = match past {
-        Some((_, past_v)) => {
+        Some(Past { v: past, .. }) => {
             let old = b.slice(weights, POSITION_AXIS, 0, ctx)?;
-            let old = b.matmul(old, past_v, false)?;
+            let old = past.scaled(b, old)?;
+            let old = b.matmul(old, past.values, false)?;
             b.add(old, own)?
         }
         None => own,

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::attention::Heads;
 use crate::graph::Graph;
-use crate::recipe::{ContextPlan, MAX_CONTEXTS, RecipeOptions};
+use crate::recipe::{Caches, ContextPlan, MAX_CONTEXTS, RecipeOptions};
 
 /// Checks the shards and the context that the options ask for against `layers` and the model's `max_positions`.
 ///
@@ -115,13 +115,15 @@ pub struct Step {
     pub rows: usize,
     /// Positions that its caches of full attention hold: the context, or one of [`RecipeOptions::contexts`].
     pub positions: usize,
+    /// What they hold.
+    pub caches: Caches,
 }
 
 impl Step {
     /// What begins the names of graphs of this size: `decode`, `prefill16`; in a smaller context `decode512`,
     /// `prefill16_512`.
     pub(super) fn stem(self, options: &RecipeOptions) -> String {
-        let Self { rows, positions } = self;
+        let Self { rows, positions, .. } = self;
         match (rows, positions == options.max_ctx) {
             (1, true) => "decode".to_owned(),
             (1, false) => format!("decode{positions}"),
@@ -135,10 +137,11 @@ impl Step {
 /// contexts of the options. Prompts have graphs there where weights are shared, as these hold none of their own then.
 pub fn steps(options: &RecipeOptions, prompts: &[usize]) -> Vec<Step> {
     let rows = || std::iter::once(1).chain(prompts.iter().copied());
-    let whole = rows().map(|rows| Step { rows, positions: options.max_ctx });
+    let step = |rows, positions| Step { rows, positions, caches: options.caches };
+    let whole = rows().map(|rows| step(rows, options.max_ctx));
     let within = options.contexts.iter().flat_map(|&positions| {
         let made = move |rows: &usize| *rows == 1 || options.share_weights && *rows <= positions;
-        rows().filter(made).map(move |rows| Step { rows, positions })
+        rows().filter(made).map(move |rows| step(rows, positions))
     });
     whole.chain(within).collect()
 }

@@ -324,7 +324,7 @@ impl Lowering<'_> {
             }
             Op::MatMul { transpose_b } => {
                 if let Some(&b) = node.inputs.get(1)
-                    && self.graph.tensor(b)?.elem == Elem::Int8
+                    && self.graph.tensor(b)?.elem.is_int8()
                     && let Some(input) = inputs.get_mut(1)
                 {
                     *input = self.dequantized(input, inner);

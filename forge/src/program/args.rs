@@ -14,7 +14,8 @@ use crate::calibrate::{CalibrateOptions, DEFAULT_TOKENS, read_texts};
 use crate::checkpoint::Checkpoint;
 use crate::estimate::DEFAULT_CORNER;
 use crate::{
-    AUTO_SHARDS, Adapter, CONTEXT_BUDGET, Fold, ForgeOptions, Override, Precision, Task, rerank,
+    AUTO_SHARDS, Adapter, CONTEXT_BUDGET, Caches, Fold, ForgeOptions, Override, Precision, Task,
+    rerank,
 };
 
 const EXAMPLES: &str = "\
@@ -250,6 +251,10 @@ pub(crate) struct ShapeArgs {
     /// graphs, too [default: none]
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub contexts: Vec<usize>,
+    /// What caches of keys and values hold: int8 has a scale for each token and head, takes half of the memory, and
+    /// rounds what later tokens read
+    #[arg(long, value_enum, default_value_t)]
+    pub caches: CachesChoice,
     /// Keep weights that prompt and decode graphs have in common once. Such context binaries load on
     /// devices, not in the emulator
     #[arg(long)]
@@ -337,6 +342,7 @@ impl ShapeArgs {
                 .as_ref()
                 .map(|list| list.iter().copied().filter(|p| *p > 0).collect()),
             contexts: self.contexts.clone(),
+            caches: self.caches.caches(),
             share_weights: self.share_weights,
             recipe_options: own.chain(self.recipe_options.iter().cloned()).collect(),
             weights: self.weights.clone(),
@@ -515,6 +521,25 @@ impl PrecisionChoice {
             Self::Fp16 => Precision::Fp16,
             Self::W8a16 => Precision::W8A16,
             Self::W4a16 => Precision::W4A16,
+        }
+    }
+}
+
+/// What caches hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum CachesChoice {
+    /// f16, on the CPU f32
+    #[default]
+    F16,
+    /// int8 with one scale per token and head
+    Int8,
+}
+
+impl CachesChoice {
+    fn caches(self) -> Caches {
+        match self {
+            Self::F16 => Caches::F16,
+            Self::Int8 => Caches::Int8,
         }
     }
 }

@@ -8,8 +8,7 @@ use qhx_core::quantized::Bits;
 use qhx_core::{DType, Error, ErrorKind, Quantization, Result};
 
 use crate::graph::{
-    BinaryOp, Constant, Conv2d, Elem, Graph, INT8_STEP, Node, Op, Origin, ReduceOp, Tensor,
-    TensorId, UnaryOp,
+    BinaryOp, Constant, Conv2d, Elem, Graph, Node, Op, Origin, ReduceOp, Tensor, TensorId, UnaryOp,
 };
 use crate::progress::Progress;
 use crate::weight::{F16_OVERFLOW, Storage, Weight, beyond_f16, to_f16};
@@ -82,11 +81,8 @@ struct Lowering<'g, 'c> {
 impl Lowering<'_, '_> {
     fn input(&mut self, id: TensorId) -> Result<()> {
         let tensor = self.graph.tensor(id)?;
-        let mut spec = TensorSpec::input(&tensor.name, tensor.elem.qnn(), &tensor.shape);
-        if tensor.elem == Elem::Int8 {
-            spec = spec.quantized(Quantization::PerTensor { scale: INT8_STEP, offset: 0 });
-        }
-        let handle = self.composer.tensor(spec)?;
+        let spec = TensorSpec::input(&tensor.name, tensor.elem.qnn(), &tensor.shape);
+        let handle = self.composer.tensor(spec.quantized(tensor.elem.quantization()))?;
         self.set(id, handle);
         Ok(())
     }
@@ -192,7 +188,11 @@ impl Lowering<'_, '_> {
                     ("transpose_in0", Param::Bool(false)),
                     ("transpose_in1", Param::Bool(*transpose_b)),
                 ];
-                self.emit(node, "MatMul", &params, &inputs)
+                let b = node.inputs.get(1).map(|&id| self.graph.tensor(id)).transpose()?;
+                match (first, b.filter(|b| b.elem == Elem::Int8Cache)) {
+                    (Some(a), Some(b)) => self.cache_matmul(node, &params, [a, b], &inputs),
+                    _ => self.emit(node, "MatMul", &params, &inputs),
+                }
             }
             Op::Binary(op) => self.emit(node, binary(*op), &[], &inputs),
             Op::Unary(UnaryOp::Exp) => self.exp(node, output, &inputs),
@@ -250,6 +250,62 @@ impl Lowering<'_, '_> {
             }
             Op::Cast => self.emit(node, "Cast", &[], &inputs),
         }
+    }
+
+    /// A matmul of `a` `[heads, …]` with a cache of int8, head by head, so that what is dequantized fits the NPU's own
+    /// memory. Its `MatMul` of int8 that is no constant takes some twenty times as long, by its compiler's estimate.
+    fn cache_matmul(
+        &mut self,
+        node: &Node,
+        params: &[(&str, Param<'_>)],
+        tensors: [&Tensor; 2],
+        inputs: &[TensorHandle],
+    ) -> Result<()> {
+        let heads = tensors[1].shape.first().copied().unwrap_or(1);
+        let output = self.graph.tensor(node.output)?;
+        let mut shape = output.shape.clone();
+        shape.splice(..1, [1]);
+        let mut parts = Vec::with_capacity(heads);
+        for head in 0..heads {
+            let mut both = Vec::with_capacity(2);
+            for ((tensor, &input), name) in tensors.into_iter().zip(inputs).zip(["a", "b"]) {
+                both.push(self.part(node, tensor, input, head, &format!("{name}{head}"))?);
+            }
+            let mut one = tensors[1].shape.clone();
+            one.splice(..1, [1]);
+            let wide = format!("wide{head}");
+            both[1] = self.between(node, &one, &wide, "Dequantize", &[], &both[1..])?;
+            if heads == 1 {
+                return self.emit(node, "MatMul", params, &both);
+            }
+            parts.push(self.between(node, &shape, &format!("y{head}"), "MatMul", params, &both)?);
+        }
+        self.emit(node, "Concat", &[("axis", Param::U32(0))], &parts)
+    }
+
+    /// What `tensor` has at `index` of its first dimension.
+    fn part(
+        &mut self,
+        node: &Node,
+        tensor: &Tensor,
+        input: TensorHandle,
+        index: usize,
+        suffix: &str,
+    ) -> Result<TensorHandle> {
+        let (name, mut shape) = (format!("{}.{suffix}", node.name), tensor.shape.clone());
+        if shape.first() == Some(&1) {
+            return Ok(input);
+        }
+        shape.splice(..1, [1]);
+        let mut ranges = vec![small(index).cast_signed(), small(index + 1).cast_signed(), 1];
+        for &size in &shape[1..] {
+            ranges.extend([0, small(size).cast_signed(), 1]);
+        }
+        let spec = TensorSpec::native(&name, tensor.elem.qnn(), &shape);
+        let part = self.composer.tensor(spec.quantized(tensor.elem.quantization()))?;
+        let params = [("ranges", Param::I32s(&[shape.len(), 3], &ranges))];
+        self.composer.node(&name, "StridedSlice", &params, &[input], &[part])?;
+        Ok(part)
     }
 
     /// Between f16 and f32 nothing changes inside the graph.

@@ -3,7 +3,7 @@
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::plan::{Plan, plan};
 use qhx_forge::registry::recipe;
-use qhx_forge::{ForgeOptions, Precision};
+use qhx_forge::{Caches, ForgeOptions, Precision};
 
 /// Of Llama-3.2-1B's shapes, over 32,768 positions.
 fn planned(edit: impl FnOnce(&mut ForgeOptions)) -> Plan {
@@ -16,6 +16,18 @@ fn planned(edit: impl FnOnce(&mut ForgeOptions)) -> Plan {
     edit(&mut options);
     let checkpoint = Checkpoint::synthetic(&config, 1).unwrap();
     plan(&checkpoint, recipe, &options, true).unwrap().0
+}
+
+#[test]
+fn caches_of_int8_take_half_beside_their_scales() {
+    let [plain, int8] = [Caches::F16, Caches::Int8].map(|caches| {
+        let options = |options: &mut ForgeOptions| {
+            (options.caches, options.prefill) = (caches, Some(Vec::new()));
+        };
+        planned(options).contexts[0].io_bytes
+    });
+    // Of 64 values a byte each is saved, for two of a scale.
+    assert_eq!(plain - int8, 2 * 16 * 8 * 32_768 * (64 - 2));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use qhx_core::{DType, Error, ErrorKind, Result};
 use super::config::Config;
 use crate::builder::GraphBuilder;
 use crate::graph::{Elem, Graph, TensorId};
-use crate::kit::{Attend, AttendInputs, Heads, Layers, Step, mix, rope, rotate};
+use crate::kit::{Attend, AttendInputs, Heads, Layers, Past, Step, mix, rope, rotate};
 use crate::weight::{RowSource, row_range};
 
 /// Names of the rotary tables and the mask of full and of sliding layers.
@@ -37,7 +37,7 @@ pub(super) struct Model<'a> {
 #[derive(Debug, Clone, Copy)]
 struct Shared {
     layer: usize,
-    past: Option<(TensorId, TensorId)>,
+    past: Option<Past>,
     /// `[rows, groups, dim]`
     k: TensorId,
     v: TensorId,

@@ -90,12 +90,14 @@ register_recipe!(
         .tasks(&[Task::Generate, Task::Embed])
         .prefill_graphs()
         .smaller_contexts()
+        .int8_caches()
         .longest(longest)
 );
 register_recipe!(
     RecipeEntry::new(&["Qwen3MoeForCausalLM"], recipe)
         .prefill_graphs()
         .smaller_contexts()
+        .int8_caches()
         .longest(longest)
         .options(&[EXPERTS])
 );

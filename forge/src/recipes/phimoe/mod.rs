@@ -132,7 +132,7 @@ fn params(config: &Config, options: &RecipeOptions) -> Map<String, Value> {
 }
 
 /// What the names of graphs begin with, before the number of the layer.
-fn stem(options: &RecipeOptions, prompts: &[usize], Step { rows, positions }: Step) -> String {
+fn stem(options: &RecipeOptions, prompts: &[usize], Step { rows, positions, .. }: Step) -> String {
     match (rows, positions == options.max_ctx) {
         (1, true) => "a".to_owned(),
         (1, false) => format!("a{positions}_"),
