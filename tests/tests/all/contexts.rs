@@ -9,7 +9,7 @@ use qhx_core::ErrorKind;
 use qhx_core::compare::Distance;
 use qhx_core::engine::Model;
 use qhx_core::op::{HostOp, Segment};
-use qhx_forge::{ForgeOptions, Silent, forge};
+use qhx_forge::{Caches, ForgeOptions, Silent, forge};
 use qhx_tests::backends;
 use qhx_tests::images::Sights;
 use qhx_tests::replay::{
@@ -33,10 +33,12 @@ struct Family {
     stems: [&'static str; 2],
     shards: usize,
     recipe_options: &'static [(&'static str, &'static str)],
+    caches: Caches,
 }
 
 const fn family(tiny: &'static str, shards: usize) -> Family {
-    Family { tiny, stems: ["decode", "prefill"], shards, recipe_options: &[] }
+    let (stems, caches) = (["decode", "prefill"], Caches::F16);
+    Family { tiny, stems, shards, recipe_options: &[], caches }
 }
 
 /// Caches in two shards; recurrent states beside caches; rings and donors; experts in graphs of a layer each; and more of
@@ -50,6 +52,8 @@ const FAMILIES: [Family; 6] = [
     family("qwen3-moe", 1),
 ];
 const DENSE: Family = FAMILIES[0];
+/// Rows that are quantized when they are written.
+const INT8: Family = Family { caches: Caches::Int8, ..DENSE };
 const RECURRENT: Family = FAMILIES[1];
 const RINGS: Family = FAMILIES[2];
 /// It sees images.
@@ -67,6 +71,7 @@ impl Family {
         options.contexts = CONTEXTS.to_vec();
         options.prefill = Some(vec![ROWS]);
         options.shards = self.shards;
+        options.caches = self.caches;
         let own = self.recipe_options.iter();
         options.recipe_options.extend(own.map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
         change(&mut options);
@@ -167,7 +172,7 @@ fn each_step_goes_through_the_smallest_context() {
 
 #[test]
 fn a_state_goes_back_across_the_borders_of_contexts() {
-    for family in [DENSE, RECURRENT, RINGS] {
+    for family in [DENSE, INT8, RECURRENT, RINGS] {
         let tiny = family.tiny;
         let mut model = family.open(true);
         let op = model.op_mut();

@@ -17,6 +17,7 @@ mod gemma4_draft;
 mod guide;
 mod hand_over;
 mod headroom;
+mod int8_caches;
 mod kept;
 mod lfm2;
 mod llama;
