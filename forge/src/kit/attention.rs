@@ -327,6 +327,29 @@ pub fn mix(
     capped_mix(b, qkv, past, heads, attend, None)
 }
 
+/// Attention of one token, q `[1, query, dim]`, to the rows of a cache and not to itself: `[groups, repeat, dim]`.
+///
+/// # Errors
+/// As [`GraphBuilder::matmul`].
+pub fn mix_past(
+    b: &mut GraphBuilder,
+    q: TensorId,
+    Past { k, v }: Past,
+    heads: Heads,
+    attend: &Attend,
+) -> Result<TensorId> {
+    let q = b.reshape(q, &[heads.groups, heads.query / heads.groups, heads.dim])?;
+    let scores = b.matmul(q, k.values, true)?;
+    let scores = k.scaled(b, scores)?;
+    let scores = match attend.mask {
+        Some(mask) => b.add(scores, mask)?,
+        None => scores,
+    };
+    let weights = b.softmax(scores)?;
+    let weights = v.scaled(b, weights)?;
+    b.matmul(weights, v.values, false)
+}
+
 /// As [`mix`]; with a cap `c`, q is also divided by c, and scores become `c · tanh` of what they are.
 fn capped_mix(
     b: &mut GraphBuilder,

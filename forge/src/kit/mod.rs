@@ -24,7 +24,9 @@ mod processor;
 mod reader;
 mod siglip;
 
-pub use attention::{Attend, AttendInputs, Attention, Heads, Mixed, Past, mix, rope, rotate};
+pub use attention::{
+    Attend, AttendInputs, Attention, Heads, Mixed, Past, mix, mix_past, rope, rotate,
+};
 pub use contexts::{
     Decoder, DecoderParams, PREFILL_ROWS, Step, check_shape, decoder, decoder_of, object,
     one_or_many, prefill_rows, shards, steps,

@@ -10,7 +10,7 @@ use qhx_core::{DType, Error, ErrorKind, Result};
 use super::config::Config;
 use crate::builder::GraphBuilder;
 use crate::graph::{Elem, Graph, TensorId};
-use crate::kit::{Attend, AttendInputs, Heads, Layers, Past, Step, mix, rope, rotate};
+use crate::kit::{Attend, AttendInputs, Heads, Layers, Past, Step, mix, mix_past, rope, rotate};
 use crate::weight::{RowSource, row_range};
 
 /// Names of the rotary tables and the mask of full and of sliding layers.
@@ -66,7 +66,7 @@ struct Inputs {
     attend: [Option<Attend>; 2],
     shared: Vec<Shared>,
     /// Caches of another model, all that full and sliding layers read.
-    borrowed: [Option<(TensorId, TensorId)>; 2],
+    borrowed: [Option<Past>; 2],
 }
 
 impl Model<'_> {
@@ -162,7 +162,7 @@ impl Model<'_> {
             // No column for the token itself: its row is in no cache.
             let mask = b.input(NAMES[kind][2], Elem::Activation, &[1, rows])?;
             let mask = Some(b.reshape(mask, &[1, 1, rows])?);
-            let attend = Attend { tables, mask, rows: 1, capacity: rows };
+            let attend = Attend { tables, mask, rows: 1, capacity: rows, caches: sizes.caches };
             inputs.borrowed[kind] = attend.past(&mut b, donor, config.heads[kind])?;
             inputs.attend[kind] = Some(attend);
         }
@@ -260,7 +260,7 @@ impl Model<'_> {
             parts.linear(b, joined, &name("o_proj"), config.hidden, false)
         };
         if let Some(past) = inputs.borrowed[kind] {
-            let out = mix_cached(b, q, past, heads, &attend)?;
+            let out = mix_past(b, q, past, heads, &attend)?;
             return joined(b, out);
         }
         let shared = if own {
@@ -429,24 +429,6 @@ impl RowSource for Columns {
     fn first_row(&self) -> usize {
         self.source.first_row()
     }
-}
-
-/// Attention of one token, q `[1, query, dim]`, to the rows of a cache and not to itself.
-fn mix_cached(
-    b: &mut GraphBuilder,
-    q: TensorId,
-    (k, v): (TensorId, TensorId),
-    heads: Heads,
-    attend: &Attend,
-) -> Result<TensorId> {
-    let q = b.reshape(q, &[heads.groups, heads.query / heads.groups, heads.dim])?;
-    let scores = b.matmul(q, k, true)?;
-    let scores = match attend.mask {
-        Some(mask) => b.add(scores, mask)?,
-        None => scores,
-    };
-    let weights = b.softmax(scores)?;
-    b.matmul(weights, v, false)
 }
 
 fn outside(layer: usize) -> Error {
