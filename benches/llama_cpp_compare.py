@@ -3,14 +3,18 @@
 
     python3 -m venv llama && llama/bin/pip install gguf numpy llama-cpp-python==0.3.36
     cargo build --release -p qhx-cli --features builtin-ops
-    llama/bin/python benches/llama_cpp_compare.py [--folder DIR] [--repeats 5] [--precision fp16]
-        [--cpu-activations int16,int8] [--alone]
+    llama/bin/python benches/llama_cpp_compare.py [--folder DIR] [--repeats 5] [--shapes llama-336m,qwen2.5-0.5b]
+        [--weights f16,q8_0,q4_0,q4_k] [--contexts 512,4096,16384] [--positions 64,3000]
+        [--cpu int16+f32,int8+f16] [--alone]
 
-Both run a Llama of 336 million parameters with random weights (`benches/cpu_336m.json`): a prompt of 128 tokens, and
-64 tokens one at a time. They take turns, each time in a process of its own, with two threads. pip compiles llama.cpp
-for this machine. Its weights are f16 where qhx has fp16, q8_0 for w8a16 and q4_0 for w4a16; norms are f32. qhx takes a
-turn with each of the activations; with --alone no other program does, and this needs nothing installed. A ratio is
-that of the first column to this one.
+Both run decoders of a model's shapes, as a Llama without biases and with random weights: a prompt up to each position
+that the context has, and 32 tokens one at a time behind it. They take turns, each in a process of its own, with two
+threads. pip compiles llama.cpp for this machine. q8_0, q4_0 and q4_k stand beside `w8a16` and `w4a16`, of which q4_k
+is forged from llama.cpp's own file; norms are f32, and the head has what the layers have. Prompts are consumed in the
+parts that both take by default. qhx takes a turn with each of `--cpu`, which is `--cpu-activations` and `--cpu-
+caches`: int8+f16 is what llama.cpp computes with. With --alone no other program takes one, and this needs nothing
+installed. Ratios are those of each column to the last one; above 1 is in its favour. Written as tables in Markdown,
+and with --json as lines.
 """
 
 import argparse
@@ -18,6 +22,7 @@ import json
 import os
 import pathlib
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -25,41 +30,90 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-CONFIG = ROOT / "benches/cpu_336m.json"
-#: Tokens of the prompt, tokens that are generated, and the context.
-PROMPT, TOKENS, CONTEXT = 128, 64, 512
-PAIRS = {"fp16": "F16", "w8a16": "Q8_0", "w4a16": "Q4_0"}
-#: The head has what the layers have, as in llama.cpp.
-HEADS = {"fp16": "fp16", "w8a16": "w8", "w4a16": "w4"}
+#: Any tokenizer does: prompts are given as tokens.
+TOKENIZER = ROOT / "tests/fixtures/llama3-blocks"
+#: Tokens of an answer, and of a prompt that llama.cpp takes at once: its default.
+TOKENS, PART = 32, 512
+#: What the weights are for the forge and for its head.
+PRECISIONS = {"f16": ("fp16", "fp16"), "q8_0": ("w8a16", "w8"), "q4_0": ("w4a16", "w4"), "q4_k": ("w4a16", "w4")}
+#: A super-block of Q4_K: 256 weights, two f16, and sixteen times 8 bytes of scales and weights.
+SUPER, SUPER_BYTES = 256, 144
 
 
-def write_gguf(path, kind):
+def shape(hidden, inner, layers, heads, shared, width, vocab):
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": shared,
+        "head_dim": width,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-05,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "max_position_embeddings": 32768,
+        "rope_theta": 10000.0,
+        "vocab_size": vocab,
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+
+#: Published shapes; every layer attends to all positions.
+SHAPES = {
+    "llama-336m": shape(1024, 3072, 24, 16, 8, 64, 32000),
+    "qwen2.5-0.5b": shape(896, 4864, 24, 14, 2, 64, 151936),
+    "gemma3-1b": shape(1152, 6912, 26, 4, 1, 256, 262144),
+}
+
+
+def write_gguf(path, config, kind):
     """The model with random weights, of which speed does not depend."""
     import gguf
     import numpy
 
-    config = json.loads(CONFIG.read_text())
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     heads, shared, width = (
         config[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim")
     )
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(CONTEXT)
+    writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(hidden)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(inner)
     writer.add_head_count(heads)
     writer.add_head_count_kv(shared)
     writer.add_rope_dimension_count(width)
+    writer.add_key_length(width)
+    writer.add_value_length(width)
+    writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("no_vocab")
-    kind = gguf.GGMLQuantizationType[kind]
+    kind = gguf.GGMLQuantizationType[kind.upper()]
     random = numpy.random.default_rng(1)
 
+    def blocks(rows, columns):
+        """Super-blocks of Q4_K: both factors, and whatever bits for the rest."""
+        if columns % SUPER:
+            raise SystemExit(f"q4_k takes rows of whole {SUPER} weights, these have {columns}")
+        values = random.integers(0, 256, (rows, columns // SUPER, SUPER_BYTES), numpy.uint8)
+        # Steps are up to 63 times the first factor, and what is taken away up to 63 times the second.
+        factors = numpy.array([columns**-0.5 / 150, columns**-0.5 / 20], numpy.float16)
+        values[..., :4] = factors.view(numpy.uint8)
+        return values.reshape(rows, -1)
+
     def matrix(name, rows, columns):
-        wide = random.standard_normal((rows, columns), numpy.float32) * columns**-0.5
-        writer.add_tensor(name, gguf.quants.quantize(wide, kind), raw_dtype=kind)
+        if kind == gguf.GGMLQuantizationType.Q4_K:
+            values = blocks(rows, columns)
+        else:
+            wide = random.standard_normal((rows, columns), numpy.float32) * columns**-0.5
+            values = gguf.quants.quantize(wide, kind)
+        writer.add_tensor(name, values, raw_dtype=kind)
 
     def norm(name):
         writer.add_tensor(name, numpy.ones(hidden, numpy.float32))
@@ -84,8 +138,8 @@ def write_gguf(path, kind):
     writer.close()
 
 
-def run_llama(path, threads):
-    """One run of llama.cpp, printed as JSON. Each test runs once before it counts, as with qhx."""
+def run_llama(path, options):
+    """One run of llama.cpp, printed as JSON. A short pass comes before what counts."""
     import ctypes
 
     import llama_cpp as llama
@@ -95,10 +149,10 @@ def run_llama(path, threads):
     llama.llama_backend_init()
     start = time.perf_counter()
     model = llama.llama_model_load_from_file(os.fsencode(path), llama.llama_model_default_params())
-    options = llama.llama_context_default_params()
-    options.n_ctx, options.n_batch, options.n_ubatch = CONTEXT, PROMPT, PROMPT
-    options.n_threads = options.n_threads_batch = threads
-    context = llama.llama_init_from_model(model, options)
+    settings = llama.llama_context_default_params()
+    settings.n_ctx = options.context
+    settings.n_threads = settings.n_threads_batch = options.threads
+    context = llama.llama_init_from_model(model, settings)
     load = time.perf_counter() - start
 
     def decode(tokens):
@@ -108,36 +162,38 @@ def run_llama(path, threads):
         # Logits are there when they are asked for.
         llama.llama_get_logits_ith(context, -1)
 
-    def seconds(passes):
-        llama.llama_memory_clear(llama.llama_get_memory(context), True)
-        decode([1])
+    def seconds(tokens, at_once):
         start = time.perf_counter()
-        for tokens in passes:
-            decode(tokens)
+        for first in range(0, len(tokens), at_once):
+            decode(tokens[first : first + at_once])
         return time.perf_counter() - start
 
-    tokens = [(7919 * i + 17) % 32000 for i in range(PROMPT)]
-    tests = {"prompt": ([tokens[1:]], PROMPT - 1), "decode": ([[t] for t in tokens[:TOKENS]], TOKENS)}
-    rates = {}
-    for name, (passes, count) in tests.items():
-        seconds(passes)
-        rates[name] = count / seconds(passes)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps({**rates, "load": load, "memory": peak}))
+    tokens = [(7919 * i + 17) % 32000 for i in range(options.context)]
+    found = {"load": load}
+    for position in options.place:
+        if position < PART:
+            seconds(tokens[:position], PART)
+            llama.llama_memory_clear(llama.llama_get_memory(context), True)
+        found[f"prompt {position}"] = position / seconds(tokens[:position], PART)
+        found[f"decode {position}"] = TOKENS / seconds(tokens[:TOKENS], 1)
+        llama.llama_memory_clear(llama.llama_get_memory(context), True)
+    found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps(found))
 
 
-def qhx(program, bundle, threads, activations):
-    """One run of qhx."""
-    arguments = ["--prompt", PROMPT, "--tokens", TOKENS, "--repeat", 1, "--json"]
-    arguments += ["--backend", "cpu", "--threads", threads, "--cpu-activations", activations]
-    report = output([program, "bench", bundle, *arguments])
-    rates = {r["name"]: r["tokens_per_second"]["mean"] for r in report["results"]}
-    return {
-        "prompt": rates[f"pp{PROMPT}"],
-        "decode": rates[f"tg{TOKENS}"],
-        "load": report["load_ms"] / 1000,
-        "memory": report["peak_memory_bytes"],
-    }
+def run_qhx(bundle, positions, cpu, options):
+    """One run of qhx: all of it once before it counts."""
+    lengths = ",".join(str(position + TOKENS) for position in positions)
+    arguments = ["--table", "--prompt", lengths, "--tokens", TOKENS, "--repeat", 1, "--json"]
+    arguments += ["--backend", "cpu", "--threads", options.threads]
+    activations, caches = cpu.split("+")
+    arguments += ["--cpu-activations", activations, "--cpu-caches", caches]
+    table = output([options.qhx, "bench", bundle, *arguments])
+    found = {"load": table["load_ms"] / 1000, "memory": table["peak_memory_bytes"]}
+    for position, row in zip(positions, table["rows"]):
+        found[f"prompt {position}"] = row["prefill"]["tokens_per_second"]
+        found[f"decode {position}"] = row["decode"]["tokens_per_second"]
+    return found
 
 
 def output(command):
@@ -148,59 +204,90 @@ def output(command):
     return json.loads(run.stdout)
 
 
+def words(text):
+    return text.split(",")
+
+
+def numbers(text):
+    return [int(number) for number in words(text)]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--folder", help="for the models, which stay there [default: none stays]")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--precision", default="fp16,w8a16,w4a16")
-    parser.add_argument("--cpu-activations", default="int16", help="int16, int8, or both with a comma")
+    parser.add_argument("--shapes", type=words, default=["llama-336m"], help=", ".join(SHAPES))
+    parser.add_argument("--weights", type=words, default=list(PRECISIONS), help=", ".join(PRECISIONS))
+    parser.add_argument("--contexts", type=numbers, default=[512])
+    parser.add_argument("--positions", type=numbers, default=[64, 3000])
+    parser.add_argument("--cpu", type=words, default=["int16+f32"], help="[default: int16+f32]")
     parser.add_argument("--alone", action="store_true", help="without llama.cpp")
+    parser.add_argument("--json", action="store_true", help="all figures, a line for each table")
     parser.add_argument("--qhx", default=ROOT / "target/release/qhx", type=pathlib.Path)
     parser.add_argument("--llama", help=argparse.SUPPRESS)
+    parser.add_argument("--context", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--place", type=numbers, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.llama:
-        return run_llama(options.llama, options.threads)
+        return run_llama(options.llama, options)
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(options.folder or temporary)
-        for precision in options.precision.split(","):
-            compare(folder, precision, options)
+        for name in options.shapes:
+            for weights in options.weights:
+                for context in options.contexts:
+                    compare(folder, name, weights, context, options)
 
 
-def compare(folder, precision, options):
-    bundle, gguf = folder / precision, folder / f"{PAIRS[precision]}.gguf"
-    if not options.alone and not gguf.exists():
-        write_gguf(gguf, PAIRS[precision])
+def made(folder, name, weights, context, options):
+    """The model for both, made where it is not there yet."""
+    config = SHAPES[name]
+    bundle, gguf = folder / f"{name}-{weights}-{context}", folder / f"{name}-{weights}.gguf"
+    if not gguf.exists() and (weights == "q4_k" or not options.alone):
+        write_gguf(gguf, config, weights)
     if not bundle.exists():
-        make = ["forge", "--synthetic", CONFIG, "--cpu-only", "--out", bundle, "--prefill", PROMPT]
-        make += ["--max-ctx", CONTEXT, "--precision", precision, "--head", HEADS[precision]]
-        subprocess.run([str(part) for part in [options.qhx, *make]], check=True, stdout=subprocess.DEVNULL)
-    runs = {f"qhx {name}": [] for name in options.cpu_activations.split(",")}
-    theirs = []
+        source = folder / f"{name}-config"
+        source.mkdir(exist_ok=True)
+        (source / "config.json").write_text(json.dumps(config))
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(TOKENIZER / file, source / file)
+        of = [gguf, "--tokenizer", source] if weights == "q4_k" else ["--synthetic", source / "config.json"]
+        precision, head = PRECISIONS[weights]
+        make = ["forge", *of, "--cpu-only", "--out", bundle]
+        make += ["--max-ctx", context, "--precision", precision, "--head", head]
+        run = subprocess.run([str(part) for part in [options.qhx, *make]], capture_output=True, text=True)
+        if run.returncode:
+            sys.exit(run.stderr)
+    return bundle, gguf
+
+
+def compare(folder, name, weights, context, options):
+    bundle, gguf = made(folder, name, weights, context, options)
+    positions = [position for position in options.positions if position + TOKENS <= context]
+    runs = {f"qhx {name}": [] for name in options.cpu}
+    if not options.alone:
+        runs["llama.cpp"] = []
     for _ in range(options.repeats):
-        for name, ours in runs.items():
-            ours.append(qhx(options.qhx, bundle, options.threads, name.split()[1]))
-        if not options.alone:
-            this = [sys.executable, __file__, "--llama", gguf, "--threads", options.threads]
-            theirs.append(output(this))
-    if theirs:
-        runs["llama.cpp"] = theirs
-    weights = "" if options.alone else f", {PAIRS[precision]}: {gguf.stat().st_size / 1e6:.0f} MB"
-    print(f"{precision}{weights}, n = {options.repeats}")
-    for metric, unit, factor in [
-        ("decode", "tokens/s", 1),
-        ("prompt", "tokens/s", 1),
-        ("load", "ms", 1e3),
-        ("memory", "MB", 1e-6),
-    ]:
-        first, median = next(iter(runs)), statistics.median
+        for program, found in runs.items():
+            if program != "llama.cpp":
+                found.append(run_qhx(bundle, positions, program.split()[1], options))
+                continue
+            this = [sys.executable, __file__, "--llama", gguf, "--threads", options.threads, "--context", context]
+            found.append(output([*this, "--place", ",".join(map(str, positions))]))
+    if options.json:
+        print(json.dumps({"shapes": name, "weights": weights, "context": context, "runs": runs}), flush=True)
+        return
+    print(f"\n| {name}, {weights}, {context} | " + " | ".join(runs) + " | ratios |")
+    print("|---" * (len(runs) + 2) + "|")
+    rates = [(f"{kind} {position}", 1, "tokens/s") for kind in ("decode", "prompt") for position in positions]
+    median, last = statistics.median, list(runs)[-1]
+    for metric, factor, unit in [*rates, ("load", 1e3, "ms"), ("memory", 1e-6, "MB")]:
         values = {name: [run[metric] * factor for run in all] for name, all in runs.items()}
-        said = [
-            f"{name} {median(v):.1f} ({min(v):.1f} to {max(v):.1f}),"
-            f" ratio {median(values[first]) / median(v):.2f}"
-            for name, v in values.items()
-        ]
-        print(f"  {metric}, {unit}: {'; '.join(said)}", flush=True)
+        cells = [f"{median(v):.1f} ({min(v):.1f} to {max(v):.1f})" for v in values.values()]
+        ratios = [median(v) / median(values[last]) for n, v in values.items() if n != last]
+        # Less is better of what is no rate.
+        ratios = [f"{ratio if unit == 'tokens/s' else 1 / ratio:.2f}" for ratio in ratios]
+        print(f"| {metric}, {unit} | {' | '.join(cells)} | {', '.join(ratios)} |", flush=True)
 
 
 if __name__ == "__main__":

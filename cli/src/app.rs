@@ -59,6 +59,7 @@ impl App {
             .device(device)
             .unverified(backend.unverified)
             .cpu_activations(self.global.cpu_activations)
+            .cpu_caches(self.global.cpu_caches)
             .plugins(self.plugin_options())
             .cancel(self.interrupts.token().clone());
         if let Some(max) = backend.resident {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use qhx::{Activations, BackendChoice, DecodeOn, DeviceOptions};
+use qhx::{Activations, BackendChoice, Caches, DecodeOn, DeviceOptions};
 use qhx_core::engine::Speculate;
 use qhx_core::qnn::{MemoryMode, PerfMode};
 use qhx_core::sampling::SamplingParams;
@@ -42,6 +42,9 @@ pub(crate) struct GlobalArgs {
     /// What the CPU backend rounds activations to in matmuls with int8 and 4-bit weights: int8 is faster and less exact
     #[arg(long, value_name = "TYPE", global = true, default_value = "int16", value_parser = activations_parser())]
     pub cpu_activations: Activations,
+    /// What the CPU backend stores caches of keys and values as: f16 takes half the memory, as on an NPU
+    #[arg(long, value_name = "TYPE", global = true, default_value = "f32", value_parser = caches_parser())]
+    pub cpu_caches: Caches,
     #[command(flatten)]
     pub process: ProcessArgs,
 }
@@ -49,6 +52,10 @@ pub(crate) struct GlobalArgs {
 fn activations_parser() -> impl TypedValueParser<Value = Activations> {
     PossibleValuesParser::new(Activations::ALL.map(Activations::name))
         .try_map(|name| name.parse::<Activations>())
+}
+
+fn caches_parser() -> impl TypedValueParser<Value = Caches> {
+    PossibleValuesParser::new(Caches::ALL.map(Caches::name)).try_map(|name| name.parse::<Caches>())
 }
 
 /// What executes graphs.

@@ -268,6 +268,7 @@ pub(crate) fn json(model: &Model, generation: &Generation, attached: &[Attached]
         "timings": timings(generation),
         "backend": model.backend().name,
         "activations": model.backend().activations(),
+        "caches": model.backend().caches(),
         "op": model.op().description.name,
         "plugin": origin(model),
     });
@@ -275,6 +276,7 @@ pub(crate) fn json(model: &Model, generation: &Generation, attached: &[Attached]
         json["decoder"] = json!({
             "backend": decoder.backend.name,
             "activations": decoder.backend.activations(),
+            "caches": decoder.backend.caches(),
             "reason": decoder.reason,
         });
     }

@@ -48,6 +48,40 @@ impl FromStr for Activations {
     }
 }
 
+/// What caches of keys and values are stored as, where only attention reads them. Those of int8 stay int8.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Caches {
+    /// Each key and value as it was computed.
+    #[default]
+    F32,
+    /// As on an NPU: half the memory, and half the bytes that a token reads of it. A number's error is up to 4.9e-4 of it,
+    /// and one beyond 65504 becomes infinite.
+    F16,
+}
+
+impl Caches {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::F32, Self::F16];
+
+    /// The name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+        }
+    }
+}
+
+impl FromStr for Caches {
+    type Err = String;
+
+    /// A choice by its name.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|choice| choice.name() == text);
+        found.ok_or_else(|| "expected f32 or f16".to_owned())
+    }
+}
+
 /// How graphs execute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuOptions {
@@ -59,6 +93,8 @@ pub struct CpuOptions {
     /// What activations are rounded to in matmuls with int8 and 4-bit weights. Graphs that rten executes, and
     /// processors without instructions for integers, have f32.
     pub activations: Activations,
+    /// What caches of keys and values are stored as. Graphs that rten executes have f32.
+    pub caches: Caches,
 }
 
 /// Executes graphs on the CPU. All contexts share its threads.
@@ -97,10 +133,11 @@ impl Backend for CpuBackend {
         };
         let prepack = format!("prepacked weights: {}", self.options.prepack);
         let activations = format!("activations: {}", self.options.activations.name());
+        let caches = format!("caches: {}", self.options.caches.name());
         BackendInfo {
             name: "cpu".to_owned(),
             version: format!("{} on rten 0.27", env!("CARGO_PKG_VERSION")),
-            details: vec![threads, prepack, activations],
+            details: vec![threads, prepack, activations, caches],
         }
     }
 

@@ -21,12 +21,14 @@ pub(crate) struct CpuGraph {
     bindings: Bindings,
     threads: Option<Arc<ThreadPool>>,
     scratch: Scratch,
+    /// An output before it becomes f16.
+    floats: Vec<f32>,
 }
 
 impl CpuGraph {
     pub(crate) fn new(model: Arc<LoadedModel>, threads: Option<Arc<ThreadPool>>) -> Result<Self> {
         let bindings = Bindings::new(&model.info)?;
-        Ok(Self { model, bindings, threads, scratch: Scratch::default() })
+        Ok(Self { model, bindings, threads, scratch: Scratch::default(), floats: Vec::new() })
     }
 }
 
@@ -64,6 +66,12 @@ impl Graph for CpuGraph {
                 for (index, tensor) in info.outputs.iter().enumerate() {
                     // SAFETY: as above.
                     let bytes = unsafe { self.bindings.output(index)? };
+                    if tensor.dtype == DType::F16 {
+                        let to = bytemuck::try_cast_slice_mut(bytes)
+                            .map_err(|e| internal(tensor, &e))?;
+                        program.output_f16(index, &self.scratch, &mut self.floats, to)?;
+                        continue;
+                    }
                     // i32 comes as its bits.
                     let to =
                         bytemuck::try_cast_slice_mut(bytes).map_err(|e| internal(tensor, &e))?;
@@ -119,6 +127,7 @@ fn input<'a>(tensor: &TensorInfo, bytes: &'a [u8]) -> Result<Input<'a>> {
         DType::I32 => Input::I32(typed(tensor, bytes)?),
         DType::I8 => Input::I8(typed(tensor, bytes)?),
         DType::U8 => Input::U8(typed(tensor, bytes)?),
+        DType::F16 => Input::F16(typed(tensor, bytes)?),
         _ => return Err(internal(tensor, &"not a type of the CPU backend")),
     })
 }

@@ -9,10 +9,11 @@ use std::array::from_fn;
 use std::ops::Range;
 use std::slice::ChunksExact;
 
+use rten_simd::ops::Extend;
 use rten_simd::ops::{BitOps, NumOps};
-use rten_simd::{Isa, Simd, SimdOp};
+use rten_simd::{Isa, Simd, SimdOp, f16};
 
-use crate::kernels::floats_of_i8;
+use crate::kernels::{floats_of_i8, halves};
 
 /// Vectors of a row of `out` that are summed at a time.
 const WIDE: usize = 4;
@@ -55,17 +56,61 @@ impl SimdOp for Columns<'_, '_> {
     }
 }
 
-/// Adds `x · b` to `out`, where `b` is int8 and a row of it has as many elements as one of `out`. It is for few rows:
-/// `b` is read as it is stored, once for four of them, or for two with sixteen registers. Rows of `b` that all of these
-/// multiply with 0 are not read.
-pub(crate) struct Int8Columns<'a, 'o> {
+/// Adds `x · b` to `out`, where `b` is int8 or f16 and a row of it has as many elements as one of `out`. It is for few
+/// rows: `b` is read as it is stored, once for four of them, or for two with sixteen registers. Rows of `b` that all of
+/// these multiply with 0 are not read.
+pub(crate) struct StoredColumns<'a, 'o, T> {
     /// For each row of `out` a number for each row of `b`.
     pub(crate) x: &'a [f32],
-    pub(crate) b: &'a [i8],
+    pub(crate) b: &'a [T],
     pub(crate) out: Vec<&'o mut [f32]>,
 }
 
-impl SimdOp for Int8Columns<'_, '_> {
+/// An element as it is stored.
+pub(crate) trait Element: Copy {
+    fn float(self) -> f32;
+
+    /// Four vectors of f32, of as many elements.
+    ///
+    /// # Safety
+    /// All of them may be read.
+    unsafe fn floats<I: Isa>(isa: I, from: *const Self) -> [I::F32; 4];
+}
+
+impl Element for i8 {
+    fn float(self) -> f32 {
+        f32::from(self)
+    }
+
+    #[inline(always)]
+    unsafe fn floats<I: Isa>(isa: I, from: *const Self) -> [I::F32; 4] {
+        // SAFETY: the contract of the trait.
+        floats_of_i8(isa, unsafe { isa.i8().load_ptr(from) })
+    }
+}
+
+impl Element for f16 {
+    fn float(self) -> f32 {
+        self.to_f32()
+    }
+
+    #[inline(always)]
+    unsafe fn floats<I: Isa>(isa: I, from: *const Self) -> [I::F32; 4] {
+        let ops = isa.f16();
+        // SAFETY: the contract of the trait: a vector of f16 has the elements of two of f32.
+        let [a, b] = unsafe { [ops.load_ptr(from), ops.load_ptr(from.add(ops.len()))] };
+        [ops.extend_low(a), ops.extend_high(a), ops.extend_low(b), ops.extend_high(b)]
+    }
+}
+
+impl<'a, 'o> StoredColumns<'a, 'o, f16> {
+    /// Of the bits of f16.
+    pub(crate) fn of_halves(x: &'a [f32], b: &'a [u16], out: Vec<&'o mut [f32]>) -> Self {
+        Self { x, b: halves(b), out }
+    }
+}
+
+impl<T: Element> SimdOp for StoredColumns<'_, '_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -78,29 +123,29 @@ impl SimdOp for Int8Columns<'_, '_> {
         let fours = if max_vectors(isa) == WIDE { out.len() / 4 * 4 } else { 0 };
         let (fours, rest) = out.split_at_mut(fours);
         for out in fours.as_chunks_mut::<4>().0 {
-            int8_rows(isa, &mut x, depth, b, out);
+            stored_rows(isa, &mut x, depth, b, out);
         }
         let (twos, rest) = rest.as_chunks_mut::<2>();
         for out in twos {
-            int8_rows(isa, &mut x, depth, b, out);
+            stored_rows(isa, &mut x, depth, b, out);
         }
         for out in rest.as_chunks_mut::<1>().0 {
-            int8_rows(isa, &mut x, depth, b, out);
+            stored_rows(isa, &mut x, depth, b, out);
         }
     }
 }
 
-/// The next `M` rows of [`Int8Columns`].
+/// The next `M` rows of [`StoredColumns`].
 #[inline(always)]
-fn int8_rows<I: Isa, const M: usize>(
+fn stored_rows<I: Isa, T: Element, const M: usize>(
     isa: I,
     x: &mut ChunksExact<'_, f32>,
     depth: usize,
-    b: &[i8],
+    b: &[T],
     out: &mut [&mut [f32]; M],
 ) {
-    let (ops, bytes) = (isa.f32(), isa.i8());
-    let (lanes, step, width) = (ops.len(), bytes.len(), out[0].len());
+    let ops = isa.f32();
+    let (lanes, step, width) = (ops.len(), 4 * ops.len(), out[0].len());
     let x: [&[f32]; M] = from_fn(|_| &x.next().unwrap_or_default()[..depth]);
     let whole = width / step * step;
     for start in (0..whole).step_by(step) {
@@ -114,9 +159,8 @@ fn int8_rows<I: Isa, const M: usize>(
             if factors == [0.0; M] {
                 continue;
             }
-            // SAFETY: `b` has `depth` rows of `width` bytes, and `start + step <= whole <= width`.
-            let row = unsafe { bytes.load_ptr(b.as_ptr().add(at * width + start)) };
-            let parts = floats_of_i8(isa, row);
+            // SAFETY: `b` has `depth` rows of `width` elements, and `start + step <= whole <= width`.
+            let parts = unsafe { T::floats(isa, b.as_ptr().add(at * width + start)) };
             for m in 0..M {
                 let factor = ops.splat(factors[m]);
                 for part in 0..4 {
@@ -137,7 +181,7 @@ fn int8_rows<I: Isa, const M: usize>(
             let factor = x[m][row];
             if factor != 0.0 {
                 let rest = out[m][whole..].iter_mut().zip(&b[whole..]);
-                rest.for_each(|(to, b)| *to += factor * f32::from(*b));
+                rest.for_each(|(to, b)| *to += factor * b.float());
             }
         }
     }
@@ -344,15 +388,21 @@ mod tests {
     }
 
     #[test]
-    fn int8_rows_are_added_at_odd_shapes() {
+    fn stored_rows_are_added_at_odd_shapes() {
         for [m, n, k] in SHAPES {
             let x = numbers(m * k, 3);
-            let b: Vec<i8> = (0..n * k).map(|at| (at * 37 % 255) as u8 as i8).collect();
             let mut found = vec![1.0; m * n];
+            let b: Vec<i8> = (0..n * k).map(|at| (at * 37 % 255) as u8 as i8).collect();
             let out = found.chunks_exact_mut(n).collect();
-            Int8Columns { x: &x, b: &b, out }.dispatch();
+            StoredColumns { x: &x, b: &b, out }.dispatch();
             found.iter_mut().for_each(|y| *y -= 1.0);
             near(&found, &x, [m, n, k], |i, j| f32::from(b[i * n + j]));
+            found.fill(0.0);
+            let b: Vec<u16> =
+                numbers(n * k, 5).into_iter().map(|b| f16::from_f32(b).to_bits()).collect();
+            let out = found.chunks_exact_mut(n).collect();
+            StoredColumns::of_halves(&x, &b, out).dispatch();
+            near(&found, &x, [m, n, k], |i, j| f16::from_bits(b[i * n + j]).to_f32());
         }
     }
 

@@ -580,7 +580,7 @@ fn dequantize<I: Isa>(
 }
 
 /// The same bits as the type that `rten_simd` computes with.
-fn halves(bits: &[u16]) -> &[f16] {
+pub(crate) fn halves(bits: &[u16]) -> &[f16] {
     const { assert!(size_of::<f16>() == 2 && align_of::<f16>() == 2) };
     // SAFETY: `f16` is a transparent u16, so that length, alignment and lifetime are those of `bits`.
     unsafe { std::slice::from_raw_parts(bits.as_ptr().cast(), bits.len()) }

@@ -29,4 +29,4 @@ mod team;
 mod weights;
 mod wire;
 
-pub use backend::{Activations, CpuBackend, CpuOptions};
+pub use backend::{Activations, Caches, CpuBackend, CpuOptions};

@@ -83,7 +83,7 @@ impl LoadedModel {
         let parsed = guarded(|| ModelProto::parse_buf(bytes)).ok().and_then(Result::ok);
         let compiled = match &parsed {
             // Sizes of a hostile file may overflow where they are multiplied.
-            Some(model) => guarded(|| Program::compile(model, &data))
+            Some(model) => guarded(|| Program::compile(model, &data, cpu.caches))
                 .unwrap_or_else(|why| Err(Unsupported { why, ..Unsupported::default() })),
             None => {
                 Err(Unsupported { why: "it is no ONNX model".to_owned(), ..Unsupported::default() })

@@ -8,7 +8,7 @@ use qhx_core::qnn::{ProfileLevel, QnnBackend, QnnOptions};
 use qhx_core::resident::ResidentBackend;
 use qhx_core::rights::runs_with_extra_rights;
 use qhx_core::{Error, ErrorKind, Manifest, Result, trace};
-use qhx_cpu::{Activations, CpuBackend, CpuOptions};
+use qhx_cpu::{CpuBackend, CpuOptions};
 
 use crate::bundle::Bundle;
 use crate::cache::contexts_tried;
@@ -146,9 +146,19 @@ impl Settings {
         Ok(Chosen { backend: self.cpu_backend()?, reason: reason.to_owned() })
     }
 
+    /// How the CPU backend executes graphs.
+    pub(crate) fn cpu_options(&self) -> CpuOptions {
+        CpuOptions {
+            threads: self.threads,
+            activations: self.cpu_activations,
+            caches: self.cpu_caches,
+            ..CpuOptions::default()
+        }
+    }
+
     /// The CPU backend as it is asked for.
     pub(crate) fn cpu_backend(&self) -> Result<Arc<dyn Backend>> {
-        cpu_with(self.threads, self.cpu_activations)
+        cpu_with(self.cpu_options())
     }
 
     fn qnn(&self, libraries: &Libraries) -> Result<Arc<dyn Backend>> {
@@ -179,15 +189,14 @@ impl Settings {
 /// # Errors
 /// When the threads cannot start.
 pub fn cpu(threads: Option<usize>) -> Result<Arc<dyn Backend>> {
-    cpu_with(threads, Activations::default())
+    cpu_with(CpuOptions { threads, ..CpuOptions::default() })
 }
 
-/// As [`cpu`], which rounds activations to `activations` where weights are int8 or of 4 bits.
+/// The CPU backend with all of its options.
 ///
 /// # Errors
 /// When the threads cannot start.
-pub fn cpu_with(threads: Option<usize>, activations: Activations) -> Result<Arc<dyn Backend>> {
-    let options = CpuOptions { threads, activations, ..CpuOptions::default() };
+pub fn cpu_with(options: CpuOptions) -> Result<Arc<dyn Backend>> {
     Ok(Arc::new(CpuBackend::new(options)?))
 }
 

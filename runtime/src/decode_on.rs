@@ -69,8 +69,8 @@ impl Settings {
 
     fn decode_on_the_faster(&self, device: &str, model: &mut Model) -> Result<()> {
         let behind = behind(model);
-        let Self { threads, cpu_activations, device: options, .. } = self;
-        let conditions = format!("{threads:?} {cpu_activations:?} {:?} {behind}", options.power);
+        let (cpu, power) = (self.cpu_options(), &self.device.power);
+        let conditions = format!("{cpu:?} {power:?} {behind}");
         let file = cache::of_model("decode-on", model, &[device, &conditions]);
         let known = file.as_ref().and_then(|file| std::fs::read(file).ok());
         let known = known.and_then(|bytes| serde_json::from_slice::<Measured>(&bytes).ok());

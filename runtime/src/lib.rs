@@ -84,7 +84,7 @@ pub use transcriber::{
     Transcriber, Transcript, srt, vtt,
 };
 
-pub use qhx_cpu::Activations;
+pub use qhx_cpu::{Activations, Caches, CpuOptions};
 
 pub use qhx_core::engine::{
     Content, ContentPart, Decoder, Event, FinishReason, Generation, Grammar, Message, Model, Part,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use qhx_core::{Error, ErrorKind, Result};
-use qhx_cpu::Activations;
+use qhx_cpu::{Activations, Caches};
 
 use crate::libraries::{HTP_FILE, Libraries, LibraryFiles, SYSTEM_FILE};
 use crate::runtime::{Runtime, RuntimeBuilder};
@@ -27,6 +27,8 @@ pub struct Named {
     pub decode_on: Option<String>,
     /// `int16` or `int8`, see [`RuntimeBuilder::cpu_activations`].
     pub cpu_activations: Option<String>,
+    /// `f32` or `f16`, see [`RuntimeBuilder::cpu_caches`].
+    pub cpu_caches: Option<String>,
 }
 
 /// What was decided.
@@ -43,6 +45,8 @@ pub struct Decided {
     pub decode_on: Option<DecodeOn>,
     /// What the CPU backend rounds activations to.
     pub cpu_activations: Activations,
+    /// What the CPU backend stores caches as.
+    pub cpu_caches: Caches,
 }
 
 impl Named {
@@ -61,8 +65,9 @@ impl Named {
         let arch = arch.map(|(text, place)| architecture(&text, &place)).transpose()?;
         let decode_on = option("decode_on", self.decode_on)?;
         let cpu_activations = option("cpu_activations", self.cpu_activations)?.unwrap_or_default();
+        let cpu_caches = option("cpu_caches", self.cpu_caches)?.unwrap_or_default();
         let libraries = libraries(self.htp, self.system, backend)?;
-        Ok(Decided { backend, arch, libraries, decode_on, cpu_activations })
+        Ok(Decided { backend, arch, libraries, decode_on, cpu_activations, cpu_caches })
     }
 }
 
@@ -74,7 +79,8 @@ impl Decided {
             .backend(self.backend)
             .libraries(self.libraries.clone())
             .device(DeviceOptions::default().arch(self.arch).cdsprpc(cdsprpc))
-            .cpu_activations(self.cpu_activations);
+            .cpu_activations(self.cpu_activations)
+            .cpu_caches(self.cpu_caches);
         match self.decode_on {
             Some(on) => builder.decode_on(on),
             None => builder,

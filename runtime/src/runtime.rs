@@ -9,7 +9,7 @@ use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::op::{OpDescription, OpProvider as _, ProgressFn};
 use qhx_core::trace::Trace;
 use qhx_core::{CancelToken, Result};
-use qhx_cpu::Activations;
+use qhx_cpu::{Activations, Caches};
 use qhx_plugins::{PluginOptions, Plugins};
 
 use crate::backends::{Chosen, cpu};
@@ -147,6 +147,7 @@ impl Runtime {
             op = %model.op().description.name,
             backend = %model.backend().name,
             activations = model.backend().activations(),
+            caches = model.backend().caches(),
             reason = %choice.reason,
             decoder = model.decoder().map(|decoder| format!("{} ({})", decoder.backend.name, decoder.reason)),
             "bundle open"
@@ -244,6 +245,14 @@ impl RuntimeBuilder {
     #[must_use]
     pub fn cpu_activations(mut self, activations: Activations) -> Self {
         self.settings.cpu_activations = activations;
+        self
+    }
+
+    /// What the CPU backend stores caches of keys and values as; f32 by default. f16 takes half the memory, and a token
+    /// behind thousands of others half the time for it. `caches` of [`Model::backend`]'s details says which.
+    #[must_use]
+    pub fn cpu_caches(mut self, caches: Caches) -> Self {
+        self.settings.cpu_caches = caches;
         self
     }
 

@@ -11,7 +11,7 @@ use qhx_core::dump::Dump;
 use qhx_core::op::ProgressFn;
 use qhx_core::qnn::{MemoryMode, PerfMode, ProfileLevel};
 use qhx_core::trace::Trace;
-use qhx_cpu::Activations;
+use qhx_cpu::{Activations, Caches};
 use qhx_plugins::PluginOptions;
 
 use crate::libraries::LibraryFiles;
@@ -180,6 +180,8 @@ pub(crate) struct Settings {
     pub threads: Option<usize>,
     /// What the CPU backend rounds activations to.
     pub cpu_activations: Activations,
+    /// What the CPU backend stores caches as.
+    pub cpu_caches: Caches,
     pub plugins: PluginOptions,
     pub cancel: CancelToken,
     pub progress: Option<ProgressFn>,

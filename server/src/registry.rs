@@ -80,6 +80,7 @@ pub(crate) struct Info {
     pub dimensions: usize,
     backend: String,
     activations: Option<String>,
+    caches: Option<String>,
     op: String,
     /// Whether answers begin within the model's reasoning: with thinking on, off, and as the template has it.
     opens: [OnceLock<bool>; 3],
@@ -422,6 +423,9 @@ impl Served {
             if let Some(activations) = &info.activations {
                 json["activations"] = activations.as_str().into();
             }
+            if let Some(caches) = &info.caches {
+                json["caches"] = caches.as_str().into();
+            }
             json["host_op"] = info.op.as_str().into();
             let inputs = info.modalities.iter().map(|modality| modality.name());
             json["modalities"] = inputs.collect();
@@ -440,6 +444,7 @@ impl Info {
             dimensions: model.info().embedding_dim,
             backend: model.backend().name.clone(),
             activations: model.backend().activations().map(str::to_owned),
+            caches: model.backend().caches().map(str::to_owned),
             op: description.name.clone(),
             opens: Default::default(),
         }

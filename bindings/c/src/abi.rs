@@ -295,6 +295,8 @@ c_struct! {
         decode_on: *const c_char,
         /// int16 or int8.
         cpu_activations: *const c_char,
+        /// f32 or f16.
+        cpu_caches: *const c_char,
     }
 }
 
@@ -350,6 +352,7 @@ impl Default for RuntimeOptions {
             threads: 0,
             decode_on: std::ptr::null(),
             cpu_activations: std::ptr::null(),
+            cpu_caches: std::ptr::null(),
         }
     }
 }

@@ -46,6 +46,7 @@ pub(crate) struct RuntimeQuestion {
     pub threads: usize,
     pub decode_on: Option<String>,
     pub cpu_activations: Option<String>,
+    pub cpu_caches: Option<String>,
 }
 
 /// The bytes of a text of C, without its NUL. `None` for NULL.
@@ -330,7 +331,8 @@ pub(crate) fn runtime(given: *const RuntimeOptions) -> Result<RuntimeQuestion> {
             plugins,
             threads,
             decode_on,
-            cpu_activations
+            cpu_activations,
+            cpu_caches
         }
     );
     Ok(RuntimeQuestion {
@@ -342,5 +344,6 @@ pub(crate) fn runtime(given: *const RuntimeOptions) -> Result<RuntimeQuestion> {
         threads: count("threads", read.threads)?,
         decode_on: text("decode_on", read.decode_on)?,
         cpu_activations: text("cpu_activations", read.cpu_activations)?,
+        cpu_caches: text("cpu_caches", read.cpu_caches)?,
     })
 }

@@ -37,6 +37,7 @@ impl Runtime {
             system: question.system,
             decode_on: question.decode_on,
             cpu_activations: question.cpu_activations,
+            cpu_caches: question.cpu_caches,
         }
         .decide()?;
         let mut plugins = PluginOptions::default();

@@ -709,6 +709,9 @@ static int all(char **argv) {
     options.cpu_activations = "int4";
     CHECK(!qhx_runtime_create_ex(&options) && last().find("expected int16 or int8") != std::string::npos);
     options.cpu_activations = nullptr;
+    options.cpu_caches = "int4";
+    CHECK(!qhx_runtime_create_ex(&options) && last().find("expected f32 or f16") != std::string::npos);
+    options.cpu_caches = nullptr;
     options.device_arch = "v8x";
     CHECK(!qhx_runtime_create_ex(&options));
     options.struct_size = offsetof(qhx_runtime_options, device_arch);

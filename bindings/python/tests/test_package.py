@@ -45,6 +45,8 @@ def test_a_bundle_that_cannot_be_opened_says_why(language, tmp_path):
         qhx.Model(language, decode_on="gpu")
     with pytest.raises(qhx.UsageError, match="options: cpu_activations \"int4\": expected int16 or int8"):
         qhx.Model(language, cpu_activations="int4")
+    with pytest.raises(qhx.UsageError, match="options: cpu_caches \"int4\": expected f32 or f16"):
+        qhx.Model(language, cpu_caches="int4")
     with pytest.raises(qhx.DeviceError) as raised:
         qhx.Model(language, backend="qnn", htp=tmp_path / "libQnnHtp.so")
     assert raised.value.kind == "runtime"

@@ -26,6 +26,7 @@ struct OpenOptions {
     threads: Option<usize>,
     decode_on: Option<String>,
     cpu_activations: Option<String>,
+    cpu_caches: Option<String>,
 }
 
 /// What an open model is.
@@ -90,6 +91,7 @@ fn load(bundle: PathBuf, options: &str, cancel: CancelToken) -> Result<Loaded> {
         system: options.system,
         decode_on: options.decode_on,
         cpu_activations: options.cpu_activations,
+        cpu_caches: options.cpu_caches,
     };
     let mut plugins = PluginOptions::default();
     plugins.dirs.extend(options.plugins);

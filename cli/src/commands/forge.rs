@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use clap::{Parser, Subcommand};
+use qhx::CpuOptions;
 use qhx::hub::{self, CheckpointFiles, Hub, Name, Options};
 use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::{Manifest, Result};
@@ -90,18 +91,16 @@ pub(crate) fn run(mut args: ForgeArgs, app: &mut App) -> Result<Status> {
         let _ = plugins.set(Ok(app.plugins()?));
     }
     let (threads, activations) = (app.global.process.threads(), app.global.cpu_activations);
+    let cpu =
+        CpuOptions { threads, activations, caches: app.global.cpu_caches, ..CpuOptions::default() };
     let cancel = app.interrupts.token().clone();
     let open = |manifest: &Path| {
         let found: &Result<Plugins> = plugins.get_or_init(|| Plugins::discover(&options));
         let ops = found.as_ref().map_err(Clone::clone)?;
         Model::open(
-            ModelOptions::new(
-                Manifest::load(manifest)?,
-                qhx::backends::cpu_with(threads, activations)?,
-                ops,
-            )
-            .threads(threads)
-            .cancelled_by(cancel.clone()),
+            ModelOptions::new(Manifest::load(manifest)?, qhx::backends::cpu_with(cpu)?, ops)
+                .threads(threads)
+                .cancelled_by(cancel.clone()),
         )
     };
     program::run(args, &program, Some(&open), app.terminal())

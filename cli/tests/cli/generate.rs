@@ -62,6 +62,32 @@ fn activations_of_8_bits_answer_alike_and_are_named() {
     assert!(rounds || !has_integers(), "{pairs:?}");
 }
 
+/// The rows of a cache are rounded, in a context over the same graphs.
+#[test]
+fn caches_of_f16_answer_alike_and_are_named() {
+    let folder = folder();
+    let [f32, f16] = ["f32", "f16"].map(|caches| {
+        Program::qhx(folder.path())
+            .args(["generate", "--backend", "cpu", "--max-new", "6", "--json", "--logprobs", "1"])
+            .arg_path(bundle())
+            .args([PROMPT, "--cpu-caches", caches])
+            .run()
+            .ok()
+    });
+    assert!(f32.stderr.contains("backend: cpu (asked for)"), "{}", f32.stderr);
+    assert!(f16.stderr.contains("backend: cpu, f16 caches (asked for)"), "{}", f16.stderr);
+    let (f32, f16) = (f32.json(), f16.json());
+    assert_eq!((&f32["caches"], &f16["caches"]), (&"f32".into(), &"f16".into()));
+    assert_eq!(f32["tokens"], f16["tokens"]);
+    let logprobs = |json: &Value| -> Vec<f64> {
+        let all = json["logprobs"].as_array().expect("log-probabilities");
+        all.iter().map(|one| one["logprob"].as_f64().expect("a number")).collect()
+    };
+    let pairs: Vec<_> = logprobs(&f32).into_iter().zip(logprobs(&f16)).collect();
+    assert!(pairs.len() == 6 && pairs.iter().all(|(a, b)| (a - b).abs() < 0.01), "{pairs:?}");
+    assert!(pairs.iter().any(|(a, b)| a != b), "{pairs:?}");
+}
+
 /// Whether the processor has instructions for integers.
 fn has_integers() -> bool {
     #[cfg(target_arch = "x86_64")]
@@ -198,6 +224,7 @@ fn json_is_one_object_with_everything() {
       },
       "backend": "cpu",
       "activations": "int16",
+      "caches": "f32",
       "op": "qwen3_5_generate",
       "plugin": "[plugin]"
     }

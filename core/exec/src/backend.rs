@@ -84,12 +84,21 @@ impl BackendInfo {
         self.details.iter().find_map(|line| line.strip_prefix("activations: "))
     }
 
-    /// The name, and what sets its results apart from those of the same backend by default: `cpu, int8 activations`.
+    /// What caches of keys and values are stored as, where a line `caches: TYPE` of the details says it: `f32` or `f16` of
+    /// the CPU backend.
+    pub fn caches(&self) -> Option<&str> {
+        self.details.iter().find_map(|line| line.strip_prefix("caches: "))
+    }
+
+    /// The name, and what sets its results apart from those of the same backend by default: `cpu, int8 activations, f16
+    /// caches`.
     pub fn label(&self) -> String {
-        match self.activations() {
-            Some(to) if to != "int16" => format!("{}, {to} activations", self.name),
-            _ => self.name.clone(),
-        }
+        let activations = self.activations().filter(|to| *to != "int16");
+        let caches = self.caches().filter(|to| *to != "f32");
+        let parts = [(activations, "activations"), (caches, "caches")];
+        let parts =
+            parts.map(|(to, what)| to.map(|to| format!(", {to} {what}")).unwrap_or_default());
+        format!("{}{}", self.name, parts.concat())
     }
 }
 

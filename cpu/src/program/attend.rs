@@ -6,11 +6,13 @@
 
 use std::ops::Range;
 
+use half::f16;
+use half::slice::{HalfBitsSliceExt as _, HalfFloatSliceExt as _};
 use rten_simd::{Isa, SimdOp, SimdUnaryOp};
 use rten_vecmath::Exp;
 
 use super::Dense;
-use crate::heads::{Columns, Int8Columns, Turned};
+use crate::heads::{Columns, StoredColumns, Turned};
 use crate::kernels::{FEW, Rows, Task};
 use crate::team::Team;
 
@@ -164,6 +166,8 @@ pub(super) struct Operands<'a> {
 #[derive(Clone, Copy)]
 pub(super) enum Stored<'a> {
     F32(&'a [f32]),
+    /// Bits of f16.
+    F16(&'a [u16]),
     /// int8, a scale for each row, and what all of them are multiplied with.
     I8(&'a [i8], &'a [f32], f32),
 }
@@ -174,6 +178,7 @@ impl<'a> Stored<'a> {
         let elements = rows.start * dim..rows.end * dim;
         match self {
             Self::F32(all) => Self::F32(&all[elements]),
+            Self::F16(all) => Self::F16(&all[elements]),
             Self::I8(all, scales, step) => Self::I8(&all[elements], &scales[rows], step),
         }
     }
@@ -185,6 +190,11 @@ impl<'a> Stored<'a> {
     {
         match self {
             Self::F32(all) => all,
+            Self::F16(all) => {
+                let to = &mut memory[..all.len()];
+                all.reinterpret_cast::<f16>().convert_to_f32_slice(to);
+                to
+            }
             Self::I8(all, scales, step) => {
                 let to = &mut memory[..all.len()];
                 Dequantize { all, scales, step, dim, to }.dispatch();
@@ -319,8 +329,8 @@ impl Operands<'_> {
         let State { values, most, sums } = state;
         most.fill(f32::NEG_INFINITY);
         let mut memory = vec![0f32; count * PIECE];
-        let int8 = matches!(self.past[0], Stored::I8(..));
-        let mut wide = vec![0f32; if int8 && count > FEW { PIECE * dim } else { 0 }];
+        let stored = !matches!(self.past[0], Stored::F32(_));
+        let mut wide = vec![0f32; if stored && count > FEW { PIECE * dim } else { 0 }];
         for piece in seen.pieces(capacity).skip(pieces.start).take(pieces.len()) {
             let (all, first, each) = match piece.start < capacity {
                 true => (self.past, 0, capacity),
@@ -333,6 +343,7 @@ impl Operands<'_> {
             if count <= FEW {
                 let (weights, step) = match keys {
                     Stored::F32(keys) => (Rows::F32(keys), 1.0),
+                    Stored::F16(keys) => (Rows::F16(keys), 1.0),
                     Stored::I8(keys, scales, step) => (Rows::I8(keys, scales), step),
                 };
                 Task { weights, columns: dim, x: &q, out, bias: None }.dispatch();
@@ -360,8 +371,9 @@ impl Operands<'_> {
                             .filter(|(x, _)| **x != 0.0)
                             .for_each(|(x, scale)| *x *= scale * step);
                     }
-                    Int8Columns { x, b, out }.dispatch();
+                    StoredColumns { x, b, out }.dispatch();
                 }
+                Stored::F16(b) if count <= FEW => StoredColumns::of_halves(x, b, out).dispatch(),
                 _ => {
                     let b = held.floats(dim, &mut wide);
                     Columns { x, b, stride: dim, add: true, out }.dispatch();

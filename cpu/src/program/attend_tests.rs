@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use half::f16;
+use qhx_core::{DType, TensorInfo};
 use rten::{ModelOptions, Value, ValueView};
 use rten_onnx::onnx::ModelProto;
 use rten_tensor::TensorView;
@@ -9,6 +11,7 @@ use rten_tensor::prelude::*;
 
 use super::tests::onnx::{FLOAT, INT8, Model};
 use super::{Input, Instruction, Program, Scratch};
+use crate::backend::Caches;
 use crate::kernels::tests::numbers;
 
 /// What is added to hidden scores, as ops fill it.
@@ -143,7 +146,7 @@ fn compiled(sizes: Sizes) -> Program {
 
 fn compiled_over(sizes: Sizes, int8: bool) -> Program {
     let parsed = ModelProto::parse_buf(&model_over(sizes, int8).build()).unwrap();
-    let program = Program::compile(&parsed, &HashMap::new()).unwrap();
+    let program = Program::compile(&parsed, &HashMap::new(), Caches::F32).unwrap();
     let attends = |one: &&Instruction| matches!(one, Instruction::Attend { .. });
     assert_eq!(program.instructions.iter().filter(attends).count(), 1);
     program
@@ -221,6 +224,53 @@ fn hidden_cache_rows_may_hold_anything() {
             }
             assert_eq!(run(&program, &mut Scratch::default(), &values, 2), clean, "{sizes:?}");
         }
+    }
+}
+
+/// With caches of f16 inputs that attention alone reads are f16, and so are outputs that become their rows.
+#[test]
+fn attention_over_f16_caches_is_that_of_the_rounded_numbers() {
+    for sizes @ [g, _, n, c, d] in SIZES {
+        let own = [g, n, d].map(|n| n as u64);
+        let rows =
+            |model: Model| model.node("Identity", &["k"], &["k_new"]).output("k_new", FLOAT, &own);
+        let parsed = ModelProto::parse_buf(&rows(model(sizes)).build()).unwrap();
+        let program = Program::compile(&parsed, &HashMap::new(), Caches::F16).unwrap();
+        let types = |all: &[TensorInfo]| -> Vec<_> {
+            all.iter().filter(|t| t.dtype == DType::F16).map(|t| t.name.clone()).collect()
+        };
+        assert_eq!(types(&program.inputs), ["past_k", "past_v"]);
+        assert_eq!(types(&program.outputs), ["k_new"]);
+        for (index, mask) in masks(sizes).iter().enumerate() {
+            let mut values = values(sizes, mask);
+            let past: Vec<Vec<u16>> = values[3..5]
+                .iter_mut()
+                .map(|cache| {
+                    let halves: Vec<_> = cache.iter().map(|x| f16::from_f32(*x)).collect();
+                    cache.iter_mut().zip(&halves).for_each(|(x, half)| *x = half.to_f32());
+                    // What is hidden may be anything.
+                    let hidden = |at: usize| mask.chunks(c + n).all(|row| row[at] == HIDDEN);
+                    let bits = halves.iter().enumerate();
+                    bits.map(|(at, x)| if hidden(at / d % c) { u16::MAX } else { x.to_bits() })
+                        .collect()
+                })
+                .collect();
+            let mut inputs: Vec<_> = values.iter().map(|values| Input::F32(values)).collect();
+            (inputs[3], inputs[4]) = (Input::F16(&past[0]), Input::F16(&past[1]));
+            let mut scratch = Scratch::default();
+            let found = run_with(&program, &mut scratch, &inputs, 2);
+            near(&found, &reference(sizes, &values), &format!("{sizes:?}, mask {index}"));
+            let mut rows = vec![0; g * n * d];
+            program.output_f16(1, &scratch, &mut Vec::new(), &mut rows).unwrap();
+            let expected = values[1].iter().map(|x| f16::from_f32(*x).to_bits());
+            assert!(rows.into_iter().eq(expected), "{sizes:?}");
+        }
+        // Here the keys are an output, too.
+        let read = model(sizes).node("Identity", &["past_k"], &["same"]);
+        let cache = [g, c, d].map(|n| n as u64);
+        let parsed = ModelProto::parse_buf(&read.output("same", FLOAT, &cache).build()).unwrap();
+        let program = Program::compile(&parsed, &HashMap::new(), Caches::F16).unwrap();
+        assert_eq!(types(&program.inputs), ["past_v"]);
     }
 }
 

@@ -9,11 +9,12 @@ use qhx_core::{DType, TensorInfo};
 use rten_onnx::onnx::{DataType, ModelProto, NodeProto, ValueInfoProto};
 
 use super::attend::MaskShape;
-use super::fused::Fused;
+use super::fused::{self, Fused};
 use super::kernels::Unary;
 use super::reader::{Reader, operator, positive, sizes};
 use super::view::{Place, View, Walk};
 use super::{Dense, Elem, Instruction, Program};
+use crate::backend::Caches;
 use crate::weights::Floats;
 
 /// A result, or why there is none.
@@ -26,6 +27,7 @@ pub(super) const TOO_LARGE: &str = "it is larger than memory can be";
 pub(super) fn compile(
     model: &ModelProto,
     files: &HashMap<String, Mapped>,
+    caches: Caches,
 ) -> Result<Program, Unsupported> {
     let whole = |why: String| Unsupported { why, ..Unsupported::default() };
     if cfg!(target_endian = "big") {
@@ -34,16 +36,24 @@ pub(super) fn compile(
     let graph = model.graph.as_ref().ok_or_else(|| whole("the model has no graph".to_owned()))?;
     let reader = Reader::new(graph, files).map_err(whole)?;
     let mut compiler = Compiler::new(&reader);
+    let mut fused = Fused::all(&reader);
+    let live = live(&reader, &fused);
+    let halves = match caches {
+        Caches::F32 => HashSet::new(),
+        Caches::F16 => only_caches(&reader, &fused, &live),
+    };
     let mut inputs = Vec::with_capacity(graph.input.len());
     for (index, input) in graph.input.iter().enumerate() {
-        let (name, elem, shape) = declared(input).map_err(|why| whole(format!("input {why}")))?;
+        let (name, mut elem, shape) =
+            declared(input).map_err(|why| whole(format!("input {why}")))?;
+        if elem == Elem::F32 && halves.contains(name) {
+            elem = Elem::F16;
+        }
         let view = View::whole(Place::Input(index), &shape);
         let view = view.ok_or_else(|| whole(format!("input {name:?}: {TOO_LARGE}")))?;
         compiler.values.insert(name, Value { view, elem });
         inputs.push(TensorInfo::new(name, dtype(elem), shape));
     }
-    let mut fused = Fused::all(&reader);
-    let live = live(&reader, &fused);
     for (at, node) in graph.node.iter().enumerate().filter(|(at, _)| live[*at]) {
         let lowered = match fused.remove(&at) {
             Some(fused) => compiler.fused(node, fused),
@@ -68,6 +78,9 @@ pub(super) fn compile(
         if !matches!(elem, Elem::F32 | Elem::I32) {
             return Err(fail("it is neither f32 nor i32"));
         }
+        let becomes_f16 =
+            elem == Elem::F32 && compiler.half_rows.contains(&OwnRows::of(&value.view));
+        let dtype = if becomes_f16 { DType::F16 } else { dtype(elem) };
         // Outputs are written when inputs may not be read any more.
         results.push(match value.view.place {
             Place::Input(_) => {
@@ -75,7 +88,7 @@ pub(super) fn compile(
             }
             _ => value.view,
         });
-        outputs.push(TensorInfo::new(name, dtype(elem), shape));
+        outputs.push(TensorInfo::new(name, dtype, shape));
     }
     if graph.input.iter().any(|input| input.name.as_deref().is_some_and(|n| names.contains(n))) {
         return Err(whole("an input is an output, too".to_owned()));
@@ -96,6 +109,7 @@ const fn dtype(elem: Elem) -> DType {
         Elem::I32 => DType::I32,
         Elem::I8 => DType::I8,
         Elem::U8 => DType::U8,
+        Elem::F16 => DType::F16,
     }
 }
 
@@ -139,6 +153,40 @@ fn live(reader: &Reader<'_, '_>, fused: &HashMap<usize, Fused<'_>>) -> Vec<bool>
     live
 }
 
+/// The values that are caches of attention and nothing else.
+fn only_caches<'a>(
+    reader: &Reader<'a, '_>,
+    fused: &HashMap<usize, Fused<'a>>,
+    live: &[bool],
+) -> HashSet<&'a str> {
+    let outputs = reader.graph.output.iter().filter_map(|output| output.name.as_deref());
+    let (mut caches, mut others) = (HashSet::new(), outputs.collect::<HashSet<_>>());
+    for (at, node) in reader.graph.node.iter().enumerate().filter(|(at, _)| live[*at]) {
+        match fused.get(&at) {
+            Some(Fused::Attention(attention)) if attention.scales.is_none() => {
+                let fused::Attention { q, keys: [past_k, k], values: [past_v, v], mask, .. } =
+                    *attention;
+                caches.extend([past_k, past_v]);
+                others.extend([q, k, v, mask]);
+            }
+            Some(fused) => others.extend(fused.reads()),
+            None => others.extend(node.input.iter().map(String::as_str)),
+        }
+    }
+    caches.retain(|name| !others.contains(name));
+    caches
+}
+
+/// Rows that attention reads behind those of a cache: where they lie, and how many elements they have.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(super) struct OwnRows(Place, usize, usize);
+
+impl OwnRows {
+    pub(super) fn of(view: &View) -> Self {
+        Self(view.place, view.start, view.len())
+    }
+}
+
 #[derive(Debug, Clone)]
 pub(super) struct Value {
     pub(super) view: View,
@@ -155,6 +203,8 @@ pub(super) struct Compiler<'a, 'r, 'f> {
     pub(super) buffers: Vec<usize>,
     /// Masks that were looked at.
     pub(super) seen: Vec<(Place, usize, MaskShape)>,
+    /// What becomes rows of caches of f16.
+    pub(super) half_rows: HashSet<OwnRows>,
 }
 
 impl<'a, 'r, 'f> Compiler<'a, 'r, 'f> {
@@ -166,6 +216,7 @@ impl<'a, 'r, 'f> Compiler<'a, 'r, 'f> {
             constants: Vec::new(),
             buffers: Vec::new(),
             seen: Vec::new(),
+            half_rows: HashSet::new(),
         }
     }
 

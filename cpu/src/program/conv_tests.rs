@@ -9,6 +9,7 @@ use rten_tensor::prelude::*;
 
 use super::tests::onnx::{FLOAT, Model};
 use super::{Input, Instruction, Program, Scratch};
+use crate::backend::Caches;
 use crate::kernels::tests::numbers;
 
 /// A convolution; in one dimension the rows are left out.
@@ -200,7 +201,7 @@ impl Case {
         let bias = numbers(self.filters, 7);
         let bytes = self.model(&filters, &bias).build();
         let parsed = ModelProto::parse_buf(&bytes).unwrap();
-        let program = Program::compile(&parsed, &HashMap::new()).unwrap();
+        let program = Program::compile(&parsed, &HashMap::new(), Caches::F32).unwrap();
         let is_conv = |one: &Instruction| matches!(one, Instruction::Conv { .. });
         assert!(program.instructions.iter().any(is_conv));
         let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
@@ -264,7 +265,9 @@ fn filters_that_do_not_fit_are_refused() {
             .conv(&["x", "filters"], "y", group, &[("pads", pads)])
             .output("y", FLOAT, &[1, 4, 8, 8]);
         let parsed = ModelProto::parse_buf(&model.build()).unwrap();
-        Program::compile(&parsed, &HashMap::new()).err().map(|unsupported| unsupported.why)
+        Program::compile(&parsed, &HashMap::new(), Caches::F32)
+            .err()
+            .map(|unsupported| unsupported.why)
     };
     assert_eq!(why(&[4, 4, 3, 3], &[1; 4], 1), None);
     let cases = [

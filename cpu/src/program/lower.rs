@@ -4,7 +4,7 @@ use qhx_core::onnx::{Operator, attribute};
 use rten_onnx::onnx::{DataType, NodeProto};
 
 use super::attend::{Attend, Scales, Shape};
-use super::compile::{Compiler, Lowered, TOO_LARGE, Value, walk};
+use super::compile::{Compiler, Lowered, OwnRows, TOO_LARGE, Value, walk};
 use super::conv::{ConvShape, Padding};
 use super::kernels::{Binary, Reduction, Unary};
 use super::reader::{StoredMatmul, integer, integers, plain_attribute, positive, to_float};
@@ -529,11 +529,16 @@ impl<'a> Compiler<'a, '_, '_> {
         let (mask_rows, width) = (*mask_rows, *width);
         let mut caches = Vec::with_capacity(4);
         for [past, own] in [attention.keys, attention.values] {
-            caches.push(match attention.scales {
-                Some(_) => self.value(past)?.view,
-                None => self.floats(past)?,
+            let own = self.floats(own)?;
+            caches.push(match (attention.scales, self.value(past)?) {
+                (Some(_), cache) => cache.view,
+                (None, Value { view, elem: Elem::F16 }) => {
+                    self.half_rows.insert(OwnRows::of(&own));
+                    view
+                }
+                (None, _) => self.floats(past)?,
             });
-            caches.push(self.floats(own)?);
+            caches.push(own);
         }
         let rows_of = |view: &View| match *view.shape() {
             [n, rows, d] if n == heads && d == dim => Some(rows),
@@ -568,7 +573,7 @@ impl<'a> Compiler<'a, '_, '_> {
         };
         let mut dense = Vec::with_capacity(4);
         for view in caches {
-            // Those of int8 are inputs of the graph, as they are.
+            // Those of int8 and f16 are inputs of the graph, as they are.
             dense.push(self.dense(view)?.0);
         }
         let [past_k, k, past_v, v] = *dense.as_slice() else { return Err(SIZES.to_owned()) };

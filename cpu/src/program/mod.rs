@@ -24,6 +24,8 @@ mod view;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use half::f16;
+use half::slice::{HalfBitsSliceExt as _, HalfFloatSliceExt as _};
 use qhx_core::artifacts::Mapped;
 use qhx_core::backend::Unsupported;
 use qhx_core::{Error, ErrorKind, Result, TensorInfo};
@@ -36,7 +38,7 @@ use self::kernels::{
     Binary, IntPairs, LayerNorm, Pairs, Reduce, Reduction, Singles, ToF32, Unary, softmax,
 };
 use self::view::{Place, Walk};
-use crate::backend::Activations;
+use crate::backend::{Activations, Caches};
 use crate::kernels::Rows;
 use crate::matmul::{Heads, Matrix, Operands, multiply};
 use crate::team::Team;
@@ -65,6 +67,8 @@ pub(crate) enum Input<'a> {
     I32(&'a [i32]),
     I8(&'a [i8]),
     U8(&'a [u8]),
+    /// Bits of f16.
+    F16(&'a [u16]),
 }
 
 /// The memory of one execution, which the next uses again.
@@ -93,6 +97,8 @@ enum Elem {
     I32,
     I8,
     U8,
+    /// Caches that only attention reads.
+    F16,
 }
 
 enum Instruction {
@@ -219,15 +225,17 @@ const SHARE: usize = 1 << 14;
 const LONG_SHARE: usize = 1 << 12;
 
 impl Program {
-    /// The program of a graph whose external data lies in `files`.
+    /// The program of a graph whose external data lies in `files`. With [`Caches::F16`] inputs that attention alone reads,
+    /// as its caches, are f16, and so are the outputs that become rows of them.
     ///
     /// # Errors
     /// The graph has an operator, a type or a size for which there are no instructions.
     pub(crate) fn compile(
         model: &ModelProto,
         files: &HashMap<String, Mapped>,
+        caches: Caches,
     ) -> Result<Self, Unsupported> {
-        compile::compile(model, files)
+        compile::compile(model, files, caches)
     }
 
     /// Executes the graph on the threads of the rayon pool that it is called in. Afterwards outputs are read.
@@ -259,6 +267,20 @@ impl Program {
         let memory = Memory { program: self, inputs: &[], buffers: &scratch.buffers };
         let x = memory.words(walk.places[0])?;
         Singles { op: Unary::Copy, walk, at: 0, x, out: to }.dispatch();
+        Ok(())
+    }
+
+    /// The same as the bits of f16, by way of `floats`.
+    pub(crate) fn output_f16(
+        &self,
+        index: usize,
+        scratch: &Scratch,
+        floats: &mut Vec<f32>,
+        to: &mut [u16],
+    ) -> Result<()> {
+        floats.resize(to.len(), 0.0);
+        self.output(index, scratch, floats)?;
+        to.reinterpret_cast_mut::<f16>().convert_from_f32_slice(floats);
         Ok(())
     }
 
@@ -406,7 +428,9 @@ impl<'a> Memory<'a> {
         match self.given(place)? {
             Input::F32(values) => Ok(values),
             Input::I32(values) => Ok(bytemuck::cast_slice(values)),
-            Input::I8(_) | Input::U8(_) => Err(internal("a value is neither f32 nor i32")),
+            Input::I8(_) | Input::U8(_) | Input::F16(_) => {
+                Err(internal("a value is neither f32 nor i32"))
+            }
         }
     }
 
@@ -418,6 +442,15 @@ impl<'a> Memory<'a> {
         let all = self.words(value.place)?;
         let found = all.get(value.start..value.start + value.len);
         found.ok_or_else(|| internal("a value is cut off"))
+    }
+
+    /// f32, or the bits of f16.
+    fn floats(self, value: Dense) -> Result<Stored<'a>> {
+        let Input::F16(all) = self.given(value.place)? else {
+            return Ok(Stored::F32(self.dense(value)?));
+        };
+        let found = all.get(value.start..value.start + value.len);
+        Ok(Stored::F16(found.ok_or_else(|| internal("a value is cut off"))?))
     }
 
     fn bytes(self, value: Dense) -> Result<&'a [i8]> {
@@ -438,7 +471,7 @@ impl<'a> Memory<'a> {
     ) -> Result<()> {
         let Attend { keys: [past_k, k], values: [past_v, v], scales, .. } = *attend;
         let past = match scales {
-            None => [self.dense(past_k)?, self.dense(past_v)?].map(Stored::F32),
+            None => [self.floats(past_k)?, self.floats(past_v)?],
             Some(Scales { rows: [of_k, of_v], step }) => [
                 Stored::I8(self.bytes(past_k)?, self.dense(of_k)?, step),
                 Stored::I8(self.bytes(past_v)?, self.dense(of_v)?, step),

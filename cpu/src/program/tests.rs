@@ -9,6 +9,7 @@ use rten_tensor::{Tensor, TensorView};
 
 use self::onnx::{FLOAT, INT8, INT32, INT64, Model};
 use super::{Input, Program, Scratch};
+use crate::backend::Caches;
 
 #[expect(dead_code, reason = "other tests need more of it")]
 #[path = "../../tests/onnx/mod.rs"]
@@ -88,7 +89,7 @@ impl Case {
         let bytes = self.model.build();
         let (x, i, c) = (numbers(X.iter().product()), [1, -1, 0], [-128i8, -1, 0, 1, 2, 127]);
         let parsed = ModelProto::parse_buf(&bytes).unwrap();
-        let program = Program::compile(&parsed, &HashMap::new()).unwrap();
+        let program = Program::compile(&parsed, &HashMap::new(), Caches::F32).unwrap();
         let mut scratch = Scratch::default();
         let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
         let inputs = [Input::F32(&x), Input::I32(&i), Input::I8(&c)];
@@ -269,7 +270,7 @@ fn an_integer_divided_by_0_is_an_error() {
         &[3],
     );
     let parsed = ModelProto::parse_buf(&model.build()).unwrap();
-    let program = Program::compile(&parsed, &HashMap::new()).unwrap();
+    let program = Program::compile(&parsed, &HashMap::new(), Caches::F32).unwrap();
     let error = program.run(&[Input::I32(&[1, 0, 2])], &mut Scratch::default()).unwrap_err();
     assert_eq!(error.message(), "an integer is divided by 0");
     program.run(&[Input::I32(&[1, 3, i32::MIN])], &mut Scratch::default()).unwrap();
@@ -302,7 +303,8 @@ fn weights_within_the_model_are_multiplied() {
 /// What `compile` says of a model with the output `y` `[2]`.
 fn unsupported(model: Model) -> Option<String> {
     let bytes = model.output("y", FLOAT, &[2]).build();
-    let program = Program::compile(&ModelProto::parse_buf(&bytes).unwrap(), &HashMap::new());
+    let program =
+        Program::compile(&ModelProto::parse_buf(&bytes).unwrap(), &HashMap::new(), Caches::F32);
     program.err().map(|unsupported| unsupported.to_string())
 }
 
@@ -373,7 +375,7 @@ fn an_index_outside_of_a_table_is_refused() {
         .node_with("Gather", &["table", "i"], &["y"], &[("axis", 0)])
         .output("y", FLOAT, &[1, 2]);
     let parsed = ModelProto::parse_buf(&model.build()).unwrap();
-    let program = Program::compile(&parsed, &HashMap::new()).unwrap();
+    let program = Program::compile(&parsed, &HashMap::new(), Caches::F32).unwrap();
     for index in [3, -4, i32::MIN] {
         let error = program.run(&[Input::I32(&[index])], &mut Scratch::default()).unwrap_err();
         assert_eq!(error.message(), format!("index {index} of a table of 3 rows"));
@@ -397,7 +399,7 @@ fn a_value_that_fits_in_no_memory_is_refused_before_any_is_touched() {
         });
         let model = model.output(&format!("sum{}", sides - 1), FLOAT, &sizes[..sides]);
         let parsed = ModelProto::parse_buf(&model.build()).unwrap();
-        Program::compile(&parsed, &HashMap::new())
+        Program::compile(&parsed, &HashMap::new(), Caches::F32)
     };
     let program = sum(3).expect("its size can be counted");
     let x = vec![0.0; 1 << 24];
@@ -422,7 +424,7 @@ fn int8_of_an_input_is_multiplied_as_it_is() {
         .node("MatMul", &["x", "turned"], &["y"])
         .output("y", FLOAT, &[count, rows]);
     let parsed = ModelProto::parse_buf(&model.build()).unwrap();
-    let program = Program::compile(&parsed, &HashMap::new()).unwrap();
+    let program = Program::compile(&parsed, &HashMap::new(), Caches::F32).unwrap();
     assert_eq!(program.instructions.len(), 1, "nothing is made f32 before");
     let x = numbers((count * columns) as usize);
     let w: Vec<i8> = (0..rows * columns).map(|at| (at * 37 % 255) as i8).collect();

@@ -33,6 +33,9 @@ impl Fingerprint {
         if let Some(activations) = model.backend().activations() {
             set("--cpu-activations", activations.to_owned());
         }
+        if let Some(caches) = model.backend().caches() {
+            set("--cpu-caches", caches.to_owned());
+        }
         let packs = pack && model.batch_tokens() > 0;
         set("texts packed together", if packs { "yes" } else { "no" }.to_owned());
         set("longest text in tokens", model.info().max_ctx.to_string());

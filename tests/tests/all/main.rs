@@ -17,7 +17,7 @@ mod gemma4_draft;
 mod guide;
 mod hand_over;
 mod headroom;
-mod int8_caches;
+
 mod kept;
 mod lfm2;
 mod llama;
@@ -34,6 +34,7 @@ mod qwen35;
 mod qwen3vl;
 mod sessions;
 mod siglip;
+mod small_caches;
 mod smolvlm;
 /// The family of `ops-speech`.
 mod speech {

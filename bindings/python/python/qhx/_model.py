@@ -207,6 +207,8 @@ class Model:
             consumes both.
         cpu_activations: What the CPU rounds activations to in matmuls with int8 and 4-bit weights; ``"int8"`` is faster
             and less exact than ``"int16"``, the default.
+        cpu_caches: What the CPU stores caches of keys and values as; ``"f16"`` takes half the memory of ``"f32"``, the
+            default.
 
     Raises:
         Error: The bundle is damaged, nothing here can execute it, or an option makes no sense.
@@ -224,6 +226,7 @@ class Model:
         threads: Optional[int] = None,
         decode_on: Optional[Literal["auto", "cpu", "npu"]] = None,
         cpu_activations: Optional[Literal["int16", "int8"]] = None,
+        cpu_caches: Optional[Literal["f32", "f16"]] = None,
     ) -> None:
         options = {
             "backend": backend,
@@ -234,6 +237,7 @@ class Model:
             "threads": threads,
             "decode_on": decode_on,
             "cpu_activations": cpu_activations,
+            "cpu_caches": cpu_caches,
         }
         self._native = _qhx.open(bundle, _dumps(options))
         about = json.loads(self._native.about)

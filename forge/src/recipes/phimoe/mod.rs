@@ -47,6 +47,7 @@ register_recipe!(
     RecipeEntry::new(&["PhimoeForCausalLM", "PhiMoEForCausalLM"], recipe)
         .prefill_graphs()
         .smaller_contexts()
+        .int8_caches()
         .options(&[EXPERTS])
 );
 

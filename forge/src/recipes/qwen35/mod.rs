@@ -68,6 +68,7 @@ register_recipe!(
     RecipeEntry::new(&["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"], recipe)
         .prefill_graphs()
         .smaller_contexts()
+        .int8_caches()
         .options(&[IMAGE_SIZE, IMAGE_PATCHES, TOWER, VISION_SHIFT, MTP])
         .probe(probe)
 );
@@ -75,6 +76,7 @@ register_recipe!(
     RecipeEntry::new(&["Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"], recipe)
         .prefill_graphs()
         .smaller_contexts()
+        .int8_caches()
         .options(&[EXPERTS, IMAGE_SIZE, IMAGE_PATCHES, TOWER, VISION_SHIFT])
         .probe(probe)
 );

@@ -130,6 +130,7 @@ public class Model private constructor(private val handle: Long) : AutoCloseable
          * which measures both when the bundle is opened for the first time. By default one backend consumes both.
          * @param cpuActivations What the CPU rounds activations to in matmuls with int8 and 4-bit weights: `int16`, or
          * `int8`, which is faster and less exact.
+         * @param cpuCaches What the CPU stores caches of keys and values as: `f32`, or `f16`, which takes half the memory.
          */
         public suspend fun open(
             bundle: String,
@@ -141,6 +142,7 @@ public class Model private constructor(private val handle: Long) : AutoCloseable
             threads: Int? = null,
             decodeOn: String? = null,
             cpuActivations: String? = null,
+            cpuCaches: String? = null,
         ): Model {
             val options = mapOf(
                 "backend" to backend,
@@ -151,6 +153,7 @@ public class Model private constructor(private val handle: Long) : AutoCloseable
                 "threads" to threads,
                 "decode_on" to decodeOn,
                 "cpu_activations" to cpuActivations,
+                "cpu_caches" to cpuCaches,
             )
             var opened: Model? = null
             try {
