@@ -21,14 +21,12 @@ pub(crate) struct CpuGraph {
     bindings: Bindings,
     threads: Option<Arc<ThreadPool>>,
     scratch: Scratch,
-    /// An output before it becomes f16.
-    floats: Vec<f32>,
 }
 
 impl CpuGraph {
     pub(crate) fn new(model: Arc<LoadedModel>, threads: Option<Arc<ThreadPool>>) -> Result<Self> {
         let bindings = Bindings::new(&model.info)?;
-        Ok(Self { model, bindings, threads, scratch: Scratch::default(), floats: Vec::new() })
+        Ok(Self { model, bindings, threads, scratch: Scratch::default() })
     }
 }
 
@@ -66,12 +64,6 @@ impl Graph for CpuGraph {
                 for (index, tensor) in info.outputs.iter().enumerate() {
                     // SAFETY: as above.
                     let bytes = unsafe { self.bindings.output(index)? };
-                    if tensor.dtype == DType::F16 {
-                        let to = bytemuck::try_cast_slice_mut(bytes)
-                            .map_err(|e| internal(tensor, &e))?;
-                        program.output_f16(index, &self.scratch, &mut self.floats, to)?;
-                        continue;
-                    }
                     // i32 comes as its bits.
                     let to =
                         bytemuck::try_cast_slice_mut(bytes).map_err(|e| internal(tensor, &e))?;

@@ -227,20 +227,16 @@ fn hidden_cache_rows_may_hold_anything() {
     }
 }
 
-/// With caches of f16 inputs that attention alone reads are f16, and so are outputs that become their rows.
+/// With caches of f16 inputs that attention alone reads are f16.
 #[test]
 fn attention_over_f16_caches_is_that_of_the_rounded_numbers() {
     for sizes @ [g, _, n, c, d] in SIZES {
-        let own = [g, n, d].map(|n| n as u64);
-        let rows =
-            |model: Model| model.node("Identity", &["k"], &["k_new"]).output("k_new", FLOAT, &own);
-        let parsed = ModelProto::parse_buf(&rows(model(sizes)).build()).unwrap();
+        let parsed = ModelProto::parse_buf(&model(sizes).build()).unwrap();
         let program = Program::compile(&parsed, &HashMap::new(), Caches::F16).unwrap();
         let types = |all: &[TensorInfo]| -> Vec<_> {
             all.iter().filter(|t| t.dtype == DType::F16).map(|t| t.name.clone()).collect()
         };
         assert_eq!(types(&program.inputs), ["past_k", "past_v"]);
-        assert_eq!(types(&program.outputs), ["k_new"]);
         for (index, mask) in masks(sizes).iter().enumerate() {
             let mut values = values(sizes, mask);
             let past: Vec<Vec<u16>> = values[3..5]
@@ -257,13 +253,8 @@ fn attention_over_f16_caches_is_that_of_the_rounded_numbers() {
                 .collect();
             let mut inputs: Vec<_> = values.iter().map(|values| Input::F32(values)).collect();
             (inputs[3], inputs[4]) = (Input::F16(&past[0]), Input::F16(&past[1]));
-            let mut scratch = Scratch::default();
-            let found = run_with(&program, &mut scratch, &inputs, 2);
+            let found = run_with(&program, &mut Scratch::default(), &inputs, 2);
             near(&found, &reference(sizes, &values), &format!("{sizes:?}, mask {index}"));
-            let mut rows = vec![0; g * n * d];
-            program.output_f16(1, &scratch, &mut Vec::new(), &mut rows).unwrap();
-            let expected = values[1].iter().map(|x| f16::from_f32(*x).to_bits());
-            assert!(rows.into_iter().eq(expected), "{sizes:?}");
         }
         // Here the keys are an output, too.
         let read = model(sizes).node("Identity", &["past_k"], &["same"]);

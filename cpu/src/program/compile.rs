@@ -78,9 +78,6 @@ pub(super) fn compile(
         if !matches!(elem, Elem::F32 | Elem::I32) {
             return Err(fail("it is neither f32 nor i32"));
         }
-        let becomes_f16 =
-            elem == Elem::F32 && compiler.half_rows.contains(&OwnRows::of(&value.view));
-        let dtype = if becomes_f16 { DType::F16 } else { dtype(elem) };
         // Outputs are written when inputs may not be read any more.
         results.push(match value.view.place {
             Place::Input(_) => {
@@ -88,7 +85,7 @@ pub(super) fn compile(
             }
             _ => value.view,
         });
-        outputs.push(TensorInfo::new(name, dtype, shape));
+        outputs.push(TensorInfo::new(name, dtype(elem), shape));
     }
     if graph.input.iter().any(|input| input.name.as_deref().is_some_and(|n| names.contains(n))) {
         return Err(whole("an input is an output, too".to_owned()));
@@ -177,16 +174,6 @@ fn only_caches<'a>(
     caches
 }
 
-/// Rows that attention reads behind those of a cache: where they lie, and how many elements they have.
-#[derive(Debug, PartialEq, Eq, Hash)]
-pub(super) struct OwnRows(Place, usize, usize);
-
-impl OwnRows {
-    pub(super) fn of(view: &View) -> Self {
-        Self(view.place, view.start, view.len())
-    }
-}
-
 #[derive(Debug, Clone)]
 pub(super) struct Value {
     pub(super) view: View,
@@ -203,8 +190,6 @@ pub(super) struct Compiler<'a, 'r, 'f> {
     pub(super) buffers: Vec<usize>,
     /// Masks that were looked at.
     pub(super) seen: Vec<(Place, usize, MaskShape)>,
-    /// What becomes rows of caches of f16.
-    pub(super) half_rows: HashSet<OwnRows>,
 }
 
 impl<'a, 'r, 'f> Compiler<'a, 'r, 'f> {
@@ -216,7 +201,6 @@ impl<'a, 'r, 'f> Compiler<'a, 'r, 'f> {
             constants: Vec::new(),
             buffers: Vec::new(),
             seen: Vec::new(),
-            half_rows: HashSet::new(),
         }
     }
 

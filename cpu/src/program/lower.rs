@@ -4,7 +4,7 @@ use qhx_core::onnx::{Operator, attribute};
 use rten_onnx::onnx::{DataType, NodeProto};
 
 use super::attend::{Attend, Scales, Shape};
-use super::compile::{Compiler, Lowered, OwnRows, TOO_LARGE, Value, walk};
+use super::compile::{Compiler, Lowered, TOO_LARGE, Value, walk};
 use super::conv::{ConvShape, Padding};
 use super::kernels::{Binary, Reduction, Unary};
 use super::reader::{StoredMatmul, integer, integers, plain_attribute, positive, to_float};
@@ -529,16 +529,11 @@ impl<'a> Compiler<'a, '_, '_> {
         let (mask_rows, width) = (*mask_rows, *width);
         let mut caches = Vec::with_capacity(4);
         for [past, own] in [attention.keys, attention.values] {
-            let own = self.floats(own)?;
-            caches.push(match (attention.scales, self.value(past)?) {
-                (Some(_), cache) => cache.view,
-                (None, Value { view, elem: Elem::F16 }) => {
-                    self.half_rows.insert(OwnRows::of(&own));
-                    view
-                }
-                (None, _) => self.floats(past)?,
+            caches.push(match self.value(past)? {
+                Value { view, elem } if attention.scales.is_some() || elem == Elem::F16 => view,
+                _ => self.floats(past)?,
             });
-            caches.push(own);
+            caches.push(self.floats(own)?);
         }
         let rows_of = |view: &View| match *view.shape() {
             [n, rows, d] if n == heads && d == dim => Some(rows),

@@ -24,8 +24,6 @@ mod view;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use half::f16;
-use half::slice::{HalfBitsSliceExt as _, HalfFloatSliceExt as _};
 use qhx_core::artifacts::Mapped;
 use qhx_core::backend::Unsupported;
 use qhx_core::{Error, ErrorKind, Result, TensorInfo};
@@ -225,8 +223,8 @@ const SHARE: usize = 1 << 14;
 const LONG_SHARE: usize = 1 << 12;
 
 impl Program {
-    /// The program of a graph whose external data lies in `files`. With [`Caches::F16`] inputs that attention alone reads,
-    /// as its caches, are f16, and so are the outputs that become rows of them.
+    /// The program of a graph whose external data lies in `files`. With [`Caches::F16`] inputs that attention alone
+    /// reads, as its caches, are f16.
     ///
     /// # Errors
     /// The graph has an operator, a type or a size for which there are no instructions.
@@ -267,20 +265,6 @@ impl Program {
         let memory = Memory { program: self, inputs: &[], buffers: &scratch.buffers };
         let x = memory.words(walk.places[0])?;
         Singles { op: Unary::Copy, walk, at: 0, x, out: to }.dispatch();
-        Ok(())
-    }
-
-    /// The same as the bits of f16, by way of `floats`.
-    pub(crate) fn output_f16(
-        &self,
-        index: usize,
-        scratch: &Scratch,
-        floats: &mut Vec<f32>,
-        to: &mut [u16],
-    ) -> Result<()> {
-        floats.resize(to.len(), 0.0);
-        self.output(index, scratch, floats)?;
-        to.reinterpret_cast_mut::<f16>().convert_from_f32_slice(floats);
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! Values of a program: where they lie, and in which order they are read.
 
 /// The memory of a value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     /// An input of the graph.
     Input(usize),

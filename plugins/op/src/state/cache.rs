@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
+use half::f16;
+
 use super::int8::Rows;
+use crate::kernels::f32_to_f16;
 use crate::{BufferId, DType, Host};
 
 /// A cache of `outer` blocks of `capacity` rows of `row` bytes.
@@ -116,6 +119,28 @@ impl Cache {
             self.write_ring(source, stride, position, target, rows);
         } else {
             self.copy(source, stride, 0, target, position, rows);
+        }
+    }
+
+    /// As [`Cache::write`], of rows of f32 for a cache of f16.
+    pub fn write_f16(
+        &self,
+        host: &mut Host,
+        source: BufferId,
+        stride: usize,
+        position: usize,
+        rows: usize,
+    ) {
+        let (source, target) = host.pair(source, self.buffer);
+        let source: &[f32] = bytemuck::cast_slice(source);
+        let target: &mut [f16] = bytemuck::cast_slice_mut(target);
+        let width = self.row / size_of::<f16>();
+        for (from, slot, count) in self.runs(position, rows) {
+            for block in 0..self.outer {
+                let (from, to) = (block * stride + from, block * self.stride + slot);
+                let target = &mut target[to * width..][..count * width];
+                f32_to_f16(&source[from * width..][..count * width], target);
+            }
         }
     }
 

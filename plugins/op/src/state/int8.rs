@@ -50,6 +50,11 @@ pub(super) fn is_float(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::F32)
 }
 
+/// Whether rows of `new` are rounded for a cache of `past`.
+pub(super) fn become_f16(past: DType, new: DType) -> bool {
+    (past, new) == (DType::F16, DType::F32)
+}
+
 /// Name of the input of scales.
 fn scale_name(role: &str) -> String {
     format!("scale_{role}")
@@ -63,7 +68,7 @@ pub(super) fn recentred(bytes: &mut [u8], zero: u8) {
 /// What the rows of a new cache `past` are, where `next` is the index behind it in [`Wiring::caches`].
 ///
 /// # Errors
-/// When new rows are of another type that is not quantized, or the graph has scales for a cache of values.
+/// When new rows are of another type that is not converted, or the graph has scales for a cache of values.
 pub(super) fn rows_of(
     info: &GraphInfo,
     role: &str,
@@ -72,7 +77,7 @@ pub(super) fn rows_of(
 ) -> Result<Rows> {
     match zero_of(past.dtype).filter(|_| is_float(new.dtype)) {
         Some(zero) => return Ok(Rows::Int8 { scales: next, zero }),
-        None if past.dtype != new.dtype => {
+        None if past.dtype != new.dtype && !become_f16(past.dtype, new.dtype) => {
             return Err(Error::graph(format!(
                 "graph {:?}: {past} and {new} do not fit as a cache and its new rows: the dtypes differ",
                 info.name

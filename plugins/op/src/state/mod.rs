@@ -271,6 +271,9 @@ impl StateCarrier {
                 Rows::Int8 { scales, zero } => {
                     int8::write(host, append, [cache, &caches[scales]], zero, position, rows);
                 }
+                _ if append.dtype != cache.dtype => {
+                    cache.write_f16(host, append.new, append.rows, position, rows);
+                }
                 _ => cache.write(host, append.new, append.rows, position, rows),
             }
         }

@@ -381,6 +381,7 @@ impl Wiring {
         // Of int8 rows a byte is a value.
         let values = match cache.rows {
             Rows::Int8 { .. } => int8::is_float(dtype) && inner == cache.row,
+            _ if int8::become_f16(cache.dtype, dtype) => row == 2 * cache.row,
             _ => (dtype, row) == (cache.dtype, cache.row),
         };
         let fits = values && outer == cache.outer && (1..=cache.capacity).contains(&rows);
