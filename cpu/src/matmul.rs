@@ -6,7 +6,7 @@ use qhx_core::quantized::BLOCK;
 use rten_simd::SimdOp;
 
 use crate::backend::Activations;
-use crate::heads::{Columns, Turned};
+use crate::heads::{AddedRows, Columns, Turned};
 use crate::integers::{IntegerTask, Integers, integers};
 use crate::kernels::{Arrange, FEW, Rows, Task};
 use crate::team::Team;
@@ -14,6 +14,8 @@ use crate::weights::{Floats, Weights};
 
 /// Rows of weights in a task are a multiple of this, which the kernels compute without a rest.
 const ROW_STEP: usize = 32;
+/// Rows of results up to which offsets are added row by row.
+const FEW_ADDED: usize = 4;
 /// Tasks for each thread, so that none waits long for the last.
 const SHARES: usize = 4;
 /// Multiplications that are not worth waking a thread for.
@@ -92,7 +94,11 @@ impl Work<'_, '_> {
             Self::Rows { part, stride, x, mut out } => {
                 let Some(offsets) = part.offsets else { return part.multiply(&x.x, out) };
                 part.multiply(&x.x, out.iter_mut().map(|row| &mut **row).collect());
-                Columns { x: &x.sums, b: offsets, stride, add: true, out }.dispatch();
+                let (x, b) = (&x.sums, offsets);
+                match out.len() <= FEW_ADDED {
+                    true => AddedRows { x, b, stride, out }.dispatch(),
+                    false => Columns { x, b, stride, add: true, out }.dispatch(),
+                }
             }
             Self::Head { b, columns, x, out } => {
                 if out.len() <= FEW {
