@@ -188,6 +188,7 @@ impl ForgeOptions {
             task: self.task,
             prefill: self.prefill.clone(),
             one_prefill: false,
+            cpu_only: false,
             contexts: self.contexts.clone(),
             caches: self.caches,
             share_weights: self.share_weights,

@@ -178,7 +178,7 @@ pub fn plan(
         fold::apply(&mut made, &options.folds)?;
         Ok(made)
     };
-    let mut wanted = options.for_recipe(checkpoint);
+    let mut wanted = RecipeOptions { cpu_only: !compiled, ..options.for_recipe(checkpoint) };
     let checkpoint = &checkpoint.unused();
     let automatic = wanted.shards == AUTO_SHARDS;
     if automatic {

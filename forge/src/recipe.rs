@@ -134,6 +134,8 @@ pub struct RecipeOptions {
     /// Of the family's own choice of [`RecipeOptions::prefill`] only the largest number: the weights are large, and each
     /// number holds them once more.
     pub one_prefill: bool,
+    /// No NPU computes the graphs: several over the same weights hold them once.
+    pub cpu_only: bool,
     /// Positions of smaller contexts that have graphs of their own, ascending, each below [`RecipeOptions::max_ctx`]: see
     /// [`crate::kit::steps`].
     pub contexts: Vec<usize>,

@@ -87,6 +87,8 @@ fn a_cpu_bundle_is_whole_readable_and_the_same_every_time() {
             "onnx/lmhead.onnx_data",
             "onnx/prefill128.onnx",
             "onnx/prefill16.onnx",
+            "onnx/prefill32.onnx",
+            "onnx/prefill64.onnx",
             "qwen35-tied.json",
             "qwen35-tied_embed_f16.bin",
             "tokenizer.json",

@@ -59,10 +59,14 @@ pub(super) fn named(name: &str, ranges: &[Range<usize>]) -> Vec<(String, Range<u
 /// for short ones, many for the rest.
 pub const PREFILL_ROWS: [usize; 2] = [16, 128];
 
+/// Those that decoders for the CPU alone take as well, between [`PREFILL_ROWS`]'s first and a family's larger ones:
+/// a CPU computes all rows of a graph, also those behind the end of a prompt, and all graphs read one file of weights.
+const CPU_PREFILL_ROWS: [usize; 2] = [32, 64];
+
 /// The numbers of tokens that prefill graphs take at once, ascending: those of the options, each from 2 to
-/// the context, or else `default`, as far as it fits. Of `default` the largest number alone remains with
-/// [`RecipeOptions::one_prefill`], and where it would make more contexts than an NPU holds at once, its smallest numbers
-/// are left out.
+/// the context, or else `default`, as far as it fits, with 32 and 64 beside 16 where no NPU computes them. Of `default`
+/// the largest number alone remains with [`RecipeOptions::one_prefill`], and where it would make more contexts than an
+/// NPU holds at once, its smallest numbers are left out.
 ///
 /// # Errors
 /// When a number is below 2 or above the context.
@@ -79,8 +83,10 @@ pub(super) fn rows_beside(
     let mut rows = match &options.prefill {
         Some(asked) => asked.clone(),
         None => {
-            let fitting = default.iter().map(|rows| *rows.min(&options.max_ctx));
-            fitting.filter(|rows| *rows > 1).collect()
+            let few = options.cpu_only && default.contains(&PREFILL_ROWS[0]);
+            let between = |rows: &&usize| few && default.iter().any(|most| most > *rows);
+            let all = default.iter().chain(CPU_PREFILL_ROWS.iter().filter(between));
+            all.map(|rows| *rows.min(&options.max_ctx)).filter(|rows| *rows > 1).collect()
         }
     };
     rows.sort_unstable();
@@ -91,6 +97,7 @@ pub(super) fn rows_beside(
         |sizes: usize| (sizes + tokens).saturating_mul(options.shards).saturating_add(others);
     while options.prefill.is_none()
         && !options.share_weights
+        && !options.cpu_only
         && rows.len() > 1
         && (options.one_prefill || contexts(rows.len()) > MAX_CONTEXTS)
     {

@@ -243,7 +243,7 @@ pub(crate) struct ShapeArgs {
     /// Tokens that a prefill graph takes at once, and those of an encoder's graphs for shorter texts; several
     /// are separated by commas, 0 makes none [default: 16,128 where the family has such graphs,
     /// Qwen3-VL 16,320, PhiMoE 128, an encoder in one context 32,128; the larger alone for the NPU where
-    /// the weights are large]
+    /// the weights are large, and 32 and 64 between them for the CPU alone]
     #[arg(long, value_name = "P", value_delimiter = ',')]
     pub prefill: Option<Vec<usize>>,
     /// Smaller contexts that get graphs for one token of their own, such as 512,1024,2048: a token then reads as many
