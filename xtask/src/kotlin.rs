@@ -40,11 +40,11 @@ const HEARING: (&str, &[&str]) = (
 const CALLING: &str = "{% for tool in tools %}{{ tool.function.name }} {% endfor %}{# <tool_call> #}\
     {% for message in messages %}{{ message.content }}{% endfor %}";
 
-/// Builds the native part and the program, whose features what they share was built with.
+/// Builds the native part, and the program as it was tested: in two commands, as in one each would have features of the
+/// other's dependencies, and be built once more.
 fn native() -> Result<(PathBuf, PathBuf)> {
-    let features = PROGRAM.split(',').map(|feature| format!("qhx-cli/{feature}"));
-    let features = features.collect::<Vec<_>>().join(",");
-    let qhx = cargo::build(&["qhx-cli", "qhx-jni"], &["--features", &features], "qhx")?;
+    let qhx = cargo::build(&["qhx-cli"], &["--features", PROGRAM], "qhx")?;
+    cargo::run(&mut cargo::cargo(&["build", "--package", "qhx-jni"]))?;
     let (prefix, suffix) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
     let library = qhx.with_file_name(format!("{prefix}qhxjni{suffix}"));
     Ok((qhx, library))

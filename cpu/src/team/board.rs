@@ -1,7 +1,7 @@
 //! The board where the thread that executes a graph posts work, and from which its team takes it piece by piece.
 //!
 //! All that synchronizes them is here, over the atomics and the `wait` of the module `sync` beside this one: those of
-//! the standard library, and in `cpu/tests/loom.rs` those of loom, which tries all orders in which threads may run and
+//! the standard library, and in `tests/loom` those of loom, which tries all orders in which threads may run and
 //! see each other's writes.
 
 #![expect(unsafe_code, reason = "hands borrowed work to threads that stay for several pieces")]

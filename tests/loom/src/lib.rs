@@ -4,11 +4,13 @@
 //! loom compiles the board over atomics of its own. Data that pieces read and write lie in its cells, which panic where
 //! an access is not ordered after another one.
 
+#![cfg(test)]
+
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 
-#[path = "../src/team/board.rs"]
+#[path = "../../../cpu/src/team/board.rs"]
 mod board;
 
 use board::Board;
