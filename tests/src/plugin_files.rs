@@ -17,18 +17,8 @@ const PROGRAM: [&str; 2] = ["--package", "qhx-cli"];
 
 /// Builds the plugin crate `package` of this workspace and returns its library.
 pub fn build(package: &str) -> PathBuf {
-    build_in(workspace(), package)
-}
-
-/// Builds the plugin crate `package` of the workspace at `root`, into the target folder that this
-/// test was built into, so that dependencies are built once. A copy of a workspace must give its
-/// plugins other names.
-pub fn build_in(root: &Path, package: &str) -> PathBuf {
-    let mut what = vec!["--lib", "--package", package];
-    if root == workspace() {
-        what.extend(PROGRAM);
-    }
-    let file = run(root, &what).join(library_name(&package.replace('-', "_")));
+    let what = [&["--lib", "--package", package], &PROGRAM[..]].concat();
+    let file = run(&what).join(library_name(&package.replace('-', "_")));
     assert!(file.is_file(), "{} was not built", file.display());
     file
 }
@@ -36,7 +26,7 @@ pub fn build_in(root: &Path, package: &str) -> PathBuf {
 /// Builds the library that is the example `name` of `package`.
 pub fn build_example(package: &str, name: &str) -> PathBuf {
     let what = [&["--package", package, "--example", name], &PROGRAM[..]].concat();
-    let folder = run(workspace(), &what).join("examples");
+    let folder = run(&what).join("examples");
     let file = folder.join(library_name(name));
     assert!(file.is_file(), "{} was not built", file.display());
     file
@@ -60,15 +50,15 @@ pub fn programs() -> Vec<PathBuf> {
         packages.push(package);
     }
     let what: Vec<_> = packages.iter().flat_map(|package| ["--package", package]).collect();
-    let folder = run(workspace(), &what);
+    let folder = run(&what);
     names.into_iter().map(|name| folder.join(name)).collect()
 }
 
-/// Runs `cargo build` in a workspace and returns the folder of what it builds.
-pub(crate) fn run(root: &Path, what: &[&str]) -> PathBuf {
+/// Runs `cargo build`, into the target folder that this test was built into, and returns the folder of what it builds.
+fn run(what: &[&str]) -> PathBuf {
     let _guard = ONE_AT_A_TIME.lock();
     let mut command = qhx_paths::cargo();
-    cargo_build(&mut command, root, what);
+    cargo_build(&mut command, what);
     profile_folder().with_file_name("debug")
 }
 
@@ -80,20 +70,19 @@ fn profile_folder() -> PathBuf {
     test.ancestors().nth(2).expect("tests lie in <target>/<profile>/deps").to_owned()
 }
 
-fn cargo_build(command: &mut Command, root: &Path, what: &[&str]) {
+fn cargo_build(command: &mut Command, what: &[&str]) {
     let profile = profile_folder();
     let output = command
         .args(["build", "--quiet"])
         .args(what)
         .arg("--target-dir")
         .arg(profile.parent().expect("a profile lies in the target folder"))
-        .current_dir(root)
+        .current_dir(workspace())
         .output()
         .expect("cargo runs");
     assert!(
         output.status.success(),
-        "building {what:?} in {} failed:\n{}",
-        root.display(),
+        "building {what:?} failed:\n{}",
         String::from_utf8_lossy(&output.stderr)
     );
 }

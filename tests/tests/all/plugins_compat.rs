@@ -22,6 +22,7 @@ use qhx_plugins::{LoadErrorKind, Plugin, PluginOptions, Plugins};
 use qhx_tests::null_model::{self, Setup};
 use qhx_tests::plugin_files::workspace;
 use qhx_tests::variants::{Edit, Interface, Variant, Way, unchanged};
+use qhx_tiers::tier;
 
 /// Greedy continuation of the tokens 1, 2 by `test_frozen`: sums, modulo 16.
 const EXPECTED: [u32; 4] = [3, 6, 12, 8];
@@ -302,15 +303,33 @@ fn real_breaks_are_refused_in_one_sentence() {
     }
 }
 
+/// The present interface under another major version.
 #[test]
-fn plugins_that_were_built_otherwise_run() {
-    for way in [
-        Way { name: "-release-lto", release: true, ..PLAIN },
-        Way { name: "-allocator", args: &["--features", "other-allocator"], ..PLAIN },
-    ] {
-        let file = PLUGIN.build(way).plugin;
-        assert_eq!(generate(&file).0, EXPECTED, "{way:?}");
+fn a_plugin_of_another_major_version_is_refused_in_one_sentence() {
+    fn version_9(path: &str, text: String) -> String {
+        let version = format!("version = \"{}\"", qhx_plugins::interface_version());
+        if path == "Cargo.toml" { replace(&text, &version, "version = \"9.0.0\"") } else { text }
     }
+    let other = Variant { name: "another-major", edit: version_9, ..NEXT };
+    let error = Plugin::load(&other.build(PLAIN).plugin).unwrap_err();
+    assert_eq!(error.kind, LoadErrorKind::Incompatible);
+    let message = error.to_string();
+    let own = qhx_plugins::interface_version();
+    assert!(message.contains("9.0.0") && message.contains(own), "{message}");
+    assert_eq!(message.lines().count(), 1, "{message}");
+}
+
+#[test]
+fn a_plugin_with_another_allocator_runs() {
+    let way = Way { name: "-allocator", args: &["--features", "other-allocator"], ..PLAIN };
+    assert_eq!(generate(&PLUGIN.build(way).plugin).0, EXPECTED);
+}
+
+#[tier(full)]
+#[test]
+fn a_plugin_of_a_release_build_with_link_time_optimization_runs() {
+    let way = Way { name: "-release-lto", release: true, ..PLAIN };
+    assert_eq!(generate(&PLUGIN.build(way).plugin).0, EXPECTED);
 }
 
 /// The frozen plugin without a host.
@@ -340,6 +359,7 @@ fn compiler(command: &mut Command) -> Option<(String, u32)> {
     Some((text.trim().to_owned(), minor))
 }
 
+#[tier(full)]
 #[test]
 fn a_plugin_of_another_toolchain_runs() {
     /// The `rust-version` of the workspace.
