@@ -79,6 +79,15 @@ def test_work_is_cancelled_from_another_thread(model):
     assert model.generate(FRANCE["prompt"], **AS_LONG).text == FRANCE["text"]
 
 
+@pytest.fixture
+def interruptible():
+    """As in a terminal: jobs in the background of a shell ignore the signal, and Python leaves that as it is."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_a_generation(model):
     whole = model.generate(FRANCE["prompt"], **LONG)
     model.generate("Hi", max_new_tokens=1)
