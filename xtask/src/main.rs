@@ -29,7 +29,7 @@ Usage: cargo xtask COMMAND
       --fast          tests only: no formatting, lints, documentation and targets
       --full          every tiny model with every architecture, precision and number of shards
                       on the emulator, a minute of fuzzing a target instead of five seconds,
-                      all families with their ops linked in, licences, Windows with MSVC
+                      more families with their ops linked in, licences, Windows with MSVC
   fuzz [ARGS…]      feed damaged files to what reads files; --help says more
   miri              run the tests of the op author's kit under Miri (needs a nightly toolchain)
   check-targets     type-check the runtime for phones and laptops
