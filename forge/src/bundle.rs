@@ -47,7 +47,7 @@ pub(crate) struct Staging {
     overwrite: bool,
     finished: Vec<Finished>,
     /// Held as long as this lives: two processes must not fill one folder.
-    _lock: File,
+    _lock: Lock,
     /// Artifacts stay for the next attempt when this is dropped.
     keep: bool,
     /// The bundle is in its place.
@@ -456,12 +456,23 @@ pub(crate) fn unfinished(parent: &Path, name: &str) -> Vec<PathBuf> {
         .collect()
 }
 
+/// The lock of a staging folder.
+#[derive(Debug)]
+struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // A process that is being started has a copy of the file, which would hold the lock until it is closed there.
+        let _ = self.0.unlock();
+    }
+}
+
 /// Takes the lock of a staging folder.
-fn lock(path: &Path) -> Result<File> {
+fn lock(path: &Path) -> Result<Lock> {
     let fail = |e: std::io::Error| Error::io(ErrorKind::Io, path, e);
     let file = File::options().create(true).append(true).open(path).map_err(fail)?;
     match file.try_lock() {
-        Ok(()) => Ok(file),
+        Ok(()) => Ok(Lock(file)),
         Err(TryLockError::WouldBlock) => Err(Error::new(
             ErrorKind::Usage,
             format!("{}: this bundle is being made by another process", path.display()),
