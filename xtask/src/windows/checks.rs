@@ -117,8 +117,11 @@ fn closed_pipe(scene: &Scene) -> Result<()> {
     let arguments = ["generate", BUNDLE, PROMPT, "--max-new", "200", "--ignore-eos"];
     let mut child = piped(&mut scene.command(&arguments))?;
     let mut first = [0; 1];
-    if let Some(mut stdout) = child.stdout.take() {
-        stdout.read_exact(&mut first).map_err(|e| format!("standard output: {e}"))?;
+    if let Some(mut stdout) = child.stdout.take()
+        && let Err(error) = stdout.read_exact(&mut first)
+    {
+        let ran = finish(child, "qhx generate".to_owned())?;
+        return Err(ran.unexpected(&format!("text on standard output: {error}")));
     }
     // Nobody reads on, and that is no failure.
     let ran = finish(child, "qhx generate".to_owned())?.code(0)?;
