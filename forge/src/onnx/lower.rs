@@ -28,9 +28,6 @@ use crate::graph::{
 use crate::progress::Progress;
 use crate::weight::{Storage, Weight, fits_f16, stream};
 
-/// Begins the names of int64 constants.
-const SHAPES: &str = "int64.";
-
 /// The files of a lowered graph.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Written {
@@ -100,6 +97,8 @@ pub(crate) struct Known(HashMap<String, Lowered>);
 struct Lowered {
     initializers: Vec<TensorProto>,
     nodes: Vec<NodeProto>,
+    /// The int64 constants that the nodes read, which have other names in another graph.
+    shapes: HashMap<String, Vec<i64>>,
     offsets: Option<ExternalData>,
 }
 
@@ -204,23 +203,30 @@ impl Lowering<'_> {
             return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
         }
         let identity = identity(tensor, weight)?;
-        if let Some(Lowered { initializers, nodes, offsets }) = self.known.0.get(&identity) {
-            self.out.initializer.extend(initializers.iter().cloned());
-            self.out.node.extend(nodes.iter().cloned());
-            self.offsets.extend(offsets.clone().map(|offsets| (tensor.name.clone(), offsets)));
+        if let Some(lowered) = self.known.0.get(&identity) {
+            let Lowered { initializers, mut nodes, shapes, offsets } = lowered.clone();
+            self.out.initializer.extend(initializers);
+            for input in nodes.iter_mut().flat_map(|node| &mut node.input) {
+                if let Some(values) = shapes.get(input) {
+                    *input = self.int64s(values.clone());
+                }
+            }
+            self.out.node.extend(nodes);
+            self.offsets.extend(offsets.map(|offsets| (tensor.name.clone(), offsets)));
         } else {
             let [initializers, nodes] = [self.out.initializer.len(), self.out.node.len()];
             self.store(tensor, weight)?;
-            let lowered = Lowered {
-                initializers: self.out.initializer[initializers..].to_vec(),
-                nodes: self.out.node[nodes..].to_vec(),
-                offsets: self.offsets.get(&tensor.name).cloned(),
-            };
-            // Shapes have other names in another graph.
-            let mut inputs = lowered.nodes.iter().flat_map(|node| &node.input);
-            if !inputs.any(|input| input.starts_with(SHAPES)) {
-                self.known.0.insert(identity, lowered);
-            }
+            let nodes = self.out.node[nodes..].to_vec();
+            let shapes = self
+                .shapes
+                .iter()
+                .filter(|(_, name)| nodes.iter().any(|node| node.input.contains(name)));
+            let shapes: HashMap<_, _> =
+                shapes.map(|(values, name)| (name.clone(), values.clone())).collect();
+            let mut initializers = self.out.initializer[initializers..].to_vec();
+            initializers.retain(|one| !one.name.as_ref().is_some_and(|n| shapes.contains_key(n)));
+            let offsets = self.offsets.get(&tensor.name).cloned();
+            self.known.0.insert(identity, Lowered { initializers, nodes, shapes, offsets });
         }
         self.done += weight.qnn_bytes();
         self.progress.advance(self.done);
@@ -494,7 +500,7 @@ impl Lowering<'_> {
         if let Some(name) = self.shapes.get(&values) {
             return name.clone();
         }
-        let name = format!("{SHAPES}{}", self.shapes.len());
+        let name = format!("int64.{}", self.shapes.len());
         let raw = bytemuck::cast_slice(&values);
         self.initializer(&name, DataType::INT64, &[values.len()], raw);
         self.shapes.insert(values, name.clone());
