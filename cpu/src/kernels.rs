@@ -11,6 +11,7 @@ use std::array::from_fn;
 use std::borrow::Cow;
 use std::ops::Range;
 
+use half::slice::{HalfBitsSliceExt as _, HalfFloatSliceExt as _};
 use qhx_core::quantized::{BLOCK, NIBBLE_ZERO};
 use rten_simd::ops::{BitOps, Extend, IntOps, NumOps, ToFloat};
 use rten_simd::{Isa, SimdOp, f16};
@@ -37,12 +38,46 @@ pub(crate) enum Rows<'a> {
     /// Bits of f16.
     F16(&'a [u16]),
     /// int8, and a scale for each row.
-    I8(&'a [i8], &'a [f32]),
+    I8(&'a [i8], Scales<'a>),
     /// int8, and a scale for each [`BLOCK`].
-    I8Blocks(&'a [i8], &'a [f32]),
+    I8Blocks(&'a [i8], Scales<'a>),
     /// Four bits around 8, the first of two in the lower half of a byte, and a scale for each [`BLOCK`]. Eight of them
     /// are an i32 whose first byte is the lowest.
-    I4(&'a [i32], &'a [f32]),
+    I4(&'a [i32], Scales<'a>),
+}
+
+/// Scales of quantized weights.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Scales<'a> {
+    F32(&'a [f32]),
+    /// Bits of f16.
+    F16(&'a [u16]),
+}
+
+impl<'a> Scales<'a> {
+    #[inline]
+    fn get(self, index: usize) -> f32 {
+        match self {
+            Self::F32(all) => all[index],
+            Self::F16(all) => f16::from_bits(all[index]).to_f32(),
+        }
+    }
+
+    #[inline(always)]
+    fn cut(self, start: usize, count: usize) -> Self {
+        match self {
+            Self::F32(all) => Self::F32(&all[start..][..count]),
+            Self::F16(all) => Self::F16(&all[start..][..count]),
+        }
+    }
+
+    /// Writes as many as `to` has, which is all of them.
+    pub(crate) fn copy(self, to: &mut [f32]) {
+        match self {
+            Self::F32(all) => to.copy_from_slice(all),
+            Self::F16(all) => all.reinterpret_cast::<half::f16>().convert_to_f32_slice(to),
+        }
+    }
 }
 
 impl<'a> Rows<'a> {
@@ -51,21 +86,25 @@ impl<'a> Rows<'a> {
         fn cut<'a, T>(all: &'a [T], rows: &Range<usize>, each: usize) -> &'a [T] {
             all.get(rows.start * each..rows.end * each).unwrap_or_default()
         }
+        fn scales<'a>(all: Scales<'a>, rows: &Range<usize>, each: usize) -> Scales<'a> {
+            match all {
+                Scales::F32(all) => Scales::F32(cut(all, rows, each)),
+                Scales::F16(all) => Scales::F16(cut(all, rows, each)),
+            }
+        }
         let blocks = columns / BLOCK;
         match self {
             Self::F32(w) => Self::F32(cut(w, rows, columns)),
             Self::F16(w) => Self::F16(cut(w, rows, columns)),
-            Self::I8(w, scales) => Self::I8(cut(w, rows, columns), cut(scales, rows, 1)),
-            Self::I8Blocks(w, scales) => {
-                Self::I8Blocks(cut(w, rows, columns), cut(scales, rows, blocks))
+            Self::I8(w, of) => Self::I8(cut(w, rows, columns), scales(of, rows, 1)),
+            Self::I8Blocks(w, of) => {
+                Self::I8Blocks(cut(w, rows, columns), scales(of, rows, blocks))
             }
-            Self::I4(w, scales) => {
-                Self::I4(cut(w, rows, columns / PACKED), cut(scales, rows, blocks))
-            }
+            Self::I4(w, of) => Self::I4(cut(w, rows, columns / PACKED), scales(of, rows, blocks)),
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn row(self, index: usize, columns: usize) -> Row<'a> {
         fn cut<T>(all: &[T], index: usize, each: usize) -> &[T] {
             &all[index * each..][..each]
@@ -73,12 +112,14 @@ impl<'a> Rows<'a> {
         match self {
             Self::F32(w) => Row::F32(cut(w, index, columns)),
             Self::F16(w) => Row::F16(cut(w, index, columns)),
-            Self::I8(w, scales) => Row::I8(cut(w, index, columns), scales[index]),
+            Self::I8(w, scales) => Row::I8(cut(w, index, columns), scales.get(index)),
             Self::I8Blocks(w, scales) => {
-                Row::I8Blocks(cut(w, index, columns), cut(scales, index, columns / BLOCK))
+                let blocks = columns / BLOCK;
+                Row::I8Blocks(cut(w, index, columns), scales.cut(index * blocks, blocks))
             }
             Self::I4(w, scales) => {
-                Row::I4(cut(w, index, columns / PACKED), cut(scales, index, columns / BLOCK))
+                let blocks = columns / BLOCK;
+                Row::I4(cut(w, index, columns / PACKED), scales.cut(index * blocks, blocks))
             }
         }
     }
@@ -90,8 +131,8 @@ pub(crate) enum Row<'a> {
     F32(&'a [f32]),
     F16(&'a [u16]),
     I8(&'a [i8], f32),
-    I8Blocks(&'a [i8], &'a [f32]),
-    I4(&'a [i32], &'a [f32]),
+    I8Blocks(&'a [i8], Scales<'a>),
+    I4(&'a [i32], Scales<'a>),
 }
 
 /// What one thread computes at a time.
@@ -219,31 +260,40 @@ impl SimdOp for DequantizeRow<'_, '_> {
 fn few<I: Isa>(isa: I, task: &mut Task<'_, '_>, stride: usize) {
     let Task { weights, columns, x, ref mut out, .. } = *task;
     let count = out.first().map_or(0, |out| out.len());
+    let mut factors = vec![0f32; columns / BLOCK];
     let mut spread = vec![0f32; stride / PACKED];
     for (row, n) in (0..count).enumerate() {
         let row = weights.row(row, columns);
-        if let Row::I4(_, scales) = row {
-            fill(&mut spread, scales);
+        if let Row::I8Blocks(_, scales) | Row::I4(_, scales) = row {
+            scales.copy(&mut factors);
         }
+        let factors = match row {
+            Row::I4(..) => {
+                fill(&mut spread, factors.iter().copied());
+                &spread
+            }
+            _ => &factors,
+        };
         // The row is in the nearest cache when the next four come.
         for (out, x) in out.chunks_mut(4).zip(x.chunks(4 * stride)) {
             match out {
-                [a] => dots(isa, row, &spread, x, n, [a]),
-                [a, b] => dots(isa, row, &spread, x, n, [a, b]),
-                [a, b, c] => dots(isa, row, &spread, x, n, [a, b, c]),
-                [a, b, c, d] => dots(isa, row, &spread, x, n, [a, b, c, d]),
+                [a] => dots(isa, row, factors, x, n, [a]),
+                [a, b] => dots(isa, row, factors, x, n, [a, b]),
+                [a, b, c] => dots(isa, row, factors, x, n, [a, b, c]),
+                [a, b, c, d] => dots(isa, row, factors, x, n, [a, b, c, d]),
                 _ => {}
             }
         }
     }
 }
 
-/// Element `n` of each `out` becomes the product of its row of `x` with a row of weights.
+/// Element `n` of each `out` becomes the product of its row of `x` with a row of weights. `factors` has the scales of
+/// blocks, those of four bits as [`fill`] leaves them.
 #[inline(always)]
 fn dots<I: Isa, const M: usize>(
     isa: I,
     row: Row<'_>,
-    spread: &[f32],
+    factors: &[f32],
     x: &[f32],
     n: usize,
     out: [&mut &mut [f32]; M],
@@ -254,8 +304,8 @@ fn dots<I: Isa, const M: usize>(
         Row::F32(w) => tile(isa, x, [w]).map(|[sum]| sum),
         Row::F16(w) => dots_f16(isa, x, halves(w)),
         Row::I8(w, scale) => dots_i8::<I, M, false>(isa, x, w, &[]).map(|sum| sum * scale),
-        Row::I8Blocks(w, scales) => dots_i8::<I, M, true>(isa, x, w, scales),
-        Row::I4(w, _) => dots_i4(isa, x, w, spread),
+        Row::I8Blocks(w, _) => dots_i8::<I, M, true>(isa, x, w, factors),
+        Row::I4(w, _) => dots_i4(isa, x, w, factors),
     };
     out.into_iter().zip(sums).for_each(|(out, sum)| out[n] = sum);
 }
@@ -459,9 +509,9 @@ pub(crate) fn floats_of_i8<I: Isa>(isa: I, w: I::I8) -> [I::F32; 4] {
 }
 
 /// Writes each scale to the four lanes that hold its block. What is after the last keeps its 0.
-fn fill(spread: &mut [f32], scales: &[f32]) {
+fn fill(spread: &mut [f32], scales: impl Iterator<Item = f32>) {
     for (places, scale) in spread.as_chunks_mut::<4>().0.iter_mut().zip(scales) {
-        *places = [*scale; 4];
+        *places = [scale; 4];
     }
 }
 
@@ -551,7 +601,7 @@ fn dequantize<I: Isa>(
         Rows::I8(w, scales) | Rows::I8Blocks(w, scales) => {
             let (bytes, w) = (isa.i8(), &w[from..from + to.len()]);
             let blocks = matches!(weights, Rows::I8Blocks(..));
-            let scale = |at: usize| scales[if blocks { (from + at) / BLOCK } else { row }];
+            let scale = |at: usize| scales.get(if blocks { (from + at) / BLOCK } else { row });
             let step = bytes.len();
             let whole = to.len() / step * step;
             for at in (0..whole).step_by(step) {
@@ -566,7 +616,8 @@ fn dequantize<I: Isa>(
         }
         Rows::I4(w, scales) => {
             let w = &w[row * columns / PACKED..][..columns / PACKED];
-            fill(spread, &scales[row * columns / BLOCK..][..columns / BLOCK]);
+            let first = row * columns / BLOCK;
+            fill(spread, (first..first + columns / BLOCK).map(|block| scales.get(block)));
             for (index, to) in to.chunks_exact_mut(PACKED * lanes).enumerate() {
                 let at = start / PACKED + index * lanes;
                 let factors = ops.load(&spread[at..at + lanes]);
@@ -607,8 +658,37 @@ pub(crate) mod tests {
         F32(Vec<f32>),
         F16(Vec<u16>),
         I8(Vec<i8>, Vec<f32>),
-        I8Blocks(Vec<i8>, Vec<f32>),
-        I4(Vec<i32>, Vec<f32>),
+        I8Blocks(Vec<i8>, Factors),
+        I4(Vec<i32>, Factors),
+    }
+
+    /// Scales of blocks.
+    #[derive(Clone)]
+    pub(crate) enum Factors {
+        F32(Vec<f32>),
+        F16(Vec<u16>),
+    }
+
+    impl Factors {
+        fn both(count: usize, seed: u32) -> [Self; 2] {
+            let all = numbers(count, seed);
+            let halves = all.iter().map(|scale| f16::from_f32(*scale).to_bits()).collect();
+            [Self::F32(all), Self::F16(halves)]
+        }
+
+        fn scales(&self) -> Scales<'_> {
+            match self {
+                Self::F32(all) => Scales::F32(all),
+                Self::F16(all) => Scales::F16(all),
+            }
+        }
+
+        fn value(&self, at: usize) -> f64 {
+            f64::from(match self {
+                Self::F32(all) => all[at],
+                Self::F16(all) => f16::from_bits(all[at]).to_f32(),
+            })
+        }
     }
 
     impl Stored {
@@ -621,10 +701,12 @@ pub(crate) mod tests {
                 Self::F32(wide),
             ];
             if columns.is_multiple_of(BLOCK) {
-                all.push(Self::I8Blocks(bytes, numbers(rows * columns / BLOCK, 23)));
                 let words = numbers(rows * columns / PACKED, 13);
-                let words = words.iter().map(|w| (w * i32::MAX as f32) as i32).collect();
-                all.push(Self::I4(words, numbers(rows * columns / BLOCK, 17)));
+                let words: Vec<_> = words.iter().map(|w| (w * i32::MAX as f32) as i32).collect();
+                for factors in Factors::both(rows * columns / BLOCK, 23) {
+                    all.push(Self::I8Blocks(bytes.clone(), factors.clone()));
+                    all.push(Self::I4(words.clone(), factors));
+                }
             }
             all
         }
@@ -633,9 +715,9 @@ pub(crate) mod tests {
             match self {
                 Self::F32(w) => Rows::F32(w),
                 Self::F16(w) => Rows::F16(w),
-                Self::I8(w, scales) => Rows::I8(w, scales),
-                Self::I8Blocks(w, scales) => Rows::I8Blocks(w, scales),
-                Self::I4(w, scales) => Rows::I4(w, scales),
+                Self::I8(w, scales) => Rows::I8(w, Scales::F32(scales)),
+                Self::I8Blocks(w, factors) => Rows::I8Blocks(w, factors.scales()),
+                Self::I4(w, factors) => Rows::I4(w, factors.scales()),
             }
         }
 
@@ -644,11 +726,11 @@ pub(crate) mod tests {
                 Self::F32(w) => f64::from(w[at]),
                 Self::F16(w) => f64::from(f16::from_bits(w[at]).to_f32()),
                 Self::I8(w, scales) => f64::from(w[at]) * f64::from(scales[at / columns]),
-                Self::I8Blocks(w, scales) => f64::from(w[at]) * f64::from(scales[at / BLOCK]),
-                Self::I4(w, scales) => {
+                Self::I8Blocks(w, factors) => f64::from(w[at]) * factors.value(at / BLOCK),
+                Self::I4(w, factors) => {
                     let mut integers = [0; PACKED];
                     unpack_nibbles(&w[at / PACKED].to_le_bytes(), &mut integers);
-                    f64::from(integers[at % PACKED]) * f64::from(scales[at / BLOCK])
+                    f64::from(integers[at % PACKED]) * factors.value(at / BLOCK)
                 }
             }
         }

@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use qhx_core::artifacts::Mapped;
-use qhx_core::quantized::{BLOCK, Bits, QuantizedForm};
+use qhx_core::quantized::{BLOCK, Bits, QuantizedForm, repeated};
 use rten_simd::SimdOp;
 
-use crate::kernels::{DequantizeRow, Rows};
+use crate::kernels::{self, DequantizeRow, Rows};
 
 /// Elements of a matrix: those of a mapped file, or a copy.
 #[derive(Debug, Clone)]
@@ -64,19 +64,48 @@ impl Floats {
     }
 }
 
+/// Scales of quantized weights.
+#[derive(Debug, Clone)]
+pub(crate) enum Scales {
+    F32(Floats),
+    F16(Stored),
+}
+
+impl Scales {
+    fn get(&self) -> kernels::Scales<'_> {
+        match self {
+            Self::F32(scales) => kernels::Scales::F32(scales.get()),
+            Self::F16(scales) => kernels::Scales::F16(scales.elements()),
+        }
+    }
+
+    /// Those of blocks that are `pieces` shorter ones each.
+    pub(crate) fn repeated(self, pieces: usize) -> Self {
+        if pieces == 1 {
+            return self;
+        }
+        match self.get() {
+            kernels::Scales::F32(scales) => Self::F32(Floats::Own(repeated(scales, pieces))),
+            kernels::Scales::F16(scales) => {
+                Self::F16(Stored::copied(bytemuck::cast_slice(&repeated(scales, pieces))))
+            }
+        }
+    }
+}
+
 /// How the elements of a matrix are stored.
 #[derive(Debug, Clone)]
 pub(crate) enum Form {
     F32,
     F16,
     /// Integers in one of the forms that are multiplied as they are ([`Form::quantized`]), and their scales.
-    Quantized(QuantizedForm, Floats),
+    Quantized(QuantizedForm, Scales),
 }
 
 impl Form {
     /// Quantized weights of this number of columns: with eight bits a scale for each row or each [`BLOCK`], with four bits for
     /// each [`BLOCK`]. Offsets are kept beside them ([`Weights::offsets`]).
-    pub(crate) fn quantized(form: QuantizedForm, columns: usize, scales: Floats) -> Option<Self> {
+    pub(crate) fn quantized(form: QuantizedForm, columns: usize, scales: Scales) -> Option<Self> {
         let rows = form.bits == Bits::Eight && form.block == columns;
         let known = rows || form.block == BLOCK && columns.is_multiple_of(BLOCK);
         (known && !form.offsets).then_some(Self::Quantized(form, scales))
@@ -134,7 +163,10 @@ impl Weights {
     pub(crate) fn extent(&self) -> (usize, u64) {
         let scales = match &self.form {
             Form::F32 | Form::F16 => 0,
-            Form::Quantized(_, scales) => size_of_val(scales.get()),
+            Form::Quantized(_, scales) => match scales.get() {
+                kernels::Scales::F32(scales) => size_of_val(scales),
+                kernels::Scales::F16(scales) => size_of_val(scales),
+            },
         };
         let offsets = self.offsets.as_ref().map_or(0, |offsets| size_of_val(offsets.get()));
         let bytes = self.stored.bytes();

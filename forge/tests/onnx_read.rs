@@ -75,6 +75,32 @@ fn graphs_are_read_back_with_the_very_numbers() {
     }
 }
 
+#[test]
+fn scales_of_blocks_take_two_bytes_if_nothing_is_lost() {
+    let awq = fixture("quantised/awq");
+    let kinds = Checkpoint::open_gguf(&fixture("quantised/kinds.gguf"), Some(&awq)).unwrap();
+    let awq = Checkpoint::open(&awq).unwrap();
+    // Those of GGUF's Q4_K are products, which have more bits than f16.
+    for (checkpoint, name, shape, half) in [
+        (awq, "layers.0.mlp.gate_proj.weight", [96, 64], true),
+        (kinds, "layers.4.mlp.up_proj.weight", [3, 256], false),
+    ] {
+        let weight = Precision::W4A16.weight(checkpoint.matrix(name, shape).unwrap());
+        assert!(matches!(weight.storage(), Storage::Blocks(_)), "{weight:?}");
+        let mut b = GraphBuilder::new("scales");
+        let x = b.input("x", Elem::Activation, &[1, shape[1]]).unwrap();
+        let y = b.linear("matmul", x, weight, None).unwrap();
+        b.output("y", y).unwrap();
+        let graph = b.finish().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let model = write(&graph, folder.path(), &mut Silent).unwrap().model;
+        let bytes = std::fs::read(&model).unwrap();
+        let suffix = b".scale.f16";
+        assert_eq!(bytes.windows(suffix.len()).any(|part| part == suffix), half, "{name}");
+        assert_same(&read(&model, folder.path()).unwrap(), &graph);
+    }
+}
+
 /// A small model in `folder`.
 fn model(folder: &Path) -> PathBuf {
     let mut b = GraphBuilder::new("small");

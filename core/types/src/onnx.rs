@@ -180,8 +180,8 @@ pub fn swapped(rank: usize) -> Vec<i64> {
 }
 
 /// A weight `[rows, columns]` of 4 bits in blocks of [`BLOCK`], for `MatMulNBits`: initializers `[rows, blocks, BLOCK /
-/// 2]` of uint8 with two integers a byte ([`pack_nibbles`](crate::quantized::pack_nibbles)) and `[rows, blocks]` of f32
-/// scales.
+/// 2]` of uint8 with two integers a byte ([`pack_nibbles`](crate::quantized::pack_nibbles)) and `[rows, blocks]` of
+/// scales: f32, or f16 that a `Cast` ([`STORED_FLOATS`]) makes f32.
 ///
 /// Offsets are a term of their own, which `Add` adds: `Σ_b (Σ_{k in b} x_k) · shift_b`, where a shift is what an offset
 /// adds to the reals of its block. The inner sum is `Reshape` to [`NBits::parts`] and `ReduceSum` along
@@ -256,7 +256,7 @@ impl NBits {
 }
 
 /// A weight `[rows, columns]` of 8 bits, or of 4 bits a byte each, in blocks of any length: `DequantizeLinear` of int8
-/// `[rows · blocks, block]` along [`ROW_AXIS`] with as many f32 scales, `Add` of `[rows · blocks, 1]` shifts where it
+/// `[rows · blocks, block]` along [`ROW_AXIS`] with as many scales, stored as those of [`NBits`], `Add` of `[rows · blocks, 1]` shifts where it
 /// has offsets, then `Reshape` to the matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DequantizedBlocks {

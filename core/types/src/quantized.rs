@@ -246,7 +246,7 @@ pub fn unpack_nibbles(packed: &[u8], out: &mut [i8]) {
 }
 
 /// The scales or offsets of blocks that are `pieces` shorter ones each.
-pub fn repeated(numbers: &[f32], pieces: usize) -> Vec<f32> {
+pub fn repeated<T: Copy>(numbers: &[T], pieces: usize) -> Vec<T> {
     numbers.iter().flat_map(|number| std::iter::repeat_n(*number, pieces)).collect()
 }
 

@@ -37,13 +37,13 @@ mod dots;
 mod matrices;
 
 use std::arch::aarch64::*;
-use std::arch::is_aarch64_feature_detected;
+use std::arch::{asm, is_aarch64_feature_detected};
 use std::slice::from_ref;
 
 use qhx_core::quantized::{BLOCK, NIBBLE_ZERO};
 
 use super::{GROUP, IntegerTask, Words};
-use crate::kernels::{Row, Rows};
+use crate::kernels::{Row, Rows, Scales};
 
 /// How far from 0 integers of 16 bits are at most: 256 · 127 + 127, as -128 has no opposite.
 pub(super) const LIMIT: f32 = 32639.0;
@@ -276,8 +276,27 @@ fn groups<'f, const N: usize>(
 /// What two rows of weights are in the form of one.
 enum Pair<'a> {
     I8([&'a [i8]; PAIR], [f32; PAIR]),
-    I8Blocks([&'a [i8]; PAIR], [&'a [f32]; PAIR]),
-    I4([&'a [i8]; PAIR], [&'a [f32]; PAIR]),
+    I8Blocks([&'a [i8]; PAIR], PairScales<'a>),
+    I4([&'a [i8]; PAIR], PairScales<'a>),
+}
+
+/// Scales of two rows of blocks.
+#[derive(Clone, Copy)]
+enum PairScales<'a> {
+    F32([&'a [f32]; PAIR]),
+    F16([&'a [u16]; PAIR]),
+}
+
+impl<'a> PairScales<'a> {
+    /// Nothing if they are not of one kind.
+    #[inline(always)]
+    fn new(a: Scales<'a>, b: Scales<'a>) -> Option<Self> {
+        match (a, b) {
+            (Scales::F32(a), Scales::F32(b)) => Some(Self::F32([a, b])),
+            (Scales::F16(a), Scales::F16(b)) => Some(Self::F16([a, b])),
+            _ => None,
+        }
+    }
 }
 
 impl<'a> Pair<'a> {
@@ -287,10 +306,11 @@ impl<'a> Pair<'a> {
         Some(match (a, b) {
             (Row::I8(a, first), Row::I8(b, second)) => Self::I8([a, b], [first, second]),
             (Row::I8Blocks(a, first), Row::I8Blocks(b, second)) => {
-                Self::I8Blocks([a, b], [first, second])
+                Self::I8Blocks([a, b], PairScales::new(first, second)?)
             }
             (Row::I4(a, first), Row::I4(b, second)) => {
-                Self::I4([bytemuck::cast_slice(a), bytemuck::cast_slice(b)], [first, second])
+                let w = [bytemuck::cast_slice(a), bytemuck::cast_slice(b)];
+                Self::I4(w, PairScales::new(first, second)?)
             }
             _ => return None,
         })
@@ -302,6 +322,16 @@ impl<'a> Pair<'a> {
 #[target_feature(enable = "neon")]
 fn factors(scales: &[Filled<'_, f32, BLOCKS>; PAIR], index: usize) -> [float32x4_t; PAIR] {
     [floats(scales[0].get(index)), floats(scales[1].get(index))]
+}
+
+/// As [`factors`], of the bits of f16.
+#[inline]
+#[target_feature(enable = "neon")]
+fn factors_of_halves(
+    scales: &[Filled<'_, u16, BLOCKS>; PAIR],
+    index: usize,
+) -> [float32x4_t; PAIR] {
+    [floats_of_halves(scales[0].get(index)), floats_of_halves(scales[1].get(index))]
 }
 
 /// Writes what is computed of two rows of weights, from element `n` of each `out` on.
@@ -335,7 +365,7 @@ impl Wide {
             }
             Row::I8Blocks(w, from) => {
                 copy(values, w);
-                scales.copy_from_slice(from);
+                from.copy(scales);
             }
             Row::I4(w, from) => {
                 let mut values = values;
@@ -343,7 +373,7 @@ impl Wide {
                     let unpacked = unpacked(w);
                     unpacked.iter().zip(values.by_ref()).for_each(|(w, to)| *to = *w);
                 }
-                scales.copy_from_slice(from);
+                from.copy(scales);
             }
             Row::F32(_) | Row::F16(_) => {}
         }
@@ -415,6 +445,25 @@ fn integers(lanes: &[i32; LANES]) -> int32x4_t {
 fn floats(lanes: &[f32; LANES]) -> float32x4_t {
     // SAFETY: as above.
     unsafe { vld1q_f32(lanes.as_ptr()) }
+}
+
+/// Bits of f16 as f32.
+#[inline]
+#[target_feature(enable = "neon")]
+fn floats_of_halves(bits: &[u16; LANES]) -> float32x4_t {
+    // SAFETY: as above.
+    let halves = unsafe { vld1_u16(bits.as_ptr()) };
+    let floats;
+    // SAFETY: the instruction, which every processor has, only computes with these registers.
+    unsafe {
+        asm!(
+            "fcvtl {floats:v}.4s, {halves:v}.4h",
+            floats = lateout(vreg) floats,
+            halves = in(vreg) halves,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    floats
 }
 
 #[inline]

@@ -68,7 +68,9 @@ impl Level {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512vnni");
-        let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        let avx2 = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
         let vnni = avx2 && is_x86_feature_detected!("avxvnni");
         [(avx512 && avx2, Self::Avx512), (vnni, Self::AvxVnni), (avx2, Self::Avx2)]
             .into_iter()
@@ -242,7 +244,7 @@ impl Wide {
         let scales = &mut self.scales[row * blocks..][..blocks];
         match weights {
             Row::I8(_, scale) => scales.fill(scale),
-            Row::I8Blocks(_, from) | Row::I4(_, from) => scales.copy_from_slice(from),
+            Row::I8Blocks(_, from) | Row::I4(_, from) => from.copy(scales),
             Row::F32(_) | Row::F16(_) => {}
         }
         match (weights, BYTES) {

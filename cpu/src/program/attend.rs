@@ -13,7 +13,7 @@ use rten_vecmath::Exp;
 
 use super::Dense;
 use crate::heads::{Columns, StoredColumns, Turned};
-use crate::kernels::{FEW, Rows, Task};
+use crate::kernels::{FEW, Rows, Scales, Task};
 use crate::team::Team;
 
 /// What is added to hidden scores at most. The weight of a score that is thousands below another is 0 in f32.
@@ -78,7 +78,7 @@ pub(super) struct Attend {
     pub(super) q: Dense,
     pub(super) keys: [Dense; 2],
     pub(super) values: [Dense; 2],
-    pub(super) scales: Option<Scales>,
+    pub(super) scales: Option<CacheScales>,
     pub(super) mask: Dense,
     /// Its place among those of [`super::Scratch`].
     pub(super) seen: usize,
@@ -87,7 +87,7 @@ pub(super) struct Attend {
 
 /// Of caches of int8.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Scales {
+pub(super) struct CacheScales {
     /// A scale for each row of the keys, and of the values.
     pub(super) rows: [Dense; 2],
     /// What all of them are multiplied with.
@@ -344,7 +344,7 @@ impl Operands<'_> {
                 let (weights, step) = match keys {
                     Stored::F32(keys) => (Rows::F32(keys), 1.0),
                     Stored::F16(keys) => (Rows::F16(keys), 1.0),
-                    Stored::I8(keys, scales, step) => (Rows::I8(keys, scales), step),
+                    Stored::I8(keys, scales, step) => (Rows::I8(keys, Scales::F32(scales)), step),
                 };
                 Task { weights, columns: dim, x: &q, out, bias: None }.dispatch();
                 if step != 1.0 {

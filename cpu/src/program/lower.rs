@@ -3,7 +3,7 @@
 use qhx_core::onnx::{Operator, attribute};
 use rten_onnx::onnx::{DataType, NodeProto};
 
-use super::attend::{Attend, Scales, Shape};
+use super::attend::{Attend, CacheScales, Shape};
 use super::compile::{Compiler, Lowered, TOO_LARGE, Value, walk};
 use super::conv::{ConvShape, Padding};
 use super::kernels::{Binary, Reduction, Unary};
@@ -562,7 +562,7 @@ impl<'a> Compiler<'a, '_, '_> {
                     let fits = view.shape() == [heads, 1, capacity];
                     if fits { Ok(self.dense(view)?.0) } else { Err(SIZES.to_owned()) }
                 };
-                Some(Scales { rows: [rows(names[0])?, rows(names[1])?], step })
+                Some(CacheScales { rows: [rows(names[0])?, rows(names[1])?], step })
             }
             None => None,
         };

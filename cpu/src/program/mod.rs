@@ -30,14 +30,14 @@ use qhx_core::{Error, ErrorKind, Result, TensorInfo};
 use rten_onnx::onnx::ModelProto;
 use rten_simd::SimdOp;
 
-use self::attend::{Attend, MaskShape, Scales, Seen, Stored};
+use self::attend::{Attend, CacheScales, MaskShape, Seen, Stored};
 use self::conv::{Conv, ConvShape, Padding};
 use self::kernels::{
     Binary, IntPairs, LayerNorm, Pairs, Reduce, Reduction, Singles, ToF32, Unary, softmax,
 };
 use self::view::{Place, Walk};
 use crate::backend::{Activations, Caches};
-use crate::kernels::Rows;
+use crate::kernels::{Rows, Scales};
 use crate::matmul::{Heads, Matrix, Operands, multiply};
 use crate::team::Team;
 use crate::weights::{Floats, Weights};
@@ -336,7 +336,7 @@ impl Program {
                     let Input::I8(values) = memory.given(b.place)? else {
                         return Err(internal("weights are not int8"));
                     };
-                    let all = Rows::I8(values, scales);
+                    let all = Rows::I8(values, Scales::F32(scales));
                     let (rows_of, columns) = (scales.len(), *columns);
                     let matrix = Matrix {
                         all,
@@ -456,7 +456,7 @@ impl<'a> Memory<'a> {
         let Attend { keys: [past_k, k], values: [past_v, v], scales, .. } = *attend;
         let past = match scales {
             None => [self.floats(past_k)?, self.floats(past_v)?],
-            Some(Scales { rows: [of_k, of_v], step }) => [
+            Some(CacheScales { rows: [of_k, of_v], step }) => [
                 Stored::I8(self.bytes(past_k)?, self.dense(of_k)?, step),
                 Stored::I8(self.bytes(past_v)?, self.dense(of_v)?, step),
             ],

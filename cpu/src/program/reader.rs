@@ -13,7 +13,7 @@ use qhx_core::onnx::{
 use qhx_core::quantized::{BLOCK, Bits, QuantizedForm, by_block, repeated};
 use rten_onnx::onnx::{AttributeProto, DataLocation, DataType, GraphProto, NodeProto, TensorProto};
 
-use crate::weights::{Floats, Form, Stored, Weights};
+use crate::weights::{Floats, Form, Scales, Stored, Weights};
 
 /// A graph by its names.
 pub(super) struct Reader<'a, 'f> {
@@ -134,7 +134,7 @@ impl<'a, 'f> Reader<'a, 'f> {
                     && node.attribute.iter().all(|a| a.name.as_deref() == Some(attribute::AXIS));
                 let form = |[rows, columns]: [usize; 2]| {
                     let form = QuantizedForm::symmetric(Bits::Eight, columns);
-                    let scales = self.floats(scales, &DequantizedBlocks::scale_dims(rows))?;
+                    let scales = self.scales(scales, &DequantizedBlocks::scale_dims(rows))?;
                     Form::quantized(form, columns, scales)
                 };
                 rows.then(|| self.matrix(source, DataType::INT8, 1, form))?
@@ -173,10 +173,7 @@ impl<'a, 'f> Reader<'a, 'f> {
             return Some(Weights::own(rows, columns, &values));
         };
         let Form::Quantized(form, scales) = blocks.form else { return None };
-        let scales = match pieces {
-            1 => scales,
-            _ => Floats::Own(repeated(scales.get(), pieces)),
-        };
+        let scales = scales.repeated(pieces);
         let offsets = shifts
             .map(|shifts| Floats::Own(by_block(&repeated(shifts.get(), pieces), columns / BLOCK)));
         let form = Form::quantized(QuantizedForm { block: BLOCK, ..form }, columns, scales)?;
@@ -209,8 +206,8 @@ impl<'a, 'f> Reader<'a, 'f> {
         let bytes = usize::try_from(NBits::FORM.bits.packed(integers)).ok()?;
         let stored = self.stored(tensor, DataType::UINT8, bytes, 4)?;
         let flat = rows.checked_mul(packed.blocks())?;
-        let scales = self.floats(scales_name, &packed.scale_dims());
-        let scales = scales.or_else(|| self.floats(scales_name, &[flat]))?;
+        let scales = self.scales(scales_name, &packed.scale_dims());
+        let scales = scales.or_else(|| self.scales(scales_name, &[flat]))?;
         let form = Form::quantized(NBits::FORM, columns, scales)?;
         Some(Weights { rows, columns, form, stored, offsets: None })
     }
@@ -241,6 +238,24 @@ impl<'a, 'f> Reader<'a, 'f> {
         (length == bytes).then(|| Stored::new(file, range, align))?
     }
 
+    /// Scales of this shape: f32, or f16 that a node makes f32.
+    fn scales(&self, name: &str, shape: &[usize]) -> Option<Scales> {
+        if let Some(scales) = self.floats(name, shape) {
+            return Some(Scales::F32(scales));
+        }
+        let (stored, dims) = self.halves(name)?;
+        (dims == shape).then_some(Scales::F16(stored))
+    }
+
+    /// A constant of f16 that a node makes f32, and its sizes.
+    fn halves(&self, name: &str) -> Option<(Stored, Vec<usize>)> {
+        let node = self.made_by(name, STORED_FLOATS).filter(|node| to_float(node))?;
+        let tensor = self.initializers.get(node.input.first()?.as_str())?;
+        let dims = sizes(&tensor.dims)?;
+        let bytes = dims.iter().try_fold(2usize, |bytes, n| bytes.checked_mul(*n))?;
+        Some((self.stored(tensor, DataType::FLOAT16, bytes, 2)?, dims))
+    }
+
     /// A constant of f32 and of this shape.
     pub(super) fn floats(&self, name: &str, shape: &[usize]) -> Option<Floats> {
         let tensor = self.initializers.get(name)?;
@@ -259,11 +274,8 @@ impl<'a, 'f> Reader<'a, 'f> {
         if let Some(tensor) = self.initializers.get(name) {
             return Some((self.words(tensor, DataType::FLOAT)?, sizes(&tensor.dims)?));
         }
-        if let Some(node) = self.made_by(name, STORED_FLOATS).filter(|node| to_float(node)) {
-            let tensor = self.initializers.get(node.input.first()?.as_str())?;
-            let dims = sizes(&tensor.dims)?;
-            let columns = dims.iter().try_fold(1usize, |all, n| all.checked_mul(*n))?;
-            let stored = self.stored(tensor, DataType::FLOAT16, columns.checked_mul(2)?, 2)?;
+        if let Some((stored, dims)) = self.halves(name) {
+            let columns = dims.iter().product();
             let row = Weights { rows: 1, columns, form: Form::F16, stored, offsets: None };
             return Some((Floats::Own(row.dequantized()), dims));
         }

@@ -165,12 +165,8 @@ impl Files<'_> {
             return Err("integers of 4 or 8 bits were expected".to_owned());
         };
         let count = shape[0].saturating_mul(shape[1]);
-        let half = format!("{name}{}", suffix::FLOAT16);
         let numbers = match storage.form(shape[1]) {
-            None if known.contains_key(&half) => {
-                Stored::Half(self.numbers(known, &half, DataType::FLOAT16, count, 2)?)
-            }
-            None => Stored::Float(self.numbers(known, name, DataType::FLOAT, count, 4)?),
+            None => Stored::Floats(self.reals(known, name, count)?),
             Some(form) => {
                 let blocks = form.blocks(shape[1]).and_then(|n| n.checked_mul(shape[0]));
                 let blocks = blocks.ok_or("the blocks do not divide its rows")?;
@@ -185,7 +181,7 @@ impl Files<'_> {
                     self.numbers(known, &format!("{name}{suffix}"), data_type, bytes, 1)?;
                 let scale = format!("{name}{}", suffix::SCALE);
                 let count = blocks.saturating_mul(pieces);
-                let scales = self.numbers(known, &scale, DataType::FLOAT, count, 4)?;
+                let scales = self.reals(known, &scale, count)?;
                 let offsets = match &stored {
                     super::ir::StoredStorage::Blocks { offsets: Some(part), .. } => {
                         Some(self.part(part, blocks, 4)?)
@@ -198,6 +194,15 @@ impl Files<'_> {
         };
         let source = InitializerSource { name: name.to_owned(), shape, numbers };
         Ok(Weight::new(Arc::new(source), storage))
+    }
+
+    /// The `count` elements of an initializer of f32, or of one of f16 that a node makes f32.
+    fn reals(&mut self, known: &Initializers, name: &str, count: usize) -> Result<Reals, String> {
+        let half = format!("{name}{}", suffix::FLOAT16);
+        Ok(match known.contains_key(&half) {
+            true => Reals::Half(self.numbers(known, &half, DataType::FLOAT16, count, 2)?),
+            false => Reals::Float(self.numbers(known, name, DataType::FLOAT, count, 4)?),
+        })
     }
 
     /// The `count` elements of an initializer, of `size` bytes each.
@@ -263,11 +268,32 @@ impl Files<'_> {
     }
 }
 
+/// Floats in files.
+#[derive(Debug)]
+enum Reals {
+    Half(Numbers),
+    Float(Numbers),
+}
+
+impl Reals {
+    /// Those from `first` on, as many as `out` has.
+    fn read(&self, first: usize, out: &mut [f32]) -> Option<()> {
+        match self {
+            Self::Half(numbers) => {
+                let pairs = numbers.part(first, out.len(), 2)?.as_chunks::<2>().0.iter();
+                let half: Vec<f16> = pairs.map(|pair| f16::from_le_bytes(*pair)).collect();
+                half.convert_to_f32_slice(out);
+            }
+            Self::Float(numbers) => floats(numbers.part(first, out.len(), 4)?, out),
+        }
+        Some(())
+    }
+}
+
 /// How the numbers of a weight lie in files.
 #[derive(Debug)]
 enum Stored {
-    Half(Numbers),
-    Float(Numbers),
+    Floats(Reals),
     Quantized {
         form: QuantizedForm,
         /// Two integers a byte.
@@ -275,7 +301,7 @@ enum Stored {
         /// Scales that one block has, all equal.
         pieces: usize,
         integers: Numbers,
-        scales: Numbers,
+        scales: Reals,
         offsets: Option<Numbers>,
     },
 }
@@ -305,7 +331,7 @@ impl RowSource for InitializerSource {
 
     fn stored_dtype(&self) -> DType {
         match self.numbers {
-            Stored::Half(_) => DType::F16,
+            Stored::Floats(Reals::Half(_)) => DType::F16,
             _ => DType::F32,
         }
     }
@@ -313,18 +339,9 @@ impl RowSource for InitializerSource {
     fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
         let start = first.checked_mul(self.shape[1]).ok_or_else(|| self.short())?;
         match &self.numbers {
-            Stored::Half(numbers) => {
-                let bytes = numbers.part(start, out.len(), 2).ok_or_else(|| self.short())?;
-                let pairs = bytes.as_chunks::<2>().0.iter();
-                let half: Vec<f16> = pairs.map(|pair| f16::from_le_bytes(*pair)).collect();
-                half.convert_to_f32_slice(out);
-            }
-            Stored::Float(numbers) => {
-                floats(numbers.part(start, out.len(), 4).ok_or_else(|| self.short())?, out);
-            }
-            Stored::Quantized { .. } => dequantize_blocks(self, first, out)?,
+            Stored::Floats(reals) => reals.read(start, out).ok_or_else(|| self.short()),
+            Stored::Quantized { .. } => dequantize_blocks(self, first, out),
         }
-        Ok(())
     }
 
     fn block_form(&self) -> Option<QuantizedForm> {
@@ -352,10 +369,10 @@ impl RowSource for InitializerSource {
                     out.values.copy_from_slice(bytemuck::cast_slice(bytes));
                 }
             }
-            let count = out.scales.len().checked_mul(*pieces)?;
-            let bytes = scales.part(block.checked_mul(*pieces)?, count, 4)?;
-            let firsts = bytes.as_chunks::<4>().0.iter().step_by((*pieces).max(1));
-            out.scales.iter_mut().zip(firsts).for_each(|(s, b)| *s = f32::from_le_bytes(*b));
+            let mut all = vec![0f32; out.scales.len().checked_mul(*pieces)?];
+            scales.read(block.checked_mul(*pieces)?, &mut all)?;
+            let firsts = all.iter().step_by((*pieces).max(1));
+            out.scales.iter_mut().zip(firsts).for_each(|(to, scale)| *to = *scale);
             if let Some(offsets) = offsets {
                 floats(offsets.part(block, out.offsets.len(), 4)?, out.offsets);
             }

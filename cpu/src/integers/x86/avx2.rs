@@ -7,7 +7,7 @@ use qhx_core::quantized::BLOCK;
 
 use super::{Group, LANES, PANEL, Panel, TILE, VECTOR, Wide};
 use crate::integers::{GROUP, IntegerTask, Words, rows};
-use crate::kernels::Row;
+use crate::kernels::{Row, Scales};
 
 /// Sums of 32 bits in a vector.
 const HALF: usize = LANES / 2;
@@ -19,12 +19,12 @@ const BLOCKS: usize = GROUP / BLOCK;
 /// `OF` blocks of weights as they are multiplied with as many of `x`.
 type Weights<const BYTES: usize, const OF: usize> = [[__m256i; BYTES]; OF];
 
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn fill(words: &mut Words, x: &[f32], columns: usize) -> bool {
     words.fill(x, columns)
 }
 
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn few<const VNNI: bool, const BYTES: usize>(
     task: &mut IntegerTask<'_, '_>,
     groups: &[Group<BYTES>],
@@ -34,7 +34,7 @@ pub(super) fn few<const VNNI: bool, const BYTES: usize>(
     });
 }
 
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn several<const VNNI: bool, const BYTES: usize>(
     task: &mut IntegerTask<'_, '_>,
     panels: &[Panel<BYTES>],
@@ -49,7 +49,7 @@ pub(super) fn several<const VNNI: bool, const BYTES: usize>(
 }
 
 #[inline]
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 fn dots<const VNNI: bool, const BYTES: usize, const M: usize>(
     row: Row<'_>,
     x: &[Group<BYTES>],
@@ -74,12 +74,29 @@ fn dots<const VNNI: bool, const BYTES: usize, const M: usize>(
         Row::I8Blocks(w, scales) => {
             let w = bytemuck::cast_slice(w);
             let part = |w: &_, at| [block::<VNNI, BYTES>(w, at)];
-            sums::<VNNI, true, BYTES, M, GROUP, 1>(x, w, |index| four(scales, index), part)
+            match scales {
+                Scales::F32(all) => {
+                    sums::<VNNI, true, BYTES, M, GROUP, 1>(x, w, |index| four(all, index), part)
+                }
+                Scales::F16(all) => {
+                    let scales = |index| floats_of_halves(four(all, index));
+                    sums::<VNNI, true, BYTES, M, GROUP, 1>(x, w, scales, part)
+                }
+            }
         }
         Row::I4(w, scales) => {
             let w = bytemuck::cast_slice(w);
-            let (scales, part) = (|index| four(scales, index), |w: &_, at| nibbles(w, at));
-            sums::<VNNI, false, BYTES, M, { GROUP / 2 }, 2>(x, w, scales, part)
+            let part = |w: &_, at| nibbles(w, at);
+            match scales {
+                Scales::F32(all) => {
+                    let scales = |index| four(all, index);
+                    sums::<VNNI, false, BYTES, M, { GROUP / 2 }, 2>(x, w, scales, part)
+                }
+                Scales::F16(all) => {
+                    let scales = |index| floats_of_halves(four(all, index));
+                    sums::<VNNI, false, BYTES, M, { GROUP / 2 }, 2>(x, w, scales, part)
+                }
+            }
         }
         Row::F32(_) | Row::F16(_) => return,
     };
@@ -91,7 +108,7 @@ fn dots<const VNNI: bool, const BYTES: usize, const M: usize>(
 /// The products of a row of weights, of which a group has `STEP` bytes, with rows of `x`. `scales` has those of a
 /// group's blocks, and `part` makes vectors of `OF` blocks at a time. `SIGNED` is whether the weights are int8.
 #[inline]
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 fn sums<
     const VNNI: bool,
     const SIGNED: bool,
@@ -151,13 +168,25 @@ fn sums<
 /// The scales of a group's blocks, with 0 after the last.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn four(scales: &[f32], index: usize) -> [f32; BLOCKS] {
+fn four<T: Copy + Default>(scales: &[T], index: usize) -> [T; BLOCKS] {
     let scales = &scales[index * BLOCKS..];
     scales.first_chunk().copied().unwrap_or_else(|| {
-        let mut filled = [0.0; BLOCKS];
+        let mut filled = [T::default(); BLOCKS];
         filled[..scales.len()].copy_from_slice(scales);
         filled
     })
+}
+
+/// Bits of f16 as f32.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn floats_of_halves(four: [u16; BLOCKS]) -> [f32; BLOCKS] {
+    let mut floats = [0.0; BLOCKS];
+    // SAFETY: reads the four numbers, and writes as many.
+    unsafe {
+        _mm_storeu_ps(floats.as_mut_ptr(), _mm_cvtph_ps(_mm_loadl_epi64(four.as_ptr().cast())));
+    }
+    floats
 }
 
 /// Two blocks of four bits as they come out of words or bytes.
@@ -193,7 +222,7 @@ fn block<const VNNI: bool, const BYTES: usize>(w: &[u8; GROUP], at: usize) -> [_
 
 /// The products of each row of weights with all rows of the panel.
 #[inline]
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 fn multiply<const VNNI: bool, const BYTES: usize>(
     wide: &Wide,
     panel: &Panel<BYTES>,

@@ -6,10 +6,13 @@ use qhx_core::quantized::BLOCK;
 
 use super::{Group, LANES, PANEL, Panel, TILE, VECTOR, Wide};
 use crate::integers::{GROUP, IntegerTask, Words, rows};
-use crate::kernels::{AHEAD, Row};
+use crate::kernels::{AHEAD, Row, Scales};
 
 /// A group of weights as they are multiplied with one of `x`.
 type Weights<const BYTES: usize> = [[__m512i; BYTES]; GROUP / VECTOR];
+
+/// Blocks in a group.
+const BLOCKS: usize = GROUP / BLOCK;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) fn fill(words: &mut Words, x: &[f32], columns: usize) -> bool {
@@ -55,11 +58,27 @@ fn dots<const BYTES: usize, const M: usize>(
         }
         Row::I8Blocks(w, scales) => {
             let w = bytemuck::cast_slice(w);
-            sums::<BYTES, M, GROUP>(x, w, |at| spread(scales, at), |w, at| blocks(w, at))
+            let group = |w: &_, at| blocks(w, at);
+            match scales {
+                Scales::F32(all) => {
+                    sums::<BYTES, M, GROUP>(x, w, |at| spread(four(all, at)), group)
+                }
+                Scales::F16(all) => {
+                    sums::<BYTES, M, GROUP>(x, w, |at| spread(four_halves(all, at)), group)
+                }
+            }
         }
         Row::I4(w, scales) => {
             let w = bytemuck::cast_slice(w);
-            sums::<BYTES, M, { GROUP / 2 }>(x, w, |at| spread(scales, at), |w, at| nibbles(w, at))
+            let group = |w: &_, at| nibbles(w, at);
+            match scales {
+                Scales::F32(all) => {
+                    sums::<BYTES, M, { GROUP / 2 }>(x, w, |at| spread(four(all, at)), group)
+                }
+                Scales::F16(all) => {
+                    sums::<BYTES, M, { GROUP / 2 }>(x, w, |at| spread(four_halves(all, at)), group)
+                }
+            }
         }
         Row::F32(_) | Row::F16(_) => return,
     };
@@ -108,17 +127,36 @@ fn add_products<const BYTES: usize>(sums: __m512i, w: __m512i, x: __m512i) -> __
     if BYTES == 1 { _mm512_dpbusd_epi32(sums, w, x) } else { _mm512_dpwssd_epi32(sums, w, x) }
 }
 
-/// The scales of a group's blocks, each in four lanes.
+/// The scales of a group's blocks.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl")]
-fn spread(scales: &[f32], index: usize) -> __m512 {
-    let scales = &scales[index * (GROUP / BLOCK)..];
-    let four = match scales.as_chunks::<4>().0 {
+fn four(scales: &[f32], index: usize) -> __m128 {
+    let scales = &scales[index * BLOCKS..];
+    match scales.first_chunk::<BLOCKS>() {
         // SAFETY: reads the four numbers.
-        [four, ..] => unsafe { _mm_loadu_ps(four.as_ptr()) },
+        Some(four) => unsafe { _mm_loadu_ps(four.as_ptr()) },
         // SAFETY: what the mask leaves out is not read.
-        [] => unsafe { _mm_maskz_loadu_ps((1 << scales.len()) - 1, scales.as_ptr()) },
-    };
+        None => unsafe { _mm_maskz_loadu_ps((1 << scales.len()) - 1, scales.as_ptr()) },
+    }
+}
+
+/// As [`four`], of the bits of f16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn four_halves(scales: &[u16], index: usize) -> __m128 {
+    let scales = &scales[index * BLOCKS..];
+    _mm_cvtph_ps(match scales.first_chunk::<BLOCKS>() {
+        // SAFETY: reads the four numbers.
+        Some(four) => unsafe { _mm_loadl_epi64(four.as_ptr().cast()) },
+        // SAFETY: what the mask leaves out is not read.
+        None => unsafe { _mm_maskz_loadu_epi16((1 << scales.len()) - 1, scales.as_ptr().cast()) },
+    })
+}
+
+/// Each of four scales in four lanes.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn spread(four: __m128) -> __m512 {
     let spread = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
     _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(four))
 }

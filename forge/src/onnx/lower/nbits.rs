@@ -4,12 +4,16 @@
 //! scales. Any other form is dequantized by `DequantizeLinear`, as int8 is ([`DequantizedBlocks`]). Values, scales and
 //! offsets are those of the QNN graph.
 
-use qhx_core::onnx::{DequantizedBlocks, NBits, Operator, ROW_AXIS, attribute, suffix};
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use qhx_core::onnx::{
+    DequantizedBlocks, NBits, Operator, ROW_AXIS, STORED_FLOATS, attribute, suffix,
+};
 use qhx_core::quantized::{Quantized, QuantizedForm, by_block, pack_nibbles, repeated};
 use qhx_core::{Error, ErrorKind, Result};
 use rten_onnx::onnx::DataType;
 
-use super::{Lowering, dims, int};
+use super::{Lowering, dims, int, to};
 use crate::graph::{Node, Origin, TensorId};
 use crate::weight::{Storage, Weight};
 
@@ -55,7 +59,7 @@ impl Lowering<'_> {
         self.external(&integers, DataType::UINT8, &weight.integer_dims(), |file| {
             file.write(&pack_nibbles(values))
         })?;
-        self.floats(&format!("{name}{}", suffix::SCALE), &weight.scale_dims(), &scales)?;
+        self.scales(&format!("{name}{}", suffix::SCALE), &weight.scale_dims(), &scales)?;
         if shifts.is_empty() {
             return Ok(());
         }
@@ -75,7 +79,7 @@ impl Lowering<'_> {
         self.external(&int8, DataType::INT8, &weight.integer_dims(count), |file| {
             file.write(bytemuck::cast_slice(values))
         })?;
-        self.floats(&scale, &DequantizedBlocks::scale_dims(count), scales)?;
+        self.scales(&scale, &DequantizedBlocks::scale_dims(count), scales)?;
         let inputs = vec![int8, scale];
         let axis = || vec![int(attribute::AXIS, ROW_AXIS)];
         if count == weight.rows && shifts.is_empty() {
@@ -93,6 +97,23 @@ impl Lowering<'_> {
         }
         let shape = self.int64s(dims(&weight.dims()));
         self.push(Operator::Reshape, vec![wide, shape], name, vec![]);
+        Ok(())
+    }
+
+    /// Adds scales to the external-data file: as f16 and a node that makes them f32 if all are such values, else as f32.
+    fn scales(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Result<()> {
+        let mut halves = vec![f16::ZERO; values.len()];
+        halves.convert_from_f32_slice(values);
+        let mut back = vec![0f32; values.len()];
+        halves.convert_to_f32_slice(&mut back);
+        if back.iter().zip(values).any(|(half, scale)| half.to_bits() != scale.to_bits()) {
+            return self.floats(name, shape, values);
+        }
+        let stored = format!("{name}{}", suffix::FLOAT16);
+        self.external(&stored, DataType::FLOAT16, shape, |file| {
+            file.write(bytemuck::cast_slice(&halves))
+        })?;
+        self.push(STORED_FLOATS, vec![stored], name, vec![to(DataType::FLOAT)]);
         Ok(())
     }
 
