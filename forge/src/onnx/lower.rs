@@ -607,3 +607,64 @@ fn named(name: &str, r#type: AttributeType) -> AttributeProto {
 fn to(data_type: DataType) -> AttributeProto {
     int(attribute::TO, i64::from(data_type.0))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use qhx_core::quantized::{Bits, QuantizedForm};
+
+    use super::*;
+    use crate::builder::GraphBuilder;
+    use crate::progress::Silent;
+    use crate::weight::RowSource;
+
+    #[derive(Debug)]
+    struct Steps;
+
+    impl RowSource for Steps {
+        fn name(&self) -> &str {
+            "steps"
+        }
+
+        fn shape(&self) -> [usize; 2] {
+            [4, 64]
+        }
+
+        fn stored_dtype(&self) -> DType {
+            DType::F32
+        }
+
+        fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
+            out.iter_mut().enumerate().for_each(|(at, to)| *to = (first * 64 + at) as f32);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_weight_of_two_files_is_written_once_whatever_its_form() {
+        let blocks = |bits, block| Storage::Blocks(QuantizedForm::symmetric(bits, block));
+        let eight = Bits::Eight;
+        for storage in [Storage::Float, Storage::Int8, blocks(Bits::Four, 32), blocks(eight, 16)] {
+            let graph = |name: &str, rows: usize| {
+                let mut b = GraphBuilder::new(name);
+                let x = b.input("x", Elem::Activation, &[rows, 64]).unwrap();
+                // Its shape comes before that of the weight.
+                let x = b.reshape(x, &[rows, 64]).unwrap();
+                let weight = Weight::new(Arc::new(Steps), storage);
+                let y = b.linear("matmul", x, weight, None).unwrap();
+                b.output("y", y).unwrap();
+                b.finish().unwrap()
+            };
+            let folder = tempfile::tempdir().unwrap();
+            let mut known = Known::default();
+            let mut write = |name: &str, rows| {
+                let graphs = [&graph(name, rows)];
+                write_beside(&graphs, folder.path(), name, &mut known, &mut Silent).unwrap()
+            };
+            assert!(write("first", 1).is_some());
+            assert_eq!(write("second", 3), None, "{storage}");
+            crate::onnx::read(&folder.path().join("second.onnx"), folder.path()).unwrap();
+        }
+    }
+}
