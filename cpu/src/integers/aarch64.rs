@@ -281,10 +281,9 @@ enum Pair<'a> {
 }
 
 /// Scales of two rows of blocks.
-#[derive(Clone, Copy)]
 enum PairScales<'a> {
-    F32([&'a [f32]; PAIR]),
-    F16([&'a [u16]; PAIR]),
+    F32([Filled<'a, f32, BLOCKS>; PAIR]),
+    F16([Filled<'a, u16, BLOCKS>; PAIR]),
 }
 
 impl<'a> PairScales<'a> {
@@ -292,9 +291,19 @@ impl<'a> PairScales<'a> {
     #[inline(always)]
     fn new(a: Scales<'a>, b: Scales<'a>) -> Option<Self> {
         match (a, b) {
-            (Scales::F32(a), Scales::F32(b)) => Some(Self::F32([a, b])),
-            (Scales::F16(a), Scales::F16(b)) => Some(Self::F16([a, b])),
+            (Scales::F32(a), Scales::F32(b)) => Some(Self::F32([Filled::new(a), Filled::new(b)])),
+            (Scales::F16(a), Scales::F16(b)) => Some(Self::F16([Filled::new(a), Filled::new(b)])),
             _ => None,
+        }
+    }
+
+    /// Those of a group.
+    #[inline]
+    #[target_feature(enable = "neon")]
+    fn group(&self, index: usize) -> [float32x4_t; PAIR] {
+        match self {
+            Self::F32([a, b]) => [floats(a.get(index)), floats(b.get(index))],
+            Self::F16([a, b]) => [floats_of_halves(a.get(index)), floats_of_halves(b.get(index))],
         }
     }
 }
@@ -315,23 +324,6 @@ impl<'a> Pair<'a> {
             _ => return None,
         })
     }
-}
-
-/// The scales of a group of two rows of weights.
-#[inline]
-#[target_feature(enable = "neon")]
-fn factors(scales: &[Filled<'_, f32, BLOCKS>; PAIR], index: usize) -> [float32x4_t; PAIR] {
-    [floats(scales[0].get(index)), floats(scales[1].get(index))]
-}
-
-/// As [`factors`], of the bits of f16.
-#[inline]
-#[target_feature(enable = "neon")]
-fn factors_of_halves(
-    scales: &[Filled<'_, u16, BLOCKS>; PAIR],
-    index: usize,
-) -> [float32x4_t; PAIR] {
-    [floats_of_halves(scales[0].get(index)), floats_of_halves(scales[1].get(index))]
 }
 
 /// Writes what is computed of two rows of weights, from element `n` of each `out` on.

@@ -4,9 +4,8 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 
 use super::{
-    BLOCKS, BYTES, Filled, Group, HALF, LANES, Octets, PAIR, PANEL, Pair, PairScales, Panel, TILE,
-    Wide, factors, factors_of_halves, floats, groups, integers, joined, lanes, load, nibbles,
-    write,
+    BLOCKS, BYTES, Filled, Group, HALF, LANES, Octets, PAIR, PANEL, Pair, Panel, TILE, Wide,
+    floats, groups, integers, joined, lanes, load, nibbles, write,
 };
 use crate::integers::{GROUP, IntegerTask, rows};
 use crate::kernels::Row;
@@ -35,10 +34,10 @@ fn dots<const PARTS: usize, const M: usize>(
             dots_blocks(x, w, |_| scales, bytes)
         }
         Some(Pair::I8(w, scales)) => dots_i8(x, w, scales),
-        Some(Pair::I8Blocks(w, scales)) => dots_scaled(x, w, scales, bytes),
+        Some(Pair::I8Blocks(w, scales)) => dots_blocks(x, w, |index| scales.group(index), bytes),
         Some(Pair::I4(w, scales)) => {
             let each = |w: &[i8; GROUP / 2], block: usize| nibbles(load(&w.as_chunks().0[block]));
-            dots_scaled(x, w, scales, each)
+            dots_blocks(x, w, |index| scales.group(index), each)
         }
         None => return,
     };
@@ -80,27 +79,6 @@ fn dots_i8<const PARTS: usize, const M: usize>(
         }
     }
     totals(sums).map(|[a, b]| [a * scales[0], b * scales[1]])
-}
-
-/// [`dots_blocks`] with stored scales.
-#[inline]
-#[target_feature(enable = "neon,dotprod")]
-fn dots_scaled<const PARTS: usize, const M: usize, const N: usize>(
-    x: [&[Group<PARTS>]; M],
-    w: [&[i8]; PAIR],
-    scales: PairScales<'_>,
-    wide: impl Fn(&[i8; N], usize) -> [int8x16_t; 2],
-) -> [[f32; PAIR]; M] {
-    match scales {
-        PairScales::F32(all) => {
-            let all = all.map(Filled::new);
-            dots_blocks(x, w, |index| factors(&all, index), wide)
-        }
-        PairScales::F16(all) => {
-            let all = all.map(Filled::new);
-            dots_blocks(x, w, |index| factors_of_halves(&all, index), wide)
-        }
-    }
 }
 
 /// As [`dots_i8`], with a scale for each block of `x`. `factors` has the scales of a group's weights, `wide` makes two

@@ -7,8 +7,8 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 
 use super::{
-    BLOCKS, BYTES, Filled, Group, HALF, PAIR, PANEL, Pair, PairScales, Panel, TILE, Wide, factors,
-    factors_of_halves, floats, groups, integers, joined, lanes, load, nibbles, write,
+    BLOCKS, BYTES, Filled, Group, HALF, PAIR, PANEL, Pair, PairScales, Panel, TILE, Wide, floats,
+    groups, integers, joined, lanes, load, nibbles, write,
 };
 use crate::integers::{BLOCK, GROUP, IntegerTask, rows};
 use crate::kernels::Row;
@@ -34,7 +34,7 @@ fn dots<const PARTS: usize, const M: usize>(
     let sums = match Pair::new(pair) {
         Some(Pair::I8(w, scales)) => dots_i8(x, w, scales),
         Some(Pair::I8Blocks(w, scales)) => {
-            dots_scaled(x, w, scales, |w: [&[i8; GROUP]; PAIR], block| {
+            dots_blocks(x, w, scales, |w: [&[i8; GROUP]; PAIR], block| {
                 let w = w.map(|w| w.as_chunks().0);
                 let halves = |at: usize| both(load(&w[0][at]), load(&w[1][at]));
                 let ([a, b], [c, d]) = (halves(2 * block), halves(2 * block + 1));
@@ -42,7 +42,7 @@ fn dots<const PARTS: usize, const M: usize>(
             })
         }
         Some(Pair::I4(w, scales)) => {
-            dots_scaled(x, w, scales, |w: [&[i8; GROUP / 2]; PAIR], block| {
+            dots_blocks(x, w, scales, |w: [&[i8; GROUP / 2]; PAIR], block| {
                 let w = w.map(|w| w.as_chunks().0);
                 let [first, second] = both(load(&w[0][block]), load(&w[1][block]));
                 let ([a, c], [b, d]) = (nibbles(first), nibbles(second));
@@ -92,35 +92,14 @@ fn dots_i8<const PARTS: usize, const M: usize>(
     all
 }
 
-/// [`dots_blocks`] with stored scales.
-#[inline]
-#[target_feature(enable = "neon,i8mm")]
-fn dots_scaled<const PARTS: usize, const M: usize, const N: usize>(
-    x: [&[Group<PARTS>]; M],
-    w: [&[i8]; PAIR],
-    scales: PairScales<'_>,
-    wide: impl Fn([&[i8; N]; PAIR], usize) -> [int8x16_t; BLOCK_VECTORS],
-) -> [[f32; PAIR]; M] {
-    match scales {
-        PairScales::F32(all) => {
-            let all = all.map(Filled::new);
-            dots_blocks(x, w, |index| factors(&all, index), wide)
-        }
-        PairScales::F16(all) => {
-            let all = all.map(Filled::new);
-            dots_blocks(x, w, |index| factors_of_halves(&all, index), wide)
-        }
-    }
-}
-
-/// As [`dots_i8`], with a scale for each block. `factors` has the scales of a group's weights, `wide` makes vectors of
-/// eight columns each of a block in two groups of `N` bytes.
+/// As [`dots_i8`], with a scale for each block. `wide` makes vectors of eight columns each of a block in two groups of
+/// `N` bytes.
 #[inline]
 #[target_feature(enable = "neon,i8mm")]
 fn dots_blocks<const PARTS: usize, const M: usize, const N: usize>(
     x: [&[Group<PARTS>]; M],
     w: [&[i8]; PAIR],
-    factors: impl Fn(usize) -> [float32x4_t; PAIR],
+    scales: PairScales<'_>,
     wide: impl Fn([&[i8; N]; PAIR], usize) -> [int8x16_t; BLOCK_VECTORS],
 ) -> [[f32; PAIR]; M] {
     let w = w.map(Filled::<_, N>::new);
@@ -143,7 +122,7 @@ fn dots_blocks<const PARTS: usize, const M: usize, const N: usize>(
                 }
             }
             // In turns those of the first row and of the second one, as the sums.
-            let [a, b] = factors(index);
+            let [a, b] = scales.group(index);
             let factors = [vzip1q_f32(a, b), vzip2q_f32(a, b)];
             for m in 0..M {
                 let [a, b, c, d] = parts[m];
