@@ -70,11 +70,7 @@ impl Op for Generate {
     }
 
     fn info(&self) -> OpenInfo {
-        OpenInfo {
-            verification: self.decoder.verification(),
-            softcap: self.softcap,
-            ..self.decoder.info()
-        }
+        OpenInfo { softcap: self.softcap, ..self.decoder.info() }
     }
 
     fn generator(&mut self) -> Option<&mut dyn Generator> {

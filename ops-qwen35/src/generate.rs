@@ -81,8 +81,7 @@ impl Op for Generate {
             Some(_) => self.prompts.placeholders(),
             None => Vec::new(),
         };
-        let verification = self.decoder.verification();
-        OpenInfo { verification, placeholders, ..self.decoder.info() }
+        OpenInfo { placeholders, ..self.decoder.info() }
     }
 
     fn generator(&mut self) -> Option<&mut dyn Generator> {

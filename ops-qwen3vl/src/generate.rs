@@ -68,7 +68,6 @@ impl Op for Generate {
 
     fn info(&self) -> OpenInfo {
         OpenInfo {
-            verification: self.decoder.verification(),
             // Those that stand for nothing in a bundle of text alone are refused there, too.
             placeholders: self.prompts.placeholders(),
             ..self.decoder.info()

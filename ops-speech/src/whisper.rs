@@ -98,7 +98,6 @@ impl Op for Whisper {
         let mut media = MediaRules::default();
         media.audio.rate = self.encoder.params.front_end.rate;
         OpenInfo {
-            verification: self.decoder.verification(),
             placeholders: vec![self.encoder.params.token_id],
             // What a saved state attends to is the clip's, and not saved with it.
             can_snapshot: false,

@@ -47,7 +47,7 @@ impl Op for MyOp {
     }
 
     fn info(&self) -> OpenInfo {
-        OpenInfo { verification: self.decoder.verification(), ..self.decoder.info() }
+        self.decoder.info()
     }
 
     fn generator(&mut self) -> Option<&mut dyn Generator> {

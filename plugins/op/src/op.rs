@@ -22,8 +22,8 @@ pub trait Op: Sized + Send + 'static {
     /// When the bundle is not one that the op can run.
     fn open(host: &mut Host) -> Result<Self>;
 
-    /// What was found on opening: read once, and constant from then on. An op over a [`Decoder`] may write `OpenInfo {
-    /// verification: self.decoder.verification(), ..self.decoder.info() }`, and so have draft tokens verified.
+    /// What was found on opening: read once, and constant from then on. An op over a [`Decoder`] returns
+    /// [`Decoder::info`], with what it adds to it.
     fn info(&self) -> OpenInfo;
 
     /// The part that generates, where the op does: its [`Decoder`], or the op itself.

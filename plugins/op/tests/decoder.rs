@@ -13,7 +13,7 @@ use qhx_op::state::StateCarrier;
 use qhx_op::text::not_taken;
 use qhx_op::{
     DType, Error, ErrorCode, Generator, GraphInfo, Host, Modality, Op, OpDescription, OpenInfo,
-    Result, Segment, Task, TensorInfo, View, schema,
+    Result, Segment, Task, TensorInfo, Verification, View, schema,
 };
 use serde_json::{Value, json};
 
@@ -63,7 +63,7 @@ impl Op for TinyModel {
     }
 
     fn info(&self) -> OpenInfo {
-        OpenInfo { verification: self.0.verification(), ..self.0.info() }
+        self.0.info()
     }
 
     fn generator(&mut self) -> Option<&mut dyn Generator> {
@@ -535,10 +535,10 @@ fn rows_of_another_state_are_not_accepted() {
     }
 }
 
-/// An op of interface 1.1, built again: it has a decoder, writes `decode` itself and knows of no draft tokens.
-struct Older(TinyModel);
+/// An op that writes `decode` itself and lets nobody verify draft tokens.
+struct Refusing(TinyModel);
 
-impl Op for Older {
+impl Op for Refusing {
     fn describe() -> OpDescription {
         TinyModel::describe()
     }
@@ -548,7 +548,7 @@ impl Op for Older {
     }
 
     fn info(&self) -> OpenInfo {
-        self.0.0.info()
+        OpenInfo { verification: Verification::refused("steps of its own"), ..self.0.0.info() }
     }
 
     fn generator(&mut self) -> Option<&mut dyn Generator> {
@@ -556,7 +556,7 @@ impl Op for Older {
     }
 }
 
-impl Generator for Older {
+impl Generator for Refusing {
     fn decoder(&self) -> Option<&Decoder> {
         Some(&self.0.0)
     }
@@ -571,11 +571,11 @@ impl Generator for Older {
 }
 
 #[test]
-fn an_op_that_does_not_opt_in_verifies_nothing() {
-    let op = of_caches::<Older>();
-    assert_eq!(op.info().verification.widths, [0_usize; 0]);
-    assert!(op.info().verification.refusal.as_deref().is_some_and(|why| why.contains("opt in")));
+fn an_op_verifies_draft_tokens_unless_it_opts_out() {
     assert_eq!(of_caches::<TinyModel>().info().verification.widths, [2, 4]);
+    let op = of_caches::<Refusing>();
+    assert_eq!(op.info().verification.widths, [0_usize; 0]);
+    assert_eq!(op.info().verification.refusal.as_deref(), Some("steps of its own"));
 }
 
 #[test]

@@ -34,7 +34,7 @@ impl Op for TinyModel {
     }
 
     fn info(&self) -> OpenInfo {
-        OpenInfo { verification: self.0.verification(), ..self.0.info() }
+        self.0.info()
     }
 
     fn generator(&mut self) -> Option<&mut dyn Generator> {

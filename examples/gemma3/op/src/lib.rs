@@ -93,11 +93,7 @@ impl Op for Generate {
 
     fn info(&self) -> OpenInfo {
         let tokens = self.vision.iter().map(|(_, tokens)| tokens.soft);
-        OpenInfo {
-            verification: self.decoder.verification(),
-            placeholders: tokens.collect(),
-            ..self.decoder.info()
-        }
+        OpenInfo { placeholders: tokens.collect(), ..self.decoder.info() }
     }
 
     fn generator(&mut self) -> Option<&mut dyn Generator> {

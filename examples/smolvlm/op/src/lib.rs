@@ -70,11 +70,7 @@ impl Op for Generate {
     }
 
     fn info(&self) -> OpenInfo {
-        OpenInfo {
-            verification: self.decoder.verification(),
-            placeholders: vec![self.token],
-            ..self.decoder.info()
-        }
+        OpenInfo { placeholders: vec![self.token], ..self.decoder.info() }
     }
 
     fn generator(&mut self) -> Option<&mut dyn Generator> {

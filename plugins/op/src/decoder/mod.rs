@@ -46,7 +46,7 @@ use crate::state::StateCarrier;
 use crate::text::{check_room, count_tokens, max_ctx, tokens};
 use crate::{
     DType, Error, ErrorCode, Generator, GraphCosts, GraphId, Host, OpenInfo, Result, Segment,
-    SnapshotId, SpanId, Verification, View,
+    SnapshotId, SpanId, View,
 };
 use draft::{DRAFT_HEAD, DraftHead, Drafted};
 use head::Tail;
@@ -434,17 +434,16 @@ impl Decoder {
         DecoderBuilder { op, graphs, state, embedding: None, router: None, fillers: Vec::new() }
     }
 
-    /// What the op declares about itself, but for what it adds: that draft tokens are verified
-    /// ([`Decoder::verification`]), and what it takes besides text.
+    /// Everything that an op of text declares about itself. Draft tokens are verified wherever the graphs can
+    /// ([`Decoder::verification`]): an op whose own `decode` computes other logits than [`Decoder::decode`] writes
+    /// `verify`, `row_logits` and `accept`, too, or opts out with [`Verification::refused`](crate::Verification::refused).
     pub fn info(&self) -> OpenInfo {
         let mut info = OpenInfo {
             vocab: self.vocab,
             max_ctx: self.max_ctx,
             input_vocab: self.input_vocab,
             drafts: self.drafts.is_some(),
-            verification: Verification::refused(
-                "the host-op does not opt in (OpenInfo::verification)",
-            ),
+            verification: self.verification(),
             ..OpenInfo::default()
         };
         self.state.describe(&mut info);
