@@ -1,5 +1,7 @@
 //! What a file may cost.
 
+use qhx_types::{Media, Segment};
+
 /// Bounds on what one file may cost. What is larger is refused before memory is taken for it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
@@ -19,6 +21,28 @@ pub struct Limits {
     pub frames: u64,
     /// Seconds of audio: two hours, 439 MiB of samples at 16 kHz.
     pub seconds: u32,
+}
+
+impl Limits {
+    /// Leaves less for the files of the same request: takes off what one has cost.
+    pub fn spend(&mut self, media: &Media) {
+        match media.segment() {
+            Segment::Image { width, height, .. } => {
+                let pixels = u64::from(width) * u64::from(height);
+                self.pixels = self.pixels.saturating_sub(pixels);
+            }
+            Segment::Audio { samples, rate } => {
+                let seconds = samples.len().div_ceil(rate.max(1) as usize);
+                let seconds = u32::try_from(seconds).unwrap_or(u32::MAX);
+                self.seconds = self.seconds.saturating_sub(seconds);
+            }
+            Segment::Video { width, height, times, .. } => {
+                let pixels = u64::from(width) * u64::from(height) * times.len() as u64;
+                self.video_pixels = self.video_pixels.saturating_sub(pixels);
+            }
+            _ => {}
+        }
+    }
 }
 
 impl Default for Limits {

@@ -90,6 +90,12 @@ impl Mapped {
 pub struct FirstSeen(Arc<Mutex<BTreeMap<PathBuf, FileIdentity>>>);
 
 impl FirstSeen {
+    /// Bytes of all files that were opened.
+    pub fn bytes(&self) -> u64 {
+        let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.values().map(|file| file.bytes).sum()
+    }
+
     /// Returns the file if it is the one that was opened first by its path.
     ///
     /// # Errors

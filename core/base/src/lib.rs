@@ -10,6 +10,7 @@ mod error;
 pub mod escape;
 pub mod files;
 pub mod hash;
+pub mod memory;
 pub mod rights;
 pub mod snapshot;
 pub mod stdout;

@@ -20,6 +20,7 @@ mod loss;
 mod watchdog;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use qhx_base::artifacts::Mapped;
@@ -53,6 +54,21 @@ pub struct GraphStats {
     pub busy: Duration,
     /// Executions that took more than 5 times the median of the graph's last ones, and 200 ms at least.
     pub slow: u64,
+}
+
+/// Bytes of the buffers that workspaces allocated. Clones share the count.
+#[derive(Debug, Clone, Default)]
+pub struct Allocated(Arc<AtomicU64>);
+
+impl Allocated {
+    /// Bytes so far.
+    pub fn bytes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn add(&self, bytes: usize) {
+        self.0.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
 }
 
 /// Called after each execution that succeeded.
@@ -145,6 +161,7 @@ pub struct Workspace {
     warned: bool,
     trace: Option<Arc<Trace>>,
     tap: Option<Tap>,
+    allocated: Allocated,
 }
 
 impl std::fmt::Debug for Workspace {
@@ -176,7 +193,13 @@ impl Workspace {
             warned: false,
             trace: None,
             tap: None,
+            allocated: Allocated::default(),
         }
+    }
+
+    /// Counts what is allocated from now on in `allocated`.
+    pub fn set_allocated(&mut self, allocated: Allocated) {
+        self.allocated = allocated;
     }
 
     /// Has `tap` called after each execution from now on.
@@ -299,6 +322,7 @@ impl Workspace {
     /// When there is not as much memory.
     pub fn allocate(&mut self, bytes: usize) -> Result<BufferId> {
         let buffer = self.backend.allocate(bytes)?;
+        self.allocated.add(bytes);
         self.adopt(buffer)
     }
 

@@ -23,7 +23,7 @@ use crate::op::{
 use crate::sampling::AllowedTokens;
 use crate::text::Tokenizer;
 use crate::trace::{self, Trace};
-use crate::workspace::{DeviceLoss, GraphStats, LoadedContexts, Tap};
+use crate::workspace::{Allocated, DeviceLoss, GraphStats, LoadedContexts, Tap};
 use crate::{CancelToken, Error, ErrorKind, Result, Workspace};
 
 /// What [`Model::open`] needs.
@@ -149,6 +149,8 @@ pub struct Model {
     pub(super) packer: Packer,
     /// Of the workspace that the op was opened over.
     pub(super) loss: DeviceLoss,
+    /// By the op, in its workspaces.
+    allocated: Allocated,
     /// The last embedding.
     pub(super) vector: Vec<f32>,
     pub(super) cancel: CancelToken,
@@ -224,11 +226,13 @@ impl Parts {
         session: &CancelToken,
         trace: Option<&Arc<Trace>>,
         tap: Option<&Tap>,
+        allocated: &Allocated,
     ) -> Result<(Box<dyn HostOp>, DeviceLoss)> {
         let open = |executor: &Executor| {
             let mut workspace = executor.workspace(session)?;
             workspace.set_trace(trace.cloned());
             workspace.set_tap(tap.cloned());
+            workspace.set_allocated(allocated.clone());
             let loss = workspace.loss().clone();
             Ok((self.open_op(manifest, workspace)?, loss))
         };
@@ -316,6 +320,8 @@ impl Model {
         let mut workspace =
             Workspace::over(Arc::clone(&backend), session.clone(), contexts.clone());
         workspace.set_trace(trace.clone());
+        let allocated = Allocated::default();
+        workspace.set_allocated(allocated.clone());
         let mut context_loads = Vec::with_capacity(sources.len());
         for (source, opened) in sources.iter().zip(opened) {
             let start = Instant::now();
@@ -365,6 +371,7 @@ impl Model {
             op,
             speculation: Speculation::default(),
             loss,
+            allocated,
             vector: Vec::new(),
             cancel,
             session,
@@ -544,7 +551,10 @@ impl Model {
         self.op.close();
         self.consumed.forget();
         let (trace, tap) = (self.trace.as_ref(), self.tap.as_ref());
-        let (op, loss) = self.parts.open_session(&self.manifest, &self.session, trace, tap)?;
+        let allocated = Allocated::default();
+        let (parts, session) = (&self.parts, &self.session);
+        let (op, loss) = parts.open_session(&self.manifest, session, trace, tap, &allocated)?;
+        self.allocated = allocated;
         self.op.replace(op);
         self.loss = loss;
         Ok(())
@@ -602,6 +612,17 @@ impl Model {
     pub fn reopen_with_tap(&mut self, tap: Option<Tap>) -> Result<()> {
         self.tap = tap;
         self.reopen()
+    }
+
+    /// Bytes that this session allocated, such as its caches.
+    pub fn session_bytes(&self) -> u64 {
+        self.allocated.bytes()
+    }
+
+    /// Bytes of the files that were opened for all sessions: contexts in the form that is executed, tables, and what
+    /// lies beside them.
+    pub fn file_bytes(&self) -> u64 {
+        self.parts.artifacts.seen().bytes()
     }
 
     /// Time and executions of every graph since the model was opened.
@@ -710,7 +731,9 @@ impl Sessions {
         let start = Instant::now();
         let session = CancelToken::any(vec![self.cancel.clone()]);
         let trace = self.trace.as_ref();
-        let (op, loss) = self.parts.open_session(&self.manifest, &session, trace, None)?;
+        let allocated = Allocated::default();
+        let parts = &self.parts;
+        let (op, loss) = parts.open_session(&self.manifest, &session, trace, None, &allocated)?;
         let op = Checked::new(op, &self.entry.description.name);
         Ok(Model {
             manifest: Arc::clone(&self.manifest),
@@ -721,6 +744,7 @@ impl Sessions {
             packer: Packer::new(&op.info().packing.buckets),
             op,
             loss,
+            allocated,
             vector: Vec::new(),
             cancel: self.cancel.clone(),
             session,
