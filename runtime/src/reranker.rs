@@ -3,7 +3,7 @@
 use qhx_core::engine::{Model, Prompt};
 use qhx_core::manifest::{Rerank, Verdict};
 use qhx_core::text::Tokenizer;
-use qhx_core::{CancelToken, Error, ErrorKind, Result};
+use qhx_core::{CancelToken, Error, ErrorKind, Result, TooLong};
 
 /// A document and how well it answers.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -13,6 +13,8 @@ pub struct Ranked {
     pub index: usize,
     /// The better it answers, the larger. From 0 to 1, unless the manifest's `params.rerank.activation` is `identity`.
     pub score: f64,
+    /// Tokens that the model read for it, those of the query included.
+    pub tokens: usize,
 }
 
 /// How a model is asked about documents: by its manifest's `params.rerank`. It can be used with any session of the
@@ -82,19 +84,36 @@ impl Scoring {
         document: &str,
         cancel: &CancelToken,
     ) -> Result<f64> {
+        self.scored(model, query, document, cancel).map(|(score, _)| score)
+    }
+
+    /// The score, and the number of tokens that were read for it.
+    fn scored(
+        &self,
+        model: &mut Model,
+        query: &str,
+        document: &str,
+        cancel: &CancelToken,
+    ) -> Result<(f64, usize)> {
         match self.by {
-            By::Tokens(tokens) => {
-                let document =
-                    if self.truncate { self.fitting(model, query, document)? } else { document };
-                let prompt = Prompt::Text(filled(&self.rules, query, document));
-                let logits = model.next_logits(&prompt, &tokens, cancel)?;
-                Ok(sigmoid(f64::from(logits[0]) - f64::from(logits[1])))
+            By::Tokens(verdict) => {
+                let tokens = model.cancellable(cancel, |model| {
+                    let document = match self.truncate {
+                        true => self.fitting(model, query, document)?,
+                        false => document,
+                    };
+                    model.encode_prompt(&Prompt::Text(filled(&self.rules, query, document)))
+                })?;
+                let count = tokens.len();
+                let logits = model.next_logits(&Prompt::Tokens(tokens), &verdict, cancel)?;
+                Ok((sigmoid(f64::from(logits[0]) - f64::from(logits[1])), count))
             }
             By::Head { sigmoid: bounded } => {
                 let parts = self.parts(model, query, document, cancel)?;
                 let parts: Vec<&[u32]> = parts.iter().map(Vec::as_slice).collect();
+                let count = parts.iter().map(|part| part.len()).sum();
                 let score = f64::from(model.score_parts(&parts, cancel)?);
-                Ok(if bounded { sigmoid(score) } else { score })
+                Ok((if bounded { sigmoid(score) } else { score }, count))
             }
         }
     }
@@ -110,9 +129,9 @@ impl Scoring {
         let (tokenizer, max) = (tokenizer(model)?, model.info().max_ctx);
         let whole = || filled(&self.rules, query, document);
         let parts = match (self.rules.prompt.is_empty(), self.truncate) {
-            (true, false) => tokenizer.encode_pair(query, document)?,
-            (true, true) => tokenizer.encode_pair_truncated(query, document, max)?,
-            (false, false) => vec![tokenizer.encode(&whole(), true)?],
+            (true, false) => tokenizer.encode_pair(query, document, max, cancel)?,
+            (true, true) => tokenizer.encode_pair_truncated(query, document, max, cancel)?,
+            (false, false) => vec![tokenizer.encode_within(&whole(), true, max, cancel)?],
             (false, true) => vec![tokenizer.encode_truncated(&whole(), max, cancel)?],
         };
         let found = parts.iter().map(Vec::len).sum::<usize>();
@@ -120,6 +139,7 @@ impl Scoring {
             let message =
                 format!("query and document are {found} tokens, the encoder takes at most {max}");
             return Err(Error::new(ErrorKind::Prompt, message)
+                .with_source(TooLong { max })
                 .hint("split the document, cut it with --truncate, or make the bundle with a larger --max-ctx"));
         }
         Ok(parts)
@@ -128,6 +148,7 @@ impl Scoring {
     /// As much of a document's beginning as fits the context with all that is asked about it.
     fn fitting<'a>(&self, model: &Model, query: &str, document: &'a str) -> Result<&'a str> {
         let max = model.info().max_ctx;
+        let document = tokenizer(model)?.beginning(document, max);
         let fits =
             |part: &str| match model.encode_prompt(&Prompt::Text(filled(&self.rules, query, part)))
             {
@@ -167,9 +188,10 @@ impl Scoring {
     ) -> Result<Vec<Ranked>> {
         let mut ranked = Vec::with_capacity(documents.len());
         for (index, document) in documents.iter().enumerate() {
-            let score = self.score(model, query, document.as_ref(), cancel);
-            let score = score.map_err(|e| e.context(format_args!("document {index}")))?;
-            ranked.push(Ranked { index, score });
+            let scored = self.scored(model, query, document.as_ref(), cancel);
+            let (score, tokens) =
+                scored.map_err(|e| e.context(format_args!("document {index}")))?;
+            ranked.push(Ranked { index, score, tokens });
         }
         ranked.sort_by(|a, b| b.score.total_cmp(&a.score));
         Ok(ranked)

@@ -137,24 +137,52 @@ impl Tokenizer {
     /// it does not tell the texts apart, as that of RoBERTa does not, there is one part.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`].
-    pub fn encode_pair(&self, first: &str, second: &str) -> Result<Vec<Vec<u32>>> {
-        self.pair(first, second, None)
+    /// As [`Tokenizer::within`], for each of the texts.
+    pub fn encode_pair(
+        &self,
+        first: &str,
+        second: &str,
+        max_tokens: usize,
+        cancel: &CancelToken,
+    ) -> Result<Vec<Vec<u32>>> {
+        self.check_size(first, max_tokens)?;
+        self.check_size(second, max_tokens)?;
+        self.pair(first, second, None, cancel)
     }
 
     /// As [`Tokenizer::encode_pair`], of as much of both texts as fits into `max_tokens` with all that the post-processor
     /// adds. The longer text is truncated, and both where one alone is too long: as `transformers` does with
-    /// `truncation="longest_first"`, on the side that [`Tokenizer::encode_truncated`] truncates on.
+    /// `truncation="longest_first"`, on the side that [`Tokenizer::encode_truncated`] truncates on. Of texts that are far
+    /// too long only parts are tokenized.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`], and when what is added fits no `max_tokens`.
+    /// As [`Tokenizer::encode`], when what is added fits no `max_tokens`, or the work is cancelled.
     pub fn encode_pair_truncated(
         &self,
         first: &str,
         second: &str,
         max_tokens: usize,
+        cancel: &CancelToken,
     ) -> Result<Vec<Vec<u32>>> {
-        self.pair(first, second, Some(self.room(max_tokens, true)?))
+        let room = self.room(max_tokens, true)?;
+        let [first, second] = [first, second].map(|text| self.part(text, max_tokens));
+        self.pair(first, second, Some(room), cancel)
+    }
+
+    /// The part of a text that is enough for `max_tokens` tokens, from the side that stays.
+    fn part<'a>(&self, text: &'a str, max_tokens: usize) -> &'a str {
+        match self.cut {
+            TruncationDirection::Right => self.beginning(text, max_tokens),
+            TruncationDirection::Left => {
+                let before = text.len().saturating_sub(self.size.enough(max_tokens));
+                &text[text.ceil_char_boundary(before)..]
+            }
+        }
+    }
+
+    /// The beginning of a text that is enough for its first `max_tokens` tokens.
+    pub fn beginning<'a>(&self, text: &'a str, max_tokens: usize) -> &'a str {
+        &text[..text.floor_char_boundary(self.size.enough(max_tokens))]
     }
 
     /// What `max_tokens` leave for a text, or a pair of texts, beside what the post-processor adds.
@@ -170,7 +198,27 @@ impl Tokenizer {
     }
 
     /// A pair of texts of at most `room` tokens, where that is given.
-    fn pair(&self, first: &str, second: &str, room: Option<usize>) -> Result<Vec<Vec<u32>>> {
+    fn pair(
+        &self,
+        first: &str,
+        second: &str,
+        room: Option<usize>,
+        cancel: &CancelToken,
+    ) -> Result<Vec<Vec<u32>>> {
+        let tokenizer = self.until(cancel);
+        if first.len() + second.len() <= AT_ONCE {
+            return tokenizer.pair_at_once(first, second, room);
+        }
+        let (first, second) = (first.to_owned(), second.to_owned());
+        beside(cancel, move || tokenizer.pair_at_once(&first, &second, room))
+    }
+
+    fn pair_at_once(
+        &self,
+        first: &str,
+        second: &str,
+        room: Option<usize>,
+    ) -> Result<Vec<Vec<u32>>> {
         let pair = || {
             let first = self.words(first, OffsetType::None)?;
             let second = Some(self.words(second, OffsetType::None)?);
@@ -275,20 +323,22 @@ impl Tokenizer {
         cancel: &CancelToken,
         job: impl FnOnce(&Self, &str) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        if let Some(why) = self.size.exceeds(text, max_tokens) {
-            return Err(Error::new(
-                ErrorKind::Prompt,
-                format!("the text is too long: {why}, the context holds {max_tokens}"),
-            )
-            .with_source(TooLong { max: max_tokens })
-            .hint("shorten the text, or forge the model with a larger --max-ctx"));
-        }
+        self.check_size(text, max_tokens)?;
         let tokenizer = self.until(cancel);
         if text.len() <= AT_ONCE {
             return job(&tokenizer, text);
         }
         let text = text.to_owned();
         beside(cancel, move || job(&tokenizer, &text))
+    }
+
+    /// An error for a text that is more than `max_tokens` for certain.
+    fn check_size(&self, text: &str, max_tokens: usize) -> Result<()> {
+        let Some(why) = self.size.exceeds(text, max_tokens) else { return Ok(()) };
+        let message = format!("the text is too long: {why}, the context holds {max_tokens}");
+        Err(Error::new(ErrorKind::Prompt, message)
+            .with_source(TooLong { max: max_tokens })
+            .hint("shorten the text, or forge the model with a larger --max-ctx"))
     }
 
     /// Token ids of as much of a text as fits into `max_tokens` with all that the post-processor
@@ -307,14 +357,7 @@ impl Tokenizer {
         cancel: &CancelToken,
     ) -> Result<Vec<u32>> {
         let room = self.room(max_tokens, false)?;
-        let enough = self.size.enough(max_tokens);
-        let part = if text.len() <= enough {
-            text
-        } else if self.cut == TruncationDirection::Left {
-            &text[text.ceil_char_boundary(text.len() - enough)..]
-        } else {
-            &text[..text.floor_char_boundary(enough)]
-        };
+        let part = self.part(text, max_tokens);
         let tokenizer = self.until(cancel);
         let encode = move |text: &str| {
             let encoding = guarded(|| {

@@ -489,7 +489,9 @@ fn tokens(model: &Model, count: usize) -> Vec<u32> {
 
 /// Whether the texts of a pair are two parts for the model.
 fn tells_apart(model: &Model) -> bool {
-    let pair = model.tokenizer().and_then(|tokenizer| tokenizer.encode_pair("a", "b").ok());
+    let pair = model.tokenizer().and_then(|tokenizer| {
+        tokenizer.encode_pair("a", "b", usize::MAX, &CancelToken::new()).ok()
+    });
     pair.is_some_and(|parts| parts.len() > 1)
 }
 

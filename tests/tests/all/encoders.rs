@@ -154,7 +154,7 @@ fn compare_scores(fixture: &str, model: &mut Model, off: f64) {
     for Pair { document, ids, score } in &pairs {
         let tokenizer = model.tokenizer().unwrap();
         let parts = match rules.prompt.as_str() {
-            "" => tokenizer.encode_pair(&query, document).unwrap(),
+            "" => tokenizer.encode_pair(&query, document, usize::MAX, &CancelToken::new()).unwrap(),
             prompt => {
                 let text = prompt.replace("{query}", &query).replace("{document}", document);
                 vec![tokenizer.encode(&text, true).unwrap()]
@@ -199,7 +199,9 @@ fn pairs_that_are_too_long_are_cut_as_by_the_reference() {
         let (_folder, mut model) = opened(fixture, None, scoring);
         for Truncated { query, document, ids, score } in &truncated {
             let tokenizer = model.tokenizer().unwrap();
-            let parts = tokenizer.encode_pair_truncated(query, document, limit).unwrap();
+            let parts = tokenizer
+                .encode_pair_truncated(query, document, limit, &CancelToken::new())
+                .unwrap();
             assert_eq!(&parts.concat(), ids, "{fixture}: {query} {document}");
             let found = scored(&mut model, &parts);
             assert!((found - score).abs() <= 1e-4, "{fixture}: {found}, expected {score}");
@@ -207,7 +209,8 @@ fn pairs_that_are_too_long_are_cut_as_by_the_reference() {
         // Where special tokens stand around a pair, they are three at least.
         let tokenizer = model.tokenizer().unwrap();
         let none = tokenizer.encode("", true).unwrap().is_empty();
-        assert_eq!(tokenizer.encode_pair_truncated("a", "b", 2).is_ok(), none, "{fixture}");
+        let two = tokenizer.encode_pair_truncated("a", "b", 2, &CancelToken::new());
+        assert_eq!(two.is_ok(), none, "{fixture}");
     }
 }
 

@@ -75,6 +75,22 @@ fn a_far_too_long_text_is_truncated_before_tokenizing() {
 }
 
 #[test]
+fn pairs_are_bounded_as_single_texts_are() {
+    let (tokenizer, cancel) = (byte_level(), CancelToken::new());
+    let text = "The capital of France is Paris. ".repeat(40_000);
+    let short = &text[..4000];
+    let cut = tokenizer.encode_pair_truncated(short, short, 256, &cancel).unwrap();
+    assert_eq!(tokenizer.encode_pair_truncated(&text, &text, 256, &cancel).unwrap(), cut);
+    for (first, second) in [("do", &*text), (&*text, "do")] {
+        let error = tokenizer.encode_pair(first, second, 256, &cancel).unwrap_err();
+        assert!(qhx_base::TooLong::is_cause_of(&error), "{error}");
+    }
+    cancel.cancel();
+    let error = tokenizer.encode_pair_truncated(&text, &text, 1 << 20, &cancel).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+}
+
+#[test]
 fn files_that_ask_for_too_much_are_refused_by_the_component() {
     let replace = |pattern: &str, content: &str| json!({"type": "Replace", "pattern": {"String": pattern}, "content": content});
     let sequence = |key: &str, members: Vec<Value>| json!({"type": "Sequence", key: members});
