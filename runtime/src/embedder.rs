@@ -174,21 +174,22 @@ impl Prefixed {
     /// # Errors
     /// When the encoder takes no images, or the file is none that can be decoded.
     pub fn image(&self, file: &str) -> Result<Media> {
-        self.pixels(&Source::parse(file, &Limits::default())?)
+        let limits = Limits::default();
+        self.pixels(&Source::parse(file, &limits)?, &limits)
     }
 
     /// As [`Prefixed::image`], of a file or of bytes.
     ///
     /// # Errors
     /// As [`Prefixed::image`].
-    pub fn pixels(&self, source: &Source) -> Result<Media> {
+    pub fn pixels(&self, source: &Source, limits: &Limits) -> Result<Media> {
         let _span = trace::span(self.trace.as_ref(), "decode");
         let Some(rules) = &self.images else {
             let message = format!("{source}: the bundle takes no images");
             return Err(Error::new(ErrorKind::Prompt, message)
                 .hint("make one of a model with towers for texts and images, such as SigLIP 2"));
         };
-        decode_image(source, rules, &Limits::default())?.into_media()
+        decode_image(source, rules, limits)?.into_media()
     }
 }
 

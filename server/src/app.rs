@@ -6,11 +6,19 @@ use std::sync::atomic::AtomicBool;
 
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConstantTimeEq as _};
+use tokio::sync::Semaphore;
 
+use crate::activity::Activity;
+use crate::connections::Crowded;
+use crate::hosts::Hosts;
+use crate::memory::Budget;
 use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::queue::Queue;
 use crate::registry::Registry;
+
+/// Texts that are tokenized at a time beside the queue.
+const TOKENIZING: usize = 2;
 
 /// What requests share.
 #[derive(Debug)]
@@ -20,6 +28,12 @@ pub(crate) struct App {
     pub queue: Queue,
     pub metrics: Metrics,
     pub stopping: AtomicBool,
+    pub hosts: Hosts,
+    /// Memory of all requests.
+    pub memory: Budget,
+    /// Places for texts that are tokenized beside the queue.
+    pub tokenizing: Arc<Semaphore>,
+    pub activity: Activity,
     keys: Vec<[u8; 32]>,
 }
 
@@ -27,7 +41,11 @@ pub(crate) type Shared = Arc<App>;
 
 /// Where a connection comes from.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Peer(pub SocketAddr);
+pub(crate) struct Peer {
+    pub address: SocketAddr,
+    /// Set where the connection is beyond the limits.
+    pub crowded: Option<Crowded>,
+}
 
 impl App {
     pub(crate) fn new(options: Options, registry: Registry) -> Self {
@@ -35,6 +53,10 @@ impl App {
             queue: Queue::new(options.queue),
             metrics: Metrics::default(),
             stopping: AtomicBool::new(false),
+            hosts: Hosts::new(&options.allowed_hosts),
+            memory: Budget::new(options.request_memory),
+            tokenizing: Arc::new(Semaphore::new(TOKENIZING)),
+            activity: Activity::default(),
             keys: options.api_keys.iter().map(|key| digest(key)).collect(),
             registry,
             options,

@@ -149,11 +149,9 @@ impl Ask {
         self.turns.iter().any(Turn::has_media)
     }
 
-    /// Has a model answer. This may load the model, and decodes images and audio: it takes time.
+    /// Has a model answer. This may load the model: it takes time.
     pub(crate) fn submit(self, context: &Context, model: &Arc<Served>) -> Result<Asked> {
-        let shared = &context.shared;
-        let of_model = |e: qhx::Error| ApiError::of_model(&e, &model.name);
-        let info = shared.registry.info(model, &shared.metrics).map_err(of_model)?;
+        let info = context.info(model)?;
         if !info.texts.can_chat() {
             let message = format!("{} completes texts and does not chat", model.name);
             return Err(ApiError::bad("model", message).code("model_not_supported"));
@@ -167,6 +165,7 @@ impl Ask {
         let free = matches!(grammar, None | Some(Grammar::OptionalCalls(_)));
         let thinking = self.thinking.or((!free).then_some(false));
         let conversation = Conversation::new(&self.turns, &info)?;
+        let turns = self.has_media().then(|| self.turns.clone());
         let arguments = self.variables(&conversation);
         let Conversation { messages, history, .. } = conversation;
         let ticket = context.ticket();
@@ -186,7 +185,7 @@ impl Ask {
             .reasoning(free.then(|| info.opens_reasoning(thinking)))
             .calling(!free && self.format.is_none());
         let readers = vec![reader; self.choices];
-        let work = Work::Generate(choices(&request, self.choices));
+        let work = Work::Generate { requests: vec![request], choices: self.choices, turns };
         let pending = Pending::submit(context, model, history, ticket, work)?;
         Ok(Asked {
             pending,
@@ -197,22 +196,7 @@ impl Ask {
     }
 }
 
-/// A request for each choice: with a seed, each has the next one.
-pub(crate) fn choices(request: &Request, count: usize) -> Vec<Request> {
-    let seed = request.sampling.seed;
-    let choice = |at: usize| match seed {
-        Some(seed) => request.clone().seed(seed.wrapping_add(at as u64)),
-        None => request.clone(),
-    };
-    (0..count).map(choice).collect()
-}
-
 impl Context {
-    /// What stops the work of this request, and of all once the server ends.
-    pub(crate) fn ticket(&self) -> CancelToken {
-        CancelToken::any(vec![self.shared.queue.cancel.clone()])
-    }
-
     /// Has a model answer a conversation, where it keeps no other request waiting.
     pub(crate) async fn ask(&self, model: Option<String>, ask: Ask) -> Result<Asked> {
         self.blocking(move |context| {

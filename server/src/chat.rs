@@ -29,7 +29,7 @@ pub(crate) async fn completions(
     let model = fields.text("model")?.map(str::to_owned);
     let stream = fields.flag("stream")?.unwrap_or(false);
     let include_usage = include_usage(&fields)?;
-    let ask = Ask::of_chat(&fields)?;
+    let ask = context.memory.work(|| Ask::of_chat(&fields))?;
     let has_logprobs = ask.logprobs.is_some();
     let mut asked = context.ask(model, ask).await?;
     let head = Head::new("chatcmpl-", &asked.model);

@@ -10,7 +10,7 @@ use qhx::{Prompt, Texts, TokenLogprobs};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Answers, Delta, Step};
-use crate::ask::{Asked, choices, sampling, stops};
+use crate::ask::{Asked, sampling, stops};
 use crate::chat::{Head, bytes_of, finite, include_usage, usage};
 use crate::error::{ApiError, Result, json_response};
 use crate::fields::{Fields, wrong};
@@ -41,8 +41,8 @@ pub(crate) async fn complete(
     let model = fields.text("model")?.map(str::to_owned);
     let stream = fields.flag("stream")?.unwrap_or(false);
     let include_usage = include_usage(&fields)?;
-    let completion = Completion::read(&fields)?;
-    let (echo, logprobs) = (completion.echo, completion.logprobs);
+    let completion = context.memory.work(|| Completion::read(&fields))?;
+    let (echo, logprobs, each) = (completion.echo, completion.logprobs, completion.choices);
     if stream && echo && logprobs.is_some() {
         let message = "with echo and logprobs there is no stream";
         return Err(ApiError::bad("stream", message).code("invalid_value"));
@@ -57,6 +57,7 @@ pub(crate) async fn complete(
             head,
             texts,
             prompts,
+            each,
             include_usage,
             has_logprobs,
             logprobs: Vec::new(),
@@ -67,7 +68,7 @@ pub(crate) async fn complete(
     asked.answers.collect(asked.pending, &context.tally).await?;
     let answers = asked.answers.answers.iter().enumerate();
     let choice = |(index, answer): (usize, &Answer)| {
-        let prompt = prompts.get(index).map_or("", String::as_str);
+        let prompt = prompts.get(index / each).map_or("", String::as_str);
         let logprobs = logprobs.map(|_| listed(answer, &asked.texts));
         json!({
             "index": index,
@@ -105,12 +106,11 @@ impl Completion {
         Ok(Self { prompts, request, choices, echo, logprobs })
     }
 
-    /// Has a model complete the prompts. Returns their texts, too, one a choice, where they are part of the answers.
+    /// Has a model complete the prompts. Returns their texts, too, where they are part of the answers.
     fn submit(self, context: &Context, model: Option<&str>) -> Result<(Asked, Vec<String>)> {
-        let shared = &context.shared;
-        let model = shared.registry.able(model, Ability::Generate)?;
+        let model = context.shared.registry.able(model, Ability::Generate)?;
         let of_model = |e: qhx::Error| ApiError::of_model(&e, &model.name);
-        let info = shared.registry.info(model, &shared.metrics).map_err(of_model)?;
+        let info = context.info(model)?;
         let ticket = context.ticket();
         let request = self.request.cancelled_by(ticket.clone());
         let (mut requests, mut texts) = (Vec::new(), Vec::new());
@@ -121,12 +121,12 @@ impl Completion {
                     Prompt::Text(text) => text.clone(),
                     _ => String::new(),
                 };
-                texts.extend(std::iter::repeat_n(text, self.choices));
+                texts.push(text);
             }
-            requests.extend(choices(&request.clone().prompt(prompt), self.choices));
+            requests.push(request.clone().prompt(prompt));
         }
-        let answers = Answers::plain(&info, requests.len(), self.choices);
-        let work = Work::Generate(requests);
+        let answers = Answers::plain(&info, requests.len() * self.choices, self.choices);
+        let work = Work::Generate { requests, choices: self.choices, turns: None };
         let pending = Pending::submit(context, model, Vec::new(), ticket, work)?;
         let asked =
             Asked { pending, answers, texts: Arc::clone(&info.texts), model: model.name.clone() };
@@ -213,6 +213,8 @@ struct CompletionWriter {
     texts: Arc<Texts>,
     /// Texts of the prompts, where they are part of the answers.
     prompts: Vec<String>,
+    /// Choices of each prompt.
+    each: usize,
     include_usage: bool,
     has_logprobs: bool,
     /// Those of tokens whose text is held back.
@@ -239,7 +241,7 @@ impl Writer for CompletionWriter {
     fn begin(&mut self, _: &mut Events) {}
 
     fn step(&mut self, step: &Step, answers: &Answers, events: &mut Events) {
-        let echoed = self.prompts.get(step.choice).filter(|_| step.prefilled).cloned();
+        let echoed = self.prompts.get(step.choice / self.each).filter(|_| step.prefilled).cloned();
         if let Some(prompt) = echoed {
             let chunk = self.chunk(step.choice, &prompt, None);
             events.data(&chunk);

@@ -20,6 +20,9 @@ use crate::registry::Ability;
 use crate::request::Context;
 use crate::turns::{Part, url_part};
 
+/// Vectors of a response that is written where it keeps no other request waiting.
+const MANY: usize = 64;
+
 /// Texts of one request.
 pub(crate) const MAX_INPUTS: usize = 2048;
 
@@ -42,15 +45,11 @@ pub(crate) async fn embed(
         Some("query" | "search_query") => Role::Query,
         Some(_) => return Err(wrong("input_type", "query or document", &map["input_type"])),
     };
-    let inputs = inputs(fields.get("input").ok_or_else(|| fields.missing("input"))?, role)?;
+    let input = fields.get("input").ok_or_else(|| fields.missing("input"))?;
+    let inputs = context.memory.work(|| inputs(input, role))?;
     let dimensions = fields.count("dimensions", 1, u32::MAX.into())?;
     let of = Arc::clone(&model);
-    let info = context
-        .blocking(move |context| {
-            let info = context.shared.registry.info(&of, &context.shared.metrics);
-            info.map_err(|e| ApiError::of_model(&e, &of.name))
-        })
-        .await?;
+    let info = context.blocking(move |context| context.info(&of)).await?;
     if let Some(wanted) = dimensions.filter(|wanted| *wanted > info.dimensions) {
         let message = format!("expected at most {}, found {wanted}", info.dimensions);
         return Err(ApiError::bad("dimensions", message).code("invalid_value"));
@@ -59,18 +58,22 @@ pub(crate) async fn embed(
     let pending = Pending::submit(&context, &model, Vec::new(), context.ticket(), work)?;
     let Update::Vectors { vectors, tokens } = pending.only().await? else { return Err(broken()) };
     context.tally.update(|record| record.prompt_tokens = tokens);
-    let data = vectors.into_iter().enumerate().map(|(index, vector)| {
-        let vector = dimensions.map_or(vector.clone(), |count| shortened(&vector, count));
-        let embedding = if base64 { encoded(&vector) } else { vector.into() };
-        json!({"object": "embedding", "index": index, "embedding": embedding})
-    });
-    let json = json!({
-        "object": "list",
-        "data": data.collect::<Vec<_>>(),
-        "model": model.name,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    });
-    Ok(json_response(StatusCode::OK, &json))
+    let respond = || {
+        let data = vectors.iter().enumerate().map(|(index, vector)| {
+            let vector = dimensions.map_or(vector.clone(), |count| shortened(vector, count));
+            let embedding = if base64 { encoded(&vector) } else { vector.into() };
+            json!({"object": "embedding", "index": index, "embedding": embedding})
+        });
+        let json = json!({
+            "object": "list",
+            "data": data.collect::<Vec<_>>(),
+            "model": model.name,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        });
+        json_response(StatusCode::OK, &json)
+    };
+    // Many vectors take time to write, for which no other request waits.
+    Ok(if vectors.len() > MANY { tokio::task::block_in_place(respond) } else { respond() })
 }
 
 /// A text, an image, tokens, or a list of them.

@@ -9,6 +9,9 @@ use serde_json::{Value, json};
 /// Seconds after which a client that was refused may try again.
 const RETRY_AFTER: u32 = 2;
 
+/// Characters of a message in the log.
+const LOGGED: usize = 400;
+
 /// A failed request.
 #[derive(Debug, Clone)]
 pub(crate) struct ApiError {
@@ -17,6 +20,8 @@ pub(crate) struct ApiError {
     /// The field of the request that is wrong.
     param: Option<String>,
     code: Option<&'static str>,
+    /// Bytes at the message's end that are not for the log: what the client sent.
+    unlogged: usize,
 }
 
 /// Result with [`ApiError`].
@@ -24,7 +29,7 @@ pub(crate) type Result<T, E = ApiError> = std::result::Result<T, E>;
 
 impl ApiError {
     pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code: None }
+        Self { status, message: message.into(), param: None, code: None, unlogged: 0 }
     }
 
     /// A field of the request is not what it should be.
@@ -47,13 +52,37 @@ impl ApiError {
         Self { param: Some(param.into()), ..self }
     }
 
+    /// With what the client sent, which the log does not have.
+    pub(crate) fn found(mut self, found: &str) -> Self {
+        let more = format!(", found {found}");
+        self.message.push_str(&more);
+        Self { unlogged: more.len(), ..self }
+    }
+
+    /// Code and message for the log, on one line and without texts of the request.
+    pub(crate) fn reason(&self) -> String {
+        let logged = self.message.len().saturating_sub(self.unlogged);
+        let message: String =
+            self.message.get(..logged).unwrap_or_default().chars().take(LOGGED).collect();
+        match self.code {
+            Some(code) => format!("{code}: {message}"),
+            None => message,
+        }
+    }
+
+    /// The request took longer than it may.
+    pub(crate) fn timeout() -> Self {
+        let message = "the request took longer than the server allows";
+        Self::new(StatusCode::GATEWAY_TIMEOUT, message).code("timeout")
+    }
+
     /// The server does not take further requests.
     pub(crate) fn stopping() -> Self {
         Self::later("the server is stopping", "stopping")
     }
 
     /// Of a model that may be asked again later.
-    fn later(message: impl Into<String>, code: &'static str) -> Self {
+    pub(crate) fn later(message: impl Into<String>, code: &'static str) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, message).code(code)
     }
 
@@ -62,7 +91,12 @@ impl ApiError {
         let client = |status| Self::new(status, plain(error.message(), name));
         match error.kind() {
             ErrorKind::Prompt if TooLong::is_cause_of(error) => {
-                client(StatusCode::BAD_REQUEST).code("context_length_exceeded")
+                let mut shown = client(StatusCode::BAD_REQUEST).code("context_length_exceeded");
+                if let Some(hint) = error.hint_text() {
+                    shown.message.push_str("; ");
+                    shown.message.push_str(hint);
+                }
+                shown
             }
             ErrorKind::Prompt | ErrorKind::Usage => client(StatusCode::BAD_REQUEST),
             ErrorKind::Cancelled => Self::later(format!("{name}: cancelled"), "cancelled"),
@@ -87,7 +121,7 @@ impl ApiError {
         }
     }
 
-    /// The kind of error in the words of both interfaces.
+    /// The kind of error in OpenAI's words.
     fn kind(&self) -> &'static str {
         match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
@@ -99,13 +133,34 @@ impl ApiError {
         }
     }
 
+    /// The kind of error in Anthropic's words.
+    fn anthropic_kind(&self) -> &'static str {
+        match self.status {
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+            StatusCode::GATEWAY_TIMEOUT => "timeout_error",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            status if status.is_server_error() => "api_error",
+            _ => self.kind(),
+        }
+    }
+
     /// The body: OpenAI's `error`, and beside it the `type` that Anthropic's clients look for.
     pub(crate) fn json(&self) -> Value {
+        self.of_kind(self.kind())
+    }
+
+    /// The body on Anthropic's routes.
+    pub(crate) fn anthropic(&self) -> Value {
+        self.of_kind(self.anthropic_kind())
+    }
+
+    fn of_kind(&self, kind: &str) -> Value {
         json!({
             "type": "error",
             "error": {
                 "message": self.message,
-                "type": self.kind(),
+                "type": kind,
                 "param": self.param,
                 "code": self.code,
             },
@@ -145,6 +200,12 @@ impl IntoResponse for ApiError {
         if again {
             response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER.into());
         }
+        if self.status == StatusCode::UNAUTHORIZED {
+            let scheme = HeaderValue::from_static("Bearer");
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
+        }
+        // For the record, and for Anthropic's routes.
+        response.extensions_mut().insert(self);
         response
     }
 }

@@ -97,7 +97,7 @@ impl<'a> Fields<'a> {
 
 /// The error of a value that is not what is expected.
 pub(crate) fn wrong(place: &str, expected: &str, found: &Value) -> ApiError {
-    let found = match found {
+    let shown = match found {
         Value::Null => "null".to_owned(),
         Value::Bool(_) | Value::Number(_) => found.to_string(),
         Value::String(text) if text.len() <= 40 => format!("{text:?}"),
@@ -105,7 +105,7 @@ pub(crate) fn wrong(place: &str, expected: &str, found: &Value) -> ApiError {
         Value::Array(_) => "a list".to_owned(),
         Value::Object(_) => "an object".to_owned(),
     };
-    ApiError::bad(place, format_args!("expected {expected}, found {found}")).code("invalid_value")
+    ApiError::bad(place, format_args!("expected {expected}")).found(&shown).code("invalid_value")
 }
 
 #[cfg(test)]

@@ -10,8 +10,11 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | `server` | the listening socket, connections, the end |
+//! | `server` | the listening socket, the end |
+//! | `connections` | how many there may be, and when one that does not read is given up |
 //! | `app`, `tally` | what requests share, and what is known of each |
+//! | `memory`, `activity` | memory for requests, and what is tidied up once there are none |
+//! | `hosts` | names that the server goes by |
 //! | `routes` | which address is answered by what, and what every request goes through |
 //! | `registry` | the models: loaded when they are asked for, within a memory budget |
 //! | `queue`, `worker` | jobs that wait, and the threads that do them |
@@ -23,16 +26,20 @@
 //! Whatever a client sends is untrusted input. It names models by their names, never by paths, and images and audio by
 //! `data:` URLs, never by files or addresses.
 
+mod activity;
 mod answer;
 mod app;
 mod ask;
 mod audio;
 mod chat;
 mod completions;
+mod connections;
 mod embeddings;
 mod error;
 mod fields;
+mod hosts;
 mod ids;
+mod memory;
 mod messages;
 mod metrics;
 mod options;

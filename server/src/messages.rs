@@ -6,7 +6,7 @@ use axum::Extension;
 use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::Response;
-use qhx::{CancelToken, FinishReason, Modality, Prompt, ToolCall};
+use qhx::{CancelToken, FinishReason, Modality, ToolCall};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Answers, Delta, Step, Usage};
@@ -16,9 +16,10 @@ use crate::fields::{Fields, wrong};
 use crate::ids;
 use crate::pending::Pending;
 use crate::queue::{Update, Work};
-use crate::registry::Ability;
+use crate::registry::{Ability, Served};
 use crate::request::Context;
 use crate::sse::{self, Events, Writer};
+use crate::tokens;
 use crate::turns::{Call, Conversation, Part, Turn, base64_part, url_part};
 
 pub(crate) async fn create(
@@ -31,7 +32,7 @@ pub(crate) async fn create(
     let stream = fields.flag("stream")?.unwrap_or(false);
     let max_new = fields.count("max_tokens", 1, u32::MAX.into())?;
     let max_new = max_new.ok_or_else(|| fields.missing("max_tokens"))?;
-    let ask = Ask { max_new: Some(max_new), ..ask(&fields)? };
+    let ask = Ask { max_new: Some(max_new), ..context.memory.work(|| ask(&fields))? };
     let ends = Ends { stops: ask.stop.clone() };
     let mut asked = context.ask(model, ask).await?;
     let (id, model) = (ids::new("msg_"), asked.model.clone());
@@ -61,38 +62,35 @@ pub(crate) async fn count_tokens(
 ) -> Result<Response> {
     let map = context.object(request).await?;
     let fields = Fields::new(&map);
-    let ask = ask(&fields)?;
+    let ask = context.memory.work(|| ask(&fields))?;
     let model = Arc::clone(context.shared.registry.able(fields.text("model")?, Ability::Generate)?);
-    let count = context.blocking(move |context| count(&context, &model, &ask)).await?;
-    let tokens = match count {
-        Count::Tokens(tokens) => tokens,
-        Count::Pending(pending) => match pending.only().await? {
-            Update::Counted(tokens) => tokens,
-            _ => return Err(broken()),
-        },
+    let tokens = if ask.has_media() {
+        // How many positions an image takes, only the model knows.
+        let submit = move |context: Context| counting(&context, &model, ask);
+        let Update::Counted(tokens) = context.blocking(submit).await?.only().await? else {
+            return Err(broken());
+        };
+        tokens
+    } else {
+        let count = move |context: Context, ticket: &CancelToken| {
+            tokens::of_conversation(&context, &model, &ask, ticket)
+        };
+        context.tokenizing(count).await?.len()
     };
     Ok(json_response(StatusCode::OK, &json!({"input_tokens": tokens})))
 }
 
-enum Count {
-    Tokens(usize),
-    Pending(Box<Pending>),
-}
-
-/// Texts are counted beside what runs; how many positions an image takes, only the model knows.
-fn count(context: &Context, model: &Arc<crate::registry::Served>, ask: &Ask) -> Result<Count> {
-    let shared = &context.shared;
-    let of_model = |e: qhx::Error| ApiError::of_model(&e, &model.name);
-    let info = shared.registry.info(model, &shared.metrics).map_err(of_model)?;
-    if ask.has_media() {
-        let Conversation { messages, history, .. } = Conversation::new(&ask.turns, &info)?;
-        let work = Work::Count(Prompt::Chat { messages, thinking: ask.thinking });
-        let pending = Pending::submit(context, model, history, context.ticket(), work)?;
-        return Ok(Count::Pending(Box::new(pending)));
-    }
-    let text = ask.render(&info.texts, &CancelToken::new()).map_err(of_model)?;
-    let tokens = info.texts.tokenizer().map(|tokenizer| tokenizer.encode(&text, false));
-    Ok(Count::Tokens(tokens.transpose().map_err(of_model)?.map_or(0, |tokens| tokens.len())))
+/// Has a model count the positions of a conversation.
+fn counting(context: &Context, model: &Arc<Served>, ask: Ask) -> Result<Pending> {
+    let info = context.info(model)?;
+    let Conversation { messages, history, .. } = Conversation::new(&ask.turns, &info)?;
+    let request = qhx::Request::chat(messages);
+    let request = match ask.thinking {
+        Some(thinks) => request.thinking(thinks),
+        None => request,
+    };
+    let work = Work::Count { request: Box::new(request), turns: ask.turns };
+    Pending::submit(context, model, history, context.ticket(), work)
 }
 
 /// What both routes read.
@@ -401,6 +399,6 @@ impl Writer for MessageWriter {
     }
 
     fn failed(&mut self, error: &ApiError, events: &mut Events) {
-        events.named("error", &error.json());
+        events.named("error", &error.anthropic());
     }
 }

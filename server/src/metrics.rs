@@ -107,7 +107,7 @@ impl Metrics {
             (
                 "models_loaded_bytes",
                 "gauge",
-                "Bytes of their files and states",
+                "Bytes of their files, states and sessions",
                 now.loaded_bytes as f64,
             ),
             (

@@ -29,6 +29,9 @@ pub struct Options {
     pub api_keys: Vec<String>,
     /// Origins of web pages whose requests are answered, besides the server's own: `https://example.org`, or `*`.
     pub allowed_origins: Vec<String>,
+    /// Names that this server goes by, besides addresses, `localhost` and the machine's: without keys, requests by
+    /// another name are refused.
+    pub allowed_hosts: Vec<String>,
     /// Generations that take turns on the device.
     pub parallel: usize,
     /// Requests that may wait for their turn.
@@ -37,12 +40,18 @@ pub struct Options {
     pub memory: Option<u64>,
     /// Bytes that a request may have.
     pub max_body: usize,
+    /// Bytes that all requests together may take, by the size of their bodies and what is made of them.
+    pub request_memory: usize,
+    /// Time after which a session that nobody uses is closed; one of each model stays open.
+    pub session_idle: Duration,
     /// Connections at a time.
     pub max_connections: usize,
     /// How long a request may take, waiting included.
     pub time_limit: Duration,
     /// How long a client may take to send its request.
     pub read_limit: Duration,
+    /// Time after which a client that reads nothing of its response is given up.
+    pub write_limit: Duration,
     /// How often a stream in which nothing happens has a comment.
     pub heartbeat: Duration,
     /// How long requests that are under way may take once the server is asked to stop.
@@ -72,13 +81,17 @@ impl Default for Options {
             port: 8080,
             api_keys: Vec::new(),
             allowed_origins: Vec::new(),
+            allowed_hosts: Vec::new(),
             parallel: 4,
             queue: 64,
             memory: None,
             max_body: 32 << 20,
+            request_memory: 256 << 20,
+            session_idle: Duration::from_secs(300),
             max_connections: 1024,
             time_limit: Duration::from_secs(600),
             read_limit: Duration::from_secs(30),
+            write_limit: Duration::from_secs(30),
             heartbeat: Duration::from_secs(10),
             drain: Duration::from_secs(30),
             log_prompts: false,
@@ -148,6 +161,14 @@ impl Options {
         self
     }
 
+    /// Answers requests that name the server so, such as `models.example.org`; by any name for `*`. Without keys, other
+    /// names than addresses, `localhost` and the machine's own are refused, since a page can give its own to any address.
+    #[must_use]
+    pub fn allow_host(mut self, host: impl Into<String>) -> Self {
+        self.allowed_hosts.push(host.into());
+        self
+    }
+
     /// How many generations take turns on the device; at least 1.
     #[must_use]
     pub fn parallel(mut self, parallel: usize) -> Self {
@@ -176,6 +197,20 @@ impl Options {
         self
     }
 
+    /// Bytes that all requests together may take; a body is read once there is room for it.
+    #[must_use]
+    pub fn request_memory(mut self, request_memory: usize) -> Self {
+        self.request_memory = request_memory;
+        self
+    }
+
+    /// Time after which a session that nobody uses is closed; one of each model stays open.
+    #[must_use]
+    pub fn session_idle(mut self, session_idle: Duration) -> Self {
+        self.session_idle = session_idle;
+        self
+    }
+
     /// How long a request may take, waiting included.
     #[must_use]
     pub fn time_limit(mut self, time_limit: Duration) -> Self {
@@ -187,6 +222,13 @@ impl Options {
     #[must_use]
     pub fn read_limit(mut self, read_limit: Duration) -> Self {
         self.read_limit = read_limit;
+        self
+    }
+
+    /// Time after which a client that reads nothing of its response is given up.
+    #[must_use]
+    pub fn write_limit(mut self, write_limit: Duration) -> Self {
+        self.write_limit = write_limit;
         self
     }
 

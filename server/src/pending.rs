@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use qhx::CancelToken;
-use tokio::sync::mpsc::{self, UnboundedReceiver};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc::{self, Receiver};
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
 
 use crate::error::{ApiError, Result, broken};
@@ -15,11 +16,55 @@ use crate::queue::{Job, Update, Work};
 use crate::registry::Served;
 use crate::request::Context as Asked;
 
+/// Updates that wait for a client to read them. Then the worker waits, too.
+const UPDATES: usize = 4096;
+
+/// How often a worker that waits looks whether its job is to end.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Takes the updates of a job.
+#[derive(Debug)]
+pub(crate) struct Outbox {
+    updates: mpsc::Sender<Update>,
+    /// What waits with a worker.
+    runtime: Handle,
+    /// Time for which a client may read nothing.
+    patience: Duration,
+    ticket: CancelToken,
+}
+
+impl Outbox {
+    /// Sends an update. False once nobody waits for it any more, or the client has read nothing for too long.
+    pub(crate) fn send(&self, update: Update) -> bool {
+        // The last place is that of the end.
+        if self.updates.capacity() > 1 {
+            return self.updates.try_send(update).is_ok();
+        }
+        let until = Instant::now() + self.patience;
+        while !self.ticket.is_cancelled() && Instant::now() < until {
+            let room = async { timeout(LOOK, self.updates.reserve_many(2)).await };
+            match self.runtime.block_on(room) {
+                Ok(Ok(mut room)) => {
+                    return room.next().map(|place| place.send(update)).is_some();
+                }
+                Ok(Err(_)) => return false,
+                Err(_) => {}
+            }
+        }
+        false
+    }
+
+    /// Sends the last update, unless nobody waits for it.
+    pub(crate) fn end(&self, update: Update) {
+        let _ = self.updates.try_send(update);
+    }
+}
+
 /// A job that is waited for. It is cancelled once nobody waits any more.
 pub(crate) struct Pending {
-    updates: UnboundedReceiver<Update>,
+    updates: Receiver<Update>,
     peeked: Option<Update>,
-    /// When its time is up.
+    /// When its time is up. The ticket knows it, too: here it is that the client hears of it.
     deadline: Pin<Box<Sleep>>,
     ticket: CancelToken,
 }
@@ -31,7 +76,7 @@ impl Drop for Pending {
 }
 
 impl Pending {
-    /// Gives a job to the workers. `ticket` is that of the work.
+    /// Gives a job to the workers. `ticket` is that of the work: see [`Context::ticket`](Asked::ticket).
     pub(crate) fn submit(
         asked: &Asked,
         model: &std::sync::Arc<Served>,
@@ -39,7 +84,7 @@ impl Pending {
         ticket: CancelToken,
         work: Work,
     ) -> Result<Self> {
-        let (sender, updates) = mpsc::unbounded_channel();
+        let (sender, updates) = mpsc::channel(UPDATES);
         let shared = &asked.shared;
         let job = Job {
             model: std::sync::Arc::clone(model),
@@ -47,7 +92,13 @@ impl Pending {
             ticket: ticket.clone(),
             work,
             history,
-            updates: sender,
+            updates: Outbox {
+                updates: sender,
+                runtime: Handle::current(),
+                patience: shared.options.write_limit,
+                ticket: ticket.clone(),
+            },
+            memory: asked.memory.clone(),
         };
         // Before anything can fail: what is not waited for is not done.
         let deadline = Box::pin(sleep_until(Instant::now() + shared.options.time_limit));
@@ -68,11 +119,9 @@ impl Pending {
         if let Poll::Ready(update) = self.updates.poll_recv(cx) {
             return Poll::Ready(update);
         }
-        if !self.ticket.is_cancelled() && self.deadline.as_mut().poll(cx).is_ready() {
+        if self.deadline.as_mut().poll(cx).is_ready() {
             self.ticket.cancel();
-            let message = "the request took longer than the server allows";
-            let error = ApiError::new(StatusCode::GATEWAY_TIMEOUT, message).code("timeout");
-            return Poll::Ready(Some(Update::Failed(error)));
+            return Poll::Ready(Some(Update::Failed(ApiError::timeout())));
         }
         Poll::Pending
     }

@@ -5,10 +5,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use axum::http::StatusCode;
 use qhx::{CancelToken, Generation, Ranked, Request, Role, Source, TokenLogprobs, Transcript};
-use tokio::sync::mpsc::UnboundedSender;
 
 use crate::error::ApiError;
+use crate::memory::Memory;
+use crate::pending::Outbox;
 use crate::registry::Served;
+use crate::turns::Turn;
 
 /// What a model is to do for a request.
 #[derive(Debug)]
@@ -21,14 +23,23 @@ pub(crate) struct Job {
     pub work: Work,
     /// The conversation, a hash a message: which session has it in its state.
     pub history: Vec<u64>,
-    pub updates: UnboundedSender<Update>,
+    pub updates: Outbox,
+    #[expect(dead_code, reason = "held until the job is over")]
+    pub memory: Memory,
 }
 
 /// What there is to do.
 #[derive(Debug)]
 pub(crate) enum Work {
     /// Choices, one after another.
-    Generate(Vec<Request>),
+    Generate {
+        /// One a prompt.
+        requests: Vec<Request>,
+        /// Choices of each: where it has a seed, each has the next one.
+        choices: usize,
+        /// The conversation, where it has images or audio: they are decoded into the prompt when its turn has come.
+        turns: Option<Vec<Turn>>,
+    },
     /// Texts to vectors.
     Embed(Vec<EmbedInput>),
     Transcribe {
@@ -47,8 +58,11 @@ pub(crate) enum Work {
         /// Texts that are too long are cut.
         truncate: bool,
     },
-    /// Positions of a prompt that has more than text.
-    Count(qhx::Prompt),
+    /// Positions of a conversation that has more than text.
+    Count {
+        request: Box<Request>,
+        turns: Vec<Turn>,
+    },
 }
 
 #[derive(Debug)]
@@ -126,7 +140,8 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a job, unless as many wait as may.
+    /// Adds a job, unless as many wait as may. Of those that wait, the last one of the client that has the most goes
+    /// then for the first one of another, so that no client keeps the others out.
     pub(crate) fn push(&self, job: Job) -> Result<(), ApiError> {
         let mut state = self.lock();
         if state.closed {
@@ -134,14 +149,30 @@ impl Queue {
         }
         // Those whose clients have left wait for nothing.
         state.waiting.retain(|job| !job.ticket.is_cancelled());
+        let mut refused = None;
         if state.waiting.len() >= self.max {
-            let message = format!("{} requests wait already; try again later", self.max);
-            return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).code("queue_full"));
+            let mut counts: HashMap<u64, usize> = HashMap::new();
+            state.waiting.iter().for_each(|job| *counts.entry(job.client).or_default() += 1);
+            let own = counts.get(&job.client).copied().unwrap_or_default();
+            let most = counts.into_iter().max_by_key(|&(_, count)| count);
+            let last = most.filter(|&(_, count)| count > own + 1).and_then(|(client, _)| {
+                state.waiting.iter().rposition(|waiting| waiting.client == client)
+            });
+            let Some(last) = last else { return Err(self.full()) };
+            refused = state.waiting.remove(last);
         }
         state.waiting.push_back(job);
         drop(state);
         self.changed.notify_one();
+        if let Some(refused) = refused {
+            refused.updates.end(Update::Failed(self.full()));
+        }
         Ok(())
+    }
+
+    fn full(&self) -> ApiError {
+        let message = format!("{} requests wait already; try again later", self.max);
+        ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).code("queue_full")
     }
 
     /// Waits for the next job: of the clients of whom least is worked on, the one that came first. `None` once there

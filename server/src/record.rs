@@ -28,6 +28,8 @@ pub struct Record {
     pub completion_tokens: usize,
     /// From the request's head to the end of the response.
     pub time: Duration,
+    /// Code and message of an error, without texts of the request.
+    pub error: Option<String>,
     /// Text of the request.
     pub prompt: Option<String>,
 }
@@ -44,6 +46,9 @@ impl fmt::Display for Record {
             write!(f, " {prompt_tokens}+{completion_tokens} tokens ({cached_tokens} cached)")?;
         }
         write!(f, " {} ms", self.time.as_millis())?;
+        if let Some(error) = &self.error {
+            write!(f, " {}", shown(error))?;
+        }
         match &self.prompt {
             Some(prompt) => write!(f, " {}", shown(prompt)),
             None => Ok(()),
@@ -62,6 +67,7 @@ mod tests {
             route: "POST /v1/completions".to_owned(),
             status: 404,
             model: Some("a\n200 \u{1b}[2J".to_owned()),
+            error: Some("bad: \na".to_owned()),
             prompt: Some("one\r\ntwo".to_owned()),
             ..Record::default()
         };

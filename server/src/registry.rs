@@ -1,10 +1,9 @@
 //! The models: known by their names, loaded when they are asked for, within a memory budget.
 
 use std::cmp::Reverse;
-use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use qhx::{
@@ -38,8 +37,8 @@ pub(crate) struct Served {
     bundle: Bundle,
     tasks: Vec<Task>,
     created: u64,
-    /// Bytes of its files.
-    bytes: u64,
+    /// Bytes of the files that it opens; until it was loaded once, of those that its manifest names.
+    bytes: AtomicU64,
     state: Mutex<State>,
     info: OnceLock<Arc<Info>>,
 }
@@ -60,7 +59,15 @@ struct Loaded {
     busy: usize,
     /// Bytes of the states of earlier conversations.
     states: u64,
+    /// Bytes that each session allocates.
+    session: u64,
     used: Instant,
+}
+
+impl Loaded {
+    fn sessions(&self) -> usize {
+        self.idle.len() + self.busy
+    }
 }
 
 /// A session of a model.
@@ -69,6 +76,25 @@ pub(crate) struct Seat {
     pub engine: Engine,
     /// What it has in its state: see [`common`].
     pub history: Vec<u64>,
+    /// When it was used last.
+    since: Instant,
+}
+
+impl Seat {
+    fn new(engine: Engine) -> Self {
+        Self { engine, history: Vec::new(), since: Instant::now() }
+    }
+}
+
+/// A session that is being opened. Unless it was, its place is given back, also by a panic.
+struct Opening<'a>(Option<&'a Served>);
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        if let Some(model) = self.0 {
+            model.put(None);
+        }
+    }
 }
 
 /// What is known of a model that was loaded once.
@@ -152,7 +178,7 @@ impl Registry {
                 bundle: bundle.clone(),
                 tasks,
                 created: ids::now(),
-                bytes: size(bundle.manifest().path.parent().unwrap_or(Path::new("."))),
+                bytes: AtomicU64::new(expected(bundle)),
                 state: Mutex::default(),
                 info: OnceLock::new(),
             }));
@@ -236,9 +262,11 @@ impl Registry {
         let engine = Engine::new(loaded)?;
         model.info.get_or_init(|| Arc::new(Info::new(engine.model())));
         tracing::info!("model {} is loaded", model.name);
+        model.bytes.store(engine.model().file_bytes(), Ordering::Relaxed);
         *lock(&model.state) = State::Loaded(Box::new(Loaded {
             sessions,
-            idle: vec![Seat { engine, history: Vec::new() }],
+            session: engine.model().session_bytes(),
+            idle: vec![Seat::new(engine)],
             busy: 0,
             states: 0,
             used: Instant::now(),
@@ -249,15 +277,19 @@ impl Registry {
     /// Unloads what was used the longest time ago until the model fits the budget.
     fn make_room(&self, model: &Served) -> Result<()> {
         let Some(budget) = self.memory else { return Ok(()) };
-        while self.loaded_bytes() + model.bytes > budget {
+        let bytes = model.bytes.load(Ordering::Relaxed);
+        while self.loaded_bytes() + bytes > budget {
+            if self.release(Duration::ZERO) > 0 {
+                continue;
+            }
             let Some(oldest) = self.oldest_unused(model) else {
                 if self.loaded_bytes() == 0 {
                     // It alone is larger: there is nothing that could go.
                     return Ok(());
                 }
                 let message = format!(
-                    "model {}: {} bytes do not fit the memory budget of {budget} beside models in use",
-                    model.name, model.bytes
+                    "model {}: {bytes} bytes do not fit the memory budget of {budget} beside models in use",
+                    model.name
                 );
                 return Err(qhx::Error::new(ErrorKind::Runtime, message).with_source(NoRoom).hint(
                     "raise --model-memory, or send fewer requests to different models at once",
@@ -268,14 +300,28 @@ impl Registry {
         Ok(())
     }
 
-    /// Gives a session of a model back. Other models go where its states leave them no memory.
+    /// Gives a session of a model back. Sessions that nobody uses go where the budget is exceeded, then other models.
     pub(crate) fn put(&self, model: &Served, seat: Option<Seat>) {
         model.put(seat);
         let Some(budget) = self.memory else { return };
         while self.loaded_bytes() > budget {
+            if self.release(Duration::ZERO) > 0 {
+                continue;
+            }
             let Some(oldest) = self.oldest_unused(model) else { return };
             oldest.unload();
         }
+    }
+
+    /// Closes sessions that nobody has used for `idle`, all but one of each model. Returns their number.
+    pub(crate) fn release(&self, idle: Duration) -> usize {
+        self.models.iter().map(|model| model.release(idle)).sum()
+    }
+
+    /// When there will be such a session.
+    pub(crate) fn next_release(&self, idle: Duration) -> Option<Instant> {
+        let since = self.models.iter().filter_map(|model| model.surplus_since()).min()?;
+        since.checked_add(idle)
     }
 
     /// Of the other models that nobody works with, the one that was used the longest time ago.
@@ -330,10 +376,13 @@ impl Served {
         matches!(*lock(&self.state), State::Loaded(_))
     }
 
-    /// Bytes of its files and of its states, where it is loaded.
+    /// Bytes of its files, its states and its sessions, where it is loaded.
     fn loaded_bytes(&self) -> u64 {
         match &*lock(&self.state) {
-            State::Loaded(loaded) => self.bytes + loaded.states,
+            State::Loaded(loaded) => {
+                let sessions = loaded.session.saturating_mul(loaded.sessions() as u64);
+                self.bytes.load(Ordering::Relaxed) + loaded.states + sessions
+            }
             State::Unloaded => 0,
         }
     }
@@ -344,6 +393,27 @@ impl Served {
             State::Loaded(loaded) if loaded.busy == 0 => Some(loaded.used),
             _ => None,
         }
+    }
+
+    /// Since when nobody has used the session that was used the longest time ago, where there is another one.
+    fn surplus_since(&self) -> Option<Instant> {
+        match &*lock(&self.state) {
+            State::Loaded(loaded) if loaded.sessions() > 1 => {
+                loaded.idle.first().map(|seat| seat.since)
+            }
+            _ => None,
+        }
+    }
+
+    fn release(&self, idle: Duration) -> usize {
+        let mut closed = Vec::new();
+        if let State::Loaded(loaded) = &mut *lock(&self.state) {
+            let old = |seat: &Seat| seat.since.elapsed() >= idle;
+            while loaded.sessions() > 1 && loaded.idle.first().is_some_and(old) {
+                closed.push(loaded.idle.remove(0));
+            }
+        }
+        closed.len()
     }
 
     fn unload(&self) {
@@ -367,21 +437,19 @@ impl Served {
         let best = counts.max_by_key(|&(common, at)| (common, Reverse(at)));
         let fits = |(common, at): (usize, usize)| {
             let unused = loaded.idle.get(at).is_some_and(|seat| seat.history.is_empty());
-            common > 0 || unused || loaded.idle.len() + loaded.busy >= max
+            common > 0 || unused || loaded.sessions() >= max
         };
         let best = best.filter(|best| fits(*best)).map(|(_, at)| loaded.idle.remove(at));
         loaded.busy += 1;
         let sessions = loaded.sessions.clone();
         drop(state);
-        let opened = match best {
-            Some(seat) => Ok(seat),
-            None => sessions
-                .open()
-                .and_then(Engine::new)
-                .map(|engine| Seat { engine, history: Vec::new() }),
-        };
-        if opened.is_err() {
-            self.put(None);
+        if best.is_some() {
+            return best.map(Ok);
+        }
+        let mut opening = Opening(Some(self));
+        let opened = sessions.open().and_then(Engine::new).map(Seat::new);
+        if opened.is_ok() {
+            opening.0 = None;
         }
         Some(opened)
     }
@@ -394,7 +462,7 @@ impl Served {
             loaded.states = states.unwrap_or(loaded.states);
             loaded.busy = loaded.busy.saturating_sub(1);
             loaded.used = Instant::now();
-            loaded.idle.extend(seat);
+            loaded.idle.extend(seat.map(|seat| Seat { since: loaded.used, ..seat }));
         }
     }
 
@@ -471,17 +539,19 @@ fn common(a: &[u64], b: &[u64]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-/// Bytes of all files in a bundle's folder and below. Files may be links, as in the cache of a hub; folders that are
-/// links are not followed.
-fn size(folder: &Path) -> u64 {
-    let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
-    let bytes = |entry: std::io::Result<std::fs::DirEntry>| {
-        let entry = entry.ok()?;
-        if entry.file_type().ok()?.is_dir() {
-            return Some(size(&entry.path()));
-        }
-        let file = std::fs::metadata(entry.path()).ok()?;
-        file.is_file().then_some(file.len())
-    };
-    entries.filter_map(bytes).sum()
+/// Bytes that a bundle is expected to open: its binaries and its table, or, where it has none, the files of its folder.
+fn expected(bundle: &Bundle) -> u64 {
+    let manifest = bundle.manifest();
+    let artifacts = manifest.open_artifacts();
+    let root = artifacts.root();
+    let len = |file: &str| std::fs::metadata(root.join(file)).map_or(0, |file| file.len());
+    let binaries = manifest.artifacts.contexts.iter().filter_map(|entry| entry.bin.as_deref());
+    let binaries: u64 = binaries.map(len).sum();
+    if binaries > 0 {
+        return binaries + manifest.artifacts.embed.as_ref().map_or(0, |table| len(&table.path));
+    }
+    let Ok(entries) = std::fs::read_dir(root) else { return 0 };
+    // Files may be links, as in the cache of a hub.
+    let files = entries.filter_map(|entry| std::fs::metadata(entry.ok()?.path()).ok());
+    files.filter(std::fs::Metadata::is_file).map(|file| file.len()).sum()
 }

@@ -1,10 +1,12 @@
 //! What a request brings: who asks, and its body.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::body::{Body, HttpBody as _};
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
+use qhx::CancelToken;
 use serde_json::{Map, Value};
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -12,10 +14,16 @@ use tokio::time::timeout;
 
 use crate::app::Shared;
 use crate::error::{ApiError, Result, broken};
+pub(crate) use crate::memory::Memory;
+use crate::options::Options;
+use crate::registry::{Info, Served};
 use crate::tally::Tally;
 
 /// How many times the largest body is read and dropped, so that a client that sends more sees the answer.
 const DRAINED: usize = 8;
+
+/// Bodies of more bytes leave memory that goes back to the system once nobody asks.
+const NOTED: usize = 1 << 20;
 
 /// What every handler works with.
 #[derive(Debug, Clone)]
@@ -24,6 +32,7 @@ pub(crate) struct Context {
     /// Who asks: a hash of the key, or of the address.
     pub client: u64,
     pub tally: Arc<Tally>,
+    pub memory: Memory,
 }
 
 impl Context {
@@ -37,9 +46,13 @@ impl Context {
                 .code("unsupported_media_type"));
         }
         let bytes = self.bytes(request).await?;
-        let value = serde_json::from_slice(&bytes).map_err(|e| {
+        let budget = &self.shared.memory;
+        self.in_time(self.memory.take_values(budget, &bytes), no_memory).await?;
+        let parse = || serde_json::from_slice(&bytes);
+        let value: Value = self.memory.work(parse).map_err(|e| {
             ApiError::malformed(format!("the body is not JSON: {e}")).code("malformed_json")
         })?;
+        drop(bytes);
         let Value::Object(map) = value else {
             let message = "the body is JSON, but no object";
             return Err(ApiError::malformed(message).code("malformed_json"));
@@ -50,7 +63,19 @@ impl Context {
         Ok(map)
     }
 
-    /// Does work that takes time, such as reading media or loading a model, where it keeps no other request waiting.
+    /// Ends the work of this request: when its time is up, and once the server ends.
+    pub(crate) fn ticket(&self) -> CancelToken {
+        let deadline = Instant::now() + self.shared.options.time_limit;
+        CancelToken::any(vec![self.shared.queue.cancel.clone()]).until(deadline)
+    }
+
+    /// What is known of a model, which is loaded where it never was: it takes time.
+    pub(crate) fn info(&self, model: &Served) -> Result<Arc<Info>> {
+        let info = self.shared.registry.info(model, &self.shared.metrics);
+        info.map_err(|e| ApiError::of_model(&e, &model.name))
+    }
+
+    /// Does work that takes time, such as loading a model, where it keeps no other request waiting.
     pub(crate) async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(Self) -> Result<T> + Send + 'static,
@@ -60,16 +85,37 @@ impl Context {
         done.unwrap_or_else(|_| Err(broken()))
     }
 
-    /// The body, within the limits.
+    /// The body, within the limits. It is read once there is memory for it.
     pub(crate) async fn bytes(&self, request: Request) -> Result<Vec<u8>> {
-        let options = &self.shared.options;
-        let read = read(request.into_body(), options.max_body);
-        timeout(options.read_limit, read).await.unwrap_or_else(|_| {
-            let seconds = options.read_limit.as_secs_f32();
-            let message = format!("the body did not come within {seconds} s");
-            Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message).code("request_timeout"))
-        })
+        let Options { max_body, read_limit, .. } = self.shared.options;
+        let body = request.into_body();
+        let declared = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
+        let expected = declared.unwrap_or(max_body);
+        if expected > NOTED {
+            self.shared.activity.takes_much();
+        }
+        if expected <= max_body {
+            self.in_time(self.memory.take(&self.shared.memory, expected), no_memory).await?;
+        }
+        let late = || {
+            let message = format!("the body did not come within {} s", read_limit.as_secs_f32());
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, message).code("request_timeout")
+        };
+        self.in_time(read(body, max_body), late).await?
     }
+
+    /// Waits as long as a client may take to send its request.
+    async fn in_time<T>(
+        &self,
+        work: impl Future<Output = T>,
+        late: impl FnOnce() -> ApiError,
+    ) -> Result<T> {
+        timeout(self.shared.options.read_limit, work).await.map_err(|_| late())
+    }
+}
+
+fn no_memory() -> ApiError {
+    ApiError::later("requests under way leave no memory for it; try again later", "no_memory")
 }
 
 /// What a request asks, for the log.

@@ -37,7 +37,7 @@ pub(crate) async fn create(
     let fields = Fields::new(&map);
     let model = fields.text("model")?.map(str::to_owned);
     let stream = fields.flag("stream")?.unwrap_or(false);
-    let ask = ask(&fields)?;
+    let ask = context.memory.work(|| ask(&fields))?;
     let mut asked = context.ask(model, ask).await?;
     let mut writer = ResponseWriter::new(&asked.model, &map);
     if stream {

@@ -14,9 +14,10 @@ use axum::{Extension, Router};
 use serde_json::json;
 
 use crate::app::{Peer, Shared};
+use crate::connections::{self, Crowded};
 use crate::error::{ApiError, Result, json_response};
 use crate::metrics::Gauges;
-use crate::request::Context;
+use crate::request::{Context, Memory};
 use crate::tally::Tally;
 use crate::{
     audio, chat, completions, embeddings, ids, messages, rerank, responses, speech, tokens,
@@ -72,12 +73,14 @@ async fn guard(State(shared): State<Shared>, mut request: Request, next: Next) -
     let given = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok());
     let id = given.and_then(ids::given).map_or_else(|| ids::new("req_"), str::to_owned);
     let route = route(&request);
+    let anthropic = request.uri().path().starts_with("/v1/messages");
     let tally = Arc::new(Tally::new(Arc::clone(&shared), id.clone(), route));
     let origin = request.headers().get(header::ORIGIN).cloned();
     let context = Context {
-        client: client(&request),
+        client: client(&shared, &request),
         tally: Arc::clone(&tally),
         shared: Arc::clone(&shared),
+        memory: Memory::default(),
     };
     let mut response = match admit(&shared, &request) {
         Err(error) => error.into_response(),
@@ -87,7 +90,14 @@ async fn guard(State(shared): State<Shared>, mut request: Request, next: Next) -
             next.run(request).await
         }
     };
-    tally.update(|record| record.status = response.status().as_u16());
+    let error = response.extensions_mut().remove::<ApiError>();
+    tally.update(|record| {
+        record.status = response.status().as_u16();
+        record.error = error.as_ref().map(ApiError::reason);
+    });
+    if let Some(error) = error.filter(|_| anthropic) {
+        *response.body_mut() = Body::from(error.anthropic().to_string());
+    }
     let headers = response.headers_mut();
     if let Ok(id) = HeaderValue::from_str(&id) {
         headers.insert(REQUEST_ID, id);
@@ -120,10 +130,15 @@ fn key(headers: &HeaderMap) -> Option<&str> {
     bearer.or_else(|| text(API_KEY).map(str::trim))
 }
 
-fn client(request: &Request) -> u64 {
+/// Client that a request counts as: its address, and its key where keys are asked for. Without them, a key is whatever
+/// a client likes.
+fn client(shared: &Shared, request: &Request) -> u64 {
     let mut hasher = DefaultHasher::new();
-    key(request.headers()).hash(&mut hasher);
-    request.extensions().get::<Peer>().map(|peer| peer.0.ip()).hash(&mut hasher);
+    if shared.asks_for_keys() {
+        key(request.headers()).hash(&mut hasher);
+    }
+    let peer = request.extensions().get::<Peer>();
+    peer.map(|peer| connections::client(peer.address)).hash(&mut hasher);
     hasher.finish()
 }
 
@@ -131,6 +146,15 @@ fn admit(shared: &Shared, request: &Request) -> Result<()> {
     let (headers, path) = (request.headers(), request.uri().path());
     let open = path == "/health" || path == "/";
     same_place(shared, headers)?;
+    let crowded = request.extensions().get::<Peer>().and_then(|peer| peer.crowded);
+    if let Some(crowded) = crowded.filter(|_| path != "/health") {
+        let (status, whose) = match crowded {
+            Crowded::Server => (StatusCode::SERVICE_UNAVAILABLE, "the server"),
+            Crowded::Client => (StatusCode::TOO_MANY_REQUESTS, "this client"),
+        };
+        let message = format!("{whose} has as many connections open as it may; try again later");
+        return Err(ApiError::new(status, message).code("too_many_connections"));
+    }
     if request.method() == Method::OPTIONS {
         // A browser asks without the key.
         return Ok(());
@@ -148,11 +172,11 @@ fn admit(shared: &Shared, request: &Request) -> Result<()> {
     Ok(())
 }
 
-/// Refuses requests that a browser sends for a page of somebody else: those of other origins, and, where the server
-/// listens to this machine only, those that name it otherwise (DNS rebinding).
+/// Refuses requests that a browser sends for a page of somebody else: those of other origins, and, where no key is
+/// asked for, those by a name that may be anybody's (DNS rebinding).
 fn same_place(shared: &Shared, headers: &HeaderMap) -> Result<()> {
-    let forbidden = |message: &str| {
-        Err(ApiError::new(StatusCode::FORBIDDEN, message).code("origin_not_allowed"))
+    let forbidden = |code: &'static str, message: String| {
+        Err(ApiError::new(StatusCode::FORBIDDEN, message).code(code))
     };
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     if let Some(origin) = headers.get(header::ORIGIN) {
@@ -160,18 +184,17 @@ fn same_place(shared: &Shared, headers: &HeaderMap) -> Result<()> {
             origin.split_once("://").is_some_and(|(_, of)| !host.is_empty() && of == host)
         });
         if !own && !allows(shared, origin) {
-            return forbidden("requests of this origin are not answered: see --allow-origin");
+            let message = "requests of this origin are not answered: see --allow-origin";
+            return forbidden("origin_not_allowed", message.to_owned());
         }
     }
-    let named = host.rsplit_once(':').map_or(host, |(name, port)| {
-        if port.bytes().all(|c| c.is_ascii_digit()) { name } else { host }
-    });
-    let address = named.trim_start_matches('[').trim_end_matches(']');
-    let local = named.is_empty()
-        || named.eq_ignore_ascii_case("localhost")
-        || address.parse::<std::net::IpAddr>().is_ok();
-    if shared.options.host.is_loopback() && !shared.asks_for_keys() && !local {
-        return forbidden("the server answers to localhost only: see --host and --api-key-file");
+    if !shared.asks_for_keys() && !shared.hosts.are_named(host) {
+        let host: String = host.chars().take(100).collect();
+        let message = format!(
+            "the host {host:?} is not one of this server's: without --api-key-file it answers to addresses, \
+             localhost and the machine's name, and to those of --allow-host"
+        );
+        return forbidden("host_not_allowed", message);
     }
     Ok(())
 }

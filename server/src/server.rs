@@ -1,8 +1,12 @@
 //! The listening socket, connections, the end.
 
+use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::net::{SocketAddr, TcpListener};
+use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -12,17 +16,25 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use qhx::{CancelToken, Error, ErrorKind, Result};
-use tokio::sync::Semaphore;
-use tokio::time::{sleep, timeout};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use crate::activity::tidy;
 use crate::app::{App, Peer, Shared};
+use crate::connections::{Bounded, Connections, Crowded, client, prepare};
 use crate::options::Options;
 use crate::registry::Registry;
 use crate::routes::router;
 use crate::worker;
 
-/// How often it is looked whether the server is to stop.
-const LOOK: Duration = Duration::from_millis(50);
+/// Time after which it is tried again to accept a connection, where that failed.
+const AGAIN: Duration = Duration::from_millis(50);
+
+/// Connections beyond the limits that are answered at a time.
+const LOBBY: usize = 64;
+
+/// Time that such a connection has at least.
+const LOBBY_TIME: Duration = Duration::from_millis(100);
 
 /// Threads that read and write; models have their own.
 const IO_THREADS: usize = 2;
@@ -81,7 +93,10 @@ impl Server {
         let tokio = tokio.build().map_err(failed)?;
         let workers = worker::start(&self.shared)?;
         let shared = Arc::clone(&self.shared);
-        let served = tokio.block_on(self.serve(stop)).map_err(failed);
+        let stopped = Arc::<Notify>::default();
+        let watch = Watch::new(stop, &stopped).map_err(failed)?;
+        let served = tokio.block_on(self.serve(&stopped)).map_err(failed);
+        watch.end();
         shared.queue.close();
         shared.queue.cancel.cancel();
         workers.into_iter().for_each(ended);
@@ -89,32 +104,42 @@ impl Server {
         served
     }
 
-    async fn serve(self, stop: &CancelToken) -> std::io::Result<()> {
+    async fn serve(self, stopped: &Notify) -> std::io::Result<()> {
         let Self { listener, shared, .. } = self;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let router = router(&shared);
-        let connections = Arc::new(Semaphore::new(shared.options.max_connections));
+        let connections = Connections::new(shared.options.max_connections);
+        let mut lobby = Lobby::default();
         let graceful = GracefulShutdown::new();
-        while !stop.is_cancelled() {
-            // One that is over the limit waits in the system's queue.
-            let permit = Arc::clone(&connections).acquire_owned();
-            let Ok(Ok(permit)) = timeout(LOOK, permit).await else { continue };
-            match timeout(LOOK, listener.accept()).await {
-                Err(_) => {}
+        let tidying = tokio::spawn(tidy(Arc::clone(&shared)));
+        let mut stopped = pin!(stopped.notified());
+        loop {
+            let next = poll_fn(|cx| match stopped.as_mut().poll(cx) {
+                Poll::Ready(()) => Poll::Ready(None),
+                Poll::Pending => listener.poll_accept(cx).map(Some),
+            });
+            let Some(accepted) = next.await else { break };
+            let Ok((stream, peer)) = accepted else {
                 // Out of file descriptors, say.
-                Ok(Err(_)) => sleep(LOOK).await,
-                Ok(Ok((stream, peer))) => {
-                    // Tokens go out as they come.
-                    let _ = stream.set_nodelay(true);
-                    let answering = connection(&shared, &router, stream, peer, &graceful);
-                    tokio::spawn(async move {
-                        answering.await;
-                        drop(permit);
-                    });
-                }
+                sleep(AGAIN).await;
+                continue;
+            };
+            let place = connections.enter(client(peer));
+            let crowded = place.as_ref().err().copied();
+            if crowded.is_some() {
+                lobby.make_room().await;
+            }
+            let answering = connection(&shared, &router, stream, (peer, crowded), &graceful);
+            let task = tokio::spawn(async move {
+                answering.await;
+                drop(place);
+            });
+            if crowded.is_some() {
+                lobby.0.push_back((Instant::now(), task));
             }
         }
         shared.stopping.store(true, Ordering::Release);
+        tidying.abort();
         drop(listener);
         if timeout(shared.options.drain, graceful.shutdown()).await.is_err() {
             tracing::warn!("requests were still under way when the time to finish them was up");
@@ -123,22 +148,71 @@ impl Server {
     }
 }
 
+/// Connections beyond the limits, on which `/health` is answered and everything else is refused. There is always room
+/// for another one: the oldest goes.
+#[derive(Default)]
+struct Lobby(VecDeque<(Instant, tokio::task::JoinHandle<()>)>);
+
+impl Lobby {
+    async fn make_room(&mut self) {
+        self.0.retain(|(_, task)| !task.is_finished());
+        if self.0.len() < LOBBY {
+            return;
+        }
+        if let Some((since, task)) = self.0.pop_front() {
+            sleep_until(since + LOBBY_TIME).await;
+            task.abort();
+        }
+    }
+}
+
 /// Answers the requests of a connection.
 fn connection(
     shared: &Shared,
     router: &Router,
     stream: tokio::net::TcpStream,
-    peer: SocketAddr,
+    (peer, crowded): (SocketAddr, Option<Crowded>),
     graceful: &GracefulShutdown,
 ) -> impl Future<Output = ()> + use<> {
-    let service = TowerToHyperService::new(router.clone().layer(Extension(Peer(peer))));
+    let Options { read_limit, write_limit, .. } = shared.options;
+    prepare(&stream, write_limit);
+    let router = router.clone().layer(Extension(Peer { address: peer, crowded }));
     let mut http = http1::Builder::new();
     // A client that closes its side has left: what it asked for is stopped.
-    http.timer(TokioTimer::new()).header_read_timeout(shared.options.read_limit).half_close(false);
-    let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), service));
+    http.timer(TokioTimer::new()).header_read_timeout(read_limit).half_close(false);
+    http.keep_alive(crowded.is_none());
+    let io = TokioIo::new(Bounded::new(stream, write_limit));
+    let connection = graceful.watch(http.serve_connection(io, TowerToHyperService::new(router)));
     async move {
         // A connection that breaks is its client's to repair.
         let _ = connection.await;
+    }
+}
+
+/// A thread that waits until a server is asked to stop.
+struct Watch {
+    over: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Watch {
+    fn new(stop: &CancelToken, stopped: &Arc<Notify>) -> std::io::Result<Self> {
+        let over = Arc::<AtomicBool>::default();
+        let (stop, stopped, ended) = (stop.clone(), Arc::clone(stopped), Arc::clone(&over));
+        let thread = std::thread::Builder::new().name("qhx-stop".to_owned()).spawn(move || {
+            stop.unpark(&std::thread::current());
+            while !stop.is_cancelled() && !ended.load(Ordering::Acquire) {
+                std::thread::park();
+            }
+            stopped.notify_one();
+        })?;
+        Ok(Self { over, thread })
+    }
+
+    fn end(self) {
+        self.over.store(true, Ordering::Release);
+        self.thread.thread().unpark();
+        ended(self.thread);
     }
 }
 

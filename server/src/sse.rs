@@ -84,6 +84,8 @@ impl<W: Writer> Stream<W> {
             Ok(Some(step)) => writer.step(&step, answers, events),
             Ok(None) => {}
             Err(error) => {
+                let reason = error.reason();
+                self.tally.update(|record| record.error = Some(reason));
                 writer.failed(&error, events);
                 self.over = true;
             }

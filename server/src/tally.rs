@@ -19,6 +19,7 @@ const LEFT: u16 = 499;
 
 impl Tally {
     pub(crate) fn new(shared: Shared, id: String, route: String) -> Self {
+        shared.activity.begin();
         let record = Record { id, route, status: LEFT, ..Record::default() };
         Self { shared, record: Mutex::new(record), start: Instant::now() }
     }
@@ -44,5 +45,6 @@ impl Drop for Tally {
         if let Some(on_request) = &self.shared.options.on_request {
             on_request(record);
         }
+        self.shared.activity.end();
     }
 }

@@ -4,12 +4,18 @@ use std::hash::{DefaultHasher, Hash, Hasher as _};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use qhx::{Attachment, ContentPart, Limits, Media, Message, Modality, Source};
+use qhx::{Attachment, CancelToken, ContentPart, Limits, Media, Message, Modality, Source};
 use serde_json::{Map, Value, json};
 
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, wrong};
 use crate::registry::Info;
+
+/// Pixels of all images of a request: 64 million, 192 MB once they are decoded.
+const MAX_PIXELS: u64 = 64_000_000;
+
+/// Seconds of all audio of a request: 30 minutes, 110 MB of samples at 16 kHz.
+const MAX_SECONDS: u32 = 1800;
 
 /// A message.
 #[derive(Debug, Clone, Default)]
@@ -92,11 +98,14 @@ impl Turn {
             || self.name.is_some()
     }
 
-    /// As chat templates expect it; `content` is that of the message.
-    fn template(&self, message: &Message) -> Value {
+    /// As chat templates expect it.
+    fn template(&self) -> Value {
         let mut map = Map::new();
         map.insert("role".to_owned(), self.role.as_str().into());
-        let content = serde_json::to_value(&message.content).unwrap_or_default();
+        let content = match self.has_media() {
+            true => self.parts.iter().map(Part::template).collect(),
+            false => self.texts().into(),
+        };
         map.insert("content".to_owned(), content);
         let more = [
             ("tool_call_id", &self.call_id),
@@ -132,6 +141,16 @@ impl Turn {
             (&call.name, call.arguments.to_string()).hash(&mut hasher);
         }
         hasher.finish()
+    }
+}
+
+impl Part {
+    /// As chat templates expect it: of an image or audio its kind.
+    fn template(&self) -> Value {
+        match self {
+            Self::Text(text) => json!({"type": "text", "text": text}),
+            Self::Media(attachment) => json!({"type": attachment.modality.name()}),
+        }
     }
 }
 
@@ -234,6 +253,7 @@ pub(crate) fn base64_part(modality: Modality, data: &str, place: &str) -> Result
 /// A conversation as the engine takes it.
 #[derive(Debug, Default)]
 pub(crate) struct Conversation {
+    /// The texts; where there are images and audio, too, the worker decodes them: see [`decoded`].
     pub messages: Vec<Message>,
     /// The same with all that only the template knows, where there is such.
     pub template: Option<Value>,
@@ -242,45 +262,76 @@ pub(crate) struct Conversation {
 }
 
 impl Conversation {
-    /// Decodes images and audio by the rules of the model.
+    /// A conversation with a model, which has to take what is attached.
     pub(crate) fn new(turns: &[Turn], info: &Info) -> Result<Self> {
-        let message = |turn: &Turn| {
-            if !turn.has_media() {
-                return Ok(Message::new(&*turn.role, turn.texts()));
+        let parts = turns.iter().flat_map(|turn| &turn.parts);
+        let attached = parts.filter_map(|part| match part {
+            Part::Text(_) => None,
+            Part::Media(attachment) => Some(attachment.modality),
+        });
+        for modality in attached {
+            if !info.modalities.contains(&modality) {
+                let message = format!("the model does not take {}", modality.name());
+                return Err(ApiError::bad("model", message).code("model_not_supported"));
             }
-            let parts = turn.parts.iter().map(|part| match part {
-                Part::Text(text) => Ok(ContentPart::Text(text.clone())),
-                Part::Media(attachment) => decode(attachment, info).map(ContentPart::Media),
-            });
-            Ok(Message::new(&*turn.role, parts.collect::<Result<Vec<_>>>()?))
-        };
-        let messages = turns.iter().map(message).collect::<Result<Vec<_>>>()?;
-        Ok(Self::of(turns, messages))
+        }
+        Ok(Self::of_texts(turns))
     }
 
     /// Without what is no text.
     pub(crate) fn of_texts(turns: &[Turn]) -> Self {
         let messages = turns.iter().map(|turn| Message::new(&*turn.role, turn.texts()));
-        let messages = messages.collect();
-        Self::of(turns, messages)
-    }
-
-    fn of(turns: &[Turn], messages: Vec<Message>) -> Self {
-        let template = turns.iter().any(Turn::has_more).then(|| {
-            turns.iter().zip(&messages).map(|(turn, message)| turn.template(message)).collect()
-        });
-        Self { messages, template, history: turns.iter().map(Turn::hash).collect() }
+        let template = turns.iter().any(Turn::has_more);
+        Self {
+            messages: messages.collect(),
+            template: template.then(|| turns.iter().map(Turn::template).collect()),
+            history: turns.iter().map(Turn::hash).collect(),
+        }
     }
 }
 
-/// Pixels or samples.
-fn decode(attachment: &Attachment, info: &Info) -> Result<Media> {
-    let modality = attachment.modality;
-    if !info.modalities.contains(&modality) {
-        let message = format!("the model does not take {}", modality.name());
-        return Err(ApiError::bad("model", message).code("model_not_supported"));
+/// Bounds on all images and audio of a request.
+pub(crate) fn request_limits() -> Limits {
+    let mut limits = Limits::default();
+    (limits.pixels, limits.seconds) = (MAX_PIXELS, MAX_SECONDS);
+    limits
+}
+
+/// The messages of a conversation with its images and audio, which are decoded by the rules of the model and within
+/// the limits of a request.
+pub(crate) fn decoded(turns: &[Turn], info: &Info, ticket: &CancelToken) -> Result<Vec<Message>> {
+    let mut limits = request_limits();
+    let mut messages = Vec::with_capacity(turns.len());
+    for turn in turns {
+        if !turn.has_media() {
+            messages.push(Message::new(&*turn.role, turn.texts()));
+            continue;
+        }
+        let mut parts = Vec::with_capacity(turn.parts.len());
+        for part in &turn.parts {
+            parts.push(match part {
+                Part::Text(text) => ContentPart::Text(text.clone()),
+                Part::Media(attachment) => {
+                    ticket.check()?;
+                    ContentPart::Media(decode(attachment, info, &mut limits)?)
+                }
+            });
+        }
+        messages.push(Message::new(&*turn.role, parts));
     }
-    qhx_media::read(&attachment.source, modality, &info.rules, &Limits::default()).map_err(|e| {
-        ApiError::malformed(e.message().to_owned()).param("messages").code("invalid_media")
-    })
+    Ok(messages)
+}
+
+/// Pixels or samples.
+fn decode(attachment: &Attachment, info: &Info, limits: &mut Limits) -> Result<Media> {
+    let (source, modality) = (&attachment.source, attachment.modality);
+    let media = qhx_media::read(source, modality, &info.rules, limits).map_err(|e| {
+        let message = match *limits == request_limits() {
+            true => e.message().to_owned(),
+            false => format!("{}, beside the others of this request", e.message()),
+        };
+        ApiError::malformed(message).param("messages").code("invalid_media")
+    })?;
+    limits.spend(&media);
+    Ok(media)
 }

@@ -4,15 +4,16 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use qhx::{
-    CancelToken, Embedder, Engine, Error, ErrorKind, Event, FinishReason, Model, Request, Result,
-    Scoring, Source, SpeakOptions, TranscribeOptions, caught,
+    CancelToken, Embedder, Engine, Error, ErrorKind, Event, FinishReason, Model, Prompt, Request,
+    Result, Scoring, Source, SpeakOptions, TranscribeOptions, caught,
 };
-use tokio::sync::mpsc::UnboundedSender;
 
 use crate::app::Shared;
 use crate::error::ApiError;
+use crate::pending::Outbox;
 use crate::queue::{EmbedInput, Job, Update, Work};
 use crate::registry::Seat;
+use crate::turns::{decoded, request_limits};
 
 /// Starts the threads. They end once the queue is closed and empty.
 pub(crate) fn start(shared: &Shared) -> Result<Vec<JoinHandle<()>>> {
@@ -27,19 +28,49 @@ pub(crate) fn start(shared: &Shared) -> Result<Vec<JoinHandle<()>>> {
 }
 
 fn work(shared: &Shared) {
-    while let Some(job) = shared.queue.pop() {
-        if !job.ticket.is_cancelled()
-            && let Err(e) = run(shared, &job)
-        {
+    while let Some(mut job) = shared.queue.pop() {
+        let done = match job.ticket.is_cancelled() {
+            true => Err(ApiError::of_model(&cancelled(), &job.model.name)),
+            false => decode(shared, &mut job).and_then(|()| {
+                run(shared, &mut job).map_err(|e| ApiError::of_model(&e, &job.model.name))
+            }),
+        };
+        if let Err(e) = done {
+            let e = if job.ticket.is_expired() { ApiError::timeout() } else { e };
             // Where nobody waits any more, nobody has to know.
-            let _ = job.updates.send(Update::Failed(ApiError::of_model(&e, &job.model.name)));
+            job.updates.end(Update::Failed(e));
         }
         shared.queue.done(job.client);
+        shared.activity.session_back();
     }
 }
 
+/// Decodes the images and audio of a conversation into its prompt: here and not before, so that they take the memory of
+/// as many requests as are worked on.
+fn decode(shared: &Shared, job: &mut Job) -> Result<(), ApiError> {
+    let (requests, turns) = match &mut job.work {
+        Work::Generate { requests, turns, .. } => (requests.as_mut_slice(), turns.take()),
+        Work::Count { request, turns } => {
+            (std::slice::from_mut(&mut **request), Some(std::mem::take(turns)))
+        }
+        _ => return Ok(()),
+    };
+    let Some(turns) = turns else { return Ok(()) };
+    shared.activity.takes_much();
+    let of_model = |e: Error| ApiError::of_model(&e, &job.model.name);
+    let info = shared.registry.info(&job.model, &shared.metrics).map_err(of_model)?;
+    // A decoder that panics costs its request.
+    let decoded = caught(|| Ok(decoded(&turns, &info, &job.ticket))).map_err(of_model)??;
+    for request in requests {
+        if let Prompt::Chat { messages, .. } = &mut request.prompt {
+            messages.clone_from(&decoded);
+        }
+    }
+    Ok(())
+}
+
 /// Does a job with a session of its model. Whatever happens, the session can be used again, or is closed.
-fn run(shared: &Shared, job: &Job) -> Result<()> {
+fn run(shared: &Shared, job: &mut Job) -> Result<()> {
     let (registry, parallel) = (&shared.registry, shared.options.parallel);
     let taken = || registry.take(&job.model, &job.history, parallel, &shared.metrics);
     let mut seat = caught(taken)?;
@@ -62,13 +93,17 @@ fn reopen(seat: &mut Seat) -> bool {
     reopened.inspect_err(|e| tracing::error!("{}", e.report())).is_ok()
 }
 
-fn perform(engine: &mut Engine, job: &Job) -> Result<()> {
+fn perform(engine: &mut Engine, job: &mut Job) -> Result<()> {
     let (updates, ticket) = (&job.updates, &job.ticket);
-    let update = match &job.work {
-        Work::Generate(requests) => {
-            requests.iter().enumerate().try_for_each(|(choice, request)| {
-                generate(engine.model_mut(), choice, request, updates)
-            })?;
+    let update = match &mut job.work {
+        Work::Generate { requests, choices, .. } => {
+            for (at, request) in requests.iter_mut().enumerate() {
+                let seed = request.sampling.seed;
+                for choice in 0..*choices {
+                    request.sampling.seed = seed.map(|seed| seed.wrapping_add(choice as u64));
+                    generate(engine.model_mut(), at * *choices + choice, request, updates)?;
+                }
+            }
             // The next turn may come to another session.
             return engine.model_mut().keep_state();
         }
@@ -80,25 +115,24 @@ fn perform(engine: &mut Engine, job: &Job) -> Result<()> {
             let scoring = Scoring::of(model)?.truncate(*truncate);
             rank(model, &scoring, (query.as_str(), documents.as_slice()), ticket)?
         }
-        Work::Count(prompt) => {
+        Work::Count { request, .. } => {
             let model = engine.model_mut();
+            let prompt = &request.prompt;
             let tokens = model.cancellable(ticket, |model| model.encode_prompt(prompt))?;
             Update::Counted(tokens.len())
         }
     };
-    // Whoever does not wait has cancelled it.
-    let _ = updates.send(update);
+    updates.end(update);
     Ok(())
 }
 
-fn generate(
-    model: &mut Model,
-    choice: usize,
-    request: &Request,
-    updates: &UnboundedSender<Update>,
-) -> Result<()> {
+fn generate(model: &mut Model, choice: usize, request: &Request, updates: &Outbox) -> Result<()> {
     let mut run = model.start(request)?;
-    let send = |update| updates.send(update).unwrap_or_else(|_| request.cancel.cancel());
+    let send = |update| {
+        if !updates.send(update) {
+            request.cancel.cancel();
+        }
+    };
     send(Update::Started);
     while let Some(event) = run.next_event()? {
         let text = event.text().unwrap_or_default().to_owned();
@@ -133,7 +167,7 @@ fn embed(embedder: &mut Embedder, inputs: &[EmbedInput], ticket: &CancelToken) -
         let of_input = |e: Error| e.context(format_args!("input {index}"));
         let tokens = match input {
             EmbedInput::Image(source) => {
-                let image = embedder.texts().pixels(source).map_err(of_input)?;
+                let image = embedder.texts().pixels(source, &request_limits()).map_err(of_input)?;
                 let embedded = embedder
                     .model_mut()
                     .cancellable(ticket, |model| model.embed_media(&image).map(<[f32]>::to_vec));
@@ -161,9 +195,7 @@ fn rank(
     ticket: &CancelToken,
 ) -> Result<Update> {
     let ranked = scoring.rank(model, query, documents, ticket)?;
-    let texts = model.texts();
-    let count = |text: &str| texts.encode(text).map(|tokens| tokens.len());
-    let tokens = documents.iter().map(|text| count(text)).sum::<Result<usize>>()? + count(query)?;
+    let tokens = ranked.iter().map(|one| one.tokens).sum();
     Ok(Update::Ranked { ranked, tokens })
 }
 

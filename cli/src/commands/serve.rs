@@ -48,14 +48,18 @@ pub(crate) struct ServeArgs {
     /// Answer pages of this origin, such as https://example.org; * for any. May be given several times
     #[arg(long, value_name = "ORIGIN")]
     pub allow_origin: Vec<String>,
+    /// Answer requests that name the server so, such as models.example.org, where no key is asked for; * for any name.
+    /// Addresses, localhost and the machine's name always are. May be given several times
+    #[arg(long, value_name = "HOST")]
+    pub allow_host: Vec<String>,
     /// Requests that take turns on the device, each with a state of its own
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub parallel: u16,
     /// Requests that may wait for their turn; further ones are refused
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub queue: u16,
-    /// Memory for models in MiB, by the size of their files: where it does not hold all, the one that was used the
-    /// longest time ago goes [default: no limit]
+    /// Memory for models in MiB, by the size of the files that they open, their sessions and kept states: where it does
+    /// not hold all, the one that was used the longest time ago goes [default: no limit]
     #[arg(long, value_name = "MIB")]
     pub model_memory: Option<u32>,
     /// Memory for states of earlier conversations of each model in MiB: a conversation that comes back goes on from its
@@ -65,6 +69,10 @@ pub(crate) struct ServeArgs {
     /// Greatest size of a request in MiB
     #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
     pub max_body: u16,
+    /// Memory for all requests together in MiB, each of which counts as twice its size: a body is read once there is
+    /// room for it
+    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    pub request_memory: u32,
     /// Time that a request may take, waiting included
     #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = parse_seconds)]
     pub time_limit: Duration,
@@ -115,12 +123,16 @@ fn options(args: &ServeArgs, runtime: &Runtime) -> Result<Options> {
         .queue(args.queue.into())
         .memory(args.model_memory.map(|mebibytes| u64::from(mebibytes) << 20))
         .max_body(usize::from(args.max_body) << 20)
+        .request_memory(usize::try_from(u64::from(args.request_memory) << 20).unwrap_or(usize::MAX))
         .time_limit(args.time_limit)
         .drain(args.drain)
         .log_prompts(args.log_prompts)
         .on_request(|record| say!("{record}"));
     for origin in &args.allow_origin {
         options = options.allow_origin(origin);
+    }
+    for host in &args.allow_host {
+        options = options.allow_host(host);
     }
     for named in &args.bundles {
         options = add(options, named, runtime)?;

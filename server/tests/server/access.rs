@@ -23,7 +23,9 @@ fn a_key_is_asked_for_in_either_header() {
         client.clone().with("x-api-key", ""),
     ] {
         for path in ["/v1/models", "/metrics", "/nowhere"] {
-            let error = wrong.get(path).status(401).error();
+            let refused = wrong.get(path).status(401);
+            assert_eq!(refused.header("www-authenticate"), Some("Bearer"));
+            let error = refused.error();
             assert_eq!(error["code"], "invalid_api_key");
             assert_eq!(error["type"], "authentication_error");
         }
@@ -63,6 +65,47 @@ fn pages_of_other_origins_are_not_answered() {
     let preflight = allowed.send("OPTIONS", "/v1/models", b"").status(204);
     assert!(preflight.header("access-control-allow-headers").unwrap().contains("authorization"));
     allowing.client.clone().with("origin", "https://other.org").get("/v1/models").status(403);
+}
+
+#[test]
+fn a_foreign_name_is_refused_on_every_address_without_a_key() {
+    let everywhere = |options: qhx_server::Options| options.listen([0, 0, 0, 0].into(), 0);
+    let ask = |running: &Running, host: &str| {
+        let origin = format!("origin: http://{host}\r\n");
+        let head = format!("GET /v1/models HTTP/1.1\r\nhost: {host}\r\n{origin}\r\n");
+        running.client.raw(head.as_bytes()).unwrap()
+    };
+    let running = Running::start(everywhere(options([("a", language())])));
+    let error = ask(&running, "evil.example:8080").status(403).error();
+    assert_eq!(error["code"], "host_not_allowed");
+    assert!(error["message"].as_str().unwrap().contains("--allow-host"), "{error}");
+    for own in ["localhost:8080", "192.168.1.7", "[::1]:1"] {
+        ask(&running, own).status(200);
+    }
+    let named = everywhere(options([("a", language())])).allow_host("models.example");
+    let named = Running::start(named);
+    ask(&named, "models.example:8080").status(200);
+    ask(&named, "evil.example").status(403);
+    // Who has the key is no page of somebody else.
+    let keyed = everywhere(options([("a", language())])).api_keys(["k".to_owned()]);
+    let keyed = Running::start(keyed);
+    assert_eq!(ask(&keyed, "any.example").status(401).error()["code"], "invalid_api_key");
+}
+
+#[test]
+fn the_log_says_why_a_request_was_refused() {
+    let running = Running::start(options([("language", language())]));
+    let ask = |body: &serde_json::Value| running.client.post("/v1/completions", body).status(400);
+    let long = "a private word ".repeat(400);
+    let error = ask(&json!({"prompt": long})).error();
+    assert_eq!(error["code"], "context_length_exceeded");
+    assert!(error["message"].as_str().unwrap().contains("--max-ctx"), "{error}");
+    let line = running.line_with("POST /v1/completions 400");
+    assert!(line.contains("context_length_exceeded: ") && line.contains("--max-ctx"), "{line}");
+    ask(&json!({"prompt": "a", "temperature": "a private word"}));
+    let line = running.line_with("invalid_value");
+    assert!(line.ends_with("invalid_value: temperature: expected a number from 0 to 2"), "{line}");
+    assert!(!running.lines.lock().unwrap().concat().contains("private"));
 }
 
 #[test]

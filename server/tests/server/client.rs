@@ -96,12 +96,21 @@ impl Client {
 
     /// Sends a request, and leaves the response to be read.
     pub fn open(&self, method: &str, path: &str, body: &[u8]) -> BufReader<TcpStream> {
+        self.open_on(self.connect(), method, path, body)
+    }
+
+    fn open_on(
+        &self,
+        mut stream: TcpStream,
+        method: &str,
+        path: &str,
+        body: &[u8],
+    ) -> BufReader<TcpStream> {
         let mut head = format!("{method} {path} HTTP/1.1\r\nhost: {}\r\n", self.address);
         for (name, value) in &self.headers {
             head.push_str(&format!("{name}: {value}\r\n"));
         }
         head.push_str(&format!("content-length: {}\r\nconnection: close\r\n\r\n", body.len()));
-        let mut stream = self.connect();
         stream.write_all(head.as_bytes()).expect("the head is sent");
         stream.write_all(body).expect("the body is sent");
         BufReader::new(stream)
@@ -112,9 +121,22 @@ impl Client {
         json.open("POST", path, body.to_string().as_bytes())
     }
 
+    /// As [`Client::post_open`], of a client that does not read.
+    pub fn post_unread(&self, path: &str, body: &Value) -> BufReader<TcpStream> {
+        let json = self.clone().with("content-type", "application/json");
+        json.open_on(self.connect_narrow(), "POST", path, body.to_string().as_bytes())
+    }
+
     pub fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.address).expect("the server listens");
         stream.set_read_timeout(Some(Duration::from_secs(120))).expect("a socket");
+        stream
+    }
+
+    /// Connects with a small buffer for what comes, as a client that does not read has it.
+    pub fn connect_narrow(&self) -> TcpStream {
+        let stream = self.connect();
+        socket2::SockRef::from(&stream).set_recv_buffer_size(4096).expect("a socket");
         stream
     }
 

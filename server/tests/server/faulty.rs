@@ -1,6 +1,8 @@
 //! Models that fail, and what that costs whom.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use qhx_op::{
     DType, Error, Generator, GraphId, Host, Modality, Op, OpDescription, OpenInfo, Port, Result,
@@ -31,6 +33,9 @@ impl<const ENDLESS: bool> Op for Faulty<ENDLESS> {
     }
 
     fn open(host: &mut Host) -> Result<Self> {
+        if !ENDLESS && OPENING.load(Ordering::Relaxed) {
+            panic!("it cannot be opened");
+        }
         let name: String = host.value("/plan/params/step")?.unwrap_or_default();
         let graph = host.require_graph("/plan/params/step", &name)?;
         for index in 0..host.graph(graph).inputs.len() {
@@ -85,6 +90,12 @@ impl<const ENDLESS: bool> Generator for Faulty<ENDLESS> {
     }
 }
 
+/// Sessions of the op that panics panic when they are opened.
+static OPENING: AtomicBool = AtomicBool::new(false);
+
+/// Tests of that op, one at a time.
+static PANICKING: Mutex<()> = Mutex::new(());
+
 qhx_op::register_ops!(Faulty<false>, Faulty<true>);
 
 /// The language model's bundle with another host-op.
@@ -101,6 +112,7 @@ fn bundle(op: &str) -> PathBuf {
 
 #[test]
 fn an_op_that_panics_costs_its_request_and_nobody_else() {
+    let _one = PANICKING.lock().unwrap_or_else(PoisonError::into_inner);
     let failing = bundle("test_panics");
     let running =
         Running::start(options([("failing", failing.as_path()), ("language", language())]));
@@ -138,4 +150,24 @@ fn a_prompt_that_never_ends_is_stopped_with_its_client() {
     }
     drop(stream);
     client.post("/v1/completions", &body("language")).status(200);
+}
+
+#[test]
+fn a_session_that_does_not_open_leaves_its_model_free() {
+    let _one = PANICKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let failing = bundle("test_panics");
+    let bundles = [("failing", failing.as_path()), ("language", language())];
+    let running = Running::start(options(bundles).memory(1));
+    let ask = |model: &str, text: &str| {
+        let messages = json!([{"role": "user", "content": text}]);
+        let body = json!({"model": model, "messages": messages, "max_tokens": 1});
+        running.client.post("/v1/chat/completions", &body)
+    };
+    ask("failing", "A loaf of bread").status(200);
+    OPENING.store(true, Ordering::Relaxed);
+    let error = ask("failing", "Rain in the night").status(500).error();
+    OPENING.store(false, Ordering::Relaxed);
+    assert_eq!(error["code"], "panicked");
+    // The budget holds one model: the other one has to go for it.
+    ask("language", "Hello").status(200);
 }

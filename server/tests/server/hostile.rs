@@ -60,14 +60,91 @@ fn a_client_that_closes_its_side_has_left() {
     assert!(line.contains("POST /v1/chat/completions 499"), "{line}");
 }
 
-#[test]
-fn a_thousand_connections_are_answered() {
+/// Lets this process have as many connections as it may.
+fn many_files() {
     #[cfg(unix)]
     {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
         let maximum = getrlimit(Resource::Nofile).maximum;
         setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
     }
+}
+
+#[test]
+fn sockets_that_do_not_read_keep_nobody_waiting() {
+    many_files();
+    let limit = Duration::from_secs(2);
+    let running = Running::start(options([("language", language())]).write_limit(limit));
+    let client = &running.client;
+    let pages = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(60);
+    // Until the server reads no more.
+    let greedy = |_| {
+        let mut stream = client.connect_narrow();
+        stream.set_nonblocking(true).unwrap();
+        let _ = stream.write_all(&pages);
+        stream
+    };
+    let sockets: Vec<_> = (0..1100).map(greedy).collect();
+    for _ in 0..3 {
+        client.get("/health").status(200);
+    }
+    // They are given up, so that everything else is answered, too.
+    while client.get("/v1/models").status != 200 {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    drop(sockets);
+}
+
+#[test]
+fn bodies_wait_until_there_is_memory_for_them() {
+    let limit = Duration::from_millis(300);
+    let options = options([("language", language())]).read_limit(limit).parallel(1);
+    let running = Running::start(options.request_memory(256 << 10));
+    let client = &running.client;
+    let large = json!({"prompt": "Hello", "unknown": " ".repeat(100_000)});
+    let mut first = large.clone();
+    let more = json!({"n": 16, "max_tokens": 180, "temperature": 2, "stream": true});
+    first.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let first = client.post_open("/v1/completions", &first);
+    while !client.get("/metrics").text().contains("qhx_requests_running 1\n") {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    // The first one has nearly all of it until its work is over. Small ones need none.
+    let error = client.post("/tokenize", &large).status(503).error();
+    assert_eq!(error["code"], "no_memory");
+    client.post("/tokenize", &json!({"prompt": "Hello"})).status(200);
+    drop(first);
+    while client.post("/tokenize", &large).status != 200 {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    // A body of many small values takes more than its length; one that takes more than there is waits until it is alone.
+    let values = format!("{{\"prompt\": \"Hello\", \"unknown\": [{}1]}}", "[],".repeat(40_000));
+    let json = client.clone().with("content-type", "application/json");
+    json.send("POST", "/tokenize", values.as_bytes()).status(200);
+}
+
+#[test]
+fn a_text_that_is_only_counted_is_bounded() {
+    let client = &shared().client;
+    let long = "long words ".repeat(100_000);
+    let messages = json!([{"role": "user", "content": long}]);
+    for (route, body) in [
+        ("/tokenize", json!({"model": "language", "prompt": long})),
+        ("/tokenize", json!({"model": "language", "messages": messages})),
+        ("/v1/messages/count_tokens", json!({"model": "language", "messages": messages})),
+    ] {
+        let error = client.post(route, &body).status(400).error();
+        assert_eq!(error["code"], "context_length_exceeded", "{error}");
+    }
+    // What is longer than the context is counted.
+    let body = json!({"model": "language", "prompt": "long ".repeat(1000)});
+    let counted = client.post("/tokenize", &body).status(200).json();
+    assert!(counted["count"].as_u64().unwrap() > 1000, "{counted}");
+}
+
+#[test]
+fn a_thousand_connections_are_answered() {
+    many_files();
     let running = Running::start(options([("language", language())]));
     let client = &running.client;
     // They say nothing, and keep nobody from being answered.
@@ -83,8 +160,9 @@ fn a_thousand_connections_are_answered() {
     let mut answered = 0;
     for mut stream in streams {
         let response = read(&mut stream).unwrap();
-        if response.status == 429 {
-            assert_eq!(response.error()["code"], "queue_full");
+        let full = [(429, "queue_full"), (503, "too_many_connections")];
+        if let Some((_, code)) = full.iter().find(|(status, _)| *status == response.status) {
+            assert_eq!(response.error()["code"], *code);
             continue;
         }
         assert_eq!(response.status(200).json()["choices"][0]["text"], " P");

@@ -6,7 +6,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use crate::bundles::{Running, hearing, options, seeing, shared};
+use crate::bundles::{Running, hearing, language, options, seeing, shared};
 use crate::client::Response;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -77,6 +77,84 @@ fn what_is_no_image_is_refused() {
     let body = json!({"model": "seeing", "messages": messages});
     let error = client.post(CHAT, &body).status(400).error();
     assert_eq!(error["code"], "model_not_supported");
+}
+
+/// Runs a test in a process of its own, whose memory is that of no other test. True within it.
+#[cfg(target_os = "linux")]
+fn alone(test: &str) -> bool {
+    if std::env::var_os("QHX_TEST_ALONE").is_some() {
+        return true;
+    }
+    let mut process = std::process::Command::new(std::env::current_exe().unwrap());
+    process.args(["--exact", test, "--nocapture"]).env("QHX_TEST_ALONE", "1");
+    let output = process.output().unwrap();
+    let [said, failed] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(output.status.success(), "{said}{failed}");
+    false
+}
+
+/// MiB of this process.
+#[cfg(target_os = "linux")]
+fn resident(field: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
+}
+
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[test]
+fn memory_of_large_requests_goes_back_to_the_system() {
+    if !alone("media::memory_of_large_requests_goes_back_to_the_system") {
+        return;
+    }
+    let running = Running::start(options([("language", language())]));
+    let json = running.client.clone().with("content-type", "application/json");
+    let before = resident("VmRSS:");
+    // Many small values.
+    let values =
+        format!("{{\"prompt\": \"a\", \"unknown\": [{}1]}}", "{\"a\":[]},".repeat(700_000));
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| json.send("POST", "/tokenize", values.as_bytes()).status(200));
+        }
+    });
+    let taken = || resident("VmRSS:").saturating_sub(before);
+    let most = resident("VmHWM:") - before;
+    assert!(most > 100, "{most} MiB");
+    let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while taken() > 60 && std::time::Instant::now() < soon {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    assert!(taken() <= 60, "{} of {most} MiB stayed", taken());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn images_of_a_request_take_bounded_memory() {
+    if !alone("media::images_of_a_request_take_bounded_memory") {
+        return;
+    }
+    let highest = || resident("VmHWM:");
+    let mut png = std::io::Cursor::new(Vec::new());
+    let grey = image::GrayImage::new(5000, 5000);
+    grey.write_to(&mut png, image::ImageFormat::Png).unwrap();
+    drop(grey);
+    let url = format!("data:image/png;base64,{}", STANDARD.encode(png.into_inner()));
+    let running = Running::start(options([("seeing", seeing())]));
+    let ask = |count: usize| {
+        let image = json!({"type": "image_url", "image_url": {"url": url}});
+        let messages = json!([{"role": "user", "content": vec![image; count]}]);
+        running.client.post(CHAT, &json!({"messages": messages, "max_tokens": 1}))
+    };
+    ask(1).status(200);
+    let before = highest();
+    // 750 MB of pixels.
+    let error = ask(10).status(400).error();
+    assert_eq!(error["code"], "invalid_media");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("25.0 megapixels") && message.contains("this request"), "{error}");
+    let taken = highest() - before;
+    assert!(taken < 250, "{taken} MiB");
 }
 
 /// A form of fields and a file.

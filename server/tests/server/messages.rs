@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::bundles::{Running, golden, options, shared, with_template};
+use crate::bundles::{Running, golden, language, options, shared, with_template};
 use crate::client::Response;
 
 const ROUTE: &str = "/v1/messages";
@@ -139,4 +139,23 @@ fn what_is_wrong_is_named() {
     let messages = json!([{"role": "user", "content": [image]}]);
     let error = shared().client.post(ROUTE, &body("", json!({"messages": messages})));
     assert_eq!(error.status(400).error()["code"], "unsupported_url");
+}
+
+#[test]
+fn errors_have_the_types_of_the_interface() {
+    let client = &shared().client;
+    let kind = |response: crate::client::Response| response.error()["type"].clone();
+    let message = json!([{"role": "user", "content": "Hello"}]);
+    let body = json!({"model": "nothing", "messages": message, "max_tokens": 1});
+    assert_eq!(kind(client.post("/v1/messages", &body).status(404)), "not_found_error");
+    let openai = kind(client.post("/v1/chat/completions", &body).status(404));
+    assert_eq!(openai, "invalid_request_error");
+    let limit = std::time::Duration::from_millis(1);
+    let slow = Running::start(options([("a", language())]).max_body(1 << 10).time_limit(limit));
+    let body = json!({"messages": message, "max_tokens": 1});
+    let late = slow.client.post("/v1/messages", &body).status(504);
+    assert_eq!(late.json()["type"], "error");
+    assert_eq!(kind(late), "timeout_error");
+    let large = json!({"messages": " ".repeat(2 << 10)});
+    assert_eq!(kind(slow.client.post("/v1/messages", &large).status(413)), "request_too_large");
 }

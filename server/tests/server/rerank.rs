@@ -45,4 +45,6 @@ fn the_best_document_comes_first_with_its_index_and_its_text() {
     assert_eq!(error["code"], "context_length_exceeded", "{error}");
     let cut = ask(json!({"documents": ["a", long], "truncate": true})).status(200).json();
     assert_eq!(cut["results"].as_array().unwrap().len(), 2, "{cut}");
+    // What was cut off was not read.
+    assert!(cut["usage"]["prompt_tokens"].as_u64().unwrap() <= 2 * 200, "{cut}");
 }

@@ -153,3 +153,79 @@ fn a_server_that_stops_finishes_what_is_under_way() {
     assert!(rest.contains("[DONE]"), "{rest}");
     assert!(std::net::TcpStream::connect(running.client.address).is_err(), "nobody listens");
 }
+
+#[test]
+fn a_client_that_does_not_read_is_ended_in_time() {
+    let limit = Duration::from_secs(4);
+    let options = options([("a", language())]).parallel(1).time_limit(limit);
+    let running = Running::start(options);
+    // More than the sockets hold, and it would take minutes.
+    let prompts = vec!["The capital of France is"; 1000];
+    let body = json!({"prompt": prompts, "n": 16, "logprobs": 20, "max_tokens": 100, "stream": true, "seed": 1});
+    let stalled = running.client.post_unread("/v1/completions", &body);
+    while !running.client.get("/metrics").text().contains("qhx_requests_running 1\n") {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let short = long(json!({"n": 1, "max_tokens": 1, "stream": false}));
+    let ask = || running.client.post("/v1/chat/completions", &short).status;
+    let refused = (0..10).take_while(|_| ask() != 200).count();
+    assert!(refused <= 2, "the worker came free after {refused} requests that waited for its end");
+    drop(stalled);
+}
+
+#[test]
+fn a_client_that_fills_the_queue_keeps_no_other_out() {
+    let keys = ["one", "two"].map(str::to_owned);
+    let running = Running::start(options([("a", language())]).parallel(1).queue(2).api_keys(keys));
+    let [one, two] = ["one", "two"].map(|key| running.client.clone().with("x-api-key", key));
+    let waiting = |count: usize| {
+        let line = format!("qhx_requests_waiting {count}\n");
+        while !two.get("/metrics").text().contains(&line) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    };
+    let path = "/v1/chat/completions";
+    let first = one.post_open(path, &long(json!({})));
+    while !two.get("/metrics").text().contains("qhx_requests_running 1\n") {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let second = one.post_open(path, &long(json!({})));
+    waiting(1);
+    let mut third = one.post_open(path, &long(json!({})));
+    waiting(2);
+    one.post(path, &long(json!({}))).status(429);
+    let short = long(json!({"n": 1, "max_tokens": 1, "stream": false}));
+    let other = two.post_open(path, &short);
+    // The one that came last goes.
+    assert_eq!(crate::client::read(&mut third).unwrap().status(429).error()["code"], "queue_full");
+    drop((first, second));
+    let mut other = other;
+    crate::client::read(&mut other).unwrap().status(200);
+}
+
+#[test]
+fn sessions_that_nobody_uses_are_closed_but_one() {
+    let bytes = |running: &Running| {
+        let metrics = running.client.get("/metrics").text();
+        let line = metrics.lines().find_map(|line| line.strip_prefix("qhx_models_loaded_bytes "));
+        line.unwrap().parse::<u64>().unwrap()
+    };
+    // Conversations that have nothing in common have a session each.
+    let two = |running: &Running| {
+        for text in ["A loaf of bread", "Rain in the night"] {
+            let messages = json!([{"role": "user", "content": text}]);
+            let body = json!({"messages": messages, "max_tokens": 1});
+            running.client.post("/v1/chat/completions", &body).status(200);
+        }
+    };
+    let running = Running::start(options([("a", language())]));
+    let one = bytes(&running);
+    two(&running);
+    assert!(bytes(&running) > one, "sessions count");
+    let idle = Duration::from_millis(200);
+    let running = Running::start(options([("a", language())]).session_idle(idle));
+    two(&running);
+    while bytes(&running) > one {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
