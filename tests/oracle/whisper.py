@@ -229,6 +229,11 @@ def save(model, tok, out, mels, multilingual=True):
     )
     stored.save_pretrained(out)
     tok.save(str(out / "tokenizer.json"))
+    if multilingual:
+        # As in repositories of 2022 and in many fine-tunes: ids behind <|notimestamps|> are times that nothing spells.
+        whole = json.loads((out / "tokenizer.json").read_text())
+        whole["added_tokens"] = [token for token in whole["added_tokens"] if token["content"] not in TIMES]
+        (out / "tokenizer.json").write_text(json.dumps(whole, ensure_ascii=False, indent=2))
     features = WhisperFeatureExtractor(feature_size=mels, chunk_length=WINDOW)
     features.save_pretrained(out)
 

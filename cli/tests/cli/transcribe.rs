@@ -261,6 +261,46 @@ fn long_audio_has_the_segments_of_the_reference() {
     assert!(run.stderr.contains(&plain[1].2), "{}", run.stderr);
 }
 
+/// The tokenizer of the tiny model ends with `<|notimestamps|>`, as those of 2022 and of many fine-tunes do. Ids behind it
+/// are times all the same, and the transcript is that of a tokenizer that spells them.
+#[test]
+fn times_need_no_tokens_in_the_tokenizer() {
+    let folder = folder();
+    let bundle = whisper(folder.path());
+    let run = Program::qhx(folder.path()).args(["verify"]).args([&bundle]).run().ok();
+    assert!(run.stdout.contains("ok   golden generate-audio: "), "{}", run.stdout);
+
+    let spelled = folder.path().join("spelled");
+    qhx_tests::plugin_files::copy_folder(&fixture("whisper-tiny"), &spelled);
+    let path = spelled.join("tokenizer.json");
+    let text = std::fs::read(&path).expect("a file");
+    let mut tokenizer: Value = serde_json::from_slice(&text).expect("JSON");
+    let added = tokenizer["added_tokens"].as_array_mut().expect("a list");
+    let last = added.last().cloned().expect("a token");
+    assert_eq!(last["content"], "<|notimestamps|>");
+    for step in 0..=100u64 {
+        let mut token = last.clone();
+        token["id"] = json!(last["id"].as_u64().expect("an id") + 1 + step);
+        token["content"] = json!(format!("<|{:.2}|>", step as f64 * 0.02));
+        token["special"] = json!(false);
+        added.push(token);
+    }
+    std::fs::write(&path, tokenizer.to_string()).expect("written");
+    let out = folder.path().join("of-spelled");
+    Program::qhx(folder.path())
+        .args([Path::new("forge"), &spelled, Path::new("--out"), &out])
+        .args(["--name", "tiny", "--cpu-only", "--no-golden"])
+        .run()
+        .ok();
+    let long = fixture("whisper-tiny").join("long.wav");
+    let [one, other] = [&bundle, &out].map(|bundle| {
+        let run = Program::qhx(folder.path()).args(["transcribe"]).args([bundle]).args([&long]);
+        run.args(["--json"]).run().ok().json()["sounds"][0].clone()
+    });
+    assert!(one["pieces"].as_array().expect("a list").len() > 4, "{one}");
+    assert_eq!(one, other);
+}
+
 #[test]
 fn languages_tasks_and_times_that_a_model_has_not_are_named() {
     let folder = folder();

@@ -225,8 +225,10 @@ impl Default for PromptRules {
     }
 }
 
-/// Which tokens the host chooses among, besides those that the op can consume and the tokenizer knows. Logits of others
-/// are as if they were −∞; an op may also write −∞ into its logits itself, which makes a token impossible.
+/// Limits of the tokens that the host chooses among. It chooses ids that the op can consume and that mean something: the
+/// tokenizer knows them, `params.eos_token_id` of the manifest has them, or they are [times](LogitRules::times), which
+/// need no text. Logits of others, such as rows that pad a vocabulary, are as if they were −∞; an op may also write −∞
+/// into its logits itself, which makes a token impossible.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LogitRules {
@@ -249,7 +251,7 @@ pub struct LogitRules {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TimeRule {
-    /// The first time, that of 0 s. All ids from it on are times.
+    /// The first time, that of 0 s. All ids from it on are times, also where the tokenizer has no text for them.
     pub first: u32,
     /// The token that says that no times are wanted (`<|notimestamps|>`). Where times are asked for, it is never chosen.
     pub none: u32,

@@ -770,6 +770,9 @@ pub(super) fn input_vocab(op: &dyn HostOp, manifest: &Manifest) -> usize {
     declared.unwrap_or(vocab).min(vocab)
 }
 
+/// Tokens that may be chosen: those that the tokenizer knows, and those whose meaning is declared without a text: ends
+/// of an answer by the manifest, times by the op's rules. Other rows of the embedding table only pad it to a round
+/// number, and nobody trained their logits.
 fn allowed_tokens(
     op: &dyn HostOp,
     manifest: &Manifest,
@@ -778,5 +781,7 @@ fn allowed_tokens(
     let count = input_vocab(op, manifest);
     let Some(tokenizer) = tokenizer else { return AllowedTokens::below(count) };
     let ends = &manifest.params.eos_token_id;
-    AllowedTokens::select(count, |id| tokenizer.id_to_token(id).is_some() || ends.contains(&id))
+    let times = op.info().logit_rules.times;
+    let declared = |id| ends.contains(&id) || times.is_some_and(|times| id >= times.first);
+    AllowedTokens::select(count, |id| declared(id) || tokenizer.id_to_token(id).is_some())
 }
