@@ -333,7 +333,10 @@ fn fill(
     let token_ids = text::token_ids(checkpoint, vocab)?;
     let mut text_artifacts = Map::new();
     let chat = match recipe.tokenizer {
-        true => text::copy(checkpoint, vocab, staging, &mut text_artifacts, progress)?,
+        true => {
+            let normalizers = &recipe.normalizers;
+            text::copy(checkpoint, normalizers, vocab, staging, &mut text_artifacts, progress)?
+        }
         false => json!(false),
     };
     let residuals = measured(checkpoint, options, staging, progress)?;

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use crate::bundle::Staging;
 use crate::chat;
-use crate::checkpoint::tokenizer::{MAX_BYTES, Source, TOKENIZER, source};
+use crate::checkpoint::tokenizer::{MAX_BYTES, Source, TOKENIZER, normalized, source};
 use crate::checkpoint::{Checkpoint, read_json};
 use crate::import::gguf;
 use crate::progress::Progress;
@@ -39,10 +39,11 @@ struct AddedToken {
 /// Copies the tokenizer's files, names them in `artifacts`, and returns the value of `chat`.
 ///
 /// A chat template and special tokens that lie in files of their own are put into the copied
-/// `tokenizer_config.json`, see [`copy_config`]. A synthetic model gets a tokenizer of its `vocab`, see
-/// [`numbers`]. Errors when qhx itself would refuse one of the files.
+/// `tokenizer_config.json`, see [`copy_config`]; `normalizers` come before the tokenizer's own. A synthetic model gets a
+/// tokenizer of its `vocab`, see [`numbers`]. Errors when qhx itself would refuse one of the files.
 pub(crate) fn copy(
     checkpoint: &Checkpoint,
+    normalizers: &[Value],
     vocab: usize,
     staging: &mut Staging,
     artifacts: &mut Map<String, Value>,
@@ -56,6 +57,7 @@ pub(crate) fn copy(
     }
     let dir = checkpoint.dir();
     let Source { path, bytes, config } = source(checkpoint)?;
+    let bytes = normalized(&path, bytes, normalizers)?;
     let tokenizer = Tokenizer::from_bytes(&path, &bytes)?;
     let beyond = tokenizer.ids().filter(|id| *id as usize >= vocab).count();
     if beyond > 0 {

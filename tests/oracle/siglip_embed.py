@@ -15,12 +15,16 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
-from tokenizers import Tokenizer
-from transformers import Siglip2Config, Siglip2ImageProcessor, Siglip2Model, SiglipConfig, SiglipImageProcessor, SiglipModel
+from transformers import (
+    Siglip2Config, Siglip2ImageProcessor, Siglip2Model, Siglip2Processor, Siglip2Tokenizer, SiglipConfig, SiglipImageProcessor,
+    SiglipModel, SiglipProcessor, SiglipTokenizer,
+)
 
 from goldens import dump
 
-TEXTS = ["a boat", "Who wrote this?", "naïve café", "Paris is the capital of France."]
+TEXTS = ["a boat", "Who wrote this?", "naïve café", "Paris is the capital of France.", "A BOAT", "ÜBER Ångström"]
+# What `SiglipTokenizer` does to texts before it cuts them.
+PLAIN = ["A Boat", "isn't it?  -- Yes; (no)\tmaybe.", "ÜBER Ångström…", "  a_b+c  `x` {y}~\n", "Straße № 5", "!?"]
 IMAGES = ["qwen3vl-tiny/images/boat.png", "qwen3vl-tiny/images/tower.png", "media/baseline.jpg.png", "media/lossless.webp.png"]
 LENGTH, SIDE, PATCH = 40, 5, 8
 # Patches of the graphs of images that keep their shape.
@@ -41,15 +45,12 @@ def rounded(model):
 
 
 def texts_of(out, left):
-    """The tokenizer of another fixture, which pads."""
+    """The tokenizer of another fixture, which pads, as the class of SigLIP 2 reads it. Older files name Gemma's."""
     source = out.parent / "embeddinggemma-tiny"
     shutil.copy(source / "tokenizer.json", out / "tokenizer.json")
     config = {"tokenizer_class": "GemmaTokenizer", "pad_token": "<pad>", "padding_side": "left" if left else "right"}
     (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    tok = Tokenizer.from_file(str(out / "tokenizer.json"))
-    tok.no_padding()
-    tok.no_truncation()
-    return tok, tok.token_to_id("<pad>")
+    return Siglip2Tokenizer.from_pretrained(out)
 
 
 def configs(naflex):
@@ -78,20 +79,20 @@ def make(out):
     stored.load_state_dict(made.state_dict())
     stored.to(torch.float16).save_pretrained(out)
     model = type(made).from_pretrained(out, dtype=torch.float32, attn_implementation="eager").eval()
-    tok, pad = texts_of(out, naflex)
+    tok = texts_of(out, naflex)
     if naflex:
         processor = Siglip2ImageProcessor(patch_size=PATCH, max_num_patches=BUDGETS[0])
     else:
         processor = SiglipImageProcessor(size={"height": SIDE * PATCH, "width": SIDE * PATCH}, resample=2)
     processor.save_pretrained(out)
+    both = (Siglip2Processor if naflex else SiglipProcessor)(processor, tok)
 
     norm = lambda vector: [float(v) for v in vector / vector.norm()]
     texts, images = [], []
     for text in TEXTS:
-        ids = tok.encode(text).ids
-        filled = [pad] * (LENGTH - len(ids))
-        padded = filled + ids if naflex else ids + filled
-        vector = model.get_text_features(input_ids=torch.tensor([padded])).pooler_output[0]
+        ids = tok(text).input_ids
+        padded = both(text=[text], padding="max_length", max_length=LENGTH, return_tensors="pt").input_ids
+        vector = model.get_text_features(input_ids=padded).pooler_output[0]
         texts.append({"text": text, "ids": ids, "vector": norm(vector)})
     for name in IMAGES:
         image = Image.open(out.parent / name).convert("RGB")
@@ -101,7 +102,12 @@ def make(out):
             vector = model.get_image_features(**inputs).pooler_output[0]
             images.append({"image": name, "size": list(image.size), "patches": budget, "vector": norm(vector)})
     cosines = [float(np.dot(a["vector"], b["vector"])) for a in images for b in texts]
-    dump(out / "goldens.json", {"transformers": transformers.__version__, "texts": texts, "images": images})
+    goldens = {"transformers": transformers.__version__, "texts": texts, "images": images}
+    if not naflex:
+        first = SiglipTokenizer.__new__(SiglipTokenizer)
+        first.do_lower_case = True
+        goldens["plain"] = [[text, first.canonicalize_text(text)] for text in PLAIN]
+    dump(out / "goldens.json", goldens)
     for file in out.iterdir():
         file.chmod(0o644)
     print(out.name, f"cosines {min(cosines):.3f} to {max(cosines):.3f}", sum(f.stat().st_size for f in out.iterdir()), "bytes")

@@ -59,6 +59,21 @@ pub(crate) fn source(checkpoint: &Checkpoint) -> Result<Source> {
     Err(Error::new(ErrorKind::Artifact, format!("{}: missing", path.display())).hint(hint))
 }
 
+/// A `tokenizer.json` with normalizers before its own.
+pub(crate) fn normalized(path: &Path, bytes: Vec<u8>, normalizers: &[Value]) -> Result<Vec<u8>> {
+    if normalizers.is_empty() {
+        return Ok(bytes);
+    }
+    let broken = |e| {
+        Error::caused(ErrorKind::Artifact, format_args!("{}: not a tokenizer", path.display()), e)
+    };
+    let mut document: Value = serde_json::from_slice(&bytes).map_err(broken)?;
+    let own = Some(document["normalizer"].take()).filter(|own| !own.is_null());
+    let all: Vec<_> = normalizers.iter().cloned().chain(own).collect();
+    document["normalizer"] = json!({"type": "Sequence", "normalizers": all});
+    serde_json::to_vec(&document).map_err(broken)
+}
+
 /// `tokenizer.json` with a post-processor that puts around texts what `add_bos_token` and `add_eos_token` of
 /// `tokenizer_config.json` ask for, where its own does not.
 fn with_ends(checkpoint: &Checkpoint, path: &Path, bytes: Vec<u8>) -> Result<Vec<u8>> {

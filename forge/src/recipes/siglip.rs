@@ -177,7 +177,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         "n_layers": config.text.count,
         "max_ctx": length,
         "width": width,
-        "padding": padding(checkpoint)?,
+        "padding": padding(checkpoint, naflex)?,
         "image": image,
     }));
     let mut tables = Vec::new();
@@ -191,28 +191,76 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     }
     let embed = checkpoint
         .matrix("text_model.embeddings.token_embedding.weight", [vocab, config.text.hidden])?;
+    let texts = Texts::read(checkpoint)?;
     Ok(Recipe::new("siglip", "siglip_embed", contexts, plan_params)
         .embed(embed)
         .params(params)
-        .tables(tables))
+        .tables(tables)
+        .normalizers(texts.normalizers(naflex)))
+}
+
+/// `tokenizer.json` and `tokenizer_config.json`; null where there are none.
+struct Texts {
+    file: Value,
+    config: Value,
+}
+
+impl Texts {
+    fn read(checkpoint: &Checkpoint) -> Result<Self> {
+        let read = |name: &str| {
+            let path = checkpoint.dir().join(name);
+            if path.is_file() { crate::checkpoint::read_json_value(&path) } else { Ok(Value::Null) }
+        };
+        Ok(Self { file: read("tokenizer.json")?, config: read("tokenizer_config.json")? })
+    }
+
+    /// The tokenizer is one of SigLIP 2: `Siglip2Tokenizer`, or Gemma's as older files name it. SigLIP's is of
+    /// SentencePiece's kind Unigram.
+    fn second(&self, naflex: bool) -> bool {
+        let class = self.config.get("tokenizer_class").and_then(Value::as_str);
+        let unigram = || self.file.pointer("/model/type") == Some(&json!("Unigram"));
+        naflex || class.map_or_else(|| !unigram(), |class| !class.starts_with("SiglipTokenizer"))
+    }
+
+    /// Normalizers for what the tokenizers of `transformers` do to texts in code: `Siglip2Tokenizer` puts `Lowercase`
+    /// before the file's own, `SiglipTokenizer.canonicalize_text` takes ASCII punctuation out, too, and leaves single
+    /// spaces between words. None where the file has `Lowercase` already.
+    fn normalizers(&self, naflex: bool) -> Vec<Value> {
+        let own = &self.file["normalizer"];
+        let list = own["normalizers"].as_array().map_or(std::slice::from_ref(own), Vec::as_slice);
+        let kind = |kind: &str| list.iter().any(|one| one["type"] == kind);
+        if self.file.is_null() || kind("Lowercase") {
+            return Vec::new();
+        }
+        let lowercase = json!({"type": "Lowercase"});
+        if self.second(naflex) {
+            return vec![lowercase];
+        }
+        let replace = |pattern: &str, content: &str| json!({"type": "Replace", "pattern": {"Regex": pattern}, "content": content});
+        let keeps_case = self.config.get("do_lower_case") == Some(&json!(false));
+        let rest = [
+            replace(r"[!-/:-@\[-`{-~]", ""),
+            replace(r"\s+", " "),
+            json!({"type": "Strip", "strip_left": true, "strip_right": true}),
+        ];
+        Some(lowercase).filter(|_| !keeps_case).into_iter().chain(rest).collect()
+    }
 }
 
 /// What stands behind a text, or in front of it: `padding` of `tokenizer.json`, and `tokenizer_config.json`.
-fn padding(checkpoint: &Checkpoint) -> Result<Value> {
-    let read = |name: &str| {
-        let path = checkpoint.dir().join(name);
-        if path.is_file() { crate::checkpoint::read_json_value(&path) } else { Ok(Value::Null) }
-    };
+fn padding(checkpoint: &Checkpoint, naflex: bool) -> Result<Value> {
     if checkpoint.seed().is_some() {
         return Ok(json!({"token": 0, "left": false}));
     }
-    let (file, config) = (read("tokenizer.json")?, read("tokenizer_config.json")?);
+    let texts = Texts::read(checkpoint)?;
+    let Texts { file, config } = &texts;
     let text = |value: &Value| {
         value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
     };
     let side = config.get("padding_side").and_then(text);
     let side = side.or_else(|| file.pointer("/padding/direction").and_then(text));
-    let left = side.is_some_and(|side| side.eq_ignore_ascii_case("left"));
+    // Where no file says it, the classes of SigLIP 2 fill up in front.
+    let left = side.map_or_else(|| texts.second(naflex), |side| side.eq_ignore_ascii_case("left"));
     let named = config.get("pad_token").and_then(text);
     let by_name = |name: &String| {
         let added = file.get("added_tokens").and_then(Value::as_array).into_iter().flatten();

@@ -8,6 +8,7 @@ use qhx_core::ErrorKind;
 use qhx_core::compare::Distance;
 use qhx_core::engine::Model;
 use qhx_core::op::{ImageRules, Segment};
+use qhx_core::text::Tokenizer;
 use qhx_forge::{ForgeOptions, Precision, Silent, Task, forge};
 use qhx_media::{Limits, Source};
 use qhx_tests::{backends, tiny};
@@ -25,6 +26,9 @@ const BUDGETS: [&str; 2] = ["24", "60"];
 struct Goldens {
     texts: Vec<Text>,
     images: Vec<Image>,
+    /// Texts, and what `SiglipTokenizer` makes of them before it cuts them.
+    #[serde(default)]
+    plain: Vec<(String, String)>,
 }
 
 #[derive(Deserialize)]
@@ -99,6 +103,41 @@ fn cpu_equals_the_reference() {
         let count = patches.parse().ok();
         compare(open(&bundle), &goldens(NAFLEX), count, 0.99999, &format!("{NAFLEX} {patches}"));
     }
+}
+
+/// The fixture with another `tokenizer_config.json` or `tokenizer.json`, and the tokenizer of its bundle.
+fn tokenizer_of(file: &str, change: impl FnOnce(&mut Value)) -> Tokenizer {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = folder.path().join("checkpoint");
+    qhx_tests::plugin_files::copy_folder(&tiny::fixture(FIXED), &checkpoint);
+    let path = checkpoint.join(file);
+    let mut document: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    change(&mut document);
+    std::fs::write(&path, document.to_string()).unwrap();
+    let mut options = ForgeOptions::new(folder.path().join("bundle"));
+    options.task = Task::Embed;
+    forge(&checkpoint, &options, &mut Silent).unwrap_or_else(|e| panic!("{e}"));
+    Tokenizer::from_file(&folder.path().join("bundle/tokenizer.json")).unwrap()
+}
+
+/// The first SigLIP learned texts without punctuation; one that a file already makes lower-case is left as it is.
+#[test]
+fn texts_are_put_as_the_checkpoints_tokenizer_puts_them() {
+    let own = Tokenizer::from_file(&tiny::fixture(FIXED).join("tokenizer.json")).unwrap();
+    let ids = |tokenizer: &Tokenizer, text: &str| tokenizer.encode(text, true).unwrap();
+    let first =
+        tokenizer_of("tokenizer_config.json", |c| c["tokenizer_class"] = json!("SiglipTokenizer"));
+    let plain = goldens(FIXED).plain;
+    assert!(plain.len() > 4, "{plain:?}");
+    for (text, canonical) in &plain {
+        assert_eq!(ids(&first, text), ids(&own, canonical), "{text:?}");
+    }
+    let lower = tokenizer_of("tokenizer.json", |file| {
+        let own = file["normalizer"].take();
+        let lowercase = json!({"type": "Lowercase"});
+        file["normalizer"] = json!({"type": "Sequence", "normalizers": [own, lowercase]});
+    });
+    assert_eq!(ids(&lower, "A Boat!"), ids(&own, "a boat!"));
 }
 
 /// With several graphs an image goes through the smallest that holds it at its own size.
