@@ -78,6 +78,8 @@ pub fn headroom(
     let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
     let made = ForgeOptions {
         precision: Precision::Fp16,
+        // All layers in one graph, also of a family whose step is a chain of several.
+        shards: 1,
         // One token a step: rows behind the last token would be measured, too.
         prefill: Some(Vec::new()),
         ..calibrate::measured(options, &out, longest)

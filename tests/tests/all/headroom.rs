@@ -37,14 +37,24 @@ fn overflowing() -> tempfile::TempDir {
 }
 
 fn measured(checkpoint: &Path) -> Headroom {
+    measured_of(TINY, checkpoint, |_| ())
+}
+
+/// With the texts of a tiny model.
+fn measured_of(
+    tiny: &str,
+    checkpoint: &Path,
+    change: impl FnOnce(&mut ForgeOptions),
+) -> Headroom {
     let out = tempfile::tempdir().unwrap();
-    let goldens = tiny::goldens(&tiny::fixture(TINY));
+    let goldens = tiny::goldens(&tiny::fixture(tiny));
     let texts = shortest(&goldens, 3).iter().map(|case| case.prompt.clone() + &case.text).collect();
     let wanted = CalibrateOptions { texts, tokens: 40, target: None };
     let open = |manifest: &Path| -> qhx_core::Result<Box<dyn Reader>> {
         Ok(Box::new(tiny::open(manifest, backends::cpu())?))
     };
-    let options = ForgeOptions::new(out.path().join("out"));
+    let mut options = ForgeOptions::new(out.path().join("out"));
+    change(&mut options);
     let checkpoint = Checkpoint::open(checkpoint).unwrap();
     headroom(&checkpoint, recipe, &options, &wanted, &open, &mut Silent).unwrap()
 }
@@ -128,6 +138,38 @@ fn folded_graphs_compute_the_same_on_the_cpu() {
         let distance = Distance::of(&folded, &plain).unwrap();
         assert!(distance.relative < 1e-4, "{powers:?}: {distance:?}");
     }
+}
+
+/// A step of Gemma 4 is a chain of graphs; it is measured as one, and what is folded is so in each graph of the chain.
+#[test]
+fn a_chain_of_graphs_is_measured_and_folded() {
+    const CHAIN: &str = "gemma4-tiny";
+    let large = rescaled(CHAIN, |name| match name.split_once("language_model.layers.1.mlp.")?.1 {
+        "up_proj.weight" => Some(18),
+        "down_proj.weight" => Some(-18),
+        _ => None,
+    });
+    let text_only = |options: &mut ForgeOptions| {
+        options.recipe_options.insert("towers".to_owned(), "none".to_owned());
+    };
+    let usual = measured_of(CHAIN, &tiny::fixture(CHAIN), text_only);
+    assert!(usual.folds.as_ref().is_ok_and(Vec::is_empty), "{usual:?}");
+    for layer in ["layers.0", "layers.4", "layers.8"] {
+        for kind in ["residual", "up_proj", "score"] {
+            let size = peak(&usual, layer, kind);
+            assert!(size > 0.0 && size < 10_000.0, "{layer} {kind}: {size}");
+        }
+    }
+    let found = measured_of(CHAIN, large.path(), text_only);
+    assert!(peak(&found, "layers.1", "up_proj") > F16_MAX, "{found:?}");
+    let folds = found.folds.unwrap();
+    assert!(folds.iter().all(|fold| fold.part.ends_with("layers.1.mlp.up_proj")), "{folds:?}");
+    let [plain, folded] = [&[][..], &folds[..]].map(|folds| {
+        let (_folder, manifest) = bundle(large.path(), folds, text_only);
+        logits(&mut tiny::open(&manifest, backends::cpu()).unwrap())
+    });
+    let distance = Distance::of(&folded, &plain).unwrap();
+    assert!(!folds.is_empty() && distance.relative < 1e-4, "{distance:?}");
 }
 
 #[test]
