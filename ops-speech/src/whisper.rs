@@ -4,7 +4,9 @@
 //! arXiv 2212.04356). The graph `encoder` makes the keys and values that the decoder attends to, once a clip; the
 //! graphs of the decoder read them where they lie. A clip stands at one position, that of `<|startoftranscript|>`;
 //! language, task and the wish for no times are tokens behind it, and what was said before stands in front of it.
-//! Which windows a long clip is cut into is the caller's to decide.
+//! Which windows a long clip is cut into is the caller's to decide. Times of words are those of `align`.
+
+mod align;
 
 use std::time::Instant;
 
@@ -14,12 +16,14 @@ use qhx_op::fill::{CausalMask, Embedding, FloatInput};
 use qhx_op::state::StateCarrier;
 use qhx_op::text::not_taken;
 use qhx_op::{
-    BufferId, Error, Generator, GraphId, Host, LogitRules, MediaRules, Modality, Op, OpDescription,
-    OpenInfo, Piece, Placement, Port, PromptRules, Result, Segment, SpanId, Task, TimeRule, View,
-    schema,
+    Answer, BufferId, Error, Generator, GraphId, Host, LogitRules, MediaRules, Modality, Op,
+    OpDescription, OpenInfo, Piece, Placement, Port, PromptRules, Recognizer, Result, Segment,
+    SpanId, Task, TimeRule, View, schema,
 };
 use serde::Deserialize;
 use serde_json::json;
+
+use align::Alignment;
 
 const NAME: &str = "whisper_transcribe";
 const POSITIONS: &str = "/artifacts/positions/table";
@@ -41,6 +45,8 @@ struct Transcription {
     times: Option<TimeRule>,
     suppressed: Vec<u32>,
     suppressed_first: Vec<u32>,
+    /// Width of the median filter of times.
+    median: Option<usize>,
 }
 
 /// Speech to text by Whisper.
@@ -49,11 +55,13 @@ pub struct Whisper {
     decoder: Decoder,
     encoder: Encoder,
     rules: LogitRules,
+    /// None where no graph gives weights of alignment heads.
+    alignment: Option<Alignment>,
 }
 
 impl Op for Whisper {
     fn describe() -> OpDescription {
-        let mut params_schema = schema::decoder(["pos", "mel", "cross_*"]);
+        let mut params_schema = schema::decoder(["pos", "mel", "cross_*", "align_*"]);
         params_schema["properties"]["encoder"] = json!({
             "description": "Graph from log-mel frames to the keys and values of the cross-attention.",
             "type": "string"
@@ -76,11 +84,15 @@ impl Op for Whisper {
         let mask = CausalMask::new(state.capacity().unwrap_or(0));
         let encoder = Encoder::open(host)?;
         let positions = Positions::open(host, graphs.hidden())?;
-        let decoder = Decoder::builder(NAME, graphs, state)
+        let Transcription { times, suppressed, suppressed_first, median } =
+            host.value("/params/transcription")?.unwrap_or_default();
+        let mut decoder = Decoder::builder(NAME, graphs, state)
             .mask(mask)
             .filler(positions)
             .filler(Cross { outputs: encoder.outputs.clone() })
+            .filler(Alignment::new(median)?)
             .open(host)?;
+        let alignment = decoder.filler_mut::<Alignment>().and_then(|found| found.take());
         let token = encoder.params.token_id;
         if token as usize >= decoder.input_vocab() {
             return Err(Error::manifest(format!(
@@ -89,9 +101,8 @@ impl Op for Whisper {
                 decoder.input_vocab()
             )));
         }
-        let Transcription { times, suppressed, suppressed_first } =
-            host.value("/params/transcription")?.unwrap_or_default();
-        Ok(Self { decoder, encoder, rules: LogitRules { suppressed, suppressed_first, times } })
+        let rules = LogitRules { suppressed, suppressed_first, times };
+        Ok(Self { decoder, encoder, rules, alignment })
     }
 
     fn info(&self) -> OpenInfo {
@@ -104,12 +115,41 @@ impl Op for Whisper {
             media,
             prompt_rules: PromptRules { special_tokens: false },
             logit_rules: self.rules.clone(),
+            aligns: self.alignment.is_some(),
             ..self.decoder.info()
         }
     }
 
     fn generator(&mut self) -> Option<&mut dyn Generator> {
         Some(self)
+    }
+
+    fn recognizer(&mut self) -> Option<&mut dyn Recognizer> {
+        Some(self)
+    }
+}
+
+impl Recognizer for Whisper {
+    fn answer(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<Answer> {
+        let [Segment::Tokens(before), Segment::Tokens(said)] = segments else {
+            return Err(Error::prompt(
+                "times of words: expected the tokens before an answer, and those of the answer",
+            ));
+        };
+        let Some(alignment) = &self.alignment else {
+            return Err(Error::unsupported(
+                "times of words, for which no graph has outputs align_*",
+            ));
+        };
+        let Some(samples) = self.encoder.heard else {
+            return Err(Error::prompt("times of words: no audio was heard, expected one clip"));
+        };
+        let frames = samples.div_ceil(self.encoder.params.front_end.hop);
+        self.decoder.reset(host);
+        let start = Instant::now();
+        let times = alignment.times(host, &mut self.decoder, before, said, frames)?;
+        host.end(self.encoder.align_span, start);
+        Ok(Answer { tokens: said.to_vec(), times, ..Answer::default() })
     }
 }
 
@@ -129,7 +169,7 @@ impl Generator for Whisper {
     }
 
     fn reset(&mut self, host: &mut Host) -> Result<()> {
-        self.encoder.heard = false;
+        self.encoder.heard = None;
         self.decoder.state_mut().reset(host);
         Ok(())
     }
@@ -159,7 +199,7 @@ impl Generator for Whisper {
                 ));
             }
             Some(clip) => self.encoder.run(host, clip)?,
-            None if !self.encoder.heard => {
+            None if self.encoder.heard.is_none() => {
                 return Err(Error::prompt("the prompt has no audio, expected one clip"));
             }
             None => {}
@@ -182,9 +222,10 @@ struct Encoder {
     frames: usize,
     /// `cross_k_0` and so on, with the buffer that holds it and the length of that.
     outputs: Vec<(String, BufferId, View)>,
-    /// A clip was encoded since the last reset.
-    heard: bool,
+    /// Samples of the clip that was encoded since the last reset.
+    heard: Option<usize>,
     span: SpanId,
+    align_span: SpanId,
 }
 
 impl Encoder {
@@ -217,8 +258,9 @@ impl Encoder {
             outputs.push((name, view.buffer, view));
         }
         let mel = FloatInput::require(host, graph, "mel")?;
-        let span = host.span("encoder");
-        Ok(Self { graph, params, log_mel, mel, frames, outputs, heard: false, span })
+        let (span, align_span) = (host.span("encoder"), host.span("align"));
+        let heard = None;
+        Ok(Self { graph, params, log_mel, mel, frames, outputs, heard, span, align_span })
     }
 
     /// The clip of a segment that the encoder takes, and the token at whose position it stands.
@@ -241,7 +283,7 @@ impl Encoder {
     /// Encodes a clip, with silence behind it up to the encoder's length.
     fn run(&mut self, host: &mut Host, clip: Clip<'_>) -> Result<()> {
         let start = Instant::now();
-        self.heard = false;
+        self.heard = None;
         let mut samples = clip.samples().to_vec();
         samples.resize(self.frames * self.params.front_end.hop, 0.0);
         let mels = self.log_mel.mels();
@@ -256,7 +298,7 @@ impl Encoder {
         for (name, _, view) in &self.outputs {
             host.dump(name, *view, &[view.len])?;
         }
-        self.heard = true;
+        self.heard = Some(clip.samples().len());
         host.end(self.span, start);
         Ok(())
     }

@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, FromRequest as _, Multipart, Request};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
-use qhx::{Chunk, Source, TranscribeLimits, TranscribeOptions, Transcript, srt, vtt};
+use qhx::{Chunk, Source, Times, TranscribeLimits, TranscribeOptions, Transcript, srt, vtt};
 use serde_json::{Value, json};
 
 use crate::error::{ApiError, Result, broken, json_response};
@@ -16,6 +16,8 @@ use crate::queue::{Update, Work};
 use crate::registry::Ability;
 use crate::request::Context;
 
+/// The field that asks for times of words.
+pub(crate) const GRANULARITIES: &str = "timestamp_granularities[]";
 /// Tokens of a chunk of the audio.
 const MAX_NEW: usize = 256;
 
@@ -40,19 +42,28 @@ struct Form {
     prompt: Option<String>,
     temperature: Option<f32>,
     format: Option<Format>,
+    granularities: Granularities,
+}
+
+/// Which times are asked for, by the names of the API; segments where none are.
+#[derive(Debug, Clone, Copy, Default)]
+struct Granularities {
+    word: bool,
+    segment: bool,
 }
 
 pub(crate) async fn transcribe(
     Extension(context): Extension<Context>,
     request: Request,
 ) -> Result<Response> {
-    let form = Form::read(&context, request).await?;
+    let mut form = Form::read(&context, request).await?;
     let model = form.model.clone();
     context.tally.update(|record| record.model = model);
     let registry = &context.shared.registry;
     let model = Arc::clone(registry.able(form.model.as_deref(), Ability::Transcribe)?);
     let missing = || ApiError::bad("file", "it is missing").code("missing_required_parameter");
-    let source = Source::Bytes { name: "file".to_owned(), bytes: form.file.ok_or_else(missing)? };
+    let source =
+        Source::Bytes { name: "file".to_owned(), bytes: form.file.take().ok_or_else(missing)? };
     // As the API has it, 0 lets the limits raise it.
     let limits = match form.temperature.filter(|temperature| *temperature > 0.0) {
         Some(temperature) => {
@@ -64,6 +75,7 @@ pub(crate) async fn transcribe(
         .with_max_new(MAX_NEW)
         .with_language(form.language.clone())
         .with_prompt(form.prompt.clone())
+        .with_times(if form.granularities.word { Times::Word } else { Times::Segment })
         .with_limits(limits);
     let work = Work::Transcribe { source, options: Box::new(options) };
     let pending = Pending::submit(&context, &model, Vec::new(), context.ticket(), work)?;
@@ -73,9 +85,7 @@ pub(crate) async fn transcribe(
     let transcript = &transcript;
     Ok(match form.format.unwrap_or(Format::Json) {
         Format::Json => json_response(StatusCode::OK, &brief(transcript)),
-        Format::Verbose => {
-            json_response(StatusCode::OK, &verbose(transcript, form.language.as_deref()))
-        }
+        Format::Verbose => json_response(StatusCode::OK, &verbose(transcript, &form)),
         Format::Text => text(format!("{}\n", transcript.text), "text/plain; charset=utf-8"),
         Format::Srt => text(srt(transcript), "application/x-subrip; charset=utf-8"),
         Format::Vtt => text(vtt(transcript), "text/vtt; charset=utf-8"),
@@ -123,8 +133,21 @@ impl Form {
                     })?);
                 }
                 "response_format" => form.format = Some(Format::read(&value)?),
+                GRANULARITIES | "timestamp_granularities" => match value.as_str() {
+                    "word" => form.granularities.word = true,
+                    "segment" => form.granularities.segment = true,
+                    _ => {
+                        let error = ApiError::bad(GRANULARITIES, "expected word or segment");
+                        return Err(error.code("invalid_value"));
+                    }
+                },
                 _ => {}
             }
+        }
+        let Granularities { word, segment } = form.granularities;
+        if (word || segment) && form.format != Some(Format::Verbose) {
+            let error = ApiError::bad(GRANULARITIES, "expected response_format verbose_json, too");
+            return Err(error.code("invalid_value"));
         }
         Ok(form)
     }
@@ -157,14 +180,21 @@ fn brief(transcript: &Transcript) -> Value {
     json!({"text": transcript.text, "usage": usage})
 }
 
-/// With the segments of a model that gives times, and else the chunks.
-fn verbose(transcript: &Transcript, language: Option<&str>) -> Value {
+/// With the segments of a model that gives times, and else the chunks, and with words where they are asked for.
+fn verbose(transcript: &Transcript, form: &Form) -> Value {
     let segment = |(id, chunk): (usize, &Chunk)| json!({"id": id, "start": millis(chunk.start), "end": millis(chunk.end), "text": chunk.text, "tokens": chunk.ids});
+    let word = |word: &Chunk| json!({"word": word.text, "start": millis(word.start), "end": millis(word.end)});
+    let Granularities { word: words, segment: segments } = form.granularities;
     let mut json = brief(transcript);
     json["task"] = "transcribe".into();
-    json["language"] = transcript.language.as_deref().or(language).into();
+    json["language"] = transcript.language.as_deref().or(form.language.as_deref()).into();
     json["duration"] = millis(transcript.seconds).into();
-    json["segments"] = transcript.chunks.iter().enumerate().map(segment).collect();
+    if segments || !words {
+        json["segments"] = transcript.chunks.iter().enumerate().map(segment).collect();
+    }
+    if words {
+        json["words"] = transcript.words.iter().map(word).collect();
+    }
     json
 }
 

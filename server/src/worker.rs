@@ -5,10 +5,11 @@ use std::thread::JoinHandle;
 
 use qhx::{
     CancelToken, Embedder, Engine, Error, ErrorKind, Event, FinishReason, Model, Prompt, Request,
-    Result, Scoring, Source, SpeakOptions, TranscribeOptions, caught,
+    Result, Scoring, Source, SpeakOptions, Times, TranscribeOptions, Transcriber, caught,
 };
 
 use crate::app::Shared;
+use crate::audio::GRANULARITIES;
 use crate::error::ApiError;
 use crate::pending::Outbox;
 use crate::queue::{EmbedInput, Job, Update, Work};
@@ -108,7 +109,15 @@ fn perform(engine: &mut Engine, job: &mut Job) -> Result<()> {
             return engine.model_mut().keep_state();
         }
         Work::Embed(inputs) => embed(engine.embedder_mut()?, inputs, ticket)?,
-        Work::Transcribe { source, options } => transcribe(engine, source, options, ticket)?,
+        Work::Transcribe { source, options } => {
+            let transcriber = engine.transcriber_mut()?;
+            match transcriber.finds_words() {
+                Err(e) if options.times == Times::Word => {
+                    Update::Failed(ApiError::of_model(&e, &job.model.name).param(GRANULARITIES))
+                }
+                _ => transcribe(transcriber, source, options, ticket)?,
+            }
+        }
         Work::Speak { text, options } => speak(engine, text, options, ticket)?,
         Work::Rank { query, documents, truncate } => {
             let model = engine.model_mut();
@@ -200,12 +209,11 @@ fn rank(
 }
 
 fn transcribe(
-    engine: &mut Engine,
+    transcriber: &mut Transcriber,
     source: &Source,
     options: &TranscribeOptions,
     ticket: &CancelToken,
 ) -> Result<Update> {
-    let transcriber = engine.transcriber_mut()?;
     transcriber.set_options(&transcriber.fitting(options))?;
     let transcript = transcriber.transcribe_with(source, ticket, |_| {})?;
     if transcript.cancelled {

@@ -8,7 +8,7 @@ use pyo3::IntoPyObjectExt as _;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyByteArray, PyCFunction, PyDict, PyTuple};
-use qhx::{CancelToken, Error, ErrorKind};
+use qhx::{CancelToken, Error, ErrorKind, Times};
 use qhx_bindings::{Asked, Given, Item, Result, Shared, Stream};
 use serde::Serialize;
 use serde_json::json;
@@ -118,12 +118,13 @@ fn embed(shared: &Arc<Shared>, arguments: Arguments<'_, '_>) -> PyResult<(Py<PyB
     Ok((bytes.unbind(), vectors.dim))
 }
 
-/// `transcribe(audio, max_new_tokens)`: the transcript as JSON.
+/// `transcribe(audio, max_new_tokens, word_times)`: the transcript as JSON.
 fn transcribe(shared: &Arc<Shared>, arguments: Arguments<'_, '_>) -> PyResult<String> {
     let py = arguments.py();
-    let (medium, max_new): (Medium, Option<usize>) = arguments.extract()?;
+    let (medium, max_new, words): (Medium, Option<usize>, bool) = arguments.extract()?;
     let audio = raised(py, item(medium))?;
-    let transcript = shared.transcribe(&Thread(py), &CancelToken::new(), audio, max_new);
+    let times = if words { Times::Word } else { Times::default() };
+    let transcript = shared.transcribe(&Thread(py), &CancelToken::new(), audio, max_new, times);
     let transcript = waited(py, transcript)?;
     let chunk = |chunk: &qhx::Chunk| {
         json!({
@@ -133,10 +134,12 @@ fn transcribe(shared: &Arc<Shared>, arguments: Arguments<'_, '_>) -> PyResult<St
             "finish_reason": chunk.finish_reason.name(),
         })
     };
+    let word = |word: &qhx::Chunk| json!({"start": word.start, "end": word.end, "text": word.text});
     Ok(json!({
         "text": transcript.text,
         "seconds": transcript.seconds,
         "chunks": transcript.chunks.iter().map(chunk).collect::<Vec<_>>(),
+        "words": transcript.words.iter().map(word).collect::<Vec<_>>(),
         "cancelled": transcript.cancelled,
     })
     .to_string())

@@ -103,6 +103,20 @@ def test_speech_becomes_text_in_each_form(ears):
     assert twice.text == "the boat leaves at noon"
 
 
+def test_words_have_their_times(home, ears):
+    bundle = qhx.forge(FIXTURES / "whisper-tiny", home / "listening", cpu_only=True)
+    case = goldens("whisper-tiny", "words.json")["cases"][0]
+    with qhx.Model(bundle, backend="cpu") as model:
+        clip = FIXTURES / "whisper-tiny" / case["clip"]
+        heard = model.transcribe(clip, word_times=True)
+        assert [[word.text, word.start, word.end] for word in heard.words] == [
+            [text, pytest.approx(start, abs=0.001), pytest.approx(end, abs=0.001)] for text, start, end in case["words"]
+        ]
+        assert len(heard.chunks) < len(heard.words) and model.transcribe(clip).words == []
+    with pytest.raises(qhx.UsageError, match="times of words: the model gives no times"):
+        ears.transcribe(NOON, word_times=True)
+
+
 @pytest.mark.parametrize(
     ("clip", "words"),
     [

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use qhx::{
-    CancelToken, Engine, Error, ErrorKind, Modality, Named, PluginOptions, Role, TranscribeEvent,
-    TranscribeOptions, Transcript, caught,
+    CancelToken, Engine, Error, ErrorKind, Modality, Named, PluginOptions, Role, Times,
+    TranscribeEvent, TranscribeOptions, Transcript, caught,
 };
 use serde::{Deserialize, Serialize};
 
@@ -188,20 +188,23 @@ impl Shared {
     /// The words of an audio clip, of `max_new` tokens a chunk at most; `ticket` cancels it.
     ///
     /// # Errors
-    /// As [`Shared::generate`], and when the bundle does not transcribe, or this is no audio.
+    /// As [`Shared::generate`], and when the bundle does not transcribe, does not find the times, or this is no audio.
     pub fn transcribe<C: Caller>(
         self: &Arc<Self>,
         caller: &C,
         ticket: &CancelToken,
         audio: Item,
         max_new: Option<usize>,
+        times: Times,
     ) -> Waited<Transcript, C::Stop> {
         let Item::File(audio) = audio else { return Err(Fault::usage("expected audio").into()) };
         self.turn(caller, ticket, false)?.finish(caller, move |engine, ticket| {
             let transcriber = engine.transcriber_mut().map_err(|e| {
                 e.hint("give the audio to chat, or declare params.transcription in the manifest")
             })?;
-            transcriber.set_max_new(max_new.unwrap_or(TranscribeOptions::default().max_new));
+            let options = TranscribeOptions::default().with_times(times);
+            let max_new = max_new.unwrap_or(options.max_new);
+            transcriber.set_options(&options.with_max_new(max_new))?;
             let on_event = |_: TranscribeEvent<'_>| {};
             Ok(transcriber.transcribe_with(&audio.source, ticket, on_event)?)
         })

@@ -261,11 +261,12 @@ fn report(name: &str, transcript: &Transcript) -> Value {
             "finish_reason": chunk.finish_reason,
         })
     };
+    let pieces = if transcript.words.is_empty() { &transcript.chunks } else { &transcript.words };
     let mut report = json!({
         "name": name,
         "seconds": round(transcript.seconds),
         "text": transcript.text,
-        "pieces": transcript.chunks.iter().map(chunk).collect::<Vec<_>>(),
+        "pieces": pieces.iter().map(chunk).collect::<Vec<_>>(),
     });
     if let Some(language) = &transcript.language {
         report["language"] = json!(language);

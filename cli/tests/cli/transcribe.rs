@@ -323,7 +323,6 @@ fn languages_tasks_and_times_that_a_model_has_not_are_named() {
             "did you mean \"de\"? It knows de, en, fr",
         ),
         (&["transcribe", &one, "--task", "sing"], "does not know the task \"sing\""),
-        (&["transcribe", &one, "--times", "word"], "no weights of attention"),
         (&["generate", "boat"], "use it with `qhx transcribe`"),
         (&["chat"], "does not chat; it does transcribe"),
     ] {
@@ -345,6 +344,57 @@ fn languages_tasks_and_times_that_a_model_has_not_are_named() {
         .expect("written");
     let run = program(&["transcribe", "odd.wav"]);
     assert!(run.code == 0 || run.stderr.contains("channels"), "{run:?}");
+}
+
+/// By the weights of attention, as `transformers` finds them with `return_timestamps="word"`.
+#[test]
+fn words_have_the_times_of_the_reference() {
+    let folder = folder();
+    let bundle = whisper(folder.path());
+    let goldens = std::fs::read(fixture("whisper-tiny").join("words.json")).expect("goldens");
+    let goldens: Value = serde_json::from_slice(&goldens).expect("JSON");
+    let transcribe = |bundle: &Path, clip: &str, words: &[&str]| {
+        let run = Program::qhx(folder.path()).args(["transcribe"]).args([bundle]);
+        run.args([fixture("whisper-tiny").join(clip)]).args(words).run()
+    };
+    let cases = goldens["cases"].as_array().expect("a list");
+    for case in cases {
+        let [clip, language] = ["clip", "language"].map(|key| case[key].as_str().expect("a text"));
+        let words = ["--language", language, "--times", "word", "--temperature", "0", "--json"];
+        let sound = transcribe(&bundle, clip, &words).ok().json()["sounds"][0].clone();
+        let pieces = sound["pieces"].as_array().expect("a list").iter();
+        let pieces = pieces.map(|piece| json!([piece["text"], piece["start"], piece["end"]]));
+        assert_eq!(pieces.collect::<Value>(), case["words"], "{clip}");
+    }
+    let run = transcribe(&bundle, "one.wav", &["--times", "word", "--format", "srt"]).ok();
+    let [first, second] = ["00:00:00,000 --> 00:00:00,300\nBrot", "00:00:00,300 --> 00:00:00,620"];
+    assert_eq!(run.stdout, format!("1\n{first}\n\n2\n{second}\nWinter\n\n"));
+
+    // A checkpoint that does not say which heads follow the audio.
+    let plain = folder.path().join("plain");
+    qhx_tests::plugin_files::copy_folder(&fixture("whisper-tiny"), &plain);
+    let path = plain.join("generation_config.json");
+    let mut config: Value =
+        serde_json::from_slice(&std::fs::read(&path).expect("a file")).expect("JSON");
+    let heads = config["alignment_heads"].take();
+    std::fs::write(&path, config.to_string()).expect("written");
+    let out = folder.path().join("of-plain");
+    let forge = || {
+        Program::qhx(folder.path())
+            .args([Path::new("forge"), &plain, Path::new("--out"), &out])
+            .args(["--name", "tiny", "--cpu-only", "--no-golden"])
+            .run()
+    };
+    forge().ok();
+    let run = transcribe(&out, "one.wav", &["--times", "word"]);
+    let parts = ["times of words: the graphs give no weights of attention", "alignment_heads"];
+    assert!(run.code == 2 && parts.iter().all(|part| run.stderr.contains(part)), "{run:?}");
+    config["alignment_heads"] = heads;
+    config["alignment_heads"][0] = json!([2, 0]);
+    std::fs::write(&path, config.to_string()).expect("written");
+    let run = forge();
+    let what = "expected pairs of one of 2 layers and one of 3 heads";
+    assert!(run.code != 0 && run.stderr.contains(what), "{run:?}");
 }
 
 /// A tiny Parakeet that takes two seconds at once.

@@ -205,6 +205,11 @@ pub struct OpenInfo {
     /// Which tokens may be chosen at all. Of interface 1.3.
     #[serde(skip_serializing_if = "is_default")]
     pub logit_rules: LogitRules,
+    /// The op finds when tokens are spoken: its call `answer` takes two segments of tokens, what stood before an answer to
+    /// the audio consumed last, with the audio's placeholder in its place, and the answer itself, and gives the times of
+    /// the latter. The state is then another one. Of interface 1.3.
+    #[serde(skip_serializing_if = "is_default")]
+    pub aligns: bool,
     /// The audio that an op makes that speaks. Of interface 1.3.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sound_out: Option<SoundOut>,

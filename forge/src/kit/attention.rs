@@ -452,7 +452,8 @@ impl Layers<'_> {
     }
 
     /// Attention of rows `x` `[rows, hidden]` to keys and values of [`Layers::cross_keys`], all of which they see:
-    /// `q_proj`, softmax, and the projection back. One key head for each query head.
+    /// `q_proj`, softmax, and the projection back. One key head for each query head. Returns the rows, and the weights
+    /// `[heads, rows, keys]`.
     ///
     /// # Errors
     /// When a tensor is missing, or shapes do not fit.
@@ -462,7 +463,7 @@ impl Layers<'_> {
         x: TensorId,
         attention: &Attention<'_>,
         [keys, values]: [TensorId; 2],
-    ) -> Result<TensorId> {
+    ) -> Result<[TensorId; 2]> {
         let Attention { heads: Heads { query, dim, .. }, scale, bias, .. } = *attention;
         let (rows, hidden) = (b.shape(x)?[0], b.width(x)?);
         let tensor = |part: &str| format!("{}.{part}", attention.name);
@@ -478,7 +479,8 @@ impl Layers<'_> {
         let mixed = b.matmul(weights, values, false)?;
         let mixed = heads(b, mixed, [query, rows, dim])?;
         let mixed = b.reshape(mixed, &[rows, query * dim])?;
-        self.linear(b, mixed, &tensor(attention.out), hidden, attention.out_bias)
+        let out = self.linear(b, mixed, &tensor(attention.out), hidden, attention.out_bias)?;
+        Ok([out, weights])
     }
 }
 

@@ -10,6 +10,7 @@
 //! | | `cmask` | `[P, max_ctx + P]` | added to scores; the last P slots are the graph's own tokens |
 //! | | `past_k_i`, `past_v_i` → `new_k_i`, `new_v_i` | `[heads, max_ctx, dim]` → `[heads, P, dim]` | |
 //! | | `cross_k_i`, `cross_v_i` | as the encoder gives them | |
+//! | | → `align_i` | `[n, P, positions]` | weights of the n alignment heads of layer i, for times of words; of the narrowest graph for several tokens, or of `decode` where there is none |
 //! | `lmhead` | `x` → `logits` | `[1, hidden]` → `[1, vocab]` | |
 
 use std::ops::Range;
@@ -55,6 +56,8 @@ struct Config {
     targets: usize,
     encoder: Tower,
     decoder: Tower,
+    /// Width of the median filter of times.
+    median: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -91,6 +94,7 @@ impl Config {
             targets: reader.size_or("max_target_positions", 448)?,
             encoder: tower("encoder")?,
             decoder: tower("decoder")?,
+            median: reader.size_or("median_filter_width", 7)?,
         })
     }
 }
@@ -116,11 +120,15 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     check_shape(options, count, Some(targets))?;
     let checkpoint = &checkpoint.renamed(names);
     let layers = Layers::decoder(checkpoint, options, EPS);
-    let model = Model { layers, config: &config };
+    let prefill = prefill_rows(options, &PREFILL)?;
+    let aligning = prefill.first().copied().unwrap_or(1);
+    let alignment = alignment_heads(checkpoint, &config)?;
+    let timed = !alignment.is_empty();
+    let model = Model { layers, config: &config, alignment, aligning };
     let Decoder { mut contexts, mut plan_params } = decoder(
         options,
         count,
-        &prefill_rows(options, &PREFILL)?,
+        &prefill,
         |name, range, step| model.decoder(name, range, step),
         layers.lmhead(hidden, vocab, true)?,
     )?;
@@ -140,7 +148,11 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let start = Reader::whole(checkpoint).size("decoder_start_token_id")?;
     let audio = json!({"front_end": front_end(checkpoint, &config)?, "token_id": start});
     params.insert("audio".to_owned(), audio);
-    params.insert("transcription".to_owned(), Value::Object(transcription(checkpoint, vocab)?));
+    let mut transcription = transcription(checkpoint, vocab)?;
+    if timed {
+        transcription.insert("median".to_owned(), json!(config.median));
+    }
+    params.insert("transcription".to_owned(), Value::Object(transcription));
     let positions = checkpoint.matrix("embed_positions.weight", [targets, hidden])?;
     Ok(Recipe::new("whisper", "whisper_transcribe", contexts, plan_params)
         .embed(checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?)
@@ -231,10 +243,49 @@ fn transcription(checkpoint: &Checkpoint, vocab: usize) -> Result<Map<String, Va
     Ok(found)
 }
 
+/// `alignment_heads` of `generation_config.json`: `[layer, head]` of the decoder whose weights follow the audio. Empty
+/// where the checkpoint has none.
+fn alignment_heads(checkpoint: &Checkpoint, config: &Config) -> Result<Vec<[usize; 2]>> {
+    let Tower { layers, heads, .. } = config.decoder;
+    let found = checkpoint.generation_config().get("alignment_heads");
+    let Some(found) = found.filter(|found| !found.is_null()) else { return Ok(Vec::new()) };
+    let fits = |[layer, head]: &[usize; 2]| *layer < layers && *head < heads.query;
+    let read = serde_json::from_value::<Vec<[usize; 2]>>(found.clone()).ok();
+    let read = read.filter(|list| list.iter().all(fits));
+    let odd = config.median % 2 == 1 && config.median < 100;
+    let (file, what) = match read {
+        Some(mut list) if odd => {
+            list.sort_unstable();
+            list.dedup();
+            return Ok(list);
+        }
+        Some(_) => {
+            let what = format!(
+                "median_filter_width is {}, expected an odd number below 100",
+                config.median
+            );
+            (checkpoint.config_path().to_owned(), what)
+        }
+        None => {
+            let what = format!(
+                "alignment_heads is {found}, expected pairs of one of {layers} layers and one of {} heads",
+                heads.query
+            );
+            (checkpoint.dir().join("generation_config.json"), what)
+        }
+    };
+    Err(Error::new(ErrorKind::Artifact, format!("{}: {what}", file.display()))
+        .hint("take the file of the published checkpoint"))
+}
+
 /// Makes the graphs.
 struct Model<'a> {
     layers: Layers<'a>,
     config: &'a Config,
+    /// Alignment heads, `[layer, head]`, ascending.
+    alignment: Vec<[usize; 2]>,
+    /// Tokens of the graphs that give their weights.
+    aligning: usize,
 }
 
 impl Model<'_> {
@@ -301,7 +352,11 @@ impl Model<'_> {
                 b.input(&format!("cross_v_{layer}"), Elem::Activation, &[query, sources, dim])?;
             let normed =
                 self.layers.layer_norm(&mut b, h, &format!("{name}.encoder_attn_layer_norm"))?;
-            let mixed = self.layers.cross_attention(&mut b, normed, &self.cross(layer), [k, v])?;
+            let [mixed, weights] =
+                self.layers.cross_attention(&mut b, normed, &self.cross(layer), [k, v])?;
+            if step.rows == self.aligning {
+                self.align(&mut b, layer, weights)?;
+            }
             h = b.add(h, mixed)?;
             h = self.feed_forward(&mut b, h, &name, layer, inner)?;
         }
@@ -311,6 +366,18 @@ impl Model<'_> {
         }
         b.output("y", h)?;
         b.finish()
+    }
+
+    /// Declares the weights of a layer's alignment heads to be an output.
+    fn align(&self, b: &mut GraphBuilder, layer: usize, weights: TensorId) -> Result<()> {
+        let heads = self.alignment.iter().filter(|[of, _]| *of == layer);
+        let heads = heads.map(|[_, head]| b.slice(weights, 0, *head, head + 1));
+        let heads = heads.collect::<Result<Vec<_>>>()?;
+        if heads.is_empty() {
+            return Ok(());
+        }
+        let heads = b.concat(&heads, 0)?;
+        b.output(&format!("align_{layer}"), heads)
     }
 
     fn cross(&self, layer: usize) -> Attention<'static> {

@@ -67,7 +67,11 @@ impl Transcriber {
             transcript.language = transcript.language.take().or(said.language);
             transcript.note([start, all.min(end)].map(|at| at as f64 / rate), said.found);
             let ended = last || transcript.cancelled;
-            for chunk in self.spoken(&mut open, ended)? {
+            let words = self.spoken(&mut open, ended)?;
+            if self.options.times == Times::Word {
+                transcript.words.extend(words.iter().cloned());
+            }
+            for chunk in sentences(words) {
                 on_event(TranscribeEvent::Done(&chunk));
                 ids.extend(&chunk.ids);
                 transcript.chunks.push(chunk);
@@ -81,22 +85,20 @@ impl Transcriber {
         Ok(transcript)
     }
 
-    /// Takes out of `open` what is complete: words, or what is said in one go. Behind the last part there may be more of
-    /// it, unless the audio has `ended`.
+    /// Takes the words of what is complete out of `open`: behind the last sentence there may be more of it, unless the
+    /// audio has `ended`.
     fn spoken(&self, open: &mut Open, ended: bool) -> Result<Vec<Chunk>> {
-        let parts =
-            |words| if self.options.times == Times::Word { words } else { sentences(words) };
         let words = self.words(&open.ids, &open.times)?;
         if ended {
-            return Ok(parts(words));
+            return Ok(words);
         }
         let last_word = words.last().map(|word| word.start).filter(|_| words.len() > 1);
-        let all = parts(words);
-        // A part that goes on and on is cut behind a word.
+        let all = sentences(words);
+        // A sentence that goes on and on is cut behind a word.
         let held = all.last().map(|part| part.start).filter(|_| all.len() > 1).or(last_word);
         let place = held.and_then(|held| open.times.iter().position(|time| time[0] >= held));
         let complete = open.split(place.unwrap_or(open.ids.len()));
-        Ok(parts(self.words(&complete.ids, &complete.times)?))
+        self.words(&complete.ids, &complete.times)
     }
 }
 

@@ -9,6 +9,7 @@ mod join;
 mod limits;
 mod live;
 mod windows;
+mod words;
 mod written;
 
 use std::ops::Range;
@@ -81,7 +82,7 @@ pub enum Times {
     /// Of what is said in one go; of chunks where the model gives no times.
     #[default]
     Segment,
-    /// Of each word.
+    /// Of each word, beside those of what is said in one go: [`Transcript::words`].
     Word,
 }
 
@@ -184,6 +185,8 @@ pub struct Transcript {
     pub language: Option<String>,
     /// The chunks, in order: segments of a model that gives times.
     pub chunks: Vec<Chunk>,
+    /// The words, in order, where [`Times::Word`] are asked for.
+    pub words: Vec<Chunk>,
     /// What the host-op found besides the words, of each part of the audio that it was given at once.
     pub notes: Vec<Note>,
     /// It was cancelled; the text ends with the last chunk.
@@ -318,20 +321,9 @@ impl Transcriber {
         };
         named("language", &self.options.language, languages)?;
         named("task", &self.options.task, tasks)?;
-        let refused = |what: &str, why: &str| {
-            let path = self.model.manifest().path.display();
-            Err(Error::new(ErrorKind::Usage, format!("{path}: {what}: {why}")))
-        };
-        if self.options.times == Times::Word && !self.model.answers() {
-            return refused(
-                "times of words",
-                match times {
-                    Some(_) => {
-                        "the model gives those of segments, and its graphs no weights of attention to find words by"
-                    }
-                    None => "the model gives no times",
-                },
-            );
+        let refused = |what: &str, why: &str| Err(self.refused(what, why));
+        if self.options.times == Times::Word {
+            self.finds_words()?;
         }
         if self.options.prompt.is_some() && previous.is_none() {
             return refused("a text that was said before", "the model has no place for one");
@@ -344,6 +336,31 @@ impl Transcriber {
             return refused(&what, &format!("expected tokens below {vocab}, the number of logits"));
         }
         Ok(())
+    }
+
+    fn refused(&self, what: &str, why: &str) -> Error {
+        let path = self.model.manifest().path.display();
+        Error::new(ErrorKind::Usage, format!("{path}: {what}: {why}"))
+    }
+
+    /// Errors unless the model finds when each word is spoken, which [`Times::Word`] needs.
+    ///
+    /// # Errors
+    /// When it does not, with the reason.
+    pub fn finds_words(&self) -> Result<()> {
+        if self.model.answers() || self.model.info().aligns {
+            return Ok(());
+        }
+        let what = "times of words";
+        Err(match self.instruction.times {
+            Some(_) => self
+                .refused(what, "the graphs give no weights of attention to find words by (align_*)")
+                .hint(
+                    "forge the checkpoint again where its generation_config.json has alignment_heads, as published \
+                     ones have; times of segments are there in any case",
+                ),
+            None => self.refused(what, "the model gives no times"),
+        })
     }
 
     /// The model.
@@ -491,10 +508,9 @@ impl Transcriber {
             transcript.note([start, end], found);
             let whole =
                 Chunk { start, end, text: text.to_owned(), finish_reason, tokens: ids.len(), ids };
-            for chunk in self.timed(whole, &times)? {
-                on_event(TranscribeEvent::Done(&chunk));
-                transcript.chunks.push(chunk);
-            }
+            transcript.words.extend(self.timed(&whole, &times)?);
+            on_event(TranscribeEvent::Done(&whole));
+            transcript.chunks.push(whole);
             transcript.cancelled = finish_reason == FinishReason::Cancelled;
             if transcript.cancelled {
                 break;
@@ -558,50 +574,6 @@ impl Transcriber {
     /// The text of tokens.
     fn decoded(&self, ids: &[u32]) -> Result<String> {
         self.tokenizer()?.decode(ids)
-    }
-
-    /// A chunk, or where the times of its tokens are known and asked for, each of its words.
-    fn timed(&self, whole: Chunk, times: &[[f32; 2]]) -> Result<Vec<Chunk>> {
-        if self.options.times == Times::Word && times.is_empty() && !whole.ids.is_empty() {
-            let message = "times of words: the host-op gives no times of its tokens";
-            return Err(Error::new(ErrorKind::Usage, message));
-        }
-        if self.options.times != Times::Word {
-            return Ok(vec![whole]);
-        }
-        let Chunk { start, ids, .. } = whole;
-        let times: Vec<_> =
-            times.iter().map(|time| time.map(|time| start + f64::from(time))).collect();
-        self.words(&ids, &times)
-    }
-
-    /// The words of tokens, each of which has its times.
-    fn words(&self, ids: &[u32], times: &[[f64; 2]]) -> Result<Vec<Chunk>> {
-        let (mut words, mut before) = (Vec::<Chunk>::new(), String::new());
-        for (count, (&id, &[from, to])) in ids.iter().zip(times).enumerate() {
-            let text = self.decoded(ids.get(..=count).unwrap_or(ids))?;
-            let more = text.strip_prefix(before.as_str()).unwrap_or_default().to_owned();
-            let begins =
-                more.starts_with(char::is_whitespace) || before.ends_with(char::is_whitespace);
-            match words.last_mut().filter(|_| !begins) {
-                Some(word) => {
-                    word.text.push_str(more.trim());
-                    (word.end, word.tokens) = (to, word.tokens + 1);
-                    word.ids.push(id);
-                }
-                None => words.push(Chunk {
-                    start: from,
-                    end: to,
-                    text: more.trim().to_owned(),
-                    finish_reason: FinishReason::Eos,
-                    tokens: 1,
-                    ids: vec![id],
-                }),
-            }
-            before = text;
-        }
-        words.retain(|word| !word.text.is_empty());
-        Ok(words)
     }
 
     /// The most samples that a model takes at once that answers by itself.

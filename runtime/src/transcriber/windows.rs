@@ -111,29 +111,41 @@ impl Transcriber {
                 seek += here;
                 continue;
             };
-            let WindowSaid { ids, finish_reason, wild, found } = said;
+            let WindowSaid { ids, finish_reason, wild, found, spoken_at } = said;
             transcript
                 .note([seek, seek + here].map(|at| at as f64 / f64::from(rate.max(1))), found);
             let (spoken, next) = parts(&ids, times, (here / step) as u32);
             if wild {
                 before.clear();
             }
+            let mut spoken_at = spoken_at.into_iter();
             for part in spoken {
-                let text: Vec<u32> =
+                let words: Vec<u32> =
                     part.ids.iter().copied().filter(|id| *id < times.end).collect();
+                let aligned = part.ids.iter().zip(spoken_at.by_ref());
+                let aligned = aligned.filter(|(id, _)| **id < times.end).map(|(_, time)| time);
+                let aligned: Vec<[f32; 2]> = aligned.collect();
                 if self.options.condition_on_previous && !wild {
                     before.extend(&part.ids);
                 }
-                let text = self.decoded(&text)?;
+                let text = self.decoded(&words)?;
                 transcript.text.push_str(&text);
                 let at =
                     |steps: u32| (seek + steps as usize * step) as f64 / f64::from(rate.max(1));
                 let (start, end) = (at(part.start), at(part.end));
                 let text = text.trim().to_owned();
-                let (tokens, ids) = (part.ids.len(), part.ids);
                 if text.is_empty() {
                     continue;
                 }
+                if self.options.times == Times::Word {
+                    let steps = |time: f32| (f64::from(time) / times.step).round() as u32;
+                    let aligned = aligned.iter().map(|time| time.map(|time| at(steps(time))));
+                    let (aligned, language) =
+                        (aligned.collect::<Vec<_>>(), transcript.language.as_deref());
+                    let words = self.aligned_words(&words, &aligned, language)?;
+                    transcript.words.extend(words);
+                }
+                let (tokens, ids) = (part.ids.len(), part.ids);
                 let chunk = Chunk { start, end, text, finish_reason, tokens, ids };
                 on_event(TranscribeEvent::Done(&chunk));
                 transcript.chunks.push(chunk);
@@ -232,14 +244,24 @@ impl Transcriber {
                 return Ok(None);
             }
             let ended = finish_reason == FinishReason::Cancelled || verdict == Verdict::Keep;
-            let found = self.found(finish_reason)?;
-            said =
-                Some(WindowSaid { ids: tokens, finish_reason, wild: temperature >= WILD, found });
+            let (found, wild) = (self.found(finish_reason)?, temperature >= WILD);
+            let spoken_at = Vec::new();
+            said = Some(WindowSaid { ids: tokens, finish_reason, wild, found, spoken_at });
             if ended {
                 break;
             }
         }
-        Ok(said)
+        let wanted = |said: &&mut WindowSaid| {
+            self.options.times == Times::Word && said.finish_reason != FinishReason::Cancelled
+        };
+        let Some(found) = said.as_mut().filter(wanted) else { return Ok(said) };
+        match self.model.align(&begin(head), &found.ids, cancel) {
+            Err(e) if e.kind() == ErrorKind::Cancelled => Ok(Some(WindowSaid::cancelled())),
+            times => {
+                found.spoken_at = times?;
+                Ok(said)
+            }
+        }
     }
 
     /// Tokens in front of the audio: what was said before, half of the context at most.
@@ -269,12 +291,14 @@ struct WindowSaid {
     wild: bool,
     /// What the op found besides.
     found: Found,
+    /// Seconds of the window between which each token is spoken; empty unless they are asked for.
+    spoken_at: Vec<[f32; 2]>,
 }
 
 impl WindowSaid {
     fn cancelled() -> Self {
-        let (ids, found) = (Vec::new(), Found::new());
-        Self { ids, finish_reason: FinishReason::Cancelled, wild: false, found }
+        let (ids, found, spoken_at) = (Vec::new(), Found::new(), Vec::new());
+        Self { ids, finish_reason: FinishReason::Cancelled, wild: false, found, spoken_at }
     }
 }
 

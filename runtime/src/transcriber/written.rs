@@ -1,4 +1,4 @@
-//! Transcripts as the subtitles that players read.
+//! Transcripts as the subtitles that players read: a cue a segment, or a word where words have times.
 
 use super::{Chunk, Transcript};
 
@@ -8,7 +8,7 @@ pub fn srt(transcript: &Transcript) -> String {
         let (start, end) = (clock(chunk.start, ','), clock(chunk.end, ','));
         format!("{}\n{start} --> {end}\n{}\n\n", number + 1, chunk.text)
     };
-    transcript.chunks.iter().enumerate().map(cue).collect()
+    cues(transcript).iter().enumerate().map(cue).collect()
 }
 
 /// `WebVTT`.
@@ -17,8 +17,12 @@ pub fn vtt(transcript: &Transcript) -> String {
         let (start, end) = (clock(chunk.start, '.'), clock(chunk.end, '.'));
         format!("{start} --> {end}\n{}\n\n", chunk.text)
     };
-    let cues: String = transcript.chunks.iter().map(cue).collect();
+    let cues: String = cues(transcript).iter().map(cue).collect();
     format!("WEBVTT\n\n{cues}")
+}
+
+fn cues(transcript: &Transcript) -> &[Chunk] {
+    if transcript.words.is_empty() { &transcript.chunks } else { &transcript.words }
 }
 
 /// Hours, minutes, seconds, and thousandths behind `point`.

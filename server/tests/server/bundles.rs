@@ -100,6 +100,14 @@ pub fn hearing() -> &'static Path {
     })
 }
 
+/// Transcribes with times.
+pub fn listening() -> &'static Path {
+    static MADE: OnceLock<PathBuf> = OnceLock::new();
+    MADE.get_or_init(|| {
+        forged("listening", &fixture("whisper-tiny"), |options| options.max_ctx = None)
+    })
+}
+
 /// Speaks, with sounds that are no words.
 pub fn speaking() -> &'static Path {
     static MADE: OnceLock<PathBuf> = OnceLock::new();

@@ -6,14 +6,17 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use crate::bundles::{Running, hearing, language, options, seeing, shared};
+use crate::bundles::{Running, hearing, language, listening, options, seeing, shared};
 use crate::client::Response;
 
 const CHAT: &str = "/v1/chat/completions";
 
 fn sensing() -> &'static Running {
     static SENSING: OnceLock<Running> = OnceLock::new();
-    SENSING.get_or_init(|| Running::start(options([("seeing", seeing()), ("hearing", hearing())])))
+    SENSING.get_or_init(|| {
+        let bundles = [("seeing", seeing()), ("hearing", hearing()), ("listening", listening())];
+        Running::start(options(bundles))
+    })
 }
 
 fn boat() -> String {
@@ -197,6 +200,36 @@ fn speech_becomes_text_in_each_format() {
     let vtt = ask("vtt").status(200);
     assert_eq!(vtt.header("content-type"), Some("text/vtt; charset=utf-8"));
     assert!(vtt.text().starts_with("WEBVTT\n\n00:00:00.000 --> 00:00:0"), "{}", vtt.text());
+}
+
+#[test]
+fn words_have_times_where_they_are_asked_for() {
+    let clip = std::fs::read(qhx_paths::fixture("whisper-tiny/two.wav")).unwrap();
+    let goldens = std::fs::read(qhx_paths::fixture("whisper-tiny/words.json")).unwrap();
+    let goldens: Value = serde_json::from_slice(&goldens).unwrap();
+    let ask = |model, format, granularities: &[&str]| {
+        let mut fields = vec![("model", model), ("response_format", format), ("temperature", "0")];
+        fields.extend(granularities.iter().map(|name| ("timestamp_granularities[]", *name)));
+        form(&fields, Some(&clip))
+    };
+    let said = ask("listening", "verbose_json", &["word", "segment"]).status(200).json();
+    let words = said["words"].as_array().unwrap().iter();
+    let words = words.map(|word| json!([word["word"], word["start"], word["end"]]));
+    assert_eq!(words.collect::<Value>(), goldens["cases"][0]["words"]);
+    assert!(!said["segments"].as_array().unwrap().is_empty());
+    let alone = ask("listening", "verbose_json", &["word"]).status(200).json();
+    assert_eq!((&alone["words"], &alone["segments"]), (&said["words"], &Value::Null));
+    let segments = ask("listening", "verbose_json", &[]).status(200).json();
+    assert_eq!((&segments["words"], &segments["segments"]), (&Value::Null, &said["segments"]));
+    for (model, format, granularity, what) in [
+        ("listening", "verbose_json", "syllable", "expected word or segment"),
+        ("listening", "json", "word", "verbose_json"),
+        ("hearing", "verbose_json", "word", "the model gives no times"),
+    ] {
+        let error = ask(model, format, &[granularity]).status(400).error();
+        assert_eq!(error["param"], "timestamp_granularities[]", "{error}");
+        assert!(error["message"].as_str().unwrap().contains(what), "{error}");
+    }
 }
 
 #[test]

@@ -41,11 +41,7 @@ fn measured(checkpoint: &Path) -> Headroom {
 }
 
 /// With the texts of a tiny model.
-fn measured_of(
-    tiny: &str,
-    checkpoint: &Path,
-    change: impl FnOnce(&mut ForgeOptions),
-) -> Headroom {
+fn measured_of(tiny: &str, checkpoint: &Path, change: impl FnOnce(&mut ForgeOptions)) -> Headroom {
     let out = tempfile::tempdir().unwrap();
     let goldens = tiny::goldens(&tiny::fixture(tiny));
     let texts = shortest(&goldens, 3).iter().map(|case| case.prompt.clone() + &case.text).collect();

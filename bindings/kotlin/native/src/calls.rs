@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use qhx::{CancelToken, Transcript};
+use qhx::{CancelToken, Times, Transcript};
 use qhx_bindings::{Answer, Asked, Caller, Fault, Item, Loaded, Stream, Vectors};
 
 use crate::fault::Result;
@@ -123,5 +123,5 @@ pub(crate) fn transcribe(
     max_new: Option<usize>,
 ) -> Result<Transcript> {
     let (model, call) = (MODELS.get(model)?, CALLS.get(call)?);
-    Ok(model.shared.transcribe(&Thread, &call.ticket, audio, max_new)?)
+    Ok(model.shared.transcribe(&Thread, &call.ticket, audio, max_new, Times::default())?)
 }

@@ -11,7 +11,7 @@ printed, and no process is started but the program ``qhx`` by ``forge``.
 from ._errors import BundleError, BusyError, DeviceError, Error, PromptError, UsageError
 from ._forge import forge, program
 from ._media import Audio, Image
-from ._model import Chunk, Generation, Model, Options, Stream, ToolCall, Transcript
+from ._model import Chunk, Generation, Model, Options, Stream, ToolCall, Transcript, Word
 from ._qhx import __version__
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "ToolCall",
     "Transcript",
     "UsageError",
+    "Word",
     "__version__",
     "forge",
     "program",

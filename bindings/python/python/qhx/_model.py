@@ -134,6 +134,17 @@ class Chunk:
 
 
 @dataclass(frozen=True)
+class Word:
+    """A word of an audio clip."""
+
+    start: float
+    """Where it begins, in seconds."""
+    end: float
+    """Where it ends, in seconds."""
+    text: str
+
+
+@dataclass(frozen=True)
 class Transcript:
     """What was said in an audio clip. ``str`` has its text."""
 
@@ -143,6 +154,8 @@ class Transcript:
     """Length of the audio."""
     chunks: list[Chunk]
     """Its parts, which overlap, in order."""
+    words: list[Word]
+    """The words with their times, where ``word_times`` is given."""
     cancelled: bool
     """It was cancelled, and ends with the last chunk."""
 
@@ -391,11 +404,15 @@ class Model:
         values, dim = self._native.embed(list(texts), role, truncate)
         return np.frombuffer(values, dtype=np.float32).reshape(-1, dim)
 
-    def transcribe(self, audio: Audio, *, max_new_tokens: Optional[int] = None) -> Transcript:
+    def transcribe(
+        self, audio: Audio, *, max_new_tokens: Optional[int] = None, word_times: bool = False
+    ) -> Transcript:
         """The words of an audio clip of any length: a path, the bytes of a file (WAV, FLAC, MP3, Ogg Vorbis), or
-        (samples, rate) with mono float32. ``max_new_tokens`` is the maximum of each of its chunks."""
-        said = json.loads(self._native.transcribe(given("audio", audio, "audio"), max_new_tokens))
-        return Transcript(**{**said, "chunks": [Chunk(**chunk) for chunk in said["chunks"]]})
+        (samples, rate) with mono float32. ``max_new_tokens`` is the maximum of each of its chunks. With ``word_times``
+        the transcript has :attr:`Transcript.words`; a model that does not find them is refused."""
+        said = json.loads(self._native.transcribe(given("audio", audio, "audio"), max_new_tokens, word_times))
+        parts = {"chunks": [Chunk(**chunk) for chunk in said["chunks"]], "words": [Word(**word) for word in said["words"]]}
+        return Transcript(**{**said, **parts})
 
     @property
     def busy(self) -> bool:

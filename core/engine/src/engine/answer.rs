@@ -27,6 +27,55 @@ impl Model {
         })
     }
 
+    /// Seconds between which each of the tokens `said` is spoken in the audio of `prompt`, which they are the answer to: to
+    /// be called behind the generation, by ops that find it ([`OpenInfo::aligns`](crate::op::OpenInfo)). The state is
+    /// forgotten.
+    ///
+    /// # Errors
+    /// When the host-op finds no times, does not take the tokens, or fails, and with
+    /// [`Cancelled`](crate::ErrorKind::Cancelled) when `cancel` stops it.
+    pub fn align(
+        &mut self,
+        prompt: &Prompt,
+        said: &[u32],
+        cancel: &CancelToken,
+    ) -> Result<Vec<[f32; 2]>> {
+        if !self.info().aligns {
+            let (path, name) = (self.manifest.path.display(), &self.op().description.name);
+            let message =
+                format!("{path}: host-op {name:?} finds no times of tokens in the bundle");
+            return Err(Error::new(ErrorKind::Usage, message));
+        }
+        let found = self.cancellable(cancel, |model| {
+            let encoded = model.encode_whole(prompt)?;
+            let trace = model.trace.clone();
+            let _span = trace::span(trace.as_ref(), "align");
+            let segments = [Segment::Tokens(&encoded.sequence.tokens), Segment::Tokens(said)];
+            match model.op.answer(&segments) {
+                Err(_) if model.loss.happened() => {
+                    model.revive()?;
+                    // What was heard is lost with the device.
+                    model.consume(&encoded, &mut 0)?;
+                    model.op.answer(&segments)
+                }
+                answer => answer,
+            }
+        });
+        let reset = self.reset();
+        let Answer { times, .. } = found?;
+        reset?;
+        match times.len() == said.len() {
+            true => Ok(times),
+            false => {
+                let name = &self.op().description.name;
+                let (times, said) = (times.len(), said.len());
+                let message =
+                    format!("host-op {name:?}: answer gave {times} times for {said} tokens");
+                Err(Error::new(ErrorKind::Plugin, message))
+            }
+        }
+    }
+
     /// True when the host-op answers by itself ([`Model::answer`]), and has no tokens to be asked for one by one.
     pub fn answers(&self) -> bool {
         let info = self.info();

@@ -587,6 +587,36 @@ impl Decoder {
         last(self.step(host, STEP, PromptSpan::default(), true)?)
     }
 
+    /// Consumes tokens in steps of one pass, whatever another would cost, and calls `read` after each step with the
+    /// number of the pass that ran, that of a smaller context where one holds the step, and the tokens that it took:
+    /// for outputs that are no logits and that not all graphs have. No logits are made.
+    ///
+    /// # Errors
+    /// When there is no such pass for any number of tokens, the context is full, a graph fails, and any error of `read`.
+    pub fn consume_reading(
+        &mut self,
+        host: &mut Host,
+        pass: usize,
+        tokens: &[u32],
+        mut read: impl FnMut(&mut Host, usize, usize) -> Result<()>,
+    ) -> Result<()> {
+        check_room(self.state.position(), tokens.len(), self.max_ctx)?;
+        let shards = self.passes[..self.whole].get(pass);
+        let Some(rows) = shards.filter(|one| !one.only_full && !one.begins).map(|one| one.rows)
+        else {
+            return Err(Error::unsupported(&format!("steps of a few tokens by pass {pass}")));
+        };
+        for tokens in tokens.chunks(rows) {
+            self.chunk.clear();
+            self.chunk.extend_from_slice(tokens);
+            let pass = self.smallest(pass);
+            self.run(host, pass, PromptSpan::default(), true)?;
+            read(host, pass, tokens.len())?;
+            self.commit(host, pass, tokens.len())?;
+        }
+        Ok(())
+    }
+
     /// Runs `self.chunk`, which is the span of a prompt, through a pass and commits the state last, so that a failure leaves it as it was. With `logits`, returns those of the last token; without,
     /// graphs that write no state are left out.
     fn step(

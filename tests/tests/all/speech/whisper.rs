@@ -126,6 +126,20 @@ fn apart(bundle: &Bundle, name: &str, expected: &[f32]) -> f64 {
     Distance::of(&found[found.len() - expected.len()..], expected).unwrap().largest
 }
 
+/// Hundredths of a second between which the words of the first clip are spoken, by the tokens that `transformers` chose.
+fn word_times(model: &mut Model) -> Vec<[i64; 2]> {
+    let goldens = goldens(TINY);
+    let case = goldens.cases.iter().find(|case| case.id == "one-transcribe-times").unwrap();
+    let request = case.request();
+    generate(model, &request);
+    let said = &case.output_ids[..case.output_ids.len() - 1];
+    let times = model.align(&request.prompt, said, &CancelToken::new()).unwrap();
+    // The first and the last are times, and the second word has two tokens.
+    let [_, first, begin, end, _] = times[..] else { panic!("{times:?}") };
+    let hundredths = |seconds: f32| (seconds * 100.0).round() as i64;
+    [first, [begin[0], end[1]]].iter().map(|word| word.map(hundredths)).collect()
+}
+
 #[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn says_the_same(model: &mut Model, cases: &[Case], label: &str) {
     for case in cases {
@@ -157,6 +171,15 @@ fn cpu_equals_the_reference() {
         eprintln!("{fixture} logits: {distance:.1e}");
         assert!(distance <= CPU_DISTANCE, "{fixture} logits: {distance:e}");
         says_the_same(&mut model, &cases, fixture);
+        if fixture == TINY {
+            // As `words.json` has them, through graphs of four tokens, of one, and of two shards.
+            assert_eq!(word_times(&mut model), [[0, 30], [30, 62]]);
+            says_the_same(&mut model, &cases[..1], "behind an alignment");
+        } else {
+            let prompt = cases[0].request().prompt;
+            let error = model.align(&prompt, &[5], &CancelToken::new()).unwrap_err();
+            assert!(error.message().contains("finds no times of tokens"), "{error}");
+        }
     }
 }
 
@@ -265,5 +288,11 @@ fn the_npu_says_the_same() {
         });
         let mut model = tiny::open(Path::new(&bundle.manifest), backends::qnn(&libraries)).unwrap();
         says_the_same(&mut model, &cases, &format!("{fixture} {target} {}", precision.name()));
+        if precision == fp16 && fixture == TINY {
+            let found = word_times(&mut model);
+            let near = |(a, b): (&i64, &i64)| (a - b).abs() <= 4;
+            let same = found.as_flattened().iter().zip(&[0, 30, 30, 62]).all(near);
+            assert!(same, "{found:?}");
+        }
     }
 }
