@@ -754,10 +754,7 @@ pub(crate) fn is_plain(name: &str) -> bool {
 
 /// Reads a JSON value.
 pub(crate) fn read_json_value(path: &Path) -> Result<Value> {
-    let bytes = files::read(ErrorKind::Artifact, path, MAX_JSON)?;
-    serde_json::from_slice(&bytes).map_err(|e| {
-        Error::caused(ErrorKind::Artifact, format_args!("{}: not JSON", path.display()), e)
-    })
+    files::read_json(ErrorKind::Artifact, path, MAX_JSON)
 }
 
 /// Reads a JSON object.

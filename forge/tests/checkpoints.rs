@@ -545,6 +545,24 @@ fn text_files_that_qhx_refuses_are_refused() {
 
 /// The folders of a forge that has its checkpoint and its bundle in one place, or nearly so.
 #[test]
+#[test]
+fn a_byte_order_mark_is_named() {
+    for file in ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+    {
+        for (mark, name) in [(&b"\xef\xbb\xbf"[..], "UTF-8"), (b"\xff\xfe", "UTF-16")] {
+            let dir = copy("qwen35-tied");
+            let path = dir.path().join(file);
+            std::fs::write(&path, [mark, &std::fs::read(&path).unwrap()].concat()).unwrap();
+            let report = forge_error(dir.path(), |_| {}).report().to_string();
+            let what = format!("{file}: begins with a byte order mark (BOM) of {name}");
+            assert!(
+                report.contains(&what) && report.contains("hint: save it as UTF-8"),
+                "{report}"
+            );
+        }
+    }
+}
+
 fn a_bundle_never_replaces_what_it_is_made_from() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");

@@ -13,6 +13,7 @@ use std::time::UNIX_EPOCH;
 
 pub use crate::error::why;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, ErrorKind, Result};
@@ -108,6 +109,33 @@ pub fn read(kind: ErrorKind, path: &Path, limit: u64) -> Result<Vec<u8>> {
 pub fn read_text(kind: ErrorKind, path: &Path, limit: u64) -> Result<String> {
     String::from_utf8(read(kind, path, limit)?)
         .map_err(|e| Error::caused(kind, format_args!("{}: not UTF-8", path.display()), e))
+}
+
+/// Reads a regular JSON file of at most `limit` bytes.
+///
+/// # Errors
+/// As [`read`], and when the file is no such JSON; a byte order mark before it is named.
+pub fn read_json<T: DeserializeOwned>(kind: ErrorKind, path: &Path, limit: u64) -> Result<T> {
+    let bytes = read(kind, path, limit)?;
+    if let Some(what) = byte_order_mark(&bytes) {
+        let what = format!("{}: begins with {what}, expected JSON", path.display());
+        return Err(Error::new(kind, what).hint(WITHOUT_MARK));
+    }
+    serde_json::from_slice(&bytes)
+        .map_err(|e| Error::caused(kind, format_args!("{}: not JSON", path.display()), e))
+}
+
+/// The hint for a file that begins with a byte order mark.
+pub const WITHOUT_MARK: &str =
+    "save it as UTF-8 without a byte order mark: \"UTF-8\" of editors, and not \"UTF-8 with BOM\"";
+
+/// The byte order mark (BOM) that a text begins with, if it does.
+pub fn byte_order_mark(text: &[u8]) -> Option<&'static str> {
+    match text {
+        [0xef, 0xbb, 0xbf, ..] => Some("a byte order mark (BOM) of UTF-8"),
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => Some("a byte order mark (BOM) of UTF-16"),
+        _ => None,
+    }
 }
 
 /// Opens a file for writing, which is made or emptied, without waiting for anybody. A device is taken as it is; what

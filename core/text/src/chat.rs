@@ -161,10 +161,7 @@ fn jinja(files: &dyn TemplateFiles) -> Result<Option<JinjaTemplate>> {
 }
 
 fn json(path: &Path) -> Result<Value> {
-    let bytes = files::read(ErrorKind::Artifact, path, MAX_CONFIG)?;
-    serde_json::from_slice(&bytes).map_err(|e| {
-        Error::caused(ErrorKind::Artifact, format_args!("{}: not valid JSON", path.display()), e)
-    })
+    files::read_json(ErrorKind::Artifact, path, MAX_CONFIG)
 }
 
 fn text(path: &Path) -> Result<String> {

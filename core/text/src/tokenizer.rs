@@ -14,7 +14,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use qhx_base::artifacts::Mapped;
-use qhx_base::{CancelToken, Error, ErrorKind, Result, TooLong};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, TooLong, files};
 use tokenizers::{
     DecoderWrapper, Encoding, Model as _, OffsetType, PostProcessor as _, PreTokenizer as _,
     TruncationDirection, TruncationParams, TruncationStrategy, truncate_encodings,
@@ -80,6 +80,9 @@ impl Tokenizer {
             )
         };
         let vetted = vet::vet(bytes).map_err(|refusal| match refusal {
+            Refusal::Marked(mark) => {
+                fail(format!("begins with {mark}, expected JSON"), files::WITHOUT_MARK)
+            }
             Refusal::Foreign(why) => foreign(why),
             Refusal::Excessive(why) => {
                 fail(why, "no tokenizer in use asks for this; take the file its authors published")

@@ -7,6 +7,7 @@
 use std::fmt;
 
 use base64::Engine as _;
+use qhx_base::files;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
@@ -151,6 +152,8 @@ pub(super) struct Vetted {
 pub(super) enum Refusal {
     /// It is no such file.
     Foreign(String),
+    /// It begins with this byte order mark.
+    Marked(&'static str),
     /// It asks for more than is allowed.
     Excessive(String),
 }
@@ -162,6 +165,9 @@ pub(super) fn vet(bytes: &[u8]) -> Result<Vetted, Refusal> {
             "{} bytes, a tokenizer may have {MAX_FILE}",
             bytes.len()
         )));
+    }
+    if let Some(mark) = files::byte_order_mark(bytes) {
+        return Err(Refusal::Marked(mark));
     }
     let document: Document =
         serde_json::from_slice(bytes).map_err(|e| Refusal::Foreign(e.to_string()))?;

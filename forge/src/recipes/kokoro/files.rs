@@ -20,11 +20,8 @@ pub(super) fn lexicon(files: &str) -> Result<Tables> {
     let mut words = Map::new();
     for file in files.split(',').rev() {
         let path = std::path::Path::new(file.trim());
-        let bytes = files::read(ErrorKind::Usage, path, MAX_LEXICON)?;
-        let found: Map<String, Value> = serde_json::from_slice(&bytes).map_err(|e| {
-            let what = format!("{}: no lexicon, expected a JSON object of words", path.display());
-            Error::caused(ErrorKind::Usage, what, e)
-        })?;
+        let found: Map<String, Value> = files::read_json(ErrorKind::Usage, path, MAX_LEXICON)
+            .map_err(|e| e.context("no lexicon, expected a JSON object of words"))?;
         words.extend(found);
     }
     let bytes = serde_json::to_vec(&words)
