@@ -1,4 +1,5 @@
-//! A checkpoint: `config.json` and safetensors as of Hugging Face, or a GGUF file, mapped and read on demand.
+//! A checkpoint: `config.json` with safetensors or files of `torch.save` as of Hugging Face, or a GGUF file, mapped and
+//! read on demand.
 
 mod adapted;
 mod plain;
@@ -13,12 +14,13 @@ use std::sync::{Arc, Mutex};
 use qhx_core::artifacts::Mapped;
 use qhx_core::{DType, Error, ErrorKind, Result, files};
 use safetensors::SafeTensors;
-use safetensors::tensor::Dtype;
+use safetensors::tensor::{Dtype, TensorInfo};
 use serde_json::{Value, json};
 
 use crate::adapter::changes::Changes;
 use crate::import::packed::{self, Part, Scheme};
-use crate::import::{Imported, gguf, torch};
+use crate::import::torch::{self, Found};
+use crate::import::{Imported, gguf};
 use crate::synthetic::Drawn;
 use crate::weight::{RowSource, read};
 use plain::Matrix;
@@ -33,6 +35,11 @@ const GGUF: &str = "gguf";
 const SINGLE: &str = "model.safetensors";
 /// The index of the sharded form.
 const INDEX: &str = "model.safetensors.index.json";
+/// The same of files of `torch.save`.
+const TORCH_SINGLE: &str = "pytorch_model.bin";
+const TORCH_INDEX: &str = "pytorch_model.bin.index.json";
+/// Both forms, the preferred first.
+const WEIGHTS: [(&str, &str); 2] = [(SINGLE, INDEX), (TORCH_SINGLE, TORCH_INDEX)];
 /// Longest JSON file that is read, the index of a very large model included.
 pub(crate) const MAX_JSON: u64 = 64 << 20;
 /// Prefixes of decoder tensors, the longer first: the multimodal nesting, the plain one, and none for the head and
@@ -115,20 +122,21 @@ impl Checkpoint {
         let config_path = path.join(CONFIG);
         let config = read_json(&config_path)?;
         let mut checkpoint = Self::new(path, path, config_path, config)?;
-        if path.join(SINGLE).exists() {
-            checkpoint.add_shard(SINGLE, None)?;
-        } else if path.join(INDEX).exists() {
-            checkpoint.add_indexed()?;
-        } else if let Some(file) = torch_file(path) {
-            checkpoint.add_torch(&file)?;
-        } else {
-            return Err(Error::new(
-                ErrorKind::Artifact,
-                format!("{}: holds neither {SINGLE} nor {INDEX}", path.display()),
-            )
-            .hint(
-                "only safetensors, .gguf and a single .pth file are read; convert a .bin one first",
-            ));
+        let found =
+            WEIGHTS.into_iter().find(|pair| [pair.0, pair.1].iter().any(|f| path.join(f).exists()));
+        match (found, torch_file(path)) {
+            (Some((single, _)), _) if path.join(single).exists() => {
+                checkpoint.add_file(single, None)?;
+            }
+            (Some((_, index)), _) => checkpoint.add_indexed(index)?,
+            (None, Some(file)) => checkpoint.add_file(&file, None)?,
+            (None, None) => {
+                let what = format!("{}: holds neither {SINGLE} nor {INDEX}", path.display());
+                return Err(Error::new(ErrorKind::Artifact, what).hint(format!(
+                    "complete the download, or save the model as safetensors; {TORCH_SINGLE}, {TORCH_INDEX}, a single .pth \
+                     file and .gguf files are read as well; `qhx forge plan` does without weights"
+                )));
+            }
         }
         checkpoint.add_quantized()?;
         Ok(checkpoint)
@@ -136,7 +144,7 @@ impl Checkpoint {
 
     /// True for a folder with tensors that are read.
     pub fn has_weights(folder: &Path) -> bool {
-        [SINGLE, INDEX].iter().any(|file| folder.join(file).exists())
+        WEIGHTS.iter().any(|pair| [pair.0, pair.1].iter().any(|file| folder.join(file).exists()))
             || torch_file(folder).is_some()
     }
 
@@ -145,7 +153,7 @@ impl Checkpoint {
         let dir = file.parent().unwrap_or(file);
         let mut checkpoint = Self::new(file, dir, file.to_owned(), Value::Null)?;
         checkpoint.names = |name| vec![name.to_owned()];
-        checkpoint.add_torch(file)?;
+        checkpoint.add_file(&file.file_name().unwrap_or_default().to_string_lossy(), None)?;
         Ok(checkpoint)
     }
 
@@ -623,8 +631,8 @@ impl Checkpoint {
         Ok(())
     }
 
-    fn add_indexed(&mut self) -> Result<()> {
-        let path = self.dir.join(INDEX);
+    fn add_indexed(&mut self, index_file: &str) -> Result<()> {
+        let path = self.dir.join(index_file);
         let index = read_json(&path)?;
         let Some(map) = index.get("weight_map").and_then(Value::as_object) else {
             return Err(Error::new(
@@ -646,77 +654,50 @@ impl Checkpoint {
             files.entry(file).or_default().push(tensor);
         }
         for (file, tensors) in files {
-            self.add_shard(file, Some(&tensors))?;
+            self.add_file(file, Some((index_file, &tensors)))?;
         }
         Ok(())
     }
 
-    /// Maps a file of `torch.save` and notes its tensors.
-    fn add_torch(&mut self, file: &Path) -> Result<()> {
-        let map = Mapped::open(file)?;
-        let found = torch::tensors(map.bytes()).map_err(|what| {
-            Error::new(ErrorKind::Artifact, format!("{}: {what}", file.display()))
-        })?;
-        let shard = self.shards.len();
-        Arc::make_mut(&mut self.tensors).extend(found.into_iter().map(|tensor| {
-            let torch::Found { name, dtype, shape, bytes } = tensor;
-            (name, Entry::Plain { shard, dtype, shape, bytes })
-        }));
-        self.shards.push(map);
-        self.files.push(file.to_owned());
-        Ok(())
-    }
-
-    /// Maps a file and notes its tensors; with `listed`, those that the index puts there.
-    fn add_shard(&mut self, file: &str, listed: Option<&[&str]>) -> Result<()> {
+    /// Maps a file of [`Checkpoint::dir`] and notes its tensors; with `listed`, those that the index of this name puts
+    /// there.
+    fn add_file(&mut self, file: &str, listed: Option<(&str, &[&str])>) -> Result<()> {
         let path = self.dir.join(file);
         if !path.exists() {
-            return Err(Error::new(ErrorKind::Artifact, format!("{}: missing", path.display()))
-                .hint(format!("{INDEX} lists it; complete the download")));
+            let hint = match listed {
+                Some((index, _)) => format!("{index} lists it; complete the download"),
+                None => "complete the download".to_owned(),
+            };
+            let what = format!("{}: missing", path.display());
+            return Err(Error::new(ErrorKind::Artifact, what).hint(hint));
         }
         let map = Mapped::open(&path)?;
-        let (header, metadata) = SafeTensors::read_metadata(map.bytes()).map_err(|e| {
-            Error::caused(
-                ErrorKind::Artifact,
-                format_args!(
-                    "{}: not a whole safetensors file ({} bytes)",
-                    path.display(),
-                    map.len()
-                ),
-                e,
-            )
-            .hint("the download may be incomplete, or a Git LFS pointer; download the file again")
-        })?;
-        let base = LENGTH.saturating_add(header);
-        let wanted = listed.map(|listed| listed.iter().copied().collect::<BTreeSet<_>>());
+        let found = match file.ends_with(".safetensors") {
+            true => safetensors(&path, &map)?,
+            false => torch::tensors(map.bytes()).map_err(|what| {
+                Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display())).hint(
+                    "the download may be incomplete, or a Git LFS pointer; or load the model with transformers and save \
+                     it as safetensors",
+                )
+            })?,
+        };
+        let wanted = listed.map(|(_, listed)| listed.iter().copied().collect::<BTreeSet<_>>());
         let shard = self.shards.len();
         let tensors = Arc::make_mut(&mut self.tensors);
-        for (name, info) in metadata.tensors() {
-            if wanted.as_ref().is_some_and(|wanted| !wanted.contains(name.as_str())) {
-                continue;
+        let is_wanted = |name: &str| wanted.as_ref().is_none_or(|wanted| wanted.contains(name));
+        for Found { name, dtype, shape, bytes } in found {
+            if is_wanted(&name) {
+                tensors.insert(name, Entry::Plain { shard, dtype, shape, bytes });
             }
-            let (start, end) = info.data_offsets;
-            let bytes = base.checked_add(start).zip(base.checked_add(end)).map(|(a, b)| a..b);
-            let Some(bytes) = bytes.filter(|r| map.bytes().get(r.clone()).is_some()) else {
-                return Err(Error::new(
-                    ErrorKind::Artifact,
-                    format!("{}: tensor {name} lies beyond the end of the file", path.display()),
-                ));
-            };
-            let entry = Entry::Plain { shard, dtype: info.dtype, shape: info.shape.clone(), bytes };
-            tensors.insert(name, entry);
         }
-        for name in listed.into_iter().flatten() {
-            if !tensors.contains_key(*name) {
-                return Err(Error::new(
-                    ErrorKind::Artifact,
-                    format!(
-                        "{}: tensor {name}, which {INDEX} puts there, is missing",
-                        path.display()
-                    ),
-                )
+        let missing = |name: &&&str| !tensors.contains_key(**name);
+        if let Some((index, listed)) = listed
+            && let Some(name) = listed.iter().find(missing)
+        {
+            let what =
+                format!("{}: tensor {name}, which {index} puts there, is missing", path.display());
+            return Err(Error::new(ErrorKind::Artifact, what)
                 .hint("the index and the shards belong to different downloads"));
-            }
         }
         self.shards.push(map);
         self.files.push(path);
@@ -724,11 +705,33 @@ impl Checkpoint {
     }
 }
 
-/// The one file of `torch.save` in a folder; none where there are none or several.
-fn torch_file(folder: &Path) -> Option<PathBuf> {
+/// The tensors of a safetensors file.
+fn safetensors(path: &Path, map: &Mapped) -> Result<Vec<Found>> {
+    let (header, metadata) = SafeTensors::read_metadata(map.bytes()).map_err(|e| {
+        let bytes = map.len();
+        let what = format!("{}: not a whole safetensors file ({bytes} bytes)", path.display());
+        Error::caused(ErrorKind::Artifact, what, e)
+            .hint("the download may be incomplete, or a Git LFS pointer; download the file again")
+    })?;
+    let base = LENGTH.saturating_add(header);
+    let one = |(name, info): (String, &TensorInfo)| {
+        let (start, end) = info.data_offsets;
+        let bytes = base.checked_add(start).zip(base.checked_add(end)).map(|(a, b)| a..b);
+        let Some(bytes) = bytes.filter(|r| map.bytes().get(r.clone()).is_some()) else {
+            let what = format!("{}: tensor {name} lies beyond the end of the file", path.display());
+            return Err(Error::new(ErrorKind::Artifact, what));
+        };
+        Ok(Found { name, dtype: info.dtype, shape: info.shape.clone(), bytes })
+    };
+    metadata.tensors().into_iter().map(one).collect()
+}
+
+/// The name of the one `.pth` file in a folder; none where there are none or several.
+fn torch_file(folder: &Path) -> Option<String> {
     let files = std::fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
     let mut files = files.filter(|file| file.extension().is_some_and(|end| end == "pth"));
-    files.next().filter(|_| files.next().is_none())
+    let file = files.next().filter(|_| files.next().is_none())?;
+    Some(file.file_name()?.to_str()?.to_owned())
 }
 
 /// Names the class in a configuration that has none, where its keys say which it is.

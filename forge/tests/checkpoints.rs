@@ -23,6 +23,8 @@ mod quantized;
 mod switches;
 #[path = "checkpoints/tokenizers.rs"]
 mod tokenizers;
+#[path = "checkpoints/torch.rs"]
+mod torch;
 #[path = "checkpoints/unread.rs"]
 mod unread;
 

@@ -85,10 +85,15 @@ pub struct Chosen {
     pub blob: BlobId,
 }
 
+/// The list of modules of `sentence-transformers`.
+const MODULES: &str = "modules.json";
+/// The folder of a pooling, which older checkpoints have without such a list.
+const POOLING: &str = "1_Pooling";
+
 /// JSON files of checkpoints that no bundle's manifest is called like.
 fn is_of_checkpoint(name: &str) -> bool {
     name.ends_with(".index.json")
-        || ["vocab.json", "added_tokens.json", "modules.json", "model_index.json"].contains(&name)
+        || ["vocab.json", "added_tokens.json", MODULES, "model_index.json"].contains(&name)
         || ["processor_config.json", "chat_template.json", "quantize_config.json"]
             .iter()
             .any(|end| name.ends_with(end))
@@ -133,7 +138,7 @@ pub fn bundles<'a>(
         if is_data && !name.starts_with("pytorch_model") {
             data.insert(path);
         }
-        if name.ends_with(".safetensors") {
+        if name.ends_with(".safetensors") || is_torch(name) {
             weights.insert(folder);
         }
     }
@@ -291,8 +296,19 @@ impl Selection {
         folder: &str,
         files: impl Iterator<Item = &'a RemoteFile>,
     ) -> Result<Self> {
+        Self::of_read(listing, kind, folder, files, |_| false)
+    }
+
+    /// As [`Selection::of`]; files for which `read` is true are no programs by their names.
+    fn of_read<'a>(
+        listing: &Listing,
+        kind: Kind,
+        folder: &str,
+        files: impl Iterator<Item = &'a RemoteFile>,
+        read: impl Fn(&RemoteFile) -> bool,
+    ) -> Result<Self> {
         let (programs, files): (Vec<_>, Vec<_>) =
-            files.partition(|file| is_program_name(&file.path));
+            files.partition(|file| is_program_name(&file.path) && !read(file));
         let files = files.into_iter().map(Chosen::of).collect::<Result<Vec<_>>>()?;
         check_apart(&files)?;
         if files.is_empty() {
@@ -312,11 +328,29 @@ impl Selection {
         })
     }
 
-    /// What a bundle is made of: the checkpoint in the repository, or in a folder of it, or one GGUF file.
+    /// The list of modules of `sentence-transformers` beside a checkpoint, if there is one: it names folders that
+    /// [`Selection::checkpoint`] is to take. See [`module_folders`].
+    pub fn modules(listing: &Listing) -> Result<Option<Self>> {
+        let folder = listing.name.folder.clone().unwrap_or_default();
+        let listed = |file: &&RemoteFile| within(&file.path, &folder) == Some(MODULES);
+        let mut files = listing.files.iter().filter(listed).peekable();
+        if files.peek().is_none() {
+            return Ok(None);
+        }
+        let selection = Self::of(listing, Kind::Checkpoint, &folder, files)?;
+        Ok(Some(Self { whole: false, ..selection }))
+    }
+
+    /// What a bundle is made of: the checkpoint in the repository, or in a folder of it, or one GGUF file. `modules` are
+    /// the folders of further modules.
     ///
     /// # Errors
     /// When there is none, or GGUF files are several and none is named.
-    pub fn checkpoint(listing: &Listing, wanted: CheckpointFiles) -> Result<Self> {
+    pub fn checkpoint(
+        listing: &Listing,
+        wanted: CheckpointFiles,
+        modules: &[String],
+    ) -> Result<Self> {
         let folder = listing.name.folder.clone().unwrap_or_default();
         let (place, gguf) = match folder.to_ascii_lowercase().ends_with(".gguf") {
             true => (split(&folder).0.to_owned(), Some(folder.as_str())),
@@ -324,26 +358,41 @@ impl Selection {
         };
         let here = |file: &&RemoteFile| split(&file.path).0 == place;
         let ends = |file: &RemoteFile, end: &str| file.path.to_ascii_lowercase().ends_with(end);
-        let sharded = listing.files.iter().filter(here).any(|file| {
-            let name = split(&file.path).1;
-            name.starts_with("model") && name.ends_with(".safetensors")
-        });
+        let names = || listing.files.iter().filter(here).map(|file| split(&file.path).1);
+        let form = Weights::ALL.into_iter().find(|form| names().any(|name| form.has(name)));
+        let form = form.filter(|form| gguf.is_none() && form.is_one(names()));
+        // Published files of several models have others beside the one that is read.
+        let sharded = names().any(|name| name.starts_with("model") && Weights::Safe.has(name));
+        let model = if form.is_some() { None } else { Some(one_gguf(listing, &place, gguf)?) };
         let is_weights = |file: &RemoteFile| {
-            let name = split(&file.path).1;
-            name.ends_with(".safetensors") && (!sharded || name.starts_with("model"))
+            let (inner, name) = split(within(&file.path, &place).unwrap_or_default());
+            match (form, inner) {
+                (None, _) => false,
+                (Some(Weights::Safe), "") if sharded => {
+                    name.starts_with("model") && Weights::Safe.has(name)
+                }
+                (Some(form), "") => form.has(name),
+                (Some(Weights::Pth), "voices") => name.ends_with(".pt"),
+                (Some(_), module) if modules.iter().any(|folder| folder == module) => {
+                    let folder = split(&file.path).0;
+                    let newer = format!("{folder}/model.safetensors");
+                    name == "model.safetensors"
+                        || name == "pytorch_model.bin" && !listing.paths().any(|path| path == newer)
+                }
+                _ => false,
+            }
         };
-        let tensors = listing.files.iter().filter(here).any(is_weights) && gguf.is_none();
-        let model = if tensors { None } else { Some(one_gguf(listing, &place, gguf)?) };
         let configures = |file: &RemoteFile| {
             let inner = within(&file.path, &place).unwrap_or_default();
             let (inner, name) = split(inner);
-            let is_read = ["", "1_Pooling", "additional_chat_templates"].contains(&inner);
+            let is_read = ["", POOLING, "additional_chat_templates"].contains(&inner)
+                || modules.iter().any(|folder| folder == inner);
             let ends = [".json", ".jinja", ".txt", ".model"].iter().any(|end| name.ends_with(end));
             within(&file.path, &place).is_some() && is_read && ends && !is_hidden(name)
         };
         let files = listing.files.iter().filter(|file| {
             let weights = match &model {
-                None => here(file) && is_weights(file),
+                None => within(&file.path, &place).is_some() && is_weights(file),
                 Some(parts) => parts.contains(&file.path.as_str()),
             };
             configures(file) || (weights && wanted == CheckpointFiles::All)
@@ -357,7 +406,9 @@ impl Selection {
             return Err(no_checkpoint(listing));
         }
         let whole = wanted == CheckpointFiles::All;
-        Ok(Self { whole, ..Self::of(listing, Kind::Checkpoint, folder, files)? })
+        // What the forge reads of `torch.save` is read and not run, whatever it is called.
+        let read = |file: &RemoteFile| is_weights(file);
+        Ok(Self { whole, ..Self::of_read(listing, Kind::Checkpoint, folder, files, read)? })
     }
 
     /// Bytes of all files.
@@ -369,7 +420,54 @@ impl Selection {
 fn no_checkpoint(listing: &Listing) -> Error {
     let message = format!("{}: there is no checkpoint in it", listing.name);
     Error::new(ErrorKind::Usage, message)
-        .hint("a checkpoint is config.json with *.safetensors, or a .gguf file")
+        .hint("a checkpoint is config.json with *.safetensors, pytorch_model.bin or one .pth file, or a .gguf file")
+}
+
+/// The forms in which a checkpoint's weights are read, but for GGUF.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Weights {
+    Safe,
+    Bin,
+    Pth,
+}
+
+impl Weights {
+    /// All of them, the preferred first.
+    const ALL: [Self; 3] = [Self::Safe, Self::Bin, Self::Pth];
+
+    /// True for the name of such a file.
+    fn has(self, name: &str) -> bool {
+        match self {
+            Self::Safe => name.ends_with(".safetensors"),
+            Self::Bin => is_torch(name),
+            Self::Pth => name.ends_with(".pth"),
+        }
+    }
+
+    /// True where the files of these names are one model: a `.pth` file has no index.
+    fn is_one<'a>(self, names: impl Iterator<Item = &'a str>) -> bool {
+        self != Self::Pth || names.filter(|name| self.has(name)).count() == 1
+    }
+}
+
+/// True for `pytorch_model.bin` and `pytorch_model-00001-of-00002.bin`, and not for variants such as
+/// `pytorch_model.fp16.bin`.
+fn is_torch(name: &str) -> bool {
+    let stem = name.strip_prefix("pytorch_model").and_then(|rest| rest.strip_suffix(".bin"));
+    stem.is_some_and(|stem| stem.is_empty() || stem.starts_with('-'))
+}
+
+/// The folders of modules that a `modules.json` names, each the name of a folder beside it.
+pub(crate) fn module_folders(modules: &[u8]) -> Vec<String> {
+    #[derive(serde::Deserialize)]
+    struct Module {
+        #[serde(default)]
+        path: String,
+    }
+    // What is wrong with it is reported by who reads it.
+    let modules: Vec<Module> = serde_json::from_slice(modules).unwrap_or_default();
+    let folders = modules.into_iter().map(|module| module.path);
+    folders.filter(|path| !path.is_empty() && !path.contains('/') && is_safe_path(path)).collect()
 }
 
 /// Name and number of files that a GGUF model was split into: `x-00001-of-00003.gguf` is of `x`.

@@ -2,15 +2,18 @@
 
 use std::time::Duration;
 
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, files};
 
 use crate::cache::Cache;
+use crate::choose::{CheckpointFiles, Selection, module_folders, split};
 use crate::http::{Client, Failure, encoded};
 use crate::listing::{Listing, MAX_BYTES};
 use crate::name::Name;
 use crate::options::Options;
 use crate::wait::{interruptible, pause};
 
+/// Longest `modules.json` that is read.
+const MAX_MODULES: u64 = 1 << 20;
 /// How often a list of files is asked for.
 const ATTEMPTS: u32 = 3;
 
@@ -65,6 +68,29 @@ impl Hub {
         let url = client.url(&path);
         let bytes = interruptible(client.agent(), cancel, || self.list(&client, &url, cancel))?;
         Listing::parse(name, &bytes)
+    }
+
+    /// The files of the checkpoint that a name leads to, or of one GGUF file. The folders of further modules are those
+    /// that its `modules.json` names, which is downloaded first.
+    ///
+    /// # Errors
+    /// When there is no checkpoint, or GGUF files are several and none is named; and as [`Hub::download`].
+    pub fn checkpoint(
+        &self,
+        listing: &Listing,
+        wanted: CheckpointFiles,
+        cancel: &CancelToken,
+    ) -> Result<Selection> {
+        let modules = match Selection::modules(listing)? {
+            None => Vec::new(),
+            Some(list) => {
+                let pulled = self.download(&list, &|_| {}, cancel)?;
+                let name = list.files.first().map(|file| split(&file.path).1).unwrap_or_default();
+                let path = pulled.path.join(name);
+                module_folders(&files::read(ErrorKind::Artifact, &path, MAX_MODULES)?)
+            }
+        };
+        Selection::checkpoint(listing, wanted, &modules)
     }
 
     fn list(&self, client: &Client, url: &str, cancel: &CancelToken) -> Result<Vec<u8>> {

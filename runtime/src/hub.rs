@@ -54,7 +54,7 @@ pub fn pull(
     }
     let listing = hub.resolve(name, cancel)?;
     let bundles = qhx_hub::bundles(listing.paths(), is_candidate);
-    let checkpoint = || Selection::checkpoint(&listing, CheckpointFiles::All);
+    let checkpoint = || hub.checkpoint(&listing, CheckpointFiles::All, cancel);
     let selection = match want.select(&listing, is_candidate) {
         // Of a repository without bundles it may be a checkpoint.
         Err(e) if bundles.is_empty() => checkpoint().map_err(|_| e)?,
@@ -78,7 +78,7 @@ pub fn pull_checkpoint(
         return Ok(there);
     }
     let listing = hub.resolve(name, cancel)?;
-    hub.download(&Selection::checkpoint(&listing, files)?, progress, cancel)
+    hub.download(&hub.checkpoint(&listing, files, cancel)?, progress, cancel)
 }
 
 /// What need not be asked for: a commit that is there, or offline whatever is.

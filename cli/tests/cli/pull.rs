@@ -151,6 +151,8 @@ fn a_checkpoint_is_fetched_to_be_forged() {
     let options = ["--out", "out", "--cpu-only", "--max-ctx", "128", "--no-golden"];
     let forged = run(dir, &server, &[&["forge", name], &options[..]].concat()).ok();
     assert_eq!(forged.stdout.trim_end(), "out/tied-model.json");
+    let inspected = run(dir, &server, &["inspect", "out"]).ok().stdout;
+    assert!(inspected.starts_with("model      Some/Tied-Model\n"), "{inspected}");
     assert_eq!(weights(&server), 1);
     let listed = run(dir, &server, &["list"]).ok().stdout;
     assert!(listed.starts_with("Some/Tied-Model  checkpoint "), "{listed}");

@@ -17,8 +17,8 @@ use crate::checkpoint::Checkpoint;
 use config::Config;
 use merged::Change;
 
-/// The tensors of an adapter.
-pub(crate) const TENSORS: &str = "adapter_model.safetensors";
+/// The tensors of an adapter, in the newer and in the older form.
+pub(crate) const TENSORS: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
 /// The configuration of an adapter.
 pub(crate) const CONFIG: &str = "adapter_config.json";
 /// What PEFT puts before the names of the model's modules.
@@ -27,7 +27,7 @@ const PREFIX: &str = "base_model.model.";
 /// An adapter that is to be merged into a checkpoint.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Adapter {
-    /// The folder with `adapter_config.json` and `adapter_model.safetensors`.
+    /// The folder with `adapter_config.json` and `adapter_model.safetensors`, or `adapter_model.bin`.
     pub folder: PathBuf,
     /// What its change of the weights is multiplied by; 1 is the adapter as it was trained.
     pub weight: f32,

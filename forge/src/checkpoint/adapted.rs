@@ -7,7 +7,7 @@ use qhx_core::{Error, ErrorKind, Result};
 
 use super::{Checkpoint, Entry, read_json};
 use crate::adapter::changes::Changes;
-use crate::adapter::{self, Adapter, CONFIG, TENSORS};
+use crate::adapter::{self, Adapter, CONFIG, TENSORS, TEXT_FILES};
 use crate::weight::read;
 
 impl Checkpoint {
@@ -29,22 +29,24 @@ impl Checkpoint {
 
     /// The tensors and the configuration of an adapter.
     pub(crate) fn open_adapter(folder: &Path) -> Result<Self> {
-        if !folder.join(CONFIG).is_file() || !folder.join(TENSORS).is_file() {
-            let what = format!("{}: holds no {CONFIG} and {TENSORS}", folder.display());
+        let there = |file: &&str| folder.join(file).is_file();
+        if !there(&CONFIG) || !TENSORS.iter().any(|file| there(&file)) {
+            let what = format!("{}: holds no {CONFIG} and {}", folder.display(), TENSORS[0]);
             return Err(Error::new(ErrorKind::Artifact, what)
-                .hint("expected the folder of an adapter of PEFT, saved as safetensors"));
+                .hint("expected the folder of an adapter of PEFT"));
         }
-        Self::open_beside(folder, CONFIG, TENSORS)
+        Self::open_beside(folder, CONFIG, &TENSORS)
     }
 
-    /// The configuration and the tensors of a part of a model, in files of these names. Tensors have no other names than
-    /// their own.
-    pub(crate) fn open_beside(folder: &Path, config: &str, tensors: &str) -> Result<Self> {
+    /// The configuration and the tensors of a part of a model, in files of these names: of `tensors` the first that is
+    /// there. Tensors have no other names than their own.
+    pub(crate) fn open_beside(folder: &Path, config: &str, tensors: &[&str]) -> Result<Self> {
         let path = folder.join(config);
         let config = read_json(&path)?;
         let mut part = Self::new(folder, folder, path, config)?;
         part.names = |name| vec![name.to_owned()];
-        part.add_shard(tensors, None)?;
+        let file = tensors.iter().find(|file| folder.join(file).exists()).or(tensors.first());
+        part.add_file(file.copied().unwrap_or_default(), None)?;
         Ok(part)
     }
 

@@ -24,6 +24,9 @@ pub(crate) struct Found {
 const MAX_TENSORS: usize = 1 << 16;
 /// Dictionaries within each other, and tuples within each other.
 const MAX_DEPTH: usize = 16;
+/// Numbers of 16 and of 32 bits in whose place ZIP64 has larger ones.
+const OF_16: usize = 0xffff;
+const OF_32: usize = 0xffff_ffff;
 /// The end of a ZIP archive without its comment, and the longest comment.
 const END: usize = 22;
 const MAX_COMMENT: usize = 1 << 16;
@@ -64,23 +67,39 @@ fn entries(file: &[u8]) -> Read<BTreeMap<String, Range<usize>>> {
         |at: usize| Some(usize::from(u16::from_le_bytes(file.get(at..at + 2)?.try_into().ok()?)));
     let u32_at =
         |at: usize| Some(u32::from_le_bytes(file.get(at..at + 4)?.try_into().ok()?) as usize);
+    let u64_at = |at: usize| {
+        let bytes = file.get(at..at.checked_add(8)?)?.try_into().ok()?;
+        usize::try_from(u64::from_le_bytes(bytes)).ok()
+    };
     let from = file.len().saturating_sub(END + MAX_COMMENT);
     let tail = file.get(from..).unwrap_or_default();
     let end = tail.windows(4).rposition(|bytes| bytes == b"PK\x05\x06").map(|at| from + at);
     let end = end.ok_or_else(|| {
         "not a ZIP archive, expected a file of torch.save (of PyTorch 1.6 or newer)".to_owned()
     })?;
-    let (count, mut at) = u16_at(end + 10).zip(u32_at(end + 16)).ok_or_else(cut)?;
+    let (mut count, mut at) = u16_at(end + 10).zip(u32_at(end + 16)).ok_or_else(cut)?;
+    if count == OF_16 || at == OF_32 {
+        // ZIP64, for files of 4 GiB and more: a record whose place is said before the end has the numbers.
+        let locator =
+            end.checked_sub(20).filter(|at| file.get(*at..*at + 4) == Some(b"PK\x06\x07"));
+        let record = locator.and_then(|at| u64_at(at + 8));
+        let record = record.filter(|at| {
+            at.checked_add(4).and_then(|end| file.get(*at..end)) == Some(b"PK\x06\x06")
+        });
+        let numbers = record.and_then(|at| u64_at(at + 32).zip(u64_at(at + 48)));
+        (count, at) = numbers.ok_or_else(cut)?;
+    }
     let mut entries = BTreeMap::new();
     for _ in 0..count {
-        if file.get(at..at + 4) != Some(b"PK\x01\x02") {
+        if at.checked_add(46).and_then(|_| file.get(at..at + 4)) != Some(b"PK\x01\x02") {
             return Err(cut());
         }
         let numbers = || {
             let lengths = [u16_at(at + 28)?, u16_at(at + 30)?, u16_at(at + 32)?];
             Some((u16_at(at + 10)?, u32_at(at + 24)?, lengths, u32_at(at + 42)?))
         };
-        let (method, size, [name_len, extra, comment], local) = numbers().ok_or_else(cut)?;
+        let (method, mut size, [name_len, extra, comment], mut local) =
+            numbers().ok_or_else(cut)?;
         let name = file.get(at + 46..at + 46 + name_len).ok_or_else(cut)?;
         let name = String::from_utf8_lossy(name).into_owned();
         if method != 0 {
@@ -88,13 +107,41 @@ fn entries(file: &[u8]) -> Read<BTreeMap<String, Range<usize>>> {
                 "entry {name} is compressed, expected stored ones as torch.save makes"
             ));
         }
-        let skipped = u16_at(local + 26).zip(u16_at(local + 28)).ok_or_else(cut)?;
-        let start = local + 30 + skipped.0 + skipped.1;
+        if size == OF_32 || local == OF_32 {
+            // Of size, stored size and place those that do not fit their 32 bits, in this order.
+            let stored = u32_at(at + 20).ok_or_else(cut)?;
+            let mut wide = wide_numbers(at + 46 + name_len, extra, u16_at).ok_or_else(cut)?;
+            for number in [&mut size, &mut { stored }, &mut local] {
+                if *number == OF_32 {
+                    *number = u64_at(wide).ok_or_else(cut)?;
+                    wide += 8;
+                }
+            }
+        }
+        let header = local.checked_add(30).filter(|end| *end <= file.len()).ok_or_else(cut)?;
+        let skipped = u16_at(header - 4).zip(u16_at(header - 2)).ok_or_else(cut)?;
+        let start = header + skipped.0 + skipped.1;
         let end = start.checked_add(size).filter(|end| *end <= file.len()).ok_or_else(cut)?;
         entries.insert(name, start..end);
         at += 46 + name_len + extra + comment;
     }
     Ok(entries)
+}
+
+/// Where the numbers of ZIP64 are among the extra fields of an entry, `len` bytes from `at` on.
+fn wide_numbers(
+    mut at: usize,
+    len: usize,
+    u16_at: impl Fn(usize) -> Option<usize>,
+) -> Option<usize> {
+    let end = at.checked_add(len)?;
+    while at + 4 <= end {
+        if u16_at(at)? == 1 {
+            return Some(at + 4);
+        }
+        at += 4 + u16_at(at + 2)?;
+    }
+    None
 }
 
 /// What a pickle makes.
@@ -478,6 +525,60 @@ mod tests {
         let [tensor] = &found[..] else { panic!("{found:?}") };
         assert_eq!((tensor.name.as_str(), tensor.dtype), ("", Dtype::F32));
         assert_eq!((&tensor.shape[..], tensor.bytes.len()), (&[62, 1, 256][..], 62 * 256 * 4));
+    }
+
+    /// The file with the numbers of its directory as ZIP64 has them in archives of 4 GiB and more.
+    fn as_zip64(mut file: Vec<u8>) -> Vec<u8> {
+        let end = file.len() - END;
+        let number = |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().unwrap());
+        let (count, directory) = (u64::from(number(end + 10) & 0xffff), number(end + 16) as usize);
+        let mut wide = Vec::new();
+        let mut at = directory;
+        for _ in 0..count {
+            let lens = [28, 30, 32].map(|n| number(at + n) as usize & 0xffff);
+            let (size, local) = (number(at + 24), number(at + 42));
+            let mut entry = file[at..at + 46 + lens[0]].to_vec();
+            entry[20..28].fill(0xff);
+            entry[30..34].copy_from_slice(&[28 + 5, 0, 0, 0]);
+            entry[42..46].fill(0xff);
+            // Another field comes before.
+            entry.extend([9, 9, 1, 0, 7, 1, 0, 24, 0]);
+            entry.extend([size, 0, size, 0, local, 0].iter().flat_map(|n| n.to_le_bytes()));
+            wide.extend(entry);
+            at += 46 + lens[0] + lens[1] + lens[2];
+        }
+        file.truncate(directory);
+        file.extend(&wide);
+        let record = file.len() as u64;
+        file.extend(b"PK\x06\x06");
+        file.extend([0; 28]);
+        file.extend(
+            [count, wide.len() as u64, directory as u64].iter().flat_map(|n| n.to_le_bytes()),
+        );
+        file.extend(b"PK\x06\x07\0\0\0\0");
+        file.extend(record.to_le_bytes());
+        file.extend([1, 0, 0, 0]);
+        file.extend(b"PK\x05\x06\0\0\0\0");
+        file.extend([0xff; 12]);
+        file.extend([0; 2]);
+        file
+    }
+
+    #[test]
+    fn directories_of_large_archives_are_read() {
+        let file = voice();
+        assert_eq!(tensors(&as_zip64(file.clone())).unwrap(), tensors(&file).unwrap());
+        let wide = as_zip64(file);
+        for len in (0..wide.len()).rev().step_by(97) {
+            tensors(&wide[..len]).unwrap_err();
+        }
+        let directory = wide.windows(4).position(|bytes| bytes == b"PK\x01\x02").unwrap();
+        for at in directory..wide.len() {
+            let mut damaged = wide.clone();
+            damaged[at] ^= 0x80;
+            let found = tensors(&damaged).unwrap_or_default();
+            assert!(found.iter().all(|tensor| tensor.bytes.end <= damaged.len()), "{at}");
+        }
     }
 
     #[test]

@@ -126,3 +126,25 @@ fn modules_that_do_not_fit_are_refused_by_name() {
         assert!(error.message().contains(words) && error.message().contains(folder), "{error}");
     }
 }
+#[test]
+fn modules_that_torch_saved_are_read() {
+    let dir = with_modules();
+    let options =
+        RecipeOptions { shards: 1, max_ctx: 64, task: Task::Embed, ..RecipeOptions::default() };
+    let weights = || {
+        let made = recipe(&Checkpoint::open(dir.path()).unwrap(), &options).unwrap();
+        let tables = made.tables.iter().find(|tables| tables.key == "modules").unwrap();
+        let mut files = vec![Vec::new(); tables.files.len()];
+        let mut targets: Vec<&mut dyn std::io::Write> = Vec::new();
+        targets.extend(files.iter_mut().map(|file| file as &mut dyn std::io::Write));
+        tables.source.write(&mut targets, &mut qhx_forge::Silent).unwrap();
+        files
+    };
+    let safe = weights();
+    let folder = dir.path().join("4_Dense");
+    std::fs::remove_file(folder.join("model.safetensors")).unwrap();
+    let saved = qhx_paths::fixture("torch-files/dense.bin");
+    std::fs::copy(saved, folder.join("pytorch_model.bin")).unwrap();
+    assert!(weights() == safe);
+}
+

@@ -131,7 +131,7 @@ fn programs_are_left_out_and_paths_stay_inside() {
 }
 
 fn checkpoint(name: &str, paths: &[&str]) -> Result<(String, Vec<String>), String> {
-    let found = Selection::checkpoint(&listing(name, paths), CheckpointFiles::All);
+    let found = Selection::checkpoint(&listing(name, paths), CheckpointFiles::All, &[]);
     let found = found.map_err(|e| e.report().to_string())?;
     Ok((found.folder, found.files.into_iter().map(|file| file.path).collect()))
 }
@@ -165,10 +165,53 @@ fn a_checkpoint_is_its_configuration_and_weights() {
             "1_Pooling/config.json"
         ]
     );
-    let configured = Selection::checkpoint(&listing("o/n", &paths), CheckpointFiles::Configuration);
+    let configured =
+        Selection::checkpoint(&listing("o/n", &paths), CheckpointFiles::Configuration, &[]);
     assert_eq!(configured.unwrap().files.len(), 4);
     let error = checkpoint("o/n", &["README.md", "v81/m.json"]).unwrap_err();
     assert!(error.starts_with("o/n: there is no checkpoint in it"), "{error}");
+}
+
+#[test]
+fn folders_that_modules_json_names_are_taken() {
+    let paths = [
+        "config.json",
+        "model.safetensors",
+        "modules.json",
+        "1_Pooling/config.json",
+        "2_Dense_256/config.json",
+        "2_Dense_256/model.safetensors",
+        "2_Dense_1024/config.json",
+        "2_Dense_1024/model.safetensors",
+        "2_Dense_1024/pytorch_model.bin",
+    ];
+    let modules =
+        br#"[{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Dense_1024"}, {"path": "../x"}]"#;
+    let folders = module_folders(modules);
+    assert_eq!(folders, ["1_Pooling", "2_Dense_1024"]);
+    let found = Selection::checkpoint(&listing("o/n", &paths), CheckpointFiles::All, &folders);
+    let found: Vec<_> = found.unwrap().files.into_iter().map(|file| file.path).collect();
+    assert_eq!(found, [&paths[..4], &paths[6..8]].concat());
+}
+
+#[test]
+fn weights_of_torch_are_taken_where_there_are_no_others() {
+    let sharded = [
+        "config.json",
+        "pytorch_model-00001-of-00002.bin",
+        "pytorch_model-00002-of-00002.bin",
+        "pytorch_model.bin.index.json",
+    ];
+    let others = ["pytorch_model.fp16.bin", "training_args.bin", "optimizer.pt", "x.gguf"];
+    let (folder, files) = checkpoint("o/n", &[&sharded[..], &others].concat()).unwrap();
+    assert_eq!((&*folder, &files[..]), ("", &sharded.map(str::to_owned)[..]));
+    let voices = ["config.json", "kokoro-v1_0.pth", "voices/af_heart.pt", "voices/bm_lewis.pt"];
+    let others = ["samples/a.wav", "eval/a.pt"];
+    assert_eq!(checkpoint("o/n", &[&voices[..], &others].concat()).unwrap().1, voices);
+    let two = checkpoint("o/n", &["config.json", "a.pth", "b.pth"]).unwrap_err();
+    assert!(two.contains("no checkpoint in it"), "{two}");
+    // A repository with an ONNX graph beside such weights is no bundle, whatever its JSON files are called.
+    assert!(folders(&["long.json", "pytorch_model.bin", "onnx/model.onnx"]).is_empty());
 }
 
 #[test]

@@ -163,6 +163,33 @@ fn what_is_removed_leaves_what_others_need() {
 }
 
 #[test]
+fn folders_of_modules_come_with_their_checkpoint() {
+    let modules = r#"[{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Dense"}]"#;
+    let files =
+        ["config.json", "1_Pooling/config.json", "2_Dense/config.json", "3_Other/config.json"];
+    let repo = files.iter().fold(Repo::new("o/c", 'a'), |repo, path| repo.file(path, "{}"));
+    let repo = repo
+        .file("modules.json", modules)
+        .lfs("pytorch_model.bin", vec![7; 2000])
+        .lfs("2_Dense/pytorch_model.bin", vec![8; 2000]);
+    let (server, cache) = (Server::start([repo]), tempfile::tempdir().unwrap());
+    let hub = Hub::new(options(&server, cache.path()));
+    let cancel = CancelToken::new();
+    let listing = hub.resolve(&name("o/c"), &cancel).unwrap();
+    let chosen = hub.checkpoint(&listing, qhx_hub::CheckpointFiles::All, &cancel).unwrap();
+    let pulled = hub.download(&chosen, &|_| {}, &cancel).unwrap();
+    for path in
+        ["modules.json", "pytorch_model.bin", "2_Dense/pytorch_model.bin", files[1], files[2]]
+    {
+        assert!(pulled.path.join(path).is_file(), "{path}");
+    }
+    assert!(!pulled.path.join("3_Other").exists());
+    let asked =
+        server.requests().into_iter().filter(|request| request.path.ends_with("modules.json"));
+    assert_eq!(asked.count(), 1);
+}
+
+#[test]
 fn checkpoints_are_listed_and_found() {
     let repo =
         Repo::new("o/c", 'a').file("config.json", "{}").lfs("model.safetensors", vec![7; 2000]);
@@ -170,7 +197,7 @@ fn checkpoints_are_listed_and_found() {
     let hub = Hub::new(options(&server, cache.path()));
     let listing = hub.resolve(&name("o/c"), &CancelToken::new()).unwrap();
     let selection =
-        qhx_hub::Selection::checkpoint(&listing, qhx_hub::CheckpointFiles::All).unwrap();
+        qhx_hub::Selection::checkpoint(&listing, qhx_hub::CheckpointFiles::All, &[]).unwrap();
     let pulled = hub.download(&selection, &|_| {}, &CancelToken::new()).unwrap();
     let found = find(&hub, "o/c").unwrap().unwrap();
     assert_eq!((found.kind, found.path), (Kind::Checkpoint, pulled.path));

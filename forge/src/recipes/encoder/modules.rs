@@ -39,10 +39,10 @@ const ACTIVATIONS: [(&str, &str); 5] = [
 ];
 /// Epsilon of torch's `LayerNorm`, which the module does not change.
 const EPS: f32 = 1e-5;
-/// The tensors of a module.
-const TENSORS: &str = "model.safetensors";
+/// The tensors of a module, in the newer and in the older form.
+const TENSORS: [&str; 2] = ["model.safetensors", "pytorch_model.bin"];
 /// Where `Pooling` is without a `modules.json`.
-const POOLING: &str = "1_Pooling";
+const POOLING_FOLDER: &str = "1_Pooling";
 
 /// A dense layer of a head.
 #[derive(Debug, Clone, Copy)]
@@ -229,7 +229,7 @@ impl Modules {
         let (_, own) = own.ok_or_else(|| {
             bad("activation_function", "Identity, Tanh, ReLU, Sigmoid or SiLU of torch.nn")
         })?;
-        let tensors = Checkpoint::open_beside(folder, "config.json", TENSORS)?;
+        let tensors = Checkpoint::open_beside(folder, "config.json", &TENSORS)?;
         self.layer(
             &tensors,
             &Dense {
@@ -250,7 +250,7 @@ impl Modules {
             let what = format!("dimension is {found}, expected {width}, the width of a vector");
             return Err(unsupported(&folder.join("config.json"), &what));
         }
-        let tensors = Checkpoint::open_beside(folder, "config.json", TENSORS)?;
+        let tensors = Checkpoint::open_beside(folder, "config.json", &TENSORS)?;
         let weight = self.file("weight", tensors.vector("norm.weight", width)?);
         let bias = self.file("bias", tensors.vector("norm.bias", width)?);
         self.steps.push(json!({"kind": "layer_norm", "weight": weight, "bias": bias, "eps": EPS}));
