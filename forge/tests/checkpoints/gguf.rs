@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
 use qhx_core::Error;
-use qhx_forge::Silent;
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::{Graph, Origin};
-use qhx_forge::recipe::RecipeOptions;
-use qhx_forge::registry::recipe;
+use qhx_forge::recipe::{RecipeOptions, Task};
+use qhx_forge::registry::{recipe, task};
+use qhx_forge::{ForgeOptions, Silent, forge_checkpoint};
 use qhx_paths::fixture;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ use crate::read_json;
 /// A tensor of f32: name, sizes, values.
 type Tensor = (String, Vec<usize>, Vec<f32>);
 
-/// A file of version 3. Of numbers the whole ones are u32 or lists of i32, the others f32.
+/// A file of version 3. Of numbers the whole ones are u32 or lists of i32, the others f32; lists may be of texts.
 fn file(metadata: &Value, tensors: &[Tensor]) -> Vec<u8> {
     let mut bytes = b"GGUF\x03\0\0\0".to_vec();
     let text = |bytes: &mut Vec<u8>, text: &str| {
@@ -38,6 +38,15 @@ fn file(metadata: &Value, tensors: &[Tensor]) -> Vec<u8> {
             Value::String(value) => {
                 bytes.extend(8u32.to_le_bytes());
                 text(&mut bytes, value);
+            }
+            Value::Bool(flag) => {
+                bytes.extend(7u32.to_le_bytes());
+                bytes.push(u8::from(*flag));
+            }
+            Value::Array(list) if list.iter().any(Value::is_string) => {
+                bytes.extend([9u32, 8].iter().flat_map(|n| n.to_le_bytes()));
+                bytes.extend((list.len() as u64).to_le_bytes());
+                list.iter().for_each(|entry| text(&mut bytes, entry.as_str().unwrap()));
             }
             Value::Array(list) => {
                 bytes.extend([9u32, 5].iter().flat_map(|n| n.to_le_bytes()));
@@ -339,6 +348,168 @@ fn configurations_of_gguf_files_are_the_checkpoints() {
             assert!(folder.starts_with(&family.replace("3_5", "35")), "{folder}: {family}");
         }
     }
+}
+
+/// The checkpoint of a tiny model as a GGUF file without a config.json, with more metadata.
+fn described(dir: &TempDir, folder: &str, more: &Value) -> Result<Checkpoint, Error> {
+    let (architecture, tensors) = tensors(folder);
+    let mut metadata = metadata(folder, &architecture);
+    for (key, value) in more.as_object().unwrap() {
+        metadata[key] = value.clone();
+    }
+    Checkpoint::open(&write(dir, "model.gguf", &metadata, &tensors))
+}
+
+#[test]
+fn vectors_of_gguf_files_are_pooled_as_they_say() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = |kind: Option<u32>, asked: Option<&str>| {
+        let more = kind.map_or(json!({}), |kind| json!({"qwen3.pooling_type": kind}));
+        let checkpoint = described(&dir, "qwen3-tiny", &more).unwrap();
+        let choices = asked.map(|way| ("pooling".to_owned(), way.to_owned()));
+        let options = RecipeOptions {
+            shards: 1,
+            max_ctx: 64,
+            task: Task::Embed,
+            choices: choices.into_iter().collect(),
+            ..RecipeOptions::default()
+        };
+        let made = recipe(&checkpoint, &options);
+        (task(&checkpoint, None).unwrap(), made.map(|made| made.plan_params["pooling"].clone()))
+    };
+    for (kind, way) in [(1, "mean"), (2, "cls"), (3, "last")] {
+        let (task, found) = made(Some(kind), None);
+        assert_eq!((task, found.unwrap()), (Task::Embed, json!(way)));
+    }
+    for kind in [None, Some(0)] {
+        let (task, found) = made(kind, None);
+        assert_eq!(task, Task::Generate);
+        assert!(found.unwrap_err().hint_text().unwrap().contains("pooling=last"));
+    }
+    assert_eq!(made(None, Some("last")).1.unwrap(), "last");
+    let ranks = made(Some(4), None).1.unwrap_err();
+    assert!(ranks.message().contains("pooling_type is 4: the model ranks documents"), "{ranks}");
+}
+
+#[test]
+fn keys_that_gguf_files_lack_are_not_null() {
+    let dir = tempfile::tempdir().unwrap();
+    let names = read_json(&fixture("gguf/names.json"));
+    for folder in names.as_object().unwrap().keys() {
+        let Ok(checkpoint) = described(&dir, folder, &json!({})) else { continue };
+        for (key, value) in checkpoint.config().as_object().unwrap() {
+            assert!(!value.is_null(), "{folder}: {key}");
+        }
+    }
+    // The first files of Gemma 2 have neither caps nor a window.
+    let first = json!({
+        "general.architecture": "gemma2", "gemma2.block_count": 1, "gemma2.embedding_length": 8,
+        "gemma2.feed_forward_length": 8, "gemma2.attention.head_count": 1, "gemma2.context_length": 64,
+        "gemma2.attention.key_length": 8, "gemma2.attention.layer_norm_rms_epsilon": 1e-6,
+    });
+    let embedding = [("token_embd.weight".to_owned(), vec![4, 8], vec![0.0; 32])];
+    let checkpoint = Checkpoint::open(&write(&dir, "first.gguf", &first, &embedding)).unwrap();
+    for key in ["attn_logit_softcapping", "final_logit_softcapping", "sliding_window"] {
+        assert_eq!(checkpoint.config().get(key), None, "{key}");
+    }
+}
+
+#[test]
+fn linear_and_yarn_scaling_have_what_gguf_files_say() {
+    let dir = tempfile::tempdir().unwrap();
+    let scaling = |more: Value| {
+        let found = described(&dir, "qwen3-tiny", &more).unwrap();
+        found.config().get("rope_scaling").cloned().unwrap_or_default()
+    };
+    assert_eq!(scaling(json!({})), Value::Null);
+    let linear = json!({"rope_type": "linear", "factor": 2.5});
+    assert_eq!(scaling(json!({"qwen3.rope.scale_linear": 2.5})), linear);
+    let yarn = scaling(json!({
+        "qwen3.rope.scaling.type": "yarn", "qwen3.rope.scaling.factor": 4.5,
+        "qwen3.rope.scaling.original_context_length": 64, "qwen3.rope.scaling.yarn_beta_fast": 16.5,
+    }));
+    assert_eq!((&yarn["factor"], &yarn["beta_fast"]), (&json!(4.5), &json!(16.5)));
+    assert_eq!(yarn.get("beta_slow"), None);
+}
+
+#[test]
+fn a_gguf_model_is_shown_by_its_general_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = fixture("qwen3-tiny/tokenizer.json");
+    std::fs::copy(tokenizer, dir.path().join("tokenizer.json")).unwrap();
+    for (more, shown) in [
+        (json!({"general.name": "Tiny Qwen 0.1B"}), "Tiny-Qwen-0.1B"),
+        (json!({"general.basename": "Qwen", "general.size_label": "1B"}), "Qwen-1B"),
+        (json!({"general.name": "hf"}), "model"),
+    ] {
+        let checkpoint = described(&dir, "qwen3-tiny", &more).unwrap();
+        let out = dir.path().join("out");
+        let options = ForgeOptions {
+            max_ctx: Some(32),
+            prefill: Some(Vec::new()),
+            overwrite: true,
+            ..ForgeOptions::new(&out)
+        };
+        let report = forge_checkpoint(&checkpoint, recipe, &options, &mut Silent).unwrap();
+        assert_eq!(report.manifest, out.join("model.json"), "files are called after the file");
+        assert_eq!(read_json(&report.manifest)["model"]["name"], shown);
+    }
+}
+
+/// A tokenizer's metadata: texts of tokens and their types.
+fn tokens(model: &str, tokens: &[(&str, u32)]) -> Value {
+    let (texts, types): (Vec<_>, Vec<_>) = tokens.iter().copied().unzip();
+    json!({
+        "tokenizer.ggml.model": model, "tokenizer.ggml.tokens": texts, "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.scores": vec![0; tokens.len()], "tokenizer.ggml.eos_token_id": 0,
+        "tokenizer.ggml.add_bos_token": false, "tokenizer.ggml.add_space_prefix": false,
+    })
+}
+
+#[test]
+fn control_tokens_that_end_answers_are_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let ends = |list: &[(&str, u32)]| {
+        let found = described(&dir, "qwen3-tiny", &tokens("gpt2", list)).unwrap();
+        found.config()["eos_token_id"].clone()
+    };
+    let (normal, control) = (1, 3);
+    let end = ("<|im_end|>", control);
+    assert_eq!(ends(&[end, ("a", normal), ("<|endoftext|>", control)]), json!([0, 2]));
+    assert_eq!(ends(&[end, ("<|end_of_text|>", control), ("</s>", control)]), json!([0, 1, 2]));
+    // A tag of HTML is a word, where no token is of that type.
+    assert_eq!(ends(&[end, ("</s>", normal), ("<EOT>", normal)]), json!(0));
+    // Where messages end within an answer.
+    let harmony = [("<|return|>", control), ("<|end|>", control), ("<|call|>", control)];
+    assert_eq!(ends(&harmony), json!([0, 2]));
+    assert_eq!(ends(&[end, ("<|end|>", control)]), json!([0, 1]));
+}
+
+#[test]
+fn special_tokens_of_phi_3_take_white_space_along() {
+    let dir = tempfile::tempdir().unwrap();
+    let (unknown, control, user, byte) = (2, 3, 4, 6);
+    let list = [
+        ("<unk>", unknown),
+        ("<s>", control),
+        ("</s>", user),
+        ("<0x0A>", byte),
+        ("h", 1),
+        ("<|endoftext|>", control),
+        ("<|user|>", control),
+    ];
+    let mut metadata = tokens("llama", &list);
+    let mut encoded = |architecture: &str, text: &str| {
+        metadata["general.architecture"] = json!(architecture);
+        let path = write(&dir, "tokens.gguf", &metadata, &[]);
+        // Its tokenizer alone is asked for, beside another model's configuration.
+        let model = Checkpoint::open_gguf(&path, Some(&fixture("quantised/awq"))).unwrap();
+        model.tokenizer().unwrap().encode(text, false).unwrap()
+    };
+    assert_eq!(encoded("phi3", "<|user|>\nh"), [6, 4]);
+    assert_eq!(encoded("phi3", "</s>\nh"), [2, 4]);
+    assert_eq!(encoded("phi3", "<|endoftext|>\nh"), [5, 3, 4]);
+    assert_eq!(encoded("llama", "<|user|>\nh"), [6, 3, 4]);
 }
 
 /// The same graphs, weights and experts give the same tokens.

@@ -100,6 +100,9 @@ pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Resul
     config.insert("attention_bias".to_owned(), json!(has("blk.0.attn_q.bias")));
     let number = |key: &str| file.number(&architecture.key(key)).map(shortest);
     config.extend(own(file, architecture, &number, &of_layers)?);
+    if file.flag(&key("attention.causal")) == Some(false) {
+        config.insert("is_causal".to_owned(), json!(false));
+    }
     if let Some(experts) = experts {
         config.insert("num_local_experts".to_owned(), json!(experts));
         config
@@ -119,7 +122,26 @@ pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Resul
     if let Some(token) = file.size("tokenizer.ggml.bos_token_id") {
         config.insert("bos_token_id".to_owned(), json!(token));
     }
+    // What the file does not say is the class's default, which a null would not be.
+    config.retain(|_, value| !value.is_null());
     Ok(Json::Object(config))
+}
+
+/// The way to pool that the file declares (`llama_pooling_type`), by its name in `config.json`; none where it declares
+/// none. Errors say what cannot be pooled.
+pub(super) fn pooling(
+    file: &File,
+    architecture: Architecture,
+) -> Result<Option<&'static str>, String> {
+    let key = architecture.key("pooling_type");
+    match file.number(&key).map(|kind| kind as i64) {
+        None | Some(-1 | 0) => Ok(None),
+        Some(1) => Ok(Some("mean")),
+        Some(2) => Ok(Some("cls")),
+        Some(3) => Ok(Some("last")),
+        Some(4) => Err(format!("{key} is 4: the model ranks documents, and gives no vectors")),
+        Some(other) => Err(format!("{key} is {other}, expected 0 to 3")),
+    }
 }
 
 /// How the rotary embedding is scaled; none where it is not.
@@ -157,14 +179,25 @@ fn scaling(file: &File, map: &Mapped, architecture: Architecture) -> Result<Opti
     if let (Some(long), Some(short)) = (long?, short?) {
         return longrope(long, short, number("rope.scaling.attn_factor").unwrap_or(1.0));
     }
-    let kind = file.text(&architecture.key("rope.scaling.type")).filter(|kind| *kind != "none");
-    Ok(kind.map(|kind| {
-        let mut scaling = json!({"rope_type": kind, "factor": number("rope.scaling.factor")});
-        if kind == "yarn" {
-            scaling["original_max_position_embeddings"] = json!(original);
+    // The first files have the factor by itself, under one of two names.
+    let factor = number("rope.scaling.factor").or(number("rope.scale_linear"));
+    let linear = factor.filter(|factor| ![0.0, 1.0].contains(factor)).map(|_| "linear");
+    let kind = file.text(&architecture.key("rope.scaling.type")).or(linear);
+    let Some(kind) = kind.filter(|kind| *kind != "none") else { return Ok(None) };
+    let mut scaling = Map::new();
+    scaling.insert("rope_type".to_owned(), json!(kind));
+    let mut set = |key: &str, value: Option<f64>| {
+        if let Some(value) = value {
+            scaling.insert(key.to_owned(), json!(value));
         }
-        scaling
-    }))
+    };
+    set("factor", factor);
+    if kind == "yarn" {
+        set("original_max_position_embeddings", original);
+        set("beta_fast", number("rope.scaling.yarn_beta_fast"));
+        set("beta_slow", number("rope.scaling.yarn_beta_slow"));
+    }
+    Ok(Some(Json::Object(scaling)))
 }
 
 /// What only one architecture has. `of_layers` has the key-value heads of each layer, where they differ.
@@ -193,7 +226,7 @@ fn own(
             let sections = sections.iter().take(3).map(|n| *n as u64).collect::<Vec<_>>();
             let mut rope = json!({
                 "rope_type": "default",
-                "rope_theta": number("rope.freq_base"),
+                "rope_theta": number("rope.freq_base").unwrap_or(10_000.0),
                 "partial_rotary_factor": size("rope.dimension_count")? as f64 / dim.max(1) as f64,
             });
             if sections.len() == 3
@@ -223,13 +256,15 @@ fn own(
             let mut own = json!({
                 "hidden_activation": "gelu_pytorch_tanh",
                 "query_pre_attn_scalar": scalar,
-                "sliding_window": size("attention.sliding_window")?,
                 "torch_dtype": "bfloat16",
             });
+            // The first files of Gemma 2 have neither caps nor a window: llama.cpp takes the class's defaults.
+            own["final_logit_softcapping"] = json!(number("final_logit_softcapping"));
             if architecture == Architecture::Gemma2 {
                 own["attn_logit_softcapping"] = json!(number("attn_logit_softcapping"));
-                own["final_logit_softcapping"] = json!(number("final_logit_softcapping"));
+                own["sliding_window"] = json!(number("attention.sliding_window").map(|n| n as u64));
             } else {
+                own["sliding_window"] = json!(size("attention.sliding_window")?);
                 let theta = number("rope.freq_base_swa").unwrap_or(10_000.0);
                 own["rope_local_base_freq"] = json!(theta);
             }

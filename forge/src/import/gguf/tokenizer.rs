@@ -20,8 +20,31 @@ const MAX_MERGED: usize = 256;
 /// A space within tokens of SentencePiece.
 const SPACE: &str = "▁";
 /// Tokens that end a turn in a conversation, which a file names beside the end of a text by their text alone.
-const ENDS: [&str; 6] =
+const TURN_ENDS: [&str; 6] =
     ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>"];
+/// Control tokens at which llama.cpp ends an answer as well (`llama-vocab.cpp`, `special_eog_ids`). Without that type,
+/// some of these texts are plain words, such as the HTML tag `</s>` of Gemma's vocabulary.
+const CONTROL_ENDS: [&str; 15] = [
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<end_of_utterance>",
+    "<|tool_response>",
+    "<｜end▁of▁sentence｜>",
+];
+/// Pairs of tokens of formats in which `<|end|>` ends a message within an answer.
+const MESSAGES_WITHIN: [[&str; 2]; 2] = [["<|return|>", "<|call|>"], ["<|flush|>", "<|calls|>"]];
+/// Tokens of Phi-3's vocabulary after which white space stays; its other special tokens take it along.
+const PHI3_PLAIN: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
 /// Types of tokens (`llama_token_type`).
 mod kind {
@@ -82,7 +105,7 @@ pub(super) fn of(file: &File, map: &Mapped) -> Result<Option<Embedded>, String> 
         version: "1.0",
         truncation: None,
         padding: None,
-        added_tokens: vocabulary.added(),
+        added_tokens: vocabulary.added(takes_space(file, model)),
         normalizer: rules.normalizer,
         pre_tokenizer: rules.pre_tokenizer,
         post_processor: around(bos, eos),
@@ -135,17 +158,32 @@ pub(super) fn template<'a>(file: &'a File, map: &'a Mapped) -> Result<Option<&'a
 /// The ids of the tokens that end a text or a turn, each once, that of a text first.
 pub(super) fn ends(file: &File, map: &Mapped) -> Vec<usize> {
     let keys = ["eos", "eot", "eom"].map(|name| key(&format!("{name}_token_id")));
-    let mut found: Vec<usize> = Vec::new();
     let tokens = file.texts(map, &key("tokens")).unwrap_or_default();
-    let named = tokens.iter().enumerate();
-    let named = named.filter(|(_, token)| ENDS.iter().any(|end| end.as_bytes() == **token));
+    let kinds = file.numbers(map, &key("token_type")).unwrap_or_default();
+    let of = |id: usize, names: &[&str]| {
+        tokens.get(id).is_some_and(|token| names.iter().any(|name| name.as_bytes() == *token))
+    };
+    let control = |id: usize| kinds.get(id) == Some(&f64::from(kind::CONTROL));
+    let ends = |id: &usize| of(*id, &TURN_ENDS) || control(*id) && of(*id, &CONTROL_ENDS);
+    let mut found: Vec<usize> = Vec::new();
     let keyed = keys.iter().filter_map(|key| file.size(key));
-    for id in keyed.chain(named.map(|(id, _)| id)) {
+    for id in keyed.chain((0..tokens.len()).filter(ends)) {
         if !found.contains(&id) {
             found.push(id);
         }
     }
+    let has = |name: &str| found.iter().any(|id| of(*id, &[name]));
+    if MESSAGES_WITHIN.iter().any(|pair| pair.iter().all(|name| has(name))) {
+        found.retain(|id| !of(*id, &["<|end|>"]));
+    }
     found
+}
+
+/// True where special tokens take the white space behind them along (`rstrip`): no key says so. llama.cpp knows Phi-3
+/// by its name.
+fn takes_space(file: &File, model: &str) -> bool {
+    let architecture = file.text("general.architecture").unwrap_or_default();
+    model == "llama" && matches!(architecture, "phi3" | "phimoe")
 }
 
 fn key(name: &str) -> String {
@@ -230,20 +268,22 @@ impl<'a> Vocabulary<'a> {
         ids
     }
 
-    /// Tokens that are found in a text before anything else.
-    fn added(&self) -> Vec<Added<'a>> {
+    /// Tokens that are found in a text before anything else. With `takes_space` they are Phi-3's, see
+    /// [`takes_space`].
+    fn added(&self, takes_space: bool) -> Vec<Added<'a>> {
         let mut first: HashMap<&str, usize> = HashMap::new();
         let mut added = Vec::new();
         for (id, content, found) in self.entries() {
             let once = *first.entry(content).or_insert(id) == id;
             let special = matches!(found, kind::UNKNOWN | kind::CONTROL);
             if once && !content.is_empty() && (special || found == kind::USER_DEFINED) {
+                let stripped = (special || content == "</s>") && !PHI3_PLAIN.contains(&content);
                 added.push(Added {
                     id,
                     content,
                     single_word: false,
                     lstrip: false,
-                    rstrip: false,
+                    rstrip: takes_space && stripped,
                     normalized: false,
                     special,
                 });
