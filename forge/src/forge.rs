@@ -174,9 +174,7 @@ fn make(
     if let Some(warning) = plan.warning() {
         progress.note(&warning);
     }
-    if let Some(note) = plan.note() {
-        progress.note(&note);
-    }
+    plan.notes().iter().for_each(|note| progress.note(note));
     if options.compiler.as_ref().is_some_and(|c| c.dsp_arch() == "v68") {
         progress.note(NO_FLOATS);
     }

@@ -81,6 +81,8 @@ pub struct Plan {
     pub left_out: Vec<String>,
     /// What no hint suggests, as it was given.
     given: Given,
+    /// The recipe's notes.
+    pub recipe_notes: Vec<String>,
 }
 
 /// Options that were given.
@@ -143,12 +145,13 @@ impl Plan {
         })
     }
 
-    /// Which tensors of the checkpoint the bundle does without, in one sentence; none where it has all.
-    pub fn note(&self) -> Option<String> {
+    /// The recipe's notes, and which tensors of the checkpoint the bundle does without, each in one sentence.
+    pub fn notes(&self) -> Vec<String> {
         let count = self.left_out.len();
-        (count > 0).then(|| {
+        let left_out = (count > 0).then(|| {
             format!("{count} tensors of the checkpoint are left out: {}", summary(&self.left_out))
-        })
+        });
+        self.recipe_notes.iter().cloned().chain(left_out).collect()
     }
 
     /// Expected seconds on two cores.
@@ -223,6 +226,9 @@ pub fn plan(
     }
     plan.left_out = checkpoint.check_unread(&options.ignore_tensors)?;
     Ok((plan, built))
+    if options.task.is_none() && plan.task == Task::Embed && makes(checkpoint, Task::Generate) {
+        plan.recipe_notes.push(VECTORS.to_owned());
+    }
 }
 
 /// Checks the graphs of a recipe against each other.
@@ -327,6 +333,7 @@ fn context_sizes<'a>(
     context: &'a ContextPlan,
     options: &ForgeOptions,
     written: &mut HashSet<(&'a str, u64)>,
+        recipe_notes: recipe.notes.clone(),
 ) -> ContextSizes {
     let all_bytes = total(context.graphs.iter().map(Graph::weight_bytes));
     let weights = distinct_weights(&context.graphs);

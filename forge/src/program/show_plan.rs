@@ -77,7 +77,7 @@ fn lines(plan: &Plan, targets: &[String], memory: Option<u64>) -> Vec<String> {
         }
         None => format!("memory about {}", mega(needed)),
     });
-    lines.extend(plan.note());
+    lines.extend(plan.notes());
     lines.extend(plan.warning());
     lines
 }
@@ -124,6 +124,7 @@ fn plan_json(plan: &Plan, targets: &[String], memory: Option<u64>) -> Value {
         "seconds": plan.seconds().round(),
         "left_out": plan.left_out,
         "warning": plan.warning(),
+        "notes": plan.recipe_notes,
     })
 }
 

@@ -35,7 +35,11 @@ const RERANKERS: [&str; 4] = [
 ];
 
 register_recipe!(
-    RecipeEntry::new(&ENCODERS, recipe).tasks(&[Task::Embed]).prefill_graphs().longest(longest)
+    RecipeEntry::new(&ENCODERS, recipe)
+        .tasks(&[Task::Embed])
+        .prefill_graphs()
+        .longest(longest)
+        .options(&[encoder::POOLING])
 );
 register_recipe!(
     RecipeEntry::new(&RERANKERS, recipe).tasks(&[Task::Score]).prefill_graphs().longest(longest)
@@ -143,7 +147,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     checkpoint.leave_out("embeddings.position_ids");
     let encoder = match options.task {
         Task::Score => Encoder::scoring(checkpoint, false, "cls", &config.head(), None)?,
-        _ => Encoder { causal: false, ..Encoder::read(checkpoint, config.hidden)? },
+        _ => Encoder::read(checkpoint, options, config.hidden, false)?,
     };
     if options.task != Task::Score || config.roberta {
         checkpoint.leave_out("pooler");
@@ -157,7 +161,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         "max_ctx": options.max_ctx,
         "n_heads": heads.query,
     }));
-    let EncoderGraphs { contexts, plan_params, mut tables } =
+    let EncoderGraphs { contexts, plan_params, mut tables, notes } =
         encoder.graphs(options, layers, &mut params, |name, range, rows, mask_rows| {
             graph(&parts, &config, name, range, rows, mask_rows)
         })?;
@@ -179,7 +183,8 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     Ok(Recipe::new("bert", encoder::HOST_OP, contexts, plan_params)
         .embed(table("word", vocab)?)
         .params(params)
-        .tables(tables))
+        .tables(tables)
+        .notes(notes))
 }
 
 /// `rows` tokens through the layers of `range`.

@@ -1,9 +1,11 @@
 //! What `sentence-transformers` has beside an encoder.
 
 use qhx_core::ErrorKind;
+use qhx_forge::ForgeOptions;
 use qhx_forge::checkpoint::Checkpoint;
+use qhx_forge::plan::{Plan, plan};
 use qhx_forge::recipe::{RecipeOptions, Task};
-use qhx_forge::registry::recipe;
+use qhx_forge::registry::{recipe, task};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -72,6 +74,67 @@ fn what_an_encoder_does_not_apply_is_refused_by_name() {
     }
 }
 
+/// The plan of a folder, and the pooling of its bundle.
+fn pooled(dir: &TempDir, pooling: Option<&str>) -> Result<(Plan, Value), qhx_core::Error> {
+    let mut options = ForgeOptions::new("out");
+    options.task = Some(Task::Embed);
+    options.recipe_options.extend(pooling.map(|way| ("pooling".to_owned(), way.to_owned())));
+    let (plan, made) = plan(&Checkpoint::open(dir.path())?, recipe, &options, false)?;
+    Ok((plan, made.plan_params["pooling"].clone()))
+}
+
+#[test]
+fn an_encoder_without_a_pooling_is_the_mean_with_a_note() {
+    let dir = copy("embed-bert-tiny");
+    std::fs::remove_file(dir.path().join("modules.json")).unwrap();
+    let (plan, way) = pooled(&dir, None).unwrap();
+    assert_eq!(way, "mean");
+    assert!(plan.notes()[0].contains("--recipe-option pooling=cls"), "{:?}", plan.notes());
+    let (plan, way) = pooled(&dir, Some("cls")).unwrap();
+    assert_eq!((way, plan.recipe_notes.len()), (json!("cls"), 0));
+    let error = pooled(&dir, Some("median")).unwrap_err();
+    assert!(error.message().contains("\"median\", expected one of cls, max, mean"), "{error}");
+    // What is named counts before what the files say.
+    assert_eq!(pooled(&encoder(), Some("last")).unwrap().1, "last");
+}
+
+#[test]
+fn a_causal_model_without_a_pooling_is_refused() {
+    let dir = copy("qwen3-tiny");
+    let error = pooled(&dir, None).unwrap_err();
+    assert!(error.message().contains("how the rows of a text become a vector"), "{error}");
+    assert!(error.hint_text().unwrap().contains("--recipe-option pooling=last"), "{error:?}");
+    assert_eq!(pooled(&dir, Some("last")).unwrap().1, "last");
+    let mut options = ForgeOptions::new("out");
+    options.recipe_options.insert("pooling".to_owned(), "last".to_owned());
+    let error = plan(&Checkpoint::open(dir.path()).unwrap(), recipe, &options, false).unwrap_err();
+    assert!(error.hint_text().unwrap().contains("--task embed"), "{error:?}");
+}
+
+#[test]
+fn a_class_with_one_task_has_that_by_default() {
+    for (model, expected) in [
+        ("embed-bert-tiny", Task::Embed),
+        ("rerank-bert-tiny", Task::Score),
+        ("siglip-fixed", Task::Embed),
+        ("whisper-tiny", Task::Transcribe),
+        ("qwen3-tiny", Task::Generate),
+    ] {
+        let found = task(&Checkpoint::open(&qhx_paths::fixture(model)).unwrap(), None).unwrap();
+        assert_eq!(found, expected, "{model}");
+    }
+    let bert = Checkpoint::open(&qhx_paths::fixture("embed-bert-tiny")).unwrap();
+    let (made, _) = plan(&bert, recipe, &ForgeOptions::new("out"), false).unwrap();
+    assert_eq!((made.task, made.max_ctx), (Task::Embed, 96));
+    let error = task(&bert, Some(Task::Generate)).unwrap_err();
+    assert!(error.message().contains("a BertModel has no recipe for the task generate"), "{error}");
+    assert_eq!(error.hint_text(), Some("give --task embed, or no --task"));
+    // A decoder whose folder is that of sentence-transformers.
+    let dir = copy("qwen3-tiny");
+    std::fs::write(dir.path().join("modules.json"), "[]").unwrap();
+    assert_eq!(task(&Checkpoint::open(dir.path()).unwrap(), None).unwrap(), Task::Embed);
+}
+
 /// The encoder with modules behind its pooling.
 fn with_modules() -> TempDir {
     let dir = encoder();
@@ -86,6 +149,28 @@ fn with_modules() -> TempDir {
         }
     }
     dir
+}
+
+#[test]
+fn modules_that_torch_saved_are_read() {
+    let dir = with_modules();
+    let options =
+        RecipeOptions { shards: 1, max_ctx: 64, task: Task::Embed, ..RecipeOptions::default() };
+    let weights = || {
+        let made = recipe(&Checkpoint::open(dir.path()).unwrap(), &options).unwrap();
+        let tables = made.tables.iter().find(|tables| tables.key == "modules").unwrap();
+        let mut files = vec![Vec::new(); tables.files.len()];
+        let mut targets: Vec<&mut dyn std::io::Write> = Vec::new();
+        targets.extend(files.iter_mut().map(|file| file as &mut dyn std::io::Write));
+        tables.source.write(&mut targets, &mut qhx_forge::Silent).unwrap();
+        files
+    };
+    let safe = weights();
+    let folder = dir.path().join("4_Dense");
+    std::fs::remove_file(folder.join("model.safetensors")).unwrap();
+    let saved = qhx_paths::fixture("torch-files/dense.bin");
+    std::fs::copy(saved, folder.join("pytorch_model.bin")).unwrap();
+    assert!(weights() == safe);
 }
 
 #[test]
@@ -126,25 +211,3 @@ fn modules_that_do_not_fit_are_refused_by_name() {
         assert!(error.message().contains(words) && error.message().contains(folder), "{error}");
     }
 }
-#[test]
-fn modules_that_torch_saved_are_read() {
-    let dir = with_modules();
-    let options =
-        RecipeOptions { shards: 1, max_ctx: 64, task: Task::Embed, ..RecipeOptions::default() };
-    let weights = || {
-        let made = recipe(&Checkpoint::open(dir.path()).unwrap(), &options).unwrap();
-        let tables = made.tables.iter().find(|tables| tables.key == "modules").unwrap();
-        let mut files = vec![Vec::new(); tables.files.len()];
-        let mut targets: Vec<&mut dyn std::io::Write> = Vec::new();
-        targets.extend(files.iter_mut().map(|file| file as &mut dyn std::io::Write));
-        tables.source.write(&mut targets, &mut qhx_forge::Silent).unwrap();
-        files
-    };
-    let safe = weights();
-    let folder = dir.path().join("4_Dense");
-    std::fs::remove_file(folder.join("model.safetensors")).unwrap();
-    let saved = qhx_paths::fixture("torch-files/dense.bin");
-    std::fs::copy(saved, folder.join("pytorch_model.bin")).unwrap();
-    assert!(weights() == safe);
-}
-

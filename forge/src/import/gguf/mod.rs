@@ -217,6 +217,26 @@ impl Inside {
         tokenizer::of(&self.file, &self.map).map_err(|what| self.fail(&what, "tokenizer.json"))
     }
 
+    /// The model's name in the metadata: `general.name`, or what it is made of; none where there is none.
+    pub fn model_name(&self) -> Option<String> {
+        let text = |key: &str| self.file.text(&format!("general.{key}")).filter(|t| !t.is_empty());
+        text("name").map(str::to_owned).or_else(|| {
+            let parts = [text("basename"), text("size_label"), text("finetune")];
+            text("basename")?;
+            Some(parts.into_iter().flatten().collect::<Vec<_>>().join("-"))
+        })
+    }
+
+    /// The way to pool vectors that the file declares, by its name in `config.json`; none where it declares none.
+    pub fn pooling(&self) -> Result<Option<&'static str>> {
+        config::pooling(&self.file, self.architecture).map_err(|what| {
+            let what = format!("{}: {what}", self.map.path().display());
+            Error::new(ErrorKind::Artifact, what).hint(
+                "make vectors with another model, or name the way: --recipe-option pooling=last",
+            )
+        })
+    }
+
     /// True where there is a chat template.
     pub fn has_chat_template(&self) -> bool {
         matches!(tokenizer::template(&self.file, &self.map), Ok(Some(_)))

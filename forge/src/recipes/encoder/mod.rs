@@ -14,7 +14,7 @@ use crate::graph::Graph;
 use crate::kit::{matrices, one_or_many, prefill_rows, shards};
 use crate::recipe::{ContextPlan, RecipeOptions, Tables};
 use crate::rerank;
-pub(super) use modules::Dense;
+pub(super) use modules::{Dense, POOLING};
 pub(super) use text::{Encoder, bidirectional, max_text};
 
 /// The host-op that runs what [`Encoder::graphs`] makes.
@@ -32,7 +32,13 @@ pub(super) struct EncoderGraphs {
     pub contexts: Vec<ContextPlan>,
     pub plan_params: Map<String, Value>,
     pub tables: Vec<Tables>,
+    /// What a user should know of the vectors.
+    pub notes: Vec<String>,
 }
+
+/// Said of an encoder that nothing declares the pooling of.
+const UNDECLARED: &str = "neither modules.json nor another file says how the rows of a text become a vector: it is their \
+     mean; where the model's page says otherwise, name it: --recipe-option pooling=cls";
 
 impl Encoder {
     /// The graphs `enc`, and `enc<S>` for shorter texts of up to S tokens, over the shards of the options. `make` makes
@@ -46,7 +52,7 @@ impl Encoder {
         make: impl Fn(&str, Range<usize>, usize, usize) -> Result<Graph>,
     ) -> Result<EncoderGraphs> {
         let Self { causal, modules, query_prefix, document_prefix, rerank } = self;
-        let longest = options.max_ctx;
+        let (longest, undeclared) = (options.max_ctx, modules.undeclared);
         let (mut contexts, mut parts, mut buckets) =
             (Vec::<ContextPlan>::new(), Vec::new(), Vec::new());
         for length in bucket_lengths(options)?.into_iter().rev() {
@@ -97,7 +103,8 @@ impl Encoder {
                 params.insert("document_prefix".to_owned(), json!(document_prefix));
             }
         }
-        Ok(EncoderGraphs { contexts, plan_params, tables })
+        let notes = undeclared.then(|| UNDECLARED.to_owned()).into_iter().collect();
+        Ok(EncoderGraphs { contexts, plan_params, tables, notes })
     }
 }
 

@@ -9,7 +9,17 @@ use serde_json::{Value, json};
 use super::files::{read, unsupported};
 use crate::checkpoint::{Checkpoint, is_plain};
 use crate::kit::MatrixFile;
+use crate::recipe::RecipeOptions;
+use crate::registry::RecipeOption;
 use crate::weight::{RowSource, scaled};
+
+/// The way to pool, in the place of what the checkpoint declares.
+pub(in crate::recipes) const POOLING: RecipeOption = RecipeOption {
+    name: "pooling",
+    values: &[],
+    help: "how a text's rows become a vector: mean, last, cls, max, mean_sqrt_len or weighted_mean [default: what the \
+           checkpoint declares]",
+};
 
 /// Keys of the ways to pool in older files, and the op's names, in the order in which vectors are joined.
 const FLAGS: [(&str, &str); 6] = [
@@ -71,19 +81,41 @@ pub(in crate::recipes) struct Modules {
     pub files: Vec<MatrixFile>,
     /// Tokens of prompts are not pooled.
     pub without_prompt: bool,
+    /// Nothing declares a way to pool: it is that of most encoders.
+    pub undeclared: bool,
 }
 
 impl Modules {
-    /// Reads `modules.json` and the folders that it names; without it, `1_Pooling`.
-    pub fn read(checkpoint: &Checkpoint, hidden: usize) -> Result<Self> {
+    /// Reads `modules.json` and the folders that it names; without it, `1_Pooling`, then what the configuration or a
+    /// GGUF file declares. The option [`POOLING`] comes before all of them.
+    pub fn read(
+        checkpoint: &Checkpoint,
+        options: &RecipeOptions,
+        hidden: usize,
+        causal: bool,
+    ) -> Result<Self> {
         let dir = checkpoint.dir();
         let path = dir.join("modules.json");
+        let asked = asked(options)?;
         let Some(listed) = read(&path)? else {
-            let pooling = read(&dir.join(POOLING).join("config.json"))?;
             let mut modules = Self { normalize: true, ..Self::default() };
-            modules.poolings = match &pooling {
-                Some(config) => modules.pooling(&dir.join(POOLING), config)?,
-                None => vec![declared(checkpoint)?],
+            if let Some(asked) = asked {
+                modules.poolings = vec![asked];
+                return Ok(modules);
+            }
+            let folder = dir.join(POOLING_FOLDER);
+            modules.poolings = match read(&folder.join("config.json"))? {
+                Some(config) => modules.pooling(&folder, &config)?,
+                None => match declared(checkpoint)? {
+                    Some(pooling) => vec![pooling],
+                    None if causal && checkpoint.seed().is_none() => {
+                        return Err(no_pooling(checkpoint));
+                    }
+                    None => {
+                        modules.undeclared = checkpoint.seed().is_none();
+                        vec!["mean"]
+                    }
+                },
             };
             return Ok(modules);
         };
@@ -106,7 +138,8 @@ impl Modules {
                 "Transformer" if before => {}
                 "Pooling" if before => {
                     let config = required(&folder)?;
-                    modules.poolings = modules.pooling(&folder, &config)?;
+                    let found = modules.pooling(&folder, &config)?;
+                    modules.poolings = asked.map_or(found, |asked| vec![asked]);
                     width = hidden.saturating_mul(modules.poolings.len());
                 }
                 "Dense" if !before => width = modules.dense(&folder, width)?,
@@ -274,14 +307,42 @@ fn required(folder: &Path) -> Result<Value> {
     })
 }
 
-/// The way to pool that the configuration of the model itself has.
-fn declared(checkpoint: &Checkpoint) -> Result<&'static str> {
+/// The way to pool that is asked for.
+fn asked(options: &RecipeOptions) -> Result<Option<&'static str>> {
+    let Some(text) = POOLING.choice(options) else { return Ok(None) };
+    let found = NAMES.iter().find(|(_, own)| *own == text);
+    found.map(|(_, own)| Some(*own)).ok_or_else(|| {
+        let names = NAMES.map(|(_, own)| own).join(", ");
+        let what = format!("recipe option {}: {text:?}, expected one of {names}", POOLING.name);
+        Error::new(ErrorKind::Usage, what)
+    })
+}
+
+/// The error of a causal model of which nothing says how it is pooled: the mean would look like vectors, and be others
+/// than those it was trained for.
+fn no_pooling(checkpoint: &Checkpoint) -> Error {
+    let what = format!(
+        "{}: nothing says how the rows of a text become a vector (modules.json, {POOLING_FOLDER}, pooling of config.json, \
+         pooling_type of a GGUF file), and a causal model has no usual way",
+        checkpoint.path().display()
+    );
+    Error::new(ErrorKind::Artifact, what).hint(
+        "name it, most pool the last token: --recipe-option pooling=last; or complete the download with modules.json and \
+         the folders that it names",
+    )
+}
+
+/// The way to pool that the configuration of the model itself has, or the metadata of a GGUF file.
+fn declared(checkpoint: &Checkpoint) -> Result<Option<&'static str>> {
     match checkpoint.config().get("pooling") {
-        None | Some(Value::Null) => Ok("mean"),
+        None | Some(Value::Null) => match checkpoint.inside() {
+            Some(inside) => inside.pooling(),
+            None => Ok(None),
+        },
         Some(value) => match value.as_str() {
-            Some("avg" | "mean") => Ok("mean"),
-            Some("last") => Ok("last"),
-            Some("cls") => Ok("cls"),
+            Some("avg" | "mean") => Ok(Some("mean")),
+            Some("last") => Ok(Some("last")),
+            Some("cls") => Ok(Some("cls")),
             _ => Err(Error::new(
                 ErrorKind::Artifact,
                 format!(

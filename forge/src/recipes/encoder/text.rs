@@ -10,6 +10,7 @@ use super::files::{read, unsupported};
 use super::modules::{Dense, Modules};
 use crate::checkpoint::Checkpoint;
 use crate::kit::Reader;
+use crate::recipe::RecipeOptions;
 
 /// How a text becomes a vector.
 #[derive(Debug)]
@@ -23,10 +24,16 @@ pub(in crate::recipes) struct Encoder {
 }
 
 impl Encoder {
-    /// Reads what there is beside the checkpoint of a model with `hidden` values a row.
-    pub fn read(checkpoint: &Checkpoint, hidden: usize) -> Result<Self> {
+    /// Reads what there is beside the checkpoint of a model with `hidden` values a row. `causal`: a token sees only
+    /// those before it.
+    pub fn read(
+        checkpoint: &Checkpoint,
+        options: &RecipeOptions,
+        hidden: usize,
+        causal: bool,
+    ) -> Result<Self> {
         let prompts = read(&checkpoint.dir().join("config_sentence_transformers.json"))?;
-        let modules = Modules::read(checkpoint, hidden)?;
+        let modules = Modules::read(checkpoint, options, hidden, causal)?;
         let declared = prompts.as_ref().and_then(|p| p.get("prompts")).and_then(Value::as_object);
         let prompt = |key: &str| declared?.get(key)?.as_str().map(str::to_owned);
         let prompted = declared.is_some_and(|all| all.values().any(|prompt| prompt != ""));
@@ -37,7 +44,7 @@ impl Encoder {
             ));
         }
         Ok(Self {
-            causal: !bidirectional(checkpoint.config()),
+            causal,
             modules,
             query_prefix: prompt("query").unwrap_or_default(),
             document_prefix: prompt("document").or_else(|| prompt("passage")).unwrap_or_default(),

@@ -16,7 +16,7 @@ use std::ops::Range;
 use qhx_core::Result;
 use serde_json::json;
 
-use super::encoder::{self, Encoder, EncoderGraphs, max_text};
+use super::encoder::{self, Encoder, EncoderGraphs, bidirectional, max_text};
 use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph, TensorId};
@@ -38,13 +38,15 @@ register_recipe!(
         .tasks(&[Task::Embed])
         .prefill_graphs()
         .longest(|checkpoint, _| max_text(checkpoint).ok()?)
+        .options(&[encoder::POOLING])
 );
 
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let config = Config::read(checkpoint)?;
     let layers = config.sliding.len();
     check_shape(options, layers, Some(config.max_positions))?;
-    let encoder = Encoder::read(checkpoint, config.hidden)?;
+    let causal = !bidirectional(checkpoint.config());
+    let encoder = Encoder::read(checkpoint, options, config.hidden, causal)?;
     let Config { hidden, vocab, heads, thetas: [rope_theta, local_theta], .. } = config;
     let mut params =
         DecoderParams { hidden, vocab, layers, heads, rope_theta }.map(options.max_ctx);
@@ -54,14 +56,15 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     })));
     let parts = Layers { norm_offset: 1.0, ..Layers::decoder(checkpoint, options, config.eps) };
     let model = Model { parts, config: &config };
-    let EncoderGraphs { contexts, plan_params, tables } =
+    let EncoderGraphs { contexts, plan_params, tables, notes } =
         encoder.graphs(options, layers, &mut params, |name, range, rows, mask_rows| {
             model.graph(name, range, rows, mask_rows)
         })?;
     Ok(Recipe::new("gemma3", encoder::HOST_OP, contexts, plan_params)
         .embed(checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?)
         .params(params)
-        .tables(tables))
+        .tables(tables)
+        .notes(notes))
 }
 
 /// Makes the graphs.

@@ -92,6 +92,7 @@ register_recipe!(
         .smaller_contexts()
         .int8_caches()
         .longest(longest)
+        .options(&[encoder::POOLING])
 );
 register_recipe!(
     RecipeEntry::new(&["Qwen3MoeForCausalLM"], recipe)
@@ -102,7 +103,11 @@ register_recipe!(
         .options(&[EXPERTS])
 );
 register_recipe!(
-    RecipeEntry::new(&ENCODERS, recipe).tasks(&[Task::Embed]).prefill_graphs().longest(longest)
+    RecipeEntry::new(&ENCODERS, recipe)
+        .tasks(&[Task::Embed])
+        .prefill_graphs()
+        .longest(longest)
+        .options(&[encoder::POOLING])
 );
 register_recipe!(
     RecipeEntry::new(&RERANKERS, recipe).tasks(&[Task::Score]).prefill_graphs().longest(longest)
@@ -112,9 +117,14 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let config = Config::read(checkpoint, class(checkpoint)?, options.max_ctx)?;
     check_shape(options, config.layers, config.rope.max_positions)?;
     match options.task {
+        Task::Generate if encoder::POOLING.choice(options).is_some() => {
+            let what = "recipe option pooling: a bundle that generates pools nothing";
+            Err(Error::new(ErrorKind::Usage, what).hint("omit it, or make vectors: --task embed"))
+        }
         Task::Generate => generate(checkpoint, &config, options),
         Task::Embed => {
-            let encoder = Encoder::read(checkpoint, config.hidden)?;
+            let causal = !bidirectional(checkpoint.config());
+            let encoder = Encoder::read(checkpoint, options, config.hidden, causal)?;
             encode(checkpoint, &config, options, encoder)
         }
         Task::Score => encode(checkpoint, &config, options, reranker(checkpoint, &config)?),
@@ -167,7 +177,7 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
                 checkpoint.dir().display()
             ),
         )
-        .hint("ask for the task embed"));
+        .hint("make vectors with it: --task embed"));
     }
     let layers = layers(checkpoint, config, options);
     let mut params = params(config, options);
@@ -263,7 +273,7 @@ fn encode(
     checkpoint.leave_out("lm_head");
     let layers = layers(checkpoint, config, options);
     let mut params = params(config, options);
-    let EncoderGraphs { contexts, plan_params, tables } =
+    let EncoderGraphs { contexts, plan_params, tables, notes } =
         encoder.graphs(options, config.layers, &mut params, |name, range, rows, mask_rows| {
             let attend =
                 AttendInputs { mask_rows, ..AttendInputs::new(config.rope.rotary, rows, 0) };
@@ -272,7 +282,8 @@ fn encode(
     Ok(Recipe::new(config.class.family, encoder::HOST_OP, contexts, plan_params)
         .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)
         .params(params)
-        .tables(tables))
+        .tables(tables)
+        .notes(notes))
 }
 
 fn params(config: &Config, options: &RecipeOptions) -> Map<String, Value> {
