@@ -26,6 +26,7 @@ use crate::overrides::{Override, precisions, quantized};
 use crate::plan::plan;
 use crate::progress::Progress;
 use crate::recipe::{Precision, Recipe, RecipeOptions, Task};
+use crate::registry::task;
 pub(crate) use joined::joined;
 pub use text::read_texts;
 
@@ -222,10 +223,10 @@ pub(crate) fn measured(options: &ForgeOptions, out: &Path, longest: usize) -> Fo
 /// Errors when there is nothing to measure.
 fn check(checkpoint: &Checkpoint, options: &ForgeOptions, wanted: &CalibrateOptions) -> Result<()> {
     let fail = |what: &str, hint: &str| Err(Error::new(ErrorKind::Usage, what).hint(hint));
-    if options.task != Task::Generate {
+    if task(checkpoint, options.task)? != Task::Generate {
         return fail(
             "calibrating compares the next tokens of a model, and this task gives none",
-            "calibrate the task generate",
+            "give --task generate, where the model's class has it",
         );
     }
     if checkpoint.seed().is_some() {
@@ -252,7 +253,7 @@ pub(crate) fn tokens(
     wanted: &CalibrateOptions,
 ) -> Result<Vec<Vec<u32>>> {
     let tokenizer = checkpoint.tokenizer()?;
-    let longest = options.for_recipe(checkpoint).max_ctx;
+    let longest = options.for_recipe(checkpoint)?.max_ctx;
     let mut left = wanted.tokens;
     let mut texts = Vec::new();
     for text in &wanted.texts {

@@ -19,7 +19,7 @@ use crate::options::ForgeOptions;
 use crate::plan::plan;
 use crate::progress::Progress;
 use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Tables, Task};
-use crate::registry::{probe, recipe};
+use crate::registry::{probe, recipe, task};
 use crate::residual::{Residual, residuals};
 use crate::weight::{RowSource, Storage, table_fits_f16};
 use crate::{names, onnx, rerank, text};
@@ -92,7 +92,6 @@ pub fn forge_with(
     options: &ForgeOptions,
     progress: &mut dyn Progress,
 ) -> Result<Report> {
-    check_options(options)?;
     forge_checkpoint(&Checkpoint::open(checkpoint)?, recipe, options, progress)
 }
 
@@ -120,12 +119,12 @@ pub(crate) fn forge_known(
     known: &mut Known,
     progress: &mut dyn Progress,
 ) -> Result<Report> {
-    check_options(options)?;
+    check_options(checkpoint, options)?;
     make(checkpoint, recipe, options, known, progress)
 }
 
 /// Errors when the options contradict each other.
-fn check_options(options: &ForgeOptions) -> Result<()> {
+fn check_options(checkpoint: &Checkpoint, options: &ForgeOptions) -> Result<()> {
     if options.compiler.is_none() && !options.onnx {
         return Err(Error::new(
             ErrorKind::Usage,
@@ -134,7 +133,8 @@ fn check_options(options: &ForgeOptions) -> Result<()> {
         .hint("give the QNN libraries, or leave the ONNX reference graphs on"));
     }
     let head = options.rerank.as_ref().map(|r| matches!(r.verdict, Verdict::Head { .. }));
-    if head.is_some_and(|head| head != (options.task == Task::Score)) {
+    let scores = task(checkpoint, options.task)? == Task::Score;
+    if head.is_some_and(|head| head != scores) {
         return Err(Error::new(
             ErrorKind::Usage,
             "what says how a reranker is asked has yes and no for a language model, and activation for the task score",
@@ -261,7 +261,7 @@ fn measured(
     else {
         return Ok(Vec::new());
     };
-    let probe = probe(checkpoint, &options.for_recipe(checkpoint), image.segment())?;
+    let probe = probe(checkpoint, &options.for_recipe(checkpoint)?, image.segment())?;
     residuals(&probe, &(check.cpu)()?, staging.scratch(), progress)
 }
 
@@ -279,7 +279,7 @@ fn fingerprint(
         &format!("{}", onnx::VERSION),
         &checkpoint.identity(),
         name,
-        options.task.name(),
+        plan.task.name(),
         &format!("{} {:?}", options.precision.name(), options.head),
         &format!(
             "{} {} {:?} {:?} {:?} {}",

@@ -15,6 +15,7 @@ use crate::options::ForgeOptions;
 use crate::plan::plan;
 use crate::progress::Progress;
 use crate::recipe::{Precision, Recipe, RecipeOptions, Task};
+use crate::registry::task;
 use crate::residual::Residual;
 
 /// The largest number of f16.
@@ -68,9 +69,9 @@ pub fn headroom(
     open: OpenBundle<'_>,
     progress: &mut dyn Progress,
 ) -> Result<Headroom> {
-    if options.task != Task::Generate {
+    if task(checkpoint, options.task)? != Task::Generate {
         let what = "the largest values are measured of a model that generates text";
-        return Err(Error::new(ErrorKind::Usage, what).hint("leave the texts out"));
+        return Err(Error::new(ErrorKind::Usage, what).hint("give --check without texts"));
     }
     let texts = calibrate::tokens(checkpoint, options, wanted)?;
     let folder = calibrate::scratch(&options.out)?;

@@ -13,7 +13,7 @@ use crate::compile::Compiler;
 use crate::fold::Fold;
 use crate::overrides::Override;
 use crate::recipe::{Caches, Precision, RecipeOptions, Task};
-use crate::registry::longest;
+use crate::registry::{longest, task};
 
 /// Positions of the KV cache by default: those of the published bundles.
 pub const DEFAULT_MAX_CTX: usize = 1024;
@@ -58,8 +58,8 @@ pub struct ForgeOptions {
     pub overwrite: bool,
     /// Name of the model, of the manifest and of the files; the checkpoint folder's name if none.
     pub name: Option<String>,
-    /// What the bundle is to do.
-    pub task: Task,
+    /// What the bundle is to do; if none, see [`crate::registry::task`].
+    pub task: Option<Task>,
     /// Precision of the decoder's weights.
     pub precision: Precision,
     /// Precision of the head's weight; none chooses, see [`RecipeOptions::head()`].
@@ -112,7 +112,7 @@ impl ForgeOptions {
             out: out.into(),
             overwrite: false,
             name: None,
-            task: Task::default(),
+            task: None,
             precision: Precision::default(),
             head: None,
             shards: AUTO_SHARDS,
@@ -171,21 +171,22 @@ impl std::fmt::Debug for ForgeOptions {
 }
 
 impl ForgeOptions {
-    /// The options of the checkpoint's recipe.
-    pub(crate) fn for_recipe(&self, checkpoint: &Checkpoint) -> RecipeOptions {
-        let default = match self.task {
+    /// The options of the checkpoint's recipe. Errors when the recipe lacks the task.
+    pub(crate) fn for_recipe(&self, checkpoint: &Checkpoint) -> Result<RecipeOptions> {
+        let task = task(checkpoint, self.task)?;
+        let default = match task {
             Task::Embed | Task::Score => DEFAULT_TEXT,
             _ => DEFAULT_MAX_CTX,
         };
         let max_ctx = self.max_ctx.unwrap_or_else(|| {
-            longest(checkpoint, self.task).map_or(default, |longest| longest.min(default))
+            longest(checkpoint, task).map_or(default, |longest| longest.min(default))
         });
-        RecipeOptions {
+        Ok(RecipeOptions {
             precision: self.precision,
             head: self.head,
             shards: self.shards,
             max_ctx,
-            task: self.task,
+            task,
             prefill: self.prefill.clone(),
             one_prefill: false,
             cpu_only: false,
@@ -193,6 +194,6 @@ impl ForgeOptions {
             caches: self.caches,
             share_weights: self.share_weights,
             choices: self.recipe_options.clone(),
-        }
+        })
     }
 }

@@ -10,8 +10,8 @@ use qhx_core::{DType, Error, ErrorKind, Result};
 use crate::checkpoint::{Checkpoint, summary};
 use crate::graph::{Elem, Graph};
 use crate::options::{AUTO_SHARDS, ForgeOptions};
-use crate::recipe::{ContextPlan, MAX_CONTEXTS, Precision, Recipe, RecipeOptions};
-use crate::registry::min_shards;
+use crate::recipe::{ContextPlan, MAX_CONTEXTS, Precision, Recipe, RecipeOptions, Task};
+use crate::registry::{min_shards, task};
 use crate::{chain, fold, names, overrides};
 
 /// More shards than any model has layers.
@@ -61,6 +61,8 @@ impl ContextSizes {
 pub struct Plan {
     /// Model family.
     pub family: String,
+    /// What the bundle will do.
+    pub task: Task,
     /// Precision of the decoder's weights.
     pub precision: Precision,
     /// Contexts that the layers are spread over.
@@ -79,10 +81,10 @@ pub struct Plan {
     pub budget: u64,
     /// Tensors of the checkpoint that the bundle does without.
     pub left_out: Vec<String>,
-    /// What no hint suggests, as it was given.
-    given: Given,
     /// The recipe's notes.
     pub recipe_notes: Vec<String>,
+    /// What no hint suggests, as it was given.
+    given: Given,
 }
 
 /// Options that were given.
@@ -181,7 +183,7 @@ pub fn plan(
         fold::apply(&mut made, &options.folds)?;
         Ok(made)
     };
-    let mut wanted = RecipeOptions { cpu_only: !compiled, ..options.for_recipe(checkpoint) };
+    let mut wanted = RecipeOptions { cpu_only: !compiled, ..options.for_recipe(checkpoint)? };
     let checkpoint = &checkpoint.unused();
     let automatic = wanted.shards == AUTO_SHARDS;
     if automatic {
@@ -224,11 +226,19 @@ pub fn plan(
         }
         (plan, built) = (smaller, finer);
     }
-    plan.left_out = checkpoint.check_unread(&options.ignore_tensors)?;
-    Ok((plan, built))
     if options.task.is_none() && plan.task == Task::Embed && makes(checkpoint, Task::Generate) {
         plan.recipe_notes.push(VECTORS.to_owned());
     }
+    plan.left_out = checkpoint.check_unread(&options.ignore_tensors)?;
+    Ok((plan, built))
+}
+
+/// Said where a model that could generate makes vectors, and nobody asked for them.
+const VECTORS: &str = "the bundle makes vectors, since the checkpoint says how texts are pooled; --task generate makes \
+     one that writes";
+
+fn makes(checkpoint: &Checkpoint, wanted: Task) -> bool {
+    task(checkpoint, Some(wanted)).is_ok()
 }
 
 /// Checks the graphs of a recipe against each other.
@@ -298,7 +308,9 @@ fn too_large(plan: &Plan, context: &ContextSizes, shards: &str) -> Error {
     } else {
         "; --prefill 0 makes fewer contexts"
     };
-    error.hint(format!("{shards}; {lower}{prefill}"))
+    error.hint(format!(
+        "{shards}; {lower}{prefill}; `qhx forge plan` tries options without making anything"
+    ))
 }
 
 fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compiled: bool) -> Plan {
@@ -311,6 +323,7 @@ fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compil
     let mut context_sizes = |context| context_sizes(context, options, &mut written);
     Plan {
         family: recipe.family.clone(),
+        task: wanted.task,
         precision: wanted.precision,
         shards: wanted.shards,
         max_ctx: wanted.max_ctx,
@@ -320,6 +333,7 @@ fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compil
         compiled,
         budget: options.context_budget,
         left_out: Vec::new(),
+        recipe_notes: recipe.notes.clone(),
         given: Given {
             no_prefill: wanted.prefill.as_ref().is_some_and(Vec::is_empty),
             shared: options.share_weights,
@@ -333,7 +347,6 @@ fn context_sizes<'a>(
     context: &'a ContextPlan,
     options: &ForgeOptions,
     written: &mut HashSet<(&'a str, u64)>,
-        recipe_notes: recipe.notes.clone(),
 ) -> ContextSizes {
     let all_bytes = total(context.graphs.iter().map(Graph::weight_bytes));
     let weights = distinct_weights(&context.graphs);

@@ -143,6 +143,32 @@ impl RecipeEntry {
         Self { probe: Some(probe), ..self }
     }
 
+    /// The task that is asked for, or else the one that fits the checkpoint, see [`task`].
+    fn task(&self, checkpoint: &Checkpoint, asked: Option<Task>) -> Result<Task> {
+        let task = match (asked, self.tasks) {
+            (Some(asked), _) => asked,
+            (None, [only]) => *only,
+            (None, several) if several.contains(&Task::Embed) && declares_pooling(checkpoint) => {
+                Task::Embed
+            }
+            (None, several) => several.first().copied().unwrap_or_default(),
+        };
+        if self.tasks.contains(&task) {
+            return Ok(task);
+        }
+        let what = format!(
+            "{}: a {} has no recipe for the task {}",
+            checkpoint.dir().display(),
+            checkpoint.architecture().unwrap_or_default(),
+            task.name()
+        );
+        let options: Vec<_> =
+            self.tasks.iter().map(|task| format!("--task {}", task.name())).collect();
+        let default = if options.len() == 1 { ", or no --task" } else { "" };
+        Err(Error::new(ErrorKind::Usage, what)
+            .hint(format!("give {}{default}", options.join(" or "))))
+    }
+
     /// All of its options with their values, asked for or default.
     fn choices(&self, asked: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>> {
         let usage = |message: String| Error::new(ErrorKind::Usage, message);
@@ -276,6 +302,25 @@ fn entry(checkpoint: &Checkpoint) -> Result<RecipeEntry> {
     })
 }
 
+/// The task of a bundle of the checkpoint: the one that is asked for, or the only one of the model's class. Where the
+/// class has several, vectors are made if `modules.json` or a GGUF file declares how texts are pooled, and otherwise the
+/// first of them, which is text. Of a class without a recipe it is what is asked for.
+///
+/// # Errors
+/// When the class has no such task.
+pub fn task(checkpoint: &Checkpoint, asked: Option<Task>) -> Result<Task> {
+    match registered()?.get(checkpoint.architecture().unwrap_or_default()) {
+        Some(registration) => registration.entry.task(checkpoint, asked),
+        None => Ok(asked.unwrap_or_default()),
+    }
+}
+
+/// True where the checkpoint declares how the rows of a text become a vector.
+fn declares_pooling(checkpoint: &Checkpoint) -> bool {
+    let inside = checkpoint.inside().map(|inside| inside.pooling());
+    checkpoint.dir().join("modules.json").exists() || matches!(inside, Some(Ok(Some(_))))
+}
+
 /// The probe of the checkpoint's recipe on what is `shown`, for [`crate::residual::residuals`].
 ///
 /// # Errors
@@ -302,23 +347,9 @@ pub fn probe(
 pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let entry = entry(checkpoint)?;
     let found = checkpoint.architecture().unwrap_or_default();
-    // Generating is what is asked for where nobody asks.
-    let task = match entry.tasks {
-        [task @ (Task::Transcribe | Task::Speak)] if options.task == Task::default() => *task,
-        _ => options.task,
-    };
-    if !entry.tasks.contains(&task) {
-        let tasks: Vec<_> = entry.tasks.iter().map(|task| task.name()).collect();
-        return Err(Error::new(
-            ErrorKind::Usage,
-            format!(
-                "{}: a {found} has no recipe for the task {}",
-                checkpoint.dir().display(),
-                options.task.name()
-            ),
-        )
-        .hint(format!("ask for the task {}", tasks.join(" or "))));
-    }
+    // Options that were never given a task have this one.
+    let asked = Some(options.task).filter(|task| *task != Task::default() || entry.tasks.len() > 1);
+    let task = entry.task(checkpoint, asked)?;
     if options.prefill.as_ref().is_some_and(|rows| !rows.is_empty()) && !entry.prefill_graphs {
         return Err(Error::new(
             ErrorKind::Usage,

@@ -48,12 +48,10 @@ fn every_published_model_is_planned_so_that_devices_can_load_it() {
     let dir = folder();
     for config in configs() {
         let name = config.file_stem().unwrap().to_string_lossy().into_owned();
-        let embeds = name.contains("embed") || name.contains("siglip");
-        let task = if embeds { "embed" } else { "generate" };
         for precision in ["fp16", "w8a16"] {
             let plan = Program::qhx(dir.path())
                 .args([Path::new("forge"), Path::new("plan"), &config])
-                .args(["--task", task, "--precision", precision, "--json"])
+                .args(["--precision", precision, "--json"])
                 .run()
                 .ok()
                 .json();

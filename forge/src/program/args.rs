@@ -35,13 +35,14 @@ Examples:
   qhx forge --synthetic tests/configs/qwen3.5-0.8b.json --out sizes/v81
   qhx forge Phi-tiny-MoE-instruct --out phimoe/v79 --target v79 --shards 2 --max-ctx 2048
   qhx forge Qwen3-VL-2B-Instruct --image-patches 256,512,1024 --out qwen3vl/v81
-  qhx forge nv-embedcode-7b-v1 --task embed --shards 4 --precision w8a16 --out embedcode/v81";
+  qhx forge sentence-transformers/all-MiniLM-L6-v2 --out minilm/v81
+  qhx forge Qwen3-0.6B --lora adapter --out tuned/v81";
 
 const PLAN_EXAMPLES: &str = "\
 Examples:
   qhx forge plan Qwen3.5-4B
   qhx forge plan config.json --precision w8a16 --max-ctx 8192
-  qhx forge plan nv-embedcode-7b-v1 --task embed --precision w8a16 --json";
+  qhx forge plan nv-embedcode-7b-v1 --precision w8a16 --json";
 
 const ESTIMATE_EXAMPLES: &str = "\
 Examples:
@@ -220,9 +221,10 @@ pub(crate) struct ShapeArgs {
     /// DIR has a folder for each, such as DIR/v73 [default: v81 when there are QNN libraries]
     #[arg(long, value_name = "TARGET", value_delimiter = ',', value_parser = targets::parse)]
     pub target: Vec<TargetChoice>,
-    /// What the bundle is to do
-    #[arg(long, value_parser = task(), default_value = Task::default().name())]
-    pub task: Task,
+    /// What the bundle is to do [default: what the model's class does; of classes that both generate and embed, embed
+    /// where modules.json or a GGUF file says how texts are pooled, else generate]
+    #[arg(long, value_parser = task())]
+    pub task: Option<Task>,
     /// Precision of the decoder's weights
     #[arg(long, value_enum, default_value_t)]
     pub precision: PrecisionChoice,
@@ -493,7 +495,7 @@ impl ForgeArgs {
 fn task() -> impl TypedValueParser<Value = Task> {
     let help = |task| match task {
         Task::Embed => "One vector for each text",
-        Task::Transcribe => "Audio to text: what is made of a checkpoint that does nothing else",
+        Task::Transcribe => "Audio to text",
         Task::Speak => "Text to audio",
         Task::Score => "One score for each pair of texts, for `qhx rerank`",
         _ => "Text",

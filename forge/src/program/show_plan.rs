@@ -111,6 +111,7 @@ fn plan_json(plan: &Plan, targets: &[String], memory: Option<u64>) -> Value {
     let tables: Vec<_> = plan.tables.iter().map(table).collect();
     json!({
         "family": plan.family,
+        "task": plan.task.name(),
         "shards": plan.shards,
         "max_ctx": plan.max_ctx,
         "targets": targets,
@@ -123,8 +124,8 @@ fn plan_json(plan: &Plan, targets: &[String], memory: Option<u64>) -> Value {
         "free_memory_bytes": memory,
         "seconds": plan.seconds().round(),
         "left_out": plan.left_out,
-        "warning": plan.warning(),
         "notes": plan.recipe_notes,
+        "warning": plan.warning(),
     })
 }
 

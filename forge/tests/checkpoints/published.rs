@@ -16,11 +16,15 @@ const MARKS: [&str; 2] = ["<!-- table of plans -->\n", "<!-- end of the table --
 const CONTEXT: usize = 4096;
 
 /// Size of the bundle without reference graphs and the number of its contexts, or what is in the way.
-fn planned(config: &Path, task: Task, precision: Precision) -> Result<(String, usize), String> {
+fn planned(
+    config: &Path,
+    task: Option<Task>,
+    precision: Precision,
+) -> Result<(String, usize), String> {
     let checkpoint = Checkpoint::synthetic(config, 1).map_err(|e| e.message().to_owned())?;
     let options = ForgeOptions {
         task,
-        max_ctx: (task == Task::Generate).then_some(CONTEXT),
+        max_ctx: task.is_none().then_some(CONTEXT),
         shards: AUTO_SHARDS,
         onnx: false,
         precision,
@@ -45,7 +49,7 @@ fn row(checkpoint: &Value, folder: &Path) -> String {
     let class = config["architectures"][0].as_str().unwrap().to_owned();
     let path = folder.join("config.json");
     std::fs::write(&path, serde_json::to_vec(&config).unwrap()).unwrap();
-    let task = serde_json::from_value(checkpoint["task"].clone()).unwrap_or_default();
+    let task = serde_json::from_value(checkpoint["task"].clone()).unwrap();
     let cells = Precision::ALL.map(|precision| match planned(&path, task, precision) {
         Ok((size, contexts)) => format!("{size}, {contexts}"),
         Err(what) if what.contains("no recipe") => match checkpoint["outside"].as_str() {

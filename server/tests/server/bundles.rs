@@ -56,7 +56,9 @@ pub fn ranking() -> &'static Path {
 pub fn encoder() -> &'static Path {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     MADE.get_or_init(|| {
-        forged("encoder", &fixture("embed-mistral-tiny"), |options| options.task = Task::Embed)
+        forged("encoder", &fixture("embed-mistral-tiny"), |options| {
+            options.task = Some(Task::Embed)
+        })
     })
 }
 

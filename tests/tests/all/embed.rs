@@ -78,7 +78,7 @@ struct Bundle {
 fn bundle(checkpoint: &Path, change: impl FnOnce(&mut ForgeOptions)) -> Bundle {
     let folder = tempfile::tempdir().unwrap();
     let mut options = ForgeOptions::new(folder.path().join("bundle"));
-    options.task = Task::Embed;
+    options.task = Some(Task::Embed);
     // One length, unless a test asks for more.
     options.prefill = Some(Vec::new());
     change(&mut options);
@@ -399,10 +399,11 @@ fn a_text_that_is_too_long_is_refused_and_its_first_tokens_are_not() {
 #[test]
 fn an_encoder_is_not_forged_for_generation() {
     let folder = tempfile::tempdir().unwrap();
-    let options = ForgeOptions::new(folder.path().join("bundle"));
+    let mut options = ForgeOptions::new(folder.path().join("bundle"));
+    options.task = Some(Task::Generate);
     let error = forge(&tiny::fixture(TINY), &options, &mut Silent).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage);
-    assert!(error.report().to_string().contains("embed"), "{error}");
+    assert!(error.report().to_string().contains("--task embed"), "{error}");
 }
 
 fn htp(checkpoint: &Path, target: &str, int8: bool, parts: usize) -> (Bundle, Model) {

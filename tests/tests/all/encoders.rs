@@ -47,7 +47,7 @@ fn opened(
 ) -> (tempfile::TempDir, Model) {
     let folder = tempfile::tempdir().unwrap();
     let mut options = ForgeOptions::new(folder.path().join("bundle"));
-    options.task = Task::Embed;
+    options.task = Some(Task::Embed);
     options.compiler = libraries.map(|(htp, system)| backends::compiler(htp, system, "v81"));
     change(&mut options);
     let report = forge(&tiny::fixture(fixture), &options, &mut Silent)
@@ -172,7 +172,7 @@ fn compare_scores(fixture: &str, model: &mut Model, off: f64) {
 }
 
 fn scoring(options: &mut ForgeOptions) {
-    options.task = Task::Score;
+    options.task = Some(Task::Score);
     options.prefill = Some(Vec::new());
 }
 

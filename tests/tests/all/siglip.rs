@@ -59,7 +59,7 @@ struct Bundle {
 fn bundle(fixture: &str, change: impl FnOnce(&mut ForgeOptions)) -> Bundle {
     let folder = tempfile::tempdir().unwrap();
     let mut options = ForgeOptions::new(folder.path().join("bundle"));
-    options.task = Task::Embed;
+    options.task = Some(Task::Embed);
     change(&mut options);
     let report = forge(&tiny::fixture(fixture), &options, &mut Silent)
         .unwrap_or_else(|e| panic!("{fixture}: {e}"));
@@ -188,7 +188,7 @@ fn what_is_neither_a_text_nor_an_image_is_refused() {
         std::fs::write(&bundle.manifest, whole).unwrap();
     }
     let mut options = ForgeOptions::new(std::env::temp_dir().join("none"));
-    options.task = Task::Embed;
+    options.task = Some(Task::Embed);
     budget(&mut options, "24");
     let error = forge(&tiny::fixture(FIXED), &options, &mut Silent).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage);
