@@ -14,6 +14,7 @@ use crate::bundle::{Fingerprint, Staging, check_apart};
 use crate::check::{CheckRow, compare};
 use crate::checkpoint::Checkpoint;
 use crate::graph::Graph;
+use crate::model_name::ModelName;
 use crate::onnx::Known;
 use crate::options::ForgeOptions;
 use crate::plan::plan;
@@ -165,10 +166,10 @@ fn make(
     known: &mut Known,
     progress: &mut dyn Progress,
 ) -> Result<Report> {
-    let name = model_name(checkpoint, options.name.as_deref())?;
+    let ModelName { shown, file: name } = ModelName::of(checkpoint, options.name.as_deref())?;
     check_apart(checkpoint, &options.out)?;
     let (plan, recipe) = plan(checkpoint, recipe, options, options.for_npu())?;
-    let fingerprint = fingerprint(checkpoint, &plan, &name, options).hex();
+    let fingerprint = fingerprint(checkpoint, &plan, &format!("{name} {shown}"), options).hex();
     let mut staging = Staging::open(&options.out, options.overwrite, &fingerprint, progress)?;
     progress.total(plan.bytes());
     if let Some(warning) = plan.warning() {
@@ -184,7 +185,8 @@ fn make(
     if let Some(note) = rounded(checkpoint, &recipe) {
         progress.note(&note);
     }
-    let artifacts = fill(checkpoint, &recipe, &name, options, &mut staging, known, progress);
+    let names = [&*name, &*shown];
+    let artifacts = fill(checkpoint, &recipe, names, options, &mut staging, known, progress);
     let artifacts = match artifacts {
         Ok(artifacts) => artifacts,
         Err(error) => {
@@ -310,11 +312,11 @@ struct Artifacts {
     residuals: Vec<Residual>,
 }
 
-/// Makes every artifact that is not there yet, and the manifest.
+/// Makes every artifact that is not there yet, and the manifest. The names are that of files and that which is shown.
 fn fill(
     checkpoint: &Checkpoint,
     recipe: &Recipe,
-    name: &str,
+    [name, shown]: [&str; 2],
     options: &ForgeOptions,
     staging: &mut Staging,
     known: &mut Known,
@@ -414,7 +416,7 @@ fn fill(
             "nothing is compiled: the bundle has no context binaries and runs on the CPU backend only",
         );
     }
-    let mut manifest = manifest(recipe, token_ids, name, options);
+    let mut manifest = manifest(recipe, token_ids, shown, options);
     artifacts.insert("files".to_owned(), staging.hash(progress)?);
     manifest.insert("artifacts".to_owned(), Value::Object(artifacts));
     manifest.insert(
@@ -602,49 +604,6 @@ fn tables(
         (table.field.clone(), value)
     });
     Ok(Value::Object(fields.collect()))
-}
-
-/// The name given, which must be fit for file names, or one made of the checkpoint folder's.
-fn model_name(checkpoint: &Checkpoint, given: Option<&str>) -> Result<String> {
-    let legal = |b: char| b.is_ascii_alphanumeric() || matches!(b, '.' | '_' | '-');
-    let reserved = |name: &str| {
-        qhx_core::manifest::NOT_MANIFESTS.iter().any(|f| f.trim_end_matches(".json") == name)
-    };
-    let Some(name) = given else {
-        let folder = own_name(checkpoint.path()).to_lowercase();
-        let name: String =
-            folder.chars().take(100).map(|c| if legal(c) { c } else { '-' }).collect();
-        let name = name.trim_start_matches(['.', '-']);
-        return Ok(if name.is_empty() || reserved(name) { "model" } else { name }.to_owned());
-    };
-    let fits = (1..=100).contains(&name.len()) && !name.starts_with('.') && name.chars().all(legal);
-    if !fits || reserved(name) {
-        return Err(Error::new(
-            ErrorKind::Usage,
-            format!("model name {name:?}: expected up to 100 letters, digits, '.', '_' and '-'"),
-        )
-        .hint("it may not begin with '.' or be the name of one of a checkpoint's JSON files"));
-    }
-    Ok(name.to_owned())
-}
-
-/// What a checkpoint is called: its folder, its file without the end, or its repository in a cache of a hub.
-fn own_name(path: &Path) -> String {
-    // There the links lead to hashes.
-    let cached = qhx_core::snapshot::locate(path);
-    let is_file = path.is_file();
-    let path = match cached {
-        Some(_) if is_file => path.to_owned(),
-        Some(place) => place.repository,
-        None => path.canonicalize().unwrap_or_default(),
-    };
-    let name = if is_file { path.file_stem() } else { path.file_name() };
-    let name = name.unwrap_or_default().to_string_lossy();
-    let name = name
-        .strip_prefix("models--")
-        .and_then(|name| name.split_once("--"))
-        .map_or(&*name, |(_, name)| name);
-    name.to_owned()
 }
 
 pub(crate) fn stop_if_cancelled(progress: &dyn Progress) -> Result<()> {

@@ -24,6 +24,7 @@ mod helpers;
 mod import;
 mod keys;
 pub mod kit;
+mod model_name;
 mod names;
 pub mod onnx;
 mod options;

@@ -12,6 +12,7 @@ fn a_checkpoint_given_as_a_bundle_is_to_be_forged_first() {
     for (path, what) in [
         (fixture("gemma4-tiny"), "the folder of a checkpoint"),
         (folder.path().join("model.gguf"), "a GGUF file"),
+        (fixture("lora/plain"), "the folder of an adapter"),
     ] {
         for command in ["generate", "inspect"] {
             let mut program = Program::qhx(folder.path()).args([command]).args([&path]);
@@ -20,7 +21,9 @@ fn a_checkpoint_given_as_a_bundle_is_to_be_forged_first() {
             }
             let run = program.run();
             assert_eq!(run.code, 3, "{run:?}");
-            let hint = format!("qhx forge {} --out", path.display());
+            let adapter = what == "the folder of an adapter";
+            let base = if adapter { "BASE --lora " } else { "" };
+            let hint = format!("qhx forge {base}{} --out", path.display());
             assert!(run.stderr.contains(what) && run.stderr.contains(&hint), "{run:?}");
         }
     }
