@@ -17,7 +17,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorInfo};
 use serde_json::{Value, json};
 
-use crate::adapter::changes::Changes;
+use crate::adapter::{self, changes::Changes};
 use crate::import::packed::{self, Part, Scheme};
 use crate::import::torch::{self, Found};
 use crate::import::{Imported, gguf};
@@ -80,6 +80,8 @@ pub struct Checkpoint {
     changes: Arc<Changes>,
     /// The adapters, for the identity.
     adapters: String,
+    /// The folder of the adapter that comes with a tokenizer or a chat template, the last of several.
+    texts: Option<PathBuf>,
 }
 
 /// A tensor of the checkpoint.
@@ -120,6 +122,9 @@ impl Checkpoint {
             ));
         }
         let config_path = path.join(CONFIG);
+        if !config_path.exists() || !Self::has_weights(path) {
+            adapter::refuse(path)?;
+        }
         let config = read_json(&config_path)?;
         let mut checkpoint = Self::new(path, path, config_path, config)?;
         let found =
@@ -260,6 +265,7 @@ impl Checkpoint {
             uses: Arc::default(),
             changes: Arc::default(),
             adapters: String::new(),
+            texts: None,
         })
     }
 
@@ -288,6 +294,7 @@ impl Checkpoint {
             uses: Arc::default(),
             changes: Arc::default(),
             adapters: String::new(),
+            texts: None,
         })
     }
 
@@ -305,6 +312,21 @@ impl Checkpoint {
     /// looked for.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// The folder of the adapter whose tokenizer and chat template come before those of [`Checkpoint::dir`].
+    pub(crate) fn texts(&self) -> Option<&Path> {
+        self.texts.as_deref()
+    }
+
+    /// The folders in which the tokenizer's files are looked for, in order.
+    pub(crate) fn text_dirs(&self) -> impl Iterator<Item = &Path> {
+        self.texts().into_iter().chain([self.dir()])
+    }
+
+    /// A file of the tokenizer; none where it is in no folder.
+    pub(crate) fn text_file(&self, name: &str) -> Option<PathBuf> {
+        self.text_dirs().map(|dir| dir.join(name)).find(|path| path.exists())
     }
 
     /// What a GGUF file holds beside its tensors; none for other checkpoints.

@@ -1,7 +1,7 @@
 //! The tokenizer's files, and what the manifest says of chat.
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use qhx_core::manifest::{Manifest, SCHEMA_VERSION};
 use qhx_core::text::Tokenizer;
@@ -9,6 +9,7 @@ use qhx_core::{Error, ErrorKind, Result, files};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use crate::adapter;
 use crate::bundle::Staging;
 use crate::chat;
 use crate::checkpoint::tokenizer::{MAX_BYTES, Source, TOKENIZER, normalized, source};
@@ -71,13 +72,16 @@ pub(crate) fn copy(
     })?;
     staging.write(TOKENIZER, &bytes)?;
 
-    let template = match (copy_config(dir, staging)?, config) {
-        (None, Some(config)) => {
-            staging.write_json(CONFIG, &config)?;
-            Some(is_set(&config, TEMPLATE))
-        }
-        (template, _) => template,
-    };
+    if let Some(adapter) = checkpoint.texts() {
+        let taken = adapter::TEXT_FILES.into_iter().filter(|name| adapter.join(name).exists());
+        let taken: Vec<_> = taken.collect();
+        progress.note(&format!(
+            "{} of the adapter {} are taken",
+            taken.join(", "),
+            adapter.display()
+        ));
+    }
+    let template = copy_config(checkpoint, config, staging)?;
     match template {
         None => progress.note(
             "the checkpoint has neither tokenizer_config.json nor chat_template.jinja: no chat \
@@ -96,27 +100,61 @@ pub(crate) fn copy(
 
 /// Whether the checkpoint comes with a chat template, as those that are tuned to answer do.
 pub(crate) fn has_chat_template(checkpoint: &Checkpoint) -> Result<bool> {
-    let dir = checkpoint.dir();
-    let path = dir.join(CONFIG);
-    if TEMPLATES.iter().any(|name| dir.join(name).exists()) {
-        return Ok(true);
+    for dir in checkpoint.text_dirs() {
+        if configuration(dir)?.is_some_and(|found| is_set(&found.config, TEMPLATE)) {
+            return Ok(true);
+        }
     }
-    if path.exists() {
-        return Ok(is_set(&read_json(&path)?, TEMPLATE));
-    }
-    Ok(checkpoint.inside().is_some_and(gguf::Inside::has_chat_template))
+    let configured = checkpoint.dir().join(CONFIG).exists();
+    Ok(!configured && checkpoint.inside().is_some_and(gguf::Inside::has_chat_template))
 }
 
 fn is_set(config: &Value, key: &str) -> bool {
     config.get(key).is_some_and(|value| !value.is_null())
 }
 
-/// Copies `tokenizer_config.json` with the chat template and the special tokens that `transformers` would take.
-/// Says whether there is a template; none when there is nothing to copy.
+/// Copies `tokenizer_config.json` with the chat template and the special tokens that `transformers` would take: that of
+/// an adapter, of the folder, or `embedded` in a GGUF file. Says whether there is a template; none when there is nothing
+/// to copy. Where an adapter's has no template, it is that of the model.
+fn copy_config(
+    checkpoint: &Checkpoint,
+    embedded: Option<Value>,
+    staging: &Staging,
+) -> Result<Option<bool>> {
+    let mut found = Vec::new();
+    for dir in checkpoint.text_dirs() {
+        found.extend(configuration(dir)?);
+    }
+    if found.is_empty() || checkpoint.texts().is_some() {
+        found.extend(embedded.map(|config| Configuration { config, unchanged: None }));
+    }
+    let mut found = found.into_iter();
+    let Some(Configuration { mut config, unchanged }) = found.next() else { return Ok(None) };
+    if !is_set(&config, TEMPLATE)
+        && let Some(other) = found.find(|other| is_set(&other.config, TEMPLATE))
+    {
+        config[TEMPLATE] = other.config[TEMPLATE].clone();
+        staging.write_json(CONFIG, &config)?;
+    } else if let Some(path) = unchanged {
+        staging.write(CONFIG, &files::read(ErrorKind::Artifact, &path, MAX_BYTES)?)?;
+    } else {
+        staging.write_json(CONFIG, &config)?;
+    }
+    Ok(Some(is_set(&config, TEMPLATE)))
+}
+
+/// A `tokenizer_config.json` with what other files of its folder add to it.
+struct Configuration {
+    config: Value,
+    /// The file, where nothing is added.
+    unchanged: Option<PathBuf>,
+}
+
+/// The configuration of a folder; none where there is none.
 ///
 /// A template in a file of its own counts before that of the configuration. A configuration without
 /// `added_tokens_decoder` is of the older form, which has its special tokens in `special_tokens_map.json`.
-fn copy_config(dir: &Path, staging: &Staging) -> Result<Option<bool>> {
+fn configuration(dir: &Path) -> Result<Option<Configuration>> {
     let [path, special] = [CONFIG, SPECIAL].map(|name| dir.join(name));
     let template = TEMPLATES.iter().map(|name| dir.join(name)).find(|path| path.exists());
     let found = if path.exists() { Some(read_json(&path)?) } else { None };
@@ -136,12 +174,8 @@ fn copy_config(dir: &Path, staging: &Staging) -> Result<Option<bool>> {
             config.insert(TEMPLATE.to_owned(), json!(text));
         }
     }
-    if found.as_ref() == Some(&config) {
-        staging.write(CONFIG, &files::read(ErrorKind::Artifact, &path, MAX_BYTES)?)?;
-    } else {
-        staging.write_json(CONFIG, &config)?;
-    }
-    Ok(Some(is_set(&config, TEMPLATE)))
+    let unchanged = (found.as_ref() == Some(&config)).then_some(path);
+    Ok(Some(Configuration { config, unchanged }))
 }
 
 /// Reads the chat template of the folder `root` as qhx does when it opens the bundle.
@@ -194,7 +228,30 @@ pub(crate) fn token_ids(checkpoint: &Checkpoint, vocab: usize) -> Result<Map<Str
         }
         ids.insert(key.to_owned(), value.clone());
     }
+    if let Some(end) = adapter_end(checkpoint)? {
+        let found = ids.remove("eos_token_id");
+        let mut ends = match found {
+            Some(Value::Array(ends)) => ends,
+            found => found.into_iter().collect(),
+        };
+        if !ends.contains(&json!(end)) {
+            ends.push(json!(end));
+        }
+        let ends = if let [one] = &*ends { one.clone() } else { Value::Array(ends) };
+        ids.insert("eos_token_id".to_owned(), ends);
+    }
     Ok(ids)
+}
+
+/// The token by which an adapter that comes with a tokenizer ends its answers, be it another one than the model's.
+fn adapter_end(checkpoint: &Checkpoint) -> Result<Option<u32>> {
+    let Some(found) = checkpoint.texts().map(configuration).transpose()?.flatten() else {
+        return Ok(None);
+    };
+    let token = found.config.get("eos_token");
+    let text = token.and_then(|token| token.as_str().or_else(|| token.get("content")?.as_str()));
+    let Some(text) = text else { return Ok(None) };
+    Ok(checkpoint.tokenizer()?.token_to_id(text))
 }
 
 /// A `tokenizer.json` in which the text of a token is its number, so that `17 4 99` is the prompt of

@@ -545,8 +545,6 @@ fn text_files_that_qhx_refuses_are_refused() {
     }
 }
 
-/// The folders of a forge that has its checkpoint and its bundle in one place, or nearly so.
-#[test]
 #[test]
 fn a_byte_order_mark_is_named() {
     for file in ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"]
@@ -565,6 +563,8 @@ fn a_byte_order_mark_is_named() {
     }
 }
 
+/// The folders of a forge that has its checkpoint and its bundle in one place, or nearly so.
+#[test]
 fn a_bundle_never_replaces_what_it_is_made_from() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");

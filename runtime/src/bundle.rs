@@ -43,11 +43,18 @@ impl Bundle {
     }
 }
 
-/// The error of a checkpoint's folder or a GGUF file, with what makes a bundle of it. `None` for anything else.
+/// The error of a checkpoint's or an adapter's folder, or of a GGUF file, with what makes a bundle of it. `None` for
+/// anything else.
 pub fn not_forged(path: &Path) -> Option<Error> {
-    let what = if path.is_dir() { checkpoint(path)? } else { gguf(path)? };
-    let message = format!("{}: {what}, expected a bundle", path.display());
-    let hint = format!("make one of it: qhx forge {} --out FOLDER", path.display());
+    let is_adapter = path.join("adapter_config.json").is_file();
+    let shown = path.display();
+    let (what, command) = match (path.is_dir(), is_adapter) {
+        (true, true) => ("the folder of an adapter", format!("qhx forge BASE --lora {shown}")),
+        (true, false) => (checkpoint(path)?, format!("qhx forge {shown}")),
+        (false, _) => (gguf(path)?, format!("qhx forge {shown}")),
+    };
+    let message = format!("{shown}: {what}, expected a bundle");
+    let hint = format!("make one of it: {command} --out FOLDER");
     Some(Error::new(ErrorKind::Manifest, message).hint(hint))
 }
 
@@ -55,7 +62,8 @@ fn checkpoint(folder: &Path) -> Option<&'static str> {
     let names = std::fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.file_name()));
     let weights = |name: &std::ffi::OsString| {
         let name = name.to_string_lossy();
-        name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")
+        let ends = [".safetensors", ".safetensors.index.json", ".pth"];
+        name.starts_with("pytorch_model") || ends.iter().any(|end| name.ends_with(end))
     };
     let found =
         folder.join("config.json").is_file() && names.into_iter().any(|name| weights(&name));

@@ -11,9 +11,12 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
+use qhx_core::text::Tokenizer;
 use qhx_core::{Error, ErrorKind, Result};
+use serde_json::Value;
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::tokenizer::TOKENIZER;
+use crate::checkpoint::{Checkpoint, read_json};
 use config::Config;
 use merged::Change;
 
@@ -21,6 +24,16 @@ use merged::Change;
 pub(crate) const TENSORS: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
 /// The configuration of an adapter.
 pub(crate) const CONFIG: &str = "adapter_config.json";
+/// Files of a tokenizer that trainers save beside an adapter.
+pub(crate) const TEXT_FILES: [&str; 5] = [
+    TOKENIZER,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "additional_chat_templates/default.jinja",
+];
+/// How the hint of an adapter that cannot be merged here begins.
+const MERGE: &str = "merge the adapter with PEFT (merge_and_unload), and forge that folder";
 /// What PEFT puts before the names of the model's modules.
 const PREFIX: &str = "base_model.model.";
 
@@ -98,7 +111,69 @@ fn of(key: &str) -> (String, Part) {
     (name.replace(".base_layer.", ".").replace("modules_to_save.", ""), Part::Whole)
 }
 
-/// Merges an adapter into a checkpoint.
+/// Errors when `folder`, which is no checkpoint, is an adapter.
+pub(crate) fn refuse(folder: &Path) -> Result<()> {
+    let path = folder.join(CONFIG);
+    if !path.is_file() {
+        return Ok(());
+    }
+    let config = read_json(&path)?;
+    let base = config.get("base_model_name_or_path").and_then(Value::as_str);
+    let base = base.filter(|base| !base.is_empty()).unwrap_or("BASE");
+    let folder = folder.display();
+    let what = format!("{folder}: an adapter ({CONFIG}), expected the checkpoint that it changes");
+    Err(Error::new(ErrorKind::Artifact, what)
+        .hint(format!("forge its base with it: qhx forge {base} --lora {folder}")))
+}
+
+/// Takes the tokenizer's files of the adapter's folder, where it has such: a vocabulary must be that of the checkpoint,
+/// but for texts of special tokens, and for further tokens in rows that the model's table has.
+fn take_texts(checkpoint: &mut Checkpoint, folder: &Path) -> Result<()> {
+    if !TEXT_FILES.iter().any(|file| folder.join(file).is_file()) {
+        return Ok(());
+    }
+    let path = folder.join(TOKENIZER);
+    if path.is_file() {
+        let own = Tokenizer::from_file(&path)?;
+        let rows = checkpoint.stored("embed_tokens.weight");
+        let rows = rows.and_then(|(_, shape)| shape.first().copied()).unwrap_or(usize::MAX);
+        // Where the model has none, the adapter's is the only one.
+        let base = checkpoint.tokenizer().ok();
+        let known = |id: u32| base.as_ref().and_then(|base| base.id_to_token(id));
+        let fail =
+            |what: String| Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display()));
+        let added = own.ids().filter(|id| *id as usize >= rows && known(*id).is_none()).count();
+        if added > 0 {
+            return Err(fail(added_tokens(added, own.vocab_size(), rows, checkpoint)).hint(MERGE));
+        }
+        // Trainers give reserved special tokens other texts.
+        let words = base.iter().flat_map(|base| base.ids().map(|id| (id, base.visible_token(id))));
+        let other = words
+            .filter(|(id, token)| token.is_some() && own.id_to_token(*id) != *token)
+            .min_by_key(|(id, _)| *id);
+        if let Some((id, token)) = other {
+            let text =
+                |token: Option<String>| token.map_or("none".to_owned(), |t| format!("{t:?}"));
+            let what = format!(
+                "token {id} is {}, that of {} is {}",
+                text(own.id_to_token(id)),
+                checkpoint.path().display(),
+                text(token)
+            );
+            return Err(fail(what).hint("the adapter is for a model of another vocabulary"));
+        }
+    }
+    checkpoint.take_texts(folder);
+    Ok(())
+}
+
+/// Says that an adapter was trained with more tokens than the checkpoint has.
+fn added_tokens(added: usize, now: usize, rows: usize, checkpoint: &Checkpoint) -> String {
+    let path = checkpoint.path().display();
+    format!("trained with {added} added tokens: {now}, and the table of {path} has {rows} rows")
+}
+
+/// Merges an adapter into a checkpoint, and takes its tokenizer.
 ///
 /// # Errors
 /// When a file is missing or damaged, an option changes the arithmetic in a way that is not done, or tensors are for
@@ -108,10 +183,9 @@ pub(crate) fn merge(checkpoint: &mut Checkpoint, adapter: &Adapter) -> Result<()
     let opened = Checkpoint::open_adapter(folder)?;
     let fail =
         |what: String| Error::new(ErrorKind::Artifact, format!("{}: {what}", folder.display()));
-    let config = Config::of(opened.config()).map_err(|what| {
-        fail(format!("{CONFIG}: {what}"))
-            .hint("merge the adapter with PEFT (merge_and_unload), and take that checkpoint")
-    })?;
+    let config = Config::of(opened.config())
+        .map_err(|what| fail(format!("{CONFIG}: {what}")).hint(MERGE))?;
+    take_texts(checkpoint, folder)?;
     let mut modules: BTreeMap<String, Parts> = BTreeMap::new();
     let mut whole = Vec::new();
     for key in opened.keys() {
@@ -168,6 +242,14 @@ fn replace(
         );
     };
     let found = opened.stored(key).map_or(Vec::new(), |(_, shape)| shape);
+    let is_vocabulary =
+        ["embed_tokens.weight", "lm_head.weight"].iter().any(|end| name.ends_with(end));
+    if let (true, [now, width], [rows, same]) = (is_vocabulary, &*found, &*shape)
+        && now > rows
+        && width == same
+    {
+        return fail(format!("was {}", added_tokens(now - rows, *now, *rows, checkpoint)), MERGE);
+    }
     if found != shape {
         return fail(
             format!("has the shape {found:?}, expected {shape:?}"),
@@ -183,8 +265,7 @@ fn replace(
             "give this adapter no weight, or merge it with PEFT",
         );
     }
-    let tied =
-        checkpoint.text_config().get("tie_word_embeddings") == Some(&serde_json::Value::Bool(true));
+    let tied = checkpoint.text_config().get("tie_word_embeddings") == Some(&Value::Bool(true));
     if tied
         && target.ends_with("embed_tokens.weight")
         && checkpoint.stored("lm_head.weight").is_none()
@@ -239,7 +320,11 @@ fn change(
             let what = format!(
                 "tensor {key} has the shape {found:?}, expected {expected:?}: rank {rank} on a weight [{outputs}, {inputs}]"
             );
-            return Err(fail(what).hint("the adapter is for a model of other sizes"));
+            let hint = match parts.embedding {
+                true => MERGE,
+                false => "the adapter is for a model of other sizes",
+            };
+            return Err(fail(what).hint(hint));
         }
     }
     let (down, up) = (opened.floats(down, of_down)?, opened.floats(up, of_up)?);

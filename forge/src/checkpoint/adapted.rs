@@ -106,9 +106,16 @@ impl Checkpoint {
         Arc::make_mut(&mut self.tensors).insert(target.to_owned(), entry);
     }
 
+    /// Takes the tokenizer's files of an adapter's folder, where it has such.
+    pub(crate) fn take_texts(&mut self, folder: &Path) {
+        self.texts = Some(folder.to_owned());
+    }
+
     /// Makes an adapter a part of the checkpoint's identity.
     pub(crate) fn note_adapter(&mut self, opened: &Self, adapter: &Adapter) {
         self.files.extend(opened.files.iter().cloned());
+        let texts = TEXT_FILES.iter().map(|file| opened.dir.join(file));
+        self.files.extend(texts.filter(|path| path.exists()));
         self.adapters.push_str(&format!(" {} {}", opened.config, adapter.weight));
     }
 }

@@ -35,14 +35,14 @@ pub(crate) struct Source {
     pub config: Option<Value>,
 }
 
-/// The checkpoint's tokenizer: that of the folder, or else that within a GGUF file.
+/// The checkpoint's tokenizer: that of an adapter, of the folder, or else that within a GGUF file.
 pub(crate) fn source(checkpoint: &Checkpoint) -> Result<Source> {
-    let path = checkpoint.dir().join(TOKENIZER);
-    if path.exists() {
+    if let Some(path) = checkpoint.text_file(TOKENIZER) {
         let bytes = files::read(ErrorKind::Artifact, &path, MAX_BYTES)?;
         let bytes = with_ends(checkpoint, &path, bytes)?;
         return Ok(Source { path, bytes, config: None });
     }
+    let path = checkpoint.dir().join(TOKENIZER);
     if let Some(inside) = checkpoint.inside()
         && let Some(Embedded { tokenizer, config }) = inside.tokenizer()?
     {
@@ -77,9 +77,9 @@ pub(crate) fn normalized(path: &Path, bytes: Vec<u8>, normalizers: &[Value]) -> 
 /// `tokenizer.json` with a post-processor that puts around texts what `add_bos_token` and `add_eos_token` of
 /// `tokenizer_config.json` ask for, where its own does not.
 fn with_ends(checkpoint: &Checkpoint, path: &Path, bytes: Vec<u8>) -> Result<Vec<u8>> {
-    let read = |name: &str| {
-        let path = checkpoint.dir().join(name);
-        if path.exists() { read_json(&path) } else { Ok(Value::Null) }
+    let read = |name: &str| match checkpoint.text_file(name) {
+        Some(path) => read_json(&path),
+        None => Ok(Value::Null),
     };
     let config = read("tokenizer_config.json")?;
     let asked = ["add_bos_token", "add_eos_token"].map(|key| config.get(key) == Some(&json!(true)));

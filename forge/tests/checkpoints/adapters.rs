@@ -8,8 +8,10 @@ use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::recipe::{Precision, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_forge::weight::{Storage, Weight};
-use qhx_forge::{Adapter, Silent, forge_checkpoint};
+use qhx_forge::{Adapter, ForgeOptions, Progress, Silent, forge_checkpoint};
 use qhx_paths::fixture;
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -18,6 +20,18 @@ use crate::{copy, edit_header, edit_json, read_json};
 
 /// Elements between two that the goldens have.
 const STEP: usize = 97;
+
+/// What is said while a bundle is made.
+#[derive(Default)]
+struct Notes(Vec<String>);
+
+impl Progress for Notes {
+    fn stage(&mut self, _what: &str, _total: u64) {}
+    fn advance(&mut self, _done: u64) {}
+    fn note(&mut self, message: &str) {
+        self.0.push(message.to_owned());
+    }
+}
 
 fn base() -> Checkpoint {
     Checkpoint::open(&fixture("lora/base")).unwrap()
@@ -172,6 +186,111 @@ fn adapters_that_cannot_be_merged_say_why() {
     edit_json(&dir.path().join("adapter_config.json"), |c| c["use_hira"] = Value::Null);
     let one = Adapter { folder: dir.path().to_owned(), weight: 1.0 };
     base().with_adapters(&[one]).unwrap();
+}
+
+/// A tokenizer of words: three special tokens, and `w3`, `w4`, … up to `count`.
+fn words(count: usize, end: &str) -> Value {
+    let special = ["<unk>", "<s>", end];
+    let token = |id: usize| special.get(id).map_or(format!("w{id}"), |t| (*t).to_owned());
+    let vocab: serde_json::Map<_, _> = (0..count).map(|id| (token(id), json!(id))).collect();
+    let added = (0..3).map(|id| {
+        json!({"id": id, "content": token(id), "single_word": false, "lstrip": false, "rstrip": false,
+               "normalized": false, "special": true})
+    });
+    json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added.collect::<Vec<_>>(),
+        "normalizer": null, "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "unk_token": "<unk>", "vocab": vocab},
+    })
+}
+
+/// Writes a tokenizer and its configuration.
+fn add_texts(dir: &Path, tokenizer: &Value, config: &Value) {
+    std::fs::write(dir.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    std::fs::write(dir.join("tokenizer_config.json"), config.to_string()).unwrap();
+}
+
+#[test]
+fn an_adapter_s_tokenizer_and_template_are_taken() {
+    let (model, tuned, out) = (copy("lora/base"), copy("lora/plain"), tempfile::tempdir().unwrap());
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}";
+    let config = json!({"eos_token": "</s>", "chat_template": template});
+    add_texts(model.path(), &words(48, "</s>"), &config);
+    let made = |name: &str| {
+        let adapters = [Adapter { folder: tuned.path().to_owned(), weight: 1.0 }];
+        let checkpoint = Checkpoint::open(model.path()).unwrap().with_adapters(&adapters).unwrap();
+        let options =
+            ForgeOptions { max_ctx: Some(16), ..ForgeOptions::new(out.path().join(name)) };
+        let mut notes = Notes::default();
+        let report = forge_checkpoint(&checkpoint, recipe, &options, &mut notes).unwrap();
+        let folder = out.path().join(name);
+        let files = ["tokenizer.json", "tokenizer_config.json"].map(|f| read_json(&folder.join(f)));
+        (files, read_json(&report.manifest)["params"]["eos_token_id"].clone(), notes.0.join("\n"))
+    };
+    let ([_, config], end, said) = made("base");
+    assert_eq!((&config["chat_template"], end), (&json!(template), json!(2)));
+    assert!(!said.contains("of the adapter"), "{said}");
+    // Trainers give a reserved token another text, and end turns with another token than the base ends texts.
+    let other = format!("{template}w3");
+    let own = json!({"eos_token": {"content": "w5"}, "added_tokens_decoder": {}});
+    add_texts(tuned.path(), &words(48, "<|im_end|>"), &own);
+    std::fs::write(tuned.path().join("chat_template.jinja"), &other).unwrap();
+    let ([tokenizer, config], end, said) = made("tuned");
+    assert_eq!(tokenizer["added_tokens"][2]["content"], "<|im_end|>");
+    assert_eq!((&config["chat_template"], end), (&json!(other), json!([2, 5])));
+    assert!(said.contains("chat_template.jinja of the adapter"), "{said}");
+    // A template that the adapter lacks is the model's.
+    std::fs::remove_file(tuned.path().join("chat_template.jinja")).unwrap();
+    assert_eq!(made("partly").0[1]["chat_template"], template);
+}
+
+#[test]
+fn an_adapter_trained_with_added_tokens_is_refused() {
+    let hint = "merge the adapter with PEFT (merge_and_unload), and forge that folder";
+    let trained = |count: usize| {
+        let (model, tuned) = (copy("lora/base"), copy("lora/plain"));
+        add_texts(model.path(), &words(40, "</s>"), &json!({}));
+        add_texts(tuned.path(), &words(count, "</s>"), &json!({}));
+        let adapters = [Adapter { folder: tuned.path().to_owned(), weight: 1.0 }];
+        Checkpoint::open(model.path()).unwrap().with_adapters(&adapters)
+    };
+    // The table has 48 rows: some to spare.
+    trained(48).unwrap();
+    let error = trained(50).unwrap_err();
+    assert!(error.message().contains("trained with 2 added tokens: 50, and the table"), "{error}");
+    assert_eq!(error.hint_text(), Some(hint));
+    // A whole table that was made larger says the same.
+    let dir = copy("lora/whole");
+    let zeros = vec![0; 50 * 64 * 4];
+    let head = TensorView::new(Dtype::F32, vec![50, 64], &zeros).unwrap();
+    let file = safetensors::serialize([("base_model.model.lm_head.weight", head)], None).unwrap();
+    std::fs::write(dir.path().join("adapter_model.safetensors"), file).unwrap();
+    let one = Adapter { folder: dir.path().to_owned(), weight: 1.0 };
+    let error = base().with_adapters(&[one]).unwrap_err().report().to_string();
+    assert!(error.contains("trained with 2 added tokens") && error.contains(hint), "{error}");
+    // Another model's vocabulary.
+    let (model, tuned) = (copy("lora/base"), copy("lora/plain"));
+    add_texts(model.path(), &words(48, "</s>"), &json!({}));
+    let mut other = words(48, "</s>");
+    other["model"]["vocab"]["w7"] = json!(8);
+    other["model"]["vocab"]["w8"] = json!(7);
+    add_texts(tuned.path(), &other, &json!({}));
+    let adapters = [Adapter { folder: tuned.path().to_owned(), weight: 1.0 }];
+    said(
+        Checkpoint::open(model.path()).unwrap().with_adapters(&adapters),
+        "token 7 is \"w8\", that of",
+    );
+}
+
+#[test]
+fn an_adapter_in_the_place_of_a_checkpoint_names_its_base() {
+    let dir = copy("lora/plain");
+    let config = dir.path().join("adapter_config.json");
+    edit_json(&config, |c| c["base_model_name_or_path"] = json!("meta-llama/Llama-3.2-1B"));
+    let error = Checkpoint::open(dir.path()).unwrap_err();
+    assert!(error.message().contains("an adapter (adapter_config.json)"), "{error}");
+    let command = format!("qhx forge meta-llama/Llama-3.2-1B --lora {}", dir.path().display());
+    assert!(error.hint_text().unwrap().contains(&command), "{error:?}");
 }
 
 #[test]
