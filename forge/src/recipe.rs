@@ -283,6 +283,9 @@ pub struct Recipe {
     pub chat: Option<Value>,
     /// The bundle has the checkpoint's tokenizer; not where the model's symbols are those of `params.speech`.
     pub tokenizer: bool,
+    /// Normalizers of `tokenizer.json` that the bundle's has before its own: what the model's processor does to texts in
+    /// code, and the checkpoint's file does not say.
+    pub normalizers: Vec<Value>,
     /// What a user should know of what is made, each in one sentence.
     pub notes: Vec<String>,
 }
@@ -305,6 +308,7 @@ impl Recipe {
             tables: Vec::new(),
             chat: None,
             tokenizer: true,
+            normalizers: Vec::new(),
             notes: Vec::new(),
         }
     }
@@ -331,6 +335,12 @@ impl Recipe {
     #[must_use]
     pub fn without_tokenizer(self) -> Self {
         Self { tokenizer: false, ..self }
+    }
+
+    /// With these normalizers before those of the checkpoint's tokenizer.
+    #[must_use]
+    pub fn normalizers(self, normalizers: Vec<Value>) -> Self {
+        Self { normalizers, ..self }
     }
 
     /// With these notes for whoever makes the bundle.

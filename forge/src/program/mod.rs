@@ -452,6 +452,12 @@ fn is_checkpoint(path: &Path) -> Result<()> {
         let fetch = format!("hf download {} --local-dir {name}", path.display());
         return Err(error.hint(format!("nothing is downloaded here; fetch it first: {fetch}")));
     }
+    if path.extension().is_some_and(|end| end == "json") && path.is_file() {
+        let path = path.display();
+        return Err(error.hint(format!(
+            "a configuration alone is planned by `qhx forge plan {path}`; --synthetic {path} draws weights for it"
+        )));
+    }
     Err(error.hint(
         "expected the folder of a Hugging Face checkpoint, with config.json, or a .gguf file",
     ))
