@@ -18,7 +18,8 @@ use crate::model::{DataFiles, LoadedModel};
 /// integers. Sums and everything between matmuls are f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Activations {
-    /// 16 bits with a scale for each 128 or 32 columns: more exact than the f16 of an NPU.
+    /// 16 bits with a scale for each 32 columns: more exact than the f16 of an NPU, except for columns less than a
+    /// thirtieth of the largest of their 32.
     #[default]
     Int16,
     /// 8 bits with a scale for each 32 columns, as llama.cpp does: faster, and less exact than f16.

@@ -91,8 +91,6 @@ pub(super) struct Panel<const PARTS: usize> {
     values: Vec<Octets<PARTS>>,
     /// For each block of columns the scale of each row.
     scales: Vec<[f32; PANEL]>,
-    /// Columns that share a scale.
-    block: usize,
 }
 
 /// Eight columns of each row, the upper bits and then the lower ones: for `sdot` four columns of all rows and the next
@@ -186,10 +184,7 @@ impl Level {
                 offsets: [[0; LANES]; BLOCKS],
                 scales: [0.0; BLOCKS],
             };
-            let share = words.rounding.block / BLOCK;
-            for (blocks, scale) in group.scales.chunks_exact_mut(share).zip(scales) {
-                blocks.fill(*scale);
-            }
+            group.scales[..scales.len()].copy_from_slice(scales);
             let values = group.values.as_flattened_mut().as_flattened_mut();
             for (column, x) in x.iter().enumerate() {
                 let parts = parts::<PARTS>(*x);
@@ -230,7 +225,7 @@ impl Level {
                 }
             }
         }
-        Panel { values, scales: words.panel_scales(), block: words.rounding.block }
+        Panel { values, scales: words.panel_scales() }
     }
 }
 
@@ -275,13 +270,13 @@ fn groups<'f, const N: usize>(
 
 /// What two rows of weights are in the form of one.
 enum Pair<'a> {
-    I8([&'a [i8]; PAIR], [f32; PAIR]),
-    I8Blocks([&'a [i8]; PAIR], PairScales<'a>),
+    I8([&'a [i8]; PAIR], PairScales<'a>),
     I4([&'a [i8]; PAIR], PairScales<'a>),
 }
 
-/// Scales of two rows of blocks.
+/// Scales of two rows.
 enum PairScales<'a> {
+    Rows([f32; PAIR]),
     F32([Filled<'a, f32, BLOCKS>; PAIR]),
     F16([Filled<'a, u16, BLOCKS>; PAIR]),
 }
@@ -302,6 +297,7 @@ impl<'a> PairScales<'a> {
     #[target_feature(enable = "neon")]
     fn group(&self, index: usize) -> [float32x4_t; PAIR] {
         match self {
+            Self::Rows([a, b]) => [vdupq_n_f32(*a), vdupq_n_f32(*b)],
             Self::F32([a, b]) => [floats(a.get(index)), floats(b.get(index))],
             Self::F16([a, b]) => [floats_of_halves(a.get(index)), floats_of_halves(b.get(index))],
         }
@@ -313,9 +309,11 @@ impl<'a> Pair<'a> {
     #[inline(always)]
     fn new([a, b]: [Row<'a>; PAIR]) -> Option<Self> {
         Some(match (a, b) {
-            (Row::I8(a, first), Row::I8(b, second)) => Self::I8([a, b], [first, second]),
+            (Row::I8(a, first), Row::I8(b, second)) => {
+                Self::I8([a, b], PairScales::Rows([first, second]))
+            }
             (Row::I8Blocks(a, first), Row::I8Blocks(b, second)) => {
-                Self::I8Blocks([a, b], PairScales::new(first, second)?)
+                Self::I8([a, b], PairScales::new(first, second)?)
             }
             (Row::I4(a, first), Row::I4(b, second)) => {
                 let w = [bytemuck::cast_slice(a), bytemuck::cast_slice(b)];

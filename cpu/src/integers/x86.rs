@@ -37,8 +37,7 @@ pub(super) enum Level {
 }
 
 /// Some columns of a row, filled up with 0, in the order in which weights come: four bits out of vectors of 16 bits or
-/// of 8. int8 comes as it is stored; in vectors of 512 bits each four lanes have columns of the same block, if `x` has
-/// a scale for each block.
+/// of 8. int8 comes as it is stored; in vectors of 512 bits each four lanes have columns of the same block.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Group<const BYTES: usize> {
@@ -152,7 +151,7 @@ impl Level {
                 offsets: [0; LANES],
                 scales: [0.0; LANES],
             };
-            let share = LANES * words.rounding.block / GROUP;
+            let share = LANES * BLOCK / GROUP;
             for (lanes, scale) in group.scales.chunks_exact_mut(share).zip(scales) {
                 lanes.fill(*scale);
             }
@@ -166,7 +165,6 @@ impl Level {
                     (vector / vectors * each + place) * vectors + vector % vectors
                 }),
                 _ if self != Self::Avx512 => group.fill(zero, &filled, |place| place),
-                Rows::I8(..) if BYTES == 2 => group.fill(zero, &filled, |place| place),
                 _ => group.fill(zero, &filled, |place| {
                     let (each, run) = (VECTOR / BYTES, RUN / BYTES);
                     let (vector, place) = (place / each, place % each);
@@ -184,7 +182,7 @@ impl Level {
         weights: Rows<'_>,
     ) -> Panel<BYTES> {
         let each = size_of::<i32>() / BYTES;
-        let block = words.rounding.block / each;
+        let block = BLOCK / each;
         let mut values = vec![[0; PANEL]; words.stride / each];
         let mut offsets = vec![[0; PANEL]; values.len() / block];
         // Of 16 bits they are around 0.
@@ -197,7 +195,7 @@ impl Level {
                     _ => 0,
                 };
             }
-            for (to, x) in offsets.iter_mut().zip(x.chunks_exact(words.rounding.block)) {
+            for (to, x) in offsets.iter_mut().zip(x.chunks_exact(BLOCK)) {
                 to[row] = -x.iter().map(|x| zero * i32::from(*x)).sum::<i32>();
             }
         }

@@ -7,7 +7,7 @@ use super::{
     BLOCKS, BYTES, Filled, Group, HALF, LANES, Octets, PAIR, PANEL, Pair, Panel, TILE, Wide,
     floats, groups, integers, joined, lanes, load, nibbles, write,
 };
-use crate::integers::{GROUP, IntegerTask, rows};
+use crate::integers::{BLOCK, GROUP, IntegerTask, rows};
 use crate::kernels::Row;
 
 /// Vectors of sums of a row of weights with a panel.
@@ -29,12 +29,7 @@ fn dots<const PARTS: usize, const M: usize>(
         [load(&w[0]), load(&w[1])]
     };
     let sums = match Pair::new(pair) {
-        Some(Pair::I8(w, scales)) if PARTS == 1 => {
-            let scales = [vdupq_n_f32(scales[0]), vdupq_n_f32(scales[1])];
-            dots_blocks(x, w, |_| scales, bytes)
-        }
-        Some(Pair::I8(w, scales)) => dots_i8(x, w, scales),
-        Some(Pair::I8Blocks(w, scales)) => dots_blocks(x, w, |index| scales.group(index), bytes),
+        Some(Pair::I8(w, scales)) => dots_blocks(x, w, |index| scales.group(index), bytes),
         Some(Pair::I4(w, scales)) => {
             let each = |w: &[i8; GROUP / 2], block: usize| nibbles(load(&w.as_chunks().0[block]));
             dots_blocks(x, w, |index| scales.group(index), each)
@@ -44,44 +39,7 @@ fn dots<const PARTS: usize, const M: usize>(
     write(sums, n, out);
 }
 
-#[inline]
-#[target_feature(enable = "neon,dotprod")]
-fn dots_i8<const PARTS: usize, const M: usize>(
-    x: [&[Group<PARTS>]; M],
-    w: [&[i8]; PAIR],
-    scales: [f32; PAIR],
-) -> [[f32; PAIR]; M] {
-    let w = w.map(Filled::<_, GROUP>::new);
-    let mut sums = [[vdupq_n_f32(0.0); PAIR]; M];
-    let mut index = 0;
-    for pairs in groups(&w) {
-        for (a, b) in pairs {
-            let w = [a.as_chunks::<BYTES>().0, b.as_chunks().0];
-            let mut parts = [[[vdupq_n_s32(0); PARTS]; PAIR]; M];
-            for at in 0..GROUP / BYTES {
-                let w = [load(&w[0][at]), load(&w[1][at])];
-                for m in 0..M {
-                    for (part, x) in x[m][index].values[at].iter().enumerate() {
-                        let x = load(x);
-                        for n in 0..PAIR {
-                            parts[m][n][part] = sdot(parts[m][n][part], w[n], x);
-                        }
-                    }
-                }
-            }
-            for m in 0..M {
-                for n in 0..PAIR {
-                    let sum = vcvtq_f32_s32(joined(parts[m][n]));
-                    sums[m][n] = vfmaq_n_f32(sums[m][n], sum, x[m][index].scales[0]);
-                }
-            }
-            index += 1;
-        }
-    }
-    totals(sums).map(|[a, b]| [a * scales[0], b * scales[1]])
-}
-
-/// As [`dots_i8`], with a scale for each block of `x`. `factors` has the scales of a group's weights, `wide` makes two
+/// Products of two rows of weights with rows of `x`. `factors` has the scales of a group's weights, `wide` makes two
 /// vectors of a block in its `N` bytes.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
@@ -135,9 +93,9 @@ fn dots_blocks<const PARTS: usize, const M: usize, const N: usize>(
 fn multiply<const PARTS: usize>(wide: &Wide, panel: &Panel<PARTS>) -> [[f32; PANEL]; TILE] {
     let blocks = wide.scales.len() / TILE;
     let rows = wide.values.as_flattened().as_chunks::<BYTES>().0;
-    let (stride, vectors) = (rows.len() / TILE, panel.block / BYTES);
+    let (stride, vectors) = (rows.len() / TILE, BLOCK / BYTES);
     let mut sums = [[vdupq_n_f32(0.0); SIDES]; TILE];
-    for (block, x) in panel.values.chunks_exact(panel.block / HALF).enumerate() {
+    for (block, x) in panel.values.chunks_exact(BLOCK / HALF).enumerate() {
         let mut parts = [[[vdupq_n_s32(0); PARTS]; SIDES]; TILE];
         for (at, [first, second]) in x.as_chunks().0.iter().enumerate() {
             let mut w = [vdupq_n_s8(0); TILE];

@@ -32,15 +32,12 @@ fn dots<const PARTS: usize, const M: usize>(
 ) {
     let x = rows(x);
     let sums = match Pair::new(pair) {
-        Some(Pair::I8(w, scales)) => dots_i8(x, w, scales),
-        Some(Pair::I8Blocks(w, scales)) => {
-            dots_blocks(x, w, scales, |w: [&[i8; GROUP]; PAIR], block| {
-                let w = w.map(|w| w.as_chunks().0);
-                let halves = |at: usize| both(load(&w[0][at]), load(&w[1][at]));
-                let ([a, b], [c, d]) = (halves(2 * block), halves(2 * block + 1));
-                [a, b, c, d]
-            })
-        }
+        Some(Pair::I8(w, scales)) => dots_blocks(x, w, scales, |w: [&[i8; GROUP]; PAIR], block| {
+            let w = w.map(|w| w.as_chunks().0);
+            let halves = |at: usize| both(load(&w[0][at]), load(&w[1][at]));
+            let ([a, b], [c, d]) = (halves(2 * block), halves(2 * block + 1));
+            [a, b, c, d]
+        }),
         Some(Pair::I4(w, scales)) => {
             dots_blocks(x, w, scales, |w: [&[i8; GROUP / 2]; PAIR], block| {
                 let w = w.map(|w| w.as_chunks().0);
@@ -54,46 +51,8 @@ fn dots<const PARTS: usize, const M: usize>(
     write(sums, n, out);
 }
 
-#[inline]
-#[target_feature(enable = "neon,i8mm")]
-fn dots_i8<const PARTS: usize, const M: usize>(
-    x: [&[Group<PARTS>]; M],
-    w: [&[i8]; PAIR],
-    scales: [f32; PAIR],
-) -> [[f32; PAIR]; M] {
-    let w = w.map(Filled::<_, GROUP>::new);
-    let mut sums = [vdupq_n_f32(0.0); M];
-    let mut index = 0;
-    for pairs in groups(&w) {
-        for (a, b) in pairs {
-            let w = [a.as_chunks::<BYTES>().0, b.as_chunks().0];
-            let mut parts = [[vdupq_n_s32(0); 2]; M];
-            for at in 0..GROUP / BYTES {
-                let w = both(load(&w[0][at]), load(&w[1][at]));
-                for m in 0..M {
-                    let x = w.iter().zip(&x[m][index].values[at]);
-                    for (part, (w, x)) in parts[m].iter_mut().zip(x) {
-                        *part = smmla(*part, *w, load(x));
-                    }
-                }
-            }
-            for m in 0..M {
-                let sum = vcvtq_f32_s32(shifted(vaddq_s32(parts[m][0], parts[m][1])));
-                sums[m] = vfmaq_n_f32(sums[m], sum, x[m][index].scales[0]);
-            }
-            index += 1;
-        }
-    }
-    let mut all = [[0f32; PAIR]; M];
-    for (all, sums) in all.iter_mut().zip(sums) {
-        let [a, b, c, d] = lanes(sums);
-        *all = [(a + b) * scales[0], (c + d) * scales[1]];
-    }
-    all
-}
-
-/// As [`dots_i8`], with a scale for each block. `wide` makes vectors of eight columns each of a block in two groups of
-/// `N` bytes.
+/// Products of two rows of weights with rows of `x`. `wide` makes vectors of eight columns each of a block in two
+/// groups of `N` bytes.
 #[inline]
 #[target_feature(enable = "neon,i8mm")]
 fn dots_blocks<const PARTS: usize, const M: usize, const N: usize>(
@@ -151,7 +110,7 @@ fn dots_blocks<const PARTS: usize, const M: usize, const N: usize>(
 fn multiply<const PARTS: usize>(wide: &Wide, panel: &Panel<PARTS>) -> [[f32; PANEL]; TILE] {
     let blocks = wide.scales.len() / TILE;
     let pairs = wide.values.as_flattened().as_chunks::<BYTES>().0;
-    let (stride, octets) = (pairs.len() / PAIRS, panel.block / HALF);
+    let (stride, octets) = (pairs.len() / PAIRS, BLOCK_VECTORS);
     // Each vector has the sums of two rows of weights with two of the panel.
     let mut sums = [[vdupq_n_f32(0.0); SIDES]; PAIRS];
     for (block, x) in panel.values.chunks_exact(octets).enumerate() {

@@ -60,16 +60,8 @@ fn dots<const VNNI: bool, const BYTES: usize, const M: usize>(
     let sums = match row {
         Row::I8(w, scale) => {
             let (w, scales) = (bytemuck::cast_slice(w), [scale; BLOCKS]);
-            if BYTES == 1 {
-                let part = |w: &_, at| [block::<VNNI, BYTES>(w, at)];
-                sums::<VNNI, true, BYTES, M, GROUP, 1>(x, w, |_| scales, part)
-            } else {
-                let part = |w: &_, _| {
-                    let each = |at| block::<VNNI, BYTES>(w, at);
-                    [each(0), each(1), each(2), each(3)]
-                };
-                sums::<VNNI, true, BYTES, M, GROUP, BLOCKS>(x, w, |_| scales, part)
-            }
+            let part = |w: &_, at| [block::<VNNI, BYTES>(w, at)];
+            sums::<VNNI, true, BYTES, M, GROUP, 1>(x, w, |_| scales, part)
         }
         Row::I8Blocks(w, scales) => {
             let w = bytemuck::cast_slice(w);

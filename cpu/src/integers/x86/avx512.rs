@@ -50,11 +50,7 @@ fn dots<const BYTES: usize, const M: usize>(
     let sums = match row {
         Row::I8(w, scale) => {
             let (w, scale) = (bytemuck::cast_slice(w), _mm512_set1_ps(scale));
-            if BYTES == 1 {
-                sums::<BYTES, M, GROUP>(x, w, |_| scale, |w, at| blocks(w, at))
-            } else {
-                sums::<BYTES, M, GROUP>(x, w, |_| scale, |w, at| extended(two(w, at)))
-            }
+            sums::<BYTES, M, GROUP>(x, w, |_| scale, |w, at| blocks(w, at))
         }
         Row::I8Blocks(w, scales) => {
             let w = bytemuck::cast_slice(w);
