@@ -210,48 +210,48 @@ pub(crate) fn parse_template_arg(text: &str) -> Result<TemplateArg, String> {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingArgs {
-    /// Divides the logits; 0 takes the most likely token
-    #[arg(long, value_name = "T", default_value_t = 0.0)]
-    pub temperature: f32,
-    /// Keep the K most likely tokens; 0 keeps all
-    #[arg(long, value_name = "K", default_value_t = 0)]
-    pub top_k: usize,
-    /// Keep the most likely tokens whose probabilities sum to P; 1 keeps all
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
-    pub top_p: f32,
-    /// Keep tokens at least P times as likely as the most likely one; 0 keeps all
-    #[arg(long, value_name = "P", default_value_t = 0.0)]
-    pub min_p: f32,
-    /// Divides the logits of tokens of the prompt and the answer; 1 is off
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
-    pub repetition_penalty: f32,
-    /// Subtracted from the logits of tokens of the answer; 0 is off
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
-    pub presence_penalty: f32,
-    /// The same, once for each occurrence; 0 is off
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
-    pub frequency_penalty: f32,
-    /// Penalties see the last N tokens; 0 means all
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub penalty_window: usize,
+    /// Divides the logits; 0 takes the most likely token [default: 0; a conversation the model's own]
+    #[arg(long, value_name = "T")]
+    pub temperature: Option<f32>,
+    /// Keep the K most likely tokens; 0 keeps all [default: 0, or the model's own]
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<usize>,
+    /// Keep the most likely tokens whose probabilities sum to P; 1 keeps all [default: 1, or the model's own]
+    #[arg(long, value_name = "P")]
+    pub top_p: Option<f32>,
+    /// Keep tokens at least P times as likely as the most likely one; 0 keeps all [default: 0, or the model's own]
+    #[arg(long, value_name = "P")]
+    pub min_p: Option<f32>,
+    /// Divides the logits of tokens of the prompt and the answer; 1 is off [default: 1, or the model's own]
+    #[arg(long, value_name = "X")]
+    pub repetition_penalty: Option<f32>,
+    /// Subtracted from the logits of tokens of the answer; 0 is off [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub presence_penalty: Option<f32>,
+    /// The same, once for each occurrence; 0 is off [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub frequency_penalty: Option<f32>,
+    /// Penalties see the last N tokens; 0 means all [default: 0]
+    #[arg(long, value_name = "N")]
+    pub penalty_window: Option<usize>,
     /// Makes the choices repeatable, on every machine
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
 }
 
 impl SamplingArgs {
-    /// The options for the sampler, checked.
-    pub(crate) fn params(&self) -> qhx_core::Result<SamplingParams> {
+    /// The options for the sampler, checked. Those that are not given are as `unsaid` has them.
+    pub(crate) fn params(&self, unsaid: &SamplingParams) -> qhx_core::Result<SamplingParams> {
         let params = SamplingParams::default()
-            .temperature(self.temperature)
-            .top_k(self.top_k)
-            .top_p(self.top_p)
-            .min_p(self.min_p)
-            .repetition_penalty(self.repetition_penalty)
-            .presence_penalty(self.presence_penalty)
-            .frequency_penalty(self.frequency_penalty)
-            .penalty_window(self.penalty_window)
-            .seed(self.seed);
+            .temperature(self.temperature.unwrap_or(unsaid.temperature))
+            .top_k(self.top_k.unwrap_or(unsaid.top_k))
+            .top_p(self.top_p.unwrap_or(unsaid.top_p))
+            .min_p(self.min_p.unwrap_or(unsaid.min_p))
+            .repetition_penalty(self.repetition_penalty.unwrap_or(unsaid.repetition_penalty))
+            .presence_penalty(self.presence_penalty.unwrap_or(unsaid.presence_penalty))
+            .frequency_penalty(self.frequency_penalty.unwrap_or(unsaid.frequency_penalty))
+            .penalty_window(self.penalty_window.unwrap_or(unsaid.penalty_window))
+            .seed(self.seed.or(unsaid.seed));
         params.validate()?;
         Ok(params)
     }

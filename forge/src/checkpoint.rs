@@ -178,6 +178,9 @@ impl Checkpoint {
             false => (file.to_owned(), model.inside.config()?),
         };
         let mut checkpoint = Self::new(file, dir, config_path, config)?;
+        if checkpoint.generation.is_null() {
+            checkpoint.generation = model.inside.sampling();
+        }
         let tensors = model.tensors.into_iter();
         checkpoint.tensors =
             Arc::new(tensors.map(|(name, tensor)| (name, Entry::Imported(tensor))).collect());
@@ -354,7 +357,7 @@ impl Checkpoint {
         self.config.get("text_config").filter(|v| v.is_object()).unwrap_or(&self.config)
     }
 
-    /// `generation_config.json`, or null.
+    /// `generation_config.json`; without one what the metadata of a GGUF file says of sampling, or null.
     pub fn generation_config(&self) -> &Value {
         &self.generation
     }

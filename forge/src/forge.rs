@@ -330,7 +330,11 @@ fn fill(
             "the recipe has neither an embedding table nor params.vocab, expected one of them";
         Error::new(ErrorKind::Internal, what)
     })?;
-    let token_ids = text::token_ids(checkpoint, vocab)?;
+    let mut of_text = text::token_ids(checkpoint, vocab)?;
+    if options.task == Task::Generate {
+        let sampling = text::sampling(checkpoint)?;
+        of_text.extend(sampling.map(|sampling| ("sampling".to_owned(), sampling)));
+    }
     let mut text_artifacts = Map::new();
     let chat = match recipe.tokenizer {
         true => {
@@ -416,7 +420,7 @@ fn fill(
             "nothing is compiled: the bundle has no context binaries and runs on the CPU backend only",
         );
     }
-    let mut manifest = manifest(recipe, token_ids, shown, options);
+    let mut manifest = manifest(recipe, of_text, name, options);
     artifacts.insert("files".to_owned(), staging.hash(progress)?);
     manifest.insert("artifacts".to_owned(), Value::Object(artifacts));
     manifest.insert(
@@ -510,12 +514,12 @@ pub(crate) fn describe<'a>(graphs: impl IntoIterator<Item = &'a Graph>) -> Strin
 /// The keys of the manifest that stand before `artifacts`.
 fn manifest(
     recipe: &Recipe,
-    token_ids: Map<String, Value>,
+    of_text: Map<String, Value>,
     name: &str,
     options: &ForgeOptions,
 ) -> Map<String, Value> {
     let mut params = recipe.params.clone();
-    params.extend(token_ids);
+    params.extend(of_text);
     if let Some(asked) = &options.rerank {
         params.insert("rerank".to_owned(), rerank::to_json(asked));
     }

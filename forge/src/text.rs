@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use qhx_core::manifest::{Manifest, SCHEMA_VERSION};
+use qhx_core::sampling::SamplingParams;
 use qhx_core::text::Tokenizer;
 use qhx_core::{Error, ErrorKind, Result, files};
 use serde::Deserialize;
@@ -22,6 +23,9 @@ const CONFIG: &str = "tokenizer_config.json";
 const TEMPLATE: &str = "chat_template";
 /// Where newer checkpoints keep the chat template; the first that is there counts.
 const TEMPLATES: [&str; 2] = ["additional_chat_templates/default.jinja", "chat_template.jinja"];
+/// What `generation_config.json` has of sampling.
+const SAMPLING: [&str; 5] = ["temperature", "top_k", "top_p", "min_p", PENALTY];
+const PENALTY: &str = "repetition_penalty";
 /// Where older checkpoints keep the special tokens.
 const SPECIAL: &str = "special_tokens_map.json";
 
@@ -243,15 +247,40 @@ pub(crate) fn token_ids(checkpoint: &Checkpoint, vocab: usize) -> Result<Map<Str
     Ok(ids)
 }
 
-/// The token by which an adapter that comes with a tokenizer ends its answers, be it another one than the model's.
-fn adapter_end(checkpoint: &Checkpoint) -> Result<Option<u32>> {
-    let Some(found) = checkpoint.texts().map(configuration).transpose()?.flatten() else {
+/// `params.sampling` of the manifest: how `generation_config.json` has tokens chosen, or the metadata of a GGUF file.
+/// None where it asks for greedy answers, or says nothing. Errors when a number is out of range.
+pub(crate) fn sampling(checkpoint: &Checkpoint) -> Result<Option<Value>> {
+    let generation = checkpoint.generation_config();
+    let given = |key: &&str| generation.get(key).is_some_and(|value| !value.is_null());
+    let keys: Vec<&str> = SAMPLING.into_iter().filter(given).collect();
+    let samples = generation.get("do_sample").and_then(Value::as_bool);
+    // The penalty alone draws nothing.
+    if samples == Some(false) || samples.is_none() && keys.iter().all(|key| *key == PENALTY) {
         return Ok(None);
-    };
-    let token = found.config.get("eos_token");
-    let text = token.and_then(|token| token.as_str().or_else(|| token.get("content")?.as_str()));
-    let Some(text) = text else { return Ok(None) };
-    Ok(checkpoint.tokenizer()?.token_to_id(text))
+    }
+    let mut sampling = Map::new();
+    sampling.insert("temperature".to_owned(), json!(1.0));
+    for key in keys {
+        let value = &generation[key];
+        let value = match value.as_f64() {
+            // Some write -1 where all tokens are to be kept, and 1e-6 for greedy answers.
+            Some(k) if key == "top_k" && k < 0.0 => json!(0),
+            Some(t) if key == "temperature" && (0.0..1e-4).contains(&t) => json!(0.0),
+            _ => value.clone(),
+        };
+        sampling.insert(key.to_owned(), value);
+    }
+    match SamplingParams::default().with(&sampling) {
+        Ok(_) => Ok(Some(Value::Object(sampling))),
+        Err(e) => {
+            let file = match checkpoint.inside() {
+                Some(inside) => inside.path().to_owned(),
+                None => checkpoint.dir().join("generation_config.json"),
+            };
+            Err(Error::new(ErrorKind::Artifact, format!("{}: {}", file.display(), e.message()))
+                .hint("correct the number, or remove it"))
+        }
+    }
 }
 
 /// A `tokenizer.json` in which the text of a token is its number, so that `17 4 99` is the prompt of

@@ -513,6 +513,39 @@ fn token_ids_that_the_bundle_could_not_use_are_refused() {
 }
 
 #[test]
+fn sampling_of_the_checkpoint_is_that_of_the_bundle() {
+    let made = |change: Value| {
+        let dir = copy("llama3-tiny");
+        edit_json(&dir.path().join("generation_config.json"), |config| {
+            let config = config.as_object_mut().unwrap();
+            config.remove("do_sample");
+            config.extend(change.as_object().unwrap().clone());
+        });
+        let options = ForgeOptions::new(dir.path().join("out/b"));
+        let report = forge(dir.path(), &options, &mut Silent)?;
+        Ok::<_, Error>(read_json(&report.manifest)["params"]["sampling"].clone())
+    };
+    let qwen3 = json!({"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95});
+    assert_eq!(made(qwen3).unwrap(), json!({"temperature": 0.6, "top_k": 20, "top_p": 0.95}));
+    let gemma3 = json!({"do_sample": true, "top_k": 64, "top_p": 0.95, "temperature": null});
+    assert_eq!(made(gemma3).unwrap(), json!({"temperature": 1.0, "top_k": 64, "top_p": 0.95}));
+    // As Qwen2.5-VL has it.
+    let greedy = json!({"do_sample": true, "temperature": 1e-6, "repetition_penalty": 1.05});
+    assert_eq!(made(greedy).unwrap(), json!({"temperature": 0.0, "repetition_penalty": 1.05}));
+    for silent in [
+        json!({}),
+        json!({"do_sample": false, "temperature": 0.6, "top_k": 20}),
+        json!({"repetition_penalty": 1.1}),
+    ] {
+        assert_eq!(made(silent).unwrap(), Value::Null);
+    }
+    let error = made(json!({"top_p": 1.5})).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Artifact);
+    let message = error.message();
+    assert!(message.contains("generation_config.json: option top_p: expected"), "{message}");
+}
+
+#[test]
 fn text_files_that_qhx_refuses_are_refused() {
     // A tokenizer that is JSON and no tokenizer; templates that do not parse, in either place.
     let tokenizer = |dir: &Path| edit_json(&dir.join("tokenizer.json"), |t| t["model"] = json!({}));

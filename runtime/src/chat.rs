@@ -30,7 +30,8 @@ impl Chat {
     /// Maximum number of tokens of an answer, if nothing else is asked for.
     pub const MAX_NEW: usize = 1024;
 
-    /// Begins a conversation without a system message.
+    /// Begins a conversation without a system message. Tokens are chosen as the bundle has it
+    /// ([`Model::sampling`]), or greedily.
     ///
     /// # Errors
     /// When the model does not chat.
@@ -47,11 +48,12 @@ impl Chat {
                  completes a text without either",
             ));
         }
+        let sampling = model.sampling().cloned().unwrap_or_default();
         Ok(Self {
             model,
             messages: Vec::new(),
             attached: Vec::new(),
-            request: Request::chat([]).max_new(Self::MAX_NEW),
+            request: Request::chat([]).max_new(Self::MAX_NEW).sampling(sampling),
             thinking: None,
         })
     }

@@ -31,7 +31,7 @@ pub(crate) struct Ask {
     /// Whether there may be several calls.
     pub several_calls: bool,
     pub format: Option<Grammar>,
-    pub sampling: SamplingParams,
+    pub sampling: Sampling,
     pub max_new: Option<usize>,
     pub stop: Vec<String>,
     pub choices: usize,
@@ -57,6 +57,8 @@ pub(crate) struct Asked {
     pub answers: Answers,
     pub texts: Arc<Texts>,
     pub model: String,
+    /// How its tokens are chosen.
+    pub sampling: SamplingParams,
 }
 
 impl Ask {
@@ -75,7 +77,7 @@ impl Ask {
             choice: ToolChoice::read(fields)?,
             several_calls: fields.flag("parallel_tool_calls")?.unwrap_or(true),
             format: fields.object("response_format")?.map_or(Ok(None), |f| format(&f))?,
-            sampling: sampling(fields)?,
+            sampling: Sampling::read(fields)?,
             max_new: max_new
                 .map_or_else(|| fields.count("max_tokens", 1, u32::MAX.into()), |n| Ok(Some(n)))?,
             stop: stops(fields, "stop")?,
@@ -169,9 +171,10 @@ impl Ask {
         let arguments = self.variables(&conversation);
         let Conversation { messages, history, .. } = conversation;
         let ticket = context.ticket();
+        let sampling = self.sampling.over(&info.sampling);
         let request = Request::chat(messages)
             .max_new(self.max_new.unwrap_or_else(|| info.texts.max_ctx()))
-            .sampling(self.sampling.clone())
+            .sampling(sampling.clone())
             .stops(self.stop.clone())
             .grammar(grammar)
             .logprobs(self.logprobs)
@@ -192,6 +195,7 @@ impl Ask {
             answers: Answers::new(readers, self.choices),
             texts: Arc::clone(&info.texts),
             model: model.name.clone(),
+            sampling,
         })
     }
 }
@@ -264,21 +268,49 @@ pub(crate) fn format(format: &Fields<'_>) -> Result<Option<Grammar>> {
     }
 }
 
-/// How tokens are chosen. As the interfaces have it, the temperature is 1 where none is given.
-pub(crate) fn sampling(fields: &Fields<'_>) -> Result<SamplingParams> {
-    let defaults = SamplingParams::default();
-    let temperature = fields.number("temperature", 0.0, 2.0)?.unwrap_or(1.0);
-    let repetition = fields.number("repetition_penalty", 0.01, 100.0)?;
-    Ok(SamplingParams::default()
-        // Below this, it is greedy.
-        .temperature(if temperature < 1e-4 { 0.0 } else { temperature })
-        .top_p(fields.number("top_p", 0.0, 1.0)?.map_or(1.0, |p| p.max(f32::MIN_POSITIVE)))
-        .top_k(fields.count("top_k", 0, u32::MAX.into())?.unwrap_or(defaults.top_k))
-        .min_p(fields.number("min_p", 0.0, 1.0)?.unwrap_or(defaults.min_p))
-        .repetition_penalty(repetition.unwrap_or(defaults.repetition_penalty))
-        .presence_penalty(fields.number("presence_penalty", -2.0, 2.0)?.unwrap_or(0.0))
-        .frequency_penalty(fields.number("frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0))
-        .seed(seed(fields)?))
+/// How a request has tokens chosen.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Sampling {
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<usize>,
+    min_p: Option<f32>,
+    repetition_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    seed: Option<u64>,
+}
+
+impl Sampling {
+    pub(crate) fn read(fields: &Fields<'_>) -> Result<Self> {
+        Ok(Self {
+            // Below this, it is greedy.
+            temperature: fields
+                .number("temperature", 0.0, 2.0)?
+                .map(|t| if t < 1e-4 { 0.0 } else { t }),
+            top_p: fields.number("top_p", 0.0, 1.0)?.map(|p| p.max(f32::MIN_POSITIVE)),
+            top_k: fields.count("top_k", 0, u32::MAX.into())?,
+            min_p: fields.number("min_p", 0.0, 1.0)?,
+            repetition_penalty: fields.number("repetition_penalty", 0.01, 100.0)?,
+            presence_penalty: fields.number("presence_penalty", -2.0, 2.0)?,
+            frequency_penalty: fields.number("frequency_penalty", -2.0, 2.0)?,
+            seed: seed(fields)?,
+        })
+    }
+
+    /// What the request leaves out is as `model` has it.
+    pub(crate) fn over(&self, model: &SamplingParams) -> SamplingParams {
+        model
+            .clone()
+            .temperature(self.temperature.unwrap_or(model.temperature))
+            .top_p(self.top_p.unwrap_or(model.top_p))
+            .top_k(self.top_k.unwrap_or(model.top_k))
+            .min_p(self.min_p.unwrap_or(model.min_p))
+            .repetition_penalty(self.repetition_penalty.unwrap_or(model.repetition_penalty))
+            .presence_penalty(self.presence_penalty.unwrap_or(model.presence_penalty))
+            .frequency_penalty(self.frequency_penalty.unwrap_or(model.frequency_penalty))
+            .seed(self.seed.or(model.seed))
+    }
 }
 
 /// A seed is any whole number of 64 bits.

@@ -10,7 +10,7 @@ use qhx::{Prompt, Texts, TokenLogprobs};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Answers, Delta, Step};
-use crate::ask::{Asked, sampling, stops};
+use crate::ask::{Asked, Sampling, stops};
 use crate::chat::{Head, bytes_of, finite, include_usage, usage};
 use crate::error::{ApiError, Result, json_response};
 use crate::fields::{Fields, wrong};
@@ -27,6 +27,7 @@ const MAX_PROMPTS: usize = 1024;
 struct Completion {
     prompts: Vec<Prompt>,
     request: qhx::Request,
+    sampling: Sampling,
     choices: usize,
     echo: bool,
     logprobs: Option<usize>,
@@ -99,11 +100,11 @@ impl Completion {
         let logprobs = fields.count("logprobs", 0, 20)?;
         let request = qhx::Request::completion("")
             .max_new(fields.count("max_tokens", 0, u32::MAX.into())?.unwrap_or(16))
-            .sampling(sampling(fields)?)
             .stops(stops(fields, "stop")?)
             .logprobs(logprobs)
             .prompt_logprobs(logprobs.filter(|_| echo));
-        Ok(Self { prompts, request, choices, echo, logprobs })
+        let sampling = Sampling::read(fields)?;
+        Ok(Self { prompts, request, sampling, choices, echo, logprobs })
     }
 
     /// Has a model complete the prompts. Returns their texts, too, where they are part of the answers.
@@ -112,7 +113,8 @@ impl Completion {
         let of_model = |e: qhx::Error| ApiError::of_model(&e, &model.name);
         let info = context.info(model)?;
         let ticket = context.ticket();
-        let request = self.request.cancelled_by(ticket.clone());
+        let sampling = self.sampling.over(&info.sampling);
+        let request = self.request.sampling(sampling.clone()).cancelled_by(ticket.clone());
         let (mut requests, mut texts) = (Vec::new(), Vec::new());
         for prompt in self.prompts {
             if self.echo {
@@ -128,8 +130,13 @@ impl Completion {
         let answers = Answers::plain(&info, requests.len() * self.choices, self.choices);
         let work = Work::Generate { requests, choices: self.choices, turns: None };
         let pending = Pending::submit(context, model, Vec::new(), ticket, work)?;
-        let asked =
-            Asked { pending, answers, texts: Arc::clone(&info.texts), model: model.name.clone() };
+        let asked = Asked {
+            pending,
+            answers,
+            texts: Arc::clone(&info.texts),
+            model: model.name.clone(),
+            sampling,
+        };
         Ok((asked, texts))
     }
 }

@@ -10,7 +10,7 @@ use qhx::{CancelToken, FinishReason, Modality, ToolCall};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Answers, Delta, Step, Usage};
-use crate::ask::{Ask, ToolChoice, sampling, stops};
+use crate::ask::{Ask, Sampling, ToolChoice, stops};
 use crate::error::{ApiError, Result, broken, json_response};
 use crate::fields::{Fields, wrong};
 use crate::ids;
@@ -118,7 +118,7 @@ fn ask(fields: &Fields<'_>) -> Result<Ask> {
         tools: tools(fields)?,
         choice: choice.map_or(Ok(ToolChoice::Auto), |choice| tool_choice(&choice))?,
         several_calls: !one_call,
-        sampling: sampling(fields)?,
+        sampling: Sampling::read(fields)?,
         stop: stops(fields, "stop_sequences")?,
         choices: 1,
         thinking: thinking.flatten().map(|kind| kind != "disabled"),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use axum::http::StatusCode;
 use qhx::{
     Bundle, CancelToken, Engine, ErrorKind, MediaRules, Message, Modality, Model, Result, Runtime,
-    Sessions, Task, Texts,
+    SamplingParams, Sessions, Task, Texts,
 };
 use serde_json::{Map, Value, json};
 
@@ -104,6 +104,9 @@ pub(crate) struct Info {
     pub rules: MediaRules,
     pub modalities: Vec<Modality>,
     pub dimensions: usize,
+    /// How tokens are chosen where a request leaves it out. As the interfaces have it, the temperature is 1 unless the
+    /// bundle has its own.
+    pub sampling: SamplingParams,
     backend: String,
     activations: Option<String>,
     caches: Option<String>,
@@ -510,6 +513,10 @@ impl Info {
             rules: model.media_rules(),
             modalities: description.modalities.clone(),
             dimensions: model.info().embedding_dim,
+            sampling: model
+                .sampling()
+                .cloned()
+                .unwrap_or_else(|| SamplingParams::default().temperature(1.0)),
             backend: model.backend().name.clone(),
             activations: model.backend().activations().map(str::to_owned),
             caches: model.backend().caches().map(str::to_owned),

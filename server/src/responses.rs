@@ -8,7 +8,7 @@ use qhx::{FinishReason, ToolCall};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Answers, Delta, Step, Usage};
-use crate::ask::{Ask, ToolChoice, format, sampling, tools};
+use crate::ask::{Ask, Asked, Sampling, ToolChoice, format, tools};
 use crate::error::{ApiError, Result, broken, json_response};
 use crate::fields::{Fields, wrong};
 use crate::ids;
@@ -39,7 +39,7 @@ pub(crate) async fn create(
     let stream = fields.flag("stream")?.unwrap_or(false);
     let ask = context.memory.work(|| ask(&fields))?;
     let mut asked = context.ask(model, ask).await?;
-    let mut writer = ResponseWriter::new(&asked.model, &map);
+    let mut writer = ResponseWriter::new(&asked, &map);
     if stream {
         return sse::stream(&context, asked, writer).await;
     }
@@ -76,7 +76,7 @@ fn ask(fields: &Fields<'_>) -> Result<Ask> {
         choice: ToolChoice::read(fields)?,
         several_calls: fields.flag("parallel_tool_calls")?.unwrap_or(true),
         format: wanted.map_or(Ok(None), |wanted| format(&wanted))?,
-        sampling: sampling(fields)?,
+        sampling: Sampling::read(fields)?,
         max_new: fields.count("max_output_tokens", 1, u32::MAX.into())?,
         choices: 1,
         ..Ask::default()
@@ -203,13 +203,13 @@ struct ResponseWriter {
 }
 
 impl ResponseWriter {
-    fn new(model: &str, request: &Map<String, Value>) -> Self {
+    fn new(asked: &Asked, request: &Map<String, Value>) -> Self {
         let given = |name: &str| request.get(name).cloned().unwrap_or_default();
         let mut echoed: Map<_, _> =
             ECHOED.iter().map(|name| ((*name).to_owned(), given(name))).collect();
         for (name, default) in [
-            ("temperature", json!(1.0)),
-            ("top_p", json!(1.0)),
+            ("temperature", json!(asked.sampling.temperature)),
+            ("top_p", json!(asked.sampling.top_p)),
             ("tools", json!([])),
             ("tool_choice", json!("auto")),
             ("text", json!({"format": {"type": "text"}})),
@@ -222,7 +222,7 @@ impl ResponseWriter {
         }
         Self {
             id: ids::new("resp_"),
-            model: model.to_owned(),
+            model: asked.model.clone(),
             created: ids::now(),
             echoed,
             items: Vec::new(),

@@ -23,7 +23,7 @@ pub struct Asked {
     #[serde(default)]
     max_new_tokens: Option<usize>,
     #[serde(default)]
-    sampling: SamplingParams,
+    sampling: Map<String, Value>,
     #[serde(default)]
     stop: Vec<String>,
     #[serde(default)]
@@ -124,6 +124,10 @@ impl Asked {
         }
         let beside = self.beside.iter().map(|index| one(&attached, *index).cloned());
         let beside = beside.collect::<Result<Vec<_>>>()?;
+        let own = match self.prompt {
+            Asks::Messages(_) => model.sampling().cloned().unwrap_or_default(),
+            Asks::Text(_) | Asks::Tokens(_) => SamplingParams::default(),
+        };
         let prompt = match self.prompt {
             Asks::Text(text) => media::completion(text, &beside)?,
             Asks::Tokens(tokens) => media::tokens(tokens, &beside),
@@ -133,7 +137,7 @@ impl Asked {
             }
         };
         let mut request = Request::greedy(prompt, self.max_new_tokens.unwrap_or(Request::MAX_NEW))
-            .sampling(self.sampling)
+            .sampling(own.with(&self.sampling)?)
             .stops(self.stop)
             .ignore_eos(self.ignore_eos)
             .cancelled_by(ticket.clone());

@@ -1,5 +1,6 @@
 //! `qhx chat`: a conversation that keeps its state between turns.
 
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 use std::path::PathBuf;
@@ -9,6 +10,7 @@ use clap::Args;
 use qhx::{Attachment, Chat, is_left_out};
 use qhx_core::engine::{FinishReason, Message, Request};
 use qhx_core::op::Modality;
+use qhx_core::sampling::SamplingParams;
 use qhx_core::{CancelToken, Error, ErrorKind, Result};
 
 use crate::Status;
@@ -197,7 +199,7 @@ pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
 }
 
 fn run_traced(args: &ChatArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
-    let sampling = args.sampling.params()?;
+    let sampling = args.sampling.params(&SamplingParams::default())?;
     let draft = args.speculate.draft()?;
     let request = Request::chat([])
         .max_new(args.max_new)
@@ -211,12 +213,19 @@ fn run_traced(args: &ChatArgs, app: &mut App, tracing: Option<&Tracing>) -> Resu
     let opening = Opening { tracing, preparing, decode_on, ..Opening::default() };
     let backend = BackendArgs { idle_release: Some(args.idle_release), ..args.backend.clone() };
     let model = session::open_checked(app, &args.bundle, &backend, opening, check)?;
+    let own = model.sampling().cloned();
+    let request = match &own {
+        Some(own) => request.sampling(args.sampling.params(own)?),
+        None => request,
+    };
+    let sampling = own.map(|_| described(&request.sampling));
     let mut chat =
         Chat::new(model)?.with_request(request).with_thinking(args.thinking.map(Switch::is_on));
     chat.begin(args.system_prompt.as_deref())?;
     session::open_draft(app, chat.model_mut(), draft, &backend, tracing)?;
     tools.iter().try_for_each(|tools| tools.check(chat.model()))?;
     say!("{}", session::load(chat.model()));
+    sampling.iter().for_each(|sampling| say!("sampling: {sampling}"));
     let output = Output { json: args.json, tools };
     let interactive = std::io::stdin().is_terminal();
     let mut line = Vec::new();
@@ -258,6 +267,26 @@ fn run_traced(args: &ChatArgs, app: &mut App, tracing: Option<&Tracing>) -> Resu
             Err(e) => return Err(e),
         }
     }
+}
+
+/// How tokens are chosen, where the bundle has a say in it.
+fn described(sampling: &SamplingParams) -> String {
+    if sampling.is_greedy() {
+        return "greedy".to_owned();
+    }
+    let mut text = format!("temperature {}", sampling.temperature);
+    let (top_k, off) = (sampling.top_k as f32, SamplingParams::default());
+    for (name, value, off) in [
+        ("top-k", top_k, 0.0),
+        ("top-p", sampling.top_p, off.top_p),
+        ("min-p", sampling.min_p, off.min_p),
+        ("repetition penalty", sampling.repetition_penalty, off.repetition_penalty),
+    ] {
+        if value != off {
+            let _ = write!(text, ", {name} {value}");
+        }
+    }
+    text + ", the model's own where no option says otherwise; --temperature 0 is greedy"
 }
 
 enum Next {

@@ -9,6 +9,7 @@ use clap::Args;
 use qhx::media;
 use qhx_core::dump::Dump;
 use qhx_core::engine::{Message, Prompt, Request};
+use qhx_core::sampling::SamplingParams;
 use qhx_core::{Error, ErrorKind};
 
 use crate::Status;
@@ -116,7 +117,7 @@ fn run_traced(
     app: &mut App,
     tracing: Option<&Tracing>,
 ) -> qhx_core::Result<Status> {
-    let sampling = args.sampling.params()?;
+    let sampling = args.sampling.params(&SamplingParams::default())?;
     let draft = args.speculate.draft()?;
     let attachments = args.media.attachments()?;
     let text = match &args.file {

@@ -3,9 +3,9 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::run::{Program, bundle, copy, folder};
+use crate::run::{Program, bundle, copy, copy_of_bundle, edit_manifest, folder};
 
 fn turns(input: &str, more: &[&str]) -> Vec<Value> {
     let folder = folder();
@@ -38,6 +38,31 @@ fn commands_are_not_messages() {
     assert_eq!(turns.len(), 2, "what follows /exit is not read");
     assert_eq!(turns[0]["tokens"], turns[1]["tokens"]);
     assert_eq!(turns[0]["prompt_tokens"], turns[1]["prompt_tokens"]);
+}
+
+#[test]
+fn a_conversation_is_sampled_as_the_bundle_has_it() {
+    let folder = folder();
+    let own = copy_of_bundle(folder.path());
+    edit_manifest(&own, |m| m["params"]["sampling"] = json!({"temperature": 3.0, "top_k": 40}));
+    let said = |bundle: &Path, command: &str, more: &[&str]| {
+        let run = Program::qhx(folder.path()).args([command]).arg_path(bundle).args(more);
+        let run = run.args(["--json", "--max-new", "12", "--seed", "5"]);
+        let run = if command == "chat" { run.stdin("Hello\n") } else { run.args(["Hello"]) };
+        let run = run.run().ok();
+        (run.json()["tokens"].clone(), run.stderr)
+    };
+    let (own_tokens, stderr) = said(&own, "chat", &[]);
+    assert!(stderr.contains("sampling: temperature 3, top-k 40, the model's own"), "{stderr}");
+    let asked = said(bundle(), "chat", &["--temperature", "3", "--top-k", "40"]);
+    let greedy = said(bundle(), "chat", &[]);
+    assert!(!greedy.1.contains("sampling: "), "{}", greedy.1);
+    assert_eq!(own_tokens, asked.0);
+    assert_ne!(own_tokens, greedy.0);
+    // What is asked for counts, option by option.
+    assert_eq!(said(&own, "chat", &["--temperature", "0"]).0, greedy.0);
+    assert_eq!(said(&own, "chat", &["--top-k", "1"]).0, greedy.0);
+    assert_eq!(said(&own, "generate", &[]).0, said(bundle(), "generate", &[]).0);
 }
 
 #[test]

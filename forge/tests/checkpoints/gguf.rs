@@ -312,6 +312,22 @@ fn tensors_of_every_architecture_are_the_checkpoints() {
     }
 }
 
+#[test]
+fn sampling_of_gguf_files_is_a_generation_config() {
+    let dir = TempDir::new().unwrap();
+    let (architecture, tensors) = tensors("qwen3-tiny");
+    let mut metadata = metadata("qwen3-tiny", &architecture);
+    let open = |metadata: &Value| {
+        let path = write(&dir, "model.gguf", metadata, &tensors);
+        Checkpoint::open(&path).unwrap().generation_config().clone()
+    };
+    assert_eq!(open(&metadata), Value::Null);
+    metadata["general.sampling.temp"] = json!(0.6);
+    metadata["general.sampling.top_k"] = json!(20);
+    metadata["general.sampling.top_p"] = json!(0.95);
+    assert_eq!(open(&metadata), json!({"temperature": 0.6, "top_k": 20, "top_p": 0.95}));
+}
+
 /// Without a config.json: every key that the file gives has the value that it has in the model's own, and nothing of the
 /// file is left over.
 #[test]

@@ -125,6 +125,15 @@ pub fn with_template(name: &str, template: &str) -> PathBuf {
     to.join("language.json")
 }
 
+/// A copy of the language model with sampling of its own.
+pub fn with_sampling(name: &str, sampling: serde_json::Value) -> PathBuf {
+    let to = folder().join(name);
+    copy(language().parent().expect("a folder"), &to);
+    let manifest = to.join("language.json");
+    edit_json(&manifest, |manifest| manifest["params"]["sampling"] = sampling);
+    manifest
+}
+
 /// Changes a file of JSON.
 pub fn edit_json(file: &Path, edit: impl FnOnce(&mut serde_json::Value)) {
     let text = std::fs::read_to_string(file).expect("the file is read");

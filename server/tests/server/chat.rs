@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::bundles::{Running, golden, options, shared, with_template};
+use crate::bundles::{Running, golden, options, shared, with_sampling, with_template};
 use crate::client::Response;
 
 const ROUTE: &str = "/v1/chat/completions";
@@ -54,6 +54,37 @@ fn an_answer_is_that_of_the_reference() {
         let count = |name: &str| usage[name].as_u64().unwrap();
         assert_eq!(count("total_tokens"), count("prompt_tokens") + count("completion_tokens"));
     }
+}
+
+#[test]
+fn what_a_request_leaves_out_is_as_the_bundle_has_it() {
+    let path = with_sampling("sampled", json!({"temperature": 1.8, "top_k": 30}));
+    let mut running = Running::start(options([("language", &*path)]));
+    let content = |running: &Running, more: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "Hello"}], "seed": 3, "max_tokens": 12});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let json = running.client.post(ROUTE, &body).status(200).json();
+        json["choices"][0]["message"]["content"].clone()
+    };
+    let shared = |more| content(shared(), more);
+    let asked = shared(json!({"model": "language", "temperature": 1.8, "top_k": 30}));
+    assert_eq!(content(&running, json!({})), asked);
+    // Without its own, the temperature is 1.
+    assert_ne!(shared(json!({"model": "language"})), asked);
+    let greedy = shared(json!({"model": "language", "temperature": 0}));
+    assert_eq!(content(&running, json!({"temperature": 0})), greedy);
+    assert_eq!(content(&running, json!({"top_k": 1})), greedy);
+    let response = running.client.post("/v1/responses", &json!({"input": "Hello", "seed": 3}));
+    assert_eq!(response.status(200).json()["temperature"], json!(1.8_f32));
+    let completion = |running: &Running, more: Value| {
+        let mut body = json!({"prompt": "Hello", "seed": 3, "model": "language"});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let json = running.client.post("/v1/completions", &body).status(200).json();
+        json["choices"][0]["text"].clone()
+    };
+    let same = json!({"temperature": 1.8, "top_k": 30});
+    assert_eq!(completion(&running, json!({})), completion(self::shared(), same));
+    running.end();
 }
 
 #[test]

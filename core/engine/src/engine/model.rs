@@ -20,7 +20,7 @@ use crate::op::{
     HostOp, MediaRules, OpEntry, OpOpener, OpProvider, OpServices, OpenInfo, ProgressFn, SpanStats,
     Task,
 };
-use crate::sampling::AllowedTokens;
+use crate::sampling::{AllowedTokens, SamplingParams};
 use crate::text::Tokenizer;
 use crate::trace::{self, Trace};
 use crate::workspace::{Allocated, DeviceLoss, GraphStats, LoadedContexts, Tap};
@@ -425,6 +425,11 @@ impl Model {
 
     /// How files become the images, audio and videos that the host-op takes.
     pub fn media_rules(&self) -> MediaRules {
+    /// How the tokens of answers are chosen in conversations, as the bundle has it; none where it leaves that open.
+    pub fn sampling(&self) -> Option<&SamplingParams> {
+        self.manifest.params.sampling.as_ref()
+    }
+
         self.op.info().media
     }
 

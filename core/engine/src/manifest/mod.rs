@@ -20,6 +20,7 @@ use serde_json::{Map, Value};
 
 use crate::artifacts::Artifacts;
 use crate::backend::ContextSource;
+use crate::sampling::SamplingParams;
 use crate::{DType, Error, ErrorKind, Result, files};
 
 pub use crate::text::{ChatSpec, ChatStyle, Marker, Piece, RoleMarkers};
@@ -93,6 +94,8 @@ pub struct Params {
     pub rerank: Option<Rerank>,
     /// How a text is put for a model that speaks.
     pub speech: Option<Speech>,
+    /// `sampling`: how the tokens of answers are chosen in conversations, unless a caller says otherwise.
+    pub sampling: Option<SamplingParams>,
     /// The other keys.
     pub rest: Map<String, Value>,
 }

@@ -11,6 +11,7 @@ use super::{
     ArtifactTable, ContextEntry, EmbedEntry, FileEntry, Manifest, Model, Params, Plan, Rerank,
     SCHEMA_VERSION, Speech, Step, TimeTokens, Transcription, Verdict,
 };
+use crate::sampling::SamplingParams;
 use crate::{DType, Error, ErrorKind, Result, snapshot};
 
 pub(super) fn manifest(path: &Path, document: Value, root: Option<&Path>) -> Result<Manifest> {
@@ -127,6 +128,7 @@ fn params(node: &Node<'_>) -> Result<Params> {
         transcription: node.get("transcription")?.map(|n| transcription(&n)).transpose()?,
         rerank: node.get("rerank")?.map(|n| rerank(&n)).transpose()?,
         speech: node.get("speech")?.map(|n| speech(&n)).transpose()?,
+        sampling: node.get("sampling")?.map(|n| sampling(&n)).transpose()?,
         rest: rest(
             &node,
             &[
@@ -139,6 +141,7 @@ fn params(node: &Node<'_>) -> Result<Params> {
                 "transcription",
                 "rerank",
                 "speech",
+                "sampling",
             ],
         )?,
     })
@@ -213,6 +216,13 @@ fn speech(node: &Node<'_>) -> Result<Speech> {
         symbols: numbers.map(|(name, n)| Ok((name.to_owned(), n.u32()?))).collect::<Result<_>>()?,
         limit: size,
     })
+}
+
+/// Keys as [`SamplingParams`] has them. The temperature is 1 where the others stand alone.
+fn sampling(node: &Node<'_>) -> Result<SamplingParams> {
+    let given = node.object()?;
+    let sampling = SamplingParams::default().temperature(1.0).with(given);
+    sampling.map_err(|e| node.error(e.message()))
 }
 
 fn rerank(node: &Node<'_>) -> Result<Rerank> {

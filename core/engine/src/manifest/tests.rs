@@ -69,6 +69,19 @@ fn a_published_manifest_is_understood() {
 }
 
 #[test]
+fn sampling_is_what_the_manifest_says_and_off_otherwise() {
+    let sampling =
+        |value| read(with("/params", json!({"sampling": value}))).unwrap().params.sampling;
+    let off = SamplingParams::default();
+    assert_eq!(sampling(json!({"top_k": 64})), Some(off.clone().temperature(1.0).top_k(64)));
+    let given =
+        json!({"temperature": 0.6, "top_p": 0.95, "min_p": 0.1, "repetition_penalty": 1.05});
+    let expected = off.temperature(0.6).top_p(0.95).min_p(0.1).repetition_penalty(1.05);
+    assert_eq!(sampling(given), Some(expected));
+    assert_eq!(sampling(Value::Null), None);
+}
+
+#[test]
 fn alternative_forms() {
     let arch = |v| read(with("/model/dsp_arch", v)).unwrap().model.dsp_arch;
     assert_eq!(arch(json!(81)), Some(81));
@@ -127,6 +140,12 @@ fn errors_point_at_the_json_pointer() {
         ("/params/hidden", json!(-1), "/params/hidden: expected a whole number of at least 0"),
         ("/params/hidden", json!(1u64 << 40), "/params/hidden: expected a number of at most 2^31"),
         ("/params/eos_token_id", json!([1, "x"]), "/params/eos_token_id/1: expected a whole"),
+        (
+            "/params",
+            json!({"sampling": {"top_p": 0}}),
+            "/params/sampling: option top_p: expected a number above 0",
+        ),
+        ("/params", json!({"sampling": {"topk": 3}}), "/params/sampling: sampling: unknown field"),
         ("/params", json!([]), "/params: expected an object, found a list of 0"),
         ("/model/dsp_arch", json!("hexagon"), "/model/dsp_arch: expected \"v81\", 81 or null"),
         ("/plan/steps/0/host", json!("../x"), "/plan/steps/0/host: expected the name of a host-op"),

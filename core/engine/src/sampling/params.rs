@@ -1,6 +1,7 @@
 //! The options of sampling, validated.
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::{Error, ErrorKind, Result};
 
@@ -112,6 +113,29 @@ impl SamplingParams {
     pub fn seed(mut self, seed: impl Into<Option<u64>>) -> Self {
         self.seed = seed.into();
         self
+    }
+
+    /// With the options of a JSON object, named as the fields are, and all others as they were.
+    ///
+    /// ```
+    /// # use qhx_core::sampling::SamplingParams;
+    /// let given = serde_json::json!({"temperature": 0.2});
+    /// let sampling = SamplingParams::default().top_k(20).with(given.as_object().unwrap())?;
+    /// assert_eq!((sampling.temperature, sampling.top_k), (0.2, 20));
+    /// # Ok::<_, qhx_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When an option is unknown, of another type or out of range.
+    pub fn with(&self, given: &Map<String, Value>) -> Result<Self> {
+        let wrong = |e| Error::caused(ErrorKind::Usage, "sampling", e);
+        let mut all = serde_json::to_value(self).map_err(wrong)?;
+        if let Some(all) = all.as_object_mut() {
+            all.extend(given.clone());
+        }
+        let all: Self = serde_json::from_value(all).map_err(wrong)?;
+        all.validate()?;
+        Ok(all)
     }
 
     /// Checks every option.

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use qhx_core::artifacts::Mapped;
 use qhx_core::{DType, Error, ErrorKind, Result};
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json, json};
 
 use super::Imported;
 use crate::quantize::{BLOCK, QuantizedForm, QuantizedMut};
@@ -28,6 +28,15 @@ use names::{Architecture, Named, Order, Values};
 use parts::Part;
 pub(crate) use tokenizer::Embedded;
 pub(crate) use tower::{Tower, beside};
+
+/// Keys behind `general.sampling.`, and their names in a `generation_config.json`.
+const SAMPLING: [(&str, &str); 5] = [
+    ("temp", "temperature"),
+    ("top_k", "top_k"),
+    ("top_p", "top_p"),
+    ("min_p", "min_p"),
+    ("penalty_repeat", "repetition_penalty"),
+];
 
 /// What a file holds, under the names of a Hugging Face checkpoint.
 #[derive(Debug)]
@@ -184,6 +193,21 @@ impl Inside {
     pub fn config(&self) -> Result<Json> {
         config::of(&self.file, &self.map, self.architecture)
             .map_err(|what| self.fail(&what, "config.json"))
+    }
+
+    /// How tokens are chosen, as a `generation_config.json`; else null.
+    pub fn sampling(&self) -> Json {
+        let number = |(theirs, ours): (&str, &str)| {
+            let number = self.file.number(&format!("general.sampling.{theirs}"))?;
+            let number = if ours == "top_k" {
+                json!(number as i64)
+            } else {
+                json!(config::shortest(number))
+            };
+            Some((ours.to_owned(), number))
+        };
+        let found: Map<_, _> = SAMPLING.into_iter().filter_map(number).collect();
+        if found.is_empty() { Json::Null } else { Json::Object(found) }
     }
 
     /// True of a model that needs its tower, which is in a file of its own.
