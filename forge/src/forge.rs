@@ -13,14 +13,14 @@ use serde_json::{Map, Value, json};
 use crate::bundle::{Fingerprint, Staging, check_apart};
 use crate::check::{CheckRow, compare};
 use crate::checkpoint::Checkpoint;
-use crate::graph::Graph;
-use crate::model_name::ModelName;
+use crate::graph::{Elem, Graph};
+use crate::kit::MAX_MASK;
 use crate::onnx::Known;
 use crate::options::ForgeOptions;
 use crate::plan::plan;
 use crate::progress::Progress;
 use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Tables, Task};
-use crate::registry::{probe, recipe, task};
+use crate::registry::{longest, probe, recipe};
 use crate::residual::{Residual, residuals};
 use crate::weight::{RowSource, Storage, table_fits_f16};
 use crate::{names, onnx, rerank, text};
@@ -50,6 +50,10 @@ pub struct Report {
     pub dsp_arch: Option<String>,
     /// The contexts.
     pub contexts: Vec<ContextReport>,
+    /// Positions of the KV cache, or of the texts of an encoder.
+    pub max_ctx: usize,
+    /// Positions that the model was made for, where it says so.
+    pub longest: Option<usize>,
     /// Bytes of all files.
     pub bytes: u64,
     /// Results of the check; empty when none was asked for.
@@ -185,8 +189,10 @@ fn make(
     if let Some(note) = rounded(checkpoint, &recipe) {
         progress.note(&note);
     }
-    let names = [&*name, &*shown];
-    let artifacts = fill(checkpoint, &recipe, names, options, &mut staging, known, progress);
+    if let Some(note) = wide_mask(&recipe).filter(|_| options.for_npu()) {
+        progress.note(&note);
+    }
+    let artifacts = fill(checkpoint, &recipe, &name, options, &mut staging, known, progress);
     let artifacts = match artifacts {
         Ok(artifacts) => artifacts,
         Err(error) => {
@@ -203,6 +209,8 @@ fn make(
         family: recipe.family,
         dsp_arch: options.compiler.as_ref().map(|c| c.dsp_arch().to_owned()),
         contexts: artifacts.contexts,
+        max_ctx: plan.max_ctx,
+        longest: longest(checkpoint, options.task),
         bytes,
         check,
         residuals: artifacts.residuals,
@@ -235,6 +243,22 @@ fn rounded(checkpoint: &Checkpoint, recipe: &Recipe) -> Option<String> {
             forms.join(", ")
         )
     })
+}
+
+/// What a user should know of the largest mask of a prefill graph; none where it is within [`MAX_MASK`].
+fn wide_mask(recipe: &Recipe) -> Option<String> {
+    let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
+    let masks = graphs.flat_map(|graph| {
+        let inputs = graph.info(Elem::qnn).inputs.into_iter();
+        let masks = inputs.filter(|input| input.name.starts_with("cmask"));
+        masks.filter_map(|mask| Some((mask.try_byte_len().ok()?, graph.name().to_owned())))
+    });
+    let (bytes, graph) = masks.max().filter(|(bytes, _)| *bytes > MAX_MASK)?;
+    Some(format!(
+        "the mask of graph {graph:?} has {bytes} bytes: libraries were seen to compute more than {MAX_MASK} wrongly on \
+         v79 and v81, without an error; the golden steps show it on the device, and fewer rows (--prefill) or positions \
+         (--max-ctx) avoid it"
+    ))
 }
 
 /// The error that ended the work, with what stays of it.

@@ -15,8 +15,8 @@ use crate::overrides::Override;
 use crate::recipe::{Caches, Precision, RecipeOptions, Task};
 use crate::registry::{longest, task};
 
-/// Positions of the KV cache by default: those of the published bundles.
-pub const DEFAULT_MAX_CTX: usize = 1024;
+/// Positions of the KV cache by default: a question with its answer, reasoning included.
+pub const DEFAULT_MAX_CTX: usize = 4096;
 /// Positions of the text that an encoder takes by default.
 pub const DEFAULT_TEXT: usize = 512;
 /// Shards are chosen so that no context exceeds its budget.

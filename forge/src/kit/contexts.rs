@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::attention::Heads;
 use crate::graph::Graph;
-use crate::recipe::{Caches, ContextPlan, MAX_CONTEXTS, RecipeOptions};
+use crate::recipe::{Caches, ContextPlan, MAX_CONTEXTS, RecipeOptions, Task};
 
 /// Checks the shards and the context that the options ask for against `layers` and the model's `max_positions`.
 ///
@@ -63,22 +63,53 @@ pub const PREFILL_ROWS: [usize; 2] = [16, 128];
 /// a CPU computes all rows of a graph, also those behind the end of a prompt, and all graphs read one file of weights.
 const CPU_PREFILL_ROWS: [usize; 2] = [32, 64];
 
+/// Bytes that the mask of a prefill graph has at most by default on the NPU. The library's compiled addition of a larger
+/// one was seen to pair rows with wrong rows on v79 and v81, without an error (google-ai-edge/LiteRT-LM#3508):
+/// 1,048,576 bytes are right, 1,081,344 wrong. The emulator is right at both sizes.
+pub(crate) const MAX_MASK: usize = 1 << 20;
+
+/// The fewest rows that the default number is lowered to for the sake of [`MAX_MASK`].
+pub(super) const MIN_MASKED_ROWS: usize = 48;
+
+/// As many of `rows` as a mask `[rows, positions + rows]` of f16 has within [`MAX_MASK`], a multiple of 8. All of them
+/// where that would leave fewer than `least`.
+fn masked_rows(rows: usize, positions: usize, least: usize) -> usize {
+    let fits = |rows: &usize| rows.saturating_mul(positions.saturating_add(*rows)) <= MAX_MASK / 2;
+    let fewer = (least..rows).rev().filter(|rows| rows.is_multiple_of(8));
+    std::iter::once(rows).chain(fewer).find(fits).unwrap_or(rows)
+}
+
 /// The numbers of tokens that prefill graphs take at once, ascending: those of the options, each from 2 to
-/// the context, or else `default`, as far as it fits, with 32 and 64 beside 16 where no NPU computes them. Of `default`
+/// the context, or else `default`, as far as it and a mask of [`MAX_MASK`] fit, with 32 and 64 beside 16 where no NPU
+/// computes them. Of `default`
 /// the largest number alone remains with [`RecipeOptions::one_prefill`], and where it would make more contexts than an
 /// NPU holds at once, its smallest numbers are left out.
 ///
 /// # Errors
 /// When a number is below 2 or above the context.
 pub fn prefill_rows(options: &RecipeOptions, default: &[usize]) -> Result<Vec<usize>> {
-    rows_beside(options, default, 1)
+    rows_beside(options, default, 1, MIN_MASKED_ROWS)
 }
 
-/// [`prefill_rows`] beside `others` contexts, such as the head's.
+/// As [`prefill_rows`], where one graph has to take `whole` tokens at once, as of an image whose tokens see each other:
+/// such a number of `default` stays as it is.
+///
+/// # Errors
+/// As [`prefill_rows`].
+pub fn whole_prefill_rows(
+    options: &RecipeOptions,
+    default: &[usize],
+    whole: usize,
+) -> Result<Vec<usize>> {
+    rows_beside(options, default, 1, whole)
+}
+
+/// [`prefill_rows`] beside `others` contexts, such as the head's. No number is lowered below `least`.
 pub(super) fn rows_beside(
     options: &RecipeOptions,
     default: &[usize],
     others: usize,
+    least: usize,
 ) -> Result<Vec<usize>> {
     let mut rows = match &options.prefill {
         Some(asked) => asked.clone(),
@@ -86,7 +117,13 @@ pub(super) fn rows_beside(
             let few = options.cpu_only && default.contains(&PREFILL_ROWS[0]);
             let between = |rows: &&usize| few && default.iter().any(|most| most > *rows);
             let all = default.iter().chain(CPU_PREFILL_ROWS.iter().filter(between));
-            all.map(|rows| *rows.min(&options.max_ctx)).filter(|rows| *rows > 1).collect()
+            // An encoder's masks have no more columns than rows.
+            let decodes = !matches!(options.task, Task::Embed | Task::Score);
+            let fits = |rows: usize| match decodes && !options.cpu_only {
+                true => masked_rows(rows, options.max_ctx, least),
+                false => rows,
+            };
+            all.map(|rows| fits(*rows.min(&options.max_ctx))).filter(|rows| *rows > 1).collect()
         }
     };
     rows.sort_unstable();

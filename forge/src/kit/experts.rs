@@ -19,7 +19,7 @@ use std::sync::Arc;
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
-use super::contexts::{Decoder, Parts, Step, even, named, rows_beside, steps};
+use super::contexts::{Decoder, MIN_MASKED_ROWS, Parts, Step, even, named, rows_beside, steps};
 use super::layers::{Layers, Mlp};
 use super::reader::Reader;
 use crate::builder::GraphBuilder;
@@ -376,7 +376,7 @@ pub fn expert_decoder(
 /// # Errors
 /// As [`super::prefill_rows`].
 pub fn expert_prefill_rows(options: &RecipeOptions, default: &[usize]) -> Result<Vec<usize>> {
-    rows_beside(options, default, 2)
+    rows_beside(options, default, 2, MIN_MASKED_ROWS)
 }
 
 /// Gate, up and down of one expert.

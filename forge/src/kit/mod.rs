@@ -5,7 +5,7 @@
 //! | [`Reader`] | checked values of `config.json` |
 //! | [`Layers`] | projections, norms, MLPs and heads from the tensors of a checkpoint |
 //! | [`Attention`], [`Attend`], [`mix`], [`rope`], [`rotate`] | softmax attention over a cache or within a text |
-//! | [`decoder`], [`decoder_of`], [`steps`], [`shards`], [`prefill_rows`], [`check_shape`] | graphs to contexts, and the plan that runs them |
+//! | [`decoder`], [`decoder_of`], [`steps`], [`shards`], [`prefill_rows`], [`whole_prefill_rows`], [`check_shape`] | graphs to contexts, and the plan that runs them |
 //! | [`Experts`], [`expert_decoder`] | layers with many experts, whose weights stay on the host |
 //! | [`matrices`] | tensors of the checkpoint as files that the host reads |
 //! | [`Siglip`], [`VISION_WEIGHTS`] | a vision tower for one square image |
@@ -27,9 +27,10 @@ mod siglip;
 pub use attention::{
     Attend, AttendInputs, Attention, Heads, Mixed, Past, mix, mix_past, rope, rotate,
 };
+pub(crate) use contexts::MAX_MASK;
 pub use contexts::{
     Decoder, DecoderParams, PREFILL_ROWS, Step, check_shape, decoder, decoder_of, object,
-    one_or_many, prefill_rows, shards, steps,
+    one_or_many, prefill_rows, shards, steps, whole_prefill_rows,
 };
 pub use experts::{
     EXPERTS, ExpertInputs, ExpertNames, Experts, expert_decoder, expert_prefill_rows, expert_ranges,

@@ -238,14 +238,15 @@ pub(crate) struct ShapeArgs {
     /// Bytes that one context may take on the device, inputs and outputs included
     #[arg(long, value_name = "BYTES", default_value_t = CONTEXT_BUDGET)]
     pub context_budget: u64,
-    /// Positions of the KV cache, or of the texts of an encoder [default: 1024, an encoder 512, or
+    /// Positions of the KV cache, or of the texts of an encoder [default: 4096, an encoder 512, or
     /// fewer when the model has fewer]
     #[arg(long, value_name = "N")]
     pub max_ctx: Option<usize>,
     /// Tokens that a prefill graph takes at once, and those of an encoder's graphs for shorter texts; several
     /// are separated by commas, 0 makes none [default: 16,128 where the family has such graphs,
     /// Qwen3-VL 16,320, PhiMoE 128, an encoder in one context 32,128; the larger alone for the NPU where
-    /// the weights are large, and 32 and 64 between them for the CPU alone]
+    /// the weights are large, and no more there than a mask of 1 MiB has rows, 120 of a context of 4096; 32 and 64 between
+    /// them for the CPU alone]
     #[arg(long, value_name = "P", value_delimiter = ',')]
     pub prefill: Option<Vec<usize>>,
     /// Smaller contexts that get graphs for one token of their own, such as 512,1024,2048: a token then reads as many

@@ -287,6 +287,9 @@ impl Work<'_> {
             report.family,
             report.contexts.len(),
             what,
+        if let Some(longest) = report.longest.filter(|longest| *longest > report.max_ctx) {
+            say!("context {} of the model's {longest}: --max-ctx", report.max_ctx);
+        }
             report.bytes as f64 / f64::from(1 << 20)
         );
         output.line(&report.manifest.display().to_string())?;

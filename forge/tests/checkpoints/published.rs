@@ -1,8 +1,9 @@
 //! The table of published checkpoints in `docs/checkpoints.md`: made again from the fields of their configurations.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use qhx_forge::checkpoint::Checkpoint;
+use qhx_forge::graph::Elem;
 use qhx_forge::plan::plan;
 use qhx_forge::recipe::{Precision, Task};
 use qhx_forge::registry::recipe;
@@ -35,8 +36,8 @@ fn planned(
     Ok((format!("{:.1} GB", plan.bytes() as f64 / 1e9), plan.contexts.len()))
 }
 
-fn row(checkpoint: &Value, folder: &Path) -> String {
-    let name = checkpoint["name"].as_str().unwrap();
+/// The configuration of a line of the list as a file, and its task.
+fn written(checkpoint: &Value, folder: &Path) -> (PathBuf, Task) {
     let mut config = match checkpoint["file"].as_str() {
         Some(file) => read_json(&qhx_paths::workspace().join("tests/configs").join(file)),
         None => checkpoint["config"].clone(),
@@ -46,10 +47,15 @@ fn row(checkpoint: &Value, folder: &Path) -> String {
             config["rope_scaling"][key] = json!(vec![1.0; count as usize]);
         }
     }
-    let class = config["architectures"][0].as_str().unwrap().to_owned();
     let path = folder.join("config.json");
     std::fs::write(&path, serde_json::to_vec(&config).unwrap()).unwrap();
-    let task = serde_json::from_value(checkpoint["task"].clone()).unwrap();
+    (path, serde_json::from_value(checkpoint["task"].clone()).unwrap_or_default())
+}
+
+fn row(checkpoint: &Value, folder: &Path) -> String {
+    let name = checkpoint["name"].as_str().unwrap();
+    let (path, task) = written(checkpoint, folder);
+    let class = read_json(&path)["architectures"][0].as_str().unwrap().to_owned();
     let cells = Precision::ALL.map(|precision| match planned(&path, task, precision) {
         Ok((size, contexts)) => format!("{size}, {contexts}"),
         Err(what) if what.contains("no recipe") => match checkpoint["outside"].as_str() {
@@ -83,6 +89,50 @@ fn the_page_of_checkpoints_has_the_plans_of_the_forge() {
 }
 
 #[test]
+fn masks_of_default_bundles_fit_a_mebibyte() {
+    let list = include_str!("published.json");
+    let list: Vec<Value> = serde_json::from_str(list).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (mut planned, mut wide) = (0, Vec::new());
+    for checkpoint in &list {
+        let (path, task) = written(checkpoint, folder.path());
+        let Ok(checkpoint) = Checkpoint::synthetic(&path, 1) else { continue };
+        let precision = Precision::W4A16;
+        let options = ForgeOptions { task, onnx: false, precision, ..ForgeOptions::new("out") };
+        let Ok((_, recipe)) = plan(&checkpoint, recipe, &options, true) else { continue };
+        planned += 1;
+        for graph in recipe.contexts.iter().flat_map(|context| &context.graphs) {
+            for input in graph.info(Elem::qnn).inputs {
+                let bytes = input.try_byte_len().unwrap();
+                if input.name.starts_with("cmask") && bytes > 1 << 20 {
+                    wide.push(format!("{}: {} {input} {bytes}", path.display(), graph.name()));
+                }
+            }
+        }
+    }
+    assert!(planned > 20 && wide.is_empty(), "{planned} planned; {wide:?}");
+}
+
+#[test]
+fn prompts_take_fewer_rows_in_longer_contexts() {
+    let config = qhx_paths::workspace().join("tests/configs/qwen3-0.6b.json");
+    let checkpoint = Checkpoint::synthetic(&config, 1).unwrap();
+    let widest = |max_ctx: Option<usize>, npu: bool| {
+        let options = ForgeOptions { max_ctx, ..ForgeOptions::new("out") };
+        let (plan, _) = plan(&checkpoint, recipe, &options, npu).unwrap();
+        let graphs = plan.contexts.into_iter().flat_map(|context| context.graphs);
+        let rows = graphs.filter_map(|name| name.strip_prefix("prefill")?.parse::<usize>().ok());
+        (plan.max_ctx, rows.max().unwrap())
+    };
+    assert_eq!(widest(None, true), (4096, 120));
+    assert_eq!(widest(Some(3968), true), (3968, 128));
+    assert_eq!(widest(Some(8192), true), (8192, 56));
+    // Too few rows would be left.
+    assert_eq!(widest(Some(32_768), true), (32_768, 128));
+    assert_eq!(widest(None, false), (4096, 128));
+}
+
+#[test]
 fn large_weights_are_held_at_most_twice_by_default() {
     let large = qhx_paths::workspace().join("tests/configs/qwen3-0.6b.json");
     let large = Checkpoint::synthetic(&large, 1).unwrap();
@@ -91,6 +141,7 @@ fn large_weights_are_held_at_most_twice_by_default() {
         let mut options = ForgeOptions::new("out");
         options.prefill = prefill.map(<[usize]>::to_vec);
         options.share_weights = shared;
+        options.max_ctx = checkpoint.seed().map(|_| 1024);
         let (plan, _) = plan(checkpoint, recipe, &options, npu).unwrap();
         let graphs = plan.contexts.into_iter().flat_map(|context| context.graphs);
         graphs.collect::<Vec<_>>().join(" ")

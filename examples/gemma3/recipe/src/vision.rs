@@ -4,7 +4,7 @@ use qhx_core::{Error, ErrorKind, Result};
 use qhx_forge::RecipeOption;
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::kit::{
-    Layers, PREFILL_ROWS, Processor, Reader, Siglip, SiglipSizes, VISION_WEIGHTS, prefill_rows,
+    Layers, PREFILL_ROWS, Processor, Reader, Siglip, SiglipSizes, VISION_WEIGHTS, whole_prefill_rows,
 };
 use qhx_forge::recipe::{Recipe, RecipeOptions};
 use qhx_forge::weight::{Storage, Weight, transposed};
@@ -64,7 +64,7 @@ impl<'a> Vision<'a> {
     /// The numbers of tokens that prefill graphs take: one of them takes an image whole, since its tokens see each other.
     pub fn prefill_rows(&self, options: &RecipeOptions) -> Result<Vec<usize>> {
         let tokens = self.tower.tokens();
-        let rows = prefill_rows(options, &[PREFILL_ROWS[0], tokens])?;
+        let rows = whole_prefill_rows(options, &[PREFILL_ROWS[0], tokens], tokens)?;
         if rows.iter().any(|rows| *rows >= tokens) {
             return Ok(rows);
         }
