@@ -18,26 +18,33 @@ use crate::output::Report;
 const EXAMPLES: &str = "\
 Examples:
   qhx inspect qwen35/v81
+  qhx inspect qwen35/v81 --all                         # every tensor, and why a device is refused
   qhx inspect qwen35                                   # of v73, v79 and v81: which device takes which
   qhx inspect qwen35/v81/qwen35_decode_f16.bin
   qhx inspect qwen35/v81 --json | jq '.contexts[].binary.dsp_arch'";
 
 /// Show a bundle's manifest and contexts, or one context binary
 ///
-/// Reading a context binary needs libQnnSystem only, and no device. Without it, file sizes and the
-/// bundle's ONNX graphs are shown.
+/// A line for each context, which --all follows with graphs and tensors. Reading a context binary needs libQnnSystem
+/// only, and no device. Without it, file sizes and the bundle's ONNX graphs are shown.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct InspectArgs {
     /// A bundle or a context binary
     #[arg(value_name = "BUNDLE|FILE.bin")]
     pub path: PathBuf,
+    /// List all contexts, the tensors of each graph, and what each device does with the bundle
+    #[arg(long)]
+    pub all: bool,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
     pub libraries: LibraryArgs,
 }
+
+/// Contexts, files and names of graphs that are listed without --all.
+const LISTED: usize = 8;
 
 /// Runs the command.
 pub(crate) fn run(args: &InspectArgs, app: &mut App) -> Result<Status> {
@@ -49,8 +56,13 @@ pub(crate) fn run(args: &InspectArgs, app: &mut App) -> Result<Status> {
     } else {
         let mut text = Report::default();
         match &contents {
-            Contents::Bundle(bundle) => write_bundle(&mut text, bundle),
-            Contents::Binary(binary) => write_binary(&mut text, binary),
+            Contents::Bundle(bundle) => write_bundle(&mut text, bundle, args.all),
+            Contents::Binary(binary) => {
+                write_binary(&mut text, binary, args.all);
+                if !args.all {
+                    text.line(format_args!("(--all lists every tensor)"));
+                }
+            }
             Contents::Folder(folder) => write_folder(&mut text, folder),
             _ => {}
         }
@@ -90,7 +102,7 @@ fn write_targets(text: &mut Report, targets: &[TargetRun]) {
     }
 }
 
-fn write_bundle(text: &mut Report, report: &BundleContents) {
+fn write_bundle(text: &mut Report, report: &BundleContents, all: bool) {
     let or_none = |v: Option<String>| v.unwrap_or_else(|| "(not said)".to_owned());
     let number = |v: Option<usize>| or_none(v.map(|n| n.to_string()));
     let mut row = |key: &str, value: String| text.line(format_args!("{key:10} {value}"));
@@ -106,13 +118,16 @@ fn write_bundle(text: &mut Report, report: &BundleContents) {
         row("voices", report.voices.join(", "));
     }
     row("manifest", report.manifest.display().to_string());
+    if !all {
+        return write_overview(text, report);
+    }
     write_files(text, "", &report.files);
     for context in &report.contexts {
         text.line(format_args!(""));
         text.line(format_args!("context {:?}", context.key));
         write_files(text, "  ", &context.files);
         match &context.binary {
-            Some(binary) => write_binary(text, binary),
+            Some(binary) => write_binary(text, binary, true),
             None => {
                 for graph in &context.onnx {
                     write_graph(text, graph);
@@ -123,14 +138,73 @@ fn write_bundle(text: &mut Report, report: &BundleContents) {
     write_targets(text, &report.targets);
 }
 
-fn write_files(text: &mut Report, indent: &str, files: &[SizedFile]) {
+/// The rest of a bundle on one screen.
+fn write_overview(text: &mut Report, report: &BundleContents) {
+    let (missing, there): (Vec<_>, Vec<_>) =
+        report.files.iter().partition(|file| file.bytes.is_none());
+    write_files(text, "", there.into_iter().take(LISTED));
+    write_files(text, "", missing);
+    text.line(format_args!(""));
+    for context in report.contexts.iter().take(LISTED) {
+        let mut graphs: Vec<&str> = Vec::new();
+        let mut more = String::new();
+        if let Some(BinaryContents { info, shares_weights, .. }) = &context.binary {
+            graphs.extend(info.graphs.iter().map(|graph| &*graph.name));
+            more += &info.dsp_arch.map_or_else(String::new, |arch| format!(", v{arch}"));
+            more += if *shares_weights { ", shared weights" } else { "" };
+        } else {
+            graphs.extend(context.onnx.iter().map(|graph| &*graph.graph.name));
+            let executors = context.onnx.iter().filter_map(|graph| graph.executor.as_ref());
+            let mut executors: Vec<_> = executors.map(ToString::to_string).collect();
+            executors.dedup();
+            if !executors.is_empty() {
+                more = format!(", executed on the CPU by {}", executors.join("; "));
+            }
+        }
+        let file = |file: &SizedFile| match file.bytes {
+            Some(bytes) => format!("{} {}", file.role, size(bytes)),
+            None => format!("{} {} MISSING", file.role, file.path.display()),
+        };
+        let files = some(context.files.iter().map(file));
+        let graphs = some(graphs.iter().map(|name| name.escape_debug().to_string()));
+        text.line(format_args!("context {:?}: {files}{more}; graphs {graphs}", context.key));
+    }
+    if let Some(left @ 1..) = report.contexts.len().checked_sub(LISTED) {
+        text.line(format_args!("and {left} more contexts"));
+    }
+    let mut runs: Vec<(&str, Vec<&str>)> = Vec::new();
+    for TargetRun { target, runs: how, .. } in &report.targets {
+        match runs.iter_mut().find(|(known, _)| known == how) {
+            Some((_, targets)) => targets.push(target),
+            None => runs.push((how, vec![target])),
+        }
+    }
+    if !runs.is_empty() {
+        let runs = runs.iter().map(|(how, targets)| format!("{how} {}", targets.join(" ")));
+        text.line(format_args!("devices    {}", runs.collect::<Vec<_>>().join(", ")));
+    }
+    text.line(format_args!("(--all lists every tensor)"));
+}
+
+/// Some words of a list, and how many there are besides.
+fn some(words: impl ExactSizeIterator<Item = String>) -> String {
+    let left = words.len().saturating_sub(LISTED);
+    let listed = words.take(LISTED).collect::<Vec<_>>().join(", ");
+    if left > 0 { format!("{listed} and {left} more") } else { listed }
+}
+
+fn write_files<'f>(
+    text: &mut Report,
+    indent: &str,
+    files: impl IntoIterator<Item = &'f SizedFile>,
+) {
     for file in files {
         let size = file.bytes.map_or_else(|| "MISSING".to_owned(), size);
         text.line(format_args!("{indent}{}: {} ({size})", file.role, file.path.display()));
     }
 }
 
-fn write_binary(text: &mut Report, report: &BinaryContents) {
+fn write_binary(text: &mut Report, report: &BinaryContents, all: bool) {
     let info = &report.info;
     let arch = info.dsp_arch.map_or_else(|| "unknown".to_owned(), |a| format!("v{a}"));
     let soc = info.soc_model.map_or_else(|| "unknown".to_owned(), |s| s.to_string());
@@ -143,6 +217,12 @@ fn write_binary(text: &mut Report, report: &BinaryContents) {
         if report.shares_weights { ", shared weights" } else { "" }
     ));
     for graph in &info.graphs {
+        if !all {
+            let (inputs, outputs) = (graph.inputs.len(), graph.outputs.len());
+            let name = &graph.name;
+            text.line(format_args!("  graph {name:?}: {inputs} inputs, {outputs} outputs"));
+            continue;
+        }
         text.line(format_args!("  graph {:?}", graph.name));
         for (port, tensors) in [("in ", &graph.inputs), ("out", &graph.outputs)] {
             for tensor in tensors {

@@ -5,7 +5,7 @@ use crate::run::{Program, bundle, copy_of_bundle, edit_manifest, folder, neutral
 #[test]
 fn inspect_without_libraries_shows_the_onnx_side() {
     let folder = folder();
-    let run = Program::qhx(folder.path()).args(["inspect"]).args([bundle()]).run().ok();
+    let run = Program::qhx(folder.path()).args(["inspect", "--all"]).args([bundle()]).run().ok();
     let text = neutral(&run.stdout, folder.path());
     for part in [
         "model      tiny\n",
@@ -26,6 +26,21 @@ fn inspect_without_libraries_shows_the_onnx_side() {
     let graph = &json["contexts"][0]["onnx"][0];
     assert!(graph["inputs"].is_array(), "{json}");
     assert_eq!(graph["executor"], serde_json::json!({"name": "instructions"}));
+}
+
+#[test]
+fn inspect_fits_a_screen() {
+    let folder = folder();
+    let run = Program::qhx(folder.path()).args(["inspect"]).args([bundle()]).run().ok();
+    let text = neutral(&run.stdout, folder.path());
+    assert!(text.lines().count() < 24 && !text.contains("past_ssm_"), "{text}");
+    for part in
+        ["model      tiny\n", "embedding table: ", "context \"decode\": ", "; graphs decode\n"]
+    {
+        assert!(text.contains(part), "{part:?} is in\n{text}");
+    }
+    let all = Program::qhx(folder.path()).args(["inspect", "--all"]).args([bundle()]).run().ok();
+    assert!(all.stdout.lines().count() > 100, "{}", all.stdout);
 }
 
 #[test]

@@ -68,6 +68,8 @@ fn a_device_takes_what_it_runs(folder: &Path) {
         assert!(text.contains(line), "{line}: {text}");
     }
     let text = qhx(&["inspect", "tiny/v73"]).ok().stdout;
+    assert!(text.contains("devices    refused v68 v69, optimal v73, supported v75"), "{text}");
+    let text = qhx(&["inspect", "tiny/v73", "--all"]).ok().stdout;
     for line in [
         "  v69 refused: compiled for Hexagon v73",
         "  v73 full speed",
