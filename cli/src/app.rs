@@ -8,6 +8,7 @@ use qhx_forge::program::terminal::{Terminal, helper};
 use qhx_plugins::{PluginOptions, Plugins, Prober};
 
 use crate::args::{BackendArgs, GlobalArgs};
+use crate::emulator;
 use crate::output::Output;
 use crate::program::this_program;
 use crate::progress::PromptProgress;
@@ -61,6 +62,7 @@ impl App {
             .cpu_activations(self.global.cpu_activations)
             .cpu_caches(self.global.cpu_caches)
             .plugins(self.plugin_options())
+            .executed(emulator::tap())
             .cancel(self.interrupts.token().clone());
         if let Some(max) = backend.resident {
             runtime = runtime.resident(max.into());

@@ -10,6 +10,7 @@ extern crate qhx_forge;
 mod app;
 mod args;
 mod commands;
+mod emulator;
 mod fixture;
 mod grammar;
 mod media;

@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use crate::Status;
 use crate::app::App;
 use crate::args::{BackendArgs, PreparingArgs};
+use crate::emulator;
 use crate::media;
 use crate::program::this_program;
 use crate::time::{millis, ms};
@@ -88,6 +89,7 @@ pub(crate) fn open_checked(
 /// Says which backend was taken, and why.
 pub(crate) fn say_backend(backend: &dyn Backend, reason: &str) {
     say!("backend: {} ({reason})", backend.info().label());
+    emulator::advise(backend);
 }
 
 /// Opens the bundle of a draft, if there is one, and has it make draft tokens for the model.

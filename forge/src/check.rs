@@ -53,10 +53,6 @@ pub(crate) fn compare(
     let (qnn, cpu) = ((check.qnn)()?, (check.cpu)()?);
     let mut rows = Vec::new();
     for source in sources {
-        progress.stage(&format!("check {}", source.key), 0);
-        if progress.cancelled() {
-            return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
-        }
         let (mut compiled, infos) = open(&qnn, source)?;
         let (mut reference, graphs) = open(&cpu, source)?;
         for info in &infos {
@@ -69,6 +65,10 @@ pub(crate) fn compare(
                     ),
                 ));
             };
+            progress.stage(&format!("check {} of {}", info.name, source.key), 0);
+            if progress.cancelled() {
+                return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
+            }
             let inputs = random_inputs(info, check.seed)?;
             let ours = run(&mut compiled, info, &inputs)?;
             let theirs = run(&mut reference, other, &inputs)?;

@@ -15,12 +15,13 @@ use crate::check::{CheckRow, compare};
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
 use crate::kit::MAX_MASK;
+use crate::model_name::ModelName;
 use crate::onnx::Known;
 use crate::options::ForgeOptions;
 use crate::plan::plan;
 use crate::progress::Progress;
 use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Tables, Task};
-use crate::registry::{longest, probe, recipe};
+use crate::registry::{longest, probe, recipe, task};
 use crate::residual::{Residual, residuals};
 use crate::weight::{RowSource, Storage, table_fits_f16};
 use crate::{names, onnx, rerank, text};
@@ -192,7 +193,8 @@ fn make(
     if let Some(note) = wide_mask(&recipe).filter(|_| options.for_npu()) {
         progress.note(&note);
     }
-    let artifacts = fill(checkpoint, &recipe, &name, options, &mut staging, known, progress);
+    let names = [&*name, &*shown];
+    let artifacts = fill(checkpoint, &recipe, names, options, &mut staging, known, progress);
     let artifacts = match artifacts {
         Ok(artifacts) => artifacts,
         Err(error) => {
@@ -210,7 +212,7 @@ fn make(
         dsp_arch: options.compiler.as_ref().map(|c| c.dsp_arch().to_owned()),
         contexts: artifacts.contexts,
         max_ctx: plan.max_ctx,
-        longest: longest(checkpoint, options.task),
+        longest: longest(checkpoint, plan.task),
         bytes,
         check,
         residuals: artifacts.residuals,
@@ -355,7 +357,7 @@ fn fill(
         Error::new(ErrorKind::Internal, what)
     })?;
     let mut of_text = text::token_ids(checkpoint, vocab)?;
-    if options.task == Task::Generate {
+    if task(checkpoint, options.task)? == Task::Generate {
         let sampling = text::sampling(checkpoint)?;
         of_text.extend(sampling.map(|sampling| ("sampling".to_owned(), sampling)));
     }
@@ -444,7 +446,7 @@ fn fill(
             "nothing is compiled: the bundle has no context binaries and runs on the CPU backend only",
         );
     }
-    let mut manifest = manifest(recipe, of_text, name, options);
+    let mut manifest = manifest(recipe, of_text, shown, options);
     artifacts.insert("files".to_owned(), staging.hash(progress)?);
     manifest.insert("artifacts".to_owned(), Value::Object(artifacts));
     manifest.insert(

@@ -247,6 +247,17 @@ pub(crate) fn token_ids(checkpoint: &Checkpoint, vocab: usize) -> Result<Map<Str
     Ok(ids)
 }
 
+/// The token by which an adapter that comes with a tokenizer ends its answers, be it another one than the model's.
+fn adapter_end(checkpoint: &Checkpoint) -> Result<Option<u32>> {
+    let Some(found) = checkpoint.texts().map(configuration).transpose()?.flatten() else {
+        return Ok(None);
+    };
+    let token = found.config.get("eos_token");
+    let text = token.and_then(|token| token.as_str().or_else(|| token.get("content")?.as_str()));
+    let Some(text) = text else { return Ok(None) };
+    Ok(checkpoint.tokenizer()?.token_to_id(text))
+}
+
 /// `params.sampling` of the manifest: how `generation_config.json` has tokens chosen, or the metadata of a GGUF file.
 /// None where it asks for greedy answers, or says nothing. Errors when a number is out of range.
 pub(crate) fn sampling(checkpoint: &Checkpoint) -> Result<Option<Value>> {

@@ -8,6 +8,7 @@ use qhx_core::dump::Dump;
 use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::op::{OpDescription, OpProvider as _, ProgressFn};
 use qhx_core::trace::Trace;
+use qhx_core::workspace::Tap;
 use qhx_core::{CancelToken, Result};
 use qhx_cpu::{Activations, Caches};
 use qhx_plugins::{PluginOptions, Plugins};
@@ -135,6 +136,7 @@ impl Runtime {
                 .progress(settings.progress.clone())
                 .dump(settings.dump.clone())
                 .trace(settings.trace.clone())
+                .executed(settings.executed.clone())
                 .keep_states(settings.keep_states),
         )?;
         if !settings.unverified {
@@ -275,6 +277,13 @@ impl RuntimeBuilder {
     #[must_use]
     pub fn progress(mut self, progress: ProgressFn) -> Self {
         self.settings.progress = Some(progress);
+        self
+    }
+
+    /// Called after each execution of a graph that succeeded, those of a first golden step included.
+    #[must_use]
+    pub fn executed(mut self, tap: Tap) -> Self {
+        self.settings.executed = Some(tap);
         self
     }
 

@@ -11,6 +11,7 @@ use qhx_core::dump::Dump;
 use qhx_core::op::ProgressFn;
 use qhx_core::qnn::{MemoryMode, PerfMode, ProfileLevel};
 use qhx_core::trace::Trace;
+use qhx_core::workspace::Tap;
 use qhx_cpu::{Activations, Caches};
 use qhx_plugins::PluginOptions;
 
@@ -185,6 +186,8 @@ pub(crate) struct Settings {
     pub plugins: PluginOptions,
     pub cancel: CancelToken,
     pub progress: Option<ProgressFn>,
+    /// See [`RuntimeBuilder::executed`](crate::RuntimeBuilder::executed).
+    pub executed: Option<Tap>,
     pub dump: Option<Arc<Dump>>,
     pub trace: Option<Arc<Trace>>,
     /// Bytes of states of earlier conversations.

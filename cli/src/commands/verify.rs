@@ -155,7 +155,12 @@ fn golden_steps(args: &VerifyArgs, app: &mut App) -> Result<Option<GoldenReport>
         model => model?,
     };
     let threads = app.global.process.threads();
-    let report = golden::run(&mut model, || qhx::backends::cpu(threads))?;
+    let emulated = model.is_emulated();
+    let report = golden::run(&mut model, || qhx::backends::cpu(threads), &mut |step| {
+        if emulated {
+            say!("golden step {step}");
+        }
+    })?;
     if let Some(report) = report.as_ref().filter(|_| !args.json) {
         for step in &report.steps {
             let found = step.message.clone().unwrap_or_else(|| {

@@ -82,10 +82,11 @@ fn each_modality_of_a_bundle_has_a_golden_step() {
         forge.args(["--out", out]).args(shape).args(how).run().ok();
     };
     forge((SEES_AND_HEARS.0, &SEES_AND_HEARS.1), "all");
-    let text = [("generate-3", true), ("generate-8", true)];
+    let filling = [("generate-51", true), ("generate-at-175", true)];
+    let text = [[("generate-3", true), ("generate-8", true)], filling].concat();
     let media = [("generate-image", true), ("generate-audio", true)];
     let report = verify("all");
-    assert_eq!(steps(&report), [text, media].concat(), "{report}");
+    assert_eq!(steps(&report), [&text[..], &media].concat(), "{report}");
     // Graphs that are not there are not asked for.
     forge((SEES_AND_HEARS.0, &["--recipe-option", "towers=none"]), "none");
     assert_eq!(steps(&verify("none")), text);
@@ -132,14 +133,20 @@ fn the_npu_passes_golden_steps_with_media() {
 
 #[cfg(not(feature = "builtin-ops"))]
 #[test]
-fn a_forge_without_the_host_op_notes_it_once() {
+fn a_forge_that_cannot_compute_golden_steps_fails() {
     let folder = folder();
-    let forge = Program::qhx(folder.path()).args(["forge"]).arg_path(&checkpoint());
-    let forge = forge.args(["--out", "plain", "--max-ctx", "32", "--prefill", "0", "--cpu-only"]);
-    let run = forge.args(["--no-plugins"]).run().ok();
-    let notes = run.stderr.matches("note: the bundle has no golden steps: ").count();
-    assert_eq!(notes, 1, "{}", run.stderr);
+    let forge = |more: &[&str]| {
+        let forge = Program::qhx(folder.path()).args(["forge"]).arg_path(&checkpoint());
+        let shape = ["--max-ctx", "32", "--prefill", "0", "--cpu-only", "--no-plugins"];
+        forge.args(["--out", "plain"]).args(shape).args(more).run()
+    };
+    let run = forge(&[]);
+    assert_eq!(run.code, 8, "{run:?}");
+    let words = ["error: golden steps: ", "the bundle is there, without golden steps; --no-golden"];
+    let said = run.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.iter().all(|words| said.contains(words)), "{}", run.stderr);
     assert!(!folder.path().join("plain/golden").exists());
+    forge(&["--overwrite", "--no-golden"]).ok();
 }
 
 /// Bundles of the tiny model on the library.
@@ -245,7 +252,7 @@ fn a_whole_bundle_is_asked_once() {
     let verify = bundles.qhx().args(["verify", "whole", "--backend", "qnn", "--json"]).run().ok();
     let golden = &verify.json()["golden"];
     assert_eq!((&golden["backend"], &golden["passed"]), (&"qnn".into(), &true.into()));
-    assert_eq!(golden["steps"].as_array().map(Vec::len), Some(2));
+    assert_eq!(golden["steps"].as_array().map(Vec::len), Some(3));
 }
 
 #[tier(qnn)]

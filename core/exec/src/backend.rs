@@ -133,6 +133,11 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         None
     }
 
+    /// True where another processor computes what the device would: right answers, at rates that are not the device's.
+    fn emulates(&self) -> bool {
+        false
+    }
+
     /// What is known of the device that may explain an execution that took long: the power vote, restarts, temperatures.
     fn conditions(&self) -> Vec<String> {
         Vec::new()

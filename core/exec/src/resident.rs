@@ -101,6 +101,10 @@ impl Backend for ResidentBackend {
         self.inner.device()
     }
 
+    fn emulates(&self) -> bool {
+        self.inner.emulates()
+    }
+
     fn conditions(&self) -> Vec<String> {
         self.inner.conditions()
     }

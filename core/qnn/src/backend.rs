@@ -320,6 +320,10 @@ impl Backend for QnnBackend {
         Some(self.describe_device())
     }
 
+    fn emulates(&self) -> bool {
+        self.platform.emulated
+    }
+
     fn conditions(&self) -> Vec<String> {
         let mut known = self.sessions.conditions();
         known.extend(thermal::npu_zones(Path::new(thermal::ZONES)));

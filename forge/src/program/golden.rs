@@ -10,31 +10,41 @@ use sha2::{Digest as _, Sha256};
 use super::OpenModel;
 use crate::bundle::replace_json;
 use crate::checkpoint::read_json;
-use crate::{names, say};
+use crate::names;
+use crate::progress::Progress;
 
 /// Bytes of a bundle from which on only the shortest golden step is computed.
 const LARGE: u64 = 1 << 30;
 
-/// Computes golden steps with the bundle's ONNX graphs and adds them to it. False where that failed, which a note says:
-/// the bundle is whole without.
+/// Computes golden steps with the bundle's ONNX graphs and adds them to it. Says which one it computes.
 ///
 /// # Errors
-/// When it is cancelled.
-pub(super) fn add(manifest: &Path, bytes: u64, open: OpenModel<'_>) -> Result<bool> {
-    match write(manifest, bytes, open) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == ErrorKind::Cancelled => Err(error),
-        Err(error) => {
-            say!("note: the bundle has no golden steps: {error}");
-            Ok(false)
-        }
-    }
+/// When they cannot be computed or written. The bundle stays as it is.
+pub(super) fn add(
+    manifest: &Path,
+    bytes: u64,
+    open: OpenModel<'_>,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    write(manifest, bytes, open, progress).map_err(|error| {
+        let hint = "the bundle is there, without golden steps; --no-golden makes one without them";
+        let hint = error.hint_text().map_or(hint.to_owned(), |own| format!("{own}; {hint}"));
+        error.context("golden steps").hint(hint)
+    })
 }
 
-fn write(manifest: &Path, bytes: u64, open: OpenModel<'_>) -> Result<()> {
-    let golden = Golden::make(&mut open(manifest)?, bytes > LARGE)?;
+fn write(
+    manifest: &Path,
+    bytes: u64,
+    open: OpenModel<'_>,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let mut model = open(manifest)?;
+    let golden = Golden::make(&mut model, bytes > LARGE, &mut |step| {
+        progress.stage(&format!("golden step {step}"), 0);
+    })?;
     if golden.steps.is_empty() {
-        return Err(Error::new(ErrorKind::Graph, "the context is too short for one"));
+        return Ok(());
     }
     let text = serde_json::to_string(&golden)
         .map_err(|e| Error::caused(ErrorKind::Internal, "golden steps", e))?;

@@ -16,7 +16,6 @@ mod subprocess;
 mod targets;
 pub mod terminal;
 
-use std::cell::Cell;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -143,7 +142,7 @@ pub fn run(
         folds: headroom.as_ref().map_or(Ok(Vec::new()), |found| found.folds.clone())?,
     };
     let (calibration, headroom) = (calibration.as_ref(), headroom.as_ref());
-    let golden = Cell::new(open.filter(|_| args.makes_golden_steps()));
+    let golden = open.filter(|_| args.makes_golden_steps());
     let work =
         Work { args, program, checkpoint: &checkpoint, calibration, headroom, found, golden };
     let Some(libraries) = &libraries else { return work.bundle(out, None, &mut terminal) };
@@ -187,8 +186,8 @@ struct Work<'a> {
     calibration: Option<&'a Calibration>,
     headroom: Option<&'a Headroom>,
     found: Found,
-    /// Opens bundles for their golden steps, as long as that works.
-    golden: Cell<Option<OpenModel<'a>>>,
+    /// Opens bundles for their golden steps.
+    golden: Option<OpenModel<'a>>,
 }
 
 impl Work<'_> {
@@ -229,13 +228,12 @@ impl Work<'_> {
         let report = {
             let _working = terminal.interrupts.working();
             let mut progress = ForgeProgress::new(terminal.interrupts.token().clone());
-            forge_checkpoint(checkpoint, registry::recipe, &options, &mut progress)?
+            let report = forge_checkpoint(checkpoint, registry::recipe, &options, &mut progress)?;
+            if let Some(open) = self.golden {
+                golden::add(&report.manifest, report.bytes, open, &mut progress)?;
+            }
+            report
         };
-        if let Some(open) = self.golden.get()
-            && !golden::add(&report.manifest, report.bytes, open)?
-        {
-            self.golden.set(None);
-        }
         self.print(&report, terminal.output)?;
         if let (true, Some((libraries, place))) = (args.estimate, compiled) {
             let wanted = EstimateOptions { corner: args.corner, traces: None };
@@ -287,11 +285,11 @@ impl Work<'_> {
             report.family,
             report.contexts.len(),
             what,
+            report.bytes as f64 / f64::from(1 << 20)
+        );
         if let Some(longest) = report.longest.filter(|longest| *longest > report.max_ctx) {
             say!("context {} of the model's {longest}: --max-ctx", report.max_ctx);
         }
-            report.bytes as f64 / f64::from(1 << 20)
-        );
         output.line(&report.manifest.display().to_string())?;
         if let Some(found) = calibration {
             show_calibration::show(found, output)?;

@@ -37,7 +37,7 @@ fn planned(
 }
 
 /// The configuration of a line of the list as a file, and its task.
-fn written(checkpoint: &Value, folder: &Path) -> (PathBuf, Task) {
+fn written(checkpoint: &Value, folder: &Path) -> (PathBuf, Option<Task>) {
     let mut config = match checkpoint["file"].as_str() {
         Some(file) => read_json(&qhx_paths::workspace().join("tests/configs").join(file)),
         None => checkpoint["config"].clone(),
@@ -49,7 +49,7 @@ fn written(checkpoint: &Value, folder: &Path) -> (PathBuf, Task) {
     }
     let path = folder.join("config.json");
     std::fs::write(&path, serde_json::to_vec(&config).unwrap()).unwrap();
-    (path, serde_json::from_value(checkpoint["task"].clone()).unwrap_or_default())
+    (path, serde_json::from_value(checkpoint["task"].clone()).unwrap())
 }
 
 fn row(checkpoint: &Value, folder: &Path) -> String {

@@ -6,8 +6,10 @@
 
 mod clip;
 mod departure;
+mod fill;
 mod first_open;
 
+use std::cmp::Reverse;
 use std::io::Read as _;
 use std::ops::ControlFlow;
 
@@ -42,11 +44,13 @@ const LARGEST: usize = 256;
 const PROJECTIONS: usize = 64;
 /// Max golden steps of a file, and max tokens of one.
 const MAX_STEPS: usize = 64;
-const MAX_TOKENS: usize = 256;
+const MAX_TOKENS: usize = 1 << 13;
 
 /// Tokens of a golden step: those of the prompt, and those that are decoded one by one.
 const SHORT: (usize, usize) = (3, 2);
 const LONG: (usize, usize) = (8, 3);
+/// Tokens of a prompt beyond two full chunks of the widest prefill graph.
+const BEYOND: usize = 3;
 /// The same beside an image or audio.
 const BESIDE_MEDIA: (usize, usize) = (4, 1);
 /// Length of the other text of an encoder.
@@ -86,9 +90,12 @@ pub struct Step {
     pub task: Task,
     /// The prompt.
     pub tokens: Vec<u32>,
-    /// What stands behind the first of these tokens.
+    /// What stands behind the first of these tokens; alone where there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub media: Option<Clip>,
+    /// Positions that are there before the prompt: those of the prompt itself, again and again. 0 begins a text.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub position: usize,
     /// Tokens that are decoded after it, or the other text of a pair that is scored.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub then: Vec<u32>,
@@ -148,47 +155,141 @@ pub struct GoldenReport {
     pub comparison: Option<Comparison>,
 }
 
-impl Golden {
-    /// Computes golden steps with a model, which is to execute ONNX graphs on the CPU: texts, of which `brief` leaves only
-    /// the shortest, an image and audio, where the bundle takes them.
-    ///
-    /// # Errors
-    /// When the model fails, or gives numbers that are not finite.
-    pub fn make(model: &mut Model, brief: bool) -> Result<Self> {
-        let mut steps = Vec::new();
-        let max_ctx = model.info().max_ctx;
-        let pair = if tells_apart(model) { PAIR } else { (LONG.0, 0) };
-        for (task, lengths) in [
-            (Task::Generate, [SHORT, LONG]),
-            (Task::Embed, [(SHORT_TEXT, 0), (LONG.0, 0)]),
-            (Task::Score, [(SHORT_TEXT, 0), pair]),
-        ] {
-            let does = match task {
-                Task::Embed => model.info().embedding_dim > 0,
-                Task::Score => model.info().scores == 1,
-                _ => model.op().description.tasks.contains(&Task::Generate),
-            };
-            let fits = |(prompt, then): &(usize, usize)| prompt + then <= max_ctx;
-            let count = if brief { 1 } else { lengths.len() };
-            for (prompt, then) in lengths.into_iter().filter(|_| does).filter(fits).take(count) {
-                let name = format!("{}-{prompt}", task.name());
-                steps.push(Step::plain(model, name, task, (prompt, then)).answered(model)?);
+/// Makes golden steps with a model.
+struct Maker<'a> {
+    model: &'a mut Model,
+    /// Told of each step before it is computed.
+    begins: &'a mut dyn FnMut(&str),
+    steps: Vec<Step>,
+}
+
+impl Maker<'_> {
+    /// Adds a step with the model's answers.
+    fn add(&mut self, step: Step) -> Result<()> {
+        (self.begins)(&step.name);
+        self.steps.push(step.answered(self.model)?);
+        Ok(())
+    }
+
+    /// Adds a step if it executes a graph that no other one did.
+    fn add_if_new(&mut self, step: Step) -> Result<()> {
+        let before = fill::filled(self.model);
+        self.add(step)?;
+        if fill::filled(self.model) == before {
+            self.steps.pop();
+        }
+        Ok(())
+    }
+
+    /// Texts that are continued: short ones, of which `brief` leaves the shorter, and those that fill the prefill graphs
+    /// and reach the end of each context.
+    fn texts(&mut self, sizes: &fill::Sizes, brief: bool) -> Result<()> {
+        let (max_ctx, task) = (self.model.info().max_ctx, Task::Generate);
+        let name = |prompt: usize| format!("{}-{prompt}", task.name());
+        let short = [SHORT, LONG].into_iter().take(if brief { 1 } else { 2 });
+        for lengths in short.filter(|(prompt, then)| prompt + then <= max_ctx) {
+            self.add(Step::plain(self.model, name(lengths.0), task, lengths))?;
+        }
+        let mut widths = sizes.prefill.iter();
+        if let Some(widest) = widths.next() {
+            let prompt = (2 * widest + BEYOND).min(max_ctx.saturating_sub(1)).min(MAX_TOKENS - 1);
+            if prompt > SHORT.0 {
+                self.add(Step::plain(self.model, name(prompt), task, (prompt, 1)))?;
             }
         }
-        let clips = if model.info().vocab > 0 { Clip::all(model) } else { Vec::new() };
+        for rows in widths.filter(|rows| **rows < max_ctx) {
+            self.add_if_new(Step::plain(self.model, name(*rows), task, (*rows, 1)))?;
+        }
+        if !fill::stretches(self.model) {
+            tracing::info!(
+                "the host-op's state is not of the kit's form: no golden step at the end of the context"
+            );
+            return Ok(());
+        }
+        for context in &sizes.contexts {
+            // Two tokens at least, so that rows of caches and whole states differ in length.
+            let widest = sizes.prefill.first().copied().unwrap_or(2);
+            let prompt = widest.min(context.saturating_sub(1) / 2);
+            if prompt < 2 {
+                continue;
+            }
+            let position = context - prompt - 1;
+            let name = format!("{}-at-{position}", task.name());
+            let step = Step { position, ..Step::plain(self.model, name, task, (prompt, 1)) };
+            self.add(step)?;
+        }
+        Ok(())
+    }
+
+    /// Texts that are embedded or scored: two short ones, and those that fill the graphs of longer ones.
+    fn encoded(&mut self, sizes: &fill::Sizes, brief: bool, task: Task) -> Result<()> {
+        let max_ctx = self.model.info().max_ctx;
+        let pair = task == Task::Score && tells_apart(self.model);
+        let second = if pair { PAIR } else { (LONG.0, 0) };
+        let short = [(SHORT_TEXT, 0), second].into_iter().take(if brief { 1 } else { 2 });
+        for (prompt, then) in short.filter(|(prompt, then)| prompt + then <= max_ctx) {
+            let name = format!("{}-{prompt}", task.name());
+            self.add(Step::plain(self.model, name, task, (prompt, then)))?;
+        }
+        for rows in sizes.texts.iter().filter(|rows| (LONG.0..=max_ctx).contains(*rows)) {
+            let name = format!("{}-{rows}", task.name());
+            self.add_if_new(Step::plain(self.model, name, task, (*rows, 0)))?;
+        }
+        Ok(())
+    }
+
+    /// An image and audio, where the bundle takes them.
+    fn media(&mut self) -> Result<()> {
+        let max_ctx = self.model.info().max_ctx;
+        let (task, clips) = match self.model.info() {
+            info if info.vocab > 0 => (Task::Generate, Clip::all(self.model)),
+            info if info.embedding_dim > 0 => (Task::Embed, Clip::all(self.model)),
+            _ => return Ok(()),
+        };
         for clip in clips {
-            let name = format!("{}-{}", Task::Generate.name(), clip.noun());
-            let plain = Step::plain(model, name, Task::Generate, BESIDE_MEDIA);
-            let step = Step { media: Some(clip), ..plain };
-            match model.encode_prompt(&step.prompt()?) {
-                Ok(ids) if ids.len() + step.then.len() < max_ctx => {
-                    steps.push(step.answered(model)?);
-                }
+            let name = format!("{}-{}", task.name(), clip.noun());
+            let lengths = if task == Task::Embed { (0, 0) } else { BESIDE_MEDIA };
+            let step = Step { media: Some(clip), ..Step::plain(self.model, name, task, lengths) };
+            if task == Task::Embed {
+                self.add(step)?;
+                continue;
+            }
+            match self.model.encode_prompt(&step.prompt()?) {
+                Ok(ids) if ids.len() + step.then.len() < max_ctx => self.add(step)?,
                 Ok(ids) => tracing::info!("{}: {} of {max_ctx} positions", step.name, ids.len()),
                 // As where the bundle was made without the graphs for it.
                 Err(e) => tracing::info!("{}: {e}", step.name),
             }
         }
+        Ok(())
+    }
+}
+
+impl Golden {
+    /// Computes golden steps with a model, which is to execute ONNX graphs on the CPU: texts, of which `brief` leaves out
+    /// one of the short ones, an image and audio, where the bundle takes them. Together they execute every graph of a
+    /// decoder and of an encoder of texts, prefill graphs in more than one chunk and at the end of the context, and each
+    /// tower for one size. `begins` is told of each step before it is computed. A model that neither continues nor
+    /// encodes texts has no steps.
+    ///
+    /// # Errors
+    /// When the model fails, or gives numbers that are not finite.
+    pub fn make(model: &mut Model, brief: bool, begins: &mut dyn FnMut(&str)) -> Result<Self> {
+        let sizes = fill::Sizes::of(model)?;
+        let generates = model.op().description.tasks.contains(&Task::Generate);
+        let (embeds, scores) = (model.info().embedding_dim > 0, model.info().scores == 1);
+        let mut maker = Maker { model, begins, steps: Vec::new() };
+        if generates {
+            maker.texts(&sizes, brief)?;
+        }
+        if embeds {
+            maker.encoded(&sizes, brief, Task::Embed)?;
+        }
+        if scores {
+            maker.encoded(&sizes, brief, Task::Score)?;
+        }
+        maker.media()?;
+        let steps = maker.steps;
         Ok(Self { schema: SCHEMA.to_owned(), tolerance: TOLERANCE, steps })
     }
 
@@ -238,10 +339,20 @@ impl Golden {
         })
     }
 
-    /// The step that takes the fewest tokens.
+    /// The step that takes the fewest tokens, from the beginning of a text if there is one.
     pub fn shortest(&self) -> Option<&Step> {
-        let length = |step: &&Step| (step.media.is_some(), step.tokens.len() + step.then.len());
-        self.steps.iter().min_by_key(length)
+        let cost = |step: &&Step| (step.media.is_some(), step.position > 0, step.count());
+        self.steps.iter().min_by_key(cost)
+    }
+
+    /// In which order steps are asked for where there may be no time for all: the shortest, then the longest prompts
+    /// first, which fill the widest graphs.
+    fn by_worth(&self) -> Vec<&Step> {
+        let shortest = self.shortest();
+        let mut rest: Vec<&Step> = self.steps.iter().collect();
+        rest.retain(|step| !shortest.is_some_and(|shortest| std::ptr::eq(shortest, *step)));
+        rest.sort_by_key(|step| (step.media.is_some(), Reverse(step.count())));
+        shortest.into_iter().chain(rest).collect()
     }
 
     /// Runs a golden step. The model is reset before and after it.
@@ -292,18 +403,20 @@ impl Golden {
     }
 }
 
-/// Runs all golden steps of a bundle; none where it has none. Where one fails, `reference` opens what executes the ONNX
-/// graphs, to find the graph that departs.
+/// Runs all golden steps of a bundle; none where it has none. `begins` is told of each before it runs. Where one fails,
+/// `reference` opens what executes the ONNX graphs, to find the graph that departs.
 ///
 /// # Errors
 /// When the golden steps cannot be read, or the model fails.
 pub fn run(
     model: &mut Model,
     reference: impl FnOnce() -> Result<std::sync::Arc<dyn qhx_core::backend::Backend>>,
+    begins: &mut dyn FnMut(&str),
 ) -> Result<Option<GoldenReport>> {
     let Some(golden) = Golden::load(model.manifest())? else { return Ok(None) };
     let mut steps = Vec::new();
     for step in &golden.steps {
+        begins(&step.name);
         steps.push(golden.check(model, step)?);
     }
     let failed = golden.steps.iter().zip(&steps).find(|(_, report)| !report.passed);
@@ -325,7 +438,12 @@ impl Step {
     fn plain(model: &Model, name: String, task: Task, (prompt, then): (usize, usize)) -> Self {
         let mut tokens = tokens(model, prompt + then);
         let then = tokens.split_off(prompt);
-        Self { name, task, then, tokens, media: None, expected: Vec::new() }
+        Self { name, task, then, tokens, media: None, position: 0, expected: Vec::new() }
+    }
+
+    /// Its tokens.
+    fn count(&self) -> usize {
+        self.tokens.len().saturating_add(self.then.len())
     }
 
     /// The step with the model's answers.
@@ -345,9 +463,15 @@ impl Step {
     }
 
     fn validate(&self) -> std::result::Result<(), String> {
-        let count = self.tokens.len().saturating_add(self.then.len());
-        if self.tokens.is_empty() || count > MAX_TOKENS {
-            return Err(format!("{count} tokens, expected 1 to {MAX_TOKENS}"));
+        let count = self.count();
+        let alone = self.task == Task::Embed && self.media.is_some();
+        if self.tokens.is_empty() != alone || count > MAX_TOKENS {
+            let expected =
+                if alone { "none beside media".to_owned() } else { format!("1 to {MAX_TOKENS}") };
+            return Err(format!("{count} tokens, expected {expected}"));
+        }
+        if self.position > 0 && (self.task != Task::Generate || self.media.is_some()) {
+            return Err("a position, expected none but of a text that is continued".to_owned());
         }
         let answers = match self.task {
             Task::Generate => self.then.len() + 1,
@@ -359,7 +483,7 @@ impl Step {
             }
         };
         if let Some(clip) = &self.media {
-            if self.task != Task::Generate {
+            if !matches!(self.task, Task::Generate | Task::Embed) {
                 return Err(format!(
                     "expected no {} for the task {}",
                     clip.noun(),
@@ -443,6 +567,10 @@ impl Expected {
     }
 }
 
+fn is_zero(position: &usize) -> bool {
+    *position == 0
+}
+
 /// The numbers less their mean: what all logits have in common changes no answer.
 fn centered(values: &[f32]) -> Vec<f32> {
     let mean = mean(values);
@@ -498,7 +626,10 @@ fn tells_apart(model: &Model) -> bool {
 /// What the model makes of a golden step.
 fn answers(model: &mut Model, step: &Step) -> Result<Vec<Vec<f32>>> {
     let answers = match step.task {
-        Task::Embed => model.embed(&step.tokens).map(|vector| vec![vector.to_vec()]),
+        Task::Embed => match &step.media {
+            Some(clip) => model.embed_media(&clip.media()?).map(|vector| vec![vector.to_vec()]),
+            None => model.embed(&step.tokens).map(|vector| vec![vector.to_vec()]),
+        },
         Task::Score => {
             let parts = [&step.tokens[..], &step.then[..]];
             let count = if step.then.is_empty() { 1 } else { 2 };
@@ -519,7 +650,25 @@ fn decoded(model: &mut Model, step: &Step) -> Result<Vec<Vec<f32>>> {
             let request = Request::greedy(step.prompt()?, 1);
             model.generate(&request, &mut |_| ControlFlow::Continue(()))?;
         } else {
-            model.op_mut().prefill(&[Segment::Tokens(&step.tokens)])?;
+            let (end, max_ctx) = (step.position.saturating_add(step.count()), model.info().max_ctx);
+            if step.position > 0 && end > max_ctx {
+                let what = format!("{end} positions, the context holds {max_ctx}");
+                return Err(Error::new(ErrorKind::Artifact, what));
+            }
+            let (op, prompt) = (model.op_mut(), [Segment::Tokens(&step.tokens)]);
+            op.prefill(&prompt)?;
+            if step.position > 0 {
+                let state = fill::stretched(&op.export_state()?, step.position);
+                let state = state.ok_or_else(|| {
+                    let what = format!(
+                        "the host-op's state cannot be brought to position {}",
+                        step.position
+                    );
+                    Error::new(ErrorKind::Internal, what)
+                })?;
+                op.import_state(step.position, &state)?;
+                op.prefill(&prompt)?;
+            }
         }
         let op = model.op_mut();
         logits.push(op.logits()?.to_f32());

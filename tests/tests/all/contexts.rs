@@ -5,6 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use qhx::golden::Golden;
 use qhx_core::ErrorKind;
 use qhx_core::compare::Distance;
 use qhx_core::engine::Model;
@@ -125,6 +126,30 @@ fn every_family_says_the_same_across_the_borders_of_contexts() {
         }
         let drafts = speculative_exact(&mut model, &cases, "3".parse().unwrap(), tiny);
         assert!(drafts.verifications > 0, "{tiny}: {drafts:?}");
+    }
+}
+
+#[test]
+fn golden_steps_execute_every_graph() {
+    for family in FAMILIES {
+        let tiny = family.tiny;
+        let mut model = family.open(true);
+        let mut names = Vec::new();
+        let golden = Golden::make(&mut model, false, &mut |name| names.push(name.to_owned()));
+        let golden = golden.unwrap_or_else(|e| panic!("{tiny}: {e}"));
+        let stats = model.graph_stats();
+        let idle = stats.iter().filter(|graph| graph.executions == 0);
+        let idle: Vec<&str> = idle.map(|graph| &*graph.graph).collect();
+        assert!(idle.is_empty(), "{tiny}: {idle:?} are not executed by {names:?}");
+        // A prompt of more than two chunks, and the last position of each context.
+        assert!(names.contains(&format!("generate-{}", 2 * ROWS + 3)), "{tiny}: {names:?}");
+        let ends = golden.steps.iter().filter(|step| step.position > 0);
+        let ends = ends.map(|step| step.position + step.tokens.len() + step.then.len());
+        assert_eq!(ends.collect::<Vec<_>>(), [16, 32, 200], "{tiny}");
+        for step in &golden.steps {
+            let report = golden.check(&mut model, step).unwrap();
+            assert!(report.passed && report.cosine > 0.99999, "{tiny}: {report:?}");
+        }
     }
 }
 

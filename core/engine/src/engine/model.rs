@@ -24,7 +24,7 @@ use crate::sampling::{AllowedTokens, SamplingParams};
 use crate::text::Tokenizer;
 use crate::trace::{self, Trace};
 use crate::workspace::{Allocated, DeviceLoss, GraphStats, LoadedContexts, Tap};
-use crate::{CancelToken, Error, ErrorKind, Result, Workspace};
+use crate::{CancelToken, Error, ErrorKind, GraphInfo, Result, Workspace};
 
 /// What [`Model::open`] needs.
 #[non_exhaustive]
@@ -46,6 +46,8 @@ pub struct ModelOptions<'a> {
     pub dump: Option<Arc<Dump>>,
     /// Where to write what was done when.
     pub trace: Option<Arc<Trace>>,
+    /// See [`ModelOptions::executed`].
+    pub tap: Option<Tap>,
     /// See [`ModelOptions::keep_states`].
     pub keep_states: usize,
 }
@@ -66,6 +68,7 @@ impl<'a> ModelOptions<'a> {
             progress: None,
             dump: None,
             trace: None,
+            tap: None,
             keep_states: 0,
         }
     }
@@ -102,6 +105,13 @@ impl<'a> ModelOptions<'a> {
     #[must_use]
     pub fn trace(mut self, trace: impl Into<Option<Arc<Trace>>>) -> Self {
         self.trace = trace.into();
+        self
+    }
+
+    /// Called after each execution of a graph that succeeded.
+    #[must_use]
+    pub fn executed(mut self, tap: impl Into<Option<Tap>>) -> Self {
+        self.tap = tap.into();
         self
     }
 
@@ -285,6 +295,7 @@ impl Model {
             progress,
             dump,
             trace,
+            tap,
             keep_states,
         } = options;
         let _span = trace::span_with(trace.as_ref(), "open", |s| {
@@ -322,6 +333,7 @@ impl Model {
         workspace.set_trace(trace.clone());
         let allocated = Allocated::default();
         workspace.set_allocated(allocated.clone());
+        workspace.set_tap(tap.clone());
         let mut context_loads = Vec::with_capacity(sources.len());
         for (source, opened) in sources.iter().zip(opened) {
             let start = Instant::now();
@@ -379,7 +391,7 @@ impl Model {
             load: start.elapsed(),
             trace: trace.clone(),
             entry,
-            tap: None,
+            tap,
             uncounted: Default::default(),
         })
     }
@@ -413,6 +425,11 @@ impl Model {
         &self.manifest
     }
 
+    /// How the tokens of answers are chosen in conversations, as the bundle has it; none where it leaves that open.
+    pub fn sampling(&self) -> Option<&SamplingParams> {
+        self.manifest.params.sampling.as_ref()
+    }
+
     /// The host-op and where it comes from.
     pub fn op(&self) -> &OpEntry {
         &self.entry
@@ -425,11 +442,6 @@ impl Model {
 
     /// How files become the images, audio and videos that the host-op takes.
     pub fn media_rules(&self) -> MediaRules {
-    /// How the tokens of answers are chosen in conversations, as the bundle has it; none where it leaves that open.
-    pub fn sampling(&self) -> Option<&SamplingParams> {
-        self.manifest.params.sampling.as_ref()
-    }
-
         self.op.info().media
     }
 
@@ -661,6 +673,21 @@ impl Model {
     /// What executes the graphs, see [`Backend::device`].
     pub fn device(&self) -> Option<String> {
         self.parts.executor.backend.device()
+    }
+
+    /// True where another processor computes what the device would, see [`Backend::emulates`].
+    pub fn is_emulated(&self) -> bool {
+        self.parts.executor.backend.emulates()
+    }
+
+    /// Descriptions of all graphs, in the manifest's order of contexts. Contexts that are not loaded any more are opened.
+    ///
+    /// # Errors
+    /// When one of these does not open.
+    pub fn graphs(&self) -> Result<Vec<Arc<GraphInfo>>> {
+        let Executor { backend, sources, contexts } = &self.parts.executor;
+        let opened = contexts.open(&**backend, sources, &self.session)?;
+        Ok(opened.iter().flat_map(|opened| opened.context.graphs().to_vec()).collect())
     }
 
     /// The contexts that are open, with their files.

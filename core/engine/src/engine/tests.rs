@@ -245,6 +245,7 @@ fn open_in(folder: &Path, op: impl HostOp + 'static, manifest: Value) -> Result<
         progress: None,
         dump: None,
         trace: None,
+        tap: None,
         keep_states: 1 << 20,
     })
 }
