@@ -234,9 +234,20 @@ pub(crate) struct SamplingArgs {
     /// Penalties see the last N tokens; 0 means all [default: 0]
     #[arg(long, value_name = "N")]
     pub penalty_window: Option<usize>,
+    /// Add BIAS to the logit of a token, given by its id; −100 excludes it. May be given several times
+    #[arg(long, value_name = "TOKEN=BIAS", value_parser = parse_bias, allow_hyphen_values = true)]
+    pub logit_bias: Vec<(u32, f32)>,
     /// Makes the choices repeatable, on every machine
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
+}
+
+/// `42=-100`.
+fn parse_bias(text: &str) -> Result<(u32, f32), String> {
+    let pair = text
+        .split_once('=')
+        .and_then(|(token, bias)| Some((token.trim().parse().ok()?, bias.trim().parse().ok()?)));
+    pair.ok_or_else(|| "expected a token's id and a number, such as 42=-100".to_owned())
 }
 
 impl SamplingArgs {
@@ -251,6 +262,7 @@ impl SamplingArgs {
             .presence_penalty(self.presence_penalty.unwrap_or(unsaid.presence_penalty))
             .frequency_penalty(self.frequency_penalty.unwrap_or(unsaid.frequency_penalty))
             .penalty_window(self.penalty_window.unwrap_or(unsaid.penalty_window))
+            .logit_bias(self.logit_bias.iter().copied())
             .seed(self.seed.or(unsaid.seed));
         params.validate()?;
         Ok(params)

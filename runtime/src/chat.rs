@@ -153,8 +153,7 @@ impl Chat {
         let attached = std::mem::take(&mut self.attached);
         let content = media::content(text.into(), &attached)?;
         self.messages.push(Message::new("user", content));
-        let prompt = Prompt::Chat { messages: self.messages.clone(), thinking: self.thinking };
-        let request = self.request.clone().prompt(prompt).cancelled_by(cancel);
+        let request = self.asked(cancel);
         match self.model.start(&request) {
             Ok(run) => Ok(Answer { run: Some(run), messages: &mut self.messages, attached }),
             Err(e) => {
@@ -162,6 +161,32 @@ impl Chat {
                 Err(e)
             }
         }
+    }
+
+    /// Adds a message that is there already, such as one of an earlier conversation, or the beginning of an answer
+    /// that [`Chat::resume`] goes on with.
+    pub fn push(&mut self, message: Message) {
+        self.messages.push(message);
+    }
+
+    /// Goes on with the last message of the assistant, such as an answer that was cut. The run is what is added to it.
+    ///
+    /// # Errors
+    /// As [`Model::start`], and when the last message is not the assistant's.
+    pub fn resume(&mut self, cancel: CancelToken) -> Result<Answer<'_>> {
+        if !Message::goes_on(&self.messages) {
+            let message = "the last message of the conversation is not the assistant's: there is nothing to go on with";
+            return Err(Error::new(ErrorKind::Usage, message));
+        }
+        let request = self.asked(cancel);
+        let run = self.model.start(&request)?;
+        Ok(Answer { run: Some(run), messages: &mut self.messages, attached: Vec::new() })
+    }
+
+    /// The request of an answer to the messages so far.
+    fn asked(&self, cancel: CancelToken) -> Request {
+        let prompt = Prompt::Chat { messages: self.messages.clone(), thinking: self.thinking };
+        self.request.clone().prompt(prompt).cancelled_by(cancel)
     }
 }
 
@@ -214,12 +239,17 @@ impl<'c> Answer<'c> {
     fn settle(&mut self) -> Result<Generation> {
         let over = || Error::new(ErrorKind::Usage, "the answer is finished");
         let generation = self.run.take().ok_or_else(over)?.finish();
+        let resumed = Message::goes_on(self.messages);
         match &generation {
             // Cancelled before it was tokenized: the next turn is not to wait for it again.
-            Ok(Generation { prompt_tokens: 0, .. }) | Err(_) => {
+            Ok(Generation { prompt_tokens: 0, .. }) | Err(_) if !resumed => {
                 self.messages.pop();
             }
-            Ok(generation) => self.messages.push(Message::new("assistant", &*generation.text)),
+            Ok(generation) => match self.messages.last_mut().filter(|_| resumed) {
+                Some(last) => last.content = last.content.with_text(&generation.text),
+                None => self.messages.push(Message::assistant(&*generation.text)),
+            },
+            Err(_) => {}
         }
         generation
     }

@@ -7,8 +7,11 @@ use qhx_core::engine::Model;
 use qhx_core::op::{ImageRules, Modality};
 use qhx_core::text::Tokenizer;
 use qhx_core::trace::{self, Trace};
-use qhx_core::{CancelToken, Error, ErrorKind, Media, Result};
+use qhx_core::{CancelToken, Error, ErrorKind, Media, Result, TooLong};
 use qhx_media::{Limits, Source, decode_image};
+
+/// What to do about a text that is too long.
+const SPLIT: &str = "split the text, or cut it with --truncate";
 
 /// What a text is, which decides its prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -150,20 +153,25 @@ impl Prefixed {
         if self.truncate {
             return self.tokenizer.encode_truncated(&text, self.max_tokens, &self.cancel);
         }
-        let split = "split the text, or cut it with --truncate";
         let tokens = self.tokenizer.encode_within(&text, true, self.max_tokens, &self.cancel);
-        let tokens = tokens.map_err(|e| match e.kind() {
-            ErrorKind::Prompt => e.hint(split),
+        self.fitting(tokens.map_err(|e| match e.kind() {
+            ErrorKind::Prompt => e.hint(SPLIT),
             _ => e,
-        })?;
-        if tokens.len() > self.max_tokens {
-            let (found, max) = (tokens.len(), self.max_tokens);
-            return Err(Error::new(
-                ErrorKind::Prompt,
-                format!("{found} tokens, the encoder takes at most {max}"),
-            )
-            .hint(split));
+        })?)
+    }
+
+    /// Tokens that are given, at most as many as the encoder takes.
+    ///
+    /// # Errors
+    /// When there are more, and they are not to be truncated.
+    pub fn fitting(&self, mut tokens: Vec<u32>) -> Result<Vec<u32>> {
+        let (found, max) = (tokens.len(), self.max_tokens);
+        if found > max && !self.truncate {
+            let message = format!("{found} tokens, the encoder takes at most {max}");
+            let error = Error::new(ErrorKind::Prompt, message).with_source(TooLong { max });
+            return Err(error.hint(SPLIT));
         }
+        tokens.truncate(max);
         Ok(tokens)
     }
 }

@@ -32,7 +32,6 @@
 
 pub mod backends;
 pub mod bench;
-#[cfg(feature = "builtin-ops")]
 mod builtin;
 mod bundle;
 pub mod cache;
@@ -93,7 +92,7 @@ pub use qhx_core::engine::{
 pub use qhx_core::op::{MediaRules, Modality, OpDescription, Task};
 pub use qhx_core::qnn::{MemoryMode, PerfMode};
 pub use qhx_core::sampling::{SamplingParams, TokenLogprobs};
-pub use qhx_core::text::{CallFormat, Tool, ToolCall};
+pub use qhx_core::text::{Beginning, CallFormat, REASONING, Tool, ToolCall};
 pub use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Media, Result, TooLong};
 pub use qhx_media::{Limits, Source};
 pub use qhx_plugins::{PluginOptions, Plugins};

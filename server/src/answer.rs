@@ -3,12 +3,15 @@
 use std::sync::Arc;
 
 use axum::http::StatusCode;
-use qhx::{FinishReason, Generation, PromptToken, Texts, TokenLogprobs, Tool, ToolCall};
+use qhx::{
+    Beginning, FinishReason, Generation, PromptToken, REASONING, Texts, TokenLogprobs, Tool,
+    ToolCall,
+};
 
 use crate::error::{ApiError, Result, broken};
 use crate::pending::Pending;
 use crate::queue::Update;
-use crate::registry::{Info, THINK};
+use crate::registry::Info;
 use crate::tally::Tally;
 
 /// A part of an answer that came.
@@ -35,6 +38,8 @@ pub(crate) struct Reader {
     texts: Arc<Texts>,
     tools: Vec<Tool>,
     several_calls: bool,
+    /// Reasoning may stand before the answer.
+    reasons: bool,
     mode: Mode,
     /// Text that is not shown yet.
     held: String,
@@ -60,11 +65,12 @@ impl Reader {
             let id = tokenizer.token_to_id(text)?;
             tokenizer.visible_token(id).is_none().then_some(id)
         };
-        let ids = [special(THINK.0), special(THINK.1), mark.and_then(special)];
+        let ids = [special(REASONING.0), special(REASONING.1), mark.and_then(special)];
         Self {
             texts,
             tools,
             several_calls,
+            reasons: false,
             mode: Mode::Text,
             held: String::new(),
             trims: false,
@@ -76,14 +82,22 @@ impl Reader {
         }
     }
 
-    /// Of an answer that may begin with reasoning; `Some(true)` where it begins within it.
-    pub(crate) fn reasoning(mut self, opened: Option<bool>) -> Self {
-        match opened {
-            Some(true) => (self.mode, self.trims) = (Mode::Thinking, true),
-            Some(false) => self.mode = Mode::Start,
-            None => {}
+    /// Of an answer that may begin with reasoning.
+    pub(crate) fn reasoning(self, reasons: bool) -> Self {
+        Self { reasons, ..self }
+    }
+
+    /// Takes in what the prompt says about the answer's beginning.
+    fn begin(&mut self, beginning: Beginning) {
+        match beginning {
+            Beginning::Reasoning if self.reasons => {
+                (self.mode, self.trims) = (Mode::Thinking, true)
+            }
+            Beginning::Either if self.reasons => self.mode = Mode::Start,
+            // It goes on with a text.
+            Beginning::Text => self.fresh = false,
+            _ => {}
         }
-        self
     }
 
     /// Of an answer that is calls and nothing else.
@@ -134,24 +148,24 @@ impl Reader {
             match self.mode {
                 Mode::Start => {
                     let begin = self.held.trim_start();
-                    if let Some(rest) = begin.strip_prefix(THINK.0) {
+                    if let Some(rest) = begin.strip_prefix(REASONING.0) {
                         self.held = rest.to_owned();
                         (self.mode, self.trims) = (Mode::Thinking, true);
-                    } else if !end && THINK.0.starts_with(begin) {
+                    } else if !end && REASONING.0.starts_with(begin) {
                         return;
                     } else {
                         self.mode = Mode::Text;
                     }
                 }
                 Mode::Thinking => {
-                    if let Some((before, behind)) = self.held.split_once(THINK.1) {
+                    if let Some((before, behind)) = self.held.split_once(REASONING.1) {
                         let (before, behind) = (before.trim_end().to_owned(), behind.to_owned());
                         show(before, out, Delta::Reasoning);
                         self.held = behind;
                         self.end_reasoning();
                         continue;
                     }
-                    let shown = shown(&self.held, THINK.1, end);
+                    let shown = shown(&self.held, REASONING.1, end);
                     let text = self.held.drain(..shown).collect();
                     return show(text, out, Delta::Reasoning);
                 }
@@ -162,6 +176,16 @@ impl Reader {
     }
 
     fn read_text(&mut self, end: bool, out: &mut Vec<Delta>) {
+        if self.fresh && self.mark != Some("") {
+            match is_call(&self.held, &self.tools) {
+                Some(true) => {
+                    self.mode = Mode::Calling;
+                    return;
+                }
+                None if !end => return,
+                _ => {}
+            }
+        }
         let shown = match self.mark {
             None => self.held.len(),
             // Only at the beginning.
@@ -204,6 +228,16 @@ impl Reader {
     }
 }
 
+/// True for a text that begins like a call of one of the tools in bare JSON; `None` while it may become one.
+fn is_call(text: &str, tools: &[Tool]) -> Option<bool> {
+    let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
+    let mut begins = tools.iter().map(|tool| format!("{{\"name\":\"{}\"", tool.name));
+    if begins.clone().any(|begin| text.starts_with(&begin)) {
+        return Some(true);
+    }
+    (!begins.any(|begin| begin.starts_with(&text))).then_some(false)
+}
+
 /// How much of a text is shown before what may become `mark`, and before the white space there.
 fn shown(text: &str, mark: &str, end: bool) -> usize {
     if end {
@@ -232,6 +266,8 @@ pub(crate) struct Answer {
     pub prompt: Vec<PromptToken>,
     /// Why it ended; none while it goes on.
     pub finish: Option<FinishReason>,
+    /// The stop text that ended it.
+    pub stopped_at: Option<String>,
 }
 
 impl Answer {
@@ -239,8 +275,8 @@ impl Answer {
     pub(crate) fn finish_reason(&self) -> Option<&'static str> {
         let finish = self.finish?;
         Some(match finish {
-            _ if !self.calls.is_empty() => "tool_calls",
             FinishReason::Length => "length",
+            _ if !self.calls.is_empty() => "tool_calls",
             _ => "stop",
         })
     }
@@ -300,7 +336,10 @@ impl Answers {
                 reader.push(id, &text, &mut step.deltas);
                 step.logprobs = id.zip(logprobs);
             }
-            Update::Prefilled { choice, tokens, reused } => {
+            Update::Prefilled { choice, tokens, reused, beginning } => {
+                if let Some(reader) = self.readers.get_mut(choice) {
+                    reader.begin(beginning);
+                }
                 if choice % self.each == 0 {
                     self.usage.prompt += tokens;
                     self.usage.cached += reused;
@@ -328,8 +367,13 @@ impl Answers {
         answer.logprobs.extend(step.logprobs.clone());
         if let Some(generation) = &mut step.finished {
             answer.prompt = std::mem::take(&mut generation.prompt_logprobs);
+            answer.stopped_at = generation.stopped_at.take();
+            // Where there may be one call only, nothing follows it.
+            let one_call =
+                self.readers.get(step.choice).is_some_and(|reader| !reader.several_calls);
+            let whole = one_call && !answer.calls.is_empty();
+            answer.finish = Some(if whole { FinishReason::Eos } else { generation.finish_reason });
         }
-        answer.finish = step.finished.as_ref().map(|generation| generation.finish_reason);
         Ok(Some(step))
     }
 
@@ -360,4 +404,25 @@ impl Answers {
 fn unreadable() -> ApiError {
     let message = "the answer has tokens that are no text";
     ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_may_become_a_bare_call_of_a_tool() {
+        let tools = ["find", "find_all"].map(|name| Tool::new(name, serde_json::Value::Null));
+        for (text, expected) in [
+            ("", None),
+            (" {\n  \"na", None),
+            ("{\"name\": \"fin", None),
+            ("{ \"name\" : \"find_all\", ", Some(true)),
+            ("{\"name\": \"Paris\"", Some(false)),
+            ("The", Some(false)),
+        ] {
+            assert_eq!(is_call(text, &tools), expected, "{text:?}");
+        }
+        assert_eq!(is_call("{\"name\"", &[]), Some(false));
+    }
 }

@@ -6,6 +6,7 @@ use qhx::{CancelToken, Grammar, Request, SamplingParams, Texts, Tool};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answers, Reader};
+use crate::completions::tokens;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, wrong};
 use crate::pending::Pending;
@@ -18,6 +19,34 @@ use crate::turns::{Conversation, Turn};
 const MAX_CHOICES: u64 = 16;
 /// Stop texts of one request.
 const MAX_STOPS: usize = 16;
+/// Tokens of one request whose logits are biased.
+const MAX_BIASES: usize = 1024;
+/// Fields of other servers that would change an answer.
+pub(crate) const UNSUPPORTED: [&str; 23] = [
+    "bad_words",
+    "dynatemp_range",
+    "grammar",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "include_stop_str_in_output",
+    "json_schema",
+    "min_tokens",
+    "mirostat",
+    "prompt_logprobs",
+    "regex",
+    "structured_outputs",
+    "top_a",
+    "truncate_prompt_tokens",
+    "use_beam_search",
+    "dry_multiplier",
+    "xtc_probability",
+    "top_n_sigma",
+    "allowed_token_ids",
+    "logits_processors",
+    "n_probs",
+];
 /// Log-probabilities in the place of a token.
 const MAX_TOP: u64 = 20;
 
@@ -34,11 +63,21 @@ pub(crate) struct Ask {
     pub sampling: Sampling,
     pub max_new: Option<usize>,
     pub stop: Vec<String>,
+    pub ends: Ends,
     pub choices: usize,
     pub logprobs: Option<usize>,
     pub thinking: Option<bool>,
     /// Further variables of the template.
     pub arguments: Map<String, Value>,
+}
+
+/// Ends of an answer besides texts.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ends {
+    /// Tokens.
+    pub tokens: Vec<u32>,
+    /// It goes on behind the model's own end.
+    pub ignore_eos: bool,
 }
 
 /// Which tools are called.
@@ -64,6 +103,9 @@ pub(crate) struct Asked {
 impl Ask {
     /// A request of OpenAI's chats.
     pub(crate) fn of_chat(fields: &Fields<'_>) -> Result<Self> {
+        fields.unsupported(&UNSUPPORTED)?;
+        fields.unsupported(&["functions", "function_call", "audio", "web_search_options"])?;
+        fields.only("modalities", &json!(["text"]))?;
         let messages = fields.list("messages")?.ok_or_else(|| fields.missing("messages"))?;
         let turn = |(at, message)| Turn::of_chat(message, &format!("messages[{at}]"));
         let top = fields.count("top_logprobs", 0, MAX_TOP)?;
@@ -81,12 +123,22 @@ impl Ask {
             max_new: max_new
                 .map_or_else(|| fields.count("max_tokens", 1, u32::MAX.into()), |n| Ok(Some(n)))?,
             stop: stops(fields, "stop")?,
+            ends: Ends::read(fields)?,
             choices: fields.count("n", 1, MAX_CHOICES)?.unwrap_or(1),
             logprobs: logprobs.then_some(top.unwrap_or(0)),
             thinking,
             arguments,
         };
         ask.effort(fields.text("reasoning_effort")?);
+        let continues = ask.continues().is_some();
+        for (field, of_continuing) in
+            [("continue_final_message", true), ("add_generation_prompt", false)]
+        {
+            if fields.flag(field)?.is_some_and(|flag| (flag == of_continuing) != continues) {
+                let message = "a last message of the assistant is continued, and no other is";
+                return Err(ApiError::bad(field, message).code("unsupported"));
+            }
+        }
         Ok(ask)
     }
 
@@ -101,6 +153,11 @@ impl Ask {
         }
     }
 
+    /// The content of the message that the answer goes on with.
+    fn continues(&self) -> Option<String> {
+        self.turns.last().filter(|turn| turn.role == "assistant").map(Turn::texts)
+    }
+
     /// The tools that may be called.
     fn callable(&self) -> Result<Vec<Tool>> {
         if self.tools.is_empty() || self.choice == ToolChoice::None {
@@ -112,6 +169,18 @@ impl Ask {
         let one = all.into_iter().find(|tool| tool.name == *name);
         let missing = || ApiError::bad("tool_choice", format_args!("there is no tool {name:?}"));
         one.map(|tool| vec![tool]).ok_or_else(missing)
+    }
+
+    /// True where the answer has no form from its first token on.
+    fn is_free(&self) -> bool {
+        let calls = !matches!(self.choice, ToolChoice::Auto | ToolChoice::None);
+        self.format.is_none() && (self.tools.is_empty() || !calls)
+    }
+
+    /// True where the model is to think, `None` where its template decides. An answer that has a form leaves no room for
+    /// it.
+    fn thinking(&self) -> Option<bool> {
+        self.thinking.or((!self.is_free()).then_some(false))
     }
 
     fn grammar(&self, tools: &[Tool]) -> Result<Option<Grammar>> {
@@ -144,7 +213,17 @@ impl Ask {
     pub(crate) fn render(&self, texts: &Texts, cancel: &CancelToken) -> qhx::Result<String> {
         let conversation = Conversation::of_texts(&self.turns);
         let variables = self.variables(&conversation);
-        texts.render(&conversation.messages, self.thinking, &variables, cancel)
+        texts.render(&conversation.messages, self.thinking(), &variables, cancel)
+    }
+
+    /// The prompt, without how it is to be answered.
+    pub(crate) fn prompt(&self, conversation: Conversation) -> Request {
+        let arguments = self.variables(&conversation);
+        let request = Request::chat(conversation.messages).template_arguments(arguments);
+        match self.thinking() {
+            Some(thinks) => request.thinking(thinks),
+            None => request,
+        }
     }
 
     pub(crate) fn has_media(&self) -> bool {
@@ -163,29 +242,29 @@ impl Ask {
         }
         let tools = self.callable()?;
         let grammar = self.grammar(&tools)?;
-        // What has a form from its first token on leaves no room for thinking.
-        let free = matches!(grammar, None | Some(Grammar::OptionalCalls(_)));
-        let thinking = self.thinking.or((!free).then_some(false));
-        let conversation = Conversation::new(&self.turns, &info)?;
+        let free = self.is_free();
+        if !free && self.continues().is_some_and(|content| !content.trim().is_empty()) {
+            let message = "the last message is the assistant's, and what is added to it has no form of its own: leave \
+                           out response_format and tool_choice, or end with a message of the user";
+            return Err(ApiError::bad("messages", message).code("unsupported"));
+        }
+        let mut conversation = Conversation::new(&self.turns, &info)?;
         let turns = self.has_media().then(|| self.turns.clone());
-        let arguments = self.variables(&conversation);
-        let Conversation { messages, history, .. } = conversation;
+        let history = std::mem::take(&mut conversation.history);
         let ticket = context.ticket();
         let sampling = self.sampling.over(&info.sampling);
-        let request = Request::chat(messages)
+        let request = self
+            .prompt(conversation)
             .max_new(self.max_new.unwrap_or_else(|| info.texts.max_ctx()))
             .sampling(sampling.clone())
             .stops(self.stop.clone())
+            .stop_ids(self.ends.tokens.iter().copied())
+            .ignore_eos(self.ends.ignore_eos)
             .grammar(grammar)
             .logprobs(self.logprobs)
-            .template_arguments(arguments)
             .cancelled_by(ticket.clone());
-        let request = match thinking {
-            Some(thinks) => request.thinking(thinks),
-            None => request,
-        };
         let reader = Reader::new(&info, tools, self.several_calls)
-            .reasoning(free.then(|| info.opens_reasoning(thinking)))
+            .reasoning(free)
             .calling(!free && self.format.is_none());
         let readers = vec![reader; self.choices];
         let work = Work::Generate { requests: vec![request], choices: self.choices, turns };
@@ -209,6 +288,18 @@ impl Context {
             ask.submit(&context, &model)
         })
         .await
+    }
+}
+
+impl Ends {
+    pub(crate) fn read(fields: &Fields<'_>) -> Result<Self> {
+        let tokens = match fields.get("stop_token_ids") {
+            Some(value) => tokens(value)
+                .filter(|tokens| tokens.len() <= MAX_STOPS)
+                .ok_or_else(|| wrong("stop_token_ids", "a list of at most 16 token ids", value))?,
+            None => Vec::new(),
+        };
+        Ok(Self { tokens, ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false) })
     }
 }
 
@@ -278,6 +369,7 @@ pub(crate) struct Sampling {
     repetition_penalty: Option<f32>,
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
+    logit_bias: Vec<(u32, f32)>,
     seed: Option<u64>,
 }
 
@@ -294,6 +386,7 @@ impl Sampling {
             repetition_penalty: fields.number("repetition_penalty", 0.01, 100.0)?,
             presence_penalty: fields.number("presence_penalty", -2.0, 2.0)?,
             frequency_penalty: fields.number("frequency_penalty", -2.0, 2.0)?,
+            logit_bias: logit_bias(fields)?,
             seed: seed(fields)?,
         })
     }
@@ -309,8 +402,27 @@ impl Sampling {
             .repetition_penalty(self.repetition_penalty.unwrap_or(model.repetition_penalty))
             .presence_penalty(self.presence_penalty.unwrap_or(model.presence_penalty))
             .frequency_penalty(self.frequency_penalty.unwrap_or(model.frequency_penalty))
+            .logit_bias(self.logit_bias.iter().copied())
             .seed(self.seed.or(model.seed))
     }
+}
+
+/// Biases of logits, by the ids of their tokens.
+fn logit_bias(fields: &Fields<'_>) -> Result<Vec<(u32, f32)>> {
+    let Some(biases) = fields.object("logit_bias")? else { return Ok(Vec::new()) };
+    let found = biases.map().len();
+    if found > MAX_BIASES {
+        let message = format!("expected at most {MAX_BIASES} tokens, found {found}");
+        return Err(ApiError::bad("logit_bias", message).code("invalid_value"));
+    }
+    let bias = |(token, _): (&String, &Value)| {
+        let id = token.parse::<u32>().map_err(|_| {
+            let message = format!("expected ids of tokens as names, found {token:?}");
+            ApiError::bad("logit_bias", message).code("invalid_value")
+        })?;
+        Ok((id, biases.number(token, -100.0, 100.0)?.unwrap_or(0.0)))
+    };
+    biases.map().iter().map(bias).collect()
 }
 
 /// A seed is any whole number of 64 bits.

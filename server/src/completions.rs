@@ -10,7 +10,7 @@ use qhx::{Prompt, Texts, TokenLogprobs};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Answers, Delta, Step};
-use crate::ask::{Asked, Sampling, stops};
+use crate::ask::{Asked, Ends, Sampling, UNSUPPORTED, stops};
 use crate::chat::{Head, bytes_of, finite, include_usage, usage};
 use crate::error::{ApiError, Result, json_response};
 use crate::fields::{Fields, wrong};
@@ -87,6 +87,9 @@ pub(crate) async fn complete(
 
 impl Completion {
     fn read(fields: &Fields<'_>) -> Result<Self> {
+        fields.unsupported(&UNSUPPORTED)?;
+        fields.unsupported(&["response_format"])?;
+        let ends = Ends::read(fields)?;
         let prompts = prompts(fields.get("prompt").ok_or_else(|| fields.missing("prompt"))?)?;
         let choices = fields.count("n", 1, 16)?.unwrap_or(1);
         if fields.text("suffix")?.is_some_and(|suffix| !suffix.is_empty()) {
@@ -101,6 +104,8 @@ impl Completion {
         let request = qhx::Request::completion("")
             .max_new(fields.count("max_tokens", 0, u32::MAX.into())?.unwrap_or(16))
             .stops(stops(fields, "stop")?)
+            .stop_ids(ends.tokens)
+            .ignore_eos(ends.ignore_eos)
             .logprobs(logprobs)
             .prompt_logprobs(logprobs.filter(|_| echo));
         let sampling = Sampling::read(fields)?;

@@ -33,6 +33,16 @@ pub(crate) async fn embed(
     let map = context.object(request).await?;
     let fields = Fields::new(&map);
     let model = Arc::clone(context.shared.registry.able(fields.text("model")?, Ability::Embed)?);
+    let unsupported = [
+        "instruction",
+        "late_chunking",
+        "messages",
+        "prompt_name",
+        "task",
+        "truncate_prompt_tokens",
+    ];
+    fields.unsupported(&unsupported)?;
+    fields.only("normalize", &json!(true))?;
     let base64 = match fields.text("encoding_format")? {
         None | Some("float") => false,
         Some("base64") => true,
@@ -47,6 +57,14 @@ pub(crate) async fn embed(
     };
     let input = fields.get("input").ok_or_else(|| fields.missing("input"))?;
     let inputs = context.memory.work(|| inputs(input, role))?;
+    let allowed = fields.flag("allow_token_ids")?.unwrap_or(false);
+    if !allowed && inputs.iter().any(|input| matches!(input, EmbedInput::Tokens(_))) {
+        let message = "these are ids of tokens, and clients send those of another model's tokenizer: send texts \
+                       (check_embedding_ctx_length=False of LangChain's OpenAIEmbeddings), or allow_token_ids with ids \
+                       of this model, as /tokenize gives them";
+        return Err(ApiError::bad("input", message).code("unsupported"));
+    }
+    let truncate = fields.flag("truncate")?.unwrap_or(false);
     let dimensions = fields.count("dimensions", 1, u32::MAX.into())?;
     let of = Arc::clone(&model);
     let info = context.blocking(move |context| context.info(&of)).await?;
@@ -54,7 +72,7 @@ pub(crate) async fn embed(
         let message = format!("expected at most {}, found {wanted}", info.dimensions);
         return Err(ApiError::bad("dimensions", message).code("invalid_value"));
     }
-    let work = Work::Embed(inputs);
+    let work = Work::Embed { inputs, truncate, packs: context.shared.options.packs };
     let pending = Pending::submit(&context, &model, Vec::new(), context.ticket(), work)?;
     let Update::Vectors { vectors, tokens } = pending.only().await? else { return Err(broken()) };
     context.tally.update(|record| record.prompt_tokens = tokens);

@@ -1,4 +1,4 @@
-//! The fields of a request, read with their bounds. Those that nobody asks for are ignored.
+//! The fields of a request, read with their bounds. Those that are not known are ignored.
 
 use serde_json::{Map, Value};
 
@@ -87,6 +87,31 @@ impl<'a> Fields<'a> {
             _ => None,
         };
         Ok(self.typed(name, "a string or a list of strings", read)?.unwrap_or_default())
+    }
+
+    /// Refuses fields that would change what comes, and that nothing here does. One that is `false`, zero or empty asks
+    /// for nothing.
+    pub(crate) fn unsupported(&self, names: &[&str]) -> Result<()> {
+        let asks = |value: &Value| match value {
+            Value::Null => false,
+            Value::Bool(flag) => *flag,
+            Value::Number(number) => number.as_f64() != Some(0.0),
+            Value::String(text) => !text.is_empty(),
+            Value::Array(list) => !list.is_empty(),
+            Value::Object(map) => !map.is_empty(),
+        };
+        let found = names.iter().find(|name| self.get(name).is_some_and(asks));
+        found.map_or(Ok(()), |name| Err(self.not_done(name)))
+    }
+
+    /// Refuses a field that is there with another value than `usual`, which is what is done.
+    pub(crate) fn only(&self, name: &str, usual: &Value) -> Result<()> {
+        let differs = self.get(name).is_some_and(|value| value != usual);
+        if differs { Err(self.not_done(name)) } else { Ok(()) }
+    }
+
+    fn not_done(&self, name: &str) -> ApiError {
+        ApiError::bad(self.path(name), "it is not supported here: leave it out").code("unsupported")
     }
 
     /// The error of a field that has to be there.

@@ -10,7 +10,7 @@ use qhx::{CancelToken, FinishReason, Modality, ToolCall};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Answers, Delta, Step, Usage};
-use crate::ask::{Ask, Sampling, ToolChoice, stops};
+use crate::ask::{Ask, Sampling, ToolChoice, format, stops};
 use crate::error::{ApiError, Result, broken, json_response};
 use crate::fields::{Fields, wrong};
 use crate::ids;
@@ -33,11 +33,10 @@ pub(crate) async fn create(
     let max_new = fields.count("max_tokens", 1, u32::MAX.into())?;
     let max_new = max_new.ok_or_else(|| fields.missing("max_tokens"))?;
     let ask = Ask { max_new: Some(max_new), ..context.memory.work(|| ask(&fields))? };
-    let ends = Ends { stops: ask.stop.clone() };
     let mut asked = context.ask(model, ask).await?;
     let (id, model) = (ids::new("msg_"), asked.model.clone());
     if stream {
-        let writer = MessageWriter { id, model, ends, open: None, index: 0 };
+        let writer = MessageWriter { id, model, open: None, index: 0 };
         return sse::stream(&context, asked, writer).await;
     }
     asked.answers.collect(asked.pending, &context.tally).await?;
@@ -52,7 +51,7 @@ pub(crate) async fn create(
     }
     content.extend(answer.calls.iter().map(|call| tool_use(call, call.arguments.clone())));
     let mut json = message(&id, &model, &content, &asked.answers.usage);
-    (json["stop_reason"], json["stop_sequence"]) = ends.of(answer);
+    (json["stop_reason"], json["stop_sequence"]) = end(answer);
     Ok(json_response(StatusCode::OK, &json))
 }
 
@@ -83,13 +82,10 @@ pub(crate) async fn count_tokens(
 /// Has a model count the positions of a conversation.
 fn counting(context: &Context, model: &Arc<Served>, ask: Ask) -> Result<Pending> {
     let info = context.info(model)?;
-    let Conversation { messages, history, .. } = Conversation::new(&ask.turns, &info)?;
-    let request = qhx::Request::chat(messages);
-    let request = match ask.thinking {
-        Some(thinks) => request.thinking(thinks),
-        None => request,
-    };
-    let work = Work::Count { request: Box::new(request), turns: ask.turns };
+    let mut conversation = Conversation::new(&ask.turns, &info)?;
+    let history = std::mem::take(&mut conversation.history);
+    let request = Box::new(ask.prompt(conversation));
+    let work = Work::Count { request, turns: ask.turns };
     Pending::submit(context, model, history, context.ticket(), work)
 }
 
@@ -107,6 +103,11 @@ fn ask(fields: &Fields<'_>) -> Result<Ask> {
     for (at, message) in messages.iter().enumerate() {
         turns.extend(turns_of(message, &format!("messages[{at}]"))?);
     }
+    fields.unsupported(&["container", "mcp_servers"])?;
+    let config = fields.object("output_config")?;
+    let config = config.map(|config| config.object("format")).transpose()?.flatten();
+    let wanted =
+        config.map_or_else(|| fields.object("output_format"), |wanted| Ok(Some(wanted)))?;
     let choice = fields.object("tool_choice")?;
     let one_call = match &choice {
         Some(choice) => choice.flag("disable_parallel_tool_use")?.unwrap_or(false),
@@ -118,6 +119,7 @@ fn ask(fields: &Fields<'_>) -> Result<Ask> {
         tools: tools(fields)?,
         choice: choice.map_or(Ok(ToolChoice::Auto), |choice| tool_choice(&choice))?,
         several_calls: !one_call,
+        format: wanted.map_or(Ok(None), |wanted| format(&wanted))?,
         sampling: Sampling::read(fields)?,
         stop: stops(fields, "stop_sequences")?,
         choices: 1,
@@ -248,25 +250,13 @@ fn image(block: &Fields<'_>) -> Result<Part> {
     }
 }
 
-/// Why answers end, in this interface's words.
-struct Ends {
-    stops: Vec<String>,
-}
-
-impl Ends {
-    fn of(&self, answer: &Answer) -> (Value, Value) {
-        match answer.finish {
-            _ if !answer.calls.is_empty() => ("tool_use".into(), Value::Null),
-            Some(FinishReason::Length) => ("max_tokens".into(), Value::Null),
-            Some(FinishReason::Stop) if !self.stops.is_empty() => {
-                // Which of several it was is not known.
-                let [only] = self.stops.as_slice() else {
-                    return ("stop_sequence".into(), Value::Null);
-                };
-                ("stop_sequence".into(), only.as_str().into())
-            }
-            _ => ("end_turn".into(), Value::Null),
-        }
+/// Why an answer ended, in this interface's words: `stop_reason` and `stop_sequence`.
+fn end(answer: &Answer) -> (Value, Value) {
+    match (answer.finish, &answer.stopped_at) {
+        (Some(FinishReason::Length), _) => ("max_tokens".into(), Value::Null),
+        _ if !answer.calls.is_empty() => ("tool_use".into(), Value::Null),
+        (_, Some(stop)) => ("stop_sequence".into(), stop.as_str().into()),
+        _ => ("end_turn".into(), Value::Null),
     }
 }
 
@@ -308,7 +298,6 @@ enum Block {
 struct MessageWriter {
     id: String,
     model: String,
-    ends: Ends,
     open: Option<Block>,
     /// Blocks that were closed.
     index: usize,
@@ -390,7 +379,7 @@ impl Writer for MessageWriter {
         }
         self.close(events);
         if let Some(answer) = answers.answers.first() {
-            let (reason, sequence) = self.ends.of(answer);
+            let (reason, sequence) = end(answer);
             let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
             let more = json!({"delta": delta, "usage": usage(&answers.usage)});
             Self::event(events, "message_delta", more);

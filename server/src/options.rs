@@ -56,6 +56,9 @@ pub struct Options {
     pub heartbeat: Duration,
     /// How long requests that are under way may take once the server is asked to stop.
     pub drain: Duration,
+    /// Short texts of a request share graphs of an encoder. A vector then depends on what comes with its text, by some
+    /// 1e-7.
+    pub packs: bool,
     /// Whether a [`Record`] has the text of the request.
     pub log_prompts: bool,
     pub(crate) on_request: Option<OnRequest>,
@@ -94,6 +97,7 @@ impl Default for Options {
             write_limit: Duration::from_secs(30),
             heartbeat: Duration::from_secs(10),
             drain: Duration::from_secs(30),
+            packs: true,
             log_prompts: false,
             on_request: None,
         }
@@ -243,6 +247,13 @@ impl Options {
     #[must_use]
     pub fn drain(mut self, drain: Duration) -> Self {
         self.drain = drain;
+        self
+    }
+
+    /// Has short texts of a request share graphs of an encoder, or has each go through a graph of its own.
+    #[must_use]
+    pub fn packs(mut self, packs: bool) -> Self {
+        self.packs = packs;
         self
     }
 

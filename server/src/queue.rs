@@ -4,7 +4,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use axum::http::StatusCode;
-use qhx::{CancelToken, Generation, Ranked, Request, Role, Source, TokenLogprobs, Transcript};
+use qhx::{
+    Beginning, CancelToken, Generation, Ranked, Request, Role, Source, TokenLogprobs, Transcript,
+};
 
 use crate::error::ApiError;
 use crate::memory::Memory;
@@ -41,7 +43,13 @@ pub(crate) enum Work {
         turns: Option<Vec<Turn>>,
     },
     /// Texts to vectors.
-    Embed(Vec<EmbedInput>),
+    Embed {
+        inputs: Vec<EmbedInput>,
+        /// Texts that are too long are cut.
+        truncate: bool,
+        /// Short texts share graphs.
+        packs: bool,
+    },
     Transcribe {
         source: Source,
         options: Box<qhx::TranscribeOptions>,
@@ -57,6 +65,8 @@ pub(crate) enum Work {
         documents: Vec<String>,
         /// Texts that are too long are cut.
         truncate: bool,
+        /// Instruction in the place of the bundle's own.
+        instruction: Option<String>,
     },
     /// Positions of a conversation that has more than text.
     Count {
@@ -83,6 +93,8 @@ pub(crate) enum Update {
         choice: usize,
         tokens: usize,
         reused: usize,
+        /// Beginning of its answer.
+        beginning: Beginning,
     },
     /// A token of a choice was chosen, or what was held back is shown.
     Token {

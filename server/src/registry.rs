@@ -7,17 +7,14 @@ use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use qhx::{
-    Bundle, CancelToken, Engine, ErrorKind, MediaRules, Message, Modality, Model, Result, Runtime,
-    SamplingParams, Sessions, Task, Texts,
+    Bundle, Engine, ErrorKind, MediaRules, Modality, Model, Result, Runtime, SamplingParams, Sessions,
+    Task, Texts,
 };
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::error::{ApiError, NoRoom};
 use crate::ids;
 use crate::metrics::{Gauges, Metrics};
-
-/// What models put around their reasoning.
-pub(crate) const THINK: (&str, &str) = ("<think>", "</think>");
 
 /// All that is served.
 #[derive(Debug)]
@@ -111,8 +108,6 @@ pub(crate) struct Info {
     activations: Option<String>,
     caches: Option<String>,
     op: String,
-    /// Whether answers begin within the model's reasoning: with thinking on, off, and as the template has it.
-    opens: [OnceLock<bool>; 3],
 }
 
 /// What a model can do.
@@ -369,6 +364,12 @@ impl Served {
         }
     }
 
+    /// True for a reranker whose prompt has an instruction.
+    pub(crate) fn takes_instruction(&self) -> bool {
+        let rerank = self.bundle.manifest().params.rerank.as_ref();
+        rerank.is_some_and(|rerank| rerank.prompt.contains("{instruction}"))
+    }
+
     /// The names of its voices.
     pub(crate) fn voices(&self) -> &[String] {
         let speech = self.bundle.manifest().params.speech.as_ref();
@@ -521,23 +522,7 @@ impl Info {
             activations: model.backend().activations().map(str::to_owned),
             caches: model.backend().caches().map(str::to_owned),
             op: description.name.clone(),
-            opens: Default::default(),
         }
-    }
-
-    /// Whether an answer begins within the model's reasoning, since its template opens it.
-    pub(crate) fn opens_reasoning(&self, thinking: Option<bool>) -> bool {
-        let at = match thinking {
-            Some(true) => 0,
-            Some(false) => 1,
-            None => 2,
-        };
-        let probe = || {
-            let messages = [Message::user("?")];
-            let rendered = self.texts.render(&messages, thinking, &Map::new(), &CancelToken::new());
-            rendered.is_ok_and(|text| text.trim_end().ends_with(THINK.0))
-        };
-        self.opens.get(at).is_some_and(|opens| *opens.get_or_init(probe))
     }
 }
 

@@ -25,12 +25,25 @@ pub(crate) async fn rerank(
     let map = context.object(request).await?;
     let fields = Fields::new(&map);
     let model = Arc::clone(context.shared.registry.able(fields.text("model")?, Ability::Rerank)?);
+    let unsupported = [
+        "max_chunks_per_doc",
+        "max_tokens_per_doc",
+        "rank_fields",
+        "raw_scores",
+        "truncate_prompt_tokens",
+    ];
+    fields.unsupported(&unsupported)?;
     let query = fields.text("query")?.ok_or_else(|| fields.missing("query"))?.to_owned();
     let documents = documents(&fields)?;
     let top = fields.count("top_n", 1, u32::MAX.into())?.unwrap_or(usize::MAX);
     let return_documents = fields.flag("return_documents")?.unwrap_or(false);
     let truncate = fields.flag("truncate")?.unwrap_or(false);
-    let work = Work::Rank { query, documents: documents.clone(), truncate };
+    let instruction = fields.text("instruction")?.map(str::to_owned);
+    if instruction.is_some() && !model.takes_instruction() {
+        let message = format!("{} is asked by a prompt without one: leave it out", model.name);
+        return Err(ApiError::bad("instruction", message).code("unsupported"));
+    }
+    let work = Work::Rank { query, documents: documents.clone(), truncate, instruction };
     let pending = Pending::submit(&context, &model, Vec::new(), context.ticket(), work)?;
     let Update::Ranked { ranked, tokens } = pending.only().await? else { return Err(broken()) };
     context.tally.update(|record| record.prompt_tokens = tokens);

@@ -57,6 +57,8 @@ fn ask(fields: &Fields<'_>) -> Result<Ask> {
         let message = "responses are not stored: send the whole conversation as input";
         return Err(ApiError::bad(field, message).code("unsupported"));
     }
+    fields.unsupported(&["background", "max_tool_calls", "prompt", "top_logprobs"])?;
+    fields.only("truncation", &json!("disabled"))?;
     let mut turns = Vec::new();
     turns.extend(fields.text("instructions")?.map(|text| Turn::text("system", text)));
     match fields.get("input").ok_or_else(|| fields.missing("input"))? {

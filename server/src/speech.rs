@@ -27,6 +27,8 @@ pub(crate) async fn speak(
     let fields = Fields::new(&map);
     let model = Arc::clone(context.shared.registry.able(fields.text("model")?, Ability::Speak)?);
     let text = fields.text("input")?.ok_or_else(|| fields.missing("input"))?.to_owned();
+    fields.unsupported(&["instructions"])?;
+    fields.only("stream_format", &"audio".into())?;
     let count = text.chars().count();
     if count > MAX_INPUT {
         let message = format!("expected at most {MAX_INPUT} characters, found {count}");

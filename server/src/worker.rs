@@ -108,7 +108,9 @@ fn perform(engine: &mut Engine, job: &mut Job) -> Result<()> {
             // The next turn may come to another session.
             return engine.model_mut().keep_state();
         }
-        Work::Embed(inputs) => embed(engine.embedder_mut()?, inputs, ticket)?,
+        Work::Embed { inputs, truncate, packs } => {
+            embed(engine.embedder_mut()?, inputs, (*truncate, *packs), ticket)?
+        }
         Work::Transcribe { source, options } => {
             let transcriber = engine.transcriber_mut()?;
             match transcriber.finds_words() {
@@ -119,15 +121,17 @@ fn perform(engine: &mut Engine, job: &mut Job) -> Result<()> {
             }
         }
         Work::Speak { text, options } => speak(engine, text, options, ticket)?,
-        Work::Rank { query, documents, truncate } => {
+        Work::Rank { query, documents, truncate, instruction } => {
             let model = engine.model_mut();
-            let scoring = Scoring::of(model)?.truncate(*truncate);
+            let mut scoring = Scoring::of(model)?.truncate(*truncate);
+            if let Some(instruction) = instruction {
+                scoring = scoring.instruction(instruction.as_str());
+            }
             rank(model, &scoring, (query.as_str(), documents.as_slice()), ticket)?
         }
         Work::Count { request, .. } => {
             let model = engine.model_mut();
-            let prompt = &request.prompt;
-            let tokens = model.cancellable(ticket, |model| model.encode_prompt(prompt))?;
+            let tokens = model.cancellable(ticket, |model| model.encode_request(request))?;
             Update::Counted(tokens.len())
         }
     };
@@ -137,6 +141,7 @@ fn perform(engine: &mut Engine, job: &mut Job) -> Result<()> {
 
 fn generate(model: &mut Model, choice: usize, request: &Request, updates: &Outbox) -> Result<()> {
     let mut run = model.start(request)?;
+    let beginning = run.beginning();
     let send = |update| {
         if !updates.send(update) {
             request.cancel.cancel();
@@ -152,7 +157,7 @@ fn generate(model: &mut Model, choice: usize, request: &Request, updates: &Outbo
             }
             Event::Rest { .. } => send(Update::Token { choice, id: None, text, logprobs: None }),
             Event::Prefilled { tokens, reused } => {
-                send(Update::Prefilled { choice, tokens, reused });
+                send(Update::Prefilled { choice, tokens, reused, beginning });
             }
             _ => {}
         }
@@ -169,32 +174,50 @@ fn cancelled() -> Error {
     Error::new(ErrorKind::Cancelled, "cancelled")
 }
 
-/// Each text by itself: its vector is the same whatever comes with it.
-fn embed(embedder: &mut Embedder, inputs: &[EmbedInput], ticket: &CancelToken) -> Result<Update> {
-    let (mut vectors, mut count) = (Vec::with_capacity(inputs.len()), 0);
+/// Short texts share graphs, unless each is to have the same bits whatever comes with it.
+fn embed(
+    embedder: &mut Embedder,
+    inputs: &[EmbedInput],
+    (truncate, packs): (bool, bool),
+    ticket: &CancelToken,
+) -> Result<Update> {
+    let of_input = |index: usize| move |e: Error| e.context(format_args!("input {index}"));
+    let texts = embedder.texts().clone().truncating(truncate);
+    let mut vectors = vec![Vec::new(); inputs.len()];
+    let (mut places, mut tokens) = (Vec::new(), Vec::new());
     for (index, input) in inputs.iter().enumerate() {
-        let of_input = |e: Error| e.context(format_args!("input {index}"));
-        let tokens = match input {
+        ticket.check()?;
+        match input {
             EmbedInput::Image(source) => {
-                let image = embedder.texts().pixels(source, &request_limits()).map_err(of_input)?;
+                let image = texts.pixels(source, &request_limits()).map_err(of_input(index))?;
                 let embedded = embedder
                     .model_mut()
                     .cancellable(ticket, |model| model.embed_media(&image).map(<[f32]>::to_vec));
-                vectors.push(embedded.map_err(of_input)?);
+                vectors[index] = embedded.map_err(of_input(index))?;
                 continue;
             }
             EmbedInput::Text(text, role) => {
-                embedder.texts().tokens(text, *role).map_err(of_input)?
+                tokens.push(texts.tokens(text, *role).map_err(of_input(index))?);
             }
-            EmbedInput::Tokens(tokens) => tokens.clone(),
-        };
-        count += tokens.len();
-        let embedded = embedder
-            .model_mut()
-            .cancellable(ticket, |model| model.embed(&tokens).map(<[f32]>::to_vec));
-        vectors.push(embedded.map_err(of_input)?);
+            EmbedInput::Tokens(ids) => {
+                tokens.push(texts.fitting(ids.clone()).map_err(of_input(index))?);
+            }
+        }
+        places.push(index);
     }
-    Ok(Update::Vectors { vectors, tokens: count })
+    let mut done = 0;
+    let together = if packs { tokens.len() } else { 1 };
+    let embedded = embedder.model_mut().cancellable(ticket, |model| {
+        tokens.chunks(together.max(1)).try_for_each(|some| {
+            model.embed_each(some, |_, vector| {
+                vectors[places[done]] = vector.to_vec();
+                done += 1;
+                Ok(())
+            })
+        })
+    });
+    embedded.map_err(|e| of_input(places.get(done).copied().unwrap_or_default())(e))?;
+    Ok(Update::Vectors { vectors, tokens: tokens.iter().map(Vec::len).sum() })
 }
 
 fn rank(

@@ -28,7 +28,7 @@ def test_a_message_is_streamed(claude, sky):
 
 
 def test_a_tool_is_used(claude):
-    more = {"tools": [WEATHER], "tool_choice": {"type": "any"}, "max_tokens": 60, "temperature": 0}
+    more = {"tools": [WEATHER], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}, "max_tokens": 60, "temperature": 0}
     message = claude.messages.create(model="calling", messages=user("Rain?"), **more)
     assert message.stop_reason == "tool_use"
     use = message.content[0]

@@ -75,7 +75,13 @@ def test_an_answer_is_of_a_schema(client):
 
 def test_a_tool_is_called(client):
     answer = client.chat.completions.create(
-        model="calling", messages=user("Rain?"), tools=[WEATHER], tool_choice="required", temperature=0, max_tokens=60
+        model="calling",
+        messages=user("Rain?"),
+        tools=[WEATHER],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=0,
+        max_tokens=60,
     )
     assert answer.choices[0].finish_reason == "tool_calls"
     call = answer.choices[0].message.tool_calls[0]

@@ -98,7 +98,7 @@ typedef struct qhx_gen_cfg {
 /* What is asked. A bundle without a chat template completes `text`; one that embeds returns the vector of `text`; one
  * that transcribes takes audio without a text. */
 typedef struct qhx_inputs {
-    const char *text;                /* may be NULL beside an image or audio */
+    const char *text;                /* may be NULL beside an image or audio, or to go on with `history` */
     const char *system_prompt;       /* NULL for none */
     const char *const *history;      /* user, assistant, user, assistant, … */
     int n_history;                   /* at most QHX_MAX_HISTORY, and even */

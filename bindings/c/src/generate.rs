@@ -179,7 +179,7 @@ fn request(model: &Model, question: Question, attached: &[Attached]) -> Result<R
     let prompt = match (tokens, text) {
         (Some(_), Some(_)) => return Err(two_prompts()),
         (Some(tokens), None) => media::tokens(tokens, attached),
-        (None, None) if attached.is_empty() => {
+        (None, None) if attached.is_empty() && history.is_empty() => {
             return Err(Fault::usage(
                 "text is NULL, and there is no image or audio: nothing is asked",
             ));
@@ -188,6 +188,8 @@ fn request(model: &Model, question: Question, attached: &[Attached]) -> Result<R
             media::completion(text.unwrap_or_default(), attached)?
         }
         (None, text) => {
+            // Without a question the model goes on with the last answer.
+            let goes_on = text.is_none() && attached.is_empty();
             let content: Content = media::content(text.unwrap_or_default(), attached)?;
             let mut messages: Vec<_> = system.into_iter().map(Message::system).collect();
             for (index, text) in history.into_iter().enumerate() {
@@ -196,7 +198,9 @@ fn request(model: &Model, question: Question, attached: &[Attached]) -> Result<R
                     _ => Message::assistant(text),
                 });
             }
-            messages.push(Message::user(content));
+            if !goes_on {
+                messages.push(Message::user(content));
+            }
             Prompt::Chat { messages, thinking: question.disable_thinking.then_some(false) }
         }
     };

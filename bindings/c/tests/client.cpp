@@ -232,6 +232,16 @@ static void conversation(qhx_model *model) {
     const char *history[] = {"Hello", answer.c_str()};
     inputs.history = history;
     inputs.n_history = 2;
+    // Without a question the model goes on with the answer.
+    inputs.text = nullptr;
+    CHECK(qhx_generate(session, &inputs, &cfg, nullptr, nullptr, &out) == QHX_OK);
+    const std::string whole = answer + out.text;
+    inputs.n_history = 0;
+    inputs.text = "Hello";
+    const qhx_gen_cfg longer = config(8);
+    CHECK(qhx_generate(session, &inputs, &longer, nullptr, nullptr, &out) == QHX_OK);
+    CHECK(out.text == whole);
+    inputs.n_history = 2;
     inputs.text = "And?";
     CHECK(qhx_generate(session, &inputs, &cfg, nullptr, nullptr, &out) == QHX_OK);
     CHECK(out.n_prompt > turn && out.n_reused > 0);

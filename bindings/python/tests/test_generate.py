@@ -58,6 +58,13 @@ def test_conversations_go_on_from_their_state(model):
         messages.append({"role": "assistant", "content": answer.text})
 
 
+def test_a_last_message_of_the_assistant_is_continued(model):
+    turn = goldens("llama3-tiny")["chat"][0]["turns"][0]
+    begin = "By day the sky is blue"
+    messages = [{"role": "user", "content": turn["user"]}, {"role": "assistant", "content": begin}]
+    assert begin + model.chat(messages).text == turn["text"]
+
+
 def test_options_of_sampling_are_honoured(model):
     drawn = [model.generate("The", temperature=2, seed=seed, max_new_tokens=20).text for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
@@ -66,6 +73,8 @@ def test_options_of_sampling_are_honoured(model):
     assert model.generate(FRANCE["prompt"], stop=["nowhere", "Seine"]).finish_reason == "stop"
     last = FRANCE["output_ids"][5]
     assert len(model.generate(FRANCE["prompt"], stop_tokens=[last]).tokens) <= 6
+    first = FRANCE["output_ids"][0]
+    assert model.generate(FRANCE["prompt"], logit_bias={first: -100}, max_new_tokens=1).tokens != [first]
     assert model.generate(FRANCE["prompt"], speculate="auto", temperature=None, **AS_LONG).text == text
 
 
@@ -82,7 +91,7 @@ def test_answers_are_held_to_their_form(model):
         assert isinstance(answer["name"], str) and 0 <= answer["age"] <= 150
     assert model.chat([{"role": "user", "content": "Where?"}], choice=["Oslo", "Rome"]).text in ("Oslo", "Rome")
     month = model.generate("When?", regex="[0-9]{4}-[0-9]{2}")
-    assert len(month.text) == 7 and month.finish_reason == "stop"
+    assert len(month.text) == 7 and month.finish_reason == "eos"
     assert len(model.generate("When?", lark='start: /[0-9]{4}/ "-" /[0-9]{2}/').text) == 7
 
 

@@ -82,6 +82,9 @@ pub(crate) struct ServeArgs {
     /// Give the vote for the power mode back after this time without work
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
     pub idle_release: Duration,
+    /// Give each text a graph of its own: its vector has the same bits whatever comes with it, at a lower rate
+    #[arg(long)]
+    pub no_pack: bool,
     /// Print what requests ask, too
     #[arg(long)]
     pub log_prompts: bool,
@@ -126,6 +129,7 @@ fn options(args: &ServeArgs, runtime: &Runtime) -> Result<Options> {
         .request_memory(usize::try_from(u64::from(args.request_memory) << 20).unwrap_or(usize::MAX))
         .time_limit(args.time_limit)
         .drain(args.drain)
+        .packs(!args.no_pack)
         .log_prompts(args.log_prompts)
         .on_request(|record| say!("{record}"));
     for origin in &args.allow_origin {

@@ -1,8 +1,9 @@
 //! Where an answer ends: stop tokens and stop strings over streamed text.
 
+use crate::text::{Beginning, REASONING};
 use crate::{Error, ErrorKind, Result};
 
-/// Ends an answer at a token id or at a string.
+/// Ends an answer at a token id or at a string. Strings act behind the reasoning, where an answer begins with one.
 ///
 /// Text goes through [`StopFilter::push`] in chunks. What may be the beginning of a stop string is
 /// held back until it is one or is not, so that no part of a stop string is ever emitted. Where
@@ -14,6 +15,20 @@ pub struct StopFilter {
     tokens: Vec<u32>,
     held: String,
     stopped: Option<usize>,
+    place: Place,
+}
+
+/// Where the text is, as far as stop strings go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Reasoning may begin: what came is held back.
+    Start,
+    /// In the reasoning; what is held came out already, and may begin the mark of its end.
+    Reasoning,
+    /// Behind the reasoning, before the first text.
+    Blank,
+    /// Where stop strings act.
+    Text,
 }
 
 impl StopFilter {
@@ -38,7 +53,40 @@ impl StopFilter {
         tokens.sort_unstable();
         tokens.dedup();
         let longest = strings.iter().map(String::len).max().unwrap_or(0);
-        Ok(Self { strings, tokens, held: String::with_capacity(longest + 256), stopped: None })
+        Ok(Self {
+            strings,
+            tokens,
+            held: String::with_capacity(longest + 256),
+            stopped: None,
+            place: Place::Text,
+        })
+    }
+
+    /// The same for an answer with such a beginning. A string with the mark that ends reasoning acts from the first
+    /// token on.
+    #[must_use]
+    pub fn beginning(mut self, beginning: Beginning) -> Self {
+        let ends_reasoning = |string: &String| string.contains(REASONING.1);
+        self.place = match beginning {
+            Beginning::Text => Place::Text,
+            _ if self.strings.is_empty() || self.strings.iter().any(ends_reasoning) => Place::Text,
+            Beginning::Reasoning => Place::Reasoning,
+            Beginning::Either => Place::Start,
+        };
+        self
+    }
+
+    /// Takes a mark of reasoning that is a special token and no text: the one that opens it, or the one that closes it.
+    pub fn mark(&mut self, opens: bool, out: &mut String) {
+        match self.place {
+            Place::Start if opens => {
+                out.push_str(&self.held);
+                self.place = Place::Reasoning;
+            }
+            Place::Reasoning if !opens => self.place = Place::Blank,
+            _ => return,
+        }
+        self.held.clear();
     }
 
     /// True when the answer ends at this token, which is not part of the text.
@@ -53,6 +101,9 @@ impl StopFilter {
             return true;
         }
         self.held.push_str(text);
+        if self.place != Place::Text && !self.passes(text.len(), out) {
+            return false;
+        }
         let found = self.strings.iter().enumerate().filter_map(|(index, stop)| {
             let start = self.held.find(stop.as_str())?;
             Some((start + stop.len(), start, index))
@@ -70,21 +121,61 @@ impl StopFilter {
         false
     }
 
+    /// Emits the reasoning, and what is blank behind it. True once stop strings act, on what is held then. The last
+    /// `new` bytes of it came now.
+    fn passes(&mut self, new: usize, out: &mut String) -> bool {
+        let (open, close) = REASONING;
+        if self.place == Place::Start {
+            let begin = self.held.trim_start();
+            if begin.len() < open.len() && open.starts_with(begin) {
+                return false;
+            }
+            if !begin.starts_with(open) {
+                self.place = Place::Text;
+                return true;
+            }
+            out.push_str(&self.held);
+            self.place = Place::Reasoning;
+        } else if self.place == Place::Reasoning {
+            out.push_str(&self.held[self.held.len() - new..]);
+        }
+        if self.place == Place::Reasoning {
+            let Some(at) = self.held.find(close) else {
+                let keep = self.held.len().saturating_sub(close.len() - 1);
+                let keep = (keep..).find(|&at| self.held.is_char_boundary(at)).unwrap_or(0);
+                self.held.drain(..keep);
+                return false;
+            };
+            let behind = self.held.len() - at - close.len();
+            out.truncate(out.len() - behind);
+            self.held.drain(..at + close.len());
+            self.place = Place::Blank;
+        }
+        let blank = self.held.len() - self.held.trim_start().len();
+        out.push_str(&self.held[..blank]);
+        self.held.drain(..blank);
+        if !self.held.is_empty() {
+            self.place = Place::Text;
+        }
+        self.place == Place::Text
+    }
+
     /// Appends what was held back to `out`: the answer ended for another reason.
     pub fn finish(&mut self, out: &mut String) {
-        out.push_str(&self.held);
+        if self.place != Place::Reasoning {
+            out.push_str(&self.held);
+        }
         self.held.clear();
+    }
+
+    /// True where the answer may end at this string.
+    pub fn has(&self, string: &str) -> bool {
+        self.strings.iter().any(|stop| stop == string)
     }
 
     /// The stop string that ended the answer.
     pub fn stopped_at(&self) -> Option<&str> {
         self.stopped.and_then(|index| self.strings.get(index)).map(String::as_str)
-    }
-
-    /// Ready for the next answer.
-    pub fn reset(&mut self) {
-        self.held.clear();
-        self.stopped = None;
     }
 
     /// Length of the longest end of the held text that begins a stop string.
@@ -171,6 +262,43 @@ mod tests {
                 assert!(stop.iter().all(|s| !whole.0.contains(s)), "{whole:?}");
             }
         }
+    }
+
+    #[test]
+    fn strings_act_behind_the_reasoning() {
+        use Beginning::{Either, Reasoning, Text};
+        let cases = [
+            (Reasoning, "a\n\nb</think>\n\nYes.\n\nNo.", "a\n\nb</think>\n\nYes.", true),
+            (Reasoning, "a\n\nb", "a\n\nb", false),
+            (Either, " <think>\n\n</think>\n\nYes\n\n", " <think>\n\n</think>\n\nYes", true),
+            (Either, "\nYes\n\nNo", "\nYes", true),
+            (Either, "<thing>\n\n", "<thing>", true),
+            (Either, "<thi", "<thi", false),
+            (Text, "<think>\n\n</think>", "<think>", true),
+        ];
+        for (beginning, text, expected, stops) in cases {
+            let characters: Vec<_> = text.split("").collect();
+            for pieces in [&[text][..], &characters] {
+                let mut filter = filter(&["\n\n"]).beginning(beginning);
+                let (emitted, stopped) = run(&mut filter, pieces);
+                let mut found = emitted.concat();
+                if !stopped {
+                    filter.finish(&mut found);
+                }
+                assert_eq!((found.as_str(), stopped), (expected, stops), "{beginning:?} {text:?}");
+            }
+        }
+        // Marks that are special tokens.
+        let mut stop = filter(&["b"]).beginning(Either);
+        let mut out = String::new();
+        stop.mark(true, &mut out);
+        assert!(!stop.push("ab", &mut out));
+        stop.mark(false, &mut out);
+        assert!(stop.push("\n ab", &mut out));
+        assert_eq!(out, "ab\n a");
+        // Whoever wants the reasoning alone.
+        let mut stop = filter(&["</think>"]).beginning(Reasoning);
+        assert!(run(&mut stop, &["a</think>"]).1);
     }
 
     #[test]

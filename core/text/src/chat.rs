@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use qhx_base::{Error, ErrorKind, Result, files};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::jinja::{JinjaTemplate, MAX_SOURCE, Template};
 use super::markers::Markers;
@@ -14,6 +14,10 @@ use super::{CallFormat, Tokenizer};
 
 /// Bytes that `tokenizer_config.json` and `special_tokens_map.json` may have: published ones have up to one million.
 const MAX_CONFIG: u64 = 16 << 20;
+
+/// Stands behind the content of a message that is not over while the conversation is rendered. Its characters are for
+/// use within a program, and its space shows whether the template trims contents.
+const MARK: &str = "\u{fdd0}open\u{fdd1} ";
 
 /// Finds the files that say how a model wants conversations written.
 pub trait TemplateFiles {
@@ -112,18 +116,73 @@ impl ChatTemplate {
     }
 
     /// The prompt. It holds its special tokens as text: encode it with
-    /// [`Tokenizer::encode`] and `add_special` off.
+    /// [`Tokenizer::encode`] and `add_special` off. Where an answer is asked for and the last message is the
+    /// assistant's, the prompt ends with the content of that message, which the answer goes on with.
     ///
     /// # Errors
-    /// When the template refuses the conversation, or exceeds a limit.
+    /// When the template refuses the conversation, exceeds a limit, or leaves out the message to go on with.
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String> {
         if messages.is_empty() {
             return Err(Error::new(ErrorKind::Prompt, "the conversation has no messages"));
         }
+        if options.add_generation_prompt && Message::goes_on(messages) {
+            return self.render_open(messages, options);
+        }
+        self.render_whole(messages, options)
+    }
+
+    fn render_whole(&self, messages: &[Message], options: &RenderOptions) -> Result<String> {
         match &self.0 {
             Form::Jinja(template) => template.render(messages, options),
             Form::Markers(markers) => markers.render(messages, options),
         }
+    }
+
+    /// A conversation whose last message is not over, as `continue_final_message` of `transformers` has it: rendered
+    /// with a mark behind the message's content, and cut there.
+    fn render_open(&self, messages: &[Message], options: &RenderOptions) -> Result<String> {
+        let (mut messages, mut arguments) = (messages.to_vec(), options.arguments.clone());
+        if let Some(last) = messages.last_mut() {
+            last.content = last.content.with_text(MARK);
+        }
+        if let Some(Value::Array(all)) = arguments.get_mut("messages")
+            && let Some(Value::Object(last)) = all.last_mut()
+        {
+            if last.get("tool_calls").and_then(Value::as_array).is_some_and(|all| !all.is_empty()) {
+                let message =
+                    "the last message asks for calls of tools: nothing can be added to it";
+                return Err(Error::new(ErrorKind::Prompt, message)
+                    .hint("add what the calls gave, as messages of the role tool"));
+            }
+            let content = last.entry("content").or_insert(Value::Null);
+            match content {
+                Value::String(text) => text.push_str(MARK),
+                Value::Array(parts) => match parts.last_mut().and_then(|part| part.get_mut("text"))
+                {
+                    Some(Value::String(text)) => text.push_str(MARK),
+                    _ => parts.push(json!({"type": "text", "text": MARK})),
+                },
+                other => *other = MARK.into(),
+            }
+        }
+        let content = messages.last().map_or("", |last| last.content.texts().last().unwrap_or(""));
+        let content = content.strip_suffix(MARK).unwrap_or_default().to_owned();
+        let options = RenderOptions { add_generation_prompt: false, arguments, ..options.clone() };
+        let mut text = self.render_whole(&messages, &options)?;
+        // A template that trims contents takes the space of the mark, but not the one before it.
+        let (mark, space) = MARK.split_at(MARK.len() - 1);
+        let Some(end) = text.rfind(mark) else {
+            let message = "the chat template leaves the last message out, so that the model cannot go on with it";
+            return Err(Error::new(ErrorKind::Prompt, message)
+                .hint("end the conversation with a message of the user"));
+        };
+        let trimmed = !text[end + mark.len()..].starts_with(space);
+        text.truncate(end);
+        let blank = &content[content.trim_end().len()..];
+        if trimmed && text.ends_with(blank) {
+            text.truncate(end - blank.len());
+        }
+        Ok(text)
     }
 }
 

@@ -6,6 +6,7 @@ pub mod forms;
 mod jinja;
 mod markers;
 mod message;
+mod reasoning;
 #[cfg(test)]
 mod samples;
 mod spec;
@@ -18,6 +19,7 @@ mod transformers;
 pub use chat::{ChatTemplate, TemplateFiles};
 pub use jinja::TASK as CHAT_TEMPLATE_TASK;
 pub use message::{Content, ContentPart, Message, RenderOptions};
+pub use reasoning::{Beginning, REASONING};
 pub use spec::{ChatSpec, ChatStyle, Marker, Piece, RoleMarkers};
 pub use stream::Detokenizer;
 pub use tokenizer::{TokenBytes, Tokenizer};

@@ -34,6 +34,11 @@ impl Message {
     pub fn assistant(content: impl Into<Content>) -> Self {
         Self::new("assistant", content)
     }
+
+    /// True for a conversation that ends with a message of the assistant, which an answer goes on with.
+    pub fn goes_on(messages: &[Self]) -> bool {
+        messages.last().is_some_and(|last| last.role == "assistant")
+    }
 }
 
 /// The content of a message.
@@ -80,6 +85,22 @@ impl Content {
             ContentPart::Text(_) => None,
             ContentPart::Media(media) => Some(media),
         })
+    }
+
+    /// The same with a text at its end.
+    #[must_use]
+    pub fn with_text(&self, more: &str) -> Self {
+        match self {
+            Self::Text(text) => Self::Text(format!("{text}{more}")),
+            Self::Parts(parts) => {
+                let mut parts = parts.clone();
+                match parts.last_mut() {
+                    Some(ContentPart::Text(text)) => text.push_str(more),
+                    _ => parts.push(ContentPart::Text(more.to_owned())),
+                }
+                Self::Parts(parts)
+            }
+        }
     }
 
     /// The same with every text changed.
@@ -145,7 +166,8 @@ impl<'de> Deserialize<'de> for Content {
 /// How a conversation is rendered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RenderOptions {
-    /// End with what an answer begins with, so that the model answers.
+    /// End with what an answer begins with, so that the model answers; where the last message is the assistant's, end
+    /// with its content, so that the model goes on with it.
     pub add_generation_prompt: bool,
     /// Whether the model should think first; `None` leaves it to the template.
     pub enable_thinking: Option<bool>,

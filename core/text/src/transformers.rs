@@ -82,6 +82,43 @@ fn templates_have_what_transformers_gives_them() {
     assert!(error.message().contains("Only user turns!"), "{error}");
 }
 
+/// Expected prompts are those of `apply_chat_template` with `continue_final_message`.
+#[test]
+fn a_last_message_of_the_assistant_stays_open() {
+    const PLAIN: &str = "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}{% if \
+                         add_generation_prompt %}[assistant]{% endif %}";
+    let open = |source: &str, last: Message, arguments: Value| {
+        let arguments = arguments.as_object().cloned().unwrap_or_default();
+        let options = RenderOptions { arguments, ..RenderOptions::default() };
+        let messages = [conversation(), vec![last]].concat();
+        ChatTemplate::from_jinja(source, "<s>", "</s>").unwrap().render(&messages, &options)
+    };
+    let trimmed = PLAIN.replace("m.content", "m.content | trim");
+    let thinks = PLAIN.replace("m.content", "m.content.split('</think>')[-1].lstrip('\n')");
+    for (source, content, end) in [
+        (PLAIN, "It is (", "It is ("),
+        (PLAIN, " It is \n", " It is \n"),
+        (&trimmed, " It is \n", "It is"),
+        (&trimmed, "A</s>[user]C", "A</s>[user]C"),
+        (PLAIN, "", ""),
+        (&trimmed, " ", ""),
+        (&thinks, "<think>\nso\n</think>\n\nYes", "Yes"),
+    ] {
+        let text = open(source, Message::assistant(content), Value::Null).unwrap();
+        let before = "[system]S</s>[user]A</s>[assistant]B</s>[user]C</s>[assistant]";
+        assert_eq!(text, format!("{before}{end}"), "{content:?} in {source}");
+    }
+    let parts = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %};{% endfor %}";
+    let last = vec![ContentPart::Text("It is".to_owned()), ContentPart::Text(" (".to_owned())];
+    assert!(open(parts, Message::assistant(last), Value::Null).unwrap().ends_with("It is ("));
+    let drops = PLAIN.replace("m.content", "'' if m.role == 'assistant' else m.content");
+    let error = open(&drops, Message::assistant("It is"), Value::Null).unwrap_err();
+    assert!(error.message().contains("leaves the last message out"), "{error}");
+    let call = serde_json::json!({"messages": [{"role": "assistant", "tool_calls": [{}]}]});
+    let error = open(PLAIN, Message::assistant(""), call).unwrap_err();
+    assert!(error.message().contains("asks for calls of tools"), "{error}");
+}
+
 #[test]
 fn hostile_templates_end_with_an_error() {
     let deep = format!("{}1{}", "(".repeat(100_000), ")".repeat(100_000));

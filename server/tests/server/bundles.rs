@@ -134,6 +134,33 @@ pub fn with_sampling(name: &str, sampling: serde_json::Value) -> PathBuf {
     manifest
 }
 
+/// A copy of the reranker whose prompt begins with an instruction.
+pub fn with_instruction() -> PathBuf {
+    let to = folder().join("instructed");
+    copy(ranking().parent().expect("a folder"), &to);
+    let manifest = to.join("ranking.json");
+    edit_json(&manifest, |manifest| {
+        let rerank = &mut manifest["params"]["rerank"];
+        rerank["prompt"] = "{instruction}{query}{document}".into();
+        rerank["instruction"] = "The ".into();
+    });
+    manifest
+}
+
+/// A copy of the model that takes images with tools in its chat template.
+pub fn seeing_with_tools() -> PathBuf {
+    let to = folder().join("seeing-with-tools");
+    copy(seeing().parent().expect("a folder"), &to);
+    let file = to.join("tokenizer_config.json");
+    edit_json(&file, |config| {
+        let template = config["chat_template"].as_str().expect("a template");
+        let tools =
+            "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}{# <tool_call> #}";
+        config["chat_template"] = format!("{tools}{template}").into();
+    });
+    to.join("seeing.json")
+}
+
 /// Changes a file of JSON.
 pub fn edit_json(file: &Path, edit: impl FnOnce(&mut serde_json::Value)) {
     let text = std::fs::read_to_string(file).expect("the file is read");

@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::bundles::{Running, golden, options, shared, with_sampling, with_template};
+use crate::bundles::{
+    Running, golden, language, options, runtime, shared, with_sampling, with_template,
+};
 use crate::client::Response;
 
 const ROUTE: &str = "/v1/chat/completions";
@@ -121,6 +123,78 @@ fn stop_texts_are_cut_in_both_forms() {
         assert_eq!(json["choices"][0]["finish_reason"], "stop");
         let chunks = streamed(&user, json!({"stop": stop})).chunks();
         assert_eq!(joined(&chunks, 0, "content"), before);
+    }
+}
+
+#[test]
+fn a_last_message_of_the_assistant_is_continued() {
+    let (_, user, answer) = golden("llama3-tiny", "sky");
+    let (begin, rest) = answer.split_at("By day the sky is blue".len());
+    let messages =
+        json!([{"role": "user", "content": user}, {"role": "assistant", "content": begin}]);
+    let more = json!({"messages": messages, "continue_final_message": true});
+    let json = ask("", more.clone());
+    assert_eq!(json["choices"][0]["message"]["content"], rest);
+    let count = shared().client.post("/tokenize", &body("", more.clone())).json()["count"].clone();
+    assert_eq!(json["usage"]["prompt_tokens"], count, "nothing stands behind the message");
+    let chunks = streamed("", more).chunks();
+    assert_eq!(joined(&chunks, 0, "content"), rest);
+    let client = &shared().client;
+    for (more, param) in [
+        (json!({"messages": messages, "add_generation_prompt": true}), "add_generation_prompt"),
+        (json!({"continue_final_message": true}), "continue_final_message"),
+        (json!({"messages": messages, "response_format": {"type": "json_object"}}), "messages"),
+    ] {
+        assert_eq!(client.post(ROUTE, &body("a", more)).status(400).error()["param"], param);
+    }
+}
+
+/// What an app has without a server.
+#[test]
+fn the_librarys_chat_goes_on_with_an_answer_that_was_cut() {
+    let (_, user, answer) = golden("llama3-tiny", "sky");
+    let model = runtime().load(&qhx::Bundle::open(language()).unwrap()).unwrap();
+    let mut chat = qhx::Chat::new(model).unwrap().with_request(qhx::Request::chat([]).max_new(6));
+    let cut = chat.send(user.as_str()).unwrap().finish().unwrap();
+    assert!(answer.starts_with(&cut.text) && cut.text.len() < answer.len(), "{}", cut.text);
+    let mut chat = chat.with_request(qhx::Request::chat([]).max_new(40));
+    let rest = chat.resume(qhx::CancelToken::new()).unwrap().finish().unwrap();
+    assert_eq!([cut.text, rest.text].concat(), answer);
+    assert_eq!(chat.messages()[1..], [qhx::Message::assistant(answer.as_str())]);
+    // An answer that somebody else began.
+    chat.begin(None).unwrap();
+    let nothing = chat.resume(qhx::CancelToken::new()).map(|_| ()).unwrap_err();
+    assert!(nothing.message().contains("nothing to go on with"), "{nothing}");
+    chat.push(qhx::Message::user(user));
+    chat.push(qhx::Message::assistant("By day the sky is blue"));
+    chat.resume(qhx::CancelToken::new()).unwrap().finish().unwrap();
+    assert_eq!(chat.messages()[1..], [qhx::Message::assistant(answer)]);
+}
+
+#[test]
+fn a_bias_decides_which_tokens_are_chosen() {
+    let (_, user, _) = golden("llama3-tiny", "sky");
+    let encode = |text: &str| {
+        let body = json!({"model": "language", "prompt": text, "add_special_tokens": false});
+        let tokens = shared().client.post("/tokenize", &body).json()["tokens"].clone();
+        tokens.as_array().unwrap()[0].to_string()
+    };
+    let (stars, day) = (encode(" stars"), encode("By"));
+    let ask = |bias: Value| ask(&user, json!({"max_tokens": 3, "logit_bias": bias}));
+    let text = |json: Value| json["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    let thrice = text(ask(json!({stars: 100})));
+    let words: Vec<_> = thrice.split_whitespace().collect();
+    assert!(words.len() == 3 && words.iter().all(|word| "stars".starts_with(word)), "{thrice}");
+    assert!(!text(ask(json!({day: -100}))).starts_with("By"));
+    for (bias, param) in [
+        (json!({"By": 1}), json!("logit_bias")),
+        (json!({"1": 101}), json!("logit_bias.1")),
+        (json!({"4294967295": 1}), Value::Null),
+    ] {
+        let error = shared().client.post(ROUTE, &body("a", json!({"logit_bias": bias})));
+        let error = error.status(400).error();
+        assert_eq!(error["param"], param, "{error}");
+        assert!(error["message"].as_str().unwrap().contains("logit_bias"), "{error}");
     }
 }
 
@@ -247,7 +321,9 @@ fn tools_are_called_where_they_must_be() {
     let client = &calling().client;
     for choice in [json!("required"), json!({"type": "function", "function": {"name": "weather"}})]
     {
-        let more = json!({"tools": tools(), "tool_choice": choice, "max_tokens": 60});
+        let mut more = json!({"tools": tools(), "tool_choice": choice, "max_tokens": 60});
+        // The tiny model would go on to call.
+        more["parallel_tool_calls"] = false.into();
         let json = client.post(ROUTE, &body("Rain in Bonn?", more.clone())).status(200).json();
         let choice = &json["choices"][0];
         assert_eq!(choice["finish_reason"], "tool_calls", "{json}");
@@ -270,6 +346,27 @@ fn tools_are_called_where_they_must_be() {
         assert_eq!(calls[0]["function"]["arguments"], "{\"city\":\"Bonn\"}");
         assert_eq!(joined(&chunks, 0, "content"), "");
         assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
+    }
+}
+
+#[test]
+fn calls_that_were_cut_are_reported_as_cut() {
+    let client = &calling().client;
+    let call =
+        "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Bonn\"}}\n</tool_call>";
+    let count = json!({"prompt": call, "add_special_tokens": false});
+    let count = client.post("/tokenize", &count).json()["count"].clone();
+    for (several, finish) in [(true, "length"), (false, "tool_calls")] {
+        let more = json!({
+            "tools": tools(),
+            "tool_choice": "required",
+            "parallel_tool_calls": several,
+            "max_tokens": count,
+        });
+        let json = client.post(ROUTE, &body("Rain in Bonn?", more)).status(200).json();
+        let choice = &json["choices"][0];
+        assert_eq!(choice["message"]["tool_calls"].as_array().map(Vec::len), Some(1), "{json}");
+        assert_eq!(choice["finish_reason"], finish, "{json}");
     }
 }
 
@@ -306,7 +403,8 @@ fn reasoning_stands_apart_from_the_answer() {
     // The template opens it, and the grammar of nothing closes it: a model that writes `</think>` is forced to.
     let opened = with_template(
         "thinking",
-        "{% for message in messages %}{{ message.content }}{% endfor %}{% if enable_thinking is not defined or \
+        "{% if messages[0].content == '?' %}{{ raise_exception('no probes') }}{% endif %}\
+         {% for message in messages %}{{ message.content }}{% endfor %}{% if enable_thinking is not defined or \
          enable_thinking %}<think>\n{% endif %}",
     );
     let running = Running::start(options([("language", opened.as_path())]));
@@ -322,6 +420,9 @@ fn reasoning_stands_apart_from_the_answer() {
         joined(&chunks, 0, "reasoning_content"),
         message["reasoning_content"].as_str().unwrap()
     );
+    // Stop texts act behind it.
+    let stopped = ask(json!({"max_tokens": 4, "stop": ["a", "e", "i", "o", " "]})).json();
+    assert_eq!(stopped["choices"], json["choices"]);
     for off in [
         json!({"chat_template_kwargs": {"enable_thinking": false}}),
         json!({"reasoning_effort": "none"}),
@@ -350,6 +451,10 @@ fn what_is_wrong_is_named() {
         (json!({"stop": [1]}), "stop"),
         (json!({"seed": 1.5}), "seed"),
         (json!({"stream": "yes"}), "stream"),
+        (json!({"functions": [{"name": "a"}]}), "functions"),
+        (json!({"modalities": ["audio"]}), "modalities"),
+        (json!({"guided_json": {"type": "object"}}), "guided_json"),
+        (json!({"stop_token_ids": [-1]}), "stop_token_ids"),
         (json!({"messages": "hello"}), "messages"),
         (json!({"messages": null}), "messages"),
         (json!({"messages": []}), "messages"),
@@ -374,7 +479,7 @@ fn what_is_wrong_is_named() {
             assert_eq!(error.error()["type"], "invalid_request_error");
         }
     }
-    let unknown = json!({"unheard_of": {"a": [1]}, "user": "me", "store": true, "max_tokens": 1});
+    let unknown = json!({"unheard_of": {"a": [1]}, "user": "me", "store": true, "max_tokens": 1, "functions": [], "min_tokens": 0});
     ask("Hello", unknown);
 }
 

@@ -35,7 +35,13 @@ fn texts_together_have_the_vectors_that_they_have_alone() {
     assert_eq!(indices, [0, 1, 2]);
     let alone: Vec<_> =
         TEXTS.iter().flat_map(|text| vectors(&send(json!(text), json!({})).json())).collect();
-    assert_eq!(vectors(&together), alone, "bit for bit");
+    // Short texts share a graph, whose rows round by their place.
+    for (together, alone) in vectors(&together).iter().zip(&alone) {
+        assert!(together.iter().zip(alone).all(|(a, b)| (a - b).abs() < 1e-5));
+    }
+    let apart = Running::start(options([("encoder", encoder())]).packs(false));
+    let apart = apart.client.post("/v1/embeddings", &json!({"input": TEXTS})).status(200).json();
+    assert_eq!(vectors(&apart), alone, "bit for bit");
     assert!(alone.iter().all(|vector| (norm(vector) - 1.0).abs() < 1e-3));
     assert_ne!(alone[0], alone[1]);
     let used = together["usage"]["prompt_tokens"].as_u64().unwrap();
@@ -70,9 +76,17 @@ fn fewer_dimensions_are_the_first_ones_normalised() {
 fn tokens_are_embedded_as_they_are() {
     let body = json!({"model": "encoder", "prompt": TEXTS[1]});
     let tokens = shared().client.post("/tokenize", &body).json()["tokens"].clone();
-    let of_tokens = vectors(&send(tokens.clone(), json!({})).status(200).json());
-    assert_eq!(of_tokens, vectors(&send(json!([tokens]), json!({})).json()));
+    let allowed = json!({"allow_token_ids": true});
+    let of_tokens = vectors(&send(tokens.clone(), allowed.clone()).status(200).json());
+    assert_eq!(of_tokens, vectors(&send(json!([tokens]), allowed).json()));
     assert_eq!(of_tokens, vectors(&send(json!(TEXTS[1]), json!({})).json()));
+    // LangChain sends those of another model unless it is told not to.
+    for input in [tokens.clone(), json!([tokens])] {
+        let error = send(input, json!({})).status(400).error();
+        assert_eq!((&error["param"], &error["code"]), (&json!("input"), &json!("unsupported")));
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("check_embedding_ctx_length=False"), "{message}");
+    }
 }
 
 /// Vectors are those that `tests/oracle/siglip_embed.py` has of `transformers`.
@@ -117,16 +131,29 @@ fn what_is_wrong_is_named() {
         (json!({"image_url": 1}), json!({}), "image_url"),
         (json!("a"), json!({"encoding_format": "hex"}), "encoding_format"),
         (json!("a"), json!({"dimensions": 0}), "dimensions"),
+        (json!("a"), json!({"normalize": false}), "normalize"),
+        (json!("a"), json!({"instruction": "Find it."}), "instruction"),
         (json!("a"), json!({"model": "language"}), "model"),
     ] {
         assert_eq!(send(input, more).status(400).error()["param"], param);
     }
-    let error = send(json!("word ".repeat(4000)), json!({})).status(400).error();
-    assert!(
-        error["message"].as_str().unwrap().contains("the encoder takes at most")
-            || error["code"] == "context_length_exceeded",
-        "{error}"
-    );
+}
+
+#[test]
+fn a_text_that_is_too_long_is_named_or_cut() {
+    let ids = vec![1; 4000];
+    for (input, more) in [
+        (json!(["a", "word ".repeat(4000)]), json!({})),
+        (json!(["a", "word ".repeat(120)]), json!({})),
+        (json!([[1], ids]), json!({"allow_token_ids": true})),
+    ] {
+        let error = send(input.clone(), more.clone()).status(400).error();
+        assert_eq!(error["code"], "context_length_exceeded", "{error}");
+        assert!(error["message"].as_str().unwrap().starts_with("input 1: "), "{error}");
+        let mut cut = more;
+        cut["truncate"] = true.into();
+        assert_eq!(vectors(&send(input, cut).status(200).json()).len(), 2);
+    }
 }
 
 #[test]

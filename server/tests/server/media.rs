@@ -6,7 +6,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use crate::bundles::{Running, hearing, language, listening, options, seeing, shared};
+use crate::bundles::{
+    Running, hearing, language, listening, options, seeing, seeing_with_tools, shared,
+};
 use crate::client::Response;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -49,6 +51,27 @@ fn an_image_is_seen_in_each_interface() {
     let body = json!({"model": "seeing", "input": input, "temperature": 0});
     let response = client.post("/v1/responses", &body).status(200).json();
     assert_eq!(response["output"][0]["content"][0]["text"], "A red boat on a blue sea.");
+}
+
+#[test]
+fn tools_count_beside_images() {
+    let manifest = seeing_with_tools();
+    let running = Running::start(options([("seeing", manifest.as_path())]));
+    let source = json!({"type": "base64", "media_type": "image/png", "data": boat()});
+    let content = json!([{"type": "image", "source": source}]);
+    let tool = json!({"name": "weather", "input_schema": {"type": "object"}});
+    let mut body = json!({"messages": [{"role": "user", "content": content}], "tools": [tool], "max_tokens": 1});
+    let usage = running.client.post("/v1/messages", &body).status(200).json()["usage"].clone();
+    let used =
+        ["input_tokens", "cache_read_input_tokens"].map(|name| usage[name].as_u64().unwrap());
+    let count = |body: &Value| {
+        let json = running.client.post("/v1/messages/count_tokens", body).status(200).json();
+        json["input_tokens"].as_u64().unwrap()
+    };
+    let with_tools = count(&body);
+    assert_eq!(with_tools, used.iter().sum::<u64>());
+    body["tools"] = json!([]);
+    assert!(count(&body) < with_tools);
 }
 
 /// A PNG of 74 bytes that declares 60,000 × 60,000 pixels.

@@ -48,12 +48,45 @@ fn an_answer_is_a_message() {
     }
     let cut = shared().client.post(ROUTE, &body(&user, json!({"max_tokens": 2}))).json();
     assert_eq!(cut["stop_reason"], "max_tokens");
-    let stopped =
-        shared().client.post(ROUTE, &body(&user, json!({"stop_sequences": [" "]}))).json();
-    assert_eq!(
-        (&stopped["stop_reason"], &stopped["stop_sequence"]),
-        (&json!("stop_sequence"), &json!(" "))
-    );
+}
+
+#[test]
+fn the_stop_sequence_that_ended_an_answer_is_named() {
+    let (_, user, _) = golden("llama3-tiny", "cook");
+    let reason = |more: Value| {
+        let json = shared().client.post(ROUTE, &body(&user, more)).status(200).json();
+        (json["stop_reason"].clone(), json["stop_sequence"].clone())
+    };
+    let stopped = (json!("stop_sequence"), json!(" "));
+    assert_eq!(reason(json!({"stop_sequences": [" "]})), stopped);
+    assert_eq!(reason(json!({"stop_sequences": ["never", " ", "x y"]})), stopped);
+    let ended = (json!("end_turn"), Value::Null);
+    assert_eq!(reason(json!({"stop_sequences": ["never", "x y"]})), ended);
+    // The end of a form is the answer's own.
+    let format = json!({"type": "json_schema", "schema": {"enum": [7]}});
+    for more in [json!({"output_config": {"format": format}}), json!({"output_format": format})] {
+        let mut more = more;
+        more["stop_sequences"] = json!(["never"]);
+        assert_eq!(reason(more), ended);
+    }
+}
+
+#[test]
+fn a_message_goes_on_where_the_assistant_began_it() {
+    let (_, user, answer) = golden("llama3-tiny", "sky");
+    let (begin, rest) = answer.split_at("By day the sky is blue".len());
+    let begin = json!([{"type": "text", "text": begin}]);
+    let messages =
+        json!([{"role": "user", "content": user}, {"role": "assistant", "content": begin}]);
+    let json =
+        shared().client.post(ROUTE, &body("", json!({"messages": messages}))).status(200).json();
+    assert_eq!(json["content"], json!([{"type": "text", "text": rest}]));
+    let call = json!([{"type": "tool_use", "id": "t1", "name": "weather", "input": {}}]);
+    let messages =
+        json!([{"role": "user", "content": user}, {"role": "assistant", "content": call}]);
+    let error =
+        shared().client.post(ROUTE, &body("", json!({"messages": messages}))).status(400).error();
+    assert!(error["message"].as_str().unwrap().contains("calls of tools"), "{error}");
 }
 
 #[test]
@@ -84,7 +117,8 @@ fn tools_are_called_and_their_results_come_back() {
     let running = Running::start(options([("language", bundle.as_path())]));
     let schema = json!({"type": "object", "properties": {"city": {"enum": ["Bonn"]}}, "required": ["city"], "additionalProperties": false});
     let tools = json!([{"name": "weather", "description": "The weather", "input_schema": schema}]);
-    let more = json!({"tools": tools, "tool_choice": {"type": "any"}});
+    let more =
+        json!({"tools": tools, "tool_choice": {"type": "any", "disable_parallel_tool_use": true}});
     let json = running.client.post(ROUTE, &body("Rain?", more.clone())).status(200).json();
     assert_eq!(json["stop_reason"], "tool_use", "{json}");
     let call = &json["content"][0];
@@ -128,6 +162,7 @@ fn what_is_wrong_is_named() {
         (json!({"tools": [{"name": "a"}]}), "tools[0].input_schema"),
         (json!({"tool_choice": {"type": "maybe"}}), "tool_choice.type"),
         (json!({"system": 1}), "system"),
+        (json!({"mcp_servers": [{"url": "a"}]}), "mcp_servers"),
     ] {
         let response = shared().client.post(ROUTE, &body("Hello", more.clone())).status(400);
         assert_eq!(response.error()["param"], param, "{more}");

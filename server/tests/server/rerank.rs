@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::bundles::{Running, options, ranking};
+use crate::bundles::{Running, options, ranking, with_instruction};
 
 /// The tiny model goes on with Paris behind the first one: `tests/fixtures/qwen3-tiny/goldens.json`.
 const DOCUMENTS: [&str; 3] = ["word привет", "capital of France is", "crab walks"];
@@ -36,6 +36,7 @@ fn the_best_document_comes_first_with_its_index_and_its_text() {
         (json!({"documents": ["a", 1]}), "documents[1]"),
         (json!({"documents": ["a"], "top_n": 0}), "top_n"),
         (json!({"documents": ["a"], "query": null}), "query"),
+        (json!({"documents": ["a"], "instruction": "Find it."}), "instruction"),
     ] {
         let error = ask(body.clone()).status(400).error();
         assert_eq!(error["param"], param, "{body}: {error}");
@@ -47,4 +48,20 @@ fn the_best_document_comes_first_with_its_index_and_its_text() {
     assert_eq!(cut["results"].as_array().unwrap().len(), 2, "{cut}");
     // What was cut off was not read.
     assert!(cut["usage"]["prompt_tokens"].as_u64().unwrap() <= 2 * 200, "{cut}");
+}
+
+#[test]
+fn an_instruction_takes_the_place_of_the_bundles_own() {
+    let manifest = with_instruction();
+    let running = Running::start(options([("ranking", manifest.as_path())]));
+    let scores = |more: serde_json::Value| {
+        let mut body = json!({"query": "capital of France is", "documents": [""]});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let json = running.client.post("/v1/rerank", &body).status(200).json();
+        json["results"][0]["relevance_score"].as_f64().unwrap()
+    };
+    let own = scores(json!({}));
+    assert!(own > 0.99, "{own}");
+    assert_eq!(scores(json!({"instruction": "The "})), own);
+    assert!(scores(json!({"instruction": "word привет "})) < own);
 }

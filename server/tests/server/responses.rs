@@ -36,6 +36,15 @@ fn an_answer_is_a_response() {
 }
 
 #[test]
+fn a_last_item_of_the_assistant_is_continued() {
+    let (_, user, answer) = golden("llama3-tiny", "sky");
+    let (begin, rest) = answer.split_at("By day the sky is blue".len());
+    let input = json!([{"role": "user", "content": user}, {"role": "assistant", "content": begin}]);
+    let json = shared().client.post(ROUTE, &body(input, json!({}))).status(200).json();
+    assert_eq!(json["output"][0]["content"][0]["text"], rest);
+}
+
+#[test]
 fn a_stream_has_numbered_events_and_stable_ids() {
     let (_, user, answer) = golden("llama3-tiny", "sky");
     let more = json!({"stream": true});

@@ -43,6 +43,8 @@ class Options(TypedDict, total=False):
     """Subtracted from the logits of tokens in the answer, once for each occurrence."""
     penalty_window: Optional[int]
     """Penalties see this many of the last tokens; 0 for all."""
+    logit_bias: Optional[Mapping[int, float]]
+    """Added to the logits of tokens, by their ids; -100 excludes a token."""
     seed: Optional[int]
     """Makes drawn answers repeatable, on every machine."""
     stop: Union[str, Sequence[str], None]
@@ -77,6 +79,7 @@ _SAMPLING = {
     "presence_penalty",
     "frequency_penalty",
     "penalty_window",
+    "logit_bias",
     "seed",
 }
 _FORMS = {"schema", "regex", "choice", "lark"}
@@ -332,7 +335,8 @@ class Model:
         stream: bool = False,
         **options: Unpack[Options],
     ) -> Union[Generation, Stream]:
-        """Answers a conversation, rendered with the model's chat template.
+        """Answers a conversation, rendered with the model's chat template. Where the last message is the assistant's, the
+        model goes on with it, and the answer is what is added.
 
         Args:
             messages: ``{"role": …, "content": …}`` each. The content is a text, or a list of parts: ``{"type": "text",

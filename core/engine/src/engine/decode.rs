@@ -12,7 +12,7 @@ use super::types::{Event, FinishReason, Generation, Speculate, Timings};
 use crate::op::{HandOvers, HostOp as _, OpenInfo, SpanStats};
 use crate::sampling::{AllowedTokens, Logprobs, Rules, Sampler, SamplingParams, TokenLogprobs};
 use crate::stop::StopFilter;
-use crate::text::Detokenizer;
+use crate::text::{Beginning, Detokenizer};
 use crate::trace::{Category, Event as Traced};
 use crate::{CancelToken, Error, ErrorKind, Result, trace};
 use qhx_base::Following;
@@ -21,6 +21,8 @@ use qhx_base::Following;
 pub(super) struct Text {
     pub stream: Option<Detokenizer>,
     pub stop: StopFilter,
+    /// Special tokens that open and close reasoning.
+    pub marks: [Option<u32>; 2],
     /// What the last token completed and may be shown.
     pub shown: String,
     /// All that was shown.
@@ -33,6 +35,9 @@ impl Text {
         self.shown.clear();
         let Some(stream) = &mut self.stream else { return Ok(false) };
         let stopped = self.stop.push(stream.push(token)?, &mut self.shown);
+        if let Some(at) = self.marks.iter().position(|mark| *mark == Some(token)) {
+            self.stop.mark(at == 0, &mut self.shown);
+        }
         self.whole.push_str(&self.shown);
         Ok(stopped)
     }
@@ -225,6 +230,11 @@ impl<'m> Run<'m> {
         }
     }
 
+    /// Beginning of the answer, as far as the prompt decides it: text, unless the prompt is a conversation.
+    pub fn beginning(&self) -> Beginning {
+        self.work.as_ref().map_or(Beginning::Text, |work| work.prompt.beginning)
+    }
+
     /// Stops this generation from any thread, within one graph execution; the model's other work goes on.
     pub fn cancel_token(&self) -> &CancelToken {
         &self.cancel
@@ -300,6 +310,15 @@ impl<'m> Run<'m> {
         let Work { prompt, text, tokens, steps, forced, logprobs, scored, .. } = *work;
         let sampling = work.sampling_time;
         let graph = self.model.op.graph_time().saturating_sub(self.graph_before);
+        let stop_token = || {
+            let spelt = self.model.texts.tokenizer()?.id_to_token(*tokens.last()?)?;
+            text.stop.has(&spelt).then_some(spelt)
+        };
+        let stopped_at = text.stop.stopped_at().map(str::to_owned);
+        let stopped_at = match finish_reason {
+            FinishReason::Stop => stopped_at.or_else(stop_token),
+            _ => None,
+        };
         let timings = Timings {
             load: self.model.load,
             prefill: self.prefill,
@@ -321,6 +340,7 @@ impl<'m> Run<'m> {
             prompt_tokens: prompt.sequence.len(),
             reused_tokens: self.reused,
             finish_reason,
+            stopped_at,
             timings,
             spans: ran(&self.spans_before, self.model.op.span_stats()),
         })
@@ -497,7 +517,7 @@ impl Model {
             Some((None, grammar)) => {
                 let allowed = grammar.allowed(among)?;
                 if allowed.is_empty() {
-                    return Ok(Chosen { shown: false, ended: Some(FinishReason::Stop) });
+                    return Ok(Chosen { shown: false, ended: Some(FinishReason::Eos) });
                 }
                 (None, sampler.sample_among(self.op.logits()?, allowed))
             }
@@ -539,8 +559,10 @@ impl Model {
         let stopped = text.push(token)?;
         drop(detokenize);
         let over = work.grammar.as_ref().is_some_and(Grammar::is_over);
-        let ended = if stopped || over {
+        let ended = if stopped {
             Some(FinishReason::Stop)
+        } else if over {
+            Some(FinishReason::Eos)
         } else if work.tokens.len() >= work.budget {
             Some(FinishReason::Length)
         } else {

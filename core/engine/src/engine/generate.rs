@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use qhx_grammar::Grammar;
 use serde_json::{Map, Value};
 
 use super::decode::{Asked, Run, Text, Work};
@@ -18,7 +19,7 @@ use super::types::{Event, Generation, Part, Prompt, Request};
 use crate::op::{HostOp as _, Task};
 use crate::sampling::{AllowedTokens, Rules, Sampler};
 use crate::stop::StopFilter;
-use crate::text::{Detokenizer, Message, RenderOptions};
+use crate::text::{Beginning, Detokenizer, Message, REASONING, RenderOptions};
 use crate::{Error, ErrorKind, Result, TooLong, trace};
 
 impl Model {
@@ -108,6 +109,14 @@ impl Model {
         }
         let allowed = self.allowed(&stop_ids)?;
         let vocab = self.op.info().vocab;
+        let outside = request.sampling.logit_bias.keys().find(|&&token| token as usize >= vocab);
+        if let Some(token) = outside {
+            let message = format!(
+                "option logit_bias: found token {token}, which is outside the model's vocabulary of {vocab}"
+            );
+            return Err(Error::new(ErrorKind::Usage, message)
+                .hint("the tokens are those of another model's tokenizer"));
+        }
         let mut sampler =
             Sampler::restricted(request.sampling.clone(), vocab, Arc::clone(&allowed))?
                 .softcapped(self.op.info().softcap);
@@ -120,7 +129,7 @@ impl Model {
         if !request.ignore_eos {
             ends.extend_from_slice(&self.manifest.params.eos_token_id);
         }
-        let text = self.text(request, tokens, ends)?;
+        let text = self.text(request, &prompt, ends)?;
         let rules = Rules::new(&self.op.info().logit_rules, &allowed, tokens);
         Ok(Some(Work {
             sampling: request.sampling.clone(),
@@ -151,6 +160,15 @@ impl Model {
     /// As [`Model::generate`] about the prompt.
     pub fn encode_prompt(&self, prompt: &Prompt) -> Result<Vec<u32>> {
         self.encode(prompt, &Map::new(), false).map(|encoded| encoded.sequence.tokens)
+    }
+
+    /// Tokens of a request's prompt, as [`Model::encode_prompt`], with the template's variables that it has.
+    ///
+    /// # Errors
+    /// As [`Model::encode_prompt`].
+    pub fn encode_request(&self, request: &Request) -> Result<Vec<u32>> {
+        let encoded = self.encode(&request.prompt, &request.template_arguments, false);
+        encoded.map(|encoded| encoded.sequence.tokens)
     }
 
     /// Embeds a prompt of parts; see [`Model::embed`].
@@ -304,17 +322,27 @@ impl Model {
         Ok(Some(Following::new(constraint)))
     }
 
-    fn text(&self, request: &Request, prompt: &[u32], ends: Vec<u32>) -> Result<Text> {
-        // A completed text goes on where the prompt ends; an answer is a text of its own, which
-        // the template takes back as it is.
-        let before = if request.prompt.is_chat() { &[] } else { prompt };
+    fn text(&self, request: &Request, prompt: &Encoded, ends: Vec<u32>) -> Result<Text> {
+        // A completed text goes on where the prompt ends, as does a message that is continued; another answer is a
+        // text of its own, which the template takes back as it is.
+        let is_own =
+            matches!(&request.prompt, Prompt::Chat { messages, .. } if !Message::goes_on(messages));
+        let before = if is_own { &[] } else { prompt.sequence.tokens.as_slice() };
         let stream = self.texts.tokenizer().map(|tokenizer| {
             let mut stream = Detokenizer::new(tokenizer);
             stream.start(before).map(|()| stream)
         });
+        // An answer with a form from its first token on has no reasoning.
+        let free = matches!(request.grammar, None | Some(Grammar::OptionalCalls(_)));
+        let beginning = if free { prompt.beginning } else { Beginning::Text };
+        let special = |mark: &str| {
+            let tokenizer = self.texts.tokenizer()?;
+            tokenizer.token_to_id(mark).filter(|id| tokenizer.visible_token(*id).is_none())
+        };
         Ok(Text {
             stream: stream.transpose()?,
-            stop: StopFilter::new(request.stop.clone(), ends)?,
+            stop: StopFilter::new(request.stop.clone(), ends)?.beginning(beginning),
+            marks: [special(REASONING.0), special(REASONING.1)],
             shown: String::new(),
             whole: String::new(),
         })

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::sequence::{Key, Sequence, Span};
-use super::types::{Part, Prompt};
+use super::types::Part;
 use crate::op::{HostOp, Piece, Placement, Segment};
-use crate::text::{Content, Message, Tokenizer};
+use crate::text::{Beginning, Content, Message, Tokenizer};
 use crate::trace::{self, Trace};
 use crate::{CancelToken, Error, ErrorKind, Media, Result, TooLong};
 
@@ -57,6 +57,8 @@ pub(super) struct Encoded {
     /// Number of positions after which the state is worth saving: the conversation without the
     /// beginning of the answer, which the next turn may render otherwise.
     pub checkpoint: Option<usize>,
+    /// Beginning of the answer.
+    pub beginning: Beginning,
 }
 
 impl Encoded {
@@ -453,13 +455,22 @@ impl Reader<'_> {
 
         let markers = waiting.iter().map(|w| self.spell(w.placement.marker));
         let markers = markers.collect::<Result<Vec<_>>>()?;
-        let render = |answer: bool| {
-            let text = render(messages, arguments, &spelt, answer)?;
-            Ok(surround(text, &waiting, &markers))
+        let surrounded = |text| surround(text, &waiting, &markers);
+        let text = surrounded(render(messages, arguments, &spelt, true)?);
+        let beginning = Beginning::of(messages, &text);
+        let mut encoded = Encoded { beginning, ..Encoded::default() };
+        // What an answer goes on with, the next turn may render otherwise, too.
+        let closed = || match messages.split_last() {
+            Some((_, before)) if Message::goes_on(messages) => {
+                let mut arguments = arguments.clone();
+                if let Some(Value::Array(all)) = arguments.get_mut("messages") {
+                    all.pop();
+                }
+                render(before, &arguments, &spelt, false).map(surrounded)
+            }
+            _ => render(messages, arguments, &spelt, false).map(surrounded),
         };
-        let text = render(true)?;
-        let mut encoded = Encoded::default();
-        let closed = match checkpoint.then(|| render(false)) {
+        let closed = match checkpoint.then(closed) {
             // Some templates refuse a conversation that does not ask for an answer.
             Some(Err(e)) if e.kind() == ErrorKind::Cancelled => return Err(e),
             closed => closed.map(Result::unwrap_or_default),
@@ -601,13 +612,6 @@ fn encode_with_prefix(
 pub(super) fn empty() -> Error {
     Error::new(ErrorKind::Prompt, "the prompt is empty")
         .hint("give a text, or - to read it from standard input")
-}
-
-impl Prompt {
-    /// True when the answer is a text of its own, and not what continues the prompt.
-    pub(super) fn is_chat(&self) -> bool {
-        matches!(self, Self::Chat { .. })
-    }
 }
 
 #[cfg(test)]
@@ -792,10 +796,12 @@ mod tests {
     #[test]
     fn a_conversation_is_rendered_once_where_nothing_is_saved() {
         let (open, closed) = ("hi <end> <answer>", Some("hi <end>"));
-        let tokens = vec![1, 3, 4];
-        assert_eq!(encode(open, closed, false), (Encoded::plain(tokens.clone()), 1));
-        let cut = Encoded { checkpoint: Some(2), ..Encoded::plain(tokens) };
-        assert_eq!(encode(open, closed, true), (cut, 2));
+        let encoded = |checkpoint| {
+            let beginning = Beginning::Either;
+            Encoded { checkpoint, beginning, ..Encoded::plain(vec![1, 3, 4]) }
+        };
+        assert_eq!(encode(open, closed, false), (encoded(None), 1));
+        assert_eq!(encode(open, closed, true), (encoded(Some(2)), 2));
     }
 
     #[test]

@@ -188,6 +188,10 @@ impl Texts {
     /// When the bundle has no tokenizer, or it does not know a token.
     pub fn calls(&self, tokens: &[u32], tools: &[Tool]) -> Result<Vec<ToolCall>> {
         let Some(format) = self.call_format() else { return Ok(Vec::new()) };
+        let tokens = match tokens.split_last() {
+            Some((last, before)) if self.ends.contains(last) => before,
+            _ => tokens,
+        };
         Ok(format.calls(&self.require_tokenizer()?.decode_with_special(tokens)?, tools))
     }
 

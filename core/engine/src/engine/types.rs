@@ -26,7 +26,7 @@ pub enum Prompt {
     Parts(Vec<Part>),
     /// A conversation, rendered with the model's chat template; the assistant answers.
     Chat {
-        /// The turns so far; the last one is the user's.
+        /// The turns so far. Where the last one is the assistant's, the answer goes on with it, and is what is added.
         messages: Vec<Message>,
         /// Whether the model should think before it answers, where its template knows that.
         thinking: Option<bool>,
@@ -54,7 +54,8 @@ pub struct Request {
     pub max_new: usize,
     /// How the next token is chosen.
     pub sampling: crate::sampling::SamplingParams,
-    /// Texts that end the answer; none of them appears in it. One that is a special token of the tokenizer, such as
+    /// Texts that end the answer; none of them appears in it. In the answer to a conversation they act behind the
+    /// reasoning, unless one of them holds the mark that ends it. One that is a special token of the tokenizer, such as
     /// `</s>`, ends it as that token.
     pub stop: Vec<String>,
     /// Tokens that end the answer, besides the model's own.
@@ -63,7 +64,7 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Speculative decoding.
     pub speculate: Speculate,
-    /// What the answer may be. It ends where nothing more may follow, with [`FinishReason::Stop`].
+    /// What the answer may be. It ends where nothing more may follow, with [`FinishReason::Eos`].
     pub grammar: Option<Grammar>,
     /// Log-probabilities of the chosen tokens, and of this number of most likely tokens in the place of each; at most
     /// [`MAX_LOGPROBS`] of them. Where a grammar leaves no choice, the model is asked all the same.
@@ -209,6 +210,13 @@ impl Request {
         self
     }
 
+    /// With further tokens that end the answer.
+    #[must_use]
+    pub fn stop_ids(mut self, tokens: impl IntoIterator<Item = u32>) -> Self {
+        self.stop_ids.extend(tokens);
+        self
+    }
+
     /// Going on behind the model's end-of-text tokens.
     #[must_use]
     pub fn ignore_eos(self, ignore_eos: bool) -> Self {
@@ -318,9 +326,9 @@ impl Request {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
-    /// The model ended its text.
+    /// The model ended its text, or the grammar was at its end.
     Eos,
-    /// A stop text or stop token came, or the grammar was at its end.
+    /// A stop text or stop token came.
     Stop,
     /// `max_new` tokens were generated, or the context is full.
     Length,
@@ -404,6 +412,8 @@ pub struct Generation {
     pub reused_tokens: usize,
     /// Why it ended.
     pub finish_reason: FinishReason,
+    /// Text of [`Request::stop`] that ended it, if one did.
+    pub stopped_at: Option<String>,
     /// Where the time went.
     pub timings: Timings,
     /// The parts of the host-op that ran, in its own words, such as the way that a prompt took.
@@ -421,6 +431,7 @@ impl Generation {
             prompt_tokens: 0,
             reused_tokens: 0,
             finish_reason: FinishReason::Cancelled,
+            stopped_at: None,
             timings: Timings { load, ..Timings::default() },
             spans: Vec::new(),
         }

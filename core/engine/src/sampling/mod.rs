@@ -2,8 +2,8 @@
 //!
 //! The order and meaning of the steps are those of the logits processors of Hugging Face
 //! `transformers` (`generation/logits_process.py`, `GenerationMixin._get_logits_processor`):
-//! repetition penalty, then temperature, top-k, top-p, min-p. Presence and frequency penalty,
-//! which `transformers` does not have, follow the repetition penalty. Penalties apply to the
+//! repetition penalty, then temperature, top-k, top-p, min-p. A bias comes first; presence and frequency penalty,
+//! which `transformers` does not have, follow the repetition penalty. Bias and penalties apply to the
 //! greedy choice as well.
 //!
 //! A seed gives the same tokens on every machine: the generator, `exp` and the order of sums are
@@ -98,8 +98,7 @@ impl Sampler {
                 format!("token {} may be chosen, but there are {vocab} logits", end - 1),
             ));
         }
-        let plain_argmax = params.is_greedy() && !params.has_penalties();
-        let scratch = if plain_argmax { 0 } else { end };
+        let scratch = if params.is_plain() { 0 } else { end };
         let pool = if params.is_greedy() { 0 } else { end };
         let seed = params.seed.unwrap_or_else(|| RandomState::new().hash_one(0));
         Ok(Self {
@@ -181,7 +180,7 @@ impl Sampler {
                 format!("expected logits of {vocab} tokens, found {found}"),
             ));
         }
-        if self.params.is_greedy() && !self.params.has_penalties() {
+        if self.params.is_plain() {
             return argmax_within(logits, allowed.runs());
         }
         let end = self.allowed.end();
@@ -197,6 +196,12 @@ impl Sampler {
             self.scores[gap].fill(f32::NEG_INFINITY);
         }
         self.scores[allowed.end()..].fill(f32::NEG_INFINITY);
+        for (&token, bias) in &self.params.logit_bias {
+            // A draft model may have fewer tokens.
+            if let Some(score) = self.scores.get_mut(token as usize) {
+                *score += bias;
+            }
+        }
         self.history.apply(&self.params, &mut self.scores);
         if self.params.is_greedy() {
             return argmax_f32(&self.scores);

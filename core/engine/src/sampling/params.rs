@@ -1,5 +1,7 @@
 //! The options of sampling, validated.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -31,6 +33,8 @@ pub struct SamplingParams {
     pub frequency_penalty: f32,
     /// Penalties see this many of the last tokens. 0 means all.
     pub penalty_window: usize,
+    /// Added to the logits of tokens, before penalties and all else.
+    pub logit_bias: BTreeMap<u32, f32>,
     /// Makes the choices repeatable. Without one, a seed is drawn.
     pub seed: Option<u64>,
 }
@@ -46,6 +50,7 @@ impl Default for SamplingParams {
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             penalty_window: 0,
+            logit_bias: BTreeMap::new(),
             seed: None,
         }
     }
@@ -108,6 +113,19 @@ impl SamplingParams {
         self
     }
 
+    /// Added to the logits of tokens, before penalties and all else.
+    ///
+    /// ```
+    /// // Token 42 is never chosen.
+    /// let sampling = qhx_core::sampling::SamplingParams::default().logit_bias([(42, -100.0)]);
+    /// assert!(sampling.is_greedy() && !sampling.is_plain());
+    /// ```
+    #[must_use]
+    pub fn logit_bias(mut self, logit_bias: impl IntoIterator<Item = (u32, f32)>) -> Self {
+        self.logit_bias.extend(logit_bias);
+        self
+    }
+
     /// Makes the choices repeatable. Without one, a seed is drawn.
     #[must_use]
     pub fn seed(mut self, seed: impl Into<Option<u64>>) -> Self {
@@ -153,6 +171,10 @@ impl SamplingParams {
             ))
         };
         let Self { temperature: t, top_p, min_p, repetition_penalty: r, .. } = *self;
+        for (token, &bias) in &self.logit_bias {
+            let name = format!("logit_bias of token {token}");
+            check(&name, bias, (-100.0..=100.0).contains(&bias), "a number from −100 to 100")?;
+        }
         let (presence, frequency) = (self.presence_penalty, self.frequency_penalty);
         let small = |v: f32| (-100.0..=100.0).contains(&v);
         // Below this a temperature would overflow the division; such a choice is greedy anyway.
@@ -170,6 +192,11 @@ impl SamplingParams {
     /// True when the most likely token is taken.
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0 || self.top_k == 1
+    }
+
+    /// True when the token with the largest logit is taken, as the model gives it.
+    pub fn is_plain(&self) -> bool {
+        self.is_greedy() && !self.has_penalties() && self.logit_bias.is_empty()
     }
 
     /// True when a logit depends on earlier tokens.
@@ -196,6 +223,10 @@ mod tests {
             (r#"{"repetition_penalty": 0}"#, "option repetition_penalty: expected"),
             (r#"{"presence_penalty": 1000}"#, "option presence_penalty: expected"),
             (r#"{"frequency_penalty": -101}"#, "option frequency_penalty: expected"),
+            (
+                r#"{"logit_bias": {"7": 101}}"#,
+                "option logit_bias of token 7: expected a number from",
+            ),
         ];
         for (json, expected) in cases {
             let params: SamplingParams = serde_json::from_str(json).unwrap();

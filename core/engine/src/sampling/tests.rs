@@ -112,6 +112,7 @@ fn every_combination_draws_from_the_reference_distribution() {
             frequency_penalty: pick(&mut rng, &[0.0, -0.4]),
             penalty_window: [0, 3][rng.below(2) as usize],
             seed: Some(round as u64),
+            ..SamplingParams::default()
         };
         let tokens: Vec<_> = (0..8).map(|_| rng.below(vocab as u64) as u32).collect();
         let expected = reference(&params, &logits, &tokens[..4], &tokens[4..]);
@@ -253,4 +254,26 @@ fn what_is_not_allowed_is_never_chosen_whatever_its_logit_is() {
     }
     let error = Sampler::restricted(SamplingParams::default(), 259, allowed).unwrap_err();
     assert_eq!(error.message(), "token 259 may be chosen, but there are 259 logits");
+}
+
+#[test]
+fn a_bias_is_added_to_logits_before_all_else() {
+    let logits = [1.0, 3.0, 2.0, f32::NEG_INFINITY];
+    let chosen = |params: SamplingParams| {
+        Sampler::new(params, 4).unwrap().sample(Logits::F32(&logits)).unwrap()
+    };
+    let greedy = SamplingParams::default;
+    assert_eq!(chosen(greedy()), 1);
+    assert_eq!(chosen(greedy().logit_bias([(1, -100.0)])), 2);
+    assert_eq!(
+        chosen(greedy().logit_bias([(0, 2.5), (9, 100.0)])),
+        0,
+        "a token beyond has no logit"
+    );
+    assert_eq!(chosen(greedy().logit_bias([(3, 100.0)])), 1, "what cannot be chosen stays so");
+    for seed in 0..20 {
+        let drawn = greedy().temperature(1.0).seed(seed);
+        assert_eq!(chosen(drawn.clone().logit_bias([(2, 100.0)])), 2);
+        assert_ne!(chosen(drawn.top_k(2).logit_bias([(1, -100.0)])), 1);
+    }
 }

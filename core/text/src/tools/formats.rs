@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::{Tool, ToolCall, python};
+use crate::REASONING;
 
 /// How a model writes calls of tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +58,14 @@ impl CallFormat {
     /// The calls in an answer, whose special tokens are spelled out, in order. What looks like a call and cannot be read
     /// is none. `tools` say which arguments are texts, where the format does not.
     pub fn calls(self, answer: &str, tools: &[Tool]) -> Vec<ToolCall> {
+        let mut calls = self.marked_calls(answer, tools);
+        if calls.is_empty() {
+            calls.extend(bare_call(answer, tools));
+        }
+        calls
+    }
+
+    fn marked_calls(self, answer: &str, tools: &[Tool]) -> Vec<ToolCall> {
         let mut calls = Vec::new();
         if self == Self::Bare {
             let text = answer.trim_start();
@@ -83,6 +92,17 @@ impl CallFormat {
         }
         calls
     }
+}
+
+/// The call that an answer is, behind its reasoning: an object with the name of a tool and its arguments, and nothing
+/// else. Models write it that way, too, when they forget the marks.
+fn bare_call(answer: &str, tools: &[Tool]) -> Option<ToolCall> {
+    let text = answer.rsplit_once(REASONING.1).map_or(answer, |(_, text)| text);
+    let call: Map<String, Value> = serde_json::from_str(text.trim()).ok()?;
+    let is_argument = |key: &str| matches!(key, "arguments" | "parameters");
+    let exact = call.len() == 2 && call.keys().all(|key| key == "name" || is_argument(key));
+    let call = json_call(call.into()).filter(|call| exact && call.arguments.is_object())?;
+    tools.iter().any(|tool| tool.name == call.name).then_some(call)
 }
 
 /// Adds the calls that `text` begins with, as JSON values or a list of them. Returns what is behind the first value.

@@ -123,3 +123,27 @@ fn a_list_of_tools_names_what_is_wrong() {
         tools()[0].arguments().iter().map(|(name, ..)| (*name).to_owned()).collect();
     assert_eq!(order, ["days", "city", "exact"]);
 }
+
+#[test]
+fn a_bare_object_that_is_a_call_of_a_tool_is_one() {
+    let call = json!([weather(json!({"days": 1}))]);
+    for format in [CallFormat::Tagged, CallFormat::Elements, CallFormat::Listed, CallFormat::Python]
+    {
+        for answer in [
+            "{\"name\": \"weather\", \"arguments\": {\"days\": 1}}",
+            "\n{\"parameters\": {\"days\": 1}, \"name\": \"weather\"}\n",
+            "<think>\n{}\n</think>\n\n{\"name\": \"weather\", \"arguments\": {\"days\": 1}}",
+        ] {
+            assert_eq!(calls(format, answer), call, "{format:?} of {answer}");
+        }
+        for answer in [
+            "{\"name\": \"tides\", \"arguments\": {\"days\": 1}}",
+            "{\"name\": \"weather\", \"days\": 1}",
+            "{\"name\": \"weather\", \"arguments\": {\"days\": 1}, \"id\": 1}",
+            "{\"name\": \"weather\", \"arguments\": {\"days\": 1}} or so",
+            "{\"name\": \"weather\", \"arguments\": 1}",
+        ] {
+            assert_eq!(calls(format, answer), json!([]), "{format:?} of {answer}");
+        }
+    }
+}

@@ -66,7 +66,10 @@ public class Model private constructor(private val handle: Long) : AutoCloseable
     public suspend fun completion(prompt: String, options: Options = Options()): Generation =
         called { generation(Request.completion(prompt, options).generate(handle, it)) }
 
-    /** Answers a conversation, rendered with the model's chat template, piece by piece: as [generate]. */
+    /**
+     * Answers a conversation, rendered with the model's chat template, piece by piece: as [generate]. Where the last
+     * message is the assistant's, the model goes on with it, and the answer is what is added.
+     */
     public fun chat(
         messages: List<Message>,
         options: Options = Options(),

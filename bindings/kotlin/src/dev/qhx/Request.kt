@@ -12,6 +12,7 @@ package dev.qhx
  * @property presencePenalty Subtracted from the logits of tokens in the answer.
  * @property frequencyPenalty Subtracted from the logits of tokens in the answer, once for each occurrence.
  * @property penaltyWindow Penalties see this many of the last tokens; 0 for all.
+ * @property logitBias Added to the logits of tokens, by their ids; -100 excludes a token.
  * @property seed Makes drawn answers repeatable, on every machine.
  * @property stop Texts that end the answer; none of them appears in it.
  * @property stopTokens Tokens that end the answer, besides the model's own.
@@ -34,6 +35,7 @@ public data class Options(
     val presencePenalty: Float? = null,
     val frequencyPenalty: Float? = null,
     val penaltyWindow: Int? = null,
+    val logitBias: Map<Int, Float>? = null,
     val seed: Long? = null,
     val stop: List<String> = emptyList(),
     val stopTokens: List<Int> = emptyList(),
@@ -113,6 +115,7 @@ internal class Request(prompt: Map<String, Any>, options: Options, chat: ChatOpt
         "presence_penalty" to options.presencePenalty,
         "frequency_penalty" to options.frequencyPenalty,
         "penalty_window" to options.penaltyWindow,
+        "logit_bias" to options.logitBias?.mapKeys { it.key.toString() },
         "seed" to options.seed,
     )
 

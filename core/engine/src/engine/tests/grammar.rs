@@ -74,11 +74,7 @@ fn answers_are_json_of_their_schemas() {
         for schema in &schemas {
             let generation = generate(&mut model, &answer(super::grammar::schema(schema), seed));
             let generation = generation.unwrap_or_else(|e| panic!("{schema}: {}", e.report()));
-            let reason = generation.finish_reason;
-            assert!(
-                matches!(reason, FinishReason::Stop | FinishReason::Eos),
-                "{schema} {reason:?}"
-            );
+            assert_eq!(generation.finish_reason, FinishReason::Eos, "{schema}");
             check(schema, &generation.text);
         }
     }
@@ -112,7 +108,7 @@ fn each_kind_of_tokenizer_follows_a_grammar() {
             let grammar = Grammar::Choice(choices.to_vec());
             let generation = generate(&mut model, &answer(grammar, seed)).unwrap();
             assert!(choices.contains(&generation.text), "{}", generation.text);
-            assert_eq!(generation.finish_reason, FinishReason::Stop);
+            assert_eq!(generation.finish_reason, FinishReason::Eos);
 
             let lark = "start: \"(\" (start | NUMBER) \")\"\nNUMBER: /[0-9]{1,3}/";
             let generation = generate(&mut model, &answer(Grammar::Lark(lark.to_owned()), seed));
@@ -260,13 +256,14 @@ fn an_answer_ends_with_its_grammar_stops_and_budget() {
     let whole = generate(&mut model, &request).unwrap();
     assert_eq!(
         (whole.text.as_str(), whole.finish_reason),
-        ("exactly this text", FinishReason::Stop)
+        ("exactly this text", FinishReason::Eos)
     );
     // No token was chosen, and no step was taken.
     let Timings { forced_tokens, decode_steps, .. } = whole.timings;
     assert_eq!((forced_tokens, decode_steps), (whole.tokens.len(), 0));
     let stopped = generate(&mut model, &request.clone().stop("this")).unwrap();
     assert_eq!((stopped.text.as_str(), stopped.finish_reason), ("exactly ", FinishReason::Stop));
+    assert_eq!((stopped.stopped_at.as_deref(), whole.stopped_at), (Some("this"), None));
     let short = generate(&mut model, &request.clone().max_new(2)).unwrap();
     assert_eq!((short.tokens.len(), short.finish_reason), (2, FinishReason::Length));
     assert_eq!(short.tokens, whole.tokens[..2]);
