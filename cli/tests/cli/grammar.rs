@@ -58,7 +58,7 @@ fn an_impossible_answer_is_refused_before_anything_runs() {
     let list = file(path, "list.json", "[{}]");
     let tools = file(path, "tools.json", TOOLS);
     for (args, words) in [
-        (&["--json-schema", &false_schema][..], "the JSON schema: Unsatisfiable schema"),
+        (&["--json-schema", &false_schema][..], "the JSON schema: no value is of it"),
         (&["--json-schema", &broken], "broken.json: the JSON schema is no JSON"),
         (&["--json-schema", "missing.json"], "missing.json"),
         (&["--grammar", &broken], "the grammar: "),

@@ -90,7 +90,7 @@ impl Constraint {
 }
 
 fn failed(error: &dyn fmt::Display) -> Error {
-    Error::new(ErrorKind::Usage, format!("the grammar cannot go on: {}", short(error)))
+    Error::new(ErrorKind::Usage, format!("the answer cannot go on: {}", short(error)))
 }
 
 /// An error of `llguidance` in one line.

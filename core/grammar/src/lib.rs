@@ -5,6 +5,7 @@
 //! shows here.
 
 mod constraint;
+mod faults;
 mod grammar;
 mod schema;
 #[cfg(test)]

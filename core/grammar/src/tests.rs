@@ -176,6 +176,118 @@ fn optional_calls_leave_room_for_text() {
     }
 }
 
+/// A vocabulary of a fixture.
+fn vocabulary() -> (Tokenizer, Vocabulary) {
+    let tokenizer = tokenizer(false);
+    let end = tokenizer.token_to_id("<|im_end|>").unwrap();
+    let count = tokenizer.vocab_size();
+    let vocabulary = Vocabulary::new(&tokenizer, count, |_| true, &[end]).unwrap();
+    (tokenizer, vocabulary)
+}
+
+#[test]
+fn one_option_of_a_schema_leaves_the_others() {
+    let (tokenizer, vocabulary) = vocabulary();
+    let takes = |options: Value, text: &str| {
+        let mut schema = json!({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+                                "required": ["a", "b"], "additionalProperties": false});
+        if !options.is_null() {
+            schema["x-guidance"] = options;
+        }
+        let grammar = Grammar::JsonSchema(schema);
+        let mut constraint = vocabulary.constrain(&grammar, None, &[], false).unwrap();
+        let tokens = tokenizer.encode(text, false).unwrap();
+        constraint.accepts(&tokens) == tokens.len()
+    };
+    let none = json!({"whitespace_flexible": false});
+    assert!(takes(none.clone(), "{\"a\":1,\"b\":2}") && !takes(none, "{\"a\": 1,\"b\":2}"));
+    let spaced = json!({"whitespace_flexible": false, "item_separator": ", "});
+    assert!(takes(spaced.clone(), "{\"a\":1, \"b\":2}") && !takes(spaced, "{\"a\": 1, \"b\":2}"));
+    // Of one key, the others are as without any.
+    for text in ["{\"a\": 1,\n  \"b\": 2}", "{\"a\":1,\"b\":2}"] {
+        assert_eq!(takes(json!({"lenient": true}), text), takes(json!(null), text), "{text}");
+    }
+    let flexible = json!({"whitespace_flexible": true});
+    for text in
+        ["{\"a\":1,\"b\":2}", "{\n    \"a\": 1,\n    \"b\": 2\n}", "{ \"a\" : 1 , \"b\" : 2 }"]
+    {
+        assert!(takes(flexible.clone(), text), "{text}");
+    }
+    for run in ["  ", "\n\n", " \n", &format!("\n{}", " ".repeat(33))] {
+        let text = format!("{{{run}\"a\":1,\"b\":2}}");
+        assert!(!takes(flexible.clone(), &text), "{text:?}");
+    }
+    let own = json!({"whitespace_pattern": "~"});
+    assert!(takes(own.clone(), "{~\"a\":1,\"b\":2}") && !takes(own, "{ \"a\":1,\"b\":2}"));
+}
+
+#[test]
+fn errors_name_the_tool_and_the_part_of_its_schema() {
+    let (_, vocabulary) = vocabulary();
+    let message = |grammar: &Grammar, format| {
+        let error = vocabulary.constrain(grammar, Some(format), &[], false).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+        error.message().to_owned()
+    };
+    let object = |properties: Value| json!({"type": "object", "properties": properties});
+    let refused = [
+        (
+            object(json!({"day": {"type": "integer", "not": {"const": 3}}})),
+            "/properties/day",
+            "\"not\"",
+        ),
+        (object(json!({"city": {"type": "string", "pattern": "["}})), "/properties/city", "regex"),
+        (
+            object(json!({"a/b": {"items": {"type": "strange"}}})),
+            "/properties/a~1b/items",
+            "strange",
+        ),
+        (
+            object(json!({"to": {"anyOf": [{"type": "null"}, {"if": {}}]}})),
+            "/properties/to/anyOf/1",
+            "\"if\"",
+        ),
+        (
+            json!({"type": "object", "properties": {"at": {"$ref": "#/$defs/place"}}, "$defs": {
+            "place": object(json!({"zip": {"type": "strange"}})), "unused": {"not": {}}}}),
+            "/$defs/place/properties/zip",
+            "strange",
+        ),
+        (
+            json!({"type": "object", "minProperties": 3, "dependentSchemas": {}}),
+            "",
+            "dependentSchemas",
+        ),
+    ];
+    for (schema, path, why) in refused {
+        let of_schema = message(&Grammar::JsonSchema(schema.clone()), CallFormat::Tagged);
+        let at = if path.is_empty() { String::new() } else { format!(", at {path}") };
+        let expected = format!("the JSON schema{at}: ");
+        assert!(of_schema.starts_with(&expected) && of_schema.contains(why), "{of_schema}");
+        let fine = Tool::new("fine", object(json!({"a": {"type": "integer"}})));
+        let tools = vec![fine, Tool::new("wrong", schema)];
+        // Other formats have no schema of all arguments.
+        let formats = [CallFormat::Tagged, CallFormat::Bare, CallFormat::Listed];
+        for (format, optional) in formats.into_iter().flat_map(|f| [(f, false), (f, true)]) {
+            let grammar = match optional {
+                false => Grammar::Calls(tools.clone()),
+                true => Grammar::OptionalCalls(tools.clone()),
+            };
+            let of_tool = message(&grammar, format);
+            let expected = format!("the tools: the parameters of \"wrong\"{at}: ");
+            assert!(of_tool.starts_with(&expected) && of_tool.contains(why), "{of_tool}");
+            for internal in ["%json", "a1", "f1", "while processing", "start:"] {
+                assert!(!of_tool.contains(internal), "{internal} in {of_tool}");
+            }
+        }
+    }
+    let wrong = object(json!({"day": {"type": "integer", "not": {"const": 3}}}));
+    for format in FORMATS {
+        let of_tool = message(&Grammar::Calls(vec![Tool::new("wrong", wrong.clone())]), format);
+        assert!(of_tool.contains("of \"wrong\", at /properties/day: "), "{format:?}: {of_tool}");
+    }
+}
+
 #[test]
 fn a_tokenizer_without_bytes_is_named() {
     let path = qhx_paths::fixture("qwen35-tied").join("tokenizer.json");

@@ -2,12 +2,11 @@
 
 use std::fmt::Write as _;
 
-use llguidance::JsonCompileOptions;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_text::{CallFormat, Tool};
 use serde_json::Value;
 
-use crate::schema::compact;
+use crate::schema::spaced;
 
 /// A text in a grammar.
 pub(crate) fn literal(text: &str) -> String {
@@ -81,31 +80,13 @@ pub(crate) fn lark(
             _ => {
                 let key = if format == CallFormat::Bare { "parameters" } else { "arguments" };
                 let begin = literal(&format!(r#"{{"name": {}, "{key}": "#, literal(name)));
-                let _ = writeln!(lark, "a{index}: %json {}", spaced(&tool.parameters));
+                let _ = writeln!(lark, "a{index}: %json {}", spaced(tool.parameters.clone()));
                 format!(r#"{begin} a{index} "}}""#)
             }
         };
         let _ = writeln!(lark, "f{index}: {rule}");
     }
     Ok(lark)
-}
-
-/// A schema whose JSON has the spaces that models learn to put into calls.
-fn spaced(schema: &Value) -> Value {
-    let options = JsonCompileOptions {
-        whitespace_flexible: false,
-        item_separator: ", ".to_owned(),
-        key_separator: ": ".to_owned(),
-        ..Default::default()
-    };
-    let mut schema = schema.clone();
-    if let Value::Object(schema) = &mut schema {
-        schema
-            .entry("x-guidance")
-            .or_insert_with(|| serde_json::to_value(options).unwrap_or_default());
-        return schema.clone().into();
-    }
-    compact(schema)
 }
 
 /// A schema of one argument, which can refer to what its tool defines.
@@ -118,7 +99,7 @@ fn within(tool: &Tool, schema: &Value) -> Value {
             }
         }
     }
-    spaced(&schema)
+    spaced(schema)
 }
 
 fn is_text(schema: &Value) -> bool {

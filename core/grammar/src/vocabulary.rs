@@ -4,15 +4,19 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{
     InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv,
 };
-use llguidance::{Matcher, ParserFactory};
+use llguidance::{Matcher, ParserFactory, TokenParser};
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_text::{CallFormat, Tokenizer};
+use serde_json::Value;
 
 use crate::Grammar;
 use crate::constraint::{Constraint, short};
+use crate::faults::{locate, plain};
+use crate::schema::compact;
 
 /// A longer token never matches: none in use is, and the tree of tokens is as deep as the longest.
 const MAX_TOKEN: usize = 512;
@@ -105,18 +109,12 @@ impl Vocabulary {
             let id = self.tokenizer.token_to_id(name)?;
             self.tokenizer.visible_token(id).is_none().then(|| format!("<[{id}]>"))
         };
-        let compiled = grammar.compile(format, special)?;
-        let fail = |why: String| {
-            Error::new(ErrorKind::Usage, format!("{}: {}", grammar.name(), short(&why)))
-        };
-        let caps = InferenceCapabilities { ff_tokens: true, ..Default::default() };
-        let parser = guarded(|| {
-            let logger = llguidance::Logger::new(0, 0);
-            let limits = self.factory.limits().clone();
-            let init = llguidance::api::GrammarInit::Serialized(compiled);
-            self.factory.create_parser_from_init_ext(init, logger, caps, limits)
-        });
-        let parser = parser.map_err(fail)?;
+        let parser = self.parser(grammar.compile(format, special)?).map_err(|why| {
+            let message = self.fault(grammar, &why, |tool| {
+                self.parser(tool.compile(format, special).map_err(|e| e.to_string())?).map(drop)
+            });
+            Error::new(ErrorKind::Usage, message)
+        })?;
         let trie = self.factory.tok_env().tok_trie();
         let goes_on = if goes_on { trie.eos_tokens().to_vec() } else { Vec::new() };
         let mut constraint =
@@ -124,6 +122,46 @@ impl Vocabulary {
         // What no text is of has no first token.
         constraint.mask().map_err(|e| e.context(grammar.name()))?;
         Ok(constraint)
+    }
+
+    fn parser(&self, compiled: TopLevelGrammar) -> Result<TokenParser, String> {
+        let caps = InferenceCapabilities { ff_tokens: true, ..Default::default() };
+        guarded(|| {
+            let logger = llguidance::Logger::new(0, 0);
+            let limits = self.factory.limits().clone();
+            let init = llguidance::api::GrammarInit::Serialized(compiled);
+            self.factory.create_parser_from_init_ext(init, logger, caps, limits)
+        })
+    }
+
+    /// The message about a grammar that is not compiled because of `why`: what is at fault in the words of whoever wrote
+    /// it. `compile` compiles the grammar of one tool.
+    fn fault(
+        &self,
+        grammar: &Grammar,
+        why: &str,
+        compile: impl Fn(&Grammar) -> Result<(), String>,
+    ) -> String {
+        let schema = |part: &Value| {
+            self.parser(TopLevelGrammar::from_json_schema(compact(part.clone()))).map(drop)
+        };
+        let name = grammar.name();
+        let tools = match grammar {
+            Grammar::JsonSchema(whole) => return locate(whole, why, schema).of(name),
+            Grammar::Calls(tools) | Grammar::OptionalCalls(tools) => tools,
+            _ => return format!("{name}: {}", short(&why)),
+        };
+        for tool in tools {
+            let place = format!("{name}: the parameters of {:?}", tool.name);
+            let parameters = &tool.parameters;
+            if let Err(why) = schema(parameters) {
+                return locate(parameters, &why, schema).of(&place);
+            }
+            if let Err(why) = compile(&Grammar::Calls(vec![tool.clone()])) {
+                return format!("{place}: {}", plain(&why));
+            }
+        }
+        format!("{name}: {}", plain(why))
     }
 }
 

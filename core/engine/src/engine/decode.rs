@@ -83,7 +83,6 @@ pub(super) struct Work {
     /// Log-probabilities of the prompt's tokens, if they were asked for.
     pub scored: Option<Scored>,
     /// Draft tokens that are checked.
-    pub drafts: Vec<u32>,
     pub text: Text,
     /// What was chosen.
     pub tokens: Vec<u32>,
@@ -600,12 +599,12 @@ impl Model {
         let max_drafts = room.min(work.budget - work.tokens.len()).saturating_sub(1);
         let _span = trace::span(self.trace.as_ref(), "draft");
         let (last, allowed, grammar) = (work.last(), &work.allowed, &mut work.grammar);
-        let drafts = &mut work.drafts;
-        drafts.clear();
-        let may = |info: &OpenInfo, token: u32| {
-            drafts.push(token);
-            let follows = grammar.as_mut().is_none_or(|grammar| grammar.accepts(drafts));
-            follows && allowed.contains(token) && !info.placeholders.contains(&token)
+        let may = |info: &OpenInfo, drafts: &[u32]| {
+            let may =
+                |token: &&u32| allowed.contains(**token) && !info.placeholders.contains(*token);
+            let count = drafts.iter().take_while(may).count();
+            // All in one call: it parses them from the first on.
+            grammar.as_mut().map_or(count, |grammar| grammar.accepts(&drafts[..count]))
         };
         let rng = work.sampler.rng();
         let step = self.speculation.propose(&mut self.op, last, max_drafts, rng, may)?;
@@ -652,7 +651,7 @@ impl Model {
         };
         verified.time.pass += start.elapsed().as_secs_f64();
         match logits {
-            Err(e) if self.loss.happened() => return self.recover(work, e, phase),
+            Err(e) if self.is_lost(&e) => return self.recover(work, e, phase),
             // Nothing was chosen.
             Err(e) if verified.row == 0 => return Err(e),
             Err(e) => {
@@ -679,7 +678,7 @@ impl Model {
         error: Error,
         phase: &mut Phase,
     ) -> Result<Option<Happened>> {
-        if !self.loss.happened() {
+        if !self.is_lost(&error) {
             return Err(error);
         }
         self.replay(error, &work.prompt, &work.tokens)?;
@@ -707,7 +706,7 @@ impl Model {
                 }
                 self.speculation.verified(count, time);
             }
-            Err(e) if self.loss.happened() => {
+            Err(e) if self.is_lost(&e) => {
                 let consumed = work.tokens.len().saturating_sub(1).max(before);
                 self.replay(e, &work.prompt, &work.tokens[..consumed])?;
             }

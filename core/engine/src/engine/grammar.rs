@@ -50,9 +50,9 @@ impl Following {
         Ok(())
     }
 
-    /// True when `tokens` may come next, in a row.
-    pub fn accepts(&mut self, tokens: &[u32]) -> bool {
-        self.constraint.accepts(tokens) == tokens.len()
+    /// Number of `tokens` that may come next, in a row.
+    pub fn accepts(&mut self, tokens: &[u32]) -> usize {
+        self.constraint.accepts(tokens)
     }
 
     /// True where nothing may follow.

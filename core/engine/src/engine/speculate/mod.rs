@@ -213,15 +213,15 @@ impl Speculation {
         }
     }
 
-    /// What is to be verified in one step: `token`, which was chosen last, and at most `max_drafts` draft tokens, all
-    /// of which `allowed` holds for. Only the token where a plain step is better.
+    /// What is to be verified in one step: `token`, which was chosen last, and at most `max_drafts` draft tokens: the
+    /// first of them, as many as `allowed` says. Only the token where a plain step is better.
     pub(super) fn propose(
         &mut self,
         op: &mut dyn HostOp,
         token: u32,
         max_drafts: usize,
         rng: &Rng,
-        mut allowed: impl FnMut(&OpenInfo, u32) -> bool,
+        allowed: impl FnOnce(&OpenInfo, &[u32]) -> usize,
     ) -> Result<&[u32]> {
         self.step.clear();
         self.step.push(token);
@@ -249,8 +249,7 @@ impl Speculation {
             return Ok(&self.step);
         }
         self.time.draft = start.elapsed().as_secs_f64();
-        let usable =
-            self.found.iter().take(wanted).take_while(|&&token| allowed(op.info(), token)).count();
+        let usable = allowed(op.info(), &self.found[..wanted.min(self.found.len())]);
         let count = if free { self.draft_length.plan(usable) } else { usable };
         if count == 0 {
             self.unchecked = self.found.first().copied().filter(|_| free);
