@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use sha2::{Digest as _, Sha256};
-use subtle::{Choice, ConstantTimeEq as _};
+use subtle::{ConditionallySelectable as _, ConstantTimeEq as _};
 use tokio::sync::Semaphore;
 
 use crate::activity::Activity;
@@ -68,11 +68,14 @@ impl App {
         !self.keys.is_empty()
     }
 
-    /// Whether a key is one of those that are asked for. How long that takes says nothing about them.
-    pub(crate) fn knows(&self, key: &str) -> bool {
+    /// Which of the keys that are asked for a key is, counted from 1. How long that takes says nothing about them.
+    pub(crate) fn number_of(&self, key: &str) -> Option<u64> {
         let key = digest(key);
-        let any = |found: Choice, known: &[u8; 32]| found | known.ct_eq(&key);
-        self.keys.iter().fold(Choice::from(0), any).into()
+        let mut found = 0;
+        for (number, known) in (1..).zip(&self.keys) {
+            found.conditional_assign(&number, known.ct_eq(&key));
+        }
+        (found > 0).then_some(found)
     }
 }
 

@@ -1,5 +1,6 @@
 //! How a conversation is to be answered, whatever interface it came by.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use qhx::{CancelToken, Grammar, Request, SamplingParams, Texts, Tool};
@@ -67,6 +68,8 @@ pub(crate) struct Ask {
     pub choices: usize,
     pub logprobs: Option<usize>,
     pub thinking: Option<bool>,
+    /// Sets the states of its conversations apart from those of others.
+    pub cache_salt: Option<String>,
     /// Further variables of the template.
     pub arguments: Map<String, Value>,
 }
@@ -127,6 +130,7 @@ impl Ask {
             choices: fields.count("n", 1, MAX_CHOICES)?.unwrap_or(1),
             logprobs: logprobs.then_some(top.unwrap_or(0)),
             thinking,
+            cache_salt: cache_salt(fields)?,
             arguments,
         };
         ask.effort(fields.text("reasoning_effort")?);
@@ -251,6 +255,8 @@ impl Ask {
         let mut conversation = Conversation::new(&self.turns, &info)?;
         let turns = self.has_media().then(|| self.turns.clone());
         let history = std::mem::take(&mut conversation.history);
+        let salt = context.salt(self.cache_salt.as_deref());
+        salt_history(&mut history, salt.as_deref());
         let ticket = context.ticket();
         let sampling = self.sampling.over(&info.sampling);
         let request = self
@@ -262,6 +268,7 @@ impl Ask {
             .ignore_eos(self.ends.ignore_eos)
             .grammar(grammar)
             .logprobs(self.logprobs)
+            .salt(salt)
             .cancelled_by(ticket.clone());
         let reader = Reader::new(&info, tools, self.several_calls)
             .reasoning(free)
@@ -430,6 +437,24 @@ fn seed(fields: &Fields<'_>) -> Result<Option<u64>> {
     let Some(value) = fields.get("seed") else { return Ok(None) };
     let seed = value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned));
     seed.map(Some).ok_or_else(|| wrong("seed", "a whole number", value))
+}
+
+/// What sets the states of a request apart from those of others.
+pub(crate) fn cache_salt(fields: &Fields<'_>) -> Result<Option<String>> {
+    let salt = fields.text("cache_salt")?;
+    if salt.is_some_and(str::is_empty) {
+        let message = "expected a text that nobody else knows, found an empty one";
+        return Err(ApiError::bad("cache_salt", message).code("invalid_value"));
+    }
+    Ok(salt.map(str::to_owned))
+}
+
+/// Tells conversations of one salt apart from those of another, so that no session is taken for the other's.
+fn salt_history(history: &mut [u64], salt: Option<&str>) {
+    let Some(salt) = salt else { return };
+    let mut hasher = DefaultHasher::new();
+    salt.hash(&mut hasher);
+    history.iter_mut().for_each(|message| *message ^= hasher.finish());
 }
 
 /// Texts that end the answer.

@@ -10,7 +10,7 @@ use qhx::{Prompt, Texts, TokenLogprobs};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Answers, Delta, Step};
-use crate::ask::{Asked, Ends, Sampling, UNSUPPORTED, stops};
+use crate::ask::{Asked, Ends, Sampling, UNSUPPORTED, cache_salt, stops};
 use crate::chat::{Head, bytes_of, finite, include_usage, usage};
 use crate::error::{ApiError, Result, json_response};
 use crate::fields::{Fields, wrong};
@@ -31,6 +31,7 @@ struct Completion {
     choices: usize,
     echo: bool,
     logprobs: Option<usize>,
+    cache_salt: Option<String>,
 }
 
 pub(crate) async fn complete(
@@ -109,7 +110,8 @@ impl Completion {
             .logprobs(logprobs)
             .prompt_logprobs(logprobs.filter(|_| echo));
         let sampling = Sampling::read(fields)?;
-        Ok(Self { prompts, request, sampling, choices, echo, logprobs })
+        let cache_salt = cache_salt(fields)?;
+        Ok(Self { prompts, request, sampling, choices, echo, logprobs, cache_salt })
     }
 
     /// Has a model complete the prompts. Returns their texts, too, where they are part of the answers.
@@ -119,7 +121,8 @@ impl Completion {
         let info = context.info(model)?;
         let ticket = context.ticket();
         let sampling = self.sampling.over(&info.sampling);
-        let request = self.request.sampling(sampling.clone()).cancelled_by(ticket.clone());
+        let salt = context.salt(self.cache_salt.as_deref());
+        let request = self.request.sampling(sampling.clone()).salt(salt).cancelled_by(ticket.clone());
         let (mut requests, mut texts) = (Vec::new(), Vec::new());
         for prompt in self.prompts {
             if self.echo {

@@ -10,7 +10,7 @@ use qhx::{CancelToken, FinishReason, Modality, ToolCall};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Answers, Delta, Step, Usage};
-use crate::ask::{Ask, Sampling, ToolChoice, format, stops};
+use crate::ask::{Ask, Sampling, ToolChoice, cache_salt, format, stops};
 use crate::error::{ApiError, Result, broken, json_response};
 use crate::fields::{Fields, wrong};
 use crate::ids;
@@ -124,6 +124,7 @@ fn ask(fields: &Fields<'_>) -> Result<Ask> {
         stop: stops(fields, "stop_sequences")?,
         choices: 1,
         thinking: thinking.flatten().map(|kind| kind != "disabled"),
+        cache_salt: cache_salt(fields)?,
         ..Ask::default()
     })
 }

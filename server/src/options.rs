@@ -27,6 +27,10 @@ pub struct Options {
     pub port: u16,
     /// One of these is asked for, if there are any.
     pub api_keys: Vec<String>,
+    /// Whether clients of different keys go on from each other's states. A client then learns from
+    /// `usage.prompt_tokens_details.cached_tokens`, and from the time to the first token, what prompts of others begin
+    /// with.
+    pub share_states: bool,
     /// Origins of web pages whose requests are answered, besides the server's own: `https://example.org`, or `*`.
     pub allowed_origins: Vec<String>,
     /// Names that this server goes by, besides addresses, `localhost` and the machine's: without keys, requests by
@@ -83,6 +87,7 @@ impl Default for Options {
             host: Ipv4Addr::LOCALHOST.into(),
             port: 8080,
             api_keys: Vec::new(),
+            share_states: false,
             allowed_origins: Vec::new(),
             allowed_hosts: Vec::new(),
             parallel: 4,
@@ -156,6 +161,13 @@ impl Options {
             return Err(Error::new(ErrorKind::Usage, message));
         }
         Ok(self.api_keys(keys))
+    }
+
+    /// Whether clients of different keys go on from each other's states: for a server of one team.
+    #[must_use]
+    pub fn share_states(mut self, share_states: bool) -> Self {
+        self.share_states = share_states;
+        self
     }
 
     /// Answers requests of web pages of this origin, such as `https://example.org`; of any for `*`.

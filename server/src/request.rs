@@ -31,6 +31,8 @@ pub(crate) struct Context {
     pub shared: Shared,
     /// Who asks: a hash of the key, or of the address.
     pub client: u64,
+    /// Which of the server's keys it asks with.
+    pub key: Option<u64>,
     pub tally: Arc<Tally>,
     pub memory: Memory,
 }
@@ -73,6 +75,13 @@ impl Context {
     pub(crate) fn info(&self, model: &Served) -> Result<Arc<Info>> {
         let info = self.shared.registry.info(model, &self.shared.metrics);
         info.map_err(|e| ApiError::of_model(&e, &model.name))
+    }
+
+    /// Whose states a generation goes on from: those of its key, unless all share theirs, and of the `cache_salt` that it
+    /// asks for.
+    pub(crate) fn salt(&self, asked: Option<&str>) -> Option<String> {
+        let key = self.key.filter(|_| !self.shared.options.share_states);
+        (key.is_some() || asked.is_some()).then(|| format!("{key:?} {asked:?}"))
     }
 
     /// Does work that takes time, such as loading a model, where it keeps no other request waiting.

@@ -8,7 +8,7 @@ use qhx::{FinishReason, ToolCall};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Answers, Delta, Step, Usage};
-use crate::ask::{Ask, Asked, Sampling, ToolChoice, format, tools};
+use crate::ask::{Ask, Asked, Sampling, ToolChoice, cache_salt, format, tools};
 use crate::error::{ApiError, Result, broken, json_response};
 use crate::fields::{Fields, wrong};
 use crate::ids;
@@ -81,6 +81,7 @@ fn ask(fields: &Fields<'_>) -> Result<Ask> {
         sampling: Sampling::read(fields)?,
         max_new: fields.count("max_output_tokens", 1, u32::MAX.into())?,
         choices: 1,
+        cache_salt: cache_salt(fields)?,
         ..Ask::default()
     };
     let reasoning = fields.object("reasoning")?;

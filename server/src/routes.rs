@@ -78,6 +78,7 @@ async fn guard(State(shared): State<Shared>, mut request: Request, next: Next) -
     let origin = request.headers().get(header::ORIGIN).cloned();
     let context = Context {
         client: client(&shared, &request),
+        key: key(request.headers()).and_then(|key| shared.number_of(key)),
         tally: Arc::clone(&tally),
         shared: Arc::clone(&shared),
         memory: Memory::default(),
@@ -159,7 +160,10 @@ fn admit(shared: &Shared, request: &Request) -> Result<()> {
         // A browser asks without the key.
         return Ok(());
     }
-    if !open && shared.asks_for_keys() && !key(headers).is_some_and(|key| shared.knows(key)) {
+    if !open
+        && shared.asks_for_keys()
+        && key(headers).and_then(|key| shared.number_of(key)).is_none()
+    {
         let message = match key(headers) {
             Some(_) => "the API key is wrong",
             None => "there is no API key: expected the header authorization: Bearer KEY",

@@ -63,9 +63,14 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "MIB")]
     pub model_memory: Option<u32>,
     /// Memory for states of earlier conversations of each model in MiB: a conversation that comes back goes on from its
-    /// state, and one that begins as another did from what both begin with; 0 keeps none
-    #[arg(long, value_name = "MIB", default_value_t = 1024)]
-    pub state_memory: u32,
+    /// state, and one that begins as another did from what both begin with; 0 keeps none [default: a sixteenth of this
+    /// machine's memory, at most 1024, among all models]
+    #[arg(long, value_name = "MIB")]
+    pub state_memory: Option<u32>,
+    /// Let clients of different keys go on from each other's states. They can then tell what prompts of others begin
+    /// with: for the keys of one team
+    #[arg(long)]
+    pub share_states: bool,
     /// Greatest size of a request in MiB
     #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
     pub max_body: u16,
@@ -98,7 +103,11 @@ pub(crate) struct ServeArgs {
 pub(crate) fn run(args: &ServeArgs, app: &mut App) -> Result<Status> {
     let backend = BackendArgs { idle_release: Some(args.idle_release), ..args.backend.clone() };
     // Ctrl-C lets models finish what they do.
-    let states = usize::try_from(u64::from(args.state_memory) << 20).unwrap_or(usize::MAX);
+    let states = args.state_memory.map_or_else(
+        || default_state_memory(machine_memory(), args.bundles.len()),
+        |mebibytes| u64::from(mebibytes) << 20,
+    );
+    let states = usize::try_from(states).unwrap_or(usize::MAX);
     let runtime = app.runtime(&backend, None).keep_states(states).cancel(CancelToken::new());
     let runtime = match args.decode.decode_on {
         Some(on) => runtime.decode_on(on).build(),
@@ -130,6 +139,7 @@ fn options(args: &ServeArgs, runtime: &Runtime) -> Result<Options> {
         .time_limit(args.time_limit)
         .drain(args.drain)
         .packs(!args.no_pack)
+        .share_states(args.share_states)
         .log_prompts(args.log_prompts)
         .on_request(|record| say!("{record}"));
     for origin in &args.allow_origin {
@@ -144,6 +154,20 @@ fn options(args: &ServeArgs, runtime: &Runtime) -> Result<Options> {
     Ok(options)
 }
 
+/// Bytes for states of each of some models, on a machine with `memory` bytes; where that is not known, as on a phone.
+fn default_state_memory(memory: Option<u64>, models: usize) -> u64 {
+    let all = memory.unwrap_or(4 << 30) / 16;
+    all.min(1 << 30) / models.max(1) as u64
+}
+
+/// Bytes of memory of this machine, where the system says it.
+fn machine_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kilobytes * 1024)
+}
+
 /// Serves `BUNDLE` or `NAME=BUNDLE`, too.
 fn add(options: Options, named: &str, runtime: &Runtime) -> Result<Options> {
     let open = |path: &str| -> Result<Bundle> { runtime.bundle(Path::new(path), None) };
@@ -152,5 +176,19 @@ fn add(options: Options, named: &str, runtime: &Runtime) -> Result<Options> {
             Ok(options.bundle_as(name, open(path)?))
         }
         _ => Ok(options.bundle(open(named)?)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_for_states_follows_that_of_the_machine() {
+        let gibibytes =
+            |memory: u64, models| default_state_memory(Some(memory << 30), models) >> 20;
+        assert_eq!([8, 16, 64].map(|memory| gibibytes(memory, 1)), [512, 1024, 1024]);
+        assert_eq!([8, 64].map(|memory| gibibytes(memory, 2)), [256, 512]);
+        assert_eq!(default_state_memory(None, 1) >> 20, 256);
     }
 }

@@ -154,12 +154,32 @@ pub trait HostOp: Send {
     }
 }
 
+/// The cause of an error about a call that a host-op does not have: asking again is of no use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unsupported;
+
+impl Unsupported {
+    /// True where an error is about such a call.
+    pub fn is_cause_of(error: &Error) -> bool {
+        std::error::Error::source(error).is_some_and(|cause| cause.is::<Self>())
+    }
+}
+
+impl std::fmt::Display for Unsupported {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the host-op does not have the call")
+    }
+}
+
+impl std::error::Error for Unsupported {}
+
 /// An error of a call that an op does not have.
 fn absent(call: &str) -> Error {
     match call {
         "place" => Error::new(ErrorKind::Prompt, "the host-op takes text only")
             .hint("leave images, audio and videos out, or use a bundle that takes them"),
-        _ => Error::new(ErrorKind::Internal, format!("the host-op has no call {call}")),
+        _ => Error::new(ErrorKind::Internal, format!("the host-op has no call {call}"))
+            .with_source(Unsupported),
     }
 }
 

@@ -8,7 +8,7 @@ use half::f16;
 use qhx_core::op::{
     Answer, Bytes, Effect, HostOp, Logits, Number, OpEntry, OpServices, OpSource, OpenInfo,
     Packing, Placement, Segment, Segments, SnapshotId, SpanStats, Task, Texts, Token, Tokens,
-    Verification,
+    Unsupported, Verification,
 };
 use qhx_core::workspace::GraphStats;
 use qhx_core::{BufferId, Error, ErrorKind, Result};
@@ -123,7 +123,7 @@ impl PluginOp {
         }
         let message = format!("host-op {:?} has no function {call}", self.name);
         let hint = format!("install a plugin of interface {since} or later");
-        Error::new(ErrorKind::Plugin, message).hint(hint)
+        Error::new(ErrorKind::Plugin, message).with_source(Unsupported).hint(hint)
     }
 
     /// Checks the logits that the op returned, and what it declares about their number.
@@ -240,6 +240,9 @@ fn error(session: &Session, name: &str, source: &OpSource, raw: RawError) -> Err
     }
     let message: String = raw.message.into();
     let error = Error::new(kind(raw.code), message);
+    if raw.code == qhx_op::ErrorCode::UNSUPPORTED.0 {
+        return error.with_source(Unsupported);
+    }
     if raw.code != qhx_op::ErrorCode::PANIC.0 {
         return error;
     }

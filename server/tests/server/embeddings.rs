@@ -165,3 +165,32 @@ fn what_nothing_here_serves_says_what_would() {
     let error = running.client.post("/v1/rerank", &json!({})).status(501).error();
     assert_eq!(error["code"], "not_served");
 }
+
+#[test]
+fn zz_rate() {
+    let Ok(path) = std::env::var("ZZ_BUNDLE") else { return };
+    let words = "the quick brown fox jumps over a lazy dog near river banks while rain falls on old stone houses";
+    let words: Vec<&str> = words.split(' ').collect();
+    let texts: Vec<String> = (0..256)
+        .map(|at| (0..6 + at % 15).map(|n| words[(at * 7 + n * 3) % words.len()]).collect::<Vec<_>>().join(" "))
+        .collect();
+    let body = json!({"input": texts});
+    let mut found = Vec::new();
+    for round in 0..3 {
+        for packs in [true, false] {
+            let bundle = std::path::Path::new(&path);
+            let running = Running::start(options([("m", bundle)]).packs(packs));
+            running.client.post("/v1/embeddings", &json!({"input": "warm"})).status(200);
+            let start = std::time::Instant::now();
+            let json = running.client.post("/v1/embeddings", &body).status(200).json();
+            let seconds = start.elapsed().as_secs_f64();
+            let all = vectors(&json);
+            eprintln!("round {round} packs {packs}: {:.1} texts/s, {} tokens", 256.0 / seconds, json["usage"]["prompt_tokens"]);
+            if round == 0 {
+                found.push(all);
+            }
+        }
+    }
+    let most = found[0].iter().zip(&found[1]).flat_map(|(a, b)| a.iter().zip(b).map(|(a, b)| (a - b).abs())).fold(0f32, f32::max);
+    eprintln!("largest difference {most:e}");
+}

@@ -96,11 +96,12 @@ impl Model {
         self.revive()?;
         self.speculation.prepare(request.speculate, &mut self.op)?;
         let tokenize = trace::span(self.trace.as_ref(), "tokenize");
-        let prompt = self.encode(
+        let mut prompt = self.encode(
             &request.prompt,
             &request.template_arguments,
             reuse::saves(self.op.info()),
         )?;
+        prompt.sequence = prompt.sequence.salted(request.salt.as_deref());
         drop(tokenize);
         self.check_length(&prompt)?;
         if request.prompt_logprobs.is_some() && !prompt.sequence.spans.is_empty() {
@@ -145,7 +146,6 @@ impl Model {
             forced: 0,
             logprobs: request.logprobs.map(Asked::new),
             scored: request.prompt_logprobs.map(Scored::new),
-            drafts: Vec::new(),
             text,
             tokens: Vec::with_capacity(budget.min(1 << 20)),
             sampling_time: Duration::ZERO,
@@ -237,7 +237,7 @@ impl Model {
 
     fn check_length(&self, prompt: &Encoded) -> Result<()> {
         let max_ctx = self.op.info().max_ctx;
-        let Sequence { tokens, spans } = &prompt.sequence;
+        let Sequence { tokens, spans, .. } = &prompt.sequence;
         if tokens.is_empty() {
             return Err(prompt::empty());
         }

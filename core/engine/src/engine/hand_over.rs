@@ -11,7 +11,11 @@
 //! | a shorter one | where the state is |
 //!
 //! A snapshot stays where it was taken, and returning to it moves nothing.
+//!
+//! A state that the other backend refuses, such as one with values beyond its f16, is forgotten ([`Refused`]): the
+//! engine has what it stands for consumed again where it is needed.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -46,6 +50,25 @@ struct Saved {
     of_op: SnapshotId,
 }
 
+/// The cause of an error about a state that went over to no backend: both ops are empty.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Refused;
+
+impl Refused {
+    /// Whether an error is about such a state.
+    pub(super) fn is_cause_of(error: &Error) -> bool {
+        std::error::Error::source(error).is_some_and(|cause| cause.is::<Self>())
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the state was not handed over")
+    }
+}
+
+impl std::error::Error for Refused {}
+
 /// The two ops as one.
 pub(super) struct HandOver {
     info: OpenInfo,
@@ -53,6 +76,8 @@ pub(super) struct HandOver {
     tokens: Opened,
     /// Whose state it is.
     at: Side,
+    /// The backend for tokens refused the state: it consumes everything until the op is reset.
+    alone: bool,
     saved: Vec<Saved>,
     /// The id of the next snapshot.
     next: u64,
@@ -99,7 +124,7 @@ impl HandOver {
         let drafts = drafts && prompt.op.info().drafts;
         let info = OpenInfo { verification, drafts, ..prompt.op.info().clone() };
         let (at, saved, counts) = (Side::Prompt, Vec::new(), HandOvers::default());
-        Ok(Self { info, prompt, tokens, at, saved, next: 0, counts, trace })
+        Ok(Self { info, prompt, tokens, at, alone: false, saved, next: 0, counts, trace })
     }
 
     fn side(&self, side: Side) -> &Opened {
@@ -119,6 +144,7 @@ impl HandOver {
     /// The op whose state it is, once the state is where a call with this effect belongs.
     fn ready(&mut self, effect: Effect) -> Result<&mut dyn HostOp> {
         let side = match effect {
+            Effect::Consumes(_) | Effect::Drafts if self.alone => Side::Tokens,
             Effect::Consumes(Some(1)) | Effect::Drafts => Side::Tokens,
             Effect::Consumes(Some(count)) if count < WORTH => self.at,
             Effect::Consumes(_) => Side::Prompt,
@@ -130,7 +156,7 @@ impl HandOver {
         Ok(self.op_of(side))
     }
 
-    /// Moves the state.
+    /// Moves the state. Where that fails, it is forgotten.
     fn hand_over(&mut self, to: Side) -> Result<()> {
         let trace = self.trace.clone();
         let _span = trace::span(trace.as_ref(), "hand over");
@@ -143,10 +169,21 @@ impl HandOver {
             self.op_of(to).import_state(position, &state)?;
             Ok(state.len())
         })();
-        let bytes = moved.map_err(|e: Error| {
-            let (from, to) = (&self.side(self.at).backend, &self.side(to).backend);
-            e.context(format_args!("handing the state over from {from} to {to}"))
-        })?;
+        let bytes = match moved {
+            Ok(bytes) => bytes,
+            Err(e) => {
+                let (from, name) = (&self.side(self.at).backend, &self.side(to).backend);
+                let e = e.context(format_args!("handing the state over from {from} to {name}"));
+                let ends = [ErrorKind::Cancelled, ErrorKind::DeviceLost, ErrorKind::Panicked];
+                if ends.contains(&e.kind()) {
+                    return Err(e);
+                }
+                self.op_of(self.at).reset()?;
+                self.op_of(to).reset()?;
+                (self.at, self.alone) = (to, to == Side::Tokens);
+                return Err(e.with_kind(ErrorKind::Internal).with_source(Refused));
+            }
+        };
         self.at = to;
         self.counts.count += 1;
         self.counts.bytes += bytes as u64;
@@ -222,7 +259,7 @@ impl HostOp for HandOver {
 
     fn reset(&mut self) -> Result<()> {
         self.prompt.op.reset()?;
-        self.at = Side::Prompt;
+        (self.at, self.alone) = (Side::Prompt, false);
         Ok(())
     }
 
@@ -246,7 +283,7 @@ impl HostOp for HandOver {
             Error::new(ErrorKind::Internal, format!("there is no snapshot {}", snapshot.0))
         })?;
         self.op_of(side).restore(of_op)?;
-        self.at = side;
+        (self.at, self.alone) = (side, false);
         Ok(())
     }
 

@@ -8,7 +8,8 @@ use std::cmp::Reverse;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::sequence::Sequence;
-use crate::{Error, op::OpenInfo};
+use crate::Error;
+use crate::op::{OpenInfo, Unsupported};
 
 /// Positions below which a state is not worth its copies: they are consumed in less time than others are looked up.
 pub(super) const WORTH: usize = 32;
@@ -54,6 +55,8 @@ struct Inner {
     bytes: usize,
     /// The op cannot export its state.
     unable: bool,
+    /// Positions and size of the shortest state that was larger than the budget.
+    too_large: Option<(usize, usize)>,
 }
 
 impl Kept {
@@ -137,6 +140,15 @@ impl Kept {
         states
     }
 
+    /// False where a state of `positions` is known to exceed the budget, so that exporting it would be for nothing. No
+    /// state grows faster than its positions: a cache has a row for each, a ring or a recurrent state no more than that.
+    pub(super) fn has_room(&self, positions: usize) -> bool {
+        self.inner().too_large.is_none_or(|(known, bytes)| {
+            positions < known
+                && bytes as u128 * positions as u128 / known as u128 <= self.budget as u128
+        })
+    }
+
     /// Keeps a state, and drops the least recently used ones that it leaves no room for.
     pub(super) fn insert(&self, sequence: &Sequence, bytes: Vec<u8>, info: &OpenInfo) {
         let state = State { sequence: Arc::new(sequence.clone()), bytes: Arc::new(bytes) };
@@ -144,6 +156,11 @@ impl Kept {
         if size > self.budget {
             let budget = self.budget;
             tracing::debug!("a state of {size} bytes is not kept: all may take {budget}");
+            let mut inner = self.inner();
+            let known = inner.too_large.map_or(usize::MAX, |(positions, _)| positions);
+            if state.sequence.len() < known {
+                inner.too_large = Some((state.sequence.len(), size));
+            }
             return;
         }
         let mut inner = self.inner();
@@ -178,8 +195,12 @@ impl Kept {
         inner.bytes = 0;
     }
 
-    /// Notes that the op cannot export its state.
-    pub(super) fn unable(&self, why: &Error) {
+    /// Notes why a state could not be exported. An op without the call is not asked again.
+    pub(super) fn failed(&self, why: &Error) {
+        if !Unsupported::is_cause_of(why) {
+            tracing::warn!("the state of this conversation is not kept: {}", why.report());
+            return;
+        }
         let mut inner = self.inner();
         if !inner.unable {
             tracing::warn!("states of earlier conversations cannot be kept: {}", why.report());
@@ -241,6 +262,19 @@ mod tests {
         assert!(!all.covers(&sequence(&[5]), &whole), "larger than all may be");
         all.drop_shared(&sequence(&[3, 1]));
         assert_eq!(all.counts().states, 2);
+    }
+
+    #[test]
+    fn a_state_above_the_budget_is_not_asked_for_again() {
+        let kept = Kept::new(1000);
+        assert!(kept.has_room(1 << 40));
+        kept.insert(&sequence(&[1; 100]), vec![0; 1600], &info(true));
+        // 20 bytes a position, or fewer where some are there at any length.
+        assert_eq!([100, 51, 50, 20].map(|n| kept.has_room(n)), [false, false, true, true]);
+        kept.insert(&sequence(&[1; 200]), vec![0; 8000], &info(true));
+        assert!(kept.has_room(50), "the shorter one says more");
+        kept.insert(&sequence(&[1; 40]), vec![0; 900], &info(true));
+        assert_eq!([40, 38, 37].map(|n| kept.has_room(n)), [false, false, true]);
     }
 
     #[test]

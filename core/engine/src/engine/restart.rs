@@ -5,10 +5,13 @@
 //! contexts, opened again as it was when the model was opened, and given the prompt again, whose images and
 //! audio are still at hand, and then the tokens of the answer one by one, as they were decoded: the text
 //! goes on as if nothing had been. A restart on the way there is an error: the same step would fail for ever.
+//!
+//! The same way goes a state that was forgotten since no backend took it over: see [`Refused`].
 
 use std::time::Instant;
 
 use super::checked::Checked;
+use super::hand_over::Refused;
 use super::model::Model;
 use super::prompt::Encoded;
 use crate::op::{HostOp as _, Segment};
@@ -18,7 +21,7 @@ impl Model {
     /// Brings the op's state to the end of the prompt.
     pub(super) fn consume(&mut self, prompt: &Encoded, reused: &mut usize) -> Result<()> {
         match self.consume_once(prompt, reused) {
-            Err(e) if self.loss.happened() => {
+            Err(e) if self.is_lost(&e) => {
                 *reused = 0;
                 self.replay(e, prompt, &[])
             }
@@ -39,7 +42,7 @@ impl Model {
                 self.consumed.push(token);
                 Ok(())
             }
-            Err(e) if self.loss.happened() => self.replay(e, prompt, answer),
+            Err(e) if self.is_lost(&e) => self.replay(e, prompt, answer),
             Err(e) => Err(e),
         }
     }
@@ -57,7 +60,7 @@ impl Model {
             self.consumed.push(token);
         }
         let Err(e) = consumed else { return Ok(()) };
-        if self.loss.happened() {
+        if self.is_lost(&e) {
             return self.replay(e, prompt, answer);
         }
         // A part of them may be consumed.
@@ -111,10 +114,18 @@ impl Model {
         Ok(())
     }
 
+    /// True where a call failed with `error` because the state is gone, which can be computed again.
+    pub(super) fn is_lost(&self, error: &Error) -> bool {
+        self.loss.happened() || Refused::is_cause_of(error)
+    }
+
     /// Computes the state of the prompt and the answer so far again, after a call that failed with `error`.
     #[cold]
     pub(super) fn replay(&mut self, error: Error, prompt: &Encoded, answer: &[u32]) -> Result<()> {
-        log_loss(&error);
+        match self.loss.happened() {
+            true => log_loss(&error),
+            false => tracing::warn!("{}; it is computed again", error.message()),
+        }
         let start = Instant::now();
         self.revive()?;
         let result = self.try_replay(prompt, answer);

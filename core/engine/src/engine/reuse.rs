@@ -119,14 +119,20 @@ impl Consumed {
         })
     }
 
-    /// Keeps the state for other conversations. Where it cannot be exported and stays as it is, nothing is kept.
+    /// Keeps the state for other conversations. Where it cannot be exported and stays as it is, nothing is kept; nor where
+    /// it was imported: nobody knows whether such bytes are of the tokens that they name.
     pub(super) fn keep(&self, op: &mut dyn HostOp, kept: &Kept) -> Result<()> {
-        if self.sequence.len() < WORTH || kept.covers(&self.sequence, op.info()) {
+        let positions = self.sequence.len();
+        if positions < WORTH
+            || self.sequence.imported
+            || !kept.has_room(positions)
+            || kept.covers(&self.sequence, op.info())
+        {
             return Ok(());
         }
         match op.export_state() {
             Ok(bytes) => kept.insert(&self.sequence, bytes, op.info()),
-            Err(e) if op.position() == self.sequence.len() => kept.unable(&e),
+            Err(e) if op.position() == positions => kept.failed(&e),
             Err(e) => return Err(e),
         }
         Ok(())
@@ -237,7 +243,7 @@ impl Consumed {
 
     /// Notes that the op's state was imported, and stands for `sequence`.
     pub(super) fn imported(&mut self, sequence: Sequence) {
-        self.sequence = sequence;
+        self.sequence = Sequence { imported: true, ..sequence };
     }
 
     /// Forgets everything, with an op that is closed.

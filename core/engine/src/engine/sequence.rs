@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 use crate::Media;
 
@@ -47,15 +48,28 @@ pub(super) struct Sequence {
     /// In order; they do not overlap. The last may reach beyond the tokens, where only the beginning
     /// of it was consumed.
     pub spans: Vec<Span>,
+    /// Hash of [`Request::salt`](super::Request::salt): sequences of another one have no positions in common.
+    pub salt: Option<[u8; 32]>,
+    /// The state of it, or of its first positions, was imported.
+    #[serde(skip)]
+    pub imported: bool,
 }
 
 impl Sequence {
+    /// The same positions for requests with a salt.
+    pub(super) fn salted(self, salt: Option<&str>) -> Self {
+        Self { salt: salt.map(|salt| Sha256::digest(salt).into()), ..self }
+    }
+
     pub(super) fn len(&self) -> usize {
         self.tokens.len()
     }
 
     /// Positions that both begin with. A span counts whole or not at all.
     pub(super) fn common(&self, other: &Self) -> usize {
+        if self.salt != other.salt {
+            return 0;
+        }
         let equal = self.tokens.iter().zip(&other.tokens).take_while(|(a, b)| a == b).count();
         let spans = self.spans.iter().zip(&other.spans).take_while(|(a, b)| a == b).count();
         let next = [self.spans.get(spans), other.spans.get(spans)];
@@ -97,10 +111,12 @@ impl Sequence {
     pub(super) fn clear(&mut self) {
         self.tokens.clear();
         self.spans.clear();
+        self.imported = false;
     }
 
     /// Adds the positions `range` of another one, which has the same positions before them.
     pub(super) fn extend(&mut self, other: &Self, range: Range<usize>) {
+        self.salt = other.salt;
         self.tokens.extend_from_slice(&other.tokens[range.clone()]);
         let spans = other.spans.iter().filter(|span| range.contains(&span.start));
         self.spans.extend(spans.copied());
@@ -118,7 +134,21 @@ mod tests {
             positions: 4,
             key: Key { id: [id; 32], frames: None, part: None },
         };
-        Sequence { tokens: tokens.to_vec(), spans: images.iter().map(span).collect() }
+        let spans = images.iter().map(span).collect();
+        Sequence { tokens: tokens.to_vec(), spans, ..Sequence::default() }
+    }
+
+    #[test]
+    fn sequences_of_two_salts_have_nothing_in_common() {
+        let of = |salt: Option<&str>| sequence(&[1, 2, 3], &[]).salted(salt);
+        let salts = [None, Some(""), Some("a"), Some("b")];
+        for (a, b) in salts.iter().flat_map(|a| salts.map(|b| (*a, b))) {
+            let common = if a == b { 3 } else { 0 };
+            assert_eq!(of(a).common(&of(b)), common, "{a:?} and {b:?}");
+        }
+        let mut empty = Sequence::default();
+        empty.extend(&of(Some("a")), 0..2);
+        assert_eq!(empty.common(&of(Some("a"))), 2);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::manifest::Manifest;
 use crate::null::NullBackend;
 use crate::op::{
     HostOp, Logits, Modality, OpDescription, OpEntry, OpOpener, OpProvider, OpSource, OpenInfo,
-    Placement, Segment, SnapshotId, SpanStats, Task,
+    Placement, Segment, SnapshotId, SpanStats, Task, Unsupported,
 };
 use crate::sampling::SamplingParams;
 use crate::workspace::GraphStats;
@@ -43,6 +43,8 @@ enum Fault {
     NotANumber,
     /// It exports its state, and imports none.
     ImportFails,
+    /// It exports no state the first time that it is asked.
+    ExportFailsOnce,
 }
 
 /// An op that returns the logits that it is given, whatever it consumes.
@@ -53,6 +55,8 @@ struct Scripted {
     fault: Fault,
     /// Number of tokens of every prompt that it consumed.
     prompts: Arc<Mutex<Vec<usize>>>,
+    /// Number of states that it was asked for.
+    exports: Arc<Mutex<usize>>,
     /// Where it places images and videos, if it takes them.
     eyes: Option<parts::Eyes>,
 }
@@ -61,9 +65,9 @@ impl Scripted {
     fn new(logits: [f32; VOCAB]) -> Self {
         let info =
             OpenInfo { vocab: VOCAB, max_ctx: 64, can_truncate: true, ..OpenInfo::default() };
-        let (logits, prompts) = (logits.to_vec(), Arc::default());
+        let (logits, prompts, exports) = (logits.to_vec(), Arc::default(), Arc::default());
         let fault = Fault::None;
-        Self { info, position: 0, logits, fault, prompts, eyes: None }
+        Self { info, position: 0, logits, fault, prompts, exports, eyes: None }
     }
 
     fn with_fault(fault: Fault) -> Self {
@@ -159,8 +163,15 @@ impl HostOp for Scripted {
     fn drop_snapshot(&mut self, _snapshot: SnapshotId) {}
 
     fn export_state(&mut self) -> Result<Vec<u8>> {
+        let count = &mut *self.exports.lock().unwrap();
+        *count += 1;
         match self.fault {
-            Fault::SnapshotFails => Err(Error::new(ErrorKind::Plugin, "of an older interface")),
+            Fault::SnapshotFails => {
+                Err(Error::new(ErrorKind::Plugin, "of an older interface").with_source(Unsupported))
+            }
+            Fault::ExportFailsOnce if *count == 1 => {
+                Err(Error::new(ErrorKind::Plugin, "it does not fit the memory"))
+            }
             _ => Ok(self.position.to_le_bytes().to_vec()),
         }
     }
@@ -459,6 +470,80 @@ fn a_state_that_cannot_be_kept_costs_only_its_reuse() {
             assert_eq!(reused(Scripted { fault, ..op(RISING) }), [0, 0, 0], "{fault:?}");
         }
     }
+}
+
+/// Positions that each of some prompts of 40 tokens found, by their first tokens.
+fn reused<const N: usize>(model: &mut Model, firsts: [(u32, Option<&str>); N]) -> [usize; N] {
+    firsts.map(|(first, salt)| {
+        let prompt = Prompt::Tokens([first].into_iter().chain([3; 40]).collect());
+        let request = Request::greedy(prompt, 2).salt(salt.map(str::to_owned));
+        let generation = generate(model, &request).unwrap();
+        assert_eq!(generation.tokens, [7, 7]);
+        generation.reused_tokens
+    })
+}
+
+#[test]
+fn an_export_that_fails_once_keeps_later_states() {
+    let op = Scripted::with_fault(Fault::ExportFailsOnce);
+    let mut model = open(op);
+    // The first state is lost when the second prompt comes; that one is kept when the third does.
+    let firsts = [1, 2, 1, 2].map(|first| (first, None));
+    assert_eq!(reused(&mut model, firsts), [0, 0, 0, 40]);
+    let op = Scripted::with_fault(Fault::SnapshotFails);
+    let exports = Arc::clone(&op.exports);
+    reused(&mut open(op), firsts);
+    assert_eq!(*exports.lock().unwrap(), 1, "what it cannot do at all is asked for once");
+}
+
+#[test]
+fn a_salt_keeps_its_states_from_others() {
+    let salts = [None, Some("a"), Some("b"), Some("a"), Some("a"), None];
+    let found = reused(&mut open(Scripted::new(RISING)), salts.map(|salt| (1, salt)));
+    assert_eq!(found, [0, 0, 0, 40, 40, 40]);
+}
+
+#[test]
+fn an_imported_state_stays_in_its_session() {
+    let mut from = open(Scripted::new(RISING));
+    reused(&mut from, [(1, None)]);
+    let state = from.export_state().unwrap();
+    let mut model = open(Scripted::new(RISING));
+    model.import_state(&state).unwrap();
+    // It is gone on from, and not kept when it is left or behind its next answer.
+    assert_eq!(reused(&mut model, [(1, None)]), [40]);
+    model.keep_state().unwrap();
+    assert_eq!(reused(&mut model, [(2, None), (1, None)]), [0, 0]);
+    // What was consumed here is.
+    assert_eq!(reused(&mut model, [(2, None), (1, None)]), [40, 40]);
+}
+
+#[test]
+fn a_state_that_is_not_handed_over_is_computed_again() {
+    let two = |prompt: Fault, tokens: Fault| {
+        let ops = [prompt, tokens].map(|fault| Scripted { fault, ..Scripted::new(RISING) });
+        let consumed = ops.each_ref().map(|op| Arc::clone(&op.prompts));
+        let [prompt, tokens] = ops.map(|op| Box::new(op) as Box<dyn HostOp>);
+        let both = hand_over::HandOver::new((prompt, "npu"), (tokens, "cpu"), None).unwrap();
+        (open(both), consumed)
+    };
+    let long = |tokens: usize| request(&vec![1; tokens], 3);
+    // Back to where prompts are consumed, as with values that are beyond its f16.
+    let (mut model, [on_prompts, on_tokens]) = two(Fault::ImportFails, Fault::None);
+    let first = generate(&mut model, &long(10)).unwrap();
+    assert_eq!((first.tokens.len(), first.timings.hand_overs.count), (3, 1));
+    let second = generate(&mut model, &long(50)).unwrap();
+    assert_eq!((second.tokens, second.reused_tokens), (vec![7, 7, 7], 0));
+    assert_eq!(*on_prompts.lock().unwrap(), [10, 50]);
+    assert!(on_tokens.lock().unwrap().is_empty());
+    // To where tokens are consumed: all goes there.
+    let (mut model, [on_prompts, on_tokens]) = two(Fault::None, Fault::ImportFails);
+    for (tokens, reused) in [(40, 0), (45, 40)] {
+        let found = generate(&mut model, &long(tokens)).unwrap();
+        assert_eq!((found.tokens, found.reused_tokens), (vec![7, 7, 7], reused));
+    }
+    assert_eq!(*on_prompts.lock().unwrap(), [40]);
+    assert_eq!(*on_tokens.lock().unwrap(), [40, 5]);
 }
 
 #[test]

@@ -76,6 +76,10 @@ pub struct Request {
     /// Further variables of the chat template, such as `reasoning_effort`: see
     /// [`RenderOptions::arguments`](crate::text::RenderOptions::arguments).
     pub template_arguments: Map<String, Value>,
+    /// Whose states the generation may go on from: those of requests with the same salt, in this session and among
+    /// [kept states](super::ModelOptions::keep_states). Requests without one share theirs. Its own state is used by no
+    /// other, so that [`Generation::reused_tokens`] says nothing about the prompts of others.
+    pub salt: Option<String>,
     /// Stops this generation, also while its prompt is rendered or tokenized; other requests go on. Where it is
     /// cancelled before its turn, nothing runs. A clone of the request shares it.
     pub cancel: CancelToken,
@@ -148,6 +152,7 @@ impl Request {
             logprobs: None,
             prompt_logprobs: None,
             template_arguments: Map::new(),
+            salt: None,
             cancel: CancelToken::new(),
         }
     }
@@ -233,6 +238,12 @@ impl Request {
     #[must_use]
     pub fn cancelled_by(self, cancel: CancelToken) -> Self {
         Self { cancel, ..self }
+    }
+
+    /// Going on from states of requests with this salt only: see [`Request::salt`].
+    #[must_use]
+    pub fn salt(self, salt: impl Into<Option<String>>) -> Self {
+        Self { salt: salt.into(), ..self }
     }
 
     /// With draft tokens.
