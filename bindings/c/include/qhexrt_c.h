@@ -12,6 +12,10 @@
  *   QHX_ERROR_BUSY, from a callback of the session as well. Sessions run beside each other.
  * - Callbacks of a generation are called on the thread that called qhx_generate. They must not throw.
  * - The library stays loaded until the process ends.
+ * - A library of a later minor version runs programs that were built with this header. Structs that begin with
+ *   `struct_size` may get further fields at their end, whose default is 0; all others stay as they are, and further
+ *   results come from functions. So a `…_default` writes the fields of 1.0 only: who sets later ones clears the struct
+ *   before the call, and sets `struct_size` to its sizeof after it.
  */
 #ifndef QHEXRT_C_H
 #define QHEXRT_C_H
@@ -55,7 +59,7 @@ enum {
     QHX_ERROR_DEVICE_LOST = 12,/* the device restarted; the next generation opens it again */
     QHX_ERROR_PANICKED = 13,   /* a host-op panicked; the session opens it again by the next generation */
     QHX_ERROR_HANDLE = 14,     /* a handle is NULL, freed, or none of ours */
-    QHX_ERROR_BUSY = 15,       /* the session generates already, or there is a runtime already */
+    QHX_ERROR_BUSY = 15,       /* the session generates already, or there is a runtime or one is being made */
     QHX_ERROR_INTERNAL = 70,   /* a fault of qhx itself */
     QHX_ERROR_CANCELLED = 130  /* the generation was cancelled; the output holds what came before */
 };
@@ -77,7 +81,7 @@ typedef int (*qhx_token_cb)(void *user, const char *utf8, int len, int token_id,
 /* Nonzero cancels. Asked before any work, as a prompt goes on, and between tokens. */
 typedef int (*qhx_should_cancel_cb)(void *user);
 
-/* How tokens are chosen. */
+/* How tokens are chosen. It stays as it is: further options are those of qhx_generate_options. */
 typedef struct qhx_gen_cfg {
     int max_new_tokens;              /* 1024 by default */
     float temperature;               /* 0, the default, takes the most likely token */
@@ -96,7 +100,7 @@ typedef struct qhx_gen_cfg {
 } qhx_gen_cfg;
 
 /* What is asked. A bundle without a chat template completes `text`; one that embeds returns the vector of `text`; one
- * that transcribes takes audio without a text. */
+ * that transcribes takes audio without a text. It stays as it is, as qhx_gen_cfg does. */
 typedef struct qhx_inputs {
     const char *text;                /* may be NULL beside an image or audio, or to go on with `history` */
     const char *system_prompt;       /* NULL for none */
@@ -115,7 +119,7 @@ typedef struct qhx_inputs {
 /* qhx: kinds of qhx_media. */
 enum { QHX_MEDIA_IMAGE = 1, QHX_MEDIA_AUDIO = 2 };
 
-/* qhx: an image or audio clip, of which `path`, `data` or `samples` is set. */
+/* qhx: an image or audio clip, of which `path`, `data` or `samples` is set. It stays as it is: it lies in arrays. */
 typedef struct qhx_media {
     int kind;
     const char *path;
@@ -140,9 +144,11 @@ typedef struct qhx_generate_options {
     int embed_query;                 /* qhx: embeds `text` as a query, not as a document */
     int logprobs;                    /* qhx: gives the log-probability of each token */
     int top_logprobs;                /* qhx: and of this number of most likely tokens in its place, at most 128 */
+    int reserved;                    /* qhx: 0 */
 } qhx_generate_options;
 
-/* What came of it. Pointers are the session's until its next generation, its reset or its end. */
+/* What came of it. Pointers are the session's until its next generation, its reset or its end. It stays as it is: what
+ * a later version returns besides comes from functions named qhx_session_last_…. */
 typedef struct qhx_output {
     qhx_status status;
     const char *text;                /* never NULL after QHX_OK and QHX_ERROR_CANCELLED */
@@ -246,8 +252,8 @@ typedef struct qhx_runtime_options {
 QHX_API void qhx_runtime_options_default(qhx_runtime_options *options);
 QHX_API qhx_runtime *qhx_runtime_create_ex(const qhx_runtime_options *options);
 
-/* qhx: called with what is logged, from any thread. Levels: 1 error, 2 warning, 3 info, 4 debug, 5 trace. It must not
- * call qhx_log_set. */
+/* qhx: called with what is logged, from any thread. Levels: 1 error, 2 warning, 3 info, 4 debug, 5 trace. It may call
+ * the library, but for qhx_log_set, which is QHX_ERROR_BUSY there; what that logs does not come back. */
 typedef void (*qhx_log_cb)(void *user, int level, const char *target, const char *message);
 /* Messages up to `level`. NULL ends it: once this has returned, no call is under way. */
 QHX_API qhx_status qhx_log_set(qhx_log_cb callback, void *user, int level);

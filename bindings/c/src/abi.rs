@@ -1,6 +1,7 @@
 //! Structs and numbers of the header; `tests/` compares both.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::mem::offset_of;
 
 /// Major version of the ABI.
 pub const ABI_VERSION_MAJOR: c_int = 1;
@@ -55,6 +56,10 @@ pub type LogCallback =
     Option<unsafe extern "C-unwind" fn(*mut c_void, c_int, *const c_char, *const c_char)>;
 
 /// Declares a struct of the header with the names of its fields, for the test that compares their places.
+///
+/// Those that begin with `struct_size` may get further fields at their end, whose default is 0. The others are as
+/// published callers write them, without a size: they stay as they are, and what a later version takes or returns goes
+/// through the former and through functions of its own (`qhx_session_last_…`).
 macro_rules! c_struct {
     ($(#[$about:meta])* $name:ident = $c_name:literal { $($(#[$doc:meta])* $field:ident: $type:ty,)* }) => {
         $(#[$about])*
@@ -71,7 +76,7 @@ macro_rules! c_struct {
                 size: size_of::<$name>(),
                 fields: &[$((
                     stringify!($field),
-                    std::mem::offset_of!($name, $field),
+                    offset_of!($name, $field),
                     size_of::<$type>(),
                 )),*],
             };
@@ -201,6 +206,8 @@ c_struct! {
         logprobs: c_int,
         /// Of the most likely tokens, too.
         top_logprobs: c_int,
+        /// 0. A field of a later version would otherwise lie in what 1.0 has as padding, and never sets.
+        reserved: c_int,
     }
 }
 
@@ -321,10 +328,20 @@ impl Default for GenCfg {
     }
 }
 
+impl GenerateOptions {
+    /// Bytes of the struct of 1.0, all that `qhx_generate_options_default` may write: its caller may be that old.
+    pub const FIRST_SIZE: usize = offset_of!(Self, reserved) + size_of::<c_int>();
+}
+
+impl RuntimeOptions {
+    /// Bytes of the struct of 1.0, all that `qhx_runtime_options_default` may write.
+    pub const FIRST_SIZE: usize = offset_of!(Self, cpu_caches) + size_of::<*const c_char>();
+}
+
 impl Default for GenerateOptions {
     fn default() -> Self {
         Self {
-            struct_size: size_of::<Self>(),
+            struct_size: Self::FIRST_SIZE,
             disable_thinking: 0,
             should_cancel: None,
             should_cancel_user: std::ptr::null_mut(),
@@ -336,6 +353,7 @@ impl Default for GenerateOptions {
             embed_query: 0,
             logprobs: 0,
             top_logprobs: 0,
+            reserved: 0,
         }
     }
 }
@@ -343,7 +361,7 @@ impl Default for GenerateOptions {
 impl Default for RuntimeOptions {
     fn default() -> Self {
         Self {
-            struct_size: size_of::<Self>(),
+            struct_size: Self::FIRST_SIZE,
             htp: std::ptr::null(),
             system: std::ptr::null(),
             backend: std::ptr::null(),

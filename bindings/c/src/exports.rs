@@ -16,7 +16,7 @@ use crate::fault::{self, Fault, Result, guard};
 use crate::handles::Table;
 use crate::input::{self, RuntimeQuestion};
 use crate::model::Model;
-use crate::output::{put, put_error, put_text};
+use crate::output::{put, put_error, put_first, put_text};
 use crate::runtime::Runtime;
 use crate::session::Session;
 
@@ -52,7 +52,7 @@ pub extern "C" fn qhx_runtime_create_ex(options: *const RuntimeOptions) -> *mut 
 /// Writes the default options of a runtime.
 #[unsafe(no_mangle)]
 pub extern "C" fn qhx_runtime_options_default(options: *mut RuntimeOptions) {
-    put(options, RuntimeOptions::default());
+    put_first(options, RuntimeOptions::default(), RuntimeOptions::FIRST_SIZE);
 }
 
 /// Frees the runtime.
@@ -185,7 +185,7 @@ pub extern "C" fn qhx_gen_cfg_default(cfg: *mut GenCfg) {
 /// Writes the default options of a generation.
 #[unsafe(no_mangle)]
 pub extern "C" fn qhx_generate_options_default(options: *mut GenerateOptions) {
-    put(options, GenerateOptions::default());
+    put_first(options, GenerateOptions::default(), GenerateOptions::FIRST_SIZE);
 }
 
 /// Generates.

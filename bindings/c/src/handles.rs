@@ -4,7 +4,7 @@
 //! is freed, or that is a pointer to something else, is not found.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::fault::{Fault, Result};
@@ -20,11 +20,13 @@ const RANGE: usize = 0;
 pub(crate) struct Table<T> {
     what: &'static str,
     live: Mutex<BTreeMap<usize, Arc<T>>>,
+    /// [`Table::add_only`] makes one.
+    making: AtomicBool,
 }
 
 impl<T> Table<T> {
     pub(crate) const fn new(what: &'static str) -> Self {
-        Self { what, live: Mutex::new(BTreeMap::new()) }
+        Self { what, live: Mutex::new(BTreeMap::new()), making: AtomicBool::new(false) }
     }
 
     fn live(&self) -> std::sync::MutexGuard<'_, BTreeMap<usize, Arc<T>>> {
@@ -38,15 +40,18 @@ impl<T> Table<T> {
         std::ptr::without_provenance_mut(handle)
     }
 
-    /// As [`Table::add`] of what `make` returns, where there is no live handle. Others wait meanwhile.
+    /// As [`Table::add`] of what `make` returns, where there is no live handle and none is being made. `make` may call
+    /// whatever uses the table: libraries that it opens run code of their own, and what they log goes to the caller.
     pub(crate) fn add_only<H>(&self, make: impl FnOnce() -> Result<T>) -> Result<*mut H> {
-        let mut live = self.live();
-        if !live.is_empty() {
+        if self.making.swap(true, Ordering::Acquire) {
+            let message = format!("a {} is being made: wait for that call", self.what);
+            return Err(Fault::busy(message));
+        }
+        let _making = Making(&self.making);
+        if !self.live().is_empty() {
             return Err(Fault::busy(format!("there is a {} already: free it first", self.what)));
         }
-        let handle = RANGE | (NEXT.fetch_add(1, Ordering::Relaxed) << 4);
-        live.insert(handle, Arc::new(make()?));
-        Ok(std::ptr::without_provenance_mut(handle))
+        Ok(self.add(make()?))
     }
 
     /// What a handle stands for.
@@ -66,5 +71,14 @@ impl<T> Table<T> {
             0 => format!("the {what} is NULL"),
             _ => format!("{handle:#x} is no live {what}: it was freed, or is no {what} of ours"),
         })
+    }
+}
+
+/// Ends the making of a handle, also by a panic.
+struct Making<'t>(&'t AtomicBool);
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
     }
 }

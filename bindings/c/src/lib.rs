@@ -12,7 +12,6 @@
 //! Rust programs take [`qhx`] itself.
 
 pub mod abi;
-#[cfg(feature = "builtin-ops")]
 mod builtin;
 mod callbacks;
 pub mod exports;

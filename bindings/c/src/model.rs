@@ -34,9 +34,12 @@ impl Model {
 
     /// Takes back the state of a session that ends.
     pub(crate) fn give_back(&self, mut engine: Engine) {
-        // Not where a spare is there already, nor where it cannot be reset.
-        if self.spare().is_none() && engine.model_mut().reset().is_ok() {
-            *self.spare() = Some(engine);
+        let is_there = self.spare().is_some();
+        // Without the lock: resetting may log, and what is called with that may open a session.
+        if !is_there && engine.model_mut().reset().is_ok() {
+            // Another session may have given its state back meanwhile.
+            let earlier = self.spare().replace(engine);
+            drop(earlier);
         }
     }
 }

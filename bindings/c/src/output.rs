@@ -19,6 +19,16 @@ pub(crate) fn put<T: Copy>(to: *mut T, value: T) {
     }
 }
 
+/// Writes the first `bytes` of a value, where there is a place for them: what a caller of an earlier version has room
+/// for.
+pub(crate) fn put_first<T: Copy>(to: *mut T, value: T, bytes: usize) {
+    if !to.is_null() && to.is_aligned() {
+        let bytes = bytes.min(size_of::<T>());
+        // SAFETY: the header asks for NULL or a place for such a struct, of which the caller's version has as much.
+        unsafe { ptr::copy_nonoverlapping((&raw const value).cast::<u8>(), to.cast(), bytes) };
+    }
+}
+
 /// Writes a text with its NUL into a buffer of `size` bytes, as much of it as there is room for.
 pub(crate) fn put_text(to: *mut c_char, size: c_int, text: &str) {
     let Some(room) = usize::try_from(size).ok().and_then(|size| size.checked_sub(1)) else {

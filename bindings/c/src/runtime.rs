@@ -28,7 +28,6 @@ pub(crate) struct Device {
 impl Runtime {
     /// Opens nothing but the libraries that are named, to see that they are such.
     pub(crate) fn new(question: RuntimeQuestion) -> Result<Self> {
-        #[cfg(feature = "builtin-ops")]
         crate::builtin::link();
         let decided = Named {
             backend: question.backend,

@@ -71,31 +71,25 @@ impl Session {
     pub(crate) fn reset(&self) -> Result<()> {
         let mut state = self.state()?;
         state.held.clear();
-        state.usable()?.model_mut().reset()?;
-        Ok(())
+        state.with_engine(|engine| Ok(engine.model_mut().reset()?))
     }
 
     /// Positions that were consumed.
     pub(crate) fn position(&self) -> Result<usize> {
-        Ok(self.state()?.usable()?.model_mut().op_mut().position())
+        self.state()?.with_engine(|engine| Ok(engine.model_mut().op_mut().position()))
     }
 
     /// What was consumed, as bytes that the session holds.
     pub(crate) fn export(&self) -> Result<(*const u8, usize)> {
         let mut state = self.state()?;
         state.held.clear();
-        let bytes = caught(|| Ok(state.usable()?.model_mut().export_state()?));
-        state.broken |= bytes.as_ref().is_err_and(Fault::is_panic);
-        Ok(state.held.hold_state(bytes?))
+        let bytes = state.with_engine(|engine| Ok(engine.model_mut().export_state()?))?;
+        Ok(state.held.hold_state(bytes))
     }
 
-    /// Goes on from such bytes.
+    /// Goes on from such bytes, which may be those that the session holds.
     pub(crate) fn import(&self, bytes: &[u8]) -> Result<()> {
-        let mut state = self.state()?;
-        // They may be those that the session holds.
-        let imported = caught(|| Ok(state.usable()?.model_mut().import_state(bytes)?));
-        state.broken |= imported.as_ref().is_err_and(Fault::is_panic);
-        imported
+        self.state()?.with_engine(|engine| Ok(engine.model_mut().import_state(bytes)?))
     }
 
     /// Refused where this thread is within a generation of the session.
@@ -137,17 +131,10 @@ impl Session {
         }
         state.held.clear();
         let _asking = callbacks::asking(poll, &ticket);
-        let answered = caught(|| {
-            poll.ask(&ticket);
-            generate(state.usable()?, question, &ticket, poll, listener)
-        });
-        match answered {
-            Ok(answer) => Ok(state.held.hold(answer)),
-            Err(fault) => {
-                state.broken |= fault.is_panic();
-                Err(fault)
-            }
-        }
+        poll.ask(&ticket);
+        let answer =
+            state.with_engine(|engine| generate(engine, question, &ticket, poll, listener))?;
+        Ok(state.held.hold(answer))
     }
 }
 
@@ -161,14 +148,19 @@ impl Drop for Running<'_> {
 }
 
 impl State {
-    /// The engine, opened again where it panicked.
-    fn usable(&mut self) -> Result<&mut Engine> {
+    /// Does work with the engine, opened again first where it panicked before.
+    fn with_engine<T>(&mut self, work: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
         let freed = || Fault::handle("the session was freed".to_owned());
         let engine = self.engine.as_mut().ok_or_else(freed)?;
-        if self.broken {
-            engine.model_mut().reopen()?;
-            self.broken = false;
-        }
-        Ok(engine)
+        let broken = &mut self.broken;
+        let done = caught(|| {
+            if *broken {
+                engine.model_mut().reopen()?;
+                *broken = false;
+            }
+            work(engine)
+        });
+        self.broken |= done.as_ref().is_err_and(Fault::is_panic);
+        done
     }
 }

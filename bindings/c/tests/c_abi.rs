@@ -61,17 +61,19 @@ fn shared(folder: &Path) -> Vec<String> {
     vec![library("libqhexrt.so").display().to_string(), format!("-Wl,-rpath,{}", folder.display())]
 }
 
+/// The structs of the header.
+const LAYOUTS: [Layout; 7] = [
+    abi::GenCfg::LAYOUT,
+    abi::Inputs::LAYOUT,
+    abi::Media::LAYOUT,
+    abi::GenerateOptions::LAYOUT,
+    abi::Output::LAYOUT,
+    abi::LastError::LAYOUT,
+    abi::RuntimeOptions::LAYOUT,
+];
+
 #[test]
 fn the_header_is_what_rust_has() {
-    let layouts = [
-        abi::GenCfg::LAYOUT,
-        abi::Inputs::LAYOUT,
-        abi::Media::LAYOUT,
-        abi::GenerateOptions::LAYOUT,
-        abi::Output::LAYOUT,
-        abi::LastError::LAYOUT,
-        abi::RuntimeOptions::LAYOUT,
-    ];
     let constants = [
         ("QHX_ABI_VERSION_MAJOR", abi::ABI_VERSION_MAJOR),
         ("QHX_ABI_VERSION_MINOR", abi::ABI_VERSION_MINOR),
@@ -107,7 +109,7 @@ fn the_header_is_what_rust_has() {
     let mut source = "#include <stdio.h>\n#include \"qhexrt_c.h\"\nint main(void) {\n".to_owned();
     let mut expected = String::new();
     let field = "((TYPE *)0)->";
-    for Layout { name, size, fields } in layouts {
+    for Layout { name, size, fields } in LAYOUTS {
         writeln!(source, "printf(\"{name} %zu\\n\", sizeof({name}));").unwrap();
         writeln!(expected, "{name} {size}").unwrap();
         let mut end = 0;
@@ -136,6 +138,70 @@ fn the_header_is_what_rust_has() {
     compile("cc", &file, &program, &["-std=c99"]);
     let printed = ok(&mut Command::new(program)).stdout;
     assert_eq!(String::from_utf8(printed).unwrap(), expected);
+}
+
+/// The structs of 1.0 on 64-bit machines: name and bytes, and each field with its offset and bytes. Nothing here may
+/// change while the major version is 1.
+#[cfg(target_pointer_width = "64")]
+const FIRST: [(&str, &str); 7] = [
+    (
+        "qhx_gen_cfg 88",
+        "max_new_tokens 0 4, temperature 4 4, top_k 8 4, top_p 12 4, min_p 16 4, repetition_penalty 20 4, \
+         repetition_window 24 4, seed 32 8, stop_strings 40 8, n_stop_strings 48 4, stop_token_ids 56 8, \
+         n_stop_token_ids 64 4, grammar 72 8, grammar_kind 80 4",
+    ),
+    (
+        "qhx_inputs 96",
+        "text 0 8, system_prompt 8 8, history 16 8, n_history 24 4, no_template 28 4, image_path 32 8, \
+         image_data 40 8, image_size 48 8, mask_path 56 8, audio 64 8, n_audio 72 8, audio_sr 80 4",
+    ),
+    (
+        "qhx_media 56",
+        "kind 0 4, path 8 8, data 16 8, size 24 8, samples 32 8, n_samples 40 8, sample_rate 48 4",
+    ),
+    (
+        "qhx_generate_options 80",
+        "struct_size 0 8, disable_thinking 8 4, should_cancel 16 8, should_cancel_user 24 8, tokens 32 8, \
+         n_tokens 40 4, media 48 8, n_media 56 4, every_token 60 4, embed_query 64 4, logprobs 68 4, \
+         top_logprobs 72 4, reserved 76 4",
+    ),
+    (
+        "qhx_output 176",
+        "status 0 4, text 8 8, n_generated 16 4, n_prompt 20 4, prefill_ms 24 8, decode_ms 32 8, audio 40 8, \
+         n_audio 48 8, sample_rate 56 4, embedding 64 8, n_embedding 72 4, image 80 8, img_h 88 4, img_w 92 4, \
+         img_c 96 4, n_text 104 8, n_reused 112 4, finish_reason 120 8, tokens 128 8, logprobs 136 8, \
+         top_tokens 144 8, top_logprobs 152 8, n_top 160 4",
+    ),
+    ("qhx_error 48", "struct_size 0 8, status 8 4, kind 16 8, message 24 8, hint 32 8, code 40 8"),
+    (
+        "qhx_runtime_options 80",
+        "struct_size 0 8, htp 8 8, system 16 8, backend 24 8, device_arch 32 8, plugins 40 8, threads 48 4, \
+         decode_on 56 8, cpu_activations 64 8, cpu_caches 72 8",
+    ),
+];
+
+/// A struct without `struct_size` that grew would be written behind the place that a program of 1.0 has for it.
+#[cfg(target_pointer_width = "64")]
+#[test]
+fn structs_are_those_of_1_0_or_grew_at_their_end() {
+    for (Layout { name, size, fields }, (first, expected)) in LAYOUTS.iter().zip(FIRST) {
+        let (mut found, mut end) = (Vec::new(), 0);
+        for (field, offset, bytes) in *fields {
+            found.push(format!("{field} {offset} {bytes}"));
+            end = offset + bytes;
+        }
+        if fields[0].0 == "struct_size" {
+            found.truncate(expected.split(", ").count());
+            // Otherwise the next field would lie where this version's callers set nothing.
+            assert_eq!(end, *size, "{name}: padding behind the last field");
+            assert!(first.starts_with(name) && found.join(", ") == expected, "{name}: {found:?}");
+        } else {
+            assert_eq!(
+                (format!("{name} {size}"), found.join(", ")),
+                (first.to_owned(), expected.to_owned())
+            );
+        }
+    }
 }
 
 #[test]
@@ -273,6 +339,30 @@ impl Given {
         client.arg("brief").arg(&self.language).arg(&self.prompt).arg(&self.expected);
         ok(client.env("QHX_BACKEND", backend));
     }
+}
+
+#[test]
+fn a_library_may_call_while_the_runtime_loads_it() {
+    let given = language(None, TOKENS);
+    let (source, library) = (folder().join("tests/loaded.c"), given.path("libloaded.so"));
+    compile("cc", &source, &library, &["-std=c99", "-D_DEFAULT_SOURCE", "-shared", "-fPIC"]);
+    let mut client = given.client("client", &["-O1"]);
+    let output = client.arg("loading").arg(&library).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {stderr}", output.status);
+    assert!(stderr.contains("while it is loaded: a runtime is being made"), "{stderr}");
+}
+
+#[test]
+fn a_session_whose_reset_panicked_is_opened_again() {
+    let given = language(None, TOKENS);
+    let [plugins, bundle, ..] = given.multimodal();
+    let text = std::fs::read_to_string(&bundle).unwrap();
+    let mut manifest: serde_json::Value = serde_json::from_str(&text).unwrap();
+    manifest["params"]["panics_in_reset"] = true.into();
+    std::fs::write(&bundle, manifest.to_string()).unwrap();
+    let mut client = given.client("client", &["-O1"]);
+    ok(client.arg("resetting").args([plugins, bundle]).env("QHX_BACKEND", "cpu"));
 }
 
 #[tier(qnn)]

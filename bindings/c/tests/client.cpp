@@ -663,10 +663,26 @@ static void on_log(void *user, int level, const char *target, const char *messag
     if (level >= 1 && level <= 5 && target[0] && message) ++static_cast<Logged *>(user)->messages;
 }
 
+// The defaults go into a struct as long as that of 1.0, whatever this header has.
+static void defaults() {
+    const auto check = [](const auto &fill, size_t first) {
+        alignas(8) unsigned char bytes[256];
+        std::memset(bytes, 0xAA, sizeof bytes);
+        fill(bytes);
+        size_t size = 0;
+        std::memcpy(&size, bytes, sizeof size);
+        CHECK(size == first);
+        for (size_t at = first; at < sizeof bytes; ++at) CHECK(bytes[at] == 0xAA);
+    };
+    check([](void *at) { qhx_generate_options_default(static_cast<qhx_generate_options *>(at)); }, 80);
+    check([](void *at) { qhx_runtime_options_default(static_cast<qhx_runtime_options *>(at)); }, 80);
+}
+
 static int all(char **argv) {
     const char *llm = argv[0], *prompt = argv[1], *plugins = argv[3], *mm = argv[4], *image = argv[5];
     const char *stt = argv[6], *embed = argv[7], *state = argv[8];
     const std::string expected = argv[2];
+    defaults();
     Logged logged;
     CHECK(qhx_log_set(on_log, &logged, 9) == QHX_ERROR_USAGE);
     CHECK(qhx_log_set(on_log, &logged, 3) == QHX_OK);
@@ -729,6 +745,40 @@ static int all(char **argv) {
     CHECK(runtime);
     qhx_runtime_free(runtime);
     return 0;
+}
+
+// A library that calls this one as it is loaded, while the runtime is made.
+static void loading(const char *library) {
+    qhx_runtime_options options;
+    qhx_runtime_options_default(&options);
+    options.htp = options.system = library;
+    options.backend = "qnn";
+    CHECK(!qhx_runtime_create_ex(&options) && last_error().status == QHX_ERROR_RUNTIME);
+    // What failed is not in the way of the next one.
+    options.backend = "cpu";
+    qhx_runtime *runtime = qhx_runtime_create_ex(&options);
+    CHECK(runtime);
+    qhx_runtime_free(runtime);
+}
+
+// A host-op that panics when it is reset: the next generation opens it again.
+static void resetting(const char *plugins, const char *bundle) {
+    qhx_runtime *runtime = runtime_with(plugins);
+    qhx_model *model = qhx_model_load(runtime, bundle, nullptr);
+    CHECK(model);
+    qhx_session *session = qhx_session_create(model);
+    const qhx_gen_cfg cfg = config(2);
+    const qhx_inputs inputs = completion("ab");
+    qhx_output out{};
+    CHECK(qhx_generate(session, &inputs, &cfg, nullptr, nullptr, &out) == QHX_OK);
+    const std::string text = out.text;
+    qhx_session_reset(session);
+    CHECK(last_error().status == QHX_ERROR_PANICKED);
+    CHECK(qhx_session_position(session) == 0);
+    CHECK(qhx_generate(session, &inputs, &cfg, nullptr, nullptr, &out) == QHX_OK && out.text == text);
+    qhx_session_free(session);
+    qhx_model_free(model);
+    qhx_runtime_free(runtime);
 }
 
 // Random calls, with handles that are live, freed, NULL or nobody's.
@@ -863,6 +913,10 @@ int main(int argc, char **argv) {
         const qhx_inputs inputs = completion(argv[3]);
         std::fprintf(stderr, "begun\n");
         qhx_generate(session, &inputs, nullptr, on_token, &seen, nullptr);
+    } else if (what == "loading" && argc == 3) {
+        loading(argv[2]);
+    } else if (what == "resetting" && argc == 4) {
+        resetting(argv[2], argv[3]);
     } else if (what == "random" && argc == 6) {
         for (int seed = 0; seed < std::atoi(argv[2]); ++seed)
             random_sequence(static_cast<unsigned>(seed), argv[3], argv[4], argv[5]);
