@@ -57,9 +57,9 @@ fn functions(py: Python<'_>, shared: &Arc<Shared>, about: &str) -> PyResult<Py<P
     let model = Arc::clone(shared);
     object.add(c"transcribe", move |arguments| transcribe(&model, arguments))?;
     let model = Arc::clone(shared);
-    object.add(c"busy", move |_| Ok(model.is_busy()))?;
+    object.add(c"busy", move |arguments| raised(arguments.py(), model.is_busy()))?;
     let model = Arc::clone(shared);
-    object.add(c"cancel", move |_| Ok(model.cancel()))?;
+    object.add(c"cancel", move |arguments| raised(arguments.py(), model.cancel()))?;
     let model = Arc::clone(shared);
     object.add(c"close", move |arguments| {
         let py = arguments.py();
@@ -83,8 +83,8 @@ fn of_stream(py: Python<'_>, stream: Stream) -> PyResult<Py<PyAny>> {
         waited(py, one.close(&Thread(py))).map(|()| py.None())
     })?;
     object.add(c"result", move |arguments| {
-        let answer = stream.result().map(|answer| json_text(&answer)).transpose();
-        raised(arguments.py(), answer)
+        let answer = || stream.result()?.map(|answer| json_text(&answer)).transpose();
+        raised(arguments.py(), answer())
     })?;
     Ok(object.0.unbind())
 }

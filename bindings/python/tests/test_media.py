@@ -2,6 +2,8 @@
 
 import base64
 import io
+import json
+import shutil
 import wave
 
 import numpy as np
@@ -84,6 +86,40 @@ def test_what_is_no_image_is_refused(eyes, image, words):
     with pytest.raises(qhx.Error) as raised:
         eyes.generate("What is this?", images=[image])
     assert words in raised.value.message, raised.value
+
+
+@pytest.mark.parametrize("url", [str(BOAT), f"file://{BOAT}", "https://example.org/boat.png", "", None, 7])
+def test_a_forwarded_message_opens_no_file(eyes, url):
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
+    with pytest.raises(qhx.UsageError, match="image_url.url: expected a data: URL"):
+        eyes.chat([{"role": "user", "content": content}])
+
+
+@pytest.mark.parametrize(
+    ("audio", "words"),
+    [
+        ({"data": str(NOON)}, "input_audio.data: not base64"),
+        ({"url": str(NOON)}, "input_audio.data: NoneType, expected base64"),
+        ({"data": base64.b64encode(b"RIFF").decode(), "format": "wav"}, "input_audio.data"),
+    ],
+)
+def test_forwarded_audio_opens_no_file(ears, audio, words):
+    with pytest.raises(qhx.Error) as raised:
+        ears.chat([{"role": "user", "content": [{"type": "input_audio", "input_audio": audio}]}])
+    assert words in raised.value.message, raised.value
+
+
+def test_forwarded_audio_is_heard(hearing, tmp_path):
+    bundle = shutil.copytree(hearing, tmp_path / "chatting")
+    config = json.loads((FIXTURES / "gemma4-tiny" / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (bundle / "chat_template.jinja").write_text(config["chat_template"], encoding="utf-8")
+    ears = qhx.Model(bundle)
+    ask = {"type": "text", "text": "Transcribe."}
+    data = base64.b64encode(NOON.read_bytes()).decode()
+    sent = [{"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}, ask]
+    own = [{"type": "audio", "audio": NOON}, ask]
+    first, second = (ears.chat([{"role": "user", "content": parts}], max_new_tokens=4) for parts in (sent, own))
+    assert first.tokens == second.tokens and first.prompt_tokens == second.prompt_tokens
 
 
 def test_placeholders_and_images_are_as_many(eyes):

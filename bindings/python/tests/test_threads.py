@@ -141,15 +141,27 @@ def test_closing_a_model_ends_its_stream(language):
     assert list(stream) == [] and stream.result.finish_reason == "cancelled"
 
 
-def test_a_forked_process_is_told_to_open_its_own(model):
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_forked_process_is_told_to_open_its_own(model, busy):
+    stream = model.generate("Hi", stream=True) if busy else None
+    calls = [lambda: model.generate("Hi"), lambda: model.busy, model.cancel, model.close]
+    if stream:
+        calls += [lambda: next(stream), lambda: stream.result, stream.close]
     child = os.fork()
     if child == 0:
-        try:
-            model.generate("Hi")
-        except qhx.UsageError as error:
-            os._exit(0 if "forked" in error.message else 2)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        refused = 0
+        for call in calls:
+            try:
+                call()
+            except qhx.UsageError as error:
+                refused += "forked" in error.message
+        # What is dropped there waits for nobody.
+        del stream, calls, call
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(calls)
+    assert model.busy == busy
+    if stream:
+        stream.close()
 
 
 def test_nothing_is_printed_and_no_interpreter_is_started(language):

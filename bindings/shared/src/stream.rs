@@ -80,8 +80,9 @@ impl Stream {
     /// The next piece of the answer; `None` at its end.
     ///
     /// # Errors
-    /// When the host-op fails, or another thread reads it now.
+    /// When the host-op fails, another thread reads it now, or this is a fork of the process that opened the model.
     pub fn next<C: Caller>(&self, caller: &C) -> Waited<Option<String>, C::Stop> {
+        self.shared.check_process()?;
         let mut pipe = match self.pipe.try_lock() {
             Ok(pipe) => pipe,
             Err(TryLockError::Poisoned(pipe)) => pipe.into_inner(),
@@ -113,8 +114,9 @@ impl Stream {
     /// Ends it where it is, within one graph execution. Of another thread that reads it, too.
     ///
     /// # Errors
-    /// When the caller is to stop before it has ended.
+    /// When the caller is to stop before it has ended, and in a fork of the process that opened the model.
     pub fn close<C: Caller>(&self, caller: &C) -> Waited<(), C::Stop> {
+        self.shared.check_process()?;
         self.ticket.cancel();
         let Ok(mut pipe) = self.pipe.try_lock() else { return Ok(()) };
         let Some(Pipe { demand, mut events }) = pipe.take() else { return Ok(()) };
@@ -139,16 +141,26 @@ impl Stream {
     }
 
     /// The answer, once it is at its end.
-    pub fn result(&self) -> Option<Answer> {
-        self.result.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    ///
+    /// # Errors
+    /// In a fork of the process that opened the model.
+    pub fn result(&self) -> Result<Option<Answer>> {
+        self.shared.check_process()?;
+        Ok(self.result.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.pipe.get_mut().unwrap_or_else(PoisonError::into_inner).is_some() {
+        let Some(pipe) = self.pipe.get_mut().unwrap_or_else(PoisonError::into_inner).take() else {
+            return;
+        };
+        if self.shared.is_here() {
             self.ticket.cancel();
             self.shared.leave(&self.ticket);
+        } else {
+            // Its channels may be locked by a thread that a fork does not have.
+            std::mem::forget(pipe);
         }
     }
 }

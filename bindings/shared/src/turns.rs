@@ -77,14 +77,15 @@ impl Opened {
     /// Does work with the engine, which is opened again where it panicked before.
     fn with<T>(&mut self, work: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
         let engine = self.engine.as_mut().ok_or_else(closed)?;
-        let broken = self.broken;
+        let broken = &mut self.broken;
         let result = caught(|| {
-            if broken {
+            if *broken {
                 engine.model_mut().reopen()?;
+                *broken = false;
             }
             work(engine)
         });
-        self.broken = result.as_ref().is_err_and(Fault::is_panic);
+        self.broken |= result.as_ref().is_err_and(Fault::is_panic);
         result
     }
 }
@@ -110,16 +111,42 @@ impl Shared {
         })
     }
 
+    /// The state. In a fork another thread may have held its lock, and nobody gives it back there.
+    fn state(&self) -> Result<MutexGuard<'_, State>> {
+        self.check_process()?;
+        Ok(lock(&self.state))
+    }
+
+    /// True in the process that opened the model.
+    pub(crate) fn is_here(&self) -> bool {
+        self.process == process::id()
+    }
+
+    /// Refused in a fork, before anything is locked.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if self.is_here() {
+            return Ok(());
+        }
+        let message = "the model was opened in another process, of which this one was forked";
+        Err(Error::new(ErrorKind::Usage, message).hint("open the model after the fork").into())
+    }
+
     /// True while something is done, or a stream is open.
-    pub fn is_busy(&self) -> bool {
-        lock(&self.state).phase != Phase::Idle
+    ///
+    /// # Errors
+    /// In another process than that which opened it.
+    pub fn is_busy(&self) -> Result<bool> {
+        Ok(self.state()?.phase != Phase::Idle)
     }
 
     /// Cancels what is done now. False where that is nothing.
-    pub fn cancel(&self) -> bool {
-        let state = lock(&self.state);
+    ///
+    /// # Errors
+    /// In another process than that which opened it.
+    pub fn cancel(&self) -> Result<bool> {
+        let state = self.state()?;
         state.ticket.cancel();
-        state.phase != Phase::Idle
+        Ok(state.phase != Phase::Idle)
     }
 
     /// Waits for a turn, which `ticket` cancels, and the waiting for it. While a stream is open, there is none.
@@ -158,10 +185,7 @@ impl Shared {
         caller: &C,
         mut look: impl FnMut(&mut State) -> Option<Result<T>> + Send,
     ) -> Waited<T, C::Stop> {
-        if self.process != process::id() {
-            let message = "the model was opened in another process, of which this one was forked";
-            return Err(Fault::usage(message).into());
-        }
+        self.check_process()?;
         loop {
             let found = caller.blocking(|| {
                 let mut state = lock(&self.state);
@@ -192,13 +216,23 @@ impl Shared {
     /// In another process than that which opened it.
     pub fn close<C: Caller>(&self, caller: &C) -> Waited<(), C::Stop> {
         {
-            let mut state = lock(&self.state);
+            let mut state = self.state()?;
             state.closed = true;
             state.ticket.cancel();
         }
         self.wait(caller, |state| (state.phase == Phase::Idle).then_some(Ok(())))?;
         caller.blocking(|| lock(&self.engine).engine = None);
         Ok(())
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if !self.is_here() {
+            // Freeing it would wait for threads that a fork does not have.
+            let opened = self.engine.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(opened.engine.take());
+        }
     }
 }
 

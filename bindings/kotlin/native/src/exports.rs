@@ -186,7 +186,7 @@ extern "system" fn Java_dev_qhx_Native_busy(
     class: Class<'_>,
     model: jlong,
 ) -> jboolean {
-    called(env, &class, |_| Ok(calls::model(model)?.shared.is_busy()))
+    called(env, &class, |_| Ok(calls::model(model)?.shared.is_busy()?))
 }
 
 /// `cancelModel(model: Long): Boolean`
@@ -197,7 +197,7 @@ extern "system" fn Java_dev_qhx_Native_cancelModel(
     class: Class<'_>,
     model: jlong,
 ) -> jboolean {
-    called(env, &class, |_| Ok(calls::model(model)?.shared.cancel()))
+    called(env, &class, |_| Ok(calls::model(model)?.shared.cancel()?))
 }
 
 /// `close(model: Long)`

@@ -12,7 +12,6 @@
 //! | `values` | arrays of Java from and to values |
 //! | `fault` | faults as exceptions |
 
-#[cfg(feature = "builtin-ops")]
 mod builtin;
 mod calls;
 mod exports;

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
@@ -44,6 +46,25 @@ def given(kind: str, value: Any, name: str) -> Given:
     else:
         expected = "a path, or the bytes of a file"
     raise usage(f"{name}: {type(value).__name__}, expected {expected}")
+
+
+def forwarded(kind: str, value: Mapping[str, Any], name: str) -> Given:
+    """A medium as OpenAI's clients send it. Whoever wrote it names no file of this machine."""
+    if kind == "image_url":
+        url = value.get("url")
+        if isinstance(url, str) and url[:5].lower() == "data:":
+            return given("image", url, name)
+        raise usage(
+            f"{name}.url: expected a data: URL; addresses and files are not read for a message",
+            'a file of this machine: {"type": "image", "image": path}',
+        )
+    data = value.get("data")
+    if not isinstance(data, str):
+        raise usage(f"{name}.data: {type(data).__name__}, expected base64 of an audio file")
+    try:
+        return given("audio", base64.b64decode(data, validate=True), f"{name}.data")
+    except ValueError as error:
+        raise usage(f"{name}.data: not base64: {error}") from None
 
 
 def _pil(image: Any, name: str) -> Given:

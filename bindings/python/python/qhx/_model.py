@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _qhx
 from ._errors import UsageError, usage
-from ._media import Audio, Given, Image, given
+from ._media import Audio, Given, Image, forwarded, given
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -341,7 +341,8 @@ class Model:
         Args:
             messages: ``{"role": …, "content": …}`` each. The content is a text, or a list of parts: ``{"type": "text",
                 "text": …}``, ``{"type": "image", "image": …}``, and in the same way ``audio`` and ``video``;
-                ``{"type": "image_url", "image_url": {"url": "data:…"}}``, too.
+                ``{"type": "image_url", "image_url": {"url": "data:…"}}`` and ``{"type": "input_audio", "input_audio":
+                {"data": base64, "format": …}}`` are those of OpenAI's clients, and open no file.
             tools: The tools that the model may call, as servers take them: ``{"type": "function", "function": …}``.
                 The calls of an answer are :attr:`Generation.tool_calls`.
             tool_choice: ``"required"``: the answer is calls, and nothing else.
@@ -474,10 +475,13 @@ def _part(name: str, part: Any, media: list[Given]) -> Union[str, int]:
         return text
     if kind in _PARTS and kind in part:
         media.append(given(kind, part[kind], f"{name}.{kind}"))
-    elif kind == "image_url" and isinstance(part.get(kind), Mapping) and "url" in part[kind]:
-        media.append(given("image", part[kind]["url"], f"{name}.image_url"))
+    elif kind in ("image_url", "input_audio") and isinstance(part.get(kind), Mapping):
+        media.append(forwarded(kind, part[kind], f"{name}.{kind}"))
     else:
-        raise usage(f'{name}: expected {{"type": "text", "text": …}}, or image, audio or video in the same way')
+        raise usage(
+            f'{name}: expected {{"type": "text", "text": …}}, image, audio or video in the same way, or image_url or '
+            "input_audio as OpenAI's clients send them"
+        )
     return len(media) - 1
 
 
