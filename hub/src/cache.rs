@@ -41,6 +41,9 @@ impl Cache {
     }
 }
 
+/// How the name of a content ends that is not there whole.
+pub(crate) const INCOMPLETE: &str = ".incomplete";
+
 /// The folders of one repository.
 #[derive(Debug, Clone)]
 pub(crate) struct Repository {
@@ -60,7 +63,15 @@ impl Repository {
 
     /// What is there of a blob that is not there whole.
     pub(crate) fn incomplete(&self, blob: &BlobId) -> PathBuf {
-        self.root.join("blobs").join(format!("{}.incomplete", blob.as_str()))
+        self.root.join("blobs").join(format!("{}{INCOMPLETE}", blob.as_str()))
+    }
+
+    /// The blob of which a file holds what is there: `HASH`, `HASH.incomplete`, or `HASH.….incomplete` where each
+    /// download has a file of its own.
+    pub(crate) fn content(file: &Path) -> Option<BlobId> {
+        let name = file.file_name()?.to_str()?;
+        let blob = name.strip_suffix(INCOMPLETE).map_or(Some(name), |part| part.split('.').next());
+        BlobId::named(blob?)
     }
 
     pub(crate) fn snapshot(&self, commit: &str) -> PathBuf {

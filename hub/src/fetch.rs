@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use tempfile::TempPath;
 use ureq::Body;
 use ureq::http::{HeaderMap, Response, StatusCode};
 
 use crate::blob::Hasher;
-use crate::cache::{Repository, make_parent};
+use crate::cache::{INCOMPLETE, Repository, make_parent};
 use crate::choose::Chosen;
 use crate::head::{HEAD, program};
 use crate::http::{Client, Failure, encoded};
@@ -42,12 +43,12 @@ impl Fetch<'_> {
     /// Makes sure that a file's blob is there, and is what it is called. Returns the bytes that were fetched.
     pub(crate) fn file(&self, file: &Chosen) -> Result<u64> {
         let waits = || (self.report)(Progress::Waiting { path: &file.path });
-        let _lock = Lock::take(&self.repository.blob_lock(&file.blob), self.cancel, waits)?;
+        let lock = Lock::take(&self.repository.blob_lock(&file.blob), self.cancel, waits)?;
         if self.is_there(file)? {
             (self.report)(Progress::Kept(file.bytes));
             return Ok(0);
         }
-        let mut partial = Partial::open(self, file)?;
+        let mut partial = Partial::open(self, file, lock.keeps_out())?;
         self.complete(file, &mut partial)?;
         if let Some(wrong) = partial.wrong() {
             // What an earlier attempt left, of whoever, is not taken twice.
@@ -209,11 +210,57 @@ fn kept(error: Error) -> Error {
     error.hint("what is there is kept: the same command goes on from it")
 }
 
+/// Where what is there of a file lies.
+enum Place {
+    /// Where each attempt goes on, under the lock of the blob.
+    Shared(PathBuf),
+    /// In a file of this attempt's own, as there are no locks. It becomes the shared one where the attempt fails.
+    Own(TempPath, PathBuf),
+}
+
+impl Place {
+    /// A file that nobody else has, with what an earlier attempt left.
+    fn own(shared: PathBuf) -> Result<(Self, File)> {
+        let fail = |e| failed(&shared, e);
+        let name = shared.with_extension("");
+        let prefix = format!("{}.", name.file_name().unwrap_or_default().display());
+        let mut new = tempfile::Builder::new();
+        #[cfg(unix)]
+        new.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+        new.prefix(&prefix).suffix(INCOMPLETE);
+        let own = new.tempfile_in(shared.parent().unwrap_or(Path::new("."))).map_err(fail)?;
+        let own = own.into_temp_path();
+        // Only one of several gets it.
+        match std::fs::rename(&shared, &own) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(&shared, e)),
+            _ => {}
+        }
+        let file = File::options().read(true).write(true).open(&own).map_err(fail)?;
+        Ok((Self::Own(own, shared), file))
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            Self::Shared(path) => path,
+            Self::Own(path, _) => path,
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Self::Own(own, shared) = self {
+            // Where it got its name it is gone.
+            drop(std::fs::rename(own, shared));
+        }
+    }
+}
+
 /// What is there of a file.
 struct Partial<'a> {
     fetch: &'a Fetch<'a>,
     chosen: &'a Chosen,
-    path: PathBuf,
+    path: Place,
     file: File,
     hash: Hasher,
     head: Vec<u8>,
@@ -224,12 +271,18 @@ struct Partial<'a> {
 }
 
 impl<'a> Partial<'a> {
-    /// Opens and hashes what an earlier attempt left.
-    fn open(fetch: &'a Fetch<'a>, chosen: &'a Chosen) -> Result<Self> {
+    /// Opens and hashes what an earlier attempt left. Unless the blob is `locked`, others may fetch it as well.
+    fn open(fetch: &'a Fetch<'a>, chosen: &'a Chosen, locked: bool) -> Result<Self> {
         let path = fetch.repository.incomplete(&chosen.blob);
         make_parent(&path)?;
-        let file = File::options().read(true).write(true).create(true).truncate(false).open(&path);
-        let file = file.map_err(|e| Error::io(ErrorKind::Io, &path, e))?;
+        let (path, file) = if locked {
+            let mut open = File::options();
+            let file = open.read(true).write(true).create(true).truncate(false).open(&path);
+            let file = file.map_err(|e| failed(&path, e))?;
+            (Place::Shared(path), file)
+        } else {
+            Place::own(path)?
+        };
         let hash = chosen.blob.hasher(chosen.bytes);
         let mut partial = Self {
             fetch,
@@ -315,7 +368,7 @@ impl<'a> Partial<'a> {
         self.file.sync_all().map_err(|e| self.fail(e))?;
         let blob = self.fetch.repository.blob(&self.chosen.blob);
         drop(self.file);
-        std::fs::rename(&self.path, &blob).map_err(|e| Error::io(ErrorKind::Io, &blob, e))?;
+        std::fs::rename(self.path.path(), &blob).map_err(|e| Error::io(ErrorKind::Io, &blob, e))?;
         let found = identity(&blob)
             .ok_or_else(|| Error::new(ErrorKind::Io, format!("{}: it is gone", blob.display())))?;
         self.fetch.repository.note_verified(&self.chosen.blob, &found)
@@ -329,7 +382,7 @@ impl<'a> Partial<'a> {
 
     /// The error of a file that cannot be written.
     fn fail(&self, error: io::Error) -> Error {
-        failed(&self.path, error)
+        failed(self.path.path(), error)
     }
 }
 
@@ -341,4 +394,67 @@ fn failed(path: &Path, error: io::Error) -> Error {
         return error;
     }
     error.hint("make room, or set HF_HOME to a folder elsewhere; what is there is kept, and the same command goes on")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::mpsc::{self, Receiver};
+
+    use qhx_base::CancelToken;
+    use qhx_hub_server::{Fault, Repo, Server};
+
+    use crate::lock::tests::without_locks;
+    use crate::{Hub, Options, Progress, Pulled, Want};
+
+    /// Fetches the bundle, and calls `then` once this number of bytes came.
+    fn pull(hub: &Hub, bytes: u64, then: impl Fn() + Sync) -> Pulled {
+        let (name, cancel, came) = ("o/n".parse().unwrap(), CancelToken::new(), AtomicU64::new(0));
+        let report = |progress: Progress<'_>| {
+            if let Progress::Fetched(more) = progress {
+                let before = came.fetch_add(more, Ordering::Relaxed);
+                if before < bytes && before + more >= bytes {
+                    then();
+                }
+            }
+        };
+        let listing = hub.resolve(&name, &cancel).unwrap();
+        let selection = Want::default().select(&listing, |name| name.ends_with(".json")).unwrap();
+        hub.download(&selection, &report, &cancel).unwrap()
+    }
+
+    #[test]
+    fn two_without_locks_fetch_into_files_of_their_own() {
+        without_locks();
+        let content: Vec<u8> = (0..1 << 20).map(|n: u32| (n % 251) as u8).collect();
+        let repo = Repo::new("o/n", 'a').file("m.json", "{}").lfs("decode.bin", content.clone());
+        let (server, cache) = (Server::start([repo]), tempfile::tempdir().unwrap());
+        let options = Options::new(cache.path()).endpoint(server.endpoint());
+        // The second one begins again where the first one is.
+        server.fault("decode.bin", Fault::IgnoreRange, 2);
+        // Where one fails, the other waits no longer.
+        let [(far, is_far), (begun, has_begun), (done, is_done)] =
+            [(), (), ()].map(|()| mpsc::channel::<()>()).map(|(a, b)| (a, Mutex::new(b)));
+        let wait = |for_it: &Mutex<Receiver<()>>| for_it.lock().unwrap().recv().unwrap_or(());
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| {
+                wait(&is_far);
+                pull(&Hub::new(options.clone()), 1000, move || {
+                    begun.send(()).unwrap();
+                    wait(&is_done);
+                })
+            });
+            let first = pull(&Hub::new(options.clone()), 500_000, move || {
+                far.send(()).unwrap();
+                wait(&has_begun);
+            });
+            let found = std::fs::read(first.path.join("decode.bin")).unwrap();
+            drop(done);
+            assert!(found == content, "what was noted as verified is another content");
+            second.join().unwrap();
+        });
+        let blobs = crate::cache::entries(&cache.path().join("models--o--n/blobs")).unwrap();
+        assert_eq!(blobs.len(), 2, "{blobs:?}");
+    }
 }

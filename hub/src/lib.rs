@@ -40,7 +40,7 @@ pub use environment::VARIABLES;
 pub use hub::Hub;
 pub use kind::Kind;
 pub use listing::{Listing, RemoteFile};
-pub use local::{Found, Local};
+pub use local::{Found, Local, Unfinished};
 pub use name::Name;
 pub use options::Options;
 pub use progress::Progress;

@@ -50,7 +50,33 @@ pub struct Local {
     pub complete: Option<bool>,
 }
 
+/// What downloads of a repository left that did not end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Unfinished {
+    /// The repository.
+    pub name: String,
+    /// Bytes that came.
+    pub bytes: u64,
+}
+
 impl Cache {
+    /// What downloads left that did not end, sorted by name: contents that nothing in [`Cache::list`] has.
+    ///
+    /// # Errors
+    /// When a folder cannot be read.
+    pub fn unfinished(&self) -> Result<Vec<Unfinished>> {
+        let mut found = Vec::new();
+        for name in self.names()? {
+            let loose = self.repository(&name).loose()?;
+            if !loose.is_empty() {
+                let bytes = loose.iter().map(|content| content.bytes).sum();
+                found.push(Unfinished { name: name.to_string(), bytes });
+            }
+        }
+        Ok(found)
+    }
+
     /// What a name leads to. Where several bundles of a repository are there, `want` decides; its `folder` is that of
     /// the name. `is_manifest` is asked about what other tools fetched.
     ///

@@ -15,7 +15,21 @@ const STEP: Duration = Duration::from_millis(100);
 
 /// A lock that is held until this is dropped, or until the process ends.
 #[derive(Debug)]
-pub(crate) struct Lock(#[expect(dead_code, reason = "closing the file gives the lock back")] File);
+pub(crate) struct Lock {
+    #[expect(dead_code, reason = "closing the file gives the lock back")]
+    file: File,
+    keeps_out: bool,
+}
+
+/// Numbers of the system for "no locks here" that have no kind of their own: `ENOLCK` of NFS without its lock daemon,
+/// and of Windows what shares of other systems answer.
+const NO_LOCKS: &[i32] = if cfg!(windows) {
+    &[1, 50]
+} else if cfg!(any(target_os = "linux", target_os = "android")) {
+    &[37, 95]
+} else {
+    &[77, 45, 102]
+};
 
 impl Lock {
     /// Waits for the lock. `waits` is called once if another process holds it.
@@ -31,6 +45,11 @@ impl Lock {
     /// The lock, or `None` where another process holds it.
     pub(crate) fn attempt(path: &Path) -> Result<Option<Self>> {
         attempt(path, open(path)?, File::try_lock).map(Result::ok)
+    }
+
+    /// False on a file system without locks, where others are not kept out.
+    pub(crate) fn keeps_out(&self) -> bool {
+        self.keeps_out
     }
 
     fn wait(
@@ -66,14 +85,45 @@ fn attempt(
     file: File,
     lock: fn(&File) -> Result<(), TryLockError>,
 ) -> Result<Result<Lock, File>> {
+    #[cfg(test)]
+    let lock = if tests::absent() { tests::refused } else { lock };
     match lock(&file) {
-        Ok(()) => Ok(Ok(Lock(file))),
+        Ok(()) => Ok(Ok(Lock { file, keeps_out: true })),
         Err(TryLockError::WouldBlock) => Ok(Err(file)),
-        // Some file systems of networks and phones have none. What is fetched is checked all the same.
-        Err(TryLockError::Error(e)) if e.kind() == io::ErrorKind::Unsupported => {
-            tracing::warn!(path = %path.display(), "the file system has no locks: fetch one thing at a time");
-            Ok(Ok(Lock(file)))
+        // Some file systems of networks and phones have none.
+        Err(TryLockError::Error(e)) if is_absent(&e) => {
+            tracing::debug!(path = %path.display(), "the file system has no locks: {e}");
+            Ok(Ok(Lock { file, keeps_out: false }))
         }
         Err(TryLockError::Error(e)) => Err(Error::io(ErrorKind::Io, path, e)),
+    }
+}
+
+fn is_absent(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Unsupported
+        || error.raw_os_error().is_some_and(|number| NO_LOCKS.contains(&number))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::fs::{File, TryLockError};
+    use std::io;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::NO_LOCKS;
+
+    /// The file system of all tests of this crate's own has no locks.
+    static ABSENT: AtomicBool = AtomicBool::new(false);
+
+    pub(crate) fn without_locks() {
+        ABSENT.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn absent() -> bool {
+        ABSENT.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn refused(_: &File) -> Result<(), TryLockError> {
+        Err(TryLockError::Error(io::Error::from_raw_os_error(NO_LOCKS[0])))
     }
 }

@@ -1,6 +1,7 @@
 //! Removing what was fetched. Contents that something else shares stay.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 use qhx_base::{Error, ErrorKind, Result};
 use serde::Serialize;
@@ -25,7 +26,8 @@ pub struct Removed {
 
 impl Cache {
     /// Removes what a name leads to: a folder of a revision, a revision, or without either all of the repository, also
-    /// what other tools fetched of it. Contents that another revision shares stay.
+    /// what other tools fetched of it. Contents that another revision shares stay. What downloads of the repository left
+    /// that did not end is removed with it.
     ///
     /// # Errors
     /// When nothing of it is there, something of it is being fetched, or a file cannot be removed.
@@ -55,10 +57,12 @@ impl Cache {
                 commits.push(commit);
             }
         }
-        if commits.is_empty() {
+        // Of a download that did not end there may be contents and no commit.
+        let bytes = repository.sweep()?;
+        if commits.is_empty() && bytes == 0 {
             return Err(absent());
         }
-        Ok(Removed { commits, bytes: repository.sweep()? })
+        Ok(Removed { commits, bytes })
     }
 }
 
@@ -124,21 +128,46 @@ impl Repository {
         Ok(removed)
     }
 
-    /// Removes contents that no snapshot has. Returns their bytes.
+    /// Removes contents that nothing has. Returns their bytes.
     fn sweep(&self) -> Result<u64> {
+        let mut bytes = 0;
+        for Loose { path, blob, bytes: length } in self.loose()? {
+            // Another tool may fetch it now.
+            let lock = Lock::attempt(&self.blob_lock(&blob))?;
+            let Some(lock) = lock else { continue };
+            // Without locks, what is not whole may be under way.
+            if lock.keeps_out() || path == self.blob(&blob) {
+                std::fs::remove_file(&path).map_err(|e| Error::io(ErrorKind::Io, &path, e))?;
+                bytes += length;
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Contents, whole or not, that no snapshot and no note has: what was removed, or what a download left that did not
+    /// end.
+    pub(crate) fn loose(&self) -> Result<Vec<Loose>> {
         let mut used = BTreeSet::new();
         for snapshot in entries(&self.root.join("snapshots"))? {
             let files = files_below(&snapshot)?;
             used.extend(files.iter().filter_map(|inner| links::blob_of(&below(&snapshot, inner))));
         }
-        let mut bytes = 0;
-        for path in entries(&self.root.join("blobs"))? {
-            let blob = path.file_name().and_then(|name| name.to_str()).and_then(BlobId::named);
-            let Some(blob) = blob.filter(|blob| !used.contains(blob)) else { continue };
-            let length = identity(&self.blob(&blob)).map_or(0, |found| found.bytes);
-            std::fs::remove_file(&path).map_err(|e| Error::io(ErrorKind::Io, &path, e))?;
-            bytes += length;
-        }
-        Ok(bytes)
+        // Where files are copies, they are noted.
+        let noted = self.records()?.into_iter().flat_map(|(_, record)| record.pulls.into_values());
+        let noted = noted.flat_map(|pull| pull.files.into_values());
+        used.extend(noted.filter_map(|noted| BlobId::named(&noted.blob)));
+        let loose = |path: PathBuf| {
+            let blob = Self::content(&path).filter(|blob| !used.contains(blob))?;
+            let bytes = identity(&path)?.bytes;
+            Some(Loose { path, blob, bytes })
+        };
+        Ok(entries(&self.root.join("blobs"))?.into_iter().filter_map(loose).collect())
     }
+}
+
+/// A file that holds a content, or a part of it, that nothing has.
+pub(crate) struct Loose {
+    pub path: PathBuf,
+    pub blob: BlobId,
+    pub bytes: u64,
 }

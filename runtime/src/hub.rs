@@ -22,7 +22,7 @@ use qhx_core::{CancelToken, Error, ErrorKind, Result};
 
 pub use qhx_hub::{
     Cache, CheckpointFiles, FileCheck, Found, Hub, Kind, Listing, Local, Name, Options, Progress,
-    Pulled, Removed, Selection, VARIABLES, Want,
+    Pulled, Removed, Selection, Unfinished, VARIABLES, Want,
 };
 
 /// The newest architecture that a name may say.

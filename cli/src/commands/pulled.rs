@@ -1,7 +1,7 @@
 //! `qhx list` and `qhx remove`: what was fetched from a hub.
 
 use clap::Args;
-use qhx::hub::{Cache, Local, Name, Options};
+use qhx::hub::{Cache, Local, Name, Options, Unfinished};
 use qhx_core::Result;
 use qhx_core::manifest::is_candidate;
 use serde_json::json;
@@ -27,7 +27,8 @@ pub(crate) struct ListArgs {
 /// Remove what was fetched from a hub
 ///
 /// OWNER/NAME removes all of a repository, with @REVISION one revision, with /FOLDER one bundle.
-/// Contents that another revision or bundle shares stay.
+/// Contents that another revision or bundle shares stay. What downloads of the repository left that
+/// did not end is removed with it.
 #[derive(Debug, Args)]
 pub(crate) struct RemoveArgs {
     /// OWNER/NAME[@REVISION][/FOLDER]
@@ -41,18 +42,25 @@ pub(crate) struct RemoveArgs {
 /// Runs `qhx list`.
 pub(crate) fn list(args: &ListArgs, app: &mut App) -> Result<Status> {
     let cache = Cache::new(Options::from_environment()?.cache);
-    let found = cache.list(is_candidate)?;
+    let (found, unfinished) = (cache.list(is_candidate)?, cache.unfinished()?);
     if args.json {
-        app.output.json_pretty(&json!({"cache": cache.root(), "found": found}))?;
+        let listed = json!({"cache": cache.root(), "found": found, "unfinished": unfinished});
+        app.output.json_pretty(&listed)?;
         return Ok(Status::Done);
     }
     let mut lines = Report::default();
-    let width = found.iter().map(|local| local.name.len()).max().unwrap_or(0);
+    let names = found.iter().map(|local| &local.name);
+    let names = names.chain(unfinished.iter().map(|download| &download.name));
+    let width = names.map(String::len).max().unwrap_or(0);
     for local in &found {
         lines.line(format_args!("{:width$}  {}", local.name, what(local)));
     }
+    for Unfinished { name, bytes, .. } in &unfinished {
+        let size = size(*bytes);
+        lines.line(format_args!("{name:width$}  unfinished  {size:>10}  qhx pull goes on"));
+    }
     app.output.report(&lines)?;
-    if found.is_empty() {
+    if found.is_empty() && unfinished.is_empty() {
         say!("nothing is in {}; fetch a bundle with qhx pull OWNER/NAME", cache.root().display());
     }
     Ok(Status::Done)

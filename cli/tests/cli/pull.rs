@@ -126,6 +126,12 @@ fn what_is_there_is_listed_and_removed() {
     assert!(lines[0].ends_with("aaaaaaaaaa (main)"), "{listed}");
     let json = run(dir, &server, &["list", "--json"]).ok().json();
     assert_eq!(json["found"][1]["name"], "o/tiny/v81");
+    let blobs = dir.join(".cache/huggingface/hub/models--o--tiny/blobs");
+    std::fs::write(blobs.join(format!("{}.incomplete", "a".repeat(64))), [0; 9]).unwrap();
+    let json = run(dir, &server, &["list", "--json"]).ok().json();
+    assert_eq!(json["unfinished"][0]["bytes"], 9, "{json}");
+    let listed = run(dir, &server, &["list"]).ok().stdout;
+    assert!(listed.lines().last().unwrap().contains("unfinished"), "{listed}");
     let removed = run(dir, &server, &["remove", "o/tiny/v79"]).ok();
     assert!(removed.stdout.starts_with("removed o/tiny/v79: "), "{}", removed.stdout);
     run(dir, &server, &["generate", "o/tiny", PROMPT]).ok();

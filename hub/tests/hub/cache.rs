@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use qhx_base::{CancelToken, ErrorKind};
 use qhx_hub::{Cache, Hub, Kind};
-use qhx_hub_server::{Repo, Server};
+use qhx_hub_server::{Fault, Repo, Server};
 
 use crate::{find, is_manifest, name, options, pull, repo, tree};
 
@@ -187,6 +187,26 @@ fn folders_of_modules_come_with_their_checkpoint() {
     let asked =
         server.requests().into_iter().filter(|request| request.path.ends_with("modules.json"));
     assert_eq!(asked.count(), 1);
+}
+
+#[test]
+fn what_a_broken_download_left_is_listed_and_removed() {
+    let (server, cache) = (Server::start([repo()]), tempfile::tempdir().unwrap());
+    let hub = Hub::new(options(&server, cache.path()));
+    pull(&hub, "o/n/v79").unwrap();
+    assert_eq!(hub.cache().unfinished().unwrap(), []);
+    server.fault("v81/decode.bin", Fault::Cut(70_000), 1);
+    server.fault("v81/decode.bin", Fault::Status(502, String::new()), 9);
+    pull(&hub, "o/n/v81").unwrap_err();
+    let left = hub.cache().unfinished().unwrap();
+    assert!(left.len() == 1 && left[0].name == "o/n", "{left:?}");
+    assert!((70_000..71_000).contains(&left[0].bytes), "{left:?}");
+    let removed = hub.cache().remove(&name("o/n/v81")).unwrap();
+    assert_eq!((removed.bytes, removed.commits.len()), (left[0].bytes, 0));
+    assert_eq!(hub.cache().unfinished().unwrap(), []);
+    assert!(!tree(cache.path()).iter().any(|name| name.ends_with(".incomplete")));
+    assert!(find(&hub, "o/n/v79").unwrap().is_some());
+    assert_eq!(hub.cache().remove(&name("o/n/v81")).unwrap_err().kind(), ErrorKind::Usage);
 }
 
 #[test]
