@@ -26,10 +26,10 @@ Usage: cargo xtask COMMAND
   demo [ARGS…]      build the program and a plugin in a hurry, then run `qhx demo ARGS…`
   test [OPTIONS]    run every check and test
       --require-all   a tier that cannot run is a failure (as does QHX_REQUIRE_TIERS=1)
-      --fast          tests only: no formatting, lints, documentation and targets
+      --fast          tests only: no formatting, lints, documentation, licences and targets
       --full          every tiny model with every architecture, precision and number of shards
                       on the emulator, a minute of fuzzing a target instead of five seconds,
-                      more families with their ops linked in, licences, Windows with MSVC
+                      more families with their ops linked in
   fuzz [ARGS…]      feed damaged files to what reads files; --help says more
   miri              run the tests of the op author's kit under Miri (needs a nightly toolchain)
   check-targets     type-check the runtime for phones and laptops

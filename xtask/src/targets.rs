@@ -5,11 +5,8 @@ use std::process::Command;
 use crate::aarch64;
 use crate::cargo::{self, Result, cargo};
 
-/// Laptops with a Hexagon NPU.
-pub(crate) const MSVC: &str = "aarch64-pc-windows-msvc";
-
 /// Phones, boards and laptops with a Hexagon NPU.
-const TARGETS: [&str; 3] = ["aarch64-linux-android", aarch64::TARGET, MSVC];
+const TARGETS: [&str; 3] = ["aarch64-linux-android", aarch64::TARGET, "aarch64-pc-windows-msvc"];
 
 /// What runs on them.
 const PACKAGES: [&str; 29] = [
@@ -62,7 +59,7 @@ pub(crate) fn check(require_all: bool) -> Result<()> {
     Ok(())
 }
 
-/// Checks every installed target but those that were `built` or are left out, and returns those that are not installed.
+/// Checks every installed target but those that were `built`, and returns those that are not installed.
 pub(crate) fn run(built: &[&str]) -> Result<Vec<&'static str>> {
     let installed = cargo::output(Command::new("rustup").args(["target", "list", "--installed"]));
     let installed = installed.unwrap_or_default();

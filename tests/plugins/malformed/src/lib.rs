@@ -2,8 +2,7 @@
 //! `logits`, which are all zero.
 
 use qhx_op::{
-    DType, Error, GraphId, Host, Modality, OpDescription, OpenInfo, Port, Result, Segment, Task,
-    View,
+    Error, GraphId, Host, Modality, OpDescription, OpenInfo, Port, Result, Segment, Task, View,
 };
 
 /// The description of an op called `name`.
@@ -32,9 +31,7 @@ impl Zeros {
     pub fn open(host: &mut Host) -> Result<Self> {
         let graph = host.require_graph("/plan/params/step", "step")?;
         let port = Port::Output(host.graph(graph).require_output("logits")?);
-        let buffer = host.allocate_for(graph, port)?;
-        let len = host.tensor(graph, port).elements();
-        let logits = View { buffer, dtype: DType::F32, offset: 0, len };
+        let logits = host.view_for(graph, port)?;
         Ok(Self { graph, logits, position: 0 })
     }
 

@@ -113,14 +113,13 @@ impl<const FAULT: usize> Op for Faulty<FAULT> {
         }
         let port = Port::Output(host.graph(graph).require_output("logits")?);
         let len = host.tensor(graph, port).elements();
-        let buffer = host.allocate(len * DType::F32.size())?;
+        let logits = host.allocate_view(DType::F32, len)?;
         if Self::KIND != Fault::ForgetsToBind {
             for index in 0..host.graph(graph).outputs.len() {
                 host.allocate_for(graph, Port::Output(index))?;
             }
-            host.bind(graph, port, buffer, 0)?;
+            host.bind(graph, port, logits.buffer, 0)?;
         }
-        let logits = View { buffer, dtype: DType::F32, offset: 0, len };
         Ok(Self { graph, logits, position: 0 })
     }
 

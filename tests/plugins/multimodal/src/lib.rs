@@ -40,6 +40,8 @@ struct Multimodal {
     logits: View,
     /// How loud the last audio clip was on average, from 0 to 1.
     loudness: Option<f32>,
+    /// `params.panics_in_reset`: where something was consumed, [`Generator::reset`] panics.
+    panics_in_reset: bool,
     seeing: SpanId,
     hearing: SpanId,
 }
@@ -125,7 +127,8 @@ impl Op for Multimodal {
         let buffer = host.allocate_for(graph, output)?;
         let logits = View { buffer, dtype: DType::F32, offset: 0, len: WIDTH };
         let (seeing, hearing) = (host.span("vision"), host.span("audio"));
-        Ok(Self { graph, x, state, logits, loudness: None, seeing, hearing })
+        let panics_in_reset = host.value("/params/panics_in_reset")?.unwrap_or(false);
+        Ok(Self { graph, x, state, logits, loudness: None, panics_in_reset, seeing, hearing })
     }
 
     fn info(&self) -> OpenInfo {
@@ -151,6 +154,12 @@ impl Op for Multimodal {
 }
 
 impl Generator for Multimodal {
+    fn reset(&mut self, host: &mut Host) -> Result<()> {
+        assert!(!self.panics_in_reset || self.state.position() == 0, "reset goes wrong");
+        self.state.reset(host);
+        Ok(())
+    }
+
     fn state(&self) -> Option<&StateCarrier> {
         Some(&self.state)
     }

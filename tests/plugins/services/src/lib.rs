@@ -69,9 +69,7 @@ impl<const WHAT: usize> Op for Uses<WHAT> {
     fn open(host: &mut Host) -> Result<Self> {
         let graph = host.require_graph("/plan/params/step", "step")?;
         let port = Port::Output(host.graph(graph).require_output("logits")?);
-        let len = host.tensor(graph, port).elements();
-        let logits =
-            View { buffer: host.allocate_for(graph, port)?, dtype: DType::F32, offset: 0, len };
+        let logits = host.view_for(graph, port)?;
         let halves = host.allocate(2 * HALVES.len())?;
         qhx_op::kernels::f32_to_f16(&HALVES, host.f16s_mut(halves));
         Ok(Self { graph, halves, logits, position: 0 })
