@@ -103,8 +103,7 @@ impl Op for Siglip {
                 tower.y.len
             )));
         }
-        let buffer = host.allocate(width * 4)?;
-        let vector = View { buffer, dtype: DType::F32, offset: 0, len: width };
+        let vector = host.allocate_view(DType::F32, width)?;
         Ok(Self { text, vision, vector, values: vec![0.0; width] })
     }
 

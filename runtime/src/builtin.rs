@@ -14,3 +14,19 @@ use qhx_ops_qwen3vl as _;
 use qhx_ops_qwen35 as _;
 #[cfg(feature = "ops-speech")]
 use qhx_ops_speech as _;
+
+/// The families whose host-ops are linked in, as the features `ops-…` name them.
+pub(crate) const FAMILIES: &[&str] = &[
+    #[cfg(feature = "ops-gemma4")]
+    "gemma4",
+    #[cfg(feature = "ops-llama")]
+    "llama",
+    #[cfg(feature = "ops-phimoe")]
+    "phimoe",
+    #[cfg(feature = "ops-qwen35")]
+    "qwen35",
+    #[cfg(feature = "ops-qwen3vl")]
+    "qwen3vl",
+    #[cfg(feature = "ops-speech")]
+    "speech",
+];

@@ -174,7 +174,7 @@ impl Runtime {
 fn platform() -> Check {
     let found = format!("{} {}", std::env::consts::OS, std::env::consts::ARCH);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let builtin = cfg!(feature = "builtin-ops");
+    let builtin = crate::builtin::FAMILIES.join(", ");
     Check::new("platform", Health::Ok, found).detail("cores", cores).detail("builtin_ops", builtin)
 }
 

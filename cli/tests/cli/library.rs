@@ -25,11 +25,34 @@ fn ten_lines_complete_a_text_as_the_program_does() {
     assert_eq!(run.stdout, qhx.args(["--max-new", "1024"]).run().ok().stdout);
     assert!(run.stdout.len() > 10, "{run:?}");
     assert_eq!(run.stderr, "", "a library prints nothing");
+    shown_by_the_page("complete");
+}
+
+fn shown_by_the_page(program: &str) {
     let page = std::fs::read_to_string(workspace().join("docs/library.md")).expect("the page");
-    let source = workspace().join("examples/library/src/bin/complete.rs");
+    let source = workspace().join(format!("examples/library/src/bin/{program}.rs"));
     let source = std::fs::read_to_string(source).expect("the source");
     let (_, code) = source.split_once("\n\n").expect("a comment, and then the code");
     assert!(page.contains(code.trim_end()), "docs/library.md shows another program");
+}
+
+#[test]
+fn messages_of_an_app_are_answered_as_those_of_a_chat() {
+    let folder = folder();
+    let [first, second] = ["What colour is the sky?", "And at night?"];
+    let run = library(folder.path(), "messages", &[path(bundle()), first, second]).run().ok();
+    let qhx = Program::qhx(folder.path()).args(["chat"]).arg_path(bundle());
+    let qhx = qhx.args([
+        "--system-prompt",
+        "Answer in one sentence.",
+        "--max-new",
+        "64",
+        "--temperature",
+        "0",
+    ]);
+    assert_eq!(run.stdout, qhx.stdin(format!("{first}\n{second}\n")).run().ok().stdout);
+    assert_eq!(run.stdout.lines().count(), 2, "{run:?}");
+    shown_by_the_page("messages");
 }
 
 /// A bundle whose manifest has only what an answer begins with, as published ones do, and no template beside it.

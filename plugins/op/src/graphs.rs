@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::fill::Embedding;
-use crate::{BufferId, Error, GraphId, Host, Port, Result, View};
+use crate::{BufferId, DType, Error, GraphId, Host, Port, Result, View};
 
 /// A parameter that names one graph, or several in order ([`crate::schema::graphs`]).
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -145,6 +145,16 @@ impl Host {
         let dtype = self.require_float(graph, port)?;
         let len = self.tensor(graph, port).elements();
         Ok(View { buffer: self.allocate_for(graph, port)?, dtype, offset: 0, len })
+    }
+
+    /// Allocates zeroed memory for `len` values of a type, and returns a view of all of it: of a vector that the host-op
+    /// computes itself, say.
+    ///
+    /// # Errors
+    /// When there is not as much memory.
+    pub fn allocate_view(&mut self, dtype: DType, len: usize) -> Result<View> {
+        let bytes = len.saturating_mul(dtype.size());
+        Ok(View { buffer: self.allocate(bytes)?, dtype, offset: 0, len })
     }
 
     /// Rows of a tensor `[…, width]`, and their width.

@@ -2,9 +2,15 @@
 //!
 //! An op registers itself when its crate is linked, and a crate that nothing names is not linked.
 
+#[cfg(feature = "ops-gemma4")]
 use qhx_ops_gemma4 as _;
+#[cfg(feature = "ops-llama")]
 use qhx_ops_llama as _;
+#[cfg(feature = "ops-phimoe")]
 use qhx_ops_phimoe as _;
+#[cfg(feature = "ops-qwen3vl")]
 use qhx_ops_qwen3vl as _;
+#[cfg(feature = "ops-qwen35")]
 use qhx_ops_qwen35 as _;
+#[cfg(feature = "ops-speech")]
 use qhx_ops_speech as _;
