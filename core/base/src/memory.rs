@@ -15,10 +15,19 @@ pub fn give_back() {
         libc::malloc_trim(0);
     }
     #[cfg(target_os = "android")]
-    // SAFETY: as above; an allocator that does not know the option ignores it.
-    unsafe {
-        /// Of `malloc.h` in bionic: purges pages that are not used.
-        const M_PURGE: libc::c_int = -101;
-        libc::mallopt(M_PURGE, 0);
+    purge();
+}
+
+/// Purges pages that bionic's allocator does not use. Android has the function since version 8, the option since 9.
+#[cfg(target_os = "android")]
+fn purge() {
+    /// Of `malloc.h` in bionic.
+    const M_PURGE: libc::c_int = -101;
+    type Mallopt = unsafe extern "C" fn(libc::c_int, libc::c_int) -> libc::c_int;
+    // SAFETY: the name ends with a zero.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"mallopt".as_ptr()) };
+    if !found.is_null() {
+        // SAFETY: bionic's function of this name has this signature, and ignores options that it does not know.
+        unsafe { std::mem::transmute::<*mut libc::c_void, Mallopt>(found)(M_PURGE, 0) };
     }
 }
