@@ -19,14 +19,14 @@ use crate::request::Context as Asked;
 /// Updates that wait for a client to read them. Then the worker waits, too.
 const UPDATES: usize = 4096;
 
-/// How often a worker that waits looks whether its job is to end.
+/// Interval at which a waiting worker checks its ticket.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Takes the updates of a job.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     updates: mpsc::Sender<Update>,
-    /// What waits with a worker.
+    /// Runs the wait of a worker.
     runtime: Handle,
     /// Time for which a client may read nothing.
     patience: Duration,
@@ -64,7 +64,7 @@ impl Outbox {
 pub(crate) struct Pending {
     updates: Receiver<Update>,
     peeked: Option<Update>,
-    /// When its time is up. The ticket knows it, too: here it is that the client hears of it.
+    /// Time limit. The ticket ends the work by itself; this one answers the client.
     deadline: Pin<Box<Sleep>>,
     ticket: CancelToken,
 }

@@ -73,7 +73,7 @@ pub(crate) struct Seat {
     pub engine: Engine,
     /// What it has in its state: see [`common`].
     pub history: Vec<u64>,
-    /// When it was used last.
+    /// Time of its last use.
     since: Instant,
 }
 
@@ -316,7 +316,7 @@ impl Registry {
         self.models.iter().map(|model| model.release(idle)).sum()
     }
 
-    /// When there will be such a session.
+    /// Time at which [`Registry::release`] has a session to close, as far as is known now.
     pub(crate) fn next_release(&self, idle: Duration) -> Option<Instant> {
         let since = self.models.iter().filter_map(|model| model.surplus_since()).min()?;
         since.checked_add(idle)
@@ -399,7 +399,7 @@ impl Served {
         }
     }
 
-    /// Since when nobody has used the session that was used the longest time ago, where there is another one.
+    /// Last use of the oldest idle session, where the model has another one.
     fn surplus_since(&self) -> Option<Instant> {
         match &*lock(&self.state) {
             State::Loaded(loaded) if loaded.sessions() > 1 => {

@@ -71,7 +71,7 @@ impl Context {
         CancelToken::any(vec![self.shared.queue.cancel.clone()]).until(deadline)
     }
 
-    /// What is known of a model, which is loaded where it never was: it takes time.
+    /// Facts about a model, which is loaded where it never was: it takes time.
     pub(crate) fn info(&self, model: &Served) -> Result<Arc<Info>> {
         let info = self.shared.registry.info(model, &self.shared.metrics);
         info.map_err(|e| ApiError::of_model(&e, &model.name))

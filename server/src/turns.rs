@@ -98,7 +98,7 @@ impl Turn {
             || self.name.is_some()
     }
 
-    /// As chat templates expect it.
+    /// The message in the form of chat templates.
     fn template(&self) -> Value {
         let mut map = Map::new();
         map.insert("role".to_owned(), self.role.as_str().into());
@@ -145,7 +145,7 @@ impl Turn {
 }
 
 impl Part {
-    /// As chat templates expect it: of an image or audio its kind.
+    /// The part in the form of chat templates: images and audio by their kind.
     fn template(&self) -> Value {
         match self {
             Self::Text(text) => json!({"type": "text", "text": text}),

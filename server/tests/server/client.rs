@@ -121,7 +121,7 @@ impl Client {
         json.open("POST", path, body.to_string().as_bytes())
     }
 
-    /// As [`Client::post_open`], of a client that does not read.
+    /// [`Client::post_open`] of a client that does not read.
     pub fn post_unread(&self, path: &str, body: &Value) -> BufReader<TcpStream> {
         let json = self.clone().with("content-type", "application/json");
         json.open_on(self.connect_narrow(), "POST", path, body.to_string().as_bytes())

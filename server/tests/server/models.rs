@@ -87,7 +87,7 @@ fn loaded_bytes(running: &Running) -> u64 {
     line.expect("there is a line").parse().expect("a number")
 }
 
-/// What two models take with a session each, without a budget.
+/// Bytes of two models with a session each, without a budget.
 fn both(a: &Path, b: &Path) -> u64 {
     let running = Running::start(options([("a", a), ("b", b)]));
     for model in ["a", "b"] {
