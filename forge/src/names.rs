@@ -196,6 +196,7 @@ mod tests {
             embed: Some(Arc::new(Nothing)),
             chat: None,
             tokenizer: true,
+            normalizers: Vec::new(),
             notes: Vec::new(),
             params: Map::new(),
             plan_params: Map::new(),

@@ -254,7 +254,7 @@ impl Ask {
         }
         let mut conversation = Conversation::new(&self.turns, &info)?;
         let turns = self.has_media().then(|| self.turns.clone());
-        let history = std::mem::take(&mut conversation.history);
+        let mut history = std::mem::take(&mut conversation.history);
         let salt = context.salt(self.cache_salt.as_deref());
         salt_history(&mut history, salt.as_deref());
         let ticket = context.ticket();

@@ -122,7 +122,8 @@ impl Completion {
         let ticket = context.ticket();
         let sampling = self.sampling.over(&info.sampling);
         let salt = context.salt(self.cache_salt.as_deref());
-        let request = self.request.sampling(sampling.clone()).salt(salt).cancelled_by(ticket.clone());
+        let request =
+            self.request.sampling(sampling.clone()).salt(salt).cancelled_by(ticket.clone());
         let (mut requests, mut texts) = (Vec::new(), Vec::new());
         for prompt in self.prompts {
             if self.echo {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use qhx::{
-    Bundle, Engine, ErrorKind, MediaRules, Modality, Model, Result, Runtime, SamplingParams, Sessions,
-    Task, Texts,
+    Bundle, Engine, ErrorKind, MediaRules, Modality, Model, Result, Runtime, SamplingParams,
+    Sessions, Task, Texts,
 };
 use serde_json::{Value, json};
 

@@ -290,7 +290,7 @@ impl Given {
     fn all(&self, client: &mut Command) {
         let [plugins, bundle, transcribing, image] = self.multimodal();
         let mut options = ForgeOptions::new(self.path("embedding"));
-        (options.task, options.prefill) = (Task::Embed, Some(Vec::new()));
+        (options.task, options.prefill) = (Some(Task::Embed), Some(Vec::new()));
         let embedding = tiny::fixture("embed-mistral-tiny");
         let embedding = forge(&embedding, &options, &mut Silent).unwrap().manifest;
         client.arg("all").arg(&self.language).arg(&self.prompt).arg(&self.expected);

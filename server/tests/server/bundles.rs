@@ -67,7 +67,7 @@ pub fn towers() -> &'static Path {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     MADE.get_or_init(|| {
         forged("towers", &fixture("siglip-fixed"), |options| {
-            (options.task, options.max_ctx) = (Task::Embed, None);
+            (options.task, options.max_ctx) = (Some(Task::Embed), None);
         })
     })
 }

@@ -172,7 +172,12 @@ fn zz_rate() {
     let words = "the quick brown fox jumps over a lazy dog near river banks while rain falls on old stone houses";
     let words: Vec<&str> = words.split(' ').collect();
     let texts: Vec<String> = (0..256)
-        .map(|at| (0..6 + at % 15).map(|n| words[(at * 7 + n * 3) % words.len()]).collect::<Vec<_>>().join(" "))
+        .map(|at| {
+            (0..6 + at % 15)
+                .map(|n| words[(at * 7 + n * 3) % words.len()])
+                .collect::<Vec<_>>()
+                .join(" ")
+        })
         .collect();
     let body = json!({"input": texts});
     let mut found = Vec::new();
@@ -185,12 +190,20 @@ fn zz_rate() {
             let json = running.client.post("/v1/embeddings", &body).status(200).json();
             let seconds = start.elapsed().as_secs_f64();
             let all = vectors(&json);
-            eprintln!("round {round} packs {packs}: {:.1} texts/s, {} tokens", 256.0 / seconds, json["usage"]["prompt_tokens"]);
+            eprintln!(
+                "round {round} packs {packs}: {:.1} texts/s, {} tokens",
+                256.0 / seconds,
+                json["usage"]["prompt_tokens"]
+            );
             if round == 0 {
                 found.push(all);
             }
         }
     }
-    let most = found[0].iter().zip(&found[1]).flat_map(|(a, b)| a.iter().zip(b).map(|(a, b)| (a - b).abs())).fold(0f32, f32::max);
+    let most = found[0]
+        .iter()
+        .zip(&found[1])
+        .flat_map(|(a, b)| a.iter().zip(b).map(|(a, b)| (a - b).abs()))
+        .fold(0f32, f32::max);
     eprintln!("largest difference {most:e}");
 }

@@ -246,7 +246,7 @@ fn a_draft_model_changes_no_token() {
     assert_eq!(error.kind(), ErrorKind::Usage);
     assert!(error.message().contains("tokenizer.json differs from"), "{error}");
     let encoder = self::bundle(&tiny::fixture("embed-mistral-tiny"), |o| {
-        (o.task, o.prefill) = (Task::Embed, None);
+        (o.task, o.prefill) = (Some(Task::Embed), None);
     });
     let encoder = tiny::open(&encoder.manifest, backends::cpu()).unwrap();
     let error = model.set_draft(encoder).unwrap_err();

@@ -115,7 +115,7 @@ fn tokenizer_of(file: &str, change: impl FnOnce(&mut Value)) -> Tokenizer {
     change(&mut document);
     std::fs::write(&path, document.to_string()).unwrap();
     let mut options = ForgeOptions::new(folder.path().join("bundle"));
-    options.task = Task::Embed;
+    options.task = Some(Task::Embed);
     forge(&checkpoint, &options, &mut Silent).unwrap_or_else(|e| panic!("{e}"));
     Tokenizer::from_file(&folder.path().join("bundle/tokenizer.json")).unwrap()
 }

@@ -140,7 +140,7 @@ fn families_without_int8_caches_are_named() {
     ] {
         let folder = tempfile::tempdir().unwrap();
         let mut options = ForgeOptions::new(folder.path().join("bundle"));
-        (options.caches, options.task) = (Caches::Int8, task);
+        (options.caches, options.task) = (Caches::Int8, Some(task));
         let error = forge(&tiny::fixture(tiny), &options, &mut Silent).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
         let expected = format!("--caches int8: the caches of a {class} hold f16 alone");

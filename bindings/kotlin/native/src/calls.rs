@@ -102,7 +102,8 @@ pub(crate) fn next(call: i64) -> Result<Option<String>> {
 
 /// The answer of a stream that has ended.
 pub(crate) fn result(call: i64) -> Result<Option<Answer>> {
-    Ok(CALLS.get(call)?.stream.get().and_then(Stream::result))
+    let call = CALLS.get(call)?;
+    Ok(call.stream.get().map(Stream::result).transpose()?.flatten())
 }
 
 pub(crate) fn embed(
