@@ -62,6 +62,7 @@ fn an_instruction_takes_the_place_of_the_bundles_own() {
     };
     let own = scores(json!({}));
     assert!(own > 0.99, "{own}");
-    assert_eq!(scores(json!({"instruction": "The "})), own);
+    // From a state that was kept, so that the last bits differ.
+    assert!((scores(json!({"instruction": "The "})) - own).abs() < 1e-6);
     assert!(scores(json!({"instruction": "word привет "})) < own);
 }

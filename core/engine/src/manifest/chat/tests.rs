@@ -81,8 +81,8 @@ fn conversations_render_as_in_transformers() {
         let rendered = case["rendered"].as_str().unwrap();
         if options.add_generation_prompt && Message::goes_on(&messages) {
             // There it begins another answer.
-            let more = rendered.strip_prefix(&prompt);
-            assert_eq!(more, Some("<|im_end|>\n<|im_start|>assistant\n"), "{case}");
+            let more = rendered.strip_prefix(&prompt).unwrap_or_else(|| panic!("{case}"));
+            assert!(more.starts_with("<|im_end|>\n<|im_start|>assistant\n"), "{case}");
             continue;
         }
         assert_eq!(prompt, rendered, "{case}");
