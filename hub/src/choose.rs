@@ -329,7 +329,10 @@ impl Selection {
     }
 
     /// The list of modules of `sentence-transformers` beside a checkpoint, if there is one: it names folders that
-    /// [`Selection::checkpoint`] is to take. See [`module_folders`].
+    /// [`Selection::checkpoint`] is to take.
+    ///
+    /// # Errors
+    /// When its path, length or hash cannot be used.
     pub fn modules(listing: &Listing) -> Result<Option<Self>> {
         let folder = listing.name.folder.clone().unwrap_or_default();
         let listed = |file: &&RemoteFile| within(&file.path, &folder) == Some(MODULES);
