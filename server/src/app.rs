@@ -68,7 +68,7 @@ impl App {
         !self.keys.is_empty()
     }
 
-    /// Which of the keys that are asked for a key is, counted from 1. How long that takes says nothing about them.
+    /// Number of a key among those that are asked for, counted from 1. How long that takes says nothing about them.
     pub(crate) fn number_of(&self, key: &str) -> Option<u64> {
         let key = digest(key);
         let mut found = 0;

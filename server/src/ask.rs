@@ -439,7 +439,7 @@ fn seed(fields: &Fields<'_>) -> Result<Option<u64>> {
     seed.map(Some).ok_or_else(|| wrong("seed", "a whole number", value))
 }
 
-/// What sets the states of a request apart from those of others.
+/// Salt that sets the states of a request apart from those of others.
 pub(crate) fn cache_salt(fields: &Fields<'_>) -> Result<Option<String>> {
     let salt = fields.text("cache_salt")?;
     if salt.is_some_and(str::is_empty) {

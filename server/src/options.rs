@@ -27,7 +27,7 @@ pub struct Options {
     pub port: u16,
     /// One of these is asked for, if there are any.
     pub api_keys: Vec<String>,
-    /// Whether clients of different keys go on from each other's states. A client then learns from
+    /// True lets clients of different keys go on from each other's states. A client then learns from
     /// `usage.prompt_tokens_details.cached_tokens`, and from the time to the first token, what prompts of others begin
     /// with.
     pub share_states: bool,
@@ -163,7 +163,7 @@ impl Options {
         Ok(self.api_keys(keys))
     }
 
-    /// Whether clients of different keys go on from each other's states: for a server of one team.
+    /// Lets clients of different keys go on from each other's states: for a server of one team.
     #[must_use]
     pub fn share_states(mut self, share_states: bool) -> Self {
         self.share_states = share_states;

@@ -31,7 +31,7 @@ pub(crate) struct Context {
     pub shared: Shared,
     /// Who asks: a hash of the key, or of the address.
     pub client: u64,
-    /// Which of the server's keys it asks with.
+    /// Number of the server's key that it asks with.
     pub key: Option<u64>,
     pub tally: Arc<Tally>,
     pub memory: Memory,
@@ -77,7 +77,7 @@ impl Context {
         info.map_err(|e| ApiError::of_model(&e, &model.name))
     }
 
-    /// Whose states a generation goes on from: those of its key, unless all share theirs, and of the `cache_salt` that it
+    /// Salt of the states that a generation goes on from: its key, unless all share theirs, and the `cache_salt` that it
     /// asks for.
     pub(crate) fn salt(&self, asked: Option<&str>) -> Option<String> {
         let key = self.key.filter(|_| !self.shared.options.share_states);

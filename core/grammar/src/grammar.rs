@@ -17,8 +17,8 @@ const MAX_DEPTH: usize = 127;
 pub enum Grammar {
     /// A JSON object, whatever is in it.
     Json,
-    /// JSON of a schema, written without spaces. Its key `x-guidance` may ask for other spaces:
-    /// `{"whitespace_flexible": true}`, or `{"item_separator": ", ", "key_separator": ": "}`.
+    /// JSON of a schema, written without spaces. Its key `x-guidance` may ask for other spaces, and leaves the rest as
+    /// it is: `{"whitespace_flexible": true}` for what people write, or `{"item_separator": ", "}`.
     JsonSchema(Value),
     /// A text that the whole of a regular expression matches.
     Regex(String),

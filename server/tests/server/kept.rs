@@ -98,7 +98,7 @@ fn two_keys(parallel: usize, share: bool) -> (Running, [Client; 2]) {
 
 #[test]
 fn a_guess_of_another_keys_prompt_finds_no_state() {
-    // Tokens that guesses find, with and without somebody else's prompt that one of them is.
+    // Tokens that a guess finds behind a wrong one, with and without somebody else's prompt that it is.
     let found = |parallel, asks: bool| {
         let (_running, [alice, bob]) = two_keys(parallel, false);
         let mut found = Vec::new();
@@ -107,7 +107,8 @@ fn a_guess_of_another_keys_prompt_finds_no_state() {
             if asks {
                 cached(&alice, path, &text("zebra"), None);
             }
-            found.extend(["apple", "zebra"].map(|guess| cached(&bob, path, &text(guess), None)));
+            cached(&bob, path, &text("apple"), None);
+            found.push(cached(&bob, path, &text("zebra"), None));
             if asks {
                 let own = cached(&alice, path, &text("zebra"), None);
                 assert!(own > 30, "{path}: {own}");

@@ -76,9 +76,9 @@ pub struct Request {
     /// Further variables of the chat template, such as `reasoning_effort`: see
     /// [`RenderOptions::arguments`](crate::text::RenderOptions::arguments).
     pub template_arguments: Map<String, Value>,
-    /// Whose states the generation may go on from: those of requests with the same salt, in this session and among
-    /// [kept states](super::ModelOptions::keep_states). Requests without one share theirs. Its own state is used by no
-    /// other, so that [`Generation::reused_tokens`] says nothing about the prompts of others.
+    /// Salt of the states that the generation may go on from, in this session and among
+    /// [kept states](super::ModelOptions::keep_states): those of requests with the same one. Requests without a salt
+    /// share theirs. [`Generation::reused_tokens`] then says nothing about prompts with another salt.
     pub salt: Option<String>,
     /// Stops this generation, also while its prompt is rendered or tokenized; other requests go on. Where it is
     /// cancelled before its turn, nothing runs. A clone of the request shares it.
