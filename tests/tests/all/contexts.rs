@@ -131,14 +131,16 @@ fn every_family_says_the_same_across_the_borders_of_contexts() {
 
 #[test]
 fn golden_steps_execute_every_graph() {
-    for family in FAMILIES {
+    for family in [DENSE, INT8, RECURRENT, RINGS, FAMILIES[4], FAMILIES[5]] {
         let tiny = family.tiny;
         let mut model = family.open(true);
         let mut names = Vec::new();
         let golden = Golden::make(&mut model, false, &mut |name| names.push(name.to_owned()));
         let golden = golden.unwrap_or_else(|e| panic!("{tiny}: {e}"));
         let stats = model.graph_stats();
+        // Graphs of 4 tokens verify drafts alone.
         let idle = stats.iter().filter(|graph| graph.executions == 0);
+        let idle = idle.filter(|graph| !graph.graph.starts_with("prefill4"));
         let idle: Vec<&str> = idle.map(|graph| &*graph.graph).collect();
         assert!(idle.is_empty(), "{tiny}: {idle:?} are not executed by {names:?}");
         // A prompt of more than two chunks, and the last position of each context.
