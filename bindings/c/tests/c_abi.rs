@@ -151,7 +151,7 @@ const FIRST: [(&str, &str); 7] = [
          n_stop_token_ids 64 4, grammar 72 8, grammar_kind 80 4",
     ),
     (
-        "qhx_inputs 96",
+        "qhx_inputs 88",
         "text 0 8, system_prompt 8 8, history 16 8, n_history 24 4, no_template 28 4, image_path 32 8, \
          image_data 40 8, image_size 48 8, mask_path 56 8, audio 64 8, n_audio 72 8, audio_sr 80 4",
     ),
@@ -166,7 +166,7 @@ const FIRST: [(&str, &str); 7] = [
          top_logprobs 72 4, reserved 76 4",
     ),
     (
-        "qhx_output 176",
+        "qhx_output 168",
         "status 0 4, text 8 8, n_generated 16 4, n_prompt 20 4, prefill_ms 24 8, decode_ms 32 8, audio 40 8, \
          n_audio 48 8, sample_rate 56 4, embedding 64 8, n_embedding 72 4, image 80 8, img_h 88 4, img_w 92 4, \
          img_c 96 4, n_text 104 8, n_reused 112 4, finish_reason 120 8, tokens 128 8, logprobs 136 8, \
