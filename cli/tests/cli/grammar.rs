@@ -45,7 +45,7 @@ fn an_answer_is_json_of_its_schema() {
     assert_eq!((year.len(), month.len()), (4, 2), "{}", run.stdout);
     let run = generate(folder.path(), bundle(), &["--choice", "Oslo,Rome"]).ok();
     assert!(["Oslo\n", "Rome\n"].contains(&run.stdout.as_str()), "{}", run.stdout);
-    assert!(run.stderr.contains("tokens forced") && run.stderr.contains("finish: stop"));
+    assert!(run.stderr.contains("tokens forced") && run.stderr.contains("finish: eos"));
 }
 
 #[test]

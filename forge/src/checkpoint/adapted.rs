@@ -30,7 +30,7 @@ impl Checkpoint {
     /// The tensors and the configuration of an adapter.
     pub(crate) fn open_adapter(folder: &Path) -> Result<Self> {
         let there = |file: &&str| folder.join(file).is_file();
-        if !there(&CONFIG) || !TENSORS.iter().any(|file| there(&file)) {
+        if !there(&CONFIG) || !TENSORS.iter().any(there) {
             let what = format!("{}: holds no {CONFIG} and {}", folder.display(), TENSORS[0]);
             return Err(Error::new(ErrorKind::Artifact, what)
                 .hint("expected the folder of an adapter of PEFT"));

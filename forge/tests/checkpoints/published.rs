@@ -121,7 +121,11 @@ fn prompts_take_fewer_rows_in_longer_contexts() {
         let options = ForgeOptions { max_ctx, ..ForgeOptions::new("out") };
         let (plan, _) = plan(&checkpoint, recipe, &options, npu).unwrap();
         let graphs = plan.contexts.into_iter().flat_map(|context| context.graphs);
-        let rows = graphs.filter_map(|name| name.strip_prefix("prefill")?.parse::<usize>().ok());
+        // Shards have names such as `prefill128_p0`.
+        let rows = graphs.filter_map(|name| {
+            let rows = name.strip_prefix("prefill")?;
+            rows.split_once('_').map_or(rows, |(rows, _)| rows).parse::<usize>().ok()
+        });
         (plan.max_ctx, rows.max().unwrap())
     };
     assert_eq!(widest(None, true), (4096, 120));

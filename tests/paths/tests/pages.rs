@@ -74,11 +74,11 @@ fn matches(pattern: &str, name: &str) -> bool {
 fn paths_in_backticks_are_there() {
     let root = qhx_paths::workspace();
     let mut files = Vec::new();
-    walk(&root, &mut files);
+    walk(root, &mut files);
     let there: Vec<Vec<String>> = files
         .iter()
         .map(|path| {
-            let within = path.strip_prefix(&root).unwrap();
+            let within = path.strip_prefix(root).unwrap();
             within.iter().map(|part| part.to_string_lossy().into_owned()).collect()
         })
         .collect();
@@ -104,7 +104,7 @@ fn paths_in_backticks_are_there() {
         })
     };
     let (mut count, mut missing) = (0, Vec::new());
-    for (page, text) in pages(&root, &files) {
+    for (page, text) in pages(root, &files) {
         for (line, span) in spans(&text) {
             for path in expanded(span).iter().filter(|path| is_path(path)) {
                 count += 1;
@@ -122,9 +122,9 @@ fn paths_in_backticks_are_there() {
 fn links_between_pages_lead_to_files() {
     let root = qhx_paths::workspace();
     let mut files = Vec::new();
-    walk(&root, &mut files);
+    walk(root, &mut files);
     let (mut count, mut missing) = (0, Vec::new());
-    for (page, text) in pages(&root, &files) {
+    for (page, text) in pages(root, &files) {
         let folder = root.join(&page).parent().unwrap().to_owned();
         for link in text.split("](").skip(1) {
             let target = link.split([')', '#', ' ', '\n']).next().unwrap_or_default();
@@ -157,10 +157,10 @@ fn packages(files: &[PathBuf]) -> Vec<(String, PathBuf)> {
 fn tests_and_packages_of_commands_are_there() {
     let root = qhx_paths::workspace();
     let mut files = Vec::new();
-    walk(&root, &mut files);
+    walk(root, &mut files);
     let packages = packages(&files);
     let (mut count, mut missing) = (0, Vec::new());
-    for (page, text) in pages(&root, &files) {
+    for (page, text) in pages(root, &files) {
         for (line, span) in spans(&text).into_iter().filter(|(_, span)| span.starts_with("cargo "))
         {
             let after = |names: [&str; 2]| {
