@@ -257,7 +257,7 @@ fn words_have_times_where_they_are_asked_for() {
 
 #[test]
 fn a_form_that_is_wrong_is_refused() {
-    assert_eq!(form(&[], None).status(400).error()["param"], "file");
+    assert_eq!(form(&[("model", "hearing")], None).status(400).error()["param"], "file");
     assert_eq!(
         form(&[("response_format", "pdf")], None).status(400).error()["param"],
         "response_format"
