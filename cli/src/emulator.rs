@@ -1,4 +1,4 @@
-//! What an emulator of the NPU is doing, on standard error: it takes minutes for what a device does at once.
+//! Progress of an emulator of the NPU, on standard error: it takes minutes for what a device does at once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

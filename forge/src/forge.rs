@@ -247,7 +247,7 @@ fn rounded(checkpoint: &Checkpoint, recipe: &Recipe) -> Option<String> {
     })
 }
 
-/// What a user should know of the largest mask of a prefill graph; none where it is within [`MAX_MASK`].
+/// Note about the largest mask of a prefill graph; none where it is within [`MAX_MASK`].
 fn wide_mask(recipe: &Recipe) -> Option<String> {
     let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
     let masks = graphs.flat_map(|graph| {

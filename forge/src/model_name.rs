@@ -1,4 +1,4 @@
-//! What a model is called: by who uses it, and in the names of its files.
+//! Names of a model: the one that clients show, and the one in the names of its files.
 
 use std::path::Path;
 
@@ -30,9 +30,9 @@ const GENERIC: [&str; 14] = [
 /// The names of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ModelName {
-    /// What clients show and ask for, `model.name` of the manifest: `Qwen/Qwen3-0.6B`.
+    /// Name that clients show and ask for, `model.name` of the manifest: `Qwen/Qwen3-0.6B`.
     pub shown: String,
-    /// What the names of files begin with: `qwen3-0.6b`.
+    /// Beginning of the names of files: `qwen3-0.6b`.
     pub file: String,
 }
 
@@ -93,7 +93,7 @@ fn legal(name: &str, owner: bool) -> String {
     name.trim_start_matches(['.', '-', '/']).to_owned()
 }
 
-/// What a checkpoint is called: its folder, its file without the end, or its repository in a cache of a hub.
+/// Name of a checkpoint by its path: its folder, its file without the end, or its repository in a cache of a hub.
 fn own_name(path: &Path) -> String {
     // There the links lead to hashes.
     let cached = snapshot::locate(path);

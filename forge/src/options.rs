@@ -58,7 +58,7 @@ pub struct ForgeOptions {
     pub overwrite: bool,
     /// Name of the model, of the manifest and of the files; the checkpoint folder's name if none.
     pub name: Option<String>,
-    /// What the bundle is to do; if none, see [`crate::registry::task`].
+    /// Task of the bundle; if none, see [`crate::registry::task`].
     pub task: Option<Task>,
     /// Precision of the decoder's weights.
     pub precision: Precision,

@@ -61,7 +61,7 @@ impl ContextSizes {
 pub struct Plan {
     /// Model family.
     pub family: String,
-    /// What the bundle will do.
+    /// Task of the bundle.
     pub task: Task,
     /// Precision of the decoder's weights.
     pub precision: Precision,

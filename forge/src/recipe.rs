@@ -286,7 +286,7 @@ pub struct Recipe {
     /// Normalizers of `tokenizer.json` that the bundle's has before its own: what the model's processor does to texts in
     /// code, and the checkpoint's file does not say.
     pub normalizers: Vec<Value>,
-    /// What a user should know of what is made, each in one sentence.
+    /// Notes to the user about the bundle, each in one sentence.
     pub notes: Vec<String>,
 }
 

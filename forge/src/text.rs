@@ -23,7 +23,7 @@ const CONFIG: &str = "tokenizer_config.json";
 const TEMPLATE: &str = "chat_template";
 /// Where newer checkpoints keep the chat template; the first that is there counts.
 const TEMPLATES: [&str; 2] = ["additional_chat_templates/default.jinja", "chat_template.jinja"];
-/// What `generation_config.json` has of sampling.
+/// Keys of `generation_config.json` about sampling.
 const SAMPLING: [&str; 5] = ["temperature", "top_k", "top_p", "min_p", PENALTY];
 const PENALTY: &str = "repetition_penalty";
 /// Where older checkpoints keep the special tokens.

@@ -41,7 +41,7 @@ impl Cache {
     }
 }
 
-/// How the name of a content ends that is not there whole.
+/// End of the name of a content that is not there whole.
 pub(crate) const INCOMPLETE: &str = ".incomplete";
 
 /// The folders of one repository.

@@ -299,7 +299,7 @@ impl Selection {
         Self::of_read(listing, kind, folder, files, |_| false)
     }
 
-    /// As [`Selection::of`]; files for which `read` is true are no programs by their names.
+    /// [`Selection::of`]; files for which `read` is true are no programs by their names.
     fn of_read<'a>(
         listing: &Listing,
         kind: Kind,
@@ -344,7 +344,7 @@ impl Selection {
         Ok(Some(Self { whole: false, ..selection }))
     }
 
-    /// What a bundle is made of: the checkpoint in the repository, or in a folder of it, or one GGUF file. `modules` are
+    /// Files that a bundle is made of: the checkpoint in the repository, or in a folder of it, or one GGUF file. `modules` are
     /// the folders of further modules.
     ///
     /// # Errors

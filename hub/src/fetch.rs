@@ -210,9 +210,9 @@ fn kept(error: Error) -> Error {
     error.hint("what is there is kept: the same command goes on from it")
 }
 
-/// Where what is there of a file lies.
+/// Place of the part of a file that is there.
 enum Place {
-    /// Where each attempt goes on, under the lock of the blob.
+    /// A file that each attempt goes on with, under the lock of the blob.
     Shared(PathBuf),
     /// In a file of this attempt's own, as there are no locks. It becomes the shared one where the attempt fails.
     Own(TempPath, PathBuf),

@@ -50,7 +50,7 @@ pub struct Local {
     pub complete: Option<bool>,
 }
 
-/// What downloads of a repository left that did not end.
+/// Remains of unfinished downloads of a repository.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Unfinished {
@@ -61,7 +61,7 @@ pub struct Unfinished {
 }
 
 impl Cache {
-    /// What downloads left that did not end, sorted by name: contents that nothing in [`Cache::list`] has.
+    /// Remains of unfinished downloads, sorted by name: contents that nothing in [`Cache::list`] has.
     ///
     /// # Errors
     /// When a folder cannot be read.

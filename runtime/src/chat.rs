@@ -172,7 +172,7 @@ impl Chat {
     /// Goes on with the last message of the assistant, such as an answer that was cut. The run is what is added to it.
     ///
     /// # Errors
-    /// As [`Model::start`], and when the last message is not the assistant's.
+    /// The errors of [`Model::start`], and when the last message is not the assistant's.
     pub fn resume(&mut self, cancel: CancelToken) -> Result<Answer<'_>> {
         if !Message::goes_on(&self.messages) {
             let message = "the last message of the conversation is not the assistant's: there is nothing to go on with";

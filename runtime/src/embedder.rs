@@ -10,7 +10,7 @@ use qhx_core::trace::{self, Trace};
 use qhx_core::{CancelToken, Error, ErrorKind, Media, Result, TooLong};
 use qhx_media::{Limits, Source, decode_image};
 
-/// What to do about a text that is too long.
+/// Treatment of a text that is too long.
 const SPLIT: &str = "split the text, or cut it with --truncate";
 
 /// What a text is, which decides its prefix.

@@ -82,7 +82,7 @@ impl Reader {
         }
     }
 
-    /// Of an answer that may begin with reasoning.
+    /// Reader of an answer that may begin with reasoning.
     pub(crate) fn reasoning(self, reasons: bool) -> Self {
         Self { reasons, ..self }
     }

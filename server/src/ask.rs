@@ -99,7 +99,7 @@ pub(crate) struct Asked {
     pub answers: Answers,
     pub texts: Arc<Texts>,
     pub model: String,
-    /// How its tokens are chosen.
+    /// Sampling of its tokens.
     pub sampling: SamplingParams,
 }
 
@@ -366,7 +366,7 @@ pub(crate) fn format(format: &Fields<'_>) -> Result<Option<Grammar>> {
     }
 }
 
-/// How a request has tokens chosen.
+/// Sampling options of a request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Sampling {
     temperature: Option<f32>,
@@ -398,7 +398,7 @@ impl Sampling {
         })
     }
 
-    /// What the request leaves out is as `model` has it.
+    /// The options, where the request leaves one out that of `model`.
     pub(crate) fn over(&self, model: &SamplingParams) -> SamplingParams {
         model
             .clone()

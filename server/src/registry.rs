@@ -101,7 +101,7 @@ pub(crate) struct Info {
     pub rules: MediaRules,
     pub modalities: Vec<Modality>,
     pub dimensions: usize,
-    /// How tokens are chosen where a request leaves it out. As the interfaces have it, the temperature is 1 unless the
+    /// Sampling where a request leaves it out. As the interfaces have it, the temperature is 1 unless the
     /// bundle has its own.
     pub sampling: SamplingParams,
     backend: String,

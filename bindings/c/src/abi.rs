@@ -57,7 +57,7 @@ pub type LogCallback =
 
 /// Declares a struct of the header with the names of its fields, for the test that compares their places.
 ///
-/// Those that begin with `struct_size` may get further fields at their end, whose default is 0. The others are as
+/// Structs that begin with `struct_size` may get further fields at their end, whose default is 0. The others are as
 /// published callers write them, without a size: they stay as they are, and what a later version takes or returns goes
 /// through the former and through functions of its own (`qhx_session_last_…`).
 macro_rules! c_struct {

@@ -40,7 +40,7 @@ impl<T> Table<T> {
         std::ptr::without_provenance_mut(handle)
     }
 
-    /// As [`Table::add`] of what `make` returns, where there is no live handle and none is being made. `make` may call
+    /// Adds the value of `make`, where there is no live handle and none is being made. `make` may call
     /// whatever uses the table: libraries that it opens run code of their own, and what they log goes to the caller.
     pub(crate) fn add_only<H>(&self, make: impl FnOnce() -> Result<T>) -> Result<*mut H> {
         if self.making.swap(true, Ordering::Acquire) {

@@ -269,7 +269,7 @@ fn run_traced(args: &ChatArgs, app: &mut App, tracing: Option<&Tracing>) -> Resu
     }
 }
 
-/// How tokens are chosen, where the bundle has a say in it.
+/// Sampling of the conversation: the options given, over those of the bundle.
 fn described(sampling: &SamplingParams) -> String {
     if sampling.is_greedy() {
         return "greedy".to_owned();

@@ -114,7 +114,7 @@ pub fn read_text(kind: ErrorKind, path: &Path, limit: u64) -> Result<String> {
 /// Reads a regular JSON file of at most `limit` bytes.
 ///
 /// # Errors
-/// As [`read`], and when the file is no such JSON; a byte order mark before it is named.
+/// The errors of [`read`], and when the file is no such JSON; a byte order mark before it is named.
 pub fn read_json<T: DeserializeOwned>(kind: ErrorKind, path: &Path, limit: u64) -> Result<T> {
     let bytes = read(kind, path, limit)?;
     if let Some(what) = byte_order_mark(&bytes) {

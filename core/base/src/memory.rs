@@ -21,7 +21,7 @@ pub fn give_back() {
 /// Purges pages that bionic's allocator does not use. Android has the function since version 8, the option since 9.
 #[cfg(target_os = "android")]
 fn purge() {
-    /// Of `malloc.h` in bionic.
+    /// The constant of `malloc.h` in bionic.
     const M_PURGE: libc::c_int = -101;
     type Mallopt = unsafe extern "C" fn(libc::c_int, libc::c_int) -> libc::c_int;
     // SAFETY: the name ends with a zero.

@@ -18,7 +18,7 @@ pub struct StopFilter {
     place: Place,
 }
 
-/// Where the text is, as far as stop strings go.
+/// Part of the answer that the text is in, as far as stop strings go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     /// Reasoning may begin: what came is held back.
@@ -27,7 +27,7 @@ enum Place {
     Reasoning,
     /// Behind the reasoning, before the first text.
     Blank,
-    /// Where stop strings act.
+    /// The part in which stop strings act.
     Text,
 }
 

@@ -140,7 +140,7 @@ impl Tokenizer {
     /// it does not tell the texts apart, as that of RoBERTa does not, there is one part.
     ///
     /// # Errors
-    /// As [`Tokenizer::within`], for each of the texts.
+    /// [`Tokenizer::within`] for each of the texts.
     pub fn encode_pair(
         &self,
         first: &str,
@@ -159,7 +159,7 @@ impl Tokenizer {
     /// too long only parts are tokenized.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`], when what is added fits no `max_tokens`, or the work is cancelled.
+    /// The errors of [`Tokenizer::encode`], when what is added fits no `max_tokens`, or the work is cancelled.
     pub fn encode_pair_truncated(
         &self,
         first: &str,

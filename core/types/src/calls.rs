@@ -197,7 +197,7 @@ macro_rules! op_calls {
             }
             {
                 /// Recognises what is said in audio, or reads what else the segments hold, in steps of its own; of an op
-                /// that generates, finds when its answer is spoken ([`crate::OpenInfo::aligns`]).
+                /// that generates, finds when its answer is spoken (`OpenInfo::aligns`).
                 since 1.3, Recognizer: answer(segments: Segments<'_, '_>) -> Answered, Nothing
             }
             {

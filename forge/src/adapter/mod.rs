@@ -32,7 +32,7 @@ pub(crate) const TEXT_FILES: [&str; 5] = [
     "chat_template.jinja",
     "additional_chat_templates/default.jinja",
 ];
-/// How the hint of an adapter that cannot be merged here begins.
+/// Beginning of the hint of an adapter that cannot be merged here.
 const MERGE: &str = "merge the adapter with PEFT (merge_and_unload), and forge that folder";
 /// What PEFT puts before the names of the model's modules.
 const PREFIX: &str = "base_model.model.";

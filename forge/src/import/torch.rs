@@ -128,7 +128,7 @@ fn entries(file: &[u8]) -> Read<BTreeMap<String, Range<usize>>> {
     Ok(entries)
 }
 
-/// Where the numbers of ZIP64 are among the extra fields of an entry, `len` bytes from `at` on.
+/// Offset of the numbers of ZIP64 among the extra fields of an entry, `len` bytes from `at` on.
 fn wide_numbers(
     mut at: usize,
     len: usize,

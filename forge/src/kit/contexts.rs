@@ -68,10 +68,10 @@ const CPU_PREFILL_ROWS: [usize; 2] = [32, 64];
 /// 1,048,576 bytes are right, 1,081,344 wrong. The emulator is right at both sizes.
 pub(crate) const MAX_MASK: usize = 1 << 20;
 
-/// The fewest rows that the default number is lowered to for the sake of [`MAX_MASK`].
+/// The fewest rows that the default number is lowered to for the sake of `MAX_MASK`.
 pub(super) const MIN_MASKED_ROWS: usize = 48;
 
-/// As many of `rows` as a mask `[rows, positions + rows]` of f16 has within [`MAX_MASK`], a multiple of 8. All of them
+/// Rows of a mask `[rows, positions + rows]` of f16 within `MAX_MASK`, at most `rows`, a multiple of 8. All of them
 /// where that would leave fewer than `least`.
 fn masked_rows(rows: usize, positions: usize, least: usize) -> usize {
     let fits = |rows: &usize| rows.saturating_mul(positions.saturating_add(*rows)) <= MAX_MASK / 2;
@@ -80,7 +80,7 @@ fn masked_rows(rows: usize, positions: usize, least: usize) -> usize {
 }
 
 /// The numbers of tokens that prefill graphs take at once, ascending: those of the options, each from 2 to
-/// the context, or else `default`, as far as it and a mask of [`MAX_MASK`] fit, with 32 and 64 beside 16 where no NPU
+/// the context, or else `default`, as far as it and a mask of `MAX_MASK` fit, with 32 and 64 beside 16 where no NPU
 /// computes them. Of `default`
 /// the largest number alone remains with [`RecipeOptions::one_prefill`], and where it would make more contexts than an
 /// NPU holds at once, its smallest numbers are left out.
@@ -91,11 +91,11 @@ pub fn prefill_rows(options: &RecipeOptions, default: &[usize]) -> Result<Vec<us
     rows_beside(options, default, 1, MIN_MASKED_ROWS)
 }
 
-/// As [`prefill_rows`], where one graph has to take `whole` tokens at once, as of an image whose tokens see each other:
+/// [`prefill_rows`], where one graph has to take `whole` tokens at once, as of an image whose tokens see each other:
 /// such a number of `default` stays as it is.
 ///
 /// # Errors
-/// As [`prefill_rows`].
+/// The errors of [`prefill_rows`].
 pub fn whole_prefill_rows(
     options: &RecipeOptions,
     default: &[usize],

@@ -21,7 +21,7 @@ use crate::{copy, edit_header, edit_json, read_json};
 /// Elements between two that the goldens have.
 const STEP: usize = 97;
 
-/// What is said while a bundle is made.
+/// Notes of the forge while a bundle is made.
 #[derive(Default)]
 struct Notes(Vec<String>);
 

@@ -44,12 +44,12 @@ impl Alignment {
         Ok(Self { median, passes: Vec::new() })
     }
 
-    /// What was found in the graphs, if any has such outputs.
+    /// Outputs found in the graphs, if any has them.
     pub fn take(&mut self) -> Option<Self> {
         self.passes.iter().any(|pass| !pass.views.is_empty()).then(|| std::mem::take(self))
     }
 
-    /// Where each of the tokens `said` behind those `before` begins and ends, in seconds, in a clip of `frames` of two to
+    /// Start and end of each of the tokens `said` behind those `before`, in seconds, in a clip of `frames` of two to
     /// a row. What the decoder has consumed is then both.
     pub fn times(
         &self,

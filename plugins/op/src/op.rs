@@ -22,7 +22,7 @@ pub trait Op: Sized + Send + 'static {
     /// When the bundle is not one that the op can run.
     fn open(host: &mut Host) -> Result<Self>;
 
-    /// What was found on opening: read once, and constant from then on. An op over a [`Decoder`] returns
+    /// Properties found on opening: read once, and constant from then on. An op over a [`Decoder`] returns
     /// [`Decoder::info`], with what it adds to it.
     fn info(&self) -> OpenInfo;
 

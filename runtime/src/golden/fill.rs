@@ -5,9 +5,9 @@ use qhx_core::engine::Model;
 use qhx_core::op::Segment;
 use serde_json::Value;
 
-/// What the kit's states of a host-op begin with: see `plugins/op/src/state/bytes.rs`.
+/// First bytes of the kit's states of a host-op: see `plugins/op/src/state/bytes.rs`.
 const MAGIC: &[u8; 8] = b"qhxkit\0\x01";
-/// Where the description of a state begins.
+/// Offset of the description of a state.
 const HEAD: usize = 16;
 
 /// Sizes of a decoder's graphs.
@@ -107,7 +107,7 @@ pub(super) fn stretched(state: &[u8], position: usize) -> Option<Vec<u8>> {
     rest.is_empty().then_some(out)
 }
 
-/// How a tensor of a state lies.
+/// Layout of a tensor of a state.
 struct Layout {
     blocks: usize,
     /// Bytes of a row of a cache, or of a whole state.

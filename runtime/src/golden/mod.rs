@@ -90,7 +90,7 @@ pub struct Step {
     pub task: Task,
     /// The prompt.
     pub tokens: Vec<u32>,
-    /// What stands behind the first of these tokens; alone where there are none.
+    /// Media behind the first of these tokens; alone where there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub media: Option<Clip>,
     /// Positions that are there before the prompt: those of the prompt itself, again and again. 0 begins a text.
@@ -158,7 +158,7 @@ pub struct GoldenReport {
 /// Makes golden steps with a model.
 struct Maker<'a> {
     model: &'a mut Model,
-    /// Told of each step before it is computed.
+    /// Called with each step before it is computed.
     begins: &'a mut dyn FnMut(&str),
     steps: Vec<Step>,
 }
@@ -269,7 +269,7 @@ impl Golden {
     /// Computes golden steps with a model, which is to execute ONNX graphs on the CPU: texts, of which `brief` leaves out
     /// one of the short ones, an image and audio, where the bundle takes them. Together they execute every graph of a
     /// decoder and of an encoder of texts, prefill graphs in more than one chunk and at the end of the context, and each
-    /// tower for one size. `begins` is told of each step before it is computed. A model that neither continues nor
+    /// tower for one size. `begins` is called with each step before it is computed. A model that neither continues nor
     /// encodes texts has no steps.
     ///
     /// # Errors
@@ -403,7 +403,7 @@ impl Golden {
     }
 }
 
-/// Runs all golden steps of a bundle; none where it has none. `begins` is told of each before it runs. Where one fails,
+/// Runs all golden steps of a bundle; none where it has none. `begins` is called with each before it runs. Where one fails,
 /// `reference` opens what executes the ONNX graphs, to find the graph that departs.
 ///
 /// # Errors

@@ -82,7 +82,7 @@ pub enum Times {
     /// Of what is said in one go; of chunks where the model gives no times.
     #[default]
     Segment,
-    /// Of each word, beside those of what is said in one go: [`Transcript::words`].
+    /// Times of each word, beside those of segments: [`Transcript::words`].
     Word,
 }
 

@@ -9,7 +9,7 @@ use super::{Chunk, Times, Transcriber};
 const SPACELESS: [&str; 6] = ["zh", "ja", "th", "lo", "my", "yue"];
 /// Punctuation that is a word of its own before it belongs to another.
 const PUNCTUATION: &str = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~";
-/// What belongs to the word behind it, and to the one in front of it.
+/// Punctuation that belongs to the word behind it, and to the one in front of it.
 const OPENING: &str = "\"'“¡¿([{-";
 const CLOSING: &str = "\"'.。,，!！?？:：”)]}、";
 
@@ -163,7 +163,7 @@ mod tests {
         words: Vec<Counted>,
     }
 
-    /// As `transformers` merges them (`tests/oracle/whisper_words.py`).
+    /// Words as `transformers` merges them (`tests/oracle/whisper_words.py`).
     #[test]
     fn punctuation_belongs_to_the_word_beside_it() {
         let folder = qhx_paths::fixture("whisper-tiny");

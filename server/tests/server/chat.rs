@@ -149,7 +149,7 @@ fn a_last_message_of_the_assistant_is_continued() {
     }
 }
 
-/// What an app has without a server.
+/// The same for an app without a server.
 #[test]
 fn the_librarys_chat_goes_on_with_an_answer_that_was_cut() {
     let (_, user, answer) = golden("llama3-tiny", "sky");

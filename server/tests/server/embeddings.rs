@@ -80,7 +80,7 @@ fn tokens_are_embedded_as_they_are() {
     let of_tokens = vectors(&send(tokens.clone(), allowed.clone()).status(200).json());
     assert_eq!(of_tokens, vectors(&send(json!([tokens]), allowed).json()));
     assert_eq!(of_tokens, vectors(&send(json!(TEXTS[1]), json!({})).json()));
-    // LangChain sends those of another model unless it is told not to.
+    // LangChain sends those of another model unless check_embedding_ctx_length is false.
     for input in [tokens.clone(), json!([tokens])] {
         let error = send(input, json!({})).status(400).error();
         assert_eq!((&error["param"], &error["code"]), (&json!("input"), &json!("unsupported")));

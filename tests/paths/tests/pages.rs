@@ -41,7 +41,7 @@ fn pages(root: &Path, files: &[PathBuf]) -> Vec<(PathBuf, String)> {
     files.iter().filter(is_page).map(read).collect()
 }
 
-/// What stands between single backticks on a line, with the line's number.
+/// Texts between single backticks on a line, with the line's number.
 fn spans(text: &str) -> Vec<(usize, &str)> {
     let mut spans = Vec::new();
     for (at, line) in text.lines().enumerate() {

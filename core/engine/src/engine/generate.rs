@@ -165,7 +165,7 @@ impl Model {
     /// Tokens of a request's prompt, as [`Model::encode_prompt`], with the template's variables that it has.
     ///
     /// # Errors
-    /// As [`Model::encode_prompt`].
+    /// The errors of [`Model::encode_prompt`].
     pub fn encode_request(&self, request: &Request) -> Result<Vec<u32>> {
         let encoded = self.encode(&request.prompt, &request.template_arguments, false);
         encoded.map(|encoded| encoded.sequence.tokens)

@@ -55,7 +55,7 @@ struct Saved {
 pub(super) struct Refused;
 
 impl Refused {
-    /// Whether an error is about such a state.
+    /// True for an error about such a state.
     pub(super) fn is_cause_of(error: &Error) -> bool {
         std::error::Error::source(error).is_some_and(|cause| cause.is::<Self>())
     }

@@ -425,7 +425,7 @@ impl Model {
         &self.manifest
     }
 
-    /// How the tokens of answers are chosen in conversations, as the bundle has it; none where it leaves that open.
+    /// Sampling of conversations that the bundle declares; none where it leaves that open.
     pub fn sampling(&self) -> Option<&SamplingParams> {
         self.manifest.params.sampling.as_ref()
     }

@@ -64,7 +64,7 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Speculative decoding.
     pub speculate: Speculate,
-    /// What the answer may be. It ends where nothing more may follow, with [`FinishReason::Eos`].
+    /// Grammar of the answer, which ends where nothing more may follow, with [`FinishReason::Eos`].
     pub grammar: Option<Grammar>,
     /// Log-probabilities of the chosen tokens, and of this number of most likely tokens in the place of each; at most
     /// [`MAX_LOGPROBS`] of them. Where a grammar leaves no choice, the model is asked all the same.

@@ -195,7 +195,7 @@ impl Inside {
             .map_err(|what| self.fail(&what, "config.json"))
     }
 
-    /// How tokens are chosen, as a `generation_config.json`; else null.
+    /// Sampling of the file, as a `generation_config.json`; null where it has none.
     pub fn sampling(&self) -> Json {
         let number = |(theirs, ours): (&str, &str)| {
             let number = self.file.number(&format!("general.sampling.{theirs}"))?;

@@ -32,7 +32,7 @@ pub(super) struct EncoderGraphs {
     pub contexts: Vec<ContextPlan>,
     pub plan_params: Map<String, Value>,
     pub tables: Vec<Tables>,
-    /// What a user should know of the vectors.
+    /// Note to the user about the vectors.
     pub notes: Vec<String>,
 }
 

@@ -213,7 +213,7 @@ impl Speculation {
         }
     }
 
-    /// What is to be verified in one step: `token`, which was chosen last, and at most `max_drafts` draft tokens: the
+    /// Tokens to verify in one step: `token`, which was chosen last, and at most `max_drafts` draft tokens: the
     /// first of them, as many as `allowed` says. Only the token where a plain step is better.
     pub(super) fn propose(
         &mut self,
