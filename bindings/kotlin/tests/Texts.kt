@@ -102,7 +102,7 @@ fun Suite.texts() {
             Triple(Options(maxNewTokens = -1), "usage", "expected usize"),
             Triple(Options(speculate = "1000"), "usage", "option speculate: 1000"),
             Triple(Options(schema = "{"), "usage", "the JSON schema is no JSON"),
-            Triple(Options(schema = """{"type": "integer", "minimum": 2, "maximum": 1}"""), "usage", "Unsatisfiable"),
+            Triple(Options(schema = """{"type": "integer", "minimum": 2, "maximum": 1}"""), "usage", "no value is of it"),
             Triple(Options(schema = "{}", regex = "a"), "usage", "options schema and regex are given"),
             Triple(Options(choice = emptyList()), "usage", "the choices: there are none"),
             Triple(Options(images = listOf(dev.qhx.Image("boat.png"))), "prompt", "does not take the modality image"),
