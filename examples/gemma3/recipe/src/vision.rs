@@ -4,7 +4,8 @@ use qhx_core::{Error, ErrorKind, Result};
 use qhx_forge::RecipeOption;
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::kit::{
-    Layers, PREFILL_ROWS, Processor, Reader, Siglip, SiglipSizes, VISION_WEIGHTS, whole_prefill_rows,
+    Layers, PREFILL_ROWS, Processor, Reader, Siglip, SiglipSizes, VISION_WEIGHTS,
+    whole_prefill_rows,
 };
 use qhx_forge::recipe::{Recipe, RecipeOptions};
 use qhx_forge::weight::{Storage, Weight, transposed};
