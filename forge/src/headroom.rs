@@ -69,8 +69,13 @@ pub fn headroom(
     open: OpenBundle<'_>,
     progress: &mut dyn Progress,
 ) -> Result<Headroom> {
-    if task(checkpoint, options.task)? != Task::Generate {
-        let what = "the largest values are measured of a model that generates text";
+    let made_for = task(checkpoint, options.task)?;
+    if made_for != Task::Generate {
+        let class = checkpoint.architecture().unwrap_or_default();
+        let what = format!(
+            "the largest values of {class} are not measured on texts: its bundle has the task {}, expected generate",
+            made_for.name()
+        );
         return Err(Error::new(ErrorKind::Usage, what).hint("give --check without texts"));
     }
     let texts = calibrate::tokens(checkpoint, options, wanted)?;
@@ -131,8 +136,9 @@ fn decoder(recipe: &Recipe) -> Result<&Graph> {
     let found = graphs.find(|graph| Some(graph.name()) == name);
     found.filter(|_| !recipe.plan_params.contains_key(HEAD)).ok_or_else(|| {
         let what =
-            format!("{}: a step is no single graph whose values can be shown", recipe.family);
-        Error::new(ErrorKind::Usage, what).hint("leave the texts out")
+            format!("the largest values of {} are not measured on texts: its step is several graphs, as those of experts \
+             are, expected one that ends with the logits", recipe.family);
+        Error::new(ErrorKind::Usage, what).hint("give --check without texts")
     })
 }
 

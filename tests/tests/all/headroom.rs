@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use qhx_core::ErrorKind;
 use qhx_core::compare::Distance;
 use qhx_core::engine::Model;
 use qhx_core::op::Segment;
@@ -175,6 +176,32 @@ fn scores_beyond_f16_are_refused_by_layer() {
     let error = found.folds.unwrap_err();
     assert!(error.message().contains("layers.1: score reaches"), "{error}");
     assert!(error.hint_text().is_some_and(|hint| hint.contains("--cpu-only")), "{error}");
+}
+
+#[test]
+fn families_that_are_not_measured_are_named() {
+    for (tiny, named) in [
+        ("phimoe-6", "phimoe"),
+        ("qwen3-moe", "qwen3"),
+        ("embed-bert-tiny", "BertModel"),
+        ("whisper-tiny", "WhisperForConditionalGeneration"),
+        ("kokoro-tiny", "KModel"),
+    ] {
+        let out = tempfile::tempdir().unwrap();
+        let wanted = CalibrateOptions {
+            texts: vec!["a text of some tokens".to_owned()],
+            tokens: 40,
+            target: None,
+        };
+        let never = |_: &Path| -> qhx_core::Result<Box<dyn Reader>> { unreachable!() };
+        let options = ForgeOptions::new(out.path().join("out"));
+        let checkpoint = Checkpoint::open(&tiny::fixture(tiny)).unwrap();
+        let error = headroom(&checkpoint, recipe, &options, &wanted, &never, &mut Silent);
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Usage, "{tiny}: {error}");
+        let message = error.message();
+        assert!(message.contains(named) && message.contains("not measured"), "{tiny}: {message}");
+    }
 }
 
 #[test]
