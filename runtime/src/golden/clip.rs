@@ -11,6 +11,8 @@ use super::mixed;
 const SIDE: u32 = 32;
 /// Parts of a second that the audio has which is made.
 const PART: u32 = 2;
+/// How often audio is played at most: four minutes of half seconds.
+const MAX_TIMES: u32 = 480;
 /// Full scale of samples.
 const SCALE: f32 = 32_768.0;
 
@@ -34,6 +36,9 @@ pub enum Clip {
         rate: u32,
         /// Samples in −32768…32767.
         samples: Vec<i16>,
+        /// How often they are played, one after the other.
+        #[serde(default = "once", skip_serializing_if = "is_once")]
+        times: u32,
     },
 }
 
@@ -43,7 +48,7 @@ impl Clip {
     pub(super) fn all(model: &Model) -> Vec<Self> {
         let modalities = &model.op().description.modalities;
         let rate = model.info().media.audio.rate;
-        let all = [(Modality::Image, Self::image()), (Modality::Audio, Self::audio(rate))];
+        let all = [(Modality::Image, Self::image()), (Modality::Audio, Self::audio(rate, 1))];
         all.into_iter().filter(|(one, _)| modalities.contains(one)).map(|(_, clip)| clip).collect()
     }
 
@@ -55,12 +60,17 @@ impl Clip {
         Self::Image { width: SIDE, height: SIDE, rgb: pixels.collect() }
     }
 
-    /// A triangle wave of a fiftieth of the rate, with noise.
-    fn audio(rate: u32) -> Self {
+    /// Half seconds that fit seconds, one at least.
+    pub(super) fn halves(seconds: f64) -> u32 {
+        (seconds * f64::from(PART)).clamp(1.0, f64::from(MAX_TIMES)) as u32
+    }
+
+    /// A triangle wave of a fiftieth of the rate, with noise: half a second, `times` times.
+    pub(super) fn audio(rate: u32, times: u32) -> Self {
         let wave = |at: u32| (i32::from((at % 50) as u8) - 25).abs() * 800 - 10_000;
         let noise = |at: u32| (mixed(at.into()) >> 52) as i32 - 2048;
         let samples = (0..rate / PART).map(|at| (wave(at) + noise(at)) as i16);
-        Self::Audio { rate, samples: samples.collect() }
+        Self::Audio { rate, samples: samples.collect(), times }
     }
 
     /// The name of its kind.
@@ -78,11 +88,25 @@ impl Clip {
     pub(super) fn media(&self) -> Result<Media> {
         let media = match self {
             Self::Image { width, height, rgb } => Media::image(rgb.clone(), *width, *height),
-            Self::Audio { rate, samples } => {
-                let samples = samples.iter().map(|sample| f32::from(*sample) / SCALE);
+            Self::Audio { rate, samples, times } => {
+                if !(1..=MAX_TIMES).contains(times) {
+                    let what =
+                        format!("audio that is played {times} times, expected 1 to {MAX_TIMES}");
+                    return Err(Error::new(ErrorKind::Artifact, what));
+                }
+                let played = (0..*times).flat_map(|_| samples);
+                let samples = played.map(|sample| f32::from(*sample) / SCALE);
                 Media::audio(samples.collect(), *rate)
             }
         };
         media.map_err(|e| Error::new(ErrorKind::Artifact, e.to_string()))
     }
+}
+
+const fn once() -> u32 {
+    1
+}
+
+const fn is_once(times: &u32) -> bool {
+    *times == 1
 }

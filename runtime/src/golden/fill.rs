@@ -47,6 +47,24 @@ impl Sizes {
     }
 }
 
+/// Tokens that graphs with caches take at once which were not executed so far.
+pub(super) fn idle_widths(model: &Model) -> Result<Vec<usize>> {
+    let stats = model.graph_stats();
+    let idle = |name: &str| stats.iter().any(|graph| graph.graph == name && graph.executions == 0);
+    let graphs = model.graphs()?;
+    let widths = graphs.iter().filter(|graph| idle(&graph.name)).filter_map(|graph| {
+        let x = graph.inputs.iter().find(|input| input.name == "x")?;
+        let cached = graph.inputs.iter().any(|input| input.name.starts_with("past_"));
+        x.shape.first().copied().filter(|_| cached)
+    });
+    Ok(widths.collect())
+}
+
+/// True where a graph was not executed so far.
+pub(super) fn is_idle(model: &Model) -> bool {
+    model.graph_stats().iter().any(|graph| graph.executions == 0)
+}
+
 /// Graphs that were executed so far.
 pub(super) fn filled(model: &Model) -> usize {
     model.graph_stats().iter().filter(|graph| graph.executions > 0).count()

@@ -6,10 +6,12 @@
 
 mod clip;
 mod departure;
+mod executions;
 mod fill;
 mod first_open;
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::io::Read as _;
 use std::ops::ControlFlow;
 
@@ -22,6 +24,7 @@ use serde::{Deserialize, Serialize};
 
 pub use clip::Clip;
 pub use departure::{Comparison, Departure, compare};
+pub use executions::Execution;
 pub(crate) use first_open::first_open;
 
 /// The schema that is read and written.
@@ -53,6 +56,15 @@ const LONG: (usize, usize) = (8, 3);
 const BEYOND: usize = 3;
 /// The same beside an image or audio.
 const BESIDE_MEDIA: (usize, usize) = (4, 1);
+/// The largest logits of a drafting head that are written down.
+const DRAFTED: usize = 32;
+/// Tokens that are given to a drafting head, one by one.
+const DRAFTS: usize = 2;
+/// Phonemes of a short text that is said, and its speed in thousandths. Said fast, most phonemes last a frame, and
+/// rounding does not make another number of it.
+const SAID: (usize, u32) = (6, 2000);
+/// The speed of longer ones.
+const SPEED: u32 = 1000;
 /// Length of the other text of an encoder.
 const SHORT_TEXT: usize = 4;
 /// Of a pair of texts that is scored.
@@ -99,11 +111,24 @@ pub struct Step {
     /// Tokens that are decoded after it, or the other text of a pair that is scored.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub then: Vec<u32>,
-    /// The logits of the prompt's last position and of each token that is decoded, or the one vector or score.
+    /// Tokens that the drafting head is given behind these, one by one. Nothing is consumed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drafted: Vec<u32>,
+    /// Tokens behind these that are verified in one step, as draft tokens are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub verified: Vec<u32>,
+    /// The logits of the prompt's last position and of each token that is decoded, given to the drafting head or
+    /// verified; or the one vector or score. Of a drafting head the largest alone. None of a host-op that transcribes by
+    /// itself or speaks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expected: Vec<Expected>,
+    /// Of such a host-op, what each graph gave when it was executed for the first and the second time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub graphs: Vec<Execution>,
 }
 
-/// Logits or a vector, in f16. Where they are many, the largest and projections of all.
+/// Logits, a vector or what else a graph gives, in f16. Where they are many, the largest and projections of all; of a
+/// drafting head, the largest alone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Expected {
@@ -238,6 +263,103 @@ impl Maker<'_> {
         Ok(())
     }
 
+    /// Draft tokens that are verified, and made where there is a drafting head, in graphs that nothing else executes.
+    fn drafts(&mut self, sizes: &fill::Sizes) -> Result<()> {
+        let (task, stretches) = (Task::Generate, fill::stretches(self.model));
+        let drafts = self.model.info().drafts;
+        let widths = self.model.info().verification.widths.clone();
+        let wanted = |model: &Model, width: usize| {
+            drafts || fill::idle_widths(model).is_ok_and(|idle| idle.contains(&width))
+        };
+        for context in sizes.contexts.iter().take(if stretches { usize::MAX } else { 1 }) {
+            for &width in &widths {
+                // One token is decoded before: prompts may go through graphs of larger contexts.
+                let free = context.saturating_sub(width + 1);
+                let prompt = sizes.prefill.first().copied().unwrap_or(2).min(free / 2);
+                if prompt < 2 || !wanted(self.model, width) {
+                    continue;
+                }
+                let position = if stretches { free - prompt } else { 0 };
+                let name = format!("verify-{width}-at-{position}");
+                let mut step = Step::plain(self.model, name, task, (prompt, 1 + width));
+                let verified = step.then.split_off(1);
+                let count = if drafts { DRAFTS.min(width) } else { 0 };
+                let drafted = verified[..count].to_vec();
+                self.add_if_new(Step { position, drafted, verified, ..step })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a step of a host-op that steps by itself, if it executes a graph that no other one did.
+    fn add_executions(&mut self, step: Step) -> Result<()> {
+        let before = self.executed().len();
+        self.add(step)?;
+        if self.executed().len() == before {
+            self.steps.pop();
+        }
+        Ok(())
+    }
+
+    /// Names of the graphs that such steps executed.
+    fn executed(&self) -> BTreeSet<&str> {
+        let graphs = self.steps.iter().flat_map(|step| &step.graphs);
+        graphs.map(|execution| &*execution.graph).collect()
+    }
+
+    /// True where graphs are left that such steps did not execute.
+    fn leaves_some(&self) -> Result<bool> {
+        let executed = self.executed();
+        Ok(self.model.graphs()?.iter().any(|graph| !executed.contains(&*graph.name)))
+    }
+
+    /// Audio that a recogniser answers to: half a second, as much as it takes at once, and what lies between them where
+    /// graphs are left.
+    fn transcribed(&mut self) -> Result<()> {
+        let rate = self.model.info().media.audio.rate;
+        let window = self.model.manifest().params.transcription.as_ref().and_then(|t| t.window);
+        let longest = Clip::halves(window.unwrap_or(0.0));
+        let between = (1..).map(|power| 1u32 << power).take_while(|halves| *halves < longest);
+        for halves in [1, longest].into_iter().chain(between) {
+            if !self.leaves_some()? {
+                break;
+            }
+            let name = format!("{}-{:.1}s", Task::Transcribe.name(), f64::from(halves) / 2.0);
+            let step = Step::plain(self.model, name, Task::Transcribe, (0, 0));
+            self.add_executions(Step { media: Some(Clip::audio(rate, halves)), ..step })?;
+        }
+        Ok(())
+    }
+
+    /// Texts that a voice says: a short one, one as long as it takes, and what lies between them where graphs are left.
+    /// Of each what is said first.
+    fn said(&mut self) -> Result<()> {
+        let Some(speech) = self.model.manifest().params.speech.clone() else { return Ok(()) };
+        let mut symbols: Vec<u32> = speech.symbols.values().copied().collect();
+        symbols.sort_unstable();
+        symbols.dedup();
+        if symbols.is_empty() {
+            return Ok(());
+        }
+        let between = std::iter::successors(Some(2 * SAID.0), |count| count.checked_mul(2));
+        let between = between.take_while(|count| *count < speech.limit);
+        let longer = [speech.limit].into_iter().chain(between).map(|count| (count, SPEED));
+        for (count, speed) in [SAID].into_iter().chain(longer) {
+            if !self.leaves_some()? {
+                break;
+            }
+            let drawn = (0..count.min(speech.limit) as u64).map(|index| {
+                let drawn = mixed(index) % symbols.len() as u64;
+                symbols[drawn as usize]
+            });
+            let tokens = [0, speed].into_iter().chain(drawn).collect();
+            let name = format!("{}-{count}", Task::Speak.name());
+            let step = Step::plain(self.model, name, Task::Speak, (0, 0));
+            self.add_executions(Step { tokens, ..step })?;
+        }
+        Ok(())
+    }
+
     /// An image and audio, where the bundle takes them.
     fn media(&mut self) -> Result<()> {
         let max_ctx = self.model.info().max_ctx;
@@ -263,24 +385,51 @@ impl Maker<'_> {
         }
         Ok(())
     }
+
+    /// Longer texts behind audio, of a model that has no texts alone, in graphs that nothing else executes.
+    fn behind_audio(&mut self, sizes: &fill::Sizes) -> Result<()> {
+        let (max_ctx, task) = (self.model.info().max_ctx, Task::Generate);
+        let audio = Clip::all(self.model).into_iter().find(|clip| clip.noun() == "audio");
+        let Some(audio) = audio.filter(|_| self.model.info().vocab > 0) else { return Ok(()) };
+        let prefill = sizes.prefill.iter().map(|rows| 2 * rows + BEYOND);
+        // The clip and the token that is decoded are beside these.
+        let ends = sizes.contexts.iter().map(|context| context.saturating_sub(2));
+        for prompt in prefill.chain(ends).filter(|prompt| *prompt > BESIDE_MEDIA.0) {
+            let prompt = prompt.min(max_ctx.saturating_sub(3));
+            if !fill::is_idle(self.model) {
+                break;
+            }
+            let name = format!("{}-audio-{prompt}", task.name());
+            let step = Step::plain(self.model, name, task, (prompt, 1));
+            let step = Step { media: Some(audio.clone()), ..step };
+            let ids = self.model.encode_prompt(&step.prompt()?)?;
+            if ids.len() + step.then.len() < max_ctx {
+                self.add_if_new(step)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Golden {
     /// Computes golden steps with a model, which is to execute ONNX graphs on the CPU: texts, of which `brief` leaves out
     /// one of the short ones, an image and audio, where the bundle takes them. Together they execute every graph of a
-    /// decoder and of an encoder of texts, prefill graphs in more than one chunk and at the end of the context, and each
-    /// tower for one size. `begins` is called with each step before it is computed. A model that neither continues nor
-    /// encodes texts has no steps.
+    /// decoder, of a drafting head, of an encoder of texts, of a recogniser and of a voice, prefill graphs in more than
+    /// one chunk and at the end of the context, and each tower for one size. `begins` is called with each step before it
+    /// is computed.
     ///
     /// # Errors
     /// When the model fails, or gives numbers that are not finite.
     pub fn make(model: &mut Model, brief: bool, begins: &mut dyn FnMut(&str)) -> Result<Self> {
         let sizes = fill::Sizes::of(model)?;
-        let generates = model.op().description.tasks.contains(&Task::Generate);
+        let does = |task: Task| model.op().description.tasks.contains(&task);
+        let generates = does(Task::Generate);
+        let (transcribes, speaks) = (does(Task::Transcribe), does(Task::Speak));
         let (embeds, scores) = (model.info().embedding_dim > 0, model.info().scores == 1);
         let mut maker = Maker { model, begins, steps: Vec::new() };
         if generates {
             maker.texts(&sizes, brief)?;
+            maker.drafts(&sizes)?;
         }
         if embeds {
             maker.encoded(&sizes, brief, Task::Embed)?;
@@ -289,6 +438,15 @@ impl Golden {
             maker.encoded(&sizes, brief, Task::Score)?;
         }
         maker.media()?;
+        if transcribes && !generates {
+            maker.behind_audio(&sizes)?;
+        }
+        if transcribes && maker.model.answers() {
+            maker.transcribed()?;
+        }
+        if speaks {
+            maker.said()?;
+        }
         let steps = maker.steps;
         Ok(Self { schema: SCHEMA.to_owned(), tolerance: TOLERANCE, steps })
     }
@@ -368,7 +526,8 @@ impl Golden {
             relative: 0.0,
             message: None,
         };
-        let found = match answers(model, step) {
+        let mut seen = Vec::new();
+        let found = match step.run(model, &mut seen) {
             // Found by the host-op in what a graph gave, such as NaN. A fault of the device has a code.
             Err(error) if error.kind() == ErrorKind::Execute && error.code().is_none() => {
                 let message = Some(error.message().to_owned());
@@ -392,11 +551,9 @@ impl Golden {
                 return Err(Error::new(ErrorKind::Artifact, message)
                     .hint("the golden steps are of another model: forge the bundle again"));
             }
-            let (cosine, difference, relative) = expected.distance(found);
-            report.cosine = report.cosine.min(cosine);
-            report.difference = report.difference.max(difference);
-            report.relative = report.relative.max(relative);
+            report.note(expected.distance(found));
         }
+        executions::compare(step, &seen, &mut report)?;
         report.passed =
             report.cosine >= self.tolerance.cosine && report.relative <= self.tolerance.difference;
         Ok(report)
@@ -433,23 +590,56 @@ pub fn run(
     }))
 }
 
+impl StepReport {
+    /// Takes what is further away than what was found so far.
+    fn note(&mut self, (cosine, difference, relative): (f64, f64, f64)) {
+        self.cosine = self.cosine.min(cosine);
+        self.difference = self.difference.max(difference);
+        self.relative = self.relative.max(relative);
+    }
+}
+
 impl Step {
     /// A step of this many tokens, and then this many one by one, without answers.
     fn plain(model: &Model, name: String, task: Task, (prompt, then): (usize, usize)) -> Self {
         let mut tokens = tokens(model, prompt + then);
         let then = tokens.split_off(prompt);
-        Self { name, task, then, tokens, media: None, position: 0, expected: Vec::new() }
+        let (drafted, verified, expected, graphs) = Default::default();
+        let (media, position) = (None, 0);
+        Self { name, task, tokens, media, position, then, drafted, verified, expected, graphs }
     }
 
-    /// Its tokens.
+    /// Its tokens that have a position.
     fn count(&self) -> usize {
-        self.tokens.len().saturating_add(self.then.len())
+        self.tokens.len().saturating_add(self.then.len()).saturating_add(self.verified.len())
+    }
+
+    /// True where the host-op answers in steps of its own, and what its graphs gave is compared.
+    fn is_alone(&self) -> bool {
+        matches!(self.task, Task::Transcribe | Task::Speak)
+    }
+
+    /// What the model makes of it; in `seen`, what the graphs gave where that is compared.
+    fn run(&self, model: &mut Model, seen: &mut Vec<executions::Seen>) -> Result<Vec<Vec<f32>>> {
+        if self.is_alone() {
+            *seen = executions::seen(model, self)?;
+            return Ok(Vec::new());
+        }
+        answers(model, self)
     }
 
     /// The step with the model's answers.
     fn answered(mut self, model: &mut Model) -> Result<Self> {
-        let answers = answers(model, &self)?;
-        self.expected = answers.iter().map(|values| Expected::of(values)).collect::<Result<_>>()?;
+        let mut seen = Vec::new();
+        let answers = self.run(model, &mut seen)?;
+        let drafts = self.then.len() + 1;
+        let drafts = drafts..drafts + self.drafted.len();
+        let expected = answers.iter().enumerate().map(|(at, values)| match drafts.contains(&at) {
+            true => Expected::largest(values, DRAFTED),
+            false => Expected::of(values),
+        });
+        self.expected = expected.collect::<Result<_>>()?;
+        self.graphs = seen.iter().map(Execution::of).collect::<Result<_>>()?;
         Ok(self)
     }
 
@@ -464,7 +654,7 @@ impl Step {
 
     fn validate(&self) -> std::result::Result<(), String> {
         let count = self.count();
-        let alone = self.task == Task::Embed && self.media.is_some();
+        let alone = matches!(self.task, Task::Embed | Task::Transcribe) && self.media.is_some();
         if self.tokens.is_empty() != alone || count > MAX_TOKENS {
             let expected =
                 if alone { "none beside media".to_owned() } else { format!("1 to {MAX_TOKENS}") };
@@ -473,17 +663,29 @@ impl Step {
         if self.position > 0 && (self.task != Task::Generate || self.media.is_some()) {
             return Err("a position, expected none but of a text that is continued".to_owned());
         }
+        let drafts = self.drafted.len().saturating_add(self.verified.len());
+        if drafts > MAX_TOKENS || (drafts > 0 && self.task != Task::Generate) {
+            return Err(format!("{drafts} draft tokens, expected none but of the task generate"));
+        }
         let answers = match self.task {
-            Task::Generate => self.then.len() + 1,
+            Task::Generate => self.then.len() + 1 + drafts,
             Task::Embed if self.then.is_empty() => 1,
             Task::Score => 1,
+            Task::Transcribe if self.media.is_some() => 0,
+            Task::Speak if self.then.is_empty() => 0,
             _ => {
-                let what = "expected the task generate or score, or embed of a prompt alone";
+                let what = "expected the task generate or score, transcribe of audio, or embed or speak of a prompt \
+                            alone";
                 return Err(what.to_owned());
             }
         };
+        if self.graphs.is_empty() == self.is_alone() {
+            let expected = if self.is_alone() { "some" } else { "none of this task" };
+            return Err(format!("{} executions of graphs, expected {expected}", self.graphs.len()));
+        }
+        self.graphs.iter().try_for_each(Execution::validate)?;
         if let Some(clip) = &self.media {
-            if !matches!(self.task, Task::Generate | Task::Embed) {
+            if !matches!(self.task, Task::Generate | Task::Embed | Task::Transcribe) {
                 return Err(format!(
                     "expected no {} for the task {}",
                     clip.noun(),
@@ -502,34 +704,39 @@ impl Step {
 impl Expected {
     fn of(values: &[f32]) -> Result<Self> {
         let size = values.len();
-        if let Some(at) = values.iter().position(|value| !f16::from_f32(*value).is_finite()) {
-            let message = format!("number {at} of {size} is {}, expected one of f16", values[at]);
-            return Err(Error::new(ErrorKind::Graph, message));
+        if size > WHOLE {
+            let largest = Self::largest(values, LARGEST)?;
+            return Ok(Self { projections: projections(values), ..largest });
         }
-        let half = |value: f32| f16::from_f32(value).to_f32();
-        if size <= WHOLE {
-            let values = values.iter().map(|value| half(*value)).collect();
-            return Ok(Self { size, ids: Vec::new(), values, projections: Vec::new() });
-        }
-        let mut order: Vec<usize> = (0..size).collect();
+        check_f16(values)?;
+        let values = values.iter().map(|value| f16::from_f32(*value).to_f32()).collect();
+        Ok(Self { size, ids: Vec::new(), values, projections: Vec::new() })
+    }
+
+    /// The largest alone: which others a drafting head masks hangs on scores of clusters that may be nearly equal.
+    fn largest(values: &[f32], count: usize) -> Result<Self> {
+        check_f16(values)?;
+        let mut order: Vec<usize> = (0..values.len()).collect();
         order.sort_by(|a, b| values[*b].total_cmp(&values[*a]).then(a.cmp(b)));
-        order.truncate(LARGEST);
+        order.truncate(count);
         Ok(Self {
-            size,
-            values: order.iter().map(|at| half(values[*at])).collect(),
+            size: values.len(),
+            values: order.iter().map(|at| f16::from_f32(values[*at]).to_f32()).collect(),
             ids: order.iter().map(|at| *at as u32).collect(),
-            projections: projections(values),
+            projections: Vec::new(),
         })
     }
 
     fn validate(&self) -> std::result::Result<(), String> {
         let Self { size, ids, values, projections } = self;
         let whole = ids.is_empty() && projections.is_empty() && values.len() == *size;
-        let part = ids.len() == values.len() && projections.len() == PROJECTIONS;
+        let part = !ids.is_empty()
+            && ids.len() == values.len()
+            && [0, PROJECTIONS].contains(&projections.len());
         if values.is_empty() || !(whole || part) || ids.iter().any(|id| *id as usize >= *size) {
             return Err(format!(
                 "{} values, {} ids and {} projections of {size} numbers, expected all values, or as many ids below \
-                 {size} as values and {PROJECTIONS} projections",
+                 {size} as values, and {PROJECTIONS} projections or none",
                 values.len(),
                 ids.len(),
                 projections.len()
@@ -552,6 +759,9 @@ impl Expected {
             let difference = f64::from((found - value).abs());
             return (1.0, difference, difference / f64::from(value.abs().max(1.0)));
         }
+        if !self.ids.is_empty() && self.projections.is_empty() {
+            return self.distance_of_largest(found);
+        }
         let there: Vec<f32> = match self.ids.is_empty() {
             true => found.to_vec(),
             false => self.ids.iter().filter_map(|id| found.get(*id as usize)).copied().collect(),
@@ -563,6 +773,36 @@ impl Expected {
         match (direction, Distance::of(&there, &self.values)) {
             (Ok(direction), Ok(values)) => (direction.cosine, values.largest, values.relative),
             _ => WRONG,
+        }
+    }
+
+    /// The same where only the largest are known. Logits that were masked, which are the lowest, say nothing; half of
+    /// them at most are.
+    fn distance_of_largest(&self, found: &[f32]) -> (f64, f64, f64) {
+        let lowest = found.iter().copied().fold(f32::INFINITY, f32::min);
+        let pairs = self.ids.iter().zip(&self.values);
+        let pairs = pairs.filter_map(|(id, value)| Some((*found.get(*id as usize)?, *value)));
+        let (there, values): (Vec<f32>, Vec<f32>) =
+            pairs.filter(|(found, _)| *found > lowest).unzip();
+        if 2 * there.len() < self.ids.len() {
+            return WRONG;
+        }
+        let direction = Distance::of(&centered(&there), &centered(&values));
+        match (direction, Distance::of(&there, &values)) {
+            (Ok(direction), Ok(values)) => (direction.cosine, values.largest, values.relative),
+            _ => WRONG,
+        }
+    }
+}
+
+/// Errors where a number is none of f16.
+fn check_f16(values: &[f32]) -> Result<()> {
+    let size = values.len();
+    match values.iter().position(|value| !f16::from_f32(*value).is_finite()) {
+        None => Ok(()),
+        Some(at) => {
+            let message = format!("number {at} of {size} is {}, expected one of f16", values[at]);
+            Err(Error::new(ErrorKind::Graph, message))
         }
     }
 }
@@ -636,6 +876,13 @@ fn answers(model: &mut Model, step: &Step) -> Result<Vec<Vec<f32>>> {
             let score = model.score_parts(&parts[..count], &CancelToken::new());
             score.map(|score| vec![vec![score]])
         }
+        Task::Transcribe => {
+            let media = step.media.as_ref().map(Clip::media).transpose()?;
+            let answer = media.map(|media| model.answer(&media, &CancelToken::new()));
+            answer.transpose().map(|_| Vec::new())
+        }
+        // The rest of what is said goes through the same graphs.
+        Task::Speak => model.op_mut().speak(&[Segment::Tokens(&step.tokens)]).map(|_| Vec::new()),
         _ => decoded(model, step),
     };
     answers.map_err(|e| e.context(format_args!("golden step {:?}", step.name)))
@@ -656,6 +903,10 @@ fn decoded(model: &mut Model, step: &Step) -> Result<Vec<Vec<f32>>> {
                 return Err(Error::new(ErrorKind::Artifact, what));
             }
             let (op, prompt) = (model.op_mut(), [Segment::Tokens(&step.tokens)]);
+            let drafts = !step.drafted.is_empty();
+            if drafts && step.position == 0 {
+                op.drafting(1)?;
+            }
             op.prefill(&prompt)?;
             if step.position > 0 {
                 let state = fill::stretched(&op.export_state()?, step.position);
@@ -667,6 +918,9 @@ fn decoded(model: &mut Model, step: &Step) -> Result<Vec<Vec<f32>>> {
                     Error::new(ErrorKind::Internal, what)
                 })?;
                 op.import_state(step.position, &state)?;
+                if drafts {
+                    op.drafting(1)?;
+                }
                 op.prefill(&prompt)?;
             }
         }
@@ -676,9 +930,23 @@ fn decoded(model: &mut Model, step: &Step) -> Result<Vec<Vec<f32>>> {
             op.decode(*token)?;
             logits.push(op.logits()?.to_f32());
         }
+        for token in &step.drafted {
+            op.draft(*token)?;
+            logits.push(op.logits()?.to_f32());
+        }
+        if !step.verified.is_empty() {
+            op.verify(&step.verified)?;
+            for row in 0..step.verified.len() {
+                op.row_logits(row)?;
+                logits.push(op.logits()?.to_f32());
+            }
+        }
         Ok(())
     };
-    let result: Result<()> = run();
+    let mut result: Result<()> = run();
+    if !step.drafted.is_empty() {
+        result = result.and(model.op_mut().drafting(0));
+    }
     let reset = model.reset();
     result.and(reset).map(|()| logits)
 }

@@ -8,6 +8,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use qhx::golden::Golden;
 use qhx_core::ErrorKind;
 use qhx_core::engine::Model;
 use qhx_core::op::Segment;
@@ -77,6 +78,27 @@ fn an_assistant_leaves_the_answers_of_plain_decoding() {
         for chat in &target.chat {
             model.reset().unwrap();
             play_speculative(&mut model, chat, speculate);
+        }
+    }
+}
+
+#[test]
+fn golden_steps_execute_graphs_that_draft_and_verify() {
+    for name in HEADS {
+        let mut model = drafting(name).open();
+        let golden = Golden::make(&mut model, true, &mut |_| ()).unwrap();
+        let idle = crate::golden::idle(&model);
+        assert!(idle.is_empty(), "{name}: {idle:?}");
+        let drafts: Vec<_> = golden.steps.iter().filter(|step| !step.drafted.is_empty()).collect();
+        assert_eq!(drafts.len(), 3, "{name}: one for each context");
+        for step in drafts {
+            let report = golden.check(&mut model, step).unwrap();
+            assert!(report.passed && report.cosine > 0.99999, "{name}: {report:?}");
+            // Behind another draft token; the verified tokens are the same.
+            let mut other = step.clone();
+            other.drafted[0] ^= 1;
+            let report = golden.check(&mut model, &other).unwrap();
+            assert!(!report.passed, "{name}: {report:?}");
         }
     }
 }

@@ -14,6 +14,7 @@ mod experts;
 mod gemma3;
 mod gemma4;
 mod gemma4_draft;
+mod golden;
 mod guide;
 mod hand_over;
 mod headroom;

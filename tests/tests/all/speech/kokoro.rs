@@ -22,6 +22,8 @@ use safetensors::SafeTensors;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::golden::{self as steps, find_damage};
+
 const FIXTURE: &str = "kokoro-tiny";
 
 #[derive(Debug, Deserialize)]
@@ -198,6 +200,12 @@ fn long_texts_come_in_parts_cut_behind_pauses() {
 }
 
 #[test]
+fn golden_steps_execute_every_graph_of_a_voice() {
+    let bundle = bundle("1,2", |_| ());
+    find_damage(&bundle.manifest, &["albert", "prosody", "voice"]);
+}
+
+#[test]
 fn tokens_that_are_no_speech_are_refused() {
     let bundle = bundle("1", |_| ());
     let mut model = bundle.open(backends::cpu());
@@ -260,5 +268,7 @@ fn the_npu_speaks_the_same() {
             let limit = if case.name == "one" { 1.0 } else { 0.1 };
             assert!(distance <= 15.0 && mel <= limit, "{target}: {distance} Hz, {mel}");
         }
+        let mut model = bundle.open(backends::qnn(&libraries));
+        steps::pass(&bundle.manifest, &mut model, target);
     }
 }

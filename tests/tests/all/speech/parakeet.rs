@@ -22,6 +22,8 @@ use safetensors::SafeTensors;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::golden::{self as steps, find_damage};
+
 const CTC: &str = "parakeet-ctc-tiny";
 const TDT: &str = "parakeet-tdt-tiny";
 const UNSEEN: &str = "parakeet-unseen";
@@ -181,6 +183,16 @@ fn clips_that_are_none_are_refused() {
 }
 
 #[test]
+fn golden_steps_execute_every_graph_of_a_recogniser() {
+    for fixture in [CTC, TDT] {
+        let bundle = bundle(fixture, |_| ());
+        let stems =
+            if fixture == CTC { &["encoder"][..] } else { &["encoder", "joint", "predictor"] };
+        find_damage(&bundle.manifest, stems);
+    }
+}
+
+#[test]
 fn a_cancelled_answer_leaves_the_model_as_it_was() {
     let bundle = bundle(CTC, |_| ());
     let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
@@ -250,5 +262,6 @@ fn the_npu_says_the_same() {
         for case in goldens.cases.iter().filter(|case| full || case.clip == "one.wav") {
             says_the_same(&mut model, &goldens, case, &label);
         }
+        steps::pass(&bundle.manifest, &mut model, &label);
     }
 }

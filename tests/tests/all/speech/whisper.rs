@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use qhx::golden::Golden;
 use qhx_core::backend::Backend;
 use qhx_core::compare::Distance;
 use qhx_core::dump::Dump;
@@ -148,6 +149,19 @@ fn says_the_same(model: &mut Model, cases: &[Case], label: &str) {
         assert_eq!(generation.tokens, case.output_ids, "{label}: {}", case.id);
         assert_eq!(generation.prompt_tokens, case.prompt_ids.len(), "{label}: {}", case.id);
         eprintln!("{label}: {} {:?}", case.id, generation.text);
+    }
+}
+
+#[test]
+fn golden_steps_execute_every_graph_of_whisper() {
+    let bundle = bundle(|_| ());
+    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+    let golden = Golden::make(&mut model, false, &mut |_| ()).unwrap();
+    let idle = crate::golden::idle(&model);
+    assert!(idle.is_empty(), "{idle:?}");
+    for step in &golden.steps {
+        let report = golden.check(&mut model, step).unwrap();
+        assert!(report.passed && report.cosine > 0.99999, "{report:?}");
     }
 }
 
