@@ -11,8 +11,9 @@ use crate::cargo::{self, PROGRAM, Result};
 use crate::kotlinc::{Tools, at, compile, folder, java, joined, tools};
 
 /// Bundles for the tests: name, checkpoint, and arguments of `qhx forge`.
-const BUNDLES: [(&str, &str, &[&str]); 3] = [
+const BUNDLES: [(&str, &str, &[&str]); 4] = [
     ("language", "llama3-tiny", &[]),
+    ("listening", "whisper-tiny", &[]),
     ("encoder", "embed-mistral-tiny", &["--task", "embed", "--max-ctx", "180"]),
     (
         "seeing",
@@ -215,6 +216,15 @@ impl Given<'_> {
             self.text(&format!("question-{index}"), turn["user"].as_str().unwrap_or_default())?;
             self.text(&format!("reply-{index}"), turn["text"].as_str().unwrap_or_default())?;
         }
+        let words = json(&qhx_paths::fixture("whisper-tiny").join("words.json"))?;
+        let case = &words["cases"][0];
+        self.text("clip", case["clip"].as_str().unwrap_or_default())?;
+        let words = case["words"].as_array().into_iter().flatten();
+        let words = words.map(|word| {
+            let text = word[0].as_str().unwrap_or_default();
+            format!("{text} {} {}", word[1], word[2])
+        });
+        self.text("words", &words.collect::<Vec<_>>().join("\n"))?;
         let fixtures = fixture.parent().unwrap_or(&fixture);
         self.text("fixtures", &fixtures.to_string_lossy())?;
         self.text("version", env!("CARGO_PKG_VERSION"))

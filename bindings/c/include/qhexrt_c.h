@@ -34,7 +34,7 @@ extern "C" {
 #endif
 
 #define QHX_ABI_VERSION_MAJOR 1
-#define QHX_ABI_VERSION_MINOR 0
+#define QHX_ABI_VERSION_MINOR 1
 
 /* History entries that a generation takes at most. */
 #define QHX_MAX_HISTORY 4096
@@ -145,10 +145,16 @@ typedef struct qhx_generate_options {
     int logprobs;                    /* qhx: gives the log-probability of each token */
     int top_logprobs;                /* qhx: and of this number of most likely tokens in its place, at most 128 */
     int reserved;                    /* qhx: 0 */
+    /* Since 1.1. */
+    const int32_t *logit_bias_tokens;/* qhx: tokens to whose logits is added … */
+    const float *logit_biases;       /* … this, from -100, which excludes a token, to 100 */
+    int n_logit_bias;
+    int word_times;                  /* qhx: a transcription finds when each word is said: qhx_session_last_word */
+    const char *cache_salt;          /* qhx: goes on from states of the same salt only; NULL for none */
 } qhx_generate_options;
 
 /* What came of it. Pointers are the session's until its next generation, its reset or its end. It stays as it is: what
- * a later version returns besides comes from functions named qhx_session_last_…. */
+ * a later version returns besides comes from functions named qhx_session_last_…, with pointers that stay as long. */
 typedef struct qhx_output {
     qhx_status status;
     const char *text;                /* never NULL after QHX_OK and QHX_ERROR_CANCELLED */
@@ -227,6 +233,15 @@ QHX_API qhx_status qhx_last_error(qhx_error *error);
 
 /* qhx: positions that the session has consumed; -1 on failure. */
 QHX_API int64_t qhx_session_position(qhx_session *session);
+
+/* qhx: why the last answer ended, as `finish_reason` says, and the stop string that ended it: NULL where none did, as
+ * by a token or the callback. Both are NULL where there is no answer. Since 1.1, as the next two functions. */
+QHX_API qhx_status qhx_session_last_stop(qhx_session *session, const char **reason, const char **text);
+/* qhx: words of the last transcription with `word_times`; -1 on failure. */
+QHX_API int qhx_session_last_n_words(qhx_session *session);
+/* qhx: one of them, from 0 on, with the seconds at which it begins and ends. Any pointer may be NULL. */
+QHX_API qhx_status qhx_session_last_word(qhx_session *session, int index, const char **text, double *start,
+                                         double *end);
 
 /* qhx: what the session has consumed, as bytes that a session of the same bundle goes on from, in another process as
  * well. They hold the conversation: keep them as private. `bytes` is the session's until its next call. */

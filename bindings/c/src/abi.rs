@@ -6,7 +6,7 @@ use std::mem::offset_of;
 /// Major version of the ABI.
 pub const ABI_VERSION_MAJOR: c_int = 1;
 /// Minor version of the ABI.
-pub const ABI_VERSION_MINOR: c_int = 0;
+pub const ABI_VERSION_MINOR: c_int = 1;
 /// Maximum number of history entries.
 pub const MAX_HISTORY: c_int = 4096;
 
@@ -208,6 +208,16 @@ c_struct! {
         top_logprobs: c_int,
         /// 0. A field of a later version would otherwise lie in what 1.0 has as padding, and never sets.
         reserved: c_int,
+        /// Tokens whose logits are changed.
+        logit_bias_tokens: *const i32,
+        /// What is added to them.
+        logit_biases: *const f32,
+        /// Number of both.
+        n_logit_bias: c_int,
+        /// Finds when each word of a transcription is said.
+        word_times: c_int,
+        /// Whose states may be gone on from; NULL for those without one.
+        cache_salt: *const c_char,
     }
 }
 
@@ -354,6 +364,11 @@ impl Default for GenerateOptions {
             logprobs: 0,
             top_logprobs: 0,
             reserved: 0,
+            logit_bias_tokens: std::ptr::null(),
+            logit_biases: std::ptr::null(),
+            n_logit_bias: 0,
+            word_times: 0,
+            cache_salt: std::ptr::null(),
         }
     }
 }

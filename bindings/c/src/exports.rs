@@ -150,16 +150,12 @@ pub extern "C" fn qhx_session_export(
     bytes: *mut *const c_void,
     size: *mut usize,
 ) -> Status {
-    let exported = caught(|| {
+    let (status, (data, len)) = read_of(session, (ptr::null(), 0), |session| {
         if bytes.is_null() || size.is_null() {
             return Err(Fault::usage("bytes or size is NULL, expected where to write them"));
         }
-        SESSIONS.get(session)?.export()
+        session.export()
     });
-    let (status, (data, len)) = match exported {
-        Ok(exported) => (0, exported),
-        Err(fault) => (fault::remember(&fault), (ptr::null(), 0)),
-    };
     put(bytes, data.cast());
     put(size, len);
     status
@@ -174,6 +170,59 @@ pub extern "C" fn qhx_session_import(
 ) -> Status {
     caught(|| SESSIONS.get(session)?.import(input::state(bytes, size)?))
         .map_or_else(|fault| fault::remember(&fault), |()| 0)
+}
+
+/// Writes why the last answer of a session ended, and the stop string that ended it.
+#[unsafe(no_mangle)]
+pub extern "C" fn qhx_session_last_stop(
+    session: *mut SessionHandle,
+    reason: *mut *const c_char,
+    text: *mut *const c_char,
+) -> Status {
+    let (status, (why, stop)) = read_of(session, (ptr::null(), ptr::null()), |session| {
+        session.last(|held| Ok(held.stop()))
+    });
+    put(reason, why);
+    put(text, stop);
+    status
+}
+
+/// Words of the last transcription of a session; -1 on failure.
+#[unsafe(no_mangle)]
+pub extern "C" fn qhx_session_last_n_words(session: *mut SessionHandle) -> c_int {
+    guard(-1, || {
+        let count = SESSIONS.get(session)?.last(|held| Ok(held.words()))?;
+        Ok(c_int::try_from(count).unwrap_or(c_int::MAX))
+    })
+}
+
+/// Writes a word of the last transcription of a session, and when it begins and ends.
+#[unsafe(no_mangle)]
+pub extern "C" fn qhx_session_last_word(
+    session: *mut SessionHandle,
+    index: c_int,
+    text: *mut *const c_char,
+    start: *mut f64,
+    end: *mut f64,
+) -> Status {
+    let (status, (word, from, to)) =
+        read_of(session, (ptr::null(), 0.0, 0.0), |session| session.last(|held| held.word(index)));
+    put(text, word);
+    put(start, from);
+    put(end, to);
+    status
+}
+
+/// What is read of a session, or `otherwise` with the status of the failure.
+fn read_of<T>(
+    session: *mut SessionHandle,
+    otherwise: T,
+    read: impl FnOnce(&Session) -> Result<T>,
+) -> (Status, T) {
+    match caught(|| read(&*SESSIONS.get(session)?)) {
+        Ok(found) => (0, found),
+        Err(fault) => (fault::remember(&fault), otherwise),
+    }
 }
 
 /// Writes how tokens are chosen by default.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use qhx::media::{self, Attached};
 use qhx::{
     CancelToken, Embedder, Engine, Error, ErrorKind, Event, FinishReason, Grammar, Message,
-    Modality, Model, Prompt, Request, Role, TranscribeEvent, Transcriber,
+    Modality, Model, Prompt, Request, Role, Times, TranscribeEvent, TranscribeOptions, Transcriber,
 };
 use qhx_core::text::Content;
 
@@ -26,10 +26,13 @@ pub(crate) fn generate(
 ) -> Result<Answer> {
     let answered = match engine {
         _ if ticket.is_cancelled() => Err(cancelled()),
-        Engine::Embeds(embedder) => embed(embedder, &question, ticket),
         Engine::Transcribes(transcriber) if is_transcription(&question) => {
             transcribe(transcriber, &question, ticket, poll, listener)
         }
+        _ if question.word_times => Err(Fault::usage(
+            "word_times: only a transcription has them, which is asked with audio alone, of a bundle that transcribes",
+        )),
+        Engine::Embeds(embedder) => embed(embedder, &question, ticket),
         engine => write(engine.model_mut(), question, ticket, poll, listener),
     };
     match answered {
@@ -88,9 +91,16 @@ fn transcribe(
 ) -> Result<Answer> {
     let start = Instant::now();
     let Some(audio) = question.media.first() else { return Err(cancelled()) };
-    transcriber.set_max_new(question.max_new);
+    let times = if question.word_times { Times::Word } else { Times::default() };
+    let options = TranscribeOptions::default().with_times(times).with_max_new(question.max_new);
+    transcriber.set_options(&options)?;
     let on_event = |_: TranscribeEvent<'_>| poll.ask(ticket);
-    let transcript = transcriber.transcribe_with(&audio.source, ticket, on_event)?;
+    let transcript = transcriber.transcribe_with(&audio.source, ticket, on_event);
+    if question.salt.is_some() {
+        // It begins from nothing, and leaves nothing that others would go on from.
+        transcriber.model_mut().reset()?;
+    }
+    let transcript = transcript?;
     // The words of a chunk change those before them, so that there are no pieces.
     if transcript.text.is_empty() || listener.text(&transcript.text, None) {
         listener.end();
@@ -102,6 +112,7 @@ fn transcribe(
         finish: last,
         cancelled: transcript.cancelled,
         text: transcript.text,
+        words: transcript.words,
         ..Answer::default()
     })
 }
@@ -154,6 +165,7 @@ fn write(
         decode_ms: generation.timings.decode.as_secs_f64() * 1e3,
         cancelled: finish == FinishReason::Cancelled,
         finish: Some(finish),
+        stopped_at: generation.stopped_at,
         text: generation.text,
         tokens: generation.tokens,
         logprobs: generation.logprobs,
@@ -204,8 +216,10 @@ fn request(model: &Model, question: Question, attached: &[Attached]) -> Result<R
             Prompt::Chat { messages, thinking: question.disable_thinking.then_some(false) }
         }
     };
-    let mut request =
-        Request::greedy(prompt, question.max_new).sampling(question.sampling).stops(question.stop);
+    let mut request = Request::greedy(prompt, question.max_new)
+        .sampling(question.sampling)
+        .stops(question.stop)
+        .salt(question.salt);
     request.logprobs = question.logprobs;
     request.stop_ids = question.stop_ids;
     structured(request, question.grammar_kind, question.grammar)

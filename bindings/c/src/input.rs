@@ -27,6 +27,8 @@ pub(crate) struct Question {
     pub every_token: bool,
     pub logprobs: Option<usize>,
     pub embed_query: bool,
+    pub word_times: bool,
+    pub salt: Option<String>,
     pub max_new: usize,
     pub sampling: SamplingParams,
     pub stop: Vec<String>,
@@ -180,6 +182,11 @@ pub(crate) fn options(given: *const GenerateOptions) -> Result<GenerateOptions> 
             embed_query,
             logprobs,
             top_logprobs,
+            logit_bias_tokens,
+            logit_biases,
+            n_logit_bias,
+            word_times,
+            cache_salt,
         }
     ))
 }
@@ -226,7 +233,8 @@ pub(crate) fn question(
         .min_p(cfg.min_p)
         .repetition_penalty(cfg.repetition_penalty)
         .penalty_window(count("repetition_window", cfg.repetition_window)?)
-        .seed((cfg.seed != 0).then_some(cfg.seed));
+        .seed((cfg.seed != 0).then_some(cfg.seed))
+        .logit_bias(logit_bias(options)?);
     Ok(Question {
         text: text("text", inputs.text)?,
         system: text("system_prompt", inputs.system_prompt)?,
@@ -238,6 +246,8 @@ pub(crate) fn question(
         every_token: options.every_token != 0,
         logprobs: logprobs(options)?,
         embed_query: options.embed_query != 0,
+        word_times: options.word_times != 0,
+        salt: salt(options)?,
         max_new: count("max_new_tokens", cfg.max_new_tokens)?,
         sampling,
         stop: texts("stop_strings", cfg.stop_strings, cfg.n_stop_strings, MANY)?,
@@ -251,6 +261,25 @@ pub(crate) fn question(
 fn logprobs(options: &GenerateOptions) -> Result<Option<usize>> {
     let top = count("top_logprobs", options.top_logprobs)?;
     Ok((options.logprobs != 0 || top > 0).then_some(top))
+}
+
+/// Tokens, and what is added to their logits.
+fn logit_bias(options: &GenerateOptions) -> Result<impl Iterator<Item = (u32, f32)> + use<>> {
+    let count = options.n_logit_bias;
+    let tokens = ids("logit_bias_tokens", options.logit_bias_tokens, count)?;
+    let biases = list("logit_biases", options.logit_biases, count.into(), MANY)?.to_vec();
+    Ok(tokens.into_iter().zip(biases))
+}
+
+/// Salt of the states that may be gone on from.
+fn salt(options: &GenerateOptions) -> Result<Option<String>> {
+    let salt = text("cache_salt", options.cache_salt)?;
+    if salt.as_ref().is_some_and(String::is_empty) {
+        return Err(Fault::usage(
+            "cache_salt is empty, expected a text that nobody else knows, or NULL for none",
+        ));
+    }
+    Ok(salt)
 }
 
 /// The bytes of a state.

@@ -88,7 +88,27 @@ pub(crate) struct Held {
     logprobs: Vec<f32>,
     top_tokens: Vec<i32>,
     top_logprobs: Vec<f32>,
+    finish: Option<qhx::FinishReason>,
+    /// With a NUL behind it.
+    stopped_at: Option<Vec<u8>>,
+    words: Vec<Word>,
     state: Vec<u8>,
+}
+
+/// A word of a transcription.
+#[derive(Debug)]
+struct Word {
+    /// With a NUL behind it.
+    text: Vec<u8>,
+    start: f64,
+    end: f64,
+}
+
+/// A text with a NUL behind it.
+fn ended(text: String) -> Vec<u8> {
+    let mut text = text.into_bytes();
+    text.push(0);
+    text
 }
 
 /// What came of a generation.
@@ -105,6 +125,8 @@ pub(crate) struct Answer {
     pub prefill_ms: f64,
     pub decode_ms: f64,
     pub finish: Option<qhx::FinishReason>,
+    pub stopped_at: Option<String>,
+    pub words: Vec<qhx::Chunk>,
     pub cancelled: bool,
 }
 
@@ -113,8 +135,7 @@ impl Held {
     pub(crate) fn hold(&mut self, answer: Answer) -> Output {
         let number = |n: usize| c_int::try_from(n).unwrap_or(c_int::MAX);
         let n_text = answer.text.len();
-        self.text = answer.text.into_bytes();
-        self.text.push(0);
+        self.text = ended(answer.text);
         self.embedding = answer.embedding;
         let mut output = Output::empty(if answer.cancelled { crate::abi::CANCELLED } else { 0 });
         output.text = self.text.as_ptr().cast();
@@ -143,8 +164,34 @@ impl Held {
         output.top_tokens = start(&self.top_tokens);
         output.top_logprobs = start(&self.top_logprobs);
         output.n_top = number(answer.top);
-        output.finish_reason = answer.finish.map_or(ptr::null(), |reason| name(reason).as_ptr());
+        self.finish = answer.finish;
+        self.stopped_at = answer.stopped_at.map(ended);
+        let word =
+            |word: qhx::Chunk| Word { text: ended(word.text), start: word.start, end: word.end };
+        self.words = answer.words.into_iter().map(word).collect();
+        output.finish_reason = self.stop().0;
         output
+    }
+
+    /// Why the answer ended, and the stop string that ended it.
+    pub(crate) fn stop(&self) -> (*const c_char, *const c_char) {
+        let reason = self.finish.map_or(ptr::null(), |reason| name(reason).as_ptr());
+        (reason, self.stopped_at.as_ref().map_or(ptr::null(), |text| text.as_ptr().cast()))
+    }
+
+    /// Number of words.
+    pub(crate) fn words(&self) -> usize {
+        self.words.len()
+    }
+
+    /// A word, and when it begins and ends.
+    pub(crate) fn word(&self, index: c_int) -> Result<(*const c_char, f64, f64)> {
+        let word = usize::try_from(index).ok().and_then(|index| self.words.get(index));
+        let word = word.ok_or_else(|| {
+            let count = self.words.len();
+            Fault::usage(format!("index is {index}, expected one of {count} words, from 0 on"))
+        })?;
+        Ok((word.text.as_ptr().cast(), word.start, word.end))
     }
 
     /// Holds a state, and returns where it lies.

@@ -82,7 +82,8 @@ impl Session {
     /// What was consumed, as bytes that the session holds.
     pub(crate) fn export(&self) -> Result<(*const u8, usize)> {
         let mut state = self.state()?;
-        state.held.clear();
+        // Two of them may be more than there is memory for. What was answered stays.
+        state.held.hold_state(Vec::new());
         let bytes = state.with_engine(|engine| Ok(engine.model_mut().export_state()?))?;
         Ok(state.held.hold_state(bytes))
     }
@@ -90,6 +91,11 @@ impl Session {
     /// Goes on from such bytes, which may be those that the session holds.
     pub(crate) fn import(&self, bytes: &[u8]) -> Result<()> {
         self.state()?.with_engine(|engine| Ok(engine.model_mut().import_state(bytes)?))
+    }
+
+    /// What is held of the last answer.
+    pub(crate) fn last<T>(&self, read: impl FnOnce(&Held) -> Result<T>) -> Result<T> {
+        read(&self.state()?.held)
     }
 
     /// Refused where this thread is within a generation of the session.

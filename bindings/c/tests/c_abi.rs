@@ -140,8 +140,8 @@ fn the_header_is_what_rust_has() {
     assert_eq!(String::from_utf8(printed).unwrap(), expected);
 }
 
-/// The structs of 1.0 on 64-bit machines: name and bytes, and each field with its offset and bytes. Nothing here may
-/// change while the major version is 1.
+/// The structs of 1.0 on 64-bit machines: name and bytes, and each field with its offset and bytes; those that later
+/// versions added, too. Nothing here may change while the major version is 1.
 #[cfg(target_pointer_width = "64")]
 const FIRST: [(&str, &str); 7] = [
     (
@@ -163,7 +163,8 @@ const FIRST: [(&str, &str); 7] = [
         "qhx_generate_options 80",
         "struct_size 0 8, disable_thinking 8 4, should_cancel 16 8, should_cancel_user 24 8, tokens 32 8, \
          n_tokens 40 4, media 48 8, n_media 56 4, every_token 60 4, embed_query 64 4, logprobs 68 4, \
-         top_logprobs 72 4, reserved 76 4",
+         top_logprobs 72 4, reserved 76 4, logit_bias_tokens 80 8, logit_biases 88 8, n_logit_bias 96 4, \
+         word_times 100 4, cache_salt 104 8",
     ),
     (
         "qhx_output 168",
@@ -286,6 +287,21 @@ impl Given {
         [plugins, bundle, transcribing, image]
     }
 
+    /// Adds a bundle that finds words, a clip, and the words in it with their times.
+    fn words(&self, client: &mut Command) {
+        let checkpoint = tiny::fixture("whisper-tiny");
+        let options = ForgeOptions::new(self.path("listening"));
+        client.arg(forge(&checkpoint, &options, &mut Silent).unwrap().manifest);
+        let goldens = std::fs::read(checkpoint.join("words.json")).unwrap();
+        let goldens: serde_json::Value = serde_json::from_slice(&goldens).unwrap();
+        let case = &goldens["cases"][0];
+        client.arg(checkpoint.join(case["clip"].as_str().unwrap()));
+        for word in case["words"].as_array().unwrap() {
+            client.arg(word[0].as_str().unwrap());
+            client.args([word[1].to_string(), word[2].to_string()]);
+        }
+    }
+
     /// Runs the client through everything.
     fn all(&self, client: &mut Command) {
         let [plugins, bundle, transcribing, image] = self.multimodal();
@@ -296,6 +312,7 @@ impl Given {
         client.arg("all").arg(&self.language).arg(&self.prompt).arg(&self.expected);
         client.args([plugins, bundle, image, transcribing, embedding]);
         client.arg(self.path("state"));
+        self.words(client);
         // Nothing is said where results of a program go.
         assert_eq!(ok(client.env("QHX_BACKEND", "cpu")).stdout, b"");
     }

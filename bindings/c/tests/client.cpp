@@ -101,6 +101,14 @@ static qhx_gen_cfg config(int max_new) {
     return cfg;
 }
 
+// The default options, with fields that came later.
+static qhx_generate_options whole_options() {
+    qhx_generate_options options{};
+    qhx_generate_options_default(&options);
+    options.struct_size = sizeof options;
+    return options;
+}
+
 static qhx_inputs completion(const char *text) {
     qhx_inputs inputs{};
     inputs.text = text;
@@ -141,7 +149,7 @@ static void language(qhx_model *model, const char *prompt, const std::string &ex
     // Every token has a call where that is asked for.
     qhx_generate_options options;
     qhx_generate_options_default(&options);
-    CHECK(options.struct_size == sizeof options && !options.should_cancel);
+    CHECK(options.struct_size == offsetof(qhx_generate_options, logit_bias_tokens) && !options.should_cancel);
     options.every_token = 1;
     seen = Seen();
     CHECK(qhx_generate_ex(session, &inputs, &cfg, &options, on_token, &seen, &out) == QHX_OK);
@@ -245,8 +253,7 @@ static void conversation(qhx_model *model) {
     inputs.text = "And?";
     CHECK(qhx_generate(session, &inputs, &cfg, nullptr, nullptr, &out) == QHX_OK);
     CHECK(out.n_prompt > turn && out.n_reused > 0);
-    qhx_generate_options options;
-    qhx_generate_options_default(&options);
+    qhx_generate_options options = whole_options();
     options.disable_thinking = 1;
     CHECK(qhx_generate_ex(session, &inputs, &cfg, &options, nullptr, nullptr, &out) == QHX_OK);
     inputs.no_template = 1;
@@ -263,8 +270,7 @@ static void logprobs(qhx_model *model, const char *prompt) {
     CHECK(qhx_generate(session, &inputs, &cfg, nullptr, nullptr, &out) == QHX_OK);
     CHECK(out.tokens && !out.logprobs && !out.top_tokens && !out.top_logprobs && out.n_top == 0);
     const std::vector<int32_t> tokens(out.tokens, out.tokens + out.n_generated);
-    qhx_generate_options options;
-    qhx_generate_options_default(&options);
+    qhx_generate_options options = whole_options();
     options.logprobs = 1;
     CHECK(qhx_generate_ex(session, &inputs, &cfg, &options, nullptr, nullptr, &out) == QHX_OK);
     CHECK(out.logprobs && !out.top_tokens && std::equal(tokens.begin(), tokens.end(), out.tokens));
@@ -287,10 +293,141 @@ static void logprobs(qhx_model *model, const char *prompt) {
     qhx_session_free(session);
 }
 
+// Why an answer ended, and by which stop string.
+static void stops(qhx_model *model, const char *prompt, const std::string &expected) {
+    qhx_session *session = qhx_session_create(model);
+    const char *reason = "", *text = "";
+    const auto ended = [&](const char *why, const char *by) {
+        const bool known = qhx_session_last_stop(session, &reason, &text) == QHX_OK;
+        const auto same = [](const char *a, const char *b) { return a && b ? !std::strcmp(a, b) : a == b; };
+        return known && same(reason, why) && same(text, by);
+    };
+    CHECK(ended(nullptr, nullptr));
+    qhx_gen_cfg cfg = config(12);
+    const qhx_inputs inputs = completion(prompt);
+    const std::string stop = expected.substr(expected.size() / 2, 2);
+    const char *strings[] = {"nowhere", stop.c_str()};
+    cfg.stop_strings = strings;
+    cfg.n_stop_strings = 2;
+    Seen seen;
+    seen.on_text = [&](int) {
+        CHECK(qhx_session_last_stop(session, &reason, &text) == QHX_ERROR_BUSY && !reason && !text);
+        return 1;
+    };
+    CHECK(qhx_generate(session, &inputs, &cfg, on_token, &seen, nullptr) == QHX_OK && ended("stop", stop.c_str()));
+    CHECK(qhx_session_last_stop(session, nullptr, nullptr) == QHX_OK);
+    CHECK(qhx_session_last_n_words(session) == 0);
+    cfg.n_stop_strings = 1;
+    CHECK(qhx_generate(session, &inputs, &cfg, nullptr, nullptr, nullptr) == QHX_OK && ended("length", nullptr));
+    seen.on_text = [](int) { return 0; };
+    CHECK(qhx_generate(session, &inputs, &cfg, on_token, &seen, nullptr) == QHX_OK && ended("stop", nullptr));
+    qhx_session_reset(session);
+    CHECK(ended(nullptr, nullptr));
+    qhx_session_free(session);
+    CHECK(qhx_session_last_stop(session, &reason, &text) == QHX_ERROR_HANDLE);
+}
+
+// Tokens that are made less likely.
+static void biases(qhx_model *model, const char *prompt) {
+    qhx_session *session = qhx_session_create(model);
+    const qhx_gen_cfg cfg = config(1);
+    const qhx_inputs inputs = completion(prompt);
+    qhx_output out{};
+    qhx_generate_options options = whole_options();
+    options.top_logprobs = 3;
+    CHECK(qhx_generate_ex(session, &inputs, &cfg, &options, nullptr, nullptr, &out) == QHX_OK);
+    const std::vector<int32_t> likely(out.top_tokens, out.top_tokens + 3);
+    const float excluded[] = {-100.0F, -100.0F};
+    options.logit_bias_tokens = likely.data();
+    options.logit_biases = excluded;
+    options.n_logit_bias = 2;
+    CHECK(qhx_generate_ex(session, &inputs, &cfg, &options, nullptr, nullptr, &out) == QHX_OK);
+    CHECK(out.tokens[0] == likely[2]);
+    const auto refused = [&](const char *words) {
+        const bool usage = qhx_generate_ex(session, &inputs, &cfg, &options, nullptr, nullptr, &out) == QHX_ERROR_USAGE;
+        return usage && last().find(words) != std::string::npos;
+    };
+    const float beyond[] = {101.0F, 0.0F};
+    options.logit_biases = beyond;
+    CHECK(refused("logit_bias of token"));
+    const int32_t unknown[] = {-1, 1 << 30};
+    options.logit_biases = excluded;
+    options.logit_bias_tokens = unknown;
+    CHECK(refused("logit_bias_tokens: -1"));
+    options.logit_bias_tokens = unknown + 1;
+    options.n_logit_bias = 1;
+    CHECK(refused("outside the model's vocabulary"));
+    options.logit_biases = nullptr;
+    CHECK(refused("logit_biases: 1 entries at NULL"));
+    options.n_logit_bias = -1;
+    CHECK(refused("-1 entries"));
+    // A caller of 1.0 has no such fields.
+    options.struct_size = offsetof(qhx_generate_options, logit_bias_tokens);
+    CHECK(qhx_generate_ex(session, &inputs, &cfg, &options, nullptr, nullptr, &out) == QHX_OK);
+    CHECK(out.tokens[0] == likely[0]);
+    qhx_session_free(session);
+}
+
+// What one user's prompts left is not gone on from by another's.
+static void salts(qhx_model *model, const char *prompt) {
+    qhx_session *session = qhx_session_create(model);
+    const qhx_gen_cfg cfg = config(1);
+    const qhx_inputs inputs = completion(prompt);
+    qhx_output out{};
+    qhx_generate_options options = whole_options();
+    const auto reused = [&](const char *salt) {
+        options.cache_salt = salt;
+        CHECK(qhx_generate_ex(session, &inputs, &cfg, &options, nullptr, nullptr, &out) == QHX_OK);
+        return out.n_reused;
+    };
+    CHECK(reused("one") == 0 && reused("one") > 0 && reused("two") == 0 && reused("two") > 0);
+    CHECK(reused(nullptr) == 0 && reused(nullptr) > 0);
+    for (const char *salt : {"", "\xff"}) {
+        options.cache_salt = salt;
+        CHECK(qhx_generate_ex(session, &inputs, &cfg, &options, nullptr, nullptr, &out) == QHX_ERROR_USAGE);
+        CHECK(last().find("cache_salt") != std::string::npos);
+    }
+    options.cache_salt = nullptr;
+    options.word_times = 1;
+    CHECK(qhx_generate_ex(session, &inputs, &cfg, &options, nullptr, nullptr, &out) == QHX_ERROR_USAGE);
+    CHECK(last().find("word_times") != std::string::npos);
+    qhx_session_free(session);
+}
+
+// When the words of a clip are said: a text, a beginning and an end for each.
+static void words(qhx_model *model, const char *clip, char **expected, int count) {
+    qhx_session *session = qhx_session_create(model);
+    qhx_media media{};
+    media.kind = QHX_MEDIA_AUDIO;
+    media.path = clip;
+    qhx_generate_options options = whole_options();
+    options.media = &media;
+    options.n_media = 1;
+    options.word_times = 1;
+    options.cache_salt = "one";
+    const qhx_inputs inputs{};
+    qhx_output out{};
+    CHECK(qhx_generate_ex(session, &inputs, nullptr, &options, nullptr, nullptr, &out) == QHX_OK && out.text[0]);
+    CHECK(count > 1 && qhx_session_last_n_words(session) == count);
+    const char *text = nullptr;
+    double start = 0, end = 0;
+    for (int i = 0; i < count; ++i, expected += 3) {
+        CHECK(qhx_session_last_word(session, i, &text, &start, &end) == QHX_OK && !std::strcmp(text, expected[0]));
+        CHECK(std::abs(start - std::atof(expected[1])) < 1e-3 && std::abs(end - std::atof(expected[2])) < 1e-3);
+    }
+    CHECK(qhx_session_last_word(session, 0, nullptr, nullptr, nullptr) == QHX_OK);
+    for (const int index : {-1, count})
+        CHECK(qhx_session_last_word(session, index, &text, &start, &end) == QHX_ERROR_USAGE && !text);
+    options.word_times = 0;
+    CHECK(qhx_generate_ex(session, &inputs, nullptr, &options, nullptr, nullptr, &out) == QHX_OK);
+    CHECK(qhx_session_last_n_words(session) == 0);
+    qhx_session_free(session);
+    CHECK(qhx_session_last_n_words(session) == -1 && last_error().status == QHX_ERROR_HANDLE);
+}
+
 // The second half of a greedy answer: after the prompt and the first half, from a state or not.
 static std::string goes_on(qhx_session *session, const int32_t *tokens, int count, int max_new, qhx_output *out) {
-    qhx_generate_options options;
-    qhx_generate_options_default(&options);
+    qhx_generate_options options = whole_options();
     options.tokens = tokens;
     options.n_tokens = count;
     const qhx_gen_cfg cfg = config(max_new);
@@ -316,6 +453,7 @@ static void saves(qhx_model *model, const char *path) {
     const void *bytes = nullptr;
     size_t size = 0;
     CHECK(qhx_session_export(session, &bytes, &size) == QHX_OK && size > 100);
+    CHECK(out.text == first);
     const std::string state(static_cast<const char *>(bytes), size);
     std::ofstream(path, std::ios::binary).write(state.data(), static_cast<std::streamsize>(size));
     // The session goes on from what it holds itself.
@@ -474,8 +612,7 @@ static void multimodal(qhx_model *model, const char *image) {
     media[0].path = image;
     media[1].data = bytes.data();
     media[1].size = bytes.size();
-    qhx_generate_options options;
-    qhx_generate_options_default(&options);
+    qhx_generate_options options = whole_options();
     options.media = media;
     options.n_media = 2;
     inputs = completion("a<image>b<image>");
@@ -487,7 +624,7 @@ static void multimodal(qhx_model *model, const char *image) {
     media[1].samples = samples.data();
     CHECK(qhx_generate_ex(session, &inputs, &cfg, &options, nullptr, nullptr, &out) == QHX_ERROR_USAGE);
 
-    qhx_generate_options_default(&options);
+    options = whole_options();
     const int32_t tokens[] = {0, 1, 1};
     options.tokens = tokens;
     options.n_tokens = 3;
@@ -514,11 +651,14 @@ static void transcription(qhx_model *model) {
     CHECK(qhx_generate(session, &inputs, &cfg, on_token, &seen, &out) == QHX_OK);
     CHECK(!std::strcmp(out.text, "ll") && seen.text == "ll" && seen.finals == 1 && out.n_generated == 2);
     Asked asked{3};
-    qhx_generate_options options;
-    qhx_generate_options_default(&options);
+    qhx_generate_options options = whole_options();
     options.should_cancel = should_cancel;
     options.should_cancel_user = &asked;
     CHECK(qhx_generate_ex(session, &inputs, &cfg, &options, nullptr, nullptr, &out) == QHX_ERROR_CANCELLED);
+    options = whole_options();
+    options.word_times = 1;
+    CHECK(qhx_generate_ex(session, &inputs, &cfg, &options, nullptr, nullptr, &out) == QHX_ERROR_USAGE);
+    CHECK(last().find("the model gives no times") != std::string::npos);
     qhx_session_free(session);
 }
 
@@ -611,8 +751,7 @@ static void bad_input(qhx_model *model, const char *prompt) {
     CHECK(written(QHX_GRAMMAR_JSON, "json:{").find("no JSON") != std::string::npos);
     CHECK(written(QHX_GRAMMAR_TOOL_CALL, "[]").find("refused") == 0);
 
-    qhx_generate_options options;
-    qhx_generate_options_default(&options);
+    qhx_generate_options options = whole_options();
     for (const size_t size : {size_t{0}, sizeof(size_t) - 1}) {
         options.struct_size = size;
         CHECK(qhx_generate_ex(session, &inputs, &cfg, &options, nullptr, nullptr, &out) == QHX_ERROR_USAGE);
@@ -678,9 +817,9 @@ static void defaults() {
     check([](void *at) { qhx_runtime_options_default(static_cast<qhx_runtime_options *>(at)); }, 80);
 }
 
-static int all(char **argv) {
+static int all(char **argv, int count) {
     const char *llm = argv[0], *prompt = argv[1], *plugins = argv[3], *mm = argv[4], *image = argv[5];
-    const char *stt = argv[6], *embed = argv[7], *state = argv[8];
+    const char *stt = argv[6], *embed = argv[7], *state = argv[8], *listening = argv[9];
     const std::string expected = argv[2];
     defaults();
     Logged logged;
@@ -703,11 +842,15 @@ static int all(char **argv) {
             reentry(model, prompt);
             bad_input(model, prompt);
             logprobs(model, prompt);
+            stops(model, prompt, expected);
+            biases(model, prompt);
+            salts(model, prompt);
             saves(model, state);
             restores(model, state);
             side_by_side(runtime, llm, prompt, expected);
             for (const auto &[bundle, test] : {std::pair<const char *, std::function<void(qhx_model *)>>
-                     {mm, [&](qhx_model *m) { multimodal(m, image); }}, {stt, transcription}, {embed, embedding}}) {
+                     {mm, [&](qhx_model *m) { multimodal(m, image); }}, {stt, transcription}, {embed, embedding},
+                     {listening, [&](qhx_model *m) { words(m, argv[10], argv + 11, count); }}}) {
                 qhx_model *other = qhx_model_load(runtime, bundle, nullptr);
                 CHECK(other);
                 test(other);
@@ -828,10 +971,11 @@ static void random_sequence(unsigned seed, const char *plugins, const char *bund
             qhx_gen_cfg cfg = config(below(6) - 1);
             cfg.temperature = static_cast<float>(below(3));
             cfg.seed = static_cast<uint64_t>(below(3));
-            qhx_generate_options options;
-            qhx_generate_options_default(&options);
+            qhx_generate_options options = whole_options();
             Asked asked{1 + below(12)};
             if (!below(3)) { options.should_cancel = should_cancel; options.should_cancel_user = &asked; }
+            if (!below(3)) options.cache_salt = texts[below(6)];
+            options.word_times = !below(8);
             options.struct_size = static_cast<size_t>(below(static_cast<unsigned>(sizeof options + 1)));
             Seen seen;
             const int act = below(4);
@@ -894,8 +1038,8 @@ static void briefly(const char *bundle, const char *prompt, const std::string &e
 
 int main(int argc, char **argv) {
     const std::string what = argc > 1 ? argv[1] : "";
-    if (what == "all" && argc == 11) {
-        all(argv + 2);
+    if (what == "all" && argc > 13) {
+        all(argv + 2, (argc - 13) / 3);
     } else if (what == "brief" && argc == 5) {
         briefly(argv[2], argv[3], argv[4]);
     } else if ((what == "save" || what == "restore") && argc == 4) {

@@ -61,6 +61,22 @@ fun Suite.media() {
         throws<QhxException>("prompt", "audio") { model.transcribe(Audio("RIFF".encodeToByteArray())) }
         throws<UsageException>("usage", "option maxNewTokens") { model.transcribe(Audio(noon), -1) }
     }
+    test("words have their times", "listening") { model ->
+        val clip = Audio(given.fixture("whisper-tiny/${given.text("clip")}"))
+        val heard = model.transcribe(clip, wordTimes = true)
+        val expected = given.text("words").lines().map { it.split(' ') }
+        same(expected.map { it[0] }, heard.words.map { it.text })
+        for ((word, times) in heard.words.zip(expected)) {
+            val (start, end) = times.drop(1).map { it.toDouble() }
+            check(kotlin.math.abs(word.start - start) < 0.001 && kotlin.math.abs(word.end - end) < 0.001) { times }
+        }
+        check(heard.chunks.isNotEmpty() && model.transcribe(clip).words.isEmpty())
+    }
+    test("a model without times of words says so", "hearing") { model ->
+        throws<UsageException>("usage", "times of words: the model gives no times") {
+            model.transcribe(Audio(noon), wordTimes = true)
+        }
+    }
     test("texts become vectors", "encoder") { model ->
         val texts = listOf("def fib(n):", "SELECT 1", "a river 🦀")
         val vectors = model.embed(texts)

@@ -72,6 +72,33 @@ fun Suite.texts() {
         check(model.completion(given.prompt, Options(stopTokens = listOf(token))).tokens.size <= 6)
         same(given.answer, model.completion(given.prompt, asLong.copy(speculate = "auto")).text)
     }
+    test("a token that is made unlikely is not chosen", "language") { model ->
+        val first = given.tokens[0]
+        val other = model.completion(given.prompt, Options(logitBias = mapOf(first to -100f), maxNewTokens = 1))
+        check(other.tokens[0] != first)
+        throws<UsageException>("usage", "logit_bias of token $first") {
+            model.completion(given.prompt, Options(logitBias = mapOf(first to 101f)))
+        }
+    }
+    test("the stop text that ended an answer is named", "language") { model ->
+        val stops = Options(stop = listOf("nowhere", " river"))
+        same(" river", model.completion(given.prompt, stops).stoppedAt)
+        var streamed: Generation? = null
+        model.generate(given.prompt, stops) { streamed = it }.toList()
+        same(FinishReason.STOP to " river", streamed?.finishReason to streamed?.stoppedAt)
+        val byToken = model.completion(given.prompt, Options(stopTokens = listOf(given.tokens[5])))
+        same(FinishReason.STOP to null, byToken.finishReason to byToken.stoppedAt)
+    }
+    test("another salt goes on from no state", "language") { model ->
+        val messages = listOf(Message.user(given.text("question-0")))
+        for (salt in listOf("one", "two", null)) {
+            val options = Options(cacheSalt = salt, maxNewTokens = 1)
+            val texts = List(2) { model.completion(given.prompt, options) }
+            val replies = List(2) { model.reply(messages, options) }
+            same(listOf(false, true, false, true), (texts + replies).map { it.reusedTokens > 1 })
+        }
+        throws<UsageException>("usage", "the cache salt is empty") { model.completion("Hi", Options(cacheSalt = "")) }
+    }
     test("answers are held to their form", "language") { model ->
         val json = model.completion("Who?", Options(schema = SCHEMA, maxNewTokens = 60)).text
         check(Regex("""\{"age": ?\d{1,3}\}""").matches(json)) { json }

@@ -78,6 +78,30 @@ def test_options_of_sampling_are_honoured(model):
     assert model.generate(FRANCE["prompt"], speculate="auto", temperature=None, **AS_LONG).text == text
 
 
+def test_the_stop_text_that_ended_an_answer_is_named(model):
+    ended = model.generate(FRANCE["prompt"], stop=["nowhere", " river"])
+    assert (ended.finish_reason, ended.stopped_at) == ("stop", " river")
+    stream = model.generate(FRANCE["prompt"], stop=" river", stream=True)
+    assert "".join(stream) == ended.text and stream.result.stopped_at == " river"
+    assert model.generate(FRANCE["prompt"], stop="nowhere", **AS_LONG).stopped_at is None
+    by_token = model.generate(FRANCE["prompt"], stop_tokens=FRANCE["output_ids"][5:6])
+    assert (by_token.finish_reason, by_token.stopped_at) == ("stop", None)
+
+
+def test_another_salt_goes_on_from_no_state(model):
+    def reused(salt):
+        message = {"role": "user", "content": "What colour is the sky?"}
+        answers = [
+            model.generate(FRANCE["prompt"], cache_salt=salt, max_new_tokens=1),
+            model.generate(FRANCE["prompt"], cache_salt=salt, max_new_tokens=1),
+            model.chat([message], cache_salt=salt, max_new_tokens=1),
+            model.chat([message], cache_salt=salt, max_new_tokens=1),
+        ]
+        return [answer.reused_tokens > 1 for answer in answers]
+
+    assert [reused(salt) for salt in ("one", "two", None)] == [[False, True, False, True]] * 3
+
+
 def test_answers_are_held_to_their_form(model):
     schema = {
         "type": "object",
@@ -116,6 +140,8 @@ def test_calls_of_tools_come_back(calling):
         ({"max_new_tokens": -1}, "usage", "expected usize"),
         ({"seed": {1}}, "usage", "set, which is no value of JSON"),
         ({"speculate": 1000}, "usage", "option speculate: 1000"),
+        ({"cache_salt": ""}, "usage", "the cache salt is empty"),
+        ({"cache_salt": 7}, "usage", "expected a string"),
         ({"schema": "{"}, "usage", "the JSON schema is no JSON"),
         ({"schema": {"type": "integer", "minimum": 2, "maximum": 1}}, "usage", "no value is of it"),
         ({"schema": {"enum": ["x" * (5 << 20)]}}, "usage", "bytes, expected at most"),

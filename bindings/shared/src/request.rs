@@ -33,6 +33,8 @@ pub struct Asked {
     #[serde(default)]
     speculate: Option<Drafts>,
     #[serde(default)]
+    cache_salt: Option<String>,
+    #[serde(default)]
     form: Option<Form>,
     #[serde(default)]
     thinking: Option<bool>,
@@ -140,6 +142,7 @@ impl Asked {
             .sampling(own.with(&self.sampling)?)
             .stops(self.stop)
             .ignore_eos(self.ignore_eos)
+            .salt(salt(self.cache_salt)?)
             .cancelled_by(ticket.clone());
         request.stop_ids = self.stop_tokens;
         request.template_arguments = self.template_arguments;
@@ -198,6 +201,17 @@ fn messages(turns: Vec<Turn>, beside: &[Attached], attached: &[Attached]) -> Res
     turns.into_iter().enumerate().map(message).collect()
 }
 
+/// Salt of the states that may be gone on from. An empty one would set nobody apart.
+fn salt(salt: Option<String>) -> Result<Option<String>> {
+    match salt {
+        Some(text) if text.is_empty() => {
+            let message = "the cache salt is empty, expected a text that nobody else knows";
+            Err(Error::new(ErrorKind::Usage, message).hint("leave it out where there is one user"))
+        }
+        salt => Ok(salt),
+    }
+}
+
 fn speculate(text: &str) -> Result<Speculate> {
     let wrong = |e| Error::new(ErrorKind::Usage, format!("option speculate: {text}: {e}"));
     text.parse().map_err(wrong)
@@ -238,6 +252,8 @@ pub struct Answer {
     pub reused_tokens: usize,
     /// `eos`, `stop`, `length` or `cancelled`.
     pub finish_reason: &'static str,
+    /// The stop text that ended it, if one did.
+    pub stopped_at: Option<String>,
     /// The calls in it.
     pub tool_calls: Vec<ToolCall>,
     /// Time in which the prompt was consumed.
@@ -253,13 +269,15 @@ impl Question {
             [] => Vec::new(),
             tools => texts.calls(&generation.tokens, tools)?,
         };
-        let Generation { text, tokens, timings, prompt_tokens, reused_tokens, .. } = generation;
+        let Generation { text, tokens, timings, prompt_tokens, reused_tokens, stopped_at, .. } =
+            generation;
         Ok(Answer {
             text,
             tokens,
             prompt_tokens,
             reused_tokens,
             finish_reason: generation.finish_reason.name(),
+            stopped_at,
             tool_calls,
             prefill_seconds: timings.prefill.as_secs_f64(),
             decode_seconds: timings.decode.as_secs_f64(),

@@ -51,7 +51,9 @@ fn cmake_finds_the_package() {
     configure.arg("-S").arg(folder().join("tests/package")).arg("-B").arg(&build);
     ok(configure.arg(format!("-DCMAKE_PREFIX_PATH={}", prefix.display())));
     ok(Command::new("cmake").arg("--build").arg(&build));
-    for (version, found) in [("1", true), ("1.0", true), ("1.99", false), ("2.0", false)] {
+    for (version, found) in
+        [("1", true), ("1.0", true), ("1.1", true), ("1.99", false), ("2.0", false)]
+    {
         let mut again = Command::new("cmake");
         again.arg("-S").arg(folder().join("tests/package")).arg("-B").arg(given.path("versions"));
         again.arg(format!("-DCMAKE_PREFIX_PATH={}", prefix.display()));

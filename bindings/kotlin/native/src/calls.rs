@@ -122,7 +122,8 @@ pub(crate) fn transcribe(
     call: i64,
     audio: Item,
     max_new: Option<usize>,
+    times: Times,
 ) -> Result<Transcript> {
     let (model, call) = (MODELS.get(model)?, CALLS.get(call)?);
-    Ok(model.shared.transcribe(&Thread, &call.ticket, audio, max_new, Times::default())?)
+    Ok(model.shared.transcribe(&Thread, &call.ticket, audio, max_new, times)?)
 }

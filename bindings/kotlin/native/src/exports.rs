@@ -5,6 +5,7 @@
 use jni::EnvUnowned;
 use jni::objects::{JByteArray, JClass, JFloatArray, JObjectArray};
 use jni::sys::{jboolean, jint, jlong};
+use qhx::Times;
 use qhx_bindings::Fault;
 
 use crate::calls;
@@ -74,7 +75,7 @@ extern "system" fn Java_dev_qhx_Native_about<'l>(
     called(env, &class, |env| values::about(env, &calls::model(model)?.about))
 }
 
-/// `generate(model: Long, call: Long, request: ByteArray, media: ByteArray, contents: Array<ByteArray?>): Array<Any>`
+/// `generate(model: Long, call: Long, request: ByteArray, media: ByteArray, contents: Array<ByteArray?>): Array<Any?>`
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 extern "system" fn Java_dev_qhx_Native_generate<'l>(
@@ -125,7 +126,7 @@ extern "system" fn Java_dev_qhx_Native_next<'l>(
     })
 }
 
-/// `result(call: Long): Array<Any>?`
+/// `result(call: Long): Array<Any?>?`
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 extern "system" fn Java_dev_qhx_Native_result<'l>(
@@ -157,7 +158,8 @@ extern "system" fn Java_dev_qhx_Native_embed<'l>(
     })
 }
 
-/// `transcribe(model: Long, call: Long, media: ByteArray, contents: Array<ByteArray?>, maxNew: Int): Array<Any>`
+/// `transcribe(model: Long, call: Long, media: ByteArray, contents: Array<ByteArray?>, maxNew: Int,
+/// wordTimes: Boolean): Array<Any>`
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 extern "system" fn Java_dev_qhx_Native_transcribe<'l>(
@@ -168,13 +170,15 @@ extern "system" fn Java_dev_qhx_Native_transcribe<'l>(
     media: JByteArray<'l>,
     contents: Bytes<'l>,
     max_new: jint,
+    word_times: jboolean,
 ) -> JObjectArray<'l> {
     called(env, &class, |env| {
         let audio = values::items(env, &media, &contents)?.pop();
         let audio = audio.ok_or_else(|| Fault::usage("expected audio"))?;
         // Below 0 where none is given.
         let max_new = usize::try_from(max_new).ok();
-        values::transcript(env, &calls::transcribe(model, call, audio, max_new)?)
+        let times = if word_times { Times::Word } else { Times::default() };
+        values::transcript(env, &calls::transcribe(model, call, audio, max_new, times)?)
     })
 }
 

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use jni::Env;
 use jni::objects::{JByteArray, JDoubleArray, JFloatArray, JIntArray, JObject, JObjectArray};
 use jni::refs::Reference as _;
-use qhx::{Error, ErrorKind, Transcript};
+use qhx::{Chunk, Error, ErrorKind, Transcript};
 use qhx_bindings::{About, Answer, Asked, Fault, Given, Item, Vectors};
 
 use crate::fault::Result;
@@ -69,6 +69,7 @@ pub(crate) fn asked(env: &Env<'_>, request: &JByteArray<'_>) -> Result<Asked> {
 
 /// An element of an array that Kotlin takes apart.
 enum Part<'a> {
+    Null,
     Text(&'a str),
     Ints(Vec<i32>),
     Doubles(Vec<f64>),
@@ -79,6 +80,7 @@ fn parts<'local>(env: &mut Env<'local>, parts: &[Part<'_>]) -> Result<JObjectArr
     for (index, part) in parts.iter().enumerate() {
         env.with_local_frame(2, |env| -> Result<()> {
             let element: JObject<'_> = match part {
+                Part::Null => return Ok(()),
                 Part::Text(text) => env.byte_array_from_slice(text.as_bytes())?.into(),
                 Part::Ints(values) => {
                     let ints = JIntArray::new(env, values.len())?;
@@ -118,7 +120,7 @@ pub(crate) fn about<'local>(env: &mut Env<'local>, about: &About) -> Result<JObj
     parts(env, &all)
 }
 
-/// Text, finish reason, tokens, counts, seconds, and name and arguments of each call of a tool.
+/// Text, finish reason, tokens, counts, seconds, stop text or null, and name and arguments of each call of a tool.
 pub(crate) fn answer<'local>(
     env: &mut Env<'local>,
     answer: &Answer,
@@ -131,6 +133,7 @@ pub(crate) fn answer<'local>(
         Part::Ints(answer.tokens.iter().map(|token| token.cast_signed()).collect()),
         Part::Ints(vec![int(answer.prompt_tokens), int(answer.reused_tokens)]),
         Part::Doubles(vec![answer.prefill_seconds, answer.decode_seconds]),
+        answer.stopped_at.as_deref().map_or(Part::Null, Part::Text),
     ];
     for (call, arguments) in answer.tool_calls.iter().zip(&arguments) {
         all.extend([Part::Text(&call.name), Part::Text(arguments)]);
@@ -138,7 +141,8 @@ pub(crate) fn answer<'local>(
     parts(env, &all)
 }
 
-/// Text, seconds, whether it was cancelled, and text, finish reason and times of each chunk.
+/// Text, seconds, whether it was cancelled and the number of chunks, text, finish reason and times of each chunk, and
+/// text and times of each word.
 pub(crate) fn transcript<'local>(
     env: &mut Env<'local>,
     transcript: &Transcript,
@@ -146,11 +150,15 @@ pub(crate) fn transcript<'local>(
     let mut all = vec![
         Part::Text(&transcript.text),
         Part::Doubles(vec![transcript.seconds]),
-        Part::Ints(vec![transcript.cancelled.into()]),
+        Part::Ints(vec![transcript.cancelled.into(), int(transcript.chunks.len())]),
     ];
+    let times = |chunk: &Chunk| Part::Doubles(vec![chunk.start, chunk.end]);
     for chunk in &transcript.chunks {
-        let times = Part::Doubles(vec![chunk.start, chunk.end]);
-        all.extend([Part::Text(&chunk.text), Part::Text(chunk.finish_reason.name()), times]);
+        let reason = Part::Text(chunk.finish_reason.name());
+        all.extend([Part::Text(&chunk.text), reason, times(chunk)]);
+    }
+    for word in &transcript.words {
+        all.extend([Part::Text(&word.text), times(word)]);
     }
     parts(env, &all)
 }

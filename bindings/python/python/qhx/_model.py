@@ -55,6 +55,9 @@ class Options(TypedDict, total=False):
     """Goes on behind the model's end-of-text tokens."""
     speculate: Union[int, Literal["auto", "off"], None]
     """Speculative decoding: ``"auto"``, or this many draft tokens a step. The answer stays the same."""
+    cache_salt: Optional[str]
+    """Goes on only from what answers with the same salt consumed, so that no other user's prompt can be guessed from
+    times or :attr:`Generation.reused_tokens`. Those without one share theirs."""
     schema: Union[str, Mapping[str, Any], None]
     """The answer is JSON of this schema."""
     regex: Optional[str]
@@ -111,6 +114,8 @@ class Generation:
     finish_reason: FinishReason
     """``eos``: the model ended it; ``stop``: a stop text or token came, or the grammar was at its end; ``length``:
     there are ``max_new_tokens``, or the context is full; ``cancelled``."""
+    stopped_at: Optional[str]
+    """The text of ``stop`` that ended it, if one did."""
     tool_calls: list[ToolCall]
     """The calls in it, where :meth:`Model.chat` was given ``tools``."""
     prefill_seconds: float

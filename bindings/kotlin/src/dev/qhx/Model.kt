@@ -98,11 +98,20 @@ public class Model private constructor(private val handle: Long) : AutoCloseable
         Native.embed(handle, call, Array(texts.size) { utf8(texts[it]) }, utf8(role.word), truncate)
     }
 
-    /** The words of an audio clip of any length, of at most [maxNewTokens] tokens in each of its chunks. */
-    public suspend fun transcribe(audio: Audio, maxNewTokens: Int? = null): Transcript = called { call ->
+    /**
+     * The words of an audio clip of any length.
+     *
+     * @param maxNewTokens Maximum number of tokens of each of its chunks.
+     * @param wordTimes Whether the transcript has [Transcript.words]; a model that does not find them is refused.
+     */
+    public suspend fun transcribe(
+        audio: Audio,
+        maxNewTokens: Int? = null,
+        wordTimes: Boolean = false,
+    ): Transcript = called { call ->
         if (maxNewTokens != null && maxNewTokens < 0) throw UsageException("option maxNewTokens: $maxNewTokens")
         val media = Attached().apply { add(audio.medium, "audio") }
-        transcript(Native.transcribe(handle, call, media.json(), media.contents(), maxNewTokens ?: -1))
+        transcript(Native.transcribe(handle, call, media.json(), media.contents(), maxNewTokens ?: -1, wordTimes))
     }
 
     /** True while something runs, or a flow is collected. */

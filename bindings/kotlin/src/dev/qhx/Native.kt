@@ -29,9 +29,15 @@ internal object Native {
     /** Name, manifest, host-op, backend, its reason, three numbers, and modalities. */
     @JvmStatic external fun about(model: Long): Array<Any>
 
-    /** Text, finish reason, tokens, counts, seconds, and name and arguments of each call of a tool. */
+    /** Text, finish reason, tokens, counts, seconds, stop text or null, and name and arguments of each call. */
     @JvmStatic
-    external fun generate(model: Long, call: Long, request: ByteArray, media: ByteArray, contents: Array<ByteArray?>): Array<Any>
+    external fun generate(
+        model: Long,
+        call: Long,
+        request: ByteArray,
+        media: ByteArray,
+        contents: Array<ByteArray?>,
+    ): Array<Any?>
 
     /** Begins a stream, and returns when its prompt is checked. */
     @JvmStatic
@@ -41,15 +47,25 @@ internal object Native {
     @JvmStatic external fun next(call: Long): ByteArray?
 
     /** What a stream has become, at its end; as of [generate]. */
-    @JvmStatic external fun result(call: Long): Array<Any>?
+    @JvmStatic external fun result(call: Long): Array<Any?>?
 
     /** A vector for each text. */
     @JvmStatic
     external fun embed(model: Long, call: Long, texts: Array<ByteArray>, role: ByteArray, truncate: Boolean): Array<FloatArray>
 
-    /** Text, seconds, whether it was cancelled, and text, finish reason and times of each chunk. */
+    /**
+     * Text, seconds, whether it was cancelled and the number of chunks, text, finish reason and times of each chunk,
+     * and text and times of each word.
+     */
     @JvmStatic
-    external fun transcribe(model: Long, call: Long, media: ByteArray, contents: Array<ByteArray?>, maxNew: Int): Array<Any>
+    external fun transcribe(
+        model: Long,
+        call: Long,
+        media: ByteArray,
+        contents: Array<ByteArray?>,
+        maxNew: Int,
+        wordTimes: Boolean,
+    ): Array<Any>
 
     /** Whether something runs, or a stream is open. */
     @JvmStatic external fun busy(model: Long): Boolean

@@ -18,6 +18,8 @@ package dev.qhx
  * @property stopTokens Tokens that end the answer, besides the model's own.
  * @property ignoreEos Goes on behind the model's end-of-text tokens.
  * @property speculate Speculative decoding: `auto`, `off`, or a number of draft tokens a step. The answer stays the same.
+ * @property cacheSalt Goes on only from what answers with the same salt consumed, so that no other user's prompt can be
+ * guessed from times or [Generation.reusedTokens]. Those without one share theirs.
  * @property schema The answer is JSON of this JSON schema. One of this and the next three is given at most.
  * @property regex The answer is a text that the whole of this regular expression matches.
  * @property choice The answer is one of these texts.
@@ -41,6 +43,7 @@ public data class Options(
     val stopTokens: List<Int> = emptyList(),
     val ignoreEos: Boolean = false,
     val speculate: String? = null,
+    val cacheSalt: String? = null,
     val schema: String? = null,
     val regex: String? = null,
     val choice: List<String>? = null,
@@ -85,7 +88,8 @@ public class Message(public val role: String, public val content: List<Part>) {
 internal class Request(prompt: Map<String, Any>, options: Options, chat: ChatOptions?, private val media: Attached) {
     private val text = json(asked(prompt, options, chat))
 
-    fun generate(model: Long, call: Long): Array<Any> = Native.generate(model, call, text, media.json(), media.contents())
+    fun generate(model: Long, call: Long): Array<Any?> =
+        Native.generate(model, call, text, media.json(), media.contents())
 
     fun stream(model: Long, call: Long) = Native.stream(model, call, text, media.json(), media.contents())
 
@@ -99,6 +103,7 @@ internal class Request(prompt: Map<String, Any>, options: Options, chat: ChatOpt
         "stop_tokens" to options.stopTokens,
         "ignore_eos" to options.ignoreEos,
         "speculate" to options.speculate,
+        "cache_salt" to options.cacheSalt,
         "form" to form(options, chat),
         "thinking" to chat?.thinking,
         "template_arguments" to chat?.templateArguments,
