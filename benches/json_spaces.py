@@ -3,7 +3,7 @@
     python3 benches/json_spaces.py qwen35/v81 --qhx target/release/qhx
 
 For each way to write JSON: how many answers end before `--max-tokens`, how many are JSON of their schema (the others
-were cut), the tokens of all answers, and the seconds. Needs the package jsonschema.
+were cut), how many of these have no empty list and no item twice, the tokens of all answers, and the seconds. Needs the package jsonschema.
 """
 
 import argparse
@@ -116,23 +116,35 @@ def is_valid(text, form):
     return True
 
 
+def is_full(value):
+    """No list is empty or has an item twice."""
+    if isinstance(value, dict):
+        return all(map(is_full, value.values()))
+    if not isinstance(value, list):
+        return True
+    items = [json.dumps(item) for item in value]
+    return bool(items) and len(set(items)) == len(items) and all(map(is_full, value))
+
+
 def main():
     serve = [ARGUMENTS.qhx, "serve", ARGUMENTS.bundle, "--port", "0", "--backend", ARGUMENTS.backend]
     server = subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         address = server.stdout.readline().strip()
-        print(f"| blanks | ended | valid | tokens | seconds |\n|---|---|---|---|---|")
+        print(f"| blanks | ended | valid | full | tokens | seconds |\n|---|---|---|---|---|---|")
         for way, options in WAYS.items():
-            ended, valid, tokens, start = 0, 0, 0, time.time()
+            ended, valid, full, tokens, start = 0, 0, 0, 0, time.time()
             for prompt, shorthand in CASES:
                 form = schema(shorthand)
                 text, reason, count = ask(address, prompt, form, options)
                 tokens += count
                 ended += reason != "length"
-                valid += is_valid(text, form)
+                if is_valid(text, form):
+                    valid += 1
+                    full += is_full(json.loads(text))
                 if ARGUMENTS.verbose:
                     print(f"{way}: {reason}, {count} tokens: {text}")
-            print(f"| {way} | {ended} | {valid} | {tokens} | {time.time() - start:.0f} |", flush=True)
+            print(f"| {way} | {ended} | {valid} | {full} | {tokens} | {time.time() - start:.0f} |", flush=True)
     finally:
         server.terminate()
         server.wait()

@@ -5,7 +5,7 @@ use qhx_base::{Error, ErrorKind, Result};
 use qhx_text::{CallFormat, Tool};
 use serde_json::{Map, Value};
 
-use crate::schema::compact;
+use crate::schema::flexible;
 use crate::tools;
 
 /// Levels of arrays and objects in a schema, as `serde_json` reads them.
@@ -17,8 +17,8 @@ const MAX_DEPTH: usize = 127;
 pub enum Grammar {
     /// A JSON object, whatever is in it.
     Json,
-    /// JSON of a schema, written without spaces. Its key `x-guidance` may ask for other spaces, and leaves the rest as
-    /// it is: `{"whitespace_flexible": true}` for what people write, or `{"item_separator": ", "}`.
+    /// JSON of a schema, with blanks between any two tokens in runs that end. Its key `x-guidance` may ask for other
+    /// blanks, and leaves the rest as it is: `{"whitespace_flexible": false}` for none, or `{"item_separator": ", "}`.
     JsonSchema(Value),
     /// A text that the whole of a regular expression matches.
     Regex(String),
@@ -115,13 +115,13 @@ impl Grammar {
             Self::Json => {
                 let mut schema = Map::new();
                 schema.insert("type".to_owned(), "object".into());
-                Ok(TopLevelGrammar::from_json_schema(compact(schema.into())))
+                Ok(TopLevelGrammar::from_json_schema(flexible(schema.into())))
             }
             Self::JsonSchema(schema) => {
                 check_depth(schema)?;
                 let size = schema.to_string().len();
                 check_size(self.name(), size)?;
-                Ok(TopLevelGrammar::from_json_schema(compact(schema.clone())))
+                Ok(TopLevelGrammar::from_json_schema(flexible(schema.clone())))
             }
             Self::Regex(regex) => {
                 check_size(self.name(), regex.len())?;

@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::Grammar;
 use crate::constraint::{Constraint, short};
 use crate::faults::{locate, plain};
-use crate::schema::compact;
+use crate::schema::flexible;
 
 /// A longer token never matches: none in use is, and the tree of tokens is as deep as the longest.
 const MAX_TOKEN: usize = 512;
@@ -143,7 +143,7 @@ impl Vocabulary {
         compile: impl Fn(&Grammar) -> Result<(), String>,
     ) -> String {
         let schema = |part: &Value| {
-            self.parser(TopLevelGrammar::from_json_schema(compact(part.clone()))).map(drop)
+            self.parser(TopLevelGrammar::from_json_schema(flexible(part.clone()))).map(drop)
         };
         let name = grammar.name();
         let tools = match grammar {
