@@ -3,9 +3,11 @@
 //! `x` becomes int16 or int8 ([`Activations`]) with a scale for each [`BLOCK`] of columns. A column of int16 errs by at
 //! most 1.6e-5 of the largest in its block, of int8 by 3.9e-3, where the f16 of an NPU errs by up to 4.9e-4 of each
 //! column itself. So int16 is more exact than f16, except for columns less than a thirtieth of the largest in their
-//! block: beside an outlier these are coarser, and no columns of other blocks are. Weights are not dequantized: products are summed in 32 bits, which is exact, by AVX-512 VNNI,
-//! AVX-VNNI, AVX2 or the dot products and matrix products of Arm. Where the processor has none of them, or `x` is not
-//! finite, [`crate::kernels`] multiplies instead.
+//! block: beside an outlier these are coarser, and no columns of other blocks are.
+//!
+//! Weights are not dequantized: products are summed in 32 bits, which is exact, by AVX-512 VNNI, AVX-VNNI, AVX2 or the
+//! dot products and matrix products of Arm. Where the processor has none of them, or `x` is not finite,
+//! [`crate::kernels`] multiplies instead.
 //!
 //! What is written here and for each processor has the bytes of an element of `x` as a parameter: 2 or 1.
 
