@@ -4,17 +4,16 @@
 //! op runs on which unit from which cycle to which, and how many bytes it moves. This module asks for
 //! it and sums it up. Nothing is executed. Bytes are facts of the compiled graph; times are a model.
 //!
-//! Not modelled: see [`NOT_MODELLED`]. The voltage corner changes what is compiled, so a graph is
-//! compiled once more for its estimate, and the binary is thrown away.
+//! Not modelled: see [`NOT_MODELLED`]. A forge that is to estimate asks for the schedules of the binaries that it makes
+//! ([`QnnCompiler::with_schedules`]); without a bundle each graph is compiled for its estimate alone.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use qhx_core::artifacts::Mapped;
-use qhx_core::qnn::compose::{CompilerValue, GraphConfig};
 use qhx_core::{Error, ErrorKind, Result};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::bundle::replace_json;
@@ -54,7 +53,7 @@ pub struct EstimateOptions {
 }
 
 /// One kind of op in a graph, summed over all of its events.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OpCost {
     /// The library's name.
     pub op: String,
@@ -67,7 +66,7 @@ pub struct OpCost {
 }
 
 /// The estimate for one execution of a graph.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GraphEstimate {
     /// Key of its context.
     pub context: String,
@@ -118,7 +117,7 @@ impl GraphEstimate {
     }
 }
 
-/// Estimates every graph of a recipe.
+/// Estimates every graph of a recipe, but for those that `known` has.
 ///
 /// # Errors
 /// When a graph cannot be compiled, or its schedule not be read.
@@ -126,25 +125,60 @@ pub fn estimate(
     recipe: &Recipe,
     compiler: &QnnCompiler,
     options: &EstimateOptions,
+    known: &[GraphEstimate],
     progress: &mut dyn Progress,
 ) -> Result<Vec<GraphEstimate>> {
     if let Some(folder) = &options.traces {
         std::fs::create_dir_all(folder).map_err(|e| Error::io(ErrorKind::Io, folder, e))?;
     }
     let mut found = Vec::new();
-    let step = step_rows(&recipe.contexts);
     for context in &recipe.contexts {
         for graph in &context.graphs {
+            let of_graph =
+                |one: &&GraphEstimate| one.context == context.key && one.graph == graph.name();
+            if let Some(known) = known.iter().find(of_graph) {
+                found.push(known.clone());
+                continue;
+            }
             let only = ContextPlan { graphs: vec![graph.clone()], ..context.clone() };
-            let mut estimate = one(&only, compiler, options, progress)
-                .map_err(|e| e.context(format_args!("estimate of {:?}", graph.name())))?;
-            estimate.prompt = !of_step(context, graph, step);
-            estimate.context_positions = context_positions(recipe, graph);
-            estimate.audio_seconds = audio_seconds(&recipe.params, graph);
-            found.push(estimate);
+            let folder = temporary()?;
+            let compiler = compiler.clone().with_schedules(folder.path(), options.corner);
+            let binary = folder.path().join("graph.bin");
+            compiler
+                .compile(&context.key, &only.graphs, &binary, progress)
+                .and_then(|_| read(recipe, &only, &compiler, &binary, folder.path()))
+                .map(|estimates| found.extend(estimates))
+                .map_err(|e| {
+                    let e = match has_no_cost_model(&e) {
+                        true => e.hint(
+                            "the library has no cost model of this chip: estimate for another --target, such as v81",
+                        ),
+                        false => e,
+                    };
+                    e.context(format_args!("estimate of {:?}", graph.name()))
+                })?;
+            if let Some(traces) = &options.traces {
+                let name = Schedule::Trace.file(graph.name());
+                let kept = traces.join(&name);
+                std::fs::copy(folder.path().join(&name), &kept)
+                    .map_err(|e| Error::io(ErrorKind::Io, &kept, e))?;
+            }
         }
     }
     Ok(found)
+}
+
+/// True where a graph is not compiled because the library has no cost model of the chip, which only schedules need.
+pub(crate) fn has_no_cost_model(error: &Error) -> bool {
+    error.message().contains(NO_COST_MODEL)
+}
+
+/// A folder for schedules, which goes with the value.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn temporary() -> Result<tempfile::TempDir> {
+    tempfile::tempdir().map_err(|e| Error::io(ErrorKind::Io, &std::env::temp_dir(), e))
 }
 
 /// Writes the times into the manifest of a bundle that was made, as `artifacts.contexts.<key>.us`. Host-ops choose by
@@ -208,58 +242,74 @@ fn rows(graph: &Graph) -> Option<usize> {
     x.shape.first().copied()
 }
 
-/// Compiles a context of one graph with the keys that make the library write what it has scheduled.
-fn one(
+/// Files that the library writes about a graph that it compiles.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Schedule {
+    /// The events, as a Chrome trace.
+    Trace,
+    /// Cost models of the ops.
+    Costs,
+}
+
+impl Schedule {
+    /// Key of the compiler that asks for the file.
+    pub(crate) fn key(self) -> &'static str {
+        match self {
+            Self::Trace => "sim_trace_final",
+            Self::Costs => "sim_model_stats",
+        }
+    }
+
+    /// Name of a graph's file.
+    pub(crate) fn file(self, graph: &str) -> String {
+        match self {
+            Self::Trace => format!("{graph}.json"),
+            Self::Costs => format!("{graph}.csv"),
+        }
+    }
+}
+
+/// Estimates of a context's graphs, by the schedules in `folder` that the library wrote when it compiled `binary`.
+///
+/// # Errors
+/// When a schedule cannot be read.
+pub fn read(
+    recipe: &Recipe,
     context: &ContextPlan,
     compiler: &QnnCompiler,
-    options: &EstimateOptions,
-    progress: &mut dyn Progress,
-) -> Result<GraphEstimate> {
-    let Some(graph) = context.graphs.first() else {
-        return Err(Error::new(ErrorKind::Internal, "a context without a graph"));
-    };
-    let folder =
-        tempfile::tempdir().map_err(|e| Error::io(ErrorKind::Io, &std::env::temp_dir(), e))?;
-    let trace_path = folder.path().join("trace.json");
-    let stats_path = folder.path().join("costs.csv");
-    let binary = folder.path().join("graph.bin");
-    let text = |path: &Path| CompilerValue::Text(path.display().to_string());
-    let key = |key: &str, value| GraphConfig::Compiler { key: key.to_owned(), value };
-    let compiler = compiler.clone().and_configs([
-        key("sim_trace_final", text(&trace_path)),
-        key("sim_model_stats", text(&stats_path)),
-        key("sim_core_voltage_corner", CompilerValue::U32(options.corner)),
-    ]);
-    let compiled = compiler.compile(&context.key, &context.graphs, &binary, progress);
-    compiled.map_err(|e| match e.message().contains(NO_COST_MODEL) {
-        true => e.hint("the library has no cost model of this chip: estimate for another --target, such as v81"),
-        false => e,
-    })?;
-    let info = compiler.read(&binary)?;
-    let figures = info.graphs.first().and_then(|g| g.figures);
-    let spill_fill_bytes = figures.and_then(|f| f.spill_fill_bytes).unwrap_or(0);
-    let file = Mapped::open(&trace_path).map_err(|e| {
-        e.hint("this version of the QNN library writes no schedule; take QAIRT 2.51 or newer")
-    })?;
-    let trace: Trace<'_> = serde_json::from_slice(file.bytes())
-        .map_err(|e| Error::caused(ErrorKind::Context, "the library's trace cannot be read", e))?;
-    // Absent where the library does not know the key.
-    let stats = std::fs::read_to_string(&stats_path).unwrap_or_default();
-    let mut estimate = summarise(&trace, &stats);
-    estimate.context.clone_from(&context.key);
-    graph.name().clone_into(&mut estimate.graph);
-    estimate.weight_bytes = graph.weight_bytes();
-    estimate.spill_fill_bytes = spill_fill_bytes;
-    if estimate.memory_rate > 0.0 {
-        let read = graph.weight_bytes_read();
-        estimate.floor_us = read as f64 / estimate.memory_rate * 1e6;
+    binary: &Path,
+    folder: &Path,
+) -> Result<Vec<GraphEstimate>> {
+    let info = compiler.read(binary)?;
+    let step = step_rows(&recipe.contexts);
+    let mut found = Vec::new();
+    for graph in &context.graphs {
+        let file = Mapped::open(&folder.join(Schedule::Trace.file(graph.name()))).map_err(|e| {
+            e.hint("this version of the QNN library writes no schedule; take QAIRT 2.51 or newer")
+        })?;
+        let trace: Trace<'_> = serde_json::from_slice(file.bytes()).map_err(|e| {
+            Error::caused(ErrorKind::Context, "the library's trace cannot be read", e)
+        })?;
+        // Absent where the library does not know the key.
+        let costs = folder.join(Schedule::Costs.file(graph.name()));
+        let costs = std::fs::read_to_string(costs).unwrap_or_default();
+        let mut estimate = summarise(&trace, &costs);
+        estimate.context.clone_from(&context.key);
+        graph.name().clone_into(&mut estimate.graph);
+        estimate.weight_bytes = graph.weight_bytes();
+        let compiled = info.graphs.iter().find(|compiled| compiled.name == graph.name());
+        let figures = compiled.and_then(|compiled| compiled.figures);
+        estimate.spill_fill_bytes = figures.and_then(|f| f.spill_fill_bytes).unwrap_or(0);
+        if estimate.memory_rate > 0.0 {
+            let read = graph.weight_bytes_read();
+            estimate.floor_us = read as f64 / estimate.memory_rate * 1e6;
+        }
+        estimate.prompt = !of_step(context, graph, step);
+        estimate.context_positions = context_positions(recipe, graph);
+        estimate.audio_seconds = audio_seconds(&recipe.params, graph);
+        found.push(estimate);
     }
-    drop(trace);
-    if let Some(folder) = &options.traces {
-        let kept = folder.join(format!("{}.json", graph.name()));
-        std::fs::copy(&trace_path, &kept).map_err(|e| Error::io(ErrorKind::Io, &kept, e))?;
-    }
-    Ok(estimate)
+    Ok(found)
 }
 
 /// What is read of a trace.

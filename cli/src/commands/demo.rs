@@ -1,6 +1,7 @@
 //! `qhx demo`: the whole way with a tiny model, from a checkpoint to text.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Args;
 use qhx::libraries::Libraries;
@@ -80,11 +81,12 @@ fn bundle(app: &App, libraries: Option<&Libraries>) -> Result<PathBuf> {
         .map_err(|e| Error::io(ErrorKind::Io, &parent, e))?;
     fixture::write(checkpoint.path())?;
     say!("making the tiny model's bundle for {form}");
+    let compiler = libraries.map(|libraries| compiler(libraries, target, false)).transpose()?;
     let options = ForgeOptions {
         overwrite: true,
         name: Some("qwen35-tiny".to_owned()),
         max_ctx: Some(MAX_CTX),
-        compiler: libraries.map(|libraries| compiler(libraries, target, false)).transpose()?,
+        compiler: compiler.map(|compiler| Arc::new(compiler) as _),
         ..ForgeOptions::new(&out)
     };
     let mut progress = ForgeProgress::quiet(cancel.clone());

@@ -39,7 +39,7 @@ use crate::registry;
 use crate::residual::Residual;
 use crate::{Fold, Override, Report, forge_checkpoint, say};
 use args::ForgeCommand;
-use subprocess::SubprocessCompiler;
+use subprocess::{Estimates, SubprocessCompiler};
 use targets::{Place, TargetChoice, places, unfinished};
 use terminal::output::Output;
 use terminal::{Status, Terminal};
@@ -209,10 +209,13 @@ impl Work<'_> {
             }
             _ => None,
         };
+        let estimates = Estimates::default();
         let compiler = match compiled {
             Some((libraries, place)) => {
                 let compiler = compiler(libraries, place.target, args.shape.share_weights)?;
-                Some(in_subprocesses(compiler, program, place.choice, &self.found, terminal))
+                let compiler: Arc<dyn Compiler> = Arc::new(compiler);
+                let target = place.choice;
+                Some(in_subprocesses(compiler, program, target, &self.found, &estimates, terminal))
             }
             None => None,
         };
@@ -238,8 +241,11 @@ impl Work<'_> {
         if let (true, Some((libraries, place))) = (args.estimate, compiled) {
             let wanted = EstimateOptions { corner: args.corner, traces: None };
             let compiler = (libraries, place.target);
-            let graphs =
-                show_estimate::show(checkpoint, &options, &wanted, compiler, args.json, terminal)?;
+            // Those of contexts that an earlier attempt compiled are not there.
+            let known = std::mem::take(&mut *estimates.lock());
+            let graphs = show_estimate::show(
+                checkpoint, &options, &wanted, compiler, &known, args.json, terminal,
+            )?;
             record(&report.manifest, &graphs)?;
         }
         let worst = report.check.iter().filter(|row| !row.agrees()).count();
@@ -356,18 +362,20 @@ fn opened<'a>(
 }
 
 /// The same compiler, each context in a process of its own, where there is a file to start. `found` is what those
-/// processes cannot know of the command line.
+/// processes cannot know of the command line; `estimates` gets theirs, where the command line asks for some.
 fn in_subprocesses(
     compiler: Arc<dyn Compiler>,
     program: &Program,
     target: TargetChoice,
     found: &Found,
+    estimates: &Estimates,
     terminal: &Terminal<'_>,
 ) -> Arc<dyn Compiler> {
     match &program.file {
         Some(file) => {
             let process = terminal.process;
-            Arc::new(SubprocessCompiler::new(compiler, file, program, target, found, process))
+            let compiler = SubprocessCompiler::new(compiler, file, program, target, found, process);
+            Arc::new(compiler.estimating(estimates.clone()))
         }
         None => compiler,
     }

@@ -73,8 +73,8 @@ pub fn prepare(args: &PrepareArgs, program: &Program, terminal: Terminal<'_>) ->
     let compiler = compiler(&libraries, target, shares_weights(manifest))?;
     if let Some([key, file]) = args.compile.as_deref() {
         let key = key.to_string_lossy();
-        return serve(terminal, |progress| {
-            compiler.compile(&key, &graphs(manifest, &key)?, Path::new(file), progress)
+        return serve(terminal, |messages| {
+            compiler.compile(&key, &graphs(manifest, &key)?, Path::new(file), messages)
         });
     }
     let record = Prepared::new(manifest, target, libraries.open()?.build_id())?;
@@ -91,7 +91,8 @@ pub fn prepare(args: &PrepareArgs, program: &Program, terminal: Terminal<'_>) ->
         }
         None => {
             let out = prepared::writable(manifest)?.join(&key);
-            let compiler = in_subprocesses(compiler, args, program, &libraries, &terminal);
+            let compiler =
+                in_subprocesses(Arc::new(compiler), args, program, &libraries, &terminal);
             let record = serde_json::to_value(&record)
                 .map_err(|e| Error::caused(ErrorKind::Internal, "record", e))?;
             let options = PrepareOptions { out, key: key.clone(), record };

@@ -30,17 +30,18 @@ pub(super) fn run(args: &EstimateArgs, terminal: Terminal<'_>) -> Result<Status>
         let traces = args.trace.as_ref().map(|_| place.out);
         let wanted = EstimateOptions { corner: args.corner, traces };
         let compiler = (&libraries, place.target);
-        show(&checkpoint, &options, &wanted, compiler, args.json, &mut terminal)?;
+        show(&checkpoint, &options, &wanted, compiler, &[], args.json, &mut terminal)?;
     }
     Ok(Status::Done)
 }
 
-/// Estimates and prints; returns the estimates.
+/// Estimates what is not `known`, and prints all; returns the estimates.
 pub(super) fn show(
     checkpoint: &Checkpoint,
     options: &ForgeOptions,
     wanted: &EstimateOptions,
     (libraries, target): (&Libraries, Target),
+    known: &[GraphEstimate],
     as_json: bool,
     terminal: &mut Terminal<'_>,
 ) -> Result<Vec<GraphEstimate>> {
@@ -49,7 +50,7 @@ pub(super) fn show(
     let graphs = {
         let _working = terminal.interrupts.working();
         let mut progress = ForgeProgress::new(terminal.interrupts.token().clone());
-        estimate(&recipe, &compiler, wanted, &mut progress)?
+        estimate(&recipe, &compiler, wanted, known, &mut progress)?
     };
     if as_json {
         terminal.output.json(&estimate_json(&graphs, target, wanted.corner))?;

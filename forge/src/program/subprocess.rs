@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use qhx::vars;
 use qhx_core::{CancelToken, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
@@ -31,8 +32,10 @@ use super::terminal::signal::INTERRUPTED;
 use super::terminal::{Status, Terminal};
 use super::{Found, Program};
 use crate::compile::Compiler;
+use crate::estimate::{GraphEstimate, has_no_cost_model, read, temporary};
 use crate::graph::Graph;
 use crate::plan::plan;
+use crate::qnn::QnnCompiler;
 use crate::{Progress, registry};
 
 /// The setting with which glibc's allocator fills what it hands out with zeros, small blocks included.
@@ -48,6 +51,7 @@ enum Message {
     Stage { what: String, total: u64 },
     Done(u64),
     Note(String),
+    Estimated(Box<GraphEstimate>),
     Finished(u64),
     Failed { kind: String, message: String, hint: Option<String>, code: Option<u64> },
 }
@@ -62,7 +66,11 @@ pub(super) struct SubprocessCompiler {
     before: Vec<OsString>,
     /// What stands behind them.
     behind: Vec<OsString>,
+    estimates: Estimates,
 }
+
+/// Estimates of the graphs that were compiled, where the command line asks for them.
+pub(super) type Estimates = Arc<Mutex<Vec<GraphEstimate>>>;
 
 impl SubprocessCompiler {
     /// What `compiler` does, done by `file`, which is the program. `found` is added to what the command line says.
@@ -101,7 +109,14 @@ impl SubprocessCompiler {
         before: Vec<OsString>,
         behind: Vec<OsString>,
     ) -> Self {
-        Self { compiler, file: file.to_owned(), name: program.name.clone(), before, behind }
+        let (file, name) = (file.to_owned(), program.name.clone());
+        Self { compiler, file, name, before, behind, estimates: Estimates::default() }
+    }
+
+    /// Adds the estimates of what is compiled to `estimates`.
+    pub(super) fn estimating(mut self, estimates: Estimates) -> Self {
+        self.estimates = estimates;
+        self
     }
 
     fn start(&self, key: &str, out: &Path) -> Result<Child> {
@@ -147,7 +162,7 @@ impl Compiler for SubprocessCompiler {
         progress: &mut dyn Progress,
     ) -> Result<u64> {
         let mut child = self.start(key, out)?;
-        let result = follow(&lines(&mut child), progress);
+        let result = follow(&lines(&mut child), &self.estimates, progress);
         if result.is_err() {
             // It has ended, or is not wanted any more.
             let _ = child.kill();
@@ -189,7 +204,11 @@ fn lines(child: &mut Child) -> Receiver<String> {
 }
 
 /// Passes on what the child says until it ends. The bytes it wrote; none when it did not get so far.
-fn follow(lines: &Receiver<String>, progress: &mut dyn Progress) -> Result<Option<u64>> {
+fn follow(
+    lines: &Receiver<String>,
+    estimates: &Estimates,
+    progress: &mut dyn Progress,
+) -> Result<Option<u64>> {
     let mut bytes = None;
     loop {
         let line = match lines.recv_timeout(TICK) {
@@ -211,6 +230,7 @@ fn follow(lines: &Receiver<String>, progress: &mut dyn Progress) -> Result<Optio
             Message::Stage { what, total } => progress.stage(&what, total),
             Message::Done(done) => progress.advance(done),
             Message::Note(note) => progress.note(&note),
+            Message::Estimated(estimate) => estimates.lock().push(*estimate),
             Message::Finished(written) => bytes = Some(written),
             Message::Failed { kind, message, hint, code } => {
                 let kind = ErrorKind::from_name(&kind).unwrap_or(ErrorKind::Internal);
@@ -233,13 +253,13 @@ pub(super) fn run(
     program: &Program,
     terminal: Terminal<'_>,
 ) -> Result<Status> {
-    serve(terminal, |progress| compile(args, program, progress))
+    serve(terminal, |messages| compile(args, program, messages))
 }
 
 /// Does what another process waits for, and reports to it.
 pub(super) fn serve(
     terminal: Terminal<'_>,
-    work: impl FnOnce(&mut dyn Progress) -> Result<u64>,
+    work: impl FnOnce(&mut MessageProgress<'_>) -> Result<u64>,
 ) -> Result<Status> {
     std::thread::spawn(|| {
         // Nothing is ever written: this returns when the forge has ended.
@@ -265,7 +285,7 @@ pub(super) fn serve(
 fn compile(
     args: &CompileContextArgs,
     program: &Program,
-    progress: &mut dyn Progress,
+    messages: &mut MessageProgress<'_>,
 ) -> Result<u64> {
     let forge = (program.parse)(&args.forge)
         .map_err(|e| Error::new(ErrorKind::Usage, e.to_string()).with_source(e))?;
@@ -277,11 +297,27 @@ fn compile(
     let context = recipe.contexts.iter().find(|c| c.key == args.key).ok_or_else(|| {
         Error::new(ErrorKind::Internal, format!("the recipe has no context {:?}", args.key))
     })?;
-    compiler.compile(&context.key, &context.graphs, &args.file, progress)
+    let compile = |compiler: &QnnCompiler, messages: &mut MessageProgress<'_>| {
+        compiler.compile(&context.key, &context.graphs, &args.file, messages)
+    };
+    if !forge.estimate {
+        return compile(&compiler, messages);
+    }
+    let folder = temporary()?;
+    let scheduled = compiler.clone().with_schedules(folder.path(), forge.corner);
+    let bytes = match compile(&scheduled, messages) {
+        // The estimate says so when the bundle is there.
+        Err(error) if has_no_cost_model(&error) => return compile(&compiler, messages),
+        other => other?,
+    };
+    for estimate in read(&recipe, context, &compiler, &args.file, folder.path())? {
+        messages.send(&Message::Estimated(Box::new(estimate)));
+    }
+    Ok(bytes)
 }
 
 /// Progress as messages to the forge.
-struct MessageProgress<'a> {
+pub(super) struct MessageProgress<'a> {
     output: &'a mut Output,
     token: CancelToken,
 }

@@ -13,13 +13,14 @@
 
 mod lower;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use qhx_core::qnn::compose::{Composer, GraphConfig};
+use qhx_core::qnn::compose::{CompilerValue, Composer, GraphConfig};
 use qhx_core::qnn::{BinaryInfo, ContextConfig, Library, Target};
 use qhx_core::{Error, ErrorKind, Result};
 
 use crate::compile::Compiler;
+use crate::estimate::Schedule;
 use crate::graph::{Elem, Graph};
 use crate::progress::Progress;
 
@@ -31,6 +32,8 @@ pub struct QnnCompiler {
     dsp_arch: String,
     configs: Vec<GraphConfig>,
     share_weights: bool,
+    /// Folder for the schedules, and the voltage corner that they are for.
+    schedules: Option<(PathBuf, u32)>,
 }
 
 impl QnnCompiler {
@@ -44,6 +47,7 @@ impl QnnCompiler {
             dsp_arch: target.to_string(),
             configs: configs.chain(target.vtcm_mb.map(GraphConfig::VtcmMb)).collect(),
             share_weights: false,
+            schedules: None,
         }
     }
 
@@ -59,6 +63,28 @@ impl QnnCompiler {
     pub fn and_configs(mut self, configs: impl IntoIterator<Item = GraphConfig>) -> Self {
         self.configs.extend(configs);
         self
+    }
+
+    /// Has the library write the schedule of each graph into a folder, and make it for a voltage corner: see
+    /// [`crate::estimate`].
+    #[must_use]
+    pub fn with_schedules(mut self, folder: &Path, corner: u32) -> Self {
+        self.schedules = Some((folder.to_owned(), corner));
+        self
+    }
+
+    /// Options of one graph.
+    fn configs(&self, graph: &str) -> Vec<GraphConfig> {
+        let mut configs = self.configs.clone();
+        if let Some((folder, corner)) = &self.schedules {
+            let key = |key: &str, value| GraphConfig::Compiler { key: key.to_owned(), value };
+            configs.extend([Schedule::Trace, Schedule::Costs].map(|file| {
+                let path = folder.join(file.file(graph));
+                key(file.key(), CompilerValue::Text(path.display().to_string()))
+            }));
+            configs.push(key("sim_core_voltage_corner", CompilerValue::U32(*corner)));
+        }
+        configs
     }
 
     /// What a context binary says of itself.
@@ -120,7 +146,7 @@ impl Compiler for QnnCompiler {
         progress.stage(&format!("compile {key} for {}", self.target), total);
         let mut done = 0;
         for graph in graphs {
-            let composed = context.graph(graph.name(), &self.configs)?;
+            let composed = context.graph(graph.name(), &self.configs(graph.name()))?;
             let composed = lower::lower(graph, composed, &mut done, progress)?;
             if progress.cancelled() {
                 return Err(Error::new(ErrorKind::Cancelled, "cancelled"));

@@ -7,14 +7,15 @@ use qhx_core::backend::{Backend, ContextSource};
 use qhx_core::qnn::{QnnBackend, QnnOptions, Target};
 use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
-use qhx_forge::estimate::{DEFAULT_CORNER, EstimateOptions, OpCost, estimate};
+use qhx_forge::compile::Compiler as _;
+use qhx_forge::estimate::{DEFAULT_CORNER, EstimateOptions, OpCost, estimate, read};
 use qhx_forge::graph::{Conv2d, Elem};
 use qhx_forge::plan::plan;
 use qhx_forge::qnn::QnnCompiler;
 use qhx_forge::recipe::{Precision, Recipe, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_forge::weight::Storage;
-use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint};
+use qhx_forge::{ForgeOptions, Progress, Silent, forge, forge_checkpoint};
 use qhx_paths::fixture;
 use qhx_tiers::tier;
 use serde_json::Value;
@@ -113,8 +114,9 @@ fn an_estimate_is_no_faster_than_reading_the_weights() {
     let traces = folder.path().join("traces");
     let wanted = |corner| EstimateOptions { corner, traces: Some(traces.clone()) };
     let compiler = QnnCompiler::new(library, Target::V81);
-    let fp16 = estimate(&recipe(Precision::Fp16), &compiler, &wanted(DEFAULT_CORNER), &mut Silent)
-        .unwrap();
+    let fp16 =
+        estimate(&recipe(Precision::Fp16), &compiler, &wanted(DEFAULT_CORNER), &[], &mut Silent)
+            .unwrap();
     assert_eq!(fp16.iter().map(|g| g.graph.as_str()).collect::<Vec<_>>(), ["decode", "lmhead"]);
     for graph in &fp16 {
         let weights = graph.weight_bytes as f64;
@@ -124,21 +126,37 @@ fn an_estimate_is_no_faster_than_reading_the_weights() {
         assert!(traces.join(format!("{}.json", graph.graph)).exists());
     }
     // A slower clock takes longer; int8 weights are half to read, and dequantized without a model.
-    let slow = estimate(&recipe(Precision::Fp16), &compiler, &wanted(2), &mut Silent).unwrap();
+    let slow = estimate(&recipe(Precision::Fp16), &compiler, &wanted(2), &[], &mut Silent).unwrap();
     assert!(slow[0].us > fp16[0].us && slow[0].core_mhz < fp16[0].core_mhz);
-    let int8 = estimate(&recipe(Precision::W8A16), &compiler, &wanted(DEFAULT_CORNER), &mut Silent)
-        .unwrap();
+    let int8 =
+        estimate(&recipe(Precision::W8A16), &compiler, &wanted(DEFAULT_CORNER), &[], &mut Silent)
+            .unwrap();
     assert!(int8[0].dma_read_bytes * 10 < fp16[0].dma_read_bytes * 7);
     assert!(int8[0].dequantizing().is_some(), "{:?}", int8[0].unmodelled);
     // 4 bits are half of that, and so is their estimated time.
-    let four = estimate(&recipe(Precision::W4A16), &compiler, &wanted(DEFAULT_CORNER), &mut Silent)
-        .unwrap();
+    let four =
+        estimate(&recipe(Precision::W4A16), &compiler, &wanted(DEFAULT_CORNER), &[], &mut Silent)
+            .unwrap();
     assert!(four[0].dma_read_bytes * 10 < int8[0].dma_read_bytes * 7, "{four:?}");
     assert!(
         four[0].dequantizing().is_some_and(|op| op.op == "packed_quant_offset_to_fp16"),
         "{four:?}"
     );
     assert!(four[0].max_us() > 1.7 * four[0].us && fp16[0].max_us() == fp16[0].us);
+}
+
+/// Stages that began.
+#[derive(Debug, Default)]
+struct Stages(Vec<String>);
+
+impl Progress for Stages {
+    fn stage(&mut self, what: &str, _total: u64) {
+        self.0.push(what.to_owned());
+    }
+
+    fn advance(&mut self, _done: u64) {}
+
+    fn note(&mut self, _message: &str) {}
 }
 
 /// A graph of several tokens, or of an image, is no part of the step that gives a token.
@@ -164,9 +182,18 @@ fn an_estimate_of_a_step_leaves_prompts_out() {
     recipe.contexts.push(tower);
     let compiler = QnnCompiler::new(library, Target::V81);
     let wanted = EstimateOptions { corner: DEFAULT_CORNER, traces: None };
-    let found = estimate(&recipe, &compiler, &wanted, &mut Silent).unwrap();
+    let found = estimate(&recipe, &compiler, &wanted, &[], &mut Silent).unwrap();
     let prompts: Vec<_> = found.iter().map(|g| (g.graph.as_str(), g.prompt)).collect();
     assert_eq!(prompts, [("decode", false), ("several", true), ("tower", true)]);
+    // A bundle's binary comes with the same schedules, and its graphs are not compiled again.
+    let scheduled = compiler.clone().with_schedules(folder.path(), DEFAULT_CORNER);
+    let (context, binary) = (&recipe.contexts[0], folder.path().join("both.bin"));
+    scheduled.compile(&context.key, &context.graphs, &binary, &mut Silent).unwrap();
+    let schedules = read(&recipe, context, &compiler, &binary, folder.path()).unwrap();
+    assert_eq!(schedules, found[..2]);
+    let mut compiled = Stages::default();
+    assert_eq!(estimate(&recipe, &compiler, &wanted, &schedules, &mut compiled).unwrap(), found);
+    assert_eq!(compiled.0, ["compile tower for v81"]);
 }
 
 /// A stage of a vision tower: what it reads counts, and every op that takes time is named.
@@ -197,7 +224,7 @@ fn an_estimate_counts_convolutions_and_tables() {
     recipe.contexts[0].graphs = vec![b.finish().unwrap()];
     let compiler = QnnCompiler::new(library, Target::V81);
     let wanted = EstimateOptions { corner: DEFAULT_CORNER, traces: None };
-    let found = &estimate(&recipe, &compiler, &wanted, &mut Silent).unwrap()[0];
+    let found = &estimate(&recipe, &compiler, &wanted, &[], &mut Silent).unwrap()[0];
     assert_eq!(found.weight_bytes, 2 * (256 * 64 * 9 + 512 * 256));
     // Of the table, 64 rows are read.
     let read = 2 * (256 * 64 * 9 + 64 * 256);
