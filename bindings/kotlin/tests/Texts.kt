@@ -17,7 +17,7 @@ private const val TOOLS = """[{"type": "function", "function": {"name": "weather
     "additionalProperties": false}}}]"""
 
 private const val SCHEMA = """{"type": "object", "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 150}},
-    "required": ["age"], "additionalProperties": false}"""
+    "required": ["age"], "additionalProperties": false, "x-guidance": {"whitespace_flexible": false}}"""
 
 /** Completions, conversations, forms of answers, and what is refused. */
 fun Suite.texts() {

@@ -288,6 +288,7 @@ fn an_answer_is_json_of_the_schema() {
         "properties": {"colour": {"enum": ["blue", "black"]}, "n": {"type": "integer", "maximum": 99, "minimum": 0}},
         "required": ["colour", "n"],
         "additionalProperties": false,
+        "x-guidance": {"whitespace_flexible": false},
     });
     let format = json!({"type": "json_schema", "json_schema": {"name": "sky", "schema": schema, "strict": true}});
     let more = json!({"response_format": format, "max_tokens": 40});

@@ -70,7 +70,8 @@ fn a_stream_has_numbered_events_and_stable_ids() {
 
 #[test]
 fn a_text_is_of_its_format() {
-    let schema = json!({"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": false});
+    let schema = json!({"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"],
+                        "additionalProperties": false, "x-guidance": {"whitespace_flexible": false}});
     let format = json!({"type": "json_schema", "name": "n", "schema": schema, "strict": true});
     let more = json!({"text": {"format": format}, "max_output_tokens": 20});
     let json = shared().client.post(ROUTE, &body(json!("Hello"), more)).status(200).json();
