@@ -9,13 +9,13 @@ use half::f16;
 use qhx_core::hash::{hex, sha256};
 use qhx_core::manifest::{self, Manifest};
 use qhx_core::{Error, ErrorKind, Result, files};
+use qhx_graph::progress::Progress;
+use qhx_graph::weight::{F16_OVERFLOW, RowSource, beyond_f16, stream, to_f16};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::checkpoint::{Checkpoint, MAX_JSON};
-use crate::progress::Progress;
-use crate::weight::{F16_OVERFLOW, RowSource, beyond_f16, stream, to_f16};
 
 /// Begins the name of a staging folder.
 const STAGING: &str = ".qhx-forge-";
@@ -647,7 +647,7 @@ pub(crate) fn check_apart(checkpoint: &Checkpoint, out: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::progress::Silent;
+    use qhx_graph::progress::Silent;
 
     const MANIFEST: &str = r#"{"schema_version": 1, "host_only": true, "artifacts": {}, "plan": {"steps": [{"host": "x"}]}}"#;
 

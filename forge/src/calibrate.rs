@@ -15,16 +15,16 @@ use std::path::{Path, PathBuf};
 
 use qhx_core::engine::Model;
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_graph::onnx::{self, Known};
+use qhx_graph::progress::Progress;
 use tempfile::TempDir;
 
 use crate::checkpoint::Checkpoint;
 use crate::forge::forge_known;
 use crate::names;
-use crate::onnx::{self, Known};
 use crate::options::ForgeOptions;
 use crate::overrides::{Override, precisions, quantized};
 use crate::plan::plan;
-use crate::progress::Progress;
 use crate::recipe::{Precision, Recipe, RecipeOptions, Task};
 use crate::registry::task;
 pub(crate) use joined::joined;

@@ -4,9 +4,9 @@
 //! when the bundle is made, and not when it is opened.
 
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_graph::graph::{Graph, Tensor, TensorId};
 use serde_json::{Map, Value};
 
-use crate::graph::{Graph, Tensor, TensorId};
 use crate::recipe::Recipe;
 
 /// Keys of `plan.params` under which graphs stand whose last one writes what the head reads.

@@ -5,11 +5,11 @@ use qhx_core::alone::{Named, open, run};
 use qhx_core::backend::ContextSource;
 use qhx_core::compare::Distance;
 use qhx_core::{Error, ErrorKind, GraphInfo, Result};
+use qhx_graph::progress::Progress;
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
 
 use crate::options::CheckBackends;
-use crate::progress::Progress;
 
 /// Masked positions in an additive mask: what host-ops write there. The sum with a score must not
 /// overflow f16.
@@ -150,7 +150,7 @@ mod tests {
 
     use super::*;
     use crate::options::BackendFactory;
-    use crate::progress::Silent;
+    use qhx_graph::progress::Silent;
 
     /// A backend whose graph `g` hands its input on, each byte changed by `change`.
     fn backend(dtype: DType, output: &str, change: fn(u8) -> u8) -> BackendFactory {

@@ -22,8 +22,8 @@ use crate::import::packed::{self, Part, Scheme};
 use crate::import::torch::{self, Found};
 use crate::import::{Imported, gguf};
 use crate::synthetic::Drawn;
-use crate::weight::{RowSource, read};
 use plain::Matrix;
+use qhx_graph::weight::{RowSource, read};
 use unread::Uses;
 pub(crate) use unread::summary;
 

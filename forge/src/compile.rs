@@ -3,16 +3,15 @@
 use std::path::Path;
 
 use qhx_core::Result;
-
-use crate::graph::Graph;
-use crate::progress::Progress;
+use qhx_graph::graph::Graph;
+use qhx_graph::progress::Progress;
 
 /// Compiles graphs into context binaries for one target.
 ///
-/// The graphs of one call share one context. Weights are read through [`crate::weight::Weight`] while
+/// The graphs of one call share one context. Weights are read through [`qhx_graph::weight::Weight`] while
 /// a graph is composed, one at a time. The weight of a `Linear` is stored as its
-/// [`crate::weight::Storage`] says; the names, element types
-/// ([`crate::graph::Elem::qnn`]), shapes and order of inputs and outputs are the graph's own.
+/// [`qhx_graph::weight::Storage`] says; the names, element types
+/// ([`qhx_graph::graph::Elem::qnn`]), shapes and order of inputs and outputs are the graph's own.
 pub trait Compiler: Send + Sync {
     /// The architecture that the binaries are for: `v81`.
     fn dsp_arch(&self) -> &str;

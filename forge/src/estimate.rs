@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 
 use qhx_core::artifacts::Mapped;
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_graph::graph::Graph;
+use qhx_graph::progress::Progress;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -20,8 +22,6 @@ use crate::bundle::replace_json;
 use crate::chain::{DECODERS, names_graph, within};
 use crate::checkpoint::read_json;
 use crate::compile::Compiler as _;
-use crate::graph::Graph;
-use crate::progress::Progress;
 use crate::qnn::QnnCompiler;
 use crate::recipe::{CONTEXTS, ContextPlan, Recipe};
 
@@ -457,8 +457,8 @@ mod tests {
     use qhx_core::manifest::Manifest;
 
     use super::*;
-    use crate::builder::GraphBuilder;
-    use crate::graph::{Elem, UnaryOp};
+    use qhx_graph::builder::GraphBuilder;
+    use qhx_graph::graph::{Elem, UnaryOp};
 
     const TRACE: &str = r#"{"traceEvents": [
             {"name": "thread_name", "ph": "M", "tid": 0, "pid": 0, "args": {"name": "FG:"}},

@@ -11,13 +11,15 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_graph::builder::{NodeParts, rebuild};
+use qhx_graph::graph::{
+    BinaryOp, Constant, Elem, Graph, Node, Op, Origin, Tensor, TensorId, UnaryOp,
+};
+use qhx_graph::weight::{Storage, Weight, scaled, stream};
 
-use crate::builder::{NodeParts, rebuild};
 use crate::chain::{HEAD, decoders, names};
-use crate::graph::{BinaryOp, Constant, Elem, Graph, Node, Op, Origin, Tensor, TensorId, UnaryOp};
 use crate::overrides::Override;
 use crate::recipe::Recipe;
-use crate::weight::{Storage, Weight, scaled, stream};
 
 /// Largest [`Fold::shift`].
 pub(crate) const MAX_SHIFT: u32 = 24;
@@ -434,7 +436,7 @@ fn check(weight: &Weight, factor: f32) -> Result<()> {
         Storage::Blocks(_) => (peak * factor, MIN_BLOCKS),
     };
     let small = factor < 1.0 && peak > 0.0 && now < least;
-    if !small && now < crate::weight::F16_OVERFLOW {
+    if !small && now < qhx_graph::weight::F16_OVERFLOW {
         return Ok(());
     }
     Err(Error::new(

@@ -8,23 +8,24 @@ use std::path::{Path, PathBuf};
 use qhx_core::backend::ContextSource;
 use qhx_core::manifest::{Manifest, Verdict};
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_graph::graph::{Elem, Graph};
+use qhx_graph::onnx;
+use qhx_graph::onnx::Known;
+use qhx_graph::progress::Progress;
+use qhx_graph::weight::{RowSource, Storage, table_fits_f16};
 use serde_json::{Map, Value, json};
 
 use crate::bundle::{Fingerprint, Staging, check_apart};
 use crate::check::{CheckRow, compare};
 use crate::checkpoint::Checkpoint;
-use crate::graph::{Elem, Graph};
 use crate::kit::MAX_MASK;
 use crate::model_name::ModelName;
-use crate::onnx::Known;
 use crate::options::ForgeOptions;
 use crate::plan::plan;
-use crate::progress::Progress;
 use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Tables, Task};
 use crate::registry::{longest, probe, recipe, task};
 use crate::residual::{Residual, residuals};
-use crate::weight::{RowSource, Storage, table_fits_f16};
-use crate::{names, onnx, rerank, text};
+use crate::{names, rerank, text};
 
 /// One context of a made bundle.
 #[derive(Debug, Clone, PartialEq)]

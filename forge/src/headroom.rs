@@ -2,18 +2,18 @@
 //! magnitudes of what the NPU computes in f16 are noted layer by layer. What does not fit is folded.
 
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{BinaryOp, Elem, Graph, Node, Op, Origin, ReduceOp, TensorId, UnaryOp};
+use qhx_graph::onnx::Known;
+use qhx_graph::progress::Progress;
 
-use crate::builder::GraphBuilder;
 use crate::calibrate::{self, CalibrateOptions, OpenBundle};
 use crate::chain::{DECODERS, HEAD};
 use crate::checkpoint::Checkpoint;
 use crate::fold::{Fold, MAX_SHIFT, fold};
 use crate::forge::forge_known;
-use crate::graph::{BinaryOp, Elem, Graph, Node, Op, Origin, ReduceOp, TensorId, UnaryOp};
-use crate::onnx::Known;
 use crate::options::ForgeOptions;
 use crate::plan::plan;
-use crate::progress::Progress;
 use crate::recipe::{Precision, Recipe, RecipeOptions, Task};
 use crate::registry::task;
 use crate::residual::Residual;

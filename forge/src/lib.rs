@@ -1,12 +1,11 @@
 //! Makes bundles: checkpoint to graphs, context binaries, ONNX and manifest.
 //!
-//! [`forge`] is the whole way. On it: [`checkpoint`] maps the safetensors, a recipe ([`registry`]) builds
-//! [`graph`]s with the [`kit`] and the [`builder`], each is lowered to ONNX ([`onnx`]) and, where there is a
+//! [`forge`] is the whole way. On it: [`checkpoint`] maps the safetensors, a recipe ([`registry`]) builds graphs with
+//! the [`kit`] and the [builder](qhx_graph::builder), each is lowered to [ONNX](qhx_graph::onnx) and, where there is a
 //! [`compile::Compiler`] such as [`qnn::QnnCompiler`], to a context binary, and everything is put into a folder with
 //! its manifest.
 
 mod adapter;
-pub mod builder;
 mod bundle;
 pub mod calibrate;
 mod chain;
@@ -18,24 +17,19 @@ pub mod estimate;
 mod floats;
 mod fold;
 mod forge;
-pub mod graph;
 pub mod headroom;
-mod helpers;
 mod import;
 mod keys;
 pub mod kit;
 mod model_name;
 mod names;
-pub mod onnx;
 mod options;
 mod overrides;
 pub mod plan;
 pub mod prepare;
 #[cfg(feature = "program")]
 pub mod program;
-pub mod progress;
 pub mod qnn;
-pub mod quantize;
 pub mod recipe;
 mod recipes;
 pub mod registry;
@@ -43,7 +37,6 @@ pub mod rerank;
 pub mod residual;
 mod synthetic;
 mod text;
-pub mod weight;
 
 pub use adapter::Adapter;
 pub use fold::Fold;
@@ -57,6 +50,6 @@ pub use options::{
 pub use overrides::Override;
 #[cfg(feature = "program")]
 pub use program::main;
-pub use progress::{Progress, Silent};
+pub use qhx_graph::{Progress, Silent};
 pub use recipe::{Caches, Precision, Task};
 pub use registry::{RecipeEntry, RecipeOption, architectures};

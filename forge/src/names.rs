@@ -136,11 +136,11 @@ mod tests {
     use serde_json::Map;
 
     use super::*;
-    use crate::builder::GraphBuilder;
-    use crate::graph::{Elem, Graph, UnaryOp};
-    use crate::progress::Progress;
     use crate::recipe::{Precision, TableFile, TableSource, Tables};
-    use crate::weight::RowSource;
+    use qhx_graph::builder::GraphBuilder;
+    use qhx_graph::graph::{Elem, Graph, UnaryOp};
+    use qhx_graph::progress::Progress;
+    use qhx_graph::weight::RowSource;
 
     #[derive(Debug)]
     struct Nothing;

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_graph::weight::{Storage, Weight};
 
 use crate::recipe::{Precision, Recipe, RecipeOptions};
-use crate::weight::{Storage, Weight};
 
 /// The precision of the weights that `part` names, see [`Override::covers`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -123,7 +123,7 @@ fn is_quantized(weight: &Weight) -> bool {
 /// All weights by the names of their tensors. A tensor of which graphs read different rows is stored in one way.
 fn stored(recipe: &Recipe) -> BTreeMap<String, Weight> {
     let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
-    let weights = graphs.flat_map(crate::graph::Graph::weights);
+    let weights = graphs.flat_map(qhx_graph::graph::Graph::weights);
     weights.map(|weight| (weight.source().name().to_owned(), weight.clone())).collect()
 }
 
@@ -131,7 +131,7 @@ fn stored(recipe: &Recipe) -> BTreeMap<String, Weight> {
 pub(crate) fn quantized(recipe: &Recipe) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
-    for weight in graphs.flat_map(crate::graph::Graph::weights) {
+    for weight in graphs.flat_map(qhx_graph::graph::Graph::weights) {
         let name = weight.source().name();
         if is_quantized(weight) && !names.iter().any(|known| known == name) {
             names.push(name.to_owned());

@@ -6,9 +6,9 @@
 use std::collections::{BTreeMap, HashSet};
 
 use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_graph::graph::{Elem, Graph};
 
 use crate::checkpoint::{Checkpoint, summary};
-use crate::graph::{Elem, Graph};
 use crate::options::{AUTO_SHARDS, ForgeOptions};
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, Precision, Recipe, RecipeOptions, Task};
 use crate::registry::{min_shards, task};

@@ -1,7 +1,7 @@
 //! Compiles a portable bundle: from its ONNX graphs to a bundle with context binaries for one chip.
 //!
 //! A portable bundle ([`ForgeOptions::portable`](crate::ForgeOptions)) has all that a bundle needs but context
-//! binaries. They are compiled from the graphs in the metadata of its ONNX files ([`crate::onnx::read`]), and are those
+//! binaries. They are compiled from the graphs in the metadata of its ONNX files ([`qhx_graph::onnx::read`]), and are those
 //! that a forge for the same chip makes, byte for byte. The prepared bundle has links to the other files.
 
 use std::path::{Path, PathBuf};
@@ -10,14 +10,15 @@ use qhx_core::artifacts::Artifacts;
 use qhx_core::hash::sha256;
 use qhx_core::manifest::{ContextEntry, Manifest};
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_graph::graph::Graph;
+use qhx_graph::onnx;
+use qhx_graph::progress::Progress;
 use serde_json::{Map, Value, json};
 
 use crate::bundle::Staging;
 use crate::compile::Compiler;
 use crate::forge::{PORTABLE, artifact, check_manifest, describe, stop_if_cancelled, stopped};
-use crate::graph::Graph;
-use crate::progress::Progress;
-use crate::{names, onnx};
+use crate::names;
 
 /// The key of a prepared bundle's manifest that says what it was made of and for.
 pub const PREPARED: &str = "prepared";

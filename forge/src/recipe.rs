@@ -7,12 +7,11 @@ use std::sync::Arc;
 
 pub use qhx_core::op::Task;
 use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_graph::graph::{Graph, Origin};
+use qhx_graph::progress::Progress;
+use qhx_graph::quantize::{BLOCK, Bits, QuantizedForm};
+use qhx_graph::weight::{RowSource, Storage, Weight};
 use serde_json::{Map, Value};
-
-use crate::graph::{Graph, Origin};
-use crate::progress::Progress;
-use crate::quantize::{BLOCK, Bits, QuantizedForm};
-use crate::weight::{RowSource, Storage, Weight};
 
 /// Contexts that a device holds at once.
 pub const MAX_CONTEXTS: usize = 8;

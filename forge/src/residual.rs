@@ -9,10 +9,10 @@ use std::sync::Arc;
 use qhx_core::backend::{Backend, ContextSource};
 use qhx_core::{Error, ErrorKind, Result};
 
-use crate::onnx;
-use crate::progress::Progress;
 use crate::recipe::{Probe, Scaling};
 use qhx_core::alone::{open, run};
+use qhx_graph::onnx;
+use qhx_graph::progress::Progress;
 
 /// The largest magnitude of the hidden states at one point of the model.
 #[derive(Debug, Clone, PartialEq)]

@@ -10,10 +10,9 @@
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use qhx_core::{DType, Result};
+use qhx_graph::weight::RowSource;
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
-
-use crate::weight::RowSource;
 
 /// Standard deviation of biases and of vectors of any other kind.
 const VECTOR: f32 = 0.1;

@@ -7,6 +7,7 @@ use qhx_core::manifest::{Manifest, SCHEMA_VERSION};
 use qhx_core::sampling::SamplingParams;
 use qhx_core::text::Tokenizer;
 use qhx_core::{Error, ErrorKind, Result, files};
+use qhx_graph::progress::Progress;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -16,7 +17,6 @@ use crate::chat;
 use crate::checkpoint::tokenizer::{MAX_BYTES, Source, TOKENIZER, normalized, source};
 use crate::checkpoint::{Checkpoint, read_json};
 use crate::import::gguf;
-use crate::progress::Progress;
 
 const CONFIG: &str = "tokenizer_config.json";
 /// The key of the chat template in `tokenizer_config.json`.

@@ -6,15 +6,15 @@ use std::sync::{Arc, Mutex};
 
 use qhx_core::manifest::{ChatStyle, Manifest};
 use qhx_core::{DType, ErrorKind, Result};
-use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::compile::Compiler;
-use qhx_forge::graph::{Elem, Graph, Origin, UnaryOp};
-use qhx_forge::quantize::{Bits, QuantizedForm};
 use qhx_forge::recipe::RecipeOptions;
 use qhx_forge::registry::recipe;
-use qhx_forge::weight::Storage;
 use qhx_forge::{ForgeOptions, Precision, Progress, Silent, forge, forge_with};
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, Graph, Origin, UnaryOp};
+use qhx_graph::quantize::{Bits, QuantizedForm};
+use qhx_graph::weight::Storage;
 use qhx_paths::fixture;
 use serde_json::json;
 

@@ -8,14 +8,15 @@ use std::sync::Arc;
 use qhx_core::backend::{Backend, ContextSource};
 use qhx_core::{CancelToken, DType, Port, Workspace};
 use qhx_cpu::{CpuBackend, CpuOptions};
+use qhx_forge::Silent;
 use qhx_forge::Task;
-use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
-use qhx_forge::graph::{Elem, Graph, Op};
 use qhx_forge::kit::{Attend, AttendInputs, Heads, mix, rope};
 use qhx_forge::recipe::{Caches, Precision, RecipeOptions};
 use qhx_forge::registry::recipe;
-use qhx_forge::{Silent, onnx};
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, Graph, Op};
+use qhx_graph::onnx;
 use qhx_paths::fixture;
 
 /// Checkpoints, and options of their recipes.
@@ -106,7 +107,7 @@ fn every_graph_of_a_recipe_is_instructions() {
     assert!(wrong.is_empty(), "{wrong:#?}");
     // The towers' convolutions are among them.
     assert!(
-        operators.contains(Op::Conv2d(qhx_forge::graph::Conv2d::new([1, 1])).name()),
+        operators.contains(Op::Conv2d(qhx_graph::graph::Conv2d::new([1, 1])).name()),
         "{operators:?}"
     );
 }

@@ -11,10 +11,10 @@ use qhx_core::compare::Distance;
 use qhx_core::qnn::{Library, QnnBackend, QnnOptions, Target};
 use qhx_core::{CancelToken, DType, GraphId, Port, Workspace};
 use qhx_forge::Silent;
-use qhx_forge::builder::GraphBuilder;
 use qhx_forge::compile::Compiler;
-use qhx_forge::graph::{Elem, Graph, INT8_STEP};
 use qhx_forge::qnn::QnnCompiler;
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, Graph, INT8_STEP};
 use qhx_tiers::tier;
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
@@ -148,7 +148,7 @@ fn agree(qnn: Option<(Library, Arc<dyn Backend>)>) {
         }
         let inputs = [half_bytes(&x), w, half_bytes(&scale)];
         let name = format!("g{index}");
-        let written = qhx_forge::onnx::write(&graph, folder.path(), &mut Silent).unwrap();
+        let written = qhx_graph::onnx::write(&graph, folder.path(), &mut Silent).unwrap();
         let source = ContextSource {
             key: "c".into(),
             onnx: vec![(name.clone(), written.model)],

@@ -4,13 +4,13 @@
 use std::path::{Path, PathBuf};
 
 use qhx_forge::Silent;
-use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
-use qhx_forge::graph::{Elem, Graph, Origin, TensorId};
-use qhx_forge::onnx::{read, write, write_all};
 use qhx_forge::recipe::{Precision, RecipeOptions};
 use qhx_forge::registry::recipe;
-use qhx_forge::weight::{Storage, Weight};
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, Graph, Origin, TensorId};
+use qhx_graph::onnx::{read, write, write_all};
+use qhx_graph::weight::{Storage, Weight};
 use qhx_paths::fixture;
 
 /// Everything that a compiler reads of a weight.

@@ -7,9 +7,9 @@ use std::sync::Mutex;
 use qhx_core::manifest::Manifest;
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_forge::compile::Compiler;
-use qhx_forge::graph::Graph;
 use qhx_forge::prepare::{PrepareOptions, PrepareReport, prepare};
 use qhx_forge::{ForgeOptions, Progress, Silent, forge};
+use qhx_graph::graph::Graph;
 use qhx_paths::fixture;
 use serde_json::{Value, json};
 

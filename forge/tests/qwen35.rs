@@ -8,11 +8,11 @@ use std::path::Path;
 use half::f16;
 use qhx_core::compare::Distance;
 use qhx_forge::checkpoint::Checkpoint;
-use qhx_forge::graph::{Elem, Graph};
-use qhx_forge::progress::Silent;
 use qhx_forge::recipe::{Precision, Recipe, RecipeOptions};
 use qhx_forge::registry::recipe;
-use qhx_forge::weight::{Storage, Weight, fits_f16};
+use qhx_graph::graph::{Elem, Graph};
+use qhx_graph::progress::Silent;
+use qhx_graph::weight::{Storage, Weight, fits_f16};
 use qhx_paths::fixture;
 use qhx_tiers::tier;
 use rten::{Model, ValueOrView};
@@ -38,7 +38,7 @@ impl Driver {
         let mut graphs = Vec::new();
         let mut state = HashMap::new();
         for graph in recipe.contexts.iter().flat_map(|c| &c.graphs) {
-            let written = qhx_forge::onnx::write(graph, dir, &mut Silent).unwrap();
+            let written = qhx_graph::onnx::write(graph, dir, &mut Silent).unwrap();
             let info = graph.info(Elem::onnx);
             for input in info.inputs.iter().filter(|t| t.name.starts_with("past_")) {
                 state.insert(input.name.clone(), Tensor::zeros(&input.shape));

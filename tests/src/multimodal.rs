@@ -4,9 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use qhx_core::{Error, ErrorKind, Result};
-use qhx_forge::builder::GraphBuilder;
-use qhx_forge::graph::{Elem, Graph};
-use qhx_forge::{Silent, onnx};
+use qhx_forge::Silent;
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, Graph};
+use qhx_graph::onnx;
 use serde_json::{Value, json};
 
 /// The tokens in order. What is red in images adds to the logit of `r`, and so on; see the op.

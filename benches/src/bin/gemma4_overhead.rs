@@ -18,10 +18,10 @@ use qhx_core::null::NullBackend;
 use qhx_core::op::{HostOp, OpProvider, OpServices, Segment};
 use qhx_core::{CancelToken, GraphInfo, Workspace};
 use qhx_forge::checkpoint::Checkpoint;
-use qhx_forge::graph::Elem;
 use qhx_forge::plan::plan;
 use qhx_forge::recipe::Recipe;
 use qhx_forge::{ForgeOptions, Precision};
+use qhx_graph::graph::Elem;
 use qhx_ops_gemma4 as _;
 use qhx_plugins::{PluginOptions, Plugins};
 use serde_json::{Map, Value, json};
@@ -50,7 +50,7 @@ fn recipe(prefill: Vec<usize>, ple: &str) -> Result<Recipe, AnyError> {
 }
 
 fn graphs(recipe: &Recipe) -> Vec<(String, Vec<GraphInfo>)> {
-    let infos = |graphs: &[qhx_forge::graph::Graph]| {
+    let infos = |graphs: &[qhx_graph::graph::Graph]| {
         graphs.iter().map(|graph| graph.info(Elem::qnn)).collect::<Vec<_>>()
     };
     recipe.contexts.iter().map(|context| (context.key.clone(), infos(&context.graphs))).collect()

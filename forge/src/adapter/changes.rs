@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_graph::weight::RowSource;
 
 use super::merged::{Change, Merged};
-use crate::weight::RowSource;
 
 /// What adapters change of a checkpoint.
 #[derive(Debug, Clone, Default)]

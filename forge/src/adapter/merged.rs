@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use qhx_core::{DType, Result};
-
-use crate::weight::RowSource;
+use qhx_graph::weight::RowSource;
 
 /// A change of a weight `[rows, cols]`: `left · right · scale` is added, and with magnitudes each row then gets its own
 /// (DoRA).

@@ -1,11 +1,11 @@
 //! The head as a part of the graphs before it, which then give the logits of all of their rows at once.
 
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_graph::builder::{NodeParts, rebuild};
+use qhx_graph::graph::{Graph, Node, Origin, TensorId};
 use serde_json::Value;
 
-use crate::builder::{NodeParts, rebuild};
 use crate::chain::{DECODERS, DRAFT_HEAD, HEAD, names};
-use crate::graph::{Graph, Node, Origin, TensorId};
 use crate::recipe::Recipe;
 
 /// The same recipe without a graph of the head, whose nodes the last graph of each number of rows has; the recipe as

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_graph::weight::read;
 
 use super::{Checkpoint, Entry, read_json};
 use crate::adapter::changes::Changes;
 use crate::adapter::{self, Adapter, CONFIG, TENSORS, TEXT_FILES};
-use crate::weight::read;
 
 impl Checkpoint {
     /// The same checkpoint with these adapters of PEFT merged into its weights, one after the other. Weights are read

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use qhx_core::artifacts::Mapped;
 use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_graph::weight::RowSource;
 
 use crate::floats;
-use crate::weight::RowSource;
 
 /// A mapped tensor, seen as a matrix.
 #[derive(Debug)]

@@ -11,8 +11,7 @@ pub(crate) mod torch;
 use std::sync::Arc;
 
 use qhx_core::Result;
-
-use crate::weight::RowSource;
+use qhx_graph::weight::RowSource;
 
 /// A tensor in a form of its own.
 #[derive(Debug, Clone)]

@@ -2,11 +2,11 @@
 
 use qhx_core::Result;
 use qhx_core::onnx::attention::POSITION_AXIS;
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, TensorId, UnaryOp};
 
 use super::contexts::Step;
 use super::layers::Layers;
-use crate::builder::GraphBuilder;
-use crate::graph::{Elem, TensorId, UnaryOp};
 use crate::recipe::Caches;
 
 /// Inputs that attention layers of a graph share, and the sizes that go with them.
@@ -515,4 +515,26 @@ pub fn rotate(b: &mut GraphBuilder, x: TensorId, [cos, sin]: [TensorId; 2]) -> R
         parts.push(b.slice(x, 2, 2 * half, width)?);
     }
     b.concat(&parts, 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use qhx_graph::builder::GraphBuilder;
+    use qhx_graph::graph::Elem;
+
+    use super::super::{Attend, AttendInputs, rope};
+
+    #[test]
+    fn a_rope_wider_than_its_head_says_so() {
+        let mut b = GraphBuilder::new("g");
+        let attend = Attend::inputs(&mut b, &AttendInputs::new(64, 1, 8)).unwrap();
+        let heads = b.input("heads", Elem::Activation, &[1, 4, 32]).unwrap();
+        b.scope("l0_attn");
+        let error = rope(&mut b, heads, &attend).unwrap_err().to_string();
+        assert!(
+            error.contains("rope \"l0_attn_rope_3\": found heads activation[1, 4, 32]"),
+            "{error}"
+        );
+        assert!(error.contains("tables of at most 16 for heads of 32"), "{error}");
+    }
 }

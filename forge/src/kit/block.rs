@@ -1,11 +1,11 @@
 //! A decoder layer of the usual form.
 
 use qhx_core::Result;
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::TensorId;
 
 use super::attention::{Attend, Attention};
 use super::layers::{Layers, Mlp};
-use crate::builder::GraphBuilder;
-use crate::graph::TensorId;
 
 impl Layers<'_> {
     /// A decoder layer of the usual form on rows `[rows, hidden]`: [`Layers::attention`] and a SwiGLU

@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_graph::graph::Graph;
 use serde_json::{Map, Value, json};
 
 use super::attention::Heads;
-use crate::graph::Graph;
 use crate::recipe::{Caches, ContextPlan, MAX_CONTEXTS, RecipeOptions, Task};
 
 /// Checks the shards and the context that the options ask for against `layers` and the model's `max_positions`.

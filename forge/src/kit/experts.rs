@@ -17,18 +17,18 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, Graph, INT8_STEP, TensorId, UnaryOp};
+use qhx_graph::progress::Progress;
+use qhx_graph::weight::{RowSource, Storage, Weight, row_range};
 use serde_json::{Map, Value, json};
 
 use super::contexts::{Decoder, MIN_MASKED_ROWS, Parts, Step, even, named, rows_beside, steps};
 use super::layers::{Layers, Mlp};
 use super::reader::Reader;
-use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
-use crate::graph::{Elem, Graph, INT8_STEP, TensorId, UnaryOp};
-use crate::progress::Progress;
 use crate::recipe::{ContextPlan, RecipeOptions, TableFile, TableSource, Tables};
 use crate::registry::RecipeOption;
-use crate::weight::{RowSource, Storage, Weight, row_range};
 
 /// More experts than any model has.
 const MAX_EXPERTS: usize = 4096;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, Graph, TensorId};
+use qhx_graph::quantize::QuantizedForm;
+use qhx_graph::weight::{Reordered, RowSource, row_order, row_range};
 
-use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
-use crate::graph::{Elem, Graph, TensorId};
-use crate::quantize::QuantizedForm;
 use crate::recipe::{Precision, RecipeOptions};
-use crate::weight::{Reordered, RowSource, row_order, row_range};
 
 /// Builds parts of layers from the tensors of a checkpoint. Names of tensors are given without the decoder's
 /// prefix and, unless noted otherwise, without `.weight`: `layers.3.mlp.up_proj`. The last part of such a

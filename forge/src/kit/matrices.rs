@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use half::f16;
 use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_graph::progress::Progress;
+use qhx_graph::weight::{RowSource, beyond_f16, stream, to_f16};
 
-use crate::progress::Progress;
 use crate::recipe::{TableFile, TableSource, Tables};
-use crate::weight::{RowSource, beyond_f16, stream, to_f16};
 
 /// A matrix that becomes a file of raw rows without gaps.
 #[derive(Debug, Clone)]

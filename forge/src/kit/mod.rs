@@ -12,7 +12,7 @@
 //! | [`Processor`] | how a checkpoint's files say that images become numbers |
 //! | [`DecoderParams`], [`object`], [`one_or_many`] | keys of the manifest |
 //!
-//! The ops beneath are methods of [`crate::builder::GraphBuilder`].
+//! The ops beneath are methods of [`qhx_graph::builder::GraphBuilder`].
 
 mod attention;
 mod block;

@@ -4,6 +4,9 @@
 use std::sync::Arc;
 
 use qhx_core::Result;
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, ReduceOp, TensorId};
+use qhx_graph::weight::{Storage, Weight, read, row_order};
 use qhx_op::vision::Grid;
 use serde_json::{Map, Value, json};
 
@@ -12,12 +15,9 @@ use super::contexts::object;
 use super::layers::Layers;
 use super::processor::Processor;
 use super::reader::Reader;
-use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
-use crate::graph::{Elem, ReduceOp, TensorId};
 use crate::recipe::{ContextPlan, Precision, Recipe, from_kit};
 use crate::registry::RecipeOption;
-use crate::weight::{Storage, Weight, read, row_order};
 
 /// The option that says how the weights of a vision tower are stored, for [`Siglip::read`].
 pub const VISION_WEIGHTS: RecipeOption = RecipeOption {

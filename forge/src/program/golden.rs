@@ -4,6 +4,7 @@ use std::path::Path;
 
 use qhx::golden::Golden;
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_graph::progress::Progress;
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
@@ -11,7 +12,6 @@ use super::OpenModel;
 use crate::bundle::replace_json;
 use crate::checkpoint::read_json;
 use crate::names;
-use crate::progress::Progress;
 
 /// Bytes of a bundle from which on only the shortest golden step is computed.
 const LARGE: u64 = 1 << 30;

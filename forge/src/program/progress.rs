@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, HumanDuration, ProgressBar};
 use qhx_core::CancelToken;
+use qhx_graph::progress::Progress;
 
 use super::terminal::progress::style;
-use crate::progress::Progress;
 use crate::say;
 
 const BYTES: &str =

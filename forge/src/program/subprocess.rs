@@ -21,6 +21,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use qhx::vars;
 use qhx_core::{CancelToken, Error, ErrorKind, Result};
+use qhx_graph::graph::Graph;
 use serde::{Deserialize, Serialize};
 
 use super::args::{CompileContextArgs, ForgeArgs};
@@ -33,7 +34,6 @@ use super::terminal::{Status, Terminal};
 use super::{Found, Program};
 use crate::compile::Compiler;
 use crate::estimate::{GraphEstimate, has_no_cost_model, read, temporary};
-use crate::graph::Graph;
 use crate::plan::plan;
 use crate::qnn::QnnCompiler;
 use crate::{Progress, registry};

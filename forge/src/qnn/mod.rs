@@ -8,7 +8,7 @@
 //!
 //! # Weights
 //! f16, int8 with one scale per output channel, or values of 4 or 8 bits in blocks
-//! ([`Storage`](crate::weight::Storage)); activations are f16. They are converted one at a time; the library
+//! ([`Storage`](qhx_graph::weight::Storage)); activations are f16. They are converted one at a time; the library
 //! copies each as it is declared.
 
 mod lower;
@@ -18,11 +18,11 @@ use std::path::{Path, PathBuf};
 use qhx_core::qnn::compose::{CompilerValue, Composer, GraphConfig};
 use qhx_core::qnn::{BinaryInfo, ContextConfig, Library, Target};
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_graph::graph::{Elem, Graph};
+use qhx_graph::progress::Progress;
 
 use crate::compile::Compiler;
 use crate::estimate::Schedule;
-use crate::graph::{Elem, Graph};
-use crate::progress::Progress;
 
 /// Makes context binaries for one target.
 #[derive(Debug, Clone)]

@@ -11,12 +11,13 @@
 use std::ops::Range;
 
 use qhx_core::Result;
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, Graph, TensorId};
+use qhx_graph::weight::row_range;
 use serde_json::json;
 
 use super::encoder::{self, Dense, Encoder, EncoderGraphs, max_text};
-use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
-use crate::graph::{Elem, Graph, TensorId};
 use crate::kit::{
     Attend, AttendInputs, Attention, Heads, Layers, MatrixFile, Reader, check_shape, matrices,
     object,
@@ -24,7 +25,6 @@ use crate::kit::{
 use crate::recipe::{Recipe, RecipeOptions, Task};
 use crate::register_recipe;
 use crate::registry::RecipeEntry;
-use crate::weight::row_range;
 
 const ENCODERS: [&str; 4] = ["BertModel", "RobertaModel", "XLMRobertaModel", "CamembertModel"];
 const RERANKERS: [&str; 4] = [

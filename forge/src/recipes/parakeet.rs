@@ -21,19 +21,19 @@
 use std::sync::Arc;
 
 use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Conv1d, Conv2d, Elem, Graph, TensorId, UnaryOp};
+use qhx_graph::weight::{RowSource, Storage, Weight};
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::choices::numbers;
-use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
-use crate::graph::{Conv1d, Conv2d, Elem, Graph, TensorId, UnaryOp};
 use crate::kit::Processor;
 use crate::kit::{Layers, Reader, object, one_or_many};
 use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Task};
 use crate::register_recipe;
 use crate::registry::{RecipeEntry, RecipeOption};
-use crate::weight::{RowSource, Storage, Weight};
 
 const CLASSES: [&str; 3] = ["ParakeetForCTC", "ParakeetForRNNT", "ParakeetForTDT"];
 /// Lengths of windows.

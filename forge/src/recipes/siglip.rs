@@ -13,12 +13,13 @@
 //! | each | → `y` | `[1, width]` | the vector, not normalised |
 
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, Graph, TensorId};
+use qhx_graph::weight::row_range;
 use serde_json::{Map, Value, json};
 
 use super::choices::numbers;
-use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
-use crate::graph::{Elem, Graph, TensorId};
 use crate::kit::Processor;
 use crate::kit::{
     Attend, AttendInputs, Blocks, Heads, MatrixFile, Reader, SiglipSizes, matrices, object,
@@ -27,7 +28,6 @@ use crate::kit::{
 use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Task};
 use crate::register_recipe;
 use crate::registry::{RecipeEntry, RecipeOption};
-use crate::weight::row_range;
 
 const CLASSES: [&str; 2] = ["SiglipModel", "Siglip2Model"];
 const IMAGE_PATCHES: RecipeOption = RecipeOption {

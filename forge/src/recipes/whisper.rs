@@ -16,11 +16,12 @@
 use std::ops::Range;
 
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Conv1d, Elem, Graph, TensorId};
+use qhx_graph::weight::{Storage, Weight};
 use serde_json::{Map, Value, json};
 
-use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
-use crate::graph::{Conv1d, Elem, Graph, TensorId};
 use crate::kit::{
     Attend, AttendInputs, Attention, Decoder, Heads, Layers, MatrixFile, Processor, Reader, Step,
     check_shape, decoder, matrices, object, prefill_rows,
@@ -28,7 +29,6 @@ use crate::kit::{
 use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
 use crate::register_recipe;
 use crate::registry::RecipeEntry;
-use crate::weight::{Storage, Weight};
 
 const CLASSES: [&str; 1] = ["WhisperForConditionalGeneration"];
 /// Epsilon of the norms, which the configuration does not have.

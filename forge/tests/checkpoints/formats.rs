@@ -5,11 +5,11 @@ use std::path::Path;
 
 use qhx_core::{Error, ErrorKind};
 use qhx_forge::checkpoint::Checkpoint;
-use qhx_forge::graph::Op;
-use qhx_forge::quantize::{Bits, QuantizedForm};
 use qhx_forge::recipe::Precision;
-use qhx_forge::weight::{Storage, Weight};
 use qhx_forge::{ForgeOptions, Progress, forge};
+use qhx_graph::graph::Op;
+use qhx_graph::quantize::{Bits, QuantizedForm};
+use qhx_graph::weight::{Storage, Weight};
 use qhx_paths::fixture;
 use serde_json::{Value, json};
 use tempfile::TempDir;

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use qhx_forge::checkpoint::Checkpoint;
-use qhx_forge::graph::Elem;
 use qhx_forge::plan::plan;
 use qhx_forge::recipe::{Precision, Task};
 use qhx_forge::registry::recipe;
 use qhx_forge::{AUTO_SHARDS, ForgeOptions};
+use qhx_graph::graph::Elem;
 use serde_json::{Value, json};
 
 use super::{fixture, read_json};

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use qhx_core::{Error, ErrorKind};
 use qhx_forge::checkpoint::Checkpoint;
-use qhx_forge::graph::Origin;
 use qhx_forge::plan::{Plan, plan};
 use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Task};
+use qhx_graph::graph::Origin;
 use qhx_paths::fixture;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use qhx_core::qnn::Target;
 use qhx_core::{DType, ErrorKind, Result};
-use qhx_forge::builder::GraphBuilder;
 use qhx_forge::compile::Compiler;
-use qhx_forge::graph::Elem;
 use qhx_forge::qnn::QnnCompiler;
-use qhx_forge::quantize::{Bits, QuantizedForm, QuantizedMut};
 use qhx_forge::recipe::Precision;
-use qhx_forge::weight::{RowSource, Storage, Weight, dequantize_blocks};
 use qhx_forge::{Progress, Silent};
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::Elem;
+use qhx_graph::quantize::{Bits, QuantizedForm, QuantizedMut};
+use qhx_graph::weight::{RowSource, Storage, Weight, dequantize_blocks};
 use qhx_tiers::tier;
 
 use crate::ops::all_ops;

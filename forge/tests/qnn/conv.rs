@@ -2,10 +2,10 @@
 
 use qhx_core::GraphId;
 use qhx_core::qnn::Target;
-use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
-use qhx_forge::graph::{Conv1d, Conv2d, Elem, Graph, TensorId};
-use qhx_forge::weight::{Storage, Weight};
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Conv1d, Conv2d, Elem, Graph, TensorId};
+use qhx_graph::weight::{Storage, Weight};
 use qhx_paths::fixture;
 use qhx_tiers::tier;
 

@@ -2,12 +2,12 @@
 
 use half::f16;
 use qhx_core::qnn::Target;
-use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
-use qhx_forge::graph::{Elem, Graph, UnaryOp};
 use qhx_forge::recipe::RecipeOptions;
 use qhx_forge::registry::recipe;
-use qhx_forge::weight::Storage;
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, Graph, UnaryOp};
+use qhx_graph::weight::Storage;
 use qhx_paths::fixture;
 use qhx_tiers::tier;
 use serde_json::Value;

@@ -2,8 +2,8 @@
 
 use half::f16;
 use qhx_core::qnn::Target;
-use qhx_forge::builder::GraphBuilder;
-use qhx_forge::graph::{Elem, Op};
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, Op};
 use qhx_tiers::tier;
 
 use crate::support::{Compiled, error, numbers, reference};

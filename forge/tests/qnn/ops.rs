@@ -2,9 +2,9 @@
 
 use qhx_core::DType;
 use qhx_core::qnn::Target;
-use qhx_forge::builder::GraphBuilder;
-use qhx_forge::graph::{BinaryOp, Elem, Graph, ReduceOp, UnaryOp};
-use qhx_forge::weight::Storage;
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{BinaryOp, Elem, Graph, ReduceOp, UnaryOp};
+use qhx_graph::weight::Storage;
 use qhx_paths::workspace;
 use qhx_tiers::tier;
 

@@ -11,9 +11,9 @@ use qhx_core::{BufferId, CancelToken, DType, GraphId, GraphInfo, Port, Result, W
 use qhx_cpu::{CpuBackend, CpuOptions};
 use qhx_forge::Silent;
 use qhx_forge::compile::Compiler;
-use qhx_forge::graph::{Elem, Graph};
 use qhx_forge::qnn::QnnCompiler;
-use qhx_forge::weight::{RowSource, Storage, Weight};
+use qhx_graph::graph::{Elem, Graph};
+use qhx_graph::weight::{RowSource, Storage, Weight};
 use rten::{Model, ValueOrView};
 use rten_tensor::Tensor;
 use rten_tensor::prelude::*;
@@ -96,7 +96,7 @@ impl Compiled {
     /// The ONNX reference graph on the CPU backend, and what executes it there.
     pub(crate) fn on_cpu(graph: &Graph) -> (Self, String) {
         let folder = tempfile::tempdir().unwrap();
-        let written = qhx_forge::onnx::write(graph, folder.path(), &mut Silent).unwrap();
+        let written = qhx_graph::onnx::write(graph, folder.path(), &mut Silent).unwrap();
         let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(CpuOptions::default()).unwrap());
         let onnx = vec![(graph.name().to_owned(), written.model)];
         let source = ContextSource { key: "c".to_owned(), onnx, ..ContextSource::default() };
@@ -171,7 +171,7 @@ impl Compiled {
 /// The outputs of the ONNX reference graph for the same inputs.
 pub(crate) fn reference(graph: &Graph, inputs: &[Vec<f32>]) -> Vec<Vec<f32>> {
     let folder = tempfile::tempdir().unwrap();
-    let written = qhx_forge::onnx::write(graph, folder.path(), &mut Silent).unwrap();
+    let written = qhx_graph::onnx::write(graph, folder.path(), &mut Silent).unwrap();
     let model = Model::load_file(&written.model).unwrap();
     let info = graph.info(Elem::onnx);
     let mut values: Vec<(_, ValueOrView<'_>)> = Vec::new();

@@ -20,7 +20,7 @@ use qhx_core::text::{ChatTemplate, Message, RenderOptions};
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_cpu::{CpuBackend, CpuOptions};
 use qhx_forge::checkpoint::Checkpoint;
-use qhx_forge::weight::{Storage, Weight};
+use qhx_graph::weight::{Storage, Weight};
 use qhx_media::{AudioRules, ImageRules, Limits, Source, VideoRules};
 use qhx_plugins::lock::Lock;
 

@@ -17,10 +17,10 @@ use qhx_core::manifest::Manifest;
 use qhx_core::op::{AudioRules, ImageRules, Segment};
 use qhx_core::{ErrorKind, Media};
 use qhx_forge::checkpoint::Checkpoint;
-use qhx_forge::graph::Elem;
 use qhx_forge::plan::plan;
 use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
+use qhx_graph::graph::Elem;
 use qhx_media::{Limits, Source};
 use qhx_tests::replay::{
     accepted_exact, generate, greedy_exact, hands_over, play, play_speculative, shortest,

@@ -8,8 +8,8 @@ use qhx_forge::kit::{
     whole_prefill_rows,
 };
 use qhx_forge::recipe::{Recipe, RecipeOptions};
-use qhx_forge::weight::{Storage, Weight, transposed};
 use serde_json::{Value, json};
+use qhx_graph::weight::{Storage, Weight, transposed};
 
 /// Whether the tower becomes a graph.
 pub(crate) const TOWERS: RecipeOption = RecipeOption {

@@ -21,9 +21,7 @@ mod config;
 use std::ops::Range;
 
 use qhx_core::Result;
-use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
-use qhx_forge::graph::{Elem, Graph, TensorId};
 use qhx_forge::kit::{
     Attend, AttendInputs, Attention, Decoder, DecoderParams, EXPERTS, ExpertNames, Layers, Mlp,
     PREFILL_ROWS, Step, check_shape, decoder, expert_decoder, expert_prefill_rows, prefill_rows,
@@ -33,6 +31,8 @@ use qhx_forge::{RecipeEntry, register_recipe};
 
 use config::{Config, Sparse};
 use serde_json::json;
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, Graph, TensorId};
 
 const PARTS: [&str; 3] = ["w1", "w3", "w2"];
 

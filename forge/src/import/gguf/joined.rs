@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_graph::weight::RowSource;
 
 use super::Tensor;
-use crate::weight::RowSource;
 
 /// Tensors of one shape: the first `unit` elements of each, then the next ones of each. Rows that follow each other
 /// (queries, keys and values) are units as large as a tensor, filters of several frames as large as a filter.

@@ -19,13 +19,13 @@ use qhx_core::{DType, Error, ErrorKind, Result};
 use serde_json::{Map, Value as Json, json};
 
 use super::Imported;
-use crate::quantize::{BLOCK, QuantizedForm, QuantizedMut};
-use crate::weight::RowSource;
 use file::{File, Info};
 use form::Form;
 pub(crate) use joined::Joined;
 use names::{Architecture, Named, Order, Values};
 use parts::Part;
+use qhx_graph::quantize::{BLOCK, QuantizedForm, QuantizedMut};
+use qhx_graph::weight::RowSource;
 pub(crate) use tokenizer::Embedded;
 pub(crate) use tower::{Tower, beside};
 

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use qhx_core::Result;
 use qhx_core::quantized::{BLOCK, Bits, QuantizedForm, QuantizedMut};
+use qhx_graph::weight::{Reordered, RowSource, dequantize_blocks};
 
 use super::fields::Fields;
 use super::marlin::Tiles;
 use super::part::{Numbers, Part};
 use super::{Layer, Matrix};
-use crate::weight::{Reordered, RowSource, dequantize_blocks};
 
 /// Where the integers of `[outputs, inputs]` are.
 #[derive(Debug, Clone)]

@@ -29,9 +29,9 @@ use std::sync::Arc;
 
 use qhx_core::quantized::{QuantizedForm, QuantizedMut};
 use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_graph::weight::{Reordered, RowSource};
 use safetensors::Dtype;
 
-use crate::weight::{Reordered, RowSource};
 pub(crate) use part::Part;
 pub(crate) use scheme::Scheme;
 

@@ -8,9 +8,9 @@ mod text;
 use std::ops::Range;
 
 use qhx_core::Result;
+use qhx_graph::graph::Graph;
 use serde_json::{Map, Value, json};
 
-use crate::graph::Graph;
 use crate::kit::{matrices, one_or_many, prefill_rows, shards};
 use crate::recipe::{ContextPlan, RecipeOptions, Tables};
 use crate::rerank;

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_graph::weight::{RowSource, scaled};
 use serde_json::{Value, json};
 
 use super::files::{read, unsupported};
@@ -11,7 +12,6 @@ use crate::checkpoint::{Checkpoint, is_plain};
 use crate::kit::MatrixFile;
 use crate::recipe::RecipeOptions;
 use crate::registry::RecipeOption;
-use crate::weight::{RowSource, scaled};
 
 /// The way to pool, in the place of what the checkpoint declares.
 pub(in crate::recipes) const POOLING: RecipeOption = RecipeOption {

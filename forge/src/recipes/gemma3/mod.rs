@@ -17,9 +17,7 @@ use qhx_core::Result;
 use serde_json::json;
 
 use super::encoder::{self, Encoder, EncoderGraphs, bidirectional, max_text};
-use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
-use crate::graph::{Elem, Graph, TensorId};
 use crate::kit::{
     Attend, AttendInputs, Attention, DecoderParams, Layers, Mlp, check_shape, object,
 };
@@ -27,6 +25,8 @@ use crate::recipe::{Recipe, RecipeOptions, Task};
 use crate::register_recipe;
 use crate::registry::RecipeEntry;
 use config::Config;
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, Graph, TensorId};
 
 /// The hidden states between layers are those of the reference times this, so that their sums stay within f16. Each
 /// layer normalises what it reads and what it adds, so the factor stands in the weights of the norms, and the result is

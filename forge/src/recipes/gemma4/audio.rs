@@ -15,18 +15,18 @@
 use std::f64::consts::{E, LN_2};
 
 use qhx_core::Result;
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Conv1d, Conv2d, Elem, Graph, TensorId, UnaryOp};
+use qhx_graph::weight::{Storage, Weight};
 use serde_json::{Map, Value, json};
 
 use super::towers::Clipped;
-use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
-use crate::graph::{Conv1d, Conv2d, Elem, Graph, TensorId, UnaryOp};
 use crate::kit::Processor;
 use crate::kit::{Layers, MatrixFile, Reader, matrices, object};
 use crate::recipe::{Precision, RecipeOptions, Tables};
 use crate::recipes::choices::numbers;
 use crate::registry::RecipeOption;
-use crate::weight::{Storage, Weight};
 
 /// Numbers of soft tokens that graphs make.
 pub(super) const AUDIO_TOKENS: RecipeOption = RecipeOption {

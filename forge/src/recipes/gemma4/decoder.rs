@@ -6,12 +6,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, Graph, TensorId};
+use qhx_graph::weight::{RowSource, row_range};
 
 use super::config::Config;
-use crate::builder::GraphBuilder;
-use crate::graph::{Elem, Graph, TensorId};
 use crate::kit::{Attend, AttendInputs, Heads, Layers, Past, Step, mix, mix_past, rope, rotate};
-use crate::weight::{RowSource, row_range};
 
 /// Names of the rotary tables and the mask of full and of sliding layers.
 const NAMES: [[&str; 3]; 2] = [["cos_f", "sin_f", "cmask_f"], ["cos_s", "sin_s", "cmask_s"]];

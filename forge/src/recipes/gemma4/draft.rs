@@ -13,6 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_graph::weight::RowSource;
 use serde_json::{Value, json};
 
 use super::VERIFY;
@@ -23,7 +24,6 @@ use crate::checkpoint::Checkpoint;
 use crate::kit::{Decoder, Layers, MatrixFile, Reader, matrices, one_or_many};
 use crate::recipe::{ContextPlan, RecipeOptions, Tables};
 use crate::registry::RecipeOption;
-use crate::weight::RowSource;
 
 /// What begins the names of its graphs.
 const KEY: &str = "draft";

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::TensorId;
+use qhx_graph::weight::{RowSource, Weight};
 
-use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
-use crate::graph::TensorId;
 use crate::recipe::Precision;
-use crate::weight::{RowSource, Weight};
 
 /// A linear layer whose input and output are clamped to bounds that the checkpoint gives (`Gemma4ClippableLinear`).
 #[derive(Debug, Clone, Copy)]

@@ -16,13 +16,13 @@
 use std::sync::Arc;
 
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, Graph, TensorId};
 use serde_json::{Map, Value, json};
 
 use super::decoder::plain_norm;
 use super::towers::{Clipped, Reordered};
-use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
-use crate::graph::{Elem, Graph, TensorId};
 use crate::kit::Processor;
 use crate::kit::{
     Attend, AttendInputs, Heads, Layers, MatrixFile, Reader, matrices, mix, object, rope,

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use qhx_core::{Error, ErrorKind, Result, files};
+use qhx_graph::progress::Progress;
 use serde_json::{Map, Value};
 
 use super::config::Config;
 use crate::checkpoint::Checkpoint;
-use crate::progress::Progress;
 use crate::recipe::{TableFile, TableSource, Tables};
 
 /// Longest lexicon that is read.

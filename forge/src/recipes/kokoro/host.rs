@@ -1,10 +1,10 @@
 //! What the host-op computes with: LSTMs, embeddings, durations and the source, in one file of f32.
 
 use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_graph::weight::RowSource;
 
 use super::config::{Albert, Config};
 use super::{Model, SINES};
-use crate::weight::RowSource;
 
 impl Model<'_> {
     /// What the host-op computes with, one tensor behind the other, in the order in which it reads them.

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{BinaryOp, Conv1d, Elem, ReduceOp, TensorId, UnaryOp};
+use qhx_graph::weight::{RowSource, Storage, Weight};
 
 use super::host::Held;
 use super::{CURVE, Model};
-use crate::builder::GraphBuilder;
-use crate::graph::{BinaryOp, Conv1d, Elem, ReduceOp, TensorId, UnaryOp};
-use crate::weight::{RowSource, Storage, Weight};
 
 /// Epsilon of `InstanceNorm1d` and of the LayerNorms that are no ALBERT's.
 pub(super) const EPS: f32 = 1e-5;

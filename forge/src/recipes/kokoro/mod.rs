@@ -39,15 +39,15 @@ use serde_json::{Map, json};
 
 use super::choices::numbers;
 use crate::checkpoint::Checkpoint;
-use crate::graph::Graph;
 use crate::kit::{Layers, MatrixFile, matrices, object, one_or_many};
 use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
 use crate::register_recipe;
 use crate::registry::{RecipeEntry, RecipeOption};
-use crate::weight::RowSource;
 use config::Config;
 use files::{lexicon, voices};
 use host::Held;
+use qhx_graph::graph::Graph;
+use qhx_graph::weight::RowSource;
 
 /// Lengths of clips.
 const WINDOWS: RecipeOption = RecipeOption {

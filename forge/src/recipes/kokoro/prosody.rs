@@ -1,13 +1,13 @@
 //! F0 and N of frames.
 
 use qhx_core::Result;
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Conv1d, Elem, Graph};
+use qhx_graph::weight::{Storage, Weight};
 
 use super::Model;
 use super::config::Config;
 use super::layers::{by_channels, levels};
-use crate::builder::GraphBuilder;
-use crate::graph::{Conv1d, Elem, Graph};
-use crate::weight::{Storage, Weight};
 
 impl Model<'_> {
     /// The chains of `ProsodyPredictor.F0Ntrain` behind their LSTM.

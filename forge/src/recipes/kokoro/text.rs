@@ -1,12 +1,12 @@
 //! The text encoders: ALBERT's layer, and the convolutions over symbols.
 
 use qhx_core::Result;
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Conv1d, Elem, Graph};
 
 use super::Model;
 use super::config::{Albert, Config};
 use super::layers::{EPS, SLOPES, leaky};
-use crate::builder::GraphBuilder;
-use crate::graph::{Conv1d, Elem, Graph};
 
 /// Added to the scores of what lies behind the symbols.
 const HIDDEN: f32 = -30_000.0;

@@ -1,13 +1,13 @@
 //! The decoder and the vocoder: frames to spectra.
 
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Conv1d, Elem, Graph, TensorId, UnaryOp};
+use qhx_graph::weight::{Storage, Weight};
 
 use super::config::Config;
 use super::layers::{Level, SLOPES, by_channels, finer, graph_name, leaky, levels, number};
 use super::{CURVE, Model};
-use crate::builder::GraphBuilder;
-use crate::graph::{Conv1d, Elem, Graph, TensorId, UnaryOp};
-use crate::weight::{Storage, Weight};
 
 impl Model<'_> {
     /// `Decoder` and its `Generator`, without what is before its first convolution over the source and behind its last.

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use qhx_core::Result;
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, Graph, TensorId};
 
 use super::classes::{HeadNorms, Norms};
 use super::config::{Config, Sparse};
-use crate::builder::GraphBuilder;
-use crate::graph::{Elem, Graph, TensorId};
 use crate::kit::{Attend, AttendInputs, Attention, Layers, Mlp};
 
 /// Norms before and after attention, and before and after the MLP.

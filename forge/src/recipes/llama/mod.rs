@@ -41,9 +41,7 @@ use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
 use super::encoder::{self, Dense, Encoder, EncoderGraphs, bidirectional};
-use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
-use crate::graph::{Elem, Graph};
 use crate::kit::{
     Attend, AttendInputs, Decoder, DecoderParams, EXPERTS, ExpertNames, Layers, PREFILL_ROWS,
     Reader, check_shape, decoder, expert_decoder, expert_prefill_rows, object, prefill_rows,
@@ -54,6 +52,8 @@ use crate::registry::RecipeEntry;
 use classes::Class;
 use config::Config;
 use layers::{head, layer, residual, until_experts};
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, Graph};
 
 const DECODERS: [&str; 9] = [
     "LlamaForCausalLM",

@@ -27,7 +27,6 @@ use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
 use crate::checkpoint::Checkpoint;
-use crate::graph::Graph;
 use crate::kit::{
     DecoderParams, EXPERTS, ExpertInputs, ExpertNames, Layers, Step, check_shape, object,
     one_or_many, prefill_rows, steps,
@@ -37,6 +36,7 @@ use crate::register_recipe;
 use crate::registry::RecipeEntry;
 use config::Config;
 use layers::{attention, head};
+use qhx_graph::graph::Graph;
 
 /// Tokens that the prefill graphs take at once, by default. One number only: each makes as many graphs again as there are
 /// layers, and the NPU's own memory holds few.

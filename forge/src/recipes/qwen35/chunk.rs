@@ -5,10 +5,10 @@
 //! those before: in half precision the sum of powers of the same matrix is not a number where tokens repeat.
 
 use qhx_core::Result;
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, TensorId, UnaryOp};
 
 use super::layers::{L2_EPS, Model};
-use crate::builder::GraphBuilder;
-use crate::graph::{Elem, TensorId, UnaryOp};
 
 /// Tokens that are computed at once; more are computed one chunk after the other.
 const WIDEST: usize = 64;

@@ -1,10 +1,10 @@
 //! The parts of a layer: norms, MLP, gated attention, gated delta net.
 
 use qhx_core::Result;
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, ReduceOp, TensorId, UnaryOp};
 
 use super::config::Config;
-use crate::builder::GraphBuilder;
-use crate::graph::{Elem, ReduceOp, TensorId, UnaryOp};
 use crate::kit::{Attend, Layers, Mlp, mix, rope};
 
 /// The literal of `l2norm` in the model class; not `rms_norm_eps`.

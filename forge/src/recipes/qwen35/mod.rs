@@ -41,9 +41,7 @@ use qhx_core::op::Segment;
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::json;
 
-use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
-use crate::graph::{Elem, Graph};
 use crate::kit::{
     Attend, AttendInputs, Decoder, DecoderParams, EXPERTS, ExpertNames, Layers, Mlp, PREFILL_ROWS,
     Step, VISION_WEIGHTS, check_shape, decoder, expert_decoder, expert_prefill_rows, prefill_rows,
@@ -56,6 +54,8 @@ use chunk::Chunks;
 use config::{Config, Images, LayerKind};
 use layers::Model;
 use mtp::MTP;
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, Graph};
 
 /// As that of other recipes with such a tower, which may be left out here.
 const TOWER: RecipeOption = RecipeOption {

@@ -4,14 +4,14 @@
 //! final norm, each normalised; its head is the decoder's (`MtpLayer` of `transformers`, with the embedding first).
 
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, Graph};
 use serde_json::Value;
 
 use super::config::Config;
 use super::layers::Model;
-use crate::builder::GraphBuilder;
 use crate::chain::DRAFT_HEAD;
 use crate::checkpoint::Checkpoint;
-use crate::graph::{Elem, Graph};
 use crate::kit::{Attend, AttendInputs, Decoder, one_or_many};
 use crate::recipe::{ContextPlan, RecipeOptions};
 use crate::registry::RecipeOption;

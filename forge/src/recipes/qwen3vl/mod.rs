@@ -19,9 +19,7 @@ use qhx_core::Result;
 use qhx_core::op::Segment;
 use serde_json::{Map, Value, json};
 
-use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
-use crate::graph::{Elem, Graph};
 use crate::kit::{
     Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, Step, VISION_WEIGHTS,
     check_shape, decoder, prefill_rows,
@@ -31,6 +29,8 @@ use crate::recipes::vision::{self, DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE, VISI
 use crate::register_recipe;
 use crate::registry::RecipeEntry;
 use config::{Config, QWEN2_5};
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, Graph};
 
 /// Tokens that prefill graphs take by default: 256 of an image and a question, and the rest of a prompt.
 const DEFAULT_PREFILL: [usize; 2] = [16, 320];

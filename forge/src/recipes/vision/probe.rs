@@ -2,6 +2,7 @@
 
 use qhx_core::Result;
 use qhx_core::op::Segment;
+use qhx_graph::weight::{Storage, Weight};
 use qhx_op::vision::{
     Image, Normalisation, PatchLayout, Patchify, Resizer, Size, resample_positions, smart_resize,
 };
@@ -11,7 +12,6 @@ use super::config::{Patches, Vision};
 use super::tables::{Processor, positions};
 use crate::checkpoint::Checkpoint;
 use crate::recipe::{Probe, RecipeOptions, Scaling, from_kit};
-use crate::weight::{Storage, Weight};
 
 /// The blocks of the tower on the patches of one image; `default` as in [`super::add`].
 pub(in crate::recipes) fn probe(

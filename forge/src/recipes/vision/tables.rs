@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use qhx_core::{DType, Result};
+use qhx_graph::weight::{RowSource, scaled};
 use serde_json::{Map, Value, json};
 
 use super::config::{Patches, Vision, Windows};
 use crate::checkpoint::Checkpoint;
 use crate::kit::{self, MatrixFile, matrices, object};
 use crate::recipe::Tables;
-use crate::weight::{RowSource, scaled};
 
 /// Min and max area that published processors declare, for synthetic models.
 const IMAGE_PIXELS: [u64; 2] = [65_536, 16_777_216];

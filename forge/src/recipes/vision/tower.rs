@@ -5,15 +5,15 @@
 //! the image's, and a mask keeps attention within the windows.
 
 use qhx_core::Result;
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Elem, Graph, ReduceOp, TensorId, UnaryOp};
+use qhx_graph::weight::{Storage, Weight, scaled};
 use qhx_op::vision::{AxialOrder, Grid, axial_rope, window_numbers};
 
 use super::config::{Patches, Vision, Windows};
 use super::tables;
-use crate::builder::GraphBuilder;
-use crate::graph::{Elem, Graph, ReduceOp, TensorId, UnaryOp};
 use crate::kit::{AttendInputs, Layers, rotate};
 use crate::recipe::from_kit;
-use crate::weight::{Storage, Weight, scaled};
 
 /// The tower of a checkpoint.
 #[derive(Debug, Clone, Copy)]

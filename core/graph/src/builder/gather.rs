@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use qhx_core::Result;
+use qhx_base::Result;
 
 use super::{GraphBuilder, elements};
 use crate::graph::{Constant, Elem, MAX_RANK, Op, Origin, TensorId};

@@ -1,13 +1,13 @@
 //! A graph from its parts, which are checked as if a recipe had made them.
 
-use qhx_core::Result;
+use qhx_base::Result;
 
 use super::{GraphBuilder, elements};
 use crate::graph::{Constant, Elem, Graph, Op, Origin, Tensor, TensorId};
 
 /// A node by the indices of its tensors.
 #[derive(Debug)]
-pub(crate) struct NodeParts {
+pub struct NodeParts {
     /// [`crate::graph::Node::name`].
     pub name: String,
     /// What it computes.
@@ -23,7 +23,7 @@ pub(crate) struct NodeParts {
 ///
 /// # Errors
 /// When they are no graph that a [`GraphBuilder`] makes: shapes, element types, names, order, uses.
-pub(crate) fn rebuild(
+pub fn rebuild(
     name: &str,
     tensors: Vec<Tensor>,
     nodes: Vec<NodeParts>,
@@ -53,7 +53,7 @@ pub(crate) fn rebuild(
 impl GraphBuilder {
     /// Goes on with a finished graph, whose output `name` becomes a tensor like any other. None where it has no such
     /// output.
-    pub(crate) fn reopen(mut graph: Graph, name: &str) -> Option<(Self, TensorId)> {
+    pub fn reopen(mut graph: Graph, name: &str) -> Option<(Self, TensorId)> {
         let is = |id: &TensorId| graph.tensors[id.index()].name == name;
         let place = graph.outputs.iter().position(is)?;
         let id = graph.outputs.remove(place);

@@ -6,11 +6,11 @@
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
-use qhx_core::onnx::{
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_types::onnx::{
     DequantizedBlocks, NBits, Operator, ROW_AXIS, STORED_FLOATS, attribute, suffix,
 };
-use qhx_core::quantized::{Quantized, QuantizedForm, by_block, pack_nibbles, repeated};
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_types::quantized::{Quantized, QuantizedForm, by_block, pack_nibbles, repeated};
 use rten_onnx::onnx::DataType;
 
 use super::{Lowering, dims, int, to};

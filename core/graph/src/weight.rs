@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
-use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_types::DType;
 use rayon::prelude::*;
 
 use crate::quantize::{Bits, Quantized, QuantizedForm, QuantizedMut, quantize_block, quantize_row};
@@ -48,7 +49,7 @@ pub trait RowSource: Send + Sync + fmt::Debug {
     ///
     /// A weight that is stored in the same form ([`Storage::Blocks`]) hands on the values, scales and offsets as
     /// they are: the QNN graph and its reference graph have the very numbers that another program chose.
-    /// [`Precision::weight`](crate::recipe::Precision::weight) sees to it.
+    /// The precision of a recipe sees to it.
     fn block_form(&self) -> Option<QuantizedForm> {
         None
     }
@@ -373,7 +374,7 @@ fn not_sane(source: &dyn RowSource) -> Error {
 }
 
 /// What is wrong with a tensor that has values which f16 cannot hold.
-pub(crate) fn beyond_f16(source: &dyn RowSource) -> Error {
+pub fn beyond_f16(source: &dyn RowSource) -> Error {
     let found = Bad::find(source, |v| v.is_finite() && v.abs() >= F16_OVERFLOW);
     let Bad { first, value, count, total, peak } = match found {
         Ok(bad) => bad,
@@ -442,7 +443,7 @@ impl Bad {
 }
 
 /// Smallest magnitude that f16 rounds to infinity.
-pub(crate) const F16_OVERFLOW: f32 = 65520.0;
+pub const F16_OVERFLOW: f32 = 65520.0;
 
 /// Rounds to f16.
 ///
@@ -479,7 +480,7 @@ pub fn fits_f16(source: &dyn RowSource) -> Result<bool> {
 ///
 /// # Errors
 /// When the tensor cannot be read.
-pub(crate) fn table_fits_f16(source: &dyn RowSource) -> Result<bool> {
+pub fn table_fits_f16(source: &dyn RowSource) -> Result<bool> {
     match source.stored_dtype() {
         DType::I8 => Ok(f16_error(source)?.is_finite()),
         _ => fits_f16(source),

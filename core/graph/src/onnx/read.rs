@@ -12,10 +12,11 @@ use std::sync::Arc;
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
-use qhx_core::artifacts::Mapped;
-use qhx_core::onnx::{ExternalData, NBits, suffix};
-use qhx_core::quantized::{QuantizedForm, QuantizedMut, unpack_nibbles};
-use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_base::artifacts::Mapped;
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_types::DType;
+use qhx_types::onnx::{ExternalData, NBits, suffix};
+use qhx_types::quantized::{QuantizedForm, QuantizedMut, unpack_nibbles};
 use rten_onnx::onnx::{DataLocation, DataType};
 
 use super::ir::{

@@ -1,6 +1,6 @@
 //! Layers that several families share, put together from the builder's ops.
 
-use qhx_core::Result;
+use qhx_base::Result;
 
 use crate::builder::GraphBuilder;
 use crate::graph::{Elem, TensorId, UnaryOp};

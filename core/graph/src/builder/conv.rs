@@ -1,6 +1,6 @@
 //! Convolutions, in the layouts that checkpoints of PyTorch have: channels before rows and columns.
 
-use qhx_core::Result;
+use qhx_base::Result;
 
 use super::GraphBuilder;
 use crate::graph::{Conv1d, Conv2d, Elem, Op, TensorId};

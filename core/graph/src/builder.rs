@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 
 use crate::graph::{
     BinaryOp, Constant, Elem, Graph, MAX_RANK, Node, Op, Origin, ReduceOp, Tensor, TensorId,
@@ -12,12 +12,13 @@ use crate::graph::{
 };
 use crate::weight::Weight;
 
+mod composites;
 mod conv;
 mod finish;
 mod gather;
 mod rebuild;
 
-pub(crate) use rebuild::{NodeParts, rebuild};
+pub use rebuild::{NodeParts, rebuild};
 
 /// Builds one graph. Nodes, and the tensors that they write, are named `<scope>_<op>_<n>`; inputs and outputs of
 /// the graph have the given names.
@@ -644,7 +645,7 @@ impl GraphBuilder {
     }
 
     /// The error for inputs of `op`, an op or a layer put together from several, that are not what it takes.
-    pub(crate) fn misused(&self, op: &str, inputs: &[TensorId], expected: &str) -> Error {
+    pub fn misused(&self, op: &str, inputs: &[TensorId], expected: &str) -> Error {
         let found: Vec<_> = inputs
             .iter()
             .map(|id| self.graph.tensor(*id).map_or_else(|e| e.to_string(), ToString::to_string))

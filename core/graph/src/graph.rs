@@ -16,7 +16,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use qhx_core::{DType, Error, ErrorKind, GraphInfo, Quantization, Result, TensorInfo};
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_types::{DType, GraphInfo, Quantization, TensorInfo};
 use serde::{Deserialize, Serialize};
 
 use crate::weight::Weight;
@@ -68,7 +69,7 @@ impl Elem {
     }
 
     /// Integers that only a matmul reads.
-    pub(crate) const fn is_int8(self) -> bool {
+    pub const fn is_int8(self) -> bool {
         matches!(self, Self::Int8 | Self::Int8Cache)
     }
 
@@ -212,7 +213,7 @@ impl UnaryOp {
     ///
     /// The form is that of [`UnaryOp::GeluTanh`]. With the other two numbers it is within 2.8e-4 of
     /// [`UnaryOp::Gelu`], whose erf the NPU library does not have; its own `Gelu` is off by 0.016 at 12.
-    pub(crate) const fn gelu_terms(self) -> Option<[f32; 2]> {
+    pub const fn gelu_terms(self) -> Option<[f32; 2]> {
         match self {
             Self::Gelu => Some([0.800_157_1, 0.034_700_893]),
             Self::GeluTanh => Some([0.797_884_6, 0.035_677_407]),
@@ -524,7 +525,7 @@ impl Graph {
 
     /// Hands everything that the graph computes to `take`: names, shapes, ops, constants, and of weights
     /// their names, shapes and storage. Equal graphs over equal checkpoints give equal bytes.
-    pub(crate) fn describe(&self, mut take: impl FnMut(&[u8])) {
+    pub fn describe(&self, mut take: impl FnMut(&[u8])) {
         take(self.name.as_bytes());
         for tensor in &self.tensors {
             take(tensor.to_string().as_bytes());
@@ -549,7 +550,7 @@ impl Graph {
     }
 
     /// All weights.
-    pub(crate) fn weights(&self) -> impl Iterator<Item = &Weight> {
+    pub fn weights(&self) -> impl Iterator<Item = &Weight> {
         self.tensors.iter().filter_map(|tensor| match &tensor.origin {
             Origin::Weight(weight) => Some(weight),
             _ => None,
@@ -557,7 +558,7 @@ impl Graph {
     }
 
     /// Stores weights in another way: `other` says which, and how. They have to be the same matrices.
-    pub(crate) fn store(&mut self, mut other: impl FnMut(&Weight) -> Option<Weight>) {
+    pub fn store(&mut self, mut other: impl FnMut(&Weight) -> Option<Weight>) {
         for tensor in &mut self.tensors {
             if let Origin::Weight(weight) = &mut tensor.origin
                 && let Some(changed) = other(weight)

@@ -1,6 +1,6 @@
 //! Quantization of weights: int8 with one scale per output channel, and blocks of 4-bit or 8-bit values.
 //!
-//! The forms are those of [`qhx_core::quantized`].
+//! The forms are those of [`qhx_types::quantized`].
 //!
 //! int8: `scale = max|w| / 127`, `q = round(w / scale)`. The range of a row is used whole, zero stays zero, and −128 is
 //! never used, so that the encoding is symmetric as QNN's `AXIS_SCALE_OFFSET` with offset 0.
@@ -9,8 +9,8 @@
 //! ([`RowSource::block_form`](crate::weight::RowSource::block_form)).
 
 use half::f16;
-pub use qhx_core::quantized::{BLOCK, Bits, Quantized, QuantizedForm, QuantizedMut, QuantizedRef};
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
+pub use qhx_types::quantized::{BLOCK, Bits, Quantized, QuantizedForm, QuantizedMut, QuantizedRef};
 
 /// Quantizes one row into `out` and returns its scale. A row of zeros has scale 1.
 ///

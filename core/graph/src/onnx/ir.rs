@@ -1,13 +1,13 @@
 //! The graph beside the ONNX graph: what the compiler for the NPU needs of it, as JSON in the model's metadata.
 //!
 //! Numbers of constants and weights stay where the ONNX graph has them, in initializers that are called after their
-//! tensors ([`qhx_core::onnx::suffix`]).
+//! tensors ([`qhx_types::onnx::suffix`]).
 
 use std::collections::HashMap;
 
-use qhx_core::onnx::ExternalData;
-use qhx_core::quantized::{Bits, QuantizedForm};
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_types::onnx::ExternalData;
+use qhx_types::quantized::{Bits, QuantizedForm};
 use serde::{Deserialize, Serialize};
 
 use crate::graph::{Elem, Graph, Op, Origin, TensorId};
@@ -16,7 +16,7 @@ use crate::weight::{Storage, Weight};
 /// The key in `ModelProto.metadata_props`.
 pub(super) const KEY: &str = "qhx.graph";
 /// The version that is written, and the only one that is read.
-pub(crate) const VERSION: u32 = 1;
+pub const VERSION: u32 = 1;
 
 /// The version alone, which is read first.
 #[derive(Debug, Deserialize)]

@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use qhx_core::{DType, Result};
+use qhx_base::Result;
+use qhx_types::DType;
 
 use super::{Reordered, RowSource};
 use crate::quantize::{QuantizedForm, QuantizedMut};

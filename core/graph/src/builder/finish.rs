@@ -1,6 +1,6 @@
 //! What is checked when a graph is whole.
 
-use qhx_core::Result;
+use qhx_base::Result;
 
 use super::GraphBuilder;
 use crate::graph::{Graph, Origin, Tensor};

@@ -1,4 +1,4 @@
-//! Graph nodes to ONNX nodes ([`OPSET`](qhx_core::onnx::OPSET)), and weights to the external-data file.
+//! Graph nodes to ONNX nodes ([`OPSET`](qhx_types::onnx::OPSET)), and weights to the external-data file.
 
 mod nbits;
 
@@ -8,9 +8,12 @@ use std::path::{Path, PathBuf};
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
-use qhx_core::hash::hex;
-use qhx_core::onnx::{ExternalData, Operator, ROW_AXIS, STORED_FLOATS, attribute, suffix, swapped};
-use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_base::hash::hex;
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_types::DType;
+use qhx_types::onnx::{
+    ExternalData, Operator, ROW_AXIS, STORED_FLOATS, attribute, suffix, swapped,
+};
 use rten_onnx::onnx::{
     AttributeProto, AttributeType, DataLocation, DataType, Dimension, GraphProto, NodeProto,
     StringStringEntryProto, TensorProto, TensorShapeProto, TypeProto, TypeProtoTensor,
@@ -73,7 +76,7 @@ pub fn write_all(
 ///
 /// # Errors
 /// As [`write_all`].
-pub(crate) fn write_beside(
+pub fn write_beside(
     graphs: &[&Graph],
     dir: &Path,
     data: &str,
@@ -89,11 +92,11 @@ pub(crate) fn write_beside(
 
 /// What weights became in the files that were written: the same matrix, stored in the same way under the same name, is
 /// neither read nor written again.
-#[derive(Clone, Default)]
-pub(crate) struct Known(HashMap<String, Lowered>);
+#[derive(Debug, Clone, Default)]
+pub struct Known(HashMap<String, Lowered>);
 
 /// What a weight adds to a model.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 struct Lowered {
     initializers: Vec<TensorProto>,
     nodes: Vec<NodeProto>,
@@ -612,7 +615,7 @@ fn to(data_type: DataType) -> AttributeProto {
 mod tests {
     use std::sync::Arc;
 
-    use qhx_core::quantized::{Bits, QuantizedForm};
+    use qhx_types::quantized::{Bits, QuantizedForm};
 
     use super::*;
     use crate::builder::GraphBuilder;
