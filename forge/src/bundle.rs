@@ -6,6 +6,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Component, Path, PathBuf};
 
 use half::f16;
+use qhx_checkpoint::{Checkpoint, MAX_JSON};
 use qhx_core::hash::{hex, sha256};
 use qhx_core::manifest::{self, Manifest};
 use qhx_core::{Error, ErrorKind, Result, files};
@@ -14,8 +15,6 @@ use qhx_graph::weight::{F16_OVERFLOW, RowSource, beyond_f16, stream, to_f16};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
-
-use crate::checkpoint::{Checkpoint, MAX_JSON};
 
 /// Begins the name of a staging folder.
 const STAGING: &str = ".qhx-forge-";

@@ -13,13 +13,13 @@ mod text;
 
 use std::path::{Path, PathBuf};
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::engine::Model;
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::onnx::{self, Known};
 use qhx_graph::progress::Progress;
 use tempfile::TempDir;
 
-use crate::checkpoint::Checkpoint;
 use crate::forge::forge_known;
 use crate::names;
 use crate::options::ForgeOptions;

@@ -11,6 +11,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use qhx_checkpoint::read_json;
 use qhx_core::artifacts::Mapped;
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::graph::Graph;
@@ -20,7 +21,6 @@ use serde_json::{Map, Value, json};
 
 use crate::bundle::replace_json;
 use crate::chain::{DECODERS, names_graph, within};
-use crate::checkpoint::read_json;
 use crate::compile::Compiler as _;
 use crate::qnn::QnnCompiler;
 use crate::recipe::{CONTEXTS, ContextPlan, Recipe};
@@ -496,8 +496,7 @@ mod tests {
             ("phimoe-6", "a1", "a32_1"),
             ("qwen3-moe", "decode1", "decode32_1"),
         ] {
-            let checkpoint =
-                crate::checkpoint::Checkpoint::open(&qhx_paths::fixture(tiny)).unwrap();
+            let checkpoint = qhx_checkpoint::Checkpoint::open(&qhx_paths::fixture(tiny)).unwrap();
             let options = crate::ForgeOptions {
                 contexts: vec![32, 64],
                 max_ctx: Some(200),

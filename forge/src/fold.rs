@@ -10,6 +10,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use qhx_checkpoint::covers;
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::builder::{NodeParts, rebuild};
 use qhx_graph::graph::{
@@ -18,7 +19,6 @@ use qhx_graph::graph::{
 use qhx_graph::weight::{Storage, Weight, scaled, stream};
 
 use crate::chain::{HEAD, decoders, names};
-use crate::overrides::Override;
 use crate::recipe::Recipe;
 
 /// Largest [`Fold::shift`].
@@ -34,7 +34,7 @@ const MIN_BLOCKS: f32 = 1.0 / 512.0;
 /// Keeps the outputs of projections at 2^−shift of their size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fold {
-    /// Words of the names of their weights, as in [`Override::part`]: `layers.3.mlp.up_proj`.
+    /// Words of the names of their weights, as in [`crate::Override::part`]: `layers.3.mlp.up_proj`.
     pub part: String,
     /// From 1 to 24.
     pub shift: u32,
@@ -125,7 +125,7 @@ fn shift_of(graph: &Graph, node: &Node, folds: &[Fold]) -> i32 {
         return 0;
     };
     let name = weight.source().name();
-    let covers = |fold: &&Fold| Override::words(&fold.part, name);
+    let covers = |fold: &&Fold| covers(&fold.part, name);
     folds.iter().rfind(covers).and_then(|fold| i32::try_from(fold.shift).ok()).unwrap_or(0)
 }
 

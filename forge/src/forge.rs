@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::backend::ContextSource;
 use qhx_core::manifest::{Manifest, Verdict};
 use qhx_core::{Error, ErrorKind, Result};
@@ -17,7 +18,6 @@ use serde_json::{Map, Value, json};
 
 use crate::bundle::{Fingerprint, Staging, check_apart};
 use crate::check::{CheckRow, compare};
-use crate::checkpoint::Checkpoint;
 use crate::kit::MAX_MASK;
 use crate::model_name::ModelName;
 use crate::options::ForgeOptions;

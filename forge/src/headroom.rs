@@ -1,6 +1,7 @@
 //! How near the values of a decoder come to the end of f16: it reads texts on the CPU in f32, and the largest
 //! magnitudes of what the NPU computes in f16 are noted layer by layer. What does not fit is folded.
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{BinaryOp, Elem, Graph, Node, Op, Origin, ReduceOp, TensorId, UnaryOp};
@@ -9,7 +10,6 @@ use qhx_graph::progress::Progress;
 
 use crate::calibrate::{self, CalibrateOptions, OpenBundle};
 use crate::chain::{DECODERS, HEAD};
-use crate::checkpoint::Checkpoint;
 use crate::fold::{Fold, MAX_SHIFT, fold};
 use crate::forge::forge_known;
 use crate::options::ForgeOptions;

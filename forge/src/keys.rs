@@ -7,11 +7,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::{Error, ErrorKind, Result};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::checkpoint::Checkpoint;
 use crate::kit::Reader;
 
 const LISTS: &str = include_str!("keys.json");

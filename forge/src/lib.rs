@@ -5,20 +5,16 @@
 //! [`compile::Compiler`] such as [`qnn::QnnCompiler`], to a context binary, and everything is put into a folder with
 //! its manifest.
 
-mod adapter;
 mod bundle;
 pub mod calibrate;
 mod chain;
 mod chat;
 pub mod check;
-pub mod checkpoint;
 pub mod compile;
 pub mod estimate;
-mod floats;
 mod fold;
 mod forge;
 pub mod headroom;
-mod import;
 mod keys;
 pub mod kit;
 mod model_name;
@@ -35,10 +31,8 @@ mod recipes;
 pub mod registry;
 pub mod rerank;
 pub mod residual;
-mod synthetic;
 mod text;
 
-pub use adapter::Adapter;
 pub use fold::Fold;
 pub use forge::{ContextReport, Report, forge, forge_checkpoint, forge_with};
 #[doc(hidden)]

@@ -2,10 +2,9 @@
 
 use std::path::Path;
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::{Error, ErrorKind, Result, snapshot};
 use serde_json::Value;
-
-use crate::checkpoint::Checkpoint;
 
 /// Longest name, in characters.
 const MAX_LEN: usize = 100;

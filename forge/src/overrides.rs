@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
+use qhx_checkpoint::covers;
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::weight::{Storage, Weight};
 
@@ -21,12 +22,7 @@ impl Override {
     /// True for a tensor whose name has the words of `part`, one after the other: `layers.3` covers
     /// `model.layers.3.mlp.up_proj.weight`, and not `model.layers.31.mlp.up_proj.weight`.
     pub fn covers(&self, tensor: &str) -> bool {
-        self.part.is_empty() || Self::words(&self.part, tensor)
-    }
-
-    /// True where the words of `part` stand in a tensor's name, one after the other.
-    pub(crate) fn words(part: &str, tensor: &str) -> bool {
-        format!(".{tensor}.").contains(&format!(".{part}."))
+        self.part.is_empty() || covers(&self.part, tensor)
     }
 }
 

@@ -5,10 +5,10 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use qhx_checkpoint::{Checkpoint, summary};
 use qhx_core::{DType, Error, ErrorKind, Result};
 use qhx_graph::graph::{Elem, Graph};
 
-use crate::checkpoint::{Checkpoint, summary};
 use crate::options::{AUTO_SHARDS, ForgeOptions};
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, Precision, Recipe, RecipeOptions, Task};
 use crate::registry::{min_shards, task};

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::op::Segment;
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Value, json};
 
-use crate::checkpoint::Checkpoint;
 use crate::keys;
 use crate::recipe::{CONTEXTS, Caches, Precision, Probe, Recipe, RecipeOptions, Task};
 
@@ -220,7 +220,7 @@ inventory::collect!(Registration);
 ///
 /// ```
 /// use qhx_core::Result;
-/// use qhx_forge::checkpoint::Checkpoint;
+/// use qhx_checkpoint::Checkpoint;
 /// use qhx_forge::recipe::{Recipe, RecipeOptions};
 /// use qhx_forge::{RecipeEntry, architectures, register_recipe};
 ///

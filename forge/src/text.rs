@@ -3,6 +3,10 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use qhx_checkpoint::Inside;
+use qhx_checkpoint::TEXT_FILES;
+use qhx_checkpoint::tokenizer::{MAX_BYTES, Source, TOKENIZER, normalized, source};
+use qhx_checkpoint::{Checkpoint, read_json};
 use qhx_core::manifest::{Manifest, SCHEMA_VERSION};
 use qhx_core::sampling::SamplingParams;
 use qhx_core::text::Tokenizer;
@@ -11,12 +15,8 @@ use qhx_graph::progress::Progress;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::adapter;
 use crate::bundle::Staging;
 use crate::chat;
-use crate::checkpoint::tokenizer::{MAX_BYTES, Source, TOKENIZER, normalized, source};
-use crate::checkpoint::{Checkpoint, read_json};
-use crate::import::gguf;
 
 const CONFIG: &str = "tokenizer_config.json";
 /// The key of the chat template in `tokenizer_config.json`.
@@ -77,7 +77,7 @@ pub(crate) fn copy(
     staging.write(TOKENIZER, &bytes)?;
 
     if let Some(adapter) = checkpoint.texts() {
-        let taken = adapter::TEXT_FILES.into_iter().filter(|name| adapter.join(name).exists());
+        let taken = TEXT_FILES.into_iter().filter(|name| adapter.join(name).exists());
         let taken: Vec<_> = taken.collect();
         progress.note(&format!(
             "{} of the adapter {} are taken",
@@ -110,7 +110,7 @@ pub(crate) fn has_chat_template(checkpoint: &Checkpoint) -> Result<bool> {
         }
     }
     let configured = checkpoint.dir().join(CONFIG).exists();
-    Ok(!configured && checkpoint.inside().is_some_and(gguf::Inside::has_chat_template))
+    Ok(!configured && checkpoint.inside().is_some_and(Inside::has_chat_template))
 }
 
 fn is_set(config: &Value, key: &str) -> bool {

@@ -4,9 +4,9 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::manifest::{ChatStyle, Manifest};
 use qhx_core::{DType, ErrorKind, Result};
-use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::compile::Compiler;
 use qhx_forge::recipe::RecipeOptions;
 use qhx_forge::registry::recipe;

@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::backend::{Backend, ContextSource};
 use qhx_core::{CancelToken, DType, Port, Workspace};
 use qhx_cpu::{CpuBackend, CpuOptions};
 use qhx_forge::Silent;
 use qhx_forge::Task;
-use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::kit::{Attend, AttendInputs, Heads, mix, rope};
 use qhx_forge::recipe::{Caches, Precision, RecipeOptions};
 use qhx_forge::registry::recipe;

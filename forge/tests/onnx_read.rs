@@ -3,8 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use qhx_checkpoint::Checkpoint;
 use qhx_forge::Silent;
-use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::recipe::{Precision, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_graph::builder::GraphBuilder;

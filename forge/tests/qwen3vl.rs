@@ -5,11 +5,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::backend::Backend;
 use qhx_core::compare::Distance;
 use qhx_core::{Error, ErrorKind, Media};
 use qhx_cpu::{CpuBackend, CpuOptions};
-use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::compile::Compiler;
 use qhx_forge::recipe::{Precision, Recipe, RecipeOptions};
 use qhx_forge::registry::{probe, recipe};

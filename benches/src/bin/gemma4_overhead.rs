@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use qhx_benches::allocations::{self, Counting};
+use qhx_checkpoint::Checkpoint;
 use qhx_core::backend::{Backend, ContextSource};
 use qhx_core::manifest::Manifest;
 use qhx_core::null::NullBackend;
 use qhx_core::op::{HostOp, OpProvider, OpServices, Segment};
 use qhx_core::{CancelToken, GraphInfo, Workspace};
-use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::plan::plan;
 use qhx_forge::recipe::Recipe;
 use qhx_forge::{ForgeOptions, Precision};

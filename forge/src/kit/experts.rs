@@ -16,6 +16,7 @@ use std::io::Write;
 use std::ops::Range;
 use std::sync::Arc;
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, INT8_STEP, TensorId, UnaryOp};
@@ -26,7 +27,6 @@ use serde_json::{Map, Value, json};
 use super::contexts::{Decoder, MIN_MASKED_ROWS, Parts, Step, even, named, rows_beside, steps};
 use super::layers::{Layers, Mlp};
 use super::reader::Reader;
-use crate::checkpoint::Checkpoint;
 use crate::recipe::{ContextPlan, RecipeOptions, TableFile, TableSource, Tables};
 use crate::registry::RecipeOption;
 

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, TensorId};
 use qhx_graph::quantize::QuantizedForm;
 use qhx_graph::weight::{Reordered, RowSource, row_order, row_range};
 
-use crate::checkpoint::Checkpoint;
 use crate::recipe::{Precision, RecipeOptions};
 
 /// Builds parts of layers from the tensors of a checkpoint. Names of tensors are given without the decoder's

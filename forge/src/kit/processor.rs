@@ -2,10 +2,9 @@
 
 use std::path::PathBuf;
 
+use qhx_checkpoint::{Checkpoint, read_json};
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::Value;
-
-use crate::checkpoint::{Checkpoint, read_json};
 
 /// What `transformers` 5 saves, with an object for each part.
 const WHOLE: &str = "processor_config.json";

@@ -1,10 +1,10 @@
 //! Reads checked values from the configuration of a checkpoint.
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::Value;
 
 use super::attention::Heads;
-use crate::checkpoint::Checkpoint;
 
 /// Larger than any size of a model, small enough that a few multiplied do not overflow.
 const MAX_SIZE: u64 = 1 << 24;

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, ReduceOp, TensorId};
@@ -15,7 +16,6 @@ use super::contexts::object;
 use super::layers::Layers;
 use super::processor::Processor;
 use super::reader::Reader;
-use crate::checkpoint::Checkpoint;
 use crate::recipe::{ContextPlan, Precision, Recipe, from_kit};
 use crate::registry::RecipeOption;
 

@@ -5,17 +5,17 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
+use qhx_checkpoint::Adapter;
+use qhx_checkpoint::Checkpoint;
 use qhx_core::manifest::Rerank;
 use qhx_core::{Error, ErrorKind, Result};
 
 use super::targets::{self, TargetChoice};
 use super::terminal::args::LibraryArgs;
 use crate::calibrate::{CalibrateOptions, DEFAULT_TOKENS, read_texts};
-use crate::checkpoint::Checkpoint;
 use crate::estimate::DEFAULT_CORNER;
 use crate::{
-    AUTO_SHARDS, Adapter, CONTEXT_BUDGET, Caches, Fold, ForgeOptions, Override, Precision, Task,
-    rerank,
+    AUTO_SHARDS, CONTEXT_BUDGET, Caches, Fold, ForgeOptions, Override, Precision, Task, rerank,
 };
 
 const EXAMPLES: &str = "\

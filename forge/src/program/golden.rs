@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use qhx::golden::Golden;
+use qhx_checkpoint::read_json;
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::progress::Progress;
 use serde_json::json;
@@ -10,7 +11,6 @@ use sha2::{Digest as _, Sha256};
 
 use super::OpenModel;
 use crate::bundle::replace_json;
-use crate::checkpoint::read_json;
 use crate::names;
 
 /// Bytes of a bundle from which on only the shortest golden step is computed.

@@ -30,7 +30,6 @@ use serde_json::{Value, json};
 
 use crate::bundle::check_place;
 use crate::calibrate::{CalibrateOptions, Calibration, Reader, calibrate};
-use crate::checkpoint::Checkpoint;
 use crate::compile::Compiler;
 use crate::estimate::{EstimateOptions, record};
 use crate::headroom::{Headroom, headroom};
@@ -39,6 +38,7 @@ use crate::registry;
 use crate::residual::Residual;
 use crate::{Fold, Override, Report, forge_checkpoint, say};
 use args::ForgeCommand;
+use qhx_checkpoint::Checkpoint;
 use subprocess::{Estimates, SubprocessCompiler};
 use targets::{Place, TargetChoice, places, unfinished};
 use terminal::output::Output;

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use qhx::libraries::Libraries;
+use qhx_checkpoint::Checkpoint;
 use qhx_core::Result;
 use qhx_core::qnn::Target;
 use serde_json::{Value, json};
@@ -12,7 +13,6 @@ use super::args::{EstimateArgs, source};
 use super::progress::ForgeProgress;
 use super::targets::places;
 use super::terminal::{Status, Terminal};
-use crate::checkpoint::Checkpoint;
 use crate::estimate::{EstimateOptions, GraphEstimate, NOT_MODELLED, OpCost, estimate};
 use crate::plan::plan;
 use crate::qnn::QnnCompiler;

@@ -10,6 +10,7 @@
 
 use std::ops::Range;
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, TensorId};
@@ -17,7 +18,6 @@ use qhx_graph::weight::row_range;
 use serde_json::json;
 
 use super::encoder::{self, Dense, Encoder, EncoderGraphs, max_text};
-use crate::checkpoint::Checkpoint;
 use crate::kit::{
     Attend, AttendInputs, Attention, Heads, Layers, MatrixFile, Reader, check_shape, matrices,
     object,

@@ -20,6 +20,7 @@
 
 use std::sync::Arc;
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::{DType, Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Conv1d, Conv2d, Elem, Graph, TensorId, UnaryOp};
@@ -28,7 +29,6 @@ use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::choices::numbers;
-use crate::checkpoint::Checkpoint;
 use crate::kit::Processor;
 use crate::kit::{Layers, Reader, object, one_or_many};
 use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Task};

@@ -12,6 +12,7 @@
 //! | | `cmask` | `[1, N]` | added to scores: hides what is no patch of the image; NaFlex |
 //! | each | → `y` | `[1, width]` | the vector, not normalised |
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, TensorId};
@@ -19,7 +20,6 @@ use qhx_graph::weight::row_range;
 use serde_json::{Map, Value, json};
 
 use super::choices::numbers;
-use crate::checkpoint::Checkpoint;
 use crate::kit::Processor;
 use crate::kit::{
     Attend, AttendInputs, Blocks, Heads, MatrixFile, Reader, SiglipSizes, matrices, object,
@@ -209,7 +209,7 @@ impl Texts {
     fn read(checkpoint: &Checkpoint) -> Result<Self> {
         let read = |name: &str| {
             let path = checkpoint.dir().join(name);
-            if path.is_file() { crate::checkpoint::read_json_value(&path) } else { Ok(Value::Null) }
+            if path.is_file() { qhx_checkpoint::read_json_value(&path) } else { Ok(Value::Null) }
         };
         Ok(Self { file: read("tokenizer.json")?, config: read("tokenizer_config.json")? })
     }

@@ -15,13 +15,13 @@
 
 use std::ops::Range;
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Conv1d, Elem, Graph, TensorId};
 use qhx_graph::weight::{Storage, Weight};
 use serde_json::{Map, Value, json};
 
-use crate::checkpoint::Checkpoint;
 use crate::kit::{
     Attend, AttendInputs, Attention, Decoder, Heads, Layers, MatrixFile, Processor, Reader, Step,
     check_shape, decoder, matrices, object, prefill_rows,

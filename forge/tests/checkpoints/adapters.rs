@@ -3,11 +3,12 @@
 
 use std::path::Path;
 
+use qhx_checkpoint::Adapter;
+use qhx_checkpoint::Checkpoint;
 use qhx_core::{Error, ErrorKind};
-use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::recipe::{Precision, RecipeOptions};
 use qhx_forge::registry::recipe;
-use qhx_forge::{Adapter, ForgeOptions, Progress, Silent, forge_checkpoint};
+use qhx_forge::{ForgeOptions, Progress, Silent, forge_checkpoint};
 use qhx_graph::weight::{Storage, Weight};
 use qhx_paths::fixture;
 use safetensors::Dtype;

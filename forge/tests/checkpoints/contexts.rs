@@ -1,6 +1,6 @@
 //! What plans say of several contexts and of long ones.
 
-use qhx_forge::checkpoint::Checkpoint;
+use qhx_checkpoint::Checkpoint;
 use qhx_forge::plan::{Plan, plan};
 use qhx_forge::registry::recipe;
 use qhx_forge::{Caches, ForgeOptions, Precision};

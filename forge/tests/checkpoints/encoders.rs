@@ -1,8 +1,8 @@
 //! What `sentence-transformers` has beside an encoder.
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::ErrorKind;
 use qhx_forge::ForgeOptions;
-use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::plan::{Plan, plan};
 use qhx_forge::recipe::{RecipeOptions, Task};
 use qhx_forge::registry::{recipe, task};

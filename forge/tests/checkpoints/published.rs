@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use qhx_forge::checkpoint::Checkpoint;
+use qhx_checkpoint::Checkpoint;
 use qhx_forge::plan::plan;
 use qhx_forge::recipe::{Precision, Task};
 use qhx_forge::registry::recipe;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use half::f16;
+use qhx_checkpoint::Checkpoint;
 use qhx_core::backend::{Backend as _, ContextSource};
 use qhx_core::{DType, Error, ErrorKind, Result};
-use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::recipe::{Precision, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint, forge_with};

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::text::Tokenizer;
 use qhx_core::{Error, ErrorKind};
-use qhx_forge::checkpoint::Checkpoint;
 use qhx_paths::fixture;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use qhx_forge::checkpoint::Checkpoint;
+use qhx_checkpoint::Checkpoint;
 use qhx_paths::fixture;
 use safetensors::SafeTensors;
 

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::backend::{Backend, ContextSource};
 use qhx_core::qnn::{QnnBackend, QnnOptions, Target};
-use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::compile::Compiler as _;
 use qhx_forge::estimate::{DEFAULT_CORNER, EstimateOptions, OpCost, estimate, read};
 use qhx_forge::plan::plan;

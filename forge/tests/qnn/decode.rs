@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use half::f16;
+use qhx_checkpoint::Checkpoint;
 use qhx_core::compare::Distance;
 use qhx_core::qnn::{Library, Target};
 use qhx_core::{GraphId, Port};
-use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::recipe::{Precision, Recipe, RecipeOptions, Task};
 use qhx_forge::registry::recipe;
 use qhx_graph::graph::Graph;

@@ -1,8 +1,8 @@
 //! Ops where f16 or the library would lose or spoil values: exponentials, gates, masks.
 
 use half::f16;
+use qhx_checkpoint::Checkpoint;
 use qhx_core::qnn::Target;
-use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::recipe::RecipeOptions;
 use qhx_forge::registry::recipe;
 use qhx_graph::builder::GraphBuilder;

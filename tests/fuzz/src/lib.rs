@@ -13,13 +13,13 @@ use std::sync::OnceLock;
 
 use qhx::corpus::{RowOptions, Rows};
 use qhx::verify::Suite;
+use qhx_checkpoint::Checkpoint;
 use qhx_core::backend::{Backend as _, ContextSource};
 use qhx_core::manifest::Manifest;
 use qhx_core::npy::Array;
 use qhx_core::text::{ChatTemplate, Message, RenderOptions};
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_cpu::{CpuBackend, CpuOptions};
-use qhx_forge::checkpoint::Checkpoint;
 use qhx_graph::weight::{Storage, Weight};
 use qhx_media::{AudioRules, ImageRules, Limits, Source, VideoRules};
 use qhx_plugins::lock::Lock;

@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::Result;
 use qhx_core::engine::Model;
 use qhx_forge::calibrate::{CalibrateOptions, Quality, Reader, calibrate};
-use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Precision, Silent};
 use qhx_tests::{backends, tiny};

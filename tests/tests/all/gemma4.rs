@@ -7,6 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::backend::Backend;
 use qhx_core::compare::Distance;
 use qhx_core::dump::Dump;
@@ -16,7 +17,6 @@ use qhx_core::engine::{
 use qhx_core::manifest::Manifest;
 use qhx_core::op::{AudioRules, ImageRules, Segment};
 use qhx_core::{ErrorKind, Media};
-use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::plan::plan;
 use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};

@@ -9,10 +9,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use qhx::golden::Golden;
+use qhx_checkpoint::Checkpoint;
 use qhx_core::ErrorKind;
 use qhx_core::engine::Model;
 use qhx_core::op::Segment;
-use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::plan::plan;
 use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Precision};

@@ -4,12 +4,12 @@
 
 use std::path::Path;
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::ErrorKind;
 use qhx_core::compare::Distance;
 use qhx_core::engine::Model;
 use qhx_core::op::Segment;
 use qhx_forge::calibrate::{CalibrateOptions, Reader};
-use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::headroom::{F16_MAX, Headroom, headroom};
 use qhx_forge::registry::recipe;
 use qhx_forge::{Fold, ForgeOptions, Silent, forge};

@@ -5,13 +5,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::ErrorKind;
 use qhx_core::backend::Backend;
 use qhx_core::compare::Distance;
 use qhx_core::engine::{DraftCounts, Message, Model, Prompt, Request, Speculate};
 use qhx_core::op::{Segment, Task};
 use qhx_forge::calibrate::{CalibrateOptions, Reader, calibrate};
-use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
 use qhx_tests::replay::{accepted_exact, generate, greedy_exact, speculative_exact, step_exact};

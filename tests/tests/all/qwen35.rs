@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use half::bf16;
+use qhx_checkpoint::Checkpoint;
 use qhx_core::backend::Backend;
 use qhx_core::compare::Distance;
 use qhx_core::dump::Dump;
@@ -15,7 +16,6 @@ use qhx_core::manifest::Manifest;
 use qhx_core::op::{HostOp, Segment};
 use qhx_core::sampling::argmax;
 use qhx_core::{CancelToken, ErrorKind};
-use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint, registry};
 use qhx_tests::images::{Sights, answer};
 use qhx_tests::replay::{accepted_exact, speculative_exact};

@@ -4,9 +4,9 @@
 
 use half::{bf16, f16};
 use qhx_core::Result;
-use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::kit::{Heads, Reader};
 use serde_json::{Value, json};
+use qhx_checkpoint::Checkpoint;
 
 /// Sizes and constants of a model; where a key is absent, those of `Gemma3TextConfig`.
 #[derive(Debug, Clone, PartialEq)]

@@ -2,7 +2,6 @@
 
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_forge::RecipeOption;
-use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::kit::{
     Layers, PREFILL_ROWS, Processor, Reader, Siglip, SiglipSizes, VISION_WEIGHTS,
     whole_prefill_rows,
@@ -10,6 +9,7 @@ use qhx_forge::kit::{
 use qhx_forge::recipe::{Recipe, RecipeOptions};
 use serde_json::{Value, json};
 use qhx_graph::weight::{Storage, Weight, transposed};
+use qhx_checkpoint::Checkpoint;
 
 /// Whether the tower becomes a graph.
 pub(crate) const TOWERS: RecipeOption = RecipeOption {

@@ -3,10 +3,9 @@
 
 use std::path::Path;
 
+use qhx_checkpoint::read_json_value;
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::Value;
-
-use crate::checkpoint::read_json_value;
 
 /// A JSON file, if it is there.
 pub(super) fn read(path: &Path) -> Result<Option<Value>> {

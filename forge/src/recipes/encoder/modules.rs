@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use qhx_checkpoint::{Checkpoint, is_plain};
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::weight::{RowSource, scaled};
 use serde_json::{Value, json};
 
 use super::files::{read, unsupported};
-use crate::checkpoint::{Checkpoint, is_plain};
 use crate::kit::MatrixFile;
 use crate::recipe::RecipeOptions;
 use crate::registry::RecipeOption;

@@ -2,13 +2,13 @@
 //!
 //! Checkpoints of this kind are laid out in several ways; no single file is depended on.
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::Result;
 use qhx_core::manifest::{Rerank, Verdict};
 use serde_json::Value;
 
 use super::files::{read, unsupported};
 use super::modules::{Dense, Modules};
-use crate::checkpoint::Checkpoint;
 use crate::kit::Reader;
 use crate::recipe::RecipeOptions;
 

@@ -3,10 +3,10 @@
 //! writes (`rope_parameters` and `layer_types`).
 
 use half::{bf16, f16};
+use qhx_checkpoint::Checkpoint;
 use qhx_core::Result;
 use serde_json::{Value, json};
 
-use crate::checkpoint::Checkpoint;
 use crate::kit::{Heads, Reader};
 
 /// Sizes and constants of a model; where a key is absent, those of `Gemma3TextConfig`.

@@ -17,7 +17,6 @@ use qhx_core::Result;
 use serde_json::json;
 
 use super::encoder::{self, Encoder, EncoderGraphs, bidirectional, max_text};
-use crate::checkpoint::Checkpoint;
 use crate::kit::{
     Attend, AttendInputs, Attention, DecoderParams, Layers, Mlp, check_shape, object,
 };
@@ -25,6 +24,7 @@ use crate::recipe::{Recipe, RecipeOptions, Task};
 use crate::register_recipe;
 use crate::registry::RecipeEntry;
 use config::Config;
+use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, TensorId};
 

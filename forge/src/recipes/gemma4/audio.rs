@@ -14,6 +14,7 @@
 
 use std::f64::consts::{E, LN_2};
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Conv1d, Conv2d, Elem, Graph, TensorId, UnaryOp};
@@ -21,7 +22,6 @@ use qhx_graph::weight::{Storage, Weight};
 use serde_json::{Map, Value, json};
 
 use super::towers::Clipped;
-use crate::checkpoint::Checkpoint;
 use crate::kit::Processor;
 use crate::kit::{Layers, MatrixFile, Reader, matrices, object};
 use crate::recipe::{Precision, RecipeOptions, Tables};

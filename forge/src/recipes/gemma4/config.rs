@@ -3,10 +3,10 @@
 
 use std::ops::Range;
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::{Error, Result};
 use serde_json::{Value, json};
 
-use crate::checkpoint::Checkpoint;
 use crate::kit::{Heads, Reader};
 
 /// Sizes and constants of a decoder; where a key is absent, those of `Gemma4TextConfig`.

@@ -12,6 +12,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::{DType, Error, ErrorKind, Result};
 use qhx_graph::weight::RowSource;
 use serde_json::{Value, json};
@@ -20,7 +21,6 @@ use super::VERIFY;
 use super::config::Config;
 use super::decoder::{Drafter, Model};
 use crate::chain::DRAFT_HEAD;
-use crate::checkpoint::Checkpoint;
 use crate::kit::{Decoder, Layers, MatrixFile, Reader, matrices, one_or_many};
 use crate::recipe::{ContextPlan, RecipeOptions, Tables};
 use crate::registry::RecipeOption;

@@ -34,7 +34,6 @@ use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
 use crate::chain::DRAFT_HEAD;
-use crate::checkpoint::Checkpoint;
 use crate::kit::{
     Decoder, DecoderParams, Layers, MatrixFile, PREFILL_ROWS, Reader, VISION_WEIGHTS, check_shape,
     decoder_of, matrices, object, one_or_many, prefill_rows,
@@ -47,6 +46,7 @@ use audio::{AUDIO_TOKENS, Audio};
 use config::{Config, Rope};
 use decoder::Model;
 use draft::DRAFT;
+use qhx_checkpoint::Checkpoint;
 use qhx_graph::graph::{Elem, Graph};
 use vision::{IMAGE_PATCHES, IMAGE_TOKENS, Vision};
 

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::{DType, Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::TensorId;
 use qhx_graph::weight::{RowSource, Weight};
 
-use crate::checkpoint::Checkpoint;
 use crate::recipe::Precision;
 
 /// A linear layer whose input and output are clamped to bounds that the checkpoint gives (`Gemma4ClippableLinear`).

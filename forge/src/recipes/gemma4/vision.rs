@@ -15,6 +15,7 @@
 
 use std::sync::Arc;
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, TensorId};
@@ -22,7 +23,6 @@ use serde_json::{Map, Value, json};
 
 use super::decoder::plain_norm;
 use super::towers::{Clipped, Reordered};
-use crate::checkpoint::Checkpoint;
 use crate::kit::Processor;
 use crate::kit::{
     Attend, AttendInputs, Heads, Layers, MatrixFile, Reader, matrices, mix, object, rope,

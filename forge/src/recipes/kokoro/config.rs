@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::Result;
 use serde_json::{Value, json};
 
 use super::CURVE;
-use crate::checkpoint::Checkpoint;
 use crate::kit::Reader;
 
 /// Layers that a configuration may have.

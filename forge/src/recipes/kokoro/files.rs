@@ -4,12 +4,12 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::{Error, ErrorKind, Result, files};
 use qhx_graph::progress::Progress;
 use serde_json::{Map, Value};
 
 use super::config::Config;
-use crate::checkpoint::Checkpoint;
 use crate::recipe::{TableFile, TableSource, Tables};
 
 /// Longest lexicon that is read.

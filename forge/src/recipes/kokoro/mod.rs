@@ -38,7 +38,6 @@ use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, json};
 
 use super::choices::numbers;
-use crate::checkpoint::Checkpoint;
 use crate::kit::{Layers, MatrixFile, matrices, object, one_or_many};
 use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
 use crate::register_recipe;
@@ -46,6 +45,7 @@ use crate::registry::{RecipeEntry, RecipeOption};
 use config::Config;
 use files::{lexicon, voices};
 use host::Held;
+use qhx_checkpoint::Checkpoint;
 use qhx_graph::graph::Graph;
 use qhx_graph::weight::RowSource;
 

@@ -1,12 +1,12 @@
 //! The keys of `config.json` that shape the graphs, checked.
 
 use half::{bf16, f16};
+use qhx_checkpoint::Checkpoint;
 use qhx_core::Result;
 use serde_json::{Value, json};
 
 use super::classes::{Bias, Class, Sliding};
 use super::rope::Rope;
-use crate::checkpoint::Checkpoint;
 use crate::kit::{Experts, Heads, Reader};
 
 /// The hidden states between layers of Gemma are those of the reference times this. In published checkpoints the sums

@@ -41,7 +41,6 @@ use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
 use super::encoder::{self, Dense, Encoder, EncoderGraphs, bidirectional};
-use crate::checkpoint::Checkpoint;
 use crate::kit::{
     Attend, AttendInputs, Decoder, DecoderParams, EXPERTS, ExpertNames, Layers, PREFILL_ROWS,
     Reader, check_shape, decoder, expert_decoder, expert_prefill_rows, object, prefill_rows,
@@ -52,6 +51,7 @@ use crate::registry::RecipeEntry;
 use classes::Class;
 use config::Config;
 use layers::{head, layer, residual, until_experts};
+use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph};
 

@@ -1,9 +1,9 @@
 //! The keys of `config.json` that shape the graphs, checked.
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::Result;
 use serde_json::json;
 
-use crate::checkpoint::Checkpoint;
 use crate::kit::{Experts, Heads, Reader};
 
 /// More experts than any model has.

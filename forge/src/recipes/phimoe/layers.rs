@@ -1,11 +1,11 @@
 //! Graphs of attention and router, and of the head.
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph};
 
 use super::config::Config;
-use crate::checkpoint::Checkpoint;
 use crate::kit::{Attend, AttendInputs, Attention, Layers, Step};
 
 /// Tokens through attention and router of a layer, over a cache.

@@ -26,7 +26,6 @@ mod layers;
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
-use crate::checkpoint::Checkpoint;
 use crate::kit::{
     DecoderParams, EXPERTS, ExpertInputs, ExpertNames, Layers, Step, check_shape, object,
     one_or_many, prefill_rows, steps,
@@ -36,6 +35,7 @@ use crate::register_recipe;
 use crate::registry::RecipeEntry;
 use config::Config;
 use layers::{attention, head};
+use qhx_checkpoint::Checkpoint;
 use qhx_graph::graph::Graph;
 
 /// Tokens that the prefill graphs take at once, by default. One number only: each makes as many graphs again as there are

@@ -1,9 +1,9 @@
 //! The keys of `config.json` that shape the graphs, checked.
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::Result;
 use serde_json::{Value, json};
 
-use crate::checkpoint::Checkpoint;
 use crate::kit::{Experts, Heads, Reader};
 use crate::recipes::vision::{Vision, section};
 

@@ -41,7 +41,6 @@ use qhx_core::op::Segment;
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::json;
 
-use crate::checkpoint::Checkpoint;
 use crate::kit::{
     Attend, AttendInputs, Decoder, DecoderParams, EXPERTS, ExpertNames, Layers, Mlp, PREFILL_ROWS,
     Step, VISION_WEIGHTS, check_shape, decoder, expert_decoder, expert_prefill_rows, prefill_rows,
@@ -54,6 +53,7 @@ use chunk::Chunks;
 use config::{Config, Images, LayerKind};
 use layers::Model;
 use mtp::MTP;
+use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph};
 

@@ -3,6 +3,7 @@
 //! Its input is the sum of two projections, of the next token's embedding and of the decoder's hidden state after the
 //! final norm, each normalised; its head is the decoder's (`MtpLayer` of `transformers`, with the embedding first).
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph};
@@ -11,7 +12,6 @@ use serde_json::Value;
 use super::config::Config;
 use super::layers::Model;
 use crate::chain::DRAFT_HEAD;
-use crate::checkpoint::Checkpoint;
 use crate::kit::{Attend, AttendInputs, Decoder, one_or_many};
 use crate::recipe::{ContextPlan, RecipeOptions};
 use crate::registry::RecipeOption;

@@ -1,10 +1,10 @@
 //! The keys of `config.json` that shape the graphs, checked. Published checkpoints (4.57) spell the rotary embedding
 //! as `rope_theta` and `rope_scaling`, those that `transformers` 5 writes as `rope_parameters`.
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::Result;
 use serde_json::json;
 
-use crate::checkpoint::Checkpoint;
 use crate::kit::{Heads, Reader};
 use crate::recipes::vision::{Vision, section};
 

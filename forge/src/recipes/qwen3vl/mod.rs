@@ -19,7 +19,6 @@ use qhx_core::Result;
 use qhx_core::op::Segment;
 use serde_json::{Map, Value, json};
 
-use crate::checkpoint::Checkpoint;
 use crate::kit::{
     Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, Step, VISION_WEIGHTS,
     check_shape, decoder, prefill_rows,
@@ -29,6 +28,7 @@ use crate::recipes::vision::{self, DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE, VISI
 use crate::register_recipe;
 use crate::registry::RecipeEntry;
 use config::{Config, QWEN2_5};
+use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph};
 

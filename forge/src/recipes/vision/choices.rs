@@ -1,10 +1,10 @@
 //! Options of recipes with a vision tower, and what they choose: sizes of images, the tower's precision and scale.
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::{Error, ErrorKind, Result};
 
 use super::config::{Patches, Vision};
 use super::tower::Tower;
-use crate::checkpoint::Checkpoint;
 use crate::kit::{Layers, VISION_WEIGHTS};
 use crate::recipe::RecipeOptions;
 use crate::registry::RecipeOption;

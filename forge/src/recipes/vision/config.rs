@@ -1,9 +1,9 @@
 //! The keys of `config.json` that shape a vision tower and place images in a prompt, checked.
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::Result;
 use serde_json::{Value, json};
 
-use crate::checkpoint::Checkpoint;
 use crate::kit::Reader;
 
 /// Base of the tower's rotary embedding where no key has it.

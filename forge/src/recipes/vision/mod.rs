@@ -18,13 +18,13 @@ mod tower;
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Value, json};
 
-use crate::checkpoint::Checkpoint;
 use crate::kit::one_or_many;
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, Recipe, RecipeOptions};
 pub(super) use choices::{DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE, VISION_SHIFT};
 use config::Patches;
 pub(super) use config::{Vision, section};
 pub(super) use probe::probe;
+use qhx_checkpoint::Checkpoint;
 use tower::Tower;
 
 /// The set of contexts that texts alone do without, and the key of what the manifest declares about images.

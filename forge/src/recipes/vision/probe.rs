@@ -1,5 +1,6 @@
 //! How large the hidden states of the vision tower become on an image, which is shaped as the host-op shapes it.
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::Result;
 use qhx_core::op::Segment;
 use qhx_graph::weight::{Storage, Weight};
@@ -10,7 +11,6 @@ use qhx_op::vision::{
 use super::choices::{VISION_SHIFT, patches, tower, vision_shift};
 use super::config::{Patches, Vision};
 use super::tables::{Processor, positions};
-use crate::checkpoint::Checkpoint;
 use crate::recipe::{Probe, RecipeOptions, Scaling, from_kit};
 
 /// The blocks of the tower on the patches of one image; `default` as in [`super::add`].

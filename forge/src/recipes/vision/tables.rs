@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
+use qhx_checkpoint::Checkpoint;
 use qhx_core::{DType, Result};
 use qhx_graph::weight::{RowSource, scaled};
 use serde_json::{Map, Value, json};
 
 use super::config::{Patches, Vision, Windows};
-use crate::checkpoint::Checkpoint;
 use crate::kit::{self, MatrixFile, matrices, object};
 use crate::recipe::Tables;
 

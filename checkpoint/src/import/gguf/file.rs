@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use qhx_core::artifacts::Mapped;
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::artifacts::Mapped;
+use qhx_base::{Error, ErrorKind, Result};
 
 use super::form::Form;
 

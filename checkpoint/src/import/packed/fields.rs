@@ -113,7 +113,7 @@ fn spread(bits: usize, words: impl Iterator<Item = u32>, out: &mut [u8]) {
 
 #[cfg(test)]
 mod tests {
-    use qhx_core::artifacts::Mapped;
+    use qhx_base::artifacts::Mapped;
     use safetensors::Dtype;
 
     use super::*;

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use qhx_core::{DType, Result};
+use qhx_base::Result;
 use qhx_graph::weight::RowSource;
+use qhx_types::DType;
 
 /// A change of a weight `[rows, cols]`: `left · right · scale` is added, and with magnitudes each row then gets its own
 /// (DoRA).

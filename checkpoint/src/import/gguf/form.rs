@@ -4,8 +4,8 @@
 //! share a step and a minimum: `real = integer · step + minimum`.
 
 use half::f16;
-use qhx_core::DType;
-use qhx_core::quantized::{BLOCK, Bits, NIBBLE_ZERO, QuantizedForm, QuantizedMut};
+use qhx_types::DType;
+use qhx_types::quantized::{BLOCK, Bits, NIBBLE_ZERO, QuantizedForm, QuantizedMut};
 
 use crate::floats;
 

@@ -3,7 +3,7 @@
 
 mod adapted;
 mod plain;
-pub(crate) mod tokenizer;
+pub mod tokenizer;
 mod unread;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,8 +11,10 @@ use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use qhx_core::artifacts::Mapped;
-use qhx_core::{DType, Error, ErrorKind, Result, files};
+use qhx_base::artifacts::Mapped;
+use qhx_base::files;
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_types::DType;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorInfo};
 use serde_json::{Value, json};
@@ -25,7 +27,7 @@ use crate::synthetic::Drawn;
 use plain::Matrix;
 use qhx_graph::weight::{RowSource, read};
 use unread::Uses;
-pub(crate) use unread::summary;
+pub use unread::{covers, summary};
 
 /// The configuration.
 const CONFIG: &str = "config.json";
@@ -41,7 +43,7 @@ const TORCH_INDEX: &str = "pytorch_model.bin.index.json";
 /// Both forms, the preferred first.
 const WEIGHTS: [(&str, &str); 2] = [(SINGLE, INDEX), (TORCH_SINGLE, TORCH_INDEX)];
 /// Longest JSON file that is read, the index of a very large model included.
-pub(crate) const MAX_JSON: u64 = 64 << 20;
+pub const MAX_JSON: u64 = 64 << 20;
 /// Prefixes of decoder tensors, the longer first: the multimodal nesting, the plain one, and none for the head and
 /// for a model that was saved without one.
 const PREFIXES: [&str; 3] = ["model.language_model.", "model.", ""];
@@ -154,7 +156,7 @@ impl Checkpoint {
     }
 
     /// The tensors of one file of `torch.save`, without a configuration: see [`crate::import::torch`].
-    pub(crate) fn open_torch(file: &Path) -> Result<Self> {
+    pub fn open_torch(file: &Path) -> Result<Self> {
         let dir = file.parent().unwrap_or(file);
         let mut checkpoint = Self::new(file, dir, file.to_owned(), Value::Null)?;
         checkpoint.names = |name| vec![name.to_owned()];
@@ -318,27 +320,27 @@ impl Checkpoint {
     }
 
     /// The folder of the adapter whose tokenizer and chat template come before those of [`Checkpoint::dir`].
-    pub(crate) fn texts(&self) -> Option<&Path> {
+    pub fn texts(&self) -> Option<&Path> {
         self.texts.as_deref()
     }
 
     /// The folders in which the tokenizer's files are looked for, in order.
-    pub(crate) fn text_dirs(&self) -> impl Iterator<Item = &Path> {
+    pub fn text_dirs(&self) -> impl Iterator<Item = &Path> {
         self.texts().into_iter().chain([self.dir()])
     }
 
     /// A file of the tokenizer; none where it is in no folder.
-    pub(crate) fn text_file(&self, name: &str) -> Option<PathBuf> {
+    pub fn text_file(&self, name: &str) -> Option<PathBuf> {
         self.text_dirs().map(|dir| dir.join(name)).find(|path| path.exists())
     }
 
     /// What a GGUF file holds beside its tensors; none for other checkpoints.
-    pub(crate) fn inside(&self) -> Option<&gguf::Inside> {
+    pub fn inside(&self) -> Option<&gguf::Inside> {
         self.inside.as_deref()
     }
 
     /// What a tower in a file of its own says of images, as a `processor_config.json`; else null.
-    pub(crate) fn processor(&self) -> &Value {
+    pub fn processor(&self) -> &Value {
         &self.processor
     }
 
@@ -369,7 +371,7 @@ impl Checkpoint {
 
     /// Says which checkpoint this is, without reading all of it: configurations, the table of tensors,
     /// lengths and times of modification of the files.
-    pub(crate) fn identity(&self) -> String {
+    pub fn identity(&self) -> String {
         let mut text =
             format!("{:?} {} {}{}", self.seed, self.config, self.generation, self.adapters);
         for file in &self.files {
@@ -399,7 +401,7 @@ impl Checkpoint {
     }
 
     /// The form of the tensor `key`, given with its prefix, where another program quantized it.
-    pub(crate) fn form(&self, key: &str) -> Option<&'static str> {
+    pub fn form(&self, key: &str) -> Option<&'static str> {
         match self.tensors.get(key)? {
             Entry::Imported(tensor) => Some(tensor.form()),
             Entry::Plain { .. } => None,
@@ -468,7 +470,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`Checkpoint::matrix`], and when a value is negative or `len` or more.
-    pub(crate) fn indices(&self, name: &str, len: usize) -> Result<Vec<u32>> {
+    pub fn indices(&self, name: &str, len: usize) -> Result<Vec<u32>> {
         if self.seed.is_some() {
             return Ok((0..len).filter_map(|index| u32::try_from(index).ok()).collect());
         }
@@ -510,7 +512,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`Checkpoint::matrix`].
-    pub(crate) fn vector(&self, name: &str, width: usize) -> Result<Arc<dyn RowSource>> {
+    pub fn vector(&self, name: &str, width: usize) -> Result<Arc<dyn RowSource>> {
         self.source(name, &[width], [1, width])
     }
 
@@ -775,18 +777,18 @@ fn usual_names(name: &str) -> Vec<String> {
 }
 
 /// True for the name of a file, without folders.
-pub(crate) fn is_plain(name: &str) -> bool {
+pub fn is_plain(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None))
 }
 
 /// Reads a JSON value.
-pub(crate) fn read_json_value(path: &Path) -> Result<Value> {
+pub fn read_json_value(path: &Path) -> Result<Value> {
     files::read_json(ErrorKind::Artifact, path, MAX_JSON)
 }
 
 /// Reads a JSON object.
-pub(crate) fn read_json(path: &Path) -> Result<Value> {
+pub fn read_json(path: &Path) -> Result<Value> {
     let value = read_json_value(path)?;
     if !value.is_object() {
         return Err(Error::new(

@@ -1,6 +1,6 @@
 //! A `config.json` from the metadata of a GGUF file.
 
-use qhx_core::artifacts::Mapped;
+use qhx_base::artifacts::Mapped;
 use serde_json::{Map, Value as Json, json};
 
 use super::file::File;

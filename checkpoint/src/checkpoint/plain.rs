@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use qhx_core::artifacts::Mapped;
-use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_base::artifacts::Mapped;
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::weight::RowSource;
+use qhx_types::DType;
 
 use crate::floats;
 

@@ -5,8 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use qhx_core::artifacts::Mapped;
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::artifacts::Mapped;
+use qhx_base::{Error, ErrorKind, Result};
 use serde_json::{Map, Value as Json, json};
 
 use super::config::shortest;

@@ -1,8 +1,8 @@
 //! Layers of numbers that are not evenly spaced: floating point of 8 bits, and the 16 values of bitsandbytes.
 
 use half::f16;
-use qhx_core::Result;
-use qhx_core::quantized::{BLOCK, Bits, QuantizedForm};
+use qhx_base::Result;
+use qhx_types::quantized::{BLOCK, Bits, QuantizedForm};
 
 use super::fields::Fields;
 use super::part::{Numbers, Part};

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::weight::RowSource;
+use qhx_types::DType;
 
 use super::Tensor;
 

@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
-use qhx_core::artifacts::Mapped;
+use qhx_base::artifacts::Mapped;
 use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
 

@@ -10,7 +10,7 @@ pub(crate) mod torch;
 
 use std::sync::Arc;
 
-use qhx_core::Result;
+use qhx_base::Result;
 use qhx_graph::weight::RowSource;
 
 /// A tensor in a form of its own.

@@ -27,9 +27,10 @@ mod targets;
 use std::fmt;
 use std::sync::Arc;
 
-use qhx_core::quantized::{QuantizedForm, QuantizedMut};
-use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::weight::{Reordered, RowSource};
+use qhx_types::DType;
+use qhx_types::quantized::{QuantizedForm, QuantizedMut};
 use safetensors::Dtype;
 
 pub(crate) use part::Part;

@@ -2,17 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
-use qhx_core::text::Tokenizer;
-use qhx_core::{Error, ErrorKind, Result, files};
+use qhx_base::files;
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_text::Tokenizer;
 use serde_json::{Value, json};
 
 use super::{Checkpoint, read_json};
 use crate::import::gguf::Embedded;
 
 /// Longest file that is read; tokenizers of large vocabularies are tens of megabytes.
-pub(crate) const MAX_BYTES: u64 = 256 << 20;
+pub const MAX_BYTES: u64 = 256 << 20;
 /// The name of a tokenizer's file.
-pub(crate) const TOKENIZER: &str = "tokenizer.json";
+pub const TOKENIZER: &str = "tokenizer.json";
 
 impl Checkpoint {
     /// The tokenizer: the `tokenizer.json` of [`Checkpoint::dir`], or that within a GGUF file.
@@ -26,7 +27,8 @@ impl Checkpoint {
 }
 
 /// A tokenizer that a bundle is made with.
-pub(crate) struct Source {
+#[derive(Debug)]
+pub struct Source {
     /// Where it is, for messages.
     pub path: PathBuf,
     /// `tokenizer.json`.
@@ -36,7 +38,7 @@ pub(crate) struct Source {
 }
 
 /// The checkpoint's tokenizer: that of an adapter, of the folder, or else that within a GGUF file.
-pub(crate) fn source(checkpoint: &Checkpoint) -> Result<Source> {
+pub fn source(checkpoint: &Checkpoint) -> Result<Source> {
     if let Some(path) = checkpoint.text_file(TOKENIZER) {
         let bytes = files::read(ErrorKind::Artifact, &path, MAX_BYTES)?;
         let bytes = with_ends(checkpoint, &path, bytes)?;
@@ -60,7 +62,7 @@ pub(crate) fn source(checkpoint: &Checkpoint) -> Result<Source> {
 }
 
 /// A `tokenizer.json` with normalizers before its own.
-pub(crate) fn normalized(path: &Path, bytes: Vec<u8>, normalizers: &[Value]) -> Result<Vec<u8>> {
+pub fn normalized(path: &Path, bytes: Vec<u8>, normalizers: &[Value]) -> Result<Vec<u8>> {
     if normalizers.is_empty() {
         return Ok(bytes);
     }

@@ -2,7 +2,7 @@
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
-use qhx_core::DType;
+use qhx_types::DType;
 
 /// Converts little-endian f16, bf16 or f32 at any address.
 pub(crate) fn to_f32(dtype: DType, bytes: &[u8], out: &mut [f32]) {

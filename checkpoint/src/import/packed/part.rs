@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use half::{bf16, f16};
-use qhx_core::artifacts::Mapped;
+use qhx_base::artifacts::Mapped;
 use safetensors::Dtype;
 
 /// Bytes of a word.

@@ -14,8 +14,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use qhx_core::artifacts::Mapped;
-use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_base::artifacts::Mapped;
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_types::DType;
 use serde_json::{Map, Value as Json, json};
 
 use super::Imported;
@@ -49,7 +50,7 @@ pub(crate) struct Model {
 
 /// What a file holds beside its tensors.
 #[derive(Debug)]
-pub(crate) struct Inside {
+pub struct Inside {
     file: File,
     architecture: Architecture,
     map: Mapped,
@@ -237,7 +238,7 @@ impl Inside {
     }
 
     /// The tokenizer; none where there is none. Errors when it is of a kind that is not read.
-    pub fn tokenizer(&self) -> Result<Option<Embedded>> {
+    pub(crate) fn tokenizer(&self) -> Result<Option<Embedded>> {
         tokenizer::of(&self.file, &self.map).map_err(|what| self.fail(&what, "tokenizer.json"))
     }
 

@@ -3,8 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use qhx_core::artifacts::Mapped;
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::artifacts::Mapped;
+use qhx_base::{Error, ErrorKind, Result};
 
 use super::file::File;
 

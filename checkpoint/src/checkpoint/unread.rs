@@ -4,10 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
 
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 
 use super::{Checkpoint, MAX_VALUES};
-use crate::overrides::Override;
 
 /// Buffers of older checkpoints, which follow from the configuration.
 const BUFFERS: [&str; 1] = [".rotary_emb.inv_freq"];
@@ -38,20 +37,20 @@ impl Checkpoint {
     }
 
     /// The same checkpoint, of which no recipe has read anything.
-    pub(crate) fn unused(&self) -> Self {
+    pub fn unused(&self) -> Self {
         Self { uses: Default::default(), ..self.clone() }
     }
 
     /// The tensors that are left out. Errors when there are tensors that recipes neither read nor
     /// [leave out](Self::leave_out), unless one of `ignored` covers them or they are biases of zeros.
-    pub(crate) fn check_unread(&self, ignored: &[String]) -> Result<Vec<String>> {
+    pub fn check_unread(&self, ignored: &[String]) -> Result<Vec<String>> {
         let uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
         let left_out = |name: &str| {
             let ends = name.char_indices().filter(|(_, c)| *c == '.').map(|(at, _)| at);
             let mut starts = ends.chain([name.len()]).filter_map(|end| name.get(..end));
             starts.any(|start| uses.left_out.contains(start))
                 || BUFFERS.iter().any(|buffer| name.ends_with(buffer))
-                || ignored.iter().any(|part| Override::words(part, name))
+                || ignored.iter().any(|part| covers(part, name))
         };
         let unread = self.tensors.keys().filter(|name| !uses.read.contains(*name));
         let (known, unknown): (Vec<_>, Vec<_>) =
@@ -84,7 +83,7 @@ impl Checkpoint {
 }
 
 /// Names in groups of those that differ in numbers alone: `model.layers.*.mlp.up_proj.bias (28)`.
-pub(crate) fn summary(names: &[String]) -> String {
+pub fn summary(names: &[String]) -> String {
     let mut groups: BTreeMap<String, usize> = BTreeMap::new();
     for name in names {
         let number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
@@ -100,4 +99,9 @@ pub(crate) fn summary(names: &[String]) -> String {
         listed.push(format!("{more} more kinds"));
     }
     listed.join(", ")
+}
+
+/// True where the words of `part` stand in a tensor's name, one after the other.
+pub fn covers(part: &str, tensor: &str) -> bool {
+    format!(".{tensor}.").contains(&format!(".{part}."))
 }

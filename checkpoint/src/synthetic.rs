@@ -9,8 +9,9 @@
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
-use qhx_core::{DType, Result};
+use qhx_base::Result;
 use qhx_graph::weight::RowSource;
+use qhx_types::DType;
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
 

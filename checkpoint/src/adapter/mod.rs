@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use qhx_core::text::Tokenizer;
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_text::Tokenizer;
 use serde_json::Value;
 
 use crate::checkpoint::tokenizer::TOKENIZER;
@@ -25,7 +25,7 @@ pub(crate) const TENSORS: [&str; 2] = ["adapter_model.safetensors", "adapter_mod
 /// The configuration of an adapter.
 pub(crate) const CONFIG: &str = "adapter_config.json";
 /// Files of a tokenizer that trainers save beside an adapter.
-pub(crate) const TEXT_FILES: [&str; 5] = [
+pub const TEXT_FILES: [&str; 5] = [
     TOKENIZER,
     "tokenizer_config.json",
     "special_tokens_map.json",

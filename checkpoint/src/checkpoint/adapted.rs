@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::weight::read;
 
 use super::{Checkpoint, Entry, read_json};
@@ -40,7 +40,7 @@ impl Checkpoint {
 
     /// The configuration and the tensors of a part of a model, in files of these names: of `tensors` the first that is
     /// there. Tensors have no other names than their own.
-    pub(crate) fn open_beside(folder: &Path, config: &str, tensors: &[&str]) -> Result<Self> {
+    pub fn open_beside(folder: &Path, config: &str, tensors: &[&str]) -> Result<Self> {
         let path = folder.join(config);
         let config = read_json(&path)?;
         let mut part = Self::new(folder, folder, path, config)?;
@@ -56,7 +56,7 @@ impl Checkpoint {
     }
 
     /// The tensor `name`, which may have the prefix of another class of the same model: its name here, and its shape.
-    pub(crate) fn stored(&self, name: &str) -> Option<(String, Vec<usize>)> {
+    pub fn stored(&self, name: &str) -> Option<(String, Vec<usize>)> {
         let short = ["model.language_model.", "language_model.model.", "language_model.", "model."];
         let short = short.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
         let exact = self.tensors.get_key_value(name).map(|(key, entry)| (key.clone(), entry));

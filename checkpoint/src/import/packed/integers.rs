@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use qhx_core::Result;
-use qhx_core::quantized::{BLOCK, Bits, QuantizedForm, QuantizedMut};
+use qhx_base::Result;
 use qhx_graph::weight::{Reordered, RowSource, dequantize_blocks};
+use qhx_types::quantized::{BLOCK, Bits, QuantizedForm, QuantizedMut};
 
 use super::fields::Fields;
 use super::marlin::Tiles;
@@ -236,7 +236,7 @@ impl RowSource for InOrder {
         self.matrix.shape()
     }
 
-    fn stored_dtype(&self) -> qhx_core::DType {
+    fn stored_dtype(&self) -> qhx_types::DType {
         self.matrix.stored_dtype()
     }
 

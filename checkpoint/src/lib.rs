@@ -1,0 +1,20 @@
+//! Checkpoints: named tensors in, rows out.
+//!
+//! [`Checkpoint`] maps a folder of Hugging Face (safetensors, or files of `torch.save`) or a GGUF file, and reads on
+//! demand. Quantized tensors of GPTQ, AWQ, compressed-tensors, bitsandbytes, FP8, MXFP4 and llama.cpp keep their form
+//! ([`qhx_graph::weight::RowSource::read_blocks`]). [`Adapter`]s of PEFT are merged as rows are read. A synthetic
+//! checkpoint draws its weights from a seed.
+//!
+//! No recipe and no bundle is known here.
+
+mod adapter;
+mod checkpoint;
+mod floats;
+mod import;
+mod synthetic;
+
+pub use adapter::{Adapter, TEXT_FILES};
+pub use checkpoint::{
+    Checkpoint, MAX_JSON, covers, is_plain, read_json, read_json_value, summary, tokenizer,
+};
+pub use import::gguf::Inside;
