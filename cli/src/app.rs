@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use qhx::{Runtime, RuntimeBuilder};
 use qhx_core::Result;
-use qhx_forge::program::terminal::{Terminal, helper};
 use qhx_plugins::{PluginOptions, Plugins, Prober};
+use qhx_terminal::{Terminal, helper};
 
 use crate::args::{BackendArgs, GlobalArgs};
 use crate::emulator;

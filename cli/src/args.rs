@@ -10,9 +10,9 @@ use qhx_core::engine::Speculate;
 use qhx_core::qnn::{MemoryMode, PerfMode};
 use qhx_core::sampling::SamplingParams;
 use qhx_core::{Error, ErrorKind};
+use qhx_terminal::args::ProcessArgs;
 
-pub(crate) use qhx_forge::program::terminal::args::LibraryArgs;
-use qhx_forge::program::terminal::args::ProcessArgs;
+pub(crate) use qhx_terminal::args::LibraryArgs;
 
 use crate::vars;
 

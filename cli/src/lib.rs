@@ -4,8 +4,10 @@
 //! them and knows none of them. Standard output carries results only and is written through `output`; everything else
 //! goes to standard error.
 
+use qhx_terminal::{Status, output, signal, stderr};
+
 #[macro_use(say)]
-extern crate qhx_forge;
+extern crate qhx_terminal;
 
 mod app;
 mod args;
@@ -23,6 +25,5 @@ mod time;
 mod trace;
 
 use qhx::vars;
-use qhx_forge::program::terminal::{Status, output, signal, stderr};
 
 pub use run::{run, run_embed, run_generate};

@@ -9,8 +9,8 @@ use qhx::hub::{Name, Progress};
 use qhx_core::escape::shown;
 use qhx_core::op::ProgressFn;
 pub(crate) use qhx_forge::program::ForgeProgress;
-use qhx_forge::program::terminal::progress::style;
-pub(crate) use qhx_forge::program::terminal::progress::waiting;
+use qhx_terminal::progress::style;
+pub(crate) use qhx_terminal::progress::waiting;
 
 /// Prompts that are consumed faster than this get no bar.
 const PATIENCE: Duration = Duration::from_millis(700);

@@ -8,8 +8,8 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use qhx::skels;
 use qhx_core::Result;
 use qhx_core::child::Task;
-use qhx_forge::program::terminal::{self, STYLES, helper, refuse};
 use qhx_forge::program::{ForgeArgs, PrepareArgs};
+use qhx_terminal::{STYLES, helper, refuse};
 
 use crate::Status;
 use crate::app::App;
@@ -229,5 +229,5 @@ fn start(
         let progress = PromptProgress::default();
         App { output, interrupts, global, progress }
     };
-    terminal::run(&process, json, app, command)
+    qhx_terminal::run(&process, json, app, command)
 }

@@ -9,9 +9,9 @@ use qhx_checkpoint::Adapter;
 use qhx_checkpoint::Checkpoint;
 use qhx_core::manifest::Rerank;
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_terminal::args::LibraryArgs;
 
 use super::targets::{self, TargetChoice};
-use super::terminal::args::LibraryArgs;
 use crate::calibrate::{CalibrateOptions, DEFAULT_TOKENS, read_texts};
 use crate::estimate::DEFAULT_CORNER;
 use crate::{

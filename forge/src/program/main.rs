@@ -6,11 +6,11 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser};
+use qhx_terminal::args::ProcessArgs;
+use qhx_terminal::output::Output;
+use qhx_terminal::signal::Interrupts;
+use qhx_terminal::{STYLES, Terminal, helper, refuse};
 
-use super::terminal::args::ProcessArgs;
-use super::terminal::output::Output;
-use super::terminal::signal::Interrupts;
-use super::terminal::{self, STYLES, Terminal, helper, refuse};
 use super::{ForgeArgs, Program};
 use crate::registry::architectures;
 
@@ -52,7 +52,7 @@ pub fn main() -> ExitCode {
     let program =
         Program { name: name(&arguments), file: env::current_exe().ok(), words: &[], parse };
     let app = |output, interrupts| App { output, interrupts };
-    terminal::run(&process, forge.wants_json(), app, |app: &mut App| {
+    qhx_terminal::run(&process, forge.wants_json(), app, |app: &mut App| {
         let App { output, interrupts } = app;
         super::run(&forge, &program, None, Terminal { output, interrupts, process: &process })
     })

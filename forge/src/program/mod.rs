@@ -14,18 +14,20 @@ mod show_headroom;
 mod show_plan;
 mod subprocess;
 mod targets;
-pub mod terminal;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use qhx::libraries::{Libraries, how_to_get};
+use qhx_checkpoint::Checkpoint;
 use qhx_core::engine::Model;
 use qhx_core::qnn::{Library, QnnBackend, QnnOptions};
 use qhx_core::{Error, ErrorKind, Media, Result};
 use qhx_cpu::{CpuBackend, CpuOptions};
 use qhx_media::{ImageRules, Limits, Source};
+use qhx_terminal::output::Output;
+use qhx_terminal::{Status, Terminal, say};
 use serde_json::{Value, json};
 
 use crate::bundle::check_place;
@@ -36,13 +38,10 @@ use crate::headroom::{Headroom, headroom};
 use crate::options::{CheckBackends, ForgeOptions};
 use crate::registry;
 use crate::residual::Residual;
-use crate::{Fold, Override, Report, forge_checkpoint, say};
+use crate::{Fold, Override, Report, forge_checkpoint};
 use args::ForgeCommand;
-use qhx_checkpoint::Checkpoint;
 use subprocess::{Estimates, SubprocessCompiler};
 use targets::{Place, TargetChoice, places, unfinished};
-use terminal::output::Output;
-use terminal::{Status, Terminal};
 
 pub use args::ForgeArgs;
 pub use compiler::compiler;

@@ -10,18 +10,18 @@ use qhx::libraries::Libraries;
 use qhx::prepared::{self, Prepared, Unfit};
 use qhx_core::manifest::Manifest;
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_terminal::args::LibraryArgs;
+use qhx_terminal::say;
+use qhx_terminal::{Status, Terminal};
 use serde_json::{Value, json};
 
 use super::progress::ForgeProgress;
 use super::subprocess::{SubprocessCompiler, serve};
 use super::targets::{self, THIS, TargetChoice};
-use super::terminal::args::LibraryArgs;
-use super::terminal::{Status, Terminal};
 use super::{Program, compiler};
 use crate::bundle::unfinished;
 use crate::compile::Compiler;
 use crate::prepare::{PrepareOptions, check_portable, graphs};
-use crate::say;
 
 const EXAMPLES: &str = "\
 Examples:

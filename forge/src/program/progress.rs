@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 use indicatif::{HumanBytes, HumanDuration, ProgressBar};
 use qhx_core::CancelToken;
 use qhx_graph::progress::Progress;
-
-use super::terminal::progress::style;
-use crate::say;
+use qhx_terminal::progress::style;
+use qhx_terminal::say;
 
 const BYTES: &str =
     "{msg:32} [{bar:24}] {bytes:>11} / {total_bytes:11} {elapsed:>4}, left {eta:>4}{prefix}";

@@ -1,11 +1,11 @@
 //! What calibration measured, for people and programs.
 
 use qhx_core::Result;
+use qhx_terminal::output::Output;
+use qhx_terminal::say;
 use serde_json::{Value, json};
 
-use super::terminal::output::Output;
 use crate::calibrate::{Calibration, Quality};
-use crate::say;
 
 /// Prints a table, the most sensitive layers first.
 pub(super) fn show(found: &Calibration, output: &mut Output) -> Result<()> {

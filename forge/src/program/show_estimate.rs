@@ -7,12 +7,12 @@ use qhx::libraries::Libraries;
 use qhx_checkpoint::Checkpoint;
 use qhx_core::Result;
 use qhx_core::qnn::Target;
+use qhx_terminal::{Status, Terminal};
 use serde_json::{Value, json};
 
 use super::args::{EstimateArgs, source};
 use super::progress::ForgeProgress;
 use super::targets::places;
-use super::terminal::{Status, Terminal};
 use crate::estimate::{EstimateOptions, GraphEstimate, NOT_MODELLED, OpCost, estimate};
 use crate::plan::plan;
 use crate::qnn::QnnCompiler;

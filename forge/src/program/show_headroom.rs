@@ -1,9 +1,9 @@
 //! How near the values of each layer come to the end of f16, for people and programs.
 
 use qhx_core::Result;
+use qhx_terminal::output::Output;
 use serde_json::{Value, json};
 
-use super::terminal::output::Output;
 use crate::headroom::{F16_MAX, Headroom, Peak};
 
 /// Prints a line for each layer, what comes nearest first.

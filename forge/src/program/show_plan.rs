@@ -1,10 +1,10 @@
 //! `qhx forge plan`: what a bundle will consist of and what making it takes.
 
 use qhx_core::Result;
+use qhx_terminal::{Status, Terminal};
 use serde_json::{Value, json};
 
 use super::args::{PlanArgs, source};
-use super::terminal::{Status, Terminal};
 use crate::plan::{Plan, plan};
 use crate::registry;
 

@@ -14,7 +14,7 @@ use qhx_core::escape::shown;
 /// Writes a line to standard error, with the arguments of `format!`.
 #[macro_export]
 macro_rules! say {
-    ($($part:tt)*) => { $crate::program::terminal::stderr::line(format_args!($($part)*)) };
+    ($($part:tt)*) => { $crate::stderr::line(format_args!($($part)*)) };
 }
 
 /// Writes a line.

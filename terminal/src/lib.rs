@@ -1,4 +1,4 @@
-//! What programs share, `qhx` and those that outside recipes make with [`main`](super::main()): how results and
+//! Programs in a terminal, `qhx` and those that outside recipes make with `qhx_forge::main`: how results and
 //! messages are written, how Ctrl-C and panics end, and what exit codes mean.
 //!
 //! [`run`] is the way from options to an exit code. Standard output carries results only and is written through
