@@ -16,7 +16,7 @@ use qhx_ops_qwen35 as _;
 use qhx_ops_speech as _;
 
 /// The families whose host-ops are linked in, as the features `ops-…` name them.
-pub(crate) const FAMILIES: &[&str] = &[
+pub const FAMILIES: &[&str] = &[
     #[cfg(feature = "ops-gemma4")]
     "gemma4",
     #[cfg(feature = "ops-llama")]

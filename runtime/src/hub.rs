@@ -108,7 +108,7 @@ pub fn resolve(path: &Path) -> Result<PathBuf> {
 }
 
 /// As [`resolve`], for a device of the architecture `arch`, which is asked for only where it matters.
-pub(crate) fn resolve_for(path: &Path, arch: impl FnOnce() -> Option<u32>) -> Result<PathBuf> {
+pub fn resolve_for(path: &Path, arch: impl FnOnce() -> Option<u32>) -> Result<PathBuf> {
     // What a user put there is not for who has more rights.
     let Some(name) = name_of(path).filter(|_| !runs_with_extra_rights()) else {
         return Ok(path.to_owned());
@@ -140,7 +140,7 @@ fn name_of(path: &Path) -> Option<Name> {
 }
 
 /// The error of a path at which nothing is there, with how to fetch what has that name.
-pub(crate) fn how_to_fetch(path: &Path, error: Error) -> Error {
+pub fn how_to_fetch(path: &Path, error: Error) -> Error {
     let Some(name) = name_of(path) else { return error };
     let hint = error.hint_text().map(|hint| format!("{hint}; "));
     let hint = hint.unwrap_or_default();

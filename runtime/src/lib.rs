@@ -22,31 +22,25 @@
 //! | [`Engine`] | one of those above, as the bundle is meant: what a binding to another language holds |
 //! | [`Texts`] | tokenizer, chat template and limits, usable while a generation runs |
 //!
-//! What the command line prints about models and machines is a value, too: [`Runtime::inspect`] and
-//! [`Runtime::diagnose`], and the modules [`verify`], [`golden`], [`bench`](mod@bench), [`corpus`], [`plugins`], [`install`], [`hub`]
-//! and [`vars`].
+//! The modules [`golden`], [`plugins`], [`hub`] and [`vars`] are for programs that manage bundles. Benchmarks, corpora,
+//! suites, looks at bundles and machines, and the installation of libraries are in the crate `qhx-tools`.
 //!
 //! Nothing here prints, exits, installs a signal handler or starts a process unasked. All that takes time can be
 //! cancelled from another thread, within one graph execution ([`CancelToken`]). Errors are one type with a kind, a
 //! message and a likely fix ([`Error`]). A model may be moved to another thread.
 
 pub mod backends;
-pub mod bench;
-mod builtin;
+pub mod builtin;
 mod bundle;
 pub mod cache;
 mod caught;
 mod chat;
-pub mod corpus;
 mod decode_on;
-pub mod doctor;
 mod embedder;
 mod engine;
 pub mod folders;
 pub mod golden;
 pub mod hub;
-pub mod inspect;
-pub mod install;
 pub mod libraries;
 pub mod machines;
 pub mod media;
@@ -62,13 +56,13 @@ pub mod skels;
 mod speaker;
 mod transcriber;
 pub mod vars;
-pub mod verify;
 mod wave;
 
 pub use backends::Chosen;
 pub use bundle::{Bundle, not_forged};
 pub use caught::caught;
 pub use chat::{Answer, Chat, is_left_out};
+pub use decode_on::{positions, varied_tokens};
 pub use embedder::{EmbedOptions, Embedder, Prefixed, Role, cosine, norm};
 pub use engine::Engine;
 pub use libraries::LibraryFiles;

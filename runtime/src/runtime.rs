@@ -50,10 +50,6 @@ impl Runtime {
         RuntimeBuilder::default()
     }
 
-    pub(crate) fn settings(&self) -> &Settings {
-        &self.settings
-    }
-
     /// Reads the manifest of a bundle, as [`Bundle::open_with_root`]. Of a folder with the bundles of several
     /// architectures (`v73`, `v79`, …) it is the one of the device's architecture, otherwise the newest that the device
     /// runs, and the newest of all where there is no device, as on the CPU or on an emulator.
@@ -72,6 +68,21 @@ impl Runtime {
     /// opened, on the CPU, and on an emulator.
     pub fn device_arch(&self) -> Option<u32> {
         self.settings.device_arch()
+    }
+
+    /// The QNN libraries, as far as they are named.
+    pub fn libraries(&self) -> &LibraryFiles {
+        &self.settings.libraries
+    }
+
+    /// Options of the device.
+    pub fn device(&self) -> &DeviceOptions {
+        &self.settings.device
+    }
+
+    /// Places of plugins, as far as they are named.
+    pub fn plugin_options(&self) -> &PluginOptions {
+        &self.settings.plugins
     }
 
     /// The host-ops: those linked in and those of plugins.

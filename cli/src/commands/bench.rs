@@ -4,14 +4,14 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use qhx::bench::{
-    self, AudioRate, Bench, BenchOptions, BenchReport, BenchTable, EarlierReport, EnergyMeter,
-    GraphTime, Measured, Speculated,
-};
 use qhx::{Speaker, Transcriber};
 use qhx_core::engine::{Model, Speculate};
 use qhx_core::op::Task;
 use qhx_core::{Error, ErrorKind, Result, files};
+use qhx_tools::bench::{
+    self, AudioRate, Bench, BenchOptions, BenchReport, BenchTable, EarlierReport, EnergyMeter,
+    GraphTime, Measured, Speculated,
+};
 use serde::Serialize;
 
 use crate::Status;

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use clap::Args;
 use qhx::libraries::Libraries;
-use qhx::verify::is_intact;
 use qhx::{BackendChoice, cache};
 use qhx_core::engine::{Prompt, Request};
 use qhx_core::qnn::Target;
 use qhx_core::{Error, ErrorKind, Manifest, Result};
 use qhx_forge::program::compiler;
 use qhx_forge::{ForgeOptions, forge};
+use qhx_tools::verify::is_intact;
 
 use crate::Status;
 use crate::app::App;

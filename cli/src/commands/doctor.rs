@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use qhx::doctor::{Diagnosis, Health};
 use qhx::vars::{self, Variable};
 use qhx::{DeviceOptions, Runtime};
 use qhx_core::Result;
+use qhx_tools::doctor::{Diagnosis, Health, diagnose};
 use serde_json::Value;
 
 use crate::Status;
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &DoctorArgs, app: &mut App) -> Result<Status> {
     let device = device.cdsprpc(args.memory.cdsprpc.clone());
     let runtime = Runtime::builder().libraries(args.libraries.files()).device(device);
     let runtime = runtime.plugins(app.plugin_options()).build();
-    let found = runtime.diagnose_with(args.bundle.as_deref());
+    let found = diagnose(&runtime, args.bundle.as_deref());
     if args.json {
         app.output.json_pretty(&found)?;
     } else {

@@ -4,11 +4,12 @@ use std::path::PathBuf;
 
 use clap::Args;
 use qhx::Runtime;
-use qhx::inspect::{
-    BinaryContents, BundleContents, Contents, FolderContents, OnnxGraph, SizedFile, TargetRun,
-};
 use qhx_core::qnn::BinaryTensor;
 use qhx_core::{DType, Result, TensorInfo};
+use qhx_tools::inspect::{
+    BinaryContents, BundleContents, Contents, FolderContents, OnnxGraph, SizedFile, TargetRun,
+    inspect,
+};
 
 use crate::Status;
 use crate::app::App;
@@ -50,7 +51,7 @@ const LISTED: usize = 8;
 pub(crate) fn run(args: &InspectArgs, app: &mut App) -> Result<Status> {
     let runtime =
         Runtime::builder().libraries(args.libraries.files()).plugins(app.plugin_options());
-    let contents = runtime.build().inspect(&args.path)?;
+    let contents = inspect(&runtime.build(), &args.path)?;
     if args.json {
         app.output.json_pretty(&contents)?;
     } else {

@@ -1,14 +1,14 @@
-//! `qhx runtime`: fetches the QNN libraries ([`qhx::install`]) and says where they are.
+//! `qhx runtime`: fetches the QNN libraries ([`qhx_tools::install`]) and says where they are.
 
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use indicatif::ProgressBar;
-use qhx::install::{self, InstallOptions, InstallStep, InstalledVersion, PACKAGE};
 use qhx::libraries::{HTP_FILE, SYSTEM_FILE, folder, how_to_get, installed};
 use qhx::machines::{Machine, VERSION};
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_tools::install::{self, InstallOptions, InstallStep, InstalledVersion, PACKAGE};
 
 use crate::Status;
 use crate::app::App;

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use qhx::golden::{self, Golden, GoldenReport};
-use qhx::verify::{self, CaseReport, FileReport, Gate, Score, Suite};
 use qhx::{BackendChoice, Bundle};
 use qhx_core::{ErrorKind, Result};
+use qhx_tools::verify::{self, CaseReport, FileReport, Gate, Score, Suite};
 use serde_json::json;
 
 use crate::Status;

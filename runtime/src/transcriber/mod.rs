@@ -420,11 +420,7 @@ impl Transcriber {
 
     /// Writes down audio at the model's rate, at most `max_new` tokens for what it takes at once, in the first of its
     /// languages, whatever the words are worth.
-    pub(crate) fn transcribe_whatever(
-        &mut self,
-        audio: Audio,
-        max_new: usize,
-    ) -> Result<Transcript> {
+    pub fn transcribe_whatever(&mut self, audio: Audio, max_new: usize) -> Result<Transcript> {
         let language = self.instruction.languages.keys().next().cloned();
         let options = TranscribeOptions::default().with_language(language).with_max_new(max_new);
         let options = options.with_limits(TranscribeLimits::none());

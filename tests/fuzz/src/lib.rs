@@ -11,8 +11,6 @@ mod shape;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use qhx::corpus::{RowOptions, Rows};
-use qhx::verify::Suite;
 use qhx_checkpoint::Checkpoint;
 use qhx_core::backend::{Backend as _, ContextSource};
 use qhx_core::manifest::Manifest;
@@ -23,6 +21,8 @@ use qhx_cpu::{CpuBackend, CpuOptions};
 use qhx_graph::weight::{Storage, Weight};
 use qhx_media::{AudioRules, ImageRules, Limits, Source, VideoRules};
 use qhx_plugins::lock::Lock;
+use qhx_tools::corpus::{RowOptions, Rows};
+use qhx_tools::verify::Suite;
 
 /// What reads one kind of file.
 #[derive(Debug, Clone, Copy)]

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use qhx::Role;
-use qhx::corpus::{Existing, Shard};
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_tools::corpus::{Existing, Shard};
 
 use crate::args::{BackendArgs, PreparingArgs};
 use crate::trace::TraceArgs;

@@ -10,9 +10,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use qhx::corpus::{Claimed, Fingerprint, RowOptions, Rows, Vector, VectorFile, embed};
 use qhx::{EmbedOptions, Embedder, norm};
 use qhx_core::{ErrorKind, Result};
+use qhx_tools::corpus::{Claimed, Fingerprint, RowOptions, Rows, Vector, VectorFile, embed};
 
 use crate::Status;
 use crate::app::App;

@@ -1,4 +1,4 @@
-//! Fetches the QNN libraries ([`crate::libraries`]) for a machine.
+//! Fetches the QNN libraries ([`qhx::libraries`]) for a machine.
 //!
 //! The libraries are Qualcomm's and come from the wheels `onnxruntime-qnn` on the Python package
 //! index, which pip downloads. A wheel's two folders stay side by side: the libraries look for
@@ -9,15 +9,14 @@ use std::io::ErrorKind as IoKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output as Finished};
 
+use qhx::libraries::{
+    HTP_FILE, LIBRARY_FOLDER, Libraries, SYSTEM_FILE, folder, how_to_get, installed,
+};
+use qhx::machines::{Machine, VERSION, Wheel};
+use qhx::vars::CACHE_DIR;
 use qhx_core::hash::sha256;
 use qhx_core::qnn::Library;
 use qhx_core::{CancelToken, Error, ErrorKind, Result};
-
-use crate::libraries::{
-    HTP_FILE, LIBRARY_FOLDER, Libraries, SYSTEM_FILE, folder, how_to_get, installed,
-};
-use crate::machines::{Machine, VERSION, Wheel};
-use crate::vars::CACHE_DIR;
 
 /// The wheel's name on the package index.
 pub const PACKAGE: &str = "onnxruntime-qnn";
@@ -154,7 +153,7 @@ pub struct InstalledVersion {
 /// before each step that takes time.
 ///
 /// ```no_run
-/// use qhx::install::{InstallOptions, install};
+/// use qhx_tools::install::{InstallOptions, install};
 ///
 /// let installed = install(&InstallOptions::new(), |_| {})?;
 /// println!("{}", installed.folder.display());

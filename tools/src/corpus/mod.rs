@@ -13,8 +13,8 @@ use std::path::Path;
 
 use qhx_core::{CancelToken, Error, ErrorKind, Result};
 
-use crate::embedder::Embedder;
 use batches::Batches;
+use qhx::Embedder;
 
 pub use fingerprint::Fingerprint;
 pub use output::{Claimed, Existing, VectorFile};
@@ -25,7 +25,7 @@ pub use rows::Rows;
 /// tokenized on a thread of their own, while graphs execute. `pack`: short texts share graphs where the model has such.
 ///
 /// ```no_run
-/// use qhx::corpus::{RowOptions, Rows, embed};
+/// use qhx_tools::corpus::{RowOptions, Rows, embed};
 ///
 /// let mut embedder = qhx::Bundle::open("embedcode/v81")?.embedder()?;
 /// let rows = Rows::open("corpus.jsonl".as_ref(), RowOptions::default())?;

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
+use qhx::{Embedder, Role};
 use qhx_core::Manifest;
 use qhx_core::engine::Model;
 use serde::{Deserialize, Serialize};
 
 use super::row::RowOptions;
-use crate::embedder::{Embedder, Role};
 
 /// The setting that cuts long texts.
 const TRUNCATE: &str = "--truncate";

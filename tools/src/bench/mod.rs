@@ -16,6 +16,7 @@ use qhx_core::workspace::GraphStats;
 use qhx_core::{CancelToken, Error, ErrorKind, Result, files, trace};
 use serde::{Deserialize, Serialize};
 
+use qhx::{positions, varied_tokens};
 use speculation::Answer;
 
 pub use audio::{AudioRate, speak, transcribe};
@@ -91,15 +92,10 @@ impl BenchOptions {
     }
 }
 
-/// Positions of a model's context; without an end where it declares none.
-fn positions(model: &Model) -> usize {
-    if model.info().max_ctx == 0 { usize::MAX } else { model.info().max_ctx }
-}
-
 /// A measurement of one model. Sampling and the tokenizer are no part of it, but of [`Bench::speculate`].
 ///
 /// ```no_run
-/// use qhx::bench::{Bench, BenchOptions};
+/// use qhx_tools::bench::{Bench, BenchOptions};
 ///
 /// let mut model = qhx::Bundle::open("qwen35/v81")?.model()?;
 /// let report = Bench::new(&mut model, &BenchOptions::default())?.run(&mut model)?;
@@ -167,7 +163,7 @@ impl Bench {
         if speculate == Speculate::Off || self.tokens == 0 {
             return Ok(());
         }
-        let varied = tokens(model, self.max.min(speculation::PROMPT));
+        let varied = varied_tokens(model, self.max.min(speculation::PROMPT));
         let length = (self.tokens, self.max);
         self.answers = speculation::answers(model, speculate, length, &varied)?;
         Ok(())
@@ -179,7 +175,7 @@ impl Bench {
     /// When the model fails or is cancelled, and where its logits are not numbers.
     pub fn run(mut self, model: &mut Model) -> Result<BenchReport> {
         let longest = self.tests.iter().map(|test| test.tokens()).max().unwrap_or(1);
-        let tokens = tokens(model, longest);
+        let tokens = varied_tokens(model, longest);
         let mut seconds = vec![Vec::with_capacity(self.repeat.into()); self.tests.len()];
         let mut before = Vec::new();
         for turn in 0..=self.repeat {
@@ -425,70 +421,6 @@ impl Measured {
     fn rate(&self) -> Spread {
         self.audio.map_or(self.tokens_per_second, |audio| audio.times_real_time)
     }
-}
-
-/// Tokens that the model takes, the same in each run: none that stands for an image or audio.
-fn tokens(model: &mut Model, count: usize) -> Vec<u32> {
-    let (vocab, op) = (model.info().vocab, model.op_mut());
-    let vocab = match op.info().input_vocab {
-        0 => vocab,
-        rows => rows,
-    };
-    let vocab = u32::try_from(vocab.max(1)).unwrap_or(u32::MAX);
-    let placeholders = op.info().placeholders.clone();
-    // A prime step, so that texts of any length vary.
-    let all = (0..u32::MAX).map(|i| i.wrapping_mul(7919).wrapping_add(17) % vocab);
-    all.filter(|token| !placeholders.contains(token)).take(count).collect()
-}
-
-/// The most positions before the tokens of [`token_ms`]: a prompt that an NPU consumes within seconds.
-const BEHIND: usize = 4096;
-/// Tokens of [`token_ms`] that are measured.
-const STEPS: usize = 9;
-/// Positions before the tokens of [`token_ms`] that are consumed at a time.
-const PIECE: usize = 128;
-/// When [`token_ms`] takes no more positions, and no more tokens: an emulator needs minutes for what takes an NPU
-/// seconds.
-const ENOUGH: Duration = Duration::from_secs(10);
-
-/// Positions before the tokens of [`token_ms`]: half of the context, as a token costs more the further it stands.
-pub(crate) fn behind(model: &Model) -> usize {
-    let max = positions(model);
-    (max / 2).min(max.saturating_sub(STEPS + 1)).clamp(1, BEHIND)
-}
-
-/// Milliseconds that a model takes for a token behind at most so many positions, the median of a few, and behind how
-/// many it was: as many as were consumed until [`ENOUGH`], where `limited`.
-pub(crate) fn token_ms(model: &mut Model, behind: usize, limited: bool) -> Result<(f64, usize)> {
-    let tokens = tokens(model, behind + 1 + STEPS);
-    let (text, rest) = tokens.split_at(behind);
-    model.reset()?;
-    let op = model.op_mut();
-    let start = Instant::now();
-    let mut consumed = 0;
-    for piece in text.chunks(PIECE) {
-        op.prefill(&[Segment::Tokens(piece)])?;
-        consumed += piece.len();
-        if limited && start.elapsed() > ENOUGH {
-            break;
-        }
-    }
-    let mut times = Vec::with_capacity(rest.len());
-    let all = Instant::now();
-    for &token in rest {
-        let start = Instant::now();
-        op.decode(token)?;
-        qhx_core::sampling::argmax(op.logits()?)?;
-        times.push(start.elapsed().as_secs_f64() * 1e3);
-        // The first takes the state over, and touches memory for the first time.
-        if times.len() > 1 && all.elapsed() > ENOUGH {
-            break;
-        }
-    }
-    model.reset()?;
-    let measured = times.get_mut(1..).unwrap_or_default();
-    measured.sort_by(f64::total_cmp);
-    Ok((measured.get(measured.len() / 2).copied().unwrap_or_default(), consumed))
 }
 
 /// What the graphs did since `before`, and what share of all their time each took.

@@ -3,20 +3,17 @@
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
+use qhx::Runtime;
+use qhx::folders::{self, TargetFolder};
+use qhx::hub;
+use qhx::libraries::{LibraryFiles, how_to_get};
+use qhx::{Bundle, not_forged};
 use qhx_core::artifacts::Mapped;
 use qhx_core::backend::{Context, GraphExecutor};
 use qhx_core::op::OpProvider as _;
 use qhx_core::qnn::{BinaryInfo, Destination, SystemLibrary, Target, Verdict, verdict};
 use qhx_core::{ErrorKind, GraphInfo, Result, files};
-use qhx_plugins::Plugins;
 use serde::Serialize;
-
-use crate::bundle::{Bundle, not_forged};
-use crate::folders::{self, TargetFolder};
-use crate::hub;
-use crate::libraries::{LibraryFiles, how_to_get};
-use crate::runtime::Runtime;
-use crate::settings::Settings;
 
 /// What is at a path that was inspected.
 #[derive(Debug, Clone, Serialize)]
@@ -31,45 +28,43 @@ pub enum Contents {
     Binary(BinaryContents),
 }
 
-impl Runtime {
-    /// Reads what a bundle or a context binary holds, without a device and without loading weights. Where there is no
-    /// libQnnSystem, a bundle's context binaries are left out, and a note says so.
-    ///
-    /// ```no_run
-    /// use qhx::inspect::Contents;
-    ///
-    /// if let Contents::Bundle(bundle) = qhx::Runtime::default().inspect("qwen35/v81")? {
-    ///     println!("{} has {} contexts", bundle.model, bundle.contexts.len());
-    /// }
-    /// # Ok::<(), qhx::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// When there is neither at `path`, when a context binary alone cannot be read, and when a library or plugin that
-    /// is named cannot be loaded. What a bundle lacks is in its notes.
-    pub fn inspect(&self, path: impl AsRef<Path>) -> Result<Contents> {
-        let (given, settings) = (path.as_ref(), self.settings());
-        let path = &hub::resolve_for(given, || settings.device_arch())?;
-        let bundles = folders::targets(path);
-        if !bundles.is_empty() {
-            return Ok(Contents::Folder(FolderContents::of(bundles)));
-        }
-        if !is_context_binary(path) {
-            let contents = bundle(path, settings).map_err(|e| hub::how_to_fetch(given, e))?;
-            return Ok(Contents::Bundle(contents));
-        }
-        if let Some(error) = not_forged(path) {
-            return Err(error);
-        }
-        let files = &settings.libraries;
-        let system = match files.system()? {
-            Some(system) => system,
-            None => files
-                .require("reading a context binary")
-                .and_then(|l| SystemLibrary::open(&l.system))?,
-        };
-        read_binary(&system, path, &Mapped::open(path)?).map(Contents::Binary)
+/// Reads what a bundle or a context binary holds, without a device and without loading weights. Where there is no
+/// libQnnSystem, a bundle's context binaries are left out, and a note says so.
+///
+/// ```no_run
+/// use qhx_tools::inspect::{Contents, inspect};
+///
+/// if let Contents::Bundle(bundle) = inspect(&qhx::Runtime::default(), "qwen35/v81")? {
+///     println!("{} has {} contexts", bundle.model, bundle.contexts.len());
+/// }
+/// # Ok::<(), qhx::Error>(())
+/// ```
+///
+/// # Errors
+/// When there is neither at `path`, when a context binary alone cannot be read, and when a library or plugin that
+/// is named cannot be loaded. What a bundle lacks is in its notes.
+pub fn inspect(runtime: &Runtime, path: impl AsRef<Path>) -> Result<Contents> {
+    let given = path.as_ref();
+    let path = &hub::resolve_for(given, || runtime.device_arch())?;
+    let bundles = folders::targets(path);
+    if !bundles.is_empty() {
+        return Ok(Contents::Folder(FolderContents::of(bundles)));
     }
+    if !is_context_binary(path) {
+        let contents = bundle(path, runtime).map_err(|e| hub::how_to_fetch(given, e))?;
+        return Ok(Contents::Bundle(contents));
+    }
+    if let Some(error) = not_forged(path) {
+        return Err(error);
+    }
+    let files = runtime.libraries();
+    let system = match files.system()? {
+        Some(system) => system,
+        None => files
+            .require("reading a context binary")
+            .and_then(|l| SystemLibrary::open(&l.system))?,
+    };
+    read_binary(&system, path, &Mapped::open(path)?).map(Contents::Binary)
 }
 
 /// Bundles of several architectures, and which of them devices take.
@@ -271,7 +266,7 @@ fn is_context_binary(path: &Path) -> bool {
 }
 
 fn read_binary(system: &SystemLibrary, path: &Path, file: &Mapped) -> Result<BinaryContents> {
-    let info = BinaryInfo::open(system, file, crate::cache::contexts_tried().as_deref())?;
+    let info = BinaryInfo::open(system, file, qhx::cache::contexts_tried().as_deref())?;
     Ok(BinaryContents {
         path: path.to_owned(),
         qairt: info.qairt(),
@@ -280,12 +275,12 @@ fn read_binary(system: &SystemLibrary, path: &Path, file: &Mapped) -> Result<Bin
     })
 }
 
-fn bundle(path: &Path, settings: &Settings) -> Result<BundleContents> {
-    let bundle = Bundle::open_one(path, None)?;
+fn bundle(path: &Path, runtime: &Runtime) -> Result<BundleContents> {
+    let bundle = Bundle::open_with_root(path, None)?;
     let manifest = bundle.manifest();
     let artifacts = manifest.open_artifacts();
     let (mut notes, mut unread) = (Vec::new(), None);
-    let system = match settings.libraries.system() {
+    let system = match runtime.libraries().system() {
         Ok(Some(system)) => Some(system),
         Ok(None) => {
             notes.push(format!(
@@ -294,7 +289,7 @@ fn bundle(path: &Path, settings: &Settings) -> Result<BundleContents> {
             ));
             None
         }
-        Err(e) if settings.libraries != LibraryFiles::default() => return Err(e),
+        Err(e) if *runtime.libraries() != LibraryFiles::default() => return Err(e),
         Err(e) => {
             notes.push(format!("context binaries are not read: {}", e.message()));
             None
@@ -331,7 +326,7 @@ fn bundle(path: &Path, settings: &Settings) -> Result<BundleContents> {
         }
         let mut onnx = Vec::new();
         if binary.is_none() && !source.onnx.is_empty() {
-            match crate::backends::cpu(Some(1)).and_then(|cpu| cpu.open_context(&source)) {
+            match qhx::backends::cpu(Some(1)).and_then(|cpu| cpu.open_context(&source)) {
                 Ok(context) => onnx = onnx_graphs(&*context),
                 Err(e) => {
                     unread.get_or_insert(e.kind());
@@ -352,7 +347,7 @@ fn bundle(path: &Path, settings: &Settings) -> Result<BundleContents> {
         .filter_map(|(role, path)| Some(SizedFile::of(role, manifest.root.join(path?))))
         .collect();
     let params = &manifest.params;
-    let plugins = Plugins::discover(&settings.plugins)?;
+    let plugins = runtime.plugins()?;
     if let Ok(entry) = manifest.host_op().and_then(|name| plugins.find(name))
         && let Err(error) = plugins.check_params(&entry, manifest)
     {

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek as _};
 use std::path::Path;
 
+use qhx::Role;
 use qhx_core::{Error, ErrorKind, Result};
 use same_file::Handle;
 use serde::Deserialize;
@@ -14,7 +15,6 @@ use super::check_parquet;
 #[cfg(feature = "parquet")]
 use super::is_parquet;
 use super::row::{MAX_LINE, Row, RowOptions};
-use crate::embedder::Role;
 
 /// A line of the input that is an object.
 #[derive(Deserialize)]
@@ -41,7 +41,7 @@ enum Source {
 /// Texts to embed, in order.
 ///
 /// ```
-/// use qhx::corpus::{RowOptions, Rows};
+/// use qhx_tools::corpus::{RowOptions, Rows};
 ///
 /// let mut rows = Rows::of_texts(["def fib(n): …", "SELECT 1"], RowOptions::default());
 /// assert_eq!(rows.next()?.map(|row| row.text).as_deref(), Some("def fib(n): …"));

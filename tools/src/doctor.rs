@@ -2,6 +2,11 @@
 
 use std::path::Path;
 
+use qhx::Runtime;
+use qhx::folders;
+use qhx::hub;
+use qhx::npu_files::{ANDROID, NpuFile};
+use qhx::{cache, libraries, vars};
 use qhx_core::Error;
 use qhx_core::op::OpProvider as _;
 use qhx_core::qnn::{Device, LogLevel, Platform, QnnBackend, QnnOptions};
@@ -9,13 +14,7 @@ use qhx_plugins::{PluginOptions, Plugins, survey};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::folders;
-use crate::hub;
-use crate::inspect::{Contents, TargetRun};
-use crate::npu_files::{ANDROID, NpuFile};
-use crate::runtime::Runtime;
-use crate::settings::Settings;
-use crate::{cache, libraries, vars};
+use crate::inspect::{Contents, TargetRun, inspect};
 
 /// How a part of the machine is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -80,114 +79,100 @@ pub struct Diagnosis {
     pub environment: Map<String, Value>,
 }
 
-impl Runtime {
-    /// Looks at what this runtime would use: libraries, device, plugins, folders. Opens libraries, and loads plugins.
-    ///
-    /// ```no_run
-    /// for check in qhx::Runtime::default().diagnose().checks {
-    ///     println!("{}: {:?}, {}", check.name, check.health, check.found);
-    /// }
-    /// ```
-    pub fn diagnose(&self) -> Diagnosis {
-        self.diagnose_with(None)
-    }
-
-    /// As [`Runtime::diagnose`], and which bundle of a folder the device of this machine should take, or how one bundle
-    /// runs on it.
-    pub fn diagnose_with(&self, bundle: Option<&Path>) -> Diagnosis {
-        let settings = self.settings();
-        let mut checks = vec![platform(), cpu(), qnn(settings)];
-        checks.extend(host_ops(&settings.plugins));
-        checks.push(cache_folder());
-        checks.extend(bundle.map(|path| self.bundle_check(path)));
-        let set = |variable: &vars::Variable| {
-            let value = vars::get(variable.name)?;
-            let secret = variable.name == vars::HF_TOKEN;
-            let value = if secret { "(a secret)".into() } else { value.to_string_lossy().into() };
-            Some((variable.name.to_owned(), value))
-        };
-        Diagnosis {
-            version: env!("CARGO_PKG_VERSION"),
-            healthy: checks.iter().all(|check| check.health != Health::Broken),
-            checks,
-            environment: vars::ALL.iter().filter_map(set).collect(),
-        }
+/// Looks at what a runtime would use: libraries, device, plugins, folders; with `bundle`, also which bundle of that folder
+/// the device of this machine should take, or how one bundle runs on it. Opens libraries, and loads plugins.
+///
+/// ```no_run
+/// for check in qhx_tools::doctor::diagnose(&qhx::Runtime::default(), None).checks {
+///     println!("{}: {:?}, {}", check.name, check.health, check.found);
+/// }
+/// ```
+pub fn diagnose(runtime: &Runtime, bundle: Option<&Path>) -> Diagnosis {
+    let mut checks = vec![platform(), cpu(), qnn(runtime)];
+    checks.extend(host_ops(runtime.plugin_options()));
+    checks.push(cache_folder());
+    checks.extend(bundle.map(|path| bundle_check(runtime, path)));
+    let set = |variable: &vars::Variable| {
+        let value = vars::get(variable.name)?;
+        let secret = variable.name == vars::HF_TOKEN;
+        let value = if secret { "(a secret)".into() } else { value.to_string_lossy().into() };
+        Some((variable.name.to_owned(), value))
+    };
+    Diagnosis {
+        version: env!("CARGO_PKG_VERSION"),
+        healthy: checks.iter().all(|check| check.health != Health::Broken),
+        checks,
+        environment: vars::ALL.iter().filter_map(set).collect(),
     }
 }
 
-impl Runtime {
-    fn bundle_check(&self, path: &Path) -> Check {
-        const NAME: &str = "bundle";
-        let arch = self.settings().device_arch();
-        let path = match hub::resolve_for(path, || arch) {
-            Ok(path) => path,
-            Err(e) => return Check::failed(NAME, &e),
-        };
-        let path = path.as_path();
-        let device = match arch {
-            Some(arch) => format!("this v{arch} device"),
-            None if Platform::is_emulated() => "the emulator, which runs all of them".to_owned(),
-            None => "a device that is not known".to_owned(),
-        };
-        let targets = folders::targets(path);
-        let taken = match folders::choose(&targets, arch) {
-            _ if targets.is_empty() => path.to_owned(),
-            Ok(taken) => taken.path.clone(),
-            Err(e) => return Check::failed(NAME, &e),
-        };
-        let contents = match self.inspect(&taken) {
-            Ok(Contents::Bundle(contents)) => contents,
-            Ok(_) => {
-                return Check::new(NAME, Health::Broken, format!("{}: no bundle", path.display()));
-            }
-            Err(e) => return Check::failed(NAME, &e),
-        };
-        let made =
-            contents.dsp_arch.map_or_else(|| "the CPU".to_owned(), |arch| format!("v{arch}"));
-        let found = format!("{}, made for {made}, is what {device} takes", taken.display());
-        let run = contents
-            .targets
-            .into_iter()
-            .find(|run| Some(&run.target) == arch.map(|a| format!("v{a}")).as_ref());
-        match run {
-            Some(TargetRun { runs: "refused", reason, hint, .. }) => Check {
-                hint,
-                ..Check::new(
-                    NAME,
-                    Health::Broken,
-                    format!("{}: {}", taken.display(), reason.unwrap_or_default()),
-                )
-            },
-            Some(TargetRun { runs, reason, hint, .. }) if runs != "optimal" => {
-                let check = Check::new(
-                    NAME,
-                    Health::Ok,
-                    format!("{found}: {}", reason.unwrap_or_default()),
-                );
-                Check { hint, ..check }
-            }
-            _ => Check::new(NAME, Health::Ok, found),
+fn bundle_check(runtime: &Runtime, path: &Path) -> Check {
+    const NAME: &str = "bundle";
+    let arch = runtime.device_arch();
+    let path = match hub::resolve_for(path, || arch) {
+        Ok(path) => path,
+        Err(e) => return Check::failed(NAME, &e),
+    };
+    let path = path.as_path();
+    let device = match arch {
+        Some(arch) => format!("this v{arch} device"),
+        None if Platform::is_emulated() => "the emulator, which runs all of them".to_owned(),
+        None => "a device that is not known".to_owned(),
+    };
+    let targets = folders::targets(path);
+    let taken = match folders::choose(&targets, arch) {
+        _ if targets.is_empty() => path.to_owned(),
+        Ok(taken) => taken.path.clone(),
+        Err(e) => return Check::failed(NAME, &e),
+    };
+    let contents = match inspect(runtime, &taken) {
+        Ok(Contents::Bundle(contents)) => contents,
+        Ok(_) => {
+            return Check::new(NAME, Health::Broken, format!("{}: no bundle", path.display()));
         }
+        Err(e) => return Check::failed(NAME, &e),
+    };
+    let made = contents.dsp_arch.map_or_else(|| "the CPU".to_owned(), |arch| format!("v{arch}"));
+    let found = format!("{}, made for {made}, is what {device} takes", taken.display());
+    let run = contents
+        .targets
+        .into_iter()
+        .find(|run| Some(&run.target) == arch.map(|a| format!("v{a}")).as_ref());
+    match run {
+        Some(TargetRun { runs: "refused", reason, hint, .. }) => Check {
+            hint,
+            ..Check::new(
+                NAME,
+                Health::Broken,
+                format!("{}: {}", taken.display(), reason.unwrap_or_default()),
+            )
+        },
+        Some(TargetRun { runs, reason, hint, .. }) if runs != "optimal" => {
+            let check =
+                Check::new(NAME, Health::Ok, format!("{found}: {}", reason.unwrap_or_default()));
+            Check { hint, ..check }
+        }
+        _ => Check::new(NAME, Health::Ok, found),
     }
 }
 
 fn platform() -> Check {
     let found = format!("{} {}", std::env::consts::OS, std::env::consts::ARCH);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let builtin = crate::builtin::FAMILIES.join(", ");
+    let builtin = qhx::builtin::FAMILIES.join(", ");
     Check::new("platform", Health::Ok, found).detail("cores", cores).detail("builtin_ops", builtin)
 }
 
 fn cpu() -> Check {
-    match crate::backends::cpu(None) {
+    match qhx::backends::cpu(None) {
         Ok(backend) => Check::new("cpu backend", Health::Ok, backend.info().version),
         Err(e) => Check::failed("cpu backend", &e),
     }
 }
 
-fn qnn(settings: &Settings) -> Check {
+fn qnn(runtime: &Runtime) -> Check {
     const NAME: &str = "qnn backend";
-    let libraries = match settings.libraries.find() {
+    let libraries = match runtime.libraries().find() {
         Ok(Some(libraries)) => libraries,
         Ok(None) => {
             let mut check =
@@ -218,8 +203,8 @@ fn qnn(settings: &Settings) -> Check {
     // The log of this level says what the chip is called, also where opening fails.
     let options = QnnOptions {
         log: LogLevel::Verbose,
-        memory: settings.device.memory,
-        cdsprpc: settings.device.cdsprpc.clone(),
+        memory: runtime.device().memory,
+        cdsprpc: runtime.device().cdsprpc.clone(),
         ..QnnOptions::default()
     };
     let backend = QnnBackend::with_library(&library, options);

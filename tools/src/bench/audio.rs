@@ -2,14 +2,14 @@
 
 use std::time::Instant;
 
+use qhx::Speaker;
+use qhx::Transcriber;
 use qhx_core::engine::Model;
 use qhx_core::{CancelToken, Error, ErrorKind, Result, trace};
 use qhx_media::Audio;
 use serde::{Deserialize, Serialize};
 
 use super::{BenchOptions, BenchReport, Measured, Spread};
-use crate::speaker::Speaker;
-use crate::transcriber::Transcriber;
 
 /// Seconds of audio that are written down.
 const SECONDS: u32 = 30;

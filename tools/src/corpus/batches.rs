@@ -7,11 +7,11 @@
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::time::Duration;
 
+use qhx::{Embedder, Prefixed};
 use qhx_core::{CancelToken, Error, ErrorKind, Media, Result};
 
 use super::row::Row;
 use super::rows::Rows;
-use crate::embedder::{Embedder, Prefixed};
 
 /// Batches that wait for the model.
 const AHEAD: usize = 2;

@@ -5,6 +5,7 @@ use std::io::Read as _;
 use std::path::Path;
 use std::time::Instant;
 
+use qhx::{positions, varied_tokens};
 use qhx_core::engine::Model;
 use qhx_core::escape::escaped;
 use qhx_core::op::{Segment, Task};
@@ -12,9 +13,7 @@ use qhx_core::{Error, ErrorKind, Result, files, hash};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{
-    BenchOptions, EnergyMeter, MAX_REPORT, Spread, chart, millis, peak_memory, positions, tokens,
-};
+use super::{BenchOptions, EnergyMeter, MAX_REPORT, Spread, chart, millis, peak_memory};
 
 /// What [`BenchTable::schema`] has to be.
 const SCHEMA: &str = "qhx-bench-table-1";
@@ -43,7 +42,7 @@ pub fn contexts(max: usize) -> Vec<usize> {
 /// Rates of one bundle on one device, or of another program.
 ///
 /// ```no_run
-/// use qhx::bench::{BenchOptions, BenchTable, EnergyMeter};
+/// use qhx_tools::bench::{BenchOptions, BenchTable, EnergyMeter};
 ///
 /// let mut model = qhx::Bundle::open("qwen35/v81")?.model()?;
 /// let energy = EnergyMeter::system().ok();
@@ -167,7 +166,7 @@ impl BenchTable {
         let asked = &options.prompts;
         let lengths = if asked.is_empty() { contexts(model.info().max_ctx) } else { asked.clone() };
         let longest = lengths.iter().max().copied().unwrap_or(1);
-        let all = tokens(model, longest);
+        let all = varied_tokens(model, longest);
         let of = |context: usize| {
             let tokens = options.tokens.min(context / 2);
             let (prefill, decode, hand_overs) = (Vec::new(), Vec::new(), Vec::new());

@@ -3,9 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use qhx::Role;
 use serde::Serialize;
-
-use crate::embedder::Role;
 
 /// Bytes of the longest line, and of the longest text of a table. No encoder takes a text near it.
 pub const MAX_LINE: usize = 4 << 20;

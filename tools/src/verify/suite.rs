@@ -5,6 +5,7 @@ use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
+use qhx::media::{self, Attached, Attachment};
 use qhx_core::dump::Dump;
 use qhx_core::engine::{FinishReason, Generation, Model, Request};
 use qhx_core::npy::Array;
@@ -14,7 +15,6 @@ use qhx_media::Source;
 use serde::{Deserialize, Serialize};
 
 use super::arrays::{self, ArrayReport};
-use crate::media::{self, Attached, Attachment};
 
 /// The schema that is read.
 pub const SCHEMA: &str = "npu_suite/v1";
@@ -69,7 +69,7 @@ impl Gate {
 /// Prompts with reference answers, and how answers are judged.
 ///
 /// ```no_run
-/// use qhx::verify::Suite;
+/// use qhx_tools::verify::Suite;
 ///
 /// let suite = Suite::load("suite.json".as_ref())?;
 /// let mut runtime = qhx::Runtime::builder();

@@ -42,7 +42,7 @@ pub struct FilesReport {
 /// ```no_run
 /// let bundle = qhx::Bundle::open("qwen35/v81")?;
 /// let cancel = qhx::CancelToken::new();
-/// assert!(qhx::verify::files(bundle.manifest(), &cancel, |_| Ok(()))?.passed);
+/// assert!(qhx_tools::verify::files(bundle.manifest(), &cancel, |_| Ok(()))?.passed);
 /// # Ok::<(), qhx::Error>(())
 /// ```
 ///

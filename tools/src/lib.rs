@@ -1,0 +1,17 @@
+//! Looks at bundles and machines, and measures them: for programs that manage bundles, not for apps that run them.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`bench`](mod@bench) | rates of prefill, decode, audio and draft tokens, with charts and energy |
+//! | [`corpus`] | files of texts to files of vectors, in shards |
+//! | [`verify`] | suites of prompts with their answers, and hashes of a bundle's files |
+//! | [`inspect`](mod@inspect) | contents of a bundle or of a context binary |
+//! | [`doctor`] | libraries, device, plugins and folders of this machine |
+//! | [`install`](mod@install) | the QNN libraries, fetched from a package index |
+
+pub mod bench;
+pub mod corpus;
+pub mod doctor;
+pub mod inspect;
+pub mod install;
+pub mod verify;
