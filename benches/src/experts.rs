@@ -6,11 +6,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use half::f16;
-use qhx_core::backend::{Backend, ContextSource};
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use qhx_core::manifest::Manifest;
-use qhx_core::null::NullBackend;
 use qhx_core::op::{HostOp, OpProvider, OpServices};
-use qhx_core::{CancelToken, Error, ErrorKind, Result, Workspace};
+use qhx_exec::Workspace;
+use qhx_exec::backend::{Backend, ContextSource};
+use qhx_exec::null::NullBackend;
 use qhx_plugins::Plugins;
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};

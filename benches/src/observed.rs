@@ -9,9 +9,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use half::f16;
-use qhx_core::backend::{Backend, BackendInfo, Context, ContextSource, Graph, Opened};
-use qhx_core::bindings::Bindings;
-use qhx_core::{Buffer, DType, Error, ErrorKind, GraphInfo, Memory, Port, Result, TensorInfo};
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_exec::backend::{Backend, BackendInfo, Context, ContextSource, Graph, Opened};
+use qhx_exec::bindings::Bindings;
+use qhx_exec::{Buffer, Memory};
+use qhx_types::{DType, GraphInfo, Port, TensorInfo};
 
 /// What a tensor holds.
 #[derive(Debug, Clone, Default, PartialEq)]

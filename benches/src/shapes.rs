@@ -1,6 +1,6 @@
 //! Graph shapes of published models, for the backend that executes nothing.
 
-use qhx_core::{DType, GraphInfo, TensorInfo};
+use qhx_types::{DType, GraphInfo, TensorInfo};
 
 /// Sizes of a Qwen3.5 hybrid decoder.
 #[derive(Debug, Clone, Copy)]

@@ -11,10 +11,6 @@ use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use qhx_base::artifacts::Mapped;
-use qhx_base::files;
-use qhx_base::{Error, ErrorKind, Result};
-use qhx_types::DType;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorInfo};
 use serde_json::{Value, json};
@@ -25,7 +21,11 @@ use crate::import::torch::{self, Found};
 use crate::import::{Imported, gguf};
 use crate::synthetic::Drawn;
 use plain::Matrix;
+use qhx_base::artifacts::Mapped;
+use qhx_base::files;
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::weight::{RowSource, read};
+use qhx_types::DType;
 use unread::Uses;
 pub use unread::{covers, summary};
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use qhx::{Runtime, RuntimeBuilder};
-use qhx_core::Result;
+use qhx_base::Result;
 use qhx_plugins::{PluginOptions, Plugins, Prober};
 use qhx_terminal::{Terminal, helper};
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use qhx::{Activations, BackendChoice, Caches, DecodeOn, DeviceOptions};
+use qhx_base::{Error, ErrorKind};
 use qhx_core::engine::Speculate;
-use qhx_core::qnn::{MemoryMode, PerfMode};
 use qhx_core::sampling::SamplingParams;
-use qhx_core::{Error, ErrorKind};
+use qhx_qnn::{MemoryMode, PerfMode};
 use qhx_terminal::args::ProcessArgs;
 
 pub(crate) use qhx_terminal::args::LibraryArgs;
@@ -252,7 +252,7 @@ fn parse_bias(text: &str) -> Result<(u32, f32), String> {
 
 impl SamplingArgs {
     /// The options for the sampler, checked. Those that are not given are as `unsaid` has them.
-    pub(crate) fn params(&self, unsaid: &SamplingParams) -> qhx_core::Result<SamplingParams> {
+    pub(crate) fn params(&self, unsaid: &SamplingParams) -> qhx_base::Result<SamplingParams> {
         let params = SamplingParams::default()
             .temperature(self.temperature.unwrap_or(unsaid.temperature))
             .top_k(self.top_k.unwrap_or(unsaid.top_k))
@@ -294,7 +294,7 @@ impl SpeculateArgs {
     /// # Errors
     ///
     /// There is one, and it is not to be used.
-    pub(crate) fn draft(&self) -> qhx_core::Result<Option<&Path>> {
+    pub(crate) fn draft(&self) -> qhx_base::Result<Option<&Path>> {
         if self.draft.is_some() && self.mode() == Speculate::Off {
             let what = "--draft names a bundle, and --speculate off does not use it";
             return Err(Error::new(ErrorKind::Usage, what).hint("leave out one of them"));

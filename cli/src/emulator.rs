@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use qhx_core::backend::Backend;
-use qhx_core::workspace::Tap;
+use qhx_exec::backend::Backend;
+use qhx_exec::workspace::Tap;
 
 /// Time without a line after which the next execution is reported.
 const QUIET: Duration = Duration::from_secs(10);

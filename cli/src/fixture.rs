@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use qhx_core::hash::hex;
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::hash::hex;
+use qhx_base::{Error, ErrorKind, Result};
 use sha2::{Digest as _, Sha256};
 
 macro_rules! files {

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use qhx_base::{Error, ErrorKind, Result, files};
 use qhx_core::engine::{Generation, Grammar, Model, Request};
-use qhx_core::text::Tool;
-use qhx_core::{Error, ErrorKind, Result, files};
+use qhx_text::Tool;
 use serde_json::{Value, json};
 
 /// What an answer may be.

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, value_parser};
 use qhx::media::{Attached, Attachment, Size};
-use qhx_core::Result;
+use qhx_base::Result;
 use qhx_core::op::Modality;
 use serde_json::{Value, json};
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, HumanDuration, ProgressBar};
 use qhx::hub::{Name, Progress};
-use qhx_core::escape::shown;
+use qhx_base::escape::shown;
 use qhx_core::op::ProgressFn;
 pub(crate) use qhx_forge::program::ForgeProgress;
 use qhx_terminal::progress::style;

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::io::{IsTerminal as _, Read as _};
 use std::path::Path;
 
-use qhx_core::{Error, ErrorKind, Result, files};
+use qhx_base::{Error, ErrorKind, Result, files};
 
 /// Longest prompt that is read from standard input.
 const MAX_BYTES: u64 = 64 << 20;

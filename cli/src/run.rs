@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 use qhx::skels;
-use qhx_core::Result;
-use qhx_core::child::Task;
+use qhx_base::Result;
+use qhx_base::child::Task;
 use qhx_forge::program::{ForgeArgs, PrepareArgs};
 use qhx_terminal::{STYLES, helper, refuse};
 

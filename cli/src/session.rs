@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use qhx::media::{Attached, Attachment};
 use qhx::{Answer, DecodeOn};
-use qhx_core::backend::Backend;
+use qhx_base::trace::Trace;
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_core::Manifest;
 use qhx_core::dump::Dump;
 use qhx_core::engine::{
     DraftCounts, Event, FinishReason, Generation, Model, Request, Run, Timings,
 };
 use qhx_core::op::{HandOvers, OpDescription, OpSource, SpanStats};
 use qhx_core::sampling::TokenLogprobs;
-use qhx_core::trace::Trace;
-use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result};
+use qhx_exec::backend::Backend;
 use serde_json::{Value, json};
 
 use crate::Status;

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use qhx_core::Result;
-use qhx_core::qnn::ProfileLevel;
-use qhx_core::trace::Trace;
+use qhx_base::Result;
+use qhx_base::trace::Trace;
+use qhx_qnn::ProfileLevel;
 
 /// What is traced.
 #[derive(Debug, Clone, Default, Args)]

@@ -4,6 +4,11 @@
 //! Llama-3.2-1B), ROWS the tokens of a step (1), and ACTIVATIONS `int16` or `int8`. One thread executes them, and prints
 //! how long each time took at least. `benches/cpu_instructions.py` counts its instructions under an emulator.
 
+use qhx_base::CancelToken;
+use qhx_exec::backend::{Backend, ContextSource};
+use qhx_exec::{GraphId, Workspace};
+use qhx_types::Port;
+
 #[expect(dead_code, reason = "unit tests need more of it")]
 #[path = "../tests/onnx/mod.rs"]
 mod onnx;
@@ -15,8 +20,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onnx::{FLOAT, FLOAT16, INT8, Model, UINT8};
-use qhx_core::backend::{Backend, ContextSource};
-use qhx_core::{CancelToken, GraphId, Port, Workspace};
 use qhx_cpu::{Activations, CpuBackend, CpuOptions};
 
 const USAGE: &str =

@@ -5,10 +5,11 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use qhx_core::backend::{
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_exec::backend::{
     Backend, BackendInfo, Context, ContextSource, Graph, GraphExecutor, Opened,
 };
-use qhx_core::{Error, ErrorKind, GraphInfo, Result};
+use qhx_types::GraphInfo;
 use rten::ThreadPool;
 
 use crate::graph::CpuGraph;

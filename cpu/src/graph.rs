@@ -5,9 +5,11 @@
 use std::sync::Arc;
 
 use bytemuck::AnyBitPattern;
-use qhx_core::backend::Graph;
-use qhx_core::bindings::Bindings;
-use qhx_core::{DType, Error, ErrorKind, GraphInfo, Memory, Port, Result, TensorInfo};
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_exec::Memory;
+use qhx_exec::backend::Graph;
+use qhx_exec::bindings::Bindings;
+use qhx_types::{DType, GraphInfo, Port, TensorInfo};
 use rten::{Model, RunOptions, ThreadPool, Value, ValueOrView, ValueView};
 use rten_tensor::prelude::*;
 use rten_tensor::{Tensor, TensorView};
@@ -50,7 +52,7 @@ impl Graph for CpuGraph {
             Executor::Program(program) => {
                 let mut inputs = Vec::with_capacity(info.inputs.len());
                 for (index, tensor) in info.inputs.iter().enumerate() {
-                    // SAFETY: contract of `qhx_core::backend`: exclusive. Outputs are written only after
+                    // SAFETY: contract of `qhx_exec::backend`: exclusive. Outputs are written only after
                     // `inputs` is gone.
                     inputs.push(input(tensor, unsafe { self.bindings.input(index)? })?);
                 }
@@ -75,7 +77,7 @@ impl Graph for CpuGraph {
         };
         let mut inputs = Vec::with_capacity(info.inputs.len());
         for (index, tensor) in info.inputs.iter().enumerate() {
-            // SAFETY: contract of `qhx_core::backend`: exclusive. Outputs are written only after `run`
+            // SAFETY: contract of `qhx_exec::backend`: exclusive. Outputs are written only after `run`
             // has consumed every view.
             let bytes = unsafe { self.bindings.input(index)? };
             inputs.push(view(tensor, bytes)?);
@@ -87,7 +89,7 @@ impl Graph for CpuGraph {
             check(tensor, value)?;
         }
         for (index, (tensor, value)) in info.outputs.iter().zip(&values).enumerate() {
-            // SAFETY: contract of `qhx_core::backend`: exclusive. The slice ends before the next
+            // SAFETY: contract of `qhx_exec::backend`: exclusive. The slice ends before the next
             // output's begins.
             let bytes = unsafe { self.bindings.output(index)? };
             write(tensor, value, bytes)?;

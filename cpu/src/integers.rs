@@ -23,7 +23,7 @@
 use std::array::from_fn;
 use std::ops::Range;
 
-use qhx_core::quantized::BLOCK;
+use qhx_types::quantized::BLOCK;
 
 use crate::backend::Activations;
 use crate::kernels::{Row, Rows};

@@ -12,7 +12,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use half::slice::{HalfBitsSliceExt as _, HalfFloatSliceExt as _};
-use qhx_core::quantized::{BLOCK, NIBBLE_ZERO};
+use qhx_types::quantized::{BLOCK, NIBBLE_ZERO};
 use rten_simd::ops::{BitOps, Extend, IntOps, NumOps, ToFloat};
 use rten_simd::{Isa, SimdOp, f16};
 
@@ -639,7 +639,7 @@ pub(crate) fn halves(bits: &[u16]) -> &[f16] {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use qhx_core::quantized::unpack_nibbles;
+    use qhx_types::quantized::unpack_nibbles;
 
     use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use qhx_core::quantized::BLOCK;
+use qhx_types::quantized::BLOCK;
 use rten_simd::SimdOp;
 
 use crate::backend::Activations;

@@ -8,9 +8,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use qhx_core::artifacts::Mapped;
-use qhx_core::backend::{ContextSource, GraphExecutor, Unsupported};
-use qhx_core::{DType, Error, ErrorKind, GraphInfo, Result, TensorInfo};
+use qhx_base::artifacts::Mapped;
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_exec::backend::{ContextSource, GraphExecutor, Unsupported};
+use qhx_types::{DType, GraphInfo, TensorInfo};
 use rten::{DataType, Dimension, LoadErrorKind, Model, ModelOptions, NodeId, ValueType};
 use rten_onnx::onnx::{DataType as OnnxType, ModelProto};
 

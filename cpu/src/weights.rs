@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use qhx_core::artifacts::Mapped;
-use qhx_core::quantized::{BLOCK, Bits, QuantizedForm, repeated};
+use qhx_base::artifacts::Mapped;
+use qhx_types::quantized::{BLOCK, Bits, QuantizedForm, repeated};
 use rten_simd::SimdOp;
 
 use crate::kernels::{self, DequantizeRow, Rows};

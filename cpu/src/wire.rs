@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use qhx_core::onnx::ExternalData;
+use qhx_types::onnx::ExternalData;
 
 /// Deepest nesting of subgraphs and other messages.
 const DEPTH: usize = 48;

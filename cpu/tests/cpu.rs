@@ -2,6 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail the test")]
 
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_exec::backend::{Backend, Context, ContextSource};
+use qhx_exec::{GraphId, Workspace};
+use qhx_types::{DType, Port};
+
 #[expect(dead_code, reason = "unit tests need more of it")]
 mod onnx;
 
@@ -9,8 +14,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use onnx::{Dim, FLOAT, FLOAT16, INT8, INT32, INT64, Model, UINT8};
-use qhx_core::backend::{Backend, Context, ContextSource};
-use qhx_core::{CancelToken, DType, Error, ErrorKind, GraphId, Port, Result, Workspace};
 use qhx_cpu::{Activations, CpuBackend, CpuOptions};
 
 fn backend() -> CpuBackend {
@@ -62,7 +65,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
-fn put(workspace: &mut Workspace, buffer: qhx_core::BufferId, values: &[f32]) {
+fn put(workspace: &mut Workspace, buffer: qhx_exec::BufferId, values: &[f32]) {
     let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
     workspace.bytes_mut(buffer).unwrap()[..bytes.len()].copy_from_slice(&bytes);
 }

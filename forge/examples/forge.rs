@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_forge::{ForgeOptions, Progress, forge};
 
 /// Prints stages and notes to stderr.

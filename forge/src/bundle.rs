@@ -6,10 +6,10 @@ use std::io::{BufWriter, Write};
 use std::path::{Component, Path, PathBuf};
 
 use half::f16;
+use qhx_base::hash::{hex, sha256};
+use qhx_base::{Error, ErrorKind, Result, files};
 use qhx_checkpoint::{Checkpoint, MAX_JSON};
-use qhx_core::hash::{hex, sha256};
 use qhx_core::manifest::{self, Manifest};
-use qhx_core::{Error, ErrorKind, Result, files};
 use qhx_graph::progress::Progress;
 use qhx_graph::weight::{F16_OVERFLOW, RowSource, beyond_f16, stream, to_f16};
 use serde::{Deserialize, Serialize};

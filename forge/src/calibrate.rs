@@ -13,9 +13,9 @@ mod text;
 
 use std::path::{Path, PathBuf};
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_core::engine::Model;
-use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::onnx::{self, Known};
 use qhx_graph::progress::Progress;
 use tempfile::TempDir;

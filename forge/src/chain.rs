@@ -3,7 +3,7 @@
 //! A host-op binds the output `y` of a graph and the input `x` of the next to one buffer. That they fit is seen here,
 //! when the bundle is made, and not when it is opened.
 
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::graph::{Graph, Tensor, TensorId};
 use serde_json::{Map, Value};
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use qhx_core::text::forms::CHATML;
+use qhx_text::forms::CHATML;
 use serde_json::{Map, Value, json};
 
 /// What stands before an answer of a model that could think and is not to.
@@ -38,7 +38,7 @@ mod tests {
     use std::path::Path;
 
     use qhx_core::manifest::{Manifest, SCHEMA_VERSION};
-    use qhx_core::text::{ChatTemplate, Message, RenderOptions};
+    use qhx_text::{ChatTemplate, Message, RenderOptions};
 
     use super::*;
 

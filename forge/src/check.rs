@@ -1,11 +1,12 @@
 //! Compares each compiled graph with its ONNX reference graph on the same random inputs.
 
 use half::f16;
-use qhx_core::alone::{Named, open, run};
-use qhx_core::backend::ContextSource;
-use qhx_core::compare::Distance;
-use qhx_core::{Error, ErrorKind, GraphInfo, Result};
+use qhx_base::compare::Distance;
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_exec::alone::{Named, open, run};
+use qhx_exec::backend::ContextSource;
 use qhx_graph::progress::Progress;
+use qhx_types::GraphInfo;
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
 
@@ -145,8 +146,8 @@ fn random_inputs(info: &GraphInfo, seed: u64) -> Result<Vec<Named>> {
 mod tests {
     use std::sync::Arc;
 
-    use qhx_core::null::NullBackend;
-    use qhx_core::{DType, TensorInfo};
+    use qhx_exec::null::NullBackend;
+    use qhx_types::{DType, TensorInfo};
 
     use super::*;
     use crate::options::BackendFactory;

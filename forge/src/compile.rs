@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use qhx_core::Result;
+use qhx_base::Result;
 use qhx_graph::graph::Graph;
 use qhx_graph::progress::Progress;
 

@@ -11,9 +11,9 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use qhx_base::artifacts::Mapped;
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::read_json;
-use qhx_core::artifacts::Mapped;
-use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::graph::Graph;
 use qhx_graph::progress::Progress;
 use serde::{Deserialize, Serialize};

@@ -10,8 +10,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::covers;
-use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::builder::{NodeParts, rebuild};
 use qhx_graph::graph::{
     BinaryOp, Constant, Elem, Graph, Node, Op, Origin, Tensor, TensorId, UnaryOp,

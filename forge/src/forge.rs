@@ -5,10 +5,10 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::backend::ContextSource;
 use qhx_core::manifest::{Manifest, Verdict};
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_exec::backend::ContextSource;
 use qhx_graph::graph::{Elem, Graph};
 use qhx_graph::onnx;
 use qhx_graph::onnx::Known;

@@ -1,8 +1,8 @@
 //! How near the values of a decoder come to the end of f16: it reads texts on the CPU in f32, and the largest
 //! magnitudes of what the NPU computes in f16 are noted layer by layer. What does not fit is folded.
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{BinaryOp, Elem, Graph, Node, Op, Origin, ReduceOp, TensorId, UnaryOp};
 use qhx_graph::onnx::Known;

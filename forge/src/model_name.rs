@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use qhx_base::{Error, ErrorKind, Result, snapshot};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::{Error, ErrorKind, Result, snapshot};
 use serde_json::Value;
 
 /// Longest name, in characters.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 
 use crate::recipe::{ContextPlan, Recipe};
 
@@ -132,7 +132,7 @@ mod tests {
     use std::io::Write;
     use std::sync::Arc;
 
-    use qhx_core::DType;
+    use qhx_types::DType;
     use serde_json::Map;
 
     use super::*;

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::backend::Backend;
 use qhx_core::manifest::Rerank;
-use qhx_core::{Media, Result};
+use qhx_exec::backend::Backend;
+use qhx_types::Media;
 
 use crate::compile::Compiler;
 use crate::fold::Fold;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::covers;
-use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::weight::{Storage, Weight};
 
 use crate::recipe::{Precision, Recipe, RecipeOptions};

@@ -5,9 +5,10 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::{Checkpoint, summary};
-use qhx_core::{DType, Error, ErrorKind, Result};
 use qhx_graph::graph::{Elem, Graph};
+use qhx_types::DType;
 
 use crate::options::{AUTO_SHARDS, ForgeOptions};
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, Precision, Recipe, RecipeOptions, Task};

@@ -6,10 +6,10 @@
 
 use std::path::{Path, PathBuf};
 
-use qhx_core::artifacts::Artifacts;
-use qhx_core::hash::sha256;
+use qhx_base::artifacts::Artifacts;
+use qhx_base::hash::sha256;
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::manifest::{ContextEntry, Manifest};
-use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::graph::Graph;
 use qhx_graph::onnx;
 use qhx_graph::progress::Progress;

@@ -5,12 +5,13 @@ use std::fmt;
 use std::io::Write;
 use std::sync::Arc;
 
+use qhx_base::{Error, ErrorKind, Result};
 pub use qhx_core::op::Task;
-use qhx_core::{DType, Error, ErrorKind, Result};
 use qhx_graph::graph::{Graph, Origin};
 use qhx_graph::progress::Progress;
 use qhx_graph::quantize::{BLOCK, Bits, QuantizedForm};
 use qhx_graph::weight::{RowSource, Storage, Weight};
+use qhx_types::DType;
 use serde_json::{Map, Value};
 
 /// Contexts that a device holds at once.

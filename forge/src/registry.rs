@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_core::op::Segment;
-use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Value, json};
 
 use crate::keys;
@@ -219,7 +219,7 @@ inventory::collect!(Registration);
 /// What a crate registers is in a program that refers to the crate, with `use my_recipe as _;` for instance.
 ///
 /// ```
-/// use qhx_core::Result;
+/// use qhx_base::Result;
 /// use qhx_checkpoint::Checkpoint;
 /// use qhx_forge::recipe::{Recipe, RecipeOptions};
 /// use qhx_forge::{RecipeEntry, architectures, register_recipe};
@@ -227,13 +227,13 @@ inventory::collect!(Registration);
 /// fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
 /// #    let _ = (checkpoint, options);
 ///     // …
-/// #    Err(qhx_core::Error::new(qhx_core::ErrorKind::Graph, "an example"))
+/// #    Err(qhx_base::Error::new(qhx_base::ErrorKind::Graph, "an example"))
 /// }
 ///
 /// register_recipe!(RecipeEntry::new(&["MyForCausalLM"], recipe).prefill_graphs());
 ///
 /// assert!(architectures()?.contains(&"MyForCausalLM"));
-/// # Ok::<(), qhx_core::Error>(())
+/// # Ok::<(), qhx_base::Error>(())
 /// ```
 #[macro_export]
 macro_rules! register_recipe {

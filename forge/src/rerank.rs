@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use qhx_base::{Error, ErrorKind, Result, files};
 use qhx_core::manifest::{Rerank, Verdict};
-use qhx_core::{Error, ErrorKind, Result, files};
 use serde_json::{Value, json};
 
 /// Bytes of a file that says it.

@@ -6,11 +6,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use qhx_core::backend::{Backend, ContextSource};
-use qhx_core::{Error, ErrorKind, Result};
-
 use crate::recipe::{Probe, Scaling};
-use qhx_core::alone::{open, run};
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_exec::alone::{open, run};
+use qhx_exec::backend::{Backend, ContextSource};
 use qhx_graph::onnx;
 use qhx_graph::progress::Progress;
 

@@ -3,15 +3,15 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use qhx_base::{Error, ErrorKind, Result, files};
 use qhx_checkpoint::Inside;
 use qhx_checkpoint::TEXT_FILES;
 use qhx_checkpoint::tokenizer::{MAX_BYTES, Source, TOKENIZER, normalized, source};
 use qhx_checkpoint::{Checkpoint, read_json};
 use qhx_core::manifest::{Manifest, SCHEMA_VERSION};
 use qhx_core::sampling::SamplingParams;
-use qhx_core::text::Tokenizer;
-use qhx_core::{Error, ErrorKind, Result, files};
 use qhx_graph::progress::Progress;
+use qhx_text::Tokenizer;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 

@@ -4,9 +4,9 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use qhx_base::{ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_core::manifest::{ChatStyle, Manifest};
-use qhx_core::{DType, ErrorKind, Result};
 use qhx_forge::compile::Compiler;
 use qhx_forge::recipe::RecipeOptions;
 use qhx_forge::registry::recipe;
@@ -16,6 +16,7 @@ use qhx_graph::graph::{Elem, Graph, Origin, UnaryOp};
 use qhx_graph::quantize::{Bits, QuantizedForm};
 use qhx_graph::weight::Storage;
 use qhx_paths::fixture;
+use qhx_types::DType;
 use serde_json::json;
 
 /// Writes the names of a context's graphs instead of a binary, and keeps the graphs.

@@ -1,6 +1,7 @@
 //! Checkpoints that are damaged, incomplete or hostile: an error that says so, never a panic.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+use qhx_base::{Error, ErrorKind};
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::graph::Graph;
 
@@ -35,7 +36,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use qhx_core::{Error, ErrorKind};
 use qhx_forge::plan::plan;
 use qhx_forge::recipe::{Precision, RecipeOptions};
 use qhx_forge::registry::recipe;

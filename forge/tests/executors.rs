@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
+use qhx_base::CancelToken;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::backend::{Backend, ContextSource};
-use qhx_core::{CancelToken, DType, Port, Workspace};
 use qhx_cpu::{CpuBackend, CpuOptions};
+use qhx_exec::Workspace;
+use qhx_exec::backend::{Backend, ContextSource};
 use qhx_forge::Silent;
 use qhx_forge::Task;
 use qhx_forge::kit::{Attend, AttendInputs, Heads, mix, rope};
@@ -18,6 +19,7 @@ use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, Op};
 use qhx_graph::onnx;
 use qhx_paths::fixture;
+use qhx_types::{DType, Port};
 
 /// Checkpoints, and options of their recipes.
 const FIXTURES: [(&str, &[(&str, &str)]); 29] = [

@@ -6,16 +6,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use half::f16;
-use qhx_core::backend::{Backend, ContextSource};
-use qhx_core::compare::Distance;
-use qhx_core::qnn::{Library, QnnBackend, QnnOptions, Target};
-use qhx_core::{CancelToken, DType, GraphId, Port, Workspace};
+use qhx_base::CancelToken;
+use qhx_base::compare::Distance;
+use qhx_exec::backend::{Backend, ContextSource};
+use qhx_exec::{GraphId, Workspace};
 use qhx_forge::Silent;
 use qhx_forge::compile::Compiler;
 use qhx_forge::qnn::QnnCompiler;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, INT8_STEP};
+use qhx_qnn::{Library, QnnBackend, QnnOptions, Target};
 use qhx_tiers::tier;
+use qhx_types::{DType, Port};
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
 
@@ -89,7 +91,7 @@ fn run(
     read(&mut workspace, id, &info.outputs[0])
 }
 
-fn read(workspace: &mut Workspace, id: GraphId, tensor: &qhx_core::TensorInfo) -> Vec<f32> {
+fn read(workspace: &mut Workspace, id: GraphId, tensor: &qhx_types::TensorInfo) -> Vec<f32> {
     let buffer = workspace.allocate(tensor.try_byte_len().unwrap()).unwrap();
     workspace.bind(id, Port::Output(0), buffer, 0).unwrap();
     workspace.execute(id).unwrap();

@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::manifest::Manifest;
-use qhx_core::{Error, ErrorKind, Result};
 use qhx_forge::compile::Compiler;
 use qhx_forge::prepare::{PrepareOptions, PrepareReport, prepare};
 use qhx_forge::{ForgeOptions, Progress, Silent, forge};

@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use half::f16;
+use qhx_base::compare::Distance;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::compare::Distance;
 use qhx_forge::recipe::{Precision, Recipe, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_graph::graph::{Elem, Graph};

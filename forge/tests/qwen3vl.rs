@@ -5,11 +5,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use qhx_base::compare::Distance;
+use qhx_base::{Error, ErrorKind};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::backend::Backend;
-use qhx_core::compare::Distance;
-use qhx_core::{Error, ErrorKind, Media};
 use qhx_cpu::{CpuBackend, CpuOptions};
+use qhx_exec::backend::Backend;
 use qhx_forge::compile::Compiler;
 use qhx_forge::recipe::{Precision, Recipe, RecipeOptions};
 use qhx_forge::registry::{probe, recipe};
@@ -18,6 +18,7 @@ use qhx_forge::{CheckBackends, ForgeOptions, forge};
 use qhx_graph::graph::{Elem, Graph};
 use qhx_graph::progress::{Progress, Silent};
 use qhx_paths::fixture;
+use qhx_types::Media;
 use rten::{Model, ValueOrView};
 use rten_tensor::Tensor;
 use rten_tensor::prelude::*;

@@ -1,7 +1,7 @@
 //! A program with two recipes for one model class. A file of its own: what it registers is in the whole program.
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::{Error, ErrorKind, Result};
 use qhx_forge::recipe::{Recipe, RecipeOptions};
 use qhx_forge::{ForgeOptions, RecipeEntry, Silent, architectures, forge, register_recipe};
 use qhx_paths::fixture;

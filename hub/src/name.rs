@@ -3,8 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-pub(crate) use qhx_base::snapshot::is_commit;
 use qhx_base::{Error, ErrorKind};
+
+pub(crate) use qhx_base::snapshot::is_commit;
 
 /// Longest part of a name. The hub's own limit is 96.
 const MAX_PART: usize = 96;

@@ -3,12 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use qhx_core::backend::Backend;
-use qhx_core::qnn::{ProfileLevel, QnnBackend, QnnOptions};
-use qhx_core::resident::ResidentBackend;
-use qhx_core::rights::runs_with_extra_rights;
-use qhx_core::{Error, ErrorKind, Manifest, Result, trace};
+use qhx_base::rights::runs_with_extra_rights;
+use qhx_base::{Error, ErrorKind, Result, trace};
+use qhx_core::Manifest;
 use qhx_cpu::{CpuBackend, CpuOptions};
+use qhx_exec::backend::Backend;
+use qhx_exec::resident::ResidentBackend;
+use qhx_qnn::{ProfileLevel, QnnBackend, QnnOptions};
 
 use crate::bundle::Bundle;
 use crate::cache::contexts_tried;

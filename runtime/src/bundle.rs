@@ -4,8 +4,9 @@ use std::io::Read as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use qhx_core::text::forms;
-use qhx_core::{Error, ErrorKind, Manifest, Result, files};
+use qhx_base::{Error, ErrorKind, Result, files};
+use qhx_core::Manifest;
+use qhx_text::forms;
 
 /// A bundle that was found: its manifest is read and checked, nothing else is opened. Clones share it.
 ///

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use etcetera::{BaseStrategy as _, choose_base_strategy};
+use qhx_base::hash::hex;
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::engine::Model;
-use qhx_core::hash::hex;
-use qhx_core::{Error, ErrorKind, Result};
 use sha2::{Digest as _, Sha256};
 
 use crate::vars::{self, CACHE_DIR};

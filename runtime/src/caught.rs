@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use qhx_core::{Error, ErrorKind};
+use qhx_base::{Error, ErrorKind};
 
 /// Does work whose panics become errors of [`ErrorKind::Internal`].
 ///

@@ -1,9 +1,9 @@
 //! A conversation: its messages so far, and the answers that follow.
 
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use qhx_core::engine::{Event, FinishReason, Generation, Message, Model, Prompt, Request, Run};
 use qhx_core::op::Task;
 use qhx_core::sampling::SamplingParams;
-use qhx_core::{CancelToken, Error, ErrorKind, Result};
 
 use crate::media::{self, Attached, Attachment};
 

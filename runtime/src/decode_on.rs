@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use qhx_base::{Error, ErrorKind, Result, trace};
 use qhx_core::engine::Model;
 use qhx_core::op::{Segment, Task};
-use qhx_core::{Error, ErrorKind, Result, trace};
 use serde::{Deserialize, Serialize};
 
 use crate::backends::forms;

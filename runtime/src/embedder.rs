@@ -3,12 +3,13 @@
 use std::str::FromStr;
 use std::sync::Arc;
 
+use qhx_base::trace::{self, Trace};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, TooLong};
 use qhx_core::engine::Model;
 use qhx_core::op::{ImageRules, Modality};
-use qhx_core::text::Tokenizer;
-use qhx_core::trace::{self, Trace};
-use qhx_core::{CancelToken, Error, ErrorKind, Media, Result, TooLong};
 use qhx_media::{Limits, Source, decode_image};
+use qhx_text::Tokenizer;
+use qhx_types::Media;
 
 /// Treatment of a text that is too long.
 const SPLIT: &str = "split the text, or cut it with --truncate";

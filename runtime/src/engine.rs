@@ -1,8 +1,8 @@
 //! A model as its bundle means it to be used: it generates, embeds, transcribes or speaks.
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::engine::Model;
 use qhx_core::op::Task;
-use qhx_core::{Error, ErrorKind, Result};
 
 use crate::embedder::{self, Embedder};
 use crate::speaker::Speaker;

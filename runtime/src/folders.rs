@@ -3,9 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::manifest::candidates;
-use qhx_core::qnn::runs_on;
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_qnn::runs_on;
 use serde::Serialize;
 
 /// The bundle of one architecture within a folder of several.

@@ -15,10 +15,10 @@
 
 use std::path::{Path, PathBuf};
 
+use qhx_base::rights::runs_with_extra_rights;
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use qhx_core::manifest::is_candidate;
-use qhx_core::qnn::runs_on;
-use qhx_core::rights::runs_with_extra_rights;
-use qhx_core::{CancelToken, Error, ErrorKind, Result};
+use qhx_qnn::runs_on;
 
 pub use qhx_hub::{
     Cache, CheckpointFiles, FileCheck, Found, Hub, Kind, Listing, Local, Name, Options, Progress,

@@ -79,14 +79,16 @@ pub use transcriber::{
 
 pub use qhx_cpu::{Activations, Caches, CpuOptions};
 
+pub use qhx_base::{CancelToken, Error, ErrorKind, Result, TooLong};
+pub use qhx_core::Manifest;
 pub use qhx_core::engine::{
     Content, ContentPart, Decoder, Event, FinishReason, Generation, Grammar, Message, Model, Part,
     Prompt, PromptToken, Request, Run, Sessions, Speculate, Texts, Timings,
 };
 pub use qhx_core::op::{MediaRules, Modality, OpDescription, Task};
-pub use qhx_core::qnn::{MemoryMode, PerfMode};
 pub use qhx_core::sampling::{SamplingParams, TokenLogprobs};
-pub use qhx_core::text::{Beginning, CallFormat, REASONING, Tool, ToolCall};
-pub use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Media, Result, TooLong};
 pub use qhx_media::{Limits, Source};
 pub use qhx_plugins::{PluginOptions, Plugins};
+pub use qhx_qnn::{MemoryMode, PerfMode};
+pub use qhx_text::{Beginning, CallFormat, REASONING, Tool, ToolCall};
+pub use qhx_types::Media;

@@ -2,15 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use qhx_core::qnn::{Device, Library, LogLevel, Platform, SystemLibrary};
-use qhx_core::rights::runs_with_extra_rights;
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::rights::runs_with_extra_rights;
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_qnn::{Device, Library, LogLevel, Platform, SystemLibrary};
 use serde::Serialize;
 
 use crate::cache;
 use crate::machines::Machine;
 
-pub use qhx_core::qnn::{HTP_FILE, SYSTEM_FILE};
+pub use qhx_qnn::{HTP_FILE, SYSTEM_FILE};
 
 /// The folder of the wheels that holds the libraries.
 pub const LIBRARY_FOLDER: &str = "onnxruntime_qnn";

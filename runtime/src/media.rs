@@ -3,10 +3,11 @@
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
+use qhx_base::{Error, ErrorKind, Result, trace};
 use qhx_core::engine::{Content, ContentPart, Model, Part, Prompt};
 use qhx_core::op::{Modality, OpDescription, Segment};
-use qhx_core::{Error, ErrorKind, Media, Result, trace};
 use qhx_media::{Limits, Source};
+use qhx_types::Media;
 use serde::Serialize;
 
 use crate::wave;

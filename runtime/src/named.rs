@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_cpu::{Activations, Caches};
 
 use crate::libraries::{HTP_FILE, Libraries, LibraryFiles, SYSTEM_FILE};

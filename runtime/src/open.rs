@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use qhx_core::Result;
+use qhx_base::Result;
 use qhx_core::engine::Model;
 
 use crate::bundle::Bundle;

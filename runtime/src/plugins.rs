@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use qhx_core::Result;
+use qhx_base::Result;
 use qhx_core::op::{OpDescription, OpEntry, OpProvider as _, OpSource};
 use qhx_plugins::{Listed, PluginOptions, Plugins, interface_version, survey};
 use serde::Serialize;

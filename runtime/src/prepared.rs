@@ -8,11 +8,11 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use qhx_core::hash::sha256;
+use qhx_base::hash::sha256;
+use qhx_base::rights::runs_with_extra_rights;
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::manifest::Manifest;
-use qhx_core::qnn::{Platform, Target};
-use qhx_core::rights::runs_with_extra_rights;
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_qnn::{Platform, Target};
 use serde::{Deserialize, Serialize};
 
 use crate::bundle::Bundle;

@@ -1,9 +1,9 @@
 //! How well documents answer a query.
 
+use qhx_base::{CancelToken, Error, ErrorKind, Result, TooLong};
 use qhx_core::engine::{Model, Prompt};
 use qhx_core::manifest::{Rerank, Verdict};
-use qhx_core::text::Tokenizer;
-use qhx_core::{CancelToken, Error, ErrorKind, Result, TooLong};
+use qhx_text::Tokenizer;
 
 /// A document and how well it answers.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use qhx_core::backend::Backend;
+use qhx_base::trace::Trace;
+use qhx_base::{CancelToken, Result};
 use qhx_core::dump::Dump;
 use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::op::{OpDescription, OpProvider as _, ProgressFn};
-use qhx_core::trace::Trace;
-use qhx_core::workspace::Tap;
-use qhx_core::{CancelToken, Result};
 use qhx_cpu::{Activations, Caches};
+use qhx_exec::backend::Backend;
+use qhx_exec::workspace::Tap;
 use qhx_plugins::{PluginOptions, Plugins};
 
 use crate::backends::{Chosen, cpu};

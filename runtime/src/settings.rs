@@ -5,15 +5,15 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use qhx_core::CancelToken;
-use qhx_core::backend::Backend;
+use qhx_base::CancelToken;
+use qhx_base::trace::Trace;
 use qhx_core::dump::Dump;
 use qhx_core::op::ProgressFn;
-use qhx_core::qnn::{MemoryMode, PerfMode, ProfileLevel};
-use qhx_core::trace::Trace;
-use qhx_core::workspace::Tap;
 use qhx_cpu::{Activations, Caches};
+use qhx_exec::backend::Backend;
+use qhx_exec::workspace::Tap;
 use qhx_plugins::PluginOptions;
+use qhx_qnn::{MemoryMode, PerfMode, ProfileLevel};
 
 use crate::libraries::LibraryFiles;
 

@@ -12,7 +12,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use qhx_core::qnn::{Platform, SKEL_FOLDERS};
+use qhx_qnn::{Platform, SKEL_FOLDERS};
 
 use crate::libraries::LibraryFiles;
 

@@ -1,16 +1,16 @@
 //! The hidden command `helper TASK`: this program as a child of itself, for work that may crash, never end or
-//! take all memory. See [`qhx_core::child`].
+//! take all memory. See [`qhx_base::child`].
 
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 
-use qhx_core::child::{ChildProgram, Task, serve};
+use qhx_base::child::{ChildProgram, Task, serve};
 
 /// The word that makes the program a helper.
 pub const COMMAND: &str = "helper";
 
 /// What every helper does.
-const TASKS: &[Task] = &[qhx_core::qnn::probe::TASK, qhx_core::text::CHAT_TEMPLATE_TASK];
+const TASKS: &[Task] = &[qhx_qnn::probe::TASK, qhx_text::CHAT_TEMPLATE_TASK];
 
 /// Does the task when the program was started for one. Otherwise has the process start helpers where it
 /// needs them. `tasks`: what this program's helper does besides.

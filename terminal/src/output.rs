@@ -7,9 +7,9 @@ use std::fmt::Arguments;
 use std::fs::File;
 use std::io::{self, Write};
 
-use qhx_core::escape::escaped;
-use qhx_core::qnn::stdout::redirect_to_log;
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::escape::escaped;
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_qnn::stdout::redirect_to_log;
 use serde::Serialize;
 use serde_json::json;
 

@@ -7,7 +7,7 @@ use std::backtrace::Backtrace;
 use std::panic::{self, PanicHookInfo};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use qhx_core::{Error, ErrorKind};
+use qhx_base::{Error, ErrorKind};
 
 /// What the latest panic said.
 #[derive(Debug, Clone, Default)]

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::error::ContextValue;
-use qhx_core::escape::shown;
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::escape::shown;
+use qhx_base::{Error, ErrorKind, Result};
 use tracing_subscriber::EnvFilter;
 
 use super::args::ProcessArgs;

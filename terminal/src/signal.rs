@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use qhx_core::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
 
 use super::exit;
 use crate::say;

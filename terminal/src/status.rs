@@ -1,6 +1,6 @@
 //! How a command ended that did not fail.
 
-use qhx_core::ErrorKind;
+use qhx_base::ErrorKind;
 
 /// How a command ended that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,14 +2,14 @@
 //!
 //! Printing macros panic when nobody takes what they print: a full disk, a pipe whose reader has left. Nothing here
 //! fails or panics, and a command goes on without a listener. Names of files and of what stands in them are shown with
-//! escapes ([`qhx_core::escape`]), so that they cannot steer a terminal.
+//! escapes ([`qhx_base::escape`]), so that they cannot steer a terminal.
 
 use std::fmt::Arguments;
 use std::io::{self, IsTerminal as _, Write};
 
 use qhx::vars;
-use qhx_core::Error;
-use qhx_core::escape::shown;
+use qhx_base::Error;
+use qhx_base::escape::shown;
 
 /// Writes a line to standard error, with the arguments of `format!`.
 #[macro_export]

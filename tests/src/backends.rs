@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use qhx_core::backend::Backend;
-use qhx_core::qnn::{Library, QnnBackend, QnnOptions, Target};
+use qhx_exec::backend::Backend;
 use qhx_forge::compile::Compiler;
 use qhx_forge::qnn::QnnCompiler;
+use qhx_qnn::{Library, QnnBackend, QnnOptions, Target};
 
 /// The CPU backend.
 pub fn cpu() -> Arc<dyn Backend> {

@@ -4,12 +4,12 @@ use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use qhx_core::backend::Backend;
+use qhx_base::{CancelToken, Error, Result};
 use qhx_core::engine::Model;
-use qhx_core::qnn::codes::Code;
-use qhx_core::qnn::{MemoryMode, PerfMode, QnnBackend, QnnOptions};
-use qhx_core::{CancelToken, Error, Result};
+use qhx_exec::backend::Backend;
 use qhx_fake_device::{Control, Plan, Report, is_spared};
+use qhx_qnn::codes::Code;
+use qhx_qnn::{MemoryMode, PerfMode, QnnBackend, QnnOptions};
 
 use crate::tiny;
 

@@ -5,14 +5,14 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use qhx_core::Media;
-use qhx_core::compare::Distance;
+use qhx_base::compare::Distance;
 use qhx_core::engine::{
     ContentPart, DraftCounts, Generation, Message, Model, Part, Prompt, Request, Speculate,
 };
 use qhx_core::op::{HostOp, Segment};
 use qhx_core::sampling::argmax;
 use qhx_media::{ImageRules, Limits, Source, decode_image};
+use qhx_types::Media;
 use safetensors::SafeTensors;
 use serde::Deserialize;
 

@@ -3,13 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use qhx_base::{CancelToken, Error, Result};
 use qhx_core::dump::Dump;
 use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::manifest::Manifest;
-use qhx_core::null::NullBackend;
 use qhx_core::op::ProgressFn;
-use qhx_core::{CancelToken, DType, Error, GraphInfo, Result, TensorInfo};
+use qhx_exec::null::NullBackend;
 use qhx_plugins::Plugins;
+use qhx_types::{DType, GraphInfo, TensorInfo};
 use serde_json::json;
 
 /// Number of logits of the graph.

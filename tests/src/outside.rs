@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use qhx_core::backend::Backend;
+use qhx_base::hash::sha256;
+use qhx_base::{CancelToken, ErrorKind};
 use qhx_core::dump::Dump;
 use qhx_core::engine::{Model, ModelOptions};
-use qhx_core::hash::sha256;
 use qhx_core::manifest::Manifest;
-use qhx_core::{CancelToken, ErrorKind};
+use qhx_exec::backend::Backend;
 use qhx_plugins::{PluginOptions, Plugins};
 
 use crate::plugin_files::{self, workspace};

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use qhx_core::ErrorKind;
+use qhx_base::ErrorKind;
 use qhx_core::engine::Model;
 use qhx_core::op::Segment;
 use serde_json::Value;

@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use qhx_core::qnn::MemoryMode;
 use qhx_fake_device::{Plan, Then};
+use qhx_qnn::MemoryMode;
 
 use crate::faults::Faults;
 use crate::replay::greedy_exact;

@@ -2,13 +2,13 @@
 
 use std::ops::ControlFlow;
 
-use qhx_core::compare::Distance;
+use qhx_base::compare::Distance;
 use qhx_core::engine::{
     DraftCounts, FinishReason, Generation, Message, Model, Prompt, Request, Speculate,
 };
 use qhx_core::op::{HandOvers, Segment};
 use qhx_core::sampling::argmax;
-use qhx_core::workspace::GraphStats;
+use qhx_exec::workspace::GraphStats;
 
 use crate::backends;
 use crate::tiny::{Case, Chat, Goldens};
@@ -87,7 +87,7 @@ pub fn accepted_exact(model: &mut Model, case: &Case, rows: usize, right: usize)
                 tokens[..right].iter().try_for_each(|&token| op.decode(token))?;
             }
             op.decode(tokens[right])?;
-            Ok::<_, qhx_core::Error>(op.logits()?.to_f32())
+            Ok::<_, qhx_base::Error>(op.logits()?.to_f32())
         };
         go().unwrap_or_else(|e| panic!("{}: {e}", case.id))
     });

@@ -6,8 +6,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use qhx_core::backend::{Backend, BackendInfo, Context, ContextSource, Graph};
-use qhx_core::{Buffer, Error, ErrorKind, GraphInfo, Memory, Port, Result};
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_exec::backend::{Backend, BackendInfo, Context, ContextSource, Graph};
+use qhx_exec::{Buffer, Memory};
+use qhx_types::{GraphInfo, Port};
 
 /// Wraps a backend.
 #[derive(Debug)]

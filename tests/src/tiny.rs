@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use qhx_core::backend::Backend;
+use qhx_base::{CancelToken, Result};
 use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::manifest::Manifest;
-use qhx_core::{CancelToken, Result};
+use qhx_exec::backend::Backend;
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
 pub use qhx_paths::fixture;
 use qhx_plugins::{PluginOptions, Plugins};

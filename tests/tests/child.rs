@@ -4,9 +4,9 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use qhx_core::CancelToken;
-use qhx_core::ErrorKind;
-use qhx_core::child::{ChildFailure, ChildProgram, Limits};
+use qhx_base::CancelToken;
+use qhx_base::ErrorKind;
+use qhx_base::child::{ChildFailure, ChildProgram, Limits};
 
 const LIMITS: Limits =
     Limits { memory: Some(256 << 20), time: Duration::from_secs(20), output: 64 << 20 };
@@ -109,7 +109,7 @@ fn a_helper_of_another_version_is_refused_by_name() {
 #[cfg(target_os = "linux")]
 #[test]
 fn all_renderings_of_a_template_take_one_process() {
-    use qhx_core::text::{Message, RenderOptions};
+    use qhx_text::{Message, RenderOptions};
 
     let folder = tempfile::tempdir().expect("a folder");
     let (started, bundle) = (folder.path().join("started"), folder.path().join("bundle"));

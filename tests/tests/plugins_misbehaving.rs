@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 
-use qhx_core::CancelToken;
+use qhx_base::CancelToken;
 use qhx_core::engine::{Model, Prompt, Request};
 use qhx_core::op::{OpProvider, ProgressFn};
 use qhx_plugins::{LoadErrorKind, Plugin, PluginOptions, Plugins};

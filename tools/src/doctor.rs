@@ -7,10 +7,10 @@ use qhx::folders;
 use qhx::hub;
 use qhx::npu_files::{ANDROID, NpuFile};
 use qhx::{cache, libraries, vars};
-use qhx_core::Error;
+use qhx_base::Error;
 use qhx_core::op::OpProvider as _;
-use qhx_core::qnn::{Device, LogLevel, Platform, QnnBackend, QnnOptions};
 use qhx_plugins::{PluginOptions, Plugins, survey};
+use qhx_qnn::{Device, LogLevel, Platform, QnnBackend, QnnOptions};
 use serde::Serialize;
 use serde_json::{Map, Value};
 

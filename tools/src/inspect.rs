@@ -8,11 +8,12 @@ use qhx::folders::{self, TargetFolder};
 use qhx::hub;
 use qhx::libraries::{LibraryFiles, how_to_get};
 use qhx::{Bundle, not_forged};
-use qhx_core::artifacts::Mapped;
-use qhx_core::backend::{Context, GraphExecutor};
+use qhx_base::artifacts::Mapped;
+use qhx_base::{ErrorKind, Result, files};
 use qhx_core::op::OpProvider as _;
-use qhx_core::qnn::{BinaryInfo, Destination, SystemLibrary, Target, Verdict, verdict};
-use qhx_core::{ErrorKind, GraphInfo, Result, files};
+use qhx_exec::backend::{Context, GraphExecutor};
+use qhx_qnn::{BinaryInfo, Destination, SystemLibrary, Target, Verdict, verdict};
+use qhx_types::GraphInfo;
 use serde::Serialize;
 
 /// What is at a path that was inspected.

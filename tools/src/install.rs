@@ -14,9 +14,9 @@ use qhx::libraries::{
 };
 use qhx::machines::{Machine, VERSION, Wheel};
 use qhx::vars::CACHE_DIR;
-use qhx_core::hash::sha256;
-use qhx_core::qnn::Library;
-use qhx_core::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::hash::sha256;
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_qnn::Library;
 
 /// The wheel's name on the package index.
 pub const PACKAGE: &str = "onnxruntime-qnn";

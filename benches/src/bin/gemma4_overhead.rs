@@ -11,19 +11,21 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use qhx_base::CancelToken;
 use qhx_benches::allocations::{self, Counting};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::backend::{Backend, ContextSource};
 use qhx_core::manifest::Manifest;
-use qhx_core::null::NullBackend;
 use qhx_core::op::{HostOp, OpProvider, OpServices, Segment};
-use qhx_core::{CancelToken, GraphInfo, Workspace};
+use qhx_exec::Workspace;
+use qhx_exec::backend::{Backend, ContextSource};
+use qhx_exec::null::NullBackend;
 use qhx_forge::plan::plan;
 use qhx_forge::recipe::Recipe;
 use qhx_forge::{ForgeOptions, Precision};
 use qhx_graph::graph::Elem;
 use qhx_ops_gemma4 as _;
 use qhx_plugins::{PluginOptions, Plugins};
+use qhx_types::GraphInfo;
 use serde_json::{Map, Value, json};
 
 #[global_allocator]

@@ -14,7 +14,7 @@ use half::f16;
 use qhx_core::engine::{Grammar, Vocabulary};
 use qhx_core::op::Logits;
 use qhx_core::sampling::{AllowedTokens, Rng, Sampler, SamplingParams};
-use qhx_core::text::Tokenizer;
+use qhx_text::Tokenizer;
 use serde_json::{Map, Value, json};
 
 const VOCAB: usize = 248_320;

@@ -9,9 +9,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use qhx_core::backend::{Backend, ContextSource};
-use qhx_core::qnn::{QnnBackend, QnnOptions, stdout};
-use qhx_core::{CancelToken, GraphId, Port, Workspace};
+use qhx_base::CancelToken;
+use qhx_exec::backend::{Backend, ContextSource};
+use qhx_exec::{GraphId, Workspace};
+use qhx_qnn::{QnnBackend, QnnOptions, stdout};
+use qhx_types::Port;
 use serde_json::json;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use qhx_benches::memory::peak_and_anonymous;
-use qhx_core::backend::{Backend as _, ContextSource};
-use qhx_core::qnn::{QnnBackend, QnnOptions};
+use qhx_exec::backend::{Backend as _, ContextSource};
+use qhx_qnn::{QnnBackend, QnnOptions};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);

@@ -16,18 +16,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use qhx_base::compare::Distance;
 use qhx_benches::observed::{Observed, Written};
-use qhx_core::backend::Backend;
-use qhx_core::compare::Distance;
 use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::manifest::{self, Manifest};
 use qhx_core::op::{Logits, Segment};
-use qhx_core::qnn::{QnnBackend, QnnOptions};
 use qhx_cpu::{CpuBackend, CpuOptions};
+use qhx_exec::backend::Backend;
 use qhx_ops_llama as _;
 use qhx_ops_phimoe as _;
 use qhx_ops_qwen35 as _;
 use qhx_plugins::{PluginOptions, Plugins};
+use qhx_qnn::{QnnBackend, QnnOptions};
 use serde_json::Value;
 
 type AnyError = Box<dyn std::error::Error>;

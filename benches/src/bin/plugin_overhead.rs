@@ -9,11 +9,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use qhx_core::backend::{Backend, ContextSource};
-use qhx_core::null::NullBackend;
+use qhx_base::CancelToken;
+use qhx_core::Manifest;
 use qhx_core::op::{HostOp, OpProvider, OpServices};
-use qhx_core::{CancelToken, DType, GraphId, GraphInfo, Manifest, Port, TensorInfo, Workspace};
+use qhx_exec::backend::{Backend, ContextSource};
+use qhx_exec::null::NullBackend;
+use qhx_exec::{GraphId, Workspace};
 use qhx_plugins::{PluginOptions, Plugins, Prober, Store, survey};
+use qhx_types::{DType, GraphInfo, Port, TensorInfo};
 use serde_json::json;
 
 #[path = "../trivial.rs"]
@@ -29,7 +32,7 @@ const PLUGINS: usize = 50;
 struct Direct {
     workspace: Workspace,
     graph: GraphId,
-    logits: qhx_core::BufferId,
+    logits: qhx_exec::BufferId,
     position: usize,
 }
 
@@ -42,7 +45,7 @@ impl Direct {
     }
 
     #[inline(never)]
-    fn decode(&mut self) -> qhx_core::Result<&[u8]> {
+    fn decode(&mut self) -> qhx_base::Result<&[u8]> {
         self.workspace.execute(self.graph)?;
         self.position += 1;
         self.workspace.bytes(self.logits)
@@ -109,7 +112,7 @@ fn main() -> Result<ExitCode, AnyError> {
     if let [flag, task @ ..] = &arguments[..]
         && flag == "--probe"
     {
-        return Ok(qhx_core::child::serve(task, &[qhx_plugins::probe::TASK]));
+        return Ok(qhx_base::child::serve(task, &[qhx_plugins::probe::TASK]));
     }
     let folder = tempfile::tempdir()?;
     let exe = std::env::current_exe()?;

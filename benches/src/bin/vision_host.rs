@@ -14,15 +14,17 @@ use std::time::{Duration, Instant};
 
 use image::codecs::jpeg::JpegEncoder;
 use image::{DynamicImage, ImageEncoder, RgbImage};
+use qhx_base::CancelToken;
 use qhx_benches::allocations::{self, Counting};
-use qhx_core::backend::{Backend, ContextSource};
 use qhx_core::manifest::Manifest;
-use qhx_core::null::NullBackend;
 use qhx_core::op::{HostOp, OpProvider, OpServices, Segment};
-use qhx_core::{CancelToken, DType, GraphInfo, TensorInfo, Workspace};
+use qhx_exec::Workspace;
+use qhx_exec::backend::{Backend, ContextSource};
+use qhx_exec::null::NullBackend;
 use qhx_media::{ImageRules, Limits, Source, decode_image};
 use qhx_ops_qwen3vl as _;
 use qhx_plugins::{PluginOptions, Plugins};
+use qhx_types::{DType, GraphInfo, TensorInfo};
 use serde_json::json;
 
 #[global_allocator]

@@ -8,7 +8,7 @@ use qhx::{
     CancelToken, Embedder, Engine, Error, ErrorKind, Event, FinishReason, Grammar, Message,
     Modality, Model, Prompt, Request, Role, Times, TranscribeEvent, TranscribeOptions, Transcriber,
 };
-use qhx_core::text::Content;
+use qhx_text::Content;
 
 use crate::abi;
 use crate::callbacks::{Listener, Poll};

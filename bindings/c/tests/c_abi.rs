@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use qhexrt::abi::{self, Layout};
-use qhx_core::text::Tokenizer;
 use qhx_forge::{ForgeOptions, Silent, Task, forge};
 use qhx_tests::tiny::{self, Variant};
 use qhx_tests::{multimodal, plugin_files};
+use qhx_text::Tokenizer;
 use qhx_tiers::tier;
 use tempfile::TempDir;
 
@@ -103,7 +103,7 @@ fn the_header_is_what_rust_has() {
         "internal",
         "cancelled",
     ] {
-        let kind = qhx_core::ErrorKind::from_name(name).unwrap();
+        let kind = qhx_base::ErrorKind::from_name(name).unwrap();
         kinds.push((format!("QHX_ERROR_{}", name.to_uppercase()), i32::from(kind.exit_code())));
     }
     let mut source = "#include <stdio.h>\n#include \"qhexrt_c.h\"\nint main(void) {\n".to_owned();

@@ -11,14 +11,14 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use qhx_base::{Error, ErrorKind, Result};
-use qhx_text::Tokenizer;
 use serde_json::Value;
 
 use crate::checkpoint::tokenizer::TOKENIZER;
 use crate::checkpoint::{Checkpoint, read_json};
 use config::Config;
 use merged::Change;
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_text::Tokenizer;
 
 /// The tensors of an adapter, in the newer and in the older form.
 pub(crate) const TENSORS: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use qhx::{Speaker, Transcriber};
+use qhx_base::{Error, ErrorKind, Result, files};
 use qhx_core::engine::{Model, Speculate};
 use qhx_core::op::Task;
-use qhx_core::{Error, ErrorKind, Result, files};
 use qhx_tools::bench::{
     self, AudioRate, Bench, BenchOptions, BenchReport, BenchTable, EarlierReport, EnergyMeter,
     GraphTime, Measured, Speculated,

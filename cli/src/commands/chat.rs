@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use clap::Args;
 use qhx::{Attachment, Chat, is_left_out};
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use qhx_core::engine::{FinishReason, Message, Request};
 use qhx_core::op::Modality;
 use qhx_core::sampling::SamplingParams;
-use qhx_core::{CancelToken, Error, ErrorKind, Result};
 
 use crate::Status;
 use crate::app::App;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use qhx::media::{self, Attachment};
-use qhx_core::Result;
+use qhx_base::Result;
 use qhx_core::engine::{Message, Prompt, Request};
 
 use crate::Status;

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use clap_complete::Shell;
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 
 use crate::Status;
 use crate::app::App;

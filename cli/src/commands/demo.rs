@@ -6,11 +6,12 @@ use std::sync::Arc;
 use clap::Args;
 use qhx::libraries::Libraries;
 use qhx::{BackendChoice, cache};
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_core::Manifest;
 use qhx_core::engine::{Prompt, Request};
-use qhx_core::qnn::Target;
-use qhx_core::{Error, ErrorKind, Manifest, Result};
 use qhx_forge::program::compiler;
 use qhx_forge::{ForgeOptions, forge};
+use qhx_qnn::Target;
 use qhx_tools::verify::is_intact;
 
 use crate::Status;
@@ -101,7 +102,7 @@ fn bundle(app: &App, libraries: Option<&Libraries>) -> Result<PathBuf> {
     }
 }
 
-fn reusable(bundle: &Path, cancel: &qhx_core::CancelToken) -> Result<bool> {
+fn reusable(bundle: &Path, cancel: &qhx_base::CancelToken) -> Result<bool> {
     match Manifest::load(bundle) {
         Ok(manifest) => is_intact(&manifest, cancel),
         Err(_) => Ok(false),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use qhx::vars::{self, Variable};
 use qhx::{DeviceOptions, Runtime};
-use qhx_core::Result;
+use qhx_base::Result;
 use qhx_tools::doctor::{Diagnosis, Health, diagnose};
 use serde_json::Value;
 

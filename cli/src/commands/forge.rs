@@ -7,8 +7,9 @@ use std::path::Path;
 use clap::{Parser, Subcommand};
 use qhx::CpuOptions;
 use qhx::hub::{self, CheckpointFiles, Hub, Name, Options};
+use qhx_base::Result;
+use qhx_core::Manifest;
 use qhx_core::engine::{Model, ModelOptions};
-use qhx_core::{Manifest, Result};
 use qhx_forge::program::{self, ForgeArgs, PrepareArgs, Program};
 use qhx_plugins::Plugins;
 

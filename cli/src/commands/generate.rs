@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use clap::Args;
 use qhx::media;
+use qhx_base::{Error, ErrorKind};
 use qhx_core::dump::Dump;
 use qhx_core::engine::{Message, Prompt, Request};
 use qhx_core::sampling::SamplingParams;
-use qhx_core::{Error, ErrorKind};
 
 use crate::Status;
 use crate::app::App;
@@ -108,7 +108,7 @@ pub(crate) struct GenerateArgs {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &GenerateArgs, app: &mut App) -> qhx_core::Result<Status> {
+pub(crate) fn run(args: &GenerateArgs, app: &mut App) -> qhx_base::Result<Status> {
     args.tracing.trace(|tracing| run_traced(args, app, tracing))
 }
 
@@ -116,7 +116,7 @@ fn run_traced(
     args: &GenerateArgs,
     app: &mut App,
     tracing: Option<&Tracing>,
-) -> qhx_core::Result<Status> {
+) -> qhx_base::Result<Status> {
     let sampling = args.sampling.params(&SamplingParams::default())?;
     let draft = args.speculate.draft()?;
     let attachments = args.media.attachments()?;

@@ -4,12 +4,13 @@ use std::path::PathBuf;
 
 use clap::Args;
 use qhx::Runtime;
-use qhx_core::qnn::BinaryTensor;
-use qhx_core::{DType, Result, TensorInfo};
+use qhx_base::Result;
+use qhx_qnn::BinaryTensor;
 use qhx_tools::inspect::{
     BinaryContents, BundleContents, Contents, FolderContents, OnnxGraph, SizedFile, TargetRun,
     inspect,
 };
+use qhx_types::{DType, TensorInfo};
 
 use crate::Status;
 use crate::app::App;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 
 use crate::Status;
 use crate::app::App;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use qhx::plugins::DescribedOp;
-use qhx_core::Result;
+use qhx_base::Result;
 use qhx_core::op::OpSource;
 use qhx_plugins::Listed;
 use qhx_plugins::store::{Health, Store};

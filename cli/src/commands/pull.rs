@@ -3,7 +3,7 @@
 use clap::Args;
 use qhx::Runtime;
 use qhx::hub::{self, Hub, Kind, Name, Options, Pulled, Want};
-use qhx_core::Result;
+use qhx_base::Result;
 use serde_json::json;
 
 use crate::Status;

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use qhx::hub::{Cache, Local, Name, Options, Unfinished};
-use qhx_core::Result;
+use qhx_base::Result;
 use qhx_core::manifest::is_candidate;
 use serde_json::json;
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use clap::Args;
 use qhx::{Ranked, Reranker};
-use qhx_core::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use serde_json::{Value, json};
 
 use crate::app::App;

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use indicatif::ProgressBar;
 use qhx::libraries::{HTP_FILE, SYSTEM_FILE, folder, how_to_get, installed};
 use qhx::machines::{Machine, VERSION};
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_tools::install::{self, InstallOptions, InstallStep, InstalledVersion, PACKAGE};
 
 use crate::Status;

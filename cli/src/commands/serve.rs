@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use qhx::{Bundle, CancelToken, Runtime};
-use qhx_core::Result;
+use qhx_base::Result;
 use qhx_server::{Options, Server};
 
 use crate::Status;

@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use qhx::{SpeakOptions, Speaker, pcm16, wav_header};
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use qhx_core::dump::Dump;
-use qhx_core::{CancelToken, Error, ErrorKind, Result};
 use serde_json::json;
 
 use crate::app::App;

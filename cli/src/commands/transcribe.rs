@@ -12,9 +12,10 @@ use qhx::{
     Chunk, Live, Note, Source, TIMES, Times, TranscribeEvent, TranscribeLimits, TranscribeOptions,
     Transcriber, Transcript, srt, vtt,
 };
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_core::Manifest;
 use qhx_core::manifest::Transcription;
 use qhx_core::op::Modality;
-use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result};
 use serde_json::{Value, json};
 
 use crate::Status;

@@ -6,7 +6,7 @@ use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use qhx::golden::{self, Golden, GoldenReport};
 use qhx::{BackendChoice, Bundle};
-use qhx_core::{ErrorKind, Result};
+use qhx_base::{ErrorKind, Result};
 use qhx_tools::verify::{self, CaseReport, FileReport, Gate, Score, Suite};
 use serde_json::json;
 

@@ -227,7 +227,7 @@ fn a_truncated_text_keeps_the_special_token_that_is_pooled() {
             serde_json::json!({"id": "</s>", "ids": [2], "tokens": ["</s>"]});
     });
     let path = copied.join("tokenizer.json");
-    let tokenizer = qhx_core::text::Tokenizer::from_file(&path).expect("a tokenizer");
+    let tokenizer = qhx_text::Tokenizer::from_file(&path).expect("a tokenizer");
     // The longest text that fits with both special tokens, and one that begins with it.
     let fits = (1..40)
         .map(|words| vec!["x"; words].join(" "))

@@ -34,8 +34,8 @@ fn scores_are_those_of_the_reference_and_the_best_comes_first() {
     let cases = goldens.cases.iter().filter(|case| case.prompt.starts_with(QUERY));
     let cases: Vec<_> = cases.filter(|case| !case.prompt.contains('\n')).collect();
     assert!(cases.len() > 4, "{}", cases.len());
-    let tokenizer = qhx_core::text::Tokenizer::from_file(&fixture(TINY).join("tokenizer.json"))
-        .expect("a tokenizer");
+    let tokenizer =
+        qhx_text::Tokenizer::from_file(&fixture(TINY).join("tokenizer.json")).expect("a tokenizer");
     let id = |text: &str| tokenizer.encode(text, false).expect("encoded")[0] as usize;
     let (yes, no) = (id(" P"), id(" The"));
     let mut expected: Vec<_> = cases

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use qhx_base::{Error, ErrorKind, Result};
+
 use crate::npy::{self, Array};
-use crate::{Error, ErrorKind, Result};
 
 /// Maximum bytes of an array's name.
 const LONGEST_NAME: usize = 64;

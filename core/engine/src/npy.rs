@@ -8,8 +8,7 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use half::f16;
-
-use crate::{Error, ErrorKind, Result, files};
+use qhx_base::{Error, ErrorKind, Result, files};
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 

@@ -7,6 +7,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use qhx_base::artifacts::Artifacts;
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_exec::Workspace;
+use qhx_exec::workspace::GraphStats;
+
 pub use qhx_exec::Logits;
 /// The list of an op's calls, for other crates that follow it.
 pub use qhx_types::op_calls;
@@ -18,11 +23,8 @@ pub use qhx_types::{
 };
 use serde::Serialize;
 
-use crate::artifacts::Artifacts;
 use crate::dump::Dump;
 use crate::manifest::Manifest;
-use crate::workspace::GraphStats;
-use crate::{Error, ErrorKind, Result, Workspace};
 
 /// Time that an op spent in one of its own named parts.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,7 +1,7 @@
 //! Where an answer ends: stop tokens and stop strings over streamed text.
 
-use crate::text::{Beginning, REASONING};
-use crate::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_text::{Beginning, REASONING};
 
 /// Ends an answer at a token id or at a string. Strings act behind the reasoning, where an answer begins with one.
 ///

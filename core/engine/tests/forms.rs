@@ -5,8 +5,8 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use qhx_core::manifest::{Manifest, SCHEMA_VERSION};
-use qhx_core::text::forms::complete;
-use qhx_core::text::{ChatTemplate, Message, RenderOptions};
+use qhx_text::forms::complete;
+use qhx_text::{ChatTemplate, Message, RenderOptions};
 
 /// A conversation as the manifest's `chat` renders it after [`complete`].
 fn rendered(chat: &Value, thinking: Option<bool>) -> String {

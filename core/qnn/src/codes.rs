@@ -3,6 +3,7 @@
 use std::fmt;
 
 use qhx_base::{Error, ErrorKind};
+
 use qhx_qnn_sys as sys;
 
 /// The code in the low 16 bits of a status.

@@ -2,8 +2,9 @@
 
 #![expect(unsafe_code, reason = "asks the system library for metadata")]
 
-use qhx_base::{Error, ErrorKind, Result};
 use qhx_qnn_sys as sys;
+
+use qhx_base::{Error, ErrorKind, Result};
 
 use super::codes;
 use super::info::BinaryInfo;

@@ -13,14 +13,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use qhx_base::artifacts::Mapped;
-use qhx_base::{CancelToken, Error, ErrorKind, Result, TooLong, files};
 use tokenizers::{
     DecoderWrapper, Encoding, Model as _, OffsetType, PostProcessor as _, PreTokenizer as _,
     TruncationDirection, TruncationParams, TruncationStrategy, truncate_encodings,
 };
 
 pub use bytes::TokenBytes;
+use qhx_base::artifacts::Mapped;
+use qhx_base::{CancelToken, Error, ErrorKind, Result, TooLong, files};
 use size::Size;
 use vet::Refusal;
 

@@ -5,6 +5,8 @@
 
 #![expect(unsafe_code, reason = "instructions that rten_simd does not have")]
 
+use qhx_types::quantized::{BLOCK, NIBBLE_ZERO};
+
 /// What [`Level`] calls, compiled for some instructions. `dots` and `multiply` are those of the module, and `$beside`
 /// rows of weights lie beside each other ([`Wide::fill`]).
 macro_rules! entries {
@@ -39,8 +41,6 @@ mod matrices;
 use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
 use std::slice::from_ref;
-
-use qhx_core::quantized::{BLOCK, NIBBLE_ZERO};
 
 use super::{GROUP, IntegerTask, Words};
 use crate::kernels::{Row, Rows, Scales};

@@ -8,7 +8,7 @@
 mod avx2;
 mod avx512;
 
-use qhx_core::quantized::{BLOCK, NIBBLE_ZERO, from_nibble};
+use qhx_types::quantized::{BLOCK, NIBBLE_ZERO, from_nibble};
 
 use super::{GROUP, IntegerTask, Words};
 use crate::kernels::{Row, Rows};

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use half::f16;
-use qhx_core::{DType, TensorInfo};
+use qhx_types::{DType, TensorInfo};
 use rten::{ModelOptions, Value, ValueView};
 use rten_onnx::onnx::ModelProto;
 use rten_tensor::TensorView;

@@ -2,10 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use qhx_core::artifacts::Mapped;
-use qhx_core::backend::Unsupported;
-use qhx_core::onnx::{ONNX, Operator, STORED_FLOATS};
-use qhx_core::{DType, TensorInfo};
+use qhx_base::artifacts::Mapped;
+use qhx_exec::backend::Unsupported;
+use qhx_types::onnx::{ONNX, Operator, STORED_FLOATS};
+use qhx_types::{DType, TensorInfo};
 use rten_onnx::onnx::{DataType, ModelProto, NodeProto, ValueInfoProto};
 
 use super::attend::MaskShape;

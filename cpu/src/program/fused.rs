@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use qhx_core::onnx::{Operator, attention, attribute, swapped};
+use qhx_types::onnx::{Operator, attention, attribute, swapped};
 use rten_onnx::onnx::{DataType, NodeProto};
 
 use super::reader::{Reader, StoredMatmul, integer, integers, operator};

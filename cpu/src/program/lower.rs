@@ -1,6 +1,6 @@
 //! The operators of ONNX as instructions.
 
-use qhx_core::onnx::{Operator, attribute};
+use qhx_types::onnx::{Operator, attribute};
 use rten_onnx::onnx::{DataType, NodeProto};
 
 use super::attend::{Attend, CacheScales, Shape};

@@ -24,9 +24,10 @@ mod view;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use qhx_core::artifacts::Mapped;
-use qhx_core::backend::Unsupported;
-use qhx_core::{Error, ErrorKind, Result, TensorInfo};
+use qhx_base::artifacts::Mapped;
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_exec::backend::Unsupported;
+use qhx_types::TensorInfo;
 use rten_onnx::onnx::ModelProto;
 use rten_simd::SimdOp;
 

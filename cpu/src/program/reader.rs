@@ -6,11 +6,11 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-use qhx_core::artifacts::Mapped;
-use qhx_core::onnx::{
+use qhx_base::artifacts::Mapped;
+use qhx_types::onnx::{
     DequantizedBlocks, ExternalData, NBits, Operator, ROW_AXIS, STORED_FLOATS, attribute,
 };
-use qhx_core::quantized::{BLOCK, Bits, QuantizedForm, by_block, repeated};
+use qhx_types::quantized::{BLOCK, Bits, QuantizedForm, by_block, repeated};
 use rten_onnx::onnx::{AttributeProto, DataLocation, DataType, GraphProto, NodeProto, TensorProto};
 
 use crate::weights::{Floats, Form, Scales, Stored, Weights};

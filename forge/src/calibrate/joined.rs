@@ -1,6 +1,6 @@
 //! The head as a part of the graphs before it, which then give the logits of all of their rows at once.
 
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::builder::{NodeParts, rebuild};
 use qhx_graph::graph::{Graph, Node, Origin, TensorId};
 use serde_json::Value;

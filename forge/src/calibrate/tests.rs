@@ -1,13 +1,15 @@
 use std::sync::Arc;
 
-use qhx_core::backend::Backend;
-use qhx_core::{GraphInfo, Manifest, Workspace};
 use qhx_cpu::{CpuBackend, CpuOptions};
 use qhx_paths::fixture;
 
 use super::*;
 use crate::registry::recipe;
-use qhx_core::alone::{self, Named};
+use qhx_core::Manifest;
+use qhx_exec::Workspace;
+use qhx_exec::alone::{self, Named};
+use qhx_exec::backend::Backend;
+use qhx_types::GraphInfo;
 
 #[test]
 fn divergence_is_that_of_the_distributions() {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use qhx_core::{Error, ErrorKind, Result, files};
+use qhx_base::{Error, ErrorKind, Result, files};
 use serde_json::Value;
 
 /// Longest file that is read.

@@ -1,9 +1,9 @@
 //! Softmax attention of decoders and encoders, and the inputs that its layers share.
 
-use qhx_core::Result;
-use qhx_core::onnx::attention::POSITION_AXIS;
+use qhx_base::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, TensorId, UnaryOp};
+use qhx_types::onnx::attention::POSITION_AXIS;
 
 use super::contexts::Step;
 use super::layers::Layers;

@@ -1,6 +1,6 @@
 //! A decoder layer of the usual form.
 
-use qhx_core::Result;
+use qhx_base::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::TensorId;
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::graph::Graph;
 use serde_json::{Map, Value, json};
 

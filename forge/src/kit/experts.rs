@@ -16,8 +16,8 @@ use std::io::Write;
 use std::ops::Range;
 use std::sync::Arc;
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, INT8_STEP, TensorId, UnaryOp};
 use qhx_graph::progress::Progress;

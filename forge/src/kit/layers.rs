@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, TensorId};
 use qhx_graph::quantize::QuantizedForm;

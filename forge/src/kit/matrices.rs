@@ -4,9 +4,10 @@ use std::io::Write;
 use std::sync::Arc;
 
 use half::f16;
-use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::progress::Progress;
 use qhx_graph::weight::{RowSource, beyond_f16, stream, to_f16};
+use qhx_types::DType;
 
 use crate::recipe::{TableFile, TableSource, Tables};
 

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::{Checkpoint, read_json};
-use qhx_core::{Error, ErrorKind, Result};
 use serde_json::Value;
 
 /// What `transformers` 5 saves, with an object for each part.

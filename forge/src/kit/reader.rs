@@ -1,7 +1,7 @@
 //! Reads checked values from the configuration of a checkpoint.
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::{Error, ErrorKind, Result};
 use serde_json::Value;
 
 use super::attention::Heads;

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
+use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, ReduceOp, TensorId};
 use qhx_graph::weight::{Storage, Weight, read, row_order};

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Adapter;
 use qhx_checkpoint::Checkpoint;
 use qhx_core::manifest::Rerank;
-use qhx_core::{Error, ErrorKind, Result};
 use qhx_terminal::args::LibraryArgs;
 
 use super::targets::{self, TargetChoice};

@@ -1,8 +1,8 @@
 //! What compiles the graphs of a bundle.
 
 use qhx::libraries::Libraries;
-use qhx_core::Result;
-use qhx_core::qnn::Target;
+use qhx_base::Result;
+use qhx_qnn::Target;
 
 use crate::qnn::QnnCompiler;
 

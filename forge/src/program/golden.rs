@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use qhx::golden::Golden;
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::read_json;
-use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::progress::Progress;
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
@@ -55,7 +55,7 @@ fn write(
     std::fs::create_dir_all(folder).map_err(|e| Error::io(ErrorKind::Io, folder, e))?;
     std::fs::write(&file, &text).map_err(|e| Error::io(ErrorKind::Io, &file, e))?;
     let mut document = read_json(manifest)?;
-    let sha256 = qhx_core::hash::hex(Sha256::digest(&text));
+    let sha256 = qhx_base::hash::hex(Sha256::digest(&text));
     document["artifacts"]["golden"] = json!(name);
     document["artifacts"]["files"][&name] = json!({"bytes": text.len(), "sha256": sha256});
     replace_json(manifest, &document)

@@ -21,9 +21,6 @@ use std::sync::Arc;
 
 use qhx::libraries::{Libraries, how_to_get};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::engine::Model;
-use qhx_core::qnn::{Library, QnnBackend, QnnOptions};
-use qhx_core::{Error, ErrorKind, Media, Result};
 use qhx_cpu::{CpuBackend, CpuOptions};
 use qhx_media::{ImageRules, Limits, Source};
 use qhx_terminal::output::Output;
@@ -40,6 +37,10 @@ use crate::registry;
 use crate::residual::Residual;
 use crate::{Fold, Override, Report, forge_checkpoint};
 use args::ForgeCommand;
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_core::engine::Model;
+use qhx_qnn::{Library, QnnBackend, QnnOptions};
+use qhx_types::Media;
 use subprocess::{Estimates, SubprocessCompiler};
 use targets::{Place, TargetChoice, places, unfinished};
 

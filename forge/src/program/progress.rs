@@ -4,7 +4,7 @@ use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, HumanDuration, ProgressBar};
-use qhx_core::CancelToken;
+use qhx_base::CancelToken;
 use qhx_graph::progress::Progress;
 use qhx_terminal::progress::style;
 use qhx_terminal::say;

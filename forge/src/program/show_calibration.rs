@@ -1,6 +1,6 @@
 //! What calibration measured, for people and programs.
 
-use qhx_core::Result;
+use qhx_base::Result;
 use qhx_terminal::output::Output;
 use qhx_terminal::say;
 use serde_json::{Value, json};

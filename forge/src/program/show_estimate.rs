@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use qhx::libraries::Libraries;
+use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::Result;
-use qhx_core::qnn::Target;
+use qhx_qnn::Target;
 use qhx_terminal::{Status, Terminal};
 use serde_json::{Value, json};
 

@@ -1,6 +1,6 @@
 //! How near the values of each layer come to the end of f16, for people and programs.
 
-use qhx_core::Result;
+use qhx_base::Result;
 use qhx_terminal::output::Output;
 use serde_json::{Value, json};
 

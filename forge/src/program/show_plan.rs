@@ -1,6 +1,6 @@
 //! `qhx forge plan`: what a bundle will consist of and what making it takes.
 
-use qhx_core::Result;
+use qhx_base::Result;
 use qhx_terminal::{Status, Terminal};
 use serde_json::{Value, json};
 

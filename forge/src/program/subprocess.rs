@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use qhx::vars;
-use qhx_core::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use qhx_graph::graph::Graph;
 use qhx_terminal::args::ProcessArgs;
 use qhx_terminal::output::Output;

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use qhx::libraries::Libraries;
 use qhx::prepared;
-use qhx_core::qnn::{Platform, Target};
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_qnn::{Platform, Target};
 
 /// A target that is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,14 +3,15 @@
 use std::collections::HashMap;
 
 use half::f16;
-use qhx_core::qnn::compose::{GraphComposer, Param, TensorHandle, TensorSpec};
-use qhx_core::quantized::Bits;
-use qhx_core::{DType, Error, ErrorKind, Quantization, Result};
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::graph::{
     BinaryOp, Constant, Conv2d, Elem, Graph, Node, Op, Origin, ReduceOp, Tensor, TensorId, UnaryOp,
 };
 use qhx_graph::progress::Progress;
 use qhx_graph::weight::{F16_OVERFLOW, Storage, Weight, beyond_f16, to_f16};
+use qhx_qnn::compose::{GraphComposer, Param, TensorHandle, TensorSpec};
+use qhx_types::quantized::Bits;
+use qhx_types::{DType, Quantization};
 
 /// Smallest exponent that the library is given. Its `ElementWiseExp` returns NaN for some arguments
 /// below −88.4, such as −89. In f16, eˣ is 0 from −17.4 on.

@@ -15,11 +15,11 @@ mod lower;
 
 use std::path::{Path, PathBuf};
 
-use qhx_core::qnn::compose::{CompilerValue, Composer, GraphConfig};
-use qhx_core::qnn::{BinaryInfo, ContextConfig, Library, Target};
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::graph::{Elem, Graph};
 use qhx_graph::progress::Progress;
+use qhx_qnn::compose::{CompilerValue, Composer, GraphConfig};
+use qhx_qnn::{BinaryInfo, ContextConfig, Library, Target};
 
 use crate::compile::Compiler;
 use crate::estimate::Schedule;
@@ -92,7 +92,7 @@ impl QnnCompiler {
     /// # Errors
     /// When the file is no context binary.
     pub fn read(&self, binary: &Path) -> Result<BinaryInfo> {
-        let file = qhx_core::artifacts::Mapped::open(binary)?;
+        let file = qhx_base::artifacts::Mapped::open(binary)?;
         BinaryInfo::read(self.library.system(), &binary.display().to_string(), file.bytes())
     }
 
@@ -163,7 +163,7 @@ impl Compiler for QnnCompiler {
 /// Reads the binary back: it has to describe the graphs that were asked for, in their order of inputs
 /// and outputs, because that is what a host-op binds to.
 fn verify(library: &Library, target: Target, graphs: &[Graph], out: &Path) -> Result<()> {
-    let file = qhx_core::artifacts::Mapped::open(out)?;
+    let file = qhx_base::artifacts::Mapped::open(out)?;
     let name = out.display().to_string();
     let info = BinaryInfo::read(library.system(), &name, file.bytes())?;
     let wrong = |found: String| {
@@ -186,7 +186,7 @@ fn verify(library: &Library, target: Target, graphs: &[Graph], out: &Path) -> Re
             ("outputs", &found.outputs, &expected.outputs),
         ] {
             if found != expected {
-                let list = |tensors: &[qhx_core::TensorInfo]| {
+                let list = |tensors: &[qhx_types::TensorInfo]| {
                     tensors.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
                 };
                 return wrong(format!(

@@ -10,8 +10,8 @@
 
 use std::ops::Range;
 
+use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, TensorId};
 use qhx_graph::weight::row_range;

@@ -1,6 +1,6 @@
 //! Recipe options that are lists of numbers.
 
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 
 use crate::recipe::RecipeOptions;
 

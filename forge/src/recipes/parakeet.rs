@@ -20,11 +20,12 @@
 
 use std::sync::Arc;
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::{DType, Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Conv1d, Conv2d, Elem, Graph, TensorId, UnaryOp};
 use qhx_graph::weight::{RowSource, Storage, Weight};
+use qhx_types::DType;
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 

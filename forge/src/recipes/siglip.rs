@@ -12,8 +12,8 @@
 //! | | `cmask` | `[1, N]` | added to scores: hides what is no patch of the image; NaFlex |
 //! | each | → `y` | `[1, width]` | the vector, not normalised |
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, TensorId};
 use qhx_graph::weight::row_range;

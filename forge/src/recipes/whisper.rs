@@ -15,8 +15,8 @@
 
 use std::ops::Range;
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Conv1d, Elem, Graph, TensorId};
 use qhx_graph::weight::{Storage, Weight};

@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
+use qhx_base::{Error, ErrorKind};
 use qhx_checkpoint::Adapter;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::{Error, ErrorKind};
 use qhx_forge::recipe::{Precision, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Progress, Silent, forge_checkpoint};

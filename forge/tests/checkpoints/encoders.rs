@@ -1,7 +1,7 @@
 //! What `sentence-transformers` has beside an encoder.
 
+use qhx_base::ErrorKind;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::ErrorKind;
 use qhx_forge::ForgeOptions;
 use qhx_forge::plan::{Plan, plan};
 use qhx_forge::recipe::{RecipeOptions, Task};
@@ -75,7 +75,7 @@ fn what_an_encoder_does_not_apply_is_refused_by_name() {
 }
 
 /// The plan of a folder, and the pooling of its bundle.
-fn pooled(dir: &TempDir, pooling: Option<&str>) -> Result<(Plan, Value), qhx_core::Error> {
+fn pooled(dir: &TempDir, pooling: Option<&str>) -> Result<(Plan, Value), qhx_base::Error> {
     let mut options = ForgeOptions::new("out");
     options.task = Some(Task::Embed);
     options.recipe_options.extend(pooling.map(|way| ("pooling".to_owned(), way.to_owned())));

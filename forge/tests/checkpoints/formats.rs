@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
+use qhx_base::{Error, ErrorKind};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::{Error, ErrorKind};
 use qhx_forge::recipe::Precision;
 use qhx_forge::{ForgeOptions, Progress, forge};
 use qhx_graph::graph::Op;

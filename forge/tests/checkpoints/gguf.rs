@@ -6,8 +6,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
+use qhx_base::Error;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::Error;
 use qhx_forge::recipe::{RecipeOptions, Task};
 use qhx_forge::registry::{recipe, task};
 use qhx_forge::{ForgeOptions, Silent, forge_checkpoint};

@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
+use qhx_base::{Error, ErrorKind};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::{Error, ErrorKind};
 use qhx_forge::recipe::RecipeOptions;
 use qhx_forge::registry::recipe;
 use qhx_paths::fixture;

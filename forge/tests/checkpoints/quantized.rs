@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use half::f16;
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::backend::{Backend as _, ContextSource};
-use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_exec::backend::{Backend as _, ContextSource};
 use qhx_forge::recipe::{Precision, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint, forge_with};
@@ -15,6 +15,7 @@ use qhx_graph::onnx;
 use qhx_graph::quantize::{Bits, Quantized, QuantizedForm, QuantizedMut};
 use qhx_graph::weight::{RowSource, Storage, Weight, dequantize_blocks};
 use qhx_paths::fixture;
+use qhx_types::DType;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use qhx_base::ErrorKind;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::ErrorKind;
 use qhx_forge::recipe::{RecipeOptions, Task};
 use qhx_forge::registry::recipe;
 use serde_json::{Value, json};

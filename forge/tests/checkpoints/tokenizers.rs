@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
+use qhx_base::{Error, ErrorKind};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::text::Tokenizer;
-use qhx_core::{Error, ErrorKind};
 use qhx_paths::fixture;
+use qhx_text::Tokenizer;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use qhx_base::{Error, ErrorKind};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::{Error, ErrorKind};
 use qhx_forge::plan::{Plan, plan};
 use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Task};

@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use qhx_checkpoint::Checkpoint;
-use qhx_core::backend::{Backend, ContextSource};
-use qhx_core::qnn::{QnnBackend, QnnOptions, Target};
+use qhx_exec::backend::{Backend, ContextSource};
 use qhx_forge::compile::Compiler as _;
 use qhx_forge::estimate::{DEFAULT_CORNER, EstimateOptions, OpCost, estimate, read};
 use qhx_forge::plan::plan;
@@ -17,6 +16,7 @@ use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Conv2d, Elem};
 use qhx_graph::weight::Storage;
 use qhx_paths::fixture;
+use qhx_qnn::{QnnBackend, QnnOptions, Target};
 use qhx_tiers::tier;
 use serde_json::Value;
 

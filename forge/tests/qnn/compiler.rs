@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use qhx_core::qnn::Target;
-use qhx_core::{DType, ErrorKind, Result};
+use qhx_base::{ErrorKind, Result};
 use qhx_forge::compile::Compiler;
 use qhx_forge::qnn::QnnCompiler;
 use qhx_forge::recipe::Precision;
@@ -12,7 +11,9 @@ use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::Elem;
 use qhx_graph::quantize::{Bits, QuantizedForm, QuantizedMut};
 use qhx_graph::weight::{RowSource, Storage, Weight, dequantize_blocks};
+use qhx_qnn::Target;
 use qhx_tiers::tier;
+use qhx_types::DType;
 
 use crate::ops::all_ops;
 use crate::support::{Compiled, Fixed, error, numbers, reference, weight};

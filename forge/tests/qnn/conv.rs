@@ -1,12 +1,12 @@
 //! Convolutions and gathers of odd and even sizes, against their ONNX reference graphs.
 
 use qhx_checkpoint::Checkpoint;
-use qhx_core::GraphId;
-use qhx_core::qnn::Target;
+use qhx_exec::GraphId;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Conv1d, Conv2d, Elem, Graph, TensorId};
 use qhx_graph::weight::{Storage, Weight};
 use qhx_paths::fixture;
+use qhx_qnn::Target;
 use qhx_tiers::tier;
 
 use crate::support::{Compiled, error, numbers, reference, weight};

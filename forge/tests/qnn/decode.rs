@@ -3,16 +3,17 @@
 use std::path::Path;
 
 use half::f16;
+use qhx_base::compare::Distance;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::compare::Distance;
-use qhx_core::qnn::{Library, Target};
-use qhx_core::{GraphId, Port};
+use qhx_exec::GraphId;
 use qhx_forge::recipe::{Precision, Recipe, RecipeOptions, Task};
 use qhx_forge::registry::recipe;
 use qhx_graph::graph::Graph;
 use qhx_graph::weight::{Storage, Weight};
 use qhx_paths::fixture;
+use qhx_qnn::{Library, Target};
 use qhx_tiers::tier;
+use qhx_types::Port;
 use serde_json::Value;
 
 use crate::support::{Compiled, inputs, reference};

@@ -2,13 +2,13 @@
 
 use half::f16;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::qnn::Target;
 use qhx_forge::recipe::RecipeOptions;
 use qhx_forge::registry::recipe;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, UnaryOp};
 use qhx_graph::weight::Storage;
 use qhx_paths::fixture;
+use qhx_qnn::Target;
 use qhx_tiers::tier;
 use serde_json::Value;
 

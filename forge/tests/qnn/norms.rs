@@ -1,9 +1,9 @@
 //! Norms of rows of any size and tensors of any shape.
 
 use half::f16;
-use qhx_core::qnn::Target;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Op};
+use qhx_qnn::Target;
 use qhx_tiers::tier;
 
 use crate::support::{Compiled, error, numbers, reference};

@@ -1,12 +1,12 @@
 //! Every op, on inputs of its own, against its ONNX reference graph.
 
-use qhx_core::DType;
-use qhx_core::qnn::Target;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{BinaryOp, Elem, Graph, ReduceOp, UnaryOp};
 use qhx_graph::weight::Storage;
 use qhx_paths::workspace;
+use qhx_qnn::Target;
 use qhx_tiers::tier;
+use qhx_types::DType;
 
 use crate::conv::{convolutions, gathers};
 use crate::support::{Compiled, error, numbers, reference, weight};

@@ -4,16 +4,18 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use half::f16;
-use qhx_core::backend::{Backend, ContextSource};
-use qhx_core::compare::Distance;
-use qhx_core::qnn::{Library, QnnBackend, QnnOptions, Target};
-use qhx_core::{BufferId, CancelToken, DType, GraphId, GraphInfo, Port, Result, Workspace};
+use qhx_base::compare::Distance;
+use qhx_base::{CancelToken, Result};
 use qhx_cpu::{CpuBackend, CpuOptions};
+use qhx_exec::backend::{Backend, ContextSource};
+use qhx_exec::{BufferId, GraphId, Workspace};
 use qhx_forge::Silent;
 use qhx_forge::compile::Compiler;
 use qhx_forge::qnn::QnnCompiler;
 use qhx_graph::graph::{Elem, Graph};
 use qhx_graph::weight::{RowSource, Storage, Weight};
+use qhx_qnn::{Library, QnnBackend, QnnOptions, Target};
+use qhx_types::{DType, GraphInfo, Port};
 use rten::{Model, ValueOrView};
 use rten_tensor::Tensor;
 use rten_tensor::prelude::*;
@@ -212,7 +214,7 @@ pub(crate) fn error(found: &[f32], expected: &[f32]) -> f64 {
 /// Inputs in −1..1, int8 ones in −127..127; a mask hides the first half of every row but keeps its
 /// last position.
 pub(crate) fn inputs(graph: &Graph) -> Vec<Vec<f32>> {
-    let fill = |(seed, tensor): (u32, &qhx_core::TensorInfo)| {
+    let fill = |(seed, tensor): (u32, &qhx_types::TensorInfo)| {
         let count = tensor.elements();
         if tensor.dtype == DType::I8 {
             return numbers(50 + seed, count).iter().map(|v| (v * 127.0).round()).collect();

@@ -5,13 +5,14 @@
 use std::time::Duration;
 
 use half::f16;
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::op::{
     Answer, Bytes, Effect, HostOp, Logits, Number, OpEntry, OpServices, OpSource, OpenInfo,
     Packing, Placement, Segment, Segments, SnapshotId, SpanStats, Task, Texts, Token, Tokens,
     Unsupported, Verification,
 };
-use qhx_core::workspace::GraphStats;
-use qhx_core::{BufferId, Error, ErrorKind, Result};
+use qhx_exec::BufferId;
+use qhx_exec::workspace::GraphStats;
 use qhx_op::abi::{OpModuleRef, OpObject, RResult, RawError, RawView, VIEW_F16, VIEW_F32};
 use qhx_op::calls::CallError;
 

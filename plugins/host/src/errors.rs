@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use qhx_core::Error;
+use qhx_base::Error;
 
 /// Maximum number of errors kept of one call of an op. An op that fails for one reason rarely meets others.
 const MAX_ERRORS: usize = 8;

@@ -7,8 +7,8 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use qhx_base::{Error, ErrorKind, Result, files};
 use qhx_core::op::{Modality, OpDescription, Task};
-use qhx_core::{Error, ErrorKind, Result, files};
 use serde::{Deserialize, Serialize};
 
 /// Name of the file in a folder of plugins.

@@ -2,8 +2,9 @@
 
 use std::collections::HashSet;
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::manifest::Manifest;
-use qhx_core::{Error, ErrorKind, GraphId, Result, Workspace};
+use qhx_exec::{GraphId, Workspace};
 use serde_json::Value;
 
 use crate::nearest::{nearest, quoted};
@@ -38,7 +39,7 @@ pub(crate) fn check(op: &str, manifest: &Manifest, workspace: &Workspace) -> Res
         let like = like.min_by_key(|(distance, _)| *distance).map(|(_, other)| other);
         let near = like.or_else(|| nearest(name, names.iter().copied()));
         let owner = near.and_then(|near| {
-            let has = |t: &qhx_core::TensorInfo| t.name == near;
+            let has = |t: &qhx_types::TensorInfo| t.name == near;
             graphs().find(|(_, graph)| graph.inputs.iter().chain(&graph.outputs).any(has))
         });
         return Err(match (near, owner) {

@@ -6,9 +6,9 @@
 
 use jsonschema::error::{TypeKind, ValidationErrorKind};
 use jsonschema::{Draft, PatternOptions, ValidationError, Validator};
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::manifest::Manifest;
 use qhx_core::op::OpDescription;
-use qhx_core::{Error, ErrorKind, Result};
 use qhx_op::guard::catch;
 use serde_json::Value;
 

@@ -1,7 +1,7 @@
 //! Loads a plugin in a child process first, so that one that crashes while it is loaded is
 //! reported instead of ending the program, and remembers what came of it.
 //!
-//! The child is a program that has [`TASK`] among its tasks ([`qhx_core::child`]); the `qhx` command
+//! The child is a program that has [`TASK`] among its tasks ([`qhx_base::child`]); the `qhx` command
 //! line is one.
 
 use std::collections::BTreeMap;
@@ -9,10 +9,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use qhx_core::child::{ChildFailure, ChildProgram, CrashTime, Limits, Task};
-use qhx_core::files::{self, FileIdentity};
+use qhx_base::child::{ChildFailure, ChildProgram, CrashTime, Limits, Task};
+use qhx_base::files::{self, FileIdentity};
+use qhx_base::{Error, ErrorKind};
 use qhx_core::op::OpDescription;
-use qhx_core::{Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 
 use crate::load::{Demands, LoadError, LoadErrorKind, Plugin, pin};
@@ -42,7 +42,7 @@ pub struct Prober {
 }
 
 impl Prober {
-    /// Starts `program` with `arguments`, after which come those of [`qhx_core::child::serve`].
+    /// Starts `program` with `arguments`, after which come those of [`qhx_base::child::serve`].
     pub fn new<A: Into<OsString>>(
         program: impl Into<PathBuf>,
         arguments: impl IntoIterator<Item = A>,
@@ -76,7 +76,7 @@ enum Answer {
     Failed { kind: LoadErrorKind, message: String },
 }
 
-fn serve(path: &[u8]) -> qhx_core::Result<Vec<u8>> {
+fn serve(path: &[u8]) -> qhx_base::Result<Vec<u8>> {
     let demands = Demands { allow_untrusted: true, ..Demands::default() };
     let answer = match Plugin::load_checked(&path_of(path), &demands) {
         Ok(plugin) => Answer::Loaded(Probed { interface: plugin.interface, ops: plugin.ops }),

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_core::Manifest;
 use qhx_core::op::{OpDescription, OpEntry, OpOpener, OpProvider, OpSource};
-use qhx_core::{Error, ErrorKind, Manifest, Result};
 use qhx_op::abi::OpModuleRef;
 
 use crate::adapter::PluginOp;
@@ -80,7 +81,7 @@ impl Plugins {
     /// When a file or folder that is named explicitly cannot be used.
     pub fn discover(options: &PluginOptions) -> Result<Self> {
         let mut options = options.clone();
-        options.allow_untrusted &= !qhx_core::rights::runs_with_extra_rights();
+        options.allow_untrusted &= !qhx_base::rights::runs_with_extra_rights();
         let mut plugins = Self {
             ops: BTreeMap::new(),
             installed: Vec::new(),

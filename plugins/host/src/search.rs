@@ -21,7 +21,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use etcetera::{BaseStrategy, choose_base_strategy};
-use qhx_core::rights::runs_with_extra_rights;
+use qhx_base::rights::runs_with_extra_rights;
 
 use crate::probe::Prober;
 

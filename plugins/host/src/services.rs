@@ -8,16 +8,18 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use qhx_base::trace::{Category, Event};
+use qhx_base::{CancelToken, Error, ErrorKind};
 use qhx_core::dump::Dump;
 use qhx_core::op::{OpServices, ProgressFn, SpanStats};
-use qhx_core::trace::{Category, Event};
-use qhx_core::{BufferId, CancelToken, Error, ErrorKind, GraphId, GraphInfo, Port, Workspace};
+use qhx_exec::{BufferId, GraphId, Workspace};
 use qhx_op::ErrorCode;
 use qhx_op::abi::{
     HostRef, HostVTable, HostVTableRef, PORT_INPUT, PORT_OUTPUT, ParallelBody, RResult, RSlice,
     RStr, RString, RawBuffer, RawError, RawResult, StableAbi, VIEW_F16, VIEW_F32, WithMetadata,
 };
 use qhx_op::guard::catch;
+use qhx_types::{GraphInfo, Port};
 use rayon::prelude::*;
 
 use crate::errors::Errors;
@@ -38,7 +40,7 @@ pub(crate) struct Session {
 
 pub(crate) struct Exclusive {
     pub(crate) workspace: Workspace,
-    artifacts: qhx_core::artifacts::Artifacts,
+    artifacts: qhx_base::artifacts::Artifacts,
     mapped: HashMap<String, u32>,
     spans: Vec<SpanStats>,
     pub(crate) errors: Errors,
@@ -158,7 +160,7 @@ pub(crate) fn kind(code: u32) -> ErrorKind {
 /// Runs a service on the session's exclusive part; a panic becomes an error.
 unsafe fn serve<T: StableAbi>(
     data: *mut c_void,
-    body: impl FnOnce(&mut Exclusive) -> qhx_core::Result<T>,
+    body: impl FnOnce(&mut Exclusive) -> qhx_base::Result<T>,
 ) -> RawResult<T> {
     // SAFETY: a service runs within a call of the op, on its thread, and services do not nest.
     let exclusive = unsafe { session(data).exclusive() };
@@ -203,7 +205,7 @@ unsafe extern "C" fn graphs(data: *mut c_void) -> RString {
     })
 }
 
-fn raw_buffer(workspace: &Workspace, id: BufferId) -> qhx_core::Result<RawBuffer> {
+fn raw_buffer(workspace: &Workspace, id: BufferId) -> qhx_base::Result<RawBuffer> {
     let memory = workspace.memory(id)?;
     Ok(RawBuffer {
         id: id.0,

@@ -5,8 +5,8 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use qhx_core::files::FileIdentity;
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::files::FileIdentity;
+use qhx_base::{Error, ErrorKind, Result};
 use serde::Serialize;
 
 use crate::load::{Demands, LoadError, LoadErrorKind, Plugin, pin};
@@ -89,7 +89,7 @@ impl Store {
     /// # Errors
     /// When there is no user folder, and when the program runs with more rights than the user.
     pub fn for_user() -> Result<Self> {
-        if qhx_core::rights::runs_with_extra_rights() {
+        if qhx_base::rights::runs_with_extra_rights() {
             return Err(Error::new(
                 ErrorKind::Plugin,
                 "this program runs with more rights than its user (set-user-id), so the user's \

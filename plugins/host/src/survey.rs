@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use qhx_core::Result;
+use qhx_base::Result;
 use serde::Serialize;
 
 use crate::load::{Demands, LoadErrorKind, pin};
@@ -91,7 +91,7 @@ pub struct Listed {
 /// When a file or folder that is named explicitly, or its lock, cannot be used.
 pub fn survey(options: &PluginOptions) -> Result<Vec<Listed>> {
     let mut options = options.clone();
-    options.allow_untrusted &= !qhx_core::rights::runs_with_extra_rights();
+    options.allow_untrusted &= !qhx_base::rights::runs_with_extra_rights();
     let mut found = Survey { options: &options, taken: BTreeSet::new(), rows: Vec::new() };
     if options.no_plugins {
         return Ok(found.rows);

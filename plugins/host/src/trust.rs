@@ -8,9 +8,9 @@ use std::fs::File;
 use std::io::{Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use qhx_core::files::{self, FileIdentity};
-use qhx_core::hash::sha256;
-use qhx_core::{Error, ErrorKind};
+use qhx_base::files::{self, FileIdentity};
+use qhx_base::hash::sha256;
+use qhx_base::{Error, ErrorKind};
 
 /// An open plugin file.
 #[derive(Debug)]

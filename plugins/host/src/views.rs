@@ -1,7 +1,9 @@
 //! What an op declares about its logits, against what a graph writes there.
 
-use qhx_core::{BufferId, DType, Error, ErrorKind, Result, TensorInfo, Workspace};
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_exec::{BufferId, Workspace};
 use qhx_op::abi::{RawView, VIEW_F16};
+use qhx_types::{DType, TensorInfo};
 
 /// What a view is expected to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,13 +4,14 @@
 
 use std::ffi::c_void;
 
+use qhx_types::Verification;
+
 use crate::abi::{
     __call_root_module_loader, CheckTypeLayout, HostRef, LibHeader, OpModule, OpModuleRef,
     OpObject, OpVTable, OpVTableRef, ROOT_MODULE_LOADER_NAME, RResult, RStr, RString, RVec,
     RawError, RawResult, RawView, RootModuleResult, StableAbi, WithMetadata, words,
 };
 use crate::calls::lift;
-use qhx_types::Verification;
 
 use crate::guard::catch;
 use crate::host::raw_dtype;

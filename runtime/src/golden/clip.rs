@@ -1,8 +1,9 @@
 //! The image or audio of a golden step: made by arithmetic, and kept in the file with it.
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::engine::Model;
 use qhx_core::op::Modality;
-use qhx_core::{Error, ErrorKind, Media, Result};
+use qhx_types::Media;
 use serde::{Deserialize, Serialize};
 
 use super::mixed;

@@ -7,12 +7,14 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use qhx_core::alone::{self, Named};
-use qhx_core::backend::{Backend, ContextSource};
-use qhx_core::compare::Distance;
+use qhx_base::compare::Distance;
+use qhx_base::{Error, Result};
 use qhx_core::engine::Model;
-use qhx_core::workspace::Executed;
-use qhx_core::{Error, GraphInfo, Port, Result, Workspace};
+use qhx_exec::Workspace;
+use qhx_exec::alone::{self, Named};
+use qhx_exec::backend::{Backend, ContextSource};
+use qhx_exec::workspace::Executed;
+use qhx_types::{GraphInfo, Port};
 use serde::Serialize;
 
 use super::{Step, answers};
@@ -147,7 +149,7 @@ impl Search {
         let Some(other) = graphs.iter().find(|other| other.name == info.name) else {
             return Ok(None);
         };
-        let values = |tensors: &[qhx_core::TensorInfo], port: fn(usize) -> Port| {
+        let values = |tensors: &[qhx_types::TensorInfo], port: fn(usize) -> Port| {
             let named = tensors.iter().enumerate().map(|(index, tensor)| {
                 let bytes = executed.bytes(port(index)).unwrap_or_default();
                 Ok((tensor.name.clone(), alone::decode(tensor, bytes)?))

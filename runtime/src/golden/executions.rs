@@ -7,11 +7,12 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use qhx_core::alone;
-use qhx_core::compare::Distance;
+use qhx_base::compare::Distance;
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::engine::Model;
-use qhx_core::workspace::Executed;
-use qhx_core::{Error, ErrorKind, Port, Result, TensorInfo};
+use qhx_exec::alone;
+use qhx_exec::workspace::Executed;
+use qhx_types::{Port, TensorInfo};
 use serde::{Deserialize, Serialize};
 
 use super::{Expected, PROJECTIONS, Step, StepReport, WRONG, answers, projections};

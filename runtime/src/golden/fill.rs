@@ -1,6 +1,6 @@
 //! Which golden steps fill the graphs of a decoder: prompts of more than one chunk, and steps at the far end of a context.
 
-use qhx_core::Result;
+use qhx_base::Result;
 use qhx_core::engine::Model;
 use qhx_core::op::Segment;
 use serde_json::Value;

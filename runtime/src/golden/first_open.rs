@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use qhx_core::backend::Backend;
+use qhx_base::{Error, ErrorKind, Result, trace};
 use qhx_core::engine::Model;
-use qhx_core::{Error, ErrorKind, Result, trace};
+use qhx_exec::backend::Backend;
 
 use super::{Golden, StepReport, compare};
 use crate::cache;

@@ -16,10 +16,11 @@ use std::io::Read as _;
 use std::ops::ControlFlow;
 
 use half::f16;
-use qhx_core::compare::Distance;
+use qhx_base::compare::Distance;
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_core::Manifest;
 use qhx_core::engine::{Model, Part, Prompt, Request};
 use qhx_core::op::{Segment, Task};
-use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result};
 use serde::{Deserialize, Serialize};
 
 pub use clip::Clip;
@@ -567,7 +568,7 @@ impl Golden {
 /// When the golden steps cannot be read, or the model fails.
 pub fn run(
     model: &mut Model,
-    reference: impl FnOnce() -> Result<std::sync::Arc<dyn qhx_core::backend::Backend>>,
+    reference: impl FnOnce() -> Result<std::sync::Arc<dyn qhx_exec::backend::Backend>>,
     begins: &mut dyn FnMut(&str),
 ) -> Result<Option<GoldenReport>> {
     let Some(golden) = Golden::load(model.manifest())? else { return Ok(None) };

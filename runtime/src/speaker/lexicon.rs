@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use qhx_core::{Error, ErrorKind, Result, files};
+use qhx_base::{Error, ErrorKind, Result, files};
 use serde_json::{Map, Value};
 
 /// Longest file that is read; the largest published one has 6 MB.

@@ -11,9 +11,9 @@ mod wave;
 
 use std::path::Path;
 
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use qhx_core::engine::{Model, Prompt};
 use qhx_core::manifest::Speech;
-use qhx_core::{CancelToken, Error, ErrorKind, Result};
 
 pub use lexicon::Lexicon;
 pub use wave::{WAV_HEADER, pcm16, wav_header};

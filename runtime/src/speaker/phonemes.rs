@@ -1,6 +1,6 @@
 //! A text as the phonemes of its sentences.
 
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 
 use super::lexicon::Lexicon;
 use super::{Spoken, numbers, rules};

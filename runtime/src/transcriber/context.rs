@@ -2,8 +2,8 @@
 //! those of the pipeline `automatic-speech-recognition` of `transformers` do with `stride_length_s`. Each gives the tokens
 //! that begin in its own part; what lies on either side of that only gives context.
 
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use qhx_core::engine::FinishReason;
-use qhx_core::{CancelToken, Error, ErrorKind, Result};
 
 use super::{Chunk, Live, Said, Times, TranscribeEvent, Transcriber, Transcript, media};
 

@@ -4,7 +4,7 @@ use std::io::Write as _;
 
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 
 /// Limits of a window's words, as `transformers` has them (Radford et al. 2022, arXiv 2212.04356, section 4.5).
 #[derive(Debug, Clone, PartialEq)]

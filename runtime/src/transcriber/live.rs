@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::Read;
 
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_media::Audio;
 
 /// Samples that are read at a time: a tenth of a second.

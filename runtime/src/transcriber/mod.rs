@@ -14,17 +14,19 @@ mod written;
 
 use std::ops::Range;
 
-use qhx_core::engine::{FinishReason, Generation, Message, Model, Prompt, Request};
-use qhx_core::manifest::Transcription;
-use qhx_core::op::{Answer, Piece, Segment};
-use qhx_core::text::Tokenizer;
-use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Media, Result};
 use qhx_media::{Audio, Limits, Source};
 
 use crate::media::Attached;
 use join::join;
 pub use limits::Limits as TranscribeLimits;
 pub use live::Live;
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_core::Manifest;
+use qhx_core::engine::{FinishReason, Generation, Message, Model, Prompt, Request};
+use qhx_core::manifest::Transcription;
+use qhx_core::op::{Answer, Piece, Segment};
+use qhx_text::Tokenizer;
+use qhx_types::Media;
 pub use written::{srt, vtt};
 
 /// Lengths of chunks are multiples of a second by this.

@@ -5,10 +5,11 @@
 //! One difference: the features of a window are those of its own samples, and not cut from the features of the whole,
 //! so that audio can be transcribed while it is recorded.
 
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use qhx_core::engine::{FinishReason, Generation, Part, Prompt, Request};
 use qhx_core::manifest::{TimeTokens, Transcription};
 use qhx_core::op::Segment;
-use qhx_core::{CancelToken, Error, ErrorKind, Media, Result};
+use qhx_types::Media;
 
 use super::limits::Verdict;
 use super::{

@@ -1,7 +1,7 @@
 //! Words of tokens, each of which has its times.
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::engine::FinishReason;
-use qhx_core::{Error, ErrorKind, Result};
 
 use super::{Chunk, Times, Transcriber};
 
@@ -146,7 +146,7 @@ fn characters(ids: &[u32], decode: impl Fn(&[u32]) -> Result<String>) -> Result<
 
 #[cfg(test)]
 mod tests {
-    use qhx_core::text::Tokenizer;
+    use qhx_text::Tokenizer;
     use serde::Deserialize;
 
     use super::*;

@@ -11,16 +11,16 @@ mod shape;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::backend::{Backend as _, ContextSource};
 use qhx_core::manifest::Manifest;
 use qhx_core::npy::Array;
-use qhx_core::text::{ChatTemplate, Message, RenderOptions};
-use qhx_core::{Error, ErrorKind, Result};
 use qhx_cpu::{CpuBackend, CpuOptions};
+use qhx_exec::backend::{Backend as _, ContextSource};
 use qhx_graph::weight::{Storage, Weight};
 use qhx_media::{AudioRules, ImageRules, Limits, Source, VideoRules};
 use qhx_plugins::lock::Lock;
+use qhx_text::{ChatTemplate, Message, RenderOptions};
 use qhx_tools::corpus::{RowOptions, Rows};
 use qhx_tools::verify::Suite;
 

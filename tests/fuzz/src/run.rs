@@ -107,7 +107,7 @@ pub fn seeds(folder: &Path) -> io::Result<Vec<Vec<u8>>> {
 }
 
 /// What an answer says, without numbers and quoted words.
-fn kind(answer: &qhx_core::Result<()>) -> u64 {
+fn kind(answer: &qhx_base::Result<()>) -> u64 {
     let mut hasher = DefaultHasher::new();
     if let Err(error) = answer {
         let message = error.to_string();

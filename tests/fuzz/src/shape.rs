@@ -1,7 +1,7 @@
 //! Images and audio clips as a host-op shapes them. A file begins with numbers of four bytes each, which are taken for
 //! sizes and rules; what follows them is pixels or samples.
 
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_op::audio::{
     Clip, Edge, FrontEnd, Log, LogMel, MelOptions, MelScale, Spectrum, Window, pieces,
 };

@@ -1,4 +1,4 @@
-//! Does tasks that misbehave: the child of the tests of `qhx_core::child`.
+//! Does tasks that misbehave: the child of the tests of `qhx_base::child`.
 
 #![expect(
     clippy::panic,
@@ -10,22 +10,22 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use qhx_core::child::{Task, serve};
-use qhx_core::{Error, ErrorKind};
+use qhx_base::child::{Task, serve};
+use qhx_base::{Error, ErrorKind};
 
 const TASKS: [Task; 11] = [
-    qhx_core::text::CHAT_TEMPLATE_TASK,
+    qhx_text::CHAT_TEMPLATE_TASK,
     ("reverse", |input| Ok(input.iter().rev().copied().collect())),
     ("replaced", |_| {
         // Another file takes the place of this program's, which goes on to be its own helper.
         let internal = |e: String| Error::new(ErrorKind::Internal, e);
-        let program = qhx_core::child::ChildProgram::this([] as [&str; 0])
+        let program = qhx_base::child::ChildProgram::this([] as [&str; 0])
             .map_err(|e| internal(e.to_string()))?;
         let other = program.program.with_extension("other");
         std::fs::copy("/bin/false", &other).map_err(|e| internal(e.to_string()))?;
         std::fs::rename(&other, &program.program).map_err(|e| internal(e.to_string()))?;
         let limits =
-            qhx_core::child::Limits { memory: None, time: Duration::from_secs(60), output: 100 };
+            qhx_base::child::Limits { memory: None, time: Duration::from_secs(60), output: 100 };
         program.ask("reverse", b"abc".to_vec(), limits).map_err(|e| internal(e.to_string()))
     }),
     ("refuse", |_| Err(Error::new(ErrorKind::Artifact, "x.bin: empty").hint("copy it again"))),
@@ -53,9 +53,9 @@ const TASKS: [Task; 11] = [
     }),
     ("orphan", |_| {
         // Asks another helper and is ended while it waits.
-        let program = qhx_core::child::ChildProgram::this([] as [&str; 0]).expect("this program");
+        let program = qhx_base::child::ChildProgram::this([] as [&str; 0]).expect("this program");
         let limits =
-            qhx_core::child::Limits { memory: None, time: Duration::from_secs(600), output: 0 };
+            qhx_base::child::Limits { memory: None, time: Duration::from_secs(600), output: 0 };
         let file = std::env::var("QHX_TEST_ORPHAN").expect("a file");
         program
             .ask("hang", file.into_bytes(), limits)

@@ -4,5 +4,5 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
-    qhx_core::child::serve(&arguments, &[qhx_plugins::probe::TASK])
+    qhx_base::child::serve(&arguments, &[qhx_plugins::probe::TASK])
 }

@@ -9,14 +9,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use qhx_core::backend::Backend;
+use qhx_base::{Error, ErrorKind};
 use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::manifest::Manifest;
-use qhx_core::null::NullBackend;
-use qhx_core::{DType, Error, ErrorKind, GraphInfo, TensorInfo};
+use qhx_exec::backend::Backend;
+use qhx_exec::null::NullBackend;
 use qhx_tests::tiny::{self, CPU, Variant};
 use qhx_tests::{backends, plugin_files};
 use qhx_tiers::tier;
+use qhx_types::{DType, GraphInfo, TensorInfo};
 use serde_json::{Value, json};
 
 /// A copy of the tied tiny model's bundle that a test may damage.

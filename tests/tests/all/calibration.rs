@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 
+use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::Result;
 use qhx_core::engine::Model;
 use qhx_forge::calibrate::{CalibrateOptions, Quality, Reader, calibrate};
 use qhx_forge::registry::recipe;

@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use qhx::golden::Golden;
-use qhx_core::ErrorKind;
-use qhx_core::compare::Distance;
+use qhx_base::ErrorKind;
+use qhx_base::compare::Distance;
 use qhx_core::engine::Model;
 use qhx_core::op::{HostOp, Segment};
 use qhx_forge::{Caches, ForgeOptions, Silent, forge};

@@ -5,10 +5,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use qhx_core::ErrorKind;
-use qhx_core::backend::Backend;
-use qhx_core::compare::Distance;
+use qhx_base::ErrorKind;
+use qhx_base::compare::Distance;
 use qhx_core::engine::Model;
+use qhx_exec::backend::Backend;
 use qhx_forge::{ForgeOptions, Precision, Silent, Task, forge};
 use qhx_tests::restarting::Restarting;
 use qhx_tests::{backends, tiny};
@@ -273,7 +273,7 @@ fn many_texts_come_back_in_order_and_one_that_fails_is_named() {
     let mut count = 0;
     let full = |_, _: &[f32]| {
         count += 1;
-        Err(qhx_core::Error::new(ErrorKind::Io, "no room"))
+        Err(qhx_base::Error::new(ErrorKind::Io, "no room"))
     };
     assert_eq!(model.embed_each(&texts[..9], full).unwrap_err().message(), "no room");
     assert_eq!(count, 1);

@@ -5,10 +5,10 @@
 
 use std::path::PathBuf;
 
-use qhx_core::compare::Distance;
+use qhx_base::compare::Distance;
+use qhx_base::{CancelToken, ErrorKind};
 use qhx_core::engine::Model;
 use qhx_core::manifest::Verdict;
-use qhx_core::{CancelToken, ErrorKind};
 use qhx_forge::{ForgeOptions, Silent, Task, forge};
 use qhx_tests::{backends, tiny};
 use qhx_tiers::tier;

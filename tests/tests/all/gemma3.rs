@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use qhx_core::compare::Distance;
+use qhx_base::compare::Distance;
 use qhx_core::engine::{Model, Prompt, Request};
 use qhx_tests::images::{Sights, answer};
 use qhx_tests::outside::{self, Outside};

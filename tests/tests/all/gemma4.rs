@@ -7,16 +7,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use qhx_base::ErrorKind;
+use qhx_base::compare::Distance;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::backend::Backend;
-use qhx_core::compare::Distance;
 use qhx_core::dump::Dump;
 use qhx_core::engine::{
     Content, ContentPart, Message, Model, ModelOptions, Part, Prompt, Request, Speculate,
 };
 use qhx_core::manifest::Manifest;
 use qhx_core::op::{AudioRules, ImageRules, Segment};
-use qhx_core::{ErrorKind, Media};
+use qhx_exec::backend::Backend;
 use qhx_forge::plan::plan;
 use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
@@ -30,6 +30,7 @@ use qhx_tests::rescaled::rescaled;
 use qhx_tests::tiny::{self, Case, Goldens};
 use qhx_tests::{backends, plugin_files, suite};
 use qhx_tiers::tier;
+use qhx_types::Media;
 use safetensors::SafeTensors;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -74,7 +75,7 @@ impl Bundle {
 pub(crate) fn try_bundle(
     checkpoint: &Path,
     change: impl FnOnce(&mut ForgeOptions),
-) -> Result<Bundle, qhx_core::Error> {
+) -> Result<Bundle, qhx_base::Error> {
     let folder = tempfile::tempdir().unwrap();
     let mut options = ForgeOptions::new(folder.path().join("bundle"));
     options.name = Some(TINY.to_owned());
@@ -490,7 +491,7 @@ fn products_beyond_the_range_of_half_precision_need_the_shift() {
             let found = Distance::of(&op.logits().unwrap().capped(op.info().softcap), expected)?;
             worst = Some(worst.map_or(found, |worst| worst.worse(found)));
         }
-        Ok::<_, qhx_core::Error>(worst.unwrap())
+        Ok::<_, qhx_base::Error>(worst.unwrap())
     };
     let plain = Remedies { shift: "0", split: "1", hand_over: "f16" };
     for (products, rows, remedies, right) in [

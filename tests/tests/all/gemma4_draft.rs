@@ -9,8 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use qhx::golden::Golden;
+use qhx_base::ErrorKind;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::ErrorKind;
 use qhx_core::engine::Model;
 use qhx_core::op::Segment;
 use qhx_forge::plan::plan;

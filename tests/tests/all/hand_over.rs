@@ -2,7 +2,7 @@
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
-use qhx_core::ErrorKind;
+use qhx_base::ErrorKind;
 use qhx_core::engine::{Generation, Model, Prompt, Request};
 use qhx_tests::backends;
 use qhx_tests::replay::{self, generate, play};

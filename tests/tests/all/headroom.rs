@@ -4,9 +4,9 @@
 
 use std::path::Path;
 
+use qhx_base::ErrorKind;
+use qhx_base::compare::Distance;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::ErrorKind;
-use qhx_core::compare::Distance;
 use qhx_core::engine::Model;
 use qhx_core::op::Segment;
 use qhx_forge::calibrate::{CalibrateOptions, Reader};
@@ -47,7 +47,7 @@ fn measured_of(tiny: &str, checkpoint: &Path, change: impl FnOnce(&mut ForgeOpti
     let goldens = tiny::goldens(&tiny::fixture(tiny));
     let texts = shortest(&goldens, 3).iter().map(|case| case.prompt.clone() + &case.text).collect();
     let wanted = CalibrateOptions { texts, tokens: 40, target: None };
-    let open = |manifest: &Path| -> qhx_core::Result<Box<dyn Reader>> {
+    let open = |manifest: &Path| -> qhx_base::Result<Box<dyn Reader>> {
         Ok(Box::new(tiny::open(manifest, backends::cpu())?))
     };
     let mut options = ForgeOptions::new(out.path().join("out"));
@@ -193,7 +193,7 @@ fn families_that_are_not_measured_are_named() {
             tokens: 40,
             target: None,
         };
-        let never = |_: &Path| -> qhx_core::Result<Box<dyn Reader>> { unreachable!() };
+        let never = |_: &Path| -> qhx_base::Result<Box<dyn Reader>> { unreachable!() };
         let options = ForgeOptions::new(out.path().join("out"));
         let checkpoint = Checkpoint::open(&tiny::fixture(tiny)).unwrap();
         let error = headroom(&checkpoint, recipe, &options, &wanted, &never, &mut Silent);

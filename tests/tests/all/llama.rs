@@ -5,12 +5,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use qhx_base::ErrorKind;
+use qhx_base::compare::Distance;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::ErrorKind;
-use qhx_core::backend::Backend;
-use qhx_core::compare::Distance;
 use qhx_core::engine::{DraftCounts, Message, Model, Prompt, Request, Speculate};
 use qhx_core::op::{Segment, Task};
+use qhx_exec::backend::Backend;
 use qhx_forge::calibrate::{CalibrateOptions, Reader, calibrate};
 use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
@@ -458,7 +458,7 @@ fn four_bit_weights_keep_the_answers_and_stay_near_f16() {
             // Of the precisions as a whole, not layer by layer.
             let options =
                 ForgeOptions { head: Some(head), ..ForgeOptions::new(out.path().join("out")) };
-            let open = |manifest: &Path| -> qhx_core::Result<Box<dyn Reader>> {
+            let open = |manifest: &Path| -> qhx_base::Result<Box<dyn Reader>> {
                 Ok(Box::new(tiny::open(manifest, backends::cpu())?))
             };
             let found =

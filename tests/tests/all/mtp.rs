@@ -8,8 +8,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use qhx_core::ErrorKind;
-use qhx_core::compare::Distance;
+use qhx_base::ErrorKind;
+use qhx_base::compare::Distance;
 use qhx_core::engine::speculate::PromptLookup;
 use qhx_core::engine::{Model, Prompt, Request, Speculate};
 use qhx_core::op::{HostOp, Segment};
@@ -245,7 +245,7 @@ fn checkpoints_whose_head_is_unusable_are_refused() {
         }
         let report = forge(&source, &options, &mut Silent)?;
         let manifest: Value = serde_json::from_slice(&fs::read(report.manifest).unwrap()).unwrap();
-        Ok::<_, qhx_core::Error>(manifest["plan"]["params"]["draft_head"].clone())
+        Ok::<_, qhx_base::Error>(manifest["plan"]["params"]["draft_head"].clone())
     };
     let same = |_: &mut Value| {};
     assert_eq!(forged("off", "", Some("off"), same).unwrap(), Value::Null);

@@ -7,12 +7,12 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use qhx_core::ErrorKind;
-use qhx_core::Media;
+use qhx_base::ErrorKind;
 use qhx_core::engine::{
     ContentPart, FinishReason, Generation, Message, Model, Part, Prompt, Request,
 };
 use qhx_tests::{backends, multimodal, outside, plugin_files};
+use qhx_types::Media;
 
 fn model() -> (tempfile::TempDir, Model) {
     static FILE: OnceLock<PathBuf> = OnceLock::new();
@@ -32,7 +32,7 @@ fn image(colour: [u8; 3], height: u32) -> Media {
 const RED: [u8; 3] = [255, 0, 0];
 const BLUE: [u8; 3] = [0, 0, 255];
 
-fn run(model: &mut Model, prompt: Prompt, max_new: usize) -> qhx_core::Result<Generation> {
+fn run(model: &mut Model, prompt: Prompt, max_new: usize) -> qhx_base::Result<Generation> {
     model.generate(&Request::greedy(prompt, max_new), &mut |_| ControlFlow::Continue(()))
 }
 

@@ -9,11 +9,11 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use qhx_core::backend::Backend;
-use qhx_core::compare::Distance;
+use qhx_base::compare::Distance;
+use qhx_base::{Error, ErrorKind};
 use qhx_core::engine::{FinishReason, Generation, Message, Model, Prompt, Request};
 use qhx_core::op::Segment;
-use qhx_core::{Error, ErrorKind};
+use qhx_exec::backend::Backend;
 use qhx_forge::{ForgeOptions, Silent, forge};
 use qhx_tests::replay::{self, accepted_exact, speculative_exact};
 use qhx_tests::tiny::{self, Case, Goldens};

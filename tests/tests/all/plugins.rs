@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use qhx_base::{CancelToken, Error, ErrorKind};
 use qhx_core::engine::{FinishReason, Prompt, Request};
 use qhx_core::op::OpProvider;
-use qhx_core::{CancelToken, Error, ErrorKind};
 use qhx_plugins::{LoadErrorKind, Plugin, PluginOptions, Plugins};
 use qhx_tests::{null_model, plugin_files};
 

@@ -16,12 +16,13 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::Command;
 
+use qhx_base::{CancelToken, Error, ErrorKind};
 use qhx_core::engine::{Model, Part, Prompt, Request};
-use qhx_core::{CancelToken, Error, ErrorKind, Media};
 use qhx_plugins::{LoadErrorKind, Plugin, PluginOptions, Plugins};
 use qhx_tests::null_model::{self, Setup};
 use qhx_tests::plugin_files::workspace;
 use qhx_tests::variants::{Edit, Interface, Variant, Way, unchanged};
+use qhx_types::Media;
 
 /// Greedy continuation of the tokens 1, 2 by `test_frozen`: sums, modulo 16.
 const EXPECTED: [u32; 4] = [3, 6, 12, 8];

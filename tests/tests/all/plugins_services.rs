@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::dump::Dump;
 use qhx_core::engine::{Generation, Prompt, Request};
-use qhx_core::{Error, ErrorKind, Result};
 use qhx_plugins::{PluginOptions, Plugins};
 use qhx_tests::null_model::{self, Setup, VOCAB};
 use qhx_tests::{plugin_files, tiny};

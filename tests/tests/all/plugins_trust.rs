@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use qhx_base::{CancelToken, ErrorKind};
 use qhx_core::op::OpProvider;
-use qhx_core::{CancelToken, ErrorKind};
 use qhx_plugins::lock::{LOCK_FILE, Lock};
 use qhx_plugins::store::{Health, Store};
 use qhx_plugins::{

@@ -6,8 +6,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use qhx_core::backend::Backend;
 use qhx_core::engine::{Prompt, Request};
+use qhx_exec::backend::Backend;
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
 use qhx_tests::tiny::{self, fixture};
 use qhx_tests::{backends, replay};

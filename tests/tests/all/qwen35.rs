@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use half::bf16;
+use qhx_base::compare::Distance;
+use qhx_base::{CancelToken, ErrorKind};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::backend::Backend;
-use qhx_core::compare::Distance;
 use qhx_core::dump::Dump;
 use qhx_core::engine::{Event, FinishReason, Message, Model, ModelOptions, Prompt, Request};
 use qhx_core::manifest::Manifest;
 use qhx_core::op::{HostOp, Segment};
 use qhx_core::sampling::argmax;
-use qhx_core::{CancelToken, ErrorKind};
+use qhx_exec::backend::Backend;
 use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint, registry};
 use qhx_tests::images::{Sights, answer};
 use qhx_tests::replay::{accepted_exact, speculative_exact};

@@ -7,19 +7,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use qhx_core::backend::Backend;
-use qhx_core::compare::Distance;
+use qhx_base::ErrorKind;
+use qhx_base::compare::Distance;
 use qhx_core::dump::Dump;
 use qhx_core::engine::{Model, ModelOptions, Part, Prompt, Request};
 use qhx_core::manifest::Manifest;
 use qhx_core::op::Segment;
-use qhx_core::{ErrorKind, Media};
+use qhx_exec::backend::Backend;
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
 use qhx_op::vision::{Grid, resample_positions};
 use qhx_tests::backends;
 use qhx_tests::images::{Sights, answer};
 use qhx_tests::tiny::{self, Bundles, fixture, full_matrix, qnn_libraries};
 use qhx_tiers::tier;
+use qhx_types::Media;
 use serde_json::{Value, json};
 
 const TINY: &str = "qwen3vl-tiny";
@@ -93,7 +94,7 @@ fn open(
     manifest: &Path,
     backend: Arc<dyn Backend>,
     dump: Option<&Path>,
-) -> qhx_core::Result<Model> {
+) -> qhx_base::Result<Model> {
     qhx_tests::log::listen();
     Model::open(
         ModelOptions::new(Manifest::load(manifest)?, backend, &tiny::plugins())

@@ -5,8 +5,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use qhx_core::backend::Backend;
 use qhx_core::engine::{Model, Prompt, Request, Run};
+use qhx_exec::backend::Backend;
 use qhx_tests::backends;
 use qhx_tests::replay::greedy_exact;
 use qhx_tests::restarting::Restarting;

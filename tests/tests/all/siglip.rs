@@ -4,14 +4,14 @@
 
 use std::path::PathBuf;
 
-use qhx_core::ErrorKind;
-use qhx_core::compare::Distance;
+use qhx_base::ErrorKind;
+use qhx_base::compare::Distance;
 use qhx_core::engine::Model;
 use qhx_core::op::{ImageRules, Segment};
-use qhx_core::text::Tokenizer;
 use qhx_forge::{ForgeOptions, Precision, Silent, Task, forge};
 use qhx_media::{Limits, Source};
 use qhx_tests::{backends, tiny};
+use qhx_text::Tokenizer;
 use qhx_tiers::tier;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -147,7 +147,7 @@ fn an_image_goes_through_the_graph_that_holds_it() {
     let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
     for (side, graph) in [(32u32, "vision24"), (56, "vision60"), (400, "vision60")] {
         let rgb = vec![7; (side * side * 3) as usize];
-        model.embed_media(&qhx_core::Media::image(rgb, side, side).unwrap()).unwrap();
+        model.embed_media(&qhx_types::Media::image(rgb, side, side).unwrap()).unwrap();
         let all = model.graph_stats();
         let ran: Vec<_> = all.iter().filter(|stats| stats.executions > 0).collect();
         assert!(ran.iter().any(|stats| stats.graph == graph), "{side}: {ran:?}");

@@ -5,12 +5,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use qhx_core::ErrorKind;
-use qhx_core::backend::Backend;
-use qhx_core::compare::Distance;
+use qhx_base::ErrorKind;
+use qhx_base::compare::Distance;
 use qhx_core::engine::Model;
 use qhx_core::op::{Segment, Task};
 use qhx_cpu::{CpuBackend, CpuOptions};
+use qhx_exec::backend::Backend;
 use qhx_forge::{Caches, ForgeOptions, Silent, forge};
 use qhx_tests::backends;
 use qhx_tests::replay::{hands_over, shortest, step_exact};

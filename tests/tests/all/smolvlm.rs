@@ -8,7 +8,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use qhx_core::compare::Distance;
+use qhx_base::compare::Distance;
 use qhx_tests::images::{Sights, answer};
 use qhx_tests::outside::{self, Outside};
 use qhx_tests::plugin_files::{self, library_name};

@@ -6,9 +6,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use qhx_core::backend::Backend;
-use qhx_core::compare::Distance;
+use qhx_base::compare::Distance;
 use qhx_core::op::Segment;
+use qhx_exec::backend::Backend;
 use qhx_forge::{ForgeOptions, Silent, forge};
 use qhx_tests::backends;
 use qhx_tests::tiny::{self, fixture};

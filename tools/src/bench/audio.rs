@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use qhx::Speaker;
 use qhx::Transcriber;
+use qhx_base::{CancelToken, Error, ErrorKind, Result, trace};
 use qhx_core::engine::Model;
-use qhx_core::{CancelToken, Error, ErrorKind, Result, trace};
 use qhx_media::Audio;
 use serde::{Deserialize, Serialize};
 

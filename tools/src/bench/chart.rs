@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use qhx_core::escape::escaped;
+use qhx_base::escape::escaped;
 
 use super::table::{BenchTable, Rate, TableRow};
 

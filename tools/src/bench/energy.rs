@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use qhx_core::{Error, ErrorKind, Result, files};
+use qhx_base::{Error, ErrorKind, Result, files};
 
 /// Where Linux and Android show batteries and counters.
 const SYSTEM: &str = "/sys/class";

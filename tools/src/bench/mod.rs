@@ -9,14 +9,14 @@ mod table;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use qhx_core::backend::BackendInfo;
-use qhx_core::engine::{Model, Speculate};
-use qhx_core::op::{Segment, Task};
-use qhx_core::workspace::GraphStats;
-use qhx_core::{CancelToken, Error, ErrorKind, Result, files, trace};
 use serde::{Deserialize, Serialize};
 
 use qhx::{positions, varied_tokens};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, files, trace};
+use qhx_core::engine::{Model, Speculate};
+use qhx_core::op::{Segment, Task};
+use qhx_exec::backend::BackendInfo;
+use qhx_exec::workspace::GraphStats;
 use speculation::Answer;
 
 pub use audio::{AudioRate, speak, transcribe};

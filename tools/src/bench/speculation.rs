@@ -2,10 +2,10 @@
 
 use std::ops::ControlFlow;
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::engine::{DraftCounts, FinishReason, Generation, Model, Prompt, Request, Speculate};
 use qhx_core::op::Task;
 use qhx_core::sampling::SamplingParams;
-use qhx_core::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
 use super::{Measured, Spread};

@@ -6,10 +6,10 @@ use std::path::Path;
 use std::time::Instant;
 
 use qhx::{positions, varied_tokens};
+use qhx_base::escape::escaped;
+use qhx_base::{Error, ErrorKind, Result, files, hash};
 use qhx_core::engine::Model;
-use qhx_core::escape::escaped;
 use qhx_core::op::{Segment, Task};
-use qhx_core::{Error, ErrorKind, Result, files, hash};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -66,7 +66,7 @@ pub struct BenchTable {
     /// What it ran on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Name of what executed the graphs ([`BackendInfo::label`](qhx_core::backend::BackendInfo::label)), or of another
+    /// Name of what executed the graphs ([`BackendInfo::label`](qhx_exec::backend::BackendInfo::label)), or of another
     /// program.
     pub backend: String,
     /// Version of the library behind it.

@@ -8,7 +8,8 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::time::Duration;
 
 use qhx::{Embedder, Prefixed};
-use qhx_core::{CancelToken, Error, ErrorKind, Media, Result};
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_types::Media;
 
 use super::row::Row;
 use super::rows::Rows;

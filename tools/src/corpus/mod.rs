@@ -11,10 +11,9 @@ mod rows;
 
 use std::path::Path;
 
-use qhx_core::{CancelToken, Error, ErrorKind, Result};
-
 use batches::Batches;
 use qhx::Embedder;
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
 
 pub use fingerprint::Fingerprint;
 pub use output::{Claimed, Existing, VectorFile};

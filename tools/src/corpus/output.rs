@@ -5,8 +5,8 @@ use std::io::{BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use qhx_core::hash::hex;
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::hash::hex;
+use qhx_base::{Error, ErrorKind, Result};
 use same_file::Handle;
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};

@@ -17,7 +17,7 @@ use parquet::arrow::arrow_reader::{
 use parquet::arrow::{ArrowWriter, ProjectionMask};
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::WriterProperties;
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tempfile::NamedTempFile;

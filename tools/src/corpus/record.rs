@@ -7,7 +7,7 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{ErrorKind as IoKind, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 use same_file::Handle;
 use serde::{Deserialize, Serialize};
 

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read, Seek as _};
 use std::path::Path;
 
 use qhx::Role;
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 use same_file::Handle;
 use serde::Deserialize;
 use serde::de::IgnoredAny;

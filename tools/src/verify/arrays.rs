@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use qhx_core::Result;
-use qhx_core::compare::Distance;
+use qhx_base::Result;
+use qhx_base::compare::Distance;
 use qhx_core::dump::Dumped;
 use qhx_core::npy::Array;
 use serde::Serialize;

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use qhx_core::hash::sha256;
-use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result, snapshot};
+use qhx_base::hash::sha256;
+use qhx_base::{CancelToken, Error, ErrorKind, Result, snapshot};
+use qhx_core::Manifest;
 use qhx_hub::{Cache, FileCheck};
 use serde::Serialize;
 

@@ -6,11 +6,11 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use qhx::media::{self, Attached, Attachment};
+use qhx_base::{Error, ErrorKind, Result, files};
 use qhx_core::dump::Dump;
 use qhx_core::engine::{FinishReason, Generation, Model, Request};
 use qhx_core::npy::Array;
 use qhx_core::op::Modality;
-use qhx_core::{Error, ErrorKind, Result, files};
 use qhx_media::Source;
 use serde::{Deserialize, Serialize};
 

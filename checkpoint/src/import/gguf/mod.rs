@@ -14,9 +14,6 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use qhx_base::artifacts::Mapped;
-use qhx_base::{Error, ErrorKind, Result};
-use qhx_types::DType;
 use serde_json::{Map, Value as Json, json};
 
 use super::Imported;
@@ -25,8 +22,11 @@ use form::Form;
 pub(crate) use joined::Joined;
 use names::{Architecture, Named, Order, Values};
 use parts::Part;
+use qhx_base::artifacts::Mapped;
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::quantize::{BLOCK, QuantizedForm, QuantizedMut};
 use qhx_graph::weight::RowSource;
+use qhx_types::DType;
 pub(crate) use tokenizer::Embedded;
 pub(crate) use tower::{Tower, beside};
 

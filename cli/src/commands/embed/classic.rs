@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use clap::Parser;
-use qhx_core::{Error, ErrorKind, Result};
 use serde_json::json;
 
 use crate::Status;
@@ -11,6 +10,7 @@ use crate::app::App;
 use crate::args::{BackendArgs, DeviceArgs, GlobalArgs, variables};
 use crate::{session, time, vars};
 use qhx::{EmbedOptions, Embedder, Role, cosine, norm};
+use qhx_base::{Error, ErrorKind, Result};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use qhx::{EmbedOptions, Embedder, norm};
-use qhx_core::{ErrorKind, Result};
+use qhx_base::{ErrorKind, Result};
 use qhx_tools::corpus::{Claimed, Fingerprint, RowOptions, Rows, Vector, VectorFile, embed};
 
 use crate::Status;

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use qhx_core::qnn::Target;
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_qnn::Target;
 
 /// The program of Android's platform tools.
 const ADB: &str = "adb";

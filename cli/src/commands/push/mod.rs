@@ -8,14 +8,15 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use clap::Args;
-use qhx_core::hash::sha256;
-use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result};
 
 use self::adb::{Device, Item, quoted};
 use crate::Status;
 use crate::app::App;
 use qhx::npu_files::{ANDROID, NpuFile};
 use qhx::{folders, hub};
+use qhx_base::hash::sha256;
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_core::Manifest;
 
 /// Where cargo puts the program for phones.
 const PROGRAM: &str = "target/aarch64-linux-android/release/qhx_generate";

@@ -3,14 +3,15 @@
 use super::model::Model;
 use super::types::Prompt;
 use crate::op::{Answer, HostOp as _, Segment, Task};
-use crate::{CancelToken, Error, ErrorKind, Media, Result, trace};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, trace};
+use qhx_types::Media;
 
 impl Model {
     /// Has a recogniser answer to audio that it takes at once. Nothing is kept of it for the next answer.
     ///
     /// # Errors
     /// When the host-op transcribes nothing, does not take the audio, or fails, and with
-    /// [`Cancelled`](crate::ErrorKind::Cancelled) when `cancel` stops it.
+    /// [`Cancelled`](qhx_base::ErrorKind::Cancelled) when `cancel` stops it.
     pub fn answer(&mut self, media: &Media, cancel: &CancelToken) -> Result<Answer> {
         self.require(Task::Transcribe, "transcribe")?;
         self.cancellable(cancel, |model| {
@@ -33,7 +34,7 @@ impl Model {
     ///
     /// # Errors
     /// When the host-op finds no times, does not take the tokens, or fails, and with
-    /// [`Cancelled`](crate::ErrorKind::Cancelled) when `cancel` stops it.
+    /// [`Cancelled`](qhx_base::ErrorKind::Cancelled) when `cancel` stops it.
     pub fn align(
         &mut self,
         prompt: &Prompt,

@@ -10,8 +10,8 @@ use crate::op::{
     Answer, Bytes, Effect, HandOvers, HostOp, Logits, Number, OpenInfo, Placement, Segment,
     Segments, SnapshotId, SpanStats, Texts, Token, Tokens, positions,
 };
-use crate::workspace::GraphStats;
-use crate::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_exec::workspace::GraphStats;
 
 /// Checks an op after every call that succeeds. A call that fails is its own error.
 pub(super) struct Checked {

@@ -6,8 +6,8 @@ use crate::op::{
     Answer, Bytes, HostOp, Logits, Number, OpenInfo, Placement, Segment, Segments, SnapshotId,
     SpanStats, Texts, Token, Tokens,
 };
-use crate::workspace::GraphStats;
-use crate::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_exec::workspace::GraphStats;
 
 /// Declares what the closed op declared, and does nothing.
 pub(super) struct Closed {

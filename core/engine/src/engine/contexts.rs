@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use crate::artifacts::Artifacts;
-use crate::backend::{Backend, ContextSource};
 use crate::manifest::{ContextEntry, Manifest};
-use crate::{Error, ErrorKind, Result};
+use qhx_base::artifacts::Artifacts;
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_exec::backend::{Backend, ContextSource};
 
 /// The contexts to open, in the manifest's order: all, except optional sets of which no file is there.
 /// A set that is there in part is an error that names a missing file.

@@ -12,10 +12,10 @@ use super::types::{Event, FinishReason, Generation, Speculate, Timings};
 use crate::op::{HandOvers, HostOp as _, OpenInfo, SpanStats};
 use crate::sampling::{AllowedTokens, Logprobs, Rules, Sampler, SamplingParams, TokenLogprobs};
 use crate::stop::StopFilter;
-use crate::text::{Beginning, Detokenizer};
-use crate::trace::{Category, Event as Traced};
-use crate::{CancelToken, Error, ErrorKind, Result, trace};
 use qhx_base::Following;
+use qhx_base::trace::{Category, Event as Traced};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, trace};
+use qhx_text::{Beginning, Detokenizer};
 
 /// Text that becomes complete token by token, when the bundle has a tokenizer.
 pub(super) struct Text {

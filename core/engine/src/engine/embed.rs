@@ -2,7 +2,8 @@
 
 use super::model::Model;
 use crate::op::{Segment, Task};
-use crate::{CancelToken, Error, ErrorKind, Media, Result};
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_types::Media;
 
 impl Model {
     /// Embeds one text.
@@ -156,7 +157,7 @@ impl Model {
         texts: &[T],
         pack: &[usize],
         vectors: &mut [Option<Vec<f32>>],
-    ) -> std::result::Result<(), (usize, crate::Error)> {
+    ) -> std::result::Result<(), (usize, qhx_base::Error)> {
         let tokens: Vec<&[u32]> = pack.iter().map(|&text| texts[text].as_ref()).collect();
         if let [first, _, ..] = pack {
             let width = self.info().values();

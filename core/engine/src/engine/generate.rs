@@ -19,8 +19,8 @@ use super::types::{Event, Generation, Part, Prompt, Request};
 use crate::op::{HostOp as _, Task};
 use crate::sampling::{AllowedTokens, Rules, Sampler};
 use crate::stop::StopFilter;
-use crate::text::{Beginning, Detokenizer, Message, REASONING, RenderOptions};
-use crate::{Error, ErrorKind, Result, TooLong, trace};
+use qhx_base::{Error, ErrorKind, Result, TooLong, trace};
+use qhx_text::{Beginning, Detokenizer, Message, REASONING, RenderOptions};
 
 impl Model {
     /// Continues a prompt. `on_event` sees tokens and text as they come and may break off: then the

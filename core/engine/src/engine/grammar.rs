@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
+use qhx_base::Result;
 use qhx_grammar::Constraint;
 
-use crate::Result;
 use crate::sampling::AllowedTokens;
 
 /// A grammar, and where the answer is in it.

@@ -25,9 +25,9 @@ use crate::op::{
     Answer, Bytes, Effect, HandOvers, HostOp, Logits, Number, OpenInfo, Placement, Segment,
     Segments, SnapshotId, SpanStats, Texts, Token, Tokens, positions,
 };
-use crate::trace::{self, Trace};
-use crate::workspace::GraphStats;
-use crate::{Error, ErrorKind, Result};
+use qhx_base::trace::{self, Trace};
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_exec::workspace::GraphStats;
 
 /// One of the two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,8 +7,9 @@
 use std::cmp::Reverse;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use qhx_base::Error;
+
 use super::sequence::Sequence;
-use crate::Error;
 use crate::op::{OpenInfo, Unsupported};
 
 /// Positions below which a state is not worth its copies: they are consumed in less time than others are looked up.

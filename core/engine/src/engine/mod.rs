@@ -28,11 +28,11 @@ mod tests;
 mod texts;
 mod types;
 
-pub use crate::text::{Content, ContentPart, Message};
 pub use decode::Run;
 pub use kept::KeptStates;
 pub use model::{ContextLoad, Decoder, Model, ModelOptions, Sessions};
 pub use qhx_grammar::{Grammar, Vocabulary};
+pub use qhx_text::{Content, ContentPart, Message};
 pub use texts::Texts;
 pub use types::{
     DraftCounts, Event, FinishReason, Generation, MAX_DRAFT_TOKENS, MAX_LOGPROBS, Part, Prompt,

@@ -12,8 +12,6 @@ use super::reuse::Consumed;
 use super::speculate::Speculation;
 use super::state;
 use super::texts::Texts;
-use crate::artifacts::Artifacts;
-use crate::backend::{Backend, BackendInfo, ContextSource, Opened};
 use crate::dump::Dump;
 use crate::manifest::Manifest;
 use crate::op::{
@@ -21,10 +19,14 @@ use crate::op::{
     Task,
 };
 use crate::sampling::{AllowedTokens, SamplingParams};
-use crate::text::Tokenizer;
-use crate::trace::{self, Trace};
-use crate::workspace::{Allocated, DeviceLoss, GraphStats, LoadedContexts, Tap};
-use crate::{CancelToken, Error, ErrorKind, GraphInfo, Result, Workspace};
+use qhx_base::artifacts::Artifacts;
+use qhx_base::trace::{self, Trace};
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_exec::Workspace;
+use qhx_exec::backend::{Backend, BackendInfo, ContextSource, Opened};
+use qhx_exec::workspace::{Allocated, DeviceLoss, GraphStats, LoadedContexts, Tap};
+use qhx_text::Tokenizer;
+use qhx_types::GraphInfo;
 
 /// What [`Model::open`] needs.
 #[non_exhaustive]

@@ -1,9 +1,10 @@
 //! What the model holds next tokens for, without choosing one.
 
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
+
 use super::model::Model;
 use super::types::Prompt;
 use crate::op::HostOp as _;
-use crate::{CancelToken, Error, ErrorKind, Result};
 
 impl Model {
     /// Consumes a prompt, and gives the logits of `tokens` behind it, with the soft cap of the model. State of earlier

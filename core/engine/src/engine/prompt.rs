@@ -9,9 +9,10 @@ use serde_json::{Map, Value};
 use super::sequence::{Key, Sequence, Span};
 use super::types::Part;
 use crate::op::{HostOp, Piece, Placement, Segment};
-use crate::text::{Beginning, Content, Message, Tokenizer};
-use crate::trace::{self, Trace};
-use crate::{CancelToken, Error, ErrorKind, Media, Result, TooLong};
+use qhx_base::trace::{self, Trace};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, TooLong};
+use qhx_text::{Beginning, Content, Message, Tokenizer};
+use qhx_types::Media;
 
 /// Maximum positions that one image, audio clip or video may take where the op has no limit of its own.
 const MAX_POSITIONS: usize = 1 << 24;
@@ -746,7 +747,7 @@ mod tests {
             };
             let image = || Media::image(vec![0; 3], 1, 1).unwrap();
             let encoded = if chat {
-                let part = crate::text::ContentPart::Media(image());
+                let part = qhx_text::ContentPart::Media(image());
                 let render = |_: &[Message], _: &Map<String, Value>, _: &[String], answer: bool| {
                     Ok(if answer { "hi<answer>hi you" } else { "hi<answer>hi" }.to_owned())
                 };

@@ -10,12 +10,13 @@
 
 use std::time::Instant;
 
+use qhx_base::{Error, ErrorKind, Result, trace};
+
 use super::checked::Checked;
 use super::hand_over::Refused;
 use super::model::Model;
 use super::prompt::Encoded;
 use crate::op::{HostOp as _, Segment};
-use crate::{Error, ErrorKind, Result, trace};
 
 impl Model {
     /// Brings the op's state to the end of the prompt.

@@ -11,9 +11,10 @@
 
 use std::ops::Range;
 
+use qhx_base::Result;
+
 use super::kept::{Kept, State, WORTH};
 use super::sequence::Sequence;
-use crate::Result;
 use crate::op::{HostOp, OpenInfo, SnapshotId};
 
 /// Maximum number of snapshots: the end of the last turn, and the one before for a repeated question.

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
+use qhx_base::Result;
+
 use super::model::Model;
 use super::prompt::Encoded;
 use super::types::PromptToken;
-use crate::Result;
 use crate::op::HostOp as _;
 use crate::sampling::{AllowedTokens, Logprobs, TokenLogprobs};
 

@@ -2,10 +2,9 @@
 
 use std::ops::Range;
 
+use qhx_types::Media;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
-
-use crate::Media;
 
 /// An image, audio clip or video, or some frames of a video, by content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -14,6 +14,7 @@
 
 use std::sync::Arc;
 
+use qhx_base::{Error, ErrorKind, Result, artifacts::Artifacts};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -22,7 +23,6 @@ use super::reuse::{self, MAX_SNAPSHOTS};
 use super::sequence::Sequence;
 use crate::manifest::Manifest;
 use crate::op::HostOp as _;
-use crate::{Error, ErrorKind, Result, artifacts::Artifacts};
 
 const MAGIC: [u8; 8] = *b"qhxstate";
 const VERSION: u32 = 1;
@@ -260,5 +260,5 @@ pub(super) fn fingerprint(manifest: &Manifest, artifacts: &Artifacts) -> Result<
             add(bytes.get(start..bytes.len().min(start + SAMPLE)).unwrap_or_default());
         }
     }
-    Ok(crate::hash::hex(hash.finalize()))
+    Ok(qhx_base::hash::hex(hash.finalize()))
 }

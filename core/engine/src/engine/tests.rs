@@ -13,14 +13,14 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::manifest::Manifest;
-use crate::null::NullBackend;
 use crate::op::{
     HostOp, Logits, Modality, OpDescription, OpEntry, OpOpener, OpProvider, OpSource, OpenInfo,
     Placement, Segment, SnapshotId, SpanStats, Task, Unsupported,
 };
 use crate::sampling::SamplingParams;
-use crate::workspace::GraphStats;
-use crate::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_exec::null::NullBackend;
+use qhx_exec::workspace::GraphStats;
 
 const VOCAB: usize = 8;
 

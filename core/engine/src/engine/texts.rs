@@ -6,12 +6,12 @@ use std::time::Duration;
 use qhx_grammar::Vocabulary;
 use serde_json::{Map, Value};
 
-use crate::artifacts::Artifacts;
 use crate::manifest::Manifest;
 use crate::sampling::AllowedTokens;
-use crate::text::{CallFormat, ChatTemplate, Message, RenderOptions, Tokenizer, Tool, ToolCall};
-use crate::trace::{self, Trace};
-use crate::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::artifacts::Artifacts;
+use qhx_base::trace::{self, Trace};
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_text::{CallFormat, ChatTemplate, Message, RenderOptions, Tokenizer, Tool, ToolCall};
 
 /// The tokenizer, the chat template and the limits of a model: see [`Model::texts`](super::Model::texts).
 #[derive(Debug)]

@@ -12,8 +12,9 @@ use crate::manifest::Manifest;
 use crate::op::{HandOvers, SpanStats};
 use crate::sampling::TokenLogprobs;
 use crate::stop::StopFilter;
-use crate::text::Message;
-use crate::{CancelToken, Error, ErrorKind, Media, Result};
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_text::Message;
+use qhx_types::Media;
 
 /// What to continue.
 #[derive(Debug, Clone, PartialEq)]
@@ -74,7 +75,7 @@ pub struct Request {
     /// answer of its length where the op verifies no draft tokens. It has to be of tokens alone.
     pub prompt_logprobs: Option<usize>,
     /// Further variables of the chat template, such as `reasoning_effort`: see
-    /// [`RenderOptions::arguments`](crate::text::RenderOptions::arguments).
+    /// [`RenderOptions::arguments`](qhx_text::RenderOptions::arguments).
     pub template_arguments: Map<String, Value>,
     /// Salt of the states that the generation may go on from, in this session and among
     /// [kept states](super::ModelOptions::keep_states): those of requests with the same one. Requests without a salt
@@ -163,7 +164,7 @@ impl Request {
     /// A text to complete, greedily.
     ///
     /// ```
-    /// # use qhx_core::engine::Request;
+    /// # use crate::engine::Request;
     /// let request = Request::completion("The capital of France is").max_new(32).stop(".");
     /// ```
     pub fn completion(text: impl Into<String>) -> Self {
@@ -255,10 +256,10 @@ impl Request {
     /// With an answer that is of this grammar.
     ///
     /// ```
-    /// # use qhx_core::engine::{Grammar, Request};
+    /// # use crate::engine::{Grammar, Request};
     /// let schema = r#"{"type": "object", "properties": {"year": {"type": "integer"}}, "required": ["year"]}"#;
     /// let request = Request::completion("Rome was founded in").grammar(Grammar::json_schema(schema)?);
-    /// # Ok::<_, qhx_core::Error>(())
+    /// # Ok::<_, qhx_base::Error>(())
     /// ```
     #[must_use]
     pub fn grammar(self, grammar: impl Into<Option<Grammar>>) -> Self {

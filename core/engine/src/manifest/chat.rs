@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use super::Manifest;
 use super::reader::Node;
-use crate::artifacts::Artifacts;
-use crate::text::{
+use qhx_base::artifacts::Artifacts;
+use qhx_base::{ErrorKind, Result};
+use qhx_text::{
     ChatSpec, ChatStyle, ChatTemplate, Marker, Piece, RoleMarkers, TemplateFiles, Tokenizer,
 };
-use crate::{ErrorKind, Result};
 
 /// Reads the value of `chat`: an object, or `false` for a model that does not chat.
 pub(super) fn read(node: &Node<'_>) -> Result<ChatSpec> {

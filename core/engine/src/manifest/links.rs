@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::artifacts::{FirstSeen, Mapped};
-use crate::backend::ContextSource;
-use crate::text::Tokenizer;
-use crate::{Error, ErrorKind, Manifest};
+use crate::Manifest;
+use qhx_base::artifacts::{FirstSeen, Mapped};
+use qhx_base::{Error, ErrorKind};
+use qhx_exec::backend::ContextSource;
+use qhx_text::Tokenizer;
 
 const MANIFEST: &str = r#"{
     "schema_version": 1, "artifacts_root": "files",

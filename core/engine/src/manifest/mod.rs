@@ -18,12 +18,13 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::artifacts::Artifacts;
-use crate::backend::ContextSource;
 use crate::sampling::SamplingParams;
-use crate::{DType, Error, ErrorKind, Result, files};
+use qhx_base::artifacts::Artifacts;
+use qhx_base::{Error, ErrorKind, Result, files};
+use qhx_exec::backend::ContextSource;
+use qhx_types::DType;
 
-pub use crate::text::{ChatSpec, ChatStyle, Marker, Piece, RoleMarkers};
+pub use qhx_text::{ChatSpec, ChatStyle, Marker, Piece, RoleMarkers};
 pub use select::{NOT_MANIFESTS, candidates, is_candidate, select};
 
 /// The `schema_version` that this crate reads.
@@ -351,7 +352,7 @@ impl Manifest {
         })
     }
 
-    /// The files of a context, for [`crate::backend::Backend::open_context`].
+    /// The files of a context, for [`qhx_exec::backend::Backend::open_context`].
     ///
     /// Every path is checked against the path rule. A bundle need not carry both forms: it is an
     /// error when no file of the context exists, and otherwise the backend that needs a missing

@@ -12,7 +12,8 @@ use super::{
     SCHEMA_VERSION, Speech, Step, TimeTokens, Transcription, Verdict,
 };
 use crate::sampling::SamplingParams;
-use crate::{DType, Error, ErrorKind, Result, snapshot};
+use qhx_base::{Error, ErrorKind, Result, snapshot};
+use qhx_types::DType;
 
 pub(super) fn manifest(path: &Path, document: Value, root: Option<&Path>) -> Result<Manifest> {
     let node = Node::root(&document);

@@ -3,10 +3,9 @@
 use std::fmt;
 use std::path::Path;
 
+use qhx_base::{Error, ErrorKind, Result};
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
-
-use crate::{Error, ErrorKind, Result};
 
 /// Parses a JSON document in which no object has the same key twice.
 ///

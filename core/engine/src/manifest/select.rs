@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 
 /// JSON files that lie beside a manifest and never are one.
 pub const NOT_MANIFESTS: [&str; 6] = [
@@ -84,7 +84,7 @@ pub fn select(path: &Path) -> Result<PathBuf> {
 /// Whether a file looks like a manifest, and not like any other JSON.
 fn has_a_plan(path: &Path) -> bool {
     const MAX_BYTES: u64 = 4 << 20;
-    let bytes = crate::files::read(ErrorKind::Manifest, path, MAX_BYTES).unwrap_or_default();
+    let bytes = qhx_base::files::read(ErrorKind::Manifest, path, MAX_BYTES).unwrap_or_default();
     let value = serde_json::from_slice::<serde_json::Value>(&bytes);
     value.is_ok_and(|value| value.get("plan").is_some())
 }

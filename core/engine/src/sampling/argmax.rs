@@ -9,9 +9,8 @@ use std::ops::Range;
 
 use half::f16;
 use half::slice::HalfFloatSliceExt as _;
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_exec::Logits;
-
-use crate::{Error, ErrorKind, Result};
 
 /// The ordering key of infinity.
 const INFINITY: i16 = 0x7c00;

@@ -25,9 +25,6 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
 use half::slice::HalfFloatSliceExt as _;
-use qhx_exec::{Logits, softcap};
-
-use crate::{Error, ErrorKind, Result};
 
 pub use allowed::AllowedTokens;
 pub use argmax::argmax;
@@ -35,6 +32,8 @@ use argmax::{argmax_f32, argmax_within, max_f32, nan, nothing};
 use history::History;
 pub use logprobs::{Logprobs, TokenLogprobs};
 pub use params::SamplingParams;
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_exec::{Logits, softcap};
 pub use rng::Rng;
 pub use rules::Rules;
 

@@ -2,15 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use qhx_base::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-
-use crate::{Error, ErrorKind, Result};
 
 /// How the next token is chosen. The default is greedy: the most likely token.
 ///
 /// ```
-/// let sampling = qhx_core::sampling::SamplingParams::default().temperature(0.7).top_p(0.9).seed(1);
+/// let sampling = crate::sampling::SamplingParams::default().temperature(0.7).top_p(0.9).seed(1);
 /// assert!(sampling.validate().is_ok() && !sampling.is_greedy());
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -117,7 +116,7 @@ impl SamplingParams {
     ///
     /// ```
     /// // Token 42 is never chosen.
-    /// let sampling = qhx_core::sampling::SamplingParams::default().logit_bias([(42, -100.0)]);
+    /// let sampling = crate::sampling::SamplingParams::default().logit_bias([(42, -100.0)]);
     /// assert!(sampling.is_greedy() && !sampling.is_plain());
     /// ```
     #[must_use]
@@ -136,11 +135,11 @@ impl SamplingParams {
     /// With the options of a JSON object, named as the fields are, and all others as they were.
     ///
     /// ```
-    /// # use qhx_core::sampling::SamplingParams;
+    /// # use crate::sampling::SamplingParams;
     /// let given = serde_json::json!({"temperature": 0.2});
     /// let sampling = SamplingParams::default().top_k(20).with(given.as_object().unwrap())?;
     /// assert_eq!((sampling.temperature, sampling.top_k), (0.2, 20));
-    /// # Ok::<_, qhx_core::Error>(())
+    /// # Ok::<_, qhx_base::Error>(())
     /// ```
     ///
     /// # Errors

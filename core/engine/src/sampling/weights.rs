@@ -83,7 +83,7 @@ pub(super) fn nucleus(candidates: &mut Vec<Candidate>, total: u64, top_p: f32) {
 mod tests {
     use super::super::rng::Rng;
     use super::*;
-    use crate::compare::Distance;
+    use qhx_base::compare::Distance;
 
     #[test]
     fn exp_is_accurate_and_fixed() {

@@ -38,11 +38,11 @@ use std::thread;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Rest, Serde, Tuple, ValueKind};
 use minijinja::{Environment, Error as JinjaError, ErrorKind as JinjaErrorKind, Value};
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
 pub use helper::TASK;
 use helper::{Renderer, Request};
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
 
 use super::message::{Message, RenderOptions};
 

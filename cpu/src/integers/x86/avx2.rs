@@ -3,7 +3,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use qhx_core::quantized::BLOCK;
+use qhx_types::quantized::BLOCK;
 
 use super::{Group, LANES, PANEL, Panel, TILE, VECTOR, Wide};
 use crate::integers::{GROUP, IntegerTask, Words, rows};

@@ -20,7 +20,6 @@ mod vision;
 
 use std::ops::Range;
 
-use qhx_core::Result;
 use qhx_forge::RecipeEntry;
 use qhx_forge::kit::{
     Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, PREFILL_ROWS, Step,
@@ -34,6 +33,7 @@ use vision::{TOWERS, Vision};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, TensorId};
 use qhx_checkpoint::Checkpoint;
+use qhx_base::Result;
 
 /// The hidden states between layers are those of the reference times this. In published checkpoints the sums there
 /// exceed the largest f16, 65,504. Each layer normalises what it reads and what it adds, so the factor stands in the

@@ -1,6 +1,5 @@
 //! The vision tower: SigLIP, average pooling, a norm and a projection (`Gemma3MultiModalProjector`).
 
-use qhx_core::{Error, ErrorKind, Result};
 use qhx_forge::RecipeOption;
 use qhx_forge::kit::{
     Layers, PREFILL_ROWS, Processor, Reader, Siglip, SiglipSizes, VISION_WEIGHTS,
@@ -10,6 +9,7 @@ use qhx_forge::recipe::{Recipe, RecipeOptions};
 use serde_json::{Value, json};
 use qhx_graph::weight::{Storage, Weight, transposed};
 use qhx_checkpoint::Checkpoint;
+use qhx_base::{Error, ErrorKind, Result};
 
 /// Whether the tower becomes a graph.
 pub(crate) const TOWERS: RecipeOption = RecipeOption {

@@ -20,7 +20,6 @@ mod config;
 
 use std::ops::Range;
 
-use qhx_core::Result;
 use qhx_forge::kit::{
     Attend, AttendInputs, Attention, Decoder, DecoderParams, EXPERTS, ExpertNames, Layers, Mlp,
     PREFILL_ROWS, Step, check_shape, decoder, expert_decoder, expert_prefill_rows, prefill_rows,
@@ -33,6 +32,7 @@ use serde_json::json;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, TensorId};
 use qhx_checkpoint::Checkpoint;
+use qhx_base::Result;
 
 const PARTS: [&str; 3] = ["w1", "w3", "w2"];
 

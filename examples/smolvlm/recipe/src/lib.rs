@@ -18,7 +18,6 @@ mod config;
 
 use std::ops::Range;
 
-use qhx_core::Result;
 use qhx_forge::RecipeEntry;
 use qhx_forge::kit::{
     Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, Processor, Step,
@@ -31,6 +30,7 @@ use config::Config;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph};
 use qhx_checkpoint::Checkpoint;
+use qhx_base::Result;
 
 /// Tokens that prefill graphs take by default: a question, and the tiles of an image.
 const PREFILL: [usize; 2] = [16, 256];

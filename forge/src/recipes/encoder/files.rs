@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::read_json_value;
-use qhx_core::{Error, ErrorKind, Result};
 use serde_json::Value;
 
 /// A JSON file, if it is there.

@@ -7,7 +7,7 @@ mod text;
 
 use std::ops::Range;
 
-use qhx_core::Result;
+use qhx_base::Result;
 use qhx_graph::graph::Graph;
 use serde_json::{Map, Value, json};
 

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::{Checkpoint, is_plain};
-use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::weight::{RowSource, scaled};
 use serde_json::{Value, json};
 

@@ -2,8 +2,8 @@
 //!
 //! Checkpoints of this kind are laid out in several ways; no single file is depended on.
 
+use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::Result;
 use qhx_core::manifest::{Rerank, Verdict};
 use serde_json::Value;
 

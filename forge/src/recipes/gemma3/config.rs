@@ -3,8 +3,8 @@
 //! writes (`rope_parameters` and `layer_types`).
 
 use half::{bf16, f16};
+use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::Result;
 use serde_json::{Value, json};
 
 use crate::kit::{Heads, Reader};

@@ -13,7 +13,6 @@ mod config;
 
 use std::ops::Range;
 
-use qhx_core::Result;
 use serde_json::json;
 
 use super::encoder::{self, Encoder, EncoderGraphs, bidirectional, max_text};
@@ -24,6 +23,7 @@ use crate::recipe::{Recipe, RecipeOptions, Task};
 use crate::register_recipe;
 use crate::registry::RecipeEntry;
 use config::Config;
+use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, TensorId};

@@ -14,8 +14,8 @@
 
 use std::f64::consts::{E, LN_2};
 
+use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Conv1d, Conv2d, Elem, Graph, TensorId, UnaryOp};
 use qhx_graph::weight::{Storage, Weight};

@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
+use qhx_base::{Error, Result};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::{Error, Result};
 use serde_json::{Value, json};
 
 use crate::kit::{Heads, Reader};

@@ -5,10 +5,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, TensorId};
 use qhx_graph::weight::{RowSource, row_range};
+use qhx_types::DType;
 
 use super::config::Config;
 use crate::kit::{Attend, AttendInputs, Heads, Layers, Past, Step, mix, mix_past, rope, rotate};

@@ -12,9 +12,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::{DType, Error, ErrorKind, Result};
 use qhx_graph::weight::RowSource;
+use qhx_types::DType;
 use serde_json::{Value, json};
 
 use super::VERIFY;

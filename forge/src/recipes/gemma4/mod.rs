@@ -30,7 +30,6 @@ mod draft;
 mod towers;
 mod vision;
 
-use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
 use crate::chain::DRAFT_HEAD;
@@ -46,6 +45,7 @@ use audio::{AUDIO_TOKENS, Audio};
 use config::{Config, Rope};
 use decoder::Model;
 use draft::DRAFT;
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::graph::{Elem, Graph};
 use vision::{IMAGE_PATCHES, IMAGE_TOKENS, Vision};
@@ -308,7 +308,7 @@ fn per_layer_tables(checkpoint: &Checkpoint, config: &Config, projects: bool) ->
     let width = config.layers().saturating_mul(config.ple);
     let file = |field: &str, name: &str, shape| {
         let source = checkpoint.matrix(&format!("{name}.weight"), shape)?;
-        Ok::<_, qhx_core::Error>(MatrixFile::stored(field, &format!("ple_{field}"), source))
+        Ok::<_, qhx_base::Error>(MatrixFile::stored(field, &format!("ple_{field}"), source))
     };
     let mut files = vec![file("table", "embed_tokens_per_layer", [config.vocab, width])?];
     if !projects {

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::{DType, Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::TensorId;
 use qhx_graph::weight::{RowSource, Weight};
+use qhx_types::DType;
 
 use crate::recipe::Precision;
 

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::Result;
 use serde_json::{Value, json};
 
 use super::CURVE;

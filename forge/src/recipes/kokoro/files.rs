@@ -4,8 +4,8 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use qhx_base::{Error, ErrorKind, Result, files};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::{Error, ErrorKind, Result, files};
 use qhx_graph::progress::Progress;
 use serde_json::{Map, Value};
 

@@ -1,7 +1,8 @@
 //! What the host-op computes with: LSTMs, embeddings, durations and the source, in one file of f32.
 
-use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::weight::RowSource;
+use qhx_types::DType;
 
 use super::config::{Albert, Config};
 use super::{Model, SINES};

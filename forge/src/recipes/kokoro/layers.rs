@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{BinaryOp, Conv1d, Elem, ReduceOp, TensorId, UnaryOp};
 use qhx_graph::weight::{RowSource, Storage, Weight};

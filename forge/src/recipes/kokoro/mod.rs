@@ -34,7 +34,6 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, json};
 
 use super::choices::numbers;
@@ -45,6 +44,7 @@ use crate::registry::{RecipeEntry, RecipeOption};
 use config::Config;
 use files::{lexicon, voices};
 use host::Held;
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::graph::Graph;
 use qhx_graph::weight::RowSource;

@@ -1,6 +1,6 @@
 //! F0 and N of frames.
 
-use qhx_core::Result;
+use qhx_base::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Conv1d, Elem, Graph};
 use qhx_graph::weight::{Storage, Weight};

@@ -1,6 +1,6 @@
 //! The text encoders: ALBERT's layer, and the convolutions over symbols.
 
-use qhx_core::Result;
+use qhx_base::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Conv1d, Elem, Graph};
 

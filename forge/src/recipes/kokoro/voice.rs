@@ -1,6 +1,6 @@
 //! The decoder and the vocoder: frames to spectra.
 
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Conv1d, Elem, Graph, TensorId, UnaryOp};
 use qhx_graph::weight::{Storage, Weight};

@@ -1,8 +1,8 @@
 //! The keys of `config.json` that shape the graphs, checked.
 
 use half::{bf16, f16};
+use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::Result;
 use serde_json::{Value, json};
 
 use super::classes::{Bias, Class, Sliding};

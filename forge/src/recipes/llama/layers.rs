@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use qhx_core::Result;
+use qhx_base::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, TensorId};
 

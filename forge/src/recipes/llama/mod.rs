@@ -37,7 +37,6 @@ mod rope;
 
 use std::ops::Range;
 
-use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
 use super::encoder::{self, Dense, Encoder, EncoderGraphs, bidirectional};
@@ -51,6 +50,7 @@ use crate::registry::RecipeEntry;
 use classes::Class;
 use config::Config;
 use layers::{head, layer, residual, until_experts};
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph};

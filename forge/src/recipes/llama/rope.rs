@@ -3,7 +3,7 @@
 //! Arithmetic: `transformers`, `modeling_rope_utils.py`. What depends on the length of the sequence there (`dynamic`,
 //! `longrope`) is what it would be for a sequence as long as the context that the bundle is made for.
 
-use qhx_core::Result;
+use qhx_base::Result;
 use serde_json::{Value, json};
 
 use super::classes::Class;

@@ -1,7 +1,7 @@
 //! The keys of `config.json` that shape the graphs, checked.
 
+use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::Result;
 use serde_json::json;
 
 use crate::kit::{Experts, Heads, Reader};

@@ -1,7 +1,7 @@
 //! Graphs of attention and router, and of the head.
 
+use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph};
 

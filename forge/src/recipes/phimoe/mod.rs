@@ -23,7 +23,6 @@
 mod config;
 mod layers;
 
-use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
 use crate::kit::{
@@ -35,6 +34,7 @@ use crate::register_recipe;
 use crate::registry::RecipeEntry;
 use config::Config;
 use layers::{attention, head};
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::graph::Graph;
 

@@ -4,7 +4,7 @@
 //! `models/qwen3_5/modeling_qwen3_5.py`. The inverse that it needs is built up from blocks, each twice as wide as
 //! those before: in half precision the sum of powers of the same matrix is not a number where tokens repeat.
 
-use qhx_core::Result;
+use qhx_base::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, TensorId, UnaryOp};
 

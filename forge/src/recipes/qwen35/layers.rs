@@ -1,6 +1,6 @@
 //! The parts of a layer: norms, MLP, gated attention, gated delta net.
 
-use qhx_core::Result;
+use qhx_base::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, ReduceOp, TensorId, UnaryOp};
 

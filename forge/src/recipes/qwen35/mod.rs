@@ -37,8 +37,6 @@ mod mtp;
 
 use std::ops::Range;
 
-use qhx_core::op::Segment;
-use qhx_core::{Error, ErrorKind, Result};
 use serde_json::json;
 
 use crate::kit::{
@@ -53,7 +51,9 @@ use chunk::Chunks;
 use config::{Config, Images, LayerKind};
 use layers::Model;
 use mtp::MTP;
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
+use qhx_core::op::Segment;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph};
 

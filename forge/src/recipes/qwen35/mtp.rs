@@ -3,8 +3,8 @@
 //! Its input is the sum of two projections, of the next token's embedding and of the decoder's hidden state after the
 //! final norm, each normalised; its head is the decoder's (`MtpLayer` of `transformers`, with the embedding first).
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::{Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph};
 use serde_json::Value;

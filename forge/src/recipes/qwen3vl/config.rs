@@ -1,8 +1,8 @@
 //! The keys of `config.json` that shape the graphs, checked. Published checkpoints (4.57) spell the rotary embedding
 //! as `rope_theta` and `rope_scaling`, those that `transformers` 5 writes as `rope_parameters`.
 
+use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::Result;
 use serde_json::json;
 
 use crate::kit::{Heads, Reader};

@@ -15,8 +15,6 @@ mod config;
 
 use std::ops::Range;
 
-use qhx_core::Result;
-use qhx_core::op::Segment;
 use serde_json::{Map, Value, json};
 
 use crate::kit::{
@@ -28,7 +26,9 @@ use crate::recipes::vision::{self, DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE, VISI
 use crate::register_recipe;
 use crate::registry::RecipeEntry;
 use config::{Config, QWEN2_5};
+use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
+use qhx_core::op::Segment;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph};
 

@@ -1,7 +1,7 @@
 //! Options of recipes with a vision tower, and what they choose: sizes of images, the tower's precision and scale.
 
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::{Error, ErrorKind, Result};
 
 use super::config::{Patches, Vision};
 use super::tower::Tower;

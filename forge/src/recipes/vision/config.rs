@@ -1,7 +1,7 @@
 //! The keys of `config.json` that shape a vision tower and place images in a prompt, checked.
 
+use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::Result;
 use serde_json::{Value, json};
 
 use crate::kit::Reader;

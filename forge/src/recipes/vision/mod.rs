@@ -15,7 +15,6 @@ mod probe;
 mod tables;
 mod tower;
 
-use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Value, json};
 
 use crate::kit::one_or_many;
@@ -24,6 +23,7 @@ pub(super) use choices::{DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE, VISION_SHIFT};
 use config::Patches;
 pub(super) use config::{Vision, section};
 pub(super) use probe::probe;
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use tower::Tower;
 

@@ -1,7 +1,7 @@
 //! How large the hidden states of the vision tower become on an image, which is shaped as the host-op shapes it.
 
+use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::Result;
 use qhx_core::op::Segment;
 use qhx_graph::weight::{Storage, Weight};
 use qhx_op::vision::{

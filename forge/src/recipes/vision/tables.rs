@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
+use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::{DType, Result};
 use qhx_graph::weight::{RowSource, scaled};
+use qhx_types::DType;
 use serde_json::{Map, Value, json};
 
 use super::config::{Patches, Vision, Windows};

@@ -4,7 +4,7 @@
 //! patch embedding and learned positions on. The latter has its patches in the order of their windows; here they keep
 //! the image's, and a mask keeps attention within the windows.
 
-use qhx_core::Result;
+use qhx_base::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, ReduceOp, TensorId, UnaryOp};
 use qhx_graph::weight::{Storage, Weight, scaled};

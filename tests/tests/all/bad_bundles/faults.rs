@@ -4,8 +4,8 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use qhx_base::{CancelToken, ErrorKind, Result};
 use qhx_core::engine::{Message, Model, Prompt, Request};
-use qhx_core::{CancelToken, ErrorKind, Result};
 use qhx_fake_device::{Plan, Rule, Then};
 use qhx_tests::faults::{Faults, explains};
 use qhx_tests::tiny::{self, CPU, Goldens, Variant};

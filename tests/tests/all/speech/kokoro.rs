@@ -7,13 +7,13 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use qhx_core::backend::Backend;
-use qhx_core::compare::Distance;
+use qhx_base::compare::Distance;
+use qhx_base::{CancelToken, Result};
 use qhx_core::dump::Dump;
 use qhx_core::engine::{Model, ModelOptions, Prompt};
 use qhx_core::manifest::Manifest;
 use qhx_core::op::Segment;
-use qhx_core::{CancelToken, Result};
+use qhx_exec::backend::Backend;
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
 use qhx_op::audio::{Clip, FrontEnd, LogMel};
 use qhx_tests::{backends, tiny};

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use qhx_base::Following;
 use qhx_base::hash::sha256;
+use qhx_base::{Error, ErrorKind, Result};
 
 use super::{Drafter, Speculation, Start, draft_sampler};
 use crate::engine::model::{Model, input_vocab};
 use crate::op::{HostOp as _, Segment, SnapshotId, Task};
 use crate::sampling::{Rng, Sampler};
-use crate::{Error, ErrorKind, Result};
 
 /// Tokens that are consumed one by one rather than as a prompt.
 const FEW: usize = 2;

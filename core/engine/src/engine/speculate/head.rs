@@ -1,7 +1,8 @@
 //! Draft tokens of a drafting head, which is part of the model's own bundle.
 
+use qhx_base::Result;
+
 use super::{Start, draft_sampler};
-use crate::Result;
 use crate::op::{HostOp, OpenInfo};
 use crate::sampling::{Rng, Sampler};
 

@@ -1,7 +1,8 @@
 //! Draft tokens without a model: what followed the last time.
 
+use qhx_base::Result;
+
 use super::{Drafter, Start};
-use crate::Result;
 use crate::sampling::Rng;
 
 /// Tokens that must be equal before a position counts as the same.
@@ -124,7 +125,7 @@ mod tests {
     fn begun(prompt: &[u32], max_drafts: usize) -> PromptLookup {
         let mut lookup = PromptLookup::new();
         let (sampling, allowed) = (SamplingParams::default(), AllowedTokens::below(1000).into());
-        let (sampling, allowed, cancel) = (&sampling, &allowed, &crate::CancelToken::new());
+        let (sampling, allowed, cancel) = (&sampling, &allowed, &qhx_base::CancelToken::new());
         let start = Start { prompt, max: max_drafts, sampling, allowed, media: false, cancel };
         lookup.begin(&start).unwrap();
         lookup

@@ -18,13 +18,13 @@ use std::time::Instant;
 
 use crate::op::{HostOp, OpenInfo};
 use crate::sampling::{AllowedTokens, Rng, Sampler, SamplingParams};
-use crate::{CancelToken, ErrorKind, Result};
 
 use super::types::{DraftCounts, MAX_DRAFT_TOKENS, Speculate};
 use draft_length::DraftLength;
 pub(super) use draft_length::StepTime;
 use head::DraftingHead;
 pub use lookup::PromptLookup;
+use qhx_base::{CancelToken, ErrorKind, Result};
 
 /// The generation that a [`Drafter`] begins.
 #[derive(Debug, Clone, Copy)]

@@ -21,7 +21,7 @@ fn noise(seed: u64) -> Chain {
 
 fn with_tokenizer(fixture: &str, op: Chain) -> Model {
     let folder = qhx_paths::fixture(fixture);
-    let tokenizer = crate::text::Tokenizer::from_file(&folder.join("tokenizer.json")).unwrap();
+    let tokenizer = qhx_text::Tokenizer::from_file(&folder.join("tokenizer.json")).unwrap();
     let eos = TOKENIZERS.iter().find(|(name, _)| *name == fixture).unwrap().1;
     let eos = tokenizer.token_to_id(eos).unwrap();
     let artifacts = json!({"tokenizer": "tokenizer.json"});

@@ -1,7 +1,8 @@
 //! Prompts with images, audio and videos.
 
+use qhx_types::Media;
+
 use super::*;
-use crate::Media;
 use crate::op::Piece;
 
 /// What stands for an image.

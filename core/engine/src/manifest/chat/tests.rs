@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::text::{ChatTemplate, Message, RenderOptions, Tokenizer};
-use crate::{ErrorKind, Manifest, Result};
+use crate::Manifest;
+use qhx_base::{ErrorKind, Result};
+use qhx_text::{ChatTemplate, Message, RenderOptions, Tokenizer};
 
 /// A file of the checkpoint whose tokenizer is a byte-level BPE.
 fn fixture(file: &str) -> PathBuf {
