@@ -54,7 +54,7 @@ mod tests {
         assert_eq!(error.kind().exit_code(), 70);
         let message = error.message();
         assert!(
-            message.contains("slice of \\u{1b}[2J (forge/src/program/terminal/panics.rs:"),
+            message.contains("slice of \\u{1b}[2J (terminal/src/panics.rs:"),
             "{message}"
         );
     }

@@ -391,12 +391,7 @@ pub struct Measured {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub audio: Option<AudioRate>,
     /// How speculative decoding went, for an answer of it.
-    #[serde(
-        default,
-        rename = "drafts",
-        alias = "guesses",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(default, rename = "drafts", skip_serializing_if = "Option::is_none")]
     pub speculated: Option<Speculated>,
     /// Times the rate of the run that this one is compared with.
     #[serde(default, skip_serializing_if = "Option::is_none")]

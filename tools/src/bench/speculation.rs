@@ -54,12 +54,10 @@ pub struct Speculated {
     /// Tokens of the answer that a step of the model gave.
     pub tokens_per_step: f64,
     /// Draft tokens that were verified.
-    #[serde(alias = "guessed")]
     pub drafted: usize,
     /// Those of them that were accepted.
     pub accepted: usize,
     /// Share of the draft tokens that were accepted; none where there were none.
-    #[serde(alias = "right")]
     pub acceptance: Option<f64>,
     /// The first token at which an answer with draft tokens was another one: graphs of several rows round otherwise
     /// than those of one, and two tokens were almost as likely.
