@@ -2,6 +2,8 @@
 //!
 //! - [`Generate`] is `llama_generate`: text decoding over graphs with a KV cache, one token at a
 //!   time, and over graphs that take several tokens of a prompt at once.
+//! - [`DeclaredDecoder`] is `decoder_generate`: the same for any decoder that its manifest declares, with states besides
+//!   caches and ropes of its own for sliding layers.
 //! - [`EmbedSharded`] is `llama_embed_sharded`: one vector for a text, or one score for a pair of texts, from an encoder
 //!   that is spread over several contexts.
 //! - [`Siglip`] is `siglip_embed`: one vector for a text or an image, in one space.
@@ -16,11 +18,13 @@ mod modules;
 mod pooling;
 mod siglip;
 
+use qhx_op::decoder::DeclaredDecoder;
+
 pub use embed::EmbedSharded;
 pub use generate::Generate;
 pub use siglip::Siglip;
 
-qhx_op::register_ops!(Generate, EmbedSharded, Siglip);
+qhx_op::register_ops!(DeclaredDecoder, Generate, EmbedSharded, Siglip);
 
 /// To be called by what is linked of an archive: from one, a linker takes only the parts that something names, and
 /// those of this module register the ops.

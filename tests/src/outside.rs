@@ -13,8 +13,9 @@ use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::manifest::Manifest;
 use qhx_exec::backend::Backend;
 use qhx_plugins::{PluginOptions, Plugins};
+use serde_json::Value;
 
-use crate::plugin_files::{self, workspace};
+use crate::plugin_files::{self, copy_folder, workspace};
 use crate::tiny;
 
 /// A code block of a page with commands for a shell.
@@ -22,7 +23,7 @@ use crate::tiny;
 pub struct Block {
     /// The commands.
     pub commands: String,
-    /// What the page says that the last of them prints: "It prints `…`."
+    /// Output of the last command as the page gives it: "It prints `…`."
     pub prints: Option<String>,
 }
 
@@ -80,6 +81,22 @@ pub fn open_dumping(bundle: &Path, plugin: &Path, backend: Arc<dyn Backend>, dum
     let options = ModelOptions::new(manifest, backend, &plugins).threads(2);
     Model::open(options.dump(Some(Arc::new(dump))))
         .unwrap_or_else(|e| panic!("{}: {e}", bundle.display()))
+}
+
+/// Opens a copy of a bundle whose manifest names `decoder_generate` and has `params` besides its own.
+pub fn open_declared(bundle: &Path, params: &Value, backend: Arc<dyn Backend>) -> Model {
+    let folder = bundle.with_extension("declared");
+    copy_folder(bundle, &folder);
+    let path = Manifest::load(&folder).unwrap_or_else(|e| panic!("{e}")).path;
+    let text = fs::read(&path).expect("the manifest can be read");
+    let mut manifest: Value = serde_json::from_slice(&text).expect("the manifest is JSON");
+    for step in manifest["plan"]["steps"].as_array_mut().expect("a plan has steps") {
+        step["host"] = "decoder_generate".into();
+    }
+    let all = manifest["params"].as_object_mut().expect("a manifest has params");
+    all.extend(params.as_object().cloned().unwrap_or_default());
+    fs::write(&path, manifest.to_string()).expect("the manifest can be written");
+    tiny::open(&path, backend).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
 /// An empty folder outside the repository, with `qhx` on the search path and nothing beside it.

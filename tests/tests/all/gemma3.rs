@@ -36,7 +36,7 @@ const WINDOW: usize = 12;
 /// in the place of the tanh moves no logit of this tiny model by more than 1.6e-3.
 const CPU_DISTANCE: f64 = 1e-4;
 
-/// What the page's commands made: the folder with the program, the plugin and the bundles.
+/// Results of the page's commands: the folder with the program, the plugin and the bundles.
 struct Scene {
     place: Outside,
     folder: PathBuf,
@@ -88,6 +88,11 @@ fn sliding_and_full_layers_equal_the_reference() {
     going_back(&mut made.open(&bundle), &made.goldens);
     the_logits_that_are_dumped(made, &bundle);
     other_spellings(made, &bundle);
+    // The manifest declares all that the family's op does with text.
+    let mut declared = outside::open_declared(&bundle, &json!({}), backends::cpu());
+    let distance =
+        step_exact(&mut declared, &made.goldens, &shortest(&made.goldens, 2), "declared");
+    assert!(distance.largest <= CPU_DISTANCE, "{distance:?}");
 }
 
 /// With prompts in chunks that are wider than the window, as the page makes them, in narrower ones, and token by token.

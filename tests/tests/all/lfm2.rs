@@ -14,16 +14,17 @@ use qhx_tests::plugin_files::{self, library_name, workspace};
 use qhx_tests::replay::{hands_over, shortest, speculative_exact, step_exact};
 use qhx_tests::{backends, poison, tiny};
 use qhx_tiers::tier;
+use serde_json::json;
 
 const PAGE: &str = "adding-a-family.md";
 const SECTION: &str = "The worked example: LFM2.5";
 
-/// What the page's commands made: the folder with the program, the plugin and the bundles.
+/// Results of the page's commands: the folder with the program, the plugin and the bundles.
 struct Scene {
     place: Outside,
     folder: PathBuf,
     plugin: PathBuf,
-    /// What the block for the NPU printed, where its tier runs.
+    /// Output of the block for the NPU, if its tier runs.
     on_npu: Option<String>,
     /// The project's program and plugins before.
     before: Vec<(PathBuf, String)>,
@@ -47,7 +48,7 @@ fn made() -> &'static Scene {
     })
 }
 
-/// What `verify` says of a backend when every case passed.
+/// Output of `verify` for a backend when every case passed.
 fn passed(backend: &str) -> String {
     let cases = tiny::goldens(&tiny::fixture("lfm2-tiny")).cases.len();
     format!("passed: {cases} of {cases} cases passed (greedy_exact, backend {backend})")
@@ -109,6 +110,18 @@ fn the_family_runs_on_the_npu() {
     assert_eq!(code, Some(0), "{said}");
     let estimate: serde_json::Value = serde_json::from_str(&estimate).unwrap();
     assert_eq!(estimate["graphs"][0]["graph"], "decode", "{estimate}");
+}
+
+/// The manifest declares all that the family's op does, so that its recipe is enough.
+#[test]
+fn a_recipe_alone_makes_a_family() {
+    let Scene { folder, .. } = made();
+    let goldens = tiny::goldens(&tiny::fixture("lfm2-tiny"));
+    let states = json!({"states": ["conv"]});
+    let mut model = outside::open_declared(&folder.join("bundle"), &states, backends::cpu());
+    let every = shortest(&goldens, usize::MAX);
+    let distance = step_exact(&mut model, &goldens, &every, "cpu");
+    assert!(distance.largest <= 1e-3, "{distance:?}");
 }
 
 /// Experts are the kit's on both sides: the op does not know of them.

@@ -23,6 +23,7 @@
 //! Graphs with an output `router` have [`crate::experts`] behind them, and the head normalises the residual itself.
 
 mod clusters;
+mod declared;
 mod draft;
 mod graphs;
 mod head;
@@ -34,6 +35,7 @@ mod verify;
 use std::any::Any;
 use std::time::Instant;
 
+pub use declared::DeclaredDecoder;
 pub use graphs::{DecoderGraphs, LayerState};
 pub use head::{Head, HiddenRows};
 pub use inputs::{Chunk, Filler, Pass, SoftRows};
@@ -53,7 +55,7 @@ use head::Tail;
 use inputs::{EmbeddingRows, Masks, RotaryTables, ValidRows};
 use passes::{PassCost, Passes};
 
-/// What a [`Decoder`] is made of. [`Decoder::builder`] makes one.
+/// Settings and parts of a [`Decoder`]. [`Decoder::builder`] makes one.
 #[derive(Debug)]
 #[must_use]
 pub struct DecoderBuilder {
@@ -72,7 +74,7 @@ impl DecoderBuilder {
         self
     }
 
-    /// How tokens choose experts, instead of `params.router` of the manifest.
+    /// Rule by which tokens choose experts, instead of `params.router` of the manifest.
     pub fn router(mut self, rule: Rule) -> Self {
         self.router = Some(rule);
         self
@@ -229,8 +231,8 @@ impl DecoderBuilder {
     }
 }
 
-/// Whether the graphs of a pass write caches and read none. One alone may do so among others: the last layers of a prompt
-/// whose logits nobody asks for leave their rows and compute nothing of them.
+/// True if the graphs of a pass write caches and read none. One graph among others may do so alone: the last layers of
+/// a prompt whose logits are not needed leave their rows and compute nothing from them.
 fn begins(host: &Host, pass: usize, graphs: &[GraphId]) -> Result<bool> {
     let reads = graphs
         .iter()
@@ -286,7 +288,7 @@ fn mixed_experts(host: &Host, with: &Shards, without: &Shards) -> Error {
     ))
 }
 
-/// What the passes cost with the experts between their graphs: the bundle's own figures where it has one for each graph,
+/// Costs of the passes with the experts between their graphs: the bundle's own figures if it has one for each graph,
 /// else a rule.
 fn costs(host: &Host, passes: &[Shards], experts: Option<&Experts>) -> Vec<PassCost> {
     let graphs = passes.iter().flat_map(|pass| pass.graphs.iter().copied());
@@ -339,7 +341,7 @@ fn vocab(host: &Host, passes: &[Shards], head: Option<&Head>) -> Result<usize> {
 #[derive(Debug)]
 struct Shards {
     graphs: Vec<GraphId>,
-    /// What experts add to between the graphs.
+    /// Residual that experts add to between the graphs.
     residual: Option<Residual>,
     rows: usize,
     /// Graphs up to the last that writes state: all that a token needs whose logits nobody wants.
@@ -391,7 +393,7 @@ pub struct Decoder {
     /// The one-token pass, then the prefill passes, the narrowest first, and then those of smaller contexts. The number
     /// of a pass is that of its group in the state carrier.
     passes: Vec<Shards>,
-    /// How many of them are not of smaller contexts.
+    /// Number of passes that are not of smaller contexts.
     whole: usize,
     /// Which of these prompts go through.
     plan: Passes,
@@ -464,12 +466,12 @@ impl Decoder {
         })
     }
 
-    /// What it carries from step to step.
+    /// State that it carries from step to step.
     pub fn state(&self) -> &StateCarrier {
         &self.state
     }
 
-    /// What it carries from step to step.
+    /// Mutable state that it carries from step to step.
     pub fn state_mut(&mut self) -> &mut StateCarrier {
         &mut self.state
     }
@@ -706,8 +708,8 @@ impl Decoder {
         self.drafts.as_mut().ok_or_else(missing)
     }
 
-    /// Whether [`Decoder::draft`] will be called from here on. While it will, the hidden states of what is consumed are
-    /// remembered.
+    /// Switches [`Decoder::draft`]: if `on`, it will be called from here on, and the hidden states of consumed tokens
+    /// are remembered.
     ///
     /// # Errors
     /// When the bundle has no drafting head.
@@ -744,7 +746,7 @@ impl Decoder {
     /// Forgets all positions from `position` on.
     ///
     /// # Errors
-    /// As [`StateCarrier::truncate`].
+    /// Errors of [`StateCarrier::truncate`].
     pub fn truncate(&mut self, host: &mut Host, position: usize) -> Result<()> {
         self.state.truncate(position)?;
         if let Some(drafts) = &mut self.drafts {
@@ -797,7 +799,7 @@ impl Decoder {
     /// Makes the state the one that was exported at `position`.
     ///
     /// # Errors
-    /// As [`StateCarrier::import`].
+    /// Errors of [`StateCarrier::import`].
     pub fn import(&mut self, host: &mut Host, position: usize, state: &[u8]) -> Result<()> {
         let (state, exported) = draft::split(state)?;
         self.state.import(host, position, state)?;
