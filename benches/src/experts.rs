@@ -19,7 +19,7 @@ use serde_json::json;
 
 use crate::shapes::Experts;
 
-/// How the op is opened.
+/// Options for opening the op.
 #[derive(Debug, Clone, Copy)]
 pub struct Way {
     /// Weight inputs are int8 instead of f16.

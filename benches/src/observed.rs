@@ -15,7 +15,7 @@ use qhx_exec::bindings::Bindings;
 use qhx_exec::{Buffer, Memory};
 use qhx_types::{DType, GraphInfo, Port, TensorInfo};
 
-/// What a tensor holds.
+/// Values of a tensor.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Values {
     /// Values that belong together: those of a token, or all of a state.
@@ -24,7 +24,7 @@ pub struct Values {
     pub values: Vec<f32>,
 }
 
-/// What was written, by the names of tensors.
+/// Written values by tensor name.
 pub type Written = BTreeMap<String, Values>;
 
 /// Wraps a backend.
@@ -40,7 +40,7 @@ impl Observed {
         Arc::new(Self { inner, written: Arc::default() })
     }
 
-    /// What was written since the last call.
+    /// Values written since the last call.
     pub fn take(&self) -> Written {
         std::mem::take(&mut *self.written.lock().unwrap_or_else(PoisonError::into_inner))
     }

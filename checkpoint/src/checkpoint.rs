@@ -59,13 +59,13 @@ const LENGTH: usize = 8;
 /// A checkpoint whose files are mapped. Clones of what it hands out keep the mapping.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
-    /// What was named: a folder, a GGUF file, or the configuration of a synthetic model.
+    /// Path that was given: a folder, a GGUF file, or the configuration of a synthetic model.
     path: PathBuf,
     dir: PathBuf,
     config_path: PathBuf,
-    /// What a GGUF file holds beside its tensors.
+    /// Contents of a GGUF file beside its tensors.
     inside: Option<Arc<gguf::Inside>>,
-    /// What the metadata of a tower in a file of its own says of images, as a `processor_config.json`; else null.
+    /// Image settings from the metadata of a tower in a file of its own, as a `processor_config.json`; else null.
     processor: Value,
     /// The seed of weights that are drawn instead of read.
     seed: Option<u64>,
@@ -78,7 +78,7 @@ pub struct Checkpoint {
     /// The names under which a tensor is looked for.
     names: fn(&str) -> Vec<String>,
     uses: Arc<Mutex<Uses>>,
-    /// What adapters change of the tensors.
+    /// Changes that adapters make to the tensors.
     changes: Arc<Changes>,
     /// The adapters, for the identity.
     adapters: String,
@@ -226,8 +226,8 @@ impl Checkpoint {
     /// The same with the tower of the one file beside a GGUF file whose name has `mmproj` in it, where the model sees.
     ///
     /// # Errors
-    /// As [`Checkpoint::with_tower`], when there are several such files, and when there is none and the model does not
-    /// do without.
+    /// Errors of [`Checkpoint::with_tower`], when there are several such files, and when there is none and the model
+    /// needs one.
     pub fn with_tower_beside(self) -> Result<Self> {
         let Some(inside) = &self.inside else { return Ok(self) };
         let described = self.config.get("vision_config").is_some() && inside.may_have_tower();
@@ -308,7 +308,7 @@ impl Checkpoint {
         self.seed
     }
 
-    /// What was opened: a folder, a GGUF file, or the configuration of a synthetic model.
+    /// Path that was opened: a folder, a GGUF file, or the configuration of a synthetic model.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -334,12 +334,12 @@ impl Checkpoint {
         self.text_dirs().map(|dir| dir.join(name)).find(|path| path.exists())
     }
 
-    /// What a GGUF file holds beside its tensors; none for other checkpoints.
+    /// Contents of a GGUF file beside its tensors; none for other checkpoints.
     pub fn inside(&self) -> Option<&gguf::Inside> {
         self.inside.as_deref()
     }
 
-    /// What a tower in a file of its own says of images, as a `processor_config.json`; else null.
+    /// Image settings of a tower in a file of its own, as a `processor_config.json`; else null.
     pub fn processor(&self) -> &Value {
         &self.processor
     }
@@ -425,7 +425,7 @@ impl Checkpoint {
     /// A stack of matrices `[n, rows, cols]` of the decoder, as one matrix `[n · rows, cols]`.
     ///
     /// # Errors
-    /// As [`Checkpoint::matrix`].
+    /// Errors of [`Checkpoint::matrix`].
     pub fn stack(&self, name: &str, shape: [usize; 3]) -> Result<Arc<dyn RowSource>> {
         let rows = shape[0].saturating_mul(shape[1]);
         self.source(name, &shape, [rows, shape[2]])
@@ -435,7 +435,7 @@ impl Checkpoint {
     /// element of its first dimension.
     ///
     /// # Errors
-    /// As [`Checkpoint::matrix`].
+    /// Errors of [`Checkpoint::matrix`].
     pub fn rows(&self, name: &str, shape: &[usize]) -> Result<Arc<dyn RowSource>> {
         let Some((&rows, rest)) = shape.split_first() else {
             return Err(Error::new(ErrorKind::Internal, format!("tensor {name}: no dimensions")));
@@ -447,7 +447,7 @@ impl Checkpoint {
     /// The values of a small tensor of the decoder as f32.
     ///
     /// # Errors
-    /// As [`Checkpoint::matrix`], and when a value is not finite.
+    /// Errors of [`Checkpoint::matrix`], and when a value is not finite.
     pub fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let len = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
         let Some(len) = len.filter(|len| *len <= MAX_VALUES) else {
@@ -469,7 +469,7 @@ impl Checkpoint {
     /// The values of a tensor of one dimension that holds indices, as I64 or I32; of a synthetic model 0, 1, 2, ….
     ///
     /// # Errors
-    /// As [`Checkpoint::matrix`], and when a value is negative or `len` or more.
+    /// Errors of [`Checkpoint::matrix`], and when a value is negative or `len` or more.
     pub fn indices(&self, name: &str, len: usize) -> Result<Vec<u32>> {
         if self.seed.is_some() {
             return Ok((0..len).filter_map(|index| u32::try_from(index).ok()).collect());
@@ -511,7 +511,7 @@ impl Checkpoint {
     /// A tensor of one dimension, as a matrix of one row.
     ///
     /// # Errors
-    /// As [`Checkpoint::matrix`].
+    /// Errors of [`Checkpoint::matrix`].
     pub fn vector(&self, name: &str, width: usize) -> Result<Arc<dyn RowSource>> {
         self.source(name, &[width], [1, width])
     }
@@ -519,7 +519,7 @@ impl Checkpoint {
     /// The value of a tensor without dimensions, such as a bound; it may be infinite.
     ///
     /// # Errors
-    /// As [`Checkpoint::matrix`], and when the value is NaN.
+    /// Errors of [`Checkpoint::matrix`], and when the value is NaN.
     pub fn scalar(&self, name: &str) -> Result<f32> {
         let mut value = [0f32];
         self.source(name, &[], [1, 1])?.read_f32(0, &mut value)?;

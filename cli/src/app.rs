@@ -1,4 +1,4 @@
-//! What every command works with.
+//! State that every command works with.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::progress::PromptProgress;
 use crate::signal::Interrupts;
 use crate::trace::Tracing;
 
-/// What every command works with.
+/// State that every command works with.
 pub(crate) struct App {
     pub output: Output,
     pub interrupts: Interrupts,
@@ -30,7 +30,7 @@ impl AsMut<Output> for App {
 }
 
 impl App {
-    /// What the commands of other crates work with.
+    /// Parts of it that the commands of other crates work with.
     pub(crate) fn terminal(&mut self) -> Terminal<'_> {
         Terminal {
             output: &mut self.output,
@@ -44,7 +44,7 @@ impl App {
         Plugins::discover(&self.plugin_options())
     }
 
-    /// What bundles are opened with, as the options ask.
+    /// Runtime that opens bundles, as the options ask.
     pub(crate) fn runtime(
         &self,
         backend: &BackendArgs,

@@ -16,7 +16,7 @@ pub(crate) use qhx_terminal::args::LibraryArgs;
 
 use crate::vars;
 
-/// What `--help` says of the environment variables named `names`; of all for none.
+/// Text of `--help` about the environment variables named `names`; about all if there are none.
 pub(crate) fn variables(names: &[&str]) -> String {
     let wanted = vars::ALL.iter().filter(|v| names.is_empty() || names.contains(&v.name));
     let lines = wanted.map(|v| format!("\n  {:22}{}", v.name, v.what));
@@ -162,7 +162,8 @@ pub(crate) struct MemoryArgs {
 }
 
 impl BackendArgs {
-    /// Of programs with the argument order of published bundles: the word `cpu` stands in the place of libQnnHtp.
+    /// Arguments of programs with the argument order of published bundles: the word `cpu` stands in the place of
+    /// libQnnHtp.
     pub(crate) fn classic(htp: &Path, system: &Path, device: DeviceArgs) -> Self {
         if htp == Path::new("cpu") {
             return Self { backend: BackendChoice::Cpu, device, ..Self::default() };
@@ -283,7 +284,7 @@ pub(crate) struct SpeculateArgs {
 }
 
 impl SpeculateArgs {
-    /// What is asked of each generation.
+    /// Mode of speculative decoding for each generation.
     pub(crate) fn mode(&self) -> Speculate {
         let unsaid = if self.draft.is_some() { Speculate::Auto } else { Speculate::Off };
         self.speculate.unwrap_or(unsaid)

@@ -1,4 +1,4 @@
-//! What an answer may be, and the tools that it may call.
+//! Grammar of an answer, and the tools that it may call.
 
 use std::path::{Path, PathBuf};
 

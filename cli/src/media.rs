@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::time::{millis, ms};
 
-/// What files can be, with the help of its option.
+/// Kinds of files, each with the help of its option.
 const KINDS: [(Modality, &str); 3] = [
     (
         Modality::Image,
@@ -57,7 +57,7 @@ pub(crate) fn names(attached: &[Attached]) -> Option<String> {
     }
 }
 
-/// What was read, for programs.
+/// JSON report of the files that were read.
 pub(crate) fn json(attached: &[Attached]) -> Value {
     let report = |a: &Attached| {
         let mut report = json!({"modality": a.media.modality().name(), "name": a.name});
@@ -79,7 +79,7 @@ pub(crate) struct MediaArgs {
 }
 
 impl MediaArgs {
-    /// What the options name.
+    /// Attachments that the options name.
     pub(crate) fn attachments(&self) -> Result<Vec<Attachment>> {
         let files = self.files.iter().cloned();
         files.map(|(modality, file)| Attachment::new(modality, file)).collect()

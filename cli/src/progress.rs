@@ -1,4 +1,4 @@
-//! How far a prompt or a download is, on standard error.
+//! Progress of a prompt or a download, on standard error.
 
 use std::io::IsTerminal as _;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -51,7 +51,7 @@ impl PromptProgress {
         });
     }
 
-    /// What a model tells how many tokens are consumed; nothing where nobody watches.
+    /// Function that a model calls with the number of consumed tokens; none where nobody watches.
     pub(crate) fn function(&self) -> Option<ProgressFn> {
         let progress = self.clone();
         let function: ProgressFn = Arc::new(move |done, total| progress.count(done, total));

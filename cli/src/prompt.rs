@@ -9,7 +9,7 @@ use qhx_base::{Error, ErrorKind, Result, files};
 
 /// Longest prompt that is read from standard input.
 const MAX_BYTES: u64 = 64 << 20;
-/// What some editors write before a text.
+/// Byte order mark that some editors write before a text.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
 /// The text of the argument `prompt`; of standard input for `-` and when there is no argument.

@@ -78,7 +78,7 @@ enum Command {
     Version,
 }
 
-/// What a helper of these programs does besides what every helper does: it tries plugins.
+/// Task of a helper of these programs besides those of every helper: it tries plugins.
 const TASKS: &[Task] = &[qhx_plugins::probe::TASK];
 
 /// Runs `qhx` with the arguments of the process.
@@ -163,7 +163,7 @@ fn dispatch(command: Command, app: &mut App) -> Result<Status> {
 }
 
 impl Command {
-    /// Where the QNN libraries are, for commands that open a device.
+    /// Options of the QNN libraries, for commands that open a device.
     fn libraries(&self) -> Option<&LibraryArgs> {
         match self {
             Self::Generate(args) => Some(&args.backend.libraries),

@@ -37,24 +37,24 @@ pub(crate) fn open(
     open_checked(app, path, backend, Opening { root, ..Opening::default() }, |_| Ok(()))
 }
 
-/// What opening a bundle may depend on.
+/// Options for opening a bundle.
 #[derive(Debug, Default)]
 pub(crate) struct Opening<'a> {
     /// The folder that the manifest's paths resolve against.
     pub root: Option<&'a Path>,
-    /// Where arrays of the model go.
+    /// Target for arrays of the model.
     pub dump: Option<Arc<Dump>>,
-    /// Where to write what is done when.
+    /// Trace of the run.
     pub tracing: Option<&'a Tracing>,
-    /// What answers while a portable bundle is prepared, if it is to be prepared.
+    /// Backend that answers while a portable bundle is prepared, if it is to be prepared.
     pub preparing: Option<&'a PreparingArgs>,
-    /// What consumes the tokens of answers, if that is asked for.
+    /// Backend that consumes the tokens of answers, if that is asked for.
     pub decode_on: Option<DecodeOn>,
-    /// What the host-op has to take; the files are looked at before anything is loaded.
+    /// Attachments that the host-op has to take; the files are looked at before anything is loaded.
     pub attachments: &'a [Attachment],
 }
 
-/// As [`open`]; `check` sees the manifest before anything else of the bundle is loaded.
+/// Same as [`open`]; `check` sees the manifest before anything else of the bundle is loaded.
 pub(crate) fn open_checked(
     app: &App,
     path: &Path,
@@ -109,7 +109,7 @@ pub(crate) fn open_draft(
     model.set_draft(draft)
 }
 
-/// What is written to standard output while tokens come.
+/// Output on standard output while tokens come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stream {
     /// The text.
@@ -160,7 +160,7 @@ pub(crate) fn generate(
     follow(app, &request.cancel, looks_at, trace.as_ref(), stream, || model.start(request))
 }
 
-/// As [`generate`], of a run that `start` begins and `cancel` stops.
+/// Same as [`generate`], for a run that `start` begins and `cancel` stops.
 pub(crate) fn follow<R: Events>(
     app: &mut App,
     cancel: &CancelToken,
@@ -229,7 +229,7 @@ pub(crate) fn summary(generation: &Generation) -> String {
     )
 }
 
-/// How many tokens a grammar forced, and how speculative decoding went where tokens were verified.
+/// Number of tokens that a grammar forced, and the result of speculative decoding where tokens were verified.
 fn drafts(t: &Timings) -> String {
     let DraftCounts { verifications, drafted, accepted } = t.drafts;
     let forced = match t.forced_tokens {

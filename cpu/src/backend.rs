@@ -15,8 +15,8 @@ use rten::ThreadPool;
 use crate::graph::CpuGraph;
 use crate::model::{DataFiles, LoadedModel};
 
-/// What activations are rounded to in matmuls with int8 and 4-bit weights, where the processor has instructions for
-/// integers. Sums and everything between matmuls are f32.
+/// Type that activations are rounded to in matmuls with int8 and 4-bit weights, where the processor has integer
+/// instructions. Sums and everything between matmuls are f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Activations {
     /// 16 bits with a scale for each 32 columns: more exact than the f16 of an NPU, except for columns less than a
@@ -50,14 +50,14 @@ impl FromStr for Activations {
     }
 }
 
-/// What caches of keys and values are stored as, where only attention reads them. Those of int8 stay int8.
+/// Type that key/value caches are stored as, where only attention reads them. Caches of int8 stay int8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Caches {
     /// Each key and value as it was computed.
     #[default]
     F32,
-    /// As on an NPU: half the memory, and half the bytes that a token reads of it. A number's error is up to 4.9e-4 of it,
-    /// and one beyond 65504 becomes infinite.
+    /// The type on an NPU: half the memory, and half the bytes that a token reads of it. A number's error is up to
+    /// 4.9e-4 of it, and one beyond 65504 becomes infinite.
     F16,
 }
 
@@ -84,18 +84,18 @@ impl FromStr for Caches {
     }
 }
 
-/// How graphs execute.
+/// Options for executing graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuOptions {
     /// Threads of one graph; as many as there are physical cores where it is not given.
     pub threads: Option<usize>,
-    /// Of graphs that rten executes, keep copies of the weights in the layout of its matmuls: twice the memory, faster
+    /// For graphs that rten executes, keep copies of the weights in the layout of its matmuls: twice the memory, faster
     /// for graphs of many rows, of no use for a single row. Graphs that are programs have no such copies.
     pub prepack: bool,
-    /// What activations are rounded to in matmuls with int8 and 4-bit weights. Graphs that rten executes, and
+    /// Type that activations are rounded to in matmuls with int8 and 4-bit weights. Graphs that rten executes, and
     /// processors without instructions for integers, have f32.
     pub activations: Activations,
-    /// What caches of keys and values are stored as. Graphs that rten executes have f32.
+    /// Type that key/value caches are stored as. Graphs that rten executes have f32.
     pub caches: Caches,
 }
 

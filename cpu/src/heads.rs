@@ -154,7 +154,7 @@ impl Element for f16 {
 }
 
 impl<'a, 'o> StoredColumns<'a, 'o, f16> {
-    /// Of the bits of f16.
+    /// The matmul over the bits of f16.
     pub(crate) fn of_halves(x: &'a [f32], b: &'a [u16], out: Vec<&'o mut [f32]>) -> Self {
         Self { x, b: halves(b), out }
     }
@@ -243,7 +243,7 @@ pub(crate) struct Turned<'a, 'o> {
     pub(crate) b: &'a [f32],
     /// Elements of a row of `x` and of `b`.
     pub(crate) columns: usize,
-    /// As many elements in each as `b` has rows.
+    /// Results: each has as many elements as `b` has rows.
     pub(crate) out: Vec<&'o mut [f32]>,
 }
 
@@ -291,7 +291,7 @@ struct Block<'a> {
     b: &'a [f32],
     /// From one row of `b` to the next.
     stride: usize,
-    /// Whether rows of `b` that nobody multiplies with anything but 0 are left out.
+    /// True if rows of `b` that are only multiplied with 0 are left out.
     masked: bool,
     /// Results are added to what is there.
     add: bool,

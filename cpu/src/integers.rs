@@ -9,7 +9,7 @@
 //! dot products and matrix products of Arm. Where the processor has none of them, or `x` is not finite,
 //! [`crate::kernels`] multiplies instead.
 //!
-//! What is written here and for each processor has the bytes of an element of `x` as a parameter: 2 or 1.
+//! The code here and for each processor has the bytes of an element of `x` as a parameter: 2 or 1.
 
 #![cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
@@ -187,7 +187,7 @@ impl Words {
         level.fill(&mut words, x, columns).then_some(words)
     }
 
-    /// Whether all elements are finite, and none so small that its scale is not.
+    /// True if all elements are finite and none is so small that its scale is not.
     #[inline(always)]
     fn fill(&mut self, x: &[f32], columns: usize) -> bool {
         let Self { values, scales, stride, limit } = self;
@@ -248,7 +248,7 @@ fn rows<const BYTES: usize, const M: usize>(x: &[Group<BYTES>]) -> [&[Group<BYTE
     rows
 }
 
-/// What one thread computes at a time: see [`crate::kernels::Task`].
+/// Matmul that one thread computes at a time: see [`crate::kernels::Task`].
 pub(crate) struct IntegerTask<'a, 'o> {
     pub(crate) weights: Rows<'a>,
     pub(crate) columns: usize,

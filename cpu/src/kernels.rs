@@ -135,16 +135,16 @@ pub(crate) enum Row<'a> {
     I4(&'a [i32], Scales<'a>),
 }
 
-/// What one thread computes at a time.
+/// Matmul that one thread computes at a time.
 pub(crate) struct Task<'a, 'o> {
     pub(crate) weights: Rows<'a>,
     /// Elements of a row of weights, and of `x`; with four bits a multiple of [`BLOCK`].
     pub(crate) columns: usize,
-    /// As many rows as `out` has, as [`Arrange`] leaves them.
+    /// Rows as [`Arrange`] leaves them, as many as `out` has.
     pub(crate) x: &'a [f32],
-    /// As many elements in each as there are rows of weights.
+    /// Results: each has as many elements as there are rows of weights.
     pub(crate) out: Vec<&'o mut [f32]>,
-    /// As many as there are rows of weights.
+    /// Bias: one for each row of weights.
     pub(crate) bias: Option<&'a [f32]>,
 }
 
@@ -171,15 +171,15 @@ impl SimdOp for Task<'_, '_> {
 
 /// Brings rows of `columns` elements into the order in which the matmuls with `weights` read them.
 ///
-/// Of four bits the lanes of a vector hold eight weights each. So of each group of eight times `lanes` elements those
-/// come first that the lanes' first weights belong to, then those of the second ones, and so on. The last group of a
-/// row is filled up with 0. More than [`FEW`] rows become panels: the first element of each of some rows, then their
+/// With four bits the lanes of a vector hold eight weights each. In each group of eight times `lanes` elements the
+/// elements of the lanes' first weights come first, then those of the second ones, and so on. The last group of a row
+/// is filled up with 0. More than [`FEW`] rows become panels: the first element of each of some rows, then their
 /// second elements, and so on. The last panel is filled up with rows of 0.
 pub(crate) struct Arrange<'a, 't> {
     pub(crate) weights: Rows<'a>,
     pub(crate) columns: usize,
     pub(crate) x: &'a [f32],
-    /// Who makes the panels.
+    /// Threads that make the panels.
     pub(crate) team: &'t Team,
 }
 

@@ -12,7 +12,7 @@
 //! processor has instructions for it, int8 and four bits are multiplied in integers (`integers`). Attention matmuls are
 //! short, and nothing in them is stored (`heads`).
 //!
-//! What rten makes of ONNX types shows in the tensors of a graph: `float16` and `double` become
+//! The tensors of a graph show the types that rten makes of ONNX types: `float16` and `double` become
 //! `f32`, `int64` and `bool` become `i32`. Shapes must be fixed.
 //!
 //! Inputs are read where they are bound. Outputs are copied once into what is bound to them.

@@ -36,9 +36,9 @@ pub(crate) struct Matrix<'a> {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
     pub(crate) bias: Option<&'a [f32]>,
-    /// What is added to all weights of a block of [`BLOCK`], `[blocks, rows]`.
+    /// Offset added to all weights of a block of [`BLOCK`], `[blocks, rows]`.
     pub(crate) offsets: Option<&'a [f32]>,
-    /// What `x` may be rounded to where weights are int8 or of four bits.
+    /// Type that `x` may be rounded to where weights are int8 or of four bits.
     pub(crate) activations: Option<Activations>,
 }
 
@@ -65,11 +65,11 @@ pub(crate) struct Heads<'a, 'o> {
     pub(crate) y: &'o mut [f32],
     /// `m`, `n` and `k`.
     pub(crate) shape: [usize; 3],
-    /// Whether `b` is transposed.
+    /// True if `b` is transposed.
     pub(crate) transposed: bool,
 }
 
-/// What one thread computes at a time.
+/// Work that one thread computes at a time.
 enum Work<'a, 'o> {
     /// Some rows of weights. Those of offsets begin every `stride` elements.
     Rows {
@@ -146,8 +146,8 @@ impl<'a> Operands<'a, '_> {
     }
 }
 
-/// What is multiplied with weights, as the tasks read it, and the place in it of each operand. Several may read the
-/// same.
+/// Factors of the weights, as the tasks read them, and the index of each operand's factors. Several operands may
+/// share one.
 fn arrange<'a>(all: &[Operands<'a, '_>], team: &Team) -> (Vec<Arranged<'a>>, Vec<usize>) {
     let (mut arranged, mut known) = (Vec::with_capacity(all.len()), Vec::with_capacity(all.len()));
     let places = all.iter().map(|one| {
@@ -177,7 +177,7 @@ fn arrange<'a>(all: &[Operands<'a, '_>], team: &Team) -> (Vec<Arranged<'a>>, Vec
     (arranged, places)
 }
 
-/// What weights are multiplied with.
+/// Factors that weights are multiplied with.
 struct Arranged<'a> {
     x: Factors<'a>,
     /// The sum of each block of a row, which offsets are multiplied with.

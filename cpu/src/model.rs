@@ -28,7 +28,7 @@ pub(crate) struct LoadedModel {
     _files: Vec<Mapped>,
 }
 
-/// What executes a graph.
+/// Executor of a graph.
 pub(crate) enum Executor {
     /// Every operator is instructions.
     Program(Program),
@@ -113,12 +113,12 @@ impl LoadedModel {
         Ok(Self { executor, info: Arc::new(info), _files: files })
     }
 
-    /// What executes. Its results are copies: nothing of it outlives `self`.
+    /// The executor. Its results are copies: nothing of it outlives `self`.
     pub(crate) fn executor(&self) -> &Executor {
         &self.executor
     }
 
-    /// What executes it, in words.
+    /// Description of the executor.
     pub(crate) fn executed_by(&self) -> GraphExecutor {
         match &self.executor {
             Executor::Program(_) => {
@@ -171,7 +171,7 @@ fn with_hint(error: Error, hint: &str) -> Error {
     if lacks { error.hint(hint) } else { error }
 }
 
-/// Where the external data `location` of the model at `path` lies: beside it.
+/// Path of the external data `location` of the model at `path`: beside it.
 fn beside(path: &Path, location: &str) -> Result<PathBuf> {
     let mut components = Path::new(location).components();
     match (components.next(), components.next()) {

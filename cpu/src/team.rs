@@ -11,7 +11,7 @@ use std::sync::Mutex;
 
 use board::Board;
 
-/// What the board synchronizes with.
+/// Types that the board synchronizes with.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
@@ -29,13 +29,13 @@ mod sync {
     }
 }
 
-/// How work is spread over threads.
+/// Threads that share work.
 pub(crate) enum Team {
-    /// By nobody: the thread that has the work does it.
+    /// No others: the thread that has the work does it.
     Alone,
-    /// By a thread to those that [`Team::gather`] took.
+    /// Threads that [`Team::gather`] took, which get work from one of them.
     Gathered {
-        /// Where it posts its work.
+        /// Board on which it posts its work.
         board: Board,
         /// All threads.
         threads: usize,

@@ -79,7 +79,7 @@ impl Scales {
         }
     }
 
-    /// Those of blocks that are `pieces` shorter ones each.
+    /// Scales of blocks that are `pieces` shorter ones each.
     pub(crate) fn repeated(self, pieces: usize) -> Self {
         if pieces == 1 {
             return self;
@@ -93,7 +93,7 @@ impl Scales {
     }
 }
 
-/// How the elements of a matrix are stored.
+/// Storage form of a matrix's elements.
 #[derive(Debug, Clone)]
 pub(crate) enum Form {
     F32,
@@ -119,7 +119,7 @@ pub(crate) struct Weights {
     pub(crate) columns: usize,
     pub(crate) form: Form,
     pub(crate) stored: Stored,
-    /// What is added to all weights of a block, `[blocks, rows]`.
+    /// Offset added to all weights of a block, `[blocks, rows]`.
     pub(crate) offsets: Option<Floats>,
 }
 
@@ -159,7 +159,7 @@ impl Weights {
         values
     }
 
-    /// Where the elements begin in memory, and how many bytes they and their scales take.
+    /// Address of the elements in memory, and bytes of them and their scales.
     pub(crate) fn extent(&self) -> (usize, u64) {
         let scales = match &self.form {
             Form::F32 | Form::F16 => 0,

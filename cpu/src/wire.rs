@@ -13,7 +13,7 @@ use qhx_types::onnx::ExternalData;
 /// Deepest nesting of subgraphs and other messages.
 const DEPTH: usize = 48;
 
-/// What a length-delimited field holds.
+/// Content of a length-delimited field.
 #[derive(Clone, Copy)]
 enum Kind {
     Model,

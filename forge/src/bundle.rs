@@ -57,7 +57,7 @@ pub(crate) struct Staging {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Finished {
     artifact: String,
-    /// Of what the artifact is made from.
+    /// Fingerprint of the inputs that the artifact is made from.
     fingerprint: String,
     files: Vec<Hashed>,
 }
@@ -278,7 +278,7 @@ impl Staging {
         &self.folder
     }
 
-    /// Where a new file of the bundle is to be written. Errors when it exists.
+    /// Path for a new file of the bundle. Errors when it exists.
     pub fn path(&self, file: &str) -> Result<PathBuf> {
         let path = self.root.join(file);
         if path.exists() {

@@ -1,5 +1,5 @@
-//! What low-bit weights cost a model, measured on a calibration set: the same model is made for the CPU with f16
-//! weights and with quantized ones, and both read the texts.
+//! Quality that low-bit weights cost a model, measured on a calibration set: the same model is made for the CPU with
+//! f16 weights and with quantized ones, and both read the texts.
 //!
 //! The sensitivity of a layer is measured with that layer quantized and everything else f16. Sensitive layers are
 //! kept in the next higher precision, as few as a target allows; each choice is measured, not added up.
@@ -36,7 +36,7 @@ const CHANGED: &str = "changed-weights";
 /// Tokens that are compared unless another number is given.
 pub const DEFAULT_TOKENS: usize = 256;
 
-/// What to measure with.
+/// Calibration set and target of a measurement.
 #[derive(Debug, Clone)]
 pub struct CalibrateOptions {
     /// Texts like those that the model is for.
@@ -48,7 +48,7 @@ pub struct CalibrateOptions {
     pub target: Option<f64>,
 }
 
-/// How the next tokens of a model differ from those of the same model in f16.
+/// Distance of a model's next-token predictions from those of the same model in f16.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Quality {
     /// Mean Kullback-Leibler divergence from f16, in nats.
@@ -59,7 +59,7 @@ pub struct Quality {
     pub perplexity: f64,
 }
 
-/// What was measured.
+/// Result of a calibration.
 #[derive(Debug, Clone)]
 pub struct Calibration {
     /// Positions that were compared.
@@ -72,7 +72,7 @@ pub struct Calibration {
     pub layers: Vec<(String, Quality)>,
     /// The matrices of one kind in all layers, such as `down_proj`, alone in the bundle's precision.
     pub groups: Vec<(String, Quality)>,
-    /// What is kept in the higher precision for the target, the most sensitive first.
+    /// Weights kept in the higher precision to meet the target, the most sensitive first.
     pub kept: Vec<Override>,
     /// The model with these; none without a target.
     pub chosen: Option<Quality>,
@@ -91,7 +91,7 @@ pub trait Reader {
     /// Takes tokens, and hands the scores of all tokens that may be next to `take`, for each of them in order.
     ///
     /// # Errors
-    /// Those of `take`, and when the model fails, or gives scores that are no numbers.
+    /// Errors of `take`, and when the model fails or returns scores that are not numbers.
     fn read(&mut self, tokens: &[u32], take: &mut dyn FnMut(Vec<f32>) -> Result<()>) -> Result<()>;
 }
 
@@ -305,9 +305,9 @@ fn is_head(part: &str) -> bool {
 struct Bench<'a, R> {
     checkpoint: &'a Checkpoint,
     recipe: &'a R,
-    /// Of the bundle that is to be made in the end.
+    /// Options of the final bundle.
     options: &'a ForgeOptions,
-    /// Where bundles are made.
+    /// Folder for the bundles.
     out: &'a Path,
     open: OpenBundle<'a>,
     texts: Vec<Vec<u32>>,
@@ -320,7 +320,7 @@ struct Bench<'a, R> {
 /// A bundle with f16 weights.
 struct Base {
     manifest: PathBuf,
-    /// What its weights are in its files.
+    /// Weights as its files store them.
     known: Known,
     quality: Quality,
 }

@@ -70,7 +70,7 @@ pub(crate) fn names(value: &Value) -> impl Iterator<Item = &str> {
     list.iter().filter_map(Value::as_str)
 }
 
-/// Whether a value names a graph, by its name or by one with `*` for a number at its end.
+/// True if a value names a graph, by its name or by one with `*` for a number at its end.
 pub(crate) fn names_graph(value: &Value, graph: &str) -> bool {
     names(value).any(|name| {
         let number = name.strip_suffix('*').and_then(|stem| graph.strip_prefix(stem));

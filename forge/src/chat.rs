@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use qhx_text::forms::CHATML;
 use serde_json::{Map, Value, json};
 
-/// What stands before an answer of a model that could think and is not to.
+/// Text before the answer of a model that could think but should not.
 const NO_THOUGHT: &str = "<think>\n\n</think>\n\n";
 
 /// The value of the manifest's `chat`: all parts of ChatML where the tokenizer's special `tokens` have them, `false`

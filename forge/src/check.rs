@@ -16,7 +16,7 @@ use crate::options::CheckBackends;
 /// overflow f16.
 const MASKED: f32 = -30_000.0;
 
-/// How one output of a compiled graph agrees with its reference graph.
+/// Agreement of one output of a compiled graph with its reference graph.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CheckRow {
     /// Key of the context.

@@ -1,4 +1,4 @@
-//! What turns graphs into a context binary.
+//! Trait for compiling graphs into a context binary.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! What a graph will cost on the device, as the cost model in the QNN library's own compiler sees it.
+//! Cost of a graph on the device, estimated by the cost model in the QNN library's own compiler.
 //!
 //! On request the compiler writes the schedule that it has made, event by event, as a Chrome trace: which
 //! op runs on which unit from which cycle to which, and how many bytes it moves. This module asks for
@@ -27,28 +27,28 @@ use crate::recipe::{CONTEXTS, ContextPlan, Recipe};
 
 /// Voltage corner that estimates are for by default, about turbo.
 pub const DEFAULT_CORNER: u32 = 7;
-/// What an estimate leaves out.
+/// Costs that an estimate leaves out.
 pub const NOT_MODELLED: &str = "calls from the host to the NPU, the host's own work, clock changes, heat \
      and other users of the memory are not modelled; ops without a cost model count with an assumption";
-/// What a graph that dequantizes weights may take, as a multiple of its estimate.
+/// Max time of a graph that dequantizes weights, as a multiple of its estimate.
 ///
 /// The library has no cost model for the op that dequantizes weights, `packed_quant_offset_to_fp16` for those of 4
 /// bits, and assumes that it is quick. For int8 it then expects decoding to become 1.9 times as fast as with f16 on
 /// v81, where published bundles became 1.07 times as fast.
 pub const DEQUANTIZE_FACTOR: f64 = 1.9 / 1.07;
-/// What the library logs where it has no cost model of a chip, as of SM7325, QCM6490, SC8280X and SSG2115P.
+/// Log message of the library when it has no cost model of a chip, such as SM7325, QCM6490, SC8280X and SSG2115P.
 const NO_COST_MODEL: &str = "cost model could not be initialized";
-/// How many of the most expensive ops are listed.
+/// Number of the most expensive ops that are listed.
 const TOP_OPS: usize = 10;
 /// Transfers of fewer bytes do not show what the memory can do.
 const LARGE: u64 = 1 << 16;
 
-/// What to estimate for.
+/// Options of an estimate.
 #[derive(Debug, Clone, Default)]
 pub struct EstimateOptions {
     /// Voltage corner of the core, 1 to 12; the higher, the faster the clock.
     pub corner: u32,
-    /// Where the traces are kept, `<graph>.json`; Perfetto and chrome://tracing show them.
+    /// Folder for the traces, `<graph>.json`; Perfetto and chrome://tracing show them.
     pub traces: Option<PathBuf>,
 }
 
@@ -57,7 +57,7 @@ pub struct EstimateOptions {
 pub struct OpCost {
     /// The library's name.
     pub op: String,
-    /// What runs it: `HVX`, `HMX` or `DMA`.
+    /// Unit that runs it: `HVX`, `HMX` or `DMA`.
     pub unit: String,
     /// Events.
     pub count: usize,
@@ -223,8 +223,8 @@ fn context_positions(recipe: &Recipe, graph: &Graph) -> Option<usize> {
     usize::try_from(positions.as_u64()?).ok()
 }
 
-/// What a graph of log-mel frames `mel` `[frames, mels]` covers, by the manifest's `params.audio.front_end` and
-/// `params.transcription.context`.
+/// Seconds of audio that a graph of log-mel frames `mel` `[frames, mels]` covers, by the manifest's
+/// `params.audio.front_end` and `params.transcription.context`.
 fn audio_seconds(params: &Map<String, Value>, graph: &Graph) -> Option<f64> {
     let front_end = params.get("audio")?.get("front_end")?;
     let number = |key: &str| front_end.get(key).and_then(Value::as_f64);
@@ -312,7 +312,7 @@ pub fn read(
     Ok(found)
 }
 
-/// What is read of a trace.
+/// Parts of a trace that are read.
 #[derive(Debug, Deserialize)]
 struct Trace<'a> {
     #[serde(borrow, rename = "traceEvents")]
@@ -353,7 +353,7 @@ struct Event<'a> {
 
 #[derive(Debug, Default, Deserialize)]
 struct Arguments<'a> {
-    /// Of the events that name a track.
+    /// Name of a track, for the events that name one.
     #[serde(borrow, default)]
     name: Option<Cow<'a, str>>,
     #[serde(borrow, default)]

@@ -117,7 +117,7 @@ fn input<'a>(graph: &'a Graph, name: &str) -> Option<&'a Tensor> {
     inputs.find(|tensor| tensor.name == name)
 }
 
-/// What the folds ask for of the outputs of a node: that of the last one that covers its weight.
+/// Shift that the folds ask for on the outputs of a node: that of the last fold that covers its weight.
 fn shift_of(graph: &Graph, node: &Node, folds: &[Fold]) -> i32 {
     let (Op::Linear, Some(weight)) = (&node.op, node.inputs.get(1)) else { return 0 };
     let Some(Tensor { origin: Origin::Weight(weight), .. }) = graph.tensors().get(weight.index())
@@ -138,7 +138,7 @@ pub(crate) struct Folded {
     pub graph: Graph,
     /// For each tensor of the graph that was: it holds 2^−shift of what it held.
     pub shifts: Vec<i32>,
-    /// Of the tensors that are brought back to their size behind it.
+    /// For each tensor: true if it is brought back to its size behind it.
     pub restored: Vec<bool>,
     /// The shift of the output `y`.
     pub y: i32,
@@ -183,10 +183,10 @@ struct Pass<'a> {
     folds: &'a [Fold],
     tensors: Vec<Tensor>,
     nodes: Vec<NodeParts>,
-    /// Where the tensors of the old graph are.
+    /// New indices of the old graph's tensors.
     places: Vec<Option<usize>>,
     shifts: Vec<i32>,
-    /// Where they are in their old size, if not there.
+    /// New indices of the tensors in their old size, if they differ.
     restored: Vec<Option<usize>>,
     /// Constants and weights by their old index and the exponent of the factor.
     stored: HashMap<(usize, i32), usize>,

@@ -41,7 +41,7 @@ pub struct ContextReport {
     pub wider_weights: Vec<(String, Storage)>,
 }
 
-/// What was made.
+/// Result of making a bundle.
 #[derive(Debug, Clone)]
 pub struct Report {
     /// The bundle's manifest.
@@ -60,17 +60,17 @@ pub struct Report {
     pub bytes: u64,
     /// Results of the check; empty when none was asked for.
     pub check: Vec<CheckRow>,
-    /// How large hidden states become on the check's image; empty without one.
+    /// Magnitudes of the hidden states on the check's image; empty without one.
     pub residuals: Vec<Residual>,
 }
 
-/// What Qualcomm says of v68 in its provider for ONNX Runtime (onnxruntime-qnn, pull request 708), which refuses floats
-/// there. The emulator computes them.
+/// Warning about floats on v68: Qualcomm's provider for ONNX Runtime refuses them there (onnxruntime-qnn, pull request
+/// 708). The emulator computes them.
 const NO_FLOATS: &str = "v68 has no arithmetic in floats by Qualcomm's own account, and activations are f16 in every \
      precision: the emulator runs such a bundle, a device may fail to";
 /// The key of the manifest that marks a portable bundle.
 pub(crate) const PORTABLE: &str = "portable";
-/// What goes on from finished files, for messages.
+/// Hint that the same command resumes from finished files, for messages.
 pub(crate) const GO_ON: &str = "the same command goes on from there";
 
 /// Makes a bundle of the checkpoint in the folder `checkpoint`.
@@ -89,10 +89,10 @@ pub fn forge(
     forge_with(checkpoint, recipe, options, progress)
 }
 
-/// As [`forge`], with a recipe of the caller's, whatever the checkpoint's model class.
+/// Same as [`forge`], with a recipe of the caller's, whatever the checkpoint's model class.
 ///
 /// # Errors
-/// As [`forge`].
+/// Errors of [`forge`].
 pub fn forge_with(
     checkpoint: &Path,
     recipe: impl Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>,
@@ -102,10 +102,10 @@ pub fn forge_with(
     forge_checkpoint(&Checkpoint::open(checkpoint)?, recipe, options, progress)
 }
 
-/// As [`forge_with`], of an opened checkpoint, which may be [synthetic](Checkpoint::synthetic).
+/// Same as [`forge_with`], with an opened checkpoint, which may be [synthetic](Checkpoint::synthetic).
 ///
 /// # Errors
-/// As [`forge`].
+/// Errors of [`forge`].
 pub fn forge_checkpoint(
     checkpoint: &Checkpoint,
     recipe: impl Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>,
@@ -115,10 +115,10 @@ pub fn forge_checkpoint(
     forge_known(checkpoint, recipe, options, &mut Known::default(), progress)
 }
 
-/// As [`forge_checkpoint`]; `known` gets the weights of the ONNX graphs that are written.
+/// Same as [`forge_checkpoint`]; `known` gets the weights of the ONNX graphs that are written.
 ///
 /// # Errors
-/// As [`forge`].
+/// Errors of [`forge`].
 pub(crate) fn forge_known(
     checkpoint: &Checkpoint,
     recipe: impl Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>,
@@ -331,7 +331,7 @@ fn fingerprint(
     fingerprint
 }
 
-/// What was put into the staging folder.
+/// Contents of the staging folder.
 struct Artifacts {
     manifest: String,
     contexts: Vec<ContextReport>,

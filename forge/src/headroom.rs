@@ -1,5 +1,5 @@
-//! How near the values of a decoder come to the end of f16: it reads texts on the CPU in f32, and the largest
-//! magnitudes of what the NPU computes in f16 are noted layer by layer. What does not fit is folded.
+//! Headroom of a decoder's values in f16. The decoder reads texts on the CPU in f32, and the largest magnitudes of the
+//! values that the NPU computes in f16 are recorded layer by layer. Values that do not fit are folded.
 
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
@@ -20,7 +20,7 @@ use crate::residual::Residual;
 
 /// The largest number of f16.
 pub const F16_MAX: f32 = 65_504.0;
-/// What is folded comes to this, so that other texts have room.
+/// Largest magnitude after folding, which leaves room for other texts.
 const FOLDED: f32 = F16_MAX / 8.0;
 /// The cap of the logits would hold for what is measured, too.
 const SOFTCAP: &str = "final_logit_softcapping";
@@ -38,21 +38,21 @@ pub struct Peak {
 }
 
 impl Peak {
-    /// How many times larger it might be in f16.
+    /// Factor by which it could grow and still fit in f16.
     pub fn headroom(&self) -> f32 {
         F16_MAX / self.largest
     }
 }
 
-/// What was measured.
+/// Result of measuring the headroom.
 #[derive(Debug, Clone)]
 pub struct Headroom {
     /// Tokens that were read.
     pub tokens: usize,
     /// Without folds, in the order in which the model computes.
     pub peaks: Vec<Peak>,
-    /// What has to be folded so that all fit, beside the folds of the options; an error that names the layer where
-    /// nothing helps.
+    /// Folds that make all values fit, beside the folds of the options; an error that names the layer where nothing
+    /// helps.
     pub folds: Result<Vec<Fold>>,
 }
 
@@ -248,7 +248,7 @@ fn shown(mut recipe: Recipe) -> Result<Recipe> {
     Ok(recipe)
 }
 
-/// What has to be folded, beside `given`, so that all values fit.
+/// Folds that make all values fit, beside `given`.
 fn folds(graph: &Graph, places: &[Place], largest: &[f32], given: &[Fold]) -> Result<Vec<Fold>> {
     let mut folds = given.to_vec();
     let mut before = None;

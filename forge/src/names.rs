@@ -103,7 +103,7 @@ fn check_name(owner: &str, name: &str) -> Result<()> {
     ))
 }
 
-/// What takes each key or file, by its name in lower case.
+/// Owner of each key or file, by its name in lower case.
 #[derive(Default)]
 struct Owners(BTreeMap<String, String>);
 

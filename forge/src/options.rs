@@ -1,4 +1,4 @@
-//! What a forge is asked to make and where, and the backends that check it.
+//! Options of a forge: the bundle to make, its folder, and the backends that check it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -22,8 +22,7 @@ pub const DEFAULT_MAX_CTX: usize = 4096;
 pub const DEFAULT_TEXT: usize = 512;
 /// Shards are chosen so that no context exceeds its budget.
 pub const AUTO_SHARDS: usize = 0;
-/// What one process of the NPU can map, with room for its own needs: contexts above about 3.5 GB are
-/// refused by devices.
+/// Bytes that one process of the NPU can map, with room for its own needs: devices refuse contexts above about 3.5 GB.
 pub const CONTEXT_BUDGET: u64 = 3_300_000_000;
 
 /// Opens a backend. Called when it is needed, so that a missing library is an error only then.
@@ -51,7 +50,7 @@ impl std::fmt::Debug for CheckBackends {
     }
 }
 
-/// What to make and where.
+/// Options of a forge: the bundle to make, and its folder.
 pub struct ForgeOptions {
     /// The bundle's folder.
     pub out: PathBuf,
@@ -79,7 +78,7 @@ pub struct ForgeOptions {
     /// Positions of smaller contexts that get graphs for one token of their own: a token reads as many rows of caches.
     /// Each makes a further context of a shard, unless weights are shared; then prompts have such graphs, too.
     pub contexts: Vec<usize>,
-    /// What caches of keys and values hold.
+    /// Element type of the caches of keys and values.
     pub caches: Caches,
     /// Put graphs over the same weights into one context. The compiler has to know as well: see
     /// [`crate::qnn::QnnCompiler::share_weights`].
@@ -93,7 +92,7 @@ pub struct ForgeOptions {
     /// Tensors of the checkpoint that no graph and no table needs to read: words of their names, as in
     /// [`Override::part`].
     pub ignore_tensors: Vec<String>,
-    /// What the manifest says of reranking: what asks the model about a document.
+    /// Reranking entry of the manifest: the prompt that asks the model about a document.
     pub rerank: Option<Rerank>,
     /// Makes the context binaries. Without one the bundle runs on the CPU only.
     pub compiler: Option<Arc<dyn Compiler>>,
@@ -137,7 +136,7 @@ impl ForgeOptions {
 }
 
 impl ForgeOptions {
-    /// Whether the graphs are to be computed by the NPU, now or later.
+    /// True if the NPU will compute the graphs, now or later.
     pub(crate) fn for_npu(&self) -> bool {
         self.compiler.is_some() || self.portable
     }

@@ -1,4 +1,4 @@
-//! What a bundle will consist of and what making it takes, before it is made.
+//! Contents of a bundle and the cost of making it, before it is made.
 //!
 //! Sizes follow from the graphs; memory and time from figures measured with QAIRT 2.51 on two x86-64
 //! cores (docs/performance.md), so that they distinguish minutes from hours, and not one minute from two.
@@ -51,13 +51,13 @@ pub struct ContextSizes {
 }
 
 impl ContextSizes {
-    /// What the context takes of the budget.
+    /// Bytes of the budget that the context takes.
     pub fn device_bytes(&self) -> u64 {
         self.binary_bytes.saturating_add(self.io_bytes)
     }
 }
 
-/// What a bundle will consist of.
+/// Contents of a planned bundle.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     /// Model family.
@@ -76,7 +76,7 @@ pub struct Plan {
     pub embed_bytes: u64,
     /// The other tables: their keys in the manifest, and their bytes.
     pub tables: Vec<(String, u64)>,
-    /// Whether context binaries are made.
+    /// True if context binaries are made.
     pub compiled: bool,
     /// Largest size of a context.
     pub budget: u64,
@@ -84,7 +84,7 @@ pub struct Plan {
     pub left_out: Vec<String>,
     /// The recipe's notes.
     pub recipe_notes: Vec<String>,
-    /// What no hint suggests, as it was given.
+    /// Options that were given, which no hint suggests.
     given: Given,
 }
 
@@ -118,12 +118,12 @@ impl Plan {
         PEAK_BASE.saturating_add((weights * factor) as u64)
     }
 
-    /// What makes the [peak](Self::peak_bytes) lower, besides closing programs.
+    /// Way to lower the [peak](Self::peak_bytes), besides closing programs.
     pub fn lower_peak(&self) -> Option<&'static str> {
         (self.compiled && !self.given.shards).then_some("give more --shards")
     }
 
-    /// What a user should know about running such a bundle, in one sentence; none as a rule.
+    /// Warning about running such a bundle, in one sentence; none as a rule.
     pub fn warning(&self) -> Option<String> {
         (self.compiled && self.contexts.len() > MAX_CONTEXTS).then(|| {
             let Given { no_prefill, shared, shards } = self.given;
@@ -257,10 +257,10 @@ fn over_budget(plan: &Plan) -> Option<&ContextSizes> {
     over.max_by_key(|c| c.device_bytes())
 }
 
-/// What a context is whose size the number of shards does not change.
+/// Hint for a context whose size does not depend on the number of shards.
 const WHOLE: &str = "it cannot be split further";
 
-/// How many shards would do for a context that is one of several.
+/// Hint with the number of shards that would do, for a context that is one of several.
 fn suggestion(plan: &Plan, context: &ContextSizes) -> String {
     if is_head(context) {
         return WHOLE.to_owned();

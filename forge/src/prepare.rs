@@ -23,13 +23,13 @@ use crate::names;
 /// The key of a prepared bundle's manifest that says what it was made of and for.
 pub const PREPARED: &str = "prepared";
 
-/// Where to put a prepared bundle, and what its manifest says of it.
+/// Folder of a prepared bundle, and its record in the manifest.
 #[derive(Debug, Clone)]
 pub struct PrepareOptions {
     /// Its folder.
     pub out: PathBuf,
-    /// What tells it from others: a hash in hexadecimal. Context binaries of an attempt that was stopped are taken over
-    /// by one with an equal key.
+    /// Key of this bundle among others: a hash in hexadecimal. An attempt with an equal key reuses the context binaries
+    /// of one that was stopped.
     pub key: String,
     /// The value of [`PREPARED`] in the manifest.
     pub record: Value,
@@ -46,7 +46,7 @@ pub struct PreparedContext {
     pub kept: bool,
 }
 
-/// What was prepared.
+/// Result of preparing a bundle.
 #[derive(Debug, Clone)]
 pub struct PrepareReport {
     /// The prepared bundle's manifest.

@@ -54,7 +54,7 @@ impl Precision {
     /// All of them, the highest first.
     pub const ALL: [Self; 3] = [Self::Fp16, Self::W8A16, Self::W4A16];
 
-    /// How a decoder weight of `rows` outputs and `cols` inputs is stored, if the checkpoint holds floating point.
+    /// Storage of a decoder weight of `rows` outputs and `cols` inputs, if the checkpoint holds floating point.
     ///
     /// The NPU library gives wrong numbers, and no error, for int8 weights whose inputs are not a multiple of 4
     /// (unless the outputs are few), and for 4-bit weights whose inputs are not a multiple of 8. 4-bit weights whose
@@ -105,7 +105,7 @@ impl std::str::FromStr for Precision {
     }
 }
 
-/// What caches of keys and values hold.
+/// Element type of the caches of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Caches {
     /// Values: f16 on the NPU, f32 on the CPU.
@@ -126,20 +126,20 @@ pub struct RecipeOptions {
     pub shards: usize,
     /// Positions of the KV cache, or of the text that an encoder takes.
     pub max_ctx: usize,
-    /// What the bundle is to do.
+    /// Task of the bundle.
     pub task: Task,
     /// Tokens that the prefill graphs take at once; the family's own choice if none, and no such
     /// graph for an empty list.
     pub prefill: Option<Vec<usize>>,
-    /// Of the family's own choice of [`RecipeOptions::prefill`] only the largest number: the weights are large, and each
-    /// number holds them once more.
+    /// Only the largest number of the family's own choice of [`RecipeOptions::prefill`] is used: the weights are large,
+    /// and each number holds them once more.
     pub one_prefill: bool,
     /// No NPU computes the graphs: several over the same weights hold them once.
     pub cpu_only: bool,
     /// Positions of smaller contexts that have graphs of their own, ascending, each below [`RecipeOptions::max_ctx`]: see
     /// [`crate::kit::steps`].
     pub contexts: Vec<usize>,
-    /// What caches of keys and values hold.
+    /// Element type of the caches of keys and values.
     pub caches: Caches,
     /// Graphs over the same weights stand in one context, whose compiler keeps each weight once.
     pub share_weights: bool,
@@ -233,7 +233,7 @@ pub struct Tables {
     pub key: String,
     /// The files, in the order in which the source is given them.
     pub files: Vec<TableFile>,
-    /// What writes them.
+    /// Source that writes the files.
     pub source: Arc<dyn TableSource>,
 }
 
@@ -261,7 +261,7 @@ pub trait TableSource: Send + Sync + fmt::Debug {
     fn write(&self, files: &mut [&mut dyn Write], progress: &mut dyn Progress) -> Result<()>;
 }
 
-/// What a recipe makes of a checkpoint. [`Recipe::new`] and its setters make one.
+/// Result of applying a recipe to a checkpoint. [`Recipe::new`] and its setters make one.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Recipe {

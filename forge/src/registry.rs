@@ -43,14 +43,14 @@ const OLD_NAMES: [(&str, &str); 1] = [("guess", "verify")];
 pub struct RecipeOption {
     /// Its name.
     pub name: &'static str,
-    /// What it may be, the default first. Any text, and none where it is not given, when the list is empty.
+    /// Allowed values, the default first. If the list is empty, any text is allowed, and none is the default.
     pub values: &'static [&'static str],
-    /// What it is for, in one line.
+    /// Purpose of the option, in one line.
     pub help: &'static str,
 }
 
 impl RecipeOption {
-    /// What is chosen: the value given, or else the default, also where a recipe is applied without its registration.
+    /// Chosen value: the value given, or else the default, also where a recipe is applied without its registration.
     pub fn choice<'a>(&self, options: &'a RecipeOptions) -> Option<&'a str> {
         options.choice(self.name).or(self.values.first().copied())
     }
@@ -127,8 +127,8 @@ impl RecipeEntry {
         Self { shards, ..self }
     }
 
-    /// What bounds the context beside `max_position_embeddings`, such as a sliding window; none where nothing
-    /// does. The default context is no longer.
+    /// Sets the bound of the context beside `max_position_embeddings`, such as a sliding window; none where there is no
+    /// such bound. The default context is no longer.
     pub const fn longest(self, longest: fn(&Checkpoint, Task) -> Option<usize>) -> Self {
         Self { longest, ..self }
     }
@@ -216,7 +216,7 @@ inventory::collect!(Registration);
 /// Registers a [`RecipeEntry`], a constant expression: [`forge`](crate::forge()), plans, estimates and the program
 /// (`qhx_forge::main()`) find it by the model class of the checkpoint.
 ///
-/// What a crate registers is in a program that refers to the crate, with `use my_recipe as _;` for instance.
+/// A program has the recipes of each crate that it refers to, with `use my_recipe as _;` for instance.
 ///
 /// ```
 /// use qhx_base::Result;

@@ -1,4 +1,4 @@
-//! What asks rerankers about a document, as their model cards say.
+//! Prompts that ask rerankers about a document, from their model cards.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 /// Bytes of a file that says it.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// As Qwen3-Reranker is asked, by its model card.
+/// Prompt of Qwen3-Reranker, from its model card.
 pub fn qwen3() -> Rerank {
     let prompt = "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the \
                   Instruct provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n\

@@ -1,4 +1,4 @@
-//! How large the hidden states of a tower become: its blocks run on an image in f32 before anything is made.
+//! Magnitudes of a tower's hidden states: its blocks run on an image in f32 before anything is made.
 //!
 //! The NPU keeps hidden states in f16. A model trained in bf16 may have channels that do not fit; on the device they
 //! would become infinite, and everything after them NaN.

@@ -21,12 +21,12 @@ use crate::chat;
 const CONFIG: &str = "tokenizer_config.json";
 /// The key of the chat template in `tokenizer_config.json`.
 const TEMPLATE: &str = "chat_template";
-/// Where newer checkpoints keep the chat template; the first that is there counts.
+/// Files of the chat template in newer checkpoints; the first that is there counts.
 const TEMPLATES: [&str; 2] = ["additional_chat_templates/default.jinja", "chat_template.jinja"];
 /// Keys of `generation_config.json` about sampling.
 const SAMPLING: [&str; 5] = ["temperature", "top_k", "top_p", "min_p", PENALTY];
 const PENALTY: &str = "repetition_penalty";
-/// Where older checkpoints keep the special tokens.
+/// File of the special tokens in older checkpoints.
 const SPECIAL: &str = "special_tokens_map.json";
 
 /// The only key of `tokenizer.json` that is read here.
@@ -102,7 +102,7 @@ pub(crate) fn copy(
     Ok(chat)
 }
 
-/// Whether the checkpoint comes with a chat template, as those that are tuned to answer do.
+/// True if the checkpoint comes with a chat template, like those that are tuned to answer.
 pub(crate) fn has_chat_template(checkpoint: &Checkpoint) -> Result<bool> {
     for dir in checkpoint.text_dirs() {
         if configuration(dir)?.is_some_and(|found| is_set(&found.config, TEMPLATE)) {

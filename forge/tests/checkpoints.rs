@@ -401,7 +401,7 @@ fn set_element(dir: &Path, tensor: &str, index: usize, value: f32) {
     unreachable!("{} has no tensor {tensor}", dir.display());
 }
 
-/// What the forge says to a checkpoint of which nothing may be left.
+/// Error of a forge that fails on a checkpoint and must leave nothing behind.
 fn forge_error(dir: &Path, edit: impl FnOnce(&mut ForgeOptions)) -> Error {
     let out = tempfile::tempdir().unwrap();
     let mut options = ForgeOptions::new(out.path().join("b"));

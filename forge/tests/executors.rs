@@ -1,4 +1,4 @@
-//! What executes the graphs of the recipes on the CPU: instructions, each of them.
+//! Executors of the recipes' graphs on the CPU: instructions, each of them.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::collections::BTreeSet;
@@ -57,7 +57,7 @@ const FIXTURES: [(&str, &[(&str, &str)]); 29] = [
     ("whisper-tiny", &[]),
 ];
 
-/// What executes each graph of a context on the CPU.
+/// Executor of each graph of a context on the CPU.
 fn executors(graphs: &[Graph], folder: &Path) -> Vec<String> {
     let graphs: Vec<&Graph> = graphs.iter().collect();
     onnx::write_all(&graphs, folder, &mut Silent).unwrap();

@@ -1,4 +1,4 @@
-//! What a file's content is called: the SHA-256 of large files, the hash of Git of small ones.
+//! Names of file contents: the SHA-256 of large files, the hash of Git of small ones.
 
 use qhx_base::hash::hex;
 use sha1::Sha1;
@@ -6,7 +6,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::name::is_hex;
 
-/// What a file's content is called, and its name in a cache.
+/// Name of a file's content, and of its file in a cache.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BlobId {
     /// SHA-256 of the content, 64 hexadecimal digits.
@@ -33,7 +33,7 @@ impl BlobId {
         }
     }
 
-    /// What the name is.
+    /// Algorithm of the hash.
     pub(crate) fn algorithm(&self) -> &'static str {
         match self {
             Self::Sha256(_) => "sha256",

@@ -7,7 +7,7 @@ use qhx_base::{Error, ErrorKind, Result};
 use crate::blob::BlobId;
 use crate::name::{Name, is_safe_path};
 
-/// What was fetched from a hub: finds, lists, checks and removes it, without a network.
+/// Cache of files fetched from a hub: finds, lists, checks and removes them, without a network.
 #[derive(Debug, Clone)]
 pub struct Cache {
     root: PathBuf,
@@ -61,7 +61,7 @@ impl Repository {
         self.root.join("blobs").join(blob.as_str())
     }
 
-    /// What is there of a blob that is not there whole.
+    /// File with the part that is there of an incomplete blob.
     pub(crate) fn incomplete(&self, blob: &BlobId) -> PathBuf {
         self.root.join("blobs").join(format!("{}{INCOMPLETE}", blob.as_str()))
     }
@@ -83,7 +83,7 @@ impl Repository {
         self.root.join("refs").join(revision)
     }
 
-    /// What qhx notes of it; other tools pass it over.
+    /// Folder of qhx's notes about the repository; other tools pass it over.
     pub(crate) fn notes(&self) -> PathBuf {
         self.root.join(".qhx")
     }

@@ -44,7 +44,7 @@ pub struct Want {
     pub include: Vec<String>,
 }
 
-/// How much of a checkpoint is wanted.
+/// Part of a checkpoint that is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckpointFiles {
     /// All that a bundle is made of.
@@ -57,11 +57,11 @@ pub enum CheckpointFiles {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Selection {
-    /// What was asked for.
+    /// Name that was asked for.
     pub name: Name,
     /// The commit.
     pub commit: String,
-    /// What they make up.
+    /// Bundle or checkpoint.
     pub kind: Kind,
     /// The folder or file in the repository that they make up; empty for the repository itself.
     pub folder: String,
@@ -81,7 +81,7 @@ pub struct Chosen {
     pub path: String,
     /// Length.
     pub bytes: u64,
-    /// What its content is called.
+    /// Name of its content.
     pub blob: BlobId,
 }
 
@@ -233,8 +233,8 @@ impl Want {
     /// The files of the bundle that is wanted.
     ///
     /// # Errors
-    /// As [`Want::choose`]; when a manifest is named that is not there, nothing matches, or a file's path, length or
-    /// hash cannot be used.
+    /// Errors of [`Want::choose`]; when a manifest is named that is not there, nothing matches, or a file's path,
+    /// length or hash cannot be used.
     pub fn select(
         &self,
         listing: &Listing,

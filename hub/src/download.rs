@@ -23,17 +23,17 @@ use crate::wait::interruptible;
 /// Bytes that have to stay free for notes and folders.
 const SPARE: u64 = 16 << 20;
 
-/// What was downloaded, or was there.
+/// Result of a download; the files may have been there before.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct Pulled {
-    /// What it is.
+    /// Bundle or checkpoint.
     pub kind: Kind,
     /// The commit.
     pub commit: String,
     /// The folder or file in the repository; empty for the repository itself.
     pub folder: String,
-    /// Where it lies.
+    /// Path on this machine.
     pub path: PathBuf,
     /// Number of its files.
     pub files: usize,
@@ -95,11 +95,11 @@ impl Hub {
         })
     }
 
-    /// What is there whole of what a name leads to, by what was noted when it was fetched. Nobody is asked: only of a
-    /// commit is this what the hub has, too.
+    /// The bundle or checkpoint of a name if it is whole in the cache, by the notes of its download. Nobody is asked:
+    /// only for a commit is this what the hub has.
     ///
     /// # Errors
-    /// As [`Cache::find`](crate::Cache::find).
+    /// Errors of [`Cache::find`](crate::Cache::find).
     pub fn already(
         &self,
         name: &Name,

@@ -27,7 +27,7 @@ const PIECE: usize = 1 << 17;
 /// Longest pause between two attempts that the hub did not ask for.
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 
-/// What fetching a file needs.
+/// Context that the fetches of a download share.
 pub(crate) struct Fetch<'a> {
     pub client: &'a Client,
     pub options: &'a Options,
@@ -184,10 +184,10 @@ impl Fetch<'_> {
     }
 }
 
-/// How an attempt ended that did not fail.
+/// Result of an attempt that did not fail.
 enum Went {
     On,
-    /// What was there is given up.
+    /// The part that was there is given up.
     Back,
 }
 
@@ -202,7 +202,7 @@ fn is_range(headers: &HeaderMap, from: u64, bytes: u64) -> bool {
     parts().unwrap_or(false)
 }
 
-/// What stays is worth knowing.
+/// Adds the hint that the part on disk is kept.
 fn kept(error: Error) -> Error {
     if error.hint_text().is_some() {
         return error;
@@ -256,7 +256,7 @@ impl Drop for Place {
     }
 }
 
-/// What is there of a file.
+/// A file of which a part is there.
 struct Partial<'a> {
     fetch: &'a Fetch<'a>,
     chosen: &'a Chosen,
@@ -356,7 +356,7 @@ impl<'a> Partial<'a> {
         Ok(())
     }
 
-    /// What is wrong with the whole of it.
+    /// Description of the mismatch if the whole file has another hash.
     fn wrong(&self) -> Option<String> {
         let (found, blob) = (self.hash.clone().finish(), &self.chosen.blob);
         let wrong = || format!("{} {found}, expected {}", blob.algorithm(), blob.as_str());

@@ -17,7 +17,7 @@ pub(crate) fn is_program_name(path: &str) -> bool {
     end.is_some_and(|end| PROGRAMS.contains(&end)) || name.contains(".so.")
 }
 
-/// What a file that begins so is run as, if it is a program.
+/// Kind of program that begins with these bytes, if any.
 pub(crate) fn program(head: &[u8]) -> Option<&'static str> {
     let number = |at: usize| {
         let bytes = head.get(at..at.checked_add(4)?)?;

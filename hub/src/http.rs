@@ -15,7 +15,7 @@ use crate::options::Options;
 /// Redirects of one request that are followed.
 const MAX_REDIRECTS: usize = 10;
 
-/// How long a host may take to be found and connected to.
+/// Longest time to find a host and connect to it.
 const CONNECT: Duration = Duration::from_secs(20);
 
 /// Longest file of authorities.
@@ -264,7 +264,7 @@ fn is_same_origin(a: &Uri, b: &Uri) -> bool {
     a.scheme() == b.scheme() && host(a) == host(b) && port(a) == port(b)
 }
 
-/// Where a redirect leads. Whoever was asked over TLS is not left for who is not.
+/// Target of a redirect. A redirect from a host with TLS to one without is an error.
 fn redirect(from: &Uri, headers: &HeaderMap) -> Result<Uri> {
     let wrong =
         |what: &str| Error::new(ErrorKind::Io, format!("{}: a redirect to {what}", shown(from)));
@@ -315,7 +315,7 @@ fn shown(uri: &Uri) -> String {
     format!("{}://{host}{port}{}", uri.scheme_str().unwrap_or_default(), uri.path())
 }
 
-/// What a connection that failed means.
+/// Failure of a connection.
 fn failed(uri: &Uri, error: ureq::Error) -> Failure {
     use std::io::ErrorKind as Io;
     let what = match &error {

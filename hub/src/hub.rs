@@ -14,7 +14,7 @@ use crate::wait::{interruptible, pause};
 
 /// Longest `modules.json` that is read.
 const MAX_MODULES: u64 = 1 << 20;
-/// How often a list of files is asked for.
+/// Attempts to get a list of files.
 const ATTEMPTS: u32 = 3;
 
 /// A hub, and the cache of what was fetched from it.
@@ -44,12 +44,12 @@ impl Hub {
         Self { cache: Cache::new(&options.cache), options }
     }
 
-    /// What it was made with.
+    /// Options that it was made with.
     pub fn options(&self) -> &Options {
         &self.options
     }
 
-    /// What was fetched.
+    /// Cache of fetched files.
     pub fn cache(&self) -> &Cache {
         &self.cache
     }

@@ -2,13 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What files make up.
+/// Kind of a set of files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// A bundle.
     Bundle,
-    /// What a bundle is made of.
+    /// Files that a bundle is made of.
     Checkpoint,
 }
 

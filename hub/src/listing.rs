@@ -29,7 +29,7 @@ pub struct RemoteFile {
     pub path: String,
     /// Length. `None` where the hub does not say.
     pub bytes: Option<u64>,
-    /// What its content is called. `None` where the hub does not say.
+    /// Name of its content. `None` where the hub does not say.
     pub blob: Option<BlobId>,
 }
 

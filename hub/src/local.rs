@@ -1,4 +1,4 @@
-//! What of a hub is there: found by name, listed, looked at again. No network is asked.
+//! Local content of a hub: found by name, listed, looked at again. No network is asked.
 
 use std::path::{Path, PathBuf};
 
@@ -17,13 +17,13 @@ use crate::record::{FileCheck, Pull, Record, fault, identity, is_same};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Found {
-    /// What it is.
+    /// Bundle or checkpoint.
     pub kind: Kind,
     /// The commit that it is of.
     pub commit: String,
     /// Its folder or file in the repository; empty for the repository itself.
     pub folder: String,
-    /// Where it lies.
+    /// Path on this machine.
     pub path: PathBuf,
 }
 
@@ -33,7 +33,7 @@ pub struct Found {
 pub struct Local {
     /// The name that leads to it.
     pub name: String,
-    /// What it is.
+    /// Bundle or checkpoint.
     pub kind: Kind,
     /// The commit that it is of.
     pub commit: String,
@@ -41,7 +41,7 @@ pub struct Local {
     pub revisions: Vec<String>,
     /// Its folder or file in the repository; empty for the repository itself.
     pub folder: String,
-    /// Where it lies.
+    /// Path on this machine.
     pub path: PathBuf,
     /// Bytes of its files.
     pub bytes: u64,
@@ -77,8 +77,8 @@ impl Cache {
         Ok(found)
     }
 
-    /// What a name leads to. Where several bundles of a repository are there, `want` decides; its `folder` is that of
-    /// the name. `is_manifest` is asked about what other tools fetched.
+    /// The bundle or checkpoint that a name leads to. `want` decides if several bundles of a repository are there; its
+    /// `folder` is that of the name. `is_manifest` is asked about files that other tools fetched.
     ///
     /// A file that is not the one any more that was compared with its hash is compared again.
     ///
@@ -194,7 +194,7 @@ impl Repository {
         Ok(commits)
     }
 
-    /// What a name leads to of what qhx fetched.
+    /// The bundle or checkpoint that a name leads to among those that qhx fetched.
     fn pulled(
         &self,
         name: &Name,
@@ -287,7 +287,7 @@ impl Repository {
         Ok(())
     }
 
-    /// What a name leads to of what other tools fetched.
+    /// The bundle or checkpoint that a name leads to among those that other tools fetched.
     fn foreign(
         &self,
         name: &Name,

@@ -10,7 +10,7 @@ use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use crate::cache::make_parent;
 use crate::wait::pause;
 
-/// How often a lock is tried.
+/// Interval at which a lock is tried.
 const STEP: Duration = Duration::from_millis(100);
 
 /// A lock that is held until this is dropped, or until the process ends.
@@ -37,7 +37,7 @@ impl Lock {
         Self::wait(path, cancel, File::try_lock, waits)
     }
 
-    /// As [`Lock::take`], together with others who take it so.
+    /// Same as [`Lock::take`], but shared with others who take it so.
     pub(crate) fn share(path: &Path, cancel: &CancelToken) -> Result<Self> {
         Self::wait(path, cancel, File::try_lock_shared, || {})
     }

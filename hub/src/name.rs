@@ -14,9 +14,9 @@ const MAX_PART: usize = 96;
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct Name {
-    /// Who it belongs to.
+    /// User or organization that owns it.
     pub owner: String,
-    /// What it is called.
+    /// Name without the owner.
     pub name: String,
     /// Branch, tag or commit.
     pub revision: Option<String>,

@@ -1,4 +1,4 @@
-//! Where the hub is, and where what is fetched lies.
+//! Options of a hub: its address, and the folder for fetched files.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::time::Duration;
 /// The hub that is asked where no other is named.
 pub const ENDPOINT: &str = "https://huggingface.co";
 
-/// Where the hub is, and where what is fetched lies.
+/// Options of a hub: its address, the folder for fetched files, and the limits of downloads.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Options {
@@ -27,13 +27,13 @@ pub struct Options {
     pub authorities: Option<PathBuf>,
     /// Files that are fetched at once.
     pub connections: usize,
-    /// How often in a row a file may fail without a byte more of it.
+    /// Failures in a row that a file may have without a byte more of it.
     pub attempts: u32,
     /// Pause before the second attempt; it doubles with each.
     pub backoff: Duration,
-    /// How long a connection may be silent.
+    /// Longest silence of a connection.
     pub idle: Duration,
-    /// What tells the bytes that are free in the file system of a folder.
+    /// Function that returns the free bytes in the file system of a folder.
     pub free_space: fn(&Path) -> io::Result<u64>,
 }
 
@@ -63,7 +63,7 @@ impl Options {
         self
     }
 
-    /// What the hub knows the user by.
+    /// Token by which the hub knows the user.
     #[must_use]
     pub fn token(mut self, token: impl Into<Option<String>>) -> Self {
         self.token = token.into();
@@ -84,21 +84,21 @@ impl Options {
         self
     }
 
-    /// How often in a row a file may fail without a byte more of it, and the pause before the second attempt.
+    /// Failures in a row that a file may have without a byte more of it, and the pause before the second attempt.
     #[must_use]
     pub fn retries(mut self, attempts: u32, backoff: Duration) -> Self {
         (self.attempts, self.backoff) = (attempts, backoff);
         self
     }
 
-    /// How long a connection may be silent.
+    /// Longest silence of a connection.
     #[must_use]
     pub fn idle(mut self, idle: Duration) -> Self {
         self.idle = idle;
         self
     }
 
-    /// What tells the bytes that are free in the file system of a folder; the system by default.
+    /// Function that returns the free bytes in the file system of a folder; the system's by default.
     #[must_use]
     pub fn free_space(mut self, free_space: fn(&Path) -> io::Result<u64>) -> Self {
         self.free_space = free_space;

@@ -1,10 +1,10 @@
-//! How far a download is.
+//! Progress of a download.
 
 use std::time::Duration;
 
 use qhx_base::Error;
 
-/// How far a download is. Called from several threads.
+/// Progress of a download. Called from several threads.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Progress<'a> {

@@ -1,4 +1,4 @@
-//! What qhx notes of what it fetched: which files of a commit are whole, and which blobs were compared with their
+//! Notes of qhx about fetched files: which files of a commit are whole, and which blobs were compared with their
 //! hashes. A file that is still the same by inode, length and time is not read again.
 
 use std::collections::BTreeMap;
@@ -19,18 +19,18 @@ use crate::lock::Lock;
 /// Longest note that is read.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// How a file of a snapshot compares with the hash that it is called by.
+/// Result of comparing a file of a snapshot with the hash that it is called by.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct FileCheck {
     /// Path in the repository.
     pub path: String,
-    /// What is wrong with it.
+    /// Fault of the file, if it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
 
-/// What was fetched of a commit.
+/// Files fetched of a commit.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Record {
     /// Branches and tags that led to it.
@@ -67,7 +67,7 @@ pub(crate) fn is_same(a: &FileIdentity, b: &FileIdentity) -> bool {
     (a.inode, a.bytes, a.modified_ns) == (b.inode, b.bytes, b.modified_ns)
 }
 
-/// What a file is now, links followed.
+/// Present identity of a file, links followed.
 pub(crate) fn identity(file: &Path) -> Option<FileIdentity> {
     std::fs::metadata(file)
         .ok()
@@ -75,7 +75,7 @@ pub(crate) fn identity(file: &Path) -> Option<FileIdentity> {
         .map(|data| FileIdentity::of(&data))
 }
 
-/// What is wrong with a file whose content is called `blob`. Reads all of it.
+/// Fault of a file whose content is called `blob`, if it has one. Reads all of it.
 pub(crate) fn fault(file: &Path, blob: &BlobId, cancel: &CancelToken) -> Result<Option<String>> {
     let fail = |e: std::io::Error| Error::io(ErrorKind::Artifact, file, e);
     let mut open = files::open(ErrorKind::Artifact, file)?;
@@ -98,7 +98,7 @@ impl Repository {
         self.notes().join(format!("{commit}.json"))
     }
 
-    /// What was noted of a commit.
+    /// Notes about a commit.
     pub(crate) fn record(&self, commit: &str) -> Option<Record> {
         read(&self.record_file(commit))
     }

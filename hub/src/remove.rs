@@ -14,7 +14,7 @@ use crate::lock::Lock;
 use crate::name::Name;
 use crate::record::identity;
 
-/// What was removed.
+/// Result of a removal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Removed {

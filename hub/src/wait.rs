@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use ureq::Agent;
 
-/// How often a token is looked at.
+/// Interval at which a token is checked.
 const STEP: Duration = Duration::from_millis(50);
 
 /// Waits so long, or until the work is cancelled.

@@ -34,7 +34,7 @@ pub struct Audio {
 }
 
 impl Audio {
-    /// As a part of a prompt.
+    /// The audio as a part of a prompt.
     ///
     /// # Errors
     /// When there are no samples.
@@ -173,7 +173,7 @@ impl<'a> Opened<'a> {
         Ok(file)
     }
 
-    /// Whether a WAV file is large enough for what its header declares.
+    /// Checks that a WAV file is large enough for the length that its header declares.
     fn check_size(&self, bytes: u64) -> Result<()> {
         let codec = &self.codec;
         let channels = codec.channels.as_ref().map_or(1, |channels| channels.count() as u64);
@@ -253,7 +253,7 @@ impl<'a> Opened<'a> {
             .hint("the program that wrote the file computed no number there")
     }
 
-    /// Whether all is there that the header declares.
+    /// Checks that all is there that the header declares.
     fn check_length(&self, frames: u64) -> Result<()> {
         let tolerated = if self.format == Format::Mp3 { mp3_frame(self.rate) } else { 0 };
         match self.declared.filter(|&declared| frames + tolerated < declared) {
@@ -277,7 +277,7 @@ impl<'a> Opened<'a> {
     }
 }
 
-/// Whether the first frame of an MP3 file declares how many there are.
+/// True if the first frame of an MP3 file declares the number of frames.
 fn counts_frames(head: &[u8]) -> bool {
     let tags: [&[u8]; 3] = [b"Xing", b"Info", b"VBRI"];
     let first = head.get(..64).unwrap_or(head);

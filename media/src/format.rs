@@ -1,4 +1,4 @@
-//! What kind of file it is, by its first bytes.
+//! Format of a file, by its first bytes.
 
 use qhx_base::Result;
 
@@ -17,7 +17,7 @@ pub(crate) enum Format {
     Mp3,
 }
 
-/// What a file is wanted for.
+/// Kind of media that a file is wanted for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Image,
@@ -114,7 +114,7 @@ impl Format {
     }
 }
 
-/// What a file is that is not decoded.
+/// Description of a file that is not decoded.
 fn describe(head: &[u8]) -> String {
     if contains(head, b"OpusHead") {
         return "an Ogg file with Opus audio".to_owned();

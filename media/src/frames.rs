@@ -1,4 +1,4 @@
-//! Whether the last frame of an MP3 file is whole: its decoder passes over one that is not.
+//! Check for a whole last frame of an MP3 file: its decoder passes over one that is not.
 
 use std::io::{BufRead as _, BufReader, Read, Seek, SeekFrom};
 
@@ -15,7 +15,7 @@ const HERTZ: [u64; 3] = [44_100, 48_000, 32_000];
 ///
 /// # Errors
 ///
-/// Those of the file.
+/// I/O errors of the file.
 pub(crate) fn missing(file: &mut (impl Read + Seek), start: u64) -> std::io::Result<u64> {
     file.seek(SeekFrom::Start(start))?;
     let mut file = BufReader::with_capacity(1 << 16, file);

@@ -27,7 +27,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// As a part of a prompt.
+    /// The image as a part of a prompt.
     ///
     /// # Errors
     /// When there are not `width · height · 3` values, or none.

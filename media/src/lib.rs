@@ -9,13 +9,13 @@
 //! [`read`] gives any of them as a part of a prompt ([`Media`](qhx_types::Media)), and [`check`] looks at the first
 //! bytes only.
 //!
-//! What a file is follows from its content, never from its name. The family's rules ([`ImageRules`], [`AudioRules`],
-//! [`VideoRules`]) say how it is turned into pixels and samples. What is further done to these (resizing, patches,
-//! spectra) is the op's.
+//! The format of a file follows from its content, never from its name. The family's rules ([`ImageRules`],
+//! [`AudioRules`], [`VideoRules`]) say how it is turned into pixels and samples. Further steps (resizing, patches,
+//! spectra) are the op's.
 //!
-//! Files are untrusted input: [`Limits`] bounds what one may cost, sizes are checked before memory is taken, and a file
-//! that is broken, cut off or of another kind is an error that names it. An image or audio file of which only a part is
-//! there is such an error, too.
+//! Files are untrusted input: [`Limits`] bounds the cost of one, sizes are checked before memory is taken, and a file
+//! that is broken, cut off or of another kind is an error that names it. The same holds for an image or audio file of
+//! which only a part is there.
 
 mod audio;
 mod format;

@@ -1,8 +1,8 @@
-//! What a file may cost.
+//! Limits on the cost of a file.
 
 use qhx_types::{Media, Segment};
 
-/// Bounds on what one file may cost. What is larger is refused before memory is taken for it.
+/// Bounds on the cost of one file. A larger file is refused before memory is taken for it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Limits {

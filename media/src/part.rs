@@ -6,12 +6,12 @@ use qhx_types::{Media, MediaRules, Modality};
 use crate::format::{Format, Kind};
 use crate::{Limits, Source, decode_audio, decode_image, decode_video};
 
-/// Whether a file is there and of a format that may serve as `wanted`, by its first bytes: for an answer before a model
-/// is loaded.
+/// Checks that a file is there and of a format that may serve as `wanted`, by its first bytes: for an answer before a
+/// model is loaded.
 ///
 /// # Errors
 ///
-/// As those of [`read`], as far as the first bytes show them.
+/// Errors of [`read`], as far as the first bytes show them.
 pub fn check(source: &Source, wanted: Modality, limits: &Limits) -> Result<()> {
     let kind = match wanted {
         Modality::Image => Kind::Image,
@@ -28,7 +28,7 @@ pub fn check(source: &Source, wanted: Modality, limits: &Limits) -> Result<()> {
 ///
 /// # Errors
 ///
-/// As those of [`decode_image`], [`decode_audio`] and [`decode_video`]; and for a modality that no file has.
+/// Errors of [`decode_image`], [`decode_audio`] and [`decode_video`]; and for a modality that no file has.
 pub fn read(
     source: &Source,
     wanted: Modality,

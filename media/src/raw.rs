@@ -1,4 +1,4 @@
-//! What decoders of images give and may take.
+//! Output of image decoders, and the memory that they may take.
 
 use image::ColorType;
 use image::metadata::Orientation;
@@ -6,7 +6,7 @@ use qhx_base::Result;
 
 use crate::{Limits, Source};
 
-/// What a decoder gives.
+/// Output of an image decoder.
 pub(crate) struct Raw {
     pub pixels: Vec<u8>,
     pub color: ColorType,
@@ -18,8 +18,8 @@ pub(crate) struct Raw {
 /// Bytes of text and profiles that a decoder may take beside the image.
 const BESIDE: u64 = 16 << 20;
 
-/// What decoders of the crate `image` may take beside the pixels that they are given, for an image of `pixels` pixels
-/// in a file of `bytes` bytes.
+/// Memory that decoders of the crate `image` may take beside the pixels that they are given, for an image of `pixels`
+/// pixels in a file of `bytes` bytes.
 pub(crate) fn allowance(pixels: u64, bytes: usize) -> image::Limits {
     let mut allowance = image::Limits::no_limits();
     // Buffers of the image, with 16-bit values; and chunks as they stand in the file.

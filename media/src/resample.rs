@@ -7,7 +7,7 @@ use std::f64::consts::PI;
 
 /// Zeros of the sinc on each side of a filter's middle.
 const ZEROS: usize = 64;
-/// Where a filter halves what passes, as a share of the lower rate's half.
+/// Frequency at which a filter halves what passes, as a share of the lower rate's half.
 const CUTOFF: f64 = 0.955;
 /// β of the Kaiser window: what is suppressed is 90 dB down.
 const BETA: f64 = 9.0;
@@ -31,9 +31,9 @@ struct Change {
     filters: Filters,
     /// Samples from the first that a filter still reaches on.
     waiting: Vec<f32>,
-    /// Where in `waiting` the filter of the next new sample begins.
+    /// Index in `waiting` of the beginning of the next new sample's filter.
     first: usize,
-    /// How far the new sample lies behind a sample, in units of `1 / up`.
+    /// Offset of the new sample behind a sample, in units of `1 / up`.
     rest: u64,
     taken: u64,
     /// The rates without their common factor, the new one and the old one.

@@ -1,4 +1,4 @@
-//! Whether the scans of a JPEG file hold all their blocks: its decoder reads zeros behind the end marker.
+//! Check for complete scans of a JPEG file: its decoder reads zeros behind the end marker.
 
 /// Bits of the longest Huffman code.
 const MAX_CODE_BITS: usize = 16;
@@ -9,7 +9,7 @@ const COMPONENTS: usize = 4;
 /// Coefficients of a block.
 const COEFFICIENTS: u8 = 64;
 
-/// Of the first scan that ends early: how many of its units (blocks or MCUs) are there, and how many it has.
+/// Number of units (blocks or MCUs) that are there of the first scan that ends early, and number that it should have.
 ///
 /// `None` where nothing is missing, and where the file is of a kind that is not looked into or broken in another way:
 /// the decoder reports these.
@@ -49,7 +49,7 @@ struct Scans<'a> {
     restart: u64,
 }
 
-/// What a scan's header declares beside its components.
+/// Fields of a scan's header beside its components.
 struct Spectral {
     start: u8,
     end: u8,

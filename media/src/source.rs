@@ -1,4 +1,4 @@
-//! Where an image or audio file comes from, and its bytes.
+//! Source of an image or audio file, and its bytes.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -15,14 +15,14 @@ use crate::Limits;
 /// First bytes by which formats are distinguished.
 pub(crate) const HEAD: usize = 4096;
 
-/// Where an image, audio or video comes from.
+/// Source of an image, audio or video.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Source {
-    /// A file; for videos, a folder, too.
+    /// A file; for videos also a folder.
     File(PathBuf),
     /// Bytes of a file that lies in memory.
     Bytes {
-        /// What messages call it.
+        /// Name in messages.
         name: String,
         /// The file's bytes.
         bytes: Vec<u8>,
@@ -40,7 +40,7 @@ impl fmt::Debug for Source {
     }
 }
 
-/// What messages call the source: the path, the name of the bytes.
+/// Name of the source in messages: the path, or the name of the bytes.
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -153,7 +153,7 @@ const ID3V1: u64 = 128;
 const APE: u64 = 32;
 
 impl Stream<'_> {
-    /// Where the content begins behind tags of ID3, and its first bytes. The stream is at its beginning afterwards.
+    /// Offset of the content behind tags of ID3, and its first bytes. The stream is at its beginning afterwards.
     pub fn head(&mut self, source: &Source) -> Result<(u64, Vec<u8>)> {
         self.read_head().map_err(|e| Error::caused(ErrorKind::Io, source, e))
     }

@@ -32,7 +32,7 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// As a part of a prompt.
+    /// The video as a part of a prompt.
     ///
     /// # Errors
     /// When there are no frames, or not as many values as the sizes ask for.
@@ -59,7 +59,7 @@ impl std::fmt::Debug for Frames {
 ///
 /// # Errors
 ///
-/// As of [`decode_image`](crate::decode_image); and where frames of a folder differ in size, or an image is not
+/// Errors of [`decode_image`](crate::decode_image); and where frames of a folder differ in size, or an image is not
 /// animated.
 pub fn decode_video(
     source: &Source,

@@ -7,9 +7,9 @@ const CHUNKS: usize = 1024;
 /// The code of formats with a channel mask, a bit for each loudspeaker.
 const EXTENSIBLE: u16 = 0xfffe;
 
-/// What is wrong with the number of channels of a WAV file that begins at `start`, or nothing. symphonia gives channels
-/// that the mask leaves out the bits above its highest one, of which there are 32 in all. A file that cannot be read
-/// has nothing wrong here: the decoder reports it.
+/// Error in the number of channels of a WAV file that begins at `start`, if there is one. symphonia gives channels that
+/// the mask leaves out the bits above its highest one, of which there are 32 in all. A file that cannot be read has no
+/// such error: the decoder reports it.
 ///
 /// Leaves `file` at its beginning.
 pub(crate) fn too_many_channels(file: &mut (impl Read + Seek), start: u64) -> Option<String> {
@@ -50,7 +50,7 @@ fn find(file: &mut (impl Read + Seek), start: u64) -> std::io::Result<Option<Str
     Ok(None)
 }
 
-/// Whether channels beyond those of the mask find bits above its highest one.
+/// True if channels beyond those of the mask find bits above its highest one.
 fn fit(channels: u16, mask: u32) -> bool {
     let without = u32::from(channels).saturating_sub(mask.count_ones());
     without == 0 || without < u32::BITS && mask.leading_zeros() > 0

@@ -1,4 +1,5 @@
-//! What an image may make its decoder take, in a program of its own: the highest memory of a process counts all tests.
+//! Memory that an image may make its decoder take, in a program of its own: the highest memory of a process counts all
+//! tests.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test's helpers fail the test")]

@@ -1,4 +1,4 @@
-//! What the manifest says of the decoder's layers, checked against the graphs.
+//! Layers of the decoder as the manifest declares them, checked against the graphs.
 
 use qhx_op::decoder::DecoderGraphs;
 use qhx_op::state::StateCarrier;

@@ -16,7 +16,7 @@ pub(crate) const PLE: &str = "ple";
 /// The output of a graph that projects: `[rows, layers · width]`, normalised layer by layer.
 pub(crate) const CONTEXT: &str = "context";
 
-/// Where the manifest names the graphs that project rows, one for each number of rows.
+/// Place in the manifest of the graphs that project rows, one for each number of rows.
 const GRAPHS: &str = "/plan/params/ple";
 
 /// Rows of the projection that a thread computes at a time.
@@ -48,12 +48,12 @@ pub(crate) struct PerLayerInputs {
     projection: Projection,
     /// Values of one token, of all layers.
     row: Vec<f32>,
-    /// What a token's projection adds to them.
+    /// Projection of a token, which is added to these values.
     context: Vec<f32>,
     passes: Vec<Bound>,
 }
 
-/// What projects rows.
+/// Projection of rows, on the host or by graphs.
 #[derive(Debug)]
 enum Projection {
     Host {
@@ -76,7 +76,7 @@ struct Bound {
     projected: Projected,
 }
 
-/// Where a pass has rows x and their projections.
+/// Place of a pass's rows x and their projections.
 #[derive(Debug, Clone, Copy)]
 enum Projected {
     /// Its graphs take no per-layer inputs.

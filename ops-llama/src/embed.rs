@@ -49,7 +49,7 @@ struct Local {
     reach: usize,
 }
 
-/// What the layers of a model are filled with, by kind: those that see a whole text, and those that see a window.
+/// Inputs that are filled for a model's layers, by kind: layers that see a whole text, and layers that see a window.
 #[derive(Debug)]
 struct Kinds {
     /// One of each kind.
@@ -98,9 +98,9 @@ pub struct EmbedSharded {
     scores: bool,
     /// The vectors of as many texts as fit into one execution, f32 `[…, width]`.
     vectors: BufferId,
-    /// Of the texts that go through the graphs, one behind the other.
+    /// Tokens of the texts that go through the graphs, one text behind the other.
     tokens: Vec<u32>,
-    /// How many of them each text has.
+    /// Number of tokens of each text.
     lengths: Vec<usize>,
     /// From which of them on a text is the second of a pair.
     second: usize,

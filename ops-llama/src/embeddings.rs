@@ -1,4 +1,4 @@
-//! What tokens become before the first layer: rows of the embedding table, and what BERT adds to them.
+//! Rows of tokens before the first layer: those of the embedding table, and what BERT adds to them.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! What a pooled vector passes: the modules of `sentence-transformers` behind `Pooling`.
+//! Modules of `sentence-transformers` behind `Pooling`, through which a pooled vector passes.
 
 use qhx_op::kernels::Linear;
 use qhx_op::{BufferId, DType, Error, Host, Result};
@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 /// Min norm that is divided by, as in `torch.nn.functional.normalize`.
 const MIN_NORM: f32 = 1e-12;
-/// Where the files of weights are in the manifest.
+/// Place of the weight files in the manifest.
 const FILES: &str = "/artifacts/modules";
 
 /// A module as the manifest has it; weights are named by their field in `artifacts.modules`.
@@ -28,7 +28,7 @@ pub(crate) enum Declared {
     Normalize,
 }
 
-/// What a dense layer's outputs become.
+/// Activation function of a dense layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Activation {

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::modules::{Declared, Modules, normalize};
 
-/// How the rows of the real tokens become one (Sentence-BERT, arXiv 1908.10084).
+/// Pooling of the rows of the real tokens into one (Sentence-BERT, arXiv 1908.10084).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Pooling {

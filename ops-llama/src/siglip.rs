@@ -221,7 +221,7 @@ struct Tower {
     graph: GraphId,
     count: usize,
     patches: FloatInput,
-    /// What is filled by an image's shape, where it keeps it.
+    /// Inputs that depend on an image's shape, for images that keep it.
     shaped: Option<[FloatInput; 2]>,
     y: View,
 }

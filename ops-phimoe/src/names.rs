@@ -15,7 +15,7 @@ const WITHIN: &str = "/plan/params/within";
 pub(crate) struct Params {
     /// Graphs of attention and router for one token, one a layer.
     decode: OneOrMany,
-    /// As `decode`, for several tokens.
+    /// Same as `decode`, for several tokens.
     prefill: OneOrMany,
     /// For each smaller context, graphs as those of `decode` and `prefill`.
     within: Vec<OneOrMany>,

@@ -12,7 +12,7 @@ const ALL: &str = "deepstack";
 pub(crate) struct Deepstack {
     hidden: usize,
     passes: Vec<Inputs>,
-    /// What the prompt that is being consumed has.
+    /// Features of the prompt that is being consumed.
     features: Vec<Features>,
 }
 

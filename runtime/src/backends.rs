@@ -21,7 +21,7 @@ use crate::settings::{BackendChoice, Settings};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Chosen {
-    /// What executes the graphs.
+    /// Backend that executes the graphs.
     pub backend: Arc<dyn Backend>,
     /// Why, for people.
     pub reason: String,
@@ -147,7 +147,7 @@ impl Settings {
         Ok(Chosen { backend: self.cpu_backend()?, reason: reason.to_owned() })
     }
 
-    /// How the CPU backend executes graphs.
+    /// Options of the CPU backend.
     pub(crate) fn cpu_options(&self) -> CpuOptions {
         CpuOptions {
             threads: self.threads,
@@ -201,14 +201,14 @@ pub fn cpu_with(options: CpuOptions) -> Result<Arc<dyn Backend>> {
     Ok(Arc::new(CpuBackend::new(options)?))
 }
 
-/// What a portable bundle lacks, for people.
+/// Message for a portable bundle without a fitting prepared bundle, with the reasons.
 fn unprepared(unfit: &[prepared::Unfit]) -> String {
     let list: Vec<_> = unfit.iter().map(ToString::to_string).collect();
     let others = if list.is_empty() { String::new() } else { format!(" ({})", list.join("; ")) };
     format!("nothing is prepared for this chip and these libraries{others}")
 }
 
-/// Whether every context is there as a context binary, and as ONNX.
+/// Pair of (context binaries, ONNX): each is true if all required contexts have that form.
 pub(crate) fn forms(manifest: &Manifest) -> Result<(bool, bool)> {
     let artifacts = manifest.open_artifacts();
     let (mut binaries, mut onnx) = (true, true);

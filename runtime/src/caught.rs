@@ -6,10 +6,10 @@ use qhx_base::{Error, ErrorKind};
 
 /// Does work whose panics become errors of [`ErrorKind::Internal`].
 ///
-/// What was half done then has to be behind a lock that says so, or has to be opened again.
+/// State that was left half done has to be behind a lock that says so, or has to be opened again.
 ///
 /// # Errors
-/// That of the work, or the words of its panic.
+/// Errors of the work, or its panic message.
 pub fn caught<T, E: From<Error>>(work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
         let text = payload.downcast_ref::<String>().map(String::as_str);

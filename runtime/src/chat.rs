@@ -58,21 +58,21 @@ impl Chat {
         })
     }
 
-    /// How answers are made from now on: all of the request but its prompt and its cancel token counts.
+    /// Request that later answers are made with. Its prompt and its cancel token are ignored.
     #[must_use]
     pub fn with_request(mut self, request: Request) -> Self {
         self.request = request;
         self
     }
 
-    /// How tokens of answers are chosen from now on.
+    /// Sampling parameters for later answers.
     #[must_use]
     pub fn with_sampling(mut self, sampling: SamplingParams) -> Self {
         self.request.sampling = sampling;
         self
     }
 
-    /// Whether the model thinks before it answers, where its template knows that.
+    /// Turns thinking before the answer on or off, for chat templates that support it.
     #[must_use]
     pub fn with_thinking(mut self, thinking: Option<bool>) -> Self {
         self.thinking = thinking;
@@ -127,7 +127,7 @@ impl Chat {
         self.attached.last().ok_or_else(|| Error::new(ErrorKind::Internal, "nothing is attached"))
     }
 
-    /// What the next message has besides its text.
+    /// Attachments of the next message.
     pub fn attached(&self) -> &[Attached] {
         &self.attached
     }
@@ -136,15 +136,15 @@ impl Chat {
     /// used is left out of the conversation, with what was attached to it.
     ///
     /// # Errors
-    /// As [`Model::start`], and where placeholders and attachments are not as many.
+    /// Errors of [`Model::start`], and when the numbers of placeholders and attachments differ.
     pub fn send(&mut self, text: impl Into<String>) -> Result<Answer<'_>> {
         self.send_with(text, CancelToken::new())
     }
 
-    /// As [`Chat::send`], with a token that cancels this answer.
+    /// Same as [`Chat::send`], with a token that cancels this answer.
     ///
     /// # Errors
-    /// As [`Chat::send`].
+    /// Errors of [`Chat::send`].
     pub fn send_with(
         &mut self,
         text: impl Into<String>,
@@ -212,7 +212,7 @@ impl<'c> Answer<'c> {
     /// Goes on to the next event: see [`Run::next_event`].
     ///
     /// # Errors
-    /// As [`Run::next_event`].
+    /// Errors of [`Run::next_event`].
     pub fn next_event(&mut self) -> Result<Option<Event<'_>>> {
         match &mut self.run {
             Some(run) => run.next_event(),
@@ -223,7 +223,7 @@ impl<'c> Answer<'c> {
     /// Ends the answer here: see [`Run::stop`].
     ///
     /// # Errors
-    /// As [`Run::stop`].
+    /// Errors of [`Run::stop`].
     pub fn stop(&mut self) -> Result<()> {
         self.run.as_mut().map_or(Ok(()), Run::stop)
     }
@@ -231,7 +231,7 @@ impl<'c> Answer<'c> {
     /// The whole answer. Goes on to its end first.
     ///
     /// # Errors
-    /// As [`Run::finish`]; the message is then not part of the conversation.
+    /// Errors of [`Run::finish`]; the message is then not part of the conversation.
     pub fn finish(mut self) -> Result<Generation> {
         self.settle()
     }

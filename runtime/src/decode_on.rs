@@ -1,4 +1,4 @@
-//! What consumes the tokens of answers, where the NPU consumes prompts.
+//! Choice of the backend that decodes when the NPU runs prefill.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::settings::{DecodeOn, Settings};
 /// stays there.
 const SHARE: f64 = 0.95;
 
-/// What a token takes, in milliseconds, behind so many positions.
+/// Time per token on each backend in milliseconds, after `behind` positions.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Measured {
     npu: f64,

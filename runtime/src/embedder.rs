@@ -14,7 +14,7 @@ use qhx_types::Media;
 /// Treatment of a text that is too long.
 const SPLIT: &str = "split the text, or cut it with --truncate";
 
-/// What a text is, which decides its prefix.
+/// Role of a text, which decides its prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Role {
     /// Is searched for with.
@@ -47,7 +47,7 @@ impl FromStr for Role {
     }
 }
 
-/// How texts become tokens before they are embedded.
+/// Options for tokenizing texts before they are embedded.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct EmbedOptions {
@@ -74,7 +74,7 @@ impl EmbedOptions {
         self
     }
 
-    /// Whether texts that are too long are truncated instead of refused.
+    /// True to truncate texts that are too long instead of refusing them.
     #[must_use]
     pub fn truncate(mut self, truncate: bool) -> Self {
         self.truncate = truncate;
@@ -82,7 +82,7 @@ impl EmbedOptions {
     }
 }
 
-/// What turns a text into the tokens that an encoder takes. A clone may do so on another thread while the model works.
+/// Tokenizer and prefixes of an encoder. A clone can tokenize on another thread while the model works.
 #[derive(Debug, Clone)]
 pub struct Prefixed {
     tokenizer: Tokenizer,
@@ -91,7 +91,7 @@ pub struct Prefixed {
     truncate: bool,
     /// Maximum number of tokens that the encoder takes.
     max_tokens: usize,
-    /// How images become pixels, where the encoder takes them.
+    /// Rules for turning images into pixels, if the encoder takes images.
     images: Option<ImageRules>,
     cancel: CancelToken,
     trace: Option<Arc<Trace>>,
@@ -125,7 +125,7 @@ impl Prefixed {
         })
     }
 
-    /// What is put before texts of a role.
+    /// Prefix for texts with this role.
     pub fn prefix(&self, role: Role) -> &str {
         match role {
             Role::Query => &self.query,
@@ -133,7 +133,7 @@ impl Prefixed {
         }
     }
 
-    /// Whether texts that are too long are truncated.
+    /// True if texts that are too long are truncated.
     pub fn truncates(&self) -> bool {
         self.truncate
     }
@@ -187,10 +187,10 @@ impl Prefixed {
         self.pixels(&Source::parse(file, &limits)?, &limits)
     }
 
-    /// As [`Prefixed::image`], of a file or of bytes.
+    /// Same as [`Prefixed::image`], for a file or bytes.
     ///
     /// # Errors
-    /// As [`Prefixed::image`].
+    /// Errors of [`Prefixed::image`].
     pub fn pixels(&self, source: &Source, limits: &Limits) -> Result<Media> {
         let _span = trace::span(self.trace.as_ref(), "decode");
         let Some(rules) = &self.images else {
@@ -230,10 +230,10 @@ impl Embedder {
         Self::with_options(model, EmbedOptions::default())
     }
 
-    /// As [`Embedder::new`], with options.
+    /// Same as [`Embedder::new`], with options.
     ///
     /// # Errors
-    /// As [`Embedder::new`].
+    /// Errors of [`Embedder::new`].
     pub fn with_options(model: Model, options: EmbedOptions) -> Result<Self> {
         if model.info().embedding_dim == 0 {
             return Err(no_embedder(&model));
@@ -252,7 +252,7 @@ impl Embedder {
         &mut self.model
     }
 
-    /// What turns texts into tokens.
+    /// Tokenizer and prefixes for texts.
     pub fn texts(&self) -> &Prefixed {
         &self.texts
     }
@@ -289,10 +289,10 @@ impl Embedder {
         self.model.embed_media(&image)
     }
 
-    /// As [`Embedder::embed_image`], of pixels.
+    /// Same as [`Embedder::embed_image`], for pixels.
     ///
     /// # Errors
-    /// As [`Embedder::embed_image`].
+    /// Errors of [`Embedder::embed_image`].
     pub fn embed_media(&mut self, image: &Media) -> Result<&[f32]> {
         self.model.embed_media(image)
     }
@@ -300,7 +300,7 @@ impl Embedder {
     /// The vectors of documents, in their order. Short texts share graphs where the model has such.
     ///
     /// # Errors
-    /// As [`Embedder::embed`]; the error names the text by its index.
+    /// Errors of [`Embedder::embed`]; the error names the text by its index.
     pub fn embed_many<T: AsRef<str>>(&mut self, texts: &[T]) -> Result<Vec<Vec<f32>>> {
         let tokens = |(index, text): (usize, &T)| {
             let tokens = self.texts.tokens(text.as_ref(), Role::Document);
@@ -313,7 +313,7 @@ impl Embedder {
     /// The vectors of texts that are tokens: see [`Model::embed_each`].
     ///
     /// # Errors
-    /// As [`Model::embed_each`].
+    /// Errors of [`Model::embed_each`].
     pub fn embed_each(
         &mut self,
         tokens: &[Vec<u32>],

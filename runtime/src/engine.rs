@@ -22,10 +22,10 @@ pub enum Engine {
 }
 
 impl Engine {
-    /// What the bundle of an open model is for.
+    /// Wraps an open model for the task of its bundle.
     ///
     /// # Errors
-    /// As [`Embedder::new`], [`Transcriber::new`] and [`Speaker::new`].
+    /// Errors of [`Embedder::new`], [`Transcriber::new`] and [`Speaker::new`].
     pub fn new(model: Model) -> Result<Self> {
         let generates = model.op().description.tasks.contains(&Task::Generate);
         if model.info().embedding_dim > 0 && !generates && model.tokenizer().is_some() {
@@ -60,7 +60,7 @@ impl Engine {
         }
     }
 
-    /// What embeds texts.
+    /// The embedder.
     ///
     /// # Errors
     /// When the bundle is for something else.
@@ -71,7 +71,7 @@ impl Engine {
         }
     }
 
-    /// What speaks.
+    /// The speaker.
     ///
     /// # Errors
     /// When the bundle is for something else.
@@ -85,7 +85,7 @@ impl Engine {
         }
     }
 
-    /// What transcribes audio.
+    /// The transcriber.
     ///
     /// # Errors
     /// When the manifest does not declare what asks the model for the words.

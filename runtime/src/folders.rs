@@ -39,8 +39,8 @@ pub fn targets(folder: &Path) -> Vec<TargetFolder> {
     found
 }
 
-/// The bundle that a device of the architecture `arch` takes: that of its own, otherwise the newest one that it runs.
-/// Where the device is not known, as on an emulator, which runs all, it is the newest.
+/// Bundle for a device of the architecture `arch`: the one of that architecture, otherwise the newest one that the
+/// device runs. For an unknown device, such as an emulator, which runs all, it is the newest.
 ///
 /// # Errors
 /// When the device runs none of them.

@@ -66,7 +66,7 @@ pub fn pull(
 /// Fetches the checkpoint, or the GGUF file, that a name leads to.
 ///
 /// # Errors
-/// As [`pull`].
+/// Errors of [`pull`].
 pub fn pull_checkpoint(
     hub: &Hub,
     name: &Name,
@@ -81,7 +81,7 @@ pub fn pull_checkpoint(
     hub.download(&hub.checkpoint(&listing, files, cancel)?, progress, cancel)
 }
 
-/// What need not be asked for: a commit that is there, or offline whatever is.
+/// Files that need no request to the hub: a commit that was fetched before, or any local copy if offline.
 fn already(hub: &Hub, name: &Name, want: &Want, cancel: &CancelToken) -> Result<Option<Pulled>> {
     let offline = hub.options().offline;
     let narrowed = !want.include.is_empty() || want.manifest.is_some();
@@ -107,7 +107,7 @@ pub fn resolve(path: &Path) -> Result<PathBuf> {
     resolve_for(path, || None)
 }
 
-/// As [`resolve`], for a device of the architecture `arch`, which is asked for only where it matters.
+/// Same as [`resolve`], for a device of the architecture `arch`, which is asked for only if it matters.
 pub fn resolve_for(path: &Path, arch: impl FnOnce() -> Option<u32>) -> Result<PathBuf> {
     // What a user put there is not for who has more rights.
     let Some(name) = name_of(path).filter(|_| !runs_with_extra_rights()) else {

@@ -15,7 +15,7 @@ pub use qhx_qnn::{HTP_FILE, SYSTEM_FILE};
 /// The folder of the wheels that holds the libraries.
 pub const LIBRARY_FOLDER: &str = "onnxruntime_qnn";
 
-/// Where the libraries of a machine are installed, or will be.
+/// Folder that a machine's libraries are installed to.
 ///
 /// # Errors
 /// When the user has no cache folder.
@@ -29,7 +29,7 @@ pub fn installed(machine: Machine) -> Option<PathBuf> {
     machine.libraries().iter().all(|file| folder.join(file).is_file()).then_some(folder)
 }
 
-/// What to do where the libraries are missing.
+/// Hint for missing libraries.
 pub fn how_to_get() -> &'static str {
     if Machine::this().is_some() {
         "run `qhx runtime install`, or give --htp FILE --qnn-system FILE"
@@ -46,7 +46,7 @@ pub struct Libraries {
     pub htp: PathBuf,
     /// libQnnSystem.
     pub system: PathBuf,
-    /// Where they come from, for people.
+    /// Origin of the libraries, for people.
     pub source: &'static str,
 }
 
@@ -64,10 +64,10 @@ impl Libraries {
         Library::open(&self.htp, Some(&self.system))
     }
 
-    /// What they say of the device of this machine. `None` of an emulator, which has no chip of its own.
+    /// Device of this machine, as the libraries report it. `None` on an emulator, which has no chip of its own.
     ///
     /// # Errors
-    /// As [`Libraries::open`], and when the device cannot be opened.
+    /// Errors of [`Libraries::open`], and when the device cannot be opened.
     pub fn platform(&self) -> Result<Option<Platform>> {
         if Platform::is_emulated() {
             return Ok(None);
@@ -78,7 +78,7 @@ impl Libraries {
     /// Opens both, and asks them for their versions and builds.
     ///
     /// # Errors
-    /// As [`Libraries::open`].
+    /// Errors of [`Libraries::open`].
     pub fn info(&self) -> Result<LibraryInfo> {
         let library = self.open()?;
         Ok(LibraryInfo {
@@ -96,7 +96,7 @@ impl Libraries {
     }
 }
 
-/// What the QNN libraries say of themselves.
+/// Versions and builds that the QNN libraries report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct LibraryInfo {
@@ -104,7 +104,7 @@ pub struct LibraryInfo {
     pub htp: PathBuf,
     /// libQnnSystem.
     pub system: PathBuf,
-    /// Where they come from, for people.
+    /// Origin of the libraries, for people.
     pub source: &'static str,
     /// Name of the interface's provider.
     pub provider: String,
@@ -190,10 +190,10 @@ impl LibraryFiles {
         }
     }
 
-    /// As [`LibraryFiles::find`] for `what`; none is an error.
+    /// Same as [`LibraryFiles::find`], with an error that names `what` if there are no libraries.
     ///
     /// # Errors
-    /// As [`LibraryFiles::find`], and when there are no libraries.
+    /// Errors of [`LibraryFiles::find`], and when there are no libraries.
     pub fn require(&self, what: &str) -> Result<Libraries> {
         self.find()?.ok_or_else(|| {
             Error::new(

@@ -46,7 +46,7 @@ impl Machine {
         }
     }
 
-    /// What it is, in a line.
+    /// One-line description.
     pub const fn what(self) -> &'static str {
         match self {
             Self::LinuxAarch64 => "Boards with a Hexagon NPU under Linux",

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::wave;
 
-/// What files can be, with the placeholder that stands for one in a text.
+/// Modalities of files, each with its placeholder in a text.
 pub const PLACEHOLDERS: [(Modality, &str); 3] =
     [(Modality::Image, "<image>"), (Modality::Audio, "<audio>"), (Modality::Video, "<video>")];
 
@@ -20,9 +20,9 @@ pub const PLACEHOLDERS: [(Modality, &str); 3] =
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Attachment {
-    /// What it is to be.
+    /// Modality of the file.
     pub modality: Modality,
-    /// Where it is.
+    /// Source of the file.
     pub source: Source,
 }
 
@@ -48,7 +48,7 @@ impl Attachment {
     /// An image: PNG, JPEG, WebP or GIF.
     ///
     /// # Errors
-    /// As [`Attachment::new`].
+    /// Errors of [`Attachment::new`].
     pub fn image(file: impl Into<OsString>) -> Result<Self> {
         Self::new(Modality::Image, file)
     }
@@ -56,7 +56,7 @@ impl Attachment {
     /// Audio: WAV, FLAC, MP3 or Ogg Vorbis.
     ///
     /// # Errors
-    /// As [`Attachment::new`].
+    /// Errors of [`Attachment::new`].
     pub fn audio(file: impl Into<OsString>) -> Result<Self> {
         Self::new(Modality::Audio, file)
     }
@@ -78,7 +78,7 @@ impl Attachment {
         Ok(Self::from_source(Modality::Audio, Source::Bytes { name, bytes }))
     }
 
-    /// Whether the host-op takes such a thing.
+    /// Checks that the host-op takes this modality.
     ///
     /// # Errors
     /// When it does not.
@@ -135,7 +135,7 @@ pub struct Attached {
     pub time: Duration,
 }
 
-/// How large it is.
+/// Size of an attachment.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(untagged)]
 #[non_exhaustive]
@@ -165,7 +165,7 @@ pub enum Size {
         /// Seconds from the first to the last.
         last: f32,
     },
-    /// Of a modality that this version does not know.
+    /// Media of a modality that this version does not know.
     Unknown,
 }
 
@@ -175,7 +175,7 @@ impl Attached {
         Self { name: name.into(), media, time: Duration::ZERO }
     }
 
-    /// How large it is.
+    /// Size of the media.
     pub fn size(&self) -> Size {
         match self.media.segment() {
             Segment::Image { width, height, .. } => Size::Image { width, height },
@@ -199,8 +199,8 @@ enum Slot {
     Media(usize),
 }
 
-/// Where in a text attachments stand: in place of the placeholders of their kind, in order, or before the text where
-/// it has no such placeholder. A text without any of them is left as it is.
+/// Positions of attachments in a text: in place of the placeholders of their kind, in order, or before the text if it
+/// has no such placeholder. A text without any of them is left as it is.
 ///
 /// # Errors
 /// More placeholders of a kind than attachments, or fewer.
@@ -250,11 +250,11 @@ fn push_text(slots: &mut Vec<Slot>, text: &str) {
     }
 }
 
-/// Whether the host-op takes what is attached, and whether the files are such images, audio and videos, by their first
-/// bytes: for an answer before a model is loaded.
+/// Checks that the host-op takes the attachments, and that the files are such images, audio and videos, by their first
+/// bytes. This gives an answer before a model is loaded.
 ///
 /// # Errors
-/// As [`Attachment::check_taken`] and [`Attachment::check`].
+/// Errors of [`Attachment::check_taken`] and [`Attachment::check`].
 pub fn check(attachments: &[Attachment], op: &OpDescription) -> Result<()> {
     attachments.iter().try_for_each(|attachment| {
         attachment.check_taken(op)?;
@@ -265,12 +265,12 @@ pub fn check(attachments: &[Attachment], op: &OpDescription) -> Result<()> {
 /// Decodes all that is attached: see [`Attachment::read`].
 ///
 /// # Errors
-/// As [`Attachment::read`].
+/// Errors of [`Attachment::read`].
 pub fn read(attachments: &[Attachment], model: &Model, fps: Option<f32>) -> Result<Vec<Attached>> {
     attachments.iter().map(|attachment| attachment.read(model, fps)).collect()
 }
 
-/// Whether the text's placeholders fit what is attached, before anything is loaded.
+/// Checks that the text's placeholders fit the attachments, before anything is loaded.
 ///
 /// # Errors
 /// When there are more placeholders of a kind than attachments, or fewer.
@@ -296,7 +296,7 @@ fn parts<P>(
 /// The content of a message.
 ///
 /// # Errors
-/// As [`check_placeholders`].
+/// Errors of [`check_placeholders`].
 pub fn content(text: String, attached: &[Attached]) -> Result<Content> {
     if attached.is_empty() {
         return Ok(text.into());
@@ -307,7 +307,7 @@ pub fn content(text: String, attached: &[Attached]) -> Result<Content> {
 /// A text to complete.
 ///
 /// # Errors
-/// As [`check_placeholders`].
+/// Errors of [`check_placeholders`].
 pub fn completion(text: String, attached: &[Attached]) -> Result<Prompt> {
     if attached.is_empty() {
         return Ok(Prompt::Text(text));

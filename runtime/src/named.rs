@@ -1,4 +1,4 @@
-//! What a caller without a command line names of a runtime, and the variables that decide about the rest.
+//! Options of a runtime by name, for callers without a command line, and the variables that decide the rest.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use crate::runtime::{Runtime, RuntimeBuilder};
 use crate::settings::{BackendChoice, DecodeOn, DeviceOptions};
 use crate::vars;
 
-/// What an app names of a runtime in words: all of it may be left out.
+/// Options of a runtime as an app names them, in words: all of them may be left out.
 #[derive(Debug, Clone, Default)]
 pub struct Named {
     /// `auto`, `cpu` or `qnn`; [`vars::BACKEND`] otherwise.
@@ -31,21 +31,21 @@ pub struct Named {
     pub cpu_caches: Option<String>,
 }
 
-/// What was decided.
+/// Settings that follow from [`Named`] and the variables.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Decided {
-    /// What executes graphs.
+    /// Backend that executes graphs.
     pub backend: BackendChoice,
     /// Hexagon architecture that bundles are chosen for: 81 for v81.
     pub arch: Option<u32>,
     /// The QNN libraries.
     pub libraries: LibraryFiles,
-    /// What consumes the tokens of answers, where that was named.
+    /// Backend that decodes, if it was named.
     pub decode_on: Option<DecodeOn>,
-    /// What the CPU backend rounds activations to.
+    /// Precision that the CPU backend rounds activations to.
     pub cpu_activations: Activations,
-    /// What the CPU backend stores caches as.
+    /// Format of the CPU backend's KV caches.
     pub cpu_caches: Caches,
 }
 
@@ -92,7 +92,7 @@ fn usage(message: String) -> Error {
     Error::new(ErrorKind::Usage, message)
 }
 
-/// What a text of an option means.
+/// Parses the text of an option.
 fn option<T: FromStr<Err = String>>(name: &str, text: Option<String>) -> Result<Option<T>> {
     let parse =
         |text: String| text.parse().map_err(|e| usage(format!("options: {name} {text:?}: {e}")));

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_file_that_is_missing_is_named_with_its_folder_of_the_sdk() {
+    fn each_missing_file_is_named_with_its_sdk_folder() {
         let names = |arch| {
             let files = NpuFile::all(ANDROID, arch);
             files.iter().map(NpuFile::to_string).collect::<Vec<_>>()

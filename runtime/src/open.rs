@@ -24,10 +24,10 @@ impl Bundle {
         Self::open_with_root(path, None)
     }
 
-    /// As [`Bundle::open`], with the folder that the manifest's paths resolve against.
+    /// Same as [`Bundle::open`], with the folder that the manifest's paths resolve against.
     ///
     /// # Errors
-    /// As [`Bundle::open`], and when that folder is not there.
+    /// Errors of [`Bundle::open`], and when that folder is not there.
     pub fn open_with_root(path: impl AsRef<Path>, root: Option<&Path>) -> Result<Self> {
         Runtime::default().bundle(path.as_ref(), root)
     }
@@ -35,7 +35,7 @@ impl Bundle {
     /// Opens the model with the defaults of a [`Runtime`].
     ///
     /// # Errors
-    /// As [`Runtime::load`].
+    /// Errors of [`Runtime::load`].
     pub fn model(&self) -> Result<Model> {
         Runtime::default().load(self)
     }
@@ -43,7 +43,7 @@ impl Bundle {
     /// Opens the model for a conversation.
     ///
     /// # Errors
-    /// As [`Runtime::load`] and [`Chat::new`].
+    /// Errors of [`Runtime::load`] and [`Chat::new`].
     pub fn chat(&self) -> Result<Chat> {
         Chat::new(self.model()?)
     }
@@ -51,7 +51,7 @@ impl Bundle {
     /// Opens the model to embed texts, with the prefixes that the manifest declares.
     ///
     /// # Errors
-    /// As [`Runtime::load`] and [`Embedder::new`].
+    /// Errors of [`Runtime::load`] and [`Embedder::new`].
     pub fn embedder(&self) -> Result<Embedder> {
         Embedder::new(self.model()?)
     }
@@ -59,7 +59,7 @@ impl Bundle {
     /// Opens the model to score documents, as the manifest declares.
     ///
     /// # Errors
-    /// As [`Runtime::load`] and [`Reranker::new`].
+    /// Errors of [`Runtime::load`] and [`Reranker::new`].
     pub fn reranker(&self) -> Result<Reranker> {
         Reranker::new(self.model()?)
     }
@@ -67,7 +67,7 @@ impl Bundle {
     /// Opens the model to speak, as the manifest declares.
     ///
     /// # Errors
-    /// As [`Runtime::load`] and [`Speaker::new`].
+    /// Errors of [`Runtime::load`] and [`Speaker::new`].
     pub fn speaker(&self) -> Result<Speaker> {
         Speaker::new(self.model()?)
     }
@@ -75,7 +75,7 @@ impl Bundle {
     /// Opens the model to transcribe audio, as the manifest declares.
     ///
     /// # Errors
-    /// As [`Runtime::load`] and [`Transcriber::new`].
+    /// Errors of [`Runtime::load`] and [`Transcriber::new`].
     pub fn transcriber(&self) -> Result<Transcriber> {
         Transcriber::new(self.model()?)
     }

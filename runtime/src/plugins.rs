@@ -40,7 +40,7 @@ pub struct ListedOp {
 /// ```
 ///
 /// # Errors
-/// As [`survey`].
+/// Errors of [`survey`].
 pub fn list(options: &PluginOptions) -> Result<PluginList> {
     let builtin = Plugins::discover(&PluginOptions::default().no_plugins(true))?;
     let mut ops: Vec<_> = builtin
@@ -64,10 +64,10 @@ pub fn list(options: &PluginOptions) -> Result<PluginList> {
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct DescribedOp {
-    /// What it is and takes.
+    /// Description of the host-op.
     #[serde(flatten)]
     pub op: OpDescription,
-    /// Where it comes from.
+    /// Origin of the host-op.
     pub source: OpSource,
 }
 
@@ -88,11 +88,11 @@ pub fn describe(plugins: &Plugins, name: &str) -> Result<Vec<DescribedOp>> {
     Ok(entries.into_iter().map(described).collect())
 }
 
-/// Where else a host-op of a plugin that was just installed comes from, and which of them is used, in a sentence.
-/// `None` where it comes from nowhere else.
+/// Sentence about other sources of a host-op whose plugin was just installed, and which of them is used. `None` if it
+/// comes from nowhere else.
 ///
 /// # Errors
-/// As [`survey`].
+/// Errors of [`survey`].
 pub fn rivals(op: &str, installed: &Path, options: &PluginOptions) -> Result<Option<String>> {
     let mut options = options.clone();
     // Those of this call alone decide nothing for later ones.

@@ -25,16 +25,16 @@ pub const FOLDER: &str = "prepared";
 const PORTABLE: &str = "portable";
 /// The key that prepared bundles' manifests have.
 const PREPARED: &str = "prepared";
-/// What is prepared for the emulator, which has no chip of its own.
+/// Target of bundles prepared for the emulator, which has no chip of its own.
 const EMULATED: Target = Target::V81;
 /// Prepared bundles that are looked at.
 const MAX_CANDIDATES: usize = 256;
-/// What preparations in the background report, in the folder of prepared bundles.
+/// Log of preparations in the background, in the folder of prepared bundles.
 const LOG: &str = "prepare.log";
 /// Bytes of the log from which on it is begun again.
 const MAX_LOG: u64 = 64 << 10;
 
-/// What a prepared bundle was made of and for.
+/// Source, chip and library build of a prepared bundle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Prepared {
@@ -47,7 +47,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// What is made of the portable bundle for a chip, with a library of this build.
+    /// Description of the bundle that is prepared from a portable one for a chip, with a library of this build.
     ///
     /// # Errors
     /// When the manifest cannot be hashed.
@@ -66,7 +66,7 @@ impl Prepared {
         Ok(format!("{}-{}", self.target, hash.get(..16).unwrap_or(&hash)))
     }
 
-    /// What a bundle's manifest says of this; none where it was not prepared.
+    /// Entry of a bundle's manifest; `None` if the bundle was not prepared.
     pub fn of(manifest: &Manifest) -> Option<Self> {
         serde_json::from_value(manifest.raw.get(PREPARED)?.clone()).ok()
     }
@@ -115,7 +115,7 @@ pub fn how_to(manifest: &Manifest) -> String {
     format!("qhx prepare {}{chip}", folder.display())
 }
 
-/// Where bundles that are prepared of this one may lie, the first choice first.
+/// Candidate folders for bundles prepared from this one, the first choice first.
 pub fn folders(manifest: &Manifest) -> Vec<PathBuf> {
     let beside = manifest.path.with_file_name(FOLDER);
     let cached = if runs_with_extra_rights() { None } else { cache::dir().ok() };
@@ -149,13 +149,13 @@ impl std::fmt::Display for Unfit {
     }
 }
 
-/// What was prepared of a portable bundle.
+/// Result of searching for bundles prepared from a portable one.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Search {
     /// The one for the chip of this machine with these libraries, if it is whole.
     pub bundle: Option<Bundle>,
-    /// Those that were looked at before and are not.
+    /// Candidates that were checked first and do not fit.
     pub unfit: Vec<Unfit>,
 }
 

@@ -1,4 +1,4 @@
-//! How well documents answer a query.
+//! Scores of documents for a query.
 
 use qhx_base::{CancelToken, Error, ErrorKind, Result, TooLong};
 use qhx_core::engine::{Model, Prompt};
@@ -17,8 +17,8 @@ pub struct Ranked {
     pub tokens: usize,
 }
 
-/// How a model is asked about documents: by its manifest's `params.rerank`. It can be used with any session of the
-/// model.
+/// Rules for asking a model about documents, from its manifest's `params.rerank`. They can be used with any session of
+/// the model.
 #[derive(Debug, Clone)]
 pub struct Scoring {
     rules: Rerank,
@@ -26,7 +26,7 @@ pub struct Scoring {
     truncate: bool,
 }
 
-/// What becomes a score.
+/// Source of the score.
 #[derive(Debug, Clone, Copy)]
 enum By {
     /// The logits of two tokens, of yes and no.
@@ -36,7 +36,7 @@ enum By {
 }
 
 impl Scoring {
-    /// How `model` is asked.
+    /// Rules for `model`.
     ///
     /// # Errors
     /// When its manifest does not say so, its tokenizer has no such tokens, or it has no head of one value.
@@ -56,7 +56,7 @@ impl Scoring {
         Ok(Self { rules, by, truncate: false })
     }
 
-    /// Whether texts that are too long together are truncated instead of refused: of a pair the longer one, as
+    /// True to truncate texts that are too long together instead of refusing them: the longer text of a pair, as
     /// `CrossEncoder` of sentence-transformers does, else the document, at its end.
     #[must_use]
     pub fn truncate(mut self, truncate: bool) -> Self {
@@ -64,16 +64,16 @@ impl Scoring {
         self
     }
 
-    /// What a document is looked for to do, instead of the manifest's `params.rerank.instruction`.
+    /// Task instruction for judging documents, instead of the manifest's `params.rerank.instruction`.
     #[must_use]
     pub fn instruction(mut self, instruction: impl Into<String>) -> Self {
         self.rules.instruction = instruction.into();
         self
     }
 
-    /// How well a document answers a query: the probability of *yes* against *no*, from 0 to 1, or what the model's head
-    /// gives. Of a language model, documents for the same query one after the other cost only their own tokens, where
-    /// the prompt has the query first.
+    /// Score of a document for a query: the probability of *yes* against *no*, from 0 to 1, or the value of the model's
+    /// head. With a language model, successive documents for the same query cost only their own tokens if the prompt
+    /// has the query first.
     ///
     /// # Errors
     /// When both do not fit the context, or `cancel` stops it.
@@ -145,7 +145,7 @@ impl Scoring {
         Ok(parts)
     }
 
-    /// As much of a document's beginning as fits the context with all that is asked about it.
+    /// The longest beginning of a document that fits the context with the rest of the prompt.
     fn fitting<'a>(&self, model: &Model, query: &str, document: &'a str) -> Result<&'a str> {
         let max = model.info().max_ctx;
         let document = tokenizer(model)?.beginning(document, max);
@@ -178,7 +178,7 @@ impl Scoring {
     /// The documents, the best first; of equal ones the earlier.
     ///
     /// # Errors
-    /// As [`Scoring::score`]; the error names the document by its index.
+    /// Errors of [`Scoring::score`]; the error names the document by its index.
     pub fn rank<T: AsRef<str>>(
         &self,
         model: &mut Model,
@@ -217,20 +217,20 @@ impl Reranker {
     /// Wraps an open model, asked as its manifest says.
     ///
     /// # Errors
-    /// As [`Scoring::of`].
+    /// Errors of [`Scoring::of`].
     pub fn new(model: Model) -> Result<Self> {
         let scoring = Scoring::of(&model)?;
         Ok(Self { model, scoring })
     }
 
-    /// What a document is looked for to do, instead of the manifest's `params.rerank.instruction`.
+    /// Task instruction for judging documents, instead of the manifest's `params.rerank.instruction`.
     #[must_use]
     pub fn instruction(mut self, instruction: impl Into<String>) -> Self {
         self.scoring = self.scoring.instruction(instruction);
         self
     }
 
-    /// As [`Scoring::truncate`].
+    /// Same as [`Scoring::truncate`].
     #[must_use]
     pub fn truncate(mut self, truncate: bool) -> Self {
         self.scoring = self.scoring.truncate(truncate);
@@ -242,10 +242,10 @@ impl Reranker {
         &self.model
     }
 
-    /// How well a document answers a query.
+    /// Score of a document for a query.
     ///
     /// # Errors
-    /// As [`Scoring::score`].
+    /// Errors of [`Scoring::score`].
     pub fn score(&mut self, query: &str, document: &str) -> Result<f64> {
         self.scoring.score(&mut self.model, query, document, &CancelToken::new())
     }
@@ -253,15 +253,15 @@ impl Reranker {
     /// The documents, the best first; of equal ones the earlier.
     ///
     /// # Errors
-    /// As [`Scoring::rank`].
+    /// Errors of [`Scoring::rank`].
     pub fn rank<T: AsRef<str>>(&mut self, query: &str, documents: &[T]) -> Result<Vec<Ranked>> {
         self.rank_unless(query, documents, &CancelToken::new())
     }
 
-    /// As [`Reranker::rank`], until `cancel` stops it.
+    /// Same as [`Reranker::rank`], until `cancel` stops it.
     ///
     /// # Errors
-    /// As [`Scoring::rank`].
+    /// Errors of [`Scoring::rank`].
     pub fn rank_unless<T: AsRef<str>>(
         &mut self,
         query: &str,

@@ -1,4 +1,4 @@
-//! What bundles are opened with: a backend, libraries, plugins, threads.
+//! Runtime that opens bundles: backend, libraries, plugins, threads.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::hub;
 use crate::libraries::LibraryFiles;
 use crate::settings::{BackendChoice, DecodeOn, DeviceOptions, Settings};
 
-/// What bundles are opened with. It is cheap to make and to clone, and opens nothing by itself.
+/// Runtime that bundles are opened with. It is cheap to make and to clone, and opens nothing by itself.
 ///
 /// ```
 /// let runtime = qhx::Runtime::builder().backend(qhx::BackendChoice::Cpu).threads(2).build();
@@ -50,11 +50,11 @@ impl Runtime {
         RuntimeBuilder::default()
     }
 
-    /// Reads the manifest of a bundle, as [`Bundle::open_with_root`]. Of a folder with the bundles of several
-    /// architectures (`v73`, `v79`, …) it is the one of the device's architecture, otherwise the newest that the device
-    /// runs, and the newest of all where there is no device, as on the CPU or on an emulator.
+    /// Reads the manifest of a bundle, as [`Bundle::open_with_root`]. In a folder with the bundles of several
+    /// architectures (`v73`, `v79`, …) it takes the one of the device's architecture, otherwise the newest that the
+    /// device runs. If there is no device, as on the CPU or on an emulator, it takes the newest of all.
     ///
-    /// Where nothing is at `path`, it may be the name of a bundle that was fetched from a [`hub`].
+    /// If nothing is at `path`, it may be the name of a bundle that was fetched from a [`hub`].
     ///
     /// # Errors
     /// When there is no manifest, or it is invalid; when the device runs none of several bundles.
@@ -93,7 +93,7 @@ impl Runtime {
         Plugins::discover(&self.settings.plugins)
     }
 
-    /// What the host-op that a bundle names can do, without opening the bundle.
+    /// Description of the host-op that a bundle names, without opening the bundle.
     ///
     /// # Errors
     /// When the host-op is not found.
@@ -119,11 +119,11 @@ impl Runtime {
         self.load_checked(bundle, |_| Ok(()), |_, _| {})
     }
 
-    /// As [`Runtime::load`]. `check` sees the host-op before a library is opened, `chosen` hears which backend was
-    /// taken and why before contexts are loaded.
+    /// Same as [`Runtime::load`], with two callbacks. `check` is called with the host-op before a library is opened.
+    /// `chosen` is called with the backend and the reason for it before contexts are loaded.
     ///
     /// # Errors
-    /// As [`Runtime::load`], and any error of `check`.
+    /// Errors of [`Runtime::load`], and any error of `check`.
     pub fn load_checked(
         &self,
         bundle: &Bundle,
@@ -182,7 +182,7 @@ impl std::fmt::Debug for RuntimeBuilder {
 }
 
 impl RuntimeBuilder {
-    /// What executes graphs; [`BackendChoice::Auto`] by default.
+    /// Backend that executes graphs; [`BackendChoice::Auto`] by default.
     #[must_use]
     pub fn backend(mut self, backend: BackendChoice) -> Self {
         self.settings.backend = backend;
@@ -204,7 +204,7 @@ impl RuntimeBuilder {
         self
     }
 
-    /// How the NPU is used.
+    /// Options for the NPU.
     #[must_use]
     pub fn device(mut self, device: DeviceOptions) -> Self {
         self.settings.device = device;
@@ -227,9 +227,9 @@ impl RuntimeBuilder {
         self
     }
 
-    /// What consumes the tokens of answers where the NPU consumes prompts: the CPU often takes less time for a token of
-    /// a small model. The state goes over once after each prompt; see [`Model::decode_on`]. Bundles that do not
-    /// generate open as they are. By default one backend consumes both. [`Model::decoder`] says what was taken and why.
+    /// Backend that decodes when the NPU runs prefill: the CPU often takes less time for a token of a small model. The
+    /// state is handed over once after each prompt; see [`Model::decode_on`]. Bundles that do not generate open as they
+    /// are. By default one backend runs both. [`Model::decoder`] reports the choice and the reason.
     #[must_use]
     pub fn decode_on(mut self, on: DecodeOn) -> Self {
         self.settings.decode_on = Some(on);
@@ -253,16 +253,16 @@ impl RuntimeBuilder {
         self
     }
 
-    /// What the CPU backend rounds activations to in matmuls with int8 and 4-bit weights; 16 bits by default. 8 are
-    /// faster and less exact. `activations` of [`Model::backend`]'s details says which.
+    /// Precision that the CPU backend rounds activations to in matmuls with int8 and 4-bit weights; 16 bits by default.
+    /// 8 bits are faster and less exact. `activations` of [`Model::backend`]'s details reports the precision.
     #[must_use]
     pub fn cpu_activations(mut self, activations: Activations) -> Self {
         self.settings.cpu_activations = activations;
         self
     }
 
-    /// What the CPU backend stores caches of keys and values as; f32 by default. f16 takes half the memory, and a token
-    /// behind thousands of others half the time for it. `caches` of [`Model::backend`]'s details says which.
+    /// Format of the CPU backend's KV caches; f32 by default. f16 halves the memory and, for a token after thousands of
+    /// others, the time spent on the caches. `caches` of [`Model::backend`]'s details reports the format.
     #[must_use]
     pub fn cpu_caches(mut self, caches: Caches) -> Self {
         self.settings.cpu_caches = caches;
@@ -298,14 +298,14 @@ impl RuntimeBuilder {
         self
     }
 
-    /// Where to write arrays that the model makes.
+    /// Dump that receives arrays of the model.
     #[must_use]
     pub fn dump(mut self, dump: Arc<Dump>) -> Self {
         self.settings.dump = Some(dump);
         self
     }
 
-    /// Where to write what was done when.
+    /// Trace that records what was done and when.
     #[must_use]
     pub fn trace(mut self, trace: Arc<Trace>) -> Self {
         self.settings.trace = Some(trace);

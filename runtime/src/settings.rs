@@ -1,4 +1,4 @@
-//! What a [`Runtime`](crate::Runtime) is made of.
+//! Settings of a [`Runtime`](crate::Runtime).
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -53,12 +53,12 @@ impl FromStr for BackendChoice {
     }
 }
 
-/// What consumes the tokens of answers, where the NPU consumes prompts.
+/// Backend that decodes when the NPU runs prefill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DecodeOn {
     /// The CPU, over the bundle's ONNX graphs.
     Cpu,
-    /// The NPU, too.
+    /// The NPU as well.
     Npu,
     /// Whichever takes less time for a token on this machine with this bundle. Both are measured when the bundle is
     /// opened for the first time.
@@ -89,7 +89,7 @@ impl FromStr for DecodeOn {
     }
 }
 
-/// How the NPU is used.
+/// Options for the NPU.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct DeviceOptions {
@@ -99,11 +99,11 @@ pub struct DeviceOptions {
     pub power: PerfMode,
     /// After how long without an execution the vote is given back; `None` for never.
     pub idle_release: Option<Duration>,
-    /// Where inputs and outputs of graphs lie.
+    /// Kind of memory for the graphs' inputs and outputs.
     pub memory: MemoryMode,
     /// libcdsprpc, which shares memory with the NPU; the device's if it is not named.
     pub cdsprpc: Option<PathBuf>,
-    /// How much the library measures where there is a trace.
+    /// Level of the library's profiling when there is a trace.
     pub profile: ProfileLevel,
 }
 
@@ -142,7 +142,7 @@ impl DeviceOptions {
         self
     }
 
-    /// Where inputs and outputs of graphs lie.
+    /// Kind of memory for the graphs' inputs and outputs.
     #[must_use]
     pub fn memory(mut self, memory: MemoryMode) -> Self {
         self.memory = memory;
@@ -156,7 +156,7 @@ impl DeviceOptions {
         self
     }
 
-    /// How much the library measures where there is a trace.
+    /// Level of the library's profiling when there is a trace.
     #[must_use]
     pub fn profile(mut self, profile: ProfileLevel) -> Self {
         self.profile = profile;
@@ -164,7 +164,7 @@ impl DeviceOptions {
     }
 }
 
-/// What a runtime is made of.
+/// Settings of a runtime.
 #[derive(Clone, Default)]
 pub(crate) struct Settings {
     pub backend: BackendChoice,
@@ -174,14 +174,14 @@ pub(crate) struct Settings {
     pub device: DeviceOptions,
     pub resident: Option<usize>,
     pub unverified: bool,
-    /// What consumes the tokens of answers; what consumes prompts, where nothing is asked for.
+    /// Backend that decodes; the one that runs prefill if it is `None`.
     pub decode_on: Option<DecodeOn>,
     /// The program that prepares portable bundles while the CPU answers.
     pub while_preparing: Option<PathBuf>,
     pub threads: Option<usize>,
-    /// What the CPU backend rounds activations to.
+    /// Precision that the CPU backend rounds activations to.
     pub cpu_activations: Activations,
-    /// What the CPU backend stores caches as.
+    /// Format of the CPU backend's KV caches.
     pub cpu_caches: Caches,
     pub plugins: PluginOptions,
     pub cancel: CancelToken,

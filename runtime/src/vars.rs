@@ -11,13 +11,13 @@ use std::ffi::OsString;
 pub struct Variable {
     /// Its name.
     pub name: &'static str,
-    /// What it is, for `--help`.
+    /// Description for `--help`.
     pub what: &'static str,
-    /// What else the page says of it.
+    /// Further remarks for the page.
     pub more: &'static str,
-    /// What holds where it is not set; empty for nothing.
+    /// Default if the variable is not set; empty for none.
     pub default: &'static str,
-    /// Who reads it.
+    /// Programs and functions that read it.
     pub reader: &'static str,
 }
 
@@ -27,9 +27,9 @@ pub const HTP: &str = "QHX_QNN_HTP";
 pub const SYSTEM: &str = "QHX_QNN_SYSTEM";
 /// libcdsprpc, where `--cdsprpc` is not given.
 pub const CDSPRPC: &str = "QHX_CDSPRPC";
-/// Where inputs and outputs of graphs lie, where `--memory` is not given.
+/// Kind of memory for the graphs' inputs and outputs, if `--memory` is not given.
 pub const MEMORY: &str = "QHX_MEMORY";
-/// What executes graphs, for programs that call the C ABI or the Python package.
+/// Backend that executes graphs, for programs that call the C ABI or the Python package.
 pub const BACKEND: &str = "QHX_BACKEND";
 /// The device's architecture, for programs that call the C ABI or the Python package.
 pub const DEVICE_ARCH: &str = "QHX_DEVICE_ARCH";
@@ -37,7 +37,7 @@ pub const DEVICE_ARCH: &str = "QHX_DEVICE_ARCH";
 pub const CACHE_DIR: &str = "QHX_CACHE_DIR";
 /// Folders that are searched for plugins.
 pub const PLUGIN_PATH: &str = "QHX_PLUGIN_PATH";
-/// What is logged, where `--log` is not given.
+/// Log filter, if `--log` is not given.
 pub const LOG: &str = "QHX_LOG";
 /// Put before queries by `qhx_embed`, instead of the bundle's prefix.
 pub const QUERY_PREFIX: &str = "QHX_EMB_QUERY_PREFIX";
@@ -45,7 +45,7 @@ pub const QUERY_PREFIX: &str = "QHX_EMB_QUERY_PREFIX";
 pub const DOC_PREFIX: &str = "QHX_EMB_DOC_PREFIX";
 /// The hub that bundles and checkpoints are fetched from.
 pub const HF_ENDPOINT: &str = "HF_ENDPOINT";
-/// What the hub knows the user by.
+/// Access token of the user for the hub.
 pub const HF_TOKEN: &str = "HF_TOKEN";
 /// Folder of what the hub's tools and `qhx pull` fetch.
 pub const HF_HOME: &str = "HF_HOME";

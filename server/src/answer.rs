@@ -28,7 +28,7 @@ enum Mode {
     Start,
     Thinking,
     Text,
-    /// What comes is a call of a tool, unless it turns out to be none.
+    /// A call of a tool, unless the text turns out to be none.
     Calling,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct Reader {
     /// Tokens behind the reasoning.
     tokens: Vec<u32>,
     reasoning_tokens: usize,
-    /// What a call begins with; no text for a model whose calls begin like JSON.
+    /// Beginning of a call; no text for a model whose calls begin like JSON.
     mark: Option<&'static str>,
     /// Special tokens, which are no text: where reasoning begins and ends, and a call begins.
     ids: [Option<u32>; 3],
@@ -100,7 +100,7 @@ impl Reader {
         }
     }
 
-    /// Of an answer that is calls and nothing else.
+    /// Expects an answer of calls alone, if `calls`.
     pub(crate) fn calling(mut self, calls: bool) -> Self {
         if calls {
             self.mode = Mode::Calling;
@@ -211,7 +211,7 @@ impl Reader {
         show(text, out, Delta::Text);
     }
 
-    /// What is left at the end of the answer.
+    /// Reads the rest at the end of the answer.
     fn finish(&mut self, out: &mut Vec<Delta>) -> qhx::Result<()> {
         self.read(true, out);
         if self.mode == Mode::Calling {
@@ -238,7 +238,7 @@ fn is_call(text: &str, tools: &[Tool]) -> Option<bool> {
     (!begins.any(|begin| begin.starts_with(&text))).then_some(false)
 }
 
-/// How much of a text is shown before what may become `mark`, and before the white space there.
+/// Length of the text to show: up to a possible beginning of `mark`, without white space in front of it.
 fn shown(text: &str, mark: &str, end: bool) -> usize {
     if end {
         return text.len();
@@ -262,7 +262,7 @@ pub(crate) struct Answer {
     pub text: String,
     pub calls: Vec<ToolCall>,
     pub logprobs: Vec<(u32, TokenLogprobs)>,
-    /// Those of the prompt, where they were asked for.
+    /// Tokens of the prompt with their log-probabilities, if requested.
     pub prompt: Vec<PromptToken>,
     /// Why it ended; none while it goes on.
     pub finish: Option<FinishReason>,
@@ -291,7 +291,7 @@ pub(crate) struct Usage {
     pub reasoning: usize,
 }
 
-/// What came with an update.
+/// Content of an update.
 #[derive(Debug, Default)]
 pub(crate) struct Step {
     pub choice: usize,
@@ -314,7 +314,7 @@ pub(crate) struct Answers {
 }
 
 impl Answers {
-    /// Of texts that are completed, without reasoning and calls.
+    /// Answers that complete texts, without reasoning and calls.
     pub(crate) fn plain(info: &Info, count: usize, each: usize) -> Self {
         Self::new(vec![Reader::new(info, Vec::new(), true); count], each)
     }

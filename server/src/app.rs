@@ -1,4 +1,4 @@
-//! What requests share.
+//! State that requests share.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::registry::Registry;
 /// Texts that are tokenized at a time beside the queue.
 const TOKENIZING: usize = 2;
 
-/// What requests share.
+/// State that requests share.
 #[derive(Debug)]
 pub(crate) struct App {
     pub options: Options,
@@ -39,7 +39,7 @@ pub(crate) struct App {
 
 pub(crate) type Shared = Arc<App>;
 
-/// Where a connection comes from.
+/// Origin of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Peer {
     pub address: SocketAddr,
@@ -63,7 +63,7 @@ impl App {
         }
     }
 
-    /// Whether a request needs a key.
+    /// True if requests need a key.
     pub(crate) fn asks_for_keys(&self) -> bool {
         !self.keys.is_empty()
     }

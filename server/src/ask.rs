@@ -1,4 +1,4 @@
-//! How a conversation is to be answered, whatever interface it came by.
+//! Options for answering a conversation, common to all interfaces.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
@@ -51,14 +51,14 @@ pub(crate) const UNSUPPORTED: [&str; 23] = [
 /// Log-probabilities in the place of a token.
 const MAX_TOP: u64 = 20;
 
-/// What a conversation is to be answered with.
+/// A conversation and the options for its answer.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ask {
     pub turns: Vec<Turn>,
     /// The tools, as chat templates take them.
     pub tools: Vec<Value>,
     pub choice: ToolChoice,
-    /// Whether there may be several calls.
+    /// True if there may be several calls.
     pub several_calls: bool,
     pub format: Option<Grammar>,
     pub sampling: Sampling,
@@ -146,7 +146,7 @@ impl Ask {
         Ok(ask)
     }
 
-    /// How much the model is to think.
+    /// Sets the reasoning effort of the model.
     pub(crate) fn effort(&mut self, effort: Option<&str>) {
         match effort {
             None => {}

@@ -21,7 +21,7 @@ pub(crate) const GRANULARITIES: &str = "timestamp_granularities[]";
 /// Tokens of a chunk of the audio.
 const MAX_NEW: usize = 256;
 
-/// How a transcript is written.
+/// Format of a transcript.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Format {
     Json,
@@ -31,14 +31,14 @@ enum Format {
     Vtt,
 }
 
-/// What a form has.
+/// Fields of a form.
 #[derive(Debug, Default)]
 struct Form {
     file: Option<Vec<u8>>,
     model: Option<String>,
     /// The code of a language.
     language: Option<String>,
-    /// What was said before.
+    /// Text that was said before.
     prompt: Option<String>,
     temperature: Option<f32>,
     format: Option<Format>,

@@ -17,7 +17,7 @@ use crate::ids;
 use crate::request::Context;
 use crate::sse::{self, Events, Writer};
 
-/// What a program asks about what answers.
+/// Fingerprint that tells clients which program answers.
 pub(crate) const FINGERPRINT: &str = concat!("qhx-", env!("CARGO_PKG_VERSION"));
 
 pub(crate) async fn completions(
@@ -63,7 +63,7 @@ pub(crate) fn include_usage(fields: &Fields<'_>) -> Result<bool> {
     Ok(options.flag("include_usage")?.unwrap_or(false))
 }
 
-/// What all chunks of an answer have.
+/// Fields that all chunks of an answer have.
 #[derive(Debug)]
 pub(crate) struct Head {
     id: String,
@@ -141,7 +141,7 @@ pub(crate) fn finite(logprob: f32) -> f32 {
     logprob.max(-9999.0)
 }
 
-/// What a token adds to a text.
+/// Bytes that a token adds to a text.
 pub(crate) fn bytes_of(id: u32, texts: &Texts) -> Vec<u8> {
     let Some(tokenizer) = texts.tokenizer() else { return Vec::new() };
     let bytes = tokenizer.token_bytes().and_then(|bytes| bytes.of(id));
@@ -154,7 +154,7 @@ struct ChatWriter {
     texts: Arc<Texts>,
     include_usage: bool,
     has_logprobs: bool,
-    /// Those of tokens whose text is held back.
+    /// Log-probabilities of tokens whose text is held back.
     logprobs: Vec<(u32, TokenLogprobs)>,
     /// Calls of the present choice.
     calls: usize,

@@ -23,7 +23,7 @@ use crate::sse::{self, Events, Writer};
 /// Prompts of one request.
 const MAX_PROMPTS: usize = 1024;
 
-/// What is asked.
+/// A request for completions.
 struct Completion {
     prompts: Vec<Prompt>,
     request: qhx::Request,
@@ -233,7 +233,7 @@ struct CompletionWriter {
     each: usize,
     include_usage: bool,
     has_logprobs: bool,
-    /// Those of tokens whose text is held back.
+    /// Log-probabilities of tokens whose text is held back.
     logprobs: Vec<(u32, TokenLogprobs)>,
     offset: usize,
 }

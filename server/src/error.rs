@@ -1,4 +1,4 @@
-//! What a client is answered when its request fails.
+//! Errors that a client receives when its request fails.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -81,12 +81,12 @@ impl ApiError {
         Self::later("the server is stopping", "stopping")
     }
 
-    /// Of a model that may be asked again later.
+    /// Error of a model that may be asked again later.
     pub(crate) fn later(message: impl Into<String>, code: &'static str) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, message).code(code)
     }
 
-    /// Of work with a model. What only the operator may see, such as paths, goes to the log.
+    /// Error of work with a model. Details for the operator alone, such as paths, go to the log.
     pub(crate) fn of_model(error: &Error, name: &str) -> Self {
         let client = |status| Self::new(status, plain(error.message(), name));
         match error.kind() {

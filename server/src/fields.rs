@@ -8,7 +8,7 @@ use crate::error::{ApiError, Result};
 #[derive(Debug, Clone)]
 pub(crate) struct Fields<'a> {
     map: &'a Map<String, Value>,
-    /// What stands before a field's name in messages, such as `messages[2].`.
+    /// Text before a field's name in messages, such as `messages[2].`.
     place: String,
 }
 

@@ -89,7 +89,7 @@ fn counting(context: &Context, model: &Arc<Served>, ask: Ask) -> Result<Pending>
     Pending::submit(context, model, history, context.ticket(), work)
 }
 
-/// What both routes read.
+/// Reads the fields that both routes have.
 fn ask(fields: &Fields<'_>) -> Result<Ask> {
     let mut turns = Vec::new();
     match fields.get("system") {
@@ -179,7 +179,7 @@ fn turns_of(value: &Value, place: &str) -> Result<Vec<Turn>> {
     Ok(results)
 }
 
-/// What a content holds.
+/// Parts of a content.
 #[derive(Default)]
 struct Blocks {
     parts: Vec<Part>,

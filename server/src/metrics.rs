@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crate::record::Record;
 
-/// What was counted since the server began.
+/// Counters since the server began.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     start: Instant,
@@ -26,7 +26,7 @@ struct Requests {
     seconds: f64,
 }
 
-/// What is so now.
+/// Current values of gauges.
 #[derive(Debug, Default)]
 pub(crate) struct Gauges {
     pub waiting: usize,

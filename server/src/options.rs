@@ -1,4 +1,4 @@
-//! What a server is made of.
+//! Options of a server.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -13,13 +13,13 @@ use crate::record::Record;
 /// Called with each request that is over.
 pub(crate) type OnRequest = Arc<dyn Fn(&Record) + Send + Sync>;
 
-/// What is served, to whom, and within which limits.
+/// Bundles to serve, clients to serve them to, and limits.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Options {
     /// The bundles, by the names that clients ask for.
     pub bundles: Vec<(String, Bundle)>,
-    /// What they are opened with.
+    /// Runtime that opens the bundles.
     pub runtime: Runtime,
     /// The address that is listened on.
     pub host: IpAddr,
@@ -50,20 +50,20 @@ pub struct Options {
     pub session_idle: Duration,
     /// Connections at a time.
     pub max_connections: usize,
-    /// How long a request may take, waiting included.
+    /// Longest time for a request, waiting included.
     pub time_limit: Duration,
-    /// How long a client may take to send its request.
+    /// Longest time for a client to send its request.
     pub read_limit: Duration,
     /// Time after which a client that reads nothing of its response is given up.
     pub write_limit: Duration,
-    /// How often a stream in which nothing happens has a comment.
+    /// Interval of comments in a stream in which nothing happens.
     pub heartbeat: Duration,
-    /// How long requests that are under way may take once the server is asked to stop.
+    /// Longest time for requests under way to end once the server is asked to stop.
     pub drain: Duration,
     /// Short texts of a request share graphs of an encoder. A vector then depends on what comes with its text, by some
     /// 1e-7.
     pub packs: bool,
-    /// Whether a [`Record`] has the text of the request.
+    /// True if a [`Record`] has the text of the request.
     pub log_prompts: bool,
     pub(crate) on_request: Option<OnRequest>,
 }
@@ -124,7 +124,7 @@ impl Options {
         self
     }
 
-    /// What bundles are opened with.
+    /// Sets the runtime that opens the bundles.
     #[must_use]
     pub fn runtime(mut self, runtime: Runtime) -> Self {
         self.runtime = runtime;
@@ -185,14 +185,14 @@ impl Options {
         self
     }
 
-    /// How many generations take turns on the device; at least 1.
+    /// Sets the number of generations that take turns on the device; at least 1.
     #[must_use]
     pub fn parallel(mut self, parallel: usize) -> Self {
         self.parallel = parallel.max(1);
         self
     }
 
-    /// How many requests may wait for their turn.
+    /// Sets the number of requests that may wait for their turn.
     #[must_use]
     pub fn queue(mut self, queue: usize) -> Self {
         self.queue = queue;
@@ -227,14 +227,14 @@ impl Options {
         self
     }
 
-    /// How long a request may take, waiting included.
+    /// Sets the longest time for a request, waiting included.
     #[must_use]
     pub fn time_limit(mut self, time_limit: Duration) -> Self {
         self.time_limit = time_limit;
         self
     }
 
-    /// How long a client may take to send its request.
+    /// Sets the longest time for a client to send its request.
     #[must_use]
     pub fn read_limit(mut self, read_limit: Duration) -> Self {
         self.read_limit = read_limit;
@@ -248,14 +248,14 @@ impl Options {
         self
     }
 
-    /// How often a stream in which nothing happens has a comment.
+    /// Sets the interval of comments in a stream in which nothing happens.
     #[must_use]
     pub fn heartbeat(mut self, heartbeat: Duration) -> Self {
         self.heartbeat = heartbeat;
         self
     }
 
-    /// How long requests that are under way may take once the server is asked to stop.
+    /// Sets the longest time for requests under way to end once the server is asked to stop.
     #[must_use]
     pub fn drain(mut self, drain: Duration) -> Self {
         self.drain = drain;
@@ -269,7 +269,7 @@ impl Options {
         self
     }
 
-    /// Whether a [`Record`] has the text of the request.
+    /// Sets whether a [`Record`] has the text of the request.
     #[must_use]
     pub fn log_prompts(mut self, log_prompts: bool) -> Self {
         self.log_prompts = log_prompts;

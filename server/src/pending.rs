@@ -111,7 +111,7 @@ impl Pending {
         Ok(pending)
     }
 
-    /// What comes next; `None` once the job is over.
+    /// Polls the next update; `None` once the job is over.
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Update>> {
         if let Some(update) = self.peeked.take() {
             return Poll::Ready(Some(update));
@@ -126,7 +126,7 @@ impl Pending {
         Poll::Pending
     }
 
-    /// What comes next.
+    /// Waits for the next update.
     pub(crate) async fn next(&mut self) -> Result<Option<Update>> {
         match poll_fn(|cx| self.poll_next(cx)).await {
             Some(Update::Failed(error)) => Err(error),

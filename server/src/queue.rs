@@ -14,11 +14,11 @@ use crate::pending::Outbox;
 use crate::registry::Served;
 use crate::turns::Turn;
 
-/// What a model is to do for a request.
+/// Work of a model for a request.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub model: Arc<Served>,
-    /// Who asks: turns are given to those first of whom less is worked on.
+    /// Client that asks. Turns go first to clients for whom less work is under way.
     pub client: u64,
     /// Stops it within one graph execution.
     pub ticket: CancelToken,
@@ -30,7 +30,7 @@ pub(crate) struct Job {
     pub memory: Memory,
 }
 
-/// What there is to do.
+/// Work of one job.
 #[derive(Debug)]
 pub(crate) enum Work {
     /// Choices, one after another.
@@ -59,7 +59,7 @@ pub(crate) enum Work {
         text: String,
         options: qhx::SpeakOptions,
     },
-    /// How well documents answer a query.
+    /// Relevance of documents to a query.
     Rank {
         query: String,
         documents: Vec<String>,
@@ -223,7 +223,7 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// How many jobs wait, and how many are worked on.
+    /// Number of jobs that wait, and of jobs under way.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let state = self.lock();
         let waiting = state.waiting.iter().filter(|job| !job.ticket.is_cancelled()).count();

@@ -22,7 +22,7 @@ pub struct Record {
     pub model: Option<String>,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Of these, those whose state was there already.
+    /// Tokens of the prompt whose state was there already.
     pub cached_tokens: usize,
     /// Tokens of the answer.
     pub completion_tokens: usize,

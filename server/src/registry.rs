@@ -71,7 +71,7 @@ impl Loaded {
 #[derive(Debug)]
 pub(crate) struct Seat {
     pub engine: Engine,
-    /// What it has in its state: see [`common`].
+    /// Conversation in its state: see [`common`].
     pub history: Vec<u64>,
     /// Time of its last use.
     since: Instant,
@@ -94,7 +94,7 @@ impl Drop for Opening<'_> {
     }
 }
 
-/// What is known of a model that was loaded once.
+/// Properties of a model that was loaded once.
 #[derive(Debug)]
 pub(crate) struct Info {
     pub texts: Arc<Texts>,
@@ -110,7 +110,7 @@ pub(crate) struct Info {
     op: String,
 }
 
-/// What a model can do.
+/// Ability of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ability {
     Generate,
@@ -131,7 +131,7 @@ impl Ability {
         }
     }
 
-    /// What would serve it.
+    /// Hint that names a bundle with the ability.
     fn remedy(self) -> &'static str {
         match self {
             Self::Generate => "serve a bundle of a language model",
@@ -206,7 +206,7 @@ impl Registry {
         }
     }
 
-    /// As [`Registry::find`], of a model that can do something.
+    /// Same as [`Registry::find`], for a model with an ability.
     pub(crate) fn able(
         &self,
         name: Option<&str>,
@@ -322,7 +322,7 @@ impl Registry {
         since.checked_add(idle)
     }
 
-    /// Of the other models that nobody works with, the one that was used the longest time ago.
+    /// The least recently used of the other models that nobody works with.
     fn oldest_unused(&self, but: &Served) -> Option<&Arc<Served>> {
         let others = self.models.iter().filter(|other| other.name != but.name);
         let unused = others.filter_map(|other| Some((other.unused()?, other)));
@@ -333,7 +333,7 @@ impl Registry {
         self.models.iter().map(|model| model.loaded_bytes()).sum()
     }
 
-    /// What is known of a model. It is loaded where it never was.
+    /// Properties of a model. It is loaded if it never was.
     pub(crate) fn info(&self, model: &Served, metrics: &Metrics) -> Result<Arc<Info>> {
         loop {
             if let Some(info) = model.info.get() {
@@ -350,7 +350,7 @@ impl Registry {
 }
 
 impl Served {
-    /// Whether it can do something, as far as its manifest and its host-op declare.
+    /// True if it has the ability, as far as its manifest and its host-op declare.
     pub(crate) fn can(&self, ability: Ability) -> bool {
         match ability {
             Ability::Generate => self.tasks.contains(&Task::Generate),
@@ -526,7 +526,7 @@ impl Info {
     }
 }
 
-/// How many messages two conversations begin with in common, of which each is a hash.
+/// Number of messages at the beginning that two conversations have in common. Each message is a hash.
 fn common(a: &[u64], b: &[u64]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }

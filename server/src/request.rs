@@ -1,4 +1,4 @@
-//! What a request brings: who asks, and its body.
+//! Content of a request: its client and its body.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,17 +19,17 @@ use crate::options::Options;
 use crate::registry::{Info, Served};
 use crate::tally::Tally;
 
-/// How many times the largest body is read and dropped, so that a client that sends more sees the answer.
+/// Number of bodies of the largest size that are read and dropped, so that a client that sends more sees the answer.
 const DRAINED: usize = 8;
 
 /// Bodies of more bytes leave memory that goes back to the system once nobody asks.
 const NOTED: usize = 1 << 20;
 
-/// What every handler works with.
+/// Context of every handler.
 #[derive(Debug, Clone)]
 pub(crate) struct Context {
     pub shared: Shared,
-    /// Who asks: a hash of the key, or of the address.
+    /// Client that asks: a hash of the key, or of the address.
     pub client: u64,
     /// Number of the server's key that it asks with.
     pub key: Option<u64>,
@@ -127,7 +127,7 @@ fn no_memory() -> ApiError {
     ApiError::later("requests under way leave no memory for it; try again later", "no_memory")
 }
 
-/// What a request asks, for the log.
+/// Text of a request, for the log.
 fn text_of(map: &Map<String, Value>) -> String {
     let fields = ["messages", "prompt", "input"];
     let field = fields.iter().find_map(|name| map.get(*name));

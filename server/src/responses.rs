@@ -16,7 +16,7 @@ use crate::request::Context;
 use crate::sse::{self, Events, Writer};
 use crate::turns::{Call, Turn, arguments, parts};
 
-/// What a request asks, which the response says again.
+/// Fields of a request that the response repeats.
 const ECHOED: [&str; 9] = [
     "instructions",
     "max_output_tokens",
@@ -144,7 +144,7 @@ fn usage(usage: &Usage) -> Value {
     })
 }
 
-/// What comes piece by piece.
+/// Kind of content that is streamed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Reasoning,
@@ -152,7 +152,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// What its pieces are called.
+    /// Beginning of the names of its events.
     fn name(self) -> &'static str {
         match self {
             Self::Reasoning => "response.reasoning_text",
@@ -197,7 +197,7 @@ struct ResponseWriter {
     id: String,
     model: String,
     created: u64,
-    /// What the request asked.
+    /// Fields of the request that the response repeats.
     echoed: Map<String, Value>,
     items: Vec<Value>,
     open: Option<Open>,
@@ -278,7 +278,7 @@ impl ResponseWriter {
         self.items.push(item);
     }
 
-    /// Where a part of an item stands.
+    /// Position of a part of an item.
     fn place(&self, id: &str) -> Map<String, Value> {
         let mut place = Map::new();
         place.insert("item_id".to_owned(), id.into());

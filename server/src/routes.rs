@@ -29,7 +29,7 @@ const PAGE: &str = include_str!("page.html");
 /// The routes, requests and responses, as [OpenAPI](https://spec.openapis.org/oas/v3.1.0) has them.
 const OPENAPI: &str = include_str!("openapi.json");
 
-/// What the page may do: nothing beyond this server.
+/// Content security policy of the page: nothing beyond this server.
 const PAGE_POLICY: &str = "default-src 'self' 'unsafe-inline' data: blob:; frame-ancestors 'none'";
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -68,7 +68,7 @@ pub(crate) fn router(shared: &Shared) -> Router {
         .layer(from_fn_with_state(Arc::clone(shared), guard))
 }
 
-/// What every request goes through: its name, its record, who may ask.
+/// Middleware of every request: gives it an id and a record, and checks access.
 async fn guard(State(shared): State<Shared>, mut request: Request, next: Next) -> Response {
     let given = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok());
     let id = given.and_then(ids::given).map_or_else(|| ids::new("req_"), str::to_owned);
@@ -112,7 +112,7 @@ async fn guard(State(shared): State<Shared>, mut request: Request, next: Next) -
     response
 }
 
-/// What the record and the metrics call it: of what is not there, no more than that.
+/// Name of the route in the record and the metrics; an unknown path is no more than `(unknown)` there.
 fn route(request: &Request) -> String {
     let known = [Method::GET, Method::POST, Method::HEAD, Method::OPTIONS];
     let method = known.iter().find(|method| *method == request.method());
@@ -328,7 +328,7 @@ mod tests {
         assert_eq!(described, routes().into_iter().map(named).collect());
     }
 
-    /// What reads a field has its name in quotes.
+    /// Code that reads a field has the field's name in quotes.
     #[test]
     fn the_document_has_every_field_that_is_read() {
         let (document, mut described) = (document(), BTreeSet::new());

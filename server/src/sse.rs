@@ -41,17 +41,17 @@ impl Events {
     }
 }
 
-/// How an interface writes a stream.
+/// Writer of a stream in the format of an interface.
 pub(crate) trait Writer: Send + Unpin + 'static {
-    /// What comes first.
+    /// Writes the first events.
     fn begin(&mut self, events: &mut Events);
-    /// What came.
+    /// Writes the events of a step.
     fn step(&mut self, step: &Step, answers: &Answers, events: &mut Events);
-    /// What comes last.
+    /// Writes the last events.
     fn end(&mut self, answers: &Answers, events: &mut Events);
     /// The end of a stream that failed.
     fn failed(&mut self, error: &ApiError, events: &mut Events);
-    /// What shows that the connection is alive.
+    /// Text that shows that the connection is alive.
     fn heartbeat(&self) -> &'static str {
         ": ping\n\n"
     }

@@ -1,4 +1,4 @@
-//! What is known of a request under way.
+//! Record of a request under way.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -14,7 +14,7 @@ pub(crate) struct Tally {
     start: Instant,
 }
 
-/// What a client sees where it has left.
+/// Status of a request whose client has left.
 const LEFT: u16 = 499;
 
 impl Tally {

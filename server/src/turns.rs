@@ -27,7 +27,7 @@ pub(crate) struct Turn {
     /// The call that this is the result of.
     pub call_id: Option<String>,
     pub name: Option<String>,
-    /// What the model thought before it answered.
+    /// Reasoning of the model before its answer.
     pub reasoning: Option<String>,
 }
 
@@ -124,7 +124,7 @@ impl Turn {
         map.into()
     }
 
-    /// What tells messages apart.
+    /// Hash that distinguishes messages.
     fn hash(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         (&self.role, &self.call_id).hash(&mut hasher);
@@ -166,7 +166,7 @@ impl Call {
         })
     }
 
-    /// As templates expect it: the arguments are an object.
+    /// The call as templates expect it: the arguments are an object.
     fn template(&self) -> Value {
         let function = json!({"name": self.name, "arguments": self.arguments});
         json!({"id": self.id, "type": "function", "function": function})
@@ -229,7 +229,7 @@ fn part(value: &Value, place: &str) -> Result<Part> {
     }
 }
 
-/// What a `data:` URL holds. Nothing is fetched or read for a client.
+/// Content of a `data:` URL. Nothing is fetched or read for a client.
 pub(crate) fn url_part(modality: Modality, url: &str, place: &str) -> Result<Part> {
     let is_data = url.get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case("data:"));
     if !is_data {
@@ -241,7 +241,7 @@ pub(crate) fn url_part(modality: Modality, url: &str, place: &str) -> Result<Par
     Ok(Part::Media(attachment))
 }
 
-/// What base64 stands for.
+/// Content of a base64 text.
 pub(crate) fn base64_part(modality: Modality, data: &str, place: &str) -> Result<Part> {
     let bytes = STANDARD
         .decode(data)

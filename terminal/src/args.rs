@@ -41,7 +41,7 @@ pub struct LibraryArgs {
 }
 
 impl LibraryArgs {
-    /// What the options name.
+    /// Files that the options name.
     pub fn files(&self) -> LibraryFiles {
         LibraryFiles::default().with_htp(self.htp.clone()).with_system(self.system.clone())
     }

@@ -9,7 +9,7 @@ use qhx_base::child::{ChildProgram, Task, serve};
 /// The word that makes the program a helper.
 pub const COMMAND: &str = "helper";
 
-/// What every helper does.
+/// Tasks of every helper.
 const TASKS: &[Task] = &[qhx_qnn::probe::TASK, qhx_text::CHAT_TEMPLATE_TASK];
 
 /// Does the task when the program was started for one. Otherwise has the process start helpers where it

@@ -60,7 +60,7 @@ impl Output {
     /// Writes bytes that are no text, such as audio, at once.
     ///
     /// # Errors
-    /// As [`Output::write`].
+    /// Errors of [`Output::write`].
     pub fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
         self.file.write_all(bytes).map_err(|e| {
             self.closed = is_closed(&e);
@@ -71,7 +71,7 @@ impl Output {
     /// Writes a line of a report. What stands in it of files is written with escapes.
     ///
     /// # Errors
-    /// As [`Output::write`].
+    /// Errors of [`Output::write`].
     pub fn line(&mut self, text: &str) -> Result<()> {
         self.write(&format!("{}\n", escaped(text)))
     }
@@ -79,7 +79,7 @@ impl Output {
     /// Writes a report.
     ///
     /// # Errors
-    /// As [`Output::write`].
+    /// Errors of [`Output::write`].
     pub fn report(&mut self, report: &Report) -> Result<()> {
         self.write(&report.0)
     }
@@ -87,7 +87,7 @@ impl Output {
     /// Writes a value as one line of JSON.
     ///
     /// # Errors
-    /// As [`Output::write`], and when the value has no form in JSON.
+    /// Errors of [`Output::write`], and when the value has no form in JSON.
     pub fn json(&mut self, value: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string(value)
             .map_err(|e| Error::caused(ErrorKind::Internal, "the result as JSON", e))?;
@@ -97,7 +97,7 @@ impl Output {
     /// Writes a failure for programs.
     ///
     /// # Errors
-    /// As [`Output::write`].
+    /// Errors of [`Output::write`].
     pub fn error(&mut self, error: &Error) -> Result<()> {
         self.json(&json!({"error": {
             "kind": error.kind().name(),
@@ -111,7 +111,7 @@ impl Output {
     /// Writes a value as JSON over several lines, for reports that people read, too.
     ///
     /// # Errors
-    /// As [`Output::json`].
+    /// Errors of [`Output::json`].
     pub fn json_pretty(&mut self, value: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string_pretty(value)
             .map_err(|e| Error::caused(ErrorKind::Internal, "the result as JSON", e))?;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use qhx_base::{Error, ErrorKind};
 
-/// What the latest panic said.
+/// Message of the latest panic.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Panics(Arc<Mutex<Option<String>>>);
 
@@ -53,9 +53,6 @@ mod tests {
         let error = panics.error();
         assert_eq!(error.kind().exit_code(), 70);
         let message = error.message();
-        assert!(
-            message.contains("slice of \\u{1b}[2J (terminal/src/panics.rs:"),
-            "{message}"
-        );
+        assert!(message.contains("slice of \\u{1b}[2J (terminal/src/panics.rs:"), "{message}");
     }
 }

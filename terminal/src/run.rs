@@ -24,7 +24,7 @@ pub const STYLES: Styles = Styles::styled()
     .literal(AnsiColor::Cyan.on_default().bold())
     .placeholder(AnsiColor::Cyan.on_default());
 
-/// What a command works with.
+/// Output, interrupts and process options for a command.
 #[derive(Debug)]
 pub struct Terminal<'a> {
     /// Takes results.

@@ -17,10 +17,10 @@ use crate::say;
 /// The exit code of an interrupted command.
 pub const INTERRUPTED: i32 = ErrorKind::Cancelled.exit_code() as i32;
 
-/// How long work that was asked to stop may take to do so.
+/// Maximum time that work may take to stop after it was asked to.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// How long the user waits for work to stop before hearing why it does not.
+/// Time that the user waits for work to stop before hearing why it does not.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Turns Ctrl-C, SIGTERM and SIGHUP into a cancelled token.
@@ -29,7 +29,7 @@ pub struct Interrupts {
     token: CancelToken,
     /// Something is under way that looks at the token. Otherwise Ctrl-C ends the process at once.
     working: Arc<AtomicBool>,
-    /// What Ctrl-C cancels instead of the token.
+    /// Token that Ctrl-C cancels instead of `token`.
     ticket: Arc<Mutex<Option<CancelToken>>>,
 }
 

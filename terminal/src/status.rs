@@ -1,8 +1,8 @@
-//! How a command ended that did not fail.
+//! Status of a command that did not fail.
 
 use qhx_base::ErrorKind;
 
-/// How a command ended that did not fail.
+/// Status of a command that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
     /// Did what was asked.

@@ -52,7 +52,7 @@ pub fn colours() -> bool {
     io::stderr().is_terminal() && vars::get(vars::NO_COLOR).is_none()
 }
 
-/// Where the log goes.
+/// Destination of the log.
 #[derive(Debug)]
 pub struct Log;
 

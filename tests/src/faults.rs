@@ -21,7 +21,7 @@ pub struct Faults {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// What calls are failed with: some mean much to qhx, others nothing.
+/// Codes that calls fail with: some mean much to qhx, others nothing.
 const CODES: [u16; 7] = [1003, 1002, 1100, 1009, 4000, 5005, 6004];
 
 impl Faults {
@@ -65,7 +65,7 @@ impl Faults {
         self.control.set(plan).unwrap_or_else(|e| panic!("{e}"));
     }
 
-    /// What happened.
+    /// Report of what happened.
     pub fn report(&self) -> Report {
         self.control.report().unwrap_or_else(|e| panic!("{e}"))
     }

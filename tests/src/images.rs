@@ -46,7 +46,7 @@ pub struct Sights {
     /// A video stands in a prompt as one run, and not each of its patches for itself.
     #[serde(skip)]
     whole_videos: bool,
-    /// Where the images are.
+    /// Folder of the images.
     #[serde(skip)]
     folder: PathBuf,
     #[serde(skip)]
@@ -123,16 +123,16 @@ pub struct Case {
     #[serde(default)]
     pub tiles: Vec<u16>,
     #[serde(flatten)]
-    /// What follows.
+    /// Expected answer.
     pub golden: Golden,
 }
 
-/// What follows a prompt.
+/// Expected answer to a prompt.
 #[derive(Debug, Deserialize)]
 pub struct Golden {
     /// The prompt's tokens, placeholders included.
     pub prompt_ids: Vec<u32>,
-    /// What follows, the ending token included.
+    /// Tokens of the answer, the ending token included.
     pub output_ids: Vec<u32>,
     /// The same as text.
     pub text: String,
@@ -260,7 +260,7 @@ impl Sights {
         lines.flatten().chain(&case.prompt).filter_map(|said| self.seen(said)).collect()
     }
 
-    /// What the engine is asked.
+    /// Prompt for the engine.
     pub fn prompt(&self, case: &Case) -> Prompt {
         if case.messages.is_empty() {
             let part = |said: &Said| match said {

@@ -1,4 +1,4 @@
-//! What host-ops write to the log.
+//! Log records of host-ops.
 
 use std::cell::RefCell;
 use std::fmt::Debug;

@@ -16,16 +16,16 @@ use serde_json::json;
 /// Number of logits of the graph.
 pub const VOCAB: usize = 16;
 
-/// What a model has besides its op.
+/// Settings of a model besides its op.
 #[derive(Default)]
 pub struct Setup {
     /// Stops it.
     pub cancel: CancelToken,
-    /// Told how far a prompt is.
+    /// Called with the progress of a prompt.
     pub progress: Option<ProgressFn>,
-    /// Where arrays go.
+    /// Destination of arrays.
     pub dump: Option<Arc<Dump>>,
-    /// What executing the graph fails with.
+    /// Error of executing the graph.
     pub failure: Option<Error>,
 }
 
@@ -43,7 +43,7 @@ pub fn open(op: &str, plugins: &Plugins, cancel: &CancelToken) -> Result<Model> 
     open_with(op, plugins, Setup { cancel: cancel.clone(), ..Setup::default() })
 }
 
-/// As [`open`], with everything that a model can have.
+/// Same as [`open`], with all settings that a model can have.
 pub fn open_with(op: &str, plugins: &Plugins, setup: Setup) -> Result<Model> {
     let manifest = json!({
         "schema_version": 1,

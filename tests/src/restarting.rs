@@ -22,12 +22,12 @@ pub struct Restarting {
 struct Device {
     /// Executions until it restarts.
     left: AtomicU64,
-    /// How many executions after that one restart it, too.
+    /// Number of executions directly after that one which restart it as well.
     again: AtomicU64,
     /// Restarts so far.
     era: AtomicU64,
     opened: AtomicU64,
-    /// What was bound since the last restart, by address.
+    /// Memory bound since the last restart, by address.
     bound: Mutex<BTreeMap<usize, Memory>>,
 }
 
@@ -40,7 +40,7 @@ impl Device {
     /// Leaves bytes everywhere that are no number in any floating point format.
     ///
     /// # Safety
-    /// As for [`Graph::execute`], of all graphs.
+    /// The contract of [`Graph::execute`], for all graphs.
     unsafe fn crash(&self) {
         let bound = std::mem::take(&mut *self.bound.lock().unwrap_or_else(PoisonError::into_inner));
         for memory in bound.values().filter(|memory| memory.is_writable()) {

@@ -36,7 +36,7 @@ pub struct Case {
     pub prompt: String,
     /// Its tokens.
     pub prompt_ids: Vec<u32>,
-    /// What follows, the ending token included.
+    /// Tokens of the answer, the ending token included.
     pub output_ids: Vec<u32>,
     /// The same as text.
     pub text: String,
@@ -44,7 +44,7 @@ pub struct Case {
     pub finish: String,
     /// Steps whose logits are recorded.
     pub logits_steps: Vec<usize>,
-    /// Whether only the beginning of the answer is left.
+    /// True if only the beginning of the answer is left.
     #[serde(skip)]
     pub cut: bool,
 }
@@ -73,12 +73,12 @@ pub struct Turn {
     pub output_ids: Vec<u32>,
     /// The answer.
     pub text: String,
-    /// Whether the prompt begins with all earlier prompts and answers; absent in the first turn.
+    /// True if the prompt begins with all earlier prompts and answers; absent in the first turn.
     pub prefix_extends: Option<bool>,
 }
 
 impl Case {
-    /// Whether the answer begins with this text, whose last character may be cut.
+    /// True if the answer begins with this text, whose last character may be cut.
     pub fn begins_with(&self, text: &str) -> bool {
         self.text.trim_start().starts_with(text.trim_start().trim_end_matches('\u{fffd}'))
     }
@@ -88,8 +88,8 @@ impl Case {
 const BRIEF: usize = 10;
 
 impl Goldens {
-    /// What the emulator plays, which takes up to a second for a token: of each answer its beginning, and the shortest
-    /// conversation. All of them in the whole matrix.
+    /// Cases for the emulator, which takes up to a second for a token: the beginning of each answer, and the shortest
+    /// conversation. The whole matrix has all of them.
     pub fn brief(mut self) -> Self {
         if full_matrix() {
             return self;
@@ -130,11 +130,11 @@ impl Turn {
     }
 }
 
-/// Where a token went: for each layer two experts with their multipliers.
+/// Experts of a token: for each layer two experts with their multipliers.
 pub type Routing = Vec<[(usize, f32); 2]>;
 
 impl Goldens {
-    /// Where every token of a case went, prompt and answer but for the last token.
+    /// Experts of every token of a case, prompt and answer but for the last token.
     pub fn routing(&self, case: &Case) -> Vec<Routing> {
         let file = SafeTensors::deserialize(&self.logits).expect("goldens.safetensors is valid");
         let tensor = |kind: &str| file.tensor(&format!("{}.{kind}", case.id)).expect("routing");
@@ -158,7 +158,7 @@ pub fn goldens(folder: &Path) -> Goldens {
     goldens
 }
 
-/// What to forge.
+/// Options of a forged bundle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Variant {
     /// Architecture of the context binaries; `None` for the CPU only.
@@ -174,7 +174,7 @@ pub struct Variant {
 /// For the CPU, in the checkpoint's precision, one shard, prompts token by token.
 pub const CPU: Variant = Variant { target: None, int8: false, shards: 1, prefill: &[] };
 
-/// Whether every tiny model runs with every architecture, precision and number of shards on the emulator (`QHX_FULL=1`,
+/// True if every tiny model runs with every architecture, precision and number of shards on the emulator (`QHX_FULL=1`,
 /// which `cargo xtask test --full` sets). Otherwise each family, precision and architecture runs with one tiny model at
 /// least.
 pub fn full_matrix() -> bool {

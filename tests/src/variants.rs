@@ -15,9 +15,9 @@ use crate::plugin_files::{self, library_name, workspace};
 /// The source of an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Interface {
-    /// As it was at this version: `tests/plugins/frozen-*/op`.
+    /// The interface at this version: `tests/plugins/frozen-*/op`.
     At(&'static str),
-    /// As it is: `plugins/op`.
+    /// The present interface: `plugins/op`.
     Present,
 }
 
@@ -29,15 +29,15 @@ pub type Edit = fn(&str, String) -> String;
 pub struct Variant {
     /// Part of the names of its crates.
     pub name: &'static str,
-    /// What it starts from.
+    /// Interface that it starts from.
     pub interface: Interface,
-    /// What is changed.
+    /// Changes to the interface.
     pub edit: Edit,
     /// Build a host as well; the feature is switched on if the interface has the additions.
     pub host: Option<&'static [&'static str]>,
 }
 
-/// What came of a build.
+/// Result of a build.
 #[derive(Debug, Clone)]
 pub struct Built {
     /// The plugin.
@@ -46,7 +46,7 @@ pub struct Built {
     pub host: PathBuf,
 }
 
-/// How to build.
+/// Build options.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Way<'a> {
     /// Part of the name of the folder.
@@ -64,11 +64,11 @@ pub fn unchanged(_path: &str, text: String) -> String {
     text
 }
 
-/// What is put beside copied files.
+/// File that is added to the copied ones.
 const ADDED: &str = "header.rs";
 
-/// Copies the text files of `from`, changed by `edit`. What is the same stays untouched, so that
-/// nothing is built twice; what an earlier run copied and is no longer in `from` goes.
+/// Copies the text files of `from`, changed by `edit`. Unchanged files stay untouched, so that nothing is built twice;
+/// files that an earlier run copied and that are no longer in `from` go.
 fn copy(from: &Path, to: &Path, under: &str, edit: &dyn Fn(&str, String) -> String) {
     for entry in fs::read_dir(to).into_iter().flatten().map(|e| e.expect("an entry")) {
         let (name, path) = (entry.file_name(), entry.path());

@@ -217,7 +217,7 @@ fn two_sessions_on_two_threads_do_not_meet() {
 /// never does.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_time_limit_stops_an_op_and_ends_the_program_when_the_op_does_not_stop() {
+fn a_time_limit_stops_an_op_or_the_program() {
     let _alone = alone();
     let place = Outside::new(&plugin_files::programs()[0]);
     let plugin = plugin_files::build("qhx-test-misbehaving-plugin");

@@ -1,4 +1,4 @@
-//! What works on this machine, and why the rest does not.
+//! Diagnosis of this machine: the parts that work, and why the rest does not.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 
 use crate::inspect::{Contents, TargetRun, inspect};
 
-/// How a part of the machine is.
+/// Health of a part of the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -33,13 +33,13 @@ pub enum Health {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Check {
-    /// What was looked at.
+    /// Name of the part.
     pub name: &'static str,
-    /// How it is.
+    /// Health of the part.
     pub health: Health,
-    /// What was found.
+    /// Result of the check.
     pub found: String,
-    /// What to do about it.
+    /// Advice on a fix.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
     /// More about it, by name: texts, numbers, lists of texts.
@@ -65,7 +65,7 @@ impl Check {
     }
 }
 
-/// What works on a machine.
+/// Results of all checks of a machine.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Diagnosis {
@@ -73,7 +73,7 @@ pub struct Diagnosis {
     pub version: &'static str,
     /// Nothing is broken.
     pub healthy: bool,
-    /// What was looked at.
+    /// The checks.
     pub checks: Vec<Check>,
     /// Variables of [`vars::ALL`] that are set and not empty.
     pub environment: Map<String, Value>,

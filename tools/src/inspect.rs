@@ -1,4 +1,4 @@
-//! What a bundle or a context binary holds, as values.
+//! Contents of a bundle or a context binary, as values.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use qhx_qnn::{BinaryInfo, Destination, SystemLibrary, Target, Verdict, verdict};
 use qhx_types::GraphInfo;
 use serde::Serialize;
 
-/// What is at a path that was inspected.
+/// Contents of an inspected path.
 #[derive(Debug, Clone, Serialize)]
 #[serde(untagged)]
 #[non_exhaustive]
@@ -78,7 +78,7 @@ pub struct FolderContents {
     pub devices: Vec<DeviceChoice>,
 }
 
-/// What a device takes of the bundles of several architectures.
+/// Bundle that a device takes from those of several architectures.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct DeviceChoice {
@@ -98,7 +98,7 @@ impl FolderContents {
     }
 }
 
-/// How a bundle's context binaries run on the devices of an architecture.
+/// Verdict on running a bundle's context binaries on the devices of an architecture.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct TargetRun {
@@ -109,13 +109,13 @@ pub struct TargetRun {
     /// Why it is not optimal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What would run, or run at full speed.
+    /// Hint on what would run, or run at full speed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
 }
 
 impl TargetRun {
-    /// Of the binaries of one bundle: the worst of each device. Empty without binaries.
+    /// Verdicts on the binaries of one bundle: the worst for each device. Empty without binaries.
     fn of(binaries: &[&BinaryInfo]) -> Vec<Self> {
         if binaries.is_empty() {
             return Vec::new();
@@ -142,7 +142,7 @@ impl TargetRun {
     }
 }
 
-/// What a bundle holds.
+/// Contents of a bundle.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct BundleContents {
@@ -167,10 +167,10 @@ pub struct BundleContents {
     pub files: Vec<SizedFile>,
     /// The contexts, in the manifest's order.
     pub contexts: Vec<ContextContents>,
-    /// How its context binaries run on devices of each architecture, where they could be read.
+    /// Verdicts on its context binaries for devices of each architecture, if they could be read.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<TargetRun>,
-    /// What could not be read or is wrong, for people.
+    /// Problems of the bundle, such as files that could not be read, for people.
     pub notes: Vec<String>,
     /// The kind of error of the first file that is there and cannot be read.
     #[serde(skip)]
@@ -197,7 +197,7 @@ pub struct ModelFigures {
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct SizedFile {
-    /// What the bundle needs it for.
+    /// Purpose of the file in the bundle.
     pub role: &'static str,
     /// The file.
     pub path: PathBuf,
@@ -219,7 +219,7 @@ pub struct ContextContents {
     pub key: String,
     /// Its files.
     pub files: Vec<SizedFile>,
-    /// What its context binary holds, where that could be read.
+    /// Contents of its context binary, if that could be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub binary: Option<BinaryContents>,
     /// Graphs as ONNX, where the context binary could not be read.
@@ -234,12 +234,12 @@ pub struct OnnxGraph {
     /// Its name and its tensors.
     #[serde(flatten)]
     pub graph: GraphInfo,
-    /// What executes it.
+    /// Executor of the graph.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub executor: Option<GraphExecutor>,
 }
 
-/// What a context binary holds.
+/// Contents of a context binary.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct BinaryContents {
@@ -247,7 +247,7 @@ pub struct BinaryContents {
     pub path: PathBuf,
     /// Release of QAIRT that made it, where its build says so.
     pub qairt: Option<String>,
-    /// Whether graphs share weights.
+    /// True if graphs share weights.
     pub shares_weights: bool,
     /// Its metadata.
     #[serde(flatten)]

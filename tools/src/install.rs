@@ -21,7 +21,7 @@ use qhx_qnn::Library;
 /// The wheel's name on the package index.
 pub const PACKAGE: &str = "onnxruntime-qnn";
 
-/// What is installed.
+/// Options of an installation.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct InstallOptions {
@@ -48,7 +48,7 @@ impl InstallOptions {
         self
     }
 
-    /// Whether libraries that are installed already are installed again.
+    /// True to install again libraries that are installed already.
     #[must_use]
     pub fn force(mut self, force: bool) -> Self {
         self.force = force;
@@ -62,7 +62,7 @@ impl InstallOptions {
         self
     }
 
-    /// What stops it.
+    /// Token that cancels the installation.
     #[must_use]
     pub fn cancelled_by(mut self, cancel: CancelToken) -> Self {
         self.cancel = cancel;
@@ -90,7 +90,7 @@ pub struct Installed {
     pub folder: PathBuf,
     /// They were installed already, and nothing was done.
     pub already: bool,
-    /// What they say of themselves; `None` where nothing was done, and for those of another machine.
+    /// Versions that they report; `None` if nothing was done, and for those of another machine.
     pub version: Option<InstalledVersion>,
 }
 
@@ -139,7 +139,7 @@ fn no_stub(arch: u32, there: &[u32]) -> Option<Error> {
     Some(Error::new(ErrorKind::Runtime, message).hint(hint))
 }
 
-/// What libraries say of themselves.
+/// Versions that libraries report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InstalledVersion {
@@ -283,12 +283,12 @@ fn download(
     Ok(wheel)
 }
 
-/// What to do where there is no room.
+/// Hint for when there is no room on the disk.
 fn other_folder() -> String {
     format!("{} names another folder for the libraries", CACHE_DIR)
 }
 
-/// What pip's complaint means.
+/// Error for pip's complaint.
 fn pip_failure(python: &str, stderr: &str) -> Error {
     let other_folder = other_folder();
     let has = |needles: &[&str]| needles.iter().any(|needle| stderr.contains(needle));

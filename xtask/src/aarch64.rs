@@ -11,13 +11,13 @@ pub(crate) const TARGET: &str = "aarch64-unknown-linux-gnu";
 
 pub(crate) const LINKER: &str = "aarch64-linux-gnu-gcc";
 pub(crate) const EMULATOR: &str = "qemu-aarch64";
-/// Where Debian's and Ubuntu's packages put the libraries for AArch64.
+/// Folder of the libraries for AArch64 in Debian's and Ubuntu's packages.
 pub(crate) const ROOT: &str = "/usr/aarch64-linux-gnu";
 
-/// What is built: the program, one plugin, and what stands in for parts of a board.
+/// Packages to build: the program, one plugin, and stand-ins for parts of a board.
 const BUILT: [&str; 3] = ["qhx-cli", "qhx-ops-llama-plugin", "qhx-stand-ins"];
 
-/// Whose unit tests run.
+/// Packages whose unit tests run.
 const UNITS: [&str; 11] = [
     "qhx-base",
     "qhx-types",
@@ -43,7 +43,7 @@ const SLOW: [&str; 7] = [
     "transformers::",
 ];
 
-/// What the tier lacks here, with what installs it.
+/// Missing requirement of the tier on this machine, with what installs it.
 pub(crate) fn missing() -> Option<&'static str> {
     if !works(Command::new(EMULATOR).arg("--version")) {
         return Some("qemu-aarch64 is not installed: apt-get install qemu-user");
@@ -80,7 +80,7 @@ pub(crate) fn libraries(qhx: &Path) -> Result<PathBuf> {
     Ok(folder.trim_end().into())
 }
 
-/// What has the emulator run the processes that an emulated program starts, by [`emulate`].
+/// Library that has the emulator run the processes that an emulated program starts, by [`emulate`].
 pub(crate) fn starter() -> Result<PathBuf> {
     let build = ["build", "--package", "qhx-stand-ins", "--example", "exec"];
     cargo::run(cross(&build).args(["--profile", "emulated", "--target", TARGET]))?;

@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// What went wrong, for people.
+/// Result of a task, whose error is a message for people.
 pub(crate) type Result<T> = std::result::Result<T, String>;
 
 /// Crates of dynamic plugins that belong beside the program.
@@ -21,7 +21,7 @@ pub(crate) const PLUGINS: [&str; 6] = [
     "qhx-ops-speech-plugin",
 ];
 
-/// What the program can do beyond the default: host-ops linked in, Parquet files.
+/// Features of the program beyond the default: host-ops linked in, Parquet files.
 pub(crate) const PROGRAM: &str = "builtin-ops,parquet";
 
 /// A cargo command in the workspace.
@@ -35,7 +35,7 @@ pub(crate) fn cargo(arguments: &[&str]) -> Command {
 static STOPPED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// Whether this thread's commands run beside those of another.
+    /// True if this thread's commands run beside those of another.
     static ASIDE: Cell<bool> = const { Cell::new(false) };
 }
 

@@ -16,7 +16,7 @@ const MDBOOK: &str = "0.5.4";
 /// A link of a page, outside of code.
 struct Link<'a> {
     line: usize,
-    /// What is shown for it.
+    /// Text that is shown for it.
     text: &'a str,
     target: &'a str,
     /// All of it, as bytes of the page.
@@ -106,7 +106,7 @@ fn listed(root: &Path) -> Result<BTreeSet<String>> {
     Ok(links(&summary).iter().filter_map(|link| Some(local(SUMMARY, link.target)?.0)).collect())
 }
 
-/// What is wrong with the links of all pages below `root`, a line each.
+/// Broken links of all pages below `root`, a line each.
 ///
 /// # Errors
 /// A page cannot be read.

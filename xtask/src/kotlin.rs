@@ -131,7 +131,7 @@ fn pages(out: &Path) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// What the tests are given.
+/// Inputs of the tests.
 struct Given<'a> {
     qhx: &'a Path,
     folder: PathBuf,

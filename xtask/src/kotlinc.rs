@@ -35,7 +35,7 @@ impl Tools {
         self.lib.join(format!("{name}.jar"))
     }
 
-    /// What programs of Kotlin need.
+    /// Libraries that programs of Kotlin need.
     pub(crate) fn libraries(&self) -> [PathBuf; 2] {
         ["kotlin-stdlib", "kotlinx-coroutines-core-jvm"].map(|name| self.jar(name))
     }

@@ -15,7 +15,7 @@ const PAGE: &str = "docs/performance.md";
 const BLOCK: &str = "```sh";
 /// Names of libraries in commands, which stand for those that are installed.
 const LIBRARIES: [&str; 2] = ["libQnnHtp.so", "libQnnSystem.so"];
-/// What commands find by a path from the checkout.
+/// Folders that commands find by a path from the checkout.
 const LINKS: [&str; 4] = ["benches", "examples", "target", "tests"];
 
 /// The commands below one heading.

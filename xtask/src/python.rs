@@ -8,7 +8,7 @@ use crate::cargo::{self, PROGRAM, Result, works};
 /// The programs of the wheel: all of `qhx-cli`.
 pub(crate) const PROGRAMS: [&str; 3] = ["qhx", "qhx_embed", "qhx_generate"];
 
-/// What the wheel is built for.
+/// Purpose of the wheel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// To be installed here: as the tests are built, and not compressed.

@@ -21,7 +21,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Machine {
     target: &'static str,
-    /// What Debian calls it.
+    /// Debian's name for it.
     debian: &'static str,
     strip: &'static str,
 }
@@ -38,7 +38,7 @@ impl Machine {
     }
 }
 
-/// What the packages of a machine are made of.
+/// Build that the packages of a machine are made of.
 #[derive(Debug)]
 struct Built {
     machine: Machine,
@@ -59,7 +59,7 @@ impl Built {
     }
 }
 
-/// What to make.
+/// Options of a release.
 #[derive(Debug)]
 pub(crate) struct Options {
     machines: Vec<Machine>,

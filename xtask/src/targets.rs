@@ -8,7 +8,7 @@ use crate::cargo::{self, Result, cargo};
 /// Phones, boards and laptops with a Hexagon NPU.
 const TARGETS: [&str; 3] = ["aarch64-linux-android", aarch64::TARGET, "aarch64-pc-windows-msvc"];
 
-/// What runs on them.
+/// Packages that run on them.
 const PACKAGES: [&str; 29] = [
     "qhx-base",
     "qhx-types",

@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::cargo::{self, PLUGINS, PROGRAM, Result, cargo, works};
 use crate::{aarch64, clients, kotlin, kotlinc, python, targets, windows};
 
-/// What to run.
+/// Options of a test run.
 #[derive(Debug, Default)]
 pub(crate) struct Options {
     require_all: bool,
@@ -144,8 +144,8 @@ fn tests(
     linked(&families)
 }
 
-/// What runs under emulators of other machines, the types of what is built for the others, and licences. Returns the
-/// program for boards and their libraries.
+/// Runs the tiers under emulators of other machines, type-checks what is built for the others, and checks licences.
+/// Returns the program for boards and their libraries.
 fn aside(
     options: &Options,
     qhx: &Path,
@@ -197,7 +197,7 @@ fn keep(qhx: &Path) -> Result<PathBuf> {
     copy(qhx)
 }
 
-/// What is tried under loom, which asks more of what it shares with the others than they do.
+/// Package that is tested under loom, and asks more of what it shares with the others than they do.
 const LOOM: &str = "qhx-loom";
 
 /// Packages that the tests of the workspace are built without. Benchmarks and the native part of the Kotlin library
@@ -211,7 +211,7 @@ const MORE_FAMILY_TESTS: [&str; 5] = ["qwen35::", "phimoe::", "gemma4::", "qwen3
 
 const BUILTIN: &str = "qhx-cli/builtin-ops,qhx-cli/parquet,qhx-tests/builtin-ops";
 
-/// What is not part of the workspace.
+/// Manifests outside of the workspace.
 const EXAMPLES: [&str; 9] = [
     "examples/backend/Cargo.toml",
     "examples/ctc/Cargo.toml",

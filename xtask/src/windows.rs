@@ -40,7 +40,7 @@ fn wine() -> Option<(PathBuf, PathBuf)> {
     Some((found(&["wine64", "wine"])?, found(&["wineserver64", "wineserver"])?))
 }
 
-/// What is missing for this tier, with how to get it; `None` where it can run.
+/// Missing requirement of this tier, with how to get it; `None` if the tier can run.
 pub(crate) fn missing() -> Option<String> {
     if wine().is_none() {
         return Some("Wine is not installed: apt-get install wine64".to_owned());
@@ -95,7 +95,7 @@ fn build() -> Result<PathBuf> {
     Ok(program.parent().ok_or("qhx.exe lies in no folder")?.to_owned())
 }
 
-/// Where the program runs: a folder whose name is hard to get right.
+/// Scene in which the program runs: a folder whose name is hard to get right.
 struct Scene {
     wine: PathBuf,
     server: PathBuf,
@@ -206,7 +206,7 @@ impl Scene {
     }
 }
 
-/// What a run printed and how it ended.
+/// Output of a run, and its exit code.
 struct Ran {
     command: String,
     code: Option<i32>,

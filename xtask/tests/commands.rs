@@ -1,4 +1,5 @@
-//! What `cargo xtask` runs, and where: against stand-ins for cargo and rustup that write down how they are called.
+//! Commands that `cargo xtask` runs, and their folders: against stand-ins for cargo and rustup that write down how they
+//! are called.
 #![cfg(unix)]
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 

@@ -1,4 +1,4 @@
-//! What the C ABI costs: the same answers by the Rust engine and by `qhx_generate_ex`, in turns, in one run.
+//! Cost of the C ABI: the same answers by the Rust engine and by `qhx_generate_ex`, in turns, in one run.
 //!
 //! `c_abi BUNDLE [TOKENS [TURNS]]`. Both run on the CPU backend with the host-ops linked in; the callback of the C ABI takes
 //! every piece of the text, and `should_cancel` is asked between tokens, as an app's binding does.

@@ -39,7 +39,7 @@ fn dequantize(data: &mut Data) {
     });
 }
 
-/// As many parts as [`dequantize`] makes, of as many bytes each.
+/// Copies as many parts as [`dequantize`] makes, of as many bytes each.
 fn copy(data: &mut Data) {
     let from = &data.from;
     data.to.par_chunks_mut(PART * 3 / 2).enumerate().for_each(|(index, part)| {

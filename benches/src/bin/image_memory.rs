@@ -15,7 +15,7 @@ use qhx_op::vision::{Filter, Image, Resizer, Size};
 
 const WIDTH: u32 = 4000;
 const HEIGHT: u32 = 3000;
-/// What it is resized to: three quarters of a megapixel.
+/// Size after resizing: three quarters of a megapixel.
 const TARGET: Size = Size { width: 1024, height: 768 };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

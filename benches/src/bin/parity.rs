@@ -70,7 +70,7 @@ fn best(logits: &[f32]) -> Option<usize> {
     (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]))
 }
 
-/// How far the largest leads the second, in standard deviations.
+/// Margin of the largest logit over the second, in standard deviations.
 fn margin(logits: &[f32]) -> f64 {
     let (mut first, mut second) = (f32::MIN, f32::MIN);
     for &v in logits {

@@ -1,6 +1,6 @@
-//! What the plugin interface costs: a decode step of an op that does next to nothing, called as a
-//! trait object of the engine, through the interface in the same program, and through the interface
-//! in a library; and what finding and loading many plugins costs.
+//! Cost of the plugin interface: a decode step of an op that does next to nothing, called as a trait object of the
+//! engine, through the interface in the same program, and through the interface in a library; and the cost of finding
+//! and loading many plugins.
 
 #![expect(clippy::print_stdout, reason = "the report is what it prints")]
 

@@ -10,7 +10,7 @@ pub const ABI_VERSION_MINOR: c_int = 1;
 /// Maximum number of history entries.
 pub const MAX_HISTORY: c_int = 4096;
 
-/// What a function returns; 0 is success.
+/// Return value of a function; 0 is success.
 pub type Status = i32;
 
 /// Success.
@@ -84,7 +84,7 @@ macro_rules! c_struct {
     };
 }
 
-/// Where the fields of a struct lie.
+/// Layout of the fields of a struct.
 #[derive(Debug, Clone, Copy)]
 pub struct Layout {
     /// Name in the header.
@@ -96,7 +96,7 @@ pub struct Layout {
 }
 
 c_struct! {
-    /// How tokens are chosen.
+    /// Generation and sampling options.
     GenCfg = "qhx_gen_cfg" {
         /// Maximum number of tokens.
         max_new_tokens: c_int,
@@ -122,15 +122,15 @@ c_struct! {
         stop_token_ids: *const i32,
         /// Number of them.
         n_stop_token_ids: c_int,
-        /// What an answer has to look like.
+        /// Grammar that the answer must match.
         grammar: *const c_char,
-        /// What `grammar` is.
+        /// Kind of `grammar`.
         grammar_kind: c_int,
     }
 }
 
 c_struct! {
-    /// What is asked.
+    /// Input of a generation.
     Inputs = "qhx_inputs" {
         /// The text.
         text: *const c_char,
@@ -180,11 +180,11 @@ c_struct! {
 }
 
 c_struct! {
-    /// What else a generation takes.
+    /// Further options of a generation.
     GenerateOptions = "qhx_generate_options" {
         /// Bytes that the caller's struct has.
         struct_size: usize,
-        /// Where the chat template knows that.
+        /// Turns thinking off, if the chat template supports that.
         disable_thinking: c_int,
         /// Nonzero cancels.
         should_cancel: ShouldCancel,
@@ -204,27 +204,27 @@ c_struct! {
         embed_query: c_int,
         /// Log-probabilities of the tokens.
         logprobs: c_int,
-        /// Of the most likely tokens, too.
+        /// Number of most likely tokens per position whose log-probabilities are returned as well.
         top_logprobs: c_int,
         /// 0. A field of a later version would otherwise lie in what 1.0 has as padding, and never sets.
         reserved: c_int,
         /// Tokens whose logits are changed.
         logit_bias_tokens: *const i32,
-        /// What is added to them.
+        /// Values added to their logits.
         logit_biases: *const f32,
         /// Number of both.
         n_logit_bias: c_int,
         /// Finds when each word of a transcription is said.
         word_times: c_int,
-        /// Whose states may be gone on from; NULL for those without one.
+        /// Salt of the states that may be reused; NULL for states without one.
         cache_salt: *const c_char,
     }
 }
 
 c_struct! {
-    /// What came of a generation.
+    /// Result of a generation.
     Output = "qhx_output" {
-        /// What the function returned.
+        /// Status that the function returned.
         status: Status,
         /// The text.
         text: *const c_char,
@@ -278,21 +278,21 @@ c_struct! {
     LastError = "qhx_error" {
         /// Bytes that the caller's struct has.
         struct_size: usize,
-        /// What the function returned, or would have.
+        /// Status that the function returned, or would have returned.
         status: Status,
         /// One word.
         kind: *const c_char,
-        /// What went wrong.
+        /// Description of the failure.
         message: *const c_char,
         /// A likely fix.
         hint: *const c_char,
-        /// Of a QNN library.
+        /// Error code of a QNN library.
         code: u64,
     }
 }
 
 c_struct! {
-    /// What a runtime is made of.
+    /// Options of a runtime.
     RuntimeOptions = "qhx_runtime_options" {
         /// Bytes that the caller's struct has.
         struct_size: usize,

@@ -11,11 +11,11 @@ use qhx::CancelToken;
 
 use crate::abi::{ShouldCancel, TokenCallback};
 
-/// Who gets the text.
+/// Receiver of the text.
 pub(crate) struct Listener {
     callback: TokenCallback,
     user: *mut c_void,
-    /// What is passed, with a NUL behind it.
+    /// Text that is passed, with a NUL behind it.
     text: Vec<u8>,
 }
 

@@ -213,7 +213,7 @@ pub extern "C" fn qhx_session_last_word(
     status
 }
 
-/// What is read of a session, or `otherwise` with the status of the failure.
+/// Value read from a session, or `otherwise` with the status of the failure.
 fn read_of<T>(
     session: *mut SessionHandle,
     otherwise: T,

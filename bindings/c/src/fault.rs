@@ -1,4 +1,4 @@
-//! What goes wrong at the border, and the last error of each thread.
+//! Errors at the C boundary, and the last error of each thread.
 
 use std::cell::RefCell;
 use std::ffi::CString;

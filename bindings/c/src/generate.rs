@@ -81,7 +81,7 @@ fn embed(embedder: &mut Embedder, question: &Question, ticket: &CancelToken) -> 
     Ok(Answer { embedding, prompt: tokens.len(), prefill_ms, ..Answer::default() })
 }
 
-/// What was said.
+/// Transcript of an audio clip.
 fn transcribe(
     transcriber: &mut Transcriber,
     question: &Question,
@@ -117,7 +117,7 @@ fn transcribe(
     })
 }
 
-/// What follows a prompt.
+/// Answer to a prompt.
 fn write(
     model: &mut Model,
     question: Question,

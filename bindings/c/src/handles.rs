@@ -54,7 +54,7 @@ impl<T> Table<T> {
         Ok(self.add(make()?))
     }
 
-    /// What a handle stands for.
+    /// Value behind a handle.
     pub(crate) fn get<H>(&self, handle: *mut H) -> Result<Arc<T>> {
         self.live().get(&handle.addr()).cloned().ok_or_else(|| self.unknown(handle.addr()))
     }

@@ -14,7 +14,7 @@ use crate::abi::{
 use crate::callbacks::Poll;
 use crate::fault::{Fault, Result};
 
-/// What a generation is asked.
+/// Checked input of a generation.
 #[derive(Debug, Default)]
 pub(crate) struct Question {
     pub text: Option<String>,
@@ -37,7 +37,7 @@ pub(crate) struct Question {
     pub grammar_kind: c_int,
 }
 
-/// What a runtime is made of.
+/// Checked options of a runtime.
 #[derive(Debug, Default)]
 pub(crate) struct RuntimeQuestion {
     pub htp: Option<PathBuf>,
@@ -196,7 +196,7 @@ pub(crate) fn poll(options: &GenerateOptions) -> Poll {
     Poll::new(options.should_cancel, options.should_cancel_user)
 }
 
-/// What a generation is asked.
+/// Checks the input of a generation.
 pub(crate) fn question(
     inputs: *const Inputs,
     cfg: *const GenCfg,
@@ -347,7 +347,7 @@ fn attachment(what: &str, media: &Media) -> Result<Attachment> {
     Ok(Attachment::from_source(modality, source))
 }
 
-/// What a runtime is made of.
+/// Checks the options of a runtime.
 pub(crate) fn runtime(given: *const RuntimeOptions) -> Result<RuntimeQuestion> {
     let read = sized!(
         "options",

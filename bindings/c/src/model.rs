@@ -1,4 +1,4 @@
-//! What is behind a model's handle: what its sessions share.
+//! State behind a model's handle, which its sessions share.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -78,7 +78,7 @@ pub(crate) fn put_error(to: *mut LastError, last: Option<&Last>) -> Result<()> {
     Ok(())
 }
 
-/// What a session holds for its caller.
+/// Data that a session holds for its caller.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     /// With a NUL behind it.
@@ -111,7 +111,7 @@ fn ended(text: String) -> Vec<u8> {
     text
 }
 
-/// What came of a generation.
+/// Result of a generation.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     pub text: String,
@@ -206,7 +206,7 @@ impl Held {
     }
 }
 
-/// Where values lie; NULL for none.
+/// Pointer to the values; NULL for none.
 fn start<T>(values: &[T]) -> *const T {
     if values.is_empty() { ptr::null() } else { values.as_ptr() }
 }

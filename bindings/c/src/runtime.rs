@@ -1,4 +1,4 @@
-//! What is behind a runtime's handle.
+//! Objects behind a runtime's handle.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ pub(crate) struct Runtime {
     decided: Decided,
 }
 
-/// What the device is.
+/// Properties of the device.
 #[derive(Debug, Default)]
 pub(crate) struct Device {
     /// Hexagon architecture: 81 for v81.

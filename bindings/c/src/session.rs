@@ -1,4 +1,4 @@
-//! What is behind a session's handle: a state, one generation at a time, its cancellation.
+//! Objects behind a session's handle: a state, one generation at a time, its cancellation.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -79,7 +79,7 @@ impl Session {
         self.state()?.with_engine(|engine| Ok(engine.model_mut().op_mut().position()))
     }
 
-    /// What was consumed, as bytes that the session holds.
+    /// State of the positions consumed so far, as bytes that the session holds.
     pub(crate) fn export(&self) -> Result<(*const u8, usize)> {
         let mut state = self.state()?;
         // Two of them may be more than there is memory for. What was answered stays.
@@ -93,7 +93,7 @@ impl Session {
         self.state()?.with_engine(|engine| Ok(engine.model_mut().import_state(bytes)?))
     }
 
-    /// What is held of the last answer.
+    /// Reads from the data held of the last answer.
     pub(crate) fn last<T>(&self, read: impl FnOnce(&Held) -> Result<T>) -> Result<T> {
         read(&self.state()?.held)
     }

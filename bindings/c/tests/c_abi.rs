@@ -226,7 +226,7 @@ fn the_library_exports_what_the_header_declares() {
     assert!(dynamic.contains("[libqhexrt.so.1]") && dynamic.contains("NODELETE"), "{dynamic}");
 }
 
-/// What the client is given: bundles, what they are asked, and what they answer.
+/// Inputs of the client: bundles, prompts, and expected answers.
 struct Given {
     folder: TempDir,
     language: PathBuf,
@@ -389,8 +389,8 @@ fn a_client_generates_on_the_npu() {
     given.briefly(&mut given.client("client", &["-O1"]), "qnn");
 }
 
-/// Of the library, whose atomics the sanitizer does not see, it sees nothing: only what callbacks and threads of the
-/// client do to its own memory.
+/// The sanitizer checks only what callbacks and threads of the client do to the client's own memory. It does not see
+/// the atomics of the library, which is therefore suppressed.
 #[test]
 fn threads_of_a_client_do_not_race() {
     let given = language(None, EMULATED);

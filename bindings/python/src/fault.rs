@@ -18,7 +18,7 @@ pub(crate) fn raised<T>(py: Python<'_>, result: Result<T>) -> PyResult<T> {
     result.map_err(|fault| exception(py, &fault))
 }
 
-/// What a call that waited returned, with its fault as an exception.
+/// Result of a call that waited, with its fault as an exception.
 pub(crate) fn waited<T>(py: Python<'_>, result: Waited<T, PyErr>) -> PyResult<T> {
     result.map_err(|ended| match ended {
         Ended::Fault(fault) => exception(py, &fault),

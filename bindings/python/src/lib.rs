@@ -9,7 +9,7 @@
 //! | `model` | a model's functions |
 //! | `fault` | faults as Python's exceptions, and how a thread of Python waits |
 //!
-//! What they do is in `qhx-bindings`.
+//! The work itself is done in `qhx-bindings`.
 
 #[cfg(feature = "builtin-ops")]
 mod builtin;

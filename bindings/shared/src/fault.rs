@@ -9,7 +9,7 @@ pub struct Fault {
     error: Error,
 }
 
-/// What may fail.
+/// Result of a call that may fail.
 pub type Result<T> = std::result::Result<T, Fault>;
 
 impl Fault {
@@ -28,7 +28,7 @@ impl Fault {
         self.kind
     }
 
-    /// What failed, with a likely fix.
+    /// Error with a likely fix.
     pub fn error(&self) -> &Error {
         &self.error
     }
@@ -48,13 +48,13 @@ impl From<Error> for Fault {
 /// Why a call that waits came back without a result.
 #[derive(Debug)]
 pub enum Ended<S> {
-    /// What it waited for failed.
+    /// The awaited work failed.
     Fault(Fault),
     /// The caller wants to wait no longer.
     Stopped(S),
 }
 
-/// What a call that waits returns.
+/// Result of a call that waits.
 pub type Waited<T, S> = std::result::Result<T, Ended<S>>;
 
 impl<S, F: Into<Fault>> From<F> for Ended<S> {

@@ -1,4 +1,4 @@
-//! What the bindings of languages with objects and exceptions share: Python's and Kotlin's.
+//! Shared code of the bindings for languages with objects and exceptions: Python and Kotlin.
 //!
 //! A language's package writes options and requests as JSON, and hands bytes over beside it. Its native part converts
 //! those, waits as the language has to, and makes exceptions of faults; all else is here.

@@ -17,9 +17,9 @@ use crate::fault::{Fault, Result};
 pub struct Given<B> {
     /// A word of the table.
     pub kind: String,
-    /// What errors call it, or a path.
+    /// Name in error messages, or a path.
     pub name: OsString,
-    /// As in the table.
+    /// Content as listed in the table.
     pub content: Option<B>,
     /// Width and height of `pixels`, the rate of `samples` and 0.
     pub numbers: (u32, u32),
@@ -28,7 +28,7 @@ pub struct Given<B> {
 /// An image, audio clip or video that is or can be decoded.
 #[derive(Debug)]
 pub enum Item {
-    /// Of a file, or samples.
+    /// A file, or samples.
     File(Attachment),
     /// An image that is decoded.
     Pixels(Attached),

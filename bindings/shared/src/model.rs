@@ -14,7 +14,7 @@ use crate::media::Item;
 use crate::request::{Answer, Asked};
 use crate::turns::{Caller, Shared, on_thread, receive};
 
-/// What a model is opened with, as the package writes it.
+/// Options for opening a model, as the package writes them.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct OpenOptions {
@@ -29,7 +29,7 @@ struct OpenOptions {
     cpu_caches: Option<String>,
 }
 
-/// What an open model is.
+/// Description of an open model.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct About {
@@ -37,15 +37,15 @@ pub struct About {
     pub name: String,
     /// The manifest's path.
     pub manifest: PathBuf,
-    /// What makes the model's steps.
+    /// Host-op that runs the model's steps.
     pub host_op: String,
-    /// What prompts may hold.
+    /// Modalities that prompts may hold.
     pub modalities: Vec<Modality>,
-    /// What executes the graphs.
+    /// Backend that executes the graphs.
     pub backend: String,
     /// Why that was taken.
     pub backend_reason: String,
-    /// What executes the tokens of answers, where that was asked for.
+    /// Backend that executes the tokens of answers, if one was asked for.
     pub decoder: Option<String>,
     /// Why that was taken.
     pub decoder_reason: Option<String>,
@@ -53,16 +53,16 @@ pub struct About {
     pub max_ctx: usize,
     /// Values of a vector; 0 where the model does not embed.
     pub embedding_dim: usize,
-    /// Whether it has a chat template.
+    /// True if it has a chat template.
     pub can_chat: bool,
 }
 
-/// An open model, and what it is.
+/// An open model and its description.
 #[derive(Debug)]
 pub struct Loaded {
     /// The model.
     pub shared: Arc<Shared>,
-    /// What it is.
+    /// Description of the model.
     pub about: About,
 }
 
@@ -154,7 +154,8 @@ impl Shared {
     /// The vectors of texts, whose role is a word of [`Role`]; `ticket` cancels it.
     ///
     /// # Errors
-    /// As [`Shared::generate`], when the bundle does not embed, and when a text is too long and not to be truncated.
+    /// Errors of [`Shared::generate`], when the bundle does not embed, and when a text is too long and must not be
+    /// truncated.
     pub fn embed<C: Caller>(
         self: &Arc<Self>,
         caller: &C,

@@ -1,4 +1,4 @@
-//! What a model is asked, and its answer.
+//! A request to a model, and its answer.
 
 use std::num::NonZeroUsize;
 
@@ -85,7 +85,7 @@ enum Drafts {
     Word(String),
 }
 
-/// What an answer has to be.
+/// Form that an answer must have.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Form {
@@ -166,7 +166,7 @@ impl Asked {
     }
 }
 
-/// What a text has as JSON; all else is that already.
+/// JSON that a text holds; any other value is JSON already.
 fn as_json(value: Value) -> Result<Value> {
     let Value::String(text) = value else { return Ok(value) };
     let wrong = |e| Error::caused(ErrorKind::Usage, "option tools", e);
@@ -248,7 +248,7 @@ pub struct Answer {
     pub tokens: Vec<u32>,
     /// Positions of the prompt.
     pub prompt_tokens: usize,
-    /// Of these, those whose state was there already.
+    /// Number of prompt positions whose state was there already.
     pub reused_tokens: usize,
     /// `eos`, `stop`, `length` or `cancelled`.
     pub finish_reason: &'static str,
@@ -263,7 +263,7 @@ pub struct Answer {
 }
 
 impl Question {
-    /// What was generated as an answer.
+    /// Converts a generation to an answer.
     pub(crate) fn answer(&self, texts: &Texts, generation: Generation) -> Result<Answer> {
         let tool_calls = match &self.tools[..] {
             [] => Vec::new(),

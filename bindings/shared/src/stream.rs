@@ -10,7 +10,7 @@ use crate::media::Item;
 use crate::request::{Answer, Asked};
 use crate::turns::{Caller, LOOK, Shared, receive};
 
-/// What the thread of a stream sends.
+/// Message from the thread of a stream.
 enum Event {
     /// The prompt is tokenized and checked.
     Begun,

@@ -1,4 +1,4 @@
-//! Who may use a model now, and how a call waits for work.
+//! Turns at using a model, and waiting for its work.
 //!
 //! The work is done on a thread of its own. The calling thread waits as its language has to ([`Caller`]), and looks
 //! meanwhile whether it is to stop, as by Ctrl-C: that cancels the work, and is returned when the work has ended. A
@@ -29,10 +29,10 @@ pub trait Caller {
     fn look(&self) -> std::result::Result<(), Self::Stop>;
 }
 
-/// How long a call waits before it looks whether it is to stop.
+/// Interval at which a waiting call checks if it has to stop.
 pub(crate) const LOOK: Duration = Duration::from_millis(50);
 
-/// What a model is doing.
+/// Activity of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Nothing.
@@ -201,8 +201,8 @@ impl Shared {
         }
     }
 
-    /// What is done with this ticket ends by itself, and no thread waits for it: others wait for their turn, instead of
-    /// being refused.
+    /// Marks the work of this ticket as ending by itself, with no thread waiting for it. Others then wait for their
+    /// turn, instead of being refused.
     pub(crate) fn leave(&self, ticket: &CancelToken) {
         let mut state = lock(&self.state);
         if state.phase != Phase::Idle && state.ticket == *ticket {
@@ -260,7 +260,7 @@ impl Turn {
         })
     }
 
-    /// As [`Turn::start`], and waits for the result.
+    /// Same as [`Turn::start`], and waits for the result.
     pub(crate) fn finish<C: Caller, T: Send + 'static>(
         self,
         caller: &C,

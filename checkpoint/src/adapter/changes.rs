@@ -8,7 +8,7 @@ use qhx_graph::weight::RowSource;
 
 use super::merged::{Change, Merged};
 
-/// What adapters change of a checkpoint.
+/// Changes that adapters make to a checkpoint.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Changes {
     /// By the tensors' names in the checkpoint, in the order of the adapters.

@@ -58,7 +58,7 @@ const UNDONE: [&str; 6] = [
 /// Beginnings of values of `init_lora_weights` with which training starts from other base weights.
 const OTHER_BASES: [&str; 4] = ["pissa", "olora", "corda", "loftq"];
 
-/// What scales the change of a module.
+/// LoRA settings that scale the change of a module.
 #[derive(Debug)]
 pub(super) struct Config {
     rank: usize,

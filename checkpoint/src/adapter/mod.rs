@@ -34,7 +34,7 @@ pub const TEXT_FILES: [&str; 5] = [
 ];
 /// Beginning of the hint of an adapter that cannot be merged here.
 const MERGE: &str = "merge the adapter with PEFT (merge_and_unload), and forge that folder";
-/// What PEFT puts before the names of the model's modules.
+/// Prefix that PEFT puts before the names of the model's modules.
 const PREFIX: &str = "base_model.model.";
 
 /// An adapter that is to be merged into a checkpoint.
@@ -42,7 +42,7 @@ const PREFIX: &str = "base_model.model.";
 pub struct Adapter {
     /// The folder with `adapter_config.json` and `adapter_model.safetensors`, or `adapter_model.bin`.
     pub folder: PathBuf,
-    /// What its change of the weights is multiplied by; 1 is the adapter as it was trained.
+    /// Factor of the adapter's change to the weights; 1 is the adapter as it was trained.
     pub weight: f32,
 }
 
@@ -82,7 +82,7 @@ struct Parts {
     embedding: bool,
 }
 
-/// What a tensor of an adapter is, and the module that it belongs to.
+/// Role of an adapter's tensor in the module that it belongs to.
 enum Part {
     Down,
     Up,

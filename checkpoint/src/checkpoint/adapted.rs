@@ -80,7 +80,7 @@ impl Checkpoint {
         Ok(out)
     }
 
-    /// What adapters change.
+    /// Changes that adapters make.
     pub(crate) fn changes(&self) -> &Changes {
         &self.changes
     }

@@ -29,7 +29,7 @@ impl Checkpoint {
 /// A tokenizer that a bundle is made with.
 #[derive(Debug)]
 pub struct Source {
-    /// Where it is, for messages.
+    /// Path of the tokenizer, for messages.
     pub path: PathBuf,
     /// `tokenizer.json`.
     pub bytes: Vec<u8>,

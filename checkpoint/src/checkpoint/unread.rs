@@ -13,7 +13,7 @@ const BUFFERS: [&str; 1] = [".rotary_emb.inv_freq"];
 /// Groups of names that a message lists.
 const LISTED: usize = 8;
 
-/// What recipes do with tensors; clones of a checkpoint have it in common.
+/// Tensors that recipes read or leave out; clones of a checkpoint share them.
 #[derive(Debug, Default)]
 pub(super) struct Uses {
     read: BTreeSet<String>,

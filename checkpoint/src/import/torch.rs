@@ -144,7 +144,7 @@ fn wide_numbers(
     None
 }
 
-/// What a pickle makes.
+/// Value that a pickle makes.
 #[derive(Debug, Clone)]
 enum Value {
     None,
@@ -174,7 +174,7 @@ struct Tensor {
 }
 
 impl Tensor {
-    /// Where its bytes are: it must lie in its storage without gaps.
+    /// Finds the bytes of the tensor, which must lie in its storage without gaps.
     fn placed<'a>(
         &self,
         name: String,

@@ -85,7 +85,7 @@ pub(crate) struct BenchArgs {
     pub backend: BackendArgs,
 }
 
-/// What is printed for programs.
+/// JSON report of a benchmark.
 #[derive(Debug, Serialize)]
 struct Printed<'a> {
     bundle: String,
@@ -250,7 +250,7 @@ fn line(measured: &Measured) -> String {
     format!("{name:<10} {:>10.2} ± {:<8.2} tokens/s  {each}{ratio}", rate.mean, rate.sd)
 }
 
-/// What speculative decoding gave.
+/// Results of speculative decoding, in one line.
 fn speculated_line(found: &Speculated) -> String {
     let Speculated { plain_tokens_per_second: plain, times_plain, least_times_plain, .. } = found;
     format!(

@@ -94,7 +94,7 @@ pub(crate) struct ChatArgs {
     pub backend: BackendArgs,
 }
 
-/// What a line of input asks for.
+/// A line of input.
 #[derive(Debug, PartialEq, Eq)]
 enum Input<'a> {
     Nothing,
@@ -163,9 +163,9 @@ fn save(chat: &Chat, file: &str) -> Result<()> {
     written.map_err(|e| Error::io(ErrorKind::Io, path, e))
 }
 
-/// How answers are printed.
+/// Format of printed answers.
 struct Output {
-    /// As JSON objects.
+    /// Answers are JSON objects.
     json: bool,
     tools: Option<Tools>,
 }
@@ -297,7 +297,7 @@ enum Next {
     Refused(Error, &'static str),
 }
 
-/// What an error about a message means.
+/// Handles an error about a message.
 fn refused(e: Error) -> Result<Next> {
     let note = "(the message is not part of the conversation; /reset begins again)";
     if e.kind() == ErrorKind::Prompt { Ok(Next::Refused(e, note)) } else { Err(e) }

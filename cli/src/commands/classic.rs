@@ -63,7 +63,7 @@ pub(crate) struct ClassicArgs {
 }
 
 impl ClassicArgs {
-    /// What executes the graphs.
+    /// Backend that executes the graphs.
     pub(crate) fn backend(&self) -> BackendArgs {
         BackendArgs::classic(&self.htp, &self.system, self.device.clone())
     }

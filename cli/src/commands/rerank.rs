@@ -86,7 +86,7 @@ fn run_traced(args: &RerankArgs, app: &mut App, tracing: Option<&Tracing>) -> Re
     Ok(Status::Done)
 }
 
-/// What documents are called, and what they say.
+/// Names and texts of the documents.
 fn documents(args: &RerankArgs) -> Result<(Vec<String>, Vec<String>)> {
     if args.files.is_empty() {
         let text = prompt::text(None)?;

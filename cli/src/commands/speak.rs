@@ -79,7 +79,7 @@ pub(crate) enum Format {
     Pcm,
 }
 
-/// Where audio goes.
+/// Target of the audio.
 enum Target<'a> {
     File(File, &'a PathBuf),
     Output(&'a mut App),

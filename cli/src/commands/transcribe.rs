@@ -231,7 +231,7 @@ fn transcribe(
     Ok(transcript)
 }
 
-/// What comes on standard input.
+/// Audio on standard input.
 enum Input {
     /// A WAV file.
     File(Source),

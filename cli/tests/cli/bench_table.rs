@@ -11,7 +11,7 @@ fn bench(folder: &Path, args: &[&str]) -> Run {
     Program::qhx(folder).args(["bench"]).args(args).run()
 }
 
-/// Of the tiny bundle, once, with four tokens behind each prompt.
+/// Table of the tiny bundle, once, with four tokens behind each prompt.
 fn table(folder: &Path, args: &[&str]) -> Run {
     let bundle = bundle().to_string_lossy();
     let fixed = [&*bundle, "--backend", "cpu", "--table", "--tokens", "4", "--repeat", "1"];

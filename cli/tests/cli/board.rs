@@ -14,7 +14,7 @@ use qhx_tiers::tier;
 use crate::qnn;
 use crate::run::{Program, Run, folder};
 
-/// Where Debian's and Ubuntu's packages put the libraries for AArch64.
+/// Folder of the libraries for AArch64 in Debian's and Ubuntu's packages.
 const ROOT: &str = "/usr/aarch64-linux-gnu";
 
 /// A chip: what the kernel calls it, what the library calls it, its architecture.
@@ -88,7 +88,7 @@ impl Board {
         program.run()
     }
 
-    /// What doctor says of the NPU: the line, its hint, and the chip's name.
+    /// Report of doctor about the NPU: the line, its hint, and the chip's name.
     fn doctor(&self) -> [String; 3] {
         let run = self.run(&["doctor", "--json", "--no-plugins"]);
         assert_eq!(run.code, 1, "{run:?}");
@@ -106,7 +106,7 @@ impl Board {
     }
 }
 
-/// What is wrong with a board: its name in the page and in the message, and how it is made so.
+/// Fault of a board: its name in the page and in the message, and how it is made so.
 type Situation = (&'static str, fn(&mut Board, u32));
 
 const SITUATIONS: [Situation; 6] = [
@@ -178,7 +178,7 @@ fn doctor_names_what_is_wrong_with_an_sm8650() {
 
 #[tier(board)]
 #[test]
-fn a_machine_without_a_chip_and_a_chip_that_the_library_does_not_know_are_told_apart() {
+fn no_chip_and_an_unknown_chip_are_told_apart() {
     let board = Board::new(None);
     let said = board.doctor();
     assert!(said[0].starts_with("opening the QNN log: no SoC: "), "{said:?}");
@@ -209,7 +209,7 @@ fn a_skel_that_is_a_text_file_is_told_as_such() {
 
 #[tier(board)]
 #[test]
-fn the_plugin_and_the_cpu_backend_of_a_board_give_the_tokens_of_this_machine() {
+fn a_board_gives_the_tokens_of_this_machine() {
     let mut board = Board::new(Some(SM8850));
     board
         .variables
@@ -233,7 +233,7 @@ fn the_plugin_and_the_cpu_backend_of_a_board_give_the_tokens_of_this_machine() {
 
 #[tier(qnn, board)]
 #[test]
-fn the_libraries_of_a_board_read_context_binaries_and_do_not_load_them_without_a_dsp() {
+fn board_libraries_read_binaries_without_a_dsp() {
     let [htp, system] = qnn::libraries();
     let board = Board::new(Some(SM8850));
     let here = || {

@@ -82,7 +82,7 @@ fn answers_go_to_stdout_and_timings_to_stderr() {
 }
 
 #[test]
-fn a_message_that_does_not_fit_is_left_out_and_the_next_one_is_answered() {
+fn a_message_that_does_not_fit_is_left_out() {
     let folder = folder();
     // The context holds 192 tokens.
     let long = "What colour is the sky? ".repeat(60);

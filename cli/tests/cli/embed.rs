@@ -136,7 +136,7 @@ fn alike(a: &Value, b: &Value) {
 }
 
 #[test]
-fn texts_are_answered_as_they_come_and_share_graphs_where_several_are_there() {
+fn texts_are_answered_as_they_come_and_share_graphs() {
     let folder = folder();
     let mut child = Program::qhx(folder.path())
         .args(["embed"])
@@ -170,7 +170,7 @@ fn texts_are_answered_as_they_come_and_share_graphs_where_several_are_there() {
 }
 
 #[test]
-fn a_line_is_answered_from_standard_input_with_the_prefix_of_its_role() {
+fn lines_of_standard_input_get_the_prefix_of_their_role() {
     let folder = folder();
     let lines = "\"add\"\n{\"text\": \"add\", \"role\": \"query\"}\n";
     let run = Program::qhx(folder.path())

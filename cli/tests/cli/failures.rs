@@ -71,7 +71,7 @@ fn a_prompt_of_ten_megabytes_is_refused_by_its_length() {
 }
 
 #[test]
-fn a_panic_of_the_tokenizer_library_is_an_error_and_nothing_else() {
+fn a_panic_of_the_tokenizer_library_is_an_error() {
     let folder = folder();
     let bundle = copy_of_bundle(folder.path());
     let path = bundle.join("tokenizer.json");

@@ -88,7 +88,7 @@ fn caches_of_f16_answer_alike_and_are_named() {
     assert!(pairs.iter().any(|(a, b)| a != b), "{pairs:?}");
 }
 
-/// Whether the processor has instructions for integers.
+/// True if the processor has instructions for integers.
 fn has_integers() -> bool {
     #[cfg(target_arch = "x86_64")]
     return is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");

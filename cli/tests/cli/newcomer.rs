@@ -1,4 +1,4 @@
-//! What somebody tries who does not know the program yet.
+//! First steps of somebody who does not know the program yet.
 
 use qhx_paths::fixture;
 

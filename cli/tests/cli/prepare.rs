@@ -12,7 +12,7 @@ use qhx_tiers::tier;
 use crate::qnn;
 use crate::run::{Program, Run, copy, edit_json, folder};
 
-/// How long something is waited for that takes seconds.
+/// Longest wait for something that takes seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A folder with a portable bundle of five small contexts, `portable`.
@@ -89,7 +89,7 @@ fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     found
 }
 
-/// Where a preparation is killed.
+/// Moment at which a preparation is killed.
 #[derive(Debug, Clone, Copy)]
 enum Place {
     /// It reports this stage of its work, or the next one: a part of the line.
@@ -112,7 +112,7 @@ const PLACES: [Place; 10] = [
     Place::Wrote("lmhead.bin"),
 ];
 
-/// Those of the usual run.
+/// Moments of the usual run.
 const FEW: [usize; 3] = [2, 5, 9];
 
 /// Kills the process when it is there.
@@ -175,7 +175,7 @@ fn a_killed_prepare_goes_on_to_the_same_bytes() {
     }
 }
 
-/// What libraries of another version made is named and not taken; `--prune` removes it and what was never finished.
+/// A preparation by libraries of another version is named and not taken; `--prune` removes it and unfinished ones.
 #[tier(qnn)]
 #[test]
 fn prepared_by_older_libraries_is_not_used() {

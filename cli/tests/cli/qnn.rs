@@ -153,7 +153,7 @@ fn the_whole_way_on_the_library() {
     assert_eq!(wrong.json()["error"]["kind"], "context");
 }
 
-/// What no power of two helps is refused before anything is compiled.
+/// An overflow that no power of two helps is refused before anything is compiled.
 #[tier(qnn)]
 #[test]
 fn texts_of_check_show_the_headroom_of_each_layer() {

@@ -178,7 +178,7 @@ fn runtime_path_says_what_to_do() {
     assert!(run.stderr.contains("hint: "), "{}", run.stderr);
 }
 
-/// What each wheel has a stub and a skel for is said with it: a chip may not be among them.
+/// The report names the chips for which each wheel has a stub and a skel: a chip may not be among them.
 #[test]
 fn install_says_which_chips_the_libraries_are_for() {
     let folder = folder();

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::run::{Program, edit_json, folder};
 
 const TINY: &str = "qwen3-tiny";
-/// What all prompts that are asked begin with.
+/// Beginning of all prompts that are asked.
 const QUERY: &str = "The ";
 
 /// A bundle that is asked with what `rerank` says.
@@ -87,7 +87,7 @@ fn scores_are_those_of_the_reference_and_the_best_comes_first() {
     assert_ne!(score(&long), score(&format!("begins otherwise {long}")));
 }
 
-/// Of a cross-encoder whose scores are logits, pairs of texts with their types.
+/// The reference is a cross-encoder whose scores are logits. It takes pairs of texts with their types.
 #[test]
 fn a_cross_encoder_ranks_as_the_reference() {
     let folder = folder();

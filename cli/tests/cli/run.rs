@@ -7,7 +7,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use qhx_paths::{fixture, program};
 
-/// What a program did.
+/// Result of a run.
 #[derive(Debug)]
 pub struct Run {
     /// Exit code.
@@ -136,7 +136,7 @@ impl Program {
         self
     }
 
-    /// As [`Program::start`], with a pipe for standard input.
+    /// Same as [`Program::start`], with a pipe for standard input.
     pub fn start_with_stdin(mut self) -> std::process::Child {
         self.command
             .stdin(Stdio::piped())
@@ -171,7 +171,7 @@ impl Program {
         self.run_with(Stdio::piped(), Stdio::piped())
     }
 
-    /// As [`Program::run`], with these streams; what does not go into a pipe is not in the answer.
+    /// Same as [`Program::run`], with these streams; output that does not go into a pipe is not in the result.
     pub fn run_with(mut self, stdout: impl Into<Stdio>, stderr: impl Into<Stdio>) -> Run {
         let mut child = self
             .command

@@ -95,7 +95,7 @@ fn every_published_model_is_planned_so_that_devices_can_load_it() {
 
 /// 489 MB in the published int8 bundle.
 #[test]
-fn four_bits_make_the_layers_of_the_smallest_qwen35_smaller_than_290_megabytes() {
+fn four_bit_layers_of_the_smallest_qwen35_fit_290_megabytes() {
     let dir = folder();
     let config = configs().into_iter().find(|c| c.ends_with("qwen3.5-0.8b.json")).unwrap();
     let plan = Program::qhx(dir.path())
@@ -112,7 +112,7 @@ fn four_bits_make_the_layers_of_the_smallest_qwen35_smaller_than_290_megabytes()
 }
 
 #[test]
-fn a_context_that_no_device_could_load_is_refused_with_its_numbers() {
+fn a_context_that_no_device_loads_is_refused() {
     let dir = folder();
     let config = configs().into_iter().find(|c| c.ends_with("mistral-7b-v0.3.json")).unwrap();
     let plan = |options: &[&str]| {
@@ -242,7 +242,7 @@ fn a_forge_that_is_killed_three_times_makes_the_same_bundle() {
 
 #[tier(qnn)]
 #[test]
-fn context_binaries_of_a_forge_that_is_killed_three_times_are_the_same() {
+fn a_forge_killed_three_times_makes_the_same_binaries() {
     let [htp, system] = libraries();
     let dir = folder();
     let config = config(dir.path(), 8);
@@ -267,7 +267,7 @@ fn children(parent: u32) -> Vec<u32> {
 /// whose forge is gone must not go on.
 #[tier(qnn)]
 #[test]
-fn a_compiler_that_is_killed_is_reported_and_ends_with_its_forge() {
+fn a_killed_compiler_is_reported_and_ends_with_its_forge() {
     let [htp, system] = libraries();
     let dir = folder();
     let config = config(dir.path(), 8);

@@ -54,7 +54,7 @@ fn each_target_has_a_folder_with_a_whole_bundle() {
     a_device_takes_what_it_runs(folder.path());
 }
 
-/// Of the folder `tiny` with bundles for v73 and v79.
+/// Checks the folder `tiny` with bundles for v73 and v79.
 fn a_device_takes_what_it_runs(folder: &Path) {
     let [htp, system] = libraries();
     let qhx = |args: &[&str]| {

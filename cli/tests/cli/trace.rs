@@ -130,7 +130,7 @@ fn each_text_that_is_embedded_is_traced() {
 
 #[cfg(unix)]
 #[test]
-fn a_file_that_cannot_hold_a_trace_is_one_error_and_no_text_is_lost() {
+fn a_trace_that_cannot_be_written_loses_no_text() {
     let folder = folder();
     let fifo = folder.path().join("fifo");
     let made = std::process::Command::new("mkfifo").arg(&fifo).status().expect("mkfifo runs");

@@ -196,7 +196,7 @@ fn what_the_host_op_found_is_reported() {
 }
 
 #[test]
-fn any_channels_bits_and_rate_are_taken_and_what_holds_no_sound_is_named() {
+fn any_channels_bits_and_rate_are_taken() {
     let folder = folder();
     let run =
         multimodal(folder.path(), &["stereo.wav", "fast.wav", "--prompt", "ab", "--chat"]).ok();

@@ -29,10 +29,10 @@ impl Mapped {
         Self::of(path, &files::open(ErrorKind::Artifact, path)?)
     }
 
-    /// As [`Mapped::open`], for a file that has to lie below `folder`, links resolved.
+    /// Same as [`Mapped::open`], for a file that must be below `folder` with links resolved.
     ///
     /// # Errors
-    /// As [`Mapped::open`], and when the file lies outside of `folder`.
+    /// Errors of [`Mapped::open`], or if the file is outside `folder`.
     pub fn open_within(path: &Path, folder: &Path) -> Result<Self> {
         Self::of(path, &files::open_within(ErrorKind::Artifact, path, folder)?)
     }
@@ -51,7 +51,7 @@ impl Mapped {
         Ok(Self { path: Arc::from(path), identity: Arc::new(identity), map })
     }
 
-    /// Where the file lies.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -154,7 +154,7 @@ impl Artifacts {
         &self.bounds
     }
 
-    /// What the files were when they were opened first.
+    /// State of the files when they were first opened.
     pub fn seen(&self) -> &FirstSeen {
         &self.seen
     }
@@ -200,7 +200,7 @@ impl Artifacts {
     /// Opens the file at a path of the manifest.
     ///
     /// # Errors
-    /// As [`Artifacts::resolve`], and when the file cannot be opened or was exchanged meanwhile.
+    /// Errors of [`Artifacts::resolve`], or if the file cannot be opened or was exchanged meanwhile.
     pub fn open_file(&self, pointer: &str, path: &str) -> Result<File> {
         let resolved = self.resolve(pointer, path)?;
         files::open_within(ErrorKind::Artifact, &resolved, &self.bounds)
@@ -210,7 +210,7 @@ impl Artifacts {
     /// Maps the file at a path of the manifest, or returns the mapping made before.
     ///
     /// # Errors
-    /// As [`Artifacts::open_file`], and when the file cannot be mapped.
+    /// Errors of [`Artifacts::open_file`], or if the file cannot be mapped.
     pub fn open(&mut self, pointer: &str, path: &str) -> Result<Mapped> {
         let resolved = self.resolve(pointer, path)?;
         if let Some(mapped) = self.mapped.get(&resolved) {

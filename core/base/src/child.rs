@@ -46,13 +46,13 @@ const MAGIC: [u8; 4] = *b"qhxA";
 /// Begins what a child writes: a program that is no helper of ours is noticed by it.
 const GREETING: [u8; 4] = *b"qhxH";
 
-/// What parent and child have to agree upon.
+/// Version that parent and child must share.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What is kept of a child's last words on standard error, in bytes.
+/// Bytes kept of the end of a child's standard error.
 const LAST_WORDS: usize = 4 << 10;
 
-/// How Rust's standard library reports that memory ran out.
+/// Message with which Rust's standard library reports that memory ran out.
 const NO_MEMORY: &[u8] = b"memory allocation of ";
 
 static PROGRAM: OnceLock<ChildProgram> = OnceLock::new();
@@ -70,7 +70,7 @@ pub struct ChildProgram {
     pub arguments: Vec<OsString>,
 }
 
-/// What a task may take.
+/// Limits of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of memory; `None` for no limit. On Linux and Android this counts what the process can write and
@@ -91,7 +91,7 @@ pub enum ChildFailure {
     Start {
         /// The program's file.
         program: PathBuf,
-        /// What the system reports.
+        /// Error that the system reports.
         why: String,
     },
     /// The program is no helper, or one of another version.
@@ -99,7 +99,7 @@ pub enum ChildFailure {
     Foreign {
         /// The program's file.
         program: PathBuf,
-        /// What it is.
+        /// Description of the program that was found.
         found: String,
     },
     /// The process crashed before it answered: `signal 11`, `exit code 101`.
@@ -126,9 +126,8 @@ pub enum ChildFailure {
 }
 
 impl ChildFailure {
-    /// As the error of what the task was to do: `what` names it, such as a file, and comes first in the message.
-    /// An error that the task returned stays as it is, kind and message. What the helper itself is to blame for
-    /// is [`ErrorKind::Internal`].
+    /// Error of the task. `what` names its object, such as a file, and comes first in the message. An error that the
+    /// task returned keeps its kind and message. A fault of the helper itself becomes [`ErrorKind::Internal`].
     pub fn into_error(self, kind: ErrorKind, what: impl std::fmt::Display) -> Error {
         let kind = if self.is_the_helpers() { ErrorKind::Internal } else { kind };
         let hint = match &self {
@@ -168,7 +167,7 @@ impl CrashTime {
         Self(now.map_or(0, |now| now.as_secs()))
     }
 
-    /// Whether it is too old to be held against a file, or lies in the future.
+    /// True if the crash is too old to be held against a file, or lies in the future.
     pub fn is_over(self) -> bool {
         Self::now().0.checked_sub(self.0).is_none_or(|age| age >= CRASH_REMEMBERED.as_secs())
     }
@@ -223,10 +222,10 @@ impl ChildProgram {
         self.ask_until(task, input, limits, &CancelToken::new())
     }
 
-    /// As [`ChildProgram::ask`]. Cancelling ends the process with [`ChildFailure::Cancelled`].
+    /// Same as [`ChildProgram::ask`], but cancelling ends the process with [`ChildFailure::Cancelled`].
     ///
     /// # Errors
-    /// As [`ChildProgram::ask`], and [`ChildFailure::Cancelled`].
+    /// Errors of [`ChildProgram::ask`], and [`ChildFailure::Cancelled`].
     pub fn ask_until(
         &self,
         task: &str,
@@ -277,7 +276,7 @@ impl ChildProgram {
         command.spawn()
     }
 
-    /// What is executed: where this program's file was replaced or moved, the file that runs.
+    /// Path of the running executable, even if it was replaced or moved on disk.
     fn file(&self) -> &Path {
         let running = Path::new("/proc/self/exe");
         let linux = cfg!(any(target_os = "linux", target_os = "android"));
@@ -297,7 +296,7 @@ pub struct Helper {
     child: Running,
     program: PathBuf,
     limits: Limits,
-    /// Whether it has reported its version.
+    /// True once the process has reported its version.
     greeted: bool,
     inputs: Sender<Vec<u8>>,
     answers: Receiver<io::Result<Answer>>,
@@ -309,7 +308,7 @@ impl Helper {
     /// answers nothing more.
     ///
     /// # Errors
-    /// As [`ChildProgram::ask_until`].
+    /// Errors of [`ChildProgram::ask_until`].
     pub fn ask(&mut self, input: Vec<u8>, cancel: &CancelToken) -> Result<Vec<u8>, ChildFailure> {
         let start = Instant::now();
         // Without a reader the process has ended, which its missing answer shows.
@@ -371,7 +370,7 @@ impl Helper {
     }
 }
 
-/// What comes within a time, unless it is cancelled before.
+/// Receives a message within `time`, unless cancelled first.
 fn wait<T>(
     receiver: &Receiver<T>,
     time: Duration,
@@ -393,7 +392,7 @@ fn wait<T>(
 struct Running(Child);
 
 impl Running {
-    /// How it ended by itself; `None` for one that goes on.
+    /// Exit status if the process ended by itself; `None` while it runs.
     fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
         // A process closes its files after its exit status is settled, on Windows shortly before.
         let start = Instant::now();
@@ -427,7 +426,7 @@ enum Answer {
     Whole(Vec<u8>),
     Failed(PlainError),
     TooLong,
-    /// What no helper writes.
+    /// Anything that no helper writes.
     Unknown,
 }
 
@@ -506,7 +505,7 @@ fn last_words(child: &mut Child) -> io::Result<Receiver<Vec<u8>>> {
     Ok(receiver)
 }
 
-/// Whether the process itself is to blame for its end, and nobody who ended it.
+/// True if the process crashed rather than being killed.
 fn is_crash(status: ExitStatus) -> bool {
     #[cfg(unix)]
     if let Some(signal) = std::os::unix::process::ExitStatusExt::signal(&status) {

@@ -1,4 +1,4 @@
-//! How far computed numbers are from what is expected of them.
+//! Distance of computed numbers from the expected ones.
 //!
 //! A largest difference that is folded from 0 with `f32::max` skips NaN, so that an array of nothing but NaN would
 //! differ by 0 from any other. Here numbers have to be finite before their distance means anything.
@@ -22,8 +22,8 @@ impl Distance {
     ///
     /// # Errors
     ///
-    /// Where the arrays are empty or of different lengths, and where an element of either is not finite. The message
-    /// names the element.
+    /// The arrays are empty or of different lengths, or an element of either is not finite. The message names the
+    /// element.
     pub fn of<T: Copy + Into<f64>>(found: &[T], expected: &[T]) -> Result<Self> {
         let wrong = |message: String| Err(Error::new(ErrorKind::Graph, message));
         if found.len() != expected.len() {
@@ -54,7 +54,7 @@ impl Distance {
     ///
     /// # Errors
     ///
-    /// As [`Distance::of`], and where the elements make no whole rows.
+    /// Errors of [`Distance::of`], or if the elements do not make whole rows.
     pub fn least_row(found: &[f32], expected: &[f32], width: usize) -> Result<(f64, usize)> {
         if width == 0 || !expected.len().is_multiple_of(width) || found.len() != expected.len() {
             let (found, expected) = (found.len(), expected.len());

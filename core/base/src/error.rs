@@ -11,7 +11,7 @@ use crate::escape::shown;
 /// Result with [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What sort of thing went wrong. Decides the exit code of the command line.
+/// Kind of failure. Decides the exit code of the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -141,7 +141,7 @@ pub struct TooLong {
 }
 
 impl TooLong {
-    /// Whether an error is about such a prompt.
+    /// True if an error is about such a prompt.
     pub fn is_cause_of(error: &Error) -> bool {
         StdError::source(error).is_some_and(|cause| cause.is::<Self>())
     }
@@ -155,7 +155,7 @@ impl fmt::Display for TooLong {
 
 impl StdError for TooLong {}
 
-/// What the system reports about a failure, without its number, which adds nothing to the words.
+/// Message of the system about a failure, without its number, which adds nothing to the words.
 pub fn why(error: &std::io::Error) -> String {
     let mut why = error.to_string();
     if let (Some(end), Some(_)) = (why.rfind(" (os error "), error.raw_os_error()) {
@@ -239,7 +239,7 @@ impl Error {
         self
     }
 
-    /// What sort of failure this is.
+    /// Kind of failure.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }

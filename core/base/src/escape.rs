@@ -40,7 +40,7 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
-/// As [`escaped`], and without the middle of a text of more than [`MAX_SHOWN`] characters.
+/// Same as [`escaped`], without the middle of a text of more than [`MAX_SHOWN`] characters.
 pub fn shown(text: &str) -> Cow<'_, str> {
     match middle(text) {
         None => bounded(escaped(text)),

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, ErrorKind, Result};
 
-/// What distinguishes a file and its state from others.
+/// Metadata that distinguishes a file and its state from others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileIdentity {
     /// 0 on systems other than Unix.
@@ -32,7 +32,7 @@ pub struct FileIdentity {
 }
 
 impl FileIdentity {
-    /// That of a file with this metadata.
+    /// Identity of the file with this metadata.
     pub fn of(data: &std::fs::Metadata) -> Self {
         let modified = data.modified().ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok());
         let modified_ns = modified.and_then(|d| i64::try_from(d.as_nanos()).ok()).unwrap_or(0);
@@ -60,20 +60,20 @@ impl std::fmt::Display for FileIdentity {
 /// Opens a regular file for reading.
 ///
 /// # Errors
-/// Of `kind`: when the file cannot be opened, or is not a regular file.
+/// Errors of kind `kind`: the file cannot be opened, or is not a regular file.
 pub fn open(kind: ErrorKind, path: &Path) -> Result<File> {
     let file = without_waiting().read(true).open(path).map_err(|e| refused(kind, path, e))?;
     let found = file.metadata().map_err(|e| Error::io(kind, path, e))?;
     if found.is_file() { Ok(file) } else { Err(wrong(kind, path, found.file_type())) }
 }
 
-/// As [`open`], for a file that has to lie below `folder`, links resolved.
+/// Same as [`open`], for a file that must be below `folder` with links resolved.
 ///
 /// On Linux and Android the system reports where the open file lies. On other systems the path is
 /// resolved after the file was opened, and on Unix the file found there must be the opened one.
 ///
 /// # Errors
-/// As [`open`], and when the file lies outside of `folder`.
+/// Errors of [`open`], or if the file is outside `folder`.
 pub fn open_within(kind: ErrorKind, path: &Path, folder: &Path) -> Result<File> {
     let file = open(kind, path)?;
     let real = place(&file, path).map_err(|e| Error::io(kind, path, e))?;
@@ -84,7 +84,7 @@ pub fn open_within(kind: ErrorKind, path: &Path, folder: &Path) -> Result<File> 
 /// Reads a regular file of at most `limit` bytes.
 ///
 /// # Errors
-/// As [`open`], and when the file cannot be read or is longer than `limit`.
+/// Errors of [`open`], or if the file cannot be read or is longer than `limit`.
 pub fn read(kind: ErrorKind, path: &Path, limit: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let file = open(kind, path)?;
@@ -105,7 +105,7 @@ pub fn read(kind: ErrorKind, path: &Path, limit: u64) -> Result<Vec<u8>> {
 /// Reads a regular file of at most `limit` bytes of UTF-8.
 ///
 /// # Errors
-/// As [`read`], and when the file is not UTF-8.
+/// Errors of [`read`], or if the file is not UTF-8.
 pub fn read_text(kind: ErrorKind, path: &Path, limit: u64) -> Result<String> {
     String::from_utf8(read(kind, path, limit)?)
         .map_err(|e| Error::caused(kind, format_args!("{}: not UTF-8", path.display()), e))
@@ -213,7 +213,7 @@ fn name(found: FileType) -> &'static str {
     if found.is_dir() { "a folder" } else { "not a file" }
 }
 
-/// Where an open file lies, links resolved.
+/// Path of an open file with links resolved.
 fn place(file: &File, path: &Path) -> io::Result<PathBuf> {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     {

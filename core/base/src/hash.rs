@@ -15,7 +15,7 @@ const CHUNK: usize = 1 << 20;
 /// of every chunk before it is hashed: its error ends the work.
 ///
 /// # Errors
-/// Of `kind` when the file cannot be read, and the error of `each`.
+/// An error of kind `kind` if the file cannot be read, or the error of `each`.
 pub fn sha256(
     kind: ErrorKind,
     path: &Path,

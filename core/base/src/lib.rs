@@ -1,4 +1,4 @@
-//! What all crates of qhx share: errors, files of untrusted bundles, child processes, cancellation and traces.
+//! Code that all crates of qhx share: errors, files of untrusted bundles, child processes, cancellation and traces.
 //!
 //! Nothing here knows a tensor, a manifest or a model.
 

@@ -1,4 +1,4 @@
-//! Whether the program has more rights than the user who started it.
+//! Detects a program that has more rights than the user who started it.
 
 #![cfg_attr(
     any(target_os = "linux", target_os = "android"),

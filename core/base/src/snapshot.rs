@@ -1,4 +1,4 @@
-//! Where a path lies in a cache of a hub: `models--OWNER--NAME/snapshots/COMMIT/…`, whose files are links to
+//! Location of a path in a hub cache: `models--OWNER--NAME/snapshots/COMMIT/…`, whose files are links to
 //! `models--OWNER--NAME/blobs`.
 
 use std::path::{Component, Path, PathBuf};
@@ -18,7 +18,7 @@ pub struct Snapshot {
     pub inner: String,
 }
 
-/// Where `path` lies in a cache of a hub, by the names of its folders. `None` for any other place.
+/// Location of `path` in a hub cache, by the names of its folders. `None` for any other path.
 pub fn locate(path: &Path) -> Option<Snapshot> {
     let absolute = std::path::absolute(path).ok()?;
     let mut folders = absolute.ancestors();

@@ -39,8 +39,8 @@ pub fn redirect_to_stderr() -> io::Result<StdoutGuard> {
     Ok(StdoutGuard(real))
 }
 
-/// As [`redirect_to_stderr`], but what is printed to descriptor 1 goes to the log line by line: `tracing` with
-/// target `qnn` and level debug.
+/// Same as [`redirect_to_stderr`], but text printed to descriptor 1 goes to the log line by line: `tracing` with target
+/// `qnn` and level debug.
 ///
 /// # Errors
 /// There is no pipe or thread to be had, or descriptor 1 cannot be replaced.

@@ -1,4 +1,4 @@
-//! Where time goes: what was done from when to when, written to a file as it ends.
+//! Trace of where time goes: events with start and duration, each written to a file as it ends.
 //!
 //! The file is a JSON array in the
 //! [trace event format](https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU),
@@ -6,9 +6,9 @@
 //! within another where it was done while the other was, on the same thread. Times are microseconds since the trace
 //! began, all on one clock.
 //!
-//! Whoever may be traced keeps an `Option<Arc<Trace>>` and calls [`span`]: without a trace that is one comparison.
-//! What was written is not kept, so that a long run takes no memory. A trace that cannot be written on is given up,
-//! and the work goes on: [`Trace::finish`] reports what went wrong.
+//! A caller that may be traced keeps an `Option<Arc<Trace>>` and calls [`span`]: without a trace that is one
+//! comparison. Events are not kept once written, so a long run takes no memory. If writing fails, the trace is given up
+//! and the work goes on: [`Trace::finish`] reports the error.
 //!
 //! Beside `tracing`, which logs here and in apps: a span of `tracing` begins and ends when its code does, and what the
 //! NPU's library measures within an execution is known only after it, with times of its own. It would also need a
@@ -46,15 +46,15 @@ struct State {
     named: Vec<u64>,
 }
 
-/// What sort of work took time.
+/// Kind of work that took time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Category {
-    /// That of the engine, the host-op and the program.
+    /// Work of the engine, the host-op and the program.
     Host,
     /// The execution of a graph, as the host sees it.
     Graph,
-    /// What a backend's library measured itself.
+    /// Time measured by a backend's library itself.
     Library,
 }
 
@@ -69,7 +69,7 @@ pub struct Event<'a> {
 }
 
 impl<'a> Event<'a> {
-    /// What began at `start` and took `time`.
+    /// Event that began at `start` and took `time`.
     pub fn new(name: &'a str, category: Category, start: Instant, time: Duration) -> Self {
         Self { name, category, start, time, arguments: Map::new() }
     }
@@ -155,7 +155,7 @@ impl Trace {
     /// Ends the trace.
     ///
     /// # Errors
-    /// What kept it from being written whole; the file then ends there.
+    /// The trace could not be written whole; the file ends there.
     pub fn finish(&self) -> Result<()> {
         self.with(|file, _| {
             file.write_all(b"\n]\n")?;
@@ -184,7 +184,7 @@ impl Trace {
         }
     }
 
-    /// What went wrong, once.
+    /// Reports the first failure once.
     fn check(&self) -> Result<()> {
         match self.state().error.take() {
             Some(e) => Err(Error::io(ErrorKind::Io, &self.path, e)
@@ -240,7 +240,7 @@ pub fn span(trace: Option<&Arc<Trace>>, name: impl Into<Cow<'static, str>>) -> O
     span_with(trace, name, |_| {})
 }
 
-/// As [`span`], with what else is known of it, which is asked for only where there is a trace.
+/// Same as [`span`], with further arguments. `arguments` is called only if there is a trace.
 pub fn span_with(
     trace: Option<&Arc<Trace>>,
     name: impl Into<Cow<'static, str>>,

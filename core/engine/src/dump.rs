@@ -11,7 +11,7 @@ use crate::npy::{self, Array};
 /// Maximum bytes of an array's name.
 const LONGEST_NAME: usize = 64;
 
-/// Where arrays go: to a folder, or into memory.
+/// Destination of arrays: a folder, or memory.
 ///
 /// The second array of a name is called `NAME-2`, the third `NAME-3`.
 #[derive(Debug)]
@@ -22,18 +22,18 @@ pub struct Dump {
 
 #[derive(Debug)]
 enum Target {
-    /// As NumPy's files (format 1.0, f32, row-major).
+    /// A folder of NumPy files (format 1.0, f32, row-major).
     Folder(PathBuf),
-    /// Those of these names stay in memory.
+    /// Memory, for arrays of these names.
     Memory(BTreeSet<String>),
 }
 
 /// The arrays of a dump.
 #[derive(Debug, Default)]
 pub struct Dumped {
-    /// How many of each name there are.
+    /// Number of arrays of each name.
     pub counts: BTreeMap<String, usize>,
-    /// Those that were kept.
+    /// Arrays that were kept.
     pub arrays: BTreeMap<String, Array>,
 }
 
@@ -64,7 +64,7 @@ impl Dump {
         Self { target: Target::Memory(names.into_iter().collect()), dumped: Mutex::default() }
     }
 
-    /// What was dumped since the last call. Names begin again, which a folder does not take.
+    /// Arrays dumped since the last call. Names begin again, which a folder does not take.
     pub fn take(&self) -> Dumped {
         std::mem::take(&mut *self.dumped.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -31,7 +31,7 @@ use crate::manifest::Manifest;
 pub struct SpanStats {
     /// Name given by the op.
     pub name: String,
-    /// How often it was entered.
+    /// Number of times it was entered.
     pub count: u64,
     /// Time inside it.
     pub busy: Duration,
@@ -40,7 +40,7 @@ pub struct SpanStats {
 /// States that went from one backend to another: see [`Model::decode_on`](crate::engine::Model::decode_on).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HandOvers {
-    /// How often one did.
+    /// Number of hand-overs.
     pub count: u64,
     /// Bytes of all of them: used rows of caches, and replaced states.
     pub bytes: u64,
@@ -49,7 +49,7 @@ pub struct HandOvers {
 }
 
 impl HandOvers {
-    /// What came to these since `before`.
+    /// Hand-overs since `before`.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
         Self {
@@ -120,7 +120,7 @@ macro_rules! host_op {
 /// Generating and embedding are calls of one trait: the engine holds one box for each open bundle, and what the op does
 /// is found in its [`OpenInfo`].
 pub trait HostOp: Send {
-    /// What the op found when it was opened. It does not change while the op is open.
+    /// Properties that the op found when it was opened. They do not change while the op is open.
     fn info(&self) -> &OpenInfo;
 
     qhx_types::op_calls! { host_op }
@@ -188,7 +188,7 @@ fn absent(call: &str) -> Error {
 /// Called with the positions of a prompt that are consumed, and their number.
 pub type ProgressFn = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
-/// What a host-op is given when it is opened.
+/// Services that a host-op is given when it is opened.
 pub struct OpServices {
     /// The manifest, with unknown keys.
     pub manifest: Arc<Manifest>,
@@ -200,7 +200,7 @@ pub struct OpServices {
     pub threads: Arc<rayon::ThreadPool>,
     /// Called with (positions consumed, total) during prefill.
     pub progress: Option<ProgressFn>,
-    /// Where arrays go that the op makes.
+    /// Dump of the arrays that the op makes.
     pub dump: Option<Arc<Dump>>,
 }
 
@@ -214,7 +214,7 @@ impl std::fmt::Debug for OpServices {
     }
 }
 
-/// Where an op comes from.
+/// Origin of an op.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OpSource {
@@ -227,9 +227,9 @@ pub enum OpSource {
 /// An op that can be opened.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct OpEntry {
-    /// What the op declares about itself.
+    /// The op's description of itself.
     pub description: OpDescription,
-    /// Where it comes from.
+    /// Origin of the op.
     pub source: OpSource,
 }
 

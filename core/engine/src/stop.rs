@@ -1,4 +1,4 @@
-//! Where an answer ends: stop tokens and stop strings over streamed text.
+//! End of an answer: stop tokens and stop strings over streamed text.
 
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_text::{Beginning, REASONING};
@@ -47,7 +47,7 @@ impl StopFilter {
     /// Stops at any of these.
     ///
     /// # Errors
-    /// As [`StopFilter::check`] does.
+    /// Errors of [`StopFilter::check`].
     pub fn new(strings: Vec<String>, mut tokens: Vec<u32>) -> Result<Self> {
         Self::check(&strings)?;
         tokens.sort_unstable();

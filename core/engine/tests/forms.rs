@@ -1,4 +1,4 @@
-//! What a manifest's `chat` implies that declares only what an answer begins with.
+//! Prompts of a manifest's `chat` that declares only what an answer begins with.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! What executes graphs.
+//! Backends, which execute graphs.
 //!
 //! A [`Backend`] opens [`Context`]s; a context opens [`Graph`]s; a graph has memory bound to its
 //! ports and executes. Nothing here knows a model family or a file format other than through
@@ -47,7 +47,7 @@ pub struct ContextSource {
     pub onnx: Vec<(String, PathBuf)>,
     /// The folder that none of the files may lie outside of, links resolved; `None` for any.
     pub within: Option<PathBuf>,
-    /// What the files were when they were opened first.
+    /// Identity of the files when they were opened first.
     pub seen: FirstSeen,
     /// Graphs of the binary, and the microseconds that one execution takes, as far as the manifest declares it.
     pub us: Vec<(String, f64)>,
@@ -66,7 +66,7 @@ impl ContextSource {
     }
 }
 
-/// What `qhx doctor` and `--json` say about a backend.
+/// Description of a backend, for `qhx doctor` and `--json`.
 #[derive(Debug, Clone, Serialize)]
 pub struct BackendInfo {
     /// A short name, such as `cpu`.
@@ -78,14 +78,14 @@ pub struct BackendInfo {
 }
 
 impl BackendInfo {
-    /// What matmuls with quantized weights round activations to, where a line `activations: TYPE` of the details says it:
-    /// `int16` or `int8` of the CPU backend.
+    /// Type that matmuls with quantized weights round activations to, if a line `activations: TYPE` of the details says
+    /// it: `int16` or `int8` of the CPU backend.
     pub fn activations(&self) -> Option<&str> {
         self.details.iter().find_map(|line| line.strip_prefix("activations: "))
     }
 
-    /// What caches of keys and values are stored as, where a line `caches: TYPE` of the details says it: `f32` or `f16` of
-    /// the CPU backend.
+    /// Type that caches of keys and values are stored as, if a line `caches: TYPE` of the details says it: `f32` or
+    /// `f16` of the CPU backend.
     pub fn caches(&self) -> Option<&str> {
         self.details.iter().find_map(|line| line.strip_prefix("caches: "))
     }
@@ -127,8 +127,8 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         false
     }
 
-    /// What executes the graphs, where its answers may differ from one device to the next: a text that is the same for
-    /// devices of one kind. `None` where they are those of this program.
+    /// Device that executes the graphs, if its results may differ from one device to the next: a text that is the same
+    /// for devices of one kind. `None` if the results are those of this program.
     fn device(&self) -> Option<String> {
         None
     }
@@ -138,7 +138,7 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         false
     }
 
-    /// What is known of the device that may explain an execution that took long: the power vote, restarts, temperatures.
+    /// Conditions of the device that may explain a slow execution: the power vote, restarts, temperatures.
     fn conditions(&self) -> Vec<String> {
         Vec::new()
     }
@@ -174,7 +174,7 @@ impl std::fmt::Debug for Opened {
     }
 }
 
-/// What executes a graph, where a backend has more than one way.
+/// Executor of a graph, for a backend that has more than one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GraphExecutor {
     /// The backend's word for it; of the CPU backend `instructions` or `rten`.
@@ -200,7 +200,7 @@ pub struct Unsupported {
     pub operator: String,
     /// The name of its node, or of what the node makes; empty as above.
     pub node: String,
-    /// What about it. What it quotes of the file is escaped.
+    /// Reason. Its quotes of the file are escaped.
     pub why: String,
 }
 
@@ -220,7 +220,7 @@ pub trait Context: Send + Sync {
     /// The graphs in the context.
     fn graphs(&self) -> &[Arc<GraphInfo>];
 
-    /// What executes each of [`Context::graphs`]; empty where a backend has only one way.
+    /// Executor of each of [`Context::graphs`]; empty if a backend has only one.
     fn executors(&self) -> Vec<GraphExecutor> {
         Vec::new()
     }

@@ -21,8 +21,8 @@ struct Slot {
     bytes: usize,
     align: usize,
     bound: Option<(Memory, usize)>,
-    /// What was bound before. The two buffers of a state take turns for every token: one that comes back was checked
-    /// when it was bound first, and its handle is still there.
+    /// Previous binding. The two buffers of a state take turns for every token: one that comes back was checked when it
+    /// was bound first, and its handle is still there.
     former: Option<(Memory, usize)>,
 }
 

@@ -158,7 +158,7 @@ impl Memory {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// What a backend keeps with memory of its own making, if it is a `T`.
+    /// Value that a backend keeps with memory of its own making, if it is a `T`.
     pub fn owner<T: Any>(&self) -> Option<&T> {
         match &*self.0 {
             Storage::Backend { owner, .. } => owner.downcast_ref(),
@@ -234,7 +234,7 @@ mod tests {
 
     /// Runs a test of this module in a process of its own, which `variable` tells apart. `None` in that process.
     ///
-    /// What a process maps is read in several calls, between which other tests map and unmap memory.
+    /// The mappings of a process are read in several calls, between which other tests map and unmap memory.
     fn alone(test: &str, variable: &str) -> Option<std::process::Output> {
         if std::env::var_os(variable).is_some() {
             return None;

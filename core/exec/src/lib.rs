@@ -1,4 +1,4 @@
-//! What executes graphs, and the memory that they read and write. No device is known here: a backend brings its own.
+//! Backends that execute graphs, and the memory that graphs use. No device is known here: a backend brings its own.
 //!
 //! | module | holds |
 //! |---|---|

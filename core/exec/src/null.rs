@@ -15,7 +15,7 @@ use crate::Memory;
 use crate::backend::{Backend, BackendInfo, Context, ContextSource, Graph};
 use crate::bindings::Bindings;
 
-/// What a scripted graph does: reads its inputs, which are copies, and writes its outputs.
+/// Script of a graph: reads its inputs, which are copies, and writes its outputs.
 pub type Script = dyn FnMut(&GraphInfo, &[&[u8]], &mut [&mut [u8]]) -> Result<()> + Send;
 
 type Shared = Option<Arc<Mutex<Box<Script>>>>;

@@ -114,7 +114,7 @@ impl Backend for ResidentBackend {
     }
 }
 
-/// Where an opened context comes from, and where it is kept while it is loaded.
+/// Source of an opened context, and the pool that keeps it while it is loaded.
 struct Origin {
     /// Distinct from every other opened context of the process.
     id: u64,
@@ -144,7 +144,7 @@ impl Origin {
         Some(Use { origin: self, context: Arc::clone(&entry.context), slot, graph })
     }
 
-    /// As [`Origin::find`]; the context is loaded if need be, in the place of the one that was used longest ago.
+    /// Same as [`Origin::find`], but loads the context if need be, in the place of the least recently used one.
     fn load(&self, slot: Option<usize>) -> Result<Use<'_>> {
         if let Some(found) = self.find(slot) {
             return Ok(found);

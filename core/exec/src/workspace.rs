@@ -108,7 +108,7 @@ struct Slot {
     context: String,
     graph: Box<dyn Graph>,
     info: Arc<GraphInfo>,
-    /// Of each input, then of each output.
+    /// Place of each input, then of each output.
     places: Vec<Place>,
     unbound: usize,
     /// Microseconds of one execution, as the bundle declares.
@@ -119,13 +119,13 @@ struct Slot {
     slow: u64,
 }
 
-/// What can be bound to a port, and what is.
+/// Size of a port's tensor, and what is bound to it.
 struct Place {
     /// Bytes of the tensor. Computed once: states are bound again for every token.
     bytes: usize,
     /// The buffer, and the byte that the tensor begins at.
     bound: Option<(BufferId, usize)>,
-    /// What was bound before. It fits: it was checked then, and buffers stay as they are.
+    /// Previous binding. It fits: it was checked then, and buffers stay as they are.
     former: Option<(BufferId, usize)>,
 }
 
@@ -148,7 +148,7 @@ impl Place {
 /// The graphs and buffers of one session.
 pub struct Workspace {
     backend: Arc<dyn Backend>,
-    /// What can be written here came from a [`Buffer`] that was taken by value.
+    /// Buffers of the session. Writable ones came from a [`Buffer`] that was taken by value.
     buffers: Vec<Memory>,
     graphs: Vec<Slot>,
     contexts: LoadedContexts,
@@ -179,7 +179,7 @@ impl Workspace {
         Self::over(backend, cancel, LoadedContexts::default())
     }
 
-    /// As [`Workspace::new`], for contexts that other workspaces execute, too: each waits for its turn.
+    /// Same as [`Workspace::new`], for contexts that other workspaces also execute: each waits for its turn.
     pub fn over(backend: Arc<dyn Backend>, cancel: CancelToken, contexts: LoadedContexts) -> Self {
         Self {
             backend,
@@ -217,7 +217,7 @@ impl Workspace {
         self.trace.as_ref()
     }
 
-    /// As [`Workspace::add_context`], with what the bundle declares about the graphs.
+    /// Same as [`Workspace::add_context`], with the bundle's declarations about the graphs.
     ///
     /// # Errors
     /// When the context or one of its graphs does not open.

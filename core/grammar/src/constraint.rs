@@ -1,4 +1,4 @@
-//! Where an answer is in its grammar.
+//! Position of an answer in its grammar.
 
 use std::fmt;
 

@@ -11,7 +11,7 @@ use crate::tools;
 /// Levels of arrays and objects in a schema, as `serde_json` reads them.
 const MAX_DEPTH: usize = 127;
 
-/// What an answer may be.
+/// Form that an answer may have.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Grammar {
@@ -44,7 +44,7 @@ impl Grammar {
         json("the JSON schema", text).map(Self::JsonSchema)
     }
 
-    /// What a number and a text say, as in the C interface of published bundles:
+    /// Grammar for a number and a text, as in the C interface of published bundles:
     ///
     /// | kind | text | |
     /// |---|---|---|
@@ -93,7 +93,7 @@ impl Grammar {
         }
     }
 
-    /// What it is called in messages.
+    /// Name in messages.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Json | Self::JsonSchema(_) => "the JSON schema",

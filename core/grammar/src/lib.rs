@@ -1,4 +1,4 @@
-//! What an answer may be: JSON of a schema, a regular expression, a Lark grammar, one of some texts, calls of tools.
+//! Grammars of answers: JSON of a schema, a regular expression, a Lark grammar, one of some texts, calls of tools.
 //!
 //! A [`Grammar`] says it in words. A [`Vocabulary`] has the tokens of a tokenizer as bytes, and makes a [`Constraint`]
 //! of a grammar: which tokens may come next, and which must. The work is done by the crate `llguidance`; nothing of it

@@ -1,4 +1,4 @@
-//! How JSON of a schema is written.
+//! Format of JSON that a schema describes.
 
 use llguidance::JsonCompileOptions;
 use serde_json::{Map, Value};

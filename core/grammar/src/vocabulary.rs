@@ -93,8 +93,9 @@ impl Vocabulary {
         Ok(Self { factory: Arc::new(factory), tokenizer: tokenizer.clone() })
     }
 
-    /// What a grammar allows, at the beginning of an answer. `format`: how the model calls tools, if it does. `stops`: further tokens
-    /// that may end the answer. `goes_on`: none of the model's ends it before the grammar does.
+    /// Constraint of a grammar, at the beginning of an answer. `format` is the form of the model's tool calls, if it
+    /// makes any. `stops` are further tokens that may end the answer. With `goes_on`, none of the model's own ends it
+    /// before the grammar does.
     ///
     /// # Errors
     /// [`ErrorKind::Usage`] when the grammar is invalid, too big, or no text is of it.

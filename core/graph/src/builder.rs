@@ -28,7 +28,7 @@ pub struct GraphBuilder {
     names: HashSet<String>,
     scope: String,
     scalars: HashMap<(Elem, usize, u32), TensorId>,
-    /// What [`GraphBuilder::reorder`] made: of a tensor, in an order.
+    /// Results of [`GraphBuilder::reorder`]: the tensor, the order, and the reordered tensor.
     reordered: Vec<(TensorId, Arc<[u32]>, TensorId)>,
 }
 
@@ -61,7 +61,7 @@ impl GraphBuilder {
     /// `l3_attn`.
     ///
     /// # Errors
-    /// Those of `build`.
+    /// Errors of `build`.
     pub fn scoped<T>(
         &mut self,
         scope: &str,

@@ -43,8 +43,8 @@ pub enum Elem {
     Int8Cache,
 }
 
-/// What one step of an [`Elem::Int8`] input is worth. A power of two, so that nothing is lost; small
-/// enough that sums of activations times the int8 values stay within f16.
+/// Value of one step of an [`Elem::Int8`] input. A power of two, so that nothing is lost; small enough that sums of
+/// activations times the int8 values stay within f16.
 pub const INT8_STEP: f32 = 1.0 / 128.0;
 
 impl Elem {
@@ -59,7 +59,7 @@ impl Elem {
         }
     }
 
-    /// How a QNN graph encodes it.
+    /// Quantization of its values in a QNN graph.
     pub const fn quantization(self) -> Quantization {
         match self {
             Self::Activation | Self::F32 | Self::I32 => Quantization::None,
@@ -118,7 +118,7 @@ pub enum Constant {
     Int(Arc<[i32]>),
 }
 
-/// Where a tensor's values come from.
+/// Source of a tensor's values.
 #[derive(Debug, Clone)]
 pub enum Origin {
     /// Given by the caller of the graph.
@@ -140,7 +140,7 @@ pub struct Tensor {
     pub elem: Elem,
     /// Row-major dimensions.
     pub shape: Vec<usize>,
-    /// Where the values come from.
+    /// Source of the values.
     pub origin: Origin,
 }
 
@@ -222,7 +222,7 @@ impl UnaryOp {
     }
 }
 
-/// What a reduction computes along its axis.
+/// Reduction along an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReduceOp {
@@ -234,7 +234,7 @@ pub enum ReduceOp {
     Max,
 }
 
-/// How the filters of an [`Op::Conv2d`] move. Pairs are rows and columns.
+/// Geometry of the filters of an [`Op::Conv2d`]. Pairs are rows and columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Conv2d {
@@ -259,7 +259,7 @@ impl Conv2d {
     }
 }
 
-/// How the filters of a convolution along one axis move, see [`Conv2d`].
+/// Geometry of the filters of a convolution along one axis, see [`Conv2d`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Conv1d {
     /// Size of a filter.
@@ -302,7 +302,7 @@ mod exact {
     }
 }
 
-/// What a node computes.
+/// Operation of a node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Op {
@@ -322,7 +322,7 @@ pub enum Op {
     Unary(UnaryOp),
     /// Along one axis, which stays with size 1.
     Reduce {
-        /// What is computed.
+        /// The reduction to compute.
         op: ReduceOp,
         /// The axis.
         axis: usize,
@@ -435,18 +435,18 @@ impl Op {
 pub struct Node {
     /// Its name, with the scope that it was made in. That of its output, unless that is an output of the graph.
     pub name: String,
-    /// What it computes.
+    /// Op that it computes.
     pub op: Op,
-    /// What it reads.
+    /// Tensors that it reads.
     pub inputs: Vec<TensorId>,
-    /// What it writes.
+    /// Tensor that it writes.
     pub output: TensorId,
 }
 
 /// A built graph. See the module's invariants.
 #[derive(Debug, Clone)]
 pub struct Graph {
-    /// What the ids of its tensors carry.
+    /// Number that the ids of its tensors carry.
     pub(crate) identity: u64,
     pub(crate) name: String,
     pub(crate) tensors: Vec<Tensor>,
@@ -471,12 +471,12 @@ impl Graph {
         &self.nodes
     }
 
-    /// What the caller gives, in order.
+    /// Tensors that the caller provides, in order.
     pub fn inputs(&self) -> &[TensorId] {
         &self.inputs
     }
 
-    /// What the caller gets, in order.
+    /// Tensors that the caller receives, in order.
     pub fn outputs(&self) -> &[TensorId] {
         &self.outputs
     }

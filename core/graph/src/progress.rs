@@ -1,4 +1,4 @@
-//! How a forge reports its progress.
+//! Progress reports of a forge.
 
 /// Receives progress. Called on the thread that called the forge.
 pub trait Progress {

@@ -85,7 +85,7 @@ pub trait RowSource: Send + Sync + fmt::Debug {
 pub struct Reordered {
     /// The matrix.
     pub source: Arc<dyn RowSource>,
-    /// Of each column of it, the column of the checkpoint's matrix. A permutation.
+    /// Column of the checkpoint's matrix for each column of it. A permutation.
     pub order: Arc<[u32]>,
 }
 
@@ -99,7 +99,7 @@ impl Reordered {
 /// [`RowSource::read_f32`] of a source with a [`RowSource::block_form`]: the dequantized values.
 ///
 /// # Errors
-/// As [`RowSource::read_blocks`].
+/// Errors of [`RowSource::read_blocks`].
 pub fn dequantize_blocks(source: &dyn RowSource, first: usize, out: &mut [f32]) -> Result<()> {
     let Some(form) = source.block_form() else { return source.read_f32(first, out) };
     let mut blocks = Quantized::zeroed(form, out.len());
@@ -108,7 +108,7 @@ pub fn dequantize_blocks(source: &dyn RowSource, first: usize, out: &mut [f32]) 
     Ok(())
 }
 
-/// How a weight is stored in the lowered graphs.
+/// Storage of a weight in the lowered graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Storage {
     /// f16 in QNN; in ONNX the checkpoint's own values.
@@ -155,7 +155,7 @@ impl Weight {
         Self { source, storage }
     }
 
-    /// How it is stored.
+    /// Storage in the lowered graphs.
     pub fn storage(&self) -> Storage {
         self.storage
     }
@@ -325,7 +325,7 @@ fn quantize_blocks(source: &dyn RowSource, first: usize, out: QuantizedMut<'_>) 
 /// Hands all rows of `source` to `take` in order, some megabytes at a time, read in parallel.
 ///
 /// # Errors
-/// Those of `take`, and of reading.
+/// Errors of `take`, and of reading.
 pub fn stream(source: &dyn RowSource, mut take: impl FnMut(&[f32]) -> Result<()>) -> Result<()> {
     let [rows, cols] = source.shape();
     let window = (WINDOW / cols.max(1)).clamp(1, rows.max(1));
@@ -355,7 +355,7 @@ pub fn read(source: &dyn RowSource, first: usize, out: &mut [f32]) -> Result<()>
     Err(not_sane(source))
 }
 
-/// What is wrong with a tensor that has values which are NaN, infinite or of absurd size.
+/// Error for a tensor with values that are NaN, infinite or of absurd size.
 fn not_sane(source: &dyn RowSource) -> Error {
     let bad = |v: f32| v.is_nan() || v.abs() > ABSURD;
     let Bad { first, value, count, total, .. } = match Bad::find(source, bad) {
@@ -373,7 +373,7 @@ fn not_sane(source: &dyn RowSource) -> Error {
     .hint("the checkpoint is damaged, or was saved after training diverged; download it again")
 }
 
-/// What is wrong with a tensor that has values which f16 cannot hold.
+/// Error for a tensor with values that f16 cannot hold.
 pub fn beyond_f16(source: &dyn RowSource) -> Error {
     let found = Bad::find(source, |v| v.is_finite() && v.abs() >= F16_OVERFLOW);
     let Bad { first, value, count, total, peak } = match found {

@@ -31,7 +31,7 @@ use super::registered::{DeviceMemory, MemoryMode};
 use super::session::{Session, SessionOptions, Sessions};
 use super::thermal;
 
-/// How the backend is opened.
+/// Options for opening the backend.
 #[derive(Debug, Clone, Default)]
 pub struct QnnOptions {
     /// libQnnHtp.so.
@@ -40,13 +40,13 @@ pub struct QnnOptions {
     pub system: Option<PathBuf>,
     /// The device's Hexagon architecture, where the library's own word is not to be taken.
     pub device_arch: Option<u32>,
-    /// Whether the library emulates the NPU, so that nothing it says of the chip counts; `None` goes by this machine.
+    /// True if the library emulates the NPU, so that nothing it says of the chip counts; `None` goes by this machine.
     pub emulated: Option<bool>,
-    /// What the library logs, through `tracing` with target `qnn`.
+    /// Level of the library's log, which goes through `tracing` with target `qnn`.
     pub log: LogLevel,
-    /// What is measured; read with [`QnnBackend::take_profile`].
+    /// Level of profiling; read the records with [`QnnBackend::take_profile`].
     pub profile: ProfileLevel,
-    /// Where what is measured is written to instead.
+    /// Trace that the measurements are written to instead.
     pub trace: Option<Arc<Trace>>,
     /// Power mode to vote for while the backend is open.
     pub perf: PerfMode,
@@ -54,11 +54,11 @@ pub struct QnnOptions {
     pub idle_release: Option<Duration>,
     /// Scheduling priority of the contexts.
     pub priority: Priority,
-    /// Where inputs and outputs lie.
+    /// Memory that inputs and outputs lie in.
     pub memory: MemoryMode,
     /// libcdsprpc.so; `None` takes the device's.
     pub cdsprpc: Option<PathBuf>,
-    /// How many contexts of a bundle are opened at a time; `None` leaves it to the backend.
+    /// Number of contexts of a bundle that are opened at a time; `None` leaves it to the backend.
     pub open_threads: Option<u16>,
     /// Contexts of a bundle share one buffer for what does not fit the tightly coupled memory; `None`
     /// does so on a device.
@@ -123,7 +123,7 @@ impl QnnBackend {
         self.sessions.library()
     }
 
-    /// What the library reports about the machine.
+    /// The library's report about the machine.
     pub fn platform(&self) -> &Platform {
         &self.platform
     }
@@ -155,7 +155,7 @@ impl QnnBackend {
         self.memory.describe()
     }
 
-    /// What was measured since the last call, at most the newest 131,072 events.
+    /// Profile records since the last call, at most the newest 131,072 events.
     pub fn take_profile(&self) -> Vec<ProfileRecord> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -263,7 +263,7 @@ impl QnnBackend {
         Ok((context, shares))
     }
 
-    /// How many contexts are opened at a time.
+    /// Number of contexts that are opened at a time.
     fn open_threads(&self) -> usize {
         // The emulator takes all of the processor for one context.
         if self.platform.emulated {

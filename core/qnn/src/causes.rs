@@ -14,13 +14,13 @@ use super::codes::{self, Code};
 use super::library::{Library, why_not_loaded};
 use super::log;
 
-/// Where the DSP's loader looks for its libraries: folders, parted by semicolons.
+/// Environment variable with the folders where the DSP's loader looks for its libraries, parted by semicolons.
 pub const SKEL_FOLDERS: &str = "ADSP_LIBRARY_PATH";
 
 /// Files in which the kernel reports which chip this is. The library reads them in this order.
 const SOC_FILES: [&str; 2] = ["/sys/devices/soc0/soc_id", "/sys/devices/system/soc/soc0/id"];
 
-/// What a failing `remote_handle64_open` answers where there is no such library for the DSP.
+/// Status of a failing `remote_handle64_open` when there is no such library for the DSP.
 const NO_SKEL: &str = "0x80000406";
 
 /// A machine as the causes need to know it, so that tests can make one up.
@@ -29,7 +29,7 @@ struct Machine<'a> {
     folder: PathBuf,
     /// Value of [`SKEL_FOLDERS`].
     skel_folders: Option<String>,
-    /// What [`SOC_FILES`] say.
+    /// Content of [`SOC_FILES`].
     soc: Option<String>,
     /// Why a library cannot be loaded.
     why_not: &'a dyn Fn(&Path) -> Option<Error>,
@@ -282,7 +282,7 @@ mod tests {
         (cause.name, cause.text)
     }
 
-    /// What follows every cause.
+    /// Line that follows every cause.
     const AFTER: &str = "<E> Failed to parse platform config: 14001";
 
     #[test]

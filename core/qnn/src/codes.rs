@@ -243,7 +243,7 @@ impl Code {
         self.entry().map_or_else(|| self.range(), |e| e.name)
     }
 
-    /// What the code means, in words.
+    /// Meaning of the code, in words.
     pub fn meaning(self) -> Option<&'static str> {
         self.entry().map(|e| e.meaning)
     }

@@ -95,7 +95,7 @@ pub enum CompilerValue {
     Text(String),
 }
 
-/// What a tensor is for.
+/// Role of a tensor.
 #[derive(Debug, Clone, Copy)]
 enum Kind<'a> {
     Input,
@@ -210,7 +210,7 @@ impl Composer {
         Self::on(&device, target, configs)
     }
 
-    /// As [`Composer::new`], on a device that was opened for `target`.
+    /// Same as [`Composer::new`], on a device that was opened for `target`.
     ///
     /// # Errors
     /// When the context cannot be created.
@@ -287,7 +287,7 @@ impl Composer {
     /// its length. After an error the file is gone.
     ///
     /// # Errors
-    /// As [`Composer::binary`], and when the file exists or cannot be written.
+    /// Errors of [`Composer::binary`], and when the file exists or cannot be written.
     pub fn write(&self, path: &Path) -> Result<u64> {
         let size = self.binary_size()?;
         let fail = |e: std::io::Error| {
@@ -395,7 +395,7 @@ impl std::fmt::Debug for Slot {
     }
 }
 
-/// What a declared tensor points to, kept until the graph is done.
+/// Data that a declared tensor points to, kept until the graph is done.
 struct Strings {
     _name: CString,
     _dimensions: Vec<u32>,
@@ -420,7 +420,7 @@ impl GraphComposer<'_> {
         self.nodes.len()
     }
 
-    /// What a handle stands for.
+    /// Description of the tensor that a handle stands for.
     pub fn info(&self, tensor: TensorHandle) -> Option<&TensorInfo> {
         if tensor.graph != self.serial {
             return None;
@@ -702,7 +702,7 @@ fn reserve(file: &File, size: u64) -> std::io::Result<()> {
     file.set_len(size)
 }
 
-/// What is likely where a graph does not compile for a chip.
+/// Likely reason why a graph does not compile for a chip.
 fn not_compiled(target: Target) -> String {
     let plain = "an op, shape or element type is not supported on this target";
     match target.vtcm_mb {

@@ -18,7 +18,7 @@ use super::library::{EMULATES, Library};
 use super::log::{self, LogLevel};
 use super::target::Target;
 
-/// What the library reports about the machine it runs on.
+/// The library's report about the machine it runs on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Platform {
     /// Hexagon architecture, when the library reports one.
@@ -148,7 +148,7 @@ impl Device {
         }
     }
 
-    /// What the library reports about the machine.
+    /// The library's report about the machine.
     ///
     /// # Errors
     /// When the library does not report the platform.

@@ -1,4 +1,4 @@
-//! Whether a file is a dynamic library for this machine, before the system loader is asked.
+//! Check that a file is a dynamic library for this machine, before the system loader is asked.
 //!
 //! Written here: four numbers at fixed places of a header are all that is read, of a file that may be anything.
 
@@ -96,7 +96,7 @@ fn elf(head: &[u8]) -> Option<u16> {
     head.starts_with(b"\x7fELF").then(|| u16_at::<18>(head))?
 }
 
-/// Where the header with the machine lies in a PE file.
+/// Offset of the header with the machine in a PE file.
 fn pe(head: &[u8]) -> Option<u32> {
     let place = head.get(60..64)?.try_into().ok()?;
     head.starts_with(b"MZ").then(|| u32::from_le_bytes(place))

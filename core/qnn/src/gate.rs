@@ -120,7 +120,7 @@ impl Drop for Shared {
     }
 }
 
-/// What opening or closing a context of the library's takes, until it is dropped.
+/// Guard for opening or closing a context of the library, held until it is dropped.
 #[derive(Debug)]
 pub(crate) enum Loading {
     Alone(Exclusive),
@@ -142,7 +142,7 @@ mod tests {
 
     use super::*;
 
-    /// What `work` returns, on a thread of its own.
+    /// Result of `work`, run on a thread of its own.
     fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
         let (send, receive) = channel();
         std::thread::spawn(move || send.send(work()));

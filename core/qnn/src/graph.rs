@@ -75,7 +75,7 @@ pub(crate) struct GraphTensors {
     pub(crate) outputs: Vec<BinaryTensor>,
 }
 
-/// What the prebuilt tensors point to. The heap blocks keep their place when this moves.
+/// Data that the prebuilt tensors point to. The heap blocks keep their place when this moves.
 #[derive(Default)]
 struct Owned {
     names: Vec<CString>,
@@ -129,7 +129,7 @@ type Execute = unsafe extern "C" fn(
     sys::Handle,
 ) -> Status;
 
-/// What a graph has of its backend.
+/// Services of the backend that a graph uses.
 pub(crate) struct Services {
     pub(crate) memory: Arc<DeviceMemory>,
     /// Notified of each execution, where that matters.
@@ -143,7 +143,7 @@ pub(crate) struct QnnGraph {
     execute: Execute,
     inputs: Box<[Tensor]>,
     outputs: Box<[Tensor]>,
-    /// Of each input, then of each output.
+    /// Slot of each input, then of each output.
     slots: Box<[Slot]>,
     info: Arc<GraphInfo>,
     services: Services,
@@ -152,13 +152,13 @@ pub(crate) struct QnnGraph {
     context: Arc<ContextHandle>,
 }
 
-/// What is bound to a port.
+/// Size of a port's tensor, and what is bound to it.
 struct Slot {
     /// Bytes of the tensor. QNN passes no more.
     bytes: u32,
     bound: Option<Bound>,
-    /// What was bound before. The two buffers of a state take turns for every token: one that comes
-    /// back was checked and registered when it was bound first.
+    /// Previous binding. The two buffers of a state take turns for every token: one that comes back was checked and
+    /// registered when it was bound first.
     former: Option<Bound>,
 }
 
@@ -300,7 +300,7 @@ impl Graph for QnnGraph {
     }
 }
 
-/// What helps where [`log::emulator_mixes_chips`].
+/// Hint for an error when [`log::emulator_mixes_chips`] is true.
 const MIXED: &str = "the emulator does not execute graphs for chips of different tightly coupled memory (VTCM) in \
                      several threads, as for v68 and v81: open their bundles in processes of their own";
 

@@ -1,4 +1,4 @@
-//! What a context binary declares about itself.
+//! Metadata that a context binary declares about itself.
 
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_types::{DType, GraphInfo, Quantization, TensorInfo};

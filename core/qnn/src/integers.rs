@@ -11,7 +11,7 @@ use qhx_qnn_sys::{
 };
 use qhx_types::quantized::{Bits, QuantizedForm, QuantizedRef};
 
-/// What an encoding points to. Kept until the graph is done.
+/// Data that an encoding points to. Kept until the graph is done.
 #[derive(Default)]
 pub(super) struct Pointed {
     block: Box<[u32]>,

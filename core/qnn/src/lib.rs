@@ -20,8 +20,8 @@
 //! this crate sees a handle.
 //!
 //! # Contract with the libraries
-//! What this crate guarantees to them, and what it relies on. SAFETY comments cite the clauses by
-//! name; those of memory bound to graphs are in [`qhx_exec::backend`].
+//! Guarantees of this crate to the libraries, and its assumptions about them. SAFETY comments cite the clauses by name;
+//! those of memory bound to graphs are in [`qhx_exec::backend`].
 //!
 //! | clause | who | what |
 //! |---|---|---|

@@ -117,7 +117,7 @@ impl Library {
         })))
     }
 
-    /// Where libQnnHtp was opened.
+    /// Path that libQnnHtp was opened from.
     pub fn path(&self) -> &Path {
         &self.0.path
     }
@@ -177,7 +177,7 @@ impl Library {
     }
 }
 
-/// What is taken of a provider.
+/// Name, versions and table of the chosen provider.
 struct Chosen {
     name: String,
     core: sys::Version,
@@ -283,7 +283,7 @@ impl SystemLibrary {
         .hint(format!("use {SYSTEM_FILE} of QAIRT 2.36 or newer")))
     }
 
-    /// Where the library was opened.
+    /// Path that the library was opened from.
     pub fn path(&self) -> &Path {
         &self.0.path
     }
@@ -349,7 +349,7 @@ fn entry_point<T: Copy>(path: &Path, symbol: &str) -> Result<T> {
 /// Has the system loader open a library.
 ///
 /// # Safety
-/// As that of [`libloading::Library::new`].
+/// Same contract as [`libloading::Library::new`].
 unsafe fn load(name: &Path) -> Result<libloading::Library, libloading::Error> {
     #[cfg(windows)]
     if name.is_absolute() {
@@ -403,7 +403,7 @@ fn load_error(path: &Path, error: libloading::Error) -> Error {
     }
 }
 
-/// How Windows reports that a library, or one that it needs, is not there.
+/// Text by which Windows reports that a library, or one that it needs, is not there.
 const MODULE_NOT_FOUND: &str = "os error 126";
 
 fn missing_dependency(text: &str) -> Option<&'static str> {

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::library::EMULATES;
 
-/// How much the libraries say.
+/// Verbosity of the libraries.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
 )]
@@ -26,7 +26,7 @@ pub enum LogLevel {
     Error,
     /// Failures and warnings.
     Warn,
-    /// What happens.
+    /// Events.
     Info,
     /// Sizes, estimates and decisions of the compiler.
     Verbose,
@@ -72,7 +72,7 @@ pub(crate) fn failures_since(mark: u64) -> Vec<String> {
     since(mark, sys::LOG_ERROR)
 }
 
-/// As [`failures_since`], with warnings, where the log was opened for them.
+/// Same as [`failures_since`], with warnings, if the log was opened for them.
 pub(crate) fn lines_since(mark: u64) -> Vec<String> {
     since(mark, WARNING)
 }

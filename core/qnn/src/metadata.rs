@@ -3,7 +3,7 @@
 //! A damaged or hostile file passes through the library as it is: counts that no model has, names
 //! that are missing or never end. All that is read here has a limit, so that neither memory nor
 //! output grows beyond what a model could need, and the first thing that makes no sense ends it.
-//! Whether a pointer leads to memory cannot be checked; that is why [`super::probe`] reads in a child.
+//! Pointers themselves cannot be checked; that is why [`super::probe`] reads in a child.
 
 #![expect(unsafe_code, reason = "reads structures of the system library")]
 
@@ -34,7 +34,7 @@ const MAX_SCALES: u32 = 1 << 20;
 pub(crate) enum Fault {
     /// Its version is unknown.
     Version(u32),
-    /// What it declares makes no sense.
+    /// Its declarations make no sense.
     Content(String),
 }
 
@@ -92,7 +92,7 @@ pub(crate) unsafe fn copy(
     }
 }
 
-/// What was read so far, against the limits for the whole file.
+/// Counts of what was read so far, against the limits for the whole file.
 struct Reader {
     tensors: u32,
     names: usize,
@@ -466,7 +466,7 @@ mod tests {
         assert_eq!(graph.outputs[0].dtype, Some(DType::F16));
     }
 
-    /// What a child reads goes to the parent as JSON.
+    /// The metadata that a child reads goes to the parent as JSON.
     #[test]
     fn a_description_survives_json() {
         let scales = [0.1, f32::MIN_POSITIVE, 1e-45, f32::MAX, 0.000_5]

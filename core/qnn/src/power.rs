@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::codes;
 use super::device::Device;
 
-/// How fast the NPU is asked to run.
+/// Speed that the NPU is asked to run at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PerfMode {
@@ -104,13 +104,13 @@ impl PerfMode {
 /// The longest time in µs that the library polls for an answer.
 const MAX_POLLING: u32 = 9999;
 
-/// What is asked for. Times are in µs.
+/// Power vote. Times are in µs.
 #[derive(Debug, Clone, Copy)]
 struct Vote {
     mode: u32,
     /// The governor may change the clocks.
     dcvs: bool,
-    /// Of the clocks of bus and cores.
+    /// Corner of the clocks of bus and cores.
     corner: u32,
     sleep_latency: u32,
     rpc_latency: u32,
@@ -323,7 +323,7 @@ impl Power {
         }
     }
 
-    /// How long nothing has run.
+    /// Time since the last execution; zero while one runs.
     fn idle(&self) -> Duration {
         if self.running.load(Ordering::SeqCst) > 0 {
             return Duration::ZERO;

@@ -10,10 +10,10 @@ use super::target::Target;
 
 /// Core interface of the first library that writes and reads blobs of version 4.
 const BLOB_4_SINCE: ApiVersion = ApiVersion { major: 2, minor: 38, patch: 0 };
-/// What one process domain of the NPU was seen to hold.
+/// Bytes that one process domain of the NPU was seen to hold.
 const DOMAIN_BYTES: u64 = 3_300_000_000;
 
-/// What a binary is going to meet.
+/// Device and library that a binary is going to meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Destination {
     /// The device's architecture, when known; `None` accepts every binary.
@@ -57,23 +57,23 @@ impl Destination {
     }
 }
 
-/// How a binary runs on a device.
+/// Verdict on a binary for a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// It was compiled for such a device, or nothing is known that says otherwise.
     Optimal,
     /// It runs, at less than full speed.
     Supported {
-        /// What it was compiled for, and what the device is.
+        /// Target that the binary was compiled for, and the device's.
         reason: String,
-        /// What would run at full speed.
+        /// Hint at a binary that would run at full speed.
         hint: String,
     },
     /// It does not run.
     Refused {
-        /// What it needs, and what the device has.
+        /// Needs of the binary, and what the device has.
         reason: String,
-        /// What would run.
+        /// Hint at a binary that would run.
         hint: String,
     },
 }
@@ -81,14 +81,15 @@ pub enum Verdict {
 /// The architecture from which on devices run no binaries of older ones.
 const SPLIT: u32 = 73;
 
-/// Whether a device of the architecture `device` runs binaries for the architecture `made`.
+/// True if a device of the architecture `device` runs binaries for the architecture `made`.
 pub const fn runs_on(made: u32, device: u32) -> bool {
     made <= device && (made >= SPLIT || device < SPLIT)
 }
 
-/// How a binary runs on a device, by Qualcomm's own rule: a device refuses binaries of newer architectures and HTP
+/// Verdict on a binary for a device, by Qualcomm's own rule: a device refuses binaries of newer architectures and HTP
 /// interfaces and those that need more tightly coupled memory than it has, and from v73 on those of architectures
-/// before v73. What is neither refused nor for this architecture and memory runs, and would be quicker if it were.
+/// before v73. Other binaries run; those for another architecture or memory size would be faster if compiled for
+/// this device.
 pub fn verdict(binary: &BinaryInfo, device: &Destination) -> Verdict {
     let refused = |reason, hint: &str| Verdict::Refused { reason, hint: hint.to_owned() };
     let (made, has) = (binary.dsp_arch, device.arch);

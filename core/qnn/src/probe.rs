@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::info::BinaryInfo;
 use super::library::SystemLibrary;
 
-/// What a helper does for this module: a program with helpers lists it among its tasks.
+/// Task of a helper for this module: a program with helpers lists it among its tasks.
 pub const TASK: Task = ("context-metadata", answer);
 
 /// A child that has not read the metadata by then never will.
@@ -33,7 +33,7 @@ const MEMORY: u64 = 2 << 30;
 /// Bytes of the answer. All that [`super::metadata`] lets through takes less as JSON.
 const ANSWER: usize = 96 << 20;
 
-/// What the child is to read. Paths need not be UTF-8.
+/// Request that tells the child what to read. Paths need not be UTF-8.
 #[derive(Debug, Serialize, Deserialize)]
 struct Request {
     system: OsString,
@@ -161,7 +161,7 @@ impl Memory {
     const VERSION: u32 = 3;
     const MAX_BYTES: u64 = 16 << 20;
 
-    /// What a file remembers; nothing when it cannot be read or is of another version.
+    /// Memory that a file holds; empty when it cannot be read or is of another version.
     fn read(path: &Path, library: &str) -> Self {
         let known = files::read(ErrorKind::Io, path, Self::MAX_BYTES).ok();
         let known = known.and_then(|text| serde_json::from_slice::<Self>(&text).ok());
@@ -203,7 +203,7 @@ mod tests {
         ChildProgram { program: "/bin/sh".into(), arguments: vec!["-c".into(), line.into()] }
     }
 
-    /// What a helper of this version writes first.
+    /// Bytes that a helper of this version writes first.
     fn greeting() -> Vec<u8> {
         let version = env!("CARGO_PKG_VERSION");
         [b"qhxH", &[version.len() as u8][..], version.as_bytes()].concat()

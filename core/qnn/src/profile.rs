@@ -12,7 +12,7 @@ use super::codes;
 use super::device::{Device, Raw, freed};
 use super::library::text;
 
-/// How much is measured.
+/// Level of profiling.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
 )]
@@ -50,7 +50,7 @@ pub struct ProfileRecord {
     pub context: String,
     /// The graph, or nothing for the loading of the context.
     pub graph: Option<String>,
-    /// What was measured.
+    /// Measured events.
     pub events: Vec<ProfileEvent>,
 }
 

@@ -1,4 +1,4 @@
-//! What the library measured of a call, as spans of a trace.
+//! The library's measurements of a call, as spans of a trace.
 //!
 //! The library reports how long parts of a call took and not when they began. A time is drawn from the beginning of
 //! what it is a part of, the longest first. Cycles of nodes share the innermost time by their number, one node after

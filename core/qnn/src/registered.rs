@@ -35,7 +35,7 @@ use super::gate::Shared;
 use super::library::Library;
 use super::rpcmem::{Allocation, Rpcmem};
 
-/// Where the inputs and outputs of graphs lie.
+/// Memory that the inputs and outputs of graphs lie in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MemoryMode {
@@ -157,8 +157,8 @@ impl DeviceMemory {
         }
     }
 
-    /// Where the library finds a tensor of `bytes` bytes that begins at `offset` in `memory`: by a
-    /// handle where the memory can be registered, and otherwise by its address.
+    /// Place of a tensor of `bytes` bytes that begins at `offset` in `memory`, for the library: a handle where the
+    /// memory can be registered, and otherwise its address.
     pub(crate) fn place(
         &self,
         context: &Arc<Registrations>,
@@ -196,7 +196,7 @@ impl fmt::Debug for DeviceMemory {
     }
 }
 
-/// How the library gets at a tensor's bytes.
+/// Access of the library to a tensor's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     /// By address; it copies them.
@@ -226,7 +226,7 @@ impl Place {
 /// The owner of a buffer's memory.
 struct Block {
     allocation: Arc<Allocation>,
-    /// Where it is registered.
+    /// Contexts that it is registered with.
     contexts: Mutex<Vec<Weak<Registrations>>>,
 }
 
@@ -240,7 +240,7 @@ impl Drop for Block {
     }
 }
 
-/// What is registered with one context.
+/// Memory registered with one context.
 pub(crate) struct Registrations {
     context: Raw,
     device: Device,

@@ -183,7 +183,7 @@ impl Allocation {
         self.size
     }
 
-    /// What the DSP knows the memory by.
+    /// File descriptor that the DSP knows the memory by.
     pub(crate) fn fd(&self) -> c_int {
         self.fd
     }

@@ -1,8 +1,8 @@
 //! The open device of a backend with its power vote, opened again after the DSP restarted.
 //!
-//! What was open when the DSP restarted belongs to a process on it that is gone: backend and device as much as
-//! contexts. So the next contexts are opened on a device of their own. Models that have contexts on the old one
-//! keep it until they notice.
+//! Everything that was open when the DSP restarted belongs to a process on it that is gone: backend and device as much
+//! as contexts. So the next contexts are opened on a device of their own. Models that have contexts on the old one keep
+//! it until they notice.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::library::Library;
 use super::log::LogLevel;
 use super::power::{IdleWatch, PerfMode, Power};
 
-/// How a device is opened.
+/// Options for opening a device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SessionOptions {
     pub(crate) log: LogLevel,
@@ -23,7 +23,7 @@ pub(crate) struct SessionOptions {
     pub(crate) idle_release: Option<Duration>,
 }
 
-/// What contexts are opened on.
+/// Open device that contexts are opened on.
 pub(crate) struct Session {
     /// Ends before the vote does.
     _idle: Option<IdleWatch>,
@@ -55,7 +55,7 @@ struct State {
     /// `None` after a device was lost and could not be opened again.
     current: Option<Arc<Session>>,
     options: SessionOptions,
-    /// How often the device was opened again after a restart.
+    /// Number of times the device was opened again after a restart.
     restarts: u32,
 }
 
@@ -92,7 +92,7 @@ impl Sessions {
         Ok(session)
     }
 
-    /// Whether there is a power vote.
+    /// True if there is a power vote.
     pub(crate) fn votes(&self) -> bool {
         self.lock().current.as_ref().is_some_and(|session| session.power.votes())
     }

@@ -22,7 +22,7 @@ pub struct Target {
 pub struct Soc {
     /// Qualcomm's name: `SM8550`.
     pub name: &'static str,
-    /// What is compiled for it.
+    /// Target to compile for.
     pub target: Target,
     /// Other names that people use: `8-gen-2`.
     pub aliases: &'static [&'static str],

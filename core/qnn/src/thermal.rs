@@ -5,10 +5,10 @@ use std::path::Path;
 
 use qhx_base::{ErrorKind, files};
 
-/// Where Linux and Android list thermal zones.
+/// Folder where Linux and Android list thermal zones.
 pub(crate) const ZONES: &str = "/sys/class/thermal";
 
-/// What the kernels of Snapdragon devices call the zones of the NPU.
+/// Names of the NPU's zones in the kernels of Snapdragon devices.
 const NAMES: [&str; 3] = ["nsp", "cdsp", "npu"];
 
 /// Zones that are read at most.

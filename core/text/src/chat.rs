@@ -34,7 +34,7 @@ pub trait TemplateFiles {
     fn beside(&self, name: &str) -> Result<Option<PathBuf>>;
 }
 
-/// How a model wants conversations written.
+/// Chat template of a model.
 pub struct ChatTemplate(Form);
 
 enum Form {
@@ -55,8 +55,8 @@ impl fmt::Debug for ChatTemplate {
 impl ChatTemplate {
     /// The template of a bundle: Jinja, otherwise the markers. `None` for a model that only completes text.
     ///
-    /// As in `transformers`, `chat_template.jinja` beside the tokenizer comes before `tokenizer_config.json`. A program
-    /// that has installed a [`ChildProgram`](qhx_base::child::ChildProgram) compiles and renders there.
+    /// `chat_template.jinja` beside the tokenizer takes precedence over `tokenizer_config.json`, as in `transformers`.
+    /// A program that has installed a [`ChildProgram`](qhx_base::child::ChildProgram) compiles and renders there.
     ///
     /// # Errors
     /// When the template is missing or invalid.

@@ -10,11 +10,11 @@ use crate::spec::{ChatSpec, Marker, Piece, RoleMarkers};
 pub struct Form {
     /// Texts that tell the form from others.
     signs: &'static [&'static str],
-    /// Of the system message.
+    /// Texts around the system message.
     pub system: [&'static str; 2],
-    /// Of a user's message.
+    /// Texts around a user's message.
     pub user: [&'static str; 2],
-    /// Of an answer.
+    /// Texts around an answer.
     pub assistant: [&'static str; 2],
 }
 
@@ -36,8 +36,8 @@ pub const ROLE_TOKENS: Form = Form {
 /// Gives the roles of a manifest's `chat` the markers that it leaves out. The markers that it has tell the form;
 /// without any sign of one it is ChatML.
 ///
-/// Where only a prefill spells the assistant's header, such as `<|assistant|>` without a line break, earlier answers
-/// have it as it is spelled there.
+/// If only a prefill spells the assistant's header, such as `<|assistant|>` without a line break, earlier answers have
+/// the header as it is spelled there.
 pub fn complete(chat: &mut ChatSpec) {
     let roles = [&chat.system, &chat.user, &chat.assistant];
     let around = roles.into_iter().flat_map(|role| [&role.prefix, &role.suffix]);

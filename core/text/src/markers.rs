@@ -6,7 +6,7 @@ use super::Tokenizer;
 use super::message::{Content, ContentPart, Message, RenderOptions};
 use super::spec::{ChatSpec, Marker, Piece, RoleMarkers};
 
-/// What stands around the texts of one role, as far as the manifest declares.
+/// Texts around those of one role, as far as the manifest declares them.
 #[derive(Debug)]
 struct Role {
     name: &'static str,
@@ -19,7 +19,7 @@ struct Role {
 pub(super) struct Markers {
     bos: String,
     roles: [Role; 3],
-    /// What an answer begins with, and what it begins with when thinking is off.
+    /// Text that an answer begins with, and the one that it begins with when thinking is off.
     generation: Option<String>,
     generation_without_thinking: Option<String>,
 }

@@ -163,18 +163,18 @@ impl<'de> Deserialize<'de> for Content {
     }
 }
 
-/// How a conversation is rendered.
+/// Options for rendering a conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RenderOptions {
     /// End with what an answer begins with, so that the model answers; where the last message is the assistant's, end
     /// with its content, so that the model goes on with it.
     pub add_generation_prompt: bool,
-    /// Whether the model should think first; `None` leaves it to the template.
+    /// True if the model should think first; `None` leaves it to the template.
     pub enable_thinking: Option<bool>,
     /// Further variables of a Jinja template, such as `reasoning_effort`. They come before all others of the same
     /// name; the manifest's markers know none.
     pub arguments: Map<String, Value>,
-    /// What stands for each image, audio clip and video of the conversation, in order. A Jinja template knows that
+    /// Placeholder of each image, audio clip and video of the conversation, in order. A Jinja template knows these
     /// itself; the manifest's markers do not.
     pub media: Vec<String>,
     /// Stops a template that is rendered in a process of its own.

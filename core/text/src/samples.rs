@@ -36,7 +36,7 @@ pub fn added(id: u32, content: &str) -> Value {
            "lstrip": false, "rstrip": false, "normalized": false})
 }
 
-/// What decodes as Llama 2 does.
+/// Decoder of Llama 2.
 pub fn llama_decoder() -> Value {
     json!({"type": "Sequence", "decoders": [
         {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},

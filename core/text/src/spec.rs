@@ -12,7 +12,7 @@ pub enum Piece {
 /// A marker: nothing, a string, a token id, or a list of these.
 pub type Marker = Vec<Piece>;
 
-/// What stands before and after the text of one role. `None`: the manifest does not say.
+/// Text before and after that of one role. `None`: the manifest does not say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RoleMarkers {
     /// Before the text.
@@ -21,7 +21,7 @@ pub struct RoleMarkers {
     pub suffix: Option<Marker>,
 }
 
-/// Whether the conversation is rendered from markers or by the tokenizer's Jinja template.
+/// Choice of markers or the tokenizer's Jinja template for rendering the conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ChatStyle {
     /// Jinja when there is a template beside the tokenizer, otherwise markers.

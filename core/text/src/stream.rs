@@ -182,7 +182,7 @@ fn add_stages(decoder: &DecoderWrapper, fused: &mut bool, stages: &mut Vec<Stage
     });
 }
 
-/// What a decoder makes of the last of `tokens`.
+/// Text that a decoder makes of the last of `tokens`.
 fn last_of(decoder: &DecoderWrapper, tokens: Vec<String>) -> tokenizers::Result<String> {
     use tokenizers::Decoder;
     Ok(decoder.decode_chain(tokens)?.pop().unwrap_or_default())
@@ -392,11 +392,11 @@ pub(super) fn level_byte(c: char) -> Option<u8> {
 #[derive(Debug)]
 struct Strip {
     content: char,
-    /// How many are still to be removed from the beginning.
+    /// Number of characters still to be removed from the beginning.
     start: usize,
-    /// How many are removed from the end.
+    /// Number of characters to remove from the end.
     stop: usize,
-    /// How many stand at the end so far, all of which may have to go.
+    /// Number of characters at the end so far, all of which may have to go.
     held: usize,
 }
 

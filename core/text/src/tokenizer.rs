@@ -119,11 +119,11 @@ impl Tokenizer {
         Ok(encoding?.get_ids().to_vec())
     }
 
-    /// As [`Tokenizer::encode`], with the number of tokens that lie in the first `bytes` of the
-    /// text: those that any text which begins so begins with, unless the place lies in a word.
+    /// Same as [`Tokenizer::encode`], with the number of tokens that lie in the first `bytes` of the text. Any text
+    /// with the same first bytes begins with these tokens, unless the place lies in a word.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`].
+    /// Errors of [`Tokenizer::encode`].
     pub fn encode_with_prefix(
         &self,
         text: &str,
@@ -153,10 +153,10 @@ impl Tokenizer {
         self.pair(first, second, None, cancel)
     }
 
-    /// As [`Tokenizer::encode_pair`], of as much of both texts as fits into `max_tokens` with all that the post-processor
-    /// adds. The longer text is truncated, and both where one alone is too long: as `transformers` does with
-    /// `truncation="longest_first"`, on the side that [`Tokenizer::encode_truncated`] truncates on. Of texts that are far
-    /// too long only parts are tokenized.
+    /// Same as [`Tokenizer::encode_pair`], for as much of both texts as fits into `max_tokens` with all that the
+    /// post-processor adds. The longer text is truncated, and both if one alone is too long, like in `transformers`
+    /// with `truncation="longest_first"`, on the side that [`Tokenizer::encode_truncated`] truncates on. If texts are
+    /// far too long, only parts of them are tokenized.
     ///
     /// # Errors
     /// The errors of [`Tokenizer::encode`], when what is added fits no `max_tokens`, or the work is cancelled.
@@ -188,7 +188,7 @@ impl Tokenizer {
         &text[..text.floor_char_boundary(self.size.enough(max_tokens))]
     }
 
-    /// What `max_tokens` leave for a text, or a pair of texts, beside what the post-processor adds.
+    /// Number of tokens that `max_tokens` leave for a text, or a pair of texts, beside what the post-processor adds.
     fn room(&self, max_tokens: usize, pair: bool) -> Result<usize> {
         let added = self.inner.get_post_processor().map_or(0, |p| p.added_tokens(pair));
         max_tokens.checked_sub(added).ok_or_else(|| {
@@ -251,7 +251,7 @@ impl Tokenizer {
         Ok(runs.map(cut).collect())
     }
 
-    /// What the library's `encode` does, which looks at the token between its parts and between words.
+    /// Encodes like the library's `encode`, and checks the token for cancellation between its parts and between words.
     fn words(&self, text: &str, offsets: OffsetType) -> tokenizers::Result<Encoding> {
         let go_on = || match self.cancel.is_cancelled() {
             true => Err(tokenizers::Error::from("cancelled")),
@@ -282,7 +282,7 @@ impl Tokenizer {
         Self { cancel: cancel.clone(), ..self.clone() }
     }
 
-    /// What the post-processor puts before and after a text, such as a BOS and an EOS token.
+    /// Tokens that the post-processor puts before and after a text, such as a BOS and an EOS token.
     ///
     /// # Errors
     /// When the tokenizer fails.
@@ -299,7 +299,7 @@ impl Tokenizer {
     /// [`Tokenizer::within`].
     ///
     /// # Errors
-    /// As [`Tokenizer::within`].
+    /// Errors of [`Tokenizer::within`].
     pub fn encode_within(
         &self,
         text: &str,
@@ -426,7 +426,7 @@ impl Tokenizer {
         Error::new(ErrorKind::Artifact, format!("{path}: tokens cannot be decoded: {why}"))
     }
 
-    /// What makes text of tokens; without one they are joined by spaces.
+    /// Decoder from tokens to text; without one they are joined by spaces.
     pub(super) fn decoder(&self) -> Option<&DecoderWrapper> {
         self.inner.get_decoder()
     }

@@ -35,8 +35,8 @@ pub type Bytes<'a> = &'a [u8];
 /// Texts, each as its tokens.
 pub type Texts<'a, 'b> = &'a [&'b [u32]];
 
-/// What a call that succeeds does to the state of an op. A call that fails leaves it as it was after the last complete
-/// token.
+/// Effect of a successful call on the state of an op. A call that fails leaves the state as it was after the last
+/// complete token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// Nothing that a host can check.
@@ -59,7 +59,7 @@ pub enum Effect {
     Imports(usize),
     /// A saved state is gone.
     Drops(SnapshotId),
-    /// As many texts are embedded.
+    /// This many texts are embedded.
     Embeds(usize),
 }
 
@@ -159,8 +159,8 @@ macro_rules! op_calls {
                 since 1.0, Encoder: embed(segments: Segments<'_, '_>) -> Vectors, Embeds(1), #[sabi(last_prefix_field)]
             }
             {
-                /// Where an image, audio clip or video stands among the tokens of a prompt, and how many positions it
-                /// takes. Called before it is consumed, also more than once.
+                /// Place of an image, audio clip or video among the tokens of a prompt, and the number of positions it
+                /// takes. Called before the segment is consumed, possibly more than once.
                 since 1.1, Generator: place(segment: Segment<'_>) -> Placed, Nothing
             }
             {
@@ -206,7 +206,7 @@ macro_rules! op_calls {
                 since 1.3, Speaker: speak(segments: Segments<'_, '_>) -> Sound, Nothing
             }
             {
-                /// What the op found in what it consumed, besides its logits, such as a language and how sure it is.
+                /// Findings about the consumed input besides its logits, such as a language and its probability.
                 since 1.3, Generator: note() -> Noted, Nothing
             }
             {

@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{Modality, Segment};
 
-/// What keeps pixels or samples from being part of a prompt.
+/// Reason why pixels or samples cannot be part of a prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MediaError(String);
 
@@ -66,7 +66,7 @@ impl Media {
     /// A video: frames as of [`Media::image`], one behind the other, and the second at which each is shown.
     ///
     /// # Errors
-    /// As [`Media::image`], and for times that are not finite or go back.
+    /// Errors of [`Media::image`], or if times are not finite or go back.
     pub fn video(rgb: Vec<u8>, width: u32, height: u32, times: Vec<f32>) -> Result<Self> {
         check_pixels("video", rgb.len(), width, height, times.len())?;
         check_finite("the video: time", &times)?;
@@ -107,7 +107,7 @@ impl Media {
         Self { content: Arc::new(content), id }
     }
 
-    /// What it is.
+    /// Modality of the content.
     pub fn modality(&self) -> Modality {
         match *self.content {
             Content::Image { .. } => Modality::Image,

@@ -97,8 +97,8 @@ impl fmt::Display for DType {
     }
 }
 
-/// How the integers of a quantised tensor map to reals: `real = (q + offset) · scale`. The zero point, the
-/// integer that stands for 0, is `-offset`.
+/// Mapping of the integers of a quantised tensor to reals: `real = (q + offset) · scale`. The zero point, the integer
+/// that stands for 0, is `-offset`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(tag = "encoding", rename_all = "snake_case")]
 #[non_exhaustive]

@@ -46,7 +46,7 @@ impl TensorInfo {
         self.elements().saturating_mul(self.dtype.size())
     }
 
-    /// As [`TensorInfo::elements`].
+    /// Same as [`TensorInfo::elements`], with an error on overflow.
     ///
     /// # Errors
     /// When the number does not fit.
@@ -55,7 +55,7 @@ impl TensorInfo {
         product.ok_or_else(|| SizeError(self.to_string()))
     }
 
-    /// As [`TensorInfo::byte_len`].
+    /// Same as [`TensorInfo::byte_len`], with an error on overflow or for an unknown dtype.
     ///
     /// # Errors
     /// When the number does not fit or the dtype is unknown.

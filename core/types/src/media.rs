@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How the host turns files into the pixels and samples of a family.
+/// Rules by which the host turns files into the pixels and samples of a family.
 ///
 /// Fields are added as families need them: take the default and change what differs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -18,14 +18,14 @@ pub struct MediaRules {
     pub video: VideoRules,
 }
 
-/// How an image becomes RGB.
+/// Rules by which an image becomes RGB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct ImageRules {
     /// Turn and mirror the image as its EXIF orientation declares.
     pub upright: bool,
-    /// What becomes of transparency.
+    /// Handling of transparency.
     pub alpha: Alpha,
 }
 
@@ -35,7 +35,7 @@ impl Default for ImageRules {
     }
 }
 
-/// What becomes of transparency.
+/// Handling of transparency.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -47,7 +47,7 @@ pub enum Alpha {
     Drop,
 }
 
-/// How audio becomes samples.
+/// Rules by which audio becomes samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
@@ -81,7 +81,7 @@ impl Default for VideoRules {
     }
 }
 
-/// Where an image, audio clip or video stands among the tokens of a prompt.
+/// Place of an image, audio clip or video among the tokens of a prompt.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     /// The token that a rendered conversation has for the part. `pieces` take its place.
@@ -92,7 +92,7 @@ pub struct Placement {
     /// Tokens after the part in a text that no template wrote.
     #[serde(default)]
     pub closing: Vec<u32>,
-    /// What the prompt holds for the part, in order.
+    /// Pieces of the prompt for the part, in order.
     pub pieces: Vec<Piece>,
 }
 

@@ -67,47 +67,47 @@ impl Operator {
 
 /// Names of attributes.
 pub mod attribute {
-    /// Of `DequantizeLinear`, `Softmax`, `LayerNormalization`, `Gather` and `Concat`.
+    /// Axis of `DequantizeLinear`, `Softmax`, `LayerNormalization`, `Gather` and `Concat`.
     pub const AXIS: &str = "axis";
-    /// Of reductions: the axes, where these are no input.
+    /// Axes of reductions that do not take them as an input.
     pub const AXES: &str = "axes";
-    /// Of reductions: 0 where the axis goes.
+    /// 0 if a reduction removes the axis.
     pub const KEEP_DIMS: &str = "keepdims";
-    /// Of `Cast`: the type.
+    /// Target type of `Cast`.
     pub const TO: &str = "to";
-    /// Of `Transpose`: the axes in their new order.
+    /// Axes of `Transpose` in their new order.
     pub const PERM: &str = "perm";
-    /// Of `Gemm`: the first matrix is transposed.
+    /// `Gemm` transposes the first matrix.
     pub const TRANS_A: &str = "transA";
-    /// Of `Gemm`: the second matrix is transposed.
+    /// `Gemm` transposes the second matrix.
     pub const TRANS_B: &str = "transB";
-    /// Of `Gemm`: the factor of the matmul.
+    /// Factor of the matmul in `Gemm`.
     pub const ALPHA: &str = "alpha";
-    /// Of `Gemm`: the factor of what is added.
+    /// Factor of the addend in `Gemm`.
     pub const BETA: &str = "beta";
-    /// Of `LayerNormalization`.
+    /// Epsilon of `LayerNormalization`.
     pub const EPSILON: &str = "epsilon";
-    /// Of `Reshape`: not 0 where 0 is a size.
+    /// Not 0 if `Reshape` takes 0 as a size.
     pub const ALLOW_ZERO: &str = "allowzero";
-    /// Of `Conv`: sizes of a filter.
+    /// Filter sizes of `Conv`.
     pub const KERNEL_SHAPE: &str = "kernel_shape";
-    /// Of `Conv`.
+    /// Strides of `Conv`.
     pub const STRIDES: &str = "strides";
-    /// Of `Conv`: zeros before each dimension, then those behind each.
+    /// Padding of `Conv`: zeros before each dimension, then those behind each.
     pub const PADS: &str = "pads";
-    /// Of `Conv`.
+    /// Dilations of `Conv`.
     pub const DILATIONS: &str = "dilations";
-    /// Of `Conv`: the number of groups.
+    /// Number of groups of `Conv`.
     pub const GROUP: &str = "group";
-    /// Of `Conv`: padding by a rule.
+    /// Padding of `Conv` by a rule.
     pub const AUTO_PAD: &str = "auto_pad";
-    /// Of `MatMulNBits`: inputs.
+    /// Number of inputs of `MatMulNBits`.
     pub const K: &str = "K";
-    /// Of `MatMulNBits`: outputs.
+    /// Number of outputs of `MatMulNBits`.
     pub const N: &str = "N";
-    /// Of `MatMulNBits`: width of an integer.
+    /// Width of an integer of `MatMulNBits`.
     pub const BITS: &str = "bits";
-    /// Of `MatMulNBits`: inputs that share a scale.
+    /// Number of inputs of `MatMulNBits` that share a scale.
     pub const BLOCK_SIZE: &str = "block_size";
 }
 
@@ -121,18 +121,18 @@ pub mod suffix {
     pub const NBITS: &str = ".nbits";
     /// Its scales.
     pub const SCALE: &str = ".scale";
-    /// What the offsets of its blocks add.
+    /// Its shifts: the offset of each block times its scale, added to the values.
     pub const OFFSET: &str = ".offset";
 }
 
-/// Where the bytes of an initializer lie outside of the model: the keys and values of `external_data`.
+/// Location of an initializer's bytes outside the model: the keys and values of `external_data`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExternalData {
     /// The name of a file beside the model.
     pub location: String,
     /// The first byte.
     pub offset: u64,
-    /// How many bytes; all that the shape asks for if none.
+    /// Number of bytes; if none, all that the shape asks for.
     pub length: Option<u64>,
 }
 
@@ -150,7 +150,7 @@ impl ExternalData {
         first.into_iter().chain(length)
     }
 
-    /// What the values of keys declare; none where there is no file, or a number is none.
+    /// Location declared by the values of keys; `None` if there is no file, or a number is malformed.
     pub fn of<'a>(value: impl Fn(&str) -> Option<&'a str>) -> Option<Self> {
         let number = |key| match value(key) {
             None => Some(None),
@@ -167,7 +167,7 @@ impl ExternalData {
 /// The axis of rows, along which `DequantizeLinear` has a scale for each.
 pub const ROW_AXIS: i64 = 0;
 
-/// What makes f32 of a weight's f16. Loaders that convert f16 to f32 themselves take it for a no-op.
+/// Operator that converts a weight's f16 to f32. Loaders that convert f16 to f32 themselves take it for a no-op.
 pub const STORED_FLOATS: Operator = Operator::Cast;
 
 /// The axes of matrices of this rank in the order in which `Transpose` has rows and columns change places.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::MediaRules;
 
-/// What an op can be asked to do, and what a bundle is made for.
+/// Task that an op can do and that a bundle is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -48,7 +48,7 @@ impl Task {
     }
 }
 
-/// What a prompt segment can carry.
+/// Content that a prompt segment can carry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -131,7 +131,7 @@ pub enum Segment<'a> {
     Unknown(u32),
 }
 
-/// What an op declares about itself before any bundle is opened.
+/// Declaration of an op about itself before any bundle is opened.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OpDescription {
     /// The name that manifests select it by: lower-case letters, digits and `_`.
@@ -152,7 +152,7 @@ pub struct OpDescription {
     pub params_schema: serde_json::Value,
 }
 
-/// What an op declares about itself once a bundle is open. It is read once and does not change while the op is open.
+/// Declaration of an op about itself once a bundle is open. It is read once and does not change while the op is open.
 ///
 /// It crosses the plugin interface as JSON and grows: an op that writes one ends it in `..OpenInfo::default()`, and
 /// compiles with a later kit.
@@ -186,7 +186,7 @@ pub struct OpenInfo {
     /// and finite.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub softcap: Option<f32>,
-    /// How the host turns files into the pixels and samples of [`Segment`].
+    /// Rules by which the host turns files into the pixels and samples of [`Segment`].
     #[serde(skip_serializing_if = "is_default")]
     pub media: MediaRules,
     /// In steps of how many tokens draft tokens are verified, or why not.
@@ -199,7 +199,7 @@ pub struct OpenInfo {
     /// The graphs that take several texts in one execution.
     #[serde(skip_serializing_if = "is_default")]
     pub packing: Packing,
-    /// What stands around a prompt. Of interface 1.3.
+    /// Rules for the tokens around a prompt. Since interface 1.3.
     #[serde(skip_serializing_if = "is_default")]
     pub prompt_rules: PromptRules,
     /// Which tokens may be chosen at all. Of interface 1.3.
@@ -215,7 +215,7 @@ pub struct OpenInfo {
     pub sound_out: Option<SoundOut>,
 }
 
-/// What the host puts around the text of a prompt.
+/// Rules for the tokens that the host puts around the text of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PromptRules {
@@ -262,7 +262,8 @@ pub struct TimeRule {
     pub none: u32,
     /// Tokens of text are below this: the end of the answer (`eos_token_id`), which may follow a single time.
     pub end: u32,
-    /// How many steps behind the first time an answer may begin (`max_initial_timestamp_index`).
+    /// Maximum number of steps from the first time to the time at which an answer may begin
+    /// (`max_initial_timestamp_index`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_initial: Option<u32>,
 }
@@ -274,20 +275,20 @@ pub struct SoundOut {
     pub rate: u32,
 }
 
-/// What an op answers that steps by itself, such as a CTC recogniser or a transducer (Graves et al. 2006; Graves 2012,
+/// Answer of an op that steps by itself, such as a CTC recogniser or a transducer (Graves et al. 2006; Graves 2012,
 /// arXiv 1211.3711).
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Answer {
     /// Tokens of the answer.
     pub tokens: Vec<u32>,
-    /// Where each token begins and ends, in seconds from the beginning of the audio. Empty where that is not known.
+    /// Start and end of each token, in seconds from the beginning of the audio. Empty if unknown.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub times: Vec<[f32; 2]>,
     /// The language that was recognised, as its code.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub language: Option<String>,
-    /// What else the op found.
+    /// Other findings of the op.
     #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
     pub note: serde_json::Map<String, serde_json::Value>,
 }
@@ -303,13 +304,13 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Whether an op verifies draft tokens in one step, as speculative decoding does (Leviathan et al. 2023,
+/// Support of an op for verifying draft tokens in one step, as speculative decoding does (Leviathan et al. 2023,
 /// arXiv 2211.17192).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Verification {
-    /// How many tokens its steps take, ascending, each at least 2. Fewer tokens than a step takes cost as much. Empty
-    /// where it checks none.
+    /// Numbers of tokens that its verification steps take, ascending, each at least 2. A step costs as much when it
+    /// gets fewer tokens. Empty if the op verifies none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub widths: Vec<usize>,
     /// Why it checks none: the rest of a sentence that begins with "because".
@@ -318,7 +319,7 @@ pub struct Verification {
 }
 
 impl Verification {
-    /// Of an op that verifies no draft tokens, with the reason.
+    /// Declaration of an op that verifies no draft tokens, with the reason.
     pub fn refused(why: impl Into<String>) -> Self {
         Self { widths: Vec::new(), refusal: Some(why.into()) }
     }
@@ -329,7 +330,7 @@ impl Verification {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Packing {
-    /// Those graphs by their length, the shortest first. Empty where every text needs an execution of its own.
+    /// The packing graphs by their length, the shortest first. Empty if every text needs an execution of its own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub buckets: Vec<Bucket>,
 }
@@ -339,7 +340,7 @@ pub struct Packing {
 pub struct Bucket {
     /// Tokens that they take, all texts together.
     pub rows: usize,
-    /// What executing them once costs, in a unit that is the same for all buckets of an op.
+    /// Cost of executing them once, in a unit that is the same for all buckets of an op.
     pub cost: f64,
 }
 
@@ -363,7 +364,7 @@ mod tests {
         assert_eq!(later, OpenInfo { vocab: 7, ..OpenInfo::default() });
     }
 
-    /// What an op of 1.2 declares.
+    /// Declaration of an op of interface 1.2.
     fn open_before_1_3() -> OpenInfo {
         serde_json::from_str(r#"{"vocab":7,"verification":{"widths":[4]}}"#).unwrap()
     }

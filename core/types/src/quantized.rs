@@ -13,7 +13,7 @@
 /// longer ones are several with equal scales ([`QuantizedForm::pieces`]).
 pub const BLOCK: usize = 32;
 
-/// What is added to an integer of 4 bits where it is stored without a sign, as a nibble.
+/// Number added to a 4-bit integer that is stored without a sign, as a nibble.
 pub const NIBBLE_ZERO: i8 = 8;
 
 /// Width of the integers of a [`QuantizedForm`].
@@ -50,7 +50,7 @@ impl Bits {
         }
     }
 
-    /// What the NPU library wants inputs and blocks to be a multiple of. Otherwise it computes wrong numbers, and
+    /// Number that inputs and blocks must be a multiple of for the NPU library. Otherwise it computes wrong numbers and
     /// reports no error.
     pub const fn npu_multiple(self) -> usize {
         match self {
@@ -111,13 +111,13 @@ impl QuantizedForm {
 /// Whole rows of quantized weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Quantized {
-    /// How they are stored.
+    /// Form in which they are stored.
     pub form: QuantizedForm,
     /// Row-major integers, one a byte.
     pub values: Vec<i8>,
     /// Row-major, one per block of a row. Any finite numbers: GGUF's Q4_0 has negative ones.
     pub scales: Vec<f32>,
-    /// As many as there are scales, or none where all are 0. GPTQ's and AWQ's are whole numbers, Q4_1's are not.
+    /// One offset per scale, or none if all are 0. GPTQ's and AWQ's are whole numbers, Q4_1's are not.
     pub offsets: Vec<f32>,
 }
 
@@ -190,7 +190,7 @@ impl<'a> QuantizedRef<'a> {
         peak
     }
 
-    /// What each offset adds to the reals of its block, `offset · scale`: none where there are no offsets.
+    /// Shift that each offset adds to the reals of its block, `offset · scale`; empty without offsets.
     pub fn shifts(self) -> Vec<f32> {
         self.offsets.iter().zip(self.scales).map(|(offset, scale)| offset * scale).collect()
     }

@@ -1,14 +1,14 @@
 //! Integers of 8 bits, and of 16 bits as two of 8, whose products are summed by four (`sdot`) or by eight (`smmla`).
 //!
-//! Of 16 bits `x = 256 · high + low`, both of 8 bits: two products for each weight as it is stored, and no rounding
-//! beside that of `x`. Two rows of weights are multiplied at a time, so that `x` is loaded once for both.
+//! Integers of 16 bits are `x = 256 · high + low`, both of 8 bits: two products for each weight as it is stored, and
+//! no rounding beside that of `x`. Two rows of weights are multiplied at a time, so that `x` is loaded once for both.
 
 #![expect(unsafe_code, reason = "instructions that rten_simd does not have")]
 
 use qhx_types::quantized::{BLOCK, NIBBLE_ZERO};
 
-/// What [`Level`] calls, compiled for some instructions. `dots` and `multiply` are those of the module, and `$beside`
-/// rows of weights lie beside each other ([`Wide::fill`]).
+/// Functions that [`Level`] calls, compiled for some instructions. `dots` and `multiply` are those of the module, and
+/// `$beside` rows of weights lie beside each other ([`Wide::fill`]).
 macro_rules! entries {
     ($features:literal, $beside:literal) => {
         #[target_feature(enable = $features)]
@@ -45,7 +45,7 @@ use std::slice::from_ref;
 use super::{GROUP, IntegerTask, Words};
 use crate::kernels::{Row, Rows, Scales};
 
-/// How far from 0 integers of 16 bits are at most: 256 · 127 + 127, as -128 has no opposite.
+/// Largest absolute value of integers of 16 bits: 256 · 127 + 127, as -128 has no opposite.
 pub(super) const LIMIT: f32 = 32639.0;
 /// Bytes in a vector.
 const BYTES: usize = 16;
@@ -78,8 +78,8 @@ pub(super) enum Level {
 pub(super) struct Group<const PARTS: usize> {
     /// The upper bits of some columns, then the lower bits of the same ones: 16 of them for `sdot`, 8 for `smmla`.
     values: [[[i8; BYTES]; PARTS]; GROUP / BYTES],
-    /// As four bits are around 8: for `sdot` what is added to the sum of each block, the first of these; for `smmla`
-    /// what the sums of each block begin with.
+    /// Corrections for 4-bit weights, whose zero is 8. For `sdot` the first array is added to the sums of the blocks;
+    /// for `smmla` the sums of each block begin with its array.
     offsets: [[i32; LANES]; BLOCKS],
     /// The scale of each block.
     scales: [f32; BLOCKS],
@@ -117,7 +117,7 @@ impl Level {
             .filter_map(|(found, level)| found.then_some(level))
     }
 
-    /// Whether `x` that is rounded to 8 bits is multiplied as bytes.
+    /// True if `x` that is rounded to 8 bits is multiplied as bytes.
     pub(super) fn has_bytes(self, _: Rows<'_>, _: bool) -> bool {
         true
     }
@@ -142,7 +142,7 @@ impl Level {
         }
     }
 
-    /// What a few rows of `x` are multiplied with. `smmla` has two rows of `x`, which those of one part are not.
+    /// Instructions for a few rows of `x`. `smmla` takes two rows, such as two parts of `x`; one part goes to `sdot`.
     fn of_few<const PARTS: usize>(self) -> Self {
         if PARTS == 2 { self } else { Self::Dots }
     }
@@ -233,7 +233,7 @@ impl Level {
 struct Filled<'a, T, const N: usize> {
     whole: &'a [[T; N]],
     last: [T; N],
-    /// Whether there is a last one.
+    /// True if there is a last one.
     rest: bool,
 }
 
@@ -268,7 +268,7 @@ fn groups<'f, const N: usize>(
     [a.whole.iter().zip(b.whole), a.last().iter().zip(b.last())]
 }
 
-/// What two rows of weights are in the form of one.
+/// Two rows of weights of one form.
 enum Pair<'a> {
     I8([&'a [i8]; PAIR], PairScales<'a>),
     I4([&'a [i8]; PAIR], PairScales<'a>),
@@ -292,7 +292,7 @@ impl<'a> PairScales<'a> {
         }
     }
 
-    /// Those of a group.
+    /// Scales of a group.
     #[inline]
     #[target_feature(enable = "neon")]
     fn group(&self, index: usize) -> [float32x4_t; PAIR] {
@@ -405,7 +405,7 @@ fn unpacked(w: &[i8; BYTES]) -> [[i8; HALF]; 4] {
     all
 }
 
-/// What the sums of upper and lower bits are together.
+/// Sums of upper and lower bits, joined.
 #[inline]
 #[target_feature(enable = "neon")]
 fn joined<const PARTS: usize>(sums: [int32x4_t; PARTS]) -> int32x4_t {

@@ -13,7 +13,7 @@ use qhx_types::quantized::{BLOCK, NIBBLE_ZERO, from_nibble};
 use super::{GROUP, IntegerTask, Words};
 use crate::kernels::{Row, Rows};
 
-/// How far from 0 integers of 16 bits are at most.
+/// Largest absolute value of integers of 16 bits.
 pub(super) const LIMIT: f32 = 32767.0;
 /// Bytes in a vector of 512 bits.
 const VECTOR: usize = 64;
@@ -25,7 +25,7 @@ pub(super) const PANEL: usize = 2 * LANES;
 const TILE: usize = 6;
 /// Bytes of a vector whose lanes sum the same block.
 const RUN: usize = VECTOR * BLOCK / GROUP;
-/// What int8 with another sign bit is around.
+/// Zero point of int8 with the sign bit flipped.
 const BYTE_ZERO: u8 = 128;
 
 /// Instructions that the processor has.
@@ -42,7 +42,7 @@ pub(super) enum Level {
 #[repr(C, align(64))]
 pub(super) struct Group<const BYTES: usize> {
     values: [[[u8; VECTOR]; BYTES]; GROUP / VECTOR],
-    /// What the sums of each eight columns begin with.
+    /// Initial values of the sums of each eight columns.
     offsets: [i32; LANES],
     /// The scales of each eight columns.
     scales: [f32; LANES],
@@ -76,8 +76,8 @@ impl Level {
             .filter_map(|(found, level)| found.then_some(level))
     }
 
-    /// Whether `x` that is rounded to 8 bits is multiplied as bytes. AVX2 alone has the products of int8 and int8 in
-    /// bytes by a detour, which takes panels as long as 16 bits.
+    /// True if `x` that is rounded to 8 bits is multiplied as bytes. AVX2 alone multiplies int8 with int8 in bytes by a
+    /// detour, which takes panels as long as 16 bits.
     pub(super) fn has_bytes(self, weights: Rows<'_>, few: bool) -> bool {
         few || self != Self::Avx2 || matches!(weights, Rows::I4(..))
     }
@@ -127,7 +127,7 @@ impl Level {
         }
     }
 
-    /// What weights are around as they are multiplied with a few rows of `x`.
+    /// Zero point of weights as they are multiplied with a few rows of `x`.
     fn zero<const BYTES: usize>(self, weights: Rows<'_>) -> i32 {
         match weights {
             Rows::I4(..) => i32::from(NIBBLE_ZERO),

@@ -16,7 +16,7 @@ use crate::heads::{Columns, StoredColumns, Turned};
 use crate::kernels::{FEW, Rows, Scales, Task};
 use crate::team::Team;
 
-/// What is added to hidden scores at most. The weight of a score that is thousands below another is 0 in f32.
+/// Largest value that a mask adds to hidden scores. The weight of a score that is thousands below another is 0 in f32.
 const HIDDEN: f32 = -10_000.0;
 /// Columns of a mask of which all are looked at or none.
 const STEP: usize = 64;
@@ -72,7 +72,7 @@ impl MaskShape {
     }
 }
 
-/// Where the operands of attention lie.
+/// Operands of attention, and their places in memory.
 #[derive(Debug)]
 pub(super) struct Attend {
     pub(super) q: Dense,
@@ -85,12 +85,12 @@ pub(super) struct Attend {
     pub(super) shape: Shape,
 }
 
-/// Of caches of int8.
+/// Scales of int8 caches.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CacheScales {
     /// A scale for each row of the keys, and of the values.
     pub(super) rows: [Dense; 2],
-    /// What all of them are multiplied with.
+    /// Factor of all scales.
     pub(super) step: f32,
 }
 
@@ -236,7 +236,7 @@ struct Share<'a, 's> {
     state: State<'s>,
 }
 
-/// What is summed for rows of queries: weighted values, the largest score, and the weights.
+/// Running sums for rows of queries: weighted values, the largest score, and the weights.
 struct State<'s> {
     values: &'s mut [f32],
     most: &'s mut [f32],
@@ -429,7 +429,7 @@ impl SimdOp for Weigh<'_> {
     }
 }
 
-/// What sums are multiplied with whose largest score was `from`, and is `to`.
+/// Factor of sums whose largest score was `from`, and is `to`.
 fn rescaled(from: f32, to: f32) -> f32 {
     if from == to { 1.0 } else { (from - to).exp() }
 }

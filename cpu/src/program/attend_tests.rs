@@ -14,9 +14,9 @@ use super::{Input, Instruction, Program, Scratch};
 use crate::backend::Caches;
 use crate::kernels::tests::numbers;
 
-/// What is added to hidden scores, as ops fill it.
+/// Value added to hidden scores, as ops fill it.
 const HIDDEN: f32 = -30_000.0;
-/// What one step of a cache of int8 is worth.
+/// Step size of an int8 cache.
 const STEP: f32 = 1.0 / 128.0;
 
 /// Heads of keys, queries for each, tokens, rows of the cache, elements of a head.
@@ -123,7 +123,7 @@ fn mask([_, _, n, c, _]: Sizes, sees: impl Fn(usize, usize) -> bool) -> Vec<f32>
     all.map(|(token, at)| if shown(token, at) { 0.0 } else { HIDDEN }).collect()
 }
 
-/// Whether a token sees a position of the cache.
+/// Predicate: true if a token sees a position of the cache.
 type Sees = Box<dyn Fn(usize, usize) -> bool>;
 
 /// Nothing but the own tokens, the beginning, a window, the two ends of a ring, everything, every third.

@@ -204,7 +204,7 @@ impl<'a, 'r, 'f> Compiler<'a, 'r, 'f> {
         }
     }
 
-    /// What a name stands for. Constants get their place when they are read first.
+    /// Value of a name. Constants get their place when they are read first.
     pub(super) fn value(&mut self, name: &'a str) -> Lowered<Value> {
         if let Some(value) = self.values.get(name) {
             return Ok(value.clone());

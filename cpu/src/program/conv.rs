@@ -59,7 +59,7 @@ impl ConvShape {
         self.inner() == 1 && self.outer() == 1
     }
 
-    /// Where what the filters see at position `at` begins.
+    /// Index of the first element that the filters see at position `at`.
     #[inline(always)]
     fn start(&self, at: usize) -> usize {
         let Self { input: [rows, columns], channels, output, stride, .. } = *self;
@@ -113,7 +113,7 @@ pub(super) struct Conv<'a> {
     pub(super) shape: ConvShape,
     /// `[batch, rows, columns, channels]`
     pub(super) x: &'a [f32],
-    /// As [`ConvShape::pack`] leaves them.
+    /// Filters as [`ConvShape::pack`] leaves them.
     pub(super) filters: &'a [f32],
     pub(super) bias: Option<&'a [f32]>,
     /// The first position.
@@ -263,7 +263,7 @@ struct Place<'a> {
     group: usize,
     /// The first of them.
     column: usize,
-    /// Of the group, and of those behind it.
+    /// Weights of the group and of those behind it.
     weights: &'a [f32],
 }
 

@@ -26,7 +26,7 @@ struct Case {
     /// Top, left, bottom, right.
     pads: [usize; 4],
     bias: bool,
-    /// Whether channels are last before and behind it, as the forge's towers have them.
+    /// True if channels are last before and behind it, as the forge's towers have them.
     last: bool,
 }
 

@@ -7,7 +7,7 @@ use rten_onnx::onnx::{DataType, NodeProto};
 
 use super::reader::{Reader, StoredMatmul, integer, integers, operator};
 
-/// What the nodes up to one of a graph compute. Those before it are left out where nothing else reads them.
+/// Computation of the nodes up to one of a graph. Nodes before it are left out where nothing else reads them.
 pub(super) enum Fused<'a> {
     /// A matmul with stored weights.
     Stored(StoredMatmul<'a>),
@@ -31,7 +31,7 @@ pub(super) struct Attention<'a> {
     pub(super) q: &'a str,
     /// `[heads, capacity, dim]` and `[heads, rows, dim]`, which may be transposed.
     pub(super) keys: [&'a str; 2],
-    /// As the keys.
+    /// The values, in the shapes of the keys.
     pub(super) values: [&'a str; 2],
     /// Scales of the caches' rows, which are int8 then: `[heads, 1, capacity]` of the keys and of the values, and a
     /// constant that all are multiplied with.
@@ -41,7 +41,7 @@ pub(super) struct Attention<'a> {
 }
 
 impl<'a> Fused<'a> {
-    /// What the node computes, if it ends such nodes.
+    /// The computation that ends in the node, if there is one.
     fn of(reader: &Reader<'a, '_>, node: &'a NodeProto) -> Option<Self> {
         if let Some(matmul) = reader.stored_matmul(node) {
             return Some(Self::Stored(matmul));
@@ -139,7 +139,7 @@ fn inputs<const N: usize>(node: &NodeProto) -> Option<[&str; N]> {
     Some(all.each_ref().map(String::as_str))
 }
 
-/// What a product is of, and its other factor; the value itself where it is none.
+/// First factor of a product, and its other factor; the value itself where it is no product.
 fn scaled<'a>(reader: &Reader<'a, '_>, name: &'a str) -> (&'a str, Option<&'a str>) {
     match reader.made_by(name, Operator::Mul).and_then(inputs) {
         Some([x, scale]) => (x, Some(scale)),
@@ -147,13 +147,13 @@ fn scaled<'a>(reader: &Reader<'a, '_>, name: &'a str) -> (&'a str, Option<&'a st
     }
 }
 
-/// What is read with rows and columns swapped.
+/// The matrix that is read with rows and columns swapped.
 fn transposed<'a>(reader: &Reader<'a, '_>, name: &str, rank: usize) -> Option<[&'a str; 1]> {
     let node = reader.made_by(name, Operator::Transpose)?;
     if integers(node, attribute::PERM)? == swapped(rank) { inputs(node) } else { None }
 }
 
-/// What the last of three dimensions is a part of, and where the part begins and ends.
+/// Source of a slice along the last of three dimensions, with start and end of the slice.
 fn slice<'a>(reader: &Reader<'a, '_>, name: &str) -> Option<(&'a str, i64, i64)> {
     let [x, start, end, axis] = inputs(reader.made_by(name, Operator::Slice)?)?;
     let one = |name: &str| match *reader.integers(name)? {

@@ -135,7 +135,7 @@ pub(super) enum Unary {
 }
 
 impl Unary {
-    /// Whether it takes many instructions for an element.
+    /// True if it takes many instructions for an element.
     pub(super) const fn is_long(self) -> bool {
         matches!(self, Self::Exp | Self::Log | Self::Sigmoid | Self::Sin | Self::Tanh | Self::Erf)
     }
@@ -204,7 +204,7 @@ fn vectors<I: Isa>(_: I, op: impl SimdUnaryOp<f32>, out: &mut [f32]) {
     op.map_mut(out);
 }
 
-/// What becomes f32.
+/// Types that convert to f32.
 pub(super) trait ToF32: Copy + Sync {
     fn to_f32(self) -> f32;
 }
@@ -231,7 +231,7 @@ impl ToF32 for u8 {
 }
 
 impl ToF32 for i32 {
-    /// As `Cast` of ONNX rounds, to the nearest.
+    /// Rounds to the nearest, as `Cast` of ONNX does.
     #[inline(always)]
     fn to_f32(self) -> f32 {
         self as f32

@@ -123,7 +123,7 @@ impl<'a> Compiler<'a, '_, '_> {
         Ok(view)
     }
 
-    /// What only moves elements.
+    /// Lowers an operator that only moves elements.
     fn moved(&mut self, node: &'a NodeProto, kind: Operator, name: &'a str) -> Lowered<Value> {
         let Value { view: x, elem } = self.stored_or_value(kind, name)?;
         if !matches!(elem, Elem::F32 | Elem::I32) {
@@ -631,7 +631,7 @@ impl<'a> Compiler<'a, '_, '_> {
         self.push_matmul(a, by, &[all, vec![m, n]].concat())
     }
 
-    /// Of matrices that are no stored weights.
+    /// Lowers a matmul of matrices that are no stored weights.
     fn gemm(&mut self, node: &'a NodeProto, name: &'a str) -> Lowered<View> {
         let plain = node.attribute.iter().all(plain_attribute);
         let b = self.input(node, 1).filter(|_| plain).ok_or("it has transA, alpha or beta")?;

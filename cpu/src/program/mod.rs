@@ -52,7 +52,7 @@ pub(crate) struct Program {
     results: Vec<Walk<1>>,
     /// Elements that instructions compute, each as often as numbers are multiplied for it.
     work: u64,
-    /// What matmuls with stored weights may round activations to.
+    /// Type that matmuls with stored weights may round activations to.
     pub(crate) activations: Activations,
     /// The tensors of the graph.
     pub(crate) inputs: Vec<TensorInfo>,
@@ -75,7 +75,7 @@ pub(crate) enum Input<'a> {
 pub(crate) struct Scratch {
     /// f32, or the bits of i32.
     buffers: Vec<Vec<f32>>,
-    /// What each mask shows.
+    /// Positions that each mask shows.
     seen: Vec<Vec<Seen>>,
     /// Sums of attention.
     sums: Vec<f32>,
@@ -89,7 +89,7 @@ struct Dense {
     len: usize,
 }
 
-/// What the elements of a value are.
+/// Type of the elements of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Elem {
     F32,
@@ -185,7 +185,7 @@ enum Instruction {
     Matmuls(Vec<Matmul>),
 }
 
-/// What rows are gathered from.
+/// Table that rows are gathered from.
 enum Table {
     /// f32, or i32.
     Values(Dense),
@@ -389,7 +389,7 @@ impl Program {
     }
 }
 
-/// What instructions read.
+/// Memory that instructions read.
 #[derive(Clone, Copy)]
 struct Memory<'a> {
     program: &'a Program,

@@ -1,4 +1,4 @@
-//! What the names of an ONNX graph stand for: constants, weights in the forms that the forge writes, and nodes.
+//! Names of an ONNX graph: constants, weights in the forms that the forge writes, and nodes.
 //!
 //! Recognised are `Gemm` with `transB` over f32, over f16 with `Cast`, over int8 with `DequantizeLinear` and a scale
 //! for each row or each block ([`DequantizedBlocks`]), and `MatMulNBits` ([`NBits`]).
@@ -298,12 +298,12 @@ impl<'a, 'f> Reader<'a, 'f> {
     }
 }
 
-/// Whether a `Gemm` is `x · wᵀ + bias`.
+/// True if a `Gemm` is `x · wᵀ + bias`.
 pub(super) fn plain_gemm(node: &NodeProto) -> bool {
     integer(node, attribute::TRANS_B) == Some(1) && node.attribute.iter().all(plain_attribute)
 }
 
-/// Whether an attribute of a `Gemm` leaves it a plain matmul, apart from the order of the second matrix.
+/// True if an attribute of a `Gemm` leaves it a plain matmul, apart from the order of the second matrix.
 pub(super) fn plain_attribute(attribute: &AttributeProto) -> bool {
     match attribute.name.as_deref() {
         Some(attribute::TRANS_B) => true,
@@ -313,7 +313,7 @@ pub(super) fn plain_attribute(attribute: &AttributeProto) -> bool {
     }
 }
 
-/// Whether a `Cast` is one to f32.
+/// True if a `Cast` is one to f32.
 pub(super) fn to_float(node: &NodeProto) -> bool {
     integer(node, attribute::TO) == Some(i64::from(DataType::FLOAT.0))
 }

@@ -79,7 +79,7 @@ impl Case {
         self
     }
 
-    /// What only is between.
+    /// Adds nodes between inputs and results.
     fn inner(mut self, f: impl FnOnce(Model) -> Model) -> Self {
         self.model = f(self.model);
         self
@@ -300,7 +300,7 @@ fn weights_within_the_model_are_multiplied() {
         .check();
 }
 
-/// What `compile` says of a model with the output `y` `[2]`.
+/// Error message of `compile` for a model with the output `y` `[2]`.
 fn unsupported(model: Model) -> Option<String> {
     let bytes = model.output("y", FLOAT, &[2]).build();
     let program =
@@ -383,7 +383,7 @@ fn an_index_outside_of_a_table_is_refused() {
 }
 
 #[test]
-fn a_value_that_fits_in_no_memory_is_refused_before_any_is_touched() {
+fn a_value_beyond_all_memory_is_refused() {
     // The sum of the first two takes 64 MB, which every machine has.
     let sizes: [u64; 4] = [1 << 12, 1 << 12, 1 << 24, 1 << 24];
     let sum = |sides: usize| {

@@ -46,7 +46,7 @@ impl View {
         self.dims.iter().map(|dim| dim.size).product()
     }
 
-    /// Whether its elements lie one after the other.
+    /// True if its elements lie one after the other.
     pub(super) fn is_dense(&self) -> bool {
         let mut step = 1;
         self.dims.iter().rev().all(|dim| {
@@ -107,7 +107,7 @@ pub(super) fn common(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
 /// Dimensions around a row of a [`Walk`].
 const RANK: usize = 8;
 
-/// How the elements of `K` views of one shape are read beside each other: rows whose elements are equally far apart.
+/// Order in which the elements of `K` views of one shape are read beside each other: rows of equally spaced elements.
 #[derive(Debug)]
 pub(super) struct Walk<const K: usize> {
     pub(super) places: [Place; K],
@@ -152,7 +152,7 @@ impl<const K: usize> Walk<K> {
         })
     }
 
-    /// Where elements begin from element `at` of the result on: the first of a row, or any where there is one row.
+    /// Cursor at element `at` of the result: the first of a row, or any element where there is one row.
     pub(super) fn cursor(&self, at: usize) -> Cursor<'_, K> {
         let mut cursor = Cursor { outer: &self.outer, index: [0; RANK], offsets: self.starts };
         if self.outer.is_empty() {
@@ -169,7 +169,7 @@ impl<const K: usize> Walk<K> {
         cursor
     }
 
-    /// Whether a row of the walk begins every `width` elements.
+    /// True if a row of the walk begins every `width` elements.
     pub(super) fn begins_rows(&self, width: usize) -> bool {
         self.outer.is_empty() || width.is_multiple_of(self.inner)
     }
@@ -191,7 +191,7 @@ pub(super) struct Cursor<'a, const K: usize> {
 }
 
 impl<const K: usize> Cursor<'_, K> {
-    /// Where the next row begins in each place.
+    /// Start of the next row in each place.
     #[inline(always)]
     pub(super) fn next(&mut self) -> [usize; K] {
         let found = self.offsets;

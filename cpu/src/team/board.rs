@@ -10,9 +10,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use super::sync::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, wait};
 
-/// Where the thread that executes a graph posts its work.
+/// Board on which the thread that executes a graph posts its work.
 pub(crate) struct Board {
-    /// Number of the job in the upper half, then pieces that were taken, then all pieces. Who adds one took a piece.
+    /// Number of the job in the upper half, then pieces that were taken, then all pieces. A thread takes a piece
+    /// by adding one.
     ticket: AtomicU64,
     /// The job of that number. It lives until all of its pieces are done.
     job: AtomicPtr<Job>,

@@ -25,7 +25,7 @@ pub struct Attend {
     /// Rows of the layers' caches: positions of the context, or of a window where the host keeps the cache as a
     /// ring. 0 without caches.
     pub capacity: usize,
-    /// What the caches hold.
+    /// Element type of the caches.
     pub caches: Caches,
 }
 
@@ -66,7 +66,7 @@ impl AttendInputs<'_> {
     /// `[rows, 1, rotary / 2]`.
     ///
     /// # Errors
-    /// As [`GraphBuilder::input`].
+    /// Errors of [`GraphBuilder::input`].
     pub fn tables(&self, b: &mut GraphBuilder) -> Result<[TensorId; 2]> {
         let ([cos, sin, _], half) = (self.names, self.rotary / 2);
         let cos = b.input(cos, Elem::Activation, &[self.rows, half])?;
@@ -81,17 +81,17 @@ impl Attend {
     /// own tokens.
     ///
     /// # Errors
-    /// As [`GraphBuilder::input`].
+    /// Errors of [`GraphBuilder::input`].
     pub fn inputs(b: &mut GraphBuilder, inputs: &AttendInputs<'_>) -> Result<Self> {
         let tables = (inputs.rotary > 0).then(|| inputs.tables(b)).transpose()?;
         Self::over(b, tables, inputs)
     }
 
-    /// As [`Attend::inputs`], with cosines and sines that are there already: those of other layers of the graph, of
-    /// which the caches or the mask are others.
+    /// Same as [`Attend::inputs`], with existing cosines and sines: those of other layers of the graph, which have
+    /// other caches or another mask.
     ///
     /// # Errors
-    /// As [`GraphBuilder::input`].
+    /// Errors of [`GraphBuilder::input`].
     pub fn over(
         b: &mut GraphBuilder,
         tables: Option<[TensorId; 2]>,
@@ -117,7 +117,7 @@ impl Attend {
     /// `[groups, 1, capacity]`; none without caches.
     ///
     /// # Errors
-    /// As [`GraphBuilder::input`].
+    /// Errors of [`GraphBuilder::input`].
     pub fn past(&self, b: &mut GraphBuilder, layer: usize, heads: Heads) -> Result<Option<Past>> {
         if self.capacity == 0 {
             return Ok(None);
@@ -150,7 +150,7 @@ pub struct Past {
 #[derive(Debug, Clone, Copy)]
 struct Stored {
     values: TensorId,
-    /// What the rows are multiplied with, `[groups, 1, capacity]`.
+    /// Scales of the rows, `[groups, 1, capacity]`.
     scales: Option<TensorId>,
 }
 
@@ -195,7 +195,7 @@ pub struct Attention<'a> {
     pub joined: Option<&'a str>,
     /// Norms of the heads of queries and keys, where there are any: `q_norm`, `k_norm`.
     pub norms: Option<[&'a str; 2]>,
-    /// Those norms are of all heads together, and not of each.
+    /// True if each norm covers all heads together instead of each head.
     pub whole_norms: bool,
     /// Queries and keys are turned by the rotary tables.
     pub turned: bool,
@@ -205,7 +205,7 @@ pub struct Attention<'a> {
     pub bias: [bool; 3],
     /// The projection back to hidden states: `o_proj`.
     pub out: &'a str,
-    /// That projection has a bias.
+    /// True if the projection `out` has a bias.
     pub out_bias: bool,
     /// Keys and values of the graph's tokens are outputs, `new_k_<layer>` and `new_v_<layer>`
     /// `[groups, rows, dim]`: keys after norm and rope.
@@ -299,7 +299,7 @@ impl Mixed {
     /// Declares keys and values to be the outputs `new_k_<layer>` and `new_v_<layer>`.
     ///
     /// # Errors
-    /// As [`GraphBuilder::output`].
+    /// Errors of [`GraphBuilder::output`].
     pub fn outputs(&self, b: &mut GraphBuilder, layer: usize) -> Result<()> {
         b.output(&format!("new_k_{layer}"), self.k)?;
         b.output(&format!("new_v_{layer}"), self.v)
@@ -330,7 +330,7 @@ pub fn mix(
 /// Attention of one token, q `[1, query, dim]`, to the rows of a cache and not to itself: `[groups, repeat, dim]`.
 ///
 /// # Errors
-/// As [`GraphBuilder::matmul`].
+/// Errors of [`GraphBuilder::matmul`].
 pub fn mix_past(
     b: &mut GraphBuilder,
     q: TensorId,
@@ -350,7 +350,7 @@ pub fn mix_past(
     b.matmul(weights, v.values, false)
 }
 
-/// As [`mix`]; with a cap `c`, q is also divided by c, and scores become `c · tanh` of what they are.
+/// Same as [`mix`], with an optional cap c: then q is also divided by c, and scores `s` become `c · tanh(s)`.
 fn capped_mix(
     b: &mut GraphBuilder,
     [q, k, v]: [TensorId; 3],
@@ -494,7 +494,7 @@ pub fn rope(b: &mut GraphBuilder, x: TensorId, attend: &Attend) -> Result<Tensor
     attend.tables.map_or(Ok(x), |tables| rotate(b, x, tables))
 }
 
-/// As [`rope`], with cosines and sines `[rows, 1, rotary / 2]`, which may be constants.
+/// Same as [`rope`], with cosines and sines `[rows, 1, rotary / 2]`, which may be constants.
 ///
 /// # Errors
 /// When the tables are wider than the heads.

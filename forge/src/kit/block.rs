@@ -31,7 +31,7 @@ impl Layers<'_> {
     /// The first half of [`Layers::block`]: the rows after attention, and the same normalised for what follows.
     ///
     /// # Errors
-    /// As [`Layers::block`].
+    /// Errors of [`Layers::block`].
     pub fn attention_block(
         &self,
         b: &mut GraphBuilder,

@@ -59,8 +59,8 @@ pub(super) fn named(name: &str, ranges: &[Range<usize>]) -> Vec<(String, Range<u
 /// for short ones, many for the rest.
 pub const PREFILL_ROWS: [usize; 2] = [16, 128];
 
-/// Those that decoders for the CPU alone take as well, between [`PREFILL_ROWS`]'s first and a family's larger ones:
-/// a CPU computes all rows of a graph, also those behind the end of a prompt, and all graphs read one file of weights.
+/// Further prefill sizes of decoders for the CPU alone, between [`PREFILL_ROWS`]'s first and a family's larger ones: a
+/// CPU computes all rows of a graph, also those behind the end of a prompt, and all graphs read one file of weights.
 const CPU_PREFILL_ROWS: [usize; 2] = [32, 64];
 
 /// Bytes that the mask of a prefill graph has at most by default on the NPU. The library's compiled addition of a larger
@@ -159,12 +159,12 @@ pub struct Step {
     pub rows: usize,
     /// Positions that its caches of full attention hold: the context, or one of [`RecipeOptions::contexts`].
     pub positions: usize,
-    /// What they hold.
+    /// Element type of the caches.
     pub caches: Caches,
 }
 
 impl Step {
-    /// What begins the names of graphs of this size: `decode`, `prefill16`; in a smaller context `decode512`,
+    /// Prefix of the names of graphs of this size: `decode`, `prefill16`; in a smaller context `decode512`,
     /// `prefill16_512`.
     pub(super) fn stem(self, options: &RecipeOptions) -> String {
         let Self { rows, positions, .. } = self;
@@ -199,7 +199,7 @@ pub struct Decoder {
     pub plan_params: Map<String, Value>,
 }
 
-/// What a decoder is made of so far.
+/// Parts of a decoder that have been made so far.
 #[derive(Debug)]
 pub(super) struct Parts<'a> {
     options: &'a RecipeOptions,
@@ -258,7 +258,7 @@ impl<'a> Parts<'a> {
 /// [`RecipeOptions::share_weights`] the graphs of the same layers stand in one context.
 ///
 /// # Errors
-/// Those of `make`.
+/// Errors of `make`.
 pub fn decoder(
     options: &RecipeOptions,
     layers: usize,
@@ -271,11 +271,11 @@ pub fn decoder(
     decoder_of(options, &ranges, prompts, make, head)
 }
 
-/// As [`decoder`], with the layers of each shard. `make` gives none where a prompt does not need the layers: those
-/// behind the last cache, which only its last token passes.
+/// Same as [`decoder`], with the layers of each shard. `make` returns none where a prompt does not need the layers:
+/// those behind the last cache, which only its last token passes.
 ///
 /// # Errors
-/// Those of `make`.
+/// Errors of `make`.
 pub fn decoder_of(
     options: &RecipeOptions,
     ranges: &[Range<usize>],

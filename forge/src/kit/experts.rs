@@ -35,14 +35,14 @@ const MAX_EXPERTS: usize = 4096;
 /// The most experts of a token: one for each letter of the prefixes of their inputs.
 const MAX_A_TOKEN: usize = 26;
 
-/// What graphs of experts take as weights.
+/// Option for the weight inputs of the experts' graphs.
 pub const EXPERTS: RecipeOption = RecipeOption {
     name: "experts",
     values: &["w8a16", "fp16"],
     help: "precision of the experts' weights as graph inputs: the table's int8, or f16 that the host makes of it",
 };
 
-/// What graphs of experts take as weights.
+/// Form of the weight inputs of the experts' graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpertInputs {
     /// The table's own int8 values, and scales; nothing is converted on the host.
@@ -77,7 +77,7 @@ pub struct Experts {
     pub width: usize,
     /// Experts of a layer.
     pub count: usize,
-    /// How many of them a token goes to.
+    /// Number of experts that a token goes to.
     pub a_token: usize,
 }
 
@@ -105,7 +105,7 @@ impl Experts {
     /// The experts of a token: `y = residual + m1 · a(x) + m2 · b(x) + …`.
     ///
     /// # Errors
-    /// Those of the builder.
+    /// Errors of the builder.
     pub fn token_graph(&self, name: &str, inputs: ExpertInputs) -> Result<Graph> {
         let mut b = GraphBuilder::new(name);
         let x = b.input("x", Elem::Activation, &[1, self.hidden])?;
@@ -136,7 +136,7 @@ impl Experts {
     /// One expert over `rows` tokens.
     ///
     /// # Errors
-    /// Those of the builder.
+    /// Errors of the builder.
     pub fn rows_graph(&self, name: &str, inputs: ExpertInputs, rows: usize) -> Result<Graph> {
         let mut b = GraphBuilder::new(name);
         let x = b.input("x", Elem::Activation, &[rows, self.hidden])?;
@@ -252,7 +252,7 @@ impl Experts {
     }
 }
 
-/// Where the experts of a layer are in a checkpoint.
+/// Names of a layer's experts in a checkpoint.
 #[derive(Debug, Clone)]
 pub struct ExpertNames {
     /// Prefix of the stacks: `layers.3.mlp.experts`, of which there is `.gate_up_proj`.
@@ -293,11 +293,11 @@ impl Layers<'_> {
         b.output("router", scores)
     }
 
-    /// What an expert that every token goes to adds to the residual `y`: [`Layers::mlp`] of `z` `[rows, hidden]`, times
-    /// the sigmoid of the projection `gate` to one value.
+    /// Adds the output of a shared expert, which every token goes to, to the residual `y`: [`Layers::mlp`] of `z`
+    /// `[rows, hidden]`, times the sigmoid of the projection `gate` to one value.
     ///
     /// # Errors
-    /// As [`Layers::mlp`].
+    /// Errors of [`Layers::mlp`].
     pub fn shared_expert(
         &self,
         b: &mut GraphBuilder,
@@ -333,7 +333,7 @@ pub fn expert_ranges(sparse: &[bool]) -> Vec<Range<usize>> {
 /// head's, which normalises the residual.
 ///
 /// # Errors
-/// Those of `make`, which makes the graph of the given name and size that goes through some layers.
+/// Errors of `make`, which makes the graph of the given name and size that goes through some layers.
 pub fn expert_decoder(
     options: &RecipeOptions,
     sparse: &[bool],
@@ -371,10 +371,10 @@ pub fn expert_decoder(
     Ok(decoder)
 }
 
-/// As [`super::prefill_rows`], beside one context more, that of the experts.
+/// Same as [`super::prefill_rows`], with one more context for the experts.
 ///
 /// # Errors
-/// As [`super::prefill_rows`].
+/// Errors of [`super::prefill_rows`].
 pub fn expert_prefill_rows(options: &RecipeOptions, default: &[usize]) -> Result<Vec<usize>> {
     rows_beside(options, default, 2, MIN_MASKED_ROWS)
 }

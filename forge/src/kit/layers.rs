@@ -56,11 +56,11 @@ impl<'a> Layers<'a> {
         self.project(b, x, name, outputs, self.precision, bias)
     }
 
-    /// As [`Layers::linear`], with a weight that is never quantized: for sensitive layers with few outputs, such as a
-    /// router.
+    /// Same as [`Layers::linear`], with a weight that is never quantized: for sensitive layers with few outputs, such
+    /// as a router.
     ///
     /// # Errors
-    /// As [`Layers::linear`].
+    /// Errors of [`Layers::linear`].
     pub fn exact_linear(
         &self,
         b: &mut GraphBuilder,
@@ -138,10 +138,10 @@ impl<'a> Layers<'a> {
         self.scaled_norm(b, x, name, 1.0)
     }
 
-    /// As [`Layers::norm`], the result times `scale`.
+    /// Same as [`Layers::norm`], with the result times `scale`.
     ///
     /// # Errors
-    /// As [`Layers::norm`].
+    /// Errors of [`Layers::norm`].
     pub fn scaled_norm(
         &self,
         b: &mut GraphBuilder,
@@ -173,7 +173,7 @@ impl<'a> Layers<'a> {
     /// `act` is a method of the builder, such as [`GraphBuilder::silu`].
     ///
     /// # Errors
-    /// As [`Layers::linear`], and those of `act`.
+    /// Errors of [`Layers::linear`] and of `act`.
     pub fn mlp(
         &self,
         b: &mut GraphBuilder,
@@ -203,7 +203,7 @@ impl<'a> Layers<'a> {
     /// `second(act(first(x)))`, `width` elements between them.
     ///
     /// # Errors
-    /// As [`Layers::linear`], and those of `act`.
+    /// Errors of [`Layers::linear`] and of `act`.
     pub fn feed_forward(
         &self,
         b: &mut GraphBuilder,
@@ -242,7 +242,7 @@ impl<'a> Layers<'a> {
     /// The graph `lmhead`: a normalised row `x` `[1, hidden]` to `logits` `[1, vocab]`, see [`Layers::head`].
     ///
     /// # Errors
-    /// As [`Layers::head`].
+    /// Errors of [`Layers::head`].
     pub fn lmhead(&self, hidden: usize, vocab: usize, tied: bool) -> Result<Graph> {
         self.lmhead_after(hidden, vocab, tied, None)
     }
@@ -250,7 +250,7 @@ impl<'a> Layers<'a> {
     /// The same for a row of the residual, with the final norm `norm`.
     ///
     /// # Errors
-    /// As [`Layers::head`].
+    /// Errors of [`Layers::head`].
     pub fn normed_lmhead(
         &self,
         hidden: usize,

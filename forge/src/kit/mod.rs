@@ -1,4 +1,4 @@
-//! What recipes are built from: ours, and those of any other program.
+//! Building blocks of recipes: ours, and those of any other program.
 //!
 //! | part | for |
 //! |---|---|

@@ -6,7 +6,7 @@ use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::{Checkpoint, read_json};
 use serde_json::Value;
 
-/// What `transformers` 5 saves, with an object for each part.
+/// File that `transformers` 5 saves, with an object for each part.
 const WHOLE: &str = "processor_config.json";
 
 /// A part of a checkpoint's processor: how images, videos or audio become numbers. Of a synthetic model it is empty.
@@ -30,7 +30,7 @@ impl Processor {
     /// Videos.
     ///
     /// # Errors
-    /// As [`Processor::image`].
+    /// Errors of [`Processor::image`].
     pub fn video(checkpoint: &Checkpoint) -> Result<Self> {
         let files = ["video_preprocessor_config.json", "preprocessor_config.json"];
         Self::read(checkpoint, &["video_processor"], &files)
@@ -39,7 +39,7 @@ impl Processor {
     /// Audio.
     ///
     /// # Errors
-    /// As [`Processor::image`].
+    /// Errors of [`Processor::image`].
     pub fn audio(checkpoint: &Checkpoint) -> Result<Self> {
         let parts = ["feature_extractor", "audio_processor"];
         Self::read(checkpoint, &parts, &["preprocessor_config.json"])

@@ -228,10 +228,10 @@ impl<'a> Reader<'a> {
         self.rope_theta_of(&["default"], default)
     }
 
-    /// As [`Reader::rope_theta`], where the type of the rope may have other names that mean no scaling.
+    /// Same as [`Reader::rope_theta`], with other names of rope types that mean no scaling.
     ///
     /// # Errors
-    /// As [`Reader::rope_theta`].
+    /// Errors of [`Reader::rope_theta`].
     pub fn rope_theta_of(&self, types: &[&str], default: f64) -> Result<f64> {
         // The old spelling, where it says something, replaces the new one.
         let place = self.rope_key();
@@ -245,8 +245,8 @@ impl<'a> Reader<'a> {
         Ok(theta.unwrap_or(default))
     }
 
-    /// Where the parameters of the rotary embedding are: `rope_scaling` where that is set, as in older
-    /// checkpoints, else `rope_parameters`.
+    /// Key of the rotary embedding's parameters: `rope_scaling` where that is set, as in older checkpoints, else
+    /// `rope_parameters`.
     pub fn rope_key(&self) -> &'static str {
         if self.get("rope_scaling").is_some() { "rope_scaling" } else { "rope_parameters" }
     }

@@ -31,7 +31,7 @@ const VISION: &str = "vision";
 /// The part of a configuration that is the vision tower's.
 const VISION_CONFIG: &str = "vision_config";
 
-/// What a configuration class has where `vision_config` leaves a key out.
+/// Defaults of a configuration class for the keys that `vision_config` leaves out.
 #[derive(Debug, Clone, Copy)]
 pub struct SiglipSizes {
     /// `hidden_size`
@@ -53,7 +53,7 @@ pub struct SiglipSizes {
 pub(crate) struct Blocks<'a> {
     /// Projections and norms, in the tower's precision and with its epsilon.
     pub layers: Layers<'a>,
-    /// Where the tower's tensors are.
+    /// Prefix of the names of the tower's tensors.
     place: &'a str,
     /// Elements of a row.
     pub hidden: usize,

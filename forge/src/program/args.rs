@@ -381,7 +381,7 @@ impl ShapeArgs {
         checkpoint.with_adapters(&self.lora)
     }
 
-    /// What is asked for with `--target`, or its default.
+    /// Targets given with `--target`, or the default.
     pub(super) fn targets(&self) -> &[TargetChoice] {
         if self.target.is_empty() { &[TargetChoice::DEFAULT] } else { &self.target }
     }
@@ -445,7 +445,7 @@ impl ForgeArgs {
         }
     }
 
-    /// What to measure, where that is asked for.
+    /// Calibration options, if a calibration is asked for.
     pub(super) fn calibration(&self) -> Result<Option<CalibrateOptions>> {
         let Some(file) = &self.calibrate else { return Ok(None) };
         let texts = read_texts(file)?;

@@ -1,4 +1,4 @@
-//! What compiles the graphs of a bundle.
+//! Compiler of a bundle's graphs.
 
 use qhx::libraries::Libraries;
 use qhx_base::Result;

@@ -24,7 +24,7 @@ struct Line {
     process: ProcessArgs,
 }
 
-/// What the command works with.
+/// Output and interrupts of the command.
 struct App {
     output: Output,
     interrupts: Interrupts,
@@ -58,7 +58,7 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// What the program is called.
+/// Name of the program.
 fn name(arguments: &[OsString]) -> String {
     let file = arguments.first().and_then(|file| Path::new(file).file_stem());
     file.map_or_else(|| "forge".to_owned(), |name| name.to_string_lossy().into_owned())

@@ -53,7 +53,7 @@ pub use progress::ForgeProgress;
 /// The program that the commands are part of.
 #[derive(Debug, Clone)]
 pub struct Program {
-    /// How people call it to forge: `qhx forge`.
+    /// Command that people type to forge: `qhx forge`.
     pub name: String,
     /// The file that is started again for each context. None: contexts are compiled in this process.
     pub file: Option<PathBuf>,
@@ -160,7 +160,7 @@ pub fn run(
     Ok(status)
 }
 
-/// What was measured to be better than what the command line says.
+/// Settings that were measured to be better than those of the command line.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     /// Weights in a higher precision.
@@ -178,7 +178,7 @@ impl Found {
     }
 }
 
-/// What the bundles of all targets have in common.
+/// Inputs that the bundles of all targets share.
 struct Work<'a> {
     args: &'a ForgeArgs,
     program: &'a Program,
@@ -346,7 +346,7 @@ fn measured(
     headroom(checkpoint, registry::recipe, options, wanted, &open, &mut progress)
 }
 
-/// What opens bundles that are measured by `option`.
+/// Function that opens the bundles that `option` measures.
 fn opened<'a>(
     open: Option<OpenModel<'a>>,
     option: &str,

@@ -1,4 +1,4 @@
-//! How far a forge is, on standard error: bars for people, one line a stage where nobody watches.
+//! Progress of a forge on standard error: bars for people, one line a stage where nobody watches.
 
 use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What calibration measured, for people and programs.
+//! Results of a calibration, for people and programs.
 
 use qhx_base::Result;
 use qhx_terminal::output::Output;

@@ -136,10 +136,10 @@ impl Total {
 /// Seconds of audio that costs of encoders are summed for.
 const AUDIO: f64 = 30.0;
 
-/// What the encoder of a recogniser costs for [`AUDIO`] seconds, with its longest window.
+/// Cost of a recogniser's encoder for [`AUDIO`] seconds, with its longest window.
 struct Audio<'a> {
     graph: &'a str,
-    /// Of an execution.
+    /// Seconds of audio that one execution covers.
     seconds: f64,
     us: f64,
     max_us: f64,
@@ -216,7 +216,7 @@ fn cost(before: &str, op: &OpCost) -> String {
     format!("{before}{:<4} {:<44} {:>6} times {:>9.1} us", op.unit, op.op, op.count, op.us)
 }
 
-/// How a time compares with that of reading the weights: a ratio where these are what the time goes to.
+/// Compares a time with that of reading the weights: a ratio where the time mostly goes to them.
 fn floor(us: f64, floor_us: f64, weights: u64) -> String {
     match times(us, floor_us) {
         Some(ratio) => {

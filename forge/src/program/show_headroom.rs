@@ -1,4 +1,4 @@
-//! How near the values of each layer come to the end of f16, for people and programs.
+//! Headroom of each layer's values in f16, for people and programs.
 
 use qhx_base::Result;
 use qhx_terminal::output::Output;

@@ -7,8 +7,8 @@
 //! to hand out zeros, so that binaries are equal byte for byte and carry nothing of the process away. And when
 //! the library crashes, or the system ends it for the memory it takes, the forge can say so.
 //!
-//! That process writes one JSON object a line: how far it is, then its bytes or its error. It
-//! ends when its standard input closes, and so does not outlive the forge.
+//! The process writes one JSON object a line: its progress, then its bytes or its error. It ends when its standard
+//! input closes, and so does not outlive the forge.
 
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -41,7 +41,7 @@ use crate::{Progress, registry};
 /// The setting with which glibc's allocator fills what it hands out with zeros, small blocks included.
 const ALLOCATOR: (&str, &str) =
     (vars::GLIBC_TUNABLES, "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0");
-/// How often a forge that waits looks whether it is to stop.
+/// Interval at which a waiting forge checks for cancellation.
 const TICK: Duration = Duration::from_millis(50);
 
 /// A report of the process that compiles to the forge.
@@ -60,11 +60,11 @@ enum Message {
 pub(super) struct SubprocessCompiler {
     compiler: Arc<dyn Compiler>,
     file: PathBuf,
-    /// What people call the program, to plan the memory.
+    /// Name that people call the program by, for the hint to plan the memory.
     name: String,
-    /// What stands before the context's key and the binary's path.
+    /// Arguments before the context's key and the binary's path.
     before: Vec<OsString>,
-    /// What stands behind them.
+    /// Arguments behind them.
     behind: Vec<OsString>,
     estimates: Estimates,
 }
@@ -73,7 +73,8 @@ pub(super) struct SubprocessCompiler {
 pub(super) type Estimates = Arc<Mutex<Vec<GraphEstimate>>>;
 
 impl SubprocessCompiler {
-    /// What `compiler` does, done by `file`, which is the program. `found` is added to what the command line says.
+    /// Compiles as `compiler` does, in processes of `file`, which is the program. `found` is added to the options of
+    /// the command line.
     pub(super) fn new(
         compiler: Arc<dyn Compiler>,
         file: &Path,
@@ -100,8 +101,8 @@ impl SubprocessCompiler {
         )
     }
 
-    /// What `compiler` does, done by `file` with these words before a context's key and the binary's path, and those
-    /// behind them.
+    /// Compiles as `compiler` does, in processes of `file`: the arguments `before` stand before a context's key and the
+    /// binary's path, those of `behind` after them.
     pub(super) fn with_command(
         compiler: Arc<dyn Compiler>,
         file: &Path,

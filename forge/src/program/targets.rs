@@ -33,7 +33,7 @@ pub(super) fn parse(name: &str) -> Result<TargetChoice, String> {
 }
 
 impl TargetChoice {
-    /// Where none is asked for.
+    /// Default target.
     pub(super) const DEFAULT: Self = Self::Of(Target::V81);
 
     /// The target, of [`TargetChoice::This`] by the libraries' own word.
@@ -70,9 +70,9 @@ fn this(libraries: &Libraries) -> Result<Target> {
 /// One bundle that is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place {
-    /// What is asked for.
+    /// Target that was asked for.
     pub choice: TargetChoice,
-    /// What it is compiled for.
+    /// Target that the bundle is compiled for.
     pub target: Target,
     /// The bundle's folder.
     pub out: PathBuf,

@@ -70,7 +70,7 @@ pub(super) fn lower<'c>(
 struct Lowering<'g, 'c> {
     graph: &'g Graph,
     composer: GraphComposer<'c>,
-    /// What nodes read: f16 where the graph says f32.
+    /// Tensors that nodes read: f16 where the graph says f32.
     values: Vec<Option<TensorHandle>>,
     /// The declared outputs.
     outputs: Vec<Option<TensorHandle>>,
@@ -283,7 +283,7 @@ impl Lowering<'_, '_> {
         self.emit(node, "Concat", &[("axis", Param::U32(0))], &parts)
     }
 
-    /// What `tensor` has at `index` of its first dimension.
+    /// Slice of `tensor` at `index` of its first dimension.
     fn part(
         &mut self,
         node: &Node,

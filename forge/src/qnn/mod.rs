@@ -87,7 +87,7 @@ impl QnnCompiler {
         configs
     }
 
-    /// What a context binary says of itself.
+    /// Reads a context binary's description of itself.
     ///
     /// # Errors
     /// When the file is no context binary.

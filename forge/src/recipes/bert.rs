@@ -133,7 +133,7 @@ impl Config {
     }
 }
 
-/// As long as the texts that `sentence-transformers` gives the checkpoint, and its positions.
+/// Max length of texts: that of `sentence-transformers` for the checkpoint, but no more than its positions.
 fn longest(checkpoint: &Checkpoint, _: Task) -> Option<usize> {
     let positions = Config::read(checkpoint).ok()?.positions;
     Some(max_text(checkpoint).ok()?.map_or(positions, |text| text.min(positions)))

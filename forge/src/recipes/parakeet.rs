@@ -47,7 +47,7 @@ const WINDOWS: RecipeOption = RecipeOption {
 const DEFAULT_WINDOWS: [usize; 2] = [10, 30];
 /// The longest window in seconds: 5000 rows have positions, and attention grows with their square.
 const MAX_WINDOW: usize = 120;
-/// What part of the longest window are the seconds on either side of a cut that only give context.
+/// Ratio of the longest window to the seconds that only give context, on either side of a cut.
 const CONTEXT: usize = 10;
 /// Samples of a second.
 const RATE: usize = 16_000;
@@ -62,7 +62,7 @@ const LOG_GUARD: f64 = 1.0 / (1u64 << 24) as f64;
 
 register_recipe!(RecipeEntry::new(&CLASSES, recipe).tasks(&[Task::Transcribe]).options(&[WINDOWS]));
 
-/// What is read of `config.json`.
+/// Fields of `config.json` that are read.
 #[derive(Debug)]
 struct Config {
     hidden: usize,
@@ -246,7 +246,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     Ok(recipe(contexts, plan_params).embed(embed).params(params))
 }
 
-/// How audio becomes frames and windows.
+/// Conversion of audio to frames and windows.
 struct Audio {
     front_end: Value,
     preemphasis: f64,
@@ -442,7 +442,7 @@ impl Model<'_> {
         b.finish()
     }
 
-    /// What is left of `keep` `[frames, 1]` after so many halvings: of each two the first.
+    /// Rest of `keep` `[frames, 1]` after so many halvings, each of which keeps the first of two.
     fn kept(&self, b: &mut GraphBuilder, keep: TensorId, halvings: usize) -> Result<TensorId> {
         let pairs = b.reshape(keep, &[self.frames >> halvings, 1 << halvings])?;
         b.slice(pairs, 1, 0, 1)

@@ -47,11 +47,11 @@ register_recipe!(
         .options(&[IMAGE_PATCHES])
 );
 
-/// What the configuration classes have where a part leaves a key out.
+/// Defaults of the configuration classes for the keys that a part leaves out.
 const TOWER: SiglipSizes =
     SiglipSizes { hidden: 768, intermediate: 3072, layers: 12, heads: 12, image: 224, patch: 16 };
 
-/// What is read of `config.json`.
+/// Fields of `config.json` that are read.
 #[derive(Debug)]
 struct Config<'a> {
     text: Blocks<'a>,
@@ -247,7 +247,7 @@ impl Texts {
     }
 }
 
-/// What stands behind a text, or in front of it: `padding` of `tokenizer.json`, and `tokenizer_config.json`.
+/// Padding behind a text, or in front of it: `padding` of `tokenizer.json`, and `tokenizer_config.json`.
 fn padding(checkpoint: &Checkpoint, naflex: bool) -> Result<Value> {
     if checkpoint.seed().is_some() {
         return Ok(json!({"token": 0, "left": false}));
@@ -281,7 +281,7 @@ fn padding(checkpoint: &Checkpoint, naflex: bool) -> Result<Value> {
     Ok(json!({"token": token, "left": left}))
 }
 
-/// How an image becomes patches: `SiglipImageProcessor`, `Siglip2ImageProcessor`.
+/// Conversion of an image to patches: `SiglipImageProcessor`, `Siglip2ImageProcessor`.
 fn image(checkpoint: &Checkpoint, config: &Config<'_>) -> Result<Map<String, Value>> {
     let processor = Processor::image(checkpoint)?;
     let pixels = config.side * config.patch;

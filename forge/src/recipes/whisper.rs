@@ -44,7 +44,7 @@ register_recipe!(
     RecipeEntry::new(&CLASSES, recipe).tasks(&[Task::Transcribe]).prefill_graphs().longest(longest)
 );
 
-/// What is read of `config.json`.
+/// Fields of `config.json` that are read.
 #[derive(Debug)]
 struct Config {
     hidden: usize,

@@ -80,7 +80,7 @@ fn merged_weights_are_those_of_peft() {
     assert_eq!(seen, 3 + 7 + 3 + 2 + 5 + 7, "tensors that change");
 }
 
-/// What no adapter names stays, and a merge with the weight 0 changes nothing.
+/// Weights that no adapter names stay, and a merge with the weight 0 changes nothing.
 #[test]
 fn other_weights_stay_as_they_are() {
     let plain = base();

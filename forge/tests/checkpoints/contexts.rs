@@ -1,11 +1,11 @@
-//! What plans say of several contexts and of long ones.
+//! Plans for several contexts and for long ones.
 
 use qhx_checkpoint::Checkpoint;
 use qhx_forge::plan::{Plan, plan};
 use qhx_forge::registry::recipe;
 use qhx_forge::{Caches, ForgeOptions, Precision};
 
-/// Of Llama-3.2-1B's shapes, over 32,768 positions.
+/// Plan of a model of Llama-3.2-1B's shapes, over 32,768 positions.
 fn planned(edit: impl FnOnce(&mut ForgeOptions)) -> Plan {
     let config = qhx_paths::workspace().join("tests/configs/llama-3.2-1b.json");
     let mut options = ForgeOptions {

@@ -1,4 +1,4 @@
-//! What `sentence-transformers` has beside an encoder.
+//! Files of `sentence-transformers` beside an encoder.
 
 use qhx_base::ErrorKind;
 use qhx_checkpoint::Checkpoint;

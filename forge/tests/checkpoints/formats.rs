@@ -32,7 +32,7 @@ const fn form(bits: Bits, block: usize, offsets: bool) -> Option<QuantizedForm> 
     Some(QuantizedForm { bits, block, offsets })
 }
 
-/// What a bundle of integers keeps of a layer: by folder and, after a space, the end of a name.
+/// Form that a bundle of integers keeps of a layer: by folder and, after a space, the end of a name.
 fn kept(folder: &str, layer: &str) -> Option<QuantizedForm> {
     match (folder, layer) {
         ("gptq-2" | "gptq-3" | "compressed" | "awq-gemv", _) => form(Bits::Four, 32, true),
@@ -48,7 +48,7 @@ fn kept(folder: &str, layer: &str) -> Option<QuantizedForm> {
     }
 }
 
-/// What a bundle of integers rounds a layer to that it cannot keep; none where that is any floating point's form.
+/// Form that a bundle of integers rounds a layer to if it cannot keep it; none where that is any floating point's form.
 fn rounded(folder: &str, layer: &str) -> Option<QuantizedForm> {
     match (folder, layer) {
         ("nf4", "down_proj") | ("gptq-act" | "compressed-mixed", "down_proj") => {
@@ -504,7 +504,7 @@ fn damaged_files_are_no_panic() {
     }
 }
 
-/// What the forge says while it works.
+/// Notes that the forge writes while it works.
 #[derive(Default)]
 struct Notes(Vec<String>);
 

@@ -116,7 +116,7 @@ fn transposed(values: &[f32], rows: usize) -> Vec<f32> {
     (0..values.len()).map(|at| values[at % rows * cols + at / rows]).collect()
 }
 
-/// What `modify_tensors` of the converter does to a tensor of the tiny model of `config`.
+/// Applies `modify_tensors` of the converter to a tensor of the tiny model of `config`.
 fn converted(
     architecture: &str,
     name: &str,

@@ -52,7 +52,7 @@ fn same_blocks(weight: &Weight, form: QuantizedForm, expected: &Value, what: &st
     blocks
 }
 
-/// What the other programs read from their files, by the names of file and tensor.
+/// Values that the other programs read from their files, by the names of file and tensor.
 fn expected() -> serde_json::Map<String, Value> {
     let read = |name: &str| -> serde_json::Map<String, Value> {
         let text = std::fs::read(fixture(&format!("quantised/{name}"))).unwrap();

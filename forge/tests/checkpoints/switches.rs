@@ -46,7 +46,7 @@ fn switches_that_cannot_be_are_refused_by_key() {
     }
 }
 
-/// What scales with the context reaches as far as it was made for, and no further.
+/// Contexts reach as far as their scaling was made for, and no further.
 #[test]
 fn contexts_end_where_scaling_ends() {
     for (model, max) in [("phi3", 96), ("smollm3", 64), ("granite", 64), ("olmo2", 64)] {

@@ -1,4 +1,4 @@
-//! What the compiler does with weights it cannot take, with several graphs, and when it is stopped.
+//! Compiler tests: weights it cannot take, several graphs, and when it is stopped.
 
 use std::sync::Arc;
 
@@ -140,7 +140,7 @@ impl RowSource for Stored {
     }
 }
 
-/// What the forge quantizes itself and what a checkpoint holds, each with the same values on both sides.
+/// Weights that the forge quantizes and weights that a checkpoint holds, each with the same values on both sides.
 #[tier(qnn)]
 #[test]
 fn weights_in_blocks_agree_with_the_reference_graph() {

@@ -157,8 +157,8 @@ fn greedy(
     (same, total)
 }
 
-/// What names of tiny models begin with whose graphs are compared elsewhere: those of recipes outside the workspace, and
-/// those with towers for images or audio, which run whole against their goldens in the tests of their families.
+/// Prefixes of tiny models whose graphs are compared elsewhere: those of recipes outside the workspace, and those with
+/// towers for images or audio, which run whole against their goldens in the tests of their families.
 const ELSEWHERE: [&str; 11] = [
     "gemma3-",
     "gemma4-",
@@ -252,7 +252,7 @@ fn full() -> bool {
     std::env::var_os("QHX_FULL").is_some_and(|value| value == "1")
 }
 
-/// Of tiny models whose layers all have 4-bit weights in blocks of 32.
+/// Tiny models whose layers all have 4-bit weights in blocks of 32.
 #[tier(qnn)]
 #[test]
 fn four_bit_blocks_agree_with_their_references() {

@@ -1,4 +1,4 @@
-//! What the tests share: arbitrary weights, compiled graphs to run, and their ONNX reference graphs.
+//! Helpers that the tests share: arbitrary weights, compiled graphs to run, and their ONNX reference graphs.
 
 use std::collections::HashMap;
 use std::sync::Arc;

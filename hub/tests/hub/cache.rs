@@ -1,4 +1,4 @@
-//! What is there is found, looked at again and removed.
+//! Fetched files are found, looked at again and removed.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek as _, SeekFrom, Write as _};

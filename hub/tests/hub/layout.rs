@@ -1,4 +1,4 @@
-//! Where files come to lie.
+//! Layout of fetched files.
 
 use qhx_hub::{Hub, Kind};
 use qhx_hub_server::Server;

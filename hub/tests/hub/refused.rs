@@ -1,4 +1,4 @@
-//! What is not fetched, and why.
+//! Refused downloads, and the reasons.
 
 use qhx_base::ErrorKind;
 use qhx_hub::Hub;

@@ -1,4 +1,4 @@
-//! What of Kokoro is computed on the host, in f32: embeddings, LSTMs, durations. The file of its values is read in the
+//! Parts of Kokoro that the host computes, in f32: embeddings, LSTMs, durations. The file of its values is read in the
 //! order in which the forge writes it (`host_values` of the recipe).
 
 use std::ops::Range;
@@ -26,7 +26,7 @@ pub(super) struct Sizes {
     pub(super) sines: usize,
 }
 
-/// Where the values of each part are in the file.
+/// Positions of each part's values in the file.
 #[derive(Debug)]
 pub(super) struct Weights {
     pub(super) sizes: Sizes,
@@ -140,7 +140,7 @@ impl Weights {
         host.f32s(self.file)
     }
 
-    /// What ALBERT's first layer takes.
+    /// Input of ALBERT's first layer.
     pub(super) fn embedded(&self, host: &Host, tokens: &[u32]) -> Vec<f32> {
         let (all, width) = (self.all(host), self.sizes.embedding);
         let [gain, shift] = self.norm.clone().map(|range| &all[range]);
@@ -158,7 +158,7 @@ impl Weights {
         self.into_albert.rows(all, &rows)
     }
 
-    /// What ALBERT's last layer gave, as the rows of a symbol.
+    /// Rows of the symbols, projected from the output of ALBERT's last layer.
     pub(super) fn seen(&self, host: &Host, rows: &[f32]) -> Vec<f32> {
         self.out_of_albert.rows(self.all(host), rows)
     }
@@ -226,7 +226,7 @@ impl Weights {
         halved
     }
 
-    /// How the sines of the source become one: their weights, and what is added.
+    /// Weights and bias that merge the sines of the source into one.
     pub(super) fn merge<'a>(&self, host: &'a Host) -> (&'a [f32], f32) {
         let all = self.all(host);
         (&all[self.merge.weight.clone()], all[self.merge.bias.start])

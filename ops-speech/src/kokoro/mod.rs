@@ -27,7 +27,7 @@ const PLACE: &str = "manifest /params/speech";
 const SPEEDS: std::ops::RangeInclusive<u32> = 250..=4000;
 /// Tokens in front of the phonemes: voice and speed.
 const HEAD: usize = 2;
-/// What stands before the phonemes and behind them.
+/// Token before the phonemes and behind them.
 const BORDER: u32 = 0;
 
 /// `params.speech` of the manifest.
@@ -78,7 +78,7 @@ pub struct Kokoro {
     spans: [SpanId; 3],
 }
 
-/// What is said, and how far that is.
+/// A text that is being spoken, and the position in it.
 #[derive(Debug)]
 struct Pending {
     tokens: Vec<u32>,
@@ -323,7 +323,8 @@ impl Kokoro {
     }
 }
 
-/// Where what is said at once ends: behind the last token that fits, or rather behind the last pause in its second half.
+/// End of the part spoken in one go: behind the last token that fits, or rather behind the last pause in its second
+/// half.
 fn cut(pending: &Pending, longest: usize, breaks: &[u32]) -> usize {
     let (mut frames, mut end) = (0, pending.next);
     while let Some(more) = pending.durations.get(end).filter(|more| frames + **more <= longest) {

@@ -1,4 +1,4 @@
-//! What an encoder gives, row by row, and the choice among logits.
+//! Output of an encoder, row by row, and the choice among logits.
 
 use qhx_op::{Error, ErrorCode, GraphId, Host, Result};
 
@@ -15,7 +15,7 @@ impl Rows<'_> {
         self.values.chunks_exact(self.width).nth(at)
     }
 
-    /// Where a row begins, in seconds.
+    /// Start of a row, in seconds.
     pub(super) fn seconds(&self, at: usize) -> f32 {
         at as f32 * self.step
     }

@@ -12,8 +12,8 @@ use super::rows::{Rows, likeliest};
 struct Params {
     /// The token before the first one.
     start: u32,
-    /// How many tokens may begin at a row where tokens do not say how long they last, and with as many tokens a row an
-    /// answer ends.
+    /// Maximum number of tokens that begin at a row, if tokens do not declare how long they last. An answer ends when
+    /// it has this number of tokens a row.
     max_symbols: usize,
     /// Numbers of rows, from 0 on, of which one is chosen with each token; 0 where tokens do not say how long they last.
     #[serde(default)]

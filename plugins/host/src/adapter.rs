@@ -102,7 +102,7 @@ impl PluginOp {
         buckets.sort_by_key(|bucket| bucket.rows);
     }
 
-    /// What the op returned to `call`.
+    /// Result of the op's `call`, with its error made a host error.
     fn returned<T>(&self, call: &str, result: std::result::Result<T, CallError>) -> Result<T> {
         result.map_err(|e| match e {
             CallError::Failed(raw) => error(&self.session, &self.name, &self.source, raw),

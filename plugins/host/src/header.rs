@@ -1,5 +1,4 @@
-//! What is decided about a library before any of its functions is called: whether it exports a
-//! plugin root at all, and whether its interface fits.
+//! Checks of a library before any of its functions is called: it exports a plugin root, and its interface fits.
 //!
 //! Knows the interface crate and nothing else of the runtime, so that tests can build it against
 //! an older and a newer one.

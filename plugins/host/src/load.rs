@@ -41,7 +41,7 @@ pub enum LoadErrorKind {
 pub struct LoadError {
     /// The file.
     pub path: PathBuf,
-    /// What sort of failure.
+    /// Kind of failure.
     pub kind: LoadErrorKind,
     /// One sentence.
     pub message: String,
@@ -69,7 +69,7 @@ impl From<Fault> for LoadErrorKind {
 /// A loaded plugin. Plugins are never unloaded.
 #[derive(Clone)]
 pub struct Plugin {
-    /// Where it came from.
+    /// Path that it was loaded from.
     pub path: PathBuf,
     /// The interface version that it was built against.
     pub interface: String,
@@ -88,7 +88,7 @@ impl std::fmt::Debug for Plugin {
     }
 }
 
-/// What is asked of a file before its code runs.
+/// Checks of a file before its code runs.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Demands<'a> {
     /// The folder that it was found in, when that may be another than the real file's.
@@ -138,7 +138,7 @@ pub(crate) fn pin(path: &Path, demands: &Demands<'_>) -> Result<Pinned, LoadErro
     Ok(pinned)
 }
 
-/// What this process has loaded. The files stay open: see [`Pinned::load_path`].
+/// Plugins that this process has loaded. The files stay open: see [`Pinned::load_path`].
 static LOADED: Mutex<Vec<(Pinned, Plugin)>> = Mutex::new(Vec::new());
 
 impl Plugin {

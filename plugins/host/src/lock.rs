@@ -26,7 +26,7 @@ const HEADER: &str = "\
 # recorded here. Written by qhx; change it with `qhx plugins install` and `qhx plugins remove`.
 ";
 
-/// What is installed in one folder.
+/// Plugins installed in one folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lock {
     /// The folder.
@@ -167,7 +167,7 @@ impl Lock {
 }
 
 impl Locked {
-    /// Where the file should be.
+    /// Path at which the file should be.
     pub fn path(&self, dir: &Path) -> PathBuf {
         dir.join(&self.file)
     }

@@ -56,7 +56,7 @@ pub(crate) fn check(op: &str, manifest: &Manifest, workspace: &Workspace) -> Res
     Ok(())
 }
 
-/// Whether a name of the map means a tensor: the name itself, or with one `*` in role and name.
+/// True if a name of the map means a tensor: the name itself, or with one `*` in role and name.
 fn matches(role: &str, name: &str, tensor: &str) -> bool {
     if name == tensor {
         return true;
@@ -70,8 +70,8 @@ fn matches(role: &str, name: &str, tensor: &str) -> bool {
         .is_some_and(|middle| !middle.is_empty())
 }
 
-/// How far a tensor is from what a name with a `*` means, when one side of the `*` is right and the
-/// other is nearly.
+/// Edit distance of a tensor from the names that a name with a `*` means, if one side of the `*` is right and the other
+/// is nearly.
 fn distance(name: &str, tensor: &str) -> Option<usize> {
     let (head, tail) = name.split_once('*')?;
     let number = |c: char| c.is_ascii_digit();

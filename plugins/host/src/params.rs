@@ -1,4 +1,4 @@
-//! What a manifest gives a host-op in `plan.params`, against the JSON Schema of the op's description.
+//! Checks a host-op's `plan.params` in the manifest against the JSON Schema of the op's description.
 //!
 //! The schema is a plugin's, the parameters are a bundle's. Nothing is fetched: a schema stands on its
 //! own, and one with references is not used at all, since they could also go round in circles. Patterns
@@ -24,7 +24,7 @@ const MAX_WORK: usize = 1 << 28;
 const MAX_PATTERN_BYTES: usize = 1 << 16;
 /// Characters of a value in a message.
 const SHOWN: usize = 60;
-/// Where the parameters stand in the manifest.
+/// Path of the parameters in the manifest, for messages.
 const PLACE: &str = "plan.params";
 
 /// Errors when `plan.params` is not what the op's schema declares. Logs a warning for a key that the op
@@ -191,8 +191,8 @@ fn refusal(op: &OpDescription, params: &Value, error: &ValidationError<'_>) -> E
     }
 }
 
-/// Of a value that fits none of several alternatives, the failure that lies deepest in it, and what was
-/// expected there: `["a", 7]` against a name or a list of names fails at the 7.
+/// For a value that fits none of several alternatives: the failure that lies deepest in it, and the expectation there.
+/// `["a", 7]` against a name or a list of names fails at the 7.
 fn most_telling<'a, 'e>(error: &'a ValidationError<'e>) -> (&'a ValidationError<'e>, String) {
     let (ValidationErrorKind::AnyOf { context } | ValidationErrorKind::OneOfNotValid { context }) =
         error.kind()
@@ -211,7 +211,7 @@ fn most_telling<'a, 'e>(error: &'a ValidationError<'e>) -> (&'a ValidationError<
     (error, all.join(" or "))
 }
 
-/// What a keyword asks for, in words.
+/// Expectation of a keyword, in words.
 fn expectation(error: &ValidationError<'_>) -> String {
     match error.kind() {
         ValidationErrorKind::Type { kind: TypeKind::Single(kind) } => a(&kind.to_string()),

@@ -30,14 +30,14 @@ const MAX_CACHE_BYTES: u64 = 64 << 20;
 /// A plugin that has not answered by then never will.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How to start the child, and where to remember.
+/// Settings of a probe: the child process to start, and the file that remembers results.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prober {
     /// The program.
     pub child: ChildProgram,
     /// File that remembers what came of earlier probes; `None` to remember nothing.
     pub memory: Option<PathBuf>,
-    /// How long the child may take.
+    /// Maximum time that the child may take.
     pub patience: Duration,
 }
 
@@ -60,7 +60,7 @@ impl Prober {
     }
 }
 
-/// What loading a plugin showed.
+/// Result of loading a plugin.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Probed {
     /// The interface version that it was built against.
@@ -134,7 +134,7 @@ impl Answer {
         }
     }
 
-    /// Whether the next probe of the same file would come to the same.
+    /// True if the next probe of the same file would have the same result.
     fn is_lasting(&self) -> bool {
         use LoadErrorKind::{Crashed, Incompatible, NotAPlugin};
         match self {
@@ -144,7 +144,7 @@ impl Answer {
     }
 }
 
-/// What is remembered of a file, without starting anything.
+/// Remembered result for a file, without starting anything.
 pub(crate) fn recalled(prober: &Prober, path: &Path) -> Option<Result<Probed, LoadError>> {
     let real = dunce::canonicalize(path).ok()?;
     let identity = FileIdentity::of(&std::fs::metadata(&real).ok()?);
@@ -180,7 +180,7 @@ fn ask(prober: &Prober, path: &Path, real: &Path) -> Result<Answer, LoadError> {
         .or_else(|e| crashed(format!("what it answered is no answer: {e}")))
 }
 
-/// What came of earlier probes, by path.
+/// Results of earlier probes, by path.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Memory {
     version: u32,
@@ -201,7 +201,7 @@ struct Remembered {
 impl Memory {
     const VERSION: u32 = 2;
 
-    /// What a file remembers; nothing when it cannot be read or is of another version.
+    /// Reads remembered results from a file; nothing if it cannot be read or is of another version.
     fn read(path: &Path) -> Self {
         let read = files::read(ErrorKind::Io, path, MAX_CACHE_BYTES).ok();
         let read = read.and_then(|text| serde_json::from_slice(&text).ok());

@@ -17,7 +17,7 @@ use crate::params;
 use crate::probe::probe;
 use crate::search::{Place, PluginOptions, default_places, files_in};
 
-/// What became of a plugin file.
+/// State of a plugin file after the search.
 #[derive(Debug, Clone)]
 pub enum PluginStatus {
     /// Loaded. `shadowed` are those of its ops that an earlier one has taken.
@@ -40,7 +40,7 @@ pub enum PluginStatus {
     Failed(LoadError),
 }
 
-/// Where an op's code comes from.
+/// Source of an op's code.
 #[derive(Clone, Copy)]
 enum Provider {
     Loaded(OpModuleRef),
@@ -239,7 +239,7 @@ impl Plugins {
         shadowed
     }
 
-    /// What became of every plugin file that was considered, in search order.
+    /// State of every plugin file that was considered, in search order.
     pub fn files(&self) -> &[PluginStatus] {
         &self.files
     }

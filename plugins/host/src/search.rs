@@ -1,4 +1,4 @@
-//! Where plugins are looked for, in order:
+//! Places that are searched for plugins, in order:
 //!
 //! 1. files named with `--plugin`;
 //! 2. folders named with `--plugin-dir`;
@@ -64,21 +64,21 @@ impl PluginOptions {
         self
     }
 
-    /// Whether nothing but `files`, `dirs` and what is linked in is considered.
+    /// If true, only `files`, `dirs` and the ops linked in are considered.
     #[must_use]
     pub fn only_named(mut self, only_named: bool) -> Self {
         self.only_named = only_named;
         self
     }
 
-    /// Whether nothing but what is linked in is considered.
+    /// If true, only the ops linked in are considered.
     #[must_use]
     pub fn no_plugins(mut self, no_plugins: bool) -> Self {
         self.no_plugins = no_plugins;
         self
     }
 
-    /// Whether it is not asked who could change a file.
+    /// If true, the check of who could change a file is skipped.
     #[must_use]
     pub fn allow_untrusted(mut self, allow_untrusted: bool) -> Self {
         self.allow_untrusted = allow_untrusted;

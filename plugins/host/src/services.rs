@@ -26,8 +26,8 @@ use crate::errors::Errors;
 
 /// Everything behind the `data` pointer that an op gets.
 ///
-/// What any thread may use lies outside the cell. The cell is touched only on the thread that
-/// called the op, or while no call is under way.
+/// Fields that any thread may use lie outside the cell. The cell is touched only on the thread that called the op, or
+/// while no call is under way.
 pub(crate) struct Session {
     threads: Arc<rayon::ThreadPool>,
     cancel: CancelToken,
@@ -74,7 +74,7 @@ impl Session {
         HostRef { data: std::ptr::from_ref(self).cast_mut().cast(), vtable: VTABLE }
     }
 
-    /// What the op's calls work on.
+    /// Data that the op's calls work on.
     ///
     /// # Safety
     /// No call of the op is under way, and no other reference from this function lives.
@@ -84,7 +84,7 @@ impl Session {
         unsafe { &mut *self.exclusive.get() }
     }
 
-    /// As [`Session::exclusive`], for reading.
+    /// Same as [`Session::exclusive`], for reading.
     ///
     /// # Safety
     /// No call of the op is under way, and no reference from [`Session::exclusive`] lives.

@@ -24,7 +24,7 @@ pub struct Store {
     allow_untrusted: bool,
 }
 
-/// What [`Store::install`] did.
+/// Result of [`Store::install`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Installed {
     /// The installed file.
@@ -37,7 +37,7 @@ pub struct Installed {
     pub conflicts: Vec<(String, String)>,
 }
 
-/// How an installed plugin compares with the lock.
+/// State of an installed plugin compared with the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -72,7 +72,7 @@ impl Health {
 pub struct Verified {
     /// The file.
     pub path: PathBuf,
-    /// How it compares with the lock.
+    /// State compared with the lock.
     pub health: Health,
     /// Why, when it is not in order.
     pub reason: Option<String>,
@@ -114,7 +114,7 @@ impl Store {
         &self.dir
     }
 
-    /// What the lock lists; nothing when there is none.
+    /// Plugins that the lock lists; empty if there is no lock.
     ///
     /// # Errors
     /// When the lock cannot be read.
@@ -212,7 +212,7 @@ impl Store {
     /// of an op that only it has.
     ///
     /// # Errors
-    /// As [`Store::find`], and when the files cannot be changed.
+    /// Errors of [`Store::find`], or if the files cannot be changed.
     pub fn remove(&self, name: &str) -> Result<Locked> {
         let found = self.find(name)?;
         let _guard = self.guard()?;

@@ -1,5 +1,5 @@
-//! What `qhx plugins list` shows: every plugin file in search order with its state, found without
-//! running any code of a plugin.
+//! List for `qhx plugins list`: every plugin file in search order with its state, found without running any code of a
+//! plugin.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -79,7 +79,7 @@ pub struct Listed {
     pub interface: Option<String>,
     /// Names of its ops, where known.
     pub ops: Vec<String>,
-    /// Those of them that come from somewhere else.
+    /// Names of its ops that come from somewhere else.
     pub shadowed: Vec<String>,
     /// The recorded hash of an installed plugin.
     pub sha256: Option<String>,

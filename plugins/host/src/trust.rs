@@ -1,4 +1,4 @@
-//! Who may have written a plugin, and which file exactly is loaded.
+//! Checks who may have written a plugin, and pins the exact file that is loaded.
 //!
 //! A plugin has all rights of the process. So only the user or the administrator may be able to
 //! change a plugin file or the folder it lies in, and what is loaded is the very file that was
@@ -84,7 +84,7 @@ pub(crate) fn check(pinned: &Pinned, found_in: Option<&Path>) -> Result<(), Stri
     Ok(())
 }
 
-/// As [`check`], for a folder alone.
+/// Same as [`check`], for a folder alone.
 #[cfg(unix)]
 pub(crate) fn check_dir(dir: &Path) -> Result<(), String> {
     let data = std::fs::metadata(dir).map_err(|e| format!("its folder {}: {e}", dir.display()))?;

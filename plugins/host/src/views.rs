@@ -1,11 +1,11 @@
-//! What an op declares about its logits, against what a graph writes there.
+//! Checks an op's declaration about its logits against the tensors that a graph writes.
 
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_exec::{BufferId, Workspace};
 use qhx_op::abi::{RawView, VIEW_F16};
 use qhx_types::{DType, TensorInfo};
 
-/// What a view is expected to be.
+/// Expected content of a view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A whole row of a tensor, where a graph writes it.
@@ -65,7 +65,7 @@ pub(crate) fn origin(view: RawView, workspace: &Workspace) -> Option<String> {
     Some(format!("graph {:?}, tensor {tensor}", graph.name))
 }
 
-/// Whether a number of values is a row of the tensor, or all of it.
+/// True if a number of values is a row of the tensor, or all of it.
 fn is_row(tensor: &TensorInfo, len: u64) -> bool {
     let mut row = 1_u64;
     tensor.shape.is_empty() && len == 1

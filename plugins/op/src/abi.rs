@@ -17,8 +17,8 @@ use std::ffi::c_void;
 
 use abi_stable::package_version_strings;
 use abi_stable::sabi_types::VersionStrings;
-/// What the boundary is made of. This module and the host's loader are the only ones that name the
-/// crate it comes from.
+/// Items that the boundary is made of. This module and the host's loader are the only ones that name the crate they
+/// come from.
 pub use abi_stable::{
     StableAbi,
     library::{
@@ -35,7 +35,7 @@ pub use abi_stable::{
 pub struct RawError {
     /// [`crate::ErrorCode`].
     pub code: u32,
-    /// What was found and what was expected.
+    /// Found and expected values, in words.
     pub message: RString,
 }
 
@@ -124,7 +124,7 @@ pub struct HostRef {
     pub vtable: HostVTableRef,
 }
 
-/// What [`HostVTable::parallel_for`] calls with its context and an index. Must not unwind.
+/// Body that [`HostVTable::parallel_for`] calls with its context and an index. Must not unwind.
 #[repr(transparent)]
 #[derive(StableAbi, Debug, Clone, Copy)]
 pub struct ParallelBody {
@@ -248,7 +248,7 @@ macro_rules! op_vtable {
         since $since:tt, $part:ident: $name:ident($($arg:ident: $word:ident $(<$($life:lifetime),+>)?),*) $(-> $gives:ident)?,
         $effect:ident $(($of:expr))? $(, #$attribute:tt)?
     })*) => {
-        /// What an open op answers: its fields are those of [`qhx_types::op_calls`], in that order. One call at a time;
+        /// Calls of an open op: its fields are those of [`qhx_types::op_calls`], in that order. One call at a time;
         /// calls may come from different threads.
         #[repr(C)]
         #[derive(StableAbi)]

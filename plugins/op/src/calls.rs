@@ -95,7 +95,7 @@ macro_rules! function {
     };
 }
 
-/// What the host gets, by what the call gives.
+/// Method by which the host makes a call, by the kind of the call's result.
 macro_rules! method {
     ($docs:tt [] $since:tt $name:ident($($argument:tt)*) $raw:tt) => {
         method! { @ $docs (()) $since $name($($argument)*) $raw, |nothing: ()| nothing }
@@ -143,7 +143,7 @@ macro_rules! method {
         /// The op is open, and no other call of it is under way.
         ///
         /// # Errors
-        /// Of a call that can fail: the op fails, or its interface is older than the call.
+        /// For a call that can fail: the op fails, or its interface is older than the call.
         pub unsafe fn $name(&self $(, $arg: $ty)*) -> $result {
             let function = function!($since self.vtable, $name);
             // SAFETY: the caller's contract.

@@ -9,7 +9,7 @@ use crate::abi::RawError;
 /// Result with [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What sort of thing went wrong. The host turns it into its own kinds and exit codes.
+/// Kind of failure. The host turns it into its own kinds and exit codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct ErrorCode(pub u32);
@@ -97,7 +97,7 @@ impl Error {
         Self::new(ErrorCode::UNSUPPORTED, format!("this host-op does not support {what}"))
     }
 
-    /// What sort of failure this is.
+    /// Kind of this failure.
     pub fn code(&self) -> ErrorCode {
         self.code
     }

@@ -36,7 +36,7 @@ impl Registration {
         Self { describe: O::describe, open: open::<O> }
     }
 
-    /// What the op declares about itself.
+    /// Declaration of the op about itself.
     pub(crate) fn describe(&self) -> OpDescription {
         (self.describe)()
     }
@@ -163,7 +163,7 @@ macro_rules! part {
     };
 }
 
-/// What a call of the op becomes on its way to the host, by what it gives.
+/// Runs a call of the op and converts its result for the host, by the kind of result.
 macro_rules! answer {
     ([] $part:ident $data:ident, $name:ident($($arg:expr),*)) => {{
         let _ = with::<O, ()>($data, stringify!($name), |i| {

@@ -59,7 +59,7 @@ impl Closed {
         Ok(Self(closed.collect()))
     }
 
-    /// Whether one of them lists the graph, or none of its graphs.
+    /// True if one of these contexts lists the graph, or lists no graphs at all.
     fn may_have(&self, name: &str) -> bool {
         self.0.iter().any(|(key, entry)| {
             let own = name.strip_prefix(key.as_str()).and_then(|rest| rest.strip_prefix('/'));
@@ -82,20 +82,20 @@ impl Closed {
 /// the CPU, where 9 were measured: either loses less than by the other's figure.
 const ROWS_OF_ONE_READ: f64 = 32.0;
 
-/// What executing graphs costs, to choose among graphs that do the same for fewer or more rows: the bundle's own
-/// figures (`artifacts.contexts.<key>.us`) where it has one for every graph, else a rule.
+/// Costs of executing graphs, to choose among graphs that do the same for fewer or more rows: the bundle's own figures
+/// (`artifacts.contexts.<key>.us`) if it has one for every graph, else a rule.
 #[derive(Debug, Clone, Copy)]
 pub struct GraphCosts {
     all_declared: bool,
 }
 
 impl GraphCosts {
-    /// Of these graphs, which are all that are compared.
+    /// Costs of these graphs, which must be all that are compared.
     pub fn of(host: &Host, graphs: impl IntoIterator<Item = GraphId>) -> Self {
         Self { all_declared: graphs.into_iter().all(|graph| declared_us(host, graph).is_some()) }
     }
 
-    /// Whether each graph has a figure of the bundle.
+    /// True if the bundle has a figure for each graph.
     pub(crate) fn are_declared(self) -> bool {
         self.all_declared
     }
@@ -215,7 +215,7 @@ impl Host {
     /// rows pass without a copy.
     ///
     /// # Errors
-    /// As [`Host::check_chain`], and when there is not as much memory.
+    /// Errors of [`Host::check_chain`], or if there is not enough memory.
     pub fn chain(&mut self, from: GraphId, to: GraphId) -> Result<BufferId> {
         let (output, input) = self.check_chain(from, to)?;
         let buffer = self.allocate_for(from, output)?;

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Runs `body`; a panic in it comes back as its message.
 ///
-/// What was thrown is freed here, too, because its own destructor may panic.
+/// The panic's payload is freed here as well, because its own destructor may panic.
 ///
 /// # Errors
 /// The message of the panic.

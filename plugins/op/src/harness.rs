@@ -178,7 +178,7 @@ fn floats(bytes: &[u8], dtype: DType) -> Result<Vec<f32>> {
 /// An array that an op dumped.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Dumped {
-    /// What the op called it.
+    /// Name given by the op.
     pub name: String,
     /// Row-major dimensions.
     pub shape: Vec<u64>,
@@ -188,7 +188,7 @@ pub struct Dumped {
 
 type Script = dyn FnMut(&mut Step<'_>) -> Result<()>;
 
-/// What an op is opened over.
+/// Test host that an op is opened over: its manifest, graphs, files and script.
 pub struct OpHarness {
     manifest: Value,
     graphs: Vec<GraphInfo>,
@@ -242,7 +242,7 @@ impl OpHarness {
         self
     }
 
-    /// What every execution of a graph does.
+    /// Sets the script that runs at every execution of a graph.
     #[must_use]
     pub fn script(mut self, script: impl FnMut(&mut Step<'_>) -> Result<()> + 'static) -> Self {
         self.script = Box::new(script);
@@ -385,12 +385,12 @@ macro_rules! calls {
 }
 
 impl OpenOp {
-    /// What the op declares about itself.
+    /// Declaration of the op about itself.
     pub fn description(&self) -> &OpDescription {
         &self.description
     }
 
-    /// What the op found.
+    /// Declaration of the op about the open bundle.
     pub fn info(&self) -> &OpenInfo {
         &self.info
     }
@@ -407,7 +407,7 @@ impl OpenOp {
         self.session.refused_bind.set(Some(count));
     }
 
-    /// How often a graph was executed.
+    /// Number of times a graph was executed.
     pub fn executions(&self, graph: &str) -> usize {
         let index = self.session.graphs.iter().position(|g| g.name == graph);
         index.map_or(0, |index| self.session.state.borrow().executions[index])

@@ -41,9 +41,9 @@ pub enum LogLevel {
     Error = 1,
     /// Something is not as it should be.
     Warn = 2,
-    /// What a user may like to know.
+    /// Information that a user may want.
     Info = 3,
-    /// What an author needs.
+    /// Details that an author needs.
     Debug = 4,
     /// Everything.
     Trace = 5,
@@ -116,7 +116,7 @@ impl Host {
         Ok(host)
     }
 
-    /// What a service answered, its error with the host's number of it.
+    /// Result of a service; an error carries the host's number for it.
     fn result<T>(&self, raw: RawResult<T>) -> Result<T> {
         match raw {
             RResult::ROk(value) => Ok(value),
@@ -166,7 +166,7 @@ impl Host {
         Ok(())
     }
 
-    /// What the op declares about itself.
+    /// Declaration of the op about itself.
     pub fn op(&self) -> &OpDescription {
         &self.op
     }
@@ -284,7 +284,7 @@ impl Host {
     /// Allocates a buffer of a tensor's size and binds it to the port.
     ///
     /// # Errors
-    /// As [`Host::allocate`] and [`Host::bind`].
+    /// Errors of [`Host::allocate`] and [`Host::bind`].
     pub fn allocate_for(&mut self, graph: GraphId, port: Port) -> Result<BufferId> {
         let bytes = self.tensor(graph, port).byte_len();
         let buffer = self.allocate(bytes)?;
@@ -575,10 +575,10 @@ impl Host {
         self.dump_bytes(name, dtype, shape, bytes)
     }
 
-    /// As [`Host::dump`], for values that lie in no buffer.
+    /// Same as [`Host::dump`], for values that are in no buffer.
     ///
     /// # Errors
-    /// As [`Host::dump`].
+    /// Errors of [`Host::dump`].
     pub fn dump_values(&self, name: &str, values: &[f32], shape: &[usize]) -> Result<()> {
         if !self.dumping {
             return Ok(());

@@ -1,4 +1,4 @@
-//! What an author implements.
+//! Traits that an author implements.
 
 use crate::decoder::Decoder;
 use crate::state::StateCarrier;
@@ -12,7 +12,7 @@ use crate::{
 /// logits, or consumes texts and returns vectors. What it does is a [`Generator`], an [`Encoder`], a [`Recognizer`], a
 /// [`Speaker`], or several of them.
 pub trait Op: Sized + Send + 'static {
-    /// What the op is, before any bundle is opened.
+    /// Declaration of the op before any bundle is opened.
     fn describe() -> OpDescription;
 
     /// Binds graphs and tables. Validates every tensor name, shape and dtype it needs and reports
@@ -63,24 +63,24 @@ pub trait Generator {
         None
     }
 
-    /// As [`Generator::decoder`], to run it.
+    /// Same as [`Generator::decoder`], with mutable access to run it.
     fn decoder_mut(&mut self) -> Option<&mut Decoder> {
         None
     }
 
-    /// What the op carries from step to step, for the calls that the op does not answer itself.
+    /// State that the op carries from step to step, for the calls that the op does not answer itself.
     fn state(&self) -> Option<&StateCarrier> {
         self.decoder().map(Decoder::state)
     }
 
-    /// As [`Generator::state`], to change it.
+    /// Same as [`Generator::state`], with mutable access to change it.
     fn state_mut(&mut self) -> Option<&mut StateCarrier> {
         self.decoder_mut().map(Decoder::state_mut)
     }
 
-    /// Where an image, audio clip or video stands among the tokens of a prompt, and how many
-    /// positions it takes. The host asks before [`Generator::prefill`] gets the segment, also more than once.
-    /// Sizes are all that this should look at.
+    /// Place of an image, audio clip or video among the tokens of a prompt, and the number of positions it takes. The
+    /// host calls it before [`Generator::prefill`] gets the segment, possibly more than once. It should look at sizes
+    /// only.
     ///
     /// # Errors
     /// When the op does not take the segment.
@@ -251,7 +251,7 @@ pub trait Generator {
         }
     }
 
-    /// What was found in what was consumed, besides the logits: a JSON object, such as `{"language": "de"}`.
+    /// Findings about the consumed input besides the logits: a JSON object, such as `{"language": "de"}`.
     fn note(&self) -> serde_json::Value {
         serde_json::Value::Null
     }

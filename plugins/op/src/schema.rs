@@ -51,7 +51,7 @@ pub fn decoder<'a>(roles: impl IntoIterator<Item = &'a str>) -> Value {
     schema
 }
 
-/// What `plan.params` may hold of experts: the fields of [`experts::ExpertParams`].
+/// Schema of the experts in `plan.params`: the fields of [`experts::ExpertParams`].
 pub fn expert_params() -> Map<String, Value> {
     let params = json!({
         "ffn": {

@@ -21,7 +21,7 @@ pub fn count_tokens(op: &str, segments: &[Segment<'_>]) -> Result<usize> {
     Ok(total)
 }
 
-/// What a segment is, for messages.
+/// Kind of a segment, for messages.
 pub fn kind(segment: &Segment<'_>) -> &'static str {
     match segment {
         Segment::Tokens(_) => "text",
@@ -32,7 +32,7 @@ pub fn kind(segment: &Segment<'_>) -> &'static str {
     }
 }
 
-/// Whether an op declares that it takes an image, audio clip or video. `None` for tokens.
+/// True if an op declares that it takes this image, audio clip or video. `None` for tokens.
 pub fn takes(op: &OpDescription, segment: &Segment<'_>) -> Option<bool> {
     let modality = match segment {
         Segment::Tokens(_) => return None,

@@ -1,4 +1,4 @@
-//! What an op returns: runs of floats.
+//! Views that an op returns: runs of floats.
 
 use crate::kernels::f16_to_f32;
 use crate::{BufferId, DType, Error, ErrorCode, Host, Result};

@@ -138,7 +138,7 @@ fn rows_that_do_not_fit_the_cache_are_refused() {
     }
 }
 
-/// What a test puts into the cache of [`counting`], and what was in it at the last step.
+/// Rows that a test puts into the cache of [`counting`], and the cache's content at the last step.
 #[derive(Default, Clone)]
 struct Rows {
     new: Rc<Cell<f32>>,

@@ -12,12 +12,12 @@ use super::mixed;
 const SIDE: u32 = 32;
 /// Parts of a second that the audio has which is made.
 const PART: u32 = 2;
-/// How often audio is played at most: four minutes of half seconds.
+/// Max number of times that audio is played: four minutes of half seconds.
 const MAX_TIMES: u32 = 480;
 /// Full scale of samples.
 const SCALE: f32 = 32_768.0;
 
-/// What a prompt shows or plays to the model.
+/// Media of a prompt: an image or audio.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[non_exhaustive]
@@ -37,7 +37,7 @@ pub enum Clip {
         rate: u32,
         /// Samples in −32768…32767.
         samples: Vec<i16>,
-        /// How often they are played, one after the other.
+        /// Number of times that the samples are played, one after the other.
         #[serde(default = "once", skip_serializing_if = "is_once")]
         times: u32,
     },
@@ -82,7 +82,7 @@ impl Clip {
         }
     }
 
-    /// As a part of a prompt.
+    /// The clip as a part of a prompt.
     ///
     /// # Errors
     /// When its sizes contradict its contents.

@@ -23,7 +23,7 @@ use super::{Step, answers};
 const MIN_COSINE: f64 = 0.995;
 const MAX_RELATIVE: f64 = 0.1;
 
-/// What comparing graphs with their ONNX graphs found.
+/// Result of comparing graphs with their ONNX graphs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

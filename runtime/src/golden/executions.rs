@@ -1,9 +1,9 @@
-//! What the graphs of a golden step gave, where its host-op steps by itself: a recogniser answers with tokens, and a voice
-//! with samples, of which both follow from choices and sums that a device may well make otherwise.
+//! Graph inputs and outputs of golden steps whose host-op steps by itself: a recogniser returns tokens, and a voice
+//! returns samples. Both follow from choices and sums that a device may well make otherwise.
 //!
-//! Of each graph, the first two executions count: a state is empty in the first. Outputs are compared where inputs are
-//! those that are expected, as they are for the first graph of all; inputs that follow from the number of frames of a
-//! phoneme, or from the phase of a sine, may be others on a device whose graphs are right.
+//! The first two executions of each graph count: a state is empty in the first. Outputs are compared if the inputs are
+//! the expected ones, which they are for the first graph of all. Inputs that follow from the number of frames of a
+//! phoneme, or from the phase of a sine, may differ on a device whose graphs are right.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -33,7 +33,7 @@ pub struct Execution {
     pub context: String,
     /// Name of the graph.
     pub graph: String,
-    /// Of each input, [`Expected::projections`].
+    /// [`Expected::projections`] of each input.
     pub inputs: Vec<Vec<f32>>,
     /// Each output, or each of its rows where it has 2 to 8.
     pub outputs: Vec<Expected>,
@@ -67,7 +67,7 @@ impl Execution {
     }
 }
 
-/// What a graph read and wrote when it was executed.
+/// Inputs and outputs of a graph in one execution.
 #[derive(Debug)]
 pub(super) struct Seen {
     context: String,

@@ -1,4 +1,4 @@
-//! Whether a bundle gives the answers that it was made with, asked when it is opened for the first time on a device.
+//! Golden steps on first open: checks that a bundle gives the answers that it was made with on this device.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use qhx_exec::backend::Backend;
 use super::{Golden, StepReport, compare};
 use crate::cache;
 
-/// What a file of the cache holds.
+/// Content of a cache file, which records that the golden steps passed.
 const PASSED: &[u8] = b"passed\n";
 
 /// Golden steps behind the shortest begin within this time, on a device.

@@ -31,8 +31,8 @@ pub(crate) use first_open::first_open;
 /// The schema that is read and written.
 pub const SCHEMA: &str = "qhx_golden/v1";
 
-/// That of all precisions: both sides compute with the same quantized weights, and only the device in f16. Over the tiny
-/// models, answers of the library have a cosine of at least 0.99997 and differ by at most 0.012 of the peak.
+/// Tolerance for all precisions: both sides compute with the same quantized weights, and only the device in f16. Over
+/// the tiny models, answers of the library have a cosine of at least 0.99997 and differ by at most 0.012 of the peak.
 const TOLERANCE: Tolerance = Tolerance { cosine: 0.99, difference: 0.1 };
 
 /// Cosine and differences of an answer that is not finite.
@@ -68,7 +68,7 @@ const SAID: (usize, u32) = (6, 2000);
 const SPEED: u32 = 1000;
 /// Length of the other text of an encoder.
 const SHORT_TEXT: usize = 4;
-/// Of a pair of texts that is scored.
+/// Lengths of the two texts of a pair that is scored.
 const PAIR: (usize, usize) = (5, 6);
 
 /// The golden steps of a bundle.
@@ -77,13 +77,13 @@ const PAIR: (usize, usize) = (5, 6);
 pub struct Golden {
     /// [`SCHEMA`].
     pub schema: String,
-    /// How far answers may be from those that are expected.
+    /// Max distance of answers from the expected ones.
     pub tolerance: Tolerance,
     /// The golden steps.
     pub steps: Vec<Step>,
 }
 
-/// How far answers may be from those that are expected.
+/// Max distance of answers from the expected ones.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Tolerance {
@@ -99,7 +99,7 @@ pub struct Tolerance {
 pub struct Step {
     /// Name for reports.
     pub name: String,
-    /// What is done with the tokens.
+    /// Task that is run on the tokens.
     pub task: Task,
     /// The prompt.
     pub tokens: Vec<u32>,
@@ -123,7 +123,7 @@ pub struct Step {
     /// itself or speaks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expected: Vec<Expected>,
-    /// Of such a host-op, what each graph gave when it was executed for the first and the second time.
+    /// First and second execution of each graph, for a host-op that transcribes by itself or speaks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub graphs: Vec<Execution>,
 }
@@ -145,7 +145,7 @@ pub struct Expected {
     pub projections: Vec<f32>,
 }
 
-/// How the answers of a golden step compare with those that are expected.
+/// Comparison of a golden step's answers with the expected ones.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct StepReport {
@@ -164,7 +164,7 @@ pub struct StepReport {
     pub message: Option<String>,
 }
 
-/// How the answers of all golden steps compare.
+/// Comparison of the answers of all golden steps with the expected ones.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct GoldenReport {
@@ -176,7 +176,7 @@ pub struct GoldenReport {
     pub tolerance: Tolerance,
     /// Each of them.
     pub steps: Vec<StepReport>,
-    /// What the graphs did beside their ONNX graphs, where a step failed on a device.
+    /// Comparison of the graphs with their ONNX graphs, if a step failed on a device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub comparison: Option<Comparison>,
 }
@@ -332,8 +332,8 @@ impl Maker<'_> {
         Ok(())
     }
 
-    /// Texts that a voice says: a short one, one as long as it takes, and what lies between them where graphs are left.
-    /// Of each what is said first.
+    /// Adds texts for a voice to say: a short one, one as long as it takes, and lengths in between while graphs are
+    /// left. Only the first audio of each is run.
     fn said(&mut self) -> Result<()> {
         let Some(speech) = self.model.manifest().params.speech.clone() else { return Ok(()) };
         let mut symbols: Vec<u32> = speech.symbols.values().copied().collect();
@@ -620,7 +620,7 @@ impl Step {
         matches!(self.task, Task::Transcribe | Task::Speak)
     }
 
-    /// What the model makes of it; in `seen`, what the graphs gave where that is compared.
+    /// The model's answers. `seen` gets the executions of the graphs if these are compared.
     fn run(&self, model: &mut Model, seen: &mut Vec<executions::Seen>) -> Result<Vec<Vec<f32>>> {
         if self.is_alone() {
             *seen = executions::seen(model, self)?;
@@ -856,7 +856,7 @@ fn tokens(model: &Model, count: usize) -> Vec<u32> {
     params.bos_token_id.into_iter().chain(drawn).take(count).collect()
 }
 
-/// Whether the texts of a pair are two parts for the model.
+/// True if the texts of a pair are two parts for the model.
 fn tells_apart(model: &Model) -> bool {
     let pair = model.tokenizer().and_then(|tokenizer| {
         tokenizer.encode_pair("a", "b", usize::MAX, &CancelToken::new()).ok()
@@ -864,7 +864,7 @@ fn tells_apart(model: &Model) -> bool {
     pair.is_some_and(|parts| parts.len() > 1)
 }
 
-/// What the model makes of a golden step.
+/// The model's answers to a golden step.
 fn answers(model: &mut Model, step: &Step) -> Result<Vec<Vec<f32>>> {
     let answers = match step.task {
         Task::Embed => match &step.media {

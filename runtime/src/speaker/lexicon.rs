@@ -1,4 +1,4 @@
-//! How words are said.
+//! Pronunciations of words.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -70,7 +70,7 @@ impl Lexicon {
         self.words.is_empty()
     }
 
-    /// How a word is said, or its lower-case form, or that with one of the usual endings.
+    /// Pronunciation of a word, or of its lower-case form, or of that with one of the usual endings.
     pub fn get(&self, word: &str) -> Option<String> {
         let lower = word.to_lowercase();
         let known = |word: &str| self.words.get(word);
@@ -93,7 +93,7 @@ impl Lexicon {
     }
 }
 
-/// What an ending sounds like behind these phonemes.
+/// Sound of an ending after these phonemes.
 fn ending_of<'a>(stem: &str, ending: &str, [voiced, voiceless, apart]: &[&'a str; 3]) -> &'a str {
     let last = stem.chars().next_back().unwrap_or_default();
     let like = if ending.ends_with('s') { "szʃʒʧʤ" } else { "td" };

@@ -20,16 +20,16 @@ pub use wave::{WAV_HEADER, pcm16, wav_header};
 
 /// Speeds that a text may have.
 const SPEEDS: std::ops::RangeInclusive<f32> = 0.25..=4.0;
-/// What a text is rather cut at where it is longer than the model takes, the best first.
+/// Preferred places to split a text that is longer than the model takes, the best first.
 const CUTS: [&str; 3] = [";:—…", ",", " "];
 
-/// How a text is said.
+/// Options for speaking a text.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct SpeakOptions {
     /// The name of a voice; the first of the bundle if it is `None`.
     pub voice: Option<String>,
-    /// How fast, 1 as the voice has it: from 0.25 to 4.
+    /// Speed from 0.25 to 4; 1 is the voice's own.
     pub speed: f32,
     /// The text is phonemes already, in the symbols of the model (IPA).
     pub phonemes: bool,
@@ -49,14 +49,14 @@ impl SpeakOptions {
         self
     }
 
-    /// How fast, 1 as the voice has it.
+    /// Speed; 1 is the voice's own.
     #[must_use]
     pub fn with_speed(mut self, speed: f32) -> Self {
         self.speed = speed;
         self
     }
 
-    /// Whether the text is phonemes already.
+    /// True if the text is phonemes already.
     #[must_use]
     pub fn with_phonemes(mut self, phonemes: bool) -> Self {
         self.phonemes = phonemes;
@@ -64,7 +64,7 @@ impl SpeakOptions {
     }
 }
 
-/// What became of a text.
+/// Result of speaking a text.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Spoken {
@@ -156,7 +156,7 @@ impl Speaker {
     /// Says a text with the first voice: its samples, mono at [`Speaker::rate`].
     ///
     /// # Errors
-    /// As [`Speaker::speak_with`].
+    /// Errors of [`Speaker::speak_with`].
     pub fn speak(&mut self, text: &str) -> Result<Vec<f32>> {
         let mut all = Vec::new();
         let options = SpeakOptions::default();
@@ -204,7 +204,7 @@ impl Speaker {
     /// Checks that the model can say a text in this way: before a file is written, say.
     ///
     /// # Errors
-    /// As [`Speaker::speak_with`], of the options and the text.
+    /// Errors of [`Speaker::speak_with`] that concern the options and the text.
     pub fn check(&self, text: &str, options: &SpeakOptions) -> Result<()> {
         self.head(options)?;
         self.parts(text, options.phonemes, &mut Spoken::default()).map(drop)

@@ -155,7 +155,7 @@ const LETTERS: [&str; 26] = [
 ];
 const VOWELS: &str = "AIOWYiuæɑɔəɛɜɪʊʌ";
 
-/// How a word of Latin letters is said, with the stress on its first full vowel.
+/// Phonemes of a word of Latin letters, with the stress on its first full vowel.
 pub(super) fn phonemes(word: &str) -> String {
     let plain: Vec<char> = word.chars().flat_map(char::to_lowercase).map(plain).collect();
     let capitals = word.chars().all(|c| c.is_ascii_uppercase());
@@ -188,7 +188,7 @@ pub(super) fn phonemes(word: &str) -> String {
     sounds
 }
 
-/// How many letters a spelling takes at a place of a word; none where it does not fit.
+/// Number of letters that a spelling takes at a position of a word; `None` if it does not fit.
 fn consumed(spelling: &str, word: &[char], at: usize) -> Option<usize> {
     let (mut place, mut taken) = (at, 0);
     // Behind a consonant that only has to be there, the rest is looked at, too, and left for its own rules.

@@ -9,7 +9,7 @@ use super::{Chunk, Live, Said, Times, TranscribeEvent, Transcriber, Transcript, 
 
 /// Seconds of silence behind which something else is said.
 const PAUSE: f64 = 1.0;
-/// What ends a sentence.
+/// Characters that end a sentence.
 const ENDS: [char; 4] = ['.', '?', '!', '…'];
 
 impl Transcriber {
@@ -104,7 +104,7 @@ impl Transcriber {
 
 /// The part of a window whose words are its own, in seconds of the whole audio.
 struct Own {
-    /// Where the window begins.
+    /// Start of the window.
     offset: f64,
     from: f64,
     to: f64,
@@ -147,7 +147,7 @@ impl Open {
     }
 }
 
-/// What is said in one go: up to the end of a sentence or a pause.
+/// Joins words into segments, each up to the end of a sentence or a pause.
 fn sentences(words: Vec<Chunk>) -> Vec<Chunk> {
     let mut found: Vec<Chunk> = Vec::new();
     for word in words {

@@ -16,7 +16,7 @@ pub(super) fn join(whole: &mut String, next: &str, max: usize) {
     *whole = words.collect::<Vec<_>>().join(" ");
 }
 
-/// How many words of `before` stay, and how many of `words` are left out; the overlap holds at most `max`.
+/// Number of words of `before` to keep, and of `words` to skip; the overlap holds at most `max`.
 fn border(before: &[String], words: &[&str], max: usize) -> (usize, usize) {
     let bare = |word: &str| {
         word.chars()

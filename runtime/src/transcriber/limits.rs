@@ -13,11 +13,11 @@ pub struct Limits {
     /// Temperatures, in the order in which they are tried. Words within the limits are kept, and the last ones whatever
     /// they are.
     pub temperatures: Vec<f32>,
-    /// How much smaller deflated tokens may be: words that go round in circles become smaller.
+    /// Max compression ratio of the tokens: repetitive words compress more.
     pub compression: Option<f64>,
     /// The least mean log-probability of the tokens.
     pub logprob: Option<f64>,
-    /// Where nobody speaks with a probability above this, and the words are below [`Limits::logprob`], there are none.
+    /// Max probability of no speech. Above it, words that are below [`Limits::logprob`] are left out.
     pub no_speech: Option<f64>,
 }
 
@@ -32,7 +32,7 @@ impl Default for Limits {
     }
 }
 
-/// What becomes of words.
+/// Verdict on the words of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Keep,
@@ -79,7 +79,7 @@ impl Limits {
     }
 }
 
-/// How many times smaller tokens become: `WhisperGenerationMixin._retrieve_compression_ratio`.
+/// Compression ratio of tokens, as `WhisperGenerationMixin._retrieve_compression_ratio`.
 fn compression(tokens: &[u32], vocab: usize) -> f64 {
     let width = ((vocab.max(2) as f64).log2() / 8.0) as usize + 1;
     let bytes: Vec<u8> =

@@ -31,28 +31,28 @@ pub use written::{srt, vtt};
 
 /// Lengths of chunks are multiples of a second by this.
 const STEPS_A_SECOND: usize = 10;
-/// What part of a chunk the next one repeats.
+/// Divisor of a chunk's length that gives its overlap with the next one.
 const OVERLAP: usize = 10;
-/// What part of the context is left for the words.
+/// Divisor of the context's length that gives the part left for the words.
 const ROOM: usize = 4;
 /// Words that are said in a second, where a chunk has fewer of them: pauses may lie outside the overlap.
 const WORDS_A_SECOND: f64 = 3.0;
 
-/// How audio is transcribed.
+/// Options for transcribing audio.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct TranscribeOptions {
-    /// What asks the model for the words; the manifest's `params.transcription` if it is `None`.
+    /// Prompt that asks the model for the words; the manifest's `params.transcription` if it is `None`.
     pub instruction: Option<Transcription>,
     /// Maximum number of tokens of a chunk.
     pub max_new: usize,
     /// Code of the language that is spoken, such as `de`; what the model hears in the first window if it is `None`.
     pub language: Option<String>,
-    /// What is wanted of a model that has several tasks: `transcribe`, or `translate` into English.
+    /// Task of a model that has several: `transcribe`, or `translate` into English.
     pub task: Option<String>,
     /// Which times are wanted.
     pub times: Times,
-    /// What was said before, or words that may come up: names, say. For models that take such a text.
+    /// Text that was said before, or words that may come up, such as names. For models that take such a text.
     pub prompt: Option<String>,
     /// Each window goes on from the words before it. What goes wrong once may then go wrong on and on.
     pub condition_on_previous: bool,
@@ -81,19 +81,19 @@ impl Default for TranscribeOptions {
 pub enum Times {
     /// None: of audio that the model takes at once, no tokens are spent on times.
     None,
-    /// Of what is said in one go; of chunks where the model gives no times.
+    /// Times of segments, the stretches said in one go; times of chunks if the model gives none.
     #[default]
     Segment,
     /// Times of each word, beside those of segments: [`Transcript::words`].
     Word,
 }
 
-/// How [`Times`] are called in options.
+/// Names of [`Times`] in options.
 pub const TIMES: [(&str, Times); 3] =
     [("none", Times::None), ("segment", Times::Segment), ("word", Times::Word)];
 
 impl TranscribeOptions {
-    /// What asks the model for the words, instead of the manifest's `params.transcription`.
+    /// Prompt that asks the model for the words, instead of the manifest's `params.transcription`.
     #[must_use]
     pub fn with_instruction(mut self, instruction: impl Into<Option<Transcription>>) -> Self {
         self.instruction = instruction.into();
@@ -114,7 +114,7 @@ impl TranscribeOptions {
         self
     }
 
-    /// What is wanted: `transcribe` or `translate`.
+    /// Task: `transcribe` or `translate`.
     #[must_use]
     pub fn with_task(mut self, task: impl Into<Option<String>>) -> Self {
         self.task = task.into();
@@ -128,7 +128,7 @@ impl TranscribeOptions {
         self
     }
 
-    /// What was said before.
+    /// Text that was said before.
     #[must_use]
     pub fn with_prompt(mut self, prompt: impl Into<Option<String>>) -> Self {
         self.prompt = prompt.into();
@@ -142,7 +142,7 @@ impl TranscribeOptions {
         self
     }
 
-    /// What asks the model of this manifest for the words.
+    /// Prompt that asks the model of this manifest for the words.
     ///
     /// # Errors
     /// When neither the options nor the manifest declare it.
@@ -157,13 +157,13 @@ impl TranscribeOptions {
     }
 }
 
-/// What was said in one chunk.
+/// Transcript of one chunk.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Chunk {
-    /// Where it begins, in seconds.
+    /// Start in seconds.
     pub start: f64,
-    /// Where it ends, in seconds.
+    /// End in seconds.
     pub end: f64,
     /// Its words, before they are joined with those of its neighbours.
     pub text: String,
@@ -175,7 +175,7 @@ pub struct Chunk {
     pub ids: Vec<u32>,
 }
 
-/// What was said in an audio clip.
+/// Transcript of an audio clip.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Transcript {
@@ -189,25 +189,25 @@ pub struct Transcript {
     pub chunks: Vec<Chunk>,
     /// The words, in order, where [`Times::Word`] are asked for.
     pub words: Vec<Chunk>,
-    /// What the host-op found besides the words, of each part of the audio that it was given at once.
+    /// Findings of the host-op besides the words, for each part of the audio that it was given at once.
     pub notes: Vec<Note>,
     /// It was cancelled; the text ends with the last chunk.
     pub cancelled: bool,
 }
 
-/// What a host-op found in a part of the audio besides its words.
+/// Findings of a host-op in a part of the audio, besides its words.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Note {
-    /// Where the part begins, in seconds.
+    /// Start of the part in seconds.
     pub start: f64,
-    /// Where it ends, in seconds.
+    /// End of the part in seconds.
     pub end: f64,
-    /// What the op found, by its own names: `language`, a code, and `confidence`, from 0 to 1, are what others use.
+    /// Findings by the host-op's own names. Common ones are `language`, a code, and `confidence`, from 0 to 1.
     pub found: Found,
 }
 
-/// What a host-op found, by name.
+/// Findings of a host-op by name.
 type Found = serde_json::Map<String, serde_json::Value>;
 
 impl Transcript {
@@ -222,7 +222,7 @@ impl Transcript {
     }
 }
 
-/// How far a transcription is.
+/// Progress of a transcription.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum TranscribeEvent<'a> {
@@ -268,10 +268,10 @@ impl Transcriber {
         Self::with_options(model, &TranscribeOptions::default())
     }
 
-    /// As [`Transcriber::new`], with options.
+    /// Same as [`Transcriber::new`], with options.
     ///
     /// # Errors
-    /// As [`Transcriber::new`].
+    /// Errors of [`Transcriber::new`].
     pub fn with_options(model: Model, options: &TranscribeOptions) -> Result<Self> {
         let instruction = options.instruction(model.manifest())?;
         let transcriber = Self { model, instruction, options: options.clone() };
@@ -279,7 +279,7 @@ impl Transcriber {
         Ok(transcriber)
     }
 
-    /// How audio is transcribed from now on. What asks for the words stays as it was.
+    /// Sets the options of later transcriptions. The prompt that asks for the words stays the same.
     ///
     /// # Errors
     /// When the model does not know the language or the task, or has no way to what is wanted.
@@ -383,7 +383,7 @@ impl Transcriber {
     /// Decodes and transcribes a file.
     ///
     /// # Errors
-    /// As [`Transcriber::transcribe_with`].
+    /// Errors of [`Transcriber::transcribe_with`].
     pub fn transcribe(&mut self, file: impl Into<std::path::PathBuf>) -> Result<Transcript> {
         self.transcribe_with(&Source::File(file.into()), &CancelToken::new(), |_| {})
     }
@@ -405,11 +405,12 @@ impl Transcriber {
             .map_err(|e| e.context(source))
     }
 
-    /// As [`Transcriber::transcribe_with`], of audio that is still being recorded: a model that gives times, or whose
-    /// tokens have them, is asked for each window as soon as its samples are there; another one, when the recording ends.
+    /// Same as [`Transcriber::transcribe_with`], for audio that is still being recorded. A model that gives times, or
+    /// whose tokens have them, is asked for each window as soon as its samples are there; any other when the recording
+    /// ends.
     ///
     /// # Errors
-    /// As [`Transcriber::transcribe_with`], and when `live` fails.
+    /// Errors of [`Transcriber::transcribe_with`], and when `live` fails.
     pub fn transcribe_live(
         &mut self,
         name: &str,
@@ -453,7 +454,7 @@ impl Transcriber {
         }
     }
 
-    /// What ended a chunk's text that the model did not end, and what to do about it.
+    /// Reason and hint for a chunk whose text was cut off; `None` if the model ended it.
     pub fn cut_off(&self, chunk: &Chunk) -> Option<String> {
         let cut = chunk.finish_reason == FinishReason::Length;
         cut.then(|| cut_off(chunk.tokens, self.options.max_new, self.model.info().max_ctx))
@@ -517,7 +518,7 @@ impl Transcriber {
         Ok(transcript)
     }
 
-    /// What a model says that is asked for its words one by one.
+    /// Answer of a model that generates its words token by token.
     fn generated(
         &mut self,
         name: &str,
@@ -537,7 +538,7 @@ impl Transcriber {
         Ok(Said { text, ids, finish_reason, times: Vec::new(), language: None, found })
     }
 
-    /// What a model that generates found in what it has just heard.
+    /// Findings of a model that generates, in the audio that it has just heard.
     fn found(&mut self, finish_reason: FinishReason) -> Result<Found> {
         match finish_reason {
             FinishReason::Cancelled => Ok(Found::new()),
@@ -545,7 +546,7 @@ impl Transcriber {
         }
     }
 
-    /// What a model says that answers by itself.
+    /// Answer of a model whose host-op transcribes by itself.
     fn answered(&mut self, clip: &Media, cancel: &CancelToken) -> Result<Said> {
         let answer = match self.model.answer(clip, cancel) {
             Err(e) if e.kind() == ErrorKind::Cancelled => None,
@@ -645,15 +646,15 @@ fn most(step: usize, all: usize, takes: &mut dyn FnMut(usize) -> Result<()>) -> 
     Ok(taken.min(all))
 }
 
-/// What was said in a chunk.
+/// Words and findings of a chunk.
 struct Said {
     text: String,
     ids: Vec<u32>,
     finish_reason: FinishReason,
-    /// Of each token, where they are known.
+    /// Times of each token, if they are known.
     times: Vec<[f32; 2]>,
     language: Option<String>,
-    /// What the op found besides.
+    /// Findings of the op besides the words.
     found: Found,
 }
 
@@ -662,7 +663,7 @@ fn media(samples: impl Into<Vec<f32>>, rate: u32) -> Result<Media> {
     Media::audio(samples.into(), rate).map_err(|e| Error::of(ErrorKind::Prompt, e))
 }
 
-/// What ended an answer that its model did not end, and what to do about it.
+/// Reason and hint for an answer that was cut off.
 fn cut_off(tokens: usize, max_new: usize, max_ctx: usize) -> String {
     if tokens >= max_new {
         return "give more with --max-new".to_owned();

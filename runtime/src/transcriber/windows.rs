@@ -31,8 +31,8 @@ struct Spoken {
     ids: Vec<u32>,
 }
 
-/// What a window's answer says, and by how many steps of time the next window begins later; the whole window where it
-/// says nothing of that.
+/// Parts of a window's answer, and number of time steps from this window to the next one. `None` if the answer does not
+/// say: the next window then begins after the whole one.
 fn parts(answer: &[u32], times: TimeTokens, window: u32) -> (Vec<Spoken>, Option<u32>) {
     let is_time = |id: &u32| *id >= times.first;
     let step = |id: u32| id.saturating_sub(times.first);
@@ -178,7 +178,7 @@ impl Transcriber {
         })
     }
 
-    /// What is said in a window; `None` where nobody speaks.
+    /// Words of a window; `None` if nobody speaks.
     fn window_said(
         &mut self,
         clip: &Media,
@@ -283,14 +283,14 @@ impl Transcriber {
     }
 }
 
-/// What was said in a window.
+/// Words and findings of a window.
 struct WindowSaid {
     /// Its tokens, without the one that ends them.
     ids: Vec<u32>,
     finish_reason: FinishReason,
     /// The temperature was so high that nothing goes on from it.
     wild: bool,
-    /// What the op found besides.
+    /// Findings of the op besides the words.
     found: Found,
     /// Seconds of the window between which each token is spoken; empty unless they are asked for.
     spoken_at: Vec<[f32; 2]>,
@@ -323,7 +323,7 @@ mod tests {
         (parts.into_iter().map(|part| (part.start, part.end, part.ids.len())).collect(), next)
     }
 
-    /// As `_retrieve_segment` divides these answers.
+    /// Same division as `_retrieve_segment` makes.
     #[test]
     fn an_answer_is_divided_at_its_pairs_of_times() {
         assert_eq!(found(&[101, 1, 2, 110, 110, 3]), (vec![(1, 10, 5)], Some(10)));

@@ -1,4 +1,4 @@
-//! Who may ask, and what is refused before a model hears of it.
+//! Access: keys, and requests that are refused before they reach a model.
 
 use serde_json::json;
 

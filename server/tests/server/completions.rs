@@ -66,7 +66,7 @@ fn a_prompt_is_part_of_an_answer_that_echoes_it() {
     assert_eq!(pieces.collect::<String>(), format!("{PROMPT}{TEXT}"));
 }
 
-/// What a benchmark asks: how likely a text is, of its tokens.
+/// Request of a benchmark: the log-probabilities of a text's tokens.
 #[test]
 fn logprobs_of_a_prompt_are_those_of_its_generation() {
     let generated = ask(json!({"logprobs": 1, "stop": " A small"}));

@@ -1,4 +1,4 @@
-//! What is served, and what of it is loaded.
+//! Models: the ones that are served, and the ones that are loaded.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -80,7 +80,7 @@ fn models_take_turns_within_the_memory_budget() {
     assert!(running.client.get("/metrics").text().contains("qhx_model_loads_total 3\n"));
 }
 
-/// What the metrics say that loaded models take.
+/// Bytes of loaded models, from the metrics.
 fn loaded_bytes(running: &Running) -> u64 {
     let metrics = running.client.get("/metrics").text();
     let line = metrics.lines().find_map(|line| line.strip_prefix("qhx_models_loaded_bytes "));

@@ -15,7 +15,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Where cargo puts the library that belongs to the running test: beside it.
+    /// Path of the library that belongs to the running test: cargo puts it beside the test.
     ///
     /// # Errors
     /// The test has no path, or there is no library.
@@ -59,7 +59,7 @@ impl Control {
         }
     }
 
-    /// What happened since the plan was set.
+    /// Report of what happened since the plan was set.
     ///
     /// # Errors
     /// The library returns something else.

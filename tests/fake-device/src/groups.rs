@@ -5,7 +5,7 @@
 
 use qhx_qnn_sys::{self as sys, Config, ConfigList, Handle, HtpContextConfig};
 
-/// What a caller asks for: the context that has the buffer, 0 for itself, and its bytes.
+/// Buffer that a caller asks for: the context that has it, 0 for itself, and its bytes.
 pub(crate) type Group = (usize, u64);
 
 /// A list of options without the group, and the group.

@@ -14,14 +14,14 @@
 //!
 //! A test in the same process sets the plan and reads the report through [`Control`].
 //!
-//! What it holds callers to, each breach a line of [`Report::violations`]:
+//! It checks these rules for callers, and each breach is a line of [`Report::violations`]:
 //! - No handle is used before it was made or after it was freed, and none is freed twice.
 //! - No two threads are in calls on one graph or one context at a time.
 //! - A tensor of registered memory names a handle that is registered with the graph's context and as
 //!   large as the tensor; memory is not freed while it is registered.
 //! - A context that shares another one's spill-fill buffer names one that is open and has as many bytes, is freed
 //!   before it, and no two of them execute at a time.
-//! - What is never freed stays in [`Report::alive`].
+//! - Objects that are never freed stay in [`Report::alive`].
 
 mod plan;
 pub use plan::{Bytes, Chip, Plan, Report, Rule, Then, is_spared};

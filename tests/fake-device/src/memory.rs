@@ -38,7 +38,7 @@ struct Block {
 struct Registered {
     context: usize,
     fd: c_int,
-    /// Where the tensor lies.
+    /// Address of the tensor.
     address: usize,
     bytes: usize,
     data_type: u32,
@@ -146,10 +146,10 @@ impl State {
     }
 }
 
-/// What is to be registered.
+/// Memory to register.
 struct Wanted {
     fd: c_int,
-    /// Of the whole buffer, where that is said.
+    /// Bytes of the whole buffer, if declared.
     size: Option<u64>,
     offset: usize,
     bytes: usize,
@@ -216,7 +216,7 @@ fn bytes_of(shape: &[u32], data_type: u32) -> Option<usize> {
 /// memRegister, once the call was let through.
 ///
 /// # Safety
-/// As the interface says of the function's arguments.
+/// The arguments must be valid as the interface requires for the function.
 pub(crate) unsafe fn register(
     context: Handle,
     descriptors: *const MemDescriptor,

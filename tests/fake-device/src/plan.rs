@@ -1,14 +1,14 @@
-//! What is to happen to calls, and what happened.
+//! Plan of faults and limits for calls, and the report of what happened.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// What is to happen. Setting one zeroes all counts; what is alive stays alive.
+/// Faults and limits for calls. Setting one zeroes all counts; objects that are alive stay alive.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Plan {
-    /// What happens to which call. The first rule that fits a call counts.
+    /// Rules for calls. The first rule that fits a call counts.
     pub rules: Vec<Rule>,
     /// A context beyond this number is refused with 1002, as where no process domain is left.
     pub max_contexts: Option<usize>,
@@ -50,7 +50,7 @@ impl Plan {
     }
 }
 
-/// What happens to one call, or to several in a row.
+/// Effect on one call, or on several in a row.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
@@ -60,10 +60,10 @@ pub struct Rule {
     /// The first call that is meant, counted from 1 since the plan was set.
     #[serde(default = "one")]
     pub nth: u64,
-    /// How many calls from there on.
+    /// Number of calls from there on.
     #[serde(default = "one")]
     pub times: u64,
-    /// What happens to them.
+    /// Effect on these calls.
     pub then: Then,
 }
 
@@ -71,7 +71,7 @@ fn one() -> u64 {
     1
 }
 
-/// What happens to a call.
+/// Effect on a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Then {
@@ -87,7 +87,7 @@ pub enum Then {
     Restart(u16),
 }
 
-/// What happened since the plan was set.
+/// Record of what happened since the plan was set.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Report {
@@ -101,7 +101,7 @@ pub struct Report {
     pub failed: Vec<String>,
     /// Calls that do not return.
     pub hanging: u64,
-    /// What was made and not freed, by kind.
+    /// Number of objects made and not freed, by kind.
     pub alive: BTreeMap<String, usize>,
     /// Clock votes, in order and in words.
     pub votes: Vec<String>,
@@ -113,7 +113,7 @@ pub struct Report {
     pub registered: u64,
     /// Contexts opened that have a spill-fill buffer for others, and those that use it.
     pub spill_fill: [u64; 2],
-    /// What callers did that they must not.
+    /// Rules that callers broke.
     pub violations: Vec<String>,
 }
 
@@ -121,9 +121,9 @@ pub struct Report {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Bytes {
-    /// Of plain memory.
+    /// Bytes of plain memory.
     pub raw: u64,
-    /// Of registered memory.
+    /// Bytes of registered memory.
     pub registered: u64,
 }
 

@@ -17,7 +17,7 @@ struct Table {
 
 static TABLE: OnceLock<Table> = OnceLock::new();
 
-/// What to hand out in place of `real`.
+/// Table to hand out in place of `real`.
 ///
 /// # Safety
 /// `real` leads to the real library's table, which stays.

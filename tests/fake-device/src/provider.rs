@@ -75,7 +75,7 @@ macro_rules! handed_on {
     };
 }
 
-/// What a handle is made from, and how many bytes of binary.
+/// Parent that a handle is made from, and the number of bytes of its binary.
 fn from(kind: Kind, parent: Handle, bytes: u64) -> (Option<Key>, u64) {
     ((!parent.is_null()).then(|| key(kind, parent)), bytes)
 }

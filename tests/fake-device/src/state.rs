@@ -14,7 +14,7 @@ use crate::{Chip, Plan, Report, Then};
 /// Names of calls that a report lists.
 const LISTED: usize = 100_000;
 
-/// What a handle is of.
+/// Kind of object behind a handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     Log,
@@ -37,9 +37,9 @@ pub(crate) fn key(kind: Kind, handle: Handle) -> Key {
 #[derive(Debug, Default)]
 struct Object {
     parent: Option<Key>,
-    /// Of a context's binary.
+    /// Bytes of a context's binary.
     bytes: u64,
-    /// The DSP restarted under it: what every use is answered with.
+    /// Status of every use after the DSP restarted under it.
     lost: Option<u16>,
     /// The thread in a call on it.
     user: Option<ThreadId>,
@@ -65,7 +65,7 @@ pub(crate) fn with<T>(work: impl FnOnce(&mut State) -> T) -> T {
     work(state.get_or_insert_with(State::default))
 }
 
-/// What a call does to handles when it succeeds.
+/// Effect of a successful call on handles.
 pub(crate) enum Effect {
     None,
     /// It makes one of this kind out of the parent.
@@ -185,7 +185,7 @@ impl State {
         !self.plan.no_registered_memory
     }
 
-    /// Whether contexts may share a spill-fill buffer.
+    /// True if contexts may share a spill-fill buffer.
     pub(crate) fn groups(&self) -> bool {
         self.plan.spill_fill
     }
@@ -293,7 +293,7 @@ impl State {
         }
     }
 
-    /// Whether a context of this number of bytes is to be had beside those that are open.
+    /// True if a context of this number of bytes fits beside those that are open.
     fn fits(&self, bytes: u64) -> bool {
         let open = || self.objects.iter().filter(|((kind, _), _)| *kind == Kind::Context);
         let taken: u64 = open().map(|(_, object)| object.bytes).sum();

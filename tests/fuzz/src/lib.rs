@@ -1,4 +1,4 @@
-//! What is fuzzed: functions that take any bytes for a file of one kind and read it as the programs do.
+//! Fuzz targets: functions that take any bytes for a file of one kind and read it as the programs do.
 //!
 //! A target may answer with an error. It may not panic, abort, run out of memory, or take long. libFuzzer
 //! (`libfuzzer/fuzz_targets`) and the runner of this crate, which needs no other compiler than the workspace's, call
@@ -24,7 +24,7 @@ use qhx_text::{ChatTemplate, Message, RenderOptions};
 use qhx_tools::corpus::{RowOptions, Rows};
 use qhx_tools::verify::Suite;
 
-/// What reads one kind of file.
+/// Reader of one kind of file.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
     /// Name of the target and of its folder of seeds.
@@ -215,12 +215,12 @@ fn limits() -> Limits {
     limits
 }
 
-/// What the op author's kit makes of an image: sizes, patches, positions.
+/// Runs an image through the op author's kit: sizes, patches, positions.
 pub fn patches(data: &[u8]) -> Result<()> {
     shape::patches(data)
 }
 
-/// What the op author's kit makes of an audio clip: log-mel features.
+/// Runs an audio clip through the op author's kit: log-mel features.
 pub fn log_mel(data: &[u8]) -> Result<()> {
     shape::log_mel(data)
 }

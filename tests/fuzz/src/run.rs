@@ -19,22 +19,22 @@ const MEMORY_KIB: u64 = 4 << 20;
 /// Damaged files that are kept, to be damaged further.
 const MOST_KEPT: usize = 1000;
 
-/// How to run a target.
+/// Options of a run.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// How long.
+    /// Duration of the run.
     pub time: Duration,
-    /// How long one file may take.
+    /// Maximum time for one file.
     pub patience: Duration,
-    /// Which sequence of damages.
+    /// Seed of the sequence of damages.
     pub seed: u64,
     /// The folder with a folder of undamaged files for each target.
     pub seeds: PathBuf,
-    /// Where to keep a file that a target does not answer.
+    /// Folder to keep a file that a target does not answer.
     pub found: PathBuf,
 }
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counts {
     /// Files read.
@@ -48,7 +48,7 @@ pub struct Counts {
 /// A target that did not answer.
 #[derive(Debug, Clone)]
 pub struct Fault {
-    /// How the process ended.
+    /// Description of how the process ended.
     pub end: String,
     /// The end of what it wrote to standard error.
     pub said: String,
@@ -61,7 +61,7 @@ pub struct Fault {
 ///
 /// # Errors
 ///
-/// Where the seeds cannot be read or `current` cannot be written.
+/// When the seeds cannot be read or `current` cannot be written.
 pub fn feed(target: Target, options: &Options, current: &Path) -> io::Result<Counts> {
     let (start, mut random) = (Instant::now(), Random::new(options.seed));
     let mut files = seeds(&options.seeds.join(target.name))?;
@@ -94,7 +94,7 @@ pub fn feed(target: Target, options: &Options, current: &Path) -> io::Result<Cou
 ///
 /// # Errors
 ///
-/// Where the folder cannot be read, or is empty.
+/// When the folder cannot be read, or is empty.
 pub fn seeds(folder: &Path) -> io::Result<Vec<Vec<u8>>> {
     let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", folder.display()));
     let entries: io::Result<Vec<_>> = fs::read_dir(folder).map_err(named)?.collect();
@@ -106,7 +106,7 @@ pub fn seeds(folder: &Path) -> io::Result<Vec<Vec<u8>>> {
     paths.iter().map(fs::read).collect()
 }
 
-/// What an answer says, without numbers and quoted words.
+/// Hash of an answer's message, without numbers and quoted words.
 fn kind(answer: &qhx_base::Result<()>) -> u64 {
     let mut hasher = DefaultHasher::new();
     if let Err(error) = answer {
@@ -124,7 +124,7 @@ fn kind(answer: &qhx_base::Result<()>) -> u64 {
 ///
 /// # Errors
 ///
-/// Where the target did not answer a file.
+/// When the target did not answer a file.
 pub fn run(program: &Path, target: &str, options: &Options) -> Result<Counts, Fault> {
     fs::create_dir_all(&options.found).map_err(|e| broken(&options.found, &e))?;
     let place = |what: &str| options.found.join(format!("{target}.{what}"));
@@ -250,7 +250,7 @@ fn watch(
 }
 
 impl Counts {
-    /// As a process prints it for the one that started it.
+    /// The counts as a process prints them for the one that started it.
     pub fn line(self) -> String {
         format!("{} {} {}", self.files, self.accepted, self.answers)
     }

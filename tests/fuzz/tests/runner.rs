@@ -41,7 +41,7 @@ fn every_target_answers_damaged_files() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-/// What is damaged has to be sound to begin with, or nothing but the first check of a reader is tried.
+/// Seeds must be valid before they are damaged, otherwise only the first check of a reader is tested.
 #[test]
 fn every_target_accepts_its_seeds() {
     for target in TARGETS {
@@ -55,7 +55,7 @@ fn every_target_accepts_its_seeds() {
 }
 
 #[test]
-fn a_panic_an_abort_and_a_hang_are_found_with_the_file_that_did_it() {
+fn a_panic_an_abort_and_a_hang_name_their_file() {
     let folder = tempfile::tempdir().unwrap();
     let options = options(&folder);
     for target in FAULTY {

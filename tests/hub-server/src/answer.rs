@@ -1,4 +1,4 @@
-//! What a request gets.
+//! Response to a request.
 
 use std::io::{self, Write as _};
 use std::net::TcpStream;

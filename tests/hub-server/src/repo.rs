@@ -1,4 +1,4 @@
-//! What a hub holds.
+//! Repositories of a hub.
 
 use qhx_base::hash::hex;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 pub struct File {
     /// Path in the repository.
     pub path: String,
-    /// What it holds.
+    /// Content of the file.
     pub bytes: Vec<u8>,
     /// It is stored by its SHA-256 (LFS), not as a blob of Git.
     pub lfs: bool,

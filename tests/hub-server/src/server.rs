@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::repo::Repo;
 use crate::{answer, tls};
 
-/// How a request fails.
+/// Failure of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
     /// The connection ends after this number of bytes of the content.
@@ -31,7 +31,7 @@ pub enum Fault {
     Longer(usize),
 }
 
-/// What arrived.
+/// A request that arrived.
 #[derive(Debug, Clone)]
 pub struct Request {
     /// `GET` or `HEAD`.
@@ -58,7 +58,7 @@ impl Request {
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub repos: Mutex<Vec<Repo>>,
-    /// What is left of the path, the fault, how often it still happens.
+    /// For a part of a path: the fault, and the number of times that it still happens.
     faults: Mutex<Vec<(String, Fault, usize)>>,
     requests: Mutex<Vec<Request>>,
     /// Bytes of files that were written to connections.
@@ -67,7 +67,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// What happens to a request for this path.
+    /// Takes the fault of a request for this path.
     pub(crate) fn take_fault(&self, path: &str) -> Option<Fault> {
         let mut faults = lock(&self.faults);
         let (_, fault, left) =
@@ -117,7 +117,7 @@ impl Server {
         format!("http://{}", self.address)
     }
 
-    /// As [`Server::endpoint`] over TLS, for who trusts [`crate::CERTIFICATE`].
+    /// Same as [`Server::endpoint`] over TLS, for clients that trust [`crate::CERTIFICATE`].
     pub fn tls_endpoint(&self) -> String {
         tls::before(self.address)
     }
@@ -141,7 +141,7 @@ impl Server {
         lock(&self.state.faults).clear();
     }
 
-    /// What arrived so far.
+    /// Requests that arrived so far.
     pub fn requests(&self) -> Vec<Request> {
         lock(&self.state.requests).clone()
     }

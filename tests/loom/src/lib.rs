@@ -15,7 +15,7 @@ mod board;
 
 use board::Board;
 
-/// What the board synchronizes with.
+/// Synchronization primitives of the board.
 mod sync {
     pub(super) use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 

@@ -1,4 +1,4 @@
-//! Where tests and `cargo xtask` find the checkout, cargo and built programs.
+//! Paths of the checkout, cargo and built programs, for tests and `cargo xtask`.
 //!
 //! All of it is asked for when a program runs. A path that was compiled in is wrong as soon as the checkout moves,
 //! and where two checkouts share a target folder one of them runs what was compiled in the other.
@@ -44,7 +44,7 @@ pub fn cargo() -> Command {
 ///
 /// # Panics
 ///
-/// Where this program has no path.
+/// When this program has no path.
 pub fn program(name: &str) -> PathBuf {
     if let Some(path) = std::env::var_os(format!("CARGO_BIN_EXE_{name}")) {
         return path.into();
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_workspace_is_found_from_any_folder_in_it_and_from_none_outside() {
+    fn the_workspace_is_found_from_any_folder_in_it() {
         let root = workspace();
         assert!(root.join("Cargo.lock").is_file(), "{}", root.display());
         for inside in ["", "xtask/src", "tests/fixtures/qwen35-tied", "examples/lfm2/op"] {

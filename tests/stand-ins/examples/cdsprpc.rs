@@ -25,7 +25,7 @@ const UNSIGNED: u32 = 1;
 /// `remote_session_control`: asks for a process that loads unsigned libraries.
 const UNSIGNED_PROCESS: u32 = 2;
 
-/// What `DSP_INFO` asks and is answered with.
+/// Request and reply of `DSP_INFO`.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Property {

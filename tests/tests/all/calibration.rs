@@ -37,7 +37,7 @@ struct Figures {
     perplexity: f64,
 }
 
-/// What reading a bundle took.
+/// Cost of reading a bundle.
 #[derive(Debug, Clone, Copy)]
 struct Taken {
     /// Bytes of the files below the folder of all bundles.

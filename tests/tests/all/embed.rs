@@ -303,7 +303,7 @@ fn a_text_leaves_no_trace_in_the_next_one() {
     assert_eq!(model.embed(short).unwrap(), alone);
 }
 
-/// What the op wrote once when it was opened is overwritten then, too.
+/// The restart also overwrites what the op wrote once when it was opened.
 #[test]
 fn a_restart_that_overwrites_all_buffers_changes_no_vector() {
     let checkpoint = tiny::fixture(TINY);
@@ -376,7 +376,7 @@ fn a_part_that_the_plan_does_not_name_is_an_error() {
 }
 
 #[test]
-fn a_text_that_is_too_long_is_refused_and_its_first_tokens_are_not() {
+fn a_text_beyond_the_graphs_is_refused() {
     let checkpoint = tiny::fixture(TINY);
     let goldens = Goldens::read(&checkpoint);
     let bundle = bundle(&checkpoint, |_| ());
@@ -420,7 +420,8 @@ fn htp(checkpoint: &Path, target: &str, int8: bool, parts: usize) -> (Bundle, Mo
     (bundle, model)
 }
 
-/// What the usual run takes to the emulator: a question with some of its documents, the shortest and the longest text.
+/// Texts that the usual run takes to the emulator: a question with some of its documents, the shortest and the longest
+/// text.
 const SOME: [&str; 5] = ["q0", "bytes", "d3", "short", "long"];
 
 impl Goldens {
@@ -430,7 +431,7 @@ impl Goldens {
     }
 }
 
-/// Whether the usual run takes only short texts to a target.
+/// True if the usual run takes only short texts to a target.
 fn only_short(target: &str) -> bool {
     target != "v81" && !tiny::full_matrix()
 }

@@ -19,7 +19,7 @@ const BERT: &str = "embed-bert-tiny";
 const RERANKERS: [&str; 4] =
     ["rerank-bert-tiny", "rerank-xlmr-tiny", "rerank-llama-tiny", "rerank-qwen3-tiny"];
 
-/// What `tests/oracle/encoders.py` writes of a text.
+/// Golden values of a text from `tests/oracle/encoders.py`.
 #[derive(Deserialize)]
 struct Text {
     role: String,

@@ -433,7 +433,7 @@ fn graphs_project_per_layer_inputs() {
     assert!(refusal.contains("/plan/params/ple: the decoder takes"), "{refusal}");
 }
 
-/// What keeps half precision from drifting.
+/// Remedies against drift in half precision.
 #[derive(Debug, Clone, Copy)]
 struct Remedies {
     shift: &'static str,
@@ -452,7 +452,7 @@ impl Remedies {
     }
 }
 
-/// Where all is computed in single precision, they change nothing.
+/// In single precision throughout, the remedies change nothing.
 #[test]
 fn remedies_against_drift_change_nothing_in_single_precision() {
     let goldens = goldens();
@@ -577,7 +577,7 @@ fn a_bundle_of_the_published_size_has_the_published_parts() {
     assert_eq!(recipe.params["transcription"], json!({"prompt": "\nTranscription: "}));
 }
 
-/// What the goldens have of images and audio.
+/// Golden values of images and audio.
 #[derive(Deserialize)]
 struct MediaGoldens {
     media: Vec<MediaCase>,
@@ -701,7 +701,7 @@ fn distance(dumping: &mut Dumping, name: &str, tiny: &str, tensor: &str) -> Dist
     Distance::of(&found, &expected).unwrap()
 }
 
-/// What an image or a clip becomes, in dumps and in goldens; none for text.
+/// Names of the soft tokens of an image or a clip, in dumps and in goldens; none for text.
 fn soft_tokens(part: &MediaPart) -> Option<(&'static str, String)> {
     match part {
         MediaPart::Text(_) => None,

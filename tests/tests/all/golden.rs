@@ -1,4 +1,4 @@
-//! What tests of several families ask of golden steps.
+//! Checks of golden steps that tests of several families share.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 

@@ -30,7 +30,7 @@ fn of_tokens(ids: &[u32], count: usize) -> Request {
     Request::greedy(Prompt::Tokens(ids.to_vec()), count).ignore_eos(true)
 }
 
-/// How often the state went over in a generation.
+/// Number of hand-overs of the state in a generation.
 fn times(generation: &Generation) -> u64 {
     let moved = generation.timings.hand_overs;
     assert_eq!(moved.count > 0, moved.bytes > 0, "{moved:?}");

@@ -47,7 +47,7 @@ fn executions(model: &Model, graph: &str) -> u64 {
 }
 
 #[test]
-fn cpu_equals_the_reference_with_prompts_below_and_above_the_width_of_a_graph() {
+fn cpu_equals_the_reference_for_prompts_of_any_width() {
     for tiny in TINY_MODELS {
         let checkpoint = tiny::fixture(tiny);
         let goldens = tiny::goldens(&checkpoint);

@@ -47,7 +47,7 @@ impl Goldens {
         Self::of(tiny::fixture("qwen35-mtp"))
     }
 
-    /// Those in a folder.
+    /// Goldens of a folder.
     pub fn of(folder: PathBuf) -> Self {
         let read: Self =
             serde_json::from_slice(&fs::read(folder.join("goldens.json")).unwrap()).unwrap();

@@ -27,7 +27,7 @@ const TINY_MODELS: [&str; 2] = ["phimoe-6", "phimoe-16"];
 /// Tokens of the prompt graphs: the prompts of the goldens have 3, 30, more than this, and others.
 const WINDOW: usize = 64;
 
-/// What the graphs of experts take.
+/// Weight inputs of the graphs of experts.
 const INT8: &str = "int8";
 const F16: &str = "f16";
 
@@ -103,10 +103,10 @@ fn same_text(found: &str, expected: &str, label: &str) {
     assert!(found == expected || continued == expected, "{label}: {found:?}, not {expected:?}");
 }
 
-/// Where a token went in each layer, as far as it is known.
+/// Experts of a token in each layer, as far as they are known.
 type Routed = Vec<Option<[(usize, f32); 2]>>;
 
-/// Where each token of a text went, from the lines of the log; position by position.
+/// Experts of each token of a text, from the lines of the log; position by position.
 fn routes(lines: &[String], layers: usize) -> Vec<Routed> {
     let mut found: Vec<Routed> = Vec::new();
     for line in lines.iter().filter_map(|line| line.strip_prefix("routing: position ")) {
@@ -227,7 +227,7 @@ fn the_goldens_have_prompts_of_every_kind() {
 }
 
 #[test]
-fn cpu_equals_the_reference_in_both_forms_with_and_without_prompt_graphs() {
+fn cpu_equals_the_reference_in_both_forms() {
     for tiny in TINY_MODELS {
         let checkpoint = tiny::fixture(tiny);
         let goldens = tiny::goldens(&checkpoint);
@@ -376,7 +376,7 @@ fn markers_of_the_manifest_render_what_the_template_does() {
     play_all(&mut bundle.open(backends::cpu()), &goldens, false, "markers");
 }
 
-/// How often graphs whose names begin so were executed.
+/// Number of executions of graphs whose names begin with `prefix`.
 fn executions(model: &Model, prefix: &str) -> u64 {
     let stats = model.graph_stats();
     stats.iter().filter(|s| s.graph.starts_with(prefix)).map(|s| s.executions).sum()
@@ -437,7 +437,7 @@ fn prompts_longer_than_the_prompt_graphs_are_batched_in_parts() {
 }
 
 #[test]
-fn without_the_files_of_the_prompt_graphs_only_the_timings_differ() {
+fn without_prefill_graphs_only_the_timings_differ() {
     let checkpoint = tiny::fixture(TINY_MODELS[0]);
     let goldens = tiny::goldens(&checkpoint);
     let cases: Vec<_> = goldens.cases.iter().filter(|c| c.prompt_ids.len() < WINDOW).collect();
@@ -463,7 +463,7 @@ fn refused(bundle: &Bundle) -> Error {
 }
 
 #[test]
-fn prompt_graphs_that_are_there_in_part_are_an_error_that_names_what_is_missing() {
+fn missing_prefill_graphs_are_named() {
     let checkpoint = tiny::fixture(TINY_MODELS[0]);
     for missing in ["pf2.onnx", "ffn_pf.onnx"] {
         let bundle = bundle(&checkpoint, |o| o.shards = 2);
@@ -576,7 +576,7 @@ fn a_sliding_window_hides_what_lies_before_it() {
 }
 
 #[test]
-fn a_prompt_that_is_too_long_is_refused_and_a_full_context_ends_the_answer() {
+fn a_prompt_beyond_the_context_is_refused() {
     let checkpoint = tiny::fixture(TINY_MODELS[0]);
     let bundle = bundle(&checkpoint, |_| ());
     let mut model = bundle.open(backends::cpu());

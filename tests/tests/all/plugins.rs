@@ -87,7 +87,7 @@ fn nan_logits_are_named_not_sampled() {
 }
 
 #[test]
-fn logits_that_are_not_what_the_graph_writes_are_refused_by_op_graph_and_tensor() {
+fn wrong_logits_are_refused_by_op_graph_and_tensor() {
     let place = ["graph \"step\"", "tensor logits f32[1, 16]"];
     for (op, found, expected) in [
         ("test_wrong_length", "15 f32 values", "a row of 16 f32 values"),

@@ -205,7 +205,7 @@ fn a_frozen_plugin_is_never_given_an_image() {
     assert_eq!((error.kind(), error.message()), (ErrorKind::Prompt, words));
 }
 
-/// What a plugin of 1.0 cannot hand back, the host knows by the message.
+/// The host recovers from the message what a plugin of 1.0 cannot hand back.
 #[test]
 fn an_error_of_the_host_keeps_its_hint_through_a_frozen_plugin() {
     let options = PluginOptions::default().files(vec![FROZEN.build(PLAIN).plugin]).only_named(true);
@@ -336,7 +336,7 @@ const PLUGIN: Variant = Variant { name: "otherwise", host: None, ..FROZEN };
 
 /// Works until the plugin panics; then there is nobody to catch it.
 #[test]
-fn a_plugin_that_aborts_on_panic_runs_and_its_panic_ends_the_program() {
+fn a_plugin_that_aborts_on_panic_runs() {
     let way = Way { name: "-abort", args: &["--config", "profile.dev.panic='abort'"], ..PLAIN };
     let (frozen, aborting) = (FROZEN.build(PLAIN), PLUGIN.build(way).plugin);
     assert_eq!(generate(&aborting).0, EXPECTED);

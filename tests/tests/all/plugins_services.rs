@@ -106,7 +106,7 @@ fn an_op_dumps_what_lies_in_buffers_and_what_does_not() {
 }
 
 #[test]
-fn a_wrong_dump_is_an_error_and_without_a_folder_nothing_is_looked_at() {
+fn a_wrong_dump_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     for (token, expected) in [
         (0, "dump \"../halves\": expected a name"),
@@ -129,7 +129,7 @@ fn a_wrong_dump_is_an_error_and_without_a_folder_nothing_is_looked_at() {
 }
 
 #[test]
-fn an_error_of_the_host_comes_back_through_an_op_with_kind_hint_and_code() {
+fn errors_of_the_host_come_back_through_an_op() {
     let cause = Error::new(ErrorKind::Runtime, "the device is gone").hint("plug it in");
     let cause = cause.with_code(1003);
     let fail = |token| {

@@ -258,7 +258,7 @@ fn a_fifo_named_like_a_plugin_is_named_at_once() {
 
 #[cfg(unix)]
 #[test]
-fn a_file_that_others_may_change_is_refused_unless_that_is_accepted() {
+fn a_file_that_others_may_change_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join(plugin_files::library_name("open"));
@@ -323,7 +323,7 @@ mod crashing {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_plugin_that_crashes_while_loading_is_reported_and_remembered() {
+    fn a_plugin_that_crashes_while_loading_is_remembered() {
         let folder = tempfile::tempdir().unwrap();
         let memory = folder.path().join("tried.json");
         let file = odd("crash_on_load");

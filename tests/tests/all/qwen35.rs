@@ -464,7 +464,7 @@ fn goes_on(model: &mut Model, chat: &tiny::Chat) {
 }
 
 #[test]
-fn a_second_turn_consumes_only_what_is_new_and_says_the_same_as_a_replay() {
+fn a_second_turn_consumes_only_what_is_new() {
     for tiny in TINY_MODELS {
         let checkpoint = tiny::fixture(tiny);
         let goldens = tiny::goldens(&checkpoint);
@@ -530,7 +530,7 @@ fn stop_texts_end_the_answer_and_do_not_appear_in_it() {
 }
 
 #[test]
-fn a_full_context_ends_with_length_and_a_longer_prompt_is_refused() {
+fn a_full_context_ends_with_length() {
     let checkpoint = tiny::fixture("qwen35-tied");
     let mut model = tiny::open(&tiny::bundle(&checkpoint, CPU), backends::cpu()).unwrap();
     let max_ctx = model.info().max_ctx;

@@ -36,7 +36,7 @@ fn sights() -> &'static Sights {
     SIGHTS.get_or_init(|| Sights::of(&fixture(TINY)))
 }
 
-/// What to make of the tiny model.
+/// Options of a bundle of the tiny model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Form {
     target: Option<&'static str>,
@@ -366,7 +366,7 @@ fn tables_that_are_made_for_one_image_give_the_same_features() {
 }
 
 #[test]
-fn bundles_that_do_not_fit_together_are_refused_with_what_was_looked_for() {
+fn bundles_that_do_not_fit_together_are_refused() {
     let fails = |name: &str, change: &dyn Fn(&mut Value), words: &[&str]| {
         let manifest = changed(&FIXED.bundle(), name, change);
         let error = open(&manifest, backends::cpu(), None).map(drop).unwrap_err();
@@ -496,7 +496,7 @@ fn unseen(folder: &Path, distance: f64) {
 /// Other patches and merged squares, a single frame in a patch, two deepstack features, biases in the attention, a head
 /// of its own, f16, and the new spelling of the configuration.
 #[test]
-fn a_checkpoint_of_other_dimensions_gives_the_reference_s_tokens_and_logits() {
+fn other_dimensions_give_the_references_tokens_and_logits() {
     unseen(&fixture("qwen3vl-unseen"), CPU_DISTANCE);
 }
 
@@ -538,7 +538,7 @@ fn the_npu_gives_the_reference_s_tokens_of_qwen2_5_vl() {
 /// Any other checkpoint with goldens, such as one that `tests/oracle/qwen3vl_unseen.py` made.
 #[tier(by_hand = "QHX_TEST_QWEN3VL")]
 #[test]
-fn checkpoint_of_the_environment_gives_the_reference_s_tokens_and_logits() {
+fn a_named_checkpoint_gives_the_references_tokens_and_logits() {
     unseen(Path::new(&std::env::var_os("QHX_TEST_QWEN3VL").unwrap()), CPU_DISTANCE);
 }
 

@@ -21,7 +21,7 @@ const NAFLEX: &str = "siglip-naflex";
 /// Patches of the graphs of images that keep their shape.
 const BUDGETS: [&str; 2] = ["24", "60"];
 
-/// What `tests/oracle/siglip_embed.py` writes.
+/// Golden values from `tests/oracle/siglip_embed.py`.
 #[derive(Deserialize)]
 struct Goldens {
     texts: Vec<Text>,

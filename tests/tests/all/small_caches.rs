@@ -130,7 +130,7 @@ fn int8_caches_cost_hardly_any_divergence() {
     }
 }
 
-/// What other families lack is refused by name.
+/// Families without int8 caches are refused by name.
 #[test]
 fn families_without_int8_caches_are_named() {
     for (tiny, task, class) in [

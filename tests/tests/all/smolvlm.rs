@@ -22,7 +22,7 @@ const TINY: &str = "smolvlm-tiny";
 /// Logits and features on the CPU differ by rounding only.
 const CPU_DISTANCE: f64 = 1e-4;
 
-/// What the page's commands made: the folder with the program, the plugin and the bundles.
+/// Results of the page's commands: the folder with the program, the plugin and the bundles.
 struct Scene {
     place: Outside,
     folder: PathBuf,

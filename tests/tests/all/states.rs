@@ -94,7 +94,7 @@ fn described(state: &[u8], from: &str, to: &str) -> Vec<u8> {
 }
 
 #[test]
-fn bytes_that_are_no_state_of_the_bundle_are_refused_and_change_nothing() {
+fn bytes_that_are_no_state_change_nothing() {
     let (mut model, goldens) = open("mistral-tiny");
     let chat = &goldens.chat[0];
     let (first, second) = (&chat.turns[0], &chat.turns[1]);

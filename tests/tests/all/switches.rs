@@ -103,7 +103,7 @@ fn logits_of_each_class_are_those_of_transformers() {
     }
 }
 
-/// Of the GGUF files those whose metadata says all of the rope.
+/// Covers the GGUF files whose metadata declares all of the rope.
 #[test]
 fn logits_of_gguf_files_are_those_of_the_checkpoint() {
     for (name, count) in [("phi3", 2), ("granite", 1), ("olmo2", 1)] {

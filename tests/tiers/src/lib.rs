@@ -50,7 +50,7 @@ pub fn tier(attribute: TokenStream, item: TokenStream) -> TokenStream {
     tokens
 }
 
-/// What is put in front of the test.
+/// Code that is put in front of the test.
 fn expand(attribute: &str, item: &TokenStream) -> Result<String, String> {
     if !is_test(item) {
         return Err("#[tier(…)] stands above the #[test] of a function".to_owned());
@@ -104,7 +104,7 @@ fn names(attribute: &str) -> Result<Vec<Needed>, String> {
     }
 }
 
-/// Whether the item is a function with `#[test]`, which stands below.
+/// True if the item is a function with `#[test]`, which stands below.
 fn is_test(item: &TokenStream) -> bool {
     item.clone().into_iter().any(|token| match token {
         TokenTree::Group(group) if group.delimiter() == Delimiter::Bracket => {

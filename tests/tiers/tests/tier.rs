@@ -1,4 +1,4 @@
-//! What the runner prints of tests whose tier is not there.
+//! Output of the runner for tests whose tier is not there.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! How fast a model writes audio down, and a voice speaks.
+//! Speed of transcribing and speaking.
 
 use std::time::Instant;
 
@@ -13,10 +13,10 @@ use super::{BenchOptions, BenchReport, Measured, Spread};
 
 /// Seconds of audio that are written down.
 const SECONDS: u32 = 30;
-/// What is said.
+/// Text that is spoken.
 const TEXT: &str = "The boat leaves at noon, and whoever comes late waits for the next one.";
 
-/// How a test's audio and its time compare.
+/// Length of a test's audio and its rate against real time.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AudioRate {

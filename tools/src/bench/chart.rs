@@ -10,7 +10,7 @@ use super::table::{BenchTable, Rate, TableRow};
 /// A panel and the plot in it, in pixels.
 const PANEL: (f64, f64) = (460.0, 300.0);
 const PLOT: (f64, f64) = (380.0, 220.0);
-/// Where the plot begins in its panel.
+/// Offset of the plot in its panel.
 const LEFT: f64 = 60.0;
 const TOP: f64 = 40.0;
 /// A line of the legend.
@@ -24,7 +24,7 @@ const NAME: usize = 110;
 const COLOURS: [&str; 7] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"];
 
-/// What a panel shows of a row.
+/// Rate of a row that a panel shows.
 type Shown = fn(&TableRow) -> Option<&Rate>;
 
 /// One panel for prompts and one for tokens, with a series for each table; dashed are those that somebody published.
@@ -124,7 +124,7 @@ fn panel(out: &mut String, title: &str, tables: &[BenchTable], shown: Shown) {
     }
 }
 
-/// How a series' line is drawn.
+/// Line style of a series.
 fn stroke(index: usize, table: &BenchTable) -> String {
     let colour = COLOURS[index % COLOURS.len()];
     let dashes = if table.source.is_some() { " stroke-dasharray=\"5 4\"" } else { "" };

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use qhx_base::{Error, ErrorKind, Result, files};
 
-/// Where Linux and Android show batteries and counters.
+/// Folder of batteries and counters under Linux and Android.
 const SYSTEM: &str = "/sys/class";
 /// Time between two looks at a battery, whose gauge is read over a slow bus.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -36,7 +36,8 @@ impl EnergyMeter {
         Self::within(Path::new(SYSTEM))
     }
 
-    /// As [`EnergyMeter::system`], with another folder that has `powercap` and `power_supply`, as `/sys/class` has.
+    /// Same as [`EnergyMeter::system`], with another folder that has `powercap` and `power_supply`, as `/sys/class`
+    /// has.
     ///
     /// # Errors
     /// When neither can be read there.
@@ -68,7 +69,7 @@ impl EnergyMeter {
         })
     }
 
-    /// What measures: `rapl` or `battery`.
+    /// Name of the energy source: `rapl` or `battery`.
     pub fn name(&self) -> &'static str {
         match self.0 {
             Source::Rapl(_) => "rapl",
@@ -134,7 +135,7 @@ fn watts(supply: &Path) -> Option<f64> {
     microwatts.map(|power| power.abs() / 1e6).filter(|power| *power > 0.0)
 }
 
-/// What lies in a folder; nothing where it cannot be read.
+/// Entries of a folder; none if it cannot be read.
 fn folders(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut found: Vec<_> = entries.map(|entry| entry.path()).collect();

@@ -1,4 +1,4 @@
-//! How fast a bundle consumes prompts, generates, embeds, scores, writes audio down and speaks.
+//! Speed of a bundle: prefill, decode, embedding, scoring, transcription and speech.
 
 mod audio;
 mod chart;
@@ -29,7 +29,7 @@ const PROMPTS: [usize; 2] = [128, 512];
 /// A report of another run is not larger.
 const MAX_REPORT: u64 = 16 << 20;
 
-/// What is measured, and how often.
+/// Tests to run, and number of repeats.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BenchOptions {
@@ -37,7 +37,7 @@ pub struct BenchOptions {
     pub prompts: Vec<usize>,
     /// Tokens to generate; 0 leaves that out.
     pub tokens: usize,
-    /// How often each is measured, after once unmeasured.
+    /// Number of measured repeats, after one unmeasured run.
     pub repeat: u16,
 }
 
@@ -62,14 +62,14 @@ impl BenchOptions {
         self
     }
 
-    /// How often each is measured.
+    /// Number of measured repeats.
     #[must_use]
     pub fn repeat(mut self, repeat: u16) -> Self {
         self.repeat = repeat;
         self
     }
 
-    /// Whether the lengths can be measured at all, before a model is opened.
+    /// Checks that the lengths can be measured at all, before a model is opened.
     ///
     /// # Errors
     /// When a prompt has no tokens.
@@ -81,7 +81,7 @@ impl BenchOptions {
         Ok(())
     }
 
-    /// As [`BenchOptions::check`], for a model that takes `max` positions.
+    /// Same as [`BenchOptions::check`], for a model that takes `max` positions.
     fn check_within(&self, max: usize) -> Result<()> {
         self.check()?;
         if let Some(long) = self.prompts.iter().find(|tokens| **tokens > max) {
@@ -198,7 +198,7 @@ impl Bench {
     }
 }
 
-/// What a measurement gave.
+/// Results of a benchmark.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct BenchReport {
@@ -206,12 +206,12 @@ pub struct BenchReport {
     pub model: String,
     /// Name of the host-op.
     pub op: String,
-    /// What executed the graphs.
+    /// Backend that executed the graphs.
     pub backend: BackendInfo,
-    /// What executed the tokens of answers, where that was asked for: see [`Model::decode_on`].
+    /// Backend that decoded, if one was asked for: see [`Model::decode_on`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decoder: Option<BackendInfo>,
-    /// How often each was measured.
+    /// Number of measured repeats.
     pub repeat: u16,
     /// Time that opening the model took, in milliseconds.
     pub load_ms: f64,
@@ -224,7 +224,7 @@ pub struct BenchReport {
 }
 
 impl BenchReport {
-    /// Of a model whose graphs had executed `before` when the first turn that counts began.
+    /// Report on a model whose graphs had executed `before` when the first measured turn began.
     fn of(model: &Model, repeat: u16, results: Vec<Measured>, before: &[GraphStats]) -> Self {
         Self {
             model: model.manifest().model.name.clone(),
@@ -259,9 +259,9 @@ pub struct GraphTime {
     pub context: String,
     /// Its name.
     pub graph: String,
-    /// How often it was executed.
+    /// Number of executions.
     pub executions: u64,
-    /// Those that took more than 5 times the median of the graph's last ones, and 200 ms at least.
+    /// Executions that took more than 5 times the median of the graph's last ones, and 200 ms at least.
     pub slow: u64,
     /// Time of an execution, in milliseconds.
     pub mean_ms: f64,
@@ -289,7 +289,7 @@ impl EarlierReport {
     }
 }
 
-/// What is measured.
+/// Kind and size of a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Test {
     Prompt(usize),
@@ -375,7 +375,7 @@ impl Spread {
     }
 }
 
-/// What a test gave.
+/// Result of a test.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Measured {
@@ -387,10 +387,10 @@ pub struct Measured {
     pub ms: Spread,
     /// Its rate.
     pub tokens_per_second: Spread,
-    /// How it compares with real time, where audio is written down or made.
+    /// Rate against real time, for tests that transcribe or speak.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub audio: Option<AudioRate>,
-    /// How speculative decoding went, for an answer of it.
+    /// Result of speculative decoding, for an answer by it.
     #[serde(default, rename = "drafts", skip_serializing_if = "Option::is_none")]
     pub speculated: Option<Speculated>,
     /// Times the rate of the run that this one is compared with.
@@ -412,13 +412,13 @@ impl Measured {
         }
     }
 
-    /// What runs are compared by: audio over time, or else tokens over time.
+    /// Rate that runs are compared by: audio over time, or else tokens over time.
     fn rate(&self) -> Spread {
         self.audio.map_or(self.tokens_per_second, |audio| audio.times_real_time)
     }
 }
 
-/// What the graphs did since `before`, and what share of all their time each took.
+/// Executions of the graphs since `before`, with each graph's share of their total time.
 fn executed(now: &[GraphStats], before: &[GraphStats]) -> Vec<GraphTime> {
     let mut graphs: Vec<_> = now.to_vec();
     for (graph, before) in graphs.iter_mut().zip(before) {

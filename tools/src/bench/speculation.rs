@@ -1,4 +1,4 @@
-//! What speculative decoding gives: the same answers token by token and with draft tokens, in turns.
+//! Gain of speculative decoding: the same answers token by token and with draft tokens, in turns.
 
 use std::ops::ControlFlow;
 
@@ -15,7 +15,7 @@ pub(super) const PROMPT: usize = 64;
 /// Tokens after which the prompt of [`Text::Repeats`] begins again.
 const PERIOD: usize = 8;
 
-/// What is answered.
+/// Kind of prompt and answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Text {
     /// A prompt that repeats, whose most likely continuation is taken.
@@ -41,13 +41,13 @@ pub(super) struct Answer {
     differs_at: Option<usize>,
 }
 
-/// What speculative decoding gave, beside the same answer by plain decoding.
+/// Result of speculative decoding, beside the same answer by plain decoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Speculated {
     /// Rate of the same answer token by token.
     pub plain_tokens_per_second: Spread,
-    /// How many times as fast it is: the median of the turns.
+    /// Speed-up over plain decoding: the median of the turns.
     pub times_plain: f64,
     /// The worst turn.
     pub least_times_plain: f64,
@@ -55,7 +55,7 @@ pub struct Speculated {
     pub tokens_per_step: f64,
     /// Draft tokens that were verified.
     pub drafted: usize,
-    /// Those of them that were accepted.
+    /// Number of draft tokens that were accepted.
     pub accepted: usize,
     /// Share of the draft tokens that were accepted; none where there were none.
     pub acceptance: Option<f64>,
@@ -163,7 +163,7 @@ impl Answer {
         Ok(found)
     }
 
-    /// What it gave.
+    /// Result of the test.
     pub fn measured(&self) -> Measured {
         let rate = |seconds: &f64| self.tokens as f64 / seconds.max(1e-9);
         let [plain, drafted] = &self.seconds;

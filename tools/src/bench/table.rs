@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::{BenchOptions, EnergyMeter, MAX_REPORT, Spread, chart, millis, peak_memory};
 
-/// What [`BenchTable::schema`] has to be.
+/// Required value of [`BenchTable::schema`].
 const SCHEMA: &str = "qhx-bench-table-1";
 /// The first length of a large context, and the last one where a context has no end.
 const FIRST: usize = 1024;
@@ -63,7 +63,7 @@ pub struct BenchTable {
     /// Precision of the weights, such as `w4a16`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub precision: Option<String>,
-    /// What it ran on.
+    /// Device that it ran on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
     /// Name of what executed the graphs ([`BackendInfo::label`](qhx_exec::backend::BackendInfo::label)), or of another
@@ -78,13 +78,13 @@ pub struct BenchTable {
     /// Version of qhx.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qhx: Option<String>,
-    /// Where the figures were published, for those that qhx did not measure.
+    /// Source of published figures, for those that qhx did not measure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
-    /// What measured the energy: see [`EnergyMeter::name`].
+    /// Source of the energy figures: see [`EnergyMeter::name`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub energy: Option<String>,
-    /// How often each was measured.
+    /// Number of measured repeats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repeat: Option<u16>,
     /// Time that opening the model took, in milliseconds.
@@ -97,7 +97,7 @@ pub struct BenchTable {
     pub rows: Vec<TableRow>,
 }
 
-/// What was measured up to a context length.
+/// Rates up to a context length.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct TableRow {
@@ -114,7 +114,7 @@ pub struct TableRow {
     pub hand_over_ms: Option<f64>,
 }
 
-/// How fast tokens were consumed.
+/// Rate at which tokens were consumed.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Rate {
@@ -276,7 +276,7 @@ impl BenchTable {
         Ok(())
     }
 
-    /// What tells it apart from others: model, precision, program, device.
+    /// Label that tells it apart from others: model, precision, program, device.
     pub fn label(&self) -> String {
         let mut label = self.model.clone();
         if let Some(precision) = &self.precision {

@@ -1,8 +1,8 @@
 //! The texts and images on their way to the model. They are read, tokenized and decoded on a thread of their own, while
 //! graphs execute.
 //!
-//! What is ahead is bounded: a few batches, each of as many tokens as are worth collecting, or of a megabyte of text.
-//! Who writes the input and waits for an answer gets it: a batch ends where the next text is not there yet.
+//! Read-ahead is bounded: a few batches, each of as many tokens as are worth collecting, or of a megabyte of text. A
+//! writer of the input who waits for an answer gets it: a batch ends if the next text is not there yet.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::time::Duration;
@@ -20,14 +20,14 @@ const AHEAD: usize = 2;
 /// Bytes of text after which a batch ends.
 const MAX_BYTES: usize = 1 << 20;
 
-/// How long a Ctrl-C may go unseen while there is no text.
+/// Max delay of a Ctrl-C while there is no text.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Texts that are embedded together, or one image.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     rows: Vec<Row>,
-    /// Of each text.
+    /// Tokens of each text.
     tokens: Vec<Vec<u32>>,
     /// In the place of the last row's text.
     image: Option<Media>,

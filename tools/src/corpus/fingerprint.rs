@@ -1,4 +1,4 @@
-//! What decides a vector besides its text: rows that differ in it do not belong into one output.
+//! Settings that decide a vector besides its text: rows that differ in them do not belong in one output.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -20,8 +20,8 @@ const NAMED: usize = 6;
 pub struct Fingerprint(BTreeMap<String, String>);
 
 impl Fingerprint {
-    /// Of a run: the model's files by their hashes in the manifest, its host-op, the backend, and the options. `pack`:
-    /// as of [`embed`](super::embed).
+    /// Fingerprint of a run: the model's files by their hashes in the manifest, its host-op, the backend, and the
+    /// options. `pack` is that of [`embed`](super::embed).
     pub fn new(embedder: &Embedder, options: RowOptions, pack: bool) -> Self {
         let model = embedder.model();
         let mut settings = files(model);
@@ -53,7 +53,7 @@ impl Fingerprint {
         Self(settings)
     }
 
-    /// What differs from `now`, in words; `None` when nothing does.
+    /// Differences from `now`, in words; `None` if there are none.
     pub(super) fn differences(&self, now: &Self) -> Option<String> {
         let names: BTreeSet<_> = self.0.keys().chain(now.0.keys()).collect();
         let differ = |name: &&String| match (self.0.get(*name), now.0.get(*name)) {

@@ -17,7 +17,7 @@ use super::row::{Row, Vector};
 use super::rows::Rows;
 use super::{check_parquet, is_parquet};
 
-/// What is lost at most when the machine stops.
+/// Max time between flushes: a machine that stops loses no more.
 const FLUSH: Duration = Duration::from_secs(1);
 
 /// A line of an earlier run.
@@ -34,14 +34,15 @@ struct Written {
 pub struct Claimed {
     /// The output.
     output: PathBuf,
-    /// Where rows are written: the output itself, or a file beside it that becomes the output when it is complete.
+    /// File that rows are written to: the output itself, or a file beside it that becomes the output when it is
+    /// complete.
     lines: PathBuf,
     slot: Slot,
     record: Record,
     resume: bool,
 }
 
-/// What is done where an output is there already.
+/// Handling of an output that is there already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Existing {
@@ -357,7 +358,7 @@ fn there(file: &Path) -> bool {
     file.metadata().is_ok_and(|m| m.len() > 0)
 }
 
-/// Where rows lie until they become the output: the output is a table, or is to stay until then.
+/// File that holds the rows until they become the output, if the output is a table or is to stay until then.
 fn unfinished(output: &Path) -> PathBuf {
     let mut name = output.as_os_str().to_owned();
     name.push(".unfinished.jsonl");

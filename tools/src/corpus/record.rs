@@ -1,4 +1,4 @@
-//! What lies beside an output: a record of how its rows were made, and the lock of the run that writes them.
+//! Record beside an output of how its rows were made, and the lock of the run that writes them.
 //!
 //! One hidden file, `.OUTPUT.qhx-embed.json`, is both. The system takes the lock back when the process that holds it
 //! ends, whatever ended it.
@@ -17,7 +17,7 @@ const SCHEMA: &str = "qhx-embed/v1";
 /// Longest record that is read.
 const MAX_BYTES: u64 = 4 << 20;
 
-/// How the rows of a file were made.
+/// Rows of a file that were written, and the settings that made them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Progress {
     /// Model and options.
@@ -31,9 +31,9 @@ pub(super) struct Progress {
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Content {
     schema: String,
-    /// Of the output.
+    /// Progress of the output.
     output: Option<Progress>,
-    /// Of the rows that will become the output.
+    /// Progress of the rows that will become the output.
     unfinished: Option<Progress>,
     /// They are complete and about to become it.
     #[serde(default)]
@@ -113,12 +113,12 @@ impl Record {
         Ok(Self { path, file, content, empty })
     }
 
-    /// Where it lies.
+    /// Path of the record.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What is known of a file.
+    /// Recorded progress of a file.
     pub fn made(&self, slot: Slot) -> Option<&Progress> {
         match slot {
             Slot::Output => self.content.output.as_ref(),

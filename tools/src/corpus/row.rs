@@ -15,11 +15,11 @@ pub const MAX_LINE: usize = 4 << 20;
 pub struct Row {
     /// Place in the input, from 0.
     pub index: u64,
-    /// What is embedded, or where it lies.
+    /// The text to embed, or the location of the image.
     pub text: String,
     /// The text is the file of an image, or a data URL, and the image is embedded.
     pub image: bool,
-    /// What it is, which decides its prefix.
+    /// Role of the text, which decides its prefix.
     pub role: Role,
 }
 
@@ -96,18 +96,18 @@ impl FromStr for Shard {
     }
 }
 
-/// What the rows of an input are when they do not say.
+/// Defaults for the rows of an input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct RowOptions {
-    /// What a text is when its line does not say.
+    /// Role of a text if its line does not name one.
     pub role: Role,
     /// The part of the input that is embedded; all of it if it is `None`.
     pub shard: Option<Shard>,
 }
 
 impl RowOptions {
-    /// What a text is when its line does not say.
+    /// Role of a text if its line does not name one.
     #[must_use]
     pub fn role(mut self, role: Role) -> Self {
         self.role = role;

@@ -290,7 +290,7 @@ fn parse(name: &str, index: u64, line: &[u8], role: Role) -> Result<Row> {
     Ok(Row { index, text, image, role })
 }
 
-/// What a row says that its text is.
+/// Role that a row declares for its text.
 fn role(place: std::fmt::Arguments<'_>, said: &str) -> Result<Role> {
     said.parse().map_err(|_| {
         Error::new(

@@ -12,7 +12,7 @@ use serde::Serialize;
 /// Longest array that is read.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// How an array compares with its reference.
+/// Comparison of an array with its reference.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct ArrayReport {
@@ -26,7 +26,7 @@ pub struct ArrayReport {
     /// The row that has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub row: Option<usize>,
-    /// What else is wrong.
+    /// Other faults of the array, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }

@@ -9,7 +9,7 @@ use qhx_core::Manifest;
 use qhx_hub::{Cache, FileCheck};
 use serde::Serialize;
 
-/// How a file compares with what the manifest says of it.
+/// Comparison of a file with its entry in the manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct FileReport {
@@ -17,7 +17,7 @@ pub struct FileReport {
     pub path: String,
     /// It is as the manifest says, or left out.
     pub passed: bool,
-    /// What is wrong with it.
+    /// Fault of the file, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
     /// It belongs to a set of optional contexts, of which nothing is there.
@@ -25,7 +25,7 @@ pub struct FileReport {
     pub left_out: bool,
 }
 
-/// How a bundle's files compare with its manifest.
+/// Comparison of a bundle's files with its manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct FilesReport {
@@ -135,7 +135,7 @@ fn left_out(manifest: &Manifest) -> BTreeSet<String> {
     sets.into_values().flatten().collect()
 }
 
-/// What is wrong with a file that the manifest lists.
+/// Fault of a file that the manifest lists; `None` if it is right.
 fn check_file(manifest: &Manifest, path: &str, cancel: &CancelToken) -> Result<Option<String>> {
     let Some(expected) = manifest.artifacts.files.get(path) else { return Ok(None) };
     let artifacts = manifest.open_artifacts();

@@ -1,4 +1,4 @@
-//! Whether a bundle is as it should be: its files against their hashes, and its answers against references.
+//! Verification of a bundle: its files against their hashes, and its answers against references.
 
 mod arrays;
 mod files;

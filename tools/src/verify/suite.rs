@@ -31,7 +31,7 @@ pub const MIN_COSINE: f64 = 0.999;
 /// Longest suite that is read.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// How answers are judged.
+/// Criterion that answers have to meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Gate {
@@ -212,7 +212,7 @@ impl Suite {
         self.content.min_cosine.unwrap_or(MIN_COSINE)
     }
 
-    /// What a model has to be opened with, so that arrays can be compared; `None` where no case has any.
+    /// Dump that a model has to be opened with, so that arrays can be compared; `None` if no case has any.
     pub fn dump(&self) -> Option<&Arc<Dump>> {
         self.dump.as_ref()
     }
@@ -229,7 +229,7 @@ impl Suite {
     /// Answers all cases and compares the answers.
     ///
     /// # Errors
-    /// As [`Suite::check`].
+    /// Errors of [`Suite::check`].
     pub fn run(&self, model: &mut Model, gate: Gate) -> Result<SuiteReport> {
         let cases = (0..self.cases().len()).map(|index| {
             self.check(model, index, gate, |model, request, _| model.start(request)?.finish())
@@ -303,7 +303,7 @@ impl Suite {
     }
 }
 
-/// How the answer of a case compares with its reference.
+/// Comparison of a case's answer with its reference.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct CaseReport {
@@ -321,7 +321,7 @@ pub struct CaseReport {
     pub tokens: Vec<u32>,
 }
 
-/// How the answers of a suite compare with their references.
+/// Comparison of a suite's answers with their references.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct SuiteReport {
@@ -329,7 +329,7 @@ pub struct SuiteReport {
     pub suite: PathBuf,
     /// The model that its references are of, where it says so.
     pub model: Option<String>,
-    /// How answers were judged.
+    /// Gate that judged the answers.
     pub gate: Gate,
     /// The backend that ran the model.
     pub backend: String,
@@ -358,7 +358,7 @@ impl Case {
     }
 }
 
-/// How an answer compares with its reference.
+/// Comparison of an answer with its reference.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Score {
@@ -390,7 +390,7 @@ impl Score {
         }
     }
 
-    /// Whether a gate lets the answer pass.
+    /// True if a gate lets the answer pass.
     pub fn passes(&self, gate: Gate) -> bool {
         match gate {
             Gate::GreedyExact => self.exact,
@@ -399,7 +399,7 @@ impl Score {
     }
 }
 
-/// Whether a gate lets a suite pass.
+/// True if a gate lets a suite pass.
 fn suite_passes(gate: Gate, passed: usize, cases: usize) -> bool {
     match gate {
         Gate::GreedyExact => passed == cases,

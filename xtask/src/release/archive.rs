@@ -8,14 +8,14 @@ use crate::cargo::{self, Result};
 use crate::docs::{copy, write};
 use crate::python::PROGRAMS;
 
-/// Where each shell looks for completions, below `share`.
+/// Path below `share` where each shell looks for completions.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("bash", "bash-completion/completions/qhx"),
     ("fish", "fish/vendor_completions.d/qhx.fish"),
     ("zsh", "zsh/site-functions/_qhx"),
 ];
 
-/// What the packages of a machine hold.
+/// Contents of the packages of a machine.
 pub(super) struct Content<'a> {
     pub built: &'a Built,
     /// Manual pages and completions.

@@ -57,7 +57,7 @@ pub(super) fn package(content: &Content<'_>, scratch: &Path, out: &Path) -> Resu
     Ok(package)
 }
 
-/// What Debian's checker says of a package, where it is there: errors and warnings are failures.
+/// Checks a package with Debian's checker, if it is installed: errors and warnings are failures.
 pub(super) fn lint(package: &Path) -> Result<()> {
     if !works(Command::new("lintian").arg("--version")) {
         eprintln!("skipped: lintian (apt-get install lintian)");

@@ -309,7 +309,7 @@ mod tests {
     use super::*;
     use crate::cargo::cargo;
 
-    /// Where cargo-binstall looks for the programs of an archive: `[package.metadata.binstall]`.
+    /// The place where cargo-binstall looks for the programs of an archive: `[package.metadata.binstall]`.
     #[test]
     fn binstall_looks_where_the_archive_has_the_programs() {
         let metadata = cargo::output(&mut cargo(&[

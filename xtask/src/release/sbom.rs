@@ -1,4 +1,4 @@
-//! What the programs are made of: a bill of materials in the form of CycloneDX, and the licences of what is linked in.
+//! Components of the programs: a bill of materials in the form of CycloneDX, and the licences of what is linked in.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ pub(super) fn parts() -> Result<BTreeMap<String, Part>> {
     linked(&metadata, "qhx-cli", &checksums(&lock))
 }
 
-/// What the lock file says of each name and version.
+/// Checksums in the lock file, by name and version.
 fn checksums(lock: &str) -> BTreeMap<(String, String), String> {
     let value = |part: &str, key: &str| {
         let line = part.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(" = \""));

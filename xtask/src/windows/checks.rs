@@ -1,4 +1,4 @@
-//! What is asserted of the program under Wine.
+//! Assertions about the program under Wine.
 
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};

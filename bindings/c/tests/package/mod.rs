@@ -34,7 +34,7 @@ fn installed(folder: PathBuf, libraries: &[&str]) -> PathBuf {
     folder
 }
 
-/// What a program that was built with the package generates.
+/// Checks that a program built with the package generates the expected text.
 fn generates(given: &Given, program: &mut Command) {
     program.env("HOME", given.folder.path()).env("QHX_BACKEND", "cpu");
     program.env_remove("QHX_PLUGIN_PATH").arg(&given.language).arg(&given.prompt);

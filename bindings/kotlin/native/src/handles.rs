@@ -11,7 +11,7 @@ static NEXT: AtomicI64 = AtomicI64::new(1);
 
 /// The live handles of one kind.
 pub(crate) struct Table<T> {
-    /// What is said of a handle that is not live.
+    /// Message about a handle that is not live.
     ended: &'static str,
     live: Mutex<BTreeMap<i64, Arc<T>>>,
 }
@@ -32,7 +32,7 @@ impl<T> Table<T> {
         handle
     }
 
-    /// What a handle stands for.
+    /// Value behind a handle.
     pub(crate) fn get(&self, handle: i64) -> Result<Arc<T>> {
         self.live().get(&handle).cloned().ok_or_else(|| Fault::usage(self.ended))
     }

@@ -144,7 +144,7 @@ pub(super) fn pooling(
     }
 }
 
-/// How the rotary embedding is scaled; none where it is not.
+/// Scaling of the rotary embedding; none if it is not scaled.
 fn scaling(file: &File, map: &Mapped, architecture: Architecture) -> Result<Option<Json>, String> {
     let number = |key: &str| file.number(&architecture.key(key)).map(shortest);
     let factors = |name: &str| {
@@ -200,7 +200,7 @@ fn scaling(file: &File, map: &Mapped, architecture: Architecture) -> Result<Opti
     Ok(Some(Json::Object(scaling)))
 }
 
-/// What only one architecture has. `of_layers` has the key-value heads of each layer, where they differ.
+/// Settings that only one architecture has. `of_layers` has the key-value heads of each layer, where they differ.
 fn own(
     file: &File,
     architecture: Architecture,

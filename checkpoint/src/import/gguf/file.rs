@@ -13,7 +13,7 @@ use super::form::Form;
 
 /// The first bytes.
 const MAGIC: &[u8] = b"GGUF";
-/// Where tensors begin unless `general.alignment` says otherwise.
+/// Alignment of the tensors unless `general.alignment` declares another.
 const ALIGNMENT: u64 = 32;
 /// Max keys, and max tensors, of a file; the largest models have a tenth of that.
 const MAX_ENTRIES: u64 = 1 << 18;
@@ -52,7 +52,7 @@ pub(super) struct Info {
     /// Sizes, the slowest first: the other way round than in the file.
     pub shape: Vec<usize>,
     pub form: Form,
-    /// Where its bytes are in the file.
+    /// Range of its bytes in the file.
     pub bytes: Range<usize>,
 }
 
@@ -154,9 +154,9 @@ impl File {
 
 /// Why a file is refused.
 enum Fault {
-    /// What is wrong with its bytes.
+    /// Invalid bytes, with a description.
     Damaged(String),
-    /// What of a valid file cannot be used, and what would help.
+    /// Part of a valid file that is not supported, and a hint that would help.
     Unfit(String, String),
 }
 
@@ -246,7 +246,7 @@ impl<'a> Cursor<'a> {
         Ok(Place { name, sizes, kind, offset })
     }
 
-    /// Where a tensor is, the tensors beginning at `data`.
+    /// Locates a tensor in the file, whose tensors begin at `data`.
     fn locate(&self, place: Place, data: u64) -> Read<Info> {
         let Place { name, sizes, kind, offset } = place;
         let form = Form::of(kind).map_err(|what| {

@@ -1,4 +1,4 @@
-//! How ggml stores elements (`ggml-common.h`, `ggml-quants.c`).
+//! Storage formats of ggml's elements (`ggml-common.h`, `ggml-quants.c`).
 //!
 //! A unit is what a form stores together: 32 elements, or the 256 of the K-quants. Within it each 32 or 16 neighbours
 //! share a step and a minimum: `real = integer · step + minimum`.
@@ -23,7 +23,7 @@ const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
 /// its own.
 const FLAT: f32 = 32768.0;
 
-/// How the elements of a tensor are stored.
+/// Storage format of a tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     F32,
@@ -57,7 +57,7 @@ pub(super) enum Form {
     Mxfp4,
 }
 
-/// What elements that are next to each other have in common.
+/// Step and minimum that neighbouring elements share.
 #[derive(Debug, Clone, Copy)]
 struct Part {
     step: f32,
@@ -66,7 +66,7 @@ struct Part {
 }
 
 impl Form {
-    /// What can be read, for messages.
+    /// Names of the supported formats, for messages.
     pub const NAMES: &'static str =
         "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS or MXFP4";
 

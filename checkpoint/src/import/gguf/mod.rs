@@ -39,7 +39,7 @@ const SAMPLING: [(&str, &str); 5] = [
     ("penalty_repeat", "repetition_penalty"),
 ];
 
-/// What a file holds, under the names of a Hugging Face checkpoint.
+/// Contents of a file, under the names of a Hugging Face checkpoint.
 #[derive(Debug)]
 pub(crate) struct Model {
     pub tensors: BTreeMap<String, Imported>,
@@ -48,7 +48,7 @@ pub(crate) struct Model {
     pub inside: Inside,
 }
 
-/// What a file holds beside its tensors.
+/// Contents of a file beside its tensors.
 #[derive(Debug)]
 pub struct Inside {
     file: File,
@@ -140,7 +140,7 @@ impl Inside {
         }
     }
 
-    /// How `count` rows or columns of the tensor `name` are ordered. Errors when they are no heads.
+    /// Order of `count` rows or columns of the tensor `name`. Errors when they are not heads.
     fn reordered(&self, order: Order, count: usize, name: &str) -> Result<Reordered> {
         let size = |key: &str| self.file.size(&self.architecture.key(key)).unwrap_or(0);
         let fail = |what: String| {
@@ -272,7 +272,7 @@ impl Inside {
         Error::new(ErrorKind::Artifact, what).hint(self.wanted(instead))
     }
 
-    /// Where to put a file of the Hugging Face checkpoint.
+    /// Hint that says where to put a file of the Hugging Face checkpoint.
     pub fn wanted(&self, name: &str) -> String {
         let place = match &self.folder {
             Some(folder) => format!("into {}", folder.display()),
@@ -312,7 +312,7 @@ enum Reordered {
 }
 
 impl Reordered {
-    /// Where in the file the element `at` of the Hugging Face checkpoint is.
+    /// Position in the file of the element `at` of the Hugging Face checkpoint.
     fn place(self, at: usize) -> usize {
         match self {
             Self::Same => at,
@@ -352,7 +352,7 @@ impl Reordered {
 }
 
 impl Tensor {
-    /// As it stands in the file.
+    /// Tensor as it is stored in the file.
     fn plain(map: &Mapped, info: &Info) -> Self {
         Self {
             map: map.clone(),

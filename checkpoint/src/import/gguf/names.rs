@@ -40,7 +40,7 @@ pub(super) enum Order {
     },
 }
 
-/// What the converter did to a tensor beyond naming it.
+/// Changes that the converter made to a tensor beyond renaming it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Change {
     pub rows: Order,
@@ -50,7 +50,7 @@ pub(super) struct Change {
     pub squeezed: bool,
 }
 
-/// What the converter did to the values.
+/// Change that the converter made to the values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Values {
     Same,
@@ -187,7 +187,7 @@ const QWEN_EXPERTS: Table = &[
 ];
 
 impl Architecture {
-    /// Those that are read, for messages.
+    /// Names of the supported architectures, for messages.
     pub const NAMES: &'static str = "llama, qwen2, qwen3, qwen3moe, qwen2vl, qwen3vl, qwen35, gemma3, gemma4, lfm2, phi3, \
                                      phimoe, smollm3, granite, olmo2 or gemma2";
 

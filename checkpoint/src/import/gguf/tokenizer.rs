@@ -322,14 +322,14 @@ impl<'a> Vocabulary<'a> {
     }
 }
 
-/// What a kind of tokenizer does with a text beside merging.
+/// Processing of a text besides merging, for one kind of tokenizer.
 struct Rules {
     normalizer: Json,
     pre_tokenizer: Json,
     decoder: Json,
     byte_fallback: bool,
     ignore_merges: bool,
-    /// Whether a text begins with a BOS token where the file does not say it.
+    /// True if a text begins with a BOS token when the file does not say.
     bos: bool,
 }
 
@@ -426,7 +426,7 @@ fn split(pattern: &Json, behavior: &str) -> Json {
     json!({"type": "Split", "pattern": pattern, "behavior": behavior, "invert": false})
 }
 
-/// What stands around a text.
+/// Template of the tokens around a text.
 fn around(bos: Option<(usize, &str)>, eos: Option<(usize, &str)>) -> Json {
     let special = |token: Option<(usize, &str)>, side: u32| {
         token.map(|(_, token)| json!({"SpecialToken": {"id": token, "type_id": side}}))

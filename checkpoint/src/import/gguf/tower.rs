@@ -19,7 +19,7 @@ use crate::import::Imported;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Qwen25Vl,
-    /// That of Qwen3.5, too.
+    /// Tower of Qwen3-VL and of Qwen3.5.
     Qwen3Vl,
 }
 
@@ -52,8 +52,8 @@ const DEEPSTACK: [(&str, &str); 3] =
     [("norm", "norm"), ("fc1", "linear_fc1"), ("fc2", "linear_fc2")];
 /// The filters of the patch embedding: a tensor for each frame of a patch.
 const FILTERS: [&str; 2] = ["v.patch_embd.weight", "v.patch_embd.weight.1"];
-/// What published checkpoints have and no key says: window in pixels, positions of a second, and min and max area of
-/// images and of videos.
+/// Defaults of published checkpoints that no key declares: window in pixels, positions of a second, and min and max
+/// area of images and of videos.
 const WINDOW: usize = 112;
 const TOKENS_PER_SECOND: usize = 2;
 const QWEN25_PIXELS: [[u64; 2]; 2] = [[3136, 12_845_056]; 2];
@@ -132,7 +132,7 @@ impl Tower {
 }
 
 impl Kind {
-    /// Of two names, that of this kind; none where it has no such tensor.
+    /// Picks this kind's name from two names; none where it has no such tensor.
     fn of(self, names: [&'static str; 2]) -> Option<&'static str> {
         let [first, second] = names;
         Some(if self == Self::Qwen25Vl { first } else { second }).filter(|name| !name.is_empty())

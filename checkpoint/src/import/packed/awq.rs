@@ -21,7 +21,7 @@ use super::{Files, Found, Read, SCALES, Tensor, same_shape};
 /// Integers in a word.
 const PACK: usize = 8;
 
-/// What an AWQ checkpoint declares.
+/// Settings that an AWQ checkpoint declares.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Awq {
     version: Version,

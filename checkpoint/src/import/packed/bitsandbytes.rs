@@ -59,7 +59,7 @@ fn eight_bits(files: &Files<'_>, layer: &str) -> Read<Found> {
     Ok(Found { name: weight, tensor: Tensor::new(integers), parts })
 }
 
-/// What `quant_state` says.
+/// Contents of `quant_state`.
 struct State {
     name: &'static str,
     tensor: String,

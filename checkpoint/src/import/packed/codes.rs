@@ -30,7 +30,7 @@ impl Layer for Floats {
         self.shape
     }
 
-    /// What they are multiplied by is rounded to any form as other floating point is.
+    /// None, because the scaled values round to any form, like other floating point.
     fn nearest_form(&self) -> Option<QuantizedForm> {
         None
     }

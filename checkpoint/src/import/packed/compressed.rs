@@ -19,7 +19,7 @@ use super::part::{Numbers, Part};
 use super::targets::Target;
 use super::{Files, Found, Read, SCALES, Tensor, fp8, mxfp4, same_shape};
 
-/// How weights may be stored; those of several formats say so of each group.
+/// Storage formats of weights; a checkpoint with several formats declares one for each group.
 const FORMATS: [&str; 6] = [
     "pack-quantized",
     "int-quantized",
@@ -44,14 +44,14 @@ const PARTS: [&str; 11] = [
     "output_zero_point",
 ];
 
-/// What a checkpoint of compressed-tensors declares.
+/// Settings that a checkpoint of compressed-tensors declares.
 #[derive(Debug, Clone)]
 pub(super) struct Compressed {
     schemes: Vec<Scheme>,
     ignore: Vec<Target>,
 }
 
-/// How some layers are quantized.
+/// Quantization of some layers.
 #[derive(Debug, Clone)]
 struct Scheme {
     targets: Vec<Target>,
@@ -60,7 +60,7 @@ struct Scheme {
     strategy: Strategy,
 }
 
-/// What shares a scale.
+/// Set of weights that shares a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Strategy {
     Tensor,
@@ -117,7 +117,7 @@ impl Compressed {
         Ok(found)
     }
 
-    /// How the layer `name` is quantized: the most specific target counts, as it does in compressed-tensors.
+    /// Quantization of the layer `name`: the most specific target counts, as it does in compressed-tensors.
     fn layer<'a>(&'a self, files: &'a Files<'a>, name: &'a str) -> Read<Layer<'a>> {
         let ranked = self
             .schemes
@@ -294,7 +294,7 @@ impl Layer<'_> {
         Ok(self.found(Tensor::new(integers.looked_at())))
     }
 
-    /// What `weight_shape` says. Errors when it is not of these outputs.
+    /// Value of `weight_shape`. Errors when it has another number of outputs.
     fn shape(&self, outputs: usize) -> Read<[usize; 2]> {
         let name = self.name("weight_shape");
         let part =
@@ -349,9 +349,8 @@ impl Layer<'_> {
     }
 }
 
-/// Whether integers of `bits` bits are padded to words where `len` of them take that number of words; `None` where they
-/// take another number.
-/// Versions before 0.20 pad, which is the same for 1, 2, 4 and 8 bits.
+/// True if integers of `bits` bits are padded to words, given that `len` of them take this number of words. `None` if
+/// they take another number. Versions before 0.20 pad, which is the same for 1, 2, 4 and 8 bits.
 fn padded(bits: usize, len: usize, words: usize) -> Option<bool> {
     if words == Fields::words(bits, len) {
         return Some(false);

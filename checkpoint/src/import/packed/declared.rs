@@ -22,7 +22,7 @@ impl<'a> Declared<'a> {
         self.get(key).and_then(Value::as_i64)
     }
 
-    /// What is wrong with the value of a key.
+    /// Message about an invalid value of a key.
     pub fn bad(self, key: &str, expected: &str) -> String {
         let found = self.0.get(key).unwrap_or(&Value::Null);
         format!("quantization_config: {key} is {found}, expected {expected}")

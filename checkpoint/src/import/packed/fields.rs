@@ -4,7 +4,7 @@ use super::part::Part;
 
 /// Values that fill whole words, whatever their width.
 const RUN: usize = 32;
-/// Where the eight outputs of a word are, for AWQ (`AWQ_REVERSE_ORDER` of AutoAWQ).
+/// Positions of the eight outputs of a word, for AWQ (`AWQ_REVERSE_ORDER` of AutoAWQ).
 const AWQ_ORDER: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 /// Lines of integers without a sign. A line is the inputs of one output, or the other way around.
@@ -21,13 +21,13 @@ pub(super) struct Fields {
     pub less_one: bool,
 }
 
-/// Where in a line an integer is.
+/// Order of the integers in a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
     Plain,
-    /// Of eight in a word: [`AWQ_ORDER`].
+    /// Eight integers in a word, in the order [`AWQ_ORDER`].
     Awq,
-    /// Of two in a byte the first is the high one.
+    /// Two integers in a byte, the first in the high bits.
     HighFirst,
 }
 

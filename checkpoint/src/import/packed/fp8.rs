@@ -12,7 +12,7 @@ use super::{Files, Found, Read, SCALES, Tensor};
 /// Scales of inputs, which are for arithmetic in 8 bits.
 const OF_INPUTS: [&str; 4] = ["input_scale", "activation_scale", "input_scale_ub", "output_scale"];
 
-/// What an FP8 checkpoint declares.
+/// Settings that an FP8 checkpoint declares.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Fp8 {
     /// Outputs and inputs of a block.

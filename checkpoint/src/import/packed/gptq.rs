@@ -19,7 +19,7 @@ use super::{Files, Found, Read, SCALES, Tensor, same_shape};
 /// The ends of the names of a layer's tensors, beside its bias.
 const PARTS: [&str; 4] = ["qweight", "qzeros", "scales", "g_idx"];
 
-/// What a GPTQ checkpoint declares.
+/// Settings that a GPTQ checkpoint declares.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Gptq {
     bits: usize,

@@ -11,7 +11,7 @@ use super::marlin::Tiles;
 use super::part::{Numbers, Part};
 use super::{Layer, Matrix};
 
-/// Where the integers of `[outputs, inputs]` are.
+/// Layout of the integers of `[outputs, inputs]`.
 #[derive(Debug, Clone)]
 pub(super) enum Values {
     /// A line for each output.
@@ -25,7 +25,7 @@ pub(super) enum Values {
     Table(Fields, [i8; 16]),
 }
 
-/// Where the zero points of `[outputs, groups]` are.
+/// Layout of the zero points of `[outputs, groups]`.
 #[derive(Debug, Clone)]
 pub(super) enum Points {
     /// The middle of the range.
@@ -38,7 +38,7 @@ pub(super) enum Points {
     Signed(Numbers),
 }
 
-/// How inputs belong to groups.
+/// Assignment of inputs to groups.
 #[derive(Debug, Clone)]
 pub(super) enum Groups {
     /// Neighbours.
@@ -75,7 +75,7 @@ impl Integers {
         Self { offsets, ..self }
     }
 
-    /// What makes an integer of the file one with a sign.
+    /// Offset that turns an integer of the file into a signed one.
     fn middle(&self) -> u8 {
         match self.values {
             Values::Bytes(_) | Values::Table(..) => 0,

@@ -9,11 +9,11 @@ pub(super) const TILE: usize = 16;
 pub(super) const OUTPUTS: usize = 64;
 /// Integers of four tiles.
 const FOUR: usize = TILE * OUTPUTS;
-/// Where in a permuted run of four tiles an integer is.
+/// Position of each integer in a permuted run of four tiles.
 const PLACES: [u16; FOUR] = places();
 /// The order of the eight integers of a word (`interleave` of `_get_perms`).
 const INTERLEAVE: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
-/// Where in 32 scales of whole rows an output is (`scale_perm_single`).
+/// Position of each output in 32 scales of whole rows (`scale_perm_single`).
 const SINGLE: [usize; 8] = [0, 1, 8, 9, 16, 17, 24, 25];
 
 /// The inverse of `perm` of `_get_perms`.
@@ -49,13 +49,13 @@ impl Tiles {
     }
 }
 
-/// Where the scale of an output is among those of a group: `scale_perm` has `i + 8 j` at `8 i + j`.
+/// Position of an output's scale among those of a group: `scale_perm` has `i + 8 j` at `8 i + j`.
 pub(super) const fn grouped(output: usize) -> usize {
     let within = output % OUTPUTS;
     output / OUTPUTS * OUTPUTS + within % 8 * 8 + within / 8
 }
 
-/// Where the scale of an output is when a group is all inputs: `scale_perm_single`.
+/// Position of an output's scale when a group is all inputs: `scale_perm_single`.
 pub(super) fn single(output: usize) -> usize {
     let within = output % 32;
     // Of the four runs of eight, the one at 2 i has i, as each of its pairs has.

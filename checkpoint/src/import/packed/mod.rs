@@ -36,7 +36,7 @@ use safetensors::Dtype;
 pub(crate) use part::Part;
 pub(crate) use scheme::Scheme;
 
-/// What scales are stored as.
+/// Element types of scales.
 const SCALES: [Dtype; 3] = [Dtype::F16, Dtype::BF16, Dtype::F32];
 
 /// The ends of the names of scales of quantized caches, which are f16 here.
@@ -159,7 +159,7 @@ impl Files<'_> {
         }
     }
 
-    /// As [`Files::need`]: a matrix.
+    /// Same as [`Files::need`], for a matrix.
     fn need_matrix(&self, name: &str, because: &str, dtypes: &[Dtype]) -> Read<(Part, [usize; 2])> {
         let part = self.need(name, because, dtypes)?;
         match *part.shape {
@@ -168,7 +168,7 @@ impl Files<'_> {
         }
     }
 
-    /// Those of these names that there are.
+    /// Returns the given names that have a tensor.
     fn there(&self, names: impl IntoIterator<Item = String>) -> Vec<String> {
         names.into_iter().filter(|name| self.part(name).is_some()).collect()
     }
@@ -182,7 +182,7 @@ fn same_shape(name: &str, part: &Part, expected: &[usize], sizes: &str) -> Read<
     Err(format!("tensor {name} has the shape {:?}, expected {expected:?}: {sizes}", part.shape))
 }
 
-/// What a checkpoint's quantized layers are.
+/// Quantized layers of a checkpoint.
 #[derive(Debug)]
 pub(crate) struct Gathered {
     /// Under the names of their weights.

@@ -77,7 +77,7 @@ pub(super) struct Numbers {
     /// Outputs that have it in common.
     pub rows: usize,
     pub factor: f32,
-    /// Where the number of an output is.
+    /// Maps an output to the position of its number.
     pub place: fn(usize) -> usize,
 }
 

@@ -1,4 +1,4 @@
-//! What `quantization_config` says.
+//! Settings in `quantization_config`.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use super::fp8::Fp8;
 use super::gptq::Gptq;
 use super::{Files, Found, Read, bitsandbytes, mxfp4};
 
-/// How a checkpoint is quantized.
+/// Quantization scheme of a checkpoint.
 #[derive(Debug, Clone)]
 pub(crate) struct Scheme(Method);
 

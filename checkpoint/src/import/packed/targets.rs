@@ -53,7 +53,8 @@ impl Target {
         }
     }
 
-    /// How specific the best of these targets is for a layer: a name, an expression, a class. None where none is.
+    /// Rank of the most specific target that matches a layer: a name, an expression, a class. None if no target
+    /// matches.
     pub fn rank(targets: &[Self], layer: &str) -> Option<usize> {
         let rank = |target: &Self| match target {
             Self::Name(_) if target.names(layer) => Some(0),

@@ -83,7 +83,7 @@ pub(crate) struct EmbedArgs {
 }
 
 impl EmbedArgs {
-    /// What is done where the output is there already.
+    /// Treatment of an output that is there already.
     pub fn existing(&self) -> Existing {
         match (self.resume, self.overwrite) {
             (true, _) => Existing::Resume,
@@ -92,7 +92,7 @@ impl EmbedArgs {
         }
     }
 
-    /// What clap does not check.
+    /// Checks that clap does not make.
     pub fn check(&self) -> Result<()> {
         if self.texts.is_empty() && self.images.is_empty() && self.input.is_none() {
             return Err(Error::new(ErrorKind::Usage, "no text and no input is given")

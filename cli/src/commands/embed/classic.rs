@@ -62,7 +62,7 @@ pub(crate) struct EmbedClassicArgs {
 }
 
 impl EmbedClassicArgs {
-    /// What executes the graphs.
+    /// Backend that executes the graphs.
     pub(crate) fn backend(&self) -> BackendArgs {
         BackendArgs::classic(&self.htp, &self.system, self.device.clone())
     }

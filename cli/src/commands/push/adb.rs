@@ -142,7 +142,7 @@ fn run(command: &mut Command) -> Result<Output> {
     })
 }
 
-/// What a command that failed says, in one line.
+/// Error with the message of a failed command, in one line.
 fn failure(attempt: &str, output: &Output) -> Error {
     let said = [&output.stderr[..], &output.stdout[..]].map(String::from_utf8_lossy);
     let lines: Vec<_> = said.iter().flat_map(|text| text.lines()).map(str::trim).collect();
@@ -161,7 +161,7 @@ pub(super) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-/// Where a file of this machine goes there.
+/// A file of this machine and its place on the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Item {
     /// Here.

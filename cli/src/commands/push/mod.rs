@@ -18,7 +18,7 @@ use qhx_base::hash::sha256;
 use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use qhx_core::Manifest;
 
-/// Where cargo puts the program for phones.
+/// Path at which cargo puts the program for phones.
 const PROGRAM: &str = "target/aarch64-linux-android/release/qhx_generate";
 /// Its name on the device.
 const NAME: &str = "qhx_generate";

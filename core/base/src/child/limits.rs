@@ -1,4 +1,4 @@
-//! What a child may take, set by itself before it reads anything.
+//! Limits of a child process, which it sets itself before it reads anything.
 
 #![cfg_attr(windows, expect(unsafe_code, reason = "calls the system"))]
 

@@ -113,8 +113,8 @@ impl Model {
         })
     }
 
-    /// What the host-op found in what it consumed, besides its logits: empty where it found nothing, or is of a plugin
-    /// that cannot report it.
+    /// Findings of the host-op in the input it consumed, besides its logits. Empty if it found nothing, or if it
+    /// belongs to a plugin that cannot report them.
     ///
     /// # Errors
     /// When the host-op does not generate, fails, or returns anything but an object.

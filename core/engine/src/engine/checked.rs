@@ -20,7 +20,7 @@ pub(super) struct Checked {
     /// Positions of saved states.
     saved: Vec<(SnapshotId, usize)>,
     is_closed: bool,
-    /// What closed ops counted.
+    /// Times and counts of closed ops.
     graph_time: Duration,
     graph_stats: Vec<GraphStats>,
     span_stats: Vec<SpanStats>,
@@ -60,7 +60,7 @@ impl Checked {
         self.is_closed
     }
 
-    /// What the op did wrong, and what its author may have forgotten.
+    /// Error about a fault of the op, with a hint at what its author may have forgotten.
     fn wrong(&self, what: impl std::fmt::Display, forgotten: &str) -> Error {
         let message = format!("host-op {:?}: {what}", self.name);
         Error::new(ErrorKind::Plugin, message)

@@ -1,4 +1,4 @@
-//! What stands in the place of a host-op that was closed and could not be opened again yet.
+//! Placeholder for a host-op that was closed and could not be opened again yet.
 
 use std::time::Duration;
 

@@ -46,7 +46,7 @@ fn files<'a>(entry: &'a ContextEntry, backend: &dyn Backend) -> Vec<&'a str> {
     Vec::new()
 }
 
-/// Whether all files of an optional set are there; an error when only a part is.
+/// True if all files of an optional set are there; an error if only a part is.
 fn is_there(
     manifest: &Manifest,
     artifacts: &Artifacts,

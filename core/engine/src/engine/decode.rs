@@ -23,7 +23,7 @@ pub(super) struct Text {
     pub stop: StopFilter,
     /// Special tokens that open and close reasoning.
     pub marks: [Option<u32>; 2],
-    /// What the last token completed and may be shown.
+    /// Text that the last token completed and that may be shown.
     pub shown: String,
     /// All that was shown.
     pub whole: String,
@@ -57,7 +57,7 @@ impl Text {
     }
 }
 
-/// What a generation works with once its prompt is tokenized.
+/// State of a generation once its prompt is tokenized.
 pub(super) struct Work {
     pub sampling: SamplingParams,
     pub speculate: Speculate,
@@ -67,11 +67,11 @@ pub(super) struct Work {
     /// Maximum number of tokens.
     pub budget: usize,
     pub sampler: Sampler,
-    /// What the sampler chooses among.
+    /// Tokens that the sampler chooses among.
     pub allowed: Arc<AllowedTokens>,
-    /// What further limits that by rules of the op.
+    /// Rules of the op that further limit those tokens.
     pub rules: Option<Rules>,
-    /// What further limits that.
+    /// Grammar that further limits those tokens.
     pub grammar: Option<Grammar>,
     /// Tokens at the end of the answer that the op has not consumed: the one that was chosen last, and forced ones
     /// behind it.
@@ -84,7 +84,7 @@ pub(super) struct Work {
     pub scored: Option<Scored>,
     /// Draft tokens that are checked.
     pub text: Text,
-    /// What was chosen.
+    /// Tokens that were chosen.
     pub tokens: Vec<u32>,
     pub sampling_time: Duration,
     /// Steps, also those that verified draft tokens.
@@ -96,7 +96,7 @@ pub(super) struct Asked {
     /// Most likely tokens in the place of each.
     top: usize,
     compute: Logprobs,
-    /// Of the tokens so far.
+    /// Log-probabilities of the tokens so far.
     found: Vec<TokenLogprobs>,
 }
 
@@ -119,7 +119,7 @@ impl Work {
     }
 }
 
-/// Where a generation is.
+/// Phase of a generation.
 #[derive(Debug, Clone, Copy)]
 enum Phase {
     /// The prompt is to be consumed.
@@ -152,14 +152,14 @@ struct Verified {
     time: StepTime,
 }
 
-/// What a choice came to.
+/// Result of choosing a token.
 struct Chosen {
     /// The token is part of the answer's text, or at least an event.
     shown: bool,
     ended: Option<FinishReason>,
 }
 
-/// What happened, before it borrows the text.
+/// Event, before it borrows the text.
 enum Happened {
     Prefilled,
     Token,
@@ -168,8 +168,8 @@ enum Happened {
 
 /// A generation under way, which goes on as far as it is asked to: see [`Model::start`].
 ///
-/// As an iterator it gives the pieces of the answer's text, none of them empty. [`Run::next_event`] gives all that
-/// happens and copies no text. [`Run::finish`] returns the whole. Between two calls nothing is executed.
+/// Its iterator yields the pieces of the answer's text, none of them empty. [`Run::next_event`] returns every event and
+/// copies no text. [`Run::finish`] returns the whole. Between two calls nothing is executed.
 ///
 /// A run that is dropped ends where it is. The model keeps what was consumed for the next request.
 pub struct Run<'m> {
@@ -294,7 +294,7 @@ impl<'m> Run<'m> {
     /// The whole generation. Goes on to its end first, where it has not ended.
     ///
     /// # Errors
-    /// As [`Run::next_event`], also where that failed before.
+    /// Errors of [`Run::next_event`], including one of an earlier call.
     pub fn finish(mut self) -> Result<Generation> {
         while self.next_event()?.is_some() {}
         let finish_reason = match self.phase {
@@ -381,7 +381,7 @@ impl Drop for Run<'_> {
     }
 }
 
-/// What was added to spans, without those that did not run.
+/// Counts and times added to spans, without the spans that did not run.
 fn ran(before: &[SpanStats], after: Vec<SpanStats>) -> Vec<SpanStats> {
     let mut spans = after;
     for span in &mut spans {

@@ -18,7 +18,7 @@ impl Model {
     /// Embeds an image, or another medium that the host-op gives a vector of its own.
     ///
     /// # Errors
-    /// As [`Model::embed`], and when the host-op does not take it.
+    /// Errors of [`Model::embed`], and when the host-op does not take the medium.
     pub fn embed_media(&mut self, media: &Media) -> Result<&[f32]> {
         self.require_vectors()?;
         self.embed_segments(&[media.segment()], ("media", 1))
@@ -54,7 +54,7 @@ impl Model {
     /// Errors when the host-op, or this bundle of it, does not score with one value.
     ///
     /// # Errors
-    /// As it says.
+    /// [`ErrorKind::Usage`] when it does not.
     pub fn require_scores(&self) -> Result<()> {
         self.require(Task::Score, "score")?;
         match self.info().scores {
@@ -74,7 +74,7 @@ impl Model {
     /// of [`Model::embed`] but for rounding, which depends on the place of the text in the graph.
     ///
     /// # Errors
-    /// As [`Model::embed`]; the error names the text by its index.
+    /// Errors of [`Model::embed`]; the error names the text by its index.
     pub fn embed_many<T: AsRef<[u32]>>(&mut self, texts: &[T]) -> Result<Vec<Vec<f32>>> {
         let mut vectors = Vec::with_capacity(texts.len());
         let embedded = self.embed_each(texts, |_, vector| {
@@ -87,14 +87,14 @@ impl Model {
         }
     }
 
-    /// As [`Model::embed_many`], with each vector given to `done` as soon as it and all before it are there. No more of
-    /// them are held than of [`Model::batch_tokens`].
+    /// Same as [`Model::embed_many`], with each vector given to `done` as soon as it and all before it are there. At
+    /// most the vectors of one window of [`Model::batch_tokens`] tokens are held.
     ///
-    /// When a text fails, `done` has been called for those before it and for no other. An error of `done` ends the
-    /// work, too.
+    /// When a text fails, `done` has been called for those before it and for no other. An error of `done` also ends the
+    /// work.
     ///
     /// # Errors
-    /// As [`Model::embed_many`], and any error of `done`.
+    /// Errors of [`Model::embed_many`], and any error of `done`.
     pub fn embed_each<T: AsRef<[u32]>>(
         &mut self,
         texts: &[T],

@@ -49,7 +49,7 @@ impl Model {
     /// what follows.
     ///
     /// # Errors
-    /// As [`Model::start`].
+    /// Errors of [`Model::start`].
     pub fn complete(&mut self, text: impl Into<String>) -> Result<Run<'_>> {
         self.start(&Request::completion(text))
     }
@@ -157,7 +157,7 @@ impl Model {
     /// lies, the token that stands for it stands at each of its positions.
     ///
     /// # Errors
-    /// As [`Model::generate`] about the prompt.
+    /// Errors of [`Model::generate`] about the prompt.
     pub fn encode_prompt(&self, prompt: &Prompt) -> Result<Vec<u32>> {
         self.encode(prompt, &Map::new(), false).map(|encoded| encoded.sequence.tokens)
     }
@@ -174,7 +174,7 @@ impl Model {
     /// Embeds a prompt of parts; see [`Model::embed`].
     ///
     /// # Errors
-    /// As [`Model::embed`], and as [`Model::generate`] about the prompt.
+    /// Errors of [`Model::embed`], and those of [`Model::generate`] about the prompt.
     pub fn embed_prompt(&mut self, prompt: &Prompt) -> Result<&[f32]> {
         self.require_vectors()?;
         self.revive()?;
@@ -289,8 +289,8 @@ impl Model {
         request.stop_ids.iter().copied().chain(request.stop.iter().filter_map(special)).collect()
     }
 
-    /// What may be chosen where `stop_ids` end the answer: they are not turned into text, so that
-    /// the tokenizer need not know them.
+    /// Tokens that may be chosen when `stop_ids` end the answer. Stop tokens are not turned into text, so the tokenizer
+    /// need not know them.
     fn allowed(&self, stop_ids: &[u32]) -> Result<Arc<AllowedTokens>> {
         let count = input_vocab(&self.op, &self.manifest);
         let unknown = |&&id: &&u32| (id as usize) < count && !self.allowed.contains(id);

@@ -12,7 +12,7 @@ pub(super) struct Following {
     constraint: Constraint,
     /// Tokens that must come next.
     forced: VecDeque<u32>,
-    /// What may come next.
+    /// Tokens that may come next.
     allowed: AllowedTokens,
 }
 
@@ -28,7 +28,7 @@ impl Following {
         self.forced.front().copied()
     }
 
-    /// What may come next, among `all`.
+    /// Tokens that may come next, among `all`.
     ///
     /// # Errors
     /// When nothing may, or the grammar is beyond the limits.

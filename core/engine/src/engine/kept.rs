@@ -15,7 +15,7 @@ use crate::op::{OpenInfo, Unsupported};
 /// Positions below which a state is not worth its copies: they are consumed in less time than others are looked up.
 pub(super) const WORTH: usize = 32;
 
-/// How many states of earlier conversations a model keeps, see
+/// Number and size of the states of earlier conversations that a model keeps, see
 /// [`ModelOptions::keep_states`](super::ModelOptions::keep_states).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -36,7 +36,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// What it takes of the budget.
+    /// Bytes of the budget that it takes.
     fn size(&self) -> usize {
         self.bytes.len() + self.sequence.tokens.len() * size_of::<u32>()
     }

@@ -28,14 +28,14 @@ use qhx_exec::workspace::{Allocated, DeviceLoss, GraphStats, LoadedContexts, Tap
 use qhx_text::Tokenizer;
 use qhx_types::GraphInfo;
 
-/// What [`Model::open`] needs.
+/// Bundle, backend and options for [`Model::open`].
 #[non_exhaustive]
 pub struct ModelOptions<'a> {
     /// The bundle.
     pub manifest: Arc<Manifest>,
-    /// What executes its graphs.
+    /// Backend that executes its graphs.
     pub backend: Arc<dyn Backend>,
-    /// Where its host-op comes from.
+    /// Provider of its host-op.
     pub ops: &'a dyn OpProvider,
     /// Threads for the op's parallel parts; `None` for one a core.
     pub threads: Option<usize>,
@@ -44,9 +44,9 @@ pub struct ModelOptions<'a> {
     pub cancel: CancelToken,
     /// Called with (positions consumed, total) during prefill.
     pub progress: Option<ProgressFn>,
-    /// Where to write what the host-op makes, and the logits of each prompt's last position.
+    /// Dump of the arrays that the host-op makes, and of the logits of each prompt's last position.
     pub dump: Option<Arc<Dump>>,
-    /// Where to write what was done when.
+    /// Trace of what was done when.
     pub trace: Option<Arc<Trace>>,
     /// See [`ModelOptions::executed`].
     pub tap: Option<Tap>,
@@ -82,7 +82,7 @@ impl<'a> ModelOptions<'a> {
         self
     }
 
-    /// What ends all that the model does, now and later.
+    /// Sets the token that ends all that the model does, now and later.
     #[must_use]
     pub fn cancelled_by(mut self, cancel: CancelToken) -> Self {
         self.cancel = cancel;
@@ -96,14 +96,14 @@ impl<'a> ModelOptions<'a> {
         self
     }
 
-    /// Where to write what the host-op makes.
+    /// Sets the dump of the arrays that the host-op makes.
     #[must_use]
     pub fn dump(mut self, dump: impl Into<Option<Arc<Dump>>>) -> Self {
         self.dump = dump.into();
         self
     }
 
-    /// Where to write what was done when.
+    /// Sets the trace of what was done when.
     #[must_use]
     pub fn trace(mut self, trace: impl Into<Option<Arc<Trace>>>) -> Self {
         self.trace = trace.into();
@@ -154,19 +154,19 @@ pub struct Model {
     pub(super) manifest: Arc<Manifest>,
     pub(super) texts: Arc<Texts>,
     pub(super) op: Checked,
-    /// What may be chosen: tokens that the op can consume and the tokenizer knows.
+    /// Tokens that may be chosen: those that the op can consume and the tokenizer knows.
     pub(super) allowed: Arc<AllowedTokens>,
     pub(super) consumed: Consumed,
     pub(super) speculation: Speculation,
     pub(super) packer: Packer,
-    /// Of the workspace that the op was opened over.
+    /// Device loss of the workspace that the op was opened over.
     pub(super) loss: DeviceLoss,
     /// By the op, in its workspaces.
     allocated: Allocated,
     /// The last embedding.
     pub(super) vector: Vec<f32>,
     pub(super) cancel: CancelToken,
-    /// What the op's executions look at: `cancel`, and the ticket of what runs now.
+    /// Token that the op's executions check: `cancel`, and the ticket of the current call.
     pub(super) session: CancelToken,
     pub(super) dump: Option<Arc<Dump>>,
     pub(super) trace: Option<Arc<Trace>>,
@@ -178,15 +178,15 @@ pub struct Model {
     parts: Arc<Parts>,
     /// Called after each execution, once the op is opened again.
     tap: Option<Tap>,
-    /// What [`Model::forget_counts`] was called after.
+    /// Counts at the last call to [`Model::forget_counts`].
     uncounted: (Vec<GraphStats>, Vec<SpanStats>),
 }
 
-/// What executes the tokens of answers: see [`Model::decode_on`].
+/// Backend that executes the tokens of answers: see [`Model::decode_on`].
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Decoder {
-    /// What executes them.
+    /// Description of the backend.
     pub backend: BackendInfo,
     /// Why, for people.
     pub reason: String,
@@ -213,11 +213,11 @@ impl Executor {
     }
 }
 
-/// What host-ops are opened over: one for each session of a bundle.
+/// Resources that host-ops are opened over, one host-op for each session of a bundle.
 #[derive(Clone)]
 struct Parts {
     executor: Executor,
-    /// What executes the tokens of answers, where that is another one.
+    /// Executor of the tokens of answers, if it is another one.
     decoder: Option<Executor>,
     context_loads: Vec<ContextLoad>,
     artifacts: Artifacts,
@@ -401,12 +401,12 @@ impl Model {
     /// Opens another session of the bundle: see [`Sessions::open`].
     ///
     /// # Errors
-    /// As [`Sessions::open`].
+    /// Errors of [`Sessions::open`].
     pub fn new_session(&self) -> Result<Self> {
         self.sessions().open()
     }
 
-    /// What opens further sessions of the bundle, also while this one generates.
+    /// Handle that opens further sessions of the bundle, also while this one generates.
     pub fn sessions(&self) -> Sessions {
         Sessions {
             manifest: Arc::clone(&self.manifest),
@@ -437,17 +437,17 @@ impl Model {
         &self.entry
     }
 
-    /// What the host-op found in the bundle.
+    /// Properties that the host-op found in the bundle.
     pub fn info(&self) -> &OpenInfo {
         self.op.info()
     }
 
-    /// How files become the images, audio and videos that the host-op takes.
+    /// Rules by which files become the images, audio and videos that the host-op takes.
     pub fn media_rules(&self) -> MediaRules {
         self.op.info().media
     }
 
-    /// What executes the graphs.
+    /// Backend that executes the graphs.
     pub fn backend(&self) -> &BackendInfo {
         &self.backend
     }
@@ -457,7 +457,7 @@ impl Model {
         Arc::clone(&self.texts)
     }
 
-    /// What executes the tokens of answers; `None` where nobody asked for another than [`Model::backend`].
+    /// Backend that executes the tokens of answers; `None` if none but [`Model::backend`] was asked for.
     pub fn decoder(&self) -> Option<&Decoder> {
         self.decoder.as_ref()
     }
@@ -467,7 +467,7 @@ impl Model {
     /// consumed where the state is. Weights are in memory for both. `None` has the model's own backend consume them
     /// again. `reason` is for people.
     ///
-    /// What was consumed is forgotten. Sessions that are opened from now on do the same.
+    /// The consumed positions are forgotten. Sessions that are opened from now on do the same.
     ///
     /// # Errors
     /// When the host-op does not generate, or the bundle has no graphs that `backend` executes. The model is as before
@@ -614,7 +614,7 @@ impl Model {
         self.consumed.clear(&mut self.op)
     }
 
-    /// What tells bundles apart whose states are not each other's.
+    /// Fingerprint that tells bundles apart whose states are not each other's.
     pub(super) fn fingerprint(&self) -> Result<String> {
         if let Some(known) = self.parts.fingerprint.get() {
             return Ok(known.clone());
@@ -627,7 +627,7 @@ impl Model {
     /// is called without one.
     ///
     /// # Errors
-    /// As [`Model::reopen`].
+    /// Errors of [`Model::reopen`].
     pub fn reopen_with_tap(&mut self, tap: Option<Tap>) -> Result<()> {
         self.tap = tap;
         self.reopen()
@@ -672,7 +672,7 @@ impl Model {
         self.uncounted = (self.op.graph_stats(), self.op.span_stats());
     }
 
-    /// What executes the graphs, see [`Backend::device`].
+    /// Device that executes the graphs, see [`Backend::device`].
     pub fn device(&self) -> Option<String> {
         self.parts.executor.backend.device()
     }
@@ -708,7 +708,7 @@ impl Model {
     /// command that asks for it.
     ///
     /// # Errors
-    /// Of kind [`ErrorKind::Usage`].
+    /// An error of kind [`ErrorKind::Usage`].
     pub fn require(&self, task: Task, verb: &str) -> Result<()> {
         let tasks = &self.entry.description.tasks;
         if tasks.contains(&task) {
@@ -725,8 +725,8 @@ impl Model {
     }
 }
 
-/// What opens sessions of a bundle: its contexts, files, threads and tokenizer, which all of them share. They stay
-/// loaded as long as it or a session is there. Any thread may open one.
+/// Opener of a bundle's sessions: its contexts, files, threads and tokenizer, which all of them share. They stay loaded
+/// as long as it or a session is there. Any thread may open one.
 #[derive(Clone)]
 pub struct Sessions {
     manifest: Arc<Manifest>,
@@ -756,8 +756,8 @@ impl Sessions {
     /// Opens a session: a model with a state of its own. Sessions may be used from different threads; their executions
     /// wait for each other, and who waited longest is next.
     ///
-    /// What [`ModelOptions::cancel`] is set to ends all sessions. Host tables that the op keeps in memory are its own in
-    /// each session.
+    /// The token in [`ModelOptions::cancel`] ends all sessions. Each session has its own copy of the host tables that
+    /// the op keeps in memory.
     ///
     /// # Errors
     /// The host-op cannot be opened once more, or contexts that were lost cannot be.

@@ -1,4 +1,4 @@
-//! What the model holds next tokens for, without choosing one.
+//! Logits of next tokens, without choosing one.
 
 use qhx_base::{CancelToken, Error, ErrorKind, Result};
 
@@ -11,8 +11,8 @@ impl Model {
     /// calls is used as [`Model::generate`] does, so that prompts that begin alike cost their ends only.
     ///
     /// # Errors
-    /// As [`Model::generate`] about the prompt, when a token is outside the vocabulary, when a logit is no finite
-    /// number, and with [`ErrorKind::Cancelled`] when `cancel` stops it.
+    /// Errors of [`Model::generate`] about the prompt, when a token is outside the vocabulary, when a logit is no
+    /// finite number, and with [`ErrorKind::Cancelled`] when `cancel` stops it.
     pub fn next_logits(
         &mut self,
         prompt: &Prompt,

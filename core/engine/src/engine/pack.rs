@@ -28,7 +28,7 @@ struct Pack {
 }
 
 impl Packer {
-    /// Of graphs that take several texts, the shortest first.
+    /// Packer for graphs that take several texts, the shortest first.
     pub fn new(buckets: &[Bucket]) -> Self {
         Self { buckets: buckets.to_vec() }
     }
@@ -38,7 +38,7 @@ impl Packer {
         self.buckets.last().map_or(0, |bucket| bucket.rows.saturating_mul(WINDOW))
     }
 
-    /// How many of the texts, given by their tokens, are a window: as many as make up its tokens, at least one.
+    /// Number of texts, given by their tokens, in a window: as many as make up its tokens, at least one.
     pub fn window(&self, lengths: impl Iterator<Item = usize>) -> usize {
         let (max_tokens, mut tokens, mut count) = (self.window_tokens(), 0usize, 0);
         for length in lengths {
@@ -91,7 +91,7 @@ impl Packer {
         self.buckets.iter().find(|bucket| bucket.rows >= tokens)
     }
 
-    /// What a pack costs. One that no bucket holds is in every plan.
+    /// Cost of a pack. One that no bucket holds is in every plan.
     fn cost(&self, pack: &Pack) -> f64 {
         self.bucket(pack.tokens).map_or(0.0, |bucket| bucket.cost)
     }

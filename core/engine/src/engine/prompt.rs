@@ -23,9 +23,9 @@ struct Placed {
     /// Such as `image 2`.
     name: String,
     media: Media,
-    /// Of a video that is consumed in pieces.
+    /// First frame and end of this piece, for a video that is consumed in pieces.
     frames: Option<(usize, usize)>,
-    /// Of an image that is consumed in pieces.
+    /// Index of this tile and number of tiles, for an image that is consumed in pieces.
     part: Option<(u16, u16)>,
 }
 
@@ -35,7 +35,7 @@ impl Placed {
     }
 }
 
-/// What an op is given for a part of a prompt; `None` where the part has no such piece.
+/// Segment of a part of a prompt, for an op; `None` if the part has no such piece.
 fn piece(
     media: &Media,
     frames: Option<(usize, usize)>,
@@ -53,7 +53,7 @@ fn piece(
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Encoded {
     pub sequence: Sequence,
-    /// What lies at each span of the sequence.
+    /// Medium at each span of the sequence.
     media: Vec<Placed>,
     /// Number of positions after which the state is worth saving: the conversation without the
     /// beginning of the answer, which the next turn may render otherwise.
@@ -152,7 +152,7 @@ impl Encoded {
     }
 }
 
-/// What an op declares about the images, audio and videos in a prompt; see [`HostOp`].
+/// An op's declarations about the images, audio and videos in a prompt; see [`HostOp`].
 pub(super) trait Places {
     fn placeholders(&self) -> &[u32];
     fn place(&self, segment: &Segment<'_>) -> Result<Placement>;
@@ -196,7 +196,7 @@ const BREAKS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
 #[derive(Debug, Default)]
 struct Guard {
     words: Vec<String>,
-    /// What stands within such a word in a text, where any text has one.
+    /// Character that stands within such a word in a text; `None` if no text has one.
     mark: Option<char>,
 }
 
@@ -332,7 +332,7 @@ impl Reader<'_> {
         Ok(waiting)
     }
 
-    /// How the tokenizer spells the tokens that no text may become.
+    /// The tokenizer's spellings of the tokens that no text may become.
     fn words(&self, waiting: &VecDeque<Waiting<'_>>) -> Vec<String> {
         let Ok(tokenizer) = self.tokenizer() else { return Vec::new() };
         let markers = waiting.iter().map(|w| w.placement.marker);

@@ -1,4 +1,4 @@
-//! What happens when the DSP restarts: the state is computed again from what it stands for.
+//! Recovery from a restart of the DSP: the state is computed again from what it stands for.
 //!
 //! A crashed DSP may have written anything to the memory that it shares with the host: inputs that an op fills once,
 //! rows of caches that masks hide, saved states. Nothing of it is trusted. The op is closed with its buffers and

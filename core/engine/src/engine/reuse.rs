@@ -1,4 +1,4 @@
-//! What the state holds, and how much of it a prompt can use.
+//! Contents of the state, and how much of it a prompt can use.
 //!
 //! A conversation's next prompt usually begins with everything consumed so far. Then only the rest
 //! is consumed. Where it departs from what was consumed, the op's state is truncated if it can be,
@@ -6,7 +6,7 @@
 //! An image, audio clip or video is the same when its content is, whatever stands at its positions.
 //! A snapshot that cannot be taken costs the next turn that, and this one nothing.
 //!
-//! Where states of earlier conversations are kept ([`Kept`]), they take the place of snapshots. Then the state is also
+//! If states of earlier conversations are kept ([`Kept`]), they take the place of snapshots. The state is then also
 //! kept before another conversation takes its place, and where a prompt departs from another one.
 
 use std::ops::Range;
@@ -26,7 +26,7 @@ struct Checkpoint {
     id: SnapshotId,
 }
 
-/// How a state becomes one that a prompt begins with.
+/// Way from a state to one that a prompt begins with.
 #[derive(Debug)]
 enum Way {
     /// It is one, of this number of positions.
@@ -103,7 +103,7 @@ impl Consumed {
         Ok(self.sequence.len())
     }
 
-    /// How the state becomes one that `prompt` begins with.
+    /// Way from the state to one that `prompt` begins with.
     fn way(&self, op: &dyn HostOp, prompt: &Sequence) -> Way {
         let common = self.sequence.common(prompt);
         let usable = prompt.floor(common.min(prompt.len().saturating_sub(1)));
@@ -164,8 +164,8 @@ impl Consumed {
         Ok(true)
     }
 
-    /// Where a prompt departs from what another conversation consumed, if a state there is worth keeping: the next one
-    /// that begins so goes on from there. `common` is what it shares with the state that was left for it.
+    /// Position where a prompt departs from what another conversation consumed, if a state there is worth keeping: the
+    /// next one that begins so goes on from there. `common` is what it shares with the state that was left for it.
     pub(super) fn departure(
         info: &OpenInfo,
         prompt: &Sequence,

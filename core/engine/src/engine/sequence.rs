@@ -1,4 +1,4 @@
-//! What a state stands for: tokens, and among them images, audio and videos.
+//! Contents that a state stands for: tokens, and among them images, audio and videos.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! What a session has consumed, as bytes that another process goes on from.
+//! Consumed state of a session, as bytes that another process goes on from.
 //!
 //! | bytes | what |
 //! |---|---|
@@ -26,7 +26,7 @@ use crate::op::HostOp as _;
 
 const MAGIC: [u8; 8] = *b"qhxstate";
 const VERSION: u32 = 1;
-/// Where the description begins.
+/// Offset of the description.
 const HEAD: usize = 20;
 /// Bytes of the hash at the end.
 const HASH: usize = 32;
@@ -34,7 +34,7 @@ const HASH: usize = 32;
 const SAMPLE: usize = 4096;
 const SAMPLES: usize = 64;
 
-/// What the bytes are of.
+/// Description of the bytes.
 #[derive(Debug, Serialize, Deserialize)]
 struct Description {
     op: String,
@@ -52,9 +52,9 @@ struct State {
 }
 
 impl Model {
-    /// What was consumed so far, as bytes: for [`Model::import_state`] in this process or in another one. They hold
-    /// tokens and caches, and with them what was said: keep them as private as the conversation. Their length is that
-    /// of the used rows of the caches: for 1,000 positions of a model with 1B parameters, some 30 MB.
+    /// The consumed state, as bytes: for [`Model::import_state`] in this process or in another one. They hold tokens
+    /// and caches, and with them what was said: keep them as private as the conversation. Their length is that of the
+    /// used rows of the caches: for 1,000 positions of a model with 1B parameters, some 30 MB.
     ///
     /// # Errors
     /// When the host-op is of a plugin that cannot export its state, or they do not fit the memory.
@@ -220,9 +220,9 @@ impl Model {
     }
 }
 
-/// What tells bundles apart whose states are not each other's: SHA-256 of what the manifest says of the model and its
-/// plan, and of its files' hashes. A file without one counts by its length and samples of its bytes. Texts do not count:
-/// tokenizer and chat template may change.
+/// Fingerprint that tells bundles apart whose states are not each other's: SHA-256 of what the manifest says of the
+/// model and its plan, and of its files' hashes. A file without one counts by its length and samples of its bytes.
+/// Texts do not count: tokenizer and chat template may change.
 pub(super) fn fingerprint(manifest: &Manifest, artifacts: &Artifacts) -> Result<String> {
     let table = &manifest.artifacts;
     let mut hash = Sha256::new();

@@ -24,7 +24,7 @@ use qhx_exec::workspace::GraphStats;
 
 const VOCAB: usize = 8;
 
-/// What an op does wrong.
+/// Fault of an op.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
@@ -57,7 +57,7 @@ struct Scripted {
     prompts: Arc<Mutex<Vec<usize>>>,
     /// Number of states that it was asked for.
     exports: Arc<Mutex<usize>>,
-    /// Where it places images and videos, if it takes them.
+    /// Media placement, if the op takes images and videos.
     eyes: Option<parts::Eyes>,
 }
 
@@ -75,7 +75,7 @@ impl Scripted {
         Self { fault, ..Self::new(logits) }
     }
 
-    /// As ops are whose state has no rows to drop.
+    /// An op whose state has no rows to drop.
     fn recurrent(mut self) -> Self {
         (self.info.can_truncate, self.info.can_snapshot) = (false, true);
         self

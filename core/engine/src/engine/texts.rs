@@ -1,4 +1,4 @@
-//! What a model does with text beside its graphs: usable from any thread while a generation runs.
+//! Text functions of a model beside its graphs: usable from any thread while a generation runs.
 
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub struct Texts {
     pub(super) tokenizer: Option<Tokenizer>,
     pub(super) chat: Option<ChatTemplate>,
     pub(super) max_ctx: usize,
-    /// What may be chosen at all.
+    /// Tokens that may be chosen at all.
     pub(super) allowed: Arc<AllowedTokens>,
     /// Tokens that stand for images, audio and videos, and for no text.
     pub(super) media: Vec<u32>,
@@ -108,7 +108,7 @@ impl Texts {
     /// Number of tokens of a conversation of texts, the beginning of its answer included.
     ///
     /// # Errors
-    /// As [`Texts::render`] and [`Texts::encode`].
+    /// Errors of [`Texts::render`] and [`Texts::encode`].
     pub fn count(&self, messages: &[Message], cancel: &CancelToken) -> Result<usize> {
         let options = RenderOptions { cancel: cancel.clone(), ..RenderOptions::default() };
         let text = self.require_chat()?.render(messages, &options)?;
@@ -154,7 +154,7 @@ impl Texts {
     /// The same, made on another thread where it is not there yet: that takes seconds for 250,000 tokens.
     ///
     /// # Errors
-    /// As [`Texts::vocabulary`], and when it was cancelled meanwhile. It is made all the same then, for the next one.
+    /// Errors of [`Texts::vocabulary`], and when `cancel` is set meanwhile. It is made all the same, for the next call.
     pub(super) fn vocabulary_unless(self: &Arc<Self>, cancel: &CancelToken) -> Result<&Vocabulary> {
         if self.vocabulary.get().is_none() {
             let (made, is_made) = mpsc::sync_channel::<()>(1);

@@ -1,4 +1,4 @@
-//! What goes into a generation and what comes out.
+//! Input and output of a generation.
 
 use std::num::NonZeroUsize;
 use std::str::FromStr;
@@ -16,7 +16,7 @@ use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use qhx_text::Message;
 use qhx_types::Media;
 
-/// What to continue.
+/// Prompt to continue.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Prompt {
     /// A text, completed as it is.
@@ -29,7 +29,7 @@ pub enum Prompt {
     Chat {
         /// The turns so far. Where the last one is the assistant's, the answer goes on with it, and is what is added.
         messages: Vec<Message>,
-        /// Whether the model should think before it answers, where its template knows that.
+        /// True if the model should think before it answers, for templates that know that.
         thinking: Option<bool>,
     },
 }
@@ -49,11 +49,11 @@ pub enum Part {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Request {
-    /// What to continue.
+    /// Prompt to continue.
     pub prompt: Prompt,
     /// Maximum number of tokens to generate.
     pub max_new: usize,
-    /// How the next token is chosen.
+    /// Sampling parameters for the next token.
     pub sampling: crate::sampling::SamplingParams,
     /// Texts that end the answer; none of them appears in it. In the answer to a conversation they act behind the
     /// reasoning, unless one of them holds the mark that ends it. One that is a special token of the tokenizer, such as
@@ -99,8 +99,8 @@ pub enum Speculate {
     /// One token a step.
     #[default]
     Off,
-    /// As many draft tokens as pay, by what steps take and the acceptance rate: a run gets slower than without
-    /// by 5 % at most. A draft model consumes the prompt, too, which does not count.
+    /// Draft tokens only as far as they pay, by step time and acceptance rate: a run gets at most 5 % slower than
+    /// without them. A draft model also consumes the prompt, which does not count.
     Auto,
     /// This number of draft tokens wherever there are some, whether that pays or not; fewer where no graph takes as
     /// many.
@@ -134,7 +134,7 @@ pub struct DraftCounts {
     pub verifications: usize,
     /// Draft tokens that were verified.
     pub drafted: usize,
-    /// Of these, the accepted ones, which became part of the answer.
+    /// Draft tokens that were accepted and became part of the answer.
     pub accepted: usize,
 }
 
@@ -295,7 +295,7 @@ impl Request {
         self
     }
 
-    /// Whether the model thinks before it answers a conversation, where its template knows that.
+    /// Sets whether the model thinks before it answers a conversation, for templates that know that.
     #[must_use]
     pub fn thinking(mut self, thinks: bool) -> Self {
         if let Prompt::Chat { thinking, .. } = &mut self.prompt {
@@ -360,7 +360,7 @@ impl FinishReason {
     }
 }
 
-/// Where the time went.
+/// Time spent in each part of a generation.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Timings {
     /// Opening the model: files, contexts, host-op.
@@ -426,7 +426,7 @@ pub struct Generation {
     pub finish_reason: FinishReason,
     /// Text of [`Request::stop`] that ended it, if one did.
     pub stopped_at: Option<String>,
-    /// Where the time went.
+    /// Time spent in each part.
     pub timings: Timings,
     /// The parts of the host-op that ran, in its own words, such as the way that a prompt took.
     pub spans: Vec<SpanStats>,
@@ -463,7 +463,7 @@ pub enum Event<'a> {
     Prefilled {
         /// Positions of the prompt.
         tokens: usize,
-        /// Of these, those whose state was there already.
+        /// Number of these positions whose state was there already.
         reused: usize,
     },
     /// A token was chosen.

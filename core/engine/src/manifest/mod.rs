@@ -1,7 +1,7 @@
 //! The bundle's manifest, schema version 1. Every key is described in `docs/manifest.md`.
 //!
-//! What the core needs is typed here. Keys it does not know stay in [`Manifest::raw`], which the
-//! host-op receives whole.
+//! Keys that the core needs are typed here. Keys it does not know stay in [`Manifest::raw`], which the host-op receives
+//! whole.
 
 mod chat;
 #[cfg(unix)]
@@ -89,11 +89,11 @@ pub struct Params {
     pub eos_token_id: Vec<u32>,
     /// The token that texts begin with.
     pub bos_token_id: Option<u32>,
-    /// What asks the model to transcribe audio.
+    /// Prompt and tokens that ask the model to transcribe audio.
     pub transcription: Option<Transcription>,
-    /// What asks the model whether a document answers a query.
+    /// Prompt that asks the model whether a document answers a query.
     pub rerank: Option<Rerank>,
-    /// How a text is put for a model that speaks.
+    /// Input form of a text for a model that speaks.
     pub speech: Option<Speech>,
     /// `sampling`: how the tokens of answers are chosen in conversations, unless a caller says otherwise.
     pub sampling: Option<SamplingParams>,
@@ -146,7 +146,7 @@ pub struct Rerank {
     pub prompt: String,
     /// `instruction`: what a document is looked for to do, unless a caller says it.
     pub instruction: String,
-    /// What becomes the score.
+    /// Model output that becomes the score.
     pub verdict: Verdict,
 }
 
@@ -162,18 +162,18 @@ pub struct Speech {
     pub limit: usize,
 }
 
-/// What says how well a document answers.
+/// Model output that says how well a document answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verdict {
-    /// Of a language model: its logits of two tokens.
+    /// Logits of two tokens, for a language model.
     Tokens {
         /// `yes`: the token of a document that answers.
         yes: String,
         /// `no`: the token of one that does not.
         no: String,
     },
-    /// Of a model with a head of one value, a bundle of the task score: that value.
+    /// Value of a model with a head of one value, a bundle of the task score.
     Head {
         /// `activation` is `sigmoid`, which makes the value a score from 0 to 1, and not `identity`.
         sigmoid: bool,
@@ -267,11 +267,11 @@ impl Manifest {
         Self::load_with_root(path, None)
     }
 
-    /// As [`Manifest::load`], with the folder that the manifest's paths resolve against. Without
-    /// one it is the manifest's own folder, or the sub-folder of it that `artifacts_root` names.
+    /// Same as [`Manifest::load`], with the folder that the manifest's paths resolve against. Without one it is the
+    /// manifest's own folder, or the sub-folder of it that `artifacts_root` names.
     ///
     /// # Errors
-    /// As [`Manifest::load`], and when the folder of the paths is not there.
+    /// Errors of [`Manifest::load`], and when the folder of the paths is not there.
     pub fn load_with_root(path: &Path, root: Option<&Path>) -> Result<Self> {
         let file = select(path)?;
         let bytes = files::read(ErrorKind::Manifest, &file, MAX_BYTES)?;
@@ -393,7 +393,7 @@ impl Manifest {
         }
     }
 
-    /// Where the tokenizer lies.
+    /// Path of the tokenizer.
     ///
     /// # Errors
     /// When the manifest has no tokenizer, or its path breaks the path rule.
@@ -408,8 +408,7 @@ impl Manifest {
         artifacts.resolve("/artifacts/tokenizer", path)
     }
 
-    /// Where `tokenizer_config.json` lies: as the manifest declares, or beside the tokenizer when
-    /// there is one.
+    /// Path of `tokenizer_config.json`: as the manifest declares, or beside the tokenizer when there is one.
     ///
     /// # Errors
     /// When the path breaks the path rule, or the declared file does not exist.
@@ -428,7 +427,7 @@ impl Manifest {
     }
 }
 
-/// Where a folder was given and its first candidate fails, the others may be what was meant.
+/// Error of a folder's first candidate, with a hint at the others, which may be what was meant.
 fn other_candidates(error: Error, given: &Path, chosen: &Path) -> Error {
     if !given.is_dir() {
         return error;

@@ -81,7 +81,7 @@ pub fn select(path: &Path) -> Result<PathBuf> {
     })
 }
 
-/// Whether a file looks like a manifest, and not like any other JSON.
+/// True if a file looks like a manifest, and not like any other JSON.
 fn has_a_plan(path: &Path) -> bool {
     const MAX_BYTES: u64 = 4 << 20;
     let bytes = qhx_base::files::read(ErrorKind::Manifest, path, MAX_BYTES).unwrap_or_default();

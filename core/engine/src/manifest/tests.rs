@@ -1,4 +1,4 @@
-//! What a user of a bundle notices about its manifest.
+//! Properties of a manifest that a user of a bundle notices.
 
 use std::path::Path;
 

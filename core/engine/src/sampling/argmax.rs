@@ -32,8 +32,8 @@ pub fn argmax(logits: Logits<'_>) -> Result<u32> {
     argmax_within(logits, &[Range { start: 0, end: logits.len() }])
 }
 
-/// As [`argmax`], of the logits in `runs`, which are ascending and end within the logits. What the
-/// others are makes no difference.
+/// Same as [`argmax`], over the logits in `runs`, which are ascending and end within the logits. The others make no
+/// difference.
 pub(super) fn argmax_within(logits: Logits<'_>, runs: &[Range<usize>]) -> Result<u32> {
     // A mask of a grammar has runs by the thousand, each of which takes as long as some hundred logits. The largest of
     // all is allowed most of the time.
@@ -126,7 +126,7 @@ fn extremes(bits: &[u16]) -> (i16, i16) {
     (high, low.into_iter().fold(i16::MAX, i16::min))
 }
 
-/// As [`argmax`], for single precision.
+/// Same as [`argmax`], for single precision.
 pub(super) fn argmax_f32(values: &[f32]) -> Result<u32> {
     argmax(Logits::F32(values))
 }

@@ -15,7 +15,7 @@ pub(super) struct History {
     counts: Vec<[u32; 2]>,
     /// Tokens with a count, in no order.
     present: Vec<u32>,
-    /// Where a token with a count lies in `present`.
+    /// Index in `present` of a token with a count.
     place: Vec<u32>,
     /// The last tokens with the index of their count, when there is a window.
     recent: VecDeque<(u32, bool)>,

@@ -10,7 +10,7 @@ use super::{AllowedTokens, Candidate};
 /// bundle has rules about its tokens, it is the softmax over those that they allow.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct TokenLogprobs {
-    /// Of the token that was chosen.
+    /// Log-probability of the token that was chosen.
     pub logprob: f32,
     /// The most likely tokens that could be chosen without a grammar, the likeliest first.
     pub top: Vec<(u32, f32)>,
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_likely_tokens_come_first_and_what_may_not_be_chosen_not_at_all() {
+    fn the_most_likely_allowed_tokens_come_first() {
         let logits = [1.0, f32::NAN, 3.0, 2.0, f32::NEG_INFINITY, 9.0];
         let allowed = AllowedTokens::below(5);
         let found = Logprobs::default().of(Logits::F32(&logits), None, 3, 3, &allowed);

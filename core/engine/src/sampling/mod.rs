@@ -170,7 +170,7 @@ impl Sampler {
     /// Chooses a token among `allowed`, none of which is beyond those of the sampler.
     ///
     /// # Errors
-    /// As [`Sampler::sample`].
+    /// Errors of [`Sampler::sample`].
     pub fn sample_among(&mut self, logits: Logits<'_>, allowed: &AllowedTokens) -> Result<u32> {
         if logits.len() != self.vocab {
             let (found, vocab) = (logits.len(), self.vocab);

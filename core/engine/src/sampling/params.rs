@@ -6,7 +6,7 @@ use qhx_base::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// How the next token is chosen. The default is greedy: the most likely token.
+/// Sampling parameters for the next token. The default is greedy: the most likely token.
 ///
 /// ```
 /// let sampling = crate::sampling::SamplingParams::default().temperature(0.7).top_p(0.9).seed(1);

@@ -31,7 +31,7 @@ impl Rng {
 mod tests {
     use super::*;
 
-    /// What the authors' C programs give: four words of SplitMix64 as the state, then xoshiro256++.
+    /// Output of the authors' C programs: four words of SplitMix64 as the state, then xoshiro256++.
     #[test]
     fn the_sequence_of_a_seed_stays() {
         let mut rng = Rng::new(1477776061723855037);

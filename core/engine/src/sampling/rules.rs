@@ -9,11 +9,11 @@ use super::AllowedTokens;
 #[derive(Debug)]
 pub struct Rules {
     times: Option<TimeRule>,
-    /// What may be chosen by what the rules forbid wherever the answer is.
+    /// Tokens that the rules allow wherever the answer is.
     always: AllowedTokens,
     /// The same at its beginning.
     first: AllowedTokens,
-    /// What may be chosen next.
+    /// Tokens that may be chosen next.
     next: AllowedTokens,
     mask: Vec<u32>,
 }
@@ -35,7 +35,7 @@ impl Rules {
         Some(Self { times: asked, always, first, next: AllowedTokens::below(0), mask: Vec::new() })
     }
 
-    /// What may be chosen behind the tokens `answer` from these logits.
+    /// Tokens that may be chosen from these logits after the tokens `answer`.
     pub fn allowed(&mut self, answer: &[u32], logits: Logits<'_>) -> &AllowedTokens {
         let among = if answer.is_empty() { &self.first } else { &self.always };
         let Some(rule) = self.times else { return among };
@@ -73,7 +73,7 @@ fn ranges(rule: TimeRule, answer: &[u32], count: u32) -> (Ids, Ids) {
     }
 }
 
-/// Whether all times together are likelier than the likeliest token of text.
+/// True if all times together are likelier than the likeliest token of text.
 fn times_win(rule: TimeRule, logits: Logits<'_>, allowed: &AllowedTokens) -> bool {
     let value = |id: usize| match logits {
         Logits::F16(values) => values[id].to_f32(),
@@ -122,7 +122,7 @@ mod tests {
         assert!(none.is_none());
     }
 
-    /// As `WhisperTimeStampLogitsProcessor` decides for these answers.
+    /// Decisions of `WhisperTimeStampLogitsProcessor` for these answers.
     #[test]
     fn times_stand_in_pairs_and_do_not_go_back() {
         let rules = LogitRules { times: Some(TIMES), ..LogitRules::default() };

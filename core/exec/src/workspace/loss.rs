@@ -1,9 +1,8 @@
-//! What a workspace knows of a device that was lost, and how contexts are opened on one that comes back.
+//! Loss of a workspace's device, and the opening of contexts on a device that comes back.
 //!
-//! A device restarts when code on it crashes, this program's or another's. What was loaded there is gone then: every
-//! context returns the same error until it is freed. What the device wrote last is not known either, and all memory
-//! that it reads it can write. So a workspace that lost its device executes nothing more, and its buffers are of no
-//! use.
+//! A device restarts when code on it crashes, this program's or another's. Everything loaded there is gone then: every
+//! context returns the same error until it is freed. The device's last writes are not known either, and it can write
+//! all memory that it reads. So a workspace that lost its device executes nothing more, and its buffers are of no use.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,10 +13,10 @@ use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use super::Workspace;
 use crate::backend::{Backend, Context, ContextSource, Opened};
 
-/// Whether a workspace lost the device. Clones share it.
+/// Record of a workspace's loss of the device. Clones share it.
 ///
-/// A workspace belongs to its host-op. Who drives the op keeps a clone, learns by it why a call failed, and opens the
-/// op again over another workspace.
+/// A workspace belongs to its host-op. The op's caller keeps a clone, learns by it why a call failed, and opens the op
+/// again over another workspace.
 #[derive(Debug, Clone, Default)]
 pub struct DeviceLoss(Arc<OnceLock<Error>>);
 
@@ -50,7 +49,7 @@ struct Shared {
 struct Loaded {
     /// Empty before they are opened, and once the device was lost.
     contexts: Vec<Arc<dyn Context>>,
-    /// How often they were opened.
+    /// Number of times the contexts were opened.
     times: u64,
 }
 
@@ -77,7 +76,7 @@ impl LoadedContexts {
         Ok(opened)
     }
 
-    /// How often they were opened: a workspace keeps it, to know whether they are still those that it was made over.
+    /// Number of times the contexts were opened. A workspace keeps it to know if they are still its own.
     pub(super) fn times(&self) -> u64 {
         self.lock().times
     }
@@ -106,7 +105,7 @@ impl std::fmt::Debug for LoadedContexts {
     }
 }
 
-/// How long a device that was lost is waited for.
+/// Maximum time to wait for a device that was lost.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Opens contexts, on a device that may be about to come back.
@@ -139,7 +138,7 @@ fn open_contexts(
 }
 
 impl Workspace {
-    /// Whether the device was lost.
+    /// Record of the device's loss.
     pub fn loss(&self) -> &DeviceLoss {
         &self.loss
     }

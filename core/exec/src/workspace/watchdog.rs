@@ -9,9 +9,9 @@ use qhx_base::{ErrorKind, files};
 const WINDOW: usize = 31;
 /// Executions before which nothing is said of a median.
 const MIN_KNOWN: usize = 8;
-/// How many times the median an execution takes at least that is slow.
+/// Minimum time of a slow execution, as a multiple of the median.
 const MIN_RATIO: u32 = 5;
-/// What a slow execution takes at least.
+/// Minimum time of a slow execution.
 const MIN_TIME: Duration = Duration::from_millis(200);
 
 /// The times of a graph's last executions.
@@ -39,7 +39,7 @@ impl ExecutionTimes {
     }
 }
 
-/// How busy the host is, where the system says so: the load average over the last minute, and the number of cores.
+/// Load of the host, if the system reports it: the load average over the last minute, and the number of cores.
 pub(super) fn host_load() -> Option<String> {
     let text = files::read_text(ErrorKind::Runtime, Path::new("/proc/loadavg"), 256).ok()?;
     let load: f64 = text.split_whitespace().next()?.parse().ok()?;

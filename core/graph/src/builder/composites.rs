@@ -17,7 +17,7 @@ impl GraphBuilder {
     /// `x · σ(x)`, see [`UnaryOp::Silu`].
     ///
     /// # Errors
-    /// As [`GraphBuilder::unary`].
+    /// Errors of [`GraphBuilder::unary`].
     pub fn silu(&mut self, x: TensorId) -> Result<TensorId> {
         self.unary(UnaryOp::Silu, x)
     }
@@ -25,7 +25,7 @@ impl GraphBuilder {
     /// `max(x, 0)`, see [`UnaryOp::Relu`].
     ///
     /// # Errors
-    /// As [`GraphBuilder::unary`].
+    /// Errors of [`GraphBuilder::unary`].
     pub fn relu(&mut self, x: TensorId) -> Result<TensorId> {
         self.unary(UnaryOp::Relu, x)
     }
@@ -33,7 +33,7 @@ impl GraphBuilder {
     /// GELU by the error function, see [`UnaryOp::Gelu`].
     ///
     /// # Errors
-    /// As [`GraphBuilder::unary`].
+    /// Errors of [`GraphBuilder::unary`].
     pub fn gelu(&mut self, x: TensorId) -> Result<TensorId> {
         self.unary(UnaryOp::Gelu, x)
     }
@@ -41,18 +41,18 @@ impl GraphBuilder {
     /// GELU by the hyperbolic tangent, see [`UnaryOp::GeluTanh`].
     ///
     /// # Errors
-    /// As [`GraphBuilder::unary`].
+    /// Errors of [`GraphBuilder::unary`].
     pub fn gelu_tanh(&mut self, x: TensorId) -> Result<TensorId> {
         self.unary(UnaryOp::GeluTanh, x)
     }
 
     /// `log(1 + eˣ)` as `max(x, 0) + log(1 + e^−|x|)`, which overflows nowhere.
     ///
-    /// Of a small `e`, the sum `s = 1 + e` keeps little. What it lost, `e − (s − 1)`, is added to the
-    /// logarithm times the logarithm's derivative `1 / s`: `log(1 + e) = log s + (e − (s − 1)) / s`.
+    /// The sum `s = 1 + e` keeps few digits of a small `e`. The lost part, `e − (s − 1)`, is added to the logarithm
+    /// times the logarithm's derivative `1 / s`: `log(1 + e) = log s + (e − (s − 1)) / s`.
     ///
     /// # Errors
-    /// As [`GraphBuilder::unary`].
+    /// Errors of [`GraphBuilder::unary`].
     pub fn softplus(&mut self, x: TensorId) -> Result<TensorId> {
         let one = self.scalar(x, 1.0)?;
         let positive = self.relu(x)?;
@@ -70,7 +70,7 @@ impl GraphBuilder {
 
     /// `x · rsqrt(Σx² + eps) · gain` along the last axis.
     ///
-    /// As an RMSNorm over the axis of `n` elements: `Σx² + eps = n · (mean(x²) + eps / n)`.
+    /// Computed as an RMSNorm over the axis of `n` elements: `Σx² + eps = n · (mean(x²) + eps / n)`.
     ///
     /// # Errors
     /// When the shapes or element types do not fit; the message names the node.

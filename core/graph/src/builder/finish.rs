@@ -1,4 +1,4 @@
-//! What is checked when a graph is whole.
+//! Checks of a complete graph.
 
 use qhx_base::Result;
 

@@ -10,11 +10,11 @@ use crate::graph::{Constant, Elem, Graph, Op, Origin, Tensor, TensorId};
 pub struct NodeParts {
     /// [`crate::graph::Node::name`].
     pub name: String,
-    /// What it computes.
+    /// Op that it computes.
     pub op: Op,
-    /// What it reads.
+    /// Indices of the tensors that it reads.
     pub inputs: Vec<usize>,
-    /// What it writes.
+    /// Index of the tensor that it writes.
     pub output: usize,
 }
 

@@ -16,7 +16,7 @@ pub(super) struct DataFile {
     path: PathBuf,
     file: Option<BufWriter<File>>,
     length: u64,
-    /// Of the tensor that is being written.
+    /// Hash of the tensor that is being written.
     hash: Sha256,
     /// Offset and length of each tensor by the hash of its bytes.
     stored: HashMap<[u8; 32], [u64; 2]>,

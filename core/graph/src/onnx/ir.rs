@@ -68,7 +68,8 @@ pub(super) enum StoredStorage {
     Blocks {
         bits: u32,
         block: usize,
-        /// Where the offsets lie: the ONNX graph has their products with the scales, of which they cannot be made.
+        /// Position of the offsets in the file. The ONNX graph has only their products with the scales, from which they
+        /// cannot be recovered.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         offsets: Option<Part>,
     },

@@ -40,10 +40,10 @@ pub struct Written {
     pub data: Option<PathBuf>,
 }
 
-/// Writes `graph` to `<dir>/<graph>.onnx`, its weights to `<dir>/<graph>.onnx_data`. As [`write_all`].
+/// Writes `graph` to `<dir>/<graph>.onnx`, its weights to `<dir>/<graph>.onnx_data`. See [`write_all`].
 ///
 /// # Errors
-/// As [`write_all`].
+/// Errors of [`write_all`].
 pub fn write(graph: &Graph, dir: &Path, progress: &mut dyn Progress) -> Result<Written> {
     let data = write_all(&[graph], dir, progress)?;
     Ok(Written { model: model_path(graph, dir), data })
@@ -71,11 +71,11 @@ pub fn write_all(
     write_beside(graphs, dir, first.name(), &mut Known::default(), progress)
 }
 
-/// As [`write_all`], with the weights in `<dir>/<data>.onnx_data`, but for those that `known` has in other files of the
-/// folder. It gets those that are written.
+/// Same as [`write_all`], with the weights in `<dir>/<data>.onnx_data`, except for weights that `known` has in other
+/// files of the folder. The weights that are written are added to `known`.
 ///
 /// # Errors
-/// As [`write_all`].
+/// Errors of [`write_all`].
 pub fn write_beside(
     graphs: &[&Graph],
     dir: &Path,
@@ -90,12 +90,12 @@ pub fn write_beside(
     data.finish()
 }
 
-/// What weights became in the files that were written: the same matrix, stored in the same way under the same name, is
-/// neither read nor written again.
+/// Weights in the files written so far: the same matrix, stored in the same way under the same name, is neither read
+/// nor written again.
 #[derive(Debug, Clone, Default)]
 pub struct Known(HashMap<String, Lowered>);
 
-/// What a weight adds to a model.
+/// Parts that a weight adds to a model.
 #[derive(Debug, Clone)]
 struct Lowered {
     initializers: Vec<TensorProto>,
@@ -105,7 +105,7 @@ struct Lowered {
     offsets: Option<ExternalData>,
 }
 
-/// What tells a weight from all others of a checkpoint. Two views of one tensor may have its name, so that values of
+/// Identity of a weight among all others of a checkpoint. Two views of one tensor may have its name, so that values of
 /// the first, the middle and the last row are a part of it.
 fn identity(tensor: &Tensor, weight: &Weight) -> Result<String> {
     let (source, storage) = (weight.source(), weight.storage());
@@ -164,7 +164,7 @@ struct Lowering<'a> {
     shapes: HashMap<Vec<i64>, String>,
     /// Names of constants without dimensions by the bits of their values.
     scalars: HashMap<u32, String>,
-    /// Where the offsets of weights lie, by the weights' names.
+    /// Positions of the weights' offsets, by the weights' names.
     offsets: HashMap<String, ExternalData>,
     done: u64,
     progress: &'a mut dyn Progress,

@@ -277,7 +277,7 @@ enum Reals {
 }
 
 impl Reals {
-    /// Those from `first` on, as many as `out` has.
+    /// Reads numbers from `first` on, as many as `out` has.
     fn read(&self, first: usize, out: &mut [f32]) -> Option<()> {
         match self {
             Self::Half(numbers) => {
@@ -291,7 +291,7 @@ impl Reals {
     }
 }
 
-/// How the numbers of a weight lie in files.
+/// Storage of a weight's numbers in files.
 #[derive(Debug)]
 enum Stored {
     Floats(Reals),
@@ -389,7 +389,7 @@ fn floats(bytes: &[u8], out: &mut [f32]) {
     out.iter_mut().zip(numbers).for_each(|(out, bytes)| *out = f32::from_le_bytes(*bytes));
 }
 
-/// What is read of a model: initializers by name, and where the JSON lies.
+/// Content read from a model: initializers by name, and the position of the JSON.
 struct Model {
     initializers: Initializers,
     metadata: Option<Range<usize>>,

@@ -76,7 +76,7 @@ struct RowOrder {
 }
 
 impl RowOrder {
-    /// Where the rows from `first` on are in the source.
+    /// Positions in the source of the rows from `first` on.
     fn places(&self, first: usize) -> impl Iterator<Item = usize> {
         self.order.iter().skip(first).map(|row| *row as usize)
     }

@@ -30,7 +30,7 @@ pub struct DeviceConfigWide {
 }
 layout!(DeviceConfigWide, 16, option @ 0, value @ 8);
 
-/// What HTP says of a device.
+/// HTP's description of a device.
 #[repr(C)]
 pub struct HtpDeviceExtension {
     pub kind: u32,
@@ -152,7 +152,7 @@ layout!(ContextBlob, 8, version @ 0, dsp_arch @ 4);
 /// Kind of a [`HtpMemDescriptor`]: a place in a buffer that holds many tensors.
 pub const HTP_MEM_SHARED_BUFFER: u32 = 1;
 
-/// Where in a shared buffer a tensor begins. `size` is that of the whole buffer.
+/// Position of a tensor in a shared buffer. `size` is that of the whole buffer.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct HtpMemDescriptor {
@@ -181,7 +181,7 @@ pub const CORNER_NOM_PLUS: u32 = 0x70;
 pub const CORNER_TURBO: u32 = 0x80;
 pub const CORNER_MAX: u32 = 0xa0;
 
-/// What `deviceGetInfrastructure` returns for HTP.
+/// Infrastructure that `deviceGetInfrastructure` returns for HTP.
 #[repr(C)]
 pub struct Infrastructure {
     pub kind: u32,

@@ -194,8 +194,7 @@ pub union Encoding {
     pub opaque: [u64; 4],
 }
 
-/// How a tensor is quantised: `encoding` says which member of `value` is set, where `definition`
-/// is [`QUANT_DEFINED`].
+/// Quantization of a tensor: `encoding` says which member of `value` is set, where `definition` is [`QUANT_DEFINED`].
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct QuantizeParams {
@@ -248,7 +247,7 @@ pub const MEM_CUSTOM: u32 = 2;
 /// Kind of a [`MemDescriptor`]: `value.dma_buf` is a DMA buffer with its mapping.
 pub const MEM_DMA_BUF: u32 = 3;
 
-/// What of a process's memory the DSP is to see, for one tensor.
+/// Part of a process's memory that the DSP is to see, for one tensor.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct MemDescriptor {
@@ -380,7 +379,7 @@ pub const PRIORITY_HIGH: u32 = 200;
 
 // Context binaries ------------------------------------------------------------------------------
 
-/// What the system library says of a context binary; `version` says which member of `body` is set.
+/// Description of a context binary by the system library; `version` says which member of `body` is set.
 #[repr(C)]
 pub struct BinaryInfo {
     pub version: u32,

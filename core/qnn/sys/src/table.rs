@@ -108,7 +108,7 @@ pub const CORE_FLOOR: u32 = 27;
 /// The oldest system interface 1.x whose table is known to have the four slots that are read.
 pub const SYSTEM_FLOOR: u32 = 1;
 
-/// How many slots a core interface 2.`minor` has for certain, from [`CORE_FLOOR`] on.
+/// Number of slots that a core interface 2.`minor` has for certain, from [`CORE_FLOOR`] on.
 pub const fn core_slots(minor: u32) -> usize {
     match minor {
         0..CORE_FLOOR => 0,

@@ -54,7 +54,7 @@ const CODES: [u16; 93] = [
     30010,
 ];
 
-/// Where a code comes up.
+/// Call where a code comes up.
 fn call_of(code: u16) -> &'static str {
     match code {
         4000..5000 => "backendCreate",

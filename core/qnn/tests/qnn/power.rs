@@ -8,7 +8,7 @@ use qhx_qnn::PerfMode;
 use crate::between::{backend_over, fake};
 use crate::*;
 
-/// What is asked for while nothing is wanted.
+/// Vote while nothing is wanted.
 const RELEASED: [&str; 3] = [
     "dcvs 1 mode 0x4 latency 2000 sleep 0 bus 0x30 0x30 0x30 core 0x30 0x30 0x30",
     "rpc latency 0",

@@ -1,4 +1,4 @@
-//! What the library does to the process: its output, its log, its callers' memory.
+//! Effects of the library on the process: its output, its log, its callers' memory.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

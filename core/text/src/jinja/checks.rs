@@ -71,7 +71,7 @@ fn argument(args: &[Value]) -> Result<&Value, Error> {
     args.get(1).ok_or_else(|| fail("the test needs a value to compare with"))
 }
 
-/// Whether Python's `iter` takes the value: texts and what is undefined have items, none and numbers have not.
+/// True if Python's `iter` takes the value: texts and undefined values have items, none and numbers do not.
 fn has_items(value: &Value) -> bool {
     matches!(
         value.kind(),

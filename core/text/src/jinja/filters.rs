@@ -92,7 +92,7 @@ fn first(args: &[Value]) -> &Value {
     args.first().unwrap_or(&Value::UNDEFINED)
 }
 
-/// What a loop over the value goes through.
+/// Items of a loop over the value.
 fn items(value: &Value) -> Result<Vec<Value>> {
     match (value.as_str(), value.kind()) {
         (Some(text), _) => Ok(text.chars().map(Value::from).collect()),
@@ -396,7 +396,7 @@ fn sum(args: &[Value]) -> Result<Value> {
     Ok(if exact { Value::from(whole) } else { (whole as f64 + fraction).into() })
 }
 
-/// As Jinja2 orders: upper and lower case alike unless `case_sensitive`.
+/// Sort key in Jinja2's order: upper and lower case alike unless `case_sensitive`.
 fn folded(value: Value, case_sensitive: bool) -> Value {
     match value.as_str() {
         Some(text) if !case_sensitive => text.to_lowercase().into(),
@@ -478,7 +478,7 @@ fn sorted(what: &str, args: &[Value]) -> Result<Value> {
     Ok(keyed.into_iter().map(|(_, item)| item).collect::<Vec<_>>().into())
 }
 
-/// As `markupsafe.escape`.
+/// Escapes a text like `markupsafe.escape`.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -54,7 +54,7 @@ pub(super) fn fill(style: FormatStyle, format: &str, arguments: &[Value]) -> Res
 /// Bytes that a number takes as text, without width and precision.
 const LONGEST_NUMBER: usize = 400;
 
-/// What the arguments of a format may hold, and what its places may come to at most.
+/// Maximum size of a format's arguments, and of the text that its places can produce.
 const MAX_FORMATTED: usize = 4 * MAX_TEXT;
 
 /// The number of places in a format, and the sum of their widths and precisions.
@@ -81,7 +81,7 @@ fn columns(percent: bool, format: &str) -> (usize, usize) {
     (places, columns.saturating_add(number))
 }
 
-/// What `format` and `%` print of a value that is neither text nor a number.
+/// Text that `format` and `%` print for a value that is neither text nor a number.
 fn plainly(value: &Value) -> Result<Value> {
     match value.kind() {
         ValueKind::Seq | ValueKind::Iterable | ValueKind::Map if !value.is_kwargs() => {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Template;
 
-/// What a rendering may take: published templates need a few megabytes and milliseconds.
+/// Limits of a rendering: published templates need a few megabytes and milliseconds.
 const LIMITS: Limits =
     Limits { memory: Some(512 << 20), time: Duration::from_secs(10), output: super::MAX_OUTPUT };
 

@@ -63,7 +63,7 @@ const STACK: usize = 64 << 20;
 
 const NAME: &str = "chat_template";
 
-/// What to do about a template that does not compile.
+/// Hint for a template that does not compile.
 const HINT: &str =
     "set \"chat\": {\"style\": \"markers\"} in the manifest to do without the template";
 
@@ -75,12 +75,12 @@ thread_local! {
 /// A template that compiles.
 pub(super) struct JinjaTemplate {
     template: Template,
-    /// Where it comes from, for messages.
+    /// Origin of the template, for messages.
     origin: String,
     engine: Engine,
 }
 
-/// What renders a template.
+/// Renderer of a template.
 enum Engine {
     /// This process, which compiled it.
     Here(Box<Environment<'static>>),
@@ -147,7 +147,7 @@ fn prompt(why: &str, origin: &str) -> Error {
     Error::new(ErrorKind::Prompt, format!("{origin}: {why}"))
 }
 
-/// What the template's variables are.
+/// Variables of the template.
 fn context(
     messages: &[Message],
     options: &RenderOptions,
@@ -303,7 +303,7 @@ fn one_or_tuple(values: Rest<Value>) -> Value {
     }
 }
 
-/// What a loop goes through.
+/// Value that a loop iterates over.
 fn iterated(values: Rest<Value>) -> Result<Value, JinjaError> {
     let value = one_or_tuple(values);
     match value.kind() {
@@ -314,7 +314,7 @@ fn iterated(values: Rest<Value>) -> Result<Value, JinjaError> {
     }
 }
 
-/// What `set` keeps.
+/// Value that `set` keeps.
 fn kept(values: Rest<Value>, namespace_allowed: bool) -> Result<Value, JinjaError> {
     let value = one_or_tuple(values);
     python::check_kept(&value, namespace_allowed)?;

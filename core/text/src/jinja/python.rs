@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use minijinja::value::{Kwargs, Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-/// How deep lists and dictionaries may lie in each other.
+/// Maximum nesting depth of lists and dictionaries.
 pub(super) const MAX_NESTING: usize = 128;
 
 /// Values that something kept in a variable may consist of.

@@ -18,17 +18,17 @@ use std::fmt::Write as _;
 
 use super::methods::OF_MAPPINGS;
 
-/// How deep the engine's tree of one expression may get: calls, subscripts, filters and operators in a row count
-/// as well as brackets in each other.
+/// Maximum depth of the engine's tree of one expression: calls, subscripts, filters and operators in a row count as
+/// well as nested brackets.
 const MAX_DEPTH: usize = 400;
 
-/// How many `elif` the `if` blocks that are open may have together.
+/// Maximum number of `elif` in all open `if` blocks together.
 const MAX_ELIF: usize = 200;
 
 /// Bytes that the pass may write: `%` in a row grow the source.
 const MAX_PREPARED: usize = 8 << 20;
 
-/// What the engine is given, or what is wrong.
+/// Source for the engine, or a message about what is wrong.
 pub(super) fn prepare(source: &str) -> Result<String, String> {
     // As Jinja2 does, before anything else.
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
@@ -106,7 +106,7 @@ enum Kind {
     Map,
 }
 
-/// How loosely an operator binds: what was opened for an operand ends before the next one that binds as loosely.
+/// Precedence of an operator: calls opened for an operand end before the next operator that binds as loosely.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
     Product,
@@ -115,12 +115,12 @@ enum Rank {
     Lowest,
 }
 
-/// What is between two brackets, or the whole tag.
+/// Text between two brackets, or the whole tag.
 struct Level {
     kind: Kind,
-    /// Where the operand of a sum stands in the output that is being read.
+    /// Offset of the operand of a sum in the output that is being read.
     operand: usize,
-    /// Whether the next token begins one.
+    /// True if the next token begins an operand.
     begins: bool,
     /// Calls that end before an operator of this rank.
     open: Vec<Rank>,
@@ -143,7 +143,7 @@ struct Scanner<'a> {
     /// The names that are assigned come, up to `=` or `in`.
     target: bool,
     dotted: bool,
-    /// What a loop goes through is being read.
+    /// The iterable of a loop is being read.
     iterates: bool,
 }
 

@@ -100,7 +100,7 @@ fn methods_of_mappings_come_before_their_keys() {
     }
 }
 
-/// As `_alias_reasoning_fields` of `transformers` 5.23 has it.
+/// Reference: `_alias_reasoning_fields` of `transformers` 5.23.
 #[test]
 fn reasoning_has_the_names_that_templates_read() {
     let source = "{{ messages[0].reasoning_content }}|{{ messages[0].thinking }}";

@@ -12,11 +12,11 @@ enum Step<'a> {
     Level,
     /// `ByteFallback`: `<0x0A>` is a byte.
     Fallback,
-    /// What changes each token by itself, behind the first one of a text.
+    /// Changes each token by itself, behind the first one of a text.
     Each(&'a DecoderWrapper),
 }
 
-/// What makes bytes of tokens: see [`Tokenizer::token_bytes`].
+/// Converter from tokens to bytes: see [`Tokenizer::token_bytes`].
 pub struct TokenBytes<'a> {
     tokenizer: &'a Tokenizer,
     steps: Vec<Step<'a>>,

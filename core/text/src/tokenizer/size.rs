@@ -1,9 +1,9 @@
-//! How long a text of at most n tokens can be.
+//! Maximum length of a text of at most n tokens.
 //!
-//! Tokenizing takes seconds for ten megabytes, and gigabytes of memory for more. A text that
-//! cannot fit a context is known by its length alone, in most cases: a token covers only that many
-//! bytes. Where that does not hold, as for tokenizers that make one token of any unknown word, a
-//! text is refused only from a length on that no context was made for.
+//! Tokenizing takes seconds for ten megabytes, and gigabytes of memory for more. In most cases the length alone shows
+//! that a text cannot fit a context: a token covers only so many bytes. This does not hold for some tokenizers, such as
+//! those that make one token of any unknown word. They refuse a text only from a length on that no context was made
+//! for.
 
 use serde_json::{Map, Value};
 
@@ -20,10 +20,10 @@ const MAX_NORMALIZED: usize = 256 << 20;
 /// Texts of this many bytes are tokenized whatever the context is, where tokens have no bound.
 const ALWAYS: usize = 1 << 20;
 
-/// How many times the longest token a token may cover on average there.
+/// Bytes that a token may cover on average there, as a multiple of the longest token.
 const GENEROUS: usize = 16;
 
-/// How many bytes of text tokens cover.
+/// Number of bytes of text that tokens cover.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Size {
     /// Bytes of text that one token covers at most, or generously where `exact` is false.
@@ -90,7 +90,7 @@ impl Size {
         })
     }
 
-    /// How much of a text is enough for its first, or last, `tokens` tokens.
+    /// Number of bytes of a text that are enough for its first, or last, `tokens` tokens.
     pub fn enough(&self, tokens: usize) -> usize {
         // Twice as much, so that the cut is far from the last token that stays.
         self.limit(tokens).saturating_mul(2).max(ALWAYS / 16).min(self.max_bytes)
@@ -106,7 +106,7 @@ fn kind(component: &Map<String, Value>) -> &str {
     component.get("type").and_then(Value::as_str).unwrap_or_default()
 }
 
-/// How many bytes a normalizer may make one of; `None` where it drops characters.
+/// Maximum number of bytes that a normalizer makes one of; `None` if it drops characters.
 fn shrinks(component: &Map<String, Value>, skips_space: &mut bool) -> Option<usize> {
     match kind(component) {
         "Prepend" | "ByteLevel" => Some(1),

@@ -1,4 +1,4 @@
-//! What a `tokenizer.json` may ask for, looked at before the library reads it.
+//! Checks of a `tokenizer.json`, made before the library reads it.
 //!
 //! The library trusts its files: a header of four bytes decides about gigabytes, and a normalizer
 //! runs over the added tokens while the file is read. A process cannot survive running out of
@@ -25,11 +25,10 @@ const MAX_PATTERN: usize = 64 << 10;
 /// Components of one part, such as the members of a `Sequence`.
 const MAX_COMPONENTS: usize = 256;
 
-/// How often a `Sequence` may stand in a `Sequence`.
+/// Maximum nesting of a `Sequence` in a `Sequence`.
 const MAX_DEPTH: usize = 16;
 
-/// How many times as long normalizers together may make a text. Those of published models make it
-/// 44 times as long at most.
+/// Maximum factor by which normalizers together lengthen a text. The normalizers of published models reach 44 at most.
 const MAX_NORMALIZED: usize = 4096;
 
 /// The same of decoders and a token.
@@ -136,10 +135,10 @@ impl<'de> Deserialize<'de> for Vocab {
     }
 }
 
-/// What bounds the work on a text.
+/// Bounds on the work on a text.
 pub(super) struct Vetted {
     pub document: Document,
-    /// How many times as long the normalizer may make a text.
+    /// Maximum factor by which the normalizer lengthens a text.
     pub growth: usize,
     /// The longest token in bytes, and where tokens are written in the byte-level alphabet in
     /// characters of it.
@@ -283,7 +282,7 @@ impl Part {
         Ok(())
     }
 
-    /// What a component may do follows from its keys: `type` is optional in old files.
+    /// Checks a component by its keys, because `type` is optional in old files.
     fn component(&mut self, path: &str, component: &Map<String, Value>) -> Result<(), String> {
         let text = |key: &str| component.get(key).and_then(Value::as_str);
         let mut factor = 1;

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::{Tool, ToolCall, python};
 use crate::REASONING;
 
-/// How a model writes calls of tools.
+/// Format in which a model writes tool calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CallFormat {
@@ -45,7 +45,7 @@ impl CallFormat {
         })
     }
 
-    /// What a call begins and ends with; no text where nothing does.
+    /// Texts that a call begins and ends with; empty where there is none.
     pub fn marks(self) -> (&'static str, &'static str) {
         match self {
             Self::Tagged | Self::Elements => CALL,

@@ -15,7 +15,7 @@ pub use formats::CallFormat;
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Tool {
-    /// What it is called by.
+    /// Name that calls use.
     pub name: String,
     /// The JSON schema of its arguments, which are an object.
     pub parameters: Value,

@@ -164,7 +164,7 @@ fn sdot(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     sums
 }
 
-/// As [`sdot`], with the same four bytes of `b` for all sums.
+/// Same as [`sdot`], with the same four bytes of `b` for all sums.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn sdot_lane<const QUAD: i32>(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {

@@ -136,7 +136,7 @@ fn four(scales: &[f32], index: usize) -> __m128 {
     }
 }
 
-/// As [`four`], of the bits of f16.
+/// Same as [`four`], from the bits of f16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 fn four_halves(scales: &[u16], index: usize) -> __m128 {

@@ -11,7 +11,7 @@ use qhx_graph::weight::{Storage, Weight, transposed};
 use qhx_checkpoint::Checkpoint;
 use qhx_base::{Error, ErrorKind, Result};
 
-/// Whether the tower becomes a graph.
+/// Option that makes the tower a graph, or leaves it out.
 pub(crate) const TOWERS: RecipeOption = RecipeOption {
     name: "towers",
     values: &["all", "none"],

@@ -21,7 +21,7 @@ pub(crate) struct Config {
     pub tied: bool,
     /// Longest context, where the checkpoint says so.
     pub max_positions: Option<usize>,
-    /// Of `Lfm2MoeForCausalLM`.
+    /// Experts of `Lfm2MoeForCausalLM`.
     pub sparse: Option<Sparse>,
 }
 

@@ -1,4 +1,4 @@
-//! How an image is resized and cut into tiles, and the texts before them: `Idefics3ImageProcessor` and
+//! Resizing an image and cutting it into tiles, and the texts before them: `Idefics3ImageProcessor` and
 //! `Idefics3Processor` of `transformers`, which SmolVLM's equal.
 
 use qhx_op::vision::{Filter, Image, Resizer, Size};
@@ -111,7 +111,7 @@ impl Grid {
         (self.rows > 0).then_some(numbers)
     }
 
-    /// What stands before each part.
+    /// Text before each part.
     pub fn texts(&self) -> impl Iterator<Item = String> {
         let Self { rows, columns, .. } = *self;
         let cells = (1..=rows).flat_map(move |row| (1..=columns).map(move |column| (row, column)));

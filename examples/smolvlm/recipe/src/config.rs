@@ -64,7 +64,7 @@ pub(crate) fn tower(checkpoint: &Checkpoint, precision: Precision) -> Result<Sig
     Siglip::read(checkpoint, "vision_model", TOWER, precision)?.in_blocks(scale)
 }
 
-/// What the host needs to know to cut an image into tiles: the keys of `Idefics3ImageProcessor` and
+/// Parameters with which the host cuts an image into tiles: the keys of `Idefics3ImageProcessor` and
 /// `SmolVLMImageProcessor`, with the defaults of the classes.
 pub(crate) fn tiling(processor: &Processor, tower: &Siglip<'_>) -> Result<Map<String, Value>> {
     let side = tower.image_size() as u64;

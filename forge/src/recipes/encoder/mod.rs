@@ -1,5 +1,5 @@
-//! What the recipes of encoders share: the files of `sentence-transformers` beside a checkpoint, graphs for several
-//! lengths of texts, and the plan that `llama_embed_sharded` runs.
+//! Code that the recipes of encoders share: the files of `sentence-transformers` beside a checkpoint, graphs for
+//! several lengths of texts, and the plan that `llama_embed_sharded` runs.
 
 mod files;
 mod modules;

@@ -51,7 +51,7 @@ const ACTIVATIONS: [(&str, &str); 5] = [
 const EPS: f32 = 1e-5;
 /// The tensors of a module, in the newer and in the older form.
 const TENSORS: [&str; 2] = ["model.safetensors", "pytorch_model.bin"];
-/// Where `Pooling` is without a `modules.json`.
+/// Folder of `Pooling` without a `modules.json`.
 const POOLING_FOLDER: &str = "1_Pooling";
 
 /// A dense layer of a head.
@@ -68,14 +68,14 @@ pub(in crate::recipes) struct Dense<'a> {
     pub temperature: f32,
 }
 
-/// What a text's rows pass.
+/// Modules that a text's rows pass.
 #[derive(Debug, Default)]
 pub(in crate::recipes) struct Modules {
     /// The op's names.
     pub poolings: Vec<&'static str>,
     /// The pooled vector is divided by its norm, and nothing else is done with it.
     pub normalize: bool,
-    /// What it passes otherwise, as the op reads it.
+    /// Other steps that it passes, as the op reads them.
     pub steps: Vec<Value>,
     /// The weights.
     pub files: Vec<MatrixFile>,

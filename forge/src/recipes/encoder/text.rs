@@ -1,4 +1,4 @@
-//! What makes a checkpoint an encoder: the files of `sentence-transformers` beside it.
+//! Encoder checkpoints, recognised by the files of `sentence-transformers` beside them.
 //!
 //! Checkpoints of this kind are laid out in several ways; no single file is depended on.
 
@@ -12,14 +12,14 @@ use super::modules::{Dense, Modules};
 use crate::kit::Reader;
 use crate::recipe::RecipeOptions;
 
-/// How a text becomes a vector.
+/// Conversion of a text to a vector.
 #[derive(Debug)]
 pub(in crate::recipes) struct Encoder {
     pub causal: bool,
     pub modules: Modules,
     pub query_prefix: String,
     pub document_prefix: String,
-    /// How the model is asked about a query and a document, where it scores them.
+    /// Prompt about a query and a document, for models that score them.
     pub rerank: Option<Rerank>,
 }
 

@@ -58,7 +58,7 @@ impl Config {
         Self::with(&reader, ple, shared)
     }
 
-    /// That of a drafting head (`Gemma4AssistantConfig`): it has no per-layer inputs, and no keys of its own.
+    /// Configuration of a drafting head (`Gemma4AssistantConfig`): it has no per-layer inputs, and no keys of its own.
     pub fn assistant(checkpoint: &Checkpoint) -> Result<Self> {
         let reader = Reader::new(checkpoint);
         refuse_variants(&reader)?;

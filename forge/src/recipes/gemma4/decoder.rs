@@ -55,7 +55,7 @@ pub(super) struct Drafter {
     pub clusters: Option<usize>,
 }
 
-/// What the layers of a graph have in common.
+/// Inputs that the layers of a graph share.
 struct Inputs {
     /// `[rows, layers of the graph · ple]`
     ple: Option<TensorId>,
@@ -186,9 +186,8 @@ impl Model<'_> {
         b.finish()
     }
 
-    /// What per-layer inputs of the first `layers` layers have of the rows that the first layer gets: x
-    /// `[rows, hidden]` → `context` `[rows, layers · ple]`, normalised layer by layer
-    /// (`Gemma4TextModel.project_per_layer_inputs`).
+    /// Projection of the first layer's rows to the per-layer inputs of the first `layers` layers: x `[rows, hidden]` →
+    /// `context` `[rows, layers · ple]`, normalised layer by layer (`Gemma4TextModel.project_per_layer_inputs`).
     pub fn projection(&self, name: &str, rows: usize, layers: usize) -> Result<Graph> {
         let config = self.config;
         let [all, width] = [config.layers(), layers].map(|layers| layers * config.ple);
@@ -376,7 +375,7 @@ impl Model<'_> {
         Ok(sums[0])
     }
 
-    /// What a layer adds of its per-layer input; its gate reads rows that are not normalised.
+    /// Contribution of a layer's per-layer input; its gate reads rows that are not normalised.
     fn per_layer_input(
         &self,
         b: &mut GraphBuilder,

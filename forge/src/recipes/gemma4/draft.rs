@@ -26,7 +26,7 @@ use crate::kit::{Decoder, Layers, MatrixFile, Reader, matrices, one_or_many};
 use crate::recipe::{ContextPlan, RecipeOptions, Tables};
 use crate::registry::RecipeOption;
 
-/// What begins the names of its graphs.
+/// Prefix of the names of its graphs.
 const KEY: &str = "draft";
 const CLASS: &str = "Gemma4AssistantForCausalLM";
 
@@ -149,7 +149,7 @@ fn donors(whole: &Reader<'_>, head: &Config, target: &Config) -> Result<[Option<
 /// Tokens in clusters.
 struct Clusters {
     count: usize,
-    /// How many of them count.
+    /// Number of clusters that count for a token.
     top: usize,
     ordering: Ordering,
 }

@@ -244,7 +244,7 @@ fn step_rows(options: &RecipeOptions, verify: Option<usize>) -> Result<Vec<usize
     Ok(rows)
 }
 
-/// Whether the checkpoint has a tower, and the bundle shall have it.
+/// True if the checkpoint has a tower, and the bundle should have it.
 fn wants(checkpoint: &Checkpoint, options: &RecipeOptions, tower: &str) -> bool {
     let there = checkpoint.config().get(format!("{tower}_config")).is_some_and(Value::is_object);
     there && options.choice(TOWERS.name).is_none_or(|towers| towers == "all" || towers == tower)
@@ -301,7 +301,7 @@ fn params(config: &Config, max_ctx: usize, window: usize) -> Map<String, Value> 
     params
 }
 
-/// What makes per-layer inputs: the table `[vocab, layers · width]`, and where no graph `projects`, the projection
+/// Tables for per-layer inputs: the table `[vocab, layers · width]`, and where no graph `projects`, the projection
 /// `[layers · width, hidden]` and the norm `[width]`. The table is the largest tensor of a model, 5.6 GB at E4B; it is
 /// written some rows at a time.
 fn per_layer_tables(checkpoint: &Checkpoint, config: &Config, projects: bool) -> Result<Tables> {

@@ -1,4 +1,4 @@
-//! What the vision and audio towers have in common.
+//! Parts that the vision and audio towers share.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub(super) struct Clipped<'a> {
     pub checkpoint: &'a Checkpoint,
     /// `use_clipped_linears`
     pub clips: bool,
-    /// Of the weights.
+    /// Precision of the weights.
     pub precision: Precision,
 }
 
@@ -38,7 +38,7 @@ impl Clipped<'_> {
         self.checkpoint.matrix(&format!("{name}.linear.weight"), [outputs, inputs])
     }
 
-    /// As [`Clipped::linear`], with a weight made of that in the checkpoint.
+    /// Same as [`Clipped::linear`], with a weight made from that in the checkpoint.
     pub fn linear_of(
         &self,
         b: &mut GraphBuilder,

@@ -12,7 +12,7 @@ use crate::kit::Reader;
 /// Layers that a configuration may have.
 const MAX_LAYERS: usize = 64;
 
-/// What is read of `config.json`.
+/// Fields of `config.json` that are read.
 #[derive(Debug)]
 pub(super) struct Config {
     pub(super) hidden: usize,

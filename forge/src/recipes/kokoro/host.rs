@@ -1,4 +1,4 @@
-//! What the host-op computes with: LSTMs, embeddings, durations and the source, in one file of f32.
+//! Values that the host-op computes with: LSTMs, embeddings, durations and the source, in one file of f32.
 
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::weight::RowSource;
@@ -8,7 +8,7 @@ use super::config::{Albert, Config};
 use super::{Model, SINES};
 
 impl Model<'_> {
-    /// What the host-op computes with, one tensor behind the other, in the order in which it reads them.
+    /// Values that the host-op computes with, one tensor behind the other, in the order in which it reads them.
     pub(super) fn host_values(&self) -> Result<Vec<f32>> {
         let Config { hidden, style, layers, tokens, durations, ref albert, .. } = *self.config;
         let &Albert { width, embedding, positions, .. } = albert;

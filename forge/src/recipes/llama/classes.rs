@@ -2,12 +2,12 @@
 
 use Bias::{Always, Key, Never};
 
-/// Whether projections have biases.
+/// Presence of biases in projections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bias {
     Never,
     Always,
-    /// Where the configuration says so: `attention_bias`, `mlp_bias`.
+    /// If the configuration says so: `attention_bias`, `mlp_bias`.
     Key,
 }
 
@@ -21,7 +21,7 @@ pub(super) enum HeadNorms {
     Whole,
 }
 
-/// Where the norms of a layer are.
+/// Positions of the norms in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Norms {
     /// Before attention and MLP.
@@ -40,14 +40,14 @@ pub(super) enum Sliding {
     Upper,
     /// With `use_sliding_window`: those of `layer_types`, or those without rope.
     Unturned,
-    /// Those of `layer_types`, or every other one from the first on.
+    /// The layers that `layer_types` names, or every other one from the first on.
     Alternate,
 }
 
-/// What a model class does that its `config.json` does not say.
+/// Properties of a model class that its `config.json` does not declare.
 #[derive(Debug)]
 pub(super) struct Class {
-    /// What the names of the class begin with: `Mistral` of `MistralForCausalLM`, `MistralModel`, ….
+    /// Prefix of the class names: `Mistral` of `MistralForCausalLM`, `MistralModel`, ….
     pub prefix: &'static str,
     /// `model.family` of the manifest.
     pub family: &'static str,

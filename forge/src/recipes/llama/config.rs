@@ -48,7 +48,7 @@ pub(super) struct Config {
     pub score_cap: Option<f32>,
     /// The host applies it.
     pub logits_cap: Option<f32>,
-    /// Of classes with experts.
+    /// Layers with experts, for classes that have them.
     pub sparse: Option<Sparse>,
 }
 

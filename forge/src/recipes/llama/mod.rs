@@ -82,7 +82,7 @@ const RERANKERS: [&str; 5] = [
     "Qwen3ForSequenceClassification",
     "LlamaBidirectionalForSequenceClassification",
 ];
-/// What a bidirectional reranker of Nvidia reads, by the model card of llama-3.2-nv-rerankqa-1b-v2.
+/// Prompt of a bidirectional reranker of Nvidia, from the model card of llama-3.2-nv-rerankqa-1b-v2.
 const PASSAGE: &str = "question:{query} \n \n passage:{document}";
 
 register_recipe!(

@@ -35,7 +35,7 @@ pub(super) fn attention(
     b.finish()
 }
 
-/// Where a layer's router is.
+/// Name of a layer's router.
 fn router(checkpoint: &Checkpoint, layer: usize) -> String {
     let new = format!("layers.{layer}.mlp.router");
     let found = checkpoint.has(&format!("{new}.weight"));

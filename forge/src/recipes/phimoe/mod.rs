@@ -132,7 +132,7 @@ fn params(config: &Config, options: &RecipeOptions) -> Map<String, Value> {
     params
 }
 
-/// What the names of graphs begin with, before the number of the layer.
+/// Prefix of the names of graphs, before the number of the layer.
 fn stem(options: &RecipeOptions, prompts: &[usize], Step { rows, positions, .. }: Step) -> String {
     match (rows, positions == options.max_ctx) {
         (1, true) => "a".to_owned(),
@@ -160,7 +160,7 @@ fn plan_params(
     plan
 }
 
-/// Where a layer's experts are: stacks of `transformers`, or one by one as in published checkpoints.
+/// Names of a layer's experts: stacks of `transformers`, or one by one as in published checkpoints.
 fn names(layer: usize) -> ExpertNames {
     ExpertNames {
         experts: format!("layers.{layer}.block_sparse_moe.experts"),

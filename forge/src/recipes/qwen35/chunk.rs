@@ -20,7 +20,7 @@ const VALID: &str = "valid";
 /// The name of the input that chooses the rows of the convolution that the next graph begins with.
 const KEEP: &str = "keep";
 
-/// What the layers of a graph for `rows` tokens have in common.
+/// Inputs that the layers of a graph for `rows` tokens share.
 #[derive(Debug)]
 pub(super) struct Chunks {
     rows: usize,
@@ -101,17 +101,17 @@ fn chunk_sizes(rows: usize) -> impl Iterator<Item = usize> {
     (0..rows).step_by(WIDEST).map(move |first| WIDEST.min(rows - first))
 }
 
-/// What the tokens of a chunk bring to the state. C tokens, H heads.
+/// Contribution of a chunk's tokens to the state. C tokens, H heads.
 struct Tokens {
-    /// Of unit length and scaled: `[H, C, key_dim]`.
+    /// Queries of unit length, scaled: `[H, C, key_dim]`.
     q: TensorId,
-    /// Of unit length: `[H, C, key_dim]`.
+    /// Keys of unit length: `[H, C, key_dim]`.
     k: TensorId,
     /// `[H, C, value_dim]`
     v: TensorId,
     /// Logarithm of what is left of the state after the token: `[H, C, 1]`, at most 0.
     decay: TensorId,
-    /// What share of its value the token writes: `[H, C, 1]`.
+    /// Share of its value that the token writes: `[H, C, 1]`.
     beta: TensorId,
 }
 
@@ -226,7 +226,7 @@ impl Model<'_> {
         b.silu(sums.unwrap_or(own))
     }
 
-    /// What the tokens of a chunk read, `[H, C, value_dim]`, and the state after them.
+    /// Values that the tokens of a chunk read, `[H, C, value_dim]`, and the state after them.
     ///
     /// With G the sums of the logarithms up to a token, A = exp(G_i − G_j) for j ≤ i and E = exp(G):
     /// T = (1 + B)⁻¹ for B = β · A · kkᵀ below the diagonal, V = T · β(v − E · kS),

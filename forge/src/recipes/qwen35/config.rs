@@ -10,7 +10,7 @@ use crate::recipes::vision::{Vision, section};
 /// `mrope_section` where no key says it (`Qwen3_5TextRotaryEmbedding`).
 const SECTION: [usize; 3] = [11, 11, 10];
 
-/// What mixes tokens in a layer.
+/// Token mixer of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LayerKind {
     /// GatedDeltaNet.
@@ -24,9 +24,9 @@ pub(super) enum LayerKind {
 pub(super) struct Config {
     pub hidden: usize,
     pub vocab: usize,
-    /// Of the MLP, or of the expert that every token goes to.
+    /// Inner width of the MLP, or of the expert that every token goes to.
     pub intermediate: usize,
-    /// Of classes with experts, in each layer.
+    /// Experts of each layer, for classes that have them.
     pub experts: Option<Experts>,
     pub layers: Vec<LayerKind>,
     pub heads: Heads,
@@ -41,7 +41,7 @@ pub(super) struct Config {
     pub eps: f32,
     pub tied: bool,
     pub max_positions: Option<usize>,
-    /// Of checkpoints that have it, the vision tower.
+    /// Vision tower, for checkpoints that have one.
     pub vision: Option<Images>,
 }
 

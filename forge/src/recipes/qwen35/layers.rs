@@ -158,8 +158,8 @@ impl Model<'_> {
         Ok(y)
     }
 
-    /// What the rows x `[rows, hidden]` add to the stream: `out` `[rows · heads, value_dim]` normalised head by head,
-    /// gated and projected. This norm's weight has no 1 +.
+    /// Contribution of the rows x `[rows, hidden]` to the stream: `out` `[rows · heads, value_dim]` normalised head by
+    /// head, gated and projected. This norm's weight has no 1 +.
     pub fn gated(
         &self,
         b: &mut GraphBuilder,

@@ -57,7 +57,7 @@ use qhx_core::op::Segment;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph};
 
-/// As that of other recipes with such a tower, which may be left out here.
+/// Same option as that of other recipes with such a tower, which may be left out here.
 const TOWER: RecipeOption = RecipeOption {
     values: &["fp16", "w8a16", "none"],
     help: "precision of the vision tower's weights, where the checkpoint has one; none leaves it out",

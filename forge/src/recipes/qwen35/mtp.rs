@@ -19,7 +19,7 @@ use crate::registry::RecipeOption;
 /// The context of its graphs.
 const KEY: &str = "mtp";
 
-/// Whether the bundle gets it.
+/// Option that adds the drafting head to the bundle.
 pub(super) const MTP: RecipeOption = RecipeOption {
     name: "mtp",
     values: &["auto", "on", "off"],
@@ -50,7 +50,7 @@ pub(super) fn add(
     Ok(())
 }
 
-/// Whether the checkpoint has a head that this recipe knows, and the options want it.
+/// True if the checkpoint has a head that this recipe knows, and the options want it.
 fn is_wanted(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<bool> {
     let choice = MTP.choice(options);
     if choice == Some("off") {

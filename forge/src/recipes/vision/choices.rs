@@ -49,7 +49,7 @@ pub(super) fn vision_shift(options: &RecipeOptions) -> u8 {
     options.choice(VISION_SHIFT.name).and_then(|shift| shift.parse().ok()).unwrap_or(0)
 }
 
-/// What the vision graphs take, the smallest first; a square of `default` pixels a side by default.
+/// Patches that the vision graphs take, the smallest first; a square of `default` pixels a side by default.
 pub(super) fn patches(
     vision: &Vision,
     options: &RecipeOptions,

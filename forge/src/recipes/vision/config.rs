@@ -31,11 +31,12 @@ pub(in crate::recipes) struct Vision {
     pub out: usize,
     /// `image_token_id` and the other tokens around images and videos, with their keys.
     pub tokens: [(&'static str, usize); 4],
-    /// Of Qwen2.5-VL: blocks with RMSNorm and gated MLPs, most of which attend within windows; no learned positions.
+    /// Windows of Qwen2.5-VL: blocks with RMSNorm and gated MLPs, most of which attend within windows; no learned
+    /// positions.
     pub windows: Option<Windows>,
 }
 
-/// What blocks of Qwen2.5-VL attend to.
+/// Attention windows of Qwen2.5-VL's blocks.
 #[derive(Debug, Clone)]
 pub(in crate::recipes) struct Windows {
     /// Patches of a window's side.
@@ -46,7 +47,7 @@ pub(in crate::recipes) struct Windows {
     pub tokens_per_second: f64,
 }
 
-/// What a vision graph takes.
+/// Patches that a vision graph takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Patches {
     /// A square with this number of patches a side; its rotary tables are constants.
@@ -130,7 +131,7 @@ impl Vision {
         Ok(Self { windows: Some(Windows { side, full, tokens_per_second }), ..tower })
     }
 
-    /// What both have, without learned positions and further rows for the decoder.
+    /// Tower with the settings that both share, without learned positions and further rows for the decoder.
     fn common(
         checkpoint: &Checkpoint,
         reader: &Reader<'_>,

@@ -1,4 +1,4 @@
-//! How large the hidden states of the vision tower become on an image, which is shaped as the host-op shapes it.
+//! Magnitudes of the vision tower's hidden states on an image, which is shaped as the host-op shapes it.
 
 use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;

@@ -1,5 +1,5 @@
-//! What the host does before the vision graph: the tables of patch embedding and learned positions, and how a
-//! image's size is chosen.
+//! Host work before the vision graph: the tables of patch embedding and learned positions, and the choice of an image's
+//! size.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ pub(super) fn positions(checkpoint: &Checkpoint, vision: &Vision) -> Result<Arc<
     }
 }
 
-/// What a host adds that a checkpoint has no tensor for.
+/// Zeros that a host adds in place of a tensor that the checkpoint does not have.
 #[derive(Debug)]
 struct Zeros([usize; 2]);
 

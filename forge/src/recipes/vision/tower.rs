@@ -20,12 +20,12 @@ use crate::recipe::from_kit;
 pub(super) struct Tower<'a> {
     pub layers: Layers<'a>,
     pub vision: &'a Vision,
-    /// What rows are multiplied with on their way through the blocks. The host's tables and what blocks add to the rows
-    /// are stored multiplied by it, and the norms take it away again; their epsilon is its square times the model's.
+    /// Factor of the rows on their way through the blocks. The host's tables and what blocks add to the rows are stored
+    /// multiplied by it, and the norms take it away again; their epsilon is its square times the model's.
     pub scale: f32,
 }
 
-/// What the blocks of a graph share.
+/// Inputs and sizes that the blocks of a graph share.
 struct Blocks<'a> {
     tower: Tower<'a>,
     rows: usize,

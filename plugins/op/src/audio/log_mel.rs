@@ -53,7 +53,7 @@ pub struct FrontEnd {
     pub hop: usize,
     /// Length of the Fourier transform; zeros follow the frame.
     pub fft: usize,
-    /// What a frame is multiplied with.
+    /// Window that a frame is multiplied with.
     pub window: Window,
     /// Samples that the first frame begins before the clip.
     #[serde(default)]
@@ -61,7 +61,7 @@ pub struct FrontEnd {
     /// Samples that must follow from the start of a frame: those of the frame, or more where a class
     /// asks for the next one, or fewer where it lets the last frame reach beyond the clip.
     pub span: usize,
-    /// What stands outside of the clip.
+    /// Samples assumed outside of the clip.
     #[serde(default)]
     pub edge: Edge,
     /// Magnitudes or their squares.
@@ -100,7 +100,7 @@ impl LogMel {
         Ok(Self { spectrum: vec![0.0; stft.bins()], front, stft, filters })
     }
 
-    /// What it computes.
+    /// Settings of the front end.
     pub fn front_end(&self) -> &FrontEnd {
         &self.front
     }

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use crate::{Error, Result};
 
-/// How frequencies become mels.
+/// Formula that maps frequencies to mels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -15,7 +15,7 @@ pub enum MelScale {
     Slaney,
 }
 
-/// Where the logarithmic part of Slaney's scale begins, in hertz and in mels.
+/// Start of the logarithmic part of Slaney's scale, in hertz and in mels.
 const SLANEY_BREAK: (f64, f64) = (1000.0, 15.0);
 
 impl MelScale {
@@ -38,16 +38,16 @@ impl MelScale {
     }
 }
 
-/// What [`MelFilters::new`] needs to know.
+/// Settings of [`MelFilters::new`].
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct MelOptions {
     /// Number of filters.
     pub mels: usize,
-    /// Where the first triangle begins, in hertz.
+    /// Start of the first triangle, in hertz.
     pub min_hz: f64,
-    /// Where the last one ends.
+    /// End of the last triangle, in hertz.
     pub max_hz: f64,
-    /// How frequencies become mels.
+    /// Formula that maps frequencies to mels.
     pub scale: MelScale,
     /// Divide each triangle by half its width in hertz, so that all have one area (`norm="slaney"`).
     /// Otherwise all have height 1.

@@ -12,7 +12,7 @@ use crate::{Error, ErrorCode, Result};
 /// A transform is never longer; a manifest that declares more would only cost memory.
 const MAX_LENGTH: usize = 1 << 16;
 
-/// What a frame is multiplied with.
+/// Window that a frame is multiplied with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -35,7 +35,7 @@ impl Window {
     }
 }
 
-/// What is taken of a complex spectrum.
+/// Real values taken from a complex spectrum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -46,7 +46,7 @@ pub enum Spectrum {
     Power,
 }
 
-/// What stands before the first sample and after the last.
+/// Samples assumed before the first sample and after the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Default)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

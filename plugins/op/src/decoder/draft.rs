@@ -1,8 +1,8 @@
 //! A drafting head: layers that predict the token after next from a hidden state of the decoder and the token that was
 //! chosen there (multi-token prediction: DeepSeek-V3, arXiv 2412.19437, section 2.2).
 //!
-//! What it takes is a pair: the hidden state of a position, and the embedding of the token at the next one. Its layers
-//! have a cache of pairs, which follows the text: every token that the decoder consumes completes a pair, and pairs go
+//! The head takes a pair: the hidden state of a position, and the embedding of the token at the next one. Its layers
+//! have a cache of pairs, which follows the text: every token that the decoder consumes completes a pair. Pairs go
 //! through the head's graphs together, when a draft token is asked for or when there are as many as its widest graph
 //! takes. So a plain step costs a copy of one hidden state.
 //!
@@ -26,7 +26,7 @@ pub(super) const DRAFT_HEAD: &str = "/plan/params/draft_head";
 /// Ends the bytes of a state that has those of a drafting head.
 const MAGIC: [u8; 8] = *b"qhxdraf\x01";
 
-/// Whether a graph reads caches and writes none: those of the decoder.
+/// True if a graph reads caches and writes none, so that the caches are the decoder's.
 pub(super) fn reads_alone(host: &Host, graph: GraphId) -> bool {
     let info = host.graph(graph);
     let writes = |role: &str| role.starts_with("new_") || role.starts_with("present_");
@@ -59,7 +59,7 @@ pub(super) struct DraftGraphs {
     pub reads: bool,
 }
 
-/// What the logits of a draft token are made of.
+/// Source of the logits of a draft token.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Drafted {
     /// A row of a source of the decoder's head.
@@ -68,7 +68,7 @@ pub(super) enum Drafted {
     Logits(View),
 }
 
-/// What of the head belongs to a snapshot of the decoder.
+/// State of the head that belongs to a snapshot of the decoder.
 #[derive(Debug)]
 struct Saved {
     of: SnapshotId,
@@ -238,7 +238,7 @@ impl DraftHead {
         )))
     }
 
-    /// Whether draft tokens are asked for from here on.
+    /// Switches drafting: if `on`, draft tokens are asked for from here on.
     ///
     /// # Errors
     /// None, as long as its state has caches alone.
@@ -531,7 +531,7 @@ impl DraftHead {
     }
 }
 
-/// What a drafting head appended to the exported state of its decoder.
+/// Bytes that a drafting head appended to the exported state of its decoder.
 #[derive(Debug)]
 pub(super) struct Exported<'a> {
     position: usize,

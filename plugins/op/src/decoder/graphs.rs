@@ -12,7 +12,7 @@ const DECODE: &str = "/plan/params/decode";
 const PREFILL: &str = "/plan/params/prefill";
 const WITHIN: &str = "/plan/params/within";
 
-/// What `plan.params` declares about a decoder ([`crate::schema::decoder`]).
+/// Declaration of a decoder in `plan.params` ([`crate::schema::decoder`]).
 #[derive(Debug, Deserialize)]
 struct Params {
     decode: OneOrMany,
@@ -23,8 +23,8 @@ struct Params {
     draft_head: Option<OneOrMany>,
 }
 
-/// What a layer carries from token to token: the roles of its tensors without their prefix and
-/// without the layer's number.
+/// State that a layer carries from token to token: the roles of its tensors without their prefix and without the
+/// layer's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerState<'a> {
     /// Caches `past_X_i` → `new_X_i`, such as `["k", "v"]`.
@@ -64,7 +64,7 @@ pub struct DecoderGraphs {
     /// Graphs of a step with their number of rows: those for one token, then those for prompts, the narrowest first,
     /// and then those for as many tokens in smaller contexts.
     pub(super) passes: Vec<(usize, Vec<GraphId>)>,
-    /// How many of them are not of a smaller context.
+    /// Number of passes that are not of a smaller context.
     pub(super) whole: usize,
     pub(super) head: Option<GraphId>,
     /// Graphs of the drafting head.

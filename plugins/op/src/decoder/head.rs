@@ -10,9 +10,9 @@ pub struct HiddenRows {
     pub graph: GraphId,
     /// The tensor.
     pub port: Port,
-    /// Where they lie.
+    /// View of the rows.
     pub view: View,
-    /// How many they are.
+    /// Number of rows.
     pub rows: usize,
 }
 
@@ -54,7 +54,7 @@ impl Head {
         Ok(head)
     }
 
-    /// What it gives.
+    /// View of the logits.
     pub fn logits(&self) -> View {
         self.logits
     }
@@ -91,7 +91,7 @@ fn nth(view: View, row: usize, rows: usize) -> View {
     View { offset: view.offset + row * len * view.dtype.size(), len, ..view }
 }
 
-/// What comes out of the last shard of a pass.
+/// Output of the last shard of a pass.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Tail {
     /// Rows for the head's graph.

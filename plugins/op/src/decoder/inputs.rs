@@ -1,4 +1,4 @@
-//! What fills the inputs of a decoder's graphs.
+//! Filling of the inputs of a decoder's graphs.
 
 use std::any::Any;
 use std::fmt;
@@ -34,7 +34,7 @@ pub struct Chunk<'a> {
     pub tokens: &'a [u32],
     /// Position of the first.
     pub position: usize,
-    /// Where each position stands for an embedding of three axes.
+    /// Place of each position for a rotary embedding of three axes.
     pub track: &'a PositionTrack,
     /// Index of the first in the prompt that is being consumed; 0 for a token that is decoded.
     pub index: usize,

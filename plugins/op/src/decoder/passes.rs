@@ -3,7 +3,7 @@
 /// Prompts longer than this begin with the pass that costs least for a token; the rest is planned exactly.
 const PLANNED: usize = 4096;
 
-/// What a pass costs, in a unit that is the same for all passes of a decoder.
+/// Cost of a pass, in a unit that is the same for all passes of a decoder.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct PassCost {
     /// Maximum number of tokens.
@@ -114,7 +114,7 @@ impl Passes {
     }
 }
 
-/// How many of `left` tokens a pass can take next.
+/// Number of the `left` tokens that a pass can take next.
 fn take(cost: &PassCost, left: usize) -> Option<usize> {
     let all = if cost.logits { left } else { left - 1 };
     let count = all.min(cost.rows);

@@ -3,7 +3,7 @@
 use super::{Decoder, SoftRows};
 use crate::{Host, Result, Segment, View};
 
-/// What an image or a clip becomes.
+/// Encoded image or clip: the rows that stand for it in the prompt.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SoftPart {
     /// The token that stands at each of its positions.
@@ -20,7 +20,7 @@ pub struct SoftPart {
 #[derive(Debug, Default)]
 pub struct SoftPrompt {
     tokens: Vec<u32>,
-    /// Where each stands.
+    /// Index of its first token, and the part.
     parts: Vec<(usize, SoftPart)>,
 }
 
@@ -28,7 +28,7 @@ impl SoftPrompt {
     /// The prompt of these segments; `encode` is asked for all that are not tokens.
     ///
     /// # Errors
-    /// Those of `encode`.
+    /// Errors of `encode`.
     pub fn of<'a>(
         segments: &[Segment<'a>],
         mut encode: impl FnMut(&Segment<'a>) -> Result<SoftPart>,
@@ -50,7 +50,7 @@ impl SoftPrompt {
     /// Has `decoder` consume the prompt; returns the logits of the last token.
     ///
     /// # Errors
-    /// As [`Decoder::prefill_soft`].
+    /// Errors of [`Decoder::prefill_soft`].
     pub fn prefill(&self, host: &mut Host, decoder: &mut Decoder) -> Result<View> {
         let parts = self.parts.iter();
         let soft: Vec<_> = parts

@@ -32,7 +32,7 @@ struct Expert {
     scales: [Port; 3],
 }
 
-/// How weights get into the graph.
+/// Form in which weights get into the graph.
 #[derive(Debug)]
 enum Form {
     /// Bound where they lie, with the scales.

@@ -29,7 +29,7 @@ pub(super) struct Grouped {
     ffn_y: Tensor,
     /// The residual with what the experts have added so far, f32 `[rows, hidden]`.
     sum: BufferId,
-    /// Of each token, one behind the other.
+    /// Choices of each token, one token after the other.
     choices: Vec<Choice>,
     pub a_token: usize,
     /// Tokens of the expert that is running.
@@ -89,7 +89,7 @@ impl Grouped {
         self.ffn.graph
     }
 
-    /// Where the choices of the token in a row go.
+    /// Choices of the token in a row, to be written.
     pub fn choices(&mut self, row: usize) -> &mut [Choice] {
         &mut self.choices[row * self.a_token..(row + 1) * self.a_token]
     }

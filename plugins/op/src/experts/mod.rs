@@ -29,7 +29,7 @@ use spans::Spans;
 use table::{Sizes, Table};
 use token::Token;
 
-/// What `plan.params` declares about experts. The defaults are the names of the published bundles.
+/// Declaration of experts in `plan.params`. The defaults are the names of the published bundles.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default)]
 pub struct ExpertParams {
@@ -37,7 +37,7 @@ pub struct ExpertParams {
     pub ffn: String,
     /// Graph of one expert for several tokens.
     pub ffn_prefill: String,
-    /// What one step of int8 weight inputs is worth inside the graphs.
+    /// Value of one step of int8 weight inputs inside the graphs.
     pub int8_step: f32,
     /// Ask the system for experts as a whole before their first use.
     pub read_ahead: bool,
@@ -173,8 +173,8 @@ impl Experts {
         self.grouped.iter().map(Grouped::graph).chain([self.token.graph()])
     }
 
-    /// What the experts of a layer cost a step of `rows` tokens, where these choose evenly. Where the bundle declares
-    /// nothing, the experts of one token cost as much as a graph for one token.
+    /// Cost of a layer's experts for a step of `rows` tokens that choose evenly. If the bundle declares nothing, the
+    /// experts of one token cost as much as a graph for one token.
     pub(crate) fn cost(&self, host: &Host, costs: GraphCosts, rows: usize) -> f64 {
         match &self.grouped {
             Some(grouped) if rows > 1 => {
@@ -187,8 +187,8 @@ impl Experts {
         }
     }
 
-    /// What a layer's experts add to the first `count` rows of a step, whose graph has just run: the residual goes to
-    /// the input `x` of the next graph. `position` is that of the first row in the text.
+    /// Adds the output of a layer's experts to the first `count` rows of a step whose graph has just run: the residual
+    /// goes to the input `x` of the next graph. `position` is that of the first row in the text.
     ///
     /// # Errors
     /// When a score is not a finite number, or a graph fails.

@@ -9,7 +9,7 @@ pub(crate) const ROUTER: &str = "router";
 /// A buffer of floats.
 #[derive(Debug, Clone, Copy)]
 pub struct Tensor {
-    /// Where they lie, from its first byte on.
+    /// Buffer that holds them, from its first byte on.
     pub buffer: BufferId,
     /// f16 or f32.
     pub dtype: DType,
@@ -86,7 +86,7 @@ fn share(
 pub struct Residual {
     /// The graphs, in order.
     pub graphs: Vec<GraphId>,
-    /// How many of them experts follow: all, or all but the last.
+    /// Number of graphs that experts follow: all, or all but the last.
     pub layers: usize,
     /// Tokens of a step.
     pub rows: usize,
@@ -98,7 +98,7 @@ pub struct Residual {
     pub x: Tensor,
     /// Residual that the experts add to, `[rows, hidden]`.
     pub y: Tensor,
-    /// What the experts take, `[rows, hidden]`.
+    /// Input of the experts, `[rows, hidden]`.
     pub z: Tensor,
     /// Scores, `[rows, experts]`.
     pub(super) router: Tensor,
@@ -185,7 +185,7 @@ impl Residual {
         Ok(Self { graphs, ..*whole })
     }
 
-    /// Where the residual is after the last layer, `[rows, hidden]`: a graph and its tensor there, and the values.
+    /// Residual after the last layer, `[rows, hidden]`: a graph and its tensor there, and the values.
     ///
     /// # Errors
     /// When a tensor is missing.

@@ -7,11 +7,11 @@ use serde::Deserialize;
 pub struct Choice {
     /// Index of the expert.
     pub expert: usize,
-    /// What its output is multiplied by, in 0..=1.
+    /// Factor of the expert's output, in 0..=1.
     pub multiplier: f32,
 }
 
-/// How a token's experts are chosen by their scores: `params.router` of the manifest.
+/// Rule that chooses a token's experts by their scores: `params.router` of the manifest.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(tag = "rule", rename_all = "lowercase")]
 pub enum Rule {

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use crate::kernels::f32_to_f16;
 use crate::{BufferId, DType, Error, Host, Result};
 
-/// Where the manifest names the files.
+/// Pointer to the names of the files in the manifest.
 const POINTER: &str = "/artifacts/experts";
 
 /// `artifacts.experts`. The defaults are the names of the published bundles.
@@ -127,7 +127,7 @@ impl Table {
         }
     }
 
-    /// What is added to the probabilities of a layer's experts; nothing where the table has no biases.
+    /// Bias added to the probabilities of a layer's experts; `None` if the table has no biases.
     pub fn bias<'a>(&self, host: &'a Host, layer: usize) -> Option<&'a [f32]> {
         let first = layer * self.sizes.experts;
         host.f32s(self.bias?).get(first..first + self.sizes.experts)

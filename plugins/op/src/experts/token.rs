@@ -17,7 +17,7 @@ pub(super) struct Token {
     ffn: Ffn,
     multipliers: Vec<Tensor>,
     pub choices: Vec<Choice>,
-    /// Where the experts' sum comes out when the graph does not add the residual itself.
+    /// Output of the experts' sum if the graph does not add the residual itself.
     sum: Option<Tensor>,
     /// Two rows for adding it.
     rows: [Vec<f32>; 2],

@@ -38,7 +38,7 @@ impl Embedding {
     /// The same for the table at another place in the manifest, such as `/artifacts/embed_layers`.
     ///
     /// # Errors
-    /// As [`Embedding::open`].
+    /// Errors of [`Embedding::open`].
     pub fn open_at(
         host: &mut Host,
         pointer: &str,

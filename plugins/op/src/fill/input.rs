@@ -109,7 +109,7 @@ impl FloatInput {
         host.rows_of(self.graph, self.port)
     }
 
-    /// What to say of a tensor that has an unexpected form.
+    /// Error about a tensor that has an unexpected form.
     pub(crate) fn misfit(&self, host: &Host, found: &str) -> Error {
         Error::graph(format!(
             "graph {:?}: tensor {}: found {found}",

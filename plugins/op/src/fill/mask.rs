@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::input::FloatInput;
 use crate::{Error, GraphId, Host, Port, Result};
 
-/// What an additive mask adds to hidden scores.
+/// Value that an additive mask adds to hidden scores.
 ///
 /// So far below any score that the weight underflows to 0, and so far above the lowest f16 that the
 /// sum with a score cannot overflow: one score of −∞ makes the NPU's softmax give 0 to the whole
@@ -13,7 +13,7 @@ use crate::{Error, GraphId, Host, Port, Result};
 /// [`crate::state::StateCarrier`] has found to be finite.
 pub const HIDDEN: f32 = -30_000.0;
 
-/// What an additive mask adds to visible scores.
+/// Value that an additive mask adds to visible scores.
 pub(super) const VISIBLE: f32 = 0.0;
 
 /// Which positions a token sees: itself and those before it, all or the last ones of a window.
@@ -181,8 +181,8 @@ impl StepMask {
         self.fill_together(host, position, 0);
     }
 
-    /// As [`StepMask::fill`], where the first `together` tokens of the step also see those behind them, up to the last
-    /// of them.
+    /// Same as [`StepMask::fill`], but the first `together` tokens of the step also see those behind them, up to the
+    /// last of them.
     pub fn fill_together(&mut self, host: &mut Host, position: usize, together: usize) {
         let step = Filled { position, together: together.min(self.rows) };
         let last = self.filled.replace(step);
@@ -240,7 +240,7 @@ impl StepMask {
     }
 }
 
-/// What is in `a` and not in `b`, before and after it.
+/// Parts of `a` that are not in `b`, before and after it.
 fn without(a: &Range<usize>, b: &Range<usize>) -> [Range<usize>; 2] {
     [a.start..a.end.min(b.start), a.start.max(b.end)..a.end]
 }

@@ -54,11 +54,11 @@ impl PaddingMask {
         Ok(Self { inputs, length, causal, reach: usize::MAX, filled })
     }
 
-    /// As [`PaddingMask::bind_all`] for the input `role`, such as `cmask_local`, of layers in which a token sees those
-    /// of its text that are at most `reach` positions before or after it. Has a row for each position.
+    /// Same as [`PaddingMask::bind_all`], for the input `role`, such as `cmask_local`, of layers in which a token sees
+    /// only tokens of its text at most `reach` positions before or after it. Has a row for each position.
     ///
     /// # Errors
-    /// As [`PaddingMask::bind_all`].
+    /// Errors of [`PaddingMask::bind_all`].
     pub fn bind_local(
         host: &mut Host,
         graphs: &[GraphId],

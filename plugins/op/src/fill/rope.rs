@@ -10,8 +10,8 @@ const MAX_DIM: usize = 1 << 16;
 /// Base of the frequencies when the manifest does not say (RoFormer, arXiv 2104.09864).
 const THETA: f64 = 1e4;
 
-/// How the frequencies of a rotary embedding differ from `θ^(−2i/rotary_dim)`; `params.rope_scaling`
-/// of the manifest. The names are those of `transformers` (`modeling_rope_utils.py`).
+/// Scaling of a rotary embedding's frequencies, which are `θ^(−2i/rotary_dim)` without it; `params.rope_scaling` of the
+/// manifest. The names are those of `transformers` (`modeling_rope_utils.py`).
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(tag = "rope_type", rename_all = "lowercase")]
 #[non_exhaustive]
@@ -154,7 +154,7 @@ impl Sections {
     }
 }
 
-/// What a manifest declares about a rotary embedding. An op that has other defaults sets what is absent.
+/// Declaration of a rotary embedding in a manifest. An op with other defaults sets the absent fields.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct RopeParams {
@@ -248,13 +248,13 @@ impl RopeParams {
 pub struct Rope {
     pub(super) cos_role: &'static str,
     pub(super) sin_role: &'static str,
-    /// Of the pairs that turn.
+    /// Inverse frequencies of the pairs that turn.
     inverse_frequencies: Vec<f32>,
-    /// What multiplies cosines and sines.
+    /// Factor of cosines and sines.
     amplitude: f32,
     /// For each pair, the component of the position that turns it.
     axes: Vec<u8>,
-    /// As wide as the rotary dimension.
+    /// One value per rotary dimension.
     pub(super) cos: Vec<f32>,
     pub(super) sin: Vec<f32>,
 }
@@ -291,10 +291,10 @@ impl Rope {
         }
     }
 
-    /// What the manifest declares at `pointer`: [`RopeParams::read`], then [`RopeParams::rope`].
+    /// Tables declared in the manifest at `pointer`: [`RopeParams::read`], then [`RopeParams::rope`].
     ///
     /// # Errors
-    /// As [`RopeParams::read`] and [`RopeParams::rope`].
+    /// Errors of [`RopeParams::read`] and [`RopeParams::rope`].
     pub fn from_params(host: &Host, pointer: &str) -> Result<Self> {
         RopeParams::read(host, pointer)?.rope()
     }

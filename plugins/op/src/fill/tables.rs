@@ -19,7 +19,7 @@ impl Rope {
     /// neither.
     ///
     /// # Errors
-    /// As [`Rope::bind`].
+    /// Errors of [`Rope::bind`].
     pub fn bind_rows(
         &self,
         host: &mut Host,
@@ -38,7 +38,7 @@ impl Rope {
     /// alike read the same buffers; a graph with neither input needs none.
     ///
     /// # Errors
-    /// As [`Rope::bind`].
+    /// Errors of [`Rope::bind`].
     pub fn bind_all(&self, host: &mut Host, graphs: &[GraphId], rows: usize) -> Result<RopeTables> {
         for &graph in graphs {
             self.check(host, graph, rows)?;

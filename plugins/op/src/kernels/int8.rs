@@ -32,10 +32,10 @@ pub fn int8_to_f16(
     rows(values, scales, columns, first, target, row_to_f16());
 }
 
-/// As [`int8_to_f16`], to f32.
+/// Same as [`int8_to_f16`], but to f32.
 ///
 /// # Panics
-/// As [`int8_to_f16`].
+/// Panics under the conditions of [`int8_to_f16`].
 pub fn int8_to_f32(
     values: &[i8],
     scales: &[f32],

@@ -65,10 +65,10 @@ impl<'a> Linear<'a> {
         self.run(host, source, target, 0.0)
     }
 
-    /// As [`Linear::write`], added to what `target` holds, such as learned positions.
+    /// Same as [`Linear::write`], but adds to the values of `target`, such as learned positions.
     ///
     /// # Errors
-    /// As [`Linear::write`].
+    /// Errors of [`Linear::write`].
     pub fn add(&self, host: &Host, source: &[f32], target: &mut [f32]) -> Result<()> {
         self.run(host, source, target, 1.0)
     }

@@ -19,10 +19,10 @@ use crate::kernels::{all_finite, f16_to_f32, f32_to_f16};
 use crate::{BufferId, DType, Error, ErrorCode, Host, Result};
 
 const MAGIC: [u8; 8] = *b"qhxkit\0\x01";
-/// Where the description begins.
+/// Offset of the description.
 const HEAD: usize = 16;
 
-/// What the bytes of a state are of.
+/// Description of an exported state.
 #[derive(Debug, Serialize, Deserialize)]
 struct Description {
     position: usize,
@@ -36,8 +36,8 @@ struct Description {
     tensors: Vec<Tensor>,
 }
 
-/// What a cache or a replaced state is, as far as both sides have to agree: but for its precision, which may be f16 on
-/// one side and f32 on the other.
+/// Form of a cache or a replaced state on which both sides have to agree. Its precision may differ: f16 on one side and
+/// f32 on the other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Tensor {
     role: String,

@@ -122,7 +122,7 @@ impl Cache {
         }
     }
 
-    /// As [`Cache::write`], of rows of f32 for a cache of f16.
+    /// Same as [`Cache::write`], for rows of f32 and a cache of f16.
     pub fn write_f16(
         &self,
         host: &mut Host,
@@ -158,8 +158,8 @@ impl Cache {
         }
     }
 
-    /// Of `rows` rows for the positions from `position` on: the first of a run, the slot where it begins, its length.
-    /// What does not fit a ring up to its end begins again at the first slot.
+    /// Runs of `rows` rows for the positions from `position` on: for each its first row, its first slot and its length.
+    /// Rows that do not fit a ring up to its end continue at the first slot.
     pub fn runs(&self, position: usize, rows: usize) -> [(usize, usize, usize); 2] {
         let (slot, head) = match self.window {
             Some(_) => {

@@ -10,7 +10,7 @@ use super::cache::Cache;
 use super::wiring::{Append, Wiring};
 use crate::{DType, Error, GraphId, GraphInfo, Host, Port, Quantization, Result, TensorInfo};
 
-/// What one step of an integer is worth: then sums of integers times what is computed stay within f16.
+/// Value of one step of an integer. With it, sums of integers times computed values stay within f16.
 const STEP: f32 = 1.0 / 128.0;
 /// The largest integer, so that the range is the same both ways.
 const MAX: f32 = 127.0;
@@ -21,7 +21,7 @@ const BLOCK: usize = 256;
 /// Added to a float, 1.5 · 2²³ leaves no place for a fraction: the lowest byte is the nearest integer.
 const ROUND: f32 = 12_582_912.0;
 
-/// What the rows of a cache are.
+/// Form of the rows of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rows {
     /// Values as graphs give them.
@@ -50,7 +50,7 @@ pub(super) fn is_float(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::F32)
 }
 
-/// Whether rows of `new` are rounded for a cache of `past`.
+/// True if rows of `new` are rounded for a cache of `past`.
 pub(super) fn become_f16(past: DType, new: DType) -> bool {
     (past, new) == (DType::F16, DType::F32)
 }
@@ -65,7 +65,7 @@ pub(super) fn recentred(bytes: &mut [u8], zero: u8) {
     bytes.iter_mut().for_each(|byte| *byte ^= zero);
 }
 
-/// What the rows of a new cache `past` are, where `next` is the index behind it in [`Wiring::caches`].
+/// Form of the rows of a new cache `past`, where `next` is the index behind it in [`Wiring::caches`].
 ///
 /// # Errors
 /// When new rows are of another type that is not converted, or the graph has scales for a cache of values.

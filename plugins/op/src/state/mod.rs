@@ -20,8 +20,8 @@
 //! A step is committed once all of its graphs have executed; until then the state is as before.
 //!
 //! Rows of a cache stay when positions are forgotten, and a mask hides them by adding to their scores.
-//! That works for numbers only: NaN and infinity show through any mask. So a row that has one never
-//! gets into a cache; the step that gave it fails.
+//! A mask works for numbers only: NaN and infinity show through any mask. So a row that has one never gets into a
+//! cache; the step that gave it fails.
 
 mod bytes;
 mod cache;
@@ -68,7 +68,7 @@ impl StateCarrier {
     /// The graph declares how many slots a ring has: at least window − 1, and as many as a step has rows.
     ///
     /// # Errors
-    /// As [`StateCarrier::new`], and when a ring has too few slots.
+    /// Errors of [`StateCarrier::new`], or if a ring has too few slots.
     pub fn with_rings(
         host: &mut Host,
         groups: &[&[GraphId]],
@@ -89,8 +89,8 @@ impl StateCarrier {
         self.changes
     }
 
-    /// Where tokens and images stand for an embedding of three axes. Text alone, unless an op places
-    /// images in [`StateCarrier::track_mut`].
+    /// Places of tokens and images for a rotary embedding of three axes. Text alone, unless an op places images in
+    /// [`StateCarrier::track_mut`].
     pub fn track(&self) -> &PositionTrack {
         &self.track
     }
@@ -317,8 +317,8 @@ impl StateCarrier {
     /// Forgets all positions from `position` on.
     ///
     /// # Errors
-    /// Where a state is replaced as a whole, or where a ring no longer holds what a token at `position` sees. All is
-    /// left as it is then.
+    /// A state is replaced as a whole, or a ring no longer holds the rows that a token at `position` sees. Nothing is
+    /// changed then.
     pub fn truncate(&mut self, position: usize) -> Result<()> {
         if position > self.position {
             return Err(Error::prompt(format!(

@@ -1,4 +1,4 @@
-//! Where tokens and images stand for a rotary embedding of three axes (M-RoPE).
+//! Positions of tokens and images for a rotary embedding of three axes (M-RoPE).
 
 use crate::{Error, Result};
 
@@ -29,11 +29,11 @@ struct Placed {
     columns: usize,
     /// Tokens of it that are there.
     tokens: usize,
-    /// How far patches in time are apart.
+    /// Distance of patches in time.
     step: f32,
 }
 
-/// What a position in time may be short of a whole number because `step` is rounded.
+/// Tolerance by which a position in time may fall short of a whole number because `step` is rounded.
 const ROUNDING: f32 = 1e-4;
 /// Patches in time are never further apart: more positions than a context has.
 const MAX_STEP: f32 = 1e6;
@@ -43,7 +43,7 @@ impl Placed {
         self.slot + self.tokens
     }
 
-    /// Where a token of it is behind `first`, in time, height and width.
+    /// Offset of one of its tokens from `first`, in time, height and width.
     fn offset(self, token: usize) -> [usize; 3] {
         let (patch, within) =
             (token / (self.rows * self.columns), token % (self.rows * self.columns));
@@ -51,7 +51,7 @@ impl Placed {
         [time, within / self.columns, within % self.columns]
     }
 
-    /// How far the text behind it moves on.
+    /// Distance by which the text behind it moves on.
     fn extent(self) -> usize {
         let [time, ..] = self.offset(self.tokens - 1);
         let rows = self.tokens.div_ceil(self.columns).min(self.rows);
@@ -123,8 +123,8 @@ impl PositionTrack {
         self.images.iter().map(|image| [image.slot, image.tokens, image.columns])
     }
 
-    /// Of those that are videos of several patches in time: the index among [`Self::images`], the rows of a patch, and
-    /// the bits of how far patches are apart.
+    /// Videos of several patches in time among the images: the index among [`Self::images`], the rows of a patch, and
+    /// the bits of the distance of patches.
     pub(super) fn videos(&self) -> impl Iterator<Item = [usize; 3]> {
         let video = |image: &&Placed| image.rows * image.columns < image.tokens;
         let all = self.images.iter().enumerate();

@@ -80,7 +80,7 @@ pub(super) struct Read {
     pub rows: usize,
 }
 
-/// How the graphs of all groups share caches and states.
+/// Caches and states shared by the graphs of all groups.
 #[derive(Debug, Default)]
 pub(super) struct Wiring {
     pub caches: Vec<Cache>,
@@ -90,7 +90,7 @@ pub(super) struct Wiring {
     pub swaps: Vec<Swap>,
 }
 
-/// What a graph does with an input `past_X`.
+/// Use of an input `past_X` by a graph.
 enum Use {
     Append { output: usize },
     Swap { output: usize },

@@ -39,7 +39,7 @@ impl Mrope {
     /// The tables of a manifest, with axes in the order that the manifest declares.
     ///
     /// # Errors
-    /// As [`Self::interleaved`].
+    /// Errors of [`Self::interleaved`].
     pub fn declared(params: RopeParams, images: bool) -> Result<Self> {
         if images && params.sections.is_none() {
             return Err(Error::manifest(

@@ -2,7 +2,7 @@
 
 use crate::{Error, Result};
 
-/// What each of the 256 levels of a channel becomes, in f32.
+/// Normalised value of each of the 256 levels of a channel, in f32.
 ///
 /// A table gives the bits of the reference's arithmetic, whatever that is, for the price of a look.
 #[derive(Debug, Clone)]

@@ -48,7 +48,7 @@ impl Grid {
     /// row by row.
     ///
     /// # Errors
-    /// As [`Grid::blocks`].
+    /// Errors of [`Grid::blocks`].
     pub fn order(self, block: usize) -> Result<impl Iterator<Item = (usize, usize)> + Clone> {
         let blocks = self.blocks(block)?;
         Ok((0..self.patches()).map(move |index| {
@@ -60,7 +60,7 @@ impl Grid {
     }
 }
 
-/// How images are cut into patches.
+/// Converter of images to patches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patchify {
     patch: usize,
@@ -151,7 +151,7 @@ impl Patchify {
         Ok(grid)
     }
 
-    /// How far apart two channels, frames, lines and pixels of a patch are.
+    /// Distances of two channels, frames, lines and pixels of a patch.
     fn steps(&self, frames: usize) -> [usize; 4] {
         let (line, plane) = (self.patch, self.patch * self.patch);
         match self.layout {

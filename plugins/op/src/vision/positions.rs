@@ -1,4 +1,4 @@
-//! Where patches stand: learned positions, rotary tables of two axes, and pooling.
+//! Positions of patches: learned positions, rotary tables of two axes, and pooling.
 
 use super::Grid;
 use crate::{Error, Result};

@@ -19,7 +19,7 @@ pub struct VisionTokens {
 }
 
 impl VisionTokens {
-    /// What the manifest declares; `self` where it declares nothing.
+    /// Tokens that the manifest declares; those of `self` by default.
     fn or_manifest(self, host: &Host) -> Result<Self> {
         let id = |key: &str, default| {
             let found = host.value(&format!("/params/{key}_token_id"))?;
@@ -51,7 +51,7 @@ impl VisionPrompts {
     /// are the values of a row of the decoder; `published` are the tokens where the manifest does not say them.
     ///
     /// # Errors
-    /// As [`VisionEncoder::open`], and when a token of the manifest is invalid.
+    /// Errors of [`VisionEncoder::open`], or if a token of the manifest is invalid.
     pub fn open(
         host: &mut Host,
         op: OpDescription,
@@ -62,7 +62,7 @@ impl VisionPrompts {
         Ok(Self { op, tokens, encoder: VisionEncoder::open(host, width)? })
     }
 
-    /// What sees; none in a bundle of text alone.
+    /// Vision encoder; `None` in a bundle of text alone.
     pub fn encoder(&self) -> Option<&VisionEncoder> {
         self.encoder.as_ref()
     }
@@ -88,7 +88,7 @@ impl VisionPrompts {
         vec![self.tokens.image, self.tokens.video]
     }
 
-    /// Where an image or a video stands, for [`crate::Generator::place`].
+    /// Place of an image or a video in a prompt, for [`crate::Generator::place`].
     ///
     /// # Errors
     /// When the segment is not visual, or its size is not accepted.
@@ -144,7 +144,7 @@ impl VisionPrompts {
         Ok(VisionPrompt { tokens, images })
     }
 
-    /// What sees, for an image or a video.
+    /// Vision encoder for an image or a video.
     fn seeing(&self, segment: &Segment<'_>) -> Result<&VisionEncoder> {
         match segment {
             Segment::Image { .. } | Segment::Video { .. } => {
@@ -205,7 +205,7 @@ pub struct EncodedImage {
     pub patches: usize,
     /// Positions that these are apart in time.
     pub step: f32,
-    /// What the encoder made of it.
+    /// Output of the encoder.
     pub features: Features,
 }
 
@@ -214,7 +214,7 @@ impl VisionPrompt {
     /// the logits of the last token. What was consumed before a failure stays.
     ///
     /// # Errors
-    /// As [`Decoder::prefill_soft`].
+    /// Errors of [`Decoder::prefill_soft`].
     pub fn prefill(&self, host: &mut Host, decoder: &mut Decoder) -> Result<View> {
         let result = self.consume(host, decoder);
         if result.is_err() {

@@ -58,7 +58,7 @@ pub fn smart_resize(size: Size, factor: u32, min_pixels: u64, max_pixels: u64) -
 /// A video has at least one patch in time, for which its last frame is repeated.
 ///
 /// # Errors
-/// As [`smart_resize`].
+/// Errors of [`smart_resize`].
 pub fn smart_resize_video(
     size: Size,
     [frames, temporal]: [usize; 2],

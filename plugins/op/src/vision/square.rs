@@ -134,7 +134,7 @@ impl SquareEncoder {
         self.size
     }
 
-    /// How images are resized.
+    /// Filter that resizes images.
     pub fn filter(&self) -> Filter {
         self.filter
     }

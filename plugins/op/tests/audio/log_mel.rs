@@ -51,7 +51,7 @@ struct Case {
     samples: usize,
     frames: usize,
     valid: Option<usize>,
-    /// How far the class, which transforms in f32, is from its own arithmetic in f64.
+    /// Distance of the class, which transforms in f32, from its own arithmetic in f64.
     #[serde(default)]
     rounding: f32,
     kept: Vec<usize>,

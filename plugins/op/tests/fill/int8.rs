@@ -13,7 +13,7 @@ const BLOCKS: usize = 2;
 const CAPACITY: usize = 6;
 const DIM: usize = 5;
 
-/// What a graph declares: past, scale, new. As on the CPU, or as on the NPU.
+/// Tensors that a graph declares: past, scale, new. On the NPU if `npu`, otherwise on the CPU.
 fn tensors(npu: bool) -> [TensorInfo; 3] {
     let (past, float) = if npu { (DType::UFixed8, DType::F16) } else { (DType::I8, DType::F32) };
     let mut past = tensor("past_k", past, [BLOCKS, CAPACITY, DIM]);
@@ -30,7 +30,7 @@ fn row(step: usize, block: usize) -> Vec<f32> {
     (0..DIM).map(|at| size * (((step * 7 + at * 3 + block) % 11) as f32 - 5.0)).collect()
 }
 
-/// What graphs read: the values of each position in each block.
+/// Values that graphs read: those of each position in each block.
 type Values = Vec<Vec<Vec<f32>>>;
 
 fn values(bytes: &[u8], scales: &[f32], npu: bool) -> Values {
@@ -174,7 +174,7 @@ fn a_state_of_floats_is_no_state_of_int8() {
     });
 }
 
-/// What opening a state over a graph of these tensors fails with.
+/// Error of opening a state over a graph of these tensors.
 fn refused(inputs: Vec<TensorInfo>, new: TensorInfo) -> String {
     let mut graph = graph("a", [], [new]);
     graph.inputs = inputs;

@@ -1,4 +1,4 @@
-//! What the host fills in, and the caches beside it, over scripted graphs.
+//! Tests of the inputs that the host fills in, and the caches beside them, over scripted graphs.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 

@@ -9,7 +9,7 @@ use qhx_op::{
 };
 use serde_json::Value;
 
-/// What one token does.
+/// Work of one token.
 pub type Step = Box<dyn FnMut(&mut Host, u32) -> Result<()> + Send>;
 
 type Open = Box<dyn FnOnce(&mut Host) -> Result<Step>>;

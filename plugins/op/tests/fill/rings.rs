@@ -37,7 +37,7 @@ impl Random {
     }
 }
 
-/// What is true: the value of each position, and which position and value each slot of the ring holds.
+/// Reference for a ring: the value of each position, and which position and value each slot holds.
 #[derive(Debug, Clone, Default)]
 struct Model {
     rows: Vec<f32>,

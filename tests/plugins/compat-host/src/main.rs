@@ -23,7 +23,7 @@ use serde_json::json;
 
 const VOCAB: usize = 16;
 
-/// What the services work on.
+/// State that the services work on.
 #[derive(Default)]
 struct Session {
     /// Buffers; they do not move while the op is open.

@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "exports a symbol under a fixed name")]
 
-/// As long as the real header at least, so that reading one finds something.
+/// A root with a wrong header, at least as long as the real one, so that reading one finds something.
 // SAFETY: no other item of this library has the name.
 #[unsafe(export_name = "_1as_0lib_1header_0root_bmodule_bloader")]
 pub static ROOT: [u8; 4096] = [0x5a; 4096];

@@ -35,7 +35,7 @@ impl Zeros {
         Ok(Self { graph, logits, position: 0 })
     }
 
-    /// What the op says of itself.
+    /// Properties of the opened op.
     pub fn info(&self) -> OpenInfo {
         OpenInfo { vocab: self.logits.len, max_ctx: 1 << 20, ..OpenInfo::default() }
     }

@@ -31,7 +31,7 @@ enum Fault {
     ThrowBombs,
 }
 
-/// What panics when it is dropped, a few times over: each throws the next.
+/// Panics when it is dropped, a few times over: each throws the next.
 struct Bomb(u32);
 
 impl Drop for Bomb {

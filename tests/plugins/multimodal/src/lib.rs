@@ -24,11 +24,11 @@ pub const VIDEO: u32 = 6;
 pub const EDGE: u32 = 7;
 /// Token before each frame of a video.
 pub const FRAME: u32 = 13;
-/// Where a row has red, green and blue.
+/// Position of red, green and blue in a row.
 pub const COLOURS: usize = 8;
-/// Where a row has loudness.
+/// Position of the loudness in a row.
 pub const LOUD: usize = 11;
-/// Where a row has brightness.
+/// Position of the brightness in a row.
 pub const BRIGHT: usize = 12;
 /// Samples of one position.
 pub const SAMPLES: usize = 100;
@@ -38,7 +38,7 @@ struct Multimodal {
     x: BufferId,
     state: StateCarrier,
     logits: View,
-    /// How loud the last audio clip was on average, from 0 to 1.
+    /// Mean loudness of the last audio clip, from 0 to 1.
     loudness: Option<f32>,
     /// `params.panics_in_reset`: where something was consumed, [`Generator::reset`] panics.
     panics_in_reset: bool,

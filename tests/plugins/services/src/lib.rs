@@ -8,7 +8,7 @@ use qhx_op::{
 /// Six halves in a buffer, of which the op dumps the last four.
 const HALVES: [f32; 6] = [0.0, 1.0, 2.0, -0.5, 0.25, 6.0];
 
-/// What an op does with a prompt.
+/// Actions of an op on a prompt.
 const DUMP: usize = 0;
 const FAIL: usize = 1;
 

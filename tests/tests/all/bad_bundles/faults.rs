@@ -54,7 +54,7 @@ fn chat(model: &mut Model, goldens: &Goldens, tokens: usize, after: usize) -> Re
 
 #[tier(qnn)]
 #[test]
-fn htp_whichever_call_fails_there_is_one_error_and_the_model_goes_on() {
+fn htp_a_call_that_fails_is_one_error_and_the_model_goes_on() {
     let faults = Faults::open();
     let goldens = tiny::goldens(&tiny::fixture(TINY));
     faults.walk("generate", None, &bundle(), |model| generate(model, &goldens, 3));
@@ -143,7 +143,7 @@ fn contexts_of_all_models_close_before_a_device_is_opened() {
 
 #[tier(qnn)]
 #[test]
-fn a_dsp_that_restarts_again_at_once_or_does_not_come_back_is_an_error() {
+fn a_dsp_that_does_not_stay_up_is_an_error() {
     let faults = Faults::open();
     let goldens = tiny::goldens(&tiny::fixture(TINY));
     let mut model = faults.model(&bundle()).unwrap();

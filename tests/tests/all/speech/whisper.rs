@@ -274,7 +274,7 @@ fn what_is_no_transcription_is_refused() {
     }
 }
 
-/// Of one clip, with times and without; of all, and of another shape, where the whole matrix runs.
+/// Covers one clip, with times and without. The whole matrix covers all clips, and another shape.
 #[tier(qnn)]
 #[test]
 fn the_npu_says_the_same() {

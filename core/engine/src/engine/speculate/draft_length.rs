@@ -12,7 +12,7 @@
 
 use crate::engine::types::Speculate;
 
-/// How much slower than plain decoding a run may get.
+/// Maximum slowdown of a run compared with plain decoding.
 const MAX_SLOWDOWN: f64 = 0.04;
 /// Weight of a new measurement in a mean.
 const EMA_WEIGHT: f64 = 0.25;
@@ -144,7 +144,7 @@ impl DraftLength {
         }
     }
 
-    /// Whether a draft token that no step verified was right.
+    /// Records whether a draft token that no step verified was right.
     pub fn compared(&mut self, right: bool) {
         self.try_one(right);
     }

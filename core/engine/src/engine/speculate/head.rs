@@ -26,7 +26,7 @@ impl DraftingHead {
     /// Adds `max` tokens to `drafts` that may follow `token`, which the op has not consumed.
     ///
     /// # Errors
-    /// Those of the op, and of its logits.
+    /// Errors of the op, and of its logits.
     pub fn draft(
         &mut self,
         op: &mut dyn HostOp,

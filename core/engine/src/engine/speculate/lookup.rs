@@ -48,7 +48,7 @@ impl PromptLookup {
         a.zip(b).take(MAX_SUFFIX).take_while(|(a, b)| a == b).count()
     }
 
-    /// Where the longest suffix ended before.
+    /// Position where the longest suffix ended before.
     fn find(&self) -> Option<usize> {
         let last = self.text.len().checked_sub(1)?;
         let (mut position, mut best) = (self.earlier[last], (MIN_SUFFIX - 1, None));

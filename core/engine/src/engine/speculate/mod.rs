@@ -34,9 +34,9 @@ pub struct Start<'a> {
     pub prompt: &'a [u32],
     /// Maximum number of tokens that may follow.
     pub max: usize,
-    /// How they are chosen.
+    /// Sampling parameters of these tokens.
     pub sampling: &'a SamplingParams,
-    /// What they are chosen among.
+    /// Tokens that they are chosen among.
     pub allowed: &'a Arc<AllowedTokens>,
     /// The prompt has images, audio or videos.
     pub media: bool,
@@ -89,7 +89,7 @@ pub(super) struct Speculation {
     drafter: Box<dyn Drafter>,
     /// The drafter was chosen: a drafting head does not come before it.
     chosen: bool,
-    /// Of a generation that the model's drafting head drafts for.
+    /// Drafting head of the model, for a generation that it drafts for.
     head: Option<DraftingHead>,
     draft_length: DraftLength,
     active: bool,
@@ -143,7 +143,7 @@ impl Speculation {
     /// A prompt is about to be consumed, whose answer has draft tokens in this `mode`: a drafting head has to know.
     ///
     /// # Errors
-    /// Those of the op.
+    /// Errors of the op.
     pub(super) fn prepare(&self, mode: Speculate, op: &mut dyn HostOp) -> Result<()> {
         if !op.info().drafts {
             return Ok(());

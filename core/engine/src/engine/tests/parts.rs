@@ -5,9 +5,9 @@ use qhx_types::Media;
 use super::*;
 use crate::op::Piece;
 
-/// What stands for an image.
+/// Token that stands for an image.
 const IMAGE: u32 = 6;
-/// What a template writes for a video.
+/// Token that a template writes for a video.
 const VIDEO: u32 = 7;
 
 /// The words that the tokenizer of these tests knows.
@@ -25,7 +25,7 @@ const WORDS: [(&str, u32); VOCAB] = [
 /// Takes an image at one position a pixel, and a video frame by frame, each after its time.
 #[derive(Default)]
 pub(super) struct Eyes {
-    /// What was seen: first byte and number of pixels.
+    /// Images that were seen: first byte and number of pixels.
     seen: Arc<Mutex<Vec<(u8, usize)>>>,
     /// The parts into which an image is placed, each of as many positions as the image has pixels.
     tiles: Vec<(u16, u16)>,

@@ -154,8 +154,8 @@ impl VisionEncoder {
     /// Patches in time of a video that is consumed as a whole, and how many positions they are apart; `None` of an
     /// image, and where a video is consumed patch by patch.
     ///
-    /// As frames are taken at even distances, those of the first and the last one say the rate (`second_per_grid_ts` of
-    /// `Qwen2_5_VLProcessor`).
+    /// Frames are taken at even distances, so the times of the first and the last one give the rate
+    /// (`second_per_grid_ts` of `Qwen2_5_VLProcessor`).
     pub fn in_time(&self, segment: &Segment<'_>) -> Option<(usize, f32)> {
         let Segment::Video { times, .. } = *segment else { return None };
         let per_second = self.settings.tokens_per_second?;

@@ -1,4 +1,4 @@
-//! What a manifest declares about images, and what published bundles leave out.
+//! Settings for images: those that a manifest declares, and defaults for those that published bundles leave out.
 
 use serde::Deserialize;
 

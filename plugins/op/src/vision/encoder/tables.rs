@@ -81,9 +81,9 @@ pub(super) struct Tables {
 /// Learned positions.
 #[derive(Debug)]
 pub(super) enum Positions {
-    /// Those of a square with this number a side, resampled for each grid.
+    /// Positions of a square with this number a side, resampled for each grid.
     Square(Table, usize),
-    /// Those of the one grid that the graph takes, in the order of its patches.
+    /// Positions of the one grid that the graph takes, in the order of its patches.
     Grid(Table),
 }
 

@@ -11,7 +11,7 @@ const EMBEDS: [&str; 3] = ["embeds", "image_embeds", "y"];
 /// One output for all layers, `[layers, rows, width]`; those of one layer are `deepstack_k`.
 const DEEPSTACK: &str = "deepstack";
 
-/// What an image becomes, in rows as wide as the decoder's.
+/// Features of an image, in rows as wide as the decoder's.
 #[derive(Debug)]
 pub struct Features {
     /// Rows that stand in the prompt, `[tokens, width]`.
