@@ -3,8 +3,8 @@
 use half::f16;
 use qhx_base::compare::Distance;
 use qhx_base::{Error, ErrorKind, Result};
-use qhx_exec::alone::{Named, open, run};
 use qhx_exec::backend::ContextSource;
+use qhx_exec::graph_runner::{Named, open, run};
 use qhx_graph::progress::Progress;
 use qhx_types::GraphInfo;
 use rand_xoshiro::SplitMix64;

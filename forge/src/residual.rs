@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use crate::recipe::{Probe, Scaling};
 use qhx_base::{Error, ErrorKind, Result};
-use qhx_exec::alone::{open, run};
 use qhx_exec::backend::{Backend, ContextSource};
+use qhx_exec::graph_runner::{open, run};
 use qhx_graph::onnx;
 use qhx_graph::progress::Progress;
 

@@ -8,7 +8,7 @@ use qhx_base::{Error, ErrorKind, Result, trace};
 use qhx_core::Manifest;
 use qhx_cpu::{CpuBackend, CpuOptions};
 use qhx_exec::backend::Backend;
-use qhx_exec::resident::ResidentBackend;
+use qhx_exec::lru_contexts::LruContexts;
 use qhx_qnn::{ProfileLevel, QnnBackend, QnnOptions};
 
 use crate::bundle::Bundle;
@@ -35,7 +35,7 @@ impl Settings {
     pub(crate) fn choose(&self, manifest: &Manifest) -> Result<Chosen> {
         let mut chosen = self.choose_plain(manifest)?;
         if let Some(limit) = self.resident {
-            chosen.backend = Arc::new(ResidentBackend::new(chosen.backend, limit));
+            chosen.backend = Arc::new(LruContexts::new(chosen.backend, limit));
         }
         Ok(chosen)
     }

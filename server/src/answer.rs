@@ -12,7 +12,7 @@ use crate::error::{ApiError, Result, broken};
 use crate::pending::Pending;
 use crate::queue::Update;
 use crate::registry::Info;
-use crate::tally::Tally;
+use crate::request_metrics::Tally;
 
 /// A part of an answer that came.
 #[derive(Debug, Clone, PartialEq)]

@@ -10,9 +10,9 @@ use qhx::{Texts, TokenLogprobs, ToolCall};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Answers, Delta, Step, Usage};
-use crate::ask::Ask;
 use crate::error::{ApiError, Result, json_response};
 use crate::fields::Fields;
+use crate::generation_request::Ask;
 use crate::ids;
 use crate::request::Context;
 use crate::sse::{self, Events, Writer};

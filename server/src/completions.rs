@@ -10,10 +10,12 @@ use qhx::{Prompt, Texts, TokenLogprobs};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Answers, Delta, Step};
-use crate::ask::{Asked, Ends, Sampling, UNSUPPORTED, cache_salt, stops};
 use crate::chat::{Head, bytes_of, finite, include_usage, usage};
 use crate::error::{ApiError, Result, json_response};
 use crate::fields::{Fields, wrong};
+use crate::generation_request::{
+    Ends, GenerationRequest, Sampling, UNSUPPORTED, cache_salt, stops,
+};
 use crate::pending::Pending;
 use crate::queue::Work;
 use crate::registry::Ability;
@@ -115,7 +117,11 @@ impl Completion {
     }
 
     /// Has a model complete the prompts. Returns their texts, too, where they are part of the answers.
-    fn submit(self, context: &Context, model: Option<&str>) -> Result<(Asked, Vec<String>)> {
+    fn submit(
+        self,
+        context: &Context,
+        model: Option<&str>,
+    ) -> Result<(GenerationRequest, Vec<String>)> {
         let model = context.shared.registry.able(model, Ability::Generate)?;
         let of_model = |e: qhx::Error| ApiError::of_model(&e, &model.name);
         let info = context.info(model)?;
@@ -139,7 +145,7 @@ impl Completion {
         let answers = Answers::plain(&info, requests.len() * self.choices, self.choices);
         let work = Work::Generate { requests, choices: self.choices, turns: None };
         let pending = Pending::submit(context, model, Vec::new(), ticket, work)?;
-        let asked = Asked {
+        let asked = GenerationRequest {
             pending,
             answers,
             texts: Arc::clone(&info.texts),

@@ -12,13 +12,13 @@ use qhx::{Modality, Role, Source, norm};
 use serde_json::{Map, Value, json};
 
 use crate::completions::tokens;
+use crate::conversation::{Part, url_part};
 use crate::error::{ApiError, Result, broken, json_response};
 use crate::fields::{Fields, wrong};
 use crate::pending::Pending;
 use crate::queue::{EmbedInput, Update, Work};
 use crate::registry::Ability;
 use crate::request::Context;
-use crate::turns::{Part, url_part};
 
 /// Vectors of a response that is written where it keeps no other request waiting.
 const MANY: usize = 64;

@@ -26,17 +26,19 @@
 //! Whatever a client sends is untrusted input. It names models by their names, never by paths, and images and audio by
 //! `data:` URLs, never by files or addresses.
 
+mod access_log;
 mod activity;
 mod answer;
 mod app;
-mod ask;
 mod audio;
 mod chat;
 mod completions;
 mod connections;
+mod conversation;
 mod embeddings;
 mod error;
 mod fields;
+mod generation_request;
 mod hosts;
 mod ids;
 mod memory;
@@ -45,20 +47,18 @@ mod metrics;
 mod options;
 mod pending;
 mod queue;
-mod record;
 mod registry;
 mod request;
+mod request_metrics;
 mod rerank;
 mod responses;
 mod routes;
 mod server;
 mod speech;
 mod sse;
-mod tally;
 mod tokens;
-mod turns;
 mod worker;
 
+pub use access_log::Record;
 pub use options::Options;
-pub use record::Record;
 pub use server::Server;

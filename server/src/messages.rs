@@ -10,9 +10,10 @@ use qhx::{CancelToken, FinishReason, Modality, ToolCall};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Answers, Delta, Step, Usage};
-use crate::ask::{Ask, Sampling, ToolChoice, cache_salt, format, stops};
+use crate::conversation::{Call, Conversation, Part, Turn, base64_part, url_part};
 use crate::error::{ApiError, Result, broken, json_response};
 use crate::fields::{Fields, wrong};
+use crate::generation_request::{Ask, Sampling, ToolChoice, cache_salt, format, stops};
 use crate::ids;
 use crate::pending::Pending;
 use crate::queue::{Update, Work};
@@ -20,7 +21,6 @@ use crate::registry::{Ability, Served};
 use crate::request::Context;
 use crate::sse::{self, Events, Writer};
 use crate::tokens;
-use crate::turns::{Call, Conversation, Part, Turn, base64_part, url_part};
 
 pub(crate) async fn create(
     Extension(context): Extension<Context>,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use crate::record::Record;
+use crate::access_log::Record;
 
 /// Counters since the server began.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use qhx::{Bundle, Error, ErrorKind, Result, Runtime};
 
-use crate::record::Record;
+use crate::access_log::Record;
 
 /// Called with each request that is over.
 pub(crate) type OnRequest = Arc<dyn Fn(&Record) + Send + Sync>;

@@ -14,7 +14,7 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout};
 use crate::error::{ApiError, Result, broken};
 use crate::queue::{Job, Update, Work};
 use crate::registry::Served;
-use crate::request::Context as Asked;
+use crate::request::Context as GenerationRequest;
 
 /// Updates that wait for a client to read them. Then the worker waits, too.
 const UPDATES: usize = 4096;
@@ -76,9 +76,9 @@ impl Drop for Pending {
 }
 
 impl Pending {
-    /// Gives a job to the workers. `ticket` is that of the work: see [`Context::ticket`](Asked::ticket).
+    /// Gives a job to the workers. `ticket` is that of the work: see [`Context::ticket`](GenerationRequest::ticket).
     pub(crate) fn submit(
-        asked: &Asked,
+        asked: &GenerationRequest,
         model: &std::sync::Arc<Served>,
         history: Vec<u64>,
         ticket: CancelToken,

@@ -8,11 +8,11 @@ use qhx::{
     Beginning, CancelToken, Generation, Ranked, Request, Role, Source, TokenLogprobs, Transcript,
 };
 
+use crate::conversation::Turn;
 use crate::error::ApiError;
 use crate::memory::Memory;
 use crate::pending::Outbox;
 use crate::registry::Served;
-use crate::turns::Turn;
 
 /// Work of a model for a request.
 #[derive(Debug)]

@@ -17,7 +17,7 @@ use crate::error::{ApiError, Result, broken};
 pub(crate) use crate::memory::Memory;
 use crate::options::Options;
 use crate::registry::{Info, Served};
-use crate::tally::Tally;
+use crate::request_metrics::Tally;
 
 /// Number of bodies of the largest size that are read and dropped, so that a client that sends more sees the answer.
 const DRAINED: usize = 8;

@@ -8,13 +8,15 @@ use qhx::{FinishReason, ToolCall};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Answers, Delta, Step, Usage};
-use crate::ask::{Ask, Asked, Sampling, ToolChoice, cache_salt, format, tools};
+use crate::conversation::{Call, Turn, arguments, parts};
 use crate::error::{ApiError, Result, broken, json_response};
 use crate::fields::{Fields, wrong};
+use crate::generation_request::{
+    Ask, GenerationRequest, Sampling, ToolChoice, cache_salt, format, tools,
+};
 use crate::ids;
 use crate::request::Context;
 use crate::sse::{self, Events, Writer};
-use crate::turns::{Call, Turn, arguments, parts};
 
 /// Fields of a request that the response repeats.
 const ECHOED: [&str; 9] = [
@@ -206,7 +208,7 @@ struct ResponseWriter {
 }
 
 impl ResponseWriter {
-    fn new(asked: &Asked, request: &Map<String, Value>) -> Self {
+    fn new(asked: &GenerationRequest, request: &Map<String, Value>) -> Self {
         let given = |name: &str| request.get(name).cloned().unwrap_or_default();
         let mut echoed: Map<_, _> =
             ECHOED.iter().map(|name| ((*name).to_owned(), given(name))).collect();

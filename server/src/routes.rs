@@ -18,7 +18,7 @@ use crate::connections::{self, Crowded};
 use crate::error::{ApiError, Result, json_response};
 use crate::metrics::Gauges;
 use crate::request::{Context, Memory};
-use crate::tally::Tally;
+use crate::request_metrics::Tally;
 use crate::{
     audio, chat, completions, embeddings, ids, messages, rerank, responses, speech, tokens,
 };
@@ -343,17 +343,17 @@ mod tests {
             text[..tests].to_owned()
         };
         let sources = [
-            "ask.rs",
             "audio.rs",
             "chat.rs",
             "completions.rs",
+            "conversation.rs",
             "embeddings.rs",
+            "generation_request.rs",
             "messages.rs",
             "rerank.rs",
             "responses.rs",
             "speech.rs",
             "tokens.rs",
-            "turns.rs",
         ];
         let all: String = sources.iter().map(|name| source(name)).collect();
         let readers = [

@@ -14,11 +14,11 @@ use serde_json::Value;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::answer::{Answers, Step};
-use crate::ask::Asked;
 use crate::error::{ApiError, Result, broken};
+use crate::generation_request::GenerationRequest;
 use crate::pending::Pending;
 use crate::request;
-use crate::tally::Tally;
+use crate::request_metrics::Tally;
 
 /// Keeps proxies from collecting a stream.
 const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
@@ -126,10 +126,10 @@ impl<W: Writer> http_body::Body for Stream<W> {
 /// The response that streams an answer. It begins once the prompt is known to fit, or after a heartbeat's time.
 pub(crate) async fn stream<W: Writer>(
     context: &request::Context,
-    asked: Asked,
+    asked: GenerationRequest,
     mut writer: W,
 ) -> Result<Response> {
-    let Asked { mut pending, answers, .. } = asked;
+    let GenerationRequest { mut pending, answers, .. } = asked;
     let every = context.shared.options.heartbeat;
     pending.begun(every).await?;
     let mut events = Events::default();

@@ -10,9 +10,9 @@ use qhx::{CancelToken, Texts};
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout_at};
 
-use crate::ask::Ask;
 use crate::error::{ApiError, Result, json_response};
 use crate::fields::Fields;
+use crate::generation_request::Ask;
 use crate::registry::Served;
 use crate::request::Context;
 

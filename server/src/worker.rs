@@ -5,16 +5,16 @@ use std::thread::JoinHandle;
 
 use qhx::{
     CancelToken, Embedder, Engine, Error, ErrorKind, Event, FinishReason, Model, Prompt, Request,
-    Result, Scoring, Source, SpeakOptions, Times, TranscribeOptions, Transcriber, caught,
+    Result, Scoring, Source, SpeakOptions, Times, TranscribeOptions, Transcriber, catch_panic,
 };
 
 use crate::app::Shared;
 use crate::audio::GRANULARITIES;
+use crate::conversation::{decoded, request_limits};
 use crate::error::ApiError;
 use crate::pending::Outbox;
 use crate::queue::{EmbedInput, Job, Update, Work};
 use crate::registry::Seat;
-use crate::turns::{decoded, request_limits};
 
 /// Starts the threads. They end once the queue is closed and empty.
 pub(crate) fn start(shared: &Shared) -> Result<Vec<JoinHandle<()>>> {
@@ -61,7 +61,7 @@ fn decode(shared: &Shared, job: &mut Job) -> Result<(), ApiError> {
     let of_model = |e: Error| ApiError::of_model(&e, &job.model.name);
     let info = shared.registry.info(&job.model, &shared.metrics).map_err(of_model)?;
     // A decoder that panics costs its request.
-    let decoded = caught(|| Ok(decoded(&turns, &info, &job.ticket))).map_err(of_model)??;
+    let decoded = catch_panic(|| Ok(decoded(&turns, &info, &job.ticket))).map_err(of_model)??;
     for request in requests {
         if let Prompt::Chat { messages, .. } = &mut request.prompt {
             messages.clone_from(&decoded);
@@ -74,9 +74,9 @@ fn decode(shared: &Shared, job: &mut Job) -> Result<(), ApiError> {
 fn run(shared: &Shared, job: &mut Job) -> Result<()> {
     let (registry, parallel) = (&shared.registry, shared.options.parallel);
     let taken = || registry.take(&job.model, &job.history, parallel, &shared.metrics);
-    let mut seat = caught(taken)?;
+    let mut seat = catch_panic(taken)?;
     let mut whole = false;
-    let done = caught(|| {
+    let done = catch_panic(|| {
         let done = perform(&mut seat.engine, job);
         whole = true;
         done
@@ -90,7 +90,7 @@ fn run(shared: &Shared, job: &mut Job) -> Result<()> {
 
 /// Opens a host-op that panicked again.
 fn reopen(seat: &mut Seat) -> bool {
-    let reopened = caught(|| seat.engine.model_mut().reopen());
+    let reopened = catch_panic(|| seat.engine.model_mut().reopen());
     reopened.inspect_err(|e| tracing::error!("{}", e.report())).is_ok()
 }
 

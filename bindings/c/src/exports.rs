@@ -5,7 +5,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
-use qhx::caught;
+use qhx::catch_panic;
 
 use crate::abi::{
     GenCfg, GenerateOptions, Inputs, LastError, LogCallback, ModelHandle, Output, RuntimeHandle,
@@ -168,7 +168,7 @@ pub extern "C" fn qhx_session_import(
     bytes: *const c_void,
     size: usize,
 ) -> Status {
-    caught(|| SESSIONS.get(session)?.import(input::state(bytes, size)?))
+    catch_panic(|| SESSIONS.get(session)?.import(input::state(bytes, size)?))
         .map_or_else(|fault| fault::remember(&fault), |()| 0)
 }
 
@@ -219,7 +219,7 @@ fn read_of<T>(
     otherwise: T,
     read: impl FnOnce(&Session) -> Result<T>,
 ) -> (Status, T) {
-    match caught(|| read(&*SESSIONS.get(session)?)) {
+    match catch_panic(|| read(&*SESSIONS.get(session)?)) {
         Ok(found) => (0, found),
         Err(fault) => (fault::remember(&fault), otherwise),
     }
@@ -261,7 +261,7 @@ pub extern "C" fn qhx_generate_ex(
     user: *mut c_void,
     output: *mut Output,
 ) -> Status {
-    let generated = caught(|| {
+    let generated = catch_panic(|| {
         let session = SESSIONS.get(session)?;
         let options = input::options(options)?;
         let question = input::question(inputs, cfg, &options)?;
@@ -314,12 +314,12 @@ pub extern "C" fn qhx_version() -> *const c_char {
 pub extern "C" fn qhx_last_error(error: *mut LastError) -> Status {
     // Not remembered: the last error is the one that is asked for.
     let put = || fault::with_last(|last| put_error(error, last));
-    caught(put).map_or_else(|fault| fault.status, |()| 0)
+    catch_panic(put).map_or_else(|fault| fault.status, |()| 0)
 }
 
 /// Sets who gets what is logged.
 #[unsafe(no_mangle)]
 pub extern "C" fn qhx_log_set(callback: LogCallback, user: *mut c_void, level: c_int) -> Status {
-    caught(|| crate::log::set(callback, user, level))
+    catch_panic(|| crate::log::set(callback, user, level))
         .map_or_else(|fault| fault::remember(&fault), |()| 0)
 }

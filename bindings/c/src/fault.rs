@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::CString;
 
-use qhx::{Error, ErrorKind, caught};
+use qhx::{Error, ErrorKind, catch_panic};
 
 use crate::abi::{self, Status};
 
@@ -97,7 +97,7 @@ pub(crate) fn with_last<T>(read: impl FnOnce(Option<&Last>) -> T) -> T {
 
 /// Does work whose panics become faults, with the fault remembered for [`with_last`]; `failed` is returned then.
 pub(crate) fn guard<T>(failed: T, work: impl FnOnce() -> Result<T>) -> T {
-    caught(work).unwrap_or_else(|fault| {
+    catch_panic(work).unwrap_or_else(|fault| {
         remember(&fault);
         failed
     })

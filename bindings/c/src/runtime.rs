@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use qhx::{BackendChoice, Decided, Named, PluginOptions};
+use qhx::{BackendChoice, CallerOptions, PluginOptions, ResolvedOptions};
 
 use crate::callbacks;
 use crate::fault::Result;
@@ -13,7 +13,7 @@ use crate::model::Model;
 /// A runtime.
 pub(crate) struct Runtime {
     runtime: qhx::Runtime,
-    decided: Decided,
+    decided: ResolvedOptions,
 }
 
 /// Properties of the device.
@@ -29,7 +29,7 @@ impl Runtime {
     /// Opens nothing but the libraries that are named, to see that they are such.
     pub(crate) fn new(question: RuntimeQuestion) -> Result<Self> {
         crate::builtin::link();
-        let decided = Named {
+        let decided = CallerOptions {
             backend: question.backend,
             device_arch: question.device_arch,
             htp: question.htp,
@@ -51,7 +51,7 @@ impl Runtime {
 
     /// The device that bundles are opened on.
     pub(crate) fn device(&self) -> Result<Device> {
-        let Decided { backend, arch, libraries, .. } = &self.decided;
+        let ResolvedOptions { backend, arch, libraries, .. } = &self.decided;
         let mut device = Device { arch: *arch, soc: None };
         if *backend == BackendChoice::Cpu {
             return Ok(device);

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::ThreadId;
 
-use qhx::{CancelToken, Engine, caught};
+use qhx::{CancelToken, Engine, catch_panic};
 
 use crate::abi::Output;
 use crate::callbacks::{self, Listener, Poll};
@@ -159,7 +159,7 @@ impl State {
         let freed = || Fault::handle("the session was freed".to_owned());
         let engine = self.engine.as_mut().ok_or_else(freed)?;
         let broken = &mut self.broken;
-        let done = caught(|| {
+        let done = catch_panic(|| {
             if *broken {
                 engine.model_mut().reopen()?;
                 *broken = false;

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyByteArray, PyCFunction, PyDict, PyTuple};
 use qhx::{CancelToken, Error, ErrorKind, Times};
-use qhx_bindings::{Asked, Given, Item, Result, Shared, Stream};
+use qhx_bindings::{Given, Item, RequestJson, Result, Shared, Stream};
 use serde::Serialize;
 use serde_json::json;
 
@@ -90,11 +90,11 @@ fn of_stream(py: Python<'_>, stream: Stream) -> PyResult<Py<PyAny>> {
 }
 
 /// Request and media of a generation.
-fn asked(arguments: Arguments<'_, '_>) -> PyResult<(Asked, Vec<Item>)> {
+fn asked(arguments: Arguments<'_, '_>) -> PyResult<(RequestJson, Vec<Item>)> {
     let (json, media): (String, Vec<Medium>) = arguments.extract()?;
     let asked = || -> Result<_> {
         let items = media.into_iter().map(item).collect::<Result<_>>()?;
-        Ok((Asked::parse(&json)?, items))
+        Ok((RequestJson::parse(&json)?, items))
     };
     raised(arguments.py(), asked())
 }

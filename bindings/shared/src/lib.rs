@@ -21,6 +21,6 @@ mod turns;
 pub use fault::{Ended, Fault, Result, Waited};
 pub use media::{Given, Item};
 pub use model::{About, Loaded, Vectors, open};
-pub use request::{Answer, Asked};
+pub use request::{Answer, RequestJson};
 pub use stream::Stream;
 pub use turns::{Caller, Shared};

@@ -4,14 +4,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use qhx::{
-    CancelToken, Engine, Error, ErrorKind, Modality, Named, PluginOptions, Role, Times,
-    TranscribeEvent, TranscribeOptions, Transcript, caught,
+    CallerOptions, CancelToken, Engine, Error, ErrorKind, Modality, PluginOptions, Role, Times,
+    TranscribeEvent, TranscribeOptions, Transcript, catch_panic,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::fault::{Ended, Fault, Result, Waited};
 use crate::media::Item;
-use crate::request::{Answer, Asked};
+use crate::request::{Answer, RequestJson};
 use crate::turns::{Caller, Shared, on_thread, receive};
 
 /// Options for opening a model, as the package writes them.
@@ -77,14 +77,14 @@ pub fn open<C: Caller>(
     ticket: &CancelToken,
 ) -> Waited<Loaded, C::Stop> {
     let cancel = ticket.clone();
-    let mut loading = on_thread(move |_| caught(|| load(bundle, &options, cancel)))?;
+    let mut loading = on_thread(move |_| catch_panic(|| load(bundle, &options, cancel)))?;
     receive(caller, &mut loading, ticket, |_| true)?.map_err(Ended::Fault)
 }
 
 fn load(bundle: PathBuf, options: &str, cancel: CancelToken) -> Result<Loaded> {
     let wrong = |e| Error::caused(ErrorKind::Usage, "the options", e);
     let options: OpenOptions = serde_json::from_str(options).map_err(wrong)?;
-    let named = Named {
+    let named = CallerOptions {
         backend: options.backend,
         device_arch: options.device_arch,
         htp: options.htp,
@@ -140,7 +140,7 @@ impl Shared {
         self: &Arc<Self>,
         caller: &C,
         ticket: &CancelToken,
-        asked: Asked,
+        asked: RequestJson,
         items: Vec<Item>,
     ) -> Waited<Answer, C::Stop> {
         self.turn(caller, ticket, false)?.finish(caller, move |engine, ticket| {

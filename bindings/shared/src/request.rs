@@ -15,7 +15,7 @@ use crate::media::Item;
 /// A request, as the package writes it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Asked {
+pub struct RequestJson {
     prompt: Asks,
     /// Media beside the text of a prompt, or of the last message: at their placeholders, or before it.
     #[serde(default)]
@@ -102,7 +102,7 @@ pub(crate) struct Question {
     tools: Vec<Tool>,
 }
 
-impl Asked {
+impl RequestJson {
     /// Reads what the package wrote.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use qhx::{CancelToken, Model};
 
 use crate::fault::{Fault, Result, Waited};
 use crate::media::Item;
-use crate::request::{Answer, Asked};
+use crate::request::{Answer, RequestJson};
 use crate::turns::{Caller, LOOK, Shared, receive};
 
 /// Message from the thread of a stream.
@@ -52,7 +52,7 @@ impl Stream {
         caller: &C,
         shared: &Arc<Shared>,
         ticket: &CancelToken,
-        asked: Asked,
+        asked: RequestJson,
         items: Vec<Item>,
     ) -> Waited<Self, C::Stop> {
         let (demand, demands) = mpsc::channel();
@@ -168,7 +168,7 @@ impl Drop for Stream {
 /// Generates on the thread of a stream, a piece for each demand.
 fn run(
     model: &mut Model,
-    asked: Asked,
+    asked: RequestJson,
     items: &[Item],
     ticket: &CancelToken,
     demands: &Receiver<()>,

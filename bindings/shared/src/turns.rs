@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
-use qhx::{CancelToken, Engine, Error, ErrorKind, caught};
+use qhx::{CancelToken, Engine, Error, ErrorKind, catch_panic};
 
 use crate::fault::{Ended, Fault, Result, Waited};
 
@@ -78,7 +78,7 @@ impl Opened {
     fn with<T>(&mut self, work: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
         let engine = self.engine.as_mut().ok_or_else(closed)?;
         let broken = &mut self.broken;
-        let result = caught(|| {
+        let result = catch_panic(|| {
             if *broken {
                 engine.model_mut().reopen()?;
                 *broken = false;

@@ -57,10 +57,10 @@ impl CancelToken {
     }
 
     /// Until what it returns is dropped, `other` cancels this token, too. The one begun last ends first.
-    pub fn follow(&self, other: &Self) -> Following {
+    pub fn follow(&self, other: &Self) -> LinkedToken {
         let mut others = self.0.others.write().unwrap_or_else(PoisonError::into_inner);
         others.push(other.clone());
-        Following(self.clone())
+        LinkedToken(self.clone())
     }
 
     /// A token that is cancelled by what cancels this one now, also once this one follows others.
@@ -106,9 +106,9 @@ impl CancelToken {
 
 /// A token that follows another one; see [`CancelToken::follow`].
 #[derive(Debug)]
-pub struct Following(CancelToken);
+pub struct LinkedToken(CancelToken);
 
-impl Drop for Following {
+impl Drop for LinkedToken {
     fn drop(&mut self) {
         self.0.0.others.write().unwrap_or_else(PoisonError::into_inner).pop();
     }

@@ -16,5 +16,5 @@ pub mod snapshot;
 pub mod stdout;
 pub mod trace;
 
-pub use cancel::{CancelToken, Following};
+pub use cancel::{CancelToken, LinkedToken};
 pub use error::{Error, ErrorKind, Report, Result, TooLong};

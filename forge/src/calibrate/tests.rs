@@ -7,8 +7,8 @@ use super::*;
 use crate::registry::recipe;
 use qhx_core::Manifest;
 use qhx_exec::Workspace;
-use qhx_exec::alone::{self, Named};
 use qhx_exec::backend::Backend;
+use qhx_exec::graph_runner::{self, Named};
 use qhx_types::GraphInfo;
 
 #[test]
@@ -53,7 +53,7 @@ impl Opened {
     fn new(manifest: &Manifest, key: &str) -> Result<Self> {
         let cpu: Arc<dyn Backend> = Arc::new(CpuBackend::new(CpuOptions::default())?);
         let source = manifest.context_source(&manifest.open_artifacts(), key)?;
-        let (workspace, graphs) = alone::open(&cpu, &source)?;
+        let (workspace, graphs) = graph_runner::open(&cpu, &source)?;
         Ok(Self(workspace, Arc::clone(&graphs[0])))
     }
 
@@ -66,7 +66,7 @@ impl Opened {
         let inputs = self.1.inputs.iter();
         let inputs: Vec<Named> =
             inputs.map(|t| (t.name.clone(), value(&t.name, t.shape.iter().product()))).collect();
-        let mut outputs = alone::run(&mut self.0, &self.1, &inputs)?.into_iter();
+        let mut outputs = graph_runner::run(&mut self.0, &self.1, &inputs)?.into_iter();
         let wanted = outputs.find(|(name, _)| name == "y" || name == "logits");
         Ok(wanted.map(|(_, values)| values).unwrap_or_default())
     }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use qhx_base::compare::Distance;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::engine::Model;
-use qhx_exec::alone;
+use qhx_exec::graph_runner;
 use qhx_exec::workspace::Executed;
 use qhx_types::{Port, TensorInfo};
 use serde::{Deserialize, Serialize};
@@ -82,7 +82,7 @@ impl Seen {
         let info = executed.info();
         let values = |tensors: &[TensorInfo], port: fn(usize) -> Port| {
             let all = tensors.iter().enumerate().map(|(index, tensor)| {
-                alone::decode(tensor, executed.bytes(port(index)).unwrap_or_default())
+                graph_runner::decode(tensor, executed.bytes(port(index)).unwrap_or_default())
             });
             all.collect::<Result<Vec<_>>>()
         };

@@ -5,7 +5,7 @@
 //! [`run`] at any time.
 
 mod clip;
-mod departure;
+mod divergence;
 mod executions;
 mod fill;
 mod first_open;
@@ -24,7 +24,7 @@ use qhx_core::op::{Segment, Task};
 use serde::{Deserialize, Serialize};
 
 pub use clip::Clip;
-pub use departure::{Comparison, Departure, compare};
+pub use divergence::{Comparison, Divergence, compare};
 pub use executions::Execution;
 pub(crate) use first_open::first_open;
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use qhx::{CancelToken, Times, Transcript};
-use qhx_bindings::{Answer, Asked, Caller, Fault, Item, Loaded, Stream, Vectors};
+use qhx_bindings::{Answer, Caller, Fault, Item, Loaded, RequestJson, Stream, Vectors};
 
 use crate::fault::Result;
 use crate::handles::Table;
@@ -76,13 +76,18 @@ pub(crate) fn close(model: i64) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn generate(model: i64, call: i64, asked: Asked, items: Vec<Item>) -> Result<Answer> {
+pub(crate) fn generate(
+    model: i64,
+    call: i64,
+    asked: RequestJson,
+    items: Vec<Item>,
+) -> Result<Answer> {
     let (model, call) = (MODELS.get(model)?, CALLS.get(call)?);
     Ok(model.shared.generate(&Thread, &call.ticket, asked, items)?)
 }
 
 /// Begins a stream.
-pub(crate) fn stream(model: i64, call: i64, asked: Asked, items: Vec<Item>) -> Result<()> {
+pub(crate) fn stream(model: i64, call: i64, asked: RequestJson, items: Vec<Item>) -> Result<()> {
     let (model, call) = (MODELS.get(model)?, CALLS.get(call)?);
     let already = || Fault::usage("the call has a stream already");
     if call.stream.get().is_some() {

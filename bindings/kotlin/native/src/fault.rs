@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use jni::objects::{JByteArray, JClass, JThrowable};
 use jni::{Env, EnvUnowned, JValue, jni_sig, jni_str};
-use qhx::{Error, ErrorKind, caught};
+use qhx::{Error, ErrorKind, catch_panic};
 use qhx_bindings::{Ended, Fault};
 
 /// Why a function has no result.
@@ -52,7 +52,7 @@ pub(crate) fn called<'local, T: Default>(
     work: impl FnOnce(&mut Env<'local>) -> Result<T>,
 ) -> T {
     let outcome = env.with_env(|env| -> jni::errors::Result<T> {
-        caught(|| work(env)).or_else(|thrown| throw(env, class, thrown).map(|()| T::default()))
+        catch_panic(|| work(env)).or_else(|thrown| throw(env, class, thrown).map(|()| T::default()))
     });
     // What is left fails only when the virtual machine has no memory, and has thrown that.
     outcome.resolve::<jni::errors::LogErrorAndDefault>()

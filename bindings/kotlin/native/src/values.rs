@@ -6,7 +6,7 @@ use jni::Env;
 use jni::objects::{JByteArray, JDoubleArray, JFloatArray, JIntArray, JObject, JObjectArray};
 use jni::refs::Reference as _;
 use qhx::{Chunk, Error, ErrorKind, Transcript};
-use qhx_bindings::{About, Answer, Asked, Fault, Given, Item, Vectors};
+use qhx_bindings::{About, Answer, Fault, Given, Item, RequestJson, Vectors};
 
 use crate::fault::Result;
 
@@ -63,8 +63,8 @@ pub(crate) fn items(
 }
 
 /// A request.
-pub(crate) fn asked(env: &Env<'_>, request: &JByteArray<'_>) -> Result<Asked> {
-    Ok(Asked::parse(&text(env, request)?)?)
+pub(crate) fn asked(env: &Env<'_>, request: &JByteArray<'_>) -> Result<RequestJson> {
+    Ok(RequestJson::parse(&text(env, request)?)?)
 }
 
 /// An element of an array that Kotlin takes apart.

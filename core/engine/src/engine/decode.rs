@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::grammar::Following as Grammar;
+use super::grammar::GrammarCursor;
 use super::model::Model;
 use super::prompt::Encoded;
 use super::score::Scored;
@@ -12,7 +12,7 @@ use super::types::{Event, FinishReason, Generation, Speculate, Timings};
 use crate::op::{HandOvers, HostOp as _, OpenInfo, SpanStats};
 use crate::sampling::{AllowedTokens, Logprobs, Rules, Sampler, SamplingParams, TokenLogprobs};
 use crate::stop::StopFilter;
-use qhx_base::Following;
+use qhx_base::LinkedToken;
 use qhx_base::trace::{Category, Event as Traced};
 use qhx_base::{CancelToken, Error, ErrorKind, Result, trace};
 use qhx_text::{Beginning, Detokenizer};
@@ -58,7 +58,7 @@ impl Text {
 }
 
 /// State of a generation once its prompt is tokenized.
-pub(super) struct Work {
+pub(super) struct GenerationState {
     pub sampling: SamplingParams,
     pub speculate: Speculate,
     /// Tokens that end the answer, besides the model's own.
@@ -72,14 +72,14 @@ pub(super) struct Work {
     /// Rules of the op that further limit those tokens.
     pub rules: Option<Rules>,
     /// Grammar that further limits those tokens.
-    pub grammar: Option<Grammar>,
+    pub grammar: Option<GrammarCursor>,
     /// Tokens at the end of the answer that the op has not consumed: the one that was chosen last, and forced ones
     /// behind it.
     pub unconsumed: usize,
     /// Tokens that the grammar left no choice about.
     pub forced: usize,
     /// Log-probabilities that were asked for.
-    pub logprobs: Option<Asked>,
+    pub logprobs: Option<LogprobRecorder>,
     /// Log-probabilities of the prompt's tokens, if they were asked for.
     pub scored: Option<Scored>,
     /// Draft tokens that are checked.
@@ -92,7 +92,7 @@ pub(super) struct Work {
 }
 
 /// Log-probabilities that were asked for.
-pub(super) struct Asked {
+pub(super) struct LogprobRecorder {
     /// Most likely tokens in the place of each.
     top: usize,
     compute: Logprobs,
@@ -100,14 +100,14 @@ pub(super) struct Asked {
     found: Vec<TokenLogprobs>,
 }
 
-impl Asked {
+impl LogprobRecorder {
     /// With `top` most likely tokens in the place of each.
     pub fn new(top: usize) -> Self {
         Self { top, compute: Logprobs::default(), found: Vec::new() }
     }
 }
 
-impl Work {
+impl GenerationState {
     /// The token chosen last. There is one after the first choice.
     fn last(&self) -> u32 {
         self.tokens.last().copied().unwrap_or_default()
@@ -175,7 +175,7 @@ enum Happened {
 pub struct Run<'m> {
     model: &'m mut Model,
     /// `None` where it was cancelled before the prompt was tokenized.
-    work: Option<Box<Work>>,
+    work: Option<Box<GenerationState>>,
     phase: Phase,
     start: Instant,
     prefill: Duration,
@@ -186,7 +186,7 @@ pub struct Run<'m> {
     hand_overs_before: HandOvers,
     spans_before: Vec<SpanStats>,
     cancel: CancelToken,
-    _following: Following,
+    _following: LinkedToken,
 }
 
 impl std::fmt::Debug for Run<'_> {
@@ -203,9 +203,9 @@ impl<'m> Run<'m> {
     /// A generation whose prompt is tokenized, or that was cancelled before.
     pub(super) fn new(
         model: &'m mut Model,
-        work: Option<Work>,
+        work: Option<GenerationState>,
         cancel: CancelToken,
-        following: Following,
+        following: LinkedToken,
         start: Instant,
     ) -> Self {
         let phase = match work {
@@ -254,7 +254,7 @@ impl<'m> Run<'m> {
             self.model.settle();
         })?;
         let Some(happened) = happened else { return Ok(None) };
-        let Work { prompt, text, tokens, logprobs, .. } = work;
+        let GenerationState { prompt, text, tokens, logprobs, .. } = work;
         Ok(Some(match happened {
             Happened::Prefilled => {
                 Event::Prefilled { tokens: prompt.sequence.len(), reused: self.reused }
@@ -306,7 +306,7 @@ impl<'m> Run<'m> {
         let Some(work) = self.work.take() else {
             return Ok(Generation::cancelled(self.model.load));
         };
-        let Work { prompt, text, tokens, steps, forced, logprobs, scored, .. } = *work;
+        let GenerationState { prompt, text, tokens, steps, forced, logprobs, scored, .. } = *work;
         let sampling = work.sampling_time;
         let graph = self.model.op.graph_time().saturating_sub(self.graph_before);
         let stop_token = || {
@@ -398,7 +398,7 @@ impl Model {
     /// Goes on to the next event of a generation; `None` where it has ended.
     fn advance(
         &mut self,
-        work: &mut Work,
+        work: &mut GenerationState,
         phase: &mut Phase,
         reused: &mut usize,
     ) -> Result<Option<Happened>> {
@@ -440,7 +440,7 @@ impl Model {
     }
 
     /// Consumes the prompt.
-    fn begin(&mut self, work: &mut Work, reused: &mut usize) -> Result<()> {
+    fn begin(&mut self, work: &mut GenerationState, reused: &mut usize) -> Result<()> {
         let start = Instant::now();
         let trace = self.trace.clone();
         let mut consuming = trace::span(trace.as_ref(), "prompt");
@@ -468,7 +468,7 @@ impl Model {
     }
 
     /// Ends the answer's text, and keeps what was consumed.
-    fn end(&mut self, work: &mut Work) -> Result<()> {
+    fn end(&mut self, work: &mut GenerationState) -> Result<()> {
         self.settle();
         work.text.shown.clear();
         if work.text.stop.stopped_at().is_none() {
@@ -491,21 +491,25 @@ impl Model {
     }
 
     /// Chooses a token from the logits of a plain step.
-    fn choose_next(&mut self, work: &mut Work, phase: &mut Phase) -> Result<Option<Happened>> {
+    fn choose_next(
+        &mut self,
+        work: &mut GenerationState,
+        phase: &mut Phase,
+    ) -> Result<Option<Happened>> {
         let Chosen { shown, ended } = self.choose(work)?;
         *phase = ended.map_or(Phase::Step, Phase::Ended);
         Ok(shown.then_some(Happened::Token))
     }
 
     /// Chooses the next token among the logits.
-    fn choose(&mut self, work: &mut Work) -> Result<Chosen> {
+    fn choose(&mut self, work: &mut GenerationState) -> Result<Chosen> {
         if self.session.is_cancelled() {
             return Ok(Chosen { shown: false, ended: Some(FinishReason::Cancelled) });
         }
         let start = Instant::now();
         let sample = trace::span(self.trace.as_ref(), "sample");
         let ruled = work.rules.is_some();
-        let Work { sampler, grammar, allowed, rules, tokens, .. } = work;
+        let GenerationState { sampler, grammar, allowed, rules, tokens, .. } = work;
         let among = match rules {
             Some(rules) => rules.allowed(tokens, self.op.logits()?),
             None => &**allowed,
@@ -531,7 +535,7 @@ impl Model {
                 return Err(error);
             }
         };
-        if let Some(Asked { top, compute, found }) = &mut work.logprobs {
+        if let Some(LogprobRecorder { top, compute, found }) = &mut work.logprobs {
             let cap = self.op.info().softcap;
             if ruled {
                 compute.only_allowed();
@@ -548,7 +552,7 @@ impl Model {
         drop(sample);
         work.sampling_time += start.elapsed();
         self.speculation.push(token);
-        let Work { text, stop_ids, .. } = work;
+        let GenerationState { text, stop_ids, .. } = work;
         if stops {
             let stop = stop_ids.contains(&token);
             let reason = if stop { FinishReason::Stop } else { FinishReason::Eos };
@@ -557,7 +561,7 @@ impl Model {
         let detokenize = trace::span(self.trace.as_ref(), "detokenize");
         let stopped = text.push(token)?;
         drop(detokenize);
-        let over = work.grammar.as_ref().is_some_and(Grammar::is_over);
+        let over = work.grammar.as_ref().is_some_and(GrammarCursor::is_over);
         let ended = if stopped {
             Some(FinishReason::Stop)
         } else if over {
@@ -572,7 +576,11 @@ impl Model {
 
     /// Consumes the token chosen last and chooses the next one, or has draft tokens verified.
     /// Forced tokens come before anything is consumed, and then are consumed together.
-    fn step_or_verify(&mut self, work: &mut Work, phase: &mut Phase) -> Result<Option<Happened>> {
+    fn step_or_verify(
+        &mut self,
+        work: &mut GenerationState,
+        phase: &mut Phase,
+    ) -> Result<Option<Happened>> {
         if work.forced().is_some() {
             return self.choose_next(work, phase);
         }
@@ -594,7 +602,7 @@ impl Model {
     }
 
     /// Makes draft tokens. Returns the number of them to verify.
-    fn draft(&mut self, work: &mut Work) -> Result<usize> {
+    fn draft(&mut self, work: &mut GenerationState) -> Result<usize> {
         let room = self.op.info().max_ctx.saturating_sub(self.op.position());
         let max_drafts = room.min(work.budget - work.tokens.len()).saturating_sub(1);
         let _span = trace::span(self.trace.as_ref(), "draft");
@@ -612,7 +620,11 @@ impl Model {
     }
 
     /// Verifies draft tokens together with the token chosen last. Those that are chosen, too, are accepted.
-    fn verify(&mut self, work: &mut Work, phase: &mut Phase) -> Result<Option<Happened>> {
+    fn verify(
+        &mut self,
+        work: &mut GenerationState,
+        phase: &mut Phase,
+    ) -> Result<Option<Happened>> {
         let start = Instant::now();
         let span = trace::span_with(self.trace.as_ref(), "verify", |s| {
             s.argument("tokens", self.speculation.step().len());
@@ -635,7 +647,7 @@ impl Model {
     /// Chooses a token from the next row that was verified. Behind the last one the chosen tokens are accepted.
     fn next_row(
         &mut self,
-        work: &mut Work,
+        work: &mut GenerationState,
         mut verified: Verified,
         phase: &mut Phase,
     ) -> Result<Option<Happened>> {
@@ -674,7 +686,7 @@ impl Model {
     /// step.
     fn recover(
         &mut self,
-        work: &mut Work,
+        work: &mut GenerationState,
         error: Error,
         phase: &mut Phase,
     ) -> Result<Option<Happened>> {
@@ -688,7 +700,12 @@ impl Model {
     }
 
     /// Accepts the tokens that were chosen from verified rows. `checked` is why no further row could be asked for.
-    fn close(&mut self, work: &mut Work, verified: Verified, checked: Result<()>) -> Result<()> {
+    fn close(
+        &mut self,
+        work: &mut GenerationState,
+        verified: Verified,
+        checked: Result<()>,
+    ) -> Result<()> {
         let Verified { before, mut time, .. } = verified;
         // The token chosen last is not consumed yet; where the run was cancelled before, the first one is.
         let count = (work.tokens.len() - before).max(1);

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use qhx_grammar::Grammar;
 use serde_json::{Map, Value};
 
-use super::decode::{Asked, Run, Text, Work};
-use super::grammar::Following;
-use super::kept::WORTH;
+use super::decode::{GenerationState, LogprobRecorder, Run, Text};
+use super::grammar::GrammarCursor;
 use super::model::{Model, input_vocab};
+use super::prefix_cache::WORTH;
+use super::prefix_reuse::{self, Consumed};
 use super::prompt::{self, Encoded, Reader};
-use super::reuse::{self, Consumed};
 use super::score::Scored;
 use super::sequence::Sequence;
 use super::types::{Event, Generation, Part, Prompt, Request};
@@ -85,7 +85,7 @@ impl Model {
     }
 
     /// From a request to what its generation works with; `None` where it is cancelled already.
-    fn prepare(&mut self, request: &Request) -> Result<Option<Work>> {
+    fn prepare(&mut self, request: &Request) -> Result<Option<GenerationState>> {
         if self.session.is_cancelled() {
             return Ok(None);
         }
@@ -99,7 +99,7 @@ impl Model {
         let mut prompt = self.encode(
             &request.prompt,
             &request.template_arguments,
-            reuse::saves(self.op.info()),
+            prefix_reuse::saves(self.op.info()),
         )?;
         prompt.sequence = prompt.sequence.salted(request.salt.as_deref());
         drop(tokenize);
@@ -132,7 +132,7 @@ impl Model {
         }
         let text = self.text(request, &prompt, ends)?;
         let rules = Rules::new(&self.op.info().logit_rules, &allowed, tokens);
-        Ok(Some(Work {
+        Ok(Some(GenerationState {
             sampling: request.sampling.clone(),
             speculate: request.speculate,
             stop_ids,
@@ -144,7 +144,7 @@ impl Model {
             grammar,
             unconsumed: 0,
             forced: 0,
-            logprobs: request.logprobs.map(Asked::new),
+            logprobs: request.logprobs.map(LogprobRecorder::new),
             scored: request.prompt_logprobs.map(Scored::new),
             text,
             tokens: Vec::with_capacity(budget.min(1 << 20)),
@@ -313,13 +313,13 @@ impl Model {
     }
 
     /// The request's grammar at the beginning of an answer.
-    fn grammar(&self, request: &Request, stop_ids: &[u32]) -> Result<Option<Following>> {
+    fn grammar(&self, request: &Request, stop_ids: &[u32]) -> Result<Option<GrammarCursor>> {
         let Some(grammar) = &request.grammar else { return Ok(None) };
         let _span = trace::span(self.trace.as_ref(), "compile grammar");
         let format = self.texts.call_format();
         let vocabulary = self.texts.vocabulary_unless(&self.session.current())?;
         let constraint = vocabulary.constrain(grammar, format, stop_ids, request.ignore_eos)?;
-        Ok(Some(Following::new(constraint)))
+        Ok(Some(GrammarCursor::new(constraint)))
     }
 
     fn text(&self, request: &Request, prompt: &Encoded, ends: Vec<u32>) -> Result<Text> {

@@ -8,7 +8,7 @@ use qhx_grammar::Constraint;
 use crate::sampling::AllowedTokens;
 
 /// A grammar, and where the answer is in it.
-pub(super) struct Following {
+pub(super) struct GrammarCursor {
     constraint: Constraint,
     /// Tokens that must come next.
     forced: VecDeque<u32>,
@@ -16,7 +16,7 @@ pub(super) struct Following {
     allowed: AllowedTokens,
 }
 
-impl Following {
+impl GrammarCursor {
     /// At the beginning of an answer.
     pub fn new(mut constraint: Constraint) -> Self {
         let forced = constraint.forced().into();

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::checked::add_spans;
-use super::kept::WORTH;
+use super::prefix_cache::WORTH;
 use crate::op::{
     Answer, Bytes, Effect, HandOvers, HostOp, Logits, Number, OpenInfo, Placement, Segment,
     Segments, SnapshotId, SpanStats, Texts, Token, Tokens, positions,

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use super::checked::Checked;
 use super::contexts;
 use super::hand_over::HandOver;
-use super::kept::{Kept, KeptStates};
 use super::pack::Packer;
-use super::reuse::Consumed;
+use super::prefix_cache::{KeptStates, PrefixCache};
+use super::prefix_reuse::Consumed;
 use super::speculate::Speculation;
 use super::state;
 use super::texts::Texts;
@@ -227,7 +227,7 @@ struct Parts {
     opener: OpOpener,
     /// See [`Model::export_state`].
     fingerprint: OnceLock<String>,
-    kept: Arc<Kept>,
+    kept: Arc<PrefixCache>,
 }
 
 impl Parts {
@@ -363,7 +363,7 @@ impl Model {
             dump: dump.clone(),
             opener: ops.opener(&entry.description.name)?,
             fingerprint: OnceLock::new(),
-            kept: Arc::new(Kept::new(keep_states)),
+            kept: Arc::new(PrefixCache::new(keep_states)),
         };
         let opening = trace::span(trace.as_ref(), "open host-op");
         let op = parts.open_op(&manifest, workspace)?;
@@ -602,7 +602,7 @@ impl Model {
         self.parts.kept.clear();
     }
 
-    pub(super) fn kept(&self) -> &Arc<Kept> {
+    pub(super) fn kept(&self) -> &Arc<PrefixCache> {
         &self.parts.kept
     }
 

@@ -19,7 +19,7 @@ const MAX_POSITIONS: usize = 1 << 24;
 
 /// An image, audio clip or video that has a place.
 #[derive(Debug, PartialEq, Eq)]
-struct Placed {
+struct PlacedMedia {
     /// Such as `image 2`.
     name: String,
     media: Media,
@@ -29,7 +29,7 @@ struct Placed {
     part: Option<(u16, u16)>,
 }
 
-impl Placed {
+impl PlacedMedia {
     fn segment(&self) -> Option<Segment<'_>> {
         piece(&self.media, self.frames, self.part)
     }
@@ -54,7 +54,7 @@ fn piece(
 pub(super) struct Encoded {
     pub sequence: Sequence,
     /// Medium at each span of the sequence.
-    media: Vec<Placed>,
+    media: Vec<PlacedMedia>,
     /// Number of positions after which the state is worth saving: the conversation without the
     /// beginning of the answer, which the next turn may render otherwise.
     pub checkpoint: Option<usize>,
@@ -88,8 +88,8 @@ impl Encoded {
     }
 
     /// Adds what a prompt holds for an image, audio clip or video.
-    fn place(&mut self, reader: &Reader<'_>, part: &Waiting<'_>) -> Result<()> {
-        let Waiting { name, media, placement, .. } = part;
+    fn place(&mut self, reader: &Reader<'_>, part: &PendingMedia<'_>) -> Result<()> {
+        let PendingMedia { name, media, placement, .. } = part;
         let mut tiles = None;
         for each in &placement.pieces {
             match each {
@@ -130,7 +130,7 @@ impl Encoded {
                     self.sequence.spans.push(Span { start, positions, key });
                     self.sequence.tokens.resize(start + positions, token);
                     let (name, media) = (name.clone(), (*media).clone());
-                    self.media.push(Placed { name, media, frames, part });
+                    self.media.push(PlacedMedia { name, media, frames, part });
                 }
                 other => {
                     let message =
@@ -153,7 +153,7 @@ impl Encoded {
 }
 
 /// An op's declarations about the images, audio and videos in a prompt; see [`HostOp`].
-pub(super) trait Places {
+pub(super) trait MediaPlacement {
     fn placeholders(&self) -> &[u32];
     fn place(&self, segment: &Segment<'_>) -> Result<Placement>;
 
@@ -163,7 +163,7 @@ pub(super) trait Places {
     }
 }
 
-impl<O: HostOp> Places for O {
+impl<O: HostOp> MediaPlacement for O {
     fn placeholders(&self) -> &[u32] {
         &self.info().placeholders
     }
@@ -181,7 +181,7 @@ impl<O: HostOp> Places for O {
 pub(super) struct Reader<'a> {
     /// Name of the model, for messages.
     pub model: &'a str,
-    pub op: &'a dyn Places,
+    pub op: &'a dyn MediaPlacement,
     pub tokenizer: Result<&'a Tokenizer>,
     pub max_ctx: usize,
     pub cancel: CancelToken,
@@ -194,13 +194,13 @@ const BREAKS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
 
 /// Keeps texts from becoming tokens that stand for images, audio and videos.
 #[derive(Debug, Default)]
-struct Guard {
+struct PlaceholderEscaper {
     words: Vec<String>,
     /// Character that stands within such a word in a text; `None` if no text has one.
     mark: Option<char>,
 }
 
-impl Guard {
+impl PlaceholderEscaper {
     /// A guard of `texts` against `words`.
     fn new(words: Vec<String>, texts: &[&str]) -> Result<Self> {
         let spelt = |text: &&str| words.iter().any(|word| text.contains(word.as_str()));
@@ -255,7 +255,7 @@ fn collect_texts<'v>(value: &'v Value, texts: &mut Vec<&'v str>) {
 }
 
 /// An image, audio clip or video that has no place yet.
-struct Waiting<'a> {
+struct PendingMedia<'a> {
     /// Such as `image 2`.
     name: String,
     media: &'a Media,
@@ -265,7 +265,7 @@ struct Waiting<'a> {
     around: [String; 2],
 }
 
-impl<'a> Waiting<'a> {
+impl<'a> PendingMedia<'a> {
     /// `wrapped` where the host puts tokens around the pieces, which keep texts apart.
     fn new(name: String, media: &'a Media, mut placement: Placement, wrapped: bool) -> Self {
         let mut around = [String::new(), String::new()];
@@ -290,7 +290,7 @@ impl<'a> Waiting<'a> {
 }
 
 /// A rendered text with the texts that stand around the markers of what waits; `spelt` are the markers.
-fn surround(text: String, waiting: &VecDeque<Waiting<'_>>, spelt: &[String]) -> String {
+fn surround(text: String, waiting: &VecDeque<PendingMedia<'_>>, spelt: &[String]) -> String {
     if waiting.iter().all(|w| w.around.iter().all(String::is_empty)) {
         return text;
     }
@@ -319,21 +319,21 @@ impl Reader<'_> {
         &self,
         media: impl Iterator<Item = &'m Media>,
         wrapped: bool,
-    ) -> Result<VecDeque<Waiting<'m>>> {
-        let mut waiting: VecDeque<Waiting<'m>> = VecDeque::new();
+    ) -> Result<VecDeque<PendingMedia<'m>>> {
+        let mut waiting: VecDeque<PendingMedia<'m>> = VecDeque::new();
         for media in media {
             let noun = media.noun();
             let before = waiting.iter().filter(|w| w.media.noun() == noun).count();
             let name = format!("{noun} {}", before + 1);
             let _span = trace::span_with(self.trace, "place media", |s| s.argument("name", &*name));
             let placement = self.op.place(&media.segment()).map_err(|e| e.context(&name))?;
-            waiting.push_back(Waiting::new(name, media, placement, wrapped));
+            waiting.push_back(PendingMedia::new(name, media, placement, wrapped));
         }
         Ok(waiting)
     }
 
     /// The tokenizer's spellings of the tokens that no text may become.
-    fn words(&self, waiting: &VecDeque<Waiting<'_>>) -> Vec<String> {
+    fn words(&self, waiting: &VecDeque<PendingMedia<'_>>) -> Vec<String> {
         let Ok(tokenizer) = self.tokenizer() else { return Vec::new() };
         let markers = waiting.iter().map(|w| w.placement.marker);
         let ids = self.op.placeholders().iter().copied().chain(markers);
@@ -374,7 +374,7 @@ impl Reader<'_> {
             Part::Tokens(_) | Part::Media(_) => None,
         });
         let texts: Vec<_> = texts.collect();
-        let guard = Guard::new(self.words(&waiting), &texts)?;
+        let guard = PlaceholderEscaper::new(self.words(&waiting), &texts)?;
         // What stands around a text, such as a BOS token, is for one that has no tokens given.
         let no_tokens = !runs.iter().any(|part| matches!(part, Part::Tokens(_)));
         let add_special = no_tokens && self.op.special_tokens();
@@ -434,7 +434,7 @@ impl Reader<'_> {
         let roles = messages.iter().map(|message| message.role.as_str());
         let mut texts: Vec<_> = contents.chain(roles).collect();
         arguments.values().for_each(|value| collect_texts(value, &mut texts));
-        let guard = Guard::new(self.words(&waiting), &texts)?;
+        let guard = PlaceholderEscaper::new(self.words(&waiting), &texts)?;
         let guarded: (Vec<Message>, Map<String, Value>);
         let (messages, arguments) = if guard.mark.is_some() {
             let content = |content: &Content| content.map_texts(&|text| guard.guard(text));
@@ -447,7 +447,7 @@ impl Reader<'_> {
         } else {
             (messages, arguments)
         };
-        let spelt = |w: &Waiting<'_>| {
+        let spelt = |w: &PendingMedia<'_>| {
             let Placement { opening, marker, closing, .. } = &w.placement;
             let tokens = opening.iter().chain([marker]).chain(closing);
             tokens.map(|&token| self.spell(token)).collect::<Result<String>>()
@@ -522,7 +522,7 @@ impl Reader<'_> {
         encoded: &mut Encoded,
         ids: &[u32],
         within: Option<usize>,
-        waiting: &mut VecDeque<Waiting<'_>>,
+        waiting: &mut VecDeque<PendingMedia<'_>>,
         wrap: bool,
     ) -> Result<()> {
         let placeholders = self.op.placeholders();
@@ -626,7 +626,7 @@ mod tests {
 
     struct TextOnly;
 
-    impl Places for TextOnly {
+    impl MediaPlacement for TextOnly {
         fn placeholders(&self) -> &[u32] {
             &[]
         }
@@ -677,7 +677,7 @@ mod tests {
 
     struct Images;
 
-    impl Places for Images {
+    impl MediaPlacement for Images {
         fn placeholders(&self) -> &[u32] {
             &[4]
         }
@@ -717,7 +717,7 @@ mod tests {
         opening: Vec<u32>,
     }
 
-    impl Places for Framed {
+    impl MediaPlacement for Framed {
         fn placeholders(&self) -> &[u32] {
             &[4]
         }

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::Model;
-use super::reuse::{self, MAX_SNAPSHOTS};
+use super::prefix_reuse::{self, MAX_SNAPSHOTS};
 use super::sequence::Sequence;
 use crate::manifest::Manifest;
 use crate::op::HostOp as _;
@@ -62,7 +62,7 @@ impl Model {
         self.consumed.settle(self.op.position());
         let snapshots = self.consumed.snapshots();
         let mut exported = Vec::with_capacity(snapshots.len() + 1);
-        if reuse::saves(self.op.info()) {
+        if prefix_reuse::saves(self.op.info()) {
             let before = self.kept().before(self.consumed.sequence());
             let last = before.iter().rev().take(MAX_SNAPSHOTS).rev();
             exported.extend(last.map(|state| (state.sequence.len(), Ok(state.bytes.to_vec()))));

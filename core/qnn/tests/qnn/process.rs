@@ -75,7 +75,7 @@ fn executing_and_binding_allocate_nothing() {
     assert_eq!(found, 0);
 }
 
-/// Set in the processes that [`alone`] starts: some tests do their work only there.
+/// Set in the processes that [`graph_runner`] starts: some tests do their work only there.
 const CHILD: &str = "QHX_TEST_CHILD";
 
 fn is_child() -> bool {

@@ -53,7 +53,7 @@ use crate::{
 use draft::{DRAFT_HEAD, DraftHead, Drafted};
 use head::Tail;
 use inputs::{EmbeddingRows, Masks, RotaryTables, ValidRows};
-use passes::{PassCost, Passes};
+use passes::{PassCost, PrefillPlan};
 
 /// Settings and parts of a [`Decoder`]. [`Decoder::builder`] makes one.
 #[derive(Debug)]
@@ -118,7 +118,7 @@ impl DecoderBuilder {
             let capacity = state.capacity_in(index).unwrap_or(0);
             let like =
                 passes.iter().take(whole).position(|pass| index >= whole && pass.rows == rows);
-            within.extend(like.map(|like| Within { like, capacity, pass: index }));
+            within.extend(like.map(|like| SmallerContext { like, capacity, pass: index }));
             let begins = begins(host, index, &shards)?;
             let pass = Pass { index, graphs: &shards, rows, begins, capacity };
             rows_of_tokens.bind(host, pass)?;
@@ -199,14 +199,14 @@ impl DecoderBuilder {
             )));
         }
         let widest = passes.iter().map(|pass| pass.rows).max().unwrap_or(1);
-        for Within { like, pass, .. } in &within {
+        for SmallerContext { like, pass, .. } in &within {
             if passes[*pass].gives_logits() != passes[*like].gives_logits() {
                 return Err(only_one_gives_logits(host, &passes[*pass], &passes[*like]));
             }
         }
         within.sort_unstable_by_key(|within| within.capacity);
         // Which context a step is in is decided by the position, not by what it costs.
-        let plan = Passes::plan(&costs(host, &passes[..whole], experts.as_ref()), max_ctx);
+        let plan = PrefillPlan::plan(&costs(host, &passes[..whole], experts.as_ref()), max_ctx);
         Ok(Decoder {
             op,
             passes,
@@ -364,7 +364,7 @@ impl Shards {
 
 /// A pass that does in a smaller context what another does in the whole one.
 #[derive(Debug, Clone, Copy)]
-struct Within {
+struct SmallerContext {
     /// Number of that other one.
     like: usize,
     /// Positions that its caches hold.
@@ -396,9 +396,9 @@ pub struct Decoder {
     /// Number of passes that are not of smaller contexts.
     whole: usize,
     /// Which of these prompts go through.
-    plan: Passes,
+    plan: PrefillPlan,
     /// The passes of smaller contexts, the smallest first.
-    within: Vec<Within>,
+    within: Vec<SmallerContext>,
     experts: Option<Experts>,
     head: Option<Head>,
     fillers: Vec<Box<dyn Filler>>,
@@ -639,7 +639,7 @@ impl Decoder {
     /// The pass that does the same as `pass` in the smallest context that holds `self.chunk`.
     fn smallest(&self, pass: usize) -> usize {
         let end = self.state.position() + self.chunk.len();
-        let holds = |within: &&Within| within.like == pass && end <= within.capacity;
+        let holds = |within: &&SmallerContext| within.like == pass && end <= within.capacity;
         self.within.iter().find(holds).map_or(pass, |within| within.pass)
     }
 

@@ -23,7 +23,7 @@ pub(super) struct PassCost {
 /// The cheapest passes for any number of tokens, worked out once when a decoder is opened. Asking for the next one is
 /// a look into a table.
 #[derive(Debug)]
-pub(super) struct Passes {
+pub(super) struct PrefillPlan {
     /// Index of the pass that begins what is cheapest for n tokens; nothing stands for 0 tokens.
     first: Vec<u16>,
     /// The same where the next token is a text's first, for passes that take those alone; empty where there is none.
@@ -36,7 +36,7 @@ pub(super) struct Passes {
     begins: Vec<bool>,
 }
 
-impl Passes {
+impl PrefillPlan {
     /// Plans prompts of up to `longest` tokens over `costs`, of which the first takes one token and gives logits.
     ///
     /// Exact up to [`PLANNED`] tokens, by dynamic programming: what is cheapest for n tokens begins with some pass and
@@ -132,7 +132,7 @@ mod tests {
 
     /// Rows of the passes that `tokens` go through, and tokens in each.
     fn steps(costs: &[PassCost], tokens: usize) -> Vec<(usize, usize)> {
-        let passes = Passes::plan(costs, 10_000);
+        let passes = PrefillPlan::plan(costs, 10_000);
         let (mut left, mut steps) = (tokens, Vec::new());
         while left > 0 {
             let (pass, count) = passes.next(left, left == tokens);
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(steps(&published, 9_000)[..2], [(576, 576), (1, 1)]);
         let both = [pass(1, 1.0), begins(16, 1.2), pass(16, 1.5)];
         assert_eq!(steps(&both, 40), [(16, 16), (16, 16), (16, 8)]);
-        let first = Passes::plan(&both, 100);
+        let first = PrefillPlan::plan(&both, 100);
         assert_eq!((first.next(40, true).0, first.next(40, false).0), (1, 2));
     }
 

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-use qhx_base::Following;
+use qhx_base::LinkedToken;
 use qhx_base::hash::sha256;
 use qhx_base::{Error, ErrorKind, Result};
 
@@ -21,7 +21,7 @@ struct Draft {
     name: String,
     model: Model,
     /// The ticket of the generation that it drafts for, which its executions look at.
-    following: Option<Following>,
+    following: Option<LinkedToken>,
     input_vocab: usize,
     sampler: Option<Sampler>,
     /// The text as the target has it.

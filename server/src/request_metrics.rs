@@ -3,8 +3,8 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use crate::access_log::Record;
 use crate::app::Shared;
-use crate::record::Record;
 
 /// A request under way. Once nobody needs it any more, it is over.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use qhx_base::{Error, ErrorKind};
 ///
 /// # Errors
 /// Errors of the work, or its panic message.
-pub fn caught<T, E: From<Error>>(work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+pub fn catch_panic<T, E: From<Error>>(work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
         let text = payload.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("no reason");

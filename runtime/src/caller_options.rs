@@ -14,7 +14,7 @@ use crate::vars;
 
 /// Options of a runtime as an app names them, in words: all of them may be left out.
 #[derive(Debug, Clone, Default)]
-pub struct Named {
+pub struct CallerOptions {
     /// `auto`, `cpu` or `qnn`; [`vars::BACKEND`] otherwise.
     pub backend: Option<String>,
     /// Architecture of the device, such as `v81`; [`vars::DEVICE_ARCH`] otherwise.
@@ -31,10 +31,10 @@ pub struct Named {
     pub cpu_caches: Option<String>,
 }
 
-/// Settings that follow from [`Named`] and the variables.
+/// Settings that follow from [`CallerOptions`] and the variables.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
-pub struct Decided {
+pub struct ResolvedOptions {
     /// Backend that executes graphs.
     pub backend: BackendChoice,
     /// Hexagon architecture that bundles are chosen for: 81 for v81.
@@ -49,12 +49,12 @@ pub struct Decided {
     pub cpu_caches: Caches,
 }
 
-impl Named {
+impl CallerOptions {
     /// Decides. The libraries are opened, to see that they are such, unless the CPU is asked for.
     ///
     /// # Errors
     /// When a word is none of those that are expected, and when libraries that are named or found cannot be opened.
-    pub fn decide(self) -> Result<Decided> {
+    pub fn decide(self) -> Result<ResolvedOptions> {
         let backend = match setting(self.backend, vars::BACKEND)? {
             Some((text, place)) => {
                 text.parse().map_err(|e| usage(format!("{place}: backend {text:?}: {e}")))?
@@ -67,11 +67,11 @@ impl Named {
         let cpu_activations = option("cpu_activations", self.cpu_activations)?.unwrap_or_default();
         let cpu_caches = option("cpu_caches", self.cpu_caches)?.unwrap_or_default();
         let libraries = libraries(self.htp, self.system, backend)?;
-        Ok(Decided { backend, arch, libraries, decode_on, cpu_activations, cpu_caches })
+        Ok(ResolvedOptions { backend, arch, libraries, decode_on, cpu_activations, cpu_caches })
     }
 }
 
-impl Decided {
+impl ResolvedOptions {
     /// Begins a runtime with it, and with [`vars::CDSPRPC`].
     pub fn builder(&self) -> RuntimeBuilder {
         let cdsprpc = vars::get(vars::CDSPRPC).map(PathBuf::from);

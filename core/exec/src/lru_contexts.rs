@@ -1,6 +1,6 @@
 //! Keeps only some contexts loaded: for models whose contexts together are larger than the memory.
 //!
-//! [`ResidentBackend`] wraps another backend. A context is opened once, so that what is wrong with it
+//! [`LruContexts`] wraps another backend. A context is opened once, so that what is wrong with it
 //! is found at the beginning and its graphs are known; which contexts are in memory afterwards follows
 //! from which graphs are executed: the one that was used longest ago goes when another is needed, and more
 //! of them when the other does not fit the memory beside the rest. Loading
@@ -23,13 +23,13 @@ use crate::{Buffer, Memory};
 
 /// A backend that keeps at most some number of another's contexts loaded.
 #[derive(Debug)]
-pub struct ResidentBackend {
+pub struct LruContexts {
     inner: Arc<dyn Backend>,
     limit: usize,
     pool: Arc<Pool>,
 }
 
-impl ResidentBackend {
+impl LruContexts {
     /// Keeps at most `limit` contexts of `inner` loaded, and at least one.
     pub fn new(inner: Arc<dyn Backend>, limit: usize) -> Self {
         Self { inner, limit: limit.max(1), pool: Arc::default() }
@@ -67,7 +67,7 @@ impl std::fmt::Debug for Loaded {
     }
 }
 
-impl Backend for ResidentBackend {
+impl Backend for LruContexts {
     fn info(&self) -> BackendInfo {
         let mut info = self.inner.info();
         info.details.push(format!("at most {} contexts loaded at a time", self.limit));
@@ -446,7 +446,7 @@ mod tests {
             max_alive: AtomicUsize::new(0),
             opened: AtomicUsize::new(0),
         });
-        let backend: Arc<dyn Backend> = Arc::new(ResidentBackend::new(counting.clone(), limit));
+        let backend: Arc<dyn Backend> = Arc::new(LruContexts::new(counting.clone(), limit));
         let mut workspace = Workspace::new(Arc::clone(&backend), CancelToken::new());
         for part in 0..3 {
             let source = ContextSource { key: format!("c{part}"), ..ContextSource::default() };
@@ -512,7 +512,7 @@ mod tests {
     #[test]
     fn two_models_with_one_key_have_contexts_of_their_own() {
         let counting = multiplying(usize::MAX);
-        let backend: Arc<dyn Backend> = Arc::new(ResidentBackend::new(counting.clone(), 2));
+        let backend: Arc<dyn Backend> = Arc::new(LruContexts::new(counting.clone(), 2));
         let mut first = open(&backend, "3");
         let mut second = open(&backend, "5");
         assert_eq!((run(&mut first, 2), run(&mut second, 2)), (6, 10));
@@ -528,7 +528,7 @@ mod tests {
 
     #[test]
     fn two_openings_of_one_graph_keep_their_bindings() {
-        let backend: Arc<dyn Backend> = Arc::new(ResidentBackend::new(multiplying(1), 1));
+        let backend: Arc<dyn Backend> = Arc::new(LruContexts::new(multiplying(1), 1));
         let source = ContextSource {
             key: "part".to_owned(),
             binary: Some("3".into()),
@@ -628,7 +628,7 @@ mod tests {
         // Nobody passes alone.
         let both = Some(Arc::new(std::sync::Barrier::new(2)));
         let inner = Scripted { inner, fails: usize::MAX, graphs, both };
-        let backend: Arc<dyn Backend> = Arc::new(ResidentBackend::new(Arc::new(inner), 2));
+        let backend: Arc<dyn Backend> = Arc::new(LruContexts::new(Arc::new(inner), 2));
         let (done, finished) = std::sync::mpsc::channel();
         for file in ["3", "5"] {
             let (mut workspace, done) = (open(&backend, file), done.clone());
@@ -644,7 +644,7 @@ mod tests {
         let (inner, graphs) = (multiplying(usize::MAX), Arc::<AtomicUsize>::default());
         // The second graph that is opened: the first model's after it was loaded again.
         let inner = Scripted { inner, fails: 2, graphs: Arc::clone(&graphs), both: None };
-        let backend: Arc<dyn Backend> = Arc::new(ResidentBackend::new(Arc::new(inner), 1));
+        let backend: Arc<dyn Backend> = Arc::new(LruContexts::new(Arc::new(inner), 1));
         let (mut first, mut second) = (open(&backend, "3"), open(&backend, "5"));
         assert_eq!((run(&mut first, 2), run(&mut second, 2)), (6, 10));
         let error = first.execute(GraphId(0)).unwrap_err();

@@ -44,7 +44,7 @@ impl State {
 
 /// The states, within a budget.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct PrefixCache {
     budget: usize,
     inner: Mutex<Inner>,
 }
@@ -60,7 +60,7 @@ struct Inner {
     too_large: Option<(usize, usize)>,
 }
 
-impl Kept {
+impl PrefixCache {
     /// Keeps up to `budget` bytes.
     pub(super) fn new(budget: usize) -> Self {
         Self { budget, inner: Mutex::default() }
@@ -223,15 +223,15 @@ mod tests {
     }
 
     /// Keeps states of 100 bytes each.
-    fn kept(budget: usize, info: &OpenInfo, all: &[&[u32]]) -> Kept {
-        let kept = Kept::new(budget);
+    fn kept(budget: usize, info: &OpenInfo, all: &[&[u32]]) -> PrefixCache {
+        let kept = PrefixCache::new(budget);
         for tokens in all {
             kept.insert(&sequence(tokens), vec![0; 100 - 4 * tokens.len()], info);
         }
         kept
     }
 
-    fn found(kept: &Kept, info: &OpenInfo, prompt: &[u32]) -> Option<(usize, usize)> {
+    fn found(kept: &PrefixCache, info: &OpenInfo, prompt: &[u32]) -> Option<(usize, usize)> {
         let (state, usable) = kept.find(&sequence(prompt), info, 0)?;
         Some((state.sequence.len(), usable))
     }
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_state_above_the_budget_is_not_asked_for_again() {
-        let kept = Kept::new(1000);
+        let kept = PrefixCache::new(1000);
         assert!(kept.has_room(1 << 40));
         kept.insert(&sequence(&[1; 100]), vec![0; 1600], &info(true));
         // 20 bytes a position, or fewer where some are there at any length.

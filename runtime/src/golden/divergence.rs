@@ -11,8 +11,8 @@ use qhx_base::compare::Distance;
 use qhx_base::{Error, Result};
 use qhx_core::engine::Model;
 use qhx_exec::Workspace;
-use qhx_exec::alone::{self, Named};
 use qhx_exec::backend::{Backend, ContextSource};
+use qhx_exec::graph_runner::{self, Named};
 use qhx_exec::workspace::Executed;
 use qhx_types::{GraphInfo, Port};
 use serde::Serialize;
@@ -29,7 +29,7 @@ const MAX_RELATIVE: f64 = 0.1;
 #[non_exhaustive]
 pub enum Comparison {
     /// A graph departs.
-    Departs(Departure),
+    Departs(Divergence),
     /// All graphs agree.
     Agree,
     /// The bundle has no ONNX graphs. The graph and the tensor that the logits come from, where the host-op knows it.
@@ -55,7 +55,7 @@ impl std::fmt::Display for Comparison {
 /// An output that is not what its ONNX graph makes of the same inputs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
-pub struct Departure {
+pub struct Divergence {
     /// Key of the context.
     pub context: String,
     /// Name of the graph.
@@ -68,7 +68,7 @@ pub struct Departure {
     pub relative: f64,
 }
 
-impl std::fmt::Display for Departure {
+impl std::fmt::Display for Divergence {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { context, graph, tensor, cosine, relative } = self;
         write!(
@@ -120,7 +120,7 @@ struct Search {
     reference: Arc<dyn Backend>,
     sources: Vec<ContextSource>,
     opened: HashMap<String, (Workspace, Vec<Arc<GraphInfo>>)>,
-    found: Option<Departure>,
+    found: Option<Divergence>,
     failed: Option<Error>,
 }
 
@@ -135,14 +135,14 @@ impl Search {
         }
     }
 
-    fn compare(&mut self, executed: &Executed<'_>) -> Result<Option<Departure>> {
+    fn compare(&mut self, executed: &Executed<'_>) -> Result<Option<Divergence>> {
         let (context, info) = (executed.context(), executed.info());
         if !self.opened.contains_key(context) {
             let source = self.sources.iter().find(|source| source.key == context);
             let Some(source) = source.filter(|source| !source.onnx.is_empty()) else {
                 return Ok(None);
             };
-            let opened = alone::open(&self.reference, source)?;
+            let opened = graph_runner::open(&self.reference, source)?;
             self.opened.insert(context.to_owned(), opened);
         }
         let Some((workspace, graphs)) = self.opened.get_mut(context) else { return Ok(None) };
@@ -152,13 +152,13 @@ impl Search {
         let values = |tensors: &[qhx_types::TensorInfo], port: fn(usize) -> Port| {
             let named = tensors.iter().enumerate().map(|(index, tensor)| {
                 let bytes = executed.bytes(port(index)).unwrap_or_default();
-                Ok((tensor.name.clone(), alone::decode(tensor, bytes)?))
+                Ok((tensor.name.clone(), graph_runner::decode(tensor, bytes)?))
             });
             named.collect::<Result<Vec<Named>>>()
         };
         let inputs = values(&info.inputs, Port::Input)?;
         let found = values(&info.outputs, Port::Output)?;
-        let expected = alone::run(workspace, other, &inputs)?;
+        let expected = graph_runner::run(workspace, other, &inputs)?;
         for (name, found) in found {
             let Some((_, expected)) = expected.iter().find(|(other, _)| *other == name) else {
                 continue;
@@ -167,7 +167,7 @@ impl Search {
             let (cosine, relative) = Distance::of(&found, expected)
                 .map_or((0.0, f64::INFINITY), |distance| (distance.cosine, distance.relative));
             if cosine < MIN_COSINE || relative > MAX_RELATIVE {
-                return Ok(Some(Departure {
+                return Ok(Some(Divergence {
                     context: context.to_owned(),
                     graph: info.name.clone(),
                     tensor: name,

@@ -6,14 +6,14 @@
 //! An image, audio clip or video is the same when its content is, whatever stands at its positions.
 //! A snapshot that cannot be taken costs the next turn that, and this one nothing.
 //!
-//! If states of earlier conversations are kept ([`Kept`]), they take the place of snapshots. The state is then also
+//! If states of earlier conversations are kept ([`PrefixCache`]), they take the place of snapshots. The state is then also
 //! kept before another conversation takes its place, and where a prompt departs from another one.
 
 use std::ops::Range;
 
 use qhx_base::Result;
 
-use super::kept::{Kept, State, WORTH};
+use super::prefix_cache::{PrefixCache, State, WORTH};
 use super::sequence::Sequence;
 use crate::op::{HostOp, OpenInfo, SnapshotId};
 
@@ -69,7 +69,7 @@ impl Consumed {
         &mut self,
         op: &mut dyn HostOp,
         prompt: &Sequence,
-        kept: &Kept,
+        kept: &PrefixCache,
     ) -> Result<usize> {
         self.settle(op.position());
         let way = self.way(op, prompt);
@@ -122,7 +122,7 @@ impl Consumed {
 
     /// Keeps the state for other conversations. Where it cannot be exported and stays as it is, nothing is kept; nor where
     /// it was imported: nobody knows whether such bytes are of the tokens that they name.
-    pub(super) fn keep(&self, op: &mut dyn HostOp, kept: &Kept) -> Result<()> {
+    pub(super) fn keep(&self, op: &mut dyn HostOp, kept: &PrefixCache) -> Result<()> {
         let positions = self.sequence.len();
         if positions < WORTH
             || self.sequence.imported
@@ -144,7 +144,7 @@ impl Consumed {
     fn take(
         &mut self,
         op: &mut dyn HostOp,
-        kept: &Kept,
+        kept: &PrefixCache,
         state: &State,
         usable: usize,
     ) -> Result<bool> {
@@ -169,7 +169,7 @@ impl Consumed {
     pub(super) fn departure(
         info: &OpenInfo,
         prompt: &Sequence,
-        kept: &Kept,
+        kept: &PrefixCache,
         common: usize,
     ) -> Option<usize> {
         let departs = saves(info) && kept.is_on();
@@ -204,7 +204,7 @@ impl Consumed {
     }
 
     /// Saves the state as it is. Where that fails and leaves the state alone, nothing is saved.
-    pub(super) fn checkpoint(&mut self, op: &mut dyn HostOp, kept: &Kept) -> Result<()> {
+    pub(super) fn checkpoint(&mut self, op: &mut dyn HostOp, kept: &PrefixCache) -> Result<()> {
         if kept.is_on() {
             self.keep(op, kept)?;
             if kept.covers(&self.sequence, op.info()) {

@@ -8,13 +8,13 @@ use serde_json::{Map, Value, json};
 
 use crate::answer::{Answers, Reader};
 use crate::completions::tokens;
+use crate::conversation::{Conversation, Turn};
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, wrong};
 use crate::pending::Pending;
 use crate::queue::Work;
 use crate::registry::{Ability, Served};
 use crate::request::Context;
-use crate::turns::{Conversation, Turn};
 
 /// Choices of one request.
 const MAX_CHOICES: u64 = 16;
@@ -94,7 +94,7 @@ pub(crate) enum ToolChoice {
 }
 
 /// An answer that is being made.
-pub(crate) struct Asked {
+pub(crate) struct GenerationRequest {
     pub pending: Pending,
     pub answers: Answers,
     pub texts: Arc<Texts>,
@@ -235,7 +235,11 @@ impl Ask {
     }
 
     /// Has a model answer. This may load the model: it takes time.
-    pub(crate) fn submit(self, context: &Context, model: &Arc<Served>) -> Result<Asked> {
+    pub(crate) fn submit(
+        self,
+        context: &Context,
+        model: &Arc<Served>,
+    ) -> Result<GenerationRequest> {
         let info = context.info(model)?;
         if !info.texts.can_chat() {
             let message = format!("{} completes texts and does not chat", model.name);
@@ -276,7 +280,7 @@ impl Ask {
         let readers = vec![reader; self.choices];
         let work = Work::Generate { requests: vec![request], choices: self.choices, turns };
         let pending = Pending::submit(context, model, history, ticket, work)?;
-        Ok(Asked {
+        Ok(GenerationRequest {
             pending,
             answers: Answers::new(readers, self.choices),
             texts: Arc::clone(&info.texts),
@@ -288,7 +292,7 @@ impl Ask {
 
 impl Context {
     /// Has a model answer a conversation, where it keeps no other request waiting.
-    pub(crate) async fn ask(&self, model: Option<String>, ask: Ask) -> Result<Asked> {
+    pub(crate) async fn ask(&self, model: Option<String>, ask: Ask) -> Result<GenerationRequest> {
         self.blocking(move |context| {
             let registry = &context.shared.registry;
             let model = Arc::clone(registry.able(model.as_deref(), Ability::Generate)?);
