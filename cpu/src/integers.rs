@@ -25,8 +25,8 @@ use std::ops::Range;
 
 use qhx_types::quantized::BLOCK;
 
-use crate::backend::Activations;
 use crate::kernels::{Row, Rows};
+use crate::options::Activations;
 use crate::team::Team;
 
 /// Calls something with the one to four elements of a slice as an array of its name, and with no others.

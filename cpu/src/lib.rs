@@ -24,9 +24,11 @@ mod integers;
 mod kernels;
 mod matmul;
 mod model;
+mod options;
 mod program;
 mod team;
 mod weights;
 mod wire;
 
-pub use backend::{Activations, Caches, CpuBackend, CpuOptions};
+pub use backend::CpuBackend;
+pub use options::{Activations, Caches, CpuOptions};

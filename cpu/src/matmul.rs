@@ -5,10 +5,10 @@ use std::borrow::Cow;
 use qhx_types::quantized::BLOCK;
 use rten_simd::SimdOp;
 
-use crate::backend::Activations;
 use crate::heads::{AddedRows, Columns, Turned};
 use crate::integers::{IntegerTask, Integers, integers};
 use crate::kernels::{Arrange, FEW, Rows, Task};
+use crate::options::Activations;
 use crate::team::Team;
 use crate::weights::{Floats, Weights};
 

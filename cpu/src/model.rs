@@ -15,7 +15,7 @@ use qhx_types::{DType, GraphInfo, TensorInfo};
 use rten::{DataType, Dimension, LoadErrorKind, Model, ModelOptions, NodeId, ValueType};
 use rten_onnx::onnx::{DataType as OnnxType, ModelProto};
 
-use crate::backend::CpuOptions;
+use crate::options::CpuOptions;
 use crate::program::Program;
 use crate::weights::Weights;
 use crate::wire;

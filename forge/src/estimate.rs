@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json};
 use crate::bundle::replace_json;
 use crate::chain::{DECODERS, names_graph, within};
 use crate::compile::Compiler as _;
-use crate::qnn::QnnCompiler;
+use crate::qnn::{QnnCompiler, Schedule};
 use crate::recipe::{CONTEXTS, ContextPlan, Recipe};
 
 /// Voltage corner that estimates are for by default, about turbo.
@@ -240,33 +240,6 @@ fn audio_seconds(params: &Map<String, Value>, graph: &Graph) -> Option<f64> {
 fn rows(graph: &Graph) -> Option<usize> {
     let x = graph.tensors().iter().find(|tensor| tensor.name == "x")?;
     x.shape.first().copied()
-}
-
-/// Files that the library writes about a graph that it compiles.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Schedule {
-    /// The events, as a Chrome trace.
-    Trace,
-    /// Cost models of the ops.
-    Costs,
-}
-
-impl Schedule {
-    /// Key of the compiler that asks for the file.
-    pub(crate) fn key(self) -> &'static str {
-        match self {
-            Self::Trace => "sim_trace_final",
-            Self::Costs => "sim_model_stats",
-        }
-    }
-
-    /// Name of a graph's file.
-    pub(crate) fn file(self, graph: &str) -> String {
-        match self {
-            Self::Trace => format!("{graph}.json"),
-            Self::Costs => format!("{graph}.csv"),
-        }
-    }
 }
 
 /// Estimates of a context's graphs, by the schedules in `folder` that the library wrote when it compiled `binary`.

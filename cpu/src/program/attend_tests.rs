@@ -11,8 +11,8 @@ use rten_tensor::prelude::*;
 
 use super::tests::onnx::{FLOAT, INT8, Model};
 use super::{Input, Instruction, Program, Scratch};
-use crate::backend::Caches;
 use crate::kernels::tests::numbers;
+use crate::options::Caches;
 
 /// Value added to hidden scores, as ops fill it.
 const HIDDEN: f32 = -30_000.0;

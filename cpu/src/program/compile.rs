@@ -14,7 +14,7 @@ use super::kernels::Unary;
 use super::reader::{Reader, operator, positive, sizes};
 use super::view::{Place, View, Walk};
 use super::{Dense, Elem, Instruction, Program};
-use crate::backend::Caches;
+use crate::options::Caches;
 use crate::weights::Floats;
 
 /// A result, or why there is none.

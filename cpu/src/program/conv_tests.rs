@@ -9,8 +9,8 @@ use rten_tensor::prelude::*;
 
 use super::tests::onnx::{FLOAT, Model};
 use super::{Input, Instruction, Program, Scratch};
-use crate::backend::Caches;
 use crate::kernels::tests::numbers;
+use crate::options::Caches;
 
 /// A convolution; in one dimension the rows are left out.
 #[derive(Debug, Clone, Copy)]

@@ -6,7 +6,7 @@ use super::attend::Attend;
 use super::compile::Compiler;
 use super::view::{Place, View, Walk};
 use super::{By, Instruction, Matmul, Program, Table};
-use crate::backend::Activations;
+use crate::options::Activations;
 use crate::weights::Floats;
 
 impl Compiler<'_, '_, '_> {

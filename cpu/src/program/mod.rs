@@ -37,9 +37,9 @@ use self::kernels::{
     Binary, IntPairs, LayerNorm, Pairs, Reduce, Reduction, Singles, ToF32, Unary, softmax,
 };
 use self::view::{Place, Walk};
-use crate::backend::{Activations, Caches};
 use crate::kernels::{Rows, Scales};
 use crate::matmul::{Heads, Matrix, Operands, multiply};
+use crate::options::{Activations, Caches};
 use crate::team::Team;
 use crate::weights::{Floats, Weights};
 

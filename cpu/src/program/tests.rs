@@ -9,7 +9,7 @@ use rten_tensor::{Tensor, TensorView};
 
 use self::onnx::{FLOAT, INT8, INT32, INT64, Model};
 use super::{Input, Program, Scratch};
-use crate::backend::Caches;
+use crate::options::Caches;
 
 #[expect(dead_code, reason = "other tests need more of it")]
 #[path = "../../tests/onnx/mod.rs"]

@@ -5,8 +5,8 @@ use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, TensorId, UnaryOp};
 use qhx_types::onnx::attention::POSITION_AXIS;
 
-use super::contexts::Step;
 use super::layers::Layers;
+use super::step::Step;
 use crate::recipe::Caches;
 
 /// Inputs that attention layers of a graph share, and the sizes that go with them.

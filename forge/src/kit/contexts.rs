@@ -7,7 +7,8 @@ use qhx_graph::graph::Graph;
 use serde_json::{Map, Value, json};
 
 use super::attention::Heads;
-use crate::recipe::{Caches, ContextPlan, MAX_CONTEXTS, RecipeOptions, Task};
+use super::step::Step;
+use crate::recipe::{ContextPlan, MAX_CONTEXTS, RecipeOptions, Task};
 
 /// Checks the shards and the context that the options ask for against `layers` and the model's `max_positions`.
 ///
@@ -150,31 +151,6 @@ pub(super) fn rows_beside(
         ));
     }
     Ok(rows)
-}
-
-/// The size of a decoder's graph.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Step {
-    /// Tokens that it takes at once.
-    pub rows: usize,
-    /// Positions that its caches of full attention hold: the context, or one of [`RecipeOptions::contexts`].
-    pub positions: usize,
-    /// Element type of the caches.
-    pub caches: Caches,
-}
-
-impl Step {
-    /// Prefix of the names of graphs of this size: `decode`, `prefill16`; in a smaller context `decode512`,
-    /// `prefill16_512`.
-    pub(super) fn stem(self, options: &RecipeOptions) -> String {
-        let Self { rows, positions, .. } = self;
-        match (rows, positions == options.max_ctx) {
-            (1, true) => "decode".to_owned(),
-            (1, false) => format!("decode{positions}"),
-            (_, true) => format!("prefill{rows}"),
-            (_, false) => format!("prefill{rows}_{positions}"),
-        }
-    }
 }
 
 /// The sizes of a decoder's graphs: for one token, for each number of `prompts`, and then the same in the smaller

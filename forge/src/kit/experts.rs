@@ -24,9 +24,10 @@ use qhx_graph::progress::Progress;
 use qhx_graph::weight::{RowSource, Storage, Weight, row_range};
 use serde_json::{Map, Value, json};
 
-use super::contexts::{Decoder, MIN_MASKED_ROWS, Parts, Step, even, named, rows_beside, steps};
+use super::contexts::{Decoder, MIN_MASKED_ROWS, Parts, even, named, rows_beside, steps};
 use super::layers::{Layers, Mlp};
 use super::reader::Reader;
+use super::step::Step;
 use crate::recipe::{ContextPlan, RecipeOptions, TableFile, TableSource, Tables};
 use crate::registry::RecipeOption;
 

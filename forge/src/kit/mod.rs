@@ -23,14 +23,15 @@ mod matrices;
 mod processor;
 mod reader;
 mod siglip;
+mod step;
 
 pub use attention::{
     Attend, AttendInputs, Attention, Heads, Mixed, Past, mix, mix_past, rope, rotate,
 };
 pub(crate) use contexts::MAX_MASK;
 pub use contexts::{
-    Decoder, DecoderParams, PREFILL_ROWS, Step, check_shape, decoder, decoder_of, object,
-    one_or_many, prefill_rows, shards, steps, whole_prefill_rows,
+    Decoder, DecoderParams, PREFILL_ROWS, check_shape, decoder, decoder_of, object, one_or_many,
+    prefill_rows, shards, steps, whole_prefill_rows,
 };
 pub use experts::{
     EXPERTS, ExpertInputs, ExpertNames, Experts, expert_decoder, expert_prefill_rows, expert_ranges,
@@ -41,3 +42,4 @@ pub use processor::Processor;
 pub use reader::Reader;
 pub(crate) use siglip::Blocks;
 pub use siglip::{Siglip, SiglipSizes, VISION_WEIGHTS};
+pub use step::Step;

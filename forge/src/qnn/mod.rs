@@ -22,7 +22,6 @@ use qhx_qnn::compose::{CompilerValue, Composer, GraphConfig};
 use qhx_qnn::{BinaryInfo, ContextConfig, Library, Target};
 
 use crate::compile::Compiler;
-use crate::estimate::Schedule;
 
 /// Makes context binaries for one target.
 #[derive(Debug, Clone)]
@@ -157,6 +156,33 @@ impl Compiler for QnnCompiler {
         drop(context);
         verify(&self.library, self.target, graphs, out)?;
         Ok(bytes)
+    }
+}
+
+/// Files that the library writes about a graph that it compiles.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Schedule {
+    /// The events, as a Chrome trace.
+    Trace,
+    /// Cost models of the ops.
+    Costs,
+}
+
+impl Schedule {
+    /// Key of the compiler that asks for the file.
+    pub(crate) fn key(self) -> &'static str {
+        match self {
+            Self::Trace => "sim_trace_final",
+            Self::Costs => "sim_model_stats",
+        }
+    }
+
+    /// Name of a graph's file.
+    pub(crate) fn file(self, graph: &str) -> String {
+        match self {
+            Self::Trace => format!("{graph}.json"),
+            Self::Costs => format!("{graph}.csv"),
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 use half::f16;
 use serde::Deserialize;
 
-use super::draft::DRAFT_HEAD;
+use super::draft_graphs::DRAFT_HEAD;
 use crate::fill::Embedding;
 use crate::{DType, Error, GraphId, Host, Result, View};
 

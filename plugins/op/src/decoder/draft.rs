@@ -15,6 +15,7 @@
 //! position of the first, as none of them is in a cache, and each from the hidden state that the one before gave.
 
 use super::clusters::Clusters;
+use super::draft_graphs::{DRAFT_HEAD, DraftGraphs};
 use super::head::HiddenRows;
 use super::inputs::{Chunk, Filler, Pass};
 use crate::fill::FloatInput;
@@ -22,17 +23,8 @@ use crate::kernels::all_finite;
 use crate::state::StateCarrier;
 use crate::{DType, Error, GraphId, Host, Port, Result, SnapshotId, View};
 
-pub(super) const DRAFT_HEAD: &str = "/plan/params/draft_head";
 /// Ends the bytes of a state that has those of a drafting head.
 const MAGIC: [u8; 8] = *b"qhxdraf\x01";
-
-/// True if a graph reads caches and writes none, so that the caches are the decoder's.
-pub(super) fn reads_alone(host: &Host, graph: GraphId) -> bool {
-    let info = host.graph(graph);
-    let writes = |role: &str| role.starts_with("new_") || role.starts_with("present_");
-    info.inputs.iter().any(|tensor| tensor.role.starts_with("past_"))
-        && !info.outputs.iter().any(|tensor| writes(&tensor.role))
-}
 
 /// A graph of the head: `x` and `h` to `y`.
 #[derive(Debug)]
@@ -48,15 +40,6 @@ struct HeadPass {
     /// Logits of its own, and the scores of clusters where it has those.
     logits: Option<View>,
     clusters: Option<View>,
-}
-
-/// The graphs of a drafting head, the narrowest first.
-#[derive(Debug, Default)]
-pub(super) struct DraftGraphs {
-    /// With the number of pairs that each takes.
-    pub graphs: Vec<(usize, GraphId)>,
-    /// They read the decoder's caches.
-    pub reads: bool,
 }
 
 /// Source of the logits of a draft token.

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::draft::{DRAFT_HEAD, DraftGraphs, reads_alone};
+use super::draft_graphs::{DRAFT_HEAD, DraftGraphs, reads_alone};
 use super::head::LMHEAD;
 use crate::fill::Embedding;
 use crate::state::StateCarrier;

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 
-use super::draft::reads_alone;
+use super::draft_graphs::reads_alone;
 use crate::fill::{CausalMask, Embedding, FloatInput, Rope, RopeTables, StepMask};
 use crate::state::PositionTrack;
 use crate::{GraphId, Host, Result};

@@ -25,6 +25,7 @@
 mod clusters;
 mod declared;
 mod draft;
+mod draft_graphs;
 mod graphs;
 mod head;
 mod inputs;
@@ -50,7 +51,8 @@ use crate::{
     DType, Error, ErrorCode, Generator, GraphCosts, GraphId, Host, OpenInfo, Result, Segment,
     SnapshotId, SpanId, View,
 };
-use draft::{DRAFT_HEAD, DraftHead, Drafted};
+use draft::{DraftHead, Drafted};
+use draft_graphs::DRAFT_HEAD;
 use head::Tail;
 use inputs::{EmbeddingRows, Masks, RotaryTables, ValidRows};
 use passes::{PassCost, PrefillPlan};

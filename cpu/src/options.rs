@@ -1,0 +1,87 @@
+//! Options for executing graphs.
+
+use std::str::FromStr;
+
+/// Type that activations are rounded to in matmuls with int8 and 4-bit weights, where the processor has integer
+/// instructions. Sums and everything between matmuls are f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Activations {
+    /// 16 bits with a scale for each 32 columns: more exact than the f16 of an NPU, except for columns less than a
+    /// thirtieth of the largest of their 32.
+    #[default]
+    Int16,
+    /// 8 bits with a scale for each 32 columns, as llama.cpp does: faster, and less exact than f16.
+    Int8,
+}
+
+impl Activations {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Int16, Self::Int8];
+
+    /// The name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Int16 => "int16",
+            Self::Int8 => "int8",
+        }
+    }
+}
+
+impl FromStr for Activations {
+    type Err = String;
+
+    /// A choice by its name.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|choice| choice.name() == text);
+        found.ok_or_else(|| "expected int16 or int8".to_owned())
+    }
+}
+
+/// Type that key/value caches are stored as, where only attention reads them. Caches of int8 stay int8.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Caches {
+    /// Each key and value as it was computed.
+    #[default]
+    F32,
+    /// The type on an NPU: half the memory, and half the bytes that a token reads of it. A number's error is up to
+    /// 4.9e-4 of it, and one beyond 65504 becomes infinite.
+    F16,
+}
+
+impl Caches {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::F32, Self::F16];
+
+    /// The name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+        }
+    }
+}
+
+impl FromStr for Caches {
+    type Err = String;
+
+    /// A choice by its name.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|choice| choice.name() == text);
+        found.ok_or_else(|| "expected f32 or f16".to_owned())
+    }
+}
+
+/// Options for executing graphs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CpuOptions {
+    /// Threads of one graph; as many as there are physical cores where it is not given.
+    pub threads: Option<usize>,
+    /// For graphs that rten executes, keep copies of the weights in the layout of its matmuls: twice the memory, faster
+    /// for graphs of many rows, of no use for a single row. Graphs that are programs have no such copies.
+    pub prepack: bool,
+    /// Type that activations are rounded to in matmuls with int8 and 4-bit weights. Graphs that rten executes, and
+    /// processors without instructions for integers, have f32.
+    pub activations: Activations,
+    /// Type that key/value caches are stored as. Graphs that rten executes have f32.
+    pub caches: Caches,
+}
