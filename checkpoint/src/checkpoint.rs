@@ -155,7 +155,7 @@ impl Checkpoint {
             || torch_file(folder).is_some()
     }
 
-    /// The tensors of one file of `torch.save`, without a configuration: see [`crate::import::torch`].
+    /// The tensors of one file of `torch.save`, without a configuration.
     pub fn open_torch(file: &Path) -> Result<Self> {
         let dir = file.parent().unwrap_or(file);
         let mut checkpoint = Self::new(file, dir, file.to_owned(), Value::Null)?;
@@ -191,8 +191,9 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// The same checkpoint of a GGUF file with the vision tower of another one, `mmproj`. What there is no `config.json`
-    /// and no file of the image processor for is made of its metadata and of what published checkpoints have in common.
+    /// The same checkpoint of a GGUF file with the vision tower of another one, `mmproj`. What there is no
+    /// `config.json` and no file of the image processor for is made of its metadata and of what published checkpoints
+    /// have in common.
     ///
     /// # Errors
     /// When the file is damaged or of a kind that is not read, or the checkpoint is no GGUF file.

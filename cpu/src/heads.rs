@@ -56,8 +56,8 @@ impl SimdOp for Columns<'_, '_> {
     }
 }
 
-/// Adds `x · b` to `out` as [`Columns`] does, for few rows of `out`. Rows of `b` are read from their first element to the
-/// last, as they lie in memory, four at a time, and none is left out.
+/// Adds `x · b` to `out` as [`Columns`] does, for few rows of `out`. Rows of `b` are read from their first element to
+/// the last, as they lie in memory, four at a time, and none is left out.
 pub(crate) struct AddedRows<'a, 'o> {
     pub(crate) x: &'a [f32],
     pub(crate) b: &'a [f32],

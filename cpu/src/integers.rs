@@ -271,9 +271,9 @@ impl IntegerTask<'_, '_> {
         }
     }
 
-    /// Calls `dots` with some rows of weights at a time, up to four rows of `x`, and where the first results belong. The
-    /// last row comes again in the place of rows that are not there. Inlined, so that what it calls is compiled for the
-    /// caller's instructions.
+    /// Calls `dots` with some rows of weights at a time, up to four rows of `x`, and where the first results belong.
+    /// The last row comes again in the place of rows that are not there. Inlined, so that what it calls is compiled for
+    /// the caller's instructions.
     #[inline(always)]
     fn each_rows<const N: usize, const BYTES: usize>(
         &mut self,

@@ -103,8 +103,8 @@ pub(crate) enum Form {
 }
 
 impl Form {
-    /// Quantized weights of this number of columns: with eight bits a scale for each row or each [`BLOCK`], with four bits for
-    /// each [`BLOCK`]. Offsets are kept beside them ([`Weights::offsets`]).
+    /// Quantized weights of this number of columns: with eight bits a scale for each row or each [`BLOCK`], with four
+    /// bits for each [`BLOCK`]. Offsets are kept beside them ([`Weights::offsets`]).
     pub(crate) fn quantized(form: QuantizedForm, columns: usize, scales: Scales) -> Option<Self> {
         let rows = form.bits == Bits::Eight && form.block == columns;
         let known = rows || form.block == BLOCK && columns.is_multiple_of(BLOCK);

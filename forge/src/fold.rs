@@ -1,9 +1,9 @@
 //! Powers of two in weights, which keep what a graph computes within f16.
 //!
 //! A projection whose outputs are too large for f16 has its weight times 2^−K. What is computed of them is then smaller
-//! by 2^K, too, and the weight that reads it makes up for it: `gate_proj · up_proj → down_proj`. Where it is added to the
-//! hidden states, they stay smaller from there on, and norms give what they gave, with an epsilon times 2^−2K. All of
-//! it is exact, but for values that become subnormal.
+//! by 2^K, too, and the weight that reads it makes up for it: `gate_proj · up_proj → down_proj`. Where it is added to
+//! the hidden states, they stay smaller from there on, and norms give what they gave, with an epsilon times 2^−2K. All
+//! of it is exact, but for values that become subnormal.
 
 use std::collections::HashMap;
 use std::fmt;

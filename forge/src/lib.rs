@@ -1,9 +1,9 @@
 //! Makes bundles: checkpoint to graphs, context binaries, ONNX and manifest.
 //!
-//! [`forge`] is the whole way. On it: [`checkpoint`] maps the safetensors, a recipe ([`registry`]) builds graphs with
-//! the [`kit`] and the [builder](qhx_graph::builder), each is lowered to [ONNX](qhx_graph::onnx) and, where there is a
-//! [`compile::Compiler`] such as [`qnn::QnnCompiler`], to a context binary, and everything is put into a folder with
-//! its manifest.
+//! [`forge`] is the whole way. A [checkpoint](qhx_checkpoint) maps the safetensors, a recipe ([`registry`]) builds
+//! graphs with the [`kit`] and the [builder](qhx_graph::builder), each is lowered to [ONNX](qhx_graph::onnx) and,
+//! where there is a [`compile::Compiler`] such as [`qnn::QnnCompiler`], to a context binary, and everything is put
+//! into a folder with its manifest.
 
 mod bundle;
 pub mod calibrate;

@@ -125,8 +125,8 @@ fn on_hub(path: &Path) -> Option<String> {
     Some(format!("{owner}/{name}{inner}"))
 }
 
-/// `_name_or_path` of the configuration where it is a repository's: of the same name as the folder, or of a folder whose
-/// name says nothing. Otherwise it may be that of the model that this one was trained from.
+/// `_name_or_path` of the configuration where it is a repository's: of the same name as the folder, or of a folder
+/// whose name says nothing. Otherwise it may be that of the model that this one was trained from.
 fn in_config(checkpoint: &Checkpoint, own: &str) -> Option<String> {
     let found = checkpoint.config().get("_name_or_path").and_then(Value::as_str)?;
     let (owner, name) = found.split_once('/')?;

@@ -98,8 +98,8 @@ pub struct ForgeOptions {
     pub compiler: Option<Arc<dyn Compiler>>,
     /// Write the ONNX reference graphs, which the CPU backend runs.
     pub onnx: bool,
-    /// Make a bundle that is compiled where it runs, see [`crate::prepare`]: as for the NPU, with ONNX graphs instead of
-    /// context binaries.
+    /// Make a bundle that is compiled where it runs, see [`crate::prepare`]: as for the NPU, with ONNX graphs instead
+    /// of context binaries.
     pub portable: bool,
     /// Compare each compiled graph with its ONNX reference graph.
     pub check: Option<CheckBackends>,

@@ -1,8 +1,8 @@
 //! Compiles a portable bundle: from its ONNX graphs to a bundle with context binaries for one chip.
 //!
 //! A portable bundle ([`ForgeOptions::portable`](crate::ForgeOptions)) has all that a bundle needs but context
-//! binaries. They are compiled from the graphs in the metadata of its ONNX files ([`qhx_graph::onnx::read`]), and are those
-//! that a forge for the same chip makes, byte for byte. The prepared bundle has links to the other files.
+//! binaries. They are compiled from the graphs in the metadata of its ONNX files ([`qhx_graph::onnx::read`]), and are
+//! those that a forge for the same chip makes, byte for byte. The prepared bundle has links to the other files.
 
 use std::path::{Path, PathBuf};
 

@@ -136,8 +136,8 @@ pub struct RecipeOptions {
     pub one_prefill: bool,
     /// No NPU computes the graphs: several over the same weights hold them once.
     pub cpu_only: bool,
-    /// Positions of smaller contexts that have graphs of their own, ascending, each below [`RecipeOptions::max_ctx`]: see
-    /// [`crate::kit::steps`].
+    /// Positions of smaller contexts that have graphs of their own, ascending, each below [`RecipeOptions::max_ctx`]:
+    /// see [`crate::kit::steps`].
     pub contexts: Vec<usize>,
     /// Element type of the caches of keys and values.
     pub caches: Caches,
@@ -283,8 +283,8 @@ pub struct Recipe {
     pub chat: Option<Value>,
     /// The bundle has the checkpoint's tokenizer; not where the model's symbols are those of `params.speech`.
     pub tokenizer: bool,
-    /// Normalizers of `tokenizer.json` that the bundle's has before its own: what the model's processor does to texts in
-    /// code, and the checkpoint's file does not say.
+    /// Normalizers of `tokenizer.json` that the bundle's has before its own: what the model's processor does to texts
+    /// in code, and the checkpoint's file does not say.
     pub normalizers: Vec<Value>,
     /// Notes to the user about the bundle, each in one sentence.
     pub notes: Vec<String>,

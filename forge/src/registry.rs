@@ -303,8 +303,8 @@ fn entry(checkpoint: &Checkpoint) -> Result<RecipeEntry> {
 }
 
 /// The task of a bundle of the checkpoint: the one that is asked for, or the only one of the model's class. Where the
-/// class has several, vectors are made if `modules.json` or a GGUF file declares how texts are pooled, and otherwise the
-/// first of them, which is text. Of a class without a recipe it is what is asked for.
+/// class has several, vectors are made if `modules.json` or a GGUF file declares how texts are pooled, and otherwise
+/// the first of them, which is text. Of a class without a recipe it is what is asked for.
 ///
 /// # Errors
 /// When the class has no such task.

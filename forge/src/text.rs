@@ -43,9 +43,9 @@ struct AddedToken {
 
 /// Copies the tokenizer's files, names them in `artifacts`, and returns the value of `chat`.
 ///
-/// A chat template and special tokens that lie in files of their own are put into the copied
-/// `tokenizer_config.json`, see [`copy_config`]; `normalizers` come before the tokenizer's own. A synthetic model gets a
-/// tokenizer of its `vocab`, see [`numbers`]. Errors when qhx itself would refuse one of the files.
+/// A chat template and special tokens that lie in files of their own are put into the copied `tokenizer_config.json`,
+/// see [`copy_config`]; `normalizers` come before the tokenizer's own. A synthetic model gets a tokenizer of its
+/// `vocab`, see [`numbers`]. Errors when qhx itself would refuse one of the files.
 pub(crate) fn copy(
     checkpoint: &Checkpoint,
     normalizers: &[Value],
@@ -118,8 +118,8 @@ fn is_set(config: &Value, key: &str) -> bool {
 }
 
 /// Copies `tokenizer_config.json` with the chat template and the special tokens that `transformers` would take: that of
-/// an adapter, of the folder, or `embedded` in a GGUF file. Says whether there is a template; none when there is nothing
-/// to copy. Where an adapter's has no template, it is that of the model.
+/// an adapter, of the folder, or `embedded` in a GGUF file. Says whether there is a template; none when there is
+/// nothing to copy. Where an adapter's has no template, it is that of the model.
 fn copy_config(
     checkpoint: &Checkpoint,
     embedded: Option<Value>,

@@ -344,8 +344,8 @@ impl Selection {
         Ok(Some(Self { whole: false, ..selection }))
     }
 
-    /// Files that a bundle is made of: the checkpoint in the repository, or in a folder of it, or one GGUF file. `modules` are
-    /// the folders of further modules.
+    /// Files that a bundle is made of: the checkpoint in the repository, or in a folder of it, or one GGUF file.
+    /// `modules` are the folders of further modules.
     ///
     /// # Errors
     /// When there is none, or GGUF files are several and none is named.

@@ -50,8 +50,8 @@ impl Hub {
     /// were compared with their hashes.
     ///
     /// # Errors
-    /// When the hub refuses or a file of it is not what it is called, there is no room, nothing can be written, or it is
-    /// cancelled. What came of files by then stays, and the next download goes on from there.
+    /// When the hub refuses or a file of it is not what it is called, there is no room, nothing can be written, or it
+    /// is cancelled. What came of files by then stays, and the next download goes on from there.
     pub fn download(
         &self,
         selection: &Selection,

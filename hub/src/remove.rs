@@ -26,8 +26,8 @@ pub struct Removed {
 
 impl Cache {
     /// Removes what a name leads to: a folder of a revision, a revision, or without either all of the repository, also
-    /// what other tools fetched of it. Contents that another revision shares stay. What downloads of the repository left
-    /// that did not end is removed with it.
+    /// what other tools fetched of it. Contents that another revision shares stay. What downloads of the repository
+    /// left that did not end is removed with it.
     ///
     /// # Errors
     /// When nothing of it is there, something of it is being fetched, or a file cannot be removed.

@@ -1,6 +1,7 @@
 //! `llama_generate`: decoding with a KV cache, prompts in chunks.
 //!
-//! Where some layers see only the last positions of a window, their caches are rings, and they have a mask of their own.
+//! Where some layers see only the last positions of a window, their caches are rings, and they have a mask of their
+//! own.
 
 use qhx_op::decoder::DeclaredDecoder;
 use qhx_op::{Generator, Host, Op, OpDescription, OpenInfo, Result};

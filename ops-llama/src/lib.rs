@@ -8,8 +8,8 @@
 //!   that is spread over several contexts.
 //! - [`Siglip`] is `siglip_embed`: one vector for a text or an image, in one space.
 //!
-//! Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3, Granite, OLMo 2 and Gemma 2 differ only inside their graphs, which these
-//! ops do not see.
+//! Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3, Granite, OLMo 2 and Gemma 2 differ only inside their graphs, which
+//! these ops do not see.
 
 mod embed;
 mod embeddings;

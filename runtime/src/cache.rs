@@ -34,8 +34,8 @@ pub fn contexts_tried() -> Option<PathBuf> {
 }
 
 /// The file of `folder` for what is remembered of a bundle with its libraries, and with all of `depends_on`, such as
-/// the device. It has the hash of these as its name. The bundle is its manifest, with the hashes there, and the lengths and
-/// times of its files.
+/// the device. It has the hash of these as its name. The bundle is its manifest, with the hashes there, and the lengths
+/// and times of its files.
 pub(crate) fn of_model(folder: &str, model: &Model, depends_on: &[&str]) -> Option<PathBuf> {
     let folder = dir().ok()?.join(folder);
     let mut hash = Sha256::new();

@@ -38,8 +38,8 @@ pub fn that_run_on(arch: u32) -> Vec<u32> {
 /// Fetches the bundle, or the checkpoint, that a name leads to. A commit that is there whole is not asked for again.
 ///
 /// # Errors
-/// When the hub cannot be reached or refuses; when there is no bundle or checkpoint, or `want` leaves open which; and as
-/// [`Hub::download`].
+/// When the hub cannot be reached or refuses; when there is no bundle or checkpoint, or `want` leaves open which; and
+/// as [`Hub::download`].
 pub fn pull(
     hub: &Hub,
     name: &Name,

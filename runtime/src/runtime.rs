@@ -64,8 +64,8 @@ impl Runtime {
         Bundle::open_one(&path, root).map_err(|e| hub::how_to_fetch(given, e))
     }
 
-    /// Architecture of the device that bundles are opened for, such as 81 for v81. `None` where there is none that can be
-    /// opened, on the CPU, and on an emulator.
+    /// Architecture of the device that bundles are opened for, such as 81 for v81. `None` where there is none that can
+    /// be opened, on the CPU, and on an emulator.
     pub fn device_arch(&self) -> Option<u32> {
         self.settings.device_arch()
     }
@@ -238,8 +238,8 @@ impl RuntimeBuilder {
 
     /// Has the program `qhx` prepare a portable bundle of which nothing is prepared for this chip and these libraries,
     /// in a process of its own, while the CPU answers. That process outlives this one. What is opened once it is done
-    /// runs on the NPU; the reason of [`Runtime::choose`] names the process and the file that it reports to. By default,
-    /// and with another choice than [`BackendChoice::Auto`], nothing is started.
+    /// runs on the NPU; the reason of [`Runtime::choose`] names the process and the file that it reports to. By
+    /// default, and with another choice than [`BackendChoice::Auto`], nothing is started.
     #[must_use]
     pub fn while_preparing(mut self, qhx: impl Into<PathBuf>) -> Self {
         self.settings.while_preparing = Some(qhx.into());

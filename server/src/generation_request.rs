@@ -181,8 +181,8 @@ impl Ask {
         self.format.is_none() && (self.tools.is_empty() || !calls)
     }
 
-    /// True where the model is to think, `None` where its template decides. An answer that has a form leaves no room for
-    /// it.
+    /// True where the model is to think, `None` where its template decides. An answer that has a form leaves no room
+    /// for it.
     fn thinking(&self) -> Option<bool> {
         self.thinking.or((!self.is_free()).then_some(false))
     }

@@ -178,7 +178,8 @@ impl Options {
     }
 
     /// Answers requests that name the server so, such as `models.example.org`; by any name for `*`. Without keys, other
-    /// names than addresses, `localhost` and the machine's own are refused, since a page can give its own to any address.
+    /// names than addresses, `localhost` and the machine's own are refused, since a page can give its own to any
+    /// address.
     #[must_use]
     pub fn allow_host(mut self, host: impl Into<String>) -> Self {
         self.allowed_hosts.push(host.into());

@@ -430,8 +430,9 @@ impl Served {
         }
     }
 
-    /// A session: of the idle ones that which has most of the conversation; where none has any of it, a new one if there
-    /// are fewer than `max`, or else the one that was used the longest time ago. `None` where the model is not loaded.
+    /// A session: of the idle ones that which has most of the conversation; where none has any of it, a new one if
+    /// there are fewer than `max`, or else the one that was used the longest time ago. `None` where the model is not
+    /// loaded.
     fn seat(&self, history: &[u64], max: usize) -> Option<Result<Seat>> {
         let mut state = lock(&self.state);
         let State::Loaded(loaded) = &mut *state else { return None };

@@ -77,8 +77,8 @@ impl Context {
         info.map_err(|e| ApiError::of_model(&e, &model.name))
     }
 
-    /// Salt of the states that a generation goes on from: its key, unless all share theirs, and the `cache_salt` that it
-    /// asks for.
+    /// Salt of the states that a generation goes on from: its key, unless all share theirs, and the `cache_salt` that
+    /// it asks for.
     pub(crate) fn salt(&self, asked: Option<&str>) -> Option<String> {
         let key = self.key.filter(|_| !self.shared.options.share_states);
         (key.is_some() || asked.is_some()).then(|| format!("{key:?} {asked:?}"))

@@ -6,8 +6,8 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::{plugin_files, tiny};
 
-/// A copy of a tiny model with each tensor times 2 to the power that `power` gives for its name, if any: some tensor has
-/// one, which may be 0.
+/// A copy of a tiny model with each tensor times 2 to the power that `power` gives for its name, if any: some tensor
+/// has one, which may be 0.
 pub fn rescaled(tiny: &str, power: impl Fn(&str) -> Option<i32>) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
     plugin_files::copy_folder(&tiny::fixture(tiny), folder.path());

@@ -79,8 +79,8 @@ pub struct Diagnosis {
     pub environment: Map<String, Value>,
 }
 
-/// Looks at what a runtime would use: libraries, device, plugins, folders; with `bundle`, also which bundle of that folder
-/// the device of this machine should take, or how one bundle runs on it. Opens libraries, and loads plugins.
+/// Looks at what a runtime would use: libraries, device, plugins, folders; with `bundle`, also which bundle of that
+/// folder the device of this machine should take, or how one bundle runs on it. Opens libraries, and loads plugins.
 ///
 /// ```no_run
 /// for check in qhx_tools::doctor::diagnose(&qhx::Runtime::default(), None).checks {

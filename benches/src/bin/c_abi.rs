@@ -1,7 +1,7 @@
 //! Cost of the C ABI: the same answers by the Rust engine and by `qhx_generate_ex`, in turns, in one run.
 //!
-//! `c_abi BUNDLE [TOKENS [TURNS]]`. Both run on the CPU backend with the host-ops linked in; the callback of the C ABI takes
-//! every piece of the text, and `should_cancel` is asked between tokens, as an app's binding does.
+//! `c_abi BUNDLE [TOKENS [TURNS]]`. Both run on the CPU backend with the host-ops linked in; the callback of the C ABI
+//! takes every piece of the text, and `should_cancel` is asked between tokens, as an app's binding does.
 
 #![expect(clippy::print_stdout, reason = "the report is the result")]
 #![expect(

@@ -1,8 +1,8 @@
 //! Time that a grammar takes for each token, and once for a tokenizer, at 248,320 tokens.
 //!
 //! The tokenizer is synthetic: bytes, and words of letters, digits and signs by chance, with and without a space before
-//! them. Answers are drawn at random from what each grammar allows. The largest logit is looked for in the same run, for
-//! comparison: with all tokens, and with those of a mask.
+//! them. Answers are drawn at random from what each grammar allows. The largest logit is looked for in the same run,
+//! for comparison: with all tokens, and with those of a mask.
 
 #![expect(clippy::print_stdout, reason = "the report is the result")]
 

@@ -189,7 +189,8 @@ impl Shared {
     /// The words of an audio clip, of `max_new` tokens a chunk at most; `ticket` cancels it.
     ///
     /// # Errors
-    /// The errors of [`Shared::generate`], and when the bundle does not transcribe, does not find the times, or this is no audio.
+    /// The errors of [`Shared::generate`], and when the bundle does not transcribe, does not find the times, or this is
+    /// no audio.
     pub fn transcribe<C: Caller>(
         self: &Arc<Self>,
         caller: &C,

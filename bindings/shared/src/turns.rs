@@ -243,8 +243,8 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// Does `work` on a thread of its own. What it sends and what it returns come from the receiver, the latter when the
-    /// turn is over; `failed` makes the same of its error.
+    /// Does `work` on a thread of its own. What it sends and what it returns come from the receiver, the latter when
+    /// the turn is over; `failed` makes the same of its error.
     pub(crate) fn start<M: Send + 'static>(
         self,
         work: impl FnOnce(&mut Engine, &CancelToken, &Sender<M>) -> Result<M> + Send + 'static,

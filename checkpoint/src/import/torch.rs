@@ -1,7 +1,7 @@
 //! Files of `torch.save`: a ZIP archive of stored entries, one of which is a pickle that says which tensor lies where.
 //!
-//! The pickle is read and not executed. Of what such programs can do, only dictionaries, tuples, lists, texts and numbers
-//! are made here, and of the functions that they can call only those that put a tensor together
+//! The pickle is read and not executed. Of what such programs can do, only dictionaries, tuples, lists, texts and
+//! numbers are made here, and of the functions that they can call only those that put a tensor together
 //! (`torch._utils._rebuild_tensor_v2`, `_rebuild_parameter`); a file that names any other is refused, by that name.
 
 use std::collections::{BTreeMap, BTreeSet};

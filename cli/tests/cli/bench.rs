@@ -87,7 +87,8 @@ fn runs_are_compared() {
     assert!(run.stderr.contains("what `qhx bench --json` printed"), "{run:?}");
 }
 
-/// The same answers token by token and with draft tokens. The bundle as its own draft model is right about a greedy answer.
+/// The same answers token by token and with draft tokens. The bundle as its own draft model is right about a greedy
+/// answer.
 #[test]
 fn draft_tokens_are_measured_beside_plain_decoding() {
     let folder = folder();

@@ -261,8 +261,8 @@ fn long_audio_has_the_segments_of_the_reference() {
     assert!(run.stderr.contains(&plain[1].2), "{}", run.stderr);
 }
 
-/// The tokenizer of the tiny model ends with `<|notimestamps|>`, as those of 2022 and of many fine-tunes do. Ids behind it
-/// are times all the same, and the transcript is that of a tokenizer that spells them.
+/// The tokenizer of the tiny model ends with `<|notimestamps|>`, as those of 2022 and of many fine-tunes do. Ids behind
+/// it are times all the same, and the transcript is that of a tokenizer that spells them.
 #[test]
 fn times_need_no_tokens_in_the_tokenizer() {
     let folder = folder();

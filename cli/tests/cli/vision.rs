@@ -1,4 +1,5 @@
-//! `docs/vision.md`, `docs/audio.md` and `docs/speech.md` and `docs/voice.md` as they stand: their commands, and what they print.
+//! `docs/vision.md`, `docs/audio.md` and `docs/speech.md` and `docs/voice.md` as they stand: their commands, and what
+//! they print.
 
 use std::os::unix::fs::symlink;
 

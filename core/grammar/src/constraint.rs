@@ -32,8 +32,8 @@ impl Constraint {
         Self { matcher, mask: SimpleVob::new(), fresh: false, stops, goes_on, vocab, over }
     }
 
-    /// The tokens that may come next, as bits: token 33 is bit 1 of the second number. Those that end the answer are among
-    /// them where the grammar may end. None where it must.
+    /// The tokens that may come next, as bits: token 33 is bit 1 of the second number. Those that end the answer are
+    /// among them where the grammar may end. None where it must.
     ///
     /// # Errors
     /// When no token may come, or what the grammar asks for is beyond the limits.

@@ -10,8 +10,8 @@ const FLEXIBLE: &str = "whitespace_flexible";
 /// Its keys for what stands behind an item and a key.
 const SEPARATORS: [&str; 2] = ["item_separator", "key_separator"];
 
-/// Blanks between two tokens of JSON where there may be any: a space, or a line's end and what the next line is indented
-/// by. Without a bound a model that has lost its way writes nothing else.
+/// Blanks between two tokens of JSON where there may be any: a space, or a line's end and what the next line is
+/// indented by. Without a bound a model that has lost its way writes nothing else.
 const BLANKS: &str = r" |\r?\n[ \t]{0,32}";
 
 /// A schema whose JSON may have blanks between any two tokens, in runs that end, unless it says otherwise. Models learn

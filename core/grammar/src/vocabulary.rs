@@ -135,8 +135,8 @@ impl Vocabulary {
         })
     }
 
-    /// The message about a grammar that is not compiled because of `why`: what is at fault in the words of whoever wrote
-    /// it. `compile` compiles the grammar of one tool.
+    /// The message about a grammar that is not compiled because of `why`: what is at fault in the words of whoever
+    /// wrote it. `compile` compiles the grammar of one tool.
     fn fault(
         &self,
         grammar: &Grammar,

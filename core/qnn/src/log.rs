@@ -87,8 +87,8 @@ fn since(mark: u64, level: u32) -> Vec<String> {
     new.filter(ours).map(|line| line.text.clone()).collect()
 }
 
-/// True where the emulator logged since `mark` that the tightly coupled memory of its threads is not what a graph is for:
-/// another thread executes graphs for a chip that has another amount of it.
+/// True where the emulator logged since `mark` that the tightly coupled memory of its threads is not what a graph is
+/// for: another thread executes graphs for a chip that has another amount of it.
 pub(crate) fn emulator_mixes_chips(mark: u64) -> bool {
     let mixed = |line: &String| line.contains("allocated VTCM pointer to a VXU VTCM");
     EMULATES && failures_since(mark).iter().any(mixed)

@@ -135,9 +135,9 @@ impl Tokenizer {
         Ok((encoding.get_ids().to_vec(), within))
     }
 
-    /// Token ids of a pair of texts, in the one sequence that the tokenizer's post-processor makes of it. They are cut in
-    /// two where it says that the second text begins: in `[CLS] a [SEP] b [SEP]` of BERT behind the first `[SEP]`. Where
-    /// it does not tell the texts apart, as that of RoBERTa does not, there is one part.
+    /// Token ids of a pair of texts, in the one sequence that the tokenizer's post-processor makes of it. They are cut
+    /// in two where it says that the second text begins: in `[CLS] a [SEP] b [SEP]` of BERT behind the first `[SEP]`.
+    /// Where it does not tell the texts apart, as that of RoBERTa does not, there is one part.
     ///
     /// # Errors
     /// [`Tokenizer::within`] for each of the texts.

@@ -196,8 +196,8 @@ macro_rules! op_calls {
                 since 1.3, Generator: import_state(position: Number, state: Bytes<'_>) -> Done, Imports(position)
             }
             {
-                /// Recognises what is said in audio, or reads what else the segments hold, in steps of its own; of an op
-                /// that generates, finds when its answer is spoken (`OpenInfo::aligns`).
+                /// Recognises what is said in audio, or reads what else the segments hold, in steps of its own; of an
+                /// op that generates, finds when its answer is spoken (`OpenInfo::aligns`).
                 since 1.3, Recognizer: answer(segments: Segments<'_, '_>) -> Answered, Nothing
             }
             {

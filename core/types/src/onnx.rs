@@ -256,8 +256,8 @@ impl NBits {
 }
 
 /// A weight `[rows, columns]` of 8 bits, or of 4 bits a byte each, in blocks of any length: `DequantizeLinear` of int8
-/// `[rows · blocks, block]` along [`ROW_AXIS`] with as many scales, stored as those of [`NBits`], `Add` of `[rows · blocks, 1]` shifts where it
-/// has offsets, then `Reshape` to the matrix.
+/// `[rows · blocks, block]` along [`ROW_AXIS`] with as many scales, stored as those of [`NBits`], `Add` of `[rows ·
+/// blocks, 1]` shifts where it has offsets, then `Reshape` to the matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DequantizedBlocks {
     /// Outputs.

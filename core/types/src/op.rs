@@ -205,9 +205,9 @@ pub struct OpenInfo {
     /// Which tokens may be chosen at all. Of interface 1.3.
     #[serde(skip_serializing_if = "is_default")]
     pub logit_rules: LogitRules,
-    /// The op finds when tokens are spoken: its call `answer` takes two segments of tokens, what stood before an answer to
-    /// the audio consumed last, with the audio's placeholder in its place, and the answer itself, and gives the times of
-    /// the latter. The state is then another one. Of interface 1.3.
+    /// The op finds when tokens are spoken: its call `answer` takes two segments of tokens, what stood before an answer
+    /// to the audio consumed last, with the audio's placeholder in its place, and the answer itself, and gives the
+    /// times of the latter. The state is then another one. Of interface 1.3.
     #[serde(skip_serializing_if = "is_default")]
     pub aligns: bool,
     /// The audio that an op makes that speaks. Of interface 1.3.
@@ -230,10 +230,10 @@ impl Default for PromptRules {
     }
 }
 
-/// Limits of the tokens that the host chooses among. It chooses ids that the op can consume and that mean something: the
-/// tokenizer knows them, `params.eos_token_id` of the manifest has them, or they are [times](LogitRules::times), which
-/// need no text. Logits of others, such as rows that pad a vocabulary, are as if they were −∞; an op may also write −∞
-/// into its logits itself, which makes a token impossible.
+/// Limits of the tokens that the host chooses among. It chooses ids that the op can consume and that mean something:
+/// the tokenizer knows them, `params.eos_token_id` of the manifest has them, or they are [times](LogitRules::times),
+/// which need no text. Logits of others, such as rows that pad a vocabulary, are as if they were −∞; an op may also
+/// write −∞ into its logits itself, which makes a token impossible.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LogitRules {
@@ -258,7 +258,8 @@ pub struct LogitRules {
 pub struct TimeRule {
     /// The first time, that of 0 s. All ids from it on are times, also where the tokenizer has no text for them.
     pub first: u32,
-    /// The token that says that no times are wanted (`<|notimestamps|>`). Where times are asked for, it is never chosen.
+    /// The token that says that no times are wanted (`<|notimestamps|>`). Where times are asked for, it is never
+    /// chosen.
     pub none: u32,
     /// Tokens of text are below this: the end of the answer (`eos_token_id`), which may follow a single time.
     pub end: u32,

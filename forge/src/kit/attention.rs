@@ -430,8 +430,8 @@ fn capped_mix(
 }
 
 impl Layers<'_> {
-    /// Keys and values of an encoder's rows `x` `[rows, hidden]` for [`Layers::cross_attention`]: keys
-    /// `[groups, dim, rows]`, transposed here once and not at every step of a decoder, and values `[groups, rows, dim]`.
+    /// Keys and values of an encoder's rows `x` `[rows, hidden]` for [`Layers::cross_attention`]: keys `[groups, dim,
+    /// rows]`, transposed here once and not at every step of a decoder, and values `[groups, rows, dim]`.
     ///
     /// # Errors
     /// When a tensor is missing, or shapes do not fit.

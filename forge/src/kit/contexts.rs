@@ -64,8 +64,8 @@ pub const PREFILL_ROWS: [usize; 2] = [16, 128];
 /// CPU computes all rows of a graph, also those behind the end of a prompt, and all graphs read one file of weights.
 const CPU_PREFILL_ROWS: [usize; 2] = [32, 64];
 
-/// Bytes that the mask of a prefill graph has at most by default on the NPU. The library's compiled addition of a larger
-/// one was seen to pair rows with wrong rows on v79 and v81, without an error (google-ai-edge/LiteRT-LM#3508):
+/// Bytes that the mask of a prefill graph has at most by default on the NPU. The library's compiled addition of a
+/// larger one was seen to pair rows with wrong rows on v79 and v81, without an error (google-ai-edge/LiteRT-LM#3508):
 /// 1,048,576 bytes are right, 1,081,344 wrong. The emulator is right at both sizes.
 pub(crate) const MAX_MASK: usize = 1 << 20;
 

@@ -330,8 +330,8 @@ pub fn expert_ranges(sparse: &[bool]) -> Vec<Range<usize>> {
 
 /// The contexts of a decoder with experts: graphs `decode<n>` for one token and `prefill<P>_<n>` for each P of
 /// `prompts`, the same for smaller contexts (`decode512_<n>`, see [`super::steps`]), each through the layers of one of
-/// [`expert_ranges`], spread over the shards of the options; a context of the experts' graphs `ffn` and `ffn_pf`; and the
-/// head's, which normalises the residual.
+/// [`expert_ranges`], spread over the shards of the options; a context of the experts' graphs `ffn` and `ffn_pf`; and
+/// the head's, which normalises the residual.
 ///
 /// # Errors
 /// Errors of `make`, which makes the graph of the given name and size that goes through some layers.

@@ -92,8 +92,8 @@ impl<'a> Layers<'a> {
         Ok(Projection { name: last_part(name).to_owned(), weight, bias: bias.transpose()? })
     }
 
-    /// The projections of these names and numbers of outputs below `place`, which of them have biases; with `joined`, each has as many rows of
-    /// that one matrix, in order.
+    /// The projections of these names and numbers of outputs below `place`, which of them have biases; with `joined`,
+    /// each has as many rows of that one matrix, in order.
     pub(super) fn rows_of<const N: usize>(
         &self,
         place: &str,

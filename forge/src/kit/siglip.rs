@@ -1,5 +1,5 @@
-//! The towers of SigLIP (Zhai et al. 2023, arXiv 2303.15343): blocks over rows with learned positions, and with them the
-//! vision tower over one square image, with its patch embedding in the graph.
+//! The towers of SigLIP (Zhai et al. 2023, arXiv 2303.15343): blocks over rows with learned positions, and with them
+//! the vision tower over one square image, with its patch embedding in the graph.
 
 use std::sync::Arc;
 
@@ -246,8 +246,8 @@ impl<'a> Siglip<'a> {
     }
 
     /// Puts the graph `vision` before the contexts of a recipe, and `params.vision`: what the host needs to know to cut
-    /// an image into patches. `connect` makes rows as wide as the decoder's of the tower's rows `[patches, hidden]`, the
-    /// blocks one behind the other and the patches of each row by row.
+    /// an image into patches. `connect` makes rows as wide as the decoder's of the tower's rows `[patches, hidden]`,
+    /// the blocks one behind the other and the patches of each row by row.
     ///
     /// | tensor | shape | |
     /// |---|---|---|
@@ -257,7 +257,8 @@ impl<'a> Siglip<'a> {
     /// `qhx_op::vision::SquareEncoder` runs it.
     ///
     /// # Errors
-    /// When a tensor is missing or has another shape, the processor does what the host does not, and those of `connect`.
+    /// When a tensor is missing or has another shape, the processor does what the host does not, and those of
+    /// `connect`.
     pub fn add(
         &self,
         recipe: &mut Recipe,

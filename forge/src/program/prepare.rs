@@ -32,8 +32,8 @@ Examples:
 /// Compile a portable bundle for the chip of this machine
 ///
 /// Takes a bundle of `qhx forge --portable`, which has ONNX graphs and no context binaries, and compiles it once with
-/// the QNN libraries of this machine. The result is a bundle in BUNDLE/prepared, or in the user's cache folder where that
-/// cannot be written; commands that open BUNDLE take it from there as long as it fits the chip and the libraries.
+/// the QNN libraries of this machine. The result is a bundle in BUNDLE/prepared, or in the user's cache folder where
+/// that cannot be written; commands that open BUNDLE take it from there as long as it fits the chip and the libraries.
 /// Finished contexts stay when the command is stopped, and the same command goes on from there. Prints the path of the
 /// prepared bundle's manifest.
 #[derive(Debug, Args)]

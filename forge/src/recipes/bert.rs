@@ -1,7 +1,7 @@
 //! BERT and RoBERTa encoders (also XLM-RoBERTa), and rerankers that are one with a head of one value.
 //!
-//! Arithmetic: `transformers`, `models/{bert,roberta,xlm_roberta}`. Graphs `enc` take S tokens, a text or a pair of texts
-//! with its padding.
+//! Arithmetic: `transformers`, `models/{bert,roberta,xlm_roberta}`. Graphs `enc` take S tokens, a text or a pair of
+//! texts with its padding.
 //!
 //! | tensor | shape | |
 //! |---|---|---|

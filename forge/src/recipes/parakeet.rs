@@ -635,8 +635,8 @@ impl Model<'_> {
         pointwise(b, h, "pointwise_conv2", hidden)
     }
 
-    /// `torch.nn.BatchNorm1d` in evaluation (Ioffe and Szegedy 2015, arXiv 1502.03167) as a factor and a summand of each
-    /// channel.
+    /// `torch.nn.BatchNorm1d` in evaluation (Ioffe and Szegedy 2015, arXiv 1502.03167) as a factor and a summand of
+    /// each channel.
     fn batch_norm(&self, at: &str) -> Result<(Vec<f32>, Vec<f32>)> {
         let (hidden, checkpoint) = (self.config.hidden, self.layers.checkpoint);
         checkpoint.leave_out(&format!("{at}.num_batches_tracked"));

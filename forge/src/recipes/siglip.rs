@@ -1,8 +1,8 @@
 //! SigLIP and SigLIP 2 (`SiglipModel`, `Siglip2Model`): images and texts in one space.
 //!
 //! Arithmetic: `transformers`, `models/siglip/modeling_siglip.py` and `models/siglip2/modeling_siglip2.py` (Zhai et al.
-//! 2023, arXiv 2303.15343; Tschannen et al. 2025, arXiv 2502.14786). Published checkpoints of SigLIP 2 for images of one
-//! size are of the first class, those for images of any shape (NaFlex) of the second.
+//! 2023, arXiv 2303.15343; Tschannen et al. 2025, arXiv 2502.14786). Published checkpoints of SigLIP 2 for images of
+//! one size are of the first class, those for images of any shape (NaFlex) of the second.
 //!
 //! | graph | tensor | shape | |
 //! |---|---|---|---|

@@ -328,8 +328,8 @@ fn sampling_of_gguf_files_is_a_generation_config() {
     assert_eq!(open(&metadata), json!({"temperature": 0.6, "top_k": 20, "top_p": 0.95}));
 }
 
-/// Without a config.json: every key that the file gives has the value that it has in the model's own, and nothing of the
-/// file is left over.
+/// Without a config.json: every key that the file gives has the value that it has in the model's own, and nothing of
+/// the file is left over.
 #[test]
 fn configurations_of_gguf_files_are_the_checkpoints() {
     let dir = tempfile::tempdir().unwrap();

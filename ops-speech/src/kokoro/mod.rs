@@ -1,9 +1,10 @@
 //! `kokoro_speak`: Kokoro from phonemes to samples.
 //!
 //! Arithmetic: `KModel` of the package `kokoro` 0.9.4 (`model.py`, `modules.py`, `istftnet.py`). A text is tokens: the
-//! number of a voice, the speed in thousandths, and its phonemes. Durations come first, of all of it; then what they say
-//! goes, in frames, through the shortest graphs that hold it, and what is longer than the longest is cut behind a pause.
-//! On the host, in f32: LSTMs and durations (`host.rs`), the source's sines and both Fourier transforms (`source.rs`).
+//! number of a voice, the speed in thousandths, and its phonemes. Durations come first, of all of it; then what they
+//! say goes, in frames, through the shortest graphs that hold it, and what is longer than the longest is cut behind a
+//! pause. On the host, in f32: LSTMs and durations (`host.rs`), the source's sines and both Fourier transforms
+//! (`source.rs`).
 
 mod host;
 mod source;

@@ -1,10 +1,10 @@
 //! The source of a voice, sines of F0 and its overtones, as a spectrum; and a spectrum as samples.
 //!
-//! `SineGen`, `SourceModuleHnNSF` and `TorchSTFT` of the package. It draws other noise for the source at each call; here
-//! it is of a generator that depends on the place alone, so that a text sounds the same each time. The random phases that
-//! the package also draws never reach its output: it reads the sines' frequencies in the middle of each frame, and they are
-//! added to the first sample. Where a frame has no imaginary part but what rounding leaves of it, as the mirrored first one,
-//! the package takes the angle of that: π or −π by chance. Here it is π.
+//! `SineGen`, `SourceModuleHnNSF` and `TorchSTFT` of the package. It draws other noise for the source at each call;
+//! here it is of a generator that depends on the place alone, so that a text sounds the same each time. The random
+//! phases that the package also draws never reach its output: it reads the sines' frequencies in the middle of each
+//! frame, and they are added to the first sample. Where a frame has no imaginary part but what rounding leaves of it,
+//! as the mirrored first one, the package takes the angle of that: π or −π by chance. Here it is π.
 
 use std::f64::consts::TAU;
 

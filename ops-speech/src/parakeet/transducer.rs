@@ -15,7 +15,8 @@ struct Params {
     /// Maximum number of tokens that begin at a row, if tokens do not declare how long they last. An answer ends when
     /// it has this number of tokens a row.
     max_symbols: usize,
-    /// Numbers of rows, from 0 on, of which one is chosen with each token; 0 where tokens do not say how long they last.
+    /// Numbers of rows, from 0 on, of which one is chosen with each token; 0 where tokens do not say how long they
+    /// last.
     #[serde(default)]
     durations: usize,
 }

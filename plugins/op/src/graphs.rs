@@ -147,8 +147,8 @@ impl Host {
         Ok(View { buffer: self.allocate_for(graph, port)?, dtype, offset: 0, len })
     }
 
-    /// Allocates zeroed memory for `len` values of a type, and returns a view of all of it: of a vector that the host-op
-    /// computes itself, say.
+    /// Allocates zeroed memory for `len` values of a type, and returns a view of all of it: of a vector that the
+    /// host-op computes itself, say.
     ///
     /// # Errors
     /// When there is not as much memory.

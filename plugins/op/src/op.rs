@@ -286,11 +286,11 @@ pub trait Generator {
 }
 
 /// An op that steps by itself, because a step of its model is no token: CTC, transducers, labels. It declares
-/// [`Task::Transcribe`](crate::Task::Transcribe), and nothing of it is kept from one answer to the next. A [`Generator`]
-/// with [`OpenInfo::aligns`] is one, too, for the times of what it generated.
+/// [`Task::Transcribe`](crate::Task::Transcribe), and nothing of it is kept from one answer to the next. A
+/// [`Generator`] with [`OpenInfo::aligns`] is one, too, for the times of what it generated.
 pub trait Recognizer {
-    /// Answers to audio, or to what else the op takes. Clips longer than the op takes at once are an error that says how
-    /// long they may be: the host cuts them and asks again.
+    /// Answers to audio, or to what else the op takes. Clips longer than the op takes at once are an error that says
+    /// how long they may be: the host cuts them and asks again.
     ///
     /// # Errors
     /// When the segments are not what the op takes, or a graph fails.

@@ -80,8 +80,8 @@ impl Generator for TinyModel {
         Some(&mut self.0)
     }
 
-    /// An image becomes a soft token [r, g] for each pixel, [r, NaN] with b = 1, and [r] with b = 2. With b = 3 they see
-    /// each other.
+    /// An image becomes a soft token [r, g] for each pixel, [r, NaN] with b = 1, and [r] with b = 2. With b = 3 they
+    /// see each other.
     fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
         if segments
             .iter()

@@ -1,7 +1,7 @@
 //! Which graph departs from its ONNX graph while a golden step runs.
 //!
-//! Each graph that the device executes is executed by the reference, too, on the inputs that the device had. So an error
-//! is found where it arises, not where it arrives.
+//! Each graph that the device executes is executed by the reference, too, on the inputs that the device had. So an
+//! error is found where it arises, not where it arrives.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

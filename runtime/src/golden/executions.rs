@@ -22,7 +22,8 @@ const SAME: f64 = 0.05;
 
 /// Executions of a graph that are noted.
 const COUNT: usize = 2;
-/// Rows of an output that are compared one by one are as many at most: curves of several kinds have scales of their own.
+/// Rows of an output that are compared one by one are as many at most: curves of several kinds have scales of their
+/// own.
 const ROWS: usize = 8;
 
 /// An execution of a graph in a golden step, its first or second one.
@@ -112,7 +113,8 @@ impl Seen {
     }
 }
 
-/// Runs a step and notes the first executions of each graph. The model is opened again for it, and afterwards as it was.
+/// Runs a step and notes the first executions of each graph. The model is opened again for it, and afterwards as it
+/// was.
 ///
 /// # Errors
 /// When the model fails, or a tensor cannot be read.

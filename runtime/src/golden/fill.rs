@@ -1,4 +1,5 @@
-//! Which golden steps fill the graphs of a decoder: prompts of more than one chunk, and steps at the far end of a context.
+//! Which golden steps fill the graphs of a decoder: prompts of more than one chunk, and steps at the far end of a
+//! context.
 
 use qhx_base::Result;
 use qhx_core::engine::Model;

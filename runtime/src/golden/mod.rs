@@ -1,4 +1,5 @@
-//! Golden steps: short prompts with the logits or vectors that a bundle is to give, which the forge computes on the CPU.
+//! Golden steps: short prompts with the logits or vectors that a bundle is to give, which the forge computes on the
+//! CPU.
 //!
 //! A device may answer wrongly without an error: with a damaged weight, a wrong scale, graphs that were exchanged, or
 //! arithmetic of its own. [`first_open`](crate::RuntimeBuilder::unverified) finds that before the first answer, and
@@ -119,8 +120,8 @@ pub struct Step {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub verified: Vec<u32>,
     /// The logits of the prompt's last position and of each token that is decoded, given to the drafting head or
-    /// verified; or the one vector or score. Of a drafting head the largest alone. None of a host-op that transcribes by
-    /// itself or speaks.
+    /// verified; or the one vector or score. Of a drafting head the largest alone. None of a host-op that transcribes
+    /// by itself or speaks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expected: Vec<Expected>,
     /// First and second execution of each graph, for a host-op that transcribes by itself or speaks.
@@ -207,8 +208,8 @@ impl Maker<'_> {
         Ok(())
     }
 
-    /// Texts that are continued: short ones, of which `brief` leaves the shorter, and those that fill the prefill graphs
-    /// and reach the end of each context.
+    /// Texts that are continued: short ones, of which `brief` leaves the shorter, and those that fill the prefill
+    /// graphs and reach the end of each context.
     fn texts(&mut self, sizes: &fill::Sizes, brief: bool) -> Result<()> {
         let (max_ctx, task) = (self.model.info().max_ctx, Task::Generate);
         let name = |prompt: usize| format!("{}-{prompt}", task.name());
@@ -413,11 +414,11 @@ impl Maker<'_> {
 }
 
 impl Golden {
-    /// Computes golden steps with a model, which is to execute ONNX graphs on the CPU: texts, of which `brief` leaves out
-    /// one of the short ones, an image and audio, where the bundle takes them. Together they execute every graph of a
-    /// decoder, of a drafting head, of an encoder of texts, of a recogniser and of a voice, prefill graphs in more than
-    /// one chunk and at the end of the context, and each tower for one size. `begins` is called with each step before it
-    /// is computed.
+    /// Computes golden steps with a model, which is to execute ONNX graphs on the CPU: texts, of which `brief` leaves
+    /// out one of the short ones, an image and audio, where the bundle takes them. Together they execute every graph of
+    /// a decoder, of a drafting head, of an encoder of texts, of a recogniser and of a voice, prefill graphs in more
+    /// than one chunk and at the end of the context, and each tower for one size. `begins` is called with each step
+    /// before it is computed.
     ///
     /// # Errors
     /// When the model fails, or gives numbers that are not finite.
@@ -561,8 +562,8 @@ impl Golden {
     }
 }
 
-/// Runs all golden steps of a bundle; none where it has none. `begins` is called with each before it runs. Where one fails,
-/// `reference` opens what executes the ONNX graphs, to find the graph that departs.
+/// Runs all golden steps of a bundle; none where it has none. `begins` is called with each before it runs. Where one
+/// fails, `reference` opens what executes the ONNX graphs, to find the graph that departs.
 ///
 /// # Errors
 /// When the golden steps cannot be read, or the model fails.
@@ -749,8 +750,8 @@ impl Expected {
         }
     }
 
-    /// Cosine and largest difference of an answer of the same size, and that as a part of the largest value. What is not
-    /// finite is as far as it gets.
+    /// Cosine and largest difference of an answer of the same size, and that as a part of the largest value. What is
+    /// not finite is as far as it gets.
     fn distance(&self, found: &[f32]) -> (f64, f64, f64) {
         if found.iter().any(|value| !value.is_finite()) {
             return WRONG;

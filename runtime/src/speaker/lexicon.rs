@@ -19,8 +19,8 @@ const ENDINGS: [(&str, [&str; 3]); 6] = [
     ("ing", ["ɪŋ", "ɪŋ", "ɪŋ"]),
 ];
 
-/// Words and their phonemes: a JSON object of them, as the dictionaries of `misaki` (`us_gold.json`, `gb_silver.json`) are.
-/// The phonemes of a word are a text, or an object of such by part of speech, of which `DEFAULT` is taken.
+/// Words and their phonemes: a JSON object of them, as the dictionaries of `misaki` (`us_gold.json`, `gb_silver.json`)
+/// are. The phonemes of a word are a text, or an object of such by part of speech, of which `DEFAULT` is taken.
 #[derive(Debug, Clone, Default)]
 pub struct Lexicon {
     words: HashMap<String, String>,

@@ -1,7 +1,7 @@
 //! Texts to audio.
 //!
-//! A text becomes phonemes (`phonemes.rs`), sentence by sentence, by a lexicon where there is one and by rules of letters
-//! else; each sentence's audio is there before the next one is looked at.
+//! A text becomes phonemes (`phonemes.rs`), sentence by sentence, by a lexicon where there is one and by rules of
+//! letters else; each sentence's audio is there before the next one is looked at.
 
 mod lexicon;
 mod numbers;
@@ -74,8 +74,8 @@ pub struct Spoken {
     pub parts: usize,
     /// Characters that have no sound and were left out, such as emoji, each once.
     pub left_out: Vec<char>,
-    /// Words that the lexicon lacks, or all where there is none, whose sounds rules of letters gave; each once, the first
-    /// hundred.
+    /// Words that the lexicon lacks, or all where there is none, whose sounds rules of letters gave; each once, the
+    /// first hundred.
     pub out_of_lexicon: Vec<String>,
     /// It was cancelled; the audio ends with the last part.
     pub cancelled: bool,
@@ -167,8 +167,8 @@ impl Speaker {
         Ok(all)
     }
 
-    /// Says a text. `sound` is given the samples of each part as they are made. A text that no part of has a sound is an
-    /// error before anything is said, and so is a character of another script.
+    /// Says a text. `sound` is given the samples of each part as they are made. A text that no part of has a sound is
+    /// an error before anything is said, and so is a character of another script.
     ///
     /// # Errors
     /// When the options or the text are none that the model takes, it fails, or `sound` does.

@@ -1,6 +1,6 @@
 //! Audio of any length for a model that answers by itself and says when each token is spoken: windows that overlap, as
-//! those of the pipeline `automatic-speech-recognition` of `transformers` do with `stride_length_s`. Each gives the tokens
-//! that begin in its own part; what lies on either side of that only gives context.
+//! those of the pipeline `automatic-speech-recognition` of `transformers` do with `stride_length_s`. Each gives the
+//! tokens that begin in its own part; what lies on either side of that only gives context.
 
 use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use qhx_core::engine::FinishReason;

@@ -1,8 +1,8 @@
 //! Audio of any length to text.
 //!
-//! A model that gives times is led from one window to the next by them (`windows.rs`). One whose tokens have times hears
-//! windows that overlap, each of which gives the words of its own part (`context.rs`). For another one the audio is cut
-//! into chunks that overlap, each transcribed by itself, and joined at their borders.
+//! A model that gives times is led from one window to the next by them (`windows.rs`). One whose tokens have times
+//! hears windows that overlap, each of which gives the words of its own part (`context.rs`). For another one the audio
+//! is cut into chunks that overlap, each transcribed by itself, and joined at their borders.
 
 mod context;
 mod join;

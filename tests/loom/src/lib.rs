@@ -52,8 +52,8 @@ impl Slot {
     }
 }
 
-/// Posts jobs of a number of pieces to threads that do as `helpers` say, one job after the other. Each piece reads what was
-/// written before its job was posted, and writes what is read when the job is done.
+/// Posts jobs of a number of pieces to threads that do as `helpers` say, one job after the other. Each piece reads what
+/// was written before its job was posted, and writes what is read when the job is done.
 fn explore(helpers: &'static [fn(&Board)], jobs: &'static [usize], preemptions: usize) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(preemptions);

@@ -42,8 +42,8 @@ const fn family(tiny: &'static str, shards: usize) -> Family {
     Family { tiny, stems, shards, recipe_options: &[], caches }
 }
 
-/// Caches in two shards; recurrent states beside caches; rings and donors; experts in graphs of a layer each; and more of
-/// the first and the last kind.
+/// Caches in two shards; recurrent states beside caches; rings and donors; experts in graphs of a layer each; and more
+/// of the first and the last kind.
 const FAMILIES: [Family; 6] = [
     family("mistral-tiny", 2),
     family("qwen35-tied", 1),

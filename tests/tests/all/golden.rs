@@ -26,8 +26,8 @@ pub(crate) fn pass(manifest: &Path, model: &mut Model, label: &str) {
     }
 }
 
-/// The golden steps of a bundle whose host-op steps by itself execute every graph, pass, and fail where a few weights of
-/// a graph of each of these stems are others.
+/// The golden steps of a bundle whose host-op steps by itself execute every graph, pass, and fail where a few weights
+/// of a graph of each of these stems are others.
 pub(crate) fn find_damage(manifest: &Path, stems: &[&str]) {
     let place = manifest.display();
     let mut model = tiny::open(manifest, backends::cpu()).unwrap();

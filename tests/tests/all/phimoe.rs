@@ -126,8 +126,8 @@ fn routes(lines: &[String], layers: usize) -> Vec<Routed> {
     found
 }
 
-/// Checks how often a prompt of N tokens went through the prefill graphs, and how many of its tokens went by steps: what
-/// is left of it behind full chunks, where that is little.
+/// Checks how often a prompt of N tokens went through the prefill graphs, and how many of its tokens went by steps:
+/// what is left of it behind full chunks, where that is little.
 fn check_ways(tokens: usize, prompt_graphs: bool, [batches, steps]: [usize; 2], label: &str) {
     let (full, left) = if prompt_graphs { (tokens / WINDOW, tokens % WINDOW) } else { (0, tokens) };
     let stepped = [batches, steps] == [full, left] && (left < 16 || !prompt_graphs);

@@ -542,8 +542,8 @@ fn a_named_checkpoint_gives_the_references_tokens_and_logits() {
     unseen(Path::new(&std::env::var_os("QHX_TEST_QWEN3VL").unwrap()), CPU_DISTANCE);
 }
 
-/// On the emulator of the NPU: some cases, or all architectures, and on the newest ones all cases. Not v68, beside which
-/// the emulator executes nothing for other chips.
+/// On the emulator of the NPU: some cases, or all architectures, and on the newest ones all cases. Not v68, beside
+/// which the emulator executes nothing for other chips.
 #[tier(qnn)]
 #[test]
 fn the_npu_gives_the_reference_s_tokens() {

@@ -1,4 +1,5 @@
-//! SigLIP 2 from checkpoint to vectors of texts and images, against those of `transformers` (`tests/oracle/siglip_embed.py`).
+//! SigLIP 2 from checkpoint to vectors of texts and images, against those of `transformers`
+//! (`tests/oracle/siglip_embed.py`).
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 

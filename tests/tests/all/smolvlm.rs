@@ -47,7 +47,8 @@ fn made() -> &'static Scene {
 }
 
 impl Scene {
-    /// A bundle of the tiny checkpoint with other keys of its processor: what the program says, and whether it made one.
+    /// A bundle of the tiny checkpoint with other keys of its processor: what the program says, and whether it made
+    /// one.
     fn forge(&self, out: &str, processor: Value) -> (bool, String) {
         let checkpoint = self.folder.join(format!("{out}-checkpoint"));
         plugin_files::copy_folder(&tiny::fixture(TINY), &checkpoint);

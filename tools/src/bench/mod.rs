@@ -33,7 +33,8 @@ const MAX_REPORT: u64 = 16 << 20;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BenchOptions {
-    /// Lengths of prompts, or of texts to embed or score, in tokens; 128 and 512, as far as they fit, if there are none.
+    /// Lengths of prompts, or of texts to embed or score, in tokens; 128 and 512, as far as they fit, if there are
+    /// none.
     pub prompts: Vec<usize>,
     /// Tokens to generate; 0 leaves that out.
     pub tokens: usize,

@@ -68,8 +68,8 @@ impl Rows {
         Self::new(Source::Texts(texts), options, Some(total), None)
     }
 
-    /// And behind these texts, images, by their files or `data:` URLs; in the place of an input that is read, nothing is
-    /// added.
+    /// And behind these texts, images, by their files or `data:` URLs; in the place of an input that is read, nothing
+    /// is added.
     #[must_use]
     pub fn and_images<T: Into<String>>(mut self, images: impl IntoIterator<Item = T>) -> Self {
         if let Source::Texts(texts) = &mut self.source {

@@ -221,7 +221,8 @@ impl Inside {
         self.needs_tower() || self.architecture == Architecture::Qwen35
     }
 
-    /// Puts a tower's configuration into that of [`Self::config`], with the tokens around images that the tokenizer has.
+    /// Puts a tower's configuration into that of [`Self::config`], with the tokens around images that the tokenizer
+    /// has.
     pub fn add_tower(&self, config: &mut Json, tower: Json) {
         let tokens = self.file.texts(&self.map, "tokenizer.ggml.tokens").unwrap_or_default();
         for (key, token) in [

@@ -1,5 +1,5 @@
-//! A model in several files (`llama-gguf-split`): `NAME-00001-of-00003.gguf`, and in each file its number, the number of
-//! files and that of tensors.
+//! A model in several files (`llama-gguf-split`): `NAME-00001-of-00003.gguf`, and in each file its number, the number
+//! of files and that of tensors.
 
 use std::path::{Path, PathBuf};
 

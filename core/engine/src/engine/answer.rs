@@ -28,9 +28,9 @@ impl Model {
         })
     }
 
-    /// Seconds between which each of the tokens `said` is spoken in the audio of `prompt`, which they are the answer to: to
-    /// be called behind the generation, by ops that find it ([`OpenInfo::aligns`](crate::op::OpenInfo)). The state is
-    /// forgotten.
+    /// Seconds between which each of the tokens `said` is spoken in the audio of `prompt`, which they are the answer
+    /// to: to be called behind the generation, by ops that find it ([`OpenInfo::aligns`](crate::op::OpenInfo)). The
+    /// state is forgotten.
     ///
     /// # Errors
     /// When the host-op finds no times, does not take the tokens, or fails, and with

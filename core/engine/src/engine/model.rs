@@ -579,8 +579,8 @@ impl Model {
         Ok(())
     }
 
-    /// Keeps the state as it is, for whichever session is asked to go on from it: where several of them take turns, after
-    /// each answer. Nothing happens where none are kept; see [`ModelOptions::keep_states`].
+    /// Keeps the state as it is, for whichever session is asked to go on from it: where several of them take turns,
+    /// after each answer. Nothing happens where none are kept; see [`ModelOptions::keep_states`].
     ///
     /// # Errors
     /// When the host-op fails so that its state is unknown.
@@ -682,7 +682,8 @@ impl Model {
         self.parts.executor.backend.emulates()
     }
 
-    /// Descriptions of all graphs, in the manifest's order of contexts. Contexts that are not loaded any more are opened.
+    /// Descriptions of all graphs, in the manifest's order of contexts. Contexts that are not loaded any more are
+    /// opened.
     ///
     /// # Errors
     /// When one of these does not open.

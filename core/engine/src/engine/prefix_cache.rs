@@ -93,8 +93,8 @@ impl PrefixCache {
     /// The state of which a prompt can use most positions, if that is more than `beyond`, and how many. One position of
     /// the prompt is left to consume.
     ///
-    /// One that can be truncated does not count as used again: what of it was of use is in the state of that prompt, too,
-    /// which is kept in its turn. Otherwise conversations would be kept twice, as they were and as they went on.
+    /// One that can be truncated does not count as used again: what of it was of use is in the state of that prompt,
+    /// too, which is kept in its turn. Otherwise conversations would be kept twice, as they were and as they went on.
     pub(super) fn find(
         &self,
         prompt: &Sequence,
@@ -142,7 +142,8 @@ impl PrefixCache {
     }
 
     /// False where a state of `positions` is known to exceed the budget, so that exporting it would be for nothing. No
-    /// state grows faster than its positions: a cache has a row for each, a ring or a recurrent state no more than that.
+    /// state grows faster than its positions: a cache has a row for each, a ring or a recurrent state no more than
+    /// that.
     pub(super) fn has_room(&self, positions: usize) -> bool {
         self.inner().too_large.is_none_or(|(known, bytes)| {
             positions < known

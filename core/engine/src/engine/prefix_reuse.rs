@@ -6,8 +6,8 @@
 //! An image, audio clip or video is the same when its content is, whatever stands at its positions.
 //! A snapshot that cannot be taken costs the next turn that, and this one nothing.
 //!
-//! If states of earlier conversations are kept ([`PrefixCache`]), they take the place of snapshots. The state is then also
-//! kept before another conversation takes its place, and where a prompt departs from another one.
+//! If states of earlier conversations are kept ([`PrefixCache`]), they take the place of snapshots. The state is then
+//! also kept before another conversation takes its place, and where a prompt departs from another one.
 
 use std::ops::Range;
 
@@ -120,8 +120,8 @@ impl Consumed {
         })
     }
 
-    /// Keeps the state for other conversations. Where it cannot be exported and stays as it is, nothing is kept; nor where
-    /// it was imported: nobody knows whether such bytes are of the tokens that they name.
+    /// Keeps the state for other conversations. Where it cannot be exported and stays as it is, nothing is kept; nor
+    /// where it was imported: nobody knows whether such bytes are of the tokens that they name.
     pub(super) fn keep(&self, op: &mut dyn HostOp, kept: &PrefixCache) -> Result<()> {
         let positions = self.sequence.len();
         if positions < WORTH

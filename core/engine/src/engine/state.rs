@@ -110,9 +110,9 @@ impl Model {
     }
 
     /// Goes on from what [`Model::export_state`] gave, of this bundle on any backend. What was consumed here is
-    /// forgotten, but for a failure: then it is as before, or empty where the host-op failed. The state, and what goes on
-    /// from it, is not [kept](super::ModelOptions::keep_states) for other sessions: nobody knows whether such bytes are of
-    /// the tokens that they name.
+    /// forgotten, but for a failure: then it is as before, or empty where the host-op failed. The state, and what goes
+    /// on from it, is not [kept](super::ModelOptions::keep_states) for other sessions: nobody knows whether such bytes
+    /// are of the tokens that they name.
     ///
     /// # Errors
     /// When the bytes are cut short or damaged, of another bundle or of a newer version.

@@ -120,8 +120,8 @@ pub struct Transcription {
     pub previous: Option<u32>,
     /// `window`: seconds of audio that the model takes at once, where its host-op answers by itself.
     pub window: Option<f64>,
-    /// `context`: seconds of audio at the beginning and at the end of a window that only give context to the rest of it,
-    /// where windows overlap. For host-ops that give the times of their tokens.
+    /// `context`: seconds of audio at the beginning and at the end of a window that only give context to the rest of
+    /// it, where windows overlap. For host-ops that give the times of their tokens.
     pub context: Option<[f64; 2]>,
 }
 

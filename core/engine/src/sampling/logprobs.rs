@@ -31,9 +31,9 @@ impl Logprobs {
         self.only_allowed = true;
     }
 
-    /// The log-probability of `token`, and those of the `count` most likely tokens among `allowed`: those that the model
-    /// gives them or, after [`Logprobs::only_allowed`], that are left where no other token is. Logits that are NaN have
-    /// no part in it; a token without one is impossible (−∞).
+    /// The log-probability of `token`, and those of the `count` most likely tokens among `allowed`: those that the
+    /// model gives them or, after [`Logprobs::only_allowed`], that are left where no other token is. Logits that are
+    /// NaN have no part in it; a token without one is impossible (−∞).
     pub fn of(
         &mut self,
         logits: Logits<'_>,

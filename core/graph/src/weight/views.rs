@@ -176,8 +176,8 @@ impl RowSource for Scaled {
     }
 }
 
-/// The columns of `source` as rows, for a projection that a checkpoint stores as `[inputs, outputs]`. All of `source` is
-/// read for each call, a row at a time.
+/// The columns of `source` as rows, for a projection that a checkpoint stores as `[inputs, outputs]`. All of `source`
+/// is read for each call, a row at a time.
 pub fn transposed(source: Arc<dyn RowSource>) -> Arc<dyn RowSource> {
     Arc::new(Transposed { source })
 }

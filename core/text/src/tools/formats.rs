@@ -55,8 +55,8 @@ impl CallFormat {
         }
     }
 
-    /// The calls in an answer, whose special tokens are spelled out, in order. What looks like a call and cannot be read
-    /// is none. `tools` say which arguments are texts, where the format does not.
+    /// The calls in an answer, whose special tokens are spelled out, in order. What looks like a call and cannot be
+    /// read is none. `tools` say which arguments are texts, where the format does not.
     pub fn calls(self, answer: &str, tools: &[Tool]) -> Vec<ToolCall> {
         let mut calls = self.marked_calls(answer, tools);
         if calls.is_empty() {

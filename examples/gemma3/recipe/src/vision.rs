@@ -62,7 +62,8 @@ impl<'a> Vision<'a> {
         Ok(Some(Self { checkpoint, tower: tower.in_blocks(patches / side)?, processor }))
     }
 
-    /// The numbers of tokens that prefill graphs take: one of them takes an image whole, since its tokens see each other.
+    /// The numbers of tokens that prefill graphs take: one of them takes an image whole, since its tokens see each
+    /// other.
     pub fn prefill_rows(&self, options: &RecipeOptions) -> Result<Vec<usize>> {
         let tokens = self.tower.tokens();
         let rows = whole_prefill_rows(options, &[PREFILL_ROWS[0], tokens], tokens)?;

@@ -1,7 +1,7 @@
 //! The recipe for SmolVLM and Idefics 3 (`SmolVLMForConditionalGeneration`, `Idefics3ForConditionalGeneration`).
 //!
-//! Arithmetic: `transformers`, `models/{idefics3,smolvlm}`: a SigLIP tower over tiles of one size, whose rows a connector
-//! joins in squares and projects, and a Llama.
+//! Arithmetic: `transformers`, `models/{idefics3,smolvlm}`: a SigLIP tower over tiles of one size, whose rows a
+//! connector joins in squares and projects, and a Llama.
 //!
 //! | graph | tensor | shape, P = 1 for `decode` | |
 //! |---|---|---|---|

@@ -143,8 +143,8 @@ impl Model<'_> {
         b.finish()
     }
 
-    /// A drafting head over caches of `positions` rows, or of a ring's: the embedding x of a token and the hidden state h
-    /// before it to the state y that stands in the place of the token's own, and to logits
+    /// A drafting head over caches of `positions` rows, or of a ring's: the embedding x of a token and the hidden state
+    /// h before it to the state y that stands in the place of the token's own, and to logits
     /// (`Gemma4AssistantForCausalLM`).
     pub fn draft(&self, name: &str, drafter: Drafter, positions: usize) -> Result<Graph> {
         let (config, parts) = (self.config, &self.parts);

@@ -1,13 +1,14 @@
 //! The drafting head, a checkpoint of its own (`Gemma4AssistantForCausalLM`).
 //!
 //! Arithmetic: `transformers`, `models/gemma4_assistant/modeling_gemma4_assistant.py`, and what feeds it,
-//! `SinglePositionMultiTokenCandidateGenerator` in `generation/candidate_generator.py`: the embedding of the last token,
-//! scaled, and behind it the hidden state before that token, after the target's final norm. Its layers have queries alone,
-//! at the position of that token for all draft tokens of a step, and read the keys and values of the target's last layers
-//! that have some, one full and one sliding. The last projection gives the hidden state for the next draft token.
+//! `SinglePositionMultiTokenCandidateGenerator` in `generation/candidate_generator.py`: the embedding of the last
+//! token, scaled, and behind it the hidden state before that token, after the target's final norm. Its layers have
+//! queries alone, at the position of that token for all draft tokens of a step, and read the keys and values of the
+//! target's last layers that have some, one full and one sliding. The last projection gives the hidden state for the
+//! next draft token.
 //!
-//! With `use_ordered_embeddings` only tokens of the clusters with the best scores count. The reference computes their logits
-//! alone; a graph cannot choose rows, so that it gives those of all tokens, and the host-op replaces the others.
+//! With `use_ordered_embeddings` only tokens of the clusters with the best scores count. The reference computes their
+//! logits alone; a graph cannot choose rows, so that it gives those of all tokens, and the host-op replaces the others.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -38,8 +39,8 @@ pub(super) const DRAFT: RecipeOption = RecipeOption {
            verify, too",
 };
 
-/// Adds the graphs of the drafting head that the options name to those of the target. Where tokens are in clusters, gives
-/// what the manifest says of them, and which tokens are in which.
+/// Adds the graphs of the drafting head that the options name to those of the target. Where tokens are in clusters,
+/// gives what the manifest says of them, and which tokens are in which.
 pub(super) fn add(
     decoder: &mut Decoder,
     target: &Model<'_>,

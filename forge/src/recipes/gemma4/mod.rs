@@ -15,8 +15,8 @@
 //! | head: `x` → `logits` | `[1, hidden]` → `[1, vocab]` | before the softcap |
 //! | `draft`: `x`, `h` → `y`, `logits`, `centroids` | `[1, hidden]`, … → `[1, hidden]`, `[1, vocab]`, `[1, clusters]` | the drafting head, see `draft.rs` |
 //!
-//! `rows` is `max_ctx` for full layers, in graphs of a smaller context its positions. For sliding ones it is the window,
-//! or P of the widest graph where that is more, and the host keeps the cache as a ring.
+//! `rows` is `max_ctx` for full layers, in graphs of a smaller context its positions. For sliding ones it is the
+//! window, or P of the widest graph where that is more, and the host keeps the cache as a ring.
 //!
 //! The last layers have no keys of their own: they read those of a donor, the last layer of their kind that has some.
 //! They write no cache, so only the last token of a prompt passes them, and graphs `prefill<P>` end before them: with

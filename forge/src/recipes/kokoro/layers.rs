@@ -26,8 +26,8 @@ pub(super) struct Level {
 }
 
 impl Model<'_> {
-    /// `AdainResBlk1d`: frames of the first level, of `inputs` channels, become those of the second, of `outputs`. They are 0
-    /// behind the clip.
+    /// `AdainResBlk1d`: frames of the first level, of `inputs` channels, become those of the second, of `outputs`. They
+    /// are 0 behind the clip.
     pub(super) fn block(
         &self,
         b: &mut GraphBuilder,
@@ -71,8 +71,8 @@ impl Model<'_> {
         b.scale(sum, std::f32::consts::FRAC_1_SQRT_2)
     }
 
-    /// `AdaIN1d` (Huang and Belongie 2017, arXiv 1703.06868): each channel without mean and of variance 1 over the clip,
-    /// scaled and shifted by the style. `x` is 0 behind the clip, what is returned is not.
+    /// `AdaIN1d` (Huang and Belongie 2017, arXiv 1703.06868): each channel without mean and of variance 1 over the
+    /// clip, scaled and shifted by the style. `x` is 0 behind the clip, what is returned is not.
     pub(super) fn adain(
         &self,
         b: &mut GraphBuilder,

@@ -19,8 +19,8 @@
 //! | | `source` | `[fft + 2, 120 · T + 6]` | spectrum and phase of the sines, with 3 frames of zeros in front |
 //! | | → `spectrum` | `[fft + 2, 120 · T + 1]` | logarithm of the magnitude, and what the phase is the sine of |
 //!
-//! LSTMs, embeddings, durations, sines and both Fourier transforms are computed by the host-op, in f32. What it reads for
-//! that is one file of f32 (`host_values`). Instance norms are over the frames of the clip alone.
+//! LSTMs, embeddings, durations, sines and both Fourier transforms are computed by the host-op, in f32. What it reads
+//! for that is one file of f32 (`host_values`). Instance norms are over the frames of the clip alone.
 
 mod config;
 mod files;

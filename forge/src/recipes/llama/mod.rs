@@ -299,8 +299,8 @@ fn params(config: &Config, options: &RecipeOptions) -> Map<String, Value> {
     params
 }
 
-/// Tokens through the layers of `range`. `ring` has the rows of the caches of sliding layers, where these do not see all
-/// of the context.
+/// Tokens through the layers of `range`. `ring` has the rows of the caches of sliding layers, where these do not see
+/// all of the context.
 fn run(
     layers: &Layers<'_>,
     config: &Config,

@@ -1,8 +1,7 @@
 //! PhiMoE decoders: attention and router as graphs, experts as tables on the host.
 //!
-//! Arithmetic: `transformers`, `models/phimoe`. Graphs of one layer each, spread over contexts by
-//! layers; `a<i>` takes one token, `pf<i>` P tokens of a prompt over the same caches (`pf<P>_<i>` where there are several
-//! P):
+//! Arithmetic: `transformers`, `models/phimoe`. Graphs of one layer each, spread over contexts by layers; `a<i>` takes
+//! one token, `pf<i>` P tokens of a prompt over the same caches (`pf<P>_<i>` where there are several P):
 //!
 //! | tensor | shape, P = 1 for `a<i>` | |
 //! |---|---|---|
@@ -16,9 +15,9 @@
 //!
 //! Graphs of a smaller context of N positions are `a<N>_<i>` and `pf<P>_<N>_<i>`, with N rows of caches.
 //!
-//! `ffn2` runs the two experts of a token and adds the residual, `ffn_pf` one expert over some of the tokens that chose it.
-//! Their weights are inputs: f16, or int8 with scales that the output is multiplied by.
-//! `lmhead_ar1` is final norm and head.
+//! `ffn2` runs the two experts of a token and adds the residual, `ffn_pf` one expert over some of the tokens that chose
+//! it. Their weights are inputs: f16, or int8 with scales that the output is multiplied by. `lmhead_ar1` is final norm
+//! and head.
 
 mod config;
 mod layers;
@@ -38,8 +37,8 @@ use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::graph::Graph;
 
-/// Tokens that the prefill graphs take at once, by default. One number only: each makes as many graphs again as there are
-/// layers, and the NPU's own memory holds few.
+/// Tokens that the prefill graphs take at once, by default. One number only: each makes as many graphs again as there
+/// are layers, and the NPU's own memory holds few.
 const PREFILL: [usize; 1] = [128];
 
 // The older of the two names stands in older checkpoints.

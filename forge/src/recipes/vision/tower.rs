@@ -1,8 +1,8 @@
 //! The vision tower: patches to rows for the decoder.
 //!
-//! Arithmetic: `Qwen3VLVisionModel` and `Qwen2_5_VisionTransformerPretrainedModel` of `transformers`, from the rows after
-//! patch embedding and learned positions on. The latter has its patches in the order of their windows; here they keep
-//! the image's, and a mask keeps attention within the windows.
+//! Arithmetic: `Qwen3VLVisionModel` and `Qwen2_5_VisionTransformerPretrainedModel` of `transformers`, from the rows
+//! after patch embedding and learned positions on. The latter has its patches in the order of their windows; here they
+//! keep the image's, and a mask keeps attention within the windows.
 
 use qhx_base::Result;
 use qhx_graph::builder::GraphBuilder;
@@ -130,8 +130,8 @@ impl<'a> Tower<'a> {
     }
 }
 
-/// The mask `[1, rows, rows]` that keeps patches within their windows, of the windows' numbers `[rows, 1]`: numbers that
-/// differ do so by one at least.
+/// The mask `[1, rows, rows]` that keeps patches within their windows, of the windows' numbers `[rows, 1]`: numbers
+/// that differ do so by one at least.
 fn within(b: &mut GraphBuilder, numbers: TensorId, rows: usize) -> Result<TensorId> {
     b.scope("windows");
     let others = b.reshape(numbers, &[1, rows])?;

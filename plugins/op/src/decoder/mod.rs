@@ -440,7 +440,8 @@ impl Decoder {
 
     /// Everything that an op of text declares about itself. Draft tokens are verified wherever the graphs can
     /// ([`Decoder::verification`]): an op whose own `decode` computes other logits than [`Decoder::decode`] writes
-    /// `verify`, `row_logits` and `accept`, too, or opts out with [`Verification::refused`](crate::Verification::refused).
+    /// `verify`, `row_logits` and `accept`, too, or opts out with
+    /// [`Verification::refused`](crate::Verification::refused).
     pub fn info(&self) -> OpenInfo {
         let mut info = OpenInfo {
             vocab: self.vocab,
@@ -596,7 +597,8 @@ impl Decoder {
     /// for outputs that are no logits and that not all graphs have. No logits are made.
     ///
     /// # Errors
-    /// When there is no such pass for any number of tokens, the context is full, a graph fails, and any error of `read`.
+    /// When there is no such pass for any number of tokens, the context is full, a graph fails, and any error of
+    /// `read`.
     pub fn consume_reading(
         &mut self,
         host: &mut Host,
@@ -621,8 +623,9 @@ impl Decoder {
         Ok(())
     }
 
-    /// Runs `self.chunk`, which is the span of a prompt, through a pass and commits the state last, so that a failure leaves it as it was. With `logits`, returns those of the last token; without,
-    /// graphs that write no state are left out.
+    /// Runs `self.chunk`, which is the span of a prompt, through a pass and commits the state last, so that a failure
+    /// leaves it as it was. With `logits`, returns those of the last token; without, graphs that write no state are
+    /// left out.
     fn step(
         &mut self,
         host: &mut Host,

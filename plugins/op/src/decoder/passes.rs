@@ -97,8 +97,8 @@ impl PrefillPlan {
         (pass, all.min(rows))
     }
 
-    /// The narrowest pass that takes `count` tokens in one step, of which the last has to give logits where `last`; none
-    /// where there is no such pass.
+    /// The narrowest pass that takes `count` tokens in one step, of which the last has to give logits where `last`;
+    /// none where there is no such pass.
     pub fn taking(&self, count: usize, last: bool) -> Option<usize> {
         let takes = |pass: &usize| match self.only_full.get(*pass) {
             Some(true) => self.rows[*pass] == count,

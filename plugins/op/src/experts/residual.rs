@@ -155,8 +155,8 @@ impl Residual {
         Ok(residual)
     }
 
-    /// The same graphs for a smaller context, over the buffers of `whole`, which the experts' graphs read and write; the
-    /// `x` of the first graph is bound to its own already.
+    /// The same graphs for a smaller context, over the buffers of `whole`, which the experts' graphs read and write;
+    /// the `x` of the first graph is bound to its own already.
     ///
     /// # Errors
     /// When there are not as many graphs, or a tensor is missing or has another size or type.

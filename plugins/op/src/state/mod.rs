@@ -14,8 +14,8 @@
 //! in slot p mod capacity, so it holds the last positions only. [`crate::fill::CausalMask::ring`] makes
 //! the mask for it.
 //!
-//! A cache `past_X` of **int8** has an input `scale_X` beside it, and `new_X` of floats. Rows are quantized when they are
-//! written, each with a scale of its own, and both tensors are saved, moved and cut together.
+//! A cache `past_X` of **int8** has an input `scale_X` beside it, and `new_X` of floats. Rows are quantized when they
+//! are written, each with a scale of its own, and both tensors are saved, moved and cut together.
 //!
 //! A step is committed once all of its graphs have executed; until then the state is as before.
 //!

@@ -10,10 +10,10 @@ use crate::{Error, Result};
 /// s + max(rows, columns): slots and positions part. So this belongs to the state:
 /// [`super::StateCarrier::track`] is truncated, saved and restored with it.
 ///
-/// A video whose patches in time follow each other without text between ([`PositionTrack::place_video`]) has
-/// s + ⌊k · step⌋ in time in its k-th patch, and text goes on behind the largest position of any axis, as the model was
-/// trained (`get_rope_index` of `transformers` 4.57; since 5.0 that counts rows and columns alone, and text behind a long
-/// video stands before the video's last frames).
+/// A video whose patches in time follow each other without text between ([`PositionTrack::place_video`]) has s + ⌊k ·
+/// step⌋ in time in its k-th patch, and text goes on behind the largest position of any axis, as the model was trained
+/// (`get_rope_index` of `transformers` 4.57; since 5.0 that counts rows and columns alone, and text behind a long video
+/// stands before the video's last frames).
 #[derive(Debug, Default)]
 pub struct PositionTrack {
     images: Vec<Placed>,
@@ -78,8 +78,8 @@ impl PositionTrack {
         self.place_video(slot, [1, rows, columns], 0.0)
     }
 
-    /// Puts a video of `patches` in time, each of `rows` by `columns` tokens, into the slots from `slot` on. Its patches
-    /// are `step` positions apart in time.
+    /// Puts a video of `patches` in time, each of `rows` by `columns` tokens, into the slots from `slot` on. Its
+    /// patches are `step` positions apart in time.
     ///
     /// # Errors
     /// When there is an image or a video already behind that, when it has no tokens, or when `step` is no such number.

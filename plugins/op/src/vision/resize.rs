@@ -11,7 +11,8 @@ use crate::{Error, ErrorCode, Result};
 /// Pixels that an image may have, also between the passes: 800 MB.
 const MAX_PIXELS: u64 = 1 << 28;
 
-/// The kernel of a resampling; in a manifest its name, `bicubic`. All widen by the scale where an image shrinks (antialias).
+/// The kernel of a resampling; in a manifest its name, `bicubic`. All widen by the scale where an image shrinks
+/// (antialias).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Filter {

@@ -40,8 +40,8 @@ fn one() -> u32 {
 /// | `plan.params.vision` | the graph |
 /// | `params.vision` | `image_size`, `patch_size`, `merge_size`, `resample`, `image_mean`, `image_std` |
 ///
-/// The graph takes `pixels` `[patches, 3 · patch_size²]`, normalised, in blocks of `merge_size` by `merge_size` patches,
-/// and gives `embeds` `[tokens, width]`.
+/// The graph takes `pixels` `[patches, 3 · patch_size²]`, normalised, in blocks of `merge_size` by `merge_size`
+/// patches, and gives `embeds` `[tokens, width]`.
 #[derive(Debug)]
 pub struct SquareEncoder {
     graph: crate::GraphId,

@@ -1,4 +1,5 @@
-//! The Whisper tiny model from checkpoint to text, against goldens that `transformers` made (`tests/oracle/whisper.py`).
+//! The Whisper tiny model from checkpoint to text, against goldens that `transformers` made
+//! (`tests/oracle/whisper.py`).
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
@@ -128,7 +129,8 @@ fn apart(bundle: &Bundle, name: &str, expected: &[f32]) -> f64 {
     Distance::of(&found[found.len() - expected.len()..], expected).unwrap().largest
 }
 
-/// Hundredths of a second between which the words of the first clip are spoken, by the tokens that `transformers` chose.
+/// Hundredths of a second between which the words of the first clip are spoken, by the tokens that `transformers`
+/// chose.
 fn word_times(model: &mut Model) -> Vec<[i64; 2]> {
     let goldens = goldens(TINY);
     let case = goldens.cases.iter().find(|case| case.id == "one-transcribe-times").unwrap();

@@ -19,8 +19,8 @@ use settings::Settings;
 use tables::{Positions, Tables};
 use tower::Tower;
 
-/// A vision tower (`Qwen3VLVisionModel` or `Qwen2_5_VisionTransformerPretrainedModel` of `transformers`) with the host's
-/// part of the work: patch embedding, learned positions, windows.
+/// A vision tower (`Qwen3VLVisionModel` or `Qwen2_5_VisionTransformerPretrainedModel` of `transformers`) with the
+/// host's part of the work: patch embedding, learned positions, windows.
 ///
 /// | in the manifest | |
 /// |---|---|
