@@ -3,10 +3,10 @@
 //! writes (`rope_parameters` and `layer_types`).
 
 use half::{bf16, f16};
+use qhx_base::Result;
+use qhx_checkpoint::Checkpoint;
 use qhx_forge::kit::{Heads, Reader};
 use serde_json::{Value, json};
-use qhx_checkpoint::Checkpoint;
-use qhx_base::Result;
 
 /// Sizes and constants of a model; where a key is absent, those of `Gemma3TextConfig`.
 #[derive(Debug, Clone, PartialEq)]

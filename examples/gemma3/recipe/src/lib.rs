@@ -29,11 +29,11 @@ use qhx_forge::recipe::{Recipe, RecipeOptions};
 use serde_json::json;
 
 use config::{Config, Rope};
-use vision::{TOWERS, Vision};
+use qhx_base::Result;
+use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, TensorId};
-use qhx_checkpoint::Checkpoint;
-use qhx_base::Result;
+use vision::{TOWERS, Vision};
 
 /// The hidden states between layers are those of the reference times this. In published checkpoints the sums there
 /// exceed the largest f16, 65,504. Each layer normalises what it reads and what it adds, so the factor stands in the

@@ -1,15 +1,15 @@
 //! The vision tower: SigLIP, average pooling, a norm and a projection (`Gemma3MultiModalProjector`).
 
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_checkpoint::Checkpoint;
 use qhx_forge::RecipeOption;
 use qhx_forge::kit::{
     Layers, PREFILL_ROWS, Processor, Reader, Siglip, SiglipSizes, VISION_WEIGHTS,
     whole_prefill_rows,
 };
 use qhx_forge::recipe::{Recipe, RecipeOptions};
-use serde_json::{Value, json};
 use qhx_graph::weight::{Storage, Weight, transposed};
-use qhx_checkpoint::Checkpoint;
-use qhx_base::{Error, ErrorKind, Result};
+use serde_json::{Value, json};
 
 /// Option that makes the tower a graph, or leaves it out.
 pub(crate) const TOWERS: RecipeOption = RecipeOption {

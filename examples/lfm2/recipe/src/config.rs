@@ -1,9 +1,9 @@
 //! The keys of `config.json` that shape the graphs, checked.
 
+use qhx_base::Result;
+use qhx_checkpoint::Checkpoint;
 use qhx_forge::kit::{Experts, Heads, Reader};
 use serde_json::{Value, json};
-use qhx_checkpoint::Checkpoint;
-use qhx_base::Result;
 
 /// Sizes and constants of a model.
 #[derive(Debug)]

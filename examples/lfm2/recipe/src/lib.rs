@@ -28,11 +28,11 @@ use qhx_forge::recipe::{Recipe, RecipeOptions};
 use qhx_forge::{RecipeEntry, register_recipe};
 
 use config::{Config, Sparse};
-use serde_json::json;
+use qhx_base::Result;
+use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, TensorId};
-use qhx_checkpoint::Checkpoint;
-use qhx_base::Result;
+use serde_json::json;
 
 const PARTS: [&str; 3] = ["w1", "w3", "w2"];
 

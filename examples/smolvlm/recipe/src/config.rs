@@ -1,10 +1,10 @@
 //! The keys of `config.json` that shape the graphs, checked.
 
+use qhx_base::Result;
+use qhx_checkpoint::Checkpoint;
 use qhx_forge::kit::{Heads, Processor, Reader, Siglip, SiglipSizes};
 use qhx_forge::recipe::Precision;
 use serde_json::{Map, Value, json};
-use qhx_checkpoint::Checkpoint;
-use qhx_base::Result;
 
 /// The tower where `vision_config` leaves keys out (`Idefics3VisionConfig`, `SmolVLMVisionConfig`).
 const TOWER: SiglipSizes =

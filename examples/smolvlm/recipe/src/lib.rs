@@ -27,10 +27,10 @@ use qhx_forge::recipe::{Recipe, RecipeOptions};
 use serde_json::json;
 
 use config::Config;
+use qhx_base::Result;
+use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph};
-use qhx_checkpoint::Checkpoint;
-use qhx_base::Result;
 
 /// Tokens that prefill graphs take by default: a question, and the tiles of an image.
 const PREFILL: [usize; 2] = [16, 256];
