@@ -164,7 +164,7 @@ impl Request {
     /// A text to complete, greedily.
     ///
     /// ```
-    /// # use crate::engine::Request;
+    /// # use qhx_core::engine::Request;
     /// let request = Request::completion("The capital of France is").max_new(32).stop(".");
     /// ```
     pub fn completion(text: impl Into<String>) -> Self {
@@ -256,7 +256,7 @@ impl Request {
     /// With an answer that is of this grammar.
     ///
     /// ```
-    /// # use crate::engine::{Grammar, Request};
+    /// # use qhx_core::engine::{Grammar, Request};
     /// let schema = r#"{"type": "object", "properties": {"year": {"type": "integer"}}, "required": ["year"]}"#;
     /// let request = Request::completion("Rome was founded in").grammar(Grammar::json_schema(schema)?);
     /// # Ok::<_, qhx_base::Error>(())

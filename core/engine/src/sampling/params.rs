@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 /// Sampling parameters for the next token. The default is greedy: the most likely token.
 ///
 /// ```
-/// let sampling = crate::sampling::SamplingParams::default().temperature(0.7).top_p(0.9).seed(1);
+/// let sampling = qhx_core::sampling::SamplingParams::default().temperature(0.7).top_p(0.9).seed(1);
 /// assert!(sampling.validate().is_ok() && !sampling.is_greedy());
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -116,7 +116,7 @@ impl SamplingParams {
     ///
     /// ```
     /// // Token 42 is never chosen.
-    /// let sampling = crate::sampling::SamplingParams::default().logit_bias([(42, -100.0)]);
+    /// let sampling = qhx_core::sampling::SamplingParams::default().logit_bias([(42, -100.0)]);
     /// assert!(sampling.is_greedy() && !sampling.is_plain());
     /// ```
     #[must_use]
@@ -135,7 +135,7 @@ impl SamplingParams {
     /// With the options of a JSON object, named as the fields are, and all others as they were.
     ///
     /// ```
-    /// # use crate::sampling::SamplingParams;
+    /// # use qhx_core::sampling::SamplingParams;
     /// let given = serde_json::json!({"temperature": 0.2});
     /// let sampling = SamplingParams::default().top_k(20).with(given.as_object().unwrap())?;
     /// assert_eq!((sampling.temperature, sampling.top_k), (0.2, 20));
