@@ -275,7 +275,7 @@ def genie(found, config, prompt):
 
 
 def libraries_of(found):
-    return ["--htp", found["libQnnHtp"], "--system", found["libQnnSystem"]]
+    return ["--htp", found["libQnnHtp"], "--qnn-system", found["libQnnSystem"]]
 
 
 def forge(program, found, folder):

@@ -35,7 +35,7 @@ TOKENIZER = ROOT / "tests/fixtures/llama3-blocks"
 #: Tokens of an answer, and of a prompt that llama.cpp takes at once: its default.
 TOKENS, PART = 32, 512
 #: What the weights are for the forge and for its head.
-PRECISIONS = {"f16": ("fp16", "fp16"), "q8_0": ("w8a16", "w8"), "q4_0": ("w4a16", "w4"), "q4_k": ("w4a16", "w4")}
+PRECISIONS = {"f16": "fp16", "q8_0": "w8a16", "q4_0": "w4a16", "q4_k": "w4a16"}
 #: A super-block of Q4_K: 256 weights, two f16, and sixteen times 8 bytes of scales and weights.
 SUPER, SUPER_BYTES = 256, 144
 
@@ -252,9 +252,9 @@ def made(folder, name, weights, context, options):
         for file in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(TOKENIZER / file, source / file)
         of = [gguf, "--tokenizer", source] if weights == "q4_k" else ["--synthetic", source / "config.json"]
-        precision, head = PRECISIONS[weights]
+        precision = PRECISIONS[weights]
         make = ["forge", *of, "--cpu-only", "--out", bundle]
-        make += ["--max-ctx", context, "--precision", precision, "--head", head]
+        make += ["--max-ctx", context, "--precision", precision, "--head", precision]
         run = subprocess.run([str(part) for part in [options.qhx, *make]], capture_output=True, text=True)
         if run.returncode:
             sys.exit(run.stderr)

@@ -32,7 +32,6 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOKENIZER = ROOT / "tests/fixtures/llama3-tiny"
 CONFIGS = {"tiny": TOKENIZER / "config.json", "336m": ROOT / "benches/cpu_336m.json"}
 KINDS = {"fp16": "F16", "w8a16": "Q8_0", "w4a16": "Q4_0"}
-HEADS = {"fp16": "fp16", "w8a16": "w8", "w4a16": "w4"}
 CONTEXT, PREFILL = 2048, 128
 CONVERSATIONS = 8
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
@@ -229,7 +228,7 @@ def compare(name, folder, options):
         write_gguf(gguf, CONFIGS[name], kind)
     if not bundle.exists():
         make = [options.qhx, "forge", gguf, "--cpu-only", "--out", bundle, "--name", "model", "--prefill", PREFILL]
-        make += ["--max-ctx", CONTEXT, "--precision", options.precision, "--head", HEADS[options.precision]]
+        make += ["--max-ctx", CONTEXT, "--precision", options.precision, "--head", options.precision]
         subprocess.run([str(part) for part in make], check=True, stdout=subprocess.DEVNULL)
     ours = [options.qhx, "serve", bundle, "--port", 0, "--backend", "cpu", "--threads", options.threads]
     ours += ["--parallel", options.parallel, "--queue", 256]

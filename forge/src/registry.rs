@@ -32,12 +32,6 @@ pub struct RecipeEntry {
     probe: Option<MakeProbe>,
 }
 
-/// Values of options by their names before precisions had one vocabulary, and their names now.
-const OLD_VALUES: [(&str, &str); 2] = [("f16", "fp16"), ("int8", "w8a16")];
-
-/// Names of options before they were renamed, and their names now.
-const OLD_NAMES: [(&str, &str); 1] = [("guess", "verify")];
-
 /// An option that only some recipes know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecipeOption {
@@ -58,20 +52,6 @@ impl RecipeOption {
     /// The precision that is chosen; fp16 where the value is none.
     pub fn precision(&self, options: &RecipeOptions) -> Precision {
         self.choice(options).and_then(|name| name.parse().ok()).unwrap_or_default()
-    }
-}
-
-impl RecipeOption {
-    /// True for its name, and for one that it had before.
-    fn is_called(&self, name: &str) -> bool {
-        self.name == name || OLD_NAMES.contains(&(name, self.name))
-    }
-
-    /// The value of that name, or of one that it had before; none when it has no such value.
-    fn value<'a>(&self, asked: &'a str) -> Option<&'a str> {
-        let known = |value: &str| self.values.is_empty() || self.values.contains(&value);
-        let renamed = || OLD_VALUES.iter().find(|(old, _)| *old == asked).map(|(_, new)| *new);
-        Some(asked).filter(|value| known(value)).or_else(|| renamed().filter(|value| known(value)))
     }
 }
 
@@ -173,7 +153,7 @@ impl RecipeEntry {
     fn choices(&self, asked: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>> {
         let usage = |message: String| Error::new(ErrorKind::Usage, message);
         for name in asked.keys() {
-            if !self.options.iter().any(|option| option.is_called(name)) {
+            if !self.options.iter().any(|option| option.name == name) {
                 let known: Vec<_> = self.options.iter().map(ToString::to_string).collect();
                 let hint = match known.as_slice() {
                     [] => "its recipe has no options of its own".to_owned(),
@@ -186,17 +166,16 @@ impl RecipeEntry {
         let mut choices = BTreeMap::new();
         for option in self.options {
             let default = option.values.first().copied();
-            let found = asked.iter().find(|(name, _)| option.is_called(name));
-            let Some(asked) = found.map(|(_, value)| value.as_str()).or(default) else {
+            let Some(value) = asked.get(option.name).map(String::as_str).or(default) else {
                 continue;
             };
-            let Some(value) = option.value(asked) else {
+            if !option.values.is_empty() && !option.values.contains(&value) {
                 return Err(usage(format!(
-                    "recipe option {}: {asked:?}, expected {}",
+                    "recipe option {}: {value:?}, expected {}",
                     option.name,
                     option.values.join(" or ")
                 )));
-            };
+            }
             choices.insert(option.name.to_owned(), value.to_owned());
         }
         Ok(choices)
@@ -475,18 +454,6 @@ mod tests {
         let error = choose(&[("from", "fp16")]).unwrap_err();
         assert_eq!(error.message(), "A: no recipe option \"from\"");
         assert_eq!(error.hint_text(), Some("its recipe has form=w8a16|fp16: what it takes"));
-    }
-
-    #[test]
-    fn old_names_of_options_and_values_are_accepted() {
-        const VERIFY: RecipeOption =
-            RecipeOption { name: "verify", values: &["none", "8"], help: "rows" };
-        let entry = RecipeEntry::new(&["A"], nothing).options(&[OPTION, VERIFY]);
-        let pairs = [("form", "f16"), ("guess", "8")];
-        let old = pairs.map(|(k, v)| (k.to_owned(), v.to_owned()));
-        let choices = entry.choices(&BTreeMap::from(old)).unwrap();
-        assert_eq!([&choices["form"], &choices["verify"]], ["fp16", "8"]);
-        assert!(!choices.contains_key("guess"), "{choices:?}");
     }
 
     #[test]

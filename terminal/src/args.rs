@@ -36,7 +36,7 @@ pub struct LibraryArgs {
     #[arg(long, value_name = "FILE", env = vars::HTP, hide_env_values = true)]
     pub htp: Option<PathBuf>,
     /// libQnnSystem.so [default: the one beside libQnnHtp.so]
-    #[arg(long = "qnn-system", alias = "system", value_name = "FILE", env = vars::SYSTEM, hide_env_values = true)]
+    #[arg(long = "qnn-system", value_name = "FILE", env = vars::SYSTEM, hide_env_values = true)]
     pub system: Option<PathBuf>,
 }
 

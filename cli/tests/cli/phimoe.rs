@@ -35,7 +35,7 @@ fn case() -> (String, String) {
 #[test]
 fn removed_prompt_graphs_change_the_timings_and_not_the_tokens() {
     let folder = folder();
-    let bundle = forge(folder.path(), "f16");
+    let bundle = forge(folder.path(), "fp16");
     let (prompt, answer) = case();
     let generate = || {
         let arguments = ["--ids", &prompt, "--max-new", "5", "--json"];
@@ -75,7 +75,7 @@ fn removed_prompt_graphs_change_the_timings_and_not_the_tokens() {
 #[test]
 fn a_list_of_ids_and_a_text_for_the_classic_program() {
     let folder = folder();
-    let bundle = forge(folder.path(), "int8");
+    let bundle = forge(folder.path(), "w8a16");
     let classic = |prompt: &str| {
         let run = Program::classic(folder.path())
             .args([&bundle.join("tiny.json")])

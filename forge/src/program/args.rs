@@ -553,10 +553,8 @@ pub(crate) enum HeadChoice {
     /// f16
     Fp16,
     /// int8 with one scale per token
-    #[value(alias = "w8")]
     W8a16,
     /// 4 bits with one scale per 32 inputs of a token
-    #[value(alias = "w4")]
     W4a16,
 }
 
@@ -574,10 +572,8 @@ impl HeadChoice {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ExpertsChoice {
     /// The table's int8 values as they lie in the file, scaled after the matmul
-    #[value(alias = "int8")]
     W8a16,
     /// f16 values, which the host makes of the table for each token
-    #[value(alias = "f16")]
     Fp16,
 }
 
@@ -603,13 +599,11 @@ mod tests {
     }
 
     #[test]
-    fn old_names_of_precisions_are_accepted() {
-        for (head, experts) in [("w8", "f16"), ("w8a16", "fp16")] {
-            let Line { shape } = Line::parse_from(["x", "--head", head, "--experts", experts]);
-            let options = shape.options(Path::new("out"));
-            assert_eq!(options.head, Some(Precision::W8A16));
-            assert_eq!(options.recipe_options["experts"], "fp16");
-        }
+    fn precisions_of_head_and_experts_become_options() {
+        let Line { shape } = Line::parse_from(["x", "--head", "w8a16", "--experts", "fp16"]);
+        let options = shape.options(Path::new("out"));
+        assert_eq!(options.head, Some(Precision::W8A16));
+        assert_eq!(options.recipe_options["experts"], "fp16");
     }
 
     #[test]

@@ -156,21 +156,21 @@ fn draft_tokens_leave_the_answer_of_plain_decoding() {
     let cases: Vec<&Case> = goldens.cases.iter().collect();
     let around = cases.iter().filter(|case| case.prompt_ids.len() > WINDOW);
     let around = around.max_by_key(|case| case.output_ids.len()).unwrap();
-    for (guess, shards, ple, prefill) in
+    for (verify, shards, ple, prefill) in
         [("8", 0, "graph", vec![24]), ("4", 9, "host", vec![5]), ("16", 1, "graph", vec![16])]
     {
         let bundle = bundle(|o| {
             (o.shards, o.prefill) = (shards, Some(prefill));
             o.recipe_options
-                .extend([("guess", guess), ("ple", ple)].map(|(k, v)| (k.into(), v.into())));
+                .extend([("verify", verify), ("ple", ple)].map(|(k, v)| (k.into(), v.into())));
         });
         let mut model = bundle.open();
-        let rows: usize = guess.parse().unwrap();
+        let rows: usize = verify.parse().unwrap();
         assert_eq!(model.info().verification.widths, [rows]);
         // Prompts take these graphs, too.
         equals_the_reference(&mut model, &goldens, &format!("draft tokens by graphs of {rows}"));
         for mode in ["3", "auto"] {
-            let found = speculative_exact(&mut model, &cases, mode.parse().unwrap(), guess);
+            let found = speculative_exact(&mut model, &cases, mode.parse().unwrap(), verify);
             eprintln!("graphs of {rows}, {mode} draft tokens: {found:?}");
             assert!(mode == "auto" || found.accepted > 0, "{rows}: {found:?}");
         }
@@ -529,7 +529,7 @@ fn a_bundle_of_the_published_size_has_the_published_parts() {
     options.precision = Precision::W8A16;
     options.head = Some(Precision::Fp16);
     options.prefill = Some(Vec::new());
-    for (key, value) in [("audio", "int8"), ("hand-over", "f32"), ("down-split", "8")] {
+    for (key, value) in [("audio", "w8a16"), ("hand-over", "f32"), ("down-split", "8")] {
         options.recipe_options.insert(key.to_owned(), value.to_owned());
     }
     let (plan, recipe) = plan(&checkpoint, recipe, &options, true).unwrap();
@@ -770,7 +770,7 @@ fn a_checkpoint_of_other_shapes_says_the_same() {
 /// Towers of int8 weights say the same words, of soft tokens that are nearly the same.
 #[test]
 fn towers_of_int8_weights_see_and_hear() {
-    let int8 = bundle(with_towers(&[("vision", "int8"), ("audio", "int8")]));
+    let int8 = bundle(with_towers(&[("vision", "w8a16"), ("audio", "w8a16")]));
     let mut dumping = Dumping::open(&int8, backends::cpu());
     for case in media_goldens(TINY).media.iter().filter(|c| ["boat", "noon"].contains(&&*c.id)) {
         dumping.model.reset().unwrap();
@@ -818,7 +818,7 @@ fn each_image_and_clip_goes_through_the_smallest_graph() {
 /// Token by token, and with draft tokens.
 #[test]
 fn a_conversation_goes_on_after_an_image() {
-    let bundle = bundle(with_towers(&[("guess", "4")]));
+    let bundle = bundle(with_towers(&[("verify", "4")]));
     let mut model = bundle.open();
     for (played, mode) in ["off", "3"].into_iter().enumerate() {
         model.reset().unwrap();
@@ -898,9 +898,9 @@ fn the_npu_sees_and_hears() {
     let goldens = media_goldens(TINY);
     // What is smaller takes the emulator less time, int8 weights above all.
     let forms: [(_, _, _, _, &[&str]); 3] = [
-        ("f16", 0.999, "540", "54", &["boat", "noon"]),
-        ("f16", 0.999, "630", "54", &[]),
-        ("int8", 0.99, "468", "18", &["pole", "stop"]),
+        ("fp16", 0.999, "540", "54", &["boat", "noon"]),
+        ("fp16", 0.999, "630", "54", &[]),
+        ("w8a16", 0.99, "468", "18", &["pole", "stop"]),
     ];
     for (weights, least, patches, tokens, ids) in
         forms.into_iter().skip(usize::from(full)).take(1 + usize::from(full))

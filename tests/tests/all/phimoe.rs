@@ -28,8 +28,8 @@ const TINY_MODELS: [&str; 2] = ["phimoe-6", "phimoe-16"];
 const WINDOW: usize = 64;
 
 /// Weight inputs of the graphs of experts.
-const INT8: &str = "int8";
-const F16: &str = "f16";
+const INT8: &str = "w8a16";
+const F16: &str = "fp16";
 
 fn experts(options: &mut ForgeOptions, inputs: &str) {
     options.recipe_options.insert("experts".to_owned(), inputs.to_owned());

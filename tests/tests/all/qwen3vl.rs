@@ -74,7 +74,7 @@ impl Form {
         if self.int8 {
             options.precision = Precision::W8A16;
             options.head = Some(Precision::W8A16);
-            options.recipe_options.insert("vision".to_owned(), "int8".to_owned());
+            options.recipe_options.insert("vision".to_owned(), "w8a16".to_owned());
         }
         if let Some(target) = self.target {
             let (htp, system) = qnn_libraries();
