@@ -20,7 +20,7 @@ use crate::progress::PromptProgress;
 const EXAMPLES: &str = "\
 Examples:
   qhx demo
-  qhx runtime install
+  qhx libraries install
   qhx pull owner/qwen35_HNPU
   qhx forge Qwen3.5-0.8B --out qwen35/v81 --target v81
   qhx generate qwen35/v81 'The capital of France is' --max-new 32
@@ -66,7 +66,7 @@ enum Command {
     Inspect(commands::inspect::InspectArgs),
     Verify(commands::verify::VerifyArgs),
     Bench(commands::bench::BenchArgs),
-    Runtime(commands::runtime::RuntimeArgs),
+    Libraries(commands::libraries::LibrariesArgs),
     Push(commands::push::PushArgs),
     Plugins(commands::plugins::PluginsArgs),
     Doctor(commands::doctor::DoctorArgs),
@@ -144,7 +144,7 @@ fn dispatch(command: Command, app: &mut App) -> Result<Status> {
         Command::Inspect(args) => commands::inspect::run(&args, app),
         Command::Verify(args) => commands::verify::run(&args, app),
         Command::Bench(args) => commands::bench::run(&args, app),
-        Command::Runtime(args) => commands::runtime::run(&args, app),
+        Command::Libraries(args) => commands::libraries::run(&args, app),
         Command::Push(args) => commands::push::run(&args, app),
         Command::Plugins(args) => commands::plugins::run(&args, app),
         Command::Doctor(args) => commands::doctor::run(&args, app),
@@ -178,7 +178,7 @@ impl Command {
             Self::Demo(args) => Some(&args.backend.libraries),
             Self::Doctor(args) => Some(&args.libraries),
             Self::Prepare(args) => Some(&args.libraries),
-            Self::Forge(_) | Self::Inspect(_) | Self::Runtime(_) => None,
+            Self::Forge(_) | Self::Inspect(_) | Self::Libraries(_) => None,
             Self::Pull(args) => Some(&args.libraries),
             Self::List(_) | Self::Remove(_) => None,
             Self::Push(_)
@@ -206,7 +206,7 @@ impl Command {
             Self::Inspect(args) => args.json,
             Self::Verify(args) => args.json,
             Self::Bench(args) => args.json,
-            Self::Runtime(args) => args.wants_json(),
+            Self::Libraries(args) => args.wants_json(),
             Self::Plugins(args) => args.wants_json(),
             Self::Doctor(args) => args.json,
             Self::Demo(args) => args.json,

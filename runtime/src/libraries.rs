@@ -32,7 +32,7 @@ pub fn installed(machine: Machine) -> Option<PathBuf> {
 /// Hint for missing libraries.
 pub fn how_to_get() -> &'static str {
     if Machine::this().is_some() {
-        "run `qhx runtime install`, or give --htp FILE --qnn-system FILE"
+        "run `qhx libraries install`, or give --htp FILE --qnn-system FILE"
     } else {
         "give --htp FILE --qnn-system FILE with the libraries of the QAIRT SDK for this platform"
     }
@@ -176,7 +176,7 @@ impl LibraryFiles {
             (None, None) => {}
         }
         if let Some(folder) = Machine::this().and_then(installed) {
-            return Ok(Some(in_folder(&folder, "installed runtime")));
+            return Ok(Some(in_folder(&folder, "installed libraries")));
         }
         Ok(beside_program())
     }

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-/// Version of the wheels that `qhx runtime install` fetches; they hold QAIRT 2.51.
+/// Version of the wheels that `qhx libraries install` fetches; they hold QAIRT 2.51.
 pub const VERSION: &str = "2.7.0";
 
 /// A machine. There is none for Android: phones take the libraries of the QAIRT SDK.

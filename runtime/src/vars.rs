@@ -63,8 +63,8 @@ pub const ALL: [Variable; 25] = [
     Variable {
         name: HTP,
         what: "path of libQnnHtp",
-        more: "as `--htp`; `export QHX_QNN_HTP=\"$(qhx runtime path --htp)\"` for the installed one",
-        default: "the installed runtime",
+        more: "as `--htp`; `export QHX_QNN_HTP=\"$(qhx libraries path --htp)\"` for the installed one",
+        default: "the installed libraries",
         reader: "what opens QNN libraries",
     },
     Variable {
@@ -104,10 +104,10 @@ pub const ALL: [Variable; 25] = [
     },
     Variable {
         name: CACHE_DIR,
-        what: "folder of the QNN runtime, of the demo's and of prepared bundles",
+        what: "folder of the QNN libraries, of the demo's and of prepared bundles",
         more: "",
         default: "`qhx` in the user's cache folder",
-        reader: "`qhx runtime`, `qhx demo`, `qhx prepare`",
+        reader: "`qhx libraries`, `qhx demo`, `qhx prepare`",
     },
     Variable {
         name: PLUGIN_PATH,

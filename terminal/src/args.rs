@@ -32,7 +32,7 @@ impl ProcessArgs {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "QNN libraries")]
 pub struct LibraryArgs {
-    /// libQnnHtp.so [default: the installed runtime, see `qhx runtime`]
+    /// libQnnHtp.so [default: the installed libraries, see `qhx libraries`]
     #[arg(long, value_name = "FILE", env = vars::HTP, hide_env_values = true)]
     pub htp: Option<PathBuf>,
     /// libQnnSystem.so [default: the one beside libQnnHtp.so]

@@ -76,7 +76,7 @@ pub(crate) fn missing() -> Option<&'static str> {
 /// The folder of the QNN libraries for boards, which `qhx`, the program for this machine, installs.
 pub(crate) fn libraries(qhx: &Path) -> Result<PathBuf> {
     let mut install = Command::new(qhx);
-    let folder = cargo::output(install.args(["runtime", "install", "--for", "linux-aarch64"]))?;
+    let folder = cargo::output(install.args(["libraries", "install", "--for", "linux-aarch64"]))?;
     Ok(folder.trim_end().into())
 }
 

@@ -321,13 +321,13 @@ pub(crate) fn runtime(qhx: &Path, skipped: &mut Skipped) -> Option<(PathBuf, Pat
     if let (Some(htp), Some(system)) = (set("QHX_QNN_HTP"), set("QHX_QNN_SYSTEM")) {
         return Some((htp, system));
     }
-    let install = cargo::run(Command::new(qhx).args(["runtime", "install"]));
+    let install = cargo::run(Command::new(qhx).args(["libraries", "install"]));
     if let Err(why) = install {
         skipped.add("qnn tier", &why);
         return None;
     }
     let path = |library: &str| {
-        let printed = cargo::output(Command::new(qhx).args(["runtime", "path", library]));
+        let printed = cargo::output(Command::new(qhx).args(["libraries", "path", library]));
         printed.map(|path| PathBuf::from(path.trim_end()))
     };
     match (path("--htp"), path("--system")) {

@@ -174,7 +174,7 @@ fn what_is_for_boards_runs_under_qemu_or_is_left_out_by_name() {
         let found = calls.lines().position(|line| line.contains(part));
         found.unwrap_or_else(|| panic!("no {part:?}: {calls}"))
     };
-    let libraries = position("qhx runtime install --for linux-aarch64");
+    let libraries = position("qhx libraries install --for linux-aarch64");
     let units = position(
         "cargo test --lib --package qhx-base --package qhx-types --package qhx-exec \
          --package qhx-qnn-sys --package qhx-qnn --package qhx-text --package qhx-core \

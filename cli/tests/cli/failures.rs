@@ -1,6 +1,6 @@
 //! Bad arguments and damaged bundles: one message, a documented exit code, nothing on stdout.
 //!
-//! Hints on the QNN runtime differ between platforms; the snapshots are those of x86-64 Linux.
+//! Hints on the QNN libraries differ between platforms; the snapshots are those of x86-64 Linux.
 
 use std::path::Path;
 
@@ -191,7 +191,7 @@ fn failures_are_json_when_json_is_asked_for() {
     let run = Program::qhx(folder.path()).args(["generate", "--json", "--bogus"]).run();
     assert_eq!(run.code, 2);
     assert_eq!(run.json()["error"]["kind"], "usage");
-    let run = Program::qhx(folder.path()).args(["runtime", "info", "--json"]).run();
+    let run = Program::qhx(folder.path()).args(["libraries", "info", "--json"]).run();
     assert_eq!(run.code, 5);
     assert_eq!(run.json()["error"]["kind"], "runtime");
     for command in ["plan", "estimate"] {

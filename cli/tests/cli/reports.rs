@@ -158,8 +158,20 @@ fn every_command_has_a_manual_page() {
 fn every_command_has_help_with_examples_or_options() {
     let folder = folder();
     for command in [
-        "generate", "chat", "embed", "forge", "prepare", "inspect", "verify", "bench", "runtime",
-        "push", "plugins", "doctor", "demo", "serve",
+        "generate",
+        "chat",
+        "embed",
+        "forge",
+        "prepare",
+        "inspect",
+        "verify",
+        "bench",
+        "libraries",
+        "push",
+        "plugins",
+        "doctor",
+        "demo",
+        "serve",
     ] {
         let run = Program::qhx(folder.path()).args([command, "--help"]).run().ok();
         assert!(run.stdout.contains("Usage: qhx "), "{command}: {}", run.stdout);
@@ -170,9 +182,9 @@ fn every_command_has_help_with_examples_or_options() {
 }
 
 #[test]
-fn runtime_path_says_what_to_do() {
+fn libraries_path_says_what_to_do() {
     let folder = folder();
-    let run = Program::qhx(folder.path()).args(["runtime", "path"]).run();
+    let run = Program::qhx(folder.path()).args(["libraries", "path"]).run();
     assert_eq!(run.code, 5);
     assert_eq!(run.stdout, "");
     assert!(run.stderr.contains("hint: "), "{}", run.stderr);
@@ -189,7 +201,7 @@ fn install_says_which_chips_the_libraries_are_for() {
     for name in files.iter().chain(&others) {
         std::fs::write(installed.join(name), "").expect("a file");
     }
-    let install = ["runtime", "install", "--for", "windows-arm64"];
+    let install = ["libraries", "install", "--for", "windows-arm64"];
     let run = Program::qhx(folder.path()).args(install).run().ok();
     assert!(run.stderr.contains("they have stubs and skels for v68, v73\n"), "{}", run.stderr);
 }
@@ -199,7 +211,7 @@ fn install_says_which_chips_the_libraries_are_for() {
 fn a_wheel_that_is_another_file_is_refused() {
     let folder = folder();
     std::fs::write(folder.path().join("x.whl"), b"PK").expect("a file");
-    let run = Program::qhx(folder.path()).args(["runtime", "install", "--wheel", "x.whl"]).run();
+    let run = Program::qhx(folder.path()).args(["libraries", "install", "--wheel", "x.whl"]).run();
     assert_eq!(run.code, 5, "{run:?}");
     assert!(run.stderr.contains("x.whl: sha256 "), "{}", run.stderr);
     let left: Vec<_> = std::fs::read_dir(folder.path().join("cache/qnn"))
@@ -215,7 +227,7 @@ fn a_wheel_that_is_another_file_is_refused() {
 fn install_without_python_says_so() {
     let folder = folder();
     let run =
-        Program::qhx(folder.path()).args(["runtime", "install"]).env("PATH", folder.path()).run();
+        Program::qhx(folder.path()).args(["libraries", "install"]).env("PATH", folder.path()).run();
     assert_eq!(run.code, 5, "{run:?}");
     assert!(run.stderr.contains("python3 is not on the path"), "{}", run.stderr);
     assert!(run.stderr.contains("apt-get install python3"), "{}", run.stderr);

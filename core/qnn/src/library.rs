@@ -322,7 +322,7 @@ fn entry_point<T: Copy>(path: &Path, symbol: &str) -> Result<T> {
         format::check(path).map_err(|e| match e.hint_text() {
             Some(_) => e,
             None => e.hint(format!(
-                "give the path of the file {HTP_FILE} or {SYSTEM_FILE}, or run `qhx runtime install`"
+                "give the path of the file {HTP_FILE} or {SYSTEM_FILE}, or run `qhx libraries install`"
             )),
         })?;
         std::path::absolute(path).map_err(|e| Error::io(ErrorKind::Runtime, path, e))?

@@ -1,4 +1,4 @@
-//! `qhx runtime`: fetches the QNN libraries ([`qhx_tools::install`]) and says where they are.
+//! `qhx libraries`: fetches the QNN libraries ([`qhx_tools::install`]) and says where they are.
 
 use std::path::PathBuf;
 
@@ -17,10 +17,10 @@ use crate::progress;
 
 const EXAMPLES: &str = "\
 Examples:
-  qhx runtime install
-  qhx runtime install --for linux-aarch64
-  qhx runtime info
-  export QHX_QNN_HTP=\"$(qhx runtime path --htp)\"";
+  qhx libraries install
+  qhx libraries install --for linux-aarch64
+  qhx libraries info
+  export QHX_QNN_HTP=\"$(qhx libraries path --htp)\"";
 
 /// The QNN libraries: install them, or say where they are
 ///
@@ -29,13 +29,13 @@ Examples:
 /// the QAIRT SDK: give them with --htp and --qnn-system, or put them beside the program.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct RuntimeArgs {
+pub(crate) struct LibrariesArgs {
     #[command(subcommand)]
-    command: RuntimeCommand,
+    command: LibrariesCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum RuntimeCommand {
+enum LibrariesCommand {
     /// Download the libraries into the cache folder, with pip
     ///
     /// They come from the wheel onnxruntime-qnn 2.7.0 (62 to 99 MB) of the Python package index and
@@ -72,9 +72,9 @@ enum RuntimeCommand {
     },
 }
 
-impl RuntimeArgs {
+impl LibrariesArgs {
     pub(crate) fn wants_json(&self) -> bool {
-        matches!(self.command, RuntimeCommand::Info { json: true, .. })
+        matches!(self.command, LibrariesCommand::Info { json: true, .. })
     }
 }
 
@@ -84,14 +84,14 @@ fn machine_parser() -> impl TypedValueParser<Value = Machine> {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &RuntimeArgs, app: &mut App) -> Result<Status> {
+pub(crate) fn run(args: &LibrariesArgs, app: &mut App) -> Result<Status> {
     match &args.command {
-        RuntimeCommand::Install { machine, force, wheel } => {
+        LibrariesCommand::Install { machine, force, wheel } => {
             let cancel = app.interrupts.token().clone();
             let options = InstallOptions::new().machine(*machine).force(*force);
             install(&options.wheel(wheel.clone()).cancelled_by(cancel), app)
         }
-        RuntimeCommand::Path { htp, system } => {
+        LibrariesCommand::Path { htp, system } => {
             let folder = Machine::this().and_then(installed).ok_or_else(not_installed)?;
             let path = match (htp, system) {
                 (true, _) => folder.join(HTP_FILE),
@@ -101,7 +101,7 @@ pub(crate) fn run(args: &RuntimeArgs, app: &mut App) -> Result<Status> {
             app.output.line(&path.display().to_string())?;
             Ok(Status::Done)
         }
-        RuntimeCommand::Info { json, libraries } => info(*json, libraries, app),
+        LibrariesCommand::Info { json, libraries } => info(*json, libraries, app),
     }
 }
 
@@ -113,7 +113,7 @@ fn not_installed() -> Error {
 }
 
 fn info(json: bool, libraries: &LibraryArgs, app: &mut App) -> Result<Status> {
-    let report = libraries.files().require("qhx runtime info")?.info()?;
+    let report = libraries.files().require("qhx libraries info")?.info()?;
     if json {
         app.output.json_pretty(&report)?;
         return Ok(Status::Done);
