@@ -64,8 +64,8 @@ impl App {
             .plugins(self.plugin_options())
             .executed(emulator::tap())
             .cancel(self.interrupts.token().clone());
-        if let Some(max) = backend.resident {
-            runtime = runtime.resident(max.into());
+        if let Some(max) = backend.max_contexts {
+            runtime = runtime.max_contexts(max.into());
         }
         if let Some(threads) = self.global.process.threads() {
             runtime = runtime.threads(threads);

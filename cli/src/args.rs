@@ -66,7 +66,7 @@ pub(crate) struct BackendArgs {
     pub backend: BackendChoice,
     /// Keep at most N contexts loaded, and load the others when their turn comes [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    pub resident: Option<u16>,
+    pub max_contexts: Option<u16>,
     /// Open a bundle whose golden steps give wrong answers on this device, too
     #[arg(long)]
     pub unverified: bool,

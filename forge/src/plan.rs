@@ -141,8 +141,8 @@ impl Plan {
                 ways => format!("{} make fewer of them, and ", ways.join(" or ")),
             };
             format!(
-                "{} contexts are more than the {MAX_CONTEXTS} that a device holds at once: {fewer}--resident loads them \
-                 in turn",
+                "{} contexts are more than the {MAX_CONTEXTS} that a device holds at once: {fewer}--max-contexts loads \
+                 them in turn",
                 self.contexts.len()
             )
         })

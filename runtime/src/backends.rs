@@ -34,7 +34,7 @@ impl Settings {
     /// When the backend that is asked for cannot be opened, or nothing here can execute the bundle.
     pub(crate) fn choose(&self, manifest: &Manifest) -> Result<Chosen> {
         let mut chosen = self.choose_plain(manifest)?;
-        if let Some(limit) = self.resident {
+        if let Some(limit) = self.max_contexts {
             chosen.backend = Arc::new(LruContexts::new(chosen.backend, limit));
         }
         Ok(chosen)

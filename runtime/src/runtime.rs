@@ -213,8 +213,8 @@ impl RuntimeBuilder {
 
     /// Keeps at most `max` contexts loaded, and loads the others when their turn comes; all by default.
     #[must_use]
-    pub fn resident(mut self, max: usize) -> Self {
-        self.settings.resident = Some(max);
+    pub fn max_contexts(mut self, max: usize) -> Self {
+        self.settings.max_contexts = Some(max);
         self
     }
 

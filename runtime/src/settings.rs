@@ -172,7 +172,7 @@ pub(crate) struct Settings {
     pub given: Option<Arc<dyn Backend>>,
     pub libraries: LibraryFiles,
     pub device: DeviceOptions,
-    pub resident: Option<usize>,
+    pub max_contexts: Option<usize>,
     pub unverified: bool,
     /// Backend that decodes; the one that runs prefill if it is `None`.
     pub decode_on: Option<DecodeOn>,

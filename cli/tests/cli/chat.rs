@@ -115,7 +115,7 @@ fn replaced_while_it_chats(replace: impl FnOnce(&Path, &Path)) -> (Option<i32>, 
     copy(bundle(), &live);
     copy(bundle(), &other);
     let mut chat = Program::qhx(folder.path())
-        .args(["chat", "live", "--resident", "1", "--json", "--max-new", "4"])
+        .args(["chat", "live", "--max-contexts", "1", "--json", "--max-new", "4"])
         .start_with_streams();
     let (mut input, output) =
         (chat.stdin.take().expect("a pipe"), chat.stdout.take().expect("a pipe"));
@@ -136,7 +136,7 @@ fn replaced_while_it_chats(replace: impl FnOnce(&Path, &Path)) -> (Option<i32>, 
 }
 
 #[test]
-fn a_bundle_renamed_into_place_is_refused_by_a_resident_chat() {
+fn a_bundle_renamed_into_place_is_refused_by_a_running_chat() {
     let (code, said) = replaced_while_it_chats(|live, other| {
         std::fs::rename(live, live.with_file_name("old")).expect("renamed");
         std::fs::rename(other, live).expect("renamed");

@@ -623,7 +623,7 @@ mod tests {
     }
 
     #[test]
-    fn two_models_on_one_resident_backend_execute_side_by_side() {
+    fn two_models_on_one_lru_backend_execute_side_by_side() {
         let (inner, graphs) = (multiplying(usize::MAX), Arc::default());
         // Nobody passes alone.
         let both = Some(Arc::new(std::sync::Barrier::new(2)));

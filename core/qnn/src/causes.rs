@@ -147,7 +147,7 @@ fn cause(line: &str, machine: &Machine<'_>) -> Option<Cause> {
         return cause(
             "no room on the NPU",
             format!("no process domain has room: {line}"),
-            "close other programs that use the NPU, or keep fewer contexts loaded (--resident)",
+            "close other programs that use the NPU, or keep fewer contexts loaded (--max-contexts)",
         );
     }
     None

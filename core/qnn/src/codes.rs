@@ -43,7 +43,7 @@ const LOOK: &str = "run it again with --log warn,qnn=debug and read what the lib
 
 const SKEL: &str = "set ADSP_LIBRARY_PATH to the folder with the libQnnHtpV*Skel.so of this \
     device, and close other programs that use the NPU; a process has about 3.5 GB of it, which the \
-    contexts of a bundle can take in turn (--resident)";
+    contexts of a bundle can take in turn (--max-contexts)";
 const RECREATE: &str = "the DSP restarted: open the bundle again";
 const RESTART: &str = "restart the process; if it persists, reboot the device";
 const REBUILD: &str = "rebuild the context with a QAIRT version that is not newer than the runtime \

@@ -171,7 +171,7 @@ fn contexts_beyond_what_the_device_takes_are_refused() {
         explains(&error, 1002, "the ninth context");
         assert!(
             error.message().contains("part.bin")
-                && error.hint_text().unwrap().contains("--resident")
+                && error.hint_text().unwrap().contains("--max-contexts")
         );
         open.pop();
         open.push(backend.open_context(&source).unwrap());
