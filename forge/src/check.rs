@@ -6,15 +6,11 @@ use qhx_base::{Error, ErrorKind, Result};
 use qhx_exec::backend::ContextSource;
 use qhx_exec::graph_runner::{Named, open, run};
 use qhx_graph::progress::Progress;
-use qhx_types::GraphInfo;
+use qhx_types::{GraphInfo, MASK_VALUE};
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
 
 use crate::options::CheckBackends;
-
-/// Masked positions in an additive mask: what host-ops write there. The sum with a score must not
-/// overflow f16.
-const MASKED: f32 = -30_000.0;
 
 /// Agreement of one output of a compiled graph with its reference graph.
 #[derive(Debug, Clone, PartialEq)]
@@ -128,7 +124,7 @@ fn random_inputs(info: &GraphInfo, seed: u64) -> Result<Vec<Named>> {
                 for (index, value) in values.iter_mut().enumerate() {
                     let column = index % width;
                     let open = column < width / 2 || column + 1 == width;
-                    *value = if open { 0.0 } else { MASKED };
+                    *value = if open { 0.0 } else { MASK_VALUE };
                 }
             }
             if tensor.name == "valid" {
@@ -218,10 +214,10 @@ mod tests {
         let inputs = random_inputs(&info, 7).unwrap();
         assert_eq!(inputs, random_inputs(&info, 7).unwrap());
         assert!(inputs[0].1.iter().all(|v| (-1.0..1.0).contains(v)));
-        assert_eq!(inputs[1].1, [0.0, 0.0, MASKED, MASKED, 0.0]);
+        assert_eq!(inputs[1].1, [0.0, 0.0, MASK_VALUE, MASK_VALUE, 0.0]);
         assert_eq!(inputs[2].1, [1.0, 1.0, 0.0]);
         let rows = GraphInfo::new("rows", [TensorInfo::new("cmask", DType::F16, [2, 4])], []);
         let mask = random_inputs(&rows, 7).unwrap().remove(0).1;
-        assert_eq!(mask, [0.0, 0.0, MASKED, 0.0, 0.0, 0.0, MASKED, 0.0]);
+        assert_eq!(mask, [0.0, 0.0, MASK_VALUE, 0.0, 0.0, 0.0, MASK_VALUE, 0.0]);
     }
 }

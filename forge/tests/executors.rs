@@ -19,7 +19,7 @@ use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, Op};
 use qhx_graph::onnx;
 use qhx_paths::fixture;
-use qhx_types::{DType, Port};
+use qhx_types::{DType, MASK_VALUE, Port};
 
 /// Checkpoints, and options of their recipes.
 const FIXTURES: [(&str, &[(&str, &str)]); 29] = [
@@ -151,7 +151,7 @@ fn cached_attention_reads_nothing_that_is_masked() {
             let int8 = caches == Caches::Int8 && tensor.name.starts_with("past_");
             assert_eq!(tensor.dtype, if int8 { DType::I8 } else { DType::F32 });
             let hidden = |at: usize| match tensor.name.as_str() {
-                "cmask" if at % (CAPACITY + rows) == 5 => -30_000.0,
+                "cmask" if at % (CAPACITY + rows) == 5 => MASK_VALUE,
                 "past_k_0" | "past_v_0" if at / heads.dim % CAPACITY == 5 => f32::NAN,
                 "scale_k_0" | "scale_v_0" if at % CAPACITY == 5 => f32::NAN,
                 "cmask" => 0.0,

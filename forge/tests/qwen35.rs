@@ -15,6 +15,7 @@ use qhx_graph::progress::Silent;
 use qhx_graph::weight::{Storage, Weight, fits_f16};
 use qhx_paths::fixture;
 use qhx_tiers::tier;
+use qhx_types::MASK_VALUE;
 use rten::{Model, ValueOrView};
 use rten_tensor::Tensor;
 use rten_tensor::prelude::*;
@@ -77,7 +78,7 @@ impl Driver {
         };
         let (cos, sin) = (table(f64::cos), table(f64::sin));
         let mask = (0..=self.max_ctx)
-            .map(|i| if i < position || i == self.max_ctx { 0.0 } else { -30_000.0 })
+            .map(|i| if i < position || i == self.max_ctx { 0.0 } else { MASK_VALUE })
             .collect::<Vec<f32>>();
         let mask = Tensor::from_data(&[1, self.max_ctx + 1], mask);
         let mut logits = Vec::new();

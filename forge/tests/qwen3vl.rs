@@ -18,7 +18,7 @@ use qhx_forge::{CheckBackends, ForgeOptions, forge};
 use qhx_graph::graph::{Elem, Graph};
 use qhx_graph::progress::{Progress, Silent};
 use qhx_paths::fixture;
-use qhx_types::Media;
+use qhx_types::{MASK_VALUE, Media};
 use rten::{Model, ValueOrView};
 use rten_tensor::Tensor;
 use rten_tensor::prelude::*;
@@ -145,7 +145,7 @@ fn worst(recipe: &Recipe, mode: &str) -> f64 {
             }
         }
         let [cos, sin] = tables;
-        let mask = (0..rows).map(|row| if row < patches { 0.0 } else { -30_000.0 }).collect();
+        let mask = (0..rows).map(|row| if row < patches { 0.0 } else { MASK_VALUE }).collect();
         let values = [("x", x), ("cos", cos), ("sin", sin), ("cmask", mask)];
         let inputs: Vec<_> = info
             .inputs

@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use qhx_op::fill::{Embedding, FloatInput};
+use qhx_op::fill::{Embedding, FloatInput, HIDDEN};
 use qhx_op::text::{count_tokens, tokens};
 use qhx_op::vision::{Filter, Grid, Image, Normalisation, PatchLayout, Patchify, Resizer, Size};
 use qhx_op::{
@@ -21,8 +21,6 @@ use crate::modules::normalize;
 
 const NAME: &str = "siglip_embed";
 const VISION: &str = "/plan/params/vision";
-/// Added to the scores of rows that are no patches of the image.
-const HIDDEN: f32 = -30_000.0;
 
 #[derive(Debug, Deserialize)]
 struct Params {

@@ -27,3 +27,10 @@ pub use op::{
     Answer, Bucket, LogitRules, Modality, OpDescription, OpenInfo, Packing, PromptRules, Segment,
     SoundOut, Task, TimeRule, Verification,
 };
+
+/// Value that an additive mask adds to hidden scores.
+///
+/// So far below any score that the weight underflows to 0, and so far above the lowest f16 that the
+/// sum with a score cannot overflow: one score of −∞ makes the NPU's softmax give 0 to the whole
+/// row. Rows of a cache that are hidden hold finite numbers of an earlier text.
+pub const MASK_VALUE: f32 = -30_000.0;

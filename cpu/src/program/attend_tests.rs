@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use half::f16;
-use qhx_types::{DType, TensorInfo};
+use qhx_types::{DType, MASK_VALUE, TensorInfo};
 use rten::{ModelOptions, Value, ValueView};
 use rten_onnx::onnx::ModelProto;
 use rten_tensor::TensorView;
@@ -14,8 +14,6 @@ use super::{Input, Instruction, Program, Scratch};
 use crate::kernels::tests::numbers;
 use crate::options::Caches;
 
-/// Value added to hidden scores, as ops fill it.
-const HIDDEN: f32 = -30_000.0;
 /// Step size of an int8 cache.
 const STEP: f32 = 1.0 / 128.0;
 
@@ -120,7 +118,7 @@ fn values(sizes: Sizes, mask: &[f32]) -> Vec<Vec<f32>> {
 fn mask([_, _, n, c, _]: Sizes, sees: impl Fn(usize, usize) -> bool) -> Vec<f32> {
     let shown = |token: usize, at: usize| if at < c { sees(token, at) } else { at - c <= token };
     let all = (0..n).flat_map(|token| (0..c + n).map(move |at| (token, at)));
-    all.map(|(token, at)| if shown(token, at) { 0.0 } else { HIDDEN }).collect()
+    all.map(|(token, at)| if shown(token, at) { 0.0 } else { MASK_VALUE }).collect()
 }
 
 /// Predicate: true if a token sees a position of the cache.
@@ -214,7 +212,7 @@ fn hidden_cache_rows_may_hold_anything() {
             let mut values = values(sizes, &mask);
             let clean = run(&program, &mut Scratch::default(), &values, 2);
             let width = c + n;
-            let hidden = |at: usize| mask.chunks(width).all(|row| row[at] == HIDDEN);
+            let hidden = |at: usize| mask.chunks(width).all(|row| row[at] == MASK_VALUE);
             for at in (0..c).filter(|at| hidden(*at)) {
                 for head in 0..g {
                     let row = (head * c + at) * d..(head * c + at + 1) * d;
@@ -245,7 +243,7 @@ fn attention_over_f16_caches_is_that_of_the_rounded_numbers() {
                     let halves: Vec<_> = cache.iter().map(|x| f16::from_f32(*x)).collect();
                     cache.iter_mut().zip(&halves).for_each(|(x, half)| *x = half.to_f32());
                     // What is hidden may be anything.
-                    let hidden = |at: usize| mask.chunks(c + n).all(|row| row[at] == HIDDEN);
+                    let hidden = |at: usize| mask.chunks(c + n).all(|row| row[at] == MASK_VALUE);
                     let bits = halves.iter().enumerate();
                     bits.map(|(at, x)| if hidden(at / d % c) { u16::MAX } else { x.to_bits() })
                         .collect()
@@ -272,7 +270,7 @@ fn scores_without_a_finite_largest_are_as_those_of_rten() {
     let width = c + n;
     for (value, added) in [
         // Nothing is shown, by numbers and by −∞; a position adds no number; all add the same.
-        (HIDDEN, HIDDEN),
+        (MASK_VALUE, MASK_VALUE),
         (f32::NEG_INFINITY, f32::NEG_INFINITY),
         (0.0, f32::NAN),
         (0.0, f32::NEG_INFINITY),

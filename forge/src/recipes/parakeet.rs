@@ -25,7 +25,7 @@ use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Conv1d, Conv2d, Elem, Graph, TensorId, UnaryOp};
 use qhx_graph::weight::{RowSource, Storage, Weight};
-use qhx_types::DType;
+use qhx_types::{DType, MASK_VALUE};
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
@@ -55,8 +55,6 @@ const RATE: usize = 16_000;
 const EPS: f32 = 1e-5;
 /// Longest wavelength of the relative positions.
 const TIMESCALE: f32 = 10_000.0;
-/// Added to the scores of rows behind the clip.
-const HIDDEN: f32 = -30_000.0;
 /// Added to mels before the logarithm: `LOG_ZERO_GUARD_VALUE`, 2^-24.
 const LOG_GUARD: f64 = 1.0 / (1u64 << 24) as f64;
 
@@ -402,8 +400,8 @@ impl Model<'_> {
         b.scope("mask");
         let keep = self.kept(&mut b, keep, self.config.halvings)?;
         // 0 for rows of the clip, and below every score for those behind it.
-        let hidden = b.scale(keep, -HIDDEN)?;
-        let offset = b.scalar(hidden, HIDDEN)?;
+        let hidden = b.scale(keep, -MASK_VALUE)?;
+        let offset = b.scalar(hidden, MASK_VALUE)?;
         let hidden = b.add(hidden, offset)?;
         let mask = b.reshape(hidden, &[1, 1, rows])?;
         for layer in 0..count {

@@ -13,7 +13,7 @@ use qhx_graph::weight::{Storage, Weight};
 use qhx_paths::fixture;
 use qhx_qnn::{Library, Target};
 use qhx_tiers::tier;
-use qhx_types::Port;
+use qhx_types::{MASK_VALUE, Port};
 use serde_json::Value;
 
 use crate::support::{Compiled, inputs, reference};
@@ -65,7 +65,7 @@ impl Driver {
         let table = |f: fn(f64) -> f64| (0..half).map(|i| f(angle(i)) as f32).collect::<Vec<f32>>();
         let (cos, sin) = (table(f64::cos), table(f64::sin));
         let mask: Vec<f32> = (0..=self.max_ctx)
-            .map(|i| if i < position || i == self.max_ctx { 0.0 } else { -30_000.0 })
+            .map(|i| if i < position || i == self.max_ctx { 0.0 } else { MASK_VALUE })
             .collect();
         let mut logits = Vec::new();
         for graph in 0..self.compiled.workspace.graph_count() as u32 {

@@ -187,7 +187,7 @@ fn hidden_scores_have_no_weight_whatever_they_are() {
     let graph = b.finish().unwrap();
     let mut compiled = Compiled::new(&library, Target::V81, &[std::slice::from_ref(&graph)]);
     let hidden = |i: usize| (10..WIDTH - 1).contains(&(i % WIDTH));
-    let masks = (0..WIDTH).map(|i| if hidden(i) { qhx_op::fill::HIDDEN } else { 0.0 }).collect();
+    let masks = (0..WIDTH).map(|i| if hidden(i) { qhx_types::MASK_VALUE } else { 0.0 }).collect();
     let mut inputs = [Vec::new(), masks];
     for score in [20_000.0, 100.0, 0.0, -20.0, -100.0, -1000.0, -30_000.0] {
         inputs[0] = numbers(30, 4 * WIDTH);

@@ -15,7 +15,7 @@ use qhx_forge::qnn::QnnCompiler;
 use qhx_graph::graph::{Elem, Graph};
 use qhx_graph::weight::{RowSource, Storage, Weight};
 use qhx_qnn::{Library, QnnBackend, QnnOptions, Target};
-use qhx_types::{DType, GraphInfo, Port};
+use qhx_types::{DType, GraphInfo, MASK_VALUE, Port};
 use rten::{Model, ValueOrView};
 use rten_tensor::Tensor;
 use rten_tensor::prelude::*;
@@ -226,7 +226,7 @@ pub(crate) fn inputs(graph: &Graph) -> Vec<Vec<f32>> {
             return numbers(50 + seed, count);
         }
         let width = *tensor.shape.last().unwrap();
-        (0..count).map(|i| if i % width < width / 2 { -30_000.0 } else { 0.0 }).collect()
+        (0..count).map(|i| if i % width < width / 2 { MASK_VALUE } else { 0.0 }).collect()
     };
     (0..).zip(&graph.info(Elem::onnx).inputs).map(fill).collect()
 }

@@ -19,6 +19,7 @@ use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Conv1d, Conv2d, Elem, Graph, TensorId, UnaryOp};
 use qhx_graph::weight::{Storage, Weight};
+use qhx_types::MASK_VALUE;
 use serde_json::{Map, Value, json};
 
 use super::towers::Clipped;
@@ -48,8 +49,6 @@ const MELS: usize = 128;
 const TIMESCALE: f64 = 10_000.0;
 /// Epsilon of the norms for which the configuration has none.
 const EPS: f32 = 1e-6;
-/// Added to the scores of frames that are not seen.
-const HIDDEN: f32 = -30_000.0;
 
 /// Sizes and constants of the tower.
 #[derive(Debug, Clone)]
@@ -451,7 +450,7 @@ fn band(chunks: usize, chunk: usize) -> Vec<f32> {
             let seen = |column: usize| {
                 (row + 1..=row + chunk).contains(&column) && (part > 0 || column >= chunk)
             };
-            mask.extend((0..2 * chunk).map(|column| if seen(column) { 0.0 } else { HIDDEN }));
+            mask.extend((0..2 * chunk).map(|column| if seen(column) { 0.0 } else { MASK_VALUE }));
         }
     }
     mask

@@ -3,13 +3,11 @@
 use qhx_base::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Conv1d, Elem, Graph};
+use qhx_types::MASK_VALUE;
 
 use super::Model;
 use super::config::{Albert, Config};
 use super::layers::{EPS, SLOPES, leaky};
-
-/// Added to the scores of what lies behind the symbols.
-const HIDDEN: f32 = -30_000.0;
 
 impl Model<'_> {
     /// `AlbertLayer`.
@@ -20,8 +18,8 @@ impl Model<'_> {
         let x = b.input("x", Elem::Activation, &[rows, width])?;
         let keep = b.input("keep", Elem::Activation, &[rows, 1])?;
         // 0 for symbols, and below every score for what lies behind them.
-        let hidden = b.scale(keep, -HIDDEN)?;
-        let offset = b.scalar(hidden, HIDDEN)?;
+        let hidden = b.scale(keep, -MASK_VALUE)?;
+        let offset = b.scalar(hidden, MASK_VALUE)?;
         let hidden = b.add(hidden, offset)?;
         let mask = b.reshape(hidden, &[1, 1, rows])?;
         b.scope("attn");

@@ -9,6 +9,7 @@ use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, ReduceOp, TensorId, UnaryOp};
 use qhx_graph::weight::{Storage, Weight, scaled};
 use qhx_op::vision::{AxialOrder, Grid, axial_rope, window_numbers};
+use qhx_types::MASK_VALUE;
 
 use super::config::{Patches, Vision, Windows};
 use super::tables;
@@ -36,9 +37,6 @@ struct Blocks<'a> {
     /// `[1, rows, rows]`, added to the scores in its place within windows.
     windows: Option<TensorId>,
 }
-
-/// Added to scores that do not count.
-const HIDDEN: f32 = -30_000.0;
 
 impl<'a> Tower<'a> {
     /// The graph `name`: rows `x` `[patches, hidden]` to `embeds` and `deepstack_k`, each `[tokens, out]`.
@@ -138,7 +136,7 @@ fn within(b: &mut GraphBuilder, numbers: TensorId, rows: usize) -> Result<Tensor
     let apart = b.sub(numbers, others)?;
     let apart = b.unary(UnaryOp::Abs, apart)?;
     let apart = b.clamp(apart, 0.0, 1.0)?;
-    let mask = b.scale(apart, HIDDEN)?;
+    let mask = b.scale(apart, MASK_VALUE)?;
     b.reshape(mask, &[1, rows, rows])
 }
 

@@ -2,16 +2,10 @@
 
 use std::ops::Range;
 
+pub use qhx_types::MASK_VALUE as HIDDEN;
+
 use super::input::FloatInput;
 use crate::{Error, GraphId, Host, Port, Result};
-
-/// Value that an additive mask adds to hidden scores.
-///
-/// So far below any score that the weight underflows to 0, and so far above the lowest f16 that the
-/// sum with a score cannot overflow: one score of −∞ makes the NPU's softmax give 0 to the whole
-/// row. Rows of a cache that are hidden hold what an earlier text left there, which
-/// [`crate::state::StateCarrier`] has found to be finite.
-pub const HIDDEN: f32 = -30_000.0;
 
 /// Value that an additive mask adds to visible scores.
 pub(super) const VISIBLE: f32 = 0.0;
