@@ -3,24 +3,23 @@
 //!
 //! | `quant_method` | read by | a weight becomes |
 //! |---|---|---|
-//! | `gptq`, `awq` | [`gptq`], [`awq`] | integers of 2, 3, 4 or 8 bits, groups of inputs |
+//! | `gptq`, `awq` | [`qweight`] | integers of 2, 3, 4 or 8 bits, groups of inputs |
 //! | `compressed-tensors` | [`compressed`] | integers of up to 8 bits, or floating point of 8 bits |
 //! | `fp8`, `fbgemm_fp8` | [`fp8`] | floating point of 8 bits |
 //! | `bitsandbytes` | [`bitsandbytes`] | NF4, FP4, or int8 |
 //! | `mxfp4` | [`mxfp4`] | integers of 8 bits that its values are, doubled |
 
-mod awq;
 mod bitsandbytes;
 mod codes;
 mod compressed;
 mod declared;
 mod fields;
 mod fp8;
-mod gptq;
 mod integers;
 mod marlin;
 mod mxfp4;
 mod part;
+mod qweight;
 mod scheme;
 mod targets;
 

@@ -2,11 +2,10 @@
 
 use serde_json::Value;
 
-use super::awq::Awq;
 use super::compressed::Compressed;
 use super::declared::Declared;
 use super::fp8::Fp8;
-use super::gptq::Gptq;
+use super::qweight::Qweight;
 use super::{Files, Found, Read, bitsandbytes, mxfp4};
 
 /// Quantization scheme of a checkpoint.
@@ -16,8 +15,7 @@ pub(crate) struct Scheme(Method);
 /// The program that quantized it.
 #[derive(Debug, Clone)]
 enum Method {
-    Gptq(Gptq),
-    Awq(Awq),
+    Qweight(Qweight),
     Compressed(Compressed),
     Fp8(Fp8),
     BitsAndBytes,
@@ -35,8 +33,8 @@ impl Scheme {
         };
         let declared = Declared(declared);
         let scheme = match declared.text("quant_method") {
-            "gptq" => Method::Gptq(Gptq::of(declared)?),
-            "awq" => Method::Awq(Awq::of(declared)?),
+            "gptq" => Method::Qweight(Qweight::gptq(declared)?),
+            "awq" => Method::Qweight(Qweight::awq(declared)?),
             "compressed-tensors" => Method::Compressed(Compressed::of(declared)?),
             "fp8" | "fbgemm_fp8" => Method::Fp8(Fp8::of(declared)?),
             "bitsandbytes" => Method::BitsAndBytes,
@@ -53,8 +51,7 @@ impl Scheme {
     /// All weights that are quantized.
     pub(super) fn gather(&self, files: &Files<'_>) -> Read<Vec<Found>> {
         match &self.0 {
-            Method::Gptq(gptq) => gptq.gather(files),
-            Method::Awq(awq) => awq.gather(files),
+            Method::Qweight(qweight) => qweight.gather(files),
             Method::Compressed(compressed) => compressed.gather(files),
             Method::Fp8(fp8) => fp8.gather(files),
             Method::BitsAndBytes => bitsandbytes::gather(files),
@@ -65,7 +62,7 @@ impl Scheme {
     /// The ends of the names of tensors that are looked for.
     pub(super) const fn sign(&self) -> &'static str {
         match &self.0 {
-            Method::Gptq(_) | Method::Awq(_) => ".qweight",
+            Method::Qweight(_) => ".qweight",
             Method::Compressed(_) => ".weight_packed or .weight_scale",
             Method::Fp8(_) => ".weight_scale_inv or .weight_scale",
             Method::BitsAndBytes => ".weight.absmax or .SCB",
