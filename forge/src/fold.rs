@@ -5,7 +5,7 @@
 //! the hidden states, they stay smaller from there on, and norms give what they gave, with an epsilon times 2^−2K. All
 //! of it is exact, but for values that become subnormal.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -145,10 +145,24 @@ pub(crate) struct Folded {
 }
 
 /// `graph` with `folds`. Its input `x` holds 2^−x of what it held, and so may its output `y` with `chained`.
+///
+/// Composites whose inputs differ from what they were become the nodes that they stand for: the tensors of
+/// [`Folded::shifts`] are those of `graph` where it has no composite.
 pub(crate) fn fold(graph: &Graph, folds: &[Fold], x: i32, chained: bool) -> Result<Folded> {
+    let (folded, shifted) = pass(graph, folds, x, chained)?;
+    if shifted.is_empty() {
+        return Ok(folded);
+    }
+    let graph = graph.decomposed_where(|node| shifted.contains(&node.name))?;
+    Ok(pass(&graph, folds, x, chained)?.0)
+}
+
+/// The folded graph, and the names of composites that read what was folded.
+fn pass(graph: &Graph, folds: &[Fold], x: i32, chained: bool) -> Result<(Folded, HashSet<String>)> {
     let count = graph.tensors().len();
     let mut pass = Pass {
         old: graph,
+        shifted: HashSet::new(),
         folds,
         tensors: Vec::new(),
         nodes: Vec::new(),
@@ -175,11 +189,14 @@ pub(crate) fn fold(graph: &Graph, folds: &[Fold], x: i32, chained: bool) -> Resu
             }
         }
     }
-    pass.finish(chained)
+    let shifted = std::mem::take(&mut pass.shifted);
+    Ok((pass.finish(chained)?, shifted))
 }
 
 struct Pass<'a> {
     old: &'a Graph,
+    /// Names of composites that read what was folded.
+    shifted: HashSet<String>,
     folds: &'a [Fold],
     tensors: Vec<Tensor>,
     nodes: Vec<NodeParts>,
@@ -261,7 +278,11 @@ impl Pass<'_> {
                 let inputs = vec![self.place(table)?, self.place(indices)?];
                 self.put(node, node.op.clone(), inputs, first)
             }
-            _ => {
+            (op, _) => {
+                let shifts = at.iter().any(|&index| self.shifts[index] != 0);
+                if shifts && matches!(op, Op::Attention(_)) {
+                    self.shifted.insert(node.name.clone());
+                }
                 let inputs = at.iter().map(|&index| self.brought(index, 0));
                 let inputs = inputs.collect::<Result<_>>()?;
                 self.put(node, node.op.clone(), inputs, 0)

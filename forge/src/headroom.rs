@@ -1,6 +1,8 @@
 //! Headroom of a decoder's values in f16. The decoder reads texts on the CPU in f32, and the largest magnitudes of the
 //! values that the NPU computes in f16 are recorded layer by layer. Values that do not fit are folded.
 
+use std::borrow::Cow;
+
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
@@ -96,7 +98,7 @@ pub fn headroom(
     progress.stage("measure the largest values", 0);
     let (_, planned) = plan(checkpoint, |c, o| Ok(calibrate::joined(recipe(c, o)?)), &made, false)?;
     let graph = decoder(&planned)?;
-    let places = places(graph);
+    let places = places(&graph);
     let mut largest = vec![0f32; places.len()];
     let mut quiet = calibrate::Quiet(progress);
     let report = forge_known(checkpoint, shown, &made, &mut Known::default(), &mut quiet)?;
@@ -125,21 +127,22 @@ pub fn headroom(
             None => peaks.push(Peak { layer: layer.clone(), kind: kind.clone(), largest }),
         }
     }
-    let folds = folds(graph, &places, &largest, &options.folds);
+    let folds = folds(&graph, &places, &largest, &options.folds);
     Ok(Headroom { tokens, peaks, folds })
 }
 
-/// The one graph of a step, which ends with the logits.
-fn decoder(recipe: &Recipe) -> Result<&Graph> {
+/// The one graph of a step, which ends with the logits, with the nodes that its composites stand for.
+fn decoder(recipe: &Recipe) -> Result<Cow<'_, Graph>> {
     let name = recipe.plan_params.get(DECODERS[0]).and_then(|name| name.as_str());
     let mut graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
     let found = graphs.find(|graph| Some(graph.name()) == name);
-    found.filter(|_| !recipe.plan_params.contains_key(HEAD)).ok_or_else(|| {
+    let whole = found.filter(|_| !recipe.plan_params.contains_key(HEAD)).ok_or_else(|| {
         let what =
             format!("the largest values of {} are not measured on texts: its step is several graphs, as those of experts \
              are, expected one that ends with the logits", recipe.family);
         Error::new(ErrorKind::Usage, what).hint("give --check without texts")
-    })
+    })?;
+    whole.decomposed()
 }
 
 /// A tensor that is measured.
@@ -226,9 +229,9 @@ fn is_score(graph: &Graph, mut id: TensorId) -> bool {
 /// The recipe with the largest magnitude at each place behind the logits.
 fn shown(mut recipe: Recipe) -> Result<Recipe> {
     let graph = decoder(&recipe)?;
-    let (name, places) = (graph.name().to_owned(), places(graph));
+    let (name, places) = (graph.name().to_owned(), places(&graph));
     let missing = || Error::new(ErrorKind::Graph, format!("graph {name:?}: no output logits"));
-    let (mut b, logits) = GraphBuilder::reopen(graph.clone(), "logits").ok_or_else(missing)?;
+    let (mut b, logits) = GraphBuilder::reopen(graph.into_owned(), "logits").ok_or_else(missing)?;
     b.scope("shown");
     let mut row = vec![logits];
     for Place { id, .. } in places {

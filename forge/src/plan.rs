@@ -354,7 +354,9 @@ fn context_sizes<'a>(
     let shared_bytes = total(weights.values().copied());
     let new_bytes = total(weights.into_iter().filter(|w| written.insert(*w)).map(|(_, b)| b));
     let weight_bytes = if options.share_weights { shared_bytes } else { all_bytes };
-    let nodes: u64 = context.graphs.iter().map(|g| g.nodes().len() as u64).sum();
+    let nodes = total(context.graphs.iter().map(|graph| {
+        graph.decomposed().map_or(graph.nodes().len(), |graph| graph.nodes().len()) as u64
+    }));
     ContextSizes {
         key: context.key.clone(),
         graphs: context.graphs.iter().map(|g| g.name().to_owned()).collect(),

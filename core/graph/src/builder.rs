@@ -12,6 +12,7 @@ use crate::graph::{
 };
 use crate::weight::Weight;
 
+mod attention;
 mod composites;
 mod conv;
 mod finish;
@@ -27,6 +28,8 @@ pub struct GraphBuilder {
     graph: Graph,
     names: HashSet<String>,
     scope: String,
+    /// Number of the next node in its name: a composite counts as the nodes that it stands for.
+    next: usize,
     scalars: HashMap<(Elem, usize, u32), TensorId>,
     /// Results of [`GraphBuilder::reorder`]: the tensor, the order, and the reordered tensor.
     reordered: Vec<(TensorId, Arc<[u32]>, TensorId)>,
@@ -47,6 +50,7 @@ impl GraphBuilder {
             },
             names: HashSet::new(),
             scope: String::new(),
+            next: 0,
             scalars: HashMap::new(),
             reordered: Vec::new(),
         }
@@ -166,7 +170,8 @@ impl GraphBuilder {
             Elem::Activation | Elem::F32 => Constant::Float(Arc::from([value])),
             Elem::I32 | Elem::Int8 | Elem::Int8Cache => Constant::Int(Arc::from([value as i32])),
         };
-        let name = format!("scalar_{}", self.graph.tensors.len());
+        let counted = self.next.saturating_sub(self.graph.nodes.len());
+        let name = format!("scalar_{}", self.graph.tensors.len() + counted);
         let id = self.push(name, elem, vec![1; rank], Origin::Constant(constant))?;
         self.scalars.insert((elem, rank, value.to_bits()), id);
         Ok(id)
@@ -558,7 +563,7 @@ impl GraphBuilder {
         elem: Elem,
         shape: Vec<usize>,
     ) -> Result<TensorId> {
-        let name = self.qualified(&format!("{}_{}", op.name(), self.graph.nodes.len()));
+        let name = self.qualified(&format!("{}_{}", op.name(), self.next));
         self.node_named(name, op, inputs, elem, shape)
     }
 
@@ -580,13 +585,16 @@ impl GraphBuilder {
                 return Err(self.mismatch(&op, &inputs, expected));
             }
             let int8 = self.graph.tensor(id)?.elem.is_int8();
-            if int8 && !(matches!(op, Op::MatMul { .. }) && index == 1) {
-                return Err(self.mismatch(&op, &inputs, "int8 as second input of matmul only"));
+            let cache = matches!(op, Op::Attention(_)) && matches!(index, 3 | 4);
+            if int8 && !(matches!(op, Op::MatMul { .. }) && index == 1 || cache) {
+                let expected = "int8 as second input of matmul, or cache of attention, only";
+                return Err(self.mismatch(&op, &inputs, expected));
             }
         }
         let index = self.graph.nodes.len();
         let output = self.push(name.clone(), elem, shape, Origin::Node(index))?;
         self.graph.nodes.push(Node { name, op, inputs, output });
+        self.next += 1;
         Ok(output)
     }
 
@@ -650,7 +658,7 @@ impl GraphBuilder {
             .iter()
             .map(|id| self.graph.tensor(*id).map_or_else(|e| e.to_string(), ToString::to_string))
             .collect();
-        let name = self.qualified(&format!("{op}_{}", self.graph.nodes.len()));
+        let name = self.qualified(&format!("{op}_{}", self.next));
         self.bad(op, &name, &format!("found {}; expected {expected}", found.join(", ")))
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A [`Graph`] is a list of [`Node`]s in execution order over named [`Tensor`]s. Every node has one
 //! output. The op set is small on purpose: each op is lowered by every backend's lowering, so what can
-//! be expressed with two ops is not a third one. The builder ([`crate::builder::GraphBuilder`]) infers
+//! be expressed with two ops is not a third one, but for composites that a backend computes at once ([`Op::Attention`]). The builder ([`crate::builder::GraphBuilder`]) infers
 //! shapes and checks every node, so a lowering may rely on what this file says.
 //!
 //! Invariants of a built graph:
@@ -35,8 +35,8 @@ pub enum Elem {
     F32,
     /// 32-bit integer in both.
     I32,
-    /// int8 weights that the caller of the graph gives: an input only, read by [`Op::MatMul`] as its
-    /// second input. A value is the integer times [`INT8_STEP`].
+    /// int8 weights that the caller of the graph gives: an input only, read by [`Op::MatMul`] as its second input, or as
+    /// the cache of [`Op::Attention`]. A value is the integer times [`INT8_STEP`].
     Int8,
     /// int8 rows of a cache, which the caller of the graph gives: as [`Elem::Int8`], with a scale for each row that the
     /// graph applies to scores and weights. Unsigned with its 0 at 128 in a QNN graph, which dequantizes that sooner.
@@ -386,6 +386,92 @@ pub enum Op {
     },
     /// Converts to the output's element type.
     Cast,
+    /// Softmax attention of some rows to a cache and to themselves, see [`AttentionInputs`]. Other ops compute the same:
+    /// [`Graph::decomposed`]. A lowering that has nothing better lowers those.
+    Attention(AttentionForm),
+}
+
+/// Which of the inputs of an [`Op::Attention`] there are, beside queries, keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionForm {
+    /// Keys and values of a cache.
+    pub past: bool,
+    /// Scales of the rows of the cache, which is int8.
+    pub scales: bool,
+    /// A mask.
+    pub mask: bool,
+    /// A cap.
+    pub cap: bool,
+}
+
+/// Inputs of an [`Op::Attention`], as a node has them: those that there are, one behind the other.
+///
+/// The output `[groups, repeat · rows, dim]` is `softmax(cap · tanh(q · [past_k; k]ᵀ) + mask) · [past_v; v]`, without
+/// what is missing (Vaswani et al. 2017, arXiv 1706.03762). Heads of queries that share keys and values are rows of
+/// one group (Ainslie et al. 2023, arXiv 2305.13245), so that query `a · rows + r` is head `a` of token `r`.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionInputs<T> {
+    /// Queries `[groups, repeat · rows, dim]`, scaled.
+    pub q: T,
+    /// Keys `[groups, rows, dim]`.
+    pub k: T,
+    /// Values, in the shape of the keys.
+    pub v: T,
+    /// Keys and values of the cache, `[groups, capacity, dim]`: of the elements of the queries, or int8 with scales.
+    pub past: Option<[T; 2]>,
+    /// Scales of the rows of the cache, `[groups, 1, capacity]`, of keys and of values.
+    pub scales: Option<[T; 2]>,
+    /// Added to the scores, the graph's own rows last: `[1, 1, rows or 1, capacity + rows]`; `[1, 1, capacity + 1]` for
+    /// one row.
+    pub mask: Option<T>,
+    /// The cap `[1, 1, 1]` (Gemma 2, arXiv 2408.00118), by which the queries are divided already.
+    pub cap: Option<T>,
+}
+
+impl<T: Copy> AttentionInputs<T> {
+    /// Rows that see each other, without cache or mask.
+    pub const fn new(q: T, k: T, v: T) -> Self {
+        Self { q, k, v, past: None, scales: None, mask: None, cap: None }
+    }
+
+    /// The inputs of a node; none where they are not as many as the form has.
+    pub fn of(form: AttentionForm, inputs: &[T]) -> Option<Self> {
+        let mut all = inputs.iter().copied();
+        let mut next = || all.next();
+        let [q, k, v] = [next()?, next()?, next()?];
+        let mut found = Self::new(q, k, v);
+        if form.past {
+            found.past = Some([next()?, next()?]);
+        }
+        if form.scales {
+            found.scales = Some([next()?, next()?]);
+        }
+        if form.mask {
+            found.mask = Some(next()?);
+        }
+        if form.cap {
+            found.cap = Some(next()?);
+        }
+        all.next().is_none().then_some(found)
+    }
+
+    /// Which of them there are.
+    pub const fn form(&self) -> AttentionForm {
+        let Self { past, scales, mask, cap, .. } = self;
+        AttentionForm {
+            past: past.is_some(),
+            scales: scales.is_some(),
+            mask: mask.is_some(),
+            cap: cap.is_some(),
+        }
+    }
+
+    /// All of them, in order.
+    pub fn list(&self) -> Vec<T> {
+        let pairs = [self.past, self.scales].into_iter().flatten().flatten();
+        [self.q, self.k, self.v].into_iter().chain(pairs).chain(self.mask).chain(self.cap).collect()
+    }
 }
 
 impl Op {
@@ -426,6 +512,7 @@ impl Op {
             Self::Concat { .. } => "concat",
             Self::Slice { .. } => "slice",
             Self::Cast => "cast",
+            Self::Attention(_) => "attention",
         }
     }
 }

@@ -2,8 +2,7 @@
 
 use qhx_base::Result;
 use qhx_graph::builder::GraphBuilder;
-use qhx_graph::graph::{Elem, TensorId, UnaryOp};
-use qhx_types::onnx::attention::POSITION_AXIS;
+use qhx_graph::graph::{AttentionInputs, Elem, TensorId};
 
 use super::layers::Layers;
 use super::step::Step;
@@ -309,9 +308,6 @@ impl Mixed {
 /// Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245): query head `a` uses key
 /// head `a / (query / groups)`, so the query heads of a group are rows of one matmul.
 ///
-/// Scores of the cache and of the graph's own tokens are separate matmuls that are joined
-/// before the softmax, so that the cache is read where it lies and not copied to append rows.
-///
 /// q `[rows, query, dim]` is rotated and scaled, k `[rows, groups, dim]` rotated, v `[rows, groups, dim]`;
 /// `past` are keys and values of the cache, `[groups, capacity, dim]`.
 ///
@@ -360,7 +356,7 @@ fn capped_mix(
     cap: Option<f32>,
 ) -> Result<Mixed> {
     let (groups, d) = (heads.groups, heads.dim);
-    let (repeat, rows, ctx) = (heads.query / groups, attend.rows, attend.capacity);
+    let (repeat, rows) = (heads.query / groups, attend.rows);
     // Groups first: [groups, repeat · rows, d] against [groups, rows, d].
     let (q, k, v) = if rows == 1 {
         (
@@ -377,47 +373,15 @@ fn capped_mix(
             b.transpose(v, &[1, 0, 2])?,
         )
     };
-    let own = b.matmul(q, k, true)?;
-    let scores = match past {
-        Some(Past { k: past, .. }) => {
-            let old = b.matmul(q, past.values, true)?;
-            let old = past.scaled(b, old)?;
-            b.concat(&[old, own], POSITION_AXIS)?
-        }
-        None => own,
+    let inputs = AttentionInputs {
+        past: past.map(|past| [past.k.values, past.v.values]),
+        scales: past.and_then(|past| Some([past.k.scales?, past.v.scales?])),
+        mask: attend.mask,
+        ..AttentionInputs::new(q, k, v)
     };
-    let scores = match cap {
-        Some(cap) => {
-            let scores = b.unary(UnaryOp::Tanh, scores)?;
-            b.scale(scores, cap)?
-        }
-        None => scores,
-    };
-    let weights = if rows == 1 {
-        let scores = match attend.mask {
-            Some(mask) => b.add(scores, mask)?,
-            None => scores,
-        };
-        b.softmax(scores)?
-    } else if let Some(mask) = attend.mask {
-        let scores = b.reshape(scores, &[groups, repeat, rows, ctx + rows])?;
-        let scores = b.add(scores, mask)?;
-        let weights = b.softmax(scores)?;
-        b.reshape(weights, &[groups, repeat * rows, ctx + rows])?
-    } else {
-        b.softmax(scores)?
-    };
-    let own = b.slice(weights, POSITION_AXIS, ctx, ctx + rows)?;
-    // With one row the matmul is that of a column and a row.
-    let own = if rows == 1 { b.mul(own, v)? } else { b.matmul(own, v, false)? };
-    let mixed = match past {
-        Some(Past { v: past, .. }) => {
-            let old = b.slice(weights, POSITION_AXIS, 0, ctx)?;
-            let old = past.scaled(b, old)?;
-            let old = b.matmul(old, past.values, false)?;
-            b.add(old, own)?
-        }
-        None => own,
+    let mixed = match cap {
+        Some(cap) => b.capped_attention(inputs, cap)?,
+        None => b.attention(inputs)?,
     };
     let out = if rows == 1 {
         mixed

@@ -26,6 +26,7 @@ pub(super) fn lower<'c>(
     done: &mut u64,
     progress: &mut dyn Progress,
 ) -> Result<GraphComposer<'c>> {
+    let graph = &*graph.decomposed()?;
     let values = vec![None; graph.tensors().len()];
     let outputs = vec![None; graph.tensors().len()];
     let scalars = HashMap::new();
@@ -249,6 +250,10 @@ impl Lowering<'_, '_> {
                 self.emit(node, "StridedSlice", &params, &inputs)
             }
             Op::Cast => self.emit(node, "Cast", &[], &inputs),
+            Op::Attention(_) => {
+                let what = format!("{}: an attention that was not decomposed", node.name);
+                Err(Error::new(ErrorKind::Internal, what))
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 use qhx_base::Result;
 
 use super::{GraphBuilder, elements};
-use crate::graph::{Constant, Elem, Graph, Op, Origin, Tensor, TensorId};
+use crate::graph::{AttentionInputs, Constant, Elem, Graph, Op, Origin, Tensor, TensorId};
 
 /// A node by the indices of its tensors.
 #[derive(Debug)]
@@ -62,6 +62,7 @@ impl GraphBuilder {
         let tensors = graph.tensors.iter().map(|tensor| tensor.name.clone());
         let names = tensors.chain(graph.nodes.iter().map(|node| node.name.clone())).collect();
         let mut builder = Self::new(graph.name());
+        builder.next = graph.nodes.len();
         (builder.graph, builder.names) = (graph, names);
         Some((builder, id))
     }
@@ -165,6 +166,9 @@ impl GraphBuilder {
             (Op::Concat { axis }, _) => self.concat(&inputs, *axis),
             (Op::Slice { axis, start, end }, &[x]) => self.slice(x, *axis, *start, *end),
             (Op::Cast, &[x]) => self.cast(x, elem),
+            (&Op::Attention(form), _) if let Some(all) = AttentionInputs::of(form, &inputs) => {
+                self.attention(all)
+            }
             (op, _) => Err(self.misused(op.name(), &inputs, "another number of inputs")),
         }
     }

@@ -6,7 +6,7 @@ use qhx_base::{ErrorKind, Result};
 use qhx_types::DType;
 
 use super::GraphBuilder;
-use crate::graph::{Conv1d, Conv2d, Elem, ReduceOp, TensorId, UnaryOp};
+use crate::graph::{AttentionInputs, Conv1d, Conv2d, Elem, ReduceOp, TensorId, UnaryOp};
 use crate::weight::{RowSource, Storage, Weight};
 
 fn builder() -> (GraphBuilder, TensorId) {
@@ -258,4 +258,106 @@ fn scopes_nest_and_end() {
     b.output("y", last).unwrap();
     let graph = b.finish().unwrap();
     assert_eq!(graph.producer(last).unwrap().name, "l3_relu_2");
+}
+
+/// A graph of an attention over a cache, between two other nodes.
+fn attention(rows: usize) -> Result<crate::graph::Graph> {
+    let mut b = GraphBuilder::new("g");
+    b.scope("l0");
+    let mut input = |name: &str, shape: &[usize]| b.input(name, Elem::Activation, shape);
+    let [q, k, v] =
+        [input("q", &[2, 2 * rows, 4])?, input("k", &[2, rows, 4])?, input("v", &[2, rows, 4])?];
+    let past = [input("past_k", &[2, 5, 4])?, input("past_v", &[2, 5, 4])?];
+    let width = 5 + rows;
+    let mask = match rows {
+        1 => input("mask", &[1, 1, width])?,
+        _ => input("mask", &[1, 1, rows, width])?,
+    };
+    let q = b.scale(q, 0.5)?;
+    let inputs =
+        AttentionInputs { past: Some(past), mask: Some(mask), ..AttentionInputs::new(q, k, v) };
+    let y = b.capped_attention(inputs, 30.0)?;
+    let y = b.unary(UnaryOp::Neg, y)?;
+    b.output("y", y)?;
+    b.finish()
+}
+
+#[test]
+fn attention_is_one_node_and_stands_for_others() {
+    for (rows, between) in [
+        (1, &["add_6", "softmax_7", "slice_8", "mul_9", "slice_10", "matmul_11", "add_12"][..]),
+        (
+            3,
+            &[
+                "reshape_6",
+                "add_7",
+                "softmax_8",
+                "reshape_9",
+                "slice_10",
+                "matmul_11",
+                "slice_12",
+                "matmul_13",
+                "add_14",
+            ],
+        ),
+    ] {
+        let graph = attention(rows).unwrap();
+        let names = |graph: &crate::graph::Graph| -> Vec<String> {
+            let names = graph.nodes().iter().map(|node| node.name.replace("l0_", ""));
+            names.collect()
+        };
+        let last = format!("neg_{}", 6 + between.len());
+        assert_eq!(names(&graph), ["mul_0", "attention_1", &last]);
+        let parts = graph.decomposed().unwrap();
+        let before = ["mul_0", "matmul_1", "matmul_2", "concat_3", "tanh_4", "mul_5"];
+        assert_eq!(names(&parts), [&before, between, &[&*last]].concat());
+        // Its cap has the name that it would have where it is read.
+        let scalars = parts.tensors().iter().filter(|t| t.name.starts_with("scalar_"));
+        let scalars: Vec<_> = scalars.map(|tensor| tensor.name.as_str()).collect();
+        assert_eq!(scalars, ["scalar_6", "scalar_12"]);
+        let ends = |graph: &crate::graph::Graph| {
+            let info = graph.info(Elem::qnn);
+            format!("{:?} {:?}", info.inputs, info.outputs)
+        };
+        assert_eq!(ends(&graph), ends(&parts));
+        assert!(parts.decomposed().unwrap().nodes().len() == parts.nodes().len());
+        let kept = graph.decomposed_where(|node| node.name.is_empty()).unwrap();
+        assert_eq!(names(&kept), names(&graph));
+    }
+}
+
+#[test]
+fn attention_of_other_sizes_is_refused() {
+    let mut b = GraphBuilder::new("g");
+    let mut input = |name: &str, elem, shape: &[usize]| b.input(name, elem, shape).unwrap();
+    let act = Elem::Activation;
+    let q = input("q", act, &[2, 6, 4]);
+    let k = input("k", act, &[2, 3, 4]);
+    let [odd, narrow] = [input("odd", act, &[2, 4, 4]), input("narrow", act, &[2, 3, 5])];
+    let cache = input("cache", act, &[2, 7, 4]);
+    let short = input("short", act, &[2, 8, 4]);
+    let int8 = input("int8", Elem::Int8Cache, &[2, 7, 4]);
+    let scales = input("scales", act, &[2, 1, 7]);
+    let [mask, wide] = [input("mask", act, &[1, 1, 3, 10]), input("wide", act, &[1, 1, 2, 10])];
+    let whole = AttentionInputs::new(q, k, k);
+    let over = AttentionInputs { past: Some([cache; 2]), ..whole };
+    let bytes = AttentionInputs { past: Some([int8; 2]), scales: Some([scales; 2]), ..whole };
+    for fits in [whole, over, bytes, AttentionInputs { mask: Some(mask), ..over }] {
+        b.attention(fits).unwrap();
+    }
+    for wrong in [
+        AttentionInputs::new(q, odd, odd),
+        AttentionInputs::new(q, narrow, narrow),
+        AttentionInputs::new(q, k, narrow),
+        AttentionInputs { past: Some([cache, short]), ..whole },
+        AttentionInputs { past: Some([int8; 2]), ..whole },
+        AttentionInputs { scales: Some([scales; 2]), ..over },
+        AttentionInputs { scales: Some([scales; 2]), ..whole },
+        AttentionInputs { mask: Some(wide), ..over },
+        AttentionInputs { mask: Some(mask), ..whole },
+        AttentionInputs { cap: Some(q), ..whole },
+    ] {
+        let error = b.attention(wrong).unwrap_err();
+        assert!(error.message().contains("queries [groups, n · rows, dim]"), "{error}");
+    }
 }

@@ -132,8 +132,9 @@ fn write_model(
     progress: &mut dyn Progress,
 ) -> Result<()> {
     progress.stage(&format!("onnx {}", graph.name()), graph.weight_bytes());
+    let decomposed = graph.decomposed()?;
     let mut lowering = Lowering {
-        graph,
+        graph: &decomposed,
         out: GraphProto::default(),
         data,
         known,
@@ -409,6 +410,10 @@ impl Lowering<'_> {
                     inputs.push(self.int64s(vec![*value as i64]));
                 }
                 self.push(Operator::Slice, inputs, name, vec![]);
+            }
+            Op::Attention(_) => {
+                let what = format!("{}: an attention that was not decomposed", node.name);
+                return Err(Error::new(ErrorKind::Internal, what));
             }
             Op::Cast => {
                 let from = node.inputs.first().map(|&id| self.graph.tensor(id)).transpose()?;
