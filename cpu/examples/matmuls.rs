@@ -4,31 +4,29 @@
 //! Llama-3.2-1B), ROWS the tokens of a step (1), and ACTIVATIONS `int16` or `int8`. One thread executes them, and
 //! prints how long each time took at least. `benches/cpu_instructions.py` counts its instructions under an emulator.
 
-use qhx_base::CancelToken;
-use qhx_exec::backend::{Backend, ContextSource};
-use qhx_exec::{GraphId, Workspace};
-use qhx_types::Port;
-
-#[expect(dead_code, reason = "unit tests need more of it")]
-#[path = "../tests/onnx/mod.rs"]
-mod onnx;
-
 use std::error::Error;
 use std::io::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onnx::{FLOAT, FLOAT16, INT8, Model, UINT8};
+use qhx_base::CancelToken;
 use qhx_cpu::{Activations, CpuBackend, CpuOptions};
+use qhx_exec::backend::{Backend, ContextSource};
+use qhx_exec::{GraphId, Workspace};
+use qhx_graph::Silent;
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::Elem;
+use qhx_graph::onnx;
+use qhx_graph::quantize::{Bits, QuantizedForm};
+use qhx_graph::weight::{RowSource, Storage, Weight};
+use qhx_types::{DType, Port};
 
 const USAGE: &str =
     "usage: matmuls f16|int8|int8-blocks|int4 square|layer COUNT [ROWS [int16|int8]]";
-const FILE: &str = "weights";
-const BLOCK: u64 = 32;
 
 /// Outputs and inputs of a matrix.
-type Shape = [u64; 2];
+type Shape = [usize; 2];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
@@ -87,65 +85,60 @@ fn shapes(name: &str) -> Result<Vec<Shape>, Box<dyn Error>> {
     }
 }
 
-/// A graph of a matmul with each of the matrices, whose weights are any numbers.
+/// A matrix of numbers of few bits.
+#[derive(Debug)]
+struct Matrix(Shape);
+
+impl RowSource for Matrix {
+    fn name(&self) -> &str {
+        "matrix"
+    }
+
+    fn shape(&self) -> Shape {
+        self.0
+    }
+
+    fn stored_dtype(&self) -> DType {
+        DType::F16
+    }
+
+    fn read_f32(&self, first: usize, out: &mut [f32]) -> qhx_base::Result<()> {
+        let start = first * self.0[1];
+        out.iter_mut().enumerate().for_each(|(at, w)| *w = ((start + at) % 13) as f32 / 8.0 - 0.75);
+        Ok(())
+    }
+}
+
+/// A graph of a matmul with each of the matrices.
 fn source(
     folder: &Path,
     form: &str,
     shapes: &[Shape],
-    rows: u64,
+    rows: usize,
 ) -> Result<ContextSource, Box<dyn Error>> {
-    let mut model = Model::default();
-    let mut widths: Vec<u64> = shapes.iter().map(|[_, k]| *k).collect();
+    let storage = match form {
+        "f16" => Storage::Float,
+        "int8" => Storage::Int8,
+        "int8-blocks" => Storage::Blocks(QuantizedForm::symmetric(Bits::Eight, 32)),
+        "int4" => Storage::Blocks(QuantizedForm::symmetric(Bits::Four, 32)),
+        _ => return Err(USAGE.into()),
+    };
+    let mut b = GraphBuilder::new("matmuls");
+    let mut widths: Vec<usize> = shapes.iter().map(|[_, k]| *k).collect();
     widths.sort_unstable();
     widths.dedup();
+    let mut inputs = Vec::new();
     for k in widths {
-        model = model.input(&format!("x{k}"), FLOAT, &[rows, k]);
+        inputs.push((k, b.input(&format!("x{k}"), Elem::Activation, &[rows, k])?));
     }
-    let mut end = 0;
-    for (at, &[n, k]) in shapes.iter().enumerate() {
-        let (x, y, w) = (&format!("x{k}"), &format!("y{at}"), &format!("w{at}"));
-        let name = |suffix: &str| format!("{w}.{suffix}");
-        let (stored, scales) = (&name("stored"), &name("scales"));
-        let mut place = |bytes: u64| {
-            let start = end;
-            end += bytes;
-            [start, bytes]
-        };
-        let steps = |count: u64| vec![0.01; count as usize];
-        let blocks = n * k / BLOCK;
-        model = match form {
-            "f16" => model.external_as(stored, FLOAT16, &[n, k], FILE, place(2 * n * k)).node_with(
-                "Cast",
-                &[stored],
-                &[w],
-                &[("to", FLOAT)],
-            ),
-            "int8" => model
-                .external_as(stored, INT8, &[n, k], FILE, place(n * k))
-                .weights(scales, &[n], &steps(n))
-                .node_with("DequantizeLinear", &[stored, scales], &[w], &[("axis", 0)]),
-            "int8-blocks" => model
-                .external_as(stored, INT8, &[blocks, BLOCK], FILE, place(n * k))
-                .weights(scales, &[blocks], &steps(blocks))
-                .integers(&name("shape"), &[n as i64, k as i64])
-                .node_with("DequantizeLinear", &[stored, scales], &[&name("wide")], &[("axis", 0)])
-                .node("Reshape", &[&name("wide"), &name("shape")], &[w]),
-            "int4" => model
-                .external_as(w, UINT8, &[n, k / BLOCK, BLOCK / 2], FILE, place(n * k / 2))
-                .weights(scales, &[n, k / BLOCK], &steps(blocks)),
-            _ => return Err(USAGE.into()),
-        };
-        let sizes = [("K", k), ("N", n), ("bits", 4), ("block_size", BLOCK)];
-        model = match form {
-            "int4" => model.node_with("MatMulNBits", &[x, w, scales], &[y], &sizes),
-            _ => model.node_with("Gemm", &[x, w], &[y], &[("transB", 1)]),
-        };
-        model = model.output(y, FLOAT, &[rows, n]);
+    for (at, &shape) in shapes.iter().enumerate() {
+        let known = inputs.iter().find(|(k, _)| *k == shape[1]);
+        let x = known.map(|(_, x)| *x).ok_or(USAGE)?;
+        let y =
+            b.linear(&format!("w{at}"), x, Weight::new(Arc::new(Matrix(shape)), storage), None)?;
+        b.output(&format!("y{at}"), y)?;
     }
-    // As f16 they are finite.
-    std::fs::write(folder.join(FILE), vec![33; end as usize])?;
-    let path = folder.join("matmuls.onnx");
-    std::fs::write(&path, model.build())?;
-    let onnx = vec![("matmuls".to_owned(), path)];
+    let written = onnx::write(&b.finish()?, folder, &mut Silent)?;
+    let onnx = vec![("matmuls".to_owned(), written.model)];
     Ok(ContextSource { key: "matmuls".to_owned(), onnx, ..ContextSource::default() })
 }

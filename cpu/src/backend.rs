@@ -2,14 +2,12 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use qhx_base::{Error, ErrorKind, Result};
-use qhx_exec::backend::{
-    Backend, BackendInfo, Context, ContextSource, Graph, GraphExecutor, Opened,
-};
+use qhx_exec::backend::{Backend, BackendInfo, Context, ContextSource, Graph, Opened};
 use qhx_types::GraphInfo;
-use rten::ThreadPool;
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::graph::CpuGraph;
 use crate::model::{DataFiles, LoadedModel};
@@ -19,11 +17,14 @@ use crate::options::CpuOptions;
 #[derive(Clone)]
 pub struct CpuBackend {
     options: CpuOptions,
-    threads: Option<Arc<ThreadPool>>,
+    threads: Arc<ThreadPool>,
 }
 
 impl CpuBackend {
-    /// A backend with its own threads. Errors for 0 threads.
+    /// A backend with its own threads; without a number of them, with those that all such backends share.
+    ///
+    /// # Errors
+    /// For 0 threads or more than 1024, and when the system gives none.
     pub fn new(options: CpuOptions) -> Result<Self> {
         if let Some(threads @ (0 | 1025..)) = options.threads {
             return Err(Error::new(
@@ -32,9 +33,31 @@ impl CpuBackend {
             )
             .hint("leave it out for one thread per core"));
         }
-        let threads = options.threads.map(|n| Arc::new(ThreadPool::with_num_threads(n)));
+        let threads = match options.threads {
+            Some(count) => Arc::new(pool(count)?),
+            None => shared_pool()?,
+        };
         Ok(Self { options, threads })
     }
+}
+
+fn pool(count: usize) -> Result<ThreadPool> {
+    let named = ThreadPoolBuilder::new().num_threads(count).thread_name(|n| format!("qhx-cpu-{n}"));
+    named.build().map_err(|e| {
+        Error::caused(ErrorKind::Io, format_args!("starting {count} threads of the CPU backend"), e)
+    })
+}
+
+/// One thread per physical core, for as long as a backend has them.
+fn shared_pool() -> Result<Arc<ThreadPool>> {
+    static SHARED: Mutex<Weak<ThreadPool>> = Mutex::new(Weak::new());
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(pool) = shared.upgrade() {
+        return Ok(pool);
+    }
+    let pool = Arc::new(pool(num_cpus::get_physical().max(1))?);
+    *shared = Arc::downgrade(&pool);
+    Ok(pool)
 }
 
 impl fmt::Debug for CpuBackend {
@@ -49,13 +72,12 @@ impl Backend for CpuBackend {
             Some(n) => format!("threads: {n}"),
             None => "threads: one per physical core".to_owned(),
         };
-        let prepack = format!("prepacked weights: {}", self.options.prepack);
         let activations = format!("activations: {}", self.options.activations.name());
         let caches = format!("caches: {}", self.options.caches.name());
         BackendInfo {
             name: "cpu".to_owned(),
-            version: format!("{} on rten 0.27", env!("CARGO_PKG_VERSION")),
-            details: vec![threads, prepack, activations, caches],
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            details: vec![threads, activations, caches],
         }
     }
 
@@ -93,19 +115,18 @@ impl CpuBackend {
             }
             let model = LoadedModel::open(name, path, source, &self.options, files)
                 .map_err(|e| e.context(format_args!("context {:?}", source.key)))?;
-            let by = model.executed_by().to_string();
-            tracing::debug!(graph = name, path = %path.display(), by, "opened an ONNX graph");
+            tracing::debug!(graph = name, path = %path.display(), "opened a graph");
             models.push(Arc::new(model));
         }
         let infos = models.iter().map(|m| Arc::clone(&m.info)).collect();
-        Ok(Arc::new(CpuContext { models, infos, threads: self.threads.clone() }))
+        Ok(Arc::new(CpuContext { models, infos, threads: Arc::clone(&self.threads) }))
     }
 }
 
 struct CpuContext {
     models: Vec<Arc<LoadedModel>>,
     infos: Vec<Arc<GraphInfo>>,
-    threads: Option<Arc<ThreadPool>>,
+    threads: Arc<ThreadPool>,
 }
 
 impl Context for CpuContext {
@@ -113,16 +134,12 @@ impl Context for CpuContext {
         &self.infos
     }
 
-    fn executors(&self) -> Vec<GraphExecutor> {
-        self.models.iter().map(|model| model.executed_by()).collect()
-    }
-
     fn open_graph(&self, index: usize) -> Result<Box<dyn Graph>> {
         let model = self.models.get(index).ok_or_else(|| {
             let count = self.models.len();
             Error::new(ErrorKind::Internal, format!("graph {index} of {count} does not exist"))
         })?;
-        Ok(Box::new(CpuGraph::new(Arc::clone(model), self.threads.clone())?))
+        Ok(Box::new(CpuGraph::new(Arc::clone(model), Arc::clone(&self.threads))?))
     }
 
     fn resident_bytes(&self) -> u64 {

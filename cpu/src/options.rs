@@ -76,12 +76,9 @@ impl FromStr for Caches {
 pub struct CpuOptions {
     /// Threads of one graph; as many as there are physical cores where it is not given.
     pub threads: Option<usize>,
-    /// For graphs that rten executes, keep copies of the weights in the layout of its matmuls: twice the memory, faster
-    /// for graphs of many rows, of no use for a single row. Graphs that are programs have no such copies.
-    pub prepack: bool,
-    /// Type that activations are rounded to in matmuls with int8 and 4-bit weights. Graphs that rten executes, and
-    /// processors without instructions for integers, have f32.
+    /// Type that activations are rounded to in matmuls with int8 and 4-bit weights. Processors without instructions for
+    /// integers have f32.
     pub activations: Activations,
-    /// Type that key/value caches are stored as. Graphs that rten executes have f32.
+    /// Type that key/value caches are stored as.
     pub caches: Caches,
 }

@@ -4,7 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use qhx_base::artifacts::Mapped;
-use qhx_types::quantized::{BLOCK, Bits, QuantizedForm, repeated};
+use qhx_graph::onnx::{Numbers, Reals, StoredWeight};
+use qhx_graph::weight::Weight;
+use qhx_types::quantized::{BLOCK, Bits, QuantizedForm, by_block, repeated};
 use rten_simd::SimdOp;
 
 use crate::kernels::{self, DequantizeRow, Rows};
@@ -21,10 +23,12 @@ enum Bytes {
 }
 
 impl Stored {
-    /// The elements that lie at these bytes, or none where the file has no such bytes or they are not aligned.
-    pub(crate) fn new(file: &Mapped, range: Range<usize>, align: usize) -> Option<Self> {
-        let address = file.bytes().get(range.clone())?.as_ptr().addr();
-        address.is_multiple_of(align).then(|| Self(Bytes::Mapped(file.clone(), range)))
+    /// Numbers where they lie, or a copy of them where they are not aligned.
+    fn of(numbers: &Numbers, align: usize) -> Self {
+        match numbers.bytes().as_ptr().addr().is_multiple_of(align) {
+            true => Self(Bytes::Mapped(numbers.file().clone(), numbers.range())),
+            false => Self::copied(numbers.bytes()),
+        }
     }
 
     /// A copy of these bytes.
@@ -42,7 +46,7 @@ impl Stored {
         .unwrap_or_default()
     }
 
-    /// The elements. What was checked in [`Stored::new`] makes the conversion succeed.
+    /// The elements. Their alignment, see [`Stored::of`], makes the conversion succeed.
     fn elements<T: bytemuck::AnyBitPattern>(&self) -> &[T] {
         bytemuck::try_cast_slice(self.bytes()).unwrap_or_default()
     }
@@ -124,6 +128,56 @@ pub(crate) struct Weights {
 }
 
 impl Weights {
+    /// The weights of a graph that was read from a file, as they are stored there.
+    pub(crate) fn of(weight: &Weight) -> Result<Self, String> {
+        let (rows, columns, source) = (weight.rows(), weight.cols(), weight.source());
+        let stored = source.stored().ok_or_else(|| format!("{} is in no file", source.name()))?;
+        let (form, packed, integers, scales, shifts) = match stored {
+            StoredWeight::Floats(reals) => {
+                let (form, stored) = match reals {
+                    Reals::Half(numbers) => (Form::F16, Stored::of(numbers, 2)),
+                    Reals::Float(numbers) => (Form::F32, Stored::of(numbers, 4)),
+                };
+                return Ok(Self { rows, columns, form, stored, offsets: None });
+            }
+            StoredWeight::Quantized { form, packed, integers, scales, shifts, .. } => {
+                (*form, *packed, Stored::of(integers, 4), scales, shifts)
+            }
+        };
+        let scales = match scales {
+            Reals::Half(numbers) => Scales::F16(Stored::of(numbers, 2)),
+            Reals::Float(numbers) => Scales::F32(Floats::Stored(Stored::of(numbers, 4))),
+        };
+        let shifts = shifts.as_ref().map(|shifts| Floats::Stored(Stored::of(shifts, 4)));
+        let whole = |form: QuantizedForm, scales, offsets| {
+            let form = Form::quantized(form, columns, scales)?;
+            Some(Self { rows, columns, form, stored: integers.clone(), offsets })
+        };
+        // Integers of 4 bits that are not packed are a byte each.
+        let bytes = |block| QuantizedForm::symmetric(Bits::Eight, block);
+        let found = if packed {
+            whole(QuantizedForm::symmetric(Bits::Four, BLOCK), scales, shifts)
+        } else if form.block == columns && shifts.is_none() {
+            whole(bytes(columns), scales, None)
+        } else if let Some(pieces) = form.pieces() {
+            let shifts = shifts.map(|shifts| {
+                Floats::Own(by_block(&repeated(shifts.get(), pieces), columns / BLOCK))
+            });
+            whole(bytes(BLOCK), scales.repeated(pieces), shifts)
+        } else {
+            let blocks = (rows * columns).checked_div(form.block).unwrap_or_default();
+            let (block, form) = (form.block, Form::Quantized(bytes(form.block), scales));
+            let all = Self { rows: blocks, columns: block, form, stored: integers, offsets: None };
+            let mut values = all.dequantized();
+            if let Some(shifts) = shifts {
+                let added = values.chunks_exact_mut(all.columns).zip(shifts.get());
+                added.for_each(|(block, shift)| block.iter_mut().for_each(|w| *w += shift));
+            }
+            Some(Self::own(rows, columns, &values))
+        };
+        found.ok_or_else(|| format!("{}: blocks that do not divide its rows", source.name()))
+    }
+
     /// A matrix of f32 that is in no file.
     pub(crate) fn own(rows: usize, columns: usize, values: &[f32]) -> Self {
         let stored = Stored::copied(bytemuck::cast_slice(values));

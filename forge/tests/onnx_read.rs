@@ -131,7 +131,7 @@ fn a_changed_graph_is_refused_with_what_is_wrong() {
         (r#""name":"x""#, r#""name":"y""#, "the name is taken"),
         (r#""min":"-inf""#, r#""min":"+NaN""#, "not a number"),
         (r#""elem":"act"#, r#""elem":"acx"#, "unknown variant"),
-        ("qhx.graph", "qhx.grapj", "has no metadata"),
+        ("qhx.graph", "qhx.grapj", "without a graph of qhx"),
     ] {
         let changed = String::from_utf8_lossy(&bytes);
         assert!(changed.contains(from), "{from} in {changed}");

@@ -11,7 +11,7 @@ use qhx::{Bundle, not_forged};
 use qhx_base::artifacts::Mapped;
 use qhx_base::{ErrorKind, Result, files};
 use qhx_core::op::OpProvider as _;
-use qhx_exec::backend::{Context, GraphExecutor};
+use qhx_exec::backend::Context;
 use qhx_qnn::{BinaryInfo, Destination, SystemLibrary, Target, Verdict, verdict};
 use qhx_types::GraphInfo;
 use serde::Serialize;
@@ -224,19 +224,7 @@ pub struct ContextContents {
     pub binary: Option<BinaryContents>,
     /// Graphs as ONNX, where the context binary could not be read.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub onnx: Vec<OnnxGraph>,
-}
-
-/// A graph as ONNX, and what executes it on the CPU.
-#[derive(Debug, Clone, Serialize)]
-#[non_exhaustive]
-pub struct OnnxGraph {
-    /// Its name and its tensors.
-    #[serde(flatten)]
-    pub graph: GraphInfo,
-    /// Executor of the graph.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub executor: Option<GraphExecutor>,
+    pub onnx: Vec<GraphInfo>,
 }
 
 /// Contents of a context binary.
@@ -383,8 +371,6 @@ fn bundle(path: &Path, runtime: &Runtime) -> Result<BundleContents> {
     })
 }
 
-fn onnx_graphs(context: &dyn Context) -> Vec<OnnxGraph> {
-    let mut executors = context.executors().into_iter();
-    let graphs = context.graphs().iter();
-    graphs.map(|graph| OnnxGraph { graph: (**graph).clone(), executor: executors.next() }).collect()
+fn onnx_graphs(context: &dyn Context) -> Vec<GraphInfo> {
+    context.graphs().iter().map(|graph| (**graph).clone()).collect()
 }

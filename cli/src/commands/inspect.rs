@@ -7,10 +7,9 @@ use qhx::Runtime;
 use qhx_base::Result;
 use qhx_qnn::BinaryTensor;
 use qhx_tools::inspect::{
-    BinaryContents, BundleContents, Contents, FolderContents, OnnxGraph, SizedFile, TargetRun,
-    inspect,
+    BinaryContents, BundleContents, Contents, FolderContents, SizedFile, TargetRun, inspect,
 };
-use qhx_types::{DType, TensorInfo};
+use qhx_types::{DType, GraphInfo, TensorInfo};
 
 use crate::Status;
 use crate::app::App;
@@ -155,13 +154,7 @@ fn write_overview(text: &mut Report, report: &BundleContents) {
             more += &info.dsp_arch.map_or_else(String::new, |arch| format!(", v{arch}"));
             more += if *shares_weights { ", shared weights" } else { "" };
         } else {
-            graphs.extend(context.onnx.iter().map(|graph| &*graph.graph.name));
-            let executors = context.onnx.iter().filter_map(|graph| graph.executor.as_ref());
-            let mut executors: Vec<_> = executors.map(ToString::to_string).collect();
-            executors.dedup();
-            if !executors.is_empty() {
-                more = format!(", executed on the CPU by {}", executors.join("; "));
-            }
+            graphs.extend(context.onnx.iter().map(|graph| &*graph.name));
         }
         let file = |file: &SizedFile| match file.bytes {
             Some(bytes) => format!("{} {}", file.role, size(bytes)),
@@ -258,12 +251,8 @@ fn binary_tensor(tensor: &BinaryTensor) -> String {
     line(&tensor.name, &dtype, &tensor.shape, tensor.dtype, &format)
 }
 
-fn write_graph(text: &mut Report, report: &OnnxGraph) {
-    let OnnxGraph { graph, executor, .. } = report;
+fn write_graph(text: &mut Report, graph: &GraphInfo) {
     text.line(format_args!("  graph {:?} (ONNX)", graph.name));
-    if let Some(executor) = executor {
-        text.line(format_args!("    executed on the CPU by {executor}"));
-    }
     for (port, tensors) in [("in ", &graph.inputs), ("out", &graph.outputs)] {
         for TensorInfo { name, dtype, shape, .. } in tensors {
             let tensor = line(name, dtype.name(), shape, Some(*dtype), "");

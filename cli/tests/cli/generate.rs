@@ -98,40 +98,6 @@ fn has_integers() -> bool {
     false
 }
 
-/// A graph with an operator that is no instruction is executed by rten, several times as slow and with the same answer:
-/// only the log tells.
-#[test]
-fn instructions_execute_every_graph_and_the_log_says_so() {
-    let folder = folder();
-    let narrow = folder.path().join("narrow");
-    let forge = Program::qhx(folder.path())
-        .args([
-            Path::new("forge"),
-            &qhx_paths::fixture("llama3-blocks"),
-            Path::new("--out"),
-            &narrow,
-        ])
-        .args(["--cpu-only", "--precision", "w4a16", "--prefill", "16"])
-        .run()
-        .ok();
-    assert!(!forge.stderr.contains("no QNN libraries"), "none are needed: {}", forge.stderr);
-    for bundle in [bundle(), narrow.as_path()] {
-        let run = Program::qhx(folder.path())
-            .args(["generate", "--log", "qhx_cpu=debug", "--max-new", "1"])
-            .arg_path(bundle)
-            .args([PROMPT])
-            .run()
-            .ok();
-        let opened = run.stderr.lines().filter(|line| line.contains("opened an ONNX graph"));
-        let mut graphs: Vec<_> = opened
-            .filter(|line| line.contains("by=\"instructions\""))
-            .map(|line| line.split("graph=\"").nth(1).and_then(|name| name.split('"').next()))
-            .collect();
-        graphs.sort_unstable();
-        assert_eq!(graphs, ["decode", "lmhead", "prefill16"].map(Some), "{}", run.stderr);
-    }
-}
-
 #[test]
 fn the_prompt_may_come_from_stdin_without_its_last_line_end() {
     let folder = folder();

@@ -12,7 +12,7 @@ fn inspect_without_libraries_shows_the_onnx_side() {
         "host-op    qwen3_5_generate\n",
         "max ctx    192\n",
         "embedding table: [bundle]/",
-        "(ONNX)\n    executed on the CPU by instructions\n",
+        "(ONNX)\n    in ",
         "past_ssm_",
     ] {
         assert!(text.contains(part), "{part:?} is in\n{text}");
@@ -25,7 +25,6 @@ fn inspect_without_libraries_shows_the_onnx_side() {
     assert!(json["contexts"].as_array().is_some_and(|c| c.len() >= 2), "{json}");
     let graph = &json["contexts"][0]["onnx"][0];
     assert!(graph["inputs"].is_array(), "{json}");
-    assert_eq!(graph["executor"], serde_json::json!({"name": "instructions"}));
 }
 
 #[test]

@@ -174,56 +174,10 @@ impl std::fmt::Debug for Opened {
     }
 }
 
-/// Executor of a graph, for a backend that has more than one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct GraphExecutor {
-    /// The backend's word for it; of the CPU backend `instructions` or `rten`.
-    pub name: String,
-    /// Why it is not the executor that the backend prefers.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub unsupported: Option<Unsupported>,
-}
-
-impl std::fmt::Display for GraphExecutor {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.unsupported {
-            Some(unsupported) => write!(f, "{}: {unsupported}", self.name),
-            None => f.write_str(&self.name),
-        }
-    }
-}
-
-/// The first part of a graph that an executor does not cover.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Unsupported {
-    /// The operator; empty where the graph as a whole is meant.
-    pub operator: String,
-    /// The name of its node, or of what the node makes; empty as above.
-    pub node: String,
-    /// Reason. Its quotes of the file are escaped.
-    pub why: String,
-}
-
-impl std::fmt::Display for Unsupported {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { operator, node, why } = self;
-        let (operator, node) = (operator.escape_debug(), node.escape_debug());
-        match self.operator.is_empty() {
-            true => f.write_str(why),
-            false => write!(f, "operator {operator} at node {node}: {why}"),
-        }
-    }
-}
-
 /// A loaded set of graphs.
 pub trait Context: Send + Sync {
     /// The graphs in the context.
     fn graphs(&self) -> &[Arc<GraphInfo>];
-
-    /// Executor of each of [`Context::graphs`]; empty if a backend has only one.
-    fn executors(&self) -> Vec<GraphExecutor> {
-        Vec::new()
-    }
 
     /// Opens the graph at `index` of [`Context::graphs`]. The graph keeps its context alive.
     fn open_graph(&self, index: usize) -> Result<Box<dyn Graph>>;

@@ -9,6 +9,7 @@ use qhx_base::{Error, ErrorKind, Result};
 use qhx_types::DType;
 use rayon::prelude::*;
 
+use crate::onnx::StoredWeight;
 use crate::quantize::{Bits, Quantized, QuantizedForm, QuantizedMut, quantize_block, quantize_row};
 
 mod views;
@@ -71,6 +72,11 @@ pub trait RowSource: Send + Sync + fmt::Debug {
         let _ = (first, out);
         let what = format!("{}: the checkpoint holds no quantized values of it", self.name());
         Err(Error::new(ErrorKind::Internal, what))
+    }
+
+    /// The numbers where they lie in the files of an ONNX graph that was read. None for all other weights.
+    fn stored(&self) -> Option<&StoredWeight> {
+        None
     }
 
     /// The same matrix with its columns in the order in which graphs can hold its quantized weights, where blocks are

@@ -296,17 +296,6 @@ impl DequantizedBlocks {
     }
 }
 
-/// Attention over a cache, head by head: `q · past_kᵀ` and `q · kᵀ` side by side (`Concat`), `Add` of the mask,
-/// `Softmax`, then the sum (`Add`) of the matmuls of both parts (`Slice`) with `past_v` and `v`. Keys are transposed by
-/// [`swapped`]. With one token, `Mul` is the matmul with `v`.
-pub mod attention {
-    /// The axis of scores `[heads, queries, positions]` along which those of cache and tokens lie side by side, and are
-    /// cut again.
-    pub const POSITION_AXIS: usize = 2;
-    /// Dimensions of scores, keys and values.
-    pub const RANK: usize = 3;
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

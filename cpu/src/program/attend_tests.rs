@@ -1,21 +1,14 @@
 //! Attention over a cache as one instruction, against rten.
 
-use std::collections::HashMap;
-
 use half::f16;
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{AttentionInputs, Elem, Graph, INT8_STEP};
 use qhx_types::{DType, MASK_VALUE, TensorInfo};
-use rten::{ModelOptions, Value, ValueView};
-use rten_onnx::onnx::ModelProto;
-use rten_tensor::TensorView;
-use rten_tensor::prelude::*;
 
-use super::tests::onnx::{FLOAT, INT8, Model};
-use super::{Input, Instruction, Program, Scratch};
+use super::tests::Both;
+use super::{Input, Instruction, Scratch};
 use crate::kernels::tests::numbers;
 use crate::options::Caches;
-
-/// Step size of an int8 cache.
-const STEP: f32 = 1.0 / 128.0;
 
 /// Heads of keys, queries for each, tokens, rows of the cache, elements of a head.
 type Sizes = [usize; 5];
@@ -43,66 +36,28 @@ fn shapes([g, r, n, c, d]: Sizes) -> Vec<(&'static str, Vec<usize>)> {
     ]
 }
 
-/// The nodes that the forge writes.
-fn model(sizes: Sizes) -> Model {
-    model_over(sizes, false)
-}
-
-/// The same, over caches of int8 or of f32.
-fn model_over(sizes: Sizes, int8: bool) -> Model {
-    let [g, r, n, c, d] = sizes;
-    let mut model = shapes(sizes).iter().fold(Model::default(), |model, (name, shape)| {
-        let dtype = if int8 && name.starts_with("past_") { INT8 } else { FLOAT };
-        model.input(name, dtype, &shape.iter().map(|n| *n as u64).collect::<Vec<_>>())
-    });
-    let [mut past, mut old] = [["past_k", "past_v"], ["old", "old_w"]];
-    if int8 {
-        let scales = [g, 1, c].map(|n| n as u64);
-        model = model.input("scale_k", FLOAT, &scales).input("scale_v", FLOAT, &scales);
-        model = model.weights("step", &[], &[STEP]);
-        for (past, wide) in past.into_iter().zip(["wide_k", "wide_v"]) {
-            model = model.node("DequantizeLinear", &[past, "step"], &[wide]);
-        }
-        [past, old] = [["wide_k", "wide_v"], ["old_scaled", "old_w_scaled"]];
+/// The graph of an attention over caches of int8 or of floats; `read` has the keys of the cache as an output, too.
+fn graph(sizes: Sizes, int8: bool, read: bool) -> Graph {
+    let [g, _, _, c, _] = sizes;
+    let mut b = GraphBuilder::new("g");
+    let mut ids = Vec::new();
+    for (name, shape) in shapes(sizes) {
+        let cache = int8 && name.starts_with("past_");
+        let elem = if cache { Elem::Int8Cache } else { Elem::Activation };
+        ids.push(b.input(name, elem, &shape).unwrap());
     }
-    let int = |value: usize| value as i64;
-    let model = model
-        .integers("zero", &[0])
-        .integers("two", &[2])
-        .integers("middle", &[int(c)])
-        .integers("end", &[int(c + n)])
-        .integers("apart", &[int(g), int(r), int(n), int(c + n)])
-        .integers("joined", &[int(g), int(r * n), int(c + n)])
-        .transpose(past[0], "old.bt", &[0, 2, 1])
-        .transpose("k", "own.bt", &[0, 2, 1])
-        .node("MatMul", &["q", "own.bt"], &["own"])
-        .node("MatMul", &["q", "old.bt"], &["old"])
-        .node("Mul", &["old", if int8 { "scale_k" } else { "old" }], &["old_scaled"])
-        .node_with("Concat", &[old[0], "own"], &["all"], &[("axis", 2)]);
-    let model = match n {
-        1 => model.node("Add", &["all", "cmask"], &["sum"]),
-        _ => model.node("Reshape", &["all", "apart"], &["all4"]).node(
-            "Add",
-            &["all4", "cmask"],
-            &["sum"],
-        ),
-    };
-    let model = model.node_with("Softmax", &["sum"], &["soft"], &[("axis", u64::MAX)]);
-    let model = match n {
-        1 => model.node("Identity", &["soft"], &["unused"]),
-        _ => model.node("Reshape", &["soft", "joined"], &["weights"]),
-    };
-    let weights = if n == 1 { "soft" } else { "weights" };
-    let own = if n == 1 { "Mul" } else { "MatMul" };
-    let out = [g, r * n, d].map(|n| n as u64);
-    model
-        .node("Slice", &[weights, "middle", "end", "two"], &["own_w"])
-        .node(own, &["own_w", "v"], &["own_y"])
-        .node("Slice", &[weights, "zero", "middle", "two"], &["old_w"])
-        .node("Mul", &["old_w", if int8 { "scale_v" } else { "old_w" }], &["old_w_scaled"])
-        .node("MatMul", &[old[1], past[1]], &["old_y"])
-        .node("Add", &["old_y", "own_y"], &["y"])
-        .output("y", FLOAT, &out)
+    let &[q, k, v, past_k, past_v, mask] = &ids[..] else { panic!("six inputs") };
+    let scales = int8.then(|| {
+        ["scale_k", "scale_v"].map(|name| b.input(name, Elem::Activation, &[g, 1, c]).unwrap())
+    });
+    let (past, mask) = (Some([past_k, past_v]), Some(mask));
+    let inputs = AttentionInputs { past, scales, mask, ..AttentionInputs::new(q, k, v) };
+    let y = b.attention(inputs).unwrap();
+    b.output("y", y).unwrap();
+    if read {
+        b.output("same", past_k).unwrap();
+    }
+    b.finish().unwrap()
 }
 
 /// Numbers for each input.
@@ -138,46 +93,25 @@ fn masks(sizes: Sizes) -> Vec<Vec<f32>> {
     all.iter().map(|sees| mask(sizes, sees)).collect()
 }
 
-fn compiled(sizes: Sizes) -> Program {
+fn compiled(sizes: Sizes) -> Both {
     compiled_over(sizes, false)
 }
 
-fn compiled_over(sizes: Sizes, int8: bool) -> Program {
-    let parsed = ModelProto::parse_buf(&model_over(sizes, int8).build()).unwrap();
-    let program = Program::compile(&parsed, &HashMap::new(), Caches::F32).unwrap();
+fn compiled_over(sizes: Sizes, int8: bool) -> Both {
+    let both = Both::new(&graph(sizes, int8, false), Caches::F32);
     let attends = |one: &&Instruction| matches!(one, Instruction::Attend { .. });
-    assert_eq!(program.instructions.iter().filter(attends).count(), 1);
-    program
+    assert_eq!(both.program.instructions.iter().filter(attends).count(), 1);
+    both
 }
 
-fn run(program: &Program, scratch: &mut Scratch, values: &[Vec<f32>], threads: usize) -> Vec<f32> {
+fn run(both: &Both, scratch: &mut Scratch, values: &[Vec<f32>], threads: usize) -> Vec<f32> {
     let inputs: Vec<_> = values.iter().map(|values| Input::F32(values)).collect();
-    run_with(program, scratch, &inputs, threads)
+    both.run(&inputs, scratch, threads).swap_remove(0)
 }
 
-fn run_with(
-    program: &Program,
-    scratch: &mut Scratch,
-    inputs: &[Input<'_>],
-    threads: usize,
-) -> Vec<f32> {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-    pool.install(|| program.run(inputs, scratch)).unwrap();
-    let mut found = vec![f32::INFINITY; program.results[0].len];
-    program.output(0, scratch, &mut found).unwrap();
-    found
-}
-
-fn reference(sizes: Sizes, values: &[Vec<f32>]) -> Vec<f32> {
-    let model = ModelOptions::with_all_ops().load(model(sizes).build()).unwrap();
-    let shapes = shapes(sizes);
-    let views = shapes.iter().zip(values).map(|((_, shape), values)| {
-        ValueView::FloatTensor(TensorView::try_from_data(shape.as_slice(), &values[..]).unwrap())
-    });
-    let inputs = model.input_ids().iter().copied().zip(views.map(Into::into)).collect();
-    let mut found = model.run(inputs, model.output_ids(), None).unwrap();
-    let Some(Value::FloatTensor(y)) = found.pop() else { panic!("y is not f32") };
-    y.iter().copied().collect()
+fn reference(both: &Both, values: &[Vec<f32>]) -> Vec<f32> {
+    let inputs: Vec<_> = values.iter().map(|values| Input::F32(values)).collect();
+    both.reference(&inputs).swap_remove(0)
 }
 
 fn near(found: &[f32], expected: &[f32], what: &str) {
@@ -192,14 +126,14 @@ fn near(found: &[f32], expected: &[f32], what: &str) {
 #[test]
 fn attention_computes_what_its_nodes_do() {
     for sizes in SIZES {
-        let program = compiled(sizes);
+        let both = compiled(sizes);
         let mut scratch = Scratch::default();
         for (index, mask) in masks(sizes).iter().enumerate() {
             let values = values(sizes, mask);
-            let found = run(&program, &mut scratch, &values, 2);
-            near(&found, &reference(sizes, &values), &format!("{sizes:?}, mask {index}"));
+            let found = run(&both, &mut scratch, &values, 2);
+            near(&found, &reference(&both, &values), &format!("{sizes:?}, mask {index}"));
             // Who computes does not matter.
-            assert_eq!(run(&program, &mut Scratch::default(), &values, 1), found);
+            assert_eq!(run(&both, &mut Scratch::default(), &values, 1), found);
         }
     }
 }
@@ -207,10 +141,10 @@ fn attention_computes_what_its_nodes_do() {
 #[test]
 fn hidden_cache_rows_may_hold_anything() {
     for sizes @ [g, _, n, c, d] in SIZES {
-        let program = compiled(sizes);
+        let both = compiled(sizes);
         for mask in masks(sizes) {
             let mut values = values(sizes, &mask);
-            let clean = run(&program, &mut Scratch::default(), &values, 2);
+            let clean = run(&both, &mut Scratch::default(), &values, 2);
             let width = c + n;
             let hidden = |at: usize| mask.chunks(width).all(|row| row[at] == MASK_VALUE);
             for at in (0..c).filter(|at| hidden(*at)) {
@@ -220,7 +154,7 @@ fn hidden_cache_rows_may_hold_anything() {
                     values[4][row].fill(f32::INFINITY);
                 }
             }
-            assert_eq!(run(&program, &mut Scratch::default(), &values, 2), clean, "{sizes:?}");
+            assert_eq!(run(&both, &mut Scratch::default(), &values, 2), clean, "{sizes:?}");
         }
     }
 }
@@ -228,13 +162,12 @@ fn hidden_cache_rows_may_hold_anything() {
 /// With caches of f16 inputs that attention alone reads are f16.
 #[test]
 fn attention_over_f16_caches_is_that_of_the_rounded_numbers() {
-    for sizes @ [g, _, n, c, d] in SIZES {
-        let parsed = ModelProto::parse_buf(&model(sizes).build()).unwrap();
-        let program = Program::compile(&parsed, &HashMap::new(), Caches::F16).unwrap();
+    for sizes @ [_, _, n, c, d] in SIZES {
+        let both = Both::new(&graph(sizes, false, false), Caches::F16);
         let types = |all: &[TensorInfo]| -> Vec<_> {
             all.iter().filter(|t| t.dtype == DType::F16).map(|t| t.name.clone()).collect()
         };
-        assert_eq!(types(&program.inputs), ["past_k", "past_v"]);
+        assert_eq!(types(&both.program.inputs), ["past_k", "past_v"]);
         for (index, mask) in masks(sizes).iter().enumerate() {
             let mut values = values(sizes, mask);
             let past: Vec<Vec<u16>> = values[3..5]
@@ -251,22 +184,19 @@ fn attention_over_f16_caches_is_that_of_the_rounded_numbers() {
                 .collect();
             let mut inputs: Vec<_> = values.iter().map(|values| Input::F32(values)).collect();
             (inputs[3], inputs[4]) = (Input::F16(&past[0]), Input::F16(&past[1]));
-            let found = run_with(&program, &mut Scratch::default(), &inputs, 2);
-            near(&found, &reference(sizes, &values), &format!("{sizes:?}, mask {index}"));
+            let found = both.run(&inputs, &mut Scratch::default(), 2).swap_remove(0);
+            near(&found, &reference(&both, &values), &format!("{sizes:?}, mask {index}"));
         }
         // Here the keys are an output, too.
-        let read = model(sizes).node("Identity", &["past_k"], &["same"]);
-        let cache = [g, c, d].map(|n| n as u64);
-        let parsed = ModelProto::parse_buf(&read.output("same", FLOAT, &cache).build()).unwrap();
-        let program = Program::compile(&parsed, &HashMap::new(), Caches::F16).unwrap();
-        assert_eq!(types(&program.inputs), ["past_v"]);
+        let both = Both::new(&graph(sizes, false, true), Caches::F16);
+        assert_eq!(types(&both.program.inputs), ["past_v"]);
     }
 }
 
 #[test]
 fn scores_without_a_finite_largest_are_as_those_of_rten() {
     let sizes @ [_, _, n, c, _] = [2, 2, 3, 70, 16];
-    let program = compiled(sizes);
+    let both = compiled(sizes);
     let width = c + n;
     for (value, added) in [
         // Nothing is shown, by numbers and by −∞; a position adds no number; all add the same.
@@ -280,22 +210,22 @@ fn scores_without_a_finite_largest_are_as_those_of_rten() {
         mask[width..2 * width].fill(value);
         mask[width + 7] = added;
         let values = values(sizes, &mask);
-        let found = run(&program, &mut Scratch::default(), &values, 2);
-        near(&found, &reference(sizes, &values), &format!("{value}, {added}"));
+        let found = run(&both, &mut Scratch::default(), &values, 2);
+        near(&found, &reference(&both, &values), &format!("{value}, {added}"));
     }
     // A key that is shown and holds no number reaches every token that sees it.
     let mut values = values(sizes, &vec![0.0; n * width]);
     values[3][5] = f32::NAN;
-    let found = run(&program, &mut Scratch::default(), &values, 2);
-    near(&found, &reference(sizes, &values), "a key of NaN");
+    let found = run(&both, &mut Scratch::default(), &values, 2);
+    near(&found, &reference(&both, &values), "a key of NaN");
 }
 
 #[test]
 fn memory_of_attention_does_not_grow_with_the_context() {
     let bytes = |sizes: Sizes| {
         let mut scratch = Scratch::default();
-        let program = compiled(sizes);
-        run(&program, &mut scratch, &values(sizes, &mask(sizes, |_, at| at < 10)), 1);
+        let both = compiled(sizes);
+        run(&both, &mut scratch, &values(sizes, &mask(sizes, |_, at| at < 10)), 1);
         scratch.buffers.iter().map(Vec::len).sum::<usize>() + scratch.sums.len()
     };
     assert_eq!(bytes([2, 2, 20, 100, 16]), bytes([2, 2, 20, 5000, 16]));
@@ -315,7 +245,7 @@ fn exact(q: &[f32], keys: &[Vec<f64>], values: &[Vec<f64>], mask: &[f32]) -> Vec
 #[test]
 fn attention_over_int8_caches_is_that_of_their_values() {
     for sizes @ [g, r, n, c, d] in SIZES {
-        let program = compiled_over(sizes, true);
+        let both = compiled_over(sizes, true);
         let bytes = |seed: usize| -> Vec<i8> {
             (0..g * c * d)
                 .map(|at| ((at * 37 + seed) % 255) as i16 - 127)
@@ -330,13 +260,13 @@ fn attention_over_int8_caches_is_that_of_their_values() {
             let mut inputs: Vec<_> = values.iter().map(|values| Input::F32(values)).collect();
             (inputs[3], inputs[4]) = (Input::I8(&past[0]), Input::I8(&past[1]));
             inputs.extend(scales.iter().map(|scales| Input::F32(scales)));
-            let found = run_with(&program, &mut Scratch::default(), &inputs, 2);
-            assert_eq!(run_with(&program, &mut Scratch::default(), &inputs, 1), found);
+            let found = both.run(&inputs, &mut Scratch::default(), 2).swap_remove(0);
+            assert_eq!(both.run(&inputs, &mut Scratch::default(), 1).swap_remove(0), found);
             for (row, found) in found.chunks(d).enumerate() {
                 let (head, token) = (row / (r * n), row % n);
                 let rows = |own: &[f32], cache: usize| -> Vec<Vec<f64>> {
                     let old = (head * c..(head + 1) * c).map(|at| {
-                        let scale = f64::from(scales[cache][at]) * f64::from(STEP);
+                        let scale = f64::from(scales[cache][at]) * f64::from(INT8_STEP);
                         past[cache][at * d..][..d].iter().map(|q| f64::from(*q) * scale).collect()
                     });
                     let own = own[head * n * d..][..n * d].chunks(d);

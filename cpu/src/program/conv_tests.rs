@@ -1,21 +1,17 @@
 //! Convolutions against rten, and against sums of f64.
 
-use std::collections::HashMap;
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Conv2d, Elem, Graph};
+use qhx_graph::weight::Storage;
 
-use rten::{ModelOptions, Value, ValueView};
-use rten_onnx::onnx::ModelProto;
-use rten_tensor::TensorView;
-use rten_tensor::prelude::*;
-
-use super::tests::onnx::{FLOAT, Model};
-use super::{Input, Instruction, Program, Scratch};
+use super::tests::{Both, Matrix};
+use super::{Input, Instruction, Scratch};
 use crate::kernels::tests::numbers;
 use crate::options::Caches;
 
-/// A convolution; in one dimension the rows are left out.
+/// A convolution; one along a line has one row.
 #[derive(Debug, Clone, Copy)]
 struct Case {
-    flat: bool,
     /// Images, channels, rows, columns.
     x: [usize; 4],
     filters: usize,
@@ -31,7 +27,6 @@ struct Case {
 }
 
 const PLAIN: Case = Case {
-    flat: false,
     x: [1, 1, 8, 8],
     filters: 1,
     groups: 1,
@@ -46,7 +41,7 @@ const PLAIN: Case = Case {
 /// Filters, channels and positions are no multiples of what is computed at a time, or are.
 fn cases() -> Vec<Case> {
     let square = Case { kernel: [3, 3], stride: [2, 2], pads: [1; 4], ..PLAIN };
-    let causal = Case { flat: true, kernel: [1, 5], pads: [0, 4, 0, 0], ..PLAIN };
+    let causal = Case { kernel: [1, 5], pads: [0, 4, 0, 0], ..PLAIN };
     vec![
         PLAIN,
         // The tower for audio: two of stride 2, and depthwise ones that look back only.
@@ -89,14 +84,7 @@ fn cases() -> Vec<Case> {
             bias: true,
             ..PLAIN
         },
-        Case {
-            x: [2, 7, 1, 31],
-            filters: 130,
-            flat: true,
-            kernel: [1, 4],
-            stride: [1, 3],
-            ..PLAIN
-        },
+        Case { x: [2, 7, 1, 31], filters: 130, kernel: [1, 4], stride: [1, 3], ..PLAIN },
         Case { x: [2, 48, 20, 20], filters: 64, kernel: [3, 3], pads: [1; 4], ..PLAIN },
     ]
 }
@@ -110,58 +98,34 @@ impl Case {
         [self.x[0], self.filters, size(0), size(1)]
     }
 
-    /// Sizes without the rows of one dimension.
-    fn sizes(&self, all: [usize; 4]) -> Vec<u64> {
-        let kept = (0..4).filter(|at| !self.flat || *at != 2);
-        kept.map(|at| all[at] as u64).collect()
-    }
-
     fn filter_shape(&self) -> [usize; 4] {
         [self.filters, self.x[1] / self.groups, self.kernel[0], self.kernel[1]]
     }
 
-    fn model(&self, filters: &[f32], bias: &[f32]) -> Model {
-        let (x, y) = (self.sizes(self.x), self.sizes(self.output()));
-        let behind = |shape: &[u64]| {
-            let mut shape = shape.to_vec();
-            let channels = shape.remove(1);
-            shape.push(channels);
-            shape
-        };
-        let rank = x.len() as u64;
-        let mut front: Vec<u64> = vec![0, rank - 1];
-        front.extend(1..rank - 1);
-        let mut back: Vec<u64> = vec![0];
-        back.extend(2..rank);
-        back.push(1);
-        let model = match self.last {
+    fn graph(&self, filters: Vec<f32>, bias: Vec<f32>) -> Graph {
+        let mut b = GraphBuilder::new("g");
+        let [n, channels, rows, columns] = self.x;
+        let x = match self.last {
             true => {
-                Model::default().input("given", FLOAT, &behind(&x)).transpose("given", "x", &front)
+                let x = b.input("x", Elem::Activation, &[n, rows, columns, channels]).unwrap();
+                b.transpose(x, &[0, 3, 1, 2]).unwrap()
             }
-            false => Model::default().input("x", FLOAT, &x),
+            false => b.input("x", Elem::Activation, &self.x).unwrap(),
         };
-        let model = model.weights("filters", &self.sizes(self.filter_shape()), filters);
-        let model =
-            if self.bias { model.weights("bias", &[self.filters as u64], bias) } else { model };
-        let number = |sizes: &[usize]| -> Vec<u64> {
-            let sizes = sizes.iter().map(|n| *n as u64);
-            match self.flat {
-                true => sizes.skip(1).step_by(2).collect(),
-                false => sizes.collect(),
-            }
+        let shape = [self.filters, filters.len() / self.filters];
+        let weight = Matrix::weight(shape, filters, Storage::Float);
+        let [top, left, bottom, right] = self.pads;
+        let conv = Conv2d {
+            kernel: self.kernel,
+            stride: self.stride,
+            padding: [[top, bottom], [left, right]],
+            dilation: self.dilation,
+            groups: self.groups,
         };
-        let inputs: &[&str] = if self.bias { &["x", "filters", "bias"] } else { &["x", "filters"] };
-        let attributes: [(&str, &[u64]); 4] = [
-            ("kernel_shape", &number(&self.kernel)),
-            ("strides", &number(&self.stride)),
-            ("dilations", &number(&self.dilation)),
-            ("pads", &number(&self.pads)),
-        ];
-        let model = model.conv(inputs, "conv", self.groups as u64, &attributes);
-        match self.last {
-            true => model.transpose("conv", "y", &back).output("y", FLOAT, &behind(&y)),
-            false => model.node("Identity", &["conv"], &["y"]).output("y", FLOAT, &y),
-        }
+        let y = b.conv2d("conv", x, weight, self.bias.then_some(bias), conv).unwrap();
+        let y = if self.last { b.transpose(y, &[0, 2, 3, 1]).unwrap() } else { y };
+        b.output("y", y).unwrap();
+        b.finish().unwrap()
     }
 
     /// The sum of f64 at a place of the result, and the sum of its terms' sizes.
@@ -199,9 +163,8 @@ impl Case {
         let count = |shape: [usize; 4]| shape.iter().product::<usize>();
         let (x, filters) = (numbers(count(self.x), 3), numbers(count(self.filter_shape()), 5));
         let bias = numbers(self.filters, 7);
-        let bytes = self.model(&filters, &bias).build();
-        let parsed = ModelProto::parse_buf(&bytes).unwrap();
-        let program = Program::compile(&parsed, &HashMap::new(), Caches::F32).unwrap();
+        let both = Both::new(&self.graph(filters.clone(), bias.clone()), Caches::F32);
+        let program = &both.program;
         let is_conv = |one: &Instruction| matches!(one, Instruction::Conv { .. });
         assert!(program.instructions.iter().any(is_conv));
         let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
@@ -218,17 +181,9 @@ impl Case {
         let mut found = vec![f32::NAN; count(self.output())];
         program.output(0, &scratch, &mut found).unwrap();
 
-        let mut options = ModelOptions::with_all_ops();
-        options.enable_optimization(false);
-        let reference = options.load(bytes).unwrap();
-        let shape: Vec<usize> = program.inputs[0].shape.clone();
-        let view =
-            ValueView::FloatTensor(TensorView::try_from_data(shape.as_slice(), &x[..]).unwrap());
-        let given = vec![(reference.input_ids()[0], view.into())];
-        let by_rten = reference.run(given, reference.output_ids(), None).unwrap();
-        let [Value::FloatTensor(by_rten)] = by_rten.as_slice() else { panic!("one tensor of f32") };
+        let by_rten = both.reference(&inputs).swap_remove(0);
         let [_, filter_count, rows, columns] = self.output();
-        for (at, (found, by_rten)) in found.iter().zip(by_rten.iter()).enumerate() {
+        for (at, (found, by_rten)) in found.iter().zip(&by_rten).enumerate() {
             let place = match self.last {
                 true => {
                     let (place, filter) = (at / filter_count, at % filter_count);
@@ -254,33 +209,4 @@ impl Case {
 #[test]
 fn convolutions_equal_those_of_rten() {
     cases().iter().for_each(Case::check);
-}
-
-#[test]
-fn filters_that_do_not_fit_are_refused() {
-    let why = |shape: &[u64], pads: &[u64], group: u64| {
-        let model = Model::default()
-            .input("x", FLOAT, &[1, 4, 8, 8])
-            .weights("filters", shape, &numbers(shape.iter().product::<u64>() as usize, 5))
-            .conv(&["x", "filters"], "y", group, &[("pads", pads)])
-            .output("y", FLOAT, &[1, 4, 8, 8]);
-        let parsed = ModelProto::parse_buf(&model.build()).unwrap();
-        Program::compile(&parsed, &HashMap::new(), Caches::F32)
-            .err()
-            .map(|unsupported| unsupported.why)
-    };
-    assert_eq!(why(&[4, 4, 3, 3], &[1; 4], 1), None);
-    let cases = [
-        (
-            why(&[4, 4, 3, 3], &[1; 4], 3),
-            "4 channels and filters [4, 4, 3, 3] do not fit its groups",
-        ),
-        (why(&[4, 4, 9, 3], &[0; 4], 1), "its filters do not fit into its input"),
-        (why(&[4, 4, 3, 3], &[1; 2], 1), "its pads are not two for each dimension"),
-        (why(&[4, 4, 3, 3], &[u64::MAX; 4], 1), "its pads are not two for each dimension"),
-        (why(&[4, 4, 3], &[1; 4], 1), "its shapes are [1, 4, 8, 8] and [4, 4, 3]"),
-    ];
-    for (found, expected) in cases {
-        assert_eq!(found.as_deref(), Some(expected));
-    }
 }

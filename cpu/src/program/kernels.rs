@@ -3,24 +3,15 @@
 //! Loops are compiled for the vector instructions of the processor, as [`SimdOp`] has them run. Exponentials and what
 //! is made of them come from `rten_vecmath`.
 
+use qhx_graph::graph::{BinaryOp, ReduceOp, UnaryOp};
 use rten_simd::{Isa, SimdOp, SimdUnaryOp};
 use rten_vecmath::{Erf, Exp, Sigmoid, Sin, Softmax, Tanh};
 
 use super::view::Walk;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Binary {
-    Add,
-    Sub,
-    Mul,
-    Div,
-    Max,
-    Min,
-}
-
 /// `out = a ∘ b`, from element `at` of the whole result on.
 pub(super) struct Pairs<'a> {
-    pub(super) op: Binary,
+    pub(super) op: BinaryOp,
     pub(super) walk: &'a Walk<2>,
     pub(super) at: usize,
     pub(super) a: &'a [f32],
@@ -34,13 +25,13 @@ impl SimdOp for Pairs<'_> {
     #[inline(always)]
     fn eval<I: Isa>(self, _: I) {
         match self.op {
-            Binary::Add => self.each(|a, b| a + b),
-            Binary::Sub => self.each(|a, b| a - b),
-            Binary::Mul => self.each(|a, b| a * b),
-            Binary::Div => self.each(|a, b| a / b),
+            BinaryOp::Add => self.each(|a, b| a + b),
+            BinaryOp::Sub => self.each(|a, b| a - b),
+            BinaryOp::Mul => self.each(|a, b| a * b),
+            BinaryOp::Div => self.each(|a, b| a / b),
             // NaN stays.
-            Binary::Max => self.each(|a, b| if a >= b || a.is_nan() { a } else { b }),
-            Binary::Min => self.each(|a, b| if a <= b || a.is_nan() { a } else { b }),
+            BinaryOp::Max => self.each(|a, b| if a >= b || a.is_nan() { a } else { b }),
+            BinaryOp::Min => self.each(|a, b| if a <= b || a.is_nan() { a } else { b }),
         }
     }
 }
@@ -78,7 +69,7 @@ impl Pairs<'_> {
 
 /// The same of i32, whose bits `out` gets. Results that do not fit wrap around.
 pub(super) struct IntPairs<'a> {
-    pub(super) op: Binary,
+    pub(super) op: BinaryOp,
     pub(super) walk: &'a Walk<2>,
     pub(super) at: usize,
     pub(super) a: &'a [i32],
@@ -90,12 +81,12 @@ impl IntPairs<'_> {
     /// Computes them, or says that a divisor is 0.
     pub(super) fn run(self) -> Result<(), DividedByZero> {
         let f: fn(i32, i32) -> Option<i32> = match self.op {
-            Binary::Add => |a, b| Some(a.wrapping_add(b)),
-            Binary::Sub => |a, b| Some(a.wrapping_sub(b)),
-            Binary::Mul => |a, b| Some(a.wrapping_mul(b)),
-            Binary::Div => |a, b| (b != 0).then(|| a.wrapping_div(b)),
-            Binary::Max => |a, b| Some(a.max(b)),
-            Binary::Min => |a, b| Some(a.min(b)),
+            BinaryOp::Add => |a, b| Some(a.wrapping_add(b)),
+            BinaryOp::Sub => |a, b| Some(a.wrapping_sub(b)),
+            BinaryOp::Mul => |a, b| Some(a.wrapping_mul(b)),
+            BinaryOp::Div => |a, b| (b != 0).then(|| a.wrapping_div(b)),
+            BinaryOp::Max => |a, b| Some(a.max(b)),
+            BinaryOp::Min => |a, b| Some(a.min(b)),
         };
         let mut cursor = self.walk.cursor(self.at);
         for out in self.out.chunks_mut(self.walk.inner) {
@@ -118,26 +109,17 @@ pub(super) struct DividedByZero;
 pub(super) enum Unary {
     /// Only brings the elements into another order.
     Copy,
-    Abs,
-    Neg,
-    Exp,
-    Log,
-    Sqrt,
-    Reciprocal,
-    Sigmoid,
-    Sin,
-    Tanh,
-    Relu,
-    Erf,
     /// To the i32 nearer to 0, whose bits the result holds.
     Truncate,
     Clip(f32, f32),
+    Op(UnaryOp),
 }
 
 impl Unary {
     /// True if it takes many instructions for an element.
     pub(super) const fn is_long(self) -> bool {
-        matches!(self, Self::Exp | Self::Log | Self::Sigmoid | Self::Sin | Self::Tanh | Self::Erf)
+        let Self::Op(op) = self else { return false };
+        !matches!(op, UnaryOp::Abs | UnaryOp::Neg | UnaryOp::Rsqrt | UnaryOp::Relu)
     }
 }
 
@@ -172,25 +154,61 @@ impl<T: ToF32> SimdOp for Singles<'_, T> {
                 }
             }
         }
+        let op = match op {
+            Unary::Copy => return,
+            Unary::Truncate => {
+                return each(out, |x| f32::from_bits((x as i32).cast_unsigned()));
+            }
+            Unary::Clip(min, max) => {
+                return each(out, |x| {
+                    let x = if x < min { min } else { x };
+                    if x > max { max } else { x }
+                });
+            }
+            Unary::Op(op) => op,
+        };
         match op {
-            Unary::Copy => {}
-            Unary::Abs => each(out, f32::abs),
-            Unary::Neg => each(out, |x| -x),
-            Unary::Sqrt => each(out, f32::sqrt),
-            Unary::Reciprocal => each(out, |x| 1.0 / x),
-            Unary::Relu => each(out, |x| if x < 0.0 { 0.0 } else { x }),
-            Unary::Log => each(out, f32::ln),
-            Unary::Clip(min, max) => each(out, |x| {
-                let x = if x < min { min } else { x };
-                if x > max { max } else { x }
-            }),
-            Unary::Truncate => each(out, |x| f32::from_bits((x as i32).cast_unsigned())),
-            Unary::Exp => vectors(isa, Exp {}, out),
-            Unary::Sigmoid => vectors(isa, Sigmoid {}, out),
-            Unary::Sin => vectors(isa, Sin::new(), out),
-            Unary::Tanh => vectors(isa, Tanh {}, out),
-            Unary::Erf => vectors(isa, Erf {}, out),
+            UnaryOp::Abs => each(out, f32::abs),
+            UnaryOp::Neg => each(out, |x| -x),
+            UnaryOp::Rsqrt => each(out, |x| 1.0 / x.sqrt()),
+            UnaryOp::Relu => each(out, |x| if x < 0.0 { 0.0 } else { x }),
+            UnaryOp::Log => each(out, f32::ln),
+            UnaryOp::Exp => vectors(isa, Exp {}, out),
+            UnaryOp::Sigmoid => vectors(isa, Sigmoid {}, out),
+            UnaryOp::Sin => vectors(isa, Sin::new(), out),
+            UnaryOp::Tanh => vectors(isa, Tanh {}, out),
+            UnaryOp::Silu => gated(isa, Sigmoid {}, out, |x| x, |x, y| x * y),
+            UnaryOp::Gelu => {
+                let argument = |x| x * std::f32::consts::FRAC_1_SQRT_2;
+                gated(isa, Erf {}, out, argument, |x, y| x * 0.5 * (y + 1.0));
+            }
+            UnaryOp::GeluTanh => {
+                let [linear, cubic] = UnaryOp::GeluTanh.gelu_terms().unwrap_or_default();
+                let argument = |x| x * (x * x * cubic + linear);
+                gated(isa, Tanh {}, out, argument, |x, y| x * 0.5 * (y + 1.0));
+            }
         }
+    }
+}
+
+/// Elements that [`gated`] computes at a time.
+const GATED: usize = 256;
+
+/// `out = join(x, op(argument(x)))` of the `x` in `out`.
+#[inline(always)]
+fn gated<I: Isa>(
+    _: I,
+    op: impl SimdUnaryOp<f32>,
+    out: &mut [f32],
+    argument: impl Fn(f32) -> f32,
+    join: impl Fn(f32, f32) -> f32,
+) {
+    let mut memory = [0f32; GATED];
+    for out in out.chunks_mut(GATED) {
+        let curve = &mut memory[..out.len()];
+        curve.iter_mut().zip(&*out).for_each(|(y, x)| *y = argument(*x));
+        op.map_mut(curve);
+        out.iter_mut().zip(&*curve).for_each(|(x, y)| *x = join(*x, *y));
     }
 }
 
@@ -223,32 +241,17 @@ impl ToF32 for i8 {
     }
 }
 
-impl ToF32 for u8 {
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        f32::from(self)
-    }
-}
-
 impl ToF32 for i32 {
-    /// Rounds to the nearest, as `Cast` of ONNX does.
+    /// Rounds to the nearest.
     #[inline(always)]
     fn to_f32(self) -> f32 {
         self as f32
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reduction {
-    Sum,
-    Mean,
-    Max,
-    Min,
-}
-
 /// Columns of `[size, inner]` become one number each; there are as many matrices as `out` has times `inner`.
 pub(super) struct Reduce<'a> {
-    pub(super) op: Reduction,
+    pub(super) op: ReduceOp,
     pub(super) x: &'a [f32],
     pub(super) size: usize,
     pub(super) inner: usize,
@@ -261,19 +264,15 @@ impl SimdOp for Reduce<'_> {
     #[inline(always)]
     fn eval<I: Isa>(self, _: I) {
         match self.op {
-            Reduction::Sum => self.all(0.0, |a, b| a + b),
-            Reduction::Mean => {
+            ReduceOp::Sum => self.all(0.0, |a, b| a + b),
+            ReduceOp::Mean => {
                 let Self { size, inner, .. } = self;
                 let Self { x, out, .. } = self;
-                Reduce { op: Reduction::Sum, x, size, inner, out: &mut *out }
-                    .all(0.0, |a, b| a + b);
+                Reduce { op: ReduceOp::Sum, x, size, inner, out: &mut *out }.all(0.0, |a, b| a + b);
                 out.iter_mut().for_each(|y| *y /= size as f32);
             }
-            Reduction::Max => {
+            ReduceOp::Max => {
                 self.all(f32::NEG_INFINITY, |a, b| if a >= b || a.is_nan() { a } else { b });
-            }
-            Reduction::Min => {
-                self.all(f32::INFINITY, |a, b| if a <= b || a.is_nan() { a } else { b });
             }
         }
     }
@@ -326,11 +325,11 @@ pub(super) fn softmax(x: &[f32], size: usize, out: &mut [f32]) {
     }
 }
 
-/// `(x - mean) / √(variance + epsilon) · weight + bias` for each row, as `LayerNormalization` of ONNX.
+/// `(x - mean) / √(variance + epsilon) · weight + bias` for each row, see `Op::LayerNorm` of the graph.
 pub(super) struct LayerNorm<'a> {
     pub(super) x: &'a [f32],
     pub(super) weight: &'a [f32],
-    pub(super) bias: Option<&'a [f32]>,
+    pub(super) bias: &'a [f32],
     pub(super) epsilon: f32,
     pub(super) out: &'a mut [f32],
 }
@@ -348,9 +347,30 @@ impl SimdOp for LayerNorm<'_> {
             let scale = 1.0 / (fold(out, 0.0, |a, b| a + b) / size as f32 + epsilon).sqrt();
             let weighted = out.iter_mut().zip(x).zip(weight);
             weighted.for_each(|((y, x), w)| *y = (x - mean) * scale * w);
-            if let Some(bias) = bias {
-                out.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
-            }
+            out.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+        }
+    }
+}
+
+/// `x / √(mean(x²) + epsilon) · weight` for each row, see `Op::RmsNorm` of the graph.
+pub(super) struct RmsNorm<'a> {
+    pub(super) x: &'a [f32],
+    pub(super) weight: &'a [f32],
+    pub(super) epsilon: f32,
+    pub(super) out: &'a mut [f32],
+}
+
+impl SimdOp for RmsNorm<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<I: Isa>(self, _: I) {
+        let Self { x, weight, epsilon, out } = self;
+        let size = weight.len();
+        for (out, x) in out.chunks_exact_mut(size).zip(x.chunks_exact(size)) {
+            out.iter_mut().zip(x).for_each(|(y, x)| *y = x * x);
+            let scale = 1.0 / (fold(out, 0.0, |a, b| a + b) / size as f32 + epsilon).sqrt();
+            out.iter_mut().zip(x).zip(weight).for_each(|((y, x), w)| *y = x * scale * w);
         }
     }
 }

@@ -9,7 +9,7 @@ use super::{By, Instruction, Matmul, Program, Table};
 use crate::options::Activations;
 use crate::weights::Floats;
 
-impl Compiler<'_, '_, '_> {
+impl Compiler<'_> {
     /// Puts values into the memory of others that nobody reads any more.
     pub(super) fn finish(mut self, outputs: &[View]) -> Option<Program> {
         self.release_constants(outputs);
@@ -148,12 +148,11 @@ impl Instruction {
                 walk.places.iter_mut().for_each(f);
             }
             Self::Reduce { x, .. } | Self::Softmax { x, .. } => f(&mut x.place),
+            Self::RmsNorm { x, weight, .. } => {
+                [x, weight].into_iter().for_each(|one| f(&mut one.place));
+            }
             Self::LayerNorm { x, weight, bias, .. } => {
-                f(&mut x.place);
-                f(&mut weight.place);
-                if let Some(bias) = bias {
-                    f(&mut bias.place);
-                }
+                [x, weight, bias].into_iter().for_each(|one| f(&mut one.place));
             }
             Self::Gather { table, indices, .. } => {
                 if let Table::Values(values) = table {
@@ -197,6 +196,7 @@ impl Instruction {
             | Self::Pad { out, .. }
             | Self::Reduce { out, .. }
             | Self::Softmax { out, .. }
+            | Self::RmsNorm { out, .. }
             | Self::LayerNorm { out, .. }
             | Self::Gather { out, .. }
             | Self::Conv { out, .. }

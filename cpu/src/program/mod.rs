@@ -2,8 +2,7 @@
 //!
 //! Shapes are fixed, so that everything but the arithmetic happens once: values that are only read in another order
 //! (`Reshape`, `Transpose`, `Slice`) are no instructions, and a value's memory goes to the next that fits when nobody
-//! reads it any more. Matmuls read their weights as they are stored. [`Program::compile`] names the first operator that
-//! has no instructions.
+//! reads it any more. Matmuls read their weights as they are stored.
 
 mod attend;
 #[cfg(test)]
@@ -12,30 +11,23 @@ mod compile;
 mod conv;
 #[cfg(test)]
 mod conv_tests;
-mod fused;
 mod kernels;
 mod lower;
 mod memory;
-mod reader;
 #[cfg(test)]
 mod tests;
 mod view;
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use qhx_base::artifacts::Mapped;
 use qhx_base::{Error, ErrorKind, Result};
-use qhx_exec::backend::Unsupported;
+use qhx_graph::graph::{BinaryOp, Graph, ReduceOp};
 use qhx_types::TensorInfo;
-use rten_onnx::onnx::ModelProto;
 use rten_simd::SimdOp;
 
 use self::attend::{Attend, CacheScales, MaskShape, Seen, Stored};
 use self::conv::{Conv, ConvShape, Padding};
-use self::kernels::{
-    Binary, IntPairs, LayerNorm, Pairs, Reduce, Reduction, Singles, ToF32, Unary, softmax,
-};
+use self::kernels::{IntPairs, LayerNorm, Pairs, Reduce, RmsNorm, Singles, ToF32, Unary, softmax};
 use self::view::{Place, Walk};
 use crate::kernels::{Rows, Scales};
 use crate::matmul::{Heads, Matrix, Operands, multiply};
@@ -65,7 +57,6 @@ pub(crate) enum Input<'a> {
     F32(&'a [f32]),
     I32(&'a [i32]),
     I8(&'a [i8]),
-    U8(&'a [u8]),
     /// Bits of f16.
     F16(&'a [u16]),
 }
@@ -95,20 +86,19 @@ enum Elem {
     F32,
     I32,
     I8,
-    U8,
     /// Caches that only attention reads.
     F16,
 }
 
 enum Instruction {
     Binary {
-        op: Binary,
+        op: BinaryOp,
         walk: Walk<2>,
         out: usize,
     },
     /// The same of i32.
     IntBinary {
-        op: Binary,
+        op: BinaryOp,
         walk: Walk<2>,
         out: usize,
     },
@@ -139,7 +129,7 @@ enum Instruction {
         out: usize,
     },
     Reduce {
-        op: Reduction,
+        op: ReduceOp,
         x: Dense,
         size: usize,
         inner: usize,
@@ -150,10 +140,16 @@ enum Instruction {
         size: usize,
         out: usize,
     },
+    RmsNorm {
+        x: Dense,
+        weight: Dense,
+        epsilon: f32,
+        out: usize,
+    },
     LayerNorm {
         x: Dense,
         weight: Dense,
-        bias: Option<Dense>,
+        bias: Dense,
         epsilon: f32,
         out: usize,
     },
@@ -224,17 +220,13 @@ const SHARE: usize = 1 << 14;
 const LONG_SHARE: usize = 1 << 12;
 
 impl Program {
-    /// The program of a graph whose external data lies in `files`. With [`Caches::F16`] inputs that attention alone
-    /// reads, as its caches, are f16.
+    /// The program of a graph that was read from a file. With [`Caches::F16`] inputs that attention alone reads, as its
+    /// caches, are f16.
     ///
     /// # Errors
-    /// The graph has an operator, a type or a size for which there are no instructions.
-    pub(crate) fn compile(
-        model: &ModelProto,
-        files: &HashMap<String, Mapped>,
-        caches: Caches,
-    ) -> Result<Self, Unsupported> {
-        compile::compile(model, files, caches)
+    /// Sizes that no memory has.
+    pub(crate) fn compile(graph: &Graph, caches: Caches) -> Result<Self, String> {
+        compile::compile(graph, caches)
     }
 
     /// Executes the graph on the threads of the rayon pool that it is called in. Afterwards outputs are read.
@@ -286,6 +278,7 @@ impl Program {
             | Instruction::Pad { out, .. }
             | Instruction::Reduce { out, .. }
             | Instruction::Softmax { out, .. }
+            | Instruction::RmsNorm { out, .. }
             | Instruction::LayerNorm { out, .. }
             | Instruction::Gather { out, .. }
             | Instruction::Conv { out, .. }
@@ -413,9 +406,7 @@ impl<'a> Memory<'a> {
         match self.given(place)? {
             Input::F32(values) => Ok(values),
             Input::I32(values) => Ok(bytemuck::cast_slice(values)),
-            Input::I8(_) | Input::U8(_) | Input::F16(_) => {
-                Err(internal("a value is neither f32 nor i32"))
-            }
+            Input::I8(_) | Input::F16(_) => Err(internal("a value is neither f32 nor i32")),
         }
     }
 
@@ -505,7 +496,6 @@ impl<'a> Memory<'a> {
                 match (from, self.given(place)?) {
                     (Elem::I32, _) => singles(Unary::Copy, walk, self.ints(place)?, to, team),
                     (_, Input::I8(x)) => singles(Unary::Copy, walk, x, to, team),
-                    (_, Input::U8(x)) => singles(Unary::Copy, walk, x, to, team),
                     _ => return Err(internal("integers are of another type")),
                 }
             }
@@ -559,9 +549,16 @@ impl<'a> Memory<'a> {
                     softmax(&x[at..][..out.len()], *size, out);
                 });
             }
+            Instruction::RmsNorm { x, weight, epsilon, .. } => {
+                let (x, weight, epsilon) = (self.dense(*x)?, self.dense(*weight)?, *epsilon);
+                team.parts(&mut to[..x.len()], SHARE.next_multiple_of(weight.len()), |at, out| {
+                    let x = &x[at..][..out.len()];
+                    RmsNorm { x, weight, epsilon, out }.dispatch();
+                });
+            }
             Instruction::LayerNorm { x, weight, bias, epsilon, .. } => {
                 let (x, weight) = (self.dense(*x)?, self.dense(*weight)?);
-                let (bias, epsilon) = (bias.map(|bias| self.dense(bias)).transpose()?, *epsilon);
+                let (bias, epsilon) = (self.dense(*bias)?, *epsilon);
                 team.parts(&mut to[..x.len()], SHARE.next_multiple_of(weight.len()), |at, out| {
                     let x = &x[at..][..out.len()];
                     LayerNorm { x, weight, bias, epsilon, out }.dispatch();

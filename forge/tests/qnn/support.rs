@@ -95,18 +95,17 @@ impl Compiled {
         Self::bound(workspace)
     }
 
-    /// The ONNX reference graph on the CPU backend, and what executes it there.
-    pub(crate) fn on_cpu(graph: &Graph) -> (Self, String) {
+    /// The graph on the CPU backend.
+    pub(crate) fn on_cpu(graph: &Graph) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let written = qhx_graph::onnx::write(graph, folder.path(), &mut Silent).unwrap();
         let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(CpuOptions::default()).unwrap());
         let onnx = vec![(graph.name().to_owned(), written.model)];
         let source = ContextSource { key: "c".to_owned(), onnx, ..ContextSource::default() };
         let context = backend.open_context(&source).unwrap();
-        let executor = context.executors()[0].to_string();
         let mut workspace = Workspace::new(backend, CancelToken::new());
         workspace.add_context(&source.key, &context).unwrap();
-        (Self::bound(workspace), executor)
+        Self::bound(workspace)
     }
 
     /// Buffers for every port.

@@ -77,8 +77,7 @@ pub fn manifest(data: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// A graph as an ONNX file: its framing (`cpu/src/wire.rs`), and what the CPU backend makes of a file whose framing is
-/// sound.
+/// A graph as an ONNX file: its messages, the graph within, and the CPU backend's program of it.
 pub fn onnx(data: &[u8]) -> Result<()> {
     static BACKEND: OnceLock<Result<CpuBackend>> = OnceLock::new();
     let open = || CpuBackend::new(CpuOptions { threads: Some(1), ..CpuOptions::default() });

@@ -19,9 +19,7 @@ use qhx_types::onnx::{ExternalData, NBits, suffix};
 use qhx_types::quantized::{QuantizedForm, QuantizedMut, unpack_nibbles};
 use rten_onnx::onnx::{DataLocation, DataType};
 
-use super::ir::{
-    KEY, Part, StoredGraph, StoredOrigin, StoredTensor, StoredWeight, VERSION, Versioned,
-};
+use super::ir::{self, KEY, Part, StoredGraph, StoredOrigin, StoredTensor, VERSION, Versioned};
 use crate::builder::{NodeParts, rebuild};
 use crate::graph::{Constant, Elem, Graph, Origin, Tensor};
 use crate::weight::{RowSource, Storage, Weight, dequantize_blocks};
@@ -35,8 +33,22 @@ const MAX_METADATA: usize = 64 << 20;
 /// # Errors
 /// When the file is no such model, when its graph is none that the forge makes, or when numbers are missing.
 pub fn read(path: &Path, within: &Path) -> Result<Graph> {
-    let mut files =
-        Files { path, within, model: Mapped::open_within(path, within)?, data: HashMap::new() };
+    read_with(path, &mut |path| Mapped::open_within(path, within))
+}
+
+/// Same as [`read`], with the files that `open` opens: the model, and those beside it, once each.
+///
+/// # Errors
+/// Errors of [`read`], and of `open`.
+pub fn read_with(path: &Path, open: &mut dyn FnMut(&Path) -> Result<Mapped>) -> Result<Graph> {
+    let model = open(path)?;
+    if model.is_empty() {
+        let what = format!("{}: expected an ONNX model, found an empty file", path.display());
+        return Err(Error::new(ErrorKind::Artifact, what).hint(
+            "the download may be incomplete; compare the folder with the manifest's artifacts",
+        ));
+    }
+    let mut files = Files { path, open, model, data: HashMap::new(), failed: None };
     let fail = |what: String| {
         Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display()))
             .hint("the file is damaged, or was not made by `qhx forge`; download the bundle again")
@@ -45,9 +57,12 @@ pub fn read(path: &Path, within: &Path) -> Result<Graph> {
     let Some(json) = model.metadata else {
         return Err(Error::new(
             ErrorKind::Artifact,
-            format!("{}: has no metadata {KEY:?}, of which context binaries are made", path.display()),
+            format!("{}: an ONNX file without a graph of qhx (metadata {KEY:?})", path.display()),
         )
-        .hint("forge the bundle again with `qhx forge --portable`: an older qhx wrote it, or another program"));
+        .hint(
+            "another program wrote it, or the file is cut off; make the bundle from its checkpoint with `qhx forge`, or \
+             download it again",
+        ));
     };
     let bad = |e: serde_json::Error| fail(format!("metadata {KEY:?}: {e}"));
     let bytes = files.model.clone();
@@ -66,9 +81,10 @@ pub fn read(path: &Path, within: &Path) -> Result<Graph> {
     let stored: StoredGraph = serde_json::from_slice(json).map_err(bad)?;
     let tensors = stored.tensors.into_iter().map(|tensor| {
         let name = tensor.name.clone();
-        files
-            .tensor(tensor, &model.initializers)
-            .map_err(|why| fail(format!("tensor {name:?}: {why}")))
+        files.tensor(tensor, &model.initializers).map_err(|why| match files.failed.take() {
+            Some(error) => error,
+            None => fail(format!("tensor {name:?}: {why}")),
+        })
     });
     let tensors = tensors.collect::<Result<Vec<_>>>()?;
     let indices = |list: Vec<u32>| list.into_iter().map(|index| index as usize).collect::<Vec<_>>();
@@ -84,13 +100,24 @@ pub fn read(path: &Path, within: &Path) -> Result<Graph> {
 
 /// Numbers of an initializer, where they lie.
 #[derive(Clone)]
-struct Numbers {
+pub struct Numbers {
     file: Mapped,
     range: Range<usize>,
 }
 
 impl Numbers {
-    fn bytes(&self) -> &[u8] {
+    /// The mapped file.
+    pub fn file(&self) -> &Mapped {
+        &self.file
+    }
+
+    /// Place of the numbers in the file, which has it.
+    pub fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+
+    /// The numbers, little-endian and not always aligned.
+    pub fn bytes(&self) -> &[u8] {
         self.file.bytes().get(self.range.clone()).unwrap_or_default()
     }
 
@@ -120,9 +147,11 @@ type Initializers = HashMap<String, Initializer>;
 /// The model's file and those beside it.
 struct Files<'a> {
     path: &'a Path,
-    within: &'a Path,
+    open: &'a mut dyn FnMut(&Path) -> Result<Mapped>,
     model: Mapped,
     data: HashMap<String, Mapped>,
+    /// The error of a file that was not opened.
+    failed: Option<Error>,
 }
 
 impl Files<'_> {
@@ -157,17 +186,17 @@ impl Files<'_> {
     fn weight(
         &mut self,
         name: &str,
-        stored: StoredWeight,
+        stored: ir::StoredWeight,
         shape: [usize; 2],
         known: &Initializers,
     ) -> Result<Weight, String> {
-        let StoredWeight { storage: stored } = stored;
+        let ir::StoredWeight { storage: stored } = stored;
         let Some(storage) = stored.storage() else {
             return Err("integers of 4 or 8 bits were expected".to_owned());
         };
         let count = shape[0].saturating_mul(shape[1]);
         let numbers = match storage.form(shape[1]) {
-            None => Stored::Floats(self.reals(known, name, count)?),
+            None => StoredWeight::Floats(self.reals(known, name, count)?),
             Some(form) => {
                 let blocks = form.blocks(shape[1]).and_then(|n| n.checked_mul(shape[0]));
                 let blocks = blocks.ok_or("the blocks do not divide its rows")?;
@@ -183,14 +212,16 @@ impl Files<'_> {
                 let scale = format!("{name}{}", suffix::SCALE);
                 let count = blocks.saturating_mul(pieces);
                 let scales = self.reals(known, &scale, count)?;
-                let offsets = match &stored {
-                    super::ir::StoredStorage::Blocks { offsets: Some(part), .. } => {
-                        Some(self.part(part, blocks, 4)?)
+                let (offsets, shifts) = match &stored {
+                    ir::StoredStorage::Blocks { offsets: Some(part), .. } => {
+                        let shift = format!("{name}{}", suffix::OFFSET);
+                        let shifts = self.numbers(known, &shift, DataType::FLOAT, count, 4)?;
+                        (Some(self.part(part, blocks, 4)?), Some(shifts))
                     }
-                    _ => None,
+                    _ => (None, None),
                 };
                 let packed = packed.is_some();
-                Stored::Quantized { form, packed, pieces, integers, scales, offsets }
+                StoredWeight::Quantized { form, packed, pieces, integers, scales, offsets, shifts }
             }
         };
         let source = InitializerSource { name: name.to_owned(), shape, numbers };
@@ -252,8 +283,11 @@ impl Files<'_> {
                 let (Some(Component::Normal(_)), None) = (names.next(), names.next()) else {
                     return Err(format!("{location:?} is not the name of a file beside it"));
                 };
-                let file = Mapped::open_within(&self.path.with_file_name(location), self.within);
-                new.insert(file.map_err(|e| e.message().to_owned())?).clone()
+                let file = (self.open)(&self.path.with_file_name(location)).map_err(|error| {
+                    self.failed = Some(error);
+                    String::new()
+                });
+                new.insert(file?).clone()
             }
         };
         let expected = count.checked_mul(size).filter(|bytes| *bytes as u64 == *length);
@@ -270,9 +304,11 @@ impl Files<'_> {
 }
 
 /// Floats in files.
-#[derive(Debug)]
-enum Reals {
+#[derive(Debug, Clone)]
+pub enum Reals {
+    /// As f16.
     Half(Numbers),
+    /// As f32.
     Float(Numbers),
 }
 
@@ -291,19 +327,29 @@ impl Reals {
     }
 }
 
-/// Storage of a weight's numbers in files.
-#[derive(Debug)]
-enum Stored {
+/// A weight's numbers in files.
+#[derive(Debug, Clone)]
+pub enum StoredWeight {
+    /// Row-major values.
     Floats(Reals),
+    /// Integers, and what they are multiplied with and shifted by.
     Quantized {
+        /// Bits, block and offsets, as the weight has them.
         form: QuantizedForm,
-        /// Two integers a byte.
+        /// True for two integers of 4 bits a byte, as [`pack_nibbles`](qhx_types::quantized::pack_nibbles) packs them:
+        /// then a block of the file has 32 columns. Else an integer is a byte.
         packed: bool,
-        /// Scales that one block has, all equal.
+        /// Scales that the file has for one block of the form, all equal.
         pieces: usize,
+        /// Row-major integers.
         integers: Numbers,
+        /// A scale for each block of the file, row by row.
         scales: Reals,
+        /// Offset of each block of the form, in steps of its scale.
         offsets: Option<Numbers>,
+        /// The same as f32 that are added to the weights, for each block of the file: block by block, and for each its
+        /// rows, where integers are packed; else row by row.
+        shifts: Option<Numbers>,
     },
 }
 
@@ -312,7 +358,7 @@ enum Stored {
 struct InitializerSource {
     name: String,
     shape: [usize; 2],
-    numbers: Stored,
+    numbers: StoredWeight,
 }
 
 impl InitializerSource {
@@ -332,7 +378,7 @@ impl RowSource for InitializerSource {
 
     fn stored_dtype(&self) -> DType {
         match self.numbers {
-            Stored::Floats(Reals::Half(_)) => DType::F16,
+            StoredWeight::Floats(Reals::Half(_)) => DType::F16,
             _ => DType::F32,
         }
     }
@@ -340,20 +386,25 @@ impl RowSource for InitializerSource {
     fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
         let start = first.checked_mul(self.shape[1]).ok_or_else(|| self.short())?;
         match &self.numbers {
-            Stored::Floats(reals) => reals.read(start, out).ok_or_else(|| self.short()),
-            Stored::Quantized { .. } => dequantize_blocks(self, first, out),
+            StoredWeight::Floats(reals) => reals.read(start, out).ok_or_else(|| self.short()),
+            StoredWeight::Quantized { .. } => dequantize_blocks(self, first, out),
         }
+    }
+
+    fn stored(&self) -> Option<&StoredWeight> {
+        Some(&self.numbers)
     }
 
     fn block_form(&self) -> Option<QuantizedForm> {
         match &self.numbers {
-            Stored::Quantized { form, .. } => Some(*form),
+            StoredWeight::Quantized { form, .. } => Some(*form),
             _ => None,
         }
     }
 
     fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
-        let Stored::Quantized { form, packed, pieces, integers, scales, offsets } = &self.numbers
+        let StoredWeight::Quantized { form, packed, pieces, integers, scales, offsets, .. } =
+            &self.numbers
         else {
             return Err(self.short());
         };
