@@ -13,7 +13,6 @@ mod content;
 mod dtype;
 mod graph;
 mod media;
-pub mod onnx;
 mod op;
 pub mod quantized;
 

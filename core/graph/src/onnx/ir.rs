@@ -1,12 +1,12 @@
 //! The graph beside the ONNX graph: what the compiler for the NPU needs of it, as JSON in the model's metadata.
 //!
 //! Numbers of constants and weights stay where the ONNX graph has them, in initializers that are called after their
-//! tensors ([`qhx_types::onnx::suffix`]).
+//! tensors (`format::suffix`).
 
 use std::collections::HashMap;
 
+use crate::onnx::format::ExternalData;
 use qhx_base::{Error, ErrorKind, Result};
-use qhx_types::onnx::ExternalData;
 use qhx_types::quantized::{Bits, QuantizedForm};
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! Graph nodes to ONNX nodes ([`OPSET`](qhx_types::onnx::OPSET)), and weights to the external-data file.
+//! Graph nodes to ONNX nodes (opset 18), and weights to the external-data file.
 
 mod nbits;
 
@@ -6,14 +6,14 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use crate::onnx::format::{
+    ExternalData, Operator, ROW_AXIS, STORED_FLOATS, attribute, suffix, swapped,
+};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use qhx_base::hash::hex;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_types::DType;
-use qhx_types::onnx::{
-    ExternalData, Operator, ROW_AXIS, STORED_FLOATS, attribute, suffix, swapped,
-};
 use rten_onnx::onnx::{
     AttributeProto, AttributeType, DataLocation, DataType, Dimension, GraphProto, NodeProto,
     StringStringEntryProto, TensorProto, TensorShapeProto, TypeProto, TypeProtoTensor,

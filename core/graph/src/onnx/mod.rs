@@ -1,6 +1,6 @@
 //! Graphs as ONNX files, written and read.
 //!
-//! Messages are those of `rten_onnx`; names of operators and the shapes of weights are in [`qhx_types::onnx`]. Weights
+//! Messages are those of `rten_onnx`; names of operators and the shapes of weights are in `format.rs`. Weights
 //! go into one external-data file for the graphs of a context, because a protobuf message ends at 2 GiB and these graphs
 //! share their weights.
 //!
@@ -8,6 +8,7 @@
 //! and so does `qhx prepare` for the NPU. The ONNX operators are an export for other programs.
 
 mod data;
+mod format;
 mod ir;
 mod lower;
 mod model;

@@ -1,6 +1,6 @@
 //! A model as bytes: the messages of `rten_onnx`, which the CPU backend reads, with the one field that they lack.
 
-use qhx_types::onnx::{IR_VERSION, MICROSOFT, MICROSOFT_OPSET, OPSET, Operator};
+use crate::onnx::format::{IR_VERSION, MICROSOFT, MICROSOFT_OPSET, OPSET, Operator};
 use rten_onnx::onnx::{GraphProto, OperatorSetIdProto, StringStringEntryProto};
 use rten_onnx::protobuf::{EncodeMessage, MessageWriter, ProtobufError, ValueWriter, WriteValue};
 

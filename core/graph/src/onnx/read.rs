@@ -10,12 +10,12 @@ use std::ops::Range;
 use std::path::{Component, Path};
 use std::sync::Arc;
 
+use crate::onnx::format::{ExternalData, NBits, suffix};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use qhx_base::artifacts::Mapped;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_types::DType;
-use qhx_types::onnx::{ExternalData, NBits, suffix};
 use qhx_types::quantized::{QuantizedForm, QuantizedMut, unpack_nibbles};
 use rten_onnx::onnx::{DataLocation, DataType};
 

@@ -4,12 +4,12 @@
 //! scales. Any other form is dequantized by `DequantizeLinear`, as int8 is ([`DequantizedBlocks`]). Values, scales and
 //! offsets are those of the QNN graph.
 
+use crate::onnx::format::{
+    DequantizedBlocks, NBits, Operator, ROW_AXIS, STORED_FLOATS, attribute, suffix,
+};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use qhx_base::{Error, ErrorKind, Result};
-use qhx_types::onnx::{
-    DequantizedBlocks, NBits, Operator, ROW_AXIS, STORED_FLOATS, attribute, suffix,
-};
 use qhx_types::quantized::{Quantized, QuantizedForm, by_block, pack_nibbles, repeated};
 use rten_onnx::onnx::DataType;
 
