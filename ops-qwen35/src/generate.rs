@@ -90,11 +90,11 @@ impl Op for Generate {
 }
 
 impl Generator for Generate {
-    fn decoder(&self) -> Option<&Decoder> {
+    fn inner(&self) -> Option<&dyn Generator> {
         Some(&self.decoder)
     }
 
-    fn decoder_mut(&mut self) -> Option<&mut Decoder> {
+    fn inner_mut(&mut self) -> Option<&mut dyn Generator> {
         Some(&mut self.decoder)
     }
 

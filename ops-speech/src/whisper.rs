@@ -145,7 +145,7 @@ impl Recognizer for Whisper {
             return Err(Error::prompt("times of words: no audio was heard, expected one clip"));
         };
         let frames = samples.div_ceil(self.encoder.params.front_end.hop);
-        self.decoder.reset(host);
+        self.decoder.reset(host)?;
         let start = Instant::now();
         let times = alignment.times(host, &mut self.decoder, before, said, frames)?;
         host.end(self.encoder.align_span, start);
@@ -154,11 +154,11 @@ impl Recognizer for Whisper {
 }
 
 impl Generator for Whisper {
-    fn decoder(&self) -> Option<&Decoder> {
+    fn inner(&self) -> Option<&dyn Generator> {
         Some(&self.decoder)
     }
 
-    fn decoder_mut(&mut self) -> Option<&mut Decoder> {
+    fn inner_mut(&mut self) -> Option<&mut dyn Generator> {
         Some(&mut self.decoder)
     }
 
@@ -170,8 +170,7 @@ impl Generator for Whisper {
 
     fn reset(&mut self, host: &mut Host) -> Result<()> {
         self.encoder.heard = None;
-        self.decoder.state_mut().reset(host);
-        Ok(())
+        self.decoder.reset(host)
     }
 
     fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {

@@ -1,7 +1,5 @@
 //! Traits that an author implements.
 
-use crate::decoder::Decoder;
-use crate::state::StateCarrier;
 use crate::{
     Answer, Error, Host, OpDescription, OpenInfo, Placement, Result, Segment, SnapshotId, View,
 };
@@ -22,11 +20,10 @@ pub trait Op: Sized + Send + 'static {
     /// When the bundle is not one that the op can run.
     fn open(host: &mut Host) -> Result<Self>;
 
-    /// Properties found on opening: read once, and constant from then on. An op over a [`Decoder`] returns
-    /// [`Decoder::info`], with what it adds to it.
+    /// Properties found on opening: read once, and constant from then on.
     fn info(&self) -> OpenInfo;
 
-    /// The part that generates, where the op does: its [`Decoder`], or the op itself.
+    /// The part that generates, where the op does: a field such as the kit's decoder, or the op itself.
     fn generator(&mut self) -> Option<&mut dyn Generator> {
         None
     }
@@ -53,29 +50,17 @@ pub trait Op: Sized + Send + 'static {
 /// must leave the state as it was after the last complete token: change state (swap, append,
 /// count) only once the last graph of a step has executed.
 ///
-/// An op writes what the kit does not do for it: nothing when it is a [`Decoder`], which is a generator; where it adds
-/// to one, it gives it back in [`Generator::decoder`] and [`Generator::decoder_mut`] and writes what differs. Without
-/// one it writes the steps, and what concerns the state alone goes to the [`StateCarrier`] of [`Generator::state`] and
-/// [`Generator::state_mut`].
+/// A call that an op leaves out goes to its [`Generator::inner`], such as the decoder or the state of the kit; without
+/// one, it is an error that names it.
 pub trait Generator {
-    /// The decoder that the op is, for the calls that the op does not answer itself.
-    fn decoder(&self) -> Option<&Decoder> {
+    /// Generator that answers the calls that this one leaves out.
+    fn inner(&self) -> Option<&dyn Generator> {
         None
     }
 
-    /// Same as [`Generator::decoder`], with mutable access to run it.
-    fn decoder_mut(&mut self) -> Option<&mut Decoder> {
+    /// Same as [`Generator::inner`], with mutable access to run it.
+    fn inner_mut(&mut self) -> Option<&mut dyn Generator> {
         None
-    }
-
-    /// State that the op carries from step to step, for the calls that the op does not answer itself.
-    fn state(&self) -> Option<&StateCarrier> {
-        self.decoder().map(Decoder::state)
-    }
-
-    /// Same as [`Generator::state`], with mutable access to change it.
-    fn state_mut(&mut self) -> Option<&mut StateCarrier> {
-        self.decoder_mut().map(Decoder::state_mut)
     }
 
     /// Place of an image, audio clip or video among the tokens of a prompt, and the number of positions it takes. The
@@ -85,7 +70,10 @@ pub trait Generator {
     /// # Errors
     /// When the op does not take the segment.
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
-        Err(Error::unsupported(&format!("placing {}", crate::text::kind(segment))))
+        match self.inner() {
+            Some(inner) => inner.place(segment),
+            None => Err(Error::unsupported(&format!("placing {}", crate::text::kind(segment)))),
+        }
     }
 
     /// Forgets everything: position 0.
@@ -93,17 +81,12 @@ pub trait Generator {
     /// # Errors
     /// When it fails.
     fn reset(&mut self, host: &mut Host) -> Result<()> {
-        if let Some(decoder) = self.decoder_mut() {
-            decoder.reset(host);
-        } else if let Some(state) = self.state_mut() {
-            state.reset(host);
-        }
-        Ok(())
+        self.inner_mut().map_or(Ok(()), |inner| inner.reset(host))
     }
 
     /// Positions consumed so far.
     fn position(&self) -> usize {
-        self.state().map_or(0, StateCarrier::position)
+        self.inner().map_or(0, |inner| inner.position())
     }
 
     /// Consumes segments; returns the logits of the last position. An image, audio clip or video
@@ -112,20 +95,7 @@ pub trait Generator {
     /// # Errors
     /// When the op does not have the call, or it fails.
     fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
-        if let Some(media) =
-            segments.iter().find(|one| crate::text::takes(host.op(), one) == Some(true))
-        {
-            return Err(Error::unsupported(&format!(
-                "{}: prefill of {}: the op places it, but leaves prefill to the kit, which takes text only; write \
-                 Generator::prefill over Decoder::prefill_soft",
-                host.op().name,
-                crate::text::kind(media)
-            )));
-        }
-        match self.decoder_mut() {
-            Some(decoder) => decoder.prefill(host, segments),
-            None => Err(Error::unsupported("generation")),
-        }
+        or_unsupported(self.inner_mut(), "generation")?.prefill(host, segments)
     }
 
     /// Consumes one token; returns the logits of its position. Must not allocate.
@@ -133,10 +103,7 @@ pub trait Generator {
     /// # Errors
     /// When the op does not have the call, or it fails.
     fn decode(&mut self, host: &mut Host, token: u32) -> Result<View> {
-        match self.decoder_mut() {
-            Some(decoder) => decoder.decode(host, token),
-            None => Err(Error::unsupported("generation")),
-        }
+        or_unsupported(self.inner_mut(), "generation")?.decode(host, token)
     }
 
     /// Runs tokens through the graphs of one step. The state stays as it is until [`Generator::accept`].
@@ -145,10 +112,7 @@ pub trait Generator {
     /// # Errors
     /// When the op verifies no draft tokens, or the call fails.
     fn verify(&mut self, host: &mut Host, tokens: &[u32]) -> Result<()> {
-        match self.decoder_mut() {
-            Some(decoder) => decoder.verify(host, tokens),
-            None => Err(Error::unsupported("verifying draft tokens")),
-        }
+        or_unsupported(self.inner_mut(), "verifying draft tokens")?.verify(host, tokens)
     }
 
     /// Logits of the position of token `row` of the last [`Generator::verify`]. Must not allocate.
@@ -156,10 +120,7 @@ pub trait Generator {
     /// # Errors
     /// When the op verifies no draft tokens, or the call fails.
     fn row_logits(&mut self, host: &mut Host, row: usize) -> Result<View> {
-        match self.decoder_mut() {
-            Some(decoder) => decoder.row_logits(host, row),
-            None => Err(Error::unsupported("verifying draft tokens")),
-        }
+        or_unsupported(self.inner_mut(), "verifying draft tokens")?.row_logits(host, row)
     }
 
     /// Keeps the first `count` tokens of the last [`Generator::verify`]: the state becomes that of these alone.
@@ -168,10 +129,7 @@ pub trait Generator {
     /// # Errors
     /// When the op verifies no draft tokens, or the call fails.
     fn accept(&mut self, host: &mut Host, count: usize) -> Result<()> {
-        match self.decoder_mut() {
-            Some(decoder) => decoder.accept(host, count),
-            None => Err(Error::unsupported("verifying draft tokens")),
-        }
+        or_unsupported(self.inner_mut(), "verifying draft tokens")?.accept(host, count)
     }
 
     /// Declares whether [`Generator::draft`] will be called from here on: 1, or 0. What is consumed meanwhile is
@@ -180,11 +138,7 @@ pub trait Generator {
     /// # Errors
     /// When the op has no drafting head.
     fn drafting(&mut self, host: &mut Host, on: usize) -> Result<()> {
-        let _ = host;
-        match self.decoder_mut() {
-            Some(decoder) => decoder.drafting(on > 0),
-            None => Err(Error::unsupported("a drafting head")),
-        }
+        or_unsupported(self.inner_mut(), "a drafting head")?.drafting(host, on)
     }
 
     /// Logits of the token that may follow `token`, which itself follows the text and is not consumed; called again, of
@@ -193,10 +147,7 @@ pub trait Generator {
     /// # Errors
     /// When the op has no drafting head, or the call fails.
     fn draft(&mut self, host: &mut Host, token: u32) -> Result<View> {
-        match self.decoder_mut() {
-            Some(decoder) => decoder.draft(host, token),
-            None => Err(Error::unsupported("a drafting head")),
-        }
+        or_unsupported(self.inner_mut(), "a drafting head")?.draft(host, token)
     }
 
     /// Forgets all positions from `position` on.
@@ -204,13 +155,7 @@ pub trait Generator {
     /// # Errors
     /// When the op does not have the call, or it fails.
     fn truncate(&mut self, host: &mut Host, position: usize) -> Result<()> {
-        if let Some(decoder) = self.decoder_mut() {
-            return decoder.truncate(host, position);
-        }
-        match self.state_mut() {
-            Some(state) => state.truncate(position),
-            None => Err(Error::unsupported("truncation")),
-        }
+        or_unsupported(self.inner_mut(), "truncation")?.truncate(host, position)
     }
 
     /// Saves the state.
@@ -218,13 +163,7 @@ pub trait Generator {
     /// # Errors
     /// When the op does not have the call, or it fails.
     fn snapshot(&mut self, host: &mut Host) -> Result<SnapshotId> {
-        if let Some(decoder) = self.decoder_mut() {
-            return Ok(decoder.snapshot(host));
-        }
-        match self.state_mut() {
-            Some(state) => Ok(state.snapshot(host)),
-            None => Err(Error::unsupported("snapshots")),
-        }
+        or_unsupported(self.inner_mut(), "snapshots")?.snapshot(host)
     }
 
     /// Returns to a saved state, which stays saved.
@@ -232,28 +171,19 @@ pub trait Generator {
     /// # Errors
     /// When the op does not have the call, or it fails.
     fn restore(&mut self, host: &mut Host, snapshot: SnapshotId) -> Result<()> {
-        if let Some(decoder) = self.decoder_mut() {
-            return decoder.restore(host, snapshot);
-        }
-        match self.state_mut() {
-            Some(state) => state.restore(host, snapshot),
-            None => Err(Error::unsupported("snapshots")),
-        }
+        or_unsupported(self.inner_mut(), "snapshots")?.restore(host, snapshot)
     }
 
     /// Frees a saved state. An unknown id is ignored.
     fn drop_snapshot(&mut self, host: &mut Host, snapshot: SnapshotId) {
-        let _ = host;
-        if let Some(decoder) = self.decoder_mut() {
-            decoder.drop_snapshot(snapshot);
-        } else if let Some(state) = self.state_mut() {
-            state.drop_snapshot(snapshot);
+        if let Some(inner) = self.inner_mut() {
+            inner.drop_snapshot(host, snapshot);
         }
     }
 
     /// Findings about the consumed input besides the logits: a JSON object, such as `{"language": "de"}`.
     fn note(&self) -> serde_json::Value {
-        serde_json::Value::Null
+        self.inner().map_or(serde_json::Value::Null, |inner| inner.note())
     }
 
     /// The state as bytes, for [`Generator::import_state`] of an op of the same name over the same bundle.
@@ -261,13 +191,7 @@ pub trait Generator {
     /// # Errors
     /// When the op does not have the call, or it fails.
     fn export_state(&mut self, host: &mut Host) -> Result<Vec<u8>> {
-        if let Some(decoder) = self.decoder_mut() {
-            return decoder.export(host);
-        }
-        match self.state() {
-            Some(state) => state.export(host),
-            None => Err(Error::unsupported("exporting its state")),
-        }
+        or_unsupported(self.inner_mut(), "exporting its state")?.export_state(host)
     }
 
     /// Makes the state the one that was exported at `position`. The bytes may be damaged or hostile.
@@ -275,14 +199,16 @@ pub trait Generator {
     /// # Errors
     /// When the op does not have the call, or the bytes are not such a state. The state is then as it was.
     fn import_state(&mut self, host: &mut Host, position: usize, state: &[u8]) -> Result<()> {
-        if let Some(decoder) = self.decoder_mut() {
-            return decoder.import(host, position, state);
-        }
-        match self.state_mut() {
-            Some(carrier) => carrier.import(host, position, state),
-            None => Err(Error::unsupported("importing a state")),
-        }
+        or_unsupported(self.inner_mut(), "importing a state")?.import_state(host, position, state)
     }
+}
+
+/// The inner generator, or an error about a call that needs one.
+fn or_unsupported<'a>(
+    inner: Option<&'a mut dyn Generator>,
+    what: &str,
+) -> Result<&'a mut dyn Generator> {
+    inner.ok_or_else(|| Error::unsupported(what))
 }
 
 /// An op that steps by itself, because a step of its model is no token: CTC, transducers, labels. It declares

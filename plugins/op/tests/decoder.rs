@@ -72,11 +72,11 @@ impl Op for TinyModel {
 }
 
 impl Generator for TinyModel {
-    fn decoder(&self) -> Option<&Decoder> {
+    fn inner(&self) -> Option<&dyn Generator> {
         Some(&self.0)
     }
 
-    fn decoder_mut(&mut self) -> Option<&mut Decoder> {
+    fn inner_mut(&mut self) -> Option<&mut dyn Generator> {
         Some(&mut self.0)
     }
 
@@ -557,11 +557,11 @@ impl Op for Refusing {
 }
 
 impl Generator for Refusing {
-    fn decoder(&self) -> Option<&Decoder> {
+    fn inner(&self) -> Option<&dyn Generator> {
         Some(&self.0.0)
     }
 
-    fn decoder_mut(&mut self) -> Option<&mut Decoder> {
+    fn inner_mut(&mut self) -> Option<&mut dyn Generator> {
         Some(&mut self.0.0)
     }
 

@@ -57,11 +57,11 @@ impl Op for TinyModel {
 }
 
 impl Generator for TinyModel {
-    fn state(&self) -> Option<&StateCarrier> {
+    fn inner(&self) -> Option<&dyn Generator> {
         Some(&self.state)
     }
 
-    fn state_mut(&mut self) -> Option<&mut StateCarrier> {
+    fn inner_mut(&mut self) -> Option<&mut dyn Generator> {
         Some(&mut self.state)
     }
 

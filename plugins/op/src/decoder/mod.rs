@@ -16,8 +16,9 @@
 //! }
 //! ```
 //!
-//! An op that is such a decoder and nothing else gives it back in [`crate::Op::generator`]; the other
-//! methods then have nothing to do. A model with two ropes or two kinds of mask adds both, under
+//! A decoder is a [`Generator`]: an op that is one and nothing else gives it back in [`crate::Op::generator`], and one
+//! that adds to it gives it back in [`Generator::inner`] and [`Generator::inner_mut`] and writes the calls that differ.
+//! A model with two ropes or two kinds of mask adds both, under
 //! names of their own; what fills other inputs is a [`Filler`].
 //!
 //! Graphs with an output `router` have [`crate::experts`] behind them, and the head normalises the residual itself.
@@ -46,7 +47,7 @@ use crate::experts::{ExpertParams, Experts, Residual, Rule, Tensor};
 use crate::fill::{CausalMask, Embedding, Rope};
 use crate::kernels::all_finite;
 use crate::state::StateCarrier;
-use crate::text::{check_room, count_tokens, max_ctx, tokens};
+use crate::text::{check_room, count_tokens, kind, max_ctx, takes, tokens};
 use crate::{
     DType, Error, ErrorCode, Generator, GraphCosts, GraphId, Host, OpenInfo, Result, Segment,
     SnapshotId, SpanId, View,
@@ -421,13 +422,117 @@ pub struct Decoder {
     commit_span: SpanId,
 }
 
+/// A prompt is of text only: an op whose prompts hold more writes [`Generator::prefill`] over
+/// [`Decoder::prefill_soft`]. What was consumed before a failure stays.
 impl Generator for Decoder {
-    fn decoder(&self) -> Option<&Decoder> {
-        Some(self)
+    fn reset(&mut self, host: &mut Host) -> Result<()> {
+        self.state.reset(host);
+        if let Some(drafts) = &mut self.drafts {
+            drafts.truncate(host, 0);
+        }
+        Ok(())
     }
 
-    fn decoder_mut(&mut self) -> Option<&mut Decoder> {
-        Some(self)
+    fn position(&self) -> usize {
+        self.state.position()
+    }
+
+    fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
+        if let Some(media) = segments.iter().find(|one| takes(host.op(), one) == Some(true)) {
+            return Err(Error::unsupported(&format!(
+                "{}: prefill of {}: the op places it, but leaves prefill to the kit, which takes text only; write \
+                 Generator::prefill over Decoder::prefill_soft",
+                self.op,
+                kind(media)
+            )));
+        }
+        let total = count_tokens(self.op, segments)?;
+        self.consume(host, total, tokens(segments), &[])
+    }
+
+    fn decode(&mut self, host: &mut Host, token: u32) -> Result<View> {
+        check_room(self.state.position(), 1, self.max_ctx)?;
+        self.chunk.clear();
+        self.chunk.push(token);
+        last(self.step(host, STEP, PromptSpan::default(), true)?)
+    }
+
+    fn verify(&mut self, host: &mut Host, tokens: &[u32]) -> Result<()> {
+        self.verify_step(host, tokens)
+    }
+
+    fn row_logits(&mut self, host: &mut Host, row: usize) -> Result<View> {
+        self.verified_logits(host, row)
+    }
+
+    fn accept(&mut self, host: &mut Host, count: usize) -> Result<()> {
+        self.accept_verified(host, count)
+    }
+
+    fn drafting(&mut self, _: &mut Host, on: usize) -> Result<()> {
+        self.draft_head()?.switch(on > 0)
+    }
+
+    fn draft(&mut self, host: &mut Host, token: u32) -> Result<View> {
+        let position = self.state.position();
+        check_room(position, 1, self.max_ctx)?;
+        self.draft_head()?;
+        let Self { drafts: Some(drafts), head: Some(head), fillers, state, .. } = self else {
+            return Err(Error::unsupported("a drafting head without the graph lmhead"));
+        };
+        match drafts.draft(host, fillers, state, token)? {
+            Drafted::Hidden { source, row } => head.run(host, source, row),
+            Drafted::Logits(logits) => Ok(logits),
+        }
+    }
+
+    fn truncate(&mut self, host: &mut Host, position: usize) -> Result<()> {
+        self.state.truncate(position)?;
+        if let Some(drafts) = &mut self.drafts {
+            drafts.truncate(host, position);
+        }
+        Ok(())
+    }
+
+    fn snapshot(&mut self, host: &mut Host) -> Result<SnapshotId> {
+        let id = self.state.snapshot(host);
+        if let Some(drafts) = &mut self.drafts {
+            drafts.save(host, id, self.state.position());
+        }
+        Ok(id)
+    }
+
+    fn restore(&mut self, host: &mut Host, id: SnapshotId) -> Result<()> {
+        self.state.restore(host, id)?;
+        if let Some(drafts) = &mut self.drafts {
+            drafts.restore(host, id, self.state.position());
+        }
+        Ok(())
+    }
+
+    fn drop_snapshot(&mut self, _: &mut Host, id: SnapshotId) {
+        self.state.drop_snapshot(id);
+        if let Some(drafts) = &mut self.drafts {
+            drafts.drop_saved(id);
+        }
+    }
+
+    /// With the state of the drafting head while it is on.
+    fn export_state(&mut self, host: &mut Host) -> Result<Vec<u8>> {
+        let mut bytes = self.state.export(host)?;
+        if let Some(drafts) = &mut self.drafts {
+            drafts.export(host, &mut self.fillers, self.state.position(), &mut bytes)?;
+        }
+        Ok(bytes)
+    }
+
+    fn import_state(&mut self, host: &mut Host, position: usize, state: &[u8]) -> Result<()> {
+        let (state, exported) = draft::split(state)?;
+        self.state.import(host, position, state)?;
+        if let Some(drafts) = &mut self.drafts {
+            drafts.import(host, position, exported.as_ref());
+        }
+        Ok(())
     }
 }
 
@@ -477,16 +582,6 @@ impl Decoder {
     /// Mutable state that it carries from step to step.
     pub fn state_mut(&mut self) -> &mut StateCarrier {
         &mut self.state
-    }
-
-    /// Consumes the tokens of a prompt of text only; returns the logits of the last. What was
-    /// consumed before a failure stays.
-    ///
-    /// # Errors
-    /// When the prompt is empty, holds more than text, or does not fit the context, or when a graph fails.
-    pub fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
-        let total = count_tokens(self.op, segments)?;
-        self.consume(host, total, tokens(segments), &[])
     }
 
     /// Consumes a prompt in which `soft` rows stand instead of those of some tokens; returns the logits of the
@@ -579,17 +674,6 @@ impl Decoder {
             ))
         })?;
         Ok((pass, count, true))
-    }
-
-    /// Consumes one token; returns its logits. Allocates nothing.
-    ///
-    /// # Errors
-    /// When the token is unknown, the context is full, or a graph fails.
-    pub fn decode(&mut self, host: &mut Host, token: u32) -> Result<View> {
-        check_room(self.state.position(), 1, self.max_ctx)?;
-        self.chunk.clear();
-        self.chunk.push(token);
-        last(self.step(host, STEP, PromptSpan::default(), true)?)
     }
 
     /// Consumes tokens in steps of one pass, whatever another would cost, and calls `read` after each step with the
@@ -711,107 +795,6 @@ impl Decoder {
     fn draft_head(&mut self) -> Result<&mut DraftHead> {
         let missing = || Error::unsupported("a drafting head (plan.params.draft_head)");
         self.drafts.as_mut().ok_or_else(missing)
-    }
-
-    /// Switches [`Decoder::draft`]: if `on`, it will be called from here on, and the hidden states of consumed tokens
-    /// are remembered.
-    ///
-    /// # Errors
-    /// When the bundle has no drafting head.
-    pub fn drafting(&mut self, on: bool) -> Result<()> {
-        self.draft_head()?.switch(on)
-    }
-
-    /// Logits of the token that may follow `token`, by the drafting head; `token` follows the text, or the token of the
-    /// call before. Allocates nothing.
-    ///
-    /// # Errors
-    /// When the bundle has no drafting head, the context is full, or a graph fails.
-    pub fn draft(&mut self, host: &mut Host, token: u32) -> Result<View> {
-        let position = self.state.position();
-        check_room(position, 1, self.max_ctx)?;
-        self.draft_head()?;
-        let Self { drafts: Some(drafts), head: Some(head), fillers, state, .. } = self else {
-            return Err(Error::unsupported("a drafting head without the graph lmhead"));
-        };
-        match drafts.draft(host, fillers, state, token)? {
-            Drafted::Hidden { source, row } => head.run(host, source, row),
-            Drafted::Logits(logits) => Ok(logits),
-        }
-    }
-
-    /// Forgets everything.
-    pub fn reset(&mut self, host: &mut Host) {
-        self.state.reset(host);
-        if let Some(drafts) = &mut self.drafts {
-            drafts.truncate(host, 0);
-        }
-    }
-
-    /// Forgets all positions from `position` on.
-    ///
-    /// # Errors
-    /// Errors of [`StateCarrier::truncate`].
-    pub fn truncate(&mut self, host: &mut Host, position: usize) -> Result<()> {
-        self.state.truncate(position)?;
-        if let Some(drafts) = &mut self.drafts {
-            drafts.truncate(host, position);
-        }
-        Ok(())
-    }
-
-    /// Saves the state.
-    pub fn snapshot(&mut self, host: &mut Host) -> SnapshotId {
-        let id = self.state.snapshot(host);
-        if let Some(drafts) = &mut self.drafts {
-            drafts.save(host, id, self.state.position());
-        }
-        id
-    }
-
-    /// Returns to a saved state, which stays saved.
-    ///
-    /// # Errors
-    /// When there is no such state.
-    pub fn restore(&mut self, host: &mut Host, id: SnapshotId) -> Result<()> {
-        self.state.restore(host, id)?;
-        if let Some(drafts) = &mut self.drafts {
-            drafts.restore(host, id, self.state.position());
-        }
-        Ok(())
-    }
-
-    /// Frees a saved state. An unknown id is ignored.
-    pub fn drop_snapshot(&mut self, id: SnapshotId) {
-        self.state.drop_snapshot(id);
-        if let Some(drafts) = &mut self.drafts {
-            drafts.drop_saved(id);
-        }
-    }
-
-    /// The state as bytes, with that of the drafting head while it is on.
-    ///
-    /// # Errors
-    /// When they do not fit the memory, or a graph of the drafting head fails.
-    pub fn export(&mut self, host: &mut Host) -> Result<Vec<u8>> {
-        let mut bytes = self.state.export(host)?;
-        if let Some(drafts) = &mut self.drafts {
-            drafts.export(host, &mut self.fillers, self.state.position(), &mut bytes)?;
-        }
-        Ok(bytes)
-    }
-
-    /// Makes the state the one that was exported at `position`.
-    ///
-    /// # Errors
-    /// Errors of [`StateCarrier::import`].
-    pub fn import(&mut self, host: &mut Host, position: usize, state: &[u8]) -> Result<()> {
-        let (state, exported) = draft::split(state)?;
-        self.state.import(host, position, state)?;
-        if let Some(drafts) = &mut self.drafts {
-            drafts.import(host, position, exported.as_ref());
-        }
-        Ok(())
     }
 }
 

@@ -40,12 +40,8 @@ impl Decoder {
         rows > 1 && !only_full && !begins && self.passes[pass].gives_logits()
     }
 
-    /// Runs tokens through the narrowest graphs that take them. The state stays as it is until
-    /// [`Decoder::accept`]. Allocates nothing.
-    ///
-    /// # Errors
-    /// When no graphs take as many tokens, the context is full, or a graph fails.
-    pub fn verify(&mut self, host: &mut Host, tokens: &[u32]) -> Result<()> {
+    /// Runs tokens through the narrowest graphs that take them: [`Generator::verify`].
+    pub(super) fn verify_step(&mut self, host: &mut Host, tokens: &[u32]) -> Result<()> {
         self.unkept = None;
         check_room(self.state.position(), tokens.len(), self.max_ctx)?;
         let fits = |&pass: &usize| self.verifies(pass) && tokens.len() <= self.passes[pass].rows;
@@ -65,28 +61,22 @@ impl Decoder {
         Ok(())
     }
 
-    /// The pass of the last [`Decoder::verify`], unless the state is another one since.
+    /// The pass of the last verification, unless the state is another one since.
     fn current(&self) -> Option<usize> {
         self.unkept.filter(|(_, changes)| *changes == self.state.changes()).map(|(pass, _)| pass)
     }
 
-    /// Logits of the position of token `row` of the last [`Decoder::verify`].
-    ///
-    /// # Errors
-    /// When there is no such row, or the head fails.
-    pub fn row_logits(&mut self, host: &mut Host, row: usize) -> Result<View> {
+    /// Logits of the position of token `row` of the last verification: [`Generator::row_logits`].
+    pub(super) fn verified_logits(&mut self, host: &mut Host, row: usize) -> Result<View> {
         match self.current() {
             Some(pass) if row < self.chunk.len() => last(self.logits_of(host, pass, row)?),
             _ => Err(nothing("the logits of a row", row)),
         }
     }
 
-    /// Keeps the first `count` tokens of the last [`Decoder::verify`]. Where a state is replaced as a whole and not
-    /// all tokens stay, those that do go through the graphs once more.
-    ///
-    /// # Errors
-    /// When there are not as many tokens, or a graph fails.
-    pub fn accept(&mut self, host: &mut Host, count: usize) -> Result<()> {
+    /// Keeps the first `count` tokens of the last verification: [`Generator::accept`]. Where a state is replaced as a
+    /// whole and not all tokens stay, those that do go through the graphs once more.
+    pub(super) fn accept_verified(&mut self, host: &mut Host, count: usize) -> Result<()> {
         let pass = self.current();
         self.unkept = None;
         let Some(pass) = pass.filter(|_| count <= self.chunk.len()) else {

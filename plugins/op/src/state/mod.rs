@@ -30,7 +30,7 @@ mod saved;
 mod track;
 mod wiring;
 
-use crate::{Error, ErrorCode, GraphId, Host, OpenInfo, Port, Result, SnapshotId};
+use crate::{Error, ErrorCode, Generator, GraphId, Host, OpenInfo, Port, Result, SnapshotId};
 use cache::Cache;
 use int8::Rows;
 use saved::Snapshots;
@@ -400,6 +400,42 @@ impl StateCarrier {
     /// Frees a saved state, but for its memory, which the next one takes. An unknown id is ignored.
     pub fn drop_snapshot(&mut self, id: SnapshotId) {
         self.snapshots.drop(id);
+    }
+}
+
+/// The calls that concern the state alone, for an op with steps of its own.
+impl Generator for StateCarrier {
+    fn reset(&mut self, host: &mut Host) -> Result<()> {
+        self.reset(host);
+        Ok(())
+    }
+
+    fn position(&self) -> usize {
+        self.position
+    }
+
+    fn truncate(&mut self, _: &mut Host, position: usize) -> Result<()> {
+        self.truncate(position)
+    }
+
+    fn snapshot(&mut self, host: &mut Host) -> Result<SnapshotId> {
+        Ok(Self::snapshot(self, host))
+    }
+
+    fn restore(&mut self, host: &mut Host, snapshot: SnapshotId) -> Result<()> {
+        self.restore(host, snapshot)
+    }
+
+    fn drop_snapshot(&mut self, _: &mut Host, snapshot: SnapshotId) {
+        self.drop_snapshot(snapshot);
+    }
+
+    fn export_state(&mut self, host: &mut Host) -> Result<Vec<u8>> {
+        self.export(host)
+    }
+
+    fn import_state(&mut self, host: &mut Host, position: usize, state: &[u8]) -> Result<()> {
+        self.import(host, position, state)
     }
 }
 

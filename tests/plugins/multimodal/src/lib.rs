@@ -160,11 +160,11 @@ impl Generator for Multimodal {
         Ok(())
     }
 
-    fn state(&self) -> Option<&StateCarrier> {
+    fn inner(&self) -> Option<&dyn Generator> {
         Some(&self.state)
     }
 
-    fn state_mut(&mut self) -> Option<&mut StateCarrier> {
+    fn inner_mut(&mut self) -> Option<&mut dyn Generator> {
         Some(&mut self.state)
     }
 
