@@ -3,8 +3,8 @@
 //! Arithmetic: `Gemma4AudioFeatureExtractor`, `Gemma4AudioModel` and `Gemma4MultimodalEmbedder` of `transformers`. The
 //! graph holds convolutions and conformer; the frames before them and the projection behind them are here.
 
-use qhx_op::audio::{Clip, FrontEnd, LogMel};
-use qhx_op::fill::FloatInput;
+use qhx_kit::audio::{Clip, FrontEnd, LogMel};
+use qhx_kit::fill::FloatInput;
 use qhx_op::{Error, GraphId, Host, Result, View};
 use serde::Deserialize;
 

@@ -1,11 +1,12 @@
 //! `gemma4_split_generate`: decoding with a KV cache, prompts in chunks.
 
-use qhx_op::decoder::{Decoder, DecoderGraphs};
-use qhx_op::fill::{CausalMask, Rope};
-use qhx_op::state::StateCarrier;
+use qhx_kit::decoder::{Decoder, DecoderGraphs};
+use qhx_kit::fill::{CausalMask, Rope};
+use qhx_kit::schema;
+use qhx_kit::state::StateCarrier;
 use qhx_op::{
     Alpha, Generator, Host, MediaRules, Modality, Op, OpDescription, OpenInfo, Placement, Result,
-    Segment, Task, Verification, View, schema,
+    Segment, Task, Verification, View,
 };
 use serde_json::Value;
 

@@ -1,7 +1,7 @@
 //! Layers of the decoder as the manifest declares them, checked against the graphs.
 
-use qhx_op::decoder::DecoderGraphs;
-use qhx_op::state::StateCarrier;
+use qhx_kit::decoder::DecoderGraphs;
+use qhx_kit::state::StateCarrier;
 use qhx_op::{Error, Host, Result};
 use serde::Deserialize;
 

@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use qhx_op::audio::Clip;
-use qhx_op::decoder::{SoftPart, SoftPrompt};
+use qhx_kit::audio::Clip;
+use qhx_kit::decoder::{SoftPart, SoftPrompt};
+use qhx_kit::vision::Image;
 use qhx_op::text::not_taken;
-use qhx_op::vision::Image;
 use qhx_op::{Error, Host, OpDescription, Piece, Placement, Result, Segment, SpanId};
 
 use crate::audio::Audio;

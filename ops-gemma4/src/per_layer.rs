@@ -3,10 +3,11 @@
 //! Arithmetic: `Gemma4TextModel.get_per_layer_inputs` and `project_per_layer_inputs` of `transformers`.
 
 use half::f16;
-use qhx_op::decoder::{Chunk, Filler, Pass};
-use qhx_op::fill::{Embedding, FloatInput};
-use qhx_op::kernels::f16_to_f32;
-use qhx_op::{BufferId, DType, Error, GraphId, Host, OneOrMany, Result, View};
+use qhx_kit::OneOrMany;
+use qhx_kit::decoder::{Chunk, Filler, Pass};
+use qhx_kit::fill::{Embedding, FloatInput};
+use qhx_kit::kernels::f16_to_f32;
+use qhx_op::{BufferId, DType, Error, GraphId, Host, Result, View};
 use serde::Deserialize;
 
 use crate::tower::check;

@@ -1,7 +1,8 @@
 //! A tower of the bundle: graphs that differ in how much they take, and the projector behind them.
 
-use qhx_op::kernels::Linear;
-use qhx_op::{BufferId, DType, Error, GraphId, Host, OneOrMany, Port, Result, View};
+use qhx_kit::OneOrMany;
+use qhx_kit::kernels::Linear;
+use qhx_op::{BufferId, DType, Error, GraphId, Host, Port, Result, View};
 use serde::Deserialize;
 
 /// The tokens around an image or a clip, and the one that stands at its positions.

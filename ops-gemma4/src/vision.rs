@@ -3,8 +3,8 @@
 //! Arithmetic: `Gemma4ImageProcessor`, `Gemma4VisionModel` and `Gemma4MultimodalEmbedder` of `transformers`. The graph
 //! holds the tower's layers; the embedding of the patches before them, pooling and projection behind them are here.
 
-use qhx_op::fill::{FloatInput, HIDDEN};
-use qhx_op::vision::{
+use qhx_kit::fill::{FloatInput, HIDDEN};
+use qhx_kit::vision::{
     AxialOrder, Filter, Grid, Image, Normalisation, PatchLayout, Patchify, Resizer,
     add_axial_positions, aspect_ratio_preserving_size, axial_rope, pool_mean,
 };
@@ -127,7 +127,7 @@ impl Vision {
         let Params { hidden, patch_size: patch, head_dim, rope_theta, eps, .. } = self.params;
         let grid = self.grid(image)?;
         let count = grid.patches();
-        let size = qhx_op::vision::Size {
+        let size = qhx_kit::vision::Size {
             width: u32::try_from(grid.columns).unwrap_or(0).saturating_mul(patch),
             height: u32::try_from(grid.rows).unwrap_or(0).saturating_mul(patch),
         };

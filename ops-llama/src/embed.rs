@@ -2,11 +2,12 @@
 
 use std::time::Instant;
 
-use qhx_op::fill::{PaddingMask, Rope, RopeTables};
+use qhx_kit::fill::{Embedding, PaddingMask, Rope, RopeTables};
+use qhx_kit::{GraphCosts, OneOrMany, schema};
 use qhx_op::text::{count_tokens, tokens};
 use qhx_op::{
-    BufferId, DType, Encoder, Error, GraphCosts, GraphId, GraphInfo, Host, Modality, OneOrMany, Op,
-    OpDescription, OpenInfo, Packing, Result, Segment, SpanId, Task, TensorInfo, View, schema,
+    BufferId, DType, Encoder, Error, GraphId, GraphInfo, Host, Modality, Op, OpDescription,
+    OpenInfo, Packing, Result, Segment, SpanId, Task, TensorInfo, View,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -281,7 +282,7 @@ impl Op for EmbedSharded {
         let params: Params = host.params()?;
         let lengths = by_length(host, &params)?;
         check_all_parts(host, &lengths.concat())?;
-        let mut embedding = host.embedding_for(lengths[0][0])?;
+        let mut embedding = Embedding::open_for(host, lengths[0][0])?;
         if let Some(scale) = host.value("/params/embed_scale")? {
             embedding = embedding.scaled(scale)?;
         }

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use qhx_op::fill::Embedding;
-use qhx_op::kernels::f32_to_f16;
+use qhx_kit::fill::Embedding;
+use qhx_kit::kernels::f32_to_f16;
 use qhx_op::{BufferId, DType, Error, Host, Result};
 use serde_json::Value;
 

@@ -3,7 +3,7 @@
 //! Where some layers see only the last positions of a window, their caches are rings, and they have a mask of their
 //! own.
 
-use qhx_op::decoder::DeclaredDecoder;
+use qhx_kit::decoder::DeclaredDecoder;
 use qhx_op::{Generator, Host, Op, OpDescription, OpenInfo, Result};
 
 const NAME: &str = "llama_generate";

@@ -18,7 +18,7 @@ mod modules;
 mod pooling;
 mod siglip;
 
-use qhx_op::decoder::DeclaredDecoder;
+use qhx_kit::decoder::DeclaredDecoder;
 
 pub use embed::EmbedSharded;
 pub use generate::Generate;

@@ -1,6 +1,6 @@
 //! Modules of `sentence-transformers` behind `Pooling`, through which a pooled vector passes.
 
-use qhx_op::kernels::Linear;
+use qhx_kit::kernels::Linear;
 use qhx_op::{BufferId, DType, Error, Host, Result};
 use serde::Deserialize;
 

@@ -7,12 +7,13 @@
 
 use std::time::Instant;
 
-use qhx_op::fill::{Embedding, FloatInput, HIDDEN};
+use qhx_kit::fill::{Embedding, FloatInput, HIDDEN};
+use qhx_kit::vision::{Filter, Grid, Image, Normalisation, PatchLayout, Patchify, Resizer, Size};
+use qhx_kit::{OneOrMany, schema};
 use qhx_op::text::{count_tokens, tokens};
-use qhx_op::vision::{Filter, Grid, Image, Normalisation, PatchLayout, Patchify, Resizer, Size};
 use qhx_op::{
-    DType, Encoder, Error, ErrorCode, GraphId, Host, Modality, OneOrMany, Op, OpDescription,
-    OpenInfo, Result, Segment, SpanId, Task, View, schema,
+    DType, Encoder, Error, ErrorCode, GraphId, Host, Modality, Op, OpDescription, OpenInfo, Result,
+    Segment, SpanId, Task, View,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -161,7 +162,7 @@ impl Text {
     fn open(host: &mut Host, name: &str) -> Result<Self> {
         let graph = host.require_graph("/plan/params/text", name)?;
         let padding: Padding = host.require("/params/padding")?;
-        let embedding = host.embedding_for(graph)?;
+        let embedding = Embedding::open_for(host, graph)?;
         let (length, _) = host.rows_of(graph, host.input(graph, "x")?)?;
         if padding.token as usize >= embedding.vocab() {
             return Err(Error::manifest(format!(

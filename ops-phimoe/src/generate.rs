@@ -1,10 +1,11 @@
 //! `phimoe_generate`: decoding with a KV cache, prompts in chunks, with experts behind the graph of each layer.
 
-use qhx_op::decoder::{Decoder, LayerState};
-use qhx_op::experts::Rule;
-use qhx_op::fill::{CausalMask, Rope};
-use qhx_op::state::StateCarrier;
-use qhx_op::{Generator, Host, Modality, Op, OpDescription, OpenInfo, Result, Task, schema};
+use qhx_kit::decoder::{Decoder, LayerState};
+use qhx_kit::experts::Rule;
+use qhx_kit::fill::{CausalMask, Rope};
+use qhx_kit::schema;
+use qhx_kit::state::StateCarrier;
+use qhx_op::{Generator, Host, Modality, Op, OpDescription, OpenInfo, Result, Task};
 use serde_json::json;
 
 use crate::names::Params;

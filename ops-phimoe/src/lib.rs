@@ -1,8 +1,8 @@
 //! The host-op of the PhiMoE family: decoders whose feed-forward part is a few of many experts.
 //!
 //! [`Generate`] is `phimoe_generate`. Per layer and token: a graph of attention and router, the choice
-//! of two experts on the host ([`qhx_op::experts::sparsemixer`]), a graph that runs both experts with their weights as
-//! inputs, all by [`qhx_op::experts`]. Prompts can go through graphs that take many tokens at once.
+//! of two experts on the host ([`qhx_kit::experts::sparsemixer`]), a graph that runs both experts with their weights as
+//! inputs, all by [`qhx_kit::experts`]. Prompts can go through graphs that take many tokens at once.
 
 mod generate;
 mod names;

@@ -1,8 +1,9 @@
 //! The graphs that `plan.params` names.
 
-use qhx_op::decoder::DecoderGraphs;
-use qhx_op::experts::ExpertParams;
-use qhx_op::{Error, GraphId, Host, OneOrMany, Result};
+use qhx_kit::OneOrMany;
+use qhx_kit::decoder::DecoderGraphs;
+use qhx_kit::experts::ExpertParams;
+use qhx_op::{Error, GraphId, Host, Result};
 use serde::Deserialize;
 
 const DECODE: &str = "/plan/params/decode";

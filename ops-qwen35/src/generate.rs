@@ -1,12 +1,13 @@
 //! `qwen3_5_generate`: any number of decode shards, a separate or fused head, images where there is a vision graph.
 
-use qhx_op::decoder::{Decoder, DecoderGraphs, LayerState};
-use qhx_op::fill::{CausalMask, RopeParams};
-use qhx_op::state::StateCarrier;
-use qhx_op::vision::{Mrope, VisionEncoder, VisionPrompts, VisionTokens};
+use qhx_kit::decoder::{Decoder, DecoderGraphs, LayerState};
+use qhx_kit::fill::{CausalMask, RopeParams};
+use qhx_kit::schema;
+use qhx_kit::state::StateCarrier;
+use qhx_kit::vision::{Mrope, VisionEncoder, VisionPrompts, VisionTokens};
 use qhx_op::{
     Error, Generator, Host, Modality, Op, OpDescription, OpenInfo, Placement, Result, Segment,
-    Task, View, schema,
+    Task, View,
 };
 
 const NAME: &str = "qwen3_5_generate";

@@ -1,7 +1,7 @@
 //! Rows that are added after the decoder's first layers where an image stands, and zeros where none does.
 
-use qhx_op::decoder::{Chunk, Filler, Pass};
-use qhx_op::fill::FloatInput;
+use qhx_kit::decoder::{Chunk, Filler, Pass};
+use qhx_kit::fill::FloatInput;
 use qhx_op::{Error, Host, Port, Result};
 
 /// The role of one input for all layers, `[layers, rows, hidden]`; those of one layer are `deepstack_k`.

@@ -1,12 +1,13 @@
 //! `qwen3vl_generate`: prompts of text, images and videos over a decoder, which may have deepstack inputs.
 
-use qhx_op::decoder::{Decoder, DecoderGraphs, LayerState};
-use qhx_op::fill::{CausalMask, RopeParams};
-use qhx_op::state::StateCarrier;
-use qhx_op::vision::{Mrope, VisionEncoder, VisionPrompts, VisionTokens};
+use qhx_kit::decoder::{Decoder, DecoderGraphs, LayerState};
+use qhx_kit::fill::{CausalMask, RopeParams};
+use qhx_kit::schema;
+use qhx_kit::state::StateCarrier;
+use qhx_kit::vision::{Mrope, VisionEncoder, VisionPrompts, VisionTokens};
 use qhx_op::{
     Error, ErrorCode, Generator, Host, Modality, Op, OpDescription, OpenInfo, Placement, Result,
-    Segment, Task, View, schema,
+    Segment, Task, View,
 };
 
 use crate::deepstack::Deepstack;

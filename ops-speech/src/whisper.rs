@@ -10,15 +10,16 @@ mod align;
 
 use std::time::Instant;
 
-use qhx_op::audio::{Clip, FrontEnd, LogMel, limit_range};
-use qhx_op::decoder::{Chunk, Decoder, DecoderGraphs, Filler, LayerState, Pass};
-use qhx_op::fill::{CausalMask, Embedding, FloatInput};
-use qhx_op::state::StateCarrier;
+use qhx_kit::audio::{Clip, FrontEnd, LogMel, limit_range};
+use qhx_kit::decoder::{Chunk, Decoder, DecoderGraphs, Filler, LayerState, Pass};
+use qhx_kit::fill::{CausalMask, Embedding, FloatInput};
+use qhx_kit::schema;
+use qhx_kit::state::StateCarrier;
 use qhx_op::text::not_taken;
 use qhx_op::{
     Answer, BufferId, Error, Generator, GraphId, Host, LogitRules, MediaRules, Modality, Op,
     OpDescription, OpenInfo, Piece, Placement, Port, PromptRules, Recognizer, Result, Segment,
-    SpanId, Task, TimeRule, View, schema,
+    SpanId, Task, TimeRule, View,
 };
 use serde::Deserialize;
 use serde_json::json;

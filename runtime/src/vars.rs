@@ -308,6 +308,7 @@ mod tests {
             "forge/src",
             "hub/src",
             "plugins/host/src",
+            "plugins/kit/src",
             "plugins/op/src",
         ] {
             named(&qhx_paths::workspace().join(folder), &mut names);

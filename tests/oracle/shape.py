@@ -1,4 +1,4 @@
-"""Goldens of the shaping part of the op author's kit: what torchvision and the processors of transformers make of
+"""Goldens of the shaping part of the kit of host-ops: what torchvision and the processors of transformers make of
 images and sound that an integer formula gives, so that no image or clip has to be stored.
 
     shape.py vision ../fixtures/shape

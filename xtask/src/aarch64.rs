@@ -18,7 +18,7 @@ pub(crate) const ROOT: &str = "/usr/aarch64-linux-gnu";
 const BUILT: [&str; 3] = ["qhx-cli", "qhx-ops-llama-plugin", "qhx-stand-ins"];
 
 /// Packages whose unit tests run.
-const UNITS: [&str; 11] = [
+const UNITS: [&str; 12] = [
     "qhx-base",
     "qhx-types",
     "qhx-exec",
@@ -27,6 +27,7 @@ const UNITS: [&str; 11] = [
     "qhx-text",
     "qhx-core",
     "qhx-op",
+    "qhx-kit",
     "qhx-cpu",
     "qhx",
     "qhx-cli",

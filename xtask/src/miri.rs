@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::cargo::{self, Result, works};
 
-/// Tests of the kit that need no file and no process: those in its sources.
+/// Tests of the plugin interface and the kit that need no file and no process: those in its sources.
 pub(crate) fn run() -> Result<()> {
     if !works(nightly(&["--version"]).current_dir(qhx_paths::workspace())) {
         return Err(
@@ -14,7 +14,7 @@ pub(crate) fn run() -> Result<()> {
                 .to_owned(),
         );
     }
-    let mut test = nightly(&["test", "--package", "qhx-op", "--lib"]);
+    let mut test = nightly(&["test", "--package", "qhx-op", "--package", "qhx-kit", "--lib"]);
     cargo::run(test.current_dir(qhx_paths::workspace()))
 }
 

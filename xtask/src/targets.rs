@@ -9,7 +9,7 @@ use crate::cargo::{self, Result, cargo};
 const TARGETS: [&str; 3] = ["aarch64-linux-android", aarch64::TARGET, "aarch64-pc-windows-msvc"];
 
 /// Packages that run on them.
-const PACKAGES: [&str; 29] = [
+const PACKAGES: [&str; 30] = [
     "qhx-base",
     "qhx-types",
     "qhx-exec",
@@ -19,6 +19,7 @@ const PACKAGES: [&str; 29] = [
     "qhx-grammar",
     "qhx-core",
     "qhx-op",
+    "qhx-kit",
     "qhx-plugins",
     "qhx-cpu",
     "qhx-hub",

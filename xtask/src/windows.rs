@@ -81,7 +81,7 @@ impl Scene {
 
 /// The profile of programs for other machines, whose vector code is not what is compared here.
 const PROFILE: [&str; 4] =
-    ["--profile", "emulated", "--config", "profile.emulated.package.qhx-op.opt-level=0"];
+    ["--profile", "emulated", "--config", "profile.emulated.package.qhx-kit.opt-level=0"];
 
 /// Builds the program, a plugin, and plugins that misbehave; returns the folder they are in.
 fn build() -> Result<PathBuf> {

@@ -178,7 +178,7 @@ fn what_is_for_boards_runs_under_qemu_or_is_left_out_by_name() {
     let units = position(
         "cargo test --lib --package qhx-base --package qhx-types --package qhx-exec \
          --package qhx-qnn-sys --package qhx-qnn --package qhx-text --package qhx-core \
-         --package qhx-op --package qhx-cpu --package qhx --package qhx-cli --features qhx-cli/builtin-ops --profile emulated",
+         --package qhx-op --package qhx-kit --package qhx-cpu --package qhx --package qhx-cli --features qhx-cli/builtin-ops --profile emulated",
     );
     assert!(libraries < units && units < position("--test cli board::"), "{calls}");
     let check = "cargo check --profile emulated --target aarch64-unknown-linux-gnu";
@@ -266,7 +266,7 @@ fn miri_runs_with_the_nightly_toolchain_or_says_how_to_get_it() {
     let output = scene.xtask(&["miri"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let test = format!(
-        "{}: rustup run nightly cargo miri test --package qhx-op --lib (cargo )",
+        "{}: rustup run nightly cargo miri test --package qhx-op --package qhx-kit --lib (cargo )",
         scene.path("checkout").display()
     );
     assert_eq!(scene.calls().lines().last(), Some(&*test));

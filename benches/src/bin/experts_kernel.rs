@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use half::f16;
-use qhx_op::kernels::int8_to_f16;
+use qhx_kit::kernels::int8_to_f16;
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
 use rayon::prelude::*;

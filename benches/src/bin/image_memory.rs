@@ -10,8 +10,8 @@ use std::time::Instant;
 use image::codecs::jpeg::JpegEncoder;
 use image::{ExtendedColorType, ImageEncoder as _};
 use qhx_benches::memory::peak_and_anonymous;
+use qhx_kit::vision::{Filter, Image, Resizer, Size};
 use qhx_media::{ImageRules, Limits, Source, decode_image};
-use qhx_op::vision::{Filter, Image, Resizer, Size};
 
 const WIDTH: u32 = 4000;
 const HEIGHT: u32 = 3000;

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use fast_image_resize::images::{Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions};
-use qhx_op::audio::{
+use qhx_kit::audio::{
     Clip, Edge, FrontEnd, Log, LogMel, MelOptions, MelScale, Spectrum, Stft, Window,
 };
-use qhx_op::vision::{
+use qhx_kit::vision::{
     Filter, Image as Pixels, Normalisation, PatchLayout, Patchify, Resizer, Size,
 };
 

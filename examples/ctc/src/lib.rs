@@ -2,11 +2,12 @@
 //! log-mel frames of a clip and gives scores of letters for each group of frames; the likeliest of each, without
 //! repetitions and blanks, are the answer. It keeps nothing from clip to clip, so it has neither a decoder nor a state.
 
-use qhx_op::audio::{Clip, FrontEnd, LogMel};
-use qhx_op::fill::FloatInput;
+use qhx_kit::audio::{Clip, FrontEnd, LogMel};
+use qhx_kit::fill::FloatInput;
+use qhx_kit::schema;
 use qhx_op::{
     Answer, Error, GraphId, Host, MediaRules, Modality, Op, OpDescription, OpenInfo, Recognizer,
-    Result, Segment, Task, View, schema,
+    Result, Segment, Task, View,
 };
 use serde::Deserialize;
 use serde_json::json;

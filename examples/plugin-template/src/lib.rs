@@ -4,10 +4,11 @@
 //! The kit's [`Decoder`] does the work: it fills the inputs, executes the graphs and commits the
 //! state, for one token and for a prompt. Places to change are marked with `CHANGE`.
 
-use qhx_op::decoder::{Decoder, DecoderGraphs};
-use qhx_op::fill::{CausalMask, Rope};
-use qhx_op::state::StateCarrier;
-use qhx_op::{Generator, Host, Modality, Op, OpDescription, OpenInfo, Result, Task, schema};
+use qhx_kit::decoder::{Decoder, DecoderGraphs};
+use qhx_kit::fill::{CausalMask, Rope};
+use qhx_kit::schema;
+use qhx_kit::state::StateCarrier;
+use qhx_op::{Generator, Host, Modality, Op, OpDescription, OpenInfo, Result, Task};
 
 /// CHANGE: manifests select the op by this name (`plan.steps[0].host`).
 const NAME: &str = "my_generate";
@@ -39,7 +40,7 @@ impl Op for MyOp {
         // Pairs past_X with new_X (rows that are appended) and present_X (states that swap).
         let state = StateCarrier::new(host, &graphs.groups())?;
         // CHANGE: what the host fills besides the embedding's row, where a graph has it. What is
-        // neither a rope nor a mask is a `qhx_op::decoder::Filler` of your own.
+        // neither a rope nor a mask is a `qhx_kit::decoder::Filler` of your own.
         let rope = Rope::from_params(host, "/params")?;
         let mask = CausalMask::new(state.capacity().unwrap_or(0));
         let decoder = Decoder::builder(NAME, graphs, state).rope(rope).mask(mask).open(host)?;

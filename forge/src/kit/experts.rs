@@ -1,5 +1,5 @@
 //! Layers with many experts, of which a token goes to a few: graphs that have their weights as inputs, and the tables
-//! of these weights that the host reads (`qhx_op::experts`).
+//! of these weights that the host reads (`qhx_kit::experts`).
 //!
 //! Graphs of one or several layers end where experts begin:
 //!

@@ -8,7 +8,7 @@ use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, ReduceOp, TensorId};
 use qhx_graph::weight::{Storage, Weight, read, row_order};
-use qhx_op::vision::Grid;
+use qhx_kit::vision::Grid;
 use serde_json::{Map, Value, json};
 
 use super::attention::{Attend, Attention, Heads};
@@ -254,7 +254,7 @@ impl<'a> Siglip<'a> {
     /// | `pixels` | `[patches, 3 · patch²]` | normalised; channel, row, column |
     /// | → `embeds` | `[tokens, decoder's hidden]` | rows in place of the embedding table's |
     ///
-    /// `qhx_op::vision::SquareEncoder` runs it.
+    /// `qhx_kit::vision::SquareEncoder` runs it.
     ///
     /// # Errors
     /// When a tensor is missing or has another shape, the processor does what the host does not, and those of

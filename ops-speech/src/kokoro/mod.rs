@@ -11,10 +11,11 @@ mod source;
 
 use std::time::Instant;
 
-use qhx_op::fill::FloatInput;
+use qhx_kit::fill::FloatInput;
+use qhx_kit::{OneOrMany, schema};
 use qhx_op::{
-    BufferId, DType, Error, GraphId, Host, Modality, OneOrMany, Op, OpDescription, OpenInfo,
-    Result, Segment, SoundOut, SpanId, Speaker, Task, View, schema, text,
+    BufferId, DType, Error, GraphId, Host, Modality, Op, OpDescription, OpenInfo, Result, Segment,
+    SoundOut, SpanId, Speaker, Task, View, text,
 };
 use serde::Deserialize;
 use serde_json::json;

@@ -1,6 +1,6 @@
 //! Samples to the frames of an encoder.
 
-use qhx_op::audio::{Clip, FrontEnd, LogMel};
+use qhx_kit::audio::{Clip, FrontEnd, LogMel};
 use qhx_op::{Error, Result};
 
 /// Added to the deviation that mels are divided by (`EPSILON` of the class).

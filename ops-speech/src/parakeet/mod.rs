@@ -11,11 +11,12 @@ mod transducer;
 
 use std::time::Instant;
 
-use qhx_op::audio::{Clip, FrontEnd};
-use qhx_op::fill::FloatInput;
+use qhx_kit::audio::{Clip, FrontEnd};
+use qhx_kit::fill::FloatInput;
+use qhx_kit::{OneOrMany, schema};
 use qhx_op::{
-    Answer, Error, GraphId, Host, MediaRules, Modality, OneOrMany, Op, OpDescription, OpenInfo,
-    Recognizer, Result, Segment, SpanId, Task, View, schema,
+    Answer, Error, GraphId, Host, MediaRules, Modality, Op, OpDescription, OpenInfo, Recognizer,
+    Result, Segment, SpanId, Task, View,
 };
 use serde::Deserialize;
 use serde_json::json;

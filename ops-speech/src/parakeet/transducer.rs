@@ -1,7 +1,7 @@
 //! The steps of a transducer over the rows of an encoder (Graves 2012, arXiv 1211.3711), and of one that says how long
 //! each token lasts (Xu et al. 2023, arXiv 2304.06795), greedily.
 
-use qhx_op::fill::{Embedding, FloatInput};
+use qhx_kit::fill::{Embedding, FloatInput};
 use qhx_op::{Answer, Error, GraphId, Host, Result, View};
 use serde::Deserialize;
 

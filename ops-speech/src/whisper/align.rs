@@ -5,7 +5,7 @@
 //! dynamic time warping (Sakoe and Chiba 1978) tokens and rows are put beside each other. The tokens go through the
 //! decoder once more, in the graphs that give the weights, so that an answer without times of words costs nothing.
 
-use qhx_op::decoder::{Chunk, Decoder, Filler, Pass};
+use qhx_kit::decoder::{Chunk, Decoder, Filler, Pass};
 use qhx_op::{Error, ErrorCode, Host, Port, Result, View};
 
 /// Seconds of a row of the encoder.

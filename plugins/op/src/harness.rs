@@ -51,6 +51,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use half::f16;
+use half::slice::HalfFloatSliceExt;
 use qhx_types::calls::{Bytes, Effect, Number, Segments, Texts, Token, Tokens};
 use serde_json::Value;
 
@@ -61,7 +62,6 @@ use crate::abi::{
 use crate::calls::CallError;
 use crate::export::Registration;
 use crate::guard::catch;
-use crate::kernels::{f16_to_f32, f32_to_f16};
 use crate::{
     Answer, DType, Error, ErrorCode, GraphInfo, Op, OpDescription, OpenInfo, Placement, Result,
     Segment, SnapshotId, TensorInfo,
@@ -129,7 +129,7 @@ impl Step<'_> {
         self.outputs[index] = match tensor.dtype {
             DType::F16 => {
                 let mut half = vec![f16::ZERO; values.len()];
-                f32_to_f16(values, &mut half);
+                half.convert_from_f32_slice(values);
                 bytemuck::cast_slice(&half).to_vec()
             }
             DType::F32 => bytemuck::cast_slice(values).to_vec(),
@@ -166,9 +166,7 @@ fn floats(bytes: &[u8], dtype: DType) -> Result<Vec<f32>> {
     match dtype {
         DType::F16 => {
             let half: Vec<f16> = elements(bytes);
-            let mut values = vec![0.0; half.len()];
-            f16_to_f32(&half, &mut values);
-            Ok(values)
+            Ok(half.to_f32_vec())
         }
         DType::F32 => Ok(elements(bytes)),
         other => Err(Error::graph(format!("a tensor of {other}, expected f16 or f32"))),

@@ -1,4 +1,4 @@
-//! The host-op plugin interface of qhx and the op author's kit.
+//! The host-op plugin interface of qhx.
 //!
 //! A *host-op* is the step logic of one model family: it fills inputs, executes graphs in order
 //! and carries state. An author implements [`Op`], registers it with [`register_ops!`], and turns
@@ -15,39 +15,24 @@
 //! [`abi`], whose types are frozen for a major version of this crate. Panics are caught inside the
 //! plugin and become errors.
 //!
-//! The kit: [`decoder`] is the step of a decoder as a whole, [`experts`] what of it stays on the host where layers have
-//! many experts, [`state`] carries KV caches and recurrent states,
-//! [`fill`] writes rotary tables, masks and embedding rows in whatever dtype and width the graph has, [`kernels`]
-//! converts half-precision slices, [`schema`] describes what `plan.params` may hold. [`harness`] runs an op in a test.
-//! With the feature `vision`, the module `vision` shapes images for a vision tower; with `audio`, the
-//! module `audio` makes log-mel features of audio.
+//! [`harness`] runs an op in a test. What model families share, such as decoders, states and inputs of graphs, is the
+//! crate `qhx-kit`: an author needs this crate to make an op, and that one for what the op need not write itself.
 
 pub mod abi;
-#[cfg(feature = "audio")]
-pub mod audio;
 pub mod calls;
-pub mod decoder;
 mod error;
-pub mod experts;
 pub mod export;
-pub mod fill;
 mod graphs;
 #[doc(hidden)]
 pub mod guard;
 pub mod harness;
 mod host;
-pub mod kernels;
 mod op;
-pub mod schema;
 mod segment;
-pub mod state;
 pub mod text;
 mod view;
-#[cfg(feature = "vision")]
-pub mod vision;
 
 pub use error::{Error, ErrorCode, Result};
-pub use graphs::{GraphCosts, OneOrMany};
 pub use half::f16;
 pub use host::{BufferId, GraphId, Host, LogLevel, SpanId};
 pub use op::{Encoder, Generator, Op, Recognizer, Speaker};

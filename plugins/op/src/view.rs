@@ -1,6 +1,8 @@
 //! Views that an op returns: runs of floats.
 
-use crate::kernels::f16_to_f32;
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
 use crate::{BufferId, DType, Error, ErrorCode, Host, Result};
 
 /// A run of floats in a buffer: logits or an embedding.
@@ -36,7 +38,9 @@ impl View {
             _ => None,
         };
         let read = bytes.is_some_and(|bytes| match dtype {
-            DType::F16 => bytemuck::try_cast_slice(bytes).map(|all| f16_to_f32(all, out)).is_ok(),
+            DType::F16 => bytemuck::try_cast_slice::<u8, f16>(bytes)
+                .map(|all| all.convert_to_f32_slice(out))
+                .is_ok(),
             DType::F32 => {
                 bytemuck::try_cast_slice(bytes).map(|all| out.copy_from_slice(all)).is_ok()
             }

@@ -6,7 +6,7 @@ use qhx_core::engine::Model;
 use qhx_core::op::Segment;
 use serde_json::Value;
 
-/// First bytes of the kit's states of a host-op: see `plugins/op/src/state/bytes.rs`.
+/// First bytes of the kit's states of a host-op: see `plugins/kit/src/state/bytes.rs`.
 const MAGIC: &[u8; 8] = b"qhxkit\0\x01";
 /// Offset of the description of a state.
 const HEAD: usize = 16;

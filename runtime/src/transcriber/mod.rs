@@ -469,7 +469,7 @@ impl Transcriber {
         mut on_event: impl FnMut(TranscribeEvent<'_>),
     ) -> Result<Transcript> {
         let longest = self.longest(name, audio)?;
-        let chunks = qhx_op::audio::pieces(audio.samples.len(), longest, longest / OVERLAP)
+        let chunks = qhx_kit::audio::pieces(audio.samples.len(), longest, longest / OVERLAP)
             .map_err(|e| Error::new(ErrorKind::Internal, e.message().to_owned()))?;
         let seconds = |samples| seconds(audio, samples);
         let mut transcript =

@@ -2,10 +2,10 @@
 //! sizes and rules; what follows them is pixels or samples.
 
 use qhx_base::{Error, ErrorKind, Result};
-use qhx_op::audio::{
+use qhx_kit::audio::{
     Clip, Edge, FrontEnd, Log, LogMel, MelOptions, MelScale, Spectrum, Window, pieces,
 };
-use qhx_op::vision::{
+use qhx_kit::vision::{
     AxialOrder, Filter, Image, Normalisation, PatchLayout, Patchify, Resizer, Size,
     aspect_ratio_preserving_size, axial_rope, pool_mean, resample_positions, smart_resize,
 };

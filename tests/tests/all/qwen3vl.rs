@@ -15,7 +15,7 @@ use qhx_core::manifest::Manifest;
 use qhx_core::op::Segment;
 use qhx_exec::backend::Backend;
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
-use qhx_op::vision::{Grid, resample_positions};
+use qhx_kit::vision::{Grid, resample_positions};
 use qhx_tests::backends;
 use qhx_tests::images::{Sights, answer};
 use qhx_tests::tiny::{self, Bundles, fixture, full_matrix, qnn_libraries};

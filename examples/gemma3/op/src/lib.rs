@@ -3,14 +3,15 @@
 //! Full layers see all positions, sliding ones the last of a window. Each kind has rotary tables and a
 //! mask of its own, and the caches of sliding layers are rings. The tokens of an image see each other.
 
-use qhx_op::decoder::{Decoder, DecoderGraphs, LayerState, SoftPart, SoftPrompt};
-use qhx_op::fill::{CausalMask, Rope};
-use qhx_op::state::StateCarrier;
+use qhx_kit::decoder::{Decoder, DecoderGraphs, LayerState, SoftPart, SoftPrompt};
+use qhx_kit::fill::{CausalMask, Rope};
+use qhx_kit::schema;
+use qhx_kit::state::StateCarrier;
+use qhx_kit::vision::{Image, SquareEncoder};
 use qhx_op::text::not_taken;
-use qhx_op::vision::{Image, SquareEncoder};
 use qhx_op::{
     Error, Generator, Host, Modality, Op, OpDescription, OpenInfo, Piece, Placement, Result,
-    Segment, Task, View, schema,
+    Segment, Task, View,
 };
 use serde::Deserialize;
 

@@ -5,10 +5,11 @@
 //! `past_v_i` → `new_k_i`, `new_v_i`). Graphs take one token, or several of a prompt, through the
 //! layers; another gives logits.
 
-use qhx_op::decoder::{Decoder, DecoderGraphs, LayerState};
-use qhx_op::fill::{CausalMask, Rope};
-use qhx_op::state::StateCarrier;
-use qhx_op::{Generator, Host, Modality, Op, OpDescription, OpenInfo, Result, Task, schema};
+use qhx_kit::decoder::{Decoder, DecoderGraphs, LayerState};
+use qhx_kit::fill::{CausalMask, Rope};
+use qhx_kit::schema;
+use qhx_kit::state::StateCarrier;
+use qhx_op::{Generator, Host, Modality, Op, OpDescription, OpenInfo, Result, Task};
 
 const NAME: &str = "lfm2_generate";
 

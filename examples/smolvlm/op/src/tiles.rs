@@ -1,7 +1,7 @@
 //! Resizing an image and cutting it into tiles, and the texts before them: `Idefics3ImageProcessor` and
 //! `Idefics3Processor` of `transformers`, which SmolVLM's equal.
 
-use qhx_op::vision::{Filter, Image, Resizer, Size};
+use qhx_kit::vision::{Filter, Image, Resizer, Size};
 use qhx_op::{Error, Host, Result};
 use serde::Deserialize;
 

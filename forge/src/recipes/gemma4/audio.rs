@@ -69,7 +69,7 @@ pub(super) struct Audio {
     /// Width of the rows that come out.
     width: usize,
     mels: usize,
-    /// From samples to frames, as `qhx_op::audio::FrontEnd` reads it.
+    /// From samples to frames, as `qhx_kit::audio::FrontEnd` reads it.
     front_end: Value,
     /// Soft tokens of the graphs, ascending; whole chunks.
     tokens: Vec<usize>,

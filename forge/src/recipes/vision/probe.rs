@@ -4,7 +4,7 @@ use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
 use qhx_core::op::Segment;
 use qhx_graph::weight::{Storage, Weight};
-use qhx_op::vision::{
+use qhx_kit::vision::{
     Image, Normalisation, PatchLayout, Patchify, Resizer, Size, resample_positions, smart_resize,
 };
 

@@ -8,7 +8,7 @@ use qhx_base::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, ReduceOp, TensorId, UnaryOp};
 use qhx_graph::weight::{Storage, Weight, scaled};
-use qhx_op::vision::{AxialOrder, Grid, axial_rope, window_numbers};
+use qhx_kit::vision::{AxialOrder, Grid, axial_rope, window_numbers};
 use qhx_types::MASK_VALUE;
 
 use super::config::{Patches, Vision, Windows};

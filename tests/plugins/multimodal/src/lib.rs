@@ -6,7 +6,7 @@
 //! token [`FRAME`], with how bright the frame is at [`BRIGHT`]. The graph `step` adds the row to a state; the sum are
 //! the logits.
 
-use qhx_op::state::StateCarrier;
+use qhx_kit::state::StateCarrier;
 use qhx_op::{
     BufferId, DType, Encoder, Error, Generator, GraphId, Host, Modality, Op, OpDescription,
     OpenInfo, Piece, Placement, Port, Result, Segment, SpanId, Task, View,

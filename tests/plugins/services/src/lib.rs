@@ -71,7 +71,7 @@ impl<const WHAT: usize> Op for Uses<WHAT> {
         let port = Port::Output(host.graph(graph).require_output("logits")?);
         let logits = host.view_for(graph, port)?;
         let halves = host.allocate(2 * HALVES.len())?;
-        qhx_op::kernels::f32_to_f16(&HALVES, host.f16s_mut(halves));
+        qhx_kit::kernels::f32_to_f16(&HALVES, host.f16s_mut(halves));
         Ok(Self { graph, halves, logits, position: 0 })
     }
 

@@ -15,7 +15,7 @@ use qhx_core::manifest::Manifest;
 use qhx_core::op::Segment;
 use qhx_exec::backend::Backend;
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
-use qhx_op::audio::{Clip, FrontEnd, LogMel};
+use qhx_kit::audio::{Clip, FrontEnd, LogMel};
 use qhx_tests::{backends, tiny};
 use qhx_tiers::tier;
 use safetensors::SafeTensors;

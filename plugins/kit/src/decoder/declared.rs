@@ -1,0 +1,123 @@
+//! `decoder_generate`: a decoder of text that its manifest declares whole, so that a new family is a recipe alone.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{Decoder, DecoderGraphs, LayerState};
+use crate::fill::{CausalMask, Rope};
+use crate::schema;
+use crate::state::StateCarrier;
+use qhx_op::{Generator, Host, Modality, Op, OpDescription, OpenInfo, Result, Task};
+
+/// Rotary tables and mask of sliding layers.
+const LOCAL: [&str; 3] = ["cos_local", "sin_local", "cmask_local"];
+
+/// Sliding layers: `params.local` of the manifest.
+#[derive(Debug, Default, Deserialize)]
+struct Local {
+    /// Indices of these layers.
+    layers: Vec<usize>,
+    /// Positions that they see, the current one included.
+    window: usize,
+    /// Base of their own rotary frequencies; those of the other layers without it.
+    rope_theta: Option<f64>,
+}
+
+impl Local {
+    /// Window of the cache `k_i` or `v_i`, if layer i slides.
+    fn window_of(&self, role: &str) -> Option<usize> {
+        let (_, layer) = role.rsplit_once('_')?;
+        let layer: usize = layer.parse().ok()?;
+        self.layers.contains(&layer).then_some(self.window)
+    }
+}
+
+/// Text generation over any decoder of the kit's form.
+///
+/// `params` of the manifest declare what the op fills and binds besides the graphs:
+///
+/// | key | holds |
+/// |---|---|
+/// | `head_dim`, `rope_theta`, `rope_scaling`, … | rotary tables `cos` and `sin`: [`crate::fill::RopeParams`] |
+/// | `local` | sliding layers: `layers`, `window`, and where their rope is another one its keys, for `cos_local` and `sin_local`; their mask is `cmask_local`, their caches are rings |
+/// | `states` | replaced states of layers without caches, such as `["conv"]` for `past_conv_i` → `present_conv_i` |
+/// | `embed_scale` | factor of the embedding's rows |
+/// | `final_logit_softcapping` | softcap of the logits |
+#[derive(Debug)]
+pub struct DeclaredDecoder {
+    decoder: Decoder,
+    softcap: Option<f32>,
+}
+
+impl DeclaredDecoder {
+    /// Name of the host-op.
+    pub const NAME: &'static str = "decoder_generate";
+
+    /// Opens the decoder of a host-op with the name `op`.
+    ///
+    /// # Errors
+    /// When the graphs, their states and `params` do not fit each other.
+    pub fn open_as(host: &mut Host, op: &'static str) -> Result<Self> {
+        let graphs = DecoderGraphs::find(host)?;
+        let local = host.value::<Local>("/params/local")?.unwrap_or_default();
+        let state = StateCarrier::with_rings(host, &graphs.groups(), |role| local.window_of(role))?;
+        let states = host.value::<Vec<String>>("/params/states")?.unwrap_or_default();
+        let states: Vec<_> = states.iter().map(String::as_str).collect();
+        let mut kinds = vec![LayerState::Caches(&["k", "v"])];
+        if !states.is_empty() {
+            kinds.push(LayerState::States(&states));
+        }
+        graphs.check_layers(host, &state, &kinds)?;
+        let embedding = match host.value::<f32>("/params/embed_scale")? {
+            Some(scale) => graphs.embedding(host)?.scaled(scale)?,
+            None => graphs.embedding(host)?,
+        };
+        let mask = CausalMask::new(state.capacity().unwrap_or(0));
+        let slots = local.layers.first().and_then(|layer| state.capacity_of(&format!("k_{layer}")));
+        let rope = Rope::from_params(host, "/params")?;
+        let mut decoder =
+            Decoder::builder(op, graphs, state).embedding(embedding).rope(rope).mask(mask);
+        if let Some(slots) = slots {
+            let [cos, sin, mask] = LOCAL;
+            if local.rope_theta.is_some() {
+                decoder = decoder.rope(Rope::from_params(host, "/params/local")?.named(cos, sin));
+            }
+            let mask = CausalMask::new(slots).named(mask).window(local.window).ring();
+            decoder = decoder.mask(mask);
+        }
+        let decoder = decoder.open(host)?;
+        Ok(Self { decoder, softcap: host.value("/params/final_logit_softcapping")? })
+    }
+
+    /// JSON schema of `plan.params`.
+    pub fn schema() -> Value {
+        let mut schema = schema::decoder(LOCAL);
+        schema["description"] = json!("A decoder of the kit's form; params declare the rest.");
+        schema
+    }
+}
+
+impl Op for DeclaredDecoder {
+    fn describe() -> OpDescription {
+        OpDescription {
+            name: Self::NAME.to_owned(),
+            summary: "Text generation over any decoder that its manifest declares".to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            tasks: vec![Task::Generate],
+            modalities: vec![Modality::Text],
+            params_schema: Self::schema(),
+        }
+    }
+
+    fn open(host: &mut Host) -> Result<Self> {
+        Self::open_as(host, Self::NAME)
+    }
+
+    fn info(&self) -> OpenInfo {
+        OpenInfo { softcap: self.softcap, ..self.decoder.info() }
+    }
+
+    fn generator(&mut self) -> Option<&mut dyn Generator> {
+        Some(&mut self.decoder)
+    }
+}

@@ -1,0 +1,223 @@
+//! A graph that runs experts, and how their weights get into it.
+//!
+//! Inputs for each expert of the graph, with a prefix where there are several (`a_`, `b_`, …): `gate`, `up`
+//! `[width, hidden]`, `down` `[hidden, width]`.
+//!
+//! - int8 inputs are bound where the weights lie in the mapped file: nothing is read, copied or
+//!   converted on the host. `gate_scale`, `up_scale` `[1, width]`, `down_scale` `[1, hidden]` are bound
+//!   the same way; the graph multiplies by them after the matmul.
+//! - f16 or f32 inputs are filled from the mapped file by all threads.
+
+use super::table::{MATRICES, Sizes, Table};
+use crate::kernels::{int8_to_f16, int8_to_f32};
+use qhx_op::{BufferId, DType, Error, GraphId, Host, Port, Result};
+
+/// Bytes that one thread fills at a time.
+const BLOCK_VALUES: usize = 1 << 17;
+
+/// The most experts of a graph for one token: one for each letter.
+const MAX_A_TOKEN: usize = 26;
+
+/// Prefixes of the experts of a graph for one token, as many as it has inputs for: `a_`, `b_`, ….
+pub(super) fn prefixes(host: &Host, graph: GraphId) -> Vec<String> {
+    let info = host.graph(graph);
+    let names = (b'a'..=b'z').take(MAX_A_TOKEN).map(|letter| format!("{}_", char::from(letter)));
+    names.take_while(|prefix| info.input(&format!("{prefix}gate")).is_some()).collect()
+}
+
+/// The inputs of one expert.
+#[derive(Debug)]
+struct Expert {
+    weights: [Port; 3],
+    scales: [Port; 3],
+}
+
+/// Form in which weights get into the graph.
+#[derive(Debug)]
+enum Form {
+    /// Bound where they lie, with the scales.
+    Int8 { experts: Vec<Expert>, scales: BufferId, scale_size: usize },
+    /// Filled: three buffers for each expert, one after the other.
+    Float { dtype: DType, targets: Vec<BufferId> },
+}
+
+/// A graph of one or several experts.
+#[derive(Debug)]
+pub(super) struct Ffn {
+    pub graph: GraphId,
+    form: Form,
+}
+
+/// The sizes that a graph's weight inputs have.
+pub(super) fn width(host: &Host, graph: GraphId, prefix: &str) -> Result<usize> {
+    let info = host.graph(graph);
+    let tensor = &info.inputs[info.require_input(&format!("{prefix}gate"))?];
+    match tensor.shape[..] {
+        [width, _] => Ok(width),
+        _ => Err(Error::graph(format!(
+            "graph {:?}: tensor {tensor}: expected [width, hidden]",
+            info.name
+        ))),
+    }
+}
+
+/// An input of a wanted shape.
+fn port(host: &Host, graph: GraphId, role: &str, shape: [usize; 2], layout: &str) -> Result<Port> {
+    let info = host.graph(graph);
+    let index = info.require_input(role)?;
+    let tensor = &info.inputs[index];
+    if tensor.shape == shape {
+        return Ok(Port::Input(index));
+    }
+    Err(Error::graph(format!(
+        "graph {:?}: tensor {tensor}: expected the shape {shape:?}, {layout}",
+        info.name
+    )))
+}
+
+impl Ffn {
+    /// Finds and checks the weight inputs of the experts with the given prefixes, and binds buffers to
+    /// those that are filled. `step` is what one step of int8 inputs is worth inside the graph.
+    pub fn open(
+        host: &mut Host,
+        graph: GraphId,
+        prefixes: &[String],
+        table: &Table,
+        step: f32,
+    ) -> Result<Self> {
+        let Sizes { hidden, width, .. } = table.sizes;
+        let layout = format!("as [outputs, inputs] of hidden {hidden}, width {width}");
+        let mut ports = Vec::new();
+        for prefix in prefixes {
+            for (matrix, name) in MATRICES.iter().enumerate() {
+                let role = format!("{prefix}{name}");
+                ports.push(port(host, graph, &role, table.sizes.shape(matrix), &layout)?);
+            }
+        }
+        let dtype = host.tensor(graph, ports[0]).dtype;
+        if let Some(&other) = ports.iter().find(|p| host.tensor(graph, **p).dtype != dtype) {
+            return Err(Error::graph(format!(
+                "graph {:?}: tensor {}: expected {dtype}, as {}",
+                host.graph(graph).name,
+                host.tensor(graph, other),
+                host.tensor(graph, ports[0])
+            )));
+        }
+        let form = match dtype {
+            DType::I8 | DType::SFixed8 => int8(host, graph, prefixes, table, &ports, step)?,
+            DType::F16 | DType::F32 => {
+                let fill = |&port: &Port| host.allocate_for(graph, port);
+                Form::Float { dtype, targets: ports.iter().map(fill).collect::<Result<_>>()? }
+            }
+            other => {
+                return Err(Error::graph(format!(
+                    "graph {:?}: tensor {}: {other} weights, expected int8, f16 or f32",
+                    host.graph(graph).name,
+                    host.tensor(graph, ports[0])
+                )));
+            }
+        };
+        Ok(Self { graph, form })
+    }
+
+    /// Puts the weights of experts of a layer into the graph's inputs, one for each of its prefixes.
+    pub fn load(
+        &self,
+        host: &mut Host,
+        table: &Table,
+        layer: usize,
+        chosen: impl Iterator<Item = usize>,
+    ) -> Result<()> {
+        match &self.form {
+            Form::Int8 { experts, scales, scale_size } => {
+                let [weights, _] = table.buffers();
+                for (expert, index) in experts.iter().zip(chosen) {
+                    for matrix in 0..MATRICES.len() {
+                        let at = table.weights(layer, index, matrix).start;
+                        host.bind(self.graph, expert.weights[matrix], weights, at)?;
+                        let at = table.scales(layer, index, matrix).start * scale_size;
+                        host.bind(self.graph, expert.scales[matrix], *scales, at)?;
+                    }
+                }
+                Ok(())
+            }
+            Form::Float { dtype, targets } => {
+                let mut experts = [0; MAX_A_TOKEN];
+                for (expert, index) in experts.iter_mut().zip(chosen) {
+                    *expert = index;
+                }
+                fill(host, table, layer, &experts, *dtype, targets)
+            }
+        }
+    }
+}
+
+fn int8(
+    host: &mut Host,
+    graph: GraphId,
+    prefixes: &[String],
+    table: &Table,
+    weights: &[Port],
+    step: f32,
+) -> Result<Form> {
+    if !(step.is_finite() && step > 0.0) {
+        return Err(Error::manifest(format!(
+            "manifest /plan/params/int8_step: {step}, expected a positive number"
+        )));
+    }
+    let mut experts = Vec::new();
+    for (prefix, weights) in prefixes.iter().zip(weights.chunks_exact(3)) {
+        let mut scales = [weights[0]; 3];
+        for (matrix, name) in MATRICES.iter().enumerate() {
+            let shape = [1, table.sizes.shape(matrix)[0]];
+            let role = format!("{prefix}{name}_scale");
+            scales[matrix] = port(host, graph, &role, shape, "one scale for each output")?;
+        }
+        experts.push(Expert { weights: [weights[0], weights[1], weights[2]], scales });
+    }
+    let dtype = host.require_float(graph, experts[0].scales[0])?;
+    for port in experts.iter().flat_map(|e| e.scales) {
+        if host.tensor(graph, port).dtype != dtype {
+            return Err(Error::graph(format!(
+                "graph {:?}: tensor {}: expected {dtype}, as the other scales",
+                host.graph(graph).name,
+                host.tensor(graph, port)
+            )));
+        }
+    }
+    let scales = table.scaled(host, step, dtype)?;
+    Ok(Form::Int8 { experts, scales, scale_size: dtype.size() })
+}
+
+/// Converts the matrices of the chosen experts into `targets`, on all threads.
+fn fill(
+    host: &mut Host,
+    table: &Table,
+    layer: usize,
+    chosen: &[usize],
+    dtype: DType,
+    targets: &[BufferId],
+) -> Result<()> {
+    let size = dtype.size();
+    host.parallel_fill(
+        table.buffers(),
+        targets,
+        BLOCK_VALUES,
+        |[weights, scales], target, first, bytes| {
+            let (expert, matrix) = (chosen[target / 3], target % 3);
+            let columns = table.sizes.shape(matrix)[1];
+            let values: &[i8] =
+                bytemuck::cast_slice(&weights[table.weights(layer, expert, matrix)]);
+            let scales: &[f32] = bytemuck::cast_slice(scales);
+            let scales = &scales[table.scales(layer, expert, matrix)];
+            let (first, count) = (first / size, bytes.len() / size);
+            let values = &values[first..first + count];
+            match dtype {
+                DType::F16 => {
+                    int8_to_f16(values, scales, columns, first, bytemuck::cast_slice_mut(bytes));
+                }
+                _ => int8_to_f32(values, scales, columns, first, bytemuck::cast_slice_mut(bytes)),
+            }
+        },
+    )
+}

@@ -1,0 +1,196 @@
+//! The weights of all experts: a mapped file of int8 matrices, and one scale for each of their rows.
+//!
+//! `weights`: for each layer, for each expert: gate, up, down, without gaps, row-major as the graph's
+//! inputs have them, `[outputs, inputs]`: gate and up `[width, hidden]`, down `[hidden, width]`.
+//! `scales`: f32 in the same order, one for each row. A weight is its integer times the row's scale.
+//! `bias`, where there is one: f32 `[layers, experts]`, what is added to the probabilities that choose an expert.
+//! Layers are those with experts alone.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde::Deserialize;
+
+use crate::kernels::f32_to_f16;
+use qhx_op::{BufferId, DType, Error, Host, Result};
+
+/// Pointer to the names of the files in the manifest.
+const POINTER: &str = "/artifacts/experts";
+
+/// `artifacts.experts`. The defaults are the names of the published bundles.
+#[derive(Debug, Deserialize)]
+#[serde(default)]
+struct Files {
+    weights: String,
+    scales: String,
+    bias: Option<String>,
+}
+
+impl Default for Files {
+    fn default() -> Self {
+        let [weights, scales] = ["experts_i8.bin", "experts_scale.f32"].map(str::to_owned);
+        Self { weights, scales, bias: None }
+    }
+}
+
+/// The matrices of an expert, in the order in which they lie in the files.
+pub(super) const MATRICES: [&str; 3] = ["gate", "up", "down"];
+
+/// Sizes of the experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Sizes {
+    pub layers: usize,
+    pub experts: usize,
+    pub hidden: usize,
+    /// Width of an expert's inner row.
+    pub width: usize,
+}
+
+impl Sizes {
+    /// Rows and columns of a matrix.
+    pub fn shape(&self, matrix: usize) -> [usize; 2] {
+        if matrix == 2 { [self.hidden, self.width] } else { [self.width, self.hidden] }
+    }
+
+    fn rows(&self) -> usize {
+        2 * self.width + self.hidden
+    }
+
+    /// Values of an expert, and rows; and of all. Errors when they do not fit.
+    fn totals(&self) -> Result<(usize, usize)> {
+        let count = self.layers.checked_mul(self.experts);
+        let values = count
+            .and_then(|n| n.checked_mul(3))
+            .and_then(|n| n.checked_mul(self.hidden.checked_mul(self.width)?));
+        let rows = count.and_then(|n| n.checked_mul(self.rows()));
+        values.zip(rows).ok_or_else(|| {
+            Error::manifest(format!("manifest {POINTER}: {self:?} are more values than fit"))
+        })
+    }
+}
+
+/// The mapped files.
+#[derive(Debug)]
+pub(super) struct Table {
+    pub sizes: Sizes,
+    weights: BufferId,
+    scales: BufferId,
+    bias: Option<BufferId>,
+    /// For each layer, for each expert, whether it was asked for; empty where none is.
+    asked: Vec<AtomicBool>,
+}
+
+impl Table {
+    /// Maps the files and checks their lengths.
+    /// With `read_ahead` experts are asked for as a whole before the first of their bytes is read.
+    pub fn open(host: &mut Host, sizes: Sizes, read_ahead: bool) -> Result<Self> {
+        let files: Files = host.value(POINTER)?.unwrap_or_default();
+        let (values, rows) = sizes.totals()?;
+        let weights = host.artifact(&format!("{POINTER}/weights"), &files.weights)?;
+        let scales = host.artifact(&format!("{POINTER}/scales"), &files.scales)?;
+        let Sizes { layers, experts, hidden, width } = sizes;
+        let what =
+            format!("{layers} layers of {experts} experts of width {width}, hidden {hidden}");
+        check(host, weights, &files.weights, Some(values), &format!("{what}: int8 values"))?;
+        check(host, scales, &files.scales, rows.checked_mul(4), &format!("{what}: f32 scales"))?;
+        check_finite(host, scales, &files.scales, "scale")?;
+        let bias = match &files.bias {
+            None => None,
+            Some(path) => {
+                let bias = host.artifact(&format!("{POINTER}/bias"), path)?;
+                let bytes = layers.checked_mul(experts).and_then(|n| n.checked_mul(4));
+                check(host, bias, path, bytes, &format!("{what}: an f32 bias for each expert"))?;
+                check_finite(host, bias, path, "bias")?;
+                Some(bias)
+            }
+        };
+        let count = if read_ahead { layers * experts } else { 0 };
+        Ok(Self {
+            sizes,
+            weights,
+            scales,
+            bias,
+            asked: (0..count).map(|_| AtomicBool::new(false)).collect(),
+        })
+    }
+
+    /// Has the system read experts of a layer from the disk, those that were never asked for. Nothing happens for a
+    /// layer that does not exist.
+    pub fn ask(&self, host: &Host, layer: usize, experts: impl Iterator<Item = usize>) {
+        for expert in experts {
+            let asked = self.asked.get(layer * self.sizes.experts + expert);
+            if asked.is_some_and(|asked| !asked.swap(true, Ordering::Relaxed)) {
+                let first = self.weights(layer, expert, 0).start;
+                let last = self.weights(layer, expert, MATRICES.len() - 1).end;
+                host.read_ahead(self.weights, first..last);
+            }
+        }
+    }
+
+    /// Bias added to the probabilities of a layer's experts; `None` if the table has no biases.
+    pub fn bias<'a>(&self, host: &'a Host, layer: usize) -> Option<&'a [f32]> {
+        let first = layer * self.sizes.experts;
+        host.f32s(self.bias?).get(first..first + self.sizes.experts)
+    }
+
+    /// The mapped weights and scales.
+    pub fn buffers(&self) -> [BufferId; 2] {
+        [self.weights, self.scales]
+    }
+
+    /// Bytes of a matrix in the weights. The indices are within the sizes.
+    pub fn weights(&self, layer: usize, expert: usize, matrix: usize) -> Range<usize> {
+        let matrix_len = self.sizes.hidden * self.sizes.width;
+        let start = ((layer * self.sizes.experts + expert) * 3 + matrix) * matrix_len;
+        start..start + matrix_len
+    }
+
+    /// Indices of a matrix's scales.
+    pub fn scales(&self, layer: usize, expert: usize, matrix: usize) -> Range<usize> {
+        let first = (layer * self.sizes.experts + expert) * self.sizes.rows();
+        let start = first + matrix * self.sizes.width;
+        start..start + self.sizes.shape(matrix)[0]
+    }
+
+    /// All scales divided by `step` in the element type of a graph's inputs, so that they can be bound
+    /// where they lie.
+    pub fn scaled(&self, host: &mut Host, step: f32, dtype: DType) -> Result<BufferId> {
+        let values: Vec<f32> = host.f32s(self.scales).iter().map(|scale| scale / step).collect();
+        let scaled = host.allocate(values.len() * dtype.size())?;
+        match dtype {
+            DType::F16 => f32_to_f16(&values, host.f16s_mut(scaled)),
+            _ => host.f32s_mut(scaled).copy_from_slice(&values),
+        }
+        Ok(scaled)
+    }
+}
+
+/// Checks that all values of a file are finite numbers.
+fn check_finite(host: &Host, buffer: BufferId, path: &str, what: &str) -> Result<()> {
+    let bad = host.f32s(buffer).iter().enumerate().find(|(_, value)| !value.is_finite());
+    bad.map_or(Ok(()), |(index, value)| {
+        Err(Error::artifact(format!(
+            "{path}: {what} {index} is {value}, expected a finite number; the file is damaged"
+        )))
+    })
+}
+
+fn check(
+    host: &Host,
+    buffer: BufferId,
+    path: &str,
+    expected: Option<usize>,
+    what: &str,
+) -> Result<()> {
+    let found = host.len(buffer);
+    if expected == Some(found) {
+        return Ok(());
+    }
+    let expected = expected.map_or("more than fit".to_owned(), |bytes| bytes.to_string());
+    let hint = if expected.parse().is_ok_and(|expected: usize| found < expected) {
+        "the file may be truncated; download or copy it again"
+    } else {
+        "the file may belong to another bundle"
+    };
+    Err(Error::artifact(format!("{path}: {found} bytes, expected {expected} ({what}); {hint}")))
+}
