@@ -13,13 +13,11 @@ use qhx_exec::Workspace;
 use qhx_exec::workspace::GraphStats;
 
 pub use qhx_exec::Logits;
-/// The list of an op's calls, for other crates that follow it.
-pub use qhx_types::op_calls;
 pub use qhx_types::{
     Alpha, Answer, AudioRules, Bucket, ImageRules, LogitRules, MediaRules, Modality, OpDescription,
     OpenInfo, Packing, Piece, Placement, PromptRules, Segment, SnapshotId, SoundOut, Task,
     TimeRule, Verification, VideoRules,
-    calls::{Bytes, Effect, Number, Segments, Texts, Token, Tokens, positions},
+    calls::{Call, Effect, Reply},
 };
 use serde::Serialize;
 
@@ -60,61 +58,11 @@ impl HandOvers {
     }
 }
 
-/// A method of [`HostOp`] for a call, by what it gives.
-macro_rules! host_op {
-    ($({
-        $(#$doc:tt)* since $since:tt, $part:ident: $name:ident($($arg:ident: $ty:ty),*) $(-> $gives:ident)?, $($rest:tt)*
-    })*) => {
-        $(host_op! { @ [$($gives)?] [$(#$doc)*] $name($($arg: $ty),*) })*
-    };
-    (@ [] [$(#$doc:tt)*] $name:ident($($arg:ident: $ty:ty),*)) => {
-        $(#$doc)*
-        fn $name(&mut self $(, $arg: $ty)*);
-    };
-    (@ [Position] [$(#$doc:tt)*] $name:ident($($arg:ident: $ty:ty),*)) => {
-        $(#$doc)*
-        fn $name(&self $(, $arg: $ty)*) -> usize;
-    };
-    (@ [Placed] $docs:tt $name:ident $arguments:tt) => {
-        host_op! { @ (&self) (Placement) $docs $name $arguments }
-    };
-    (@ [Exported] $docs:tt $name:ident $arguments:tt) => {
-        host_op! { @ (&mut self) (Vec<u8>) $docs $name $arguments }
-    };
-    (@ [Answered] $docs:tt $name:ident $arguments:tt) => {
-        host_op! { @ (&mut self) (Answer) $docs $name $arguments }
-    };
-    (@ [Noted] $docs:tt $name:ident $arguments:tt) => {
-        host_op! { @ (&mut self) (serde_json::Value) $docs $name $arguments }
-    };
-    (@ [Sound] $docs:tt $name:ident $arguments:tt) => {
-        host_op! { @ (&mut self) (&[f32]) $docs $name $arguments }
-    };
-    (@ [Saved] $docs:tt $name:ident $arguments:tt) => {
-        host_op! { @ (&mut self) (SnapshotId) $docs $name $arguments }
-    };
-    (@ [Vectors] $docs:tt $name:ident $arguments:tt) => {
-        host_op! { @ (&mut self) (&[f32]) $docs $name $arguments }
-    };
-    (@ [$done_or_logits:ident] $docs:tt $name:ident $arguments:tt) => {
-        host_op! { @ (&mut self) (()) $docs $name $arguments }
-    };
-    (@ ($($receiver:tt)*) ($result:ty) [$(#$doc:tt)*] $name:ident($($arg:ident: $ty:ty),*)) => {
-        $(#$doc)*
-        ///
-        /// # Errors
-        /// The error of the op, also when it does not have the call.
-        fn $name($($receiver)* $(, $arg: $ty)*) -> Result<$result> {
-            let _ = ($($arg,)*);
-            Err(absent(stringify!($name)))
-        }
-    };
-}
-
 /// The step logic of one model family over one open bundle.
 ///
-/// Its calls are those of [`qhx_types::op_calls`], as methods: one that gives logits leaves them at [`HostOp::logits`].
-/// A call that an op does not have is an error. A failed or cancelled call leaves the state as it was after the last
+/// An op answers [calls](Call); each has a method here, which makes it. A call that gives logits leaves them at
+/// [`HostOp::logits`], one that gives other floats at [`HostOp::values`]. A call that an op does not have is an error
+/// with the cause [`Unsupported`]. A failed or cancelled call leaves the state as it was after the last
 /// complete token; see [`HostOp::position`].
 ///
 /// Generating and embedding are calls of one trait: the engine holds one box for each open bundle, and what the op does
@@ -123,13 +71,143 @@ pub trait HostOp: Send {
     /// Properties that the op found when it was opened. They do not change while the op is open.
     fn info(&self) -> &OpenInfo;
 
-    qhx_types::op_calls! { host_op }
+    /// Positions consumed so far.
+    fn position(&self) -> usize;
+
+    /// Place of an image, audio clip or video among the tokens of a prompt, and the number of positions it takes.
+    /// Called before the segment is consumed, possibly more than once.
+    ///
+    /// # Errors
+    /// When the op does not take the segment.
+    fn place(&self, segment: Segment<'_>) -> Result<Placement>;
+
+    /// Makes a call.
+    ///
+    /// # Errors
+    /// The error of the op, also when it does not have the call.
+    fn call(&mut self, call: Call<'_>) -> Result<Reply<()>>;
+
+    /// Makes [`Call::Reset`].
+    fn reset(&mut self) -> Result<()> {
+        self.call(Call::Reset).map(drop)
+    }
+
+    /// Makes [`Call::Prefill`].
+    fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<()> {
+        self.call(Call::Prefill(segments)).map(drop)
+    }
+
+    /// Makes [`Call::Decode`].
+    fn decode(&mut self, token: u32) -> Result<()> {
+        self.call(Call::Decode(token)).map(drop)
+    }
+
+    /// Makes [`Call::Truncate`].
+    fn truncate(&mut self, position: usize) -> Result<()> {
+        self.call(Call::Truncate(position)).map(drop)
+    }
+
+    /// Makes [`Call::Restore`].
+    fn restore(&mut self, snapshot: SnapshotId) -> Result<()> {
+        self.call(Call::Restore(snapshot)).map(drop)
+    }
+
+    /// Makes [`Call::Verify`].
+    fn verify(&mut self, tokens: &[u32]) -> Result<()> {
+        self.call(Call::Verify(tokens)).map(drop)
+    }
+
+    /// Makes [`Call::RowLogits`].
+    fn row_logits(&mut self, row: usize) -> Result<()> {
+        self.call(Call::RowLogits(row)).map(drop)
+    }
+
+    /// Makes [`Call::Accept`].
+    fn accept(&mut self, count: usize) -> Result<()> {
+        self.call(Call::Accept(count)).map(drop)
+    }
+
+    /// Makes [`Call::Drafting`].
+    fn drafting(&mut self, on: bool) -> Result<()> {
+        self.call(Call::Drafting(on)).map(drop)
+    }
+
+    /// Makes [`Call::Draft`].
+    fn draft(&mut self, token: u32) -> Result<()> {
+        self.call(Call::Draft(token)).map(drop)
+    }
+
+    /// Makes [`Call::ImportState`].
+    fn import_state(&mut self, position: usize, state: &[u8]) -> Result<()> {
+        self.call(Call::ImportState { position, state }).map(drop)
+    }
+
+    /// Makes [`Call::DropSnapshot`]. Errors are ignored: for the host, the state is gone.
+    fn drop_snapshot(&mut self, snapshot: SnapshotId) {
+        drop(self.call(Call::DropSnapshot(snapshot)));
+    }
+
+    /// Makes [`Call::Embed`].
+    fn embed(&mut self, segments: &[Segment<'_>]) -> Result<&[f32]> {
+        self.call(Call::Embed(segments))?;
+        self.values()
+    }
+
+    /// Makes [`Call::EmbedMany`].
+    fn embed_many(&mut self, texts: &[&[u32]]) -> Result<&[f32]> {
+        self.call(Call::EmbedMany(texts))?;
+        self.values()
+    }
+
+    /// Makes [`Call::Speak`].
+    fn speak(&mut self, segments: &[Segment<'_>]) -> Result<&[f32]> {
+        self.call(Call::Speak(segments))?;
+        self.values()
+    }
+
+    /// Makes [`Call::Snapshot`].
+    fn snapshot(&mut self) -> Result<SnapshotId> {
+        match self.call(Call::Snapshot)? {
+            Reply::Saved(given) => Ok(given),
+            other => Err(unexpected("snapshot", &other)),
+        }
+    }
+
+    /// Makes [`Call::ExportState`].
+    fn export_state(&mut self) -> Result<Vec<u8>> {
+        match self.call(Call::ExportState)? {
+            Reply::State(given) => Ok(given),
+            other => Err(unexpected("export_state", &other)),
+        }
+    }
+
+    /// Makes [`Call::Note`].
+    fn note(&mut self) -> Result<serde_json::Value> {
+        match self.call(Call::Note)? {
+            Reply::Note(given) => Ok(given),
+            other => Err(unexpected("note", &other)),
+        }
+    }
+
+    /// Makes [`Call::Answer`].
+    fn answer(&mut self, segments: &[Segment<'_>]) -> Result<Answer> {
+        match self.call(Call::Answer(segments))? {
+            Reply::Answer(given) => Ok(given),
+            other => Err(unexpected("answer", &other)),
+        }
+    }
 
     /// Logits of the last position consumed.
     ///
     /// # Errors
     /// When there are none.
     fn logits(&self) -> Result<Logits<'_>>;
+
+    /// Vectors, scores or samples that the last call gave.
+    ///
+    /// # Errors
+    /// When there are none.
+    fn values(&self) -> Result<&[f32]>;
 
     /// Which graph writes the logits, and as which tensor, where that is known: for messages.
     fn logits_origin(&self) -> Option<String> {
@@ -175,14 +253,9 @@ impl std::fmt::Display for Unsupported {
 
 impl std::error::Error for Unsupported {}
 
-/// An error of a call that an op does not have.
-fn absent(call: &str) -> Error {
-    match call {
-        "place" => Error::new(ErrorKind::Prompt, "the host-op takes text only")
-            .hint("leave images, audio and videos out, or use a bundle that takes them"),
-        _ => Error::new(ErrorKind::Internal, format!("the host-op has no call {call}"))
-            .with_source(Unsupported),
-    }
+/// An error of a reply that is another call's.
+fn unexpected(call: &str, reply: &Reply<()>) -> Error {
+    Error::new(ErrorKind::Plugin, format!("the host-op's {call} gave {reply:?}"))
 }
 
 /// Called with the positions of a prompt that are consumed, and their number.

@@ -192,25 +192,24 @@ pub struct OpenInfo {
     /// In steps of how many tokens draft tokens are verified, or why not.
     #[serde(skip_serializing_if = "is_default")]
     pub verification: Verification,
-    /// The bundle has a drafting head: the op makes logits of draft tokens (its calls `drafting` and `draft`). Of
-    /// interface 1.3.
+    /// The bundle has a drafting head: the op makes logits of draft tokens (its calls `drafting` and `draft`).
     #[serde(skip_serializing_if = "is_default")]
     pub drafts: bool,
     /// The graphs that take several texts in one execution.
     #[serde(skip_serializing_if = "is_default")]
     pub packing: Packing,
-    /// Rules for the tokens around a prompt. Since interface 1.3.
+    /// Rules for the tokens around a prompt.
     #[serde(skip_serializing_if = "is_default")]
     pub prompt_rules: PromptRules,
-    /// Which tokens may be chosen at all. Of interface 1.3.
+    /// Which tokens may be chosen at all.
     #[serde(skip_serializing_if = "is_default")]
     pub logit_rules: LogitRules,
     /// The op finds when tokens are spoken: its call `answer` takes two segments of tokens, what stood before an answer
     /// to the audio consumed last, with the audio's placeholder in its place, and the answer itself, and gives the
-    /// times of the latter. The state is then another one. Of interface 1.3.
+    /// times of the latter. The state is then another one.
     #[serde(skip_serializing_if = "is_default")]
     pub aligns: bool,
-    /// The audio that an op makes that speaks. Of interface 1.3.
+    /// The audio that an op makes that speaks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sound_out: Option<SoundOut>,
 }
@@ -354,20 +353,15 @@ mod tests {
         let first =
             r#"{"vocab":7,"max_ctx":5,"embedding_dim":0,"can_truncate":true,"can_snapshot":false}"#;
         let open: OpenInfo = serde_json::from_str(first).unwrap();
+        assert!(open.prompt_rules.special_tokens);
         assert_eq!((open.vocab, open.can_truncate, open.input_vocab), (7, true, 0));
         let text = serde_json::to_string(&OpenInfo { input_vocab: 6, ..open }).unwrap();
         assert_eq!(text, first.replace('}', r#","input_vocab":6}"#));
         let capped = OpenInfo { softcap: Some(30.0), ..OpenInfo::default() };
         let text = serde_json::to_string(&capped).unwrap();
         assert_eq!(serde_json::from_str::<OpenInfo>(&text).unwrap(), capped);
-        assert!(open_before_1_3().prompt_rules.special_tokens);
         let later: OpenInfo = serde_json::from_str(r#"{"vocab":7,"beams":4}"#).unwrap();
         assert_eq!(later, OpenInfo { vocab: 7, ..OpenInfo::default() });
-    }
-
-    /// Declaration of an op of interface 1.2.
-    fn open_before_1_3() -> OpenInfo {
-        serde_json::from_str(r#"{"vocab":7,"verification":{"widths":[4]}}"#).unwrap()
     }
 
     #[test]

@@ -7,9 +7,8 @@ use std::time::Duration;
 use half::f16;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::op::{
-    Answer, Bytes, Effect, HostOp, Logits, Number, OpEntry, OpServices, OpSource, OpenInfo,
-    Packing, Placement, Segment, Segments, SnapshotId, SpanStats, Task, Texts, Token, Tokens,
-    Unsupported, Verification,
+    Call, HostOp, Logits, OpEntry, OpServices, OpSource, OpenInfo, Packing, Placement, Reply,
+    Segment, SpanStats, Task, Unsupported,
 };
 use qhx_exec::BufferId;
 use qhx_exec::workspace::GraphStats;
@@ -29,6 +28,8 @@ pub(crate) struct PluginOp {
     session: Box<Session>,
     info: OpenInfo,
     logits: Option<RawView>,
+    /// Vectors or samples of the last call, which were found to lie in their buffer.
+    values: Option<RawView>,
     /// The last logits that were found to be what their graph writes.
     agreed: Option<RawView>,
 }
@@ -57,6 +58,7 @@ impl PluginOp {
             session,
             info: OpenInfo::default(),
             logits: None,
+            values: None,
             agreed: None,
         };
         // SAFETY: an open op.
@@ -68,15 +70,6 @@ impl PluginOp {
                 e,
             )
         })?;
-        let vtable = &op.object.vtable;
-        let complete =
-            vtable.verify().is_some() && vtable.row_logits().is_some() && vtable.accept().is_some();
-        if !complete {
-            op.info.verification = Verification::refused(
-                "the plugin is of an interface before 1.2; install a newer one",
-            );
-        }
-        op.info.drafts &= vtable.drafting().is_some() && vtable.draft().is_some();
         op.check_packing();
         op.info.softcap = op.info.softcap.filter(|cap| cap.is_finite() && *cap > 0.0);
         if op.info.vocab == 0 && description.tasks == [Task::Generate] {
@@ -93,7 +86,7 @@ impl PluginOp {
 
     /// Keeps of the op's packing what the engine can rely on: lengths in order, and costs that can be compared.
     fn check_packing(&mut self) {
-        let none = self.object.vtable.embed_many().is_none() || self.info.values() == 0;
+        let none = self.info.values() == 0;
         let Packing { buckets } = &mut self.info.packing;
         if none {
             buckets.clear();
@@ -106,25 +99,11 @@ impl PluginOp {
     fn returned<T>(&self, call: &str, result: std::result::Result<T, CallError>) -> Result<T> {
         result.map_err(|e| match e {
             CallError::Failed(raw) => error(&self.session, &self.name, &self.source, raw),
-            CallError::Absent(since) => self.lacks(call, since),
             CallError::Invalid(e) => {
                 let what = format_args!("host-op {:?}: what {call} returned", self.name);
                 Error::caused(ErrorKind::Plugin, what, e)
             }
         })
-    }
-
-    /// An error of a call that came with the interface `since`, of a plugin of an older one.
-    fn lacks(&self, call: &str, since: &str) -> Error {
-        if call == "place" {
-            let message =
-                format!("host-op {:?} takes text only: it is of plugin interface 1.0", self.name);
-            return Error::new(ErrorKind::Prompt, message)
-                .hint("leave images, audio and videos out, or install a newer plugin");
-        }
-        let message = format!("host-op {:?} has no function {call}", self.name);
-        let hint = format!("install a plugin of interface {since} or later");
-        Error::new(ErrorKind::Plugin, message).with_source(Unsupported).hint(hint)
     }
 
     /// Checks the logits that the op returned, and what it declares about their number.
@@ -179,8 +158,8 @@ impl PluginOp {
         Ok(view)
     }
 
-    /// The embeddings of the texts that the op returned.
-    fn embeddings(&self, view: RawView, texts: usize) -> Result<&[f32]> {
+    /// Checks the vectors of texts that the op returned.
+    fn check_vectors(&self, view: RawView, texts: usize) -> Result<()> {
         let view = self.check(view, "values of the embedding")?;
         let declared = self.info.values() as u64;
         if declared != 0 && Some(view.len) != declared.checked_mul(texts as u64) {
@@ -196,7 +175,7 @@ impl PluginOp {
         // SAFETY: no call of the op is under way.
         let workspace = &unsafe { self.session.shared() }.workspace;
         views::agree(&self.name, Kind::Embedding, view, workspace)?;
-        self.singles(view, "embedding")
+        self.singles(view, "embedding").map(drop)
     }
 
     /// The values of a view that has to be f32.
@@ -233,7 +212,7 @@ impl PluginOp {
 /// its kind, hint and code.
 fn error(session: &Session, name: &str, source: &OpSource, raw: RawError) -> Error {
     // SAFETY: the call that failed has returned.
-    if let Some(error) = unsafe { session.exclusive() }.errors.take(&raw.message) {
+    if let Some(error) = unsafe { session.exclusive() }.errors.take(&raw) {
         return error;
     }
     if raw.code == qhx_op::ErrorCode::CANCELLED.0 {
@@ -255,112 +234,52 @@ fn error(session: &Session, name: &str, source: &OpSource, raw: RawError) -> Err
     }
 }
 
-/// A call through the plugin's table, by what it gives.
-macro_rules! calls {
-    ($({
-        $(#$doc:tt)*
-        since $since:tt, $part:ident: $name:ident($($arg:ident: $ty:ty),*) $(-> $gives:ident)?,
-        $effect:ident $(($of:expr))? $(, #$attribute:tt)?
-    })*) => {
-        $(calls! { @ [$($gives)?] $name($($arg: $ty),*) (Effect::$effect $(($of))?) })*
-    };
-    (@ [] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        fn $name(&mut self $(, $arg: $ty)*) {
-            // SAFETY: an open op; `&mut self` makes it the only call under way.
-            unsafe { self.object.$name($($arg),*) }
-        }
-    };
-    (@ [Position] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        fn $name(&self $(, $arg: $ty)*) -> usize {
-            // SAFETY: an open op; no other call is under way, since those take `&mut self`.
-            unsafe { self.object.$name($($arg),*) }
-        }
-    };
-    (@ [Placed] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        fn $name(&self $(, $arg: $ty)*) -> Result<Placement> {
-            // SAFETY: an open op; no other call is under way, since those take `&mut self`.
-            self.returned(stringify!($name), unsafe { self.object.$name($($arg),*) })
-        }
-    };
-    (@ [Answered] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        fn $name(&mut self $(, $arg: $ty)*) -> Result<Answer> {
-            // SAFETY: an open op; `&mut self` makes it the only call under way.
-            self.returned(stringify!($name), unsafe { self.object.$name($($arg),*) })
-        }
-    };
-    (@ [Noted] $name:ident() $effect:tt) => {
-        fn $name(&mut self) -> Result<serde_json::Value> {
-            // SAFETY: an open op; `&mut self` makes it the only call under way.
-            match unsafe { self.object.$name() } {
-                // An op of an older interface found nothing that it could report.
-                Err(CallError::Absent(_)) => Ok(serde_json::Value::Null),
-                note => self.returned(stringify!($name), note),
-            }
-        }
-    };
-    (@ [Sound] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        fn $name(&mut self $(, $arg: $ty)*) -> Result<&[f32]> {
-            // SAFETY: an open op; `&mut self` makes it the only call under way.
-            let view = unsafe { self.object.$name($($arg),*) };
-            let view = self.returned(stringify!($name), view)?;
-            let view = self.check(view, "samples of the audio")?;
-            self.singles(view, "audio")
-        }
-    };
-    (@ [Exported] $name:ident() $effect:tt) => {
-        fn $name(&mut self) -> Result<Vec<u8>> {
-            // SAFETY: an open op; `&mut self` makes it the only call under way.
-            self.returned(stringify!($name), unsafe { self.object.$name() })
-        }
-    };
-    (@ [Saved] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        fn $name(&mut self $(, $arg: $ty)*) -> Result<SnapshotId> {
-            // SAFETY: an open op; `&mut self` makes it the only call under way.
-            self.returned(stringify!($name), unsafe { self.object.$name($($arg),*) })
-        }
-    };
-    (@ [Done] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        fn $name(&mut self $(, $arg: $ty)*) -> Result<()> {
-            if $effect.ends_logits() {
-                self.logits = None;
-            }
-            // SAFETY: an open op; `&mut self` makes it the only call under way.
-            self.returned(stringify!($name), unsafe { self.object.$name($($arg),*) })
-        }
-    };
-    (@ [Logits] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        fn $name(&mut self $(, $arg: $ty)*) -> Result<()> {
-            self.logits = None;
-            // SAFETY: an open op; `&mut self` makes it the only call under way.
-            let view = unsafe { self.object.$name($($arg),*) };
-            let view = self.returned(stringify!($name), view)?;
-            self.logits = Some(self.check_logits(view)?);
-            Ok(())
-        }
-    };
-    (@ [Vectors] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        fn $name(&mut self $(, $arg: $ty)*) -> Result<&[f32]> {
-            let texts = $effect.texts();
-            // SAFETY: an open op; `&mut self` makes it the only call under way.
-            let view = unsafe { self.object.$name($($arg),*) };
-            let view = self.returned(stringify!($name), view)?;
-            self.embeddings(view, texts)
-        }
-    };
-}
-
 impl HostOp for PluginOp {
     fn info(&self) -> &OpenInfo {
         &self.info
     }
 
-    qhx_core::op::op_calls! { calls }
+    fn position(&self) -> usize {
+        // SAFETY: an open op; no other call is under way, since those take `&mut self`.
+        unsafe { self.object.vtable.position()(self.object.data) as usize }
+    }
+
+    fn place(&self, segment: Segment<'_>) -> Result<Placement> {
+        // SAFETY: an open op; no other call is under way, since those take `&mut self`.
+        self.returned("place", unsafe { self.object.place(segment) })
+    }
+
+    fn call(&mut self, call: Call<'_>) -> Result<Reply<()>> {
+        let (effect, name) = (call.effect(), call.name());
+        self.logits = self.logits.filter(|_| !effect.ends_logits() && !call.gives_logits());
+        // SAFETY: an open op; `&mut self` makes it the only call under way.
+        let reply = self.returned(name, unsafe { self.object.call(call) })?;
+        reply.try_map(|view| {
+            match call {
+                Call::Embed(_) | Call::EmbedMany(_) => self.check_vectors(view, effect.texts())?,
+                Call::Speak(_) => {
+                    self.check(view, "samples of the audio")?;
+                    self.singles(view, "audio")?;
+                }
+                _ => self.logits = Some(self.check_logits(view)?),
+            }
+            self.values = (!call.gives_logits()).then_some(view);
+            Ok(())
+        })
+    }
 
     fn logits(&self) -> Result<Logits<'_>> {
         let view = self.logits.ok_or_else(|| {
             Error::new(ErrorKind::Internal, "there are no logits: nothing was consumed yet")
         })?;
         self.view(view)
+    }
+
+    fn values(&self) -> Result<&[f32]> {
+        let view = self.values.ok_or_else(|| {
+            Error::new(ErrorKind::Internal, "there are no vectors or samples: no call gave some")
+        })?;
+        self.singles(view, "output")
     }
 
     fn logits_origin(&self) -> Option<String> {

@@ -117,8 +117,6 @@ const VTABLE: HostVTableRef = {
         span_add,
         dumping,
         dump,
-        error_token,
-        failing_with,
     });
     HostVTableRef(STATIC.static_as_prefix())
 };
@@ -170,9 +168,8 @@ unsafe fn serve<T: StableAbi>(
     match result {
         Ok(value) => RResult::ROk(value),
         Err(error) => {
-            let raw = RawError { code: code(error.kind()).0, message: error.message().into() };
-            exclusive.errors.keep(error);
-            RResult::RErr(raw)
+            let (code, message) = (code(error.kind()).0, error.message().into());
+            RResult::RErr(RawError { code, message, token: exclusive.errors.keep(error) })
         }
     }
 }
@@ -396,16 +393,4 @@ unsafe extern "C" fn dump(
     };
     // SAFETY: the op's `data`.
     unsafe { serve(data, body) }
-}
-
-unsafe extern "C" fn error_token(data: *mut c_void) -> u64 {
-    // SAFETY: the op's `data`; within a call.
-    let errors = unsafe { &mut session(data).exclusive().errors };
-    shielded(0, || errors.token())
-}
-
-unsafe extern "C" fn failing_with(data: *mut c_void, token: u64) {
-    // SAFETY: the op's `data`; within a call.
-    let errors = unsafe { &mut session(data).exclusive().errors };
-    shielded((), || errors.named = Some(token));
 }

@@ -124,7 +124,7 @@ fn ran(op: &OpenOp) -> [usize; 2] {
 fn a_head_sees_the_pairs_of_the_text_and_of_its_drafts() {
     let mut op = open();
     assert!(op.info().drafts);
-    op.drafting(1).unwrap();
+    op.drafting(true).unwrap();
     op.prefill(&[Segment::Tokens(&[1, 2, 1])]).unwrap();
     assert_eq!(ran(&op), [0, 0], "pairs wait until they are needed");
     let text = pairs(&[1, 2, 1, 2]);
@@ -143,7 +143,7 @@ fn a_head_sees_the_pairs_of_the_text_and_of_its_drafts() {
 #[test]
 fn a_head_goes_where_the_state_goes() {
     let mut op = open();
-    op.drafting(1).unwrap();
+    op.drafting(true).unwrap();
     op.prefill(&[Segment::Tokens(&[1, 2, 1, 2])]).unwrap();
     let (saved, state) = (op.snapshot().unwrap(), op.export_state().unwrap());
     let expected = pairs(&[1, 2, 1, 2, 1]);
@@ -153,7 +153,7 @@ fn a_head_goes_where_the_state_goes() {
     op.restore(saved).unwrap();
     assert_eq!(op.draft(1).unwrap()[0], expected);
     let mut other = open();
-    other.drafting(1).unwrap();
+    other.drafting(true).unwrap();
     other.import_state(4, &state).unwrap();
     assert_eq!(other.draft(1).unwrap()[0], expected);
     // Of all that it may be cut down to, the decoder's own part is a state.
@@ -177,11 +177,11 @@ fn a_head_costs_nothing_until_it_is_asked_for() {
     assert!(op.draft(1).is_err(), "it saw no text");
     assert_eq!(ran(&op), [0, 0]);
     // From here on: it begins behind what it did not see.
-    op.drafting(1).unwrap();
+    op.drafting(true).unwrap();
     (0..6).for_each(|_| drop(op.decode(1).unwrap()));
     assert_eq!(ran(&op), [0, 1], "as many pairs as its widest graph takes");
     assert!(op.draft(1).is_err(), "the context is full");
-    op.drafting(0).unwrap();
+    op.drafting(false).unwrap();
     op.reset().unwrap();
     op.prefill(&[Segment::Tokens(&[1, 2, 1, 2, 1, 2])]).unwrap();
     assert_eq!(ran(&op), [0, 1]);
@@ -206,5 +206,5 @@ fn a_head_that_does_not_fit_is_named() {
     fails(wide(drafts("bad", 1), |graph| &mut graph.outputs, "y"), "expected 1 rows of 2 values");
     let mut op = harness(json!({"decode": "one", "lmhead": "head"})).open::<TinyModel>().unwrap();
     assert!(!op.info().drafts);
-    assert!(op.drafting(1).is_err() && op.draft(1).is_err());
+    assert!(op.drafting(true).is_err() && op.draft(1).is_err());
 }

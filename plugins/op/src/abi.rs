@@ -5,13 +5,13 @@
 //! - Vtables are prefix types: fields are only ever appended, after the one marked as the last of
 //!   the first version; the other side sees an absent field as `None`.
 //! - Structs passed by value are frozen. What may grow crosses as JSON.
-//! - Error codes, dtypes and kinds are plain `u32`, so that a new value is not a new layout.
+//! - Error codes, dtypes and kinds are plain `u32`, and calls of an op are told apart by name, so that a new one is not
+//!   a new layout.
 
 #![expect(
     missing_debug_implementations,
     reason = "the derive of the prefix types does not forward attributes"
 )]
-#![expect(unsafe_code, reason = "the derive reads fields that the other side may lack")]
 
 use std::ffi::c_void;
 
@@ -37,6 +37,9 @@ pub struct RawError {
     pub code: u32,
     /// Found and expected values, in words.
     pub message: RString,
+    /// The host's number of an error of its services, by which it finds what does not cross, such as the error's hint,
+    /// when an op fails because of it; 0 for an error of the op's own.
+    pub token: u64,
 }
 
 /// Result of every fallible call.
@@ -48,11 +51,11 @@ pub const SEGMENT_TOKENS: u32 = 0;
 pub const SEGMENT_IMAGE: u32 = 1;
 /// `kind` of [`RawSegment`]: `samples` are mono f32, with `rate`.
 pub const SEGMENT_AUDIO: u32 = 2;
-/// `kind` of [`RawSegment`], since 1.1: `bytes` are RGB8 frames one behind the other, with `width` and
+/// `kind` of [`RawSegment`]: `bytes` are RGB8 frames one behind the other, with `width` and
 /// `height` of one; `samples` are the seconds at which each is shown; `rate` is the number of frames of
 /// the whole video.
 pub const SEGMENT_VIDEO: u32 = 3;
-/// `kind` of [`RawSegment`], since 1.2: a part of an image; as `SEGMENT_IMAGE`, and `rate` has the index of the part
+/// `kind` of [`RawSegment`]: a part of an image; as `SEGMENT_IMAGE`, and `rate` has the index of the part
 /// in its low 16 bits and the number of parts in its high ones. Only an op that places images in such parts gets it.
 pub const SEGMENT_TILE: u32 = 4;
 
@@ -83,7 +86,7 @@ pub const VIEW_F32: u32 = 1;
 
 /// A run of floats in one of the session's buffers. The host checks it against the buffer.
 #[repr(C)]
-#[derive(StableAbi, Debug, Clone, Copy)]
+#[derive(StableAbi, Debug, Clone, Copy, Default)]
 pub struct RawView {
     /// Buffer id.
     pub buffer: u32,
@@ -181,13 +184,13 @@ pub struct HostVTable {
     /// Names a part of the op's work for timing.
     pub span: unsafe extern "C" fn(data: *mut c_void, name: RStr<'_>) -> u32,
     /// Adds time to a named part.
-    #[sabi(last_prefix_field)]
     pub span_add: unsafe extern "C" fn(data: *mut c_void, span: u32, nanoseconds: u64),
-    /// Since 1.1. 1 when `dump` writes files. The answer stays the same while the op is open.
+    /// 1 when `dump` writes files. The answer stays the same while the op is open.
     pub dumping: unsafe extern "C" fn(data: *mut c_void) -> u32,
-    /// Since 1.1. Writes an array to a file named after it. `dtype` is `VIEW_*`, `bytes` are the
+    /// Writes an array to a file named after it. `dtype` is `VIEW_*`, `bytes` are the
     /// elements in row-major order and the machine's byte order. `name` consists of ASCII letters,
     /// digits and `_`. Does nothing when `dumping` answers 0.
+    #[sabi(last_prefix_field)]
     pub dump: unsafe extern "C" fn(
         data: *mut c_void,
         name: RStr<'_>,
@@ -195,12 +198,6 @@ pub struct HostVTable {
         shape: RSlice<'_, u64>,
         bytes: RSlice<'_, u8>,
     ) -> RawResult<()>,
-    /// Since 1.1. The number of the error that a service has just returned; 0 when the host does
-    /// not keep it. It stands for what does not cross the boundary, such as the error's hint.
-    pub error_token: unsafe extern "C" fn(data: *mut c_void) -> u64,
-    /// Since 1.1. Declares, just before a call of the op fails, that it does so because of the error
-    /// with this number. The op may have added to the message.
-    pub failing_with: unsafe extern "C" fn(data: *mut c_void, token: u64),
 }
 
 /// The op's side of an open op.
@@ -213,65 +210,57 @@ pub struct OpObject {
     pub vtable: OpVTableRef,
 }
 
-/// The words of [`qhx_types::op_calls`], as they cross.
-pub(crate) mod words {
-    use super::{RSlice, RString, RVec, RawResult, RawSegment, RawView};
-
-    pub(crate) type Token = u32;
-    pub(crate) type Number = u64;
-    pub(crate) type SnapshotId = u64;
-    pub(crate) type Tokens<'a> = RSlice<'a, u32>;
-    pub(crate) type Bytes<'a> = RSlice<'a, u8>;
-    pub(crate) type Texts<'a, 'b> = RSlice<'a, RSlice<'b, u32>>;
-    pub(crate) type Segment<'a> = RawSegment<'a>;
-    pub(crate) type Segments<'a, 'b> = RSlice<'a, RawSegment<'b>>;
-
-    pub(crate) type Done = RawResult<()>;
-    pub(crate) type Logits = RawResult<RawView>;
-    pub(crate) type Vectors = RawResult<RawView>;
-    pub(crate) type Saved = RawResult<u64>;
-    pub(crate) type Exported = RawResult<RVec<u8>>;
-    pub(crate) type Placed = RawResult<RString>;
-    pub(crate) type Answered = RawResult<RString>;
-    pub(crate) type Noted = RawResult<RString>;
-    pub(crate) type Sound = RawResult<RawView>;
-    pub(crate) type Position = u64;
-}
-use words::{
-    Answered, Bytes, Done, Exported, Logits, Noted, Number, Placed, Position, Saved, Segment,
-    Segments, SnapshotId, Sound, Texts, Token, Tokens, Vectors,
-};
-
-macro_rules! op_vtable {
-    ($({
-        $(#$doc:tt)*
-        since $since:tt, $part:ident: $name:ident($($arg:ident: $word:ident $(<$($life:lifetime),+>)?),*) $(-> $gives:ident)?,
-        $effect:ident $(($of:expr))? $(, #$attribute:tt)?
-    })*) => {
-        /// Calls of an open op: its fields are those of [`qhx_types::op_calls`], in that order. One call at a time;
-        /// calls may come from different threads.
-        #[repr(C)]
-        #[derive(StableAbi)]
-        #[sabi(kind(Prefix(prefix_ref = OpVTableRef, prefix_fields = OpVTablePrefix)))]
-        #[sabi(missing_field(option))]
-        pub struct OpVTable {
-            /// Ends the op and frees it.
-            pub close: unsafe extern "C" fn(data: *mut c_void),
-            /// [`crate::OpenInfo`] as JSON.
-            pub info: unsafe extern "C" fn(data: *mut c_void) -> RString,
-            $(
-                $(#$doc)*
-                $(#$attribute)?
-                pub $name: unsafe extern "C" fn(
-                    data: *mut c_void
-                    $(, $arg: $word $(<$($life),+>)?)*
-                ) $(-> $gives)?
-            ),*,
-        }
-    };
+/// A call of an open op: a [`qhx_types::calls::Call`]. What is not an argument of the call is empty; a later version
+/// may give it more of these arguments, which an op that does not know them ignores.
+#[repr(C)]
+#[derive(StableAbi, Debug, Clone, Copy)]
+pub struct RawCall<'a> {
+    /// Name of the call. An op that does not know it fails with [`crate::ErrorCode::UNSUPPORTED`].
+    pub name: RStr<'a>,
+    /// A token, position, row, number of tokens, saved state or switch.
+    pub number: u64,
+    /// Token ids.
+    pub tokens: RSlice<'a, u32>,
+    /// An exported state.
+    pub bytes: RSlice<'a, u8>,
+    /// Texts, each as its tokens.
+    pub texts: RSlice<'a, RSlice<'a, u32>>,
+    /// A prompt.
+    pub segments: RSlice<'a, RawSegment<'a>>,
 }
 
-qhx_types::op_calls! { op_vtable }
+/// Result of a call: a [`qhx_types::calls::Reply`]. What the call does not give is empty.
+#[repr(C)]
+#[derive(StableAbi, Debug, Default)]
+pub struct RawReply {
+    /// Logits, vectors or samples.
+    pub view: RawView,
+    /// A saved state.
+    pub number: u64,
+    /// An exported state, or JSON.
+    pub bytes: RVec<u8>,
+}
+
+/// Functions of an open op. One call at a time; calls may come from different threads.
+#[repr(C)]
+#[derive(StableAbi)]
+#[sabi(kind(Prefix(prefix_ref = OpVTableRef, prefix_fields = OpVTablePrefix)))]
+#[sabi(missing_field(option))]
+pub struct OpVTable {
+    /// Ends the op and frees it.
+    pub close: unsafe extern "C" fn(data: *mut c_void),
+    /// [`crate::OpenInfo`] as JSON.
+    pub info: unsafe extern "C" fn(data: *mut c_void) -> RString,
+    /// Positions consumed so far.
+    pub position: unsafe extern "C" fn(data: *mut c_void) -> u64,
+    /// [`crate::Placement`] of an image, audio clip or video in a prompt, as JSON. Called before the segment is
+    /// consumed, possibly more than once.
+    pub place:
+        unsafe extern "C" fn(data: *mut c_void, segment: RawSegment<'_>) -> RawResult<RString>,
+    /// Makes a call that may change the op.
+    #[sabi(last_prefix_field)]
+    pub call: unsafe extern "C" fn(data: *mut c_void, call: RawCall<'_>) -> RawResult<RawReply>,
+}
 
 /// The root of a plugin.
 #[repr(C)]

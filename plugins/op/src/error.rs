@@ -55,21 +55,11 @@ impl Error {
         Self { code, message: message.into(), token: 0 }
     }
 
-    /// An error of a service, with the host's number of it.
-    pub(crate) fn of_service(raw: RawError, token: u64) -> Self {
-        Self { token, ..raw.into() }
-    }
-
     /// Puts `context` in front of the message: `context: message`.
     #[must_use]
     pub fn context(mut self, context: impl fmt::Display) -> Self {
         self.message = format!("{context}: {}", self.message);
         self
-    }
-
-    /// The host's number of the error; `None` for an error of the op's own.
-    pub(crate) fn token(&self) -> Option<u64> {
-        (self.token != 0).then_some(self.token)
     }
 
     /// The manifest declares something it may not.
@@ -134,12 +124,12 @@ impl From<SizeError> for Error {
 
 impl From<Error> for RawError {
     fn from(error: Error) -> Self {
-        Self { code: error.code.0, message: error.message.into() }
+        Self { code: error.code.0, message: error.message.into(), token: error.token }
     }
 }
 
 impl From<RawError> for Error {
     fn from(raw: RawError) -> Self {
-        Self::new(ErrorCode(raw.code), String::from(raw.message))
+        Self { code: ErrorCode(raw.code), message: raw.message.into(), token: raw.token }
     }
 }

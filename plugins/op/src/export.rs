@@ -4,19 +4,18 @@
 
 use std::ffi::c_void;
 
-use qhx_types::Verification;
+use qhx_types::calls::Call;
+use qhx_types::{Segment, SnapshotId, Verification};
 
 use crate::abi::{
     __call_root_module_loader, CheckTypeLayout, HostRef, LibHeader, OpModule, OpModuleRef,
-    OpObject, OpVTable, OpVTableRef, ROOT_MODULE_LOADER_NAME, RResult, RStr, RString, RVec,
-    RawError, RawResult, RawView, RootModuleResult, StableAbi, WithMetadata, words,
+    OpObject, OpVTable, OpVTableRef, ROOT_MODULE_LOADER_NAME, RResult, RStr, RString, RawCall,
+    RawError, RawReply, RawResult, RawSegment, RawView, RootModuleResult, StableAbi, WithMetadata,
 };
-use crate::calls::lift;
-
 use crate::guard::catch;
 use crate::host::raw_dtype;
 use crate::text::{not_taken, takes};
-use crate::{Error, ErrorCode, Host, Op, OpDescription, Result, View};
+use crate::{Encoder, Error, ErrorCode, Generator, Host, Op, OpDescription, Result, View};
 
 /// Name of the symbol that a plugin exports: the one that `abi_stable` looks for.
 pub const ROOT_SYMBOL: &str = ROOT_MODULE_LOADER_NAME;
@@ -135,7 +134,7 @@ struct Instance<O> {
 unsafe fn open<O: Op>(host: HostRef) -> Result<OpObject> {
     // SAFETY: the caller vouches for `host`.
     let mut host = unsafe { Host::new(host, O::describe()) }?;
-    let op = O::open(&mut host).inspect_err(|error| host.failing_with(error))?;
+    let op = O::open(&mut host)?;
     let instance = Box::new(Instance { op, host, poisoned: false });
     Ok(OpObject { data: Box::into_raw(instance).cast(), vtable: Table::<O>::REF })
 }
@@ -143,108 +142,103 @@ unsafe fn open<O: Op>(host: HostRef) -> Result<OpObject> {
 struct Table<O>(std::marker::PhantomData<O>);
 
 impl<O: Op> Table<O> {
-    const STATIC: &'static WithMetadata<OpVTable> = &Self::VALUE;
+    const STATIC: &'static WithMetadata<OpVTable> = &WithMetadata::new(OpVTable {
+        close: close::<O>,
+        info: info::<O>,
+        position: position::<O>,
+        place: place::<O>,
+        call: call::<O>,
+    });
     const REF: OpVTableRef = OpVTableRef(Self::STATIC.static_as_prefix());
 }
 
-/// The part of an op that a call belongs to.
-macro_rules! part {
-    (Generator $instance:ident) => {
-        $instance.op.generator().ok_or_else(|| Error::unsupported("generation"))
-    };
-    (Encoder $instance:ident) => {
-        $instance.op.encoder().ok_or_else(|| Error::unsupported("embedding"))
-    };
-    (Recognizer $instance:ident) => {
-        $instance.op.recognizer().ok_or_else(|| Error::unsupported("answering"))
-    };
-    (Speaker $instance:ident) => {
-        $instance.op.speaker().ok_or_else(|| Error::unsupported("speaking"))
-    };
+/// The part of an op that generates; an error where it does not.
+fn generator<O: Op>(op: &mut O) -> Result<&mut dyn Generator> {
+    op.generator().ok_or_else(|| Error::unsupported("generation"))
 }
 
-/// Runs a call of the op and converts its result for the host, by the kind of result.
-macro_rules! answer {
-    ([] $part:ident $data:ident, $name:ident($($arg:expr),*)) => {{
-        let _ = with::<O, ()>($data, stringify!($name), |i| {
-            part!($part i).map(|part| part.$name(&mut i.host $(, $arg)*))
-        });
-    }};
-    ([Position] $part:ident $data:ident, $name:ident()) => {
-        with::<O, u64>($data, stringify!($name), |i| {
-            Ok(part!($part i).map_or(0, |part| part.$name()) as u64)
-        })
-        .unwrap_or(0)
-    };
-    // An op without a state has nothing to forget.
-    ([Done] $part:ident $data:ident, reset()) => {
-        with::<O, ()>($data, "reset", |i| part!($part i).map_or(Ok(()), |part| part.reset(&mut i.host)))
-    };
-    ([Done] $part:ident $data:ident, $name:ident($($arg:expr),*)) => {
-        with::<O, ()>($data, stringify!($name), |i| part!($part i)?.$name(&mut i.host $(, $arg)*))
-    };
-    ([Saved] $part:ident $data:ident, $name:ident($($arg:expr),*)) => {
-        with::<O, u64>($data, stringify!($name), |i| {
-            part!($part i)?.$name(&mut i.host $(, $arg)*).map(|snapshot| snapshot.0)
-        })
-    };
-    ([Exported] $part:ident $data:ident, $name:ident()) => {
-        with::<O, RVec<u8>>($data, stringify!($name), |i| {
-            part!($part i)?.$name(&mut i.host).map(RVec::from)
-        })
-    };
-    ([Placed] $part:ident $data:ident, $name:ident($segment:expr)) => {
-        with::<O, RString>($data, stringify!($name), |i| {
-            let segment = $segment;
-            match i.op.generator() {
-                Some(part) if takes(i.host.op(), segment) != Some(false) => json(&part.$name(segment)?),
-                _ => Err(not_taken(i.host.op(), segment)),
-            }
-        })
-    };
-    ([Answered] $part:ident $data:ident, $name:ident($segments:expr)) => {
-        with::<O, RString>($data, stringify!($name), |i| {
-            json(&part!($part i)?.$name(&mut i.host, $segments)?)
-        })
-    };
-    ([Noted] $part:ident $data:ident, $name:ident()) => {
-        with::<O, RString>($data, stringify!($name), |i| json(&part!($part i)?.$name()))
-    };
-    ([$view:ident] $part:ident $data:ident, $name:ident($($arg:expr),*)) => {
-        with::<O, RawView>($data, stringify!($name), |i| {
-            let view = part!($part i)?.$name(&mut i.host $(, $arg)*)?;
-            raw_view(&i.host, view)
-        })
-    };
+/// The part of an op that embeds; an error where it does not.
+fn encoder<O: Op>(op: &mut O) -> Result<&mut dyn Encoder> {
+    op.encoder().ok_or_else(|| Error::unsupported("embedding"))
 }
 
-macro_rules! functions {
-    ($({
-        $(#$doc:tt)*
-        since $since:tt, $part:ident: $name:ident($($arg:ident: $word:ident $(<$($life:lifetime),+>)?),*) $(-> $gives:ident)?,
-        $($rest:tt)*
-    })*) => {
-        $(
-            unsafe extern "C" fn $name<O: Op>(
-                data: *mut c_void
-                $(, $arg: words::$word $(<$($life),+>)?)*
-            ) $(-> words::$gives)? {
-                // SAFETY: as the host promises for every call.
-                unsafe { answer!([$($gives)?] $part data, $name($(lift!($word $arg)),*)) }
-            }
-        )*
-
-        impl<O: Op> Table<O> {
-            const VALUE: WithMetadata<OpVTable> = WithMetadata::new(OpVTable {
-                close: close::<O>,
-                info: info::<O>,
-                $($name: $name::<O>),*,
-            });
+/// Runs a call of the op.
+fn answer<O: Op>(Instance { op, host, .. }: &mut Instance<O>, call: Call<'_>) -> Result<RawReply> {
+    let done = |()| RawReply::default();
+    let json = |text: RString| RawReply { bytes: text.into_bytes(), ..RawReply::default() };
+    let view = match call {
+        Call::Prefill(segments) => generator(op)?.prefill(host, segments)?,
+        Call::Decode(token) => generator(op)?.decode(host, token)?,
+        Call::RowLogits(row) => generator(op)?.row_logits(host, row)?,
+        Call::Draft(token) => generator(op)?.draft(host, token)?,
+        Call::Embed(segments) => encoder(op)?.embed(host, segments)?,
+        Call::EmbedMany(texts) => encoder(op)?.embed_many(host, texts)?,
+        Call::Speak(segments) => {
+            let speaker = op.speaker().ok_or_else(|| Error::unsupported("speaking"))?;
+            speaker.speak(host, segments)?
+        }
+        // An op without a state has nothing to forget.
+        Call::Reset => return op.generator().map_or(Ok(()), |part| part.reset(host)).map(done),
+        Call::Truncate(position) => return generator(op)?.truncate(host, position).map(done),
+        Call::Snapshot => {
+            let SnapshotId(number) = generator(op)?.snapshot(host)?;
+            return Ok(RawReply { number, ..RawReply::default() });
+        }
+        Call::Restore(snapshot) => return generator(op)?.restore(host, snapshot).map(done),
+        Call::DropSnapshot(snapshot) => {
+            return generator(op).map(|part| part.drop_snapshot(host, snapshot)).map(done);
+        }
+        Call::Verify(tokens) => return generator(op)?.verify(host, tokens).map(done),
+        Call::Accept(count) => return generator(op)?.accept(host, count).map(done),
+        Call::Drafting(on) => return generator(op)?.drafting(host, on).map(done),
+        Call::ExportState => {
+            let bytes = generator(op)?.export_state(host)?.into();
+            return Ok(RawReply { bytes, ..RawReply::default() });
+        }
+        Call::ImportState { position, state } => {
+            return generator(op)?.import_state(host, position, state).map(done);
+        }
+        Call::Note => return to_json(&generator(op)?.note()).map(json),
+        Call::Answer(segments) => {
+            let recognizer = op.recognizer().ok_or_else(|| Error::unsupported("answering"))?;
+            return to_json(&recognizer.answer(host, segments)?).map(json);
         }
     };
+    Ok(RawReply { view: raw_view(host, view)?, ..RawReply::default() })
 }
 
-qhx_types::op_calls! { functions }
+unsafe extern "C" fn call<O: Op>(data: *mut c_void, raw: RawCall<'_>) -> RawResult<RawReply> {
+    let name = raw.name.as_str();
+    let segments: Vec<_> = raw.segments.iter().map(Segment::from).collect();
+    let texts: Vec<_> = raw.texts.iter().map(|text| text.as_slice()).collect();
+    let body = |instance: &mut Instance<O>| match raw.lifted(&segments, &texts) {
+        Some(call) => answer(instance, call),
+        None => Err(Error::unsupported(&format!("the call {name:?}"))),
+    };
+    // SAFETY: as the host promises for every call.
+    unsafe { with::<O, _>(data, name, body) }
+}
+
+unsafe extern "C" fn position<O: Op>(data: *mut c_void) -> u64 {
+    let body = |i: &mut Instance<O>| Ok(i.op.generator().map_or(0, |part| part.position()) as u64);
+    // SAFETY: as the host promises for every call.
+    unsafe { with::<O, _>(data, "position", body) }.unwrap_or(0)
+}
+
+unsafe extern "C" fn place<O: Op>(
+    data: *mut c_void,
+    segment: RawSegment<'_>,
+) -> RawResult<RString> {
+    let segment = Segment::from(&segment);
+    let body = |i: &mut Instance<O>| match i.op.generator() {
+        Some(part) if takes(i.host.op(), &segment) != Some(false) => {
+            to_json(&part.place(&segment)?)
+        }
+        _ => Err(not_taken(i.host.op(), &segment)),
+    };
+    // SAFETY: as the host promises for every call.
+    unsafe { with::<O, _>(data, "place", body) }
+}
 
 /// Runs `body`; a panic becomes an error that names the call.
 fn guard<T: StableAbi>(call: &str, body: impl FnOnce() -> Result<T>) -> RawResult<T> {
@@ -271,8 +265,7 @@ unsafe fn with<O: Op, T: StableAbi>(
         let error = Error::new(ErrorCode::PANIC, "the host-op panicked before; open it again");
         return RResult::RErr(error.into());
     }
-    let result =
-        guard(call, || body(instance).inspect_err(|error| instance.host.failing_with(error)));
+    let result = guard(call, || body(instance));
     if let RResult::RErr(error) = &result
         && error.code == ErrorCode::PANIC.0
     {
@@ -293,8 +286,7 @@ unsafe extern "C" fn info<O: Op>(data: *mut c_void) -> RString {
         with::<O, RString>(data, "info", |i| {
             let mut info = i.op.info();
             if info.verification == Verification::default() {
-                info.verification =
-                    Verification::refused("the host-op steps without the kit's decoder");
+                info.verification = Verification::refused("the host-op declares no steps that do");
             }
             Ok(serde_json::to_string(&info).unwrap_or_default().into())
         })
@@ -302,7 +294,7 @@ unsafe extern "C" fn info<O: Op>(data: *mut c_void) -> RString {
     text.unwrap_or_default()
 }
 
-fn json(value: &impl serde::Serialize) -> Result<RString> {
+fn to_json(value: &impl serde::Serialize) -> Result<RString> {
     let text = serde_json::to_string(value);
     text.map(RString::from).map_err(|e| Error::new(ErrorCode::INTERNAL, e.to_string()))
 }

@@ -52,7 +52,7 @@ use std::sync::{Mutex, PoisonError};
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
-use qhx_types::calls::{Bytes, Effect, Number, Segments, Texts, Token, Tokens};
+use qhx_types::calls::{Call, Reply};
 use serde_json::Value;
 
 use crate::abi::{
@@ -299,7 +299,7 @@ impl OpHarness {
     }
 }
 
-/// An open op under test.
+/// An open op under test. Each [`Call`] has a method that makes it and fails with the error of the op.
 pub struct OpenOp {
     object: OpObject,
     session: Box<Session>,
@@ -313,75 +313,6 @@ impl std::fmt::Debug for OpenOp {
     }
 }
 
-/// A method for a call, by what it gives.
-macro_rules! calls {
-    ($({
-        $(#$doc:tt)*
-        since $since:tt, $part:ident: $name:ident($($arg:ident: $ty:ty),*) $(-> $gives:ident)?,
-        $effect:ident $(($of:expr))? $(, #$attribute:tt)?
-    })*) => {
-        $(calls! { @ [$($gives)?] [$(#$doc)*] $name($($arg: $ty),*) (Effect::$effect $(($of))?) })*
-    };
-    (@ [] [$(#$doc:tt)*] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        $(#$doc)*
-        pub fn $name(&mut self $(, $arg: $ty)*) {
-            // SAFETY: an open op, and the only call under way.
-            unsafe { self.object.$name($($arg),*) }
-        }
-    };
-    (@ [Position] [$(#$doc:tt)*] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        $(#$doc)*
-        pub fn $name(&self $(, $arg: $ty)*) -> usize {
-            // SAFETY: an open op, and the only call under way.
-            unsafe { self.object.$name($($arg),*) }
-        }
-    };
-    (@ [Logits] $docs:tt $name:ident $arguments:tt $effect:tt) => {
-        calls! {
-            @ (Vec<f32>) $docs $name $arguments,
-            |op: &Self, view| op.values(view, op.info.vocab)
-        }
-    };
-    (@ [Vectors] $docs:tt $name:ident $arguments:tt $effect:tt) => {
-        calls! {
-            @ (Vec<f32>) $docs $name $arguments,
-            |op: &Self, view| op.values(view, op.info.values().saturating_mul($effect.texts()))
-        }
-    };
-    (@ [Saved] $docs:tt $name:ident $arguments:tt $effect:tt) => {
-        calls! { @ (SnapshotId) $docs $name $arguments, |_, value| Ok(value) }
-    };
-    (@ [Exported] $docs:tt $name:ident $arguments:tt $effect:tt) => {
-        calls! { @ (Vec<u8>) $docs $name $arguments, |_, value| Ok(value) }
-    };
-    (@ [Answered] $docs:tt $name:ident $arguments:tt $effect:tt) => {
-        calls! { @ (Answer) $docs $name $arguments, |_, value| Ok(value) }
-    };
-    (@ [Noted] $docs:tt $name:ident $arguments:tt $effect:tt) => {
-        calls! { @ (Value) $docs $name $arguments, |_, value| Ok(value) }
-    };
-    (@ [Sound] $docs:tt $name:ident $arguments:tt $effect:tt) => {
-        calls! { @ (Vec<f32>) $docs $name $arguments, |op: &Self, view| op.values(view, 0) }
-    };
-    (@ [Placed] $docs:tt $name:ident $arguments:tt $effect:tt) => {
-        calls! { @ (Placement) $docs $name $arguments, |_, value| Ok(value) }
-    };
-    (@ [Done] $docs:tt $name:ident $arguments:tt $effect:tt) => {
-        calls! { @ (()) $docs $name $arguments, |_, value| Ok(value) }
-    };
-    (@ ($result:ty) [$(#$doc:tt)*] $name:ident($($arg:ident: $ty:ty),*), $finish:expr) => {
-        $(#$doc)*
-        ///
-        /// # Errors
-        /// The error of the op.
-        pub fn $name(&mut self $(, $arg: $ty)*) -> Result<$result> {
-            // SAFETY: an open op, and the only call under way.
-            let called = unsafe { self.object.$name($($arg),*) };
-            ($finish)(self, called.map_err(|error| failed(stringify!($name), error))?)
-        }
-    };
-}
-
 impl OpenOp {
     /// Declaration of the op about itself.
     pub fn description(&self) -> &OpDescription {
@@ -393,7 +324,151 @@ impl OpenOp {
         &self.info
     }
 
-    qhx_types::op_calls! { calls }
+    /// Makes a call. Its floats are those of a buffer, as many as the op declares.
+    ///
+    /// # Errors
+    /// The error of the op, and when there are not as many floats.
+    pub fn call(&mut self, call: Call<'_>) -> Result<Reply<Vec<f32>>> {
+        // SAFETY: an open op, and the only call under way.
+        let reply = unsafe { self.object.call(call) }.map_err(|e| failed(call.name(), e))?;
+        let expected = match call {
+            Call::Embed(_) | Call::EmbedMany(_) => {
+                self.info.values().saturating_mul(call.effect().texts())
+            }
+            Call::Speak(_) => 0,
+            _ => self.info.vocab,
+        };
+        reply.try_map(|view| self.values(view, expected))
+    }
+
+    fn floats(&mut self, call: Call<'_>) -> Result<Vec<f32>> {
+        match self.call(call)? {
+            Reply::Floats(values) => Ok(values),
+            other => Err(unexpected(&call, &other)),
+        }
+    }
+
+    /// Positions consumed so far.
+    pub fn position(&self) -> usize {
+        // SAFETY: an open op, and the only call under way.
+        unsafe { self.object.vtable.position()(self.object.data) as usize }
+    }
+
+    /// Place of an image, audio clip or video in a prompt.
+    ///
+    /// # Errors
+    /// The error of the op.
+    pub fn place(&mut self, segment: Segment<'_>) -> Result<Placement> {
+        // SAFETY: an open op, and the only call under way.
+        unsafe { self.object.place(segment) }.map_err(|e| failed("place", e))
+    }
+
+    /// Makes [`Call::Reset`].
+    pub fn reset(&mut self) -> Result<()> {
+        self.call(Call::Reset).map(drop)
+    }
+
+    /// Makes [`Call::Prefill`].
+    pub fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<Vec<f32>> {
+        self.floats(Call::Prefill(segments))
+    }
+
+    /// Makes [`Call::Decode`].
+    pub fn decode(&mut self, token: u32) -> Result<Vec<f32>> {
+        self.floats(Call::Decode(token))
+    }
+
+    /// Makes [`Call::Truncate`].
+    pub fn truncate(&mut self, position: usize) -> Result<()> {
+        self.call(Call::Truncate(position)).map(drop)
+    }
+
+    /// Makes [`Call::Restore`].
+    pub fn restore(&mut self, snapshot: SnapshotId) -> Result<()> {
+        self.call(Call::Restore(snapshot)).map(drop)
+    }
+
+    /// Makes [`Call::DropSnapshot`], which does not fail.
+    pub fn drop_snapshot(&mut self, snapshot: SnapshotId) {
+        drop(self.call(Call::DropSnapshot(snapshot)));
+    }
+
+    /// Makes [`Call::Verify`].
+    pub fn verify(&mut self, tokens: &[u32]) -> Result<()> {
+        self.call(Call::Verify(tokens)).map(drop)
+    }
+
+    /// Makes [`Call::RowLogits`].
+    pub fn row_logits(&mut self, row: usize) -> Result<Vec<f32>> {
+        self.floats(Call::RowLogits(row))
+    }
+
+    /// Makes [`Call::Accept`].
+    pub fn accept(&mut self, count: usize) -> Result<()> {
+        self.call(Call::Accept(count)).map(drop)
+    }
+
+    /// Makes [`Call::Drafting`].
+    pub fn drafting(&mut self, on: bool) -> Result<()> {
+        self.call(Call::Drafting(on)).map(drop)
+    }
+
+    /// Makes [`Call::Draft`].
+    pub fn draft(&mut self, token: u32) -> Result<Vec<f32>> {
+        self.floats(Call::Draft(token))
+    }
+
+    /// Makes [`Call::ImportState`].
+    pub fn import_state(&mut self, position: usize, state: &[u8]) -> Result<()> {
+        self.call(Call::ImportState { position, state }).map(drop)
+    }
+
+    /// Makes [`Call::Embed`].
+    pub fn embed(&mut self, segments: &[Segment<'_>]) -> Result<Vec<f32>> {
+        self.floats(Call::Embed(segments))
+    }
+
+    /// Makes [`Call::EmbedMany`].
+    pub fn embed_many(&mut self, texts: &[&[u32]]) -> Result<Vec<f32>> {
+        self.floats(Call::EmbedMany(texts))
+    }
+
+    /// Makes [`Call::Speak`].
+    pub fn speak(&mut self, segments: &[Segment<'_>]) -> Result<Vec<f32>> {
+        self.floats(Call::Speak(segments))
+    }
+
+    /// Makes [`Call::Snapshot`].
+    pub fn snapshot(&mut self) -> Result<SnapshotId> {
+        match self.call(Call::Snapshot)? {
+            Reply::Saved(given) => Ok(given),
+            other => Err(unexpected(&Call::Snapshot, &other)),
+        }
+    }
+
+    /// Makes [`Call::ExportState`].
+    pub fn export_state(&mut self) -> Result<Vec<u8>> {
+        match self.call(Call::ExportState)? {
+            Reply::State(given) => Ok(given),
+            other => Err(unexpected(&Call::ExportState, &other)),
+        }
+    }
+
+    /// Makes [`Call::Note`].
+    pub fn note(&mut self) -> Result<Value> {
+        match self.call(Call::Note)? {
+            Reply::Note(given) => Ok(given),
+            other => Err(unexpected(&Call::Note, &other)),
+        }
+    }
+
+    /// Makes [`Call::Answer`].
+    pub fn answer(&mut self, segments: &[Segment<'_>]) -> Result<Answer> {
+        match self.call(Call::Answer(segments))? {
+            Reply::Answer(answer) => Ok(answer),
+            other => Err(unexpected(&Call::Answer(segments), &other)),
+        }
+    }
 
     /// Makes the next execution of a graph fail as a cancelled one, or no longer.
     pub fn cancel(&self, cancelled: bool) {
@@ -481,11 +556,15 @@ impl Drop for OpenOp {
 fn failed(call: &str, error: CallError) -> Error {
     match error {
         CallError::Failed(error) => error.into(),
-        CallError::Absent(_) => Error::unsupported(call),
         CallError::Invalid(e) => {
             Error::new(ErrorCode::INTERNAL, format!("what {call} returned is not valid: {e}"))
         }
     }
+}
+
+/// An error of a reply that is another call's.
+fn unexpected(call: &Call<'_>, reply: &Reply<Vec<f32>>) -> Error {
+    Error::new(ErrorCode::INTERNAL, format!("{} gave {reply:?}", call.name()))
 }
 
 /// Memory that the op writes through pointers, aligned for every element type.
@@ -603,8 +682,6 @@ const VTABLE: HostVTableRef = {
         span_add,
         dumping,
         dump,
-        error_token,
-        failing_with,
     });
     HostVTableRef(STATIC.static_as_prefix())
 };
@@ -848,10 +925,3 @@ unsafe extern "C" fn dump(
         Ok(())
     })
 }
-
-/// Errors of the harness cross whole.
-unsafe extern "C" fn error_token(_data: *mut c_void) -> u64 {
-    0
-}
-
-unsafe extern "C" fn failing_with(_data: *mut c_void, _token: u64) {}

@@ -15,8 +15,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::abi::{
-    HostRef, PORT_INPUT, PORT_OUTPUT, ParallelBody, RResult, RawBuffer, RawResult, VIEW_F16,
-    VIEW_F32,
+    HostRef, PORT_INPUT, PORT_OUTPUT, ParallelBody, RawBuffer, RawResult, VIEW_F16, VIEW_F32,
 };
 use crate::guard::catch;
 use crate::{DType, Error, ErrorCode, GraphInfo, OpDescription, Port, Result, TensorInfo, View};
@@ -103,8 +102,7 @@ impl Host {
             buffers: Vec::new(),
             dumping: false,
         };
-        // SAFETY: `data` belongs to this vtable.
-        host.dumping = raw.vtable.dumping().is_some_and(|call| unsafe { call(raw.data) } != 0);
+        host.dumping = service!(host.dumping()) != 0;
         let manifest = service!(host.manifest());
         host.manifest = serde_json::from_str(&manifest)
             .map_err(|e| Error::manifest(format!("the host's manifest is not JSON: {e}")))?;
@@ -114,27 +112,6 @@ impl Host {
         })?;
         host.assign_roles()?;
         Ok(host)
-    }
-
-    /// Result of a service; an error carries the host's number for it.
-    fn result<T>(&self, raw: RawResult<T>) -> Result<T> {
-        match raw {
-            RResult::ROk(value) => Ok(value),
-            RResult::RErr(error) => {
-                let call = self.raw.vtable.error_token();
-                // SAFETY: `data` belongs to this vtable.
-                let token = call.map_or(0, |call| unsafe { call(self.raw.data) });
-                Err(Error::of_service(error, token))
-            }
-        }
-    }
-
-    /// Declares to the host which of its errors the op is about to fail with.
-    pub(crate) fn failing_with(&self, error: &Error) {
-        if let (Some(token), Some(call)) = (error.token(), self.raw.vtable.failing_with()) {
-            // SAFETY: `data` belongs to this vtable.
-            unsafe { call(self.raw.data, token) }
-        }
     }
 
     /// Gives every tensor its role from `plan.params.tensors`: `{"role": "name in the graph"}`,
@@ -277,7 +254,7 @@ impl Host {
     /// # Errors
     /// When there is not as much memory.
     pub fn allocate(&mut self, bytes: usize) -> Result<BufferId> {
-        let raw = self.result(service!(self.allocate(bytes as u64)))?;
+        let raw = result(service!(self.allocate(bytes as u64)))?;
         self.adopt(raw)
     }
 
@@ -297,7 +274,7 @@ impl Host {
     /// # Errors
     /// When the path breaks the path rule, or the file cannot be mapped.
     pub fn artifact(&mut self, pointer: &str, path: &str) -> Result<BufferId> {
-        let raw = self.result(service!(self.artifact(pointer.into(), path.into())))?;
+        let raw = result(service!(self.artifact(pointer.into(), path.into())))?;
         self.adopt(raw)
     }
 
@@ -411,7 +388,7 @@ impl Host {
             Port::Output(i) => (PORT_OUTPUT, i),
         };
         let id = self.raw_id(buffer);
-        self.result(service!(self.bind(graph.0, kind, index as u32, id, offset as u64)))
+        result(service!(self.bind(graph.0, kind, index as u32, id, offset as u64)))
     }
 
     /// Executes a graph with everything bound. Fails with [`ErrorCode::CANCELLED`] when the work
@@ -420,7 +397,7 @@ impl Host {
     /// # Errors
     /// When a port is not bound, or the execution fails or is cancelled.
     pub fn execute(&mut self, graph: GraphId) -> Result<()> {
-        self.result(service!(self.execute(graph.0)))
+        result(service!(self.execute(graph.0)))
     }
 
     /// Number of threads behind [`Host::parallel_for`].
@@ -587,15 +564,11 @@ impl Host {
     }
 
     fn dump_bytes(&self, name: &str, dtype: u32, shape: &[usize], bytes: &[u8]) -> Result<()> {
-        let Some(call) = self.raw.vtable.dump() else { return Ok(()) };
         let shape: Vec<u64> = shape.iter().map(|&n| n as u64).collect();
-        // SAFETY: `data` belongs to this vtable; the arguments are valid for the duration of the call.
-        let raw =
-            unsafe { call(self.raw.data, name.into(), dtype, shape[..].into(), bytes.into()) };
-        self.result(raw)
+        result(service!(self.dump(name.into(), dtype, shape[..].into(), bytes.into())))
     }
 
-    /// Checks that a tensor holds floats the kit can fill: f16 or f32.
+    /// Checks that a tensor holds floats that an op can fill: f16 or f32.
     ///
     /// # Errors
     /// When it does not.
@@ -609,6 +582,10 @@ impl Host {
             ))),
         }
     }
+}
+
+fn result<T>(raw: RawResult<T>) -> Result<T> {
+    raw.into_result().map_err(Error::from)
 }
 
 /// `VIEW_*` of a type that views can have.

@@ -132,12 +132,12 @@ pub trait Generator {
         or_unsupported(self.inner_mut(), "verifying draft tokens")?.accept(host, count)
     }
 
-    /// Declares whether [`Generator::draft`] will be called from here on: 1, or 0. What is consumed meanwhile is
-    /// remembered for it.
+    /// Declares whether [`Generator::draft`] will be called from here on: what is consumed meanwhile is remembered for
+    /// it.
     ///
     /// # Errors
     /// When the op has no drafting head.
-    fn drafting(&mut self, host: &mut Host, on: usize) -> Result<()> {
+    fn drafting(&mut self, host: &mut Host, on: bool) -> Result<()> {
         or_unsupported(self.inner_mut(), "a drafting head")?.drafting(host, on)
     }
 

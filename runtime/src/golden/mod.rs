@@ -907,7 +907,7 @@ fn decoded(model: &mut Model, step: &Step) -> Result<Vec<Vec<f32>>> {
             let (op, prompt) = (model.op_mut(), [Segment::Tokens(&step.tokens)]);
             let drafts = !step.drafted.is_empty();
             if drafts && step.position == 0 {
-                op.drafting(1)?;
+                op.drafting(true)?;
             }
             op.prefill(&prompt)?;
             if step.position > 0 {
@@ -921,7 +921,7 @@ fn decoded(model: &mut Model, step: &Step) -> Result<Vec<Vec<f32>>> {
                 })?;
                 op.import_state(step.position, &state)?;
                 if drafts {
-                    op.drafting(1)?;
+                    op.drafting(true)?;
                 }
                 op.prefill(&prompt)?;
             }
@@ -947,7 +947,7 @@ fn decoded(model: &mut Model, step: &Step) -> Result<Vec<Vec<f32>>> {
     };
     let mut result: Result<()> = run();
     if !step.drafted.is_empty() {
-        result = result.and(model.op_mut().drafting(0));
+        result = result.and(model.op_mut().drafting(false));
     }
     let reset = model.reset();
     result.and(reset).map(|()| logits)

@@ -111,7 +111,7 @@ fn an_assistant_follows_the_state() {
     // Of a text that was cut the hidden state is gone, until the next token.
     let (mut model, case) = (bundle.open(), &target.cases[0]);
     let op = model.op_mut();
-    op.drafting(1).unwrap();
+    op.drafting(true).unwrap();
     op.prefill(&[Segment::Tokens(&case.prompt_ids)]).unwrap();
     op.truncate(4).unwrap();
     assert!(op.draft(case.prompt_ids[4]).is_err());

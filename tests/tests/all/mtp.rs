@@ -127,7 +127,7 @@ pub(crate) fn equals_the_reference(model: &mut Model, target: &tiny::Goldens, he
             let expected = head.logits(&case.id);
             let op = model.op_mut();
             op.reset().unwrap();
-            op.drafting(1).unwrap();
+            op.drafting(true).unwrap();
             op.prefill(&[Segment::Tokens(&case.prompt_ids)]).unwrap();
             for step in (0..golden.drafts.len()).step_by(accepted) {
                 let token = case.output_ids[step];
@@ -208,7 +208,7 @@ pub(crate) fn follows_the_state(
         close(&found[1], &expected[7], label);
     };
     let op = model.op_mut();
-    op.drafting(1).unwrap();
+    op.drafting(true).unwrap();
     op.prefill(&[Segment::Tokens(&case.prompt_ids)]).unwrap();
     case.output_ids[..3].iter().for_each(|&token| op.decode(token).unwrap());
     check(op, "as it came");
@@ -220,7 +220,7 @@ pub(crate) fn follows_the_state(
     check(op, "from a snapshot");
     let position = op.position();
     let other = other.op_mut();
-    other.drafting(1).unwrap();
+    other.drafting(true).unwrap();
     other.import_state(position, &state).unwrap();
     check(other, "imported");
     for cut in [1, 9, 30, 60] {
@@ -228,7 +228,7 @@ pub(crate) fn follows_the_state(
         assert!(other.import_state(position, damaged).is_err(), "{cut} bytes less");
     }
     // Switched off, it drafts for no text.
-    other.drafting(0).unwrap();
+    other.drafting(false).unwrap();
     assert!(other.draft(case.output_ids[3]).is_err());
 }
 

@@ -1,4 +1,4 @@
-//! Services of interface 1.1 through a plugin: arrays written to files, and errors of the host that
+//! Services through a plugin: arrays written to files, and errors of the host that
 //! come back whole.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]

@@ -113,8 +113,7 @@ impl Model {
         })
     }
 
-    /// Findings of the host-op in the input it consumed, besides its logits. Empty if it found nothing, or if it
-    /// belongs to a plugin that cannot report them.
+    /// Findings of the host-op in the input it consumed, besides its logits. Empty if it found nothing.
     ///
     /// # Errors
     /// When the host-op does not generate, fails, or returns anything but an object.

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::closed::Closed;
 use crate::op::{
-    Answer, Bytes, Effect, HandOvers, HostOp, Logits, Number, OpenInfo, Placement, Segment,
-    Segments, SnapshotId, SpanStats, Texts, Token, Tokens, positions,
+    Answer, Call, Effect, HandOvers, HostOp, Logits, OpenInfo, Placement, Reply, Segment,
+    SnapshotId, SpanStats,
 };
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_exec::workspace::GraphStats;
@@ -69,7 +69,10 @@ impl Checked {
 
     /// The position before a call, where its effect is on that.
     fn before(&self, effect: Effect) -> usize {
-        if effect == Effect::Nothing { 0 } else { self.op.position() }
+        match effect {
+            Effect::Nothing | Effect::Drops(_) | Effect::Embeds(_) => 0,
+            _ => self.op.position(),
+        }
     }
 
     /// After a call that began at the position `before`.
@@ -242,109 +245,55 @@ fn check_vectors(
     vectors.chunks_exact(dim).try_for_each(|vector| check(name, vector))
 }
 
-/// A call of the op and what is expected of it, by what it gives.
-macro_rules! checked {
-    ($({
-        $(#$doc:tt)*
-        since $since:tt, $part:ident: $name:ident($($arg:ident: $ty:ty),*) $(-> $gives:ident)?,
-        $effect:ident $(($of:expr))? $(, #$attribute:tt)?
-    })*) => {
-        $(checked! { @ [$($gives)?] $name($($arg: $ty),*) (Effect::$effect $(($of))?) })*
-    };
-    (@ [] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        fn $name(&mut self $(, $arg: $ty)*) {
-            if let Effect::Drops(snapshot) = $effect {
-                self.saved.retain(|(saved, _)| *saved != snapshot);
-            }
-            self.op.$name($($arg),*);
-        }
-    };
-    (@ [Position] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        fn $name(&self $(, $arg: $ty)*) -> usize {
-            self.op.$name($($arg),*)
-        }
-    };
-    (@ [Placed] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        fn $name(&self $(, $arg: $ty)*) -> Result<Placement> {
-            self.op.$name($($arg),*)
-        }
-    };
-    (@ [Done] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        fn $name(&mut self $(, $arg: $ty)*) -> Result<()> {
-            let effect = $effect;
-            let before = self.before(effect);
-            self.op.$name($($arg),*)?;
-            self.expect(effect, before, stringify!($name))
-        }
-    };
-    (@ [Logits] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        fn $name(&mut self $(, $arg: $ty)*) -> Result<()> {
-            let effect = $effect;
-            let before = self.before(effect);
-            self.op.$name($($arg),*)?;
-            self.expect(effect, before, stringify!($name))?;
-            self.expect_logits(stringify!($name))
-        }
-    };
-    (@ [Answered] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        fn $name(&mut self $(, $arg: $ty)*) -> Result<Answer> {
-            let answer = self.op.$name($($arg),*)?;
-            check_answer(&self.name, &answer)?;
-            Ok(answer)
-        }
-    };
-    (@ [Noted] $name:ident() $effect:tt) => {
-        fn $name(&mut self) -> Result<serde_json::Value> {
-            self.op.$name()
-        }
-    };
-    (@ [Sound] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        fn $name(&mut self $(, $arg: $ty)*) -> Result<&[f32]> {
-            let samples = self.op.$name($($arg),*)?;
-            check_finite(&self.name, "the audio", samples)?;
-            Ok(samples)
-        }
-    };
-    (@ [Exported] $name:ident() $effect:tt) => {
-        fn $name(&mut self) -> Result<Vec<u8>> {
-            let before = self.op.position();
-            let bytes = self.op.$name()?;
-            self.expect($effect, before, stringify!($name))?;
-            Ok(bytes)
-        }
-    };
-    (@ [Saved] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        fn $name(&mut self $(, $arg: $ty)*) -> Result<SnapshotId> {
-            let position = self.op.position();
-            let id = self.op.$name($($arg),*)?;
-            self.expect($effect, position, stringify!($name))?;
-            self.saved.retain(|(saved, _)| *saved != id);
-            self.saved.push((id, position));
-            Ok(id)
-        }
-    };
-    (@ [Vectors] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        fn $name(&mut self $(, $arg: $ty)*) -> Result<&[f32]> {
-            let (texts, info) = ($effect.texts(), self.op.info());
-            let (dim, scores) = (info.values(), info.scores > 0);
-            // A score of 0 is one.
-            let check = if scores { check_scores } else { check_embedding };
-            let vectors = self.op.$name($($arg),*)?;
-            check_vectors(&self.name, stringify!($name), texts, dim, vectors, check)?;
-            Ok(vectors)
-        }
-    };
-}
-
 impl HostOp for Checked {
     fn info(&self) -> &OpenInfo {
         self.op.info()
     }
 
-    qhx_types::op_calls! { checked }
+    fn position(&self) -> usize {
+        self.op.position()
+    }
+
+    fn place(&self, segment: Segment<'_>) -> Result<Placement> {
+        self.op.place(segment)
+    }
+
+    fn call(&mut self, call: Call<'_>) -> Result<Reply<()>> {
+        let (effect, name) = (call.effect(), call.name());
+        if let Effect::Drops(snapshot) = effect {
+            self.saved.retain(|(saved, _)| *saved != snapshot);
+        }
+        let before = self.before(effect);
+        let reply = self.op.call(call)?;
+        self.expect(effect, before, name)?;
+        match &reply {
+            Reply::Floats(()) if call.gives_logits() => self.expect_logits(name)?,
+            Reply::Floats(()) if effect == Effect::Nothing => {
+                check_finite(&self.name, "the audio", self.op.values()?)?;
+            }
+            Reply::Floats(()) => {
+                let (texts, info) = (effect.texts(), self.op.info());
+                // A score of 0 is one.
+                let check = if info.scores > 0 { check_scores } else { check_embedding };
+                let vectors = self.op.values()?;
+                check_vectors(&self.name, name, texts, info.values(), vectors, check)?;
+            }
+            Reply::Saved(id) => {
+                self.saved.retain(|(saved, _)| saved != id);
+                self.saved.push((*id, before));
+            }
+            Reply::Answer(answer) => check_answer(&self.name, answer)?,
+            Reply::Done | Reply::State(_) | Reply::Note(_) => {}
+        }
+        Ok(reply)
+    }
 
     fn logits(&self) -> Result<Logits<'_>> {
         self.op.logits()
+    }
+
+    fn values(&self) -> Result<&[f32]> {
+        self.op.values()
     }
 
     fn logits_origin(&self) -> Option<String> {

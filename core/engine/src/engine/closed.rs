@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use crate::op::{
-    Answer, Bytes, HostOp, Logits, Number, OpenInfo, Placement, Segment, Segments, SnapshotId,
-    SpanStats, Texts, Token, Tokens,
-};
+use crate::op::{Call, Effect, HostOp, Logits, OpenInfo, Placement, Reply, Segment, SpanStats};
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_exec::workspace::GraphStats;
 
@@ -26,82 +23,32 @@ fn closed() -> Error {
         .hint("open it again with Model::reopen, or open the model again")
 }
 
-/// Going back succeeds, since a closed op is at position 0. Every other call fails.
-macro_rules! closed {
-    ($({
-        $(#$doc:tt)* since $since:tt, $part:ident: $name:ident($($arg:ident: $ty:ty),*) $(-> $gives:ident)?,
-        $effect:ident $($rest:tt)*
-    })*) => {
-        $(closed! { @ [$($gives)?] $effect $name($($arg: $ty),*) })*
-    };
-    (@ [] $effect:ident $name:ident($($arg:ident: $ty:ty),*)) => {
-        fn $name(&mut self $(, _: $ty)*) {}
-    };
-    (@ [Position] $effect:ident $name:ident($($arg:ident: $ty:ty),*)) => {
-        fn $name(&self $(, _: $ty)*) -> usize {
-            0
-        }
-    };
-    (@ [Done] At $name:ident($($arg:ident: $ty:ty),*)) => {
-        fn $name(&mut self $(, _: $ty)*) -> Result<()> {
-            Ok(())
-        }
-    };
-    (@ [Done] BackTo $name:ident($($arg:ident: $ty:ty),*)) => {
-        fn $name(&mut self $(, _: $ty)*) -> Result<()> {
-            Ok(())
-        }
-    };
-    (@ [Placed] $effect:ident $name:ident($($arg:ident: $ty:ty),*)) => {
-        fn $name(&self $(, _: $ty)*) -> Result<Placement> {
-            Err(closed())
-        }
-    };
-    (@ [Exported] $effect:ident $name:ident()) => {
-        fn $name(&mut self) -> Result<Vec<u8>> {
-            Err(closed())
-        }
-    };
-    (@ [Answered] $effect:ident $name:ident($($arg:ident: $ty:ty),*)) => {
-        fn $name(&mut self $(, _: $ty)*) -> Result<Answer> {
-            Err(closed())
-        }
-    };
-    (@ [Noted] $effect:ident $name:ident()) => {
-        fn $name(&mut self) -> Result<serde_json::Value> {
-            Err(closed())
-        }
-    };
-    (@ [Sound] $effect:ident $name:ident($($arg:ident: $ty:ty),*)) => {
-        fn $name(&mut self $(, _: $ty)*) -> Result<&[f32]> {
-            Err(closed())
-        }
-    };
-    (@ [Saved] $effect:ident $name:ident($($arg:ident: $ty:ty),*)) => {
-        fn $name(&mut self $(, _: $ty)*) -> Result<SnapshotId> {
-            Err(closed())
-        }
-    };
-    (@ [Vectors] $effect:ident $name:ident($($arg:ident: $ty:ty),*)) => {
-        fn $name(&mut self $(, _: $ty)*) -> Result<&[f32]> {
-            Err(closed())
-        }
-    };
-    (@ [$done_or_logits:ident] $effect:ident $name:ident($($arg:ident: $ty:ty),*)) => {
-        fn $name(&mut self $(, _: $ty)*) -> Result<()> {
-            Err(closed())
-        }
-    };
-}
-
 impl HostOp for Closed {
     fn info(&self) -> &OpenInfo {
         &self.info
     }
 
-    qhx_types::op_calls! { closed }
+    fn position(&self) -> usize {
+        0
+    }
+
+    fn place(&self, _: Segment<'_>) -> Result<Placement> {
+        Err(closed())
+    }
+
+    /// Going back succeeds, since a closed op is at position 0. Every other call fails.
+    fn call(&mut self, call: Call<'_>) -> Result<Reply<()>> {
+        match call.effect() {
+            Effect::At(_) | Effect::BackTo(_) | Effect::Drops(_) => Ok(Reply::Done),
+            _ => Err(closed()),
+        }
+    }
 
     fn logits(&self) -> Result<Logits<'_>> {
+        Err(closed())
+    }
+
+    fn values(&self) -> Result<&[f32]> {
         Err(closed())
     }
 

@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 use super::checked::add_spans;
 use super::prefix_cache::WORTH;
 use crate::op::{
-    Answer, Bytes, Effect, HandOvers, HostOp, Logits, Number, OpenInfo, Placement, Segment,
-    Segments, SnapshotId, SpanStats, Texts, Token, Tokens, positions,
+    Call, Effect, HandOvers, HostOp, Logits, OpenInfo, Placement, Reply, Segment, SnapshotId,
+    SpanStats,
 };
 use qhx_base::trace::{self, Trace};
 use qhx_base::{Error, ErrorKind, Result};
@@ -192,106 +192,62 @@ impl HandOver {
     }
 }
 
-/// Calls that the ops take where the state belongs; those of no state go to the op for prompts.
-macro_rules! forward {
-    ($({
-        $(#$doc:tt)*
-        since $since:tt, $part:ident: $name:ident($($arg:ident: $ty:ty),*) $(-> $gives:ident)?,
-        $effect:ident $(($of:expr))? $(, #$attribute:tt)?
-    })*) => {
-        $(forward! { @ [$($gives)?] $name($($arg: $ty),*) (Effect::$effect $(($of))?) })*
-    };
-    // By hand.
-    (@ $gives:tt reset $arguments:tt $effect:tt) => {};
-    (@ $gives:tt drafting $arguments:tt $effect:tt) => {};
-    (@ $gives:tt snapshot $arguments:tt $effect:tt) => {};
-    (@ $gives:tt restore $arguments:tt $effect:tt) => {};
-    (@ $gives:tt drop_snapshot $arguments:tt $effect:tt) => {};
-    (@ [Position] $name:ident() $effect:tt) => {
-        fn $name(&self) -> usize {
-            self.side(self.at).op.$name()
-        }
-    };
-    (@ [Placed] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        fn $name(&self $(, $arg: $ty)*) -> Result<Placement> {
-            self.prompt.op.$name($($arg),*)
-        }
-    };
-    (@ [Answered] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        fn $name(&mut self $(, $arg: $ty)*) -> Result<Answer> {
-            self.prompt.op.$name($($arg),*)
-        }
-    };
-    (@ [Noted] $name:ident() $effect:tt) => {
-        fn $name(&mut self) -> Result<serde_json::Value> {
-            self.ready($effect)?.$name()
-        }
-    };
-    (@ [Exported] $name:ident() $effect:tt) => {
-        fn $name(&mut self) -> Result<Vec<u8>> {
-            self.ready($effect)?.$name()
-        }
-    };
-    (@ [Done] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        fn $name(&mut self $(, $arg: $ty)*) -> Result<()> {
-            self.ready($effect)?.$name($($arg),*)
-        }
-    };
-    (@ [Logits] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        fn $name(&mut self $(, $arg: $ty)*) -> Result<()> {
-            self.ready($effect)?.$name($($arg),*)
-        }
-    };
-    // Vectors and audio.
-    (@ [$values:ident] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
-        fn $name(&mut self $(, $arg: $ty)*) -> Result<&[f32]> {
-            self.prompt.op.$name($($arg),*)
-        }
-    };
-}
-
 impl HostOp for HandOver {
     fn info(&self) -> &OpenInfo {
         &self.info
     }
 
-    qhx_types::op_calls! { forward }
-
-    fn reset(&mut self) -> Result<()> {
-        self.prompt.op.reset()?;
-        (self.at, self.alone) = (Side::Prompt, false);
-        Ok(())
+    fn position(&self) -> usize {
+        self.side(self.at).op.position()
     }
 
-    fn drafting(&mut self, on: usize) -> Result<()> {
-        self.prompt.op.drafting(on)?;
-        self.tokens.op.drafting(on)
+    fn place(&self, segment: Segment<'_>) -> Result<Placement> {
+        self.prompt.op.place(segment)
     }
 
-    fn snapshot(&mut self) -> Result<SnapshotId> {
-        let side = self.at;
-        let of_op = self.op_of(side).snapshot()?;
-        let id = SnapshotId(self.next);
-        self.next += 1;
-        self.saved.push(Saved { id, side, of_op });
-        Ok(id)
-    }
-
-    fn restore(&mut self, snapshot: SnapshotId) -> Result<()> {
-        let saved = self.saved.iter().find(|saved| saved.id == snapshot).copied();
-        let Saved { side, of_op, .. } = saved.ok_or_else(|| {
-            Error::new(ErrorKind::Internal, format!("there is no snapshot {}", snapshot.0))
-        })?;
-        self.op_of(side).restore(of_op)?;
-        (self.at, self.alone) = (side, false);
-        Ok(())
-    }
-
-    fn drop_snapshot(&mut self, snapshot: SnapshotId) {
-        if let Some(index) = self.saved.iter().position(|saved| saved.id == snapshot) {
-            let Saved { side, of_op, .. } = self.saved.remove(index);
-            self.op_of(side).drop_snapshot(of_op);
+    /// Makes a call where the state belongs; one of no state goes to the op for prompts.
+    fn call(&mut self, call: Call<'_>) -> Result<Reply<()>> {
+        match call {
+            Call::Reset => {
+                self.prompt.op.reset()?;
+                (self.at, self.alone) = (Side::Prompt, false);
+            }
+            Call::Drafting(on) => {
+                self.prompt.op.drafting(on)?;
+                self.tokens.op.drafting(on)?;
+            }
+            Call::Snapshot => {
+                let side = self.at;
+                let of_op = self.op_of(side).snapshot()?;
+                let id = SnapshotId(self.next);
+                self.next += 1;
+                self.saved.push(Saved { id, side, of_op });
+                return Ok(Reply::Saved(id));
+            }
+            Call::Restore(snapshot) => {
+                let saved = self.saved.iter().find(|saved| saved.id == snapshot).copied();
+                let Saved { side, of_op, .. } = saved.ok_or_else(|| {
+                    Error::new(ErrorKind::Internal, format!("there is no snapshot {}", snapshot.0))
+                })?;
+                self.op_of(side).restore(of_op)?;
+                (self.at, self.alone) = (side, false);
+            }
+            Call::DropSnapshot(snapshot) => {
+                if let Some(index) = self.saved.iter().position(|saved| saved.id == snapshot) {
+                    let Saved { side, of_op, .. } = self.saved.remove(index);
+                    self.op_of(side).drop_snapshot(of_op);
+                }
+            }
+            Call::Embed(_) | Call::EmbedMany(_) | Call::Answer(_) | Call::Speak(_) => {
+                return self.prompt.op.call(call);
+            }
+            _ => return self.ready(call.effect())?.call(call),
         }
+        Ok(Reply::Done)
+    }
+
+    fn values(&self) -> Result<&[f32]> {
+        self.prompt.op.values()
     }
 
     fn logits(&self) -> Result<Logits<'_>> {

@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use super::*;
 use crate::manifest::Manifest;
 use crate::op::{
-    HostOp, Logits, Modality, OpDescription, OpEntry, OpOpener, OpProvider, OpSource, OpenInfo,
-    Placement, Segment, SnapshotId, SpanStats, Task, Unsupported,
+    Call, HostOp, Logits, Modality, OpDescription, OpEntry, OpOpener, OpProvider, OpSource,
+    OpenInfo, Placement, Reply, Segment, SnapshotId, SpanStats, Task, Unsupported,
 };
 use crate::sampling::SamplingParams;
 use qhx_base::{CancelToken, Error, ErrorKind, Result};
@@ -81,35 +81,7 @@ impl Scripted {
         self
     }
 
-    fn to(&mut self, position: usize, unless: Fault) {
-        if self.fault != unless {
-            self.position = position;
-        }
-    }
-}
-
-impl HostOp for Scripted {
-    fn info(&self) -> &OpenInfo {
-        &self.info
-    }
-
-    fn place(&self, segment: Segment<'_>) -> Result<Placement> {
-        match &self.eyes {
-            Some(eyes) => eyes.place(&segment),
-            None => Err(Error::new(ErrorKind::Prompt, "scripted takes text only")),
-        }
-    }
-
-    fn reset(&mut self) -> Result<()> {
-        self.to(0, Fault::ResetIgnored);
-        if self.fault == Fault::NotANumber {
-            self.fault = Fault::None;
-            self.logits.copy_from_slice(&RISING);
-        }
-        Ok(())
-    }
-
-    fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<()> {
+    fn consume(&mut self, segments: &[Segment<'_>]) -> Result<()> {
         for segment in segments {
             let next = self.eyes.as_mut().and_then(|eyes| eyes.cancelled_at.as_mut());
             if let (Segment::Tile { index, .. }, Some(at)) = (segment, next)
@@ -130,63 +102,82 @@ impl HostOp for Scripted {
         Ok(())
     }
 
-    fn decode(&mut self, _token: u32) -> Result<()> {
-        self.to(self.position + 1, Fault::TokenUncounted);
-        Ok(())
+    fn to(&mut self, position: usize, unless: Fault) {
+        if self.fault != unless {
+            self.position = position;
+        }
+    }
+}
+
+/// An error of a call that an op does not have.
+fn unsupported(call: &Call<'_>) -> Error {
+    let message = format!("the host-op has no call {}", call.name());
+    Error::new(ErrorKind::Plugin, message).with_source(Unsupported)
+}
+
+impl HostOp for Scripted {
+    fn info(&self) -> &OpenInfo {
+        &self.info
+    }
+
+    fn place(&self, segment: Segment<'_>) -> Result<Placement> {
+        match &self.eyes {
+            Some(eyes) => eyes.place(&segment),
+            None => Err(Error::new(ErrorKind::Prompt, "scripted takes text only")),
+        }
+    }
+
+    fn call(&mut self, call: Call<'_>) -> Result<Reply<()>> {
+        match call {
+            Call::Reset => {
+                self.to(0, Fault::ResetIgnored);
+                if self.fault == Fault::NotANumber {
+                    self.fault = Fault::None;
+                    self.logits.copy_from_slice(&RISING);
+                }
+            }
+            Call::Prefill(segments) => self.consume(segments)?,
+            Call::Decode(_) => self.to(self.position + 1, Fault::TokenUncounted),
+            Call::Truncate(position) => self.to(position, Fault::TruncateIgnored),
+            Call::Snapshot if self.fault == Fault::SnapshotFails => {
+                return Err(Error::new(ErrorKind::Plugin, "no memory for a snapshot"));
+            }
+            Call::Snapshot => return Ok(Reply::Saved(SnapshotId(self.position as u64))),
+            Call::Restore(snapshot) => self.to(snapshot.0 as usize, Fault::RestoreIgnored),
+            Call::DropSnapshot(_) | Call::Embed(_) => {}
+            Call::ExportState => {
+                let count = &mut *self.exports.lock().unwrap();
+                *count += 1;
+                return match self.fault {
+                    Fault::SnapshotFails => Err(unsupported(&call)),
+                    Fault::ExportFailsOnce if *count == 1 => {
+                        Err(Error::new(ErrorKind::Plugin, "it does not fit the memory"))
+                    }
+                    _ => Ok(Reply::State(self.position.to_le_bytes().to_vec())),
+                };
+            }
+            Call::ImportState { .. } if self.fault == Fault::ImportFails => {
+                return Err(Error::new(ErrorKind::Prompt, "the state cannot be imported"));
+            }
+            Call::ImportState { position, state } => {
+                assert_eq!(state, position.to_le_bytes());
+                self.position = position;
+            }
+            _ => return Err(unsupported(&call)),
+        }
+        Ok(if call.gives_floats() { Reply::Floats(()) } else { Reply::Done })
     }
 
     fn logits(&self) -> Result<Logits<'_>> {
         Ok(Logits::F32(&self.logits))
     }
 
+    fn values(&self) -> Result<&[f32]> {
+        Ok(&self.logits)
+    }
+
     fn position(&self) -> usize {
         self.position
-    }
-
-    fn truncate(&mut self, position: usize) -> Result<()> {
-        self.to(position, Fault::TruncateIgnored);
-        Ok(())
-    }
-
-    fn snapshot(&mut self) -> Result<SnapshotId> {
-        if self.fault == Fault::SnapshotFails {
-            return Err(Error::new(ErrorKind::Plugin, "no memory for a snapshot"));
-        }
-        Ok(SnapshotId(self.position as u64))
-    }
-
-    fn restore(&mut self, snapshot: SnapshotId) -> Result<()> {
-        self.to(snapshot.0 as usize, Fault::RestoreIgnored);
-        Ok(())
-    }
-
-    fn drop_snapshot(&mut self, _snapshot: SnapshotId) {}
-
-    fn export_state(&mut self) -> Result<Vec<u8>> {
-        let count = &mut *self.exports.lock().unwrap();
-        *count += 1;
-        match self.fault {
-            Fault::SnapshotFails => {
-                Err(Error::new(ErrorKind::Plugin, "of an older interface").with_source(Unsupported))
-            }
-            Fault::ExportFailsOnce if *count == 1 => {
-                Err(Error::new(ErrorKind::Plugin, "it does not fit the memory"))
-            }
-            _ => Ok(self.position.to_le_bytes().to_vec()),
-        }
-    }
-
-    fn import_state(&mut self, position: usize, state: &[u8]) -> Result<()> {
-        if self.fault == Fault::ImportFails {
-            return Err(Error::new(ErrorKind::Prompt, "the state cannot be imported"));
-        }
-        assert_eq!(state, position.to_le_bytes());
-        self.position = position;
-        Ok(())
-    }
-
-    fn embed(&mut self, _segments: &[Segment<'_>]) -> Result<&[f32]> {
-        Ok(&self.logits)
     }
 
     fn graph_time(&self) -> Duration {

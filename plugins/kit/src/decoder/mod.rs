@@ -470,8 +470,8 @@ impl Generator for Decoder {
         self.accept_verified(host, count)
     }
 
-    fn drafting(&mut self, _: &mut Host, on: usize) -> Result<()> {
-        self.draft_head()?.switch(on > 0)
+    fn drafting(&mut self, _: &mut Host, on: bool) -> Result<()> {
+        self.draft_head()?.switch(on)
     }
 
     fn draft(&mut self, host: &mut Host, token: u32) -> Result<View> {

@@ -13,7 +13,8 @@ pub(super) const VISIBLE: f32 = 0.0;
 /// Which positions a token sees: itself and those before it, all or the last ones of a window.
 ///
 /// ```
-/// # use qhx_op::{GraphId, Host, Result, fill::{CausalMask, StepMask}};
+/// # use qhx_kit::fill::{CausalMask, StepMask};
+/// # use qhx_op::{GraphId, Host, Result};
 /// # fn open(host: &mut Host, graphs: &[GraphId]) -> Result<(StepMask, StepMask)> {
 /// let full = CausalMask::new(4096).bind(host, graphs, 1)?;
 /// let sliding = CausalMask::new(512).named("cmask_local").window(512).ring().bind(host, graphs, 1)?;

@@ -149,7 +149,7 @@ impl Speculation {
             return Ok(());
         }
         let on = mode != Speculate::Off && self.by_head(op);
-        op.drafting(usize::from(on))
+        op.drafting(on)
     }
 
     /// A generation begins, whose prompt took `seconds` for `consumed` positions.

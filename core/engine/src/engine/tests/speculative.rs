@@ -82,78 +82,67 @@ impl HostOp for Chain {
         &self.info
     }
 
-    fn reset(&mut self) -> Result<()> {
-        self.text.lock().unwrap().clear();
-        Ok(())
+    fn place(&self, segment: Segment<'_>) -> Result<Placement> {
+        panic!("{segment:?}")
     }
 
-    fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<()> {
-        if self.stops.load(Ordering::Relaxed) {
-            return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
+    fn call(&mut self, call: Call<'_>) -> Result<Reply<()>> {
+        match call {
+            Call::Reset => self.text.lock().unwrap().clear(),
+            Call::Prefill(_) if self.stops.load(Ordering::Relaxed) => {
+                return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
+            }
+            Call::Prefill(segments) => {
+                for segment in segments {
+                    let Segment::Tokens(tokens) = segment else { panic!("{segment:?}") };
+                    self.take(tokens);
+                }
+            }
+            Call::Decode(token) => self.take(&[token]),
+            Call::Verify(tokens) => {
+                self.verified += 1;
+                if let Some((_, kind)) = self.fails.filter(|(call, _)| *call == self.verified) {
+                    return Err(Error::new(kind, "it was to fail"));
+                }
+                assert!(tokens.len() <= 16 && tokens.len() + self.position() <= self.info.max_ctx);
+                self.checked = Some(tokens.to_vec());
+            }
+            Call::RowLogits(row) => {
+                let tokens = &self.checked.as_ref().unwrap()[..=row];
+                let text = [self.text.lock().unwrap().as_slice(), tokens].concat();
+                self.logits = logits_of(self.info.vocab, self.seed, self.sharp, &text);
+            }
+            Call::Accept(count) => {
+                let tokens = self.checked.take().unwrap();
+                self.take(&tokens[..count]);
+            }
+            Call::Truncate(position) => {
+                assert!(self.info.can_truncate);
+                self.text.lock().unwrap().truncate(position);
+            }
+            Call::Snapshot => {
+                self.saved.push(self.text.lock().unwrap().clone());
+                return Ok(Reply::Saved(SnapshotId(self.saved.len() as u64 - 1)));
+            }
+            Call::Restore(snapshot) => {
+                *self.text.lock().unwrap() = self.saved[snapshot.0 as usize].clone();
+            }
+            Call::DropSnapshot(_) | Call::Embed(_) => {}
+            _ => return Err(unsupported(&call)),
         }
-        for segment in segments {
-            let Segment::Tokens(tokens) = segment else { panic!("{segment:?}") };
-            self.take(tokens);
-        }
-        Ok(())
-    }
-
-    fn decode(&mut self, token: u32) -> Result<()> {
-        self.take(&[token]);
-        Ok(())
-    }
-
-    fn verify(&mut self, tokens: &[u32]) -> Result<()> {
-        self.verified += 1;
-        if let Some((_, kind)) = self.fails.filter(|(call, _)| *call == self.verified) {
-            return Err(Error::new(kind, "it was to fail"));
-        }
-        assert!(tokens.len() <= 16 && tokens.len() + self.position() <= self.info.max_ctx);
-        self.checked = Some(tokens.to_vec());
-        Ok(())
-    }
-
-    fn row_logits(&mut self, row: usize) -> Result<()> {
-        let tokens = &self.checked.as_ref().unwrap()[..=row];
-        let text = [self.text.lock().unwrap().as_slice(), tokens].concat();
-        self.logits = logits_of(self.info.vocab, self.seed, self.sharp, &text);
-        Ok(())
-    }
-
-    fn accept(&mut self, count: usize) -> Result<()> {
-        let tokens = self.checked.take().unwrap();
-        self.take(&tokens[..count]);
-        Ok(())
+        Ok(if call.gives_floats() { Reply::Floats(()) } else { Reply::Done })
     }
 
     fn logits(&self) -> Result<Logits<'_>> {
         Ok(Logits::F32(&self.logits))
     }
 
+    fn values(&self) -> Result<&[f32]> {
+        Ok(&self.logits)
+    }
+
     fn position(&self) -> usize {
         self.text.lock().unwrap().len()
-    }
-
-    fn truncate(&mut self, position: usize) -> Result<()> {
-        assert!(self.info.can_truncate);
-        self.text.lock().unwrap().truncate(position);
-        Ok(())
-    }
-
-    fn snapshot(&mut self) -> Result<SnapshotId> {
-        self.saved.push(self.text.lock().unwrap().clone());
-        Ok(SnapshotId(self.saved.len() as u64 - 1))
-    }
-
-    fn restore(&mut self, snapshot: SnapshotId) -> Result<()> {
-        *self.text.lock().unwrap() = self.saved[snapshot.0 as usize].clone();
-        Ok(())
-    }
-
-    fn drop_snapshot(&mut self, _snapshot: SnapshotId) {}
-
-    fn embed(&mut self, _segments: &[Segment<'_>]) -> Result<&[f32]> {
-        Ok(&self.logits)
     }
 
     fn graph_time(&self) -> Duration {
