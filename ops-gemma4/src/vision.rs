@@ -3,7 +3,7 @@
 //! Arithmetic: `Gemma4ImageProcessor`, `Gemma4VisionModel` and `Gemma4MultimodalEmbedder` of `transformers`. The graph
 //! holds the tower's layers; the embedding of the patches before them, pooling and projection behind them are here.
 
-use qhx_kit::fill::{FloatInput, HIDDEN};
+use qhx_kit::fill::{FloatInput, MASK_VALUE};
 use qhx_kit::vision::{
     AxialOrder, Filter, Grid, Image, Normalisation, PatchLayout, Patchify, Resizer,
     add_axial_positions, aspect_ratio_preserving_size, axial_rope, pool_mean,
@@ -145,7 +145,7 @@ impl Vision {
         bound.x.write_at(host, 0, &rows)?;
         bound.rope[0].write_at(host, 0, &cos)?;
         bound.rope[1].write_at(host, 0, &sin)?;
-        bound.mask.fill(host, HIDDEN);
+        bound.mask.fill(host, MASK_VALUE);
         bound.mask.write_at(host, 0, &vec![0.0; count])?;
         host.execute(bound.graph)?;
         let pool = self.params.pooling_kernel_size as usize;

@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use qhx_kit::fill::{Embedding, FloatInput, HIDDEN};
+use qhx_kit::fill::{Embedding, FloatInput, MASK_VALUE};
 use qhx_kit::vision::{Filter, Grid, Image, Normalisation, PatchLayout, Patchify, Resizer, Size};
 use qhx_kit::{OneOrMany, schema};
 use qhx_op::text::{count_tokens, tokens};
@@ -345,7 +345,7 @@ impl Vision {
             let rows = resample(&self.positions, side, grid);
             positions.fill(host, 0.0);
             positions.write_at(host, 0, &rows)?;
-            let hidden = |at: usize| if at < count { 0.0 } else { HIDDEN };
+            let hidden = |at: usize| if at < count { 0.0 } else { MASK_VALUE };
             let values: Vec<f32> = (0..tower.count).map(hidden).collect();
             mask.write(host, &values)?;
         }

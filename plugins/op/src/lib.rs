@@ -37,10 +37,10 @@ pub use half::f16;
 pub use host::{BufferId, GraphId, Host, LogLevel, SpanId};
 pub use op::{Encoder, Generator, Op, Recognizer, Speaker};
 pub use qhx_types::{
-    Alpha, Answer, AudioRules, Bucket, DType, GraphInfo, ImageRules, LogitRules, MediaRules,
-    MissingTensor, Modality, OpDescription, OpenInfo, Packing, Piece, Placement, Port, PromptRules,
-    Quantization, Segment, SizeError, SnapshotId, SoundOut, Task, TensorInfo, TimeRule,
-    Verification, VideoRules,
+    Alpha, Answer, AudioRules, Bucket, DType, GraphInfo, ImageRules, LogitRules, MASK_VALUE,
+    MediaRules, MissingTensor, Modality, OpDescription, OpenInfo, Packing, Piece, Placement, Port,
+    PromptRules, Quantization, Segment, SizeError, SnapshotId, SoundOut, Task, TensorInfo,
+    TimeRule, Verification, VideoRules,
 };
 pub use view::View;
 

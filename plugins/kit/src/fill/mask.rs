@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-pub use qhx_types::MASK_VALUE as HIDDEN;
+pub use qhx_op::MASK_VALUE;
 
 use super::input::FloatInput;
 use qhx_op::{Error, GraphId, Host, Port, Result};
@@ -86,7 +86,7 @@ impl CausalMask {
         }
         let inputs = FloatInput::bind_all(host, graphs, self.role)?;
         for input in &inputs {
-            input.fill(host, HIDDEN);
+            input.fill(host, MASK_VALUE);
             let width = input.len() / rows.max(1);
             for row in (0..rows).filter(|_| width != self.capacity) {
                 let own = row * width + self.capacity;
@@ -159,7 +159,7 @@ impl Filled {
 }
 
 /// The causal mask of all graphs of a step, which [`CausalMask::bind`] makes: 0 where a token may
-/// look, [`HIDDEN`] elsewhere.
+/// look, [`MASK_VALUE`] elsewhere.
 #[derive(Debug)]
 pub struct StepMask {
     mask: CausalMask,
@@ -193,7 +193,7 @@ impl StepMask {
                 let new = self.mask.visible(step, row, inserted);
                 // On a ring, a position that appears may be in the slot of one that disappears.
                 for gone in without(&old, &new) {
-                    self.set(host, input, row * width, gone, HIDDEN);
+                    self.set(host, input, row * width, gone, MASK_VALUE);
                 }
                 for come in without(&new, &old) {
                     self.set(host, input, row * width, come, VISIBLE);
@@ -202,7 +202,7 @@ impl StepMask {
                 let own = row * width + self.mask.capacity;
                 let (old, new) = (seen.max(row + 1), step.end(row).max(row + 1));
                 if !inserted && row < seen.max(step.together) && old != new {
-                    input.set(host, own + row + 1..own + old, HIDDEN);
+                    input.set(host, own + row + 1..own + old, MASK_VALUE);
                     input.set(host, own + row + 1..own + new, VISIBLE);
                 }
             }

@@ -27,7 +27,7 @@ mod tables;
 
 pub use embedding::Embedding;
 pub use input::FloatInput;
-pub use mask::{CausalMask, ChunkMask, HIDDEN, Mask, StepMask};
+pub use mask::{CausalMask, ChunkMask, MASK_VALUE, Mask, StepMask};
 pub use padding::PaddingMask;
 pub use rope::{Rope, RopeParams, RopeScaling, Sections};
 pub use tables::{RopeSlot, RopeTables};

@@ -1,7 +1,7 @@
 //! The mask of encoders.
 
 use super::input::FloatInput;
-use super::mask::{HIDDEN, VISIBLE};
+use super::mask::{MASK_VALUE, VISIBLE};
 use qhx_op::{Error, GraphId, Host, Port, Result};
 
 /// The mask of an encoder with a fixed length for the input `cmask`: padded positions are hidden
@@ -141,9 +141,9 @@ impl PaddingMask {
                 let seen = text.start.max(place.saturating_sub(self.reach))
                     ..text.end.min(place.saturating_add(self.reach).saturating_add(1));
                 let open = if self.causal { seen.end.min(row + 1) } else { seen.end };
-                input.set(host, first..first + seen.start, HIDDEN);
+                input.set(host, first..first + seen.start, MASK_VALUE);
                 input.set(host, first + seen.start..first + open, VISIBLE);
-                input.set(host, first + open..first + self.length, HIDDEN);
+                input.set(host, first + open..first + self.length, MASK_VALUE);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Causal masks, slot by slot.
 
-use qhx_kit::fill::{CausalMask, ChunkMask, FloatInput, HIDDEN, Mask, PaddingMask};
+use qhx_kit::fill::{CausalMask, ChunkMask, FloatInput, MASK_VALUE, Mask, PaddingMask};
 use qhx_op::harness::{OpHarness, OpenOp, graph, tensor};
 use qhx_op::{DType, Result};
 
@@ -10,7 +10,7 @@ use crate::probe::{opened, probe};
 fn image(op: &OpenOp, graph: &str, name: &str, width: usize) -> Vec<String> {
     let show = |value: &f32| match *value {
         0.0 => 'o',
-        v if (v - HIDDEN).abs() < 16.0 => '.',
+        v if (v - MASK_VALUE).abs() < 16.0 => '.',
         _ => '?',
     };
     let values = op.bound(graph, name).unwrap();

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use qhx_kit::fill::{CausalMask, FloatInput, HIDDEN};
+use qhx_kit::fill::{CausalMask, FloatInput, MASK_VALUE};
 use qhx_kit::state::StateCarrier;
 use qhx_op::harness::{OpHarness, Step, graph, tensor};
 use qhx_op::{DType, ErrorCode, GraphId, GraphInfo, Host, OpenInfo, Result, SnapshotId};
@@ -91,7 +91,7 @@ fn seen(mask: &[f32], values: &[f32]) -> Vec<f32> {
         .zip(values)
         .filter_map(|(mask, value)| match *mask {
             0.0 => Some(*value),
-            HIDDEN => None,
+            MASK_VALUE => None,
             other => panic!("{other} in a mask"),
         })
         .collect();

@@ -2,7 +2,7 @@
 
 use super::settings::Settings;
 use crate::OneOrMany;
-use crate::fill::{FloatInput, HIDDEN};
+use crate::fill::{FloatInput, MASK_VALUE};
 use crate::vision::{AxialOrder, Grid, axial_rope, window_numbers};
 use qhx_op::{Error, ErrorCode, GraphId, Host, Port, Result, View};
 
@@ -187,7 +187,7 @@ impl Tower {
                 .try_for_each(|(input, table)| input.write(host, table))?;
         }
         if let Some(mask) = bucket.mask {
-            mask.fill(host, HIDDEN);
+            mask.fill(host, MASK_VALUE);
             mask.write_at(host, 0, &vec![0.0; patches])?;
         }
         if let (Some(input), Some(side)) = (bucket.windows, self.window) {
