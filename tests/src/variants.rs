@@ -12,28 +12,17 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::plugin_files::{self, library_name, workspace};
 
-/// The source of an interface.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Interface {
-    /// The interface at this version: `tests/plugins/frozen-*/op`.
-    At(&'static str),
-    /// The present interface: `plugins/op`.
-    Present,
-}
-
-/// Changes a source file, which is given by its path in the interface crate.
+/// Changes a source file, which is given by its path in the folder of the frozen interface.
 pub type Edit = fn(&str, String) -> String;
 
-/// An interface, under a name for what is built against it.
+/// The frozen interface with changes, under a name for what is built against it.
 #[derive(Debug, Clone, Copy)]
 pub struct Variant {
     /// Part of the names of its crates.
     pub name: &'static str,
-    /// Interface that it starts from.
-    pub interface: Interface,
-    /// Changes to the interface.
+    /// Changes to the interface and the plugin.
     pub edit: Edit,
-    /// Build a host as well; the feature is switched on if the interface has the additions.
+    /// Build a host as well, with these features of its crate.
     pub host: Option<&'static [&'static str]>,
 }
 
@@ -96,9 +85,8 @@ fn write(file: &Path, text: &str) {
     }
 }
 
-/// The manifest of a workspace with the dependencies of ours, `qhx-op` at `op`
-/// and `qhx-types` at `types`.
-fn manifest(members: &[String], op: &str, types: &Path) -> String {
+/// The manifest of a workspace with the dependencies of ours, and `qhx-op` at `op`.
+fn manifest(members: &[String], op: &str) -> String {
     let ours =
         fs::read_to_string(workspace().join("Cargo.toml")).expect("the workspace's manifest");
     let dependencies = ours.split("[workspace.dependencies]\n").nth(1).expect("dependencies");
@@ -113,33 +101,9 @@ fn manifest(members: &[String], op: &str, types: &Path) -> String {
          [workspace.package]\nedition = \"2024\"\nrust-version = \"1.92\"\n\
          license = \"MIT OR Apache-2.0\"\npublish = false\n\n\
          [workspace.lints.rust]\n\n\
-         [workspace.dependencies]\nqhx-op = {{ path = {op:?} }}\n\
-         qhx-types = {{ path = {types:?} }}\n{dependencies}\n\
+         [workspace.dependencies]\nqhx-op = {{ path = {op:?} }}\n{dependencies}\n\
          [profile.release]\nlto = true\ncodegen-units = 1\n"
     )
-}
-
-/// The plugin of 1.0, written with the names that the kit has now: docs/plugins.md, "Names that changed".
-fn of_the_present(plugin: String) -> String {
-    let changes = [
-        ("OpInfo", "OpenInfo"),
-        (
-            "            can_snapshot: true,\n",
-            "            can_snapshot: true,\n            ..OpenInfo::default()\n",
-        ),
-        (
-            "    fn reset(&mut self",
-            "    fn generator(&mut self) -> Option<&mut dyn qhx_op::Generator> {\n        Some(self)\n    }\n\n    \
-             fn encoder(&mut self) -> Option<&mut dyn qhx_op::Encoder> {\n        Some(self)\n    }\n}\n\n\
-             impl qhx_op::Generator for Frozen {\n    fn reset(&mut self",
-        ),
-        ("\n    fn embed(", "}\n\nimpl qhx_op::Encoder for Frozen {\n    fn embed("),
-        ("self.prefill(host", "qhx_op::Generator::prefill(self, host"),
-    ];
-    changes.into_iter().fold(plugin, |text, (from, to)| {
-        assert!(text.contains(from), "{from:?} is not there");
-        text.replace(from, to)
-    })
 }
 
 impl Variant {
@@ -151,49 +115,37 @@ impl Variant {
     fn lay_out(&self) -> PathBuf {
         let root = plugin_files::beside("outside").join("variants").join(self.name);
         let fixtures = workspace().join("tests/plugins");
-        let (source, types, plugin_source) = match self.interface {
-            Interface::At(version) => {
-                let frozen = fixtures.join(format!("frozen-{version}"));
-                (frozen.join("op"), frozen.join("types"), frozen.join("plugin"))
-            }
-            Interface::Present => {
-                let ours = workspace();
-                (
-                    ours.join("plugins/op"),
-                    ours.join("core/types"),
-                    fixtures.join("frozen-1.0/plugin"),
-                )
-            }
-        };
+        let frozen = fixtures.join("frozen-1.0");
         // Cargo tells crates apart by their folders' places in their workspaces.
         let (op, plugin, host) = (
             format!("op-{}", self.name),
             format!("plugin-{}", self.name),
             format!("host-{}", self.name),
         );
-        copy(&source, &root.join(&op), "", &|path, text| (self.edit)(path, text));
+        copy(&frozen.join("op"), &root.join(&op), "op/", &|path, text| (self.edit)(path, text));
         let rename = |from: &'static str, what: &str| {
             let to = self.package(what);
-            move |path: &str, text: String| match path {
-                "Cargo.toml" => text.replace(from, &to),
-                _ => text,
-            }
+            move |text: String| text.replace(from, &to)
         };
         let renamed = rename("qhx-test-frozen-plugin", "plugin");
-        copy(&plugin_source, &root.join(&plugin), "", &|path, text| match (self.interface, path) {
-            (Interface::Present, "src/lib.rs") => of_the_present(text),
-            _ => renamed(path, text),
+        copy(&frozen.join("plugin"), &root.join(&plugin), "plugin/", &|path, text| match path {
+            "plugin/Cargo.toml" => renamed(text),
+            _ => (self.edit)(path, text),
         });
         let mut members = vec![op.clone(), plugin];
         if self.host.is_some() {
             let from = fixtures.join("compat-host");
-            copy(&from, &root.join(&host), "", &rename("qhx-test-compat-host", "host"));
+            let renamed = rename("qhx-test-compat-host", "host");
+            copy(&from, &root.join(&host), "", &|path, text| match path {
+                "Cargo.toml" => renamed(text),
+                _ => text,
+            });
             let header = workspace().join("plugins/host/src/header.rs");
             let header = fs::read_to_string(header).expect("the check of headers");
             write(&root.join(&host).join("src").join(ADDED), &header);
             members.push(host);
         }
-        write(&root.join("Cargo.toml"), &manifest(&members, &op, &types));
+        write(&root.join("Cargo.toml"), &manifest(&members, &op));
         let lock = root.join("Cargo.lock");
         if !lock.exists() {
             fs::copy(workspace().join("Cargo.lock"), lock).expect("the workspace has a lock");

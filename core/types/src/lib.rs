@@ -2,7 +2,7 @@
 //! an op declares about itself, segments of a prompt and where they stand.
 //!
 //! `qhx-core` and `qhx-op` use these types and hand them on under their own names; an op's author
-//! depends on `qhx-op` alone. What crosses the boundary crosses as JSON, in the serde forms of these
+//! need not name this crate. What crosses the boundary crosses as JSON, in the serde forms of these
 //! types. Both sides may be of other versions: a field that is missing has its default, a field
 //! that is unknown is ignored, and an unknown name of a dtype, task, modality or encoding is read as
 //! the variant for that. No model family is known here.

@@ -193,15 +193,15 @@ fn the_page_counts_its_lines() {
     }
 }
 
-/// The op sees the interface crate and nothing else of the runtime.
+/// The op sees the plugin interface and the kit, and nothing else of the runtime.
 #[test]
-fn the_op_depends_on_the_interface_alone() {
+fn the_op_depends_on_the_interface_and_the_kit_alone() {
     for folder in ["lfm2/op", "gemma3/op", "smolvlm/op", "plugin-template"] {
         let manifest = format!("examples/{folder}/Cargo.toml");
         let text = fs::read_to_string(workspace().join(&manifest)).unwrap();
         let ours: Vec<_> = text.lines().filter(|line| line.starts_with("qhx")).collect();
         assert!(
-            matches!(ours[..], [line] if line.starts_with("qhx-op = ")),
+            matches!(ours[..], [kit, op] if kit.starts_with("qhx-kit = ") && op.starts_with("qhx-op = ")),
             "{manifest}: {ours:?}"
         );
     }

@@ -1,10 +1,9 @@
 //! Old and new plugins in old and new hosts, plugins of broken interfaces, and plugins that were
 //! built otherwise.
 //!
-//! `tests/plugins/frozen-1.0` and `frozen-1.2` are the interface as it was then, with a plugin. A newer interface
-//! is one with an added function in every table and an added field in the root; it is made of the
-//! frozen one and of the present one. A broken one has a changed signature, a changed struct, or a
-//! function less.
+//! `tests/plugins/frozen-1.0` is the interface as it was at 1.0, with a plugin. A newer interface
+//! is one with an added function in every table and an added field in the root. A broken one has a
+//! changed signature, a changed struct, or a function less.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test says that it failed by panicking")]
@@ -21,26 +20,15 @@ use qhx_core::engine::{Model, Part, Prompt, Request};
 use qhx_plugins::{LoadErrorKind, Plugin, PluginOptions, Plugins};
 use qhx_tests::null_model::{self, Setup};
 use qhx_tests::plugin_files::workspace;
-use qhx_tests::variants::{Edit, Interface, Variant, Way, unchanged};
+use qhx_tests::variants::{Edit, Variant, Way, unchanged};
 use qhx_types::Media;
 
 /// Greedy continuation of the tokens 1, 2 by `test_frozen`: sums, modulo 16.
 const EXPECTED: [u32; 4] = [3, 6, 12, 8];
 
-const FROZEN: Variant =
-    Variant { name: "frozen", interface: Interface::At("1.0"), edit: unchanged, host: Some(&[]) };
-const FROZEN_1_2: Variant = Variant {
-    name: "frozen-1-2",
-    interface: Interface::At("1.2"),
-    edit: unchanged,
-    host: Some(&["since-1-1"]),
-};
+const FROZEN: Variant = Variant { name: "frozen", edit: unchanged, host: Some(&[]) };
 /// 1.0 and what a later version adds.
-const NEWER: Variant =
-    Variant { name: "newer", interface: Interface::At("1.0"), edit: newer, host: Some(&["newer"]) };
-/// The present interface and what a later version adds.
-const NEXT: Variant =
-    Variant { name: "next", interface: Interface::Present, edit: newer, host: None };
+const NEWER: Variant = Variant { name: "newer", edit: newer, host: Some(&["newer"]) };
 
 const PLAIN: Way<'_> = Way { name: "", args: &[], release: false, toolchain: None };
 
@@ -63,34 +51,25 @@ fn append(text: &str, head: &str, added: &str) -> String {
     format!("{}{comma}\n{added}\n{}", text[..end].trim_end(), &text[end..])
 }
 
-/// The interface of a later minor version.
+/// The interface of a later minor version, and a plugin that uses what is new where the host has it.
 fn newer(path: &str, text: String) -> String {
     const FIELD: &str = "/// Added.\npub clock: unsafe extern \"C\" fn(data: *mut c_void) -> u64,";
     const CLOCK: &str = "\nunsafe extern \"C\" fn clock(_data: *mut c_void) -> u64 {\n    7\n}\n";
+    const LOG: &str = "        unsafe { services.log()(data, 4, \"opened\".into()) };\n";
     match path {
-        "Cargo.toml" => {
-            let line = text.lines().find(|line| line.starts_with("version = ")).unwrap();
-            replace(&text, line, "version = \"1.99.0\"")
-        }
-        "src/abi.rs" => {
+        "op/Cargo.toml" => replace(&text, "version = \"1.0.0\"", "version = \"1.99.0\""),
+        "op/src/abi.rs" => {
             let text = append(&text, "pub struct HostVTable {", FIELD);
             let text = append(&text, "pub struct OpVTable {", FIELD);
             append(&text, "pub struct OpModule {", "/// Added.\npub era: u64,")
         }
-        "src/export.rs" => {
+        "plugin/src/lib.rs" => {
             let text = append(&text, "WithMetadata::new(OpModule {", "era: 2,");
-            append(&text, "WithMetadata::new(OpVTable {", "clock,") + CLOCK
+            let text = append(&text, "WithMetadata::new(OpVTable {", "clock,") + CLOCK;
+            let time = "let time = services.clock().map(|clock| unsafe { clock(data) });\n\
+                        unsafe { services.log()(data, 4, format!(\"clock {time:?}\").as_str().into()) };\n";
+            replace(&text, LOG, &format!("{time}{LOG}"))
         }
-        "src/harness.rs" => append(&text, "WithMetadata::new(HostVTable {", "clock,") + CLOCK,
-        // The kit of a newer plugin uses what is new where the host has it.
-        "src/host.rs" => replace(
-            &text,
-            "        host.assign_roles()?;\n",
-            "        host.assign_roles()?;\n        \
-             // SAFETY: as for every service.\n        \
-             let time = host.raw.vtable.clock().map(|clock| unsafe { clock(host.raw.data) });\n        \
-             host.log(LogLevel::Info, &format!(\"clock {time:?}\"));\n",
-        ),
         _ => text,
     }
 }
@@ -100,7 +79,6 @@ fn generate(file: &Path) -> (Vec<u32>, String) {
     let options = PluginOptions::default().files(vec![file.to_owned()]).only_named(true);
     let plugins = Plugins::discover(&options).unwrap_or_else(|e| panic!("{e}"));
     let mut model = null_model::open("test_frozen", &plugins, &CancelToken::new()).unwrap();
-    // A plugin of any version decodes; one before 1.2 verifies no draft tokens.
     let speculate = "3".parse().unwrap();
     let request = Request::greedy(Prompt::Tokens(vec![1, 2]), 4).speculate(speculate);
     let tokens = model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap().tokens;
@@ -138,32 +116,31 @@ fn the_frozen_interface_is_that_of_1_0() {
 }
 
 #[test]
-fn a_frozen_plugin_runs_in_this_host_and_in_a_newer_one() {
-    let frozen = FROZEN.build(PLAIN).plugin;
-    assert_eq!(generate(&frozen), (EXPECTED.to_vec(), "1.0.0".to_owned()));
+fn a_frozen_plugin_runs_in_hosts_of_1_0_and_in_a_newer_one() {
+    let frozen = FROZEN.build(PLAIN);
+    assert_eq!(generate(&frozen.plugin), (EXPECTED.to_vec(), "1.0.0".to_owned()));
+    let expected = line("1.0.0", "1.0.0", "not known", &["opened"]);
+    assert_eq!(hosted(&frozen.host, &frozen.plugin), expected);
     // What the older plugin lacks is absent to the newer host, not a wild pointer.
     let expected = line("1.99.0", "1.0.0", "None None", &["opened"]);
-    assert_eq!(hosted(&NEWER.build(PLAIN).host, &frozen), expected);
+    assert_eq!(hosted(&NEWER.build(PLAIN).host, &frozen.plugin), expected);
 }
 
 #[test]
-fn a_plugin_of_1_2_runs_in_this_host_and_in_older_ones() {
-    let frozen = FROZEN_1_2.build(PLAIN);
-    assert_eq!(generate(&frozen.plugin), (EXPECTED.to_vec(), "1.2.0".to_owned()));
-    for (host, version) in [(&frozen.host, "1.2.0"), (&FROZEN.build(PLAIN).host, "1.0.0")] {
-        let expected = line(version, "1.2.0", "not known", &["opened"]);
-        assert_eq!(hosted(host, &frozen.plugin), expected);
-    }
-    // Plugins of 1.0 and of a later interface run in a host of 1.2.
-    let expected = line("1.2.0", "1.0.0", "not known", &["opened"]);
-    assert_eq!(hosted(&frozen.host, &FROZEN.build(PLAIN).plugin), expected);
-    let expected = line("1.2.0", "1.99.0", "not known", &["clock None", "opened"]);
-    assert_eq!(hosted(&frozen.host, &NEXT.build(PLAIN).plugin), expected);
+fn a_newer_plugin_runs_in_hosts_of_1_0_and_of_its_own() {
+    let newer = NEWER.build(PLAIN);
+    assert_eq!(generate(&newer.plugin), (EXPECTED.to_vec(), "1.99.0".to_owned()));
+    // What the older host lacks is absent to the newer plugin.
+    let expected = line("1.0.0", "1.99.0", "not known", &["clock None", "opened"]);
+    assert_eq!(hosted(&FROZEN.build(PLAIN).host, &newer.plugin), expected);
+    // Of one age they use what is new.
+    let expected = line("1.99.0", "1.99.0", "Some(2) Some(7)", &["clock Some(7)", "opened"]);
+    assert_eq!(hosted(&newer.host, &newer.plugin), expected);
 }
 
 #[test]
-fn what_1_2_added_is_used_and_what_1_3_added_is_missed() {
-    let options = PluginOptions::default().files(vec![FROZEN_1_2.build(PLAIN).plugin]);
+fn every_call_of_1_0_is_used_through_a_frozen_plugin() {
+    let options = PluginOptions::default().files(vec![FROZEN.build(PLAIN).plugin]);
     let plugins = Plugins::discover(&options.only_named(true)).unwrap();
     let mut model = null_model::open("test_frozen", &plugins, &CancelToken::new()).unwrap();
     let greedy = |model: &mut Model, prompt, max_new| {
@@ -183,29 +160,25 @@ fn what_1_2_added_is_used_and_what_1_3_added_is_missed() {
     let image = Part::Media(Media::image(vec![0; 12], 2, 2).unwrap());
     let said = greedy(&mut model, Prompt::Parts(vec![Part::Tokens(vec![1]), image]), 4);
     assert_eq!(said.tokens, [9, 2, 4, 8]);
+    assert!(model.op_note().unwrap()["sum"].is_u64());
+    let op = model.op_mut();
+    let (position, state) = (op.position(), op.export_state().unwrap());
+    let saved = op.snapshot().unwrap();
+    op.reset().unwrap();
+    op.import_state(position, &state).unwrap();
+    assert_eq!(op.position(), position);
+    op.truncate(1).unwrap();
+    op.restore(saved).unwrap();
+    assert_eq!(op.position(), position);
+    op.drop_snapshot(saved);
+    let error = op.draft(1).unwrap_err();
+    assert_eq!(error.message(), "draft", "a call that the plugin does not have");
     let texts: [&[u32]; 3] = [&[4, 5], &[1], &[7, 7]];
     let vectors = model.embed_many(&texts).unwrap();
     let best: Vec<_> = vectors.iter().map(|v| v.iter().position(|&v| v == 1.0)).collect();
     assert_eq!(best, [Some(9), Some(1), Some(14)]);
-    assert!(model.op_note().unwrap().is_empty());
-    let error = model.op_mut().export_state().unwrap_err();
-    assert!(error.hint_text().is_some_and(|hint| hint.contains("interface 1.3")), "{error}");
 }
 
-#[test]
-fn a_frozen_plugin_is_never_given_an_image() {
-    let options = PluginOptions::default().files(vec![FROZEN.build(PLAIN).plugin]).only_named(true);
-    let plugins = Plugins::discover(&options).unwrap();
-    let mut model = null_model::open("test_frozen", &plugins, &CancelToken::new()).unwrap();
-    let image = Part::Media(Media::image(vec![0; 12], 2, 2).unwrap());
-    let parts = vec![Part::Tokens(vec![1]), image];
-    let request = Request::greedy(Prompt::Parts(parts), 4);
-    let error = model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap_err();
-    let words = "image 1: host-op \"test_frozen\" takes text only: it is of plugin interface 1.0";
-    assert_eq!((error.kind(), error.message()), (ErrorKind::Prompt, words));
-}
-
-/// The host recovers from the message what a plugin of 1.0 cannot hand back.
 #[test]
 fn an_error_of_the_host_keeps_its_hint_through_a_frozen_plugin() {
     let options = PluginOptions::default().files(vec![FROZEN.build(PLAIN).plugin]).only_named(true);
@@ -220,42 +193,18 @@ fn an_error_of_the_host_keeps_its_hint_through_a_frozen_plugin() {
     assert_eq!(parts, (ErrorKind::Runtime, Some("plug it in"), Some(1003)), "{error}");
 }
 
-#[test]
-fn a_newer_plugin_runs_in_this_host_and_in_the_frozen_one() {
-    let next = NEXT.build(PLAIN).plugin;
-    assert_eq!(generate(&next), (EXPECTED.to_vec(), "1.99.0".to_owned()));
-    let (frozen, newer) = (FROZEN.build(PLAIN), NEWER.build(PLAIN));
-    for plugin in [&newer.plugin, &next] {
-        // What the older host lacks is absent to the newer plugin.
-        let expected = line("1.0.0", "1.99.0", "not known", &["clock None", "opened"]);
-        assert_eq!(hosted(&frozen.host, plugin), expected);
-    }
-    // Of one age they use what is new.
-    let expected = line("1.99.0", "1.99.0", "Some(2) Some(7)", &["clock Some(7)", "opened"]);
-    assert_eq!(hosted(&newer.host, &newer.plugin), expected);
-    let expected = line("1.0.0", "1.0.0", "not known", &["opened"]);
-    assert_eq!(hosted(&frozen.host, &frozen.plugin), expected);
-}
-
 /// A function returns another type.
 fn another_signature(path: &str, text: String) -> String {
+    const POSITION: &str = "unsafe extern \"C\" fn position(data: *mut c_void) -> u64 {";
     match path {
-        "src/abi.rs" => replace(
+        "op/src/abi.rs" => replace(
             &text,
             "pub position: unsafe extern \"C\" fn(data: *mut c_void) -> u64,",
-            "pub position: unsafe extern \"C\" fn(data: *mut c_void) -> RString,",
+            "pub position: unsafe extern \"C\" fn(data: *mut c_void) -> u32,",
         ),
-        "src/export.rs" => {
-            let text = replace(
-                &text,
-                "unsafe extern \"C\" fn position<O: Op>(data: *mut c_void) -> u64 {",
-                "unsafe extern \"C\" fn position<O: Op>(data: *mut c_void) -> RString {",
-            );
-            replace(
-                &text,
-                "    position.unwrap_or(0)\n",
-                "    position.unwrap_or(0).to_string().into()\n",
-            )
+        "plugin/src/lib.rs" => {
+            let text = replace(&text, POSITION, &POSITION.replace("u64", "u32"));
+            replace(&text, ".sums.len() as u64\n", ".sums.len() as u32\n")
         }
         _ => text,
     }
@@ -266,7 +215,7 @@ fn another_struct(path: &str, text: String) -> String {
     const OFFSET: &str = "    /// First byte.\n    pub offset: u64,\n";
     const LEN: &str = "    /// Number of elements.\n    pub len: u64,\n";
     match path {
-        "src/abi.rs" => replace(&text, &format!("{OFFSET}{LEN}"), &format!("{LEN}{OFFSET}")),
+        "op/src/abi.rs" => replace(&text, &format!("{OFFSET}{LEN}"), &format!("{LEN}{OFFSET}")),
         _ => text,
     }
 }
@@ -274,12 +223,12 @@ fn another_struct(path: &str, text: String) -> String {
 /// A function that every 1.x has is gone.
 fn a_function_less(path: &str, text: String) -> String {
     match path {
-        "src/abi.rs" => replace(
+        "op/src/abi.rs" => replace(
             &text,
-            "    /// Frees a saved state.\n    pub drop_snapshot: unsafe extern \"C\" fn(data: *mut c_void, snapshot: u64),\n",
+            "    /// Positions consumed so far.\n    pub position: unsafe extern \"C\" fn(data: *mut c_void) -> u64,\n",
             "",
         ),
-        "src/export.rs" => replace(&text, "        drop_snapshot: drop_snapshot::<O>,\n", ""),
+        "plugin/src/lib.rs" => replace(&text, "info, position, place", "info, place"),
         _ => text,
     }
 }
@@ -290,7 +239,7 @@ fn real_breaks_are_refused_in_one_sentence() {
     let breaks: [(&str, Edit); 3] =
         [("signature", another_signature), ("struct", another_struct), ("less", a_function_less)];
     for (name, edit) in breaks {
-        let broken = Variant { name, interface: Interface::At("1.0"), edit, host: None };
+        let broken = Variant { name, edit, host: None };
         let file = broken.build(PLAIN).plugin;
         let error = Plugin::load(&file).unwrap_err();
         assert_eq!(error.kind, LoadErrorKind::Incompatible, "{name}: {error}");
@@ -303,14 +252,15 @@ fn real_breaks_are_refused_in_one_sentence() {
     }
 }
 
-/// The present interface under another major version.
 #[test]
 fn a_plugin_of_another_major_version_is_refused_in_one_sentence() {
     fn version_9(path: &str, text: String) -> String {
-        let version = format!("version = \"{}\"", qhx_plugins::interface_version());
-        if path == "Cargo.toml" { replace(&text, &version, "version = \"9.0.0\"") } else { text }
+        match path {
+            "op/Cargo.toml" => replace(&text, "version = \"1.0.0\"", "version = \"9.0.0\""),
+            _ => text,
+        }
     }
-    let other = Variant { name: "another-major", edit: version_9, ..NEXT };
+    let other = Variant { name: "another-major", edit: version_9, host: None };
     let error = Plugin::load(&other.build(PLAIN).plugin).unwrap_err();
     assert_eq!(error.kind, LoadErrorKind::Incompatible);
     let message = error.to_string();

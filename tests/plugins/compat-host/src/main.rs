@@ -16,8 +16,8 @@ use std::process::ExitCode;
 use abi_stable::prefix_type::WithMetadata;
 use abi_stable::std_types::{RResult, RSlice, RStr, RString};
 use qhx_op::abi::{
-    HostRef, HostVTable, HostVTableRef, ParallelBody, RawBuffer, RawError, RawResult, RawSegment,
-    RawView, SEGMENT_TOKENS,
+    HostRef, HostVTable, HostVTableRef, OpObject, ParallelBody, RawBuffer, RawCall, RawError,
+    RawResult, RawSegment, SEGMENT_TOKENS,
 };
 use serde_json::json;
 
@@ -70,7 +70,7 @@ unsafe extern "C" fn artifact(
     path: RStr<'_>,
 ) -> RawResult<RawBuffer> {
     let message = format!("manifest {pointer}: {path} is not there").into();
-    RResult::RErr(RawError { code: 4, message })
+    RResult::RErr(RawError { code: 4, message, token: 1 })
 }
 
 unsafe extern "C" fn bind(
@@ -126,29 +126,18 @@ unsafe extern "C" fn span(_data: *mut c_void, _name: RStr<'_>) -> u32 {
 
 unsafe extern "C" fn span_add(_data: *mut c_void, _span: u32, _nanoseconds: u64) {}
 
-#[cfg(feature = "since-1-1")]
-mod since_1_1 {
-    use super::{RResult, RSlice, RStr, RawResult, c_void};
+unsafe extern "C" fn dumping(_data: *mut c_void) -> u32 {
+    0
+}
 
-    pub(super) unsafe extern "C" fn dumping(_data: *mut c_void) -> u32 {
-        0
-    }
-
-    pub(super) unsafe extern "C" fn dump(
-        _data: *mut c_void,
-        _name: RStr<'_>,
-        _dtype: u32,
-        _shape: RSlice<'_, u64>,
-        _bytes: RSlice<'_, u8>,
-    ) -> RawResult<()> {
-        RResult::ROk(())
-    }
-
-    pub(super) unsafe extern "C" fn error_token(_data: *mut c_void) -> u64 {
-        0
-    }
-
-    pub(super) unsafe extern "C" fn failing_with(_data: *mut c_void, _token: u64) {}
+unsafe extern "C" fn dump(
+    _data: *mut c_void,
+    _name: RStr<'_>,
+    _dtype: u32,
+    _shape: RSlice<'_, u64>,
+    _bytes: RSlice<'_, u8>,
+) -> RawResult<()> {
+    RResult::ROk(())
 }
 
 #[cfg(feature = "newer")]
@@ -171,14 +160,8 @@ const SERVICES: HostVTableRef = {
         progress,
         span,
         span_add,
-        #[cfg(feature = "since-1-1")]
-        dumping: since_1_1::dumping,
-        #[cfg(feature = "since-1-1")]
-        dump: since_1_1::dump,
-        #[cfg(feature = "since-1-1")]
-        error_token: since_1_1::error_token,
-        #[cfg(feature = "since-1-1")]
-        failing_with: since_1_1::failing_with,
+        dumping,
+        dump,
         #[cfg(feature = "newer")]
         clock,
     });
@@ -186,10 +169,25 @@ const SERVICES: HostVTableRef = {
 };
 
 impl Session {
-    /// The index of the greatest value of an answer.
-    fn best(&self, answer: RawResult<RawView>) -> Result<u32, String> {
-        let view = match answer {
-            RResult::ROk(view) => view,
+    /// The index of the greatest of the floats that a call gives.
+    fn call(
+        &self,
+        op: &OpObject,
+        name: &str,
+        number: u64,
+        segments: &[RawSegment<'_>],
+    ) -> Result<u32, String> {
+        let call = RawCall {
+            name: name.into(),
+            number,
+            tokens: RSlice::EMPTY,
+            bytes: RSlice::EMPTY,
+            texts: RSlice::EMPTY,
+            segments: segments.into(),
+        };
+        // SAFETY: an open op, one call at a time.
+        let view = match unsafe { op.vtable.call()(op.data, call) } {
+            RResult::ROk(reply) => reply.view,
             RResult::RErr(error) => return Err(error.message.to_string()),
         };
         let buffers = self.buffers.borrow();
@@ -229,22 +227,16 @@ fn run() -> Result<String, String> {
         bytes: RSlice::EMPTY,
         samples: RSlice::EMPTY,
     };
-    // SAFETY: an open op, one call at a time, from here on.
-    let mut next = session.best(unsafe {
-        op.vtable.prefill()(op.data, RSlice::from_slice(&[segment(&[1, 2])]))
-    })?;
+    let decode = |token| session.call(&op, "decode", u64::from(token), &[]);
+    let mut next = session.call(&op, "prefill", 0, &[segment(&[1, 2])])?;
     let mut tokens = vec![next];
     for _ in 0..3 {
-        // SAFETY: as above.
-        next = session.best(unsafe { op.vtable.decode()(op.data, next) })?;
+        next = decode(next)?;
         tokens.push(next);
     }
-    // SAFETY: as above.
+    // SAFETY: an open op.
     let position = unsafe { op.vtable.position()(op.data) };
-    // SAFETY: as above.
-    let embedded = session.best(unsafe {
-        op.vtable.embed()(op.data, RSlice::from_slice(&[segment(&[4, 5])]))
-    })?;
+    let embedded = session.call(&op, "embed", 0, &[segment(&[4, 5])])?;
     assert_eq!(*session.progress.borrow(), (2, 2));
     assert_eq!(*session.executions.borrow(), 7);
     #[cfg(feature = "newer")]
@@ -252,11 +244,8 @@ fn run() -> Result<String, String> {
     let added = format!("{:?} {:?}", module.era(), op.vtable.clock().map(|f| unsafe { f(op.data) }));
     #[cfg(not(feature = "newer"))]
     let added = "not known";
-    let last = std::env::args().nth(2).and_then(|token| token.parse().ok());
-    let last = last.map(|token| {
-        // SAFETY: as above.
-        session.best(unsafe { op.vtable.decode()(op.data, token) })
-    });
+    let last = std::env::args().nth(2).and_then(|token| token.parse::<u32>().ok());
+    let last = last.map(decode);
     // SAFETY: as above; not used afterwards.
     unsafe { op.vtable.close()(op.data) };
     last.transpose()?;

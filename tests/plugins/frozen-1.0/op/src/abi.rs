@@ -5,7 +5,8 @@
 //! - Vtables are prefix types: fields are only ever appended, after the one marked as the last of
 //!   the first version; the other side sees an absent field as `None`.
 //! - Structs passed by value are frozen. What may grow crosses as JSON.
-//! - Error codes, dtypes and kinds are plain `u32`, so that a new value is not a new layout.
+//! - Error codes, dtypes and kinds are plain `u32`, and calls of an op are told apart by name, so that a new one is not
+//!   a new layout.
 
 #![expect(
     missing_debug_implementations,
@@ -14,11 +15,19 @@
 
 use std::ffi::c_void;
 
-use abi_stable::StableAbi;
-use abi_stable::library::RootModule;
 use abi_stable::package_version_strings;
 use abi_stable::sabi_types::VersionStrings;
-use abi_stable::std_types::{RResult, RSlice, RStr, RString};
+/// Items that the boundary is made of. This module and the host's loader are the only ones that name the crate they
+/// come from.
+pub use abi_stable::{
+    StableAbi,
+    library::{
+        __call_root_module_loader, CheckTypeLayout, LibHeader, ROOT_MODULE_LOADER_NAME, RootModule,
+        RootModuleResult,
+    },
+    prefix_type::WithMetadata,
+    std_types::{RResult, RSlice, RStr, RString, RVec},
+};
 
 /// An error: code of [`crate::ErrorCode`] and message.
 #[repr(C)]
@@ -26,8 +35,11 @@ use abi_stable::std_types::{RResult, RSlice, RStr, RString};
 pub struct RawError {
     /// [`crate::ErrorCode`].
     pub code: u32,
-    /// What was found and what was expected.
+    /// Found and expected values, in words.
     pub message: RString,
+    /// The host's number of an error of its services, by which it finds what does not cross, such as the error's hint,
+    /// when an op fails because of it; 0 for an error of the op's own.
+    pub token: u64,
 }
 
 /// Result of every fallible call.
@@ -39,8 +51,15 @@ pub const SEGMENT_TOKENS: u32 = 0;
 pub const SEGMENT_IMAGE: u32 = 1;
 /// `kind` of [`RawSegment`]: `samples` are mono f32, with `rate`.
 pub const SEGMENT_AUDIO: u32 = 2;
+/// `kind` of [`RawSegment`]: `bytes` are RGB8 frames one behind the other, with `width` and
+/// `height` of one; `samples` are the seconds at which each is shown; `rate` is the number of frames of
+/// the whole video.
+pub const SEGMENT_VIDEO: u32 = 3;
+/// `kind` of [`RawSegment`]: a part of an image; as `SEGMENT_IMAGE`, and `rate` has the index of the part
+/// in its low 16 bits and the number of parts in its high ones. Only an op that places images in such parts gets it.
+pub const SEGMENT_TILE: u32 = 4;
 
-/// A piece of a prompt.
+/// A segment of a prompt.
 #[repr(C)]
 #[derive(StableAbi, Debug, Clone, Copy)]
 pub struct RawSegment<'a> {
@@ -50,7 +69,7 @@ pub struct RawSegment<'a> {
     pub width: u32,
     /// Rows, for an image.
     pub height: u32,
-    /// Samples per second, for audio.
+    /// Samples per second, for audio; frames of the whole video, for a video.
     pub rate: u32,
     /// Token ids.
     pub tokens: RSlice<'a, u32>,
@@ -67,7 +86,7 @@ pub const VIEW_F32: u32 = 1;
 
 /// A run of floats in one of the session's buffers. The host checks it against the buffer.
 #[repr(C)]
-#[derive(StableAbi, Debug, Clone, Copy)]
+#[derive(StableAbi, Debug, Clone, Copy, Default)]
 pub struct RawView {
     /// Buffer id.
     pub buffer: u32,
@@ -108,7 +127,7 @@ pub struct HostRef {
     pub vtable: HostVTableRef,
 }
 
-/// What [`HostVTable::parallel_for`] calls with its context and an index. Must not unwind.
+/// Body that [`HostVTable::parallel_for`] calls with its context and an index. Must not unwind.
 #[repr(transparent)]
 #[derive(StableAbi, Debug, Clone, Copy)]
 pub struct ParallelBody {
@@ -160,13 +179,25 @@ pub struct HostVTable {
     pub log: unsafe extern "C" fn(data: *mut c_void, level: u32, message: RStr<'_>),
     /// 1 when the work should stop.
     pub cancelled: unsafe extern "C" fn(data: *mut c_void) -> u32,
-    /// Tells how much of a prompt is consumed.
+    /// Reports how much of a prompt is consumed.
     pub progress: unsafe extern "C" fn(data: *mut c_void, done: u64, total: u64),
     /// Names a part of the op's work for timing.
     pub span: unsafe extern "C" fn(data: *mut c_void, name: RStr<'_>) -> u32,
     /// Adds time to a named part.
-    #[sabi(last_prefix_field)]
     pub span_add: unsafe extern "C" fn(data: *mut c_void, span: u32, nanoseconds: u64),
+    /// 1 when `dump` writes files. The answer stays the same while the op is open.
+    pub dumping: unsafe extern "C" fn(data: *mut c_void) -> u32,
+    /// Writes an array to a file named after it. `dtype` is `VIEW_*`, `bytes` are the
+    /// elements in row-major order and the machine's byte order. `name` consists of ASCII letters,
+    /// digits and `_`. Does nothing when `dumping` answers 0.
+    #[sabi(last_prefix_field)]
+    pub dump: unsafe extern "C" fn(
+        data: *mut c_void,
+        name: RStr<'_>,
+        dtype: u32,
+        shape: RSlice<'_, u64>,
+        bytes: RSlice<'_, u8>,
+    ) -> RawResult<()>,
 }
 
 /// The op's side of an open op.
@@ -179,7 +210,38 @@ pub struct OpObject {
     pub vtable: OpVTableRef,
 }
 
-/// What an open op answers. One call at a time; calls may come from different threads.
+/// A call of an open op: a [`qhx_types::calls::Call`]. What is not an argument of the call is empty; a later version
+/// may give it more of these arguments, which an op that does not know them ignores.
+#[repr(C)]
+#[derive(StableAbi, Debug, Clone, Copy)]
+pub struct RawCall<'a> {
+    /// Name of the call. An op that does not know it fails with [`crate::ErrorCode::UNSUPPORTED`].
+    pub name: RStr<'a>,
+    /// A token, position, row, number of tokens, saved state or switch.
+    pub number: u64,
+    /// Token ids.
+    pub tokens: RSlice<'a, u32>,
+    /// An exported state.
+    pub bytes: RSlice<'a, u8>,
+    /// Texts, each as its tokens.
+    pub texts: RSlice<'a, RSlice<'a, u32>>,
+    /// A prompt.
+    pub segments: RSlice<'a, RawSegment<'a>>,
+}
+
+/// Result of a call: a [`qhx_types::calls::Reply`]. What the call does not give is empty.
+#[repr(C)]
+#[derive(StableAbi, Debug, Default)]
+pub struct RawReply {
+    /// Logits, vectors or samples.
+    pub view: RawView,
+    /// A saved state.
+    pub number: u64,
+    /// An exported state, or JSON.
+    pub bytes: RVec<u8>,
+}
+
+/// Functions of an open op. One call at a time; calls may come from different threads.
 #[repr(C)]
 #[derive(StableAbi)]
 #[sabi(kind(Prefix(prefix_ref = OpVTableRef, prefix_fields = OpVTablePrefix)))]
@@ -187,33 +249,17 @@ pub struct OpObject {
 pub struct OpVTable {
     /// Ends the op and frees it.
     pub close: unsafe extern "C" fn(data: *mut c_void),
-    /// [`crate::OpInfo`] as JSON.
+    /// [`crate::OpenInfo`] as JSON.
     pub info: unsafe extern "C" fn(data: *mut c_void) -> RString,
-    /// Forgets everything: position 0.
-    pub reset: unsafe extern "C" fn(data: *mut c_void) -> RawResult<()>,
-    /// Consumes segments; answers with the logits of the last position.
-    pub prefill: unsafe extern "C" fn(
-        data: *mut c_void,
-        segments: RSlice<'_, RawSegment<'_>>,
-    ) -> RawResult<RawView>,
-    /// Consumes one token; answers with the logits of its position.
-    pub decode: unsafe extern "C" fn(data: *mut c_void, token: u32) -> RawResult<RawView>,
     /// Positions consumed so far.
     pub position: unsafe extern "C" fn(data: *mut c_void) -> u64,
-    /// Forgets all positions from `position` on.
-    pub truncate: unsafe extern "C" fn(data: *mut c_void, position: u64) -> RawResult<()>,
-    /// Saves the state.
-    pub snapshot: unsafe extern "C" fn(data: *mut c_void) -> RawResult<u64>,
-    /// Returns to a saved state, which stays saved.
-    pub restore: unsafe extern "C" fn(data: *mut c_void, snapshot: u64) -> RawResult<()>,
-    /// Frees a saved state.
-    pub drop_snapshot: unsafe extern "C" fn(data: *mut c_void, snapshot: u64),
-    /// Embeds one text.
+    /// [`crate::Placement`] of an image, audio clip or video in a prompt, as JSON. Called before the segment is
+    /// consumed, possibly more than once.
+    pub place:
+        unsafe extern "C" fn(data: *mut c_void, segment: RawSegment<'_>) -> RawResult<RString>,
+    /// Makes a call that may change the op.
     #[sabi(last_prefix_field)]
-    pub embed: unsafe extern "C" fn(
-        data: *mut c_void,
-        segments: RSlice<'_, RawSegment<'_>>,
-    ) -> RawResult<RawView>,
+    pub call: unsafe extern "C" fn(data: *mut c_void, call: RawCall<'_>) -> RawResult<RawReply>,
 }
 
 /// The root of a plugin.
