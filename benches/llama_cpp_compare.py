@@ -29,6 +29,8 @@ import sys
 import tempfile
 import time
 
+import random_llama
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 #: Any tokenizer does: prompts are given as tokens.
 TOKENIZER = ROOT / "tests/fixtures/llama3-blocks"
@@ -36,8 +38,6 @@ TOKENIZER = ROOT / "tests/fixtures/llama3-blocks"
 TOKENS, PART = 32, 512
 #: What the weights are for the forge and for its head.
 PRECISIONS = {"f16": "fp16", "q8_0": "w8a16", "q4_0": "w4a16", "q4_k": "w4a16"}
-#: A super-block of Q4_K: 256 weights, two f16, and sixteen times 8 bytes of scales and weights.
-SUPER, SUPER_BYTES = 256, 144
 
 
 def shape(hidden, inner, layers, heads, shared, width, vocab):
@@ -69,73 +69,6 @@ SHAPES = {
     "qwen2.5-0.5b": shape(896, 4864, 24, 14, 2, 64, 151936),
     "gemma3-1b": shape(1152, 6912, 26, 4, 1, 256, 262144),
 }
-
-
-def write_gguf(path, config, kind):
-    """The model with random weights, of which speed does not depend."""
-    import gguf
-    import numpy
-
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    heads, shared, width = (
-        config[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim")
-    )
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(hidden)
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(inner)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(shared)
-    writer.add_rope_dimension_count(width)
-    writer.add_key_length(width)
-    writer.add_value_length(width)
-    writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("no_vocab")
-    kind = gguf.GGMLQuantizationType[kind.upper()]
-    random = numpy.random.default_rng(1)
-
-    def blocks(rows, columns):
-        """Super-blocks of Q4_K: both factors, and whatever bits for the rest."""
-        if columns % SUPER:
-            raise SystemExit(f"q4_k takes rows of whole {SUPER} weights, these have {columns}")
-        values = random.integers(0, 256, (rows, columns // SUPER, SUPER_BYTES), numpy.uint8)
-        # Steps are up to 63 times the first factor, and what is taken away up to 63 times the second.
-        factors = numpy.array([columns**-0.5 / 150, columns**-0.5 / 20], numpy.float16)
-        values[..., :4] = factors.view(numpy.uint8)
-        return values.reshape(rows, -1)
-
-    def matrix(name, rows, columns):
-        if kind == gguf.GGMLQuantizationType.Q4_K:
-            values = blocks(rows, columns)
-        else:
-            wide = random.standard_normal((rows, columns), numpy.float32) * columns**-0.5
-            values = gguf.quants.quantize(wide, kind)
-        writer.add_tensor(name, values, raw_dtype=kind)
-
-    def norm(name):
-        writer.add_tensor(name, numpy.ones(hidden, numpy.float32))
-
-    # The head is the same matrix.
-    matrix("token_embd.weight", config["vocab_size"], hidden)
-    norm("output_norm.weight")
-    for layer in range(config["num_hidden_layers"]):
-        block = f"blk.{layer}."
-        norm(block + "attn_norm.weight")
-        matrix(block + "attn_q.weight", heads * width, hidden)
-        matrix(block + "attn_k.weight", shared * width, hidden)
-        matrix(block + "attn_v.weight", shared * width, hidden)
-        matrix(block + "attn_output.weight", hidden, heads * width)
-        norm(block + "ffn_norm.weight")
-        matrix(block + "ffn_gate.weight", inner, hidden)
-        matrix(block + "ffn_up.weight", inner, hidden)
-        matrix(block + "ffn_down.weight", hidden, inner)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def run_llama(path, options):
@@ -244,7 +177,8 @@ def made(folder, name, weights, context, options):
     config = SHAPES[name]
     bundle, gguf = folder / f"{name}-{weights}-{context}", folder / f"{name}-{weights}.gguf"
     if not gguf.exists() and (weights == "q4_k" or not options.alone):
-        write_gguf(gguf, config, weights)
+        no_vocab = lambda writer: writer.add_tokenizer_model("no_vocab")
+        random_llama.write(gguf, config, weights, config["max_position_embeddings"], no_vocab)
     if not bundle.exists():
         source = folder / f"{name}-config"
         source.mkdir(exist_ok=True)

@@ -28,6 +28,8 @@ import sys
 import tempfile
 import time
 
+import random_llama
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOKENIZER = ROOT / "tests/fixtures/llama3-tiny"
 CONFIGS = {"tiny": TOKENIZER / "config.json", "336m": ROOT / "benches/cpu_336m.json"}
@@ -38,28 +40,9 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}as
 WORDS = "the boat leaves at noon and comes back when the lamp on the north side of the bay is lit".split()
 
 
-def write_gguf(path, config, kind):
-    """A Llama with random weights and the tokens of the tiny model, behind which words of no text follow."""
+def add_tokenizer(writer, vocab):
+    """The tokens of the tiny model, behind which words of no text follow."""
     import gguf
-    import numpy
-
-    config = json.loads(config.read_text())
-    hidden, inner, vocab = (config[key] for key in ("hidden_size", "intermediate_size", "vocab_size"))
-    heads, shared = config["num_attention_heads"], config["num_key_value_heads"]
-    width = config.get("head_dim") or hidden // heads
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(hidden)
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(inner)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(shared)
-    writer.add_key_length(width)
-    writer.add_value_length(width)
-    writer.add_rope_dimension_count(width)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(vocab)
 
     document = json.loads((TOKENIZER / "tokenizer.json").read_text())
     tokens = {id: token for token, id in document["model"]["vocab"].items()}
@@ -72,36 +55,6 @@ def write_gguf(path, config, kind):
     writer.add_token_types(kinds)
     gguf.SpecialVocab(TOKENIZER, load_merges=True).add_to_gguf(writer)
     writer.add_chat_template(TEMPLATE)
-
-    random = numpy.random.default_rng(1)
-    kind = gguf.GGMLQuantizationType[kind]
-
-    def matrix(name, rows, columns, factor=1.0):
-        wide = random.standard_normal((rows, columns), numpy.float32) * (factor * columns**-0.5)
-        one = kind if columns % 32 == 0 else gguf.GGMLQuantizationType.F16
-        writer.add_tensor(name, gguf.quants.quantize(wide, one), raw_dtype=one)
-
-    def norm(name):
-        writer.add_tensor(name, numpy.ones(hidden, numpy.float32))
-
-    # The head is the same matrix.
-    matrix("token_embd.weight", vocab, hidden)
-    norm("output_norm.weight")
-    for layer in range(config["num_hidden_layers"]):
-        block = f"blk.{layer}."
-        norm(block + "attn_norm.weight")
-        matrix(block + "attn_q.weight", heads * width, hidden)
-        matrix(block + "attn_k.weight", shared * width, hidden)
-        matrix(block + "attn_v.weight", shared * width, hidden)
-        matrix(block + "attn_output.weight", hidden, heads * width)
-        norm(block + "ffn_norm.weight")
-        matrix(block + "ffn_gate.weight", inner, hidden)
-        matrix(block + "ffn_up.weight", inner, hidden)
-        matrix(block + "ffn_down.weight", hidden, inner)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def serve_llama(path, options):
@@ -225,7 +178,9 @@ def compare(name, folder, options):
     kind = KINDS[options.precision]
     gguf, bundle = folder / f"{name}-{kind}.gguf", folder / f"{name}-{options.precision}"
     if not gguf.exists():
-        write_gguf(gguf, CONFIGS[name], kind)
+        config = json.loads(CONFIGS[name].read_text())
+        add = lambda writer: add_tokenizer(writer, config["vocab_size"])
+        random_llama.write(gguf, config, kind, CONTEXT, add)
     if not bundle.exists():
         make = [options.qhx, "forge", gguf, "--cpu-only", "--out", bundle, "--name", "model", "--prefill", PREFILL]
         make += ["--max-ctx", CONTEXT, "--precision", options.precision, "--head", options.precision]

@@ -1,6 +1,6 @@
-//! The trivial host-op as a plugin, for `plugin_overhead`.
+//! The trivial host-op as a plugin, for `overhead plugins`.
 
-#[path = "../src/trivial.rs"]
+#[path = "../src/bin/overhead/trivial.rs"]
 mod trivial;
 
 qhx_op::export_plugin!();

@@ -3,21 +3,43 @@
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
-use std::sync::Arc;
 
 use half::f16;
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
-use qhx_core::manifest::Manifest;
-use qhx_core::op::{HostOp, OpProvider, OpServices};
-use qhx_exec::Workspace;
-use qhx_exec::backend::{Backend, ContextSource};
-use qhx_exec::null::NullBackend;
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_core::op::HostOp;
 use qhx_plugins::Plugins;
+use qhx_types::{DType, GraphInfo, TensorInfo};
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
 use serde_json::json;
 
-use crate::shapes::Experts;
+use crate::null::NullModel;
+use crate::shapes::{Decoder, EMBED, tensor};
+
+/// Phi-tiny-MoE: 32 layers of 16 experts, 2.8 GB of int8 weights.
+const SHAPES: Decoder = Decoder {
+    hidden: 4096,
+    layers: LAYERS,
+    max_ctx: 2048,
+    kv_heads: 4,
+    head_dim: 128,
+    rotary: 128,
+    vocab: 32_064,
+};
+/// Number of layers.
+pub const LAYERS: usize = 32;
+/// Experts of a layer.
+pub const EXPERTS: usize = 16;
+/// Width of an expert.
+const WIDTH: usize = 448;
+/// Tokens of the prefill graphs.
+const WINDOW: usize = 576;
+/// Bytes of one expert's int8 weights.
+pub const EXPERT_BYTES: usize = 3 * SHAPES.hidden * WIDTH;
+/// Bytes of all experts' int8 weights.
+pub const TABLE_BYTES: usize = LAYERS * EXPERTS * EXPERT_BYTES;
+/// Bytes of all experts' scales.
+const SCALE_BYTES: usize = 4 * LAYERS * EXPERTS * (2 * WIDTH + SHAPES.hidden);
 
 /// Options for opening the op.
 #[derive(Debug, Clone, Copy)]
@@ -41,14 +63,12 @@ pub const TABLE: &str = "experts_i8.bin";
 ///
 /// # Errors
 /// When a file cannot be written.
-pub fn make_tables(folder: &Path, shapes: &Experts) -> Result<()> {
+pub fn make_tables(folder: &Path) -> Result<()> {
     let fail = |path: &Path, e: std::io::Error| Error::io(ErrorKind::Io, path, e);
     let mut random = SplitMix64::seed_from_u64(1);
-    for (name, bytes) in [
-        (TABLE, shapes.table_bytes()),
-        ("experts_scale.f32", shapes.scale_bytes()),
-        ("embed_f16.bin", shapes.vocab * shapes.hidden * 2),
-    ] {
+    for (name, bytes) in
+        [(TABLE, TABLE_BYTES), ("experts_scale.f32", SCALE_BYTES), (EMBED, SHAPES.embed_bytes())]
+    {
         let path = folder.join(name);
         if path.metadata().is_ok_and(|m| m.len() == bytes as u64) {
             continue;
@@ -72,77 +92,81 @@ pub fn make_tables(folder: &Path, shapes: &Experts) -> Result<()> {
     Ok(())
 }
 
-/// Opens `phimoe_generate` over graphs of the given shapes and the tables in `folder`.
+/// Attention and router of a layer over `rows` tokens: over a cache for one, else over a prompt.
+fn layer(name: &str, layer: usize, rows: usize) -> GraphInfo {
+    let mut graph = SHAPES.graph(format!("{name}{layer}"), rows, [layer]);
+    if rows > 1 {
+        graph.inputs.truncate(3);
+        graph.inputs.push(tensor("cmask", [rows, rows]));
+    }
+    graph.outputs.extend([tensor("z", [rows, SHAPES.hidden]), tensor("router", [rows, EXPERTS])]);
+    graph
+}
+
+/// One or two experts over `rows` tokens, with int8 or f16 weights as inputs.
+fn ffn(name: &str, prefixes: &[&str], rows: usize, int8: bool) -> GraphInfo {
+    let hidden = SHAPES.hidden;
+    let mut inputs = vec![tensor("x", [rows, hidden])];
+    if prefixes.len() == 2 {
+        inputs.push(tensor("residual", [rows, hidden]));
+        inputs.extend(["m1", "m2"].map(|m| tensor(m, [1, 1])));
+    }
+    let dtype = if int8 { DType::SFixed8 } else { DType::F16 };
+    for prefix in prefixes {
+        for (matrix, shape) in
+            [("gate", [WIDTH, hidden]), ("up", [WIDTH, hidden]), ("down", [hidden, WIDTH])]
+        {
+            inputs.push(TensorInfo::new(format!("{prefix}{matrix}"), dtype, shape));
+            if int8 {
+                inputs.push(tensor(format!("{prefix}{matrix}_scale"), [1, shape[0]]));
+            }
+        }
+    }
+    GraphInfo::new(name, inputs, [tensor("y", [rows, hidden])])
+}
+
+/// Opens `phimoe_generate` over the tables in `folder`.
 ///
 /// # Errors
 /// When the files, the plugin or the graphs do not fit.
-pub fn open(
-    folder: &Path,
-    plugins: &Plugins,
-    shapes: &Experts,
-    way: Way,
-) -> Result<Box<dyn HostOp>> {
-    let layers = |name: &str, rows: usize| -> Vec<_> {
-        (0..shapes.layers).map(|layer| shapes.layer(name, layer, rows)).collect()
-    };
+pub fn open(folder: &Path, plugins: &Plugins, way: Way) -> Result<Box<dyn HostOp>> {
+    let layers = |name: &str, rows| (0..LAYERS).map(|i| layer(name, i, rows)).collect();
     let mut contexts = vec![
         ("a".to_owned(), layers("a", 1)),
-        ("ffn2".to_owned(), vec![shapes.ffn("ffn2", &["a_", "b_"], 1, way.int8)]),
-        ("lmhead_ar1".to_owned(), vec![shapes.lmhead()]),
+        ("ffn2".to_owned(), vec![ffn("ffn2", &["a_", "b_"], 1, way.int8)]),
+        ("lmhead_ar1".to_owned(), vec![SHAPES.head("lmhead_ar1")]),
     ];
     if way.prompts {
-        contexts.push(("pf".to_owned(), layers("pf", shapes.window)));
-        let ffn = shapes.ffn("ffn_pf", &[""], shapes.window, way.int8);
-        contexts.push(("ffn_pf".to_owned(), vec![ffn]));
+        contexts.push(("pf".to_owned(), layers("pf", WINDOW)));
+        contexts.push(("ffn_pf".to_owned(), vec![ffn("ffn_pf", &[""], WINDOW, way.int8)]));
     }
-    let keys: Vec<String> = contexts.iter().map(|(key, _)| key.clone()).collect();
-    let bins: serde_json::Map<_, _> =
-        keys.iter().map(|key| (key.clone(), json!({"bin": format!("{key}.bin")}))).collect();
-    let manifest = json!({
-        "schema_version": 1,
-        "model": {"name": "phi-tiny-moe", "family": "phimoe", "dsp_arch": null},
-        "params": {
-            "hidden": shapes.hidden, "vocab": shapes.vocab, "n_layers": shapes.layers,
-            "max_ctx": shapes.max_ctx, "head_dim": shapes.head_dim, "rope_theta": 1e4,
-            "n_experts": shapes.experts, "eos_token_id": 0
-        },
-        "artifacts": {
-            "contexts": bins, "embed": "embed_f16.bin",
-            "experts": {"weights": TABLE, "scales": "experts_scale.f32"}
-        },
-        "plan": {"params": {"int8_step": 0.0078125, "read_ahead": way.read_ahead}, "steps": [{"host": "phimoe_generate"}]}
-    });
-    let manifest = Arc::new(Manifest::from_value(&folder.join("bench.json"), manifest, None)?);
-    let mut backend = NullBackend::new(contexts);
-    if way.random {
-        let mut random = SplitMix64::seed_from_u64(7);
-        backend = backend.with_outputs(move |info, outputs| {
+    let mut params = SHAPES.params(1e4);
+    params["n_experts"] = json!(EXPERTS);
+    let model = NullModel {
+        op: "phimoe_generate",
+        params,
+        plan: json!({"int8_step": 0.0078125, "read_ahead": way.read_ahead}),
+        artifacts: json!({
+            "embed": EMBED, "experts": {"weights": TABLE, "scales": "experts_scale.f32"}
+        }),
+        contexts,
+        threads: way.threads,
+    };
+    if !way.random {
+        return model.open(folder, plugins);
+    }
+    let mut random = SplitMix64::seed_from_u64(7);
+    model.open_with(folder, plugins, |backend| {
+        backend.with_outputs(move |info, outputs| {
             for (tensor, bytes) in info.outputs.iter().zip(outputs) {
                 if tensor.name == "router" {
                     for score in bytes.as_chunks_mut::<2>().0 {
-                        *score =
-                            f16::from_f32((random.next_u64() >> 40) as f32 / 1e6).to_le_bytes();
+                        let value = (random.next_u64() >> 40) as f32 / 1e6;
+                        *score = f16::from_f32(value).to_le_bytes();
                     }
                 }
             }
             Ok(())
-        });
-    }
-    let backend: Arc<dyn Backend> = Arc::new(backend);
-    let mut workspace = Workspace::new(Arc::clone(&backend), CancelToken::new());
-    for key in keys {
-        let source = ContextSource { key: key.clone(), ..ContextSource::default() };
-        workspace.add_context(&key, &backend.open_context(&source)?)?;
-    }
-    let threads = rayon::ThreadPoolBuilder::new().num_threads(way.threads);
-    let threads = threads.build().map_err(|e| Error::new(ErrorKind::Internal, e.to_string()))?;
-    let services = OpServices {
-        artifacts: manifest.open_artifacts(),
-        manifest,
-        workspace,
-        threads: Arc::new(threads),
-        progress: None,
-        dump: None,
-    };
-    plugins.open("phimoe_generate", services)
+        })
+    })
 }

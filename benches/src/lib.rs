@@ -2,7 +2,7 @@
 
 pub mod allocations;
 pub mod experts;
-pub mod hybrid;
 pub mod memory;
+pub mod null;
 pub mod observed;
 pub mod shapes;

@@ -12,12 +12,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use qhx_benches::allocations::{self, Counting};
-use qhx_benches::experts::{TABLE, Way, make_tables, open};
+use qhx_benches::experts::{
+    EXPERT_BYTES, EXPERTS, LAYERS, TABLE, TABLE_BYTES, Way, make_tables, open,
+};
 use qhx_benches::memory::{mapped_resident, page_faults, peak_and_anonymous};
-use qhx_benches::shapes::PHI_TINY_MOE as SHAPES;
+use qhx_benches::null::linked;
 use qhx_core::op::{HostOp, Segment};
 use qhx_ops_phimoe as _;
-use qhx_plugins::{PluginOptions, Plugins};
+use qhx_plugins::Plugins;
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
 
@@ -68,7 +70,7 @@ fn decode(folder: &Path, plugins: &Plugins, way: Way) -> Result<Duration, AnyErr
     let form = if way.int8 { "int8" } else { "f16" };
     let resident = || mapped_resident(TABLE) as f64 / MB;
     let start = Instant::now();
-    let mut op = open(folder, plugins, &SHAPES, way)?;
+    let mut op = open(folder, plugins, way)?;
     println!(
         "{form} weight inputs, {} threads: opened in {:.1} ms, {:.1} MB of the table mapped in",
         way.threads,
@@ -77,13 +79,13 @@ fn decode(folder: &Path, plugins: &Plugins, way: Way) -> Result<Duration, AnyErr
     );
     op.prefill(&[Segment::Tokens(&[1])])?;
     let first = resident();
-    let expected = if way.int8 { 0 } else { SHAPES.layers * 2 * SHAPES.expert_bytes() };
+    let expected = if way.int8 { 0 } else { LAYERS * 2 * EXPERT_BYTES };
     println!(
         "  after 1 token {first:.1} MB of the table are mapped in; the chosen experts have {:.1} MB",
         expected as f64 / MB
     );
     // The kernel maps whole blocks of its page cache, so that some pages around an expert come with it.
-    let around = if way.int8 { 0 } else { SHAPES.layers * 2 * (1 << 20) };
+    let around = if way.int8 { 0 } else { LAYERS * 2 * (1 << 20) };
     assert!(
         first * MB <= (expected + around) as f64,
         "pages of experts that were not chosen were touched"
@@ -117,7 +119,7 @@ fn decode(folder: &Path, plugins: &Plugins, way: Way) -> Result<Duration, AnyErr
 
 /// The prompt on one way: graph executions and host time.
 fn prompt(folder: &Path, plugins: &Plugins, way: Way) -> Result<(u64, Duration), AnyError> {
-    let mut op = open(folder, plugins, &SHAPES, way)?;
+    let mut op = open(folder, plugins, way)?;
     let mut random = SplitMix64::seed_from_u64(11);
     let tokens: Vec<u32> = (0..PROMPT).map(|_| (random.next_u64() % 32_000) as u32).collect();
     let mut best = Duration::MAX;
@@ -154,7 +156,7 @@ fn ahead(folder: &Path, plugins: &Plugins, way: Way) -> Result<(), AnyError> {
             }
             let read_ahead = turn % 2 == 1;
             let way = Way { int8: false, prompts: prompt, read_ahead, ..way };
-            let mut op = open(folder, plugins, &SHAPES, way)?;
+            let mut op = open(folder, plugins, way)?;
             let start = Instant::now();
             op.prefill(&[Segment::Tokens(if prompt { &tokens } else { &[1] })])?;
             times[turn % 2].push(start.elapsed());
@@ -207,13 +209,12 @@ fn forget(_: &Path) -> Result<(), AnyError> {
 fn main() -> Result<(), AnyError> {
     let temporary = tempfile::tempdir()?;
     let folder = std::env::args_os().nth(1).map_or(temporary.path().to_owned(), PathBuf::from);
-    make_tables(&folder, &SHAPES)?;
-    let options = PluginOptions::default().only_named(true);
-    let plugins = Plugins::discover(&options)?;
+    make_tables(&folder)?;
+    let plugins = linked()?;
     println!(
         "Phi-tiny-MoE shapes, null backend, table of {:.2} GB ({} experts)",
-        SHAPES.table_bytes() as f64 / 1e9,
-        SHAPES.layers * SHAPES.experts
+        TABLE_BYTES as f64 / 1e9,
+        LAYERS * EXPERTS
     );
     let way = Way { int8: true, prompts: false, random: true, read_ahead: true, threads: 2 };
     if std::env::args_os().nth(2).is_some_and(|way| way == "cold") {

@@ -1,8 +1,7 @@
 //! int8 weights with one scale a row to f16, at the shape of a Phi-tiny-MoE expert, against a plain copy
 //! that reads and writes as many bytes.
 //!
-//! Prints GB/s of bytes read and written, best of many turns, and the ratio. `--json` prints one object,
-//! for `benches/dequantize.py`.
+//! Prints GB/s of bytes read and written, best of many turns, and the ratio.
 
 #![expect(clippy::print_stdout, reason = "the report is the result")]
 
@@ -55,7 +54,6 @@ fn time(data: &mut [Data], run: impl Fn(&mut Data)) -> Duration {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let json = std::env::args().any(|a| a == "--json");
     let count = ROWS * COLUMNS;
     let mut random = SplitMix64::seed_from_u64(3);
     let mut data: Vec<Data> = (0..MATRICES)
@@ -68,7 +66,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         })
         .collect();
     let bytes = (count * 3) as f64;
-    let mut report = serde_json::Map::new();
     for threads in [1, 2] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
         let (mut kernel, mut plain) = (Duration::MAX, Duration::MAX);
@@ -79,20 +76,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
         });
         let rate = |time: Duration| bytes / time.as_secs_f64() / 1e9;
-        if !json {
-            println!(
-                "{ROWS} x {COLUMNS}, {threads} threads: int8 to f16 {:.2} GB/s, copy {:.2} GB/s, \
-                 ratio {:.2}",
-                rate(kernel),
-                rate(plain),
-                rate(kernel) / rate(plain)
-            );
-        }
-        let figures = serde_json::json!({"kernel": rate(kernel), "copy": rate(plain)});
-        report.insert(threads.to_string(), figures);
-    }
-    if json {
-        println!("{}", serde_json::Value::Object(report));
+        println!(
+            "{ROWS} x {COLUMNS}, {threads} threads: int8 to f16 {:.2} GB/s, copy {:.2} GB/s, \
+             ratio {:.2}",
+            rate(kernel),
+            rate(plain),
+            rate(kernel) / rate(plain)
+        );
     }
     Ok(())
 }

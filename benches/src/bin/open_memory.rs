@@ -6,20 +6,19 @@ use std::fs::File;
 use std::io::Write as _;
 use std::time::Instant;
 
-use qhx_benches::hybrid::open;
 use qhx_benches::memory::peak_and_anonymous;
-use qhx_benches::shapes::{Hybrid, QWEN35_08B};
+use qhx_benches::null::linked;
+use qhx_benches::shapes::{Decoder, EMBED, QWEN35_08B, open_qwen35};
 use qhx_core::op::Segment;
 use qhx_ops_qwen35 as _;
-use qhx_plugins::{PluginOptions, Plugins};
 
 /// 0.8B shapes with a vocabulary whose table is 2^30 bytes.
-const SHAPES: Hybrid = Hybrid { vocab: 524_288, ..QWEN35_08B };
+const SHAPES: Decoder = Decoder { vocab: 524_288, ..QWEN35_08B };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = tempfile::tempdir()?;
-    let bytes = SHAPES.vocab * SHAPES.hidden * 2;
-    let mut file = File::create(folder.path().join("embed_f16.bin"))?;
+    let bytes = SHAPES.embed_bytes();
+    let mut file = File::create(folder.path().join(EMBED))?;
     let block: Vec<u8> = (0..1 << 20).map(|i: u32| (i % 251) as u8).collect();
     for _ in 0..bytes / block.len() {
         file.write_all(&block)?;
@@ -28,10 +27,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     drop((file, block));
 
     let mb = |bytes: u64| bytes as f64 / 1e6;
-    let plugins = Plugins::discover(&PluginOptions::default().only_named(true))?;
+    let plugins = linked()?;
     let (before, _) = peak_and_anonymous();
     let start = Instant::now();
-    let mut op = open(folder.path(), &plugins, &SHAPES)?;
+    let mut op = open_qwen35(folder.path(), &plugins, SHAPES)?;
     let opened = start.elapsed();
     let (peak, anonymous) = peak_and_anonymous();
     println!("bundle with a mapped table of {:.0} MB", mb(bytes as u64));

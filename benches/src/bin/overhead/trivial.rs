@@ -6,6 +6,9 @@ use qhx_op::{
     Segment, Task, View,
 };
 
+/// Name of the host-op.
+pub(crate) const NAME: &str = "bench_trivial";
+
 /// One execution per token.
 struct Trivial {
     graph: GraphId,
@@ -16,7 +19,7 @@ struct Trivial {
 impl Op for Trivial {
     fn describe() -> OpDescription {
         OpDescription {
-            name: "bench_trivial".to_owned(),
+            name: NAME.to_owned(),
             summary: "one execution per token".to_owned(),
             version: "0.0.1".to_owned(),
             tasks: vec![Task::Generate],
