@@ -5,6 +5,7 @@
 mod aarch64;
 mod android;
 mod cargo;
+mod check;
 mod clients;
 mod demo;
 mod docs;
@@ -24,6 +25,8 @@ const HELP: &str = "\
 Usage: cargo xtask COMMAND
 
   demo [ARGS…]      build the program and a plugin in a hurry, then run `qhx demo ARGS…`
+  check [--base REVISION]
+                    format, lint and test the crates that were changed since the last commit
   test [OPTIONS]    run every check and test
       --require-all   a tier that cannot run is a failure (as does QHX_REQUIRE_TIERS=1)
       --fast          tests only: no formatting, lints, documentation, licences and targets
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
     let result = match command.as_deref() {
         Some("demo") => demo::run(&rest),
         Some("test") => test::Options::parse(&rest).and_then(|options| test::run(&options)),
+        Some("check") => check::run(&rest),
         Some("fuzz") => {
             cargo::run(cargo::cargo(&["run", "--package", "qhx-fuzz", "--"]).args(&rest))
         }
