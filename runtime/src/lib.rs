@@ -20,7 +20,7 @@
 //! | [`Speaker`] | texts to audio |
 //! | [`Reranker`] | how well documents answer a query |
 //! | [`Engine`] | one of those above, as the bundle is meant: what a binding to another language holds |
-//! | [`Texts`] | tokenizer, chat template and limits, usable while a generation runs |
+//! | [`TextPipeline`] | tokenizer, chat template and limits, usable while a generation runs |
 //!
 //! The modules [`golden`], [`plugins`], [`hub`] and [`vars`] are for programs that manage bundles. Benchmarks, corpora,
 //! suites, looks at bundles and machines, and the installation of libraries are in the crate `qhx-tools`.
@@ -82,8 +82,8 @@ pub use qhx_cpu::{Activations, Caches, CpuOptions};
 pub use qhx_base::{CancelToken, Error, ErrorKind, Result, TooLong};
 pub use qhx_core::Manifest;
 pub use qhx_core::engine::{
-    Content, ContentPart, Decoder, Event, FinishReason, Generation, Grammar, Message, Model, Part,
-    Prompt, PromptToken, Request, Run, Sessions, Speculate, Texts, Timings,
+    Content, ContentPart, DecodeBackend, Event, FinishReason, Generation, Grammar, Message, Model,
+    Part, Prompt, PromptToken, Request, Run, Sessions, Speculate, TextPipeline, Timings,
 };
 pub use qhx_core::op::{MediaRules, Modality, OpDescription, Task};
 pub use qhx_core::sampling::{SamplingParams, TokenLogprobs};

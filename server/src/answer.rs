@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::http::StatusCode;
 use qhx::{
-    Beginning, FinishReason, Generation, PromptToken, REASONING, Texts, TokenLogprobs, Tool,
+    Beginning, FinishReason, Generation, PromptToken, REASONING, TextPipeline, TokenLogprobs, Tool,
     ToolCall,
 };
 
@@ -35,7 +35,7 @@ enum Mode {
 /// Reads one answer.
 #[derive(Debug, Clone)]
 pub(crate) struct Reader {
-    texts: Arc<Texts>,
+    texts: Arc<TextPipeline>,
     tools: Vec<Tool>,
     several_calls: bool,
     /// Reasoning may stand before the answer.

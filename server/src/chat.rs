@@ -6,7 +6,7 @@ use axum::Extension;
 use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::Response;
-use qhx::{Texts, TokenLogprobs, ToolCall};
+use qhx::{TextPipeline, TokenLogprobs, ToolCall};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Answers, Delta, Step, Usage};
@@ -120,7 +120,7 @@ fn call(call: &ToolCall) -> Value {
 }
 
 /// Log-probabilities of tokens.
-fn logprobs(tokens: &[(u32, TokenLogprobs)], texts: &Texts) -> Value {
+fn logprobs(tokens: &[(u32, TokenLogprobs)], texts: &TextPipeline) -> Value {
     let of = |(id, logprobs): &(u32, TokenLogprobs)| {
         let mut json = token(*id, logprobs.logprob, texts);
         let top = logprobs.top.iter().map(|(id, logprob)| token(*id, *logprob, texts));
@@ -130,7 +130,7 @@ fn logprobs(tokens: &[(u32, TokenLogprobs)], texts: &Texts) -> Value {
     json!({"content": tokens.iter().map(of).collect::<Vec<_>>(), "refusal": null})
 }
 
-fn token(id: u32, logprob: f32, texts: &Texts) -> Value {
+fn token(id: u32, logprob: f32, texts: &TextPipeline) -> Value {
     let bytes = bytes_of(id, texts);
     let text = String::from_utf8_lossy(&bytes);
     json!({"token": text, "logprob": finite(logprob), "bytes": bytes})
@@ -142,7 +142,7 @@ pub(crate) fn finite(logprob: f32) -> f32 {
 }
 
 /// Bytes that a token adds to a text.
-pub(crate) fn bytes_of(id: u32, texts: &Texts) -> Vec<u8> {
+pub(crate) fn bytes_of(id: u32, texts: &TextPipeline) -> Vec<u8> {
     let Some(tokenizer) = texts.tokenizer() else { return Vec::new() };
     let bytes = tokenizer.token_bytes().and_then(|bytes| bytes.of(id));
     bytes.unwrap_or_else(|_| tokenizer.id_to_token(id).unwrap_or_default().into_bytes())
@@ -151,7 +151,7 @@ pub(crate) fn bytes_of(id: u32, texts: &Texts) -> Vec<u8> {
 /// Writes chunks.
 struct ChatWriter {
     head: Head,
-    texts: Arc<Texts>,
+    texts: Arc<TextPipeline>,
     include_usage: bool,
     has_logprobs: bool,
     /// Log-probabilities of tokens whose text is held back.
@@ -182,7 +182,7 @@ impl ChatWriter {
     }
 }
 
-fn logprobs_or_none(tokens: &[(u32, TokenLogprobs)], texts: &Texts) -> Value {
+fn logprobs_or_none(tokens: &[(u32, TokenLogprobs)], texts: &TextPipeline) -> Value {
     if tokens.is_empty() { Value::Null } else { logprobs(tokens, texts) }
 }
 

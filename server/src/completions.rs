@@ -6,7 +6,7 @@ use axum::Extension;
 use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::Response;
-use qhx::{Prompt, Texts, TokenLogprobs};
+use qhx::{Prompt, TextPipeline, TokenLogprobs};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Answers, Delta, Step};
@@ -189,7 +189,7 @@ pub(crate) fn tokens(value: &Value) -> Option<Vec<u32>> {
 }
 
 /// Log-probabilities of an answer, those of the prompt before them, in the lists of this interface.
-fn listed(answer: &Answer, texts: &Texts) -> Value {
+fn listed(answer: &Answer, texts: &TextPipeline) -> Value {
     let prompt = answer.prompt.iter().map(|token| (token.id, token.logprobs.as_ref()));
     let answer = answer.logprobs.iter().map(|(id, logprobs)| (*id, Some(logprobs)));
     lists(prompt.chain(answer), texts, &mut 0)
@@ -198,7 +198,7 @@ fn listed(answer: &Answer, texts: &Texts) -> Value {
 /// `offset` is the number of characters before them.
 fn lists<'a>(
     tokens: impl Iterator<Item = (u32, Option<&'a TokenLogprobs>)>,
-    texts: &Texts,
+    texts: &TextPipeline,
     offset: &mut usize,
 ) -> Value {
     let (mut names, mut own, mut tops, mut offsets) = (vec![], vec![], vec![], vec![]);
@@ -225,14 +225,14 @@ fn lists<'a>(
     })
 }
 
-fn name(id: u32, texts: &Texts) -> String {
+fn name(id: u32, texts: &TextPipeline) -> String {
     String::from_utf8_lossy(&bytes_of(id, texts)).into_owned()
 }
 
 /// Writes chunks.
 struct CompletionWriter {
     head: Head,
-    texts: Arc<Texts>,
+    texts: Arc<TextPipeline>,
     /// Texts of the prompts, where they are part of the answers.
     prompts: Vec<String>,
     /// Choices of each prompt.

@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
-use qhx::{CancelToken, Grammar, Request, SamplingParams, Texts, Tool};
+use qhx::{CancelToken, Grammar, Request, SamplingParams, TextPipeline, Tool};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answers, Reader};
@@ -97,7 +97,7 @@ pub(crate) enum ToolChoice {
 pub(crate) struct GenerationRequest {
     pub pending: Pending,
     pub answers: Answers,
-    pub texts: Arc<Texts>,
+    pub texts: Arc<TextPipeline>,
     pub model: String,
     /// Sampling of its tokens.
     pub sampling: SamplingParams,
@@ -214,7 +214,7 @@ impl Ask {
     }
 
     /// The conversation's texts as the model's template writes them.
-    pub(crate) fn render(&self, texts: &Texts, cancel: &CancelToken) -> qhx::Result<String> {
+    pub(crate) fn render(&self, texts: &TextPipeline, cancel: &CancelToken) -> qhx::Result<String> {
         let conversation = Conversation::of_texts(&self.turns);
         let variables = self.variables(&conversation);
         texts.render(&conversation.messages, self.thinking(), &variables, cancel)

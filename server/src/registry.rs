@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use axum::http::StatusCode;
 use qhx::{
     Bundle, Engine, ErrorKind, MediaRules, Modality, Model, Result, Runtime, SamplingParams,
-    Sessions, Task, Texts,
+    Sessions, Task, TextPipeline,
 };
 use serde_json::{Value, json};
 
@@ -97,7 +97,7 @@ impl Drop for Opening<'_> {
 /// Properties of a model that was loaded once.
 #[derive(Debug)]
 pub(crate) struct Info {
-    pub texts: Arc<Texts>,
+    pub texts: Arc<TextPipeline>,
     pub rules: MediaRules,
     pub modalities: Vec<Modality>,
     pub dimensions: usize,

@@ -6,7 +6,7 @@ use axum::Extension;
 use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::Response;
-use qhx::{CancelToken, Texts};
+use qhx::{CancelToken, TextPipeline};
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout_at};
 
@@ -111,7 +111,7 @@ pub(crate) fn of_conversation(
 
 /// The tokens of a text, none without a tokenizer.
 fn encode(
-    texts: &Texts,
+    texts: &TextPipeline,
     model: &Served,
     text: &str,
     special: bool,
@@ -124,7 +124,7 @@ fn encode(
     tokens.map_err(|e| ApiError::of_model(&e, &model.name))
 }
 
-fn check_size(bytes: usize, texts: &Texts) -> Result<()> {
+fn check_size(bytes: usize, texts: &TextPipeline) -> Result<()> {
     let max = texts.max_ctx().saturating_mul(CONTEXTS * TOKEN).max(ALWAYS);
     if bytes <= max {
         return Ok(());

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use qhx::media::{self, Attached};
 use qhx::{
     CallFormat, CancelToken, Content, ContentPart, Error, ErrorKind, Generation, Grammar, Message,
-    Model, Prompt, Request, Result, SamplingParams, Speculate, Texts, Tool, ToolCall,
+    Model, Prompt, Request, Result, SamplingParams, Speculate, TextPipeline, Tool, ToolCall,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -264,7 +264,7 @@ pub struct Answer {
 
 impl Question {
     /// Converts a generation to an answer.
-    pub(crate) fn answer(&self, texts: &Texts, generation: Generation) -> Result<Answer> {
+    pub(crate) fn answer(&self, texts: &TextPipeline, generation: Generation) -> Result<Answer> {
         let tool_calls = match &self.tools[..] {
             [] => Vec::new(),
             tools => texts.calls(&generation.tokens, tools)?,

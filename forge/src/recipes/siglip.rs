@@ -191,7 +191,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     }
     let embed = checkpoint
         .matrix("text_model.embeddings.token_embedding.weight", [vocab, config.text.hidden])?;
-    let texts = Texts::read(checkpoint)?;
+    let texts = TextPipeline::read(checkpoint)?;
     Ok(Recipe::new("siglip", "siglip_embed", contexts, plan_params)
         .embed(embed)
         .params(params)
@@ -200,12 +200,12 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
 }
 
 /// `tokenizer.json` and `tokenizer_config.json`; null where there are none.
-struct Texts {
+struct TextPipeline {
     file: Value,
     config: Value,
 }
 
-impl Texts {
+impl TextPipeline {
     fn read(checkpoint: &Checkpoint) -> Result<Self> {
         let read = |name: &str| {
             let path = checkpoint.dir().join(name);
@@ -252,8 +252,8 @@ fn padding(checkpoint: &Checkpoint, naflex: bool) -> Result<Value> {
     if checkpoint.seed().is_some() {
         return Ok(json!({"token": 0, "left": false}));
     }
-    let texts = Texts::read(checkpoint)?;
-    let Texts { file, config } = &texts;
+    let texts = TextPipeline::read(checkpoint)?;
+    let TextPipeline { file, config } = &texts;
     let text = |value: &Value| {
         value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
     };

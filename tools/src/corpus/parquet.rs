@@ -60,7 +60,7 @@ fn read(
 }
 
 /// The texts of a table, and what they are where a column says so.
-pub(super) struct Texts {
+pub(super) struct TextPipeline {
     name: String,
     reader: ParquetRecordBatchReader,
     batch: Option<(StringArray, Option<StringArray>)>,
@@ -68,7 +68,7 @@ pub(super) struct Texts {
     next: usize,
 }
 
-impl Texts {
+impl TextPipeline {
     /// Opens a file with a column `text` of strings and, optionally, one `role`. Returns the
     /// number of its rows, too.
     pub fn open(path: &Path) -> Result<(Self, u64)> {

@@ -26,7 +26,7 @@ struct Line {
 
 enum Source {
     /// And whether each is the file of an image.
-    Texts(VecDeque<(String, bool)>),
+    TextPipeline(VecDeque<(String, bool)>),
     Lines {
         name: String,
         reader: BufReader<Box<dyn Read + Send>>,
@@ -34,7 +34,7 @@ enum Source {
     #[cfg(feature = "parquet")]
     Table {
         name: String,
-        texts: Box<super::parquet::Texts>,
+        texts: Box<super::parquet::TextPipeline>,
     },
 }
 
@@ -65,14 +65,14 @@ impl Rows {
     ) -> Self {
         let texts: VecDeque<_> = texts.into_iter().map(|text| (text.into(), false)).collect();
         let total = texts.len() as u64;
-        Self::new(Source::Texts(texts), options, Some(total), None)
+        Self::new(Source::TextPipeline(texts), options, Some(total), None)
     }
 
     /// And behind these texts, images, by their files or `data:` URLs; in the place of an input that is read, nothing
     /// is added.
     #[must_use]
     pub fn and_images<T: Into<String>>(mut self, images: impl IntoIterator<Item = T>) -> Self {
-        if let Source::Texts(texts) = &mut self.source {
+        if let Source::TextPipeline(texts) = &mut self.source {
             texts.extend(images.into_iter().map(|image| (image.into(), true)));
             self.total = Some(texts.len() as u64);
         }
@@ -93,7 +93,7 @@ impl Rows {
         check_parquet(path)?;
         #[cfg(feature = "parquet")]
         if is_parquet(path) {
-            let (texts, rows) = super::parquet::Texts::open(path)?;
+            let (texts, rows) = super::parquet::TextPipeline::open(path)?;
             let name = path.display().to_string();
             let source = Source::Table { name, texts: Box::new(texts) };
             let total = options.shard.map_or(rows, |shard| shard.share(rows));
@@ -145,7 +145,7 @@ impl Rows {
             let index = self.next;
             let mine = self.options.shard.is_none_or(|shard| shard.has(index));
             let row = match &mut self.source {
-                Source::Texts(texts) => texts.pop_front().map(|(text, image)| Row {
+                Source::TextPipeline(texts) => texts.pop_front().map(|(text, image)| Row {
                     index,
                     text,
                     image,

@@ -11,7 +11,6 @@ mod decode;
 mod embed;
 mod generate;
 mod grammar;
-mod hand_over;
 mod model;
 mod pack;
 mod prefix_cache;
@@ -20,6 +19,7 @@ mod prompt;
 mod score;
 mod sequence;
 pub mod speculate;
+mod split_op;
 mod state;
 mod step;
 #[cfg(test)]
@@ -29,11 +29,11 @@ mod token_logits;
 mod types;
 
 pub use decode::Run;
-pub use model::{ContextLoad, Decoder, Model, ModelOptions, Sessions};
+pub use model::{ContextLoad, DecodeBackend, Model, ModelOptions, Sessions};
 pub use prefix_cache::KeptStates;
 pub use qhx_grammar::{Grammar, Vocabulary};
 pub use qhx_text::{Content, ContentPart, Message};
-pub use texts::Texts;
+pub use texts::TextPipeline;
 pub use types::{
     DraftCounts, Event, FinishReason, Generation, MAX_DRAFT_TOKENS, MAX_LOGPROBS, Part, Prompt,
     PromptToken, Request, Speculate, Timings,

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use super::checked::Checked;
 use super::contexts;
-use super::hand_over::HandOver;
 use super::pack::Packer;
 use super::prefix_cache::{KeptStates, PrefixCache};
 use super::prefix_reuse::Consumed;
 use super::speculate::Speculation;
+use super::split_op::SplitOp;
 use super::state;
-use super::texts::Texts;
+use super::texts::TextPipeline;
 use crate::dump::Dump;
 use crate::manifest::Manifest;
 use crate::op::{
@@ -152,7 +152,7 @@ pub struct ContextLoad {
 /// An open bundle: contexts loaded, host-op bound, tokenizer read.
 pub struct Model {
     pub(super) manifest: Arc<Manifest>,
-    pub(super) texts: Arc<Texts>,
+    pub(super) texts: Arc<TextPipeline>,
     pub(super) op: Checked,
     /// Tokens that may be chosen: those that the op can consume and the tokenizer knows.
     pub(super) allowed: Arc<AllowedTokens>,
@@ -174,7 +174,7 @@ pub struct Model {
     entry: OpEntry,
     backend: BackendInfo,
     /// See [`Model::decoder`].
-    decoder: Option<Decoder>,
+    decoder: Option<DecodeBackend>,
     parts: Arc<Parts>,
     /// Called after each execution, once the op is opened again.
     tap: Option<Tap>,
@@ -185,7 +185,7 @@ pub struct Model {
 /// Backend that executes the tokens of answers: see [`Model::decode_on`].
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct Decoder {
+pub struct DecodeBackend {
     /// Description of the backend.
     pub backend: BackendInfo,
     /// Why, for people.
@@ -252,7 +252,7 @@ impl Parts {
         let Some(decoder) = &self.decoder else { return Ok((op, loss)) };
         let (tokens, _) = open(decoder)?;
         let names = [&self.executor, decoder].map(|executor| executor.backend.info().name);
-        let both = HandOver::new((op, &names[0]), (tokens, &names[1]), trace.cloned())?;
+        let both = SplitOp::new((op, &names[0]), (tokens, &names[1]), trace.cloned())?;
         Ok((Box::new(both), loss))
     }
 
@@ -320,7 +320,8 @@ impl Model {
         let mut texts = None;
         let mut opening = trace::span(trace.as_ref(), "open contexts");
         let opened = pool.in_place_scope(|scope| {
-            scope.spawn(|_| texts = Some(Texts::open(&manifest, &artifacts, trace.as_ref())));
+            scope
+                .spawn(|_| texts = Some(TextPipeline::open(&manifest, &artifacts, trace.as_ref())));
             let sources = sources?;
             let opened = contexts.open(&*backend, &sources, &cancel)?;
             Ok((sources, opened))
@@ -453,12 +454,12 @@ impl Model {
     }
 
     /// Tokenizer, chat template and limits, which any thread may use while a generation runs.
-    pub fn texts(&self) -> Arc<Texts> {
+    pub fn texts(&self) -> Arc<TextPipeline> {
         Arc::clone(&self.texts)
     }
 
     /// Backend that executes the tokens of answers; `None` if none but [`Model::backend`] was asked for.
-    pub fn decoder(&self) -> Option<&Decoder> {
+    pub fn decoder(&self) -> Option<&DecodeBackend> {
         self.decoder.as_ref()
     }
 
@@ -493,7 +494,7 @@ impl Model {
             }
         }
         self.load += start.elapsed();
-        self.decoder = Some(Decoder { backend: info, reason: reason.into() });
+        self.decoder = Some(DecodeBackend { backend: info, reason: reason.into() });
         Ok(())
     }
 
@@ -731,14 +732,14 @@ impl Model {
 #[derive(Clone)]
 pub struct Sessions {
     manifest: Arc<Manifest>,
-    texts: Arc<Texts>,
+    texts: Arc<TextPipeline>,
     allowed: Arc<AllowedTokens>,
     cancel: CancelToken,
     dump: Option<Arc<Dump>>,
     trace: Option<Arc<Trace>>,
     entry: OpEntry,
     backend: BackendInfo,
-    decoder: Option<Decoder>,
+    decoder: Option<DecodeBackend>,
     parts: Arc<Parts>,
 }
 

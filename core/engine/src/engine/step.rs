@@ -13,9 +13,9 @@ use std::time::Instant;
 use qhx_base::{Error, ErrorKind, Result, trace};
 
 use super::checked::Checked;
-use super::hand_over::Refused;
 use super::model::Model;
 use super::prompt::Encoded;
+use super::split_op::Refused;
 use crate::op::{HostOp as _, Segment};
 
 impl Model {

@@ -515,7 +515,7 @@ fn a_state_that_is_not_handed_over_is_computed_again() {
         let ops = [prompt, tokens].map(|fault| Scripted { fault, ..Scripted::new(RISING) });
         let consumed = ops.each_ref().map(|op| Arc::clone(&op.prompts));
         let [prompt, tokens] = ops.map(|op| Box::new(op) as Box<dyn HostOp>);
-        let both = hand_over::HandOver::new((prompt, "npu"), (tokens, "cpu"), None).unwrap();
+        let both = split_op::SplitOp::new((prompt, "npu"), (tokens, "cpu"), None).unwrap();
         (open(both), consumed)
     };
     let long = |tokens: usize| request(&vec![1; tokens], 3);

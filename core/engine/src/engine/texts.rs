@@ -15,7 +15,7 @@ use qhx_text::{CallFormat, ChatTemplate, Message, RenderOptions, Tokenizer, Tool
 
 /// The tokenizer, the chat template and the limits of a model: see [`Model::texts`](super::Model::texts).
 #[derive(Debug)]
-pub struct Texts {
+pub struct TextPipeline {
     name: String,
     place: String,
     pub(super) tokenizer: Option<Tokenizer>,
@@ -31,7 +31,7 @@ pub struct Texts {
     vocabulary: OnceLock<Result<Vocabulary>>,
 }
 
-impl Texts {
+impl TextPipeline {
     /// Reads the tokenizer that a manifest names, and its chat template.
     pub(super) fn open(
         manifest: &Manifest,
@@ -108,7 +108,7 @@ impl Texts {
     /// Number of tokens of a conversation of texts, the beginning of its answer included.
     ///
     /// # Errors
-    /// Errors of [`Texts::render`] and [`Texts::encode`].
+    /// Errors of [`TextPipeline::render`] and [`TextPipeline::encode`].
     pub fn count(&self, messages: &[Message], cancel: &CancelToken) -> Result<usize> {
         let options = RenderOptions { cancel: cancel.clone(), ..RenderOptions::default() };
         let text = self.require_chat()?.render(messages, &options)?;
@@ -154,7 +154,7 @@ impl Texts {
     /// The same, made on another thread where it is not there yet: that takes seconds for 250,000 tokens.
     ///
     /// # Errors
-    /// Errors of [`Texts::vocabulary`], and when `cancel` is set meanwhile. It is made all the same, for the next call.
+    /// Errors of [`TextPipeline::vocabulary`], and when `cancel` is set meanwhile. It is made all the same, for the next call.
     pub(super) fn vocabulary_unless(self: &Arc<Self>, cancel: &CancelToken) -> Result<&Vocabulary> {
         if self.vocabulary.get().is_none() {
             let (made, is_made) = mpsc::sync_channel::<()>(1);

@@ -70,7 +70,7 @@ impl fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 /// The two ops as one.
-pub(super) struct HandOver {
+pub(super) struct SplitOp {
     info: OpenInfo,
     prompt: Opened,
     tokens: Opened,
@@ -85,7 +85,7 @@ pub(super) struct HandOver {
     trace: Option<Arc<Trace>>,
 }
 
-impl HandOver {
+impl SplitOp {
     /// Makes one op of `prompt` and `tokens`, each with the name of its backend.
     ///
     /// # Errors
@@ -192,7 +192,7 @@ impl HandOver {
     }
 }
 
-impl HostOp for HandOver {
+impl HostOp for SplitOp {
     fn info(&self) -> &OpenInfo {
         &self.info
     }
