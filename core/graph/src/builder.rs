@@ -170,8 +170,7 @@ impl GraphBuilder {
             Elem::Activation | Elem::F32 => Constant::Float(Arc::from([value])),
             Elem::I32 | Elem::Int8 | Elem::Int8Cache => Constant::Int(Arc::from([value as i32])),
         };
-        let counted = self.next.saturating_sub(self.graph.nodes.len());
-        let name = format!("scalar_{}", self.graph.tensors.len() + counted);
+        let name = format!("scalar_{}", self.graph.tensors.len() + self.counted());
         let id = self.push(name, elem, vec![1; rank], Origin::Constant(constant))?;
         self.scalars.insert((elem, rank, value.to_bits()), id);
         Ok(id)
@@ -634,6 +633,16 @@ impl GraphBuilder {
             return Err(self.bad("tensor", name, "the name is taken"));
         }
         Ok(())
+    }
+
+    /// Nodes that composites stand for, beyond the composites themselves.
+    fn counted(&self) -> usize {
+        self.next.saturating_sub(self.graph.nodes.len())
+    }
+
+    /// Name of a constant for the tensor `x` that was made last: `prefix`, and the number of `x`.
+    pub fn numbered(&self, prefix: &str, x: TensorId) -> String {
+        format!("{prefix}_{}", x.index() + self.counted())
     }
 
     fn qualified(&self, name: &str) -> String {

@@ -77,7 +77,7 @@ impl GraphBuilder {
     pub fn l2_norm(&mut self, x: TensorId, eps: f32, gain: f32) -> Result<TensorId> {
         let n = self.width(x)?;
         let weight = vec![gain / (n as f32).sqrt(); n];
-        let name = format!("l2_weight_{}", x.index());
+        let name = self.numbered("l2_weight", x);
         let weight = self.constant(&name, Elem::Activation, &[n], weight)?;
         self.rms_norm(x, eps / n as f32, weight)
     }

@@ -438,7 +438,6 @@ fn outside(layer: usize) -> Error {
 /// RMSNorm without a weight along the last axis.
 pub(super) fn plain_norm(b: &mut GraphBuilder, x: TensorId, eps: f32) -> Result<TensorId> {
     let width = b.width(x)?;
-    let ones =
-        b.constant(&format!("ones_{}", x.index()), Elem::Activation, &[width], vec![1.0; width])?;
+    let ones = b.constant(&b.numbered("ones", x), Elem::Activation, &[width], vec![1.0; width])?;
     b.rms_norm(x, eps, ones)
 }
