@@ -95,7 +95,7 @@ impl Decoding {
             "{label}: {:.2} µs a token, {found} heap allocations in {tokens}",
             each(decode.time)
         );
-        for (span, time) in &decode.spans {
+        for (span, time) in decode.spans.iter().filter(|(_, time)| !time.is_zero()) {
             println!("  {span:<12} {:8.2} µs", each(*time));
         }
         let ids: Vec<u32> = (0..length).map(token).collect();
