@@ -15,14 +15,14 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorInfo};
 use serde_json::{Value, json};
 
-use crate::adapter::{self, changes::Changes};
+use crate::adapter::{changes::Changes, config::refuse};
 use crate::import::packed::{self, Part, Scheme};
 use crate::import::torch::{self, Found};
 use crate::import::{Imported, gguf};
+use crate::json::read_json;
 use crate::synthetic::Drawn;
 use plain::Matrix;
 use qhx_base::artifacts::Mapped;
-use qhx_base::files;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::weight::{RowSource, read};
 use qhx_types::DType;
@@ -42,8 +42,6 @@ const TORCH_SINGLE: &str = "pytorch_model.bin";
 const TORCH_INDEX: &str = "pytorch_model.bin.index.json";
 /// Both forms, the preferred first.
 const WEIGHTS: [(&str, &str); 2] = [(SINGLE, INDEX), (TORCH_SINGLE, TORCH_INDEX)];
-/// Longest JSON file that is read, the index of a very large model included.
-pub const MAX_JSON: u64 = 64 << 20;
 /// Prefixes of decoder tensors, the longer first: the multimodal nesting, the plain one, and none for the head and
 /// for a model that was saved without one.
 const PREFIXES: [&str; 3] = ["model.language_model.", "model.", ""];
@@ -125,7 +123,7 @@ impl Checkpoint {
         }
         let config_path = path.join(CONFIG);
         if !config_path.exists() || !Self::has_weights(path) {
-            adapter::refuse(path)?;
+            refuse(path)?;
         }
         let config = read_json(&config_path)?;
         let mut checkpoint = Self::new(path, path, config_path, config)?;
@@ -781,21 +779,4 @@ fn usual_names(name: &str) -> Vec<String> {
 pub fn is_plain(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None))
-}
-
-/// Reads a JSON value.
-pub fn read_json_value(path: &Path) -> Result<Value> {
-    files::read_json(ErrorKind::Artifact, path, MAX_JSON)
-}
-
-/// Reads a JSON object.
-pub fn read_json(path: &Path) -> Result<Value> {
-    let value = read_json_value(path)?;
-    if !value.is_object() {
-        return Err(Error::new(
-            ErrorKind::Artifact,
-            format!("{}: expected a JSON object", path.display()),
-        ));
-    }
-    Ok(value)
 }

@@ -11,10 +11,10 @@ mod adapter;
 mod checkpoint;
 mod floats;
 mod import;
+mod json;
 mod synthetic;
 
 pub use adapter::{Adapter, TEXT_FILES};
-pub use checkpoint::{
-    Checkpoint, MAX_JSON, covers, is_plain, read_json, read_json_value, summary, tokenizer,
-};
+pub use checkpoint::{Checkpoint, covers, is_plain, summary, tokenizer};
 pub use import::gguf::Inside;
+pub use json::{MAX_JSON, read_json, read_json_value};

@@ -3,10 +3,12 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 use subtle::{ConditionallySelectable as _, ConstantTimeEq as _};
 use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::activity::Activity;
 use crate::connections::Crowded;
@@ -19,6 +21,9 @@ use crate::registry::Registry;
 
 /// Texts that are tokenized at a time beside the queue.
 const TOKENIZING: usize = 2;
+
+/// Time without a request after which memory goes back.
+const QUIET: Duration = Duration::from_millis(500);
 
 /// State that requests share.
 #[derive(Debug)]
@@ -76,6 +81,34 @@ impl App {
             found.conditional_assign(&number, known.ct_eq(&key));
         }
         (found > 0).then_some(found)
+    }
+}
+
+/// Tidies up whenever no request is under way, and wakes for nothing else: sessions that nobody has used for a while
+/// are closed, and memory that was freed goes back to the system.
+pub(crate) async fn tidy(shared: Shared) {
+    let activity = &shared.activity;
+    loop {
+        let settled = activity.settled();
+        match shared.registry.next_release(shared.options.session_idle) {
+            Some(at) => {
+                let _ = timeout_at(Instant::from_std(at), settled).await;
+            }
+            None => settled.await,
+        }
+        let of = Arc::clone(&shared);
+        let released =
+            tokio::task::spawn_blocking(move || of.registry.release(of.options.session_idle));
+        if released.await.unwrap_or_default() > 0 {
+            activity.takes_much();
+        }
+        if activity.is_idle() && activity.took_much() {
+            sleep(QUIET).await;
+            if activity.is_idle() && activity.forget_much() {
+                let trimmed = tokio::task::spawn_blocking(qhx_base::memory::give_back);
+                let _ = trimmed.await;
+            }
+        }
     }
 }
 

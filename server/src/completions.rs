@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::answer::{Answer, Answers, Delta, Step};
 use crate::chat::{Head, bytes_of, finite, include_usage, usage};
 use crate::error::{ApiError, Result, json_response};
-use crate::fields::{Fields, wrong};
+use crate::fields::{Fields, tokens, wrong};
 use crate::generation_request::{
     Ends, GenerationRequest, Sampling, UNSUPPORTED, cache_salt, stops,
 };
@@ -180,12 +180,6 @@ fn prompts(value: &Value) -> Result<Vec<Prompt>> {
         return Err(ApiError::bad("prompt", message).code("invalid_value"));
     }
     Ok(prompts)
-}
-
-/// Token ids.
-pub(crate) fn tokens(value: &Value) -> Option<Vec<u32>> {
-    let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
-    value.as_array()?.iter().map(id).collect()
 }
 
 /// Log-probabilities of an answer, those of the prompt before them, in the lists of this interface.

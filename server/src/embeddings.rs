@@ -11,10 +11,9 @@ use base64::engine::general_purpose::STANDARD;
 use qhx::{Modality, Role, Source, norm};
 use serde_json::{Map, Value, json};
 
-use crate::completions::tokens;
 use crate::conversation::{Part, url_part};
 use crate::error::{ApiError, Result, broken, json_response};
-use crate::fields::{Fields, wrong};
+use crate::fields::{Fields, tokens, wrong};
 use crate::pending::Pending;
 use crate::queue::{EmbedInput, Update, Work};
 use crate::registry::Ability;

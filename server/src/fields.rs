@@ -133,6 +133,12 @@ pub(crate) fn wrong(place: &str, expected: &str, found: &Value) -> ApiError {
     ApiError::bad(place, format_args!("expected {expected}")).found(&shown).code("invalid_value")
 }
 
+/// Token ids.
+pub(crate) fn tokens(value: &Value) -> Option<Vec<u32>> {
+    let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+    value.as_array()?.iter().map(id).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,10 +7,9 @@ use qhx::{CancelToken, Grammar, Request, SamplingParams, TextPipeline, Tool};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answers, Reader};
-use crate::completions::tokens;
 use crate::conversation::{Conversation, Turn};
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, wrong};
+use crate::fields::{Fields, tokens, wrong};
 use crate::pending::Pending;
 use crate::queue::Work;
 use crate::registry::{Ability, Served};

@@ -12,53 +12,12 @@ use tokio::sync::mpsc::{self, Receiver};
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
 
 use crate::error::{ApiError, Result, broken};
-use crate::queue::{Job, Update, Work};
+use crate::queue::{Job, Outbox, Update, Work};
 use crate::registry::Served;
 use crate::request::Context as GenerationRequest;
 
 /// Updates that wait for a client to read them. Then the worker waits, too.
 const UPDATES: usize = 4096;
-
-/// Interval at which a waiting worker checks its ticket.
-const LOOK: Duration = Duration::from_millis(100);
-
-/// Takes the updates of a job.
-#[derive(Debug)]
-pub(crate) struct Outbox {
-    updates: mpsc::Sender<Update>,
-    /// Runs the wait of a worker.
-    runtime: Handle,
-    /// Time for which a client may read nothing.
-    patience: Duration,
-    ticket: CancelToken,
-}
-
-impl Outbox {
-    /// Sends an update. False once nobody waits for it any more, or the client has read nothing for too long.
-    pub(crate) fn send(&self, update: Update) -> bool {
-        // The last place is that of the end.
-        if self.updates.capacity() > 1 {
-            return self.updates.try_send(update).is_ok();
-        }
-        let until = Instant::now() + self.patience;
-        while !self.ticket.is_cancelled() && Instant::now() < until {
-            let room = async { timeout(LOOK, self.updates.reserve_many(2)).await };
-            match self.runtime.block_on(room) {
-                Ok(Ok(mut room)) => {
-                    return room.next().map(|place| place.send(update)).is_some();
-                }
-                Ok(Err(_)) => return false,
-                Err(_) => {}
-            }
-        }
-        false
-    }
-
-    /// Sends the last update, unless nobody waits for it.
-    pub(crate) fn end(&self, update: Update) {
-        let _ = self.updates.try_send(update);
-    }
-}
 
 /// A job that is waited for. It is cancelled once nobody waits any more.
 pub(crate) struct Pending {

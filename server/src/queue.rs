@@ -2,16 +2,19 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use axum::http::StatusCode;
 use qhx::{
     Beginning, CancelToken, Generation, Ranked, Request, Role, Source, TokenLogprobs, Transcript,
 };
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
 
 use crate::conversation::Turn;
 use crate::error::ApiError;
 use crate::memory::Memory;
-use crate::pending::Outbox;
 use crate::registry::Served;
 
 /// Work of a model for a request.
@@ -28,6 +31,47 @@ pub(crate) struct Job {
     pub updates: Outbox,
     #[expect(dead_code, reason = "held until the job is over")]
     pub memory: Memory,
+}
+
+/// Interval at which a waiting worker checks its ticket.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Takes the updates of a job.
+#[derive(Debug)]
+pub(crate) struct Outbox {
+    pub updates: mpsc::Sender<Update>,
+    /// Runs the wait of a worker.
+    pub runtime: Handle,
+    /// Time for which a client may read nothing.
+    pub patience: Duration,
+    pub ticket: CancelToken,
+}
+
+impl Outbox {
+    /// Sends an update. False once nobody waits for it any more, or the client has read nothing for too long.
+    pub(crate) fn send(&self, update: Update) -> bool {
+        // The last place is that of the end.
+        if self.updates.capacity() > 1 {
+            return self.updates.try_send(update).is_ok();
+        }
+        let until = Instant::now() + self.patience;
+        while !self.ticket.is_cancelled() && Instant::now() < until {
+            let room = async { timeout(LOOK, self.updates.reserve_many(2)).await };
+            match self.runtime.block_on(room) {
+                Ok(Ok(mut room)) => {
+                    return room.next().map(|place| place.send(update)).is_some();
+                }
+                Ok(Err(_)) => return false,
+                Err(_) => {}
+            }
+        }
+        false
+    }
+
+    /// Sends the last update, unless nobody waits for it.
+    pub(crate) fn end(&self, update: Update) {
+        let _ = self.updates.try_send(update);
+    }
 }
 
 /// Work of one job.

@@ -19,8 +19,7 @@ use qhx::{CancelToken, Error, ErrorKind, Result};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::activity::tidy;
-use crate::app::{App, Peer, Shared};
+use crate::app::{App, Peer, Shared, tidy};
 use crate::connections::{Bounded, Connections, Crowded, client, prepare};
 use crate::options::Options;
 use crate::registry::Registry;

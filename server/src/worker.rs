@@ -12,8 +12,7 @@ use crate::app::Shared;
 use crate::audio::GRANULARITIES;
 use crate::conversation::{decoded, request_limits};
 use crate::error::ApiError;
-use crate::pending::Outbox;
-use crate::queue::{EmbedInput, Job, Update, Work};
+use crate::queue::{EmbedInput, Job, Outbox, Update, Work};
 use crate::registry::Seat;
 
 /// Starts the threads. They end once the queue is closed and empty.

@@ -1,7 +1,15 @@
 //! `adapter_config.json`.
 
+use std::path::Path;
+
 use fancy_regex::Regex;
+use qhx_base::{Error, ErrorKind, Result};
 use serde_json::Value;
+
+use crate::json::read_json;
+
+/// The configuration of an adapter.
+pub(crate) const CONFIG: &str = "adapter_config.json";
 
 /// Keys that change no arithmetic of a merged model, whatever their values: training, files, and which layers have
 /// tensors, which the tensors show. `fan_in_fan_out` is for GPT-2's convolutions; PEFT turns it off for linear layers.
@@ -148,4 +156,19 @@ fn is_empty(value: &Value) -> bool {
         Value::Object(all) => all.is_empty(),
         _ => false,
     }
+}
+
+/// Errors when `folder`, which is no checkpoint, is an adapter.
+pub(crate) fn refuse(folder: &Path) -> Result<()> {
+    let path = folder.join(CONFIG);
+    if !path.is_file() {
+        return Ok(());
+    }
+    let config = read_json(&path)?;
+    let base = config.get("base_model_name_or_path").and_then(Value::as_str);
+    let base = base.filter(|base| !base.is_empty()).unwrap_or("BASE");
+    let folder = folder.display();
+    let what = format!("{folder}: an adapter ({CONFIG}), expected the checkpoint that it changes");
+    Err(Error::new(ErrorKind::Artifact, what)
+        .hint(format!("forge its base with it: qhx forge {base} --lora {folder}")))
 }

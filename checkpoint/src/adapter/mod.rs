@@ -2,7 +2,7 @@
 //! read: some rows at a time, in f32, before anything is quantized.
 
 pub(crate) mod changes;
-mod config;
+pub(crate) mod config;
 mod merged;
 
 use std::collections::BTreeMap;
@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::checkpoint::Checkpoint;
 use crate::checkpoint::tokenizer::TOKENIZER;
-use crate::checkpoint::{Checkpoint, read_json};
 use config::Config;
 use merged::Change;
 use qhx_base::{Error, ErrorKind, Result};
@@ -22,8 +22,7 @@ use qhx_text::Tokenizer;
 
 /// The tensors of an adapter, in the newer and in the older form.
 pub(crate) const TENSORS: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
-/// The configuration of an adapter.
-pub(crate) const CONFIG: &str = "adapter_config.json";
+pub(crate) use config::CONFIG;
 /// Files of a tokenizer that trainers save beside an adapter.
 pub const TEXT_FILES: [&str; 5] = [
     TOKENIZER,
@@ -109,21 +108,6 @@ fn of(key: &str) -> (String, Part) {
         }
     }
     (name.replace(".base_layer.", ".").replace("modules_to_save.", ""), Part::Whole)
-}
-
-/// Errors when `folder`, which is no checkpoint, is an adapter.
-pub(crate) fn refuse(folder: &Path) -> Result<()> {
-    let path = folder.join(CONFIG);
-    if !path.is_file() {
-        return Ok(());
-    }
-    let config = read_json(&path)?;
-    let base = config.get("base_model_name_or_path").and_then(Value::as_str);
-    let base = base.filter(|base| !base.is_empty()).unwrap_or("BASE");
-    let folder = folder.display();
-    let what = format!("{folder}: an adapter ({CONFIG}), expected the checkpoint that it changes");
-    Err(Error::new(ErrorKind::Artifact, what)
-        .hint(format!("forge its base with it: qhx forge {base} --lora {folder}")))
 }
 
 /// Takes the tokenizer's files of the adapter's folder, where it has such: a vocabulary must be that of the checkpoint,

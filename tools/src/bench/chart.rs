@@ -27,8 +27,15 @@ const COLOURS: [&str; 7] =
 /// Rate of a row that a panel shows.
 type Shown = fn(&TableRow) -> Option<&Rate>;
 
+impl BenchTable {
+    /// Rates over context length as a drawing (SVG), one series for each table, dashed where others published it.
+    pub fn svg(tables: &[Self]) -> String {
+        svg(tables)
+    }
+}
+
 /// One panel for prompts and one for tokens, with a series for each table; dashed are those that somebody published.
-pub(super) fn svg(tables: &[BenchTable]) -> String {
+fn svg(tables: &[BenchTable]) -> String {
     let panels: [(&str, Shown); 2] = [
         ("prompt, tokens/s", |row| row.prefill.as_ref()),
         ("decode, tokens/s", |row| row.decode.as_ref()),

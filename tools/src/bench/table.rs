@@ -13,7 +13,7 @@ use qhx_core::op::{Segment, Task};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{BenchOptions, EnergyMeter, MAX_REPORT, Spread, chart, millis, peak_memory};
+use super::{BenchOptions, EnergyMeter, MAX_REPORT, Spread, millis, peak_memory};
 
 /// Required value of [`BenchTable::schema`].
 const SCHEMA: &str = "qhx-bench-table-1";
@@ -322,11 +322,6 @@ impl BenchTable {
             out.push('\n');
         }
         out
-    }
-
-    /// Rates over context length as a drawing (SVG), one series for each table, dashed where others published it.
-    pub fn svg(tables: &[Self]) -> String {
-        chart::svg(tables)
     }
 }
 
