@@ -18,13 +18,13 @@ use serde_json::{Map, Value, json};
 
 use crate::bundle::{Fingerprint, Staging, check_apart};
 use crate::check::{CheckRow, compare};
+use crate::f16_range::vision::{Residual, residuals};
 use crate::kit::MAX_MASK;
 use crate::model_name::ModelName;
 use crate::options::ForgeOptions;
 use crate::plan::plan;
 use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Tables, Task};
 use crate::registry::{longest, probe, recipe, task};
-use crate::residual::{Residual, residuals};
 use crate::{names, rerank, text};
 
 /// One context of a made bundle.

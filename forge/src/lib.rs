@@ -12,9 +12,8 @@ mod chat;
 pub mod check;
 pub mod compile;
 pub mod estimate;
-mod fold;
+pub mod f16_range;
 mod forge;
-pub mod headroom;
 mod keys;
 pub mod kit;
 mod model_name;
@@ -30,10 +29,9 @@ pub mod recipe;
 mod recipes;
 pub mod registry;
 pub mod rerank;
-pub mod residual;
 mod text;
 
-pub use fold::Fold;
+pub use f16_range::Fold;
 pub use forge::{ContextReport, Report, forge, forge_checkpoint, forge_with};
 #[doc(hidden)]
 pub use inventory;

@@ -11,7 +11,7 @@ use qhx_exec::backend::Backend;
 use qhx_types::Media;
 
 use crate::compile::Compiler;
-use crate::fold::Fold;
+use crate::f16_range::Fold;
 use crate::overrides::Override;
 use crate::recipe::{Caches, Precision, RecipeOptions, Task};
 use crate::registry::{longest, task};
@@ -37,7 +37,7 @@ pub struct CheckBackends {
     /// Seed of the random inputs.
     pub seed: u64,
     /// An image on which the CPU measures the hidden states of the vision tower before anything is made, see
-    /// [`crate::residual`].
+    /// [`crate::f16_range::vision`].
     pub image: Option<Media>,
 }
 
@@ -87,7 +87,7 @@ pub struct ForgeOptions {
     pub recipe_options: BTreeMap<String, String>,
     /// Weights in another precision, no lower than [`ForgeOptions::precision`].
     pub weights: Vec<Override>,
-    /// Powers of two in weights, which keep what graphs compute within f16, see [`crate::headroom`].
+    /// Powers of two in weights, which keep what graphs compute within f16, see [`crate::f16_range::decoder`].
     pub folds: Vec<Fold>,
     /// Tensors of the checkpoint that no graph and no table needs to read: words of their names, as in
     /// [`Override::part`].

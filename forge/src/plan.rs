@@ -10,10 +10,11 @@ use qhx_checkpoint::{Checkpoint, summary};
 use qhx_graph::graph::{Elem, Graph};
 use qhx_types::DType;
 
+use crate::f16_range::rescale;
 use crate::options::{AUTO_SHARDS, ForgeOptions};
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, Precision, Recipe, RecipeOptions, Task};
 use crate::registry::{min_shards, task};
-use crate::{chain, fold, names, overrides};
+use crate::{chain, names, overrides};
 
 /// More shards than any model has layers.
 const MAX_SHARDS: usize = 4096;
@@ -181,7 +182,7 @@ pub fn plan(
     let recipe = |checkpoint: &Checkpoint, wanted: &RecipeOptions| -> Result<Recipe> {
         let mut made =
             overrides::apply(|wanted| recipe(checkpoint, wanted), wanted, &options.weights)?;
-        fold::apply(&mut made, &options.folds)?;
+        rescale::apply(&mut made, &options.folds)?;
         Ok(made)
     };
     let mut wanted = RecipeOptions { cpu_only: !compiled, ..options.for_recipe(checkpoint)? };

@@ -118,7 +118,7 @@ impl RecipeEntry {
         Self { options, ..self }
     }
 
-    /// The probe of how large the hidden states of its tower become, see [`crate::residual`].
+    /// The probe of how large the hidden states of its tower become, see [`crate::f16_range::vision`].
     pub const fn probe(self, probe: MakeProbe) -> Self {
         Self { probe: Some(probe), ..self }
     }
@@ -300,7 +300,7 @@ fn declares_pooling(checkpoint: &Checkpoint) -> bool {
     checkpoint.dir().join("modules.json").exists() || matches!(inside, Some(Ok(Some(_))))
 }
 
-/// The probe of the checkpoint's recipe on what is `shown`, for [`crate::residual::residuals`].
+/// The probe of the checkpoint's recipe on what is `shown`, for [`crate::f16_range::vision::residuals`].
 ///
 /// # Errors
 /// When the recipe has none, or cannot use what is shown.

@@ -4,7 +4,7 @@ use qhx_base::Result;
 use qhx_terminal::output::Output;
 use serde_json::{Value, json};
 
-use crate::headroom::{F16_MAX, Headroom, Peak};
+use crate::f16_range::decoder::{F16_MAX, Headroom, Peak};
 
 /// Prints a line for each layer, what comes nearest first.
 pub(super) fn show(found: &Headroom, output: &mut Output) -> Result<()> {

@@ -10,7 +10,7 @@ use qhx_checkpoint::Checkpoint;
 use qhx_core::engine::Model;
 use qhx_core::op::Segment;
 use qhx_forge::calibrate::{CalibrateOptions, Reader};
-use qhx_forge::headroom::{F16_MAX, Headroom, headroom};
+use qhx_forge::f16_range::decoder::{F16_MAX, Headroom, headroom};
 use qhx_forge::registry::recipe;
 use qhx_forge::{Fold, ForgeOptions, Silent, forge};
 use qhx_tests::replay::{greedy_exact, shortest, step_exact};

@@ -10,15 +10,15 @@ use qhx_graph::graph::{BinaryOp, Elem, Graph, Node, Op, Origin, ReduceOp, Tensor
 use qhx_graph::onnx::Known;
 use qhx_graph::progress::Progress;
 
+use super::rescale::{Fold, MAX_SHIFT, fold};
+use super::vision::Residual;
 use crate::calibrate::{self, CalibrateOptions, OpenBundle};
 use crate::chain::{DECODERS, HEAD};
-use crate::fold::{Fold, MAX_SHIFT, fold};
 use crate::forge::forge_known;
 use crate::options::ForgeOptions;
 use crate::plan::plan;
 use crate::recipe::{Precision, Recipe, RecipeOptions, Task};
 use crate::registry::task;
-use crate::residual::Residual;
 
 /// The largest number of f16.
 pub const F16_MAX: f32 = 65_504.0;
