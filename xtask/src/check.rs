@@ -26,7 +26,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     }
     let with = |command: &[&str], packages: &mut dyn Iterator<Item = &String>| {
         let mut command = cargo(command);
-        packages.for_each(|package| drop(command.args(["--package", package])));
+        for package in packages {
+            command.args(["--package", package]);
+        }
         command
     };
     cargo::run(with(&["fmt"], &mut packages.iter()).arg("--check"))?;
