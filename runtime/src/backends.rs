@@ -153,7 +153,6 @@ impl Settings {
             threads: self.threads,
             activations: self.cpu_activations,
             caches: self.cpu_caches,
-            ..CpuOptions::default()
         }
     }
 

@@ -63,7 +63,7 @@ fn members() -> Result<Vec<(String, PathBuf)>> {
     let root = qhx_paths::workspace();
     let package = |package: &serde_json::Value| {
         let manifest = Path::new(package["manifest_path"].as_str()?).parent()?;
-        let folder = manifest.strip_prefix(&root).ok()?;
+        let folder = manifest.strip_prefix(root).ok()?;
         Some((package["name"].as_str()?.to_owned(), folder.to_owned()))
     };
     Ok(metadata["packages"].as_array().into_iter().flatten().filter_map(package).collect())

@@ -92,8 +92,7 @@ pub(crate) fn run(mut args: ForgeArgs, app: &mut App) -> Result<Status> {
         let _ = plugins.set(Ok(app.plugins()?));
     }
     let (threads, activations) = (app.global.process.threads(), app.global.cpu_activations);
-    let cpu =
-        CpuOptions { threads, activations, caches: app.global.cpu_caches, ..CpuOptions::default() };
+    let cpu = CpuOptions { threads, activations, caches: app.global.cpu_caches };
     let cancel = app.interrupts.token().clone();
     let open = |manifest: &Path| {
         let found: &Result<Plugins> = plugins.get_or_init(|| Plugins::discover(&options));

@@ -68,8 +68,7 @@ impl GraphBuilder {
     fn attention_sizes(&self, inputs: &AttentionInputs<TensorId>) -> Result<Option<Sizes>> {
         let AttentionInputs { q, k, v, past, scales, mask, cap } = *inputs;
         let tensor = |id| self.graph.tensor(id);
-        let (&[groups, queries, dim], &[heads, rows, width]) =
-            (&self.shape(q)?[..], &self.shape(k)?[..])
+        let (&[groups, queries, dim], &[heads, rows, width]) = (self.shape(q)?, self.shape(k)?)
         else {
             return Ok(None);
         };
@@ -95,7 +94,7 @@ impl GraphBuilder {
         let Some(width) = capacity.checked_add(rows) else { return Ok(None) };
         if let Some(mask) = mask {
             fits &= tensor(mask)?.elem == elem;
-            fits &= match (rows, &self.shape(mask)?[..]) {
+            fits &= match (rows, self.shape(mask)?) {
                 (1, &[1, 1, columns]) => columns == width,
                 (2.., &[1, 1, of, columns]) => columns == width && (of == 1 || of == rows),
                 _ => false,
