@@ -25,15 +25,13 @@ fn run(step: &mut Step<'_>) -> Result<()> {
 
 fn opened(params: serde_json::Value) -> Result<OpenOp> {
     // Token t is [t, -t].
-    let table: Vec<u8> =
-        [0f32, 0.0, 1.0, -1.0, 2.0, -2.0].into_iter().flat_map(f32::to_le_bytes).collect();
     let harness = OpHarness::new()
         .manifest(json!({
             "artifacts": {"embed": {"path": "embed.bin", "dtype": "f32"}},
             "params": {"head_dim": 2, "rope_theta": 1e4},
             "plan": {"params": params}
         }))
-        .file("embed.bin", table)
+        .floats("embed.bin", &[0.0, 0.0, 1.0, -1.0, 2.0, -2.0])
         .script(run);
     let graphs = [("a", 6), ("b", 6), ("a4", 4), ("b4", 4), ("a2", 2), ("b2", 2)];
     graphs
@@ -77,8 +75,6 @@ fn a_text_takes_the_graphs_of_the_shortest_length_that_holds_it() {
 /// An encoder in one part with a row of the mask for each of six positions. A row becomes the sum of those that it
 /// sees, weighted by their positions so that none stands for another, and of its own rotary table.
 fn separating(pooling: &str, causal: bool) -> OpenOp {
-    let table: Vec<u8> =
-        [0f32, 0.0, 1.0, -1.0, 2.0, 5.0].into_iter().flat_map(f32::to_le_bytes).collect();
     let graph = |name: &str, rows: usize| {
         let table = |name: &str| tensor(name, F32, [rows, 1]);
         let inputs = [
@@ -97,7 +93,7 @@ fn separating(pooling: &str, causal: bool) -> OpenOp {
                 "parts": "enc", "buckets": "enc3", "pooling": pooling, "causal": causal, "normalize": false
             }}
         }))
-        .file("embed.bin", table)
+        .floats("embed.bin", &[0.0, 0.0, 1.0, -1.0, 2.0, 5.0])
         .graph(graph("enc", 6))
         .graph(graph("enc3", 3))
         .script(|step| {
@@ -176,8 +172,6 @@ fn modules_behind_pooling_change_width_and_values() {
     let open = |inputs: usize, bytes: usize| {
         let numbers = [1f32, 0.0, 0.0, 1.0, 1.0, 1.0];
         let weight: Vec<u8> = numbers.into_iter().flat_map(f32::to_le_bytes).take(bytes).collect();
-        let table: Vec<u8> =
-            [0f32, 0.0, 1.0, -1.0].into_iter().flat_map(f32::to_le_bytes).collect();
         let modules = json!([
             {"kind": "dense", "inputs": inputs, "outputs": 3, "weight": "w", "bias": null, "activation": "relu"},
             {"kind": "normalize"}
@@ -191,7 +185,7 @@ fn modules_behind_pooling_change_width_and_values() {
                 "params": {"head_dim": 2, "rope_theta": 1e4},
                 "plan": {"params": {"parts": "a", "normalize": false, "modules": modules}}
             }))
-            .file("embed.bin", table)
+            .floats("embed.bin", &[0.0, 0.0, 1.0, -1.0])
             .file("w.bin", weight)
             .script(run)
             .graph(part("a", 4))

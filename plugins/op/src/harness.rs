@@ -72,11 +72,16 @@ pub fn tensor<const RANK: usize>(name: &str, dtype: DType, shape: [usize; RANK])
     TensorInfo { role: name.to_owned(), ..TensorInfo::new(name, dtype, shape) }
 }
 
+/// Tensors of `rows` rows of f32 for [`graph`], by their names and the widths of a row.
+pub fn tensors<const N: usize>(rows: usize, widths: [(&str, usize); N]) -> Vec<TensorInfo> {
+    widths.map(|(name, width)| tensor(name, DType::F32, [rows, width])).to_vec()
+}
+
 /// A graph of a context of its own name.
-pub fn graph<const I: usize, const O: usize>(
+pub fn graph(
     name: &str,
-    inputs: [TensorInfo; I],
-    outputs: [TensorInfo; O],
+    inputs: impl Into<Vec<TensorInfo>>,
+    outputs: impl Into<Vec<TensorInfo>>,
 ) -> GraphInfo {
     GraphInfo { context: name.to_owned(), ..GraphInfo::new(name, inputs, outputs) }
 }
@@ -238,6 +243,12 @@ impl OpHarness {
     pub fn file(mut self, path: &str, bytes: impl Into<Vec<u8>>) -> Self {
         self.files.insert(path.to_owned(), bytes.into());
         self
+    }
+
+    /// Adds a file of f32 values.
+    #[must_use]
+    pub fn floats(self, path: &str, values: &[f32]) -> Self {
+        self.file(path, bytemuck::cast_slice(values))
     }
 
     /// Sets the script that runs at every execution of a graph.
