@@ -17,6 +17,8 @@ mod generate;
 mod modules;
 mod pooling;
 mod siglip;
+#[cfg(test)]
+mod tests;
 
 use qhx_kit::decoder::DeclaredDecoder;
 
