@@ -104,7 +104,8 @@ impl Generator for Generate {
     }
 
     fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
-        if self.prompts.encoder().is_none() {
+        let text = segments.iter().all(|segment| matches!(segment, Segment::Tokens(_)));
+        if text && self.prompts.encoder().is_none() {
             return self.decoder.prefill(host, segments);
         }
         self.prompts.encode(host, &self.decoder, segments)?.prefill(host, &mut self.decoder)

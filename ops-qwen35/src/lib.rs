@@ -5,6 +5,8 @@
 //! with a KV cache. Where the bundle has a vision graph, prompts may hold images and videos.
 
 mod generate;
+#[cfg(test)]
+mod tests;
 
 pub use generate::Generate;
 
