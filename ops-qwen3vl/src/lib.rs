@@ -6,6 +6,8 @@
 
 mod deepstack;
 mod generate;
+#[cfg(test)]
+mod tests;
 
 pub use generate::Generate;
 
