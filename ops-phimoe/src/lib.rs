@@ -6,6 +6,8 @@
 
 mod generate;
 mod names;
+#[cfg(test)]
+mod tests;
 
 pub use generate::Generate;
 
