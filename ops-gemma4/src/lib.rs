@@ -11,6 +11,8 @@ mod generate;
 mod layout;
 mod media;
 mod per_layer;
+#[cfg(test)]
+mod tests;
 mod tower;
 mod vision;
 
