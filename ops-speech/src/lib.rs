@@ -8,6 +8,8 @@
 
 mod kokoro;
 mod parakeet;
+#[cfg(test)]
+mod tests;
 mod whisper;
 
 pub use kokoro::Kokoro;
