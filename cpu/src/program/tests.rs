@@ -68,7 +68,7 @@ impl Both {
         values.collect()
     }
 
-    /// The outputs by instructions on so many threads.
+    /// The outputs by instructions on `threads` threads.
     pub(super) fn run(
         &self,
         inputs: &[Input<'_>],

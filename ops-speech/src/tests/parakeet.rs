@@ -55,7 +55,7 @@ fn repetitions_and_blanks_of_a_ctc_head_are_one_token_or_none() {
     refused::<Parakeet>(ctc(3), "/params/audio/blank: found 3, expected a token below 3");
 }
 
-/// A transducer of so many durations: row i of the encoder is [i, 0], and the predictor counts its tokens. `joint` says
+/// A transducer with the given durations: row i of the encoder is [i, 0], and the predictor counts its tokens. `joint` says
 /// by the row and that count which token comes and how long it lasts.
 fn transducer(durations: usize, joint: fn([f32; 2]) -> (usize, usize)) -> OpHarness {
     let mut graphs = encoders("y", 2);
@@ -96,7 +96,7 @@ fn tokens_of_a_transducer_last_as_long_as_it_says() {
     let mut op = transducer(3, joint).open::<Parakeet>().unwrap();
     for time in 1..=2 {
         let answer = op.answer(&[clip(8)]).unwrap();
-        assert_eq!(answer.tokens, [0, 1, 0], "the state begins anew");
+        assert_eq!(answer.tokens, [0, 1, 0], "the state begins at zero");
         assert_eq!(answer.times, [[0.0, 0.0], [0.0, 2.0], [3.0, 4.0]]);
         // The start and three tokens, and no blank.
         assert_eq!(op.executions("predictor"), 4 * time);
