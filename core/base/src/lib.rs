@@ -2,17 +2,22 @@
 //!
 //! Nothing here knows a tensor, a manifest or a model.
 
+#[cfg(feature = "artifacts")]
 pub mod artifacts;
 mod cancel;
+#[cfg(feature = "child")]
 pub mod child;
 pub mod compare;
 mod error;
 pub mod escape;
 pub mod files;
+#[cfg(feature = "hash")]
 pub mod hash;
 pub mod memory;
+#[cfg(feature = "child")]
 pub mod rights;
 pub mod snapshot;
+#[cfg(feature = "child")]
 pub mod stdout;
 pub mod trace;
 
