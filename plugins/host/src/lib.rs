@@ -16,6 +16,7 @@ mod load;
 pub mod lock;
 mod names;
 mod nearest;
+#[cfg(feature = "params-schema")]
 mod params;
 pub mod probe;
 mod registry;

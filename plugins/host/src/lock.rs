@@ -1,4 +1,4 @@
-//! `plugins.lock`: what is installed in a folder, with hashes, in readable TOML.
+//! `plugins.lock`: list of the plugins installed in a folder, with hashes, in readable JSON.
 //!
 //! A folder with a lock loads only what the lock lists, and only as long as the file is the one
 //! that was installed. The lock also lists which host-ops a plugin has, so that listing and finding
@@ -21,10 +21,9 @@ const VERSION: u32 = 1;
 /// Locks are small; a larger file is not one.
 const MAX_BYTES: u64 = 16 << 20;
 
-const HEADER: &str = "\
-# What `qhx plugins install` put into this folder. A plugin loads only while its hash is the one
-# recorded here. Written by qhx; change it with `qhx plugins install` and `qhx plugins remove`.
-";
+/// For people who open the file.
+const NOTE: &str = "Plugins of this folder. One loads only while its hash is the one recorded here. \
+     Change it with `qhx plugins install` and `qhx plugins remove`.";
 
 /// Plugins installed in one folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,7 +50,6 @@ pub struct Locked {
     /// Version of the plugin interface that it was built against.
     pub interface: String,
     /// Its host-ops.
-    #[serde(rename = "op")]
     pub ops: Vec<LockedOp>,
 }
 
@@ -100,8 +98,10 @@ impl From<&LockedOp> for OpDescription {
 
 #[derive(Serialize, Deserialize)]
 struct Document {
+    #[serde(skip_deserializing)]
+    note: &'static str,
     version: u32,
-    #[serde(default, rename = "plugin")]
+    #[serde(default)]
     plugins: Vec<Locked>,
 }
 
@@ -123,8 +123,8 @@ impl Lock {
             Err(error) => return Err(bad(format!("cannot be read: {}", files::why(&error)))),
         }
         let text = files::read_text(ErrorKind::Plugin, &path, MAX_BYTES)?;
-        let document: Document = toml::from_str(&text)
-            .map_err(|e| bad(format!("not a lock of plugins: {}", e.message())))?;
+        let document: Document =
+            serde_json::from_str(&text).map_err(|e| bad(format!("not a lock of plugins: {e}")))?;
         if document.version != VERSION {
             return Err(bad(format!(
                 "version {}, expected {VERSION}; another version of qhx wrote it",
@@ -144,15 +144,13 @@ impl Lock {
     pub fn write(&mut self) -> Result<()> {
         self.plugins.sort_by(|a, b| a.file.cmp(&b.file));
         let path = self.dir.join(LOCK_FILE);
-        let document = Document { version: VERSION, plugins: self.plugins.clone() };
-        let text = toml::to_string_pretty(&document).map_err(|e| {
+        let document = Document { note: NOTE, version: VERSION, plugins: self.plugins.clone() };
+        let text = serde_json::to_string_pretty(&document).map_err(|e| {
             Error::caused(ErrorKind::Internal, format_args!("{}", path.display()), e)
         })?;
         let write = || -> std::io::Result<()> {
             let mut file = tempfile::NamedTempFile::new_in(&self.dir)?;
-            file.write_all(HEADER.as_bytes())?;
-            file.write_all(b"\n")?;
-            file.write_all(text.as_bytes())?;
+            writeln!(file, "{text}")?;
             file.as_file().sync_all()?;
             file.persist(&path).map_err(|e| e.error)?;
             Ok(())
@@ -233,8 +231,8 @@ mod tests {
         written.write().unwrap();
         assert_eq!(Lock::read(folder.path()).unwrap(), Some(written));
         let text = std::fs::read_to_string(folder.path().join(LOCK_FILE)).unwrap();
-        for line in ["[[plugin]]", "file = \"libx.so\"", "interface = \"1.0.0\"", "[[plugin.op]]"] {
-            assert!(text.lines().any(|l| l == line), "{line:?} is not a line of\n{text}");
+        for line in ["\"file\": \"libx.so\",", "\"interface\": \"1.0.0\",", "\"ops\": ["] {
+            assert!(text.lines().any(|l| l.trim() == line), "{line:?} is not a line of\n{text}");
         }
     }
 
@@ -246,9 +244,9 @@ mod tests {
         let path = folder.path().join(LOCK_FILE);
         let good = std::fs::read_to_string(&path).unwrap();
         let more = good
-            .replacen("version = 1", "version = 1\nwritten_by = \"qhx 9\"", 1)
-            .replacen("interface = ", "signed_by = \"x\"\ninterface = ", 1)
-            .replacen("tasks = ", "licence = \"MIT\"\ntasks = ", 1);
+            .replacen("\"version\": 1", "\"written_by\": \"qhx 9\",\n\"version\": 1", 1)
+            .replacen("\"interface\"", "\"signed_by\": \"x\",\n\"interface\"", 1)
+            .replacen("\"tasks\"", "\"licence\": \"MIT\",\n\"tasks\"", 1);
         assert_eq!(more.lines().count(), good.lines().count() + 3, "{more}");
         std::fs::write(&path, more).unwrap();
         assert_eq!(Lock::read(folder.path()).unwrap(), Some(written));
@@ -261,13 +259,13 @@ mod tests {
         let path = folder.path().join(LOCK_FILE);
         let good = std::fs::read_to_string(&path).unwrap();
         for (from, to, says) in [
-            ("version = 1", "version = 9", "version 9, expected 1"),
+            ("\"version\": 1", "\"version\": 9", "version 9, expected 1"),
             ("libx.so", "../libx.so", "without folders"),
             ("libx.so", "", "without folders"),
             ("abab", "ABAB", "hexadecimal"),
             ("x_generate", "x/generate", "lower-case letters"),
-            ("interface = ", "interfaces = ", "interface"),
-            ("[[plugin]]", "[[plugin", "not a lock"),
+            ("\"interface\"", "\"interfaces\"", "interface"),
+            ("\"plugins\": [", "\"plugins\": [[", "not a lock"),
         ] {
             std::fs::write(&path, good.replacen(from, to, 1)).unwrap();
             let error = Lock::read(folder.path()).unwrap_err().to_string();

@@ -13,6 +13,7 @@ use crate::adapter::PluginOp;
 use crate::header::check_interface;
 use crate::load::{Demands, LoadError, LoadErrorKind, Plugin, describe};
 use crate::lock::{Lock, Locked};
+#[cfg(feature = "params-schema")]
 use crate::params;
 use crate::probe::probe;
 use crate::search::{Place, PluginOptions, default_places, files_in};
@@ -348,6 +349,7 @@ impl OpProvider for Plugins {
         self.get(name).map(|(entry, _)| entry)
     }
 
+    #[cfg(feature = "params-schema")]
     fn check_params(&self, entry: &OpEntry, manifest: &Manifest) -> Result<()> {
         params::check(&entry.description, manifest)
     }

@@ -320,13 +320,14 @@ impl Host {
         let range = range.start.min(bytes.len())..range.end.min(bytes.len());
         #[cfg(unix)]
         if let Some(bytes) = bytes.get(range).filter(|bytes| !bytes.is_empty()) {
-            use rustix::mm::{Advice, madvise};
+            // SAFETY: a question to the system about its pages.
+            let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
             // The system takes whole pages.
-            let before = bytes.as_ptr().addr() % rustix::param::page_size();
+            let before = bytes.as_ptr().addr() % usize::try_from(page).unwrap_or(1).max(1);
             let start = bytes.as_ptr().wrapping_sub(before).cast_mut().cast();
             // SAFETY: this advice changes no byte and unmaps nothing, whatever the page holds beside the buffer. An
             // error means that the advice was not taken.
-            let _ = unsafe { madvise(start, before + bytes.len(), Advice::WillNeed) };
+            unsafe { libc::madvise(start, before + bytes.len(), libc::MADV_WILLNEED) };
         }
         #[cfg(not(unix))]
         let _ = range;
