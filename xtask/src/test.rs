@@ -121,7 +121,12 @@ fn tests(
     eprintln!("the same with the host-ops linked in");
     // Linking changes no graph, so that the NPU has nothing new to say.
     let linked = |arguments: &[&str]| run(cargo(arguments).env("QHX_SKIP_TIERS", "qnn"));
-    linked(&["test", "--package", "qhx-cli", "--features", PROGRAM])?;
+    let mut program = vec!["test", "--package", "qhx-cli", "--features", PROGRAM];
+    if !options.full {
+        program.extend(["--test", "cli", "--"]);
+        program.extend(LINKED_TESTS);
+    }
+    linked(&program)?;
     ray(skipped)?;
     // With the program that was built for it.
     match python::tools() {
@@ -132,15 +137,14 @@ fn tests(
         Ok(tools) => kotlin::test(&tools, libraries, run)?,
         Err(why) => skipped.add("kotlin tier", &why),
     }
+    if !options.full {
+        return Ok(());
+    }
     // With the program: what both are built of has its features then, and was built for its tests.
     let mut families =
         vec!["test", "--package", "qhx-tests", "--package", "qhx-cli", "--features", BUILTIN];
     families.extend(["--test", "all", "--"]);
     families.extend(FAMILY_TESTS);
-    if options.full {
-        // The usual run leaves these to the tests of the program, which ask each family something.
-        families.extend(MORE_FAMILY_TESTS);
-    }
     linked(&families)
 }
 
@@ -204,10 +208,31 @@ const LOOM: &str = "qhx-loom";
 /// have no tests, and are type-checked with the lints; with the latter, too, others would be built once more.
 const APART: [&str; 3] = ["qhx-benches", "qhx-jni", LOOM];
 
-/// Modules of `qhx-tests` that run the same with host-ops loaded and linked in. The others are about
-/// plugins.
-const FAMILY_TESTS: [&str; 3] = ["llama::", "embed::", "bad_bundles::"];
-const MORE_FAMILY_TESTS: [&str; 5] = ["qwen35::", "phimoe::", "gemma4::", "qwen3vl::", "speech::"];
+/// Modules of the program's tests that ask each family something; the others know no host-op.
+const LINKED_TESTS: [&str; 9] = [
+    "chat::",
+    "embed::",
+    "embed_parquet::",
+    "generate::",
+    "phimoe::",
+    "rerank::",
+    "speak::",
+    "transcribe::",
+    "vision::",
+];
+
+/// Modules of `qhx-tests` that run the same with host-ops loaded and linked in, in the whole matrix. The others are
+/// about plugins.
+const FAMILY_TESTS: [&str; 8] = [
+    "llama::",
+    "embed::",
+    "bad_bundles::",
+    "qwen35::",
+    "phimoe::",
+    "gemma4::",
+    "qwen3vl::",
+    "speech::",
+];
 
 const BUILTIN: &str = "qhx-cli/builtin-ops,qhx-cli/parquet,qhx-tests/builtin-ops";
 /// With the targets of `cargo fuzz`.

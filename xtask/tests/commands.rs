@@ -237,6 +237,20 @@ fn the_whole_matrix_has_every_family_with_its_op_linked_in() {
 }
 
 #[test]
+fn the_usual_run_asks_the_linked_program_by_modules_that_exist() {
+    let scene = Scene::new();
+    assert!(scene.xtask(&["test", "--fast"]).status.success());
+    let calls = scene.calls();
+    let modules = calls.lines().find_map(|line| line.split_once("parquet --test cli -- chat:: "));
+    let (_, modules) = modules.unwrap_or_else(|| panic!("{calls}"));
+    for module in modules.split_whitespace().filter_map(|word| word.strip_suffix("::")) {
+        let file = qhx_paths::workspace().join(format!("cli/tests/cli/{module}.rs"));
+        assert!(file.is_file(), "{}", file.display());
+    }
+    assert!(!calls.contains("qhx-tests/builtin-ops"), "{calls}");
+}
+
+#[test]
 fn the_whole_matrix_runs_only_where_it_is_asked_for() {
     for (options, expected) in
         [(&["test"][..], "full 0, fuzz 5)"), (&["test", "--full"], "full 1, fuzz 60)")]
