@@ -261,7 +261,7 @@ fn lint() -> Result<()> {
     let whole = |command: &str, more: &[&str]| {
         let mut command = cargo(&[command, "--workspace", "--features", LINTED]);
         // Only linking reads it.
-        command.args(more).env("CUSTOM_LIBFUZZER_PATH", "libfuzzer.a");
+        command.args(more).env("CUSTOM_LIBFUZZER_PATH", "./libfuzzer.a");
         command
     };
     cargo::run(&mut whole("clippy", &["--all-targets", "--", "--deny", "warnings"]))?;
