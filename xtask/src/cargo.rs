@@ -138,6 +138,15 @@ pub(crate) fn tools_folder() -> PathBuf {
     given.unwrap_or_else(|| qhx_paths::workspace().join("target/tools"))
 }
 
+/// The program of a crate, which is built among the tools where that version of it is not there.
+pub(crate) fn installed(name: &str, version: &str, arguments: &[&str]) -> Result<PathBuf> {
+    let folder = tools_folder();
+    let mut install = cargo(&["install", "--quiet", "--locked", "--debug", "--root"]);
+    install.arg(&folder).args(arguments).args(["--version", version, name]);
+    run(&mut install)?;
+    Ok(folder.join("bin").join(name))
+}
+
 /// The folder that cargo builds into, wherever it was configured to be.
 pub(crate) fn target_folder() -> Result<PathBuf> {
     let metadata = output(&mut cargo(&["metadata", "--no-deps", "--format-version", "1"]))?;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use crate::cargo::{self, PROGRAM, Result, works};
 
@@ -60,17 +61,32 @@ pub(crate) fn environment(name: &str) -> Result<PathBuf> {
 /// # Errors
 /// Python is not there, or cannot install anything: for people.
 pub(crate) fn tools() -> Result<PathBuf> {
+    program("maturin>=1.9,<2", "maturin")?;
+    environment("python")
+}
+
+/// The program of a package of PyPI, which is installed among the tools where it is not there.
+///
+/// # Errors
+/// Python is not there, or cannot install anything: for people.
+pub(crate) fn program(package: &str, name: &str) -> Result<PathBuf> {
+    /// Tests ask for their programs at a time.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let environment = environment("python")?;
-    if !works(Command::new(within(&environment, "maturin")).arg("--version")) {
-        cargo::run(pip(&environment).args([
-            "install",
-            "--quiet",
-            "--no-compile",
-            "maturin>=1.9,<2",
-        ]))
-        .map_err(|why| format!("maturin cannot be installed: {why}"))?;
+    let program = within(&environment, name);
+    if !works(Command::new(&program).arg("--version")) {
+        cargo::run(pip(&environment).args(["install", "--quiet", "--no-compile", package]))
+            .map_err(|why| format!("{name} cannot be installed: {why}"))?;
     }
-    Ok(environment)
+    Ok(program)
+}
+
+/// True where a test has to do without a program, and may.
+#[cfg(test)]
+pub(crate) fn lacks(package: &str, name: &str) -> bool {
+    let required = std::env::var("QHX_REQUIRE_TIERS").is_ok_and(|value| value == "1");
+    program(package, name).is_err() && !required
 }
 
 /// The command that installs into an environment.

