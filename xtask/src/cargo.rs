@@ -8,6 +8,8 @@ use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use serde_json::Value;
+
 /// Result of a task, whose error is a message for people.
 pub(crate) type Result<T> = std::result::Result<T, String>;
 
@@ -125,7 +127,7 @@ pub(crate) fn build(packages: &[&str], arguments: &[&str], name: &str) -> Result
 /// The programs among cargo's messages, by name.
 pub(crate) fn executables(messages: &str) -> HashMap<String, PathBuf> {
     let executable = |line: &str| {
-        let message: serde_json::Value = serde_json::from_str(line).ok()?;
+        let message: Value = serde_json::from_str(line).ok()?;
         let (name, path) = (message["target"]["name"].as_str()?, message["executable"].as_str()?);
         Some((name.to_owned(), PathBuf::from(path)))
     };
@@ -147,11 +149,15 @@ pub(crate) fn installed(name: &str, version: &str, arguments: &[&str]) -> Result
     Ok(folder.join("bin").join(name))
 }
 
+/// What cargo knows of the workspace.
+pub(crate) fn metadata(arguments: &[&str]) -> Result<Value> {
+    let text = output(cargo(&["metadata", "--format-version", "1"]).args(arguments))?;
+    serde_json::from_str(&text).map_err(|e| format!("cargo metadata: {e}"))
+}
+
 /// The folder that cargo builds into, wherever it was configured to be.
 pub(crate) fn target_folder() -> Result<PathBuf> {
-    let metadata = output(&mut cargo(&["metadata", "--no-deps", "--format-version", "1"]))?;
-    let metadata: serde_json::Value =
-        serde_json::from_str(&metadata).map_err(|e| format!("cargo metadata: {e}"))?;
+    let metadata = metadata(&["--no-deps"])?;
     metadata["target_directory"].as_str().map(PathBuf::from).ok_or("cargo names no folder".into())
 }
 

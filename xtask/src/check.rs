@@ -57,9 +57,7 @@ fn changed(base: &str) -> Result<Vec<PathBuf>> {
 
 /// Names of the workspace's packages, and their folders within it.
 fn members() -> Result<Vec<(String, PathBuf)>> {
-    let metadata = cargo::output(&mut cargo(&["metadata", "--no-deps", "--format-version", "1"]))?;
-    let metadata: serde_json::Value =
-        serde_json::from_str(&metadata).map_err(|e| format!("cargo metadata: {e}"))?;
+    let metadata = cargo::metadata(&["--no-deps"])?;
     let root = qhx_paths::workspace();
     let package = |package: &serde_json::Value| {
         let manifest = Path::new(package["manifest_path"].as_str()?).parent()?;

@@ -1,8 +1,7 @@
 //! Installs each package in a bare system, where the demo and a server have to give the demo's answer.
 
-use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use super::{Machine, VERSION};
 use crate::cargo::{self, Result, works};
@@ -100,96 +99,24 @@ impl Root {
         Ok(within)
     }
 
-    /// Runs the demo with the program at a path, then serves its bundle, asks it over HTTP, and ends it. Returns what
-    /// the demo's bundle is called within the system.
+    /// Has the demo and a server give the same answer, by the program at a path. Returns what the demo's bundle is
+    /// called within the system.
     fn demo(&self, qhx: &str) -> Result<String> {
-        let demo = cargo::output(self.command(qhx).args(["demo", "--backend", "cpu", "--json"]))?;
-        let demo: serde_json::Value =
-            serde_json::from_str(&demo).map_err(|e| format!("qhx demo --json: {e}: {demo}"))?;
-        let sentence = demo["text"].as_str().unwrap_or_default();
-        if !sentence.contains("Paris") {
-            return Err(format!("qhx demo: found {sentence:?}, expected the capital of France"));
-        }
-        let bundles = self.path("root/.cache/qhx/demo");
-        let found = std::fs::read_dir(&bundles).map_err(at(&bundles))?;
-        let found = found.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        let name = found.into_iter().find(|name| name.ends_with("-cpu"));
-        let name = name.ok_or_else(|| format!("{}: no bundle of the demo", bundles.display()))?;
-        let bundle = format!("root/.cache/qhx/demo/{name}");
-        let bundle = if self.machine.is_here() {
-            format!("/{bundle}")
-        } else {
-            self.path(&bundle).display().to_string()
-        };
-        let mut served = Served::start(self.command(qhx).args([
-            "serve",
-            "--port",
-            "0",
-            "--backend",
-            "cpu",
-            &bundle,
-        ]))?;
-        let body = serde_json::json!({"prompt": PROMPT, "max_tokens": 23, "temperature": 0});
-        let mut curl = Command::new("curl");
-        curl.args([
-            "--silent",
-            "--show-error",
-            "--fail-with-body",
-            "--header",
-            "content-type: application/json",
-        ]);
-        curl.arg("--data").arg(body.to_string()).arg(format!("{}/v1/completions", served.address));
-        let answer = cargo::output(&mut curl)?;
-        let answer: serde_json::Value =
-            serde_json::from_str(&answer).map_err(|e| format!("qhx serve: {e}: {answer}"))?;
-        if answer["choices"][0]["text"] != demo["text"] {
-            return Err(format!("qhx serve: found {answer}, expected {sentence:?}"));
-        }
-        served.stop()?;
-        Ok(bundle)
+        let root = self.folder.path();
+        let within = if self.machine.is_here() { Path::new("") } else { root };
+        let command = self.command(qhx);
+        let mut demo = Command::new(qhx_paths::workspace().join("packaging/demo.sh"));
+        demo.env("ROOT", root).env("AS", within);
+        let bundle = cargo::output(demo.arg(command.get_program()).args(command.get_args()))?;
+        Ok(bundle.trim_end().to_owned())
     }
 }
 
-/// A server that runs; killed when it is dropped.
-struct Served {
-    process: Child,
-    address: String,
-}
-
-impl Served {
-    fn start(command: &mut Command) -> Result<Self> {
-        let process = command.stdout(Stdio::piped()).spawn();
-        let mut process = process.map_err(|e| format!("qhx serve: {e}"))?;
-        let mut address = String::new();
-        if let Some(stdout) = process.stdout.take() {
-            BufReader::new(stdout)
-                .read_line(&mut address)
-                .map_err(|e| format!("qhx serve: {e}"))?;
-        }
-        let served = Self { process, address: address.trim().to_owned() };
-        if served.address.is_empty() {
-            Err("qhx serve: it printed no address".into())
-        } else {
-            Ok(served)
-        }
-    }
-
-    /// Asks it to end, as systemd does.
-    fn stop(&mut self) -> Result<()> {
-        let id = self.process.id().to_string();
-        cargo::run(Command::new("kill").args(["-TERM", &id]))?;
-        match self.process.wait() {
-            Ok(status) if status.success() => Ok(()),
-            Ok(status) => Err(format!("qhx serve: {status} on SIGTERM")),
-            Err(e) => Err(format!("qhx serve: {e}")),
-        }
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        // It has ended already where nothing failed.
-        let _ = (self.process.kill(), self.process.wait());
+/// Fails unless an answer has the capital of France in it.
+fn expect_paris(who: &str, answer: &str) -> Result<()> {
+    match answer.contains("Paris") {
+        true => Ok(()),
+        false => Err(format!("{who}: found {answer:?}, expected the capital of France")),
     }
 }
 
@@ -232,10 +159,7 @@ pub(super) fn library(root: &Root, archive: &Path, bundle: &str) -> Result<()> {
         compile.arg(&source).arg("-o").arg(&program).arg("-Wl,-rpath,$ORIGIN/../lib");
         cargo::run(compile.args(flags.split_whitespace()))?;
         let mut ask = root.command(&format!("/usr/local/bin/{name}"));
-        let answer = cargo::output(ask.arg(bundle).arg(PROMPT))?;
-        if !answer.contains("Paris") {
-            return Err(format!("{name}: found {answer:?}, expected the capital of France"));
-        }
+        expect_paris(name, &cargo::output(ask.arg(bundle).arg(PROMPT))?)?;
     }
     Ok(())
 }
@@ -275,19 +199,11 @@ pub(super) fn package(root: &Root, package: &Path) -> Result<()> {
 pub(super) fn wheel(root: &Root, wheel: &Path) -> Result<()> {
     let folder = root.path("root/wheels");
     let tools = python::tools()?;
-    let version = cargo::output(
-        root.command("python3").args(["-c", "import sys; print('%d.%d' % sys.version_info[:2])"]),
-    )?;
+    let version = "import sys; print('%d.%d' % sys.version_info[:2])";
+    let version = cargo::output(root.command("python3").args(["-c", version]))?;
     let mut download = python::pip(&tools);
-    download.args([
-        "download",
-        "--quiet",
-        "--only-binary=:all:",
-        "--python-version",
-        version.trim(),
-        "--dest",
-    ]);
-    cargo::run(download.arg(&folder).arg(wheel))?;
+    download.args(["download", "--quiet", "--only-binary=:all:", "--python-version"]);
+    cargo::run(download.arg(version.trim()).arg("--dest").arg(&folder).arg(wheel))?;
     cargo::run(root.command("python3").args(["-m", "venv", "/opt/qhx"]))?;
     let mut install = root.command("/opt/qhx/bin/pip");
     install.args(["install", "--quiet", "--no-index", "--find-links", "/root/wheels"]);
@@ -297,29 +213,17 @@ pub(super) fn wheel(root: &Root, wheel: &Path) -> Result<()> {
         "import qhx; print(qhx.Model({bundle:?}, backend='cpu').generate({PROMPT:?}, max_new_tokens=12))"
     );
     let answer = cargo::output(root.command("/opt/qhx/bin/python").args(["-c", &ask]))?;
-    if answer.contains("Paris") {
-        Ok(())
-    } else {
-        Err(format!("qhx.Model: found {answer:?}, expected the capital of France"))
-    }
+    expect_paris("qhx.Model", &answer)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cargo::cargo;
 
     /// The place where cargo-binstall looks for the programs of an archive: `[package.metadata.binstall]`.
     #[test]
     fn binstall_looks_where_the_archive_has_the_programs() {
-        let metadata = cargo::output(&mut cargo(&[
-            "metadata",
-            "--no-deps",
-            "--offline",
-            "--format-version",
-            "1",
-        ]));
-        let metadata: serde_json::Value = serde_json::from_str(&metadata.unwrap()).unwrap();
+        let metadata = cargo::metadata(&["--no-deps", "--offline"]).unwrap();
         let packages = metadata["packages"].as_array().unwrap();
         let cli = packages.iter().find(|package| package["name"] == "qhx-cli").unwrap();
         let binstall = &cli["metadata"]["binstall"];
