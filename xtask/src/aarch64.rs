@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cargo::{self, Result, cargo, works};
+use crate::targets;
 
 /// Boards with a Hexagon NPU.
 pub(crate) const TARGET: &str = "aarch64-unknown-linux-gnu";
@@ -66,12 +67,8 @@ pub(crate) fn missing() -> Option<&'static str> {
              libstdc++6-arm64-cross libatomic1-arm64-cross",
         );
     }
-    let installed = Command::new("rustup").args(["target", "list", "--installed"]).output();
-    let installed = installed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-    if !installed.unwrap_or_default().lines().any(|line| line.trim() == TARGET) {
-        return Some("the target is not installed: rustup target add aarch64-unknown-linux-gnu");
-    }
-    None
+    (!targets::installed(TARGET))
+        .then_some("the target is not installed: rustup target add aarch64-unknown-linux-gnu")
 }
 
 /// The folder of the QNN libraries for boards, which `qhx`, the program for this machine, installs.

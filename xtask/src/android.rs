@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cargo::{self, Result, cargo, works};
+use crate::docs::{copy, read, write};
 use crate::kotlinc::{self, Tools, at};
 
 /// Phones with a Hexagon NPU.
@@ -68,34 +69,26 @@ pub(crate) fn lay_out(tools: &Tools, out: &Path, native: Option<&Path>) -> Resul
     let content = folder.join("content");
     // What another version left would be packed, too.
     let _ = std::fs::remove_dir_all(&folder);
-    let libraries = content.join("jni/arm64-v8a");
-    std::fs::create_dir_all(&libraries).map_err(at(&libraries))?;
-    let copy = |from: &Path, to: PathBuf| {
-        std::fs::copy(from, &to).map(|_| ()).map_err(|e| format!("{}: {e}", from.display()))
-    };
-    copy(&kotlinc::library(tools, out)?, content.join("classes.jar"))?;
+    copy(&kotlinc::library(tools, out)?, &content.join("classes.jar"))?;
     if let Some(library) = native {
-        copy(library, libraries.join("libqhxjni.so"))?;
+        copy(library, &content.join("jni/arm64-v8a/libqhxjni.so"))?;
     }
     let source = qhx_paths::workspace().join("bindings/kotlin/aar");
     for name in ["AndroidManifest.xml", "proguard.txt"] {
-        copy(&source.join(name), content.join(name))?;
+        copy(&source.join(name), &content.join(name))?;
     }
     // Its resources, of which it has none.
-    std::fs::write(content.join("R.txt"), "").map_err(at(&content))?;
+    write(&content.join("R.txt"), "")?;
     let version = env!("CARGO_PKG_VERSION");
     let archive = folder.join(format!("qhx-{version}.aar"));
     let mut pack = Command::new("jar");
     pack.args(["--create", "--no-manifest", "--file"]).arg(archive);
     cargo::run(pack.arg("-C").arg(&content).arg("."))?;
-    let pom = source.join("pom.xml");
-    let pom = std::fs::read_to_string(&pom).map_err(at(&pom))?;
-    let pom = pom
+    let pom = read(&source.join("pom.xml"))?
         .replace("@VERSION@", version)
         .replace("@KOTLIN@", kotlinc::COMPILER)
         .replace("@COROUTINES@", kotlinc::COROUTINES)
         .replace("@QAIRT@", QAIRT);
-    let file = folder.join(format!("qhx-{version}.pom"));
-    std::fs::write(&file, pom).map_err(at(&file))?;
+    write(&folder.join(format!("qhx-{version}.pom")), &pom)?;
     Ok(folder)
 }

@@ -26,6 +26,15 @@ pub(crate) const PLUGINS: [&str; 6] = [
 /// Features of the program beyond the default: host-ops linked in, Parquet files.
 pub(crate) const PROGRAM: &str = "builtin-ops,parquet";
 
+/// True if the only argument is this one; false if there is none.
+pub(crate) fn flag(name: &str, arguments: &[String]) -> Result<bool> {
+    match arguments {
+        [] => Ok(false),
+        [one] if one == name => Ok(true),
+        other => Err(format!("unknown arguments {other:?}, expected {name} or none")),
+    }
+}
+
 /// A cargo command in the workspace.
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let mut command = qhx_paths::cargo();
@@ -153,6 +162,17 @@ pub(crate) fn installed(name: &str, version: &str, arguments: &[&str]) -> Result
 pub(crate) fn metadata(arguments: &[&str]) -> Result<Value> {
     let text = output(cargo(&["metadata", "--format-version", "1"]).args(arguments))?;
     serde_json::from_str(&text).map_err(|e| format!("cargo metadata: {e}"))
+}
+
+/// Installs a package of npm in a folder.
+pub(crate) fn npm(folder: &Path, package: &str) -> Result<()> {
+    if !works(Command::new("npm").arg("--version")) {
+        return Err("npm is not installed: apt-get install npm".into());
+    }
+    let mut install = Command::new("npm");
+    install.args(["install", "--no-audit", "--no-fund", "--no-save", "--ignore-scripts"]);
+    run(install.arg("--prefix").arg(folder).arg(package))
+        .map_err(|why| format!("{package} cannot be installed: {why}"))
 }
 
 /// The folder that cargo builds into, wherever it was configured to be.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::cargo::{self, PLUGINS, Result, works};
+use crate::cargo::{self, PLUGINS, Result};
 use crate::python;
 
 fn folder() -> PathBuf {
@@ -23,43 +23,21 @@ pub(crate) fn tools(full: bool) -> Result<PathBuf> {
             );
         }
     }
-    javascript()?;
+    if !node_modules().join("openai").exists() {
+        cargo::npm(&cargo::tools_folder().join("clients"), "openai@7")?;
+    }
     let environment = python::environment("clients")?;
-    let modules = "import anthropic, langchain_openai, llm, pytest, schemathesis, selenium";
-    install(&environment, modules, "requirements.txt")?;
-    if full {
-        install(&environment, "import lm_eval, tenacity, transformers", "requirements-full.txt")?;
-    }
+    let mut install = python::pip(&environment);
+    install.args(["install", "--quiet", "--no-compile", "-r", "requirements.txt"]);
+    install.args(full.then_some(["-r", "requirements-full.txt"]).into_iter().flatten());
+    cargo::run(install.current_dir(folder()))
+        .map_err(|why| format!("the clients cannot be installed: {why}"))?;
     Ok(environment)
-}
-
-/// Installs what a file of requirements names, unless the modules are there.
-fn install(environment: &Path, modules: &str, requirements: &str) -> Result<()> {
-    if works(Command::new(python::within(environment, "python")).args(["-c", modules])) {
-        return Ok(());
-    }
-    let install = ["install", "--quiet", "--no-compile", "--requirement"];
-    cargo::run(python::pip(environment).args(install).arg(folder().join(requirements)))
-        .map_err(|why| format!("the clients cannot be installed: {why}"))
 }
 
 /// The folder of the packages that npm installs.
 fn node_modules() -> PathBuf {
     cargo::tools_folder().join("clients/node_modules")
-}
-
-/// Installs the client for JavaScript, unless it is there.
-fn javascript() -> Result<()> {
-    if node_modules().join("openai").exists() {
-        return Ok(());
-    }
-    if !works(Command::new("npm").arg("--version")) {
-        return Err("npm is not installed: apt-get install npm".into());
-    }
-    let mut install = Command::new("npm");
-    install.args(["install", "--no-audit", "--no-fund", "--no-save", "--ignore-scripts"]);
-    install.arg("--prefix").arg(cargo::tools_folder().join("clients")).arg("openai@7");
-    cargo::run(&mut install).map_err(|why| format!("the clients cannot be installed: {why}"))
 }
 
 /// Runs the tests with the program that is built for tests, and on the NPU where its libraries are named.

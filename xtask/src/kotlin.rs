@@ -11,30 +11,17 @@ use crate::cargo::{self, PROGRAM, Result};
 use crate::kotlinc::{Tools, at, compile, folder, java, joined, tools};
 
 /// Bundles for the tests: name, checkpoint, and arguments of `qhx forge`.
-const BUNDLES: [(&str, &str, &[&str]); 4] = [
-    ("language", "llama3-tiny", &[]),
-    ("listening", "whisper-tiny", &[]),
-    ("encoder", "embed-mistral-tiny", &["--task", "embed", "--max-ctx", "180"]),
-    (
-        "seeing",
-        "qwen3vl-tiny",
-        &["--max-ctx", "200", "--prefill", "16", "--recipe-option", "image-size=48"],
-    ),
+const BUNDLES: [(&str, &str, &str); 4] = [
+    ("language", "llama3-tiny", ""),
+    ("listening", "whisper-tiny", ""),
+    ("encoder", "embed-mistral-tiny", "--task embed --max-ctx 180"),
+    ("seeing", "qwen3vl-tiny", "--max-ctx 200 --prefill 16 --recipe-option image-size=48"),
 ];
 
 /// A bundle that transcribes: of a checkpoint without a chat template, whose manifest declares how.
-const HEARING: (&str, &[&str]) = (
+const HEARING: (&str, &str) = (
     "gemma4-tiny",
-    &[
-        "--max-ctx",
-        "200",
-        "--prefill",
-        "24",
-        "--recipe-option",
-        "towers=audio",
-        "--recipe-option",
-        "audio-tokens=54",
-    ],
+    "--max-ctx 200 --prefill 24 --recipe-option towers=audio --recipe-option audio-tokens=54",
 );
 
 /// A chat template that knows tools.
@@ -156,25 +143,26 @@ impl Given<'_> {
         std::fs::write(&file, text).map_err(at(&file))
     }
 
-    fn forge(&self, checkpoint: &Path, name: &str, arguments: &[&str]) -> Result<()> {
+    fn forge(&self, checkpoint: &Path, name: &str, arguments: &str) -> Result<()> {
         let mut forge = Command::new(self.qhx);
         self.clean(&mut forge);
         forge.arg("forge").arg(checkpoint).arg("--out").arg(self.folder.join(name));
-        cargo::output(forge.args(arguments)).map(drop)
+        forge.arg("--cpu-only").args(arguments.split_whitespace());
+        cargo::output(&mut forge).map(drop)
     }
 
     fn bundles(&self) -> Result<()> {
         std::fs::create_dir_all(&self.folder).map_err(at(&self.folder))?;
         for (name, checkpoint, arguments) in BUNDLES {
-            let arguments = [&["--cpu-only"], arguments].concat();
-            self.forge(&qhx_paths::fixture(checkpoint), name, &arguments)?;
+            self.forge(&qhx_paths::fixture(checkpoint), name, arguments)?;
         }
         let checkpoint = self.home.join("hearing");
         copy(&qhx_paths::fixture(HEARING.0), &checkpoint)?;
-        edit(&checkpoint.join("tokenizer_config.json"), |config| {
-            config.as_object_mut().and_then(|config| config.remove("chat_template"));
-        })?;
-        self.forge(&checkpoint, "hearing", &[&["--cpu-only"], HEARING.1].concat())?;
+        let config = checkpoint.join("tokenizer_config.json");
+        let mut value = json(&config)?;
+        value.as_object_mut().and_then(|value| value.remove("chat_template"));
+        std::fs::write(&config, value.to_string()).map_err(at(&config))?;
+        self.forge(&checkpoint, "hearing", HEARING.1)?;
         let calling = self.folder.join("calling");
         copy(&self.folder.join("language"), &calling)?;
         let template = calling.join("chat_template.jinja");
@@ -210,9 +198,8 @@ impl Given<'_> {
         self.text("prompt", case["prompt"].as_str().unwrap_or_default())?;
         self.text("answer", case["text"].as_str().unwrap_or_default())?;
         self.text("tokens", &tokens.collect::<Vec<_>>().join(" "))?;
-        for (index, turn) in
-            goldens["chat"][0]["turns"].as_array().into_iter().flatten().enumerate()
-        {
+        let turns = goldens["chat"][0]["turns"].as_array().into_iter().flatten();
+        for (index, turn) in turns.enumerate() {
             self.text(&format!("question-{index}"), turn["user"].as_str().unwrap_or_default())?;
             self.text(&format!("reply-{index}"), turn["text"].as_str().unwrap_or_default())?;
         }
@@ -236,23 +223,8 @@ fn json(file: &Path) -> Result<Value> {
     serde_json::from_slice(&text).map_err(|e| format!("{}: {e}", file.display()))
 }
 
-fn edit(file: &Path, change: impl FnOnce(&mut Value)) -> Result<()> {
-    let mut value = json(file)?;
-    change(&mut value);
-    std::fs::write(file, value.to_string()).map_err(at(file))
-}
-
 /// Copies a folder.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     std::fs::create_dir_all(to).map_err(at(to))?;
-    for entry in std::fs::read_dir(from).map_err(at(from))? {
-        let path = entry.map_err(at(from))?.path();
-        let target = to.join(path.file_name().unwrap_or_default());
-        if path.is_dir() {
-            copy(&path, &target)?;
-        } else {
-            std::fs::copy(&path, &target).map_err(at(&path))?;
-        }
-    }
-    Ok(())
+    cargo::run(Command::new("cp").arg("-r").arg(from.join(".")).arg(to))
 }

@@ -61,16 +61,7 @@ pub(crate) fn tools() -> Result<Tools> {
     let folder = cargo::tools_folder().join(format!("kotlin-{COMPILER}"));
     let tools = Tools { lib: folder.join("node_modules/kotlin-compiler/lib") };
     if !tools.jar("kotlin-compiler").is_file() {
-        if !works(Command::new("npm").arg("--version")) {
-            return Err(
-                "npm, which fetches the compiler, is not installed: apt-get install npm".into()
-            );
-        }
-        let mut install = Command::new("npm");
-        install.args(["install", "--no-audit", "--no-fund", "--no-save", "--ignore-scripts"]);
-        install.arg("--prefix").arg(&folder).arg(format!("kotlin-compiler@{COMPILER}"));
-        cargo::run(&mut install)
-            .map_err(|why| format!("the Kotlin compiler cannot be installed: {why}"))?;
+        cargo::npm(&folder, &format!("kotlin-compiler@{COMPILER}"))?;
     }
     Ok(tools)
 }

@@ -72,7 +72,7 @@ fn main() -> ExitCode {
             cargo::run(cargo::cargo(&["run", "--package", "qhx-fuzz", "--"]).args(&rest))
         }
         Some("miri") => miri::run(),
-        Some("check-targets") => targets::parse(&rest).and_then(targets::check),
+        Some("check-targets") => targets::check(&rest),
         Some("aarch64") => aarch64_tier(),
         Some("performance") => performance::run(&rest),
         Some("python") => python::tools().and_then(|tools| python::test(&tools)),
@@ -100,11 +100,7 @@ fn main() -> ExitCode {
 }
 
 fn clients(arguments: &[String]) -> cargo::Result<()> {
-    let full = match arguments {
-        [] => false,
-        [one] if one == "--full" => true,
-        other => return Err(format!("clients: unknown arguments {other:?}")),
-    };
+    let full = cargo::flag("--full", arguments)?;
     clients::test(&clients::tools(full)?, None, full)
 }
 

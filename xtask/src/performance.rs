@@ -45,7 +45,8 @@ pub(crate) fn run(wanted: &[String]) -> Result<()> {
     let folder = target.join("performance");
     fs::create_dir_all(&folder).map_err(at(&folder))?;
     for name in LINKS {
-        link(&if name == "target" { target.clone() } else { root.join(name) }, &folder.join(name))?;
+        let to = if name == "target" { target.clone() } else { root.join(name) };
+        cargo::run(Command::new("ln").arg("-sfn").arg(to).arg(folder.join(name)))?;
     }
     let libraries = test::runtime(&qhx, &mut test::Skipped::default());
     let mut failed = Vec::new();
@@ -102,19 +103,6 @@ fn sections(page: &str) -> Vec<Section> {
 
 fn slug(title: &str) -> String {
     title.to_lowercase().replace(|c: char| !c.is_ascii_alphanumeric(), "-")
-}
-
-#[cfg(unix)]
-fn link(to: &Path, from: &Path) -> Result<()> {
-    match std::os::unix::fs::symlink(to, from) {
-        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(at(from)(e)),
-        _ => Ok(()),
-    }
-}
-
-#[cfg(not(unix))]
-fn link(_: &Path, _: &Path) -> Result<()> {
-    Err("the commands of the page are those of a shell of Linux".to_owned())
 }
 
 #[cfg(test)]

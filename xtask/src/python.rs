@@ -20,11 +20,7 @@ pub(crate) enum Kind {
 
 /// `cargo xtask wheel`: a wheel for others, or with `--dev` one as it is tested.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
-    let kind = match arguments {
-        [] => Kind::Release,
-        [one] if one == "--dev" => Kind::Tested,
-        other => return Err(format!("wheel: unknown arguments {other:?}")),
-    };
+    let kind = if cargo::flag("--dev", arguments)? { Kind::Tested } else { Kind::Release };
     let wheel = wheel(kind, &tools()?)?;
     eprintln!("{}", wheel.display());
     Ok(())
@@ -74,12 +70,9 @@ pub(crate) fn program(package: &str, name: &str) -> Result<PathBuf> {
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let environment = environment("python")?;
-    let program = within(&environment, name);
-    if !works(Command::new(&program).arg("--version")) {
-        cargo::run(pip(&environment).args(["install", "--quiet", "--no-compile", package]))
-            .map_err(|why| format!("{name} cannot be installed: {why}"))?;
-    }
-    Ok(program)
+    cargo::run(pip(&environment).args(["install", "--quiet", "--no-compile", package]))
+        .map_err(|why| format!("{name} cannot be installed: {why}"))?;
+    Ok(within(&environment, name))
 }
 
 /// True where a test has to do without a program, and may.

@@ -3,56 +3,17 @@
 use std::process::Command;
 
 use crate::aarch64;
-use crate::cargo::{self, Result, cargo};
+use crate::cargo::{self, PLUGINS, Result, cargo};
 
 /// Phones, boards and laptops with a Hexagon NPU.
 const TARGETS: [&str; 3] = ["aarch64-linux-android", aarch64::TARGET, "aarch64-pc-windows-msvc"];
 
-/// Packages that run on them.
-const PACKAGES: [&str; 30] = [
-    "qhx-base",
-    "qhx-types",
-    "qhx-exec",
-    "qhx-qnn-sys",
-    "qhx-qnn",
-    "qhx-text",
-    "qhx-grammar",
-    "qhx-core",
-    "qhx-op",
-    "qhx-kit",
-    "qhx-plugins",
-    "qhx-cpu",
-    "qhx-hub",
-    "qhx-ops-gemma4",
-    "qhx-ops-gemma4-plugin",
-    "qhx-ops-llama",
-    "qhx-ops-llama-plugin",
-    "qhx-ops-phimoe",
-    "qhx-ops-phimoe-plugin",
-    "qhx-ops-qwen35",
-    "qhx-ops-qwen35-plugin",
-    "qhx-ops-qwen3vl",
-    "qhx-ops-qwen3vl-plugin",
-    "qhx-ops-speech",
-    "qhx-ops-speech-plugin",
-    "qhx",
-    "qhexrt",
-    "qhx-bindings",
-    "qhx-jni",
-    "qhx-cli",
-];
-
-/// Reads the arguments: whether a target that is not installed is a failure.
-pub(crate) fn parse(arguments: &[String]) -> Result<bool> {
-    match arguments {
-        [] => Ok(false),
-        [one] if one == "--require-all" => Ok(true),
-        other => Err(format!("check-targets: unknown arguments {other:?}")),
-    }
-}
+/// What runs on them: the program, the libraries, and plugins, with all that they are made of.
+const PACKAGES: [&str; 3] = ["qhexrt", "qhx-jni", "qhx-cli"];
 
 /// Checks every installed target, and fails if one is not installed where all are required.
-pub(crate) fn check(require_all: bool) -> Result<()> {
+pub(crate) fn check(arguments: &[String]) -> Result<()> {
+    let require_all = cargo::flag("--require-all", arguments)?;
     let missing = run(&[])?;
     if require_all && !missing.is_empty() {
         return Err(format!("targets that are not installed: {}", missing.join(", ")));
@@ -62,22 +23,26 @@ pub(crate) fn check(require_all: bool) -> Result<()> {
 
 /// Checks every installed target but those that were `built`, and returns those that are not installed.
 pub(crate) fn run(built: &[&str]) -> Result<Vec<&'static str>> {
-    let installed = cargo::output(Command::new("rustup").args(["target", "list", "--installed"]));
-    let installed = installed.unwrap_or_default();
     let mut missing = Vec::new();
     for target in TARGETS.into_iter().filter(|target| !built.contains(target)) {
-        if !installed.lines().any(|line| line.trim() == target) {
+        if !installed(target) {
             eprintln!("skipped: target {target} (install it: rustup target add {target})");
             missing.push(target);
             continue;
         }
         // As what runs under emulators: macros and build scripts are built once for all of them.
         let mut check = cargo(&["check", "--profile", "emulated", "--target", target]);
-        for package in PACKAGES {
+        for package in PACKAGES.iter().chain(&PLUGINS) {
             check.args(["--package", package]);
         }
         check.args(["--features", "qhx-cli/builtin-ops"]);
         cargo::run(&mut check)?;
     }
     Ok(missing)
+}
+
+/// True if the toolchain has a target.
+pub(crate) fn installed(target: &str) -> bool {
+    let list = cargo::output(Command::new("rustup").args(["target", "list", "--installed"]));
+    list.unwrap_or_default().lines().any(|line| line.trim() == target)
 }

@@ -92,13 +92,6 @@ impl Root {
         command
     }
 
-    /// Copies a file into the system, where it has the path that is returned.
-    fn receive(&self, file: &Path) -> Result<String> {
-        let within = format!("/root/{}", file.file_name().unwrap_or_default().to_string_lossy());
-        std::fs::copy(file, self.path(&within)).map_err(at(file))?;
-        Ok(within)
-    }
-
     /// Has the demo and a server give the same answer, by the program at a path. Returns what the demo's bundle is
     /// called within the system.
     fn demo(&self, qhx: &str) -> Result<String> {
@@ -178,8 +171,8 @@ pub(super) fn package(root: &Root, package: &Path) -> Result<()> {
         root.demo("/usr/bin/qhx")?;
         return Ok(());
     }
-    let within = root.receive(package)?;
-    cargo::run(root.command("dpkg").args(["--install", &within]))?;
+    std::fs::copy(package, root.path("root/qhx.deb")).map_err(at(package))?;
+    cargo::run(root.command("dpkg").args(["--install", "/root/qhx.deb"]))?;
     root.demo("/usr/bin/qhx")?;
     if works(Command::new("systemd-analyze").arg("--version")) {
         let mut verify = Command::new("systemd-analyze");
