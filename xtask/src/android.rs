@@ -20,14 +20,9 @@ const QAIRT: &str = "2.51.0";
 pub(crate) fn run() -> Result<()> {
     let tools = kotlinc::tools()?;
     let out = cargo::target_folder()?.join("kotlin");
-    let laid = match native() {
-        Ok(library) => lay_out(&tools, &out, Some(&library)),
-        Err(why) => {
-            eprintln!("without jni/arm64-v8a/libqhxjni.so: {why}");
-            lay_out(&tools, &out, None)
-        }
-    };
-    eprintln!("{}", laid?.display());
+    let native = native();
+    let native = native.inspect_err(|why| eprintln!("without jni/arm64-v8a/libqhxjni.so: {why}"));
+    eprintln!("{}", lay_out(&tools, &out, native.ok().as_deref())?.display());
     Ok(())
 }
 

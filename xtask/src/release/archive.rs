@@ -76,20 +76,17 @@ pub(super) fn library(content: &Content<'_>, scratch: &Path, out: &Path) -> Resu
     let name = format!("qhexrt-{VERSION}-{}", content.built.machine.target);
     let folder = scratch.join(&name);
     let source = qhx_paths::workspace();
-    for (from, to) in [
-        ("bindings/c/include/qhexrt_c.h", "include/qhexrt_c.h"),
-        ("bindings/c/include/qhexrt/qhexrt_c.h", "include/qhexrt/qhexrt_c.h"),
-        ("bindings/c/package/qhexrt.pc", "lib/pkgconfig/qhexrt.pc"),
-        ("bindings/c/package/qhexrtConfig.cmake", "lib/cmake/qhexrt/qhexrtConfig.cmake"),
-        (
-            "bindings/c/package/qhexrtConfigVersion.cmake",
-            "lib/cmake/qhexrt/qhexrtConfigVersion.cmake",
-        ),
-        ("docs/c-abi.md", "README.md"),
-        ("examples/c/chat.c", "examples/chat.c"),
+    for (from, to, name) in [
+        ("bindings/c/include", "include", "qhexrt_c.h"),
+        ("bindings/c/include/qhexrt", "include/qhexrt", "qhexrt_c.h"),
+        ("bindings/c/package", "lib/pkgconfig", "qhexrt.pc"),
+        ("bindings/c/package", "lib/cmake/qhexrt", "qhexrtConfig.cmake"),
+        ("bindings/c/package", "lib/cmake/qhexrt", "qhexrtConfigVersion.cmake"),
+        ("examples/c", "examples", "chat.c"),
     ] {
-        copy(&source.join(from), &folder.join(to))?;
+        copy(&source.join(from).join(name), &folder.join(to).join(name))?;
     }
+    copy(&source.join("docs/c-abi.md"), &folder.join("README.md"))?;
     content.licences(&folder)?;
     let (shared, archive) = (folder.join("lib/libqhexrt.so.1"), folder.join("lib/libqhexrt.a"));
     copy(&content.built.folder.join("libqhexrt.so"), &shared)?;

@@ -107,10 +107,8 @@ impl Root {
 
 /// Fails unless an answer has the capital of France in it.
 fn expect_paris(who: &str, answer: &str) -> Result<()> {
-    match answer.contains("Paris") {
-        true => Ok(()),
-        false => Err(format!("{who}: found {answer:?}, expected the capital of France")),
-    }
+    let why = || format!("{who}: found {answer:?}, expected the capital of France");
+    answer.contains("Paris").then_some(()).ok_or_else(why)
 }
 
 /// Unpacks the archive of the programs over `/usr/local`, where the demo runs. Returns the demo's bundle.
@@ -220,12 +218,12 @@ mod tests {
         let packages = metadata["packages"].as_array().unwrap();
         let cli = packages.iter().find(|package| package["name"] == "qhx-cli").unwrap();
         let binstall = &cli["metadata"]["binstall"];
+        let target = super::super::MACHINES[0].target;
+        let known = [("version", VERSION), ("target", target), ("bin", "qhx")];
+        let known = known.into_iter().chain([("archive-suffix", ".tar.gz"), ("binary-ext", "")]);
         let filled = |template: &str| {
-            let target = super::super::MACHINES[0].target;
-            let text = template.replace("{ version }", VERSION).replace("{ target }", target);
-            text.replace("{ bin }", "qhx")
-                .replace("{ archive-suffix }", ".tar.gz")
-                .replace("{ binary-ext }", "")
+            let fill = |text: String, (name, value)| text.replace(&format!("{{ {name} }}"), value);
+            known.clone().fold(template.to_owned(), fill)
         };
         let name = format!("qhx-{VERSION}-x86_64-unknown-linux-gnu");
         let url = filled(binstall["pkg-url"].as_str().unwrap());
