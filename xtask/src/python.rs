@@ -79,7 +79,7 @@ pub(crate) fn program(package: &str, name: &str) -> Result<PathBuf> {
 #[cfg(test)]
 pub(crate) fn lacks(package: &str, name: &str) -> bool {
     let required = std::env::var("QHX_REQUIRE_TIERS").is_ok_and(|value| value == "1");
-    program(package, name).is_err() && !required
+    program(package, name).inspect_err(|why| eprintln!("skipped: {why}")).is_err() && !required
 }
 
 /// The command that installs into an environment.
