@@ -31,10 +31,7 @@ const FIXTURES: [(&str, &[(&str, &str)]); 29] = [
     ("embed-mistral-tiny", &[]),
     ("embeddinggemma-tiny", &[]),
     ("gemma4-tiny", &[]),
-    (
-        "gemma4-tiny",
-        &[("audio", "w8a16"), ("vision", "w8a16"), ("down-split", "2"), ("hand-over", "f32")],
-    ),
+    ("gemma4-tiny", &[("audio", "w8a16"), ("vision", "w8a16")]),
     ("gemma4-unseen", &[]),
     ("llama3-blocks", &[]),
     ("llama3-tiny", &[]),

@@ -3,13 +3,11 @@
 //! Arithmetic: `transformers`, `models/gemma4/modeling_gemma4.py`, `Gemma4TextDecoderLayer`.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, TensorId};
-use qhx_graph::weight::{RowSource, row_range};
-use qhx_types::DType;
+use qhx_graph::weight::row_range;
 
 use super::config::Config;
 use crate::kit::{Attend, AttendInputs, Heads, Layers, Past, Step, mix, mix_past, rope, rotate};
@@ -26,12 +24,8 @@ pub(super) struct Model<'a> {
     pub ring: usize,
     /// Inputs of an MLP's down projection are divided by 2 to this power.
     pub down_shift: i32,
-    /// Parts that an MLP's down projection is split into; their outputs are added in pairs.
-    pub down_split: usize,
     /// Rows of the graphs that verify draft tokens: they have all layers.
     pub verify: Option<usize>,
-    /// Element type of the rows that pass from part to part.
-    pub hand_over: Elem,
 }
 
 /// Keys and values that the layers of a graph read: the cache, and the rows of the graph's own tokens.
@@ -92,9 +86,7 @@ impl Model<'_> {
             range.clone()
         };
         let mut b = GraphBuilder::new(name);
-        let part = |inner: bool| if inner { self.hand_over } else { Elem::Activation };
-        let x = b.input("x", part(range.start > 0), &[rows, config.hidden])?;
-        let mut x = b.cast(x, Elem::Activation)?;
+        let mut x = b.input("x", Elem::Activation, &[rows, config.hidden])?;
         let mut inputs = Inputs {
             ple: None,
             first: range.start,
@@ -138,8 +130,7 @@ impl Model<'_> {
             b.scope("final");
             x = self.parts.norm(&mut b, x, "norm")?;
         }
-        let y = b.cast(x, part(range.end < config.layers()))?;
-        b.output("y", y)?;
+        b.output("y", x)?;
         b.finish()
     }
 
@@ -344,35 +335,9 @@ impl Model<'_> {
         let factor = 2f32.powi(-self.down_shift);
         let up = if self.down_shift == 0 { up } else { b.scale(up, factor)? };
         let inner = b.mul(gate, up)?;
-        let out = self.down(b, inner, &name("down_proj"))?;
+        let out = parts.linear(b, inner, &name("down_proj"), self.config.hidden, false)?;
         let behind = Layers { eps: parts.eps * factor * factor, ..*parts };
         behind.norm(b, out, &format!("layers.{layer}.post_feedforward_layernorm"))
-    }
-
-    /// An MLP's down projection, in [`Model::down_split`] parts of its inputs.
-    fn down(&self, b: &mut GraphBuilder, x: TensorId, name: &str) -> Result<TensorId> {
-        let (parts, hidden, width) = (&self.parts, self.config.hidden, b.width(x)?);
-        let count = self.down_split.clamp(1, width.max(1));
-        if count == 1 {
-            return parts.linear(b, x, name, hidden, false);
-        }
-        let source = parts.checkpoint.matrix(&format!("{name}.weight"), [hidden, width])?;
-        let mut sums = Vec::with_capacity(count);
-        for part in 0..count {
-            let columns = part * width / count..(part + 1) * width / count;
-            let x = b.slice(x, 1, columns.start, columns.end)?;
-            let weight = Arc::new(Columns { source: Arc::clone(&source), columns });
-            let weight = parts.precision.weight(weight);
-            sums.push(b.linear(&format!("down_proj_{part}"), x, weight, None)?);
-        }
-        while sums.len() > 1 {
-            let pairs = sums.chunks(2).map(|pair| match *pair {
-                [one, other] => b.add(one, other),
-                _ => Ok(pair[0]),
-            });
-            sums = pairs.collect::<Result<_>>()?;
-        }
-        Ok(sums[0])
     }
 
     /// Contribution of a layer's per-layer input; its gate reads rows that are not normalised.
@@ -394,40 +359,6 @@ impl Model<'_> {
         let out =
             parts.linear(b, gated, &tensor("per_layer_projection"), self.config.hidden, false)?;
         parts.norm(b, out, &tensor("post_per_layer_input_norm"))
-    }
-}
-
-/// Some columns of a matrix.
-#[derive(Debug)]
-struct Columns {
-    source: Arc<dyn RowSource>,
-    columns: Range<usize>,
-}
-
-impl RowSource for Columns {
-    fn name(&self) -> &str {
-        self.source.name()
-    }
-
-    fn shape(&self) -> [usize; 2] {
-        [self.source.shape()[0], self.columns.len()]
-    }
-
-    fn stored_dtype(&self) -> DType {
-        self.source.stored_dtype()
-    }
-
-    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
-        let mut whole = vec![0.0; self.source.shape()[1]];
-        for (row, out) in out.chunks_exact_mut(self.columns.len().max(1)).enumerate() {
-            self.source.read_f32(first + row, &mut whole)?;
-            out.copy_from_slice(&whole[self.columns.clone()]);
-        }
-        Ok(())
-    }
-
-    fn first_row(&self) -> usize {
-        self.source.first_row()
     }
 }
 

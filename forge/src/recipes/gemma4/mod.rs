@@ -47,7 +47,7 @@ use decoder::Model;
 use draft::DRAFT;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
-use qhx_graph::graph::{Elem, Graph};
+use qhx_graph::graph::Graph;
 use vision::{IMAGE_PATCHES, IMAGE_TOKENS, Vision};
 
 /// Contexts of the decoder by default, as published.
@@ -68,17 +68,6 @@ const DOWN_SHIFT: RecipeOption = RecipeOption {
     name: "down-shift",
     values: &["4", "0", "2", "6", "8"],
     help: "inputs of an MLP's down projection are divided by 2 to this power; the norm behind it takes that back",
-};
-
-const DOWN_SPLIT: RecipeOption = RecipeOption {
-    name: "down-split",
-    values: &["1", "2", "4", "8"],
-    help: "parts that an MLP's down projection is split into; their outputs are added in pairs",
-};
-const HAND_OVER: RecipeOption = RecipeOption {
-    name: "hand-over",
-    values: &["f16", "f32"],
-    help: "element type of the hidden states between parts of the decoder",
 };
 const PROJECTION: RecipeOption = RecipeOption {
     name: "ple",
@@ -108,8 +97,6 @@ register_recipe!(
             IMAGE_TOKENS,
             AUDIO_TOKENS,
             DOWN_SHIFT,
-            DOWN_SPLIT,
-            HAND_OVER,
             PROJECTION,
             VERIFY,
             DRAFT,
@@ -133,12 +120,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         config: &config,
         ring,
         down_shift: DOWN_SHIFT.choice(options).and_then(|k| k.parse().ok()).unwrap_or(0),
-        down_split: DOWN_SPLIT.choice(options).and_then(|n| n.parse().ok()).unwrap_or(1),
         verify,
-        hand_over: match options.choice(HAND_OVER.name) {
-            Some("f32") => Elem::F32,
-            _ => Elem::Activation,
-        },
     };
     let mut decoder = decoder_of(
         options,
