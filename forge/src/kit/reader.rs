@@ -1,5 +1,6 @@
 //! Reads checked values from the configuration of a checkpoint.
 
+use half::{bf16, f16};
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use serde_json::Value;
@@ -112,6 +113,14 @@ impl<'a> Reader<'a> {
     /// When it is absent, or not in range.
     pub fn layers(&self) -> Result<usize> {
         self.bounded("num_hidden_layers", MAX_LAYERS)
+    }
+
+    /// The same, or `default`, that of the configuration class.
+    ///
+    /// # Errors
+    /// When it is not in range.
+    pub fn layers_or(&self, default: usize) -> Result<usize> {
+        self.get("num_hidden_layers").map_or(Ok(default), |_| self.layers())
     }
 
     /// The kind of each layer, by its name under `key`; none when the key is absent or null.
@@ -249,6 +258,25 @@ impl<'a> Reader<'a> {
     /// `rope_parameters`.
     pub fn rope_key(&self) -> &'static str {
         if self.get("rope_scaling").is_some() { "rope_scaling" } else { "rope_parameters" }
+    }
+
+    /// `value` in the type that the model runs in, that of its weights, as the scaled embeddings of Gemma round it: the
+    /// `dtype`, which a nested configuration may have at the top level alone, or `default`.
+    ///
+    /// # Errors
+    /// When that is none of bfloat16, float16 and float32.
+    pub fn in_model_type(&self, value: f32, default: &str) -> Result<f32> {
+        let (whole, keys) = (Self::whole(self.checkpoint), ["dtype", "torch_dtype"]);
+        let found = self.first(&keys).or(whole.first(&keys));
+        match found.map_or(Some(default), |(_, dtype)| dtype.as_str()) {
+            Some("bfloat16") => Ok(bf16::from_f32(value).to_f32()),
+            Some("float16") => Ok(f16::from_f32(value).to_f32()),
+            Some("float32") => Ok(value),
+            _ => {
+                let (key, dtype) = found.unwrap_or((keys[0], &Value::Null));
+                Err(self.bad(key, dtype, "\"bfloat16\", \"float16\" or \"float32\""))
+            }
+        }
     }
 
     /// `tie_word_embeddings`, where in nested configurations the top level governs the head; or how the

@@ -80,17 +80,13 @@ impl<'a> Blocks<'a> {
                 "hidden_size is {hidden}, expected a multiple of num_attention_heads, {query}"
             )));
         }
-        let count = match reader.get("num_hidden_layers") {
-            Some(_) => reader.layers()?,
-            None => defaults.layers,
-        };
         let eps = reader.epsilon(&["layer_norm_eps"], 1e-6)?;
         Ok(Self {
             layers: Layers::new(checkpoint, precision, eps),
             place,
             hidden,
             intermediate: reader.size_or("intermediate_size", defaults.intermediate)?,
-            count,
+            count: reader.layers_or(defaults.layers)?,
             heads: Heads { query, groups: query, dim: hidden / query },
         })
     }

@@ -15,30 +15,20 @@
 //! `rows` is `max_ctx` for full layers. For sliding ones it is the window, or P of the widest graph where that is
 //! more, and the host keeps the cache as a ring.
 
-mod config;
 mod vision;
 
-use std::ops::Range;
-
+use qhx_base::Result;
+use qhx_checkpoint::Checkpoint;
 use qhx_forge::RecipeEntry;
+use qhx_forge::kit::gemma3::{Config, Model, Rope};
 use qhx_forge::kit::{
-    Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, PREFILL_ROWS, Step,
-    VISION_WEIGHTS, check_shape, decoder, object, prefill_rows,
+    AttendInputs, Decoder, DecoderParams, PREFILL_ROWS, VISION_WEIGHTS, check_shape, decoder,
+    object, prefill_rows,
 };
 use qhx_forge::recipe::{Recipe, RecipeOptions};
 use serde_json::json;
 
-use config::{Config, Rope};
-use qhx_base::Result;
-use qhx_checkpoint::Checkpoint;
-use qhx_graph::builder::GraphBuilder;
-use qhx_graph::graph::{Elem, Graph, TensorId};
 use vision::{TOWERS, Vision};
-
-/// The hidden states between layers are those of the reference times this. In published checkpoints the sums there
-/// exceed the largest f16, 65,504. Each layer normalises what it reads and what it adds, so the factor stands in the
-/// weights of the norms, and the result is the same.
-const RESIDUAL: f32 = 1.0 / 64.0;
 
 qhx_forge::register_recipe!(
     RecipeEntry::new(&["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"], recipe)
@@ -61,7 +51,7 @@ fn names(name: &str) -> Vec<String> {
 /// The graphs of a checkpoint, and the plan that runs them with `gemma3_generate`.
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let checkpoint = &checkpoint.renamed(names);
-    let config = Config::read(checkpoint)?;
+    let config = Config::read(checkpoint, false)?;
     let vision = Vision::read(checkpoint, options)?;
     let (layers, max_ctx) = (config.sliding.len(), options.max_ctx);
     check_shape(options, layers, Some(config.max_positions))?;
@@ -72,14 +62,14 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let window = config.window.min(max_ctx);
     // A step writes all of its rows into the ring at once.
     let ring = prompts.iter().fold(window, |ring, rows| ring.max(*rows));
-    let parts = Layers { norm_offset: 1.0, ..Layers::decoder(checkpoint, options, config.eps) };
-    let model = Model { parts, config: &config, ring };
+    let model = Model::new(checkpoint, options, &config);
+    let inputs = |step| AttendInputs::of(config.heads.dim, step);
     let Decoder { contexts, plan_params } = decoder(
         options,
         layers,
         &prompts,
-        |name, range, step| model.graph(name, range, step),
-        parts.lmhead(config.hidden, config.vocab, config.tied)?,
+        |name, range, step| model.graph(name, range, inputs(step), ring),
+        model.parts.lmhead(config.hidden, config.vocab, config.tied)?,
     )?;
     let mut params = DecoderParams {
         hidden: config.hidden,
@@ -89,7 +79,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         rope_theta: config.full.theta,
     }
     .map(max_ctx);
-    let scaling = |rope: Rope| json!({"rope_type": "linear", "factor": rope.factor});
+    let scaling = |rope: Rope| json!({"rope_type": "linear", "factor": rope.factor.unwrap_or(1.0)});
     params.extend(object(json!({
         "embed_scale": config.embed_scale,
         "rope_scaling": scaling(config.full),
@@ -108,81 +98,4 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         vision.add(&mut recipe, config.hidden)?;
     }
     Ok(recipe)
-}
-
-/// Makes the graphs of the decoder.
-struct Model<'a> {
-    parts: Layers<'a>,
-    config: &'a Config,
-    /// Rows of the caches of sliding layers.
-    ring: usize,
-}
-
-impl Model<'_> {
-    /// Tokens through the layers of `range`, over caches.
-    fn graph(&self, name: &str, range: Range<usize>, step: Step) -> Result<Graph> {
-        let (config, rows) = (self.config, step.rows);
-        let capacities = [step.positions, self.ring];
-        let mut b = GraphBuilder::new(name);
-        let mut h = b.input("x", Elem::Activation, &[rows, config.hidden])?;
-        let kinds = &config.sliding[range.clone()];
-        let mut attend = |kind: usize, names| {
-            let used = kinds.contains(&(kind == 1));
-            let sizes = AttendInputs::new(config.heads.dim, rows, capacities[kind]);
-            let inputs = AttendInputs { names, ..sizes };
-            used.then(|| Attend::inputs(&mut b, &inputs)).transpose()
-        };
-        let full = attend(0, AttendInputs::NAMES)?;
-        let local = attend(1, ["cos_local", "sin_local", "cmask_local"])?;
-        if range.start == 0 {
-            h = b.scale(h, RESIDUAL)?;
-        }
-        for layer in range.clone() {
-            let attend = if config.sliding[layer] { &local } else { &full };
-            if let Some(attend) = attend {
-                h = self.layer(&mut b, h, layer, attend)?;
-            }
-        }
-        if range.end == config.sliding.len() {
-            b.scope("final");
-            h = self.residual().norm(&mut b, h, "norm")?;
-        }
-        b.output("y", h)?;
-        b.finish()
-    }
-
-    /// Norms of the hidden states between layers: as of the reference, their epsilon beside a mean of squares.
-    fn residual(&self) -> Layers<'_> {
-        Layers { eps: self.parts.eps * RESIDUAL * RESIDUAL, ..self.parts }
-    }
-
-    /// `Gemma3DecoderLayer` on rows `[rows, hidden]`: attention and a GELU-gated MLP, each between two norms.
-    fn layer(
-        &self,
-        b: &mut GraphBuilder,
-        h: TensorId,
-        layer: usize,
-        attend: &Attend,
-    ) -> Result<TensorId> {
-        let (config, parts) = (self.config, &self.parts);
-        let tensor = |part: &str| format!("layers.{layer}.{part}");
-        b.scope(format!("l{layer}_attn"));
-        let normed = self.residual().norm(b, h, &tensor("input_layernorm"))?;
-        let attention = Attention {
-            scale: config.scale,
-            norms: Some(["q_norm", "k_norm"]),
-            bias: [config.attention_bias; 3],
-            out_bias: config.attention_bias,
-            ..Attention::new(tensor("self_attn"), layer, config.heads)
-        };
-        let mixed = parts.attention(b, normed, &attention, attend)?;
-        let mixed = parts.scaled_norm(b, mixed, &tensor("post_attention_layernorm"), RESIDUAL)?;
-        let h = b.add(h, mixed)?;
-        b.scope(format!("l{layer}_mlp"));
-        let normed = self.residual().norm(b, h, &tensor("pre_feedforward_layernorm"))?;
-        let mlp = Mlp::new(tensor("mlp"), config.intermediate);
-        let out = parts.mlp(b, normed, &mlp, GraphBuilder::gelu_tanh)?;
-        let out = parts.scaled_norm(b, out, &tensor("post_feedforward_layernorm"), RESIDUAL)?;
-        b.add(h, out)
-    }
 }

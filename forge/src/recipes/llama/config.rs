@@ -1,6 +1,5 @@
 //! The keys of `config.json` that shape the graphs, checked.
 
-use half::{bf16, f16};
 use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
 use serde_json::{Value, json};
@@ -124,7 +123,7 @@ impl Config {
             _ => heads.scale(),
         };
         let embed_scale = match class.gemma {
-            true => in_model_type(&reader, checkpoint, (hidden as f64).sqrt() as f32)?,
+            true => reader.in_model_type((hidden as f64).sqrt() as f32, "bfloat16")?,
             false => multiplier("embedding_multiplier")?,
         };
         let with_experts = checkpoint.architecture().is_some_and(|class| class.contains("Moe"));
@@ -169,21 +168,6 @@ impl Config {
 /// True for a key that is there with the value null.
 fn is_null(reader: &Reader<'_>, key: &str) -> bool {
     reader.has(key) && reader.get(key).is_none()
-}
-
-/// `value` in the type that the model runs in: `Gemma2TextScaledWordEmbedding` rounds it to that of the weights.
-fn in_model_type(reader: &Reader<'_>, checkpoint: &Checkpoint, value: f32) -> Result<f32> {
-    let declared = reader.first(&["dtype", "torch_dtype"]).map(|(_, value)| value);
-    let top = checkpoint.config();
-    let declared = declared.or(top.get("dtype")).or(top.get("torch_dtype"));
-    match declared.and_then(Value::as_str) {
-        None | Some("bfloat16") => Ok(bf16::from_f32(value).to_f32()),
-        Some("float16") => Ok(f16::from_f32(value).to_f32()),
-        Some("float32") => Ok(value),
-        Some(other) => Err(reader.fault(format!(
-            "dtype is {other:?}, expected \"bfloat16\", \"float16\" or \"float32\""
-        ))),
-    }
 }
 
 /// For each layer whether it turns queries and keys.
