@@ -5,6 +5,7 @@ mod choices;
 mod encoder;
 mod gemma3;
 mod gemma4;
+mod held;
 mod kokoro;
 mod llama;
 mod parakeet;

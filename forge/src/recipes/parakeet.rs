@@ -18,20 +18,18 @@
 //!
 //! Rows behind a clip are kept from its own: zeros before each convolution, and a mask over keys.
 
-use std::sync::Arc;
-
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Conv1d, Conv2d, Elem, Graph, TensorId, UnaryOp};
-use qhx_graph::weight::{RowSource, Storage, Weight};
-use qhx_types::{DType, MASK_VALUE};
+use qhx_graph::weight::{Storage, Weight};
+use qhx_types::MASK_VALUE;
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::choices::numbers;
-use crate::kit::Processor;
-use crate::kit::{Layers, Reader, object, one_or_many};
+use super::held::Held;
+use crate::kit::{Layers, Processor, Reader, object, one_or_many};
 use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Task};
 use crate::register_recipe;
 use crate::registry::{RecipeEntry, RecipeOption};
@@ -133,10 +131,7 @@ impl Config {
         let scaled = reader.flag_or("scale_input", true)?;
         Ok(Self {
             hidden,
-            layers: match reader.get("num_hidden_layers") {
-                Some(_) => reader.layers()?,
-                None => 24,
-            },
+            layers: reader.layers_or(24)?,
             heads,
             inner: reader.size_or("intermediate_size", 4096)?,
             attention_bias: reader.flag_or("attention_bias", true)?,
@@ -265,9 +260,7 @@ impl Audio {
             ("/feature_size", json!(config.mels)),
             ("/padding_value", json!(0.0)),
         ] {
-            if processor.get(key).is_some_and(|found| *found != only) {
-                return Err(processor.bad(key, &only.to_string()));
-            }
+            processor.only(key, &only)?;
         }
         let size = |key: &str, default: usize| match processor.get(key) {
             None => Ok(default),
@@ -615,15 +608,20 @@ impl Model<'_> {
         let h = b.transpose(h, &[1, 0])?;
         let h = b.reshape(h, &[1, hidden, rows])?;
         let (factors, shift) = self.batch_norm(&format!("{at}.norm"))?;
-        let name = format!("{at}.depthwise_conv");
-        let source = checkpoint.rows(&format!("{name}.weight"), &[hidden, 1, kernel])?;
+        let name = |part: &str| format!("{at}.depthwise_conv.{part}");
+        let taps = checkpoint.rows(&name("weight"), &[hidden, 1, kernel])?;
+        let mut taps = Weight::new(taps, Storage::Float).to_f32()?;
+        for (row, factor) in taps.chunks_exact_mut(kernel).zip(&factors) {
+            row.iter_mut().for_each(|tap| *tap *= factor);
+        }
         let bias = match biased {
-            true => checkpoint.values(&format!("{name}.bias"), &[hidden])?,
+            true => checkpoint.values(&name("bias"), &[hidden])?,
             false => vec![0.0; hidden],
         };
         let bias = bias.iter().zip(&factors).zip(shift).map(|((bias, f), shift)| bias * f + shift);
         let bias = Some(bias.collect());
-        let weight = Weight::new(Arc::new(ScaledRows { source, factors }), Storage::Float);
+        let taps = Held::matrix(name("weight"), [hidden, kernel], taps);
+        let weight = Weight::new(taps, Storage::Float);
         let padding = [kernel / 2; 2];
         let conv = Conv1d { groups: hidden, padding, ..Conv1d::new(kernel) };
         let h = b.conv1d("depthwise", h, weight, bias, conv)?;
@@ -654,36 +652,5 @@ impl Model<'_> {
         let shift = bias.iter().zip(mean).zip(&factors).map(|((bias, mean), f)| bias - mean * f);
         let shift = shift.collect();
         Ok((factors, shift))
-    }
-}
-
-/// A matrix whose rows have factors.
-#[derive(Debug)]
-struct ScaledRows {
-    source: Arc<dyn RowSource>,
-    factors: Vec<f32>,
-}
-
-impl RowSource for ScaledRows {
-    fn name(&self) -> &str {
-        self.source.name()
-    }
-
-    fn shape(&self) -> [usize; 2] {
-        self.source.shape()
-    }
-
-    /// Products need not be numbers of the source's type.
-    fn stored_dtype(&self) -> DType {
-        DType::F32
-    }
-
-    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
-        self.source.read_f32(first, out)?;
-        let rows = out.chunks_exact_mut(self.source.shape()[1].max(1));
-        rows.zip(self.factors.iter().skip(first)).for_each(|(row, factor)| {
-            row.iter_mut().for_each(|value| *value *= factor);
-        });
-        Ok(())
     }
 }

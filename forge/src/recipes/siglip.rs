@@ -20,10 +20,9 @@ use qhx_graph::weight::row_range;
 use serde_json::{Map, Value, json};
 
 use super::choices::numbers;
-use crate::kit::Processor;
 use crate::kit::{
-    Attend, AttendInputs, Blocks, Heads, MatrixFile, Reader, SiglipSizes, matrices, object,
-    one_or_many,
+    Attend, AttendInputs, Blocks, Heads, MatrixFile, Processor, Reader, SiglipSizes, matrices,
+    object, one_or_many,
 };
 use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Task};
 use crate::register_recipe;
@@ -293,9 +292,7 @@ fn image(checkpoint: &Checkpoint, config: &Config<'_>) -> Result<Map<String, Val
         ("/size/width", json!(pixels)),
         ("/patch_size", json!(config.patch)),
     ] {
-        if processor.get(key).is_some_and(|found| *found != only) {
-            return Err(processor.bad(key, &only.to_string()));
-        }
+        processor.only(key, &only)?;
     }
     let default = if config.naflex { "bilinear" } else { "bicubic" };
     let [mean, std] = processor.mean_std()?;

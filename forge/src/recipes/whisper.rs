@@ -173,9 +173,7 @@ fn front_end(checkpoint: &Checkpoint, config: &Config) -> Result<Value> {
         ("/feature_size", json!(config.mels)),
         ("/dither", json!(0.0)),
     ] {
-        if processor.get(key).is_some_and(|found| *found != only) {
-            return Err(processor.bad(key, &only.to_string()));
-        }
+        processor.only(key, &only)?;
     }
     Ok(json!({
         "rate": RATE,

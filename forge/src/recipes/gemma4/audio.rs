@@ -23,8 +23,7 @@ use qhx_types::MASK_VALUE;
 use serde_json::{Map, Value, json};
 
 use super::towers::Clipped;
-use crate::kit::Processor;
-use crate::kit::{Layers, MatrixFile, Reader, matrices, object};
+use crate::kit::{Layers, MatrixFile, Processor, Reader, matrices, object};
 use crate::recipe::{Precision, RecipeOptions, Tables};
 use crate::recipes::choices::numbers;
 use crate::registry::RecipeOption;
@@ -108,10 +107,7 @@ impl Audio {
         tokens.dedup();
         Ok(Self {
             hidden,
-            layers: match reader.get("num_hidden_layers") {
-                Some(_) => reader.layers()?,
-                None => 12,
-            },
+            layers: reader.layers_or(12)?,
             heads,
             channels,
             kernel: reader.size_or("conv_kernel_size", 5)?,
@@ -193,14 +189,10 @@ fn front_end(processor: &Processor, mels: usize) -> Result<Value> {
         ("/input_scale_factor", json!(1.0)),
         ("/fft_overdrive", json!(false)),
     ] {
-        if processor.get(key).is_some_and(|found| *found != only) {
-            return Err(processor.bad(key, &only.to_string()));
-        }
+        processor.only(key, &only)?;
     }
     for key in ["/per_bin_mean", "/per_bin_stddev"] {
-        if processor.get(key).is_some() {
-            return Err(processor.bad(key, "none"));
-        }
+        processor.only(key, &Value::Null)?;
     }
     let hertz = |key: &str, default: f64| match processor.get(key) {
         None => Ok(default),

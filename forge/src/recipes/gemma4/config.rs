@@ -75,11 +75,7 @@ impl Config {
     ) -> Result<Self> {
         reader.only("hidden_activation", &json!("gelu_pytorch_tanh"))?;
         reader.only("attention_bias", &json!(false))?;
-        let layers = match reader.get("num_hidden_layers") {
-            Some(_) => reader.layers()?,
-            None => 30,
-        };
-        let sliding = sliding(reader, layers)?;
+        let sliding = sliding(reader, reader.layers_or(30)?)?;
         let shared = shared(reader, &sliding)?;
         let heads = heads(reader, &sliding)?;
         let vocab = reader.size_or("vocab_size", 262_144)?;

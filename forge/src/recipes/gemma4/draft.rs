@@ -11,12 +11,9 @@
 //! logits alone; a graph cannot choose rows, so that it gives those of all tokens, and the host-op replaces the others.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
-use qhx_graph::weight::RowSource;
-use qhx_types::DType;
 use serde_json::{Value, json};
 
 use super::VERIFY;
@@ -25,11 +22,14 @@ use super::decoder::{Drafter, Model};
 use crate::chain::DRAFT_HEAD;
 use crate::kit::{Decoder, Layers, MatrixFile, Reader, matrices, one_or_many};
 use crate::recipe::{ContextPlan, RecipeOptions, Tables};
+use crate::recipes::held::Held;
 use crate::registry::RecipeOption;
 
 /// Prefix of the names of its graphs.
 const KEY: &str = "draft";
 const CLASS: &str = "Gemma4AssistantForCausalLM";
+/// The tensor that says which tokens are in which cluster.
+const ORDERING: &str = "masked_embedding.token_ordering";
 
 /// The folder of its checkpoint.
 pub(super) const DRAFT: RecipeOption = RecipeOption {
@@ -93,8 +93,12 @@ pub(super) fn add(
     let last = decoder.contexts.len().saturating_sub(1);
     decoder.contexts.splice(last..last, planned);
     Ok(clusters.map(|clusters| {
-        let table = MatrixFile::in_f32("ordering", "draft_ordering", Arc::new(clusters.ordering));
-        (json!({"top_clusters": clusters.top}), matrices(DRAFT_HEAD, vec![table]))
+        let Clusters { count, top, tokens } = clusters;
+        // Numbers of tokens are exact in f32: no vocabulary has 2^24 of them.
+        let values: Vec<f32> = tokens.iter().map(|token| *token as f32).collect();
+        let ordering = Held::matrix(ORDERING, [count, values.len() / count], values);
+        let table = MatrixFile::in_f32("ordering", "draft_ordering", ordering);
+        (json!({"top_clusters": top}), matrices(DRAFT_HEAD, vec![table]))
     }))
 }
 
@@ -152,7 +156,8 @@ struct Clusters {
     count: usize,
     /// Number of clusters that count for a token.
     top: usize,
-    ordering: Ordering,
+    /// The tokens of each cluster, one cluster behind the other.
+    tokens: Vec<u32>,
 }
 
 /// `use_ordered_embeddings` and what goes with it.
@@ -169,47 +174,19 @@ fn clusters(checkpoint: &Checkpoint, whole: &Reader<'_>, vocab: usize) -> Result
              and no more than that"
         )));
     }
-    let name = "masked_embedding.token_ordering";
-    let tokens = checkpoint.indices(name, vocab)?;
+    let tokens = checkpoint.indices(ORDERING, vocab)?;
     let mut seen = vec![false; vocab];
     for &token in &tokens {
         if std::mem::replace(&mut seen[token as usize], true) {
             return Err(Error::new(
                 ErrorKind::Artifact,
                 format!(
-                    "{}: tensor {name} has token {token} twice, expected each of the {vocab} tokens once",
+                    "{}: tensor {ORDERING} has token {token} twice, expected each of the {vocab} tokens once",
                     checkpoint.path().display()
                 ),
             )
             .hint("the file is damaged, or the ordering was never filled in"));
         }
     }
-    Ok(Some(Clusters { count, top, ordering: Ordering { tokens, size: vocab / count } }))
-}
-
-/// The tokens of each cluster, a row for each. Their numbers are exact in f32: no vocabulary has 2^24 tokens.
-#[derive(Debug)]
-struct Ordering {
-    tokens: Vec<u32>,
-    size: usize,
-}
-
-impl RowSource for Ordering {
-    fn name(&self) -> &str {
-        "masked_embedding.token_ordering"
-    }
-
-    fn shape(&self) -> [usize; 2] {
-        [self.tokens.len() / self.size, self.size]
-    }
-
-    fn stored_dtype(&self) -> DType {
-        DType::F32
-    }
-
-    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
-        let tokens = self.tokens.iter().skip(first * self.size);
-        out.iter_mut().zip(tokens).for_each(|(out, token)| *out = *token as f32);
-        Ok(())
-    }
+    Ok(Some(Clusters { count, top, tokens }))
 }

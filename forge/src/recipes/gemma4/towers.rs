@@ -6,8 +6,7 @@ use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::TensorId;
-use qhx_graph::weight::{RowSource, Weight};
-use qhx_types::DType;
+use qhx_graph::weight::RowSource;
 
 use crate::recipe::Precision;
 
@@ -48,13 +47,8 @@ impl Clipped<'_> {
     ) -> Result<TensorId> {
         let x = self.clip(b, x, name, "input")?;
         let short = name.rsplit('.').next().unwrap_or(name);
-        let y = b.linear(short, x, self.stored(weight), None)?;
+        let y = b.linear(short, x, self.precision.weight(weight), None)?;
         self.clip(b, y, name, "output")
-    }
-
-    /// A weight as the tower's precision stores it.
-    pub fn stored(&self, source: Arc<dyn RowSource>) -> Weight {
-        self.precision.weight(source)
     }
 
     fn clip(&self, b: &mut GraphBuilder, x: TensorId, name: &str, side: &str) -> Result<TensorId> {
@@ -72,33 +66,5 @@ impl Clipped<'_> {
                 format!("tensors {min} and {max} are {low} and {high}, expected bounds in order"),
             )),
         }
-    }
-}
-
-/// A matrix whose rows stand in another order.
-#[derive(Debug)]
-pub(super) struct Reordered {
-    pub source: Arc<dyn RowSource>,
-    /// For each row the one that it is in the source.
-    pub order: Vec<usize>,
-}
-
-impl RowSource for Reordered {
-    fn name(&self) -> &str {
-        self.source.name()
-    }
-
-    fn shape(&self) -> [usize; 2] {
-        [self.order.len(), self.source.shape()[1]]
-    }
-
-    fn stored_dtype(&self) -> DType {
-        self.source.stored_dtype()
-    }
-
-    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
-        let rows = out.chunks_exact_mut(self.source.shape()[1].max(1));
-        let order = self.order.get(first..).unwrap_or_default();
-        order.iter().zip(rows).try_for_each(|(&row, out)| self.source.read_f32(row, out))
     }
 }

@@ -13,19 +13,17 @@
 //! of its own. Here the rows of the query and key weights are reordered, so that one rotary embedding over the whole
 //! head does both; scores do not depend on the order of a head's elements.
 
-use std::sync::Arc;
-
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, TensorId};
+use qhx_graph::weight::row_order;
 use serde_json::{Map, Value, json};
 
 use super::decoder::plain_norm;
-use super::towers::{Clipped, Reordered};
-use crate::kit::Processor;
+use super::towers::Clipped;
 use crate::kit::{
-    Attend, AttendInputs, Heads, Layers, MatrixFile, Reader, matrices, mix, object, rope,
+    Attend, AttendInputs, Heads, Layers, MatrixFile, Processor, Reader, matrices, mix, object, rope,
 };
 use crate::recipe::{Precision, RecipeOptions, Tables};
 use crate::recipes::choices::numbers;
@@ -95,10 +93,7 @@ impl Vision {
         Ok(Self {
             hidden,
             intermediate: reader.size_or("intermediate_size", 3072)?,
-            layers: match reader.get("num_hidden_layers") {
-                Some(_) => reader.layers()?,
-                None => 16,
-            },
+            layers: reader.layers_or(16)?,
             heads,
             patch: reader.size_or("patch_size", 16)?,
             pool,
@@ -205,8 +200,8 @@ impl Vision {
         let mut turned = |part: &str, norm: &str, heads: usize| {
             let source = clipped.weight(&name(part), heads * dim, self.hidden)?;
             let order =
-                (0..heads * dim).map(|row| row / dim * dim + place(row % dim, dim)).collect();
-            let x = clipped.linear_of(b, h, &name(part), Arc::new(Reordered { source, order }))?;
+                (0..heads * dim).map(|row| (row / dim * dim + place(row % dim, dim)) as u32);
+            let x = clipped.linear_of(b, h, &name(part), row_order(source, order.collect()))?;
             let x = b.reshape(x, &[attend.rows, heads, dim])?;
             let weight = clipped.checkpoint.values(&format!("{}.weight", name(norm)), &[dim])?;
             let weight = (0..dim).map(|i| weight.get(place(i, dim)).copied().unwrap_or(1.0));

@@ -1,8 +1,6 @@
 //! Values that the host-op computes with: LSTMs, embeddings, durations and the source, in one file of f32.
 
-use qhx_base::{Error, ErrorKind, Result};
-use qhx_graph::weight::RowSource;
-use qhx_types::DType;
+use qhx_base::Result;
 
 use super::config::{Albert, Config};
 use super::{Model, SINES};
@@ -61,36 +59,5 @@ impl Model<'_> {
         }
         linear(&mut all, "decoder.generator.m_source.l_linear", [1, SINES])?;
         Ok(all)
-    }
-}
-
-/// A matrix that was made of tensors of the checkpoint.
-#[derive(Debug)]
-pub(super) struct Held {
-    pub(super) name: String,
-    pub(super) shape: [usize; 2],
-    pub(super) values: Vec<f32>,
-}
-
-impl RowSource for Held {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn shape(&self) -> [usize; 2] {
-        self.shape
-    }
-
-    fn stored_dtype(&self) -> DType {
-        DType::F32
-    }
-
-    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
-        let from = first.saturating_mul(self.shape[1]);
-        let values = self.values.get(from..from.saturating_add(out.len())).ok_or_else(|| {
-            Error::new(ErrorKind::Internal, format!("{}: no rows from {first} on", self.name))
-        })?;
-        out.copy_from_slice(values);
-        Ok(())
     }
 }

@@ -7,8 +7,8 @@ use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{BinaryOp, Conv1d, Elem, ReduceOp, TensorId, UnaryOp};
 use qhx_graph::weight::{RowSource, Storage, Weight};
 
-use super::host::Held;
 use super::{CURVE, Model};
+use crate::recipes::held::Held;
 
 /// Epsilon of `InstanceNorm1d` and of the LayerNorms that are no ALBERT's.
 pub(super) const EPS: f32 = 1e-5;
@@ -211,8 +211,7 @@ impl Model<'_> {
             return Ok(Arc::clone(held));
         }
         let (shape, values) = make()?;
-        let held: Arc<dyn RowSource> =
-            Arc::new(Held { name: format!("{name}.weight"), shape, values });
+        let held = Held::matrix(format!("{name}.weight"), shape, values);
         self.held.borrow_mut().insert(name.to_owned(), Arc::clone(&held));
         Ok(held)
     }

@@ -37,13 +37,13 @@ use std::sync::Arc;
 use serde_json::{Map, json};
 
 use super::choices::numbers;
+use super::held::Held;
 use crate::kit::{Layers, MatrixFile, matrices, object, one_or_many};
 use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
 use crate::register_recipe;
 use crate::registry::{RecipeEntry, RecipeOption};
 use config::Config;
 use files::{lexicon, voices};
-use host::Held;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::graph::Graph;
@@ -137,8 +137,8 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     checkpoint.leave_out("bert.embeddings.position_ids");
     let host = model.host_values()?;
     let (names, rows, voices) = voices(checkpoint, &config)?;
-    let held = |name: &str, values: Vec<f32>, cols: usize| -> Arc<dyn RowSource> {
-        Arc::new(Held { name: name.to_owned(), shape: [values.len() / cols, cols], values })
+    let held = |name: &str, values: Vec<f32>, cols: usize| {
+        Held::matrix(name, [values.len() / cols, cols], values)
     };
     let files = vec![
         MatrixFile::in_f32("host", "host", held("host", host, 1)),

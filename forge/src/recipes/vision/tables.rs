@@ -6,12 +6,12 @@ use std::sync::Arc;
 use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::weight::{RowSource, scaled};
-use qhx_types::DType;
 use serde_json::{Map, Value, json};
 
 use super::config::{Patches, Vision, Windows};
 use crate::kit::{self, MatrixFile, matrices, object};
 use crate::recipe::Tables;
+use crate::recipes::held::Held;
 
 /// Min and max area that published processors declare, for synthetic models.
 const IMAGE_PIXELS: [u64; 2] = [65_536, 16_777_216];
@@ -28,7 +28,7 @@ pub(super) fn patch_embed(
     let weight =
         checkpoint.rows(&format!("{projection}.weight"), &[hidden, 3, temporal, patch, patch])?;
     let bias = match vision.windows {
-        Some(_) => Zeros::matrix([hidden, 1]),
+        Some(_) => zeros([hidden, 1]),
         None => checkpoint.rows(&format!("{projection}.bias"), &[hidden])?,
     };
     Ok([weight, bias])
@@ -38,38 +38,14 @@ pub(super) fn patch_embed(
 pub(super) fn positions(checkpoint: &Checkpoint, vision: &Vision) -> Result<Arc<dyn RowSource>> {
     let shape = [vision.side * vision.side, vision.hidden];
     match vision.windows {
-        Some(_) => Ok(Zeros::matrix(shape)),
+        Some(_) => Ok(zeros(shape)),
         None => checkpoint.matrix("visual.pos_embed.weight", shape),
     }
 }
 
 /// Zeros that a host adds in place of a tensor that the checkpoint does not have.
-#[derive(Debug)]
-struct Zeros([usize; 2]);
-
-impl Zeros {
-    fn matrix(shape: [usize; 2]) -> Arc<dyn RowSource> {
-        Arc::new(Self(shape))
-    }
-}
-
-impl RowSource for Zeros {
-    fn name(&self) -> &str {
-        "zeros"
-    }
-
-    fn shape(&self) -> [usize; 2] {
-        self.0
-    }
-
-    fn stored_dtype(&self) -> DType {
-        DType::F32
-    }
-
-    fn read_f32(&self, _first: usize, out: &mut [f32]) -> Result<()> {
-        out.fill(0.0);
-        Ok(())
-    }
+fn zeros(shape: [usize; 2]) -> Arc<dyn RowSource> {
+    Held::matrix("zeros", shape, vec![0.0; shape[0] * shape[1]])
 }
 
 /// Files `vis_patch_embed_f32`, `vis_patch_embed_bias_f32` and `vis_pos_embed_f32`: the checkpoint's values times
