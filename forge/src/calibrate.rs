@@ -18,6 +18,7 @@ use qhx_checkpoint::Checkpoint;
 use qhx_core::engine::Model;
 use qhx_graph::onnx::{self, Known};
 use qhx_graph::progress::Progress;
+use serde::Serialize;
 use tempfile::TempDir;
 
 use crate::forge::forge_known;
@@ -49,9 +50,10 @@ pub struct CalibrateOptions {
 }
 
 /// Distance of a model's next-token predictions from those of the same model in f16.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Quality {
     /// Mean Kullback-Leibler divergence from f16, in nats.
+    #[serde(rename = "kl")]
     pub divergence: f64,
     /// Share of positions at which the likeliest token is the same.
     pub agreement: f64,

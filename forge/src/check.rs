@@ -9,11 +9,12 @@ use qhx_graph::progress::Progress;
 use qhx_types::{GraphInfo, MASK_VALUE};
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
+use serde::Serialize;
 
 use crate::options::CheckBackends;
 
 /// Agreement of one output of a compiled graph with its reference graph.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CheckRow {
     /// Key of the context.
     pub context: String,

@@ -1,5 +1,6 @@
 //! Trait for compiling graphs into a context binary.
 
+use std::fmt;
 use std::path::Path;
 
 use qhx_base::Result;
@@ -36,4 +37,10 @@ pub trait Compiler: Send + Sync {
         out: &Path,
         progress: &mut dyn Progress,
     ) -> Result<u64>;
+}
+
+impl fmt::Debug for dyn Compiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.dsp_arch())
+    }
 }

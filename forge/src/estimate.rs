@@ -77,6 +77,7 @@ pub struct GraphEstimate {
     pub prompt: bool,
     /// Positions of the context of which the graph takes a token, where there are graphs for several contexts: a step
     /// runs those of one of them.
+    #[serde(rename = "positions")]
     pub context_positions: Option<usize>,
     /// Seconds of audio that one execution is for, of a graph that takes log-mel frames: its window without what only
     /// gives context.
@@ -94,11 +95,14 @@ pub struct GraphEstimate {
     /// Memory that activations move to when they do not fit the NPU's own.
     pub spill_fill_bytes: u64,
     /// Rate at which large transfers run, in bytes per second.
+    #[serde(rename = "memory_bytes_per_second")]
     pub memory_rate: f64,
     /// Time that reading the weights takes at that rate, of tables the rows that are gathered: no schedule is
     /// faster.
+    #[serde(rename = "weight_floor_us")]
     pub floor_us: f64,
     /// Ops whose time is assumed, as the library has no cost model for them.
+    #[serde(rename = "without_cost_model")]
     pub unmodelled: Vec<OpCost>,
     /// The ten kinds of ops that take the longest.
     pub most_expensive: Vec<OpCost>,

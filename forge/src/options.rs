@@ -51,6 +51,7 @@ impl std::fmt::Debug for CheckBackends {
 }
 
 /// Options of a forge: the bundle to make, and its folder.
+#[derive(Debug)]
 pub struct ForgeOptions {
     /// The bundle's folder.
     pub out: PathBuf,
@@ -140,37 +141,7 @@ impl ForgeOptions {
     pub(crate) fn for_npu(&self) -> bool {
         self.compiler.is_some() || self.portable
     }
-}
 
-impl std::fmt::Debug for ForgeOptions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ForgeOptions")
-            .field("out", &self.out)
-            .field("overwrite", &self.overwrite)
-            .field("name", &self.name)
-            .field("task", &self.task)
-            .field("precision", &self.precision)
-            .field("head", &self.head)
-            .field("shards", &self.shards)
-            .field("context_budget", &self.context_budget)
-            .field("max_ctx", &self.max_ctx)
-            .field("prefill", &self.prefill)
-            .field("contexts", &self.contexts)
-            .field("caches", &self.caches)
-            .field("share_weights", &self.share_weights)
-            .field("recipe_options", &self.recipe_options)
-            .field("weights", &self.weights)
-            .field("folds", &self.folds)
-            .field("ignore_tensors", &self.ignore_tensors)
-            .field("rerank", &self.rerank)
-            .field("dsp_arch", &self.compiler.as_ref().map(|c| c.dsp_arch().to_owned()))
-            .field("onnx", &self.onnx)
-            .field("check", &self.check)
-            .finish()
-    }
-}
-
-impl ForgeOptions {
     /// The options of the checkpoint's recipe. Errors when the recipe lacks the task.
     pub(crate) fn for_recipe(&self, checkpoint: &Checkpoint) -> Result<RecipeOptions> {
         let task = task(checkpoint, self.task)?;

@@ -12,9 +12,10 @@ use qhx_exec::backend::{Backend, ContextSource};
 use qhx_exec::graph_runner::{open, run};
 use qhx_graph::onnx;
 use qhx_graph::progress::Progress;
+use serde::Serialize;
 
 /// The largest magnitude of the hidden states at one point of the model.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Residual {
     /// `block_5`, for instance.
     pub place: String,

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Adapter;
 use qhx_checkpoint::Checkpoint;
@@ -226,11 +226,11 @@ pub(crate) struct ShapeArgs {
     #[arg(long, value_parser = task())]
     pub task: Option<Task>,
     /// Precision of the decoder's weights
-    #[arg(long, value_enum, default_value_t)]
-    pub precision: PrecisionChoice,
+    #[arg(long, value_parser = precision(DECODER), default_value = "fp16")]
+    pub precision: Precision,
     /// Precision of the head's weight, from hidden states to logits [default: fp16, with low-bit layers w8a16]
-    #[arg(long, value_enum, value_name = "PRECISION")]
-    pub head: Option<HeadChoice>,
+    #[arg(long, value_parser = precision(HEAD), value_name = "PRECISION")]
+    pub head: Option<Precision>,
     /// Number of contexts that the decoder's layers are spread over [default: as few as devices can
     /// load]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
@@ -256,16 +256,16 @@ pub(crate) struct ShapeArgs {
     pub contexts: Vec<usize>,
     /// What caches of keys and values hold: int8 has a scale for each token and head, takes half of the memory, and
     /// rounds what later tokens read
-    #[arg(long, value_enum, default_value_t)]
-    pub caches: CachesChoice,
+    #[arg(long, value_parser = caches(), default_value = "f16")]
+    pub caches: Caches,
     /// Keep weights that prompt and decode graphs have in common once. Such context binaries load on
     /// devices, not in the emulator
     #[arg(long)]
     pub share_weights: bool,
     /// Precision of the experts' weights as graph inputs, for models whose experts stay on the host: short for
     /// `--recipe-option experts=PRECISION` [default: w8a16]
-    #[arg(long, value_enum, value_name = "PRECISION")]
-    pub experts: Option<ExpertsChoice>,
+    #[arg(long, value_parser = choices(&EXPERTS), value_name = "PRECISION")]
+    pub experts: Option<String>,
     /// Side of the square that images are stretched to, in pixels, for models that see: short for
     /// `--recipe-option image-size=N` [default: 512]
     #[arg(long, value_name = "N", conflicts_with = "image_patches")]
@@ -324,7 +324,7 @@ impl ShapeArgs {
     /// The options without a compiler.
     pub(crate) fn options(&self, out: &Path) -> ForgeOptions {
         let own = [
-            ("experts", self.experts.map(|precision| precision.name().to_owned())),
+            ("experts", self.experts.clone()),
             ("image-size", self.image_size.clone()),
             ("image-patches", self.image_patches.clone()),
             ("image-tokens", self.image_tokens.clone()),
@@ -335,8 +335,8 @@ impl ShapeArgs {
         ForgeOptions {
             rerank: self.rerank.clone(),
             task: self.task,
-            precision: self.precision.precision(),
-            head: self.head.map(HeadChoice::precision),
+            precision: self.precision,
+            head: self.head,
             shards: self.shards.unwrap_or(AUTO_SHARDS),
             context_budget: self.context_budget,
             max_ctx: self.max_ctx,
@@ -345,7 +345,7 @@ impl ShapeArgs {
                 .as_ref()
                 .map(|list| list.iter().copied().filter(|p| *p > 0).collect()),
             contexts: self.contexts.clone(),
-            caches: self.caches.caches(),
+            caches: self.caches,
             share_weights: self.share_weights,
             recipe_options: own.chain(self.recipe_options.iter().cloned()).collect(),
             weights: self.weights.clone(),
@@ -501,89 +501,41 @@ fn task() -> impl TypedValueParser<Value = Task> {
         Task::Score => "One score for each pair of texts, for `qhx rerank`",
         _ => "Text",
     };
-    let values = Task::ALL.map(|task| PossibleValue::new(task.name()).help(help(task)));
-    PossibleValuesParser::new(values)
+    choices(&Task::ALL.map(|task| (task.name(), help(task))))
         .try_map(|name| Task::from_name(&name).ok_or("no task has this name"))
 }
 
-/// Precisions of weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub(crate) enum PrecisionChoice {
-    /// f16 weights
-    #[default]
-    Fp16,
-    /// int8 weights with one scale per output channel, f16 activations
-    W8a16,
-    /// 4-bit weights with one scale per 32 inputs of an output channel, f16 activations
-    W4a16,
-}
-
-impl PrecisionChoice {
-    fn precision(self) -> Precision {
-        match self {
-            Self::Fp16 => Precision::Fp16,
-            Self::W8a16 => Precision::W8A16,
-            Self::W4a16 => Precision::W4A16,
-        }
-    }
-}
-
-/// What caches hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub(crate) enum CachesChoice {
-    /// f16, on the CPU f32
-    #[default]
-    F16,
-    /// int8 with one scale per token and head
-    Int8,
-}
-
-impl CachesChoice {
-    fn caches(self) -> Caches {
-        match self {
-            Self::F16 => Caches::F16,
-            Self::Int8 => Caches::Int8,
-        }
-    }
-}
-
+/// Precisions of the decoder's weights, for the help.
+const DECODER: [&str; 3] = [
+    "f16 weights",
+    "int8 weights with one scale per output channel, f16 activations",
+    "4-bit weights with one scale per 32 inputs of an output channel, f16 activations",
+];
 /// Precisions of the head's weight.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum HeadChoice {
-    /// f16
-    Fp16,
-    /// int8 with one scale per token
-    W8a16,
-    /// 4 bits with one scale per 32 inputs of a token
-    W4a16,
-}
-
-impl HeadChoice {
-    fn precision(self) -> Precision {
-        match self {
-            Self::Fp16 => Precision::Fp16,
-            Self::W8a16 => Precision::W8A16,
-            Self::W4a16 => Precision::W4A16,
-        }
-    }
-}
-
+const HEAD: [&str; 3] =
+    ["f16", "int8 with one scale per token", "4 bits with one scale per 32 inputs of a token"];
 /// Precisions of the experts' weights as graph inputs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ExpertsChoice {
-    /// The table's int8 values as they lie in the file, scaled after the matmul
-    W8a16,
-    /// f16 values, which the host makes of the table for each token
-    Fp16,
+const EXPERTS: [(&str, &str); 2] = [
+    ("w8a16", "The table's int8 values as they lie in the file, scaled after the matmul"),
+    ("fp16", "f16 values, which the host makes of the table for each token"),
+];
+
+fn precision(help: [&'static str; 3]) -> impl TypedValueParser<Value = Precision> {
+    let names = Precision::ALL.map(Precision::name);
+    let named: Vec<_> = names.into_iter().zip(help).collect();
+    choices(&named).try_map(|name| name.parse::<Precision>())
 }
 
-impl ExpertsChoice {
-    fn name(self) -> &'static str {
-        match self {
-            Self::W8a16 => "w8a16",
-            Self::Fp16 => "fp16",
-        }
-    }
+fn caches() -> impl TypedValueParser<Value = Caches> {
+    let int8 = ("int8", "int8 with one scale per token and head");
+    choices(&[("f16", "f16, on the CPU f32"), int8])
+        .map(move |name| if name == int8.0 { Caches::Int8 } else { Caches::F16 })
+}
+
+/// Reads one of these names, each with a word for the help.
+fn choices(named: &[(&'static str, &'static str)]) -> PossibleValuesParser {
+    let values = named.iter().map(|(name, help)| PossibleValue::new(*name).help(*help));
+    PossibleValuesParser::new(values)
 }
 
 #[cfg(test)]

@@ -423,31 +423,19 @@ fn report_json(report: &Report) -> Value {
             })
         })
         .collect();
-    let check: Vec<_> = report
-        .check
-        .iter()
-        .map(|row| {
-            json!({
-                "context": row.context,
-                "graph": row.graph,
-                "output": row.output,
-                "cosine": row.cosine,
-                "error": row.error,
-                "agrees": row.agrees(),
-            })
-        })
-        .collect();
-    let residuals = report.residuals.iter();
-    let residuals: Vec<_> =
-        residuals.map(|r| json!({"place": r.place, "largest": r.largest})).collect();
+    let check = report.check.iter().map(|row| {
+        let mut json = json!(row);
+        json["agrees"] = json!(row.agrees());
+        json
+    });
     json!({
         "manifest": report.manifest,
         "family": report.family,
         "dsp_arch": report.dsp_arch,
         "bytes": report.bytes,
         "contexts": contexts,
-        "check": check,
-        "residuals": residuals,
+        "check": check.collect::<Vec<_>>(),
+        "residuals": report.residuals,
     })
 }
 

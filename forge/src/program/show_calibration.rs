@@ -3,7 +3,7 @@
 use qhx_base::Result;
 use qhx_terminal::output::Output;
 use qhx_terminal::say;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::calibrate::{Calibration, Quality};
 
@@ -45,24 +45,20 @@ pub(super) fn show(found: &Calibration, output: &mut Output) -> Result<()> {
 
 /// The same as one JSON value.
 pub(super) fn calibration_json(found: &Calibration) -> Value {
-    let quality = |quality: &Quality| {
-        let Quality { divergence, agreement, perplexity } = quality;
-        json!({"kl": divergence, "agreement": agreement, "perplexity": perplexity})
-    };
-    let named = |list: &[(String, Quality)]| -> Value {
-        Value::Object(list.iter().map(|(part, found)| (part.clone(), quality(found))).collect())
+    let named = |list: &[(String, Quality)]| -> Map<String, Value> {
+        list.iter().map(|(part, found)| (part.clone(), json!(found))).collect()
     };
     let precisions = found.precisions.iter();
-    let precisions = precisions.map(|(p, found)| (p.name().to_owned(), quality(found))).collect();
+    let precisions = precisions.map(|(p, found)| (p.name().to_owned(), json!(found)));
     let kept = found.kept.iter().map(|one| (one.part.clone(), json!(one.precision.name())));
     json!({
         "tokens": found.tokens,
         "perplexity": found.perplexity,
-        "precisions": Value::Object(precisions),
+        "precisions": precisions.collect::<Map<_, _>>(),
         "layers": named(&found.layers),
         "groups": named(&found.groups),
-        "kept": Value::Object(kept.collect()),
-        "chosen": found.chosen.as_ref().map(quality),
+        "kept": kept.collect::<Map<_, _>>(),
+        "chosen": found.chosen,
         "reached": found.reached,
     })
 }

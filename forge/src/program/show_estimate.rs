@@ -8,6 +8,7 @@ use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
 use qhx_qnn::Target;
 use qhx_terminal::{Status, Terminal};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::args::{EstimateArgs, source};
@@ -67,14 +68,19 @@ const MEANINGFUL: f64 = 20.0;
 
 /// Sums of what one step, a token or a text, runs: each graph once, but for those of prompts, encoders and towers, and
 /// of other contexts.
+#[derive(Serialize)]
 struct Total {
     /// Positions of the context, where there are several.
     positions: Option<usize>,
     us: f64,
     max_us: f64,
+    #[serde(rename = "weight_floor_us")]
     floor_us: f64,
+    #[serde(rename = "weight_bytes")]
     weights: u64,
+    #[serde(rename = "dma_read_bytes")]
     read: u64,
+    #[serde(rename = "dma_write_bytes")]
     written: u64,
 }
 
@@ -117,18 +123,6 @@ impl Total {
             times(moved, self.weights as f64)
                 .map_or_else(String::new, |ratio| format!(", {ratio:.3} times the weights"))
         )
-    }
-
-    fn json(&self) -> Value {
-        json!({
-            "positions": self.positions,
-            "us": self.us,
-            "max_us": self.max_us,
-            "weight_floor_us": self.floor_us,
-            "weight_bytes": self.weights,
-            "dma_read_bytes": self.read,
-            "dma_write_bytes": self.written,
-        })
     }
 }
 
@@ -236,34 +230,11 @@ fn mega(bytes: u64) -> String {
 }
 
 fn estimate_json(graphs: &[GraphEstimate], target: Target, corner: u32) -> Value {
-    let ops = |list: &[OpCost]| -> Vec<Value> {
-        list.iter()
-            .map(|op| json!({"op": op.op, "unit": op.unit, "count": op.count, "us": op.us}))
-            .collect()
-    };
-    let list: Vec<_> = graphs
-        .iter()
-        .map(|graph| {
-            json!({
-                "context": graph.context,
-                "graph": graph.graph,
-                "prompt": graph.prompt,
-                "positions": graph.context_positions,
-                "audio_seconds": graph.audio_seconds,
-                "us": graph.us,
-                "max_us": graph.max_us(),
-                "core_mhz": graph.core_mhz,
-                "weight_bytes": graph.weight_bytes,
-                "dma_read_bytes": graph.dma_read_bytes,
-                "dma_write_bytes": graph.dma_write_bytes,
-                "spill_fill_bytes": graph.spill_fill_bytes,
-                "memory_bytes_per_second": graph.memory_rate,
-                "weight_floor_us": graph.floor_us,
-                "without_cost_model": ops(&graph.unmodelled),
-                "most_expensive": ops(&graph.most_expensive),
-            })
-        })
-        .collect();
+    let list = graphs.iter().map(|graph| {
+        let mut json = json!(graph);
+        json["max_us"] = json!(graph.max_us());
+        json
+    });
     let totals = Total::all(graphs);
     let audio = Audio::of(graphs).map(|audio| {
         json!({"graph": audio.graph, "seconds": AUDIO, "us": audio.us, "max_us": audio.max_us})
@@ -273,10 +244,10 @@ fn estimate_json(graphs: &[GraphEstimate], target: Target, corner: u32) -> Value
         "target": target.to_string(),
         "corner": corner,
         "not_modelled": NOT_MODELLED,
-        "graphs": list,
+        "graphs": list.collect::<Vec<_>>(),
         "audio": audio,
-        "step": totals[0].json(),
-        "steps": totals.iter().map(Total::json).collect::<Vec<_>>(),
+        "step": totals[0],
+        "steps": totals,
     })
 }
 

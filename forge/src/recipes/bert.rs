@@ -17,7 +17,7 @@ use qhx_graph::graph::{Elem, Graph, TensorId};
 use qhx_graph::weight::row_range;
 use serde_json::json;
 
-use super::encoder::{self, Dense, Encoder, EncoderGraphs, max_text};
+use super::encoder::{self, Dense, Encoder, max_text};
 use crate::kit::{
     Attend, AttendInputs, Attention, Heads, Layers, MatrixFile, Reader, check_shape, matrices,
     object,
@@ -154,37 +154,31 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     }
     let parts = Layers::decoder(checkpoint, options, config.eps);
     let Config { hidden, vocab, layers, heads, .. } = config;
-    let mut params = object(json!({
+    let params = object(json!({
         "hidden": hidden,
         "vocab": vocab,
         "n_layers": layers,
         "max_ctx": options.max_ctx,
         "n_heads": heads.query,
     }));
-    let EncoderGraphs { contexts, plan_params, mut tables, notes } =
-        encoder.graphs(options, layers, &mut params, |name, range, rows, mask_rows| {
-            graph(&parts, &config, name, range, rows, mask_rows)
-        })?;
     let table = |name: &str, rows: usize| {
         checkpoint.matrix(&format!("embeddings.{name}_embeddings.weight"), [rows, hidden])
     };
     let positions = table("position", config.first_and_end().end)?;
-    tables.push(matrices(
+    let positions = row_range(&positions, config.first_and_end());
+    let embed = (layers, table("word", vocab)?);
+    let mut recipe =
+        encoder.recipe("bert", options, embed, params, |name, range, rows, mask_rows| {
+            graph(&parts, &config, name, range, rows, mask_rows)
+        })?;
+    recipe.tables.push(matrices(
         "embeddings",
         vec![
-            MatrixFile::stored(
-                "positions",
-                "positions",
-                row_range(&positions, config.first_and_end()),
-            ),
+            MatrixFile::stored("positions", "positions", positions),
             MatrixFile::stored("types", "types", table("token_type", config.types)?),
         ],
     ));
-    Ok(Recipe::new("bert", encoder::HOST_OP, contexts, plan_params)
-        .embed(table("word", vocab)?)
-        .params(params)
-        .tables(tables)
-        .notes(notes))
+    Ok(recipe)
 }
 
 /// `rows` tokens through the layers of `range`.

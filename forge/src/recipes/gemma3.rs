@@ -13,7 +13,7 @@ use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
 use serde_json::json;
 
-use super::encoder::{self, Encoder, EncoderGraphs, bidirectional, max_text};
+use super::encoder::{self, Encoder, bidirectional, max_text};
 use crate::kit::gemma3::{Config, Model};
 use crate::kit::{AttendInputs, DecoderParams, Reader, check_shape, object};
 use crate::recipe::{Recipe, RecipeOptions, Task};
@@ -48,14 +48,9 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         "local": {"reach": window / 2, "head_dim": heads.dim, "rope_theta": local.theta},
     })));
     let model = Model::new(checkpoint, options, &config);
-    let EncoderGraphs { contexts, plan_params, tables, notes } =
-        encoder.graphs(options, layers, &mut params, |name, range, rows, mask_rows| {
-            let inputs = AttendInputs { mask_rows, ..AttendInputs::new(heads.dim, rows, 0) };
-            model.graph(name, range, inputs, 0)
-        })?;
-    Ok(Recipe::new("gemma3", encoder::HOST_OP, contexts, plan_params)
-        .embed(checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?)
-        .params(params)
-        .tables(tables)
-        .notes(notes))
+    let embed = checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?;
+    encoder.recipe("gemma3", options, (layers, embed), params, |name, range, rows, mask_rows| {
+        let inputs = AttendInputs { mask_rows, ..AttendInputs::new(heads.dim, rows, 0) };
+        model.graph(name, range, inputs, 0)
+    })
 }

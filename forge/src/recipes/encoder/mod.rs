@@ -1,24 +1,27 @@
 //! Code that the recipes of encoders share: the files of `sentence-transformers` beside a checkpoint, graphs for
 //! several lengths of texts, and the plan that `llama_embed_sharded` runs.
 
-mod files;
 mod modules;
 mod text;
 
 use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
 
-use qhx_base::Result;
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_checkpoint::read_json_value;
 use qhx_graph::graph::Graph;
+use qhx_graph::weight::RowSource;
 use serde_json::{Map, Value, json};
 
 use crate::kit::{matrices, one_or_many, prefill_rows, shards};
-use crate::recipe::{ContextPlan, RecipeOptions, Tables};
+use crate::recipe::{ContextPlan, Recipe, RecipeOptions};
 use crate::rerank;
 pub(super) use modules::{Dense, POOLING};
 pub(super) use text::{Encoder, bidirectional, max_text};
 
-/// The host-op that runs what [`Encoder::graphs`] makes.
-pub(super) const HOST_OP: &str = "llama_embed_sharded";
+/// The host-op that runs what [`Encoder::recipe`] makes.
+const HOST_OP: &str = "llama_embed_sharded";
 
 /// Positions of the longest encoder that takes several short texts at once. Its mask has a row for each position then;
 /// in longer ones such a mask is more to fill and to read than sharing them is worth.
@@ -27,13 +30,15 @@ const SHARED: usize = 512;
 /// Tokens of the shorter texts that an encoder has graphs for by default.
 const BUCKETS: [usize; 2] = [32, 128];
 
-/// The parts of a [`Recipe`](crate::recipe::Recipe) that all encoders make alike.
-pub(super) struct EncoderGraphs {
-    pub contexts: Vec<ContextPlan>,
-    pub plan_params: Map<String, Value>,
-    pub tables: Vec<Tables>,
-    /// Note to the user about the vectors.
-    pub notes: Vec<String>,
+/// A JSON file of `sentence-transformers`, if it is there.
+fn read(path: &Path) -> Result<Option<Value>> {
+    path.exists().then(|| read_json_value(path)).transpose()
+}
+
+/// The error about a file of `sentence-transformers` that asks for what is not done.
+fn unsupported(path: &Path, what: &str) -> Error {
+    Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display()))
+        .hint("vectors would be others than those of sentence-transformers")
 }
 
 /// Said of an encoder that nothing declares the pooling of.
@@ -41,16 +46,17 @@ const UNDECLARED: &str = "neither modules.json nor another file says how the row
      mean; where the model's page says otherwise, name it: --recipe-option pooling=cls";
 
 impl Encoder {
-    /// The graphs `enc`, and `enc<S>` for shorter texts of up to S tokens, over the shards of the options. `make` makes
-    /// the graph of a name that takes the layers of a range, a number of positions, and masks of a number of rows: one
-    /// for each position, or 1. The prefixes of texts go to `params`.
-    pub fn graphs(
+    /// A recipe of the graphs `enc`, and `enc<S>` for shorter texts of up to S tokens, over the shards of the options.
+    /// `make` makes the graph of a name that takes the layers of a range, a number of positions, and masks of a number
+    /// of rows: one for each position, or 1. The prefixes of texts go to `params`.
+    pub fn recipe(
         self,
+        family: &str,
         options: &RecipeOptions,
-        layers: usize,
-        params: &mut Map<String, Value>,
+        (layers, embed): (usize, Arc<dyn RowSource>),
+        mut params: Map<String, Value>,
         make: impl Fn(&str, Range<usize>, usize, usize) -> Result<Graph>,
-    ) -> Result<EncoderGraphs> {
+    ) -> Result<Recipe> {
         let Self { causal, modules, query_prefix, document_prefix, rerank } = self;
         let (longest, undeclared) = (options.max_ctx, modules.undeclared);
         let (mut contexts, mut parts, mut buckets) =
@@ -104,7 +110,8 @@ impl Encoder {
             }
         }
         let notes = undeclared.then(|| UNDECLARED.to_owned()).into_iter().collect();
-        Ok(EncoderGraphs { contexts, plan_params, tables, notes })
+        let recipe = Recipe::new(family, HOST_OP, contexts, plan_params).embed(embed);
+        Ok(recipe.params(params).tables(tables).notes(notes))
     }
 }
 

@@ -8,7 +8,7 @@ use qhx_checkpoint::{Checkpoint, is_plain};
 use qhx_graph::weight::{RowSource, scaled};
 use serde_json::{Value, json};
 
-use super::files::{read, unsupported};
+use super::{read, unsupported};
 use crate::kit::MatrixFile;
 use crate::recipe::RecipeOptions;
 use crate::registry::RecipeOption;

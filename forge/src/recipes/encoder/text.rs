@@ -7,8 +7,8 @@ use qhx_checkpoint::Checkpoint;
 use qhx_core::manifest::{Rerank, Verdict};
 use serde_json::Value;
 
-use super::files::{read, unsupported};
 use super::modules::{Dense, Modules};
+use super::{read, unsupported};
 use crate::kit::Reader;
 use crate::recipe::RecipeOptions;
 

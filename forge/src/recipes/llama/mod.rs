@@ -39,7 +39,7 @@ use std::ops::Range;
 
 use serde_json::{Map, Value, json};
 
-use super::encoder::{self, Dense, Encoder, EncoderGraphs, bidirectional};
+use super::encoder::{self, Dense, Encoder, bidirectional};
 use crate::kit::{
     Attend, AttendInputs, Decoder, DecoderParams, EXPERTS, ExpertNames, Layers, PREFILL_ROWS,
     Reader, check_shape, decoder, expert_decoder, expert_prefill_rows, object, prefill_rows,
@@ -272,18 +272,12 @@ fn encode(
     // Of a decoder that is used as an encoder.
     checkpoint.leave_out("lm_head");
     let layers = layers(checkpoint, config, options);
-    let mut params = params(config, options);
-    let EncoderGraphs { contexts, plan_params, tables, notes } =
-        encoder.graphs(options, config.layers, &mut params, |name, range, rows, mask_rows| {
-            let attend =
-                AttendInputs { mask_rows, ..AttendInputs::new(config.rope.rotary, rows, 0) };
-            run(&layers, config, name, range, attend, None)
-        })?;
-    Ok(Recipe::new(config.class.family, encoder::HOST_OP, contexts, plan_params)
-        .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)
-        .params(params)
-        .tables(tables)
-        .notes(notes))
+    let embed = checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?;
+    let (params, parts) = (params(config, options), (config.layers, embed));
+    encoder.recipe(config.class.family, options, parts, params, |name, range, rows, mask_rows| {
+        let attend = AttendInputs { mask_rows, ..AttendInputs::new(config.rope.rotary, rows, 0) };
+        run(&layers, config, name, range, attend, None)
+    })
 }
 
 fn params(config: &Config, options: &RecipeOptions) -> Map<String, Value> {
