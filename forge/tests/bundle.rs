@@ -2,12 +2,11 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use qhx_base::{ErrorKind, Result};
+use qhx_base::ErrorKind;
 use qhx_checkpoint::Checkpoint;
 use qhx_core::manifest::{ChatStyle, Manifest};
-use qhx_forge::compile::Compiler;
 use qhx_forge::recipe::RecipeOptions;
 use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Precision, Progress, Silent, forge, forge_with};
@@ -19,33 +18,9 @@ use qhx_paths::fixture;
 use qhx_types::DType;
 use serde_json::json;
 
-/// Writes the names of a context's graphs instead of a binary, and keeps the graphs.
-#[derive(Default)]
-struct FakeCompiler {
-    graphs: Mutex<Vec<Graph>>,
-}
+mod common;
 
-impl Compiler for FakeCompiler {
-    fn dsp_arch(&self) -> &str {
-        "v81"
-    }
-
-    fn version(&self) -> String {
-        "fake 1".to_owned()
-    }
-
-    fn compile(
-        &self,
-        key: &str,
-        graphs: &[Graph],
-        out: &Path,
-        _progress: &mut dyn Progress,
-    ) -> Result<u64> {
-        std::fs::write(out, key).unwrap();
-        self.graphs.lock().unwrap().extend_from_slice(graphs);
-        Ok(key.len() as u64)
-    }
-}
+use common::{Log, StandIn, copy, edit_json};
 
 /// All files below a folder with their bytes, sorted.
 fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
@@ -127,7 +102,7 @@ fn a_cpu_bundle_is_whole_readable_and_the_same_every_time() {
 #[test]
 fn shards_and_int8_reach_the_compiler_under_the_contracts_names() {
     let dir = tempfile::tempdir().unwrap();
-    let compiler = Arc::new(FakeCompiler::default());
+    let compiler = Arc::new(StandIn::default());
     let options = ForgeOptions {
         name: Some("tiny".to_owned()),
         precision: Precision::W8A16,
@@ -157,9 +132,9 @@ fn shards_and_int8_reach_the_compiler_under_the_contracts_names() {
     // Layers F L | F L | L L F of seven: shard 1 has layers 2 and 3.
     let info = graphs[1].info(Elem::qnn);
     let ports: Vec<_> = info.inputs.iter().chain(&info.outputs).map(ToString::to_string).collect();
-    assert_ports(
-        &ports,
-        &[
+    assert_eq!(
+        ports,
+        [
             "x f16[1, 120]",
             "cos f16[1, 6]",
             "sin f16[1, 6]",
@@ -191,7 +166,7 @@ fn shards_and_int8_reach_the_compiler_under_the_contracts_names() {
 #[test]
 fn every_weight_of_four_bits_has_the_form_that_its_inputs_allow() {
     let dir = tempfile::tempdir().unwrap();
-    let compiler = Arc::new(FakeCompiler::default());
+    let compiler = Arc::new(StandIn::default());
     let options = ForgeOptions {
         name: Some("tiny".to_owned()),
         precision: Precision::W4A16,
@@ -246,7 +221,7 @@ fn the_head_has_the_precision_that_is_asked_for() {
                 precision,
                 head,
                 name: Some("tiny".to_owned()),
-                compiler: Some(Arc::new(FakeCompiler::default())),
+                compiler: Some(Arc::new(StandIn::default())),
                 onnx: false,
                 ..ForgeOptions::new(dir.path().join(format!("{model}{precision:?}{head:?}")))
             };
@@ -257,10 +232,6 @@ fn the_head_has_the_precision_that_is_asked_for() {
             assert_eq!(of_head.bin.as_deref(), Some(file.as_str()), "{model}");
         }
     }
-}
-
-fn assert_ports(found: &[String], expected: &[&str]) {
-    assert_eq!(found, expected);
 }
 
 #[test]
@@ -379,37 +350,20 @@ fn a_manifest_that_qhx_could_not_read_is_an_error() {
 
 #[test]
 fn tokens_beyond_the_model_are_noted() {
-    struct Notes(Vec<String>);
-    impl Progress for Notes {
-        fn stage(&mut self, _what: &str, _total: u64) {}
-        fn advance(&mut self, _done: u64) {}
-        fn note(&mut self, message: &str) {
-            self.0.push(message.to_owned());
-        }
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let checkpoint = dir.path().join("checkpoint");
-    std::fs::create_dir(&checkpoint).unwrap();
-    for entry in std::fs::read_dir(fixture("qwen35-tied")).unwrap() {
-        let path = entry.unwrap().path();
-        std::fs::copy(&path, checkpoint.join(path.file_name().unwrap())).unwrap();
-    }
+    let checkpoint = copy("qwen35-tied");
     // Fewer tokens than the model has rows, one of them with a number behind these.
-    let path = checkpoint.join("tokenizer.json");
-    let mut tokenizer: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-    let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
-    let last =
-        vocab.iter().max_by_key(|(_, id)| id.as_u64()).map(|(token, _)| token.clone()).unwrap();
-    vocab[&last] = 70_000.into();
-    let merges = tokenizer["model"]["merges"].as_array_mut().unwrap();
-    merges.retain(|merge| !merge.to_string().contains(&last));
-    std::fs::write(&path, tokenizer.to_string()).unwrap();
-    let mut notes = Notes(Vec::new());
+    edit_json(&checkpoint.path().join("tokenizer.json"), |tokenizer| {
+        let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+        let last = vocab.iter().max_by_key(|(_, id)| id.as_u64()).unwrap().0.clone();
+        vocab[&last] = 70_000.into();
+        let merges = tokenizer["model"]["merges"].as_array_mut().unwrap();
+        merges.retain(|merge| !merge.to_string().contains(&last));
+    });
+    let (dir, mut log) = (tempfile::tempdir().unwrap(), Log::default());
     let options = ForgeOptions { max_ctx: Some(64), ..ForgeOptions::new(dir.path().join("out")) };
-    forge(&checkpoint, &options, &mut notes).unwrap();
+    forge(checkpoint.path(), &options, &mut log).unwrap();
     let words = "tokenizer.json has 1 tokens beyond the ";
-    assert!(notes.0.iter().any(|note| note.contains(words)), "{:?}", notes.0);
+    assert!(log.notes.iter().any(|note| note.contains(words)), "{:?}", log.notes);
 }
 
 #[test]

@@ -3,7 +3,8 @@
 
 use qhx_base::{Error, ErrorKind};
 use qhx_checkpoint::Checkpoint;
-use qhx_graph::graph::Graph;
+
+mod common;
 
 #[path = "checkpoints/adapters.rs"]
 mod adapters;
@@ -35,56 +36,23 @@ mod unread;
 use std::path::Path;
 use std::sync::Arc;
 
+use common::{
+    StandIn, copy, copy_all, edit_header, edit_json, edit_tensor, read_json, recipe_options,
+};
 use half::{bf16, f16};
 use qhx_forge::plan::plan;
-use qhx_forge::recipe::{Precision, RecipeOptions};
+use qhx_forge::recipe::Precision;
 use qhx_forge::registry::recipe;
-use qhx_forge::{ForgeOptions, Progress, Silent, forge};
+use qhx_forge::{ForgeOptions, Silent, forge};
 use qhx_paths::fixture;
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// A copy of a fixture to damage, without its folders.
-fn copy(name: &str) -> TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(fixture(name)).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            continue;
-        }
-        std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
-    }
-    dir
-}
-
-/// A copy of a fixture with its folders.
-fn copy_all(name: &str) -> TempDir {
-    let dir = copy(name);
-    for entry in std::fs::read_dir(fixture(name)).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            let to = dir.path().join(path.file_name().unwrap());
-            std::fs::create_dir(&to).unwrap();
-            for file in std::fs::read_dir(&path).unwrap().map(|file| file.unwrap().path()) {
-                std::fs::copy(&file, to.join(file.file_name().unwrap())).unwrap();
-            }
-        }
-    }
-    dir
-}
-
 fn open(dir: &Path) -> Result<(), Error> {
     let checkpoint = Checkpoint::open(dir)?;
-    let options = RecipeOptions {
-        precision: Precision::Fp16,
-        shards: 1,
-        max_ctx: 64,
-        ..RecipeOptions::default()
-    };
-    recipe(&checkpoint, &options).map(drop)
+    recipe(&checkpoint, &recipe_options(64, &[])).map(drop)
 }
 
 #[track_caller]
@@ -92,29 +60,6 @@ fn refused(dir: &Path, words: &str) {
     let error = open(dir).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Artifact, "{error}");
     assert!(error.report().to_string().contains(words), "{error}\n  does not say {words:?}");
-}
-
-fn read_json(path: &Path) -> Value {
-    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
-}
-
-fn edit_json(path: &Path, edit: impl FnOnce(&mut Value)) {
-    let mut value = read_json(path);
-    edit(&mut value);
-    std::fs::write(path, serde_json::to_vec(&value).unwrap()).unwrap();
-}
-
-/// Rewrites the header of a safetensors file, leaving its data.
-fn edit_header(path: &Path, edit: impl FnOnce(&mut Value)) {
-    let bytes = std::fs::read(path).unwrap();
-    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    let mut header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
-    edit(&mut header);
-    let header = serde_json::to_vec(&header).unwrap();
-    let mut out = (header.len() as u64).to_le_bytes().to_vec();
-    out.extend_from_slice(&header);
-    out.extend_from_slice(&bytes[8 + length..]);
-    std::fs::write(path, out).unwrap();
 }
 
 #[test]
@@ -377,28 +322,15 @@ fn pipes_in_the_place_of_files_are_refused_and_not_waited_for() {
 
 /// Writes a value over an element of a tensor, as the tensor's type has it.
 fn set_element(dir: &Path, tensor: &str, index: usize, value: f32) {
-    for entry in std::fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_str().unwrap();
-        if !name.starts_with("model") || !name.ends_with(".safetensors") {
-            continue;
-        }
-        let mut bytes = std::fs::read(&path).unwrap();
-        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-        let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
-        let Some(info) = header.get(tensor) else { continue };
-        let start = 8 + length + info["data_offsets"][0].as_u64().unwrap() as usize;
-        let stored = match info["dtype"].as_str().unwrap() {
+    edit_tensor(dir, tensor, |dtype, bytes| {
+        let stored = match dtype {
             "BF16" => bf16::from_f32(value).to_le_bytes().to_vec(),
             "F16" => f16::from_f32(value).to_le_bytes().to_vec(),
             "F32" => value.to_le_bytes().to_vec(),
             other => unreachable!("{other}"),
         };
-        bytes[start + index * stored.len()..][..stored.len()].copy_from_slice(&stored);
-        std::fs::write(&path, bytes).unwrap();
-        return;
-    }
-    unreachable!("{} has no tensor {tensor}", dir.display());
+        bytes[index * stored.len()..][..stored.len()].copy_from_slice(&stored);
+    });
 }
 
 /// Error of a forge that fails on a checkpoint and must leave nothing behind.
@@ -455,32 +387,11 @@ fn weights_of_absurd_size_are_refused() {
 
 #[test]
 fn an_embedding_beyond_f16_is_for_the_cpu_only() {
-    struct Compiler;
-    impl qhx_forge::compile::Compiler for Compiler {
-        fn dsp_arch(&self) -> &str {
-            "v81"
-        }
-
-        fn version(&self) -> String {
-            "fake 1".to_owned()
-        }
-
-        fn compile(
-            &self,
-            key: &str,
-            _graphs: &[Graph],
-            out: &Path,
-            _progress: &mut dyn Progress,
-        ) -> Result<u64, Error> {
-            std::fs::write(out, key).unwrap();
-            Ok(key.len() as u64)
-        }
-    }
     let dir = copy("mistral-tiny");
     set_element(dir.path(), "model.embed_tokens.weight", 99, -70_000.0);
     for onnx in [true, false] {
         let error = forge_error(dir.path(), |options| {
-            options.compiler = Some(Arc::new(Compiler));
+            options.compiler = Some(Arc::new(StandIn::default()));
             options.onnx = onnx;
         });
         assert_eq!(error.kind(), ErrorKind::Artifact, "{error}");
@@ -713,8 +624,7 @@ fn separate_templates_and_tokens_go_into_the_config() {
         edit();
         let out = tempfile::tempdir().unwrap();
         forge(dir.path(), &ForgeOptions::new(out.path().join("b")), &mut Silent).unwrap();
-        let config = std::fs::read(out.path().join("b/tokenizer_config.json")).unwrap();
-        let config: Value = serde_json::from_slice(&config).unwrap();
+        let config = read_json(&out.path().join("b/tokenizer_config.json"));
         assert_eq!(config["chat_template"], "{{ messages }}");
         config
     };

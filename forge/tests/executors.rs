@@ -3,14 +3,9 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::Arc;
 
-use qhx_base::CancelToken;
-use qhx_base::compare::Distance;
 use qhx_checkpoint::Checkpoint;
-use qhx_cpu::{CpuBackend, CpuOptions};
-use qhx_exec::Workspace;
-use qhx_exec::backend::{Backend, ContextSource};
+use qhx_exec::GraphId;
 use qhx_forge::Silent;
 use qhx_forge::Task;
 use qhx_forge::kit::{Attend, AttendInputs, Heads, mix, rope};
@@ -20,10 +15,12 @@ use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Conv2d, Elem, Graph, Op};
 use qhx_graph::onnx;
 use qhx_paths::fixture;
-use qhx_types::{DType, MASK_VALUE, Port};
-use rten::{Model, ValueOrView};
-use rten_tensor::Tensor;
-use rten_tensor::prelude::*;
+use qhx_types::{DType, MASK_VALUE};
+
+mod common;
+
+use common::graphs::{Compiled, Onnx, error};
+use common::recipe_options;
 
 /// Checkpoints, and options of their recipes.
 const FIXTURES: [(&str, &[(&str, &str)]); 29] = [
@@ -62,59 +59,19 @@ const FIXTURES: [(&str, &[(&str, &str)]); 29] = [
 /// part of the largest number of an output.
 fn difference(graph: &Graph, folder: &Path) -> f64 {
     let path = folder.join(format!("{}.onnx", graph.name()));
-    let onnx = vec![(graph.name().to_owned(), path.clone())];
-    let source = ContextSource { key: "c".to_owned(), onnx, ..ContextSource::default() };
-    let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(CpuOptions::default()).unwrap());
-    let context = backend.open_context(&source).unwrap();
-    let mut workspace = Workspace::new(Arc::clone(&backend), CancelToken::new());
-    workspace.add_context("c", &context).unwrap();
-    let id = workspace.find_graph(graph.name()).unwrap().unwrap();
-    let info = Arc::clone(workspace.graph(id).unwrap().1);
-    let reference = Model::load_file(&path).unwrap();
-    let mut given: Vec<(_, ValueOrView<'_>)> = Vec::new();
-    for (port, tensor) in info.inputs.iter().enumerate() {
-        let (count, shape) = (tensor.elements(), &tensor.shape[..]);
-        let node = reference.node_id(&tensor.name).unwrap();
-        let small = |at: usize| ((at * 37 + port * 11) % 101) as f32 / 100.0 - 0.5;
-        let bytes: Vec<u8> = match tensor.dtype {
-            DType::I32 => {
-                given.push((node, Tensor::from_data(shape, vec![0i32; count]).into()));
-                vec![0; 4 * count]
-            }
-            DType::I8 => {
-                let all: Vec<i8> = (0..count).map(|at| (at * 5 % 255) as u8 as i8).collect();
-                let bytes = all.iter().map(|q| q.cast_unsigned()).collect();
-                given.push((node, Tensor::from_data(shape, all).into()));
-                bytes
-            }
-            _ => {
-                let all: Vec<f32> = (0..count).map(small).collect();
-                let bytes = all.iter().flat_map(|x| x.to_le_bytes()).collect();
-                given.push((node, Tensor::from_data(shape, all).into()));
-                bytes
-            }
+    let reference = Onnx::load(graph, &path);
+    let inputs = reference.info.inputs.iter().enumerate().map(|(port, tensor)| {
+        let value = |at: usize| match tensor.dtype {
+            DType::I32 => 0.0,
+            DType::I8 => f32::from((at * 5 % 255) as u8 as i8),
+            _ => ((at * 37 + port * 11) % 101) as f32 / 100.0 - 0.5,
         };
-        let buffer = workspace.allocate(bytes.len()).unwrap();
-        workspace.bytes_mut(buffer).unwrap().copy_from_slice(&bytes);
-        workspace.bind(id, Port::Input(port), buffer, 0).unwrap();
-    }
-    let outputs = info.outputs.iter().enumerate().map(|(port, tensor)| {
-        let buffer = workspace.allocate(tensor.byte_len()).unwrap();
-        workspace.bind(id, Port::Output(port), buffer, 0).unwrap();
-        buffer
+        (0..tensor.elements()).map(value).collect()
     });
-    let outputs: Vec<_> = outputs.collect();
-    workspace.execute(id).unwrap();
-    let ids: Vec<_> =
-        info.outputs.iter().map(|tensor| reference.node_id(&tensor.name).unwrap()).collect();
-    let mut most = 0f64;
-    for (value, buffer) in reference.run(given, &ids, None).unwrap().into_iter().zip(outputs) {
-        let Ok(expected) = Tensor::<f32>::try_from(value) else { continue };
-        let bytes = workspace.bytes(buffer).unwrap().as_chunks::<4>().0;
-        let found: Vec<f32> = bytes.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-        most = most.max(Distance::of(&found, &expected.to_vec()).unwrap().relative);
-    }
-    most
+    let inputs: Vec<Vec<f32>> = inputs.collect();
+    let found = Compiled::of_onnx(graph.name(), path).run(0, &inputs);
+    let pairs = found.iter().zip(reference.run(&inputs));
+    pairs.map(|(found, expected)| error(found, &expected)).fold(0.0, f64::max)
 }
 
 /// The CPU backend reads the graph of a file, rten its ONNX operators.
@@ -126,8 +83,6 @@ fn every_graph_of_a_recipe_agrees_with_its_onnx() {
         for precision in Precision::ALL {
             let options = RecipeOptions {
                 precision,
-                shards: 1,
-                max_ctx: 64,
                 task: match name.split('-').next() {
                     Some("embed" | "embeddinggemma") => Task::Embed,
                     Some("rerank") => Task::Score,
@@ -136,8 +91,7 @@ fn every_graph_of_a_recipe_agrees_with_its_onnx() {
                 },
                 prefill: Some(vec![16]),
                 share_weights: true,
-                choices: choices.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
-                ..RecipeOptions::default()
+                ..recipe_options(64, choices)
             };
             let recipe = recipe(&checkpoint, &options).unwrap_or_else(|e| panic!("{name}: {e}"));
             for context in &recipe.contexts {
@@ -182,19 +136,8 @@ fn cached_attention_reads_nothing_that_is_masked() {
         let mixed = mix(&mut b, [q, k, v], past, heads, &attend).unwrap();
         b.output("y", mixed.out).unwrap();
         let graph = b.finish().unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let written = onnx::write(&graph, folder.path(), &mut Silent).unwrap();
-        let source = ContextSource {
-            key: "c".to_owned(),
-            onnx: vec![(graph.name().to_owned(), written.model)],
-            ..ContextSource::default()
-        };
-        let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(CpuOptions::default()).unwrap());
-        let context = backend.open_context(&source).unwrap();
-        let mut workspace = Workspace::new(Arc::clone(&backend), CancelToken::new());
-        workspace.add_context("c", &context).unwrap();
-        let id = workspace.find_graph(graph.name()).unwrap().unwrap();
-        let info = Arc::clone(workspace.graph(id).unwrap().1);
+        let mut compiled = Compiled::on_cpu(&graph);
+        let info = compiled.info(0);
         for (port, tensor) in info.inputs.iter().enumerate() {
             let int8 = caches == Caches::Int8 && tensor.name.starts_with("past_");
             assert_eq!(tensor.dtype, if int8 { DType::I8 } else { DType::F32 });
@@ -205,19 +148,12 @@ fn cached_attention_reads_nothing_that_is_masked() {
                 "cmask" => 0.0,
                 _ => (at % 7) as f32 * 0.25 - 0.5,
             };
-            let values: Vec<u8> = match int8 {
-                true => (0..tensor.elements()).map(|at| (at * 5 % 256) as u8).collect(),
-                false => (0..tensor.elements()).flat_map(|at| hidden(at).to_le_bytes()).collect(),
-            };
-            let buffer = workspace.allocate(values.len()).unwrap();
-            workspace.bytes_mut(buffer).unwrap().copy_from_slice(&values);
-            workspace.bind(id, Port::Input(port), buffer, 0).unwrap();
+            let int = |at: usize| f32::from((at * 5 % 256) as u8 as i8);
+            let values = (0..tensor.elements()).map(|at| if int8 { int(at) } else { hidden(at) });
+            compiled.write(0, port, &values.collect::<Vec<_>>());
         }
-        let buffer = workspace.allocate(info.outputs[0].byte_len()).unwrap();
-        workspace.bind(id, Port::Output(0), buffer, 0).unwrap();
-        workspace.execute(id).unwrap();
-        let bytes = workspace.bytes(buffer).unwrap().as_chunks::<4>().0;
-        let found: Vec<f32> = bytes.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        compiled.workspace.execute(GraphId(0)).unwrap();
+        let found = compiled.read(0, 0);
         assert!(found.iter().all(|y| y.is_finite()), "{rows} rows, {caches:?}: {found:?}");
     }
 }

@@ -2,61 +2,17 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::manifest::Manifest;
-use qhx_forge::compile::Compiler;
 use qhx_forge::prepare::{PrepareOptions, PrepareReport, prepare};
-use qhx_forge::{ForgeOptions, Progress, Silent, forge};
-use qhx_graph::graph::Graph;
+use qhx_forge::{ForgeOptions, Silent, forge};
 use qhx_paths::fixture;
-use serde_json::{Value, json};
+use serde_json::json;
 
-/// Writes the graphs' names instead of binaries.
-#[derive(Default)]
-struct StandIn {
-    /// Keys of the contexts that were compiled.
-    compiled: Mutex<Vec<String>>,
-    /// The context in the middle of which something happens.
-    at: Option<usize>,
-    then: Option<Box<dyn Fn() -> Result<()> + Send + Sync>>,
-}
+mod common;
 
-impl StandIn {
-    fn stops_at(at: usize, then: impl Fn() -> Result<()> + Send + Sync + 'static) -> Self {
-        Self { at: Some(at), then: Some(Box::new(then)), ..Self::default() }
-    }
-}
-
-impl Compiler for StandIn {
-    fn dsp_arch(&self) -> &str {
-        "v81"
-    }
-
-    fn version(&self) -> String {
-        "stand-in".to_owned()
-    }
-
-    fn compile(
-        &self,
-        key: &str,
-        graphs: &[Graph],
-        out: &Path,
-        _: &mut dyn Progress,
-    ) -> Result<u64> {
-        let mut compiled = self.compiled.lock().unwrap();
-        let names: Vec<_> = graphs.iter().map(Graph::name).collect();
-        let text = format!("{key}: {}", names.join(", "));
-        std::fs::write(out, &text[..text.len() / 2]).unwrap();
-        if let (true, Some(then)) = (self.at == Some(compiled.len()), &self.then) {
-            then()?;
-        }
-        std::fs::write(out, &text).unwrap();
-        compiled.push(key.to_owned());
-        Ok(text.len() as u64)
-    }
-}
+use common::{StandIn, read_json};
 
 /// A portable bundle of two contexts in `folder`.
 fn portable(folder: &Path) -> PathBuf {
@@ -83,9 +39,7 @@ fn entries(bundle: &Path) -> Vec<String> {
 fn a_prepared_bundle_has_binaries_and_links_to_the_rest() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = portable(folder.path());
-    let source: Value =
-        serde_json::from_slice(&std::fs::read(Manifest::load(&bundle).unwrap().path).unwrap())
-            .unwrap();
+    let source = read_json(&Manifest::load(&bundle).unwrap().path);
     assert_eq!(source["portable"], json!({"version": 1, "share_weights": false}));
     let compiler = StandIn::default();
     let report = prepared(&bundle, &compiler).unwrap();

@@ -10,20 +10,22 @@ use qhx_base::{Error, ErrorKind};
 use qhx_checkpoint::Checkpoint;
 use qhx_cpu::{CpuBackend, CpuOptions};
 use qhx_exec::backend::Backend;
-use qhx_forge::compile::Compiler;
 use qhx_forge::f16_range::vision::{Residual, residuals};
 use qhx_forge::recipe::{Precision, Recipe, RecipeOptions};
 use qhx_forge::registry::{probe, recipe};
 use qhx_forge::{CheckBackends, ForgeOptions, forge};
 use qhx_graph::graph::{Elem, Graph};
-use qhx_graph::progress::{Progress, Silent};
+use qhx_graph::progress::Silent;
 use qhx_paths::fixture;
 use qhx_types::{MASK_VALUE, Media};
-use rten::{Model, ValueOrView};
-use rten_tensor::Tensor;
-use rten_tensor::prelude::*;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
+use tempfile::TempDir;
+
+mod common;
+
+use common::graphs::Onnx;
+use common::{StandIn, copy, edit_json, edit_tensor, read_json, recipe_options};
 
 const MODEL: &str = "qwen3vl-tiny";
 /// Qwen2.5-VL.
@@ -34,12 +36,7 @@ const SIDE: usize = 7;
 const QUARTER: usize = 5;
 
 fn options(choices: &[(&str, &str)]) -> RecipeOptions {
-    RecipeOptions {
-        shards: 1,
-        max_ctx: 200,
-        choices: choices.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
-        ..RecipeOptions::default()
-    }
+    recipe_options(200, choices)
 }
 
 fn recipe_of(folder: &Path, choices: &[(&str, &str)]) -> Recipe {
@@ -62,6 +59,10 @@ fn place(patch: usize, columns: usize) -> [usize; 2] {
     [square / across * 2 + inner / 2, square % across * 2 + inner % 2]
 }
 
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
 /// The tables of the host: patch embedding, its bias, positions.
 struct Tables(Vec<Vec<f32>>);
 
@@ -73,10 +74,7 @@ impl Tables {
                 files.iter_mut().map(|file| file as &mut dyn std::io::Write).collect();
             recipe.tables[0].source.write(&mut targets, &mut Silent).unwrap();
         }
-        let floats = |bytes: &Vec<u8>| {
-            bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
-        };
-        Self(files.iter().map(floats).collect())
+        Self(files.iter().map(|bytes| floats(bytes)).collect())
     }
 
     /// Patches of u8 levels to rows for the vision graph.
@@ -110,8 +108,7 @@ impl Tables {
 /// Max difference of the features of all images of a mode from those of `transformers`.
 fn worst(recipe: &Recipe, mode: &str) -> f64 {
     let dir = fixture(MODEL);
-    let goldens: Value =
-        serde_json::from_slice(&std::fs::read(dir.join("goldens.json")).unwrap()).unwrap();
+    let goldens = read_json(&dir.join("goldens.json"));
     let recorded = std::fs::read(dir.join("goldens.safetensors")).unwrap();
     let recorded = SafeTensors::deserialize(&recorded).unwrap();
     let tables = Tables::of(recipe);
@@ -127,9 +124,7 @@ fn worst(recipe: &Recipe, mode: &str) -> f64 {
         let patches = grid[0] * grid[1];
         let rows = |graph: &Graph| graph.info(Elem::onnx).inputs[0].shape[0];
         let graph = graphs.iter().find(|graph| rows(graph) >= patches).unwrap();
-        let written = qhx_graph::onnx::write(graph, out.path(), &mut Silent).unwrap();
-        let model = Model::load_file(&written.model).unwrap();
-        let (rows, info) = (rows(graph), graph.info(Elem::onnx));
+        let (rows, graph) = (rows(graph), Onnx::new(graph, out.path()));
         let pixels = recorded.tensor(&format!("{id}.pixels")).unwrap();
         let mut x = tables.embed(pixels.data(), grid);
         // What lies in the rows after the last patch must not matter.
@@ -147,32 +142,15 @@ fn worst(recipe: &Recipe, mode: &str) -> f64 {
         let [cos, sin] = tables;
         let mask = (0..rows).map(|row| if row < patches { 0.0 } else { MASK_VALUE }).collect();
         let values = [("x", x), ("cos", cos), ("sin", sin), ("cmask", mask)];
-        let inputs: Vec<_> = info
-            .inputs
-            .iter()
-            .map(|tensor| {
-                let (_, data) = values.iter().find(|(name, _)| *name == tensor.name).unwrap();
-                (
-                    model.node_id(&tensor.name).unwrap(),
-                    Tensor::from_data(&tensor.shape, data.clone()),
-                )
-            })
-            .collect();
-        let inputs =
-            inputs.iter().map(|(id, value)| (*id, ValueOrView::from(value.view()))).collect();
-        let ids: Vec<_> = info.outputs.iter().map(|t| model.node_id(&t.name).unwrap()).collect();
-        let outputs = model.run(inputs, &ids, None).unwrap();
+        let input = |name: &str| values.iter().find(|(known, _)| *known == name).unwrap().1.clone();
+        let inputs: Vec<_> = graph.info.inputs.iter().map(|tensor| input(&tensor.name)).collect();
+        let outputs = graph.run(&inputs);
         assert_eq!(outputs.len(), 4);
-        for (tensor, value) in info.outputs.iter().zip(outputs) {
-            let value: Tensor<f32> = value.try_into().unwrap();
+        for (tensor, value) in graph.info.outputs.iter().zip(outputs) {
             let expected = recorded.tensor(&format!("{id}.{}", tensor.name)).unwrap();
-            let expected: Vec<f32> = expected
-                .data()
-                .chunks_exact(4)
-                .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
-                .collect();
-            let found = &value.to_vec()[..expected.len()];
-            worst = worst.max(Distance::of(found, &expected).unwrap().largest);
+            let expected = floats(expected.data());
+            let found = Distance::of(&value[..expected.len()], &expected).unwrap();
+            worst = worst.max(found.largest);
         }
     }
     worst
@@ -260,22 +238,12 @@ fn measured(folder: &Path, shift: &str) -> Result<Vec<Residual>, Error> {
     found
 }
 
-/// Sets the first value of a bf16 tensor of a checkpoint.
-fn set(folder: &Path, tensor: &str, value: f32) {
-    let path = folder.join("model.safetensors");
-    let mut bytes = std::fs::read(&path).unwrap();
-    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    let table: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
-    let at = 8 + header + table[tensor]["data_offsets"][0].as_u64().unwrap() as usize;
-    bytes[at..at + 2].copy_from_slice(&value.to_le_bytes()[2..]);
-    std::fs::write(path, bytes).unwrap();
-}
-
 /// The tiny model with a channel that leaves f16 after its third block.
 fn loud() -> tempfile::TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    copy(MODEL, dir.path());
-    set(dir.path(), "model.visual.blocks.2.mlp.linear_fc2.bias", 147_456.0);
+    let dir = copy(MODEL);
+    edit_tensor(dir.path(), "visual.blocks.2.mlp.linear_fc2.bias", |_, bytes| {
+        bytes[..2].copy_from_slice(&147_456f32.to_le_bytes()[2..]);
+    });
     dir
 }
 
@@ -316,31 +284,11 @@ fn scaling_keeps_features_that_f16_cannot_hold() {
 /// No context is compiled before hidden states are measured.
 #[test]
 fn a_check_on_an_image_refuses_before_compiling() {
-    struct Never;
-    impl Compiler for Never {
-        fn dsp_arch(&self) -> &'static str {
-            "v81"
-        }
-
-        fn version(&self) -> String {
-            "none".to_owned()
-        }
-
-        fn compile(
-            &self,
-            key: &str,
-            _: &[Graph],
-            _: &Path,
-            _: &mut dyn Progress,
-        ) -> Result<u64, Error> {
-            panic!("{key} is compiled");
-        }
-    }
     let (loud, out) = (loud(), tempfile::tempdir().unwrap());
     let mut options = ForgeOptions::new(out.path().join("bundle"));
     options.max_ctx = Some(64);
     options.recipe_options.insert("image-size".to_owned(), "48".to_owned());
-    options.compiler = Some(Arc::new(Never));
+    options.compiler = Some(Arc::new(StandIn::stops_at(0, || panic!("a context is compiled"))));
     options.check = Some(CheckBackends {
         qnn: Box::new(|| panic!("nothing was compiled")),
         cpu: Box::new(|| Ok(cpu())),
@@ -352,19 +300,10 @@ fn a_check_on_an_image_refuses_before_compiling() {
     assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 0, "nothing is left");
 }
 
-fn copy(model: &str, dir: &Path) {
-    for entry in std::fs::read_dir(fixture(model)).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_file() {
-            std::fs::copy(&path, dir.join(path.file_name().unwrap())).unwrap();
-        }
-    }
-}
-
 /// The configuration as `transformers` 5 writes it.
-fn respelled(dir: &Path) {
-    copy(MODEL, dir);
-    edit(dir, |config| {
+fn respelled() -> TempDir {
+    let dir = copy(MODEL);
+    edit(dir.path(), |config| {
         let text = config["text_config"].as_object_mut().unwrap();
         let mut rope = text.remove("rope_scaling").unwrap();
         rope["rope_theta"] = text.remove("rope_theta").unwrap();
@@ -373,19 +312,16 @@ fn respelled(dir: &Path) {
         vision["model_type"] = json!("qwen3_vl_vision");
         vision["rope_parameters"] = json!({"rope_type": "axial", "rope_theta": 10000.0});
     });
+    dir
 }
 
 fn edit(dir: &Path, change: impl FnOnce(&mut Value)) {
-    let path = dir.join("config.json");
-    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-    change(&mut config);
-    std::fs::write(path, config.to_string()).unwrap();
+    edit_json(&dir.join("config.json"), change);
 }
 
 #[test]
 fn both_spellings_of_the_configuration_say_the_same() {
-    let dir = tempfile::tempdir().unwrap();
-    respelled(dir.path());
+    let dir = respelled();
     let choices = [("image-size", "48")];
     let (old, new) = (recipe_of(&fixture(MODEL), &choices), recipe_of(dir.path(), &choices));
     assert_eq!(old.params, new.params);
@@ -407,9 +343,7 @@ fn what_a_configuration_lacks_or_contradicts_is_named() {
         ("/vision_config/deepstack_visual_indexes", json!([1, 1]), "different"),
         ("/vision_config/out_hidden_size", json!(60), "out_hidden_size is 60, expected 104"),
     ] {
-        let dir = tempfile::tempdir().unwrap();
-        respelled(dir.path());
-        std::fs::copy(fixture(MODEL).join("config.json"), dir.path().join("config.json")).unwrap();
+        let dir = copy(MODEL);
         edit(dir.path(), |config| *config.pointer_mut(pointer).unwrap() = value);
         let checkpoint = Checkpoint::open(dir.path()).unwrap();
         let error = recipe(&checkpoint, &options(&[("image-size", "48")])).unwrap_err();
@@ -421,8 +355,7 @@ fn what_a_configuration_lacks_or_contradicts_is_named() {
 #[test]
 fn both_spellings_of_qwen2_5_vl_say_the_same() {
     let [published, dir] = [(); 2].map(|()| {
-        let dir = tempfile::tempdir().unwrap();
-        copy(WINDOWED, dir.path());
+        let dir = copy(WINDOWED);
         edit(dir.path(), |config| config["max_position_embeddings"] = json!(200));
         dir
     });
@@ -462,8 +395,7 @@ fn what_qwen2_5_vl_cannot_be_is_named() {
         ("/vision_config/out_hidden_size", json!(55), "out_hidden_size is 55"),
         ("/vision_config/hidden_act", json!("gelu"), "expected \"silu\""),
     ] {
-        let dir = tempfile::tempdir().unwrap();
-        copy(WINDOWED, dir.path());
+        let dir = copy(WINDOWED);
         edit(dir.path(), |config| *config.pointer_mut(pointer).unwrap() = value);
         let error = recipe(&Checkpoint::open(dir.path()).unwrap(), &options(&[])).unwrap_err();
         assert!(error.message().contains(words), "{error}\n  does not say {words:?}");

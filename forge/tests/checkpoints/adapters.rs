@@ -6,9 +6,8 @@ use std::path::Path;
 use qhx_base::{Error, ErrorKind};
 use qhx_checkpoint::Adapter;
 use qhx_checkpoint::Checkpoint;
-use qhx_forge::recipe::{Precision, RecipeOptions};
 use qhx_forge::registry::recipe;
-use qhx_forge::{ForgeOptions, Progress, Silent, forge_checkpoint};
+use qhx_forge::{ForgeOptions, Silent, forge_checkpoint};
 use qhx_graph::weight::{Storage, Weight};
 use qhx_paths::fixture;
 use safetensors::Dtype;
@@ -17,22 +16,10 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::quantized::graphs_of_four_bits;
-use crate::{copy, edit_header, edit_json, read_json};
+use crate::common::{Log, copy, edit_header, edit_json, read_json, recipe_options};
 
 /// Elements between two that the goldens have.
 const STEP: usize = 97;
-
-/// Notes of the forge while a bundle is made.
-#[derive(Default)]
-struct Notes(Vec<String>);
-
-impl Progress for Notes {
-    fn stage(&mut self, _what: &str, _total: u64) {}
-    fn advance(&mut self, _done: u64) {}
-    fn note(&mut self, message: &str) {
-        self.0.push(message.to_owned());
-    }
-}
 
 fn base() -> Checkpoint {
     Checkpoint::open(&fixture("lora/base")).unwrap()
@@ -128,11 +115,8 @@ fn a_bundle_has_the_merged_weights() {
         let checkpoint = Checkpoint::open(dir.path()).unwrap();
         let checkpoint = checkpoint.with_adapters(&[adapter("stabilised", weight)]).unwrap();
         let out = dir.path().join(format!("bundle-{weight}"));
-        let options = qhx_forge::ForgeOptions {
-            max_ctx: Some(16),
-            prefill: Some(vec![]),
-            ..qhx_forge::ForgeOptions::new(&out)
-        };
+        let options =
+            ForgeOptions { max_ctx: Some(16), prefill: Some(vec![]), ..ForgeOptions::new(&out) };
         forge_checkpoint(&checkpoint, recipe, &options, &mut Silent).unwrap();
         let data = std::fs::read_dir(out.join("onnx")).unwrap().map(|file| file.unwrap().path());
         let decode = data.filter(|path| path.extension().is_some_and(|e| e == "onnx_data"));
@@ -222,11 +206,11 @@ fn an_adapter_s_tokenizer_and_template_are_taken() {
         let checkpoint = Checkpoint::open(model.path()).unwrap().with_adapters(&adapters).unwrap();
         let options =
             ForgeOptions { max_ctx: Some(16), ..ForgeOptions::new(out.path().join(name)) };
-        let mut notes = Notes::default();
-        let report = forge_checkpoint(&checkpoint, recipe, &options, &mut notes).unwrap();
+        let mut log = Log::default();
+        let report = forge_checkpoint(&checkpoint, recipe, &options, &mut log).unwrap();
         let folder = out.path().join(name);
         let files = ["tokenizer.json", "tokenizer_config.json"].map(|f| read_json(&folder.join(f)));
-        (files, read_json(&report.manifest)["params"]["eos_token_id"].clone(), notes.0.join("\n"))
+        (files, read_json(&report.manifest)["params"]["eos_token_id"].clone(), log.notes.join("\n"))
     };
     let ([_, config], end, said) = made("base");
     assert_eq!((&config["chat_template"], end), (&json!(template), json!(2)));
@@ -341,12 +325,6 @@ fn adapters_of_other_models_are_refused() {
     let error = "folder=x".parse::<Adapter>().unwrap_err();
     assert!(error.message().contains("the weight is \"x\", expected a number"), "{error}");
     // Nothing is read that is not there.
-    let options = RecipeOptions {
-        precision: Precision::Fp16,
-        shards: 1,
-        max_ctx: 16,
-        ..RecipeOptions::default()
-    };
     let merged = base().with_adapters(&[adapter("whole", 1.0)]).unwrap();
-    assert_eq!(recipe(&merged, &options).unwrap().family, "llama");
+    assert_eq!(recipe(&merged, &recipe_options(16, &[])).unwrap().family, "llama");
 }

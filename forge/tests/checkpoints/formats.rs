@@ -6,7 +6,7 @@ use std::path::Path;
 use qhx_base::{Error, ErrorKind};
 use qhx_checkpoint::Checkpoint;
 use qhx_forge::recipe::Precision;
-use qhx_forge::{ForgeOptions, Progress, forge};
+use qhx_forge::{ForgeOptions, forge};
 use qhx_graph::graph::Op;
 use qhx_graph::quantize::{Bits, QuantizedForm};
 use qhx_graph::weight::{Storage, Weight};
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::quantized::{close, graphs_of_four_bits, same, stays_quantized, weights};
-use crate::{copy, edit_header, edit_json, read_json};
+use crate::common::{Log, copy, edit_header, edit_json, edit_tensor, read_json};
 
 /// The programs' own values, by folder.
 fn formats() -> serde_json::Map<String, Value> {
@@ -167,31 +167,17 @@ fn inputs_ordered_by_activation_keep_their_integers() {
 #[test]
 fn one_order_of_inputs_is_brought_about_once() {
     let dir = copy("quantised/gptq-act");
-    let path = dir.path().join("model.safetensors");
     // As GPTQ writes them: projections of the same rows have the same order.
-    for other in ["k_proj.g_idx", "v_proj.g_idx"] {
-        let bytes = std::fs::read(&path).unwrap();
-        std::fs::write(&path, with_tensor(&bytes, other, "q_proj.g_idx")).unwrap();
+    let mut order = Vec::new();
+    edit_tensor(dir.path(), "self_attn.q_proj.g_idx", |_, bytes| order = bytes.to_vec());
+    for other in ["self_attn.k_proj.g_idx", "self_attn.v_proj.g_idx"] {
+        edit_tensor(dir.path(), other, |_, bytes| bytes.copy_from_slice(&order));
     }
     let graphs = graphs_of_four_bits(&Checkpoint::open(dir.path()).unwrap());
     for graph in graphs.iter().filter(|graph| graph.name() != "lmhead") {
         let gathers = graph.nodes().iter().filter(|node| node.op == Op::Gather).count();
         assert_eq!(gathers, 4, "{}: q with k and v, o, gate, up", graph.name());
     }
-}
-
-/// A safetensors file in which the tensor of attention whose name ends with `to` has the bytes of `from`.
-fn with_tensor(bytes: &[u8], to: &str, from: &str) -> Vec<u8> {
-    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
-    let range = |end: &str| {
-        let at = &header[format!("model.layers.0.self_attn.{end}")]["data_offsets"];
-        let place = |n: usize| 8 + length + at[n].as_u64().unwrap() as usize;
-        place(0)..place(1)
-    };
-    let mut out = bytes.to_vec();
-    out.copy_within(range(from), range(to).start);
-    out
 }
 
 /// A checkpoint that is damaged in one way, and what is said of it.
@@ -418,14 +404,7 @@ fn tensors_that_do_not_fit_say_why() {
 /// The bytes of a tensor whose name ends so are made those that `edit` makes of them.
 fn edited(folder: &str, end: &str, edit: impl FnOnce(&mut [u8])) -> TempDir {
     let dir = copy(&format!("quantised/{folder}"));
-    let path = dir.path().join("model.safetensors");
-    let mut bytes = std::fs::read(&path).unwrap();
-    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
-    let name = header.as_object().unwrap().keys().find(|name| name.ends_with(end)).unwrap();
-    let at = |n: usize| 8 + length + header[name]["data_offsets"][n].as_u64().unwrap() as usize;
-    edit(&mut bytes[at(0)..at(1)]);
-    std::fs::write(&path, bytes).unwrap();
+    edit_tensor(dir.path(), end, |_, bytes| edit(bytes));
     dir
 }
 
@@ -504,18 +483,6 @@ fn damaged_files_are_no_panic() {
     }
 }
 
-/// Notes that the forge writes while it works.
-#[derive(Default)]
-struct Notes(Vec<String>);
-
-impl Progress for Notes {
-    fn stage(&mut self, _what: &str, _total: u64) {}
-    fn advance(&mut self, _done: u64) {}
-    fn note(&mut self, message: &str) {
-        self.0.push(message.to_owned());
-    }
-}
-
 #[test]
 fn the_forge_says_what_it_rounds() {
     let notes = |folder: &str, precision| {
@@ -528,9 +495,9 @@ fn the_forge_says_what_it_rounds() {
             precision,
             ..ForgeOptions::new(dir.path().join("bundle"))
         };
-        let mut notes = Notes::default();
-        forge(dir.path(), &options, &mut notes).unwrap();
-        notes.0.join("\n")
+        let mut log = Log::default();
+        forge(dir.path(), &options, &mut log).unwrap();
+        log.notes.join("\n")
     };
     for (folder, words) in [
         ("nf4", "NF4 to int8 (6), NF4 to int8 in blocks of 32 (1); all others keep"),

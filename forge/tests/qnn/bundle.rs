@@ -11,15 +11,15 @@ use qhx_forge::plan::plan;
 use qhx_forge::qnn::QnnCompiler;
 use qhx_forge::recipe::{Precision, Recipe, RecipeOptions};
 use qhx_forge::registry::recipe;
-use qhx_forge::{ForgeOptions, Progress, Silent, forge, forge_checkpoint};
+use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Conv2d, Elem};
 use qhx_graph::weight::Storage;
 use qhx_paths::fixture;
 use qhx_qnn::{QnnBackend, QnnOptions, Target};
 use qhx_tiers::tier;
-use serde_json::Value;
 
+use crate::common::{Log, read_json};
 use crate::support::weight;
 use crate::tier::opened;
 
@@ -36,8 +36,7 @@ fn a_bundle_has_context_binaries_for_its_architecture() {
     options.compiler = Some(Arc::new(QnnCompiler::new(library.clone(), Target::V79)));
     let report = forge(&fixture("qwen35-tied"), &options, &mut Silent).unwrap();
     assert_eq!(report.dsp_arch.as_deref(), Some("v79"));
-    let manifest: Value =
-        serde_json::from_slice(&std::fs::read(&report.manifest).unwrap()).unwrap();
+    let manifest = read_json(&report.manifest);
     let compiled_by = manifest["model"]["compiled_by"].as_str().unwrap();
     assert!(compiled_by.contains(library.build_id()), "{compiled_by}");
     let backend = QnnBackend::with_library(&library, QnnOptions::default()).unwrap();
@@ -145,20 +144,6 @@ fn an_estimate_is_no_faster_than_reading_the_weights() {
     assert!(four[0].max_us() > 1.7 * four[0].us && fp16[0].max_us() == fp16[0].us);
 }
 
-/// Stages that began.
-#[derive(Debug, Default)]
-struct Stages(Vec<String>);
-
-impl Progress for Stages {
-    fn stage(&mut self, what: &str, _total: u64) {
-        self.0.push(what.to_owned());
-    }
-
-    fn advance(&mut self, _done: u64) {}
-
-    fn note(&mut self, _message: &str) {}
-}
-
 /// A graph of several tokens, or of an image, is no part of the step that gives a token.
 #[tier(qnn)]
 #[test]
@@ -191,9 +176,9 @@ fn an_estimate_of_a_step_leaves_prompts_out() {
     scheduled.compile(&context.key, &context.graphs, &binary, &mut Silent).unwrap();
     let schedules = read(&recipe, context, &compiler, &binary, folder.path()).unwrap();
     assert_eq!(schedules, found[..2]);
-    let mut compiled = Stages::default();
+    let mut compiled = Log::default();
     assert_eq!(estimate(&recipe, &compiler, &wanted, &schedules, &mut compiled).unwrap(), found);
-    assert_eq!(compiled.0, ["compile tower for v81"]);
+    assert_eq!(compiled.stages, ["compile tower for v81"]);
 }
 
 /// A stage of a vision tower: what it reads counts, and every op that takes time is named.

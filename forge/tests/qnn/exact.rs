@@ -2,16 +2,14 @@
 
 use half::f16;
 use qhx_checkpoint::Checkpoint;
-use qhx_forge::recipe::RecipeOptions;
 use qhx_forge::registry::recipe;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, UnaryOp};
 use qhx_graph::weight::Storage;
-use qhx_paths::fixture;
 use qhx_qnn::Target;
 use qhx_tiers::tier;
-use serde_json::Value;
 
+use crate::common::{copy, edit_tensor, recipe_options};
 use crate::support::{Compiled, error, inputs, numbers, reference, weight};
 use crate::tier::opened;
 
@@ -137,26 +135,16 @@ fn gelus_are_as_exact_as_f16() {
 #[test]
 fn a_state_that_decays_at_once_stays_finite() {
     let library = opened();
-    let dir = tempfile::tempdir().unwrap();
-    for file in ["config.json", "model.safetensors"] {
-        std::fs::copy(fixture("qwen35-tied").join(file), dir.path().join(file)).unwrap();
-    }
-    let path = dir.path().join("model.safetensors");
-    let mut bytes = std::fs::read(&path).unwrap();
-    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    let table: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    let dir = copy("qwen35-tied");
     for layer in [0, 1, 3] {
-        let tensor = &table[format!("model.layers.{layer}.linear_attn.A_log")];
-        assert_eq!(tensor["dtype"], "F32");
-        let start = 8 + header + tensor["data_offsets"][0].as_u64().unwrap() as usize;
-        for (head, value) in [4.6f32, 4.8, 5.0, 5.2, 5.4, 9.0].into_iter().enumerate() {
-            bytes[start + 4 * head..][..4].copy_from_slice(&value.to_le_bytes());
-        }
+        edit_tensor(dir.path(), &format!("layers.{layer}.linear_attn.A_log"), |dtype, bytes| {
+            assert_eq!(dtype, "F32");
+            let values = [4.6f32, 4.8, 5.0, 5.2, 5.4, 9.0].map(f32::to_le_bytes).concat();
+            bytes[..values.len()].copy_from_slice(&values);
+        });
     }
-    std::fs::write(&path, bytes).unwrap();
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
-    let options = RecipeOptions { shards: 1, max_ctx: 64, ..RecipeOptions::default() };
-    let recipe = recipe(&checkpoint, &options).unwrap();
+    let recipe = recipe(&checkpoint, &recipe_options(64, &[])).unwrap();
     let graph = &recipe.contexts[0].graphs[0];
     let inputs = inputs(graph);
     let expected = reference(graph, &inputs);

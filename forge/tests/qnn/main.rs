@@ -8,11 +8,16 @@
 #[path = "../../../core/qnn/tests/qnn/tier.rs"]
 mod tier;
 
+#[path = "../common/mod.rs"]
+mod common;
+
 mod bundle;
 mod compiler;
 mod conv;
 mod decode;
 mod exact;
+mod int8;
 mod norms;
 mod ops;
-mod support;
+
+use common::graphs as support;
