@@ -37,7 +37,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::{
-    StandIn, copy, copy_all, edit_header, edit_json, edit_tensor, read_json, recipe_options,
+    StandIn, copy, copy_all, copy_files, edit_header, edit_json, edit_tensor, read_json,
+    recipe_options, set_json,
 };
 use half::{bf16, f16};
 use qhx_forge::plan::plan;
@@ -215,7 +216,7 @@ fn an_inconsistent_config_is_refused() {
         ("architectures", json!(["GPT2LMHeadModel"]), "docs/adding-a-family.md has the steps"),
     ] {
         std::fs::write(&path, &whole).unwrap();
-        edit_json(&path, |config| config[key] = value);
+        set_json(&path, key, value);
         refused(dir.path(), words);
     }
     std::fs::write(&path, "[]").unwrap();
@@ -416,7 +417,7 @@ fn token_ids_that_the_bundle_could_not_use_are_refused() {
         edit_json(&dir.path().join("generation_config.json"), |config| {
             config.as_object_mut().unwrap().remove("bos_token_id");
         });
-        edit_json(&dir.path().join(file), |config| config[key] = value);
+        set_json(&dir.path().join(file), key, value);
         let error = forge_error(dir.path(), |_| {});
         assert_eq!(error.kind(), ErrorKind::Artifact, "{error}");
         assert!(error.message().contains(words), "{error}");

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::quantized::graphs_of_four_bits;
-use crate::common::{Log, copy, edit_header, edit_json, read_json, recipe_options};
+use crate::common::{Log, copy, edit_header, read_json, recipe_options, set_json};
 
 /// Elements between two that the goldens have.
 const STEP: usize = 97;
@@ -144,31 +144,23 @@ fn said(result: Result<Checkpoint, Error>, words: &str) {
 
 #[test]
 fn adapters_that_cannot_be_merged_say_why() {
-    type Edit = fn(&mut Value);
-    let configs: [(Edit, &str); 10] = [
-        (|c| c["peft_type"] = json!("IA3"), "peft_type is \"IA3\", expected \"LORA\""),
-        (|c| c["r"] = json!(0), "r is 0, expected a rank"),
-        (|c| c["r"] = json!(5), "expected [5, 64]: rank 5 on a weight [64, 64]"),
-        (|c| c["lora_alpha"] = json!("x"), "lora_alpha is \"x\", expected a number"),
-        (|c| c["rank_pattern"] = json!({"(": 2}), "rank_pattern is"),
-        (|c| c["lora_bias"] = json!(true), "lora_bias is true, expected none"),
-        (
-            |c| c["layer_replication"] = json!([[0, 1]]),
-            "layer_replication is [[0,1]], expected none",
-        ),
-        (
-            |c| c["init_lora_weights"] = json!("pissa_niter_4"),
-            "init_lora_weights is \"pissa_niter_4\"",
-        ),
-        (|c| c["use_dora"] = json!(true), "lora_magnitude_vector is missing"),
-        (|c| c["use_hira"] = json!(true), "the key use_hira (true) is not known"),
-    ];
-    for (edit, words) in configs {
-        refused("plain", words, |dir| edit_json(&dir.join("adapter_config.json"), edit));
+    for (keys, value, words) in [
+        ("peft_type", json!("IA3"), "peft_type is \"IA3\", expected \"LORA\""),
+        ("r", json!(0), "r is 0, expected a rank"),
+        ("r", json!(5), "expected [5, 64]: rank 5 on a weight [64, 64]"),
+        ("lora_alpha", json!("x"), "lora_alpha is \"x\", expected a number"),
+        ("rank_pattern", json!({"(": 2}), "rank_pattern is"),
+        ("lora_bias", json!(true), "lora_bias is true, expected none"),
+        ("layer_replication", json!([[0, 1]]), "layer_replication is [[0,1]], expected none"),
+        ("init_lora_weights", json!("pissa_niter_4"), "init_lora_weights is \"pissa_niter_4\""),
+        ("use_dora", json!(true), "lora_magnitude_vector is missing"),
+        ("use_hira", json!(true), "the key use_hira (true) is not known"),
+    ] {
+        refused("plain", words, |dir| set_json(&dir.join("adapter_config.json"), keys, value));
     }
     // A key that nobody knows and that has no value changes nothing.
     let dir = copy("lora/plain");
-    edit_json(&dir.path().join("adapter_config.json"), |c| c["use_hira"] = Value::Null);
+    set_json(&dir.path().join("adapter_config.json"), "use_hira", Value::Null);
     let one = Adapter { folder: dir.path().to_owned(), weight: 1.0 };
     base().with_adapters(&[one]).unwrap();
 }
@@ -270,8 +262,8 @@ fn an_adapter_trained_with_added_tokens_is_refused() {
 #[test]
 fn an_adapter_in_the_place_of_a_checkpoint_names_its_base() {
     let dir = copy("lora/plain");
-    let config = dir.path().join("adapter_config.json");
-    edit_json(&config, |c| c["base_model_name_or_path"] = json!("meta-llama/Llama-3.2-1B"));
+    let (base, key) = (json!("meta-llama/Llama-3.2-1B"), "base_model_name_or_path");
+    set_json(&dir.path().join("adapter_config.json"), key, base);
     let error = Checkpoint::open(dir.path()).unwrap_err();
     assert!(error.message().contains("an adapter (adapter_config.json)"), "{error}");
     let command = format!("qhx forge meta-llama/Llama-3.2-1B --lora {}", dir.path().display());

@@ -9,16 +9,15 @@ use qhx_forge::registry::{recipe, task};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{copy, edit_json};
+use super::{copy, copy_all, copy_files, edit_json, recipe_options, set_json};
 
 /// A copy of the encoder, with the folder of its pooling.
 fn encoder() -> TempDir {
-    let dir = copy("embed-mistral-tiny");
-    let pooling = "1_Pooling/config.json";
-    std::fs::create_dir(dir.path().join("1_Pooling")).unwrap();
-    let from = qhx_paths::fixture("embed-mistral-tiny").join(pooling);
-    std::fs::copy(from, dir.path().join(pooling)).unwrap();
-    dir
+    copy_all("embed-mistral-tiny")
+}
+
+fn embedding() -> RecipeOptions {
+    RecipeOptions { task: Task::Embed, ..recipe_options(64, &[]) }
 }
 
 #[test]
@@ -62,9 +61,7 @@ fn what_an_encoder_does_not_apply_is_refused_by_name() {
     ];
     for (file, edit, words) in edits {
         let dir = encoder();
-        let options =
-            RecipeOptions { shards: 1, max_ctx: 64, task: Task::Embed, ..RecipeOptions::default() };
-        let apply = || recipe(&Checkpoint::open(dir.path()).unwrap(), &options);
+        let apply = || recipe(&Checkpoint::open(dir.path()).unwrap(), &embedding());
         apply().unwrap();
         edit_json(&dir.path().join(file), edit);
         let error = apply().unwrap_err();
@@ -143,10 +140,7 @@ fn with_modules() -> TempDir {
     for folder in ["1_Pooling", "2_Dense", "3_LayerNorm", "4_Dense"] {
         let to = dir.path().join(folder);
         std::fs::create_dir_all(&to).unwrap();
-        for file in std::fs::read_dir(from.join(folder)).unwrap() {
-            let file = file.unwrap().path();
-            std::fs::copy(&file, to.join(file.file_name().unwrap())).unwrap();
-        }
+        copy_files(&from.join(folder), &to);
     }
     dir
 }
@@ -154,10 +148,8 @@ fn with_modules() -> TempDir {
 #[test]
 fn modules_that_torch_saved_are_read() {
     let dir = with_modules();
-    let options =
-        RecipeOptions { shards: 1, max_ctx: 64, task: Task::Embed, ..RecipeOptions::default() };
     let weights = || {
-        let made = recipe(&Checkpoint::open(dir.path()).unwrap(), &options).unwrap();
+        let made = recipe(&Checkpoint::open(dir.path()).unwrap(), &embedding()).unwrap();
         let tables = made.tables.iter().find(|tables| tables.key == "modules").unwrap();
         let mut files = vec![Vec::new(); tables.files.len()];
         let mut targets: Vec<&mut dyn std::io::Write> = Vec::new();
@@ -175,37 +167,31 @@ fn modules_that_torch_saved_are_read() {
 
 #[test]
 fn modules_that_do_not_fit_are_refused_by_name() {
-    type Edit = fn(&mut Value);
-    let edits: [(&str, Edit, &str); 7] = [
-        ("2_Dense", |c| c["in_features"] = json!(92), "in_features is 92, expected 276"),
-        ("2_Dense", |c| c["out_features"] = json!(21), "config.json asks for [21, 276]"),
+    for (folder, keys, value, words) in [
+        ("2_Dense", "in_features", json!(92), "in_features is 92, expected 276"),
+        ("2_Dense", "out_features", json!(21), "config.json asks for [21, 276]"),
         (
             "2_Dense",
-            |c| c["activation_function"] = json!("torch.nn.modules.activation.GELU"),
+            "activation_function",
+            json!("torch.nn.modules.activation.GELU"),
             "GELU\", expected Identity",
         ),
+        ("2_Dense", "activation_function", json!("my.Tanh"), "\"my.Tanh\", expected Identity"),
+        ("2_Dense", "use_residual", json!(true), "use_residual is true, expected false"),
         (
             "2_Dense",
-            |c| c["activation_function"] = json!("my.Tanh"),
-            "\"my.Tanh\", expected Identity",
-        ),
-        ("2_Dense", |c| c["use_residual"] = json!(true), "use_residual is true, expected false"),
-        (
-            "2_Dense",
-            |c| c["module_input_name"] = json!("token_embeddings"),
+            "module_input_name",
+            json!("token_embeddings"),
             "module_input_name is \"token_embeddings\"",
         ),
-        ("3_LayerNorm", |c| c["dimension"] = json!(7), "dimension is 7, expected 20"),
-    ];
-    let options =
-        RecipeOptions { shards: 1, max_ctx: 64, task: Task::Embed, ..RecipeOptions::default() };
-    for (folder, edit, words) in edits {
+        ("3_LayerNorm", "dimension", json!(7), "dimension is 7, expected 20"),
+    ] {
         let dir = with_modules();
-        let apply = || recipe(&Checkpoint::open(dir.path()).unwrap(), &options);
+        let apply = || recipe(&Checkpoint::open(dir.path()).unwrap(), &embedding());
         let made = apply().unwrap();
         assert_eq!(made.plan_params["pooling"], json!(["max", "mean_sqrt_len", "weighted_mean"]));
         assert_eq!(made.plan_params["modules"].as_array().unwrap().len(), 4);
-        edit_json(&dir.path().join(folder).join("config.json"), edit);
+        set_json(&dir.path().join(folder).join("config.json"), keys, value);
         let error = apply().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Artifact);
         assert!(error.message().contains(words) && error.message().contains(folder), "{error}");

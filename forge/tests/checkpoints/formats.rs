@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::quantized::{close, graphs_of_four_bits, same, stays_quantized, weights};
-use crate::common::{Log, copy, edit_header, edit_json, edit_tensor, read_json};
+use crate::common::{Log, copy, edit_header, edit_tensor, read_json, set_json};
 
 /// The programs' own values, by folder.
 fn formats() -> serde_json::Map<String, Value> {
@@ -180,31 +180,6 @@ fn one_order_of_inputs_is_brought_about_once() {
     }
 }
 
-/// A checkpoint that is damaged in one way, and what is said of it.
-struct Damage {
-    folder: &'static str,
-    config: fn(&mut Value),
-    /// Edits the header of the tensors' file.
-    header: fn(&mut serde_json::Map<String, Value>),
-    words: &'static str,
-}
-
-const NOTHING: Damage = Damage { folder: "", config: |_| (), header: |_| (), words: "" };
-
-impl Damage {
-    #[track_caller]
-    fn check(&self) {
-        let dir = copy(&format!("quantised/{}", self.folder));
-        edit_json(&dir.path().join("config.json"), |c| {
-            (self.config)(&mut c["quantization_config"])
-        });
-        edit_header(&dir.path().join("model.safetensors"), |header| {
-            (self.header)(header.as_object_mut().unwrap())
-        });
-        refused(dir.path(), self.words);
-    }
-}
-
 #[track_caller]
 fn refused(dir: &Path, words: &str) {
     let error = Checkpoint::open(dir).unwrap_err();
@@ -226,84 +201,82 @@ fn sizes(header: &mut serde_json::Map<String, Value>, end: &str, shape: Value) {
 
 #[test]
 fn configurations_that_cannot_be_read_say_why() {
-    type Edit = fn(&mut Value);
-    let cases: [(&str, Edit, &str); 21] = [
+    for (folder, keys, value, words) in [
         (
             "gptq-sym",
-            |q| q["quant_method"] = json!("quip"),
+            "quant_method",
+            json!("quip"),
             "quant_method is \"quip\", expected \"gptq\", \"awq\"",
         ),
-        ("gptq-sym", |q| q["bits"] = json!(5), "bits is 5, expected 2, 3, 4 or 8"),
+        ("gptq-sym", "bits", json!(5), "bits is 5, expected 2, 3, 4 or 8"),
+        ("gptq-sym", "group_size", json!(48), "group_size is 48, expected a multiple of 32"),
+        ("gptq-sym", "group_size", json!(64), "96 inputs in groups of 64"),
         (
             "gptq-sym",
-            |q| q["group_size"] = json!(48),
-            "group_size is 48, expected a multiple of 32",
-        ),
-        ("gptq-sym", |q| q["group_size"] = json!(64), "96 inputs in groups of 64"),
-        (
-            "gptq-sym",
-            |q| q["group_size"] = json!(-1),
+            "group_size",
+            json!(-1),
             "down_proj.qzeros has the shape [3, 8], expected [1, 8]",
         ),
-        ("gptq-sym", |q| q["bits"] = json!(8), "48 inputs in groups of 32"),
-        ("gptq-sym", |q| q["checkpoint_format"] = json!("marlin"), "\"marlin\", expected \"gptq\""),
+        ("gptq-sym", "bits", json!(8), "48 inputs in groups of 32"),
+        ("gptq-sym", "checkpoint_format", json!("marlin"), "\"marlin\", expected \"gptq\""),
         (
             "gptq-sym",
-            |q| q["dynamic"] = json!({"+:.*down.*": {"bits": 8}}),
+            "dynamic",
+            json!({"+:.*down.*": {"bits": 8}}),
             "dynamic gives layers (+:.*down.*)",
         ),
-        ("awq", |q| q["version"] = json!("gemv_fast"), "version is \"gemv_fast\", expected"),
-        ("awq", |q| q["bits"] = json!(3), "bits is 3, expected 4"),
-        ("awq", |q| q["version"] = json!("marlin"), "expected a multiple of 64, and no"),
+        ("awq", "version", json!("gemv_fast"), "version is \"gemv_fast\", expected"),
+        ("awq", "bits", json!(3), "bits is 3, expected 4"),
+        ("awq", "version", json!("marlin"), "expected a multiple of 64, and no"),
+        ("compressed", "format", json!("marlin-24"), "format is \"marlin-24\", expected one of"),
         (
             "compressed",
-            |q| q["format"] = json!("marlin-24"),
-            "format is \"marlin-24\", expected one of",
-        ),
-        (
-            "compressed",
-            |q| q["sparsity_config"] = json!({"format": "sparse-24-bitmask"}),
+            "sparsity_config",
+            json!({"format": "sparse-24-bitmask"}),
             "sparsity_config is",
         ),
         (
             "compressed",
-            |q| q["transform_config"] = json!({"config_groups": {"R4": {}}}),
+            "transform_config",
+            json!({"config_groups": {"R4": {}}}),
             "weights are rotated",
         ),
         (
             "compressed",
-            |q| q["ignore"] = json!(["re:.*down_proj"]),
+            "ignore",
+            json!(["re:.*down_proj"]),
             "although quantization_config ignores it: re:.*down",
         ),
-        ("compressed", |q| q["ignore"] = json!(["re:(*"]), "\"re:(*\" is no regular expression"),
+        ("compressed", "ignore", json!(["re:(*"]), "\"re:(*\" is no regular expression"),
         (
             "compressed",
-            |q| q["config_groups"]["group_0"]["targets"] = json!(["lm_head"]),
+            "config_groups.group_0.targets",
+            json!(["lm_head"]),
             "and it is no target of the config_groups",
         ),
         (
             "compressed",
-            |q| q["config_groups"]["group_0"]["weights"]["num_bits"] = json!(9),
+            "config_groups.group_0.weights.num_bits",
+            json!(9),
             "num_bits is 9, expected 1 to 8",
         ),
+        ("compressed", "config_groups.group_0.weights.num_bits", json!(3), "words a row, expected"),
         (
             "compressed",
-            |q| q["config_groups"]["group_0"]["weights"]["num_bits"] = json!(3),
-            "words a row, expected",
-        ),
-        (
-            "compressed",
-            |q| q["config_groups"]["group_0"]["weights"]["group_size"] = json!(40),
+            "config_groups.group_0.weights.group_size",
+            json!(40),
             "inputs in groups of 40, expected a multiple",
         ),
         (
             "fp8-block",
-            |q| q["weight_block_size"] = json!([128]),
+            "weight_block_size",
+            json!([128]),
             "weight_block_size is [128], expected two numbers",
         ),
-    ];
-    for (folder, config, words) in cases {
-        Damage { folder, config, words, ..NOTHING }.check();
+    ] {
+        let dir = copy(&format!("quantised/{folder}"));
+        set_json(&dir.path().join("config.json"), &format!("quantization_config.{keys}"), value);
+        refused(dir.path(), words);
     }
 }
 
@@ -385,19 +358,18 @@ fn tensors_that_do_not_fit_say_why() {
         ),
     ];
     for (folder, header, words) in cases {
+        let dir = copy(&format!("quantised/{folder}"));
+        let path = dir.path().join("model.safetensors");
+        edit_header(&path, |h| header(h.as_object_mut().unwrap()));
         // Of this one the file is read, and the tensor is not.
         if words.starts_with("stored as") {
-            let dir = copy(&format!("quantised/{folder}"));
-            edit_header(&dir.path().join("model.safetensors"), |h| {
-                header(h.as_object_mut().unwrap())
-            });
             let checkpoint = Checkpoint::open(dir.path()).unwrap();
             let error =
                 checkpoint.matrix("layers.0.self_attn.o_proj.weight", [64, 64]).unwrap_err();
             assert!(error.message().contains(words), "{error}");
             continue;
         }
-        Damage { folder, header, words, ..NOTHING }.check();
+        refused(dir.path(), words);
     }
 }
 

@@ -17,7 +17,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::read_json;
+use crate::{read_json, recipe_options};
 
 /// A tensor of f32: name, sizes, values.
 type Tensor = (String, Vec<usize>, Vec<f32>);
@@ -359,8 +359,7 @@ fn configurations_of_gguf_files_are_the_checkpoints() {
         }
         // Those of examples are of other crates.
         if !matches!(folder, "gemma3-tiny" | "lfm2-tiny") {
-            let options = RecipeOptions { shards: 1, max_ctx: 64, ..RecipeOptions::default() };
-            let family = recipe(&checkpoint, &options).unwrap().family;
+            let family = recipe(&checkpoint, &recipe_options(64, &[])).unwrap().family;
             assert!(folder.starts_with(&family.replace("3_5", "35")), "{folder}: {family}");
         }
     }
@@ -382,14 +381,8 @@ fn vectors_of_gguf_files_are_pooled_as_they_say() {
     let made = |kind: Option<u32>, asked: Option<&str>| {
         let more = kind.map_or(json!({}), |kind| json!({"qwen3.pooling_type": kind}));
         let checkpoint = described(&dir, "qwen3-tiny", &more).unwrap();
-        let choices = asked.map(|way| ("pooling".to_owned(), way.to_owned()));
-        let options = RecipeOptions {
-            shards: 1,
-            max_ctx: 64,
-            task: Task::Embed,
-            choices: choices.into_iter().collect(),
-            ..RecipeOptions::default()
-        };
+        let choices: Vec<_> = asked.map(|way| ("pooling", way)).into_iter().collect();
+        let options = RecipeOptions { task: Task::Embed, ..recipe_options(64, &choices) };
         let made = recipe(&checkpoint, &options);
         (task(&checkpoint, None).unwrap(), made.map(|made| made.plan_params["pooling"].clone()))
     };
@@ -534,7 +527,7 @@ fn a_gguf_of_qwen3_moe_becomes_the_bundle_of_its_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let (architecture, tensors) = tensors("qwen3-moe");
     let path = write(&dir, "model.gguf", &metadata("qwen3-moe", &architecture), &tensors);
-    let options = RecipeOptions { shards: 1, max_ctx: 64, ..RecipeOptions::default() };
+    let options = recipe_options(64, &[]);
     let parts = |checkpoint: &Checkpoint| {
         let made = recipe(checkpoint, &options).unwrap();
         let graphs = made.contexts.iter().flat_map(|context| &context.graphs);
@@ -590,8 +583,7 @@ fn a_gguf_model_in_parts_is_one_model() {
             values
         };
         assert_eq!(values(&checkpoint), values(&own));
-        let options = RecipeOptions { shards: 1, max_ctx: 64, ..RecipeOptions::default() };
-        assert_eq!(recipe(&checkpoint, &options).unwrap().family, "qwen3");
+        assert_eq!(recipe(&checkpoint, &recipe_options(64, &[])).unwrap().family, "qwen3");
     }
 }
 

@@ -6,14 +6,13 @@ use std::path::{Path, PathBuf};
 use half::{bf16, f16};
 use qhx_base::{Error, ErrorKind};
 use qhx_checkpoint::Checkpoint;
-use qhx_forge::recipe::RecipeOptions;
 use qhx_forge::registry::recipe;
 use qhx_paths::fixture;
 use safetensors::SafeTensors;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::read_json;
+use super::{read_json, recipe_options};
 
 /// Files of `fixtures/gguf`, under other names, in a folder of their own.
 fn files(names: &[(&str, &str)]) -> TempDir {
@@ -76,9 +75,7 @@ fn a_decoder_and_its_tower_beside_it_are_the_checkpoint() {
     same_keys(&found["vision_config"], &own["vision_config"], &["window_size"]);
     assert_eq!(found["vision_config"]["window_size"], 112);
     assert_eq!(found["rope_scaling"]["mrope_section"], own["rope_scaling"]["mrope_section"]);
-    let choices = [("image-size".to_owned(), "48".to_owned())].into();
-    let options = RecipeOptions { shards: 1, max_ctx: 128, choices, ..RecipeOptions::default() };
-    let recipe = recipe(&checkpoint, &options).unwrap();
+    let recipe = recipe(&checkpoint, &recipe_options(128, &[("image-size", "48")])).unwrap();
     let params = &recipe.params["vision"];
     assert_eq!(recipe.family, "qwen2_5_vl");
     // The file has them as f32.
@@ -115,8 +112,7 @@ fn towers_that_do_not_fit_are_refused_by_name() {
             }
             None => Checkpoint::open(&path)?,
         };
-        let options = RecipeOptions { shards: 1, max_ctx: 1024, ..RecipeOptions::default() };
-        recipe(&checkpoint, &options).map(drop)
+        recipe(&checkpoint, &recipe_options(1024, &[])).map(drop)
     };
     let second = (TOWER.0, "second.mmproj.gguf");
     let other = ("mmproj-qwen3vl.gguf", "mmproj-other.gguf");

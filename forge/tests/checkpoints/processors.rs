@@ -9,17 +9,10 @@ use qhx_forge::registry::recipe;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{copy, edit_json};
+use super::{copy, edit_json, read_json, recipe_options, set_json};
 
 fn recipe_of(dir: &Path, choices: &[(&str, &str)]) -> Result<Recipe, Error> {
-    let choices = choices.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-    let options = RecipeOptions {
-        shards: 1,
-        max_ctx: 200,
-        prefill: Some(Vec::new()),
-        choices,
-        ..RecipeOptions::default()
-    };
+    let options = RecipeOptions { prefill: Some(Vec::new()), ..recipe_options(200, choices) };
     recipe(&Checkpoint::open(dir)?, &options)
 }
 
@@ -32,18 +25,14 @@ fn nest(dir: &TempDir, part: &str, value: Value) {
     edit_json(&path, |whole| whole[part] = value);
 }
 
-fn read(dir: &TempDir, file: &str) -> Value {
-    serde_json::from_slice(&std::fs::read(dir.path().join(file)).unwrap()).unwrap()
-}
-
 #[test]
 fn processors_are_read_where_transformers_5_saves_them() {
     for model in ["qwen3vl-tiny", "qwen35-vision"] {
         let dir = copy(model);
-        let mut image = read(&dir, "preprocessor_config.json");
+        let mut image = read_json(&dir.path().join("preprocessor_config.json"));
         image["image_mean"] = json!([0.25, 0.5, 0.75]);
         image["size"] = json!({"shortest_edge": 512, "longest_edge": 2048});
-        let mut video = read(&dir, "video_preprocessor_config.json");
+        let mut video = read_json(&dir.path().join("video_preprocessor_config.json"));
         video["size"]["longest_edge"] = json!(4096);
         nest(&dir, "image_processor", image);
         nest(&dir, "video_processor", video);
@@ -73,7 +62,7 @@ fn the_processor_says_how_many_mels_there_are() {
     let path = dir.path().join("processor_config.json");
     // Both leave eleven columns, which the model's 44 channels stand for.
     for mels in [41, 43, 44] {
-        edit_json(&path, |whole| whole["feature_extractor"]["feature_size"] = json!(mels));
+        set_json(&path, "feature_extractor.feature_size", json!(mels));
         let recipe = recipe_of(dir.path(), &[("towers", "audio"), ("audio-tokens", "12")]).unwrap();
         assert_eq!(recipe.params["audio"]["front_end"]["filters"]["mels"], json!(mels));
         let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
@@ -81,7 +70,7 @@ fn the_processor_says_how_many_mels_there_are() {
         let mel = tower.tensors().iter().find(|tensor| tensor.name == "mel").unwrap();
         assert_eq!(mel.shape, [48, mels]);
     }
-    edit_json(&path, |whole| whole["feature_extractor"]["feature_size"] = json!(48));
+    set_json(&path, "feature_extractor.feature_size", json!(48));
     let error = recipe_of(dir.path(), &[("towers", "audio")]).unwrap_err();
     assert!(error.message().contains("feature_size is 48, expected 41 to 44"), "{error}");
     std::fs::remove_file(&path).unwrap();

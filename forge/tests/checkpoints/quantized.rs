@@ -22,7 +22,8 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
-use crate::{copy, edit_json};
+use crate::common::set_json;
+use crate::{copy, read_json, recipe_options};
 
 /// Asserts that numbers have the hash that the other program's have.
 #[track_caller]
@@ -54,11 +55,10 @@ fn same_blocks(weight: &Weight, form: QuantizedForm, expected: &Value, what: &st
 
 /// Values that the other programs read from their files, by the names of file and tensor.
 fn expected() -> serde_json::Map<String, Value> {
-    let read = |name: &str| -> serde_json::Map<String, Value> {
-        let text = std::fs::read(fixture(&format!("quantised/{name}"))).unwrap();
-        serde_json::from_slice(&text).unwrap()
-    };
-    read("expected.json").into_iter().chain(read("packed.json")).collect()
+    let [mut all, packed] = ["expected.json", "packed.json"]
+        .map(|name| read_json(&fixture(&format!("quantised/{name}"))).as_object().unwrap().clone());
+    all.extend(packed);
+    all
 }
 
 /// Sizes of a matrix of the fixtures.
@@ -137,13 +137,8 @@ fn imported_quantized_weights_reach_the_graphs_unchanged() {
 
 /// The graphs of a bundle with 4-bit weights.
 pub(super) fn graphs_of_four_bits(checkpoint: &Checkpoint) -> Vec<Graph> {
-    let options = RecipeOptions {
-        precision: Precision::W4A16,
-        shards: 1,
-        max_ctx: 64,
-        prefill: Some(vec![16]),
-        ..RecipeOptions::default()
-    };
+    let (precision, prefill) = (Precision::W4A16, Some(vec![16]));
+    let options = RecipeOptions { precision, prefill, ..recipe_options(64, &[]) };
     let contexts = recipe(checkpoint, &options).unwrap().contexts;
     contexts.into_iter().flat_map(|context| context.graphs).collect()
 }
@@ -330,9 +325,8 @@ pub(super) fn as_gptq(model: &str) -> (TempDir, Vec<(String, [usize; 2])>) {
         (name, TensorView::new(*dtype, shape.clone(), data).unwrap())
     });
     safetensors::serialize_to_file(views, None, &path).unwrap();
-    edit_json(&dir.path().join("config.json"), |config| {
-        config["quantization_config"] = json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq_v2"});
-    });
+    let form = json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq_v2"});
+    set_json(&dir.path().join("config.json"), "quantization_config", form);
     (dir, layers)
 }
 
@@ -385,13 +379,7 @@ fn a_gguf_file_says_of_itself_what_a_recipe_needs() {
     }
     assert_eq!(derived, written);
     assert_eq!(checkpoint.config()["head_dim"], json!(16));
-    let options = RecipeOptions {
-        precision: Precision::Fp16,
-        shards: 1,
-        max_ctx: 64,
-        ..RecipeOptions::default()
-    };
-    assert_eq!(recipe(&checkpoint, &options).unwrap().family, "llama");
+    assert_eq!(recipe(&checkpoint, &recipe_options(64, &[])).unwrap().family, "llama");
 }
 
 #[test]
@@ -428,7 +416,7 @@ fn a_q8_0_embedding_table_is_f16_in_the_bundle() {
     let out = dir.path().join("bundle");
     let options = ForgeOptions { max_ctx: Some(32), ..ForgeOptions::new(&out) };
     let report = forge(&path, &options, &mut Silent).unwrap();
-    let manifest: Value = serde_json::from_slice(&std::fs::read(report.manifest).unwrap()).unwrap();
+    let manifest = read_json(&report.manifest);
     let table = manifest["artifacts"]["embed"].as_str().expect("a table of f16");
     assert_eq!(std::fs::metadata(out.join(table)).unwrap().len(), 48 * 64 * 2);
 }
@@ -461,8 +449,7 @@ fn quantized_embedding_tables_are_f16_in_the_bundle() {
         };
         let report =
             forge_with(&dir.path().join("model.gguf"), with, &options, &mut Silent).unwrap();
-        let manifest = std::fs::read(report.manifest).unwrap();
-        let manifest: Value = serde_json::from_slice(&manifest).unwrap();
+        let manifest = read_json(&report.manifest);
         let path = manifest["artifacts"]["embed"].as_str().expect(form);
         let bytes = std::fs::read(out.join(path)).unwrap();
         let mut values = vec![0f32; rows * cols];

@@ -8,39 +8,40 @@ use qhx_forge::recipe::{RecipeOptions, Task};
 use qhx_forge::registry::recipe;
 use serde_json::{Value, json};
 
-use super::{copy, copy_all, edit_json, refused};
+use super::{copy, copy_all, edit_json, recipe_options, refused, set_json};
 
 #[test]
 fn switches_that_cannot_be_are_refused_by_key() {
-    type Edit = fn(&mut Value);
-    let edits: [(&str, Edit, &str); 13] = [
+    for (model, keys, value, words) in [
         (
             "phi3",
-            |c| c["rope_scaling"]["short_factor"] = json!([1, 2]),
+            "rope_scaling.short_factor",
+            json!([1, 2]),
             "rope_scaling.long_factor is a list of 3, expected 2",
         ),
-        ("phi3", |c| c["rope_scaling"]["long_factor"] = json!([1, 0, 2]), "positive numbers"),
-        ("phi3", |c| c["rope_scaling"]["long_factor"] = Value::Null, "long_factor is missing"),
-        ("phi3", |c| c["partial_rotary_factor"] = json!(0.1), "partial_rotary_factor is 0.1"),
-        ("granite", |c| c["partial_rotary_factor"] = json!(0.5), "turns whole heads"),
-        ("granite", |c| c["rope_scaling"]["type"] = json!("ntk"), "rope type \"ntk\", expected"),
-        ("granite", |c| c["residual_multiplier"] = json!("1"), "residual_multiplier is \"1\""),
-        ("granite", |c| c["sliding_window"] = json!(8), "sliding_window is 8"),
-        ("olmo2", |c| c["rope_parameters"]["factor"] = json!(-1), "rope_parameters.factor is -1"),
-        ("smollm3", |c| c["no_rope_layers"] = json!([1, 0, 1]), "no_rope_layers has 3 entries"),
-        ("smollm3", |c| c["no_rope_layers"] = json!([1, 0, 1, 2]), "no_rope_layers is 2"),
+        ("phi3", "rope_scaling.long_factor", json!([1, 0, 2]), "positive numbers"),
+        ("phi3", "rope_scaling.long_factor", Value::Null, "long_factor is missing"),
+        ("phi3", "partial_rotary_factor", json!(0.1), "partial_rotary_factor is 0.1"),
+        ("granite", "partial_rotary_factor", json!(0.5), "turns whole heads"),
+        ("granite", "rope_scaling.type", json!("ntk"), "rope type \"ntk\", expected"),
+        ("granite", "residual_multiplier", json!("1"), "residual_multiplier is \"1\""),
+        ("granite", "sliding_window", json!(8), "sliding_window is 8"),
+        ("olmo2", "rope_parameters.factor", json!(-1), "rope_parameters.factor is -1"),
+        ("smollm3", "no_rope_layers", json!([1, 0, 1]), "no_rope_layers has 3 entries"),
+        ("smollm3", "no_rope_layers", json!([1, 0, 1, 2]), "no_rope_layers is 2"),
         (
             "smollm3",
-            |c| c["use_sliding_window"] = json!(false),
+            "use_sliding_window",
+            json!(false),
             "layer_types has sliding_attention, but use_sliding_window",
         ),
-        ("gemma2", |c| c["attn_logit_softcapping"] = json!(0), "attn_logit_softcapping is 0"),
-    ];
-    for (model, edit, words) in edits {
+        ("gemma2", "attn_logit_softcapping", json!(0), "attn_logit_softcapping is 0"),
+    ] {
         let dir = copy(&format!("switches/{model}"));
-        edit_json(&dir.path().join("config.json"), edit);
+        let config = dir.path().join("config.json");
+        set_json(&config, keys, value);
         if words.contains("expected 2") {
-            edit_json(&dir.path().join("config.json"), |c| c["partial_rotary_factor"] = json!(0.5));
+            set_json(&config, "partial_rotary_factor", json!(0.5));
         }
         refused(dir.path(), words);
     }
@@ -52,10 +53,7 @@ fn contexts_end_where_scaling_ends() {
     for (model, max) in [("phi3", 96), ("smollm3", 64), ("granite", 64), ("olmo2", 64)] {
         let checkpoint =
             Checkpoint::open(&qhx_paths::fixture(&format!("switches/{model}"))).unwrap();
-        let made = |max_ctx| {
-            let options = RecipeOptions { shards: 1, max_ctx, ..RecipeOptions::default() };
-            recipe(&checkpoint, &options)
-        };
+        let made = |max_ctx| recipe(&checkpoint, &recipe_options(max_ctx, &[]));
         made(max).unwrap();
         let error = made(max + 1).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Usage, "{model}");
@@ -135,11 +133,9 @@ fn keys_are_used_refused_or_without_influence() {
             _ if class.ends_with("Model") => Task::Embed,
             _ => Task::Generate,
         };
-        let mut options =
-            RecipeOptions { shards: 1, max_ctx: 16, task, ..RecipeOptions::default() };
-        if class.contains("VL") {
-            options.choices.insert("image-size".to_owned(), "12".to_owned());
-        }
+        let size = [("image-size", "12")];
+        let choices = if class.contains("VL") { &size[..] } else { &[] };
+        let options = RecipeOptions { task, ..recipe_options(16, choices) };
         let parts = lists.as_object().unwrap().keys().filter_map(|name| {
             let (classes, part) = name.split_once('.').unwrap_or((name, ""));
             (classes.split(' ').next() == Some(class)).then_some((name, part))
@@ -207,7 +203,6 @@ fn tensors_and_keys_of_gguf_files_are_the_checkpoints() {
                 assert!(value.is_number() || value == own, "{model}: {key}: {value}, not {own}");
             }
         }
-        recipe(&found, &RecipeOptions { shards: 1, max_ctx: 16, ..RecipeOptions::default() })
-            .unwrap();
+        recipe(&found, &recipe_options(16, &[])).unwrap();
     }
 }

@@ -15,7 +15,7 @@ fn opened(path: &Path) -> Checkpoint {
 }
 
 fn expected() -> Value {
-    serde_json::from_slice(&std::fs::read(fixture("gguf/spm.json")).unwrap()).unwrap()
+    crate::read_json(&fixture("gguf/spm.json"))
 }
 
 /// Text `number` of `gguf_files.py`.

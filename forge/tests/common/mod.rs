@@ -57,6 +57,17 @@ pub fn edit_json(path: &Path, edit: impl FnOnce(&mut Value)) {
     std::fs::write(path, serde_json::to_vec(&value).unwrap()).unwrap();
 }
 
+/// Sets the value at keys, with dots between them, of a JSON file.
+pub fn set_json(path: &Path, keys: &str, new: Value) {
+    edit_json(path, |value| {
+        let place = keys.split('.').fold(value, |value, key| match key.parse::<usize>() {
+            Ok(index) => &mut value[index],
+            Err(_) => &mut value[key],
+        });
+        *place = new;
+    });
+}
+
 /// The header of a safetensors file, and where its data begins.
 fn header(bytes: &[u8]) -> (Value, usize) {
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
