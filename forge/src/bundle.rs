@@ -5,16 +5,18 @@ use std::fs::{File, TryLockError};
 use std::io::{BufWriter, Write};
 use std::path::{Component, Path, PathBuf};
 
-use half::f16;
 use qhx_base::hash::{hex, sha256};
 use qhx_base::{Error, ErrorKind, Result, files};
 use qhx_checkpoint::{Checkpoint, MAX_JSON};
 use qhx_core::manifest::{self, Manifest};
 use qhx_graph::progress::Progress;
-use qhx_graph::weight::{F16_OVERFLOW, RowSource, beyond_f16, stream, to_f16};
+use qhx_graph::weight::{F16_OVERFLOW, RowSource, beyond_f16, stream};
+use qhx_types::DType;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
+
+use crate::kit::write_rows;
 
 /// Begins the name of a staging folder.
 const STAGING: &str = ".qhx-forge-";
@@ -323,30 +325,17 @@ impl Staging {
     ) -> Result<()> {
         let path = self.path(file)?;
         let fail = |e: std::io::Error| Error::io(ErrorKind::Io, &path, e);
-        let size = if as_f16 { 2 } else { 4 };
-        let [rows, cols] = table.shape();
-        progress.stage("embedding table", (rows as u64).saturating_mul(cols as u64 * size));
+        let dtype = if as_f16 { DType::F16 } else { DType::F32 };
+        if for_npu && !as_f16 {
+            stream(table, |wide| match wide.iter().any(|value| value.abs() >= F16_OVERFLOW) {
+                true => Err(beyond_f16(table)),
+                false => Ok(()),
+            })?;
+        }
+        let [rows, cols] = table.shape().map(|count| count as u64);
+        progress.stage("embedding table", rows.saturating_mul(cols * dtype.size() as u64));
         let mut target = BufWriter::new(File::create(&path).map_err(fail)?);
-        let mut half = Vec::new();
-        let mut done = 0;
-        stream(table, |wide| {
-            if progress.cancelled() {
-                return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
-            }
-            if as_f16 {
-                half.resize(wide.len(), f16::ZERO);
-                to_f16(wide, &mut half).map_err(|_| beyond_f16(table))?;
-                target.write_all(bytemuck::cast_slice(&half)).map_err(fail)?;
-            } else {
-                if for_npu && wide.iter().any(|v| v.abs() >= F16_OVERFLOW) {
-                    return Err(beyond_f16(table));
-                }
-                target.write_all(bytemuck::cast_slice(wide)).map_err(fail)?;
-            }
-            done += wide.len() as u64 * size;
-            progress.advance(done);
-            Ok(())
-        })?;
+        write_rows((table, dtype), &mut target, file, &mut 0, progress)?;
         target.flush().map_err(fail)
     }
 

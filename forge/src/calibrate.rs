@@ -24,7 +24,7 @@ use tempfile::TempDir;
 use crate::forge::forge_known;
 use crate::names;
 use crate::options::ForgeOptions;
-use crate::overrides::{Override, precisions, quantized};
+use crate::overrides::{Override, quantized};
 use crate::plan::plan;
 use crate::recipe::{Precision, Recipe, RecipeOptions, Task};
 use crate::registry::task;
@@ -177,7 +177,7 @@ pub fn calibrate(
         chosen: None,
         reached: true,
     };
-    let higher = precisions().into_iter().take_while(|p| *p != low).last();
+    let higher = Precision::ALL.into_iter().take_while(|p| *p != low).last();
     if higher.is_some() {
         let (layers, groups) = units(&names);
         for (parts, list) in [(layers, &mut found.layers), (groups, &mut found.groups)] {
@@ -189,7 +189,7 @@ pub fn calibrate(
     }
     // Its place is needed for the next ones.
     bench.remove()?;
-    for precision in precisions().into_iter().filter(|p| *p != Precision::Fp16) {
+    for precision in Precision::ALL.into_iter().filter(|p| *p != Precision::Fp16) {
         let own = if precision == low { &options.weights[..] } else { &[] };
         let quality = bench.measure(precision.name(), precision, own, progress)?;
         found.precisions.push((precision, quality));

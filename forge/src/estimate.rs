@@ -66,7 +66,7 @@ pub struct OpCost {
 }
 
 /// The estimate for one execution of a graph.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct GraphEstimate {
     /// Key of its context.
     pub context: String,
@@ -391,21 +391,14 @@ fn summarise(trace: &Trace<'_>, stats: &str) -> GraphEstimate {
     let mut most_expensive = list(costs);
     most_expensive.truncate(TOP_OPS);
     GraphEstimate {
-        context: String::new(),
-        graph: String::new(),
-        prompt: false,
-        context_positions: None,
-        audio_seconds: None,
         us: end / mhz,
         core_mhz: mhz,
-        weight_bytes: 0,
         dma_read_bytes: trace.traffic.total_num_dma_read_bytes,
         dma_write_bytes: trace.traffic.total_num_dma_write_bytes,
-        spill_fill_bytes: 0,
         memory_rate: rate,
-        floor_us: 0.0,
         unmodelled: list(unmodelled),
         most_expensive,
+        ..GraphEstimate::default()
     }
 }
 

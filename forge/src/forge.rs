@@ -18,6 +18,7 @@ use serde_json::{Map, Value, json};
 
 use crate::bundle::{Fingerprint, Staging, check_apart};
 use crate::check::{CheckRow, compare};
+use crate::compile::Compiler;
 use crate::f16_range::vision::{Residual, residuals};
 use crate::kit::MAX_MASK;
 use crate::model_name::ModelName;
@@ -387,19 +388,7 @@ fn fill(
         if let Some(compiler) = &options.compiler {
             stop_if_cancelled(progress)?;
             let file = names::context_file(name, plan);
-            let files = [file.clone()];
-            artifact(
-                staging,
-                &file,
-                &describe(&plan.graphs),
-                &files,
-                progress,
-                |staging, progress| {
-                    let written =
-                        compiler.compile(&plan.key, &plan.graphs, &staging.path(&file)?, progress);
-                    written.map(drop).map_err(|e| e.context(format_args!("context {:?}", plan.key)))
-                },
-            )?;
+            binary(&**compiler, &plan.key, &plan.graphs, &file, staging, progress)?;
             report.binary_bytes = staging.bytes(&file);
             source.binary = Some(options.out.join(&file));
             entry.insert("bin".to_owned(), json!(file));
@@ -454,7 +443,7 @@ fn fill(
         "plan".to_owned(),
         json!({"params": recipe.plan_params, "steps": [{"host": recipe.host_op}]}),
     );
-    manifest.insert("chat".to_owned(), recipe.chat.clone().unwrap_or(chat));
+    manifest.insert("chat".to_owned(), chat);
     let manifest_file = format!("{name}.json");
     staging.write_json(&manifest_file, &Value::Object(manifest))?;
     check_manifest(&staging.root().join(&manifest_file))
@@ -493,6 +482,24 @@ pub(crate) fn artifact(
     let bytes = files.iter().filter_map(|file| staging.bytes(file)).sum();
     progress.finished(bytes, reused);
     Ok(())
+}
+
+/// Compiles the graphs of a context into a file, unless an earlier attempt did; returns whether that was so.
+pub(crate) fn binary(
+    compiler: &dyn Compiler,
+    key: &str,
+    graphs: &[Graph],
+    file: &str,
+    staging: &mut Staging,
+    progress: &mut dyn Progress,
+) -> Result<bool> {
+    let (origin, files) = (describe(graphs), [file.to_owned()]);
+    let kept = staging.has(file, &origin);
+    artifact(staging, file, &origin, &files, progress, |staging, progress| {
+        let written = compiler.compile(key, graphs, &staging.path(file)?, progress);
+        written.map(drop).map_err(|e| e.context(format_args!("context {key:?}")))
+    })?;
+    Ok(kept)
 }
 
 /// For each context the first one that it shares weights with, be it by way of others; itself where there is none

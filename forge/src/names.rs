@@ -132,7 +132,6 @@ mod tests {
     use std::io::Write;
     use std::sync::Arc;
 
-    use qhx_types::DType;
     use serde_json::Map;
 
     use super::*;
@@ -140,28 +139,9 @@ mod tests {
     use qhx_graph::builder::GraphBuilder;
     use qhx_graph::graph::{Elem, Graph, UnaryOp};
     use qhx_graph::progress::Progress;
-    use qhx_graph::weight::RowSource;
 
     #[derive(Debug)]
     struct Nothing;
-
-    impl RowSource for Nothing {
-        fn name(&self) -> &str {
-            "embed"
-        }
-
-        fn shape(&self) -> [usize; 2] {
-            [1, 1]
-        }
-
-        fn stored_dtype(&self) -> DType {
-            DType::F16
-        }
-
-        fn read_f32(&self, _first: usize, _out: &mut [f32]) -> Result<()> {
-            Ok(())
-        }
-    }
 
     impl TableSource for Nothing {
         fn bytes(&self) -> u64 {
@@ -183,39 +163,21 @@ mod tests {
 
     /// Contexts with the names of their graphs, and tables with the names of their files.
     fn recipe(contexts: &[(&str, &[&str])], tables: &[(&str, &[&str])]) -> Recipe {
-        Recipe {
-            family: "tiny".to_owned(),
-            host_op: "tiny".to_owned(),
-            contexts: contexts
-                .iter()
-                .map(|(key, graphs)| {
-                    let graphs = graphs.iter().map(|name| graph(name)).collect();
-                    ContextPlan::new((*key).to_owned(), Precision::Fp16, graphs)
-                })
-                .collect(),
-            embed: Some(Arc::new(Nothing)),
-            chat: None,
-            tokenizer: true,
-            normalizers: Vec::new(),
-            notes: Vec::new(),
-            params: Map::new(),
-            plan_params: Map::new(),
-            tables: tables
-                .iter()
-                .map(|(key, files)| Tables {
-                    key: (*key).to_owned(),
-                    files: files
-                        .iter()
-                        .map(|name| TableFile {
-                            field: "file".to_owned(),
-                            name: (*name).to_owned(),
-                            dtype: None,
-                        })
-                        .collect(),
-                    source: Arc::new(Nothing),
-                })
-                .collect(),
-        }
+        let contexts = contexts.iter().map(|(key, graphs)| {
+            let graphs = graphs.iter().map(|name| graph(name)).collect();
+            ContextPlan::new((*key).to_owned(), Precision::Fp16, graphs)
+        });
+        let file = |name: &&str| TableFile {
+            field: "file".to_owned(),
+            name: (*name).to_owned(),
+            dtype: None,
+        };
+        let tables = tables.iter().map(|(key, files)| Tables {
+            key: (*key).to_owned(),
+            files: files.iter().map(file).collect(),
+            source: Arc::new(Nothing),
+        });
+        Recipe::new("tiny", "tiny", contexts.collect(), Map::new()).tables(tables.collect())
     }
 
     #[test]

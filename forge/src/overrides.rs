@@ -64,7 +64,7 @@ pub(crate) fn apply(
     let usual = stored(&recipe);
     let mut higher: BTreeMap<String, Weight> = BTreeMap::new();
     for one in overrides {
-        if rank(one.precision) > rank(precision) {
+        if one.precision > precision {
             return Err(Error::new(
                 ErrorKind::Usage,
                 format!("weights {one}: lower than {}, the bundle's precision", precision.name()),
@@ -100,16 +100,6 @@ pub(crate) fn apply(
         });
     }
     Ok(recipe)
-}
-
-/// The rank of a precision, the highest precision first.
-pub(crate) fn rank(precision: Precision) -> usize {
-    precisions().iter().position(|one| *one == precision).unwrap_or(0)
-}
-
-/// All precisions, the highest first.
-pub(crate) fn precisions() -> Vec<Precision> {
-    ["fp16", "w8a16", "w4a16"].iter().filter_map(|name| name.parse().ok()).collect()
 }
 
 fn is_quantized(weight: &Weight) -> bool {

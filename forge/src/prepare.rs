@@ -13,11 +13,12 @@ use qhx_core::manifest::{ContextEntry, Manifest};
 use qhx_graph::graph::Graph;
 use qhx_graph::onnx;
 use qhx_graph::progress::Progress;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::bundle::Staging;
 use crate::compile::Compiler;
-use crate::forge::{PORTABLE, artifact, check_manifest, describe, stop_if_cancelled, stopped};
+use crate::forge::{PORTABLE, binary, check_manifest, stop_if_cancelled, stopped};
 use crate::names;
 
 /// The key of a prepared bundle's manifest that says what it was made of and for.
@@ -36,7 +37,7 @@ pub struct PrepareOptions {
 }
 
 /// A context of a prepared bundle.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PreparedContext {
     /// Key in the manifest.
     pub key: String,
@@ -194,13 +195,7 @@ fn fill(
         names::check_context(key)?;
         let graphs = graphs(manifest, key)?;
         let file = format!("{key}.bin");
-        let origin = describe(&graphs);
-        let kept = staging.has(&file, &origin);
-        let files = [file.clone()];
-        artifact(staging, &file, &origin, &files, progress, |staging, progress| {
-            let written = compiler.compile(key, &graphs, &staging.path(&file)?, progress);
-            written.map(drop).map_err(|e| e.context(format_args!("context {key:?}")))
-        })?;
+        let kept = binary(compiler, key, &graphs, &file, staging, progress)?;
         let binary_bytes = staging.bytes(&file).unwrap_or_default();
         made.push(PreparedContext { key: key.clone(), binary_bytes, kept });
         entries.insert(key.clone(), json!(file));

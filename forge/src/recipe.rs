@@ -279,8 +279,6 @@ pub struct Recipe {
     pub plan_params: Map<String, Value>,
     /// Files beside graphs and embedding table.
     pub tables: Vec<Tables>,
-    /// The manifest's `chat`, instead of what the checkpoint's tokenizer and template say.
-    pub chat: Option<Value>,
     /// The bundle has the checkpoint's tokenizer; not where the model's symbols are those of `params.speech`.
     pub tokenizer: bool,
     /// Normalizers of `tokenizer.json` that the bundle's has before its own: what the model's processor does to texts
@@ -306,7 +304,6 @@ impl Recipe {
             params: Map::new(),
             plan_params,
             tables: Vec::new(),
-            chat: None,
             tokenizer: true,
             normalizers: Vec::new(),
             notes: Vec::new(),
@@ -347,12 +344,6 @@ impl Recipe {
     #[must_use]
     pub fn notes(self, notes: Vec<String>) -> Self {
         Self { notes, ..self }
-    }
-
-    /// With this `chat`.
-    #[must_use]
-    pub fn chat(self, chat: Value) -> Self {
-        Self { chat: Some(chat), ..self }
     }
 }
 

@@ -4,10 +4,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use qhx_base::ErrorKind;
+use qhx_base::{ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_core::manifest::{ChatStyle, Manifest};
-use qhx_forge::recipe::RecipeOptions;
+use qhx_forge::recipe::{Recipe, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Precision, Progress, Silent, forge, forge_with};
 use qhx_graph::builder::GraphBuilder;
@@ -254,9 +254,23 @@ fn contradictory_options_are_refused_and_leave_nothing() {
     }
 }
 
+/// A bundle of this recipe is refused, and nothing is left of it.
+#[track_caller]
+fn refused(
+    recipe: impl Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>,
+    kind: ErrorKind,
+    words: &str,
+) {
+    let dir = tempfile::tempdir().unwrap();
+    let options = ForgeOptions::new(dir.path().join("out"));
+    let error = forge_with(&fixture("qwen35-tied"), recipe, &options, &mut Silent).unwrap_err();
+    assert_eq!(error.kind(), kind, "{error}");
+    assert!(error.message().contains(words), "{error}\n  does not say {words:?}");
+    assert_eq!(contents(dir.path()), []);
+}
+
 #[test]
 fn two_graphs_of_one_name_are_refused_with_their_contexts() {
-    let dir = tempfile::tempdir().unwrap();
     for name in ["decode", "Decode"] {
         let twice = |checkpoint: &Checkpoint, options: &RecipeOptions| {
             let mut built = recipe(checkpoint, options)?;
@@ -267,22 +281,13 @@ fn two_graphs_of_one_name_are_refused_with_their_contexts() {
             built.contexts[1].graphs.push(b.finish()?);
             Ok(built)
         };
-        let options = ForgeOptions::new(dir.path().join("out"));
-        let error = forge_with(&fixture("qwen35-tied"), twice, &options, &mut Silent).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Graph, "{error}");
-        for words in [
-            "graph \"decode\" of context \"decode\"".to_owned(),
-            format!("graph {name:?} of context \"prefill16\""),
-        ] {
-            assert!(error.message().contains(&words), "{error}");
-        }
-        assert_eq!(contents(dir.path()), []);
+        refused(twice, ErrorKind::Graph, "graph \"decode\" of context \"decode\"");
+        refused(twice, ErrorKind::Graph, &format!("graph {name:?} of context \"prefill16\""));
     }
 }
 
 #[test]
 fn graphs_that_do_not_chain_are_refused() {
-    let dir = tempfile::tempdir().unwrap();
     for (elem, width, words) in [
         (
             Elem::F32,
@@ -302,17 +307,12 @@ fn graphs_that_do_not_chain_are_refused() {
             built.contexts[0].graphs = vec![b.finish()?];
             Ok(built)
         };
-        let options = ForgeOptions::new(dir.path().join("out"));
-        let error = forge_with(&fixture("qwen35-tied"), broken, &options, &mut Silent).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Graph, "{error}");
-        assert!(error.message().contains(words), "{error}");
-        assert_eq!(contents(dir.path()), []);
+        refused(broken, ErrorKind::Graph, words);
     }
 }
 
 #[test]
 fn names_of_graphs_that_no_context_has_are_refused() {
-    let dir = tempfile::tempdir().unwrap();
     for (key, value, missing) in [
         ("vision", json!("visoin"), "\"visoin\""),
         ("decode", json!(["decode", "decode_p1"]), "\"decode_p1\""),
@@ -325,27 +325,19 @@ fn names_of_graphs_that_no_context_has_are_refused() {
             built.plan_params.insert("note".to_owned(), json!("no graph"));
             Ok(built)
         };
-        let options = ForgeOptions::new(dir.path().join("out"));
-        let error = forge_with(&fixture("qwen35-tied"), broken, &options, &mut Silent).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Graph, "{error}");
-        let words = format!("plan.params.{key} names {missing}");
-        assert!(error.message().contains(&words), "{error}");
+        refused(broken, ErrorKind::Graph, &format!("plan.params.{key} names {missing}"));
     }
 }
 
 #[test]
 fn a_manifest_that_qhx_could_not_read_is_an_error() {
-    let dir = tempfile::tempdir().unwrap();
     let recipe = |checkpoint: &Checkpoint, options: &RecipeOptions| {
         let mut made = recipe(checkpoint, options)?;
         made.host_op = "../op".to_owned();
         Ok(made)
     };
-    let options = ForgeOptions::new(dir.path().join("out"));
-    let error = forge_with(&fixture("qwen35-tied"), recipe, &options, &mut Silent).unwrap_err();
-    assert!(error.message().contains("cannot be opened"), "{error}");
-    assert!(error.message().contains("\"../op\""), "{error}");
-    assert_eq!(contents(dir.path()), []);
+    refused(recipe, ErrorKind::Manifest, "the bundle that was made cannot be opened");
+    refused(recipe, ErrorKind::Manifest, "\"../op\"");
 }
 
 #[test]

@@ -37,8 +37,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::{
-    StandIn, copy, copy_all, copy_files, edit_header, edit_json, edit_tensor, read_json,
-    recipe_options, set_json,
+    StandIn, configured, copy, copy_all, copy_files, edit_header, edit_json, edit_tensor,
+    read_json, recipe_options, set_json,
 };
 use half::{bf16, f16};
 use qhx_forge::plan::plan;
@@ -281,8 +281,7 @@ fn sizes_beyond_all_bytes_are_planned_or_refused() {
 
 #[test]
 fn more_shards_than_contexts_allow_is_what_the_error_says() {
-    let config = fixture("qwen3vl-tiny").join("../../configs/qwen3-vl-2b.json");
-    let checkpoint = Checkpoint::synthetic(&config, 1).unwrap();
+    let checkpoint = configured("qwen3-vl-2b.json");
     let refused = |precision| {
         let options =
             ForgeOptions { precision, context_budget: 700_000_000, ..ForgeOptions::new("out") };

@@ -419,7 +419,7 @@ fn sizes_that_no_graph_can_have_are_refused() {
         (&[("image-size", "many")], "\"many\""),
         (&[("image-size", "48"), ("image-patches", "32")], "both set"),
         (&[("image-patches", "32,33")], "multiples of 4"),
-        (&[("image-patches", "")], "multiples of 4"),
+        (&[("image-patches", "")], "expected numbers from 1 to 65536"),
         // 200 positions, and not one for a question.
         (&[("image-patches", "32,800")], "takes 200 tokens"),
         (&[], "takes 1024 tokens"),

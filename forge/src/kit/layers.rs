@@ -53,7 +53,8 @@ impl<'a> Layers<'a> {
         outputs: usize,
         bias: bool,
     ) -> Result<TensorId> {
-        self.project(b, x, name, outputs, self.precision, bias)
+        let parts = self.parts(name, [outputs, b.width(x)?], bias)?;
+        parts.build(b, x, self.precision)
     }
 
     /// Same as [`Layers::linear`], with a weight that is never quantized: for sensitive layers with few outputs, such
@@ -69,20 +70,7 @@ impl<'a> Layers<'a> {
         outputs: usize,
         bias: bool,
     ) -> Result<TensorId> {
-        self.project(b, x, name, outputs, Precision::Fp16, bias)
-    }
-
-    fn project(
-        &self,
-        b: &mut GraphBuilder,
-        x: TensorId,
-        name: &str,
-        outputs: usize,
-        precision: Precision,
-        bias: bool,
-    ) -> Result<TensorId> {
-        let parts = self.parts(name, [outputs, b.width(x)?], bias)?;
-        parts.build(b, x, precision)
+        Self { precision: Precision::Fp16, ..*self }.linear(b, x, name, outputs, bias)
     }
 
     /// The weight and, if `bias`, the bias of the projection `name`.
@@ -239,29 +227,12 @@ impl<'a> Layers<'a> {
         Projection { name: "head".to_owned(), weight, bias }.build(b, x, self.head)
     }
 
-    /// The graph `lmhead`: a normalised row `x` `[1, hidden]` to `logits` `[1, vocab]`, see [`Layers::head`].
+    /// The graph `lmhead`: a row `x` `[1, hidden]` to `logits` `[1, vocab]`, see [`Layers::head`]. The row is normalised,
+    /// or becomes so by the final norm `norm`.
     ///
     /// # Errors
     /// Errors of [`Layers::head`].
-    pub fn lmhead(&self, hidden: usize, vocab: usize, tied: bool) -> Result<Graph> {
-        self.lmhead_after(hidden, vocab, tied, None)
-    }
-
-    /// The same for a row of the residual, with the final norm `norm`.
-    ///
-    /// # Errors
-    /// Errors of [`Layers::head`].
-    pub fn normed_lmhead(
-        &self,
-        hidden: usize,
-        vocab: usize,
-        tied: bool,
-        norm: &str,
-    ) -> Result<Graph> {
-        self.lmhead_after(hidden, vocab, tied, Some(norm))
-    }
-
-    fn lmhead_after(
+    pub fn lmhead(
         &self,
         hidden: usize,
         vocab: usize,

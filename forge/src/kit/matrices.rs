@@ -69,25 +69,36 @@ impl TableSource for Matrices {
 
     fn write(&self, files: &mut [&mut dyn Write], progress: &mut dyn Progress) -> Result<()> {
         let mut done = 0;
-        let mut half = Vec::new();
         for (MatrixFile { source, dtype, name, .. }, target) in self.0.iter().zip(files) {
-            let fail = |e: std::io::Error| Error::caused(ErrorKind::Io, name, e);
-            stream(&**source, |wide| {
-                if progress.cancelled() {
-                    return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
-                }
-                if *dtype == DType::F16 {
-                    half.resize(wide.len(), f16::ZERO);
-                    to_f16(wide, &mut half).map_err(|_| beyond_f16(&**source))?;
-                    target.write_all(bytemuck::cast_slice(&half)).map_err(fail)?;
-                } else {
-                    target.write_all(bytemuck::cast_slice(wide)).map_err(fail)?;
-                }
-                done += (wide.len() * dtype.size()) as u64;
-                progress.advance(done);
-                Ok(())
-            })?;
+            write_rows((&**source, *dtype), &mut **target, name, &mut done, progress)?;
         }
         Ok(())
     }
+}
+
+/// Writes a matrix as raw rows, some at a time, and counts the bytes; `name` is the file's.
+pub(crate) fn write_rows(
+    (source, dtype): (&dyn RowSource, DType),
+    target: &mut dyn Write,
+    name: &str,
+    done: &mut u64,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let fail = |e: std::io::Error| Error::caused(ErrorKind::Io, name, e);
+    let mut half = Vec::new();
+    stream(source, |wide| {
+        if progress.cancelled() {
+            return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
+        }
+        if dtype == DType::F16 {
+            half.resize(wide.len(), f16::ZERO);
+            to_f16(wide, &mut half).map_err(|_| beyond_f16(source))?;
+            target.write_all(bytemuck::cast_slice(&half)).map_err(fail)?;
+        } else {
+            target.write_all(bytemuck::cast_slice(wide)).map_err(fail)?;
+        }
+        *done += (wide.len() * dtype.size()) as u64;
+        progress.advance(*done);
+        Ok(())
+    })
 }

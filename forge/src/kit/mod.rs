@@ -39,6 +39,7 @@ pub use experts::{
     EXPERTS, ExpertInputs, ExpertNames, Experts, expert_decoder, expert_prefill_rows, expert_ranges,
 };
 pub use layers::{Layers, Mlp};
+pub(crate) use matrices::write_rows;
 pub use matrices::{MatrixFile, matrices};
 pub use processor::Processor;
 pub use reader::Reader;

@@ -28,7 +28,7 @@ use qhx_terminal::{Status, Terminal, say};
 use serde_json::{Value, json};
 
 use crate::bundle::check_place;
-use crate::calibrate::{CalibrateOptions, Calibration, Reader, calibrate};
+use crate::calibrate::{Calibration, OpenBundle, Reader, calibrate};
 use crate::compile::Compiler;
 use crate::estimate::{EstimateOptions, record};
 use crate::f16_range::decoder::{Headroom, headroom};
@@ -125,12 +125,16 @@ pub fn run(
     let shape = args.shape.options(out);
     let calibration = match args.calibration()? {
         None => None,
-        Some(wanted) => Some(calibrated(&checkpoint, &shape, &wanted, open, &terminal)?),
+        Some(wanted) => Some(measured(("--calibrate", open), &terminal, |open, progress| {
+            calibrate(&checkpoint, registry::recipe, &shape, &wanted, open, progress)
+        })?),
     };
     let headroom = match args.headroom()? {
         None => None,
         Some(wanted) => {
-            let found = measured(&checkpoint, &shape, &wanted, open, &terminal)?;
+            let found = measured(("--check=TEXTS", open), &terminal, |open, progress| {
+                headroom(&checkpoint, registry::recipe, &shape, &wanted, open, progress)
+            })?;
             if !args.json {
                 show_headroom::show(&found, terminal.output)?;
             }
@@ -318,32 +322,15 @@ impl Work<'_> {
     }
 }
 
-/// Measures what low-bit weights cost.
-fn calibrated(
-    checkpoint: &Checkpoint,
-    options: &ForgeOptions,
-    wanted: &CalibrateOptions,
-    open: Option<OpenModel<'_>>,
+/// Measures with bundles that `option` asks for.
+fn measured<T>(
+    (option, open): (&str, Option<OpenModel<'_>>),
     terminal: &Terminal<'_>,
-) -> Result<Calibration> {
-    let open = opened(open, "--calibrate")?;
+    work: impl FnOnce(OpenBundle<'_>, &mut ForgeProgress) -> Result<T>,
+) -> Result<T> {
+    let open = opened(open, option)?;
     let _working = terminal.interrupts.working();
-    let mut progress = ForgeProgress::new(terminal.interrupts.token().clone());
-    calibrate(checkpoint, registry::recipe, options, wanted, &open, &mut progress)
-}
-
-/// Measures the largest values of each layer.
-fn measured(
-    checkpoint: &Checkpoint,
-    options: &ForgeOptions,
-    wanted: &CalibrateOptions,
-    open: Option<OpenModel<'_>>,
-    terminal: &Terminal<'_>,
-) -> Result<Headroom> {
-    let open = opened(open, "--check=TEXTS")?;
-    let _working = terminal.interrupts.working();
-    let mut progress = ForgeProgress::new(terminal.interrupts.token().clone());
-    headroom(checkpoint, registry::recipe, options, wanted, &open, &mut progress)
+    work(&open, &mut ForgeProgress::new(terminal.interrupts.token().clone()))
 }
 
 /// Function that opens the bundles that `option` measures.

@@ -106,13 +106,10 @@ pub fn prepare(args: &PrepareArgs, program: &Program, terminal: Terminal<'_>) ->
     let beside = folders.first().and_then(|folder| folder.parent()).unwrap_or(Path::new("."));
     let cleared = clear(outdated, unfinished(beside, &key), args.prune);
     if args.json {
-        let contexts = contexts.iter().map(|context| {
-            json!({"key": context.key, "binary_bytes": context.binary_bytes, "kept": context.kept})
-        });
         terminal.output.json(&json!({
             "manifest": manifest_file,
             "target": {"arch": target.arch, "soc": target.soc, "vtcm_mb": target.vtcm_mb},
-            "contexts": contexts.collect::<Vec<_>>(),
+            "contexts": contexts,
             "unused": cleared,
         }))?;
     } else {

@@ -263,17 +263,8 @@ mod tests {
             graph: graph.to_owned(),
             prompt: graph.starts_with("prefill"),
             context_positions,
-            audio_seconds: None,
             us,
-            core_mhz: 1000.0,
-            weight_bytes: 0,
-            dma_read_bytes: 0,
-            dma_write_bytes: 0,
-            spill_fill_bytes: 0,
-            memory_rate: 0.0,
-            floor_us: 0.0,
-            unmodelled: Vec::new(),
-            most_expensive: Vec::new(),
+            ..GraphEstimate::default()
         };
         let head = graph("lmhead", None, 5.0);
         let several = [

@@ -27,9 +27,7 @@ pub(super) fn lower<'c>(
     progress: &mut dyn Progress,
 ) -> Result<GraphComposer<'c>> {
     let graph = &*graph.decomposed()?;
-    let values = vec![None; graph.tensors().len()];
-    let outputs = vec![None; graph.tensors().len()];
-    let scalars = HashMap::new();
+    let (values, outputs, scalars) = Default::default();
     let mut lowering = Lowering { graph, composer, values, outputs, scalars };
     // Inputs and outputs first: the binary lists them in the order in which they are declared.
     for &id in graph.inputs() {
@@ -39,7 +37,7 @@ pub(super) fn lower<'c>(
         let tensor = graph.tensor(id)?;
         let spec = TensorSpec::output(&tensor.name, tensor.elem.qnn(), &tensor.shape);
         let handle = lowering.composer.tensor(spec)?;
-        lowering.set_output(id, handle);
+        lowering.outputs.insert(id.index(), handle);
     }
     for &id in graph.inputs() {
         lowering.convert_input(id)?;
@@ -58,9 +56,7 @@ pub(super) fn lower<'c>(
             }
             Origin::Input | Origin::Node(_) => continue,
         };
-        if let Some(slot) = lowering.values.get_mut(index) {
-            *slot = Some(handle);
-        }
+        lowering.values.insert(index, handle);
     }
     for node in graph.nodes() {
         lowering.node(node)?;
@@ -71,10 +67,10 @@ pub(super) fn lower<'c>(
 struct Lowering<'g, 'c> {
     graph: &'g Graph,
     composer: GraphComposer<'c>,
-    /// Tensors that nodes read: f16 where the graph says f32.
-    values: Vec<Option<TensorHandle>>,
+    /// Tensors that nodes read, by their indices: f16 where the graph says f32.
+    values: HashMap<usize, TensorHandle>,
     /// The declared outputs.
-    outputs: Vec<Option<TensorHandle>>,
+    outputs: HashMap<usize, TensorHandle>,
     /// Constants of one value, by rank and bits.
     scalars: HashMap<(usize, u32), TensorHandle>,
 }
@@ -216,17 +212,12 @@ impl Lowering<'_, '_> {
                 let params = [("axis", Param::U32(axis)), ("beta", Param::F32(1.0))];
                 self.emit(node, "Softmax", &params, &inputs)
             }
-            Op::RmsNorm { epsilon } => {
+            Op::RmsNorm { epsilon } | Op::LayerNorm { epsilon } => {
                 let axes = [small(rank.saturating_sub(1))];
                 let params =
                     [("axes", Param::U32s(&[1], &axes)), ("epsilon", Param::F32(*epsilon))];
-                self.emit(node, "RmsNorm", &params, &inputs)
-            }
-            Op::LayerNorm { epsilon } => {
-                let axes = [small(rank.saturating_sub(1))];
-                let params =
-                    [("axes", Param::U32s(&[1], &axes)), ("epsilon", Param::F32(*epsilon))];
-                self.emit(node, "LayerNorm", &params, &inputs)
+                let rms = matches!(node.op, Op::RmsNorm { .. });
+                self.emit(node, if rms { "RmsNorm" } else { "LayerNorm" }, &params, &inputs)
             }
             Op::Conv2d(conv) => self.conv2d(node, conv, &inputs),
             Op::Gather => self.emit(node, "Gather", &[("axis", Param::I32(0))], &inputs),
@@ -494,7 +485,7 @@ impl Lowering<'_, '_> {
     }
 
     fn value(&self, id: TensorId) -> Result<TensorHandle> {
-        self.values.get(id.index()).copied().flatten().ok_or_else(|| {
+        self.values.get(&id.index()).copied().ok_or_else(|| {
             Error::new(
                 ErrorKind::Internal,
                 format!(
@@ -507,19 +498,11 @@ impl Lowering<'_, '_> {
     }
 
     fn output(&self, id: TensorId) -> Option<TensorHandle> {
-        self.outputs.get(id.index()).copied().flatten()
+        self.outputs.get(&id.index()).copied()
     }
 
     fn set(&mut self, id: TensorId, handle: TensorHandle) {
-        if let Some(slot) = self.values.get_mut(id.index()) {
-            *slot = Some(handle);
-        }
-    }
-
-    fn set_output(&mut self, id: TensorId, handle: TensorHandle) {
-        if let Some(slot) = self.outputs.get_mut(id.index()) {
-            *slot = Some(handle);
-        }
+        self.values.insert(id.index(), handle);
     }
 }
 

@@ -50,20 +50,6 @@ impl QnnCompiler {
         }
     }
 
-    /// Replaces the options that every graph is compiled with.
-    #[must_use]
-    pub fn with_configs(mut self, configs: Vec<GraphConfig>) -> Self {
-        self.configs = configs;
-        self
-    }
-
-    /// Adds options that every graph is compiled with.
-    #[must_use]
-    pub fn and_configs(mut self, configs: impl IntoIterator<Item = GraphConfig>) -> Self {
-        self.configs.extend(configs);
-        self
-    }
-
     /// Has the library write the schedule of each graph into a folder, and make it for a voltage corner: see
     /// [`crate::estimate`].
     #[must_use]

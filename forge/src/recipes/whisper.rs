@@ -130,7 +130,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         count,
         &prefill,
         |name, range, step| model.decoder(name, range, step),
-        layers.lmhead(hidden, vocab, true)?,
+        layers.lmhead(hidden, vocab, true, None)?,
     )?;
     let encoder = ContextPlan::new("encoder".to_owned(), options.precision, vec![model.encoder()?]);
     contexts.insert(0, encoder.once());

@@ -1,21 +1,18 @@
 //! Plans for several contexts and for long ones.
 
-use qhx_checkpoint::Checkpoint;
 use qhx_forge::plan::{Plan, plan};
 use qhx_forge::registry::recipe;
 use qhx_forge::{Caches, ForgeOptions, Precision};
 
 /// Plan of a model of Llama-3.2-1B's shapes, over 32,768 positions.
 fn planned(edit: impl FnOnce(&mut ForgeOptions)) -> Plan {
-    let config = qhx_paths::workspace().join("tests/configs/llama-3.2-1b.json");
     let mut options = ForgeOptions {
         max_ctx: Some(32_768),
         precision: Precision::W4A16,
         ..ForgeOptions::new("out")
     };
     edit(&mut options);
-    let checkpoint = Checkpoint::synthetic(&config, 1).unwrap();
-    plan(&checkpoint, recipe, &options, true).unwrap().0
+    plan(&crate::configured("llama-3.2-1b.json"), recipe, &options, true).unwrap().0
 }
 
 #[test]

@@ -10,7 +10,7 @@ use qhx_forge::{AUTO_SHARDS, ForgeOptions};
 use qhx_graph::graph::Elem;
 use serde_json::{Value, json};
 
-use super::{fixture, read_json};
+use super::{configured, fixture, read_json};
 
 /// The table stands between these lines.
 const MARKS: [&str; 2] = ["<!-- table of plans -->\n", "<!-- end of the table -->\n"];
@@ -115,8 +115,7 @@ fn masks_of_default_bundles_fit_a_mebibyte() {
 
 #[test]
 fn prompts_take_fewer_rows_in_longer_contexts() {
-    let config = qhx_paths::workspace().join("tests/configs/qwen3-0.6b.json");
-    let checkpoint = Checkpoint::synthetic(&config, 1).unwrap();
+    let checkpoint = configured("qwen3-0.6b.json");
     let widest = |max_ctx: Option<usize>, npu: bool| {
         let options = ForgeOptions { max_ctx, ..ForgeOptions::new("out") };
         let (plan, _) = plan(&checkpoint, recipe, &options, npu).unwrap();
@@ -138,8 +137,7 @@ fn prompts_take_fewer_rows_in_longer_contexts() {
 
 #[test]
 fn large_weights_are_held_at_most_twice_by_default() {
-    let large = qhx_paths::workspace().join("tests/configs/qwen3-0.6b.json");
-    let large = Checkpoint::synthetic(&large, 1).unwrap();
+    let large = configured("qwen3-0.6b.json");
     let small = Checkpoint::open(&fixture("llama3-tiny")).unwrap();
     let keys = |checkpoint: &Checkpoint, prefill: Option<&[usize]>, shared: bool, npu: bool| {
         let mut options = ForgeOptions::new("out");
@@ -175,8 +173,7 @@ fn hints_of_plans_never_suggest_what_was_given() {
     // With shared weights the contexts are those of decode and the head.
     assert_eq!(planned(layers, &[8, 16, 32], true).warning(), None);
 
-    let large = qhx_paths::workspace().join("tests/configs/qwen3-0.6b.json");
-    let large = Checkpoint::synthetic(&large, 1).unwrap();
+    let large = configured("qwen3-0.6b.json");
     for (prefill, share_weights, ways) in [
         (&[][..], false, "fewer shards or shared weights (--share-weights) make"),
         (&[8], true, "fewer shards make"),

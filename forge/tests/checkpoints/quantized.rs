@@ -12,16 +12,16 @@ use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint, forge_with};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, Origin};
 use qhx_graph::onnx;
-use qhx_graph::quantize::{Bits, Quantized, QuantizedForm, QuantizedMut};
-use qhx_graph::weight::{RowSource, Storage, Weight, dequantize_blocks};
+use qhx_graph::quantize::{Bits, Quantized, QuantizedForm};
+use qhx_graph::weight::{Storage, Weight};
 use qhx_paths::fixture;
-use qhx_types::DType;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
+use crate::common::graphs::Stored;
 use crate::common::set_json;
 use crate::{copy, read_json, recipe_options};
 
@@ -190,47 +190,6 @@ fn four_bit_bundles_keep_imported_quantized_weights() {
     }
 }
 
-/// A matrix as a checkpoint may hold it, quantized or not.
-#[derive(Debug)]
-struct Held {
-    shape: [usize; 2],
-    form: Option<QuantizedForm>,
-}
-
-impl RowSource for Held {
-    fn name(&self) -> &str {
-        "held.weight"
-    }
-
-    fn shape(&self) -> [usize; 2] {
-        self.shape
-    }
-
-    fn stored_dtype(&self) -> DType {
-        DType::F16
-    }
-
-    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
-        if self.form.is_some() {
-            return dequantize_blocks(self, first, out);
-        }
-        let numbers = (first..).map(|n| (n % 7) as f32 - 3.0);
-        out.iter_mut().zip(numbers).for_each(|(to, number)| *to = number);
-        Ok(())
-    }
-
-    fn block_form(&self) -> Option<QuantizedForm> {
-        self.form
-    }
-
-    fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
-        out.values.iter_mut().enumerate().for_each(|(at, q)| *q = ((at + first) % 15) as i8 - 7);
-        out.scales.fill(0.5);
-        out.offsets.fill(0.25);
-        Ok(())
-    }
-}
-
 /// The CPU reads what the NPU would, give or take scales of f32, and a byte for each weight of 4 bits in rows that are
 /// no multiple of 32: as f32 weights were 4 bytes each and more, as int8 with a scale for each 32 1.125.
 #[track_caller]
@@ -276,7 +235,7 @@ fn the_cpu_reads_every_form_of_weights_as_it_is_stored() {
             let shape = [512, inputs];
             let mut b = GraphBuilder::new("quantized");
             let x = b.input("x", Elem::Activation, &[rows, inputs]).unwrap();
-            let weight = precision.weight(Arc::new(Held { shape, form }));
+            let weight = precision.weight(Arc::new(Stored { shape, form }));
             let y = b.linear("held", x, weight, None).unwrap();
             b.output("y", y).unwrap();
             let what = format!("{inputs} inputs in {precision:?}, stored as {form:?}, {rows} rows");

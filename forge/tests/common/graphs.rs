@@ -15,7 +15,8 @@ use qhx_forge::compile::Compiler;
 use qhx_forge::qnn::QnnCompiler;
 use qhx_forge::recipe::Recipe;
 use qhx_graph::graph::{Elem, Graph};
-use qhx_graph::weight::{RowSource, Storage, Weight, fits_f16};
+use qhx_graph::quantize::{QuantizedForm, QuantizedMut};
+use qhx_graph::weight::{RowSource, Storage, Weight, dequantize_blocks, fits_f16};
 use qhx_qnn::{Library, QnnBackend, QnnOptions, Target};
 use qhx_types::{DType, GraphInfo, MASK_VALUE, Port, TensorInfo};
 use rten::{Model, ValueOrView};
@@ -55,6 +56,52 @@ impl RowSource for Fixed {
 
     fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
         out.copy_from_slice(&self.values[first * self.shape[1]..][..out.len()]);
+        Ok(())
+    }
+}
+
+/// A matrix as a checkpoint may hold it, quantized by another program or not.
+#[derive(Debug)]
+pub struct Stored {
+    pub shape: [usize; 2],
+    pub form: Option<QuantizedForm>,
+}
+
+impl RowSource for Stored {
+    fn name(&self) -> &str {
+        "stored.weight"
+    }
+
+    fn shape(&self) -> [usize; 2] {
+        self.shape
+    }
+
+    fn stored_dtype(&self) -> DType {
+        DType::F16
+    }
+
+    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
+        if self.form.is_some() {
+            return dequantize_blocks(self, first, out);
+        }
+        out.copy_from_slice(&numbers(70 + first as u32, out.len()));
+        Ok(())
+    }
+
+    fn block_form(&self) -> Option<QuantizedForm> {
+        self.form
+    }
+
+    fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
+        let (low, high) = out.form.bits.range();
+        let range = usize::from(low.abs_diff(high)) + 1;
+        for (index, q) in out.values.iter_mut().enumerate() {
+            let place = first * self.shape[1] + index;
+            *q = (i32::from(low) + (place * place % 251 * 7 % range) as i32) as i8;
+        }
+        let seed = first as u32;
+        out.scales.copy_from_slice(&numbers(80 + seed, out.scales.len()));
+        out.offsets.copy_from_slice(&numbers(90 + seed, out.offsets.len()));
         Ok(())
     }
 }
@@ -375,6 +422,12 @@ pub fn ids(value: &Value) -> Vec<usize> {
 /// The largest difference, relative to the largest expected value.
 pub fn error(found: &[f32], expected: &[f32]) -> f64 {
     Distance::of(found, expected).unwrap().relative
+}
+
+/// The errors of a graph's outputs, compiled for a target, against those of its reference.
+pub fn errors(library: &Library, target: Target, graph: &Graph, inputs: &[Vec<f32>]) -> Vec<f64> {
+    let found = Compiled::new(library, target, &[std::slice::from_ref(graph)]).run(0, inputs);
+    found.iter().zip(reference(graph, inputs)).map(|(a, b)| error(a, &b)).collect()
 }
 
 /// Inputs in −1..1, int8 ones in −127..127; a mask hides the first half of every row but keeps its

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use qhx_base::Result;
+use qhx_checkpoint::Checkpoint;
 use qhx_forge::Progress;
 use qhx_forge::compile::Compiler;
 use qhx_forge::recipe::RecipeOptions;
@@ -101,6 +102,12 @@ pub fn edit_tensor(dir: &Path, end: &str, edit: impl FnOnce(&str, &mut [u8])) {
         return std::fs::write(path, bytes).unwrap();
     }
     unreachable!("{} has no tensor {end}", dir.display());
+}
+
+/// A model without weights, of a configuration in `tests/configs`.
+pub fn configured(name: &str) -> Checkpoint {
+    let path = qhx_paths::workspace().join("tests/configs").join(name);
+    Checkpoint::synthetic(&path, 1).unwrap()
 }
 
 /// Options of a recipe of one shard with a context of `max_ctx` tokens.

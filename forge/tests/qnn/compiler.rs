@@ -2,21 +2,20 @@
 
 use std::sync::Arc;
 
-use qhx_base::{ErrorKind, Result};
+use qhx_base::ErrorKind;
 use qhx_forge::compile::Compiler;
 use qhx_forge::qnn::QnnCompiler;
 use qhx_forge::recipe::Precision;
 use qhx_forge::{Progress, Silent};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::Elem;
-use qhx_graph::quantize::{Bits, QuantizedForm, QuantizedMut};
-use qhx_graph::weight::{RowSource, Storage, Weight, dequantize_blocks};
+use qhx_graph::quantize::{Bits, QuantizedForm};
+use qhx_graph::weight::{Storage, Weight};
 use qhx_qnn::Target;
 use qhx_tiers::tier;
-use qhx_types::DType;
 
 use crate::ops::all_ops;
-use crate::support::{Compiled, Fixed, error, numbers, reference, weight};
+use crate::support::{Compiled, Fixed, Stored, errors, numbers, reference, weight};
 use crate::tier::opened;
 
 #[tier(qnn)]
@@ -35,7 +34,7 @@ fn graphs_of_one_context_keep_their_own_weights() {
     for (id, graph) in (0..).zip(&graphs) {
         assert_eq!(compiled.info(id).name, graph.name());
         let x = vec![numbers(22, compiled.info(id).inputs[0].elements())];
-        let error = error(&compiled.run(id, &x)[0], &reference(graph, &x)[0]);
+        let error = crate::support::error(&compiled.run(id, &x)[0], &reference(graph, &x)[0]);
         assert!(error < 2e-3, "{}: {error}", graph.name());
     }
 }
@@ -98,48 +97,6 @@ fn int8_weights_with_an_odd_number_of_inputs_are_refused() {
     assert!(!out.exists());
 }
 
-/// A matrix of quantized values, as another program's checkpoint may hold it.
-#[derive(Debug)]
-struct Stored {
-    shape: [usize; 2],
-    form: QuantizedForm,
-}
-
-impl RowSource for Stored {
-    fn name(&self) -> &str {
-        "stored.qweight"
-    }
-
-    fn shape(&self) -> [usize; 2] {
-        self.shape
-    }
-
-    fn stored_dtype(&self) -> DType {
-        DType::F16
-    }
-
-    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
-        dequantize_blocks(self, first, out)
-    }
-
-    fn block_form(&self) -> Option<QuantizedForm> {
-        Some(self.form)
-    }
-
-    fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
-        let (low, high) = self.form.bits.range();
-        let range = usize::from(low.abs_diff(high)) + 1;
-        for (index, q) in out.values.iter_mut().enumerate() {
-            let place = first * self.shape[1] + index;
-            *q = (i32::from(low) + (place * place % 251 * 7 % range) as i32) as i8;
-        }
-        let seed = first as u32;
-        out.scales.copy_from_slice(&numbers(80 + seed, out.scales.len()));
-        out.offsets.copy_from_slice(&numbers(90 + seed, out.offsets.len()));
-        Ok(())
-    }
-}
-
 /// Weights that the forge quantizes and weights that a checkpoint holds, each with the same values on both sides.
 #[tier(qnn)]
 #[test]
@@ -164,7 +121,8 @@ fn weights_in_blocks_agree_with_the_reference_graph() {
         .into_iter()
         .enumerate()
         {
-            let weight = Precision::W4A16.weight(Arc::new(Stored { shape: [36, 64], form }));
+            let weight =
+                Precision::W4A16.weight(Arc::new(Stored { shape: [36, 64], form: Some(form) }));
             assert_eq!(weight.storage(), Storage::Blocks(form));
             let bias = (index % 2 == 0).then(|| numbers(6, 36));
             outputs.push(b.linear(&format!("stored_{index}"), wide, weight, bias).unwrap());
@@ -174,13 +132,8 @@ fn weights_in_blocks_agree_with_the_reference_graph() {
         }
         let graph = b.finish().unwrap();
         let inputs = [numbers(10, rows * 64), numbers(11, rows * 40)];
-        let expected = reference(&graph, &inputs);
-        let mut compiled = Compiled::new(&library, target, &[std::slice::from_ref(&graph)]);
-        let found = compiled.run(0, &inputs);
-        for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
-            let error = error(found, expected);
-            assert!(error < 2e-3, "{target}, output {index}: {error}");
-        }
+        let found = errors(&library, target, &graph, &inputs);
+        assert!(found.iter().all(|error| *error < 2e-3), "{target}: {found:?}");
     }
 }
 

@@ -69,33 +69,28 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         layers,
         &prompts,
         |name, range, step| model.graph(name, range, inputs(step), ring),
-        model.parts.lmhead(config.hidden, config.vocab, config.tied)?,
+        model.parts.lmhead(config.hidden, config.vocab, config.tied, None)?,
     )?;
-    let mut params = DecoderParams {
-        hidden: config.hidden,
-        vocab: config.vocab,
-        layers,
-        heads: config.heads,
-        rope_theta: config.full.theta,
-    }
-    .map(max_ctx);
+    let Config { hidden, vocab, heads, full, local, .. } = config;
+    let mut params =
+        DecoderParams { hidden, vocab, layers, heads, rope_theta: full.theta }.map(max_ctx);
     let scaling = |rope: Rope| json!({"rope_type": "linear", "factor": rope.factor.unwrap_or(1.0)});
     params.extend(object(json!({
         "embed_scale": config.embed_scale,
-        "rope_scaling": scaling(config.full),
+        "rope_scaling": scaling(full),
         "local": {
             "layers": (0..layers).filter(|layer| config.sliding[*layer]).collect::<Vec<_>>(),
             "window": window,
-            "head_dim": config.heads.dim,
-            "rope_theta": config.local.theta,
-            "rope_scaling": scaling(config.local),
+            "head_dim": heads.dim,
+            "rope_theta": local.theta,
+            "rope_scaling": scaling(local),
         },
     })));
     let mut recipe = Recipe::new("gemma3", "gemma3_generate", contexts, plan_params)
-        .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)
+        .embed(checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?)
         .params(params);
     if let Some(vision) = vision {
-        vision.add(&mut recipe, config.hidden)?;
+        vision.add(&mut recipe, hidden)?;
     }
     Ok(recipe)
 }

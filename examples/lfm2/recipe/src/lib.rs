@@ -59,7 +59,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let (decoder, tables) = match &config.sparse {
         None => {
             let rows = prefill_rows(options, &PREFILL_ROWS)?;
-            let head = layers.lmhead(hidden, vocab, tied)?;
+            let head = layers.lmhead(hidden, vocab, tied, None)?;
             (decoder(options, count, &rows, make, head)?, Vec::new())
         }
         Some(Sparse { experts, dense, bias, router }) => {
@@ -67,7 +67,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
             params.insert("router".to_owned(), router.clone());
             let rows = expert_prefill_rows(options, &PREFILL_ROWS)?;
             let sparse: Vec<_> = (0..count).map(|layer| layer >= *dense).collect();
-            let head = layers.normed_lmhead(hidden, vocab, tied, "embedding_norm")?;
+            let head = layers.lmhead(hidden, vocab, tied, Some("embedding_norm"))?;
             let names = |layer: usize| {
                 let part = |part: &str| format!("layers.{layer}.feed_forward.{part}");
                 let bias = bias.then(|| part("expert_bias"));

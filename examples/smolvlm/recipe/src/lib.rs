@@ -62,7 +62,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         config.layers,
         &prefill_rows(options, &PREFILL)?,
         |name, range, step| graph(&layers, &config, name, range, step),
-        layers.lmhead(config.hidden, config.vocab, config.tied)?,
+        layers.lmhead(config.hidden, config.vocab, config.tied, None)?,
     )?;
     let Config { hidden, vocab, heads, rope_theta, .. } = config;
     let mut params =

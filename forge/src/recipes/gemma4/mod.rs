@@ -130,7 +130,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
             let skipped = model.only_fills(step.rows) && range.start >= config.first_shared();
             (!skipped).then(|| model.graph(name, range, step)).transpose()
         },
-        parts.lmhead(config.hidden, config.vocab, config.tied)?,
+        parts.lmhead(config.hidden, config.vocab, config.tied, None)?,
     )?;
     let drafts = draft::add(&mut decoder, &model, options)?;
     let Decoder { mut contexts, mut plan_params } = decoder;

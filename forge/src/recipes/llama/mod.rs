@@ -220,7 +220,7 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
                 |name, range, step| {
                     until_experts(&layers, config, sparse, name, range, &inputs(step))
                 },
-                layers.normed_lmhead(config.hidden, config.vocab, config.tied, "norm")?,
+                layers.lmhead(config.hidden, config.vocab, config.tied, Some("norm"))?,
             )?;
             let with_experts = (0..config.layers).filter(|layer| sparse.layers[*layer]);
             let names = |layer| ExpertNames::new(format!("layers.{layer}.mlp.experts"));

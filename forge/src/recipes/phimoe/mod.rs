@@ -26,7 +26,7 @@ use serde_json::{Map, Value, json};
 
 use crate::kit::{
     DecoderParams, EXPERTS, ExpertInputs, ExpertNames, Layers, Step, check_shape, object,
-    one_or_many, prefill_rows, steps,
+    one_or_many, prefill_rows, shards, steps,
 };
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, Recipe, RecipeOptions};
 use crate::register_recipe;
@@ -62,10 +62,8 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let (mut prefill, mut within) = (Vec::new(), vec![Vec::new(); options.contexts.len()]);
     for step in steps(options, &prompts) {
         let stem = stem(options, &prompts, step);
-        let key = stem.trim_end_matches('_');
-        for shard in 0..options.shards {
-            let range = shard * config.layers / options.shards
-                ..(shard + 1) * config.layers / options.shards;
+        let shards = shards(stem.trim_end_matches('_'), config.layers, options.shards);
+        for (shard, (key, range)) in shards.into_iter().enumerate() {
             let graph = |layer| attention(&layers, &config, &format!("{stem}{layer}"), layer, step);
             let graphs: Vec<_> = range.map(graph).collect::<Result<_>>()?;
             if let Some(other) = contexts.get_mut(shard).filter(|_| options.share_weights) {
@@ -73,9 +71,8 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
                 continue;
             }
             let key = match options.shards {
-                1 => key.to_owned(),
-                2 => format!("{key}_{}", ["lo", "hi"][shard]),
-                _ => format!("{key}_p{shard}"),
+                2 => key.replace("_p0", "_lo").replace("_p1", "_hi"),
+                _ => key,
             };
             let optional = optional.clone().filter(|_| step.rows > 1);
             let context = ContextPlan::new(key, options.precision, graphs);

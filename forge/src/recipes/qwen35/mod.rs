@@ -93,28 +93,23 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let (decoder, tables) = match &config.experts {
         None => {
             let rows = prefill_rows(options, &PREFILL_ROWS)?;
-            let head = layers.lmhead(hidden, vocab, tied)?;
+            let head = layers.lmhead(hidden, vocab, tied, None)?;
             let mut decoder = decoder(options, count, &rows, make, head)?;
             mtp::add(&mut decoder, &model, options, &rows)?;
             (decoder, Vec::new())
         }
         Some(experts) => {
             let rows = expert_prefill_rows(options, &PREFILL_ROWS)?;
-            let head = layers.normed_lmhead(hidden, vocab, tied, "norm")?;
+            let head = layers.lmhead(hidden, vocab, tied, Some("norm"))?;
             let names = |layer| ExpertNames::new(format!("layers.{layer}.mlp.experts"));
             let tables = experts.tables(checkpoint, (0..count).map(names))?;
             (expert_decoder(options, &vec![true; count], &rows, experts, make, head)?, vec![tables])
         }
     };
     let Decoder { contexts, plan_params } = decoder;
-    let mut params = DecoderParams {
-        hidden: config.hidden,
-        vocab: config.vocab,
-        layers: config.layers.len(),
-        heads: config.heads,
-        rope_theta: config.rope_theta,
-    }
-    .map(options.max_ctx);
+    let Config { heads, rope_theta, .. } = config;
+    let mut params =
+        DecoderParams { hidden, vocab, layers: count, heads, rope_theta }.map(options.max_ctx);
     params.insert("rotary_dim".to_owned(), json!(config.rotary_dim));
     if let Some(experts) = &config.experts {
         params.insert("n_experts".to_owned(), json!(experts.count));

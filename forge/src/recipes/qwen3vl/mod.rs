@@ -52,7 +52,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         config.layers,
         &prefill_rows(options, &DEFAULT_PREFILL)?,
         |name, range, step| run(&layers, &config, name, range, step),
-        layers.lmhead(config.hidden, config.vocab, config.tied)?,
+        layers.lmhead(config.hidden, config.vocab, config.tied, None)?,
     )?;
     let mut recipe = Recipe::new(config.family, "qwen3vl_generate", contexts, plan_params)
         .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)

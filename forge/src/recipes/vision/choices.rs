@@ -7,6 +7,7 @@ use super::config::{Patches, Vision};
 use super::tower::Tower;
 use crate::kit::{Layers, VISION_WEIGHTS};
 use crate::recipe::RecipeOptions;
+use crate::recipes::choices::numbers;
 use crate::registry::RecipeOption;
 
 /// Side of the square that images are stretched to by default, rounded down to whole tokens.
@@ -68,7 +69,7 @@ pub(super) fn patches(
         ))
         .hint("make the images smaller, or the context longer"))
     };
-    let Some(list) = options.choice(IMAGE_PATCHES.name) else {
+    let Some(counts) = numbers(options, IMAGE_PATCHES.name, 1..=1 << 16)? else {
         let size = options.choice(IMAGE_SIZE.name);
         let pixels = size.map_or(Ok(default), str::parse);
         let pixels = pixels.ok().filter(|n| (side..=1 << 14).contains(n) && n.is_multiple_of(side));
@@ -86,21 +87,10 @@ pub(super) fn patches(
         )
         .hint("image-size stretches images to a square, image-patches keeps their shape"));
     }
-    let mut counts = Vec::new();
-    for text in list.split(',') {
-        let count = text.trim().parse().ok();
-        let count =
-            count.filter(|n: &usize| (1..=1 << 16).contains(n) && n.is_multiple_of(vision.unit()));
-        let count = count.ok_or_else(|| {
-            usage(format!(
-                "image-patches {list:?}, expected multiples of {} up to 65536",
-                vision.unit()
-            ))
-        })?;
-        room(count)?;
-        counts.push(count);
+    if counts.iter().any(|count| !count.is_multiple_of(vision.unit())) {
+        let unit = vision.unit();
+        return Err(usage(format!("image-patches {counts:?}, expected multiples of {unit}")));
     }
-    counts.sort_unstable();
-    counts.dedup();
+    counts.iter().try_for_each(|count| room(*count))?;
     Ok(counts.into_iter().map(Patches::UpTo).collect())
 }
