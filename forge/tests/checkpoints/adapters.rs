@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::quantized::graphs_of_four_bits;
-use crate::common::{Log, copy, edit_header, read_json, recipe_options, set_json};
+use crate::common::{Log, copy, edit_header, read_json, recipe_options, says, set_json};
 
 /// Elements between two that the goldens have.
 const STEP: usize = 97;
@@ -136,10 +136,8 @@ fn refused(name: &str, words: &str, edit: impl FnOnce(&Path)) {
 
 #[track_caller]
 fn said(result: Result<Checkpoint, Error>, words: &str) {
-    let error = result.unwrap_err();
+    let error = says(result, words);
     assert!(matches!(error.kind(), ErrorKind::Artifact | ErrorKind::Usage), "{error}");
-    let report = error.report().to_string();
-    assert!(report.contains(words), "{report}\n  does not say {words:?}");
 }
 
 #[test]
@@ -233,8 +231,7 @@ fn an_adapter_trained_with_added_tokens_is_refused() {
     };
     // The table has 48 rows: some to spare.
     trained(48).unwrap();
-    let error = trained(50).unwrap_err();
-    assert!(error.message().contains("trained with 2 added tokens: 50, and the table"), "{error}");
+    let error = says(trained(50), "trained with 2 added tokens: 50, and the table");
     assert_eq!(error.hint_text(), Some(hint));
     // A whole table that was made larger says the same.
     let dir = copy("lora/whole");
@@ -243,8 +240,8 @@ fn an_adapter_trained_with_added_tokens_is_refused() {
     let file = safetensors::serialize([("base_model.model.lm_head.weight", head)], None).unwrap();
     std::fs::write(dir.path().join("adapter_model.safetensors"), file).unwrap();
     let one = Adapter { folder: dir.path().to_owned(), weight: 1.0 };
-    let error = base().with_adapters(&[one]).unwrap_err().report().to_string();
-    assert!(error.contains("trained with 2 added tokens") && error.contains(hint), "{error}");
+    let error = says(base().with_adapters(&[one]), "trained with 2 added tokens");
+    assert!(error.report().to_string().contains(hint), "{error:?}");
     // Another model's vocabulary.
     let (model, tuned) = (copy("lora/base"), copy("lora/plain"));
     add_texts(model.path(), &words(48, "</s>"), &json!({}));
@@ -264,8 +261,7 @@ fn an_adapter_in_the_place_of_a_checkpoint_names_its_base() {
     let dir = copy("lora/plain");
     let (base, key) = (json!("meta-llama/Llama-3.2-1B"), "base_model_name_or_path");
     set_json(&dir.path().join("adapter_config.json"), key, base);
-    let error = Checkpoint::open(dir.path()).unwrap_err();
-    assert!(error.message().contains("an adapter (adapter_config.json)"), "{error}");
+    let error = says(Checkpoint::open(dir.path()), "an adapter (adapter_config.json)");
     let command = format!("qhx forge meta-llama/Llama-3.2-1B --lora {}", dir.path().display());
     assert!(error.hint_text().unwrap().contains(&command), "{error:?}");
 }
@@ -314,8 +310,7 @@ fn adapters_of_other_models_are_refused() {
     );
     let drawn = Checkpoint::synthetic(&fixture("lora/base/config.json"), 1).unwrap();
     said(drawn.with_adapters(&[adapter("plain", 1.0)]), "a synthetic model has no weights");
-    let error = "folder=x".parse::<Adapter>().unwrap_err();
-    assert!(error.message().contains("the weight is \"x\", expected a number"), "{error}");
+    says("folder=x".parse::<Adapter>(), "the weight is \"x\", expected a number");
     // Nothing is read that is not there.
     let merged = base().with_adapters(&[adapter("whole", 1.0)]).unwrap();
     assert_eq!(recipe(&merged, &recipe_options(16, &[])).unwrap().family, "llama");

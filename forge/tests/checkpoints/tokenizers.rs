@@ -91,14 +91,8 @@ fn tokenizers_that_cannot_be_read_say_why() {
         (edited("qwen2-tiny", "ggml.pre", b"qwen2", b"qwen9"), "unknown rules \"qwen9\""),
         (edited("qwen2-tiny", "ggml.pre", b"qwen2", b"qwen9"), "Hugging Face checkpoint into "),
         (edited("spm", "ggml.model", b"llama", b"bert!"), "of the kind \"bert!\""),
-        (
-            edited("spm", tokens, b"<unk>", b"<u\xffk>"),
-            "entry 0 of tokenizer.ggml.tokens is no text",
-        ),
-        (
-            edited("spm", scores, b"scores", b"scorez"),
-            "scores has 0 numbers, expected one for each",
-        ),
+        (edited("spm", tokens, b"<unk>", b"<u\xffk>"), "entry 0 of tokenizer.ggml.tokens is no"),
+        (edited("spm", scores, b"scores", b"scorez"), "scores has 0 numbers, expected one for"),
         (
             edited("spm", scores, &(-2f32).to_le_bytes(), &f32::NAN.to_le_bytes()),
             "expected one for each",
@@ -107,10 +101,7 @@ fn tokenizers_that_cannot_be_read_say_why() {
         (edited("qwen2-tiny", "ggml.merges", b"h e", b"h \x05"), "not a tokenizer"),
         (edited("qwen2-tiny", "ggml.merges", b"merges", b"merge_"), "a tokenizer without merges"),
     ] {
-        let Err(error) = found else { panic!("nothing says {words:?}") };
-        assert_eq!(error.kind(), ErrorKind::Artifact, "{error}");
-        let report = error.report().to_string();
-        assert!(report.contains(words), "{report}\n  does not say {words:?}");
+        assert_eq!(crate::says(found, words).kind(), ErrorKind::Artifact);
     }
 }
 
@@ -132,6 +123,5 @@ fn bos_and_eos_that_are_asked_for_are_put_around_texts() {
     crate::edit_json(&dir.path().join("tokenizer_config.json"), |config| {
         config["add_bos_token"] = json!(true);
     });
-    let error = Checkpoint::open(dir.path()).unwrap().tokenizer().unwrap_err();
-    assert!(error.message().contains("bos_token is no token of"), "{error}");
+    crate::says(Checkpoint::open(dir.path()).unwrap().tokenizer(), "bos_token is no token of");
 }

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::sync::Mutex;
 
-use qhx_base::Result;
+use qhx_base::{Error, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_forge::Progress;
 use qhx_forge::compile::Compiler;
@@ -16,6 +16,15 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 pub mod graphs;
+
+/// The error of a result, whose report has the words.
+#[track_caller]
+pub fn says<T>(result: Result<T>, words: &str) -> Error {
+    let Err(error) = result else { panic!("nothing says {words:?}") };
+    let report = error.report().to_string();
+    assert!(report.contains(words), "{report}\n  does not say {words:?}");
+    error
+}
 
 /// A copy of a fixture to damage, without its folders.
 pub fn copy(name: &str) -> TempDir {
