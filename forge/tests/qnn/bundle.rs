@@ -86,11 +86,8 @@ fn a_plan_says_how_large_the_binaries_become() {
     let checkpoint = Checkpoint::synthetic(&small_config(folder.path()), 3).unwrap();
     for precision in Precision::ALL {
         let mut options = ForgeOptions::new(folder.path().join(precision.name()));
-        options.precision = precision;
-        options.max_ctx = Some(64);
-        options.prefill = Some(Vec::new());
-        options.shards = 2;
-        options.onnx = false;
+        (options.precision, options.max_ctx, options.prefill) = (precision, Some(64), Some(vec![]));
+        (options.shards, options.onnx) = (2, false);
         options.compiler = Some(Arc::new(QnnCompiler::new(library.clone(), Target::V81)));
         let (plan, _) = plan(&checkpoint, recipe, &options, true).unwrap();
         let report = forge_checkpoint(&checkpoint, recipe, &options, &mut Silent).unwrap();
@@ -113,9 +110,10 @@ fn an_estimate_is_no_faster_than_reading_the_weights() {
     let traces = folder.path().join("traces");
     let wanted = |corner| EstimateOptions { corner, traces: Some(traces.clone()) };
     let compiler = QnnCompiler::new(library, Target::V81);
-    let fp16 =
-        estimate(&recipe(Precision::Fp16), &compiler, &wanted(DEFAULT_CORNER), &[], &mut Silent)
-            .unwrap();
+    let found = |precision, corner| {
+        estimate(&recipe(precision), &compiler, &wanted(corner), &[], &mut Silent).unwrap()
+    };
+    let fp16 = found(Precision::Fp16, DEFAULT_CORNER);
     assert_eq!(fp16.iter().map(|g| g.graph.as_str()).collect::<Vec<_>>(), ["decode", "lmhead"]);
     for graph in &fp16 {
         let weights = graph.weight_bytes as f64;
@@ -125,17 +123,13 @@ fn an_estimate_is_no_faster_than_reading_the_weights() {
         assert!(traces.join(format!("{}.json", graph.graph)).exists());
     }
     // A slower clock takes longer; int8 weights are half to read, and dequantized without a model.
-    let slow = estimate(&recipe(Precision::Fp16), &compiler, &wanted(2), &[], &mut Silent).unwrap();
+    let slow = found(Precision::Fp16, 2);
     assert!(slow[0].us > fp16[0].us && slow[0].core_mhz < fp16[0].core_mhz);
-    let int8 =
-        estimate(&recipe(Precision::W8A16), &compiler, &wanted(DEFAULT_CORNER), &[], &mut Silent)
-            .unwrap();
+    let int8 = found(Precision::W8A16, DEFAULT_CORNER);
     assert!(int8[0].dma_read_bytes * 10 < fp16[0].dma_read_bytes * 7);
     assert!(int8[0].dequantizing().is_some(), "{:?}", int8[0].unmodelled);
     // 4 bits are half of that, and so is their estimated time.
-    let four =
-        estimate(&recipe(Precision::W4A16), &compiler, &wanted(DEFAULT_CORNER), &[], &mut Silent)
-            .unwrap();
+    let four = found(Precision::W4A16, DEFAULT_CORNER);
     assert!(four[0].dma_read_bytes * 10 < int8[0].dma_read_bytes * 7, "{four:?}");
     assert!(
         four[0].dequantizing().is_some_and(|op| op.op == "packed_quant_offset_to_fp16"),

@@ -8,7 +8,7 @@ use qhx_forge::qnn::QnnCompiler;
 use qhx_forge::recipe::Precision;
 use qhx_forge::{Progress, Silent};
 use qhx_graph::builder::GraphBuilder;
-use qhx_graph::graph::Elem;
+use qhx_graph::graph::{Elem, Graph};
 use qhx_graph::quantize::{Bits, QuantizedForm};
 use qhx_graph::weight::{Storage, Weight};
 use qhx_qnn::Target;
@@ -39,24 +39,29 @@ fn graphs_of_one_context_keep_their_own_weights() {
     }
 }
 
+/// The context `key` of these graphs is refused with all words, and no binary is left.
+#[track_caller]
+fn refused(key: &str, graphs: &[Graph], kind: ErrorKind, words: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("refused.bin");
+    let compiler = QnnCompiler::new(opened(), Target::V81);
+    let error = compiler.compile(key, graphs, &out, &mut Silent).unwrap_err();
+    assert_eq!(error.kind(), kind, "{error}");
+    assert!(words.iter().all(|words| error.message().contains(words)), "{words:?}: {error}");
+    assert!(!out.exists());
+}
+
 #[tier(qnn)]
 #[test]
 fn two_graphs_of_one_name_in_a_context_are_refused() {
-    let library = opened();
-    let folder = tempfile::tempdir().unwrap();
-    let out = folder.path().join("twice.bin");
-    let compiler = QnnCompiler::new(library, Target::V81);
-    let error = compiler.compile("twice", &[all_ops(), all_ops()], &out, &mut Silent).unwrap_err();
-    assert_eq!(error.message(), "context \"twice\": two graphs are called \"ops\"");
-    assert!(!out.exists());
+    let words = "context \"twice\": two graphs are called \"ops\"";
+    refused("twice", &[all_ops(), all_ops()], ErrorKind::Graph, &[words]);
 }
 
 /// The NPU computes in f16, also with the values of int8 weights.
 #[tier(qnn)]
 #[test]
 fn weights_beyond_f16_are_refused_in_every_form() {
-    let library = opened();
-    let compiler = QnnCompiler::new(library, Target::V81);
     let four = Storage::Blocks(QuantizedForm::symmetric(Bits::Four, 32));
     for storage in [Storage::Float, Storage::Int8, four] {
         let mut values = numbers(7, 40 * 64);
@@ -66,35 +71,21 @@ fn weights_beyond_f16_are_refused_in_every_form() {
         let x = b.input("x", Elem::Activation, &[1, 64]).unwrap();
         let y = b.linear("lin", x, weight, None).unwrap();
         b.output("y", y).unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let out = folder.path().join("large.bin");
-        let error =
-            compiler.compile("large", &[b.finish().unwrap()], &out, &mut Silent).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Artifact, "{storage:?}: {error}");
-        let words =
-            "tensor fixed.weight: element 130 is 70000, and f16 holds at most 65504; 2 of 2560";
-        assert!(error.message().contains(words), "{storage:?}: {error}");
-        assert!(error.message().contains("1000000000"), "{storage:?}: {error}");
-        assert!(!out.exists());
+        let element = "element 130 is 70000, and f16 holds at most 65504; 2 of 2560";
+        let words = ["tensor fixed.weight: ", element, "1000000000"];
+        refused("large", &[b.finish().unwrap()], ErrorKind::Artifact, &words);
     }
 }
 
 #[tier(qnn)]
 #[test]
 fn int8_weights_with_an_odd_number_of_inputs_are_refused() {
-    let library = opened();
     let mut b = GraphBuilder::new("odd");
     let x = b.input("x", Elem::Activation, &[1, 66]).unwrap();
     let y = b.linear("lin", x, weight(30, [40, 66], Storage::Int8), None).unwrap();
     b.output("y", y).unwrap();
-    let graph = b.finish().unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let out = folder.path().join("odd.bin");
-    let compiler = QnnCompiler::new(library, Target::V81);
-    let error = compiler.compile("odd", &[graph], &out, &mut Silent).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Graph);
-    assert!(error.message().contains("fixed.weight has 66 inputs"), "{error}");
-    assert!(!out.exists());
+    let words = ["fixed.weight has 66 inputs"];
+    refused("odd", &[b.finish().unwrap()], ErrorKind::Graph, &words);
 }
 
 /// Weights that the forge quantizes and weights that a checkpoint holds, each with the same values on both sides.
