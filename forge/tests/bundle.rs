@@ -9,7 +9,7 @@ use qhx_checkpoint::Checkpoint;
 use qhx_core::manifest::{ChatStyle, Manifest};
 use qhx_forge::recipe::{Recipe, RecipeOptions};
 use qhx_forge::registry::recipe;
-use qhx_forge::{ForgeOptions, Precision, Progress, Silent, forge, forge_with};
+use qhx_forge::{ForgeOptions, Precision, Progress, Report, Silent, forge, forge_with};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, Origin, UnaryOp};
 use qhx_graph::quantize::{Bits, QuantizedForm};
@@ -45,9 +45,8 @@ fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
 fn a_cpu_bundle_is_whole_readable_and_the_same_every_time() {
     let dir = tempfile::tempdir().unwrap();
     let make = |out: &str| {
-        let report =
-            forge(&fixture("qwen35-tied"), &ForgeOptions::new(dir.path().join(out)), &mut Silent)
-                .unwrap();
+        let options = ForgeOptions::new(dir.path().join(out));
+        let report = forge(&fixture("qwen35-tied"), &options, &mut Silent).unwrap();
         assert_eq!(report.dsp_arch, None);
         contents(&dir.path().join(out))
     };
@@ -99,27 +98,33 @@ fn a_cpu_bundle_is_whole_readable_and_the_same_every_time() {
     assert_eq!(source.onnx.len(), 1);
 }
 
-#[test]
-fn shards_and_int8_reach_the_compiler_under_the_contracts_names() {
+/// Binaries of a model that is called "tiny": the report, the manifest, and the graphs that were compiled.
+fn tiny(model: &str, edit: impl FnOnce(&mut ForgeOptions)) -> (Report, Manifest, Vec<Graph>) {
     let dir = tempfile::tempdir().unwrap();
     let compiler = Arc::new(StandIn::default());
-    let options = ForgeOptions {
-        name: Some("tiny".to_owned()),
-        precision: Precision::W8A16,
-        head: Some(Precision::Fp16),
-        shards: 3,
-        max_ctx: Some(50),
-        prefill: Some(Vec::new()),
-        compiler: Some(compiler.clone()),
-        onnx: false,
-        ..ForgeOptions::new(dir.path().join("v81"))
-    };
-    let report = forge(&fixture("qwen35-untied"), &options, &mut Silent).unwrap();
+    let mut options = ForgeOptions::new(dir.path().join("v81"));
+    (options.name, options.onnx) = (Some("tiny".to_owned()), false);
+    options.compiler = Some(compiler.clone());
+    edit(&mut options);
+    let report = forge(&fixture(model), &options, &mut Silent).unwrap();
     let manifest = Manifest::load(&report.manifest).unwrap();
+    let graphs = compiler.graphs.lock().unwrap().clone();
+    (report, manifest, graphs)
+}
+
+fn bins(manifest: &Manifest) -> Vec<&str> {
+    manifest.artifacts.contexts.iter().map(|c| c.bin.as_deref().unwrap()).collect()
+}
+
+#[test]
+fn shards_and_int8_reach_the_compiler_under_the_contracts_names() {
+    let (_, manifest, graphs) = tiny("qwen35-untied", |options| {
+        (options.precision, options.head) = (Precision::W8A16, Some(Precision::Fp16));
+        (options.shards, options.max_ctx, options.prefill) = (3, Some(50), Some(Vec::new()));
+    });
     assert_eq!(manifest.model.dsp_arch, Some(81));
-    let bins: Vec<_> = manifest.artifacts.contexts.iter().map(|c| c.bin.clone().unwrap()).collect();
     assert_eq!(
-        bins,
+        bins(&manifest),
         [
             "tiny_decode_p0_w8.bin",
             "tiny_decode_p1_w8.bin",
@@ -128,7 +133,6 @@ fn shards_and_int8_reach_the_compiler_under_the_contracts_names() {
         ]
     );
     assert_eq!(manifest.plan.params["decode"], json!(["decode_p0", "decode_p1", "decode_p2"]));
-    let graphs = compiler.graphs.lock().unwrap();
     // Layers F L | F L | L L F of seven: shard 1 has layers 2 and 3.
     let info = graphs[1].info(Elem::qnn);
     let ports: Vec<_> = info.inputs.iter().chain(&info.outputs).map(ToString::to_string).collect();
@@ -165,23 +169,12 @@ fn shards_and_int8_reach_the_compiler_under_the_contracts_names() {
 /// In a tiny model whose layers have 120 inputs, and other numbers of them.
 #[test]
 fn every_weight_of_four_bits_has_the_form_that_its_inputs_allow() {
-    let dir = tempfile::tempdir().unwrap();
-    let compiler = Arc::new(StandIn::default());
-    let options = ForgeOptions {
-        name: Some("tiny".to_owned()),
-        precision: Precision::W4A16,
-        max_ctx: Some(50),
-        prefill: Some(Vec::new()),
-        compiler: Some(compiler.clone()),
-        onnx: false,
-        ..ForgeOptions::new(dir.path().join("v81"))
-    };
-    let report = forge(&fixture("qwen35-untied"), &options, &mut Silent).unwrap();
-    let manifest = Manifest::load(&report.manifest).unwrap();
-    let bins: Vec<_> = manifest.artifacts.contexts.iter().map(|c| c.bin.clone().unwrap()).collect();
+    let (report, manifest, graphs) = tiny("qwen35-untied", |options| {
+        options.precision = Precision::W4A16;
+        (options.max_ctx, options.prefill) = (Some(50), Some(Vec::new()));
+    });
     // The head is int8 unless something else is asked for.
-    assert_eq!(bins, ["tiny_decode_w4.bin", "tiny_lmhead_w8.bin"]);
-    let graphs = compiler.graphs.lock().unwrap();
+    assert_eq!(bins(&manifest), ["tiny_decode_w4.bin", "tiny_lmhead_w8.bin"]);
     let mut fallbacks = Vec::new();
     for tensor in graphs[0].tensors() {
         let Origin::Weight(weight) = &tensor.origin else { continue };
@@ -208,7 +201,6 @@ fn every_weight_of_four_bits_has_the_form_that_its_inputs_allow() {
 
 #[test]
 fn the_head_has_the_precision_that_is_asked_for() {
-    let dir = tempfile::tempdir().unwrap();
     for (precision, head, suffix) in [
         (Precision::Fp16, Some(Precision::W8A16), "w8"),
         (Precision::W8A16, None, "w8"),
@@ -217,16 +209,9 @@ fn the_head_has_the_precision_that_is_asked_for() {
         (Precision::W4A16, Some(Precision::Fp16), "f16"),
     ] {
         for model in ["llama3-tiny", "qwen35-tied", "phimoe-6", "gemma4-tiny"] {
-            let options = ForgeOptions {
-                precision,
-                head,
-                name: Some("tiny".to_owned()),
-                compiler: Some(Arc::new(StandIn::default())),
-                onnx: false,
-                ..ForgeOptions::new(dir.path().join(format!("{model}{precision:?}{head:?}")))
-            };
-            let report = forge(&fixture(model), &options, &mut Silent).unwrap();
-            let contexts = Manifest::load(&report.manifest).unwrap().artifacts.contexts;
+            let (_, manifest, _) =
+                tiny(model, |options| (options.precision, options.head) = (precision, head));
+            let contexts = manifest.artifacts.contexts;
             let of_head = contexts.iter().find(|c| c.key.starts_with("lmhead")).unwrap();
             let file = format!("tiny_{}_{suffix}.bin", of_head.key);
             assert_eq!(of_head.bin.as_deref(), Some(file.as_str()), "{model}");

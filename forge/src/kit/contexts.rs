@@ -1,5 +1,6 @@
 //! From graphs to the contexts of a bundle and the plan that runs them.
 
+use std::fmt::Display;
 use std::ops::Range;
 
 use qhx_base::{Error, ErrorKind, Result};
@@ -49,11 +50,13 @@ pub(super) fn even(layers: usize, shards: usize) -> Vec<Range<usize>> {
 }
 
 pub(super) fn named(name: &str, ranges: &[Range<usize>]) -> Vec<(String, Range<usize>)> {
-    let name = |shard: usize| match ranges.len() {
-        1 => name.to_owned(),
-        _ => format!("{name}_p{shard}"),
-    };
+    let name = |shard: usize| sized(name, format_args!("_p{shard}"), ranges.len());
     ranges.iter().enumerate().map(|(shard, range)| (name(shard), range.clone())).collect()
+}
+
+/// Name of one of `count` graphs: with `size` behind it where there are several.
+pub(crate) fn sized(name: &str, size: impl Display, count: usize) -> String {
+    if count == 1 { name.to_owned() } else { format!("{name}{size}") }
 }
 
 /// The numbers of tokens that prefill graphs take at once by default: few for the ends of prompts and

@@ -7,7 +7,7 @@ use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, TensorId};
 use qhx_graph::quantize::QuantizedForm;
-use qhx_graph::weight::{Reordered, RowSource, row_order, row_range};
+use qhx_graph::weight::{Reordered, RowSource, Storage, Weight, row_order, row_range};
 
 use crate::recipe::{Precision, RecipeOptions};
 
@@ -252,6 +252,17 @@ impl<'a> Layers<'a> {
 }
 
 /// The results of `make` for each, or its first error.
+/// Weight and bias of the convolution `name`, whose weight has this shape and is never quantized.
+pub(crate) fn filters(
+    checkpoint: &Checkpoint,
+    name: &str,
+    shape: &[usize],
+) -> Result<(Weight, Vec<f32>)> {
+    let weight = checkpoint.rows(&format!("{name}.weight"), shape)?;
+    let bias = checkpoint.values(&format!("{name}.bias"), &shape[..1])?;
+    Ok((Weight::new(weight, Storage::Float), bias))
+}
+
 fn each<A, B, const N: usize>(all: [A; N], mut make: impl FnMut(A) -> Result<B>) -> Result<[B; N]> {
     let mut made = Vec::with_capacity(N);
     for one in all {

@@ -30,14 +30,15 @@ mod step;
 pub use attention::{
     Attend, AttendInputs, Attention, Heads, Mixed, Past, mix, mix_past, rope, rotate,
 };
-pub(crate) use contexts::MAX_MASK;
 pub use contexts::{
     Decoder, DecoderParams, PREFILL_ROWS, check_shape, decoder, decoder_of, object, one_or_many,
     prefill_rows, shards, steps, whole_prefill_rows,
 };
+pub(crate) use contexts::{MAX_MASK, sized};
 pub use experts::{
     EXPERTS, ExpertInputs, ExpertNames, Experts, expert_decoder, expert_prefill_rows, expert_ranges,
 };
+pub(crate) use layers::filters;
 pub use layers::{Layers, Mlp};
 pub(crate) use matrices::write_rows;
 pub use matrices::{MatrixFile, matrices};

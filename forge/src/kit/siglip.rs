@@ -7,13 +7,13 @@ use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, ReduceOp, TensorId};
-use qhx_graph::weight::{Storage, Weight, read, row_order};
+use qhx_graph::weight::{read, row_order};
 use qhx_kit::vision::Grid;
 use serde_json::{Map, Value, json};
 
 use super::attention::{Attend, Attention, Heads};
 use super::contexts::object;
-use super::layers::Layers;
+use super::layers::{Layers, filters};
 use super::processor::Processor;
 use super::reader::Reader;
 use crate::recipe::{ContextPlan, Precision, Recipe, from_kit};
@@ -305,10 +305,8 @@ impl<'a> Siglip<'a> {
         let pixels = b.input("pixels", Elem::Activation, &[patches, 3 * patch * patch])?;
         b.scope("embeddings");
         let name = blocks.tensor("embeddings.patch_embedding");
-        let weight = checkpoint.rows(&format!("{name}.weight"), &[hidden, 3, patch, patch])?;
-        let bias = checkpoint.values(&format!("{name}.bias"), &[hidden])?;
-        let embedded =
-            b.linear("patches", pixels, Weight::new(weight, Storage::Float), Some(bias))?;
+        let (weight, bias) = filters(checkpoint, &name, &[hidden, 3, patch, patch])?;
+        let embedded = b.linear("patches", pixels, weight, Some(bias))?;
         let order = grid.order(self.block).map_err(from_kit)?;
         let order = order.map(|(row, column)| (row * grid.columns + column) as u32).collect();
         let h = blocks.positioned(b, embedded, order)?;

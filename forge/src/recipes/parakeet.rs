@@ -29,7 +29,7 @@ use serde_json::{Map, Value, json};
 
 use super::choices::numbers;
 use super::held::Held;
-use crate::kit::{Layers, Processor, Reader, object, one_or_many};
+use crate::kit::{Layers, Processor, Reader, filters, object, one_or_many, sized};
 use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Task};
 use crate::register_recipe;
 use crate::registry::{RecipeEntry, RecipeOption};
@@ -195,10 +195,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let layers = Layers::new(checkpoint, options.precision, EPS);
     let (mut graphs, mut names) = (Vec::new(), Vec::new());
     for &frames in &audio.frames {
-        let name = match audio.frames.len() {
-            1 => "encoder".to_owned(),
-            _ => format!("encoder{frames}"),
-        };
+        let name = sized("encoder", frames, audio.frames.len());
         graphs.push(Model { layers, config: &config, frames }.encoder(&name)?);
         names.push(name);
     }
@@ -447,9 +444,7 @@ impl Model<'_> {
         let halving = Conv2d { stride: [2, 2], padding: [[1, 1]; 2], ..Conv2d::new([3, 3]) };
         let conv = |b: &mut GraphBuilder, x, index: usize, shape: [usize; 4], conv| {
             let name = format!("encoder.subsampling.layers.{index}");
-            let weight = checkpoint.rows(&format!("{name}.weight"), &shape)?;
-            let bias = checkpoint.values(&format!("{name}.bias"), &[channels])?;
-            let weight = Weight::new(weight, Storage::Float);
+            let (weight, bias) = filters(checkpoint, &name, &shape)?;
             b.conv2d(&format!("conv{index}"), x, weight, Some(bias), conv)
         };
         b.scope("sub");

@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json};
 use super::choices::numbers;
 use crate::kit::{
     Attend, AttendInputs, Blocks, Heads, MatrixFile, Processor, Reader, SiglipSizes, matrices,
-    object, one_or_many,
+    object, one_or_many, sized,
 };
 use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Task};
 use crate::register_recipe;
@@ -151,10 +151,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let patches = config.patches(options)?;
     let (mut graphs, mut names) = (Vec::new(), Vec::new());
     for &count in &patches {
-        let name = match patches.len() {
-            1 => "vision".to_owned(),
-            _ => format!("vision{count}"),
-        };
+        let name = sized("vision", count, patches.len());
         graphs.push(config.vision_graph(&name, count)?);
         names.push(name);
     }

@@ -19,12 +19,11 @@ use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Conv1d, Elem, Graph, TensorId};
-use qhx_graph::weight::{Storage, Weight};
 use serde_json::{Map, Value, json};
 
 use crate::kit::{
     Attend, AttendInputs, Attention, Decoder, Heads, Layers, MatrixFile, Processor, Reader, Step,
-    check_shape, decoder, matrices, object, prefill_rows,
+    check_shape, decoder, filters, matrices, object, prefill_rows,
 };
 use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
 use crate::register_recipe;
@@ -297,12 +296,10 @@ impl Model<'_> {
         let mut x = b.transpose(x, &[0, 2, 1])?;
         b.scope("conv");
         for (name, inputs, stride) in [("conv1", mels, 1), ("conv2", hidden, 2)] {
-            let checkpoint = self.layers.checkpoint;
-            let weight =
-                checkpoint.rows(&format!("encoder.{name}.weight"), &[hidden, inputs, 3])?;
-            let bias = checkpoint.values(&format!("encoder.{name}.bias"), &[hidden])?;
+            let (at, shape) = (format!("encoder.{name}"), [hidden, inputs, 3]);
+            let (weight, bias) = filters(self.layers.checkpoint, &at, &shape)?;
             let conv = Conv1d { stride, padding: [1, 1], ..Conv1d::new(3) };
-            x = b.conv1d(name, x, Weight::new(weight, Storage::Float), Some(bias), conv)?;
+            x = b.conv1d(name, x, weight, Some(bias), conv)?;
             x = b.gelu(x)?;
         }
         let x = b.reshape(x, &[hidden, sources])?;

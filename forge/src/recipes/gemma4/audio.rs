@@ -23,7 +23,7 @@ use qhx_types::MASK_VALUE;
 use serde_json::{Map, Value, json};
 
 use super::towers::Clipped;
-use crate::kit::{Layers, MatrixFile, Processor, Reader, matrices, object};
+use crate::kit::{Layers, MatrixFile, Processor, Reader, matrices, object, sized};
 use crate::recipe::{Precision, RecipeOptions, Tables};
 use crate::recipes::choices::numbers;
 use crate::registry::RecipeOption;
@@ -125,10 +125,7 @@ impl Audio {
 
     /// The graphs, for the smallest number of soft tokens first.
     pub fn graphs(&self, checkpoint: &Checkpoint, precision: Precision) -> Result<Vec<Graph>> {
-        let name = |tokens: usize| match self.tokens.len() {
-            1 => "audio_enc".to_owned(),
-            _ => format!("audio_enc_{tokens}"),
-        };
+        let name = |n: usize| sized("audio_enc", format_args!("_{n}"), self.tokens.len());
         let tower = |&tokens: &usize| Tower {
             config: self,
             clipped: Clipped { checkpoint, clips: self.clips, precision },

@@ -23,7 +23,8 @@ use serde_json::{Map, Value, json};
 use super::decoder::plain_norm;
 use super::towers::Clipped;
 use crate::kit::{
-    Attend, AttendInputs, Heads, Layers, MatrixFile, Processor, Reader, matrices, mix, object, rope,
+    Attend, AttendInputs, Heads, Layers, MatrixFile, Processor, Reader, matrices, mix, object,
+    rope, sized,
 };
 use crate::recipe::{Precision, RecipeOptions, Tables};
 use crate::recipes::choices::numbers;
@@ -108,10 +109,7 @@ impl Vision {
 
     /// The graphs, for the smallest number of patches first.
     pub fn graphs(&self, checkpoint: &Checkpoint, precision: Precision) -> Result<Vec<Graph>> {
-        let name = |patches: usize| match self.patches.len() {
-            1 => "vision".to_owned(),
-            _ => format!("vision_{patches}"),
-        };
+        let name = |n: usize| sized("vision", format_args!("_{n}"), self.patches.len());
         let clipped = Clipped { checkpoint, clips: self.clips, precision };
         self.patches.iter().map(|&n| self.graph(clipped, &name(n), n)).collect()
     }

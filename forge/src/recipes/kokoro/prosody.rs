@@ -3,11 +3,11 @@
 use qhx_base::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Conv1d, Elem, Graph};
-use qhx_graph::weight::{Storage, Weight};
 
 use super::Model;
 use super::config::Config;
 use super::layers::{by_channels, levels};
+use crate::kit::filters;
 
 impl Model<'_> {
     /// The chains of `ProsodyPredictor.F0Ntrain` behind their LSTM.
@@ -26,9 +26,7 @@ impl Model<'_> {
             let h = self.block(&mut b, h, style, &at(1), [hidden, hidden / 2], [frame, curve])?;
             let h = self.block(&mut b, h, style, &at(2), [hidden / 2; 2], [curve; 2])?;
             let name = format!("predictor.{part}_proj");
-            let weight = self.checkpoint.rows(&format!("{name}.weight"), &[1, hidden / 2, 1])?;
-            let bias = self.checkpoint.values(&format!("{name}.bias"), &[1])?;
-            let weight = Weight::new(weight, Storage::Float);
+            let (weight, bias) = filters(self.checkpoint, &name, &[1, hidden / 2, 1])?;
             let y = b.conv1d("proj", h, weight, Some(bias), Conv1d::new(1))?;
             curves.push(b.reshape(y, &[1, curve.len])?);
         }

@@ -8,6 +8,7 @@ use qhx_graph::weight::{Storage, Weight};
 use super::config::Config;
 use super::layers::{Level, SLOPES, by_channels, finer, graph_name, leaky, levels, number};
 use super::{CURVE, Model};
+use crate::kit::filters;
 
 impl Model<'_> {
     /// `Decoder` and its `Generator`, without what is before its first convolution over the source and behind its last.
@@ -64,11 +65,9 @@ impl Model<'_> {
                 _ => (b.slice(source, 2, lead, lead + fine + 1)?, Conv1d::new(1), 11),
             };
             let name = at("noise_convs", stage);
-            let weight =
-                self.checkpoint.rows(&format!("{name}.weight"), &[channels, bins, conv.kernel])?;
-            let bias = self.checkpoint.values(&format!("{name}.bias"), &[channels])?;
-            let seen =
-                b.conv1d("conv", seen, Weight::new(weight, Storage::Float), Some(bias), conv)?;
+            let shape = [channels, bins, conv.kernel];
+            let (weight, bias) = filters(self.checkpoint, &name, &shape)?;
+            let seen = b.conv1d("conv", seen, weight, Some(bias), conv)?;
             let seen = b.mul(seen, level.keep)?;
             let block = (kernel, [1, 3, 5]);
             let seen = self.residual(
