@@ -251,7 +251,6 @@ impl<'a> Layers<'a> {
     }
 }
 
-/// The results of `make` for each, or its first error.
 /// Weight and bias of the convolution `name`, whose weight has this shape and is never quantized.
 pub(crate) fn filters(
     checkpoint: &Checkpoint,
@@ -263,6 +262,7 @@ pub(crate) fn filters(
     Ok((Weight::new(weight, Storage::Float), bias))
 }
 
+/// The results of `make` for each, or its first error.
 fn each<A, B, const N: usize>(all: [A; N], mut make: impl FnMut(A) -> Result<B>) -> Result<[B; N]> {
     let mut made = Vec::with_capacity(N);
     for one in all {
