@@ -52,6 +52,8 @@ pub(crate) struct Opening<'a> {
     pub decode_on: Option<DecodeOn>,
     /// Attachments that the host-op has to take; the files are looked at before anything is loaded.
     pub attachments: &'a [Attachment],
+    /// Text whose placeholders they have to fit.
+    pub text: &'a str,
 }
 
 /// Same as [`open`]; `check` sees the manifest before anything else of the bundle is loaded.
@@ -62,7 +64,7 @@ pub(crate) fn open_checked(
     opening: Opening<'_>,
     check: impl FnOnce(&Manifest) -> Result<()>,
 ) -> Result<Model> {
-    let Opening { root, dump, tracing, preparing, decode_on, attachments } = opening;
+    let Opening { root, dump, tracing, preparing, decode_on, attachments, text } = opening;
     let mut runtime = app.runtime(backend, tracing);
     if preparing.is_some_and(|preparing| preparing.while_preparing.is_some()) {
         let qhx = this_program().ok_or_else(|| {
@@ -79,7 +81,7 @@ pub(crate) fn open_checked(
     let runtime = runtime.build();
     let bundle = runtime.bundle(path, root)?;
     check(bundle.manifest())?;
-    let taken = |op: &OpDescription| qhx::media::check(attachments, op);
+    let taken = |op: &OpDescription| qhx::media::check(text, attachments, op);
     let model = runtime.load_checked(&bundle, taken, say_backend)?;
     if let Some(decoder) = model.decoder() {
         say!("tokens: {} ({})", decoder.backend.label(), decoder.reason);

@@ -119,11 +119,9 @@ impl Chat {
     /// placeholder.
     ///
     /// # Errors
-    /// When the host-op does not take the modality, or the file cannot be decoded.
+    /// Errors of [`Attachment::read`].
     pub fn attach(&mut self, attachment: &Attachment) -> Result<&Attached> {
-        attachment.check_taken(&self.model.op().description)?;
-        let attached = attachment.read(&self.model, None)?;
-        self.attached.push(attached);
+        self.attached.push(attachment.read(&self.model, None)?);
         self.attached.last().ok_or_else(|| Error::new(ErrorKind::Internal, "nothing is attached"))
     }
 

@@ -78,11 +78,8 @@ impl Attachment {
         Ok(Self::from_source(Modality::Audio, Source::Bytes { name, bytes }))
     }
 
-    /// Checks that the host-op takes this modality.
-    ///
-    /// # Errors
-    /// When it does not.
-    pub fn check_taken(&self, op: &OpDescription) -> Result<()> {
+    /// Errors unless the host-op takes this modality.
+    fn check_taken(&self, op: &OpDescription) -> Result<()> {
         if op.modalities.contains(&self.modality) {
             return Ok(());
         }
@@ -96,20 +93,13 @@ impl Attachment {
             .hint(format!("leave it out, or name a bundle whose model takes {wanted}")))
     }
 
-    /// Looks at the file's first bytes, for an answer before a model is loaded.
-    ///
-    /// # Errors
-    /// When the file is not there, or no such image, audio or video.
-    pub fn check(&self) -> Result<()> {
-        qhx_media::check(&self.source, self.modality, &Limits::default())
-    }
-
     /// Decodes the file by the rules of the model's host-op. `fps`: frames of a video that are taken a second,
     /// instead of the model's own.
     ///
     /// # Errors
-    /// When the file cannot be decoded within the limits.
+    /// When the host-op does not take the modality, or the file cannot be decoded within the limits.
     pub fn read(&self, model: &Model, fps: Option<f32>) -> Result<Attached> {
+        self.check_taken(&model.op().description)?;
         let start = Instant::now();
         let _span = trace::span_with(model.trace(), "read media", |s| {
             s.argument("name", self.source.to_string());
@@ -250,69 +240,53 @@ fn push_text(slots: &mut Vec<Slot>, text: &str) {
     }
 }
 
-/// Checks that the host-op takes the attachments, and that the files are such images, audio and videos, by their first
-/// bytes. This gives an answer before a model is loaded.
+/// Checks before a model is loaded that the text's placeholders fit the attachments, that the host-op takes them, and
+/// that the files are such images, audio and videos, by their first bytes.
 ///
 /// # Errors
-/// Errors of [`Attachment::check_taken`] and [`Attachment::check`].
-pub fn check(attachments: &[Attachment], op: &OpDescription) -> Result<()> {
+/// When one of these does not hold.
+pub fn check(text: &str, attachments: &[Attachment], op: &OpDescription) -> Result<()> {
+    let given: Vec<_> = attachments.iter().map(|attachment| attachment.modality).collect();
+    arrange(text, &given)?;
     attachments.iter().try_for_each(|attachment| {
         attachment.check_taken(op)?;
-        attachment.check()
+        qhx_media::check(&attachment.source, attachment.modality, &Limits::default())
     })
 }
 
-/// Decodes all that is attached: see [`Attachment::read`].
+/// Content of a message, or of a [`Prompt`] to complete: the text with its attachments, which are decoded by the rules
+/// of the model's host-op ([`Attachment::read`]) and stand as [`content`] has it.
 ///
 /// # Errors
-/// Errors of [`Attachment::read`].
-pub fn read(attachments: &[Attachment], model: &Model, fps: Option<f32>) -> Result<Vec<Attached>> {
-    attachments.iter().map(|attachment| attachment.read(model, fps)).collect()
+/// Errors of [`Attachment::read`] and [`content`].
+pub fn attach(
+    text: String,
+    attachments: &[Attachment],
+    model: &Model,
+    fps: Option<f32>,
+) -> Result<(Content, Vec<Attached>)> {
+    let attached = attachments.iter().map(|attachment| attachment.read(model, fps));
+    let attached = attached.collect::<Result<Vec<_>>>()?;
+    Ok((content(text, &attached)?, attached))
 }
 
-/// Checks that the text's placeholders fit the attachments, before anything is loaded.
+/// Content of a text with what is attached: in place of the placeholders of its kind, in order, or before the text if
+/// it has no such placeholder.
 ///
 /// # Errors
 /// When there are more placeholders of a kind than attachments, or fewer.
-pub fn check_placeholders(text: &str, attachments: &[Attachment]) -> Result<()> {
-    let given: Vec<_> = attachments.iter().map(|attachment| attachment.modality).collect();
-    arrange(text, &given).map(drop)
-}
-
-fn parts<P>(
-    text: &str,
-    attached: &[Attached],
-    of_text: impl Fn(String) -> P,
-    of_media: impl Fn(Media) -> P,
-) -> Result<Vec<P>> {
-    let given: Vec<_> = attached.iter().map(|attached| attached.media.modality()).collect();
-    let part = |slot| match slot {
-        Slot::Text(text) => Some(of_text(text)),
-        Slot::Media(at) => attached.get(at).map(|attached| of_media(attached.media.clone())),
-    };
-    Ok(arrange(text, &given)?.into_iter().filter_map(part).collect())
-}
-
-/// The content of a message.
-///
-/// # Errors
-/// Errors of [`check_placeholders`].
 pub fn content(text: String, attached: &[Attached]) -> Result<Content> {
     if attached.is_empty() {
         return Ok(text.into());
     }
-    Ok(parts(&text, attached, ContentPart::Text, ContentPart::Media)?.into())
-}
-
-/// A text to complete.
-///
-/// # Errors
-/// Errors of [`check_placeholders`].
-pub fn completion(text: String, attached: &[Attached]) -> Result<Prompt> {
-    if attached.is_empty() {
-        return Ok(Prompt::Text(text));
-    }
-    Ok(Prompt::Parts(parts(&text, attached, Part::Text, Part::Media)?))
+    let given: Vec<_> = attached.iter().map(|attached| attached.media.modality()).collect();
+    let part = |slot| match slot {
+        Slot::Text(text) => Some(ContentPart::Text(text)),
+        Slot::Media(at) => {
+            attached.get(at).map(|attached| ContentPart::Media(attached.media.clone()))
+        }
+    };
+    Ok(arrange(&text, &given)?.into_iter().filter_map(part).collect::<Vec<_>>().into())
 }
 
 /// Tokens to complete, behind what is attached.

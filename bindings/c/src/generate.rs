@@ -129,7 +129,6 @@ fn write(
     let top = question.logprobs.unwrap_or(0);
     let mut attached = Vec::with_capacity(question.media.len());
     for attachment in &question.media {
-        attachment.check_taken(&model.op().description)?;
         attached.push(attachment.read(model, None)?);
         poll.ask(ticket);
     }
@@ -197,7 +196,7 @@ fn request(model: &Model, question: Question, attached: &[Attached]) -> Result<R
             ));
         }
         (None, text) if is_plain || (!is_conversation && !model.can_chat()) => {
-            media::completion(text.unwrap_or_default(), attached)?
+            media::content(text.unwrap_or_default(), attached)?.into()
         }
         (None, text) => {
             // Without a question the model goes on with the last answer.

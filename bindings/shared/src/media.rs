@@ -78,10 +78,7 @@ impl Item {
     /// Decodes it by the rules of the model's host-op.
     pub(crate) fn read(&self, model: &Model) -> qhx::Result<Attached> {
         match self {
-            Self::File(attachment) => {
-                attachment.check_taken(&model.op().description)?;
-                attachment.read(model, None)
-            }
+            Self::File(attachment) => attachment.read(model, None),
             Self::Pixels(attached) => Ok(attached.clone()),
         }
     }

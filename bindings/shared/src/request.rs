@@ -131,7 +131,7 @@ impl RequestJson {
             Asks::Text(_) | Asks::Tokens(_) => SamplingParams::default(),
         };
         let prompt = match self.prompt {
-            Asks::Text(text) => media::completion(text, &beside)?,
+            Asks::Text(text) => media::content(text, &beside)?.into(),
             Asks::Tokens(tokens) => media::tokens(tokens, &beside),
             Asks::Messages(turns) => {
                 let messages = messages(turns, &beside, &attached)?;

@@ -78,19 +78,20 @@ pub(crate) fn run(args: &ClassicArgs, app: &mut App) -> Result<Status> {
     if attachments.is_empty() {
         prompt::check(&text)?;
     }
-    media::check_placeholders(&text, &attachments)?;
     let backend = args.backend();
-    let opening =
-        Opening { root: Some(&args.root), attachments: &attachments, ..Opening::default() };
+    let root = Some(args.root.as_path());
+    let opening = Opening { root, attachments: &attachments, text: &text, ..Opening::default() };
     let mut model = session::open_checked(app, &args.manifest, &backend, opening, |_| Ok(()))?;
-    let attached = media::read(&attachments, &model, None)?;
+    let is_id_list = !args.chat && prompt::is_id_list(&text);
+    let ids = if is_id_list { prompt::ids(&text)? } else { Vec::new() };
+    let (content, attached) = media::attach(text, &attachments, &model, None)?;
     let prompt = if args.chat {
-        let messages = vec![Message::new("user", media::content(text, &attached)?)];
+        let messages = vec![Message::user(content)];
         Prompt::Chat { messages, thinking: args.thinking.map(Switch::is_on) }
-    } else if prompt::is_id_list(&text) {
-        media::tokens(prompt::ids(&text)?, &attached)
+    } else if is_id_list {
+        media::tokens(ids, &attached)
     } else {
-        media::completion(text, &attached)?
+        content.into()
     };
     let request = Request::greedy(prompt, args.max_new)
         .template_arguments(args.template_args.iter().cloned());

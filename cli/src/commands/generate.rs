@@ -128,7 +128,6 @@ fn run_traced(
     if attachments.is_empty() {
         prompt::check(&text)?;
     }
-    media::check_placeholders(&text, &attachments)?;
     let ids = if args.ids { prompt::ids(&text)? } else { Vec::new() };
     // What is attached is read by the rules of the model, once it is open.
     let mut request = Request::greedy(Prompt::Tokens(ids), args.max_new)
@@ -146,21 +145,25 @@ fn run_traced(
     }
     let check = |manifest: &_| request.check(manifest);
     let dump = args.dump.as_deref().map(Dump::create).transpose()?.map(Arc::new);
-    let preparing = Some(&args.preparing);
-    let decode_on = args.decode.decode_on;
-    let opening =
-        Opening { root: None, dump, tracing, preparing, decode_on, attachments: &attachments };
+    let opening = Opening {
+        dump,
+        tracing,
+        preparing: Some(&args.preparing),
+        decode_on: args.decode.decode_on,
+        attachments: &attachments,
+        text: &text,
+        ..Opening::default()
+    };
     let mut model = session::open_checked(app, &args.bundle, &args.backend, opening, check)?;
     session::open_draft(app, &mut model, draft, &args.backend, tracing)?;
     tools.iter().try_for_each(|tools| tools.check(&model))?;
-    let attached = media::read(&attachments, &model, args.media.fps)?;
+    let (content, attached) = media::attach(text, &attachments, &model, args.media.fps)?;
     if args.chat {
         let system = args.system_prompt.iter().map(|text| Message::new("system", text));
-        let user = Message::new("user", media::content(text, &attached)?);
-        let messages = system.chain([user]).collect();
+        let messages = system.chain([Message::user(content)]).collect();
         request.prompt = Prompt::Chat { messages, thinking: args.thinking.map(Switch::is_on) };
     } else if !args.ids {
-        request.prompt = media::completion(text, &attached)?;
+        request.prompt = content.into();
     }
     let stream = match (args.json, args.ids) {
         (true, _) => Stream::Quiet,

@@ -527,7 +527,7 @@ impl Transcriber {
         on_event: &mut impl FnMut(TranscribeEvent<'_>),
     ) -> Result<Said> {
         self.model.reset()?;
-        let prompt = prompt(&self.instruction, &[Attached::new(name, clip)])?;
+        let prompt = prompt(&self.instruction, Attached::new(name, clip))?;
         let request = Request::greedy(prompt, self.options.max_new).cancelled_by(cancel.clone());
         let mut run = self.model.start(&request)?;
         while run.next_event()?.is_some() {
@@ -607,8 +607,8 @@ impl Transcriber {
         // What the prompt has besides the audio.
         let shortest = step.min(all);
         let samples = audio.samples.get(..shortest).unwrap_or_default().to_vec();
-        let chunk = [Attached::new(name, media(samples, audio.rate)?)];
-        let whole = model.encode_prompt(&prompt(&self.instruction, &chunk)?)?.len();
+        let chunk = Attached::new(name, media(samples, audio.rate)?);
+        let whole = model.encode_prompt(&prompt(&self.instruction, chunk)?)?.len();
         let request = whole.saturating_sub(positions(model, shortest)?);
         let max = max_ctx.saturating_sub(max_ctx / ROOM).saturating_sub(request);
         let mut takes = |samples: usize| -> Result<()> {
@@ -676,13 +676,12 @@ fn seconds(audio: &Audio, samples: usize) -> f64 {
 }
 
 /// The audio, and behind it what asks for its words.
-fn prompt(instruction: &Transcription, chunk: &[Attached]) -> Result<Prompt> {
-    let text = instruction.prompt.clone();
-    if !instruction.chat {
-        return crate::media::completion(text, chunk);
-    }
-    let message = Message::new("user", crate::media::content(text, chunk)?);
-    Ok(Prompt::Chat { messages: vec![message], thinking: None })
+fn prompt(instruction: &Transcription, clip: Attached) -> Result<Prompt> {
+    let content = crate::media::content(instruction.prompt.clone(), &[clip])?;
+    Ok(match instruction.chat {
+        true => Prompt::Chat { messages: vec![Message::user(content)], thinking: None },
+        false => content.into(),
+    })
 }
 
 #[cfg(test)]

@@ -256,12 +256,12 @@ impl Suite {
         let id = case.name(index);
         let of_case = |e: Error| e.context(format_args!("case {id}"));
         let attachments = case.attachments(self.folder());
-        let attached = media::read(&attachments, model, case.fps).map_err(of_case)?;
-        let prompt = match (&case.prompt_ids, &case.prompt) {
-            (Some(ids), _) => media::tokens(ids.clone(), &attached),
-            (None, text) => {
-                media::completion(text.clone().unwrap_or_default(), &attached).map_err(of_case)?
-            }
+        let text = case.prompt.clone().filter(|_| case.prompt_ids.is_none()).unwrap_or_default();
+        let (content, attached) =
+            media::attach(text, &attachments, model, case.fps).map_err(of_case)?;
+        let prompt = match &case.prompt_ids {
+            Some(ids) => media::tokens(ids.clone(), &attached),
+            None => content.into(),
         };
         let gold = match case.gold.split_last() {
             Some((last, rest)) if model.manifest().params.eos_token_id.contains(last) => rest,

@@ -13,7 +13,7 @@ use crate::op::{HandOvers, SpanStats};
 use crate::sampling::TokenLogprobs;
 use crate::stop::StopFilter;
 use qhx_base::{CancelToken, Error, ErrorKind, Result};
-use qhx_text::Message;
+use qhx_text::{Content, ContentPart, Message};
 use qhx_types::Media;
 
 /// Prompt to continue.
@@ -43,6 +43,25 @@ pub enum Part {
     Tokens(Vec<u32>),
     /// An image, audio clip or video.
     Media(Media),
+}
+
+/// Texts, images, audio and videos, completed as they are.
+impl From<Content> for Prompt {
+    fn from(content: Content) -> Self {
+        match content {
+            Content::Text(text) => Self::Text(text),
+            Content::Parts(parts) => Self::Parts(parts.into_iter().map(Part::from).collect()),
+        }
+    }
+}
+
+impl From<ContentPart> for Part {
+    fn from(part: ContentPart) -> Self {
+        match part {
+            ContentPart::Text(text) => Self::Text(text),
+            ContentPart::Media(media) => Self::Media(media),
+        }
+    }
 }
 
 /// One generation.

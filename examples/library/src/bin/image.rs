@@ -1,6 +1,6 @@
 //! Asks about an image: `image BUNDLE FILE QUESTION`.
 
-use qhx::media::content;
+use qhx::media::attach;
 use qhx::{Attachment, Bundle, Message, Request};
 
 fn main() -> qhx::Result<()> {
@@ -10,9 +10,10 @@ fn main() -> qhx::Result<()> {
         return Ok(());
     };
     let mut model = Bundle::open(bundle)?.model()?;
-    let image = Attachment::image(file)?.read(&model, None)?;
-    let message = Message::user(content(question.clone(), &[image])?);
-    let generation = model.start(&Request::chat([message]).max_new(32))?.finish()?;
+    let image = Attachment::image(file)?;
+    let (content, _) = attach(question.clone(), &[image], &model, None)?;
+    let request = Request::chat([Message::user(content)]).max_new(32);
+    let generation = model.start(&request)?.finish()?;
     println!("{}", generation.text);
     Ok(())
 }
