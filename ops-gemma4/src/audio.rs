@@ -108,8 +108,8 @@ impl Audio {
         Ok(tokens)
     }
 
-    /// The soft tokens of a clip, rows as wide as the decoder's.
-    pub fn soft_tokens(&mut self, host: &mut Host, clip: Clip<'_>) -> Result<Vec<f32>> {
+    /// The soft tokens of a clip, rows as wide as the decoder's, and their number.
+    pub fn soft_tokens(&mut self, host: &mut Host, clip: Clip<'_>) -> Result<(usize, Vec<f32>)> {
         let tokens = self.count(clip.samples().len())?;
         let Some(bound) = self.graphs.iter().find(|bound| bound.frames >= tokens * FRAMES) else {
             return Err(Error::graph("no graph takes the audio"));
@@ -125,6 +125,6 @@ impl Audio {
         let width = self.params.width;
         let mut rows = tower::read(host, bound.y, tokens * width)?;
         tower::normalise(&mut rows, width, self.params.eps);
-        self.projector.project(host, &rows)
+        Ok((tokens, self.projector.project(host, &rows)?))
     }
 }

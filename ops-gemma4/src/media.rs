@@ -70,18 +70,16 @@ impl Media {
                 Segment::Image { .. } => {
                     let vision = self.vision.as_mut().ok_or_else(|| without("images", "vision"))?;
                     let image = Image::of_segment(segment)?;
-                    let rows = vision.soft_tokens(host, image)?;
+                    let (count, rows) = vision.soft_tokens(host, image)?;
                     host.end(self.seeing, start);
-                    let count = vision.count(image)?;
                     dump(host, "image_soft", &rows, count)?;
                     (vision.tokens().token_id, rows, count)
                 }
                 Segment::Audio { .. } => {
                     let audio = self.audio.as_mut().ok_or_else(|| without("audio", "audio"))?;
                     let clip = Clip::of_segment(segment, audio.rate())?;
-                    let rows = audio.soft_tokens(host, clip)?;
+                    let (count, rows) = audio.soft_tokens(host, clip)?;
                     host.end(self.hearing, start);
-                    let count = audio.count(clip.samples().len())?;
                     dump(host, "audio_soft", &rows, count)?;
                     (audio.tokens().token_id, rows, count)
                 }

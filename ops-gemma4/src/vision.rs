@@ -122,8 +122,8 @@ impl Vision {
         })
     }
 
-    /// The soft tokens of an image, rows as wide as the decoder's.
-    pub fn soft_tokens(&mut self, host: &mut Host, image: Image<'_>) -> Result<Vec<f32>> {
+    /// The soft tokens of an image, rows as wide as the decoder's, and their number.
+    pub fn soft_tokens(&mut self, host: &mut Host, image: Image<'_>) -> Result<(usize, Vec<f32>)> {
         let Params { hidden, patch_size: patch, head_dim, rope_theta, eps, .. } = self.params;
         let grid = self.grid(image)?;
         let count = grid.patches();
@@ -149,11 +149,12 @@ impl Vision {
         bound.mask.write_at(host, 0, &vec![0.0; count])?;
         host.execute(bound.graph)?;
         let pool = self.params.pooling_kernel_size as usize;
-        let mut pooled = vec![0.0; grid.blocks(pool)?.patches() * hidden];
+        let tokens = grid.blocks(pool)?.patches();
+        let mut pooled = vec![0.0; tokens * hidden];
         pool_mean(&tower::read(host, bound.y, count * hidden)?, hidden, grid, pool, &mut pooled)?;
         // The class multiplies with √hidden first, of which only the norm's epsilon sees anything.
         tower::normalise(&mut pooled, hidden, eps / hidden as f32);
-        self.projector.project(host, &pooled)
+        Ok((tokens, self.projector.project(host, &pooled)?))
     }
 }
 

@@ -138,7 +138,7 @@ impl VisionPrompts {
         for (segment, (first, grid)) in parts.zip(places) {
             let encoder = self.encoder.as_mut().ok_or_else(text_only)?;
             let (patches, step) = encoder.in_time(segment).unwrap_or((1, 0.0));
-            let features = encoder.encode(host, segment)?;
+            let features = encoder.encode(host, segment, grid)?;
             images.push(EncodedImage { first, grid, patches, step, features });
         }
         Ok(VisionPrompt { tokens, images })

@@ -94,7 +94,17 @@ impl VisionEncoder {
     /// # Errors
     /// When the segment is not visual, or its size is not accepted.
     pub fn tokens(&self, segment: &Segment<'_>) -> Result<Grid> {
-        self.grid(self.target(segment)?)?.blocks(self.settings.merge_size)
+        let size = self.target(segment)?;
+        let grid = self.patchify.grid(size)?;
+        let max_patches = self.tower.max_patches();
+        if grid.patches() > max_patches {
+            return Err(Error::prompt(format!(
+                "an image that becomes {size} pixels has {} patches, expected at most {max_patches}, which the largest vision \
+                 graph takes; cut the image into parts that are less long",
+                grid.patches()
+            )));
+        }
+        grid.blocks(self.settings.merge_size)
     }
 
     /// The size that an image or frame is resized to.
@@ -138,19 +148,6 @@ impl VisionEncoder {
         if size.area() <= max_pixels { Ok(size) } else { smart_resize(size, factor, 1, max_pixels) }
     }
 
-    fn grid(&self, size: Size) -> Result<Grid> {
-        let grid = self.patchify.grid(size)?;
-        let max_patches = self.tower.max_patches();
-        if grid.patches() > max_patches {
-            return Err(Error::prompt(format!(
-                "an image that becomes {size} pixels has {} patches, expected at most {max_patches}, which the largest vision \
-                 graph takes; cut the image into parts that are less long",
-                grid.patches()
-            )));
-        }
-        Ok(grid)
-    }
-
     /// Patches in time of a video that is consumed as a whole, and how many positions they are apart; `None` of an
     /// image, and where a video is consumed patch by patch.
     ///
@@ -166,17 +163,23 @@ impl VisionEncoder {
     }
 
     /// Features of an image, of the frames of one patch in time, the last one again where there are too few, or, as
-    /// [`Self::in_time`] has it, of all patches of a video, one behind the other.
+    /// [`Self::in_time`] has it, of all patches of a video, one behind the other. `tokens` is their grid, of
+    /// [`Self::tokens`].
     ///
     /// # Errors
-    /// When the image is malformed, or has more patches than a graph takes.
-    pub fn encode(&mut self, host: &mut Host, segment: &Segment<'_>) -> Result<Features> {
+    /// When the image is malformed.
+    pub fn encode(
+        &mut self,
+        host: &mut Host,
+        segment: &Segment<'_>,
+        tokens: Grid,
+    ) -> Result<Features> {
         let &Segment::Video { rgb, width, height, times, frames } = segment else {
-            return self.encode_patch(host, segment);
+            return self.encode_patch(host, segment, tokens);
         };
         let each = self.frames();
         if self.in_time(segment).is_none() || times.len() <= each {
-            return self.encode_patch(host, segment);
+            return self.encode_patch(host, segment, tokens);
         }
         let bytes = Size { width, height }.rgb_len().unwrap_or(usize::MAX).saturating_mul(each);
         let mut all = Features { embeds: Vec::new(), deepstack: Vec::new() };
@@ -184,7 +187,7 @@ impl VisionEncoder {
             let start = index.saturating_mul(bytes).min(rgb.len());
             let rgb = &rgb[start..start.saturating_add(bytes).min(rgb.len())];
             let patch = Segment::Video { rgb, width, height, times, frames };
-            let Features { embeds, deepstack } = self.encode_patch(host, &patch)?;
+            let Features { embeds, deepstack } = self.encode_patch(host, &patch, tokens)?;
             all.embeds.extend(embeds);
             all.deepstack.resize_with(deepstack.len(), Vec::new);
             all.deepstack.iter_mut().zip(deepstack).for_each(|(all, one)| all.extend(one));
@@ -193,10 +196,17 @@ impl VisionEncoder {
     }
 
     /// Features of an image, or of the frames of one patch in time.
-    fn encode_patch(&mut self, host: &mut Host, segment: &Segment<'_>) -> Result<Features> {
+    fn encode_patch(
+        &mut self,
+        host: &mut Host,
+        segment: &Segment<'_>,
+        tokens: Grid,
+    ) -> Result<Features> {
         let start = Instant::now();
-        let size = self.target(segment)?;
-        let grid = self.grid(size)?;
+        let Settings { patch_size, merge_size, .. } = self.settings;
+        let [rows, columns] = [tokens.rows, tokens.columns].map(|side| side * merge_size);
+        let [height, width] = [rows, columns].map(|side| (side * patch_size) as u32);
+        let (grid, size) = (Grid { rows, columns }, Size { width, height });
         let frames = frames(segment)?;
         let Self { tower, tables, settings, patchify, normalisation, resizers, pixels, span } =
             self;
@@ -249,7 +259,7 @@ impl VisionEncoder {
         })?;
         host.end(*span, start);
         if host.dumping() {
-            let tokens = grid.patches() / settings.unit();
+            let tokens = tokens.patches();
             let shape = [tokens, features.embeds.len() / tokens.max(1)];
             host.dump_values("embeds", &features.embeds, &shape)?;
             for (layer, values) in features.deepstack.iter().enumerate() {
