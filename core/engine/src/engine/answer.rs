@@ -1,5 +1,7 @@
 //! Ops that step by themselves: what they answer to audio, and what they say.
 
+use std::sync::Arc;
+
 use super::model::Model;
 use super::types::Prompt;
 use crate::op::{Answer, HostOp as _, Segment, Task};
@@ -16,10 +18,10 @@ impl Model {
         self.require(Task::Transcribe, "transcribe")?;
         self.cancellable(cancel, |model| {
             model.revive()?;
-            let trace = model.trace.clone();
-            let _span = trace::span(trace.as_ref(), "answer");
+            let bundle = Arc::clone(&model.bundle);
+            let _span = trace::span(bundle.trace(), "answer");
             match model.op.answer(&[media.segment()]) {
-                Err(_) if model.loss.happened() => {
+                Err(_) if model.space.loss.happened() => {
                     model.revive()?;
                     model.op.answer(&[media.segment()])
                 }
@@ -42,18 +44,18 @@ impl Model {
         cancel: &CancelToken,
     ) -> Result<Vec<[f32; 2]>> {
         if !self.info().aligns {
-            let (path, name) = (self.manifest.path.display(), &self.op().description.name);
+            let (path, name) = (self.manifest().path.display(), &self.op().description.name);
             let message =
                 format!("{path}: host-op {name:?} finds no times of tokens in the bundle");
             return Err(Error::new(ErrorKind::Usage, message));
         }
         let found = self.cancellable(cancel, |model| {
             let encoded = model.encode_whole(prompt)?;
-            let trace = model.trace.clone();
-            let _span = trace::span(trace.as_ref(), "align");
+            let bundle = Arc::clone(&model.bundle);
+            let _span = trace::span(bundle.trace(), "align");
             let segments = [Segment::Tokens(&encoded.sequence.tokens), Segment::Tokens(said)];
             match model.op.answer(&segments) {
-                Err(_) if model.loss.happened() => {
+                Err(_) if model.space.loss.happened() => {
                     model.revive()?;
                     // What was heard is lost with the device.
                     model.consume(&encoded, &mut 0)?;
@@ -98,8 +100,8 @@ impl Model {
         self.cancellable(cancel, |model| {
             model.revive()?;
             let encoded = model.encode_whole(prompt)?;
-            let trace = model.trace.clone();
-            let _span = trace::span(trace.as_ref(), "speak");
+            let bundle = Arc::clone(&model.bundle);
+            let _span = trace::span(bundle.trace(), "speak");
             let segments: Vec<Segment<'_>> = encoded.segments(0..encoded.sequence.len());
             let mut asked: &[Segment<'_>] = &segments;
             loop {

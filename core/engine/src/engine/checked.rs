@@ -24,6 +24,8 @@ pub(super) struct Checked {
     graph_time: Duration,
     graph_stats: Vec<GraphStats>,
     span_stats: Vec<SpanStats>,
+    /// Counts of the op that were forgotten.
+    forgotten: (Vec<GraphStats>, Vec<SpanStats>),
 }
 
 impl Checked {
@@ -37,6 +39,7 @@ impl Checked {
             graph_time: Duration::ZERO,
             graph_stats: Vec::new(),
             span_stats: Vec::new(),
+            forgotten: Default::default(),
         }
     }
 
@@ -44,6 +47,7 @@ impl Checked {
     pub(super) fn close(&mut self) {
         (self.graph_time, self.graph_stats, self.span_stats) =
             (self.graph_time(), self.graph_stats(), self.span_stats());
+        self.forgotten = Default::default();
         self.saved.clear();
         self.is_closed = true;
         let closed = Closed::new(&*self.op);
@@ -58,6 +62,12 @@ impl Checked {
     /// True until a closed op is replaced.
     pub(super) fn is_closed(&self) -> bool {
         self.is_closed
+    }
+
+    /// Counts executions and times from now on.
+    pub(super) fn forget_counts(&mut self) {
+        (self.graph_stats, self.span_stats) = Default::default();
+        self.forgotten = (self.op.graph_stats(), self.op.span_stats());
     }
 
     /// Error about a fault of the op, with a hint at what its author may have forgotten.
@@ -306,6 +316,11 @@ impl HostOp for Checked {
 
     fn graph_stats(&self) -> Vec<GraphStats> {
         let mut stats = self.op.graph_stats();
+        for (stats, forgotten) in stats.iter_mut().zip(&self.forgotten.0) {
+            stats.executions = stats.executions.saturating_sub(forgotten.executions);
+            stats.busy = stats.busy.saturating_sub(forgotten.busy);
+            stats.slow = stats.slow.saturating_sub(forgotten.slow);
+        }
         for earlier in &self.graph_stats {
             let same =
                 |s: &&mut GraphStats| (&s.context, &s.graph) == (&earlier.context, &earlier.graph);
@@ -323,6 +338,12 @@ impl HostOp for Checked {
 
     fn span_stats(&self) -> Vec<SpanStats> {
         let mut stats = self.op.span_stats();
+        for forgotten in &self.forgotten.1 {
+            if let Some(stats) = stats.iter_mut().find(|stats| stats.name == forgotten.name) {
+                stats.count = stats.count.saturating_sub(forgotten.count);
+                stats.busy = stats.busy.saturating_sub(forgotten.busy);
+            }
+        }
         add_spans(&mut stats, &self.span_stats);
         stats
     }

@@ -310,7 +310,7 @@ impl<'m> Run<'m> {
         let sampling = work.sampling_time;
         let graph = self.model.op.graph_time().saturating_sub(self.graph_before);
         let stop_token = || {
-            let spelt = self.model.texts.tokenizer()?.id_to_token(*tokens.last()?)?;
+            let spelt = self.model.bundle.texts.tokenizer()?.id_to_token(*tokens.last()?)?;
             text.stop.has(&spelt).then_some(spelt)
         };
         let stopped_at = text.stop.stopped_at().map(str::to_owned);
@@ -375,7 +375,7 @@ impl Drop for Run<'_> {
             let _ = self.stop();
         }
         self.model.settle();
-        if let Some(trace) = &self.model.trace {
+        if let Some(trace) = self.model.trace() {
             trace.add(&Traced::new("generate", Category::Host, self.start, self.start.elapsed()));
         }
     }
@@ -442,8 +442,8 @@ impl Model {
     /// Consumes the prompt.
     fn begin(&mut self, work: &mut GenerationState, reused: &mut usize) -> Result<()> {
         let start = Instant::now();
-        let trace = self.trace.clone();
-        let mut consuming = trace::span(trace.as_ref(), "prompt");
+        let bundle = Arc::clone(&self.bundle);
+        let mut consuming = trace::span(bundle.trace(), "prompt");
         let prefilled = match &mut work.scored {
             Some(scored) => self.score(&work.prompt, &work.allowed, scored),
             None => self.consume(&work.prompt, reused),
@@ -461,7 +461,7 @@ impl Model {
             sampling: &work.sampling,
             allowed: &work.allowed,
             media: !work.prompt.sequence.spans.is_empty(),
-            cancel: &self.session.current(),
+            cancel: &self.space.cancel.current(),
         };
         self.speculation.begin(work.speculate, &self.op, &begin, consumed);
         Ok(())
@@ -477,19 +477,6 @@ impl Model {
         Ok(())
     }
 
-    /// Keeps what the op says that it consumed.
-    fn settle(&mut self) {
-        self.consumed.settle(self.op.position());
-    }
-
-    /// Forgets the state that made logits unusable, and what is saved of it.
-    pub(super) fn forget_state(&mut self) {
-        self.kept().drop_shared(self.consumed.sequence());
-        if let Err(e) = self.consumed.clear(&mut self.op) {
-            tracing::warn!("the state could not be reset: {e}");
-        }
-    }
-
     /// Chooses a token from the logits of a plain step.
     fn choose_next(
         &mut self,
@@ -503,11 +490,11 @@ impl Model {
 
     /// Chooses the next token among the logits.
     fn choose(&mut self, work: &mut GenerationState) -> Result<Chosen> {
-        if self.session.is_cancelled() {
+        if self.space.cancel.is_cancelled() {
             return Ok(Chosen { shown: false, ended: Some(FinishReason::Cancelled) });
         }
         let start = Instant::now();
-        let sample = trace::span(self.trace.as_ref(), "sample");
+        let sample = trace::span(self.bundle.trace(), "sample");
         let ruled = work.rules.is_some();
         let GenerationState { sampler, grammar, allowed, rules, tokens, .. } = work;
         let among = match rules {
@@ -558,7 +545,7 @@ impl Model {
             let reason = if stop { FinishReason::Stop } else { FinishReason::Eos };
             return Ok(Chosen { shown: false, ended: Some(reason) });
         }
-        let detokenize = trace::span(self.trace.as_ref(), "detokenize");
+        let detokenize = trace::span(self.bundle.trace(), "detokenize");
         let stopped = text.push(token)?;
         drop(detokenize);
         let over = work.grammar.as_ref().is_some_and(GrammarCursor::is_over);
@@ -605,7 +592,7 @@ impl Model {
     fn draft(&mut self, work: &mut GenerationState) -> Result<usize> {
         let room = self.op.info().max_ctx.saturating_sub(self.op.position());
         let max_drafts = room.min(work.budget - work.tokens.len()).saturating_sub(1);
-        let _span = trace::span(self.trace.as_ref(), "draft");
+        let _span = trace::span(self.bundle.trace(), "draft");
         let (last, allowed, grammar) = (work.last(), &work.allowed, &mut work.grammar);
         let may = |info: &OpenInfo, drafts: &[u32]| {
             let may =
@@ -626,7 +613,7 @@ impl Model {
         phase: &mut Phase,
     ) -> Result<Option<Happened>> {
         let start = Instant::now();
-        let span = trace::span_with(self.trace.as_ref(), "verify", |s| {
+        let span = trace::span_with(self.bundle.trace(), "verify", |s| {
             s.argument("tokens", self.speculation.step().len());
             s.argument("position", self.op.position());
         });
@@ -710,7 +697,7 @@ impl Model {
         // The token chosen last is not consumed yet; where the run was cancelled before, the first one is.
         let count = (work.tokens.len() - before).max(1);
         let start = Instant::now();
-        let span = trace::span_with(self.trace.as_ref(), "accept", |s| s.argument("tokens", count));
+        let span = trace::span_with(self.bundle.trace(), "accept", |s| s.argument("tokens", count));
         let accepted = self.op.accept(count);
         drop(span);
         time.keep += start.elapsed().as_secs_f64();
@@ -719,7 +706,7 @@ impl Model {
         match accepted {
             Ok(()) => {
                 for &token in &self.speculation.step()[..count] {
-                    self.consumed.push(token);
+                    self.prefix.push(token);
                 }
                 self.speculation.verified(count, time);
             }

@@ -1,9 +1,27 @@
 //! Texts and images to vectors, one or many, and pairs of texts to scores.
 
+use std::sync::Arc;
+
+use super::checked::Checked;
+use super::device_loss::log_loss;
 use super::model::Model;
-use crate::op::{Segment, Task};
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use super::pack::Packer;
+use crate::op::{HostOp as _, Packing, Segment, Task};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, trace};
 use qhx_types::Media;
+
+/// A session's way from texts to vectors.
+pub(super) struct Embeddings {
+    packer: Packer,
+    /// Vectors of the last execution.
+    last: Vec<f32>,
+}
+
+impl Embeddings {
+    pub(super) fn new(packing: &Packing) -> Self {
+        Self { packer: Packer::new(&packing.buckets), last: Vec::new() }
+    }
+}
 
 impl Model {
     /// Embeds one text.
@@ -102,7 +120,7 @@ impl Model {
     ) -> Result<()> {
         let mut first = 0;
         while let Some(rest) = texts.get(first..).filter(|rest| !rest.is_empty()) {
-            let count = self.packer.window(rest.iter().map(|text| text.as_ref().len()));
+            let count = self.embeddings.packer.window(rest.iter().map(|text| text.as_ref().len()));
             match &rest[..count] {
                 [text] => done(first, self.embed(text.as_ref())?)?,
                 window => {
@@ -117,7 +135,7 @@ impl Model {
     /// Tokens of texts that are worth collecting for one call of [`Model::embed_each`]; 0 where each text needs an
     /// execution of its own.
     pub fn batch_tokens(&self) -> usize {
-        self.packer.window_tokens()
+        self.embeddings.packer.window_tokens()
     }
 
     /// Embeds the texts of a window in the cheapest packs.
@@ -130,7 +148,7 @@ impl Model {
         let mut vectors: Vec<Option<Vec<f32>>> = vec![None; texts.len()];
         // The first text that failed. Those before it are embedded all the same.
         let mut failed = None;
-        for pack in self.packer.plan(&lengths) {
+        for pack in self.embeddings.packer.plan(&lengths) {
             if failed.as_ref().is_some_and(|(text, _)| pack.iter().all(|other| other > text)) {
                 continue;
             }
@@ -180,4 +198,50 @@ impl Model {
         }
         Ok(())
     }
+
+    /// Embeds one text. A trace has its size under this name.
+    pub(super) fn embed_segments(
+        &mut self,
+        segments: &[Segment<'_>],
+        (unit, size): (&'static str, usize),
+    ) -> Result<&[f32]> {
+        let bundle = Arc::clone(&self.bundle);
+        let _span = trace::span_with(bundle.trace(), "embed", |span| span.argument(unit, size));
+        self.embed_by(|op| op.embed(segments))
+    }
+
+    /// Embeds texts in one execution. Their vectors lie one behind the other.
+    fn embed_pack(&mut self, texts: &[&[u32]]) -> Result<&[f32]> {
+        let bundle = Arc::clone(&self.bundle);
+        let _span = trace::span_with(bundle.trace(), "embed", |span| {
+            span.argument("tokens", texts.iter().map(|text| text.len()).sum::<usize>());
+            span.argument("texts", texts.len());
+        });
+        self.embed_by(|op| op.embed_many(texts))
+    }
+
+    fn embed_by(
+        &mut self,
+        mut embed: impl for<'a> FnMut(&'a mut Checked) -> Result<&'a [f32]>,
+    ) -> Result<&[f32]> {
+        self.revive()?;
+        let mut embedded = keep(&mut self.embeddings.last, embed(&mut self.op));
+        if let Err(e) = &embedded
+            && self.space.loss.happened()
+        {
+            log_loss(e);
+            self.revive()?;
+            embedded = keep(&mut self.embeddings.last, embed(&mut self.op));
+            embedded = embedded.map_err(|e| self.again(e));
+        }
+        embedded.map(|()| self.embeddings.last.as_slice())
+    }
+}
+
+/// Keeps an embedding: what the op returns is only lent.
+fn keep(last: &mut Vec<f32>, embedded: Result<&[f32]>) -> Result<()> {
+    let embedded = embedded?;
+    last.clear();
+    last.extend_from_slice(embedded);
+    Ok(())
 }

@@ -9,12 +9,12 @@ use serde_json::{Map, Value};
 
 use super::decode::{GenerationState, LogprobRecorder, Run, Text};
 use super::grammar::GrammarCursor;
-use super::model::{Model, input_vocab};
-use super::prefix_cache::WORTH;
-use super::prefix_reuse::{self, Consumed};
+use super::model::Model;
+use super::prefix_reuse;
 use super::prompt::{self, Encoded, Reader};
 use super::score::Scored;
 use super::sequence::Sequence;
+use super::texts::TextPipeline;
 use super::types::{Event, Generation, Part, Prompt, Request};
 use crate::op::{HostOp as _, Task};
 use crate::sampling::{AllowedTokens, Rules, Sampler};
@@ -62,10 +62,10 @@ impl Model {
     pub fn start(&mut self, request: &Request) -> Result<Run<'_>> {
         self.require_generation(&request.prompt)?;
         self.op.require_logits()?;
-        request.check(&self.manifest)?;
+        request.check(self.manifest())?;
         let start = Instant::now();
         let cancel = request.cancel.clone();
-        let following = self.session.follow(&cancel);
+        let following = self.space.cancel.follow(&cancel);
         let work = match self.prepare(request) {
             // Before a token was consumed: nothing is there, and nothing is lost.
             Err(e) if e.kind() == ErrorKind::Cancelled => None,
@@ -86,7 +86,7 @@ impl Model {
 
     /// From a request to what its generation works with; `None` where it is cancelled already.
     fn prepare(&mut self, request: &Request) -> Result<Option<GenerationState>> {
-        if self.session.is_cancelled() {
+        if self.space.cancel.is_cancelled() {
             return Ok(None);
         }
         self.speculation.idle();
@@ -95,7 +95,7 @@ impl Model {
         let grammar = self.grammar(request, &stop_ids)?;
         self.revive()?;
         self.speculation.prepare(request.speculate, &mut self.op)?;
-        let tokenize = trace::span(self.trace.as_ref(), "tokenize");
+        let tokenize = trace::span(self.bundle.trace(), "tokenize");
         let mut prompt = self.encode(
             &request.prompt,
             &request.template_arguments,
@@ -125,10 +125,10 @@ impl Model {
         sampler.accept_prompt(tokens);
         let room = self.op.info().max_ctx.saturating_sub(tokens.len());
         let budget = request.max_new.min(room.saturating_add(1));
-        self.consumed.reserve(tokens.len() + budget.min(1 << 20));
+        self.prefix.reserve(tokens.len() + budget.min(1 << 20));
         let mut ends = stop_ids.clone();
         if !request.ignore_eos {
-            ends.extend_from_slice(&self.manifest.params.eos_token_id);
+            ends.extend_from_slice(&self.manifest().params.eos_token_id);
         }
         let text = self.text(request, &prompt, ends)?;
         let rules = Rules::new(&self.op.info().logit_rules, &allowed, tokens);
@@ -185,7 +185,7 @@ impl Model {
 
     /// Positions of a prompt that the context holds.
     pub(super) fn encode_whole(&self, prompt: &Prompt) -> Result<Encoded> {
-        let tokenize = trace::span(self.trace.as_ref(), "tokenize");
+        let tokenize = trace::span(self.bundle.trace(), "tokenize");
         let encoded = self.encode(prompt, &Map::new(), false)?;
         drop(tokenize);
         self.check_length(&encoded)?;
@@ -205,7 +205,7 @@ impl Model {
             Prompt::Text(text) => self.reader().parts(&[Part::Text(text.clone())]),
             Prompt::Parts(parts) => self.reader().parts(parts),
             Prompt::Chat { messages, thinking } => {
-                let chat = self.texts.require_chat()?;
+                let chat = self.bundle.texts.require_chat()?;
                 let render = |messages: &[Message],
                               arguments: &Map<String, Value>,
                               media: &[String],
@@ -215,7 +215,7 @@ impl Model {
                         enable_thinking: *thinking,
                         arguments: arguments.clone(),
                         media: media.to_vec(),
-                        cancel: self.session.current(),
+                        cancel: self.space.cancel.current(),
                     };
                     chat.render(messages, &options)
                 };
@@ -226,12 +226,12 @@ impl Model {
 
     fn reader(&self) -> Reader<'_> {
         Reader {
-            model: &self.manifest.model.name,
+            model: &self.manifest().model.name,
             op: &self.op,
-            tokenizer: self.texts.require_tokenizer(),
+            tokenizer: self.bundle.texts.require_tokenizer(),
             max_ctx: self.op.info().max_ctx,
-            cancel: self.session.current(),
-            trace: self.trace.as_ref(),
+            cancel: self.space.cancel.current(),
+            trace: self.bundle.trace(),
         }
     }
 
@@ -250,7 +250,7 @@ impl Model {
                 format!(
                     "the prompt has {} {unit}, the context of {} holds {max_ctx}{end}",
                     tokens.len(),
-                    self.manifest.model.name
+                    self.manifest().model.name
                 ),
             )
             .with_source(TooLong { max: max_ctx })
@@ -267,7 +267,7 @@ impl Model {
             return Err(self.reader().unexpected(token));
         }
         // A host-op that has no vocabulary looks at its tokens itself: a voice's are more than phonemes.
-        let vocab = input_vocab(&self.op, &self.manifest);
+        let vocab = self.bundle.texts.input_vocab;
         let outside = |&&token: &&u32| vocab > 0 && token as usize >= vocab;
         if let Some(token) = tokens.iter().find(outside) {
             return Err(Error::new(
@@ -282,7 +282,7 @@ impl Model {
     /// that token: it never becomes text.
     fn stop_ids(&self, request: &Request) -> Vec<u32> {
         let special = |text: &String| {
-            let tokenizer = self.texts.tokenizer()?;
+            let tokenizer = self.bundle.texts.tokenizer()?;
             let id = tokenizer.token_to_id(text)?;
             tokenizer.visible_token(id).is_none().then_some(id)
         };
@@ -292,32 +292,32 @@ impl Model {
     /// Tokens that may be chosen when `stop_ids` end the answer. Stop tokens are not turned into text, so the tokenizer
     /// need not know them.
     fn allowed(&self, stop_ids: &[u32]) -> Result<Arc<AllowedTokens>> {
-        let count = input_vocab(&self.op, &self.manifest);
-        let unknown = |&&id: &&u32| (id as usize) < count && !self.allowed.contains(id);
+        let TextPipeline { allowed, input_vocab: count, .. } = &*self.bundle.texts;
+        let unknown = |&&id: &&u32| (id as usize) < *count && !allowed.contains(id);
         if stop_ids.iter().find(unknown).is_some() {
-            let allowed = |id| self.allowed.contains(id) || stop_ids.contains(&id);
-            return Ok(Arc::new(AllowedTokens::select(count, allowed)));
+            let chosen = |id| allowed.contains(id) || stop_ids.contains(&id);
+            return Ok(Arc::new(AllowedTokens::select(*count, chosen)));
         }
-        if self.allowed.is_empty() {
+        if allowed.is_empty() {
             return Err(Error::new(
                 ErrorKind::Artifact,
                 format!(
                     "{}: no token can be generated: the tokenizer knows none of the {count} tokens \
                      of the model",
-                    self.manifest.path.display()
+                    self.manifest().path.display()
                 ),
             )
             .hint("artifacts.tokenizer is another model's, or a file was damaged"));
         }
-        Ok(Arc::clone(&self.allowed))
+        Ok(Arc::clone(allowed))
     }
 
     /// The request's grammar at the beginning of an answer.
     fn grammar(&self, request: &Request, stop_ids: &[u32]) -> Result<Option<GrammarCursor>> {
         let Some(grammar) = &request.grammar else { return Ok(None) };
-        let _span = trace::span(self.trace.as_ref(), "compile grammar");
-        let format = self.texts.call_format();
-        let vocabulary = self.texts.vocabulary_unless(&self.session.current())?;
+        let _span = trace::span(self.bundle.trace(), "compile grammar");
+        let format = self.bundle.texts.call_format();
+        let vocabulary = self.bundle.texts.vocabulary_unless(&self.space.cancel.current())?;
         let constraint = vocabulary.constrain(grammar, format, stop_ids, request.ignore_eos)?;
         Ok(Some(GrammarCursor::new(constraint)))
     }
@@ -328,7 +328,7 @@ impl Model {
         let is_own =
             matches!(&request.prompt, Prompt::Chat { messages, .. } if !Message::goes_on(messages));
         let before = if is_own { &[] } else { prompt.sequence.tokens.as_slice() };
-        let stream = self.texts.tokenizer().map(|tokenizer| {
+        let stream = self.bundle.texts.tokenizer().map(|tokenizer| {
             let mut stream = Detokenizer::new(tokenizer);
             stream.start(before).map(|()| stream)
         });
@@ -336,7 +336,7 @@ impl Model {
         let free = matches!(request.grammar, None | Some(Grammar::OptionalCalls(_)));
         let beginning = if free { prompt.beginning } else { Beginning::Text };
         let special = |mark: &str| {
-            let tokenizer = self.texts.tokenizer()?;
+            let tokenizer = self.bundle.texts.tokenizer()?;
             tokenizer.token_to_id(mark).filter(|id| tokenizer.visible_token(*id).is_none())
         };
         Ok(Text {
@@ -346,39 +346,5 @@ impl Model {
             shown: String::new(),
             whole: String::new(),
         })
-    }
-
-    /// Brings the op's state to the end of the prompt.
-    pub(super) fn consume_once(&mut self, prompt: &Encoded, reused: &mut usize) -> Result<()> {
-        let sequence = &prompt.sequence;
-        let kept = Arc::clone(self.kept());
-        let common = self.consumed.sequence().common(sequence);
-        *reused = self.consumed.prepare(&mut self.op, sequence, &kept)?;
-        let mut done = *reused;
-        let last = sequence.len();
-        let departure = Consumed::departure(self.op.info(), sequence, &kept, common)
-            .filter(|&at| at >= done + WORTH && at < last);
-        // Cut only where the state is then saved: every part costs an execution of the head.
-        let wanted = |&c: &usize| c > done && self.consumed.wants(self.op.info(), sequence, c);
-        let checkpoint = prompt.checkpoint.filter(wanted);
-        let departure = departure.filter(|&at| checkpoint.is_none_or(|end| at < end));
-        for end in departure.into_iter().chain(checkpoint).chain([last]) {
-            let result = self.op.consume(&prompt.segments(done..end), end - done);
-            self.consumed.extend(sequence, done..end);
-            if let Err(e) = result {
-                self.consumed.settle(self.op.position());
-                return Err(e);
-            }
-            if end < last {
-                let _span = trace::span(self.trace.as_ref(), "save state");
-                self.consumed.checkpoint(&mut self.op, &kept)?;
-            }
-            done = end;
-        }
-        if let Some(dump) = &self.dump {
-            let logits = self.op.logits()?.capped(self.op.info().softcap);
-            dump.write("logits", &[logits.len()], &logits)?;
-        }
-        Ok(())
     }
 }

@@ -10,10 +10,12 @@
 //! also kept before another conversation takes its place, and where a prompt departs from another one.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use qhx_base::Result;
 
-use super::prefix_cache::{PrefixCache, State, WORTH};
+use super::model::Model;
+use super::prefix_cache::{KeptStates, PrefixCache, State, WORTH};
 use super::sequence::Sequence;
 use crate::op::{HostOp, OpenInfo, SnapshotId};
 
@@ -50,11 +52,13 @@ impl Way {
     }
 }
 
-/// The positions that the op's state stands for, with snapshots of earlier points.
-#[derive(Debug, Default)]
-pub(super) struct Consumed {
+/// The positions that the op's state stands for, with snapshots of earlier points, and the states of other
+/// conversations.
+#[derive(Debug)]
+pub(super) struct Prefix {
     sequence: Sequence,
     checkpoints: Vec<Checkpoint>,
+    kept: Arc<PrefixCache>,
 }
 
 /// True when states of such an op are saved for the next turn. One that can be truncated needs none.
@@ -62,25 +66,24 @@ pub(super) fn saves(info: &OpenInfo) -> bool {
     info.can_snapshot && !info.can_truncate
 }
 
-impl Consumed {
+impl Prefix {
+    pub(super) fn new(kept: Arc<PrefixCache>) -> Self {
+        Self { sequence: Sequence::default(), checkpoints: Vec::new(), kept }
+    }
+
     /// Makes the op's state one that `prompt` begins with and leaves at least one position to
     /// consume. Returns the number of positions that the state stands for.
-    pub(super) fn prepare(
-        &mut self,
-        op: &mut dyn HostOp,
-        prompt: &Sequence,
-        kept: &PrefixCache,
-    ) -> Result<usize> {
+    pub(super) fn prepare(&mut self, op: &mut dyn HostOp, prompt: &Sequence) -> Result<usize> {
         self.settle(op.position());
         let way = self.way(op, prompt);
-        if kept.is_on() {
+        if self.kept.is_on() {
             // A copy of all its rows has to save more than a few positions.
-            let found = kept.find(prompt, op.info(), way.usable() + WORTH - 1);
+            let found = self.kept.find(prompt, op.info(), way.usable() + WORTH - 1);
             if self.sequence.len() - self.sequence.common(prompt) >= WORTH {
-                self.keep(op, kept)?;
+                self.keep(op)?;
             }
             if let Some((state, usable)) = found
-                && self.take(op, kept, &state, usable)?
+                && self.take(op, &state, usable)?
             {
                 return Ok(usable);
             }
@@ -122,8 +125,8 @@ impl Consumed {
 
     /// Keeps the state for other conversations. Where it cannot be exported and stays as it is, nothing is kept; nor
     /// where it was imported: nobody knows whether such bytes are of the tokens that they name.
-    pub(super) fn keep(&self, op: &mut dyn HostOp, kept: &PrefixCache) -> Result<()> {
-        let positions = self.sequence.len();
+    fn keep(&self, op: &mut dyn HostOp) -> Result<()> {
+        let (kept, positions) = (&self.kept, self.sequence.len());
         if positions < WORTH
             || self.sequence.imported
             || !kept.has_room(positions)
@@ -141,16 +144,10 @@ impl Consumed {
 
     /// Makes the state a kept one of which `usable` positions are used. False where the op refuses it, and its state is
     /// as before.
-    fn take(
-        &mut self,
-        op: &mut dyn HostOp,
-        kept: &PrefixCache,
-        state: &State,
-        usable: usize,
-    ) -> Result<bool> {
+    fn take(&mut self, op: &mut dyn HostOp, state: &State, usable: usize) -> Result<bool> {
         if let Err(e) = op.import_state(state.sequence.len(), &state.bytes) {
             tracing::warn!("a kept state is of no use: {}", e.report());
-            kept.drop_shared(&state.sequence);
+            self.kept.drop_shared(&state.sequence);
             if op.position() == self.sequence.len() {
                 return Ok(false);
             }
@@ -166,14 +163,29 @@ impl Consumed {
 
     /// Position where a prompt departs from what another conversation consumed, if a state there is worth keeping: the
     /// next one that begins so goes on from there. `common` is what it shares with the state that was left for it.
-    pub(super) fn departure(
+    fn departure(&self, info: &OpenInfo, prompt: &Sequence, common: usize) -> Option<usize> {
+        let departs = saves(info) && self.kept.is_on();
+        let departure = || prompt.floor(common.max(self.kept.shared(prompt)));
+        departs.then(departure).filter(|&at| at >= WORTH)
+    }
+
+    /// Ends of the parts in which a prompt is consumed, of which the first `done` positions are consumed, and `common`
+    /// were before: the state is saved at each but the last. `checkpoint` is where that is of use to the next turn.
+    ///
+    /// Cut only where the state is then saved: every part costs an execution of the head.
+    pub(super) fn parts(
+        &self,
         info: &OpenInfo,
         prompt: &Sequence,
-        kept: &PrefixCache,
-        common: usize,
-    ) -> Option<usize> {
-        let departs = saves(info) && kept.is_on();
-        departs.then(|| prompt.floor(common.max(kept.shared(prompt)))).filter(|&at| at >= WORTH)
+        checkpoint: Option<usize>,
+        (done, common): (usize, usize),
+    ) -> Vec<usize> {
+        let last = prompt.len();
+        let checkpoint = checkpoint.filter(|&end| end > done && self.wants(info, prompt, end));
+        let departure = self
+            .departure(info, prompt, common)
+            .filter(|&at| at >= done + WORTH && at < last && checkpoint.is_none_or(|end| at < end));
+        departure.into_iter().chain(checkpoint).chain([last]).collect()
     }
 
     /// Notes that the op consumed the positions `range` of a prompt.
@@ -198,16 +210,16 @@ impl Consumed {
 
     /// True when the state that the first `end` positions of a prompt lead to is worth saving, and
     /// not saved yet.
-    pub(super) fn wants(&self, info: &OpenInfo, prompt: &Sequence, end: usize) -> bool {
+    fn wants(&self, info: &OpenInfo, prompt: &Sequence, end: usize) -> bool {
         let saved = |c: &Checkpoint| c.sequence.len() == end && c.sequence.begins(prompt);
         saves(info) && !self.checkpoints.iter().any(saved)
     }
 
     /// Saves the state as it is. Where that fails and leaves the state alone, nothing is saved.
-    pub(super) fn checkpoint(&mut self, op: &mut dyn HostOp, kept: &PrefixCache) -> Result<()> {
-        if kept.is_on() {
-            self.keep(op, kept)?;
-            if kept.covers(&self.sequence, op.info()) {
+    pub(super) fn checkpoint(&mut self, op: &mut dyn HostOp) -> Result<()> {
+        if self.kept.is_on() {
+            self.keep(op)?;
+            if self.kept.covers(&self.sequence, op.info()) {
                 return Ok(());
             }
         }
@@ -242,6 +254,13 @@ impl Consumed {
         of_state
     }
 
+    /// The latest kept states that the state begins with, the shortest first, where they stand in for snapshots.
+    pub(super) fn kept_before(&self, info: &OpenInfo) -> Vec<State> {
+        let mut before = if saves(info) { self.kept.before(&self.sequence) } else { Vec::new() };
+        before.drain(..before.len().saturating_sub(MAX_SNAPSHOTS));
+        before
+    }
+
     /// Notes that the op's state was imported, and stands for `sequence`.
     pub(super) fn imported(&mut self, sequence: Sequence) {
         self.sequence = Sequence { imported: true, ..sequence };
@@ -260,5 +279,51 @@ impl Consumed {
         }
         self.sequence.clear();
         op.reset()
+    }
+}
+
+impl Model {
+    /// Keeps the state as it is, for whichever session is asked to go on from it: where several of them take turns,
+    /// after each answer. Nothing happens where none are kept; see [`ModelOptions::keep_states`](super::ModelOptions::keep_states).
+    ///
+    /// # Errors
+    /// When the host-op fails so that its state is unknown.
+    pub fn keep_state(&mut self) -> Result<()> {
+        if self.space.loss.happened() || self.op.is_closed() || !self.prefix.kept.is_on() {
+            return Ok(());
+        }
+        self.settle();
+        self.prefix.keep(&mut self.op)
+    }
+
+    /// States of earlier conversations that are kept for all sessions.
+    pub fn kept_states(&self) -> KeptStates {
+        self.prefix.kept.counts()
+    }
+
+    /// Forgets the states of earlier conversations.
+    pub fn forget_kept_states(&self) {
+        self.prefix.kept.clear();
+    }
+
+    /// Forgets everything consumed so far, but for [kept states](super::ModelOptions::keep_states).
+    ///
+    /// # Errors
+    /// When the host-op cannot be reset.
+    pub fn reset(&mut self) -> Result<()> {
+        self.prefix.clear(&mut self.op)
+    }
+
+    /// Keeps what the op says that it consumed.
+    pub(super) fn settle(&mut self) {
+        self.prefix.settle(self.op.position());
+    }
+
+    /// Forgets the state that made logits unusable, and what is saved of it.
+    pub(super) fn forget_state(&mut self) {
+        self.prefix.kept.drop_shared(&self.prefix.sequence);
+        if let Err(e) = self.reset() {
+            tracing::warn!("the state could not be reset: {e}");
+        }
     }
 }

@@ -42,11 +42,11 @@ impl Model {
         scored: &mut Scored,
     ) -> Result<()> {
         self.keep_state()?;
-        self.consumed.clear(&mut self.op)?;
+        self.reset()?;
         scored.found.clear();
         let tokens = &prompt.sequence.tokens;
         self.op.consume(&prompt.segments(0..1), 1)?;
-        self.consumed.extend(&prompt.sequence, 0..1);
+        self.prefix.extend(&prompt.sequence, 0..1);
         let width = self.op.info().verification.widths.last().copied().unwrap_or(1);
         let mut done = 1;
         while let Some(&next) = tokens.get(done) {
@@ -61,7 +61,7 @@ impl Model {
                 continue;
             }
             self.op.decode(next)?;
-            self.consumed.push(next);
+            self.prefix.push(next);
             done += 1;
             if let Some(&behind) = tokens.get(done) {
                 self.note(behind, allowed, scored)?;
@@ -85,7 +85,7 @@ impl Model {
             self.note(behind, allowed, scored)?;
         }
         self.op.accept(step.len())?;
-        step.iter().for_each(|&token| self.consumed.push(token));
+        step.iter().for_each(|&token| self.prefix.push(token));
         Ok(())
     }
 

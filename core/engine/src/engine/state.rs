@@ -12,14 +12,11 @@
 //! The last state is that of all positions. Those before it are the snapshots that the conversation's next turn may
 //! return to.
 
-use std::sync::Arc;
-
 use qhx_base::{Error, ErrorKind, Result, artifacts::Artifacts};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::Model;
-use super::prefix_reuse::{self, MAX_SNAPSHOTS};
 use super::sequence::Sequence;
 use crate::manifest::Manifest;
 use crate::op::HostOp as _;
@@ -59,14 +56,11 @@ impl Model {
     /// # Errors
     /// When the host-op is of a plugin that cannot export its state, or they do not fit the memory.
     pub fn export_state(&mut self) -> Result<Vec<u8>> {
-        self.consumed.settle(self.op.position());
-        let snapshots = self.consumed.snapshots();
+        self.settle();
+        let snapshots = self.prefix.snapshots();
         let mut exported = Vec::with_capacity(snapshots.len() + 1);
-        if prefix_reuse::saves(self.op.info()) {
-            let before = self.kept().before(self.consumed.sequence());
-            let last = before.iter().rev().take(MAX_SNAPSHOTS).rev();
-            exported.extend(last.map(|state| (state.sequence.len(), Ok(state.bytes.to_vec()))));
-        }
+        let kept = self.prefix.kept_before(self.op.info());
+        exported.extend(kept.iter().map(|state| (state.sequence.len(), Ok(state.bytes.to_vec()))));
         if !snapshots.is_empty() {
             let now = self.op.snapshot()?;
             for (position, id) in snapshots {
@@ -88,8 +82,8 @@ impl Model {
         }
         let description = serde_json::to_vec(&Description {
             op: self.op().description.name.clone(),
-            bundle: self.fingerprint()?,
-            sequence: self.consumed.sequence().clone(),
+            bundle: self.bundle.fingerprint()?,
+            sequence: self.prefix.sequence().clone(),
             states,
         })
         .map_err(|e| Error::caused(ErrorKind::Internal, "the description of a state", e))?;
@@ -140,10 +134,9 @@ impl Model {
                 .map_err(|e| e.context(format_args!("state {} of {}", index + 1, states.len())))?;
             let mut consumed = sequence.clone();
             consumed.truncate(state.position);
-            self.consumed.imported(consumed);
+            self.prefix.imported(consumed);
             if index + 1 < states.len() {
-                let kept = Arc::clone(self.kept());
-                self.consumed.checkpoint(&mut self.op, &kept)?;
+                self.prefix.checkpoint(&mut self.op)?;
             }
         }
         Ok(())
@@ -180,7 +173,7 @@ impl Model {
         if op != name {
             return Err(invalid(format!("it is of host-op {op:?}, expected {name:?}")));
         }
-        let expected = self.fingerprint()?;
+        let expected = self.bundle.fingerprint()?;
         if *bundle != expected {
             let why = format!(
                 "it is of another bundle than {}: found {bundle}, expected {expected}",

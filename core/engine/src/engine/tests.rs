@@ -621,14 +621,14 @@ fn crossed_cancels_each_stop_their_own_request() {
 #[test]
 fn a_ticket_stops_an_execution_only_while_its_work_runs() {
     let mut model = open(Scripted::new(RISING));
-    let (ticket, seen) = (CancelToken::new(), model.session.clone());
+    let (ticket, seen) = (CancelToken::new(), model.space.cancel.clone());
     ticket.cancel();
     assert!(model.cancellable(&ticket, |_| seen.is_cancelled()));
     assert!(!seen.is_cancelled(), "the next work is not stopped");
     let other = CancelToken::new();
     assert!(model.cancellable(&ticket, |m| m.cancellable(&other, |_| seen.is_cancelled())));
     // What goes on beside the model keeps its ticket.
-    let kept = model.cancellable(&other, |m| m.session.current());
+    let kept = model.cancellable(&other, |m| m.space.cancel.current());
     other.cancel();
     assert!(kept.is_cancelled() && !seen.is_cancelled());
     model.cancel_token().cancel();

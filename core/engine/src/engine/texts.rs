@@ -7,6 +7,7 @@ use qhx_grammar::Vocabulary;
 use serde_json::{Map, Value};
 
 use crate::manifest::Manifest;
+use crate::op::OpenInfo;
 use crate::sampling::AllowedTokens;
 use qhx_base::artifacts::Artifacts;
 use qhx_base::trace::{self, Trace};
@@ -18,15 +19,17 @@ use qhx_text::{CallFormat, ChatTemplate, Message, RenderOptions, Tokenizer, Tool
 pub struct TextPipeline {
     name: String,
     place: String,
-    pub(super) tokenizer: Option<Tokenizer>,
-    pub(super) chat: Option<ChatTemplate>,
-    pub(super) max_ctx: usize,
-    /// Tokens that may be chosen at all.
+    tokenizer: Option<Tokenizer>,
+    chat: Option<ChatTemplate>,
+    max_ctx: usize,
+    /// Token ids that the op can consume are below this.
+    pub(super) input_vocab: usize,
+    /// Tokens that may be chosen at all: those that the op can consume and the tokenizer knows.
     pub(super) allowed: Arc<AllowedTokens>,
     /// Tokens that stand for images, audio and videos, and for no text.
-    pub(super) media: Vec<u32>,
+    media: Vec<u32>,
     /// Tokens that end an answer.
-    pub(super) ends: Vec<u32>,
+    ends: Vec<u32>,
     /// Made when a grammar needs it.
     vocabulary: OnceLock<Result<Vocabulary>>,
 }
@@ -49,6 +52,28 @@ impl TextPipeline {
         Ok(Self { tokenizer, chat, ends, ..Self::without(name, place) })
     }
 
+    /// Takes in the limits that the op of the bundle declares.
+    ///
+    /// Tokens that may be chosen are those that the tokenizer knows, and those whose meaning is declared without a text:
+    /// ends of an answer by the manifest, times by the op's rules. Other rows of the embedding table only pad it to a
+    /// round number, and nobody trained their logits.
+    pub(super) fn limit(&mut self, info: &OpenInfo, manifest: &Manifest) {
+        self.max_ctx = info.max_ctx;
+        self.media.clone_from(&info.placeholders);
+        // An op of an earlier interface does not say it. The manifest's number is that of the table's
+        // rows, which the kit checks.
+        let declared = Some(info.input_vocab).filter(|&rows| rows > 0).or(manifest.params.vocab);
+        let count = declared.unwrap_or(info.vocab).min(info.vocab);
+        self.input_vocab = count;
+        self.allowed = Arc::new(match &self.tokenizer {
+            None => AllowedTokens::below(count),
+            Some(tokenizer) => AllowedTokens::select(count, |id| {
+                let is_time = info.logit_rules.times.is_some_and(|times| id >= times.first);
+                self.ends.contains(&id) || is_time || tokenizer.id_to_token(id).is_some()
+            }),
+        });
+    }
+
     /// The same without tokenizer and chat template, which a draft model has no use for.
     pub(super) fn bare(&self) -> Self {
         let (name, place) = (self.name.clone(), self.place.clone());
@@ -62,6 +87,7 @@ impl TextPipeline {
             tokenizer: None,
             chat: None,
             max_ctx: 0,
+            input_vocab: 0,
             allowed: Arc::new(AllowedTokens::below(0)),
             media: Vec::new(),
             ends: Vec::new(),

@@ -9,7 +9,7 @@ use qhx_base::hash::sha256;
 use qhx_base::{Error, ErrorKind, Result};
 
 use super::{Drafter, Speculation, Start, draft_sampler};
-use crate::engine::model::{Model, input_vocab};
+use crate::engine::model::Model;
 use crate::op::{HostOp as _, Segment, SnapshotId, Task};
 use crate::sampling::{Rng, Sampler};
 
@@ -64,9 +64,9 @@ impl Draft {
     fn new(target: &Model, mut draft: Model) -> Result<Self> {
         draft.require(Task::Generate, "generate")?;
         draft.op.require_logits()?;
-        let name = draft.manifest.path.display().to_string();
+        let name = draft.manifest().path.display().to_string();
         let wrong = |what: String| {
-            Error::new(ErrorKind::Usage, format!("{name}: as a draft of {}: {what}", target.manifest.path.display()))
+            Error::new(ErrorKind::Usage, format!("{name}: as a draft of {}: {what}", target.manifest().path.display()))
                 .hint("a draft must have the tokenizer of the model it drafts for: take a smaller model of its family")
         };
         match (target.tokenizer(), draft.tokenizer()) {
@@ -83,11 +83,13 @@ impl Draft {
             }
             _ => {}
         }
-        let (vocab, needed) = (input_vocab(&draft.op, &draft.manifest), target.allowed.end());
+        let (texts, needed) = (&draft.bundle.texts, target.bundle.texts.allowed.end());
+        let vocab = texts.input_vocab;
         if vocab < needed {
             return Err(wrong(format!("its vocabulary is {vocab}, expected at least {needed}")));
         }
-        draft.texts = Arc::new(draft.texts.bare());
+        let texts = Arc::new(texts.bare());
+        Arc::make_mut(&mut draft.bundle).texts = texts;
         Ok(Self {
             name,
             input_vocab: vocab,
@@ -197,7 +199,7 @@ impl Drafter for Draft {
 
     fn begin(&mut self, start: &Start<'_>) -> Result<()> {
         self.following = None;
-        self.following = Some(self.model.session.follow(start.cancel));
+        self.following = Some(self.model.space.cancel.follow(start.cancel));
         if start.media {
             let message = "the prompt has images, audio or videos, which a draft does not see";
             return Err(Error::new(ErrorKind::Prompt, message));
@@ -221,7 +223,7 @@ impl Drafter for Draft {
         }
         if self.text.len() < self.model.op.info().max_ctx {
             let result = self.catch_up();
-            if result.is_ok() || !self.model.loss.happened() {
+            if result.is_ok() || !self.model.space.loss.happened() {
                 return result;
             }
             // The device restarted since the last generation, under another model perhaps.
