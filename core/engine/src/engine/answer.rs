@@ -17,16 +17,9 @@ impl Model {
     pub fn answer(&mut self, media: &Media, cancel: &CancelToken) -> Result<Answer> {
         self.require(Task::Transcribe, "transcribe")?;
         self.cancellable(cancel, |model| {
-            model.revive()?;
             let bundle = Arc::clone(&model.bundle);
             let _span = trace::span(bundle.trace(), "answer");
-            match model.op.answer(&[media.segment()]) {
-                Err(_) if model.space.loss.happened() => {
-                    model.revive()?;
-                    model.op.answer(&[media.segment()])
-                }
-                answer => answer,
-            }
+            model.twice(|model| model.op.answer(&[media.segment()]))
         })
     }
 

@@ -143,7 +143,7 @@ impl Checked {
     /// Consumes segments that take `positions`, as the op declared when it placed them.
     pub(super) fn consume(&mut self, segments: &[Segment<'_>], positions: usize) -> Result<()> {
         let before = self.op.position();
-        self.op.prefill(segments)?;
+        self.op.call(Call::Prefill(segments))?;
         self.expect_consumed(before, Some(positions), "prefill")?;
         self.expect_logits("prefill")
     }

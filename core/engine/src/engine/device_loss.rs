@@ -74,6 +74,19 @@ impl Model {
         Ok(())
     }
 
+    /// Makes a call that needs no state, and makes it again where the device was lost meanwhile.
+    pub(super) fn twice<T>(&mut self, mut call: impl FnMut(&mut Self) -> Result<T>) -> Result<T> {
+        self.revive()?;
+        match call(self) {
+            Err(e) if self.space.loss.happened() => {
+                log_loss(&e);
+                self.revive()?;
+                call(self).map_err(|e| self.again(e))
+            }
+            result => result,
+        }
+    }
+
     /// True where a call failed with `error` because the state is gone, which can be computed again.
     pub(super) fn is_lost(&self, error: &Error) -> bool {
         self.space.loss.happened() || Refused::is_cause_of(error)
@@ -107,7 +120,7 @@ impl Model {
     }
 
     /// An error of what was tried again.
-    pub(super) fn again(&self, error: Error) -> Error {
+    fn again(&self, error: Error) -> Error {
         if error.kind() == ErrorKind::Cancelled || !self.space.loss.happened() {
             return error;
         }
@@ -118,6 +131,6 @@ impl Model {
     }
 }
 
-pub(super) fn log_loss(error: &Error) {
+fn log_loss(error: &Error) {
     tracing::warn!("the DSP restarted ({}); the model is opened again", error.message());
 }

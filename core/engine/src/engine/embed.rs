@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use super::checked::Checked;
-use super::device_loss::log_loss;
 use super::model::Model;
 use super::pack::Packer;
 use crate::op::{HostOp as _, Packing, Segment, Task};
@@ -220,28 +219,18 @@ impl Model {
         self.embed_by(|op| op.embed_many(texts))
     }
 
+    /// Embeds, and keeps what the op only lends.
     fn embed_by(
         &mut self,
         mut embed: impl for<'a> FnMut(&'a mut Checked) -> Result<&'a [f32]>,
     ) -> Result<&[f32]> {
-        self.revive()?;
-        let mut embedded = keep(&mut self.embeddings.last, embed(&mut self.op));
-        if let Err(e) = &embedded
-            && self.space.loss.happened()
-        {
-            log_loss(e);
-            self.revive()?;
-            embedded = keep(&mut self.embeddings.last, embed(&mut self.op));
-            embedded = embedded.map_err(|e| self.again(e));
-        }
-        embedded.map(|()| self.embeddings.last.as_slice())
+        self.twice(|model| {
+            let embedded = embed(&mut model.op)?;
+            let last = &mut model.embeddings.last;
+            last.clear();
+            last.extend_from_slice(embedded);
+            Ok(())
+        })?;
+        Ok(&self.embeddings.last)
     }
-}
-
-/// Keeps an embedding: what the op returns is only lent.
-fn keep(last: &mut Vec<f32>, embedded: Result<&[f32]>) -> Result<()> {
-    let embedded = embedded?;
-    last.clear();
-    last.extend_from_slice(embedded);
-    Ok(())
 }

@@ -45,21 +45,15 @@ pub enum Part {
     Media(Media),
 }
 
-/// Texts, images, audio and videos, completed as they are.
 impl From<Content> for Prompt {
     fn from(content: Content) -> Self {
+        let part = |part| match part {
+            ContentPart::Text(text) => Part::Text(text),
+            ContentPart::Media(media) => Part::Media(media),
+        };
         match content {
             Content::Text(text) => Self::Text(text),
-            Content::Parts(parts) => Self::Parts(parts.into_iter().map(Part::from).collect()),
-        }
-    }
-}
-
-impl From<ContentPart> for Part {
-    fn from(part: ContentPart) -> Self {
-        match part {
-            ContentPart::Text(text) => Self::Text(text),
-            ContentPart::Media(media) => Self::Media(media),
+            Content::Parts(parts) => Self::Parts(parts.into_iter().map(part).collect()),
         }
     }
 }
