@@ -28,7 +28,6 @@ pub mod guard;
 pub mod harness;
 mod host;
 mod op;
-mod segment;
 pub mod text;
 mod view;
 
