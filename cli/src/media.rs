@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, value_parser};
-use qhx::media::{Attached, Attachment, Size};
+use qhx::media::{Attached, Attachment, MediaSize};
 use qhx_base::Result;
 use qhx_core::op::Modality;
 use serde_json::{Value, json};
@@ -32,9 +32,9 @@ const KINDS: [(Modality, &str); 3] = [
 /// One line about what was read and how long that took.
 fn summary(attached: &Attached) -> String {
     let size = match attached.size() {
-        Size::Image { width, height } => format!("{width} × {height} pixels"),
-        Size::Audio { seconds, rate } => format!("{seconds} s at {rate} Hz"),
-        Size::Video { width, height, frames, last } => {
+        MediaSize::Image { width, height } => format!("{width} × {height} pixels"),
+        MediaSize::Audio { seconds, rate } => format!("{seconds} s at {rate} Hz"),
+        MediaSize::Video { width, height, frames, last } => {
             format!("{frames} frames of {width} × {height} pixels, to {last} s")
         }
         _ => "of unknown size".to_owned(),

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, HumanDuration, ProgressBar};
-use qhx::hub::{Name, Progress};
+use qhx::hub::{DownloadProgress, Name};
 use qhx_base::escape::shown;
 use qhx_core::op::ProgressFn;
 pub(crate) use qhx_forge::program::ForgeProgress;
@@ -122,24 +122,24 @@ impl PullProgress {
     }
 
     /// Shows a step.
-    pub(crate) fn step(&self, step: &Progress<'_>) {
+    pub(crate) fn step(&self, step: &DownloadProgress<'_>) {
         match step {
-            Progress::Begin { files, bytes } => {
+            DownloadProgress::Begin { files, bytes } => {
                 self.bar.set_length(*bytes);
                 let all = HumanBytes(*bytes);
                 self.bar.suspend(|| say!("fetching {}: {files} files, {all}", self.name));
             }
-            Progress::Kept(bytes) => {
+            DownloadProgress::Kept(bytes) => {
                 self.bar.inc(*bytes);
                 // What was there says nothing about the rest.
                 self.bar.reset_eta();
             }
-            Progress::Fetched(bytes) => self.fetched(*bytes),
-            Progress::Lost(bytes) => self.bar.dec(*bytes),
-            Progress::Waiting { path } => {
+            DownloadProgress::Fetched(bytes) => self.fetched(*bytes),
+            DownloadProgress::Lost(bytes) => self.bar.dec(*bytes),
+            DownloadProgress::Waiting { path } => {
                 self.bar.suspend(|| say!("{}: another process fetches it", shown(path)));
             }
-            Progress::Retry { path, error, wait } => self.bar.suspend(|| {
+            DownloadProgress::Retry { path, error, wait } => self.bar.suspend(|| {
                 say!("{}: {error}; again in {:.1} s", shown(path), wait.as_secs_f64());
             }),
             _ => {}

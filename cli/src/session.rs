@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use qhx::media::{Attached, Attachment};
-use qhx::{Answer, DecodeOn};
+use qhx::{ChatRun, DecodeOn};
 use qhx_base::trace::Trace;
 use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use qhx_core::Manifest;
@@ -138,13 +138,13 @@ impl Events for Run<'_> {
     }
 }
 
-impl Events for Answer<'_> {
+impl Events for ChatRun<'_> {
     fn next_event(&mut self) -> Result<Option<Event<'_>>> {
-        Answer::next_event(self)
+        ChatRun::next_event(self)
     }
 
     fn finish(self) -> Result<Generation> {
-        Answer::finish(self)
+        ChatRun::finish(self)
     }
 }
 

@@ -16,7 +16,7 @@ use crate::kind::Kind;
 use crate::links;
 use crate::lock::Lock;
 use crate::name::Name;
-use crate::progress::Progress;
+use crate::progress::DownloadProgress;
 use crate::record::{Noted, Pull, identity, write};
 use crate::wait::interruptible;
 
@@ -55,7 +55,7 @@ impl Hub {
     pub fn download(
         &self,
         selection: &Selection,
-        progress: &(dyn Fn(Progress<'_>) + Sync),
+        progress: &(dyn Fn(DownloadProgress<'_>) + Sync),
         cancel: &CancelToken,
     ) -> Result<Pulled> {
         let repository = self.cache().repository(&selection.name);
@@ -67,7 +67,7 @@ impl Hub {
         let client = Client::new(self.options())?;
         let files = distinct(selection);
         let bytes = files.iter().map(|file| file.bytes).sum();
-        progress(Progress::Begin { files: selection.files.len(), bytes });
+        progress(DownloadProgress::Begin { files: selection.files.len(), bytes });
         // The first failure ends the others.
         let all = CancelToken::any(vec![cancel.clone()]);
         let fetch = Fetch {

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use qhx_base::{Error, ErrorKind, Result, files};
 
-use crate::options::{ENDPOINT, Options};
+use crate::options::{ENDPOINT, HubOptions};
 
-/// The variables that [`Options::from_environment`] reads.
+/// The variables that [`HubOptions::from_environment`] reads.
 pub const VARIABLES: [&str; 12] = [
     "HF_ENDPOINT",
     "HF_TOKEN",
@@ -26,7 +26,7 @@ pub const VARIABLES: [&str; 12] = [
 /// Longest file of a token.
 const MAX_TOKEN: u64 = 4096;
 
-impl Options {
+impl HubOptions {
     /// Options as the hub's own tools take them from the environment: see [`VARIABLES`].
     ///
     /// # Errors

@@ -16,8 +16,8 @@ use crate::choose::Chosen;
 use crate::head::{HEAD, program};
 use crate::http::{Client, Failure, encoded};
 use crate::lock::Lock;
-use crate::options::Options;
-use crate::progress::Progress;
+use crate::options::HubOptions;
+use crate::progress::DownloadProgress;
 use crate::record::{fault, identity, is_same};
 use crate::wait::pause;
 
@@ -30,22 +30,22 @@ const MAX_BACKOFF: Duration = Duration::from_secs(30);
 /// Context that the fetches of a download share.
 pub(crate) struct Fetch<'a> {
     pub client: &'a Client,
-    pub options: &'a Options,
+    pub options: &'a HubOptions,
     pub repository: &'a Repository,
     /// `OWNER/NAME`.
     pub id: String,
     pub commit: &'a str,
     pub cancel: &'a CancelToken,
-    pub report: &'a (dyn Fn(Progress<'_>) + Sync),
+    pub report: &'a (dyn Fn(DownloadProgress<'_>) + Sync),
 }
 
 impl Fetch<'_> {
     /// Makes sure that a file's blob is there, and is what it is called. Returns the bytes that were fetched.
     pub(crate) fn file(&self, file: &Chosen) -> Result<u64> {
-        let waits = || (self.report)(Progress::Waiting { path: &file.path });
+        let waits = || (self.report)(DownloadProgress::Waiting { path: &file.path });
         let lock = Lock::take(&self.repository.blob_lock(&file.blob), self.cancel, waits)?;
         if self.is_there(file)? {
-            (self.report)(Progress::Kept(file.bytes));
+            (self.report)(DownloadProgress::Kept(file.bytes));
             return Ok(0);
         }
         let mut partial = Partial::open(self, file, lock.keeps_out())?;
@@ -114,7 +114,7 @@ impl Fetch<'_> {
             }
             let doubled = self.options.backoff.saturating_mul(1 << (failures - 1).min(10));
             let wait = wait.unwrap_or(doubled.min(MAX_BACKOFF));
-            (self.report)(Progress::Retry { path: &file.path, error: &error, wait });
+            (self.report)(DownloadProgress::Retry { path: &file.path, error: &error, wait });
             pause(wait, self.cancel)?;
         }
         Ok(())
@@ -314,7 +314,7 @@ impl<'a> Partial<'a> {
             self.length += read as u64;
         }
         self.kept = self.length;
-        (self.fetch.report)(Progress::Kept(self.kept));
+        (self.fetch.report)(DownloadProgress::Kept(self.kept));
         Ok(())
     }
 
@@ -342,13 +342,13 @@ impl<'a> Partial<'a> {
         self.hash.update(part);
         self.length += part.len() as u64;
         self.fetched += part.len() as u64;
-        (self.fetch.report)(Progress::Fetched(part.len() as u64));
+        (self.fetch.report)(DownloadProgress::Fetched(part.len() as u64));
         Ok(())
     }
 
     /// Gives up what is there.
     fn restart(&mut self) -> Result<()> {
-        (self.fetch.report)(Progress::Lost(self.length));
+        (self.fetch.report)(DownloadProgress::Lost(self.length));
         self.file.set_len(0).and_then(|()| self.file.rewind()).map_err(|e| self.fail(e))?;
         self.hash = self.chosen.blob.hasher(self.chosen.bytes);
         self.head.clear();
@@ -406,13 +406,13 @@ mod tests {
     use qhx_hub_server::{Fault, Repo, Server};
 
     use crate::lock::tests::without_locks;
-    use crate::{Hub, Options, Progress, Pulled, Want};
+    use crate::{DownloadProgress, Hub, HubOptions, Pulled, Want};
 
     /// Fetches the bundle, and calls `then` once this number of bytes came.
     fn pull(hub: &Hub, bytes: u64, then: impl Fn() + Sync) -> Pulled {
         let (name, cancel, came) = ("o/n".parse().unwrap(), CancelToken::new(), AtomicU64::new(0));
-        let report = |progress: Progress<'_>| {
-            if let Progress::Fetched(more) = progress {
+        let report = |progress: DownloadProgress<'_>| {
+            if let DownloadProgress::Fetched(more) = progress {
                 let before = came.fetch_add(more, Ordering::Relaxed);
                 if before < bytes && before + more >= bytes {
                     then();
@@ -430,7 +430,7 @@ mod tests {
         let content: Vec<u8> = (0..1 << 20).map(|n: u32| (n % 251) as u8).collect();
         let repo = Repo::new("o/n", 'a').file("m.json", "{}").lfs("decode.bin", content.clone());
         let (server, cache) = (Server::start([repo]), tempfile::tempdir().unwrap());
-        let options = Options::new(cache.path()).endpoint(server.endpoint());
+        let options = HubOptions::new(cache.path()).endpoint(server.endpoint());
         // The second one begins again where the first one is.
         server.fault("decode.bin", Fault::IgnoreRange, 2);
         // Where one fails, the other waits no longer.

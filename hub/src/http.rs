@@ -10,7 +10,7 @@ use ureq::http::{HeaderMap, Response, StatusCode, Uri};
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body, Proxy};
 
-use crate::options::Options;
+use crate::options::HubOptions;
 
 /// Redirects of one request that are followed.
 const MAX_REDIRECTS: usize = 10;
@@ -58,7 +58,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(crate) fn new(options: &Options) -> Result<Self> {
+    pub(crate) fn new(options: &HubOptions) -> Result<Self> {
         let endpoint = parse(&options.endpoint, &options.endpoint)?;
         if endpoint.scheme_str() == Some("https") {
             check_processor()?;
@@ -218,7 +218,7 @@ fn check_processor() -> Result<()> {
         .hint("fetch the files on another machine, and give their folder"))
 }
 
-fn proxy(options: &Options) -> Result<Option<Proxy>> {
+fn proxy(options: &HubOptions) -> Result<Option<Proxy>> {
     let Some(url) = &options.proxy else { return Ok(None) };
     // The URL may hold a password.
     let wrong = |e: ureq::Error| Error::caused(ErrorKind::Usage, "the proxy's URL", e);
@@ -372,7 +372,7 @@ mod tests {
     use super::*;
 
     fn client(endpoint: &str) -> Client {
-        let options = Options::new("/c").endpoint(endpoint).token("t".to_owned());
+        let options = HubOptions::new("/c").endpoint(endpoint).token("t".to_owned());
         Client::new(&options).unwrap()
     }
 
@@ -421,7 +421,7 @@ mod tests {
     #[test]
     fn endpoints_are_urls() {
         for endpoint in ["", "huggingface.co", "ftp://x", "https://"] {
-            let error = Client::new(&Options::new("/c").endpoint(endpoint)).unwrap_err();
+            let error = Client::new(&HubOptions::new("/c").endpoint(endpoint)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Usage, "{endpoint}");
         }
         assert_eq!(client("https://h/p/").url("api"), "https://h/p/api");

@@ -9,7 +9,7 @@ use crate::choose::{CheckpointFiles, Selection, module_folders, split};
 use crate::http::{Client, Failure, encoded};
 use crate::listing::{Listing, MAX_BYTES};
 use crate::name::Name;
-use crate::options::Options;
+use crate::options::HubOptions;
 use crate::wait::{interruptible, pause};
 
 /// Longest `modules.json` that is read.
@@ -21,9 +21,9 @@ const ATTEMPTS: u32 = 3;
 ///
 /// ```no_run
 /// use qhx_base::CancelToken;
-/// use qhx_hub::{Hub, Options, Want};
+/// use qhx_hub::{Hub, HubOptions, Want};
 ///
-/// let hub = Hub::new(Options::from_environment()?);
+/// let hub = Hub::new(HubOptions::from_environment()?);
 /// let cancel = CancelToken::new();
 /// let listing = hub.resolve(&"owner/name@main".parse()?, &cancel)?;
 /// let want = Want { archs: vec![81], ..Want::default() };
@@ -34,18 +34,18 @@ const ATTEMPTS: u32 = 3;
 /// ```
 #[derive(Debug, Clone)]
 pub struct Hub {
-    options: Options,
+    options: HubOptions,
     cache: Cache,
 }
 
 impl Hub {
     /// A hub. Nothing is asked yet.
-    pub fn new(options: Options) -> Self {
+    pub fn new(options: HubOptions) -> Self {
         Self { cache: Cache::new(&options.cache), options }
     }
 
     /// Options that it was made with.
-    pub fn options(&self) -> &Options {
+    pub fn options(&self) -> &HubOptions {
         &self.options
     }
 

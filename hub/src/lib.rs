@@ -2,7 +2,7 @@
 //!
 //! | type | what it is |
 //! |---|---|
-//! | [`Options`] | endpoint, token, cache folder; [`Options::from_environment`] reads them |
+//! | [`HubOptions`] | endpoint, token, cache folder; [`HubOptions::from_environment`] reads them |
 //! | [`Name`] | `OWNER/NAME[@REVISION][/FOLDER]` |
 //! | [`Hub`] | resolves a name to a commit and its files ([`Listing`]), and downloads a [`Selection`] of them |
 //! | [`Cache`] | what was fetched: finds a name's folder without a network, lists, checks, removes |
@@ -42,7 +42,7 @@ pub use kind::Kind;
 pub use listing::{Listing, RemoteFile};
 pub use local::{Found, Local, Unfinished};
 pub use name::Name;
-pub use options::Options;
-pub use progress::Progress;
+pub use options::HubOptions;
+pub use progress::DownloadProgress;
 pub use record::FileCheck;
 pub use remove::Removed;

@@ -10,7 +10,7 @@ pub const ENDPOINT: &str = "https://huggingface.co";
 /// Options of a hub: its address, the folder for fetched files, and the limits of downloads.
 #[derive(Clone)]
 #[non_exhaustive]
-pub struct Options {
+pub struct HubOptions {
     /// Scheme and host, such as `https://huggingface.co`.
     pub endpoint: String,
     /// Sent to the endpoint's host and to no other, over TLS or loopback only.
@@ -37,7 +37,7 @@ pub struct Options {
     pub free_space: fn(&Path) -> io::Result<u64>,
 }
 
-impl Options {
+impl HubOptions {
     /// The public hub, without a token, and this folder.
     pub fn new(cache: impl Into<PathBuf>) -> Self {
         Self {
@@ -106,9 +106,9 @@ impl Options {
     }
 }
 
-impl std::fmt::Debug for Options {
+impl std::fmt::Debug for HubOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Options")
+        f.debug_struct("HubOptions")
             .field("endpoint", &self.endpoint)
             .field("token", &self.token.as_ref().map(|_| "(given)"))
             .field("cache", &self.cache)

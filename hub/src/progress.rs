@@ -7,7 +7,7 @@ use qhx_base::Error;
 /// Progress of a download. Called from several threads.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Progress<'a> {
+pub enum DownloadProgress<'a> {
     /// So much is wanted, of which some may be there.
     Begin {
         /// Number of files.

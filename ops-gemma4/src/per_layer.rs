@@ -4,7 +4,7 @@
 
 use half::f16;
 use qhx_kit::OneOrMany;
-use qhx_kit::decoder::{Chunk, Filler, Pass};
+use qhx_kit::decoder::{Chunk, Filler, GraphVariant};
 use qhx_kit::fill::{Embedding, FloatInput};
 use qhx_kit::kernels::f16_to_f32;
 use qhx_op::{BufferId, DType, Error, GraphId, Host, Result, View};
@@ -261,7 +261,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 impl Filler for PerLayerInputs {
-    fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()> {
+    fn bind(&mut self, host: &mut Host, pass: GraphVariant<'_>) -> Result<()> {
         let (width, rows) = (self.params.width, pass.rows);
         let all = self.layers * width;
         let mut inputs = Vec::new();

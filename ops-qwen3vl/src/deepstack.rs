@@ -1,6 +1,6 @@
 //! Rows that are added after the decoder's first layers where an image stands, and zeros where none does.
 
-use qhx_kit::decoder::{Chunk, Filler, Pass};
+use qhx_kit::decoder::{Chunk, Filler, GraphVariant};
 use qhx_kit::fill::FloatInput;
 use qhx_op::{Error, Host, Port, Result};
 
@@ -67,7 +67,7 @@ fn missing(layers: usize, found: usize) -> Error {
 }
 
 impl Filler for Deepstack {
-    fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()> {
+    fn bind(&mut self, host: &mut Host, pass: GraphVariant<'_>) -> Result<()> {
         let rows = pass.rows * self.hidden;
         let mut inputs = Inputs::default();
         for input in FloatInput::bind_all(host, pass.graphs, ALL)? {
@@ -136,7 +136,7 @@ impl Filler for Deepstack {
     }
 }
 
-fn unfit(host: &Host, pass: Pass<'_>, role: &str, expected: &str) -> Error {
+fn unfit(host: &Host, pass: GraphVariant<'_>, role: &str, expected: &str) -> Error {
     let with = pass.graphs.iter().find_map(|&graph| {
         let input = host.graph(graph).input(role)?;
         Some(format!(

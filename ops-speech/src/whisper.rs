@@ -11,7 +11,7 @@ mod align;
 use std::time::Instant;
 
 use qhx_kit::audio::{Clip, FrontEnd, LogMel, limit_range};
-use qhx_kit::decoder::{Chunk, Decoder, DecoderGraphs, Filler, LayerState, Pass};
+use qhx_kit::decoder::{Chunk, Decoder, DecoderGraphs, Filler, GraphVariant, LayerState};
 use qhx_kit::fill::{CausalMask, Embedding, FloatInput};
 use qhx_kit::schema;
 use qhx_kit::state::StateCarrier;
@@ -311,7 +311,7 @@ struct Cross {
 }
 
 impl Filler for Cross {
-    fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()> {
+    fn bind(&mut self, host: &mut Host, pass: GraphVariant<'_>) -> Result<()> {
         for &graph in pass.graphs {
             let wanted: Vec<(usize, String)> = host
                 .graph(graph)
@@ -362,7 +362,7 @@ impl Positions {
 }
 
 impl Filler for Positions {
-    fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()> {
+    fn bind(&mut self, host: &mut Host, pass: GraphVariant<'_>) -> Result<()> {
         self.inputs.push(self.table.bind(host, pass.graphs[0], "pos", pass.rows)?);
         self.places.reserve(pass.rows);
         Ok(())

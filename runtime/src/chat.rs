@@ -135,7 +135,7 @@ impl Chat {
     ///
     /// # Errors
     /// Errors of [`Model::start`], and when the numbers of placeholders and attachments differ.
-    pub fn send(&mut self, text: impl Into<String>) -> Result<Answer<'_>> {
+    pub fn send(&mut self, text: impl Into<String>) -> Result<ChatRun<'_>> {
         self.send_with(text, CancelToken::new())
     }
 
@@ -147,13 +147,13 @@ impl Chat {
         &mut self,
         text: impl Into<String>,
         cancel: CancelToken,
-    ) -> Result<Answer<'_>> {
+    ) -> Result<ChatRun<'_>> {
         let attached = std::mem::take(&mut self.attached);
         let content = media::content(text.into(), &attached)?;
         self.messages.push(Message::new("user", content));
         let request = self.asked(cancel);
         match self.model.start(&request) {
-            Ok(run) => Ok(Answer { run: Some(run), messages: &mut self.messages, attached }),
+            Ok(run) => Ok(ChatRun { run: Some(run), messages: &mut self.messages, attached }),
             Err(e) => {
                 self.messages.pop();
                 Err(e)
@@ -171,14 +171,14 @@ impl Chat {
     ///
     /// # Errors
     /// The errors of [`Model::start`], and when the last message is not the assistant's.
-    pub fn resume(&mut self, cancel: CancelToken) -> Result<Answer<'_>> {
+    pub fn resume(&mut self, cancel: CancelToken) -> Result<ChatRun<'_>> {
         if !Message::goes_on(&self.messages) {
             let message = "the last message of the conversation is not the assistant's: there is nothing to go on with";
             return Err(Error::new(ErrorKind::Usage, message));
         }
         let request = self.asked(cancel);
         let run = self.model.start(&request)?;
-        Ok(Answer { run: Some(run), messages: &mut self.messages, attached: Vec::new() })
+        Ok(ChatRun { run: Some(run), messages: &mut self.messages, attached: Vec::new() })
     }
 
     /// The request of an answer to the messages so far.
@@ -190,13 +190,13 @@ impl Chat {
 
 /// An answer under way. It is part of the conversation once it is finished or dropped, as far as it came then.
 #[derive(Debug)]
-pub struct Answer<'c> {
+pub struct ChatRun<'c> {
     run: Option<Run<'c>>,
     messages: &'c mut Vec<Message>,
     attached: Vec<Attached>,
 }
 
-impl<'c> Answer<'c> {
+impl<'c> ChatRun<'c> {
     /// The images, audio and videos of the message.
     pub fn attached(&self) -> &[Attached] {
         &self.attached
@@ -253,7 +253,7 @@ impl<'c> Answer<'c> {
     }
 }
 
-impl Iterator for Answer<'_> {
+impl Iterator for ChatRun<'_> {
     type Item = Result<String>;
 
     fn next(&mut self) -> Option<Result<String>> {
@@ -261,7 +261,7 @@ impl Iterator for Answer<'_> {
     }
 }
 
-impl Drop for Answer<'_> {
+impl Drop for ChatRun<'_> {
     fn drop(&mut self) {
         if let Some(run) = &mut self.run {
             // An error has been returned, or is of no more use.

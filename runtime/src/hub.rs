@@ -1,9 +1,9 @@
 //! Bundles and checkpoints of a hub: fetched by name, and found by it wherever a bundle's path is taken.
 //!
 //! ```no_run
-//! use qhx::hub::{Hub, Options, Want, pull};
+//! use qhx::hub::{Hub, HubOptions, Want, pull};
 //!
-//! let hub = Hub::new(Options::from_environment()?);
+//! let hub = Hub::new(HubOptions::from_environment()?);
 //! let want = Want { archs: qhx::hub::that_run_on(81), ..Want::default() };
 //! pull(&hub, &"owner/name".parse()?, &want, &|progress| drop(progress), &qhx::CancelToken::new())?;
 //! let model = qhx::Bundle::open("owner/name")?.model()?;
@@ -21,8 +21,8 @@ use qhx_core::manifest::is_candidate;
 use qhx_qnn::runs_on;
 
 pub use qhx_hub::{
-    Cache, CheckpointFiles, FileCheck, Found, Hub, Kind, Listing, Local, Name, Options, Progress,
-    Pulled, Removed, Selection, Unfinished, VARIABLES, Want,
+    Cache, CheckpointFiles, DownloadProgress, FileCheck, Found, Hub, HubOptions, Kind, Listing,
+    Local, Name, Pulled, Removed, Selection, Unfinished, VARIABLES, Want,
 };
 
 /// The newest architecture that a name may say.
@@ -44,7 +44,7 @@ pub fn pull(
     hub: &Hub,
     name: &Name,
     want: &Want,
-    progress: &(dyn Fn(Progress<'_>) + Sync),
+    progress: &(dyn Fn(DownloadProgress<'_>) + Sync),
     cancel: &CancelToken,
 ) -> Result<Pulled> {
     let mut want = want.clone();
@@ -71,7 +71,7 @@ pub fn pull_checkpoint(
     hub: &Hub,
     name: &Name,
     files: CheckpointFiles,
-    progress: &(dyn Fn(Progress<'_>) + Sync),
+    progress: &(dyn Fn(DownloadProgress<'_>) + Sync),
     cancel: &CancelToken,
 ) -> Result<Pulled> {
     if let Some(there) = already(hub, name, &Want::default(), cancel)? {
@@ -113,7 +113,7 @@ pub fn resolve_for(path: &Path, arch: impl FnOnce() -> Option<u32>) -> Result<Pa
     let Some(name) = name_of(path).filter(|_| !runs_with_extra_rights()) else {
         return Ok(path.to_owned());
     };
-    let Ok(options) = Options::from_environment() else { return Ok(path.to_owned()) };
+    let Ok(options) = HubOptions::from_environment() else { return Ok(path.to_owned()) };
     let cache = Cache::new(options.cache);
     let cancel = CancelToken::new();
     let find = |want: &Want| cache.find(&name, want, is_candidate, &cancel);

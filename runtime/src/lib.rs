@@ -62,7 +62,7 @@ pub use backends::Chosen;
 pub use bundle::{Bundle, not_forged};
 pub use caller_options::{CallerOptions, ResolvedOptions};
 pub use catch_panic::catch_panic;
-pub use chat::{Answer, Chat, is_left_out};
+pub use chat::{Chat, ChatRun, is_left_out};
 pub use decode_on::{positions, varied_tokens};
 pub use embedder::{EmbedOptions, Embedder, Prefixed, Role, cosine, norm};
 pub use engine::Engine;

@@ -129,7 +129,7 @@ pub struct Attached {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(untagged)]
 #[non_exhaustive]
-pub enum Size {
+pub enum MediaSize {
     /// Pixels.
     Image {
         /// Columns.
@@ -166,18 +166,18 @@ impl Attached {
     }
 
     /// Size of the media.
-    pub fn size(&self) -> Size {
+    pub fn size(&self) -> MediaSize {
         match self.media.segment() {
-            Segment::Image { width, height, .. } => Size::Image { width, height },
+            Segment::Image { width, height, .. } => MediaSize::Image { width, height },
             Segment::Audio { samples, rate } => {
                 let seconds = samples.len() as f64 / f64::from(rate);
-                Size::Audio { seconds: (seconds * 1e3).round() / 1e3, rate }
+                MediaSize::Audio { seconds: (seconds * 1e3).round() / 1e3, rate }
             }
             Segment::Video { width, height, times, .. } => {
                 let last = times.last().copied().unwrap_or_default();
-                Size::Video { width, height, frames: times.len(), last }
+                MediaSize::Video { width, height, frames: times.len(), last }
             }
-            _ => Size::Unknown,
+            _ => MediaSize::Unknown,
         }
     }
 }

@@ -8,7 +8,7 @@ use qhx_base::escape::shown;
 /// A request that is over.
 ///
 /// Its text is one line for a log. Of what the client sent it has its id and its model, escaped, and the prompt only
-/// where [`Options::log_prompts`](crate::Options::log_prompts) asks for that.
+/// where [`ServerOptions::log_prompts`](crate::ServerOptions::log_prompts) asks for that.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Record {

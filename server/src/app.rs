@@ -15,7 +15,7 @@ use crate::connections::Crowded;
 use crate::hosts::Hosts;
 use crate::memory::Budget;
 use crate::metrics::Metrics;
-use crate::options::Options;
+use crate::options::ServerOptions;
 use crate::queue::Queue;
 use crate::registry::Registry;
 
@@ -28,7 +28,7 @@ const QUIET: Duration = Duration::from_millis(500);
 /// State that requests share.
 #[derive(Debug)]
 pub(crate) struct App {
-    pub options: Options,
+    pub options: ServerOptions,
     pub registry: Registry,
     pub queue: Queue,
     pub metrics: Metrics,
@@ -53,7 +53,7 @@ pub(crate) struct Peer {
 }
 
 impl App {
-    pub(crate) fn new(options: Options, registry: Registry) -> Self {
+    pub(crate) fn new(options: ServerOptions, registry: Registry) -> Self {
         Self {
             queue: Queue::new(options.queue),
             metrics: Metrics::default(),

@@ -1,7 +1,7 @@
 //! Serves bundles over HTTP, to clients of OpenAI's and Anthropic's interfaces: what `qhx serve` runs.
 //!
 //! ```no_run
-//! let options = qhx_server::Options::default().bundle(qhx::Bundle::open("qwen35/v81")?);
+//! let options = qhx_server::ServerOptions::default().bundle(qhx::Bundle::open("qwen35/v81")?);
 //! let server = qhx_server::Server::bind(options)?;
 //! println!("http://{}", server.address());
 //! server.run(&qhx::CancelToken::new())?;
@@ -60,5 +60,5 @@ mod tokens;
 mod worker;
 
 pub use access_log::Record;
-pub use options::Options;
+pub use options::ServerOptions;
 pub use server::Server;

@@ -16,7 +16,7 @@ pub(crate) type OnRequest = Arc<dyn Fn(&Record) + Send + Sync>;
 /// Bundles to serve, clients to serve them to, and limits.
 #[derive(Clone)]
 #[non_exhaustive]
-pub struct Options {
+pub struct ServerOptions {
     /// The bundles, by the names that clients ask for.
     pub bundles: Vec<(String, Bundle)>,
     /// Runtime that opens the bundles.
@@ -68,10 +68,10 @@ pub struct Options {
     pub(crate) on_request: Option<OnRequest>,
 }
 
-impl fmt::Debug for Options {
+impl fmt::Debug for ServerOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Without the keys.
-        f.debug_struct("Options")
+        f.debug_struct("ServerOptions")
             .field("bundles", &self.bundles)
             .field("host", &self.host)
             .field("port", &self.port)
@@ -79,7 +79,7 @@ impl fmt::Debug for Options {
     }
 }
 
-impl Default for Options {
+impl Default for ServerOptions {
     fn default() -> Self {
         Self {
             bundles: Vec::new(),
@@ -109,7 +109,7 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl ServerOptions {
     /// Serves a bundle, too, under the name that its manifest has.
     #[must_use]
     pub fn bundle(self, bundle: Bundle) -> Self {

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use crate::app::Shared;
 use crate::error::{ApiError, Result, broken};
 pub(crate) use crate::memory::Memory;
-use crate::options::Options;
+use crate::options::ServerOptions;
 use crate::registry::{Info, Served};
 use crate::request_metrics::Tally;
 
@@ -96,7 +96,7 @@ impl Context {
 
     /// The body, within the limits. It is read once there is memory for it.
     pub(crate) async fn bytes(&self, request: Request) -> Result<Vec<u8>> {
-        let Options { max_body, read_limit, .. } = self.shared.options;
+        let ServerOptions { max_body, read_limit, .. } = self.shared.options;
         let body = request.into_body();
         let declared = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
         let expected = declared.unwrap_or(max_body);

@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::app::{App, Peer, Shared, tidy};
 use crate::connections::{Bounded, Connections, Crowded, client, prepare};
-use crate::options::Options;
+use crate::options::ServerOptions;
 use crate::registry::Registry;
 use crate::routes::router;
 use crate::worker;
@@ -58,7 +58,7 @@ impl Server {
     /// # Errors
     /// When a bundle's host-op is not found, two bundles have one name, the only one does not load, or the address
     /// cannot be listened on.
-    pub fn bind(options: Options) -> Result<Self> {
+    pub fn bind(options: ServerOptions) -> Result<Self> {
         let registry = Registry::new(&options.bundles, &options.runtime, options.memory)?;
         let address = SocketAddr::new(options.host, options.port);
         let in_use = |e| {
@@ -81,7 +81,7 @@ impl Server {
     }
 
     /// Answers requests until `stop` is cancelled. Then no further one is taken, and those that are under way are
-    /// finished, for [`Options::drain`] at most.
+    /// finished, for [`ServerOptions::drain`] at most.
     ///
     /// # Errors
     /// When threads cannot be started.
@@ -173,7 +173,7 @@ fn connection(
     (peer, crowded): (SocketAddr, Option<Crowded>),
     graceful: &GracefulShutdown,
 ) -> impl Future<Output = ()> + use<> {
-    let Options { read_limit, write_limit, .. } = shared.options;
+    let ServerOptions { read_limit, write_limit, .. } = shared.options;
     prepare(&stream, write_limit);
     let router = router.clone().layer(Extension(Peer { address: peer, crowded }));
     let mut http = http1::Builder::new();

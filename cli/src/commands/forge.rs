@@ -6,7 +6,7 @@ use std::path::Path;
 
 use clap::{Parser, Subcommand};
 use qhx::CpuOptions;
-use qhx::hub::{self, CheckpointFiles, Hub, Name, Options};
+use qhx::hub::{self, CheckpointFiles, Hub, HubOptions, Name};
 use qhx_base::Result;
 use qhx_core::Manifest;
 use qhx_core::engine::{Model, ModelOptions};
@@ -53,7 +53,7 @@ fn pull(args: &mut ForgeArgs, app: &App) -> Result<()> {
     let Some(name) = path.to_str().and_then(|text| text.parse::<Name>().ok()) else {
         return Ok(());
     };
-    let hub = Hub::new(Options::from_environment()?);
+    let hub = Hub::new(HubOptions::from_environment()?);
     let files = if weights { CheckpointFiles::All } else { CheckpointFiles::Configuration };
     let progress = PullProgress::new(&name);
     let _working = app.interrupts.working();

@@ -7,7 +7,7 @@ use qhx::plugins::DescribedOp;
 use qhx_base::Result;
 use qhx_core::op::OpSource;
 use qhx_plugins::Listed;
-use qhx_plugins::store::{Health, Store};
+use qhx_plugins::store::{PluginHealth, Store};
 
 use crate::Status;
 use crate::app::App;
@@ -199,6 +199,6 @@ fn verify(json: bool, app: &mut App) -> Result<Status> {
             say!("no plugin is installed");
         }
     }
-    let fine = verified.iter().all(|plugin| plugin.health == Health::Ok);
+    let fine = verified.iter().all(|plugin| plugin.health == PluginHealth::Ok);
     Ok(if fine { Status::Done } else { Status::Found })
 }

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use qhx::Runtime;
-use qhx::hub::{self, Hub, Kind, Name, Options, Pulled, Want};
+use qhx::hub::{self, Hub, HubOptions, Kind, Name, Pulled, Want};
 use qhx_base::Result;
 use serde_json::json;
 
@@ -54,7 +54,7 @@ pub(crate) struct PullArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &PullArgs, app: &mut App) -> Result<Status> {
-    let hub = Hub::new(Options::from_environment()?);
+    let hub = Hub::new(HubOptions::from_environment()?);
     let want = want(args);
     let progress = PullProgress::new(&args.name);
     let working = app.interrupts.working();

@@ -1,7 +1,7 @@
 //! `qhx list` and `qhx remove`: what was fetched from a hub.
 
 use clap::Args;
-use qhx::hub::{Cache, Local, Name, Options, Unfinished};
+use qhx::hub::{Cache, HubOptions, Local, Name, Unfinished};
 use qhx_base::Result;
 use qhx_core::manifest::is_candidate;
 use serde_json::json;
@@ -41,7 +41,7 @@ pub(crate) struct RemoveArgs {
 
 /// Runs `qhx list`.
 pub(crate) fn list(args: &ListArgs, app: &mut App) -> Result<Status> {
-    let cache = Cache::new(Options::from_environment()?.cache);
+    let cache = Cache::new(HubOptions::from_environment()?.cache);
     let (found, unfinished) = (cache.list(is_candidate)?, cache.unfinished()?);
     if args.json {
         let listed = json!({"cache": cache.root(), "found": found, "unfinished": unfinished});
@@ -82,7 +82,7 @@ fn what(local: &Local) -> String {
 
 /// Runs `qhx remove`.
 pub(crate) fn remove(args: &RemoveArgs, app: &mut App) -> Result<Status> {
-    let cache = Cache::new(Options::from_environment()?.cache);
+    let cache = Cache::new(HubOptions::from_environment()?.cache);
     let removed = cache.remove(&args.name)?;
     if args.json {
         app.output.json(&json!({"name": args.name.to_string(), "removed": removed}))?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use qhx::{Bundle, CancelToken, Runtime};
 use qhx_base::Result;
-use qhx_server::{Options, Server};
+use qhx_server::{Server, ServerOptions};
 
 use crate::Status;
 use crate::app::App;
@@ -128,8 +128,8 @@ pub(crate) fn run(args: &ServeArgs, app: &mut App) -> Result<Status> {
     Ok(Status::Done)
 }
 
-fn options(args: &ServeArgs, runtime: &Runtime) -> Result<Options> {
-    let mut options = Options::default()
+fn options(args: &ServeArgs, runtime: &Runtime) -> Result<ServerOptions> {
+    let mut options = ServerOptions::default()
         .listen(args.host, args.port)
         .parallel(args.parallel.into())
         .queue(args.queue.into())
@@ -169,7 +169,7 @@ fn machine_memory() -> Option<u64> {
 }
 
 /// Serves `BUNDLE` or `NAME=BUNDLE`, too.
-fn add(options: Options, named: &str, runtime: &Runtime) -> Result<Options> {
+fn add(options: ServerOptions, named: &str, runtime: &Runtime) -> Result<ServerOptions> {
     let open = |path: &str| -> Result<Bundle> { runtime.bundle(Path::new(path), None) };
     match named.split_once('=') {
         Some((name, path)) if !Path::new(named).exists() && !name.is_empty() => {

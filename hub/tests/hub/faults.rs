@@ -164,8 +164,8 @@ fn nobody_waits_for_a_silent_hub_once_it_is_cancelled() {
     let hub = Hub::new(options(&server, cache.path()).idle(Duration::from_secs(86_400)));
     let selection = select(&hub, "o/n").unwrap();
     let cancel = CancelToken::new();
-    let report = |progress: qhx_hub::Progress<'_>| {
-        if matches!(progress, qhx_hub::Progress::Fetched(1000)) {
+    let report = |progress: qhx_hub::DownloadProgress<'_>| {
+        if matches!(progress, qhx_hub::DownloadProgress::Fetched(1000)) {
             cancel.cancel();
         }
     };

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use qhx_base::{CancelToken, Result};
-use qhx_hub::{Found, Hub, Name, Options, Progress, Pulled, Selection, Want};
+use qhx_hub::{DownloadProgress, Found, Hub, HubOptions, Name, Pulled, Selection, Want};
 use qhx_hub_server::{Repo, Server};
 
 /// Bytes that look like weights.
@@ -40,8 +40,8 @@ pub(crate) fn is_manifest(name: &str) -> bool {
 }
 
 /// A hub that does not wait long.
-pub(crate) fn options(server: &Server, cache: &Path) -> Options {
-    Options::new(cache).endpoint(server.endpoint()).retries(3, Duration::from_millis(5))
+pub(crate) fn options(server: &Server, cache: &Path) -> HubOptions {
+    HubOptions::new(cache).endpoint(server.endpoint()).retries(3, Duration::from_millis(5))
 }
 
 pub(crate) fn name(text: &str) -> Name {
@@ -56,12 +56,14 @@ pub(crate) fn select(hub: &Hub, text: &str) -> Result<Selection> {
 
 /// Downloads a bundle, and notes what is reported.
 pub(crate) fn pull_noting(hub: &Hub, text: &str, notes: &Mutex<Vec<String>>) -> Result<Pulled> {
-    let report = |progress: Progress<'_>| {
+    let report = |progress: DownloadProgress<'_>| {
         let mut notes = notes.lock().expect("notes");
         match progress {
-            Progress::Lost(bytes) if bytes > 0 => notes.push(format!("lost {bytes}")),
-            Progress::Kept(bytes) if bytes > 0 => notes.push(format!("kept {bytes}")),
-            Progress::Retry { path, error, .. } => notes.push(format!("retry {path}: {error}")),
+            DownloadProgress::Lost(bytes) if bytes > 0 => notes.push(format!("lost {bytes}")),
+            DownloadProgress::Kept(bytes) if bytes > 0 => notes.push(format!("kept {bytes}")),
+            DownloadProgress::Retry { path, error, .. } => {
+                notes.push(format!("retry {path}: {error}"))
+            }
             _ => {}
         }
     };

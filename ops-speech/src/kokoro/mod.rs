@@ -15,7 +15,7 @@ use qhx_kit::fill::FloatInput;
 use qhx_kit::{OneOrMany, schema};
 use qhx_op::{
     BufferId, DType, Error, GraphId, Host, Modality, Op, OpDescription, OpenInfo, Result, Segment,
-    SoundOut, SpanId, Speaker, Task, View, text,
+    SoundOut, SpanId, Synthesizer, Task, View, text,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -188,12 +188,12 @@ impl Op for Kokoro {
         }
     }
 
-    fn speaker(&mut self) -> Option<&mut dyn Speaker> {
+    fn synthesizer(&mut self) -> Option<&mut dyn Synthesizer> {
         Some(self)
     }
 }
 
-impl Speaker for Kokoro {
+impl Synthesizer for Kokoro {
     fn speak(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
         if !segments.is_empty() {
             self.pending = None;

@@ -5,7 +5,7 @@
 //! dynamic time warping (Sakoe and Chiba 1978) tokens and rows are put beside each other. The tokens go through the
 //! decoder once more, in the graphs that give the weights, so that an answer without times of words costs nothing.
 
-use qhx_kit::decoder::{Chunk, Decoder, Filler, Pass};
+use qhx_kit::decoder::{Chunk, Decoder, Filler, GraphVariant};
 use qhx_op::{Error, ErrorCode, Host, Port, Result, View};
 
 /// Seconds of a row of the encoder.
@@ -110,7 +110,7 @@ impl Alignment {
 }
 
 impl Filler for Alignment {
-    fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()> {
+    fn bind(&mut self, host: &mut Host, pass: GraphVariant<'_>) -> Result<()> {
         let mut outputs = Outputs { rows: pass.rows, ..Outputs::default() };
         for &graph in pass.graphs {
             let tensors = host.graph(graph).outputs.iter().enumerate();

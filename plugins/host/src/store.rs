@@ -26,7 +26,7 @@ pub struct Store {
 
 /// Result of [`Store::install`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Installed {
+pub struct InstalledPlugin {
     /// The installed file.
     pub path: PathBuf,
     /// Its entry in the lock.
@@ -41,7 +41,7 @@ pub struct Installed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum Health {
+pub enum PluginHealth {
     /// The file that was installed, for this program.
     Ok,
     /// Another file, or somebody else could change it.
@@ -54,7 +54,7 @@ pub enum Health {
     Untrusted,
 }
 
-impl Health {
+impl PluginHealth {
     /// The name in reports and JSON.
     pub const fn name(self) -> &'static str {
         match self {
@@ -73,7 +73,7 @@ pub struct Verified {
     /// The file.
     pub path: PathBuf,
     /// State compared with the lock.
-    pub health: Health,
+    pub health: PluginHealth,
     /// Why, when it is not in order.
     pub reason: Option<String>,
 }
@@ -127,7 +127,7 @@ impl Store {
     ///
     /// # Errors
     /// When the file is no plugin, fails when it is tried, or cannot be copied.
-    pub fn install(&self, file: &Path, prober: Option<&Prober>) -> Result<Installed> {
+    pub fn install(&self, file: &Path, prober: Option<&Prober>) -> Result<InstalledPlugin> {
         let plugin_error = |message: String| {
             Error::new(ErrorKind::Plugin, format!("{}: {message}", file.display()))
         };
@@ -205,7 +205,7 @@ impl Store {
             .collect();
         lock.plugins.push(plugin.clone());
         lock.write()?;
-        Ok(Installed { path, plugin, replaced, conflicts })
+        Ok(InstalledPlugin { path, plugin, replaced, conflicts })
     }
 
     /// Removes a plugin, by file name, by file name without prefix and extension, or by the name
@@ -321,7 +321,7 @@ pub(crate) fn examine(dir: &Path, locked: &Locked, allow_untrusted: bool, hash: 
     let path = locked.path(dir);
     let verified = |health, reason: Option<String>| Verified { path: path.clone(), health, reason };
     if let Err(why) = crate::header::check_interface(&locked.interface) {
-        return verified(Health::Incompatible, Some(why));
+        return verified(PluginHealth::Incompatible, Some(why));
     }
     let known = |data: std::fs::Metadata| {
         let identity = FileIdentity::of(&data);
@@ -334,12 +334,12 @@ pub(crate) fn examine(dir: &Path, locked: &Locked, allow_untrusted: bool, hash: 
         sha256: read.then_some(locked.sha256.as_str()),
     };
     match pin(&path, &demands) {
-        Ok(_) => verified(Health::Ok, None),
+        Ok(_) => verified(PluginHealth::Ok, None),
         Err(error) => {
             let health = match error.kind {
-                LoadErrorKind::Missing => Health::Missing,
-                LoadErrorKind::Untrusted => Health::Untrusted,
-                _ => Health::Changed,
+                LoadErrorKind::Missing => PluginHealth::Missing,
+                LoadErrorKind::Untrusted => PluginHealth::Untrusted,
+                _ => PluginHealth::Changed,
             };
             verified(health, Some(error.message))
         }

@@ -12,7 +12,7 @@ use crate::lock::{LOCK_FILE, Lock, Locked};
 use crate::probe::recalled;
 use crate::registry::{builtin_ops, check_named_dir, named_place, not_installed};
 use crate::search::{Place, PluginOptions, default_places, files_in};
-use crate::store::{Health, examine};
+use crate::store::{PluginHealth, examine};
 
 /// State of a plugin file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -170,11 +170,11 @@ impl Survey<'_> {
     fn installed(&mut self, dir: &Path, place: &'static str, locked: &Locked) {
         let verified = examine(dir, locked, self.options.allow_untrusted, false);
         let status = match verified.health {
-            Health::Ok => Status::Ok,
-            Health::Changed => Status::Changed,
-            Health::Missing => Status::Missing,
-            Health::Incompatible => Status::Incompatible,
-            Health::Untrusted => Status::Untrusted,
+            PluginHealth::Ok => Status::Ok,
+            PluginHealth::Changed => Status::Changed,
+            PluginHealth::Missing => Status::Missing,
+            PluginHealth::Incompatible => Status::Incompatible,
+            PluginHealth::Untrusted => Status::Untrusted,
         };
         let mut row = self.row(verified.path, place, status);
         row.reason = verified.reason;

@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use qhx_kit::decoder::{Chunk, Decoder, DecoderGraphs, Filler, LayerState, Pass, SoftRows};
+use qhx_kit::decoder::{Chunk, Decoder, DecoderGraphs, Filler, GraphVariant, LayerState, SoftRows};
 use qhx_kit::fill::{CausalMask, FloatInput};
 use qhx_kit::schema;
 use qhx_kit::state::StateCarrier;
@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 struct Place(Vec<[Vec<FloatInput>; 2]>);
 
 impl Filler for Place {
-    fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()> {
+    fn bind(&mut self, host: &mut Host, pass: GraphVariant<'_>) -> Result<()> {
         assert_eq!(pass.index, self.0.len(), "passes come in order");
         let mut bind = |name| FloatInput::bind_all(host, pass.graphs, name);
         self.0.push([bind("place")?, bind("height")?]);

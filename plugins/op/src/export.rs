@@ -174,8 +174,8 @@ fn answer<O: Op>(Instance { op, host, .. }: &mut Instance<O>, call: Call<'_>) ->
         Call::Embed(segments) => encoder(op)?.embed(host, segments)?,
         Call::EmbedMany(texts) => encoder(op)?.embed_many(host, texts)?,
         Call::Speak(segments) => {
-            let speaker = op.speaker().ok_or_else(|| Error::unsupported("speaking"))?;
-            speaker.speak(host, segments)?
+            let part = op.synthesizer().ok_or_else(|| Error::unsupported("speaking"))?;
+            part.speak(host, segments)?
         }
         // An op without a state has nothing to forget.
         Call::Reset => return op.generator().map_or(Ok(()), |part| part.reset(host)).map(done),

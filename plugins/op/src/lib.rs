@@ -34,7 +34,7 @@ mod view;
 pub use error::{Error, ErrorCode, Result};
 pub use half::f16;
 pub use host::{BufferId, GraphId, Host, LogLevel, SpanId};
-pub use op::{Encoder, Generator, Op, Recognizer, Speaker};
+pub use op::{Encoder, Generator, Op, Recognizer, Synthesizer};
 pub use qhx_types::{
     Alpha, Answer, AudioRules, Bucket, DType, GraphInfo, ImageRules, LogitRules, MASK_VALUE,
     MediaRules, MissingTensor, Modality, OpDescription, OpenInfo, Packing, Piece, Placement, Port,

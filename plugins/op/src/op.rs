@@ -8,7 +8,7 @@ use crate::{
 ///
 /// The engine owns the loop, sampling, text and chat; the op consumes tokens and returns
 /// logits, or consumes texts and returns vectors. What it does is a [`Generator`], an [`Encoder`], a [`Recognizer`], a
-/// [`Speaker`], or several of them.
+/// [`Synthesizer`], or several of them.
 pub trait Op: Sized + Send + 'static {
     /// Declaration of the op before any bundle is opened.
     fn describe() -> OpDescription;
@@ -39,7 +39,7 @@ pub trait Op: Sized + Send + 'static {
     }
 
     /// The part that speaks, where the op does.
-    fn speaker(&mut self) -> Option<&mut dyn Speaker> {
+    fn synthesizer(&mut self) -> Option<&mut dyn Synthesizer> {
         None
     }
 }
@@ -224,7 +224,7 @@ pub trait Recognizer {
 }
 
 /// An op that makes audio: it declares [`Task::Speak`](crate::Task::Speak) and [`OpenInfo::sound_out`].
-pub trait Speaker {
+pub trait Synthesizer {
     /// Says a text: returns the samples of its beginning, f32. Called again with no segments, it returns those that
     /// follow, and an empty view where there are none.
     ///

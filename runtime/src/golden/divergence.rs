@@ -17,7 +17,7 @@ use qhx_exec::workspace::Executed;
 use qhx_types::{GraphInfo, Port};
 use serde::Serialize;
 
-use super::{Step, answers};
+use super::{GoldenStep, answers};
 
 /// Cosine of an output with the reference's from which on they agree, and part of the peak that elements may differ by.
 const MIN_COSINE: f64 = 0.995;
@@ -86,7 +86,7 @@ impl std::fmt::Display for Divergence {
 /// When the model, or the reference, fails.
 pub fn compare(
     model: &mut Model,
-    step: &Step,
+    step: &GoldenStep,
     reference: impl FnOnce() -> Result<Arc<dyn Backend>>,
 ) -> Result<Comparison> {
     let sources: Vec<ContextSource> = model.context_sources().to_vec();

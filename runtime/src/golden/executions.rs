@@ -15,7 +15,7 @@ use qhx_exec::workspace::Executed;
 use qhx_types::{Port, TensorInfo};
 use serde::{Deserialize, Serialize};
 
-use super::{Expected, PROJECTIONS, Step, StepReport, WRONG, answers, projections};
+use super::{Expected, GoldenStep, PROJECTIONS, StepReport, WRONG, answers, projections};
 
 /// Part of the peak that projections of inputs may differ by. Steps before them differ by 0.012 in f16.
 const SAME: f64 = 0.05;
@@ -118,7 +118,7 @@ impl Seen {
 ///
 /// # Errors
 /// When the model fails, or a tensor cannot be read.
-pub(super) fn seen(model: &mut Model, step: &Step) -> Result<Vec<Seen>> {
+pub(super) fn seen(model: &mut Model, step: &GoldenStep) -> Result<Vec<Seen>> {
     let noted: Arc<Mutex<Result<Vec<Seen>>>> = Arc::new(Mutex::new(Ok(Vec::new())));
     let tapped = Arc::clone(&noted);
     model.reopen_with_tap(Some(Arc::new(move |executed| {
@@ -145,7 +145,7 @@ pub(super) fn seen(model: &mut Model, step: &Step) -> Result<Vec<Seen>> {
 ///
 /// # Errors
 /// When outputs have other sizes.
-pub(super) fn compare(step: &Step, seen: &[Seen], report: &mut StepReport) -> Result<()> {
+pub(super) fn compare(step: &GoldenStep, seen: &[Seen], report: &mut StepReport) -> Result<()> {
     for (index, expected) in step.graphs.iter().enumerate() {
         let Execution { context, graph, inputs, outputs } = expected;
         let before = step.graphs[..index].iter();

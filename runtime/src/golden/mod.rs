@@ -81,7 +81,7 @@ pub struct Golden {
     /// Max distance of answers from the expected ones.
     pub tolerance: Tolerance,
     /// The golden steps.
-    pub steps: Vec<Step>,
+    pub steps: Vec<GoldenStep>,
 }
 
 /// Max distance of answers from the expected ones.
@@ -97,7 +97,7 @@ pub struct Tolerance {
 /// A prompt with the answers that are expected.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Step {
+pub struct GoldenStep {
     /// Name for reports.
     pub name: String,
     /// Task that is run on the tokens.
@@ -187,19 +187,19 @@ struct Maker<'a> {
     model: &'a mut Model,
     /// Called with each step before it is computed.
     begins: &'a mut dyn FnMut(&str),
-    steps: Vec<Step>,
+    steps: Vec<GoldenStep>,
 }
 
 impl Maker<'_> {
     /// Adds a step with the model's answers.
-    fn add(&mut self, step: Step) -> Result<()> {
+    fn add(&mut self, step: GoldenStep) -> Result<()> {
         (self.begins)(&step.name);
         self.steps.push(step.answered(self.model)?);
         Ok(())
     }
 
     /// Adds a step if it executes a graph that no other one did.
-    fn add_if_new(&mut self, step: Step) -> Result<()> {
+    fn add_if_new(&mut self, step: GoldenStep) -> Result<()> {
         let before = fill::filled(self.model);
         self.add(step)?;
         if fill::filled(self.model) == before {
@@ -215,17 +215,17 @@ impl Maker<'_> {
         let name = |prompt: usize| format!("{}-{prompt}", task.name());
         let short = [SHORT, LONG].into_iter().take(if brief { 1 } else { 2 });
         for lengths in short.filter(|(prompt, then)| prompt + then <= max_ctx) {
-            self.add(Step::plain(self.model, name(lengths.0), task, lengths))?;
+            self.add(GoldenStep::plain(self.model, name(lengths.0), task, lengths))?;
         }
         let mut widths = sizes.prefill.iter();
         if let Some(widest) = widths.next() {
             let prompt = (2 * widest + BEYOND).min(max_ctx.saturating_sub(1)).min(MAX_TOKENS - 1);
             if prompt > SHORT.0 {
-                self.add(Step::plain(self.model, name(prompt), task, (prompt, 1)))?;
+                self.add(GoldenStep::plain(self.model, name(prompt), task, (prompt, 1)))?;
             }
         }
         for rows in widths.filter(|rows| **rows < max_ctx) {
-            self.add_if_new(Step::plain(self.model, name(*rows), task, (*rows, 1)))?;
+            self.add_if_new(GoldenStep::plain(self.model, name(*rows), task, (*rows, 1)))?;
         }
         if !fill::stretches(self.model) {
             tracing::info!(
@@ -242,7 +242,8 @@ impl Maker<'_> {
             }
             let position = context - prompt - 1;
             let name = format!("{}-at-{position}", task.name());
-            let step = Step { position, ..Step::plain(self.model, name, task, (prompt, 1)) };
+            let step =
+                GoldenStep { position, ..GoldenStep::plain(self.model, name, task, (prompt, 1)) };
             self.add(step)?;
         }
         Ok(())
@@ -256,11 +257,11 @@ impl Maker<'_> {
         let short = [(SHORT_TEXT, 0), second].into_iter().take(if brief { 1 } else { 2 });
         for (prompt, then) in short.filter(|(prompt, then)| prompt + then <= max_ctx) {
             let name = format!("{}-{prompt}", task.name());
-            self.add(Step::plain(self.model, name, task, (prompt, then)))?;
+            self.add(GoldenStep::plain(self.model, name, task, (prompt, then)))?;
         }
         for rows in sizes.texts.iter().filter(|rows| (LONG.0..=max_ctx).contains(*rows)) {
             let name = format!("{}-{rows}", task.name());
-            self.add_if_new(Step::plain(self.model, name, task, (*rows, 0)))?;
+            self.add_if_new(GoldenStep::plain(self.model, name, task, (*rows, 0)))?;
         }
         Ok(())
     }
@@ -283,18 +284,18 @@ impl Maker<'_> {
                 }
                 let position = if stretches { free - prompt } else { 0 };
                 let name = format!("verify-{width}-at-{position}");
-                let mut step = Step::plain(self.model, name, task, (prompt, 1 + width));
+                let mut step = GoldenStep::plain(self.model, name, task, (prompt, 1 + width));
                 let verified = step.then.split_off(1);
                 let count = if drafts { DRAFTS.min(width) } else { 0 };
                 let drafted = verified[..count].to_vec();
-                self.add_if_new(Step { position, drafted, verified, ..step })?;
+                self.add_if_new(GoldenStep { position, drafted, verified, ..step })?;
             }
         }
         Ok(())
     }
 
     /// Adds a step of a host-op that steps by itself, if it executes a graph that no other one did.
-    fn add_executions(&mut self, step: Step) -> Result<()> {
+    fn add_executions(&mut self, step: GoldenStep) -> Result<()> {
         let before = self.executed().len();
         self.add(step)?;
         if self.executed().len() == before {
@@ -327,8 +328,8 @@ impl Maker<'_> {
                 break;
             }
             let name = format!("{}-{:.1}s", Task::Transcribe.name(), f64::from(halves) / 2.0);
-            let step = Step::plain(self.model, name, Task::Transcribe, (0, 0));
-            self.add_executions(Step { media: Some(Clip::audio(rate, halves)), ..step })?;
+            let step = GoldenStep::plain(self.model, name, Task::Transcribe, (0, 0));
+            self.add_executions(GoldenStep { media: Some(Clip::audio(rate, halves)), ..step })?;
         }
         Ok(())
     }
@@ -356,8 +357,8 @@ impl Maker<'_> {
             });
             let tokens = [0, speed].into_iter().chain(drawn).collect();
             let name = format!("{}-{count}", Task::Speak.name());
-            let step = Step::plain(self.model, name, Task::Speak, (0, 0));
-            self.add_executions(Step { tokens, ..step })?;
+            let step = GoldenStep::plain(self.model, name, Task::Speak, (0, 0));
+            self.add_executions(GoldenStep { tokens, ..step })?;
         }
         Ok(())
     }
@@ -373,7 +374,10 @@ impl Maker<'_> {
         for clip in clips {
             let name = format!("{}-{}", task.name(), clip.noun());
             let lengths = if task == Task::Embed { (0, 0) } else { BESIDE_MEDIA };
-            let step = Step { media: Some(clip), ..Step::plain(self.model, name, task, lengths) };
+            let step = GoldenStep {
+                media: Some(clip),
+                ..GoldenStep::plain(self.model, name, task, lengths)
+            };
             if task == Task::Embed {
                 self.add(step)?;
                 continue;
@@ -402,8 +406,8 @@ impl Maker<'_> {
                 break;
             }
             let name = format!("{}-audio-{prompt}", task.name());
-            let step = Step::plain(self.model, name, task, (prompt, 1));
-            let step = Step { media: Some(audio.clone()), ..step };
+            let step = GoldenStep::plain(self.model, name, task, (prompt, 1));
+            let step = GoldenStep { media: Some(audio.clone()), ..step };
             let ids = self.model.encode_prompt(&step.prompt()?)?;
             if ids.len() + step.then.len() < max_ctx {
                 self.add_if_new(step)?;
@@ -500,16 +504,16 @@ impl Golden {
     }
 
     /// The step that takes the fewest tokens, from the beginning of a text if there is one.
-    pub fn shortest(&self) -> Option<&Step> {
-        let cost = |step: &&Step| (step.media.is_some(), step.position > 0, step.count());
+    pub fn shortest(&self) -> Option<&GoldenStep> {
+        let cost = |step: &&GoldenStep| (step.media.is_some(), step.position > 0, step.count());
         self.steps.iter().min_by_key(cost)
     }
 
     /// In which order steps are asked for where there may be no time for all: the shortest, then the longest prompts
     /// first, which fill the widest graphs.
-    fn by_worth(&self) -> Vec<&Step> {
+    fn by_worth(&self) -> Vec<&GoldenStep> {
         let shortest = self.shortest();
-        let mut rest: Vec<&Step> = self.steps.iter().collect();
+        let mut rest: Vec<&GoldenStep> = self.steps.iter().collect();
         rest.retain(|step| !shortest.is_some_and(|shortest| std::ptr::eq(shortest, *step)));
         rest.sort_by_key(|step| (step.media.is_some(), Reverse(step.count())));
         shortest.into_iter().chain(rest).collect()
@@ -519,7 +523,7 @@ impl Golden {
     ///
     /// # Errors
     /// When the device or the model fails, or its answers have another length.
-    pub fn check(&self, model: &mut Model, step: &Step) -> Result<StepReport> {
+    pub fn check(&self, model: &mut Model, step: &GoldenStep) -> Result<StepReport> {
         let mut report = StepReport {
             name: step.name.clone(),
             passed: true,
@@ -601,7 +605,7 @@ impl StepReport {
     }
 }
 
-impl Step {
+impl GoldenStep {
     /// A step of this many tokens, and then this many one by one, without answers.
     fn plain(model: &Model, name: String, task: Task, (prompt, then): (usize, usize)) -> Self {
         let mut tokens = tokens(model, prompt + then);
@@ -866,7 +870,7 @@ fn tells_apart(model: &Model) -> bool {
 }
 
 /// The model's answers to a golden step.
-fn answers(model: &mut Model, step: &Step) -> Result<Vec<Vec<f32>>> {
+fn answers(model: &mut Model, step: &GoldenStep) -> Result<Vec<Vec<f32>>> {
     let answers = match step.task {
         Task::Embed => match &step.media {
             Some(clip) => model.embed_media(&clip.media()?).map(|vector| vec![vector.to_vec()]),
@@ -890,7 +894,7 @@ fn answers(model: &mut Model, step: &Step) -> Result<Vec<Vec<f32>>> {
     answers.map_err(|e| e.context(format_args!("golden step {:?}", step.name)))
 }
 
-fn decoded(model: &mut Model, step: &Step) -> Result<Vec<Vec<f32>>> {
+fn decoded(model: &mut Model, step: &GoldenStep) -> Result<Vec<Vec<f32>>> {
     model.reset()?;
     let mut logits = Vec::new();
     let mut run = || {

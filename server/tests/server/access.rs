@@ -39,11 +39,11 @@ fn a_key_is_asked_for_in_either_header() {
 fn keys_come_from_a_file() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "# of the team\n one \n\ntwo\n").unwrap();
-    let options = qhx_server::Options::default().api_key_file(file.path()).unwrap();
+    let options = qhx_server::ServerOptions::default().api_key_file(file.path()).unwrap();
     assert_eq!(options.api_keys, ["one", "two"]);
     assert!(!format!("{options:?}").contains("two"), "keys are not shown");
     std::fs::write(file.path(), "# none\n").unwrap();
-    let error = qhx_server::Options::default().api_key_file(file.path()).unwrap_err();
+    let error = qhx_server::ServerOptions::default().api_key_file(file.path()).unwrap_err();
     assert!(error.message().ends_with("found no key, expected one a line"), "{error}");
 }
 
@@ -69,7 +69,7 @@ fn pages_of_other_origins_are_not_answered() {
 
 #[test]
 fn a_foreign_name_is_refused_on_every_address_without_a_key() {
-    let everywhere = |options: qhx_server::Options| options.listen([0, 0, 0, 0].into(), 0);
+    let everywhere = |options: qhx_server::ServerOptions| options.listen([0, 0, 0, 0].into(), 0);
     let ask = |running: &Running, host: &str| {
         let origin = format!("origin: http://{host}\r\n");
         let head = format!("GET /v1/models HTTP/1.1\r\nhost: {host}\r\n{origin}\r\n");

@@ -8,7 +8,7 @@ use qhx::{BackendChoice, Bundle, CancelToken, PluginOptions, Runtime, RuntimeBui
 use qhx_core::manifest::{Rerank, Verdict};
 use qhx_forge::{ForgeOptions, Silent, Task, forge};
 use qhx_paths::fixture;
-use qhx_server::{Options, Server};
+use qhx_server::{Server, ServerOptions};
 
 use crate::client::Client;
 
@@ -200,8 +200,8 @@ pub fn keeping() -> Runtime {
 }
 
 /// Options of a server over bundles, on a free port.
-pub fn options<'a>(bundles: impl IntoIterator<Item = (&'a str, &'a Path)>) -> Options {
-    let options = Options::default().runtime(runtime()).listen([127, 0, 0, 1].into(), 0);
+pub fn options<'a>(bundles: impl IntoIterator<Item = (&'a str, &'a Path)>) -> ServerOptions {
+    let options = ServerOptions::default().runtime(runtime()).listen([127, 0, 0, 1].into(), 0);
     bundles.into_iter().fold(options, |options, (name, path)| {
         options.bundle_as(name, Bundle::open(path).expect("the bundle is there"))
     })
@@ -217,7 +217,7 @@ pub struct Running {
 }
 
 impl Running {
-    pub fn start(options: Options) -> Self {
+    pub fn start(options: ServerOptions) -> Self {
         let lines: Arc<Mutex<Vec<String>>> = Arc::default();
         let log = Arc::clone(&lines);
         let options =

@@ -10,7 +10,7 @@ use std::time::Duration;
 use qhx_base::{CancelToken, ErrorKind};
 use qhx_core::op::OpProvider;
 use qhx_plugins::lock::{LOCK_FILE, Lock};
-use qhx_plugins::store::{Health, Store};
+use qhx_plugins::store::{PluginHealth, Store};
 use qhx_plugins::{
     Listed, LoadErrorKind, Plugin, PluginOptions, PluginStatus, Plugins, Prober, Status, survey,
 };
@@ -70,7 +70,7 @@ fn an_installed_plugin_is_listed_without_loading_and_runs() {
     let plugins = Plugins::discover(&dir(&store)).unwrap();
     assert!(matches!(plugins.files(), [PluginStatus::Installed { .. }]), "{plugins:?}");
     null_model::open("test_nan_logits", &plugins, &CancelToken::new()).unwrap();
-    assert!(store.verify().unwrap().iter().all(|v| v.health == Health::Ok));
+    assert!(store.verify().unwrap().iter().all(|v| v.health == PluginHealth::Ok));
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn a_flipped_byte_is_noticed_when_loading_and_verifying() {
     for expected in ["test_nan_logits", "changed since it was installed", "sha256", "install"] {
         assert!(message.contains(expected), "{message:?} lacks {expected:?}");
     }
-    assert_eq!(store.verify().unwrap()[0].health, Health::Changed);
+    assert_eq!(store.verify().unwrap()[0].health, PluginHealth::Changed);
 
     // Named outright, it is refused as well: the lock beside it knows better.
     let options = PluginOptions::default().files(vec![file(&store)]);

@@ -17,7 +17,7 @@
 use super::clusters::Clusters;
 use super::draft_graphs::{DRAFT_HEAD, DraftGraphs};
 use super::head::HiddenRows;
-use super::inputs::{Chunk, Filler, Pass};
+use super::inputs::{Chunk, Filler, GraphVariant};
 use crate::fill::FloatInput;
 use crate::kernels::all_finite;
 use crate::state::StateCarrier;
@@ -184,8 +184,8 @@ impl DraftHead {
     }
 
     /// Its graphs as passes, for what fills inputs.
-    pub fn passes(&self) -> impl Iterator<Item = Pass<'_>> {
-        self.passes.iter().enumerate().map(|(index, pass)| Pass {
+    pub fn passes(&self) -> impl Iterator<Item = GraphVariant<'_>> {
+        self.passes.iter().enumerate().map(|(index, pass)| GraphVariant {
             index: self.first + index,
             graphs: &pass.graph,
             rows: pass.rows,

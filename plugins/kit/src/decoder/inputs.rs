@@ -10,7 +10,7 @@ use qhx_op::{GraphId, Host, Result};
 
 /// The graphs that take a number of tokens in one step.
 #[derive(Debug, Clone, Copy)]
-pub struct Pass<'a> {
+pub struct GraphVariant<'a> {
     /// Its number: 0 takes one token; the prefill passes follow, the narrowest first, and then those that take as many
     /// tokens in smaller contexts.
     pub index: usize,
@@ -76,7 +76,7 @@ pub struct SoftRows<'a> {
 pub trait Filler: Any + fmt::Debug + Send {
     /// Finds, checks and binds the inputs in the graphs of a pass. Called once for each pass, in the
     /// order of their numbers.
-    fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()>;
+    fn bind(&mut self, host: &mut Host, pass: GraphVariant<'_>) -> Result<()>;
 
     /// Fills the inputs for a step. Must not allocate.
     fn fill(&mut self, host: &mut Host, chunk: Chunk<'_>) -> Result<()>;
@@ -101,7 +101,7 @@ impl EmbeddingRows {
 }
 
 impl Filler for EmbeddingRows {
-    fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()> {
+    fn bind(&mut self, host: &mut Host, pass: GraphVariant<'_>) -> Result<()> {
         self.inputs.push(self.embedding.bind(host, pass.graphs[0], "x", pass.rows)?);
         Ok(())
     }
@@ -148,7 +148,7 @@ impl ValidRows {
 }
 
 impl Filler for ValidRows {
-    fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()> {
+    fn bind(&mut self, host: &mut Host, pass: GraphVariant<'_>) -> Result<()> {
         let valid = FloatInput::bind_all(host, pass.graphs, VALID)?;
         if let Some(input) = valid.iter().find(|input| input.len() != pass.rows) {
             let found =
@@ -210,7 +210,7 @@ impl RotaryTables {
 }
 
 impl Filler for RotaryTables {
-    fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()> {
+    fn bind(&mut self, host: &mut Host, pass: GraphVariant<'_>) -> Result<()> {
         self.tables.push(self.rope.bind_all(host, pass.graphs, pass.rows)?);
         Ok(())
     }
@@ -236,7 +236,7 @@ impl Masks {
 }
 
 impl Filler for Masks {
-    fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()> {
+    fn bind(&mut self, host: &mut Host, pass: GraphVariant<'_>) -> Result<()> {
         let mask = match pass.begins {
             true => self.mask.without_cache(),
             false => self.mask.within(pass.capacity),

@@ -40,7 +40,7 @@ use std::time::Instant;
 pub use declared::DeclaredDecoder;
 pub use graphs::{DecoderGraphs, LayerState};
 pub use head::{Head, HiddenRows};
-pub use inputs::{Chunk, Filler, Pass, SoftRows};
+pub use inputs::{Chunk, Filler, GraphVariant, SoftRows};
 pub use soft::{SoftPart, SoftPrompt};
 
 use crate::GraphCosts;
@@ -124,7 +124,7 @@ impl DecoderBuilder {
                 passes.iter().take(whole).position(|pass| index >= whole && pass.rows == rows);
             within.extend(like.map(|like| SmallerContext { like, capacity, pass: index }));
             let begins = begins(host, index, &shards)?;
-            let pass = Pass { index, graphs: &shards, rows, begins, capacity };
+            let pass = GraphVariant { index, graphs: &shards, rows, begins, capacity };
             rows_of_tokens.bind(host, pass)?;
             let residual = match Residual::is_among(host, &shards) {
                 true => {

@@ -1,6 +1,6 @@
 //! Rotary tables by the place of each token: text counts on, images stand as squares.
 
-use crate::decoder::{Chunk, Filler, Pass};
+use crate::decoder::{Chunk, Filler, GraphVariant};
 use crate::fill::{Rope, RopeParams, RopeTables, Sections};
 use qhx_op::{Error, Host, Result};
 
@@ -52,7 +52,7 @@ impl Mrope {
 }
 
 impl Filler for Mrope {
-    fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()> {
+    fn bind(&mut self, host: &mut Host, pass: GraphVariant<'_>) -> Result<()> {
         self.tables.push(self.rope.bind_all(host, pass.graphs, pass.rows)?);
         self.at.reserve(pass.rows);
         Ok(())
