@@ -380,34 +380,25 @@ impl Reader<'_> {
         let add_special = no_tokens && self.op.special_tokens();
         let mut encoded = Encoded::default();
         for run in runs.chunk_by(|a, b| is_tokens(a) == is_tokens(b)) {
-            let mut ids = Vec::new();
-            if let Ok(tokenizer) = self.tokenizer() {
-                let (mut text, mut markers) = (String::new(), waiting.iter());
-                for part in run {
-                    match part {
-                        Part::Text(part) => text.push_str(&guard.guard(part)),
-                        Part::Tokens(tokens) => ids.extend_from_slice(tokens),
-                        Part::Media(_) => {
-                            let Some(part) = markers.next() else { continue };
-                            text.push_str(&part.marked(&self.spell(part.placement.marker)?));
+            let (mut ids, mut text, mut next) = (Vec::new(), String::new(), waiting.iter());
+            for part in run {
+                match part {
+                    Part::Text(part) => text.push_str(&guard.guard(part)),
+                    Part::Tokens(tokens) => ids.extend_from_slice(tokens),
+                    Part::Media(_) => {
+                        let Some(part) = next.next() else { continue };
+                        let marker = part.placement.marker;
+                        // Without a tokenizer there may be media, and tokens.
+                        if self.tokenizer.is_err() && part.around.iter().all(String::is_empty) {
+                            ids.push(marker);
+                        } else {
+                            text.push_str(&part.marked(&self.spell(marker)?));
                         }
                     }
                 }
-                if !text.is_empty() {
-                    ids = self.encode(tokenizer, &text, add_special, guard.mark)?;
-                }
-            } else {
-                if waiting.iter().any(|w| w.around.iter().any(|text| !text.is_empty())) {
-                    return Err(self.tokenizer().err().unwrap_or_else(empty));
-                }
-                let mut markers = waiting.iter().map(|w| w.placement.marker);
-                for part in run {
-                    match part {
-                        Part::Text(_) => return Err(self.tokenizer().err().unwrap_or_else(empty)),
-                        Part::Tokens(tokens) => ids.extend_from_slice(tokens),
-                        Part::Media(_) => ids.extend(markers.next()),
-                    }
-                }
+            }
+            if !text.is_empty() {
+                ids = self.encode(self.tokenizer()?, &text, add_special, guard.mark)?;
             }
             let here = run.iter().filter(|part| matches!(part, Part::Media(_))).count();
             let rest = waiting.split_off(here);
@@ -636,6 +627,17 @@ mod tests {
         }
     }
 
+    fn reader<'a>(op: &'a dyn MediaPlacement, tokenizer: &'a Tokenizer) -> Reader<'a> {
+        Reader {
+            model: "m",
+            op,
+            tokenizer: Ok(tokenizer),
+            max_ctx: 64,
+            cancel: CancelToken::new(),
+            trace: None,
+        }
+    }
+
     fn tokenizer() -> Tokenizer {
         tokenizer_with(json!(null))
     }
@@ -664,14 +666,7 @@ mod tests {
             text.map(str::to_owned).ok_or_else(|| Error::new(ErrorKind::Prompt, "refused"))
         };
         let tokenizer = tokenizer();
-        let reader = Reader {
-            model: "m",
-            op: &TextOnly,
-            tokenizer: Ok(&tokenizer),
-            max_ctx: 64,
-            cancel: CancelToken::new(),
-            trace: None,
-        };
+        let reader = reader(&TextOnly, &tokenizer);
         (reader.chat(&[], &Map::new(), render, checkpoint).unwrap(), rendered.get())
     }
 
@@ -690,14 +685,7 @@ mod tests {
     #[test]
     fn placeholders_in_roles_and_tools_are_text() {
         let tokenizer = tokenizer();
-        let reader = Reader {
-            model: "m",
-            op: &Images,
-            tokenizer: Ok(&tokenizer),
-            max_ctx: 64,
-            cancel: CancelToken::new(),
-            trace: None,
-        };
+        let reader = reader(&Images, &tokenizer);
         let arguments = json!({"tools": [{"name": "<answer>", "<answer>": 1}], "n": 2});
         let arguments = arguments.as_object().unwrap();
         let render = |messages: &[Message], given: &Map<String, Value>, _: &[String], _| {
@@ -737,14 +725,7 @@ mod tests {
         let tokenizer = tokenizer_of(json!([word]), json!(null));
         let encode = |opening: Vec<u32>, chat: bool| {
             let op = Framed { opening };
-            let reader = Reader {
-                model: "m",
-                op: &op,
-                tokenizer: Ok(&tokenizer),
-                max_ctx: 64,
-                cancel: CancelToken::new(),
-                trace: None,
-            };
+            let reader = reader(&op, &tokenizer);
             let image = || Media::image(vec![0; 3], 1, 1).unwrap();
             let encoded = if chat {
                 let part = qhx_text::ContentPart::Media(image());
@@ -777,17 +758,7 @@ mod tests {
                 "special_tokens": {token: {"id": token, "ids": [id], "tokens": [token]}}
             }))
         };
-        let unexpected = |tokenizer: &Tokenizer| {
-            let reader = Reader {
-                model: "m",
-                op: &Images,
-                tokenizer: Ok(tokenizer),
-                max_ctx: 64,
-                cancel: CancelToken::new(),
-                trace: None,
-            };
-            reader.unexpected(4)
-        };
+        let unexpected = |tokenizer: &Tokenizer| reader(&Images, tokenizer).unexpected(4);
         let error = unexpected(&around("<answer>", 4));
         assert_eq!(error.kind(), ErrorKind::Artifact, "{error}");
         assert!(error.message().contains("post-processor puts token 4 (\"<answer>\")"), "{error}");
