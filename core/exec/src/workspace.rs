@@ -311,11 +311,6 @@ impl Workspace {
         Ok(found.map(|(id, _)| id))
     }
 
-    /// Names of all graphs as `context/graph`, for messages.
-    pub fn graph_names(&self) -> Vec<String> {
-        self.graphs.iter().map(|slot| format!("{}/{}", slot.context, slot.info.name)).collect()
-    }
-
     /// Allocates a zeroed buffer.
     ///
     /// # Errors

@@ -48,7 +48,7 @@ impl FloatInput {
     }
 
     /// True when another graph's input can read this buffer.
-    pub(super) fn fits(&self, host: &Host, graph: GraphId, input: usize) -> bool {
+    fn fits(&self, host: &Host, graph: GraphId, input: usize) -> bool {
         let tensor = host.tensor(graph, Port::Input(input));
         (tensor.dtype, tensor.elements()) == (self.dtype, self.len)
     }

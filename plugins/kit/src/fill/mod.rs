@@ -23,11 +23,9 @@ mod input;
 mod mask;
 mod padding;
 mod rope;
-mod tables;
 
 pub use embedding::Embedding;
 pub use input::FloatInput;
-pub use mask::{CausalMask, ChunkMask, MASK_VALUE, Mask, StepMask};
+pub use mask::{CausalMask, MASK_VALUE, StepMask};
 pub use padding::PaddingMask;
-pub use rope::{Rope, RopeParams, RopeScaling, Sections};
-pub use tables::{RopeSlot, RopeTables};
+pub use rope::{Rope, RopeParams, RopeScaling, RopeTables, Sections};

@@ -20,21 +20,6 @@ pub struct PaddingMask {
 }
 
 impl PaddingMask {
-    /// Binds the input `cmask` of a graph over `length` positions; `None` when the graph has no
-    /// such input.
-    ///
-    /// # Errors
-    /// When the input has another shape or element type.
-    pub fn bind(
-        host: &mut Host,
-        graph: GraphId,
-        length: usize,
-        causal: bool,
-    ) -> Result<Option<Self>> {
-        let mask = Self::bind_all(host, &[graph], length, causal)?;
-        Ok((!mask.inputs.is_empty()).then_some(mask))
-    }
-
     /// Binds the input `cmask` of the graphs of an encoder over `length` positions. Graphs whose masks
     /// are alike read the same buffer; one without this input needs none.
     ///

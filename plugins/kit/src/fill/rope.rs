@@ -1,8 +1,11 @@
-//! Rotary embeddings: the angles of a position, their cosines and sines.
+//! Rotary embeddings: the angles of a position, their cosines and sines, in the inputs of graphs.
+
+use std::ops::Range;
 
 use serde::Deserialize;
 
-use qhx_op::{Error, Host, Result};
+use super::input::FloatInput;
+use qhx_op::{Error, GraphId, Host, Port, Result};
 
 /// A head is never wider; a manifest that declares it would only cost memory.
 const MAX_DIM: usize = 1 << 16;
@@ -246,8 +249,8 @@ impl RopeParams {
 /// pairs turn, a table may also be as wide as their number.
 #[derive(Debug, Clone)]
 pub struct Rope {
-    pub(super) cos_role: &'static str,
-    pub(super) sin_role: &'static str,
+    cos_role: &'static str,
+    sin_role: &'static str,
     /// Inverse frequencies of the pairs that turn.
     inverse_frequencies: Vec<f32>,
     /// Factor of cosines and sines.
@@ -255,8 +258,8 @@ pub struct Rope {
     /// For each pair, the component of the position that turns it.
     axes: Vec<u8>,
     /// One value per rotary dimension.
-    pub(super) cos: Vec<f32>,
-    pub(super) sin: Vec<f32>,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
 }
 
 impl Rope {
@@ -353,22 +356,22 @@ impl Rope {
     }
 
     /// Half the rotary dimension.
-    pub(super) fn pairs(&self) -> usize {
+    fn pairs(&self) -> usize {
         self.axes.len()
     }
 
     /// Pairs that turn.
-    pub(super) fn turning(&self) -> usize {
+    fn turning(&self) -> usize {
         self.inverse_frequencies.len()
     }
 
-    /// Computes the tables of a position. [`super::RopeSlot::write`] puts them into a graph's inputs.
-    pub fn compute(&mut self, position: usize) {
+    /// Computes the tables of a position.
+    fn compute(&mut self, position: usize) {
         self.compute_at([position; 3]);
     }
 
     /// Computes the tables of a position in time, height and width.
-    pub fn compute_at(&mut self, position: [usize; 3]) {
+    fn compute_at(&mut self, position: [usize; 3]) {
         let (pairs, turning, amplitude) = (self.pairs(), self.turning(), self.amplitude);
         let (cos_low, cos_high) = self.cos.split_at_mut(pairs);
         let (sin_low, sin_high) = self.sin.split_at_mut(pairs);
@@ -387,6 +390,145 @@ impl Rope {
         }
         cos_high[..turning].copy_from_slice(&cos_low[..turning]);
         sin_high[..turning].copy_from_slice(&sin_low[..turning]);
+    }
+
+    /// Binds the tables of graphs that take `rows` positions in one step. Graphs whose tables are
+    /// alike read the same buffers; a graph with neither input needs none.
+    ///
+    /// # Errors
+    /// When an input has another shape or element type, or the rope has no dimension.
+    pub fn bind_all(&self, host: &mut Host, graphs: &[GraphId], rows: usize) -> Result<RopeTables> {
+        for &graph in graphs {
+            self.check(host, graph, rows)?;
+        }
+        let cos = FloatInput::bind_all(host, graphs, self.cos_role)?;
+        let sin = FloatInput::bind_all(host, graphs, self.sin_role)?;
+        let positions = vec![usize::MAX; if cos.is_empty() { 0 } else { rows }];
+        Ok(RopeTables { cos, sin, rows, positions })
+    }
+
+    /// Errors when a graph has one of the inputs alone, or when one is not `rows` rows of a width that the rope has.
+    fn check(&self, host: &Host, graph: GraphId, rows: usize) -> Result<()> {
+        let info = host.graph(graph);
+        let roles = [self.cos_role, self.sin_role];
+        if roles.iter().all(|role| info.input(role).is_none()) {
+            return Ok(());
+        }
+        let (pairs, turning) = (self.pairs(), self.turning());
+        if pairs == 0 {
+            return Err(Error::manifest(format!(
+                "manifest: rotary_dim or head_dim is missing where the rope is described, usually \
+                 /params; the rotary tables {} of graph {:?} are made for it",
+                roles.join(" and "),
+                info.name
+            )));
+        }
+        for role in roles {
+            let port = info.require_input(role)?;
+            host.require_float(graph, Port::Input(port))?;
+            let tensor = &info.inputs[port];
+            let fits = |width| rows.checked_mul(width) == Some(tensor.elements());
+            if ![pairs, 2 * pairs, turning].into_iter().any(fits) {
+                let part = if turning == pairs {
+                    String::new()
+                } else {
+                    format!(" or {turning} (the pairs that turn)")
+                };
+                return Err(Error::graph(format!(
+                    "graph {:?}: tensor {tensor}: expected {rows} rows of {pairs} values (half a \
+                     rotary table) or {} (both halves){part}",
+                    info.name,
+                    2 * pairs
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The rotary tables of all graphs of a step, which [`Rope::bind_all`] makes.
+#[derive(Debug)]
+pub struct RopeTables {
+    /// One for each size and element type among the graphs.
+    cos: Vec<FloatInput>,
+    sin: Vec<FloatInput>,
+    rows: usize,
+    /// The position of each row; `usize::MAX` where it is another one, or has three components.
+    positions: Vec<usize>,
+}
+
+impl RopeTables {
+    /// Fills all rows with the tables of the positions from `first` on. Each position is computed
+    /// once; rows that have their position already stay as they are.
+    pub fn fill(&mut self, host: &mut Host, rope: &mut Rope, first: usize) {
+        self.fill_rows(host, rope, 0..self.rows, first);
+    }
+
+    /// Fills the first rows for texts of these numbers of tokens that stand one behind the other: the positions of each
+    /// begin at 0. Rows after them, and rows that have their position already, stay as they are.
+    pub fn fill_texts(&mut self, host: &mut Host, rope: &mut Rope, lengths: &[usize]) {
+        let mut row = 0_usize;
+        for &length in lengths {
+            let end = self.rows.min(row.saturating_add(length));
+            self.fill_rows(host, rope, row..end, 0);
+            row = end;
+        }
+    }
+
+    fn fill_rows(&mut self, host: &mut Host, rope: &mut Rope, rows: Range<usize>, first: usize) {
+        if self.is_empty() {
+            return;
+        }
+        for (row, position) in rows.zip(first..) {
+            if self.positions[row] != position {
+                rope.compute(position);
+                self.write_row(host, rope, row);
+                self.positions[row] = position;
+            }
+        }
+    }
+
+    /// Fills the first rows with the tables of positions in time, height and width, one a row. Rows
+    /// after them stay as they are.
+    ///
+    /// # Errors
+    /// When there are more positions than rows.
+    pub fn fill_at(
+        &mut self,
+        host: &mut Host,
+        rope: &mut Rope,
+        positions: &[[usize; 3]],
+    ) -> Result<()> {
+        if positions.len() > self.rows {
+            return Err(Error::prompt(format!(
+                "{} positions do not fit into rotary tables of {} rows",
+                positions.len(),
+                self.rows
+            )));
+        }
+        if self.is_empty() {
+            return Ok(());
+        }
+        for (row, &position) in positions.iter().enumerate() {
+            self.positions[row] = usize::MAX;
+            rope.compute_at(position);
+            self.write_row(host, rope, row);
+        }
+        Ok(())
+    }
+
+    /// True when no graph has such tables.
+    pub fn is_empty(&self) -> bool {
+        self.cos.is_empty()
+    }
+
+    fn write_row(&self, host: &mut Host, rope: &Rope, row: usize) {
+        for (inputs, table) in [(&self.cos, &rope.cos), (&self.sin, &rope.sin)] {
+            for input in inputs {
+                let width = input.len() / self.rows;
+                input.put(host, row * width, &table[..width]);
+            }
+        }
     }
 }
 

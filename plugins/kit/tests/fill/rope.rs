@@ -103,13 +103,10 @@ fn a_proportional_table_is_half_whole_or_the_turned_pairs() {
     let mut op = probe(harness, |host| {
         let scaling = RopeScaling::Proportional { partial_rotary_factor: 0.5, factor: 2.0 };
         let mut rope = Rope::new(8, 1e4)?.scaled(scaling)?;
-        let slots = graphs(host, ["half", "whole", "turned"])?
-            .into_iter()
-            .map(|graph| Ok(rope.bind(host, graph)?.unwrap()))
-            .collect::<Result<Vec<_>>>()?;
+        let graphs = graphs(host, ["half", "whole", "turned"])?;
+        let mut tables = rope.bind_all(host, &graphs, 1)?;
         Ok(Box::new(move |host, position| {
-            rope.compute(position as usize);
-            slots.iter().for_each(|slot| slot.write(host, &rope));
+            tables.fill(host, &mut rope, position as usize);
             Ok(())
         }))
     })
