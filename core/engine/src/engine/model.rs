@@ -135,13 +135,14 @@ impl std::fmt::Debug for ModelOptions<'_> {
 
 /// A session of an open bundle: contexts loaded, host-op bound, tokenizer read.
 pub struct Model {
-    pub(super) bundle: Arc<OpenBundle>,
+    /// Closed before the contexts of the bundle.
     pub(super) op: Checked,
     pub(super) space: OpSpace,
     pub(super) prefix: Prefix,
     pub(super) speculation: Speculation,
     pub(super) embeddings: Embeddings,
     pub(super) load: Duration,
+    pub(super) bundle: Arc<OpenBundle>,
 }
 
 /// Backend that executes the tokens of answers: see [`Model::decode_on`].
