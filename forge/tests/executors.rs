@@ -1,5 +1,4 @@
 //! The recipes' graphs on the CPU.
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -3,7 +3,7 @@
 //!
 //! `QHX_QNN_HTP` names libQnnHtp.so and `QHX_QNN_SYSTEM` libQnnSystem.so (by default the one beside
 //! it). Without them the tests are ignored with that reason; `QHX_REQUIRE_TIERS=1` makes that a failure.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 #[path = "../../../core/qnn/tests/qnn/tier.rs"]
 mod tier;
