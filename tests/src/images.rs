@@ -2,7 +2,6 @@
 //! whether a model gives the same.
 
 use std::fs;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use qhx_base::compare::Distance;
@@ -15,8 +14,9 @@ use qhx_media::{ImageRules, Limits, Source, decode_image};
 use qhx_types::Media;
 use safetensors::SafeTensors;
 use serde::Deserialize;
+use serde_json::Value;
 
-use crate::replay;
+use crate::{files, replay};
 
 /// `goldens.json` of the schema `qhx-goldens-vision/1`, described in `tests/oracle/README.md`.
 #[derive(Debug, Deserialize)]
@@ -164,11 +164,8 @@ pub struct Turn {
 impl Sights {
     /// Goldens of a checkpoint folder.
     pub fn of(folder: &Path) -> Self {
-        let text = |name: &str| fs::read_to_string(folder.join(name)).expect(name);
-        let mut sights: Self =
-            serde_json::from_str(&text("goldens.json")).expect("goldens.json is valid");
-        let config: serde_json::Value =
-            serde_json::from_str(&text("config.json")).expect("config.json is valid");
+        let mut sights: Self = files::json(&folder.join("goldens.json"));
+        let config: Value = files::json(&folder.join("config.json"));
         let keys = ["image_token_id", "image_token_index", "video_token_id"];
         sights.pads = keys.iter().filter_map(|key| Some(config[key].as_u64()? as u32)).collect();
         assert!(!sights.pads.is_empty(), "config.json names a token for images");
@@ -177,8 +174,7 @@ impl Sights {
         let patch = size("patch_size").expect("patch_size");
         sights.patch = [patch.pow(2), size("temporal_patch_size").unwrap_or(1)];
         sights.whole_videos = config["model_type"] == "qwen2_5_vl";
-        let processor: serde_json::Value =
-            serde_json::from_str(&text("preprocessor_config.json")).expect("a valid processor");
+        let processor: Value = files::json(&folder.join("preprocessor_config.json"));
         sights.normalisation = ["image_mean", "image_std"]
             .map(|key| serde_json::from_value(processor[key].clone()).expect(key));
         folder.clone_into(&mut sights.folder);
@@ -196,7 +192,7 @@ impl Sights {
             safetensors::Dtype::I32 => {
                 quads.iter().map(|b| i32::from_le_bytes(*b) as f32).collect()
             }
-            _ => quads.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+            _ => files::floats(tensor.data()),
         };
         (tensor.shape().to_vec(), values)
     }
@@ -516,16 +512,12 @@ fn answer_speculative(
     speculate: Speculate,
 ) -> Generation {
     let request = Request::greedy(prompt, golden.output_ids.len());
-    let request = request.speculate(speculate);
-    model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap_or_else(|e| panic!("{e}"))
+    replay::generate(model, &request.speculate(speculate))
 }
 
-/// The array of a dump that was written as number `index` of its name: shape and values.
+/// Values of the array of a dump that was written as number `index` of its name.
 fn dumped(folder: &Path, name: &str, index: usize) -> Vec<f32> {
-    let file = if index == 0 { format!("{name}.npy") } else { format!("{name}-{}.npy", index + 1) };
-    let bytes = fs::read(folder.join(&file)).unwrap_or_else(|e| panic!("{file}: {e}"));
-    let header = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
-    bytes[header..].as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    files::dumped(folder, name, index).unwrap_or_else(|| panic!("array {index} of {name}"))
 }
 
 /// Least cosine of the rows of two arrays, and largest difference.

@@ -15,9 +15,13 @@ use qhx_ops_qwen35 as _;
 #[cfg(feature = "builtin-ops")]
 use qhx_ops_speech as _;
 
+use qhx_base::{Error, ErrorKind};
+
 pub mod backends;
 #[cfg(target_os = "linux")]
 pub mod faults;
+pub mod files;
+pub mod forged;
 pub mod images;
 pub mod letters;
 pub mod log;
@@ -33,3 +37,18 @@ pub mod restarting;
 pub mod suite;
 pub mod tiny;
 pub mod variants;
+
+/// Asserts the kind of an error, and that its report has each of these parts.
+#[track_caller]
+pub fn says(error: &Error, kind: ErrorKind, parts: &[&str]) {
+    assert_eq!(error.kind(), kind, "{error}");
+    has(&error.report().to_string(), parts);
+}
+
+/// Asserts that a text has each of these parts.
+#[track_caller]
+pub fn has(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+}

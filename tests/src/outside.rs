@@ -8,15 +8,14 @@ use std::sync::Arc;
 
 use qhx_base::hash::sha256;
 use qhx_base::{CancelToken, ErrorKind};
-use qhx_core::dump::Dump;
-use qhx_core::engine::{Model, ModelOptions};
+use qhx_core::engine::Model;
 use qhx_core::manifest::Manifest;
 use qhx_exec::backend::Backend;
-use qhx_plugins::{PluginOptions, Plugins};
+use qhx_plugins::Plugins;
 use serde_json::Value;
 
-use crate::plugin_files::{self, copy_folder, workspace};
-use crate::tiny;
+use crate::plugin_files::{self, copy_folder, library_name, workspace};
+use crate::{files, tiny};
 
 /// A code block of a page with commands for a shell.
 #[derive(Debug, PartialEq, Eq)]
@@ -63,24 +62,20 @@ pub fn hashes(files: &[PathBuf]) -> Vec<(PathBuf, String)> {
     files.iter().map(hash).collect()
 }
 
+/// One plugin, and none that is installed.
+fn only(plugin: &Path) -> Plugins {
+    plugin_files::only(&[plugin.to_owned()])
+}
+
 /// Opens a bundle with one plugin, and none that is installed.
 pub fn open(bundle: &Path, plugin: &Path, backend: Arc<dyn Backend>) -> Model {
-    let options = PluginOptions::default().files(vec![plugin.to_owned()]).only_named(true);
-    let plugins = Plugins::discover(&options).unwrap_or_else(|e| panic!("{e}"));
-    tiny::open_by(bundle, backend, &plugins, &CancelToken::new())
+    tiny::open_by(bundle, backend, &only(plugin), &CancelToken::new())
         .unwrap_or_else(|e| panic!("{}: {e}", bundle.display()))
 }
 
 /// The same, with arrays dumped into a folder.
 pub fn open_dumping(bundle: &Path, plugin: &Path, backend: Arc<dyn Backend>, dump: &Path) -> Model {
-    crate::log::listen();
-    let options = PluginOptions::default().files(vec![plugin.to_owned()]).only_named(true);
-    let plugins = Plugins::discover(&options).unwrap_or_else(|e| panic!("{e}"));
-    let manifest = Manifest::load(bundle).unwrap_or_else(|e| panic!("{e}"));
-    let dump = Dump::create(dump).unwrap_or_else(|e| panic!("{e}"));
-    let options = ModelOptions::new(manifest, backend, &plugins).threads(2);
-    Model::open(options.dump(Some(Arc::new(dump))))
-        .unwrap_or_else(|e| panic!("{}: {e}", bundle.display()))
+    tiny::open_dumping(bundle, backend, &only(plugin), dump)
 }
 
 /// Opens a copy of a bundle whose manifest names `decoder_generate` and has `params` besides its own.
@@ -88,14 +83,13 @@ pub fn open_declared(bundle: &Path, params: &Value, backend: Arc<dyn Backend>) -
     let folder = bundle.with_extension("declared");
     copy_folder(bundle, &folder);
     let path = Manifest::load(&folder).unwrap_or_else(|e| panic!("{e}")).path;
-    let text = fs::read(&path).expect("the manifest can be read");
-    let mut manifest: Value = serde_json::from_slice(&text).expect("the manifest is JSON");
-    for step in manifest["plan"]["steps"].as_array_mut().expect("a plan has steps") {
-        step["host"] = "decoder_generate".into();
-    }
-    let all = manifest["params"].as_object_mut().expect("a manifest has params");
-    all.extend(params.as_object().cloned().unwrap_or_default());
-    fs::write(&path, manifest.to_string()).expect("the manifest can be written");
+    files::edit(&path, |manifest| {
+        for step in manifest["plan"]["steps"].as_array_mut().expect("a plan has steps") {
+            step["host"] = "decoder_generate".into();
+        }
+        let all = manifest["params"].as_object_mut().expect("a manifest has params");
+        all.extend(params.as_object().cloned().unwrap_or_default());
+    });
     tiny::open(&path, backend).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
@@ -178,6 +172,58 @@ impl Outside {
             // way is kept for the next time.
             .env_remove("CARGO_TARGET_DIR");
         build_once(command);
+    }
+}
+
+/// A family whose section of `docs/adding-a-family.md` was followed: its folder has the program, the plugin and the
+/// bundles.
+#[derive(Debug)]
+pub struct Family {
+    /// The place where its commands ran.
+    pub place: Outside,
+    /// The example's copy.
+    pub folder: PathBuf,
+    /// The plugin.
+    pub plugin: PathBuf,
+    /// Output of the block for the NPU, if its tier runs.
+    pub on_npu: Option<String>,
+    name: &'static str,
+}
+
+impl Family {
+    /// Runs the commands under a heading, which make the example `name`.
+    pub fn made(heading: &str, name: &'static str) -> Self {
+        let place = Outside::new(&plugin_files::programs()[0]);
+        let mut blocks = commands("adding-a-family.md", heading);
+        let on_npu = blocks.iter().position(|block| block.commands.contains("--target"));
+        let on_npu = on_npu.unwrap_or_else(|| panic!("{heading}: no block for the NPU"));
+        if tiny::qnn_tier().is_none() {
+            blocks.truncate(on_npu);
+        }
+        let on_npu = place.run(&blocks).get(on_npu).cloned();
+        let folder = place.folder().join(name);
+        let plugin = folder.join("target/release").join(library_name(&format!("{name}_op")));
+        Self { place, folder, plugin, on_npu, name }
+    }
+
+    /// Runs the family's program. Its exit code, and what it printed as results and otherwise.
+    pub fn forge(&self, arguments: &[&str]) -> (Option<i32>, [String; 2]) {
+        let program = self.folder.join(format!("target/release/{}-forge", self.name));
+        self.place.program(&program, arguments)
+    }
+
+    /// Makes a bundle in the family's folder: what the program says, and whether it made one.
+    pub fn bundle(&self, checkpoint: &Path, out: &str, options: &[&str]) -> (bool, String) {
+        let out = self.folder.join(out);
+        let paths = [checkpoint, Path::new("--out"), &out];
+        let paths = paths.map(|path| path.to_str().expect("a plain path"));
+        let (code, streams) = self.forge(&[&paths[..], options].concat());
+        (code == Some(0), streams.concat())
+    }
+
+    /// Opens a bundle with the family's plugin alone.
+    pub fn open(&self, bundle: &Path, backend: Arc<dyn Backend>) -> Model {
+        open(bundle, &self.plugin, backend)
     }
 }
 

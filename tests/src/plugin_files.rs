@@ -5,6 +5,7 @@ use std::process::Command;
 use std::sync::Mutex;
 
 pub use qhx_paths::workspace;
+use qhx_plugins::{PluginOptions, Plugins};
 
 /// The file name of a plugin library.
 pub fn library_name(library: &str) -> String {
@@ -90,6 +91,12 @@ fn cargo_build(command: &mut Command, what: &[&str]) {
 /// A folder for what tests build otherwise, beside that of the profile.
 pub fn beside(name: &str) -> PathBuf {
     profile_folder().with_file_name(name)
+}
+
+/// These plugins, and none that is installed.
+pub fn only(files: &[PathBuf]) -> Plugins {
+    let options = PluginOptions::default().files(files.to_vec()).only_named(true);
+    Plugins::discover(&options).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// Copies a folder, without build output.

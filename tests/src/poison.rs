@@ -8,6 +8,7 @@ use qhx_core::engine::Model;
 use qhx_core::op::Segment;
 use serde_json::Value;
 
+use crate::files;
 use crate::plugin_files::copy_folder;
 
 /// Copies the bundle of a manifest into `folder` and makes the embedding row of `token` NaN. Answers
@@ -15,8 +16,7 @@ use crate::plugin_files::copy_folder;
 pub fn bundle(manifest: &Path, folder: &Path, token: u32) -> PathBuf {
     copy_folder(manifest.parent().expect("a manifest lies in a folder"), folder);
     let copy = folder.join(manifest.file_name().expect("a manifest is a file"));
-    let text = fs::read(&copy).expect("the manifest can be read");
-    let value: Value = serde_json::from_slice(&text).expect("the manifest is JSON");
+    let value: Value = files::json(&copy);
     let embed = &value["artifacts"]["embed"];
     let (path, dtype) = match embed.as_str() {
         Some(path) => (path, "f16"),

@@ -2,10 +2,9 @@
 
 use std::ops::ControlFlow;
 
+use qhx_base::Result;
 use qhx_base::compare::Distance;
-use qhx_core::engine::{
-    DraftCounts, FinishReason, Generation, Message, Model, Prompt, Request, Speculate,
-};
+use qhx_core::engine::{DraftCounts, FinishReason, Generation, Model, Prompt, Request, Speculate};
 use qhx_core::op::{HandOvers, Segment};
 use qhx_core::sampling::argmax;
 use qhx_exec::workspace::GraphStats;
@@ -15,7 +14,17 @@ use crate::tiny::{Case, Chat, Goldens};
 
 /// Generates to the end.
 pub fn generate(model: &mut Model, request: &Request) -> Generation {
-    model.generate(request, &mut |_| ControlFlow::Continue(())).unwrap_or_else(|e| panic!("{e}"))
+    try_generate(model, request).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Continues tokens greedily.
+pub fn complete(model: &mut Model, tokens: &[u32], max_new: usize) -> Result<Generation> {
+    try_generate(model, &Request::greedy(Prompt::Tokens(tokens.to_vec()), max_new))
+}
+
+/// Same as [`generate`], for a request that may fail.
+pub fn try_generate(model: &mut Model, request: &Request) -> Result<Generation> {
+    model.generate(request, &mut |_| ControlFlow::Continue(()))
 }
 
 /// The recorded text is decoded alone, where a SentencePiece-like decoder drops the space before its first word;
@@ -42,10 +51,16 @@ pub fn speculative_exact(
         model.reset().unwrap_or_else(|e| panic!("{e}"));
         let request = Request::greedy(Prompt::Text(case.prompt.clone()), case.output_ids.len());
         let request = request.speculate(speculate);
-        let generation = generate(model, &request);
-        assert_eq!(generation.prompt_tokens, case.prompt_ids.len(), "{label}, {}", case.id);
-        assert_eq!(generation.tokens, case.output_ids, "{label}, {}", case.id);
         let label = format!("{label}, {}", case.id);
+        let mut streamed = String::new();
+        let generation = model.generate(&request, &mut |event| {
+            streamed.push_str(event.text().unwrap_or_default());
+            ControlFlow::Continue(())
+        });
+        let generation = generation.unwrap_or_else(|e| panic!("{label}: {e}"));
+        assert_eq!(generation.prompt_tokens, case.prompt_ids.len(), "{label}");
+        assert_eq!(generation.tokens, case.output_ids, "{label}");
+        assert_eq!(streamed, generation.text, "{label}: streamed");
         if case.cut {
             assert!(case.begins_with(&generation.text), "{label}: {:?}", generation.text);
         } else {
@@ -131,6 +146,27 @@ pub fn step_exact(model: &mut Model, goldens: &Goldens, cases: &[&Case], label: 
     worst.expect("steps with recorded logits")
 }
 
+/// Prints a distance of logits, of which no difference may be larger than `limit`.
+#[expect(clippy::print_stderr, reason = "a test says what it measured")]
+pub fn within(found: Distance, limit: f64, label: &str) {
+    let Distance { largest, cosine, .. } = found;
+    eprintln!("{label}: logits differ by at most {largest:.2e}, cosine {cosine:.7}");
+    assert!(largest <= limit, "{label}: logits differ by {largest:e}");
+}
+
+/// Prints a distance of logits, whose cosine must be `least` or more.
+#[expect(clippy::print_stderr, reason = "a test says what it measured")]
+pub fn alike(found: Distance, least: f64, label: &str) {
+    let Distance { largest, cosine, .. } = found;
+    eprintln!("{label}: logits differ by at most {largest:.2e}, cosine {cosine:.7}");
+    assert!(cosine >= least, "{label}: cosine {cosine}");
+}
+
+/// Executions so far of the graphs whose names `is` takes.
+pub fn executions(model: &Model, is: impl Fn(&str) -> bool) -> u64 {
+    model.graph_stats().iter().filter(|stats| is(&stats.graph)).map(|stats| stats.executions).sum()
+}
+
 /// Has the CPU consume the answer of a case behind its prompt, which the model's backend consumes: every token is the
 /// golden one, and the state went over once. Returns the largest distance of recorded logits.
 pub fn hands_over(model: &mut Model, goldens: &Goldens, case: &Case, label: &str) -> Distance {
@@ -153,28 +189,23 @@ pub fn hands_over(model: &mut Model, goldens: &Goldens, case: &Case, label: &str
     distance
 }
 
-/// Plays a conversation: prompts, answers and texts are the golden ones. Returns what each turn generated.
+/// Plays a conversation from its beginning: prompts, answers and texts are the golden ones. Returns what each turn generated.
 pub fn play(model: &mut Model, chat: &Chat) -> Vec<Generation> {
     play_speculative(model, chat, Speculate::Off)
 }
 
 /// The same with draft tokens.
 pub fn play_speculative(model: &mut Model, chat: &Chat, speculate: Speculate) -> Vec<Generation> {
-    let mut messages = Vec::new();
-    if let Some(system) = &chat.system {
-        messages.push(Message::new("system", system));
-    }
+    model.reset().unwrap_or_else(|e| panic!("{}: {e}", chat.id));
     let mut played = Vec::new();
-    for turn in &chat.turns {
-        messages.push(Message::new("user", &turn.user));
-        let prompt = Prompt::Chat { messages: messages.clone(), thinking: chat.enable_thinking };
+    for (index, turn) in chat.turns.iter().enumerate() {
+        let prompt = chat.prompt(index);
         let ids = model.encode_prompt(&prompt).unwrap_or_else(|e| panic!("{}: {e}", chat.id));
         assert_eq!(ids, turn.prompt_ids, "{}", chat.id);
         let request = Request::greedy(prompt, turn.output_ids.len());
         let generation = generate(model, &request.speculate(speculate));
         assert_eq!(generation.tokens, turn.output_ids, "{}", chat.id);
         assert_eq!(generation.text, turn.text, "{}", chat.id);
-        messages.push(Message::new("assistant", &turn.text));
         played.push(generation);
     }
     played

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use qhx_base::{CancelToken, Result};
-use qhx_core::engine::{Model, ModelOptions};
+use qhx_core::dump::Dump;
+use qhx_core::engine::{Message, Model, ModelOptions, Prompt};
 use qhx_core::manifest::Manifest;
 use qhx_exec::backend::Backend;
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
@@ -12,8 +13,9 @@ pub use qhx_paths::fixture;
 use qhx_plugins::{PluginOptions, Plugins};
 use safetensors::SafeTensors;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
-use crate::plugin_files;
+use crate::{files, plugin_files};
 
 /// `goldens.json` of a fixture.
 #[derive(Debug, Deserialize)]
@@ -77,6 +79,19 @@ pub struct Turn {
     pub prefix_extends: Option<bool>,
 }
 
+impl Chat {
+    /// The conversation up to the question of turn `index`, with the golden answers.
+    pub fn prompt(&self, index: usize) -> Prompt {
+        let mut messages: Vec<_> = self.system.iter().map(|s| Message::new("system", s)).collect();
+        for turn in &self.turns[..index] {
+            messages.push(Message::new("user", &turn.user));
+            messages.push(Message::new("assistant", &turn.text));
+        }
+        messages.push(Message::new("user", &self.turns[index].user));
+        Prompt::Chat { messages, thinking: self.enable_thinking }
+    }
+}
+
 impl Case {
     /// True if the answer begins with this text, whose last character may be cut.
     pub fn begins_with(&self, text: &str) -> bool {
@@ -106,15 +121,16 @@ impl Goldens {
         self
     }
 
+    /// All cases.
+    pub fn all(&self) -> Vec<&Case> {
+        self.cases.iter().collect()
+    }
+
     /// Logits after each recorded step of a case, `[steps][vocab]`.
     pub fn logits(&self, case: &Case) -> Vec<Vec<f32>> {
         let file = SafeTensors::deserialize(&self.logits).expect("goldens.safetensors is valid");
         let tensor = file.tensor(&format!("{}.logits", case.id)).expect("the case has logits");
-        let values: Vec<f32> = tensor
-            .data()
-            .chunks_exact(4)
-            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-            .collect();
+        let values = files::floats(tensor.data());
         values.chunks_exact(tensor.shape()[1]).map(<[f32]>::to_vec).collect()
     }
 }
@@ -140,8 +156,7 @@ impl Goldens {
         let tensor = |kind: &str| file.tensor(&format!("{}.{kind}", case.id)).expect("routing");
         let (experts, multipliers) = (tensor("experts"), tensor("multipliers"));
         let layers = experts.shape()[1];
-        let multipliers = multipliers.data().chunks_exact(4);
-        let multipliers = multipliers.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        let multipliers = files::floats(multipliers.data());
         let choices: Vec<(usize, f32)> =
             experts.data().iter().map(|&e| usize::from(e)).zip(multipliers).collect();
         let tokens = choices.chunks_exact(2 * layers);
@@ -149,10 +164,19 @@ impl Goldens {
     }
 }
 
+/// `goldens.json` of a fixture, as another type than [`Goldens`].
+pub fn golden_json<T: DeserializeOwned>(name: &str) -> T {
+    files::json(&fixture(name).join("goldens.json"))
+}
+
+/// Values of a tensor of a fixture's `goldens.safetensors`.
+pub fn golden_tensor(name: &str, tensor: &str) -> Vec<f32> {
+    files::tensor(&fixture(name).join("goldens.safetensors"), tensor).1
+}
+
 /// Goldens of a checkpoint folder.
 pub fn goldens(folder: &Path) -> Goldens {
-    let text = std::fs::read_to_string(folder.join("goldens.json")).expect("goldens.json");
-    let mut goldens: Goldens = serde_json::from_str(&text).expect("goldens.json is valid");
+    let mut goldens: Goldens = files::json(&folder.join("goldens.json"));
     goldens.logits =
         std::fs::read(folder.join("goldens.safetensors")).expect("goldens.safetensors");
     goldens
@@ -233,8 +257,7 @@ pub fn bundle(checkpoint: &Path, variant: Variant) -> PathBuf {
         options.prefill = Some(variant.prefill.to_vec());
         options.precision = if variant.int8 { Precision::W8A16 } else { Precision::Fp16 };
         if let Some(target) = variant.target {
-            let (htp, system) = qnn_libraries();
-            options.compiler = Some(crate::backends::compiler(&htp, &system, target));
+            options.compiler = Some(crate::backends::compiler(target));
         }
         let report = forge(checkpoint, &options, &mut Silent)
             .unwrap_or_else(|e| panic!("forging {}: {e}", checkpoint.display()));
@@ -256,6 +279,21 @@ pub fn plugins() -> Plugins {
 /// Opens a bundle on a backend.
 pub fn open(manifest: &Path, backend: Arc<dyn Backend>) -> Result<Model> {
     open_by(manifest, backend, &plugins(), &CancelToken::new())
+}
+
+/// The same with the given plugins, and arrays dumped into a folder.
+pub fn open_dumping(
+    manifest: &Path,
+    backend: Arc<dyn Backend>,
+    plugins: &Plugins,
+    dump: &Path,
+) -> Model {
+    crate::log::listen();
+    let open = || {
+        let options = ModelOptions::new(Manifest::load(manifest)?, backend, plugins);
+        Model::open(options.threads(2).dump(Arc::new(Dump::create(dump)?)))
+    };
+    open().unwrap_or_else(|e| panic!("{}: {e}", manifest.display()))
 }
 
 /// The same, with memory for states of earlier conversations.

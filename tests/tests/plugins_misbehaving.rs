@@ -2,28 +2,22 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test says that it failed by panicking")]
 
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 
 use qhx_base::CancelToken;
-use qhx_core::engine::{Model, Prompt, Request};
 use qhx_core::op::{OpProvider, ProgressFn};
-use qhx_plugins::{LoadErrorKind, Plugin, PluginOptions, Plugins};
+use qhx_plugins::{LoadErrorKind, Plugin};
 use qhx_tests::null_model::{self, Setup};
 use qhx_tests::outside::Outside;
-use qhx_tests::plugin_files::build_example;
-use qhx_tests::{letters, plugin_files};
+use qhx_tests::plugin_files::{build_example, only};
+use qhx_tests::replay::complete;
+use qhx_tests::{has, letters, plugin_files};
 use serde_json::json;
 
 fn odd(name: &str) -> PathBuf {
     build_example("qhx-test-malformed-plugins", name)
-}
-
-fn only(files: &[PathBuf]) -> Plugins {
-    let options = PluginOptions::default().files(files.to_vec()).only_named(true);
-    Plugins::discover(&options).unwrap()
 }
 
 #[test]
@@ -57,10 +51,8 @@ fn writing_past_a_buffer_is_a_panic_that_is_caught() {
     let _alone = alone();
     let plugins = only(&[plugin_files::build("qhx-test-misbehaving-plugin")]);
     let mut model = null_model::open("test_write_past_end", &plugins, &CancelToken::new()).unwrap();
-    let request = Request::greedy(Prompt::Tokens(vec![1]), 2);
-    let error = model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap_err();
-    let message = error.report().to_string();
-    assert!(message.contains("test_write_past_end") && message.contains("range"), "{message}");
+    let error = complete(&mut model, &[1], 2).unwrap_err();
+    has(&error.report().to_string(), &["test_write_past_end", "range"]);
 }
 
 /// A log that throws for every line.
@@ -105,18 +97,14 @@ fn what_is_thrown_may_panic_when_it_is_dropped() {
         let setup = Setup { progress: Some(progress.clone()), ..Setup::default() };
         null_model::open_with("test_throw_bombs", &plugins, setup)
     };
-    let run = |model: &mut Model, prompt: &[u32], max_new| {
-        let request = Request::greedy(Prompt::Tokens(prompt.to_vec()), max_new);
-        model.generate(&request, &mut |_| ControlFlow::Continue(()))
-    };
     let mut model = open().unwrap();
-    let log = tracing::subscriber::with_default(ThrowingLog, || run(&mut model, &[1], 1));
+    let log = tracing::subscriber::with_default(ThrowingLog, || complete(&mut model, &[1], 1));
     assert_eq!(log.unwrap().tokens.len(), 1);
     assert_eq!(THROWN.load(Ordering::Relaxed), 2, "by the log and by the progress function");
-    let error = run(&mut model, &[1, 2], 1).unwrap_err().report().to_string();
+    let error = complete(&mut model, &[1, 2], 1).unwrap_err().report().to_string();
     assert!(error.contains("a parallel part of the host-op panicked"), "{error}");
     drop(model);
-    let error = run(&mut open().unwrap(), &[1], 2).unwrap_err().report().to_string();
+    let error = complete(&mut open().unwrap(), &[1], 2).unwrap_err().report().to_string();
     assert!(error.contains("test_throw_bombs") && error.contains("panicked in decode"), "{error}");
 }
 
@@ -141,12 +129,10 @@ fn what_an_op_allocates_is_freed_with_its_session() {
     const SESSIONS: usize = 8;
     let _alone = alone();
     let plugins = only(&[odd("leaks")]);
-    let request = Request::greedy(Prompt::Tokens(vec![1]), 200);
     let before = resident();
     for _ in 0..SESSIONS {
         let mut model = null_model::open("test_leaks", &plugins, &CancelToken::new()).unwrap();
-        let tokens = model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap().tokens;
-        assert_eq!(tokens.len(), 200);
+        assert_eq!(complete(&mut model, &[1], 200).unwrap().tokens.len(), 200);
         assert!(resident() > before + 150 * MIB, "the op did not allocate");
     }
     // Each took 200 MiB. The allocator may keep what one or two of them freed for the next one.
@@ -160,7 +146,6 @@ fn opening_and_closing_a_thousand_times_leaves_nothing_behind() {
     let _alone = alone();
     let files = [odd("leaks"), plugin_files::build("qhx-test-misbehaving-plugin")];
     let open_files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
-    let request = Request::greedy(Prompt::Tokens(vec![1, 2]), 1);
     let round = || {
         let plugins = only(&files);
         // Two models of two plugins are open at once.
@@ -169,7 +154,7 @@ fn opening_and_closing_a_thousand_times_leaves_nothing_behind() {
             let mut again =
                 null_model::open("test_endless_loop", &plugins, &CancelToken::new()).unwrap();
             for model in [&mut model, &mut again] {
-                model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap();
+                complete(model, &[1, 2], 1).unwrap();
             }
         }
     };
@@ -197,16 +182,11 @@ fn two_sessions_on_two_threads_do_not_meet() {
                 let mut model = null_model::open(op, plugins, &CancelToken::new()).unwrap();
                 together.wait();
                 for round in 0..50 {
-                    let prompt = Prompt::Tokens(vec![round % 16; 3]);
-                    let request = Request::greedy(prompt, 1);
-                    let generation =
-                        model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap();
+                    let generation = complete(&mut model, &[round % 16; 3], 1).unwrap();
                     assert_eq!((generation.prompt_tokens, generation.tokens.len()), (3, 1));
                 }
                 // One session's panic is that session's alone.
-                let request = Request::greedy(Prompt::Tokens(vec![1]), 3);
-                let result = model.generate(&request, &mut |_| ControlFlow::Continue(()));
-                assert_eq!(result.is_ok(), op == "test_leaks");
+                assert_eq!(complete(&mut model, &[1], 3).is_ok(), op == "test_leaks");
             });
         }
     });

@@ -15,7 +15,7 @@ use qhx_core::manifest::Manifest;
 use qhx_exec::backend::Backend;
 use qhx_exec::null::NullBackend;
 use qhx_tests::tiny::{self, CPU, Variant};
-use qhx_tests::{backends, plugin_files};
+use qhx_tests::{backends, files, plugin_files};
 use qhx_tiers::tier;
 use qhx_types::{DType, GraphInfo, TensorInfo};
 use serde_json::{Value, json};
@@ -53,9 +53,7 @@ impl Copy {
     }
 
     fn edit(&self, change: impl FnOnce(&mut Value)) {
-        let mut value: Value = serde_json::from_slice(&fs::read(&self.manifest).unwrap()).unwrap();
-        change(&mut value);
-        fs::write(&self.manifest, value.to_string()).unwrap();
+        files::edit(&self.manifest, change);
     }
 
     fn error(&self, backend: Arc<dyn Backend>) -> Error {
@@ -65,12 +63,8 @@ impl Copy {
 
 #[track_caller]
 fn says(error: &Error, kind: ErrorKind, parts: &[&str]) {
-    assert_eq!(error.kind(), kind, "{error}");
-    let text = error.report().to_string();
-    for part in parts {
-        assert!(text.contains(part), "{text:?} lacks {part:?}");
-    }
-    assert!(text.len() < 1500, "{text}");
+    qhx_tests::says(error, kind, parts);
+    assert!(error.report().to_string().len() < 1500, "{error}");
 }
 
 fn truncate(path: &Path) {
@@ -180,7 +174,6 @@ fn missing_truncated_and_garbage_files_are_named() {
 #[tier(qnn)]
 #[test]
 fn damaged_context_binaries_are_named() {
-    let libraries = tiny::qnn_libraries();
     let variant = Variant { target: Some("v81"), ..CPU };
     type Damage = fn(&Path);
     let damage: [(&str, Damage); 4] = [
@@ -193,7 +186,7 @@ fn damaged_context_binaries_are_named() {
         let copy = Copy::new(variant);
         let file = copy.file("decode_f16.bin");
         damage(&file);
-        let error = copy.error(backends::qnn(&libraries));
+        let error = copy.error(backends::qnn());
         assert!(error.report().to_string().contains("decode_f16.bin"), "{what}: {error}");
         assert!(
             matches!(error.kind(), ErrorKind::Artifact | ErrorKind::Context),
@@ -206,10 +199,9 @@ fn damaged_context_binaries_are_named() {
 #[tier(qnn)]
 #[test]
 fn a_bundle_for_a_newer_architecture_is_refused_in_words() {
-    let libraries = tiny::qnn_libraries();
     let variant = Variant { target: Some("v75"), ..CPU };
     let bundle = tiny::bundle(&tiny::fixture("qwen35-tied"), variant);
-    let backend = backends::qnn_device(&libraries, Some(73));
+    let backend = backends::qnn_device(Some(73));
     let error = tiny::open(&bundle, backend).map(|_| ()).unwrap_err();
     says(&error, ErrorKind::Context, &["v75", "v73"]);
 }
@@ -310,9 +302,8 @@ fn an_unknown_host_op_lists_what_is_installed() {
 #[tier(qnn)]
 #[test]
 fn a_backend_that_cannot_use_the_bundle_says_so() {
-    let libraries = tiny::qnn_libraries();
     let copy = Copy::new(CPU);
-    let error = copy.error(backends::qnn(&libraries));
+    let error = copy.error(backends::qnn());
     assert!(error.report().to_string().contains("decode"), "{error}");
     assert!(matches!(error.kind(), ErrorKind::Context | ErrorKind::Artifact), "{error}");
 }

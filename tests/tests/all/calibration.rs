@@ -13,7 +13,7 @@ use qhx_core::engine::Model;
 use qhx_forge::calibrate::{CalibrateOptions, Quality, Reader, calibrate};
 use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Precision, Silent};
-use qhx_tests::{backends, tiny};
+use qhx_tests::{backends, files, tiny};
 use serde::Deserialize;
 
 const TINY: &str = "llama3-blocks";
@@ -91,8 +91,7 @@ fn same(found: &[(String, Quality)], recorded: &BTreeMap<String, Figures>) {
 
 #[test]
 fn wide_graphs_beside_one_bundle_choose_as_whole_bundles() {
-    let text = std::fs::read_to_string(tiny::fixture(TINY).join("calibration.json")).unwrap();
-    let recorded: Recorded = serde_json::from_str(&text).unwrap();
+    let recorded: Recorded = files::json(&tiny::fixture(TINY).join("calibration.json"));
     let folder = tempfile::tempdir().unwrap();
     let taken = Rc::new(RefCell::new(Vec::new()));
     let open = |manifest: &Path| -> Result<Box<dyn Reader>> {

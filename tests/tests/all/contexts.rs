@@ -2,7 +2,6 @@
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use qhx::golden::Golden;
@@ -11,14 +10,14 @@ use qhx_base::compare::Distance;
 use qhx_core::engine::Model;
 use qhx_core::op::{HostOp, Segment};
 use qhx_forge::{Caches, ForgeOptions, Silent, forge};
-use qhx_tests::backends;
+use qhx_tests::forged::{Forged, set};
 use qhx_tests::images::Sights;
 use qhx_tests::replay::{
-    accepted_exact, hands_over, play, shortest, speculative_exact, step_exact,
+    accepted_exact, executions, hands_over, play, shortest, speculative_exact, step_exact,
 };
 use qhx_tests::tiny::{self, Bundles};
+use qhx_tests::{backends, files, says};
 use qhx_tiers::tier;
-use serde_json::Value;
 
 /// In the middle of answers; prompts end before, between and behind them.
 const CONTEXTS: [usize; 2] = [16, 32];
@@ -73,8 +72,7 @@ impl Family {
         options.prefill = Some(vec![ROWS]);
         options.shards = self.shards;
         options.caches = self.caches;
-        let own = self.recipe_options.iter();
-        options.recipe_options.extend(own.map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
+        set(&mut options, self.recipe_options);
         change(&mut options);
         let report = forge(&self.checkpoint(), &options, &mut Silent);
         report.unwrap_or_else(|e| panic!("forging {}: {e}", self.tiny)).manifest
@@ -91,18 +89,12 @@ impl Family {
     fn executions(self, model: &Model, several: bool) -> [u64; 3] {
         let stem = self.stems[usize::from(several)];
         let stem = if several { format!("{stem}{ROWS}_") } else { stem.to_owned() };
-        let of = |name: &str| {
-            let own = |graph: &str| graph == name || graph.starts_with(&format!("{name}_"));
-            let stats = model.graph_stats();
-            stats.iter().filter(|s| own(&s.graph)).map(|s| s.executions).sum::<u64>()
-        };
-        let within = CONTEXTS.map(|positions| of(&format!("{stem}{positions}")));
-        let stats = model.graph_stats();
-        let all: u64 = stats
-            .iter()
-            .filter(|s| s.graph.starts_with(self.stems[usize::from(several)]))
-            .map(|s| s.executions)
-            .sum();
+        let within = CONTEXTS.map(|positions| {
+            let name = format!("{stem}{positions}");
+            let part = format!("{name}_");
+            executions(model, |graph| graph == name || graph.starts_with(&part))
+        });
+        let all = executions(model, |graph| graph.starts_with(self.stems[usize::from(several)]));
         [within[0], within[1], all - within[0] - within[1]]
     }
 }
@@ -121,7 +113,6 @@ fn every_family_says_the_same_across_the_borders_of_contexts() {
         let missing = ran.iter().flatten().filter(|count| **count == 0).count();
         assert!(missing <= if tiny == "qwen3-moe" { 2 } else { 0 }, "{tiny}: {ran:?}");
         for chat in &goldens.chat {
-            model.reset().unwrap();
             play(&mut model, chat);
         }
         let drafts = speculative_exact(&mut model, &cases, "3".parse().unwrap(), tiny);
@@ -270,12 +261,9 @@ fn contexts_that_are_none_are_refused() {
         ("mistral-tiny", vec![0], "--contexts 0 with --max-ctx 200: 0 is not above 0"),
         ("whisper-tiny", vec![32], "--contexts 32: the graphs of a"),
     ] {
-        let folder = tempfile::tempdir().unwrap();
-        let mut options = ForgeOptions::new(folder.path().join("bundle"));
-        (options.max_ctx, options.contexts) = (Some(200), contexts);
-        let error = forge(&tiny::fixture(tiny), &options, &mut Silent).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
-        assert!(error.message().contains(expected), "{error}");
+        let change = |o: &mut ForgeOptions| (o.max_ctx, o.contexts) = (Some(200), contexts);
+        let error = Forged::try_of(&tiny::fixture(tiny), change).unwrap_err();
+        says(&error, ErrorKind::Usage, &[expected]);
     }
 }
 
@@ -284,15 +272,12 @@ fn contexts_that_are_none_are_refused() {
 fn graphs_of_contexts_that_do_not_fit_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let manifest = DENSE.forge(&folder.path().join("bundle"), |options| options.shards = 1);
-    let text: Value = serde_json::from_slice(&fs::read(&manifest).unwrap()).unwrap();
     for (within, expected) in [
         (serde_json::json!([["decode16", "lmhead"]]), "take 1 tokens have no output y"),
         (serde_json::json!([["decode17"]]), "/plan/params/within/0"),
         (serde_json::json!([[]]), "expected a string or at least 1 items"),
     ] {
-        let mut changed = text.clone();
-        changed["plan"]["params"]["within"] = within;
-        fs::write(&manifest, changed.to_string()).unwrap();
+        files::edit(&manifest, |whole| whole["plan"]["params"]["within"] = within);
         let error = tiny::open(&manifest, backends::cpu()).unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
     }
@@ -302,21 +287,19 @@ fn graphs_of_contexts_that_do_not_fit_are_named() {
 #[tier(qnn)]
 #[test]
 fn the_npu_crosses_the_borders_of_contexts() {
-    let libraries = tiny::qnn_libraries();
-    let (htp, system) = &libraries;
     let full = tiny::full_matrix();
     for &family in if full { &FAMILIES[..] } else { &FAMILIES[1..4] } {
         let tiny = family.tiny;
         let goldens = tiny::goldens(&family.checkpoint()).brief();
         let folder = tempfile::tempdir().unwrap();
         let manifest = family.forge(&folder.path().join("bundle"), |options| {
-            options.compiler = Some(backends::compiler(htp, system, "v75"));
+            options.compiler = Some(backends::compiler("v75"));
             options.contexts.truncate(1);
             options.prefill = Some(if full { vec![ROWS] } else { Vec::new() });
             options.recipe_options.remove("verify");
             options.shards = 1;
         });
-        let mut model = tiny::open(&manifest, backends::qnn(&libraries)).unwrap();
+        let mut model = tiny::open(&manifest, backends::qnn()).unwrap();
         let before = |case: &&tiny::Case| case.prompt_ids.len() < CONTEXTS[0];
         let mut cases: Vec<_> = goldens.cases.iter().filter(before).collect();
         cases.sort_by_key(|case| std::cmp::Reverse(case.prompt_ids.len()));

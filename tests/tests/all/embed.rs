@@ -3,17 +3,16 @@
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use qhx_base::ErrorKind;
 use qhx_base::compare::Distance;
 use qhx_core::engine::Model;
-use qhx_exec::backend::Backend;
-use qhx_forge::{ForgeOptions, Precision, Silent, Task, forge};
+use qhx_forge::{ForgeOptions, Precision, Task};
+use qhx_tests::forged::Forged;
+use qhx_tests::plugin_files::copy_folder;
 use qhx_tests::restarting::Restarting;
-use qhx_tests::{backends, tiny};
+use qhx_tests::{backends, files, has, replay, says, tiny};
 use qhx_tiers::tier;
-use safetensors::SafeTensors;
 use serde_json::Value;
 
 const TINY: &str = "embed-mistral-tiny";
@@ -27,15 +26,14 @@ struct Text {
 
 struct Goldens {
     json: Value,
-    tensors: Vec<u8>,
+    tensors: PathBuf,
     texts: Vec<Text>,
 }
 
 impl Goldens {
     fn read(folder: &Path) -> Self {
-        let json = std::fs::read(folder.join("goldens_embed.json")).unwrap();
-        let json: Value = serde_json::from_slice(&json).unwrap();
-        let tensors = std::fs::read(folder.join("goldens_embed.safetensors")).unwrap();
+        let json = files::json(&folder.join("goldens_embed.json"));
+        let tensors = folder.join("goldens_embed.safetensors");
         let mut goldens = Self { json, tensors, texts: Vec::new() };
         let prefix = |role: &str| {
             let key = if role == "query" { "query_prefix" } else { "doc_prefix" };
@@ -57,9 +55,7 @@ impl Goldens {
     }
 
     fn vector(&self, name: &str) -> Vec<f32> {
-        let file = SafeTensors::deserialize(&self.tensors).unwrap();
-        let data = file.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}"));
-        data.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+        files::tensor(&self.tensors, name).1
     }
 }
 
@@ -70,21 +66,13 @@ fn ids(value: &Value) -> Vec<u32> {
 /// Tokens of the texts that the slow tests take.
 const SHORT: usize = 32;
 
-struct Bundle {
-    manifest: PathBuf,
-    _folder: tempfile::TempDir,
-}
-
-fn bundle(checkpoint: &Path, change: impl FnOnce(&mut ForgeOptions)) -> Bundle {
-    let folder = tempfile::tempdir().unwrap();
-    let mut options = ForgeOptions::new(folder.path().join("bundle"));
-    options.task = Some(Task::Embed);
-    // One length, unless a test asks for more.
-    options.prefill = Some(Vec::new());
-    change(&mut options);
-    let report = forge(checkpoint, &options, &mut Silent)
-        .unwrap_or_else(|e| panic!("forging {}: {e}", checkpoint.display()));
-    Bundle { manifest: report.manifest, _folder: folder }
+fn bundle(checkpoint: &Path, change: impl FnOnce(&mut ForgeOptions)) -> Forged {
+    Forged::of(checkpoint, |options| {
+        options.task = Some(Task::Embed);
+        // One length, unless a test asks for more.
+        options.prefill = Some(Vec::new());
+        change(options);
+    })
 }
 
 fn vectors(model: &mut Model, goldens: &Goldens) -> Vec<Vec<f32>> {
@@ -139,7 +127,7 @@ fn cpu_equals_the_reference_and_parts_change_no_bit() {
     let mut whole: Option<Vec<Vec<f32>>> = None;
     for parts in [1, 2, 4] {
         let bundle = bundle(&checkpoint, |o| o.shards = parts);
-        let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+        let mut model = bundle.on_cpu();
         assert_eq!(model.info().embedding_dim, 92);
         assert_eq!(model.info().max_ctx, 180, "max_seq_length of the checkpoint");
         let found = vectors(&mut model, &goldens);
@@ -168,12 +156,12 @@ fn a_text_goes_through_the_shortest_graphs_that_hold_it() {
     let checkpoint = tiny::fixture(TINY);
     let goldens = Goldens::read(&checkpoint);
     let whole = bundle(&checkpoint, |_| ());
-    let alone = vectors(&mut tiny::open(&whole.manifest, backends::cpu()).unwrap(), &goldens);
+    let alone = vectors(&mut whole.on_cpu(), &goldens);
     let lengths: Vec<_> = goldens.texts.iter().map(|text| text.ids.len()).collect();
     // By default, and over two parts where that is asked for.
     for (parts, asked) in [(1, None), (2, Some(vec![32, 128]))] {
         let bundle = bundle(&checkpoint, |o| (o.shards, o.prefill) = (parts, asked));
-        let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+        let mut model = bundle.on_cpu();
         assert_eq!(model.info().max_ctx, 180);
         let found = vectors(&mut model, &goldens);
         compare(&found, &goldens, 0.99999, &format!("cpu, by length, {parts} parts"));
@@ -182,9 +170,8 @@ fn a_text_goes_through_the_shortest_graphs_that_hold_it() {
             assert!(largest <= 1e-5, "{}: {largest:e}", text.id);
         }
         let count = |name: &str| -> u64 {
-            let of = |graph: &str| graph == name || graph.starts_with(&format!("{name}_p"));
-            let stats = model.graph_stats();
-            stats.iter().filter(|s| of(&s.graph)).map(|s| s.executions).sum()
+            let part = format!("{name}_p");
+            replay::executions(&model, |graph| graph == name || graph.starts_with(&part))
         };
         let within = |low: usize, high: usize| {
             let texts = lengths.iter().filter(|&&length| low < length && length <= high).count();
@@ -203,17 +190,15 @@ fn texts_that_share_a_graph_are_as_if_each_were_alone() {
     let goldens = Goldens::read(&checkpoint);
     let texts: Vec<&[u32]> = goldens.texts.iter().map(|text| text.ids.as_slice()).collect();
     let bundle = bundle(&checkpoint, |o| o.prefill = None);
-    let manifest = std::fs::read_to_string(&bundle.manifest).unwrap();
     for (pooling, causal) in [("mean", false), ("last", true), ("cls", false), ("mean", true)] {
-        let changed =
-            manifest.replace("\"pooling\": \"mean\"", &format!("\"pooling\": \"{pooling}\""));
-        let changed = changed.replace("\"causal\": false", &format!("\"causal\": {causal}"));
-        assert_eq!(changed == manifest, (pooling, causal) == ("mean", false));
-        std::fs::write(&bundle.manifest, changed).unwrap();
-        let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+        bundle.edit(|manifest| {
+            let params = &mut manifest["plan"]["params"];
+            assert!(params["pooling"].is_string() && params["causal"].is_boolean(), "{params}");
+            (params["pooling"], params["causal"]) = (pooling.into(), causal.into());
+        });
+        let mut model = bundle.on_cpu();
         assert_eq!(model.batch_tokens(), 4 * 180);
-        let executions =
-            |model: &Model| model.graph_stats().iter().map(|stats| stats.executions).sum::<u64>();
+        let executions = |model: &Model| replay::executions(model, |_| true);
         let alone: Vec<Vec<f32>> =
             texts.iter().map(|text| model.embed(text).unwrap().to_vec()).collect();
         let before = executions(&model);
@@ -236,7 +221,7 @@ fn many_texts_come_back_in_order_and_one_that_fails_is_named() {
     let checkpoint = tiny::fixture(TINY);
     let goldens = Goldens::read(&checkpoint);
     let bundle = bundle(&checkpoint, |o| o.prefill = None);
-    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+    let mut model = bundle.on_cpu();
     let usual =
         |index: usize| (0..1 + index % 5).map(|i| (3 + i * 7 + index % 11) as u32).collect();
     let mut texts: Vec<Vec<u32>> = (0..10_000).map(usual).collect();
@@ -282,11 +267,8 @@ fn many_texts_come_back_in_order_and_one_that_fails_is_named() {
 #[test]
 fn graphs_that_take_no_shorter_texts_are_an_error() {
     let bundle = bundle(&tiny::fixture(TINY), |o| o.prefill = Some(vec![16]));
-    let text = std::fs::read_to_string(&bundle.manifest).unwrap();
-    let changed = text.replace("\"buckets\": \"enc16\"", "\"buckets\": \"enc\"");
-    assert_ne!(changed, text);
-    std::fs::write(&bundle.manifest, changed).unwrap();
-    let error = tiny::open(&bundle.manifest, backends::cpu()).unwrap_err();
+    bundle.edit(|manifest| manifest["plan"]["params"]["buckets"] = "enc".into());
+    let error = bundle.refusal();
     let words = ["/plan/params/buckets", "\"enc\" takes 180 rows", "fewer than the 180"];
     assert!(words.iter().all(|word| error.message().contains(word)), "{error}");
 }
@@ -296,7 +278,7 @@ fn a_text_leaves_no_trace_in_the_next_one() {
     let checkpoint = tiny::fixture(TINY);
     let goldens = Goldens::read(&checkpoint);
     let bundle = bundle(&checkpoint, |o| o.shards = 2);
-    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+    let mut model = bundle.on_cpu();
     let (short, long) = (&goldens.texts[0].ids, &goldens.json["over"]["ids"]);
     let alone = model.embed(short).unwrap().to_vec();
     model.embed(&ids(long)).unwrap();
@@ -311,8 +293,7 @@ fn a_restart_that_overwrites_all_buffers_changes_no_vector() {
     let bundle = bundle(&checkpoint, |o| o.shards = 2);
     let backend = Restarting::new(backends::cpu());
     let mut model = tiny::open(&bundle.manifest, backend.clone()).unwrap();
-    let executions =
-        |model: &Model| -> u64 { model.graph_stats().iter().map(|stats| stats.executions).sum() };
+    let executions = |model: &Model| replay::executions(model, |_| true);
     let texts: Vec<&[u32]> = goldens.texts.iter().take(4).map(|text| text.ids.as_slice()).collect();
     let expected = model.embed_many(&texts).unwrap();
     for nth in [1, 2] {
@@ -329,13 +310,17 @@ fn pooling_and_normalisation_follow_the_manifest() {
     let checkpoint = tiny::fixture(TINY);
     let goldens = Goldens::read(&checkpoint);
     let bundle = bundle(&checkpoint, |_| ());
-    let text = std::fs::read_to_string(&bundle.manifest).unwrap();
+    let set = |key: &str, value: Value| {
+        bundle.edit(|manifest| {
+            let param = &mut manifest["plan"]["params"][key];
+            assert!(!param.is_null() && *param != value, "{key}: {param}");
+            *param = value;
+        });
+    };
     let mut compared = 0;
     for pooling in ["last", "cls"] {
-        let changed = text.replace("\"pooling\": \"mean\"", &format!("\"pooling\": \"{pooling}\""));
-        assert_ne!(changed, text);
-        std::fs::write(&bundle.manifest, changed).unwrap();
-        let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+        set("pooling", pooling.into());
+        let mut model = bundle.on_cpu();
         for entry in goldens.json["texts"].as_array().unwrap() {
             if !entry["poolings"].as_array().unwrap().contains(&Value::from(pooling)) {
                 continue;
@@ -348,10 +333,9 @@ fn pooling_and_normalisation_follow_the_manifest() {
         }
     }
     assert!(compared >= 6);
-    let changed = text.replace("\"normalize\": true", "\"normalize\": false");
-    assert_ne!(changed, text);
-    std::fs::write(&bundle.manifest, changed).unwrap();
-    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+    set("pooling", "mean".into());
+    set("normalize", false.into());
+    let mut model = bundle.on_cpu();
     let vector = model.embed(&goldens.texts[0].ids).unwrap();
     let norm = vector.iter().map(|v| v * v).sum::<f32>().sqrt();
     assert!((norm - 1.0).abs() > 0.05, "norm {norm}");
@@ -361,14 +345,12 @@ fn pooling_and_normalisation_follow_the_manifest() {
 #[test]
 fn a_part_that_the_plan_does_not_name_is_an_error() {
     let bundle = bundle(&tiny::fixture(TINY), |o| o.shards = 4);
-    let text = std::fs::read(&bundle.manifest).unwrap();
-    let manifest: Value = serde_json::from_slice(&text).unwrap();
+    let whole = bundle.json()["plan"]["params"]["parts"].clone();
     for missing in 0..4 {
-        let mut manifest = manifest.clone();
-        let parts = manifest["plan"]["params"]["parts"].as_array_mut().unwrap();
+        let mut parts = whole.as_array().unwrap().clone();
         let part = parts.remove(missing);
-        std::fs::write(&bundle.manifest, manifest.to_string()).unwrap();
-        let error = tiny::open(&bundle.manifest, backends::cpu()).unwrap_err();
+        bundle.edit(|manifest| manifest["plan"]["params"]["parts"] = parts.into());
+        let error = bundle.refusal();
         assert_eq!(error.kind(), ErrorKind::Manifest);
         let words = ["/plan/params/parts", part.as_str().unwrap(), "not among them"];
         assert!(words.iter().all(|word| error.message().contains(word)), "{error}");
@@ -380,43 +362,35 @@ fn a_text_beyond_the_graphs_is_refused() {
     let checkpoint = tiny::fixture(TINY);
     let goldens = Goldens::read(&checkpoint);
     let bundle = bundle(&checkpoint, |_| ());
-    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+    let mut model = bundle.on_cpu();
     let over = ids(&goldens.json["over"]["ids"]);
     assert_eq!(over.len(), 180);
     let mut longer = over.clone();
     longer.push(7);
-    let error = model.embed(&longer).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Prompt);
-    assert!(error.message().contains("181") && error.message().contains("180"), "{error}");
+    says(&model.embed(&longer).unwrap_err(), ErrorKind::Prompt, &["181", "180"]);
     let cosine = cosine(model.embed(&over).unwrap(), &goldens.vector("over"));
     assert!(cosine >= 0.99999, "cosine {cosine}");
     let error = model.embed(&[]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Prompt);
-    let error = model.embed(&[100_000]).unwrap_err();
-    assert!(error.message().contains("100000"), "{error}");
+    has(model.embed(&[100_000]).unwrap_err().message(), &["100000"]);
 }
 
 #[test]
 fn an_encoder_is_not_forged_for_generation() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut options = ForgeOptions::new(folder.path().join("bundle"));
-    options.task = Some(Task::Generate);
-    let error = forge(&tiny::fixture(TINY), &options, &mut Silent).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Usage);
-    assert!(error.report().to_string().contains("--task embed"), "{error}");
+    let generating = |o: &mut ForgeOptions| o.task = Some(Task::Generate);
+    let error = Forged::try_of(&tiny::fixture(TINY), generating).unwrap_err();
+    says(&error, ErrorKind::Usage, &["--task embed"]);
 }
 
-fn htp(checkpoint: &Path, target: &str, int8: bool, parts: usize) -> (Bundle, Model) {
-    let libraries = tiny::qnn_libraries();
-    let backend: Arc<dyn Backend> = backends::qnn(&libraries);
+fn htp(checkpoint: &Path, target: &str, int8: bool, parts: usize) -> (Forged, Model) {
     let bundle = bundle(checkpoint, |o| {
         o.shards = parts;
         o.precision = if int8 { Precision::W8A16 } else { Precision::Fp16 };
         // The emulator takes some thirty times as long for int8.
         o.max_ctx = (int8 || only_short(target)).then_some(SHORT);
-        o.compiler = Some(backends::compiler(&libraries.0, &libraries.1, target));
+        o.compiler = Some(backends::compiler(target));
     });
-    let model = tiny::open(&bundle.manifest, backend).unwrap();
+    let model = bundle.open(backends::qnn());
     (bundle, model)
 }
 
@@ -469,7 +443,6 @@ fn htp_w8a16_is_near_the_reference() {
 #[tier(qnn)]
 #[test]
 fn htp_takes_each_text_through_the_shortest_graphs() {
-    let libraries = tiny::qnn_libraries();
     let checkpoint = tiny::fixture(TINY);
     let mut goldens = Goldens::read(&checkpoint);
     goldens.texts.retain(|text| text.ids.len() <= SHORT);
@@ -477,9 +450,9 @@ fn htp_takes_each_text_through_the_shortest_graphs() {
     let short = goldens.texts.iter().filter(half).count() as u64;
     let bundle = bundle(&checkpoint, |o| {
         (o.prefill, o.max_ctx) = (Some(vec![SHORT / 2]), Some(SHORT));
-        o.compiler = Some(backends::compiler(&libraries.0, &libraries.1, "v81"));
+        o.compiler = Some(backends::compiler("v81"));
     });
-    let mut model = tiny::open(&bundle.manifest, backends::qnn(&libraries)).unwrap();
+    let mut model = bundle.open(backends::qnn());
     compare(&vectors(&mut model, &goldens), &goldens, 0.9995, "htp v81 fp16, by length");
     let runs: Vec<_> =
         model.graph_stats().iter().map(|s| (s.graph.clone(), s.executions)).collect();
@@ -490,7 +463,7 @@ fn htp_takes_each_text_through_the_shortest_graphs() {
     let texts: Vec<&[u32]> = goldens.texts.iter().map(|text| text.ids.as_slice()).collect();
     let together = model.embed_many(&texts).unwrap();
     compare(&together, &goldens, 0.9995, "htp v81 fp16, texts together");
-    let executions: u64 = model.graph_stats().iter().map(|stats| stats.executions).sum();
+    let executions = replay::executions(&model, |_| true);
     assert!(executions < 2 * texts.len() as u64, "{executions} for {} texts, twice", texts.len());
 }
 
@@ -530,7 +503,7 @@ fn checkpoint_of_the_environment_is_near_the_reference() {
     let goldens = Goldens::read(&checkpoint);
     for parts in [1, 2] {
         let bundle = bundle(&checkpoint, |o| o.shards = parts);
-        let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+        let mut model = bundle.on_cpu();
         compare(&vectors(&mut model, &goldens), &goldens, 0.99999, "cpu");
     }
 }
@@ -549,27 +522,11 @@ fn htp_is_near_with_a_checkpoint_of_the_environment() {
 #[test]
 fn modules_of_sentence_transformers_are_applied() {
     let checkpoint = tempfile::tempdir().unwrap();
-    let copy = |from: &Path| {
-        for entry in std::fs::read_dir(from).unwrap() {
-            let path = entry.unwrap().path();
-            let to = checkpoint.path().join(path.file_name().unwrap());
-            if path.is_file() {
-                std::fs::copy(&path, to).unwrap();
-                continue;
-            }
-            std::fs::create_dir_all(&to).unwrap();
-            for file in std::fs::read_dir(&path).unwrap() {
-                let file = file.unwrap().path();
-                std::fs::copy(&file, to.join(file.file_name().unwrap())).unwrap();
-            }
-        }
-    };
-    copy(&tiny::fixture(TINY));
-    copy(&tiny::fixture("embed-modules"));
+    copy_folder(&tiny::fixture(TINY), checkpoint.path());
+    copy_folder(&tiny::fixture("embed-modules"), checkpoint.path());
     let bundle = bundle(checkpoint.path(), |_| ());
-    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
-    let vectors = std::fs::read(tiny::fixture("embed-modules/vectors.json")).unwrap();
-    let vectors: Vec<Value> = serde_json::from_slice(&vectors).unwrap();
+    let mut model = bundle.on_cpu();
+    let vectors: Vec<Value> = files::json(&tiny::fixture("embed-modules/vectors.json"));
     assert_eq!(vectors.len(), 5);
     for golden in vectors {
         let found = model.embed(&ids(&golden["ids"])).unwrap().to_vec();

@@ -3,14 +3,13 @@
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
-use std::path::PathBuf;
-
 use qhx_base::compare::Distance;
 use qhx_base::{CancelToken, ErrorKind};
 use qhx_core::engine::Model;
 use qhx_core::manifest::Verdict;
-use qhx_forge::{ForgeOptions, Silent, Task, forge};
-use qhx_tests::{backends, tiny};
+use qhx_forge::{ForgeOptions, Task};
+use qhx_tests::forged::Forged;
+use qhx_tests::{backends, says, tiny};
 use qhx_tiers::tier;
 use serde::Deserialize;
 
@@ -33,28 +32,20 @@ fn texts(fixture: &str) -> Vec<Text> {
     struct Goldens {
         texts: Vec<Text>,
     }
-    let json = std::fs::read(tiny::fixture(fixture).join("goldens.json")).unwrap();
-    let Goldens { texts } = serde_json::from_slice(&json).unwrap();
+    let Goldens { texts } = tiny::golden_json(fixture);
     assert!(texts.len() >= 5);
     texts
 }
 
-/// A bundle of a fixture, opened on a backend.
-fn opened(
-    fixture: &str,
-    libraries: Option<&(PathBuf, PathBuf)>,
-    change: impl FnOnce(&mut ForgeOptions),
-) -> (tempfile::TempDir, Model) {
-    let folder = tempfile::tempdir().unwrap();
-    let mut options = ForgeOptions::new(folder.path().join("bundle"));
-    options.task = Some(Task::Embed);
-    options.compiler = libraries.map(|(htp, system)| backends::compiler(htp, system, "v81"));
-    change(&mut options);
-    let report = forge(&tiny::fixture(fixture), &options, &mut Silent)
-        .unwrap_or_else(|e| panic!("{fixture}: {e}"));
-    let backend = libraries.map_or_else(backends::cpu, |libraries| backends::qnn(libraries));
-    let model = tiny::open(&report.manifest, backend).unwrap();
-    (folder, model)
+/// A bundle of a fixture, opened on the CPU or on the NPU.
+fn opened(fixture: &str, npu: bool, change: impl FnOnce(&mut ForgeOptions)) -> (Forged, Model) {
+    let bundle = Forged::of(&tiny::fixture(fixture), |options| {
+        options.task = Some(Task::Embed);
+        options.compiler = npu.then(|| backends::compiler("v81"));
+        change(options);
+    });
+    let model = if npu { bundle.open(backends::qnn()) } else { bundle.on_cpu() };
+    (bundle, model)
 }
 
 /// The tokens of each text behind its prefix, and its vector within `largest` of the reference's in every value.
@@ -77,7 +68,7 @@ fn embeddinggemma_equals_the_reference() {
     let texts = texts(GEMMA);
     for shards in [1, 2] {
         let change = |o: &mut ForgeOptions| (o.shards, o.prefill) = (shards, Some(vec![32]));
-        let (_folder, mut model) = opened(GEMMA, None, change);
+        let (_folder, mut model) = opened(GEMMA, false, change);
         assert_eq!((model.info().embedding_dim, model.info().max_ctx), (40, 128));
         compare(&mut model, &texts, 1e-4, 0.99999);
         let tokens: Vec<&[u32]> = texts.iter().map(|text| text.ids.as_slice()).collect();
@@ -94,11 +85,10 @@ fn embeddinggemma_equals_the_reference() {
 fn bert_equals_the_reference() {
     let texts = texts(BERT);
     let change = |o: &mut ForgeOptions| (o.shards, o.prefill) = (2, Some(vec![16]));
-    let (_folder, mut model) = opened(BERT, None, change);
+    let (_folder, mut model) = opened(BERT, false, change);
     compare(&mut model, &texts, 1e-4, 0.99999);
     let error = model.score_parts(&[&texts[0].ids], &CancelToken::new()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Usage);
-    assert!(error.report().to_string().contains("--task score"), "{error}");
+    says(&error, ErrorKind::Usage, &["--task score"]);
 }
 
 /// Pairs of texts with their scores.
@@ -131,8 +121,7 @@ struct Truncated {
 }
 
 fn pairs(fixture: &str) -> Pairs {
-    let json = std::fs::read(tiny::fixture(fixture).join("goldens.json")).unwrap();
-    serde_json::from_slice(&json).unwrap()
+    tiny::golden_json(fixture)
 }
 
 /// The score of a pair, as the manifest has it.
@@ -180,12 +169,11 @@ fn scoring(options: &mut ForgeOptions) {
 #[test]
 fn rerankers_score_as_the_reference() {
     for fixture in RERANKERS {
-        let (_folder, mut model) = opened(fixture, None, scoring);
+        let (_folder, mut model) = opened(fixture, false, scoring);
         assert_eq!((model.info().scores, model.info().embedding_dim), (1, 0), "{fixture}");
         compare_scores(fixture, &mut model, 1e-4);
         let error = model.embed(&pairs(fixture).pairs[0].ids).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Usage);
-        assert!(error.report().to_string().contains("qhx rerank"), "{error}");
+        says(&error, ErrorKind::Usage, &["qhx rerank"]);
     }
 }
 
@@ -193,10 +181,9 @@ fn rerankers_score_as_the_reference() {
 #[test]
 fn pairs_that_are_too_long_are_cut_as_by_the_reference() {
     for fixture in RERANKERS.into_iter().filter(|name| *name != "rerank-llama-tiny") {
-        let json = std::fs::read(tiny::fixture(fixture).join("goldens.json")).unwrap();
-        let TooLong { limit, truncated } = serde_json::from_slice(&json).unwrap();
+        let TooLong { limit, truncated } = tiny::golden_json(fixture);
         assert_eq!(truncated.len(), 3);
-        let (_folder, mut model) = opened(fixture, None, scoring);
+        let (_folder, mut model) = opened(fixture, false, scoring);
         for Truncated { query, document, ids, score } in &truncated {
             let tokenizer = model.tokenizer().unwrap();
             let parts = tokenizer
@@ -217,10 +204,9 @@ fn pairs_that_are_too_long_are_cut_as_by_the_reference() {
 #[tier(qnn)]
 #[test]
 fn htp_rerankers_score_near_the_reference() {
-    let libraries = tiny::qnn_libraries();
     let few = if tiny::full_matrix() { RERANKERS.len() } else { 1 };
     for fixture in &RERANKERS[..few] {
-        let (_folder, mut model) = opened(fixture, Some(&libraries), scoring);
+        let (_folder, mut model) = opened(fixture, true, scoring);
         compare_scores(fixture, &mut model, 1e-2);
     }
 }
@@ -228,9 +214,8 @@ fn htp_rerankers_score_near_the_reference() {
 #[tier(qnn)]
 #[test]
 fn htp_embeddinggemma_is_near_the_reference() {
-    let libraries = tiny::qnn_libraries();
     let change = |o: &mut ForgeOptions| (o.max_ctx, o.prefill) = (Some(40), Some(Vec::new()));
-    let (_folder, mut model) = opened(GEMMA, Some(&libraries), change);
+    let (_folder, mut model) = opened(GEMMA, true, change);
     let mut texts = texts(GEMMA);
     texts.retain(|text| text.ids.len() <= 40);
     compare(&mut model, &texts, 2e-2, 0.999);

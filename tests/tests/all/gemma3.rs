@@ -12,21 +12,18 @@ use std::sync::OnceLock;
 use qhx_base::compare::Distance;
 use qhx_core::engine::{Model, Prompt, Request};
 use qhx_tests::images::{Sights, answer};
-use qhx_tests::outside::{self, Outside};
-use qhx_tests::plugin_files::{self, library_name};
+use qhx_tests::outside::{self, Family};
 use qhx_tests::replay::{
-    accepted_exact, generate, greedy_exact, hands_over, play, shortest, speculative_exact,
-    step_exact,
+    accepted_exact, alike, generate, greedy_exact, hands_over, play, shortest, speculative_exact,
+    step_exact, within,
 };
 use qhx_tests::tiny::{self, Case, Goldens};
-use qhx_tests::{backends, suite};
+use qhx_tests::{backends, files, plugin_files, suite};
 use qhx_tiers::tier;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
-const PAGE: &str = "adding-a-family.md";
-const SECTION: &str = "A second example: Gemma 3";
 const TINY: &str = "gemma3-tiny";
 /// The checkpoint with a vision tower.
 const SEES: &str = "gemma3-vision";
@@ -36,26 +33,21 @@ const WINDOW: usize = 12;
 /// in the place of the tanh moves no logit of this tiny model by more than 1.6e-3.
 const CPU_DISTANCE: f64 = 1e-4;
 
-/// Results of the page's commands: the folder with the program, the plugin and the bundles.
+/// The family, and the goldens of its tiny model.
 struct Scene {
-    place: Outside,
-    folder: PathBuf,
-    plugin: PathBuf,
+    family: Family,
     goldens: Goldens,
 }
 
 impl Scene {
     fn forge(&self, checkpoint: &Path, out: &str, options: &[&str]) -> PathBuf {
-        let bundle = self.folder.join(out);
-        let paths = [checkpoint.to_str().unwrap(), "--out", bundle.to_str().unwrap()];
-        let program = self.folder.join("target/release/gemma3-forge");
-        let (code, streams) = self.place.program(&program, &[&paths[..], options].concat());
-        assert_eq!(code, Some(0), "{out}: {streams:?}");
-        bundle
+        let (success, said) = self.family.bundle(checkpoint, out, options);
+        assert!(success, "{out}: {said}");
+        self.family.folder.join(out)
     }
 
     fn open(&self, bundle: &Path) -> Model {
-        outside::open(bundle, &self.plugin, backends::cpu())
+        self.family.open(bundle, backends::cpu())
     }
 
     fn cases(&self) -> Vec<&Case> {
@@ -65,24 +57,16 @@ impl Scene {
 
 fn made() -> &'static Scene {
     static SCENE: OnceLock<Scene> = OnceLock::new();
-    SCENE.get_or_init(|| {
-        let programs = plugin_files::programs();
-        let place = Outside::new(&programs[0]);
-        let mut blocks = outside::commands(PAGE, SECTION);
-        if tiny::qnn_tier().is_none() {
-            blocks.truncate(blocks.iter().position(|b| b.commands.contains("--target")).unwrap());
-        }
-        place.run(&blocks);
-        let folder = place.folder().join("gemma3");
-        let plugin = folder.join("target/release").join(library_name("gemma3_op"));
-        Scene { place, plugin, folder, goldens: tiny::goldens(&tiny::fixture(TINY)) }
+    SCENE.get_or_init(|| Scene {
+        family: Family::made("A second example: Gemma 3", "gemma3"),
+        goldens: tiny::goldens(&tiny::fixture(TINY)),
     })
 }
 
 #[test]
 fn sliding_and_full_layers_equal_the_reference() {
     let made = made();
-    let bundle = made.folder.join("bundle");
+    let bundle = made.family.folder.join("bundle");
     the_reference_s_tokens_and_logits(made, &bundle);
     a_context_shorter_than_the_window(made);
     going_back(&mut made.open(&bundle), &made.goldens);
@@ -125,12 +109,9 @@ fn the_reference_s_tokens_and_logits(made: &Scene, wide: &Path) {
             eprintln!("{label}: {found:?}, logits after two of seven {kept:?}");
             assert!(found.drafted > 0 && kept.largest <= CPU_DISTANCE, "{found:?}, {kept:?}");
         }
-        let Distance { largest, cosine, .. } =
-            step_exact(&mut model, &made.goldens, &made.cases(), label);
-        eprintln!("{label}: logits differ by at most {largest:.2e}, cosine {cosine:.7}");
-        assert!(largest <= CPU_DISTANCE, "{label}: logits differ by {largest:e}");
+        let found = step_exact(&mut model, &made.goldens, &made.cases(), label);
+        within(found, CPU_DISTANCE, label);
         for chat in &made.goldens.chat {
-            model.reset().unwrap();
             let played = play(&mut model, chat);
             for (index, pair) in chat.turns.windows(2).enumerate() {
                 let reused = played[index + 1].reused_tokens;
@@ -158,11 +139,7 @@ fn a_context_shorter_than_the_window(made: &Scene) {
 fn going_back(model: &mut Model, goldens: &Goldens) {
     let turn = &goldens.chat[0].turns[0];
     assert!(turn.output_ids.len() > 2 * WINDOW);
-    let chat = Prompt::Chat {
-        messages: vec![qhx_core::engine::Message::new("user", &turn.user)],
-        thinking: None,
-    };
-    let request = Request::greedy(chat, turn.output_ids.len());
+    let request = Request::greedy(goldens.chat[0].prompt(0), turn.output_ids.len());
     model.reset().unwrap();
     assert_eq!(generate(model, &request).tokens, turn.output_ids);
     let again = generate(model, &request);
@@ -173,27 +150,17 @@ fn going_back(model: &mut Model, goldens: &Goldens) {
 /// `qhx generate --dump` writes the logits after the prompt.
 fn the_logits_that_are_dumped(made: &Scene, bundle: &Path) {
     let case = &made.goldens.cases[0];
-    let folder = made.folder.join("dump");
-    let [bundle, plugin, dump] = [bundle, &made.plugin, &folder].map(|p| p.to_str().unwrap());
-    let (success, text) = made.place.qhx(&[
-        "generate",
-        bundle,
-        &case.prompt,
-        "--max-new",
-        "1",
-        "--backend",
-        "cpu",
-        "--plugin",
-        plugin,
-        "--dump",
-        dump,
-    ]);
+    let folder = made.family.folder.join("dump");
+    let [bundle, plugin, dump] =
+        [bundle, &made.family.plugin, &folder].map(|p| p.to_str().unwrap());
+    let limits = ["--max-new", "1", "--backend", "cpu"];
+    let ask = ["generate", bundle, &case.prompt, "--plugin", plugin, "--dump", dump];
+    let (success, text) = made.family.place.qhx(&[&ask[..], &limits].concat());
     assert!(success, "{text}");
-    let bytes = fs::read(folder.join("logits.npy")).unwrap();
     let expected = &made.goldens.logits(case)[0];
-    let values = bytes[bytes.len() - 4 * expected.len()..].chunks_exact(4);
-    let found: Vec<_> = values.map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
-    let distance = Distance::of(&found, expected).unwrap();
+    let found = files::dumped(&folder, "logits", 0).unwrap();
+    let found = &found[found.len() - expected.len()..];
+    let distance = Distance::of(found, expected).unwrap();
     assert!(distance.largest <= CPU_DISTANCE, "{distance:?}");
 }
 
@@ -201,8 +168,7 @@ fn the_logits_that_are_dumped(made: &Scene, bundle: &Path) {
 /// another prefix: the same graphs and the same parameters.
 fn other_spellings(made: &Scene, bundle: &Path) {
     let tiny = tiny::fixture(TINY);
-    let mut config: Value =
-        serde_json::from_slice(&fs::read(tiny.join("config.json")).unwrap()).unwrap();
+    let mut config: Value = files::json(&tiny.join("config.json"));
     let text = config.as_object_mut().unwrap();
     for key in ["rope_theta", "rope_local_base_freq", "rope_scaling", "sliding_window_pattern"] {
         assert!(text.remove(key).is_some(), "{key}");
@@ -224,7 +190,7 @@ fn other_spellings(made: &Scene, bundle: &Path) {
         "dtype": dtype,
         "text_config": text,
     });
-    let other = made.folder.join("other");
+    let other = made.family.folder.join("other");
     for prefix in ["language_model.model.", "model.language_model."] {
         let _ = fs::remove_dir_all(&other);
         plugin_files::copy_folder(&tiny, &other);
@@ -242,7 +208,7 @@ fn other_spellings(made: &Scene, bundle: &Path) {
         let same = made.forge(&other, "same", &name);
         let manifest = |bundle: &Path| {
             let path = qhx_core::manifest::Manifest::load(bundle).unwrap().path;
-            let value: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+            let value: Value = files::json(&path);
             (value["params"].clone(), value["plan"].clone(), onnx(&value))
         };
         assert_eq!(manifest(&same), manifest(bundle), "{prefix}");
@@ -269,15 +235,14 @@ fn images_equal_the_reference() {
     let options = ["--cpu-only", "--max-ctx", "160", "--prefill", "4,12"];
     let bundle = made.forge(&checkpoint, "sees", &options);
     let dump = tempfile::tempdir().unwrap();
-    let mut model = outside::open_dumping(&bundle, &made.plugin, backends::cpu(), dump.path());
+    let mut model =
+        outside::open_dumping(&bundle, &made.family.plugin, backends::cpu(), dump.path());
     let (cosine, off) = sights.features(model.op_mut(), dump.path(), "native", None, false, 0);
     eprintln!("images: features differ by at most {off:.2e}, cosine {cosine:.7}");
     assert!(off <= CPU_DISTANCE, "features differ by {off:e}");
     let cases = sights.of_mode("native");
     sights.greedy_exact(&mut model, &cases, "images");
-    let Distance { largest, .. } = sights.step_exact(&mut model, &cases, "images");
-    eprintln!("images: logits differ by at most {largest:.2e}");
-    assert!(largest <= CPU_DISTANCE, "images: logits differ by {largest:e}");
+    within(sights.step_exact(&mut model, &cases, "images"), CPU_DISTANCE, "images");
     let [boat, again] = ["boat", "again"].map(|id| sights.case(id));
     model.reset().unwrap();
     answer(&mut model, sights.prompt(boat), &boat.golden);
@@ -289,11 +254,8 @@ fn images_equal_the_reference() {
 #[test]
 fn what_images_need_is_asked_for() {
     let made = made();
-    let program = made.folder.join("target/release/gemma3-forge");
     let forge = |checkpoint: &Path, out: &str, options: &[&str]| {
-        let paths = [checkpoint.to_str().unwrap(), "--out", out];
-        let (code, streams) = made.place.program(&program, &[&paths[..], options].concat());
-        (code == Some(0), streams.concat())
+        made.family.bundle(checkpoint, out, options)
     };
     let sees = tiny::fixture(SEES);
     let narrow = ["--cpu-only", "--max-ctx", "160", "--prefill", "4,8"];
@@ -303,12 +265,11 @@ fn what_images_need_is_asked_for() {
         forge(&sees, "blind", &[&narrow[..], &["--recipe-option", "towers=none"]].concat());
     assert!(success, "{said}");
 
-    let other = made.folder.join("pans");
+    let other = made.family.folder.join("pans");
     plugin_files::copy_folder(&sees, &other);
-    let file = other.join("preprocessor_config.json");
-    let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-    config["do_pan_and_scan"] = json!(true);
-    fs::write(&file, config.to_string()).unwrap();
+    files::edit(&other.join("preprocessor_config.json"), |config| {
+        config["do_pan_and_scan"] = json!(true);
+    });
     let (success, said) = forge(&other, "pans-out", &["--cpu-only"]);
     assert!(!success && said.contains("do_pan_and_scan is true, expected false"), "{said}");
 }
@@ -319,16 +280,15 @@ fn images_equal_the_reference_on_the_npu() {
     let (made, sights) = (made(), Sights::of(&tiny::fixture(SEES)));
     let options = ["--target", "v81", "--max-ctx", "160", "--prefill", "12"];
     let bundle = made.forge(&tiny::fixture(SEES), "sees-v81", &options);
-    let backend = backends::qnn(&tiny::qnn_libraries());
+    let backend = backends::qnn();
     let dump = tempfile::tempdir().unwrap();
-    let mut model = outside::open_dumping(&bundle, &made.plugin, backend, dump.path());
+    let mut model = outside::open_dumping(&bundle, &made.family.plugin, backend, dump.path());
     let shown = Some(&["boat"][..]);
     let (cosine, _) = sights.features(model.op_mut(), dump.path(), "native", shown, false, 0);
     assert!(cosine >= 0.999, "features: cosine {cosine}");
     let cases = ["boat", "two"].map(|id| sights.case(id));
     sights.greedy_exact(&mut model, &cases, "v81");
-    let Distance { cosine, .. } = sights.step_exact(&mut model, &cases, "v81");
-    assert!(cosine >= 0.999, "logits: cosine {cosine}");
+    alike(sights.step_exact(&mut model, &cases, "v81"), 0.999, "v81");
 }
 
 /// On the emulator: prompts around the ring with the prompt graph and in steps, in fp16; int8 weights by the tolerant
@@ -336,34 +296,26 @@ fn images_equal_the_reference_on_the_npu() {
 #[tier(qnn)]
 #[test]
 fn sliding_and_full_layers_equal_the_reference_on_the_npu() {
-    let (made, libraries) = (made(), &tiny::qnn_libraries());
+    let made = made();
     let (most, full) = if tiny::full_matrix() { (usize::MAX, true) } else { (2, false) };
     let goldens = tiny::goldens(&tiny::fixture(TINY)).brief();
-    let mut model =
-        outside::open(&made.folder.join("bundle-v81"), &made.plugin, backends::qnn(libraries));
+    let bundle = made.family.folder.join("bundle-v81");
+    let mut model = made.family.open(&bundle, backends::qnn());
     let mut cases = shortest(&goldens, most);
     // A prompt of more than one chunk.
     cases.extend(goldens.cases.iter().find(|case| case.id == "ends").filter(|_| !full));
     greedy_exact(&mut model, &cases[cases.len() - 1..], "fp16");
-    let Distance { largest, cosine, .. } = step_exact(&mut model, &goldens, &cases, "fp16");
-    eprintln!("v81 fp16: logits differ by at most {largest:.2e}, cosine {cosine:.7}");
-    assert!(cosine >= 0.999, "fp16: cosine {cosine}");
-    let Distance { cosine, .. } = hands_over(&mut model, &goldens, cases[0], "fp16");
-    assert!(cosine >= 0.999, "tokens on the CPU: cosine {cosine}");
+    alike(step_exact(&mut model, &goldens, &cases, "fp16"), 0.999, "v81 fp16");
+    alike(hands_over(&mut model, &goldens, cases[0], "fp16"), 0.999, "tokens on the CPU");
     if full {
         for chat in &goldens.chat {
-            model.reset().unwrap();
             play(&mut model, chat);
         }
     }
     drop(model);
     let int8 = ["--target", "v79", "--precision", "w8a16", "--max-ctx", "200", "--prefill", "16"];
     let bundle = made.forge(&tiny::fixture(TINY), "bundle-int8", &int8);
-    let mut model = outside::open(&bundle, &made.plugin, backends::qnn(libraries));
-    for case in shortest(&goldens, if full { 3 } else { 1 }) {
-        model.reset().unwrap();
-        let request = Request::greedy(Prompt::Text(case.prompt.clone()), case.output_ids.len());
-        let found = generate(&mut model, &request).tokens;
-        assert!(suite::tolerated(&found, &case.output_ids), "w8a16, {}: {found:?}", case.id);
-    }
+    let mut model = made.family.open(&bundle, backends::qnn());
+    let cases = shortest(&goldens, if full { 3 } else { 1 });
+    suite::passes(&mut model, &cases, usize::MAX, "w8a16");
 }

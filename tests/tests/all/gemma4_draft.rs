@@ -16,15 +16,16 @@ use qhx_core::op::Segment;
 use qhx_forge::plan::plan;
 use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Precision};
+use qhx_tests::forged::{Forged, set};
 use qhx_tests::replay::{play_speculative, speculative_exact};
 use qhx_tests::tiny;
-use qhx_tests::{backends, plugin_files};
+use qhx_tests::{backends, files, plugin_files};
 use qhx_tiers::tier;
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize};
 use serde_json::{Value, json};
 
-use crate::gemma4::{Bundle, TINY, bundle, goldens, try_bundle};
+use crate::gemma4::{TINY, bundle, goldens, try_bundle};
 use crate::mtp::{self, Goldens};
 
 const HEADS: [&str; 2] = ["plain", "ordered"];
@@ -37,13 +38,12 @@ fn head(name: &str) -> PathBuf {
 fn with(folder: &Path) -> impl Fn(&mut ForgeOptions) {
     let folder = folder.to_str().unwrap().to_owned();
     move |options| {
-        let given = [("verify", "4"), ("draft-head", &folder)];
-        options.recipe_options.extend(given.map(|(key, value)| (key.into(), value.into())));
+        set(options, &[("verify", "4"), ("draft-head", &folder)]);
     }
 }
 
 /// The assistant of a folder in contexts of three sizes, so that texts begin in one and end in another.
-fn drafting(name: &str) -> Bundle {
+fn drafting(name: &str) -> Forged {
     bundle(|o| {
         o.contexts = vec![16, 64];
         with(&head(name))(o);
@@ -57,7 +57,7 @@ fn drafts_of_an_assistant_are_those_of_transformers() {
         let head = Goldens::of(head(name));
         let longest = mtp::cases(&target, &head).iter().map(|case| case.prompt_ids.len()).max();
         assert!(longest.unwrap() > 64, "a text leaves the smaller contexts, and the window of 13");
-        mtp::equals_the_reference(&mut drafting(name).open(), &target, &head);
+        mtp::equals_the_reference(&mut drafting(name).on_cpu(), &target, &head);
     }
 }
 
@@ -67,7 +67,7 @@ fn an_assistant_leaves_the_answers_of_plain_decoding() {
     let all: Vec<_> = target.cases.iter().collect();
     for name in HEADS {
         let head = Goldens::of(head(name));
-        let mut model = drafting(name).open();
+        let mut model = drafting(name).on_cpu();
         let speculate = "2".parse().unwrap();
         speculative_exact(&mut model, &all, speculate, name);
         let counts = speculative_exact(&mut model, &mtp::cases(&target, &head), speculate, name);
@@ -76,7 +76,6 @@ fn an_assistant_leaves_the_answers_of_plain_decoding() {
         eprintln!("{name}: {counts:?}, rate {rate:.3}, goldens {first:.3} and {both:.3}");
         assert!((rate - (first + both) / 2.0).abs() < 0.2, "{name}: {rate}");
         for chat in &target.chat {
-            model.reset().unwrap();
             play_speculative(&mut model, chat, speculate);
         }
     }
@@ -85,7 +84,7 @@ fn an_assistant_leaves_the_answers_of_plain_decoding() {
 #[test]
 fn golden_steps_execute_graphs_that_draft_and_verify() {
     for name in HEADS {
-        let mut model = drafting(name).open();
+        let mut model = drafting(name).on_cpu();
         let golden = Golden::make(&mut model, true, &mut |_| ()).unwrap();
         let idle = crate::golden::idle(&model);
         assert!(idle.is_empty(), "{name}: {idle:?}");
@@ -107,9 +106,9 @@ fn golden_steps_execute_graphs_that_draft_and_verify() {
 fn an_assistant_follows_the_state() {
     let bundle = drafting("ordered");
     let (target, head) = (goldens(), Goldens::of(head("ordered")));
-    mtp::follows_the_state([bundle.open(), bundle.open()], &target, &head);
+    mtp::follows_the_state([bundle.on_cpu(), bundle.on_cpu()], &target, &head);
     // Of a text that was cut the hidden state is gone, until the next token.
-    let (mut model, case) = (bundle.open(), &target.cases[0]);
+    let (mut model, case) = (bundle.on_cpu(), &target.cases[0]);
     let op = model.op_mut();
     op.drafting(true).unwrap();
     op.prefill(&[Segment::Tokens(&case.prompt_ids)]).unwrap();
@@ -127,10 +126,7 @@ fn edited(
 ) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     plugin_files::copy_folder(&head(name), folder.path());
-    let path = folder.path().join("config.json");
-    let mut value: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    config(&mut value);
-    fs::write(path, value.to_string()).unwrap();
+    files::edit(&folder.path().join("config.json"), config);
     let path = folder.path().join("model.safetensors");
     let bytes = fs::read(&path).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
@@ -243,15 +239,14 @@ fn an_assistant_of_the_published_size_can_be_planned() {
 #[tier(qnn)]
 #[test]
 fn htp_answers_are_the_same_with_an_assistant() {
-    let libraries = tiny::qnn_libraries();
     let (target, head) = (goldens().brief(), Goldens::of(head("ordered")));
     let cases = mtp::cases(&target, &head);
-    let compiler = backends::compiler(&libraries.0, &libraries.1, "v81");
+    let compiler = backends::compiler("v81");
     let bundle = bundle(|o| {
         (o.prefill, o.compiler) = (Some(Vec::new()), Some(compiler));
         with(&self::head("ordered"))(o);
     });
-    let mut model = tiny::open(&bundle.manifest, backends::qnn(&libraries)).unwrap();
+    let mut model = bundle.open(backends::qnn());
     let drafts = |model: &mut Model, label: &str| {
         let counts = speculative_exact(model, &cases[..1], "2".parse().unwrap(), label);
         eprintln!("{label}: {counts:?}");

@@ -12,10 +12,11 @@ use qhx_core::op::Segment;
 use qhx_forge::calibrate::{CalibrateOptions, Reader};
 use qhx_forge::f16_range::decoder::{F16_MAX, Headroom, headroom};
 use qhx_forge::registry::recipe;
-use qhx_forge::{Fold, ForgeOptions, Silent, forge};
-use qhx_tests::replay::{greedy_exact, shortest, step_exact};
+use qhx_forge::{Fold, ForgeOptions, Silent};
+use qhx_tests::forged::{Forged, set};
+use qhx_tests::replay::{alike, greedy_exact, shortest, step_exact, within};
 use qhx_tests::rescaled::rescaled;
-use qhx_tests::{backends, tiny};
+use qhx_tests::{backends, has, tiny};
 use qhx_tiers::tier;
 
 const TINY: &str = "llama3-tiny";
@@ -62,19 +63,13 @@ fn peak(found: &Headroom, layer: &str, kind: &str) -> f32 {
 }
 
 /// A bundle without prompt graphs.
-fn bundle(
-    checkpoint: &Path,
-    folds: &[Fold],
-    change: impl FnOnce(&mut ForgeOptions),
-) -> (tempfile::TempDir, std::path::PathBuf) {
-    let folder = tempfile::tempdir().unwrap();
-    let mut options = ForgeOptions::new(folder.path().join("bundle"));
-    options.max_ctx = Some(64);
-    options.prefill = Some(Vec::new());
-    options.folds = folds.to_vec();
-    change(&mut options);
-    let report = forge(checkpoint, &options, &mut Silent).unwrap();
-    (folder, report.manifest)
+fn bundle(checkpoint: &Path, folds: &[Fold], change: impl FnOnce(&mut ForgeOptions)) -> Forged {
+    Forged::of(checkpoint, |options| {
+        options.max_ctx = Some(64);
+        options.prefill = Some(Vec::new());
+        options.folds = folds.to_vec();
+        change(options);
+    })
 }
 
 /// Logits behind some tokens, and behind as many as the smaller context [`SMALL`] does not hold.
@@ -107,13 +102,11 @@ fn products_are_measured_and_folded_on_the_cpu() {
 
     let goldens = tiny::goldens(&tiny::fixture(TINY));
     let cases = shortest(&goldens, 2);
-    let (_folder, manifest) = bundle(large.path(), &folds, |_| ());
-    let mut model = tiny::open(&manifest, backends::cpu()).unwrap();
+    let bundle = bundle(large.path(), &folds, |_| ());
+    let mut model = bundle.on_cpu();
     greedy_exact(&mut model, &cases, "folded");
-    let Distance { largest, .. } = step_exact(&mut model, &goldens, &cases, "folded");
-    assert!(largest <= 1e-3, "logits differ by {largest}");
-    let text = std::fs::read_to_string(&manifest).unwrap();
-    assert!(text.contains("\"model.layers.1.mlp.up_proj\": "), "{text}");
+    within(step_exact(&mut model, &goldens, &cases, "folded"), 1e-3, "folded");
+    has(&std::fs::read_to_string(&bundle.manifest).unwrap(), &["\"model.layers.1.mlp.up_proj\": "]);
 }
 
 /// Each fold changes an activation, a product or the hidden states from there on.
@@ -129,8 +122,8 @@ fn folded_graphs_compute_the_same_on_the_cpu() {
         let parts: Vec<_> = found.iter().map(|fold| fold.part.as_str()).collect();
         assert_eq!(parts[..folds.len()], *folds, "{powers:?}: {found:?}");
         let [plain, folded] = [&[][..], &found[..]].map(|folds| {
-            let (_folder, manifest) = bundle(large.path(), folds, |o| o.contexts = vec![SMALL]);
-            logits(&mut tiny::open(&manifest, backends::cpu()).unwrap())
+            let bundle = bundle(large.path(), folds, |o| o.contexts = vec![SMALL]);
+            logits(&mut bundle.on_cpu())
         });
         let distance = Distance::of(&folded, &plain).unwrap();
         assert!(distance.relative < 1e-4, "{powers:?}: {distance:?}");
@@ -146,9 +139,7 @@ fn a_chain_of_graphs_is_measured_and_folded() {
         "down_proj.weight" => Some(-18),
         _ => None,
     });
-    let text_only = |options: &mut ForgeOptions| {
-        options.recipe_options.insert("towers".to_owned(), "none".to_owned());
-    };
+    let text_only = |options: &mut ForgeOptions| set(options, &[("towers", "none")]);
     let usual = measured_of(CHAIN, &tiny::fixture(CHAIN), text_only);
     assert!(usual.folds.as_ref().is_ok_and(Vec::is_empty), "{usual:?}");
     for layer in ["layers.0", "layers.4", "layers.8"] {
@@ -161,10 +152,8 @@ fn a_chain_of_graphs_is_measured_and_folded() {
     assert!(peak(&found, "layers.1", "up_proj") > F16_MAX, "{found:?}");
     let folds = found.folds.unwrap();
     assert!(folds.iter().all(|fold| fold.part.ends_with("layers.1.mlp.up_proj")), "{folds:?}");
-    let [plain, folded] = [&[][..], &folds[..]].map(|folds| {
-        let (_folder, manifest) = bundle(large.path(), folds, text_only);
-        logits(&mut tiny::open(&manifest, backends::cpu()).unwrap())
-    });
+    let [plain, folded] = [&[][..], &folds[..]]
+        .map(|folds| logits(&mut bundle(large.path(), folds, text_only).on_cpu()));
     let distance = Distance::of(&folded, &plain).unwrap();
     assert!(!folds.is_empty() && distance.relative < 1e-4, "{distance:?}");
 }
@@ -199,23 +188,19 @@ fn families_that_are_not_measured_are_named() {
         let error = headroom(&checkpoint, recipe, &options, &wanted, &never, &mut Silent);
         let error = error.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Usage, "{tiny}: {error}");
-        let message = error.message();
-        assert!(message.contains(named) && message.contains("not measured"), "{tiny}: {message}");
+        has(error.message(), &[named, "not measured"]);
     }
 }
 
 #[test]
 fn folds_that_f16_does_not_hold_are_refused_by_name() {
-    let folder = tempfile::tempdir().unwrap();
     for (fold, message) in [
         ("layers.9.mlp.up_proj=3", "no projection of the graphs has this in its name"),
         ("layers.1.mlp.up_proj=16", "model.layers.1.mlp.up_proj.weight: its largest value"),
         ("layers.1.mlp.gate_proj=24", "model.layers.1.mlp.gate_proj.weight: its largest value"),
     ] {
-        let mut options = ForgeOptions::new(folder.path().join("bundle"));
-        options.folds = vec![fold.parse().unwrap()];
-        let error = forge(&tiny::fixture(TINY), &options, &mut Silent).unwrap_err();
-        assert!(error.message().contains(message), "{fold}: {error}");
+        let change = |o: &mut ForgeOptions| o.folds = vec![fold.parse().unwrap()];
+        has(Forged::try_of(&tiny::fixture(TINY), change).unwrap_err().message(), &[message]);
     }
     for text in ["layers.1", "layers.1=0", "layers.1=25", "=3", "layers.1=-1"] {
         assert!(text.parse::<Fold>().is_err(), "{text}");
@@ -225,18 +210,17 @@ fn folds_that_f16_does_not_hold_are_refused_by_name() {
 #[tier(qnn)]
 #[test]
 fn htp_overflows_without_folds_and_answers_with_them() {
-    let (htp, system) = tiny::qnn_libraries();
-    let backend = backends::qnn(&(htp.clone(), system.clone()));
+    let backend = backends::qnn();
     let large = overflowing();
     let folds = measured(large.path()).folds.unwrap();
     let goldens = tiny::goldens(&tiny::fixture(TINY)).brief();
     let cases = shortest(&goldens, 1);
     let made = |folds: &[Fold]| {
-        let compiler = backends::compiler(&htp, &system, "v81");
+        let compiler = backends::compiler("v81");
         bundle(large.path(), folds, |o| o.compiler = Some(compiler))
     };
-    let (_folder, manifest) = made(&[]);
-    let mut model = tiny::open(&manifest, backend.clone()).unwrap();
+    let overflows = made(&[]);
+    let mut model = overflows.open(backend.clone());
     let op = model.op_mut();
     op.prefill(&[Segment::Tokens(&cases[0].prompt_ids)]).unwrap();
     // The emulator gives the largest number of f16 in place of a larger one.
@@ -244,10 +228,8 @@ fn htp_overflows_without_folds_and_answers_with_them() {
     eprintln!("without folds: {wrong:?}");
     assert!(wrong.is_err() || wrong.is_ok_and(|wrong| wrong.cosine < 0.9));
 
-    let (_folder, manifest) = made(&folds);
-    let mut model = tiny::open(&manifest, backend).unwrap();
+    let folded = made(&folds);
+    let mut model = folded.open(backend);
     greedy_exact(&mut model, &cases, "folded");
-    let Distance { largest, cosine, .. } = step_exact(&mut model, &goldens, &cases, "folded");
-    eprintln!("folded: logits differ by at most {largest:.2e}, cosine {cosine:.6}");
-    assert!(cosine >= 0.999, "cosine {cosine}");
+    alike(step_exact(&mut model, &goldens, &cases, "folded"), 0.999, "folded");
 }

@@ -2,7 +2,7 @@
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
-use qhx_core::engine::{Generation, Message, Model, Prompt, Request};
+use qhx_core::engine::{Generation, Model, Prompt, Request};
 use qhx_tests::backends;
 use qhx_tests::replay::{generate, play};
 use qhx_tests::tiny::{self, CPU, Chat, Goldens};
@@ -19,16 +19,9 @@ fn open(tiny: &str, bytes: usize) -> (Model, Goldens) {
 
 /// Asks turn `index` of a conversation, whose earlier turns are the golden ones.
 fn ask(model: &mut Model, chat: &Chat, index: usize) -> Generation {
-    let mut messages: Vec<_> =
-        chat.system.iter().map(|system| Message::new("system", system)).collect();
-    for turn in &chat.turns[..index] {
-        messages.push(Message::new("user", &turn.user));
-        messages.push(Message::new("assistant", &turn.text));
-    }
     let turn = &chat.turns[index];
-    messages.push(Message::new("user", &turn.user));
-    let prompt = Prompt::Chat { messages, thinking: chat.enable_thinking };
-    let generation = generate(model, &Request::greedy(prompt, turn.output_ids.len()));
+    let request = Request::greedy(chat.prompt(index), turn.output_ids.len());
+    let generation = generate(model, &request);
     assert_eq!(generation.tokens, turn.output_ids, "{}, turn {index}", chat.id);
     generation
 }
@@ -39,10 +32,8 @@ const WORTH: usize = 32;
 /// Plays all conversations, one turn of each after the other, in the session that `session` says. Each turn must
 /// consume hardly more than where its conversation is alone.
 fn take_turns(goldens: &Goldens, alone: &mut Model, sessions: &mut [Model], keep: bool) {
-    let reused = |chat| -> Vec<_> {
-        alone.reset().unwrap();
-        play(alone, chat).iter().map(|turn| turn.reused_tokens).collect()
-    };
+    let reused =
+        |chat| -> Vec<_> { play(alone, chat).iter().map(|turn| turn.reused_tokens).collect() };
     let reused: Vec<Vec<_>> = goldens.chat.iter().map(reused).collect();
     let most = goldens.chat.iter().map(|chat| chat.turns.len()).max().unwrap();
     for index in 0..most {

@@ -5,46 +5,30 @@
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use qhx_core::manifest::Manifest;
-use qhx_tests::outside::{self, Outside};
-use qhx_tests::plugin_files::{self, library_name, workspace};
-use qhx_tests::replay::{hands_over, shortest, speculative_exact, step_exact};
+use qhx_tests::outside::{self, Family};
+use qhx_tests::plugin_files::{self, workspace};
+use qhx_tests::replay::{alike, hands_over, shortest, speculative_exact, step_exact, within};
 use qhx_tests::{backends, poison, tiny};
 use qhx_tiers::tier;
 use serde_json::json;
 
 const PAGE: &str = "adding-a-family.md";
-const SECTION: &str = "The worked example: LFM2.5";
 
-/// Results of the page's commands: the folder with the program, the plugin and the bundles.
+/// The family, and the project's program and plugins before.
 struct Scene {
-    place: Outside,
-    folder: PathBuf,
-    plugin: PathBuf,
-    /// Output of the block for the NPU, if its tier runs.
-    on_npu: Option<String>,
-    /// The project's program and plugins before.
+    family: Family,
     before: Vec<(PathBuf, String)>,
 }
 
 fn made() -> &'static Scene {
     static SCENE: OnceLock<Scene> = OnceLock::new();
     SCENE.get_or_init(|| {
-        let programs = plugin_files::programs();
-        let before = outside::hashes(&programs);
-        let place = Outside::new(&programs[0]);
-        let mut blocks = outside::commands(PAGE, SECTION);
-        let on_npu = blocks.iter().position(|block| block.commands.contains("--target")).unwrap();
-        if tiny::qnn_tier().is_none() {
-            blocks.truncate(on_npu);
-        }
-        let on_npu = place.run(&blocks).get(on_npu).cloned();
-        let folder = place.folder().join("lfm2");
-        let plugin = folder.join("target/release").join(library_name("lfm2_op"));
-        Scene { place, folder, plugin, on_npu, before }
+        let before = outside::hashes(&plugin_files::programs());
+        Scene { family: Family::made("The worked example: LFM2.5", "lfm2"), before }
     })
 }
 
@@ -56,7 +40,8 @@ fn passed(backend: &str) -> String {
 
 #[test]
 fn the_family_runs_and_the_programs_stay_the_same_bytes() {
-    let Scene { place, folder, plugin, before, .. } = made();
+    let Scene { family, before } = made();
+    let Family { place, folder, plugin, .. } = family;
     // The same checkpoint, every case, compared in tokens with the reference's.
     let (bundle, plugin_file) = (folder.join("bundle"), plugin.to_str().unwrap());
     let suite = tiny::fixture("lfm2-tiny").join("suite.json");
@@ -66,22 +51,21 @@ fn the_family_runs_and_the_programs_stay_the_same_bytes() {
 
     // In steps: logits, where they were recorded.
     let goldens = tiny::goldens(&tiny::fixture("lfm2-tiny"));
-    let mut model = outside::open(&bundle, plugin, backends::cpu());
+    let mut model = family.open(&bundle, backends::cpu());
     let every = shortest(&goldens, usize::MAX);
-    let distance = step_exact(&mut model, &goldens, &every, "cpu");
-    assert!(distance.largest <= 1e-3, "cpu: {distance:?}");
+    within(step_exact(&mut model, &goldens, &every, "cpu"), 1e-3, "cpu");
     // Convolutions keep the rows of accepted draft tokens.
     let found = speculative_exact(&mut model, &every, "3".parse().unwrap(), "cpu");
     assert!(found.drafted > 0, "{found:?}");
 
-    every_command_knows_the_family(place, folder);
+    every_command_knows_the_family(family);
 
     // A broken row of the embedding table fails its token and spoils no other.
     let prompt = &goldens.cases[0].prompt_ids;
     let poisoned = (0..).find(|token| !prompt.contains(token)).unwrap();
     let manifest = Manifest::load(&bundle).unwrap().path;
     let manifest = poison::bundle(&manifest, &folder.join("poisoned"), poisoned);
-    poison::survives(&mut outside::open(&manifest, plugin, backends::cpu()), prompt, poisoned);
+    poison::survives(&mut family.open(&manifest, backends::cpu()), prompt, poisoned);
 
     // It is the plugin that does it: without it the program has no such op.
     let (success, text) = place.qhx(&verify);
@@ -92,21 +76,19 @@ fn the_family_runs_and_the_programs_stay_the_same_bytes() {
 #[tier(qnn)]
 #[test]
 fn the_family_runs_on_the_npu() {
-    let Scene { place, folder, plugin, on_npu, .. } = made();
-    let text = on_npu.as_ref().unwrap();
+    let Scene { family, .. } = made();
+    let text = family.on_npu.as_ref().unwrap();
     assert!(text.contains(&passed("qnn")), "{text}");
-    let backend = backends::qnn(&tiny::qnn_libraries());
-    let mut model = outside::open(&folder.join("bundle-v81"), plugin, backend);
+    let backend = backends::qnn();
+    let mut model = family.open(&family.folder.join("bundle-v81"), backend);
     let brief = tiny::goldens(&tiny::fixture("lfm2-tiny")).brief();
-    let distance = step_exact(&mut model, &brief, &shortest(&brief, 2), "qnn");
-    assert!(distance.cosine >= 0.999, "qnn: {distance:?}");
-    let distance = hands_over(&mut model, &brief, shortest(&brief, 2)[1], "qnn");
-    assert!(distance.cosine >= 0.999, "tokens on the CPU: {distance:?}");
+    let cases = shortest(&brief, 2);
+    alike(step_exact(&mut model, &brief, &cases, "qnn"), 0.999, "qnn");
+    alike(hands_over(&mut model, &brief, cases[1], "qnn"), 0.999, "tokens on the CPU");
 
-    let program = folder.join("target/release/lfm2-forge");
     let config = tiny::fixture("lfm2-tiny").join("config.json");
     let estimate = ["estimate", config.to_str().unwrap(), "--json"];
-    let (code, [estimate, said]) = place.program(&program, &estimate);
+    let (code, [estimate, said]) = family.forge(&estimate);
     assert_eq!(code, Some(0), "{said}");
     let estimate: serde_json::Value = serde_json::from_str(&estimate).unwrap();
     assert_eq!(estimate["graphs"][0]["graph"], "decode", "{estimate}");
@@ -115,58 +97,50 @@ fn the_family_runs_on_the_npu() {
 /// The manifest declares all that the family's op does, so that its recipe is enough.
 #[test]
 fn a_recipe_alone_makes_a_family() {
-    let Scene { folder, .. } = made();
+    let folder = &made().family.folder;
     let goldens = tiny::goldens(&tiny::fixture("lfm2-tiny"));
     let states = json!({"states": ["conv"]});
     let mut model = outside::open_declared(&folder.join("bundle"), &states, backends::cpu());
     let every = shortest(&goldens, usize::MAX);
-    let distance = step_exact(&mut model, &goldens, &every, "cpu");
-    assert!(distance.largest <= 1e-3, "{distance:?}");
+    within(step_exact(&mut model, &goldens, &every, "cpu"), 1e-3, "cpu");
 }
 
 /// Experts are the kit's on both sides: the op does not know of them.
 #[test]
 fn experts_of_the_family_need_nothing_from_its_op() {
-    let Scene { place, folder, plugin, .. } = made();
+    let Scene { family, .. } = made();
     let checkpoint = tiny::fixture("lfm2-moe");
-    let program = folder.join("target/release/lfm2-forge");
     let goldens = tiny::goldens(&checkpoint);
     for (out, prefill) in [("moe", "0"), ("moe-prefill", "4")] {
-        let out = folder.join(out);
-        let arguments =
-            [checkpoint.to_str().unwrap(), "--out", out.to_str().unwrap(), "--cpu-only"];
-        let more = ["--max-ctx", "64", "--prefill", prefill];
-        let (code, [_, said]) = place.program(&program, &[&arguments[..], &more].concat());
-        assert_eq!(code, Some(0), "{said}");
-        let mut model = outside::open(&out, plugin, backends::cpu());
+        let options = ["--cpu-only", "--max-ctx", "64", "--prefill", prefill];
+        let (success, said) = family.bundle(&checkpoint, out, &options);
+        assert!(success, "{said}");
+        let mut model = family.open(&family.folder.join(out), backends::cpu());
         let every = shortest(&goldens, usize::MAX);
-        let distance = step_exact(&mut model, &goldens, &every, "lfm2-moe");
-        eprintln!("lfm2-moe, prefill {prefill}: {distance:?}");
-        assert!(distance.largest <= 1e-4, "{distance:?}");
+        let label = format!("lfm2-moe, prefill {prefill}");
+        within(step_exact(&mut model, &goldens, &every, &label), 1e-4, &label);
     }
 }
 
 /// The program around the recipe can do all that `qhx forge` can.
-fn every_command_knows_the_family(place: &Outside, folder: &Path) {
-    let program = folder.join("target/release/lfm2-forge");
+fn every_command_knows_the_family(family: &Family) {
     let tiny = tiny::fixture("lfm2-tiny");
     let (tiny, config) = (tiny.to_str().unwrap(), tiny.join("config.json"));
     let config = config.to_str().unwrap();
     let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
 
-    let (code, [plan, _]) = place.program(&program, &["plan", config, "--json"]);
+    let (code, [plan, _]) = family.forge(&["plan", config, "--json"]);
     assert_eq!((code, json(&plan)["family"].as_str()), (Some(0), Some("lfm2")), "{plan}");
     let synthetic = ["--synthetic", config, "--out", "drawn", "--cpu-only", "--json"];
-    let (code, [report, said]) = place.program(&program, &synthetic);
+    let (code, [report, said]) = family.forge(&synthetic);
     assert_eq!((code, json(&report)["family"].as_str()), (Some(0), Some("lfm2")), "{said}");
-    let (code, [error, said]) = place.program(&program, &["nowhere", "--out", "x", "--json"]);
+    let (code, [error, said]) = family.forge(&["nowhere", "--out", "x", "--json"]);
     let error = json(&error);
     assert_eq!((code, &error["error"]["exit_code"]), (Some(4), &4.into()), "{said}");
     assert!(said.starts_with("error: nowhere: not a folder"), "{said}");
-    let (code, [_, said]) =
-        place.program(&program, &[tiny, "--out", "x", "--recipe-option", "a=b"]);
+    let (code, [_, said]) = family.forge(&[tiny, "--out", "x", "--recipe-option", "a=b"]);
     assert!(code == Some(2) && said.contains("no recipe option \"a\""), "{code:?} {said}");
-    let (code, [help, _]) = place.program(&program, &["--help"]);
+    let (code, [help, _]) = family.forge(&["--help"]);
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
         code == Some(0) && help.contains("Lfm2ForCausalLM, Lfm2MoeForCausalLM, LlamaBidirectional"),

@@ -13,10 +13,10 @@ use qhx_base::compare::Distance;
 use qhx_core::engine::speculate::PromptLookup;
 use qhx_core::engine::{Model, Prompt, Request, Speculate};
 use qhx_core::op::{HostOp, Segment};
-use qhx_forge::{ForgeOptions, Silent, forge};
+use qhx_tests::forged::{Forged, set};
 use qhx_tests::replay::{self, generate, speculative_exact};
 use qhx_tests::tiny::{self, Bundles, CPU, Case, Variant};
-use qhx_tests::{backends, plugin_files};
+use qhx_tests::{backends, files, plugin_files};
 use qhx_tiers::tier;
 use safetensors::SafeTensors;
 use serde::Deserialize;
@@ -49,20 +49,14 @@ impl Goldens {
 
     /// Goldens of a folder.
     pub fn of(folder: PathBuf) -> Self {
-        let read: Self =
-            serde_json::from_slice(&fs::read(folder.join("goldens.json")).unwrap()).unwrap();
+        let read: Self = files::json(&folder.join("goldens.json"));
         Self { folder, ..read }
     }
 
     /// Logits of the draft tokens of a case, one row for each.
     fn logits(&self, id: &str) -> Vec<Vec<f32>> {
-        let bytes = fs::read(self.folder.join("goldens.safetensors")).unwrap();
-        let tensors = SafeTensors::deserialize(&bytes).unwrap();
-        let tensor = tensors.tensor(id).unwrap();
-        let vocab = tensor.shape()[2];
-        let values = tensor.data().as_chunks().0.iter().copied().map(f32::from_le_bytes);
-        let values: Vec<_> = values.collect();
-        values.chunks_exact(vocab).map(<[f32]>::to_vec).collect()
+        let (shape, values) = files::tensor(&self.folder.join("goldens.safetensors"), id);
+        values.chunks_exact(shape[2]).map(<[f32]>::to_vec).collect()
     }
 }
 
@@ -82,11 +76,10 @@ fn checkpoint(folder: &Path, missing: &str, edit: impl FnOnce(&mut Value)) -> Pa
     }
     let index = json!({"metadata": {}, "weight_map": map}).to_string();
     fs::write(folder.join("model.safetensors.index.json"), index).unwrap();
-    let config = folder.join("config.json");
-    let mut value: Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
-    value["mtp_num_hidden_layers"] = json!(1);
-    edit(&mut value);
-    fs::write(config, value.to_string()).unwrap();
+    files::edit(&folder.join("config.json"), |config| {
+        config["mtp_num_hidden_layers"] = json!(1);
+        edit(config);
+    });
     folder.to_owned()
 }
 
@@ -175,10 +168,7 @@ fn a_seed_gives_the_same_answer_with_a_head() {
     let mut model = open();
     let mut request = Request::greedy(Prompt::Tokens(target.cases[0].prompt_ids.clone()), 40);
     (request.sampling.temperature, request.sampling.seed) = (1.2, Some(5));
-    let ran = |model: &Model| -> u64 {
-        let stats = model.graph_stats();
-        stats.iter().filter(|one| one.graph.starts_with("mtp")).map(|one| one.executions).sum()
-    };
+    let ran = |model: &Model| replay::executions(model, |graph| graph.starts_with("mtp"));
     let plain = generate(&mut model, &request);
     assert_eq!(ran(&model), 0, "a head that nobody asked for runs");
     model.reset().unwrap();
@@ -237,15 +227,12 @@ fn checkpoints_whose_head_is_unusable_are_refused() {
     let forged = |name: &str, missing: &str, option: Option<&str>, edit: fn(&mut Value)| {
         let folder = tempfile::tempdir().unwrap();
         let source = checkpoint(&folder.path().join(name), missing, edit);
-        let mut options = ForgeOptions::new(folder.path().join("bundle"));
-        options.max_ctx = Some(32);
-        options.prefill = Some(Vec::new());
-        if let Some(option) = option {
-            options.recipe_options.insert("mtp".to_owned(), option.to_owned());
-        }
-        let report = forge(&source, &options, &mut Silent)?;
-        let manifest: Value = serde_json::from_slice(&fs::read(report.manifest).unwrap()).unwrap();
-        Ok::<_, qhx_base::Error>(manifest["plan"]["params"]["draft_head"].clone())
+        let bundle = Forged::try_of(&source, |options| {
+            (options.max_ctx, options.prefill) = (Some(32), Some(Vec::new()));
+            let given = option.map(|option| ("mtp", option));
+            set(options, given.as_slice());
+        })?;
+        Ok::<_, qhx_base::Error>(bundle.json()["plan"]["params"]["draft_head"].clone())
     };
     let same = |_: &mut Value| {};
     assert_eq!(forged("off", "", Some("off"), same).unwrap(), Value::Null);
@@ -271,7 +258,7 @@ fn htp_answers_are_the_same_with_a_head() {
     let (target, head) = (tiny::goldens(&tiny::fixture(TARGET)).brief(), Goldens::read());
     let cases = cases(&target, &head);
     let variant = Variant { target: Some("v81"), ..PREFILL };
-    let backend = backends::qnn(&tiny::qnn_libraries());
+    let backend = backends::qnn();
     let mut model = tiny::open(&bundle(variant), backend).unwrap();
     let speculate: Speculate = "2".parse().unwrap();
     let counts = speculative_exact(&mut model, &cases[..2], speculate, "v81");

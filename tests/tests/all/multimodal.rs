@@ -3,7 +3,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -11,6 +10,7 @@ use qhx_base::ErrorKind;
 use qhx_core::engine::{
     ContentPart, FinishReason, Generation, Message, Model, Part, Prompt, Request,
 };
+use qhx_tests::replay::try_generate;
 use qhx_tests::{backends, multimodal, outside, plugin_files};
 use qhx_types::Media;
 
@@ -33,7 +33,7 @@ const RED: [u8; 3] = [255, 0, 0];
 const BLUE: [u8; 3] = [0, 0, 255];
 
 fn run(model: &mut Model, prompt: Prompt, max_new: usize) -> qhx_base::Result<Generation> {
-    model.generate(&Request::greedy(prompt, max_new), &mut |_| ControlFlow::Continue(()))
+    try_generate(model, &Request::greedy(prompt, max_new))
 }
 
 fn complete(model: &mut Model, parts: &[Part]) -> Generation {

@@ -2,7 +2,6 @@
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -11,26 +10,23 @@ use qhx_base::{CancelToken, Error, ErrorKind};
 use qhx_core::engine::{FinishReason, Prompt, Request};
 use qhx_core::op::OpProvider;
 use qhx_plugins::{LoadErrorKind, Plugin, PluginOptions, Plugins};
-use qhx_tests::{null_model, plugin_files};
+use qhx_tests::plugin_files::{self, only};
+use qhx_tests::replay::{complete, try_generate};
+use qhx_tests::{has, null_model, says};
 
 fn misbehaving() -> &'static PathBuf {
     static FILE: OnceLock<PathBuf> = OnceLock::new();
     FILE.get_or_init(|| plugin_files::build("qhx-test-misbehaving-plugin"))
 }
 
-fn only(files: Vec<PathBuf>) -> PluginOptions {
-    PluginOptions::default().files(files).only_named(true)
-}
-
 /// Generates a few tokens with one of the misbehaving ops and returns the error.
 fn failure(op: &str) -> Error {
-    let plugins = Plugins::discover(&only(vec![misbehaving().clone()])).unwrap();
+    let plugins = only(&[misbehaving().clone()]);
     let mut model = match null_model::open(op, &plugins, &CancelToken::new()) {
         Ok(model) => model,
         Err(error) => return error,
     };
-    let request = Request::greedy(Prompt::Tokens(vec![1, 2]), 4);
-    model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap_err()
+    complete(&mut model, &[1, 2], 4).unwrap_err()
 }
 
 #[test]
@@ -40,42 +36,25 @@ fn a_panic_becomes_an_error_that_names_op_file_and_call() {
         ("test_panic_in_prefill", "prefill", "prefill goes wrong"),
         ("test_panic_in_decode", "decode", "token 0 goes wrong"),
     ] {
-        let error = failure(op);
-        assert_eq!(error.kind(), ErrorKind::Panicked, "{error}");
-        let message = error.report().to_string();
-        for expected in [op, "misbehaving_plugin", call, text] {
-            assert!(message.contains(expected), "{message:?} lacks {expected:?}");
-        }
+        says(&failure(op), ErrorKind::Panicked, &[op, "misbehaving_plugin", call, text]);
     }
 }
 
 #[test]
 fn an_op_that_panicked_refuses_to_go_on_and_another_one_works() {
-    let plugins = Plugins::discover(&only(vec![misbehaving().clone()])).unwrap();
+    let plugins = only(&[misbehaving().clone()]);
     let mut model =
         null_model::open("test_panic_in_decode", &plugins, &CancelToken::new()).unwrap();
-    let request = Request::greedy(Prompt::Tokens(vec![1, 2]), 4);
-    let mut run = |request: &Request| {
-        model
-            .generate(request, &mut |_| ControlFlow::Continue(()))
-            .unwrap_err()
-            .report()
-            .to_string()
-    };
-    run(&request);
-    let again = run(&request);
+    complete(&mut model, &[1, 2], 4).unwrap_err();
+    let again = complete(&mut model, &[1, 2], 4).unwrap_err().report().to_string();
     assert!(again.contains("open it again"), "{again}");
     // Opened again it goes on, until it panics again: one token needs no decode step.
     model.reopen().unwrap();
-    let one = Request::greedy(Prompt::Tokens(vec![1, 2]), 1);
-    let generation = model.generate(&one, &mut |_| ControlFlow::Continue(())).unwrap();
-    assert_eq!(generation.tokens, [0]);
+    assert_eq!(complete(&mut model, &[1, 2], 1).unwrap().tokens, [0]);
     // A fresh one of the same plugin is not affected: one token needs no decode step.
     let mut fresh =
         null_model::open("test_panic_in_decode", &plugins, &CancelToken::new()).unwrap();
-    let request = Request::greedy(Prompt::Tokens(vec![1, 2]), 1);
-    let generation = fresh.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap();
-    assert_eq!(generation.tokens, [0]);
+    assert_eq!(complete(&mut fresh, &[1, 2], 1).unwrap().tokens, [0]);
 }
 
 #[test]
@@ -94,28 +73,23 @@ fn wrong_logits_are_refused_by_op_graph_and_tensor() {
         ("test_wrong_dtype", "16 f16 values", "a row of 16 f32 values"),
         ("test_wrong_vocab", "OpenInfo.vocab is 17", "16 values"),
     ] {
-        let error = failure(op);
-        assert_eq!(error.kind(), ErrorKind::Plugin, "{error}");
-        let message = error.report().to_string();
-        for part in [op, found, expected, place[0], place[1]] {
-            assert!(message.contains(part), "{message:?} lacks {part:?}");
-        }
+        says(&failure(op), ErrorKind::Plugin, &[op, found, expected, place[0], place[1]]);
     }
-    let message = failure("test_beyond_buffer").to_string();
-    assert!(message.contains("buffer of 64 bytes"), "{message}");
+    has(&failure("test_beyond_buffer").to_string(), &["buffer of 64 bytes"]);
 }
 
 #[test]
 fn a_tensor_that_nothing_is_bound_to_may_be_the_ops_fault() {
     let message = failure("test_forgets_to_bind").report().to_string();
-    for part in ["\"step\"", "nothing is bound to logits", "plan.params.tensors", "the op forgot"] {
-        assert!(message.contains(part), "{message:?} lacks {part:?}");
-    }
+    has(
+        &message,
+        &["\"step\"", "nothing is bound to logits", "plan.params.tensors", "the op forgot"],
+    );
 }
 
 #[test]
 fn cancelling_stops_an_op_that_never_ends() {
-    let plugins = Plugins::discover(&only(vec![misbehaving().clone()])).unwrap();
+    let plugins = only(&[misbehaving().clone()]);
     let mut model = null_model::open("test_endless_loop", &plugins, &CancelToken::new()).unwrap();
     let request = Request::greedy(Prompt::Tokens(vec![1, 2]), 4);
     let stopper = request.cancel.clone();
@@ -124,7 +98,7 @@ fn cancelling_stops_an_op_that_never_ends() {
         stopper.cancel();
     });
     let start = Instant::now();
-    let generation = model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap();
+    let generation = try_generate(&mut model, &request).unwrap();
     handle.join().unwrap();
     assert_eq!(generation.finish_reason, FinishReason::Cancelled);
     assert_eq!(generation.tokens.len(), 1, "the first token came before the endless step");
@@ -165,7 +139,5 @@ fn a_broken_file_in_a_folder_is_remembered_and_the_others_work() {
     let plugins = Plugins::discover(&options).unwrap();
     assert!(plugins.find("test_nan_logits").is_ok());
     let error = plugins.find("no_such_op").unwrap_err().report().to_string();
-    for expected in ["no_such_op", "test_nan_logits", "a_broken", "--plugin"] {
-        assert!(error.contains(expected), "{error:?} lacks {expected:?}");
-    }
+    has(&error, &["no_such_op", "test_nan_logits", "a_broken", "--plugin"]);
 }

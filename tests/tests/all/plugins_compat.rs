@@ -10,16 +10,16 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::ops::ControlFlow;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::Command;
 
 use qhx_base::{CancelToken, Error, ErrorKind};
 use qhx_core::engine::{Model, Part, Prompt, Request};
-use qhx_plugins::{LoadErrorKind, Plugin, PluginOptions, Plugins};
+use qhx_plugins::{LoadErrorKind, Plugin};
 use qhx_tests::null_model::{self, Setup};
-use qhx_tests::plugin_files::workspace;
+use qhx_tests::plugin_files::{only, workspace};
+use qhx_tests::replay::{complete, generate};
 use qhx_tests::variants::{Edit, Variant, Way, unchanged};
 use qhx_types::Media;
 
@@ -75,13 +75,12 @@ fn newer(path: &str, text: String) -> String {
 }
 
 /// Runs the plugin in this program: tokens of a generation, and the version it was built against.
-fn generate(file: &Path) -> (Vec<u32>, String) {
-    let options = PluginOptions::default().files(vec![file.to_owned()]).only_named(true);
-    let plugins = Plugins::discover(&options).unwrap_or_else(|e| panic!("{e}"));
+fn runs(file: &Path) -> (Vec<u32>, String) {
+    let plugins = only(&[file.to_owned()]);
     let mut model = null_model::open("test_frozen", &plugins, &CancelToken::new()).unwrap();
     let speculate = "3".parse().unwrap();
     let request = Request::greedy(Prompt::Tokens(vec![1, 2]), 4).speculate(speculate);
-    let tokens = model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap().tokens;
+    let tokens = generate(&mut model, &request).tokens;
     let embedding = model.embed(&[4, 5]).unwrap();
     assert_eq!(embedding.iter().position(|&v| v == 1.0), Some(9));
     (tokens, Plugin::load(file).unwrap().interface)
@@ -118,7 +117,7 @@ fn the_frozen_interface_is_that_of_1_0() {
 #[test]
 fn a_frozen_plugin_runs_in_hosts_of_1_0_and_in_a_newer_one() {
     let frozen = FROZEN.build(PLAIN);
-    assert_eq!(generate(&frozen.plugin), (EXPECTED.to_vec(), "1.0.0".to_owned()));
+    assert_eq!(runs(&frozen.plugin), (EXPECTED.to_vec(), "1.0.0".to_owned()));
     let expected = line("1.0.0", "1.0.0", "not known", &["opened"]);
     assert_eq!(hosted(&frozen.host, &frozen.plugin), expected);
     // What the older plugin lacks is absent to the newer host, not a wild pointer.
@@ -129,7 +128,7 @@ fn a_frozen_plugin_runs_in_hosts_of_1_0_and_in_a_newer_one() {
 #[test]
 fn a_newer_plugin_runs_in_hosts_of_1_0_and_of_its_own() {
     let newer = NEWER.build(PLAIN);
-    assert_eq!(generate(&newer.plugin), (EXPECTED.to_vec(), "1.99.0".to_owned()));
+    assert_eq!(runs(&newer.plugin), (EXPECTED.to_vec(), "1.99.0".to_owned()));
     // What the older host lacks is absent to the newer plugin.
     let expected = line("1.0.0", "1.99.0", "not known", &["clock None", "opened"]);
     assert_eq!(hosted(&FROZEN.build(PLAIN).host, &newer.plugin), expected);
@@ -140,12 +139,11 @@ fn a_newer_plugin_runs_in_hosts_of_1_0_and_of_its_own() {
 
 #[test]
 fn every_call_of_1_0_is_used_through_a_frozen_plugin() {
-    let options = PluginOptions::default().files(vec![FROZEN.build(PLAIN).plugin]);
-    let plugins = Plugins::discover(&options.only_named(true)).unwrap();
+    let plugins = only(&[FROZEN.build(PLAIN).plugin]);
     let mut model = null_model::open("test_frozen", &plugins, &CancelToken::new()).unwrap();
     let greedy = |model: &mut Model, prompt, max_new| {
         let request = Request::greedy(prompt, max_new).speculate("3".parse().unwrap());
-        model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap()
+        generate(model, &request)
     };
     // Sums reach a multiple of 16 and stay there: the zeros are draft tokens that are accepted.
     let said = greedy(&mut model, Prompt::Tokens(vec![1, 2]), 16);
@@ -181,14 +179,12 @@ fn every_call_of_1_0_is_used_through_a_frozen_plugin() {
 
 #[test]
 fn an_error_of_the_host_keeps_its_hint_through_a_frozen_plugin() {
-    let options = PluginOptions::default().files(vec![FROZEN.build(PLAIN).plugin]).only_named(true);
-    let plugins = Plugins::discover(&options).unwrap();
+    let plugins = only(&[FROZEN.build(PLAIN).plugin]);
     let cause = Error::new(ErrorKind::Runtime, "the device is gone").hint("plug it in");
     let failure = Some(cause.with_code(1003));
     let setup = Setup { failure, ..Setup::default() };
     let mut model = null_model::open_with("test_frozen", &plugins, setup).unwrap();
-    let request = Request::greedy(Prompt::Tokens(vec![1, 2]), 4);
-    let error = model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap_err();
+    let error = complete(&mut model, &[1, 2], 4).unwrap_err();
     let parts = (error.kind(), error.hint_text(), error.code());
     assert_eq!(parts, (ErrorKind::Runtime, Some("plug it in"), Some(1003)), "{error}");
 }
@@ -272,13 +268,13 @@ fn a_plugin_of_another_major_version_is_refused_in_one_sentence() {
 #[test]
 fn a_plugin_with_another_allocator_runs() {
     let way = Way { name: "-allocator", args: &["--features", "other-allocator"], ..PLAIN };
-    assert_eq!(generate(&PLUGIN.build(way).plugin).0, EXPECTED);
+    assert_eq!(runs(&PLUGIN.build(way).plugin).0, EXPECTED);
 }
 
 #[test]
 fn a_plugin_of_a_release_build_with_link_time_optimization_runs() {
     let way = Way { name: "-release-lto", release: true, ..PLAIN };
-    assert_eq!(generate(&PLUGIN.build(way).plugin).0, EXPECTED);
+    assert_eq!(runs(&PLUGIN.build(way).plugin).0, EXPECTED);
 }
 
 /// The frozen plugin without a host.
@@ -289,7 +285,7 @@ const PLUGIN: Variant = Variant { name: "otherwise", host: None, ..FROZEN };
 fn a_plugin_that_aborts_on_panic_runs() {
     let way = Way { name: "-abort", args: &["--config", "profile.dev.panic='abort'"], ..PLAIN };
     let (frozen, aborting) = (FROZEN.build(PLAIN), PLUGIN.build(way).plugin);
-    assert_eq!(generate(&aborting).0, EXPECTED);
+    assert_eq!(runs(&aborting).0, EXPECTED);
     let panic_in =
         |plugin: &Path| Command::new(&frozen.host).arg(plugin).arg("13").output().unwrap();
     let output = panic_in(&frozen.plugin);
@@ -327,5 +323,5 @@ fn a_plugin_of_another_toolchain_runs() {
     };
     let way = Way { name: "-toolchain", toolchain: Some(toolchain), ..PLAIN };
     let file = PLUGIN.build(way).plugin;
-    assert_eq!(generate(&file).0, EXPECTED, "{toolchain}");
+    assert_eq!(runs(&file).0, EXPECTED, "{toolchain}");
 }

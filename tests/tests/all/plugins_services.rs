@@ -4,30 +4,28 @@
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
 use std::fs;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::dump::Dump;
-use qhx_core::engine::{Generation, Prompt, Request};
-use qhx_plugins::{PluginOptions, Plugins};
+use qhx_core::engine::Generation;
+use qhx_plugins::Plugins;
 use qhx_tests::null_model::{self, Setup, VOCAB};
-use qhx_tests::{plugin_files, tiny};
+use qhx_tests::replay::complete;
+use qhx_tests::{files, has, plugin_files, says, tiny};
 
 fn plugins() -> Plugins {
     static FILE: OnceLock<PathBuf> = OnceLock::new();
-    let file = FILE.get_or_init(|| plugin_files::build("qhx-test-services-plugin")).clone();
-    let options = PluginOptions::default().files(vec![file]).only_named(true);
-    Plugins::discover(&options).unwrap()
+    let file = FILE.get_or_init(|| plugin_files::build("qhx-test-services-plugin"));
+    plugin_files::only(std::slice::from_ref(file))
 }
 
 /// One token after a prompt, with one of the plugin's ops.
 fn run(op: &str, prompt: &[u32], setup: Setup) -> Result<Generation> {
     let mut model = null_model::open_with(op, &plugins(), setup)?;
-    let request = Request::greedy(Prompt::Tokens(prompt.to_vec()), 1);
-    model.generate(&request, &mut |_| ControlFlow::Continue(()))
+    complete(&mut model, prompt, 1)
 }
 
 /// Shape and values of a `.npy` file of f32, as the format's description says.
@@ -39,9 +37,7 @@ fn read(path: &Path) -> (String, Vec<f32>) {
     let header = std::str::from_utf8(&bytes[10..end]).unwrap();
     let shape = header.strip_prefix("{'descr': '<f4', 'fortran_order': False, 'shape': (");
     let shape = shape.and_then(|rest| rest.trim_end().strip_suffix("), }")).unwrap();
-    let values = bytes[end..].chunks_exact(4);
-    let values = values.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-    (shape.to_owned(), values)
+    (shape.to_owned(), files::floats(&bytes[end..]))
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -92,8 +88,7 @@ fn an_op_dumps_what_lies_in_buffers_and_what_does_not() {
         null_model::open_with("test_dump", &plugins(), Setup { dump: dump(), ..Setup::default() })
             .unwrap();
     for prompt in [[5, 6, 7], [8, 9, 10]] {
-        let request = Request::greedy(Prompt::Tokens(prompt.to_vec()), 1);
-        model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap();
+        complete(&mut model, &prompt, 1).unwrap();
     }
     let folder = folder.path().join("a");
     let expected =
@@ -115,17 +110,14 @@ fn a_wrong_dump_is_an_error() {
     ] {
         let dump = Dump::create(&folder.path().join(token.to_string())).unwrap();
         let setup = Setup { dump: Some(Arc::new(dump)), ..Setup::default() };
-        let error = run("test_dump", &[token], setup).unwrap_err();
-        assert!(error.message().contains(expected), "{error}");
+        has(run("test_dump", &[token], setup).unwrap_err().message(), &[expected]);
         run("test_dump", &[token], Setup::default()).unwrap();
     }
     // A folder that goes away is named with the file.
     let gone = folder.path().join("gone");
     let setup = Setup { dump: Some(Arc::new(Dump::create(&gone).unwrap())), ..Setup::default() };
     fs::remove_dir(&gone).unwrap();
-    let error = run("test_dump", &[9], setup).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Io, "{error}");
-    assert!(error.message().contains("tokens.npy"), "{error}");
+    says(&run("test_dump", &[9], setup).unwrap_err(), ErrorKind::Io, &["tokens.npy"]);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use qhx_plugins::store::{PluginHealth, Store};
 use qhx_plugins::{
     Listed, LoadErrorKind, Plugin, PluginOptions, PluginStatus, Plugins, Prober, Status, survey,
 };
-use qhx_tests::{null_model, outside, plugin_files};
+use qhx_tests::{has, null_model, outside, plugin_files, says};
 
 fn misbehaving() -> &'static Path {
     static FILE: OnceLock<PathBuf> = OnceLock::new();
@@ -80,8 +80,7 @@ fn an_installed_plugin_that_failed_to_load_once_is_tried_again() {
     let open = || null_model::open("test_nan_logits", &plugins, &CancelToken::new());
     let away = store.dir().join("away");
     fs::rename(file(&store), &away).unwrap();
-    let error = open().unwrap_err();
-    assert!(error.message().contains("cannot be read"), "{error}");
+    has(open().unwrap_err().message(), &["cannot be read"]);
     fs::rename(&away, file(&store)).unwrap();
     open().unwrap();
 }
@@ -133,11 +132,11 @@ fn a_flipped_byte_is_noticed_when_loading_and_verifying() {
     flip_a_byte(&file(&store));
     let plugins = Plugins::discover(&dir(&store)).unwrap();
     let error = plugins.find("test_nan_logits").unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Plugin);
-    let message = error.report().to_string();
-    for expected in ["test_nan_logits", "changed since it was installed", "sha256", "install"] {
-        assert!(message.contains(expected), "{message:?} lacks {expected:?}");
-    }
+    says(
+        &error,
+        ErrorKind::Plugin,
+        &["test_nan_logits", "changed since it was installed", "sha256", "install"],
+    );
     assert_eq!(store.verify().unwrap()[0].health, PluginHealth::Changed);
 
     // Named outright, it is refused as well: the lock beside it knows better.
@@ -170,10 +169,10 @@ fn changed_missing_and_foreign_files_are_told_apart_in_the_list() {
 
     store.install(misbehaving(), None).unwrap();
     let lock = store.dir().join(LOCK_FILE);
-    let interface = format!("interface = \"{}\"", qhx_plugins::interface_version());
+    let interface = format!("\"interface\": \"{}\"", qhx_plugins::interface_version());
     let text = fs::read_to_string(&lock).unwrap();
     assert!(text.contains(&interface));
-    fs::write(&lock, text.replace(&interface, "interface = \"9.1.0\"")).unwrap();
+    fs::write(&lock, text.replace(&interface, "\"interface\": \"9.1.0\"")).unwrap();
     let row = only_row(&dir(&store));
     assert_eq!(row.status, Status::Incompatible);
     assert!(row.reason.is_some_and(|why| why.contains("9.1.0") && why.contains("rebuild")));
@@ -267,9 +266,7 @@ fn a_file_that_others_may_change_is_refused() {
     let error = Plugin::load(&copy).unwrap_err();
     assert_eq!(error.kind, LoadErrorKind::Untrusted);
     let message = error.to_string();
-    for expected in ["mode 666", "chmod go-w", "--allow-untrusted-plugins"] {
-        assert!(message.contains(expected), "{message:?} lacks {expected:?}");
-    }
+    has(&message, &["mode 666", "chmod go-w", "--allow-untrusted-plugins"]);
     let mut options = PluginOptions::default().files(vec![copy]);
     options.only_named = true;
     assert_eq!(only_row(&options).status, Status::Untrusted);
@@ -283,8 +280,7 @@ fn without_plugins_nothing_is_loaded_not_even_what_is_named() {
     let options = PluginOptions::default().files(vec![misbehaving().to_owned()]).no_plugins(true);
     let plugins = Plugins::discover(&options).unwrap();
     assert!(plugins.files().is_empty());
-    let error = plugins.find("test_nan_logits").unwrap_err().report().to_string();
-    assert!(error.contains("--no-plugins"), "{error}");
+    has(&plugins.find("test_nan_logits").unwrap_err().report().to_string(), &["--no-plugins"]);
     assert!(survey(&options).unwrap().is_empty());
 }
 

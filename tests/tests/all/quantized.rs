@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use qhx_core::engine::{Prompt, Request};
 use qhx_exec::backend::Backend;
-use qhx_forge::{ForgeOptions, Precision, Silent, forge};
-use qhx_tests::tiny::{self, fixture};
-use qhx_tests::{backends, replay};
+use qhx_forge::{ForgeOptions, Precision};
+use qhx_tests::forged::Forged;
+use qhx_tests::tiny::fixture;
+use qhx_tests::{backends, files, replay};
 use qhx_tiers::tier;
 use serde_json::Value;
 
@@ -37,8 +38,7 @@ struct Golden {
 
 /// All whole models.
 fn goldens() -> Vec<Golden> {
-    let read = std::fs::read(fixture("quantised/formats.json")).expect("formats.json");
-    let formats: serde_json::Map<String, Value> = serde_json::from_slice(&read).expect("JSON");
+    let formats: serde_json::Map<String, Value> = files::json(&fixture("quantised/formats.json"));
     let golden = |(folder, record): (String, Value)| {
         let tokens = record.get("tokens")?;
         let checkpoint = tempfile::tempdir().expect("a folder");
@@ -57,17 +57,14 @@ impl Golden {
         count: usize,
         change: impl FnOnce(&mut ForgeOptions),
     ) {
-        let out = tempfile::tempdir().expect("a folder");
-        let mut options = ForgeOptions {
-            max_ctx: Some(32),
-            ignore_tensors: vec!["experts".to_owned()],
-            ..ForgeOptions::new(out.path().join("bundle"))
-        };
-        change(&mut options);
-        let label = format!("{}, {options:?}", self.folder);
-        let made = forge(self.checkpoint.path(), &options, &mut Silent);
-        let made = made.unwrap_or_else(|e| panic!("{label}: {e}"));
-        let mut model = tiny::open(&made.manifest, backend).expect("it opens");
+        let mut label = String::new();
+        let bundle = Forged::of(self.checkpoint.path(), |options| {
+            options.max_ctx = Some(32);
+            options.ignore_tensors = vec!["experts".to_owned()];
+            change(options);
+            label = format!("{}, {options:?}", self.folder);
+        });
+        let mut model = bundle.open(backend);
         let request = Request::greedy(Prompt::Tokens(self.prompt.clone()), count);
         let found = replay::generate(&mut model, &request).tokens;
         assert_eq!(found, self.output[..count], "{label}");
@@ -97,12 +94,11 @@ fn tokens_are_those_of_the_programs_own_values() {
 #[tier(qnn)]
 #[test]
 fn tokens_on_the_npu_are_those_of_the_programs_own_values() {
-    let libraries = tiny::qnn_libraries();
     for golden in goldens() {
-        golden.check(backends::qnn(&libraries), 5, |options| {
+        golden.check(backends::qnn(), 5, |options| {
             options.precision = Precision::W8A16;
             options.prefill = Some(vec![4]);
-            options.compiler = Some(backends::compiler(&libraries.0, &libraries.1, "v81"));
+            options.compiler = Some(backends::compiler("v81"));
         });
     }
 }

@@ -9,16 +9,16 @@ use std::sync::{Arc, OnceLock};
 
 use qhx_base::ErrorKind;
 use qhx_base::compare::Distance;
-use qhx_core::dump::Dump;
-use qhx_core::engine::{Model, ModelOptions, Part, Prompt, Request};
-use qhx_core::manifest::Manifest;
+use qhx_core::engine::{Model, Part, Prompt, Request};
 use qhx_core::op::Segment;
 use qhx_exec::backend::Backend;
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
 use qhx_kit::vision::{Grid, resample_positions};
-use qhx_tests::backends;
+use qhx_tests::forged::set;
 use qhx_tests::images::{Sights, answer};
-use qhx_tests::tiny::{self, Bundles, fixture, full_matrix, qnn_libraries};
+use qhx_tests::replay::{generate, try_generate, within};
+use qhx_tests::tiny::{self, Bundles, fixture, full_matrix};
+use qhx_tests::{backends, files, has, says};
 use qhx_tiers::tier;
 use qhx_types::Media;
 use serde_json::{Value, json};
@@ -70,37 +70,25 @@ impl Form {
         options.prefill = Some([self.prompt].into_iter().filter(|rows| *rows > 0).collect());
         let (key, value) =
             if self.native { ("image-patches", SHAPES) } else { ("image-size", "48") };
-        options.recipe_options.insert(key.to_owned(), value.to_owned());
+        set(&mut options, &[(key, value)]);
         if self.int8 {
             options.precision = Precision::W8A16;
             options.head = Some(Precision::W8A16);
-            options.recipe_options.insert("vision".to_owned(), "w8a16".to_owned());
+            set(&mut options, &[("vision", "w8a16")]);
         }
-        if let Some(target) = self.target {
-            let (htp, system) = qnn_libraries();
-            options.compiler = Some(backends::compiler(&htp, &system, target));
-        }
+        options.compiler = self.target.map(backends::compiler);
         forge(&fixture(TINY), &options, &mut Silent)
             .unwrap_or_else(|e| panic!("{self:?}: {e}"))
             .manifest
     }
 
     fn open(self) -> Model {
-        open(&self.bundle(), backends::cpu(), None).unwrap()
+        tiny::open(&self.bundle(), backends::cpu()).unwrap()
     }
 }
 
-fn open(
-    manifest: &Path,
-    backend: Arc<dyn Backend>,
-    dump: Option<&Path>,
-) -> qhx_base::Result<Model> {
-    qhx_tests::log::listen();
-    Model::open(
-        ModelOptions::new(Manifest::load(manifest)?, backend, &tiny::plugins())
-            .threads(2)
-            .dump(dump.map(|folder| Arc::new(Dump::create(folder).unwrap()))),
-    )
+fn dumping(manifest: &Path, backend: Arc<dyn Backend>, folder: &Path) -> Model {
+    tiny::open_dumping(manifest, backend, &tiny::plugins(), folder)
 }
 
 #[expect(clippy::print_stderr, reason = "a test says what it measured")]
@@ -115,9 +103,7 @@ fn near(form: Form, label: &str) {
         eprintln!("{label}: {found:?}");
         assert!(found.drafted > found.accepted && found.accepted > 0, "{found:?}");
     }
-    let Distance { largest, .. } = sights().step_exact(&mut model, &cases, label);
-    eprintln!("{label}: logits differ by at most {largest:.2e}");
-    assert!(largest <= CPU_DISTANCE, "{label}: logits differ by {largest:e}");
+    within(sights().step_exact(&mut model, &cases, label), CPU_DISTANCE, label);
 }
 
 #[test]
@@ -138,7 +124,7 @@ fn bundles_without_prompt_graphs_see_token_by_token() {
 /// Shows every image of a mode, and the video: see [`Sights::features`].
 fn features(form: Form, backend: Arc<dyn Backend>, ids: Option<&[&str]>) -> (f64, f64) {
     let folder = tempfile::tempdir().unwrap();
-    let mut model = open(&form.bundle(), backend, Some(folder.path())).unwrap();
+    let mut model = dumping(&form.bundle(), backend, folder.path());
     let film = form.native && ids.is_none();
     sights().features(model.op_mut(), folder.path(), form.mode(), ids, film, 3)
 }
@@ -155,7 +141,7 @@ fn pixels_and_features_equal_the_reference_s() {
 #[test]
 fn positions_equal_those_of_the_reference() {
     let folder = tempfile::tempdir().unwrap();
-    let mut model = open(&NATIVE.bundle(), backends::cpu(), Some(folder.path())).unwrap();
+    let mut model = dumping(&NATIVE.bundle(), backends::cpu(), folder.path());
     sights().same_positions(model.op_mut(), folder.path(), "native");
 }
 
@@ -269,7 +255,7 @@ fn frames_of_a_long_video_are_small() {
         let vision = &mut manifest["params"]["vision"];
         (vision["video_min_pixels"], vision["video_max_pixels"]) = (json!(2048), json!(8192));
     });
-    let mut model = open(&manifest, backends::cpu(), None).unwrap();
+    let mut model = tiny::open(&manifest, backends::cpu()).unwrap();
     // Sizes of the reference (`tests/fixtures/shape/vision.json`): 48 × 32 pixels, and 32 × 16.
     for (frames, tokens) in [(3u8, 6), (12, 2)] {
         let rgb = (0..frames).flat_map(|frame| vec![20 * frame; 52 * 34 * 3]).collect();
@@ -280,17 +266,15 @@ fn frames_of_a_long_video_are_small() {
         let shown = ids.iter().filter(|id| sights().is_pad(**id)).count();
         assert_eq!(shown, usize::from(frames).div_ceil(2) * tokens, "{frames} frames");
         // The op, which gets two frames at a time, has reckoned with all of them.
-        let request = Request::greedy(prompt, 2);
-        model.generate(&request, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+        generate(&mut model, &Request::greedy(prompt, 2));
     }
 }
 
 /// A copy of a bundle's manifest beside it, changed.
 fn changed(manifest: &Path, name: &str, change: impl FnOnce(&mut Value)) -> PathBuf {
-    let mut value: Value = serde_json::from_slice(&fs::read(manifest).unwrap()).unwrap();
-    change(&mut value);
     let path = manifest.with_file_name(format!("{name}.json"));
-    fs::write(&path, value.to_string()).unwrap();
+    fs::copy(manifest, &path).unwrap();
+    files::edit(&path, change);
     path
 }
 
@@ -303,7 +287,7 @@ fn without_vision(manifest: &mut Value) {
 #[test]
 fn text_goes_through_the_decode_graph_alone() {
     let manifest = changed(&FIXED.bundle(), "text-only", without_vision);
-    let mut model = open(&manifest, backends::cpu(), None).unwrap();
+    let mut model = tiny::open(&manifest, backends::cpu()).unwrap();
     let texts: Vec<_> =
         sights().cases.iter().filter(|case| sights().media(case).is_empty()).collect();
     assert_eq!(texts.len(), 4);
@@ -323,7 +307,7 @@ fn tables_under_other_keys_are_found() {
             manifest["artifacts"][format!("vis_{name}_f32")] = tables[name]["path"].clone();
         }
     });
-    let mut model = open(&manifest, backends::cpu(), None).unwrap();
+    let mut model = tiny::open(&manifest, backends::cpu()).unwrap();
     sights().greedy_exact(&mut model, &[sights().case("fixed-boat")], "tables under other keys");
 }
 
@@ -336,10 +320,7 @@ fn tables_that_are_made_for_one_image_give_the_same_features() {
             let path = &manifest["artifacts"]["vision"][name]["path"];
             FIXED.bundle().with_file_name(path.as_str().unwrap())
         };
-        let read = |name: &str| -> Vec<f32> {
-            let bytes = fs::read(file(name)).unwrap();
-            bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
-        };
+        let read = |name: &str| files::floats(&fs::read(file(name)).unwrap());
         let summed: Vec<f32> = read("patch_embed")
             .chunks_exact(2 * 64)
             .flat_map(|frames| (0..64).map(|pixel| frames[pixel] + frames[64 + pixel]))
@@ -356,7 +337,7 @@ fn tables_that_are_made_for_one_image_give_the_same_features() {
         manifest["params"]["vision"].as_object_mut().unwrap().remove("pos_side").unwrap();
     });
     let folder = tempfile::tempdir().unwrap();
-    let mut model = open(&manifest, backends::cpu(), Some(folder.path())).unwrap();
+    let mut model = dumping(&manifest, backends::cpu(), folder.path());
     let (cosine, largest) =
         sights().features(model.op_mut(), folder.path(), "fixed", None, false, 3);
     assert!(cosine >= 0.999_99 && largest <= CPU_DISTANCE, "{cosine} {largest}");
@@ -369,11 +350,9 @@ fn tables_that_are_made_for_one_image_give_the_same_features() {
 fn bundles_that_do_not_fit_together_are_refused() {
     let fails = |name: &str, change: &dyn Fn(&mut Value), words: &[&str]| {
         let manifest = changed(&FIXED.bundle(), name, change);
-        let error = open(&manifest, backends::cpu(), None).map(drop).unwrap_err();
+        let error = tiny::open(&manifest, backends::cpu()).unwrap_err();
         let said = error.report().to_string();
-        for word in words {
-            assert!(said.contains(word), "{name}: {said}\n  does not say {word:?}");
-        }
+        has(&said, words);
     };
     let table = |name: &'static str, value: Value| {
         move |manifest: &mut Value| manifest["artifacts"]["vision"][name] = value.clone()
@@ -406,7 +385,7 @@ fn prompts_that_cannot_be_are_refused_and_leave_no_trace() {
     let mut model = NATIVE.open();
     let ask = |model: &mut Model, parts: Vec<Part>| {
         let request = Request::greedy(Prompt::Parts(parts), 4);
-        model.generate(&request, &mut |_| std::ops::ControlFlow::Continue(()))
+        try_generate(model, &request)
     };
     let image = |width: u32, height: u32| {
         Part::Media(Media::image(vec![90; (width * height * 3) as usize], width, height).unwrap())
@@ -418,9 +397,7 @@ fn prompts_that_cannot_be_are_refused_and_leave_no_trace() {
         (vec![image(1600, 9)], "at most 48"),
         (long, "inside image 16 of the prompt"),
     ] {
-        let error = ask(&mut model, parts).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Prompt, "{error}");
-        assert!(error.message().contains(words), "{error}\n  does not say {words:?}");
+        says(&ask(&mut model, parts).unwrap_err(), ErrorKind::Prompt, &[words]);
     }
     // The smallest image, and a conversation after all of this.
     assert!(ask(&mut model, vec![image(1, 1), text("Seen:")]).is_ok());
@@ -442,9 +419,7 @@ fn int8_weights_keep_the_answers() {
 
 /// Forges a checkpoint for one mode with nothing but its sizes.
 fn forge_unseen(folder: &Path, mode: &str, target: Option<&'static str>, out: &Path) -> PathBuf {
-    let processor: Value =
-        serde_json::from_slice(&fs::read(folder.join("preprocessor_config.json")).unwrap())
-            .unwrap();
+    let processor: Value = files::json(&folder.join("preprocessor_config.json"));
     let [pixels, patch] = ["/size/longest_edge", "/patch_size"]
         .map(|key| processor.pointer(key).and_then(Value::as_u64).unwrap());
     let (key, value) = match mode {
@@ -454,11 +429,8 @@ fn forge_unseen(folder: &Path, mode: &str, target: Option<&'static str>, out: &P
     let mut options = ForgeOptions::new(out);
     options.max_ctx = Some(128);
     options.prefill = Some(vec![11]);
-    options.recipe_options.insert(key.to_owned(), value);
-    if let Some(target) = target {
-        let (htp, system) = qnn_libraries();
-        options.compiler = Some(backends::compiler(&htp, &system, target));
-    }
+    set(&mut options, &[(key, &value)]);
+    options.compiler = target.map(backends::compiler);
     forge(folder, &options, &mut Silent).unwrap().manifest
 }
 
@@ -466,14 +438,13 @@ fn forge_unseen(folder: &Path, mode: &str, target: Option<&'static str>, out: &P
 #[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn unseen(folder: &Path, distance: f64) {
     let sights = Sights::of(folder);
-    let config: Value =
-        serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
+    let config: Value = files::json(&folder.join("config.json"));
     let layers = config.pointer("/vision_config/deepstack_visual_indexes");
     let layers = layers.and_then(Value::as_array).map_or(0, Vec::len);
     for mode in ["native", "fixed"] {
         let out = tempfile::tempdir().unwrap();
         let bundle = forge_unseen(folder, mode, None, &out.path().join("bundle"));
-        let mut model = open(&bundle, backends::cpu(), None).unwrap();
+        let mut model = tiny::open(&bundle, backends::cpu()).unwrap();
         let cases = sights.of_mode(mode);
         assert!(cases.len() > 1);
         sights.greedy_exact(&mut model, &cases, mode);
@@ -481,10 +452,10 @@ fn unseen(folder: &Path, distance: f64) {
         let dumps = ["features", "positions"].map(|name| out.path().join(name));
         dumps.iter().for_each(|folder| fs::create_dir(folder).unwrap());
         let [features, positions] = dumps;
-        let mut model = open(&bundle, backends::cpu(), Some(&features)).unwrap();
+        let mut model = dumping(&bundle, backends::cpu(), &features);
         let film = mode == "native" && sights.has_film();
         let (cosine, off) = sights.features(model.op_mut(), &features, mode, None, film, layers);
-        let mut model = open(&bundle, backends::cpu(), Some(&positions)).unwrap();
+        let mut model = dumping(&bundle, backends::cpu(), &positions);
         sights.same_positions(model.op_mut(), &positions, mode);
         eprintln!(
             "{mode}: logits differ by at most {largest:.2e}, features by {off:.2e}, cosine {cosine:.8}"
@@ -510,13 +481,13 @@ fn qwen2_5_vl_gives_the_reference_s_features_and_logits() {
 #[tier(qnn)]
 #[test]
 fn the_npu_gives_the_reference_s_tokens_of_qwen2_5_vl() {
-    let (folder, libraries) = (fixture(WINDOWED), qnn_libraries());
+    let folder = fixture(WINDOWED);
     let sights = Sights::of(&folder);
     let targets = if full_matrix() { &["v81", "v73"][..] } else { &["v81"] };
     for target in targets {
         let out = tempfile::tempdir().unwrap();
         let bundle = forge_unseen(&folder, "native", Some(target), &out.path().join("bundle"));
-        let mut model = open(&bundle, backends::qnn(&libraries), None).unwrap();
+        let mut model = tiny::open(&bundle, backends::qnn()).unwrap();
         let mut cases = sights.of_mode("native");
         if !full_matrix() {
             cases.retain(|case| ["native-boat", "video"].contains(&case.id.as_str()));
@@ -525,7 +496,7 @@ fn the_npu_gives_the_reference_s_tokens_of_qwen2_5_vl() {
         let Distance { largest, .. } = sights.step_exact(&mut model, &cases, target);
         let dump = out.path().join("dump");
         fs::create_dir(&dump).unwrap();
-        let mut model = open(&bundle, backends::qnn(&libraries), Some(&dump)).unwrap();
+        let mut model = dumping(&bundle, backends::qnn(), &dump);
         let (cosine, off) =
             sights.features(model.op_mut(), &dump, "native", Some(&["boat"]), false, 0);
         eprintln!(
@@ -547,7 +518,6 @@ fn a_named_checkpoint_gives_the_references_tokens_and_logits() {
 #[tier(qnn)]
 #[test]
 fn the_npu_gives_the_reference_s_tokens() {
-    let libraries = qnn_libraries();
     let few = ["native-tower", "two-native-train-fish"];
     let forms = [
         (Form { target: Some("v81"), shards: 1, prompt: 16, ..NATIVE }, None),
@@ -562,7 +532,7 @@ fn the_npu_gives_the_reference_s_tokens() {
     for (index, (form, int8)) in forms[..count].iter().enumerate() {
         let label = format!("{form:?}");
         let all = full_matrix() && index < 2;
-        let mut model = open(&form.bundle(), backends::qnn(&libraries), None).unwrap();
+        let mut model = tiny::open(&form.bundle(), backends::qnn()).unwrap();
         let mut cases = sights().of_mode(form.mode());
         if !all {
             cases.retain(|case| few.contains(&case.id.as_str()));
@@ -571,7 +541,7 @@ fn the_npu_gives_the_reference_s_tokens() {
         let Distance { largest, .. } = sights().step_exact(&mut model, &cases[..1], &label);
         drop(model);
         let shown = (!all).then_some(&["tower", "sun"][..]);
-        let (cosine, off) = features(*form, backends::qnn(&libraries), shown);
+        let (cosine, off) = features(*form, backends::qnn(), shown);
         eprintln!(
             "{label}: logits differ by at most {largest:.2e}, features by {off:.2e}, cosine {cosine:.7}"
         );

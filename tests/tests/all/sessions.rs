@@ -48,9 +48,8 @@ fn sessions_on_two_threads_say_what_each_says_alone() {
 #[tier(qnn)]
 #[test]
 fn sessions_share_the_contexts_on_the_npu() {
-    let libraries = tiny::qnn_libraries();
     let manifest = bundle(Some("v81"));
-    side_by_side(backends::qnn(&libraries), &manifest, "two sessions on the HTP");
+    side_by_side(backends::qnn(), &manifest, "two sessions on the HTP");
 }
 
 fn request(case: &Case) -> Request {

@@ -3,15 +3,14 @@
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
-use std::path::PathBuf;
-
 use qhx_base::ErrorKind;
 use qhx_base::compare::Distance;
 use qhx_core::engine::Model;
 use qhx_core::op::{ImageRules, Segment};
 use qhx_forge::{ForgeOptions, Precision, Silent, Task, forge};
 use qhx_media::{Limits, Source};
-use qhx_tests::{backends, tiny};
+use qhx_tests::forged::{Forged, set};
+use qhx_tests::{backends, files, has, says, tiny};
 use qhx_text::Tokenizer;
 use qhx_tiers::tier;
 use serde::Deserialize;
@@ -48,27 +47,14 @@ struct Image {
 }
 
 fn goldens(fixture: &str) -> Goldens {
-    let json = std::fs::read(tiny::fixture(fixture).join("goldens.json")).unwrap();
-    serde_json::from_slice(&json).unwrap()
+    tiny::golden_json(fixture)
 }
 
-struct Bundle {
-    manifest: PathBuf,
-    _folder: tempfile::TempDir,
-}
-
-fn bundle(fixture: &str, change: impl FnOnce(&mut ForgeOptions)) -> Bundle {
-    let folder = tempfile::tempdir().unwrap();
-    let mut options = ForgeOptions::new(folder.path().join("bundle"));
-    options.task = Some(Task::Embed);
-    change(&mut options);
-    let report = forge(&tiny::fixture(fixture), &options, &mut Silent)
-        .unwrap_or_else(|e| panic!("{fixture}: {e}"));
-    Bundle { manifest: report.manifest, _folder: folder }
-}
-
-fn budget(options: &mut ForgeOptions, patches: &str) {
-    options.recipe_options.insert("image-patches".to_owned(), patches.to_owned());
+fn bundle(fixture: &str, change: impl FnOnce(&mut ForgeOptions)) -> Forged {
+    Forged::of(&tiny::fixture(fixture), |options| {
+        options.task = Some(Task::Embed);
+        change(options);
+    })
 }
 
 /// The vectors of texts, and of images of `patches` patches, are those of the reference.
@@ -97,12 +83,11 @@ fn compare(mut model: Model, goldens: &Goldens, patches: Option<usize>, cosine: 
 
 #[test]
 fn cpu_equals_the_reference() {
-    let open = |bundle: &Bundle| tiny::open(&bundle.manifest, backends::cpu()).unwrap();
-    compare(open(&bundle(FIXED, |_| ())), &goldens(FIXED), None, 0.99999, FIXED);
+    compare(bundle(FIXED, |_| ()).on_cpu(), &goldens(FIXED), None, 0.99999, FIXED);
     for patches in BUDGETS {
-        let bundle = bundle(NAFLEX, |o| budget(o, patches));
+        let bundle = bundle(NAFLEX, |o| set(o, &[("image-patches", patches)]));
         let count = patches.parse().ok();
-        compare(open(&bundle), &goldens(NAFLEX), count, 0.99999, &format!("{NAFLEX} {patches}"));
+        compare(bundle.on_cpu(), &goldens(NAFLEX), count, 0.99999, &format!("{NAFLEX} {patches}"));
     }
 }
 
@@ -111,10 +96,7 @@ fn tokenizer_of(file: &str, change: impl FnOnce(&mut Value)) -> Tokenizer {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = folder.path().join("checkpoint");
     qhx_tests::plugin_files::copy_folder(&tiny::fixture(FIXED), &checkpoint);
-    let path = checkpoint.join(file);
-    let mut document: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-    change(&mut document);
-    std::fs::write(&path, document.to_string()).unwrap();
+    files::edit(&checkpoint.join(file), change);
     let mut options = ForgeOptions::new(folder.path().join("bundle"));
     options.task = Some(Task::Embed);
     forge(&checkpoint, &options, &mut Silent).unwrap_or_else(|e| panic!("{e}"));
@@ -144,8 +126,8 @@ fn texts_are_put_as_the_checkpoints_tokenizer_puts_them() {
 /// With several graphs an image goes through the smallest that holds it at its own size.
 #[test]
 fn an_image_goes_through_the_graph_that_holds_it() {
-    let bundle = bundle(NAFLEX, |o| budget(o, "24,60"));
-    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+    let bundle = bundle(NAFLEX, |o| set(o, &[("image-patches", "24,60")]));
+    let mut model = bundle.on_cpu();
     for (side, graph) in [(32u32, "vision24"), (56, "vision60"), (400, "vision60")] {
         let rgb = vec![7; (side * side * 3) as usize];
         model.embed_media(&qhx_types::Media::image(rgb, side, side).unwrap()).unwrap();
@@ -161,46 +143,34 @@ fn an_image_goes_through_the_graph_that_holds_it() {
 #[test]
 fn what_is_neither_a_text_nor_an_image_is_refused() {
     let bundle = bundle(FIXED, |_| ());
-    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+    let mut model = bundle.on_cpu();
     let image = Segment::Image { rgb: &[1, 2, 3], width: 1, height: 1 };
     for (segments, what) in [
         (&[image, Segment::Tokens(&[5])][..], "an image beside other segments"),
         (&[Segment::Tokens(&[5; 41])], "41 tokens, the encoder takes at most 40"),
         (&[Segment::Audio { samples: &[0.0], rate: 16_000 }], "audio"),
     ] {
-        let error = model.op_mut().embed(segments).unwrap_err();
-        assert!(error.message().contains(what), "{what}: {error}");
+        has(model.op_mut().embed(segments).unwrap_err().message(), &[what]);
     }
     assert!(model.op_mut().embed(&[image]).is_ok());
     drop(model);
-    for (pointer, value, what) in [
+    bundle.refuses([
         ("/params/padding/token", json!(481), "padding/token: found 481"),
         ("/params/image/filter", json!("nearest"), "found \"nearest\""),
         ("/params/image/side", json!(4), "expected 16"),
         ("/params/image/patch", json!(4), "expected 48"),
         ("/plan/params/vision", json!("eye"), "eye"),
-    ] {
-        let whole = std::fs::read(&bundle.manifest).unwrap();
-        let mut manifest: Value = serde_json::from_slice(&whole).unwrap();
-        *manifest.pointer_mut(pointer).unwrap() = value;
-        std::fs::write(&bundle.manifest, manifest.to_string()).unwrap();
-        let error = tiny::open(&bundle.manifest, backends::cpu()).unwrap_err().to_string();
-        assert!(error.contains(what), "{pointer}: {error}");
-        std::fs::write(&bundle.manifest, whole).unwrap();
-    }
+    ]);
     let mut options = ForgeOptions::new(std::env::temp_dir().join("none"));
     options.task = Some(Task::Embed);
-    budget(&mut options, "24");
+    set(&mut options, &[("image-patches", "24")]);
     let error = forge(&tiny::fixture(FIXED), &options, &mut Silent).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Usage);
-    assert!(error.message().contains("images of one size"), "{error}");
+    says(&error, ErrorKind::Usage, &["images of one size"]);
 }
 
 #[tier(qnn)]
 #[test]
 fn the_npu_is_near_the_reference() {
-    let libraries = tiny::qnn_libraries();
-    let (htp, system) = &libraries;
     let cases = [
         (FIXED, "v81", Precision::Fp16, 0.999),
         (NAFLEX, "v81", Precision::Fp16, 0.999),
@@ -214,12 +184,12 @@ fn the_npu_is_near_the_reference() {
     {
         let bundle = bundle(fixture, |o| {
             o.precision = precision;
-            o.compiler = Some(backends::compiler(htp, system, target));
+            o.compiler = Some(backends::compiler(target));
             if fixture == NAFLEX {
-                budget(o, "24");
+                set(o, &[("image-patches", "24")]);
             }
         });
-        let model = tiny::open(&bundle.manifest, backends::qnn(&libraries)).unwrap();
+        let model = bundle.open(backends::qnn());
         let patches = (fixture == NAFLEX).then_some(24);
         let label = format!("{fixture} {target} {}", precision.name());
         compare(model, &goldens(fixture), patches, cosine, &label);

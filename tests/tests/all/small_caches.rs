@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use qhx_base::ErrorKind;
-use qhx_base::compare::Distance;
 use qhx_core::engine::Model;
 use qhx_core::op::{Segment, Task};
 use qhx_cpu::{CpuBackend, CpuOptions};
 use qhx_exec::backend::Backend;
 use qhx_forge::{Caches, ForgeOptions, Silent, forge};
 use qhx_tests::backends;
-use qhx_tests::replay::{hands_over, shortest, step_exact};
+use qhx_tests::forged::Forged;
+use qhx_tests::replay::{alike, hands_over, shortest, step_exact};
 use qhx_tests::tiny::{self, Bundles, Goldens};
 use qhx_tiers::tier;
 
@@ -138,10 +138,8 @@ fn families_without_int8_caches_are_named() {
         ("whisper-tiny", Task::Transcribe, "WhisperForConditionalGeneration"),
         ("qwen3-tiny", Task::Embed, "Qwen3ForCausalLM"),
     ] {
-        let folder = tempfile::tempdir().unwrap();
-        let mut options = ForgeOptions::new(folder.path().join("bundle"));
-        (options.caches, options.task) = (Caches::Int8, Some(task));
-        let error = forge(&tiny::fixture(tiny), &options, &mut Silent).unwrap_err();
+        let change = |o: &mut ForgeOptions| (o.caches, o.task) = (Caches::Int8, Some(task));
+        let error = Forged::try_of(&tiny::fixture(tiny), change).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
         let expected = format!("--caches int8: the caches of a {class} hold f16 alone");
         assert!(error.message().contains(&expected), "{error}");
@@ -152,19 +150,15 @@ fn families_without_int8_caches_are_named() {
 #[tier(qnn)]
 #[test]
 fn the_npu_reads_int8_caches_and_hands_them_over() {
-    let libraries = tiny::qnn_libraries();
-    let (htp, system) = &libraries;
     let folder = tempfile::tempdir().unwrap();
     let tiny = "llama3-tiny";
     let manifest = make(tiny, &folder.path().join("bundle"), |options| {
-        options.compiler = Some(backends::compiler(htp, system, "v73"));
+        options.compiler = Some(backends::compiler("v73"));
         options.caches = Caches::Int8;
     });
     let goldens = tiny::goldens(&tiny::fixture(tiny)).brief();
-    let mut model = tiny::open(&manifest, backends::qnn(&libraries)).unwrap();
+    let mut model = tiny::open(&manifest, backends::qnn()).unwrap();
     let cases = shortest(&goldens, 1);
-    let Distance { cosine, .. } = step_exact(&mut model, &goldens, &cases, tiny);
-    assert!(cosine >= 0.999, "cosine {cosine}");
-    let Distance { cosine, .. } = hands_over(&mut model, &goldens, cases[0], tiny);
-    assert!(cosine >= 0.999, "behind the hand-over: cosine {cosine}");
+    alike(step_exact(&mut model, &goldens, &cases, tiny), 0.999, tiny);
+    alike(hands_over(&mut model, &goldens, cases[0], tiny), 0.999, "behind the hand-over");
 }

@@ -4,45 +4,30 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
-use std::fs;
-use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use qhx_base::compare::Distance;
 use qhx_tests::images::{Sights, answer};
-use qhx_tests::outside::{self, Outside};
-use qhx_tests::plugin_files::{self, library_name};
-use qhx_tests::{backends, tiny};
+use qhx_tests::outside::{self, Family};
+use qhx_tests::replay::{alike, within};
+use qhx_tests::{backends, files, plugin_files, tiny};
 use qhx_tiers::tier;
 use serde_json::{Value, json};
 
-const PAGE: &str = "adding-a-family.md";
-const SECTION: &str = "A third example: SmolVLM";
 const TINY: &str = "smolvlm-tiny";
 /// Logits and features on the CPU differ by rounding only.
 const CPU_DISTANCE: f64 = 1e-4;
 
-/// Results of the page's commands: the folder with the program, the plugin and the bundles.
+/// The family, and what its tiny model sees.
 struct Scene {
-    place: Outside,
-    folder: PathBuf,
-    plugin: PathBuf,
+    family: Family,
     sights: Sights,
 }
 
 fn made() -> &'static Scene {
     static SCENE: OnceLock<Scene> = OnceLock::new();
-    SCENE.get_or_init(|| {
-        let programs = plugin_files::programs();
-        let place = Outside::new(&programs[0]);
-        let mut blocks = outside::commands(PAGE, SECTION);
-        if tiny::qnn_tier().is_none() {
-            blocks.truncate(blocks.iter().position(|b| b.commands.contains("--target")).unwrap());
-        }
-        place.run(&blocks);
-        let folder = place.folder().join("smolvlm");
-        let plugin = folder.join("target/release").join(library_name("smolvlm_op"));
-        Scene { place, folder, plugin, sights: Sights::of(&tiny::fixture(TINY)) }
+    SCENE.get_or_init(|| Scene {
+        family: Family::made("A third example: SmolVLM", "smolvlm"),
+        sights: Sights::of(&tiny::fixture(TINY)),
     })
 }
 
@@ -50,25 +35,19 @@ impl Scene {
     /// A bundle of the tiny checkpoint with other keys of its processor: what the program says, and whether it made
     /// one.
     fn forge(&self, out: &str, processor: Value) -> (bool, String) {
-        let checkpoint = self.folder.join(format!("{out}-checkpoint"));
+        let checkpoint = self.family.folder.join(format!("{out}-checkpoint"));
         plugin_files::copy_folder(&tiny::fixture(TINY), &checkpoint);
-        let file = checkpoint.join("preprocessor_config.json");
-        let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-        config.as_object_mut().unwrap().extend(processor.as_object().unwrap().clone());
-        fs::write(&file, config.to_string()).unwrap();
-        let bundle = self.folder.join(out);
-        let paths = [&checkpoint, &bundle].map(|path| path.to_str().unwrap());
+        files::edit(&checkpoint.join("preprocessor_config.json"), |config| {
+            config.as_object_mut().unwrap().extend(processor.as_object().unwrap().clone());
+        });
         let options = ["--cpu-only", "--max-ctx", "200", "--prefill", "0"];
-        let program = self.folder.join("target/release/smolvlm-forge");
-        let arguments = [&[paths[0], "--out", paths[1]], &options[..]].concat();
-        let (code, streams) = self.place.program(&program, &arguments);
-        (code == Some(0), streams.concat())
+        self.family.bundle(&checkpoint, out, &options)
     }
 }
 
 #[test]
 fn images_in_tiles_equal_the_reference() {
-    let Scene { folder, plugin, sights, .. } = made();
+    let Scene { family: Family { folder, plugin, .. }, sights } = made();
     let bundle = folder.join("bundle");
     let mut model = outside::open(&bundle, plugin, backends::cpu());
     near(&mut model, "native", "tiles");
@@ -76,10 +55,8 @@ fn images_in_tiles_equal_the_reference() {
     // What was seen stays in the caches.
     let [boat, again] = ["boat", "again"].map(|id| sights.case(id));
     model.reset().unwrap();
-    assert_eq!(
-        answer(&mut model, sights.prompt(boat), &boat.golden).tokens,
-        boat.golden.output_ids
-    );
+    let first = answer(&mut model, sights.prompt(boat), &boat.golden);
+    assert_eq!(first.tokens, boat.golden.output_ids);
     let second = answer(&mut model, sights.prompt(again), &again.golden);
     assert_eq!(second.tokens, again.golden.output_ids);
     assert!(second.reused_tokens > 60, "reused {}", second.reused_tokens);
@@ -98,23 +75,21 @@ fn an_image_that_is_not_cut_equals_the_reference() {
     let (success, said) = made.forge("fixed", json!({"do_image_splitting": false}));
     assert!(success, "{said}");
     let dump = tempfile::tempdir().unwrap();
-    let bundle = made.folder.join("fixed");
-    let mut model = outside::open_dumping(&bundle, &made.plugin, backends::cpu(), dump.path());
+    let bundle = made.family.folder.join("fixed");
+    let mut model =
+        outside::open_dumping(&bundle, &made.family.plugin, backends::cpu(), dump.path());
     let (_, off) = made.sights.features(model.op_mut(), dump.path(), "fixed", None, false, 0);
     assert!(off <= CPU_DISTANCE, "features differ by {off:e}");
     near(&mut model, "fixed", "whole images, token by token");
 }
 
 /// Tokens of prompt and answer, and logits.
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn near(model: &mut qhx_core::engine::Model, mode: &str, label: &str) {
     let sights = &made().sights;
     let cases = sights.of_mode(mode);
     assert!(cases.len() > 1);
     sights.greedy_exact(model, &cases, label);
-    let Distance { largest, .. } = sights.step_exact(model, &cases, label);
-    eprintln!("{label}: logits differ by at most {largest:.2e}");
-    assert!(largest <= CPU_DISTANCE, "{label}: logits differ by {largest:e}");
+    within(sights.step_exact(model, &cases, label), CPU_DISTANCE, label);
 }
 
 #[test]
@@ -138,8 +113,8 @@ fn what_a_processor_does_otherwise_is_refused() {
 #[tier(qnn)]
 #[test]
 fn images_in_tiles_equal_the_reference_on_the_npu() {
-    let Scene { folder, plugin, sights, .. } = made();
-    let backend = backends::qnn(&tiny::qnn_libraries());
+    let Scene { family: Family { folder, plugin, .. }, sights } = made();
+    let backend = backends::qnn();
     let dump = tempfile::tempdir().unwrap();
     let bundle = folder.join("bundle-v81");
     let mut model = outside::open_dumping(&bundle, plugin, backend, dump.path());
@@ -148,6 +123,5 @@ fn images_in_tiles_equal_the_reference_on_the_npu() {
     assert!(cosine >= 0.999, "features: cosine {cosine}");
     let cases = ["boat", "plain"].map(|id| sights.case(id));
     sights.greedy_exact(&mut model, &cases, "v81");
-    let Distance { cosine, .. } = sights.step_exact(&mut model, &cases[1..], "v81");
-    assert!(cosine >= 0.999, "logits: cosine {cosine}");
+    alike(sights.step_exact(&mut model, &cases[1..], "v81"), 0.999, "v81");
 }

@@ -3,10 +3,10 @@
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
 use qhx_base::ErrorKind;
-use qhx_core::engine::{Message, Model, Prompt, Request};
-use qhx_tests::backends;
+use qhx_core::engine::{Model, Prompt, Request};
 use qhx_tests::replay::{generate, play};
 use qhx_tests::tiny::{self, CPU, Chat, Goldens};
+use qhx_tests::{backends, says};
 use qhx_tiers::tier;
 use sha2::{Digest as _, Sha256};
 
@@ -19,18 +19,13 @@ fn open(tiny: &str) -> (Model, Goldens) {
 /// Plays a conversation whose every turn goes on in another session, from the bytes of the turn before. Each says and
 /// reuses what it does where the conversation stays.
 fn moves(model: &mut Model, elsewhere: &mut dyn FnMut() -> Model, chat: &Chat) {
-    model.reset().unwrap();
     let stayed = play(model, chat);
-    let mut messages: Vec<_> =
-        chat.system.iter().map(|system| Message::new("system", system)).collect();
     let mut now = elsewhere();
     for (index, (turn, expected)) in chat.turns.iter().zip(stayed).enumerate() {
-        messages.push(Message::new("user", &turn.user));
-        let prompt = Prompt::Chat { messages: messages.clone(), thinking: chat.enable_thinking };
-        let found = generate(&mut now, &Request::greedy(prompt, turn.output_ids.len()));
+        let request = Request::greedy(chat.prompt(index), turn.output_ids.len());
+        let found = generate(&mut now, &request);
         assert_eq!(found.tokens, turn.output_ids, "{}, turn {index}", chat.id);
         assert_eq!(found.reused_tokens, expected.reused_tokens, "{}, turn {index}", chat.id);
-        messages.push(Message::new("assistant", &turn.text));
         let state = now.export_state().unwrap();
         let position = now.op_mut().position();
         now = elsewhere();
@@ -54,10 +49,9 @@ fn a_conversation_goes_on_from_its_bytes_in_every_kind_of_state() {
 #[tier(qnn)]
 #[test]
 fn a_state_of_the_npu_goes_on_in_another_session() {
-    let libraries = tiny::qnn_libraries();
     let checkpoint = tiny::fixture("mistral-tiny");
     let manifest = tiny::bundle(&checkpoint, tiny::Variant { target: Some("v81"), ..CPU });
-    let mut model = tiny::open(&manifest, backends::qnn(&libraries)).unwrap();
+    let mut model = tiny::open(&manifest, backends::qnn()).unwrap();
     let goldens = tiny::goldens(&checkpoint);
     let case = qhx_tests::replay::shortest(&goldens, 1)[0];
     let (first, second) = case.output_ids.split_at(2);
@@ -143,8 +137,7 @@ fn bytes_that_are_no_state_change_nothing() {
         let op_fails = expected.starts_with("state");
         let error = model.import_state(&bytes).unwrap_err();
         let kind = if op_fails { ErrorKind::Prompt } else { ErrorKind::Usage };
-        assert_eq!(error.kind(), kind, "{expected}: {error}");
-        assert!(error.to_string().contains(expected), "{expected}: {error}");
+        says(&error, kind, &[expected]);
         let again = ask(&mut model, &second.prompt_ids, second.output_ids.len());
         assert_eq!(again.tokens, second.output_ids, "{expected}");
         assert_eq!(again.reused_tokens > 0, !op_fails, "{expected}");

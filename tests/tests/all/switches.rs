@@ -3,15 +3,17 @@
 
 #![allow(clippy::panic, clippy::print_stderr, reason = "a test that fails does so by panicking")]
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use qhx_base::compare::Distance;
 use qhx_core::op::Segment;
 use qhx_exec::backend::Backend;
-use qhx_forge::{ForgeOptions, Silent, forge};
-use qhx_tests::backends;
+use qhx_forge::ForgeOptions;
+use qhx_tests::forged::Forged;
 use qhx_tests::tiny::{self, fixture};
+use qhx_tests::{backends, files};
 use qhx_tiers::tier;
 use serde::Deserialize;
 
@@ -24,9 +26,7 @@ struct Run {
 }
 
 fn runs(model: &str) -> Vec<Run> {
-    let read = std::fs::read(fixture("switches/logits.json")).expect("logits.json");
-    let mut all: std::collections::BTreeMap<String, Vec<Run>> =
-        serde_json::from_slice(&read).expect("it is valid");
+    let mut all: BTreeMap<String, Vec<Run>> = files::json(&fixture("switches/logits.json"));
     all.remove(model).expect("logits of the model")
 }
 
@@ -60,14 +60,13 @@ fn worst(
     for run in runs {
         let folder = tempfile::tempdir().expect("a folder");
         let checkpoint = with_tokenizer(name, folder.path());
-        let mut options = ForgeOptions::new(folder.path().join("bundle"));
-        options.max_ctx = Some(run.ids.len());
-        options.prefill = Some(vec![4, 6]);
-        change(&mut options);
+        let bundle = Forged::of(&checkpoint, |options| {
+            options.max_ctx = Some(run.ids.len());
+            options.prefill = Some(vec![4, 6]);
+            change(options);
+        });
         let label = format!("{name}, context of {}", run.ids.len());
-        let made = forge(&checkpoint, &options, &mut Silent);
-        let made = made.unwrap_or_else(|e| panic!("{label}: {e}"));
-        let mut model = tiny::open(&made.manifest, Arc::clone(backend)).expect("it opens");
+        let mut model = bundle.open(Arc::clone(backend));
         let op = model.op_mut();
         let cap = op.info().softcap;
         let (prompt, rest) = run.ids.split_at(run.at[1] + 1);
@@ -123,7 +122,6 @@ fn logits_of_gguf_files_are_those_of_the_checkpoint() {
 #[tier(qnn)]
 #[test]
 fn logits_on_the_npu_are_those_of_transformers() {
-    let libraries = tiny::qnn_libraries();
     let names = match tiny::full_matrix() {
         true => &["phi3", "gemma2", "smollm3", "granite", "olmo2"][..],
         false => &["phi3", "gemma2"],
@@ -131,9 +129,9 @@ fn logits_on_the_npu_are_those_of_transformers() {
     for name in names {
         let all = runs(name);
         let longest = &all[all.len() - 1..];
-        let found = worst(name, longest, 3, &backends::qnn(&libraries), |options| {
+        let found = worst(name, longest, 3, &backends::qnn(), |options| {
             options.prefill = Some(vec![6]);
-            options.compiler = Some(backends::compiler(&libraries.0, &libraries.1, "v81"));
+            options.compiler = Some(backends::compiler("v81"));
         });
         assert!(found.cosine >= 0.9999 && found.largest <= 0.05, "{name}: {found:?}");
     }

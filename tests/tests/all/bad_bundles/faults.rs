@@ -1,13 +1,14 @@
 //! Calls of the QNN library that fail under a good bundle, and a DSP that restarts.
 
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use qhx_base::{CancelToken, ErrorKind, Result};
-use qhx_core::engine::{Message, Model, Prompt, Request};
+use qhx_core::engine::{Model, Prompt, Request};
 use qhx_fake_device::{Plan, Rule, Then};
 use qhx_tests::faults::{Faults, explains};
+use qhx_tests::replay::try_generate;
+use qhx_tests::says;
 use qhx_tests::tiny::{self, CPU, Goldens, Variant};
 use qhx_tiers::tier;
 
@@ -24,7 +25,7 @@ fn generate(model: &mut Model, goldens: &Goldens, tokens: usize) -> Result<Vec<u
     let case = case.min_by_key(|case| case.prompt_ids.len()).unwrap();
     model.reset()?;
     let request = Request::greedy(Prompt::Text(case.prompt.clone()), tokens);
-    let generation = model.generate(&request, &mut |_| ControlFlow::Continue(()))?;
+    let generation = try_generate(model, &request)?;
     assert_eq!(generation.tokens, case.output_ids[..tokens], "{}", case.id);
     Ok(generation.tokens)
 }
@@ -33,21 +34,12 @@ fn generate(model: &mut Model, goldens: &Goldens, tokens: usize) -> Result<Vec<u
 fn chat(model: &mut Model, goldens: &Goldens, tokens: usize, after: usize) -> Result<Vec<u32>> {
     let chat = goldens.chat.iter().filter(|chat| chat.turns.len() > 1);
     let chat = chat.min_by_key(|chat| chat.turns[1].prompt_ids.len()).unwrap();
-    let mut messages: Vec<_> =
-        chat.system.iter().map(|text| Message::new("system", text)).collect();
     let mut said = Vec::new();
-    for (index, turn) in chat.turns.iter().take(2).enumerate() {
-        messages.push(Message::new("user", &turn.user));
-        if index >= after {
-            let prompt =
-                Prompt::Chat { messages: messages.clone(), thinking: chat.enable_thinking };
-            let tokens = tokens.min(turn.output_ids.len());
-            let request = Request::greedy(prompt, tokens);
-            let generation = model.generate(&request, &mut |_| ControlFlow::Continue(()))?;
-            assert_eq!(generation.tokens, turn.output_ids[..tokens], "{}", chat.id);
-            said.extend(generation.tokens);
-        }
-        messages.push(Message::new("assistant", &turn.text));
+    for (index, turn) in chat.turns.iter().enumerate().take(2).skip(after) {
+        let tokens = tokens.min(turn.output_ids.len());
+        let generation = try_generate(model, &Request::greedy(chat.prompt(index), tokens))?;
+        assert_eq!(generation.tokens, turn.output_ids[..tokens], "{}", chat.id);
+        said.extend(generation.tokens);
     }
     Ok(said)
 }
@@ -155,8 +147,7 @@ fn a_dsp_that_does_not_stay_up_is_an_error() {
     plan(vec![rule("graphExecute", 3, 2, Then::Restart(1007))]);
     let error = generate(&mut model, &goldens, 4).unwrap_err();
     explains(&error, 1007, "a second restart");
-    assert_eq!(error.kind(), ErrorKind::DeviceLost);
-    assert!(error.message().contains("restarted again"), "{error}");
+    says(&error, ErrorKind::DeviceLost, &["restarted again"]);
     assert_eq!(generate(&mut model, &goldens, 4).unwrap(), expected, "and it goes on");
 
     // It takes a while until the device can be opened again.

@@ -3,24 +3,17 @@
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
-use std::fs;
-use std::path::PathBuf;
-use std::sync::Arc;
-
 use qhx_base::compare::Distance;
 use qhx_base::{CancelToken, Result};
-use qhx_core::dump::Dump;
-use qhx_core::engine::{Model, ModelOptions, Prompt};
-use qhx_core::manifest::Manifest;
+use qhx_core::engine::{Model, Prompt};
 use qhx_core::op::Segment;
-use qhx_exec::backend::Backend;
-use qhx_forge::{ForgeOptions, Precision, Silent, forge};
+use qhx_forge::{ForgeOptions, Precision};
 use qhx_kit::audio::{Clip, FrontEnd, LogMel};
-use qhx_tests::{backends, tiny};
+use qhx_tests::forged::{Dumping, Forged, set};
+use qhx_tests::{backends, has, tiny};
 use qhx_tiers::tier;
-use safetensors::SafeTensors;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::golden::{self as steps, find_damage};
 
@@ -41,67 +34,29 @@ struct Case {
 }
 
 fn goldens() -> Vec<Case> {
-    let text = fs::read(tiny::fixture(FIXTURE).join("goldens.json")).unwrap();
-    serde_json::from_slice::<Goldens>(&text).unwrap().cases
+    tiny::golden_json::<Goldens>(FIXTURE).cases
 }
 
 fn golden(name: &str) -> Vec<f32> {
-    let bytes = fs::read(tiny::fixture(FIXTURE).join("goldens.safetensors")).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let values = file.tensor(name).unwrap().data().chunks_exact(4);
-    values.map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    tiny::golden_tensor(FIXTURE, name)
 }
 
-struct Bundle {
-    manifest: PathBuf,
-    folder: tempfile::TempDir,
+fn bundle(windows: &str, change: impl FnOnce(&mut ForgeOptions)) -> Forged {
+    Forged::of(&tiny::fixture(FIXTURE), |options| {
+        set(options, &[("windows", windows)]);
+        change(options);
+    })
 }
 
-fn bundle(windows: &str, change: impl FnOnce(&mut ForgeOptions)) -> Bundle {
-    let folder = tempfile::tempdir().unwrap();
-    let mut options = ForgeOptions::new(folder.path().join("bundle"));
-    options.recipe_options.insert("windows".to_owned(), windows.to_owned());
-    change(&mut options);
-    let report =
-        forge(&tiny::fixture(FIXTURE), &options, &mut Silent).unwrap_or_else(|e| panic!("{e}"));
-    Bundle { manifest: report.manifest, folder }
-}
-
-impl Bundle {
-    fn open(&self, backend: Arc<dyn Backend>) -> Model {
-        let manifest = Manifest::load(&self.manifest).unwrap();
-        let folder = self.folder.path().join("dump");
-        if folder.exists() {
-            fs::remove_dir_all(&folder).unwrap();
-        }
-        let dump = Dump::create(&folder).unwrap();
-        let plugins = tiny::plugins();
-        let options = ModelOptions::new(manifest, backend, &plugins);
-        Model::open(options.threads(2).dump(Arc::new(dump))).unwrap()
-    }
-
-    /// The first array of a name that was dumped.
-    fn dumped(&self, name: &str) -> Vec<f32> {
-        let bytes = fs::read(self.folder.path().join(format!("dump/{name}.npy"))).unwrap();
-        let header = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
-        let values = bytes[header..].chunks_exact(4);
-        values.map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
-    }
-
-    fn json(&self) -> Value {
-        serde_json::from_slice(&fs::read(&self.manifest).unwrap()).unwrap()
-    }
-
-    /// Voice, speed and phonemes as the tokens that the host-op takes.
-    fn tokens(&self, case: &Case) -> Vec<u32> {
-        let manifest = self.json();
-        let speech = &manifest["params"]["speech"];
-        let voices = speech["voices"].as_array().unwrap();
-        let voice = voices.iter().position(|voice| *voice == case.voice).unwrap() as u32;
-        let symbol = |c: char| speech["symbols"][c.to_string()].as_u64().unwrap() as u32;
-        let head = [voice, (case.speed * 1000.0) as u32];
-        head.into_iter().chain(case.phonemes.chars().map(symbol)).collect()
-    }
+/// Voice, speed and phonemes as the tokens that the host-op takes.
+fn tokens(bundle: &Forged, case: &Case) -> Vec<u32> {
+    let manifest = bundle.json();
+    let speech = &manifest["params"]["speech"];
+    let voices = speech["voices"].as_array().unwrap();
+    let voice = voices.iter().position(|voice| *voice == case.voice).unwrap() as u32;
+    let symbol = |c: char| speech["symbols"][c.to_string()].as_u64().unwrap() as u32;
+    let head = [voice, (case.speed * 1000.0) as u32];
+    head.into_iter().chain(case.phonemes.chars().map(symbol)).collect()
 }
 
 fn speak(model: &mut Model, tokens: &[u32]) -> Result<Vec<Vec<f32>>> {
@@ -139,10 +94,10 @@ fn cpu_equals_the_package() {
     for windows in ["3", "2,4"] {
         let bundle = bundle(windows, |_| ());
         for case in goldens() {
-            let mut model = bundle.open(backends::cpu());
-            let parts = speak(&mut model, &bundle.tokens(&case)).unwrap();
+            let mut model = Dumping::open(&bundle.manifest, backends::cpu());
+            let parts = speak(&mut model, &tokens(&bundle, &case)).unwrap();
             let name = &case.name;
-            assert_eq!(bundle.dumped("durations"), case.durations, "{windows}: {name}");
+            assert_eq!(model.array("durations"), case.durations, "{windows}: {name}");
             let distance = |part: &str, found: &[f32]| {
                 let expected = golden(&format!("{name}.{part}"));
                 assert_eq!(found.len(), expected.len(), "{windows}: {name}: {part}");
@@ -153,7 +108,7 @@ fn cpu_equals_the_package() {
                 );
                 distance
             };
-            let spectrum = bundle.dumped("spectrum");
+            let spectrum = model.array("spectrum");
             let steps = spectrum.len() / 22;
             let eighth = |step| (0..22).map(move |bin| bin * steps + step);
             let eighths: Vec<f32> =
@@ -162,9 +117,9 @@ fn cpu_equals_the_package() {
             let mel = mel_distance(samples, &golden(&format!("{name}.audio")));
             eprintln!("{windows} {name} mel: {mel:.1e}");
             let found = [
-                distance("bert", &bundle.dumped("bert")),
-                distance("f0", &bundle.dumped("f0")),
-                distance("n", &bundle.dumped("n")),
+                distance("bert", &model.array("bert")),
+                distance("f0", &model.array("f0")),
+                distance("n", &model.array("n")),
                 distance("post", &eighths),
                 distance("audio", samples),
             ];
@@ -188,8 +143,8 @@ fn cpu_equals_the_package() {
 fn long_texts_come_in_parts_cut_behind_pauses() {
     let bundle = bundle("1", |_| ());
     let case = &goldens()[0];
-    let mut model = bundle.open(backends::cpu());
-    let parts = speak(&mut model, &bundle.tokens(case)).unwrap();
+    let mut model = bundle.on_cpu();
+    let parts = speak(&mut model, &tokens(&bundle, case)).unwrap();
     let frames: f32 = case.durations.iter().sum();
     let lengths: Vec<_> = parts.iter().map(|part| part.len() / 600).collect();
     assert_eq!(lengths.iter().sum::<usize>(), frames as usize);
@@ -208,7 +163,7 @@ fn golden_steps_execute_every_graph_of_a_voice() {
 #[test]
 fn tokens_that_are_no_speech_are_refused() {
     let bundle = bundle("1", |_| ());
-    let mut model = bundle.open(backends::cpu());
+    let mut model = bundle.on_cpu();
     let long = vec![1; 63];
     for (tokens, what) in [
         (&[][..], "no tokens"),
@@ -219,56 +174,46 @@ fn tokens_that_are_no_speech_are_refused() {
         (&[0, 1000, 80], "phoneme 80"),
         (&[&[0, 1000][..], &long].concat(), "63 phonemes"),
     ] {
-        let error = model.op_mut().speak(&[Segment::Tokens(tokens)]).unwrap_err();
-        assert!(error.message().contains(what), "{what}: {error}");
+        has(model.op_mut().speak(&[Segment::Tokens(tokens)]).unwrap_err().message(), &[what]);
     }
     assert_eq!(model.op_mut().speak(&[]).unwrap().len(), 0);
 }
 
 #[test]
 fn bundles_that_do_not_fit_are_refused() {
-    for (pointer, value, what) in [
+    bundle("1", |_| ()).refuses([
         ("/params/speech/durations", json!(13), "as the sizes of manifest /params/speech"),
         ("/params/speech/rows", json!(9), "2 voices of 9 rows"),
         ("/params/speech/source/hop", json!(0), "expected an even fft"),
         ("/params/hidden", json!(15), "expected"),
         ("/plan/params/voice", json!("mouth"), "mouth"),
         ("/plan/params/symbols", json!(["symbols", "albert"]), "expected as many"),
-    ] {
-        let bundle = bundle("1", |_| ());
-        let mut manifest = bundle.json();
-        *manifest.pointer_mut(pointer).unwrap() = value;
-        fs::write(&bundle.manifest, manifest.to_string()).unwrap();
-        let error = tiny::open(&bundle.manifest, backends::cpu()).unwrap_err().to_string();
-        assert!(error.contains(what), "{pointer}: {error}");
-    }
+    ]);
 }
 
 /// The voice without sines, whose graphs are short; both, and the other chip, with `QHX_FULL`.
 #[tier(qnn)]
 #[test]
 fn the_npu_speaks_the_same() {
-    let libraries = tiny::qnn_libraries();
-    let (htp, system) = &libraries;
     let full = tiny::full_matrix();
     for target in if full { &["v81", "v73"][..] } else { &["v81"] } {
         let bundle = bundle(if full { "3" } else { "1" }, |o| {
             o.precision = Precision::Fp16;
-            o.compiler = Some(backends::compiler(htp, system, target));
+            o.compiler = Some(backends::compiler(target));
         });
         for case in goldens().iter().filter(|case| full || case.name == "two") {
-            let mut model = bundle.open(backends::qnn(&libraries));
-            let parts = speak(&mut model, &bundle.tokens(case)).unwrap();
-            assert_eq!(bundle.dumped("durations"), case.durations, "{target}: {}", case.name);
+            let mut model = Dumping::open(&bundle.manifest, backends::qnn());
+            let parts = speak(&mut model, &tokens(&bundle, case)).unwrap();
+            assert_eq!(model.array("durations"), case.durations, "{target}: {}", case.name);
             let expected = golden(&format!("{}.f0", case.name));
-            let distance = Distance::of(&bundle.dumped("f0"), &expected).unwrap().largest;
+            let distance = Distance::of(&model.array("f0"), &expected).unwrap().largest;
             let mel = mel_distance(&parts[0], &golden(&format!("{}.audio", case.name)));
             eprintln!("{target} {}: F0 {distance:.2} Hz, mel {mel:.2e}", case.name);
             // Phases of sines sum up what F0 is off.
             let limit = if case.name == "one" { 1.0 } else { 0.1 };
             assert!(distance <= 15.0 && mel <= limit, "{target}: {distance} Hz, {mel}");
         }
-        let mut model = bundle.open(backends::qnn(&libraries));
+        let mut model = bundle.open(backends::qnn());
         steps::pass(&bundle.manifest, &mut model, target);
     }
 }

@@ -3,25 +3,19 @@
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
-use std::fs;
-use std::path::PathBuf;
-use std::sync::Arc;
-
 use qhx_base::compare::Distance;
 use qhx_base::{CancelToken, ErrorKind};
-use qhx_core::dump::Dump;
-use qhx_core::engine::{Model, ModelOptions, Request};
-use qhx_core::manifest::Manifest;
+use qhx_core::engine::{Model, Request};
 use qhx_core::op::{AudioRules, Segment};
-use qhx_exec::backend::Backend;
-use qhx_forge::{ForgeOptions, Precision, Silent, forge};
+use qhx_forge::{ForgeOptions, Precision};
 use qhx_media::{Limits, Source};
-use qhx_tests::{backends, tiny};
+use qhx_tests::forged::{Dumping, Forged, set};
+use qhx_tests::tiny::{self, golden_tensor};
+use qhx_tests::{backends, has};
 use qhx_tiers::tier;
 use qhx_types::Media;
-use safetensors::SafeTensors;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::golden::{self as steps, find_damage};
 
@@ -45,64 +39,22 @@ struct Case {
 }
 
 fn goldens(fixture: &str) -> Goldens {
-    let text = fs::read(tiny::fixture(fixture).join("goldens.json")).unwrap();
-    serde_json::from_slice(&text).unwrap()
-}
-
-fn golden(fixture: &str, name: &str) -> Vec<f32> {
-    let bytes = fs::read(tiny::fixture(fixture).join("goldens.safetensors")).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let values = file.tensor(name).unwrap().data().chunks_exact(4);
-    values.map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    tiny::golden_json(fixture)
 }
 
 /// A clip of the Whisper tiny model.
-fn clip(name: &str) -> Media {
+pub(super) fn clip(name: &str) -> Media {
     let source = Source::File(tiny::fixture("whisper-tiny").join(name));
     let audio = qhx_media::decode_audio(&source, &AudioRules::default(), &Limits::default());
     audio.unwrap().into_media().unwrap()
 }
 
-struct Bundle {
-    manifest: PathBuf,
-    folder: tempfile::TempDir,
-}
-
 /// A bundle for windows of one and two seconds.
-fn bundle(fixture: &str, change: impl FnOnce(&mut ForgeOptions)) -> Bundle {
-    let folder = tempfile::tempdir().unwrap();
-    let mut options = ForgeOptions::new(folder.path().join("bundle"));
-    options.recipe_options.insert("windows".to_owned(), "1,2".to_owned());
-    change(&mut options);
-    let report =
-        forge(&tiny::fixture(fixture), &options, &mut Silent).unwrap_or_else(|e| panic!("{e}"));
-    Bundle { manifest: report.manifest, folder }
-}
-
-impl Bundle {
-    fn open(&self, backend: Arc<dyn Backend>) -> Model {
-        let manifest = Manifest::load(&self.manifest).unwrap();
-        let dump = Dump::create(&self.folder.path().join("dump")).unwrap();
-        let plugins = tiny::plugins();
-        let options = ModelOptions::new(manifest, backend, &plugins);
-        Model::open(options.threads(2).dump(Arc::new(dump))).unwrap()
-    }
-
-    /// An array that was dumped, all of those of a name one behind the other.
-    fn dumped(&self, name: &str) -> Vec<f32> {
-        let place = |count: usize| match count {
-            1 => format!("{name}.npy"),
-            _ => format!("{name}-{count}.npy"),
-        };
-        let files = (1..).map(|count| self.folder.path().join("dump").join(place(count)));
-        let mut all = Vec::new();
-        for bytes in files.map_while(|file| fs::read(file).ok()) {
-            let header = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
-            let values = bytes[header..].chunks_exact(4);
-            all.extend(values.map(|b| f32::from_le_bytes(b.try_into().unwrap())));
-        }
-        all
-    }
+fn bundle(fixture: &str, change: impl FnOnce(&mut ForgeOptions)) -> Forged {
+    Forged::of(&tiny::fixture(fixture), |options| {
+        set(options, &[("windows", "1,2")]);
+        change(options);
+    })
 }
 
 /// The model says the tokens of a case, at its times.
@@ -125,10 +77,8 @@ fn cpu_equals_the_reference() {
     for (fixture, windows) in [(CTC, "1,2"), (CTC, "2"), (TDT, "1,2"), (TDT, "2"), (UNSEEN, "2")] {
         let goldens = goldens(fixture);
         for case in &goldens.cases {
-            let bundle = bundle(fixture, |o| {
-                o.recipe_options.insert("windows".to_owned(), windows.to_owned());
-            });
-            let mut model = bundle.open(backends::cpu());
+            let bundle = bundle(fixture, |o| set(o, &[("windows", windows)]));
+            let mut model = Dumping::open(&bundle.manifest, backends::cpu());
             says_the_same(&mut model, &goldens, case, fixture);
             let name = case.clip.trim_end_matches(".wav");
             let parts = match fixture {
@@ -136,8 +86,8 @@ fn cpu_equals_the_reference() {
                 _ => &[("encoder", "encoder"), ("logits", "logits")],
             };
             for (dumped, tensor) in parts {
-                let expected = golden(fixture, &format!("{name}.{tensor}"));
-                let distance = Distance::of(&bundle.dumped(dumped), &expected).unwrap().largest;
+                let expected = golden_tensor(fixture, &format!("{name}.{tensor}"));
+                let distance = Distance::of(&model.arrays(dumped), &expected).unwrap().largest;
                 eprintln!("{fixture} {windows} {name} {tensor}: {distance:.1e}");
                 assert!(distance <= CPU_DISTANCE, "{fixture}: {name}: {tensor}: {distance:e}");
             }
@@ -149,9 +99,9 @@ fn cpu_equals_the_reference() {
 fn frames_are_those_of_the_feature_extractor() {
     for fixture in [CTC, UNSEEN] {
         let bundle = bundle(fixture, |_| ());
-        let mut model = bundle.open(backends::cpu());
+        let mut model = Dumping::open(&bundle.manifest, backends::cpu());
         model.answer(&clip("one.wav"), &CancelToken::new()).unwrap();
-        let (expected, found) = (golden(fixture, "one.mel"), bundle.dumped("mel"));
+        let (expected, found) = (golden_tensor(fixture, "one.mel"), model.arrays("mel"));
         let (clip, behind) = found.split_at(expected.len());
         let distance = Distance::of(clip, &expected).unwrap().largest;
         assert!(distance <= 5e-4, "{fixture}: {distance:e}");
@@ -162,7 +112,7 @@ fn frames_are_those_of_the_feature_extractor() {
 #[test]
 fn clips_that_are_none_are_refused() {
     let bundle = bundle(TDT, |_| ());
-    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+    let mut model = bundle.on_cpu();
     let long = vec![0.0; 32_160];
     let rate = 16_000;
     for (segments, what) in [
@@ -173,8 +123,7 @@ fn clips_that_are_none_are_refused() {
         (&[Segment::Tokens(&[1])], "not audio"),
         (&[], "0 segments"),
     ] {
-        let error = model.op_mut().answer(segments).unwrap_err();
-        assert!(error.message().contains(what), "{what}: {error}");
+        has(model.op_mut().answer(segments).unwrap_err().message(), &[what]);
     }
     // Silence, and less than a frame, have no words and are no errors.
     for samples in [&long[..32_000], &long[..1]] {
@@ -196,14 +145,13 @@ fn golden_steps_execute_every_graph_of_a_recogniser() {
 #[test]
 fn a_cancelled_answer_leaves_the_model_as_it_was() {
     let bundle = bundle(CTC, |_| ());
-    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+    let mut model = bundle.on_cpu();
     let (goldens, ticket) = (goldens(CTC), CancelToken::new());
     ticket.cancel();
     let error = model.answer(&clip("one.wav"), &ticket).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
     let image = Media::image(vec![0; 12], 2, 2).unwrap();
-    let error = model.answer(&image, &CancelToken::new()).unwrap_err();
-    assert!(error.message().contains("not audio"), "{error}");
+    has(model.answer(&image, &CancelToken::new()).unwrap_err().message(), &["not audio"]);
     says_the_same(&mut model, &goldens, &goldens.cases[0], CTC);
     let error = model.start(&Request::completion("boat")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
@@ -211,30 +159,22 @@ fn a_cancelled_answer_leaves_the_model_as_it_was() {
 
 #[test]
 fn bundles_that_do_not_fit_are_refused() {
-    for (fixture, pointer, value, what) in [
-        (CTC, "/params/audio/blank", json!(9999), "blank: found 9999"),
-        (CTC, "/params/audio/front_end/filters/mels", json!(40), "expected 40 mels"),
-        (CTC, "/params/audio/subsampling", json!(4), "a row for each 4 frames"),
-        (CTC, "/params/audio/preemphasis", json!(1.5), "preemphasis: 1.5"),
-        (TDT, "/plan/params/encoder", json!("ear"), "ear"),
-        (TDT, "/params/transducer/durations", json!(3), "expected 104 values"),
-        (TDT, "/params/transducer/start", json!(9999), "start 9999"),
-    ] {
-        let bundle = bundle(fixture, |_| ());
-        let mut manifest: Value =
-            serde_json::from_slice(&fs::read(&bundle.manifest).unwrap()).unwrap();
-        *manifest.pointer_mut(pointer).unwrap() = value;
-        fs::write(&bundle.manifest, manifest.to_string()).unwrap();
-        let error = tiny::open(&bundle.manifest, backends::cpu()).unwrap_err().to_string();
-        assert!(error.contains(what), "{pointer}: {error}");
-    }
+    bundle(CTC, |_| ()).refuses([
+        ("/params/audio/blank", json!(9999), "blank: found 9999"),
+        ("/params/audio/front_end/filters/mels", json!(40), "expected 40 mels"),
+        ("/params/audio/subsampling", json!(4), "a row for each 4 frames"),
+        ("/params/audio/preemphasis", json!(1.5), "preemphasis: 1.5"),
+    ]);
+    bundle(TDT, |_| ()).refuses([
+        ("/plan/params/encoder", json!("ear"), "ear"),
+        ("/params/transducer/durations", json!(3), "expected 104 values"),
+        ("/params/transducer/start", json!(9999), "start 9999"),
+    ]);
 }
 
 #[tier(qnn)]
 #[test]
 fn the_npu_says_the_same() {
-    let libraries = tiny::qnn_libraries();
-    let (htp, system) = &libraries;
     let full = tiny::full_matrix();
     let (fp16, int8) = (Precision::Fp16, Precision::W8A16);
     for (fixture, target, precision) in [
@@ -253,12 +193,11 @@ fn the_npu_says_the_same() {
     {
         let goldens = goldens(fixture);
         let bundle = bundle(fixture, |o| {
-            let windows = if full { "1,2" } else { "1" };
-            o.recipe_options.insert("windows".to_owned(), windows.to_owned());
+            set(o, &[("windows", if full { "1,2" } else { "1" })]);
             o.precision = precision;
-            o.compiler = Some(backends::compiler(htp, system, target));
+            o.compiler = Some(backends::compiler(target));
         });
-        let mut model = tiny::open(&bundle.manifest, backends::qnn(&libraries)).unwrap();
+        let mut model = bundle.open(backends::qnn());
         let label = format!("{fixture} {target} {}", precision.name());
         for case in goldens.cases.iter().filter(|case| full || case.clip == "one.wav") {
             says_the_same(&mut model, &goldens, case, &label);

@@ -3,27 +3,20 @@
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
-use std::fs;
-use std::path::Path;
-use std::sync::Arc;
-
 use qhx::golden::Golden;
-use qhx_base::compare::Distance;
 use qhx_base::{CancelToken, ErrorKind};
-use qhx_core::dump::Dump;
-use qhx_core::engine::{Model, ModelOptions, Part, Prompt, Request};
-use qhx_core::manifest::Manifest;
-use qhx_core::op::{AudioRules, Segment};
-use qhx_exec::backend::Backend;
-use qhx_forge::{ForgeOptions, Precision, Silent, forge};
-use qhx_media::{Limits, Source};
+use qhx_core::engine::{Model, Part, Prompt, Request};
+use qhx_core::op::Segment;
+use qhx_forge::{ForgeOptions, Precision};
+use qhx_tests::forged::{Dumping, Forged};
 use qhx_tests::replay::generate;
-use qhx_tests::{backends, tiny};
+use qhx_tests::tiny::{self, golden_tensor};
+use qhx_tests::{backends, has, says};
 use qhx_tiers::tier;
-use qhx_types::Media;
-use safetensors::SafeTensors;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
+
+use super::parakeet::clip;
 
 const TINY: &str = "whisper-tiny";
 /// For English alone, with drawn weights; its clips are those of [`TINY`].
@@ -54,24 +47,8 @@ fn plenty() -> usize {
     28
 }
 
-fn goldens(fixture: &str) -> Goldens {
-    let text = fs::read(tiny::fixture(fixture).join("goldens.json")).unwrap();
-    serde_json::from_slice(&text).unwrap()
-}
-
-fn golden(fixture: &str, name: &str) -> Vec<f32> {
-    let bytes = fs::read(tiny::fixture(fixture).join("goldens.safetensors")).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let values = file.tensor(name).unwrap().data().chunks_exact(4);
-    values.map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
-}
-
-fn clip(name: &str) -> Media {
-    let source = Source::File(tiny::fixture(TINY).join(name));
-    qhx_media::decode_audio(&source, &AudioRules::default(), &Limits::default())
-        .unwrap()
-        .into_media()
-        .unwrap()
+fn goldens(fixture: &str) -> Vec<Case> {
+    tiny::golden_json::<Goldens>(fixture).cases
 }
 
 impl Case {
@@ -83,57 +60,15 @@ impl Case {
     }
 }
 
-struct Bundle {
-    manifest: std::path::PathBuf,
-    folder: tempfile::TempDir,
-}
-
-fn bundle(change: impl FnOnce(&mut ForgeOptions)) -> Bundle {
-    bundle_of(TINY, change)
-}
-
-fn bundle_of(fixture: &str, change: impl FnOnce(&mut ForgeOptions)) -> Bundle {
-    let folder = tempfile::tempdir().unwrap();
-    let mut options = ForgeOptions::new(folder.path().join("bundle"));
-    change(&mut options);
-    let report =
-        forge(&tiny::fixture(fixture), &options, &mut Silent).unwrap_or_else(|e| panic!("{e}"));
-    Bundle { manifest: report.manifest, folder }
-}
-
-impl Bundle {
-    fn open(&self, backend: Arc<dyn Backend>) -> Model {
-        let manifest = Manifest::load(&self.manifest).unwrap();
-        let dump = Dump::create(&self.folder.path().join("dump")).unwrap();
-        let plugins = tiny::plugins();
-        let options = ModelOptions::new(manifest, backend, &plugins);
-        Model::open(options.threads(2).dump(Arc::new(dump))).unwrap()
-    }
-
-    fn dumped(&self, name: &str) -> Vec<f32> {
-        let bytes = fs::read(self.folder.path().join("dump").join(format!("{name}.npy"))).unwrap();
-        let values = bytes[bytes.len() % 64..].chunks_exact(4);
-        values.map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
-    }
-
-    fn edit(&self, change: impl FnOnce(&mut Value)) {
-        let mut manifest = serde_json::from_slice(&fs::read(&self.manifest).unwrap()).unwrap();
-        change(&mut manifest);
-        fs::write(&self.manifest, manifest.to_string()).unwrap();
-    }
-}
-
-/// Largest difference of the last values of an array that was dumped.
-fn apart(bundle: &Bundle, name: &str, expected: &[f32]) -> f64 {
-    let found = bundle.dumped(name);
-    Distance::of(&found[found.len() - expected.len()..], expected).unwrap().largest
+fn bundle() -> Forged {
+    Forged::of(&tiny::fixture(TINY), |_| ())
 }
 
 /// Hundredths of a second between which the words of the first clip are spoken, by the tokens that `transformers`
 /// chose.
 fn word_times(model: &mut Model) -> Vec<[i64; 2]> {
     let goldens = goldens(TINY);
-    let case = goldens.cases.iter().find(|case| case.id == "one-transcribe-times").unwrap();
+    let case = goldens.iter().find(|case| case.id == "one-transcribe-times").unwrap();
     let request = case.request();
     generate(model, &request);
     let said = &case.output_ids[..case.output_ids.len() - 1];
@@ -157,8 +92,8 @@ fn says_the_same(model: &mut Model, cases: &[Case], label: &str) {
 
 #[test]
 fn golden_steps_execute_every_graph_of_whisper() {
-    let bundle = bundle(|_| ());
-    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+    let bundle = bundle();
+    let mut model = bundle.on_cpu();
     let golden = Golden::make(&mut model, false, &mut |_| ()).unwrap();
     let idle = crate::golden::idle(&model);
     assert!(idle.is_empty(), "{idle:?}");
@@ -173,20 +108,22 @@ fn cpu_equals_the_reference() {
     for (fixture, last, prefill, shards) in
         [(TINY, 1, None, 1), (TINY, 1, Some(vec![]), 2), (UNSEEN, 0, None, 1)]
     {
-        let cases = goldens(fixture).cases;
-        let bundle = bundle_of(fixture, |o| (o.prefill, o.shards) = (prefill, shards));
-        let mut model = bundle.open(backends::cpu());
+        let cases = goldens(fixture);
+        let change = |o: &mut ForgeOptions| (o.prefill, o.shards) = (prefill, shards);
+        let bundle = Forged::of(&tiny::fixture(fixture), change);
+        let mut model = Dumping::open(&bundle.manifest, backends::cpu());
         let two = cases.iter().position(|case| case.clip == "two.wav").unwrap();
         says_the_same(&mut model, &cases[two..=two], "two");
-        for name in [format!("cross_k_{last}"), format!("cross_v_{last}")] {
-            let distance = apart(&bundle, &name, &golden(fixture, &format!("two.{name}")));
+        let vocab = model.info().vocab;
+        let logits = golden_tensor(fixture, &format!("{}.logits", cases[two].id));
+        let state = ["k", "v"].map(|kind| format!("cross_{kind}_{last}"));
+        let state = state.map(|name| (golden_tensor(fixture, &format!("two.{name}")), name));
+        let arrays = state.into_iter().chain([(logits[..vocab].to_vec(), "logits".to_owned())]);
+        for (expected, name) in arrays {
+            let distance = model.distance(&name, &expected).largest;
             eprintln!("{fixture} {name}: {distance:.1e}");
             assert!(distance <= CPU_DISTANCE, "{fixture} {name}: {distance:e}");
         }
-        let logits = golden(fixture, &format!("{}.logits", cases[two].id));
-        let distance = apart(&bundle, "logits", &logits[..model.info().vocab]);
-        eprintln!("{fixture} logits: {distance:.1e}");
-        assert!(distance <= CPU_DISTANCE, "{fixture} logits: {distance:e}");
         says_the_same(&mut model, &cases, fixture);
         if fixture == TINY {
             // As `words.json` has them, through graphs of four tokens, of one, and of two shards.
@@ -202,22 +139,22 @@ fn cpu_equals_the_reference() {
 
 #[test]
 fn frames_are_those_of_the_feature_extractor() {
-    let bundle = bundle(|_| ());
-    let mut model = bundle.open(backends::cpu());
-    let cases = goldens(TINY).cases;
+    let bundle = bundle();
+    let mut model = Dumping::open(&bundle.manifest, backends::cpu());
+    let cases = goldens(TINY);
     let one = cases.iter().find(|case| case.clip == "one.wav").unwrap();
     generate(&mut model, &one.request());
-    let distance = apart(&bundle, "mel", &golden(TINY, "one.mel"));
+    let distance = model.distance("mel", &golden_tensor(TINY, "one.mel")).largest;
     assert!(distance <= 2e-4, "{distance:e}");
 }
 
 #[test]
 fn language_and_silence_are_read_off_the_first_logits() {
-    let bundle = bundle(|_| ());
-    let mut model = bundle.open(backends::cpu());
+    let bundle = bundle();
+    let mut model = bundle.on_cpu();
     let transcription = model.manifest().params.transcription.clone().unwrap();
     let all: Vec<u32> = (0..model.info().vocab as u32).collect();
-    for case in &goldens(TINY).cases {
+    for case in &goldens(TINY) {
         model.reset().unwrap();
         let prompt = Prompt::Parts(vec![Part::Media(clip(&case.clip))]);
         let logits = model.next_logits(&prompt, &all, &CancelToken::new()).unwrap();
@@ -233,55 +170,41 @@ fn language_and_silence_are_read_off_the_first_logits() {
     }
     let graphs = model.graph_stats();
     let encoder = graphs.iter().find(|graph| graph.graph == "encoder").unwrap();
-    assert_eq!(encoder.executions, goldens(TINY).cases.len() as u64);
+    assert_eq!(encoder.executions, goldens(TINY).len() as u64);
 }
 
 #[test]
 fn what_is_no_transcription_is_refused() {
-    let bundle = bundle(|_| ());
-    let mut model = bundle.open(backends::cpu());
+    let bundle = bundle();
+    let mut model = bundle.on_cpu();
     let error = model.start(&Request::completion("boat")).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
-    assert!(error.to_string().contains("does not generate; it does transcribe"), "{error}");
+    says(&error, ErrorKind::Usage, &["does not generate; it does transcribe"]);
     assert!(error.hint_text().is_some_and(|hint| hint.contains("qhx transcribe")), "{error}");
-    let error = model.op_mut().prefill(&[Segment::Tokens(&[5])]).unwrap_err();
-    assert!(error.message().contains("no audio"), "{error}");
+    has(model.op_mut().prefill(&[Segment::Tokens(&[5])]).unwrap_err().message(), &["no audio"]);
     let long = vec![0.0; 32_001];
     let error = model.op_mut().place(Segment::Audio { samples: &long, rate: 16_000 }).unwrap_err();
     assert!(error.message().contains("the encoder takes 2.00 s at once"), "{error}");
     let (samples, rate) = (&long[..100], 16_000);
     let audio = Segment::Audio { samples, rate };
     model.op_mut().prefill(&[audio]).unwrap();
-    let error = model.op_mut().prefill(&[audio]).unwrap_err();
-    assert!(error.message().contains("reset it first"), "{error}");
-    let error = model.op_mut().export_state().unwrap_err();
-    assert!(error.message().contains("attends to a clip"), "{error}");
+    has(model.op_mut().prefill(&[audio]).unwrap_err().message(), &["reset it first"]);
+    has(model.op_mut().export_state().unwrap_err().message(), &["attends to a clip"]);
     model.reset().unwrap();
     let nan = [0.0, f32::NAN];
     let error = model.op_mut().prefill(&[Segment::Audio { samples: &nan, rate }]).unwrap_err();
     assert!(error.message().contains("NaN"), "{error}");
     drop(model);
-    for (pointer, value, what) in [
+    bundle.refuses([
         ("/params/audio/front_end/filters/mels", json!(40), "rows of 40 mels"),
         ("/params/audio/token_id", json!(9999), "token_id: found 9999"),
         ("/plan/params/encoder", json!("ear"), "ear"),
-    ] {
-        let mut before = Value::Null;
-        bundle.edit(|manifest| {
-            before = std::mem::replace(manifest.pointer_mut(pointer).unwrap(), value);
-        });
-        let error = tiny::open(&bundle.manifest, backends::cpu()).unwrap_err().to_string();
-        assert!(error.contains(what), "{pointer}: {error}");
-        bundle.edit(|manifest| *manifest.pointer_mut(pointer).unwrap() = before);
-    }
+    ]);
 }
 
 /// Covers one clip, with times and without. The whole matrix covers all clips, and another shape.
 #[tier(qnn)]
 #[test]
 fn the_npu_says_the_same() {
-    let libraries = tiny::qnn_libraries();
-    let (htp, system) = &libraries;
     let full = tiny::full_matrix();
     let (fp16, int8) = (Precision::Fp16, Precision::W8A16);
     for (fixture, target, precision) in [
@@ -295,15 +218,15 @@ fn the_npu_says_the_same() {
     .into_iter()
     .take(if full { 6 } else { 2 })
     {
-        let mut cases = goldens(fixture).cases;
+        let mut cases = goldens(fixture);
         if !full {
             cases.retain(|case| case.clip == "one.wav" && case.id.contains("transcribe"));
         }
-        let bundle = bundle_of(fixture, |o| {
+        let bundle = Forged::of(&tiny::fixture(fixture), |o| {
             o.precision = precision;
-            o.compiler = Some(backends::compiler(htp, system, target));
+            o.compiler = Some(backends::compiler(target));
         });
-        let mut model = tiny::open(Path::new(&bundle.manifest), backends::qnn(&libraries)).unwrap();
+        let mut model = bundle.open(backends::qnn());
         says_the_same(&mut model, &cases, &format!("{fixture} {target} {}", precision.name()));
         if precision == fp16 && fixture == TINY {
             let found = word_times(&mut model);
