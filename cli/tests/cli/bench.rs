@@ -5,16 +5,11 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::embed;
-use crate::run::{Program, Run, bundle, folder};
+use crate::run::{Run, bundle, folder};
 use crate::{speak, trace, transcribe};
 
 fn bench(folder: &Path, bundle: &Path, rest: &[&str]) -> Run {
-    Program::qhx(folder)
-        .args(["bench"])
-        .arg_path(bundle)
-        .args(["--backend", "cpu"])
-        .args(rest)
-        .run()
+    qhx!(folder, "bench", bundle, "--backend", "cpu").args(rest).run()
 }
 
 fn names(report: &Value) -> Vec<&str> {
@@ -84,7 +79,7 @@ fn runs_are_compared() {
     std::fs::write(folder.path().join("text.json"), "fast").expect("a file");
     let run = bench(folder.path(), bundle(), &["--compare", "text.json"]);
     assert!(run.code != 0 && run.stderr.contains("text.json: expected ident"), "{run:?}");
-    assert!(run.stderr.contains("what `qhx bench --json` printed"), "{run:?}");
+    run.says(&["what `qhx bench --json` printed"]);
 }
 
 /// The same answers token by token and with draft tokens. The bundle as its own draft model is right about a greedy
@@ -108,16 +103,11 @@ fn draft_tokens_are_measured_beside_plain_decoding() {
     assert!(report["results"][1].get("drafts").is_none(), "{report}");
     let run = bench(folder.path(), bundle(), &args).ok();
     let line = run.stdout.lines().find(|line| line.starts_with("repeats12")).expect("a line");
-    for part in [
-        " ms a token, ",
-        " times plain decoding (",
-        "4.00 tokens a step, 18 of 18 draft tokens accepted",
-    ] {
-        assert!(line.contains(part), "{part:?} in {line}");
-    }
+    let accepted = "4.00 tokens a step, 18 of 18 draft tokens accepted";
+    qhx_tests::has(line, &[" ms a token, ", " times plain decoding (", accepted]);
 
-    let run = bench(folder.path(), embed::bundle(), &["--speculate", "auto"]);
-    assert!(run.code == 2 && run.stderr.contains("does not generate"), "{run:?}");
+    bench(folder.path(), embed::bundle(), &["--speculate", "auto"])
+        .fails(2, &["does not generate"]);
 }
 
 #[test]
@@ -128,8 +118,7 @@ fn lengths_that_do_not_fit_are_named() {
         (["--prompt", "0"], "--prompt 0: expected lengths of at least one token"),
         (["--repeat", "0"], "invalid value '0' for '--repeat <N>'"),
     ] {
-        let run = bench(folder.path(), bundle(), &args);
-        assert!(run.code == 2 && run.stderr.contains(words), "{run:?}");
+        bench(folder.path(), bundle(), &args).fails(2, &[words]);
     }
     // Without lengths those that fit are taken.
     let args = ["--tokens", "0", "--repeat", "1", "--json"];
@@ -176,7 +165,5 @@ fn audio_is_measured_in_times_of_real_time() {
     std::fs::write(folder.path().join("old.json"), report.to_string()).expect("written");
     let text =
         bench(folder.path(), &voice, &["--repeat", "1", "--compare", "old.json"]).ok().stdout;
-    for part in ["speak ", " times real time  ", " s of audio in ", " times as fast"] {
-        assert!(text.contains(part), "{part:?} in {text}");
-    }
+    qhx_tests::has(&text, &["speak ", " times real time  ", " s of audio in ", " times as fast"]);
 }

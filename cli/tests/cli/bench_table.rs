@@ -5,10 +5,10 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::embed;
-use crate::run::{Program, Run, bundle, folder};
+use crate::run::{Run, bundle, folder};
 
 fn bench(folder: &Path, args: &[&str]) -> Run {
-    Program::qhx(folder).args(["bench"]).args(args).run()
+    qhx!(folder, "bench").args(args).run()
 }
 
 /// Table of the tiny bundle, once, with four tokens behind each prompt.
@@ -104,15 +104,12 @@ fn lengths_of_a_table_are_those_asked_for() {
     assert_eq!((contexts(0), contexts(1), contexts(2)), (Some(20), Some(1), None));
     // One position is a prompt, and nothing is left for an answer.
     assert!(report["rows"][1].get("decode").is_none(), "{report}");
-    let run = table(folder.path(), &["--prompt", "193"]);
-    assert!(run.code == 2 && run.stderr.contains("expected at most 192 tokens"), "{run:?}");
-    let run = table(folder.path(), &["--decode-on", "npu"]);
-    assert!(run.stderr.contains("backend cpu runs the bundle"), "{run:?}");
+    table(folder.path(), &["--prompt", "193"]).fails(2, &["expected at most 192 tokens"]);
+    table(folder.path(), &["--decode-on", "npu"]).says(&["backend cpu runs the bundle"]);
     let encoder = embed::bundle().to_string_lossy();
     let run = bench(folder.path(), &[&*encoder, "--table", "--backend", "cpu"]);
     assert!(run.code == 2 && run.stdout.is_empty(), "{run:?}");
-    let run = bench(folder.path(), &[&*encoder, "--svg", "a.svg"]);
-    assert!(run.code == 2 && run.stderr.contains("expected --table"), "{run:?}");
+    bench(folder.path(), &[&*encoder, "--svg", "a.svg"]).fails(2, &["expected --table"]);
 }
 
 #[test]

@@ -11,7 +11,6 @@ use std::process::Command;
 use qhx_paths::{fixture, workspace};
 use qhx_tiers::tier;
 
-use crate::qnn;
 use crate::run::{Program, Run, folder};
 
 /// Folder of the libraries for AArch64 in Debian's and Ubuntu's packages.
@@ -215,7 +214,7 @@ fn a_board_gives_the_tokens_of_this_machine() {
         .variables
         .push(("QHX_CACHE_DIR", board.folder.path().join("cache").display().to_string()));
     let tiny = fixture("llama3-tiny");
-    let forge = Program::qhx(board.folder.path()).args([Path::new("forge"), &tiny]);
+    let forge = qhx!(board.folder, "forge", tiny);
     forge.args(["--out", "tiny", "--name", "tiny", "--max-ctx", "32", "--cpu-only"]).run().ok();
     let ask = ["generate", "tiny", "The capital of France is", "--max-new", "6", "--json"];
     let ask = [&ask[..], &["--backend", "cpu"]].concat();
@@ -228,18 +227,14 @@ fn a_board_gives_the_tokens_of_this_machine() {
         assert_eq!(there["text"], here["text"], "{op:?}");
     }
     let list = board.run(&["plugins", "list", "--json", "--plugin", &plugin]).ok();
-    assert!(list.stdout.contains("libqhx_ops_llama_plugin.so"), "{list:?}");
+    list.prints(&["libqhx_ops_llama_plugin.so"]);
 }
 
 #[tier(qnn, board)]
 #[test]
 fn board_libraries_read_binaries_without_a_dsp() {
-    let [htp, system] = qnn::libraries();
     let board = Board::new(Some(SM8850));
-    let here = || {
-        let program = Program::qhx(board.folder.path());
-        program.env("QHX_QNN_HTP", &htp).env("QHX_QNN_SYSTEM", &system)
-    };
+    let here = || Program::npu(board.folder.path());
     let forge = here().args([Path::new("forge"), &fixture("llama3-tiny")]);
     forge
         .args(["--out", "tiny", "--name", "tiny", "--target", "v81", "--max-ctx", "32"])
@@ -251,9 +246,9 @@ fn board_libraries_read_binaries_without_a_dsp() {
     assert!(expected["contexts"][0]["binary"]["graphs"][0]["inputs"].is_array(), "{expected}");
     assert_eq!(found, expected);
 
-    let run = board.run(&["generate", "tiny", "The capital of France is", "--backend", "qnn"]);
-    assert_eq!(run.code, 5, "{run:?}");
-    assert!(run.stderr.contains("opening the device: transport down: "), "{}", run.stderr);
+    board
+        .run(&["generate", "tiny", "The capital of France is", "--backend", "qnn"])
+        .fails(5, &["opening the device: transport down: "]);
 }
 
 /// The library opens the DSP before it composes anything, also for a named target.
@@ -261,14 +256,12 @@ fn board_libraries_read_binaries_without_a_dsp() {
 #[test]
 fn prepare_on_a_board_without_a_dsp_says_so() {
     let board = Board::new(Some(SM8850));
-    let forge =
-        Program::qhx(board.folder.path()).args([Path::new("forge"), &fixture("llama3-tiny")]);
+    let forge = qhx!(board.folder, "forge", fixture("llama3-tiny"));
     forge.args(["--out", "tiny", "--max-ctx", "32", "--portable"]).run().ok();
     for (target, opens) in [("this", "the device"), ("v81", "a device for v81")] {
         let run = board.run(&["prepare", "tiny", "--target", target]);
         assert_eq!(run.code, 5, "{run:?}");
         let expected = format!("opening {opens}: transport down: ");
-        assert!(run.stderr.contains(&expected), "{}", run.stderr);
-        assert!(run.stderr.contains("14001"), "{}", run.stderr);
+        run.says(&[&expected, "14001"]);
     }
 }

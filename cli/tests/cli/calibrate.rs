@@ -2,11 +2,10 @@
 
 use std::path::Path;
 
-use crate::run::{Program, Run, checkpoint, folder};
+use crate::run::{Run, checkpoint, folder};
 
 fn forge(folder: &Path, options: &[&str]) -> Run {
-    Program::qhx(folder)
-        .args([Path::new("forge"), &checkpoint(), Path::new("--out"), Path::new("out")])
+    qhx!(folder, "forge", checkpoint(), "--out", "out")
         .args(["--name", "tiny", "--max-ctx", "64", "--prefill", "0", "--cpu-only"])
         .args(options)
         .run()

@@ -3,21 +3,19 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 
+use qhx_tests::plugin_files::copy_folder;
 use serde_json::{Value, json};
 
-use crate::run::{Program, bundle, copy, copy_of_bundle, edit_manifest, folder};
+use crate::run::{bundle, copy_of_bundle, edit_manifest, folder};
 
 fn turns(input: &str, more: &[&str]) -> Vec<Value> {
     let folder = folder();
-    let run = Program::qhx(folder.path())
-        .args(["chat"])
-        .args([bundle()])
-        .args(["--json", "--max-new", "12"])
+    let run = qhx!(folder, "chat", bundle(), "--json", "--max-new", "12")
         .args(more)
         .stdin(input)
         .run()
         .ok();
-    run.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON lines")).collect()
+    run.json_lines()
 }
 
 #[test]
@@ -46,7 +44,7 @@ fn a_conversation_is_sampled_as_the_bundle_has_it() {
     let own = copy_of_bundle(folder.path());
     edit_manifest(&own, |m| m["params"]["sampling"] = json!({"temperature": 3.0, "top_k": 40}));
     let said = |bundle: &Path, command: &str, more: &[&str]| {
-        let run = Program::qhx(folder.path()).args([command]).arg_path(bundle).args(more);
+        let run = qhx!(folder, command, bundle).args(more);
         let run = run.args(["--json", "--max-new", "12", "--seed", "5"]);
         let run = if command == "chat" { run.stdin("Hello\n") } else { run.args(["Hello"]) };
         let run = run.run().ok();
@@ -68,10 +66,7 @@ fn a_conversation_is_sampled_as_the_bundle_has_it() {
 #[test]
 fn answers_go_to_stdout_and_timings_to_stderr() {
     let folder = folder();
-    let run = Program::qhx(folder.path())
-        .args(["chat"])
-        .args([bundle()])
-        .args(["--max-new", "12", "--system-prompt", "Be brief."])
+    let run = qhx!(folder, "chat", bundle(), "--max-new", "12", "--system-prompt", "Be brief.")
         .stdin("What colour is the sky?")
         .run()
         .ok();
@@ -88,13 +83,12 @@ fn a_message_that_does_not_fit_is_left_out() {
     let long = "What colour is the sky? ".repeat(60);
     let input = [b"a\xffb\n", long.as_bytes(), b"\nWhat colour is the sky?\n"].concat();
     let chat = |more: &[&str]| {
-        let chat = Program::qhx(folder.path()).args(["chat"]).args([bundle()]);
+        let chat = qhx!(folder, "chat", bundle());
         chat.args(["--max-new", "12"]).args(more).stdin(&*input).run()
     };
     let run = chat(&["--json"]);
     assert_eq!(run.code, 9, "{run:?}");
-    let lines: Vec<Value> =
-        run.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON lines")).collect();
+    let lines: Vec<Value> = run.json_lines();
     assert_eq!(lines.len(), 3, "a line a message: {run:?}");
     let message = |line: &Value| line["error"]["message"].as_str().unwrap_or_default().to_owned();
     assert!(message(&lines[0]).contains("not valid UTF-8: byte 1 is 0xff"), "{run:?}");
@@ -112,10 +106,9 @@ fn a_message_that_does_not_fit_is_left_out() {
 fn replaced_while_it_chats(replace: impl FnOnce(&Path, &Path)) -> (Option<i32>, String) {
     let folder = folder();
     let (live, other) = (folder.path().join("live"), folder.path().join("other"));
-    copy(bundle(), &live);
-    copy(bundle(), &other);
-    let mut chat = Program::qhx(folder.path())
-        .args(["chat", "live", "--max-contexts", "1", "--json", "--max-new", "4"])
+    copy_folder(bundle(), &live);
+    copy_folder(bundle(), &other);
+    let mut chat = qhx!(folder, "chat", "live", "--max-contexts", "1", "--json", "--max-new", "4")
         .start_with_streams();
     let (mut input, output) =
         (chat.stdin.take().expect("a pipe"), chat.stdout.take().expect("a pipe"));
@@ -125,8 +118,7 @@ fn replaced_while_it_chats(replace: impl FnOnce(&Path, &Path)) -> (Option<i32>, 
         let _ = input.write_all(b"What colour is the sky?\n");
         answers.next().and_then(Result::ok).unwrap_or_default()
     };
-    let first = ask();
-    assert!(first.contains("\"tokens\""), "{first}");
+    qhx_tests::has(&ask(), &["\"tokens\""]);
     replace(&live, &other);
     let second = ask();
     assert!(!second.contains("\"tokens\""), "tokens of another model: {second}");

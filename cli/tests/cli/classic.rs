@@ -32,26 +32,26 @@ fn an_image_for_a_text_model_is_refused() {
     let image = image.to_str().expect("a path of letters");
     let run = classic(bundle(), &["4", "Describe this image.", image]);
     assert_eq!((run.code, &*run.stdout), (9, ""));
-    assert!(run.stderr.contains("this bundle takes text only"), "{}", run.stderr);
+    run.says(&["this bundle takes text only"]);
 }
 
 #[test]
 fn a_missing_library_is_named() {
     let folder = folder();
-    let run = Program::classic(folder.path())
+    Program::classic(folder.path())
         .args([bundle()])
         .args(["./libQnnHtp.so", "./libQnnSystem.so"])
         .args([bundle()])
         .args(["4", "The"])
-        .run();
-    assert_eq!(run.code, 5, "{run:?}");
-    assert!(run.stderr.contains("libQnnSystem.so"), "{}", run.stderr);
+        .run()
+        .fails(5, &["libQnnSystem.so"]);
 }
 
 #[test]
 fn too_few_arguments_are_a_usage_error() {
     let folder = folder();
-    let run = Program::classic(folder.path()).args(["tiny.json", "libQnnHtp.so"]).run();
-    assert_eq!(run.code, 2);
-    assert!(run.stderr.contains("ARTIFACTS_ROOT"), "{}", run.stderr);
+    Program::classic(folder.path())
+        .args(["tiny.json", "libQnnHtp.so"])
+        .run()
+        .fails(2, &["ARTIFACTS_ROOT"]);
 }

@@ -4,22 +4,20 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use qhx_tests::files;
+use qhx_tests::plugin_files::copy_folder;
 use serde_json::Value;
 
-use crate::run::{Program, Run, folder};
+use crate::run::{Program, Run, folder, forge};
 
 /// A bundle of the tiny encoder for the CPU, for texts of at most 40 tokens, made once.
 pub fn bundle() -> &'static Path {
     static BUNDLE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, bundle) = BUNDLE.get_or_init(|| {
         let folder = folder();
-        let out = folder.path().join("encoder");
         let tiny = qhx_paths::fixture("embed-mistral-tiny");
-        Program::qhx(folder.path())
-            .args([Path::new("forge"), &tiny, Path::new("--out"), &out])
-            .args(["--task", "embed", "--shards", "2", "--max-ctx", "40", "--cpu-only"])
-            .run()
-            .ok();
+        let options = "--task embed --shards 2 --max-ctx 40 --cpu-only";
+        let out = forge(folder.path(), &tiny, "encoder", options);
         (folder, out)
     });
     bundle
@@ -31,12 +29,7 @@ pub fn manifest(copy: &Path) -> PathBuf {
 }
 
 pub fn embed(folder: &Path, args: &[&str]) -> Run {
-    Program::qhx(folder)
-        .args(["embed"])
-        .args([bundle()])
-        .args(["--backend", "cpu"])
-        .args(args)
-        .run()
+    qhx!(folder, "embed", bundle(), "--backend", "cpu").args(args).run()
 }
 
 pub fn rows(text: &str) -> Vec<Value> {
@@ -67,9 +60,7 @@ fn an_interrupted_run_goes_on_where_it_ended() {
     let run = embed(folder.path(), &files).ok();
     let times = run.stderr.lines().find(|line| line.starts_with("load ")).unwrap_or_default();
     // What loading and executing each part took.
-    for words in ["(enc_p0 ", ", enc_p1 ", "30 texts", ": enc_p0 ", " ms, enc_p1 "] {
-        assert!(times.contains(words), "{words:?}: {times}");
-    }
+    qhx_tests::has(times, &["(enc_p0 ", ", enc_p1 ", "30 texts", ": enc_p0 ", " ms, enc_p1 "]);
     let whole = read(folder.path(), "out.jsonl");
     let found = rows(&whole);
     assert_eq!(found.len(), 30);
@@ -77,9 +68,7 @@ fn an_interrupted_run_goes_on_where_it_ended() {
         assert_eq!(row["index"], index);
         assert_eq!(row["embedding"].as_array().map(Vec::len), Some(92));
     }
-    let again = embed(folder.path(), &files);
-    assert_eq!(again.code, 2);
-    assert!(again.stderr.contains("--resume"), "{}", again.stderr);
+    embed(folder.path(), &files).fails(2, &["--resume"]);
     assert_eq!(read(folder.path(), "out.jsonl"), whole);
 
     let resume = [&files[..], &["--resume"]].concat();
@@ -138,10 +127,7 @@ fn alike(a: &Value, b: &Value) {
 #[test]
 fn texts_are_answered_as_they_come_and_share_graphs() {
     let folder = folder();
-    let mut child = Program::qhx(folder.path())
-        .args(["embed"])
-        .args([bundle()])
-        .args(["--backend", "cpu", "--input", "-", "--json"])
+    let mut child = qhx!(folder, "embed", bundle(), "--backend", "cpu", "--input", "-", "--json")
         .start_with_streams();
     let mut stdin = child.stdin.take().expect("a pipe");
     let mut answers = BufReader::new(child.stdout.take().expect("a pipe")).lines();
@@ -173,9 +159,7 @@ fn texts_are_answered_as_they_come_and_share_graphs() {
 fn lines_of_standard_input_get_the_prefix_of_their_role() {
     let folder = folder();
     let lines = "\"add\"\n{\"text\": \"add\", \"role\": \"query\"}\n";
-    let run = Program::qhx(folder.path())
-        .args(["embed"])
-        .args([bundle()])
+    let run = qhx!(folder, "embed", bundle())
         .args(["--backend", "cpu", "--input", "-", "--json", "--no-pack"])
         .stdin(lines)
         .run()
@@ -197,7 +181,7 @@ fn a_text_that_is_too_long_is_named_and_what_is_done_stays() {
     let run = embed(folder.path(), &files);
     assert_ne!(run.code, 0);
     assert!(run.stderr.contains("text 1") && run.stderr.contains("40"), "{}", run.stderr);
-    assert!(run.stderr.contains("--truncate"), "{}", run.stderr);
+    run.says(&["--truncate"]);
     assert_eq!(rows(&read(folder.path(), "out.jsonl")).len(), 1);
     let resume = [&files[..], &["--resume", "--truncate"]].concat();
     embed(folder.path(), &resume).ok();
@@ -208,18 +192,11 @@ fn a_text_that_is_too_long_is_named_and_what_is_done_stays() {
 fn a_truncated_text_keeps_the_special_token_that_is_pooled() {
     let folder = folder();
     let copied = folder.path().join("encoder");
-    crate::run::copy(bundle(), &copied);
-    let edit = |file: &str, change: &dyn Fn(&mut Value)| {
-        let path = copied.join(file);
-        let text = std::fs::read_to_string(&path).expect("the file is there");
-        let mut value = serde_json::from_str(&text).expect("it is JSON");
-        change(&mut value);
-        std::fs::write(&path, value.to_string()).expect("written");
-    };
-    edit("embed-mistral-tiny.json", &|manifest| {
-        manifest["plan"]["params"]["pooling"] = "last".into()
+    copy_folder(bundle(), &copied);
+    files::edit(&manifest(&copied), |manifest| {
+        manifest["plan"]["params"]["pooling"] = "last".into();
     });
-    edit("tokenizer.json", &|tokenizer| {
+    files::edit(&copied.join("tokenizer.json"), |tokenizer| {
         let processor = &mut tokenizer["post_processor"];
         let end = serde_json::json!({"SpecialToken": {"id": "</s>", "type_id": 0}});
         processor["single"].as_array_mut().expect("pieces").push(end);
@@ -235,10 +212,7 @@ fn a_truncated_text_keeps_the_special_token_that_is_pooled() {
         .expect("some text fits");
     assert_eq!(tokenizer.encode(&fits, true).expect("tokens").len(), 40);
     let vector = |text: &str| {
-        let run = Program::qhx(folder.path())
-            .args(["embed"])
-            .args([&copied])
-            .args(["--backend", "cpu", "--json", "--truncate", text])
+        let run = qhx!(folder, "embed", copied, "--backend", "cpu", "--json", "--truncate", text)
             .run()
             .ok();
         rows(&run.stdout)[0]["embedding"].clone()
@@ -257,9 +231,7 @@ fn bad_lines_and_options_are_named() {
         assert!(run.stderr.contains(words), "{line:?}: {}", run.stderr);
     }
     if !cfg!(feature = "parquet") {
-        let run = embed(folder.path(), &["--input", "in.parquet"]);
-        assert_eq!(run.code, 2);
-        assert!(run.stderr.contains("--features parquet"), "{}", run.stderr);
+        embed(folder.path(), &["--input", "in.parquet"]).fails(2, &["--features parquet"]);
     }
     for args in [&[][..], &["--shard", "2/2", "--input", "in.jsonl"], &["--resume", "a"]] {
         assert_eq!(embed(folder.path(), args).code, 2, "{args:?}");
@@ -296,19 +268,13 @@ fn qhx_embed_prints_cosines_and_follows_the_variables() {
 #[test]
 fn images_become_vectors_beside_texts() {
     let folder = folder();
-    let (out, tiny) = (folder.path().join("siglip"), qhx_paths::fixture("siglip-fixed"));
-    Program::qhx(folder.path())
-        .args([Path::new("forge"), &tiny, Path::new("--out"), &out])
-        .args(["--task", "embed", "--cpu-only"])
-        .run()
-        .ok();
-    let goldens = std::fs::read(tiny.join("goldens.json")).expect("goldens");
-    let goldens: Value = serde_json::from_slice(&goldens).expect("JSON");
+    let tiny = qhx_paths::fixture("siglip-fixed");
+    let out = forge(folder.path(), &tiny, "siglip", "--task embed --cpu-only");
+    let goldens: Value = files::json(&tiny.join("goldens.json"));
     let (text, image) = (&goldens["texts"][0], &goldens["images"][0]);
     let words = text["text"].as_str().expect("a text");
     let file = qhx_paths::fixture(image["image"].as_str().expect("a path")).display().to_string();
-    let siglip =
-        |args: &[&str]| Program::qhx(folder.path()).args(["embed"]).args([&out]).args(args).run();
+    let siglip = |args: &[&str]| qhx!(folder, "embed", out).args(args).run();
     let near = |found: &Value, golden: &Value| {
         let values = |list: &Value| -> Vec<f64> {
             list.as_array().expect("a list").iter().map(|v| v.as_f64().expect("a number")).collect()
@@ -335,12 +301,9 @@ fn images_become_vectors_beside_texts() {
     near(&rows(&whole)[0], image);
     let first = whole.find('\n').expect("a line") + 1;
     std::fs::write(folder.path().join("out.jsonl"), &whole[..first]).expect("written");
-    let run = siglip(&[&files[..], &["--resume"]].concat()).ok();
-    assert!(run.stderr.contains("resume: 1 texts"), "{}", run.stderr);
+    siglip(&[&files[..], &["--resume"]].concat()).ok().says(&["resume: 1 texts"]);
     assert_eq!(read(folder.path(), "out.jsonl"), whole);
 
-    let run = siglip(&["--image", "none.png"]);
-    assert!(run.code == 11 && run.stderr.contains("image 0: none.png"), "{run:?}");
-    let run = embed(folder.path(), &["--image", &file]);
-    assert!(run.code == 9 && run.stderr.contains("the bundle takes no images"), "{run:?}");
+    siglip(&["--image", "none.png"]).fails(11, &["image 0: none.png"]);
+    embed(folder.path(), &["--image", &file]).fails(9, &["the bundle takes no images"]);
 }

@@ -4,8 +4,11 @@ use std::io::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use qhx_tests::files;
+use qhx_tests::plugin_files::copy_folder;
+
 use crate::embed::{bundle, embed, read, rows};
-use crate::run::{Program, Run, copy, edit_json, folder};
+use crate::run::folder;
 
 /// Outputs are compared bit by bit, whatever was done before.
 const FILES: [&str; 5] = ["--input", "in.jsonl", "--output", "out.jsonl", "--no-pack"];
@@ -28,14 +31,6 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Asserts a refusal that says `words`.
-fn refused(run: &Run, words: &[&str]) {
-    assert_eq!(run.code, 2, "{run:?}");
-    for words in words {
-        assert!(run.stderr.contains(words), "{words:?}: {}", run.stderr);
-    }
-}
-
 #[test]
 fn an_output_stays_until_another_one_is_whole() {
     let folder = folder();
@@ -49,11 +44,11 @@ fn an_output_stays_until_another_one_is_whole() {
         &with(&["--overwrite", "--backend", "qnn", "--htp", "gone.so"]),
         &with(&["--overwrite", "--plugin", "gone.so"]),
     ] {
-        let run = Program::qhx(dir).args(["embed"]).args([bundle()]).args(args).run();
+        let run = qhx!(dir, "embed", bundle()).args(args).run();
         assert_ne!(run.code, 0, "{args:?}");
         assert_eq!((read(dir, "out.jsonl").as_str(), names(dir)), ("precious\n", before.clone()));
     }
-    let run = Program::qhx(dir).args(["embed", "nowhere"]).args(with(&["--overwrite"])).run();
+    let run = qhx!(dir, "embed", "nowhere").args(with(&["--overwrite"])).run();
     assert_eq!((run.code, names(dir)), (3, before));
 
     // Nor by a text that does not fit.
@@ -62,7 +57,7 @@ fn an_output_stays_until_another_one_is_whole() {
     let run = embed(dir, &with(&["--overwrite"]));
     assert_eq!(run.code, 9, "{run:?}");
     assert_eq!(read(dir, "out.jsonl"), "precious\n");
-    assert!(run.stderr.contains("out.jsonl.unfinished.jsonl"), "{}", run.stderr);
+    run.says(&["out.jsonl.unfinished.jsonl"]);
     embed(dir, &with(&["--resume", "--truncate"])).ok();
     assert_eq!(rows(&read(dir, "out.jsonl")).len(), 3);
     assert_eq!(names(dir), [RECORD, "in.jsonl", "out.jsonl"]);
@@ -90,7 +85,7 @@ fn input_and_output_are_two_files() {
     for output in outputs {
         for how in ["--overwrite", "--resume"] {
             let run = embed(dir, &["--input", "in.jsonl", "--output", output, how]);
-            refused(&run, &["input and output are one file"]);
+            run.fails(2, &["input and output are one file"]);
             assert_eq!((read(dir, "in.jsonl").as_str(), names(dir)), (text, before.clone()));
         }
     }
@@ -106,10 +101,8 @@ fn input_and_output_are_two_files() {
         assert_eq!(run.status.code(), Some(2), "{}", String::from_utf8_lossy(&run.stderr));
         assert_eq!(read(dir, "in.jsonl"), text);
     }
-    refused(
-        &embed(dir, &["--input", "in.jsonl", "--output", ".", "--overwrite"]),
-        &["regular file"],
-    );
+    embed(dir, &["--input", "in.jsonl", "--output", ".", "--overwrite"])
+        .fails(2, &["regular file"]);
 }
 
 #[test]
@@ -132,24 +125,23 @@ fn rows_that_were_made_otherwise_are_not_continued() {
         (&[&same[..], &["--shard", "0/2"]].concat(), &["--shard: none then, 0/2 now"]),
         (&["--resume"], &["--truncate", "prefix of documents"]),
     ] {
-        refused(&embed(dir, &with(args)), words);
+        embed(dir, &with(args)).fails(2, words);
         assert_eq!(read(dir, "out.jsonl"), two, "{args:?}");
     }
 
     // Another model: one file of other contents, or other parameters.
     let other = dir.join("other");
-    copy(bundle(), &other);
-    let resume =
-        || Program::qhx(dir).args(["embed", "other", "--backend", "cpu"]).args(with(&same)).run();
+    copy_folder(bundle(), &other);
+    let resume = || qhx!(dir, "embed", "other", "--backend", "cpu").args(with(&same)).run();
     let manifest = crate::embed::manifest(&other);
     let as_it_was = std::fs::read(&manifest).expect("the manifest");
-    edit_json(&manifest, |m| m["plan"]["params"]["normalize"] = false.into());
-    refused(&resume(), &["plan.params.normalize: ", "then, false now"]);
+    files::edit(&manifest, |m| m["plan"]["params"]["normalize"] = false.into());
+    resume().fails(2, &["plan.params.normalize: ", "then, false now"]);
     std::fs::write(&manifest, &as_it_was).expect("written");
-    edit_json(&manifest, |m| {
+    files::edit(&manifest, |m| {
         m["artifacts"]["files"]["tokenizer.json"]["sha256"] = "0".repeat(64).into();
     });
-    refused(&resume(), &["tokenizer.json: sha256 ", "now"]);
+    resume().fails(2, &["tokenizer.json: sha256 ", "now"]);
     std::fs::write(&manifest, &as_it_was).expect("written");
     assert_eq!(read(dir, "out.jsonl"), two);
 
@@ -178,7 +170,7 @@ fn a_file_that_is_no_output_is_not_continued() {
     let row = "{\"index\":0,\"text\":\"a\",\"embedding\":[1.0]}\n";
     for foreign in ["notes", "notes\n", "{\"a\": 1}\n", row] {
         write(dir, "out.jsonl", foreign);
-        refused(&embed(dir, &with(&["--resume"])), &["no record", RECORD, "--overwrite"]);
+        embed(dir, &with(&["--resume"])).fails(2, &["no record", RECORD, "--overwrite"]);
         assert_eq!(read(dir, "out.jsonl"), foreign);
         assert_eq!(names(dir), ["in.jsonl", "out.jsonl"]);
     }
@@ -202,12 +194,11 @@ fn every_row_that_is_there_is_compared_with_the_input() {
         (&["\"a\"", "\"b\"", "\"c\"", "\"d\""], "a role in the input"),
     ] {
         input(lines);
-        refused(&embed(dir, &with(&["--resume"])), &[words]);
+        embed(dir, &with(&["--resume"])).fails(2, &[words]);
         assert_eq!(read(dir, "out.jsonl"), whole, "{words}");
     }
     input(&["\"a\"", query, "\"c\"", "\"d\""]);
-    let run = embed(dir, &with(&["--resume"])).ok();
-    assert!(run.stderr.contains("3 texts are in the output already"), "{}", run.stderr);
+    embed(dir, &with(&["--resume"])).ok().says(&["3 texts are in the output already"]);
     assert!(read(dir, "out.jsonl").starts_with(&whole));
     assert_eq!(rows(&read(dir, "out.jsonl")).len(), 4);
 }
@@ -218,9 +209,7 @@ fn one_run_writes_an_output_and_a_killed_one_blocks_nobody() {
     let dir = folder.path();
     write(dir, "in.jsonl", "\"a\"\n\"b\"\n");
     let start = || {
-        let child = Program::qhx(dir)
-            .args(["embed"])
-            .args([bundle()])
+        let child = qhx!(dir, "embed", bundle())
             .args(["--backend", "cpu", "--input", "-", "--output", "out.jsonl", "--overwrite"])
             .start_with_stdin();
         let begun = Instant::now();
@@ -233,7 +222,7 @@ fn one_run_writes_an_output_and_a_killed_one_blocks_nobody() {
     };
     let mut first = start();
     for how in ["--overwrite", "--resume"] {
-        refused(&embed(dir, &with(&[how])), &["out.jsonl: another qhx embed is writing it"]);
+        embed(dir, &with(&[how])).fails(2, &["out.jsonl: another qhx embed is writing it"]);
     }
     let mut input = first.stdin.take().expect("a pipe");
     input.write_all(b"\"x\"\n").expect("written");
@@ -254,8 +243,6 @@ fn a_line_that_is_too_long_is_named() {
     let folder = folder();
     let dir = folder.path();
     write(dir, "in.jsonl", &format!("\"a\"\n\"{}\"\n", "x".repeat(5 << 20)));
-    let run = embed(dir, &FILES);
-    assert_eq!(run.code, 9, "{run:?}");
-    assert!(run.stderr.contains("in.jsonl: line 2 is longer than 4 MiB"), "{}", run.stderr);
+    embed(dir, &FILES).fails(9, &["in.jsonl: line 2 is longer than 4 MiB"]);
     assert_eq!(rows(&read(dir, "out.jsonl")).len(), 1, "what is done stays");
 }

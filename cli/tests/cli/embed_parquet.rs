@@ -115,17 +115,15 @@ fn an_interrupted_table_goes_on_where_it_ended() {
 
     // Complete: nothing is computed again.
     let run = embed(folder.path(), &resume).ok();
-    assert!(run.stderr.contains("7 texts are in the output already"), "{}", run.stderr);
-    assert!(run.stderr.contains(", 0 texts"), "{}", run.stderr);
+    run.says(&["7 texts are in the output already", ", 0 texts"]);
     assert_eq!(table(&out), whole);
 
     // A run that fails leaves the table as it is, and so does one with other options.
     let run = embed(folder.path(), &[&files[..], &["--overwrite", "--plugin", "gone.so"]].concat());
     assert_ne!(run.code, 0);
     assert_eq!(table(&out), whole);
-    let run = embed(folder.path(), &[&resume[..], &["--prefix-doc", "new: "]].concat());
-    assert_eq!(run.code, 2, "{run:?}");
-    assert!(run.stderr.contains("\"new: \" now"), "{}", run.stderr);
+    embed(folder.path(), &[&resume[..], &["--prefix-doc", "new: "]].concat())
+        .fails(2, &["\"new: \" now"]);
     assert_eq!(table(&out), whole);
     assert!(!unfinished.exists());
 
@@ -137,15 +135,11 @@ fn an_interrupted_table_goes_on_where_it_ended() {
     std::fs::write(&unfinished, &text[..text.len() / 2]).expect("written");
     // The record of the lines, as that of lines that are to become the table.
     let record = |name: &str| folder.path().join(format!(".{name}.qhx-embed.json"));
-    let made = std::fs::read_to_string(record("lines.jsonl")).expect("a record");
-    let mut made: Value = serde_json::from_str(&made).expect("JSON");
+    let mut made: Value = qhx_tests::files::json(&record("lines.jsonl"));
     made["unfinished"] = made["output"].take();
     std::fs::write(record("out.parquet"), made.to_string()).expect("written");
-    let run = embed(folder.path(), &files);
-    assert_eq!(run.code, 2);
-    assert!(run.stderr.contains("--resume"), "{}", run.stderr);
-    let run = embed(folder.path(), &resume).ok();
-    assert!(run.stderr.contains("texts are in the output already"), "{}", run.stderr);
+    embed(folder.path(), &files).fails(2, &["--resume"]);
+    embed(folder.path(), &resume).ok().says(&["texts are in the output already"]);
     assert_eq!(table(&out), whole);
     assert!(!unfinished.exists());
 }

@@ -61,31 +61,25 @@ fn prompts() {
 fn a_prompt_of_ten_megabytes_is_refused_by_its_length() {
     let folder = folder();
     let bundle = bundle().to_str().expect("a plain path");
-    let run = Program::qhx(folder.path())
-        .args(["generate", bundle, "-"])
+    qhx!(folder, "generate", bundle, "-")
         .stdin("word ".repeat(2 << 20).as_bytes())
-        .run();
-    assert_eq!(run.code, 9, "{run:?}");
-    assert!(run.stderr.contains("the text is too long: a text of 10485760 bytes"), "{run:?}");
-    assert!(run.stderr.contains("the context holds 192"), "{run:?}");
+        .run()
+        .fails(9, &["the text is too long: a text of 10485760 bytes", "the context holds 192"]);
 }
 
 #[test]
 fn a_panic_of_the_tokenizer_library_is_an_error() {
     let folder = folder();
     let bundle = copy_of_bundle(folder.path());
-    let path = bundle.join("tokenizer.json");
-    let text = std::fs::read_to_string(&path).expect("the tokenizer");
-    let mut tokenizer: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-    // A trie of one node, outside of which the library looks for every letter.
-    tokenizer["normalizer"] = serde_json::json!({
-        "type": "Precompiled", "precompiled_charsmap": "BAAAAAAAAAA="});
-    std::fs::write(&path, tokenizer.to_string()).expect("written");
+    qhx_tests::files::edit(&bundle.join("tokenizer.json"), |tokenizer| {
+        // A trie of one node, outside of which the library looks for every letter.
+        tokenizer["normalizer"] = serde_json::json!({
+            "type": "Precompiled", "precompiled_charsmap": "BAAAAAAAAAA="});
+    });
     let bundle = bundle.to_str().expect("a plain path");
-    let run = Program::qhx(folder.path()).args(["generate", bundle, "a"]).run();
+    let run = qhx!(folder, "generate", bundle, "a").run();
     assert_ne!(run.code, 0, "{run:?}");
-    assert!(run.stderr.contains("tokenizer.json: "), "{run:?}");
-    assert!(run.stderr.contains("the tokenizer's configuration is inconsistent"), "{run:?}");
+    run.says(&["tokenizer.json: ", "the tokenizer's configuration is inconsistent"]);
     assert!(!run.stderr.contains("panicked"), "{run:?}");
 }
 
@@ -94,13 +88,9 @@ fn a_panic_of_the_tokenizer_library_is_an_error() {
 fn a_prompt_argument_that_is_not_utf8() {
     use std::os::unix::ffi::OsStrExt as _;
     let folder = folder();
-    let run = Program::qhx(folder.path())
-        .args(["generate"])
-        .args([bundle()])
-        .args([std::ffi::OsStr::from_bytes(b"caf\xe9")])
-        .run();
-    assert_eq!(run.code, 9, "{run:?}");
-    assert!(run.stderr.contains("the prompt is not valid UTF-8"), "{}", run.stderr);
+    qhx!(folder, "generate", bundle(), std::ffi::OsStr::from_bytes(b"caf\xe9"))
+        .run()
+        .fails(9, &["the prompt is not valid UTF-8"]);
 }
 
 #[test]
@@ -174,7 +164,7 @@ fn checkpoints() {
 #[test]
 fn failures_are_json_when_json_is_asked_for() {
     let folder = folder();
-    let run = Program::qhx(folder.path()).args(["generate", "nowhere", "a", "--json"]).run();
+    let run = qhx!(folder, "generate", "nowhere", "a", "--json").run();
     assert_eq!(run.code, 3);
     assert!(run.stderr.starts_with("error: nowhere: no such file"), "{}", run.stderr);
     insta::assert_json_snapshot!(run.json(), @r#"
@@ -188,14 +178,14 @@ fn failures_are_json_when_json_is_asked_for() {
       }
     }
     "#);
-    let run = Program::qhx(folder.path()).args(["generate", "--json", "--bogus"]).run();
+    let run = qhx!(folder, "generate", "--json", "--bogus").run();
     assert_eq!(run.code, 2);
     assert_eq!(run.json()["error"]["kind"], "usage");
-    let run = Program::qhx(folder.path()).args(["libraries", "info", "--json"]).run();
+    let run = qhx!(folder, "libraries", "info", "--json").run();
     assert_eq!(run.code, 5);
     assert_eq!(run.json()["error"]["kind"], "runtime");
     for command in ["plan", "estimate"] {
-        let run = Program::qhx(folder.path()).args(["forge", command, "nowhere", "--json"]).run();
+        let run = qhx!(folder, "forge", command, "nowhere", "--json").run();
         assert_eq!(run.code, 4, "{run:?}");
         assert_eq!(run.json()["error"]["kind"], "artifact", "{command}");
     }
@@ -215,12 +205,8 @@ fn a_home_that_is_not_absolute_is_none() {
             .env("QHX_CACHE_DIR", "")
             .run()
     };
-    let run = here(&["plugins", "install", "any.so"]);
-    assert_eq!(run.code, 8, "{run:?}");
-    assert!(run.stderr.contains("XDG_DATA_HOME"), "{}", run.stderr);
-    let run = here(&["demo", "--backend", "cpu"]);
-    assert_eq!(run.code, 11, "{run:?}");
-    assert!(run.stderr.contains("HOME is not set to an absolute path"), "{}", run.stderr);
+    here(&["plugins", "install", "any.so"]).fails(8, &["XDG_DATA_HOME"]);
+    here(&["demo", "--backend", "cpu"]).fails(11, &["HOME is not set to an absolute path"]);
     assert!(!dir.join("relative").exists());
 }
 
@@ -252,7 +238,7 @@ fn stop_texts_are_checked_before_the_bundle_is_loaded() {
         (&["generate", "--ids", "5"], "x", "\"x\" would never be found"),
         (&["chat"], "", "a stop string is empty"),
     ] {
-        let program = Program::qhx(folder.path()).args(&command[..1]).arg_path(&bundle);
+        let program = Program::qhx(folder.path()).args(&command[..1]).arg(&bundle);
         let run = program.args(&command[1..]).args(["--stop", stop]).run();
         assert_eq!(run.code, 2, "{run:?}");
         assert!(run.stderr.contains(says) && !run.stderr.contains("backend:"), "{}", run.stderr);

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::run::{Program, bundle, folder};
+use crate::run::{bundle, folder, forge};
 
 const PROMPT: &str = "The capital of France is";
 const SENTENCE: &str = " Paris. The river Seine runs through it.\n";
@@ -13,79 +13,58 @@ const IDS: &str = "277,390,305,220,37,81,287,350,273";
 #[test]
 fn text_streams_to_stdout_and_nothing_else_does() {
     let folder = folder();
-    let run = Program::qhx(folder.path())
-        .args(["generate"])
-        .args([bundle()])
-        .args([PROMPT, "--max-new", "23"])
-        .run()
-        .ok();
+    let run = qhx!(folder, "generate", bundle(), PROMPT, "--max-new", "23").run().ok();
     assert_eq!(run.stdout, SENTENCE);
-    assert!(
-        run.stderr.contains("backend: cpu (no QNN libraries are given or installed)"),
-        "{}",
-        run.stderr
-    );
-    assert!(run.stderr.contains("prompt 9 tokens (0 reused)"), "{}", run.stderr);
+    run.says(&[
+        "backend: cpu (no QNN libraries are given or installed)",
+        "prompt 9 tokens (0 reused)",
+    ]);
 }
 
 /// They are rounded where weights have 4 bits.
 #[test]
 fn activations_of_8_bits_answer_alike_and_are_named() {
     let folder = folder();
-    let bundle = folder.path().join("w4a16");
-    Program::qhx(folder.path())
-        .args(["forge", "--cpu-only", "--precision", "w4a16", "--prefill", "16"])
-        .arg_path(&qhx_paths::fixture("llama3-blocks"))
-        .args([Path::new("--out"), &bundle])
-        .run()
-        .ok();
-    let [int16, int8] = ["int16", "int8"].map(|activations| {
-        Program::qhx(folder.path())
-            .args(["generate", "--backend", "cpu", "--max-new", "6", "--json", "--logprobs", "1"])
-            .arg_path(&bundle)
-            .args([PROMPT, "--cpu-activations", activations])
-            .run()
-            .ok()
+    let checkpoint = qhx_paths::fixture("llama3-blocks");
+    let options = "--cpu-only --precision w4a16 --prefill 16";
+    let bundle = forge(folder.path(), &checkpoint, "w4a16", options);
+    let differences = alike(&bundle, "activations", ["int16", "int8"], ", int8 activations");
+    assert!(differences.iter().all(|difference| *difference < 0.1), "{differences:?}");
+    let rounds = differences.iter().any(|difference| *difference > 1e-6);
+    assert!(rounds || !has_integers(), "{differences:?}");
+}
+
+/// Asks a bundle twice, with each of two values of `--cpu-KEY`: the tokens are the same, and the second value is named.
+/// Returns the differences of the tokens' log-probabilities.
+fn alike(bundle: &Path, key: &str, values: [&str; 2], named: &str) -> Vec<f64> {
+    let folder = folder();
+    let option = format!("--cpu-{key}");
+    let runs = values.map(|value| {
+        let limits = ["--backend", "cpu", "--max-new", "6", "--json", "--logprobs", "1"];
+        qhx!(folder, "generate", bundle, PROMPT, option, value).args(limits).run().ok()
     });
-    assert!(int16.stderr.contains("backend: cpu (asked for)"), "{}", int16.stderr);
-    assert!(int8.stderr.contains("backend: cpu, int8 activations (asked for)"), "{}", int8.stderr);
-    let (int16, int8) = (int16.json(), int8.json());
-    assert_eq!((&int16["activations"], &int8["activations"]), (&"int16".into(), &"int8".into()));
-    assert_eq!(int16["tokens"], int8["tokens"]);
+    for (run, named) in runs.iter().zip(["", named]) {
+        let expected = format!("backend: cpu{named} (asked for)");
+        run.says(&[&expected]);
+    }
+    let [first, second] = runs.map(|run| run.json());
+    assert_eq!([&first[key], &second[key]], values);
+    assert_eq!(first["tokens"], second["tokens"]);
     let logprobs = |json: &Value| -> Vec<f64> {
         let all = json["logprobs"].as_array().expect("log-probabilities");
         all.iter().map(|one| one["logprob"].as_f64().expect("a number")).collect()
     };
-    let pairs: Vec<_> = logprobs(&int16).into_iter().zip(logprobs(&int8)).collect();
-    assert!(pairs.len() == 6 && pairs.iter().all(|(a, b)| (a - b).abs() < 0.1), "{pairs:?}");
-    let rounds = pairs.iter().any(|(a, b)| (a - b).abs() > 1e-6);
-    assert!(rounds || !has_integers(), "{pairs:?}");
+    let (first, second) = (logprobs(&first), logprobs(&second));
+    assert_eq!((first.len(), second.len()), (6, 6));
+    first.iter().zip(&second).map(|(a, b)| (a - b).abs()).collect()
 }
 
 /// The rows of a cache are rounded, in a context over the same graphs.
 #[test]
 fn caches_of_f16_answer_alike_and_are_named() {
-    let folder = folder();
-    let [f32, f16] = ["f32", "f16"].map(|caches| {
-        Program::qhx(folder.path())
-            .args(["generate", "--backend", "cpu", "--max-new", "6", "--json", "--logprobs", "1"])
-            .arg_path(bundle())
-            .args([PROMPT, "--cpu-caches", caches])
-            .run()
-            .ok()
-    });
-    assert!(f32.stderr.contains("backend: cpu (asked for)"), "{}", f32.stderr);
-    assert!(f16.stderr.contains("backend: cpu, f16 caches (asked for)"), "{}", f16.stderr);
-    let (f32, f16) = (f32.json(), f16.json());
-    assert_eq!((&f32["caches"], &f16["caches"]), (&"f32".into(), &"f16".into()));
-    assert_eq!(f32["tokens"], f16["tokens"]);
-    let logprobs = |json: &Value| -> Vec<f64> {
-        let all = json["logprobs"].as_array().expect("log-probabilities");
-        all.iter().map(|one| one["logprob"].as_f64().expect("a number")).collect()
-    };
-    let pairs: Vec<_> = logprobs(&f32).into_iter().zip(logprobs(&f16)).collect();
-    assert!(pairs.len() == 6 && pairs.iter().all(|(a, b)| (a - b).abs() < 0.01), "{pairs:?}");
-    assert!(pairs.iter().any(|(a, b)| a != b), "{pairs:?}");
+    let differences = alike(bundle(), "caches", ["f32", "f16"], ", f16 caches");
+    assert!(differences.iter().all(|difference| *difference < 0.01), "{differences:?}");
+    assert!(differences.iter().any(|difference| *difference > 0.0), "{differences:?}");
 }
 
 /// True if the processor has instructions for integers.
@@ -102,9 +81,7 @@ fn has_integers() -> bool {
 fn the_prompt_may_come_from_stdin_without_its_last_line_end() {
     let folder = folder();
     for arguments in [&["-"][..], &[]] {
-        let run = Program::qhx(folder.path())
-            .args(["generate"])
-            .args([bundle()])
+        let run = qhx!(folder, "generate", bundle())
             .args(arguments)
             .args(["--max-new", "23"])
             .stdin(format!("{PROMPT}\n"))
@@ -117,21 +94,14 @@ fn the_prompt_may_come_from_stdin_without_its_last_line_end() {
 #[test]
 fn ids_go_in_and_come_out() {
     let folder = folder();
-    let run = Program::qhx(folder.path())
-        .args(["generate"])
-        .args([bundle()])
-        .args(["--ids", IDS, "--max-new", "4"])
-        .run()
-        .ok();
+    let run = qhx!(folder, "generate", bundle(), "--ids", IDS, "--max-new", "4").run().ok();
     assert_eq!(run.stdout, "372,281,393,13\n");
 }
 
 #[test]
 fn json_is_one_object_with_everything() {
     let folder = folder();
-    let run = Program::qhx(folder.path())
-        .args(["generate"])
-        .args([bundle()])
+    let run = qhx!(folder, "generate", bundle())
         .args([PROMPT, "--max-new", "4", "--json", "--backend", "cpu"])
         .run()
         .ok();
@@ -200,12 +170,7 @@ fn json_is_one_object_with_everything() {
 #[test]
 fn the_plugin_is_named_with_its_file() {
     let folder = folder();
-    let run = Program::qhx(folder.path())
-        .args(["generate"])
-        .args([bundle()])
-        .args([PROMPT, "--max-new", "1", "--json"])
-        .run()
-        .ok();
+    let run = qhx!(folder, "generate", bundle(), PROMPT, "--max-new", "1", "--json").run().ok();
     let plugin = run.json()["plugin"].as_str().expect("a string").to_owned();
     if cfg!(feature = "builtin-ops") {
         assert_eq!(plugin, "builtin");
@@ -217,9 +182,7 @@ fn the_plugin_is_named_with_its_file() {
 #[test]
 fn stop_texts_end_the_answer_and_do_not_appear() {
     let folder = folder();
-    let run = Program::qhx(folder.path())
-        .args(["generate"])
-        .args([bundle()])
+    let run = qhx!(folder, "generate", bundle())
         .args([PROMPT, "--stop", "nowhere", "--stop", " runs", "--json"])
         .run()
         .ok();
@@ -232,9 +195,7 @@ fn stop_texts_end_the_answer_and_do_not_appear() {
 fn a_seed_gives_the_same_tokens_again() {
     let folder = folder();
     let run = |seed: &str| {
-        Program::qhx(folder.path())
-            .args(["generate"])
-            .args([bundle()])
+        qhx!(folder, "generate", bundle())
             .args(["It", "--max-new", "24", "--temperature", "3", "--seed", seed, "--json"])
             .run()
             .ok()
@@ -249,12 +210,7 @@ fn a_seed_gives_the_same_tokens_again() {
 fn speculation_changes_no_token_and_is_reported() {
     let folder = folder();
     let generate = |arguments: &[&str]| {
-        Program::qhx(folder.path())
-            .args(["generate"])
-            .args([bundle()])
-            .args([PROMPT, "--max-new", "23"])
-            .args(arguments)
-            .run()
+        qhx!(folder, "generate", bundle(), PROMPT, "--max-new", "23").args(arguments).run()
     };
     // The bundle as its own draft is always right: three steps of eight tokens.
     let draft = bundle().to_string_lossy();
@@ -269,23 +225,17 @@ fn speculation_changes_no_token_and_is_reported() {
     );
     let run = generate(&["--speculate", "3", "--draft", &draft]).ok();
     assert_eq!(run.stdout, SENTENCE);
-    assert!(run.stderr.contains("draft tokens accepted, "), "{}", run.stderr);
+    run.says(&["draft tokens accepted, "]);
     assert_eq!(generate(&["--speculate", "auto"]).ok().stdout, SENTENCE);
 
-    let run = generate(&["--speculate", "65"]);
-    assert_eq!(run.code, 2);
-    assert!(run.stderr.contains("expected auto, off, or a number from 1 to 64"), "{}", run.stderr);
-    let run = generate(&["--draft", "nowhere"]);
-    assert_eq!(run.code, 3);
-    assert!(run.stderr.contains("option --draft: nowhere"), "{}", run.stderr);
+    generate(&["--speculate", "65"]).fails(2, &["expected auto, off, or a number from 1 to 64"]);
+    generate(&["--draft", "nowhere"]).fails(3, &["option --draft: nowhere"]);
 }
 
 #[test]
 fn a_full_context_ends_the_answer() {
     let folder = folder();
-    let run = Program::qhx(folder.path())
-        .args(["generate"])
-        .args([bundle()])
+    let run = qhx!(folder, "generate", bundle())
         .args([PROMPT, "--max-new", "1000", "--ignore-eos", "--json"])
         .run()
         .ok();
@@ -298,7 +248,7 @@ fn a_full_context_ends_the_answer() {
 fn the_demo_completes_a_fact() {
     let folder = folder();
     for _ in 0..2 {
-        let run = Program::qhx(folder.path()).args(["demo"]).run().ok();
+        let run = qhx!(folder, "demo").run().ok();
         assert_eq!(run.stdout, format!("The capital of France is{SENTENCE}"));
     }
     let made = std::fs::read_dir(folder.path().join("cache/demo")).expect("a folder").count();

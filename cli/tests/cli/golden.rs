@@ -2,10 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use qhx_tests::files;
+use qhx_tests::plugin_files::copy_folder;
 use qhx_tiers::tier;
 
-use crate::run::{Program, bundle, checkpoint, copy, copy_of_bundle, edit_manifest, folder};
-use crate::{qnn, trace};
+use crate::run::{Program, bundle, checkpoint, copy_of_bundle, edit_manifest, folder, forge};
+use crate::trace;
 
 /// The tiny model's files of golden steps, in a bundle.
 const GOLDEN: &str = "golden/tiny.json";
@@ -28,33 +30,30 @@ fn read(file: &Path) -> Vec<u8> {
 #[test]
 fn the_cpu_gives_the_golden_answers_of_its_bundle_alone() {
     let folder = folder();
-    let verify = |bundle: &Path| Program::qhx(folder.path()).args(["verify"]).arg_path(bundle);
+    let verify = |bundle: &Path| qhx!(folder, "verify", bundle);
     let run = verify(bundle()).args(["--backend", "cpu"]).run().ok();
-    assert!(run.stdout.contains("ok   golden generate-3: cosine 1.000000"), "{}", run.stdout);
-    assert!(run.stdout.contains("ok   golden generate-8: "), "{}", run.stdout);
+    run.prints(&["ok   golden generate-3: cosine 1.000000", "ok   golden generate-8: "]);
     let json = verify(bundle()).args(["--json"]).run().ok().json();
     assert_eq!(json["golden"]["backend"], "cpu");
     assert_eq!(json["golden"]["steps"][1]["passed"], true);
 
     // The answers of another prompt.
     let other = copy_of_bundle(folder.path());
-    let mut golden: serde_json::Value =
-        serde_json::from_slice(&read(&other.join(GOLDEN))).expect("JSON");
+    let mut golden: serde_json::Value = files::json(&other.join(GOLDEN));
     golden["steps"][0]["tokens"][1] = 7.into();
     replace(&other, GOLDEN, golden.to_string().as_bytes());
     let run = verify(&other).run();
     assert_eq!(run.code, 1, "{run:?}");
-    assert!(run.stdout.contains("FAIL golden generate-3: cosine 0."), "{}", run.stdout);
+    run.prints(&["FAIL golden generate-3: cosine 0."]);
     assert_eq!(verify(&other).args(["--json"]).run().json()["passed"], false);
     // The CPU is not asked when a bundle is opened.
-    let generate = Program::qhx(folder.path()).args(["generate"]).arg_path(&other);
+    let generate = qhx!(folder, "generate", other);
     generate.args(["a", "--max-new", "1"]).run().ok();
 
-    let forge = Program::qhx(folder.path()).args(["forge"]).arg_path(&checkpoint());
-    let forge = forge.args(["--out", "plain", "--max-ctx", "32", "--prefill", "0", "--cpu-only"]);
-    forge.args(["--no-golden"]).run().ok();
-    assert!(!folder.path().join("plain/golden").exists());
-    let run = verify(&folder.path().join("plain")).run().ok();
+    let options = "--max-ctx 32 --prefill 0 --cpu-only --no-golden";
+    let plain = forge(folder.path(), &checkpoint(), "plain", options);
+    assert!(!plain.join("golden").exists());
+    let run = verify(&plain).run().ok();
     assert!(!run.stdout.contains("golden"), "{}", run.stdout);
 }
 
@@ -73,11 +72,11 @@ const SEES: (&str, [&str; 2]) = ("qwen3vl-tiny", ["--recipe-option", "image-size
 fn each_modality_of_a_bundle_has_a_golden_step() {
     let folder = folder();
     let verify = |out: &str| {
-        let verify = Program::qhx(folder.path()).args(["verify", out, "--backend", "cpu"]);
+        let verify = qhx!(folder, "verify", out, "--backend", "cpu");
         verify.args(["--json"]).run().json()
     };
     let forge = |(name, how): (&str, &[&str]), out: &str| {
-        let forge = Program::qhx(folder.path()).args(["forge"]).args([qhx_paths::fixture(name)]);
+        let forge = qhx!(folder, "forge", qhx_paths::fixture(name));
         let shape = ["--name", "tiny", "--max-ctx", "200", "--prefill", "24", "--cpu-only"];
         forge.args(["--out", out]).args(shape).args(how).run().ok();
     };
@@ -93,7 +92,7 @@ fn each_modality_of_a_bundle_has_a_golden_step() {
 
     // The answers to another image, and one without its pixels.
     let file = folder.path().join("all").join(GOLDEN);
-    let golden: serde_json::Value = serde_json::from_slice(&read(&file)).expect("JSON");
+    let golden: serde_json::Value = files::json(&file);
     let image = golden["steps"].as_array().expect("steps").iter().position(|s| {
         s["media"]["type"] == "image" && s["media"]["rgb"].as_array().is_some_and(|p| p.len() > 9)
     });
@@ -108,9 +107,9 @@ fn each_modality_of_a_bundle_has_a_golden_step() {
     let mut damaged = golden;
     damaged["steps"][image]["media"]["rgb"] = serde_json::json!([1, 2, 3]);
     std::fs::write(&file, damaged.to_string()).expect("written");
-    let run = Program::qhx(folder.path()).args(["verify", "all", "--backend", "cpu"]).run();
+    let run = qhx!(folder, "verify", "all", "--backend", "cpu").run();
     let message = "golden steps: step \"generate-image\": ";
-    assert!(run.stderr.contains(message), "{run:?}");
+    run.says(&[message]);
 }
 
 #[tier(qnn)]
@@ -136,7 +135,7 @@ fn the_npu_passes_golden_steps_with_media() {
 fn a_forge_that_cannot_compute_golden_steps_fails() {
     let folder = folder();
     let forge = |more: &[&str]| {
-        let forge = Program::qhx(folder.path()).args(["forge"]).arg_path(&checkpoint());
+        let forge = qhx!(folder, "forge", checkpoint());
         let shape = ["--max-ctx", "32", "--prefill", "0", "--cpu-only", "--no-plugins"];
         forge.args(["--out", "plain"]).args(shape).args(more).run()
     };
@@ -152,17 +151,15 @@ fn a_forge_that_cannot_compute_golden_steps_fails() {
 /// Bundles of the tiny model on the library.
 struct Bundles {
     folder: tempfile::TempDir,
-    libraries: [PathBuf; 2],
 }
 
 impl Bundles {
     fn new() -> Self {
-        Self { folder: folder(), libraries: qnn::libraries() }
+        Self { folder: folder() }
     }
 
     fn qhx(&self) -> Program {
-        let [htp, system] = &self.libraries;
-        Program::qhx(self.folder.path()).env("QHX_QNN_HTP", htp).env("QHX_QNN_SYSTEM", system)
+        Program::npu(self.folder.path())
     }
 
     fn forge(&self, out: &str, from: &[&Path], precision: &str) -> PathBuf {
@@ -173,14 +170,14 @@ impl Bundles {
     }
 
     fn generate(&self, bundle: &Path) -> Program {
-        self.qhx().args(["generate"]).arg_path(bundle).args(["The", "--max-new", "1"])
+        self.qhx().args(["generate"]).arg(bundle).args(["The", "--max-new", "1"])
     }
 
     /// A copy of a bundle with another file.
     fn with(&self, whole: &Path, name: &str, by: &[u8]) -> PathBuf {
         let to = self.folder.path().join("changed");
         let _ = std::fs::remove_dir_all(&to);
-        copy(whole, &to);
+        copy_folder(whole, &to);
         replace(&to, name, by);
         to
     }
@@ -207,7 +204,7 @@ fn weight(binary: &[u8]) -> usize {
 
 /// The checkpoint with one row of a matrix, which is one scale of its quantized form, 64 times as large.
 fn scaled(to: &Path) {
-    copy(&checkpoint(), to);
+    copy_folder(&checkpoint(), to);
     let file = to.join("model.safetensors");
     let mut bytes = read(&file);
     let length = u64::from_le_bytes(bytes[..8].try_into().expect("a length")) as usize;
@@ -272,7 +269,7 @@ fn a_wrong_bundle_is_refused_and_its_graph_named() {
     let changed = bundles.with(&whole, HEAD, &read(&other.join(HEAD)));
     bundles.refused(&changed, "graph \"lmhead\" departs first: output \"logits\"");
     bundles.generate(&changed).args(["--unverified"]).run().ok();
-    let verify = bundles.qhx().args(["verify"]).arg_path(&changed).args(["--json"]).run();
+    let verify = bundles.qhx().args(["verify"]).arg(&changed).args(["--json"]).run();
     assert_eq!(verify.code, 1, "{verify:?}");
     assert_eq!(verify.json()["golden"]["comparison"]["departs"]["graph"], "lmhead");
     std::fs::remove_dir_all(changed.join("onnx")).expect("removed");
@@ -284,9 +281,7 @@ fn a_wrong_bundle_is_refused_and_its_graph_named() {
     bundles.refused(&changed, "the golden steps are of other weights");
     let golden = read(&whole.join(GOLDEN));
     let changed = bundles.with(&whole, GOLDEN, &golden[..golden.len() / 2]);
-    let run = bundles.generate(&changed).run();
-    assert_eq!(run.code, 4, "{run:?}");
-    assert!(run.stderr.contains("golden steps: EOF"), "{}", run.stderr);
+    bundles.generate(&changed).run().fails(4, &["golden steps: EOF"]);
     std::fs::remove_file(changed.join(GOLDEN)).expect("removed");
     bundles.generate(&changed).run().ok();
 }

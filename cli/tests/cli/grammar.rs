@@ -20,7 +20,7 @@ fn file(folder: &Path, name: &str, text: &str) -> String {
 
 fn generate(folder: &Path, bundle: &Path, more: &[&str]) -> crate::run::Run {
     let bundle = bundle.to_str().expect("a plain path");
-    Program::qhx(folder).args(["generate", bundle, "Name a city."]).args(more).run()
+    qhx!(folder, "generate", bundle, "Name a city.").args(more).run()
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn tools_reach_the_template_and_calls_come_back() {
     assert_eq!(free.ok().json()["tool_calls"], json!([]));
     let talk = Program::qhx(folder.path())
         .args(["chat", "--json", "-n", "100", "--tools", &tools, "--tool-choice", "required"])
-        .arg_path(&bundle)
+        .arg(&bundle)
         .stdin("Hi\n")
         .run()
         .ok();

@@ -5,9 +5,10 @@ use std::path::Path;
 use std::process::{Child, Command};
 use std::time::Duration;
 
+use qhx_tests::plugin_files::copy_folder;
 use wait_timeout::ChildExt as _;
 
-use crate::run::{Program, bundle, checkpoint, copy, copy_of_bundle, edit_manifest, folder};
+use crate::run::{Program, bundle, checkpoint, copy_of_bundle, edit_manifest, folder};
 
 /// A step that the NPU does not come back from: the first Ctrl-C asks and says what is up, the second ends the program,
 /// although the library waits for the NPU while the program exits. While the bundle is opened, the first one does.
@@ -74,7 +75,7 @@ fn the_first_signal_ends_a_check_of_files() {
     });
     std::fs::write(bundle.join("a.bin"), "a").expect("written");
     for name in ["-TERM", "-INT"] {
-        let mut child = Program::qhx(folder.path()).args(["verify"]).args([&bundle]).start();
+        let mut child = qhx!(folder, "verify", bundle).start();
         let mut stdout = child.stdout.take().expect("a pipe");
         stdout.read_exact(&mut [0; 4]).expect("the first file is checked");
         signal(name, child.id());
@@ -90,11 +91,7 @@ fn the_first_signal_ends_a_suite() {
     let suite = format!("{{\"schema\": \"npu_suite/v1\", \"cases\": [{cases}]}}");
     std::fs::write(folder.path().join("suite.json"), suite).expect("written");
     for name in ["-TERM", "-INT"] {
-        let mut child = Program::qhx(folder.path())
-            .args(["verify"])
-            .args([bundle()])
-            .args(["suite.json"])
-            .start();
+        let mut child = qhx!(folder, "verify", bundle(), "suite.json").start();
         let mut stdout = child.stdout.take().expect("a pipe");
         stdout.read_exact(&mut [0; 4]).expect("the first case is done");
         signal(name, child.id());
@@ -106,22 +103,17 @@ fn the_first_signal_ends_a_suite() {
 fn the_first_ctrl_c_ends_the_answer_and_keeps_it() {
     let folder = folder();
     let copied = folder.path().join("checkpoint");
-    copy(&checkpoint(), &copied);
+    copy_folder(&checkpoint(), &copied);
     let config = std::fs::read_to_string(copied.join("config.json")).expect("the config");
     let longer =
         config.replace("\"max_position_embeddings\": 256", "\"max_position_embeddings\": 60000");
     assert_ne!(config, longer);
     std::fs::write(copied.join("config.json"), longer).expect("the config");
-    Program::qhx(folder.path())
-        .args(["forge"])
-        .args([&copied])
-        .args(["--out", "long", "--max-ctx", "60000", "--cpu-only"])
-        .run()
-        .ok();
-    let mut child = Program::qhx(folder.path())
-        .args(["generate", "long", "The capital of France is", "--max-new", "50000"])
-        .args(["--ignore-eos"])
-        .start();
+    qhx!(folder, "forge", copied, "--out", "long", "--max-ctx", "60000", "--cpu-only").run().ok();
+    let mut child =
+        qhx!(folder, "generate", "long", "The capital of France is", "--max-new", "50000")
+            .args(["--ignore-eos"])
+            .start();
     let mut stdout = child.stdout.take().expect("a pipe");
     let mut text = vec![0; 6];
     stdout.read_exact(&mut text).expect("the answer begins");

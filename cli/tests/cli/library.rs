@@ -5,7 +5,7 @@ use std::path::Path;
 use qhx_paths::{fixture, workspace};
 use serde_json::Value;
 
-use crate::run::{Program, bundle, copy_of_bundle, edit_manifest, folder};
+use crate::run::{Program, bundle, copy_of_bundle, edit_manifest, folder, forge};
 use crate::{embed, transcribe};
 
 fn library(folder: &Path, name: &str, words: &[&str]) -> Program {
@@ -21,7 +21,7 @@ fn ten_lines_complete_a_text_as_the_program_does() {
     let folder = folder();
     let prompt = "The capital of France is";
     let run = library(folder.path(), "complete", &[path(bundle()), prompt]).run().ok();
-    let qhx = Program::qhx(folder.path()).args(["generate"]).arg_path(bundle()).args([prompt]);
+    let qhx = qhx!(folder, "generate", bundle(), prompt);
     assert_eq!(run.stdout, qhx.args(["--max-new", "1024"]).run().ok().stdout);
     assert!(run.stdout.len() > 10, "{run:?}");
     assert_eq!(run.stderr, "", "a library prints nothing");
@@ -41,15 +41,8 @@ fn messages_of_an_app_are_answered_as_those_of_a_chat() {
     let folder = folder();
     let [first, second] = ["What colour is the sky?", "And at night?"];
     let run = library(folder.path(), "messages", &[path(bundle()), first, second]).run().ok();
-    let qhx = Program::qhx(folder.path()).args(["chat"]).arg_path(bundle());
-    let qhx = qhx.args([
-        "--system-prompt",
-        "Answer in one sentence.",
-        "--max-new",
-        "64",
-        "--temperature",
-        "0",
-    ]);
+    let qhx = qhx!(folder, "chat", bundle(), "--max-new", "64", "--temperature", "0");
+    let qhx = qhx.args(["--system-prompt", "Answer in one sentence."]);
     assert_eq!(run.stdout, qhx.stdin(format!("{first}\n{second}\n")).run().ok().stdout);
     assert_eq!(run.stdout.lines().count(), 2, "{run:?}");
     shown_by_the_page("messages");
@@ -78,7 +71,7 @@ fn a_chat_is_the_same_also_without_a_template_of_its_own() {
     let messages = "What colour is the sky?\nAnd at night?\n";
     for bundle in [bundle(), &published] {
         let run = library(folder.path(), "chat", &[path(bundle)]).stdin(messages).run().ok();
-        let qhx = Program::qhx(folder.path()).args(["chat"]).arg_path(bundle);
+        let qhx = qhx!(folder, "chat", bundle);
         let qhx = qhx.args(["--max-new", "64"]).stdin(messages).run().ok();
         assert_eq!(run.stdout, qhx.stdout);
         assert_eq!(run.stdout.lines().count(), 2, "{run:?}");
@@ -124,19 +117,15 @@ fn audio_is_transcribed_by_the_library() {
     let words = [path(&bundle), &transcribe::sentence("noon")];
     let run = library(folder.path(), "transcribe", &words).run().ok();
     assert_eq!(run.stdout, "the boat leaves at noon\n");
-    assert!(run.stderr.contains("0.0 s to 1.7 s: the boat leaves at noon"), "{run:?}");
+    run.says(&["0.0 s to 1.7 s: the boat leaves at noon"]);
 }
 
 #[test]
 fn an_image_is_described_by_the_library() {
     let folder = folder();
-    let out = folder.path().join("seen");
     let tiny = fixture("qwen3vl-tiny");
-    Program::qhx(folder.path())
-        .args([Path::new("forge"), &tiny, Path::new("--out"), &out])
-        .args(["--image-patches", "24,48", "--max-ctx", "200", "--prefill", "16", "--cpu-only"])
-        .run()
-        .ok();
+    let options = "--image-patches 24,48 --max-ctx 200 --prefill 16 --cpu-only";
+    let out = forge(folder.path(), &tiny, "seen", options);
     let boat = tiny.join("images/boat.png");
     let words = [path(&out), path(&boat), "Describe this image."];
     let run = library(folder.path(), "image", &words).run().ok();

@@ -1,5 +1,8 @@
 //! Runs the real programs in folders of their own.
 
+#[macro_use]
+mod run;
+
 mod bench;
 mod bench_table;
 #[cfg(unix)]
@@ -31,7 +34,6 @@ mod push;
 mod qnn;
 mod reports;
 mod rerank;
-mod run;
 #[cfg(unix)]
 mod serve;
 mod size;

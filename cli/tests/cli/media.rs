@@ -37,7 +37,7 @@ fn save(path: &Path, colour: Rgb<u8>, height: u32) {
 }
 
 fn program(dir: &Path, words: &[&str]) -> Program {
-    Program::qhx(dir).args(["--plugin"]).arg_path(plugin()).args(words)
+    qhx!(dir, "--plugin", plugin()).args(words)
 }
 
 fn generate(dir: &Path, words: &[&str]) -> Run {
@@ -75,7 +75,7 @@ fn each_part_is_reported_with_its_time() {
         "audio audio.wav: 0.025 s at 8000 Hz, read in ",
         "image red.png: 2 × 4 pixels, read in ",
     ];
-    lines.iter().for_each(|line| assert!(run.stderr.contains(line), "{line}: {}", run.stderr));
+    run.says(&lines);
     assert!(run.stderr.contains("; op: vision "), "the op's own parts: {}", run.stderr);
 
     let mut answer = generate(dir, &[&words[..], &["--json"]].concat()).ok().json();
@@ -131,9 +131,7 @@ fn marks_and_files_have_to_be_as_many() {
             "placeholders <image> in the text: 1, files of image: 2",
         ),
     ] {
-        let run = generate(dir, words);
-        assert_eq!(run.code, 9, "{run:?}");
-        assert!(run.stderr.contains(counts) && run.stderr.contains("hint:"), "{run:?}");
+        generate(dir, words).fails(9, &[counts, "hint:"]);
     }
     let run = generate(dir, &["1,2", "--ids", "--image", "red.png"]);
     assert_eq!(run.code, 2, "{run:?}");
@@ -159,33 +157,25 @@ fn a_bad_file_is_named_before_the_model_is_loaded() {
     std::fs::write(dir.join("cut.jpg"), &whole[..600]).expect("a file");
     let run = generate(dir, &["ab", "--image", "cut.jpg", "--json"]);
     assert_eq!((run.code, &run.json()["error"]["kind"]), (9, &json!("prompt")), "{run:?}");
-    assert!(run.stderr.contains("cut.jpg: a broken or cut-off JPEG file"), "{run:?}");
+    run.says(&["cut.jpg: a broken or cut-off JPEG file"]);
 }
 
 #[test]
 fn a_model_without_audio_refuses_clips_before_loading() {
     let folder = folder();
-    let run = Program::qhx(folder.path())
-        .args(["generate"])
-        .arg_path(bundle())
-        .args(["The", "--audio", "gone"])
-        .run();
+    let run = qhx!(folder, "generate", bundle(), "The", "--audio", "gone").run();
     assert_eq!(run.code, 9, "{run:?}");
     let says = "gone: host-op \"qwen3_5_generate\" does not take the modality audio; it takes text, image, video";
-    assert!(run.stderr.contains(says), "{run:?}");
+    run.says(&[says]);
     assert!(!run.stderr.contains("backend:"), "{run:?}");
 }
 
 #[test]
 fn a_bundle_without_a_vision_graph_refuses_images() {
     let place = place();
-    let run = Program::qhx(place.path())
-        .args(["generate"])
-        .arg_path(bundle())
-        .args(["The", "--image", "red.png"])
-        .run();
+    let run = qhx!(place, "generate", bundle(), "The", "--image", "red.png").run();
     assert_eq!((run.code, &*run.stdout), (9, ""), "{run:?}");
-    assert!(run.stderr.contains("this bundle takes text only"), "{run:?}");
+    run.says(&["this bundle takes text only"]);
 }
 
 #[test]
@@ -197,8 +187,7 @@ fn a_conversation_goes_on_after_a_bad_file() {
         program(dir, &["chat", "multimodal", "--max-new", "2"]).args(more).stdin(input).run()
     };
     let run = chat(&["--json"]);
-    let lines: Vec<Value> =
-        run.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON lines")).collect();
+    let lines: Vec<Value> = run.json_lines();
     assert_eq!(lines.len(), 6, "{run:?}");
     let error = |line: &Value| line["error"]["message"].as_str().unwrap_or_default().to_owned();
     assert!(error(&lines[0]).starts_with("gone.png: "), "{run:?}");
@@ -210,8 +199,7 @@ fn a_conversation_goes_on_after_a_bad_file() {
     assert_eq!(lines[4]["media"], json!([]));
     let run = chat(&[]);
     assert_eq!((run.code, run.stdout.as_str()), (9, "rr\nrr\nuu\n"), "{run:?}");
-    assert!(run.stderr.contains("image red.png: 2 × 4 pixels"), "{run:?}");
-    assert!(run.stderr.contains("(the next message goes without it)"), "{run:?}");
+    run.says(&["image red.png: 2 × 4 pixels", "(the next message goes without it)"]);
 }
 
 /// A JPEG whose header declares this number of pixels a side.
@@ -225,8 +213,7 @@ fn jpeg_of(side: u16) -> Vec<u8> {
 /// The JSON lines of a conversation.
 fn chat_lines(dir: &Path, input: &str) -> (i32, Vec<Value>) {
     let run = program(dir, &["chat", "multimodal", "--max-new", "2", "--json"]).stdin(input).run();
-    let lines = run.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON lines"));
-    (run.code, lines.collect())
+    (run.code, run.json_lines())
 }
 
 #[test]
@@ -288,11 +275,7 @@ fn a_conversation_is_the_same_after_images_that_cannot_be() {
     same.iter().for_each(|key| assert_eq!(last[key], clean[1][key], "{key}: {last}"));
 
     // A token that stands for an image is no image, and a text that spells it no token.
-    let run = generate(dir, &["0,4,1", "--ids"]);
-    assert!(
-        run.code == 9 && run.stderr.contains("token 4 (\"<image>\") stands for an image"),
-        "{run:?}"
-    );
+    generate(dir, &["0,4,1", "--ids"]).fails(9, &["token 4 (\"<image>\") stands for an image"]);
     assert_eq!(generate(dir, &["a<image>"]).code, 0);
 }
 
@@ -318,22 +301,16 @@ fn suites_have_images_audio_clips_and_videos_beside_them() {
         {"id": "read", "prompt": "bb", "gold": [1, 1]},
     ]));
     assert_eq!(run.code, 0, "{run:?}");
-    assert!(run.stdout.contains("passed: 4 of 4 cases"), "{run:?}");
-    let run = verify(json!([{"prompt": "a", "videos": ["frames"], "fps": 0, "gold": [12]}]));
-    assert!(run.code == 4 && run.stderr.contains("case 1: fps"), "{run:?}");
+    run.prints(&["passed: 4 of 4 cases"]);
+    verify(json!([{"prompt": "a", "videos": ["frames"], "fps": 0, "gold": [12]}]))
+        .fails(4, &["case 1: fps"]);
     let run = verify(json!([{"id": "wrong", "prompt": "a", "images": ["blue.png"], "gold": [8]}]));
     assert_eq!(run.code, 1, "{run:?}");
     for file in ["../red.png", "/etc/passwd", ""] {
-        let run = verify(json!([{"id": "out", "prompt": "a", "images": [file], "gold": [8]}]));
-        assert_eq!(run.code, 4, "{run:?}");
-        assert!(
-            run.stderr.contains("case out: ") && run.stderr.contains("beside the suite"),
-            "{run:?}"
-        );
+        verify(json!([{"id": "out", "prompt": "a", "images": [file], "gold": [8]}]))
+            .fails(4, &["case out: ", "beside the suite"]);
     }
-    let run = verify(json!([{"prompt": "a", "images": ["gone.png"], "gold": [8]}]));
-    assert_eq!(run.code, 11, "{run:?}");
-    assert!(run.stderr.contains("gone.png"), "{run:?}");
+    verify(json!([{"prompt": "a", "images": ["gone.png"], "gold": [8]}])).fails(11, &["gone.png"]);
 }
 
 #[test]
@@ -355,7 +332,7 @@ fn suites_say_what_images_become() {
     let run = verify(json!({"rows": "blue/rows.npy", "logits": "blue/logits.npy"}), json!(null));
     assert_eq!(run.code, 0, "{run:?}");
     let line = "ok   blue: exact; logits: cosine 1.000000; rows: cosine 1.000000\n";
-    assert!(run.stdout.contains(line), "{run:?}");
+    run.prints(&[line]);
     // Enough of the cases pass, but no array may be another.
     for (array, file, says) in [
         ("rows", "red/rows.npy", "rows: cosine 0.000000 in row 0, expected 0.999\n"),
@@ -365,7 +342,7 @@ fn suites_say_what_images_become() {
         let run = verify(json!({array: file}), json!(null));
         let ends = "FAILED: 2 of 3 cases passed (greedy_tol, backend cpu)\n";
         assert!(run.code == 1 && run.stdout.ends_with(ends), "{run:?}");
-        assert!(run.stdout.contains(&format!("FAIL blue: exact; {says}")), "{run:?}");
+        run.prints(&[&format!("FAIL blue: exact; {says}")]);
     }
     assert_eq!(verify(json!({"rows": "red/rows.npy"}), json!(-1)).code, 0);
     for (file, least, code, says) in [
@@ -375,7 +352,7 @@ fn suites_say_what_images_become() {
         ("blue/rows.npy", json!(1.5), 4, "min_cosine is no cosine"),
     ] {
         let run = verify(json!({"rows": file}), least);
-        assert!(run.code == code && run.stderr.contains(says), "{run:?}");
+        run.fails(code, &[says]);
         assert!(!run.stderr.contains("backend:"), "nothing is loaded: {run:?}");
     }
 }
@@ -386,12 +363,11 @@ fn the_argument_order_of_published_bundles_ends_with_an_image() {
     let run = |prompt: &str, image: &str| {
         Program::classic(place.path())
             .args(["--plugin"])
-            .arg_path(plugin())
+            .arg(plugin())
             .args(["multimodal", "cpu", "-", "multimodal", "2", prompt, image])
             .run()
     };
     assert_eq!(run("ab", "red.png").ok().stdout, "rr\n");
     assert_eq!(run("0,1", "blue.png").ok().stdout, "uu\n");
-    let refused = run("ab", "notes.png");
-    assert!(refused.code == 9 && refused.stderr.contains("notes.png: found text"), "{refused:?}");
+    run("ab", "notes.png").fails(9, &["notes.png: found text"]);
 }

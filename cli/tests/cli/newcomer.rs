@@ -15,7 +15,7 @@ fn a_checkpoint_given_as_a_bundle_is_to_be_forged_first() {
         (fixture("lora/plain"), "the folder of an adapter"),
     ] {
         for command in ["generate", "inspect"] {
-            let mut program = Program::qhx(folder.path()).args([command]).args([&path]);
+            let mut program = qhx!(folder, command, path);
             if command == "generate" {
                 program = program.args(["hello"]);
             }
@@ -33,9 +33,7 @@ fn a_checkpoint_given_as_a_bundle_is_to_be_forged_first() {
 fn hints_about_tokenizers_suggest_no_option_that_was_given() {
     let folder = folder();
     let forge = |checkpoint: &str, options: &[&str]| {
-        let run = Program::qhx(folder.path())
-            .args(["forge", "--out", "out", "--cpu-only"])
-            .args([fixture(checkpoint)])
+        let run = qhx!(folder, "forge", "--out", "out", "--cpu-only", fixture(checkpoint))
             .args(options)
             .run();
         assert_ne!(run.code, 0, "{run:?}");
@@ -68,9 +66,7 @@ fn help_and_version_are_commands() {
 fn a_prompt_is_read_from_a_file() {
     let folder = folder();
     std::fs::write(folder.path().join("prompt.txt"), "\u{feff}The capital of\n").expect("written");
-    let generate = |words: &[&str]| {
-        Program::qhx(folder.path()).args(["generate"]).args([bundle()]).args(words).run()
-    };
+    let generate = |words: &[&str]| qhx!(folder, "generate", bundle()).args(words).run();
     let said = generate(&["The capital of", "--max-new", "4"]).ok().stdout;
     assert_eq!(generate(&["-f", "prompt.txt", "--max-new", "4"]).ok().stdout, said);
     assert_eq!(generate(&["-f", "prompt.txt", "text"]).code, 2);
@@ -81,14 +77,10 @@ fn a_prompt_is_read_from_a_file() {
 fn a_draft_that_is_not_used_is_refused() {
     let folder = folder();
     for command in ["generate", "chat"] {
-        let run = Program::qhx(folder.path())
-            .args([command])
-            .args([bundle()])
-            .args(["--speculate", "off", "--draft", "nowhere"])
+        qhx!(folder, command, bundle(), "--speculate", "off", "--draft", "nowhere")
             .stdin("Once")
-            .run();
-        assert_eq!(run.code, 2, "{run:?}");
-        assert!(run.stderr.contains("--speculate off does not use it"), "{run:?}");
+            .run()
+            .fails(2, &["--speculate off does not use it"]);
     }
 }
 
@@ -111,7 +103,7 @@ fn a_bundle_with_a_broken_file_fails_inspect() {
         }
     }
     assert!(spoilt > 0);
-    let run = Program::qhx(folder.path()).args(["inspect"]).args([&broken]).run();
+    let run = qhx!(folder, "inspect", broken).run();
     assert_ne!(run.code, 0, "{run:?}");
     assert!(
         run.stderr.contains("note: context") && run.stdout.contains("context \"decode\""),
@@ -127,16 +119,13 @@ fn audio_alone_is_a_prompt() {
     let wav = crate::transcribe::wav(8_000, 1, 8, &tone);
     std::fs::write(folder.path().join("tone.wav"), wav).expect("written");
     let generate = |words: &[&str]| {
-        Program::qhx(folder.path())
-            .args(["--plugin"])
-            .arg_path(crate::media::plugin())
+        qhx!(folder, "--plugin", crate::media::plugin())
             .args(["generate", "multimodal", "", "--max-new", "2"])
             .args(words)
             .run()
     };
     assert_eq!(generate(&["--audio", "tone.wav"]).ok().stdout, "ll\n");
-    let run = generate(&[]);
-    assert!(run.code == 9 && run.stderr.contains("the prompt is empty"), "{run:?}");
+    generate(&[]).fails(9, &["the prompt is empty"]);
 }
 
 #[test]
@@ -146,9 +135,7 @@ fn a_plugin_that_is_passed_over_is_named() {
     std::fs::create_dir(&plugins).expect("made");
     let name = format!("{}bad{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
     std::fs::write(plugins.join(&name), "no library").expect("written");
-    let run = Program::qhx(folder.path())
-        .args(["generate"])
-        .args([bundle()])
+    let run = qhx!(folder, "generate", bundle())
         .args(["Once", "--max-new", "1", "--plugin-dir", "found"])
         .run()
         .ok();
@@ -159,16 +146,12 @@ fn a_plugin_that_is_passed_over_is_named() {
 fn a_conversation_is_saved_to_a_new_file() {
     let folder = folder();
     let chat = |input: &str| {
-        Program::qhx(folder.path())
-            .args(["chat"])
-            .args([bundle()])
-            .args(["--max-new", "4", "--system-prompt", "Be brief."])
+        qhx!(folder, "chat", bundle(), "--max-new", "4", "--system-prompt", "Be brief.")
             .stdin(input)
             .run()
     };
     chat("Hello\n/save talk.json\n").ok();
-    let text = std::fs::read_to_string(folder.path().join("talk.json")).expect("a file");
-    let saved: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let saved: serde_json::Value = qhx_tests::files::json(&folder.path().join("talk.json"));
     let roles: Vec<_> = saved.as_array().expect("a list").iter().map(|m| &m["role"]).collect();
     assert_eq!(roles, ["system", "user", "assistant"]);
     assert_eq!(saved[1]["content"], "Hello");
@@ -188,15 +171,11 @@ fn rows_of_another_width_or_packing_are_not_continued() {
     embed(&[]).ok();
     let written = std::fs::read_to_string(dir.join("out.jsonl")).expect("rows");
     assert_eq!(written.lines().count(), 2, "{written}");
-    let run = embed(&["--resume", "--no-pack"]);
-    assert_eq!(run.code, 2, "{run:?}");
-    assert!(run.stderr.contains("texts packed together: yes then, no now"), "{run:?}");
+    embed(&["--resume", "--no-pack"]).fails(2, &["texts packed together: yes then, no now"]);
     let mut row: serde_json::Value =
         serde_json::from_str(written.lines().next().expect("a row")).expect("JSON");
     row["embedding"] = serde_json::json!([1.0]);
     let second = written.lines().nth(1).expect("a row");
     std::fs::write(dir.join("out.jsonl"), format!("{row}\n{second}\n")).expect("written");
-    let run = embed(&["--resume"]);
-    assert_eq!(run.code, 2, "{run:?}");
-    assert!(run.stderr.contains("line 1 has a vector of 1 values, the model makes"), "{run:?}");
+    embed(&["--resume"]).fails(2, &["line 1 has a vector of 1 values, the model makes"]);
 }

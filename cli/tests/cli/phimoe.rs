@@ -5,24 +5,17 @@ use std::path::{Path, PathBuf};
 use qhx_paths::fixture;
 use serde_json::Value;
 
-use crate::run::{Program, folder};
+use crate::run::{self, Program, folder};
 
 /// A bundle with prompt graphs of 64 tokens.
 fn forge(folder: &Path, experts: &str) -> PathBuf {
-    let out = folder.join("phimoe");
-    Program::qhx(folder)
-        .args([Path::new("forge"), &fixture("phimoe-6"), Path::new("--out"), &out])
-        .args(["--name", "tiny", "--max-ctx", "128", "--prefill", "64", "--shards", "2"])
-        .args(["--experts", experts, "--cpu-only"])
-        .run()
-        .ok();
-    out
+    let options = "--name tiny --max-ctx 128 --prefill 64 --shards 2 --cpu-only --experts";
+    run::forge(folder, &fixture("phimoe-6"), "phimoe", &format!("{options} {experts}"))
 }
 
 /// The golden case with a prompt of thirty tokens.
 fn case() -> (String, String) {
-    let text = std::fs::read(fixture("phimoe-6").join("goldens.json")).expect("goldens");
-    let goldens: Value = serde_json::from_slice(&text).expect("JSON");
+    let goldens: Value = qhx_tests::files::json(&fixture("phimoe-6").join("goldens.json"));
     let cases = goldens["cases"].as_array().expect("cases");
     let case = cases.iter().find(|case| case["id"] == "thirty").expect("the case");
     let ids = |key: &str| -> Vec<String> {
@@ -39,7 +32,7 @@ fn removed_prompt_graphs_change_the_timings_and_not_the_tokens() {
     let (prompt, answer) = case();
     let generate = || {
         let arguments = ["--ids", &prompt, "--max-new", "5", "--json"];
-        Program::qhx(folder.path()).args(["generate"]).args([&bundle]).args(arguments).run().ok()
+        qhx!(folder, "generate", bundle).args(arguments).run().ok()
     };
     let tokens = |json: &Value| {
         let tokens = json["tokens"].as_array().expect("tokens");
@@ -51,7 +44,7 @@ fn removed_prompt_graphs_change_the_timings_and_not_the_tokens() {
     let batched = |json: &Value| json["timings"]["spans_ms"]["gather and scatter"].is_number();
     assert!(batched(&json), "{json}");
 
-    let verify = || Program::qhx(folder.path()).args(["verify"]).args([&bundle]).run();
+    let verify = || qhx!(folder, "verify", bundle).run();
     verify().ok();
     let remove = |name: &str| {
         for file in [format!("{name}.onnx"), format!("{name}.onnx_data")] {
@@ -59,17 +52,16 @@ fn removed_prompt_graphs_change_the_timings_and_not_the_tokens() {
         }
     };
     remove("ffn_pf");
-    let run = Program::qhx(folder.path()).args(["generate"]).args([&bundle]).args(["a"]).run();
+    let run = qhx!(folder, "generate", bundle, "a").run();
     assert_ne!(run.code, 0);
-    assert!(run.stderr.contains("onnx/ffn_pf.onnx is missing"), "{}", run.stderr);
+    run.says(&["onnx/ffn_pf.onnx is missing"]);
     assert_eq!(verify().code, 1);
 
     (0..4).for_each(|layer| remove(&format!("pf{layer}")));
     let json = generate().json();
     assert_eq!(tokens(&json), answer);
     assert!(!batched(&json), "{json}");
-    let run = verify().ok();
-    assert!(run.stdout.contains("ok   onnx/pf0.onnx: left out, optional"), "{}", run.stdout);
+    verify().ok().prints(&["ok   onnx/pf0.onnx: left out, optional"]);
 }
 
 #[test]
@@ -84,7 +76,7 @@ fn a_list_of_ids_and_a_text_for_the_classic_program() {
             .args(["5", prompt])
             .run()
             .ok();
-        assert!(run.stderr.contains("prompt "), "{}", run.stderr);
+        run.says(&["prompt "]);
         run.stdout
     };
     assert!(!classic(&case().0).trim().is_empty());

@@ -35,7 +35,7 @@ fn an_op_that_another_plugin_has_too_is_said_to_come_from_one() {
     let note = "note: host-op qwen3_5_generate comes from this plugin now, and no longer from ";
     let line = earlier.stderr.lines().find(|line| line.starts_with(note)).expect("a note");
     assert!(line.contains("mm."), "{line}");
-    let list = Program::qhx(dir).args(["plugins", "list"]).run().ok();
+    let list = qhx!(dir, "plugins", "list").run().ok();
     let used = list.stdout.lines().find(|line| line.contains("qwen3_5_generate")).expect("a line");
     assert!(used.starts_with("ok: ") && used.contains("aa."), "{list:?}");
 }

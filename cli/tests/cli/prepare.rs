@@ -7,10 +7,10 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use qhx_core::Manifest;
+use qhx_tests::plugin_files::copy_folder;
 use qhx_tiers::tier;
 
-use crate::qnn;
-use crate::run::{Program, Run, copy, edit_json, folder};
+use crate::run::{Program, Run, folder};
 
 /// Longest wait for something that takes seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -18,25 +18,19 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// A folder with a portable bundle of five small contexts, `portable`.
 struct Bench {
     folder: tempfile::TempDir,
-    libraries: [PathBuf; 2],
 }
 
 impl Bench {
     fn new() -> Self {
-        let bench = Self { folder: folder(), libraries: qnn::libraries() };
+        let bench = Self { folder: folder() };
         let forge = bench.qhx(&["forge"]).args([qhx_paths::fixture("qwen2-tiny")]);
         let shape = ["--max-ctx", "32", "--prefill", "8", "--shards", "2"];
         forge.args(["--out", "portable", "--portable"]).args(shape).run().ok();
         bench
     }
 
-    fn with_libraries(&self, program: Program) -> Program {
-        let [htp, system] = &self.libraries;
-        program.env("QHX_QNN_HTP", htp).env("QHX_QNN_SYSTEM", system)
-    }
-
     fn qhx(&self, arguments: &[&str]) -> Program {
-        self.with_libraries(Program::qhx(self.folder.path())).args(arguments)
+        Program::npu(self.folder.path()).args(arguments)
     }
 
     fn prepare(&self, bundle: &str, more: &[&str]) -> Program {
@@ -138,7 +132,7 @@ fn kill_at(place: Place, mut child: Child, bench: &Bench) {
 #[test]
 fn a_killed_prepare_goes_on_to_the_same_bytes() {
     let bench = Bench::new();
-    copy(&bench.folder.path().join("portable"), &bench.folder.path().join("whole"));
+    copy_folder(&bench.folder.path().join("portable"), &bench.folder.path().join("whole"));
     bench.prepare("whole", &[]).run().ok();
     let full = qhx_tests::tiny::full_matrix();
     for (index, place) in PLACES.into_iter().enumerate() {
@@ -152,18 +146,17 @@ fn a_killed_prepare_goes_on_to_the_same_bytes() {
     // Of two at once the second is refused, and the first goes on.
     let mut first = bench.prepare("portable", &[]).start();
     let mut lines = BufReader::new(first.stderr.take().expect("a pipe")).lines();
-    let kept = lines.next().expect("a line").expect("text");
-    assert!(kept.contains("verify"), "{kept}");
+    qhx_tests::has(&lines.next().expect("a line").expect("text"), &["verify"]);
     let begun = lines.by_ref().map_while(Result::ok).find(|line| line.contains("lmhead"));
     let second = bench.prepare("portable", &[]).run();
     if first.try_wait().expect("a child").is_none() {
-        assert!(second.stderr.contains("being made by another process"), "{second:?}");
+        second.says(&["being made by another process"]);
     }
     assert!(begun.is_some());
     let rest: Vec<_> = lines.map_while(Result::ok).collect();
     assert!(first.wait().expect("it ends").success(), "{rest:?}");
     let last = bench.prepare("portable", &["--json"]).run().ok();
-    assert!(last.stderr.contains("prepared already"), "{}", last.stderr);
+    last.says(&["prepared already"]);
     assert_eq!(last.json()["unused"], serde_json::json!([]), "nothing is left of ten attempts");
 
     let (whole, resumed) = (bench.prepared("whole"), bench.prepared("portable"));
@@ -185,7 +178,7 @@ fn prepared_by_older_libraries_is_not_used() {
     let old = bench.prepared("portable").join("v81-0123456789abcdef");
     std::fs::rename(&current, &old).expect("renamed");
     let manifest = Manifest::load(&old).expect("a manifest").path;
-    edit_json(&manifest, |m| m["prepared"]["build_id"] = "v2.1.0".into());
+    qhx_tests::files::edit(&manifest, |m| m["prepared"]["build_id"] = "v2.1.0".into());
     // An attempt with the same libraries that was killed long ago.
     let unfinished =
         bench.prepared("portable").join(".qhx-forge-v79-0123456789abcdef-v79-0123456789ab");
@@ -193,22 +186,20 @@ fn prepared_by_older_libraries_is_not_used() {
     std::fs::write(unfinished.join("lock"), "").expect("a lock");
 
     let cpu = bench.generate(&[]).ok();
-    assert!(cpu.stderr.contains("backend: cpu (nothing is prepared"), "{}", cpu.stderr);
-    assert!(cpu.stderr.contains("made by libraries of v2.1.0, these are"), "{}", cpu.stderr);
-    let refused = bench.generate(&["--backend", "qnn"]);
-    assert!(refused.stderr.contains("made by libraries of v2.1.0"), "{}", refused.stderr);
+    cpu.says(&["backend: cpu (nothing is prepared", "made by libraries of v2.1.0, these are"]);
+    bench.generate(&["--backend", "qnn"]).says(&["made by libraries of v2.1.0"]);
 
     let again = bench.prepare("portable", &["--json"]).run().ok();
     let listed = again.json()["unused"].as_array().expect("a list").clone();
     assert_eq!(listed.len(), 2, "{again:?}");
     assert!(listed.iter().all(|one| one["removed"] == false), "{listed:?}");
     assert!(old.is_dir() && unfinished.is_dir());
-    assert!(again.stderr.contains("--prune removes it"), "{}", again.stderr);
+    again.says(&["--prune removes it"]);
     let pruned = bench.prepare("portable", &["--prune"]).run().ok();
-    assert!(pruned.stderr.contains("prepared already"), "{}", pruned.stderr);
+    pruned.says(&["prepared already"]);
     assert!(!old.exists() && !unfinished.exists(), "{}", pruned.stderr);
     let npu = bench.generate(&[]).ok();
-    assert!(npu.stderr.contains("backend: qnn"), "{}", npu.stderr);
+    npu.says(&["backend: qnn"]);
     assert_eq!(npu.stdout, cpu.stdout);
 }
 
@@ -223,15 +214,17 @@ fn prepare_without_room_says_so() {
     std::fs::write(&cache, "").expect("written");
     let nowhere = bench.prepare("portable", &[]).run();
     assert_eq!(nowhere.code, 11, "{nowhere:?}");
-    for part in ["there is no folder for the prepared bundle: ", "portable/prepared: ", "/cache"] {
-        assert!(nowhere.stderr.contains(part), "{part}: {}", nowhere.stderr);
-    }
-    assert!(nowhere.stderr.contains("hint: make the bundle's folder writable"), "{nowhere:?}");
+    nowhere.says(&[
+        "there is no folder for the prepared bundle: ",
+        "portable/prepared: ",
+        "/cache",
+    ]);
+    nowhere.says(&["hint: make the bundle's folder writable"]);
     std::fs::remove_file(bench.prepared("portable")).expect("removed");
 
     // Files end at 32 KB, as on a disk that is full: the signal that would end the process is ignored.
     let line = "trap '' XFSZ; ulimit -f 64; exec qhx prepare portable --target v81";
-    let full = bench.with_libraries(Program::shell(bench.folder.path(), line)).run();
+    let full = Program::shell(bench.folder.path(), line).with_libraries().run();
     assert_ne!(full.code, 0, "{full:?}");
     let errors: Vec<_> = full.stderr.lines().filter(|line| line.starts_with("error: ")).collect();
     assert!(errors.len() == 1 && errors[0].contains("File too large"), "{full:?}");
@@ -246,7 +239,7 @@ fn prepare_without_room_says_so() {
 fn the_cpu_answers_while_another_process_prepares() {
     let bench = Bench::new();
     let plain = bench.generate(&[]).ok();
-    assert!(plain.stderr.contains("`qhx prepare portable --target v81`"), "{}", plain.stderr);
+    plain.says(&["`qhx prepare portable --target v81`"]);
     assert_eq!(visible(&bench.prepared("portable")), [""; 0], "nothing is started unasked");
     let meanwhile = bench.generate(&["--while-preparing", "cpu"]).ok();
     let said: Vec<_> = meanwhile.stderr.lines().filter(|l| l.contains("prepares it")).collect();
@@ -257,7 +250,7 @@ fn the_cpu_answers_while_another_process_prepares() {
     let is_there = || visible(&bench.prepared("portable")).iter().any(|n| n.starts_with("v81-"));
     bench.wait("it was not prepared", is_there);
     let after = bench.generate(&["--while-preparing", "cpu"]).ok();
-    assert!(after.stderr.contains("backend: qnn"), "{}", after.stderr);
+    after.says(&["backend: qnn"]);
     assert_eq!(after.stdout, plain.stdout);
     let log = std::fs::read_to_string(bench.prepared("portable").join("prepare.log"));
     assert!(log.expect("the log").contains("compile lmhead for v81"));

@@ -4,8 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use qhx_hub_server::{Fault, Repo, Server};
+use qhx_tests::plugin_files::copy_folder;
 
-use crate::run::{Program, Run, bundle, checkpoint, copy, copy_of_bundle, edit_manifest, folder};
+use crate::run::{Program, Run, bundle, checkpoint, copy_of_bundle, edit_manifest, folder};
 
 const PROMPT: &str = "The capital of France is";
 
@@ -39,18 +40,17 @@ fn a_bundle_is_fetched_and_run_by_its_name() {
     assert_eq!(pulled["path"], expected.to_str().unwrap());
     let again = run(dir, &server, &["pull", "o/tiny/v81"]).ok();
     assert_eq!(again.stdout.trim_end(), expected.to_str().unwrap());
-    assert!(again.stderr.contains("it was there"), "{}", again.stderr);
+    again.says(&["it was there"]);
     let asked = server.requests().len();
 
-    let direct = Program::qhx(dir).args(["generate"]).arg_path(bundle()).args([PROMPT]).run().ok();
+    let direct = qhx!(dir, "generate", bundle(), PROMPT).run().ok();
     for name in ["o/tiny", "o/tiny@main", "o/tiny/v81", "o/tiny/v81/tiny"] {
         let named = run(dir, &server, &["generate", name, PROMPT]).ok();
         assert_eq!(named.stdout, direct.stdout, "{name}");
     }
     let inspected = run(dir, &server, &["inspect", "o/tiny", "--json"]).ok().json();
     assert_eq!(inspected["manifest"], expected.join("tiny.json").to_str().unwrap());
-    let doctor = run(dir, &server, &["doctor", "o/tiny"]);
-    assert!(doctor.stdout.contains("snapshots"), "{}", doctor.stdout);
+    run(dir, &server, &["doctor", "o/tiny"]).prints(&["snapshots"]);
     assert_eq!(server.requests().len(), asked, "opening asks nobody");
 }
 
@@ -59,15 +59,11 @@ fn a_folder_of_that_name_comes_first() {
     let (server, folder) = (Server::start([tiny()]), folder());
     let dir = folder.path();
     run(dir, &server, &["pull", "o/tiny/v81"]).ok();
-    copy(bundle(), &dir.join("o/tiny"));
+    copy_folder(bundle(), &dir.join("o/tiny"));
     let inspected = run(dir, &server, &["inspect", "o/tiny", "--json"]).ok().json();
     assert_eq!(inspected["manifest"], "o/tiny/tiny.json");
-    let absent = run(dir, &server, &["generate", "o/absent", PROMPT]);
-    assert_eq!(absent.code, 3);
-    assert!(
-        absent.stderr.contains("if it is a name of a hub, fetch it: qhx pull o/absent"),
-        "{absent:?}"
-    );
+    run(dir, &server, &["generate", "o/absent", PROMPT])
+        .fails(3, &["if it is a name of a hub, fetch it: qhx pull o/absent"]);
 }
 
 #[test]
@@ -75,8 +71,7 @@ fn which_bundle_is_a_question_with_a_list() {
     let (server, folder) = (Server::start([tiny()]), folder());
     let run = run(folder.path(), &server, &["pull", "o/tiny"]);
     assert_eq!((run.code, run.stdout.as_str()), (2, ""));
-    assert!(run.stderr.contains("o/tiny: which bundle? There is v79, v81"), "{}", run.stderr);
-    assert!(run.stderr.contains("hint: choose one: o/tiny/v79"), "{}", run.stderr);
+    run.says(&["o/tiny: which bundle? There is v79, v81", "hint: choose one: o/tiny/v79"]);
     assert_eq!(server.sent(), 0);
 }
 
@@ -114,8 +109,7 @@ fn fetched_files_are_looked_at_again() {
 fn what_is_there_is_listed_and_removed() {
     let (server, folder) = (Server::start([tiny()]), folder());
     let dir = folder.path();
-    let nothing = run(dir, &server, &["list"]).ok();
-    assert!(nothing.stderr.contains("fetch a bundle with qhx pull"), "{}", nothing.stderr);
+    run(dir, &server, &["list"]).ok().says(&["fetch a bundle with qhx pull"]);
     for arch in ["79", "81"] {
         run(dir, &server, &["pull", "o/tiny", "--arch", arch]).ok();
     }
@@ -148,7 +142,7 @@ fn a_checkpoint_is_fetched_to_be_forged() {
     let dir = folder.path();
     let name = "Some/Tied-Model";
     let plan = run(dir, &server, &["forge", "plan", name, "--cpu-only"]).ok();
-    assert!(plan.stdout.contains("decode"), "{}", plan.stdout);
+    plan.prints(&["decode"]);
     let weights = |server: &Server| {
         let paths = server.requests().into_iter().map(|request| request.path);
         paths.filter(|path| path.ends_with(".safetensors")).count()
@@ -163,7 +157,7 @@ fn a_checkpoint_is_fetched_to_be_forged() {
     let listed = run(dir, &server, &["list"]).ok().stdout;
     assert!(listed.starts_with("Some/Tied-Model  checkpoint "), "{listed}");
     let run = run(dir, &server, &["generate", name, PROMPT]);
-    assert!(run.stderr.contains("the folder of a checkpoint, expected a bundle"), "{}", run.stderr);
+    run.says(&["the folder of a checkpoint, expected a bundle"]);
 }
 
 #[test]
@@ -181,9 +175,10 @@ fn failures_of_the_hub_are_errors_with_hints() {
     let (code, hint) = error(&["pull", "o/absent", "--json"], "");
     assert!(code == 2 && hint.contains("set HF_TOKEN"), "{code} {hint}");
     qhx(dir, &server, &["pull", "o/gated"]).env("HF_TOKEN", "t").run().ok();
-    let offline = qhx(dir, &server, &["pull", "o/tiny/v81"]).env("HF_HUB_OFFLINE", "1").run();
-    assert_eq!(offline.code, 11);
-    assert!(offline.stderr.contains("nothing is fetched offline"), "{}", offline.stderr);
+    qhx(dir, &server, &["pull", "o/tiny/v81"])
+        .env("HF_HUB_OFFLINE", "1")
+        .run()
+        .fails(11, &["nothing is fetched offline"]);
     let doctor = qhx(dir, &server, &["doctor", "--json"]).env("HF_TOKEN", "secret").run();
     assert_eq!(doctor.json()["environment"]["HF_TOKEN"], "(a secret)");
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::run::{Program, Run, copy_of_bundle, edit_manifest, folder};
+use crate::run::{Run, copy_of_bundle, edit_manifest, folder};
 
 /// Answers as adb does, writes down what it is asked, and runs shell lines here.
 const ADB: &str = r#"#!/bin/sh
@@ -78,8 +78,7 @@ impl Scene {
     }
 
     fn push_with(&self, arguments: &[&str], path: &str) -> Run {
-        Program::qhx(self.folder.path())
-            .args(["push", "tiny", "--program", "qhx_generate"])
+        qhx!(self.folder, "push", "tiny", "--program", "qhx_generate")
             .args([Path::new("--to"), &self.path("phone/it's here")])
             .args(arguments)
             .env("PATH", path)
@@ -107,8 +106,7 @@ fn a_phone_gets_its_own_libraries_and_the_bundle_that_it_runs() {
     scene.script("bin/getprop", "#!/bin/sh\n[ $1 = ro.soc.model ] && echo SM8750\n");
     fs::create_dir_all(scene.path("sdk/lib/hexagon-v79/unsigned")).expect("a folder");
     scene.write("sdk/lib/hexagon-v79/unsigned/libQnnHtpV79Skel.so", "skel");
-    let run = scene.push(&["it", "--libraries", "sdk"]).ok();
-    assert!(run.stdout.contains("text of it"), "{run:?}");
+    scene.push(&["it", "--libraries", "sdk"]).ok().prints(&["text of it"]);
     let there = scene.path("phone/it's here");
     for name in ["libQnnHtpV79Skel.so", "libQnnHtpV79Stub.so", "v73/tokenizer.json"] {
         assert!(there.join(name).is_file(), "{name}");
@@ -132,7 +130,7 @@ fn only_what_differs_is_copied_and_the_text_comes_back() {
     assert!(!there.join("libQnnHtpV79Stub.so").exists(), "of another architecture");
     assert!(!there.join("tiny/onnx").exists(), "for the CPU");
     let first = scene.copied();
-    assert!(run.stderr.contains(&format!("{first} of {first} files copied to ")), "{}", run.stderr);
+    run.says(&[&format!("{first} of {first} files copied to ")]);
 
     scene.push(&all).ok();
     assert_eq!(scene.copied(), first, "nothing differs");
@@ -143,7 +141,7 @@ fn only_what_differs_is_copied_and_the_text_comes_back() {
 
     let run = scene.push(&["fails"]);
     assert_eq!((run.code, run.stdout.starts_with("text of fails")), (10, true), "{run:?}");
-    assert!(run.stderr.contains("qhx_generate on ab12 ended with 1"), "{}", run.stderr);
+    run.says(&["qhx_generate on ab12 ended with 1"]);
 }
 
 #[test]
@@ -153,16 +151,12 @@ fn what_is_missing_is_named_before_anything_is_copied() {
     let run = scene.push(&["--libraries", "sdk"]);
     assert_eq!(run.code, 5, "{run:?}");
     let expected = "sdk lacks libQnnHtpV81Skel.so (in the QAIRT SDK: lib/hexagon-v81/unsigned)\n";
-    assert!(run.stderr.contains(expected), "{}", run.stderr);
+    run.says(&[expected]);
 
-    let run = scene.push(&[]);
-    assert!(run.stderr.contains("on ab12 lacks libQnnHtp.so (in the QAIRT SDK"), "{}", run.stderr);
-    assert!(run.stderr.contains("--libraries DIR"), "{}", run.stderr);
+    scene.push(&[]).says(&["on ab12 lacks libQnnHtp.so (in the QAIRT SDK", "--libraries DIR"]);
 
     fs::remove_file(scene.path("qhx_generate")).expect("it was there");
-    let run = scene.push(&["--libraries", "sdk"]);
-    assert_eq!(run.code, 2, "{run:?}");
-    assert!(run.stderr.contains("--target aarch64-linux-android"), "{}", run.stderr);
+    scene.push(&["--libraries", "sdk"]).fails(2, &["--target aarch64-linux-android"]);
     assert!(!scene.path("phone/it's here").exists());
 }
 
@@ -174,13 +168,12 @@ fn a_device_that_cannot_be_used_is_one_message() {
         let run = scene.push(&[&["--libraries", "sdk"][..], arguments].concat());
         assert_eq!(run.code, kind, "{run:?}");
         assert_eq!(run.stderr.lines().filter(|l| l.starts_with("error: ")).count(), 1, "{run:?}");
-        assert!(run.stderr.contains("\n  hint: "), "{run:?}");
+        run.says(&["\n  hint: "]);
         run.stderr
     };
     assert!(message("\n", &[], 2).contains("adb sees no device"));
     let two = "ab12\tdevice\ncd34\tdevice\n\n";
-    let text = message(two, &[], 2);
-    assert!(text.contains("adb sees 2 devices: ab12, cd34") && text.contains("--serial"), "{text}");
+    qhx_tests::has(&message(two, &[], 2), &["adb sees 2 devices: ab12, cd34", "--serial"]);
     assert!(message(two, &["--serial", "ef56"], 2).contains("no device \"ef56\", but ab12, cd34"));
     assert!(message("ab12\tunauthorized\n", &[], 2).contains("allow USB debugging"));
 
@@ -189,10 +182,9 @@ fn a_device_that_cannot_be_used_is_one_message() {
     assert!(text.contains("qhx_generate") && text.contains("No space left on device"), "{text}");
     fs::remove_file(scene.path("phone/full")).expect("it was there");
     scene.write("phone/cuts", "");
-    let text = message(two, &["--serial", "ab12"], 11);
-    assert!(text.contains("qhx_generate: arrived as "), "{text}");
+    qhx_tests::has(&message(two, &["--serial", "ab12"], 11), &["qhx_generate: arrived as "]);
 
-    let run = scene.push_with(&["--libraries", "sdk"], &scene.path("phone").display().to_string());
-    assert_eq!(run.code, 2, "{run:?}");
-    assert!(run.stderr.contains("adb is not on the path"), "{}", run.stderr);
+    scene
+        .push_with(&["--libraries", "sdk"], &scene.path("phone").display().to_string())
+        .fails(2, &["adb is not on the path"]);
 }

@@ -1,17 +1,13 @@
 //! The tier that needs the QNN libraries: `QHX_QNN_HTP` and `QHX_QNN_SYSTEM` name them.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use qhx_tests::rescaled::rescaled;
+use qhx_tests::tiny::qnn_libraries;
 use qhx_tiers::tier;
 
 use crate::run::{Program, checkpoint, folder};
 use crate::trace;
-
-/// The libraries, for a test with `#[tier(qnn)]`.
-pub fn libraries() -> [PathBuf; 2] {
-    qhx_tests::tiny::qnn_libraries().into()
-}
 
 /// A text that `--check` reads, in a file of the folder.
 fn texts(folder: &Path) -> &'static str {
@@ -24,10 +20,9 @@ fn texts(folder: &Path) -> &'static str {
 #[tier(qnn)]
 #[test]
 fn the_whole_way_on_the_library() {
-    let [htp, system] = libraries();
+    let (htp, system) = qnn_libraries();
     let folder = folder();
-    let qhx =
-        || Program::qhx(folder.path()).env("QHX_QNN_HTP", &htp).env("QHX_QNN_SYSTEM", &system);
+    let qhx = || Program::npu(folder.path());
     let large = rescaled("qwen35-tied", |name| match name {
         "model.layers.1.mlp.up_proj.weight" => Some(17),
         "model.layers.1.mlp.down_proj.weight" => Some(-17),
@@ -61,7 +56,7 @@ fn the_whole_way_on_the_library() {
     }
     let binary = inspect["contexts"][0]["binary"]["path"].as_str().expect("a path").to_owned();
     let one = qhx().args(["inspect", &binary]).run().ok();
-    assert!(one.stdout.contains("arch v79, soc 69"), "{}", one.stdout);
+    one.prints(&["arch v79, soc 69"]);
 
     let generate =
         qhx().args(["generate", "tiny", "The capital of France is", "--max-new", "4"]).run().ok();
@@ -84,7 +79,7 @@ fn the_whole_way_on_the_library() {
             assert!(library.iter().any(|e| e["args"]["cycles"].is_number()), "no node's cycles");
         }
     }
-    assert!(generate.stderr.contains("backend: qnn (given "), "{}", generate.stderr);
+    generate.says(&["backend: qnn (given "]);
 
     // Tokens on the CPU, on the NPU, and on the one that was measured to be faster: once.
     let measured = |when| format!("measured {when} with this bundle: ");
@@ -157,20 +152,16 @@ fn the_whole_way_on_the_library() {
 #[tier(qnn)]
 #[test]
 fn texts_of_check_show_the_headroom_of_each_layer() {
-    let [htp, system] = libraries();
     let folder = folder();
     let large = rescaled("llama3-tiny", |name| {
         let projection = name.strip_prefix("model.layers.1.self_attn.");
         matches!(projection, Some("q_proj.weight" | "k_proj.weight")).then_some(9)
     });
-    let run = Program::qhx(folder.path())
-        .env("QHX_QNN_HTP", &htp)
-        .env("QHX_QNN_SYSTEM", &system)
+    let run = Program::npu(folder.path())
         .args(["forge", "--out", "out", "--max-ctx", "32", texts(folder.path())])
-        .arg_path(large.path())
+        .arg(large.path())
         .run();
-    assert_eq!(run.code, 4, "{run:?}");
-    assert!(run.stderr.contains("error: layers.1: score reaches "), "{run:?}");
+    run.fails(4, &["error: layers.1: score reaches "]);
     assert!(!folder.path().join("out").exists());
     let lines: Vec<_> = run.stdout.lines().collect();
     let ["largest values of 14 tokens; f16 ends at 65504", layers @ .., outside] = &lines[..]
@@ -223,7 +214,7 @@ fn with_faults(qhx: &impl Fn() -> Program, folder: &Path) {
     };
     let restarted = generate(at("graphExecute", 3, serde_json::json!({"restart": 1007}))).ok();
     assert_eq!(restarted.stdout, " Paris.\n", "{}", restarted.stderr);
-    assert!(restarted.stderr.contains("the DSP restarted"), "{}", restarted.stderr);
+    restarted.says(&["the DSP restarted"]);
 
     let failed = generate(at("graphExecute", 2, serde_json::json!({"fail": 6004})));
     assert_eq!(failed.code, 10, "{failed:?}");
@@ -247,13 +238,11 @@ const FLIPPED: [usize; 40] = [
 #[test]
 fn damaged_context_binaries_end_inspect_with_one_message() {
     const MOST_OUTPUT: usize = 64 << 10;
-    let [htp, system] = libraries();
     let folder = folder();
-    let qhx =
-        || Program::qhx(folder.path()).env("QHX_QNN_HTP", &htp).env("QHX_QNN_SYSTEM", &system);
+    let qhx = || Program::npu(folder.path());
     qhx()
-        .arg_path(Path::new("forge"))
-        .arg_path(&checkpoint())
+        .arg(Path::new("forge"))
+        .arg(checkpoint())
         .args(["--out", "tiny", "--target", "v79", "--max-ctx", "32", "--prefill", "0"])
         .run()
         .ok();
@@ -278,10 +267,8 @@ fn damaged_context_binaries_end_inspect_with_one_message() {
 #[tier(qnn)]
 #[test]
 fn shared_weights_are_kept_once_and_not_loaded_by_the_emulator() {
-    let [htp, system] = libraries();
     let folder = folder();
-    let qhx =
-        || Program::qhx(folder.path()).env("QHX_QNN_HTP", &htp).env("QHX_QNN_SYSTEM", &system);
+    let qhx = || Program::npu(folder.path());
     let tiny = qhx_paths::fixture("mistral-tiny");
     let forge = |out: &str, extra: &[&str]| {
         let report = qhx()
@@ -301,17 +288,14 @@ fn shared_weights_are_kept_once_and_not_loaded_by_the_emulator() {
     assert_eq!(contexts, 2, "the graphs over the same layers share a context");
     assert!(once * 4 < twice * 3, "{once} bytes shared, {twice} apart");
 
-    let inspect = qhx().args(["inspect", "shared"]).run().ok();
-    assert!(inspect.stdout.contains("shared weights"), "{}", inspect.stdout);
+    qhx().args(["inspect", "shared"]).run().ok().prints(&["shared weights"]);
     let generate = |backend: &str| {
         qhx()
             .args(["generate", "shared", "The capital of France is", "--max-new", "4"])
             .args(["--backend", backend])
             .run()
     };
-    let refused = generate("qnn");
-    assert_eq!(refused.code, 6, "{refused:?}");
-    assert!(refused.stderr.contains("share weights"), "{}", refused.stderr);
+    generate("qnn").fails(6, &["share weights"]);
     assert_eq!(generate("cpu").ok().stdout, " Paris.\n");
 }
 
@@ -327,13 +311,9 @@ fn binaries(folder: &Path) -> Vec<(String, Vec<u8>)> {
 #[tier(qnn)]
 #[test]
 fn a_prepared_bundle_equals_a_forged_one_byte_for_byte() {
-    let [htp, system] = libraries();
     let folder = folder();
     let at = |name: &str| folder.path().join(name);
-    let qhx = || {
-        let program = Program::qhx(folder.path());
-        program.env("QHX_QNN_HTP", &htp).env("QHX_QNN_SYSTEM", &system)
-    };
+    let qhx = || Program::npu(folder.path());
     let forge = |out: &str, target: &[&str]| {
         let forge =
             qhx().args(["forge"]).args([qhx_paths::fixture("qwen2-tiny")]).args(["--out", out]);
@@ -345,10 +325,8 @@ fn a_prepared_bundle_equals_a_forged_one_byte_for_byte() {
     let generate = |bundle: &str, extra: &[&str]| {
         qhx().args(["generate", bundle, "1,2,3", "--max-new", "4", "--ids"]).args(extra).run()
     };
-    let before = generate("portable", &[]).ok();
-    assert!(before.stderr.contains("`qhx prepare portable --target v81`"), "{}", before.stderr);
-    let refused = generate("portable", &["--backend", "qnn"]);
-    assert!(refused.stderr.contains("hint: qhx prepare portable"), "{}", refused.stderr);
+    generate("portable", &[]).ok().says(&["`qhx prepare portable --target v81`"]);
+    generate("portable", &["--backend", "qnn"]).says(&["hint: qhx prepare portable"]);
 
     // A folder that cannot be made: the cache is taken.
     std::fs::write(at("portable/prepared"), "").expect("written");
@@ -362,30 +340,27 @@ fn a_prepared_bundle_equals_a_forged_one_byte_for_byte() {
     assert!(!cached.starts_with(at("portable")), "{report}");
     assert_eq!(report["target"]["soc"], 87);
     assert_eq!(binaries(&cached), binaries(&at("forged")));
-    qhx().args(["verify"]).arg_path(&cached).run().ok();
+    qhx().args(["verify"]).arg(&cached).run().ok();
 
     let forged = generate("forged", &[]).ok();
     let after = generate("portable", &[]).ok();
     assert_eq!(after.stdout, forged.stdout);
-    assert!(after.stderr.contains("backend: qnn"), "{}", after.stderr);
+    after.says(&["backend: qnn"]);
     let again = prepare();
-    assert!(again.stderr.contains("prepared already"), "{}", again.stderr);
+    again.says(&["prepared already"]);
 
     // What has lost a binary is no bundle any more, and prepared again, now beside the bundle.
     let binaries_there = std::fs::read_dir(&cached).expect("its files");
     let mut files = binaries_there.filter_map(|entry| Some(entry.ok()?.path()));
     let binary = files.find(|path| path.ends_with(format!("{}.bin", binaries(&cached)[0].0)));
     std::fs::write(binary.expect("a binary"), b"half").expect("written");
-    let broken = generate("portable", &[]).ok();
-    assert!(broken.stderr.contains("backend: cpu"), "{}", broken.stderr);
+    generate("portable", &[]).ok().says(&["backend: cpu"]);
     std::fs::remove_file(at("portable/prepared")).expect("removed");
     let beside = place(&prepare().json());
     assert!(beside.starts_with(at("portable/prepared")), "{}", beside.display());
     assert_eq!(binaries(&beside), binaries(&at("forged")));
     assert_eq!(generate("portable", &[]).ok().stdout, forged.stdout);
 
-    let not_portable = qhx().args(["prepare", "forged", "--target", "v81"]).run();
-    assert!(not_portable.stderr.contains("not a portable bundle"), "{}", not_portable.stderr);
-    let chip = qhx().args(["prepare", "portable"]).run();
-    assert!(chip.stderr.contains("emulator"), "{}", chip.stderr);
+    qhx().args(["prepare", "forged", "--target", "v81"]).run().says(&["not a portable bundle"]);
+    qhx().args(["prepare", "portable"]).run().says(&["emulator"]);
 }

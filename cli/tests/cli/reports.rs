@@ -5,20 +5,19 @@ use crate::run::{Program, bundle, copy_of_bundle, edit_manifest, folder, neutral
 #[test]
 fn inspect_without_libraries_shows_the_onnx_side() {
     let folder = folder();
-    let run = Program::qhx(folder.path()).args(["inspect", "--all"]).args([bundle()]).run().ok();
+    let run = qhx!(folder, "inspect", "--all", bundle()).run().ok();
     let text = neutral(&run.stdout, folder.path());
-    for part in [
+    let parts = [
         "model      tiny\n",
         "host-op    qwen3_5_generate\n",
         "max ctx    192\n",
         "embedding table: [bundle]/",
         "(ONNX)\n    in ",
         "past_ssm_",
-    ] {
-        assert!(text.contains(part), "{part:?} is in\n{text}");
-    }
-    assert!(run.stderr.contains("note: no libQnnSystem is given or installed"), "{}", run.stderr);
-    let run = Program::qhx(folder.path()).args(["inspect", "--json"]).args([bundle()]).run().ok();
+    ];
+    qhx_tests::has(&text, &parts);
+    run.says(&["note: no libQnnSystem is given or installed"]);
+    let run = qhx!(folder, "inspect", "--json", bundle()).run().ok();
     let json = run.json();
     assert_eq!(json["model"], "tiny");
     assert_eq!(json["params"]["max_ctx"], 192);
@@ -30,16 +29,14 @@ fn inspect_without_libraries_shows_the_onnx_side() {
 #[test]
 fn inspect_fits_a_screen() {
     let folder = folder();
-    let run = Program::qhx(folder.path()).args(["inspect"]).args([bundle()]).run().ok();
+    let run = qhx!(folder, "inspect", bundle()).run().ok();
     let text = neutral(&run.stdout, folder.path());
     assert!(text.lines().count() < 24 && !text.contains("past_ssm_"), "{text}");
-    for part in
-        ["model      tiny\n", "embedding table: ", "context \"decode\": ", "; graphs decode\n"]
-    {
-        assert!(text.contains(part), "{part:?} is in\n{text}");
-    }
-    let all = Program::qhx(folder.path()).args(["inspect", "--all"]).args([bundle()]).run().ok();
-    assert!(all.stdout.contains("in  past_ssm_0 f32[6, 24, 20]"), "{}", all.stdout);
+    let parts =
+        ["model      tiny\n", "embedding table: ", "context \"decode\": ", "; graphs decode\n"];
+    qhx_tests::has(&text, &parts);
+    let all = qhx!(folder, "inspect", "--all", bundle()).run().ok();
+    all.prints(&["in  past_ssm_0 f32[6, 24, 20]"]);
 }
 
 #[test]
@@ -48,26 +45,21 @@ fn inspect_says_of_parameters_what_opening_the_bundle_says() {
     let bundle = copy_of_bundle(folder.path());
     edit_manifest(&bundle, |m| m["plan"]["params"]["decode"] = 7.into());
     let says = "plan.params.decode: found 7, expected a string or an array";
-    let inspect = Program::qhx(folder.path()).args(["inspect", "tiny"]).run().ok();
-    assert!(inspect.stderr.contains(says), "{}", inspect.stderr);
-    let generate = Program::qhx(folder.path()).args(["generate", "tiny", "a"]).run();
-    assert_eq!(generate.code, 3);
-    assert!(generate.stderr.contains(says), "{}", generate.stderr);
+    qhx!(folder, "inspect", "tiny").run().ok().says(&[says]);
+    qhx!(folder, "generate", "tiny", "a").run().fails(3, &[says]);
 }
 
 #[test]
 fn inspecting_a_context_binary_needs_the_system_library() {
     let folder = folder();
     std::fs::write(folder.path().join("x.bin"), b"\0\x01").expect("a file");
-    let run = Program::qhx(folder.path()).args(["inspect", "x.bin"]).run();
-    assert_eq!(run.code, 5);
-    assert!(run.stderr.contains("reading a context binary needs"), "{}", run.stderr);
+    qhx!(folder, "inspect", "x.bin").run().fails(5, &["reading a context binary needs"]);
 }
 
 #[test]
 fn doctor_tells_missing_from_broken() {
     let folder = folder();
-    let run = Program::qhx(folder.path()).args(["doctor", "--json"]).run().ok();
+    let run = qhx!(folder, "doctor", "--json").run().ok();
     let json = run.json();
     assert_eq!(json["healthy"], true);
     let health = |json: &serde_json::Value, name: &str| {
@@ -77,17 +69,13 @@ fn doctor_tells_missing_from_broken() {
     assert_eq!(health(&json, "cpu backend"), "ok");
     assert_eq!(health(&json, "qnn backend"), "missing");
     assert_eq!(health(&json, "host-ops"), "ok");
-    let run = Program::qhx(folder.path())
-        .args(["doctor", "--json"])
-        .env("QHX_QNN_HTP", "/nowhere/libQnnHtp.so")
-        .run();
+    let run = qhx!(folder, "doctor", "--json").env("QHX_QNN_HTP", "/nowhere/libQnnHtp.so").run();
     assert_eq!(run.code, 1);
     let json = run.json();
     assert_eq!(json["healthy"], false);
     assert_eq!(health(&json, "qnn backend"), "broken");
     assert_eq!(json["environment"]["QHX_QNN_HTP"], "/nowhere/libQnnHtp.so");
-    let run = Program::qhx(folder.path()).args(["doctor"]).run().ok();
-    assert!(run.stdout.contains("missing qnn backend"), "{}", run.stdout);
+    qhx!(folder, "doctor").run().ok().prints(&["missing qnn backend"]);
 }
 
 #[test]
@@ -97,7 +85,7 @@ fn plugins_are_listed_with_their_state() {
     std::fs::create_dir_all(&plugins).expect("a folder");
     let name = format!("broken.{}", std::env::consts::DLL_EXTENSION);
     std::fs::write(plugins.join(name), b"not a library").expect("a file");
-    let run = Program::qhx(folder.path()).args(["plugins", "list", "--json"]).run().ok();
+    let run = qhx!(folder, "plugins", "list", "--json").run().ok();
     let json = run.json();
     let files = json["files"].as_array().expect("files");
     // The list loads nothing: a plugin beside the program stands there by its file.
@@ -109,15 +97,14 @@ fn plugins_are_listed_with_their_state() {
     assert!(linked_in || files.iter().any(listed), "{json}");
     let broken = files.iter().find(|f| f["status"] == "not_installed").expect("the stranger");
     assert!(broken["reason"].as_str().is_some_and(|why| why.contains("qhx plugins install")));
-    let run = Program::qhx(folder.path()).args(["plugins", "list"]).run().ok();
-    assert!(run.stdout.contains("not installed: "), "{}", run.stdout);
+    qhx!(folder, "plugins", "list").run().ok().prints(&["not installed: "]);
 }
 
 #[test]
 fn completions_for_every_shell() {
     let folder = folder();
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
-        let run = Program::qhx(folder.path()).args(["completions", shell]).run().ok();
+        let run = qhx!(folder, "completions", shell).run().ok();
         assert!(run.stdout.contains("qhx"), "{shell}");
         assert!(run.stdout.contains("generate"), "{shell}");
         assert_eq!(run.stderr, "", "{shell}");
@@ -127,12 +114,12 @@ fn completions_for_every_shell() {
 #[test]
 fn every_command_has_a_manual_page() {
     let folder = folder();
-    Program::qhx(folder.path()).args(["man", "pages/man1"]).run().ok();
+    qhx!(folder, "man", "pages/man1").run().ok();
     let page = |name: &str| {
         let path = folder.path().join("pages/man1").join(format!("{name}.1"));
         std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
     };
-    let help = Program::qhx(folder.path()).args(["--help"]).run().ok().stdout;
+    let help = qhx!(folder, "--help").run().ok().stdout;
     let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1);
     let commands: Vec<&str> = commands
         .take_while(|line| !line.is_empty())
@@ -172,21 +159,21 @@ fn every_command_has_help_with_examples_or_options() {
         "demo",
         "serve",
     ] {
-        let run = Program::qhx(folder.path()).args([command, "--help"]).run().ok();
+        let run = qhx!(folder, command, "--help").run().ok();
         assert!(run.stdout.contains("Usage: qhx "), "{command}: {}", run.stdout);
         assert_eq!(run.stderr, "", "{command}");
     }
-    let help = Program::qhx(folder.path()).args(["--help"]).run().ok().stdout;
+    let help = qhx!(folder, "--help").run().ok().stdout;
     insta::assert_snapshot!(help);
 }
 
 #[test]
 fn libraries_path_says_what_to_do() {
     let folder = folder();
-    let run = Program::qhx(folder.path()).args(["libraries", "path"]).run();
+    let run = qhx!(folder, "libraries", "path").run();
     assert_eq!(run.code, 5);
     assert_eq!(run.stdout, "");
-    assert!(run.stderr.contains("hint: "), "{}", run.stderr);
+    run.says(&["hint: "]);
 }
 
 /// The report names the chips for which each wheel has a stub and a skel: a chip may not be among them.
@@ -202,7 +189,7 @@ fn install_says_which_chips_the_libraries_are_for() {
     }
     let install = ["libraries", "install", "--for", "windows-arm64"];
     let run = Program::qhx(folder.path()).args(install).run().ok();
-    assert!(run.stderr.contains("they have stubs and skels for v68, v73\n"), "{}", run.stderr);
+    run.says(&["they have stubs and skels for v68, v73\n"]);
 }
 
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
@@ -210,9 +197,7 @@ fn install_says_which_chips_the_libraries_are_for() {
 fn a_wheel_that_is_another_file_is_refused() {
     let folder = folder();
     std::fs::write(folder.path().join("x.whl"), b"PK").expect("a file");
-    let run = Program::qhx(folder.path()).args(["libraries", "install", "--wheel", "x.whl"]).run();
-    assert_eq!(run.code, 5, "{run:?}");
-    assert!(run.stderr.contains("x.whl: sha256 "), "{}", run.stderr);
+    qhx!(folder, "libraries", "install", "--wheel", "x.whl").run().fails(5, &["x.whl: sha256 "]);
     let left: Vec<_> = std::fs::read_dir(folder.path().join("cache/qnn"))
         .expect("a folder")
         .filter_map(Result::ok)
@@ -225,9 +210,8 @@ fn a_wheel_that_is_another_file_is_refused() {
 #[test]
 fn install_without_python_says_so() {
     let folder = folder();
-    let run =
-        Program::qhx(folder.path()).args(["libraries", "install"]).env("PATH", folder.path()).run();
-    assert_eq!(run.code, 5, "{run:?}");
-    assert!(run.stderr.contains("python3 is not on the path"), "{}", run.stderr);
-    assert!(run.stderr.contains("apt-get install python3"), "{}", run.stderr);
+    qhx!(folder, "libraries", "install")
+        .env("PATH", folder.path())
+        .run()
+        .fails(5, &["python3 is not on the path", "apt-get install python3"]);
 }

@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use qhx_paths::fixture;
+use qhx_tests::files;
 use qhx_tests::tiny;
 use serde_json::{Value, json};
 
-use crate::run::{Program, edit_json, folder};
+use crate::run::{self, folder};
 
 const TINY: &str = "qwen3-tiny";
 /// Beginning of all prompts that are asked.
@@ -14,15 +15,9 @@ const QUERY: &str = "The ";
 
 /// A bundle that is asked with what `rerank` says.
 fn forge(folder: &Path, rerank: &Value) -> PathBuf {
-    let (file, out) = (folder.join("rerank.json"), folder.join("bundle"));
-    std::fs::write(&file, rerank.to_string()).expect("written");
-    Program::qhx(folder)
-        .args([Path::new("forge"), &fixture(TINY), Path::new("--out"), &out])
-        .args(["--cpu-only", "--max-ctx", "128", "--prefill", "16"])
-        .args([format!("--rerank={}", file.display())])
-        .run()
-        .ok();
-    out
+    std::fs::write(folder.join("rerank.json"), rerank.to_string()).expect("written");
+    let options = "--cpu-only --max-ctx 128 --prefill 16 --rerank=rerank.json";
+    run::forge(folder, &fixture(TINY), "bundle", options)
 }
 
 #[test]
@@ -50,10 +45,7 @@ fn scores_are_those_of_the_reference_and_the_best_comes_first() {
     expected.sort_by(|a, b| b.1.total_cmp(&a.1));
     let documents: Vec<_> = cases.iter().map(|case| &case.prompt[QUERY.len()..]).collect();
     let ask = |options: &[&str]| {
-        Program::qhx(folder.path())
-            .args(["rerank"])
-            .args([&bundle])
-            .args([QUERY, "--backend", "cpu"])
+        qhx!(folder, "rerank", bundle, QUERY, "--backend", "cpu")
             .args(options)
             .stdin(documents.join("\n"))
             .run()
@@ -72,39 +64,36 @@ fn scores_are_those_of_the_reference_and_the_best_comes_first() {
     let (index, score) = expected[0];
     assert_eq!(best, format!("{score:.4}  {}\n", documents[index]));
 
-    // What is too long is refused, or asked about as far as it fits: ends of it are never seen.
-    let long = "crab walks ".repeat(60);
+    is_cut(folder.path(), &bundle, QUERY, &"crab walks ".repeat(60));
+}
+
+/// A document that is too long is refused, or asked about as far as it fits: ends of it are never seen.
+fn is_cut(folder: &Path, bundle: &Path, query: &str, long: &str) {
     let ask = |document: &str, options: &[&str]| {
-        let rerank = Program::qhx(folder.path()).args(["rerank"]).args([&bundle]);
-        rerank.args([QUERY, "--backend", "cpu", "--json"]).args(options).stdin(document).run()
+        let rerank = qhx!(folder, "rerank", bundle, query, "--backend", "cpu", "--json");
+        rerank.args(options).stdin(document).run()
     };
-    assert_eq!(ask(&long, &[]).code, 9);
+    ask(long, &[]).fails(9, &["--truncate"]);
     let score = |document: &str| {
         let run = ask(document, &["--truncate"]).ok();
         run.json()["results"][0]["score"].clone()
     };
-    assert_eq!(score(&long), score(&format!("{long}and ends otherwise")));
-    assert_ne!(score(&long), score(&format!("begins otherwise {long}")));
+    assert_eq!(score(long), score(&format!("{long}and ends otherwise")));
+    assert_ne!(score(long), score(&format!("begins otherwise {long}")));
 }
 
 /// The reference is a cross-encoder whose scores are logits. It takes pairs of texts with their types.
 #[test]
 fn a_cross_encoder_ranks_as_the_reference() {
     let folder = folder();
-    let (checkpoint, bundle) = (fixture("rerank-bert-tiny"), folder.path().join("bundle"));
-    Program::qhx(folder.path())
-        .args([Path::new("forge"), &checkpoint, Path::new("--out"), &bundle])
-        .args(["--task", "score", "--cpu-only", "--prefill", "0"])
-        .run()
-        .ok();
-    let goldens = std::fs::read(checkpoint.join("goldens.json")).expect("goldens");
-    let goldens: Value = serde_json::from_slice(&goldens).expect("JSON");
+    let checkpoint = fixture("rerank-bert-tiny");
+    let options = "--task score --cpu-only --prefill 0";
+    let bundle = run::forge(folder.path(), &checkpoint, "bundle", options);
+    let goldens: Value = files::json(&checkpoint.join("goldens.json"));
     let pairs = goldens["pairs"].as_array().expect("pairs");
     let documents: Vec<_> = pairs.iter().filter_map(|pair| pair["document"].as_str()).collect();
     let ask = |command: &str| {
-        Program::qhx(folder.path())
-            .args([command])
-            .args([&bundle])
+        qhx!(folder, command, bundle)
             .args([goldens["query"].as_str().expect("a query"), "--backend", "cpu", "--json"])
             .stdin(documents.join("\n"))
             .run()
@@ -125,7 +114,7 @@ fn a_cross_encoder_ranks_as_the_reference() {
 
     // Its golden steps are scores of a text and of a pair, and damage to an expected one is found.
     let verify = || {
-        let verify = Program::qhx(folder.path()).args(["verify"]).args([&bundle]);
+        let verify = qhx!(folder, "verify", bundle);
         verify.args(["--backend", "cpu", "--json"]).run()
     };
     let report = verify().ok().json();
@@ -134,37 +123,24 @@ fn a_cross_encoder_ranks_as_the_reference() {
     assert_eq!(names, ["score-4", "score-5"]);
     assert!(steps.iter().all(|step| step["passed"] == true), "{report}");
     let name = "golden/rerank-bert-tiny.json";
-    let text = std::fs::read(bundle.join(name)).expect("golden steps");
-    let mut golden: Value = serde_json::from_slice(&text).expect("JSON");
-    let value = &mut golden["steps"][1]["expected"][0]["values"][0];
-    *value = json!(value.as_f64().expect("a number") + 0.5);
-    std::fs::write(bundle.join(name), golden.to_string()).expect("written");
-    edit_json(&bundle.join("rerank-bert-tiny.json"), |manifest| {
+    files::edit(&bundle.join(name), |golden| {
+        let value = &mut golden["steps"][1]["expected"][0]["values"][0];
+        *value = json!(value.as_f64().expect("a number") + 0.5);
+    });
+    files::edit(&bundle.join("rerank-bert-tiny.json"), |manifest| {
         manifest["artifacts"]["files"].as_object_mut().and_then(|files| files.remove(name));
     });
     let report = verify().json();
     assert_eq!(report["golden"]["steps"][0]["passed"], true, "{report}");
     assert_eq!(report["golden"]["steps"][1]["passed"], false, "{report}");
 
-    let bench = Program::qhx(folder.path()).args(["bench"]).args([&bundle]);
+    let bench = qhx!(folder, "bench", bundle);
     let args = ["--backend", "cpu", "--prompt", "8", "--repeat", "1", "--json"];
     let report = bench.args(args).run().ok().json();
     assert_eq!(report["results"][0]["name"], "score8", "{report}");
 
     // The longer text of a pair that is too long is cut.
-    let ask = |document: &str, options: &[&str]| {
-        let rerank = Program::qhx(folder.path()).args(["rerank"]).args([&bundle]);
-        rerank.args(["who?", "--backend", "cpu", "--json"]).args(options).stdin(document).run()
-    };
-    let long = "bread and salt ".repeat(60);
-    let refused = ask(&long, &[]);
-    assert!(refused.code == 9 && refused.stderr.contains("--truncate"), "{refused:?}");
-    let score = |document: &str| {
-        let run = ask(document, &["--truncate"]).ok();
-        run.json()["results"][0]["score"].clone()
-    };
-    assert_eq!(score(&long), score(&format!("{long}and ends otherwise")));
-    assert_ne!(score(&long), score(&format!("begins otherwise {long}")));
+    is_cut(folder.path(), &bundle, "who?", &"bread and salt ".repeat(60));
 }
 
 #[test]
@@ -173,12 +149,10 @@ fn what_cannot_be_asked_is_named() {
     let refused = |rerank: &Value, expected: &str| {
         let file = folder.path().join("bad.json");
         std::fs::write(&file, rerank.to_string()).expect("written");
-        let run = Program::qhx(folder.path())
-            .args([Path::new("forge"), &fixture(TINY), Path::new("--out"), Path::new("none")])
+        qhx!(folder, "forge", fixture(TINY), "--out", "none")
             .args([format!("--rerank={}", file.display())])
-            .run();
-        assert_eq!(run.code, 2, "{run:?}");
-        assert!(run.stderr.contains(expected), "{run:?}");
+            .run()
+            .fails(2, &[expected]);
     };
     refused(&json!({"prompt": "{query}", "yes": "a", "no": "b"}), "prompt has no {document}");
     refused(&json!({"prompt": "{query}{document}", "yes": "a"}), "neither both of yes and no");
@@ -186,16 +160,12 @@ fn what_cannot_be_asked_is_named() {
         folder.path(),
         &json!({"prompt": "{query} {document}", "yes": "certainly so", "no": " The"}),
     );
-    let ask = |bundle: &Path| {
-        Program::qhx(folder.path()).args(["rerank"]).args([bundle]).args(["q"]).stdin("d").run()
-    };
+    let ask = |bundle: &Path| qhx!(folder, "rerank", bundle, "q").stdin("d").run();
     let run = ask(&bundle);
     assert!(run.code != 0 && run.stderr.contains("expected one"), "{run:?}");
-    let manifest = bundle.join("qwen3-tiny.json");
-    let text = std::fs::read_to_string(&manifest).expect("a manifest");
-    let mut plain: Value = serde_json::from_str(&text).expect("JSON");
-    plain["params"].as_object_mut().and_then(|params| params.remove("rerank"));
-    std::fs::write(&manifest, plain.to_string()).expect("written");
+    files::edit(&bundle.join("qwen3-tiny.json"), |manifest| {
+        manifest["params"].as_object_mut().and_then(|params| params.remove("rerank"));
+    });
     let run = ask(&bundle);
     assert!(run.code != 0 && run.stderr.contains("qhx forge --rerank"), "{run:?}");
 }

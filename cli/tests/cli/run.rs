@@ -2,10 +2,12 @@
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use qhx_paths::{fixture, program};
+use qhx_tests::plugin_files::copy_folder;
+use qhx_tests::{files, has};
 
 /// Result of a run.
 #[derive(Debug)]
@@ -22,6 +24,31 @@ impl Run {
     /// Standard output as JSON.
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.stdout).expect("standard output is JSON")
+    }
+
+    /// Standard output as a JSON document a line.
+    pub fn json_lines(&self) -> Vec<serde_json::Value> {
+        let parsed = |line| serde_json::from_str(line).expect("a line of JSON");
+        self.stdout.lines().map(parsed).collect()
+    }
+
+    /// Asserts this exit code, and messages with each of these parts.
+    #[track_caller]
+    pub fn fails(&self, code: i32, parts: &[&str]) {
+        assert_eq!(self.code, code, "{self:?}");
+        self.says(parts);
+    }
+
+    /// Asserts that messages have each of these parts.
+    #[track_caller]
+    pub fn says(&self, parts: &[&str]) {
+        has(&self.stderr, parts);
+    }
+
+    /// Asserts that the output has each of these parts.
+    #[track_caller]
+    pub fn prints(&self, parts: &[&str]) {
+        has(&self.stdout, parts);
     }
 
     /// Asserts the exit code 0.
@@ -80,6 +107,17 @@ impl Program {
         Self::at("qhx", folder)
     }
 
+    /// `qhx` with the QNN libraries, for a test with `#[tier(qnn)]`.
+    pub fn npu(folder: &Path) -> Self {
+        Self::qhx(folder).with_libraries()
+    }
+
+    /// Names the QNN libraries.
+    pub fn with_libraries(self) -> Self {
+        let (htp, system) = qhx_tests::tiny::qnn_libraries();
+        self.env("QHX_QNN_HTP", htp).env("QHX_QNN_SYSTEM", system)
+    }
+
     /// A line of a shell that finds the programs, in `folder`.
     #[cfg(unix)]
     pub fn shell(folder: &Path, line: &str) -> Self {
@@ -118,9 +156,9 @@ impl Program {
         self
     }
 
-    /// Adds a path.
-    pub fn arg_path(mut self, path: &Path) -> Self {
-        self.command.arg(path);
+    /// Adds an argument.
+    pub fn arg(mut self, arg: impl AsRef<std::ffi::OsStr>) -> Self {
+        self.command.arg(arg);
         self
     }
 
@@ -136,34 +174,24 @@ impl Program {
         self
     }
 
-    /// Same as [`Program::start`], with a pipe for standard input.
-    pub fn start_with_stdin(mut self) -> std::process::Child {
-        self.command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("the program starts")
+    /// Same as [`Program::start`], with a pipe for standard input alone.
+    pub fn start_with_stdin(self) -> Child {
+        self.start_with([Stdio::piped(), Stdio::null(), Stdio::null()])
     }
 
     /// Starts it with pipes for all that it reads and writes.
-    pub fn start_with_streams(mut self) -> std::process::Child {
-        self.command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the program starts")
+    pub fn start_with_streams(self) -> Child {
+        self.start_with([Stdio::piped(), Stdio::piped(), Stdio::piped()])
     }
 
     /// Starts it and hands it over as it is.
-    pub fn start(mut self) -> std::process::Child {
-        self.command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the program starts")
+    pub fn start(self) -> Child {
+        self.start_with([Stdio::null(), Stdio::piped(), Stdio::piped()])
+    }
+
+    fn start_with(mut self, [stdin, stdout, stderr]: [Stdio; 3]) -> Child {
+        let command = self.command.stdin(stdin).stdout(stdout).stderr(stderr);
+        command.spawn().expect("the program starts")
     }
 
     /// Runs it to its end.
@@ -173,16 +201,11 @@ impl Program {
 
     /// Same as [`Program::run`], with these streams; output that does not go into a pipe is not in the result.
     pub fn run_with(mut self, stdout: impl Into<Stdio>, stderr: impl Into<Stdio>) -> Run {
-        let mut child = self
-            .command
-            .stdin(Stdio::piped())
-            .stdout(stdout)
-            .stderr(stderr)
-            .spawn()
-            .expect("the program starts");
+        let input = std::mem::take(&mut self.stdin);
+        let mut child = self.start_with([Stdio::piped(), stdout.into(), stderr.into()]);
         let mut stdin = child.stdin.take().expect("a pipe");
         // A program that does not read its input closes the pipe.
-        let _ = stdin.write_all(&self.stdin);
+        let _ = stdin.write_all(&input);
         drop(stdin);
         let output = child.wait_with_output().expect("the program ends");
         Run {
@@ -191,6 +214,20 @@ impl Program {
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
         }
     }
+}
+
+/// `qhx` in a folder with arguments: texts and paths.
+macro_rules! qhx {
+    ($folder:expr $(, $word:expr)* $(,)?) => {
+        $crate::run::Program::qhx($folder.as_ref())$(.arg(&$word))*
+    };
+}
+
+/// Forges a checkpoint with options as on a command line. Returns the bundle, which is `folder/out`.
+pub fn forge(folder: &Path, checkpoint: &Path, out: &str, options: &str) -> PathBuf {
+    let forge = qhx!(folder, "forge", checkpoint, "--out", out);
+    forge.args(options.split(' ')).run().ok();
+    folder.join(out)
 }
 
 /// The tiny checkpoint.
@@ -234,8 +271,7 @@ pub fn bundle() -> &'static Path {
     let (_, bundle) = BUNDLE.get_or_init(|| {
         let folder = folder();
         let out = folder.path().join("tiny");
-        let forge = Program::qhx(folder.path())
-            .args([Path::new("forge"), &checkpoint(), Path::new("--out"), &out])
+        let forge = qhx!(folder, "forge", checkpoint(), "--out", out)
             .args(["--name", "tiny", "--max-ctx", "192", "--prefill", "16", "--cpu-only"])
             .run()
             .ok();
@@ -248,35 +284,13 @@ pub fn bundle() -> &'static Path {
 /// A copy of the bundle that a test may damage.
 pub fn copy_of_bundle(to: &Path) -> PathBuf {
     let target = to.join("tiny");
-    copy(bundle(), &target);
+    copy_folder(bundle(), &target);
     target
-}
-
-/// Copies a folder.
-pub fn copy(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).expect("the copy can be made");
-    for entry in std::fs::read_dir(from).expect("the folder can be read") {
-        let entry = entry.expect("the folder can be read");
-        let target = to.join(entry.file_name());
-        if entry.path().is_dir() {
-            copy(&entry.path(), &target);
-        } else {
-            std::fs::copy(entry.path(), target).expect("the copy can be made");
-        }
-    }
 }
 
 /// Changes the manifest of a copied bundle.
 pub fn edit_manifest(bundle: &Path, edit: impl FnOnce(&mut serde_json::Value)) {
-    edit_json(&bundle.join("tiny.json"), edit);
-}
-
-/// Changes a file of JSON.
-pub fn edit_json(path: &Path, edit: impl FnOnce(&mut serde_json::Value)) {
-    let text = std::fs::read_to_string(path).expect("the file can be read");
-    let mut document = serde_json::from_str(&text).expect("the file is JSON");
-    edit(&mut document);
-    std::fs::write(path, document.to_string()).expect("the file can be written");
+    files::edit(&bundle.join("tiny.json"), edit);
 }
 
 /// A message without what differs from run to run.

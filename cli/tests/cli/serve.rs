@@ -14,10 +14,8 @@ use crate::run::{Program, bundle, folder};
 /// Starts the server on a free port, and waits for its address.
 fn started(arguments: &[&str], folder: &std::path::Path) -> (Child, String) {
     let named = format!("model={}", bundle().display());
-    let mut server = Program::qhx(folder)
-        .args(["serve", &named, "--port", "0", "--backend", "cpu"])
-        .args(arguments)
-        .start();
+    let mut server =
+        qhx!(folder, "serve", named, "--port", "0", "--backend", "cpu").args(arguments).start();
     let mut line = String::new();
     let stdout = server.stdout.as_mut().unwrap();
     BufReader::new(stdout).read_line(&mut line).unwrap();
@@ -87,29 +85,24 @@ fn what_cannot_be_served_says_why() {
     let folder = folder();
     let run = |arguments: &[&str]| Program::qhx(folder.path()).args(arguments).run();
     let bundle = bundle().to_string_lossy().into_owned();
-    let twice = run(&["serve", &bundle, &bundle, "--backend", "cpu"]);
-    assert_eq!(twice.code, 2, "{twice:?}");
-    assert!(twice.stderr.contains("two bundles have the name \"tiny\""), "{twice:?}");
-    assert!(twice.stderr.contains("NAME=BUNDLE"), "{twice:?}");
+    run(&["serve", &bundle, &bundle, "--backend", "cpu"])
+        .fails(2, &["two bundles have the name \"tiny\"", "NAME=BUNDLE"]);
     assert_eq!(run(&["serve", "nowhere"]).code, 3);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
-    let busy = run(&["serve", &bundle, "--port", &port, "--backend", "cpu"]);
-    assert_eq!(busy.code, 11, "{busy:?}");
-    assert!(busy.stderr.contains("cannot be listened on"), "{busy:?}");
+    run(&["serve", &bundle, "--port", &port, "--backend", "cpu"])
+        .fails(11, &["cannot be listened on"]);
 }
 
 #[test]
 fn tokens_are_refused_on_an_npu_that_does_not_run_the_bundle() {
     let folder = folder();
     let program = |command: &[&str]| {
-        let program = Program::qhx(folder.path()).args([command[0]]).arg_path(bundle());
+        let program = qhx!(folder, command[0], bundle());
         program.args(&command[1..]).args(["--backend", "cpu", "--decode-on", "npu"])
     };
     for command in [&["generate", "a"][..], &["chat"]] {
-        let run = program(command).run();
-        assert_eq!(run.code, 5, "{run:?}");
-        assert!(run.stderr.contains("tokens on the NPU: backend cpu runs the bundle"), "{run:?}");
+        program(command).run().fails(5, &["tokens on the NPU: backend cpu runs the bundle"]);
     }
     let mut server = program(&["serve", "--port", "0"]).start();
     let ended = server.wait_timeout(Duration::from_secs(60)).unwrap();

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use qhx_tiers::tier;
 use serde_json::{Value, json};
 
-use crate::qnn::libraries;
 use crate::run::{Program, folder};
 
 fn configs() -> Vec<PathBuf> {
@@ -49,9 +48,7 @@ fn every_published_model_is_planned_so_that_devices_can_load_it() {
     for config in configs() {
         let name = config.file_stem().unwrap().to_string_lossy().into_owned();
         for precision in ["fp16", "w8a16"] {
-            let plan = Program::qhx(dir.path())
-                .args([Path::new("forge"), Path::new("plan"), &config])
-                .args(["--precision", precision, "--json"])
+            let plan = qhx!(dir, "forge", "plan", config, "--precision", precision, "--json")
                 .run()
                 .ok()
                 .json();
@@ -98,8 +95,7 @@ fn every_published_model_is_planned_so_that_devices_can_load_it() {
 fn four_bit_layers_of_the_smallest_qwen35_fit_290_megabytes() {
     let dir = folder();
     let config = configs().into_iter().find(|c| c.ends_with("qwen3.5-0.8b.json")).unwrap();
-    let plan = Program::qhx(dir.path())
-        .args([Path::new("forge"), Path::new("plan"), &config])
+    let plan = qhx!(dir, "forge", "plan", config)
         .args(["--precision", "w4a16", "--prefill", "0", "--json"])
         .run()
         .ok()
@@ -120,18 +116,11 @@ fn a_context_that_no_device_loads_is_refused() {
         Program::qhx(dir.path()).args(words).args(options).run()
     };
     let refused = plan(&["--shards", "2"]);
-    assert_eq!(refused.code, 2, "{refused:?}");
-    for words in ["context \"", "with 2 shards", "3300000000", "over 6 shards"] {
-        assert!(refused.stderr.contains(words), "{words}: {refused:?}");
-    }
+    refused.fails(2, &["context \"", "with 2 shards", "3300000000", "over 6 shards"]);
     // One layer is larger, however many shards there are.
-    let refused = plan(&["--context-budget", "300000000"]);
-    assert_eq!(refused.code, 2, "{refused:?}");
-    assert!(refused.stderr.contains("cannot be split further"), "{refused:?}");
-    let text = plan(&[]).ok().stdout;
-    for words in ["layers in 5 shards", "decode_p4", "lmhead", "embedding", "memory about"] {
-        assert!(text.contains(words), "{words}: {text}");
-    }
+    plan(&["--context-budget", "300000000"]).fails(2, &["cannot be split further"]);
+    let parts = ["layers in 5 shards", "decode_p4", "lmhead", "embedding", "memory about"];
+    plan(&[]).ok().prints(&parts);
 }
 
 #[test]
@@ -139,16 +128,14 @@ fn a_synthetic_bundle_talks_in_numbers() {
     let dir = folder();
     let config = config(dir.path(), 2);
     let make = |out: &str, seed: &str| {
-        Program::qhx(dir.path())
-            .args(["forge", "--synthetic"])
-            .arg_path(&config)
+        qhx!(dir, "forge", "--synthetic", config)
             .args(["--out", out, "--seed", seed, "--cpu-only", "--max-ctx", "64", "--prefill", "0"])
             .run()
             .ok();
-        let generate = Program::qhx(dir.path())
-            .args(["generate", out, "17 4 5999", "--max-new", "6", "--backend", "cpu"])
-            .run()
-            .ok();
+        let generate =
+            qhx!(dir, "generate", out, "17 4 5999", "--max-new", "6", "--backend", "cpu")
+                .run()
+                .ok();
         let text = generate.stdout.trim().to_owned();
         let tokens: Vec<u32> = text.split_whitespace().map(|t| t.parse().unwrap()).collect();
         assert_eq!(tokens.len(), 6, "{text}");
@@ -217,8 +204,7 @@ fn is_whole_after_three_kills(dir: &Path, forge: impl Fn(&str) -> Program) {
         assert!(!dir.join("parts").exists(), "killed at {percent} %");
         assert_eq!(hidden(dir).len(), 1);
     }
-    let last = forge("parts").run().ok();
-    assert!(last.stderr.contains("artifacts of an earlier attempt"), "{last:?}");
+    forge("parts").run().ok().says(&["artifacts of an earlier attempt"]);
     let parts = contents(&dir.join("parts"));
     let names =
         |files: &[(PathBuf, Vec<u8>)]| files.iter().map(|f| f.0.clone()).collect::<Vec<_>>();
@@ -235,7 +221,7 @@ fn a_forge_that_is_killed_three_times_makes_the_same_bundle() {
     let dir = folder();
     let config = config(dir.path(), 8);
     is_whole_after_three_kills(dir.path(), |out| {
-        let program = Program::qhx(dir.path()).args(["forge", "--synthetic"]).arg_path(&config);
+        let program = qhx!(dir, "forge", "--synthetic", config);
         program.args(["--out", out, "--cpu-only", "--shards", "4", "--prefill", "0"])
     });
 }
@@ -243,16 +229,14 @@ fn a_forge_that_is_killed_three_times_makes_the_same_bundle() {
 #[tier(qnn)]
 #[test]
 fn a_forge_killed_three_times_makes_the_same_binaries() {
-    let [htp, system] = libraries();
     let dir = folder();
     let config = config(dir.path(), 8);
     is_whole_after_three_kills(dir.path(), |out| {
-        let program = Program::qhx(dir.path()).args(["forge", "--synthetic"]).arg_path(&config);
-        program
+        Program::npu(dir.path())
+            .args(["forge", "--synthetic"])
+            .arg(&config)
             .args(["--out", out, "--no-onnx", "--precision", "w8a16", "--shards", "4"])
             .args(["--max-ctx", "64", "--prefill", "32"])
-            .env("QHX_QNN_HTP", &htp)
-            .env("QHX_QNN_SYSTEM", &system)
     });
 }
 
@@ -268,15 +252,13 @@ fn children(parent: u32) -> Vec<u32> {
 #[tier(qnn)]
 #[test]
 fn a_killed_compiler_is_reported_and_ends_with_its_forge() {
-    let [htp, system] = libraries();
     let dir = folder();
     let config = config(dir.path(), 8);
     let forge = || {
-        let program = Program::qhx(dir.path()).args(["forge", "--synthetic"]).arg_path(&config);
-        program
-            .args(["--out", "parts", "--no-onnx", "--shards", "4", "--prefill", "0", "--json"])
-            .env("QHX_QNN_HTP", &htp)
-            .env("QHX_QNN_SYSTEM", &system)
+        Program::npu(dir.path())
+            .args(["forge", "--out", "parts", "--no-onnx", "--shards", "4", "--prefill", "0"])
+            .args(["--json", "--synthetic"])
+            .arg(&config)
     };
     let compiling = |child: &mut Child, part: &str| {
         let begun = Instant::now();
@@ -315,6 +297,5 @@ fn a_killed_compiler_is_reported_and_ends_with_its_forge() {
         assert!(begun.elapsed() < Duration::from_secs(20), "the compiler goes on");
         std::thread::sleep(Duration::from_millis(20));
     }
-    let last = forge().run().ok();
-    assert!(last.stderr.contains("artifacts of an earlier attempt"), "{last:?}");
+    forge().run().ok().says(&["artifacts of an earlier attempt"]);
 }

@@ -4,12 +4,11 @@ use std::path::{Path, PathBuf};
 
 use qhx_paths::fixture;
 
-use crate::run::{Program, Run, folder};
+use crate::run::{Run, folder};
 
 pub fn forge(folder: &Path, how: &[&str]) -> PathBuf {
     let out = folder.join("voice");
-    Program::qhx(folder)
-        .args([Path::new("forge"), &fixture("kokoro-tiny"), Path::new("--out"), &out])
+    qhx!(folder, "forge", fixture("kokoro-tiny"), "--out", out)
         .args(["--name", "tiny", "--cpu-only", "--recipe-option", "windows=2"])
         .args(how)
         .run()
@@ -18,7 +17,7 @@ pub fn forge(folder: &Path, how: &[&str]) -> PathBuf {
 }
 
 fn speak(folder: &Path, bundle: &Path, words: &[&str]) -> Run {
-    Program::qhx(folder).args(["speak"]).args([bundle]).args(words).run()
+    qhx!(folder, "speak", bundle).args(words).run()
 }
 
 /// Samples of a WAV file of 16 bits.
@@ -37,8 +36,7 @@ fn a_text_becomes_a_file_by_its_lexicon_and_voice() {
     let lexicon = folder.path().join("words.json");
     std::fs::write(&lexicon, r#"{"hello": "həlˈO", "world": {"DEFAULT": "wˈɜɹld"}}"#).unwrap();
     let bundle = forge(folder.path(), &["--lexicon", &lexicon.display().to_string()]);
-    let inspected = Program::qhx(folder.path()).args(["inspect"]).args([&bundle]).run().ok();
-    assert!(inspected.stdout.contains("voices     af_one, bm_two\n"), "{}", inspected.stdout);
+    qhx!(folder, "inspect", bundle).run().ok().prints(&["voices     af_one, bm_two\n"]);
     let file = folder.path().join("out.wav");
     let out = file.display().to_string();
     let words = ["Hello worlds. Zip!", "-o", &out, "--json", "--speed", "2"];

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::run::{Program, Run, bundle, checkpoint, copy_of_bundle, edit_manifest, folder};
+use crate::run::{Program, Run, bundle, checkpoint, copy_of_bundle, edit_manifest, folder, forge};
 
 /// A pipe whose reader has left.
 fn broken_pipe() -> Stdio {
@@ -37,7 +37,7 @@ fn same_without_listener(make: impl Fn(&Path) -> Program) -> Run {
 fn commands_do_their_work_when_nobody_takes_what_they_say() {
     let generate = same_without_listener(|folder| {
         let args = ["The capital of France is", "-n", "4", "-vvv"];
-        Program::qhx(folder).args(["generate"]).args([bundle()]).args(args)
+        qhx!(folder, "generate", bundle()).args(args)
     })
     .ok();
     assert!(generate.stdout.starts_with(" Paris"), "{generate:?}");
@@ -50,20 +50,16 @@ fn commands_do_their_work_when_nobody_takes_what_they_say() {
     assert_eq!(chat.stdout.lines().count(), 2, "{chat:?}");
     let forge = same_without_listener(|folder| {
         let args = ["--out", "out", "--max-ctx", "64", "--cpu-only"];
-        Program::qhx(folder).args([Path::new("forge"), &checkpoint()]).args(args)
+        qhx!(folder, "forge", checkpoint()).args(args)
     })
     .ok();
     assert!(forge.stdout.ends_with(".json\n"), "{forge:?}");
-    let verify =
-        same_without_listener(|folder| Program::qhx(folder).args(["verify"]).args([bundle()])).ok();
+    let verify = same_without_listener(|folder| qhx!(folder, "verify", bundle())).ok();
     assert!(verify.stdout.starts_with("ok "), "{verify:?}");
-    let inspect =
-        same_without_listener(|folder| Program::qhx(folder).args(["inspect"]).args([bundle()]));
+    let inspect = same_without_listener(|folder| qhx!(folder, "inspect", bundle()));
     assert!(inspect.stdout.starts_with("model "), "{inspect:?}");
-    same_without_listener(|folder| Program::qhx(folder).args(["plugins", "list"])).ok();
-    let demo =
-        same_without_listener(|folder| Program::qhx(folder).args(["demo", "--backend", "cpu"]))
-            .ok();
+    same_without_listener(|folder| qhx!(folder, "plugins", "list")).ok();
+    let demo = same_without_listener(|folder| qhx!(folder, "demo", "--backend", "cpu")).ok();
     assert!(demo.stdout.starts_with("The capital of France is Paris"), "{demo:?}");
 }
 
@@ -71,12 +67,8 @@ fn commands_do_their_work_when_nobody_takes_what_they_say() {
 fn texts_are_embedded_when_nobody_takes_what_is_said() {
     let run = same_without_listener(|folder| {
         let tiny = qhx_paths::fixture("embed-mistral-tiny");
-        Program::qhx(folder)
-            .args([Path::new("forge"), &tiny])
-            .args(["--task", "embed", "--max-ctx", "40", "--cpu-only", "--out", "encoder"])
-            .run()
-            .ok();
-        Program::qhx(folder).args(["embed", "encoder", "a", "b", "--json", "-vvv"])
+        forge(folder, &tiny, "encoder", "--task embed --max-ctx 40 --cpu-only");
+        qhx!(folder, "embed", "encoder", "a", "b", "--json", "-vvv")
     })
     .ok();
     assert_eq!(run.stdout.lines().count(), 2, "{run:?}");
@@ -93,7 +85,7 @@ fn failures_keep_their_codes_when_nobody_takes_what_is_said() {
         let run = same_without_listener(|folder| Program::qhx(folder).args(args));
         assert_eq!(run.code, code, "{args:?}: {run:?}");
     }
-    let doctor = same_without_listener(|folder| Program::qhx(folder).args(["doctor"]));
+    let doctor = same_without_listener(|folder| qhx!(folder, "doctor"));
     assert!(doctor.stdout.starts_with("qhx "), "{doctor:?}");
 }
 
@@ -104,16 +96,12 @@ fn a_reader_of_results_that_left_ends_the_command_quietly() {
         let run = Program::qhx(folder.path()).args(args).run_with(broken_pipe(), Stdio::piped());
         assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{args:?}");
     }
-    let generate = || {
-        Program::qhx(folder.path()).args(["generate"]).args([bundle()]).args(["Once", "-n", "4"])
-    };
+    let generate = || qhx!(folder, "generate", bundle(), "Once", "-n", "4");
     let run = generate().run_with(broken_pipe(), Stdio::piped());
     assert_eq!(run.code, 0, "{run:?}");
     assert!(!run.stderr.contains("error"), "{run:?}");
     // A disk that is full is another matter: the results are lost.
-    let run = generate().run_with(full(), Stdio::piped());
-    assert_eq!(run.code, 11, "{run:?}");
-    assert!(run.stderr.contains("error: standard output: "), "{run:?}");
+    generate().run_with(full(), Stdio::piped()).fails(11, &["error: standard output: "]);
 }
 
 #[test]
@@ -172,17 +160,14 @@ fn names_in_files_do_not_steer_the_terminal() {
     // A file's name, in a message and in a note.
     let odd = format!("{HOSTILE}.json");
     std::fs::write(folder.path().join(&odd), "{").expect("written");
-    is_harmless(&Program::qhx(folder.path()).args(["generate", &odd, "a"]).run(), "file");
-    is_harmless(
-        &Program::qhx(folder.path()).args(["generate", "x", HOSTILE, HOSTILE]).run(),
-        "usage",
-    );
+    is_harmless(&qhx!(folder, "generate", odd, "a").run(), "file");
+    is_harmless(&qhx!(folder, "generate", "x", HOSTILE, HOSTILE).run(), "usage");
     std::fs::create_dir(folder.path().join("plugins")).expect("made");
     std::fs::write(folder.path().join("plugins").join(format!("{HOSTILE}.so")), "x")
         .expect("written");
     let list = ["plugins", "list", "--plugin-dir", "plugins"];
     let list = Program::qhx(folder.path()).args(list).run();
-    assert!(list.stdout.contains("\\u{1b}[2J"), "{list:?}");
+    list.prints(&["\\u{1b}[2J"]);
     is_harmless(&list, "plugins");
 }
 
@@ -192,10 +177,9 @@ fn what_the_log_quotes_does_not_steer_the_terminal() {
     let tiny = copy_of_bundle(folder.path());
     let odd = folder.path().join(HOSTILE);
     std::fs::rename(&tiny, &odd).expect("renamed");
-    let run =
-        Program::qhx(folder.path()).args(["generate"]).args([&odd]).args(["a", "-n", "1", "-vvv"]);
+    let run = qhx!(folder, "generate", odd, "a", "-n", "1", "-vvv");
     let run = run.run().ok();
-    assert!(run.stderr.contains("DEBUG"), "{}", run.stderr);
+    run.says(&["DEBUG"]);
     assert!(!run.stderr.contains(['\u{1b}', '\u{9b}', '\r', '\u{202e}']), "{}", run.stderr);
     assert!(!run.stderr.contains("\nerror: "), "{}", run.stderr);
 }

@@ -5,16 +5,12 @@ use std::time::Duration;
 
 use qhx_tiers::tier;
 
-use crate::qnn::libraries;
 use crate::run::{Program, checkpoint, folder};
 
 fn forge(folder: &Path, target: &str, extra: &[&str]) -> Program {
-    let [htp, system] = libraries();
-    Program::qhx(folder)
-        .env("QHX_QNN_HTP", htp)
-        .env("QHX_QNN_SYSTEM", system)
-        .arg_path(Path::new("forge"))
-        .arg_path(&checkpoint())
+    Program::npu(folder)
+        .arg("forge")
+        .arg(checkpoint())
         .args(["--out", "tiny", "--target", target, "--max-ctx", "32", "--prefill", "0"])
         .args(extra)
 }
@@ -24,23 +20,13 @@ fn forge(folder: &Path, target: &str, extra: &[&str]) -> Program {
 fn each_target_has_a_folder_with_a_whole_bundle() {
     let folder = folder();
     let run = forge(folder.path(), "X-Elite,8-elite", &["--json", "--no-onnx"]).run().ok();
-    let reports: Vec<serde_json::Value> = run
-        .stdout
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("an object a line"))
-        .collect();
+    let reports = run.json_lines();
     let archs: Vec<_> = reports.iter().map(|report| &report["dsp_arch"]).collect();
     assert_eq!(archs, ["v73", "v79"], "{run:?}");
-    let [htp, system] = libraries();
     for (arch, number, soc) in [("v73", 73, 60), ("v79", 79, 69)] {
         let bundle = format!("tiny/{arch}");
-        let inspect = Program::qhx(folder.path())
-            .env("QHX_QNN_HTP", &htp)
-            .env("QHX_QNN_SYSTEM", &system)
-            .args(["inspect", &bundle, "--json"])
-            .run()
-            .ok()
-            .json();
+        let inspect = Program::npu(folder.path()).args(["inspect", &bundle, "--json"]);
+        let inspect = inspect.run().ok().json();
         for context in inspect["contexts"].as_array().expect("contexts") {
             let binary = &context["binary"];
             assert_eq!((&binary["dsp_arch"], &binary["soc_model"]), (&number.into(), &soc.into()));
@@ -48,35 +34,25 @@ fn each_target_has_a_folder_with_a_whole_bundle() {
             assert_eq!(binary["graphs"][0]["figures"]["vtcm"], 8 << 20, "{binary}");
         }
     }
-    let again = forge(folder.path(), "v73,v79", &["--no-onnx"]).run();
-    assert_eq!(again.code, 2, "{again:?}");
-    assert!(again.stderr.contains("tiny/v73: a bundle is there already"), "{again:?}");
+    forge(folder.path(), "v73,v79", &["--no-onnx"])
+        .run()
+        .fails(2, &["tiny/v73: a bundle is there already"]);
     a_device_takes_what_it_runs(folder.path());
 }
 
 /// Checks the folder `tiny` with bundles for v73 and v79.
 fn a_device_takes_what_it_runs(folder: &Path) {
-    let [htp, system] = libraries();
-    let qhx = |args: &[&str]| {
-        let qhx = Program::qhx(folder).env("QHX_QNN_HTP", &htp).env("QHX_QNN_SYSTEM", &system);
-        qhx.args(args).run()
-    };
-    let text = qhx(&["inspect", "tiny"]).ok().stdout;
-    for line in
-        ["bundle for v73: tiny/v73", "a v69 device takes none of them", "a v75 device takes v73"]
-    {
-        assert!(text.contains(line), "{line}: {text}");
-    }
-    let text = qhx(&["inspect", "tiny/v73"]).ok().stdout;
-    assert!(text.contains("devices    refused v68 v69, optimal v73, supported v75"), "{text}");
-    let text = qhx(&["inspect", "tiny/v73", "--all"]).ok().stdout;
-    for line in [
+    let qhx = |args: &[&str]| Program::npu(folder).args(args).run();
+    let of_device =
+        ["bundle for v73: tiny/v73", "a v69 device takes none of them", "a v75 device takes v73"];
+    qhx(&["inspect", "tiny"]).ok().prints(&of_device);
+    let devices = "devices    refused v68 v69, optimal v73, supported v75";
+    qhx(&["inspect", "tiny/v73"]).ok().prints(&[devices]);
+    qhx(&["inspect", "tiny/v73", "--all"]).ok().prints(&[
         "  v69 refused: compiled for Hexagon v73",
         "  v73 full speed",
         "  v81 supported: made for v73",
-    ] {
-        assert!(text.contains(line), "{line}: {text}");
-    }
+    ]);
 
     let ask = ["generate", "tiny", "The capital of France is", "--max-new", "2", "--json"];
     let backend = ["--backend", "qnn", "--device-arch"];
@@ -86,9 +62,8 @@ fn a_device_takes_what_it_runs(folder: &Path) {
         assert_eq!(run.stderr.matches("runs at less than full speed").count(), warnings, "{run:?}");
     }
     assert_eq!(qhx(&ask).ok().json()["text"], " Par", "the newest, on the emulator");
-    let refused = qhx(&[&ask[..], &backend, &["v69"]].concat());
-    assert_eq!(refused.code, 3, "{refused:?}");
-    assert!(refused.stderr.contains("tiny: this v69 device runs none of v73, v79"), "{refused:?}");
+    qhx(&[&ask[..], &backend, &["v69"]].concat())
+        .fails(3, &["tiny: this v69 device runs none of v73, v79"]);
 
     let doctor = |bundle: &str, device: &str| {
         let run = qhx(&["doctor", bundle, "--device-arch", device, "--json", "--no-plugins"]);
@@ -113,7 +88,7 @@ fn a_device_takes_what_it_runs(folder: &Path) {
 #[test]
 fn a_target_that_fails_leaves_the_others_whole() {
     let folder = folder();
-    let [htp, _] = libraries();
+    let (htp, _) = qhx_tests::tiny::qnn_libraries();
     let plan = folder.path().join("plan.json");
     std::fs::write(&plan, "{}").expect("a plan");
     let fake = qhx_fake_device::Control::file().expect("the provider in between");
@@ -134,15 +109,17 @@ fn a_target_that_fails_leaves_the_others_whole() {
         forge.join().expect("the program runs")
     });
     assert_ne!(run.code, 0, "{run:?}");
-    assert!(run.stderr.contains("error: target v73: context "), "{run:?}");
-    assert!(run.stderr.contains("tiny/v68, tiny/v69 are finished and whole"), "{run:?}");
-    assert!(run.stderr.contains("--target v73 --out tiny/v73 goes on from there"), "{run:?}");
+    run.says(&[
+        "error: target v73: context ",
+        "tiny/v68, tiny/v69 are finished and whole",
+        "--target v73 --out tiny/v73 goes on from there",
+    ]);
     for arch in ["v68", "v69"] {
         assert!(folder.path().join("tiny").join(arch).join("qwen35-tied.json").is_file(), "{arch}");
     }
     assert!(!folder.path().join("tiny/v73").exists());
     // v68 computes no floats on a device.
-    assert!(run.stderr.contains("v68 has no arithmetic in floats"), "{run:?}");
+    run.says(&["v68 has no arithmetic in floats"]);
 }
 
 #[tier(qnn)]
@@ -165,10 +142,10 @@ fn a_plan_counts_the_bundles_of_all_targets() {
     let folder = folder();
     let plan = || {
         let config = checkpoint().join("config.json");
-        Program::qhx(folder.path()).args(["forge", "plan"]).arg_path(&config)
+        qhx!(folder, "forge", "plan", config)
     };
     let run = plan().args(["--target", "v73,8-elite,x2-elite"]).run().ok();
-    assert!(run.stdout.contains("3 targets (v73, v79, SC8480XP): 3 bundles, "), "{run:?}");
+    run.prints(&["3 targets (v73, v79, SC8480XP): 3 bundles, "]);
     let json = plan().args(["--target", "v73,v79", "--json"]).run().ok().json();
     assert_eq!(json["targets"], serde_json::json!(["v73", "v79"]));
 }

@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::run::{Program, Run, copy_of_bundle, folder};
+use crate::run::{Run, copy_of_bundle, folder};
 
 pub(crate) fn with_template(folder: &Path, template: &str) -> PathBuf {
     let bundle = copy_of_bundle(folder);
@@ -14,7 +14,7 @@ pub(crate) fn with_template(folder: &Path, template: &str) -> PathBuf {
 
 fn chat(folder: &Path, bundle: &Path, more: &[&str]) -> Run {
     let bundle = bundle.to_str().expect("a plain path");
-    Program::qhx(folder).args(["generate", bundle, "Hi", "--chat", "-n", "1"]).args(more).run()
+    qhx!(folder, "generate", bundle, "Hi", "--chat", "-n", "1").args(more).run()
 }
 
 /// One error, with the code of what cannot be compiled (4) or rendered (9).
@@ -39,9 +39,9 @@ fn a_template_that_nests_too_deep_does_not_abort() {
         let bundle = with_template(folder.path(), &template);
         assert_refused(&chat(folder.path(), &bundle, &[]), 4, what);
         // Even where nobody chats, opening the bundle is an error and no abort.
-        let inspect = Program::qhx(folder.path()).args(["inspect"]).arg_path(&bundle).run();
+        let inspect = qhx!(folder, "inspect", bundle).run();
         assert_eq!(inspect.code, 0, "{what}: {inspect:?}");
-        let talk = Program::qhx(folder.path()).args(["chat"]).arg_path(&bundle).stdin("Hi\n").run();
+        let talk = qhx!(folder, "chat", bundle).stdin("Hi\n").run();
         assert_refused(&talk, 4, what);
     }
 }
@@ -88,7 +88,7 @@ fn a_template_that_never_ends_is_stopped() {
     let start = Instant::now();
     let run = chat(folder.path(), &bundle, &[]);
     assert_refused(&run, 9, "endless");
-    assert!(run.stderr.contains("it had not ended after 10 s"), "{run:?}");
+    run.says(&["it had not ended after 10 s"]);
     assert!(start.elapsed() < Duration::from_secs(120), "{:?}", start.elapsed());
 }
 
@@ -111,12 +111,10 @@ fn template_arguments_reach_the_template() {
     let args: Vec<_> = args.iter().flat_map(|arg| ["--template-arg", arg]).collect();
     let run = chat(folder.path(), &bundle, &args);
     assert_refused(&run, 9, "arguments");
-    assert!(run.stderr.contains("high|42|[True]|a=b c"), "{run:?}");
-    let talk = Program::qhx(folder.path()).args(["chat"]).arg_path(&bundle).args(&args);
+    run.says(&["high|42|[True]|a=b c"]);
+    let talk = qhx!(folder, "chat", bundle).args(&args);
     assert!(talk.stdin("Hi\n").run().stderr.contains("high|42|[True]|a=b c"));
-    let run = chat(folder.path(), &bundle, &["--template-arg", "no value"]);
-    assert_eq!(run.code, 2, "{run:?}");
-    assert!(run.stderr.contains("expected KEY=VALUE"), "{run:?}");
+    chat(folder.path(), &bundle, &["--template-arg", "no value"]).fails(2, &["expected KEY=VALUE"]);
 }
 
 /// The processes that the threads of `parent` started.
@@ -139,10 +137,7 @@ fn kill(process: &str) {
 fn a_chat_goes_on_after_its_helper_was_killed() {
     let folder = folder();
     let bundle = copy_of_bundle(folder.path());
-    let mut chat = Program::qhx(folder.path())
-        .args(["chat", "--max-new", "2", "--json"])
-        .arg_path(&bundle)
-        .start_with_streams();
+    let mut chat = qhx!(folder, "chat", "--max-new", "2", "--json", bundle).start_with_streams();
     let (mut input, output) =
         (chat.stdin.take().expect("a pipe"), chat.stdout.take().expect("a pipe"));
     let mut answers = BufReader::new(output).lines();
@@ -150,13 +145,11 @@ fn a_chat_goes_on_after_its_helper_was_killed() {
         input.write_all(b"What colour is the sky?\n").expect("the program reads");
         answers.next().and_then(Result::ok).unwrap_or_default()
     };
-    let first = ask();
-    assert!(first.contains("\"tokens\""), "{first}");
+    qhx_tests::has(&ask(), &["\"tokens\""]);
     let helpers = children(chat.id());
     let [helper] = helpers.as_slice() else { panic!("one helper, not {helpers:?}") };
     kill(helper);
-    let second = ask();
-    assert!(second.contains("\"tokens\""), "{second}");
+    qhx_tests::has(&ask(), &["\"tokens\""]);
     drop(input);
     assert!(chat.wait().expect("it ends").success());
 }
@@ -170,9 +163,9 @@ fn a_plugin_whose_helper_was_killed_is_tried_again() {
     let hangs = folder.path().join("hangs");
     std::fs::write(&hangs, "").expect("a file");
     let info = || {
-        let info = Program::qhx(folder.path()).args(["plugins", "info", "test_hang_while_file"]);
+        let info = qhx!(folder, "plugins", "info", "test_hang_while_file");
         info.args(["--allow-untrusted-plugins", "--plugin"])
-            .arg_path(&plugin)
+            .arg(&plugin)
             .env("QHX_TEST_HANG", &hangs)
     };
     let killed = info().start();
@@ -192,6 +185,5 @@ fn a_plugin_whose_helper_was_killed_is_tried_again() {
     assert_eq!(killed.status.code(), Some(8), "{stderr}");
     assert!(stderr.contains("the system or a user ended the process"), "{stderr}");
     std::fs::remove_file(&hangs).expect("the file goes");
-    let again = info().run().ok();
-    assert!(again.stdout.contains("test_hang_while_file"), "{again:?}");
+    info().run().ok().prints(&["test_hang_while_file"]);
 }

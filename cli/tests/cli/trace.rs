@@ -11,8 +11,7 @@ const PROMPT: &str = "The capital of France is";
 
 /// The events of a trace; each has to be whole.
 pub fn events(path: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(path).expect("the trace");
-    serde_json::from_str(&text).expect("the trace is a JSON array")
+    qhx_tests::files::json(path)
 }
 
 /// The spans of a name.
@@ -42,9 +41,7 @@ pub fn nested(events: &[Value], inner: &str, outer: &str) {
 #[test]
 fn a_generation_is_traced_step_by_step() {
     let folder = folder();
-    let run = Program::qhx(folder.path())
-        .args(["generate"])
-        .args([bundle()])
+    let run = qhx!(folder, "generate", bundle())
         .args([PROMPT, "--max-new", "12", "--json", "--trace", "t.json"])
         .run()
         .ok();
@@ -103,10 +100,7 @@ fn a_generation_is_traced_step_by_step() {
 #[test]
 fn every_turn_of_a_conversation_is_traced() {
     let folder = folder();
-    Program::qhx(folder.path())
-        .args(["chat"])
-        .args([bundle()])
-        .args(["--max-new", "3", "--trace", "t.json"])
+    qhx!(folder, "chat", bundle(), "--max-new", "3", "--trace", "t.json")
         .stdin("Hello\nAgain\n")
         .run()
         .ok();
@@ -136,27 +130,20 @@ fn a_trace_that_cannot_be_written_loses_no_text() {
     let made = std::process::Command::new("mkfifo").arg(&fifo).status().expect("mkfifo runs");
     assert!(made.success());
     for (file, what) in [("fifo", "a FIFO"), (".", "a folder"), ("no/t.json", "no/t.json")] {
-        let run = Program::qhx(folder.path())
-            .args(["generate"])
-            .args([bundle()])
-            .args([PROMPT, "--max-new", "2", "--trace", file])
-            .run();
+        let run =
+            qhx!(folder, "generate", bundle(), PROMPT, "--max-new", "2", "--trace", file).run();
         assert_eq!((run.code, run.stdout.as_str()), (11, ""), "{run:?}");
         assert!(run.stderr.contains(what) && run.stderr.matches("error: ").count() == 1, "{run:?}");
     }
     // A disk without room for more than some kilobytes.
-    let usual = Program::qhx(folder.path())
-        .args(["generate"])
-        .args([bundle()])
-        .args([PROMPT, "--max-new", "60", "--ignore-eos"])
-        .run()
-        .ok();
+    let usual =
+        qhx!(folder, "generate", bundle(), PROMPT, "--max-new", "60", "--ignore-eos").run().ok();
     let line = "trap '' XFSZ; ulimit -f 8; \
                 exec qhx generate \"$BUNDLE\" \"$PROMPT\" --max-new 60 --ignore-eos --trace t.json";
     let run =
         Program::shell(folder.path(), line).env("BUNDLE", bundle()).env("PROMPT", PROMPT).run();
     assert_eq!(run.code, 11, "{run:?}");
     assert_eq!(run.stdout, usual.stdout);
-    assert!(run.stderr.contains("error: the trace is not complete: t.json: "), "{run:?}");
+    run.says(&["error: the trace is not complete: t.json: "]);
     assert_eq!(run.stderr.matches("error: ").count(), 1, "{run:?}");
 }

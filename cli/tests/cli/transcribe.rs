@@ -4,10 +4,11 @@
 use std::path::{Path, PathBuf};
 
 use qhx_paths::fixture;
+use qhx_tests::files;
 use qhx_tiers::tier;
 use serde_json::{Value, json};
 
-use crate::run::{Program, Run, folder};
+use crate::run::{self, Program, Run, folder};
 
 const TINY: &str = "gemma4-tiny";
 
@@ -15,19 +16,16 @@ const TINY: &str = "gemma4-tiny";
 pub fn base(folder: &Path) -> PathBuf {
     let checkpoint = folder.join("checkpoint");
     qhx_tests::plugin_files::copy_folder(&fixture(TINY), &checkpoint);
-    let path = checkpoint.join("tokenizer_config.json");
-    let text = std::fs::read(&path).expect("a file");
-    let mut config: Value = serde_json::from_slice(&text).expect("JSON");
-    config.as_object_mut().and_then(|config| config.remove("chat_template"));
-    std::fs::write(&path, config.to_string()).expect("written");
+    files::edit(&checkpoint.join("tokenizer_config.json"), |config| {
+        config.as_object_mut().and_then(|config| config.remove("chat_template"));
+    });
     checkpoint
 }
 
 /// A bundle that takes audio clips of 2.2 seconds.
 pub fn forge(folder: &Path, checkpoint: &Path, how: &[&str]) -> PathBuf {
     let out = folder.join("gemma4");
-    Program::qhx(folder)
-        .args([Path::new("forge"), checkpoint, Path::new("--out"), &out])
+    qhx!(folder, "forge", checkpoint, "--out", out)
         .args(["--name", "tiny", "--max-ctx", "200", "--prefill", "24"])
         .args(["--recipe-option", "towers=audio", "--recipe-option", "audio-tokens=54"])
         .args(how)
@@ -44,12 +42,10 @@ pub fn sentence(id: &str) -> String {
 fn spoken_sentences_become_their_words() {
     let folder = folder();
     let bundle = forge(folder.path(), &base(folder.path()), &["--cpu-only"]);
-    let transcribe = |words: &[&str]| {
-        Program::qhx(folder.path()).args(["transcribe"]).args([&bundle]).args(words).run()
-    };
+    let transcribe = |words: &[&str]| qhx!(folder, "transcribe", bundle).args(words).run();
     let run = transcribe(&[&sentence("noon"), &sentence("rain")]).ok();
     assert_eq!(run.stdout, "the boat leaves at noon\nrain comes before the night\n");
-    assert!(run.stderr.contains("noon.wav: 1.7 s of audio in "), "{}", run.stderr);
+    run.says(&["noon.wav: 1.7 s of audio in "]);
 
     let (short, long) = (sentence("stop"), folder.path().join("long.wav"));
     let mut samples = Vec::new();
@@ -72,8 +68,7 @@ fn spoken_sentences_become_their_words() {
     {
         // Ctrl-C ends it, and what is written down stays.
         let many = vec![sentence("noon"); 2000];
-        let mut child =
-            Program::qhx(folder.path()).args(["transcribe"]).args([&bundle]).args(many).start();
+        let mut child = qhx!(folder, "transcribe", bundle).args(many).start();
         let mut line = [0; "the boat leaves at noon\n".len()];
         let mut stdout = child.stdout.take().expect("a pipe");
         std::io::Read::read_exact(&mut stdout, &mut line).expect("a line");
@@ -82,15 +77,12 @@ fn spoken_sentences_become_their_words() {
         assert_eq!(crate::interrupt::code(child), Some(130));
     }
 
-    let generate = |words: &[&str]| {
-        Program::qhx(folder.path()).args(["generate"]).args([&bundle]).args(words).run()
-    };
-    let run = generate(&["\nTranscription: ", "--audio", &long]);
-    let parts = ["audio of 2.9 s is 72 soft tokens, the bundle takes 54", "qhx transcribe"];
-    assert!(run.code == 9 && parts.iter().all(|part| run.stderr.contains(part)), "{run:?}");
+    let generate = |words: &[&str]| qhx!(folder, "generate", bundle).args(words).run();
+    generate(&["\nTranscription: ", "--audio", &long])
+        .fails(9, &["audio of 2.9 s is 72 soft tokens, the bundle takes 54", "qhx transcribe"]);
     let image = fixture(TINY).join("boat.png").display().to_string();
-    let run = generate(&["Describe this image.", "--image", &image]);
-    assert!(run.code == 9 && run.stderr.contains("the bundle takes no images"), "{run:?}");
+    generate(&["Describe this image.", "--image", &image])
+        .fails(9, &["the bundle takes no images"]);
 }
 
 #[tier(qnn, full)]
@@ -102,10 +94,7 @@ fn the_npu_writes_down_a_sentence() {
         ["--htp", htp.to_str().expect("UTF-8"), "--qnn-system", system.to_str().expect("UTF-8")];
     let how = [&["--target", "v81"][..], &libraries].concat();
     let bundle = forge(folder.path(), &base(folder.path()), &how);
-    let run = Program::qhx(folder.path())
-        .args(["transcribe"])
-        .args([&bundle])
-        .args(["--backend", "qnn"])
+    let run = qhx!(folder, "transcribe", bundle, "--backend", "qnn")
         .args(libraries)
         .args([sentence("noon")])
         .run()
@@ -144,9 +133,7 @@ fn multimodal(folder: &Path, words: &[&str]) -> Run {
     let mut cut = wav(8_000, 1, 8, &tone(800));
     cut.truncate(500);
     std::fs::write(folder.join("cut.wav"), cut).expect("written");
-    Program::qhx(folder)
-        .args(["--plugin"])
-        .arg_path(crate::media::plugin())
+    qhx!(folder, "--plugin", crate::media::plugin())
         .args(["transcribe", "multimodal", "--max-new", "2"])
         .args(words)
         .run()
@@ -159,8 +146,7 @@ fn what_is_too_long_is_cut_into_pieces_that_overlap() {
     let run = multimodal(folder.path(), &["long.wav", "--prompt", "ab"]).ok();
     assert_eq!(run.stdout, "ll\n");
     let says = "long.wav: 3.0 s of audio, the model takes 0.5 s at a time: cut into 7 chunks that overlap by 0.1 s";
-    assert!(run.stderr.contains(says), "{}", run.stderr);
-    assert!(run.stderr.contains("is cut off after 2 tokens"), "{}", run.stderr);
+    run.says(&[says, "is cut off after 2 tokens"]);
     let sounds = multimodal(folder.path(), &["long.wav", "--prompt", "ab", "--json"]).ok().json();
     let pieces = sounds["sounds"][0]["pieces"].as_array().expect("a list");
     let times = pieces.iter().map(|piece| (piece["start"].as_f64(), piece["end"].as_f64()));
@@ -175,7 +161,7 @@ fn what_is_too_long_is_cut_into_pieces_that_overlap() {
 fn what_the_host_op_found_is_reported() {
     let folder = folder();
     let run = multimodal(folder.path(), &["long.wav", "fast.wav", "--prompt", "ab", "--json"]).ok();
-    assert!(run.stderr.contains("times real time, language hum"), "{}", run.stderr);
+    run.says(&["times real time, language hum"]);
     let report = run.json();
     let found = |sound: usize| {
         let sound = &report["sounds"][sound];
@@ -216,13 +202,7 @@ fn any_channels_bits_and_rate_are_taken() {
 
 /// A tiny Whisper that takes two seconds at once.
 pub fn whisper(folder: &Path) -> PathBuf {
-    let out = folder.join("whisper");
-    Program::qhx(folder)
-        .args([Path::new("forge"), &fixture("whisper-tiny"), Path::new("--out"), &out])
-        .args(["--name", "tiny", "--cpu-only"])
-        .run()
-        .ok();
-    out
+    run::forge(folder, &fixture("whisper-tiny"), "whisper", "--name tiny --cpu-only")
 }
 
 /// The windows of long audio begin where `transformers` begins them, and its segments have the same words and times;
@@ -231,8 +211,7 @@ pub fn whisper(folder: &Path) -> PathBuf {
 fn long_audio_has_the_segments_of_the_reference() {
     let folder = folder();
     let bundle = whisper(folder.path());
-    let text = std::fs::read(fixture("whisper-tiny").join("goldens.json")).expect("goldens");
-    let goldens: Value = serde_json::from_slice(&text).expect("JSON");
+    let goldens: Value = files::json(&fixture("whisper-tiny").join("goldens.json"));
     let expected = |piece: &Value| {
         let text = piece["text"].as_str().expect("a text").trim().to_owned();
         (piece["start"].as_f64(), piece["end"].as_f64(), text)
@@ -242,14 +221,14 @@ fn long_audio_has_the_segments_of_the_reference() {
     plain.retain(|(.., text)| !text.is_empty());
     assert!(plain.len() > 4, "{plain:?}");
     let long = fixture("whisper-tiny").join("long.wav");
-    let transcribe = || Program::qhx(folder.path()).args(["transcribe"]).args([&bundle]);
+    let transcribe = || qhx!(folder, "transcribe", bundle);
     let run =
         transcribe().args([&long]).args(["--format", "json", "--temperature", "0"]).run().ok();
     let sound = run.json()["sounds"][0].clone();
     assert_eq!(sound["language"], "en");
     let pieces = sound["pieces"].as_array().expect("a list").iter().map(expected);
     assert_eq!(pieces.collect::<Vec<_>>(), plain);
-    assert!(run.stderr.contains("times real time, language en"), "{}", run.stderr);
+    run.says(&["times real time, language en"]);
 
     let samples = std::fs::read(&long).expect("a file").split_off(44);
     let run =
@@ -258,7 +237,7 @@ fn long_audio_has_the_segments_of_the_reference() {
     assert_eq!(cues.len(), plain.len(), "{}", run.stdout);
     let first = format!("1\n00:00:00,{:03.0} --> ", plain[0].0.expect("a time") * 1e3);
     assert!(cues[0].starts_with(&first) && cues[0].ends_with(&plain[0].2), "{}", cues[0]);
-    assert!(run.stderr.contains(&plain[1].2), "{}", run.stderr);
+    run.says(&[&plain[1].2]);
 }
 
 /// The tokenizer of the tiny model ends with `<|notimestamps|>`, as those of 2022 and of many fine-tunes do. Ids behind
@@ -267,34 +246,27 @@ fn long_audio_has_the_segments_of_the_reference() {
 fn times_need_no_tokens_in_the_tokenizer() {
     let folder = folder();
     let bundle = whisper(folder.path());
-    let run = Program::qhx(folder.path()).args(["verify"]).args([&bundle]).run().ok();
-    assert!(run.stdout.contains("ok   golden generate-audio: "), "{}", run.stdout);
+    qhx!(folder, "verify", bundle).run().ok().prints(&["ok   golden generate-audio: "]);
 
     let spelled = folder.path().join("spelled");
     qhx_tests::plugin_files::copy_folder(&fixture("whisper-tiny"), &spelled);
-    let path = spelled.join("tokenizer.json");
-    let text = std::fs::read(&path).expect("a file");
-    let mut tokenizer: Value = serde_json::from_slice(&text).expect("JSON");
-    let added = tokenizer["added_tokens"].as_array_mut().expect("a list");
-    let last = added.last().cloned().expect("a token");
-    assert_eq!(last["content"], "<|notimestamps|>");
-    for step in 0..=100u64 {
-        let mut token = last.clone();
-        token["id"] = json!(last["id"].as_u64().expect("an id") + 1 + step);
-        token["content"] = json!(format!("<|{:.2}|>", step as f64 * 0.02));
-        token["special"] = json!(false);
-        added.push(token);
-    }
-    std::fs::write(&path, tokenizer.to_string()).expect("written");
-    let out = folder.path().join("of-spelled");
-    Program::qhx(folder.path())
-        .args([Path::new("forge"), &spelled, Path::new("--out"), &out])
-        .args(["--name", "tiny", "--cpu-only", "--no-golden"])
-        .run()
-        .ok();
+    files::edit(&spelled.join("tokenizer.json"), |tokenizer| {
+        let added = tokenizer["added_tokens"].as_array_mut().expect("a list");
+        let last = added.last().cloned().expect("a token");
+        assert_eq!(last["content"], "<|notimestamps|>");
+        for step in 0..=100u64 {
+            let mut token = last.clone();
+            token["id"] = json!(last["id"].as_u64().expect("an id") + 1 + step);
+            token["content"] = json!(format!("<|{:.2}|>", step as f64 * 0.02));
+            token["special"] = json!(false);
+            added.push(token);
+        }
+    });
+    let options = "--name tiny --cpu-only --no-golden";
+    let out = run::forge(folder.path(), &spelled, "of-spelled", options);
     let long = fixture("whisper-tiny").join("long.wav");
     let [one, other] = [&bundle, &out].map(|bundle| {
-        let run = Program::qhx(folder.path()).args(["transcribe"]).args([bundle]).args([&long]);
+        let run = qhx!(folder, "transcribe", bundle, long);
         run.args(["--json"]).run().ok().json()["sounds"][0].clone()
     });
     assert!(one["pieces"].as_array().expect("a list").len() > 4, "{one}");
@@ -326,19 +298,12 @@ fn languages_tasks_and_times_that_a_model_has_not_are_named() {
         (&["generate", "boat"], "use it with `qhx transcribe`"),
         (&["chat"], "does not chat; it does transcribe"),
     ] {
-        let run = program(words);
-        assert!(run.code == 2 && run.stderr.contains(what), "{words:?}: {run:?}");
+        program(words).fails(2, &[what]);
     }
-    let run = Program::qhx(folder.path()).args(["transcribe"]).args([&bundle]).args(["-"]).run();
-    assert!(run.code == 9 && run.stderr.contains("0 samples"), "{run:?}");
+    qhx!(folder, "transcribe", bundle, "-").run().fails(9, &["0 samples"]);
     // Digital silence has no words, and is no error.
     let silence = vec![0; 32_000];
-    let run = Program::qhx(folder.path())
-        .args(["transcribe"])
-        .args([&bundle])
-        .args(["-"])
-        .stdin(silence)
-        .run();
+    let run = qhx!(folder, "transcribe", bundle, "-").stdin(silence).run();
     assert_eq!(run.code, 0, "{run:?}");
     std::fs::write(folder.path().join("odd.wav"), wav(96_000, 7, 16, &[0; 7 * 2 * 9600]))
         .expect("written");
@@ -351,10 +316,9 @@ fn languages_tasks_and_times_that_a_model_has_not_are_named() {
 fn words_have_the_times_of_the_reference() {
     let folder = folder();
     let bundle = whisper(folder.path());
-    let goldens = std::fs::read(fixture("whisper-tiny").join("words.json")).expect("goldens");
-    let goldens: Value = serde_json::from_slice(&goldens).expect("JSON");
+    let goldens: Value = files::json(&fixture("whisper-tiny").join("words.json"));
     let transcribe = |bundle: &Path, clip: &str, words: &[&str]| {
-        let run = Program::qhx(folder.path()).args(["transcribe"]).args([bundle]);
+        let run = qhx!(folder, "transcribe", bundle);
         run.args([fixture("whisper-tiny").join(clip)]).args(words).run()
     };
     let cases = goldens["cases"].as_array().expect("a list");
@@ -374,21 +338,18 @@ fn words_have_the_times_of_the_reference() {
     let plain = folder.path().join("plain");
     qhx_tests::plugin_files::copy_folder(&fixture("whisper-tiny"), &plain);
     let path = plain.join("generation_config.json");
-    let mut config: Value =
-        serde_json::from_slice(&std::fs::read(&path).expect("a file")).expect("JSON");
+    let mut config: Value = files::json(&path);
     let heads = config["alignment_heads"].take();
     std::fs::write(&path, config.to_string()).expect("written");
     let out = folder.path().join("of-plain");
     let forge = || {
-        Program::qhx(folder.path())
-            .args([Path::new("forge"), &plain, Path::new("--out"), &out])
+        qhx!(folder, "forge", plain, "--out", out)
             .args(["--name", "tiny", "--cpu-only", "--no-golden"])
             .run()
     };
     forge().ok();
-    let run = transcribe(&out, "one.wav", &["--times", "word"]);
-    let parts = ["times of words: the graphs give no weights of attention", "alignment_heads"];
-    assert!(run.code == 2 && parts.iter().all(|part| run.stderr.contains(part)), "{run:?}");
+    transcribe(&out, "one.wav", &["--times", "word"])
+        .fails(2, &["times of words: the graphs give no weights of attention", "alignment_heads"]);
     config["alignment_heads"] = heads;
     config["alignment_heads"][0] = json!([2, 0]);
     std::fs::write(&path, config.to_string()).expect("written");
@@ -399,13 +360,9 @@ fn words_have_the_times_of_the_reference() {
 
 /// A tiny Parakeet that takes two seconds at once.
 fn parakeet(folder: &Path, kind: &str) -> PathBuf {
-    let (out, checkpoint) = (folder.join(kind), format!("parakeet-{kind}-tiny"));
-    Program::qhx(folder)
-        .args([Path::new("forge"), &fixture(&checkpoint), Path::new("--out"), &out])
-        .args(["--name", "tiny", "--cpu-only", "--recipe-option", "windows=1,2"])
-        .run()
-        .ok();
-    out
+    let checkpoint = fixture(&format!("parakeet-{kind}-tiny"));
+    let options = "--name tiny --cpu-only --recipe-option windows=1,2";
+    run::forge(folder, &checkpoint, kind, options)
 }
 
 /// Windows that overlap give the tokens of the reference at its times, from a file and from a recording.
@@ -417,15 +374,11 @@ fn long_audio_has_the_tokens_of_the_reference() {
     for kind in ["ctc", "tdt"] {
         let bundle = parakeet(folder.path(), kind);
         let goldens = fixture(&format!("parakeet-{kind}-tiny")).join("goldens.json");
-        let goldens: Value =
-            serde_json::from_slice(&std::fs::read(goldens).expect("goldens")).expect("JSON");
+        let goldens: Value = files::json(&goldens);
         let long_case = &goldens["long"];
         let text = long_case["text"].as_str().expect("a text");
         assert!(text.split(' ').count() > 4, "{text}");
-        let run = Program::qhx(folder.path())
-            .args(["transcribe"])
-            .args([&bundle, &long])
-            .args(["--times", "word", "--format", "json"])
+        let run = qhx!(folder, "transcribe", bundle, long, "--times", "word", "--format", "json")
             .run()
             .ok();
         let sound = run.json()["sounds"][0].clone();
@@ -443,12 +396,9 @@ fn long_audio_has_the_tokens_of_the_reference() {
             starts.iter().any(|known| (known - start).abs() < 2e-3)
         };
         assert!(pieces.iter().all(begins), "{pieces:?}, expected of {starts:?}");
-        assert!(run.stderr.contains("cut into 4 chunks that overlap by 0.3 s"), "{}", run.stderr);
+        run.says(&["cut into 4 chunks that overlap by 0.3 s"]);
 
-        let cues = Program::qhx(folder.path())
-            .args(["transcribe"])
-            .args([&bundle])
-            .args(["-", "--format", "srt"])
+        let cues = qhx!(folder, "transcribe", bundle, "-", "--format", "srt")
             .stdin(samples.clone())
             .run()
             .ok();
@@ -491,7 +441,6 @@ fn a_recogniser_takes_any_audio_and_names_what_it_lacks() {
         (&["transcribe", "silence.wav", "--prompt", "boat"], 2, "no place for one"),
         (&["generate", "boat"], 2, "use it with `qhx transcribe`"),
     ] {
-        let run = program(words);
-        assert!(run.code == code && run.stderr.contains(what), "{words:?}: {run:?}");
+        program(words).fails(code, &[what]);
     }
 }

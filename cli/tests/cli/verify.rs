@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use crate::run::{Program, Run, bundle, checkpoint, copy_of_bundle, folder};
+use crate::run::{Run, bundle, checkpoint, copy_of_bundle, folder};
 
 fn verify(bundle: &Path, rest: &[&str]) -> Run {
     let folder = folder();
-    Program::qhx(folder.path()).args(["verify"]).args([bundle]).args(rest).run()
+    qhx!(folder, "verify", bundle).args(rest).run()
 }
 
 fn suite() -> String {
@@ -32,8 +32,7 @@ fn damaged_and_missing_files() {
     std::fs::remove_file(bundle.join("tokenizer_config.json")).expect("the file");
     let run = verify(&bundle, &[]);
     assert_eq!(run.code, 1, "{run:?}");
-    assert!(run.stdout.contains("FAIL tokenizer.json: sha256 "), "{}", run.stdout);
-    assert!(run.stdout.contains("FAIL tokenizer_config.json: missing"), "{}", run.stdout);
+    run.prints(&["FAIL tokenizer.json: sha256 ", "FAIL tokenizer_config.json: missing"]);
     let json = verify(&bundle, &["--json"]).json();
     assert_eq!(json["passed"], false);
 }
@@ -41,7 +40,7 @@ fn damaged_and_missing_files() {
 #[test]
 fn the_tiny_model_is_greedy_exact_on_the_cpu() {
     let run = verify(bundle(), &[&suite(), "--backend", "cpu"]).ok();
-    assert!(run.stdout.contains("passed: "), "{}", run.stdout);
+    run.prints(&["passed: "]);
     assert!(run.stdout.lines().all(|l| !l.starts_with("FAIL")), "{}", run.stdout);
     let json = verify(bundle(), &[&suite(), "--json", "--gate", "greedy_tol"]).ok().json();
     assert_eq!(json["passed"], true);
@@ -81,8 +80,6 @@ fn suites_that_are_none() {
         (r#"{"schema": "npu_suite/v1", "cases": [{"prompt": "a", "gold": []}]}"#, "gold is empty"),
     ] {
         std::fs::write(&path, text).expect("a file");
-        let run = verify(bundle(), &[&path.to_string_lossy()]);
-        assert_eq!(run.code, 4, "{run:?}");
-        assert!(run.stderr.contains(message), "{}", run.stderr);
+        verify(bundle(), &[&path.to_string_lossy()]).fails(4, &[message]);
     }
 }
