@@ -23,10 +23,9 @@ fn a_key_is_asked_for_in_either_header() {
         client.clone().with("x-api-key", ""),
     ] {
         for path in ["/v1/models", "/metrics", "/nowhere"] {
-            let refused = wrong.get(path).status(401);
+            let refused = wrong.get(path);
             assert_eq!(refused.header("www-authenticate"), Some("Bearer"));
-            let error = refused.error();
-            assert_eq!(error["code"], "invalid_api_key");
+            let error = refused.refuses(401, "code", "invalid_api_key");
             assert_eq!(error["type"], "authentication_error");
         }
     }
@@ -76,8 +75,7 @@ fn a_foreign_name_is_refused_on_every_address_without_a_key() {
         running.client.raw(head.as_bytes()).unwrap()
     };
     let running = Running::start(everywhere(options([("a", language())])));
-    let error = ask(&running, "evil.example:8080").status(403).error();
-    assert_eq!(error["code"], "host_not_allowed");
+    let error = ask(&running, "evil.example:8080").refuses(403, "code", "host_not_allowed");
     assert!(error["message"].as_str().unwrap().contains("--allow-host"), "{error}");
     for own in ["localhost:8080", "192.168.1.7", "[::1]:1"] {
         ask(&running, own).status(200);
@@ -140,8 +138,7 @@ fn requests_have_ids_and_a_line_each() {
     let model = "forged\nreq_0 GET / 200\u{1b}[2J\u{9b}31m\u{202e}";
     let body = json!({"model": model, "messages": [{"role": "user", "content": "a secret"}]});
     let agent = named.with("user-agent", "forged (req_1 GET / 200)");
-    let refused = agent.post("/v1/chat/completions", &body).status(404);
-    assert_eq!(refused.error()["code"], "model_not_found");
+    agent.post("/v1/chat/completions", &body).refuses(404, "code", "model_not_found");
     let line = running.line_with("forged");
     assert!(line.contains("forged\\nreq_0") || line.contains("forged\\\\nreq_0"), "{line}");
     let odd = |c: char| c.is_control() || c == '\u{202e}';

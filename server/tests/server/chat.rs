@@ -5,23 +5,18 @@ use serde_json::{Value, json};
 use crate::bundles::{
     Running, golden, language, options, runtime, shared, with_sampling, with_template,
 };
-use crate::client::Response;
+use crate::client::{Response, with};
 
 const ROUTE: &str = "/v1/chat/completions";
 
 /// A greedy request of the language model, with more.
 fn body(text: &str, more: Value) -> Value {
-    let mut body = json!({
-        "model": "language",
-        "messages": [{"role": "user", "content": text}],
-        "temperature": 0,
-    });
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
+    let messages = json!([{"role": "user", "content": text}]);
+    with(json!({"model": "language", "messages": messages, "temperature": 0}), more)
 }
 
 fn ask(text: &str, more: Value) -> Value {
-    shared().client.post(ROUTE, &body(text, more)).status(200).json()
+    shared().client.ask(ROUTE, &body(text, more))
 }
 
 fn streamed(text: &str, mut more: Value) -> Response {
@@ -46,7 +41,7 @@ fn an_answer_is_that_of_the_reference() {
             messages.insert(0, json!({"role": "developer", "content": system}));
         }
         let body = json!({"model": "language", "messages": messages, "temperature": 0});
-        let json = shared().client.post(ROUTE, &body).status(200).json();
+        let json = shared().client.ask(ROUTE, &body);
         assert_eq!(json["object"], "chat.completion");
         let choice = &json["choices"][0];
         assert_eq!(choice["message"]["content"], answer);
@@ -63,9 +58,9 @@ fn what_a_request_leaves_out_is_as_the_bundle_has_it() {
     let path = with_sampling("sampled", json!({"temperature": 1.8, "top_k": 30}));
     let mut running = Running::start(options([("language", &*path)]));
     let content = |running: &Running, more: Value| {
-        let mut body = json!({"messages": [{"role": "user", "content": "Hello"}], "seed": 3, "max_tokens": 12});
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let json = running.client.post(ROUTE, &body).status(200).json();
+        let messages = json!([{"role": "user", "content": "Hello"}]);
+        let body = with(json!({"messages": messages, "seed": 3, "max_tokens": 12}), more);
+        let json = running.client.ask(ROUTE, &body);
         json["choices"][0]["message"]["content"].clone()
     };
     let shared = |more| content(shared(), more);
@@ -79,9 +74,8 @@ fn what_a_request_leaves_out_is_as_the_bundle_has_it() {
     let response = running.client.post("/v1/responses", &json!({"input": "Hello", "seed": 3}));
     assert_eq!(response.status(200).json()["temperature"], json!(1.8_f32));
     let completion = |running: &Running, more: Value| {
-        let mut body = json!({"prompt": "Hello", "seed": 3, "model": "language"});
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let json = running.client.post("/v1/completions", &body).status(200).json();
+        let body = with(json!({"prompt": "Hello", "seed": 3, "model": "language"}), more);
+        let json = running.client.ask("/v1/completions", &body);
         json["choices"][0]["text"].clone()
     };
     let same = json!({"temperature": 1.8, "top_k": 30});
@@ -192,8 +186,7 @@ fn a_bias_decides_which_tokens_are_chosen() {
         (json!({"4294967295": 1}), Value::Null),
     ] {
         let error = shared().client.post(ROUTE, &body("a", json!({"logit_bias": bias})));
-        let error = error.status(400).error();
-        assert_eq!(error["param"], param, "{error}");
+        let error = error.refuses(400, "param", param);
         assert!(error["message"].as_str().unwrap().contains("logit_bias"), "{error}");
     }
 }
@@ -232,14 +225,7 @@ fn a_seed_makes_choices_repeatable() {
 fn penalties_and_filters_reach_the_sampler() {
     let (_, user, answer) = golden("llama3-tiny", "sky");
     let text = |more| ask(&user, more)["choices"][0]["message"]["content"].clone();
-    let drawn = |mut more: Value| {
-        more.as_object_mut().unwrap().extend([
-            ("seed".to_owned(), json!(1)),
-            ("temperature".to_owned(), json!(2)),
-            ("max_tokens".to_owned(), json!(60)),
-        ]);
-        text(more)
-    };
+    let drawn = |more| text(with(json!({"seed": 1, "temperature": 2, "max_tokens": 60}), more));
     let plain = drawn(json!({}));
     assert_eq!(plain, drawn(json!({})));
     for penalty in ["frequency_penalty", "presence_penalty"] {
@@ -302,8 +288,8 @@ fn an_answer_is_json_of_the_schema() {
     let any = ask("Hello", json!({"response_format": {"type": "json_object"}, "max_tokens": 3}));
     assert!(any["choices"][0]["message"]["content"].as_str().unwrap().starts_with('{'));
     let wrong = json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}});
-    let error = shared().client.post(ROUTE, &body("Hello", wrong)).status(400).error();
-    assert_eq!(error["param"], "response_format.json_schema.schema");
+    let param = "response_format.json_schema.schema";
+    shared().client.post(ROUTE, &body("Hello", wrong)).refuses(400, "param", param);
 }
 
 /// A template that writes calls between tags.
@@ -333,7 +319,7 @@ fn tools_are_called_where_they_must_be() {
         let mut more = json!({"tools": tools(), "tool_choice": choice, "max_tokens": 60});
         // The tiny model would go on to call.
         more["parallel_tool_calls"] = false.into();
-        let json = client.post(ROUTE, &body("Rain in Bonn?", more.clone())).status(200).json();
+        let json = client.ask(ROUTE, &body("Rain in Bonn?", more.clone()));
         let choice = &json["choices"][0];
         assert_eq!(choice["finish_reason"], "tool_calls", "{json}");
         let call = &choice["message"]["tool_calls"][0];
@@ -372,7 +358,7 @@ fn calls_that_were_cut_are_reported_as_cut() {
             "parallel_tool_calls": several,
             "max_tokens": count,
         });
-        let json = client.post(ROUTE, &body("Rain in Bonn?", more)).status(200).json();
+        let json = client.ask(ROUTE, &body("Rain in Bonn?", more));
         let choice = &json["choices"][0];
         assert_eq!(choice["message"]["tool_calls"].as_array().map(Vec::len), Some(1), "{json}");
         assert_eq!(choice["finish_reason"], finish, "{json}");
@@ -384,7 +370,7 @@ fn tools_may_be_left_alone_and_results_come_back() {
     let client = &calling().client;
     for choice in ["auto", "none"] {
         let more = json!({"tools": tools(), "tool_choice": choice, "max_tokens": 5});
-        let json = client.post(ROUTE, &body("Hello", more)).status(200).json();
+        let json = client.ask(ROUTE, &body("Hello", more));
         assert!(!json["choices"][0]["message"]["content"].as_str().unwrap().is_empty(), "{json}");
     }
     // The template sees the call and its result.
@@ -394,12 +380,11 @@ fn tools_may_be_left_alone_and_results_come_back() {
         {"role": "assistant", "content": null, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "Sun."},
     ]);
-    let tokens = client.post("/tokenize", &json!({"messages": messages})).status(200).json();
+    let tokens = client.ask("/tokenize", &json!({"messages": messages}));
     let text = "[user]Rain?[assistant]weather(Bonn)[tool]Sun.";
     let body = json!({"prompt": text, "add_special_tokens": false});
     assert_eq!(tokens["tokens"], client.post("/tokenize", &body).json()["tokens"]);
-    let error = client.post(ROUTE, &body_with_tools("nothing")).status(400).error();
-    assert_eq!(error["param"], "tool_choice");
+    client.post(ROUTE, &body_with_tools("nothing")).refuses(400, "param", "tool_choice");
 }
 
 fn body_with_tools(name: &str) -> Value {
@@ -478,8 +463,7 @@ fn what_is_wrong_is_named() {
         (json!({"model": "encoder"}), "model"),
         (json!({"model": null}), "model"),
     ] {
-        let mut wrong = body("Hello", json!({}));
-        wrong.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let wrong = with(body("Hello", json!({})), more.clone());
         let error = client.post(ROUTE, &wrong);
         let error =
             if param == "model" && more["model"].is_null() { error } else { error.status(400) };
@@ -495,14 +479,11 @@ fn what_is_wrong_is_named() {
 #[test]
 fn a_prompt_that_is_too_long_is_refused() {
     let long = "The old lighthouse stood on the north side. ".repeat(40);
-    for stream in [false, true] {
-        let body = body(&long, json!({"stream": stream}));
-        let error = shared().client.post(ROUTE, &body).status(400).error();
-        assert_eq!(error["code"], "context_length_exceeded", "{error}");
-    }
     let longer = "x".repeat(4 << 20);
-    let error = shared().client.post(ROUTE, &body(&longer, json!({}))).status(400).error();
-    assert_eq!(error["code"], "context_length_exceeded", "{error}");
+    for (text, stream) in [(&long, false), (&long, true), (&longer, false)] {
+        let body = body(text, json!({"stream": stream}));
+        shared().client.post(ROUTE, &body).refuses(400, "code", "context_length_exceeded");
+    }
 }
 
 #[test]
@@ -511,8 +492,7 @@ fn nothing_is_fetched_or_read_for_a_client() {
         let image = json!({"type": "image_url", "image_url": {"url": url}});
         let messages = json!([{"role": "user", "content": [image]}]);
         let body = body("", json!({"messages": messages}));
-        let error = shared().client.post(ROUTE, &body).status(400).error();
-        assert_eq!(error["code"], "unsupported_url", "{url}");
+        let error = shared().client.post(ROUTE, &body).refuses(400, "code", "unsupported_url");
         assert_eq!(error["param"], "messages[0].content[0].image_url");
     }
 }

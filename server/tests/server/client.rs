@@ -30,6 +30,7 @@ impl Response {
     }
 
     /// Asserts a status.
+    #[track_caller]
     pub fn status(self, status: u16) -> Self {
         assert_eq!(self.status, status, "{}", String::from_utf8_lossy(&self.body));
         self
@@ -43,6 +44,22 @@ impl Response {
         assert!(fields.iter().all(|field| all.contains_key(*field)), "{error}");
         assert!(error["message"].as_str().is_some_and(|text| !text.is_empty()), "{error}");
         error
+    }
+
+    /// Asserts a status, and a field of the error, which it returns.
+    #[track_caller]
+    pub fn refuses(self, status: u16, field: &str, value: impl Into<Value>) -> Value {
+        let error = self.status(status).error();
+        assert_eq!(error[field], value.into(), "{error}");
+        error
+    }
+
+    /// Asserts that the error's message has this part.
+    #[track_caller]
+    pub fn says(&self, part: &str) {
+        let error = self.error();
+        let message = error["message"].as_str().expect("a message");
+        assert!(message.contains(part), "{part:?} is not in {error}");
     }
 
     /// The data of server-sent events.
@@ -60,6 +77,13 @@ impl Response {
 
 pub fn events(text: &str) -> Vec<String> {
     text.lines().filter_map(|line| line.strip_prefix("data: ")).map(str::to_owned).collect()
+}
+
+/// An object with more fields, which count where both have one.
+pub fn with(mut object: Value, more: Value) -> Value {
+    let fields = object.as_object_mut().expect("an object");
+    fields.extend(more.as_object().expect("an object").clone());
+    object
 }
 
 /// Sends requests to a server.
@@ -87,6 +111,20 @@ impl Client {
     pub fn post(&self, path: &str, body: &Value) -> Response {
         let json = self.clone().with("content-type", "application/json");
         json.send("POST", path, body.to_string().as_bytes())
+    }
+
+    /// The document that answers a request.
+    #[track_caller]
+    pub fn ask(&self, path: &str, body: &Value) -> Value {
+        self.post(path, body).status(200).json()
+    }
+
+    /// Waits until the metrics have a line.
+    pub fn until(&self, line: &str) {
+        let line = format!("{line}\n");
+        while !self.get("/metrics").text().contains(&line) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     pub fn send(&self, method: &str, path: &str, body: &[u8]) -> Response {

@@ -3,17 +3,15 @@
 use serde_json::{Value, json};
 
 use crate::bundles::shared;
-use crate::client::Response;
+use crate::client::{Response, with};
 
 const ROUTE: &str = "/v1/completions";
 const PROMPT: &str = "The capital of France is";
 const TEXT: &str = " Paris. The river Seine runs through it.";
 
 fn send(more: Value) -> Response {
-    let mut body =
-        json!({"model": "language", "prompt": PROMPT, "temperature": 0, "max_tokens": 40});
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    shared().client.post(ROUTE, &body)
+    let greedy = json!({"model": "language", "prompt": PROMPT, "temperature": 0, "max_tokens": 40});
+    shared().client.post(ROUTE, &with(greedy, more))
 }
 
 fn ask(more: Value) -> Value {

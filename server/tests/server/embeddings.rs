@@ -4,11 +4,10 @@ use base64::Engine as _;
 use serde_json::{Value, json};
 
 use crate::bundles::{Running, encoder, language, options, shared, towers};
-use crate::client::Response;
+use crate::client::{Response, with};
 
 fn send(input: Value, more: Value) -> Response {
-    let mut body = json!({"model": "encoder", "input": input});
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let body = with(json!({"model": "encoder", "input": input}), more);
     shared().client.post("/v1/embeddings", &body)
 }
 
@@ -40,7 +39,7 @@ fn texts_together_have_the_vectors_that_they_have_alone() {
         assert!(together.iter().zip(alone).all(|(a, b)| (a - b).abs() < 1e-5));
     }
     let apart = Running::start(options([("encoder", encoder())]).packs(false));
-    let apart = apart.client.post("/v1/embeddings", &json!({"input": TEXTS})).status(200).json();
+    let apart = apart.client.ask("/v1/embeddings", &json!({"input": TEXTS}));
     assert_eq!(vectors(&apart), alone, "bit for bit");
     assert!(alone.iter().all(|vector| (norm(vector) - 1.0).abs() < 1e-3));
     assert_ne!(alone[0], alone[1]);
@@ -68,8 +67,7 @@ fn fewer_dimensions_are_the_first_ones_normalised() {
     assert!((norm(&cut) - 1.0).abs() < 1e-5);
     let ratio = cut[0] / whole[0];
     assert!(cut.iter().zip(&whole).all(|(a, b)| (a - b * ratio).abs() < 1e-5));
-    let error = send(json!("a"), json!({"dimensions": 1 << 20})).status(400).error();
-    assert_eq!(error["param"], "dimensions");
+    send(json!("a"), json!({"dimensions": 1 << 20})).refuses(400, "param", "dimensions");
 }
 
 #[test]
@@ -111,13 +109,12 @@ fn images_and_texts_have_the_vectors_of_the_reference() {
     assert_eq!(vectors(&send(&part).status(200).json()), both[1..]);
     assert_eq!(vectors(&send(&json!({"image_url": url})).status(200).json()), both[1..]);
     for (url, what) in [("data:image/png;base64,AAAA", "image"), ("data:,", "image")] {
-        let error = send(&json!({"image_url": url})).status(400).error();
-        assert!(error["message"].as_str().unwrap().contains(what), "{error}");
+        send(&json!({"image_url": url})).status(400).says(what);
     }
     // A model of texts alone says so.
     let of_texts = Running::start(options([("encoder", encoder())]));
-    let error = of_texts.client.post("/v1/embeddings", &json!({"input": part})).status(400).error();
-    assert!(error["message"].as_str().unwrap().contains("takes no images"), "{error}");
+    let refused = of_texts.client.post("/v1/embeddings", &json!({"input": part})).status(400);
+    refused.says("takes no images");
 }
 
 #[test]
@@ -147,8 +144,8 @@ fn a_text_that_is_too_long_is_named_or_cut() {
         (json!(["a", "word ".repeat(120)]), json!({})),
         (json!([[1], ids]), json!({"allow_token_ids": true})),
     ] {
-        let error = send(input.clone(), more.clone()).status(400).error();
-        assert_eq!(error["code"], "context_length_exceeded", "{error}");
+        let error =
+            send(input.clone(), more.clone()).refuses(400, "code", "context_length_exceeded");
         assert!(error["message"].as_str().unwrap().starts_with("input 1: "), "{error}");
         let mut cut = more;
         cut["truncate"] = true.into();
@@ -160,8 +157,6 @@ fn a_text_that_is_too_long_is_named_or_cut() {
 fn what_nothing_here_serves_says_what_would() {
     let running = Running::start(options([("language", language())]));
     let body = json!({"input": "a"});
-    let error = running.client.post("/v1/embeddings", &body).status(501).error();
-    assert!(error["message"].as_str().unwrap().contains("--task embed"), "{error}");
-    let error = running.client.post("/v1/rerank", &json!({})).status(501).error();
-    assert_eq!(error["code"], "not_served");
+    running.client.post("/v1/embeddings", &body).status(501).says("--task embed");
+    running.client.post("/v1/rerank", &json!({})).refuses(501, "code", "not_served");
 }

@@ -119,7 +119,7 @@ fn an_op_that_panics_costs_its_request_and_nobody_else() {
     let client = &running.client;
     let body = |model: &str, max: usize| json!({"model": model, "prompt": "The capital", "temperature": 0, "max_tokens": max});
     let text = || {
-        let json = client.post("/v1/completions", &body("language", 5)).status(200).json();
+        let json = client.ask("/v1/completions", &body("language", 5));
         json["choices"][0]["text"].clone()
     };
     let before = text();
@@ -145,9 +145,7 @@ fn a_prompt_that_never_ends_is_stopped_with_its_client() {
     let client = &running.client;
     let body = |model: &str| json!({"model": model, "prompt": "The capital", "max_tokens": 1});
     let stream = client.post_open("/v1/completions", &body("endless"));
-    while !client.get("/metrics").text().contains("qhx_requests_running 1\n") {
-        std::thread::sleep(std::time::Duration::from_millis(2));
-    }
+    client.until("qhx_requests_running 1");
     drop(stream);
     client.post("/v1/completions", &body("language")).status(200);
 }

@@ -7,14 +7,14 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::bundles::{Running, language, options, shared};
-use crate::client::read;
+use crate::client::{read, with};
 
 #[test]
 fn a_body_beyond_the_limit_is_refused() {
     let running = Running::start(options([("language", language())]).max_body(1 << 20));
     let json = running.client.clone().with("content-type", "application/json");
-    let error = json.send("POST", "/v1/chat/completions", &vec![b' '; 4 << 20]).status(413);
-    assert_eq!(error.error()["code"], "request_too_large");
+    let error = json.send("POST", "/v1/chat/completions", &vec![b' '; 4 << 20]);
+    error.refuses(413, "code", "request_too_large");
     // What is far beyond is not even read.
     let head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
         content-length: 104857600\r\n\r\n";
@@ -36,8 +36,7 @@ fn a_client_that_is_slow_keeps_nobody_waiting() {
     .unwrap();
     running.client.get("/health").status(200);
     let response = read(&mut BufReader::new(body)).unwrap();
-    assert_eq!(response.status, 408);
-    assert_eq!(response.error()["code"], "request_timeout");
+    response.refuses(408, "code", "request_timeout");
     let mut rest = Vec::new();
     let _ = head.read_to_end(&mut rest);
     assert!(!String::from_utf8_lossy(&rest).contains("200 OK"), "the head never came");
@@ -52,9 +51,7 @@ fn a_client_that_closes_its_side_has_left() {
         "temperature": 2,
     });
     let stream = running.client.post_open("/v1/chat/completions", &body);
-    while !running.client.get("/metrics").text().contains("qhx_requests_running 1\n") {
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    running.client.until("qhx_requests_running 1");
     stream.get_ref().shutdown(Shutdown::Write).unwrap();
     let line = running.line_with("POST /v1/chat/completions");
     assert!(line.contains("POST /v1/chat/completions 499"), "{line}");
@@ -102,16 +99,11 @@ fn bodies_wait_until_there_is_memory_for_them() {
     let running = Running::start(options.request_memory(256 << 10));
     let client = &running.client;
     let large = json!({"prompt": "Hello", "unknown": " ".repeat(100_000)});
-    let mut first = large.clone();
     let more = json!({"n": 16, "max_tokens": 180, "temperature": 2, "stream": true});
-    first.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    let first = client.post_open("/v1/completions", &first);
-    while !client.get("/metrics").text().contains("qhx_requests_running 1\n") {
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    let first = client.post_open("/v1/completions", &with(large.clone(), more));
+    client.until("qhx_requests_running 1");
     // The first one has nearly all of it until its work is over. Small ones need none.
-    let error = client.post("/tokenize", &large).status(503).error();
-    assert_eq!(error["code"], "no_memory");
+    client.post("/tokenize", &large).refuses(503, "code", "no_memory");
     client.post("/tokenize", &json!({"prompt": "Hello"})).status(200);
     drop(first);
     while client.post("/tokenize", &large).status != 200 {
@@ -133,12 +125,11 @@ fn a_text_that_is_only_counted_is_bounded() {
         ("/tokenize", json!({"model": "language", "messages": messages})),
         ("/v1/messages/count_tokens", json!({"model": "language", "messages": messages})),
     ] {
-        let error = client.post(route, &body).status(400).error();
-        assert_eq!(error["code"], "context_length_exceeded", "{error}");
+        client.post(route, &body).refuses(400, "code", "context_length_exceeded");
     }
     // What is longer than the context is counted.
     let body = json!({"model": "language", "prompt": "long ".repeat(1000)});
-    let counted = client.post("/tokenize", &body).status(200).json();
+    let counted = client.ask("/tokenize", &body);
     assert!(counted["count"].as_u64().unwrap() > 1000, "{counted}");
 }
 

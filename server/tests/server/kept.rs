@@ -10,7 +10,7 @@ use crate::client::Client;
 fn come_back(running: &Running, tiny: &str) -> (u64, u64) {
     let ask = |messages: &[Value]| {
         let body = json!({"messages": messages, "temperature": 0});
-        running.client.post("/v1/chat/completions", &body).status(200).json()
+        running.client.ask("/v1/chat/completions", &body)
     };
     let (_, sky, answer) = golden(tiny, "sky");
     let (_, bread, _) = golden(tiny, "bread");
@@ -43,7 +43,7 @@ fn a_new_conversation_takes_the_session_of_the_oldest() {
     // Nothing is kept but what sessions have.
     let cached = |messages: &[Value]| {
         let body = json!({"messages": messages, "max_tokens": 2});
-        let answer = running.client.post("/v1/chat/completions", &body).status(200).json();
+        let answer = running.client.ask("/v1/chat/completions", &body);
         answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
     };
     for topic in ["The sea", "A loaf of bread", "Rain in the night", "Four violins"] {
@@ -74,7 +74,7 @@ fn cached(client: &Client, path: &str, text: &str, salt: Option<&str>) -> u64 {
         _ => json!({"messages": [{"role": "user", "content": text}], "max_tokens": 1}),
     };
     body["cache_salt"] = salt.into();
-    let usage = client.post(path, &body).status(200).json()["usage"].clone();
+    let usage = client.ask(path, &body)["usage"].clone();
     let places = [
         "/prompt_tokens_details/cached_tokens",
         "/input_tokens_details/cached_tokens",
@@ -144,7 +144,6 @@ fn a_cache_salt_sets_states_apart() {
         if path == "/v1/completions" {
             body["prompt"] = "a".into();
         }
-        let error = running.client.post(path, &body).status(400).error();
-        assert_eq!(error["param"], "cache_salt", "{path}");
+        running.client.post(path, &body).refuses(400, "param", "cache_salt");
     }
 }

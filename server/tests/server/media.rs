@@ -33,15 +33,15 @@ fn an_image_is_seen_in_each_interface() {
     let content = json!([{"type": "image_url", "image_url": {"url": url}}, text]);
     let messages = json!([{"role": "user", "content": content}]);
     let body = json!({"model": "seeing", "messages": messages, "temperature": 0});
-    let json = client.post(CHAT, &body).status(200).json();
+    let json = client.ask(CHAT, &body);
     assert_eq!(json["choices"][0]["message"]["content"], "A red boat on a blue sea.");
     let source = json!({"type": "base64", "media_type": "image/png", "data": boat()});
     let content = json!([{"type": "image", "source": source}, text]);
     let messages = json!([{"role": "user", "content": content}]);
     let body = json!({"model": "seeing", "messages": messages, "temperature": 0, "max_tokens": 40});
-    let message = client.post("/v1/messages", &body).status(200).json();
+    let message = client.ask("/v1/messages", &body);
     assert_eq!(message["content"][0]["text"], "A red boat on a blue sea.");
-    let count = client.post("/v1/messages/count_tokens", &body).status(200).json();
+    let count = client.ask("/v1/messages/count_tokens", &body);
     assert_eq!(count["input_tokens"], json["usage"]["prompt_tokens"]);
     let content = json!([
         {"type": "input_image", "image_url": url},
@@ -49,7 +49,7 @@ fn an_image_is_seen_in_each_interface() {
     ]);
     let input = json!([{"role": "user", "content": content}]);
     let body = json!({"model": "seeing", "input": input, "temperature": 0});
-    let response = client.post("/v1/responses", &body).status(200).json();
+    let response = client.ask("/v1/responses", &body);
     assert_eq!(response["output"][0]["content"][0]["text"], "A red boat on a blue sea.");
 }
 
@@ -61,11 +61,11 @@ fn tools_count_beside_images() {
     let content = json!([{"type": "image", "source": source}]);
     let tool = json!({"name": "weather", "input_schema": {"type": "object"}});
     let mut body = json!({"messages": [{"role": "user", "content": content}], "tools": [tool], "max_tokens": 1});
-    let usage = running.client.post("/v1/messages", &body).status(200).json()["usage"].clone();
+    let usage = running.client.ask("/v1/messages", &body)["usage"].clone();
     let used =
         ["input_tokens", "cache_read_input_tokens"].map(|name| usage[name].as_u64().unwrap());
     let count = |body: &Value| {
-        let json = running.client.post("/v1/messages/count_tokens", body).status(200).json();
+        let json = running.client.ask("/v1/messages/count_tokens", body);
         json["input_tokens"].as_u64().unwrap()
     };
     let with_tools = count(&body);
@@ -91,8 +91,7 @@ fn what_is_no_image_is_refused() {
         let content = json!([{"type": "image_url", "image_url": url}]);
         let messages = json!([{"role": "user", "content": content}]);
         let body = json!({"model": "seeing", "messages": messages});
-        let error = client.post(CHAT, &body).status(400).error();
-        assert_eq!(error["code"], code, "{url}");
+        let error = client.post(CHAT, &body).refuses(400, "code", code);
         if url == bomb {
             assert!(error["message"].as_str().unwrap().contains("60000"), "{error}");
         }
@@ -101,8 +100,7 @@ fn what_is_no_image_is_refused() {
         json!([{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}]);
     let messages = json!([{"role": "user", "content": content}]);
     let body = json!({"model": "seeing", "messages": messages});
-    let error = client.post(CHAT, &body).status(400).error();
-    assert_eq!(error["code"], "model_not_supported");
+    client.post(CHAT, &body).refuses(400, "code", "model_not_supported");
 }
 
 /// Runs a test in a process of its own, whose memory is that of no other test. True within it.
@@ -175,8 +173,7 @@ fn images_of_a_request_take_bounded_memory() {
     ask(1).status(200);
     let before = highest();
     // 750 MB of pixels.
-    let error = ask(10).status(400).error();
-    assert_eq!(error["code"], "invalid_media");
+    let error = ask(10).refuses(400, "code", "invalid_media");
     let message = error["message"].as_str().unwrap();
     assert!(message.contains("25.0 megapixels") && message.contains("this request"), "{error}");
     let taken = highest() - before;
@@ -249,8 +246,8 @@ fn words_have_times_where_they_are_asked_for() {
         ("listening", "json", "word", "verbose_json"),
         ("hearing", "verbose_json", "word", "the model gives no times"),
     ] {
-        let error = ask(model, format, &[granularity]).status(400).error();
-        assert_eq!(error["param"], "timestamp_granularities[]", "{error}");
+        let error =
+            ask(model, format, &[granularity]).refuses(400, "param", "timestamp_granularities[]");
         assert!(error["message"].as_str().unwrap().contains(what), "{error}");
     }
 }
@@ -265,11 +262,10 @@ fn a_form_that_is_wrong_is_refused() {
     assert_eq!(form(&[("model", "seeing")], Some(b"a")).status(400).error()["param"], "model");
     let error = form(&[("model", "hearing")], Some(b"no audio")).status(400).error();
     assert!(error["message"].as_str().unwrap().contains("file"), "{error}");
-    let json = sensing().client.post("/v1/audio/transcriptions", &json!({})).status(415);
-    assert_eq!(json.error()["code"], "unsupported_media_type");
+    let json = sensing().client.post("/v1/audio/transcriptions", &json!({}));
+    json.refuses(415, "code", "unsupported_media_type");
     let error = shared().client.clone().with("content-type", "multipart/form-data; boundary=b");
-    let error = error.send("POST", "/v1/audio/transcriptions", b"--b--\r\n").status(501).error();
-    assert!(error["message"].as_str().unwrap().contains("transcribe"), "{error}");
+    error.send("POST", "/v1/audio/transcriptions", b"--b--\r\n").status(501).says("transcribe");
 }
 
 #[test]

@@ -3,19 +3,14 @@
 use serde_json::{Value, json};
 
 use crate::bundles::{Running, golden, language, options, shared, with_template};
-use crate::client::Response;
+use crate::client::{Response, with};
 
 const ROUTE: &str = "/v1/messages";
 
 fn body(text: &str, more: Value) -> Value {
-    let mut body = json!({
-        "model": "language",
-        "max_tokens": 60,
-        "temperature": 0,
-        "messages": [{"role": "user", "content": text}],
-    });
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
+    let messages = json!([{"role": "user", "content": text}]);
+    let greedy = json!({"model": "language", "max_tokens": 60, "temperature": 0});
+    with(with(greedy, json!({"messages": messages})), more)
 }
 
 /// The names of events, and their data.
@@ -54,7 +49,7 @@ fn an_answer_is_a_message() {
 fn the_stop_sequence_that_ended_an_answer_is_named() {
     let (_, user, _) = golden("llama3-tiny", "cook");
     let reason = |more: Value| {
-        let json = shared().client.post(ROUTE, &body(&user, more)).status(200).json();
+        let json = shared().client.ask(ROUTE, &body(&user, more));
         (json["stop_reason"].clone(), json["stop_sequence"].clone())
     };
     let stopped = (json!("stop_sequence"), json!(" "));
@@ -78,8 +73,7 @@ fn a_message_goes_on_where_the_assistant_began_it() {
     let begin = json!([{"type": "text", "text": begin}]);
     let messages =
         json!([{"role": "user", "content": user}, {"role": "assistant", "content": begin}]);
-    let json =
-        shared().client.post(ROUTE, &body("", json!({"messages": messages}))).status(200).json();
+    let json = shared().client.ask(ROUTE, &body("", json!({"messages": messages})));
     assert_eq!(json["content"], json!([{"type": "text", "text": rest}]));
     let call = json!([{"type": "tool_use", "id": "t1", "name": "weather", "input": {}}]);
     let messages =
@@ -119,7 +113,7 @@ fn tools_are_called_and_their_results_come_back() {
     let tools = json!([{"name": "weather", "description": "The weather", "input_schema": schema}]);
     let more =
         json!({"tools": tools, "tool_choice": {"type": "any", "disable_parallel_tool_use": true}});
-    let json = running.client.post(ROUTE, &body("Rain?", more.clone())).status(200).json();
+    let json = running.client.ask(ROUTE, &body("Rain?", more.clone()));
     assert_eq!(json["stop_reason"], "tool_use", "{json}");
     let call = &json["content"][0];
     assert_eq!((&call["type"], &call["name"]), (&json!("tool_use"), &json!("weather")));
@@ -141,7 +135,7 @@ fn tools_are_called_and_their_results_come_back() {
     let count = |messages: &Value| {
         let body = json!({"model": "language", "messages": messages});
         let route = "/v1/messages/count_tokens";
-        running.client.post(route, &body).status(200).json()["input_tokens"].clone()
+        running.client.ask(route, &body)["input_tokens"].clone()
     };
     let text = "[user]Rain?[assistant]weather[tool]Sun.[user]Thanks.";
     let body = json!({"prompt": text, "add_special_tokens": false});

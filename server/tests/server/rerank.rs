@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use crate::bundles::{Running, options, ranking, with_instruction};
+use crate::client::with;
 
 /// The tiny model goes on with Paris behind the first one: `tests/fixtures/qwen3-tiny/goldens.json`.
 const DOCUMENTS: [&str; 3] = ["word привет", "capital of France is", "crab walks"];
@@ -11,10 +12,7 @@ const DOCUMENTS: [&str; 3] = ["word привет", "capital of France is", "crab
 fn the_best_document_comes_first_with_its_index_and_its_text() {
     let running = Running::start(options([("ranking", ranking())]));
     let ask = |more: serde_json::Value| {
-        let mut body = json!({"query": "The "});
-        let fields = body.as_object_mut().unwrap();
-        fields.extend(more.as_object().unwrap().clone());
-        running.client.post("/v1/rerank", &body)
+        running.client.post("/v1/rerank", &with(json!({"query": "The "}), more))
     };
     let all = ask(json!({"documents": DOCUMENTS})).status(200).json();
     let results = all["results"].as_array().unwrap();
@@ -38,12 +36,10 @@ fn the_best_document_comes_first_with_its_index_and_its_text() {
         (json!({"documents": ["a"], "query": null}), "query"),
         (json!({"documents": ["a"], "instruction": "Find it."}), "instruction"),
     ] {
-        let error = ask(body.clone()).status(400).error();
-        assert_eq!(error["param"], param, "{body}: {error}");
+        ask(body).refuses(400, "param", param);
     }
     let long = "long ".repeat(300);
-    let error = ask(json!({"documents": ["a", long]})).status(400).error();
-    assert_eq!(error["code"], "context_length_exceeded", "{error}");
+    ask(json!({"documents": ["a", long]})).refuses(400, "code", "context_length_exceeded");
     let cut = ask(json!({"documents": ["a", long], "truncate": true})).status(200).json();
     assert_eq!(cut["results"].as_array().unwrap().len(), 2, "{cut}");
     // What was cut off was not read.
@@ -55,9 +51,8 @@ fn an_instruction_takes_the_place_of_the_bundles_own() {
     let manifest = with_instruction();
     let running = Running::start(options([("ranking", manifest.as_path())]));
     let scores = |more: serde_json::Value| {
-        let mut body = json!({"query": "capital of France is", "documents": [""]});
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let json = running.client.post("/v1/rerank", &body).status(200).json();
+        let body = with(json!({"query": "capital of France is", "documents": [""]}), more);
+        let json = running.client.ask("/v1/rerank", &body);
         json["results"][0]["relevance_score"].as_f64().unwrap()
     };
     let own = scores(json!({}));

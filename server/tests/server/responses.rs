@@ -3,13 +3,12 @@
 use serde_json::{Value, json};
 
 use crate::bundles::{golden, shared};
+use crate::client::with;
 
 const ROUTE: &str = "/v1/responses";
 
 fn body(input: Value, more: Value) -> Value {
-    let mut body = json!({"model": "language", "input": input, "temperature": 0});
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
+    with(json!({"model": "language", "input": input, "temperature": 0}), more)
 }
 
 #[test]
@@ -18,7 +17,7 @@ fn an_answer_is_a_response() {
     let message = json!({"role": "user", "content": [{"type": "input_text", "text": user}]});
     for input in [json!(user), json!([message])] {
         let more = json!({"instructions": system, "metadata": {"a": "b"}});
-        let json = shared().client.post(ROUTE, &body(input, more)).status(200).json();
+        let json = shared().client.ask(ROUTE, &body(input, more));
         assert_eq!((&json["object"], &json["status"]), (&json!("response"), &json!("completed")));
         let item = &json["output"][0];
         assert_eq!((&item["type"], &item["role"]), (&json!("message"), &json!("assistant")));
@@ -40,7 +39,7 @@ fn a_last_item_of_the_assistant_is_continued() {
     let (_, user, answer) = golden("llama3-tiny", "sky");
     let (begin, rest) = answer.split_at("By day the sky is blue".len());
     let input = json!([{"role": "user", "content": user}, {"role": "assistant", "content": begin}]);
-    let json = shared().client.post(ROUTE, &body(input, json!({}))).status(200).json();
+    let json = shared().client.ask(ROUTE, &body(input, json!({})));
     assert_eq!(json["output"][0]["content"][0]["text"], rest);
 }
 
@@ -74,7 +73,7 @@ fn a_text_is_of_its_format() {
                         "additionalProperties": false, "x-guidance": {"whitespace_flexible": false}});
     let format = json!({"type": "json_schema", "name": "n", "schema": schema, "strict": true});
     let more = json!({"text": {"format": format}, "max_output_tokens": 20});
-    let json = shared().client.post(ROUTE, &body(json!("Hello"), more)).status(200).json();
+    let json = shared().client.ask(ROUTE, &body(json!("Hello"), more));
     let text = json["output"][0]["content"][0]["text"].as_str().unwrap();
     let answer: Value = serde_json::from_str(text).unwrap();
     assert!(answer["n"] == 1 || answer["n"] == 2, "{text}");
@@ -91,7 +90,6 @@ fn what_is_wrong_is_named() {
         (json!("a"), json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
         (json!("a"), json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
     ] {
-        let error = shared().client.post(ROUTE, &body(input, more)).status(400).error();
-        assert_eq!(error["param"], param);
+        shared().client.post(ROUTE, &body(input, more)).refuses(400, "param", param);
     }
 }

@@ -6,19 +6,14 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::bundles::{Running, language, options, recurrent, shared};
-use crate::client::{events, head};
+use crate::client::{events, head, with};
 
 /// Goes on for as long as the context has room.
 fn long(more: Value) -> Value {
-    let mut body = json!({
-        "messages": [{"role": "user", "content": "Hello"}],
-        "temperature": 1.5,
-        "seed": 3,
-        "n": 16,
-        "stream": true,
-    });
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
+    let messages = json!([{"role": "user", "content": "Hello"}]);
+    let body =
+        json!({"messages": messages, "temperature": 1.5, "seed": 3, "n": 16, "stream": true});
+    with(body, more)
 }
 
 #[test]
@@ -31,9 +26,7 @@ fn a_full_queue_refuses_and_says_when_to_come_back() {
         std::thread::sleep(Duration::from_millis(2));
     }
     let second = running.client.post_open("/v1/chat/completions", &long(json!({})));
-    while !running.client.get("/metrics").text().contains("qhx_requests_waiting 1\n") {
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    running.client.until("qhx_requests_waiting 1");
     let refused = running.client.post("/v1/chat/completions", &long(json!({}))).status(429);
     assert_eq!(refused.error()["code"], "queue_full");
     assert_eq!(refused.header("retry-after"), Some("2"));
@@ -74,9 +67,7 @@ fn requests_take_turns_and_each_gets_its_own_answer() {
     let ask = |model: &str, text: &str| {
         let messages = json!([{"role": "user", "content": text}]);
         let body = json!({"model": model, "messages": messages, "temperature": 0});
-        client.post("/v1/chat/completions", &body).status(200).json()["choices"][0]["message"]
-            ["content"]
-            .clone()
+        client.ask("/v1/chat/completions", &body)["choices"][0]["message"]["content"].clone()
     };
     let questions = [
         ("language", "What colour is the sky?"),
@@ -103,7 +94,7 @@ fn a_conversation_goes_on_from_what_is_there() {
     let mut messages = vec![json!({"role": "user", "content": "What colour is the sky?"})];
     let ask = |messages: &Vec<Value>| {
         let body = json!({"messages": messages, "temperature": 0});
-        running.client.post("/v1/chat/completions", &body).status(200).json()
+        running.client.ask("/v1/chat/completions", &body)
     };
     let first = ask(&messages);
     assert_eq!(first["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
@@ -136,8 +127,7 @@ fn a_request_has_limited_time() {
     let limit = Duration::from_millis(1);
     let running = Running::start(options([("a", language())]).time_limit(limit));
     let body = long(json!({"stream": false}));
-    let error = running.client.post("/v1/chat/completions", &body).status(504).error();
-    assert_eq!(error["code"], "timeout");
+    running.client.post("/v1/chat/completions", &body).refuses(504, "code", "timeout");
 }
 
 #[test]
@@ -163,9 +153,7 @@ fn a_client_that_does_not_read_is_ended_in_time() {
     let prompts = vec!["The capital of France is"; 1000];
     let body = json!({"prompt": prompts, "n": 16, "logprobs": 20, "max_tokens": 100, "stream": true, "seed": 1});
     let stalled = running.client.post_unread("/v1/completions", &body);
-    while !running.client.get("/metrics").text().contains("qhx_requests_running 1\n") {
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    running.client.until("qhx_requests_running 1");
     let short = long(json!({"n": 1, "max_tokens": 1, "stream": false}));
     let ask = || running.client.post("/v1/chat/completions", &short).status;
     let refused = (0..10).take_while(|_| ask() != 200).count();
@@ -186,9 +174,7 @@ fn a_client_that_fills_the_queue_keeps_no_other_out() {
     };
     let path = "/v1/chat/completions";
     let first = one.post_open(path, &long(json!({})));
-    while !two.get("/metrics").text().contains("qhx_requests_running 1\n") {
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    two.until("qhx_requests_running 1");
     let second = one.post_open(path, &long(json!({})));
     waiting(1);
     let mut third = one.post_open(path, &long(json!({})));
