@@ -109,7 +109,48 @@ impl Default for ServerOptions {
     }
 }
 
+/// Methods that set a field each.
+macro_rules! setters {
+    ($($(#[$doc:meta])* $field:ident: $type:ty,)*) => {$(
+        $(#[$doc])*
+        #[must_use]
+        pub fn $field(mut self, $field: $type) -> Self {
+            self.$field = $field;
+            self
+        }
+    )*};
+}
+
 impl ServerOptions {
+    setters! {
+        /// Sets the runtime that opens the bundles.
+        runtime: Runtime,
+        /// Lets clients of different keys go on from each other's states: for a server of one team.
+        share_states: bool,
+        /// Sets the number of requests that may wait for their turn.
+        queue: usize,
+        /// Bytes that a request may have.
+        max_body: usize,
+        /// Bytes that all requests together may take; a body is read once there is room for it.
+        request_memory: usize,
+        /// Time after which a session that nobody uses is closed; one of each model stays open.
+        session_idle: Duration,
+        /// Sets the longest time for a request, waiting included.
+        time_limit: Duration,
+        /// Sets the longest time for a client to send its request.
+        read_limit: Duration,
+        /// Time after which a client that reads nothing of its response is given up.
+        write_limit: Duration,
+        /// Sets the interval of comments in a stream in which nothing happens.
+        heartbeat: Duration,
+        /// Sets the longest time for requests under way to end once the server is asked to stop.
+        drain: Duration,
+        /// Has short texts of a request share graphs of an encoder, or has each go through a graph of its own.
+        packs: bool,
+        /// Sets whether a [`Record`] has the text of the request.
+        log_prompts: bool,
+    }
+
     /// Serves a bundle, too, under the name that its manifest has.
     #[must_use]
     pub fn bundle(self, bundle: Bundle) -> Self {
@@ -121,13 +162,6 @@ impl ServerOptions {
     #[must_use]
     pub fn bundle_as(mut self, name: impl Into<String>, bundle: Bundle) -> Self {
         self.bundles.push((name.into(), bundle));
-        self
-    }
-
-    /// Sets the runtime that opens the bundles.
-    #[must_use]
-    pub fn runtime(mut self, runtime: Runtime) -> Self {
-        self.runtime = runtime;
         self
     }
 
@@ -163,13 +197,6 @@ impl ServerOptions {
         Ok(self.api_keys(keys))
     }
 
-    /// Lets clients of different keys go on from each other's states: for a server of one team.
-    #[must_use]
-    pub fn share_states(mut self, share_states: bool) -> Self {
-        self.share_states = share_states;
-        self
-    }
-
     /// Answers requests of web pages of this origin, such as `https://example.org`; of any for `*`.
     #[must_use]
     pub fn allow_origin(mut self, origin: impl Into<String>) -> Self {
@@ -193,87 +220,10 @@ impl ServerOptions {
         self
     }
 
-    /// Sets the number of requests that may wait for their turn.
-    #[must_use]
-    pub fn queue(mut self, queue: usize) -> Self {
-        self.queue = queue;
-        self
-    }
-
     /// Bytes that loaded models may take; the one that was asked for the longest time ago goes.
     #[must_use]
     pub fn memory(mut self, memory: impl Into<Option<u64>>) -> Self {
         self.memory = memory.into();
-        self
-    }
-
-    /// Bytes that a request may have.
-    #[must_use]
-    pub fn max_body(mut self, max_body: usize) -> Self {
-        self.max_body = max_body;
-        self
-    }
-
-    /// Bytes that all requests together may take; a body is read once there is room for it.
-    #[must_use]
-    pub fn request_memory(mut self, request_memory: usize) -> Self {
-        self.request_memory = request_memory;
-        self
-    }
-
-    /// Time after which a session that nobody uses is closed; one of each model stays open.
-    #[must_use]
-    pub fn session_idle(mut self, session_idle: Duration) -> Self {
-        self.session_idle = session_idle;
-        self
-    }
-
-    /// Sets the longest time for a request, waiting included.
-    #[must_use]
-    pub fn time_limit(mut self, time_limit: Duration) -> Self {
-        self.time_limit = time_limit;
-        self
-    }
-
-    /// Sets the longest time for a client to send its request.
-    #[must_use]
-    pub fn read_limit(mut self, read_limit: Duration) -> Self {
-        self.read_limit = read_limit;
-        self
-    }
-
-    /// Time after which a client that reads nothing of its response is given up.
-    #[must_use]
-    pub fn write_limit(mut self, write_limit: Duration) -> Self {
-        self.write_limit = write_limit;
-        self
-    }
-
-    /// Sets the interval of comments in a stream in which nothing happens.
-    #[must_use]
-    pub fn heartbeat(mut self, heartbeat: Duration) -> Self {
-        self.heartbeat = heartbeat;
-        self
-    }
-
-    /// Sets the longest time for requests under way to end once the server is asked to stop.
-    #[must_use]
-    pub fn drain(mut self, drain: Duration) -> Self {
-        self.drain = drain;
-        self
-    }
-
-    /// Has short texts of a request share graphs of an encoder, or has each go through a graph of its own.
-    #[must_use]
-    pub fn packs(mut self, packs: bool) -> Self {
-        self.packs = packs;
-        self
-    }
-
-    /// Sets whether a [`Record`] has the text of the request.
-    #[must_use]
-    pub fn log_prompts(mut self, log_prompts: bool) -> Self {
-        self.log_prompts = log_prompts;
         self
     }
 
