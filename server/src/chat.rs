@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::Extension;
-use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::Response;
 use qhx::{TextPipeline, TokenLogprobs, ToolCall};
@@ -14,17 +12,13 @@ use crate::error::{ApiError, Result, json_response};
 use crate::fields::Fields;
 use crate::generation_request::Ask;
 use crate::ids;
-use crate::request::Context;
+use crate::request::Asked;
 use crate::sse::{self, Events, Writer};
 
 /// Fingerprint that tells clients which program answers.
 pub(crate) const FINGERPRINT: &str = concat!("qhx-", env!("CARGO_PKG_VERSION"));
 
-pub(crate) async fn completions(
-    Extension(context): Extension<Context>,
-    request: Request,
-) -> Result<Response> {
-    let map = context.object(request).await?;
+pub(crate) async fn completions(Asked { context, map }: Asked) -> Result<Response> {
     let fields = Fields::new(&map);
     let model = fields.text("model")?.map(str::to_owned);
     let stream = fields.flag("stream")?.unwrap_or(false);

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::Extension;
-use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::Response;
 use qhx::{Prompt, TextPipeline, TokenLogprobs};
@@ -19,7 +17,7 @@ use crate::generation_request::{
 use crate::pending::Pending;
 use crate::queue::Work;
 use crate::registry::Ability;
-use crate::request::Context;
+use crate::request::{Asked, Context};
 use crate::sse::{self, Events, Writer};
 
 /// Prompts of one request.
@@ -36,11 +34,7 @@ struct Completion {
     cache_salt: Option<String>,
 }
 
-pub(crate) async fn complete(
-    Extension(context): Extension<Context>,
-    request: Request,
-) -> Result<Response> {
-    let map = context.object(request).await?;
+pub(crate) async fn complete(Asked { context, map }: Asked) -> Result<Response> {
     let fields = Fields::new(&map);
     let model = fields.text("model")?.map(str::to_owned);
     let stream = fields.flag("stream")?.unwrap_or(false);

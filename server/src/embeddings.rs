@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::Extension;
-use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::Response;
 use base64::Engine as _;
@@ -17,7 +15,7 @@ use crate::fields::{Fields, tokens, wrong};
 use crate::pending::Pending;
 use crate::queue::{EmbedInput, Update, Work};
 use crate::registry::Ability;
-use crate::request::Context;
+use crate::request::Asked;
 
 /// Vectors of a response that is written where it keeps no other request waiting.
 const MANY: usize = 64;
@@ -25,11 +23,7 @@ const MANY: usize = 64;
 /// Texts of one request.
 pub(crate) const MAX_INPUTS: usize = 2048;
 
-pub(crate) async fn embed(
-    Extension(context): Extension<Context>,
-    request: Request,
-) -> Result<Response> {
-    let map = context.object(request).await?;
+pub(crate) async fn embed(Asked { context, map }: Asked) -> Result<Response> {
     let fields = Fields::new(&map);
     let model = Arc::clone(context.shared.registry.able(fields.text("model")?, Ability::Embed)?);
     let unsupported = [

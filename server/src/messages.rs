@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::Extension;
-use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::Response;
 use qhx::{CancelToken, FinishReason, Modality, ToolCall};
@@ -18,15 +16,11 @@ use crate::ids;
 use crate::pending::Pending;
 use crate::queue::{Update, Work};
 use crate::registry::{Ability, Served};
-use crate::request::Context;
+use crate::request::{Asked, Context};
 use crate::sse::{self, Events, Writer};
 use crate::tokens;
 
-pub(crate) async fn create(
-    Extension(context): Extension<Context>,
-    request: Request,
-) -> Result<Response> {
-    let map = context.object(request).await?;
+pub(crate) async fn create(Asked { context, map }: Asked) -> Result<Response> {
     let fields = Fields::new(&map);
     let model = fields.text("model")?.map(str::to_owned);
     let stream = fields.flag("stream")?.unwrap_or(false);
@@ -55,11 +49,7 @@ pub(crate) async fn create(
     Ok(json_response(StatusCode::OK, &json))
 }
 
-pub(crate) async fn count_tokens(
-    Extension(context): Extension<Context>,
-    request: Request,
-) -> Result<Response> {
-    let map = context.object(request).await?;
+pub(crate) async fn count_tokens(Asked { context, map }: Asked) -> Result<Response> {
     let fields = Fields::new(&map);
     let ask = context.memory.work(|| ask(&fields))?;
     let model = Arc::clone(context.shared.registry.able(fields.text("model")?, Ability::Generate)?);

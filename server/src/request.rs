@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::{Body, HttpBody as _};
-use axum::extract::Request;
+use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
 use qhx::CancelToken;
 use serde_json::{Map, Value};
@@ -37,9 +37,24 @@ pub(crate) struct Context {
     pub memory: Memory,
 }
 
+/// Context of a request whose body is a JSON object.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub context: Context,
+    pub map: Map<String, Value>,
+}
+
+impl<S: Sync> FromRequest<S> for Asked {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self> {
+        let context = request.extensions().get::<Context>().cloned().ok_or_else(broken)?;
+        Ok(Self { map: context.object(request).await?, context })
+    }
+}
+
 impl Context {
-    /// The body as a JSON object.
-    pub(crate) async fn object(&self, request: Request) -> Result<Map<String, Value>> {
+    async fn object(&self, request: Request) -> Result<Map<String, Value>> {
         let kind = media_type(request.headers());
         if !is_json(&kind) {
             let message = format!("content-type: found {kind:?}, expected application/json");

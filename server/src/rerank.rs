@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::Extension;
-use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::Response;
 use qhx::Ranked;
@@ -16,13 +14,9 @@ use crate::ids;
 use crate::pending::Pending;
 use crate::queue::{Update, Work};
 use crate::registry::Ability;
-use crate::request::Context;
+use crate::request::Asked;
 
-pub(crate) async fn rerank(
-    Extension(context): Extension<Context>,
-    request: Request,
-) -> Result<Response> {
-    let map = context.object(request).await?;
+pub(crate) async fn rerank(Asked { context, map }: Asked) -> Result<Response> {
     let fields = Fields::new(&map);
     let model = Arc::clone(context.shared.registry.able(fields.text("model")?, Ability::Rerank)?);
     let unsupported = [

@@ -1,7 +1,5 @@
 //! `/v1/responses`.
 
-use axum::Extension;
-use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::Response;
 use qhx::{FinishReason, ToolCall};
@@ -15,7 +13,7 @@ use crate::generation_request::{
     Ask, GenerationRequest, Sampling, ToolChoice, cache_salt, format, tools,
 };
 use crate::ids;
-use crate::request::Context;
+use crate::request::Asked;
 use crate::sse::{self, Events, Writer};
 
 /// Fields of a request that the response repeats.
@@ -31,11 +29,7 @@ const ECHOED: [&str; 9] = [
     "metadata",
 ];
 
-pub(crate) async fn create(
-    Extension(context): Extension<Context>,
-    request: Request,
-) -> Result<Response> {
-    let map = context.object(request).await?;
+pub(crate) async fn create(Asked { context, map }: Asked) -> Result<Response> {
     let fields = Fields::new(&map);
     let model = fields.text("model")?.map(str::to_owned);
     let stream = fields.flag("stream")?.unwrap_or(false);

@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::Extension;
 use axum::body::Body;
-use axum::extract::Request;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use qhx::{SpeakOptions, pcm16, wav_header};
@@ -14,16 +12,12 @@ use crate::fields::{Fields, wrong};
 use crate::pending::Pending;
 use crate::queue::{Update, Work};
 use crate::registry::Ability;
-use crate::request::Context;
+use crate::request::Asked;
 
 /// Characters of a text, as the API has it.
 const MAX_INPUT: usize = 4096;
 
-pub(crate) async fn speak(
-    Extension(context): Extension<Context>,
-    request: Request,
-) -> Result<Response> {
-    let map = context.object(request).await?;
+pub(crate) async fn speak(Asked { context, map }: Asked) -> Result<Response> {
     let fields = Fields::new(&map);
     let model = Arc::clone(context.shared.registry.able(fields.text("model")?, Ability::Speak)?);
     let text = fields.text("input")?.ok_or_else(|| fields.missing("input"))?.to_owned();

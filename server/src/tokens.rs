@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::Extension;
-use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::Response;
 use qhx::{CancelToken, TextPipeline};
@@ -14,7 +12,7 @@ use crate::error::{ApiError, Result, json_response};
 use crate::fields::Fields;
 use crate::generation_request::Ask;
 use crate::registry::Served;
-use crate::request::Context;
+use crate::request::{Asked, Context};
 
 /// Contexts that a text which is only counted may fill.
 const CONTEXTS: usize = 16;
@@ -25,11 +23,7 @@ const TOKEN: usize = 8;
 /// Bytes that are tokenized however small the context is.
 const ALWAYS: usize = 64 << 10;
 
-pub(crate) async fn tokenize(
-    Extension(context): Extension<Context>,
-    request: Request,
-) -> Result<Response> {
-    let map = context.object(request).await?;
+pub(crate) async fn tokenize(Asked { context, map }: Asked) -> Result<Response> {
     let count =
         move |context: Context, ticket: &CancelToken| count(&context, &Fields::new(&map), ticket);
     let value = context.tokenizing(count).await?;
