@@ -31,26 +31,35 @@ pub type Status = u64;
 /// A handle. The library hands out small integers; NULL is none.
 pub type Handle = *mut c_void;
 
-/// Asserts size and offsets of an FFI structure at compile time.
-macro_rules! layout {
-    ($type:ty, $size:literal $(, $field:ident @ $offset:literal)* $(,)?) => {
-        const _: () = {
-            assert!(size_of::<$type>() == $size);
-            $(assert!(std::mem::offset_of!($type, $field) == $offset);)*
-        };
-    };
-}
-pub(crate) use layout;
+/// Defines structures of the C interface, and asserts their sizes and the offsets of their fields at compile time.
+macro_rules! structures {
+    ($(
+        $(#[$attribute:meta])*
+        pub struct $name:ident: $size:literal { $($offset:literal => pub $field:ident: $type:ty,)* }
+    )*) => {$(
+        $(#[$attribute])*
+        #[repr(C)]
+        #[derive(Clone, Copy)]
+        pub struct $name {
+            $(pub $field: $type,)*
+        }
 
-/// Version of an interface or a format.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Version {
-    pub major: u32,
-    pub minor: u32,
-    pub patch: u32,
+        const _: () = {
+            assert!(size_of::<$name>() == $size);
+            $(assert!(std::mem::offset_of!($name, $field) == $offset);)*
+        };
+    )*};
 }
-layout!(Version, 12, major @ 0, minor @ 4, patch @ 8);
+pub(crate) use structures;
+
+structures! {
+    /// Version of an interface or a format.
+    pub struct Version: 12 {
+        0 => pub major: u32,
+        4 => pub minor: u32,
+        8 => pub patch: u32,
+    }
+}
 
 /// Number of the HTP backend, in a provider and in a context binary.
 pub const BACKEND_HTP: u32 = 6;
@@ -67,26 +76,24 @@ pub const SYSTEM_ENTRY: &str = "QnnSystemInterface_getProviders";
 /// Returns a list of pointers to providers and its length. Both belong to the library.
 pub type GetProviders<P> = unsafe extern "C" fn(*mut *const *const P, *mut u32) -> Status;
 
-/// Head of a provider of libQnnHtp; the function table follows.
-#[repr(C)]
-pub struct Provider {
-    pub backend_id: u32,
-    pub name: *const c_char,
-    pub core: Version,
-    pub backend: Version,
-    pub table: [*const c_void; 0],
-}
-layout!(Provider, 40, backend_id @ 0, name @ 8, core @ 16, backend @ 28, table @ 40);
+structures! {
+    /// Head of a provider of libQnnHtp; the function table follows.
+    pub struct Provider: 40 {
+        0 => pub backend_id: u32,
+        8 => pub name: *const c_char,
+        16 => pub core: Version,
+        28 => pub backend: Version,
+        40 => pub table: [*const c_void; 0],
+    }
 
-/// Head of a provider of libQnnSystem; the function table follows.
-#[repr(C)]
-pub struct SystemProvider {
-    pub backend_id: u32,
-    pub name: *const c_char,
-    pub api: Version,
-    pub table: [*const c_void; 0],
+    /// Head of a provider of libQnnSystem; the function table follows.
+    pub struct SystemProvider: 32 {
+        0 => pub backend_id: u32,
+        8 => pub name: *const c_char,
+        16 => pub api: Version,
+        32 => pub table: [*const c_void; 0],
+    }
 }
-layout!(SystemProvider, 32, backend_id @ 0, name @ 8, api @ 16, table @ 32);
 
 // Tensors ---------------------------------------------------------------------------------------
 
@@ -121,66 +128,50 @@ pub const ENCODING_BW_AXIS_SCALE_OFFSET: u32 = 3;
 /// `value` holds a [`BwFloatBlock`].
 pub const ENCODING_BW_FLOAT_BLOCK: u32 = 11;
 
-/// Encoding of a whole tensor, or of one index along an axis: real = (q + offset) · scale.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ScaleOffset {
-    pub scale: f32,
-    pub offset: i32,
-}
-layout!(ScaleOffset, 8, scale @ 0, offset @ 4);
+structures! {
+    /// Encoding of a whole tensor, or of one index along an axis: real = (q + offset) · scale.
+    pub struct ScaleOffset: 8 {
+        0 => pub scale: f32,
+        4 => pub offset: i32,
+    }
 
-/// Encoding with one [`ScaleOffset`] for each index along `axis`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct AxisScaleOffset {
-    pub axis: i32,
-    pub count: u32,
-    pub values: *const ScaleOffset,
-}
-layout!(AxisScaleOffset, 16, axis @ 0, count @ 4, values @ 8);
+    /// Encoding with one [`ScaleOffset`] for each index along `axis`.
+    pub struct AxisScaleOffset: 16 {
+        0 => pub axis: i32,
+        4 => pub count: u32,
+        8 => pub values: *const ScaleOffset,
+    }
 
-/// Encoding of a whole tensor whose integers have `bitwidth` bits.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct BwScaleOffset {
-    pub bitwidth: u32,
-    pub scale: f32,
-    pub offset: i32,
-}
-layout!(BwScaleOffset, 12, bitwidth @ 0, scale @ 4, offset @ 8);
+    /// Encoding of a whole tensor whose integers have `bitwidth` bits.
+    pub struct BwScaleOffset: 12 {
+        0 => pub bitwidth: u32,
+        4 => pub scale: f32,
+        8 => pub offset: i32,
+    }
 
-/// Encoding by axis of integers of `bitwidth` bits; `offsets` is NULL where all are 0.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct BwAxisScaleOffset {
-    pub bitwidth: u32,
-    pub axis: i32,
-    pub count: u32,
-    pub scales: *const f32,
-    pub offsets: *const i32,
-}
-layout!(BwAxisScaleOffset, 32, bitwidth @ 0, axis @ 4, count @ 8, scales @ 16, offsets @ 24);
+    /// Encoding by axis of integers of `bitwidth` bits; `offsets` is NULL where all are 0.
+    pub struct BwAxisScaleOffset: 32 {
+        0 => pub bitwidth: u32,
+        4 => pub axis: i32,
+        8 => pub count: u32,
+        16 => pub scales: *const f32,
+        24 => pub offsets: *const i32,
+    }
 
-/// Encoding of one block, whose offset need not be whole: real = (q + offset) · scale.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct FloatScaleOffset {
-    pub scale: f32,
-    pub offset: f32,
-}
-layout!(FloatScaleOffset, 8, scale @ 0, offset @ 4);
+    /// Encoding of one block, whose offset need not be whole: real = (q + offset) · scale.
+    pub struct FloatScaleOffset: 8 {
+        0 => pub scale: f32,
+        4 => pub offset: f32,
+    }
 
-/// Encoding by blocks of integers of `bitwidth` bits: `block` is the shape of a block, one number for each dimension,
-/// and `values` are those of the blocks in row-major order.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct BwFloatBlock {
-    pub bitwidth: u32,
-    pub block: *const u32,
-    pub values: *const FloatScaleOffset,
+    /// Encoding by blocks of integers of `bitwidth` bits: `block` is the shape of a block, one number for each dimension,
+    /// and `values` are those of the blocks in row-major order.
+    pub struct BwFloatBlock: 24 {
+        0 => pub bitwidth: u32,
+        8 => pub block: *const u32,
+        16 => pub values: *const FloatScaleOffset,
+    }
 }
-layout!(BwFloatBlock, 24, bitwidth @ 0, block @ 8, values @ 16);
 
 /// Encodings that qhx does not interpret keep their bytes in `opaque`.
 #[repr(C)]
@@ -194,15 +185,14 @@ pub union Encoding {
     pub opaque: [u64; 4],
 }
 
-/// Quantization of a tensor: `encoding` says which member of `value` is set, where `definition` is [`QUANT_DEFINED`].
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct QuantizeParams {
-    pub definition: u32,
-    pub encoding: u32,
-    pub value: Encoding,
+structures! {
+    /// Quantization of a tensor: `encoding` says which member of `value` is set, where `definition` is [`QUANT_DEFINED`].
+    pub struct QuantizeParams: 40 {
+        0 => pub definition: u32,
+        4 => pub encoding: u32,
+        8 => pub value: Encoding,
+    }
 }
-layout!(QuantizeParams, 40, definition @ 0, encoding @ 4, value @ 8);
 
 impl QuantizeParams {
     /// Not quantised.
@@ -210,32 +200,27 @@ impl QuantizeParams {
         Self { definition: UNDEFINED, encoding: UNDEFINED, value: Encoding { opaque: [0; 4] } };
 }
 
-/// A tensor of version 1 or 2. Version 1 ends before `is_dynamic`; arrays step by the whole.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Tensor {
-    pub version: u32,
-    pub _reserved: u32,
-    pub id: u32,
-    pub name: *const c_char,
-    pub kind: u32,
-    pub data_format: u32,
-    pub data_type: u32,
-    pub quantize: QuantizeParams,
-    pub rank: u32,
-    pub dimensions: *const u32,
-    pub mem_type: u32,
-    pub data: *mut c_void,
-    pub data_size: u32,
-    pub is_dynamic: *const u8,
-    pub sparse: [u32; 3],
-    pub is_produced: u8,
+structures! {
+    /// A tensor of version 1 or 2. Version 1 ends before `is_dynamic`; arrays step by the whole.
+    pub struct Tensor: 144 {
+        0 => pub version: u32,
+        4 => pub _reserved: u32,
+        8 => pub id: u32,
+        16 => pub name: *const c_char,
+        24 => pub kind: u32,
+        28 => pub data_format: u32,
+        32 => pub data_type: u32,
+        40 => pub quantize: QuantizeParams,
+        80 => pub rank: u32,
+        88 => pub dimensions: *const u32,
+        96 => pub mem_type: u32,
+        104 => pub data: *mut c_void,
+        112 => pub data_size: u32,
+        120 => pub is_dynamic: *const u8,
+        128 => pub sparse: [u32; 3],
+        140 => pub is_produced: u8,
+    }
 }
-layout!(
-    Tensor, 144, version @ 0, id @ 8, name @ 16, kind @ 24, data_format @ 28, data_type @ 32,
-    quantize @ 40, rank @ 80, dimensions @ 88, mem_type @ 96, data @ 104, data_size @ 112,
-    is_dynamic @ 120, sparse @ 128, is_produced @ 140,
-);
 
 // Registered memory -----------------------------------------------------------------------------
 
@@ -247,21 +232,17 @@ pub const MEM_CUSTOM: u32 = 2;
 /// Kind of a [`MemDescriptor`]: `value.dma_buf` is a DMA buffer with its mapping.
 pub const MEM_DMA_BUF: u32 = 3;
 
-/// Part of a process's memory that the DSP is to see, for one tensor.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct MemDescriptor {
-    pub rank: u32,
-    pub dimensions: *const u32,
-    pub shape_config: *const c_void,
-    pub data_type: u32,
-    pub mem_type: u32,
-    pub value: MemValue,
+structures! {
+    /// Part of a process's memory that the DSP is to see, for one tensor.
+    pub struct MemDescriptor: 48 {
+        0 => pub rank: u32,
+        8 => pub dimensions: *const u32,
+        16 => pub shape_config: *const c_void,
+        24 => pub data_type: u32,
+        28 => pub mem_type: u32,
+        32 => pub value: MemValue,
+    }
 }
-layout!(
-    MemDescriptor, 48, rank @ 0, dimensions @ 8, shape_config @ 16, data_type @ 24, mem_type @ 28,
-    value @ 32,
-);
 
 /// Value of a [`MemDescriptor`]; its kind says which member is set.
 #[repr(C)]
@@ -272,14 +253,13 @@ pub union MemValue {
     pub dma_buf: DmaBuf,
 }
 
-/// A DMA buffer and where it is mapped.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct DmaBuf {
-    pub fd: i32,
-    pub data: *mut c_void,
+structures! {
+    /// A DMA buffer and where it is mapped.
+    pub struct DmaBuf: 16 {
+        0 => pub fd: i32,
+        8 => pub data: *mut c_void,
+    }
 }
-layout!(DmaBuf, 16, fd @ 0, data @ 8);
 
 // Ops -------------------------------------------------------------------------------------------
 
@@ -299,14 +279,13 @@ pub union ScalarValue {
     pub bits: u64,
 }
 
-/// A scalar parameter.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Scalar {
-    pub data_type: u32,
-    pub value: ScalarValue,
+structures! {
+    /// A scalar parameter.
+    pub struct Scalar: 16 {
+        0 => pub data_type: u32,
+        8 => pub value: ScalarValue,
+    }
 }
-layout!(Scalar, 16, data_type @ 0, value @ 8);
 
 /// Value of a parameter; the kind says which member is set.
 #[repr(C)]
@@ -316,47 +295,39 @@ pub union ParamValue {
     pub tensor: Tensor,
 }
 
-/// A named parameter of a node, of kind [`PARAM_SCALAR`] or [`PARAM_TENSOR`].
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Param {
-    pub kind: u32,
-    pub name: *const c_char,
-    pub value: ParamValue,
-}
-layout!(Param, 160, kind @ 0, name @ 8, value @ 16);
+structures! {
+    /// A named parameter of a node, of kind [`PARAM_SCALAR`] or [`PARAM_TENSOR`].
+    pub struct Param: 160 {
+        0 => pub kind: u32,
+        8 => pub name: *const c_char,
+        16 => pub value: ParamValue,
+    }
 
-/// Passed by value to `graphAddNode`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct OpConfig {
-    pub version: u32,
-    pub name: *const c_char,
-    pub package: *const c_char,
-    pub op_type: *const c_char,
-    pub param_count: u32,
-    pub params: *const Param,
-    pub input_count: u32,
-    pub inputs: *const Tensor,
-    pub output_count: u32,
-    pub outputs: *const Tensor,
+    /// Passed by value to `graphAddNode`.
+    pub struct OpConfig: 80 {
+        0 => pub version: u32,
+        8 => pub name: *const c_char,
+        16 => pub package: *const c_char,
+        24 => pub op_type: *const c_char,
+        32 => pub param_count: u32,
+        40 => pub params: *const Param,
+        48 => pub input_count: u32,
+        56 => pub inputs: *const Tensor,
+        64 => pub output_count: u32,
+        72 => pub outputs: *const Tensor,
+    }
 }
-layout!(
-    OpConfig, 80, version @ 0, name @ 8, package @ 16, op_type @ 24, param_count @ 32,
-    params @ 40, input_count @ 48, inputs @ 56, output_count @ 64, outputs @ 72,
-);
 
 // Configurations --------------------------------------------------------------------------------
 
-/// `{option, pointer or number}`: the shape of context, graph and device configurations. Lists of
-/// them are NULL-terminated arrays of pointers.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Config {
-    pub option: u32,
-    pub value: ConfigValue,
+structures! {
+    /// `{option, pointer or number}`: the shape of context, graph and device configurations. Lists of
+    /// them are NULL-terminated arrays of pointers.
+    pub struct Config: 16 {
+        0 => pub option: u32,
+        8 => pub value: ConfigValue,
+    }
 }
-layout!(Config, 16, option @ 0, value @ 8);
 
 /// Value of a [`Config`]; the option says which member is set.
 #[repr(C)]
@@ -379,95 +350,77 @@ pub const PRIORITY_HIGH: u32 = 200;
 
 // Context binaries ------------------------------------------------------------------------------
 
-/// Description of a context binary by the system library; `version` says which member of `body` is set.
-#[repr(C)]
-pub struct BinaryInfo {
-    pub version: u32,
-    pub body: BinaryInfoBody,
+structures! {
+    /// Description of a context binary by the system library; `version` says which member of `body` is set.
+    pub struct BinaryInfo: 144 {
+        0 => pub version: u32,
+        8 => pub body: BinaryInfoBody,
+    }
 }
-layout!(BinaryInfo, 144, version @ 0, body @ 8);
 
 /// Body of a [`BinaryInfo`]: `v1` for versions 1 and 2, `v3` for version 3.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub union BinaryInfoBody {
     pub v1: BinaryInfoV1,
     pub v3: BinaryInfoV3,
 }
 
-/// Versions 1 and 2; version 2 adds `platform`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct BinaryInfoV1 {
-    pub backend_id: u32,
-    pub build_id: *const c_char,
-    pub core: Version,
-    pub backend: Version,
-    pub soc: *const c_char,
-    pub hw_info_version: Version,
-    pub blob_version: Version,
-    pub hw_info_size: u64,
-    pub hw_info: *const c_void,
-    pub blob_size: u64,
-    pub tensor_count: u32,
-    pub tensors: *const Tensor,
-    pub graph_count: u32,
-    pub graphs: *const GraphInfo,
-    pub platform: *const c_void,
-}
-layout!(
-    BinaryInfoV1, 136, backend_id @ 0, build_id @ 8, core @ 16, backend @ 28, soc @ 40,
-    hw_info_version @ 48, blob_version @ 60, hw_info_size @ 72, hw_info @ 80, blob_size @ 88,
-    tensor_count @ 96, tensors @ 104, graph_count @ 112, graphs @ 120, platform @ 128,
-);
+structures! {
+    /// Versions 1 and 2; version 2 adds `platform`.
+    pub struct BinaryInfoV1: 136 {
+        0 => pub backend_id: u32,
+        8 => pub build_id: *const c_char,
+        16 => pub core: Version,
+        28 => pub backend: Version,
+        40 => pub soc: *const c_char,
+        48 => pub hw_info_version: Version,
+        60 => pub blob_version: Version,
+        72 => pub hw_info_size: u64,
+        80 => pub hw_info: *const c_void,
+        88 => pub blob_size: u64,
+        96 => pub tensor_count: u32,
+        104 => pub tensors: *const Tensor,
+        112 => pub graph_count: u32,
+        120 => pub graphs: *const GraphInfo,
+        128 => pub platform: *const c_void,
+    }
 
-/// Version 3: with metadata of the backend, for HTP a [`ContextBlob`].
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct BinaryInfoV3 {
-    pub backend_id: u32,
-    pub build_id: *const c_char,
-    pub core: Version,
-    pub backend: Version,
-    pub soc: *const c_char,
-    pub blob_version: Version,
-    pub blob_size: u64,
-    pub tensor_count: u32,
-    pub tensors: *const Tensor,
-    pub graph_count: u32,
-    pub graphs: *const GraphInfo,
-    pub platform: *const c_void,
-    pub metadata_size: u32,
-    pub metadata: *const c_void,
-    pub soc_model: u32,
-}
-layout!(
-    BinaryInfoV3, 136, backend_id @ 0, build_id @ 8, core @ 16, backend @ 28, soc @ 40,
-    blob_version @ 48, blob_size @ 64, tensor_count @ 72, tensors @ 80, graph_count @ 88,
-    graphs @ 96, platform @ 104, metadata_size @ 112, metadata @ 120, soc_model @ 128,
-);
+    /// Version 3: with metadata of the backend, for HTP a [`ContextBlob`].
+    pub struct BinaryInfoV3: 136 {
+        0 => pub backend_id: u32,
+        8 => pub build_id: *const c_char,
+        16 => pub core: Version,
+        28 => pub backend: Version,
+        40 => pub soc: *const c_char,
+        48 => pub blob_version: Version,
+        64 => pub blob_size: u64,
+        72 => pub tensor_count: u32,
+        80 => pub tensors: *const Tensor,
+        88 => pub graph_count: u32,
+        96 => pub graphs: *const GraphInfo,
+        104 => pub platform: *const c_void,
+        112 => pub metadata_size: u32,
+        120 => pub metadata: *const c_void,
+        128 => pub soc_model: u32,
+    }
 
-/// One graph of a binary, versions 1 to 3. Only version 3 has the blob.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct GraphInfo {
-    pub version: u32,
-    pub name: *const c_char,
-    pub input_count: u32,
-    pub inputs: *const Tensor,
-    pub output_count: u32,
-    pub outputs: *const Tensor,
-    pub updatable_count: u32,
-    pub updatable: *const Tensor,
-    pub blob_size: u32,
-    pub blob: *const c_void,
-    pub start_op: u32,
-    pub end_op: u32,
+    /// One graph of a binary, versions 1 to 3. Only version 3 has the blob.
+    pub struct GraphInfo: 88 {
+        0 => pub version: u32,
+        8 => pub name: *const c_char,
+        16 => pub input_count: u32,
+        24 => pub inputs: *const Tensor,
+        32 => pub output_count: u32,
+        40 => pub outputs: *const Tensor,
+        48 => pub updatable_count: u32,
+        56 => pub updatable: *const Tensor,
+        64 => pub blob_size: u32,
+        72 => pub blob: *const c_void,
+        80 => pub start_op: u32,
+        84 => pub end_op: u32,
+    }
 }
-layout!(
-    GraphInfo, 88, version @ 0, name @ 8, input_count @ 16, inputs @ 24, output_count @ 32,
-    outputs @ 40, updatable_count @ 48, updatable @ 56, blob_size @ 64, blob @ 72, start_op @ 80,
-    end_op @ 84,
-);
 
 // Log -------------------------------------------------------------------------------------------
 
@@ -486,39 +439,35 @@ pub const UNIT_BYTES: u32 = 2;
 pub const UNIT_CYCLES: u32 = 3;
 pub const UNIT_COUNT: u32 = 4;
 
-/// One measurement of a profile.
-#[repr(C)]
-pub struct EventData {
-    pub kind: u32,
-    pub unit: u32,
-    pub value: u64,
-    pub identifier: *const c_char,
+structures! {
+    /// One measurement of a profile.
+    pub struct EventData: 24 {
+        0 => pub kind: u32,
+        4 => pub unit: u32,
+        8 => pub value: u64,
+        16 => pub identifier: *const c_char,
+    }
 }
-layout!(EventData, 24, kind @ 0, unit @ 4, value @ 8, identifier @ 16);
 
 // Platform --------------------------------------------------------------------------------------
 
-/// The machine's devices.
-#[repr(C)]
-pub struct PlatformInfo {
-    pub version: u32,
-    pub _reserved: u32,
-    pub device_count: u32,
-    pub devices: *const HardwareDevice,
-}
-layout!(PlatformInfo, 24, version @ 0, device_count @ 8, devices @ 16);
+structures! {
+    /// The machine's devices.
+    pub struct PlatformInfo: 24 {
+        0 => pub version: u32,
+        4 => pub _reserved: u32,
+        8 => pub device_count: u32,
+        16 => pub devices: *const HardwareDevice,
+    }
 
-/// One device of the machine.
-#[repr(C)]
-pub struct HardwareDevice {
-    pub version: u32,
-    pub _reserved: u32,
-    pub id: u32,
-    pub kind: u32,
-    pub core_count: u32,
-    pub cores: *const c_void,
-    pub extension: *const HtpDeviceExtension,
+    /// One device of the machine.
+    pub struct HardwareDevice: 40 {
+        0 => pub version: u32,
+        4 => pub _reserved: u32,
+        8 => pub id: u32,
+        12 => pub kind: u32,
+        16 => pub core_count: u32,
+        24 => pub cores: *const c_void,
+        32 => pub extension: *const HtpDeviceExtension,
+    }
 }
-layout!(
-    HardwareDevice, 40, version @ 0, id @ 8, kind @ 12, core_count @ 16, cores @ 24, extension @ 32,
-);
