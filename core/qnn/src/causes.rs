@@ -8,7 +8,7 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use qhx_base::{Error, ErrorKind};
+use qhx_base::{Error, ErrorKind, Result};
 
 use super::codes::{self, Code};
 use super::library::{Library, why_not_loaded};
@@ -70,6 +70,16 @@ pub(crate) fn error(
         }
         None => explain(codes::error(kind, attempt, status), mark),
     }
+}
+
+/// Same as [`codes::check`], with the library's own failure lines since `mark`.
+pub(crate) fn check(
+    kind: ErrorKind,
+    attempt: impl fmt::Display,
+    status: u64,
+    mark: u64,
+) -> Result<()> {
+    codes::check(kind, attempt, status).map_err(|error| explain(error, mark))
 }
 
 /// Appends the library's own failure lines since `mark` to the message of `error`.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use qhx_base::{Error, ErrorKind};
+use qhx_base::{Error, ErrorKind, Result};
 
 use qhx_qnn_sys as sys;
 
@@ -295,6 +295,11 @@ pub fn error(kind: ErrorKind, attempt: impl fmt::Display, status: u64) -> Error 
     let kind = if means_restart(code.0.into()) { ErrorKind::DeviceLost } else { kind };
     let error = Error::new(kind, format!("{attempt}: {code}")).with_code(u64::from(code.0));
     error.hint(code.fix().unwrap_or(LOOK))
+}
+
+/// Checks the status that a call returned: any but 0 is an [`error`].
+pub(crate) fn check(kind: ErrorKind, attempt: impl fmt::Display, status: u64) -> Result<()> {
+    if status == 0 { Ok(()) } else { Err(error(kind, attempt, status)) }
 }
 
 #[cfg(test)]

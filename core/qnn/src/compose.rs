@@ -47,8 +47,8 @@ use qhx_qnn_sys::{
 use qhx_types::quantized::QuantizedRef;
 use qhx_types::{DType, Quantization, TensorInfo};
 
-use super::causes::explain;
-use super::codes::{self, Code};
+use super::causes;
+use super::codes::Code;
 use super::context::{ContextConfig, ContextHandle, with_list};
 use super::device::{Device, Raw};
 use super::gate::Exclusive;
@@ -246,10 +246,8 @@ impl Composer {
             // SAFETY: contract: handles, arguments, answers.
             unsafe { create(self.context.0.raw(), c_name.as_ptr(), list, &raw mut raw) }
         })?;
-        if status != 0 {
-            let attempt = format_args!("creating graph {name:?} for {}", self.target);
-            return Err(explain(codes::error(ErrorKind::Graph, attempt, status), mark));
-        }
+        let attempt = format_args!("creating graph {name:?} for {}", self.target);
+        causes::check(ErrorKind::Graph, attempt, status, mark)?;
         static NEXT: AtomicU64 = AtomicU64::new(1);
         self.unfinished = Some(name.to_owned());
         Ok(GraphComposer {
@@ -328,10 +326,7 @@ impl Composer {
         let mut size = 0u64;
         // SAFETY: contract: handles, answers.
         let status = unsafe { get(self.context.0.raw(), &raw mut size) };
-        if status != 0 {
-            let error = codes::error(ErrorKind::Context, self.serialising(), status);
-            return Err(explain(error, mark));
-        }
+        causes::check(ErrorKind::Context, self.serialising(), status, mark)?;
         Ok(usize::try_from(size).unwrap_or(usize::MAX))
     }
 
@@ -350,10 +345,7 @@ impl Composer {
                 &raw mut written,
             )
         };
-        if status != 0 {
-            let error = codes::error(ErrorKind::Context, self.serialising(), status);
-            return Err(explain(error, mark));
-        }
+        causes::check(ErrorKind::Context, self.serialising(), status, mark)?;
         Ok(usize::try_from(written).unwrap_or(usize::MAX).min(bytes.len()))
     }
 
@@ -486,10 +478,8 @@ impl GraphComposer<'_> {
         let mark = log::mark();
         // SAFETY: contract: handles, arguments; tensors point to what `owned` keeps.
         let status = unsafe { add(self.raw.0, config) };
-        if status != 0 {
-            let attempt = format_args!("graph {:?}: adding node {name:?} ({op_type})", self.name);
-            return Err(explain(codes::error(ErrorKind::Graph, attempt, status), mark));
-        }
+        let attempt = format_args!("graph {:?}: adding node {name:?} ({op_type})", self.name);
+        causes::check(ErrorKind::Graph, attempt, status, mark)?;
         self.nodes.push((name.to_owned(), op_type.to_owned()));
         Ok(())
     }
@@ -630,10 +620,8 @@ impl GraphComposer<'_> {
         let mark = log::mark();
         // SAFETY: contract: handles, arguments, answers (the id). The data is read, not written.
         let status = unsafe { create(self.raw.0, &raw mut raw) };
-        if status != 0 {
-            let attempt = format_args!("graph {:?}: declaring tensor {info}", self.name);
-            return Err(explain(codes::error(ErrorKind::Graph, attempt, status), mark));
-        }
+        let attempt = format_args!("graph {:?}: declaring tensor {info}", self.name);
+        causes::check(ErrorKind::Graph, attempt, status, mark)?;
         // The library holds its copy; nothing must follow this pointer from here on.
         raw.data = std::ptr::null_mut();
         raw.data_size = 0;

@@ -11,8 +11,7 @@ use qhx_base::{ErrorKind, Result};
 use qhx_qnn_sys::{self as sys, Config, ConfigValue, Handle, HtpContextConfig};
 use serde::{Deserialize, Serialize};
 
-use super::causes::{self, explain};
-use super::codes;
+use super::causes;
 use super::device::{Device, OpenContext, Raw, freed};
 use super::gate::{self, Exclusive};
 use super::log;
@@ -94,10 +93,7 @@ impl ContextHandle {
             // SAFETY: contract: handles, arguments, answers.
             unsafe { create(device.backend(), device.raw(), list, &raw mut raw) }
         });
-        if status != 0 {
-            let error = codes::error(ErrorKind::Context, "creating a context", status);
-            return Err(explain(error, mark));
-        }
+        causes::check(ErrorKind::Context, "creating a context", status, mark)?;
         Ok(Self::of(raw, device, None, true))
     }
 

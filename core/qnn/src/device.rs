@@ -160,9 +160,7 @@ impl Device {
         let mut info = std::ptr::null();
         // SAFETY: contract: handles, answers.
         let status = unsafe { get(log, &raw mut info) };
-        if status != 0 {
-            return Err(codes::error(ErrorKind::Runtime, "asking for the platform", status));
-        }
+        codes::check(ErrorKind::Runtime, "asking for the platform", status)?;
         let mut platform = Platform {
             arch: None,
             soc: None,
@@ -210,10 +208,15 @@ fn create_device(backend: &BackendHandle, list: sys::ConfigList, attempt: &str) 
     let mark = log::mark();
     // SAFETY: contract: handles, arguments, answers.
     let status = unsafe { create(backend.log.raw.0, list, &raw mut raw) };
-    if status != 0 {
-        return Err(causes::error(ErrorKind::Runtime, attempt, status, mark, library));
-    }
+    check(attempt, status, mark, library)?;
     Ok(Raw(raw))
+}
+
+fn check(attempt: &str, status: u64, mark: u64, library: &Library) -> Result<()> {
+    if status == 0 {
+        return Ok(());
+    }
+    Err(causes::error(ErrorKind::Runtime, attempt, status, mark, library))
 }
 
 /// Builds the device configuration for `target` in the layout that the library expects, and hands
@@ -248,15 +251,7 @@ impl LogHandle {
         let level = level.max(LogLevel::Warn);
         // SAFETY: contract: answers; the callback is a static function that any thread may call.
         let status = unsafe { create(log::callback, level.code(), &raw mut raw) };
-        if status != 0 {
-            return Err(causes::error(
-                ErrorKind::Runtime,
-                "opening the QNN log",
-                status,
-                mark,
-                library,
-            ));
-        }
+        check("opening the QNN log", status, mark, library)?;
         Ok(Self { raw: Raw(raw), library: library.clone() })
     }
 }
@@ -269,15 +264,7 @@ impl BackendHandle {
         let mark = log::mark();
         // SAFETY: contract: handles, answers.
         let status = unsafe { create(log.raw.0, std::ptr::null(), &raw mut raw) };
-        if status != 0 {
-            return Err(causes::error(
-                ErrorKind::Runtime,
-                "opening the QNN backend",
-                status,
-                mark,
-                library,
-            ));
-        }
+        check("opening the QNN backend", status, mark, library)?;
         Ok(Self { raw: Raw(raw), log })
     }
 }

@@ -189,13 +189,9 @@ impl QnnGraph {
         // SAFETY: contract: handles, arguments, answers.
         let status = unsafe { retrieve(context.raw(), name.as_ptr(), &raw mut raw) };
         drop(call);
-        if status != 0 {
-            let attempt = format_args!(
-                "opening graph {:?} of context {:?}",
-                info.name, services.recorder.context
-            );
-            return Err(codes::error(ErrorKind::Graph, attempt, status));
-        }
+        let opened = &services.recorder.context;
+        let attempt = format_args!("opening graph {:?} of context {opened:?}", info.name);
+        codes::check(ErrorKind::Graph, attempt, status)?;
         let mut owned = Owned::default();
         let inputs = owned.tensors(&tensors.inputs, sys::TENSOR_APP_WRITE)?;
         let outputs = owned.tensors(&tensors.outputs, sys::TENSOR_APP_READ)?;

@@ -154,15 +154,9 @@ impl Library {
     /// A function of the table, or an error that names it.
     pub(crate) fn need<T>(&self, function: Option<T>, name: &str) -> Result<T> {
         function.ok_or_else(|| {
-            Error::new(
-                ErrorKind::Runtime,
-                format!(
-                    "{}: the library (core interface {}) lacks {name}",
-                    self.path().display(),
-                    self.core_version()
-                ),
-            )
-            .hint(format!("use {HTP_FILE} of QAIRT 2.36 or newer"))
+            let core = self.core_version();
+            let what = format_args!("the library (core interface {core}) lacks {name}");
+            unfit(self.path(), what).hint(format!("use {HTP_FILE} of QAIRT 2.36 or newer"))
         })
     }
 
@@ -203,16 +197,12 @@ unsafe fn choose(htp: &Path, providers: &[*const Provider]) -> Result<Chosen> {
         let table = unsafe { CoreTable::of(provider, core) };
         return Ok(Chosen { name, core, backend, table });
     }
-    Err(Error::new(
-        ErrorKind::Runtime,
-        format!(
-            "{}: qhx needs core interface 2.{} or a later 2.x, the library offers {}",
-            htp.display(),
-            sys::CORE_FLOOR,
-            if found.is_empty() { "nothing".to_owned() } else { found.join(", ") }
-        ),
-    )
-    .hint(format!("use {HTP_FILE} of QAIRT 2.36 or newer")))
+    let what = format_args!(
+        "qhx needs core interface 2.{} or a later 2.x, the library offers {}",
+        sys::CORE_FLOOR,
+        if found.is_empty() { "nothing".to_owned() } else { found.join(", ") }
+    );
+    Err(unfit(htp, what).hint(format!("use {HTP_FILE} of QAIRT 2.36 or newer")))
 }
 
 impl fmt::Debug for Library {
@@ -271,16 +261,12 @@ impl SystemLibrary {
                 })));
             }
         }
-        Err(Error::new(
-            ErrorKind::Runtime,
-            format!(
-                "{}: qhx needs system interface 1.{} or a later 1.x, the library offers {}",
-                path.display(),
-                sys::SYSTEM_FLOOR,
-                found.map_or("nothing".to_owned(), |version| version.to_string())
-            ),
-        )
-        .hint(format!("use {SYSTEM_FILE} of QAIRT 2.36 or newer")))
+        let what = format_args!(
+            "qhx needs system interface 1.{} or a later 1.x, the library offers {}",
+            sys::SYSTEM_FLOOR,
+            found.map_or("nothing".to_owned(), |version| version.to_string())
+        );
+        Err(unfit(path, what).hint(format!("use {SYSTEM_FILE} of QAIRT 2.36 or newer")))
     }
 
     /// Path that the library was opened from.
@@ -334,14 +320,10 @@ fn entry_point<T: Copy>(path: &Path, symbol: &str) -> Result<T> {
     // SAFETY: the symbol, where it exists, has the type that the caller states: it is the
     // documented entry point of these libraries.
     let symbol = unsafe { library.get::<T>(symbol.as_bytes()) }.map_err(|_| {
-        Error::new(
-            ErrorKind::Runtime,
-            format!(
-                "{}: not a QNN library of the expected kind: no symbol {symbol}",
-                path.display()
-            ),
-        )
-        .hint(format!("give {HTP_FILE} as the HTP library and {SYSTEM_FILE} as the system library"))
+        let what = format_args!("not a QNN library of the expected kind: no symbol {symbol}");
+        unfit(path, what).hint(format!(
+            "give {HTP_FILE} as the HTP library and {SYSTEM_FILE} as the system library"
+        ))
     })?;
     Ok(*symbol)
 }
@@ -366,20 +348,17 @@ unsafe fn load(name: &Path) -> Result<libloading::Library, libloading::Error> {
 }
 
 fn check_list(path: &Path, status: Status, empty: bool) -> Result<()> {
-    if status != 0 {
-        return Err(codes::error(
-            ErrorKind::Runtime,
-            format_args!("{}: asking for interface providers", path.display()),
-            status,
-        ));
-    }
+    let attempt = format_args!("{}: asking for interface providers", path.display());
+    codes::check(ErrorKind::Runtime, attempt, status)?;
     if empty {
-        return Err(Error::new(
-            ErrorKind::Runtime,
-            format!("{}: the library offers no interface provider", path.display()),
-        ));
+        return Err(unfit(path, "the library offers no interface provider"));
     }
     Ok(())
+}
+
+/// The error of a library that cannot be used.
+fn unfit(path: &Path, what: impl fmt::Display) -> Error {
+    Error::new(ErrorKind::Runtime, format!("{}: {what}", path.display()))
 }
 
 /// Which dependency is missing, and where it comes from.
@@ -391,9 +370,7 @@ fn load_error(path: &Path, error: libloading::Error) -> Error {
             text = source;
         }
     }
-    let base =
-        Error::new(ErrorKind::Runtime, format!("{}: cannot be loaded: {text}", path.display()))
-            .with_source(error);
+    let base = unfit(path, format_args!("cannot be loaded: {text}")).with_source(error);
     if cfg!(windows) && text.contains(MODULE_NOT_FOUND) && !path.exists() {
         return base.hint(format!("give the path of the file {HTP_FILE} or {SYSTEM_FILE}"));
     }

@@ -159,9 +159,7 @@ impl Governor {
         let create = library.need(create, "createPowerConfigId")?;
         // SAFETY: contract: answers; device 0 and core 0 are the first of each.
         let status = unsafe { create(0, 0, &raw mut id) };
-        if status != 0 {
-            return Err(codes::error(ErrorKind::Runtime, "registering for clock control", status));
-        }
+        codes::check(ErrorKind::Runtime, "registering for clock control", status)?;
         Ok(Self { infrastructure, id, _device: device.clone() })
     }
 
@@ -208,10 +206,7 @@ impl Governor {
         let list = [&raw const config, std::ptr::null()];
         // SAFETY: contract: arguments; the id is registered.
         let status = unsafe { set(self.id, list.as_ptr()) };
-        if status != 0 {
-            return Err(codes::error(ErrorKind::Runtime, "voting for a clock", status));
-        }
-        Ok(())
+        codes::check(ErrorKind::Runtime, "voting for a clock", status)
     }
 }
 

@@ -110,9 +110,7 @@ impl Profile {
         let mut raw = std::ptr::null_mut();
         // SAFETY: contract: handles, answers.
         let status = unsafe { create(device.backend(), code, &raw mut raw) };
-        if status != 0 {
-            return Err(codes::error(ErrorKind::Runtime, "opening a profile", status));
-        }
+        codes::check(ErrorKind::Runtime, "opening a profile", status)?;
         Ok(Some(Self { raw: Raw(raw), device: device.clone() }))
     }
 
@@ -128,9 +126,7 @@ impl Profile {
         let mut count = 0;
         // SAFETY: contract: handles, answers.
         let status = unsafe { get(self.raw.0, &raw mut ids, &raw mut count) };
-        if status != 0 {
-            return Err(codes::error(ErrorKind::Runtime, "reading a profile", status));
-        }
+        codes::check(ErrorKind::Runtime, "reading a profile", status)?;
         // SAFETY: contract: lists.
         Ok(unsafe { list(ids, count) }.into_iter().filter_map(|id| self.event(id, 0)).collect())
     }

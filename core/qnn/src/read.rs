@@ -98,9 +98,7 @@ impl<'a> SystemContext<'a> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: contract: answers.
         let status = unsafe { create(&raw mut raw) };
-        if status != 0 {
-            return Err(codes::error(ErrorKind::Runtime, "opening a system context", status));
-        }
+        codes::check(ErrorKind::Runtime, "opening a system context", status)?;
         Ok(Self { raw, system })
     }
 }
