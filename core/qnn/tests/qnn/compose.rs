@@ -140,14 +140,11 @@ fn parameters_of_every_kind_reach_the_op() {
     let library = opened();
     // Softmax over axis 1 of [1,4,8]: U32 and F32; ReduceSum: U32s and Bool; StridedSlice: I32s.
     let run = |op: &str, params: &[(&str, Param<'_>)], out: &[usize], input: &[f64]| {
-        let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
-        let mut graph = context.graph("g", &[]).unwrap();
-        let x = graph.tensor(TensorSpec::input("x", DType::F16, &[1, 4, 8])).unwrap();
-        let y = graph.tensor(TensorSpec::output("y", DType::F16, out)).unwrap();
-        graph.node("y", op, params, &[x], &[y]).unwrap();
-        graph.finalize().unwrap();
-        let binary = context.binary().unwrap();
-        drop(context);
+        let binary = binary(&library, Target::V81, "g", |graph| {
+            let x = graph.tensor(TensorSpec::input("x", DType::F16, &[1, 4, 8])).unwrap();
+            let y = graph.tensor(TensorSpec::output("y", DType::F16, out)).unwrap();
+            graph.node("y", op, params, &[x], &[y]).unwrap();
+        });
         let mut session = Session::open(backend(&library, QnnOptions::default()), &binary);
         read_f16s(&session.run(0, &f16s(input).0))
     };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use qhx_base::{CancelToken, ErrorKind};
 use qhx_exec::backend::{Backend, ContextSource};
 use qhx_exec::{Buffer, GraphId, Memory, Workspace};
-use qhx_qnn::compose::{Composer, TensorSpec};
+use qhx_qnn::compose::TensorSpec;
 use qhx_qnn::{PerfMode, Priority, ProfileLevel, QnnOptions, Target};
 use qhx_types::{DType, Port};
 
@@ -33,16 +33,13 @@ fn int8_weights_with_f16_activations_keep_their_scales() {
     let (input, x) = f16s(&numbers(3, K));
     let (bytes, quantization, w) = int8_weight(4);
     for target in Target::ALL {
-        let mut context = Composer::new(&library, target, &[]).unwrap();
-        let mut graph = context.graph("w8", &[]).unwrap();
-        let x = graph.tensor(TensorSpec::input("x", DType::F16, &[1, K])).unwrap();
-        let spec = TensorSpec::constant("w", DType::SFixed8, &[N, K], &bytes);
-        let w8 = graph.tensor(spec.quantized(quantization.clone())).unwrap();
-        let y = graph.tensor(TensorSpec::output("y", DType::F16, &[1, N])).unwrap();
-        graph.node("y", "FullyConnected", &[], &[x, w8], &[y]).unwrap();
-        graph.finalize().unwrap();
-        let binary = context.binary().unwrap();
-        drop(context);
+        let binary = binary(&library, target, "w8", |graph| {
+            let x = graph.tensor(TensorSpec::input("x", DType::F16, &[1, K])).unwrap();
+            let spec = TensorSpec::constant("w", DType::SFixed8, &[N, K], &bytes);
+            let w8 = graph.tensor(spec.quantized(quantization.clone())).unwrap();
+            let y = graph.tensor(TensorSpec::output("y", DType::F16, &[1, N])).unwrap();
+            graph.node("y", "FullyConnected", &[], &[x, w8], &[y]).unwrap();
+        });
         let mut session = Session::open(backend(&library, QnnOptions::default()), &binary);
         let y = read_f16s(&session.run(0, &input));
         let error = error(&y, &product(&self::f16s(&numbers(3, K)).1, &w));
@@ -249,17 +246,14 @@ fn every_power_vote_is_accepted() {
 #[test]
 fn an_int32_input_is_passed_by_its_own_type() {
     let library = opened();
-    let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
-    let mut graph = context.graph("gather", &[]).unwrap();
     let (table, rows) = f16s(&numbers(16, 8 * 32));
-    let index = graph.tensor(TensorSpec::input("index", DType::I32, &[2])).unwrap();
-    let table = graph.tensor(TensorSpec::constant("t", DType::F16, &[8, 32], &table)).unwrap();
-    let y = graph.tensor(TensorSpec::output("y", DType::F16, &[2, 32])).unwrap();
-    let axis = [("axis", crate::Param::I32(0))];
-    graph.node("y", "Gather", &axis, &[table, index], &[y]).unwrap();
-    graph.finalize().unwrap();
-    let binary = context.binary().unwrap();
-    drop(context);
+    let binary = binary(&library, Target::V81, "gather", |graph| {
+        let index = graph.tensor(TensorSpec::input("index", DType::I32, &[2])).unwrap();
+        let table = graph.tensor(TensorSpec::constant("t", DType::F16, &[8, 32], &table)).unwrap();
+        let y = graph.tensor(TensorSpec::output("y", DType::F16, &[2, 32])).unwrap();
+        let axis = [("axis", crate::Param::I32(0))];
+        graph.node("y", "Gather", &axis, &[table, index], &[y]).unwrap();
+    });
     let mut session = Session::open(backend(&library, QnnOptions::default()), &binary);
     let (_, info) = session.workspace.graph(GraphId(0)).unwrap();
     assert_eq!(info.inputs[0].dtype, DType::I32);

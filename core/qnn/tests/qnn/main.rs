@@ -84,13 +84,23 @@ fn linear(graph: &mut GraphComposer<'_>, bytes: &[u8]) {
     graph.node("y", "FullyConnected", &[], &[x, w], &[y]).unwrap();
 }
 
-/// A context with one f16 graph `linear`.
-fn linear_binary(library: &Library, target: Target, seed: u32) -> Vec<u8> {
+/// A context with one graph.
+fn binary(
+    library: &Library,
+    target: Target,
+    name: &str,
+    compose: impl FnOnce(&mut GraphComposer<'_>),
+) -> Vec<u8> {
     let mut context = Composer::new(library, target, &[]).unwrap();
-    let mut graph = context.graph("linear", &[]).unwrap();
-    linear(&mut graph, &weight(seed).0);
+    let mut graph = context.graph(name, &[]).unwrap();
+    compose(&mut graph);
     graph.finalize().unwrap();
     context.binary().unwrap()
+}
+
+/// A context with one f16 graph `linear`.
+fn linear_binary(library: &Library, target: Target, seed: u32) -> Vec<u8> {
+    binary(library, target, "linear", |graph| linear(graph, &weight(seed).0))
 }
 
 /// A file that holds `bytes`.
@@ -165,4 +175,45 @@ fn unary(graph: &mut GraphComposer<'_>, op: &str, params: &[(&str, Param<'_>)], 
     let x = graph.tensor(TensorSpec::input("x", DType::F16, shape)).unwrap();
     let y = graph.tensor(TensorSpec::output("y", DType::F16, shape)).unwrap();
     graph.node("y", op, params, &[x], &[y]).unwrap();
+}
+
+/// A subscriber that hands events on to a function.
+struct Heard {
+    enabled: fn(&tracing::Metadata<'_>) -> bool,
+    event: fn(&tracing::Event<'_>),
+}
+
+impl tracing::Subscriber for Heard {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        (self.enabled)(metadata)
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        (self.event)(event);
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// The message of an event.
+fn message(event: &tracing::Event<'_>) -> String {
+    struct Text(String);
+    impl tracing::field::Visit for Text {
+        fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+            if field.name() == "message" {
+                self.0 = format!("{value:?}");
+            }
+        }
+    }
+    let mut text = Text(String::new());
+    event.record(&mut text);
+    text.0
 }

@@ -6,7 +6,6 @@ use qhx_base::Error;
 use qhx_exec::Memory;
 use qhx_fake_device::{Control, Plan, Report, Then};
 use qhx_qnn::MemoryMode;
-use tracing::field::{Field, Visit};
 
 use crate::between::{backend_over, fake};
 use crate::*;
@@ -197,38 +196,12 @@ pub fn listen<T>(work: impl FnOnce() -> T) -> (T, Vec<String>) {
     static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
     let lines = || LINES.lock().unwrap_or_else(PoisonError::into_inner);
     lines().clear();
-    let result = tracing::subscriber::with_default(Warnings, work);
-    return (result, lines().clone());
-
-    struct Warnings;
-
-    impl tracing::Subscriber for Warnings {
-        fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+    let warnings = Heard {
+        enabled: |metadata| {
             *metadata.level() <= tracing::Level::WARN && metadata.target().starts_with("qhx_")
-        }
-
-        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-            tracing::span::Id::from_u64(1)
-        }
-
-        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-
-        fn event(&self, event: &tracing::Event<'_>) {
-            event.record(&mut Message);
-        }
-
-        fn enter(&self, _: &tracing::span::Id) {}
-        fn exit(&self, _: &tracing::span::Id) {}
-    }
-
-    struct Message;
-
-    impl Visit for Message {
-        fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-            if field.name() == "message" {
-                LINES.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{value:?}"));
-            }
-        }
-    }
+        },
+        event: |event| LINES.lock().unwrap_or_else(PoisonError::into_inner).push(message(event)),
+    };
+    let result = tracing::subscriber::with_default(warnings, work);
+    (result, lines().clone())
 }

@@ -10,7 +10,6 @@ use qhx_base::stdout;
 use qhx_exec::GraphId;
 use qhx_qnn::{Device, LogLevel, QnnOptions, Target};
 use qhx_types::Port;
-use tracing::field::{Field, Visit};
 
 use crate::*;
 
@@ -118,35 +117,9 @@ fn results_are_not_mixed_with_what_the_library_prints() {
     assert!(err.contains("LIBNATIVE") && err.contains("a print"), "{err}");
 }
 
-/// Prints the events of the libraries' target to standard error.
-struct Printing;
-
-impl tracing::Subscriber for Printing {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.target() == "qnn"
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-
-    fn event(&self, event: &tracing::Event<'_>) {
-        struct Text;
-        impl tracing::field::Visit for Text {
-            fn record_debug(&mut self, _: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-                let _ = writeln!(std::io::stderr(), "log: {value:?}");
-            }
-        }
-        event.record(&mut Text);
-    }
-
-    fn enter(&self, _: &tracing::span::Id) {}
-
-    fn exit(&self, _: &tracing::span::Id) {}
+/// Subscriber to the log of the libraries.
+fn of_the_libraries(event: fn(&tracing::Event<'_>)) -> Heard {
+    Heard { enabled: |metadata| metadata.target() == "qnn", event }
 }
 
 #[test]
@@ -154,7 +127,10 @@ fn prints_into_the_log() {
     if !is_child() {
         return;
     }
-    tracing::subscriber::set_global_default(Printing).unwrap();
+    let printing = of_the_libraries(|event| {
+        let _ = writeln!(std::io::stderr(), "log: {}", message(event));
+    });
+    tracing::subscriber::set_global_default(printing).unwrap();
     let mut results = stdout::redirect_to_log().unwrap();
     println!("a print");
     println!("a print of a second line");
@@ -176,39 +152,14 @@ fn what_is_printed_goes_to_the_log() {
 
 static LOGGED: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts the library's events, looks at their text, and panics.
-struct Hostile;
-
-impl tracing::Subscriber for Hostile {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.target() == "qnn"
+/// Counts an event if its text is formatted, and panics.
+#[expect(clippy::panic, reason = "this is what is tested")]
+fn hostile(event: &tracing::Event<'_>) {
+    let text = message(event);
+    if !text.contains("%s") && !text.contains("%d") && !text.is_empty() {
+        LOGGED.fetch_add(1, Ordering::Relaxed);
     }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-
-    #[expect(clippy::panic, reason = "this is what is tested")]
-    fn event(&self, event: &tracing::Event<'_>) {
-        struct Text;
-        impl Visit for Text {
-            fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-                let text = format!("{value:?}");
-                let formatted = !text.contains("%s") && !text.contains("%d") && !text.is_empty();
-                if field.name() == "message" && formatted {
-                    LOGGED.fetch_add(1, Ordering::Relaxed);
-                }
-            }
-        }
-        event.record(&mut Text);
-        panic!("a subscriber that panics");
-    }
-
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
+    panic!("a subscriber that panics");
 }
 
 #[test]
@@ -216,7 +167,7 @@ fn logs_a_lot() {
     if !is_child() {
         return;
     }
-    tracing::subscriber::set_global_default(Hostile).unwrap();
+    tracing::subscriber::set_global_default(of_the_libraries(hostile)).unwrap();
     std::panic::set_hook(Box::new(|_| {}));
     let library = opened();
     let device = Device::open(&library, LogLevel::Debug, Some(Target::V81)).unwrap();
