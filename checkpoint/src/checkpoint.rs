@@ -16,6 +16,7 @@ use safetensors::tensor::{Dtype, TensorInfo};
 use serde_json::{Value, json};
 
 use crate::adapter::{changes::Changes, config::refuse};
+use crate::artifact;
 use crate::import::packed::{self, Part, Scheme};
 use crate::import::torch::{self, Found};
 use crate::import::{Imported, gguf};
@@ -51,6 +52,8 @@ const CLASSLESS: [(&[&str], &str); 1] = [(&["plbert", "istftnet"], "KModel")];
 const NAMED: usize = 3;
 /// More values than any norm, bias or convolution has; the largest are biases of a head.
 const MAX_VALUES: usize = 1 << 22;
+/// Hint where the two contradict each other.
+const MIXED: &str = "config.json and the weights belong to different models";
 /// Length of the header's length.
 const LENGTH: usize = 8;
 
@@ -113,13 +116,9 @@ impl Checkpoint {
             return Self::open_gguf(path, None)?.with_tower_beside();
         }
         if !path.is_dir() {
-            return Err(Error::new(
-                ErrorKind::Artifact,
-                format!("{}: not a folder", path.display()),
-            )
-            .hint(
-                "give the folder that holds config.json and model.safetensors, or a .gguf file",
-            ));
+            let hint =
+                "give the folder that holds config.json and model.safetensors, or a .gguf file";
+            return Err(artifact(path, "not a folder").hint(hint));
         }
         let config_path = path.join(CONFIG);
         if !config_path.exists() || !Self::has_weights(path) {
@@ -136,8 +135,8 @@ impl Checkpoint {
             (Some((_, index)), _) => checkpoint.add_indexed(index)?,
             (None, Some(file)) => checkpoint.add_file(&file, None)?,
             (None, None) => {
-                let what = format!("{}: holds neither {SINGLE} nor {INDEX}", path.display());
-                return Err(Error::new(ErrorKind::Artifact, what).hint(format!(
+                let what = format_args!("holds neither {SINGLE} nor {INDEX}");
+                return Err(artifact(path, what).hint(format!(
                     "complete the download, or save the model as safetensors; {TORCH_SINGLE}, {TORCH_INDEX}, a single .pth \
                      file and .gguf files are read as well; `qhx forge plan` does without weights"
                 )));
@@ -210,8 +209,7 @@ impl Checkpoint {
         for (name, tensor) in tower.tensors {
             if tensors.insert(name.clone(), Entry::Imported(tensor)).is_some() {
                 let path = self.path.display();
-                let what = format!("{}: the tensor {name} is in {path}, too", mmproj.display());
-                return Err(Error::new(ErrorKind::Artifact, what));
+                return Err(artifact(mmproj, format_args!("the tensor {name} is in {path}, too")));
             }
         }
         if self.config.get("vision_config").is_none() {
@@ -237,12 +235,10 @@ impl Checkpoint {
         match gguf::beside(&self.path)? {
             Some(file) => self.with_tower(&file),
             None if needed => {
-                let what = format!(
-                    "{}: a model that sees, and no file of its vision tower (mmproj) is beside it",
-                    self.path.display()
-                );
-                Err(Error::new(ErrorKind::Artifact, what)
-                    .hint("fetch it, and name it if it is elsewhere: `--mmproj FILE`"))
+                let what =
+                    "a model that sees, and no file of its vision tower (mmproj) is beside it";
+                let hint = "fetch it, and name it if it is elsewhere: `--mmproj FILE`";
+                Err(artifact(&self.path, what).hint(hint))
             }
             None => Ok(self),
         }
@@ -280,26 +276,8 @@ impl Checkpoint {
     /// # Errors
     /// When the configuration cannot be read.
     pub fn synthetic(config: &Path, seed: u64) -> Result<Self> {
-        let mut described = read_json(config)?;
-        name_class(&mut described);
-        Ok(Self {
-            path: config.to_owned(),
-            dir: config.to_owned(),
-            config_path: config.to_owned(),
-            inside: None,
-            processor: Value::Null,
-            seed: Some(seed),
-            config: described,
-            generation: Value::Null,
-            shards: Vec::new(),
-            files: Vec::new(),
-            tensors: Arc::default(),
-            names: usual_names,
-            uses: Arc::default(),
-            changes: Arc::default(),
-            adapters: String::new(),
-            texts: None,
-        })
+        let drawn = Self::new(config, config, config.to_owned(), read_json(config)?)?;
+        Ok(Self { seed: Some(seed), ..drawn })
     }
 
     /// The seed, when weights are drawn and not read.
@@ -450,14 +428,11 @@ impl Checkpoint {
     pub fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let len = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
         let Some(len) = len.filter(|len| *len <= MAX_VALUES) else {
-            return Err(Error::new(
-                ErrorKind::Artifact,
-                format!(
-                    "{}: tensor {name} would have the shape {shape:?}, expected at most {MAX_VALUES} values",
-                    self.config_path.display()
-                ),
-            )
-            .hint("a size in the configuration is wrong"));
+            let what = format_args!(
+                "tensor {name} would have the shape {shape:?}, expected at most {MAX_VALUES} values"
+            );
+            let hint = "a size in the configuration is wrong";
+            return Err(artifact(&self.config_path, what).hint(hint));
         };
         let matrix = self.source(name, shape, [1, len])?;
         let mut out = vec![0f32; len];
@@ -474,11 +449,8 @@ impl Checkpoint {
             return Ok((0..len).filter_map(|index| u32::try_from(index).ok()).collect());
         }
         let Some((key, entry)) = self.entry(name) else { return Err(self.missing(name)) };
-        let fail = |what: String| {
-            let what = format!("{}: tensor {key} {what}", self.path.display());
-            Error::new(ErrorKind::Artifact, what)
-                .hint("config.json and the weights belong to different models")
-        };
+        let fail =
+            |what: String| artifact(&self.path, format_args!("tensor {key} {what}")).hint(MIXED);
         let Entry::Plain { shard, dtype: dtype @ (Dtype::I64 | Dtype::I32), shape, bytes } = entry
         else {
             return Err(fail("is not stored as integers, expected I64 or I32".to_owned()));
@@ -565,17 +537,9 @@ impl Checkpoint {
     fn missing(&self, name: &str) -> Error {
         let tried = (self.names)(name);
         let some: Vec<_> = self.tensors.keys().take(NAMED).map(String::as_str).collect();
-        Error::new(
-            ErrorKind::Artifact,
-            format!(
-                "{}: no tensor {} among {} (such as {})",
-                self.path.display(),
-                tried.join(" or "),
-                self.tensors.len(),
-                some.join(", ")
-            ),
-        )
-        .hint(
+        let (tried, count, some) = (tried.join(" or "), self.tensors.len(), some.join(", "));
+        let what = format_args!("no tensor {tried} among {count} (such as {some})");
+        artifact(&self.path, what).hint(
             "config.json describes another model than the weights are of, or the folder holds an adapter or an \
              incomplete download",
         )
@@ -589,15 +553,10 @@ impl Checkpoint {
     ) -> Result<Arc<dyn RowSource>> {
         let Some((key, entry)) = self.entry(name) else { return Err(self.missing(name)) };
         if entry.shape() != shape {
-            return Err(Error::new(
-                ErrorKind::Artifact,
-                format!(
-                    "{}: tensor {key} has shape {:?}, config.json asks for {shape:?}",
-                    self.path.display(),
-                    entry.shape()
-                ),
-            )
-            .hint("config.json and the weights belong to different models"));
+            let found = entry.shape();
+            let what =
+                format_args!("tensor {key} has shape {found:?}, config.json asks for {shape:?}");
+            return Err(artifact(&self.path, what).hint(MIXED));
         }
         self.reads(&key);
         self.view(&key, entry, rows)
@@ -630,8 +589,7 @@ impl Checkpoint {
     /// Puts the parts of quantized layers together, where the configuration declares such.
     fn add_quantized(&mut self) -> Result<()> {
         let fail = |path: &Path, what: String| {
-            Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display()))
-                .hint("take the unquantized checkpoint; the forge quantizes itself")
+            artifact(path, what).hint("take the unquantized checkpoint; the forge quantizes itself")
         };
         let scheme = Scheme::of(&self.config).map_err(|what| fail(&self.config_path, what))?;
         let Some(scheme) = scheme else { return Ok(()) };
@@ -661,21 +619,15 @@ impl Checkpoint {
         let path = self.dir.join(index_file);
         let index = read_json(&path)?;
         let Some(map) = index.get("weight_map").and_then(Value::as_object) else {
-            return Err(Error::new(
-                ErrorKind::Artifact,
-                format!("{}: no object \"weight_map\"", path.display()),
-            ));
+            return Err(artifact(&path, "no object \"weight_map\""));
         };
         let mut files: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for (tensor, file) in map {
             let Some(file) = file.as_str().filter(|f| is_plain(f)) else {
-                return Err(Error::new(
-                    ErrorKind::Artifact,
-                    format!(
-                        "{}: weight_map[{tensor:?}] is {file}, expected the name of a file beside it",
-                        path.display()
-                    ),
-                ));
+                let what = format_args!(
+                    "weight_map[{tensor:?}] is {file}, expected the name of a file beside it"
+                );
+                return Err(artifact(&path, what));
             };
             files.entry(file).or_default().push(tensor);
         }
@@ -694,14 +646,13 @@ impl Checkpoint {
                 Some((index, _)) => format!("{index} lists it; complete the download"),
                 None => "complete the download".to_owned(),
             };
-            let what = format!("{}: missing", path.display());
-            return Err(Error::new(ErrorKind::Artifact, what).hint(hint));
+            return Err(artifact(&path, "missing").hint(hint));
         }
         let map = Mapped::open(&path)?;
         let found = match file.ends_with(".safetensors") {
             true => safetensors(&path, &map)?,
             false => torch::tensors(map.bytes()).map_err(|what| {
-                Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display())).hint(
+                artifact(&path, what).hint(
                     "the download may be incomplete, or a Git LFS pointer; or load the model with transformers and save \
                      it as safetensors",
                 )
@@ -720,10 +671,9 @@ impl Checkpoint {
         if let Some((index, listed)) = listed
             && let Some(name) = listed.iter().find(missing)
         {
-            let what =
-                format!("{}: tensor {name}, which {index} puts there, is missing", path.display());
-            return Err(Error::new(ErrorKind::Artifact, what)
-                .hint("the index and the shards belong to different downloads"));
+            let what = format_args!("tensor {name}, which {index} puts there, is missing");
+            let hint = "the index and the shards belong to different downloads";
+            return Err(artifact(&path, what).hint(hint));
         }
         self.shards.push(map);
         self.files.push(path);
@@ -744,8 +694,8 @@ fn safetensors(path: &Path, map: &Mapped) -> Result<Vec<Found>> {
         let (start, end) = info.data_offsets;
         let bytes = base.checked_add(start).zip(base.checked_add(end)).map(|(a, b)| a..b);
         let Some(bytes) = bytes.filter(|r| map.bytes().get(r.clone()).is_some()) else {
-            let what = format!("{}: tensor {name} lies beyond the end of the file", path.display());
-            return Err(Error::new(ErrorKind::Artifact, what));
+            let what = format_args!("tensor {name} lies beyond the end of the file");
+            return Err(artifact(path, what));
         };
         Ok(Found { name, dtype: info.dtype, shape: info.shape.clone(), bytes })
     };

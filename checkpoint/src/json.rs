@@ -3,8 +3,10 @@
 use std::path::Path;
 
 use qhx_base::files;
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{ErrorKind, Result};
 use serde_json::Value;
+
+use crate::artifact;
 
 /// Longest JSON file that is read, the index of a very large model included.
 pub const MAX_JSON: u64 = 64 << 20;
@@ -18,10 +20,7 @@ pub fn read_json_value(path: &Path) -> Result<Value> {
 pub fn read_json(path: &Path) -> Result<Value> {
     let value = read_json_value(path)?;
     if !value.is_object() {
-        return Err(Error::new(
-            ErrorKind::Artifact,
-            format!("{}: expected a JSON object", path.display()),
-        ));
+        return Err(artifact(path, "expected a JSON object"));
     }
     Ok(value)
 }

@@ -18,3 +18,13 @@ pub use adapter::{Adapter, TEXT_FILES};
 pub use checkpoint::{Checkpoint, covers, is_plain, summary, tokenizer};
 pub use import::gguf::Inside;
 pub use json::{MAX_JSON, read_json, read_json_value};
+
+use std::fmt;
+use std::path::Path;
+
+use qhx_base::{Error, ErrorKind};
+
+/// The error of a file or folder that is not as it has to be.
+fn artifact(path: &Path, what: impl fmt::Display) -> Error {
+    Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display()))
+}

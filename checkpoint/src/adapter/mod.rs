@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::artifact;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::tokenizer::TOKENIZER;
 use config::Config;
@@ -124,8 +125,7 @@ fn take_texts(checkpoint: &mut Checkpoint, folder: &Path) -> Result<()> {
         // Where the model has none, the adapter's is the only one.
         let base = checkpoint.tokenizer().ok();
         let known = |id: u32| base.as_ref().and_then(|base| base.id_to_token(id));
-        let fail =
-            |what: String| Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display()));
+        let fail = |what: String| artifact(&path, what);
         let added = own.ids().filter(|id| *id as usize >= rows && known(*id).is_none()).count();
         if added > 0 {
             return Err(fail(added_tokens(added, own.vocab_size(), rows, checkpoint)).hint(MERGE));
@@ -165,8 +165,7 @@ fn added_tokens(added: usize, now: usize, rows: usize, checkpoint: &Checkpoint) 
 pub(crate) fn merge(checkpoint: &mut Checkpoint, adapter: &Adapter) -> Result<()> {
     let folder = &adapter.folder;
     let opened = Checkpoint::open_adapter(folder)?;
-    let fail =
-        |what: String| Error::new(ErrorKind::Artifact, format!("{}: {what}", folder.display()));
+    let fail = |what: String| artifact(folder, what);
     let config = Config::of(opened.config())
         .map_err(|what| fail(format!("{CONFIG}: {what}")).hint(MERGE))?;
     take_texts(checkpoint, folder)?;
@@ -215,8 +214,7 @@ fn replace(
     name: &str,
 ) -> Result<()> {
     let fail = |what: String, hint: &str| {
-        let what = format!("{}: tensor {key} {what}", adapter.folder.display());
-        Err(Error::new(ErrorKind::Artifact, what).hint(hint))
+        Err(artifact(&adapter.folder, format_args!("tensor {key} {what}")).hint(hint))
     };
     let Some((target, shape)) = checkpoint.stored(name) else {
         let path = checkpoint.path().display().to_string();

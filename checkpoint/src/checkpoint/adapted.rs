@@ -9,6 +9,7 @@ use qhx_graph::weight::read;
 use super::{Checkpoint, Entry, read_json};
 use crate::adapter::changes::Changes;
 use crate::adapter::{self, Adapter, CONFIG, TENSORS, TEXT_FILES};
+use crate::artifact;
 
 impl Checkpoint {
     /// The same checkpoint with these adapters of PEFT merged into its weights, one after the other. Weights are read
@@ -31,9 +32,9 @@ impl Checkpoint {
     pub(crate) fn open_adapter(folder: &Path) -> Result<Self> {
         let there = |file: &&str| folder.join(file).is_file();
         if !there(&CONFIG) || !TENSORS.iter().any(there) {
-            let what = format!("{}: holds no {CONFIG} and {}", folder.display(), TENSORS[0]);
-            return Err(Error::new(ErrorKind::Artifact, what)
-                .hint("expected the folder of an adapter of PEFT"));
+            let what = format_args!("holds no {CONFIG} and {}", TENSORS[0]);
+            let hint = "expected the folder of an adapter of PEFT";
+            return Err(artifact(folder, what).hint(hint));
         }
         Self::open_beside(folder, CONFIG, &TENSORS)
     }

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value as Json, json};
 
 use super::Imported;
+use crate::artifact;
 use file::{File, Info};
 use form::Form;
 pub(crate) use joined::Joined;
@@ -68,9 +69,8 @@ impl Model {
         };
         let found = file.text("general.architecture").unwrap_or_default();
         let Some(architecture) = Architecture::of(found) else {
-            let what = format!(
-                "{}: models of llama.cpp's architecture {found:?} are not read, expected {}",
-                path.display(),
+            let what = format_args!(
+                "models of llama.cpp's architecture {found:?} are not read, expected {}",
                 Architecture::NAMES
             );
             let hint = match found {
@@ -79,7 +79,7 @@ impl Model {
                 }
                 _ => "make the bundle from the Hugging Face checkpoint",
             };
-            return Err(Error::new(ErrorKind::Artifact, what).hint(hint));
+            return Err(artifact(path, what).hint(hint));
         };
         let mut file = file.clone();
         for part in parts.iter().skip(1) {
@@ -92,10 +92,8 @@ impl Model {
             for info in &file.tensors {
                 for (name, tensor) in inside.named(map, info)? {
                     if tensors.insert(name.clone(), Imported::Gguf(tensor)).is_some() {
-                        return Err(Error::new(
-                            ErrorKind::Artifact,
-                            format!("{}: the tensor {name} is there twice", map.path().display()),
-                        ));
+                        let what = format_args!("the tensor {name} is there twice");
+                        return Err(artifact(map.path(), what));
                     }
                 }
             }
@@ -144,12 +142,9 @@ impl Inside {
     fn reordered(&self, order: Order, count: usize, name: &str) -> Result<Reordered> {
         let size = |key: &str| self.file.size(&self.architecture.key(key)).unwrap_or(0);
         let fail = |what: String| {
-            let path = self.map.path().display();
-            Error::new(
-                ErrorKind::Artifact,
-                format!("{path}: tensor {name} has {count} rows or columns, expected {what}"),
-            )
-            .hint("the file is damaged, or made by a converter that is not llama.cpp's")
+            let what = format_args!("tensor {name} has {count} rows or columns, expected {what}");
+            artifact(self.map.path(), what)
+                .hint("the file is damaged, or made by a converter that is not llama.cpp's")
         };
         match order {
             Order::Same => Ok(Reordered::Same),
@@ -256,8 +251,7 @@ impl Inside {
     /// The way to pool vectors that the file declares, by its name in `config.json`; none where it declares none.
     pub fn pooling(&self) -> Result<Option<&'static str>> {
         config::pooling(&self.file, self.architecture).map_err(|what| {
-            let what = format!("{}: {what}", self.map.path().display());
-            Error::new(ErrorKind::Artifact, what).hint(
+            artifact(self.map.path(), what).hint(
                 "make vectors with another model, or name the way: --recipe-option pooling=last",
             )
         })
@@ -269,8 +263,7 @@ impl Inside {
     }
 
     fn fail(&self, what: &str, instead: &str) -> Error {
-        let what = format!("{}: {what}", self.map.path().display());
-        Error::new(ErrorKind::Artifact, what).hint(self.wanted(instead))
+        artifact(self.map.path(), what).hint(self.wanted(instead))
     }
 
     /// Hint that says where to put a file of the Hugging Face checkpoint.

@@ -13,6 +13,7 @@ use super::config::shortest;
 use super::file::{File, Info};
 use super::joined::Joined;
 use super::{Tensor, parts};
+use crate::artifact;
 use crate::import::Imported;
 
 /// A tower of the file.
@@ -105,8 +106,7 @@ impl Tower {
     /// Maps the file and reads its tables.
     pub fn open(path: &Path) -> Result<Self> {
         let parts = parts::open(path)?;
-        let fail =
-            |what: String| Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display()));
+        let fail = |what: String| artifact(path, what);
         let [part] = parts.as_slice() else {
             return Err(fail(format!("a tower in {} parts, expected one file", parts.len())));
         };
