@@ -9,6 +9,7 @@ mod record;
 mod row;
 mod rows;
 
+use std::fmt;
 use std::path::Path;
 
 use batches::Batches;
@@ -58,14 +59,16 @@ fn is_parquet(path: &Path) -> bool {
     path.extension().is_some_and(|e| e.eq_ignore_ascii_case("parquet"))
 }
 
+/// The error of a file that is not to be read or written.
+fn refused(path: &Path, what: impl fmt::Display) -> Error {
+    Error::new(ErrorKind::Usage, format!("{}: {what}", path.display()))
+}
+
 /// Refuses Parquet tables where this crate was built without them.
 fn check_parquet(path: &Path) -> Result<()> {
     if cfg!(feature = "parquet") || !is_parquet(path) {
         return Ok(());
     }
-    Err(Error::new(
-        ErrorKind::Usage,
-        format!("{}: this qhx was built without Parquet", path.display()),
-    )
-    .hint("build it with --features parquet, or convert the file to JSON lines"))
+    Err(refused(path, "this qhx was built without Parquet")
+        .hint("build it with --features parquet, or convert the file to JSON lines"))
 }

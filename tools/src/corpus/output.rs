@@ -15,7 +15,7 @@ use super::fingerprint::Fingerprint;
 use super::record::{Progress, Record, Slot};
 use super::row::{Row, Vector};
 use super::rows::Rows;
-use super::{check_parquet, is_parquet};
+use super::{check_parquet, is_parquet, refused};
 
 /// Max time between flushes: a machine that stops loses no more.
 const FLUSH: Duration = Duration::from_secs(1);
@@ -68,31 +68,22 @@ impl Claimed {
         let unfinished = &unfinished(output);
         for file in [output, unfinished] {
             if file.exists() && !file.is_file() {
-                return Err(Error::new(
-                    ErrorKind::Usage,
-                    format!("{}: not a regular file", file.display()),
-                )
-                .hint(
+                return Err(refused(file, "not a regular file").hint(
                     "without --output, rows go to standard output; --json prints whole vectors",
                 ));
             }
             if there(file) && existing == Existing::Refuse {
-                return Err(Error::new(
-                    ErrorKind::Usage,
-                    format!("{}: the output is there already", file.display()),
-                )
-                .hint("--resume goes on where it ends, --overwrite replaces it"));
+                return Err(refused(file, "the output is there already")
+                    .hint("--resume goes on where it ends, --overwrite replaces it"));
             }
         }
         let record = Record::lock(output)?;
         for file in [output, unfinished, record.path()] {
             if rows.input().is_some_and(|input| Handle::from_path(file).is_ok_and(|f| f == *input))
             {
-                return Err(Error::new(
-                    ErrorKind::Usage,
-                    format!("{}: input and output are one file", file.display()),
-                )
-                .hint("write to another output"));
+                return Err(
+                    refused(file, "input and output are one file").hint("write to another output")
+                );
             }
         }
         let mut claimed = Self {
@@ -174,13 +165,10 @@ impl Claimed {
     }
 
     fn unknown(&self) -> Error {
-        Error::new(
-            ErrorKind::Usage,
-            format!(
-                "{}: there is no record of how its rows were made in {}",
-                self.lines.display(),
-                self.record.path().display()
-            ),
+        let record = self.record.path().display();
+        refused(
+            &self.lines,
+            format_args!("there is no record of how its rows were made in {record}"),
         )
         .hint("move the record along with its output; --overwrite begins again")
     }
@@ -190,11 +178,8 @@ impl Claimed {
 fn compare(path: &Path, then: &Progress, now: &Fingerprint) -> Result<()> {
     match then.with.differences(now) {
         None => Ok(()),
-        Some(words) => Err(Error::new(
-            ErrorKind::Usage,
-            format!("{}: its rows were made otherwise: {words}", path.display()),
-        )
-        .hint("resume with the same bundle and options, or write to another output")),
+        Some(words) => Err(refused(path, format_args!("its rows were made otherwise: {words}"))
+            .hint("resume with the same bundle and options, or write to another output")),
     }
 }
 
@@ -212,7 +197,7 @@ impl Done {
     fn check(path: &Path, made: &Progress, dim: usize, rows: &mut Rows) -> Result<Self> {
         let fail = |e: std::io::Error| Error::io(ErrorKind::Io, path, e);
         let differ = |why: String| {
-            Error::new(ErrorKind::Usage, format!("{}: {why}", path.display()))
+            refused(path, why)
                 .hint("resume with the same --input and --shard, or write to another output")
         };
         let mut reader = BufReader::with_capacity(1 << 20, File::open(path).map_err(fail)?);

@@ -12,6 +12,7 @@ use same_file::Handle;
 use serde::{Deserialize, Serialize};
 
 use super::fingerprint::Fingerprint;
+use super::refused;
 
 const SCHEMA: &str = "qhx-embed/v1";
 /// Longest record that is read.
@@ -71,11 +72,7 @@ impl Record {
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
-                    return Err(Error::new(
-                        ErrorKind::Usage,
-                        format!("{}: another qhx embed is writing it", output.display()),
-                    )
-                    .hint(
+                    return Err(refused(output, "another qhx embed is writing it").hint(
                         "wait until it ends, or write to another output; each shard has its own",
                     ));
                 }
@@ -103,11 +100,8 @@ impl Record {
             Some(found) => {
                 let why =
                     found.err().map_or_else(|| "another schema".to_owned(), |e| e.to_string());
-                return Err(Error::new(
-                    ErrorKind::Usage,
-                    format!("{}: no record of qhx embed: {why}", path.display()),
-                )
-                .hint("move the file away; --overwrite then begins again"));
+                return Err(refused(&path, format_args!("no record of qhx embed: {why}"))
+                    .hint("move the file away; --overwrite then begins again"));
             }
         };
         Ok(Self { path, file, content, empty })
@@ -182,10 +176,7 @@ impl Drop for Record {
 /// `.NAME.qhx-embed.json` beside the output: hidden, so that who reads all files of a folder does not read it.
 fn path_of(output: &Path) -> Result<PathBuf> {
     let Some(name) = output.file_name() else {
-        return Err(Error::new(
-            ErrorKind::Usage,
-            format!("{}: no name of a file", output.display()),
-        ));
+        return Err(refused(output, "no name of a file"));
     };
     let mut hidden = std::ffi::OsString::from(".");
     hidden.push(name);
