@@ -9,6 +9,15 @@ use qhx_types::DType;
 use super::{Reordered, RowSource};
 use crate::quantize::{QuantizedForm, QuantizedMut};
 
+/// Methods of a view that are those of its source.
+macro_rules! of_source {
+    ($($method:ident -> $type:ty),* $(,)?) => {$(
+        fn $method(&self) -> $type {
+            self.source.$method()
+        }
+    )*};
+}
+
 /// The rows of `source` times `factor`, such as a power of two that keeps what is computed with them within f16.
 pub fn scaled(source: Arc<dyn RowSource>, factor: f32) -> Arc<dyn RowSource> {
     if factor == 1.0 { source } else { Arc::new(Scaled { source, factor }) }
@@ -26,16 +35,13 @@ struct Rows {
 }
 
 impl RowSource for Rows {
-    fn name(&self) -> &str {
-        self.source.name()
-    }
+    of_source!(
+        name -> &str, stored_dtype -> DType, block_form -> Option<QuantizedForm>,
+        nearest_form -> Option<QuantizedForm>,
+    );
 
     fn shape(&self) -> [usize; 2] {
         [self.rows.len(), self.source.shape()[1]]
-    }
-
-    fn stored_dtype(&self) -> DType {
-        self.source.stored_dtype()
     }
 
     fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
@@ -44,14 +50,6 @@ impl RowSource for Rows {
 
     fn first_row(&self) -> usize {
         self.source.first_row() + self.rows.start
-    }
-
-    fn block_form(&self) -> Option<QuantizedForm> {
-        self.source.block_form()
-    }
-
-    fn nearest_form(&self) -> Option<QuantizedForm> {
-        self.source.nearest_form()
     }
 
     fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
@@ -83,29 +81,14 @@ impl RowOrder {
 }
 
 impl RowSource for RowOrder {
-    fn name(&self) -> &str {
-        self.source.name()
-    }
-
-    fn shape(&self) -> [usize; 2] {
-        self.source.shape()
-    }
-
-    fn stored_dtype(&self) -> DType {
-        self.source.stored_dtype()
-    }
+    of_source!(
+        name -> &str, shape -> [usize; 2], stored_dtype -> DType,
+        block_form -> Option<QuantizedForm>, nearest_form -> Option<QuantizedForm>,
+    );
 
     fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
         let mut rows = out.chunks_exact_mut(self.shape()[1].max(1)).zip(self.places(first));
         rows.try_for_each(|(row, place)| self.source.read_f32(place, row))
-    }
-
-    fn block_form(&self) -> Option<QuantizedForm> {
-        self.source.block_form()
-    }
-
-    fn nearest_form(&self) -> Option<QuantizedForm> {
-        self.source.nearest_form()
     }
 
     fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
@@ -134,34 +117,15 @@ struct Scaled {
 }
 
 impl RowSource for Scaled {
-    fn name(&self) -> &str {
-        self.source.name()
-    }
-
-    fn shape(&self) -> [usize; 2] {
-        self.source.shape()
-    }
-
-    fn stored_dtype(&self) -> DType {
-        self.source.stored_dtype()
-    }
+    of_source!(
+        name -> &str, shape -> [usize; 2], stored_dtype -> DType, first_row -> usize,
+        block_form -> Option<QuantizedForm>, nearest_form -> Option<QuantizedForm>,
+    );
 
     fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
         self.source.read_f32(first, out)?;
         out.iter_mut().for_each(|value| *value *= self.factor);
         Ok(())
-    }
-
-    fn first_row(&self) -> usize {
-        self.source.first_row()
-    }
-
-    fn block_form(&self) -> Option<QuantizedForm> {
-        self.source.block_form()
-    }
-
-    fn nearest_form(&self) -> Option<QuantizedForm> {
-        self.source.nearest_form()
     }
 
     fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
@@ -188,17 +152,11 @@ struct Transposed {
 }
 
 impl RowSource for Transposed {
-    fn name(&self) -> &str {
-        self.source.name()
-    }
+    of_source!(name -> &str, stored_dtype -> DType);
 
     fn shape(&self) -> [usize; 2] {
         let [rows, cols] = self.source.shape();
         [cols, rows]
-    }
-
-    fn stored_dtype(&self) -> DType {
-        self.source.stored_dtype()
     }
 
     fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
