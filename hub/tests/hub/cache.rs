@@ -6,15 +6,14 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use qhx_base::{CancelToken, ErrorKind};
-use qhx_hub::{Cache, Hub, Kind};
-use qhx_hub_server::{Fault, Repo, Server};
+use qhx_hub::{Cache, Kind};
+use qhx_hub_server::{Fault, Repo};
 
-use crate::{find, is_manifest, name, options, pull, repo, tree};
+use crate::{find, is_manifest, name, pull, repo, started, tree};
 
 #[test]
 fn names_lead_to_folders_and_manifests() {
-    let (server, cache) = (Server::start([repo()]), tempfile::tempdir().unwrap());
-    let hub = Hub::new(options(&server, cache.path()));
+    let (_server, _cache, hub) = started(repo());
     assert_eq!(find(&hub, "o/n").unwrap(), None);
     let pulled = pull(&hub, "o/n/v81").unwrap();
     for (text, inner) in [
@@ -49,8 +48,7 @@ fn damage(file: &Path) {
 
 #[test]
 fn a_file_that_changed_is_noticed_when_it_is_opened() {
-    let (server, cache) = (Server::start([repo()]), tempfile::tempdir().unwrap());
-    let hub = Hub::new(options(&server, cache.path()));
+    let (_server, _cache, hub) = started(repo());
     let file = pull(&hub, "o/n/v81").unwrap().path.join("decode.bin");
     // A cache that was copied: another time, the same bytes.
     let open = File::options().write(true).open(&file).unwrap();
@@ -76,8 +74,7 @@ fn a_file_that_changed_is_noticed_when_it_is_opened() {
 
 #[test]
 fn files_are_looked_at_again() {
-    let (server, cache) = (Server::start([repo()]), tempfile::tempdir().unwrap());
-    let hub = Hub::new(options(&server, cache.path()));
+    let (_server, _cache, hub) = started(repo());
     let folder = pull(&hub, "o/n/v81").unwrap().path;
     let verify = || {
         let checks =
@@ -105,8 +102,7 @@ fn forget(cache: &Path) {
 
 #[test]
 fn what_other_tools_fetched_is_found_and_taken_over() {
-    let (server, cache) = (Server::start([repo()]), tempfile::tempdir().unwrap());
-    let hub = Hub::new(options(&server, cache.path()));
+    let (server, cache, hub) = started(repo());
     let pulled = pull(&hub, "o/n/v81").unwrap();
     forget(cache.path());
     let found = find(&hub, "o/n").unwrap().unwrap();
@@ -125,8 +121,7 @@ fn what_other_tools_fetched_is_found_and_taken_over() {
 
 #[test]
 fn a_branch_that_others_moved_is_found_where_it_was() {
-    let (server, cache) = (Server::start([repo()]), tempfile::tempdir().unwrap());
-    let hub = Hub::new(options(&server, cache.path()));
+    let (_server, _cache, hub) = started(repo());
     let pulled = pull(&hub, "o/n/v81").unwrap();
     let root = cache.path().join("models--o--n");
     let other = root.join("snapshots").join("b".repeat(40));
@@ -138,8 +133,7 @@ fn a_branch_that_others_moved_is_found_where_it_was() {
 
 #[test]
 fn what_is_removed_leaves_what_others_need() {
-    let (server, cache) = (Server::start([repo()]), tempfile::tempdir().unwrap());
-    let hub = Hub::new(options(&server, cache.path()));
+    let (server, cache, hub) = started(repo());
     pull(&hub, "o/n/v79").unwrap();
     pull(&hub, "o/n/v81").unwrap();
     let removed = hub.cache().remove(&name("o/n/v81")).unwrap();
@@ -172,8 +166,7 @@ fn folders_of_modules_come_with_their_checkpoint() {
         .file("modules.json", modules)
         .lfs("pytorch_model.bin", vec![7; 2000])
         .lfs("2_Dense/pytorch_model.bin", vec![8; 2000]);
-    let (server, cache) = (Server::start([repo]), tempfile::tempdir().unwrap());
-    let hub = Hub::new(options(&server, cache.path()));
+    let (server, _cache, hub) = started(repo);
     let cancel = CancelToken::new();
     let listing = hub.resolve(&name("o/c"), &cancel).unwrap();
     let chosen = hub.checkpoint(&listing, qhx_hub::CheckpointFiles::All, &cancel).unwrap();
@@ -191,8 +184,7 @@ fn folders_of_modules_come_with_their_checkpoint() {
 
 #[test]
 fn what_a_broken_download_left_is_listed_and_removed() {
-    let (server, cache) = (Server::start([repo()]), tempfile::tempdir().unwrap());
-    let hub = Hub::new(options(&server, cache.path()));
+    let (server, cache, hub) = started(repo());
     pull(&hub, "o/n/v79").unwrap();
     assert_eq!(hub.cache().unfinished().unwrap(), []);
     server.fault("v81/decode.bin", Fault::Cut(70_000), 1);
@@ -213,8 +205,7 @@ fn what_a_broken_download_left_is_listed_and_removed() {
 fn checkpoints_are_listed_and_found() {
     let repo =
         Repo::new("o/c", 'a').file("config.json", "{}").lfs("model.safetensors", vec![7; 2000]);
-    let (server, cache) = (Server::start([repo]), tempfile::tempdir().unwrap());
-    let hub = Hub::new(options(&server, cache.path()));
+    let (_server, _cache, hub) = started(repo);
     let listing = hub.resolve(&name("o/c"), &CancelToken::new()).unwrap();
     let selection =
         qhx_hub::Selection::checkpoint(&listing, qhx_hub::CheckpointFiles::All, &[]).unwrap();

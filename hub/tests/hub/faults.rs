@@ -7,7 +7,7 @@ use qhx_base::{CancelToken, ErrorKind};
 use qhx_hub::Hub;
 use qhx_hub_server::{Fault, Repo, Server};
 
-use crate::{options, pull, pull_noting, repo, select, tree, weights};
+use crate::{options, pull, pull_noting, repo, select, started, tree, weights};
 
 fn large() -> Repo {
     Repo::new("o/n", 'a').file("m.json", "{}").lfs("decode.bin", weights(1 << 20, 1))
@@ -88,8 +88,7 @@ fn a_busy_hub_is_asked_again() {
 
 #[test]
 fn patience_has_an_end() {
-    let (server, cache) = (Server::start([large()]), tempfile::tempdir().unwrap());
-    let hub = Hub::new(options(&server, cache.path()));
+    let (server, _cache, hub) = started(large());
     server.fault("decode.bin", Fault::Status(503, String::new()), 99);
     let error = pull(&hub, "o/n").unwrap_err();
     assert_eq!((error.kind(), error.code()), (ErrorKind::Io, Some(503)));
@@ -104,8 +103,7 @@ fn patience_has_an_end() {
 
 #[test]
 fn a_wrong_hash_leaves_nothing_under_a_name() {
-    let (server, cache) = (Server::start([large()]), tempfile::tempdir().unwrap());
-    let hub = Hub::new(options(&server, cache.path()));
+    let (server, cache, hub) = started(large());
     server.fault("decode.bin", Fault::WrongBytes, 1);
     let error = pull(&hub, "o/n").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Artifact);
@@ -122,8 +120,7 @@ fn a_wrong_hash_leaves_nothing_under_a_name() {
 
 #[test]
 fn what_another_left_damaged_is_fetched_once_more() {
-    let (server, cache) = (Server::start([large()]), tempfile::tempdir().unwrap());
-    let hub = Hub::new(options(&server, cache.path()));
+    let (_server, cache, hub) = started(large());
     let blobs = cache.path().join("models--o--n/blobs");
     std::fs::create_dir_all(&blobs).unwrap();
     let partial = blobs.join(format!("{}.incomplete", large().files[1].etag()));

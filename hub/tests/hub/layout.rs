@@ -1,15 +1,13 @@
 //! Layout of fetched files.
 
-use qhx_hub::{Hub, Kind};
-use qhx_hub_server::Server;
+use qhx_hub::Kind;
 
-use crate::{find, is_manifest, options, pull, repo, tree};
+use crate::{find, is_manifest, pull, repo, started, tree};
 
 #[cfg(unix)]
 #[test]
 fn files_lie_as_the_tools_of_the_hub_lay_them() {
-    let (server, cache) = (Server::start([repo()]), tempfile::tempdir().unwrap());
-    let hub = Hub::new(options(&server, cache.path()));
+    let (_server, cache, hub) = started(repo());
     let pulled = pull(&hub, "o/n/v81").unwrap();
     let files = repo().files;
     let etag = |path: &str| files.iter().find(|file| file.path == path).unwrap().etag();
@@ -34,8 +32,7 @@ fn files_lie_as_the_tools_of_the_hub_lay_them() {
 
 #[test]
 fn what_is_there_is_not_fetched_again() {
-    let (server, cache) = (Server::start([repo()]), tempfile::tempdir().unwrap());
-    let hub = Hub::new(options(&server, cache.path()));
+    let (server, _cache, hub) = started(repo());
     pull(&hub, "o/n/v81").unwrap();
     let sent = server.sent();
     assert_eq!(pull(&hub, "o/n/v81").unwrap().fetched_bytes, 0);
@@ -51,8 +48,7 @@ fn what_is_there_is_not_fetched_again() {
 
 #[test]
 fn a_new_revision_gets_a_folder_of_its_own() {
-    let (server, cache) = (Server::start([repo().tagged("v1")]), tempfile::tempdir().unwrap());
-    let hub = Hub::new(options(&server, cache.path()));
+    let (server, _cache, hub) = started(repo().tagged("v1"));
     let old = pull(&hub, "o/n@v1/v81").unwrap();
     let mut new = repo();
     new.commit = "b".repeat(40);

@@ -44,6 +44,13 @@ pub(crate) fn options(server: &Server, cache: &Path) -> HubOptions {
     HubOptions::new(cache).endpoint(server.endpoint()).retries(3, Duration::from_millis(5))
 }
 
+/// A server of a repository, an empty cache, and a hub over both.
+pub(crate) fn started(repo: Repo) -> (Server, tempfile::TempDir, Hub) {
+    let (server, cache) = (Server::start([repo]), tempfile::tempdir().expect("a folder"));
+    let hub = Hub::new(options(&server, cache.path()));
+    (server, cache, hub)
+}
+
 pub(crate) fn name(text: &str) -> Name {
     text.parse().expect("a name")
 }

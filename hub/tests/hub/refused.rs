@@ -4,7 +4,7 @@ use qhx_base::ErrorKind;
 use qhx_hub::Hub;
 use qhx_hub_server::{CERTIFICATE, Fault, Repo, Server};
 
-use crate::{name, options, pull, repo, tree};
+use crate::{name, options, pull, repo, started, tree};
 
 #[test]
 fn a_token_stays_with_the_hub() {
@@ -94,8 +94,7 @@ fn a_gated_repository_says_what_to_do() {
 
 #[test]
 fn what_is_not_there_is_a_mistake_of_the_name() {
-    let (server, cache) = (Server::start([repo()]), tempfile::tempdir().unwrap());
-    let hub = Hub::new(options(&server, cache.path()));
+    let (server, cache, hub) = started(repo());
     for text in ["o/other", "o/n@v9"] {
         let error = pull(&hub, text).unwrap_err();
         assert_eq!((error.kind(), error.code()), (ErrorKind::Usage, Some(404)), "{error}");
