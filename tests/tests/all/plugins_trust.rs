@@ -15,6 +15,7 @@ use qhx_plugins::{
     Listed, LoadErrorKind, Plugin, PluginOptions, PluginStatus, Plugins, Prober, Status, survey,
 };
 use qhx_tests::{has, null_model, outside, plugin_files, says};
+use serde_json::json;
 
 fn misbehaving() -> &'static Path {
     static FILE: OnceLock<PathBuf> = OnceLock::new();
@@ -98,19 +99,16 @@ fn listing_installed_plugins_loads_none_of_them() {
     let (hash, data) =
         (&outside::hashes(std::slice::from_ref(&first))[0].1, fs::metadata(&first).unwrap());
     let modified = data.mtime() * 1_000_000_000 + data.mtime_nsec();
-    let mut lock = "version = 1\n".to_owned();
-    for index in 0..COUNT {
+    let plugins = (0..COUNT).map(|index| {
         let file = plugin_files::library_name(&format!("crash_{index}"));
         fs::hard_link(&first, folder.path().join(&file)).unwrap();
-        lock += &format!(
-            "[[plugin]]\nfile = {file:?}\nsha256 = {hash:?}\nbytes = {}\nmodified_ns = {modified}\n\
-             interface = {:?}\n[[plugin.op]]\nname = \"test_crash_{index}\"\ntasks = [\"generate\"]\n",
-            data.len(),
-            qhx_plugins::interface_version(),
-        );
-    }
+        let op = json!({"name": format!("test_crash_{index}"), "tasks": ["generate"]});
+        json!({"file": file, "sha256": hash, "bytes": data.len(), "modified_ns": modified,
+            "interface": qhx_plugins::interface_version(), "ops": [op]})
+    });
+    let lock = json!({"version": 1, "plugins": plugins.collect::<Vec<_>>()});
     fs::remove_file(&first).unwrap();
-    fs::write(folder.path().join(LOCK_FILE), lock).unwrap();
+    fs::write(folder.path().join(LOCK_FILE), lock.to_string()).unwrap();
 
     let options = PluginOptions::default().dirs(vec![folder.path().to_owned()]).only_named(true);
     let rows = survey(&options).unwrap();
