@@ -74,7 +74,7 @@ fn a_file_that_changed_is_noticed_when_it_is_opened() {
 
 #[test]
 fn files_are_looked_at_again() {
-    let (_server, _cache, hub) = started(repo());
+    let (_server, cache, hub) = started(repo());
     let folder = pull(&hub, "o/n/v81").unwrap().path;
     let verify = || {
         let checks =
@@ -121,7 +121,7 @@ fn what_other_tools_fetched_is_found_and_taken_over() {
 
 #[test]
 fn a_branch_that_others_moved_is_found_where_it_was() {
-    let (_server, _cache, hub) = started(repo());
+    let (_server, cache, hub) = started(repo());
     let pulled = pull(&hub, "o/n/v81").unwrap();
     let root = cache.path().join("models--o--n");
     let other = root.join("snapshots").join("b".repeat(40));
