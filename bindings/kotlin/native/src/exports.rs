@@ -15,198 +15,102 @@ use crate::values::{self, Bytes};
 type Env<'local> = EnvUnowned<'local>;
 type Class<'local> = JClass<'local>;
 
-/// `version(): ByteArray`
-// SAFETY: as of all names here: the virtual machine's rules make it of package, class and function, nobody else uses it.
-#[unsafe(no_mangle)]
-extern "system" fn Java_dev_qhx_Native_version<'l>(
-    env: Env<'l>,
-    class: Class<'l>,
-) -> JByteArray<'l> {
-    called(env, &class, |env| Ok(env.byte_array_from_slice(env!("CARGO_PKG_VERSION").as_bytes())?))
+/// Declares functions by what they do: a closure, whose faults and panics are thrown as exceptions.
+macro_rules! exports {
+    ($($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $value:ty)? = $work:expr;)*) => {$(
+        $(#[$doc])*
+        // SAFETY: the virtual machine's rules make the name of package, class and function, nobody else uses it.
+        #[unsafe(no_mangle)]
+        extern "system" fn $name<'l>(env: Env<'l>, class: Class<'l>, $($argument: $type),*) $(-> $value)? {
+            called(env, &class, $work)
+        }
+    )*};
 }
 
-/// `begin(): Long`
-// SAFETY: as above.
-#[unsafe(no_mangle)]
-extern "system" fn Java_dev_qhx_Native_begin(env: Env<'_>, class: Class<'_>) -> jlong {
-    called(env, &class, |_| Ok(calls::begin()))
-}
+exports! {
+    /// `version(): ByteArray`
+    fn Java_dev_qhx_Native_version() -> JByteArray<'l> = |env| {
+        Ok(env.byte_array_from_slice(env!("CARGO_PKG_VERSION").as_bytes())?)
+    };
 
-/// `cancel(call: Long)`
-// SAFETY: as above.
-#[unsafe(no_mangle)]
-extern "system" fn Java_dev_qhx_Native_cancel(env: Env<'_>, class: Class<'_>, call: jlong) {
-    called(env, &class, |_| {
+    /// `begin(): Long`
+    fn Java_dev_qhx_Native_begin() -> jlong = |_| Ok(calls::begin());
+
+    /// `cancel(call: Long)`
+    fn Java_dev_qhx_Native_cancel(call: jlong) = |_| {
         calls::cancel(call);
         Ok(())
-    });
-}
+    };
 
-/// `end(call: Long)`
-// SAFETY: as above.
-#[unsafe(no_mangle)]
-extern "system" fn Java_dev_qhx_Native_end(env: Env<'_>, class: Class<'_>, call: jlong) {
-    called(env, &class, |_| calls::end(call));
-}
+    /// `end(call: Long)`
+    fn Java_dev_qhx_Native_end(call: jlong) = |_| calls::end(call);
 
-/// `open(call: Long, bundle: ByteArray, options: ByteArray): Long`
-// SAFETY: as above.
-#[unsafe(no_mangle)]
-extern "system" fn Java_dev_qhx_Native_open<'l>(
-    env: Env<'l>,
-    class: Class<'l>,
-    call: jlong,
-    bundle: JByteArray<'l>,
-    options: JByteArray<'l>,
-) -> jlong {
-    called(env, &class, |env| {
+    /// `open(call: Long, bundle: ByteArray, options: ByteArray): Long`
+    fn Java_dev_qhx_Native_open(call: jlong, bundle: JByteArray<'l>, options: JByteArray<'l>) -> jlong = |env| {
         calls::open(call, values::text(env, &bundle)?, values::text(env, &options)?)
-    })
-}
+    };
 
-/// `about(model: Long): Array<Any>`
-// SAFETY: as above.
-#[unsafe(no_mangle)]
-extern "system" fn Java_dev_qhx_Native_about<'l>(
-    env: Env<'l>,
-    class: Class<'l>,
-    model: jlong,
-) -> JObjectArray<'l> {
-    called(env, &class, |env| values::about(env, &calls::model(model)?.about))
-}
+    /// `about(model: Long): Array<Any>`
+    fn Java_dev_qhx_Native_about(model: jlong) -> JObjectArray<'l> = |env| {
+        values::about(env, &calls::model(model)?.about)
+    };
 
-/// `generate(model: Long, call: Long, request: ByteArray, media: ByteArray, contents: Array<ByteArray?>): Array<Any?>`
-// SAFETY: as above.
-#[unsafe(no_mangle)]
-extern "system" fn Java_dev_qhx_Native_generate<'l>(
-    env: Env<'l>,
-    class: Class<'l>,
-    model: jlong,
-    call: jlong,
-    request: JByteArray<'l>,
-    media: JByteArray<'l>,
-    contents: Bytes<'l>,
-) -> JObjectArray<'l> {
-    called(env, &class, |env| {
+    /// `generate(model: Long, call: Long, request: ByteArray, media: ByteArray, contents: Array<ByteArray?>): Array<Any?>`
+    fn Java_dev_qhx_Native_generate(
+        model: jlong, call: jlong, request: JByteArray<'l>, media: JByteArray<'l>, contents: Bytes<'l>,
+    ) -> JObjectArray<'l> = |env| {
         let items = values::items(env, &media, &contents)?;
         let answer = calls::generate(model, call, values::asked(env, &request)?, items)?;
         values::answer(env, &answer)
-    })
-}
+    };
 
-/// `stream(model: Long, call: Long, request: ByteArray, media: ByteArray, contents: Array<ByteArray?>)`
-// SAFETY: as above.
-#[unsafe(no_mangle)]
-extern "system" fn Java_dev_qhx_Native_stream<'l>(
-    env: Env<'l>,
-    class: Class<'l>,
-    model: jlong,
-    call: jlong,
-    request: JByteArray<'l>,
-    media: JByteArray<'l>,
-    contents: Bytes<'l>,
-) {
-    called(env, &class, |env| {
+    /// `stream(model: Long, call: Long, request: ByteArray, media: ByteArray, contents: Array<ByteArray?>)`
+    fn Java_dev_qhx_Native_stream(
+        model: jlong, call: jlong, request: JByteArray<'l>, media: JByteArray<'l>, contents: Bytes<'l>,
+    ) = |env| {
         let items = values::items(env, &media, &contents)?;
         calls::stream(model, call, values::asked(env, &request)?, items)
-    });
-}
+    };
 
-/// `next(call: Long): ByteArray?`
-// SAFETY: as above.
-#[unsafe(no_mangle)]
-extern "system" fn Java_dev_qhx_Native_next<'l>(
-    env: Env<'l>,
-    class: Class<'l>,
-    call: jlong,
-) -> JByteArray<'l> {
-    called(env, &class, |env| match calls::next(call)? {
+    /// `next(call: Long): ByteArray?`
+    fn Java_dev_qhx_Native_next(call: jlong) -> JByteArray<'l> = |env| match calls::next(call)? {
         Some(piece) => Ok(env.byte_array_from_slice(piece.as_bytes())?),
         None => Ok(JByteArray::default()),
-    })
-}
+    };
 
-/// `result(call: Long): Array<Any?>?`
-// SAFETY: as above.
-#[unsafe(no_mangle)]
-extern "system" fn Java_dev_qhx_Native_result<'l>(
-    env: Env<'l>,
-    class: Class<'l>,
-    call: jlong,
-) -> JObjectArray<'l> {
-    called(env, &class, |env| match calls::result(call)? {
+    /// `result(call: Long): Array<Any?>?`
+    fn Java_dev_qhx_Native_result(call: jlong) -> JObjectArray<'l> = |env| match calls::result(call)? {
         Some(answer) => values::answer(env, &answer),
         None => Ok(JObjectArray::default()),
-    })
-}
+    };
 
-/// `embed(model: Long, call: Long, texts: Array<ByteArray>, role: ByteArray, truncate: Boolean): Array<FloatArray>`
-// SAFETY: as above.
-#[unsafe(no_mangle)]
-extern "system" fn Java_dev_qhx_Native_embed<'l>(
-    env: Env<'l>,
-    class: Class<'l>,
-    model: jlong,
-    call: jlong,
-    texts: Bytes<'l>,
-    role: JByteArray<'l>,
-    truncate: jboolean,
-) -> JObjectArray<'l, JFloatArray<'l>> {
-    called(env, &class, |env| {
+    /// `embed(model: Long, call: Long, texts: Array<ByteArray>, role: ByteArray, truncate: Boolean): Array<FloatArray>`
+    fn Java_dev_qhx_Native_embed(
+        model: jlong, call: jlong, texts: Bytes<'l>, role: JByteArray<'l>, truncate: jboolean,
+    ) -> JObjectArray<'l, JFloatArray<'l>> = |env| {
         let (texts, role) = (values::texts(env, &texts)?, values::text(env, &role)?);
         values::vectors(env, &calls::embed(model, call, texts, &role, truncate)?)
-    })
-}
+    };
 
-/// `transcribe(model: Long, call: Long, media: ByteArray, contents: Array<ByteArray?>, maxNew: Int,
-/// wordTimes: Boolean): Array<Any>`
-// SAFETY: as above.
-#[unsafe(no_mangle)]
-extern "system" fn Java_dev_qhx_Native_transcribe<'l>(
-    env: Env<'l>,
-    class: Class<'l>,
-    model: jlong,
-    call: jlong,
-    media: JByteArray<'l>,
-    contents: Bytes<'l>,
-    max_new: jint,
-    word_times: jboolean,
-) -> JObjectArray<'l> {
-    called(env, &class, |env| {
+    /// `transcribe(model: Long, call: Long, media: ByteArray, contents: Array<ByteArray?>, maxNew: Int,
+    /// wordTimes: Boolean): Array<Any>`
+    fn Java_dev_qhx_Native_transcribe(
+        model: jlong, call: jlong, media: JByteArray<'l>, contents: Bytes<'l>, max_new: jint, word_times: jboolean,
+    ) -> JObjectArray<'l> = |env| {
         let audio = values::items(env, &media, &contents)?.pop();
         let audio = audio.ok_or_else(|| Fault::usage("expected audio"))?;
         // Below 0 where none is given.
         let max_new = usize::try_from(max_new).ok();
         let times = if word_times { Times::Word } else { Times::default() };
         values::transcript(env, &calls::transcribe(model, call, audio, max_new, times)?)
-    })
-}
+    };
 
-/// `busy(model: Long): Boolean`
-// SAFETY: as above.
-#[unsafe(no_mangle)]
-extern "system" fn Java_dev_qhx_Native_busy(
-    env: Env<'_>,
-    class: Class<'_>,
-    model: jlong,
-) -> jboolean {
-    called(env, &class, |_| Ok(calls::model(model)?.shared.is_busy()?))
-}
+    /// `busy(model: Long): Boolean`
+    fn Java_dev_qhx_Native_busy(model: jlong) -> jboolean = |_| Ok(calls::model(model)?.shared.is_busy()?);
 
-/// `cancelModel(model: Long): Boolean`
-// SAFETY: as above.
-#[unsafe(no_mangle)]
-extern "system" fn Java_dev_qhx_Native_cancelModel(
-    env: Env<'_>,
-    class: Class<'_>,
-    model: jlong,
-) -> jboolean {
-    called(env, &class, |_| Ok(calls::model(model)?.shared.cancel()?))
-}
+    /// `cancelModel(model: Long): Boolean`
+    fn Java_dev_qhx_Native_cancelModel(model: jlong) -> jboolean = |_| Ok(calls::model(model)?.shared.cancel()?);
 
-/// `close(model: Long)`
-// SAFETY: as above.
-#[unsafe(no_mangle)]
-extern "system" fn Java_dev_qhx_Native_close(env: Env<'_>, class: Class<'_>, model: jlong) {
-    called(env, &class, |_| calls::close(model));
+    /// `close(model: Long)`
+    fn Java_dev_qhx_Native_close(model: jlong) = |_| calls::close(model);
 }
