@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_cpu::{Activations, Caches};
+use qhx_plugins::PluginOptions;
+use serde::Deserialize;
 
 use crate::libraries::{HTP_FILE, Libraries, LibraryFiles, SYSTEM_FILE};
 use crate::runtime::{Runtime, RuntimeBuilder};
@@ -13,7 +15,8 @@ use crate::settings::{BackendChoice, DecodeOn, DeviceOptions};
 use crate::vars;
 
 /// Options of a runtime as an app names them, in words: all of them may be left out.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct CallerOptions {
     /// `auto`, `cpu` or `qnn`; [`vars::BACKEND`] otherwise.
     pub backend: Option<String>,
@@ -23,6 +26,10 @@ pub struct CallerOptions {
     pub htp: Option<PathBuf>,
     /// libQnnSystem; where neither library is named [`vars::SYSTEM`], or the one beside libQnnHtp.
     pub system: Option<PathBuf>,
+    /// Folders that are searched for plugins first.
+    pub plugins: Vec<PathBuf>,
+    /// Threads of the CPU; one a core otherwise.
+    pub threads: Option<usize>,
     /// `auto`, `cpu` or `npu`, see [`RuntimeBuilder::decode_on`]; one backend consumes prompts and tokens otherwise.
     pub decode_on: Option<String>,
     /// `int16` or `int8`, see [`RuntimeBuilder::cpu_activations`].
@@ -41,6 +48,10 @@ pub struct ResolvedOptions {
     pub arch: Option<u32>,
     /// The QNN libraries.
     pub libraries: LibraryFiles,
+    /// Folders that are searched for plugins first.
+    pub plugins: Vec<PathBuf>,
+    /// Threads of the CPU, if a number was given.
+    pub threads: Option<usize>,
     /// Backend that decodes, if it was named.
     pub decode_on: Option<DecodeOn>,
     /// Precision that the CPU backend rounds activations to.
@@ -67,7 +78,17 @@ impl CallerOptions {
         let cpu_activations = option("cpu_activations", self.cpu_activations)?.unwrap_or_default();
         let cpu_caches = option("cpu_caches", self.cpu_caches)?.unwrap_or_default();
         let libraries = libraries(self.htp, self.system, backend)?;
-        Ok(ResolvedOptions { backend, arch, libraries, decode_on, cpu_activations, cpu_caches })
+        let Self { plugins, threads, .. } = self;
+        Ok(ResolvedOptions {
+            backend,
+            arch,
+            libraries,
+            plugins,
+            threads,
+            decode_on,
+            cpu_activations,
+            cpu_caches,
+        })
     }
 }
 
@@ -75,12 +96,16 @@ impl ResolvedOptions {
     /// Begins a runtime with it, and with [`vars::CDSPRPC`].
     pub fn builder(&self) -> RuntimeBuilder {
         let cdsprpc = vars::get(vars::CDSPRPC).map(PathBuf::from);
-        let builder = Runtime::builder()
+        let mut builder = Runtime::builder()
+            .plugins(PluginOptions::default().dirs(self.plugins.clone()))
             .backend(self.backend)
             .libraries(self.libraries.clone())
             .device(DeviceOptions::default().arch(self.arch).cdsprpc(cdsprpc))
             .cpu_activations(self.cpu_activations)
             .cpu_caches(self.cpu_caches);
+        if let Some(threads) = self.threads {
+            builder = builder.threads(threads);
+        }
         match self.decode_on {
             Some(on) => builder.decode_on(on),
             None => builder,

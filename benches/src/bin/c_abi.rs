@@ -68,20 +68,7 @@ fn by_c(
     tokens: usize,
 ) -> Result<(Duration, String), AnyError> {
     qhx_session_reset(session);
-    let inputs = Inputs {
-        text: text.as_ptr(),
-        no_template: 1,
-        system_prompt: ptr::null(),
-        history: ptr::null(),
-        n_history: 0,
-        image_path: ptr::null(),
-        image_data: ptr::null(),
-        image_size: 0,
-        mask_path: ptr::null(),
-        audio: ptr::null(),
-        n_audio: 0,
-        audio_sr: 0,
-    };
+    let inputs = Inputs { text: text.as_ptr(), no_template: 1, ..Inputs::default() };
     let cfg = GenCfg { max_new_tokens: c_int::try_from(tokens)?, ..GenCfg::default() };
     let options = GenerateOptions { should_cancel: Some(goes_on), ..GenerateOptions::default() };
     let (mut bytes, mut output) = (Bytes::default(), Output::empty(0));

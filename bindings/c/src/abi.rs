@@ -55,13 +55,16 @@ pub type ShouldCancel = Option<unsafe extern "C-unwind" fn(*mut c_void) -> c_int
 pub type LogCallback =
     Option<unsafe extern "C-unwind" fn(*mut c_void, c_int, *const c_char, *const c_char)>;
 
-/// Declares a struct of the header with the names of its fields, for the test that compares their places.
+/// Declares a struct of the header with the names of its fields, for the test that compares their places. A field is 0 or
+/// NULL by default, unless it says otherwise.
 ///
 /// Structs that begin with `struct_size` may get further fields at their end, whose default is 0. The others are as
 /// published callers write them, without a size: they stay as they are, and what a later version takes or returns goes
 /// through the former and through functions of its own (`qhx_session_last_…`).
 macro_rules! c_struct {
-    ($(#[$about:meta])* $name:ident = $c_name:literal { $($(#[$doc:meta])* $field:ident: $type:ty,)* }) => {
+    ($(#[$about:meta])* $name:ident = $c_name:literal {
+        $($(#[$doc:meta])* $field:ident: $type:ty $(= $default:expr)?,)*
+    }) => {
         $(#[$about])*
         #[derive(Debug, Clone, Copy)]
         #[repr(C)]
@@ -81,6 +84,21 @@ macro_rules! c_struct {
                 )),*],
             };
         }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: default!($($default)?),)* }
+            }
+        }
+    };
+}
+
+macro_rules! default {
+    () => {
+        Default::default()
+    };
+    ($value:expr) => {
+        $value
     };
 }
 
@@ -99,17 +117,17 @@ c_struct! {
     /// Generation and sampling options.
     GenCfg = "qhx_gen_cfg" {
         /// Maximum number of tokens.
-        max_new_tokens: c_int,
+        max_new_tokens: c_int = 1024,
         /// 0 takes the most likely token.
         temperature: f32,
         /// 0 is off.
         top_k: c_int,
         /// 1 is off.
-        top_p: f32,
+        top_p: f32 = 1.0,
         /// 0 is off.
         min_p: f32,
         /// 1 is off.
-        repetition_penalty: f32,
+        repetition_penalty: f32 = 1.0,
         /// 0 for all tokens.
         repetition_window: c_int,
         /// 0 draws one.
@@ -183,7 +201,7 @@ c_struct! {
     /// Further options of a generation.
     GenerateOptions = "qhx_generate_options" {
         /// Bytes that the caller's struct has.
-        struct_size: usize,
+        struct_size: usize = Self::FIRST_SIZE,
         /// Turns thinking off, if the chat template supports that.
         disable_thinking: c_int,
         /// Nonzero cancels.
@@ -295,7 +313,7 @@ c_struct! {
     /// Options of a runtime.
     RuntimeOptions = "qhx_runtime_options" {
         /// Bytes that the caller's struct has.
-        struct_size: usize,
+        struct_size: usize = Self::FIRST_SIZE,
         /// libQnnHtp.
         htp: *const c_char,
         /// libQnnSystem.
@@ -317,27 +335,6 @@ c_struct! {
     }
 }
 
-impl Default for GenCfg {
-    fn default() -> Self {
-        Self {
-            max_new_tokens: 1024,
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            repetition_window: 0,
-            seed: 0,
-            stop_strings: std::ptr::null(),
-            n_stop_strings: 0,
-            stop_token_ids: std::ptr::null(),
-            n_stop_token_ids: 0,
-            grammar: std::ptr::null(),
-            grammar_kind: 0,
-        }
-    }
-}
-
 impl GenerateOptions {
     /// Bytes of the struct of 1.0, all that `qhx_generate_options_default` may write: its caller may be that old.
     pub const FIRST_SIZE: usize = offset_of!(Self, reserved) + size_of::<c_int>();
@@ -348,75 +345,9 @@ impl RuntimeOptions {
     pub const FIRST_SIZE: usize = offset_of!(Self, cpu_caches) + size_of::<*const c_char>();
 }
 
-impl Default for GenerateOptions {
-    fn default() -> Self {
-        Self {
-            struct_size: Self::FIRST_SIZE,
-            disable_thinking: 0,
-            should_cancel: None,
-            should_cancel_user: std::ptr::null_mut(),
-            tokens: std::ptr::null(),
-            n_tokens: 0,
-            media: std::ptr::null(),
-            n_media: 0,
-            every_token: 0,
-            embed_query: 0,
-            logprobs: 0,
-            top_logprobs: 0,
-            reserved: 0,
-            logit_bias_tokens: std::ptr::null(),
-            logit_biases: std::ptr::null(),
-            n_logit_bias: 0,
-            word_times: 0,
-            cache_salt: std::ptr::null(),
-        }
-    }
-}
-
-impl Default for RuntimeOptions {
-    fn default() -> Self {
-        Self {
-            struct_size: Self::FIRST_SIZE,
-            htp: std::ptr::null(),
-            system: std::ptr::null(),
-            backend: std::ptr::null(),
-            device_arch: std::ptr::null(),
-            plugins: std::ptr::null(),
-            threads: 0,
-            decode_on: std::ptr::null(),
-            cpu_activations: std::ptr::null(),
-            cpu_caches: std::ptr::null(),
-        }
-    }
-}
-
 impl Output {
     /// Nothing but a status.
-    pub const fn empty(status: Status) -> Self {
-        Self {
-            status,
-            text: std::ptr::null(),
-            n_generated: 0,
-            n_prompt: 0,
-            prefill_ms: 0.0,
-            decode_ms: 0.0,
-            audio: std::ptr::null(),
-            n_audio: 0,
-            sample_rate: 0,
-            embedding: std::ptr::null(),
-            n_embedding: 0,
-            image: std::ptr::null(),
-            img_h: 0,
-            img_w: 0,
-            img_c: 0,
-            n_text: 0,
-            n_reused: 0,
-            finish_reason: std::ptr::null(),
-            tokens: std::ptr::null(),
-            logprobs: std::ptr::null(),
-            top_tokens: std::ptr::null(),
-            top_logprobs: std::ptr::null(),
-            n_top: 0,
-        }
+    pub fn empty(status: Status) -> Self {
+        Self { status, ..Self::default() }
     }
 }

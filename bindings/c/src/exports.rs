@@ -5,7 +5,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
-use qhx::catch_panic;
+use qhx::{CallerOptions, catch_panic};
 
 use crate::abi::{
     GenCfg, GenerateOptions, Inputs, LastError, LogCallback, ModelHandle, Output, RuntimeHandle,
@@ -14,7 +14,7 @@ use crate::abi::{
 use crate::callbacks::Listener;
 use crate::fault::{self, Fault, Result, guard};
 use crate::handles::Table;
-use crate::input::{self, RuntimeQuestion};
+use crate::input;
 use crate::model::Model;
 use crate::output::{put, put_error, put_first, put_text};
 use crate::runtime::Runtime;
@@ -34,9 +34,8 @@ pub extern "C" fn qhx_runtime_create(
     guard(ptr::null_mut(), || {
         let htp = input::path("htp", htp)?;
         let system = input::path("system", system)?;
-        RUNTIMES.add_only(|| {
-            Runtime::new(RuntimeQuestion { htp, system, ..RuntimeQuestion::default() })
-        })
+        RUNTIMES
+            .add_only(|| Runtime::new(CallerOptions { htp, system, ..CallerOptions::default() }))
     })
 }
 

@@ -3,13 +3,14 @@
 #![expect(unsafe_code, reason = "reads memory of the caller")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::mem::offset_of;
 use std::path::PathBuf;
+use std::ptr;
 
-use qhx::{Attachment, Limits, Modality, SamplingParams, Source};
+use qhx::{Attachment, CallerOptions, Limits, Modality, SamplingParams, Source};
 
 use crate::abi::{
-    GenCfg, GenerateOptions, Inputs, MAX_HISTORY, MEDIA_AUDIO, MEDIA_IMAGE, Media, RuntimeOptions,
+    GenCfg, GenerateOptions, Inputs, Layout, MAX_HISTORY, MEDIA_AUDIO, MEDIA_IMAGE, Media,
+    RuntimeOptions,
 };
 use crate::callbacks::Poll;
 use crate::fault::{Fault, Result};
@@ -35,20 +36,6 @@ pub(crate) struct Question {
     pub stop_ids: Vec<u32>,
     pub grammar: Option<String>,
     pub grammar_kind: c_int,
-}
-
-/// Checked options of a runtime.
-#[derive(Debug, Default)]
-pub(crate) struct RuntimeQuestion {
-    pub htp: Option<PathBuf>,
-    pub system: Option<PathBuf>,
-    pub backend: Option<String>,
-    pub device_arch: Option<String>,
-    pub plugins: Option<PathBuf>,
-    pub threads: usize,
-    pub decode_on: Option<String>,
-    pub cpu_activations: Option<String>,
-    pub cpu_caches: Option<String>,
 }
 
 /// The bytes of a text of C, without its NUL. `None` for NULL.
@@ -127,29 +114,27 @@ fn count(what: &str, value: c_int) -> Result<usize> {
 }
 
 /// The fields of a struct that begins with `struct_size`, as far as the caller has them, over the defaults.
-macro_rules! sized {
-    ($what:literal, $given:expr, $type:ident { $($field:ident),* $(,)? }) => {{
-        let given: *const $type = $given;
-        let mut read = $type::default();
-        if !given.is_null() {
-            if !given.is_aligned() {
-                return Err(Fault::usage(concat!($what, ": the address is not aligned")));
-            }
-            // SAFETY: the header asks for a struct that begins with its size.
-            let size = unsafe { (&raw const (*given).struct_size).read() };
-            if size < size_of::<usize>() {
-                return Err(Fault::usage(format!(
-                    concat!($what, ".struct_size is {}, expected the size of the struct: take its defaults first"),
-                    size
-                )));
-            }
-            $(if offset_of!($type, $field) + size_of_val(&read.$field) <= size {
-                // SAFETY: the caller's struct is as long as it says, so that it has the field.
-                read.$field = unsafe { (&raw const (*given).$field).read() };
-            })*
-        }
-        read
-    }};
+fn sized<T: Copy + Default>(what: &str, given: *const T, layout: &Layout) -> Result<T> {
+    let mut read = T::default();
+    if given.is_null() {
+        return Ok(read);
+    }
+    if !given.is_aligned() {
+        return Err(Fault::usage(format!("{what}: the address is not aligned")));
+    }
+    // SAFETY: the header asks for a struct that begins with its size.
+    let size = unsafe { given.cast::<usize>().read() };
+    if size < size_of::<usize>() {
+        return Err(Fault::usage(format!(
+            "{what}.struct_size is {size}, expected the size of the struct: take its defaults first"
+        )));
+    }
+    let ends = layout.fields.iter().map(|(_, offset, bytes)| offset + bytes);
+    let bytes = ends.take_while(|end| *end <= size).last().unwrap_or(0);
+    // SAFETY: the caller's struct is as long as it says, so that it has these fields. All are numbers and pointers, for
+    // which any bits will do.
+    unsafe { ptr::copy_nonoverlapping(given.cast::<u8>(), (&raw mut read).cast(), bytes) };
+    Ok(read)
 }
 
 /// A struct that is there as a whole.
@@ -167,28 +152,7 @@ fn whole<T: Copy>(what: &str, given: *const T) -> Result<Option<T>> {
 
 /// The options of a generation.
 pub(crate) fn options(given: *const GenerateOptions) -> Result<GenerateOptions> {
-    Ok(sized!(
-        "options",
-        given,
-        GenerateOptions {
-            disable_thinking,
-            should_cancel,
-            should_cancel_user,
-            tokens,
-            n_tokens,
-            media,
-            n_media,
-            every_token,
-            embed_query,
-            logprobs,
-            top_logprobs,
-            logit_bias_tokens,
-            logit_biases,
-            n_logit_bias,
-            word_times,
-            cache_salt,
-        }
-    ))
+    sized("options", given, &GenerateOptions::LAYOUT)
 }
 
 /// Whom to ask whether to cancel.
@@ -348,29 +312,15 @@ fn attachment(what: &str, media: &Media) -> Result<Attachment> {
 }
 
 /// Checks the options of a runtime.
-pub(crate) fn runtime(given: *const RuntimeOptions) -> Result<RuntimeQuestion> {
-    let read = sized!(
-        "options",
-        given,
-        RuntimeOptions {
-            htp,
-            system,
-            backend,
-            device_arch,
-            plugins,
-            threads,
-            decode_on,
-            cpu_activations,
-            cpu_caches
-        }
-    );
-    Ok(RuntimeQuestion {
+pub(crate) fn runtime(given: *const RuntimeOptions) -> Result<CallerOptions> {
+    let read = sized("options", given, &RuntimeOptions::LAYOUT)?;
+    Ok(CallerOptions {
         htp: path("htp", read.htp)?,
         system: path("system", read.system)?,
         backend: text("backend", read.backend)?,
         device_arch: text("device_arch", read.device_arch)?,
-        plugins: path("plugins", read.plugins)?,
-        threads: count("threads", read.threads)?,
+        plugins: path("plugins", read.plugins)?.into_iter().collect(),
+        threads: Some(count("threads", read.threads)?).filter(|threads| *threads > 0),
         decode_on: text("decode_on", read.decode_on)?,
         cpu_activations: text("cpu_activations", read.cpu_activations)?,
         cpu_caches: text("cpu_caches", read.cpu_caches)?,

@@ -3,11 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use qhx::{BackendChoice, CallerOptions, PluginOptions, ResolvedOptions};
+use qhx::{BackendChoice, CallerOptions, ResolvedOptions};
 
 use crate::callbacks;
 use crate::fault::Result;
-use crate::input::RuntimeQuestion;
 use crate::model::Model;
 
 /// A runtime.
@@ -27,25 +26,10 @@ pub(crate) struct Device {
 
 impl Runtime {
     /// Opens nothing but the libraries that are named, to see that they are such.
-    pub(crate) fn new(question: RuntimeQuestion) -> Result<Self> {
+    pub(crate) fn new(options: CallerOptions) -> Result<Self> {
         crate::builtin::link();
-        let decided = CallerOptions {
-            backend: question.backend,
-            device_arch: question.device_arch,
-            htp: question.htp,
-            system: question.system,
-            decode_on: question.decode_on,
-            cpu_activations: question.cpu_activations,
-            cpu_caches: question.cpu_caches,
-        }
-        .decide()?;
-        let mut plugins = PluginOptions::default();
-        plugins.dirs.extend(question.plugins);
-        let mut builder =
-            decided.builder().plugins(plugins).progress(Arc::new(|_, _| callbacks::ask_within()));
-        if question.threads > 0 {
-            builder = builder.threads(question.threads);
-        }
+        let decided = options.decide()?;
+        let builder = decided.builder().progress(Arc::new(|_, _| callbacks::ask_within()));
         Ok(Self { runtime: builder.build(), decided })
     }
 

@@ -4,30 +4,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use qhx::{
-    CallerOptions, CancelToken, Engine, Error, ErrorKind, Modality, PluginOptions, Role, Times,
-    TranscribeEvent, TranscribeOptions, Transcript, catch_panic,
+    CallerOptions, CancelToken, Engine, Error, ErrorKind, Modality, Role, Times, TranscribeEvent,
+    TranscribeOptions, Transcript, catch_panic,
 };
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::fault::{Ended, Fault, Result, Waited};
 use crate::media::Item;
 use crate::request::{Answer, RequestJson};
 use crate::turns::{Caller, Shared, on_thread, receive};
-
-/// Options for opening a model, as the package writes them.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct OpenOptions {
-    backend: Option<String>,
-    device_arch: Option<String>,
-    htp: Option<PathBuf>,
-    system: Option<PathBuf>,
-    plugins: Vec<PathBuf>,
-    threads: Option<usize>,
-    decode_on: Option<String>,
-    cpu_activations: Option<String>,
-    cpu_caches: Option<String>,
-}
 
 /// Description of an open model.
 #[derive(Debug, Clone, Serialize)]
@@ -83,23 +68,8 @@ pub fn open<C: Caller>(
 
 fn load(bundle: PathBuf, options: &str, cancel: CancelToken) -> Result<Loaded> {
     let wrong = |e| Error::caused(ErrorKind::Usage, "the options", e);
-    let options: OpenOptions = serde_json::from_str(options).map_err(wrong)?;
-    let named = CallerOptions {
-        backend: options.backend,
-        device_arch: options.device_arch,
-        htp: options.htp,
-        system: options.system,
-        decode_on: options.decode_on,
-        cpu_activations: options.cpu_activations,
-        cpu_caches: options.cpu_caches,
-    };
-    let mut plugins = PluginOptions::default();
-    plugins.dirs.extend(options.plugins);
-    let mut builder = named.decide()?.builder().plugins(plugins).cancel(cancel);
-    if let Some(threads) = options.threads {
-        builder = builder.threads(threads);
-    }
-    let runtime = builder.build();
+    let options: CallerOptions = serde_json::from_str(options).map_err(wrong)?;
+    let runtime = options.decide()?.builder().cancel(cancel).build();
     let bundle = runtime.bundle(bundle, None)?;
     let mut why = String::new();
     let model =
