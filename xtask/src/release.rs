@@ -12,8 +12,9 @@ use std::time::Instant;
 
 use crate::aarch64;
 use crate::cargo::{self, PROGRAM, Result, cargo};
+use crate::docs::book;
 use crate::kotlinc::at;
-use crate::{docs, python};
+use crate::python::{self, Kind};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -121,10 +122,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     // The manual pages and completions are the same for all machines.
     let share = scratch.path().join("share");
     archive::share(&built[0], &share)?;
-    let parts = sbom::parts()?;
-    let notices = sbom::notices(&parts)?;
-    let bill = out.join(format!("qhx-{VERSION}.cdx.json"));
-    std::fs::write(&bill, sbom::bill(&parts, &epoch()?)?).map_err(at(&bill))?;
+    let notices = sbom::notices(&sbom::bill(&out)?)?;
     for built in &built {
         let content = archive::Content { built, share: &share, notices: &notices };
         let program = archive::program(&content, scratch.path(), &out)?;
@@ -139,10 +137,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
     }
     if options.wheel {
-        let kind = match options.profile.as_str() {
-            "release" => python::Kind::Release,
-            _ => python::Kind::Tested,
-        };
+        let kind = if options.profile == "release" { Kind::Release } else { Kind::Tested };
         let wheel = python::wheel(kind, &python::tools()?)?;
         let copy = out.join(wheel.file_name().unwrap_or_default());
         std::fs::copy(&wheel, &copy).map_err(at(&wheel))?;
@@ -151,7 +146,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
     }
     if options.book {
-        archive::pack(&docs::book()?, &format!("qhx-book-{VERSION}"), &out)?;
+        archive::pack(&book()?, &format!("qhx-book-{VERSION}"), &out)?;
     }
     let sums = hashes(&out)?;
     if built.len() == MACHINES.len() {
@@ -194,16 +189,9 @@ fn epoch() -> Result<String> {
 
 /// Writes `SHA256SUMS` for the files of a folder. Returns their names and hashes.
 fn hashes(out: &Path) -> Result<Vec<(String, String)>> {
-    let entries = std::fs::read_dir(out).map_err(at(out))?;
-    let names = entries.map(|entry| Ok(entry.map_err(at(out))?.file_name()));
-    let mut names = names.collect::<Result<Vec<_>>>()?;
-    names.sort();
-    let sums = cargo::output(Command::new("sha256sum").args(&names).current_dir(out))?;
+    let sums = cargo::output(Command::new("sh").args(["-c", "sha256sum *"]).current_dir(out))?;
     let file = out.join("SHA256SUMS");
     std::fs::write(&file, &sums).map_err(at(&file))?;
-    let pair = |line: &str| {
-        let (hash, name) = line.split_once("  ")?;
-        Some((name.to_owned(), hash.to_owned()))
-    };
-    Ok(sums.lines().filter_map(pair).collect())
+    let pairs = sums.lines().filter_map(|line| line.split_once("  "));
+    Ok(pairs.map(|(hash, name)| (name.to_owned(), hash.to_owned())).collect())
 }
