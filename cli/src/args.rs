@@ -1,6 +1,7 @@
 //! Groups of options that several commands share.
 
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -40,22 +41,21 @@ pub(crate) struct GlobalArgs {
     #[arg(long, global = true)]
     pub allow_untrusted_plugins: bool,
     /// What the CPU backend rounds activations to in matmuls with int8 and 4-bit weights: int8 is faster and less exact
-    #[arg(long, value_name = "TYPE", global = true, default_value = "int16", value_parser = activations_parser())]
+    #[arg(long, value_name = "TYPE", global = true, default_value = "int16", value_parser = named::<Activations>(Activations::ALL.map(Activations::name)))]
     pub cpu_activations: Activations,
     /// What the CPU backend stores caches of keys and values as: f16 takes half the memory, as on an NPU
-    #[arg(long, value_name = "TYPE", global = true, default_value = "f32", value_parser = caches_parser())]
+    #[arg(long, value_name = "TYPE", global = true, default_value = "f32", value_parser = named::<Caches>(Caches::ALL.map(Caches::name)))]
     pub cpu_caches: Caches,
     #[command(flatten)]
     pub process: ProcessArgs,
 }
 
-fn activations_parser() -> impl TypedValueParser<Value = Activations> {
-    PossibleValuesParser::new(Activations::ALL.map(Activations::name))
-        .try_map(|name| name.parse::<Activations>())
-}
-
-fn caches_parser() -> impl TypedValueParser<Value = Caches> {
-    PossibleValuesParser::new(Caches::ALL.map(Caches::name)).try_map(|name| name.parse::<Caches>())
+/// Parser of a value by one of its names.
+pub(crate) fn named<T>(names: impl Into<PossibleValuesParser>) -> impl TypedValueParser<Value = T>
+where
+    T: FromStr<Err: Into<Box<dyn std::error::Error + Send + Sync>>> + Clone + Send + Sync + 'static,
+{
+    names.into().try_map(|name| name.parse::<T>())
 }
 
 /// What executes graphs.
@@ -94,13 +94,8 @@ pub(crate) struct DecodeArgs {
     /// What consumes the tokens of answers where the NPU consumes prompts: the state goes over once after a prompt.
     /// auto measures both when a bundle is opened for the first time, and takes the faster one [default: what consumes
     /// prompts]
-    #[arg(long, value_name = "WHERE", value_parser = decode_parser())]
+    #[arg(long, value_name = "WHERE", value_parser = named::<DecodeOn>(DecodeOn::ALL.map(DecodeOn::name)))]
     pub decode_on: Option<DecodeOn>,
-}
-
-fn decode_parser() -> impl TypedValueParser<Value = DecodeOn> {
-    PossibleValuesParser::new(DecodeOn::ALL.map(DecodeOn::name))
-        .try_map(|name| name.parse::<DecodeOn>())
 }
 
 /// How the NPU is used.
@@ -112,7 +107,7 @@ pub(crate) struct DeviceArgs {
     /// Power mode of the NPU while the program runs: burst, sustained, balanced, low, or a step between; docs/cli.md
     /// has all
     #[arg(long, value_name = "MODE", default_value = "burst", hide_possible_values = true)]
-    #[arg(value_parser = PossibleValuesParser::new(perf_names()).try_map(|name| name.parse::<PerfMode>()))]
+    #[arg(value_parser = named::<PerfMode>(perf_names()))]
     pub perf: PerfMode,
     #[command(flatten)]
     pub memory: MemoryArgs,
@@ -128,8 +123,7 @@ fn backend_parser() -> impl TypedValueParser<Value = BackendChoice> {
             "The bundle's context binaries on the NPU, or on its emulator on x86-64"
         }
     };
-    let values = BackendChoice::ALL.map(|c| PossibleValue::new(c.name()).help(what(c)));
-    PossibleValuesParser::new(values).try_map(|name| name.parse::<BackendChoice>())
+    named(BackendChoice::ALL.map(|c| PossibleValue::new(c.name()).help(what(c))))
 }
 
 impl DeviceArgs {
@@ -154,7 +148,7 @@ fn perf_names() -> Vec<&'static str> {
 pub(crate) struct MemoryArgs {
     /// Where inputs and outputs lie: in memory that host and NPU share, or raw on the heap, copied for each execution
     #[arg(long, value_name = "MODE", env = vars::MEMORY, hide_env_values = true, default_value = "auto")]
-    #[arg(value_parser = PossibleValuesParser::new(MemoryMode::ALL.map(MemoryMode::name)).try_map(|name| name.parse::<MemoryMode>()))]
+    #[arg(value_parser = named::<MemoryMode>(MemoryMode::ALL.map(MemoryMode::name)))]
     pub memory: MemoryMode,
     /// libcdsprpc.so, which shares memory with the NPU [default: the device's]
     #[arg(long, value_name = "FILE", env = vars::CDSPRPC, hide_env_values = true)]

@@ -14,7 +14,12 @@ use qhx_terminal::{STYLES, helper, refuse};
 use crate::Status;
 use crate::app::App;
 use crate::args::{GlobalArgs, LibraryArgs, variables};
-use crate::commands;
+use crate::commands::classic::{self, ClassicArgs};
+use crate::commands::embed::classic::EmbedClassicArgs;
+use crate::commands::{
+    bench, chat, completions, demo, doctor, embed, forge, generate, inspect, libraries, man,
+    plugins, pull, pulled, push, rerank, serve, speak, transcribe, verify,
+};
 use crate::progress::PromptProgress;
 
 const EXAMPLES: &str = "\
@@ -47,33 +52,33 @@ struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 enum Command {
-    Generate(commands::generate::GenerateArgs),
-    Chat(commands::chat::ChatArgs),
-    Transcribe(commands::transcribe::TranscribeArgs),
-    Speak(commands::speak::SpeakArgs),
-    Rerank(commands::rerank::RerankArgs),
-    Serve(Box<commands::serve::ServeArgs>),
-    Embed(commands::embed::EmbedArgs),
-    Pull(commands::pull::PullArgs),
-    List(commands::pulled::ListArgs),
-    Remove(commands::pulled::RemoveArgs),
+    Generate(generate::GenerateArgs),
+    Chat(chat::ChatArgs),
+    Transcribe(transcribe::TranscribeArgs),
+    Speak(speak::SpeakArgs),
+    Rerank(rerank::RerankArgs),
+    Serve(Box<serve::ServeArgs>),
+    Embed(embed::EmbedArgs),
+    Pull(pull::PullArgs),
+    List(pulled::ListArgs),
+    Remove(pulled::RemoveArgs),
     #[command(mut_arg("checkpoint", |arg| arg.help(
         "Folder of the checkpoint, a GGUF file of llama.cpp, or the name OWNER/NAME of one that a hub has, which is \
          fetched first"
     )))]
     Forge(Box<ForgeArgs>),
     Prepare(PrepareArgs),
-    Inspect(commands::inspect::InspectArgs),
-    Verify(commands::verify::VerifyArgs),
-    Bench(commands::bench::BenchArgs),
-    Libraries(commands::libraries::LibrariesArgs),
-    Push(commands::push::PushArgs),
-    Plugins(commands::plugins::PluginsArgs),
-    Doctor(commands::doctor::DoctorArgs),
-    Demo(commands::demo::DemoArgs),
-    Completions(commands::completions::CompletionsArgs),
+    Inspect(inspect::InspectArgs),
+    Verify(verify::VerifyArgs),
+    Bench(bench::BenchArgs),
+    Libraries(libraries::LibrariesArgs),
+    Push(push::PushArgs),
+    Plugins(plugins::PluginsArgs),
+    Doctor(doctor::DoctorArgs),
+    Demo(demo::DemoArgs),
+    Completions(completions::CompletionsArgs),
     #[command(hide = true)]
-    Man(commands::man::ManArgs),
+    Man(man::ManArgs),
     /// Print the version
     Version,
 }
@@ -83,77 +88,60 @@ const TASKS: &[Task] = &[qhx_plugins::probe::TASK];
 
 /// Runs `qhx` with the arguments of the process.
 pub fn run() -> ExitCode {
-    let arguments: Vec<OsString> = env::args_os().collect();
-    if let Some(code) = helper::take_over(&arguments, TASKS) {
-        return code;
-    }
-    let cli = match Cli::try_parse_from(&arguments) {
-        Ok(cli) => cli,
-        Err(e) => return refuse(e, &arguments),
-    };
-    if let Some(libraries) = cli.command.libraries() {
-        skels::announce(&libraries.files());
-    }
-    let json = cli.command.wants_json();
-    start(cli.global, json, |app| dispatch(cli.command, app))
+    start::<Cli>(|cli| {
+        let (json, libraries) = cli.command.common();
+        let libraries = libraries.cloned();
+        let command = Box::new(|app: &mut App| dispatch(cli.command, app));
+        Start { libraries, json, global: cli.global, command }
+    })
 }
 
 /// Runs `qhx_generate` with the arguments of the process.
 pub fn run_generate() -> ExitCode {
-    let arguments: Vec<OsString> = env::args_os().collect();
-    if let Some(code) = helper::take_over(&arguments, TASKS) {
-        return code;
-    }
-    let args = match commands::classic::ClassicArgs::try_parse_from(&arguments) {
-        Ok(args) => args,
-        Err(e) => return refuse(e, &arguments),
-    };
-    skels::announce(&args.backend().libraries.files());
-    start(args.global.clone(), false, |app| commands::classic::run(&args, app))
+    start::<ClassicArgs>(|args| Start {
+        libraries: Some(args.backend().libraries),
+        json: false,
+        global: args.global.clone(),
+        command: Box::new(move |app| classic::run(&args, app)),
+    })
 }
 
 /// Runs `qhx_embed` with the arguments of the process.
 pub fn run_embed() -> ExitCode {
-    let arguments: Vec<OsString> = env::args_os().collect();
-    if let Some(code) = helper::take_over(&arguments, TASKS) {
-        return code;
-    }
-    let args = match commands::embed::classic::EmbedClassicArgs::try_parse_from(&arguments) {
-        Ok(args) => args,
-        Err(e) => return refuse(e, &arguments),
-    };
-    skels::announce(&args.backend().libraries.files());
-    let json = args.json;
-    start(args.global.clone(), json, |app| commands::embed::classic::run(&args, app))
+    start::<EmbedClassicArgs>(|args| Start {
+        libraries: Some(args.backend().libraries),
+        json: args.json,
+        global: args.global.clone(),
+        command: Box::new(move |app| embed::classic::run(&args, app)),
+    })
 }
 
 fn dispatch(command: Command, app: &mut App) -> Result<Status> {
     match command {
-        Command::Generate(args) => commands::generate::run(&args, app),
-        Command::Chat(args) => commands::chat::run(&args, app),
-        Command::Transcribe(args) => commands::transcribe::run(&args, app),
-        Command::Speak(args) => commands::speak::run(&args, app),
-        Command::Rerank(args) => commands::rerank::run(&args, app),
-        Command::Serve(args) => commands::serve::run(&args, app),
-        Command::Embed(args) => commands::embed::run(&args, app),
-        Command::Pull(args) => commands::pull::run(&args, app),
-        Command::List(args) => commands::pulled::list(&args, app),
-        Command::Remove(args) => commands::pulled::remove(&args, app),
-        Command::Forge(args) => commands::forge::run(*args, app),
-        Command::Prepare(args) => commands::forge::prepare(&args, app),
-        Command::Inspect(args) => commands::inspect::run(&args, app),
-        Command::Verify(args) => commands::verify::run(&args, app),
-        Command::Bench(args) => commands::bench::run(&args, app),
-        Command::Libraries(args) => commands::libraries::run(&args, app),
-        Command::Push(args) => commands::push::run(&args, app),
-        Command::Plugins(args) => commands::plugins::run(&args, app),
-        Command::Doctor(args) => commands::doctor::run(&args, app),
-        Command::Demo(args) => commands::demo::run(&args, app),
-        Command::Completions(args) => commands::completions::run(&args, Cli::command(), app),
+        Command::Generate(args) => args.tracing.trace(|t| generate::run(&args, app, t)),
+        Command::Chat(args) => args.tracing.trace(|t| chat::run(&args, app, t)),
+        Command::Transcribe(args) => args.tracing.trace(|t| transcribe::run(&args, app, t)),
+        Command::Speak(args) => args.tracing.trace(|t| speak::run(&args, app, t)),
+        Command::Rerank(args) => args.tracing.trace(|t| rerank::run(&args, app, t)),
+        Command::Serve(args) => serve::run(&args, app),
+        Command::Embed(args) => args.tracing.trace(|t| embed::run(&args, app, t)),
+        Command::Pull(args) => pull::run(&args, app),
+        Command::List(args) => pulled::list(&args, app),
+        Command::Remove(args) => pulled::remove(&args, app),
+        Command::Forge(args) => forge::run(*args, app),
+        Command::Prepare(args) => forge::prepare(&args, app),
+        Command::Inspect(args) => inspect::run(&args, app),
+        Command::Verify(args) => verify::run(&args, app),
+        Command::Bench(args) => args.tracing.trace(|t| bench::run(&args, app, t)),
+        Command::Libraries(args) => libraries::run(&args, app),
+        Command::Push(args) => push::run(&args, app),
+        Command::Plugins(args) => plugins::run(&args, app),
+        Command::Doctor(args) => doctor::run(&args, app),
+        Command::Demo(args) => demo::run(&args, app),
+        Command::Completions(args) => completions::run(&args, Cli::command(), app),
         Command::Man(args) => {
-            let embed = commands::embed::classic::EmbedClassicArgs::command();
-            let programs = [Cli::command(), commands::classic::ClassicArgs::command(), embed];
-            commands::man::run(&args, programs, app)
+            let programs = [Cli::command(), ClassicArgs::command(), EmbedClassicArgs::command()];
+            man::run(&args, programs, app)
         }
         Command::Version => {
             app.output.line(&format!("qhx {}", env!("CARGO_PKG_VERSION")))?;
@@ -163,67 +151,56 @@ fn dispatch(command: Command, app: &mut App) -> Result<Status> {
 }
 
 impl Command {
-    /// Options of the QNN libraries, for commands that open a device.
-    fn libraries(&self) -> Option<&LibraryArgs> {
+    /// True when a program reads the output, and wants failures in it, too; and options of the QNN libraries, for
+    /// commands that open a device.
+    fn common(&self) -> (bool, Option<&LibraryArgs>) {
         match self {
-            Self::Generate(args) => Some(&args.backend.libraries),
-            Self::Chat(args) => Some(&args.backend.libraries),
-            Self::Transcribe(args) => Some(&args.backend.libraries),
-            Self::Speak(args) => Some(&args.backend.libraries),
-            Self::Rerank(args) => Some(&args.backend.libraries),
-            Self::Serve(args) => Some(&args.backend.libraries),
-            Self::Embed(args) => Some(&args.backend.libraries),
-            Self::Verify(args) => Some(&args.backend.libraries),
-            Self::Bench(args) => Some(&args.backend.libraries),
-            Self::Demo(args) => Some(&args.backend.libraries),
-            Self::Doctor(args) => Some(&args.libraries),
-            Self::Prepare(args) => Some(&args.libraries),
-            Self::Forge(_) | Self::Inspect(_) | Self::Libraries(_) => None,
-            Self::Pull(args) => Some(&args.libraries),
-            Self::List(_) | Self::Remove(_) => None,
-            Self::Push(_)
-            | Self::Plugins(_)
-            | Self::Completions(_)
-            | Self::Man(_)
-            | Self::Version => None,
-        }
-    }
-
-    /// True when a program reads the output, and wants failures in it, too.
-    fn wants_json(&self) -> bool {
-        match self {
-            Self::Generate(args) => args.json,
-            Self::Chat(args) => args.json,
-            Self::Transcribe(args) => args.json,
-            Self::Speak(args) => args.json,
-            Self::Rerank(args) => args.json,
-            Self::Embed(args) => args.json,
-            Self::Pull(args) => args.json,
-            Self::List(args) => args.json,
-            Self::Remove(args) => args.json,
-            Self::Forge(args) => args.wants_json(),
-            Self::Prepare(args) => args.json,
-            Self::Inspect(args) => args.json,
-            Self::Verify(args) => args.json,
-            Self::Bench(args) => args.json,
-            Self::Libraries(args) => args.wants_json(),
-            Self::Plugins(args) => args.wants_json(),
-            Self::Doctor(args) => args.json,
-            Self::Demo(args) => args.json,
-            Self::Serve(_)
-            | Self::Push(_)
-            | Self::Completions(_)
-            | Self::Man(_)
-            | Self::Version => false,
+            Self::Generate(args) => (args.json, Some(&args.backend.libraries)),
+            Self::Chat(args) => (args.json, Some(&args.backend.libraries)),
+            Self::Transcribe(args) => (args.json, Some(&args.backend.libraries)),
+            Self::Speak(args) => (args.json, Some(&args.backend.libraries)),
+            Self::Rerank(args) => (args.json, Some(&args.backend.libraries)),
+            Self::Serve(args) => (false, Some(&args.backend.libraries)),
+            Self::Embed(args) => (args.json, Some(&args.backend.libraries)),
+            Self::Pull(args) => (args.json, Some(&args.libraries)),
+            Self::List(args) => (args.json, None),
+            Self::Remove(args) => (args.json, None),
+            Self::Forge(args) => (args.wants_json(), None),
+            Self::Prepare(args) => (args.json, Some(&args.libraries)),
+            Self::Inspect(args) => (args.json, None),
+            Self::Verify(args) => (args.json, Some(&args.backend.libraries)),
+            Self::Bench(args) => (args.json, Some(&args.backend.libraries)),
+            Self::Libraries(args) => (args.wants_json(), None),
+            Self::Plugins(args) => (args.wants_json(), None),
+            Self::Doctor(args) => (args.json, Some(&args.libraries)),
+            Self::Demo(args) => (args.json, Some(&args.backend.libraries)),
+            Self::Push(_) | Self::Completions(_) | Self::Man(_) | Self::Version => (false, None),
         }
     }
 }
 
-fn start(
-    global: GlobalArgs,
+/// A command that is ready to run.
+struct Start {
+    /// Options of the QNN libraries, where a device may be opened.
+    libraries: Option<LibraryArgs>,
     json: bool,
-    command: impl FnOnce(&mut App) -> Result<Status>,
-) -> ExitCode {
+    global: GlobalArgs,
+    command: Box<dyn FnOnce(&mut App) -> Result<Status>>,
+}
+
+/// Parses the arguments of the process, and runs what they ask for.
+fn start<A: Parser>(prepare: impl FnOnce(A) -> Start) -> ExitCode {
+    let arguments: Vec<OsString> = env::args_os().collect();
+    if let Some(code) = helper::take_over(&arguments, TASKS) {
+        return code;
+    }
+    let Start { libraries, json, global, command } = match A::try_parse_from(&arguments) {
+        Ok(args) => prepare(args),
+        Err(e) => return refuse(e, &arguments),
+    };
+    if let Some(libraries) = libraries {
+        skels::announce(&libraries.files());
+    }
     let process = global.process.clone();
     let app = |output, interrupts| {
         let progress = PromptProgress::default();

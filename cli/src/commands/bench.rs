@@ -94,11 +94,7 @@ struct Printed<'a> {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &BenchArgs, app: &mut App) -> Result<Status> {
-    args.tracing.trace(|tracing| run_traced(args, app, tracing))
-}
-
-fn run_traced(args: &BenchArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
+pub(crate) fn run(args: &BenchArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
     let options = BenchOptions::default().prompts(args.prompt.iter().copied());
     let options = options.tokens(args.tokens).repeat(args.repeat);
     options.check()?;

@@ -194,11 +194,7 @@ fn turn(app: &mut App, chat: &mut Chat, message: &str, output: &Output) -> Resul
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
-    args.tracing.trace(|tracing| run_traced(args, app, tracing))
-}
-
-fn run_traced(args: &ChatArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
+pub(crate) fn run(args: &ChatArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
     let sampling = args.sampling.params(&SamplingParams::default())?;
     let draft = args.speculate.draft()?;
     let request = Request::chat([])

@@ -108,11 +108,7 @@ pub(crate) struct GenerateArgs {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &GenerateArgs, app: &mut App) -> qhx_base::Result<Status> {
-    args.tracing.trace(|tracing| run_traced(args, app, tracing))
-}
-
-fn run_traced(
+pub(crate) fn run(
     args: &GenerateArgs,
     app: &mut App,
     tracing: Option<&Tracing>,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, TypedValueParser};
 use clap::{Args, Subcommand};
 use indicatif::ProgressBar;
 use qhx::libraries::{HTP_FILE, SYSTEM_FILE, folder, how_to_get, installed};
@@ -12,7 +12,7 @@ use qhx_tools::install::{self, InstallOptions, InstallStep, InstalledVersion, PA
 
 use crate::Status;
 use crate::app::App;
-use crate::args::LibraryArgs;
+use crate::args::{LibraryArgs, named};
 use crate::progress;
 
 const EXAMPLES: &str = "\
@@ -79,8 +79,7 @@ impl LibrariesArgs {
 }
 
 fn machine_parser() -> impl TypedValueParser<Value = Machine> {
-    let values = Machine::ALL.map(|m| PossibleValue::new(m.name()).help(m.what()));
-    PossibleValuesParser::new(values).try_map(|name| name.parse::<Machine>())
+    named(Machine::ALL.map(|m| PossibleValue::new(m.name()).help(m.what())))
 }
 
 /// Runs the command.

@@ -55,11 +55,7 @@ pub(crate) struct RerankArgs {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &RerankArgs, app: &mut App) -> Result<Status> {
-    args.tracing.trace(|tracing| run_traced(args, app, tracing))
-}
-
-fn run_traced(args: &RerankArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
+pub(crate) fn run(args: &RerankArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
     let query = args.query.to_str();
     let query =
         query.ok_or_else(|| Error::new(ErrorKind::Prompt, "the query is not valid UTF-8"))?;

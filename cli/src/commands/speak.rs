@@ -97,11 +97,7 @@ impl Target<'_> {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &SpeakArgs, app: &mut App) -> Result<Status> {
-    args.tracing.trace(|tracing| run_traced(args, app, tracing))
-}
-
-fn run_traced(args: &SpeakArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
+pub(crate) fn run(args: &SpeakArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
     let text = prompt::text(Some(&args.text))?;
     let options = SpeakOptions::default()
         .with_voice(args.voice.clone())

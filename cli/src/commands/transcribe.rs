@@ -133,11 +133,11 @@ impl TranscribeArgs {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &TranscribeArgs, app: &mut App) -> Result<Status> {
-    args.tracing.trace(|tracing| run_traced(args, app, tracing))
-}
-
-fn run_traced(args: &TranscribeArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
+pub(crate) fn run(
+    args: &TranscribeArgs,
+    app: &mut App,
+    tracing: Option<&Tracing>,
+) -> Result<Status> {
     let named = args.files.iter().filter(|file| *file != "-");
     let files: Vec<_> =
         named.map(|file| Attachment::new(Modality::Audio, file.clone())).collect::<Result<_>>()?;

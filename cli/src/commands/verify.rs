@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, TypedValueParser};
 use qhx::golden::{self, Golden, GoldenReport};
 use qhx::{BackendChoice, Bundle};
 use qhx_base::{ErrorKind, Result};
@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::Status;
 use crate::app::App;
-use crate::args::BackendArgs;
+use crate::args::{BackendArgs, named};
 use crate::session::{self, Opening, Stream};
 
 const EXAMPLES: &str = "\
@@ -186,6 +186,5 @@ fn gate_parser() -> impl TypedValueParser<Value = Gate> {
             "at least 0.6 of the cases are within an edit distance of 0.1 and do not repeat themselves"
         }
     };
-    let values = Gate::ALL.map(|gate| PossibleValue::new(gate.name()).help(help(gate)));
-    PossibleValuesParser::new(values).try_map(|name| name.parse::<Gate>())
+    named(Gate::ALL.map(|gate| PossibleValue::new(gate.name()).help(help(gate))))
 }

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, TypedValueParser};
 use qhx::Role;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_tools::corpus::{Existing, Shard};
 
-use crate::args::{BackendArgs, PreparingArgs};
+use crate::args::{BackendArgs, PreparingArgs, named};
 use crate::trace::TraceArgs;
 
 const EXAMPLES: &str = "\
@@ -107,6 +107,5 @@ fn role_parser() -> impl TypedValueParser<Value = Role> {
         Role::Query => "Is searched for with",
         Role::Document => "Is found",
     };
-    let values = Role::ALL.map(|role| PossibleValue::new(role.name()).help(what(role)));
-    PossibleValuesParser::new(values).try_map(|name| name.parse::<Role>())
+    named(Role::ALL.map(|role| PossibleValue::new(role.name()).help(what(role))))
 }

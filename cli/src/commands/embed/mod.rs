@@ -26,11 +26,7 @@ const SHOWN: usize = 4;
 const BAR: &str = "embed [{bar:30}] {pos}/{len} texts {per_sec} {eta}";
 
 /// Runs the command.
-pub(crate) fn run(args: &EmbedArgs, app: &mut App) -> Result<Status> {
-    args.tracing.trace(|tracing| run_traced(args, app, tracing))
-}
-
-fn run_traced(args: &EmbedArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
+pub(crate) fn run(args: &EmbedArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
     args.check()?;
     // The output is touched when everything else is open, and claimed before a model is loaded for it.
     let options = RowOptions::default().role(args.role).shard(args.shard);
