@@ -7,7 +7,7 @@ use qhx::folders;
 use qhx::hub;
 use qhx::npu_files::{ANDROID, NpuFile};
 use qhx::{cache, libraries, vars};
-use qhx_base::Error;
+use qhx_base::{Error, Result};
 use qhx_core::op::OpProvider as _;
 use qhx_plugins::{PluginOptions, Plugins, survey};
 use qhx_qnn::{Device, LogLevel, Platform, QnnBackend, QnnOptions};
@@ -53,10 +53,17 @@ impl Check {
     }
 
     fn failed(name: &'static str, error: &Error) -> Self {
-        Self {
-            hint: error.hint_text().map(str::to_owned),
-            ..Self::new(name, Health::Broken, error.message())
-        }
+        let hint = error.hint_text().map(str::to_owned);
+        Self::new(name, Health::Broken, error.message()).hint(hint)
+    }
+
+    /// A check whose failure is what was found.
+    fn of(name: &'static str, check: impl FnOnce(&'static str) -> Result<Self>) -> Self {
+        check(name).unwrap_or_else(|error| Self::failed(name, &error))
+    }
+
+    fn hint(self, hint: impl Into<Option<String>>) -> Self {
+        Self { hint: hint.into(), ..self }
     }
 
     fn detail(mut self, key: &str, value: impl Into<Value>) -> Self {
@@ -88,10 +95,19 @@ pub struct Diagnosis {
 /// }
 /// ```
 pub fn diagnose(runtime: &Runtime, bundle: Option<&Path>) -> Diagnosis {
-    let mut checks = vec![platform(), cpu(), qnn(runtime)];
-    checks.extend(host_ops(runtime.plugin_options()));
-    checks.push(cache_folder());
-    checks.extend(bundle.map(|path| bundle_check(runtime, path)));
+    const OPS: &str = "host-ops";
+    let cpu_version =
+        |name| Ok(Check::new(name, Health::Ok, qhx::backends::cpu(None)?.info().version));
+    let mut checks = vec![
+        platform(),
+        Check::of("cpu backend", cpu_version),
+        Check::of("qnn backend", |name| qnn(name, runtime)),
+    ];
+    let ops = host_ops(OPS, runtime.plugin_options());
+    checks.extend(ops.unwrap_or_else(|error| vec![Check::failed(OPS, &error)]));
+    checks.push(Check::of("cache folder", cache_folder));
+    let bundle = bundle.map(|path| Check::of("bundle", |name| bundle_check(name, runtime, path)));
+    checks.extend(bundle);
     let set = |variable: &vars::Variable| {
         let value = vars::get(variable.name)?;
         let secret = variable.name == vars::HF_TOKEN;
@@ -106,54 +122,36 @@ pub fn diagnose(runtime: &Runtime, bundle: Option<&Path>) -> Diagnosis {
     }
 }
 
-fn bundle_check(runtime: &Runtime, path: &Path) -> Check {
-    const NAME: &str = "bundle";
+fn bundle_check(name: &'static str, runtime: &Runtime, path: &Path) -> Result<Check> {
     let arch = runtime.device_arch();
-    let path = match hub::resolve_for(path, || arch) {
-        Ok(path) => path,
-        Err(e) => return Check::failed(NAME, &e),
-    };
-    let path = path.as_path();
+    let path = hub::resolve_for(path, || arch)?;
     let device = match arch {
         Some(arch) => format!("this v{arch} device"),
         None if Platform::is_emulated() => "the emulator, which runs all of them".to_owned(),
         None => "a device that is not known".to_owned(),
     };
-    let targets = folders::targets(path);
-    let taken = match folders::choose(&targets, arch) {
-        _ if targets.is_empty() => path.to_owned(),
-        Ok(taken) => taken.path.clone(),
-        Err(e) => return Check::failed(NAME, &e),
+    let targets = folders::targets(&path);
+    let taken = match targets.is_empty() {
+        true => &path,
+        false => &folders::choose(&targets, arch)?.path,
     };
-    let contents = match inspect(runtime, &taken) {
-        Ok(Contents::Bundle(contents)) => contents,
-        Ok(_) => {
-            return Check::new(NAME, Health::Broken, format!("{}: no bundle", path.display()));
-        }
-        Err(e) => return Check::failed(NAME, &e),
+    let Contents::Bundle(contents) = inspect(runtime, taken)? else {
+        let found = format!("{}: no bundle", path.display());
+        return Ok(Check::new(name, Health::Broken, found));
     };
     let made = contents.dsp_arch.map_or_else(|| "the CPU".to_owned(), |arch| format!("v{arch}"));
     let found = format!("{}, made for {made}, is what {device} takes", taken.display());
-    let run = contents
-        .targets
-        .into_iter()
-        .find(|run| Some(&run.target) == arch.map(|a| format!("v{a}")).as_ref());
-    match run {
-        Some(TargetRun { runs: "refused", reason, hint, .. }) => Check {
-            hint,
-            ..Check::new(
-                NAME,
-                Health::Broken,
-                format!("{}: {}", taken.display(), reason.unwrap_or_default()),
-            )
-        },
-        Some(TargetRun { runs, reason, hint, .. }) if runs != "optimal" => {
-            let check =
-                Check::new(NAME, Health::Ok, format!("{found}: {}", reason.unwrap_or_default()));
-            Check { hint, ..check }
-        }
-        _ => Check::new(NAME, Health::Ok, found),
-    }
+    let target = arch.map(|arch| format!("v{arch}"));
+    let run = contents.targets.into_iter().find(|run| Some(&run.target) == target.as_ref());
+    let Some(TargetRun { runs, reason, hint, .. }) = run.filter(|run| run.runs != "optimal") else {
+        return Ok(Check::new(name, Health::Ok, found));
+    };
+    let reason = reason.unwrap_or_default();
+    let check = match runs {
+        "refused" => Check::new(name, Health::Broken, format!("{}: {reason}", taken.display())),
+        _ => Check::new(name, Health::Ok, format!("{found}: {reason}")),
+    };
+    Ok(check.hint(hint))
 }
 
 fn platform() -> Check {
@@ -163,34 +161,17 @@ fn platform() -> Check {
     Check::new("platform", Health::Ok, found).detail("cores", cores).detail("builtin_ops", builtin)
 }
 
-fn cpu() -> Check {
-    match qhx::backends::cpu(None) {
-        Ok(backend) => Check::new("cpu backend", Health::Ok, backend.info().version),
-        Err(e) => Check::failed("cpu backend", &e),
-    }
-}
-
-fn qnn(runtime: &Runtime) -> Check {
-    const NAME: &str = "qnn backend";
-    let libraries = match runtime.libraries().find() {
-        Ok(Some(libraries)) => libraries,
-        Ok(None) => {
-            let mut check =
-                Check::new(NAME, Health::Missing, "no libraries are given or installed");
-            if cfg!(target_os = "android") {
-                let files = NpuFile::all(ANDROID, None);
-                let missing =
-                    files.iter().map(|file| Value::from(file.to_string())).collect::<Vec<_>>();
-                check = check.detail("missing", missing);
-            }
-            return Check { hint: Some(libraries::how_to_get().to_owned()), ..check };
+fn qnn(name: &'static str, runtime: &Runtime) -> Result<Check> {
+    let Some(libraries) = runtime.libraries().find()? else {
+        let mut check = Check::new(name, Health::Missing, "no libraries are given or installed");
+        if cfg!(target_os = "android") {
+            let files = NpuFile::all(ANDROID, None);
+            let missing = files.iter().map(|file| Value::from(file.to_string()));
+            check = check.detail("missing", missing.collect::<Vec<_>>());
         }
-        Err(e) => return Check::failed(NAME, &e),
+        return Ok(check.hint(libraries::how_to_get().to_owned()));
     };
-    let library = match libraries.open() {
-        Ok(library) => library,
-        Err(e) => return Check::failed(NAME, &e),
-    };
+    let library = libraries.open()?;
     let details = |check: Check| {
         check
             .detail("htp", libraries.htp.display().to_string())
@@ -211,43 +192,31 @@ fn qnn(runtime: &Runtime) -> Check {
     let chip = Device::soc_name();
     let backend = match backend {
         Ok(backend) => backend,
-        Err(e) => return details(Check::failed(NAME, &e)).detail("chip", chip),
+        Err(e) => return Ok(details(Check::failed(name, &e)).detail("chip", chip)),
     };
     let qairt = library.core_version().qairt().unwrap_or("of unknown release");
-    let check = Check::new(NAME, Health::Ok, format!("QAIRT {qairt}, {}", libraries.source));
+    let check = Check::new(name, Health::Ok, format!("QAIRT {qairt}, {}", libraries.source));
     let check = details(check).detail("memory", backend.memory());
     let platform = backend.platform();
     if platform.emulated {
-        return check.detail("device", "emulator of every architecture");
+        return Ok(check.detail("device", "emulator of every architecture"));
     }
     let arch = platform.arch.map_or_else(|| "unknown".to_owned(), |arch| format!("v{arch}"));
-    check.detail("device", arch).detail("soc", platform.soc).detail("chip", chip)
+    Ok(check.detail("device", arch).detail("soc", platform.soc).detail("chip", chip))
 }
 
-fn host_ops(plugins: &PluginOptions) -> Vec<Check> {
-    const NAME: &str = "host-ops";
-    let found = match Plugins::discover(plugins) {
-        Ok(found) => found,
-        Err(e) => return vec![Check::failed(NAME, &e)],
-    };
+fn host_ops(name: &'static str, plugins: &PluginOptions) -> Result<Vec<Check>> {
+    let found = Plugins::discover(plugins)?;
     let names: Vec<_> = found.list().into_iter().map(|entry| entry.description.name).collect();
     let mut checks = vec![if names.is_empty() {
-        Check {
-            hint: Some(format!(
-                "put plugins beside the program or into a folder of {}, or build with the feature \
-                 builtin-ops",
-                vars::PLUGIN_PATH
-            )),
-            ..Check::new(NAME, Health::Broken, "none is installed")
-        }
+        Check::new(name, Health::Broken, "none is installed").hint(format!(
+            "put plugins beside the program or into a folder of {}, or build with the feature builtin-ops",
+            vars::PLUGIN_PATH
+        ))
     } else {
-        Check::new(NAME, Health::Ok, names.join(", "))
+        Check::new(name, Health::Ok, names.join(", "))
     }];
-    let files = match survey(plugins) {
-        Ok(files) => files,
-        Err(e) => return vec![Check::failed(NAME, &e)],
-    };
-    for file in files {
+    for file in survey(plugins)? {
         let path = file.path.display().to_string();
         let check = match file.reason {
             Some(reason) => Check::new("plugin", Health::Broken, format!("{path}: {reason}")),
@@ -261,22 +230,16 @@ fn host_ops(plugins: &PluginOptions) -> Vec<Check> {
             None => check,
         });
     }
-    checks
+    Ok(checks)
 }
 
-fn cache_folder() -> Check {
-    const NAME: &str = "cache folder";
-    let dir = match cache::dir() {
-        Ok(dir) => dir,
-        Err(e) => return Check::failed(NAME, &e),
-    };
+fn cache_folder(name: &'static str) -> Result<Check> {
+    let dir = cache::dir()?;
     // The nearest folder that exists is the one in which the others would be made.
     let existing = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
-    match tempfile::tempfile_in(existing) {
-        Ok(_) => Check::new(NAME, Health::Ok, dir.display().to_string()),
-        Err(e) => Check {
-            hint: Some(format!("set {} to a folder that qhx may write to", vars::CACHE_DIR)),
-            ..Check::new(NAME, Health::Broken, format!("{}: {e}", dir.display()))
-        },
-    }
+    Ok(match tempfile::tempfile_in(existing) {
+        Ok(_) => Check::new(name, Health::Ok, dir.display().to_string()),
+        Err(e) => Check::new(name, Health::Broken, format!("{}: {e}", dir.display()))
+            .hint(format!("set {} to a folder that qhx may write to", vars::CACHE_DIR)),
+    })
 }

@@ -23,7 +23,6 @@ pub const PACKAGE: &str = "onnxruntime-qnn";
 
 /// Options of an installation.
 #[derive(Debug, Clone, Default)]
-#[non_exhaustive]
 pub struct InstallOptions {
     /// The machine that the libraries are for; this one if it is `None`.
     pub machine: Option<Machine>,
@@ -33,41 +32,6 @@ pub struct InstallOptions {
     pub wheel: Option<PathBuf>,
     /// Stops it between two steps.
     pub cancel: CancelToken,
-}
-
-impl InstallOptions {
-    /// For this machine.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// For another machine, or `None` for this one.
-    #[must_use]
-    pub fn machine(mut self, machine: Option<Machine>) -> Self {
-        self.machine = machine;
-        self
-    }
-
-    /// True to install again libraries that are installed already.
-    #[must_use]
-    pub fn force(mut self, force: bool) -> Self {
-        self.force = force;
-        self
-    }
-
-    /// A copy of the wheel, so that nothing is downloaded.
-    #[must_use]
-    pub fn wheel(mut self, wheel: Option<PathBuf>) -> Self {
-        self.wheel = wheel;
-        self
-    }
-
-    /// Token that cancels the installation.
-    #[must_use]
-    pub fn cancelled_by(mut self, cancel: CancelToken) -> Self {
-        self.cancel = cancel;
-        self
-    }
 }
 
 /// A step of installing that takes time.
@@ -155,7 +119,7 @@ pub struct InstalledVersion {
 /// ```no_run
 /// use qhx_tools::install::{InstallOptions, install};
 ///
-/// let installed = install(&InstallOptions::new(), |_| {})?;
+/// let installed = install(&InstallOptions::default(), |_| {})?;
 /// println!("{}", installed.folder.display());
 /// # Ok::<(), qhx::Error>(())
 /// ```

@@ -20,7 +20,6 @@ pub struct RequestJson {
     /// Media beside the text of a prompt, or of the last message: at their placeholders, or before it.
     #[serde(default)]
     beside: Vec<usize>,
-    #[serde(default)]
     max_new_tokens: Option<usize>,
     #[serde(default)]
     sampling: Map<String, Value>,
@@ -30,18 +29,13 @@ pub struct RequestJson {
     stop_tokens: Vec<u32>,
     #[serde(default)]
     ignore_eos: bool,
-    #[serde(default)]
     speculate: Option<Drafts>,
-    #[serde(default)]
     cache_salt: Option<String>,
-    #[serde(default)]
     form: Option<Form>,
-    #[serde(default)]
     thinking: Option<bool>,
     #[serde(default)]
     template_arguments: Map<String, Value>,
     /// A list, or its text.
-    #[serde(default)]
     tools: Option<Value>,
     /// An answer is calls of tools, and nothing else.
     #[serde(default)]

@@ -95,8 +95,8 @@ struct Printed<'a> {
 
 /// Runs the command.
 pub(crate) fn run(args: &BenchArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
-    let options = BenchOptions::default().prompts(args.prompt.iter().copied());
-    let options = options.tokens(args.tokens).repeat(args.repeat);
+    let (prompts, tokens) = (args.prompt.clone(), args.tokens);
+    let options = BenchOptions { prompts, tokens, repeat: args.repeat };
     options.check()?;
     let bundle = match args.bundle.as_deref() {
         Some(bundle) if !args.table && args.join.is_empty() && args.svg.is_none() => bundle,

@@ -86,9 +86,8 @@ fn machine_parser() -> impl TypedValueParser<Value = Machine> {
 pub(crate) fn run(args: &LibrariesArgs, app: &mut App) -> Result<Status> {
     match &args.command {
         LibrariesCommand::Install { machine, force, wheel } => {
-            let cancel = app.interrupts.token().clone();
-            let options = InstallOptions::new().machine(*machine).force(*force);
-            install(&options.wheel(wheel.clone()).cancelled_by(cancel), app)
+            let (wheel, cancel) = (wheel.clone(), app.interrupts.token().clone());
+            install(&InstallOptions { machine: *machine, force: *force, wheel, cancel }, app)
         }
         LibrariesCommand::Path { htp, system } => {
             let folder = Machine::this().and_then(installed).ok_or_else(not_installed)?;

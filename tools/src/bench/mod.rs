@@ -31,7 +31,6 @@ const MAX_REPORT: u64 = 16 << 20;
 
 /// Tests to run, and number of repeats.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct BenchOptions {
     /// Lengths of prompts, or of texts to embed or score, in tokens; 128 and 512, as far as they fit, if there are
     /// none.
@@ -49,27 +48,6 @@ impl Default for BenchOptions {
 }
 
 impl BenchOptions {
-    /// Lengths of prompts, or of texts to embed, in tokens.
-    #[must_use]
-    pub fn prompts(mut self, lengths: impl IntoIterator<Item = usize>) -> Self {
-        self.prompts = lengths.into_iter().collect();
-        self
-    }
-
-    /// Tokens to generate; 0 leaves that out.
-    #[must_use]
-    pub fn tokens(mut self, tokens: usize) -> Self {
-        self.tokens = tokens;
-        self
-    }
-
-    /// Number of measured repeats.
-    #[must_use]
-    pub fn repeat(mut self, repeat: u16) -> Self {
-        self.repeat = repeat;
-        self
-    }
-
     /// Checks that the lengths can be measured at all, before a model is opened.
     ///
     /// # Errors
@@ -137,16 +115,16 @@ impl Bench {
             let why = "generate, and has nothing that is measured by tokens";
             model.require(Task::Generate, why)?;
         }
-        let test = |tokens| match (generates, scores) {
-            (true, _) => Test::Prompt(tokens),
-            (false, true) => Test::Score(tokens),
-            (false, false) => Test::Embed(tokens),
+        let kind = match (generates, scores) {
+            (true, _) => Kind::Prompt,
+            (false, true) => Kind::Score,
+            (false, false) => Kind::Embed,
         };
-        let mut tests: Vec<_> = lengths.into_iter().map(test).collect();
+        let mut tests: Vec<_> = lengths.into_iter().map(|tokens| Test { kind, tokens }).collect();
         // The context holds the token in front of them, too.
         let tokens = options.tokens.min(max.saturating_sub(1));
         if generates && tokens > 0 {
-            tests.push(Test::Generate(tokens));
+            tests.push(Test { kind: Kind::Generate, tokens });
         }
         Ok(Self { tests, answers: Vec::new(), tokens, max, repeat: options.repeat })
     }
@@ -175,7 +153,7 @@ impl Bench {
     /// # Errors
     /// When the model fails or is cancelled, and where its logits are not numbers.
     pub fn run(mut self, model: &mut Model) -> Result<BenchReport> {
-        let longest = self.tests.iter().map(|test| test.tokens()).max().unwrap_or(1);
+        let longest = self.tests.iter().map(|test| test.tokens).max().unwrap_or(1);
         let tokens = varied_tokens(model, longest);
         let mut seconds = vec![Vec::with_capacity(self.repeat.into()); self.tests.len()];
         let mut before = Vec::new();
@@ -290,67 +268,57 @@ impl EarlierReport {
     }
 }
 
+/// Kind of a test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Prompt,
+    Generate,
+    Embed,
+    Score,
+}
+
 /// Kind and size of a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Test {
-    Prompt(usize),
-    Generate(usize),
-    Embed(usize),
-    Score(usize),
+struct Test {
+    kind: Kind,
+    tokens: usize,
 }
 
 impl Test {
     fn name(self) -> String {
-        match self {
-            Self::Prompt(tokens) => format!("pp{tokens}"),
-            Self::Generate(tokens) => format!("tg{tokens}"),
-            Self::Embed(tokens) => format!("embed{tokens}"),
-            Self::Score(tokens) => format!("score{tokens}"),
-        }
-    }
-
-    fn tokens(self) -> usize {
-        match self {
-            Self::Prompt(tokens)
-            | Self::Generate(tokens)
-            | Self::Embed(tokens)
-            | Self::Score(tokens) => tokens,
-        }
+        let kind = match self.kind {
+            Kind::Prompt => "pp",
+            Kind::Generate => "tg",
+            Kind::Embed => "embed",
+            Kind::Score => "score",
+        };
+        format!("{kind}{}", self.tokens)
     }
 
     /// Seconds that it took.
     fn run(self, model: &mut Model, tokens: &[u32]) -> Result<f64> {
-        let of = |count: usize| tokens.get(..count).unwrap_or(tokens);
+        let all = tokens.get(..self.tokens).unwrap_or(tokens);
         let trace = model.trace().cloned();
         let _span = trace::span(trace.as_ref(), self.name());
-        let start = Instant::now();
-        match self {
-            Self::Embed(count) => {
-                model.embed(of(count))?;
-                return Ok(start.elapsed().as_secs_f64());
+        let mut start = Instant::now();
+        match self.kind {
+            Kind::Embed => model.embed(all).map(drop)?,
+            Kind::Score => model.score_parts(&[all], &CancelToken::new()).map(drop)?,
+            Kind::Prompt | Kind::Generate => {
+                model.reset()?;
+                let op = model.op_mut();
+                if self.kind == Kind::Prompt {
+                    start = Instant::now();
+                    op.prefill(&[Segment::Tokens(all)])?;
+                } else {
+                    op.prefill(&[Segment::Tokens(all.get(..1).unwrap_or(all))])?;
+                    start = Instant::now();
+                    all.iter().try_for_each(|&token| op.decode(token))?;
+                }
+                // Where logits are not numbers, the time means nothing.
+                qhx_core::sampling::argmax(op.logits()?)?;
             }
-            Self::Score(count) => {
-                model.score_parts(&[of(count)], &CancelToken::new())?;
-                return Ok(start.elapsed().as_secs_f64());
-            }
-            Self::Prompt(_) | Self::Generate(_) => model.reset()?,
         }
-        let op = model.op_mut();
-        let start = match self {
-            Self::Generate(count) => {
-                op.prefill(&[Segment::Tokens(of(1))])?;
-                let start = Instant::now();
-                of(count).iter().try_for_each(|&token| op.decode(token))?;
-                start
-            }
-            Self::Prompt(count) | Self::Embed(count) | Self::Score(count) => {
-                let start = Instant::now();
-                op.prefill(&[Segment::Tokens(of(count))])?;
-                start
-            }
-        };
-        // Where logits are not numbers, the time means nothing.
-        qhx_core::sampling::argmax(op.logits()?)?;
         Ok(start.elapsed().as_secs_f64())
     }
 }
@@ -401,7 +369,7 @@ pub struct Measured {
 
 impl Measured {
     fn of(test: Test, seconds: &[f64]) -> Self {
-        let tokens = test.tokens();
+        let tokens = test.tokens;
         Self {
             name: test.name(),
             tokens,

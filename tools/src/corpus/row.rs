@@ -98,28 +98,11 @@ impl FromStr for Shard {
 
 /// Defaults for the rows of an input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
 pub struct RowOptions {
     /// Role of a text if its line does not name one.
     pub role: Role,
     /// The part of the input that is embedded; all of it if it is `None`.
     pub shard: Option<Shard>,
-}
-
-impl RowOptions {
-    /// Role of a text if its line does not name one.
-    #[must_use]
-    pub fn role(mut self, role: Role) -> Self {
-        self.role = role;
-        self
-    }
-
-    /// The part of the input that is embedded.
-    #[must_use]
-    pub fn shard(mut self, shard: Option<Shard>) -> Self {
-        self.shard = shard;
-        self
-    }
 }
 
 #[cfg(test)]

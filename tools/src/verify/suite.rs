@@ -94,50 +94,39 @@ pub struct Suite {
 #[derive(Debug, Clone, Deserialize)]
 struct Content {
     schema: String,
-    #[serde(default)]
     model: Option<String>,
-    #[serde(default)]
     gate: Option<Gate>,
     /// In place of [`MIN_COSINE`].
-    #[serde(default)]
     min_cosine: Option<f64>,
     cases: Vec<Case>,
 }
 
 /// A prompt and its reference answer.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct Case {
     /// Its name in reports.
-    #[serde(default)]
     pub id: Option<String>,
     /// A text to complete.
-    #[serde(default)]
     pub prompt: Option<String>,
     /// Used instead of `prompt` where it is given.
-    #[serde(default)]
     pub prompt_ids: Option<Vec<u32>>,
     /// Images, as paths beside the suite. They stand before the prompt, or where it says `<image>`.
-    #[serde(default)]
     pub images: Vec<String>,
     /// Audio, as paths beside the suite. They stand before the prompt behind the images, or where it says `<audio>`.
-    #[serde(default)]
     pub audio: Vec<String>,
     /// Folders of frames, or animations, as paths beside the suite. They stand before the prompt behind the audio, or
     /// where it says `<video>`.
-    #[serde(default)]
     pub videos: Vec<String>,
     /// Frames of a video that are taken a second, of a folder: that there are.
-    #[serde(default)]
     pub fps: Option<f32>,
     /// `.npy` files beside the suite: what the host-op has to make of the prompt, under the names of
     /// `qhx generate --dump`.
-    #[serde(default)]
     pub arrays: BTreeMap<String, String>,
     /// Tokens of the reference answer, with or without the one that ends it.
     pub gold: Vec<u32>,
     /// Tokens to generate; as many as the reference has, if not given.
-    #[serde(default)]
     pub max_new: Option<usize>,
 }
 

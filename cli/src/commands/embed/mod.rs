@@ -29,7 +29,7 @@ const BAR: &str = "embed [{bar:30}] {pos}/{len} texts {per_sec} {eta}";
 pub(crate) fn run(args: &EmbedArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
     args.check()?;
     // The output is touched when everything else is open, and claimed before a model is loaded for it.
-    let options = RowOptions::default().role(args.role).shard(args.shard);
+    let options = RowOptions { role: args.role, shard: args.shard };
     let mut rows = match &args.input {
         None => Rows::of_texts(args.texts.iter(), options).and_images(args.images.iter()),
         Some(path) if path == Path::new("-") => Rows::stdin(options),
