@@ -9,8 +9,7 @@ use serde_json::{Value, json};
 use crate::run::{bundle, copy_of_bundle, edit_manifest, folder};
 
 fn turns(input: &str, more: &[&str]) -> Vec<Value> {
-    let folder = folder();
-    let run = qhx!(folder, "chat", bundle(), "--json", "--max-new", "12")
+    let run = qhx!(folder(), "chat", bundle(), "--json", "--max-new", "12")
         .args(more)
         .stdin(input)
         .run()
@@ -65,8 +64,7 @@ fn a_conversation_is_sampled_as_the_bundle_has_it() {
 
 #[test]
 fn answers_go_to_stdout_and_timings_to_stderr() {
-    let folder = folder();
-    let run = qhx!(folder, "chat", bundle(), "--max-new", "12", "--system-prompt", "Be brief.")
+    let run = qhx!(folder(), "chat", bundle(), "--max-new", "12", "--system-prompt", "Be brief.")
         .stdin("What colour is the sky?")
         .run()
         .ok();

@@ -59,9 +59,8 @@ fn prompts() {
 
 #[test]
 fn a_prompt_of_ten_megabytes_is_refused_by_its_length() {
-    let folder = folder();
     let bundle = bundle().to_str().expect("a plain path");
-    qhx!(folder, "generate", bundle, "-")
+    qhx!(folder(), "generate", bundle, "-")
         .stdin("word ".repeat(2 << 20).as_bytes())
         .run()
         .fails(9, &["the text is too long: a text of 10485760 bytes", "the context holds 192"]);
@@ -87,8 +86,7 @@ fn a_panic_of_the_tokenizer_library_is_an_error() {
 #[test]
 fn a_prompt_argument_that_is_not_utf8() {
     use std::os::unix::ffi::OsStrExt as _;
-    let folder = folder();
-    qhx!(folder, "generate", bundle(), std::ffi::OsStr::from_bytes(b"caf\xe9"))
+    qhx!(folder(), "generate", bundle(), std::ffi::OsStr::from_bytes(b"caf\xe9"))
         .run()
         .fails(9, &["the prompt is not valid UTF-8"]);
 }

@@ -12,8 +12,7 @@ const IDS: &str = "277,390,305,220,37,81,287,350,273";
 
 #[test]
 fn text_streams_to_stdout_and_nothing_else_does() {
-    let folder = folder();
-    let run = qhx!(folder, "generate", bundle(), PROMPT, "--max-new", "23").run().ok();
+    let run = qhx!(folder(), "generate", bundle(), PROMPT, "--max-new", "23").run().ok();
     assert_eq!(run.stdout, SENTENCE);
     run.says(&[
         "backend: cpu (no QNN libraries are given or installed)",
@@ -37,11 +36,10 @@ fn activations_of_8_bits_answer_alike_and_are_named() {
 /// Asks a bundle twice, with each of two values of `--cpu-KEY`: the tokens are the same, and the second value is named.
 /// Returns the differences of the tokens' log-probabilities.
 fn alike(bundle: &Path, key: &str, values: [&str; 2], named: &str) -> Vec<f64> {
-    let folder = folder();
     let option = format!("--cpu-{key}");
     let runs = values.map(|value| {
         let limits = ["--backend", "cpu", "--max-new", "6", "--json", "--logprobs", "1"];
-        qhx!(folder, "generate", bundle, PROMPT, option, value).args(limits).run().ok()
+        qhx!(folder(), "generate", bundle, PROMPT, option, value).args(limits).run().ok()
     });
     for (run, named) in runs.iter().zip(["", named]) {
         let expected = format!("backend: cpu{named} (asked for)");
@@ -79,9 +77,8 @@ fn has_integers() -> bool {
 
 #[test]
 fn the_prompt_may_come_from_stdin_without_its_last_line_end() {
-    let folder = folder();
     for arguments in [&["-"][..], &[]] {
-        let run = qhx!(folder, "generate", bundle())
+        let run = qhx!(folder(), "generate", bundle())
             .args(arguments)
             .args(["--max-new", "23"])
             .stdin(format!("{PROMPT}\n"))
@@ -93,15 +90,13 @@ fn the_prompt_may_come_from_stdin_without_its_last_line_end() {
 
 #[test]
 fn ids_go_in_and_come_out() {
-    let folder = folder();
-    let run = qhx!(folder, "generate", bundle(), "--ids", IDS, "--max-new", "4").run().ok();
+    let run = qhx!(folder(), "generate", bundle(), "--ids", IDS, "--max-new", "4").run().ok();
     assert_eq!(run.stdout, "372,281,393,13\n");
 }
 
 #[test]
 fn json_is_one_object_with_everything() {
-    let folder = folder();
-    let run = qhx!(folder, "generate", bundle())
+    let run = qhx!(folder(), "generate", bundle())
         .args([PROMPT, "--max-new", "4", "--json", "--backend", "cpu"])
         .run()
         .ok();
@@ -169,8 +164,7 @@ fn json_is_one_object_with_everything() {
 
 #[test]
 fn the_plugin_is_named_with_its_file() {
-    let folder = folder();
-    let run = qhx!(folder, "generate", bundle(), PROMPT, "--max-new", "1", "--json").run().ok();
+    let run = qhx!(folder(), "generate", bundle(), PROMPT, "--max-new", "1", "--json").run().ok();
     let plugin = run.json()["plugin"].as_str().expect("a string").to_owned();
     if cfg!(feature = "builtin-ops") {
         assert_eq!(plugin, "builtin");
@@ -181,8 +175,7 @@ fn the_plugin_is_named_with_its_file() {
 
 #[test]
 fn stop_texts_end_the_answer_and_do_not_appear() {
-    let folder = folder();
-    let run = qhx!(folder, "generate", bundle())
+    let run = qhx!(folder(), "generate", bundle())
         .args([PROMPT, "--stop", "nowhere", "--stop", " runs", "--json"])
         .run()
         .ok();
@@ -193,9 +186,8 @@ fn stop_texts_end_the_answer_and_do_not_appear() {
 
 #[test]
 fn a_seed_gives_the_same_tokens_again() {
-    let folder = folder();
     let run = |seed: &str| {
-        qhx!(folder, "generate", bundle())
+        qhx!(folder(), "generate", bundle())
             .args(["It", "--max-new", "24", "--temperature", "3", "--seed", seed, "--json"])
             .run()
             .ok()
@@ -208,9 +200,8 @@ fn a_seed_gives_the_same_tokens_again() {
 
 #[test]
 fn speculation_changes_no_token_and_is_reported() {
-    let folder = folder();
     let generate = |arguments: &[&str]| {
-        qhx!(folder, "generate", bundle(), PROMPT, "--max-new", "23").args(arguments).run()
+        qhx!(folder(), "generate", bundle(), PROMPT, "--max-new", "23").args(arguments).run()
     };
     // The bundle as its own draft is always right: three steps of eight tokens.
     let draft = bundle().to_string_lossy();
@@ -234,8 +225,7 @@ fn speculation_changes_no_token_and_is_reported() {
 
 #[test]
 fn a_full_context_ends_the_answer() {
-    let folder = folder();
-    let run = qhx!(folder, "generate", bundle())
+    let run = qhx!(folder(), "generate", bundle())
         .args([PROMPT, "--max-new", "1000", "--ignore-eos", "--json"])
         .run()
         .ok();

@@ -162,8 +162,7 @@ fn a_bad_file_is_named_before_the_model_is_loaded() {
 
 #[test]
 fn a_model_without_audio_refuses_clips_before_loading() {
-    let folder = folder();
-    let run = qhx!(folder, "generate", bundle(), "The", "--audio", "gone").run();
+    let run = qhx!(folder(), "generate", bundle(), "The", "--audio", "gone").run();
     assert_eq!(run.code, 9, "{run:?}");
     let says = "gone: host-op \"qwen3_5_generate\" does not take the modality audio; it takes text, image, video";
     run.says(&[says]);

@@ -75,9 +75,8 @@ fn a_prompt_is_read_from_a_file() {
 
 #[test]
 fn a_draft_that_is_not_used_is_refused() {
-    let folder = folder();
     for command in ["generate", "chat"] {
-        qhx!(folder, command, bundle(), "--speculate", "off", "--draft", "nowhere")
+        qhx!(folder(), command, bundle(), "--speculate", "off", "--draft", "nowhere")
             .stdin("Once")
             .run()
             .fails(2, &["--speculate off does not use it"]);

@@ -58,8 +58,7 @@ fn inspecting_a_context_binary_needs_the_system_library() {
 
 #[test]
 fn doctor_tells_missing_from_broken() {
-    let folder = folder();
-    let run = qhx!(folder, "doctor", "--json").run().ok();
+    let run = qhx!(folder(), "doctor", "--json").run().ok();
     let json = run.json();
     assert_eq!(json["healthy"], true);
     let health = |json: &serde_json::Value, name: &str| {
@@ -69,13 +68,13 @@ fn doctor_tells_missing_from_broken() {
     assert_eq!(health(&json, "cpu backend"), "ok");
     assert_eq!(health(&json, "qnn backend"), "missing");
     assert_eq!(health(&json, "host-ops"), "ok");
-    let run = qhx!(folder, "doctor", "--json").env("QHX_QNN_HTP", "/nowhere/libQnnHtp.so").run();
+    let run = qhx!(folder(), "doctor", "--json").env("QHX_QNN_HTP", "/nowhere/libQnnHtp.so").run();
     assert_eq!(run.code, 1);
     let json = run.json();
     assert_eq!(json["healthy"], false);
     assert_eq!(health(&json, "qnn backend"), "broken");
     assert_eq!(json["environment"]["QHX_QNN_HTP"], "/nowhere/libQnnHtp.so");
-    qhx!(folder, "doctor").run().ok().prints(&["missing qnn backend"]);
+    qhx!(folder(), "doctor").run().ok().prints(&["missing qnn backend"]);
 }
 
 #[test]
@@ -102,9 +101,8 @@ fn plugins_are_listed_with_their_state() {
 
 #[test]
 fn completions_for_every_shell() {
-    let folder = folder();
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
-        let run = qhx!(folder, "completions", shell).run().ok();
+        let run = qhx!(folder(), "completions", shell).run().ok();
         assert!(run.stdout.contains("qhx"), "{shell}");
         assert!(run.stdout.contains("generate"), "{shell}");
         assert_eq!(run.stderr, "", "{shell}");
@@ -142,7 +140,6 @@ fn every_command_has_a_manual_page() {
 
 #[test]
 fn every_command_has_help_with_examples_or_options() {
-    let folder = folder();
     for command in [
         "generate",
         "chat",
@@ -159,18 +156,17 @@ fn every_command_has_help_with_examples_or_options() {
         "demo",
         "serve",
     ] {
-        let run = qhx!(folder, command, "--help").run().ok();
+        let run = qhx!(folder(), command, "--help").run().ok();
         assert!(run.stdout.contains("Usage: qhx "), "{command}: {}", run.stdout);
         assert_eq!(run.stderr, "", "{command}");
     }
-    let help = qhx!(folder, "--help").run().ok().stdout;
+    let help = qhx!(folder(), "--help").run().ok().stdout;
     insta::assert_snapshot!(help);
 }
 
 #[test]
 fn libraries_path_says_what_to_do() {
-    let folder = folder();
-    let run = qhx!(folder, "libraries", "path").run();
+    let run = qhx!(folder(), "libraries", "path").run();
     assert_eq!(run.code, 5);
     assert_eq!(run.stdout, "");
     run.says(&["hint: "]);

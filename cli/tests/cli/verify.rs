@@ -5,8 +5,7 @@ use std::path::Path;
 use crate::run::{Run, bundle, checkpoint, copy_of_bundle, folder};
 
 fn verify(bundle: &Path, rest: &[&str]) -> Run {
-    let folder = folder();
-    qhx!(folder, "verify", bundle).args(rest).run()
+    qhx!(folder(), "verify", bundle).args(rest).run()
 }
 
 fn suite() -> String {
