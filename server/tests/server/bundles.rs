@@ -26,143 +26,109 @@ fn forged(name: &str, checkpoint: &Path, change: impl FnOnce(&mut ForgeOptions))
     forge(checkpoint, &options, &mut Silent).expect("the bundle is made").manifest
 }
 
-/// Completes texts and chats.
-pub fn language() -> &'static Path {
-    static MADE: OnceLock<PathBuf> = OnceLock::new();
-    MADE.get_or_init(|| forged("language", &fixture("llama3-tiny"), |_| {}))
+/// Declares bundles of checkpoints, each made when it is first asked for.
+macro_rules! bundles {
+    ($($(#[$doc:meta])* $name:ident = $checkpoint:expr, $change:expr;)*) => {$(
+        $(#[$doc])*
+        pub fn $name() -> &'static Path {
+            static MADE: OnceLock<PathBuf> = OnceLock::new();
+            MADE.get_or_init(|| forged(stringify!($name), &$checkpoint, $change))
+        }
+    )*};
 }
 
-/// Has a recurrent state, and a template that knows thinking.
-pub fn recurrent() -> &'static Path {
-    static MADE: OnceLock<PathBuf> = OnceLock::new();
-    MADE.get_or_init(|| forged("recurrent", &fixture("qwen35-tied"), |_| {}))
-}
-
-/// Ranks documents: asked to go on with a text.
-pub fn ranking() -> &'static Path {
-    static MADE: OnceLock<PathBuf> = OnceLock::new();
-    MADE.get_or_init(|| {
-        forged("ranking", &fixture("qwen3-tiny"), |options| {
-            options.rerank = Some(Rerank {
-                prompt: "{query}{document}".to_owned(),
-                verdict: Verdict::Tokens { yes: " P".to_owned(), no: " The".to_owned() },
-                ..Rerank::default()
-            });
-        })
-    })
-}
-
-/// Embeds.
-pub fn encoder() -> &'static Path {
-    static MADE: OnceLock<PathBuf> = OnceLock::new();
-    MADE.get_or_init(|| {
-        forged("encoder", &fixture("embed-mistral-tiny"), |options| {
-            options.task = Some(Task::Embed)
-        })
-    })
-}
-
-/// Embeds texts and images.
-pub fn towers() -> &'static Path {
-    static MADE: OnceLock<PathBuf> = OnceLock::new();
-    MADE.get_or_init(|| {
-        forged("towers", &fixture("siglip-fixed"), |options| {
-            (options.task, options.max_ctx) = (Some(Task::Embed), None);
-        })
-    })
-}
-
-/// Takes images.
-pub fn seeing() -> &'static Path {
-    static MADE: OnceLock<PathBuf> = OnceLock::new();
-    MADE.get_or_init(|| {
-        forged("seeing", &fixture("qwen3vl-tiny"), |options| {
-            options.prefill = Some(vec![16]);
-            options.recipe_options.insert("image-size".to_owned(), "48".to_owned());
-        })
-    })
-}
-
-/// Transcribes: a model without a chat template, whose manifest declares how.
-pub fn hearing() -> &'static Path {
-    static MADE: OnceLock<PathBuf> = OnceLock::new();
-    MADE.get_or_init(|| {
-        let checkpoint = folder().join("hearing-checkpoint");
-        copy(&fixture("gemma4-tiny"), &checkpoint);
-        let file = checkpoint.join("tokenizer_config.json");
-        edit_json(&file, |config| {
-            config.as_object_mut().expect("an object").remove("chat_template");
+bundles! {
+    /// Completes texts and chats.
+    language = fixture("llama3-tiny"), |_| {};
+    /// Has a recurrent state, and a template that knows thinking.
+    recurrent = fixture("qwen35-tied"), |_| {};
+    /// Ranks documents: asked to go on with a text.
+    ranking = fixture("qwen3-tiny"), |options| {
+        options.rerank = Some(Rerank {
+            prompt: "{query}{document}".to_owned(),
+            verdict: Verdict::Tokens { yes: " P".to_owned(), no: " The".to_owned() },
+            ..Rerank::default()
         });
-        forged("hearing", &checkpoint, |options| {
-            options.prefill = Some(vec![24]);
-            let more = [("towers", "audio"), ("audio-tokens", "54")];
-            let more = more.map(|(name, value)| (name.to_owned(), value.to_owned()));
-            options.recipe_options.extend(more);
-        })
-    })
+    };
+    /// Embeds.
+    encoder = fixture("embed-mistral-tiny"), |options| options.task = Some(Task::Embed);
+    /// Embeds texts and images.
+    towers = fixture("siglip-fixed"), |options| {
+        (options.task, options.max_ctx) = (Some(Task::Embed), None);
+    };
+    /// Takes images.
+    seeing = fixture("qwen3vl-tiny"), |options| {
+        options.prefill = Some(vec![16]);
+        options.recipe_options.insert("image-size".to_owned(), "48".to_owned());
+    };
+    /// Transcribes: a model without a chat template, whose manifest declares how.
+    hearing = without_template("gemma4-tiny"), |options| {
+        options.prefill = Some(vec![24]);
+        let more = [("towers", "audio"), ("audio-tokens", "54")];
+        let more = more.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        options.recipe_options.extend(more);
+    };
+    /// Transcribes with times.
+    listening = fixture("whisper-tiny"), |options| options.max_ctx = None;
+    /// Speaks, with sounds that are no words.
+    speaking = fixture("kokoro-tiny"), |_| {};
 }
 
-/// Transcribes with times.
-pub fn listening() -> &'static Path {
-    static MADE: OnceLock<PathBuf> = OnceLock::new();
-    MADE.get_or_init(|| {
-        forged("listening", &fixture("whisper-tiny"), |options| options.max_ctx = None)
-    })
+/// A copy of a checkpoint without its chat template.
+fn without_template(name: &str) -> PathBuf {
+    let checkpoint = folder().join("without-template");
+    copy(&fixture(name), &checkpoint);
+    edit_json(&checkpoint.join("tokenizer_config.json"), |config| {
+        config.as_object_mut().expect("an object").remove("chat_template");
+    });
+    checkpoint
 }
 
-/// Speaks, with sounds that are no words.
-pub fn speaking() -> &'static Path {
-    static MADE: OnceLock<PathBuf> = OnceLock::new();
-    MADE.get_or_init(|| forged("speaking", &fixture("kokoro-tiny"), |_| {}))
+/// A copy of a bundle under another name, with this change of its manifest. Returns its manifest.
+pub fn changed(bundle: &Path, name: &str, edit: impl FnOnce(&mut serde_json::Value)) -> PathBuf {
+    let to = folder().join(name);
+    copy(bundle.parent().expect("a folder"), &to);
+    let manifest = to.join(bundle.file_name().expect("a manifest"));
+    edit_json(&manifest, edit);
+    manifest
 }
 
 /// A copy of the language model with another chat template.
 pub fn with_template(name: &str, template: &str) -> PathBuf {
-    let from = language().parent().expect("a folder");
-    let to = folder().join(name);
-    copy(from, &to);
-    std::fs::write(to.join("chat_template.jinja"), template).expect("the template is written");
-    to.join("language.json")
+    let manifest = changed(language(), name, |_| {});
+    let file = manifest.with_file_name("chat_template.jinja");
+    std::fs::write(file, template).expect("the template is written");
+    manifest
 }
 
 /// A copy of the language model with sampling of its own.
 pub fn with_sampling(name: &str, sampling: serde_json::Value) -> PathBuf {
-    let to = folder().join(name);
-    copy(language().parent().expect("a folder"), &to);
-    let manifest = to.join("language.json");
-    edit_json(&manifest, |manifest| manifest["params"]["sampling"] = sampling);
-    manifest
+    changed(language(), name, |manifest| manifest["params"]["sampling"] = sampling)
 }
 
 /// A copy of the reranker whose prompt begins with an instruction.
 pub fn with_instruction() -> PathBuf {
-    let to = folder().join("instructed");
-    copy(ranking().parent().expect("a folder"), &to);
-    let manifest = to.join("ranking.json");
-    edit_json(&manifest, |manifest| {
+    changed(ranking(), "instructed", |manifest| {
         let rerank = &mut manifest["params"]["rerank"];
         rerank["prompt"] = "{instruction}{query}{document}".into();
         rerank["instruction"] = "The ".into();
-    });
-    manifest
+    })
 }
 
 /// A copy of the model that takes images with tools in its chat template.
 pub fn seeing_with_tools() -> PathBuf {
-    let to = folder().join("seeing-with-tools");
-    copy(seeing().parent().expect("a folder"), &to);
-    let file = to.join("tokenizer_config.json");
-    edit_json(&file, |config| {
+    let manifest = changed(seeing(), "seeing-with-tools", |_| {});
+    edit_json(&manifest.with_file_name("tokenizer_config.json"), |config| {
         let template = config["chat_template"].as_str().expect("a template");
         let tools =
             "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}{# <tool_call> #}";
         config["chat_template"] = format!("{tools}{template}").into();
     });
-    to.join("seeing.json")
+    manifest
 }
 
 /// Changes a file of JSON.
-pub fn edit_json(file: &Path, edit: impl FnOnce(&mut serde_json::Value)) {
+fn edit_json(file: &Path, edit: impl FnOnce(&mut serde_json::Value)) {
     let text = std::fs::read_to_string(file).expect("the file is read");
     let mut json = serde_json::from_str(&text).expect("the file is JSON");
     edit(&mut json);

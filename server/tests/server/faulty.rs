@@ -10,7 +10,7 @@ use qhx_op::{
 };
 use serde_json::json;
 
-use crate::bundles::{Running, copy, edit_json, folder, language, options};
+use crate::bundles::{Running, changed, language, options};
 
 /// A host-op over the graph of the language model that gives logits, which panics at a token or never ends.
 struct Faulty<const ENDLESS: bool> {
@@ -100,14 +100,10 @@ qhx_op::register_ops!(Faulty<false>, Faulty<true>);
 
 /// The language model's bundle with another host-op.
 fn bundle(op: &str) -> PathBuf {
-    let to = folder().join(op);
-    copy(language().parent().unwrap(), &to);
-    let manifest = to.join("language.json");
-    edit_json(&manifest, |manifest| {
+    changed(language(), op, |manifest| {
         manifest["plan"]["params"]["step"] = manifest["plan"]["params"]["lmhead"].clone();
         manifest["plan"]["steps"] = json!([{"host": op}]);
-    });
-    manifest
+    })
 }
 
 #[test]
