@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, FromRequest as _, Multipart, Request};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use qhx::{Chunk, Source, Times, TranscribeLimits, TranscribeOptions, Transcript, srt, vtt};
 use serde_json::{Value, json};
@@ -170,9 +170,7 @@ impl Format {
 }
 
 fn text(text: String, kind: &'static str) -> Response {
-    let mut response = text.into_response();
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
-    response
+    ([(header::CONTENT_TYPE, kind)], text).into_response()
 }
 
 fn brief(transcript: &Transcript) -> Value {

@@ -54,14 +54,11 @@ impl Turn {
     /// A message as OpenAI's chats have it.
     pub(crate) fn of_chat(value: &Value, place: &str) -> Result<Self> {
         let fields = Fields::of(value, place)?;
-        let role = match fields.text("role")?.ok_or_else(|| fields.missing("role"))? {
+        let role = match fields.needed("role")? {
             "developer" => "system",
             "function" => "tool",
             role @ ("system" | "user" | "assistant" | "tool") => role,
-            _ => {
-                let expected = "system, developer, user, assistant or tool";
-                return Err(wrong(&fields.path("role"), expected, &value["role"]));
-            }
+            _ => return Err(fields.wrong("role", "system, developer, user, assistant or tool")),
         };
         let calls = fields.list("tool_calls")?.into_iter().flatten().enumerate();
         let calls = calls
@@ -158,7 +155,7 @@ impl Call {
     fn of_chat(value: &Value, place: &str) -> Result<Self> {
         let fields = Fields::of(value, place)?;
         let function = fields.object("function")?.ok_or_else(|| fields.missing("function"))?;
-        let name = function.text("name")?.ok_or_else(|| function.missing("name"))?;
+        let name = function.needed("name")?;
         Ok(Self {
             id: fields.text("id")?.unwrap_or_default().to_owned(),
             name: name.to_owned(),
@@ -199,10 +196,10 @@ pub(crate) fn parts(value: Option<&Value>, place: &str) -> Result<Vec<Part>> {
 
 fn part(value: &Value, place: &str) -> Result<Part> {
     let fields = Fields::of(value, place)?;
-    let kind = fields.text("type")?.ok_or_else(|| fields.missing("type"))?;
+    let kind = fields.needed("type")?;
     match kind {
         "text" | "input_text" | "output_text" => {
-            let text = fields.text("text")?.ok_or_else(|| fields.missing("text"))?;
+            let text = fields.needed("text")?;
             Ok(Part::Text(text.to_owned()))
         }
         "refusal" => Ok(Part::Text(fields.text("refusal")?.unwrap_or_default().to_owned())),
@@ -219,13 +216,10 @@ fn part(value: &Value, place: &str) -> Result<Part> {
         }
         "input_audio" => {
             let audio = fields.object("input_audio")?.unwrap_or_else(|| fields.clone());
-            let data = audio.text("data")?.ok_or_else(|| audio.missing("data"))?;
+            let data = audio.needed("data")?;
             base64_part(Modality::Audio, data, &audio.path("data"))
         }
-        _ => {
-            let expected = "text, image_url or input_audio";
-            Err(wrong(&fields.path("type"), expected, &value["type"]))
-        }
+        _ => Err(fields.wrong("type", "text, image_url or input_audio")),
     }
 }
 

@@ -39,14 +39,12 @@ pub(crate) async fn embed(Asked { context, map }: Asked) -> Result<Response> {
     let base64 = match fields.text("encoding_format")? {
         None | Some("float") => false,
         Some("base64") => true,
-        Some(_) => {
-            return Err(wrong("encoding_format", "float or base64", &map["encoding_format"]));
-        }
+        Some(_) => return Err(fields.wrong("encoding_format", "float or base64")),
     };
     let role = match fields.text("input_type")? {
         None | Some("document" | "search_document") => Role::Document,
         Some("query" | "search_query") => Role::Query,
-        Some(_) => return Err(wrong("input_type", "query or document", &map["input_type"])),
+        Some(_) => return Err(fields.wrong("input_type", "query or document")),
     };
     let input = fields.get("input").ok_or_else(|| fields.missing("input"))?;
     let inputs = context.memory.work(|| inputs(input, role))?;

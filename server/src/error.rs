@@ -1,6 +1,5 @@
 //! Errors that a client receives when its request fails.
 
-use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use qhx::{Error, ErrorKind, TooLong};
@@ -212,11 +211,7 @@ impl IntoResponse for ApiError {
 
 /// A response of JSON.
 pub(crate) fn json_response(status: StatusCode, value: &Value) -> Response {
-    let mut response = Response::new(Body::from(value.to_string()));
-    *response.status_mut() = status;
-    let json = HeaderValue::from_static("application/json");
-    response.headers_mut().insert(header::CONTENT_TYPE, json);
-    response
+    (status, [(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
 }
 
 /// A message without the paths of this machine, which stand before a colon: what is in the bundle's place is its name.

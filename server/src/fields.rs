@@ -47,6 +47,11 @@ impl<'a> Fields<'a> {
         self.typed(name, "a string", Value::as_str)
     }
 
+    /// A text that has to be there.
+    pub(crate) fn needed(&self, name: &str) -> Result<&'a str> {
+        self.text(name)?.ok_or_else(|| self.missing(name))
+    }
+
     pub(crate) fn flag(&self, name: &str) -> Result<Option<bool>> {
         self.typed(name, "true or false", Value::as_bool)
     }
@@ -112,6 +117,11 @@ impl<'a> Fields<'a> {
 
     fn not_done(&self, name: &str) -> ApiError {
         ApiError::bad(self.path(name), "it is not supported here: leave it out").code("unsupported")
+    }
+
+    /// The error of a field that is not what is expected.
+    pub(crate) fn wrong(&self, name: &str, expected: &str) -> ApiError {
+        wrong(&self.path(name), expected, self.get(name).unwrap_or(&Value::Null))
     }
 
     /// The error of a field that has to be there.

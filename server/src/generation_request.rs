@@ -340,7 +340,7 @@ pub(crate) fn tools(fields: &Fields<'_>) -> Result<Vec<Value>> {
         let fields = Fields::of(tool, &place)?;
         let kind = fields.text("type")?.unwrap_or("function");
         if kind != "function" {
-            return Err(wrong(&fields.path("type"), "function", &tool["type"]));
+            return Err(fields.wrong("type", "function"));
         }
         if tool.get("function").is_some() {
             return Ok(tool.clone());
@@ -354,7 +354,7 @@ pub(crate) fn tools(fields: &Fields<'_>) -> Result<Vec<Value>> {
 
 /// The form of an answer: `response_format` of chats, `text.format` of responses.
 pub(crate) fn format(format: &Fields<'_>) -> Result<Option<Grammar>> {
-    match format.text("type")?.ok_or_else(|| format.missing("type"))? {
+    match format.needed("type")? {
         "text" => Ok(None),
         "json_object" => Ok(Some(Grammar::Json)),
         "json_schema" => {
@@ -362,10 +362,7 @@ pub(crate) fn format(format: &Fields<'_>) -> Result<Option<Grammar>> {
             let schema = inner.get("schema").ok_or_else(|| inner.missing("schema"))?;
             Ok(Some(Grammar::JsonSchema(schema.clone())))
         }
-        _ => {
-            let found = format.get("type").unwrap_or(&Value::Null);
-            Err(wrong(&format.path("type"), "text, json_object or json_schema", found))
-        }
+        _ => Err(format.wrong("type", "text, json_object or json_schema")),
     }
 }
 

@@ -124,7 +124,7 @@ fn tools(fields: &Fields<'_>) -> Result<Vec<Value>> {
     let tool = |(at, tool): (usize, &Value)| {
         let fields = Fields::of(tool, &format!("tools[{at}]"))?;
         let mut function = Map::new();
-        let name = fields.text("name")?.ok_or_else(|| fields.missing("name"))?;
+        let name = fields.needed("name")?;
         function.insert("name".to_owned(), name.into());
         if let Some(description) = fields.text("description")? {
             function.insert("description".to_owned(), description.into());
@@ -138,27 +138,24 @@ fn tools(fields: &Fields<'_>) -> Result<Vec<Value>> {
 }
 
 fn tool_choice(choice: &Fields<'_>) -> Result<ToolChoice> {
-    match choice.text("type")?.ok_or_else(|| choice.missing("type"))? {
+    match choice.needed("type")? {
         "auto" => Ok(ToolChoice::Auto),
         "none" => Ok(ToolChoice::None),
         "any" => Ok(ToolChoice::Required),
         "tool" => {
-            let name = choice.text("name")?.ok_or_else(|| choice.missing("name"))?;
+            let name = choice.needed("name")?;
             Ok(ToolChoice::One(name.to_owned()))
         }
-        _ => {
-            let found = choice.get("type").unwrap_or(&Value::Null);
-            Err(wrong(&choice.path("type"), "auto, any, tool or none", found))
-        }
+        _ => Err(choice.wrong("type", "auto, any, tool or none")),
     }
 }
 
 /// A message: results of tools are turns of their own.
 fn turns_of(value: &Value, place: &str) -> Result<Vec<Turn>> {
     let fields = Fields::of(value, place)?;
-    let role = match fields.text("role")?.ok_or_else(|| fields.missing("role"))? {
+    let role = match fields.needed("role")? {
         role @ ("user" | "assistant" | "system") => role,
-        _ => return Err(wrong(&fields.path("role"), "user or assistant", &value["role"])),
+        _ => return Err(fields.wrong("role", "user or assistant")),
     };
     let content = fields.get("content").ok_or_else(|| fields.missing("content"))?;
     let Blocks { parts, calls, reasoning, mut results } = blocks(content, &fields.path("content"))?;
@@ -194,10 +191,8 @@ fn blocks(content: &Value, place: &str) -> Result<Blocks> {
 
 impl Blocks {
     fn add(&mut self, block: &Fields<'_>) -> Result<()> {
-        let needed = |name: &str| {
-            Ok::<_, ApiError>(block.text(name)?.ok_or_else(|| block.missing(name))?.to_owned())
-        };
-        match block.text("type")?.ok_or_else(|| block.missing("type"))? {
+        let needed = |name| block.needed(name).map(str::to_owned);
+        match block.needed("type")? {
             "text" => self.parts.push(Part::Text(needed("text")?)),
             "image" => self.parts.push(image(block)?),
             "thinking" => self.reasoning = Some(needed("thinking")?),
@@ -218,9 +213,8 @@ impl Blocks {
                 self.results.push(Turn { role, parts, call_id, ..Turn::default() });
             }
             _ => {
-                let found = block.get("type").unwrap_or(&Value::Null);
                 let expected = "text, image, thinking, tool_use or tool_result";
-                return Err(wrong(&block.path("type"), expected, found));
+                return Err(block.wrong("type", expected));
             }
         }
         Ok(())
@@ -231,7 +225,7 @@ fn image(block: &Fields<'_>) -> Result<Part> {
     let source = block.object("source")?.ok_or_else(|| block.missing("source"))?;
     match source.text("type")? {
         Some("base64") => {
-            let data = source.text("data")?.ok_or_else(|| source.missing("data"))?;
+            let data = source.needed("data")?;
             base64_part(Modality::Image, data, &source.path("data"))
         }
         _ => {

@@ -36,15 +36,9 @@ pub(crate) struct Served {
     created: u64,
     /// Bytes of the files that it opens; until it was loaded once, of those that its manifest names.
     bytes: AtomicU64,
-    state: Mutex<State>,
+    /// None until it is loaded.
+    state: Mutex<Option<Box<Loaded>>>,
     info: OnceLock<Arc<Info>>,
-}
-
-#[derive(Debug, Default)]
-enum State {
-    #[default]
-    Unloaded,
-    Loaded(Box<Loaded>),
 }
 
 #[derive(Debug)]
@@ -250,7 +244,7 @@ impl Registry {
     /// Loads a model, unless it is. Others go where the memory does not hold all.
     fn load(&self, model: &Served, metrics: &Metrics) -> Result<()> {
         let _one = lock(&self.loading);
-        if matches!(*lock(&model.state), State::Loaded(_)) {
+        if model.is_loaded() {
             return Ok(());
         }
         self.make_room(model)?;
@@ -261,7 +255,7 @@ impl Registry {
         model.info.get_or_init(|| Arc::new(Info::new(engine.model())));
         tracing::info!("model {} is loaded", model.name);
         model.bytes.store(engine.model().file_bytes(), Ordering::Relaxed);
-        *lock(&model.state) = State::Loaded(Box::new(Loaded {
+        *lock(&model.state) = Some(Box::new(Loaded {
             sessions,
             session: engine.model().session_bytes(),
             idle: vec![Seat::new(engine)],
@@ -377,41 +371,32 @@ impl Served {
     }
 
     fn is_loaded(&self) -> bool {
-        matches!(*lock(&self.state), State::Loaded(_))
+        lock(&self.state).is_some()
     }
 
     /// Bytes of its files, its states and its sessions, where it is loaded.
     fn loaded_bytes(&self) -> u64 {
-        match &*lock(&self.state) {
-            State::Loaded(loaded) => {
-                let sessions = loaded.session.saturating_mul(loaded.sessions() as u64);
-                self.bytes.load(Ordering::Relaxed) + loaded.states + sessions
-            }
-            State::Unloaded => 0,
-        }
+        lock(&self.state).as_ref().map_or(0, |loaded| {
+            let sessions = loaded.session.saturating_mul(loaded.sessions() as u64);
+            self.bytes.load(Ordering::Relaxed) + loaded.states + sessions
+        })
     }
 
     /// When it was used last, where it is loaded and nobody works with it.
     fn unused(&self) -> Option<Instant> {
-        match &*lock(&self.state) {
-            State::Loaded(loaded) if loaded.busy == 0 => Some(loaded.used),
-            _ => None,
-        }
+        lock(&self.state).as_ref().filter(|loaded| loaded.busy == 0).map(|loaded| loaded.used)
     }
 
     /// Last use of the oldest idle session, where the model has another one.
     fn surplus_since(&self) -> Option<Instant> {
-        match &*lock(&self.state) {
-            State::Loaded(loaded) if loaded.sessions() > 1 => {
-                loaded.idle.first().map(|seat| seat.since)
-            }
-            _ => None,
-        }
+        let state = lock(&self.state);
+        let loaded = state.as_ref().filter(|loaded| loaded.sessions() > 1)?;
+        loaded.idle.first().map(|seat| seat.since)
     }
 
     fn release(&self, idle: Duration) -> usize {
         let mut closed = Vec::new();
-        if let State::Loaded(loaded) = &mut *lock(&self.state) {
+        if let Some(loaded) = &mut *lock(&self.state) {
             let old = |seat: &Seat| seat.since.elapsed() >= idle;
             while loaded.sessions() > 1 && loaded.idle.first().is_some_and(old) {
                 closed.push(loaded.idle.remove(0));
@@ -421,10 +406,9 @@ impl Served {
     }
 
     fn unload(&self) {
-        let mut state = lock(&self.state);
-        if matches!(&*state, State::Loaded(loaded) if loaded.busy == 0) {
-            let unloaded = std::mem::take(&mut *state);
-            drop(state);
+        let unloaded = lock(&self.state).take_if(|loaded| loaded.busy == 0);
+        if unloaded.is_some() {
+            // It ends without the lock.
             drop(unloaded);
             tracing::info!("model {} is unloaded", self.name);
         }
@@ -435,7 +419,7 @@ impl Served {
     /// loaded.
     fn seat(&self, history: &[u64], max: usize) -> Option<Result<Seat>> {
         let mut state = lock(&self.state);
-        let State::Loaded(loaded) = &mut *state else { return None };
+        let loaded = state.as_mut()?;
         loaded.used = Instant::now();
         let idle = loaded.idle.iter().enumerate();
         let counts = idle.map(|(at, seat)| (common(&seat.history, history), at));
@@ -461,7 +445,7 @@ impl Served {
 
     /// Gives a session back; none where it is of no more use.
     fn put(&self, seat: Option<Seat>) {
-        if let State::Loaded(loaded) = &mut *lock(&self.state) {
+        if let Some(loaded) = &mut *lock(&self.state) {
             // All sessions share them.
             let states = seat.as_ref().map(|seat| seat.engine.model().kept_states().bytes as u64);
             loaded.states = states.unwrap_or(loaded.states);
@@ -480,24 +464,18 @@ impl Served {
             "owned_by": "qhx",
             "loaded": self.is_loaded(),
         });
-        let abilities = [
-            Ability::Generate,
-            Ability::Embed,
-            Ability::Transcribe,
-            Ability::Speak,
-            Ability::Rerank,
-        ];
-        let abilities = abilities.into_iter().filter(|ability| self.can(*ability));
+        use Ability::{Embed, Generate, Rerank, Speak, Transcribe};
+        let abilities = [Generate, Embed, Transcribe, Speak, Rerank].into_iter();
+        let abilities = abilities.filter(|ability| self.can(*ability));
         json["abilities"] =
             abilities.map(|ability| format!("{ability:?}").to_lowercase()).collect();
         if let Some(info) = self.info.get() {
             json["max_model_len"] = info.texts.max_ctx().into();
             json["backend"] = info.backend.as_str().into();
-            if let Some(activations) = &info.activations {
-                json["activations"] = activations.as_str().into();
-            }
-            if let Some(caches) = &info.caches {
-                json["caches"] = caches.as_str().into();
+            for (name, value) in [("activations", &info.activations), ("caches", &info.caches)] {
+                if let Some(value) = value {
+                    json[name] = value.as_str().into();
+                }
             }
             json["host_op"] = info.op.as_str().into();
             let inputs = info.modalities.iter().map(|modality| modality.name());

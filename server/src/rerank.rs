@@ -27,7 +27,7 @@ pub(crate) async fn rerank(Asked { context, map }: Asked) -> Result<Response> {
         "truncate_prompt_tokens",
     ];
     fields.unsupported(&unsupported)?;
-    let query = fields.text("query")?.ok_or_else(|| fields.missing("query"))?.to_owned();
+    let query = fields.needed("query")?.to_owned();
     let documents = documents(&fields)?;
     let top = fields.count("top_n", 1, u32::MAX.into())?.unwrap_or(usize::MAX);
     let return_documents = fields.flag("return_documents")?.unwrap_or(false);

@@ -88,13 +88,13 @@ fn ask(fields: &Fields<'_>) -> Result<Ask> {
 /// Adds an item of the input to a conversation.
 fn add(item: &Value, place: &str, turns: &mut Vec<Turn>) -> Result<()> {
     let fields = Fields::of(item, place)?;
-    let needed = |name: &str| fields.text(name)?.ok_or_else(|| fields.missing(name));
+    let needed = |name| fields.needed(name).map(str::to_owned);
     match fields.text("type")?.unwrap_or("message") {
         "message" => turns.push(Turn::of_chat(item, place)?),
         "function_call" => {
             let call = Call {
-                id: needed("call_id")?.to_owned(),
-                name: needed("name")?.to_owned(),
+                id: needed("call_id")?,
+                name: needed("name")?,
                 arguments: arguments(fields.get("arguments")),
             };
             // Calls belong to the answer before them.
@@ -110,14 +110,14 @@ fn add(item: &Value, place: &str, turns: &mut Vec<Turn>) -> Result<()> {
         "function_call_output" => turns.push(Turn {
             role: "tool".to_owned(),
             parts: parts(fields.get("output"), &fields.path("output"))?,
-            call_id: Some(needed("call_id")?.to_owned()),
+            call_id: Some(needed("call_id")?),
             ..Turn::default()
         }),
         // What was thought is not said again.
         "reasoning" => {}
         _ => {
             let expected = "message, function_call, function_call_output or reasoning";
-            return Err(wrong(&fields.path("type"), expected, &item["type"]));
+            return Err(fields.wrong("type", expected));
         }
     }
     Ok(())

@@ -209,30 +209,22 @@ fn allows(shared: &Shared, origin: &HeaderValue) -> bool {
 }
 
 fn preflight() -> Response {
-    let mut response = StatusCode::NO_CONTENT.into_response();
-    for (name, value) in [
+    let headers = "authorization, content-type, x-api-key, x-request-id";
+    let allowed = [
         (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST"),
-        (
-            header::ACCESS_CONTROL_ALLOW_HEADERS,
-            "authorization, content-type, x-api-key, x-request-id",
-        ),
+        (header::ACCESS_CONTROL_ALLOW_HEADERS, headers),
         (header::ACCESS_CONTROL_MAX_AGE, "600"),
-    ] {
-        response.headers_mut().insert(name, HeaderValue::from_static(value));
-    }
-    response
+    ];
+    (StatusCode::NO_CONTENT, allowed).into_response()
 }
 
 async fn page() -> Response {
-    let mut response = Response::new(Body::from(PAGE));
-    for (name, value) in [
+    let headers = [
         (header::CONTENT_TYPE, "text/html; charset=utf-8"),
         (header::CONTENT_SECURITY_POLICY, PAGE_POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    ] {
-        response.headers_mut().insert(name, HeaderValue::from_static(value));
-    }
-    response
+    ];
+    (headers, PAGE).into_response()
 }
 
 async fn health(Extension(context): Extension<Context>) -> Response {
@@ -246,17 +238,12 @@ async fn metrics(Extension(context): Extension<Context>) -> Response {
     let shared = &context.shared;
     let (waiting, running) = shared.queue.counts();
     let gauges = shared.registry.gauges(Gauges { waiting, running, ..Gauges::default() });
-    let mut response = Response::new(Body::from(shared.metrics.text(&gauges)));
-    let text = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-    response.headers_mut().insert(header::CONTENT_TYPE, text);
-    response
+    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], shared.metrics.text(&gauges)).into_response()
 }
 
 async fn openapi() -> Response {
-    let mut response = Response::new(Body::from(OPENAPI));
-    let json = HeaderValue::from_static("application/json");
-    response.headers_mut().insert(header::CONTENT_TYPE, json);
-    response
+    ([(header::CONTENT_TYPE, "application/json")], OPENAPI).into_response()
 }
 
 async fn models(Extension(context): Extension<Context>) -> Response {

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use axum::body::Body;
-use axum::http::{HeaderValue, header};
-use axum::response::Response;
+use axum::http::header;
+use axum::response::{IntoResponse as _, Response};
 use qhx::{SpeakOptions, pcm16, wav_header};
 
 use crate::error::{ApiError, Result, broken};
-use crate::fields::{Fields, wrong};
+use crate::fields::Fields;
 use crate::pending::Pending;
 use crate::queue::{Update, Work};
 use crate::registry::Ability;
@@ -20,7 +19,7 @@ const MAX_INPUT: usize = 4096;
 pub(crate) async fn speak(Asked { context, map }: Asked) -> Result<Response> {
     let fields = Fields::new(&map);
     let model = Arc::clone(context.shared.registry.able(fields.text("model")?, Ability::Speak)?);
-    let text = fields.text("input")?.ok_or_else(|| fields.missing("input"))?.to_owned();
+    let text = fields.needed("input")?.to_owned();
     fields.unsupported(&["instructions"])?;
     fields.only("stream_format", &"audio".into())?;
     let count = text.chars().count();
@@ -31,7 +30,7 @@ pub(crate) async fn speak(Asked { context, map }: Asked) -> Result<Response> {
     let wav = match fields.text("response_format")? {
         None | Some("wav") => true,
         Some("pcm") => false,
-        Some(_) => return Err(wrong("response_format", "wav or pcm", &map["response_format"])),
+        Some(_) => return Err(fields.wrong("response_format", "wav or pcm")),
     };
     let speed = fields.number("speed", 0.25, 4.0)?.unwrap_or(1.0);
     let voice = fields.text("voice")?.map(str::to_owned);
@@ -46,8 +45,6 @@ pub(crate) async fn speak(Asked { context, map }: Asked) -> Result<Response> {
     let Update::Spoken { samples, rate } = pending.only().await? else { return Err(broken()) };
     let mut bytes = if wav { wav_header(rate, Some(samples.len())).to_vec() } else { Vec::new() };
     bytes.extend(pcm16(&samples));
-    let mut response = Response::new(Body::from(bytes));
     let kind = if wav { "audio/wav" } else { "audio/pcm" };
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
-    Ok(response)
+    Ok(([(header::CONTENT_TYPE, kind)], bytes).into_response())
 }

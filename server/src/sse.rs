@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderName, HeaderValue, header};
-use axum::response::Response;
+use axum::http::{HeaderName, header};
+use axum::response::{IntoResponse as _, Response};
 use http_body::Frame;
 use serde_json::Value;
 use tokio::time::{Interval, MissedTickBehavior, interval};
@@ -51,10 +51,6 @@ pub(crate) trait Writer: Send + Unpin + 'static {
     fn end(&mut self, answers: &Answers, events: &mut Events);
     /// The end of a stream that failed.
     fn failed(&mut self, error: &ApiError, events: &mut Events);
-    /// Text that shows that the connection is alive.
-    fn heartbeat(&self) -> &'static str {
-        ": ping\n\n"
-    }
 }
 
 /// A stream under way. Once it is dropped, the work ends.
@@ -114,8 +110,8 @@ impl<W: Writer> http_body::Body for Stream<W> {
             if let Poll::Ready(update) = this.pending.poll_next(cx) {
                 this.update(update);
             } else if this.heartbeat.poll_tick(cx).is_ready() {
-                let heartbeat = this.writer.heartbeat();
-                this.events.text(heartbeat);
+                // Shows that the connection is alive.
+                this.events.text(": ping\n\n");
             } else {
                 return Poll::Pending;
             }
@@ -139,13 +135,10 @@ pub(crate) async fn stream<W: Writer>(
     heartbeat.reset();
     let tally = Arc::clone(&context.tally);
     let stream = Stream { pending, answers, writer, events, heartbeat, over: false, tally };
-    let mut response = Response::new(Body::new(stream));
-    for (name, value) in [
+    let headers = [
         (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
         (header::CACHE_CONTROL, "no-cache"),
         (BUFFERING, "no"),
-    ] {
-        response.headers_mut().insert(name, HeaderValue::from_static(value));
-    }
-    Ok(response)
+    ];
+    Ok((headers, Body::new(stream)).into_response())
 }
