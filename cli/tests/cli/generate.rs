@@ -4,20 +4,31 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::run::{bundle, folder, forge};
+use crate::run::{Run, bundle, folder, forge};
 
 const PROMPT: &str = "The capital of France is";
 const SENTENCE: &str = " Paris. The river Seine runs through it.\n";
 const IDS: &str = "277,390,305,220,37,81,287,350,273";
 
+/// `qhx generate` with the tiny bundle and these arguments.
+fn generate(arguments: &[&str]) -> Run {
+    qhx!(folder(), "generate", bundle()).args(arguments).run()
+}
+
+/// Same as [`generate`], as JSON.
+fn json(arguments: &[&str]) -> Value {
+    generate(&[arguments, &["--json"]].concat()).ok().json()
+}
+
 #[test]
 fn text_streams_to_stdout_and_nothing_else_does() {
-    let run = qhx!(folder(), "generate", bundle(), PROMPT, "--max-new", "23").run().ok();
+    let run = generate(&[PROMPT, "--max-new", "23"]).ok();
     assert_eq!(run.stdout, SENTENCE);
     run.says(&[
         "backend: cpu (no QNN libraries are given or installed)",
         "prompt 9 tokens (0 reused)",
     ]);
+    assert_eq!(generate(&["--ids", IDS, "--max-new", "4"]).ok().stdout, "372,281,393,13\n");
 }
 
 /// They are rounded where weights have 4 bits.
@@ -89,17 +100,8 @@ fn the_prompt_may_come_from_stdin_without_its_last_line_end() {
 }
 
 #[test]
-fn ids_go_in_and_come_out() {
-    let run = qhx!(folder(), "generate", bundle(), "--ids", IDS, "--max-new", "4").run().ok();
-    assert_eq!(run.stdout, "372,281,393,13\n");
-}
-
-#[test]
 fn json_is_one_object_with_everything() {
-    let run = qhx!(folder(), "generate", bundle())
-        .args([PROMPT, "--max-new", "4", "--json", "--backend", "cpu"])
-        .run()
-        .ok();
+    let run = generate(&[PROMPT, "--max-new", "4", "--json", "--backend", "cpu"]).ok();
     assert_eq!(run.stdout.lines().count(), 1);
     let mut json = run.json();
     let timings = json["timings"].as_object_mut().expect("timings");
@@ -164,8 +166,8 @@ fn json_is_one_object_with_everything() {
 
 #[test]
 fn the_plugin_is_named_with_its_file() {
-    let run = qhx!(folder(), "generate", bundle(), PROMPT, "--max-new", "1", "--json").run().ok();
-    let plugin = run.json()["plugin"].as_str().expect("a string").to_owned();
+    let json = json(&[PROMPT, "--max-new", "1"]);
+    let plugin = json["plugin"].as_str().expect("a string");
     if cfg!(feature = "builtin-ops") {
         assert_eq!(plugin, "builtin");
     } else {
@@ -174,35 +176,28 @@ fn the_plugin_is_named_with_its_file() {
 }
 
 #[test]
-fn stop_texts_end_the_answer_and_do_not_appear() {
-    let run = qhx!(folder(), "generate", bundle())
-        .args([PROMPT, "--stop", "nowhere", "--stop", " runs", "--json"])
-        .run()
-        .ok();
-    let json = run.json();
-    assert_eq!(json["text"], " Paris. The river Seine");
-    assert_eq!(json["finish_reason"], "stop");
+fn an_answer_ends_at_stop_texts_and_in_a_full_context() {
+    let stopped = json(&[PROMPT, "--stop", "nowhere", "--stop", " runs"]);
+    assert_eq!(stopped["text"], " Paris. The river Seine");
+    assert_eq!(stopped["finish_reason"], "stop");
+    let full = json(&[PROMPT, "--max-new", "1000", "--ignore-eos"]);
+    assert_eq!(full["finish_reason"], "length");
+    assert_eq!(full["tokens"].as_array().map(Vec::len), Some(192 - 9 + 1));
 }
 
 #[test]
 fn a_seed_gives_the_same_tokens_again() {
-    let run = |seed: &str| {
-        qhx!(folder(), "generate", bundle())
-            .args(["It", "--max-new", "24", "--temperature", "3", "--seed", seed, "--json"])
-            .run()
-            .ok()
-            .json()["tokens"]
-            .clone()
+    let tokens = |seed: &str| {
+        json(&["It", "--max-new", "24", "--temperature", "3", "--seed", seed])["tokens"].clone()
     };
-    assert_eq!(run("7"), run("7"));
-    assert_ne!(run("7"), run("8"));
+    assert_eq!(tokens("7"), tokens("7"));
+    assert_ne!(tokens("7"), tokens("8"));
 }
 
 #[test]
 fn speculation_changes_no_token_and_is_reported() {
-    let generate = |arguments: &[&str]| {
-        qhx!(folder(), "generate", bundle(), PROMPT, "--max-new", "23").args(arguments).run()
-    };
+    let generate =
+        |arguments: &[&str]| generate(&[&[PROMPT, "--max-new", "23"], arguments].concat());
     // The bundle as its own draft is always right: three steps of eight tokens.
     let draft = bundle().to_string_lossy();
     let run = generate(&["--draft", &draft, "--speculate", "7", "--json"]).ok();
@@ -221,17 +216,6 @@ fn speculation_changes_no_token_and_is_reported() {
 
     generate(&["--speculate", "65"]).fails(2, &["expected auto, off, or a number from 1 to 64"]);
     generate(&["--draft", "nowhere"]).fails(3, &["option --draft: nowhere"]);
-}
-
-#[test]
-fn a_full_context_ends_the_answer() {
-    let run = qhx!(folder(), "generate", bundle())
-        .args([PROMPT, "--max-new", "1000", "--ignore-eos", "--json"])
-        .run()
-        .ok();
-    let json = run.json();
-    assert_eq!(json["finish_reason"], "length");
-    assert_eq!(json["tokens"].as_array().map(Vec::len), Some(192 - 9 + 1));
 }
 
 #[test]

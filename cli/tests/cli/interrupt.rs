@@ -2,13 +2,13 @@
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::Child;
 use std::time::Duration;
 
 use qhx_tests::plugin_files::copy_folder;
 use wait_timeout::ChildExt as _;
 
-use crate::run::{Program, bundle, checkpoint, copy_of_bundle, edit_manifest, folder};
+use crate::run::{Program, bundle, checkpoint, copy_of_bundle, edit_manifest, folder, signal};
 
 /// A step that the NPU does not come back from: the first Ctrl-C asks and says what is up, the second ends the program,
 /// although the library waits for the NPU while the program exits. While the bundle is opened, the first one does.
@@ -45,11 +45,6 @@ pub fn of_an_npu_that_hangs(qhx: impl Fn() -> Program, fake: &Path, folder: &Pat
 
 fn interrupt(id: u32) {
     signal("-INT", id);
-}
-
-pub fn signal(name: &str, id: u32) {
-    let status = Command::new("kill").args([name, &id.to_string()]).status();
-    assert!(status.expect("kill runs").success());
 }
 
 /// The exit code, within ten seconds.

@@ -1,9 +1,11 @@
 //! First steps of somebody who does not know the program yet.
 
+use std::path::PathBuf;
+
 use qhx_paths::fixture;
 
 use crate::embed;
-use crate::run::{Program, bundle, copy_of_bundle, folder};
+use crate::run::{Program, bundle, contents, copy_of_bundle, folder};
 
 #[test]
 fn a_checkpoint_given_as_a_bundle_is_to_be_forged_first() {
@@ -87,21 +89,13 @@ fn a_draft_that_is_not_used_is_refused() {
 fn a_bundle_with_a_broken_file_fails_inspect() {
     let folder = folder();
     let broken = copy_of_bundle(folder.path());
-    let mut folders = vec![broken.clone()];
-    let mut spoilt = 0;
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).expect("a folder").map(|e| e.expect("an entry")) {
-            let path = entry.path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|e| e == "onnx") {
-                std::fs::remove_file(&path).expect("removed");
-                std::fs::write(&path, "garbage").expect("written");
-                spoilt += 1;
-            }
-        }
+    let is_graph = |file: &PathBuf| file.extension().is_some_and(|e| e == "onnx");
+    let graphs: Vec<_> = contents(&broken).into_keys().filter(is_graph).collect();
+    assert!(!graphs.is_empty());
+    for graph in graphs.iter().map(|graph| broken.join(graph)) {
+        std::fs::remove_file(&graph).expect("removed");
+        std::fs::write(&graph, "garbage").expect("written");
     }
-    assert!(spoilt > 0);
     let run = qhx!(folder, "inspect", broken).run();
     assert_ne!(run.code, 0, "{run:?}");
     assert!(

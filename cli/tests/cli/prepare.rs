@@ -1,6 +1,5 @@
 //! `qhx prepare` where it is interrupted, refused or out of date.
 
-use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -10,7 +9,7 @@ use qhx_core::Manifest;
 use qhx_tests::plugin_files::copy_folder;
 use qhx_tiers::tier;
 
-use crate::run::{Program, Run, folder};
+use crate::run::{Program, Run, contents, folder};
 
 /// Longest wait for something that takes seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -64,25 +63,6 @@ fn visible(folder: &Path) -> Vec<String> {
     names.filter_map(|name| name.into_string().ok()).filter(|name| !name.starts_with('.')).collect()
 }
 
-/// All files below a folder with their bytes.
-fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let mut found = BTreeMap::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(at) = folders.pop() {
-        for entry in std::fs::read_dir(&at).into_iter().flatten() {
-            let path = entry.expect("an entry").path();
-            if path.is_dir() {
-                folders.push(path);
-            } else {
-                let name = path.strip_prefix(folder).expect("below it").to_owned();
-                // Absent where it was renamed meanwhile.
-                found.extend(std::fs::read(&path).ok().map(|bytes| (name, bytes)));
-            }
-        }
-    }
-    found
-}
-
 /// Moment at which a preparation is killed.
 #[derive(Debug, Clone, Copy)]
 enum Place {
@@ -119,7 +99,7 @@ fn kill_at(place: Place, mut child: Child, bench: &Bench) {
         }
         Place::Wrote(name) => {
             let is_it = |path: &PathBuf| path.ends_with(name);
-            let there = || files(&bench.prepared("portable")).keys().any(is_it);
+            let there = || contents(&bench.prepared("portable")).keys().any(is_it);
             bench.wait(&format!("{place:?} was not reached"), there);
         }
     }
@@ -161,7 +141,7 @@ fn a_killed_prepare_goes_on_to_the_same_bytes() {
 
     let (whole, resumed) = (bench.prepared("whole"), bench.prepared("portable"));
     assert_eq!(visible(&whole), visible(&resumed));
-    let (whole, resumed) = (files(&whole), files(&resumed));
+    let (whole, resumed) = (contents(&whole), contents(&resumed));
     assert_eq!(whole.keys().collect::<Vec<_>>(), resumed.keys().collect::<Vec<_>>());
     for (name, bytes) in whole {
         assert!(bytes == resumed[&name], "{} has other bytes", name.display());

@@ -1,5 +1,6 @@
 //! Starts the programs and says what they did.
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -291,6 +292,39 @@ pub fn copy_of_bundle(to: &Path) -> PathBuf {
 /// Changes the manifest of a copied bundle.
 pub fn edit_manifest(bundle: &Path, edit: impl FnOnce(&mut serde_json::Value)) {
     files::edit(&bundle.join("tiny.json"), edit);
+}
+
+/// All files below a folder with their bytes.
+pub fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(at) = folders.pop() {
+        for entry in std::fs::read_dir(&at).into_iter().flatten() {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let name = path.strip_prefix(folder).expect("below it").to_owned();
+                // Absent where it was renamed meanwhile.
+                found.extend(std::fs::read(&path).ok().map(|bytes| (name, bytes)));
+            }
+        }
+    }
+    found
+}
+
+/// Sends a signal to a process.
+pub fn signal(name: &str, id: u32) {
+    let status = Command::new("kill").args([name, &id.to_string()]).status();
+    assert!(status.expect("kill runs").success());
+}
+
+/// The processes that the threads of `parent` started, in Linux's table of processes.
+pub fn children(parent: u32) -> Vec<u32> {
+    let threads = std::fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
+    let texts = threads.map(|thread| std::fs::read_to_string(thread.path().join("children")));
+    let texts = texts.map(Result::unwrap_or_default).collect::<String>();
+    texts.split_whitespace().map(|id| id.parse().expect("an id")).collect()
 }
 
 /// A message without what differs from run to run.

@@ -4,12 +4,12 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
-use std::process::{Child, Command};
+use std::process::Child;
 use std::time::Duration;
 
 use wait_timeout::ChildExt as _;
 
-use crate::run::{Program, bundle, folder};
+use crate::run::{Program, bundle, folder, signal};
 
 /// Starts the server on a free port, and waits for its address.
 fn started(arguments: &[&str], folder: &std::path::Path) -> (Child, String) {
@@ -31,12 +31,6 @@ fn get(address: &str, head: &str) -> String {
     response
 }
 
-/// Sends SIGTERM.
-fn terminate(server: &Child) {
-    let status = Command::new("kill").arg(server.id().to_string()).status().unwrap();
-    assert!(status.success());
-}
-
 #[test]
 fn what_is_under_way_ends_when_the_server_is_terminated() {
     let folder = folder();
@@ -54,7 +48,7 @@ fn what_is_under_way_ends_when_the_server_is_terminated() {
     let mut stream = BufReader::new(stream);
     stream.read_line(&mut first).unwrap();
     assert!(first.starts_with("HTTP/1.1 200 "), "{first}");
-    terminate(&server);
+    signal("-TERM", server.id());
     let mut rest = String::new();
     stream.read_to_string(&mut rest).unwrap();
     assert_eq!(rest.matches("\"finish_reason\":\"").count(), 8, "{rest}");
@@ -73,7 +67,7 @@ fn a_server_answers_until_it_is_asked_to_stop() {
     assert!(get(&address, "/v1/models HTTP/1.1").starts_with("HTTP/1.1 401 "));
     let models = get(&address, "/v1/models HTTP/1.1\r\nx-api-key: k1");
     assert!(models.contains("\"id\":\"model\""), "{models}");
-    terminate(&server);
+    signal("-TERM", server.id());
     let output = server.wait_with_output().unwrap();
     let log = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{log}");

@@ -2,13 +2,13 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use qhx_tiers::tier;
 use serde_json::{Value, json};
 
-use crate::run::{Program, folder};
+use crate::run::{Program, children, contents, folder, signal};
 
 fn configs() -> Vec<PathBuf> {
     let folder = qhx_paths::workspace().join("tests/configs");
@@ -168,29 +168,11 @@ fn hidden(dir: &Path) -> Vec<PathBuf> {
     entries.filter(|p| p.file_name().unwrap().to_string_lossy().starts_with(".qhx")).collect()
 }
 
-fn contents(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
-    let mut found = Vec::new();
-    let mut folders = vec![dir.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else {
-                let bytes = std::fs::read(&path).unwrap();
-                found.push((path.strip_prefix(dir).unwrap().to_owned(), bytes));
-            }
-        }
-    }
-    found.sort();
-    found
-}
-
 /// Kills a forge three times and lets the fourth attempt finish.
 fn is_whole_after_three_kills(dir: &Path, forge: impl Fn(&str) -> Program) {
     forge("whole").run().ok();
     let whole = contents(&dir.join("whole"));
-    let total: u64 = whole.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+    let total: u64 = whole.values().map(|bytes| bytes.len() as u64).sum();
     for percent in [35, 50, 65] {
         let mut child = forge("parts").start();
         let begun = Instant::now();
@@ -206,9 +188,7 @@ fn is_whole_after_three_kills(dir: &Path, forge: impl Fn(&str) -> Program) {
     }
     forge("parts").run().ok().says(&["artifacts of an earlier attempt"]);
     let parts = contents(&dir.join("parts"));
-    let names =
-        |files: &[(PathBuf, Vec<u8>)]| files.iter().map(|f| f.0.clone()).collect::<Vec<_>>();
-    assert_eq!(names(&parts), names(&whole));
+    assert!(parts.keys().eq(whole.keys()), "{:?}", parts.keys());
     for ((name, made), (_, expected)) in parts.iter().zip(&whole) {
         let others = made.iter().zip(expected).filter(|(a, b)| a != b).count();
         assert!(made == expected, "{}: {others} bytes differ", name.display());
@@ -240,13 +220,6 @@ fn a_forge_killed_three_times_makes_the_same_binaries() {
     });
 }
 
-/// The processes that `parent` has started, in Linux's table of processes.
-fn children(parent: u32) -> Vec<u32> {
-    let table = format!("/proc/{parent}/task/{parent}/children");
-    let text = std::fs::read_to_string(table).unwrap_or_default();
-    text.split_whitespace().map(|id| id.parse().unwrap()).collect()
-}
-
 /// A compiler that the system ends for its memory must not take the finished contexts with it, and one
 /// whose forge is gone must not go on.
 #[tier(qnn)]
@@ -275,12 +248,8 @@ fn a_killed_compiler_is_reported_and_ends_with_its_forge() {
             std::thread::sleep(Duration::from_millis(1));
         }
     };
-    let kill = |id: u32| {
-        let status = Command::new("kill").args(["-KILL", &id.to_string()]).status();
-        assert!(status.unwrap().success());
-    };
     let mut child = forge().start();
-    kill(compiling(&mut child, "decode_p1"));
+    signal("-KILL", compiling(&mut child, "decode_p1"));
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(5), "{output:?}");
     let error: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -290,7 +259,7 @@ fn a_killed_compiler_is_reported_and_ends_with_its_forge() {
 
     let mut child = forge().start();
     let compiler = compiling(&mut child, "decode_p1");
-    kill(child.id());
+    signal("-KILL", child.id());
     child.wait().unwrap();
     let begun = Instant::now();
     while Path::new(&format!("/proc/{compiler}/exe")).exists() {

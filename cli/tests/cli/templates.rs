@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::run::{Run, copy_of_bundle, folder};
+use crate::run::{Run, children, copy_of_bundle, folder, signal};
 
 pub(crate) fn with_template(folder: &Path, template: &str) -> PathBuf {
     let bundle = copy_of_bundle(folder);
@@ -117,21 +117,6 @@ fn template_arguments_reach_the_template() {
     chat(folder.path(), &bundle, &["--template-arg", "no value"]).fails(2, &["expected KEY=VALUE"]);
 }
 
-/// The processes that the threads of `parent` started.
-#[cfg(target_os = "linux")]
-fn children(parent: u32) -> Vec<String> {
-    let threads = std::fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
-    let texts = threads.map(|thread| std::fs::read_to_string(thread.path().join("children")));
-    let texts: Vec<_> = texts.map(Result::unwrap_or_default).collect();
-    texts.iter().flat_map(|text| text.split_whitespace()).map(str::to_owned).collect()
-}
-
-#[cfg(target_os = "linux")]
-fn kill(process: &str) {
-    let killed = std::process::Command::new("kill").args(["-9", process]).status();
-    assert!(killed.expect("kill runs").success());
-}
-
 #[cfg(target_os = "linux")]
 #[test]
 fn a_chat_goes_on_after_its_helper_was_killed() {
@@ -148,7 +133,7 @@ fn a_chat_goes_on_after_its_helper_was_killed() {
     qhx_tests::has(&ask(), &["\"tokens\""]);
     let helpers = children(chat.id());
     let [helper] = helpers.as_slice() else { panic!("one helper, not {helpers:?}") };
-    kill(helper);
+    signal("-KILL", *helper);
     qhx_tests::has(&ask(), &["\"tokens\""]);
     drop(input);
     assert!(chat.wait().expect("it ends").success());
@@ -172,14 +157,14 @@ fn a_plugin_whose_helper_was_killed_is_tried_again() {
     let started = Instant::now();
     let helper = loop {
         if let [helper] = children(killed.id()).as_slice() {
-            break helper.clone();
+            break *helper;
         }
         assert!(started.elapsed() < Duration::from_secs(60), "no helper was started");
         std::thread::sleep(Duration::from_millis(5));
     };
     // It says which version it is before it loads anything.
     std::thread::sleep(Duration::from_millis(200));
-    kill(&helper);
+    signal("-KILL", helper);
     let killed = killed.wait_with_output().expect("it ends");
     let stderr = String::from_utf8_lossy(&killed.stderr);
     assert_eq!(killed.status.code(), Some(8), "{stderr}");

@@ -73,7 +73,7 @@ fn spoken_sentences_become_their_words() {
         let mut stdout = child.stdout.take().expect("a pipe");
         std::io::Read::read_exact(&mut stdout, &mut line).expect("a line");
         assert_eq!(line, *b"the boat leaves at noon\n");
-        crate::interrupt::signal("-INT", child.id());
+        run::signal("-INT", child.id());
         assert_eq!(crate::interrupt::code(child), Some(130));
     }
 
