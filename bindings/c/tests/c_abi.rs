@@ -14,9 +14,10 @@ use std::process::{Command, Output};
 use qhexrt::abi::{self, Layout};
 use qhx_forge::{ForgeOptions, Silent, Task, forge};
 use qhx_tests::tiny::{self, Variant};
-use qhx_tests::{multimodal, plugin_files};
+use qhx_tests::{files, multimodal, plugin_files};
 use qhx_text::Tokenizer;
 use qhx_tiers::tier;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// Tokens that the client has generated on the CPU; the last one ends a character.
@@ -278,10 +279,9 @@ impl Given {
         std::fs::copy(&plugin, plugins.join(plugin.file_name().unwrap())).unwrap();
         let bundle = multimodal::write(&self.path("multimodal")).unwrap();
         let transcribing = multimodal::write(&self.path("transcribing")).unwrap();
-        let text = std::fs::read_to_string(&transcribing).unwrap();
-        let mut manifest: serde_json::Value = serde_json::from_str(&text).unwrap();
-        manifest["params"]["transcription"] = serde_json::json!({"prompt": "ab", "chat": false});
-        std::fs::write(&transcribing, manifest.to_string()).unwrap();
+        files::edit(&transcribing, |manifest| {
+            manifest["params"]["transcription"] = json!({"prompt": "ab", "chat": false});
+        });
         let red = image::RgbImage::from_pixel(2, 4, image::Rgb([255, 0, 0]));
         red.save(&image).unwrap();
         [plugins, bundle, transcribing, image]
@@ -292,8 +292,7 @@ impl Given {
         let checkpoint = tiny::fixture("whisper-tiny");
         let options = ForgeOptions::new(self.path("listening"));
         client.arg(forge(&checkpoint, &options, &mut Silent).unwrap().manifest);
-        let goldens = std::fs::read(checkpoint.join("words.json")).unwrap();
-        let goldens: serde_json::Value = serde_json::from_slice(&goldens).unwrap();
+        let goldens: Value = files::json(&checkpoint.join("words.json"));
         let case = &goldens["cases"][0];
         client.arg(checkpoint.join(case["clip"].as_str().unwrap()));
         for word in case["words"].as_array().unwrap() {
@@ -374,10 +373,7 @@ fn a_library_may_call_while_the_runtime_loads_it() {
 fn a_session_whose_reset_panicked_is_opened_again() {
     let given = language(None, TOKENS);
     let [plugins, bundle, ..] = given.multimodal();
-    let text = std::fs::read_to_string(&bundle).unwrap();
-    let mut manifest: serde_json::Value = serde_json::from_str(&text).unwrap();
-    manifest["params"]["panics_in_reset"] = true.into();
-    std::fs::write(&bundle, manifest.to_string()).unwrap();
+    files::edit(&bundle, |manifest| manifest["params"]["panics_in_reset"] = true.into());
     let mut client = given.client("client", &["-O1"]);
     ok(client.arg("resetting").args([plugins, bundle]).env("QHX_BACKEND", "cpu"));
 }
