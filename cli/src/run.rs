@@ -179,13 +179,15 @@ impl Command {
     }
 }
 
+type Action = Box<dyn FnOnce(&mut App) -> Result<Status>>;
+
 /// A command that is ready to run.
 struct Start {
     /// Options of the QNN libraries, where a device may be opened.
     libraries: Option<LibraryArgs>,
     json: bool,
     global: GlobalArgs,
-    command: Box<dyn FnOnce(&mut App) -> Result<Status>>,
+    command: Action,
 }
 
 /// Parses the arguments of the process, and runs what they ask for.
