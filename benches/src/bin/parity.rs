@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use qhx_base::compare::Distance;
+use qhx_benches::null::linked;
 use qhx_benches::observed::{Observed, Written};
 use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::manifest::{self, Manifest};
@@ -26,15 +27,19 @@ use qhx_exec::backend::Backend;
 use qhx_ops_llama as _;
 use qhx_ops_phimoe as _;
 use qhx_ops_qwen35 as _;
-use qhx_plugins::{PluginOptions, Plugins};
 use qhx_qnn::{QnnBackend, QnnOptions};
 use serde_json::Value;
 
 type AnyError = Box<dyn std::error::Error>;
 
-fn open(manifest: Manifest, backend: Arc<dyn Backend>) -> Result<Model, AnyError> {
-    let options = PluginOptions::default().only_named(true);
-    Ok(Model::open(ModelOptions::new(manifest, backend, &Plugins::discover(&options)?))?)
+fn open(
+    manifest: Manifest,
+    backend: Arc<dyn Backend>,
+    observed: &Observed,
+) -> Result<Model, AnyError> {
+    let plugins = linked()?;
+    let options = ModelOptions::new(manifest, backend, &plugins);
+    Ok(Model::open(options.executed(observed.tap()))?)
 }
 
 /// The bundle with graphs for one token only.
@@ -118,16 +123,17 @@ fn main() -> Result<(), AnyError> {
     let prompt: Vec<u32> = prompt.split(',').map(str::parse).collect::<Result<_, _>>()?;
     let count: usize = count.parse()?;
     let manifest = manifest::select(Path::new(bundle))?;
-    let cpu = Observed::new(Arc::new(CpuBackend::new(CpuOptions::default())?));
-    let qnn = Observed::new(Arc::new(QnnBackend::new(QnnOptions {
+    let cpu = Arc::new(CpuBackend::new(CpuOptions::default())?);
+    let qnn = Arc::new(QnnBackend::new(QnnOptions {
         htp: PathBuf::from(htp),
         system: Some(PathBuf::from(system)),
         ..QnnOptions::default()
-    })?));
-    let written = [Arc::clone(&cpu), Arc::clone(&qnn)];
+    })?);
+    let written = [Observed::default(), Observed::default()];
     let of_cpu =
         if steps { without_prefill_graphs(&manifest)? } else { Manifest::load(&manifest)? };
-    let (mut cpu, mut qnn) = (open(of_cpu, cpu)?, open(Manifest::load(&manifest)?, qnn)?);
+    let mut cpu = open(of_cpu, cpu, &written[0])?;
+    let mut qnn = open(Manifest::load(&manifest)?, qnn, &written[1])?;
     for model in [&mut cpu, &mut qnn] {
         model.op_mut().reset()?;
         let start = Instant::now();
