@@ -2,6 +2,7 @@
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use qhx::Runtime;
 use qhx::folders::{self, TargetFolder};
@@ -9,7 +10,7 @@ use qhx::hub;
 use qhx::libraries::{LibraryFiles, how_to_get};
 use qhx::{Bundle, not_forged};
 use qhx_base::artifacts::Mapped;
-use qhx_base::{ErrorKind, Result, files};
+use qhx_base::{Error, ErrorKind, Result, files};
 use qhx_core::op::OpProvider as _;
 use qhx_exec::backend::Context;
 use qhx_qnn::{BinaryInfo, Destination, SystemLibrary, Target, Verdict, verdict};
@@ -212,7 +213,7 @@ impl SizedFile {
 }
 
 /// A context: its files, and what they hold.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 #[non_exhaustive]
 pub struct ContextContents {
     /// Key in the manifest.
@@ -286,44 +287,29 @@ fn bundle(path: &Path, runtime: &Runtime) -> Result<BundleContents> {
     };
     let mut contexts = Vec::new();
     for entry in &manifest.artifacts.contexts {
-        let source = match manifest.context_source(&artifacts, &entry.key) {
-            Ok(source) => source,
-            Err(e) => {
-                unread.get_or_insert(e.kind());
-                notes.push(format!("context {:?}: {}", entry.key, e.message()));
-                contexts.push(ContextContents {
-                    key: entry.key.clone(),
-                    files: Vec::new(),
-                    binary: None,
-                    onnx: Vec::new(),
-                });
-                continue;
-            }
+        let mut note = |e: Error| {
+            unread.get_or_insert(e.kind());
+            notes.push(format!("context {:?}: {}", entry.key, e.message()));
         };
-        let mut files: Vec<_> =
-            source.binary.iter().map(|p| SizedFile::of("context binary", p.clone())).collect();
-        files.extend(source.onnx.iter().map(|(_, p)| SizedFile::of("onnx", p.clone())));
-        let mut binary = None;
-        if let (Some(system), Some(path)) = (&system, &source.binary) {
-            match source.open(path).and_then(|file| read_binary(system, path, &file)) {
-                Ok(report) => binary = Some(report),
-                Err(e) => {
-                    unread.get_or_insert(e.kind());
-                    notes.push(format!("context {:?}: {}", entry.key, e.message()));
-                }
+        let mut context = ContextContents { key: entry.key.clone(), ..ContextContents::default() };
+        let source = manifest.context_source(&artifacts, &entry.key).map_err(&mut note);
+        if let Ok(source) = source {
+            let binary = source.binary.iter().map(|path| ("context binary", path));
+            let files = binary.chain(source.onnx.iter().map(|(_, path)| ("onnx", path)));
+            context.files = files.map(|(role, path)| SizedFile::of(role, path.clone())).collect();
+            if let (Some(system), Some(path)) = (&system, &source.binary) {
+                let read = source.open(path).and_then(|file| read_binary(system, path, &file));
+                context.binary = read.map_err(&mut note).ok();
+            }
+            if context.binary.is_none() && !source.onnx.is_empty() {
+                let opened = qhx::backends::cpu(Some(1)).and_then(|cpu| cpu.open_context(&source));
+                let graphs = |opened: Arc<dyn Context>| {
+                    opened.graphs().iter().map(|g| (**g).clone()).collect()
+                };
+                context.onnx = opened.map(graphs).map_err(&mut note).unwrap_or_default();
             }
         }
-        let mut onnx = Vec::new();
-        if binary.is_none() && !source.onnx.is_empty() {
-            match qhx::backends::cpu(Some(1)).and_then(|cpu| cpu.open_context(&source)) {
-                Ok(context) => onnx = onnx_graphs(&*context),
-                Err(e) => {
-                    unread.get_or_insert(e.kind());
-                    notes.push(format!("context {:?}: {}", entry.key, e.message()));
-                }
-            }
-        }
-        contexts.push(ContextContents { key: entry.key.clone(), files, binary, onnx });
+        contexts.push(context);
     }
     let table = &manifest.artifacts;
     let listed = [
@@ -369,8 +355,4 @@ fn bundle(path: &Path, runtime: &Runtime) -> Result<BundleContents> {
         manifest: manifest.path.clone(),
         notes,
     })
-}
-
-fn onnx_graphs(context: &dyn Context) -> Vec<GraphInfo> {
-    context.graphs().iter().map(|graph| (**graph).clone()).collect()
 }
