@@ -115,33 +115,27 @@ pub(crate) enum Ability {
 }
 
 impl Ability {
-    fn verb(self) -> &'static str {
+    /// What it does, and a hint that names a bundle with the ability.
+    fn words(self) -> (&'static str, &'static str) {
         match self {
-            Self::Generate => "generate text",
-            Self::Embed => "embed texts",
-            Self::Transcribe => "transcribe audio",
-            Self::Speak => "speak",
-            Self::Rerank => "rank documents",
-        }
-    }
-
-    /// Hint that names a bundle with the ability.
-    fn remedy(self) -> &'static str {
-        match self {
-            Self::Generate => "serve a bundle of a language model",
-            Self::Embed => {
-                "serve a bundle of an encoder, which `qhx forge --task embed` makes, such as of llama_embed_sharded"
-            }
-            Self::Transcribe => {
-                "serve a bundle that hears, such as of gemma4_split_generate, whose manifest has params.transcription"
-            }
-            Self::Speak => {
-                "serve a bundle with voices, such as of kokoro_speak, which `qhx forge` makes of Kokoro"
-            }
-            Self::Rerank => {
+            Self::Generate => ("generate text", "serve a bundle of a language model"),
+            Self::Embed => (
+                "embed texts",
+                "serve a bundle of an encoder, which `qhx forge --task embed` makes, such as of llama_embed_sharded",
+            ),
+            Self::Transcribe => (
+                "transcribe audio",
+                "serve a bundle that hears, such as of gemma4_split_generate, whose manifest has params.transcription",
+            ),
+            Self::Speak => (
+                "speak",
+                "serve a bundle with voices, such as of kokoro_speak, which `qhx forge` makes of Kokoro",
+            ),
+            Self::Rerank => (
+                "rank documents",
                 "serve a bundle of a reranker, which `qhx forge --rerank` makes, such as of Qwen3-Reranker, or \
-                 `--task score` of a cross-encoder"
-            }
+                 `--task score` of a cross-encoder",
+            ),
         }
     }
 }
@@ -207,9 +201,9 @@ impl Registry {
         ability: Ability,
     ) -> Result<&Arc<Served>, ApiError> {
         let others: Vec<_> = self.models.iter().filter(|model| model.can(ability)).collect();
-        let verb = ability.verb();
+        let (verb, remedy) = ability.words();
         if others.is_empty() {
-            let message = format!("no model here can {verb}: {}", ability.remedy());
+            let message = format!("no model here can {verb}: {remedy}");
             return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, message).code("not_served"));
         }
         // Where one only can do it, there is nothing to choose.
@@ -266,43 +260,41 @@ impl Registry {
         Ok(())
     }
 
-    /// Unloads what was used the longest time ago until the model fits the budget.
+    /// Unloads others until the model fits the budget. Where it alone is larger, all others go.
     fn make_room(&self, model: &Served) -> Result<()> {
         let Some(budget) = self.memory else { return Ok(()) };
         let bytes = model.bytes.load(Ordering::Relaxed);
-        while self.loaded_bytes() + bytes > budget {
-            if self.release(Duration::ZERO) > 0 {
-                continue;
-            }
-            let Some(oldest) = self.oldest_unused(model) else {
-                if self.loaded_bytes() == 0 {
-                    // It alone is larger: there is nothing that could go.
-                    return Ok(());
-                }
-                let message = format!(
-                    "model {}: {bytes} bytes do not fit the memory budget of {budget} beside models in use",
-                    model.name
-                );
-                return Err(qhx::Error::new(ErrorKind::Runtime, message).with_source(NoRoom).hint(
-                    "raise --model-memory, or send fewer requests to different models at once",
-                ));
-            };
-            oldest.unload();
+        if self.shrink(budget.saturating_sub(bytes), model) {
+            return Ok(());
         }
-        Ok(())
+        let message = format!(
+            "model {}: {bytes} bytes do not fit the memory budget of {budget} beside models in use",
+            model.name
+        );
+        Err(qhx::Error::new(ErrorKind::Runtime, message)
+            .with_source(NoRoom)
+            .hint("raise --model-memory, or send fewer requests to different models at once"))
     }
 
     /// Gives a session of a model back. Sessions that nobody uses go where the budget is exceeded, then other models.
     pub(crate) fn put(&self, model: &Served, seat: Option<Seat>) {
         model.put(seat);
-        let Some(budget) = self.memory else { return };
-        while self.loaded_bytes() > budget {
+        if let Some(budget) = self.memory {
+            self.shrink(budget, model);
+        }
+    }
+
+    /// Closes sessions that nobody uses, then unloads the models that were used the longest time ago, all but one,
+    /// until what is loaded has no more than `bytes`. Returns whether it has.
+    fn shrink(&self, bytes: u64, but: &Served) -> bool {
+        while self.loaded_bytes() > bytes {
             if self.release(Duration::ZERO) > 0 {
                 continue;
             }
-            let Some(oldest) = self.oldest_unused(model) else { return };
+            let Some(oldest) = self.oldest_unused(but) else { return false };
             oldest.unload();
         }
+        true
     }
 
     /// Closes sessions that nobody has used for `idle`, all but one of each model. Returns their number.

@@ -126,7 +126,9 @@ fn perform(engine: &mut Engine, job: &mut Job) -> Result<()> {
             if let Some(instruction) = instruction {
                 scoring = scoring.instruction(instruction.as_str());
             }
-            rank(model, &scoring, (query.as_str(), documents.as_slice()), ticket)?
+            let ranked = scoring.rank(model, query, documents, ticket)?;
+            let tokens = ranked.iter().map(|one| one.tokens).sum();
+            Update::Ranked { ranked, tokens }
         }
         Work::Count { request, .. } => {
             let model = engine.model_mut();
@@ -217,17 +219,6 @@ fn embed(
     });
     embedded.map_err(|e| of_input(places.get(done).copied().unwrap_or_default())(e))?;
     Ok(Update::Vectors { vectors, tokens: tokens.iter().map(Vec::len).sum() })
-}
-
-fn rank(
-    model: &mut Model,
-    scoring: &Scoring,
-    (query, documents): (&str, &[String]),
-    ticket: &CancelToken,
-) -> Result<Update> {
-    let ranked = scoring.rank(model, query, documents, ticket)?;
-    let tokens = ranked.iter().map(|one| one.tokens).sum();
-    Ok(Update::Ranked { ranked, tokens })
 }
 
 fn transcribe(
