@@ -41,10 +41,12 @@ pub(crate) struct GlobalArgs {
     #[arg(long, global = true)]
     pub allow_untrusted_plugins: bool,
     /// What the CPU backend rounds activations to in matmuls with int8 and 4-bit weights: int8 is faster and less exact
-    #[arg(long, value_name = "TYPE", global = true, default_value = "int16", value_parser = named::<Activations>(Activations::ALL.map(Activations::name)))]
+    #[arg(long, value_name = "TYPE", global = true, default_value = "int16")]
+    #[arg(value_parser = named::<Activations>(Activations::ALL.map(Activations::name)))]
     pub cpu_activations: Activations,
     /// What the CPU backend stores caches of keys and values as: f16 takes half the memory, as on an NPU
-    #[arg(long, value_name = "TYPE", global = true, default_value = "f32", value_parser = named::<Caches>(Caches::ALL.map(Caches::name)))]
+    #[arg(long, value_name = "TYPE", global = true, default_value = "f32")]
+    #[arg(value_parser = named::<Caches>(Caches::ALL.map(Caches::name)))]
     pub cpu_caches: Caches,
     #[command(flatten)]
     pub process: ProcessArgs,

@@ -55,8 +55,8 @@ pub type ShouldCancel = Option<unsafe extern "C-unwind" fn(*mut c_void) -> c_int
 pub type LogCallback =
     Option<unsafe extern "C-unwind" fn(*mut c_void, c_int, *const c_char, *const c_char)>;
 
-/// Declares a struct of the header with the names of its fields, for the test that compares their places. A field is 0 or
-/// NULL by default, unless it says otherwise.
+/// Declares a struct of the header with the names of its fields, for the test that compares their places. A field is 0
+/// or NULL by default, unless it says otherwise.
 ///
 /// Structs that begin with `struct_size` may get further fields at their end, whose default is 0. The others are as
 /// published callers write them, without a size: they stay as they are, and what a later version takes or returns goes

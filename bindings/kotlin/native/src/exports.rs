@@ -55,7 +55,8 @@ exports! {
         values::about(env, &calls::model(model)?.about)
     };
 
-    /// `generate(model: Long, call: Long, request: ByteArray, media: ByteArray, contents: Array<ByteArray?>): Array<Any?>`
+    /// `generate(model: Long, call: Long, request: ByteArray, media: ByteArray,
+    /// contents: Array<ByteArray?>): Array<Any?>`
     fn Java_dev_qhx_Native_generate(
         model: jlong, call: jlong, request: JByteArray<'l>, media: JByteArray<'l>, contents: Bytes<'l>,
     ) -> JObjectArray<'l> = |env| {
