@@ -15,7 +15,7 @@ use qhx::libraries::{
 use qhx::machines::{Machine, VERSION, Wheel};
 use qhx::vars::CACHE_DIR;
 use qhx_base::hash::sha256;
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, setters};
 use qhx_qnn::Library;
 
 /// The wheel's name on the package index.
@@ -41,32 +41,15 @@ impl InstallOptions {
         Self::default()
     }
 
-    /// For another machine, or `None` for this one.
-    #[must_use]
-    pub fn machine(mut self, machine: Option<Machine>) -> Self {
-        self.machine = machine;
-        self
-    }
-
-    /// True to install again libraries that are installed already.
-    #[must_use]
-    pub fn force(mut self, force: bool) -> Self {
-        self.force = force;
-        self
-    }
-
-    /// A copy of the wheel, so that nothing is downloaded.
-    #[must_use]
-    pub fn wheel(mut self, wheel: Option<PathBuf>) -> Self {
-        self.wheel = wheel;
-        self
-    }
-
-    /// Token that cancels the installation.
-    #[must_use]
-    pub fn cancelled_by(mut self, cancel: CancelToken) -> Self {
-        self.cancel = cancel;
-        self
+    setters! {
+        /// For another machine, or `None` for this one.
+        machine: Option<Machine>,
+        /// True to install again libraries that are installed already.
+        force: bool,
+        /// A copy of the wheel, so that nothing is downloaded.
+        wheel: Option<PathBuf>,
+        /// Token that cancels the installation.
+        cancelled_by(cancel: CancelToken) => cancel = cancel,
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use qhx::{positions, varied_tokens};
-use qhx_base::{CancelToken, Error, ErrorKind, Result, files, trace};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, files, setters, trace};
 use qhx_core::engine::{Model, Speculate};
 use qhx_core::op::{Segment, Task};
 use qhx_exec::backend::BackendInfo;
@@ -49,25 +49,13 @@ impl Default for BenchOptions {
 }
 
 impl BenchOptions {
-    /// Lengths of prompts, or of texts to embed, in tokens.
-    #[must_use]
-    pub fn prompts(mut self, lengths: impl IntoIterator<Item = usize>) -> Self {
-        self.prompts = lengths.into_iter().collect();
-        self
-    }
-
-    /// Tokens to generate; 0 leaves that out.
-    #[must_use]
-    pub fn tokens(mut self, tokens: usize) -> Self {
-        self.tokens = tokens;
-        self
-    }
-
-    /// Number of measured repeats.
-    #[must_use]
-    pub fn repeat(mut self, repeat: u16) -> Self {
-        self.repeat = repeat;
-        self
+    setters! {
+        /// Lengths of prompts, or of texts to embed, in tokens.
+        prompts(lengths: impl IntoIterator<Item = usize>) => prompts = lengths.into_iter().collect(),
+        /// Tokens to generate; 0 leaves that out.
+        tokens: usize,
+        /// Number of measured repeats.
+        repeat: u16,
     }
 
     /// Checks that the lengths can be measured at all, before a model is opened.
