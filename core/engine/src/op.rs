@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use qhx_base::artifacts::Artifacts;
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Error, Result, error};
 use qhx_exec::Workspace;
 use qhx_exec::workspace::GraphStats;
 
@@ -214,11 +214,15 @@ pub trait HostOp: Send {
         None
     }
 
-    /// Time spent in graphs since the op was opened.
-    fn graph_time(&self) -> Duration;
+    /// Time spent in graphs since the op was opened; none for an op without graphs.
+    fn graph_time(&self) -> Duration {
+        Duration::ZERO
+    }
 
     /// Time and executions of every graph.
-    fn graph_stats(&self) -> Vec<GraphStats>;
+    fn graph_stats(&self) -> Vec<GraphStats> {
+        Vec::new()
+    }
 
     /// Executions that took far longer than their graph's median: see [`GraphStats::slow`].
     fn slow_executions(&self) -> u64 {
@@ -226,7 +230,9 @@ pub trait HostOp: Send {
     }
 
     /// Time in the op's own parts.
-    fn span_stats(&self) -> Vec<SpanStats>;
+    fn span_stats(&self) -> Vec<SpanStats> {
+        Vec::new()
+    }
 
     /// States that went from one backend to another since the op was opened; none where it is over one.
     fn hand_overs(&self) -> HandOvers {
@@ -255,7 +261,7 @@ impl std::error::Error for Unsupported {}
 
 /// An error of a reply that is another call's.
 fn unexpected(call: &str, reply: &Reply<()>) -> Error {
-    Error::new(ErrorKind::Plugin, format!("the host-op's {call} gave {reply:?}"))
+    error!(Plugin, "the host-op's {call} gave {reply:?}")
 }
 
 /// Called with the positions of a prompt that are consumed, and their number.
