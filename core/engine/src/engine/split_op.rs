@@ -26,7 +26,7 @@ use crate::op::{
     SpanStats,
 };
 use qhx_base::trace::{self, Trace};
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result, error};
 use qhx_exec::workspace::GraphStats;
 
 /// One of the two.
@@ -112,12 +112,12 @@ impl SplitOp {
         let mut both = of(&prompt).into_iter().zip(of(&tokens));
         if let Some(((what, on_prompt), (_, on_tokens))) = both.find(|(a, b)| a != b) {
             let (first, second) = (&prompt.backend, &tokens.backend);
-            let message = format!(
+            return Err(error!(
+                Graph,
                 "prompts on {first}, tokens on {second}: found {on_prompt} {what} on {first} and {on_tokens} on \
                  {second}, expected the same graphs for both"
-            );
-            return Err(Error::new(ErrorKind::Graph, message)
-                .hint("the context binaries and the ONNX graphs are of different models"));
+            )
+            .hint("the context binaries and the ONNX graphs are of different models"));
         }
         // Draft tokens are made and verified there.
         let OpenInfo { verification, drafts, .. } = tokens.op.info().clone();
@@ -226,9 +226,8 @@ impl HostOp for SplitOp {
             }
             Call::Restore(snapshot) => {
                 let saved = self.saved.iter().find(|saved| saved.id == snapshot).copied();
-                let Saved { side, of_op, .. } = saved.ok_or_else(|| {
-                    Error::new(ErrorKind::Internal, format!("there is no snapshot {}", snapshot.0))
-                })?;
+                let Saved { side, of_op, .. } =
+                    saved.ok_or_else(|| error!(Internal, "there is no snapshot {}", snapshot.0))?;
                 self.op_of(side).restore(of_op)?;
                 (self.at, self.alone) = (side, false);
             }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use base64::Engine as _;
+use qhx_base::ErrorKind;
 use serde_json::{Value, json};
 
 use super::super::samples::{
