@@ -112,26 +112,12 @@ struct Inner {
 }
 
 /// The cause of an error about a prompt or text that has more positions than the context holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the context holds {max}")]
 pub struct TooLong {
     /// Positions that the context holds.
     pub max: usize,
 }
-
-impl TooLong {
-    /// True if an error is about such a prompt.
-    pub fn is_cause_of(error: &Error) -> bool {
-        StdError::source(error).is_some_and(|cause| cause.is::<Self>())
-    }
-}
-
-impl fmt::Display for TooLong {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the context holds {}", self.max)
-    }
-}
-
-impl StdError for TooLong {}
 
 /// Message of the system about a failure, without its number, which adds nothing to the words.
 pub fn why(error: &std::io::Error) -> String {
@@ -235,6 +221,11 @@ impl Error {
     /// The number a foreign library returned, when there was one.
     pub fn code(&self) -> Option<u64> {
         self.0.code
+    }
+
+    /// True if the cause is of this type, such as [`TooLong`].
+    pub fn is_caused_by<C: StdError + 'static>(&self) -> bool {
+        StdError::source(self).is_some_and(|cause| cause.is::<C>())
     }
 
     /// Message and hint, for people: the hint stands on a second line.

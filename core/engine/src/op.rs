@@ -241,23 +241,9 @@ pub trait HostOp: Send {
 }
 
 /// The cause of an error about a call that a host-op does not have: asking again is of no use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the host-op does not have the call")]
 pub struct Unsupported;
-
-impl Unsupported {
-    /// True where an error is about such a call.
-    pub fn is_cause_of(error: &Error) -> bool {
-        std::error::Error::source(error).is_some_and(|cause| cause.is::<Self>())
-    }
-}
-
-impl std::fmt::Display for Unsupported {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("the host-op does not have the call")
-    }
-}
-
-impl std::error::Error for Unsupported {}
 
 /// An error of a reply that is another call's.
 fn unexpected(call: &str, reply: &Reply<()>) -> Error {
