@@ -1,6 +1,6 @@
 //! Options for executing graphs.
 
-use std::str::FromStr;
+use qhx_base::names;
 
 /// Type that activations are rounded to in matmuls with int8 and 4-bit weights, where the processor has integer
 /// instructions. Sums and everything between matmuls are f32.
@@ -14,28 +14,7 @@ pub enum Activations {
     Int8,
 }
 
-impl Activations {
-    /// All of them.
-    pub const ALL: [Self; 2] = [Self::Int16, Self::Int8];
-
-    /// The name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Int16 => "int16",
-            Self::Int8 => "int8",
-        }
-    }
-}
-
-impl FromStr for Activations {
-    type Err = String;
-
-    /// A choice by its name.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|choice| choice.name() == text);
-        found.ok_or_else(|| "expected int16 or int8".to_owned())
-    }
-}
+names! { Activations: Int16 = "int16", Int8 = "int8" }
 
 /// Type that key/value caches are stored as, where only attention reads them. Caches of int8 stay int8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -48,28 +27,7 @@ pub enum Caches {
     F16,
 }
 
-impl Caches {
-    /// All of them.
-    pub const ALL: [Self; 2] = [Self::F32, Self::F16];
-
-    /// The name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-        }
-    }
-}
-
-impl FromStr for Caches {
-    type Err = String;
-
-    /// A choice by its name.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|choice| choice.name() == text);
-        found.ok_or_else(|| "expected f32 or f16".to_owned())
-    }
-}
+names! { Caches: F32 = "f32", F16 = "f16" }
 
 /// Options for executing graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

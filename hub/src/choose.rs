@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result, error};
 use serde::Serialize;
 
 use crate::blob::BlobId;
@@ -186,14 +186,13 @@ impl Want {
         let fail = |what: String| {
             let example = found.iter().find(|bundle| !bundle.path.is_empty());
             let example = example.map_or("FOLDER", |bundle| bundle.path.as_str());
-            Error::new(ErrorKind::Usage, format!("{repository}: {what}"))
+            error!(Usage, "{repository}: {what}")
                 .hint(format!("choose one: {}", name.clone().within(example)))
         };
         if found.is_empty() {
-            let message = format!("{repository}: there is no bundle in it");
             let hint =
                 "a bundle is a folder with a manifest (JSON) and context binaries or ONNX graphs";
-            return Err(Error::new(ErrorKind::Usage, message).hint(hint));
+            return Err(error!(Usage, "{repository}: there is no bundle in it").hint(hint));
         }
         if let Some(folder) = &self.folder {
             let exact = found.iter().find(|bundle| bundle.path == *folder);
@@ -274,8 +273,7 @@ fn chosen_manifest<'a>(bundle: &'a BundleFolder, name: &str) -> Result<&'a str> 
     let found =
         bundle.manifests.iter().find(|manifest| **manifest == name || **manifest == with_end);
     found.map(String::as_str).ok_or_else(|| {
-        let message = format!("{:?}: there is no manifest {name:?}", bundle.path);
-        Error::new(ErrorKind::Usage, message)
+        error!(Usage, "{:?}: there is no manifest {name:?}", bundle.path)
             .hint(format!("it has {}", bundle.manifests.join(", ")))
     })
 }
@@ -312,10 +310,8 @@ impl Selection {
         let files = files.into_iter().map(Chosen::of).collect::<Result<Vec<_>>>()?;
         check_apart(&files)?;
         if files.is_empty() {
-            let message = format!("{}: nothing of it is wanted", listing.name);
-            return Err(
-                Error::new(ErrorKind::Usage, message).hint("is the pattern of --include right?")
-            );
+            return Err(error!(Usage, "{}: nothing of it is wanted", listing.name)
+                .hint("is the pattern of --include right?"));
         }
         Ok(Self {
             name: listing.name.clone(),
@@ -421,8 +417,7 @@ impl Selection {
 }
 
 fn no_checkpoint(listing: &Listing) -> Error {
-    let message = format!("{}: there is no checkpoint in it", listing.name);
-    Error::new(ErrorKind::Usage, message)
+    error!(Usage, "{}: there is no checkpoint in it", listing.name)
         .hint("a checkpoint is config.json with *.safetensors, pytorch_model.bin or one .pth file, or a .gguf file")
 }
 
@@ -499,20 +494,20 @@ fn one_gguf<'a>(listing: &'a Listing, folder: &str, named: Option<&str>) -> Resu
     if let Some(named) = named {
         let found = models.into_values().find(|parts| parts.contains(&named));
         return found.ok_or_else(|| {
-            let message = format!("{}: there is no such file", listing.name);
-            Error::new(ErrorKind::Usage, message)
+            error!(Usage, "{}: there is no such file", listing.name)
                 .hint("compare the name with the repository's page")
         });
     }
     if models.len() > 1 {
         let names: Vec<_> = models.values().filter_map(|parts| parts.first().copied()).collect();
         let example = listing.name.clone().within(names.first().unwrap_or(&""));
-        let message = format!(
+        return Err(error!(
+            Usage,
             "{}: which GGUF file? There is {}",
             listing.name.repository(),
             names.join(", ")
-        );
-        return Err(Error::new(ErrorKind::Usage, message).hint(format!("choose one: {example}")));
+        )
+        .hint(format!("choose one: {example}")));
     }
     models.into_values().next().ok_or_else(|| no_checkpoint(listing))
 }
@@ -520,7 +515,7 @@ fn one_gguf<'a>(listing: &'a Listing, folder: &str, named: Option<&str>) -> Resu
 impl Chosen {
     fn of(file: &RemoteFile) -> Result<Self> {
         let refused = |what: &str| {
-            Error::new(ErrorKind::Artifact, format!("{:?}: {what}", file.path))
+            error!(Artifact, "{:?}: {what}", file.path)
                 .hint("the repository is not what qhx fetches from; tell its author")
         };
         if !is_safe_path(&file.path) {
@@ -546,8 +541,7 @@ fn check_apart(files: &[Chosen]) -> Result<()> {
         None if !twice => Ok(()),
         found => {
             let what = found.map_or("two files", |file| &file.path);
-            let message = format!("{what}: a path of another file, where letters have no case");
-            Err(Error::new(ErrorKind::Artifact, message))
+            Err(error!(Artifact, "{what}: a path of another file, where letters have no case"))
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, error};
 use serde::Serialize;
 
 use crate::cache::{Repository, below, make_parent};
@@ -146,14 +146,14 @@ impl Hub {
             return Ok(true);
         }
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-        let message = format!(
+        Err(error!(
+            Io,
             "{}: {} MiB are needed, {} MiB are free",
             folder.display(),
             needed.map_or(u64::MAX, mib),
             free >> 20
-        );
-        Err(Error::new(ErrorKind::Io, message)
-            .hint("make room, or set HF_HOME to a folder in a file system that has it"))
+        )
+        .hint("make room, or set HF_HOME to a folder in a file system that has it"))
     }
 }
 
@@ -185,7 +185,7 @@ fn each(
     };
     let results: Vec<Result<u64>> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
-        let lost = || Error::new(ErrorKind::Internal, "a thread that fetches files panicked");
+        let lost = || error!(Internal, "a thread that fetches files panicked");
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(lost()))).collect()
     });
     let failed = |result: &&Result<u64>| {
@@ -203,8 +203,7 @@ fn finish(repository: &Repository, selection: &Selection) -> Result<()> {
     for Chosen { path, blob, .. } in &selection.files {
         links::place(repository, &selection.commit, path, blob)?;
         let file = below(&repository.snapshot(&selection.commit), path);
-        let found = identity(&file)
-            .ok_or_else(|| Error::new(ErrorKind::Io, format!("{}: it is gone", file.display())))?;
+        let found = identity(&file).ok_or_else(|| error!(Io, "{}: it is gone", file.display()))?;
         files.insert(path.clone(), Noted { blob: blob.as_str().to_owned(), identity: found });
     }
     let revision = selection.name.revision_or_main();

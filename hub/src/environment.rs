@@ -3,7 +3,7 @@
 use std::env;
 use std::path::PathBuf;
 
-use qhx_base::{Error, ErrorKind, Result, files};
+use qhx_base::{ErrorKind, Result, error, files};
 
 use crate::options::{ENDPOINT, HubOptions};
 
@@ -59,7 +59,7 @@ fn home() -> Result<PathBuf> {
     let user = env::home_dir().filter(|home| home.is_absolute()).map(|home| home.join(".cache"));
     let cache = path("XDG_CACHE_HOME").filter(|cache| cache.is_absolute()).or(user);
     cache.map(|cache| cache.join("huggingface")).ok_or_else(|| {
-        Error::new(ErrorKind::Io, "there is no cache folder: HOME is not set to an absolute path")
+        error!(Io, "there is no cache folder: HOME is not set to an absolute path")
             .hint("set HF_HOME to a folder for what is fetched")
     })
 }
@@ -75,7 +75,7 @@ fn path(name: &str) -> Option<PathBuf> {
 
 fn text(name: &str) -> Result<Option<String>> {
     let Some(value) = env::var_os(name).filter(|value| !value.is_empty()) else { return Ok(None) };
-    let not_utf8 = |_| Error::new(ErrorKind::Usage, format!("{name} is not UTF-8"));
+    let not_utf8 = |_| error!(Usage, "{name} is not UTF-8");
     value.into_string().map(Some).map_err(not_utf8)
 }
 

@@ -5,7 +5,7 @@ use std::io::{self, Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, error};
 use tempfile::TempPath;
 use ureq::Body;
 use ureq::http::{HeaderMap, Response, StatusCode};
@@ -161,11 +161,9 @@ impl Fetch<'_> {
         while partial.length < file.bytes {
             self.cancel.check()?;
             let cut = |what: String| {
-                let message = format!(
-                    "the connection ended after {} of {} bytes{what}",
-                    partial.length, file.bytes
-                );
-                Failure::Passing(Error::new(ErrorKind::Io, message), None)
+                let (found, bytes) = (partial.length, file.bytes);
+                let error = error!(Io, "the connection ended after {found} of {bytes} bytes{what}");
+                Failure::Passing(error, None)
             };
             let read = match reader.read(&mut buffer) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
@@ -369,14 +367,12 @@ impl<'a> Partial<'a> {
         let blob = self.fetch.repository.blob(&self.chosen.blob);
         drop(self.file);
         std::fs::rename(self.path.path(), &blob).map_err(|e| Error::io(ErrorKind::Io, &blob, e))?;
-        let found = identity(&blob)
-            .ok_or_else(|| Error::new(ErrorKind::Io, format!("{}: it is gone", blob.display())))?;
+        let found = identity(&blob).ok_or_else(|| error!(Io, "{}: it is gone", blob.display()))?;
         self.fetch.repository.note_verified(&self.chosen.blob, &found)
     }
 
     fn refused(&self, what: &str) -> Error {
-        let message = format!("{}: {what}", self.chosen.path);
-        Error::new(ErrorKind::Artifact, message)
+        error!(Artifact, "{}: {what}", self.chosen.path)
             .hint("try again; if it stays so, the hub or something on the way to it changes files")
     }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use qhx_base::{Error, ErrorKind, Result, files};
+use qhx_base::{Error, ErrorKind, Result, bail, error, files};
 use rustls::crypto::CryptoProvider;
 use ureq::http::{HeaderMap, Response, StatusCode, Uri};
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
@@ -111,8 +111,7 @@ impl Client {
             }
             uri = redirect(&uri, response.headers())?;
         }
-        let message = format!("{}: more than {MAX_REDIRECTS} redirects", shown(&uri));
-        Err(Error::new(ErrorKind::Io, message).into())
+        Err(error!(Io, "{}: more than {MAX_REDIRECTS} redirects", shown(&uri)).into())
     }
 
     /// The token is the endpoint's: for no other host, and for nobody who listens.
@@ -129,10 +128,7 @@ impl Client {
             return Ok(response);
         }
         let code = u64::from(status.as_u16());
-        let error = |what: &str| {
-            Error::new(ErrorKind::Io, format!("{}: {what} (HTTP {code})", shown(uri)))
-                .with_code(code)
-        };
+        let error = |what: &str| error!(Io, "{}: {what} (HTTP {code})", shown(uri)).with_code(code);
         let said = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
         let elsewhere = !is_same_origin(uri, &self.endpoint);
         match status.as_u16() {
@@ -213,8 +209,7 @@ fn check_processor() -> Result<()> {
     if fits {
         return Ok(());
     }
-    let message = format!("https needs a processor with {needs}, which this one has not");
-    Err(Error::new(ErrorKind::Runtime, message)
+    Err(error!(Runtime, "https needs a processor with {needs}, which this one has not")
         .hint("fetch the files on another machine, and give their folder"))
 }
 
@@ -224,8 +219,7 @@ fn proxy(options: &HubOptions) -> Result<Option<Proxy>> {
     let wrong = |e: ureq::Error| Error::caused(ErrorKind::Usage, "the proxy's URL", e);
     let given = Proxy::new(url).map_err(wrong)?;
     if given.uri().scheme_str().is_some_and(|scheme| scheme.starts_with("socks")) {
-        let message = "the proxy's URL: SOCKS is not known here, expected http:// or https://";
-        return Err(Error::new(ErrorKind::Usage, message));
+        bail!(Usage, "the proxy's URL: SOCKS is not known here, expected http:// or https://");
     }
     let mut builder = Proxy::builder(given.protocol()).host(given.host()).port(given.port());
     if let Some(user) = given.username() {
@@ -250,7 +244,7 @@ fn parse(url: &str, given: &str) -> Result<Uri> {
     let uri: Option<Uri> = url.parse().ok();
     let is_http = |uri: &Uri| matches!(uri.scheme_str(), Some("http" | "https"));
     uri.filter(|uri| is_http(uri) && uri.host().is_some()).ok_or_else(|| {
-        Error::new(ErrorKind::Usage, format!("{given:?} is no URL of a hub"))
+        error!(Usage, "{given:?} is no URL of a hub")
             .hint("expected HF_ENDPOINT to be such as https://huggingface.co")
     })
 }
@@ -266,8 +260,7 @@ fn is_same_origin(a: &Uri, b: &Uri) -> bool {
 
 /// Target of a redirect. A redirect from a host with TLS to one without is an error.
 fn redirect(from: &Uri, headers: &HeaderMap) -> Result<Uri> {
-    let wrong =
-        |what: &str| Error::new(ErrorKind::Io, format!("{}: a redirect to {what}", shown(from)));
+    let wrong = |what: &str| error!(Io, "{}: a redirect to {what}", shown(from));
     let to = headers.get("location").and_then(|value| value.to_str().ok());
     let to = to.ok_or_else(|| wrong("nowhere"))?;
     let authority = from.authority().map(|authority| authority.as_str()).unwrap_or_default();
@@ -300,10 +293,8 @@ fn authorities(file: &Path) -> Result<RootCerts> {
         })
         .collect();
     if certificates.is_empty() {
-        let message = format!("{}: there is no certificate in it, expected PEM", file.display());
-        return Err(
-            Error::new(ErrorKind::Io, message).hint("SSL_CERT_FILE and REQUESTS_CA_BUNDLE name it")
-        );
+        return Err(error!(Io, "{}: there is no certificate in it, expected PEM", file.display())
+            .hint("SSL_CERT_FILE and REQUESTS_CA_BUNDLE name it"));
     }
     Ok(RootCerts::new_with_certs(&certificates))
 }
@@ -335,8 +326,7 @@ fn failed(uri: &Uri, error: ureq::Error) -> Failure {
         ureq::Error::Io(e) => matches!(e.kind(), Io::ConnectionRefused | Io::NetworkUnreachable),
         _ => false,
     };
-    let mut failed =
-        Error::new(ErrorKind::Io, format!("{}: {what}", shown(uri))).with_source(error);
+    let mut failed = error!(Io, "{}: {what}", shown(uri)).with_source(error);
     if is_tls {
         failed = failed.hint(
             "where an authority of your own signs: SSL_CERT_FILE names a file of its certificate",

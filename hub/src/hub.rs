@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use qhx_base::{CancelToken, Error, ErrorKind, Result, files};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, error, files};
 
 use crate::cache::Cache;
 use crate::choose::{CheckpointFiles, Selection, module_folders, split};
@@ -124,6 +124,6 @@ fn list_once(client: &Client, url: &str) -> Result<Vec<u8>, Failure> {
 
 /// The error of whoever would have to ask a network.
 pub(crate) fn offline(name: &Name) -> Error {
-    Error::new(ErrorKind::Io, format!("{name}: it is not there, and nothing is fetched offline"))
+    error!(Io, "{name}: it is not there, and nothing is fetched offline")
         .hint("unset HF_HUB_OFFLINE to fetch it")
 }

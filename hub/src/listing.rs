@@ -1,6 +1,6 @@
 //! The files of a revision, as the hub lists them.
 
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Result, error};
 use serde::Deserialize;
 
 use crate::blob::BlobId;
@@ -60,7 +60,7 @@ impl Listing {
     pub(crate) fn parse(name: &Name, bytes: &[u8]) -> Result<Self> {
         let wrong = |what: String| {
             let hint = "is HF_ENDPOINT a hub, and no page that asks for a login stands between?";
-            Error::new(ErrorKind::Io, format!("the list of files of {name}: {what}")).hint(hint)
+            error!(Io, "the list of files of {name}: {what}").hint(hint)
         };
         let document: Document =
             serde_json::from_slice(bytes).map_err(|e| wrong(e.to_string()).with_source(e))?;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use qhx_base::{CancelToken, Error, ErrorKind, Result, snapshot};
+use qhx_base::{CancelToken, Result, error, snapshot};
 use serde::Serialize;
 
 use crate::blob::BlobId;
@@ -267,9 +267,8 @@ impl Repository {
                 (Some(_), None) => None,
             };
             if let Some(wrong) = wrong {
-                let message = format!("{}: {wrong}", file.display());
                 let hint = format!("fetch it again: qhx pull {}", name.clone().within(folder));
-                return Err(Error::new(ErrorKind::Artifact, message).hint(hint));
+                return Err(error!(Artifact, "{}: {wrong}", file.display()).hint(hint));
             }
             if let Some(found) = found {
                 let noted_again = self.change_record(commit, |record| {

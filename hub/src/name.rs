@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use qhx_base::{Error, ErrorKind};
+use qhx_base::{Error, error};
 
 pub(crate) use qhx_base::snapshot::is_commit;
 
@@ -123,7 +123,7 @@ impl FromStr for Name {
     /// A name such as `owner/name`, `owner/name@v1.2`, `owner/name@main/v81-w8`.
     fn from_str(text: &str) -> Result<Self, Error> {
         let wrong = || {
-            Error::new(ErrorKind::Usage, format!("{text:?} is no name of a repository"))
+            error!(Usage, "{text:?} is no name of a repository")
                 .hint("expected OWNER/NAME, OWNER/NAME@REVISION or OWNER/NAME/FOLDER")
         };
         let (owner, rest) = text.split_once('/').ok_or_else(wrong)?;

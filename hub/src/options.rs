@@ -4,6 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use qhx_base::setters;
+
 /// The hub that is asked where no other is named.
 pub const ENDPOINT: &str = "https://huggingface.co";
 
@@ -56,52 +58,25 @@ impl HubOptions {
         }
     }
 
-    /// Scheme and host of the hub.
-    #[must_use]
-    pub fn endpoint(mut self, endpoint: impl Into<String>) -> Self {
-        self.endpoint = endpoint.into().trim_end_matches('/').to_owned();
-        self
-    }
-
-    /// Token by which the hub knows the user.
-    #[must_use]
-    pub fn token(mut self, token: impl Into<Option<String>>) -> Self {
-        self.token = token.into();
-        self
-    }
-
-    /// Nothing is asked of a network.
-    #[must_use]
-    pub fn offline(mut self, offline: bool) -> Self {
-        self.offline = offline;
-        self
-    }
-
-    /// A file of certificates in PEM: the authorities that are trusted, instead of those that are built in.
-    #[must_use]
-    pub fn authorities(mut self, file: impl Into<Option<PathBuf>>) -> Self {
-        self.authorities = file.into();
-        self
+    setters! {
+        /// Scheme and host of the hub.
+        endpoint(endpoint: impl Into<String>) => endpoint = endpoint.into().trim_end_matches('/').to_owned(),
+        /// Token by which the hub knows the user.
+        token(token: impl Into<Option<String>>) => token = token.into(),
+        /// Nothing is asked of a network.
+        offline: bool,
+        /// A file of certificates in PEM: the authorities that are trusted, instead of those that are built in.
+        authorities(file: impl Into<Option<PathBuf>>) => authorities = file.into(),
+        /// Longest silence of a connection.
+        idle: Duration,
+        /// Function that returns the free bytes in the file system of a folder; the system's by default.
+        free_space: fn(&Path) -> io::Result<u64>,
     }
 
     /// Failures in a row that a file may have without a byte more of it, and the pause before the second attempt.
     #[must_use]
     pub fn retries(mut self, attempts: u32, backoff: Duration) -> Self {
         (self.attempts, self.backoff) = (attempts, backoff);
-        self
-    }
-
-    /// Longest silence of a connection.
-    #[must_use]
-    pub fn idle(mut self, idle: Duration) -> Self {
-        self.idle = idle;
-        self
-    }
-
-    /// Function that returns the free bytes in the file system of a folder; the system's by default.
-    #[must_use]
-    pub fn free_space(mut self, free_space: fn(&Path) -> io::Result<u64>) -> Self {
-        self.free_space = free_space;
         self
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result, error};
 use serde::Serialize;
 
 use crate::blob::BlobId;
@@ -33,16 +33,14 @@ impl Cache {
     /// When nothing of it is there, something of it is being fetched, or a file cannot be removed.
     pub fn remove(&self, name: &Name) -> Result<Removed> {
         let repository = self.repository(name);
-        let absent = || {
-            Error::new(ErrorKind::Usage, format!("{name}: nothing of it is there"))
-                .hint("qhx list shows what is there")
-        };
+        let absent =
+            || error!(Usage, "{name}: nothing of it is there").hint("qhx list shows what is there");
         if !repository.root.is_dir() {
             return Err(absent());
         }
         let Some(_lock) = Lock::attempt(&repository.use_lock())? else {
-            let message = format!("{name}: something of it is being fetched");
-            return Err(Error::new(ErrorKind::Io, message).hint("wait for it, or end it"));
+            return Err(error!(Io, "{name}: something of it is being fetched")
+                .hint("wait for it, or end it"));
         };
         if name.revision.is_none() && name.folder.is_none() {
             return repository.remove_all();

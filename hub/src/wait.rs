@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, Result, error};
 use ureq::Agent;
 
 /// Interval at which a token is checked.
@@ -47,7 +47,7 @@ pub(crate) fn interruptible<T>(
     });
     match result {
         // Whatever the connection reported when it was closed.
-        Err(_) if cancel.is_cancelled() => Err(Error::new(ErrorKind::Cancelled, "cancelled")),
+        Err(_) if cancel.is_cancelled() => Err(error!(Cancelled, "cancelled")),
         result => result,
     }
 }

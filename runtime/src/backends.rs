@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use qhx_base::rights::runs_with_extra_rights;
-use qhx_base::{Error, ErrorKind, Result, trace};
+use qhx_base::{Error, Result, error, trace};
 use qhx_core::Manifest;
 use qhx_cpu::{CpuBackend, CpuOptions};
 use qhx_exec::backend::Backend;
@@ -68,13 +68,11 @@ impl Settings {
         let found = found.unwrap_or_default();
         match found.bundle {
             Some(prepared) => Ok(prepared),
-            None if self.backend == BackendChoice::Qnn => Err(Error::new(
-                ErrorKind::Runtime,
-                format!(
-                    "{}: a portable bundle, of which {}",
-                    manifest.path.display(),
-                    unprepared(&found.unfit)
-                ),
+            None if self.backend == BackendChoice::Qnn => Err(error!(
+                Runtime,
+                "{}: a portable bundle, of which {}",
+                manifest.path.display(),
+                unprepared(&found.unfit)
             )
             .hint(prepared::how_to(manifest))),
             None => Ok(bundle.clone()),
@@ -114,13 +112,11 @@ impl Settings {
             }
             (Some(_), false) => self.cpu("the bundle has no context binaries"),
             (None, _) if onnx => self.cpu("no QNN libraries are given or installed"),
-            (None, _) => Err(Error::new(
-                ErrorKind::Runtime,
-                format!(
-                    "{}: the bundle has context binaries only, and no QNN libraries are given or \
+            (None, _) => Err(error!(
+                Runtime,
+                "{}: the bundle has context binaries only, and no QNN libraries are given or \
                      installed to run them",
-                    manifest.path.display()
-                ),
+                manifest.path.display()
             )
             .hint(libraries::how_to_get())),
         }

@@ -4,7 +4,7 @@ use std::io::Read as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use qhx_base::{Error, ErrorKind, Result, files};
+use qhx_base::{Error, ErrorKind, Result, error, files};
 use qhx_core::Manifest;
 use qhx_text::forms;
 
@@ -54,9 +54,8 @@ pub fn not_forged(path: &Path) -> Option<Error> {
         (true, false) => (checkpoint(path)?, format!("qhx forge {shown}")),
         (false, _) => (gguf(path)?, format!("qhx forge {shown}")),
     };
-    let message = format!("{shown}: {what}, expected a bundle");
     let hint = format!("make one of it: {command} --out FOLDER");
-    Some(Error::new(ErrorKind::Manifest, message).hint(hint))
+    Some(error!(Manifest, "{shown}: {what}, expected a bundle").hint(hint))
 }
 
 fn checkpoint(folder: &Path) -> Option<&'static str> {

@@ -6,7 +6,7 @@ use std::time::UNIX_EPOCH;
 
 use etcetera::{BaseStrategy as _, choose_base_strategy};
 use qhx_base::hash::hex;
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result, error};
 use qhx_core::engine::Model;
 use sha2::{Digest as _, Sha256};
 
@@ -23,7 +23,7 @@ pub fn dir() -> Result<PathBuf> {
     // A folder that is not absolute is passed over, as the XDG base directory specification demands.
     let cache = choose_base_strategy().ok().map(|user| user.cache_dir());
     cache.filter(|dir| dir.is_absolute()).map(|dir| dir.join("qhx")).ok_or_else(|| {
-        Error::new(ErrorKind::Io, "there is no cache folder: HOME is not set to an absolute path")
+        error!(Io, "there is no cache folder: HOME is not set to an absolute path")
             .hint(format!("set {CACHE_DIR} to a folder that qhx may write to"))
     })
 }

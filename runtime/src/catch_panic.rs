@@ -2,9 +2,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use qhx_base::{Error, ErrorKind};
+use qhx_base::{Error, error};
 
-/// Does work whose panics become errors of [`ErrorKind::Internal`].
+/// Does work whose panics become errors of [`ErrorKind::Internal`](qhx_base::ErrorKind::Internal).
 ///
 /// State that was left half done has to be behind a lock that says so, or has to be opened again.
 ///
@@ -14,6 +14,6 @@ pub fn catch_panic<T, E: From<Error>>(work: impl FnOnce() -> Result<T, E>) -> Re
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
         let text = payload.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("no reason");
-        Err(Error::new(ErrorKind::Internal, format!("the library panicked: {text}")).into())
+        Err(error!(Internal, "the library panicked: {text}").into())
     })
 }

@@ -1,6 +1,6 @@
 //! A conversation: its messages so far, and the answers that follow.
 
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, Result, bail, error, setters};
 use qhx_core::engine::{Event, FinishReason, Generation, Message, Model, Prompt, Request, Run};
 use qhx_core::op::Task;
 use qhx_core::sampling::SamplingParams;
@@ -38,11 +38,8 @@ impl Chat {
     pub fn new(model: Model) -> Result<Self> {
         model.require(Task::Generate, "chat")?;
         if !model.can_chat() {
-            return Err(Error::new(
-                ErrorKind::Usage,
-                format!("{}: the model does not chat", model.manifest().path.display()),
-            )
-            .hint(
+            let path = model.manifest().path.display();
+            return Err(error!(Usage, "{path}: the model does not chat").hint(
                 "a bundle chats when its manifest has `chat`, or when a chat_template.jinja or a \
                  tokenizer_config.json with a chat_template lies beside the tokenizer; `qhx generate` \
                  completes a text without either",
@@ -58,25 +55,13 @@ impl Chat {
         })
     }
 
-    /// Request that later answers are made with. Its prompt and its cancel token are ignored.
-    #[must_use]
-    pub fn with_request(mut self, request: Request) -> Self {
-        self.request = request;
-        self
-    }
-
-    /// Sampling parameters for later answers.
-    #[must_use]
-    pub fn with_sampling(mut self, sampling: SamplingParams) -> Self {
-        self.request.sampling = sampling;
-        self
-    }
-
-    /// Turns thinking before the answer on or off, for chat templates that support it.
-    #[must_use]
-    pub fn with_thinking(mut self, thinking: Option<bool>) -> Self {
-        self.thinking = thinking;
-        self
+    setters! {
+        /// Request that later answers are made with. Its prompt and its cancel token are ignored.
+        with_request(request: Request) => request = request,
+        /// Sampling parameters for later answers.
+        with_sampling(sampling: SamplingParams) => request.sampling = sampling,
+        /// Turns thinking before the answer on or off, for chat templates that support it.
+        with_thinking(thinking: Option<bool>) => thinking = thinking,
     }
 
     /// The model.
@@ -122,7 +107,7 @@ impl Chat {
     /// Errors of [`Attachment::read`].
     pub fn attach(&mut self, attachment: &Attachment) -> Result<&Attached> {
         self.attached.push(attachment.read(&self.model, None)?);
-        self.attached.last().ok_or_else(|| Error::new(ErrorKind::Internal, "nothing is attached"))
+        self.attached.last().ok_or_else(|| error!(Internal, "nothing is attached"))
     }
 
     /// Attachments of the next message.
@@ -173,8 +158,10 @@ impl Chat {
     /// The errors of [`Model::start`], and when the last message is not the assistant's.
     pub fn resume(&mut self, cancel: CancelToken) -> Result<ChatRun<'_>> {
         if !Message::goes_on(&self.messages) {
-            let message = "the last message of the conversation is not the assistant's: there is nothing to go on with";
-            return Err(Error::new(ErrorKind::Usage, message));
+            bail!(
+                Usage,
+                "the last message of the conversation is not the assistant's: there is nothing to go on with"
+            );
         }
         let request = self.asked(cancel);
         let run = self.model.start(&request)?;
@@ -235,7 +222,7 @@ impl<'c> ChatRun<'c> {
     }
 
     fn settle(&mut self) -> Result<Generation> {
-        let over = || Error::new(ErrorKind::Usage, "the answer is finished");
+        let over = || error!(Usage, "the answer is finished");
         let generation = self.run.take().ok_or_else(over)?.finish();
         let resumed = Message::goes_on(self.messages);
         match &generation {

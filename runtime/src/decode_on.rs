@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use qhx_base::{Error, ErrorKind, Result, trace};
+use qhx_base::{Result, error, trace};
 use qhx_core::engine::Model;
 use qhx_core::op::{Segment, Task};
 use serde::{Deserialize, Serialize};
@@ -51,9 +51,11 @@ impl Settings {
         let Some(device) = model.device() else {
             if on == DecodeOn::Npu {
                 let path = model.manifest().path.display();
-                let message = format!("{path}: tokens on the NPU: backend {name} runs the bundle");
-                return Err(Error::new(ErrorKind::Runtime, message)
-                    .hint("--backend qnn says why the NPU does not"));
+                return Err(error!(
+                    Runtime,
+                    "{path}: tokens on the NPU: backend {name} runs the bundle"
+                )
+                .hint("--backend qnn says why the NPU does not"));
             }
             return model.decode_on(None, format!("backend {name} consumes prompts, too"));
         };

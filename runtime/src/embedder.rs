@@ -1,10 +1,9 @@
 //! Texts and images to vectors, with the prefixes that a bundle declares.
 
-use std::str::FromStr;
 use std::sync::Arc;
 
 use qhx_base::trace::{self, Trace};
-use qhx_base::{CancelToken, Error, ErrorKind, Result, TooLong};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, TooLong, error, names, setters};
 use qhx_core::engine::Model;
 use qhx_core::op::{ImageRules, Modality};
 use qhx_media::{Limits, Source, decode_image};
@@ -24,28 +23,7 @@ pub enum Role {
     Document,
 }
 
-impl Role {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Query, Self::Document];
-
-    /// The name on the command line and in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Query => "query",
-            Self::Document => "document",
-        }
-    }
-}
-
-impl FromStr for Role {
-    type Err = String;
-
-    /// `query` or `document`.
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|role| role.name() == text);
-        found.ok_or_else(|| "expected query or document".to_owned())
-    }
-}
+names! { Role: Query = "query", Document = "document" }
 
 /// Options for tokenizing texts before they are embedded.
 #[derive(Debug, Clone, Default)]
@@ -60,25 +38,13 @@ pub struct EmbedOptions {
 }
 
 impl EmbedOptions {
-    /// Put before queries, instead of the manifest's `params.query_prefix`.
-    #[must_use]
-    pub fn query_prefix(mut self, query_prefix: impl Into<Option<String>>) -> Self {
-        self.query_prefix = query_prefix.into();
-        self
-    }
-
-    /// Put before documents, instead of the manifest's `params.document_prefix`.
-    #[must_use]
-    pub fn document_prefix(mut self, document_prefix: impl Into<Option<String>>) -> Self {
-        self.document_prefix = document_prefix.into();
-        self
-    }
-
-    /// True to truncate texts that are too long instead of refusing them.
-    #[must_use]
-    pub fn truncate(mut self, truncate: bool) -> Self {
-        self.truncate = truncate;
-        self
+    setters! {
+        /// Put before queries, instead of the manifest's `params.query_prefix`.
+        query_prefix(query_prefix: impl Into<Option<String>>) => query_prefix = query_prefix.into(),
+        /// Put before documents, instead of the manifest's `params.document_prefix`.
+        document_prefix(document_prefix: impl Into<Option<String>>) => document_prefix = document_prefix.into(),
+        /// True to truncate texts that are too long instead of refusing them.
+        truncate: bool,
     }
 }
 
@@ -100,12 +66,10 @@ pub struct Prefixed {
 impl Prefixed {
     fn new(model: &Model, options: EmbedOptions) -> Result<Self> {
         let Some(tokenizer) = model.tokenizer() else {
-            return Err(Error::new(
-                ErrorKind::Prompt,
-                format!(
-                    "{}: the bundle has no tokenizer, so a text cannot become tokens",
-                    model.manifest().path.display()
-                ),
+            return Err(error!(
+                Prompt,
+                "{}: the bundle has no tokenizer, so a text cannot become tokens",
+                model.manifest().path.display()
             )
             .hint("name tokenizer.json in artifacts.tokenizer"));
         };
@@ -138,10 +102,9 @@ impl Prefixed {
         self.truncate
     }
 
-    /// The same, with texts that are too long truncated or refused.
-    #[must_use]
-    pub fn truncating(self, truncate: bool) -> Self {
-        Self { truncate, ..self }
+    setters! {
+        /// The same, with texts that are too long truncated or refused.
+        truncating(truncate: bool) => truncate = truncate,
     }
 
     /// The tokens of a text behind its prefix, at most as many as the encoder takes.
@@ -168,9 +131,8 @@ impl Prefixed {
     pub fn fitting(&self, mut tokens: Vec<u32>) -> Result<Vec<u32>> {
         let (found, max) = (tokens.len(), self.max_tokens);
         if found > max && !self.truncate {
-            let message = format!("{found} tokens, the encoder takes at most {max}");
-            let error = Error::new(ErrorKind::Prompt, message).with_source(TooLong { max });
-            return Err(error.hint(SPLIT));
+            let error = error!(Prompt, "{found} tokens, the encoder takes at most {max}");
+            return Err(error.with_source(TooLong { max }).hint(SPLIT));
         }
         tokens.truncate(max);
         Ok(tokens)
@@ -194,8 +156,7 @@ impl Prefixed {
     pub fn pixels(&self, source: &Source, limits: &Limits) -> Result<Media> {
         let _span = trace::span(self.trace.as_ref(), "decode");
         let Some(rules) = &self.images else {
-            let message = format!("{source}: the bundle takes no images");
-            return Err(Error::new(ErrorKind::Prompt, message)
+            return Err(error!(Prompt, "{source}: the bundle takes no images")
                 .hint("make one of a model with towers for texts and images, such as SigLIP 2"));
         };
         decode_image(source, rules, limits)?.into_media()
@@ -333,8 +294,7 @@ pub(crate) fn no_embedder(model: &Model) -> Error {
             "a bundle of the task score gives no vectors of texts; `qhx rerank` takes it".to_owned()
         }
     };
-    Error::new(ErrorKind::Usage, format!("{manifest}: {what}"))
-        .hint("make the bundle with `qhx forge --task embed`")
+    error!(Usage, "{manifest}: {what}").hint("make the bundle with `qhx forge --task embed`")
 }
 
 /// Euclidean norm.

@@ -1,6 +1,6 @@
 //! A model as its bundle means it to be used: it generates, embeds, transcribes or speaks.
 
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Result, error};
 use qhx_core::engine::Model;
 use qhx_core::op::Task;
 
@@ -80,7 +80,7 @@ impl Engine {
             Self::Speaks(speaker) => Ok(speaker),
             other => {
                 let path = other.model().manifest().path.display();
-                Err(Error::new(ErrorKind::Usage, format!("{path}: the bundle does not speak")))
+                Err(error!(Usage, "{path}: the bundle does not speak"))
             }
         }
     }
@@ -95,8 +95,7 @@ impl Engine {
             other => {
                 let manifest = other.model().manifest();
                 TranscribeOptions::default().instruction(manifest)?;
-                let message = format!("{}: the bundle embeds texts", manifest.path.display());
-                Err(Error::new(ErrorKind::Usage, message))
+                Err(error!(Usage, "{}: the bundle embeds texts", manifest.path.display()))
             }
         }
     }

@@ -149,6 +149,8 @@ pub fn how_to_fetch(path: &Path, error: Error) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use qhx_base::error;
+
     use super::*;
 
     #[test]
@@ -165,7 +167,7 @@ mod tests {
         for path in [dir.path().to_owned(), dir.path().join("m"), PathBuf::from("src")] {
             assert_eq!(name_of(&path), None, "{}", path.display());
         }
-        let error = how_to_fetch(Path::new("o/n"), Error::new(ErrorKind::Manifest, "x").hint("y"));
+        let error = how_to_fetch(Path::new("o/n"), error!(Manifest, "x").hint("y"));
         assert_eq!(error.hint_text(), Some("y; if it is a name of a hub, fetch it: qhx pull o/n"));
     }
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use qhx_base::rights::runs_with_extra_rights;
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Error, Result, error, setters};
 use qhx_qnn::{Device, Library, LogLevel, Platform, SystemLibrary};
 use serde::Serialize;
 
@@ -133,18 +133,11 @@ pub struct LibraryFiles {
 }
 
 impl LibraryFiles {
-    /// libQnnHtp; the installed one, or the one beside the program, by default.
-    #[must_use]
-    pub fn with_htp(mut self, htp: impl Into<Option<PathBuf>>) -> Self {
-        self.htp = htp.into();
-        self
-    }
-
-    /// libQnnSystem; the one beside libQnnHtp by default.
-    #[must_use]
-    pub fn with_system(mut self, system: impl Into<Option<PathBuf>>) -> Self {
-        self.system = system.into();
-        self
+    setters! {
+        /// libQnnHtp; the installed one, or the one beside the program, by default.
+        with_htp(htp: impl Into<Option<PathBuf>>) => htp = htp.into(),
+        /// libQnnSystem; the one beside libQnnHtp by default.
+        with_system(system: impl Into<Option<PathBuf>>) => system = system.into(),
     }
 
     /// The libraries: those given, or else those installed, or else those beside the program.
@@ -167,9 +160,10 @@ impl LibraryFiles {
                 return Ok(Some(Libraries { htp: htp.clone(), system, source: "given" }));
             }
             (None, Some(system)) => {
-                return Err(Error::new(
-                    ErrorKind::Usage,
-                    format!("the system library {} is given without libQnnHtp", system.display()),
+                return Err(error!(
+                    Usage,
+                    "the system library {} is given without libQnnHtp",
+                    system.display()
                 )
                 .hint("give --htp FILE as well, or neither"));
             }
@@ -196,11 +190,9 @@ impl LibraryFiles {
     /// Errors of [`LibraryFiles::find`], and when there are no libraries.
     pub fn require(&self, what: &str) -> Result<Libraries> {
         self.find()?.ok_or_else(|| {
-            Error::new(
-                ErrorKind::Runtime,
-                format!(
-                    "{what} needs {HTP_FILE} and {SYSTEM_FILE}: none are given and none installed"
-                ),
+            error!(
+                Runtime,
+                "{what} needs {HTP_FILE} and {SYSTEM_FILE}: none are given and none installed"
             )
             .hint(how_to_get())
         })
@@ -221,13 +213,11 @@ impl LibraryFiles {
 
 /// An error: a program with more rights than its user was given `file`, by an option or the environment.
 pub fn not_with_extra_rights(what: &str, file: &Path) -> Error {
-    Error::new(
-        ErrorKind::Usage,
-        format!(
-            "{}: this program runs with more rights than its user (set-user-id) and opens no file that the user \
+    error!(
+        Usage,
+        "{}: this program runs with more rights than its user (set-user-id) and opens no file that the user \
              names as {what}",
-            file.display()
-        ),
+        file.display()
     )
 }
 
@@ -243,6 +233,8 @@ fn beside_program() -> Option<Libraries> {
 
 #[cfg(test)]
 mod tests {
+    use qhx_base::ErrorKind;
+
     use super::*;
 
     #[test]

@@ -1,6 +1,6 @@
 //! The machines that the Python package index has QNN libraries for.
 
-use std::str::FromStr;
+use qhx_base::names;
 
 /// Version of the wheels that `qhx libraries install` fetches; they hold QAIRT 2.51.
 pub const VERSION: &str = "2.7.0";
@@ -29,10 +29,9 @@ pub struct Wheel {
     pub megabytes: u32,
 }
 
-impl Machine {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::LinuxAarch64, Self::WindowsArm64, Self::LinuxX86];
+names! { Machine: LinuxAarch64 = "linux-aarch64", WindowsArm64 = "windows-arm64", LinuxX86 = "linux-x86_64" }
 
+impl Machine {
     /// This machine, where it is one of them.
     pub const fn this() -> Option<Self> {
         if cfg!(all(target_os = "linux", target_env = "gnu", target_arch = "x86_64")) {
@@ -52,15 +51,6 @@ impl Machine {
             Self::LinuxAarch64 => "Boards with a Hexagon NPU under Linux",
             Self::WindowsArm64 => "Laptops with a Hexagon NPU",
             Self::LinuxX86 => "Any x86-64 Linux machine, where the libraries emulate the NPU",
-        }
-    }
-
-    /// The name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::LinuxAarch64 => "linux-aarch64",
-            Self::WindowsArm64 => "windows-arm64",
-            Self::LinuxX86 => "linux-x86_64",
         }
     }
 
@@ -103,16 +93,5 @@ impl Machine {
                 megabytes: 99,
             },
         }
-    }
-}
-
-impl FromStr for Machine {
-    type Err = String;
-
-    /// A machine by its name.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let names = || Self::ALL.map(Self::name).join(", ");
-        let found = Self::ALL.into_iter().find(|machine| machine.name() == text);
-        found.ok_or_else(|| format!("expected one of {}", names()))
     }
 }

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-use qhx_base::{Error, ErrorKind, Result, trace};
+use qhx_base::{Result, bail, error, trace};
 use qhx_core::engine::{Content, ContentPart, Model, Part, Prompt};
 use qhx_core::op::{Modality, OpDescription, Segment};
 use qhx_media::{Limits, Source};
@@ -69,10 +69,10 @@ impl Attachment {
         let (name, count) = (name.into(), samples.len());
         let max = usize::try_from(Limits::default().bytes / 4).unwrap_or(usize::MAX);
         if count == 0 || count > max || rate == 0 {
-            let message = format!(
+            bail!(
+                Usage,
                 "{name}: {count} samples at {rate} a second, expected 1 to {max} at more than 0"
             );
-            return Err(Error::new(ErrorKind::Usage, message));
         }
         let bytes = wave::file(samples, rate);
         Ok(Self::from_source(Modality::Audio, Source::Bytes { name, bytes }))
@@ -85,12 +85,13 @@ impl Attachment {
         }
         let takes: Vec<_> = op.modalities.iter().map(|modality| modality.name()).collect();
         let (wanted, takes) = (self.modality.name(), takes.join(", "));
-        let message = format!(
+        Err(error!(
+            Prompt,
             "{}: host-op {:?} does not take the modality {wanted}; it takes {takes}",
-            self.source, op.name
-        );
-        Err(Error::new(ErrorKind::Prompt, message)
-            .hint(format!("leave it out, or name a bundle whose model takes {wanted}")))
+            self.source,
+            op.name
+        )
+        .hint(format!("leave it out, or name a bundle whose model takes {wanted}")))
     }
 
     /// Decodes the file by the rules of the model's host-op. `fps`: frames of a video that are taken a second,
@@ -208,12 +209,12 @@ fn arrange(text: &str, given: &[Modality]) -> Result<Vec<Slot>> {
         let found = places.iter().filter(|(.., of)| *of == modality).count();
         let files = given.iter().filter(|of| **of == modality).count();
         if found > 0 && found != files {
-            let message = format!(
+            return Err(error!(
+                Prompt,
                 "placeholders {placeholder} in the text: {found}, files of {}: {files}; expected as many",
                 modality.name()
-            );
-            return Err(Error::new(ErrorKind::Prompt, message)
-                .hint("leave the placeholders out to have all of them before the text"));
+            )
+            .hint("leave the placeholders out to have all of them before the text"));
         }
     }
     let has_place = |modality: &Modality| places.iter().any(|(.., of)| of == modality);

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use qhx_base::hash::sha256;
 use qhx_base::rights::runs_with_extra_rights;
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result, error};
 use qhx_core::manifest::Manifest;
 use qhx_qnn::{Platform, Target};
 use serde::{Deserialize, Serialize};
@@ -260,11 +260,12 @@ pub fn writable(manifest: &Manifest) -> Result<PathBuf> {
             Err(e) => refused.push(format!("{}: {e}", folder.display())),
         }
     }
-    let what = format!("there is no folder for the prepared bundle: {}", refused.join("; "));
-    Err(Error::new(ErrorKind::Io, what).hint(format!(
-        "make the bundle's folder writable, or set {} to a folder that is",
-        crate::vars::CACHE_DIR
-    )))
+    Err(error!(Io, "there is no folder for the prepared bundle: {}", refused.join("; ")).hint(
+        format!(
+            "make the bundle's folder writable, or set {} to a folder that is",
+            crate::vars::CACHE_DIR
+        ),
+    ))
 }
 
 /// A preparation in a process of its own.

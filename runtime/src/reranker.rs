@@ -1,6 +1,6 @@
 //! Scores of documents for a query.
 
-use qhx_base::{CancelToken, Error, ErrorKind, Result, TooLong};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, TooLong, bail, error, setters};
 use qhx_core::engine::{Model, Prompt};
 use qhx_core::manifest::{Rerank, Verdict};
 use qhx_text::Tokenizer;
@@ -49,26 +49,17 @@ impl Scoring {
                 By::Head { sigmoid: *sigmoid }
             }
             Verdict::Tokens { yes, no } => By::Tokens(tokens(model, yes, no)?),
-            _ => {
-                return Err(Error::new(ErrorKind::Internal, "params.rerank is of an unknown kind"));
-            }
+            _ => bail!(Internal, "params.rerank is of an unknown kind"),
         };
         Ok(Self { rules, by, truncate: false })
     }
 
-    /// True to truncate texts that are too long together instead of refusing them: the longer text of a pair, as
-    /// `CrossEncoder` of sentence-transformers does, else the document, at its end.
-    #[must_use]
-    pub fn truncate(mut self, truncate: bool) -> Self {
-        self.truncate = truncate;
-        self
-    }
-
-    /// Task instruction for judging documents, instead of the manifest's `params.rerank.instruction`.
-    #[must_use]
-    pub fn instruction(mut self, instruction: impl Into<String>) -> Self {
-        self.rules.instruction = instruction.into();
-        self
+    setters! {
+        /// True to truncate texts that are too long together instead of refusing them: the longer text of a pair, as
+        /// `CrossEncoder` of sentence-transformers does, else the document, at its end.
+        truncate: bool,
+        /// Task instruction for judging documents, instead of the manifest's `params.rerank.instruction`.
+        instruction(instruction: impl Into<String>) => rules.instruction = instruction.into(),
     }
 
     /// Score of a document for a query: the probability of *yes* against *no*, from 0 to 1, or the value of the model's
@@ -136,11 +127,12 @@ impl Scoring {
         };
         let found = parts.iter().map(Vec::len).sum::<usize>();
         if found > max {
-            let message =
-                format!("query and document are {found} tokens, the encoder takes at most {max}");
-            return Err(Error::new(ErrorKind::Prompt, message)
-                .with_source(TooLong { max })
-                .hint("split the document, cut it with --truncate, or make the bundle with a larger --max-ctx"));
+            return Err(error!(
+                Prompt,
+                "query and document are {found} tokens, the encoder takes at most {max}"
+            )
+            .with_source(TooLong { max })
+            .hint("split the document, cut it with --truncate, or make the bundle with a larger --max-ctx"));
         }
         Ok(parts)
     }
@@ -223,18 +215,11 @@ impl Reranker {
         Ok(Self { model, scoring })
     }
 
-    /// Task instruction for judging documents, instead of the manifest's `params.rerank.instruction`.
-    #[must_use]
-    pub fn instruction(mut self, instruction: impl Into<String>) -> Self {
-        self.scoring = self.scoring.instruction(instruction);
-        self
-    }
-
-    /// Same as [`Scoring::truncate`].
-    #[must_use]
-    pub fn truncate(mut self, truncate: bool) -> Self {
-        self.scoring = self.scoring.truncate(truncate);
-        self
+    setters! {
+        /// Task instruction for judging documents, instead of the manifest's `params.rerank.instruction`.
+        instruction(instruction: impl Into<String>) => scoring.rules.instruction = instruction.into(),
+        /// Same as [`Scoring::truncate`].
+        truncate(truncate: bool) => scoring.truncate = truncate,
     }
 
     /// The model.
@@ -274,18 +259,18 @@ impl Reranker {
 
 fn rules(model: &Model) -> Result<Rerank> {
     model.manifest().params.rerank.clone().ok_or_else(|| {
-        let message = format!(
+        error!(
+            Usage,
             "{}: params.rerank is missing, which says what asks the model about a document",
             model.manifest().path.display()
-        );
-        Error::new(ErrorKind::Usage, message)
-            .hint("make the bundle of a reranker: `qhx forge --rerank`, or `--task score` of a cross-encoder")
+        )
+        .hint("make the bundle of a reranker: `qhx forge --rerank`, or `--task score` of a cross-encoder")
     })
 }
 
 fn fault(model: &Model, what: &str) -> Error {
     let path = model.manifest().path.display();
-    Error::new(ErrorKind::Manifest, format!("{path}: {what}"))
+    error!(Manifest, "{path}: {what}")
         .hint("params.rerank is of another model than artifacts.tokenizer, or a file was damaged")
 }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use qhx_base::trace::Trace;
-use qhx_base::{CancelToken, Result};
+use qhx_base::{CancelToken, Result, setters};
 use qhx_core::dump::Dump;
 use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::op::{OpDescription, OpProvider as _, ProgressFn};
@@ -182,141 +182,57 @@ impl std::fmt::Debug for RuntimeBuilder {
 }
 
 impl RuntimeBuilder {
-    /// Backend that executes graphs; [`BackendChoice::Auto`] by default.
-    #[must_use]
-    pub fn backend(mut self, backend: BackendChoice) -> Self {
-        self.settings.backend = backend;
-        self
-    }
-
-    /// Has an open backend execute the graphs, whatever [`RuntimeBuilder::backend`] asks for: one of the caller's own,
-    /// or one over another.
-    #[must_use]
-    pub fn executed_by(mut self, backend: Arc<dyn Backend>) -> Self {
-        self.settings.given = Some(backend);
-        self
-    }
-
-    /// The QNN libraries; the installed ones, or else those beside the program by default.
-    #[must_use]
-    pub fn libraries(mut self, files: LibraryFiles) -> Self {
-        self.settings.libraries = files;
-        self
-    }
-
-    /// Options for the NPU.
-    #[must_use]
-    pub fn device(mut self, device: DeviceOptions) -> Self {
-        self.settings.device = device;
-        self
-    }
-
-    /// Keeps at most `max` contexts loaded, and loads the others when their turn comes; all by default.
-    #[must_use]
-    pub fn max_contexts(mut self, max: usize) -> Self {
-        self.settings.max_contexts = Some(max);
-        self
-    }
-
-    /// Opens bundles whose golden steps give wrong answers on this device, too: they are not run. By default the
-    /// shortest is run when a bundle is opened for the first time with these libraries on this device, and a bundle
-    /// that fails is refused. The CPU is not asked, and bundles without [golden steps](crate::golden) open as they are.
-    #[must_use]
-    pub fn unverified(mut self, unverified: bool) -> Self {
-        self.settings.unverified = unverified;
-        self
-    }
-
-    /// Backend that decodes when the NPU runs prefill: the CPU often takes less time for a token of a small model. The
-    /// state is handed over once after each prompt; see [`Model::decode_on`]. Bundles that do not generate open as they
-    /// are. By default one backend runs both. [`Model::decoder`] reports the choice and the reason.
-    #[must_use]
-    pub fn decode_on(mut self, on: DecodeOn) -> Self {
-        self.settings.decode_on = Some(on);
-        self
-    }
-
-    /// Has the program `qhx` prepare a portable bundle of which nothing is prepared for this chip and these libraries,
-    /// in a process of its own, while the CPU answers. That process outlives this one. What is opened once it is done
-    /// runs on the NPU; the reason of [`Runtime::choose`] names the process and the file that it reports to. By
-    /// default, and with another choice than [`BackendChoice::Auto`], nothing is started.
-    #[must_use]
-    pub fn while_preparing(mut self, qhx: impl Into<PathBuf>) -> Self {
-        self.settings.while_preparing = Some(qhx.into());
-        self
-    }
-
-    /// Threads for the host's part and for the CPU backend; one a core by default.
-    #[must_use]
-    pub fn threads(mut self, threads: usize) -> Self {
-        self.settings.threads = Some(threads);
-        self
-    }
-
-    /// Precision that the CPU backend rounds activations to in matmuls with int8 and 4-bit weights; 16 bits by default.
-    /// 8 bits are faster and less exact. `activations` of [`Model::backend`]'s details reports the precision.
-    #[must_use]
-    pub fn cpu_activations(mut self, activations: Activations) -> Self {
-        self.settings.cpu_activations = activations;
-        self
-    }
-
-    /// Format of the CPU backend's KV caches; f32 by default. f16 halves the memory and, for a token after thousands of
-    /// others, the time spent on the caches. `caches` of [`Model::backend`]'s details reports the format.
-    #[must_use]
-    pub fn cpu_caches(mut self, caches: Caches) -> Self {
-        self.settings.cpu_caches = caches;
-        self
-    }
-
-    /// Which plugins are considered, and how. By default those of the user's folder and those beside the program are
-    /// found, and loaded without being tried in a process of their own: a library starts no processes unasked.
-    #[must_use]
-    pub fn plugins(mut self, plugins: PluginOptions) -> Self {
-        self.settings.plugins = plugins;
-        self
-    }
-
-    /// Ends all that is done with models of this runtime, now and later, within one graph execution.
-    #[must_use]
-    pub fn cancel(mut self, cancel: CancelToken) -> Self {
-        self.settings.cancel = cancel;
-        self
-    }
-
-    /// Called with (positions consumed, total) while a prompt is consumed.
-    #[must_use]
-    pub fn progress(mut self, progress: ProgressFn) -> Self {
-        self.settings.progress = Some(progress);
-        self
-    }
-
-    /// Called after each execution of a graph that succeeded, those of a first golden step included.
-    #[must_use]
-    pub fn executed(mut self, tap: Tap) -> Self {
-        self.settings.executed = Some(tap);
-        self
-    }
-
-    /// Dump that receives arrays of the model.
-    #[must_use]
-    pub fn dump(mut self, dump: Arc<Dump>) -> Self {
-        self.settings.dump = Some(dump);
-        self
-    }
-
-    /// Trace that records what was done and when.
-    #[must_use]
-    pub fn trace(mut self, trace: Arc<Trace>) -> Self {
-        self.settings.trace = Some(trace);
-        self
-    }
-
-    /// Memory for states of earlier conversations in each model, in bytes: see [`ModelOptions::keep_states`].
-    #[must_use]
-    pub fn keep_states(mut self, bytes: usize) -> Self {
-        self.settings.keep_states = bytes;
-        self
+    setters! {
+        /// Backend that executes graphs; [`BackendChoice::Auto`] by default.
+        backend(backend: BackendChoice) => settings.backend = backend,
+        /// Has an open backend execute the graphs, whatever [`RuntimeBuilder::backend`] asks for: one of the caller's
+        /// own, or one over another.
+        executed_by(backend: Arc<dyn Backend>) => settings.given = Some(backend),
+        /// The QNN libraries; the installed ones, or else those beside the program by default.
+        libraries(files: LibraryFiles) => settings.libraries = files,
+        /// Options for the NPU.
+        device(device: DeviceOptions) => settings.device = device,
+        /// Keeps at most `max` contexts loaded, and loads the others when their turn comes; all by default.
+        max_contexts(max: usize) => settings.max_contexts = Some(max),
+        /// Opens bundles whose golden steps give wrong answers on this device, too: they are not run. By default the
+        /// shortest is run when a bundle is opened for the first time with these libraries on this device, and a bundle
+        /// that fails is refused. The CPU is not asked, and bundles without [golden steps](crate::golden) open as they
+        /// are.
+        unverified(unverified: bool) => settings.unverified = unverified,
+        /// Backend that decodes when the NPU runs prefill: the CPU often takes less time for a token of a small model.
+        /// The state is handed over once after each prompt; see [`Model::decode_on`]. Bundles that do not generate open
+        /// as they are. By default one backend runs both. [`Model::decoder`] reports the choice and the reason.
+        decode_on(on: DecodeOn) => settings.decode_on = Some(on),
+        /// Has the program `qhx` prepare a portable bundle of which nothing is prepared for this chip and these
+        /// libraries, in a process of its own, while the CPU answers. That process outlives this one. What is opened
+        /// once it is done runs on the NPU; the reason of [`Runtime::choose`] names the process and the file that it
+        /// reports to. By default, and with another choice than [`BackendChoice::Auto`], nothing is started.
+        while_preparing(qhx: impl Into<PathBuf>) => settings.while_preparing = Some(qhx.into()),
+        /// Threads for the host's part and for the CPU backend; one a core by default.
+        threads(threads: usize) => settings.threads = Some(threads),
+        /// Precision that the CPU backend rounds activations to in matmuls with int8 and 4-bit weights; 16 bits by
+        /// default. 8 bits are faster and less exact. `activations` of [`Model::backend`]'s details reports the
+        /// precision.
+        cpu_activations(activations: Activations) => settings.cpu_activations = activations,
+        /// Format of the CPU backend's KV caches; f32 by default. f16 halves the memory and, for a token after
+        /// thousands of others, the time spent on the caches. `caches` of [`Model::backend`]'s details reports the
+        /// format.
+        cpu_caches(caches: Caches) => settings.cpu_caches = caches,
+        /// Which plugins are considered, and how. By default those of the user's folder and those beside the program
+        /// are found, and loaded without being tried in a process of their own: a library starts no processes unasked.
+        plugins(plugins: PluginOptions) => settings.plugins = plugins,
+        /// Ends all that is done with models of this runtime, now and later, within one graph execution.
+        cancel(cancel: CancelToken) => settings.cancel = cancel,
+        /// Called with (positions consumed, total) while a prompt is consumed.
+        progress(progress: ProgressFn) => settings.progress = Some(progress),
+        /// Called after each execution of a graph that succeeded, those of a first golden step included.
+        executed(tap: Tap) => settings.executed = Some(tap),
+        /// Dump that receives arrays of the model.
+        dump(dump: Arc<Dump>) => settings.dump = Some(dump),
+        /// Trace that records what was done and when.
+        trace(trace: Arc<Trace>) => settings.trace = Some(trace),
+        /// Memory for states of earlier conversations in each model, in bytes: see [`ModelOptions::keep_states`].
+        keep_states(bytes: usize) => settings.keep_states = bytes,
     }
 
     /// The runtime.

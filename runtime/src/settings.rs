@@ -1,12 +1,11 @@
 //! Settings of a [`Runtime`](crate::Runtime).
 
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use qhx_base::CancelToken;
 use qhx_base::trace::Trace;
+use qhx_base::{CancelToken, names, setters};
 use qhx_core::dump::Dump;
 use qhx_core::op::ProgressFn;
 use qhx_cpu::{Activations, Caches};
@@ -29,29 +28,7 @@ pub enum BackendChoice {
     Qnn,
 }
 
-impl BackendChoice {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Auto, Self::Cpu, Self::Qnn];
-
-    /// The name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Cpu => "cpu",
-            Self::Qnn => "qnn",
-        }
-    }
-}
-
-impl FromStr for BackendChoice {
-    type Err = String;
-
-    /// A choice by its name.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|choice| choice.name() == text);
-        found.ok_or_else(|| "expected auto, cpu or qnn".to_owned())
-    }
-}
+names! { BackendChoice: Auto = "auto", Cpu = "cpu", Qnn = "qnn" }
 
 /// Backend that decodes when the NPU runs prefill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,29 +42,7 @@ pub enum DecodeOn {
     Auto,
 }
 
-impl DecodeOn {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Auto, Self::Cpu, Self::Npu];
-
-    /// The name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Cpu => "cpu",
-            Self::Npu => "npu",
-            Self::Auto => "auto",
-        }
-    }
-}
-
-impl FromStr for DecodeOn {
-    type Err = String;
-
-    /// A choice by its name.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|choice| choice.name() == text);
-        found.ok_or_else(|| "expected auto, cpu or npu".to_owned())
-    }
-}
+names! { DecodeOn: Auto = "auto", Cpu = "cpu", Npu = "npu" }
 
 /// Options for the NPU.
 #[derive(Debug, Clone)]
@@ -121,46 +76,19 @@ impl Default for DeviceOptions {
 }
 
 impl DeviceOptions {
-    /// Hexagon architecture of the device: 81 for v81.
-    #[must_use]
-    pub fn arch(mut self, arch: impl Into<Option<u32>>) -> Self {
-        self.arch = arch.into();
-        self
-    }
-
-    /// The power mode that is voted for while the device is in use.
-    #[must_use]
-    pub fn power(mut self, power: PerfMode) -> Self {
-        self.power = power;
-        self
-    }
-
-    /// After how long without an execution the vote is given back.
-    #[must_use]
-    pub fn idle_release(mut self, idle_release: impl Into<Option<Duration>>) -> Self {
-        self.idle_release = idle_release.into();
-        self
-    }
-
-    /// Kind of memory for the graphs' inputs and outputs.
-    #[must_use]
-    pub fn memory(mut self, memory: MemoryMode) -> Self {
-        self.memory = memory;
-        self
-    }
-
-    /// libcdsprpc, which shares memory with the NPU.
-    #[must_use]
-    pub fn cdsprpc(mut self, cdsprpc: impl Into<Option<PathBuf>>) -> Self {
-        self.cdsprpc = cdsprpc.into();
-        self
-    }
-
-    /// Level of the library's profiling when there is a trace.
-    #[must_use]
-    pub fn profile(mut self, profile: ProfileLevel) -> Self {
-        self.profile = profile;
-        self
+    setters! {
+        /// Hexagon architecture of the device: 81 for v81.
+        arch(arch: impl Into<Option<u32>>) => arch = arch.into(),
+        /// The power mode that is voted for while the device is in use.
+        power: PerfMode,
+        /// After how long without an execution the vote is given back.
+        idle_release(idle_release: impl Into<Option<Duration>>) => idle_release = idle_release.into(),
+        /// Kind of memory for the graphs' inputs and outputs.
+        memory: MemoryMode,
+        /// libcdsprpc, which shares memory with the NPU.
+        cdsprpc(cdsprpc: impl Into<Option<PathBuf>>) => cdsprpc = cdsprpc.into(),
+        /// Level of the library's profiling when there is a trace.
+        profile: ProfileLevel,
     }
 }
 

@@ -21,6 +21,20 @@ pub struct Variable {
     pub reader: &'static str,
 }
 
+impl Variable {
+    const fn new(name: &'static str, what: &'static str, reader: &'static str) -> Self {
+        Self { name, what, more: "", default: "", reader }
+    }
+
+    const fn more(self, more: &'static str) -> Self {
+        Self { more, ..self }
+    }
+
+    const fn default(self, default: &'static str) -> Self {
+        Self { default, ..self }
+    }
+}
+
 /// libQnnHtp, where `--htp` is not given.
 pub const HTP: &str = "QHX_QNN_HTP";
 /// libQnnSystem, where `--qnn-system` is not given.
@@ -60,181 +74,103 @@ pub const GLIBC_TUNABLES: &str = "GLIBC_TUNABLES";
 
 /// All of them, in the order of the page.
 pub const ALL: [Variable; 25] = [
-    Variable {
-        name: HTP,
-        what: "path of libQnnHtp",
-        more: "as `--htp`; `export QHX_QNN_HTP=\"$(qhx libraries path --htp)\"` for the installed one",
-        default: "the installed libraries",
-        reader: "what opens QNN libraries",
-    },
-    Variable {
-        name: SYSTEM,
-        what: "path of libQnnSystem",
-        more: "as `--qnn-system`",
-        default: "beside libQnnHtp",
-        reader: "what opens QNN libraries",
-    },
-    Variable {
-        name: CDSPRPC,
-        what: "path of libcdsprpc, which shares memory with the NPU",
-        more: "as `--cdsprpc`",
-        default: "the device's",
-        reader: "what runs on the NPU",
-    },
-    Variable {
-        name: MEMORY,
-        what: "where inputs and outputs of graphs lie",
-        more: "as `--memory`: `auto`, `registered` or `raw`",
-        default: "`auto`",
-        reader: "what runs on the NPU",
-    },
-    Variable {
-        name: BACKEND,
-        what: "what executes graphs",
-        more: "`auto`, `cpu` or `qnn`",
-        default: "`auto`",
-        reader: "the C ABI, the Python package",
-    },
-    Variable {
-        name: DEVICE_ARCH,
-        what: "architecture of the device, such as `v81`",
-        more: "instead of what the libraries say, and where there is no device",
-        default: "the device's",
-        reader: "the C ABI, the Python package",
-    },
-    Variable {
-        name: CACHE_DIR,
-        what: "folder of the QNN libraries, of the demo's and of prepared bundles",
-        more: "",
-        default: "`qhx` in the user's cache folder",
-        reader: "`qhx libraries`, `qhx demo`, `qhx prepare`",
-    },
-    Variable {
-        name: PLUGIN_PATH,
-        what: "folders that are searched for plugins",
-        more: "separated like `PATH`; absolute ones only",
-        default: "",
-        reader: "what runs host-ops",
-    },
-    Variable {
-        name: LOG,
-        what: "what is logged",
-        more: "as `--log`: levels by target, such as `warn,qnn=debug`",
-        default: "`warn,qnn=error`",
-        reader: "all",
-    },
-    Variable {
-        name: QUERY_PREFIX,
-        what: "put before the query",
-        more: "set and empty means none",
-        default: "the bundle's prefix",
-        reader: "`qhx_embed`",
-    },
-    Variable {
-        name: DOC_PREFIX,
-        what: "put before documents",
-        more: "set and empty means none",
-        default: "the bundle's prefix",
-        reader: "`qhx_embed`",
-    },
-    Variable {
-        name: HF_ENDPOINT,
-        what: "the hub that bundles and checkpoints are fetched from",
-        more: "scheme and host",
-        default: "`https://huggingface.co`",
-        reader: "`qhx pull`, `qhx forge`",
-    },
-    Variable {
-        name: HF_TOKEN,
-        what: "what the hub knows you by",
-        more: "sent to that host only; or the file `HF_TOKEN_PATH`",
-        default: "`token` in `HF_HOME`",
-        reader: "`qhx pull`, `qhx forge`",
-    },
-    Variable {
-        name: HF_HOME,
-        what: "folder of what is fetched from a hub",
-        more: "in `hub` in it",
-        default: "`huggingface` in the user's cache folder",
-        reader: "what takes a bundle",
-    },
-    Variable {
-        name: HF_HUB_CACHE,
-        what: "the same folder, without `hub` in it",
-        more: "",
-        default: "`hub` in `HF_HOME`",
-        reader: "what takes a bundle",
-    },
-    Variable {
-        name: HF_HUB_OFFLINE,
-        what: "1 asks no hub",
-        more: "",
-        default: "",
-        reader: "`qhx pull`, `qhx forge`",
-    },
-    Variable {
-        name: "SSL_CERT_FILE",
-        what: "a file of certificates (PEM) of the authorities that are trusted instead of those built in",
-        more: "or `REQUESTS_CA_BUNDLE`",
-        default: "",
-        reader: "`qhx pull`, `qhx forge`",
-    },
-    Variable {
-        name: "HTTPS_PROXY",
-        what: "URL of a proxy to the hub",
-        more: "or `ALL_PROXY`; `NO_PROXY` has hosts that are reached without",
-        default: "",
-        reader: "`qhx pull`, `qhx forge`",
-    },
-    Variable {
-        name: "XDG_CACHE_HOME",
-        what: "the user's cache folder",
-        more: "remembers in `qhx` what came of trying plugins and context binaries; absolute, or passed over",
-        default: "`.cache` in `HOME`",
-        reader: "all, but on Windows",
-    },
-    Variable {
-        name: "XDG_DATA_HOME",
-        what: "the user's data folder",
-        more: "installed plugins are in `qhx/plugins` in it; absolute, or passed over",
-        default: "`.local/share` in `HOME`",
-        reader: "what runs host-ops, but on Windows",
-    },
-    Variable {
-        name: "HOME",
-        what: "the user's folder",
-        more: "absolute, or passed over",
-        default: "that of the system's user database",
-        reader: "all, but on Windows",
-    },
-    Variable {
-        name: NO_COLOR,
-        what: "no colours on the terminal",
-        more: "",
-        default: "colours on a terminal",
-        reader: "all",
-    },
-    Variable {
-        name: GLIBC_TUNABLES,
-        what: "settings of glibc's allocator",
-        more: "those that make binaries come out the same are added for the processes that compile",
-        default: "",
-        reader: "`qhx forge`, `qhx prepare`",
-    },
-    Variable {
-        name: "LD_LIBRARY_PATH",
-        what: "folders of libraries",
-        more: "",
-        default: "",
-        reader: "the dynamic loader",
-    },
-    Variable {
-        name: "ADSP_LIBRARY_PATH",
-        what: "folders of the DSP's libraries",
-        more: "parted by semicolons",
-        default: "the folder of the skels that belong to libQnnHtp",
-        reader: "the DSP's loader, on devices",
-    },
+    Variable::new(HTP, "path of libQnnHtp", "what opens QNN libraries")
+        .more(
+            "as `--htp`; `export QHX_QNN_HTP=\"$(qhx libraries path --htp)\"` for the installed \
+             one",
+        )
+        .default("the installed libraries"),
+    Variable::new(SYSTEM, "path of libQnnSystem", "what opens QNN libraries")
+        .more("as `--qnn-system`")
+        .default("beside libQnnHtp"),
+    Variable::new(
+        CDSPRPC,
+        "path of libcdsprpc, which shares memory with the NPU",
+        "what runs on the NPU",
+    )
+    .more("as `--cdsprpc`")
+    .default("the device's"),
+    Variable::new(MEMORY, "where inputs and outputs of graphs lie", "what runs on the NPU")
+        .more("as `--memory`: `auto`, `registered` or `raw`")
+        .default("`auto`"),
+    Variable::new(BACKEND, "what executes graphs", "the C ABI, the Python package")
+        .more("`auto`, `cpu` or `qnn`")
+        .default("`auto`"),
+    Variable::new(
+        DEVICE_ARCH,
+        "architecture of the device, such as `v81`",
+        "the C ABI, the Python package",
+    )
+    .more("instead of what the libraries say, and where there is no device")
+    .default("the device's"),
+    Variable::new(
+        CACHE_DIR,
+        "folder of the QNN libraries, of the demo's and of prepared bundles",
+        "`qhx libraries`, `qhx demo`, `qhx prepare`",
+    )
+    .default("`qhx` in the user's cache folder"),
+    Variable::new(PLUGIN_PATH, "folders that are searched for plugins", "what runs host-ops")
+        .more("separated like `PATH`; absolute ones only"),
+    Variable::new(LOG, "what is logged", "all")
+        .more("as `--log`: levels by target, such as `warn,qnn=debug`")
+        .default("`warn,qnn=error`"),
+    Variable::new(QUERY_PREFIX, "put before the query", "`qhx_embed`")
+        .more("set and empty means none")
+        .default("the bundle's prefix"),
+    Variable::new(DOC_PREFIX, "put before documents", "`qhx_embed`")
+        .more("set and empty means none")
+        .default("the bundle's prefix"),
+    Variable::new(
+        HF_ENDPOINT,
+        "the hub that bundles and checkpoints are fetched from",
+        "`qhx pull`, `qhx forge`",
+    )
+    .more("scheme and host")
+    .default("`https://huggingface.co`"),
+    Variable::new(HF_TOKEN, "what the hub knows you by", "`qhx pull`, `qhx forge`")
+        .more("sent to that host only; or the file `HF_TOKEN_PATH`")
+        .default("`token` in `HF_HOME`"),
+    Variable::new(HF_HOME, "folder of what is fetched from a hub", "what takes a bundle")
+        .more("in `hub` in it")
+        .default("`huggingface` in the user's cache folder"),
+    Variable::new(HF_HUB_CACHE, "the same folder, without `hub` in it", "what takes a bundle")
+        .default("`hub` in `HF_HOME`"),
+    Variable::new(HF_HUB_OFFLINE, "1 asks no hub", "`qhx pull`, `qhx forge`"),
+    Variable::new(
+        "SSL_CERT_FILE",
+        "a file of certificates (PEM) of the authorities that are trusted instead of those \
+         built in",
+        "`qhx pull`, `qhx forge`",
+    )
+    .more("or `REQUESTS_CA_BUNDLE`"),
+    Variable::new("HTTPS_PROXY", "URL of a proxy to the hub", "`qhx pull`, `qhx forge`")
+        .more("or `ALL_PROXY`; `NO_PROXY` has hosts that are reached without"),
+    Variable::new("XDG_CACHE_HOME", "the user's cache folder", "all, but on Windows")
+        .more(
+            "remembers in `qhx` what came of trying plugins and context binaries; absolute, or \
+             passed over",
+        )
+        .default("`.cache` in `HOME`"),
+    Variable::new("XDG_DATA_HOME", "the user's data folder", "what runs host-ops, but on Windows")
+        .more("installed plugins are in `qhx/plugins` in it; absolute, or passed over")
+        .default("`.local/share` in `HOME`"),
+    Variable::new("HOME", "the user's folder", "all, but on Windows")
+        .more("absolute, or passed over")
+        .default("that of the system's user database"),
+    Variable::new(NO_COLOR, "no colours on the terminal", "all").default("colours on a terminal"),
+    Variable::new(GLIBC_TUNABLES, "settings of glibc's allocator", "`qhx forge`, `qhx prepare`")
+        .more(
+            "those that make binaries come out the same are added for the processes that \
+             compile",
+        ),
+    Variable::new("LD_LIBRARY_PATH", "folders of libraries", "the dynamic loader"),
+    Variable::new(
+        "ADSP_LIBRARY_PATH",
+        "folders of the DSP's libraries",
+        "the DSP's loader, on devices",
+    )
+    .more("parted by semicolons")
+    .default("the folder of the skels that belong to libQnnHtp"),
 ];
 
 /// The value of a variable that is set and not empty.

@@ -89,7 +89,7 @@ impl ApiError {
     pub(crate) fn of_model(error: &Error, name: &str) -> Self {
         let client = |status| Self::new(status, plain(error.message(), name));
         match error.kind() {
-            ErrorKind::Prompt if TooLong::is_cause_of(error) => {
+            ErrorKind::Prompt if error.is_caused_by::<TooLong>() => {
                 let mut shown = client(StatusCode::BAD_REQUEST).code("context_length_exceeded");
                 if let Some(hint) = error.hint_text() {
                     shown.message.push_str("; ");
@@ -99,7 +99,7 @@ impl ApiError {
             }
             ErrorKind::Prompt | ErrorKind::Usage => client(StatusCode::BAD_REQUEST),
             ErrorKind::Cancelled => Self::later(format!("{name}: cancelled"), "cancelled"),
-            _ if NoRoom::is_cause_of(error) => {
+            _ if error.is_caused_by::<NoRoom>() => {
                 let message = format!("{name}: models in use leave no memory for it");
                 Self::later(message, "no_memory")
             }
@@ -170,12 +170,6 @@ impl ApiError {
 /// The cause of an error of a model that does not fit the memory beside those in use.
 #[derive(Debug)]
 pub(crate) struct NoRoom;
-
-impl NoRoom {
-    fn is_cause_of(error: &Error) -> bool {
-        std::error::Error::source(error).is_some_and(|cause| cause.is::<Self>())
-    }
-}
 
 impl std::fmt::Display for NoRoom {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use qhx::{Bundle, Error, ErrorKind, Result, Runtime};
+use qhx_base::setters;
 
 use crate::access_log::Record;
 
@@ -109,18 +110,6 @@ impl Default for ServerOptions {
     }
 }
 
-/// Methods that set a field each.
-macro_rules! setters {
-    ($($(#[$doc:meta])* $field:ident: $type:ty,)*) => {$(
-        $(#[$doc])*
-        #[must_use]
-        pub fn $field(mut self, $field: $type) -> Self {
-            self.$field = $field;
-            self
-        }
-    )*};
-}
-
 impl ServerOptions {
     setters! {
         /// Sets the runtime that opens the bundles.
@@ -149,6 +138,12 @@ impl ServerOptions {
         packs: bool,
         /// Sets whether a [`Record`] has the text of the request.
         log_prompts: bool,
+        /// Sets the number of generations that take turns on the device; at least 1.
+        parallel(parallel: usize) => parallel = parallel.max(1),
+        /// Bytes that loaded models may take; the one that was asked for the longest time ago goes.
+        memory(memory: impl Into<Option<u64>>) => memory = memory.into(),
+        /// Called with each request that is over, on a thread of the server.
+        on_request(f: impl Fn(&Record) + Send + Sync + 'static) => on_request = Some(Arc::new(f)),
     }
 
     /// Serves a bundle, too, under the name that its manifest has.
@@ -210,27 +205,6 @@ impl ServerOptions {
     #[must_use]
     pub fn allow_host(mut self, host: impl Into<String>) -> Self {
         self.allowed_hosts.push(host.into());
-        self
-    }
-
-    /// Sets the number of generations that take turns on the device; at least 1.
-    #[must_use]
-    pub fn parallel(mut self, parallel: usize) -> Self {
-        self.parallel = parallel.max(1);
-        self
-    }
-
-    /// Bytes that loaded models may take; the one that was asked for the longest time ago goes.
-    #[must_use]
-    pub fn memory(mut self, memory: impl Into<Option<u64>>) -> Self {
-        self.memory = memory.into();
-        self
-    }
-
-    /// Called with each request that is over, on a thread of the server.
-    #[must_use]
-    pub fn on_request(mut self, f: impl Fn(&Record) + Send + Sync + 'static) -> Self {
-        self.on_request = Some(Arc::new(f));
         self
     }
 }

@@ -104,7 +104,7 @@ fn the_header_is_what_rust_has() {
         "internal",
         "cancelled",
     ] {
-        let kind = qhx_base::ErrorKind::from_name(name).unwrap();
+        let kind: qhx_base::ErrorKind = name.parse().unwrap();
         kinds.push((format!("QHX_ERROR_{}", name.to_uppercase()), i32::from(kind.exit_code())));
     }
     let mut source = "#include <stdio.h>\n#include \"qhexrt_c.h\"\nint main(void) {\n".to_owned();

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use memmap2::Mmap;
 
 use crate::files::{self, FileIdentity};
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, error};
 
 /// A mapped file. Clones share the mapping.
 #[derive(Debug, Clone)]
@@ -111,12 +111,10 @@ impl FirstSeen {
             Some(first) if first == found => return Ok(file),
             Some(first) => first,
         };
-        Err(Error::new(
-            ErrorKind::Artifact,
-            format!(
-                "{}: replaced or changed since the bundle was opened: found {found}, expected {first}",
-                path.display()
-            ),
+        Err(error!(
+            Artifact,
+            "{}: replaced or changed since the bundle was opened: found {found}, expected {first}",
+            path.display()
         )
         .hint("open the bundle again to use the files that are there now"))
     }
@@ -172,9 +170,9 @@ impl Artifacts {
         let leaves =
             relative.components().any(|c| !matches!(c, Component::Normal(_) | Component::CurDir));
         if leaves || path.is_empty() {
-            return Err(Error::new(
-                ErrorKind::Manifest,
-                format!("manifest {pointer}: path {path:?} leaves the bundle's folder"),
+            return Err(error!(
+                Manifest,
+                "manifest {pointer}: path {path:?} leaves the bundle's folder"
             )
             .hint("paths in a manifest are relative to its folder, without `..`"));
         }

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::Thread;
 use std::time::Instant;
 
-use crate::{Error, ErrorKind, Result};
+use crate::{Result, error};
 
 /// A ticket to stop work with, such as one generation, within one graph execution. Clones
 /// share it, and two are equal when they do.
@@ -95,10 +95,10 @@ impl CancelToken {
     /// An error once the work was asked to stop.
     ///
     /// # Errors
-    /// [`ErrorKind::Cancelled`] once the token is cancelled.
+    /// [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled) once the token is cancelled.
     pub fn check(&self) -> Result<()> {
         match self.is_cancelled() {
-            true => Err(Error::new(ErrorKind::Cancelled, "cancelled")),
+            true => Err(error!(Cancelled, "cancelled")),
             false => Ok(()),
         }
     }

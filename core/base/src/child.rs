@@ -38,7 +38,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::escape::shown;
 use crate::stdout::redirect_to_stderr;
-use crate::{CancelToken, Error, ErrorKind, Result};
+use crate::{CancelToken, Error, ErrorKind, Result, error};
 
 /// Begins an answer.
 const MAGIC: [u8; 4] = *b"qhxA";
@@ -550,14 +550,11 @@ fn do_task(arguments: &[OsString], tasks: &[Task]) -> io::Result<()> {
     output.write_all(VERSION.as_bytes())?;
     for input in inputs()? {
         let answer = match tasks.iter().find(|(known, _)| OsStr::new(known) == name) {
-            Some((_, task)) => {
-                catch_unwind(AssertUnwindSafe(|| task(&input))).unwrap_or_else(|_| {
-                    Err(Error::new(ErrorKind::Internal, "the helper's task panicked"))
-                })
-            }
+            Some((_, task)) => catch_unwind(AssertUnwindSafe(|| task(&input)))
+                .unwrap_or_else(|_| Err(error!(Internal, "the helper's task panicked"))),
             None => {
                 let name = name.to_string_lossy();
-                Err(Error::new(ErrorKind::Internal, format!("the helper has no task {name:?}")))
+                Err(error!(Internal, "the helper has no task {name:?}"))
             }
         };
         let (failed, bytes) = match answer {
@@ -618,7 +615,7 @@ impl PlainError {
 
     // No `From`: a second one for `Error` would make the type of `?` ambiguous elsewhere.
     fn into_error(self) -> Error {
-        let kind = ErrorKind::from_name(&self.kind).unwrap_or(ErrorKind::Internal);
+        let kind = self.kind.parse().unwrap_or(ErrorKind::Internal);
         let mut error = Error::new(kind, self.message);
         if let Some(hint) = self.hint {
             error = error.hint(hint);

@@ -3,7 +3,7 @@
 //! A largest difference that is folded from 0 with `f32::max` skips NaN, so that an array of nothing but NaN would
 //! differ by 0 from any other. Here numbers have to be finite before their distance means anything.
 
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, bail, error};
 
 /// The distance of an array from the one that is expected.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,8 +38,7 @@ impl Distance {
                 if value.is_finite() {
                     return Ok(peak.max(value.abs()));
                 }
-                let message = format!("{which} {index} of {} is {value}", values.len());
-                Err(Error::new(ErrorKind::Graph, message)
+                Err(error!(Graph, "{which} {index} of {} is {value}", values.len())
                     .hint("only finite numbers can be compared"))
             })
         };
@@ -58,8 +57,7 @@ impl Distance {
     pub fn least_row(found: &[f32], expected: &[f32], width: usize) -> Result<(f64, usize)> {
         if width == 0 || !expected.len().is_multiple_of(width) || found.len() != expected.len() {
             let (found, expected) = (found.len(), expected.len());
-            let message = format!("{found} numbers, expected {expected} in rows of {width}");
-            return Err(Error::new(ErrorKind::Graph, message));
+            bail!(Graph, "{found} numbers, expected {expected} in rows of {width}");
         }
         let rows = found.chunks_exact(width).zip(expected.chunks_exact(width)).enumerate();
         let mut min = None;
@@ -70,7 +68,7 @@ impl Distance {
                 min = Some((cosine, row));
             }
         }
-        min.ok_or_else(|| Error::new(ErrorKind::Graph, "no numbers to compare"))
+        min.ok_or_else(|| error!(Graph, "no numbers to compare"))
     }
 
     /// The larger differences and the smaller cosine of two.

@@ -7,11 +7,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::escape::shown;
+use crate::names;
 
 /// Result with [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Kind of failure. Decides the exit code of the command line.
+/// Kind of failure. Decides the exit code of the command line. Its name is stable; it is used in JSON output and across
+/// the plugin interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -64,48 +66,24 @@ impl ErrorKind {
             Self::Cancelled => 130,
         }
     }
+}
 
-    /// The kind that is called `name`.
-    pub fn from_name(name: &str) -> Option<Self> {
-        [
-            Self::Usage,
-            Self::Manifest,
-            Self::Artifact,
-            Self::Runtime,
-            Self::Context,
-            Self::Graph,
-            Self::Plugin,
-            Self::Prompt,
-            Self::Execute,
-            Self::DeviceLost,
-            Self::Panicked,
-            Self::Cancelled,
-            Self::Io,
-            Self::Internal,
-        ]
-        .into_iter()
-        .find(|kind| kind.name() == name)
-    }
-
-    /// A stable lower-case name, used in JSON output and across the plugin interface.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Usage => "usage",
-            Self::Manifest => "manifest",
-            Self::Artifact => "artifact",
-            Self::Runtime => "runtime",
-            Self::Context => "context",
-            Self::Graph => "graph",
-            Self::Plugin => "plugin",
-            Self::Prompt => "prompt",
-            Self::Execute => "execute",
-            Self::DeviceLost => "device_lost",
-            Self::Panicked => "panicked",
-            Self::Cancelled => "cancelled",
-            Self::Io => "io",
-            Self::Internal => "internal",
-        }
-    }
+names! {
+    ErrorKind:
+    Usage = "usage",
+    Manifest = "manifest",
+    Artifact = "artifact",
+    Runtime = "runtime",
+    Context = "context",
+    Graph = "graph",
+    Plugin = "plugin",
+    Prompt = "prompt",
+    Execute = "execute",
+    DeviceLost = "device_lost",
+    Panicked = "panicked",
+    Cancelled = "cancelled",
+    Io = "io",
+    Internal = "internal",
 }
 
 /// A failure that a user can act on.
@@ -134,26 +112,12 @@ struct Inner {
 }
 
 /// The cause of an error about a prompt or text that has more positions than the context holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the context holds {max}")]
 pub struct TooLong {
     /// Positions that the context holds.
     pub max: usize,
 }
-
-impl TooLong {
-    /// True if an error is about such a prompt.
-    pub fn is_cause_of(error: &Error) -> bool {
-        StdError::source(error).is_some_and(|cause| cause.is::<Self>())
-    }
-}
-
-impl fmt::Display for TooLong {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the context holds {}", self.max)
-    }
-}
-
-impl StdError for TooLong {}
 
 /// Message of the system about a failure, without its number, which adds nothing to the words.
 pub fn why(error: &std::io::Error) -> String {
@@ -259,10 +223,47 @@ impl Error {
         self.0.code
     }
 
+    /// True if the cause is of this type, such as [`TooLong`].
+    pub fn is_caused_by<C: StdError + 'static>(&self) -> bool {
+        StdError::source(self).is_some_and(|cause| cause.is::<C>())
+    }
+
     /// Message and hint, for people: the hint stands on a second line.
     pub fn report(&self) -> Report<'_> {
         Report(self)
     }
+}
+
+/// An [`Error`] of a kind, with a message as of [`format!`].
+///
+/// ```
+/// let error = qhx_base::error!(Usage, "option top_p: found {}, expected at most 1", 1.5);
+/// assert_eq!(error.kind(), qhx_base::ErrorKind::Usage);
+/// assert_eq!(error.message(), "option top_p: found 1.5, expected at most 1");
+/// ```
+#[macro_export]
+macro_rules! error {
+    ($kind:ident, $($message:tt)+) => {
+        $crate::Error::new($crate::ErrorKind::$kind, ::std::format!($($message)+))
+    };
+}
+
+/// Returns an [`Error`] of a kind, with a message as of [`format!`].
+///
+/// ```
+/// fn check(top_k: usize) -> qhx_base::Result<()> {
+///     if top_k > 100 {
+///         qhx_base::bail!(Usage, "option top_k: found {top_k}, expected at most 100");
+///     }
+///     Ok(())
+/// }
+/// assert_eq!(check(101).unwrap_err().message(), "option top_k: found 101, expected at most 100");
+/// ```
+#[macro_export]
+macro_rules! bail {
+    ($kind:ident, $($message:tt)+) => {
+        return ::std::result::Result::Err($crate::error!($kind, $($message)+))
+    };
 }
 
 /// An [`Error`] for people: [`Error::report`].

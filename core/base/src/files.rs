@@ -16,7 +16,7 @@ pub use crate::error::why;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, error};
 
 /// Metadata that distinguishes a file and its state from others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -171,13 +171,11 @@ fn wrong(kind: ErrorKind, path: &Path, what: FileType) -> Error {
 
 /// The error for a file that links lead out of `folder`.
 pub fn leaves(path: &Path, folder: &Path) -> Error {
-    Error::new(
-        ErrorKind::Manifest,
-        format!(
-            "{}: a link out of the bundle's folder {}",
-            path.display(),
-            dunce::simplified(folder).display()
-        ),
+    error!(
+        Manifest,
+        "{}: a link out of the bundle's folder {}",
+        path.display(),
+        dunce::simplified(folder).display()
     )
     .hint("copy the file into the bundle")
 }

@@ -14,8 +14,10 @@ pub mod files;
 #[cfg(feature = "hash")]
 pub mod hash;
 pub mod memory;
+mod names;
 #[cfg(feature = "child")]
 pub mod rights;
+mod setters;
 pub mod snapshot;
 #[cfg(feature = "child")]
 pub mod stdout;
@@ -23,3 +25,4 @@ pub mod trace;
 
 pub use cancel::{CancelToken, LinkedToken};
 pub use error::{Error, ErrorKind, Report, Result, TooLong};
+pub use names::expected;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result, bail, error};
 
 use crate::npy::{self, Array};
 
@@ -48,12 +48,12 @@ impl Dump {
         for entry in std::fs::read_dir(folder).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
             if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy")) {
-                let message = format!(
+                return Err(error!(
+                    Usage,
                     "{}: there already, expected a folder without .npy files",
                     path.display()
-                );
-                return Err(Error::new(ErrorKind::Usage, message)
-                    .hint("name a new folder, or remove the files of an earlier run"));
+                )
+                .hint("name a new folder, or remove the files of an earlier run"));
             }
         }
         Ok(Self { target: Target::Folder(folder.to_owned()), dumped: Mutex::default() })
@@ -76,18 +76,14 @@ impl Dump {
     pub fn write(&self, name: &str, shape: &[usize], values: &[f32]) -> Result<()> {
         let legal = |c: u8| c.is_ascii_alphanumeric() || c == b'_';
         if !(1..=LONGEST_NAME).contains(&name.len()) || !name.bytes().all(legal) {
-            return Err(Error::new(
-                ErrorKind::Plugin,
-                format!(
-                    "dump {name:?}: expected a name of 1 to {LONGEST_NAME} ASCII letters, digits and _"
-                ),
-            ));
+            bail!(
+                Plugin,
+                "dump {name:?}: expected a name of 1 to {LONGEST_NAME} ASCII letters, digits and _"
+            );
         }
         let elements = shape.iter().try_fold(1_usize, |n, &d| n.checked_mul(d));
         if elements != Some(values.len()) {
-            let message =
-                format!("dump {name:?}: {} values, expected the shape {shape:?}", values.len());
-            return Err(Error::new(ErrorKind::Plugin, message));
+            bail!(Plugin, "dump {name:?}: {} values, expected the shape {shape:?}", values.len());
         }
         let mut made = self.dumped.lock().unwrap_or_else(PoisonError::into_inner);
         let count = made.counts.entry(name.to_owned()).or_default();

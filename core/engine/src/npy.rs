@@ -8,7 +8,7 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use half::f16;
-use qhx_base::{Error, ErrorKind, Result, files};
+use qhx_base::{ErrorKind, Result, error, files};
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 
@@ -29,7 +29,7 @@ impl Array {
     pub fn read(path: &Path, limit: u64) -> Result<Self> {
         let bytes = files::read(ErrorKind::Artifact, path, limit)?;
         Self::parse(&bytes).map_err(|what| {
-            Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display()))
+            error!(Artifact, "{}: {what}", path.display())
                 .hint("write it with numpy.save(path, array.astype(\"<f4\", order=\"C\"))")
         })
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use qhx_base::artifacts::Artifacts;
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Error, Result, error};
 use qhx_exec::Workspace;
 use qhx_exec::workspace::GraphStats;
 
@@ -214,11 +214,15 @@ pub trait HostOp: Send {
         None
     }
 
-    /// Time spent in graphs since the op was opened.
-    fn graph_time(&self) -> Duration;
+    /// Time spent in graphs since the op was opened; none for an op without graphs.
+    fn graph_time(&self) -> Duration {
+        Duration::ZERO
+    }
 
     /// Time and executions of every graph.
-    fn graph_stats(&self) -> Vec<GraphStats>;
+    fn graph_stats(&self) -> Vec<GraphStats> {
+        Vec::new()
+    }
 
     /// Executions that took far longer than their graph's median: see [`GraphStats::slow`].
     fn slow_executions(&self) -> u64 {
@@ -226,7 +230,9 @@ pub trait HostOp: Send {
     }
 
     /// Time in the op's own parts.
-    fn span_stats(&self) -> Vec<SpanStats>;
+    fn span_stats(&self) -> Vec<SpanStats> {
+        Vec::new()
+    }
 
     /// States that went from one backend to another since the op was opened; none where it is over one.
     fn hand_overs(&self) -> HandOvers {
@@ -235,27 +241,13 @@ pub trait HostOp: Send {
 }
 
 /// The cause of an error about a call that a host-op does not have: asking again is of no use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the host-op does not have the call")]
 pub struct Unsupported;
-
-impl Unsupported {
-    /// True where an error is about such a call.
-    pub fn is_cause_of(error: &Error) -> bool {
-        std::error::Error::source(error).is_some_and(|cause| cause.is::<Self>())
-    }
-}
-
-impl std::fmt::Display for Unsupported {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("the host-op does not have the call")
-    }
-}
-
-impl std::error::Error for Unsupported {}
 
 /// An error of a reply that is another call's.
 fn unexpected(call: &str, reply: &Reply<()>) -> Error {
-    Error::new(ErrorKind::Plugin, format!("the host-op's {call} gave {reply:?}"))
+    error!(Plugin, "the host-op's {call} gave {reply:?}")
 }
 
 /// Called with the positions of a prompt that are consumed, and their number.

@@ -1,6 +1,6 @@
 //! End of an answer: stop tokens and stop strings over streamed text.
 
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Result, error};
 use qhx_text::{Beginning, REASONING};
 
 /// Ends an answer at a token id or at a string. Strings act behind the reasoning, where an answer begins with one.
@@ -38,7 +38,7 @@ impl StopFilter {
     /// For an empty string, which would stop everything.
     pub fn check(strings: &[String]) -> Result<()> {
         if strings.iter().any(String::is_empty) {
-            return Err(Error::new(ErrorKind::Usage, "option stop: a stop string is empty")
+            return Err(error!(Usage, "option stop: a stop string is empty")
                 .hint("leave the option out to stop at the model's own end token only"));
         }
         Ok(())
@@ -193,6 +193,8 @@ impl StopFilter {
 
 #[cfg(test)]
 mod tests {
+    use qhx_base::ErrorKind;
+
     use super::*;
 
     fn filter(strings: &[&str]) -> StopFilter {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use llguidance::Matcher;
 use llguidance::toktrie::SimpleVob;
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Error, Result, error};
 
 /// Which tokens may come next in one answer, and which must.
 pub struct Constraint {
@@ -90,7 +90,7 @@ impl Constraint {
 }
 
 fn failed(error: &dyn fmt::Display) -> Error {
-    Error::new(ErrorKind::Usage, format!("the answer cannot go on: {}", short(error)))
+    error!(Usage, "the answer cannot go on: {}", short(error))
 }
 
 /// An error of `llguidance` in one line.

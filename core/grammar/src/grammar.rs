@@ -1,7 +1,7 @@
 //! Grammars in words.
 
 use llguidance::api::TopLevelGrammar;
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Result, bail, error};
 use qhx_text::{CallFormat, Tool};
 use serde_json::{Map, Value};
 
@@ -71,17 +71,12 @@ impl Grammar {
                 let choices = json("the list of choices", text)?;
                 let texts = choices.as_array().into_iter().flatten().map(Value::as_str);
                 let texts: Option<Vec<_>> = texts.map(|text| text.map(str::to_owned)).collect();
-                Self::Choice(texts.ok_or_else(|| {
-                    Error::new(ErrorKind::Usage, "the list of choices: expected texts")
-                })?)
+                Self::Choice(
+                    texts.ok_or_else(|| error!(Usage, "the list of choices: expected texts"))?,
+                )
             }
             4 => Self::Choice(text.split(',').map(|text| text.trim().to_owned()).collect()),
-            _ => {
-                return Err(Error::new(
-                    ErrorKind::Usage,
-                    format!("expected a kind of grammar from 0 to 4, found {kind}"),
-                ));
-            }
+            _ => bail!(Usage, "expected a kind of grammar from 0 to 4, found {kind}"),
         }))
     }
 
@@ -135,7 +130,7 @@ impl Grammar {
                 check_size(self.name(), choices.iter().map(String::len).sum())?;
                 if choices.is_empty() || choices.iter().any(String::is_empty) {
                     let what = if choices.is_empty() { "there are none" } else { "one is empty" };
-                    return Err(Error::new(ErrorKind::Usage, format!("the choices: {what}")));
+                    bail!(Usage, "the choices: {what}");
                 }
                 let choices: Vec<_> = choices.iter().map(|text| tools::literal(text)).collect();
                 Ok(TopLevelGrammar::from_lark(format!("start: {}", choices.join(" | "))))
@@ -145,11 +140,8 @@ impl Grammar {
                     check_depth(&tool.parameters)?;
                 }
                 let format = format.ok_or_else(|| {
-                    Error::new(
-                        ErrorKind::Usage,
-                        "the tools: the model calls none in a known format",
-                    )
-                    .hint("the chat template knows no tools; ask for JSON of a schema instead")
+                    error!(Usage, "the tools: the model calls none in a known format")
+                        .hint("the chat template knows no tools; ask for JSON of a schema instead")
                 })?;
                 let optional = matches!(self, Self::OptionalCalls(_));
                 let lark = tools::lark(tools, format, optional, special)?;
@@ -165,8 +157,7 @@ fn check_size(what: &str, bytes: usize) -> Result<()> {
     if bytes <= max {
         return Ok(());
     }
-    let message = format!("{what} has {bytes} bytes, expected at most {max}");
-    Err(Error::new(ErrorKind::Usage, message))
+    Err(error!(Usage, "{what} has {bytes} bytes, expected at most {max}"))
 }
 
 /// A value that a program built may be deeper than any that is read.
@@ -183,12 +174,10 @@ fn check_depth(schema: &Value) -> Result<()> {
         });
         level = inner.collect();
     }
-    let message = format!("the JSON schema is nested deeper than {MAX_DEPTH} levels");
-    Err(Error::new(ErrorKind::Usage, message))
+    Err(error!(Usage, "the JSON schema is nested deeper than {MAX_DEPTH} levels"))
 }
 
 fn json(what: &str, text: &str) -> Result<Value> {
     check_size(what, text.len())?;
-    serde_json::from_str(text)
-        .map_err(|e| Error::new(ErrorKind::Usage, format!("{what} is no JSON: {e}")))
+    serde_json::from_str(text).map_err(|e| error!(Usage, "{what} is no JSON: {e}"))
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Result, bail};
 use qhx_text::{CallFormat, Tool};
 use serde_json::Value;
 
@@ -33,7 +33,7 @@ pub(crate) fn lark(
     special: impl Fn(&str) -> Option<String>,
 ) -> Result<String> {
     if tools.is_empty() {
-        return Err(Error::new(ErrorKind::Usage, "the tools: there are none"));
+        bail!(Usage, "the tools: there are none");
     }
     let (start, end) = format.marks();
     let is_special = special(start).is_some();

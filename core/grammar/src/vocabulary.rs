@@ -9,7 +9,7 @@ use llguidance::toktrie::{
     InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv,
 };
 use llguidance::{Matcher, ParserFactory, TokenParser};
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result, error};
 use qhx_text::{CallFormat, Tokenizer};
 use serde_json::Value;
 
@@ -87,9 +87,8 @@ impl Vocabulary {
             factory.quiet().limits_mut().verbose_errors = false;
             Ok::<_, String>(factory)
         });
-        let factory = factory.map_err(|why| {
-            Error::new(ErrorKind::Artifact, format!("{}: {why}", tokenizer.path().display()))
-        })?;
+        let factory =
+            factory.map_err(|why| error!(Artifact, "{}: {why}", tokenizer.path().display()))?;
         Ok(Self { factory: Arc::new(factory), tokenizer: tokenizer.clone() })
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use qhx_base::{Error, ErrorKind, Result, files};
+use qhx_base::{Error, ErrorKind, Result, bail, error, files};
 use serde_json::{Map, Value, json};
 
 use super::jinja::{JinjaTemplate, MAX_SOURCE, Template};
@@ -74,10 +74,10 @@ impl ChatTemplate {
                 return Ok(Some(Self(Form::Jinja(Box::new(template)))));
             }
             if style == ChatStyle::Jinja {
-                return Err(Error::new(
-                    ErrorKind::Manifest,
+                return Err(error!(
+                    Manifest,
                     "/chat/style: \"jinja\", but there is no chat_template.jinja, and \
-                     tokenizer_config.json has no chat_template",
+                     tokenizer_config.json has no chat_template"
                 )
                 .hint("add the tokenizer_config.json of the model, or use \"markers\""));
             }
@@ -123,7 +123,7 @@ impl ChatTemplate {
     /// When the template refuses the conversation, exceeds a limit, or leaves out the message to go on with.
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String> {
         if messages.is_empty() {
-            return Err(Error::new(ErrorKind::Prompt, "the conversation has no messages"));
+            bail!(Prompt, "the conversation has no messages");
         }
         if options.add_generation_prompt && Message::goes_on(messages) {
             return self.render_open(messages, options);
@@ -149,10 +149,11 @@ impl ChatTemplate {
             && let Some(Value::Object(last)) = all.last_mut()
         {
             if last.get("tool_calls").and_then(Value::as_array).is_some_and(|all| !all.is_empty()) {
-                let message =
-                    "the last message asks for calls of tools: nothing can be added to it";
-                return Err(Error::new(ErrorKind::Prompt, message)
-                    .hint("add what the calls gave, as messages of the role tool"));
+                return Err(error!(
+                    Prompt,
+                    "the last message asks for calls of tools: nothing can be added to it"
+                )
+                .hint("add what the calls gave, as messages of the role tool"));
             }
             let content = last.entry("content").or_insert(Value::Null);
             match content {
@@ -230,13 +231,11 @@ fn text(path: &Path) -> Result<String> {
 /// `chat_template`: a string, or a list of `{name, template}` of which `default` is meant.
 fn named_template(path: &Path, config: &Value) -> Result<Option<String>> {
     let wrong = |found: &str| {
-        Err(Error::new(
-            ErrorKind::Artifact,
-            format!(
-                "{}: /chat_template: expected a string or a list of {{\"name\", \"template\"}}, \
+        Err(error!(
+            Artifact,
+            "{}: /chat_template: expected a string or a list of {{\"name\", \"template\"}}, \
                  found {found}",
-                path.display()
-            ),
+            path.display()
         ))
     };
     match config.get("chat_template") {

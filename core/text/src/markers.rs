@@ -1,6 +1,6 @@
 //! The chat template that the manifest's `chat` key declares, by its markers.
 
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Error, Result, bail, error};
 
 use super::Tokenizer;
 use super::message::{Content, ContentPart, Message, RenderOptions};
@@ -73,11 +73,8 @@ impl Markers {
         let mut media = options.media.iter();
         for (index, message) in messages.iter().enumerate() {
             let role = self.roles.iter().find(|r| r.name == message.role).ok_or_else(|| {
-                Error::new(
-                    ErrorKind::Prompt,
-                    format!("message {index}: role {:?} is unknown", message.role),
-                )
-                .hint("roles are system, user and assistant")
+                error!(Prompt, "message {index}: role {:?} is unknown", message.role)
+                    .hint("roles are system, user and assistant")
             })?;
             prompt.push_str(required(role.name, "prefix", &role.prefix)?);
             match &message.content {
@@ -108,12 +105,10 @@ impl Markers {
 /// A marker that the conversation needs.
 fn required<'a>(role: &str, key: &str, marker: &'a Option<String>) -> Result<&'a str> {
     marker.as_deref().ok_or_else(|| {
-        Error::new(
-            ErrorKind::Manifest,
-            format!(
-                "manifest /chat/{role}/{key}: missing, and the bundle has no chat template, so \
+        error!(
+            Manifest,
+            "manifest /chat/{role}/{key}: missing, and the bundle has no chat template, so \
                  this conversation cannot be rendered"
-            ),
         )
         .hint(
             "give the marker (\"\" for none, see docs/manifest.md), or put the model's \
@@ -130,10 +125,7 @@ fn spell(place: &str, marker: &Marker, tokenizer: Option<&Tokenizer>) -> Result<
             Piece::Text(piece) => text.push_str(piece),
             Piece::Token(id) => match tokenizer.and_then(|t| t.id_to_token(*id)) {
                 Some(token) => text.push_str(&token),
-                None => {
-                    let message = format!("manifest {place}: the tokenizer has no token {id}");
-                    return Err(Error::new(ErrorKind::Manifest, message));
-                }
+                None => bail!(Manifest, "manifest {place}: the tokenizer has no token {id}"),
             },
         }
     }

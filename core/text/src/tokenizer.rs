@@ -20,7 +20,7 @@ use tokenizers::{
 
 pub use bytes::TokenBytes;
 use qhx_base::artifacts::Mapped;
-use qhx_base::{CancelToken, Error, ErrorKind, Result, TooLong, files};
+use qhx_base::{CancelToken, Error, Result, TooLong, error, files};
 use size::Size;
 use vet::Refusal;
 
@@ -69,9 +69,8 @@ impl Tokenizer {
     /// # Errors
     /// When the file is no valid `tokenizer.json`, or asks for more than is allowed.
     pub fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Self> {
-        let fail = |why: String, hint: &str| {
-            Error::new(ErrorKind::Artifact, format!("{}: {why}", path.display())).hint(hint)
-        };
+        let fail =
+            |why: String, hint: &str| error!(Artifact, "{}: {why}", path.display()).hint(hint);
         let foreign = |why: String| {
             fail(
                 format!("not a tokenizer: {why}"),
@@ -193,10 +192,10 @@ impl Tokenizer {
         let added = self.inner.get_post_processor().map_or(0, |p| p.added_tokens(pair));
         max_tokens.checked_sub(added).ok_or_else(|| {
             let path = self.path.display();
-            let message = format!(
+            error!(
+                Prompt,
                 "{path}: {added} special tokens stand around each text, more than the {max_tokens} that fit"
-            );
-            Error::new(ErrorKind::Prompt, message)
+            )
         })
     }
 
@@ -318,7 +317,8 @@ impl Tokenizer {
     /// come out as more. Cancelling ends the wait for a long text.
     ///
     /// # Errors
-    /// [`ErrorKind::Prompt`] for a text that is too long, [`ErrorKind::Cancelled`], and any error of `job`.
+    /// [`ErrorKind::Prompt`](qhx_base::ErrorKind::Prompt) for a text that is too long,
+    /// [`ErrorKind::Cancelled`](qhx_base::ErrorKind::Cancelled), and any error of `job`.
     pub fn within<T: Send + 'static>(
         &self,
         text: &str,
@@ -338,8 +338,7 @@ impl Tokenizer {
     /// An error for a text that is more than `max_tokens` for certain.
     fn check_size(&self, text: &str, max_tokens: usize) -> Result<()> {
         let Some(why) = self.size.exceeds(text, max_tokens) else { return Ok(()) };
-        let message = format!("the text is too long: {why}, the context holds {max_tokens}");
-        Err(Error::new(ErrorKind::Prompt, message)
+        Err(error!(Prompt, "the text is too long: {why}, the context holds {max_tokens}")
             .with_source(TooLong { max: max_tokens })
             .hint("shorten the text, or forge the model with a larger --max-ctx"))
     }
@@ -385,7 +384,7 @@ impl Tokenizer {
             return cancelled();
         }
         let path = self.path.display();
-        Error::new(ErrorKind::Prompt, format!("{path}: the text cannot be tokenized: {why}"))
+        error!(Prompt, "{path}: the text cannot be tokenized: {why}")
     }
 
     /// Text of token ids, without special tokens. Bytes that are not UTF-8 become U+FFFD.
@@ -423,7 +422,7 @@ impl Tokenizer {
 
     fn not_decoded(&self, why: &str) -> Error {
         let path = self.path.display();
-        Error::new(ErrorKind::Artifact, format!("{path}: tokens cannot be decoded: {why}"))
+        error!(Artifact, "{path}: tokens cannot be decoded: {why}")
     }
 
     /// Decoder from tokens to text; without one they are joined by spaces.
@@ -459,7 +458,7 @@ impl Tokenizer {
 }
 
 fn cancelled() -> Error {
-    Error::new(ErrorKind::Cancelled, "cancelled while tokenizing")
+    error!(Cancelled, "cancelled while tokenizing")
 }
 
 /// Runs a job on a thread of its own. Once cancelled, nobody waits for it: it ends by itself, at the next word or
@@ -474,7 +473,7 @@ fn beside<T: Send + 'static>(
         // Nobody listens after a cancel.
         let _ = send.send(job());
     };
-    let internal = |why: String| Error::new(ErrorKind::Internal, format!("tokenizing: {why}"));
+    let internal = |why: String| error!(Internal, "tokenizing: {why}");
     thread.spawn(run).map_err(|e| internal(e.to_string()))?;
     loop {
         match receive.recv_timeout(Duration::from_millis(20)) {

@@ -234,7 +234,7 @@ fn follow(
             Message::Estimated(estimate) => estimates.lock().push(*estimate),
             Message::Finished(written) => bytes = Some(written),
             Message::Failed { kind, message, hint, code } => {
-                let kind = ErrorKind::from_name(&kind).unwrap_or(ErrorKind::Internal);
+                let kind = kind.parse().unwrap_or(ErrorKind::Internal);
                 let mut error = Error::new(kind, message);
                 if let Some(hint) = hint {
                     error = error.hint(hint);

@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 
 use etcetera::{BaseStrategy, choose_base_strategy};
 use qhx_base::rights::runs_with_extra_rights;
+use qhx_base::setters;
 
 use crate::probe::Prober;
 
@@ -50,46 +51,19 @@ pub struct PluginOptions {
 }
 
 impl PluginOptions {
-    /// Files that must load.
-    #[must_use]
-    pub fn files(mut self, files: impl IntoIterator<Item = PathBuf>) -> Self {
-        self.files = files.into_iter().collect();
-        self
-    }
-
-    /// Folders to search first.
-    #[must_use]
-    pub fn dirs(mut self, dirs: impl IntoIterator<Item = PathBuf>) -> Self {
-        self.dirs = dirs.into_iter().collect();
-        self
-    }
-
-    /// If true, only `files`, `dirs` and the ops linked in are considered.
-    #[must_use]
-    pub fn only_named(mut self, only_named: bool) -> Self {
-        self.only_named = only_named;
-        self
-    }
-
-    /// If true, only the ops linked in are considered.
-    #[must_use]
-    pub fn no_plugins(mut self, no_plugins: bool) -> Self {
-        self.no_plugins = no_plugins;
-        self
-    }
-
-    /// If true, the check of who could change a file is skipped.
-    #[must_use]
-    pub fn allow_untrusted(mut self, allow_untrusted: bool) -> Self {
-        self.allow_untrusted = allow_untrusted;
-        self
-    }
-
-    /// Tries every plugin that is not installed in a child process before it is loaded.
-    #[must_use]
-    pub fn prober(mut self, prober: impl Into<Option<Prober>>) -> Self {
-        self.prober = prober.into();
-        self
+    setters! {
+        /// Files that must load.
+        files(files: impl IntoIterator<Item = PathBuf>) => files = files.into_iter().collect(),
+        /// Folders to search first.
+        dirs(dirs: impl IntoIterator<Item = PathBuf>) => dirs = dirs.into_iter().collect(),
+        /// If true, only `files`, `dirs` and the ops linked in are considered.
+        only_named: bool,
+        /// If true, only the ops linked in are considered.
+        no_plugins: bool,
+        /// If true, the check of who could change a file is skipped.
+        allow_untrusted: bool,
+        /// Tries every plugin that is not installed in a child process before it is loaded.
+        prober(prober: impl Into<Option<Prober>>) => prober = prober.into(),
     }
 }
 

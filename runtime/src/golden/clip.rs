@@ -1,6 +1,6 @@
 //! The image or audio of a golden step: made by arithmetic, and kept in the file with it.
 
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result, bail};
 use qhx_core::engine::Model;
 use qhx_core::op::Modality;
 use qhx_types::Media;
@@ -91,9 +91,10 @@ impl Clip {
             Self::Image { width, height, rgb } => Media::image(rgb.clone(), *width, *height),
             Self::Audio { rate, samples, times } => {
                 if !(1..=MAX_TIMES).contains(times) {
-                    let what =
-                        format!("audio that is played {times} times, expected 1 to {MAX_TIMES}");
-                    return Err(Error::new(ErrorKind::Artifact, what));
+                    bail!(
+                        Artifact,
+                        "audio that is played {times} times, expected 1 to {MAX_TIMES}"
+                    );
                 }
                 let played = (0..*times).flat_map(|_| samples);
                 let samples = played.map(|sample| f32::from(*sample) / SCALE);

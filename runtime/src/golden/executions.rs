@@ -8,7 +8,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use qhx_base::compare::Distance;
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Result, error};
 use qhx_core::engine::Model;
 use qhx_exec::graph_runner;
 use qhx_exec::workspace::Executed;
@@ -177,12 +177,12 @@ pub(super) fn compare(step: &GoldenStep, seen: &[Seen], report: &mut StepReport)
         let there: Vec<usize> = found.outputs.iter().map(Vec::len).collect();
         let wanted: Vec<usize> = outputs.iter().map(|output| output.size).collect();
         if there != wanted {
-            let message = format!(
+            return Err(error!(
+                Artifact,
                 "golden step {:?}: graph {graph:?} gives {there:?} numbers, expected {wanted:?}",
                 step.name
-            );
-            return Err(Error::new(ErrorKind::Artifact, message)
-                .hint("the golden steps are of another model: forge the bundle again"));
+            )
+            .hint("the golden steps are of another model: forge the bundle again"));
         }
         for (found, expected) in found.outputs.iter().zip(outputs) {
             report.note(expected.distance(found));

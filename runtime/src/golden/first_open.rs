@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use qhx_base::{Error, ErrorKind, Result, trace};
+use qhx_base::{Error, Result, error, trace};
 use qhx_core::engine::Model;
 use qhx_exec::backend::Backend;
 
@@ -82,8 +82,7 @@ fn wrong(model: &Model, golden: &Golden, report: &StepReport, graphs: &str) -> E
         ),
     };
     let bundle = model.manifest().path.display();
-    let message = format!("{bundle}: wrong answers on this device: {found}; {graphs}");
-    Error::new(ErrorKind::Context, message).hint(
+    error!(Context, "{bundle}: wrong answers on this device: {found}; {graphs}").hint(
         "`qhx verify` compares files and all golden steps; --backend cpu runs the ONNX graphs; --unverified opens the \
          bundle all the same",
     )

@@ -18,7 +18,7 @@ use std::ops::ControlFlow;
 
 use half::f16;
 use qhx_base::compare::Distance;
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, bail, error};
 use qhx_core::Manifest;
 use qhx_core::engine::{Model, Part, Prompt, Request};
 use qhx_core::op::{Segment, Task};
@@ -475,7 +475,7 @@ impl Golden {
             .read_to_end(&mut bytes)
             .map_err(|e| Error::io(ErrorKind::Artifact, &name, e))?;
         let damaged = |what: String| {
-            Error::new(ErrorKind::Artifact, format!("{}: golden steps: {what}", name.display()))
+            error!(Artifact, "{}: golden steps: {what}", name.display())
                 .hint("download or forge the bundle again; --unverified opens it without them")
         };
         if bytes.len() as u64 > MAX_BYTES {
@@ -552,10 +552,11 @@ impl Golden {
         for (found, expected) in found.iter().zip(&step.expected) {
             if found.len() != expected.size {
                 let (found, size) = (found.len(), expected.size);
-                let message =
-                    format!("golden step {:?}: {found} numbers, expected {size}", step.name);
-                return Err(Error::new(ErrorKind::Artifact, message)
-                    .hint("the golden steps are of another model: forge the bundle again"));
+                return Err(error!(
+                    Artifact,
+                    "golden step {:?}: {found} numbers, expected {size}", step.name
+                )
+                .hint("the golden steps are of another model: forge the bundle again"));
             }
             report.note(expected.distance(found));
         }
@@ -807,8 +808,7 @@ fn check_f16(values: &[f32]) -> Result<()> {
     match values.iter().position(|value| !f16::from_f32(*value).is_finite()) {
         None => Ok(()),
         Some(at) => {
-            let message = format!("number {at} of {size} is {}, expected one of f16", values[at]);
-            Err(Error::new(ErrorKind::Graph, message))
+            Err(error!(Graph, "number {at} of {size} is {}, expected one of f16", values[at]))
         }
     }
 }
@@ -905,8 +905,7 @@ fn decoded(model: &mut Model, step: &GoldenStep) -> Result<Vec<Vec<f32>>> {
         } else {
             let (end, max_ctx) = (step.position.saturating_add(step.count()), model.info().max_ctx);
             if step.position > 0 && end > max_ctx {
-                let what = format!("{end} positions, the context holds {max_ctx}");
-                return Err(Error::new(ErrorKind::Artifact, what));
+                bail!(Artifact, "{end} positions, the context holds {max_ctx}");
             }
             let (op, prompt) = (model.op_mut(), [Segment::Tokens(&step.tokens)]);
             let drafts = !step.drafted.is_empty();
@@ -917,11 +916,10 @@ fn decoded(model: &mut Model, step: &GoldenStep) -> Result<Vec<Vec<f32>>> {
             if step.position > 0 {
                 let state = fill::stretched(&op.export_state()?, step.position);
                 let state = state.ok_or_else(|| {
-                    let what = format!(
-                        "the host-op's state cannot be brought to position {}",
-                        step.position
-                    );
-                    Error::new(ErrorKind::Internal, what)
+                    error!(
+                        Internal,
+                        "the host-op's state cannot be brought to position {}", step.position
+                    )
                 })?;
                 op.import_state(step.position, &state)?;
                 if drafts {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use qhx_base::{Error, ErrorKind, Result, files};
+use qhx_base::{Error, ErrorKind, Result, error, files};
 use serde_json::{Map, Value};
 
 /// Longest file that is read; the largest published one has 6 MB.
@@ -48,8 +48,7 @@ impl Lexicon {
         let words: HashMap<_, _> =
             words.into_iter().filter_map(|(word, value)| Some((word, text(&value)?))).collect();
         if words.is_empty() {
-            let what = format!("{}: a lexicon without words", file.display());
-            return Err(Error::new(ErrorKind::Usage, what)
+            return Err(error!(Usage, "{}: a lexicon without words", file.display())
                 .hint("expected {\"word\": \"phonemes\"}, as us_gold.json of misaki"));
         }
         Ok(Self { words })

@@ -11,7 +11,7 @@ mod wave;
 
 use std::path::Path;
 
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, error, setters};
 use qhx_core::engine::{Model, Prompt};
 use qhx_core::manifest::Speech;
 
@@ -42,25 +42,13 @@ impl Default for SpeakOptions {
 }
 
 impl SpeakOptions {
-    /// The name of a voice.
-    #[must_use]
-    pub fn with_voice(mut self, voice: impl Into<Option<String>>) -> Self {
-        self.voice = voice.into();
-        self
-    }
-
-    /// Speed; 1 is the voice's own.
-    #[must_use]
-    pub fn with_speed(mut self, speed: f32) -> Self {
-        self.speed = speed;
-        self
-    }
-
-    /// True if the text is phonemes already.
-    #[must_use]
-    pub fn with_phonemes(mut self, phonemes: bool) -> Self {
-        self.phonemes = phonemes;
-        self
+    setters! {
+        /// The name of a voice.
+        with_voice(voice: impl Into<Option<String>>) => voice = voice.into(),
+        /// Speed; 1 is the voice's own.
+        with_speed(speed: f32) => speed = speed,
+        /// True if the text is phonemes already.
+        with_phonemes(phonemes: bool) => phonemes = phonemes,
     }
 }
 
@@ -106,7 +94,7 @@ impl Speaker {
         let manifest = model.manifest();
         let path = manifest.path.display();
         let missing = |what: &str| {
-            Error::new(ErrorKind::Usage, format!("{path}: {what}, expected a bundle that speaks"))
+            error!(Usage, "{path}: {what}, expected a bundle that speaks")
                 .hint("such as one of Kokoro, which `qhx forge` makes: docs/voice.md")
         };
         let speech = manifest.params.speech.clone();
@@ -231,14 +219,12 @@ impl Speaker {
                     // A line's end is a space in phonemes.
                     None if character.is_whitespace() => {}
                     None if phonemes => {
-                        return Err(Error::new(
-                            ErrorKind::Prompt,
-                            format!("the model has no phoneme {character:?}"),
-                        )
-                        .hint(format!(
-                            "it has {}",
-                            symbols.keys().map(String::as_str).collect::<Vec<_>>().join("")
-                        )));
+                        return Err(error!(Prompt, "the model has no phoneme {character:?}").hint(
+                            format!(
+                                "it has {}",
+                                symbols.keys().map(String::as_str).collect::<Vec<_>>().join("")
+                            ),
+                        ));
                     }
                     None if !spoken.left_out.contains(&character) => {
                         spoken.left_out.push(character)
@@ -277,16 +263,17 @@ fn head(voices: &[String], options: &SpeakOptions) -> Result<[u32; 2]> {
         Some(name) => voices.iter().position(|known| known == name).ok_or_else(|| {
             let near = qhx_plugins::nearest(name, voices.iter().map(String::as_str));
             let near = near.map_or_else(String::new, |near| format!("did you mean {near:?}? "));
-            Error::new(ErrorKind::Usage, format!("the model has no voice {name:?}"))
+            error!(Usage, "the model has no voice {name:?}")
                 .hint(format!("{near}It has {}", voices.join(", ")))
         })?,
     };
     if !SPEEDS.contains(&options.speed) {
         let (min, max) = (SPEEDS.start(), SPEEDS.end());
-        let what = format!("speed {}, expected a number from {min} to {max}", options.speed);
-        return Err(
-            Error::new(ErrorKind::Usage, what).hint("1 is as the voice has it, 2 twice as fast")
-        );
+        return Err(error!(
+            Usage,
+            "speed {}, expected a number from {min} to {max}", options.speed
+        )
+        .hint("1 is as the voice has it, 2 twice as fast"));
     }
     Ok([voice as u32, (options.speed * 1000.0).round() as u32])
 }

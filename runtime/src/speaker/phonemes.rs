@@ -1,6 +1,6 @@
 //! A text as the phonemes of its sentences.
 
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Error, Result, error};
 
 use super::lexicon::Lexicon;
 use super::{Spoken, numbers, rules};
@@ -115,12 +115,12 @@ fn foreign(character: char, at: usize) -> Error {
     let code = u32::from(character);
     let script = SCRIPTS.iter().find(|(first, last, _)| (*first..=*last).contains(&code));
     let script = script.map_or("another", |(_, _, name)| name);
-    let what = format!(
+    error!(
+        Prompt,
         "character {} of the text is {character:?}, of {script} script, expected Latin letters",
         at + 1
-    );
-    Error::new(ErrorKind::Prompt, what)
-        .hint("give the phonemes of such a text instead (--phonemes on the command line)")
+    )
+    .hint("give the phonemes of such a text instead (--phonemes on the command line)")
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! those of the pipeline `automatic-speech-recognition` of `transformers` do with `stride_length_s`. Each gives the
 //! tokens that begin in its own part; what lies on either side of that only gives context.
 
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, Result, bail};
 use qhx_core::engine::FinishReason;
 
 use super::{Chunk, Live, Said, Times, TranscribeEvent, Transcriber, Transcript, media};
@@ -27,11 +27,11 @@ impl Transcriber {
         let Some(step) = window.checked_sub(left.saturating_add(right)).filter(|step| *step > 0)
         else {
             let path = self.model.manifest().path.display();
-            let what = format!(
+            bail!(
+                Artifact,
                 "{path}: params.transcription.context is {context:?}, expected less than the window, {} s",
                 window as f64 / rate
             );
-            return Err(Error::new(ErrorKind::Artifact, what));
         };
         let (mut transcript, mut ids) = (Transcript::default(), Vec::new());
         let mut open = Open::default();
@@ -44,7 +44,7 @@ impl Transcriber {
             let last = all <= end;
             transcript.seconds = all as f64 / rate;
             if all == 0 {
-                return Err(Error::new(ErrorKind::Prompt, "holds no audio (0 samples)"));
+                bail!(Prompt, "holds no audio (0 samples)");
             }
             if start == 0 && !last {
                 on_event(TranscribeEvent::Chunks {
@@ -121,12 +121,12 @@ impl Open {
     /// Adds what a window has in its own part.
     fn take(&mut self, said: &Said, own: &Own) -> Result<()> {
         if said.times.len() != said.ids.len() {
-            let what = format!(
+            bail!(
+                Artifact,
                 "the host-op gives times for {} of {} tokens, expected all, as params.transcription.context is set",
                 said.times.len(),
                 said.ids.len()
             );
-            return Err(Error::new(ErrorKind::Artifact, what));
         }
         // Times are multiples of a step that f32 may round.
         const HALF: f64 = 0.5e-3;

@@ -4,7 +4,7 @@ use std::io::Write as _;
 
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Result, bail};
 
 /// Limits of a window's words, as `transformers` has them (Radford et al. 2022, arXiv 2212.04356, section 4.5).
 #[derive(Debug, Clone, PartialEq)]
@@ -55,9 +55,7 @@ impl Limits {
     pub fn temperatures(self, temperatures: Vec<f32>) -> Result<Self> {
         let fits = |t: &f32| (0.0..=2.0).contains(t);
         if temperatures.is_empty() || !temperatures.iter().all(fits) {
-            let message =
-                format!("temperatures {temperatures:?}: expected at least one, from 0 to 2");
-            return Err(Error::new(ErrorKind::Usage, message));
+            bail!(Usage, "temperatures {temperatures:?}: expected at least one, from 0 to 2");
         }
         Ok(Self { temperatures, ..self })
     }

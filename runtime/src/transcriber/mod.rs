@@ -20,7 +20,7 @@ use crate::media::Attached;
 use join::join;
 pub use limits::Limits as TranscribeLimits;
 pub use live::Live;
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, error, setters};
 use qhx_core::Manifest;
 use qhx_core::engine::{FinishReason, Generation, Message, Model, Prompt, Request};
 use qhx_core::manifest::Transcription;
@@ -93,53 +93,21 @@ pub const TIMES: [(&str, Times); 3] =
     [("none", Times::None), ("segment", Times::Segment), ("word", Times::Word)];
 
 impl TranscribeOptions {
-    /// Prompt that asks the model for the words, instead of the manifest's `params.transcription`.
-    #[must_use]
-    pub fn with_instruction(mut self, instruction: impl Into<Option<Transcription>>) -> Self {
-        self.instruction = instruction.into();
-        self
-    }
-
-    /// Maximum number of tokens of a chunk.
-    #[must_use]
-    pub fn with_max_new(mut self, max_new: usize) -> Self {
-        self.max_new = max_new;
-        self
-    }
-
-    /// The language that is spoken, by its code.
-    #[must_use]
-    pub fn with_language(mut self, language: impl Into<Option<String>>) -> Self {
-        self.language = language.into();
-        self
-    }
-
-    /// Task: `transcribe` or `translate`.
-    #[must_use]
-    pub fn with_task(mut self, task: impl Into<Option<String>>) -> Self {
-        self.task = task.into();
-        self
-    }
-
-    /// Which times are wanted.
-    #[must_use]
-    pub fn with_times(mut self, times: Times) -> Self {
-        self.times = times;
-        self
-    }
-
-    /// Text that was said before.
-    #[must_use]
-    pub fn with_prompt(mut self, prompt: impl Into<Option<String>>) -> Self {
-        self.prompt = prompt.into();
-        self
-    }
-
-    /// When the words of a window are drawn again, or left out.
-    #[must_use]
-    pub fn with_limits(mut self, limits: TranscribeLimits) -> Self {
-        self.limits = limits;
-        self
+    setters! {
+        /// Prompt that asks the model for the words, instead of the manifest's `params.transcription`.
+        with_instruction(instruction: impl Into<Option<Transcription>>) => instruction = instruction.into(),
+        /// Maximum number of tokens of a chunk.
+        with_max_new(max_new: usize) => max_new = max_new,
+        /// The language that is spoken, by its code.
+        with_language(language: impl Into<Option<String>>) => language = language.into(),
+        /// Task: `transcribe` or `translate`.
+        with_task(task: impl Into<Option<String>>) => task = task.into(),
+        /// Which times are wanted.
+        with_times(times: Times) => times = times,
+        /// Text that was said before.
+        with_prompt(prompt: impl Into<Option<String>>) => prompt = prompt.into(),
+        /// When the words of a window are drawn again, or left out.
+        with_limits(limits: TranscribeLimits) => limits = limits,
     }
 
     /// Prompt that asks the model of this manifest for the words.
@@ -151,7 +119,7 @@ impl TranscribeOptions {
         declared.cloned().ok_or_else(|| {
             let what =
                 "params.transcription is missing, which says what asks the model for the words";
-            Error::new(ErrorKind::Usage, format!("{}: {what}", manifest.path.display()))
+            error!(Usage, "{}: {what}", manifest.path.display())
                 .hint("give it: --prompt TEXT, with --chat where the model answers messages")
         })
     }
@@ -300,27 +268,25 @@ impl Transcriber {
     /// Checks the options against what the bundle declares.
     fn check(&self) -> Result<()> {
         let Transcription { languages, tasks, times, previous, .. } = &self.instruction;
-        let named = |what: &str,
-                     name: &Option<String>,
-                     known: &std::collections::BTreeMap<String, u32>| {
-            let Some(name) = name.as_ref().filter(|name| !known.contains_key(*name)) else {
-                return Ok(());
+        let named =
+            |what: &str, name: &Option<String>, known: &std::collections::BTreeMap<String, u32>| {
+                let Some(name) = name.as_ref().filter(|name| !known.contains_key(*name)) else {
+                    return Ok(());
+                };
+                let path = self.model.manifest().path.display();
+                if known.is_empty() {
+                    return Err(error!(
+                        Usage,
+                        "{path}: the {what} {name:?} is asked for, and the model has one only"
+                    )
+                    .hint(format!("leave --{what} out")));
+                }
+                let names: Vec<_> = known.keys().map(String::as_str).collect();
+                let near = qhx_plugins::nearest(name, names.iter().copied());
+                let near = near.map_or_else(String::new, |near| format!("did you mean {near:?}? "));
+                Err(error!(Usage, "{path}: the model does not know the {what} {name:?}")
+                    .hint(format!("{near}It knows {}", names.join(", "))))
             };
-            let path = self.model.manifest().path.display();
-            if known.is_empty() {
-                let message =
-                    format!("{path}: the {what} {name:?} is asked for, and the model has one only");
-                return Err(
-                    Error::new(ErrorKind::Usage, message).hint(format!("leave --{what} out"))
-                );
-            }
-            let names: Vec<_> = known.keys().map(String::as_str).collect();
-            let near = qhx_plugins::nearest(name, names.iter().copied());
-            let near = near.map_or_else(String::new, |near| format!("did you mean {near:?}? "));
-            let message = format!("{path}: the model does not know the {what} {name:?}");
-            Err(Error::new(ErrorKind::Usage, message)
-                .hint(format!("{near}It knows {}", names.join(", "))))
-        };
         named("language", &self.options.language, languages)?;
         named("task", &self.options.task, tasks)?;
         let refused = |what: &str, why: &str| Err(self.refused(what, why));
@@ -342,7 +308,7 @@ impl Transcriber {
 
     fn refused(&self, what: &str, why: &str) -> Error {
         let path = self.model.manifest().path.display();
-        Error::new(ErrorKind::Usage, format!("{path}: {what}: {why}"))
+        error!(Usage, "{path}: {what}: {why}")
     }
 
     /// Errors unless the model finds when each word is spoken, which [`Times::Word`] needs.
@@ -562,10 +528,7 @@ impl Transcriber {
     fn tokenizer(&self) -> Result<&Tokenizer> {
         let missing = || {
             let what = "artifacts.tokenizer is missing, without which tokens are no text";
-            Error::new(
-                ErrorKind::Artifact,
-                format!("{}: {what}", self.model.manifest().path.display()),
-            )
+            error!(Artifact, "{}: {what}", self.model.manifest().path.display())
         };
         self.model.tokenizer().ok_or_else(missing)
     }
@@ -580,7 +543,7 @@ impl Transcriber {
         let window = self.instruction.window.ok_or_else(|| {
             let what = "params.transcription.window is missing, the seconds of audio that the model takes at once";
             let path = self.model.manifest().path.display();
-            Error::new(ErrorKind::Artifact, format!("{path}: {what}"))
+            error!(Artifact, "{path}: {what}")
         })?;
         Ok(((window * f64::from(rate)) as usize).max(1))
     }
@@ -614,13 +577,11 @@ impl Transcriber {
         let mut takes = |samples: usize| -> Result<()> {
             match positions(model, samples)? {
                 positions if positions <= max => Ok(()),
-                positions => Err(Error::new(
-                    ErrorKind::Prompt,
-                    format!(
-                        "{:.1} s of audio take {positions} positions, and the context of {max_ctx} has {max} for \
-                         audio beside a request of {request}",
-                        seconds(audio, samples.min(all))
-                    ),
+                positions => Err(error!(
+                    Prompt,
+                    "{:.1} s of audio take {positions} positions, and the context of {max_ctx} has {max} for audio \
+                     beside a request of {request}",
+                    seconds(audio, samples.min(all))
                 )
                 .hint("forge the model with a larger --max-ctx")),
             }

@@ -5,7 +5,7 @@
 //! One difference: the features of a window are those of its own samples, and not cut from the features of the whole,
 //! so that audio can be transcribed while it is recorded.
 
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, ErrorKind, Result, bail};
 use qhx_core::engine::{FinishReason, Generation, Part, Prompt, Request};
 use qhx_core::manifest::{TimeTokens, Transcription};
 use qhx_core::op::Segment;
@@ -73,7 +73,7 @@ impl Transcriber {
         mut on_event: impl FnMut(TranscribeEvent<'_>),
     ) -> Result<Transcript> {
         let Some(times) = self.instruction.times else {
-            return Err(Error::new(ErrorKind::Internal, "a model without times"));
+            bail!(Internal, "a model without times");
         };
         let rate = live.rate;
         let window = self.window(rate)?;
@@ -160,8 +160,7 @@ impl Transcriber {
             seek += next.unwrap_or(here).min(here);
         }
         if transcript.seconds == 0.0 {
-            let message = "holds no audio (0 samples)";
-            return Err(Error::new(ErrorKind::Prompt, message));
+            bail!(Prompt, "holds no audio (0 samples)");
         }
         transcript.text = transcript.text.trim().to_owned();
         Ok(transcript)

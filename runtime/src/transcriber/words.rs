@@ -1,6 +1,6 @@
 //! Words of tokens, each of which has its times.
 
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Result, bail};
 use qhx_core::engine::FinishReason;
 
 use super::{Chunk, Times, Transcriber};
@@ -20,8 +20,7 @@ impl Transcriber {
             return Ok(Vec::new());
         }
         if times.is_empty() && !whole.ids.is_empty() {
-            let message = "times of words: the host-op gives no times of its tokens";
-            return Err(Error::new(ErrorKind::Usage, message));
+            bail!(Usage, "times of words: the host-op gives no times of its tokens");
         }
         let times = times.iter().map(|time| time.map(|time| whole.start + f64::from(time)));
         self.words(&whole.ids, &times.collect::<Vec<_>>())

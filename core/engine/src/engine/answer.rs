@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::model::Model;
 use super::types::Prompt;
 use crate::op::{Answer, HostOp as _, Segment, Task};
-use qhx_base::{CancelToken, Error, ErrorKind, Result, trace};
+use qhx_base::{CancelToken, Result, bail, error, trace};
 use qhx_types::Media;
 
 impl Model {
@@ -38,9 +38,7 @@ impl Model {
     ) -> Result<Vec<[f32; 2]>> {
         if !self.info().aligns {
             let (path, name) = (self.manifest().path.display(), &self.op().description.name);
-            let message =
-                format!("{path}: host-op {name:?} finds no times of tokens in the bundle");
-            return Err(Error::new(ErrorKind::Usage, message));
+            bail!(Usage, "{path}: host-op {name:?} finds no times of tokens in the bundle");
         }
         let found = self.cancellable(cancel, |model| {
             let encoded = model.encode_whole(prompt)?;
@@ -65,9 +63,7 @@ impl Model {
             false => {
                 let name = &self.op().description.name;
                 let (times, said) = (times.len(), said.len());
-                let message =
-                    format!("host-op {name:?}: answer gave {times} times for {said} tokens");
-                Err(Error::new(ErrorKind::Plugin, message))
+                Err(error!(Plugin, "host-op {name:?}: answer gave {times} times for {said} tokens"))
             }
         }
     }
@@ -118,9 +114,10 @@ impl Model {
             serde_json::Value::Null => Ok(serde_json::Map::new()),
             other => {
                 let name = &self.op().description.name;
-                let message =
-                    format!("host-op {name:?}: note returned {other}, expected a JSON object");
-                Err(Error::new(ErrorKind::Plugin, message))
+                Err(error!(
+                    Plugin,
+                    "host-op {name:?}: note returned {other}, expected a JSON object"
+                ))
             }
         }
     }

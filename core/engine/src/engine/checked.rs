@@ -10,7 +10,7 @@ use crate::op::{
     Answer, Call, Effect, HandOvers, HostOp, Logits, OpenInfo, Placement, Reply, Segment,
     SnapshotId, SpanStats,
 };
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Error, Result, bail, error};
 use qhx_exec::workspace::GraphStats;
 
 /// Checks an op after every call that succeeds. A call that fails is its own error.
@@ -72,8 +72,7 @@ impl Checked {
 
     /// Error about a fault of the op, with a hint at what its author may have forgotten.
     fn wrong(&self, what: impl std::fmt::Display, forgotten: &str) -> Error {
-        let message = format!("host-op {:?}: {what}", self.name);
-        Error::new(ErrorKind::Plugin, message)
+        error!(Plugin, "host-op {:?}: {what}", self.name)
             .hint(format!("{forgotten}; this is a fault of the op, report it to its author"))
     }
 
@@ -180,24 +179,37 @@ pub(super) fn add_spans(stats: &mut Vec<SpanStats>, others: &[SpanStats]) {
     }
 }
 
+/// Takes away what was counted `before`.
+pub(super) fn subtract_spans(stats: &mut [SpanStats], before: &[SpanStats]) {
+    for span in stats {
+        if let Some(before) = before.iter().find(|before| before.name == span.name) {
+            span.count = span.count.saturating_sub(before.count);
+            span.busy = span.busy.saturating_sub(before.busy);
+        }
+    }
+}
+
 /// Errors for values of which one is not finite.
 fn check_finite(name: &str, what: &str, values: &[f32]) -> Result<()> {
     let Some(index) = values.iter().position(|value| !value.is_finite()) else { return Ok(()) };
     let (value, count) = (values[index], values.len());
-    let message = format!(
+    Err(error!(
+        Execute,
         "host-op {name:?}: value {index} of {what}'s {count} is {value}, expected a finite number"
-    );
-    Err(Error::new(ErrorKind::Execute, message)
-        .hint("a graph overflowed or a weight file is damaged; `qhx verify` checks the files"))
+    )
+    .hint("a graph overflowed or a weight file is damaged; `qhx verify` checks the files"))
 }
 
 /// Errors for a vector that is near nothing: one with a value that is not finite, or only zeros.
 fn check_embedding(name: &str, vector: &[f32]) -> Result<()> {
     check_finite(name, "the embedding", vector)?;
     if vector.iter().all(|value| *value == 0.0) {
-        let message =
-            format!("host-op {name:?}: all {} values of the embedding are 0", vector.len());
-        return Err(Error::new(ErrorKind::Execute, message).hint(
+        return Err(error!(
+            Execute,
+            "host-op {name:?}: all {} values of the embedding are 0",
+            vector.len()
+        )
+        .hint(
             "the last graph did not write its output, or a weight file is damaged; `qhx verify` \
              checks the files",
         ));
@@ -214,9 +226,10 @@ fn check_scores(name: &str, scores: &[f32]) -> Result<()> {
 fn check_answer(name: &str, answer: &Answer) -> Result<()> {
     let Answer { tokens, times, .. } = answer;
     let fault = |what: String| {
-        let message =
-            format!("host-op {name:?}: {what}; this is a fault of the op, report it to its author");
-        Err(Error::new(ErrorKind::Plugin, message))
+        Err(error!(
+            Plugin,
+            "host-op {name:?}: {what}; this is a fault of the op, report it to its author"
+        ))
     };
     if !times.is_empty() && times.len() != tokens.len() {
         return fault(format!("answer gave {} times for {} tokens", times.len(), tokens.len()));
@@ -245,12 +258,12 @@ fn check_vectors(
         return check(name, vectors);
     }
     if dim == 0 || Some(vectors.len()) != dim.checked_mul(texts) {
-        let message = format!(
+        bail!(
+            Plugin,
             "host-op {name:?}: {call} of {texts} texts gave {} values, expected {dim} for each; this is a fault of the \
              op, report it to its author",
             vectors.len()
         );
-        return Err(Error::new(ErrorKind::Plugin, message));
     }
     vectors.chunks_exact(dim).try_for_each(|vector| check(name, vector))
 }
@@ -338,12 +351,7 @@ impl HostOp for Checked {
 
     fn span_stats(&self) -> Vec<SpanStats> {
         let mut stats = self.op.span_stats();
-        for forgotten in &self.forgotten.1 {
-            if let Some(stats) = stats.iter_mut().find(|stats| stats.name == forgotten.name) {
-                stats.count = stats.count.saturating_sub(forgotten.count);
-                stats.busy = stats.busy.saturating_sub(forgotten.busy);
-            }
-        }
+        subtract_spans(&mut stats, &self.forgotten.1);
         add_spans(&mut stats, &self.span_stats);
         stats
     }

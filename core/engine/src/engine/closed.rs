@@ -1,10 +1,7 @@
 //! Placeholder for a host-op that was closed and could not be opened again yet.
 
-use std::time::Duration;
-
-use crate::op::{Call, Effect, HostOp, Logits, OpenInfo, Placement, Reply, Segment, SpanStats};
-use qhx_base::{Error, ErrorKind, Result};
-use qhx_exec::workspace::GraphStats;
+use crate::op::{Call, Effect, HostOp, Logits, OpenInfo, Placement, Reply, Segment};
+use qhx_base::{Error, Result, error};
 
 /// Declares what the closed op declared, and does nothing.
 pub(super) struct Closed {
@@ -19,7 +16,7 @@ impl Closed {
 }
 
 fn closed() -> Error {
-    Error::new(ErrorKind::Usage, "the host-op is closed, since it could not be opened again")
+    error!(Usage, "the host-op is closed, since it could not be opened again")
         .hint("open it again with Model::reopen, or open the model again")
 }
 
@@ -50,17 +47,5 @@ impl HostOp for Closed {
 
     fn values(&self) -> Result<&[f32]> {
         Err(closed())
-    }
-
-    fn graph_time(&self) -> Duration {
-        Duration::ZERO
-    }
-
-    fn graph_stats(&self) -> Vec<GraphStats> {
-        Vec::new()
-    }
-
-    fn span_stats(&self) -> Vec<SpanStats> {
-        Vec::new()
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::manifest::{ContextEntry, Manifest};
 use qhx_base::artifacts::Artifacts;
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Result, error};
 use qhx_exec::backend::{Backend, ContextSource};
 
 /// The contexts to open, in the manifest's order: all, except optional sets of which no file is there.
@@ -69,12 +69,10 @@ fn is_there(
     match (here, missing) {
         (None, _) => Ok(false),
         (Some(_), None) => Ok(true),
-        (Some(here), Some(missing)) => Err(Error::new(
-            ErrorKind::Artifact,
-            format!(
-                "{}: {missing} is missing, but {here} of the same optional set {set:?} is there",
-                artifacts.root().display()
-            ),
+        (Some(here), Some(missing)) => Err(error!(
+            Artifact,
+            "{}: {missing} is missing, but {here} of the same optional set {set:?} is there",
+            artifacts.root().display()
         )
         .hint(
             "complete the download, or remove all files of the set: the bundle works without it",

@@ -3,18 +3,18 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::checked::subtract_spans;
 use super::grammar::GrammarCursor;
 use super::model::Model;
 use super::prompt::Encoded;
-use super::score::Scored;
 use super::speculate::{Start, StepTime};
-use super::types::{Event, FinishReason, Generation, Speculate, Timings};
-use crate::op::{HandOvers, HostOp as _, OpenInfo, SpanStats};
+use super::types::{Event, FinishReason, Generation, PromptToken, Speculate, Timings};
+use crate::op::{HandOvers, HostOp as _, Logits, OpenInfo, SpanStats};
 use crate::sampling::{AllowedTokens, Logprobs, Rules, Sampler, SamplingParams, TokenLogprobs};
 use crate::stop::StopFilter;
 use qhx_base::LinkedToken;
 use qhx_base::trace::{Category, Event as Traced};
-use qhx_base::{CancelToken, Error, ErrorKind, Result, trace};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, bail, trace};
 use qhx_text::{Beginning, Detokenizer};
 
 /// Text that becomes complete token by token, when the bundle has a tokenizer.
@@ -81,7 +81,7 @@ pub(super) struct GenerationState {
     /// Log-probabilities that were asked for.
     pub logprobs: Option<LogprobRecorder>,
     /// Log-probabilities of the prompt's tokens, if they were asked for.
-    pub scored: Option<Scored>,
+    pub scored: Option<LogprobRecorder>,
     /// Draft tokens that are checked.
     pub text: Text,
     /// Tokens that were chosen.
@@ -97,13 +97,31 @@ pub(super) struct LogprobRecorder {
     top: usize,
     compute: Logprobs,
     /// Log-probabilities of the tokens so far.
-    found: Vec<TokenLogprobs>,
+    pub found: Vec<TokenLogprobs>,
 }
 
 impl LogprobRecorder {
     /// With `top` most likely tokens in the place of each.
     pub fn new(top: usize) -> Self {
         Self { top, compute: Logprobs::default(), found: Vec::new() }
+    }
+
+    /// Notes the log-probability of a token, which is one of `among`.
+    pub fn note(
+        &mut self,
+        logits: Logits<'_>,
+        cap: Option<f32>,
+        token: u32,
+        among: &AllowedTokens,
+    ) {
+        self.found.push(self.compute.of(logits, cap, token, self.top, among));
+    }
+
+    /// Tokens of a prompt with what was found, which is nothing for the first.
+    fn tokens(self, prompt: &Encoded) -> Vec<PromptToken> {
+        let logprobs = std::iter::once(None).chain(self.found.into_iter().map(Some));
+        let tokens = prompt.sequence.tokens.iter().zip(logprobs);
+        tokens.map(|(&id, logprobs)| PromptToken { id, logprobs }).collect()
     }
 }
 
@@ -299,9 +317,7 @@ impl<'m> Run<'m> {
         while self.next_event()?.is_some() {}
         let finish_reason = match self.phase {
             Phase::Done(reason) => reason,
-            _ => {
-                return Err(Error::new(ErrorKind::Usage, "the generation failed, as was reported"));
-            }
+            _ => bail!(Usage, "the generation failed, as was reported"),
         };
         let Some(work) = self.work.take() else {
             return Ok(Generation::cancelled(self.model.load));
@@ -382,14 +398,8 @@ impl Drop for Run<'_> {
 }
 
 /// Counts and times added to spans, without the spans that did not run.
-fn ran(before: &[SpanStats], after: Vec<SpanStats>) -> Vec<SpanStats> {
-    let mut spans = after;
-    for span in &mut spans {
-        if let Some(earlier) = before.iter().find(|earlier| earlier.name == span.name) {
-            span.count -= earlier.count.min(span.count);
-            span.busy = span.busy.saturating_sub(earlier.busy);
-        }
-    }
+fn ran(before: &[SpanStats], mut spans: Vec<SpanStats>) -> Vec<SpanStats> {
+    subtract_spans(&mut spans, before);
     spans.retain(|span| span.count > 0);
     spans
 }
@@ -421,12 +431,7 @@ impl Model {
                     Ok((!work.text.shown.is_empty()).then_some(Happened::Rest))
                 }
                 Phase::Done(_) => return Ok(None),
-                Phase::Failed => {
-                    return Err(Error::new(
-                        ErrorKind::Usage,
-                        "the generation failed, as was reported",
-                    ));
-                }
+                Phase::Failed => bail!(Usage, "the generation failed, as was reported"),
             };
             match went {
                 Err(e) if e.kind() == ErrorKind::Cancelled => {
@@ -522,12 +527,11 @@ impl Model {
                 return Err(error);
             }
         };
-        if let Some(LogprobRecorder { top, compute, found }) = &mut work.logprobs {
-            let cap = self.op.info().softcap;
+        if let Some(asked) = &mut work.logprobs {
             if ruled {
-                compute.only_allowed();
+                asked.compute.only_allowed();
             }
-            found.push(compute.of(self.op.logits()?, cap, token, *top, among));
+            asked.note(self.op.logits()?, self.op.info().softcap, token, among);
         }
         work.sampler.accept(token);
         work.tokens.push(token);

@@ -89,7 +89,7 @@ impl Model {
 
     /// True where a call failed with `error` because the state is gone, which can be computed again.
     pub(super) fn is_lost(&self, error: &Error) -> bool {
-        self.space.loss.happened() || Refused::is_cause_of(error)
+        self.space.loss.happened() || error.is_caused_by::<Refused>()
     }
 
     /// Computes the state of the prompt and the answer so far again, after a call that failed with `error`.

@@ -6,7 +6,7 @@ use super::checked::Checked;
 use super::model::Model;
 use super::pack::Packer;
 use crate::op::{HostOp as _, Packing, Segment, Task};
-use qhx_base::{CancelToken, Error, ErrorKind, Result, trace};
+use qhx_base::{CancelToken, ErrorKind, Result, error, trace};
 use qhx_types::Media;
 
 /// A session's way from texts to vectors.
@@ -48,8 +48,7 @@ impl Model {
             return Ok(());
         }
         let path = self.manifest().path.display();
-        let message = format!("{path}: a bundle of the task score gives no vectors of texts");
-        Err(Error::new(ErrorKind::Usage, message)
+        Err(error!(Usage, "{path}: a bundle of the task score gives no vectors of texts")
             .hint("rank documents with `qhx rerank`, or make a bundle of an encoder, `qhx forge --task embed`"))
     }
 
@@ -78,8 +77,7 @@ impl Model {
             1 => Ok(()),
             found => {
                 let path = self.manifest().path.display();
-                let message = format!("{path}: {found} scores for a pair of texts, expected 1");
-                Err(Error::new(ErrorKind::Usage, message)
+                Err(error!(Usage, "{path}: {found} scores for a pair of texts, expected 1")
                     .hint("make a bundle of a reranker with `qhx forge --task score`"))
             }
         }

@@ -12,14 +12,13 @@ use super::grammar::GrammarCursor;
 use super::model::Model;
 use super::prefix_reuse;
 use super::prompt::{self, Encoded, Reader};
-use super::score::Scored;
 use super::sequence::Sequence;
 use super::texts::TextPipeline;
 use super::types::{Event, Generation, Part, Prompt, Request};
 use crate::op::{HostOp as _, Task};
 use crate::sampling::{AllowedTokens, Rules, Sampler};
 use crate::stop::StopFilter;
-use qhx_base::{Error, ErrorKind, Result, TooLong, trace};
+use qhx_base::{ErrorKind, Result, TooLong, bail, error, trace};
 use qhx_text::{Beginning, Detokenizer, Message, REASONING, RenderOptions};
 
 impl Model {
@@ -105,18 +104,20 @@ impl Model {
         drop(tokenize);
         self.check_length(&prompt)?;
         if request.prompt_logprobs.is_some() && !prompt.sequence.spans.is_empty() {
-            let message = "log-probabilities of a prompt: it has images, audio or videos, expected tokens alone";
-            return Err(Error::new(ErrorKind::Prompt, message));
+            bail!(
+                Prompt,
+                "log-probabilities of a prompt: it has images, audio or videos, expected tokens alone"
+            );
         }
         let allowed = self.allowed(&stop_ids)?;
         let vocab = self.op.info().vocab;
         let outside = request.sampling.logit_bias.keys().find(|&&token| token as usize >= vocab);
         if let Some(token) = outside {
-            let message = format!(
+            return Err(error!(
+                Usage,
                 "option logit_bias: found token {token}, which is outside the model's vocabulary of {vocab}"
-            );
-            return Err(Error::new(ErrorKind::Usage, message)
-                .hint("the tokens are those of another model's tokenizer"));
+            )
+            .hint("the tokens are those of another model's tokenizer"));
         }
         let mut sampler =
             Sampler::restricted(request.sampling.clone(), vocab, Arc::clone(&allowed))?
@@ -145,7 +146,7 @@ impl Model {
             unconsumed: 0,
             forced: 0,
             logprobs: request.logprobs.map(LogprobRecorder::new),
-            scored: request.prompt_logprobs.map(Scored::new),
+            scored: request.prompt_logprobs.map(LogprobRecorder::new),
             text,
             tokens: Vec::with_capacity(budget.min(1 << 20)),
             sampling_time: Duration::ZERO,
@@ -245,13 +246,11 @@ impl Model {
             let unit = if spans.is_empty() { "tokens" } else { "positions" };
             let end = prompt.at(max_ctx);
             let end = end.map_or(String::new(), |media| format!("; it ends inside {media}"));
-            return Err(Error::new(
-                ErrorKind::Prompt,
-                format!(
-                    "the prompt has {} {unit}, the context of {} holds {max_ctx}{end}",
-                    tokens.len(),
-                    self.manifest().model.name
-                ),
+            return Err(error!(
+                Prompt,
+                "the prompt has {} {unit}, the context of {} holds {max_ctx}{end}",
+                tokens.len(),
+                self.manifest().model.name
             )
             .with_source(TooLong { max: max_ctx })
             .hint("shorten the prompt, or forge the model with a larger --max-ctx"));
@@ -270,10 +269,7 @@ impl Model {
         let vocab = self.bundle.texts.input_vocab;
         let outside = |&&token: &&u32| vocab > 0 && token as usize >= vocab;
         if let Some(token) = tokens.iter().find(outside) {
-            return Err(Error::new(
-                ErrorKind::Prompt,
-                format!("token {token} is outside the model's vocabulary of {vocab}"),
-            ));
+            bail!(Prompt, "token {token} is outside the model's vocabulary of {vocab}");
         }
         Ok(())
     }
@@ -299,13 +295,11 @@ impl Model {
             return Ok(Arc::new(AllowedTokens::select(*count, chosen)));
         }
         if allowed.is_empty() {
-            return Err(Error::new(
-                ErrorKind::Artifact,
-                format!(
-                    "{}: no token can be generated: the tokenizer knows none of the {count} tokens \
+            return Err(error!(
+                Artifact,
+                "{}: no token can be generated: the tokenizer knows none of the {count} tokens \
                      of the model",
-                    self.manifest().path.display()
-                ),
+                self.manifest().path.display()
             )
             .hint("artifacts.tokenizer is another model's, or a file was damaged"));
         }

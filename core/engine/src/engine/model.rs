@@ -17,7 +17,7 @@ use crate::op::{
 };
 use crate::sampling::SamplingParams;
 use qhx_base::trace::{self, Trace};
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, Result, error, setters};
 use qhx_exec::backend::{Backend, BackendInfo, ContextSource};
 use qhx_exec::workspace::{GraphStats, Tap};
 use qhx_text::Tokenizer;
@@ -70,56 +70,24 @@ impl<'a> ModelOptions<'a> {
         }
     }
 
-    /// Threads for the op's parallel parts; one a core by default.
-    #[must_use]
-    pub fn threads(mut self, threads: impl Into<Option<usize>>) -> Self {
-        self.threads = threads.into();
-        self
-    }
-
-    /// Sets the token that ends all that the model does, now and later.
-    #[must_use]
-    pub fn cancelled_by(mut self, cancel: CancelToken) -> Self {
-        self.cancel = cancel;
-        self
-    }
-
-    /// Called with (positions consumed, total) during prefill.
-    #[must_use]
-    pub fn progress(mut self, progress: impl Into<Option<ProgressFn>>) -> Self {
-        self.progress = progress.into();
-        self
-    }
-
-    /// Sets the dump of the arrays that the host-op makes.
-    #[must_use]
-    pub fn dump(mut self, dump: impl Into<Option<Arc<Dump>>>) -> Self {
-        self.dump = dump.into();
-        self
-    }
-
-    /// Sets the trace of what was done when.
-    #[must_use]
-    pub fn trace(mut self, trace: impl Into<Option<Arc<Trace>>>) -> Self {
-        self.trace = trace.into();
-        self
-    }
-
-    /// Called after each execution of a graph that succeeded.
-    #[must_use]
-    pub fn executed(mut self, tap: impl Into<Option<Tap>>) -> Self {
-        self.tap = tap.into();
-        self
-    }
-
-    /// Keeps states of earlier conversations, up to this number of bytes, in the host's memory; none by default. A
-    /// prompt goes on from the one that it begins with, in any session of the model, so that conversations that take
-    /// turns do not consume theirs again. A state takes what [`Model::export_state`] gives; one that saves fewer than
-    /// 32 positions is not kept. Bundles whose host-op cannot export it keep none.
-    #[must_use]
-    pub fn keep_states(mut self, bytes: usize) -> Self {
-        self.keep_states = bytes;
-        self
+    setters! {
+        /// Threads for the op's parallel parts; one a core by default.
+        threads(threads: impl Into<Option<usize>>) => threads = threads.into(),
+        /// Sets the token that ends all that the model does, now and later.
+        cancelled_by(cancel: CancelToken) => cancel = cancel,
+        /// Called with (positions consumed, total) during prefill.
+        progress(progress: impl Into<Option<ProgressFn>>) => progress = progress.into(),
+        /// Sets the dump of the arrays that the host-op makes.
+        dump(dump: impl Into<Option<Arc<Dump>>>) => dump = dump.into(),
+        /// Sets the trace of what was done when.
+        trace(trace: impl Into<Option<Arc<Trace>>>) => trace = trace.into(),
+        /// Called after each execution of a graph that succeeded.
+        executed(tap: impl Into<Option<Tap>>) => tap = tap.into(),
+        /// Keeps states of earlier conversations, up to this number of bytes, in the host's memory; none by default. A
+        /// prompt goes on from the one that it begins with, in any session of the model, so that conversations that
+        /// take turns do not consume theirs again. A state takes what [`Model::export_state`] gives; one that saves
+        /// fewer than 32 positions is not kept. Bundles whose host-op cannot export it keep none.
+        keep_states(bytes: usize) => keep_states = bytes,
     }
 }
 
@@ -320,7 +288,7 @@ impl Model {
     /// Does work with the model that `cancel` stops within one graph execution, such as embedding texts.
     /// [`Model::generate`] does so itself with the request's ticket.
     ///
-    /// Work that is stopped fails with [`ErrorKind::Cancelled`].
+    /// Work that is stopped fails with [`ErrorKind::Cancelled`](qhx_base::ErrorKind::Cancelled).
     pub fn cancellable<T>(&mut self, cancel: &CancelToken, work: impl FnOnce(&mut Self) -> T) -> T {
         let _until = self.space.cancel.follow(cancel);
         work(self)
@@ -389,7 +357,7 @@ impl Model {
     /// command that asks for it.
     ///
     /// # Errors
-    /// An error of kind [`ErrorKind::Usage`].
+    /// An error of kind [`ErrorKind::Usage`](qhx_base::ErrorKind::Usage).
     pub fn require(&self, task: Task, verb: &str) -> Result<()> {
         let OpDescription { name, tasks, .. } = &self.op().description;
         if tasks.contains(&task) {
@@ -397,8 +365,7 @@ impl Model {
         }
         let names = tasks.iter().map(|task| task.name()).collect::<Vec<_>>().join(", ");
         let path = self.manifest().path.display();
-        let message = format!("{path}: host-op {name:?} does not {verb}; it does {names}");
-        let error = Error::new(ErrorKind::Usage, message);
+        let error = error!(Usage, "{path}: host-op {name:?} does not {verb}; it does {names}");
         Err(match tasks.first() {
             Some(Task::Other) | None => error,
             Some(task) => error.hint(format!("use it with `qhx {}`", task.name())),

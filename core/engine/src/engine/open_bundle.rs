@@ -15,7 +15,7 @@ use crate::manifest::Manifest;
 use crate::op::{HostOp, OpEntry, OpOpener, OpServices, ProgressFn};
 use qhx_base::artifacts::Artifacts;
 use qhx_base::trace::{self, Trace};
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, error};
 use qhx_exec::Workspace;
 use qhx_exec::backend::{Backend, BackendInfo, ContextSource, Opened};
 use qhx_exec::workspace::{Allocated, LoadedContexts};
@@ -138,7 +138,7 @@ impl OpenBundle {
             let opened = executor.workspace(&space.cancel)?;
             Ok((executor, opened))
         });
-        let missing = || Error::new(ErrorKind::Internal, "the tokenizer was not read");
+        let missing = || error!(Internal, "the tokenizer was not read");
         let mut texts = texts.ok_or_else(missing)??;
         let (executor, (workspace, context_loads)) = opened?;
         if let Some(span) = &mut opening {
@@ -196,13 +196,12 @@ impl OpenBundle {
         let Executor { backend, info, sources, .. } = &executor;
         if let Some(source) = sources.iter().find(|source| !backend.accepts(source)) {
             let (path, name) = (self.manifest().path.display(), &info.name);
-            let message = format!(
+            return Err(error!(
+                Artifact,
                 "{path}: tokens on {name}: context {:?} has no graphs that {name} executes",
                 source.key
-            );
-            return Err(Error::new(ErrorKind::Artifact, message).hint(
-                "for tokens on the CPU the bundle needs ONNX reference graphs: forge it without --no-onnx",
-            ));
+            )
+            .hint("for tokens on the CPU the bundle needs ONNX reference graphs: forge it without --no-onnx"));
         }
         Ok(executor)
     }

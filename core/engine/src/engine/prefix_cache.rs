@@ -199,7 +199,7 @@ impl PrefixCache {
 
     /// Notes why a state could not be exported. An op without the call is not asked again.
     pub(super) fn failed(&self, why: &Error) {
-        if !Unsupported::is_cause_of(why) {
+        if !why.is_caused_by::<Unsupported>() {
             tracing::warn!("the state of this conversation is not kept: {}", why.report());
             return;
         }

@@ -10,7 +10,7 @@ use super::sequence::{Key, Sequence, Span};
 use super::types::Part;
 use crate::op::{HostOp, Piece, Placement, Segment};
 use qhx_base::trace::{self, Trace};
-use qhx_base::{CancelToken, Error, ErrorKind, Result, TooLong};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, TooLong, bail, error};
 use qhx_text::{Beginning, Content, Message, Tokenizer};
 use qhx_types::Media;
 
@@ -118,13 +118,13 @@ impl Encoded {
                     let alike = of.is_none() || *tiles.get_or_insert(of) == of;
                     let there = alike && piece(media, frames, part).is_some();
                     if positions == 0 || !there {
-                        let message = format!(
-                            "the host-op places {name} at {positions} positions with frames {frames:?} \
-                             as part {part:?}, expected at least one position, frames that are there, and of an image \
+                        return Err(error!(
+                            Plugin,
+                            "the host-op places {name} at {positions} positions with frames {frames:?} as part \
+                             {part:?}, expected at least one position, frames that are there, and of an image \
                              parts below one number of them: {media:?}"
-                        );
-                        return Err(Error::new(ErrorKind::Plugin, message)
-                            .hint("this is a fault of the op, report it to its author"));
+                        )
+                        .hint("this is a fault of the op, report it to its author"));
                     }
                     let key = Key::new(media, frames, part);
                     self.sequence.spans.push(Span { start, positions, key });
@@ -132,11 +132,7 @@ impl Encoded {
                     let (name, media) = (name.clone(), (*media).clone());
                     self.media.push(PlacedMedia { name, media, frames, part });
                 }
-                other => {
-                    let message =
-                        format!("the host-op places a piece of an unknown kind: {other:?}");
-                    return Err(Error::new(ErrorKind::Plugin, message));
-                }
+                other => bail!(Plugin, "the host-op places a piece of an unknown kind: {other:?}"),
             }
         }
         Ok(())
@@ -209,7 +205,7 @@ impl PlaceholderEscaper {
         }
         let unused = |mark: &char| !texts.iter().any(|text| text.contains(*mark));
         let mark = BREAKS.into_iter().find(unused).ok_or_else(|| {
-            Error::new(ErrorKind::Prompt, "the text spells tokens that stand for images or audio")
+            error!(Prompt, "the text spells tokens that stand for images or audio")
                 .hint("leave them out, or leave out the noncharacters U+FDD0 to U+FDEF")
         })?;
         Ok(Self { words, mark: Some(mark) })
@@ -346,11 +342,11 @@ impl Reader<'_> {
 
     fn spell(&self, token: u32) -> Result<String> {
         self.tokenizer()?.id_to_token(token).ok_or_else(|| {
-            let message = format!(
+            error!(
+                Artifact,
                 "token {token}, which stands for an image, audio or video, is not in the tokenizer"
-            );
-            Error::new(ErrorKind::Artifact, message)
-                .hint("artifacts.tokenizer is another model's, or plan.params names a wrong token")
+            )
+            .hint("artifacts.tokenizer is another model's, or plan.params names a wrong token")
         })
     }
 
@@ -540,9 +536,11 @@ impl Reader<'_> {
         }
         if let Some(missing) = waiting.front() {
             let (name, marker) = (&missing.name, self.spell(missing.placement.marker)?);
-            let message =
-                format!("{name} has no place in the prompt: expected the token {marker:?} for it");
-            return Err(Error::new(ErrorKind::Prompt, message).hint(
+            return Err(error!(
+                Prompt,
+                "{name} has no place in the prompt: expected the token {marker:?} for it"
+            )
+            .hint(
                 "the chat template or the tokenizer is that of a model without images and audio, or the \
                  template takes them from the user's messages only",
             ));
@@ -560,19 +558,18 @@ impl Reader<'_> {
         let spelt = self.spell(token).map_or(String::new(), |text| format!(" ({text:?})"));
         let around = self.tokenizer().and_then(Tokenizer::around);
         if around.is_ok_and(|(before, after)| before.contains(&token) || after.contains(&token)) {
-            let message = format!(
+            return error!(
+                Artifact,
                 "the tokenizer's post-processor puts token {token}{spelt} around every text, and it stands for an \
                  image, audio or a video"
-            );
-            return Error::new(ErrorKind::Artifact, message).hint(
-                "artifacts.tokenizer is another model's, or plan.params names a wrong token",
-            );
+            )
+            .hint("artifacts.tokenizer is another model's, or plan.params names a wrong token");
         }
-        let message = format!(
+        error!(
+            Prompt,
             "token {token}{spelt} stands for an image, audio or video, and the prompt has none there"
-        );
-        Error::new(ErrorKind::Prompt, message)
-            .hint("give images, audio and videos as parts of the prompt, not as tokens")
+        )
+        .hint("give images, audio and videos as parts of the prompt, not as tokens")
     }
 }
 
@@ -602,8 +599,7 @@ fn encode_with_prefix(
 
 /// The error of a prompt without text or tokens.
 pub(super) fn empty() -> Error {
-    Error::new(ErrorKind::Prompt, "the prompt is empty")
-        .hint("give a text, or - to read it from standard input")
+    error!(Prompt, "the prompt is empty").hint("give a text, or - to read it from standard input")
 }
 
 #[cfg(test)]
@@ -615,11 +611,12 @@ mod tests {
 
     use super::*;
 
-    struct TextOnly;
+    /// An op with these placeholders.
+    struct Placeholders(&'static [u32]);
 
-    impl MediaPlacement for TextOnly {
+    impl MediaPlacement for Placeholders {
         fn placeholders(&self) -> &[u32] {
-            &[]
+            self.0
         }
 
         fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
@@ -663,29 +660,17 @@ mod tests {
         let render = |_: &[Message], _: &Map<String, Value>, _: &[String], answer: bool| {
             rendered.set(rendered.get() + 1);
             let text = if answer { Some(open) } else { closed };
-            text.map(str::to_owned).ok_or_else(|| Error::new(ErrorKind::Prompt, "refused"))
+            text.map(str::to_owned).ok_or_else(|| error!(Prompt, "refused"))
         };
         let tokenizer = tokenizer();
-        let reader = reader(&TextOnly, &tokenizer);
+        let reader = reader(&Placeholders(&[]), &tokenizer);
         (reader.chat(&[], &Map::new(), render, checkpoint).unwrap(), rendered.get())
-    }
-
-    struct Images;
-
-    impl MediaPlacement for Images {
-        fn placeholders(&self) -> &[u32] {
-            &[4]
-        }
-
-        fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
-            panic!("{segment:?}")
-        }
     }
 
     #[test]
     fn placeholders_in_roles_and_tools_are_text() {
         let tokenizer = tokenizer();
-        let reader = reader(&Images, &tokenizer);
+        let reader = reader(&Placeholders(&[4]), &tokenizer);
         let arguments = json!({"tools": [{"name": "<answer>", "<answer>": 1}], "n": 2});
         let arguments = arguments.as_object().unwrap();
         let render = |messages: &[Message], given: &Map<String, Value>, _: &[String], _| {
@@ -758,7 +743,8 @@ mod tests {
                 "special_tokens": {token: {"id": token, "ids": [id], "tokens": [token]}}
             }))
         };
-        let unexpected = |tokenizer: &Tokenizer| reader(&Images, tokenizer).unexpected(4);
+        let unexpected =
+            |tokenizer: &Tokenizer| reader(&Placeholders(&[4]), tokenizer).unexpected(4);
         let error = unexpected(&around("<answer>", 4));
         assert_eq!(error.kind(), ErrorKind::Artifact, "{error}");
         assert!(error.message().contains("post-processor puts token 4 (\"<answer>\")"), "{error}");

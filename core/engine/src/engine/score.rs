@@ -4,33 +4,11 @@ use std::ops::Range;
 
 use qhx_base::Result;
 
+use super::decode::LogprobRecorder;
 use super::model::Model;
 use super::prompt::Encoded;
-use super::types::PromptToken;
 use crate::op::HostOp as _;
-use crate::sampling::{AllowedTokens, Logprobs, TokenLogprobs};
-
-/// Log-probabilities of a prompt's tokens but for the first.
-pub(super) struct Scored {
-    /// Most likely tokens in the place of each.
-    top: usize,
-    compute: Logprobs,
-    found: Vec<TokenLogprobs>,
-}
-
-impl Scored {
-    /// With `top` most likely tokens in the place of each.
-    pub fn new(top: usize) -> Self {
-        Self { top, compute: Logprobs::default(), found: Vec::new() }
-    }
-
-    /// The tokens of the prompt with what was found.
-    pub fn tokens(self, prompt: &Encoded) -> Vec<PromptToken> {
-        let logprobs = std::iter::once(None).chain(self.found.into_iter().map(Some));
-        let tokens = prompt.sequence.tokens.iter().zip(logprobs);
-        tokens.map(|(&id, logprobs)| PromptToken { id, logprobs }).collect()
-    }
-}
+use crate::sampling::AllowedTokens;
 
 impl Model {
     /// Consumes a prompt of tokens from its beginning, in steps that have logits at each of them: verification steps
@@ -39,7 +17,7 @@ impl Model {
         &mut self,
         prompt: &Encoded,
         allowed: &AllowedTokens,
-        scored: &mut Scored,
+        scored: &mut LogprobRecorder,
     ) -> Result<()> {
         self.keep_state()?;
         self.reset()?;
@@ -76,7 +54,7 @@ impl Model {
         tokens: &[u32],
         range: Range<usize>,
         allowed: &AllowedTokens,
-        scored: &mut Scored,
+        scored: &mut LogprobRecorder,
     ) -> Result<()> {
         let step = &tokens[range.clone()];
         self.op.verify(step)?;
@@ -90,10 +68,13 @@ impl Model {
     }
 
     /// Notes the log-probability of a token that follows.
-    fn note(&self, token: u32, allowed: &AllowedTokens, scored: &mut Scored) -> Result<()> {
-        let cap = self.op.info().softcap;
-        let Scored { top, compute, found } = scored;
-        found.push(compute.of(self.op.logits()?, cap, token, *top, allowed));
+    fn note(
+        &self,
+        token: u32,
+        allowed: &AllowedTokens,
+        scored: &mut LogprobRecorder,
+    ) -> Result<()> {
+        scored.note(self.op.logits()?, self.op.info().softcap, token, allowed);
         Ok(())
     }
 }

@@ -15,7 +15,6 @@
 //! A state that the other backend refuses, such as one with values beyond its f16, is forgotten ([`Refused`]): the
 //! engine has what it stands for consumed again where it is needed.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,7 +25,7 @@ use crate::op::{
     SpanStats,
 };
 use qhx_base::trace::{self, Trace};
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{ErrorKind, Result, error};
 use qhx_exec::workspace::GraphStats;
 
 /// One of the two.
@@ -51,23 +50,9 @@ struct Saved {
 }
 
 /// The cause of an error about a state that went over to no backend: both ops are empty.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+#[error("the state was not handed over")]
 pub(super) struct Refused;
-
-impl Refused {
-    /// True for an error about such a state.
-    pub(super) fn is_cause_of(error: &Error) -> bool {
-        std::error::Error::source(error).is_some_and(|cause| cause.is::<Self>())
-    }
-}
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the state was not handed over")
-    }
-}
-
-impl std::error::Error for Refused {}
 
 /// The two ops as one.
 pub(super) struct SplitOp {
@@ -112,12 +97,12 @@ impl SplitOp {
         let mut both = of(&prompt).into_iter().zip(of(&tokens));
         if let Some(((what, on_prompt), (_, on_tokens))) = both.find(|(a, b)| a != b) {
             let (first, second) = (&prompt.backend, &tokens.backend);
-            let message = format!(
+            return Err(error!(
+                Graph,
                 "prompts on {first}, tokens on {second}: found {on_prompt} {what} on {first} and {on_tokens} on \
                  {second}, expected the same graphs for both"
-            );
-            return Err(Error::new(ErrorKind::Graph, message)
-                .hint("the context binaries and the ONNX graphs are of different models"));
+            )
+            .hint("the context binaries and the ONNX graphs are of different models"));
         }
         // Draft tokens are made and verified there.
         let OpenInfo { verification, drafts, .. } = tokens.op.info().clone();
@@ -226,9 +211,8 @@ impl HostOp for SplitOp {
             }
             Call::Restore(snapshot) => {
                 let saved = self.saved.iter().find(|saved| saved.id == snapshot).copied();
-                let Saved { side, of_op, .. } = saved.ok_or_else(|| {
-                    Error::new(ErrorKind::Internal, format!("there is no snapshot {}", snapshot.0))
-                })?;
+                let Saved { side, of_op, .. } =
+                    saved.ok_or_else(|| error!(Internal, "there is no snapshot {}", snapshot.0))?;
                 self.op_of(side).restore(of_op)?;
                 (self.at, self.alone) = (side, false);
             }

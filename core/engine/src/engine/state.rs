@@ -12,7 +12,7 @@
 //! The last state is that of all positions. Those before it are the snapshots that the conversation's next turn may
 //! return to.
 
-use qhx_base::{Error, ErrorKind, Result, artifacts::Artifacts};
+use qhx_base::{Error, ErrorKind, Result, artifacts::Artifacts, error};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -144,9 +144,7 @@ impl Model {
 
     /// Checks bytes before anything is forgotten. Returns the description, and the states of the op.
     fn read_state<'b>(&self, bytes: &'b [u8]) -> Result<(Description, Vec<&'b [u8]>)> {
-        let invalid = |why: String| {
-            Error::new(ErrorKind::Usage, format!("the state cannot be imported: {why}"))
-        };
+        let invalid = |why: String| error!(Usage, "the state cannot be imported: {why}");
         let cut = || invalid(format!("it is cut short: {} bytes", bytes.len()));
         let (magic, rest) = bytes.split_first_chunk::<8>().ok_or_else(cut)?;
         if *magic != MAGIC {

@@ -7,7 +7,6 @@ mod speculative;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -15,12 +14,11 @@ use super::*;
 use crate::manifest::Manifest;
 use crate::op::{
     Call, HostOp, Logits, Modality, OpDescription, OpEntry, OpOpener, OpProvider, OpSource,
-    OpenInfo, Placement, Reply, Segment, SnapshotId, SpanStats, Task, Unsupported,
+    OpenInfo, Placement, Reply, Segment, SnapshotId, Task, Unsupported,
 };
 use crate::sampling::SamplingParams;
 use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use qhx_exec::null::NullBackend;
-use qhx_exec::workspace::GraphStats;
 
 const VOCAB: usize = 8;
 
@@ -179,18 +177,6 @@ impl HostOp for Scripted {
     fn position(&self) -> usize {
         self.position
     }
-
-    fn graph_time(&self) -> Duration {
-        Duration::ZERO
-    }
-
-    fn graph_stats(&self) -> Vec<GraphStats> {
-        Vec::new()
-    }
-
-    fn span_stats(&self) -> Vec<SpanStats> {
-        Vec::new()
-    }
 }
 
 /// Provides one op, once.
@@ -238,18 +224,9 @@ fn open_in(folder: &Path, op: impl HostOp + 'static, manifest: Value) -> Result<
         all[key] = value.clone();
     }
     let manifest = Manifest::from_value(&folder.join("scripted.json"), all, Some(folder))?;
-    Model::open(ModelOptions {
-        manifest: Arc::new(manifest),
-        backend: Arc::new(NullBackend::new(Vec::new())),
-        ops: &Once(Arc::new(Mutex::new(Some(Box::new(op))))),
-        threads: Some(1),
-        cancel: CancelToken::new(),
-        progress: None,
-        dump: None,
-        trace: None,
-        tap: None,
-        keep_states: 1 << 20,
-    })
+    let ops = Once(Arc::new(Mutex::new(Some(Box::new(op)))));
+    let backend = Arc::new(NullBackend::new(Vec::new()));
+    Model::open(ModelOptions::new(manifest, backend, &ops).threads(1).keep_states(1 << 20))
 }
 
 fn open(op: impl HostOp + 'static) -> Model {
@@ -356,13 +333,16 @@ fn an_op_whose_position_is_not_what_it_consumed_is_named() {
         let all = ["\"scripted\"", words, "report it to its author"];
         assert!(all.iter().all(|words| error.report().to_string().contains(words)), "{error}");
     };
-    for (fault, words) in [
-        (Fault::PromptUncounted, "after prefill at position 0 its position is 0, expected 3"),
-        (Fault::CountedTwice, "after prefill at position 0 its position is 6, expected 3"),
-        (Fault::TokenUncounted, "after decode at position 3 its position is 3, expected 4"),
+    let (forgot, twice) = ("it forgot to commit", "it consumed more positions than `place` said");
+    for (fault, words, hint) in [
+        (Fault::PromptUncounted, "prefill at position 0 its position is 0, expected 3", forgot),
+        (Fault::CountedTwice, "prefill at position 0 its position is 6, expected 3", twice),
+        (Fault::TokenUncounted, "decode at position 3 its position is 3, expected 4", forgot),
     ] {
         let mut model = open(Scripted::with_fault(fault));
-        says(generate(&mut model, &request(&[1, 2, 3], 2)).unwrap_err(), words);
+        let error = generate(&mut model, &request(&[1, 2, 3], 2)).unwrap_err();
+        assert!(error.hint_text().unwrap().starts_with(hint), "{error}");
+        says(error, words);
     }
     // A second prompt that departs from the first.
     let mut model = open(Scripted::with_fault(Fault::TruncateIgnored));
@@ -577,16 +557,6 @@ fn a_stop_text_that_is_a_special_token_ends_the_answer() {
     assert_eq!(generation.text, "");
     let other = Request { stop: vec!["a".to_owned()], ..request(&[1], 2) };
     assert_eq!(generate(&mut model, &other).unwrap().tokens, [7, 7]);
-}
-
-#[test]
-fn a_prompt_that_counts_twice_is_no_forgotten_commit() {
-    let mut model = open(Scripted::with_fault(Fault::CountedTwice));
-    let report = generate(&mut model, &request(&[1, 2, 3], 2)).unwrap_err().report().to_string();
-    assert!(report.contains("consumed more positions than `place` said"), "{report}");
-    let mut model = open(Scripted::with_fault(Fault::PromptUncounted));
-    let report = generate(&mut model, &request(&[1, 2, 3], 2)).unwrap_err().report().to_string();
-    assert!(report.contains("forgot to commit its state"), "{report}");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::op::OpenInfo;
 use crate::sampling::AllowedTokens;
 use qhx_base::artifacts::Artifacts;
 use qhx_base::trace::{self, Trace};
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, Result, error};
 use qhx_text::{CallFormat, ChatTemplate, Message, RenderOptions, Tokenizer, Tool, ToolCall};
 
 /// The tokenizer, the chat template and the limits of a model: see [`Model::texts`](super::Model::texts).
@@ -223,13 +223,11 @@ impl TextPipeline {
 
     pub(super) fn require_chat(&self) -> Result<&ChatTemplate> {
         self.chat.as_ref().ok_or_else(|| {
-            Error::new(
-                ErrorKind::Usage,
-                format!(
-                    "{}: the model does not chat: neither the manifest's chat nor a chat template \
+            error!(
+                Usage,
+                "{}: the model does not chat: neither the manifest's chat nor a chat template \
                      beside the tokenizer says how",
-                    self.place
-                ),
+                self.place
             )
             .hint("give the text to complete without --chat")
         })
@@ -237,12 +235,9 @@ impl TextPipeline {
 
     pub(super) fn require_tokenizer(&self) -> Result<&Tokenizer> {
         self.tokenizer.as_ref().ok_or_else(|| {
-            Error::new(
-                ErrorKind::Prompt,
-                format!(
-                    "{}: the bundle has no tokenizer, so a text cannot become tokens",
-                    self.place
-                ),
+            error!(
+                Prompt,
+                "{}: the bundle has no tokenizer, so a text cannot become tokens", self.place
             )
             .hint("give token ids as the prompt, or name tokenizer.json in artifacts.tokenizer")
         })

@@ -1,6 +1,6 @@
 //! Logits of next tokens, without choosing one.
 
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, Error, Result, bail, error};
 
 use super::model::Model;
 use super::types::Prompt;
@@ -12,7 +12,7 @@ impl Model {
     ///
     /// # Errors
     /// Errors of [`Model::generate`] about the prompt, when a token is outside the vocabulary, when a logit is no
-    /// finite number, and with [`ErrorKind::Cancelled`] when `cancel` stops it.
+    /// finite number, and with [`ErrorKind::Cancelled`](qhx_base::ErrorKind::Cancelled) when `cancel` stops it.
     pub fn next_logits(
         &mut self,
         prompt: &Prompt,
@@ -23,8 +23,7 @@ impl Model {
         self.op.require_logits()?;
         let vocab = self.op.info().vocab;
         if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocab) {
-            let message = format!("token {token} is outside the model's vocabulary of {vocab}");
-            return Err(Error::new(ErrorKind::Usage, message));
+            bail!(Usage, "token {token} is outside the model's vocabulary of {vocab}");
         }
         self.cancellable(cancel, |model| {
             model.revive()?;
@@ -41,8 +40,8 @@ impl Model {
 
     /// The error of a logit that is no finite number. What made it so may lie in the state.
     fn unusable(&mut self, token: u32, logit: f32) -> Error {
-        let message = format!("the logit of token {token} is {logit}");
-        let error = self.op.about_logits(Error::new(ErrorKind::Execute, message));
+        let error = error!(Execute, "the logit of token {token} is {logit}");
+        let error = self.op.about_logits(error);
         self.forget_state();
         error
     }

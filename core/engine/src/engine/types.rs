@@ -12,7 +12,7 @@ use crate::manifest::Manifest;
 use crate::op::{HandOvers, SpanStats};
 use crate::sampling::TokenLogprobs;
 use crate::stop::StopFilter;
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, Result, bail, error, setters};
 use qhx_text::{Content, ContentPart, Message};
 use qhx_types::Media;
 
@@ -189,30 +189,38 @@ impl Request {
         Self::greedy(Prompt::Chat { messages: messages.into(), thinking: None }, Self::MAX_NEW)
     }
 
-    /// With this maximum number of tokens.
-    #[must_use]
-    pub fn max_new(self, max_new: usize) -> Self {
-        Self { max_new, ..self }
-    }
-
-    /// With tokens chosen as these parameters declare.
-    #[must_use]
-    pub fn sampling(self, sampling: crate::sampling::SamplingParams) -> Self {
-        Self { sampling, ..self }
-    }
-
-    /// With tokens drawn at this temperature; 0 takes the most likely one.
-    #[must_use]
-    pub fn temperature(mut self, temperature: f32) -> Self {
-        self.sampling.temperature = temperature;
-        self
-    }
-
-    /// With choices that are the same on every machine.
-    #[must_use]
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.sampling.seed = Some(seed);
-        self
+    setters! {
+        /// With this maximum number of tokens.
+        max_new: usize,
+        /// With tokens chosen as these parameters declare.
+        sampling: crate::sampling::SamplingParams,
+        /// With tokens drawn at this temperature; 0 takes the most likely one.
+        temperature(temperature: f32) => sampling.temperature = temperature,
+        /// With choices that are the same on every machine.
+        seed(seed: u64) => sampling.seed = Some(seed),
+        /// Going on behind the model's end-of-text tokens.
+        ignore_eos: bool,
+        /// With this prompt instead.
+        prompt: Prompt,
+        /// Stopped by this token, and by no other.
+        cancelled_by(cancel: CancelToken) => cancel = cancel,
+        /// Going on from states of requests with this salt only: see [`Request::salt`].
+        salt(salt: impl Into<Option<String>>) => salt = salt.into(),
+        /// With draft tokens.
+        speculate: Speculate,
+        /// With an answer that is of this grammar.
+        ///
+        /// ```
+        /// # use qhx_core::engine::{Grammar, Request};
+        /// let schema = r#"{"type": "object", "properties": {"year": {"type": "integer"}}, "required": ["year"]}"#;
+        /// let request = Request::completion("Rome was founded in").grammar(Grammar::json_schema(schema)?);
+        /// # Ok::<_, qhx_base::Error>(())
+        /// ```
+        grammar(grammar: impl Into<Option<Grammar>>) => grammar = grammar.into(),
+        /// With log-probabilities of the chosen tokens, and of the `top` most likely ones in the place of each.
+        logprobs(top: impl Into<Option<usize>>) => logprobs = top.into(),
+        /// With log-probabilities of the prompt's tokens, and of the `top` most likely ones in the place of each.
+        prompt_logprobs(top: impl Into<Option<usize>>) => prompt_logprobs = top.into(),
     }
 
     /// With a further text that ends the answer.
@@ -234,61 +242,6 @@ impl Request {
     pub fn stop_ids(mut self, tokens: impl IntoIterator<Item = u32>) -> Self {
         self.stop_ids.extend(tokens);
         self
-    }
-
-    /// Going on behind the model's end-of-text tokens.
-    #[must_use]
-    pub fn ignore_eos(self, ignore_eos: bool) -> Self {
-        Self { ignore_eos, ..self }
-    }
-
-    /// With this prompt instead.
-    #[must_use]
-    pub fn prompt(self, prompt: Prompt) -> Self {
-        Self { prompt, ..self }
-    }
-
-    /// Stopped by this token, and by no other.
-    #[must_use]
-    pub fn cancelled_by(self, cancel: CancelToken) -> Self {
-        Self { cancel, ..self }
-    }
-
-    /// Going on from states of requests with this salt only: see [`Request::salt`].
-    #[must_use]
-    pub fn salt(self, salt: impl Into<Option<String>>) -> Self {
-        Self { salt: salt.into(), ..self }
-    }
-
-    /// With draft tokens.
-    #[must_use]
-    pub fn speculate(self, speculate: Speculate) -> Self {
-        Self { speculate, ..self }
-    }
-
-    /// With an answer that is of this grammar.
-    ///
-    /// ```
-    /// # use qhx_core::engine::{Grammar, Request};
-    /// let schema = r#"{"type": "object", "properties": {"year": {"type": "integer"}}, "required": ["year"]}"#;
-    /// let request = Request::completion("Rome was founded in").grammar(Grammar::json_schema(schema)?);
-    /// # Ok::<_, qhx_base::Error>(())
-    /// ```
-    #[must_use]
-    pub fn grammar(self, grammar: impl Into<Option<Grammar>>) -> Self {
-        Self { grammar: grammar.into(), ..self }
-    }
-
-    /// With log-probabilities of the chosen tokens, and of the `top` most likely ones in the place of each.
-    #[must_use]
-    pub fn logprobs(self, top: impl Into<Option<usize>>) -> Self {
-        Self { logprobs: top.into(), ..self }
-    }
-
-    /// With log-probabilities of the prompt's tokens, and of the `top` most likely ones in the place of each.
-    #[must_use]
-    pub fn prompt_logprobs(self, top: impl Into<Option<usize>>) -> Self {
-        Self { prompt_logprobs: top.into(), ..self }
     }
 
     /// With further variables of the chat template.
@@ -327,19 +280,14 @@ impl Request {
         StopFilter::check(&self.stop)?;
         let asked = self.logprobs.max(self.prompt_logprobs);
         if let Some(top) = asked.filter(|&top| top > MAX_LOGPROBS) {
-            return Err(Error::new(
-                ErrorKind::Usage,
-                format!("option logprobs: found {top}, expected at most {MAX_LOGPROBS}"),
-            ));
+            bail!(Usage, "option logprobs: found {top}, expected at most {MAX_LOGPROBS}");
         }
         match self.stop.first() {
-            Some(text) if manifest.artifacts.tokenizer.is_none() => Err(Error::new(
-                ErrorKind::Usage,
-                format!(
-                    "option stop: {text:?} would never be found: {} names no tokenizer, so that \
+            Some(text) if manifest.artifacts.tokenizer.is_none() => Err(error!(
+                Usage,
+                "option stop: {text:?} would never be found: {} names no tokenizer, so that \
                      tokens do not become text",
-                    manifest.path.display()
-                ),
+                manifest.path.display()
             )
             .hint("leave the option out, or name tokenizer.json in artifacts.tokenizer")),
             _ => Ok(()),

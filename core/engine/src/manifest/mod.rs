@@ -20,7 +20,7 @@ use serde_json::{Map, Value};
 
 use crate::sampling::SamplingParams;
 use qhx_base::artifacts::Artifacts;
-use qhx_base::{Error, ErrorKind, Result, files};
+use qhx_base::{Error, ErrorKind, Result, bail, error, files};
 use qhx_exec::backend::ContextSource;
 use qhx_types::DType;
 
@@ -281,9 +281,10 @@ impl Manifest {
             })
             .map_err(|e| other_candidates(e, path, &file))?;
         if !manifest.root.is_dir() {
-            return Err(Error::new(
-                ErrorKind::Manifest,
-                format!("{}: the artifacts root is not a folder", manifest.root.display()),
+            return Err(error!(
+                Manifest,
+                "{}: the artifacts root is not a folder",
+                manifest.root.display()
             )
             .hint("give the folder that holds the context binaries"));
         }
@@ -314,20 +315,19 @@ impl Manifest {
     pub fn host_op(&self) -> Result<&str> {
         let mut hosts = self.plan.steps.iter().filter_map(|s| s.host.as_deref());
         let Some(first) = hosts.next() else {
-            return Err(Error::new(
-                ErrorKind::Manifest,
-                format!("{}: /plan/steps: no step names a host-op", self.path.display()),
+            return Err(error!(
+                Manifest,
+                "{}: /plan/steps: no step names a host-op",
+                self.path.display()
             )
             .hint("expected \"plan\": {\"steps\": [{\"host\": \"name_of_the_op\"}]}"));
         };
         if let Some(other) = hosts.find(|h| *h != first) {
-            return Err(Error::new(
-                ErrorKind::Manifest,
-                format!(
-                    "{}: /plan/steps: two host-ops, {first:?} and {other:?}; expected one",
-                    self.path.display()
-                ),
-            ));
+            bail!(
+                Manifest,
+                "{}: /plan/steps: two host-ops, {first:?} and {other:?}; expected one",
+                self.path.display()
+            );
         }
         Ok(first)
     }
@@ -344,11 +344,8 @@ impl Manifest {
     pub fn context(&self, key: &str) -> Result<&ContextEntry> {
         self.artifacts.contexts.iter().find(|c| c.key == key).ok_or_else(|| {
             let known: Vec<_> = self.artifacts.contexts.iter().map(|c| c.key.as_str()).collect();
-            Error::new(
-                ErrorKind::Manifest,
-                format!("{}: /artifacts/contexts has no {key:?}", self.path.display()),
-            )
-            .hint(format!("it has {}", known.join(", ")))
+            error!(Manifest, "{}: /artifacts/contexts has no {key:?}", self.path.display())
+                .hint(format!("it has {}", known.join(", ")))
         })
     }
 
@@ -399,11 +396,8 @@ impl Manifest {
     /// When the manifest has no tokenizer, or its path breaks the path rule.
     pub fn tokenizer_path(&self, artifacts: &Artifacts) -> Result<PathBuf> {
         let Some(path) = &self.artifacts.tokenizer else {
-            return Err(Error::new(
-                ErrorKind::Manifest,
-                format!("{}: /artifacts/tokenizer: missing", self.path.display()),
-            )
-            .hint("name the bundle's tokenizer.json, or give token ids as the prompt"));
+            return Err(error!(Manifest, "{}: /artifacts/tokenizer: missing", self.path.display())
+                .hint("name the bundle's tokenizer.json, or give token ids as the prompt"));
         };
         artifacts.resolve("/artifacts/tokenizer", path)
     }

@@ -12,7 +12,7 @@ use super::{
     SCHEMA_VERSION, Speech, Step, TimeTokens, Transcription, Verdict,
 };
 use crate::sampling::SamplingParams;
-use qhx_base::{Error, ErrorKind, Result, snapshot};
+use qhx_base::{Result, error, snapshot};
 use qhx_types::DType;
 
 pub(super) fn manifest(path: &Path, document: Value, root: Option<&Path>) -> Result<Manifest> {
@@ -22,8 +22,7 @@ pub(super) fn manifest(path: &Path, document: Value, root: Option<&Path>) -> Res
     let host_only = node.get("host_only")?;
     let table = artifact_table(&artifacts)?;
     if table.contexts.is_empty() && host_only.is_none() {
-        let place = "/artifacts/contexts: missing or empty";
-        return Err(Error::new(ErrorKind::Manifest, place)
+        return Err(error!(Manifest, "/artifacts/contexts: missing or empty")
             .hint("expected \"contexts\": {\"decode\": {\"bin\": \"decode.bin\"}}"));
     }
     let fixture_dir = match node.get("fixture_dir")? {

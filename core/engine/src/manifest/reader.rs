@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Error, Result, error};
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
@@ -13,7 +13,7 @@ use serde_json::{Map, Number, Value};
 /// disappear without a word.
 pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<Value> {
     let fail = |message: String, hint: &str| {
-        Err(Error::new(ErrorKind::Manifest, format!("{}: {message}", path.display())).hint(hint))
+        Err(error!(Manifest, "{}: {message}", path.display()).hint(hint))
     };
     if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
         return fail("the file is UTF-16, expected UTF-8".into(), "save it again as UTF-8");
@@ -121,7 +121,7 @@ impl<'a> Node<'a> {
     /// An error that names this place.
     pub(crate) fn error(&self, message: impl fmt::Display) -> Error {
         let pointer = if self.pointer.is_empty() { "/" } else { &self.pointer };
-        Error::new(ErrorKind::Manifest, format!("{pointer}: {message}"))
+        error!(Manifest, "{pointer}: {message}")
     }
 
     fn expected(&self, what: &str) -> Error {
@@ -138,7 +138,7 @@ impl<'a> Node<'a> {
     pub(crate) fn require(&self, key: &str) -> Result<Node<'a>> {
         self.get(key)?.ok_or_else(|| {
             let pointer = format!("{}/{key}", self.pointer);
-            Error::new(ErrorKind::Manifest, format!("{pointer}: missing"))
+            error!(Manifest, "{pointer}: missing")
         })
     }
 

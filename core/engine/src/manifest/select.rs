@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result, error};
 
 /// JSON files that lie beside a manifest and never are one.
 pub const NOT_MANIFESTS: [&str; 6] = [
@@ -49,11 +49,8 @@ pub fn candidates(folder: &Path) -> Result<Vec<PathBuf>> {
 pub fn select(path: &Path) -> Result<PathBuf> {
     if path.is_dir() {
         return candidates(path)?.into_iter().next().ok_or_else(|| {
-            Error::new(
-                ErrorKind::Manifest,
-                format!("{}: no manifest in this folder", path.display()),
-            )
-            .hint(format!("expected a *.json file other than {}", NOT_MANIFESTS.join(", ")))
+            error!(Manifest, "{}: no manifest in this folder", path.display())
+                .hint(format!("expected a *.json file other than {}", NOT_MANIFESTS.join(", ")))
         });
     }
     if path.exists() {
@@ -67,7 +64,7 @@ pub fn select(path: &Path) -> Result<PathBuf> {
             return Ok(with_extension);
         }
     }
-    let error = Error::new(ErrorKind::Manifest, format!("{}: no such file", path.display()));
+    let error = error!(Manifest, "{}: no such file", path.display());
     let folder = match path.parent() {
         Some(p) if p.as_os_str().is_empty() => Path::new("."),
         Some(p) => p,

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use half::f16;
 use half::slice::HalfFloatSliceExt as _;
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result, error};
 use qhx_exec::Logits;
 
 /// The ordering key of infinity.
@@ -171,7 +171,7 @@ pub(super) fn max_f32(values: &[f32]) -> Option<f32> {
 }
 
 pub(super) fn nan(index: usize) -> Error {
-    Error::new(ErrorKind::Execute, format!("the logit of token {index} is NaN"))
+    error!(Execute, "the logit of token {index} is NaN")
         .hint("the graph overflowed or a weight file is damaged; `qhx verify` checks the files")
 }
 

@@ -32,7 +32,7 @@ use argmax::{argmax_f32, argmax_within, max_f32, nan, nothing};
 use history::History;
 pub use logprobs::{Logprobs, TokenLogprobs};
 pub use params::SamplingParams;
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Result, bail, error};
 use qhx_exec::{Logits, softcap};
 pub use rng::Rng;
 pub use rules::Rules;
@@ -92,10 +92,7 @@ impl Sampler {
         params.validate()?;
         let end = allowed.end();
         if end > vocab {
-            return Err(Error::new(
-                ErrorKind::Internal,
-                format!("token {} may be chosen, but there are {vocab} logits", end - 1),
-            ));
+            bail!(Internal, "token {} may be chosen, but there are {vocab} logits", end - 1);
         }
         let scratch = if params.is_plain() { 0 } else { end };
         let pool = if params.is_greedy() { 0 } else { end };
@@ -174,17 +171,14 @@ impl Sampler {
     pub fn sample_among(&mut self, logits: Logits<'_>, allowed: &AllowedTokens) -> Result<u32> {
         if logits.len() != self.vocab {
             let (found, vocab) = (logits.len(), self.vocab);
-            return Err(Error::new(
-                ErrorKind::Graph,
-                format!("expected logits of {vocab} tokens, found {found}"),
-            ));
+            bail!(Graph, "expected logits of {vocab} tokens, found {found}");
         }
         if self.params.is_plain() {
             return argmax_within(logits, allowed.runs());
         }
         let end = self.allowed.end();
         if allowed.end() > end {
-            return Err(Error::new(ErrorKind::Internal, "a token beyond those allowed"));
+            bail!(Internal, "a token beyond those allowed");
         }
         match logits {
             Logits::F16(values) => values[..end].convert_to_f32_slice(&mut self.scores),
@@ -259,7 +253,7 @@ impl Sampler {
             }
             left -= weight;
         }
-        Err(Error::new(ErrorKind::Internal, "no token is left after filtering"))
+        Err(error!(Internal, "no token is left after filtering"))
     }
 
     /// Candidates: the k largest scores and all equal to the k-th, with their weights.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result, error, setters};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -56,60 +56,25 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
-    /// Divides the logits. 0 is greedy.
-    #[must_use]
-    pub fn temperature(mut self, temperature: f32) -> Self {
-        self.temperature = temperature;
-        self
-    }
-
-    /// Keeps this many of the most likely tokens. 0 keeps all.
-    #[must_use]
-    pub fn top_k(mut self, top_k: usize) -> Self {
-        self.top_k = top_k;
-        self
-    }
-
-    /// Keeps the most likely tokens whose probabilities sum to this. 1 keeps all.
-    #[must_use]
-    pub fn top_p(mut self, top_p: f32) -> Self {
-        self.top_p = top_p;
-        self
-    }
-
-    /// Keeps tokens at least this likely relative to the most likely one. 0 keeps all.
-    #[must_use]
-    pub fn min_p(mut self, min_p: f32) -> Self {
-        self.min_p = min_p;
-        self
-    }
-
-    /// Divides positive and multiplies negative logits of tokens in prompt or answer. 1 is off.
-    #[must_use]
-    pub fn repetition_penalty(mut self, repetition_penalty: f32) -> Self {
-        self.repetition_penalty = repetition_penalty;
-        self
-    }
-
-    /// Subtracted from the logits of tokens in the answer. 0 is off.
-    #[must_use]
-    pub fn presence_penalty(mut self, presence_penalty: f32) -> Self {
-        self.presence_penalty = presence_penalty;
-        self
-    }
-
-    /// Subtracted from the logits of tokens in the answer, once for each occurrence. 0 is off.
-    #[must_use]
-    pub fn frequency_penalty(mut self, frequency_penalty: f32) -> Self {
-        self.frequency_penalty = frequency_penalty;
-        self
-    }
-
-    /// Penalties see this many of the last tokens. 0 means all.
-    #[must_use]
-    pub fn penalty_window(mut self, penalty_window: usize) -> Self {
-        self.penalty_window = penalty_window;
-        self
+    setters! {
+        /// Divides the logits. 0 is greedy.
+        temperature: f32,
+        /// Keeps this many of the most likely tokens. 0 keeps all.
+        top_k: usize,
+        /// Keeps the most likely tokens whose probabilities sum to this. 1 keeps all.
+        top_p: f32,
+        /// Keeps tokens at least this likely relative to the most likely one. 0 keeps all.
+        min_p: f32,
+        /// Divides positive and multiplies negative logits of tokens in prompt or answer. 1 is off.
+        repetition_penalty: f32,
+        /// Subtracted from the logits of tokens in the answer. 0 is off.
+        presence_penalty: f32,
+        /// Subtracted from the logits of tokens in the answer, once for each occurrence. 0 is off.
+        frequency_penalty: f32,
+        /// Penalties see this many of the last tokens. 0 means all.
+        penalty_window: usize,
+        /// Makes the choices repeatable. Without one, a seed is drawn.
+        seed(seed: impl Into<Option<u64>>) => seed = seed.into(),
     }
 
     /// Added to the logits of tokens, before penalties and all else.
@@ -122,13 +87,6 @@ impl SamplingParams {
     #[must_use]
     pub fn logit_bias(mut self, logit_bias: impl IntoIterator<Item = (u32, f32)>) -> Self {
         self.logit_bias.extend(logit_bias);
-        self
-    }
-
-    /// Makes the choices repeatable. Without one, a seed is drawn.
-    #[must_use]
-    pub fn seed(mut self, seed: impl Into<Option<u64>>) -> Self {
-        self.seed = seed.into();
         self
     }
 
@@ -164,10 +122,7 @@ impl SamplingParams {
             if ok && value.is_finite() {
                 return Ok(());
             }
-            Err(Error::new(
-                ErrorKind::Usage,
-                format!("option {name}: expected {expected}, found {value}"),
-            ))
+            Err(error!(Usage, "option {name}: expected {expected}, found {value}"))
         };
         let Self { temperature: t, top_p, min_p, repetition_penalty: r, .. } = *self;
         for (token, &bias) in &self.logit_bias {

@@ -10,12 +10,8 @@ use super::*;
 fn a_softcap_flattens_what_is_drawn_and_keeps_the_most_likely() {
     let logits = [0.0, 400.0, 300.0, 200.0];
     let sampler = |temperature, repetition_penalty, cap| {
-        let params = SamplingParams {
-            temperature,
-            repetition_penalty,
-            seed: Some(3),
-            ..SamplingParams::default()
-        };
+        let params = SamplingParams::default().temperature(temperature).seed(3);
+        let params = params.repetition_penalty(repetition_penalty);
         Sampler::new(params, logits.len()).unwrap().softcapped(cap)
     };
     let mut drawn = [0; 4];

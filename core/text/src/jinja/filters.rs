@@ -6,7 +6,7 @@ use minijinja::{Environment, Error, Value, filters};
 
 use super::format::percent;
 use super::json::tojson;
-use super::methods::{self, capitalize, pad, split_lines};
+use super::methods::{self, capitalize, cased, pad, split_lines};
 use super::python::{self, Text, bind, fail, integer, is_space, pairs, tuple};
 
 type Result<T> = std::result::Result<T, Error>;
@@ -147,16 +147,7 @@ fn default(args: &[Value]) -> Result<Value> {
 /// Words begin after white space, `-`, `(`, `{`, `[` and `<`, unlike those of `str.title`.
 fn title(text: &str) -> String {
     let mut begins = true;
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        if begins {
-            out.extend(c.to_uppercase());
-        } else {
-            out.extend(c.to_lowercase());
-        }
-        begins = is_space(c) || "-({[<".contains(c);
-    }
-    out
+    cased(text, |c| std::mem::replace(&mut begins, is_space(c) || "-({[<".contains(c)))
 }
 
 fn trim(args: &[Value]) -> Result<Value> {

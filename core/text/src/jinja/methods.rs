@@ -91,7 +91,7 @@ fn string(s: &str, method: &str, args: &[Value]) -> Result<Option<Value>> {
         "casefold" => nothing().map(|()| s.to_lowercase().replace('ß', "ss").into())?,
         "capitalize" => nothing().map(|()| capitalize(s).into())?,
         "title" => nothing().map(|()| title(s).into())?,
-        "swapcase" => nothing().map(|()| swap_case(s).into())?,
+        "swapcase" => nothing().map(|()| cased(s, |c| !c.is_uppercase()).into())?,
         "isupper" | "islower" => {
             nothing()?;
             let upper = method == "isupper";
@@ -382,25 +382,17 @@ pub(super) fn capitalize(s: &str) -> String {
 /// `str.title`: upper case after everything that has no case.
 fn title(s: &str) -> String {
     let mut inside = false;
-    let mut out = String::with_capacity(s.len());
-    for c in s.chars() {
-        if inside {
-            out.extend(c.to_lowercase());
-        } else {
-            out.extend(c.to_uppercase());
-        }
-        inside = c.is_uppercase() || c.is_lowercase();
-    }
-    out
+    cased(s, |c| !std::mem::replace(&mut inside, c.is_uppercase() || c.is_lowercase()))
 }
 
-fn swap_case(s: &str) -> String {
+/// The text with the characters for which `upper` is true in upper case, and all others in lower case.
+pub(super) fn cased(s: &str, mut upper: impl FnMut(char) -> bool) -> String {
     let mut out = String::with_capacity(s.len());
     for c in s.chars() {
-        if c.is_uppercase() {
-            out.extend(c.to_lowercase());
-        } else {
+        if upper(c) {
             out.extend(c.to_uppercase());
+        } else {
+            out.extend(c.to_lowercase());
         }
     }
     out
@@ -431,30 +423,25 @@ fn sequence(value: &Value, method: &str, args: &[Value]) -> Result<Option<Value>
 
 fn mapping(value: &Value, method: &str, args: &[Value]) -> Result<Option<Value>> {
     let what = format!("dict.{method}");
+    let nothing = || bind(&what, args, []).map(|[]| ());
     Ok(Some(match method {
         "get" => {
             let [key, default] = bind(&what, args, ["key", "default"])?;
             let found = value.get_item(&key.unwrap_or_default())?;
             if found.is_undefined() { default.unwrap_or_else(|| Value::from(())) } else { found }
         }
-        "keys" => {
-            let [] = bind(&what, args, [])?;
-            value.try_iter()?.collect::<Vec<_>>().into()
-        }
+        "keys" => nothing().and_then(|()| value.try_iter())?.collect::<Vec<_>>().into(),
         "values" => {
-            let [] = bind(&what, args, [])?;
+            nothing()?;
             let values: Result<Vec<Value>> =
                 value.try_iter()?.map(|key| value.get_item(&key)).collect();
             values?.into()
         }
         "items" => {
-            let [] = bind(&what, args, [])?;
-            pairs(value)?.into_iter().map(tuple).collect::<Vec<_>>().into()
+            let pairs = nothing().and_then(|()| pairs(value))?;
+            pairs.into_iter().map(tuple).collect::<Vec<_>>().into()
         }
-        "copy" => {
-            let [] = bind(&what, args, [])?;
-            value.clone()
-        }
+        "copy" => nothing().map(|()| value.clone())?,
         _ => return Ok(None),
     }))
 }

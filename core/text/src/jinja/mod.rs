@@ -42,7 +42,7 @@ use serde::{Deserialize, Serialize};
 
 pub use helper::TASK;
 use helper::{Renderer, Request};
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, error};
 
 use super::message::{Message, RenderOptions};
 
@@ -139,12 +139,12 @@ impl JinjaTemplate {
 
 /// A template that does not compile.
 fn artifact(why: &str, origin: &str) -> Error {
-    Error::new(ErrorKind::Artifact, format!("{origin}: {why}")).hint(HINT)
+    error!(Artifact, "{origin}: {why}").hint(HINT)
 }
 
 /// A template that cannot render this conversation.
 fn prompt(why: &str, origin: &str) -> Error {
-    Error::new(ErrorKind::Prompt, format!("{origin}: {why}"))
+    error!(Prompt, "{origin}: {why}")
 }
 
 /// Variables of the template.

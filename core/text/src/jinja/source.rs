@@ -451,15 +451,9 @@ impl<'a> Scanner<'a> {
     }
 
     fn comma(&mut self) -> Result<(), String> {
-        self.boundary(Rank::Lowest);
         let depth = std::mem::take(&mut self.level().depth);
         self.depth -= depth;
-        let level = self.level();
-        level.begins = true;
-        level.joined = false;
-        self.copy(1);
-        self.expects_operand = true;
-        Ok(())
+        self.colon()
     }
 
     fn colon(&mut self) -> Result<(), String> {

@@ -1,6 +1,6 @@
 //! The bytes that each token stands for within a text.
 
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Result, error};
 use tokenizers::{Decoder as _, DecoderWrapper};
 
 use super::{Tokenizer, guarded};
@@ -41,11 +41,8 @@ impl Tokenizer {
             return Ok(TokenBytes { tokenizer: self, steps });
         }
         let path = self.path().display();
-        Err(Error::new(
-            ErrorKind::Usage,
-            format!("{path}: its decoder gives tokens no bytes of their own"),
-        )
-        .hint("expected a decoder of ByteLevel, ByteFallback, Replace or Metaspace"))
+        Err(error!(Usage, "{path}: its decoder gives tokens no bytes of their own")
+            .hint("expected a decoder of ByteLevel, ByteFallback, Replace or Metaspace"))
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use base64::Engine as _;
+use qhx_base::ErrorKind;
 use serde_json::{Value, json};
 
 use super::super::samples::{
@@ -83,7 +84,7 @@ fn pairs_are_bounded_as_single_texts_are() {
     assert_eq!(tokenizer.encode_pair_truncated(&text, &text, 256, &cancel).unwrap(), cut);
     for (first, second) in [("do", &*text), (&*text, "do")] {
         let error = tokenizer.encode_pair(first, second, 256, &cancel).unwrap_err();
-        assert!(qhx_base::TooLong::is_cause_of(&error), "{error}");
+        assert!(error.is_caused_by::<TooLong>(), "{error}");
     }
     cancel.cancel();
     let error = tokenizer.encode_pair_truncated(&text, &text, 1 << 20, &cancel).unwrap_err();

@@ -188,26 +188,16 @@ fn bounds(document: Document) -> Result<Vetted, String> {
         let key = "/model/max_input_chars_per_word";
         return Err(format!("{key}: {word}, at most {MAX_WORD} are allowed"));
     }
-    let mut normalizer = Part::new("what the normalizer makes of a text", MAX_NORMALIZED);
-    normalizer.add("/normalizer", &document.normalizer, 0)?;
-    Part::new("what the pre-tokenizer makes of a text", MAX_NORMALIZED).add(
-        "/pre_tokenizer",
-        &document.pre_tokenizer,
-        0,
-    )?;
-    Part::new("what the decoder makes of a token", MAX_DECODED).add(
-        "/decoder",
-        &document.decoder,
-        0,
-    )?;
-    Part::new("what the post-processor makes of a text", 1).add(
-        "/post_processor",
-        &document.post_processor,
-        0,
-    )?;
+    let Document { normalizer, pre_tokenizer, decoder, post_processor, .. } = &document;
+    let growth = Part::new("what the normalizer makes of a text", MAX_NORMALIZED)
+        .growth("/normalizer", normalizer)?;
+    Part::new("what the pre-tokenizer makes of a text", MAX_NORMALIZED)
+        .growth("/pre_tokenizer", pre_tokenizer)?;
+    Part::new("what the decoder makes of a token", MAX_DECODED).growth("/decoder", decoder)?;
+    Part::new("what the post-processor makes of a text", 1)
+        .growth("/post_processor", post_processor)?;
 
     // The library normalizes the added tokens, too.
-    let growth = normalizer.growth;
     let all: usize = document.added_tokens.iter().map(|t| t.content.len()).sum();
     if growth > 64 && all.saturating_mul(growth) > MAX_FILE {
         return Err(format!(
@@ -261,6 +251,11 @@ struct Part {
 impl Part {
     fn new(result: &'static str, max_growth: usize) -> Self {
         Self { result, max_growth, components: 0, growth: 1, added: 0 }
+    }
+
+    /// Factor by which all components of the part together may lengthen a text.
+    fn growth(mut self, path: &str, value: &Value) -> Result<usize, String> {
+        self.add(path, value, 0).map(|()| self.growth)
     }
 
     fn add(&mut self, path: &str, value: &Value, depth: usize) -> Result<(), String> {

@@ -5,7 +5,7 @@ mod python;
 #[cfg(test)]
 mod tests;
 
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Result, error};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -34,7 +34,7 @@ impl Tool {
     /// When it is no list, or a tool has no name, one that is there already, or parameters that are no object.
     pub fn list(value: &Value) -> Result<Vec<Self>> {
         let fail = |what: String| {
-            Err(Error::new(ErrorKind::Usage, format!("the list of tools: {what}")).hint(
+            Err(error!(Usage, "the list of tools: {what}").hint(
                 "expected [{\"type\": \"function\", \"function\": {\"name\": …, \"parameters\": …}}]",
             ))
         };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use qhx_base::LinkedToken;
 use qhx_base::hash::sha256;
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result, bail, error};
 
 use super::{Drafter, Speculation, Start, draft_sampler};
 use crate::engine::model::Model;
@@ -66,7 +66,7 @@ impl Draft {
         draft.op.require_logits()?;
         let name = draft.manifest().path.display().to_string();
         let wrong = |what: String| {
-            Error::new(ErrorKind::Usage, format!("{name}: as a draft of {}: {what}", target.manifest().path.display()))
+            error!(Usage, "{name}: as a draft of {}: {what}", target.manifest().path.display())
                 .hint("a draft must have the tokenizer of the model it drafts for: take a smaller model of its family")
         };
         match (target.tokenizer(), draft.tokenizer()) {
@@ -201,8 +201,7 @@ impl Drafter for Draft {
         self.following = None;
         self.following = Some(self.model.space.cancel.follow(start.cancel));
         if start.media {
-            let message = "the prompt has images, audio or videos, which a draft does not see";
-            return Err(Error::new(ErrorKind::Prompt, message));
+            bail!(Prompt, "the prompt has images, audio or videos, which a draft does not see");
         }
         self.model.revive()?;
         self.sampler = Some(draft_sampler(start, self.model.op.info())?);

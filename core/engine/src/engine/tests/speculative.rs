@@ -144,18 +144,6 @@ impl HostOp for Chain {
     fn position(&self) -> usize {
         self.text.lock().unwrap().len()
     }
-
-    fn graph_time(&self) -> Duration {
-        Duration::ZERO
-    }
-
-    fn graph_stats(&self) -> Vec<GraphStats> {
-        Vec::new()
-    }
-
-    fn span_stats(&self) -> Vec<SpanStats> {
-        Vec::new()
-    }
 }
 
 /// Draft tokens from a list: what the whole answer is, or never right.
@@ -197,12 +185,7 @@ fn ways() -> [Request; 4] {
     let sampling = |temperature: f32| SamplingParams { temperature, ..SamplingParams::default() };
     let drawn = Request { sampling: sampling(0.7), ..greedy.clone() };
     let filtered = SamplingParams { top_k: 5, top_p: 0.9, min_p: 0.02, ..sampling(1.3) };
-    let penalised = SamplingParams {
-        repetition_penalty: 1.2,
-        frequency_penalty: 0.3,
-        penalty_window: 9,
-        ..sampling(0.9)
-    };
+    let penalised = sampling(0.9).repetition_penalty(1.2).frequency_penalty(0.3).penalty_window(9);
     let filtered = Request { sampling: filtered, ..greedy.clone() };
     [greedy.clone(), drawn, filtered, Request { sampling: penalised, stop_ids: vec![6], ..greedy }]
 }
