@@ -155,13 +155,7 @@ impl Recognizer for Whisper {
 }
 
 impl Generator for Whisper {
-    fn inner(&self) -> Option<&dyn Generator> {
-        Some(&self.decoder)
-    }
-
-    fn inner_mut(&mut self) -> Option<&mut dyn Generator> {
-        Some(&mut self.decoder)
-    }
+    qhx_op::inner_generator!(decoder);
 
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
         let token = self.encoder.clip(segment)?.1;

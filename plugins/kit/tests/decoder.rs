@@ -73,13 +73,7 @@ impl Op for TinyModel {
 }
 
 impl Generator for TinyModel {
-    fn inner(&self) -> Option<&dyn Generator> {
-        Some(&self.0)
-    }
-
-    fn inner_mut(&mut self) -> Option<&mut dyn Generator> {
-        Some(&mut self.0)
-    }
+    qhx_op::inner_generator!(0);
 
     /// An image becomes a soft token [r, g] for each pixel, [r, NaN] with b = 1, and [r] with b = 2. With b = 3 they
     /// see each other.
@@ -558,13 +552,7 @@ impl Op for Refusing {
 }
 
 impl Generator for Refusing {
-    fn inner(&self) -> Option<&dyn Generator> {
-        Some(&self.0.0)
-    }
-
-    fn inner_mut(&mut self) -> Option<&mut dyn Generator> {
-        Some(&mut self.0.0)
-    }
+    qhx_op::inner_generator!(0);
 
     fn decode(&mut self, host: &mut Host, token: u32) -> Result<View> {
         self.0.0.decode(host, token)

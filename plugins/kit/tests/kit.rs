@@ -58,13 +58,7 @@ impl Op for TinyModel {
 }
 
 impl Generator for TinyModel {
-    fn inner(&self) -> Option<&dyn Generator> {
-        Some(&self.state)
-    }
-
-    fn inner_mut(&mut self) -> Option<&mut dyn Generator> {
-        Some(&mut self.state)
-    }
+    qhx_op::inner_generator!(state);
 
     /// Two tokens, of which the graph gives the cache's rows.
     fn prefill(&mut self, host: &mut Host, _: &[Segment<'_>]) -> Result<View> {
