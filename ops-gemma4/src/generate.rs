@@ -59,8 +59,9 @@ impl Op for Generate {
     fn open(host: &mut Host) -> Result<Self> {
         let graphs = DecoderGraphs::find(host)?;
         let layout = Layout::read(host)?;
-        let state =
-            StateCarrier::with_rings(host, &graphs.groups(), |role| layout.window_of(role))?;
+        let state = StateCarrier::with_rings(host, &graphs.groups(), |role| {
+            layout.sliding.window_of(role)
+        })?;
         layout.check(host, &graphs, &state)?;
         let [full_cos, full_sin, full_mask] = FULL;
         let [cos, sin, mask] = SLIDING;
