@@ -144,15 +144,6 @@ impl Step<'_> {
         };
         Ok(())
     }
-
-    /// The bytes of an output.
-    ///
-    /// # Errors
-    /// When the graph has no such output.
-    pub fn output_bytes(&mut self, name: &str) -> Result<&mut [u8]> {
-        let (index, _) = find(&self.info.outputs, name, &self.info.name)?;
-        Ok(&mut self.outputs[index])
-    }
 }
 
 fn find<'a>(list: &'a [TensorInfo], name: &str, graph: &str) -> Result<(usize, &'a TensorInfo)> {
