@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, Error, ErrorKind};
 use qhx_cpu::{Activations, CpuBackend, CpuOptions};
 use qhx_exec::backend::{Backend, Context, ContextSource};
 use qhx_exec::{GraphId, Workspace};
@@ -13,8 +13,8 @@ use qhx_graph::Silent;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph};
 use qhx_graph::onnx;
-use qhx_graph::quantize::{Bits, QuantizedForm, QuantizedMut};
-use qhx_graph::weight::{RowSource, Storage, Weight, dequantize_blocks};
+use qhx_graph::quantize::{Bits, Quantized, QuantizedForm};
+use qhx_graph::weight::{Storage, Weight, held, held_blocks};
 use qhx_types::{DType, Port};
 
 fn backend() -> CpuBackend {
@@ -36,55 +36,10 @@ fn open(dir: &Path, graph: &Graph) -> Arc<dyn Context> {
     backend().open_context(&source(dir, &[graph])).unwrap()
 }
 
-/// A matrix, whose integers of four bits it has where it is in blocks.
-#[derive(Debug)]
-struct Matrix {
-    shape: [usize; 2],
-    value: fn(usize) -> f32,
-    scales: Option<[f32; 4]>,
-}
-
-const BLOCKS: QuantizedForm = QuantizedForm::symmetric(Bits::Four, 32);
-
-impl Matrix {
-    fn weight(shape: [usize; 2], value: fn(usize) -> f32, storage: Storage) -> Weight {
-        Weight::new(Arc::new(Self { shape, value, scales: None }), storage)
-    }
-}
-
-impl RowSource for Matrix {
-    fn name(&self) -> &str {
-        "matrix"
-    }
-
-    fn shape(&self) -> [usize; 2] {
-        self.shape
-    }
-
-    fn stored_dtype(&self) -> DType {
-        DType::F32
-    }
-
-    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
-        if self.scales.is_some() {
-            return dequantize_blocks(self, first, out);
-        }
-        let start = first * self.shape[1];
-        out.iter_mut().enumerate().for_each(|(at, to)| *to = (self.value)(start + at));
-        Ok(())
-    }
-
-    fn block_form(&self) -> Option<QuantizedForm> {
-        self.scales.map(|_| BLOCKS)
-    }
-
-    fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
-        let start = first * self.shape[1];
-        out.values.iter_mut().enumerate().for_each(|(at, to)| *to = (self.value)(start + at) as i8);
-        let scales = self.scales.unwrap();
-        out.scales.iter_mut().zip(&scales[start / 32..]).for_each(|(to, scale)| *to = *scale);
-        Ok(())
-    }
+/// A weight with the value of each place.
+fn weight(shape: [usize; 2], value: fn(usize) -> f32, storage: Storage) -> Weight {
+    let values = (0..shape[0] * shape[1]).map(value).collect();
+    Weight::new(held("matrix", shape, values), storage)
 }
 
 /// `y = x · w + b`, and `z = relu(y)`.
@@ -93,7 +48,7 @@ fn linear() -> Graph {
     let x = g.input("x", Elem::Activation, &[2, 3]).unwrap();
     let b = g.input("b", Elem::Activation, &[1, 2]).unwrap();
     let w = |at| [1.0, 3.0, 5.0, 2.0, 4.0, 6.0][at];
-    let w = Matrix::weight([2, 3], w, Storage::Float);
+    let w = weight([2, 3], w, Storage::Float);
     let y = g.linear("w", x, w, None).unwrap();
     let y = g.add(y, b).unwrap();
     let z = g.relu(y).unwrap();
@@ -115,6 +70,23 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 fn put(workspace: &mut Workspace, buffer: qhx_exec::BufferId, values: &[f32]) {
     let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
     workspace.bytes_mut(buffer).unwrap()[..bytes.len()].copy_from_slice(&bytes);
+}
+
+/// Outputs of a model with these inputs.
+fn outputs(context: &Arc<dyn Context>, inputs: &[&[f32]]) -> Vec<Vec<f32>> {
+    let (mut workspace, graph) = workspace(context);
+    for (port, values) in inputs.iter().enumerate() {
+        let buffer = workspace.allocate(4 * values.len()).unwrap();
+        put(&mut workspace, buffer, values);
+        workspace.bind(graph, Port::Input(port), buffer, 0).unwrap();
+    }
+    let mut results = Vec::new();
+    for (port, tensor) in context.graphs()[0].outputs.iter().enumerate() {
+        results.push(workspace.allocate(tensor.byte_len()).unwrap());
+        workspace.bind(graph, Port::Output(port), results[port], 0).unwrap();
+    }
+    workspace.execute(graph).unwrap();
+    results.iter().map(|buffer| floats(workspace.bytes(*buffer).unwrap())).collect()
 }
 
 #[test]
@@ -215,7 +187,7 @@ fn types_and_a_result_that_is_not_contiguous() {
 fn external() -> Graph {
     let mut g = GraphBuilder::new("g");
     let x = g.input("x", Elem::Activation, &[1, 2]).unwrap();
-    let w = Matrix::weight([2, 2], |at| [1.0, 3.0, 2.0, 4.0][at], Storage::Float);
+    let w = weight([2, 2], |at| [1.0, 3.0, 2.0, 4.0][at], Storage::Float);
     let y = g.linear("w", x, w, None).unwrap();
     g.output("y", y).unwrap();
     g.finish().unwrap()
@@ -225,14 +197,9 @@ fn external() -> Graph {
 fn weights_in_a_file_beside_the_model() {
     let dir = tempfile::tempdir().unwrap();
     let source = source(dir.path(), &[&external()]);
-    let (mut workspace, graph) = workspace(&backend().open_context(&source).unwrap());
-    let buffer = workspace.allocate(16).unwrap();
-    put(&mut workspace, buffer, &[10.0, 1.0]);
-    workspace.bind(graph, Port::Input(0), buffer, 0).unwrap();
-    workspace.bind(graph, Port::Output(0), buffer, 8).unwrap();
-    workspace.execute(graph).unwrap();
-    assert_eq!(floats(&workspace.bytes(buffer).unwrap()[8..]), [13.0, 24.0]);
-    drop(workspace);
+    let context = backend().open_context(&source).unwrap();
+    assert_eq!(outputs(&context, &[&[10.0, 1.0]]), [[13.0, 24.0]]);
+    drop(context);
 
     let data = dir.path().join("g.onnx_data");
     // Contexts that are opened together share the file's mapping, and with it what is resident.
@@ -289,21 +256,6 @@ fn layers(name: &str, weight: &Weight) -> Graph {
     g.finish().unwrap()
 }
 
-/// Outputs of a model with the input `x`, all in one buffer.
-fn outputs(context: &Arc<dyn Context>, x: &[f32]) -> Vec<f32> {
-    let (mut workspace, graph) = workspace(context);
-    let input = workspace.allocate(4 * x.len()).unwrap();
-    put(&mut workspace, input, x);
-    workspace.bind(graph, Port::Input(0), input, 0).unwrap();
-    let count = workspace.graph(graph).unwrap().1.outputs.len();
-    let buffer = workspace.allocate(512 * count).unwrap();
-    for port in 0..count {
-        workspace.bind(graph, Port::Output(port), buffer, 512 * port).unwrap();
-    }
-    workspace.execute(graph).unwrap();
-    floats(workspace.bytes(buffer).unwrap())
-}
-
 #[test]
 fn stored_weights_multiply_like_those_of_f32() {
     let x: Vec<f32> = (0..128).map(|at| ((at * 29 % 83) as f32 - 41.0) / 41.0).collect();
@@ -326,7 +278,7 @@ fn stored_weights_multiply_like_those_of_f32() {
         (wide, Storage::Int8, 1),
     ] {
         let dir = tempfile::tempdir().unwrap();
-        let weight = Matrix::weight([64, 64], value, storage);
+        let weight = weight([64, 64], value, storage);
         let (first, second) = (layers("g", &weight), layers("again", &weight));
         let source = source(dir.path(), &[&first, &second]);
         let context = backend().open_context(&source).unwrap();
@@ -335,7 +287,7 @@ fn stored_weights_multiply_like_those_of_f32() {
         // Both layers of both graphs read the same numbers, which stay as they are; biases are the graphs' own.
         let (weights, resident) = (64 * 64 * size, context.resident_bytes());
         assert!((weights..weights + 2048).contains(&resident), "{size}: {resident}");
-        let found = outputs(&context, &x);
+        let found = outputs(&context, &[&x]).concat();
         assert!(found.iter().all(|y| y.is_finite()) && found.iter().any(|y| y.abs() > 1.0));
         for (found, expected) in found.iter().zip(&expected) {
             // With int8 the other factor is rounded to 16 bits.
@@ -370,18 +322,7 @@ fn a_few_rows_read_a_cache_where_it_lies() {
         p.chunks_exact_mut(21).for_each(|row| row[20] = 0.0);
         cache.chunks_exact_mut(210).for_each(|head| head[200..].fill(f32::NAN));
         let context = open(dir.path(), &attention(heads, rows));
-        let (mut workspace, graph) = workspace(&context);
-        for (port, values) in [&q, &p, &cache].into_iter().enumerate() {
-            let buffer = workspace.allocate(4 * values.len()).unwrap();
-            put(&mut workspace, buffer, values);
-            workspace.bind(graph, Port::Input(port), buffer, 0).unwrap();
-        }
-        let results = [21, 10].map(|width| workspace.allocate(4 * heads * rows * width).unwrap());
-        for (port, buffer) in results.into_iter().enumerate() {
-            workspace.bind(graph, Port::Output(port), buffer, 0).unwrap();
-        }
-        workspace.execute(graph).unwrap();
-        let [scores, mixed] = results.map(|buffer| floats(workspace.bytes(buffer).unwrap()));
+        let [scores, mixed] = &outputs(&context, &[&q, &p, &cache])[..] else { unreachable!() };
         for (head, row) in (0..heads).flat_map(|head| (0..rows).map(move |row| (head, row))) {
             let (cache, at) = (&cache[head * 210..][..210], head * rows + row);
             let (q, p) = (&q[at * 10..][..10], &p[at * 21..][..21]);
@@ -405,10 +346,12 @@ fn weights_of_four_bits_stay_as_they_are() {
     let dir = tempfile::tempdir().unwrap();
     let integer = |at: usize| ((at % 64 * 5 + at / 64 * 3) % 16) as f32 - 8.0;
     let scales = [0.5, -1.0, 2.0, 0.0];
-    let matrix = Matrix { shape: [2, 64], value: integer, scales: Some(scales) };
+    let form = QuantizedForm::symmetric(Bits::Four, 32);
+    let values = (0..128).map(|at| integer(at) as i8).collect();
+    let blocks = Quantized { form, values, scales: scales.to_vec(), offsets: Vec::new() };
     let mut g = GraphBuilder::new("g");
     let x = g.input("x", Elem::Activation, &[1, 64]).unwrap();
-    let weight = Weight::new(Arc::new(matrix), Storage::Blocks(BLOCKS));
+    let weight = Weight::new(held_blocks("matrix", [2, 64], blocks), Storage::Blocks(form));
     let y = g.linear("w", x, weight, None).unwrap();
     g.output("y", y).unwrap();
     let source = source(dir.path(), &[&g.finish().unwrap()]);
@@ -426,7 +369,7 @@ fn weights_of_four_bits_stay_as_they_are() {
         let context = backend.open_context(&source).unwrap();
         // Two integers a byte, and scales of f16.
         assert_eq!(context.resident_bytes(), 64 + 8);
-        for (row, found) in outputs(&context, &x)[..2].iter().enumerate() {
+        for (row, found) in outputs(&context, &[&x])[0].iter().enumerate() {
             let expected: f32 = terms(row).map(|(w, x)| w * x).sum();
             let size: f32 = terms(row).map(|(w, _)| w.abs()).sum();
             let off = (found - expected).abs();
@@ -548,7 +491,7 @@ fn contexts_without_onnx_and_options_out_of_range() {
         CpuBackend::new(CpuOptions { threads: Some(0), ..CpuOptions::default() }).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage);
     let dir = tempfile::tempdir().unwrap();
-    let weight = Matrix::weight([64, 64], wide, Storage::Float);
+    let weight = weight([64, 64], wide, Storage::Float);
     let mut two = source(dir.path(), &[&layers("g", &weight), &layers("h", &weight)]);
     assert_eq!(backend().open_context(&two).unwrap().graphs().len(), 2);
     two.onnx[1].0 = "g".to_owned();

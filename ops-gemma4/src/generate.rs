@@ -59,8 +59,9 @@ impl Op for Generate {
     fn open(host: &mut Host) -> Result<Self> {
         let graphs = DecoderGraphs::find(host)?;
         let layout = Layout::read(host)?;
-        let state =
-            StateCarrier::with_rings(host, &graphs.groups(), |role| layout.window_of(role))?;
+        let state = StateCarrier::with_rings(host, &graphs.groups(), |role| {
+            layout.sliding.window_of(role)
+        })?;
         layout.check(host, &graphs, &state)?;
         let [full_cos, full_sin, full_mask] = FULL;
         let [cos, sin, mask] = SLIDING;
@@ -104,13 +105,7 @@ impl Op for Generate {
 }
 
 impl Generator for Generate {
-    fn inner(&self) -> Option<&dyn Generator> {
-        Some(&self.decoder)
-    }
-
-    fn inner_mut(&mut self) -> Option<&mut dyn Generator> {
-        Some(&mut self.decoder)
-    }
+    qhx_op::inner_generator!(decoder);
 
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
         self.media.place(segment)

@@ -1,18 +1,8 @@
 //! Layers of the decoder as the manifest declares them, checked against the graphs.
 
 use qhx_kit::decoder::DecoderGraphs;
-use qhx_kit::state::StateCarrier;
+use qhx_kit::state::{SlidingLayers, StateCarrier};
 use qhx_op::{Error, Host, Result};
-use serde::Deserialize;
-
-/// `params.sliding` of the manifest, besides the rope.
-#[derive(Debug, Deserialize)]
-pub(crate) struct Sliding {
-    /// The layers that slide.
-    layers: Vec<usize>,
-    /// Positions that they see, the current one included.
-    pub window: usize,
-}
 
 /// The layers of a decoder.
 #[derive(Debug)]
@@ -20,7 +10,8 @@ pub(crate) struct Layout {
     pub layers: usize,
     /// Layers from here on read the keys and values of a donor.
     first_shared: usize,
-    pub sliding: Sliding,
+    /// `params.sliding` of the manifest, besides the rope.
+    pub sliding: SlidingLayers,
 }
 
 impl Layout {
@@ -35,13 +26,6 @@ impl Layout {
             )));
         };
         Ok(Self { layers, first_shared, sliding: host.require("/params/sliding")? })
-    }
-
-    /// The window of the cache `k_i` or `v_i`, where layer i slides.
-    pub fn window_of(&self, role: &str) -> Option<usize> {
-        let (_, layer) = role.rsplit_once('_')?;
-        let layer: usize = layer.parse().ok()?;
-        self.slides(layer).then_some(self.sliding.window)
     }
 
     fn slides(&self, layer: usize) -> bool {

@@ -110,7 +110,7 @@ fn opened(edit: impl FnOnce(&mut Value, &mut Vec<GraphInfo>)) -> Result<OpenOp> 
         .floats("places", &[0.0; 16])
         .floats("proj", &[3.0, 0.0, 0.0, 5.0])
         .script(run);
-    all.into_iter().fold(op, OpHarness::graph).open::<Generate>()
+    op.graphs(all).open::<Generate>()
 }
 
 fn entry(token: u32, at: usize) -> f32 {

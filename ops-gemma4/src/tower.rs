@@ -116,9 +116,5 @@ pub(crate) fn check(
     if host.rows_of(graph, port)? == (rows, width) {
         return Ok(());
     }
-    Err(Error::graph(format!(
-        "graph {:?}: tensor {}: expected {rows} rows of {width} values",
-        host.graph(graph).name,
-        host.tensor(graph, port)
-    )))
+    Err(host.misfit(graph, port, format_args!("expected {rows} rows of {width} values")))
 }

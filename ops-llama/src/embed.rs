@@ -157,11 +157,8 @@ impl Bucket {
         let tensor = host.tensor(last, output);
         let width = tensor.width();
         if tensor.elements() != length * width {
-            return Err(Error::graph(format!(
-                "graph {:?}: tensor {tensor}: expected {length} rows, one for each position of the \
-                 first part",
-                host.graph(last).name
-            )));
+            let what = format!("expected {length} rows, one for each position of the first part");
+            return Err(host.misfit(last, output, what));
         }
         let y = host.view_for(last, output)?;
 

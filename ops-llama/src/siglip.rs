@@ -48,7 +48,6 @@ struct ImageParams {
     /// Images keep their shape.
     #[serde(default)]
     naflex: bool,
-    filter: String,
     mean: [f64; 3],
     std: [f64; 3],
     scale: f64,
@@ -259,16 +258,7 @@ impl Tower {
 impl Vision {
     fn open(host: &mut Host, names: &OneOrMany) -> Result<Self> {
         let params: ImageParams = host.require("/params/image")?;
-        let filter = match params.filter.as_str() {
-            "bicubic" => Filter::Bicubic,
-            "bilinear" => Filter::Bilinear,
-            "lanczos" => Filter::Lanczos,
-            other => {
-                return Err(Error::manifest(format!(
-                    "manifest /params/image/filter: found {other:?}, expected bicubic, bilinear or lanczos"
-                )));
-            }
-        };
+        let filter: Filter = host.require("/params/image/filter")?;
         let layout =
             if params.naflex { PatchLayout::ChannelsLast } else { PatchLayout::ChannelsFirst };
         let cut = Patchify::new(params.patch, 1, layout)?;

@@ -78,7 +78,7 @@ fn opened(params: Value, plan: Value, without: &[&str]) -> Result<OpenOp> {
         graph("lmhead_ar1", tensors(1, [("x", 2)]), tensors(1, [("logits", 3)])),
     ];
     let graphs = graphs.into_iter().filter(|graph| !without.contains(&graph.name.as_str()));
-    graphs.fold(op, OpHarness::graph).open::<Generate>()
+    op.graphs(graphs).open::<Generate>()
 }
 
 fn params() -> Value {

@@ -70,7 +70,7 @@ fn opened(params: Value, pairs: usize, lacking: &str, see: Option<GraphInfo>) ->
         .graph(layers("one", 1, pairs, lacking))
         .graph(layers("eight", 8, pairs, lacking))
         .script(run);
-    see.into_iter().fold(harness, OpHarness::graph).open::<Generate>()
+    harness.graphs(see).open::<Generate>()
 }
 
 fn see<const N: usize>(outputs: [(&str, usize); N]) -> Option<GraphInfo> {

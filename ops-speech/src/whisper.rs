@@ -155,13 +155,7 @@ impl Recognizer for Whisper {
 }
 
 impl Generator for Whisper {
-    fn inner(&self) -> Option<&dyn Generator> {
-        Some(&self.decoder)
-    }
-
-    fn inner_mut(&mut self) -> Option<&mut dyn Generator> {
-        Some(&mut self.decoder)
-    }
+    qhx_op::inner_generator!(decoder);
 
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
         let token = self.encoder.clip(segment)?.1;
@@ -328,10 +322,9 @@ impl Filler for Cross {
                 let fits =
                     |view: &View| view.len == tensor.elements() && view.dtype == tensor.dtype;
                 let Some((_, buffer, _)) = found.filter(|(.., view)| fits(view)) else {
-                    return Err(Error::graph(format!(
-                        "graph {:?}: tensor {tensor}: the encoder has no output {role:?} of that length and type",
-                        host.graph(graph).name
-                    )));
+                    let what =
+                        format!("the encoder has no output {role:?} of that length and type");
+                    return Err(host.misfit(graph, port, what));
                 };
                 let buffer = *buffer;
                 host.bind(graph, port, buffer, 0)?;

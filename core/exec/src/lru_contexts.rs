@@ -363,6 +363,13 @@ mod tests {
         opened: AtomicUsize,
     }
 
+    impl Counting {
+        fn over(inner: NullBackend, room: usize) -> Arc<Self> {
+            let (alive, max_alive, opened) = Default::default();
+            Arc::new(Self { inner, room, alive, max_alive, opened })
+        }
+    }
+
     struct Counted(Arc<dyn Context>, Arc<AtomicUsize>);
 
     impl Drop for Counted {
@@ -420,10 +427,7 @@ mod tests {
     #[test]
     fn contexts_take_turns_and_bindings_survive_it() {
         take_turns(2, usize::MAX);
-    }
-
-    #[test]
-    fn fewer_contexts_stay_where_the_limit_does_not_fit_the_memory() {
+        // Fewer stay where the limit does not fit the memory.
         take_turns(3, 2);
     }
 
@@ -439,13 +443,7 @@ mod tests {
             outputs[0][0] = inputs[0][0].wrapping_mul(factor);
             Ok(())
         });
-        let counting = Arc::new(Counting {
-            inner,
-            room,
-            alive: Arc::default(),
-            max_alive: AtomicUsize::new(0),
-            opened: AtomicUsize::new(0),
-        });
+        let counting = Counting::over(inner, room);
         let backend: Arc<dyn Backend> = Arc::new(LruContexts::new(counting.clone(), limit));
         let mut workspace = Workspace::new(Arc::clone(&backend), CancelToken::new());
         for part in 0..3 {
@@ -481,13 +479,7 @@ mod tests {
         let tensor = |name: &str| TensorInfo::new(name, DType::U8, vec![1]);
         let graph = GraphInfo::new("part", [tensor("x")], [tensor("y")]);
         let contexts = vec![("part".to_owned(), vec![graph])];
-        Arc::new(Counting {
-            inner: NullBackend::new(contexts),
-            room,
-            alive: Arc::default(),
-            max_alive: AtomicUsize::new(0),
-            opened: AtomicUsize::new(0),
-        })
+        Counting::over(NullBackend::new(contexts), room)
     }
 
     fn open(backend: &Arc<dyn Backend>, file: &str) -> Workspace {

@@ -274,38 +274,6 @@ impl GraphBuilder {
         }
     }
 
-    /// a + b
-    ///
-    /// # Errors
-    /// When the shapes or element types do not fit; the message names the node.
-    pub fn add(&mut self, a: TensorId, b: TensorId) -> Result<TensorId> {
-        self.binary(BinaryOp::Add, a, b)
-    }
-
-    /// a − b
-    ///
-    /// # Errors
-    /// When the shapes or element types do not fit; the message names the node.
-    pub fn sub(&mut self, a: TensorId, b: TensorId) -> Result<TensorId> {
-        self.binary(BinaryOp::Sub, a, b)
-    }
-
-    /// a · b
-    ///
-    /// # Errors
-    /// When the shapes or element types do not fit; the message names the node.
-    pub fn mul(&mut self, a: TensorId, b: TensorId) -> Result<TensorId> {
-        self.binary(BinaryOp::Mul, a, b)
-    }
-
-    /// a / b
-    ///
-    /// # Errors
-    /// When the shapes or element types do not fit; the message names the node.
-    pub fn div(&mut self, a: TensorId, b: TensorId) -> Result<TensorId> {
-        self.binary(BinaryOp::Div, a, b)
-    }
-
     /// x · value
     ///
     /// # Errors

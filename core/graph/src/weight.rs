@@ -12,8 +12,10 @@ use rayon::prelude::*;
 use crate::onnx::StoredWeight;
 use crate::quantize::{Bits, Quantized, QuantizedForm, QuantizedMut, quantize_block, quantize_row};
 
+mod held;
 mod views;
 
+pub use held::{held, held_blocks};
 pub use views::{row_order, row_range, scaled, transposed};
 
 /// Elements that one task of a parallel read handles.

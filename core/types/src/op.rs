@@ -132,7 +132,7 @@ pub enum Segment<'a> {
 }
 
 /// Declaration of an op about itself before any bundle is opened.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpDescription {
     /// The name that manifests select it by: lower-case letters, digits and `_`.
     pub name: String,
@@ -147,8 +147,8 @@ pub struct OpDescription {
     /// Segments it understands.
     #[serde(default)]
     pub modalities: Vec<Modality>,
-    /// JSON Schema of the manifest's `plan.params`.
-    #[serde(default)]
+    /// JSON Schema of the manifest's `plan.params`; null for any.
+    #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     pub params_schema: serde_json::Value,
 }
 

@@ -4,7 +4,7 @@ use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Conv2d, Elem, Graph};
 use qhx_graph::weight::Storage;
 
-use super::tests::{Both, Matrix};
+use super::tests::{Both, weight};
 use super::{Input, Instruction, Scratch};
 use crate::kernels::tests::numbers;
 use crate::options::Caches;
@@ -113,7 +113,7 @@ impl Case {
             false => b.input("x", Elem::Activation, &self.x).unwrap(),
         };
         let shape = [self.filters, filters.len() / self.filters];
-        let weight = Matrix::weight(shape, filters, Storage::Float);
+        let weight = weight(shape, filters, Storage::Float);
         let [top, left, bottom, right] = self.pads;
         let conv = Conv2d {
             kernel: self.kernel,

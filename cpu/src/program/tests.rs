@@ -1,7 +1,5 @@
 //! Every op of a graph as instructions, against rten over the ONNX form of the same graph.
 
-use std::sync::Arc;
-
 use qhx_base::Result;
 use qhx_graph::Silent;
 use qhx_graph::builder::GraphBuilder;
@@ -9,8 +7,8 @@ use qhx_graph::graph::{
     AttentionInputs, BinaryOp, Elem as GraphElem, Graph, INT8_STEP, ReduceOp, TensorId, UnaryOp,
 };
 use qhx_graph::onnx;
-use qhx_graph::quantize::{Bits, QuantizedForm, QuantizedMut};
-use qhx_graph::weight::{RowSource, Storage, Weight, dequantize_blocks};
+use qhx_graph::quantize::{Bits, Quantized, QuantizedForm};
+use qhx_graph::weight::{Storage, Weight, held, held_blocks};
 use qhx_types::DType;
 use rten::{Model, ModelOptions, Value, ValueView};
 use rten_tensor::TensorView;
@@ -280,65 +278,21 @@ fn an_integer_divided_by_0_is_an_error() {
     program.run(&[Input::I32(&[1, 3, i32::MIN])], &mut Scratch::default()).unwrap();
 }
 
-/// A matrix, in a quantized form of its own where it has one.
-#[derive(Debug)]
-pub(super) struct Matrix {
-    pub(super) shape: [usize; 2],
-    pub(super) values: Vec<f32>,
-    pub(super) form: Option<QuantizedForm>,
+/// A weight of these values.
+pub(super) fn weight(shape: [usize; 2], values: Vec<f32>, storage: Storage) -> Weight {
+    Weight::new(held("matrix", shape, values), storage)
 }
 
-impl Matrix {
-    pub(super) fn weight(shape: [usize; 2], values: Vec<f32>, storage: Storage) -> Weight {
-        Weight::new(Arc::new(Self { shape, values, form: None }), storage)
-    }
-
-    /// Integers with a scale for each block, and an offset where the form has them.
-    fn quantized(shape: [usize; 2], form: QuantizedForm) -> Weight {
-        let source = Self { shape, values: Vec::new(), form: Some(form) };
-        Weight::new(Arc::new(source), Storage::Blocks(form))
-    }
-}
-
-impl RowSource for Matrix {
-    fn name(&self) -> &str {
-        "matrix"
-    }
-
-    fn shape(&self) -> [usize; 2] {
-        self.shape
-    }
-
-    fn stored_dtype(&self) -> DType {
-        DType::F32
-    }
-
-    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
-        if self.form.is_some() {
-            return dequantize_blocks(self, first, out);
-        }
-        let from = first * self.shape[1];
-        out.copy_from_slice(&self.values[from..from + out.len()]);
-        Ok(())
-    }
-
-    fn block_form(&self) -> Option<QuantizedForm> {
-        self.form
-    }
-
-    fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
-        let start = first * self.shape[1];
-        let (low, high) = out.form.bits.range();
-        let span = i64::from(high) - i64::from(low) + 1;
-        let integer = |at: usize| ((start + at) * 37 % 1009) as i64 % span + i64::from(low);
-        out.values.iter_mut().enumerate().for_each(|(at, q)| *q = integer(at) as i8);
-        let block = start / out.form.block;
-        let scale = |at: usize| (1 + (block + at) % 7) as f32 / 64.0;
-        out.scales.iter_mut().enumerate().for_each(|(at, s)| *s = scale(at));
-        let offset = |at: usize| ((block + at) % 5) as f32 - 1.5;
-        out.offsets.iter_mut().enumerate().for_each(|(at, o)| *o = offset(at));
-        Ok(())
-    }
+/// A weight of integers with a scale for each block, and an offset where the form has them.
+fn quantized(shape: [usize; 2], form: QuantizedForm) -> Weight {
+    let mut all = Quantized::zeroed(form, shape[0] * shape[1]);
+    let (low, high) = form.bits.range();
+    let span = i64::from(high) - i64::from(low) + 1;
+    let integer = |at: usize| ((at * 37 % 1009) as i64 % span + i64::from(low)) as i8;
+    all.values.iter_mut().enumerate().for_each(|(at, q)| *q = integer(at));
+    all.scales.iter_mut().enumerate().for_each(|(at, s)| *s = (1 + at % 7) as f32 / 64.0);
+    all.offsets.iter_mut().enumerate().for_each(|(at, o)| *o = (at % 5) as f32 - 1.5);
+    Weight::new(held_blocks("matrix", shape, all), Storage::Blocks(form))
 }
 
 #[test]
@@ -347,9 +301,8 @@ fn weights_of_every_form_are_multiplied() {
     // With integers the other factor is rounded to 16 bits.
     let rounded = 4e-4;
     let halves = |values: Vec<f32>| values.iter().map(|x| (x * 64.0).round() / 64.0).collect();
-    let float = |values| Matrix::weight(SHAPE, values, Storage::Float);
-    let blocks =
-        |bits, block, offsets| Matrix::quantized(SHAPE, QuantizedForm { bits, block, offsets });
+    let float = |values| weight(SHAPE, values, Storage::Float);
+    let blocks = |bits, block, offsets| quantized(SHAPE, QuantizedForm { bits, block, offsets });
     let all = numbers(SHAPE.iter().product());
     // Not values of f16.
     let fine = all.iter().map(|x| x / 3.0).collect();
@@ -357,7 +310,7 @@ fn weights_of_every_form_are_multiplied() {
     for (name, weight, most) in [
         ("f32", float(fine), 1e-5),
         ("f16", float(halves(all.clone())), 1e-5),
-        ("int8", Matrix::weight(SHAPE, all, Storage::Int8), rounded),
+        ("int8", weight(SHAPE, all, Storage::Int8), rounded),
         ("4 bits", blocks(four, 32, false), rounded),
         ("4 bits with offsets", blocks(four, 32, true), rounded),
         ("4 bits in long blocks", blocks(four, 160, true), rounded),

@@ -5,7 +5,6 @@ mod choices;
 mod encoder;
 mod gemma3;
 mod gemma4;
-mod held;
 mod kokoro;
 mod llama;
 mod parakeet;

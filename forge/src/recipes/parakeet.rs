@@ -22,13 +22,12 @@ use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Conv1d, Conv2d, Elem, Graph, TensorId, UnaryOp};
-use qhx_graph::weight::{Storage, Weight};
+use qhx_graph::weight::{Storage, Weight, held};
 use qhx_types::MASK_VALUE;
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::choices::numbers;
-use super::held::Held;
 use crate::kit::{Layers, Processor, Reader, filters, object, one_or_many, sized};
 use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Task};
 use crate::register_recipe;
@@ -615,7 +614,7 @@ impl Model<'_> {
         };
         let bias = bias.iter().zip(&factors).zip(shift).map(|((bias, f), shift)| bias * f + shift);
         let bias = Some(bias.collect());
-        let taps = Held::matrix(name("weight"), [hidden, kernel], taps);
+        let taps = held(name("weight"), [hidden, kernel], taps);
         let weight = Weight::new(taps, Storage::Float);
         let padding = [kernel / 2; 2];
         let conv = Conv1d { groups: hidden, padding, ..Conv1d::new(kernel) };

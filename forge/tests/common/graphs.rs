@@ -16,7 +16,7 @@ use qhx_forge::qnn::QnnCompiler;
 use qhx_forge::recipe::Recipe;
 use qhx_graph::graph::{Elem, Graph};
 use qhx_graph::quantize::{QuantizedForm, QuantizedMut};
-use qhx_graph::weight::{RowSource, Storage, Weight, dequantize_blocks, fits_f16};
+use qhx_graph::weight::{RowSource, Storage, Weight, dequantize_blocks, fits_f16, held};
 use qhx_qnn::{Library, QnnBackend, QnnOptions, Target};
 use qhx_types::{DType, GraphInfo, MASK_VALUE, Port, TensorInfo};
 use rten::{Model, ValueOrView};
@@ -32,32 +32,6 @@ pub fn numbers(seed: u32, count: usize) -> Vec<f32> {
         f16::from_f32((state >> 8) as f32 / (1u32 << 23) as f32 - 1.0).to_f32()
     };
     (0..count).map(next).collect()
-}
-
-/// A matrix with values of its own.
-#[derive(Debug)]
-pub struct Fixed {
-    pub shape: [usize; 2],
-    pub values: Vec<f32>,
-}
-
-impl RowSource for Fixed {
-    fn name(&self) -> &str {
-        "fixed.weight"
-    }
-
-    fn shape(&self) -> [usize; 2] {
-        self.shape
-    }
-
-    fn stored_dtype(&self) -> DType {
-        DType::F32
-    }
-
-    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
-        out.copy_from_slice(&self.values[first * self.shape[1]..][..out.len()]);
-        Ok(())
-    }
 }
 
 /// A matrix as a checkpoint may hold it, quantized by another program or not.
@@ -113,7 +87,7 @@ pub fn weight(seed: u32, shape: [usize; 2], storage: Storage) -> Weight {
     for (r, row) in values.chunks_exact_mut(shape[1]).enumerate() {
         row.iter_mut().for_each(|v| *v *= 0.2 + r as f32 / shape[0] as f32);
     }
-    Weight::new(Arc::new(Fixed { shape, values }), storage)
+    Weight::new(held("fixed.weight", shape, values), storage)
 }
 
 /// Graphs compiled into one context and opened, with a buffer for every port.

@@ -10,12 +10,12 @@ use qhx_forge::{Progress, Silent};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph};
 use qhx_graph::quantize::{Bits, QuantizedForm};
-use qhx_graph::weight::{Storage, Weight};
+use qhx_graph::weight::{Storage, Weight, held};
 use qhx_qnn::Target;
 use qhx_tiers::tier;
 
 use crate::ops::all_ops;
-use crate::support::{Compiled, Fixed, Stored, errors, numbers, reference, weight};
+use crate::support::{Compiled, Stored, errors, numbers, reference, weight};
 use crate::tier::opened;
 
 #[tier(qnn)]
@@ -66,7 +66,7 @@ fn weights_beyond_f16_are_refused_in_every_form() {
     for storage in [Storage::Float, Storage::Int8, four] {
         let mut values = numbers(7, 40 * 64);
         (values[130], values[2000]) = (70_000.0, -1e9);
-        let weight = Weight::new(Arc::new(Fixed { shape: [40, 64], values }), storage);
+        let weight = Weight::new(held("fixed.weight", [40, 64], values), storage);
         let mut b = GraphBuilder::new("large");
         let x = b.input("x", Elem::Activation, &[1, 64]).unwrap();
         let y = b.linear("lin", x, weight, None).unwrap();

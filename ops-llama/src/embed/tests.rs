@@ -34,10 +34,7 @@ fn opened(params: serde_json::Value) -> Result<OpenOp> {
         .floats("embed.bin", &[0.0, 0.0, 1.0, -1.0, 2.0, -2.0])
         .script(run);
     let graphs = [("a", 6), ("b", 6), ("a4", 4), ("b4", 4), ("a2", 2), ("b2", 2)];
-    graphs
-        .into_iter()
-        .fold(harness, |h, (name, rows)| h.graph(part(name, rows)))
-        .open::<EmbedSharded>()
+    harness.graphs(graphs.map(|(name, rows)| part(name, rows))).open::<EmbedSharded>()
 }
 
 #[test]

@@ -62,11 +62,7 @@ impl Transducer {
             let port = host.output(graph, role)?;
             let view = host.view_for(graph, port)?;
             if view.len != expected {
-                return Err(Error::graph(format!(
-                    "graph {:?}: tensor {}: expected {expected} values",
-                    host.graph(graph).name,
-                    host.tensor(graph, port)
-                )));
+                return Err(host.misfit(graph, port, format_args!("expected {expected} values")));
             }
             Ok(view)
         };
@@ -77,11 +73,11 @@ impl Transducer {
         let input = host.input(joint, "pred")?;
         let tensor = host.tensor(joint, input);
         if (tensor.elements(), tensor.dtype, row.len()) != (width, predicted.dtype, width) {
-            return Err(Error::graph(format!(
-                "graph {:?}: tensor {tensor}: expected {width} values as the predictor gives them, beside a row of the \
-                 encoder",
-                host.graph(joint).name
-            )));
+            let what = format!(
+                "expected {width} values as the predictor gives them, beside a row of the \
+                 encoder"
+            );
+            return Err(host.misfit(joint, input, what));
         }
         host.bind(joint, input, predicted.buffer, 0)?;
         if params.start as usize >= vocab || blank as usize >= vocab || params.max_symbols == 0 {

@@ -22,7 +22,7 @@ fn clip(frames: usize) -> Segment<'static> {
 }
 
 fn harness(manifest: Value, graphs: Vec<GraphInfo>, files: &[(&str, &[f32])]) -> OpHarness {
-    let op = graphs.into_iter().fold(OpHarness::new().manifest(manifest), OpHarness::graph);
+    let op = OpHarness::new().manifest(manifest).graphs(graphs);
     files.iter().fold(op, |op, (path, values)| op.floats(path, values))
 }
 

@@ -121,11 +121,9 @@ impl Filler for Alignment {
                 let a_head = pass.rows * sources;
                 let same = outputs.views.is_empty() || outputs.sources == sources;
                 if a_head == 0 || !elements.is_multiple_of(a_head) || !same {
-                    return Err(Error::graph(format!(
-                        "graph {:?}: tensor {tensor}: expected weights [heads, {}, rows of the encoder]",
-                        host.graph(graph).name,
-                        pass.rows
-                    )));
+                    let what =
+                        format!("expected weights [heads, {}, rows of the encoder]", pass.rows);
+                    return Err(host.misfit(graph, port, what));
                 }
                 outputs.sources = sources;
                 outputs.views.push((elements / a_head, host.view_for(graph, port)?));

@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use qhx_base::{Error, ErrorKind, Result, files};
-use qhx_core::op::{Modality, OpDescription, Task};
+use qhx_core::op::OpDescription;
 use serde::{Deserialize, Serialize};
 
 /// Name of the file in a folder of plugins.
@@ -49,51 +49,8 @@ pub struct Locked {
     pub modified_ns: i64,
     /// Version of the plugin interface that it was built against.
     pub interface: String,
-    /// Its host-ops.
-    pub ops: Vec<LockedOp>,
-}
-
-/// A host-op of an installed plugin.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LockedOp {
-    /// The name that manifests select it by.
-    pub name: String,
-    /// Version of the op.
-    #[serde(default)]
-    pub version: String,
-    /// One sentence.
-    #[serde(default)]
-    pub summary: String,
-    /// Tasks it can do.
-    pub tasks: Vec<Task>,
-    /// Segments it understands.
-    #[serde(default)]
-    pub modalities: Vec<Modality>,
-}
-
-impl From<&OpDescription> for LockedOp {
-    fn from(op: &OpDescription) -> Self {
-        Self {
-            name: op.name.clone(),
-            version: op.version.clone(),
-            summary: op.summary.clone(),
-            tasks: op.tasks.clone(),
-            modalities: op.modalities.clone(),
-        }
-    }
-}
-
-impl From<&LockedOp> for OpDescription {
-    fn from(op: &LockedOp) -> Self {
-        Self {
-            name: op.name.clone(),
-            summary: op.summary.clone(),
-            version: op.version.clone(),
-            tasks: op.tasks.clone(),
-            modalities: op.modalities.clone(),
-            params_schema: serde_json::Value::Null,
-        }
-    }
+    /// Its host-ops, without their schemas.
+    pub ops: Vec<OpDescription>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -201,6 +158,8 @@ pub(crate) fn check_op_name(name: &str) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use qhx_core::op::{Modality, Task};
+
     use super::*;
 
     fn lock(dir: &Path) -> Lock {
@@ -212,12 +171,13 @@ mod tests {
                 bytes: 7,
                 modified_ns: 1_700_000_000_123_456_789,
                 interface: "1.0.0".to_owned(),
-                ops: vec![LockedOp {
+                ops: vec![OpDescription {
                     name: "x_generate".to_owned(),
                     version: "0.1.0".to_owned(),
                     summary: "says \"x\"".to_owned(),
                     tasks: vec![Task::Generate],
                     modalities: vec![Modality::Text],
+                    ..OpDescription::default()
                 }],
             }],
         }

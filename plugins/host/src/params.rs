@@ -275,7 +275,6 @@ mod tests {
     use std::path::Path;
     use std::time::{Duration, Instant};
 
-    use qhx_core::op::Task;
     use serde_json::json;
 
     use super::*;
@@ -283,11 +282,8 @@ mod tests {
     fn check_with(schema: Value, params: Value) -> Result<()> {
         let op = OpDescription {
             name: "tiny".to_owned(),
-            summary: String::new(),
-            version: String::new(),
-            tasks: vec![Task::Generate],
-            modalities: Vec::new(),
             params_schema: schema,
+            ..OpDescription::default()
         };
         let manifest = json!({
             "schema_version": 1,

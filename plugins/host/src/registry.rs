@@ -168,9 +168,8 @@ impl Plugins {
                 self.files.push(PluginStatus::Failed(error));
                 continue;
             }
-            let ops: Vec<OpDescription> = plugin.ops.iter().map(Into::into).collect();
             let provider = Provider::Installed(self.installed.len());
-            let shadowed = self.register(&ops, &OpSource::Plugin(path.clone()), provider);
+            let shadowed = self.register(&plugin.ops, &OpSource::Plugin(path.clone()), provider);
             self.installed.push(Installed {
                 dir: place.dir.clone(),
                 plugin: plugin.clone(),

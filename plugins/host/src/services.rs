@@ -127,31 +127,28 @@ unsafe fn session<'a>(data: *mut c_void) -> &'a Session {
     unsafe { &*data.cast::<Session>() }
 }
 
+/// Kinds of errors that services return, with their codes in the interface. A code stands for the first of its kinds.
+const CODES: [(ErrorKind, ErrorCode); 8] = [
+    (ErrorKind::Manifest, ErrorCode::MANIFEST),
+    (ErrorKind::Artifact, ErrorCode::ARTIFACT),
+    (ErrorKind::Graph, ErrorCode::GRAPH),
+    (ErrorKind::Prompt, ErrorCode::PROMPT),
+    (ErrorKind::Execute, ErrorCode::EXECUTE),
+    (ErrorKind::DeviceLost, ErrorCode::EXECUTE),
+    (ErrorKind::Cancelled, ErrorCode::CANCELLED),
+    (ErrorKind::Context, ErrorCode::CONTEXT),
+];
+
 fn code(kind: ErrorKind) -> ErrorCode {
-    match kind {
-        ErrorKind::Manifest => ErrorCode::MANIFEST,
-        ErrorKind::Artifact => ErrorCode::ARTIFACT,
-        ErrorKind::Graph => ErrorCode::GRAPH,
-        ErrorKind::Prompt => ErrorCode::PROMPT,
-        ErrorKind::Execute | ErrorKind::DeviceLost => ErrorCode::EXECUTE,
-        ErrorKind::Cancelled => ErrorCode::CANCELLED,
-        ErrorKind::Context => ErrorCode::CONTEXT,
-        _ => ErrorCode::INTERNAL,
-    }
+    CODES.iter().find(|known| known.0 == kind).map_or(ErrorCode::INTERNAL, |known| known.1)
 }
 
 /// The kind behind a code of the interface.
 pub(crate) fn kind(code: u32) -> ErrorKind {
-    match ErrorCode(code) {
-        ErrorCode::MANIFEST => ErrorKind::Manifest,
-        ErrorCode::ARTIFACT => ErrorKind::Artifact,
-        ErrorCode::GRAPH => ErrorKind::Graph,
-        ErrorCode::PROMPT => ErrorKind::Prompt,
-        ErrorCode::EXECUTE => ErrorKind::Execute,
-        ErrorCode::CANCELLED => ErrorKind::Cancelled,
-        ErrorCode::CONTEXT => ErrorKind::Context,
-        ErrorCode::PANIC => ErrorKind::Panicked,
-        _ => ErrorKind::Plugin,
+    match CODES.iter().find(|known| known.1 == ErrorCode(code)) {
+        Some((kind, _)) => *kind,
+        None if ErrorCode(code) == ErrorCode::PANIC => ErrorKind::Panicked,
+        None => ErrorKind::Plugin,
     }
 }
 

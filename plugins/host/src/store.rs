@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use qhx_base::files::FileIdentity;
 use qhx_base::{Error, ErrorKind, Result};
+use qhx_core::op::OpDescription;
 use serde::Serialize;
 
 use crate::load::{Demands, LoadError, LoadErrorKind, Plugin, pin};
@@ -181,13 +182,14 @@ impl Store {
         let probed = try_out(&copy, prober, &demands)
             .map_err(|e| plugin_error(format!("not installed: {}", e.message)))?;
 
+        let without_schema = |op| OpDescription { params_schema: serde_json::Value::Null, ..op };
         let plugin = Locked {
             file: name.to_owned(),
             sha256,
             bytes: identity.bytes,
             modified_ns: identity.modified_ns,
             interface: probed.interface,
-            ops: probed.ops.iter().map(Into::into).collect(),
+            ops: probed.ops.into_iter().map(without_schema).collect(),
         };
         let path = self.dir.join(name);
         let replaced = lock.get(name).is_some();

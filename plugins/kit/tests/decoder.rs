@@ -14,7 +14,7 @@ use qhx_op::harness::{OpHarness, OpenOp, Step, graph, tensor};
 use qhx_op::text::not_taken;
 use qhx_op::{
     DType, Error, ErrorCode, Generator, GraphInfo, Host, Modality, Op, OpDescription, OpenInfo,
-    Result, Segment, Task, TensorInfo, Verification, View,
+    Result, Segment, Task, Verification, View,
 };
 use serde_json::{Value, json};
 
@@ -45,11 +45,10 @@ impl Op for TinyModel {
     fn describe() -> OpDescription {
         OpDescription {
             name: "tiny".into(),
-            summary: String::new(),
-            version: String::new(),
             tasks: vec![Task::Generate],
             modalities: vec![Modality::Text],
             params_schema: schema::decoder(["place", "height"]),
+            ..OpDescription::default()
         }
     }
 
@@ -73,13 +72,7 @@ impl Op for TinyModel {
 }
 
 impl Generator for TinyModel {
-    fn inner(&self) -> Option<&dyn Generator> {
-        Some(&self.0)
-    }
-
-    fn inner_mut(&mut self) -> Option<&mut dyn Generator> {
-        Some(&mut self.0)
-    }
+    qhx_op::inner_generator!(0);
 
     /// An image becomes a soft token [r, g] for each pixel, [r, NaN] with b = 1, and [r] with b = 2. With b = 3 they
     /// see each other.
@@ -132,8 +125,21 @@ impl Generator for TinyModel {
 
 const F32: DType = DType::F32;
 
-/// Rows of three tokens in two values: token t is [t, -t].
-fn harness(params: Value, manifest: Value) -> OpHarness {
+/// Opens an op over these graphs, and `head` if none of them is it. Rows of three tokens in two values: token t is
+/// [t, -t].
+fn open<O: Op>(
+    params: Value,
+    manifest: Value,
+    graphs: impl Into<Vec<GraphInfo>>,
+) -> Result<OpenOp> {
+    harness(params, manifest, graphs).open::<O>()
+}
+
+fn harness(params: Value, manifest: Value, graphs: impl Into<Vec<GraphInfo>>) -> OpHarness {
+    let mut graphs = graphs.into();
+    if !graphs.iter().any(|graph| graph.name == "head") {
+        graphs.push(head());
+    }
     let rows = (0..3_u8).map(f32::from).flat_map(|t| [t, -t]);
     let table: Vec<u8> = rows.flat_map(f32::to_le_bytes).collect();
     OpHarness::new()
@@ -143,6 +149,7 @@ fn harness(params: Value, manifest: Value) -> OpHarness {
             "plan": {"params": params}
         }))
         .file("embed.bin", table)
+        .graphs(graphs)
         .script(run)
 }
 
@@ -222,6 +229,11 @@ fn replaced(name: &str, rows: usize) -> GraphInfo {
     )
 }
 
+/// Graphs `one`, `two` and `four` of as many tokens with a cache.
+fn all_cached() -> [GraphInfo; 3] {
+    [("one", 1), ("two", 2), ("four", 4)].map(|(name, rows)| cached(name, rows, "y", 2))
+}
+
 fn head() -> GraphInfo {
     graph("head", [tensor("x", F32, [1, 2])], [tensor("logits", F32, [1, 3])])
 }
@@ -232,14 +244,7 @@ fn executions<const N: usize>(op: &OpenOp, graphs: [&str; N]) -> [usize; N] {
 
 #[test]
 fn a_prompt_goes_through_few_steps_and_the_head_once() {
-    let params = json!({"decode": "one", "prefill": ["four", "two"], "lmhead": "head"});
-    let mut op = harness(params, json!({"n_layers": 1, "vocab": 3}))
-        .graph(cached("one", 1, "y", 2))
-        .graph(cached("two", 2, "y", 2))
-        .graph(cached("four", 4, "y", 2))
-        .graph(head())
-        .open::<TinyModel>()
-        .unwrap();
+    let mut op = of_caches::<TinyModel>();
     assert_eq!((op.info().vocab, op.info().max_ctx), (3, ROOM));
     assert!(op.info().can_truncate && op.info().can_snapshot);
 
@@ -282,14 +287,7 @@ fn a_prompt_goes_through_few_steps_and_the_head_once() {
 
 #[test]
 fn an_image_whose_tokens_see_each_other_is_one_step() {
-    let params = json!({"decode": "one", "prefill": ["four", "two"], "lmhead": "head"});
-    let mut op = harness(params, json!({"n_layers": 1, "vocab": 3}))
-        .graph(cached("one", 1, "y", 2))
-        .graph(cached("two", 2, "y", 2))
-        .graph(cached("four", 4, "y", 2))
-        .graph(head())
-        .open::<TinyModel>()
-        .unwrap();
+    let mut op = of_caches::<TinyModel>();
     let image = |pixels: usize| [5, 9, 3].repeat(pixels);
     let three = image(3);
     let shown = Segment::Image { rgb: &three, width: 3, height: 1 };
@@ -311,14 +309,8 @@ fn an_image_whose_tokens_see_each_other_is_one_step() {
 fn a_short_prompt_goes_by_steps_where_they_cost_less() {
     let params = json!({"decode": "one", "prefill": ["four", "two"], "lmhead": "head"});
     let opened = |us: [Option<f64>; 3]| {
-        let [one, two, four] = us;
-        harness(params.clone(), json!({}))
-            .graph(GraphInfo { us: one, ..cached("one", 1, "y", 2) })
-            .graph(GraphInfo { us: two, ..cached("two", 2, "y", 2) })
-            .graph(GraphInfo { us: four, ..cached("four", 4, "y", 2) })
-            .graph(head())
-            .open::<TinyModel>()
-            .unwrap()
+        let graphs = all_cached().into_iter().zip(us).map(|(graph, us)| GraphInfo { us, ..graph });
+        open::<TinyModel>(params.clone(), json!({}), graphs.collect::<Vec<_>>()).unwrap()
     };
     let graphs = ["one", "two", "four", "head"];
     for (us, expected) in [
@@ -344,12 +336,11 @@ fn graphs_without_caches_take_the_first_tokens_of_a_text() {
         graph.inputs[2] = tensor("cmask", F32, [rows, rows]);
         graph
     };
-    let opened = |prefill: Value, graphs: Vec<GraphInfo>| {
-        let params = json!({"decode": "one", "prefill": prefill, "lmhead": "head"});
-        let op = harness(params, json!({})).graph(cached("one", 1, "y", 2)).graph(head());
-        graphs.into_iter().fold(op, OpHarness::graph).open::<TinyModel>()
+    let opened = |decode: &str, prefill: Value, graphs: Vec<GraphInfo>| {
+        let params = json!({"decode": decode, "prefill": prefill, "lmhead": "head"});
+        open::<TinyModel>(params, json!({}), [graphs, vec![cached("one", 1, "y", 2)]].concat())
     };
-    let mut op = opened(json!("blind"), vec![blind(4)]).unwrap();
+    let mut op = opened("one", json!("blind"), vec![blind(4)]).unwrap();
     let expected = "its prefill graphs read no caches, and take a text's first tokens alone";
     assert_eq!(op.info().verification.refusal.as_deref(), Some(expected));
     assert_eq!(op.prefill(&[Segment::Tokens(&[1, 2, 1, 0, 2])]).unwrap(), [2.0, -2.0, 7.0]);
@@ -363,7 +354,8 @@ fn graphs_without_caches_take_the_first_tokens_of_a_text() {
     assert_eq!(executions(&op, ["one", "blind"]), [4, 2]);
 
     // Beside graphs that go on, they begin; none of them is what draft tokens are verified by.
-    let mut op = opened(json!(["blind", "two"]), vec![blind(4), cached("two", 2, "y", 2)]).unwrap();
+    let graphs = vec![blind(4), cached("two", 2, "y", 2)];
+    let mut op = opened("one", json!(["blind", "two"]), graphs).unwrap();
     assert_eq!(op.info().verification.widths, [2]);
     op.prefill(&[Segment::Tokens(&[1, 2, 1, 0, 2, 1])]).unwrap();
     assert_eq!(executions(&op, ["one", "two", "blind"]), [0, 1, 1]);
@@ -371,43 +363,30 @@ fn graphs_without_caches_take_the_first_tokens_of_a_text() {
     let mut blind_step = cached("one", 1, "y", 2);
     blind_step.inputs.pop();
     blind_step.name = "step".to_owned();
-    let params = json!({"decode": "step", "prefill": "two", "lmhead": "head"});
-    let op = harness(params, json!({})).graph(blind_step).graph(cached("two", 2, "y", 2));
-    let error = op.graph(head()).open::<TinyModel>().unwrap_err();
+    let graphs = vec![blind_step, cached("two", 2, "y", 2)];
+    let error = opened("step", json!("two"), graphs).unwrap_err();
     assert!(error.message().contains("\"step\" gives rows of caches (new_*)"), "{error}");
 }
 
 #[test]
 fn without_a_head_the_last_token_goes_where_logits_come_from() {
-    let params = json!({"decode": "one", "prefill": "four"});
-    let mut op = harness(params, json!({}))
-        .graph(cached("one", 1, "logits", 3))
-        .graph(cached("four", 4, "y", 2))
-        .open::<TinyModel>()
-        .unwrap();
+    let opened = |four: GraphInfo| {
+        let params = json!({"decode": "one", "prefill": "four"});
+        open::<TinyModel>(params, json!({}), [cached("one", 1, "logits", 3), four]).unwrap()
+    };
+    let mut op = opened(cached("four", 4, "y", 2));
     assert_eq!(op.prefill(&[Segment::Tokens(&[1, 1, 1, 2])]).unwrap(), [2.0, -2.0, 3.0]);
     assert_eq!(executions(&op, ["one", "four"]), [1, 1]);
 
     // Where prompts' graphs give logits, too, those of the last row are taken.
-    let params = json!({"decode": "one", "prefill": "four"});
-    let mut op = harness(params, json!({}))
-        .graph(cached("one", 1, "logits", 3))
-        .graph(cached("four", 4, "logits", 3))
-        .open::<TinyModel>()
-        .unwrap();
+    let mut op = opened(cached("four", 4, "logits", 3));
     assert_eq!(op.prefill(&[Segment::Tokens(&[1, 1, 2])]).unwrap(), [2.0, -2.0, 0.0]);
     assert_eq!(executions(&op, ["one", "four"]), [0, 1]);
 }
 
 #[test]
 fn a_replaced_state_takes_in_full_chunks_only() {
-    let params = json!({"decode": "one", "prefill": "four", "lmhead": "head"});
-    let mut op = harness(params, json!({"n_layers": 1, "max_ctx": 20}))
-        .graph(replaced("one", 1))
-        .graph(replaced("four", 4))
-        .graph(head())
-        .open::<TinyModel>()
-        .unwrap();
+    let mut op = of_states([replaced("one", 1), replaced("four", 4)]).unwrap();
     op.prefill(&[Segment::Tokens(&[1; 7])]).unwrap();
     assert_eq!(executions(&op, ["one", "four", "head"]), [3, 1, 1]);
     assert_eq!(op.bound("one", "past_a_0").unwrap(), [7.0]);
@@ -421,9 +400,7 @@ fn a_step_that_fails_leaves_a_replaced_state_as_it_was() {
     let params = json!({"decode": "one", "lmhead": "head"});
     let fails = Rc::new(Cell::new(""));
     let failing = Rc::clone(&fails);
-    let mut op = harness(params, json!({"n_layers": 1, "max_ctx": 20}))
-        .graph(replaced("one", 1))
-        .graph(head())
+    let mut op = harness(params, json!({"n_layers": 1, "max_ctx": 20}), [replaced("one", 1)])
         .script(move |step| {
             run(step)?;
             match step.graph() == failing.get() {
@@ -449,13 +426,7 @@ fn a_step_that_fails_leaves_a_replaced_state_as_it_was() {
 
 #[test]
 fn a_state_whose_buffers_cannot_be_exchanged_stays_as_it_was() {
-    let params = json!({"decode": "one", "lmhead": "head"});
-    let mut op = harness(params, json!({"n_layers": 1, "max_ctx": 20}))
-        .graph(replaced("one", 1))
-        .graph(head())
-        .script(run)
-        .open::<TinyModel>()
-        .unwrap();
+    let mut op = of_states([replaced("one", 1)]).unwrap();
     op.prefill(&[Segment::Tokens(&[1, 2])]).unwrap();
     let states = |op: &OpenOp| ["past_a_0", "past_b_0"].map(|name| op.bound("one", name).unwrap());
     let mut consumed = 2;
@@ -481,14 +452,7 @@ fn padded(name: &str, rows: usize, keep: [usize; 2]) -> GraphInfo {
 
 #[test]
 fn a_replaced_state_takes_part_of_a_chunk_with_an_input() {
-    let params = json!({"decode": "one", "prefill": "four", "lmhead": "head"});
-    let opened = |keep: [usize; 2]| {
-        harness(params.clone(), json!({"n_layers": 1, "max_ctx": 20}))
-            .graph(replaced("one", 1))
-            .graph(padded("four", 4, keep))
-            .graph(head())
-            .open::<TinyModel>()
-    };
+    let opened = |keep| of_states([replaced("one", 1), padded("four", 4, keep)]);
     let mut op = opened([2, 6]).unwrap();
     op.prefill(&[Segment::Tokens(&[1; 7])]).unwrap();
     assert_eq!(executions(&op, ["one", "four", "head"]), [0, 2, 1]);
@@ -512,10 +476,16 @@ fn a_replaced_state_takes_part_of_a_chunk_with_an_input() {
 /// A model of caches alone, whose steps may have four rows.
 fn of_caches<O: Op>() -> OpenOp {
     let params = json!({"decode": "one", "prefill": ["four", "two"], "lmhead": "head"});
-    let harness = harness(params, json!({"n_layers": 1}));
-    let graphs =
-        [cached("one", 1, "y", 2), cached("two", 2, "y", 2), cached("four", 4, "y", 2), head()];
-    graphs.into_iter().fold(harness, |harness, graph| harness.graph(graph)).open::<O>().unwrap()
+    open::<O>(params, json!({"n_layers": 1, "vocab": 3}), all_cached()).unwrap()
+}
+
+/// A model of replaced states alone: its graphs `one` and, if there is one, `four`.
+fn of_states<const N: usize>(graphs: [GraphInfo; N]) -> Result<OpenOp> {
+    let mut params = json!({"decode": "one", "lmhead": "head"});
+    if N > 1 {
+        params["prefill"] = "four".into();
+    }
+    open::<TinyModel>(params, json!({"n_layers": 1, "max_ctx": 20}), graphs)
 }
 
 #[test]
@@ -549,7 +519,7 @@ impl Op for Refusing {
     }
 
     fn info(&self) -> OpenInfo {
-        OpenInfo { verification: Verification::refused("steps of its own"), ..self.0.0.info() }
+        OpenInfo { verification: Verification::refused("steps of its own"), ..self.0.info() }
     }
 
     fn generator(&mut self) -> Option<&mut dyn Generator> {
@@ -558,16 +528,10 @@ impl Op for Refusing {
 }
 
 impl Generator for Refusing {
-    fn inner(&self) -> Option<&dyn Generator> {
-        Some(&self.0.0)
-    }
-
-    fn inner_mut(&mut self) -> Option<&mut dyn Generator> {
-        Some(&mut self.0.0)
-    }
+    qhx_op::inner_generator!(0);
 
     fn decode(&mut self, host: &mut Host, token: u32) -> Result<View> {
-        self.0.0.decode(host, token)
+        self.0.decode(host, token)
     }
 }
 
@@ -581,14 +545,7 @@ fn an_op_verifies_draft_tokens_unless_it_opts_out() {
 
 #[test]
 fn draft_tokens_take_one_step_and_the_accepted_ones_stay() {
-    let params = json!({"decode": "one", "prefill": ["four", "two"], "lmhead": "head"});
-    let mut op = harness(params, json!({"n_layers": 1}))
-        .graph(cached("one", 1, "y", 2))
-        .graph(cached("two", 2, "y", 2))
-        .graph(cached("four", 4, "y", 2))
-        .graph(head())
-        .open::<TinyModel>()
-        .unwrap();
+    let mut op = of_caches::<TinyModel>();
     assert_eq!(op.info().verification.widths, [2, 4]);
     op.prefill(&[Segment::Tokens(&[1, 2])]).unwrap();
     let graphs = ["one", "two", "four", "head"];
@@ -622,13 +579,7 @@ fn draft_tokens_take_one_step_and_the_accepted_ones_stay() {
 
 #[test]
 fn a_replaced_state_takes_in_accepted_drafts_alone() {
-    let params = json!({"decode": "one", "prefill": "four", "lmhead": "head"});
-    let mut op = harness(params, json!({"n_layers": 1, "max_ctx": 20}))
-        .graph(replaced("one", 1))
-        .graph(padded("four", 4, [2, 6]))
-        .graph(head())
-        .open::<TinyModel>()
-        .unwrap();
+    let mut op = of_states([replaced("one", 1), padded("four", 4, [2, 6])]).unwrap();
     assert_eq!(op.info().verification.widths, [4]);
     let state = |op: &OpenOp| op.bound("one", "past_a_0").unwrap();
     // All stay: one execution. Some stay: those once more. One stays: a plain step.
@@ -651,8 +602,7 @@ fn a_decoder_without_verification_gives_its_reason() {
         if prefill != json!(null) {
             params["prefill"] = prefill;
         }
-        let harness = harness(params, json!({"max_ctx": 9})).graph(head());
-        let op = graphs.into_iter().fold(harness, OpHarness::graph).open::<TinyModel>().unwrap();
+        let op = open::<TinyModel>(params, json!({"max_ctx": 9}), graphs).unwrap();
         assert!(op.info().verification.widths.is_empty());
         op.info().verification.refusal.clone().unwrap()
     };
@@ -673,14 +623,9 @@ fn graphs_without_state_see_only_the_last_prompt_token() {
     let rest = |name: &str, rows: usize| {
         graph(name, [tensor("x", F32, [rows, 2])], [tensor("y", F32, [rows, 2])])
     };
-    let mut op = harness(params, json!({}))
-        .graph(cached("one", 1, "y", 2))
-        .graph(rest("rest", 1))
-        .graph(cached("four", 4, "y", 2))
-        .graph(rest("four_rest", 4))
-        .graph(head())
-        .open::<TinyModel>()
-        .unwrap();
+    let step = || [cached("one", 1, "y", 2), rest("rest", 1)];
+    let four = [cached("four", 4, "y", 2), rest("four_rest", 4)];
+    let mut op = open::<TinyModel>(params, json!({}), [step(), four].concat()).unwrap();
     let graphs = ["one", "rest", "four", "four_rest", "head"];
     assert_eq!(op.prefill(&[Segment::Tokens(&[1, 1, 1, 1, 1, 2])]).unwrap(), [2.0, -2.0, 7.0]);
     assert_eq!(executions(&op, graphs), [0, 0, 2, 1, 1]);
@@ -691,13 +636,7 @@ fn graphs_without_state_see_only_the_last_prompt_token() {
     let mut fill = cached("four", 4, "y", 2);
     fill.outputs.retain(|tensor| tensor.name != "y");
     let params = json!({"decode": ["one", "rest"], "prefill": "four", "lmhead": "head"});
-    let mut op = harness(params, json!({}))
-        .graph(cached("one", 1, "y", 2))
-        .graph(rest("rest", 1))
-        .graph(fill)
-        .graph(head())
-        .open::<TinyModel>()
-        .unwrap();
+    let mut op = open::<TinyModel>(params, json!({}), [&step()[..], &[fill]].concat()).unwrap();
     let graphs = ["one", "rest", "four", "head"];
     assert_eq!(op.prefill(&[Segment::Tokens(&[1, 1, 1, 1, 1, 2])]).unwrap(), [2.0, -2.0, 7.0]);
     assert_eq!(executions(&op, graphs), [2, 1, 1, 1]);
@@ -714,13 +653,7 @@ fn soft_tokens_stand_where_the_prompt_has_them() {
         if prefill != json!([]) {
             params["prefill"] = prefill;
         }
-        let mut op = harness(params, json!({}))
-            .graph(cached("one", 1, "y", 2))
-            .graph(cached("two", 2, "y", 2))
-            .graph(cached("four", 4, "y", 2))
-            .graph(head())
-            .open::<TinyModel>()
-            .unwrap();
+        let mut op = open::<TinyModel>(params, json!({}), all_cached()).unwrap();
         // The first image goes over the border of two chunks.
         let prompt = [Segment::Tokens(&[1, 2]), image(4), Segment::Tokens(&[1]), image(2)];
         assert_eq!(op.prefill(&prompt).unwrap(), [20.0, 21.0, 7.0]);
@@ -731,11 +664,8 @@ fn soft_tokens_stand_where_the_prompt_has_them() {
 
 #[test]
 fn bad_soft_rows_are_no_fault_of_the_prompt_nor_of_the_weights() {
-    let mut op = harness(json!({"decode": "one", "lmhead": "head"}), json!({}))
-        .graph(cached("one", 1, "y", 2))
-        .graph(head())
-        .open::<TinyModel>()
-        .unwrap();
+    let params = json!({"decode": "one", "lmhead": "head"});
+    let mut op = open::<TinyModel>(params, json!({}), [cached("one", 1, "y", 2)]).unwrap();
     for (pixel, code, says) in [
         (
             [7, 8, 1],
@@ -779,11 +709,8 @@ impl Op for Placing {
 
 #[test]
 fn images_left_to_the_kit_are_an_error_with_what_to_write() {
-    let mut op = harness(json!({"decode": "one", "lmhead": "head"}), json!({}))
-        .graph(cached("one", 1, "y", 2))
-        .graph(head())
-        .open::<Placing>()
-        .unwrap();
+    let params = json!({"decode": "one", "lmhead": "head"});
+    let mut op = open::<Placing>(params, json!({}), [cached("one", 1, "y", 2)]).unwrap();
     let image = Segment::Image { rgb: &[7; 3], width: 1, height: 1 };
     let error = op.prefill(&[Segment::Tokens(&[1]), image]).unwrap_err();
     assert_eq!(error.code(), ErrorCode::UNSUPPORTED);
@@ -797,8 +724,7 @@ fn images_left_to_the_kit_are_an_error_with_what_to_write() {
 fn positions_of_images_go_with_the_state() {
     let mut graph = cached("one", 1, "logits", 3);
     graph.inputs.push(tensor("height", F32, [1, 1]));
-    let mut op =
-        harness(json!({"decode": "one"}), json!({})).graph(graph).open::<TinyModel>().unwrap();
+    let mut op = open::<TinyModel>(json!({"decode": "one"}), json!({}), [graph]).unwrap();
     let square = Segment::Image { rgb: &[9; 12], width: 2, height: 2 };
     let height = |op: &mut OpenOp| op.decode(1).unwrap()[2];
     // Text goes on behind the longer side.
@@ -828,14 +754,9 @@ fn a_step_goes_through_the_smallest_context_that_holds_it() {
     let params = json!({
         "decode": "one", "prefill": "three", "within": [["three5", "one5"]], "lmhead": "head"
     });
-    let mut op = harness(params, json!({"n_layers": 1}))
-        .graph(cached("one", 1, "y", 2))
-        .graph(cached("three", 3, "y", 2))
-        .graph(within(5, "one5", 1, "y", 2))
-        .graph(within(5, "three5", 3, "y", 2))
-        .graph(head())
-        .open::<TinyModel>()
-        .unwrap();
+    let sizes = [(ROOM, "one", 1), (ROOM, "three", 3), (5, "one5", 1), (5, "three5", 3)];
+    let all = sizes.map(|(room, name, rows)| within(room, name, rows, "y", 2));
+    let mut op = open::<TinyModel>(params, json!({"n_layers": 1}), all).unwrap();
     assert_eq!((op.info().max_ctx, &op.info().verification.widths[..]), (ROOM, &[3][..]));
     op.prefill(&[Segment::Tokens(&[1, 2, 1])]).unwrap();
     op.decode(2).unwrap();
@@ -855,80 +776,72 @@ fn a_step_goes_through_the_smallest_context_that_holds_it() {
 
 #[test]
 fn what_does_not_fit_is_named() {
-    let one = |change: &dyn Fn(&mut GraphInfo)| {
-        let mut one = cached("one", 1, "y", 2);
-        change(&mut one);
-        one
+    let one = || cached("one", 1, "y", 2);
+    let changed = |mut graph: GraphInfo, change: fn(&mut GraphInfo)| {
+        change(&mut graph);
+        graph
     };
-    let fail = |graphs: Vec<GraphInfo>, params: Value, manifest: Value| {
-        let harness = harness(params, manifest);
-        let harness = graphs.into_iter().fold(harness, OpHarness::graph);
-        harness.open::<TinyModel>().unwrap_err().message().to_owned()
-    };
-    let names = || json!({"decode": "one", "lmhead": "head"});
-    let none = json!({});
-
-    let error = fail(vec![one(&|_| {}), head()], names(), json!({"n_layers": 2}));
-    let expected = "layer 1: the decode graphs (one) have no past_k_1 and no past_a_1/past_b_1; \
-                    expected that of each of the manifest's 2 layers (params.n_layers)";
-    assert_eq!(error, expected);
-    let half = |graph: &mut GraphInfo| {
+    let lacking = changed(replaced("one", 1), |graph| {
         graph.inputs.retain(|t| t.name != "past_b_0");
         graph.outputs.retain(|t| t.name != "present_b_0");
-    };
-    let mut lacking = replaced("one", 1);
-    half(&mut lacking);
-    let error = fail(vec![lacking, head()], names(), json!({"n_layers": 1}));
-    assert!(error.contains("(one) lack past_b_0; the layer's other state is there"), "{error}");
-    let mut both = replaced("one", 1);
-    both.inputs.push(tensor("past_k_0", F32, [ROOM, 1]));
-    both.outputs.push(tensor("new_k_0", F32, [1, 1]));
-    let error = fail(vec![both, head()], names(), json!({"n_layers": 1}));
-    assert!(error.contains("both past_k_0 and past_a_0/past_b_0"), "{error}");
-
-    let error = fail(vec![one(&|_| {}), head()], names(), json!({"max_ctx": 10}));
-    assert!(error.contains("max_ctx is 10") && error.contains("holds 9 rows"), "{error}");
-    let error = fail(vec![one(&|_| {}), head()], names(), json!({"hidden": 3}));
-    assert!(error.contains("rows of 3 values, the manifest's params.hidden"), "{error}");
-
-    let half = |tensor: &TensorInfo| TensorInfo { dtype: DType::F16, ..tensor.clone() };
-    let mut narrow = head();
-    narrow.inputs[0] = half(&narrow.inputs[0]);
-    let error = fail(vec![one(&|_| {}), narrow], names(), none.clone());
-    assert!(error.contains("\"one\": tensor y f32[1, 2]: expected 1 times"), "{error}");
-    assert!(error.contains("x f16[1, 2], the row that graph \"head\""), "{error}");
-    let mut few = head();
-    few.outputs[0] = tensor("logits", F32, [1, 2]);
-    let error = fail(vec![one(&|_| {}), few], names(), none.clone());
-    assert!(error.contains("give 2 logits, expected at least 3"), "{error}");
-
-    let error = fail(vec![one(&|_| {})], json!({"decode": "one"}), none.clone());
-    assert!(error.contains("has no output \"logits\""), "{error}");
-    let error = fail(vec![cached("one", 2, "y", 2), head()], names(), none.clone());
-    assert!(error.contains("x has 2 rows, expected 1 for manifest /plan/params/decode"), "{error}");
-    let chained = json!({"decode": ["one", "next"], "lmhead": "head"});
+    });
+    let both = changed(replaced("one", 1), |graph| {
+        graph.inputs.push(tensor("past_k_0", F32, [ROOM, 1]));
+        graph.outputs.push(tensor("new_k_0", F32, [1, 1]));
+    });
+    let narrow = changed(head(), |head| head.inputs[0].dtype = DType::F16);
+    let few = changed(head(), |head| head.outputs[0] = tensor("logits", F32, [1, 2]));
     let next = graph("next", [tensor("x", F32, [1, 3])], [tensor("y", F32, [1, 2])]);
-    let error = fail(vec![one(&|_| {}), next, head()], chained, none);
-    assert!(
-        error.contains("hands on y f32[1, 2], but graph \"next\" takes x f32[1, 3]"),
-        "{error}"
-    );
-    let smaller = || json!({"decode": "one", "within": [["other"]], "lmhead": "head"});
-    let whole = || vec![cached("one", 1, "y", 2), head()];
-    let error = fail([whole(), vec![within(5, "other", 2, "y", 2)]].concat(), smaller(), json!({}));
-    let expected =
+    let silent = changed(within(5, "other", 1, "y", 2), |graph| drop(graph.outputs.remove(0)));
+    let names = json!({"decode": "one", "lmhead": "head"});
+    let chained = json!({"decode": ["one", "next"], "lmhead": "head"});
+    let smaller = json!({"decode": "one", "within": [["other"]], "lmhead": "head"});
+    let no_layer = "layer 1: the decode graphs (one) have no past_k_1 and no past_a_1/past_b_1; \
+                    expected that of each of the manifest's 2 layers (params.n_layers)";
+    let no_row = "x f16[1, 2], the row that graph \"head\"";
+    let wide = "x has 2 rows, expected 1 for manifest /plan/params/decode";
+    let as_whole =
         "x has 2 rows, expected 1 for manifest /plan/params/within/0, as in the whole context";
-    assert!(error.contains(expected), "{error}");
-    let mut other = within(5, "other", 1, "y", 2);
-    other.outputs.remove(0);
-    let error = fail([whole(), vec![other]].concat(), smaller(), json!({}));
-    assert!(
-        error.contains("\"other\" and \"one\" take 1 rows in contexts of two sizes"),
-        "{error}"
-    );
-    let larger = within(ROOM + 1, "other", 1, "y", 2);
-    let error = fail([whole(), vec![larger]].concat(), smaller(), json!({}));
-    assert!(error.contains("another graph has this cache in another layout"), "{error}");
-    let error = fail(vec![], json!({"decode": []}), json!({}));
-    assert_eq!(error, "manifest /plan/params/decode: no graph is named");
+    let takes = "hands on y f32[1, 2], but graph \"next\" takes x f32[1, 3]";
+    let two_sizes = "\"other\" and \"one\" take 1 rows in contexts of two sizes";
+    let layout = "another graph has this cache in another layout";
+    for (graphs, params, manifest, expected) in [
+        (vec![one()], &names, json!({"n_layers": 2}), [no_layer, ""]),
+        (
+            vec![lacking],
+            &names,
+            json!({"n_layers": 1}),
+            ["(one) lack past_b_0; the layer's other state is there", ""],
+        ),
+        (vec![both], &names, json!({"n_layers": 1}), ["both past_k_0 and past_a_0/past_b_0", ""]),
+        (vec![one()], &names, json!({"max_ctx": 10}), ["max_ctx is 10", "holds 9 rows"]),
+        (
+            vec![one()],
+            &names,
+            json!({"hidden": 3}),
+            ["rows of 3 values, the manifest's params.hidden", ""],
+        ),
+        (
+            vec![one(), narrow],
+            &names,
+            json!({}),
+            ["\"one\": tensor y f32[1, 2]: expected 1 times", no_row],
+        ),
+        (vec![one(), few], &names, json!({}), ["give 2 logits, expected at least 3", ""]),
+        (vec![one()], &json!({"decode": "one"}), json!({}), ["has no output \"logits\"", ""]),
+        (vec![cached("one", 2, "y", 2)], &names, json!({}), [wide, ""]),
+        (vec![one(), next], &chained, json!({}), [takes, ""]),
+        (vec![one(), within(5, "other", 2, "y", 2)], &smaller, json!({}), [as_whole, ""]),
+        (vec![one(), silent], &smaller, json!({}), [two_sizes, ""]),
+        (vec![one(), within(ROOM + 1, "other", 1, "y", 2)], &smaller, json!({}), [layout, ""]),
+        (
+            vec![],
+            &json!({"decode": []}),
+            json!({}),
+            ["manifest /plan/params/decode: no graph is named", ""],
+        ),
+    ] {
+        let error = open::<TinyModel>(params.clone(), manifest, graphs).unwrap_err();
+        assert!(expected.iter().all(|part| error.message().contains(part)), "{error}");
+    }
 }

@@ -7,9 +7,7 @@ use qhx_kit::fill::CausalMask;
 use qhx_kit::schema;
 use qhx_kit::state::StateCarrier;
 use qhx_op::harness::{OpHarness, OpenOp, Step, graph, tensor};
-use qhx_op::{
-    DType, Generator, GraphInfo, Host, Modality, Op, OpDescription, OpenInfo, Result, Segment, Task,
-};
+use qhx_op::{DType, Generator, GraphInfo, Host, Op, OpDescription, OpenInfo, Result, Segment};
 use serde_json::{Value, json};
 
 struct TinyModel(Decoder);
@@ -18,11 +16,8 @@ impl Op for TinyModel {
     fn describe() -> OpDescription {
         OpDescription {
             name: "tiny".into(),
-            summary: String::new(),
-            version: String::new(),
-            tasks: vec![Task::Generate],
-            modalities: vec![Modality::Text],
             params_schema: schema::decoder([]),
+            ..OpDescription::default()
         }
     }
 
@@ -96,10 +91,8 @@ fn harness(params: Value) -> OpHarness {
             "plan": {"params": params}
         }))
         .file("embed.bin", table)
-        .graph(layer("one", 1, "0"))
-        .graph(layer("four", 4, "0"))
-        .graph(drafts("draft1", 1))
-        .graph(drafts("draft4", 4))
+        .graphs([layer("one", 1, "0"), layer("four", 4, "0")])
+        .graphs([drafts("draft1", 1), drafts("draft4", 4)])
         .graph(graph("head", [tensor("x", F32, [1, 2])], [tensor("logits", F32, [1, 3])]))
         .script(run)
 }

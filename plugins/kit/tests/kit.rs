@@ -10,8 +10,8 @@ use qhx_kit::OneOrMany;
 use qhx_kit::state::StateCarrier;
 use qhx_op::harness::{OpHarness, graph, tensor};
 use qhx_op::{
-    BufferId, DType, ErrorCode, Generator, GraphId, Host, Modality, Op, OpDescription, OpenInfo,
-    Port, Result, Segment, Task, View,
+    BufferId, DType, ErrorCode, Generator, GraphId, Host, Op, OpDescription, OpenInfo, Port,
+    Result, Segment, View,
 };
 use serde_json::{Value, json};
 
@@ -26,14 +26,7 @@ const PIECE: usize = 8;
 
 impl Op for TinyModel {
     fn describe() -> OpDescription {
-        OpDescription {
-            name: "tiny".into(),
-            summary: String::new(),
-            version: String::new(),
-            tasks: vec![Task::Generate],
-            modalities: vec![Modality::Text],
-            params_schema: Value::Null,
-        }
+        OpDescription { name: "tiny".into(), ..OpDescription::default() }
     }
 
     fn open(host: &mut Host) -> Result<Self> {
@@ -58,13 +51,7 @@ impl Op for TinyModel {
 }
 
 impl Generator for TinyModel {
-    fn inner(&self) -> Option<&dyn Generator> {
-        Some(&self.state)
-    }
-
-    fn inner_mut(&mut self) -> Option<&mut dyn Generator> {
-        Some(&mut self.state)
-    }
+    qhx_op::inner_generator!(state);
 
     /// Two tokens, of which the graph gives the cache's rows.
     fn prefill(&mut self, host: &mut Host, _: &[Segment<'_>]) -> Result<View> {
@@ -300,55 +287,35 @@ fn an_exported_state_is_imported_whole_or_not_at_all() {
     }
 }
 
-/// An op that opens the graphs that `plan.params.vision` names.
-struct Encoders;
-
-impl Op for Encoders {
-    fn describe() -> OpDescription {
-        TinyModel::describe()
-    }
-
-    fn open(host: &mut Host) -> Result<Self> {
-        const VISION: &str = "/plan/params/vision";
-        let names: OneOrMany = host.require(VISION)?;
-        let found = names.present(host, VISION)?;
-        let found: Vec<_> = found.iter().map(|graph| &host.graph(*graph).name).collect();
-        Err(qhx_op::Error::unsupported(&format!("{found:?}")))
-    }
-
-    fn info(&self) -> OpenInfo {
-        OpenInfo::default()
-    }
-}
-
 #[test]
 fn names_of_no_graph_are_errors_unless_a_context_is_left_out() {
+    const VISION: &str = "/plan/params/vision";
     let open = |names: Value, contexts: Value| {
         let manifest =
             json!({"plan": {"params": {"vision": names}}, "artifacts": {"contexts": contexts}});
-        let harness = OpHarness::new().graph(graph("near", [], [])).manifest(manifest);
-        harness.open::<Encoders>().unwrap_err().to_string()
+        OpHarness::new().graph(graph("near", [], [])).manifest(manifest).run(|host| {
+            let found = host.require::<OneOrMany>(VISION)?.present(host, VISION)?;
+            Ok(found.iter().map(|graph| host.graph(*graph).name.clone()).collect::<Vec<_>>())
+        })
     };
-    let found = |names: &str| format!("this host-op does not support {names}");
     let named = json!(["near", "far"]);
     let all = json!({"test": {"bin": "a.bin"}});
-    let error = open(named.clone(), all);
-    assert!(error.contains("/plan/params/vision") && error.contains("\"far\""), "{error}");
+    let error = open(named.clone(), all).unwrap_err().to_string();
+    assert!(error.contains(VISION) && error.contains("\"far\""), "{error}");
 
     let optional = |entry: Value| {
         let mut contexts = json!({"test": {"bin": "a.bin"}, "other": {"optional": "vision"}});
         contexts["other"].as_object_mut().unwrap().extend(entry.as_object().unwrap().clone());
         contexts
     };
-    let near = found("[\"near\"]");
-    assert_eq!(open(named.clone(), optional(json!({"bin": "b.bin"}))), near, "nothing is listed");
-    assert_eq!(open(named.clone(), optional(json!({"onnx": {"far": "b.onnx"}}))), near);
-    assert_eq!(
-        open(json!("other/far"), optional(json!({"bin": "b", "us": {"far": 3}}))),
-        found("[]")
-    );
+    let unlisted = open(named.clone(), optional(json!({"bin": "b.bin"})));
+    assert_eq!(unlisted.unwrap(), ["near"], "nothing is listed");
+    let listed = open(named.clone(), optional(json!({"onnx": {"far": "b.onnx"}})));
+    assert_eq!(listed.unwrap(), ["near"]);
+    let none = open(json!("other/far"), optional(json!({"bin": "b", "us": {"far": 3}})));
+    assert!(none.unwrap().is_empty());
     for list in [json!({"onnx": {"fare": "b.onnx"}}), json!({"onnx": "other.onnx"})] {
-        let error = open(named.clone(), optional(list));
-        assert!(error.contains("\"far\""), "{error}");
+        let error = open(named.clone(), optional(list)).unwrap_err();
+        assert!(error.message().contains("\"far\""), "{error}");
     }
 }

@@ -9,16 +9,13 @@ use qhx_types::{Segment, SnapshotId, Verification};
 
 use crate::abi::{
     __call_root_module_loader, CheckTypeLayout, HostRef, LibHeader, OpModule, OpModuleRef,
-    OpObject, OpVTable, OpVTableRef, ROOT_MODULE_LOADER_NAME, RResult, RStr, RString, RawCall,
-    RawError, RawReply, RawResult, RawSegment, RawView, RootModuleResult, StableAbi, WithMetadata,
+    OpObject, OpVTable, OpVTableRef, RResult, RStr, RString, RawCall, RawError, RawReply,
+    RawResult, RawSegment, RawView, RootModuleResult, StableAbi, WithMetadata,
 };
 use crate::guard::catch;
 use crate::host::raw_dtype;
 use crate::text::{not_taken, takes};
 use crate::{Encoder, Error, ErrorCode, Generator, Host, Op, OpDescription, Result, View};
-
-/// Name of the symbol that a plugin exports: the one that `abi_stable` looks for.
-pub const ROOT_SYMBOL: &str = ROOT_MODULE_LOADER_NAME;
 
 /// An op that was registered with [`crate::register_ops!`].
 #[derive(Debug, Clone, Copy)]
@@ -310,7 +307,7 @@ fn raw_view(host: &Host, view: View) -> Result<RawView> {
 
 #[cfg(test)]
 mod tests {
-    use super::ROOT_MODULE_LOADER_NAME;
+    use crate::abi::ROOT_MODULE_LOADER_NAME;
 
     #[test]
     fn the_exported_symbol_is_the_one_that_hosts_look_for() {

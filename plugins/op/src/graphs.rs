@@ -1,5 +1,7 @@
 //! Tensors by role, and chains of graphs.
 
+use std::fmt::Display;
+
 use crate::{BufferId, DType, Error, GraphId, Host, Port, Result, View};
 
 impl Host {
@@ -46,12 +48,15 @@ impl Host {
     pub fn rows_of(&self, graph: GraphId, port: Port) -> Result<(usize, usize)> {
         let tensor = self.tensor(graph, port);
         match (tensor.elements(), tensor.width()) {
-            (0, _) | (_, 0) => {
-                let graph = &self.graph(graph).name;
-                Err(Error::graph(format!("graph {graph:?}: tensor {tensor} is empty")))
-            }
+            (0, _) | (_, 0) => Err(self.misfit(graph, port, "it is empty")),
             (elements, width) => Ok((elements / width, width)),
         }
+    }
+
+    /// Error for a tensor of another form than `expected`, which says so.
+    pub fn misfit(&self, graph: GraphId, port: Port, expected: impl Display) -> Error {
+        let (graph, tensor) = (&self.graph(graph).name, self.tensor(graph, port));
+        Error::graph(format!("graph {graph:?}: tensor {tensor}: {expected}"))
     }
 
     /// Checks that the output `y` of one graph can be the input `x` of the next.

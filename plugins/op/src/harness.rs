@@ -63,8 +63,8 @@ use crate::calls::CallError;
 use crate::export::Registration;
 use crate::guard::catch;
 use crate::{
-    Answer, DType, Error, ErrorCode, GraphInfo, Op, OpDescription, OpenInfo, Placement, Result,
-    Segment, SnapshotId, TensorInfo,
+    Answer, DType, Error, ErrorCode, GraphInfo, Host, Op, OpDescription, OpenInfo, Placement,
+    Result, Segment, SnapshotId, TensorInfo,
 };
 
 /// A tensor for [`graph`].
@@ -143,15 +143,6 @@ impl Step<'_> {
             }
         };
         Ok(())
-    }
-
-    /// The bytes of an output.
-    ///
-    /// # Errors
-    /// When the graph has no such output.
-    pub fn output_bytes(&mut self, name: &str) -> Result<&mut [u8]> {
-        let (index, _) = find(&self.info.outputs, name, &self.info.name)?;
-        Ok(&mut self.outputs[index])
     }
 }
 
@@ -233,8 +224,14 @@ impl OpHarness {
 
     /// Adds a graph.
     #[must_use]
-    pub fn graph(mut self, graph: GraphInfo) -> Self {
-        self.graphs.push(graph);
+    pub fn graph(self, graph: GraphInfo) -> Self {
+        self.graphs([graph])
+    }
+
+    /// Adds graphs.
+    #[must_use]
+    pub fn graphs(mut self, graphs: impl IntoIterator<Item = GraphInfo>) -> Self {
+        self.graphs.extend(graphs);
         self
     }
 
@@ -265,13 +262,8 @@ impl OpHarness {
         self
     }
 
-    /// Opens an op.
-    ///
-    /// # Errors
-    /// The error of the op.
-    pub fn open<O: Op>(self) -> Result<OpenOp> {
-        let registration = Registration::of::<O>();
-        let session = Box::new(Session {
+    fn session(self) -> Box<Session> {
+        Box::new(Session {
             manifest: self.manifest.to_string(),
             files: self.files,
             script: RefCell::new(self.script),
@@ -283,13 +275,37 @@ impl OpHarness {
             dumps: self.dumping.then(|| RefCell::new(Vec::new())),
             state: RefCell::new(State {
                 buffers: Vec::new(),
-                bound: self.graphs.iter().map(Bound::new).collect(),
+                bound: self
+                    .graphs
+                    .iter()
+                    .map(|graph| vec![None; graph.inputs.len() + graph.outputs.len()])
+                    .collect(),
                 executions: vec![0; self.graphs.len()],
             }),
             graphs: self.graphs,
-        });
-        let host =
-            HostRef { data: std::ptr::from_ref(&*session).cast_mut().cast(), vtable: VTABLE };
+        })
+    }
+
+    /// Runs `body` over the host as an op would that has these lines alone.
+    ///
+    /// # Errors
+    /// The error of `body`.
+    pub fn run<T>(self, body: impl FnOnce(&mut Host) -> Result<T>) -> Result<T> {
+        let session = self.session();
+        let op = OpDescription { name: "test".to_owned(), ..OpDescription::default() };
+        // SAFETY: the session outlives the host; its address fits the vtable.
+        let mut host = unsafe { Host::new(session.host(), op) }?;
+        body(&mut host)
+    }
+
+    /// Opens an op.
+    ///
+    /// # Errors
+    /// The error of the op.
+    pub fn open<O: Op>(self) -> Result<OpenOp> {
+        let registration = Registration::of::<O>();
+        let session = self.session();
+        let host = session.host();
         // SAFETY: the session is boxed and outlives the op; its address fits the vtable.
         let object = match unsafe { registration.open_guarded(host) } {
             RResult::ROk(object) => object,
@@ -352,13 +368,6 @@ impl OpenOp {
         reply.try_map(|view| self.values(view, expected))
     }
 
-    fn floats(&mut self, call: Call<'_>) -> Result<Vec<f32>> {
-        match self.call(call)? {
-            Reply::Floats(values) => Ok(values),
-            other => Err(unexpected(&call, &other)),
-        }
-    }
-
     /// Positions consumed so far.
     pub fn position(&self) -> usize {
         // SAFETY: an open op, and the only call under way.
@@ -374,111 +383,9 @@ impl OpenOp {
         unsafe { self.object.place(segment) }.map_err(|e| failed("place", e))
     }
 
-    /// Makes [`Call::Reset`].
-    pub fn reset(&mut self) -> Result<()> {
-        self.call(Call::Reset).map(drop)
-    }
-
-    /// Makes [`Call::Prefill`].
-    pub fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<Vec<f32>> {
-        self.floats(Call::Prefill(segments))
-    }
-
-    /// Makes [`Call::Decode`].
-    pub fn decode(&mut self, token: u32) -> Result<Vec<f32>> {
-        self.floats(Call::Decode(token))
-    }
-
-    /// Makes [`Call::Truncate`].
-    pub fn truncate(&mut self, position: usize) -> Result<()> {
-        self.call(Call::Truncate(position)).map(drop)
-    }
-
-    /// Makes [`Call::Restore`].
-    pub fn restore(&mut self, snapshot: SnapshotId) -> Result<()> {
-        self.call(Call::Restore(snapshot)).map(drop)
-    }
-
     /// Makes [`Call::DropSnapshot`], which does not fail.
     pub fn drop_snapshot(&mut self, snapshot: SnapshotId) {
         drop(self.call(Call::DropSnapshot(snapshot)));
-    }
-
-    /// Makes [`Call::Verify`].
-    pub fn verify(&mut self, tokens: &[u32]) -> Result<()> {
-        self.call(Call::Verify(tokens)).map(drop)
-    }
-
-    /// Makes [`Call::RowLogits`].
-    pub fn row_logits(&mut self, row: usize) -> Result<Vec<f32>> {
-        self.floats(Call::RowLogits(row))
-    }
-
-    /// Makes [`Call::Accept`].
-    pub fn accept(&mut self, count: usize) -> Result<()> {
-        self.call(Call::Accept(count)).map(drop)
-    }
-
-    /// Makes [`Call::Drafting`].
-    pub fn drafting(&mut self, on: bool) -> Result<()> {
-        self.call(Call::Drafting(on)).map(drop)
-    }
-
-    /// Makes [`Call::Draft`].
-    pub fn draft(&mut self, token: u32) -> Result<Vec<f32>> {
-        self.floats(Call::Draft(token))
-    }
-
-    /// Makes [`Call::ImportState`].
-    pub fn import_state(&mut self, position: usize, state: &[u8]) -> Result<()> {
-        self.call(Call::ImportState { position, state }).map(drop)
-    }
-
-    /// Makes [`Call::Embed`].
-    pub fn embed(&mut self, segments: &[Segment<'_>]) -> Result<Vec<f32>> {
-        self.floats(Call::Embed(segments))
-    }
-
-    /// Makes [`Call::EmbedMany`].
-    pub fn embed_many(&mut self, texts: &[&[u32]]) -> Result<Vec<f32>> {
-        self.floats(Call::EmbedMany(texts))
-    }
-
-    /// Makes [`Call::Speak`].
-    pub fn speak(&mut self, segments: &[Segment<'_>]) -> Result<Vec<f32>> {
-        self.floats(Call::Speak(segments))
-    }
-
-    /// Makes [`Call::Snapshot`].
-    pub fn snapshot(&mut self) -> Result<SnapshotId> {
-        match self.call(Call::Snapshot)? {
-            Reply::Saved(given) => Ok(given),
-            other => Err(unexpected(&Call::Snapshot, &other)),
-        }
-    }
-
-    /// Makes [`Call::ExportState`].
-    pub fn export_state(&mut self) -> Result<Vec<u8>> {
-        match self.call(Call::ExportState)? {
-            Reply::State(given) => Ok(given),
-            other => Err(unexpected(&Call::ExportState, &other)),
-        }
-    }
-
-    /// Makes [`Call::Note`].
-    pub fn note(&mut self) -> Result<Value> {
-        match self.call(Call::Note)? {
-            Reply::Note(given) => Ok(given),
-            other => Err(unexpected(&Call::Note, &other)),
-        }
-    }
-
-    /// Makes [`Call::Answer`].
-    pub fn answer(&mut self, segments: &[Segment<'_>]) -> Result<Answer> {
-        match self.call(Call::Answer(segments))? {
-            Reply::Answer(answer) => Ok(answer),
-            other => Err(unexpected(&Call::Answer(segments), &other)),
-        }
     }
 
     /// Makes the next execution of a graph fail as a cancelled one, or no longer.
@@ -526,14 +433,11 @@ impl OpenOp {
             .ok_or_else(|| Error::graph(format!("there is no graph {graph:?}")))?;
         let info = &self.session.graphs[index];
         let state = self.session.state.borrow();
-        let (bound, port, info) = match find(&info.inputs, tensor, graph) {
-            Ok((port, info)) => (&state.bound[index].inputs, port, info),
-            Err(_) => {
-                let (port, info) = find(&info.outputs, tensor, graph)?;
-                (&state.bound[index].outputs, port, info)
-            }
-        };
-        let bytes = state.read(bound[port], info, graph)?;
+        let (port, info) = find(&info.inputs, tensor, graph).or_else(|_| {
+            let (port, output) = find(&info.outputs, tensor, graph)?;
+            Ok::<_, Error>((info.inputs.len() + port, output))
+        })?;
+        let bytes = state.read(state.bound[index][port], info, graph)?;
         floats(&bytes, info.dtype)
     }
 
@@ -555,6 +459,50 @@ impl OpenOp {
         floats(bytes, dtype)
     }
 }
+
+/// Methods of [`OpenOp`] that make one call each and return what its reply holds.
+macro_rules! calls {
+    ($given:ty, $reply:pat => $value:expr;
+     $($name:ident($($argument:ident: $type:ty),*) = $call:expr),* $(,)?) => {
+        impl OpenOp {
+            $(
+                #[doc = concat!("Makes `", stringify!($call), "`.\n\n# Errors\nThe error of the op.")]
+                pub fn $name(&mut self, $($argument: $type),*) -> Result<$given> {
+                    let call = $call;
+                    match self.call(call)? {
+                        $reply => Ok($value),
+                        other => Err(unexpected(&call, &other)),
+                    }
+                }
+            )*
+        }
+    };
+}
+
+calls! {
+    (), Reply::Done => ();
+    reset() = Call::Reset,
+    truncate(position: usize) = Call::Truncate(position),
+    restore(snapshot: SnapshotId) = Call::Restore(snapshot),
+    verify(tokens: &[u32]) = Call::Verify(tokens),
+    accept(count: usize) = Call::Accept(count),
+    drafting(on: bool) = Call::Drafting(on),
+    import_state(position: usize, state: &[u8]) = Call::ImportState { position, state },
+}
+calls! {
+    Vec<f32>, Reply::Floats(values) => values;
+    prefill(segments: &[Segment<'_>]) = Call::Prefill(segments),
+    decode(token: u32) = Call::Decode(token),
+    row_logits(row: usize) = Call::RowLogits(row),
+    draft(token: u32) = Call::Draft(token),
+    embed(segments: &[Segment<'_>]) = Call::Embed(segments),
+    embed_many(texts: &[&[u32]]) = Call::EmbedMany(texts),
+    speak(segments: &[Segment<'_>]) = Call::Speak(segments),
+}
+calls! { SnapshotId, Reply::Saved(id) => id; snapshot() = Call::Snapshot }
+calls! { Vec<u8>, Reply::State(bytes) => bytes; export_state() = Call::ExportState }
+calls! { Value, Reply::Note(note) => note; note() = Call::Note }
+calls! { Answer, Reply::Answer(answer) => answer; answer(segments: &[Segment<'_>]) = Call::Answer(segments) }
 
 impl Drop for OpenOp {
     fn drop(&mut self) {
@@ -618,20 +566,10 @@ struct Place {
     offset: usize,
 }
 
-struct Bound {
-    inputs: Vec<Option<Place>>,
-    outputs: Vec<Option<Place>>,
-}
-
-impl Bound {
-    fn new(graph: &GraphInfo) -> Self {
-        Self { inputs: vec![None; graph.inputs.len()], outputs: vec![None; graph.outputs.len()] }
-    }
-}
-
 struct State {
     buffers: Vec<Memory>,
-    bound: Vec<Bound>,
+    /// What is bound to the inputs and, behind them, the outputs of each graph.
+    bound: Vec<Vec<Option<Place>>>,
     executions: Vec<usize>,
 }
 
@@ -726,6 +664,15 @@ unsafe extern "C" fn graphs(data: *mut c_void) -> RString {
 }
 
 impl Session {
+    fn host(&self) -> HostRef {
+        HostRef { data: std::ptr::from_ref(self).cast_mut().cast(), vtable: VTABLE }
+    }
+
+    fn graph(&self, graph: u32) -> Result<&GraphInfo> {
+        let found = self.graphs.get(graph as usize);
+        found.ok_or_else(|| Error::graph(format!("graph {graph} does not exist")))
+    }
+
     fn adopt(&self, memory: Memory) -> RawBuffer {
         let buffers = &mut self.state.borrow_mut().buffers;
         let buffer = RawBuffer {
@@ -739,13 +686,10 @@ impl Session {
     }
 
     fn bind(&self, graph: u32, port: u32, index: u32, buffer: u32, offset: u64) -> Result<()> {
-        let info = self
-            .graphs
-            .get(graph as usize)
-            .ok_or_else(|| Error::graph(format!("graph {graph} does not exist")))?;
-        let (tensors, output) = match port {
-            PORT_INPUT => (&info.inputs, false),
-            PORT_OUTPUT => (&info.outputs, true),
+        let info = self.graph(graph)?;
+        let (tensors, output, first) = match port {
+            PORT_INPUT => (&info.inputs, false, 0),
+            PORT_OUTPUT => (&info.outputs, true, info.inputs.len()),
             other => return Err(Error::graph(format!("port kind {other} is unknown"))),
         };
         let tensor = tensors
@@ -770,9 +714,7 @@ impl Session {
                 if output { " to write" } else { "" }
             )));
         }
-        let bound = &mut state.bound[graph as usize];
-        let slots = if output { &mut bound.outputs } else { &mut bound.inputs };
-        slots[index as usize] = Some(Place { buffer, offset });
+        state.bound[graph as usize][first + index as usize] = Some(Place { buffer, offset });
         Ok(())
     }
 
@@ -780,23 +722,18 @@ impl Session {
         if self.cancelled.load(Ordering::Relaxed) {
             return Err(Error::new(ErrorCode::CANCELLED, "cancelled"));
         }
-        let index = graph as usize;
-        let info = self
-            .graphs
-            .get(index)
-            .ok_or_else(|| Error::graph(format!("graph {graph} does not exist")))?;
+        let (index, info) = (graph as usize, self.graph(graph)?);
         let mut state = self.state.borrow_mut();
+        let (given, written) = state.bound[index].split_at(info.inputs.len());
         let read = |tensors: &[TensorInfo], places: &[Option<Place>]| -> Result<Vec<Vec<u8>>> {
             let pairs = tensors.iter().zip(places);
             pairs.map(|(tensor, &place)| state.read(place, tensor, &info.name)).collect()
         };
-        let inputs = read(&info.inputs, &state.bound[index].inputs)?;
-        let mut outputs = read(&info.outputs, &state.bound[index].outputs)?;
+        let inputs = read(&info.inputs, given)?;
+        let mut outputs = read(&info.outputs, written)?;
         let mut step = Step { info, inputs: &inputs, outputs: &mut outputs };
         (self.script.borrow_mut())(&mut step)?;
-        for ((bytes, tensor), &place) in
-            outputs.iter().zip(&info.outputs).zip(&state.bound[index].outputs)
-        {
+        for ((bytes, tensor), &place) in outputs.iter().zip(&info.outputs).zip(written) {
             let place = bound(place, tensor, &info.name)?;
             state.memory(place.buffer)?.write(place.offset, bytes);
         }

@@ -203,6 +203,20 @@ pub trait Generator {
     }
 }
 
+/// [`Generator::inner`] and [`Generator::inner_mut`] of an op that adds to the generator in its field `$field`.
+#[macro_export]
+macro_rules! inner_generator {
+    ($field:tt) => {
+        fn inner(&self) -> Option<&dyn $crate::Generator> {
+            Some(&self.$field)
+        }
+
+        fn inner_mut(&mut self) -> Option<&mut dyn $crate::Generator> {
+            Some(&mut self.$field)
+        }
+    };
+}
+
 /// The inner generator, or an error about a call that needs one.
 fn or_unsupported<'a>(
     inner: Option<&'a mut dyn Generator>,

@@ -156,7 +156,7 @@ fn what_is_neither_a_text_nor_an_image_is_refused() {
     drop(model);
     bundle.refuses([
         ("/params/padding/token", json!(481), "padding/token: found 481"),
-        ("/params/image/filter", json!("nearest"), "found \"nearest\""),
+        ("/params/image/filter", json!("nearest"), "unknown variant `nearest`"),
         ("/params/image/side", json!(4), "expected 16"),
         ("/params/image/patch", json!(4), "expected 48"),
         ("/plan/params/vision", json!("eye"), "eye"),

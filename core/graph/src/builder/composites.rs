@@ -3,7 +3,35 @@
 use qhx_base::Result;
 
 use crate::builder::GraphBuilder;
-use crate::graph::{Elem, TensorId, UnaryOp};
+use crate::graph::{BinaryOp, Elem, TensorId, UnaryOp};
+
+/// Methods that are one op of [`GraphBuilder::binary`] or [`GraphBuilder::unary`] each.
+macro_rules! elementwise {
+    ($($doc:literal $name:ident($($x:ident),+) = $method:ident($op:expr),)+) => {
+        impl GraphBuilder {
+            $(
+                #[doc = $doc]
+                ///
+                /// # Errors
+                #[doc = concat!("Errors of [`GraphBuilder::", stringify!($method), "`].")]
+                pub fn $name(&mut self, $($x: TensorId),+) -> Result<TensorId> {
+                    self.$method($op, $($x),+)
+                }
+            )+
+        }
+    };
+}
+
+elementwise! {
+    "a + b" add(a, b) = binary(BinaryOp::Add),
+    "a − b" sub(a, b) = binary(BinaryOp::Sub),
+    "a · b" mul(a, b) = binary(BinaryOp::Mul),
+    "a / b" div(a, b) = binary(BinaryOp::Div),
+    "`x · σ(x)`, see [`UnaryOp::Silu`]." silu(x) = unary(UnaryOp::Silu),
+    "`max(x, 0)`, see [`UnaryOp::Relu`]." relu(x) = unary(UnaryOp::Relu),
+    "GELU by the error function, see [`UnaryOp::Gelu`]." gelu(x) = unary(UnaryOp::Gelu),
+    "GELU by the hyperbolic tangent, see [`UnaryOp::GeluTanh`]." gelu_tanh(x) = unary(UnaryOp::GeluTanh),
+}
 
 impl GraphBuilder {
     /// Size of the last axis.
@@ -12,38 +40,6 @@ impl GraphBuilder {
     /// When `x` has no dimensions.
     pub fn width(&self, x: TensorId) -> Result<usize> {
         Ok(self.shape(x)?.last().copied().unwrap_or(1))
-    }
-
-    /// `x · σ(x)`, see [`UnaryOp::Silu`].
-    ///
-    /// # Errors
-    /// Errors of [`GraphBuilder::unary`].
-    pub fn silu(&mut self, x: TensorId) -> Result<TensorId> {
-        self.unary(UnaryOp::Silu, x)
-    }
-
-    /// `max(x, 0)`, see [`UnaryOp::Relu`].
-    ///
-    /// # Errors
-    /// Errors of [`GraphBuilder::unary`].
-    pub fn relu(&mut self, x: TensorId) -> Result<TensorId> {
-        self.unary(UnaryOp::Relu, x)
-    }
-
-    /// GELU by the error function, see [`UnaryOp::Gelu`].
-    ///
-    /// # Errors
-    /// Errors of [`GraphBuilder::unary`].
-    pub fn gelu(&mut self, x: TensorId) -> Result<TensorId> {
-        self.unary(UnaryOp::Gelu, x)
-    }
-
-    /// GELU by the hyperbolic tangent, see [`UnaryOp::GeluTanh`].
-    ///
-    /// # Errors
-    /// Errors of [`GraphBuilder::unary`].
-    pub fn gelu_tanh(&mut self, x: TensorId) -> Result<TensorId> {
-        self.unary(UnaryOp::GeluTanh, x)
     }
 
     /// `log(1 + eˣ)` as `max(x, 0) + log(1 + e^−|x|)`, which overflows nowhere.

@@ -1,13 +1,10 @@
 //! Shapes, names and errors of the builder.
 
-use std::sync::Arc;
-
 use qhx_base::{ErrorKind, Result};
-use qhx_types::DType;
 
 use super::GraphBuilder;
 use crate::graph::{AttentionInputs, Conv1d, Conv2d, Elem, ReduceOp, TensorId, UnaryOp};
-use crate::weight::{RowSource, Storage, Weight};
+use crate::weight::{Storage, Weight, held};
 
 fn builder() -> (GraphBuilder, TensorId) {
     let mut b = GraphBuilder::new("g");
@@ -82,31 +79,13 @@ fn scalars_are_shared() {
     assert_ne!(one, b.scalar(x, 3.0).unwrap());
 }
 
-/// A weight without values.
-#[derive(Debug)]
-struct Shape([usize; 2]);
-
-impl RowSource for Shape {
-    fn name(&self) -> &str {
-        "shape"
-    }
-
-    fn shape(&self) -> [usize; 2] {
-        self.0
-    }
-
-    fn stored_dtype(&self) -> DType {
-        DType::F16
-    }
-
-    fn read_f32(&self, _first: usize, out: &mut [f32]) -> Result<()> {
-        out.fill(0.0);
-        Ok(())
-    }
+/// A weight of zeros.
+fn weight(rows: usize, cols: usize) -> Weight {
+    stored(rows, cols, Storage::Float)
 }
 
-fn weight(rows: usize, cols: usize) -> Weight {
-    Weight::new(Arc::new(Shape([rows, cols])), Storage::Float)
+fn stored(rows: usize, cols: usize, storage: Storage) -> Weight {
+    Weight::new(held("zeros", [rows, cols], vec![0.0; rows * cols]), storage)
 }
 
 #[test]
@@ -137,13 +116,7 @@ fn convolutions_have_the_shapes_of_torch() {
         (x, weight(4, 6 * 9), None, Conv2d { dilation: [usize::MAX, 2], ..plain }, "fits into"),
         (x, weight(4, 6 * 9), Some(vec![0.0; 5]), plain, "bias of 5 values, expected 4"),
         (t, weight(4, 6 * 9), None, plain, "input is t activation[1, 5, 31]"),
-        (
-            x,
-            Weight::new(Arc::new(Shape([4, 6 * 9])), Storage::Int8),
-            None,
-            plain,
-            "an int8 weight, expected floats",
-        ),
+        (x, stored(4, 6 * 9, Storage::Int8), None, plain, "an int8 weight, expected floats"),
     ] {
         let text = b.conv2d("bad", x, weight, bias, conv).unwrap_err().to_string();
         assert!(text.contains(words), "{text:?} does not say {words:?}");

@@ -618,36 +618,12 @@ fn to(data_type: DataType) -> AttributeProto {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use qhx_types::quantized::{Bits, QuantizedForm};
 
     use super::*;
     use crate::builder::GraphBuilder;
     use crate::progress::Silent;
-    use crate::weight::RowSource;
-
-    #[derive(Debug)]
-    struct Steps;
-
-    impl RowSource for Steps {
-        fn name(&self) -> &str {
-            "steps"
-        }
-
-        fn shape(&self) -> [usize; 2] {
-            [4, 64]
-        }
-
-        fn stored_dtype(&self) -> DType {
-            DType::F32
-        }
-
-        fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
-            out.iter_mut().enumerate().for_each(|(at, to)| *to = (first * 64 + at) as f32);
-            Ok(())
-        }
-    }
+    use crate::weight::held;
 
     #[test]
     fn a_weight_of_two_files_is_written_once_whatever_its_form() {
@@ -659,7 +635,8 @@ mod tests {
                 let x = b.input("x", Elem::Activation, &[rows, 64]).unwrap();
                 // Its shape comes before that of the weight.
                 let x = b.reshape(x, &[rows, 64]).unwrap();
-                let weight = Weight::new(Arc::new(Steps), storage);
+                let steps = (0u8..=255).map(f32::from).collect();
+                let weight = Weight::new(held("steps", [4, 64], steps), storage);
                 let y = b.linear("matmul", x, weight, None).unwrap();
                 b.output("y", y).unwrap();
                 b.finish().unwrap()

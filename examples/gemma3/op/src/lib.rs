@@ -6,12 +6,12 @@
 use qhx_kit::decoder::{Decoder, DecoderGraphs, LayerState, SoftPart, SoftPrompt};
 use qhx_kit::fill::{CausalMask, Rope};
 use qhx_kit::schema;
-use qhx_kit::state::StateCarrier;
-use qhx_kit::vision::{Image, SquareEncoder};
+use qhx_kit::state::{SlidingLayers, StateCarrier};
+use qhx_kit::vision::{Image, SquareEncoder, text_only};
 use qhx_op::text::not_taken;
 use qhx_op::{
-    Error, Generator, Host, Modality, Op, OpDescription, OpenInfo, Piece, Placement, Result,
-    Segment, Task, View,
+    Generator, Host, Modality, Op, OpDescription, OpenInfo, Piece, Placement, Result, Segment,
+    Task, View,
 };
 use serde::Deserialize;
 
@@ -20,24 +20,6 @@ const NAME: &str = "gemma3_generate";
 const COS: &str = "cos_local";
 const SIN: &str = "sin_local";
 const MASK: &str = "cmask_local";
-
-/// `params.local` of the manifest: options of sliding layers besides their rope.
-#[derive(Debug, Deserialize)]
-struct Local {
-    /// Indices of these layers.
-    layers: Vec<usize>,
-    /// Positions that they see, the current one included.
-    window: usize,
-}
-
-impl Local {
-    /// The window of the cache `k_i` or `v_i`, where layer i slides.
-    fn window_of(&self, role: &str) -> Option<usize> {
-        let (_, layer) = role.rsplit_once('_')?;
-        let layer: usize = layer.parse().ok()?;
-        self.layers.contains(&layer).then_some(self.window)
-    }
-}
 
 /// `params.image_tokens` of the manifest: the tokens around an image, and the one at its positions.
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -71,10 +53,10 @@ impl Op for Generate {
 
     fn open(host: &mut Host) -> Result<Self> {
         let graphs = DecoderGraphs::find(host)?;
-        let local: Local = host.require("/params/local")?;
+        let local: SlidingLayers = host.require("/params/local")?;
         let state = StateCarrier::with_rings(host, &graphs.groups(), |role| local.window_of(role))?;
         graphs.check_layers(host, &state, &[LayerState::Caches(&["k", "v"])])?;
-        let slots = local.layers.first().and_then(|i| state.capacity_of(&format!("k_{i}")));
+        let slots = local.slots(&state);
         let full = CausalMask::new(state.capacity().unwrap_or(0));
         let sliding = CausalMask::new(slots.unwrap_or(0)).named(MASK).window(local.window).ring();
         let embedding = graphs.embedding(host)?.scaled(host.require("/params/embed_scale")?)?;
@@ -103,13 +85,7 @@ impl Op for Generate {
 }
 
 impl Generator for Generate {
-    fn inner(&self) -> Option<&dyn Generator> {
-        Some(&self.decoder)
-    }
-
-    fn inner_mut(&mut self) -> Option<&mut dyn Generator> {
-        Some(&mut self.decoder)
-    }
+    qhx_op::inner_generator!(decoder);
 
     /// `Gemma3Processor` of `transformers`: empty lines around the tokens of an image.
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
@@ -139,12 +115,6 @@ impl Generator for Generate {
         })?;
         prompt.prefill(host, decoder)
     }
-}
-
-fn text_only() -> Error {
-    Error::prompt(
-        "this bundle takes text only: it has not the vision graph that plan.params.vision of the manifest names",
-    )
 }
 
 qhx_op::register_ops!(Generate);

@@ -10,11 +10,11 @@ use qhx_kit::decoder::{Decoder, DecoderGraphs, LayerState, SoftPart, SoftPrompt}
 use qhx_kit::fill::{CausalMask, Rope};
 use qhx_kit::schema;
 use qhx_kit::state::StateCarrier;
-use qhx_kit::vision::{Image, SquareEncoder};
+use qhx_kit::vision::{Image, SquareEncoder, text_only};
 use qhx_op::text::not_taken;
 use qhx_op::{
-    Error, Generator, Host, Modality, Op, OpDescription, OpenInfo, Piece, Placement, Result,
-    Segment, Task, View,
+    Generator, Host, Modality, Op, OpDescription, OpenInfo, Piece, Placement, Result, Segment,
+    Task, View,
 };
 
 use tiles::{Cutter, Tiling};
@@ -80,13 +80,7 @@ impl Op for Generate {
 }
 
 impl Generator for Generate {
-    fn inner(&self) -> Option<&dyn Generator> {
-        Some(&self.decoder)
-    }
-
-    fn inner_mut(&mut self) -> Option<&mut dyn Generator> {
-        Some(&mut self.decoder)
-    }
+    qhx_op::inner_generator!(decoder);
 
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
         let Segment::Image { .. } = segment else {
@@ -128,12 +122,6 @@ impl Generator for Generate {
         })?;
         prompt.prefill(host, decoder)
     }
-}
-
-fn text_only() -> Error {
-    Error::prompt(
-        "this bundle takes text only: it has not the vision graph that plan.params.vision of the manifest names",
-    )
 }
 
 qhx_op::register_ops!(Generate);

@@ -22,7 +22,6 @@ use super::decoder::{Drafter, Model};
 use crate::chain::DRAFT_HEAD;
 use crate::kit::{Decoder, Layers, MatrixFile, Reader, matrices, one_or_many};
 use crate::recipe::{ContextPlan, RecipeOptions, Tables};
-use crate::recipes::held::Held;
 use crate::registry::RecipeOption;
 
 /// Prefix of the names of its graphs.
@@ -96,7 +95,7 @@ pub(super) fn add(
         let Clusters { count, top, tokens } = clusters;
         // Numbers of tokens are exact in f32: no vocabulary has 2^24 of them.
         let values: Vec<f32> = tokens.iter().map(|token| *token as f32).collect();
-        let ordering = Held::matrix(ORDERING, [count, values.len() / count], values);
+        let ordering = qhx_graph::weight::held(ORDERING, [count, values.len() / count], values);
         let table = MatrixFile::in_f32("ordering", "draft_ordering", ordering);
         (json!({"top_clusters": top}), matrices(DRAFT_HEAD, vec![table]))
     }))

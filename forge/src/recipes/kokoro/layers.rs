@@ -5,10 +5,9 @@ use std::sync::Arc;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{BinaryOp, Conv1d, Elem, ReduceOp, TensorId, UnaryOp};
-use qhx_graph::weight::{RowSource, Storage, Weight};
+use qhx_graph::weight::{self, RowSource, Storage, Weight};
 
 use super::{CURVE, Model};
-use crate::recipes::held::Held;
 
 /// Epsilon of `InstanceNorm1d` and of the LayerNorms that are no ALBERT's.
 pub(super) const EPS: f32 = 1e-5;
@@ -211,7 +210,7 @@ impl Model<'_> {
             return Ok(Arc::clone(held));
         }
         let (shape, values) = make()?;
-        let held = Held::matrix(format!("{name}.weight"), shape, values);
+        let held = weight::held(format!("{name}.weight"), shape, values);
         self.held.borrow_mut().insert(name.to_owned(), Arc::clone(&held));
         Ok(held)
     }

@@ -37,7 +37,6 @@ use std::sync::Arc;
 use serde_json::{Map, json};
 
 use super::choices::numbers;
-use super::held::Held;
 use crate::kit::{Layers, MatrixFile, matrices, object, one_or_many};
 use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
 use crate::register_recipe;
@@ -47,7 +46,7 @@ use files::{lexicon, voices};
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::graph::Graph;
-use qhx_graph::weight::RowSource;
+use qhx_graph::weight::{RowSource, held};
 
 /// Lengths of clips.
 const WINDOWS: RecipeOption = RecipeOption {
@@ -137,9 +136,8 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     checkpoint.leave_out("bert.embeddings.position_ids");
     let host = model.host_values()?;
     let (names, rows, voices) = voices(checkpoint, &config)?;
-    let held = |name: &str, values: Vec<f32>, cols: usize| {
-        Held::matrix(name, [values.len() / cols, cols], values)
-    };
+    let held =
+        |name: &str, values: Vec<f32>, cols: usize| held(name, [values.len() / cols, cols], values);
     let files = vec![
         MatrixFile::in_f32("host", "host", held("host", host, 1)),
         MatrixFile::in_f32("voices", "voices", held("voices", voices, 2 * config.style)),

@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
-use qhx_graph::weight::{RowSource, scaled};
+use qhx_graph::weight::{RowSource, held, scaled};
 use serde_json::{Map, Value, json};
 
 use super::config::{Patches, Vision, Windows};
 use crate::kit::{self, MatrixFile, matrices, object};
 use crate::recipe::Tables;
-use crate::recipes::held::Held;
 
 /// Min and max area that published processors declare, for synthetic models.
 const IMAGE_PIXELS: [u64; 2] = [65_536, 16_777_216];
@@ -45,7 +44,7 @@ pub(super) fn positions(checkpoint: &Checkpoint, vision: &Vision) -> Result<Arc<
 
 /// Zeros that a host adds in place of a tensor that the checkpoint does not have.
 fn zeros(shape: [usize; 2]) -> Arc<dyn RowSource> {
-    Held::matrix("zeros", shape, vec![0.0; shape[0] * shape[1]])
+    held("zeros", shape, vec![0.0; shape[0] * shape[1]])
 }
 
 /// Files `vis_patch_embed_f32`, `vis_patch_embed_bias_f32` and `vis_pos_embed_f32`: the checkpoint's values times

@@ -1,36 +1,15 @@
 //! `decoder_generate`: a decoder of text that its manifest declares whole, so that a new family is a recipe alone.
 
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Decoder, DecoderGraphs, LayerState};
 use crate::fill::{CausalMask, Rope};
 use crate::schema;
-use crate::state::StateCarrier;
+use crate::state::{SlidingLayers, StateCarrier};
 use qhx_op::{Generator, Host, Modality, Op, OpDescription, OpenInfo, Result, Task};
 
 /// Rotary tables and mask of sliding layers.
 const LOCAL: [&str; 3] = ["cos_local", "sin_local", "cmask_local"];
-
-/// Sliding layers: `params.local` of the manifest.
-#[derive(Debug, Default, Deserialize)]
-struct Local {
-    /// Indices of these layers.
-    layers: Vec<usize>,
-    /// Positions that they see, the current one included.
-    window: usize,
-    /// Base of their own rotary frequencies; those of the other layers without it.
-    rope_theta: Option<f64>,
-}
-
-impl Local {
-    /// Window of the cache `k_i` or `v_i`, if layer i slides.
-    fn window_of(&self, role: &str) -> Option<usize> {
-        let (_, layer) = role.rsplit_once('_')?;
-        let layer: usize = layer.parse().ok()?;
-        self.layers.contains(&layer).then_some(self.window)
-    }
-}
 
 /// Text generation over any decoder of the kit's form.
 ///
@@ -59,7 +38,7 @@ impl DeclaredDecoder {
     /// When the graphs, their states and `params` do not fit each other.
     pub fn open_as(host: &mut Host, op: &'static str) -> Result<Self> {
         let graphs = DecoderGraphs::find(host)?;
-        let local = host.value::<Local>("/params/local")?.unwrap_or_default();
+        let local = host.value::<SlidingLayers>("/params/local")?.unwrap_or_default();
         let state = StateCarrier::with_rings(host, &graphs.groups(), |role| local.window_of(role))?;
         let states = host.value::<Vec<String>>("/params/states")?.unwrap_or_default();
         let states: Vec<_> = states.iter().map(String::as_str).collect();
@@ -73,13 +52,14 @@ impl DeclaredDecoder {
             None => graphs.embedding(host)?,
         };
         let mask = CausalMask::new(state.capacity().unwrap_or(0));
-        let slots = local.layers.first().and_then(|layer| state.capacity_of(&format!("k_{layer}")));
+        let slots = local.slots(&state);
         let rope = Rope::from_params(host, "/params")?;
         let mut decoder =
             Decoder::builder(op, graphs, state).embedding(embedding).rope(rope).mask(mask);
         if let Some(slots) = slots {
             let [cos, sin, mask] = LOCAL;
-            if local.rope_theta.is_some() {
+            // Without a base of their own, their rotary frequencies are those of the other layers.
+            if host.value::<f64>("/params/local/rope_theta")?.is_some() {
                 decoder = decoder.rope(Rope::from_params(host, "/params/local")?.named(cos, sin));
             }
             let mask = CausalMask::new(slots).named(mask).window(local.window).ring();

@@ -118,22 +118,19 @@ impl DraftHead {
             for port in [Port::Input(host.graph(graph).require_input("h")?), port] {
                 let found = host.rows_of(graph, port)?;
                 if found != (rows, hidden) {
-                    return Err(Error::graph(format!(
-                        "graph {:?}: tensor {}: expected {rows} rows of {hidden} values, one for each row of x",
-                        host.graph(graph).name,
-                        host.tensor(graph, port)
-                    )));
+                    let what =
+                        format!("expected {rows} rows of {hidden} values, one for each row of x");
+                    return Err(host.misfit(graph, port, what));
                 }
             }
             let view = host.view_for(graph, port)?;
             let same = passes.first().is_none_or(|pass| pass.hidden.dtype() == input.dtype());
             if view.dtype != input.dtype() || !same {
-                return Err(Error::graph(format!(
-                    "graph {:?}: tensor {}: its type differs from that of input h; expected one type in all graphs of \
-                     manifest {DRAFT_HEAD}",
-                    host.graph(graph).name,
-                    host.tensor(graph, port)
-                )));
+                let what = format!(
+                    "its type differs from that of input h; expected one type in all graphs of \
+                     manifest {DRAFT_HEAD}"
+                );
+                return Err(host.misfit(graph, port, what));
             }
             let tail = HiddenRows { graph, port, view, rows };
             let capacity = if reads {
@@ -213,12 +210,11 @@ impl DraftHead {
             return Ok(());
         }
         let pass = &self.passes[0];
-        Err(Error::graph(format!(
-            "graph {:?}: tensor {}: expected rows like those of input h of graph {:?} (manifest {DRAFT_HEAD})",
-            host.graph(rows.graph).name,
-            host.tensor(rows.graph, rows.port),
+        let what = format!(
+            "expected rows like those of input h of graph {:?} (manifest {DRAFT_HEAD})",
             host.graph(pass.graph[0]).name
-        )))
+        );
+        Err(host.misfit(rows.graph, rows.port, what))
     }
 
     /// Switches drafting: if `on`, draft tokens are asked for from here on.

@@ -38,14 +38,13 @@ impl Head {
         for source in &sources {
             let (dtype, len) = (source.view.dtype, source.view.len);
             if dtype != row.dtype || source.rows.checked_mul(row.elements()) != Some(len) {
-                return Err(Error::graph(format!(
-                    "graph {:?}: tensor {}: expected {} times the values of {row}, the row that \
+                let what = format!(
+                    "expected {} times the values of {row}, the row that \
                      graph {:?} (manifest {LMHEAD}) takes",
-                    host.graph(source.graph).name,
-                    host.tensor(source.graph, source.port),
                     source.rows,
-                    host.graph(graph).name,
-                )));
+                    host.graph(graph).name
+                );
+                return Err(host.misfit(source.graph, source.port, what));
             }
         }
         let logits = host.view_for(graph, output)?;
@@ -112,11 +111,8 @@ impl Tail {
         if let Some(port) = info.output("logits").map(Port::Output) {
             let (found, _) = host.rows_of(last, port)?;
             if found != rows {
-                return Err(Error::graph(format!(
-                    "graph {:?}: tensor {}: expected {rows} rows of logits, one for each token",
-                    host.graph(last).name,
-                    host.tensor(last, port)
-                )));
+                let what = format!("expected {rows} rows of logits, one for each token");
+                return Err(host.misfit(last, port, what));
             }
             return Ok(Self::Logits { view: host.view_for(last, port)?, rows });
         }

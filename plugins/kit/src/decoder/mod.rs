@@ -17,7 +17,7 @@
 //! ```
 //!
 //! A decoder is a [`Generator`]: an op that is one and nothing else gives it back in [`qhx_op::Op::generator`], and one
-//! that adds to it gives it back in [`Generator::inner`] and [`Generator::inner_mut`] and writes the calls that differ.
+//! that adds to it names its field in [`qhx_op::inner_generator!`] and writes the calls that differ.
 //! A model with two ropes or two kinds of mask adds both, under
 //! names of their own; what fills other inputs is a [`Filler`].
 //!

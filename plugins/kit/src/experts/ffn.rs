@@ -50,29 +50,20 @@ pub(super) struct Ffn {
 
 /// The sizes that a graph's weight inputs have.
 pub(super) fn width(host: &Host, graph: GraphId, prefix: &str) -> Result<usize> {
-    let info = host.graph(graph);
-    let tensor = &info.inputs[info.require_input(&format!("{prefix}gate"))?];
-    match tensor.shape[..] {
+    let port = host.input(graph, &format!("{prefix}gate"))?;
+    match host.tensor(graph, port).shape[..] {
         [width, _] => Ok(width),
-        _ => Err(Error::graph(format!(
-            "graph {:?}: tensor {tensor}: expected [width, hidden]",
-            info.name
-        ))),
+        _ => Err(host.misfit(graph, port, "expected [width, hidden]")),
     }
 }
 
 /// An input of a wanted shape.
 fn port(host: &Host, graph: GraphId, role: &str, shape: [usize; 2], layout: &str) -> Result<Port> {
-    let info = host.graph(graph);
-    let index = info.require_input(role)?;
-    let tensor = &info.inputs[index];
-    if tensor.shape == shape {
-        return Ok(Port::Input(index));
+    let port = host.input(graph, role)?;
+    if host.tensor(graph, port).shape == shape {
+        return Ok(port);
     }
-    Err(Error::graph(format!(
-        "graph {:?}: tensor {tensor}: expected the shape {shape:?}, {layout}",
-        info.name
-    )))
+    Err(host.misfit(graph, port, format_args!("expected the shape {shape:?}, {layout}")))
 }
 
 impl Ffn {
@@ -96,12 +87,8 @@ impl Ffn {
         }
         let dtype = host.tensor(graph, ports[0]).dtype;
         if let Some(&other) = ports.iter().find(|p| host.tensor(graph, **p).dtype != dtype) {
-            return Err(Error::graph(format!(
-                "graph {:?}: tensor {}: expected {dtype}, as {}",
-                host.graph(graph).name,
-                host.tensor(graph, other),
-                host.tensor(graph, ports[0])
-            )));
+            let what = format!("expected {dtype}, as {}", host.tensor(graph, ports[0]));
+            return Err(host.misfit(graph, other, what));
         }
         let form = match dtype {
             DType::I8 | DType::SFixed8 => int8(host, graph, prefixes, table, &ports, step)?,
@@ -110,11 +97,8 @@ impl Ffn {
                 Form::Float { dtype, targets: ports.iter().map(fill).collect::<Result<_>>()? }
             }
             other => {
-                return Err(Error::graph(format!(
-                    "graph {:?}: tensor {}: {other} weights, expected int8, f16 or f32",
-                    host.graph(graph).name,
-                    host.tensor(graph, ports[0])
-                )));
+                let what = format!("{other} weights, expected int8, f16 or f32");
+                return Err(host.misfit(graph, ports[0], what));
             }
         };
         Ok(Self { graph, form })
@@ -178,11 +162,8 @@ fn int8(
     let dtype = host.require_float(graph, experts[0].scales[0])?;
     for port in experts.iter().flat_map(|e| e.scales) {
         if host.tensor(graph, port).dtype != dtype {
-            return Err(Error::graph(format!(
-                "graph {:?}: tensor {}: expected {dtype}, as the other scales",
-                host.graph(graph).name,
-                host.tensor(graph, port)
-            )));
+            let what = format!("expected {dtype}, as the other scales");
+            return Err(host.misfit(graph, port, what));
         }
     }
     let scales = table.scaled(host, step, dtype)?;

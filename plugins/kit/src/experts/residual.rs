@@ -38,12 +38,12 @@ impl Tensor {
 pub(super) fn bind(host: &mut Host, graph: GraphId, port: Port, tensor: Tensor) -> Result<()> {
     let info = host.tensor(graph, port);
     if info.dtype != tensor.dtype || info.byte_len() != host.len(tensor.buffer) {
-        return Err(Error::graph(format!(
-            "graph {:?}: tensor {info}: expected {} with {} values, as the graphs it is chained with",
-            host.graph(graph).name,
+        let what = format!(
+            "expected {} with {} values, as the graphs it is chained with",
             tensor.dtype,
             host.len(tensor.buffer) / tensor.dtype.size()
-        )));
+        );
+        return Err(host.misfit(graph, port, what));
     }
     host.bind(graph, port, tensor.buffer, 0)
 }
@@ -124,10 +124,8 @@ impl Residual {
         let info = host.tensor(first, router);
         let experts = info.elements() / rows;
         if experts < 2 || info.elements() != rows * experts {
-            return Err(Error::graph(format!(
-                "graph {:?}: tensor {info}: expected {rows} rows of scores of at least 2 experts",
-                host.graph(first).name
-            )));
+            let what = format!("expected {rows} rows of scores of at least 2 experts");
+            return Err(host.misfit(first, router, what));
         }
         let ends = graphs.len() > 1 && !Self::is_among(host, &graphs[graphs.len() - 1..]);
         let layers = graphs.len() - usize::from(ends);

@@ -4,7 +4,7 @@ use super::ffn::Ffn;
 use super::residual::{Residual, Tensor, bind};
 use super::route::Choice;
 use super::table::Table;
-use qhx_op::{Error, GraphId, Host, Result};
+use qhx_op::{GraphId, Host, Result};
 
 /// The graph of the experts of a token, and how it is chained with the graphs around it.
 ///
@@ -47,11 +47,8 @@ impl Token {
             let dtype = host.require_float(graph, output)?;
             let info = host.tensor(graph, output);
             if info.elements() != residual.hidden {
-                return Err(Error::graph(format!(
-                    "graph {:?}: tensor {info}: expected {} values, a hidden state",
-                    host.graph(graph).name,
-                    residual.hidden
-                )));
+                let what = format!("expected {} values, a hidden state", residual.hidden);
+                return Err(host.misfit(graph, output, what));
             }
             Some(Tensor { buffer: host.allocate_for(graph, output)?, dtype })
         };
@@ -59,11 +56,7 @@ impl Token {
             let port = host.input(graph, &format!("m{number}"))?;
             let dtype = host.require_float(graph, port)?;
             if host.tensor(graph, port).elements() != 1 {
-                return Err(Error::graph(format!(
-                    "graph {:?}: tensor {}: expected one value",
-                    host.graph(graph).name,
-                    host.tensor(graph, port)
-                )));
+                return Err(host.misfit(graph, port, "expected one value"));
             }
             Ok(Tensor { buffer: host.allocate_for(graph, port)?, dtype })
         };

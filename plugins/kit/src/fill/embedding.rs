@@ -45,12 +45,8 @@ impl Embedding {
         if let Some(declared) = host.value::<usize>("/params/hidden")?
             && declared != hidden
         {
-            return Err(Error::graph(format!(
-                "graph {:?}: tensor {}: expected rows of {declared} values, the manifest's \
-                 params.hidden",
-                host.graph(graph).name,
-                host.tensor(graph, input)
-            )));
+            let what = format!("expected rows of {declared} values, the manifest's params.hidden");
+            return Err(host.misfit(graph, input, what));
         }
         let vocab = host.value("/params/vocab")?;
         Self::open(host, hidden, vocab)
@@ -180,12 +176,8 @@ impl Embedding {
         if rows.checked_mul(self.hidden) == Some(tensor.elements()) {
             return Ok(());
         }
-        Err(Error::graph(format!(
-            "graph {:?}: tensor {tensor}: expected {rows} x {} values, rows of {}",
-            host.graph(graph).name,
-            self.hidden,
-            self.path
-        )))
+        let what = format!("expected {rows} x {} values, rows of {}", self.hidden, self.path);
+        Err(host.misfit(graph, port, what))
     }
 
     /// Writes the row of `token` into a buffer of `dtype`.

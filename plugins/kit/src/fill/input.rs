@@ -111,11 +111,7 @@ impl FloatInput {
 
     /// Error about a tensor that has an unexpected form.
     pub(crate) fn misfit(&self, host: &Host, found: &str) -> Error {
-        Error::graph(format!(
-            "graph {:?}: tensor {}: found {found}",
-            host.graph(self.graph).name,
-            host.tensor(self.graph, self.port)
-        ))
+        host.misfit(self.graph, self.port, format_args!("found {found}"))
     }
 
     /// Writes values whose place has been checked.

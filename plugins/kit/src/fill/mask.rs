@@ -5,7 +5,7 @@ use std::ops::Range;
 pub use qhx_op::MASK_VALUE;
 
 use super::input::FloatInput;
-use qhx_op::{Error, GraphId, Host, Port, Result};
+use qhx_op::{GraphId, Host, Port, Result};
 
 /// Value that an additive mask adds to visible scores.
 pub(super) const VISIBLE: f32 = 0.0;
@@ -104,10 +104,7 @@ impl CausalMask {
         let tensor = &info.inputs[port];
         let Self { capacity, window, .. } = self;
         let fail = |expected: String| {
-            Err(Error::graph(format!(
-                "graph {:?}: tensor {tensor}: expected {expected}",
-                info.name
-            )))
+            Err(host.misfit(graph, Port::Input(port), format_args!("expected {expected}")))
         };
         let wide = capacity.saturating_add(rows);
         let fits = |width: usize| {

@@ -2,7 +2,7 @@
 
 use super::input::FloatInput;
 use super::mask::{MASK_VALUE, VISIBLE};
-use qhx_op::{Error, GraphId, Host, Port, Result};
+use qhx_op::{GraphId, Host, Port, Result};
 
 /// The mask of an encoder with a fixed length for the input `cmask`: padded positions are hidden
 /// as keys. `[1, length]` hides them from every query; `[length, length]` can be causal too, and keeps several texts in
@@ -73,11 +73,11 @@ impl PaddingMask {
             let rows = tensor.elements() / length.max(1);
             if !legal(rows) || tensor.width() != length {
                 let one = if legal(1) { "1 or " } else { "" };
-                return Err(Error::graph(format!(
-                    "graph {:?}: tensor {tensor}: expected {one}{length} rows of {length} values for attention that \
-                     is {attention}",
-                    info.name
-                )));
+                let what = format!(
+                    "expected {one}{length} rows of {length} values for attention that \
+                     is {attention}"
+                );
+                return Err(host.misfit(graph, Port::Input(port), what));
             }
         }
         Ok(())

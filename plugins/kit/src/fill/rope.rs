@@ -434,12 +434,12 @@ impl Rope {
                 } else {
                     format!(" or {turning} (the pairs that turn)")
                 };
-                return Err(Error::graph(format!(
-                    "graph {:?}: tensor {tensor}: expected {rows} rows of {pairs} values (half a \
+                let what = format!(
+                    "expected {rows} rows of {pairs} values (half a \
                      rotary table) or {} (both halves){part}",
-                    info.name,
                     2 * pairs
-                )));
+                );
+                return Err(host.misfit(graph, Port::Input(port), what));
             }
         }
         Ok(())

@@ -27,12 +27,14 @@ mod bytes;
 mod cache;
 mod int8;
 mod saved;
+mod sliding;
 mod track;
 mod wiring;
 
 use cache::{Append, Cache, Rows};
 use qhx_op::{Error, ErrorCode, Generator, GraphId, Host, OpenInfo, Port, Result, SnapshotId};
 use saved::Snapshots;
+pub use sliding::SlidingLayers;
 pub use track::PositionTrack;
 use wiring::Wiring;
 

@@ -36,7 +36,7 @@ pub use patchify::{Grid, PatchLayout, Patchify};
 pub use positions::{
     AxialOrder, add_axial_positions, axial_rope, pool_mean, resample_positions, window_numbers,
 };
-pub use prompt::{EncodedImage, VisionPrompt, VisionPrompts, VisionTokens};
+pub use prompt::{EncodedImage, VisionPrompt, VisionPrompts, VisionTokens, text_only};
 pub use resize::{Filter, Resizer};
 pub use size::{Size, aspect_ratio_preserving_size, smart_resize, smart_resize_video};
 pub use square::SquareEncoder;

@@ -249,7 +249,8 @@ impl VisionPrompt {
     }
 }
 
-fn text_only() -> Error {
+/// Error for an image in a prompt for a bundle without a vision graph.
+pub fn text_only() -> Error {
     Error::prompt(
         "this bundle takes text only: it has none of the vision graphs that plan.params.vision of the manifest names",
     )

@@ -3,11 +3,7 @@
 use std::cell::RefCell;
 
 use qhx_op::harness::{OpHarness, OpenOp};
-use qhx_op::{
-    DType, Error, Generator, Host, Modality, Op, OpDescription, OpenInfo, Result, Segment, Task,
-    View,
-};
-use serde_json::Value;
+use qhx_op::{DType, Error, Generator, Host, Op, OpDescription, OpenInfo, Result, Segment, View};
 
 /// Work of one token.
 pub type Step = Box<dyn FnMut(&mut Host, u32) -> Result<()> + Send>;
@@ -24,25 +20,13 @@ struct Probe {
 
 impl Op for Probe {
     fn describe() -> OpDescription {
-        OpDescription {
-            name: "probe".into(),
-            summary: String::new(),
-            version: String::new(),
-            tasks: vec![Task::Generate],
-            modalities: vec![Modality::Text],
-            params_schema: Value::Null,
-        }
+        OpDescription { name: "probe".into(), ..OpDescription::default() }
     }
 
     fn open(host: &mut Host) -> Result<Self> {
         let open = OPEN.with_borrow_mut(Option::take).ok_or_else(|| Error::prompt("no closure"))?;
         let step = open(host)?;
-        let buffer = host.allocate(4)?;
-        Ok(Self {
-            step,
-            logits: View { buffer, dtype: DType::F32, offset: 0, len: 1 },
-            position: 0,
-        })
+        Ok(Self { step, logits: host.allocate_view(DType::F32, 1)?, position: 0 })
     }
 
     fn info(&self) -> OpenInfo {

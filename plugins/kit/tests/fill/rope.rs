@@ -97,9 +97,9 @@ fn graphs_share_rotary_tables_in_the_form_that_each_has() {
 #[test]
 fn a_proportional_table_is_half_whole_or_the_turned_pairs() {
     let widths = [("half", 4), ("whole", 8), ("turned", 2)];
-    let harness = widths.iter().fold(OpHarness::new(), |harness, (name, width)| {
-        harness.graph(graph(name, tables(["cos", "sin"], DType::F32, [1, *width]), []))
-    });
+    let harness = OpHarness::new().graphs(
+        widths.map(|(name, width)| graph(name, tables(["cos", "sin"], DType::F32, [1, width]), [])),
+    );
     let mut op = probe(harness, |host| {
         let scaling = RopeScaling::Proportional { partial_rotary_factor: 0.5, factor: 2.0 };
         let mut rope = Rope::new(8, 1e4)?.scaled(scaling)?;

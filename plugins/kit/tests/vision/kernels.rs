@@ -1,10 +1,7 @@
 //! Dense layers on the host, called from an op.
 
 use qhx_kit::kernels::Linear;
-use qhx_op::harness::{OpHarness, graph, tensor};
-use qhx_op::{
-    DType, Generator, Host, Modality, Op, OpDescription, OpenInfo, Result, Segment, Task, View,
-};
+use qhx_op::harness::OpHarness;
 
 use super::{assert_close, values};
 
@@ -12,22 +9,9 @@ const INPUTS: usize = 37;
 const OUTPUTS: usize = 53;
 const ROWS: usize = 300;
 
-/// An op that multiplies when it is opened, so that the test sees the host's threads at work.
-struct Dense;
-
-impl Op for Dense {
-    fn describe() -> OpDescription {
-        OpDescription {
-            name: "dense".into(),
-            summary: String::new(),
-            version: String::new(),
-            tasks: vec![Task::Generate],
-            modalities: vec![Modality::Text],
-            params_schema: serde_json::Value::Null,
-        }
-    }
-
-    fn open(host: &mut Host) -> Result<Self> {
+#[test]
+fn a_dense_layer_multiplies_every_row_and_adds_its_bias() {
+    let checked = OpHarness::new().run(|host| {
         let (weight, bias) = (values(INPUTS * OUTPUTS, 1), values(OUTPUTS, 2));
         let rows = values(ROWS * INPUTS, 3);
         let mut expected = vec![0.0; ROWS * OUTPUTS];
@@ -58,28 +42,7 @@ impl Op for Dense {
         assert!(Linear::new(&weight, None, INPUTS, OUTPUTS + 1).is_err());
         assert!(Linear::new(&weight, Some(&bias[1..]), INPUTS, OUTPUTS).is_err());
         assert!(Linear::new(&[], None, 0, usize::MAX).is_err());
-        Ok(Self)
-    }
-
-    fn info(&self) -> OpenInfo {
-        OpenInfo::default()
-    }
-
-    fn generator(&mut self) -> Option<&mut dyn Generator> {
-        Some(self)
-    }
-}
-
-impl Generator for Dense {
-    fn prefill(&mut self, _: &mut Host, _: &[Segment<'_>]) -> Result<View> {
-        Err(qhx_op::Error::unsupported("generation"))
-    }
-}
-
-#[test]
-fn a_dense_layer_multiplies_every_row_and_adds_its_bias() {
-    OpHarness::new()
-        .graph(graph("none", [], [tensor("logits", DType::F32, [1, 1])]))
-        .open::<Dense>()
-        .unwrap();
+        Ok(())
+    });
+    checked.unwrap();
 }

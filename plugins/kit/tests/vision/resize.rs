@@ -14,7 +14,7 @@ fn size([width, height]: [u32; 2]) -> Size {
 
 #[derive(Deserialize)]
 struct Resize {
-    filter: String,
+    filter: Filter,
     seed: u32,
     from: [u32; 2],
     to: [u32; 2],
@@ -39,19 +39,13 @@ fn lanczos_gives_the_bytes_of_pillow() {
 }
 
 fn compare(cases: Vec<Resize>) {
-    let (mut bicubic, mut bilinear) = (Resizer::default(), Resizer::new(Filter::Bilinear));
-    let mut lanczos = Resizer::new(Filter::Lanczos);
+    let mut resizers = [Filter::Bicubic, Filter::Bilinear, Filter::Lanczos].map(Resizer::new);
     for case in cases {
         let [width, height] = case.from;
         let rgb = image(width, height, case.seed);
         let source = Image::new(&rgb, width, height).unwrap();
-        let resizer = match case.filter.as_str() {
-            "bicubic" => &mut bicubic,
-            "lanczos" => &mut lanczos,
-            _ => &mut bilinear,
-        };
-        let what = format!("{} {:?} to {:?}", case.filter, case.from, case.to);
-        let done = resizer.resize(source, size(case.to)).unwrap();
+        let what = format!("{:?} {:?} to {:?}", case.filter, case.from, case.to);
+        let done = resizers[case.filter as usize].resize(source, size(case.to)).unwrap();
         assert_eq!(done.size(), size(case.to), "{what}");
         let row = case.to[0] as usize * 3;
         let last = &done.rgb()[done.rgb().len() - row..];

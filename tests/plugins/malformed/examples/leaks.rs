@@ -1,6 +1,6 @@
 //! Allocates a session buffer for every token and never uses it again.
 
-use qhx_op::{Generator, Host, Op, OpDescription, OpenInfo, Result, Segment, View};
+use qhx_op::{Generator, Host, Op, OpDescription, OpenInfo, Result, View};
 use qhx_test_malformed_plugins::{Zeros, description};
 
 struct Leaks(Zeros);
@@ -27,23 +27,12 @@ impl Op for Leaks {
 }
 
 impl Generator for Leaks {
-    fn reset(&mut self, _host: &mut Host) -> Result<()> {
-        self.0.reset();
-        Ok(())
-    }
+    qhx_op::inner_generator!(0);
 
-    fn position(&self) -> usize {
-        self.0.position()
-    }
-
-    fn prefill(&mut self, _host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
-        self.0.prefill(segments)
-    }
-
-    fn decode(&mut self, host: &mut Host, _token: u32) -> Result<View> {
+    fn decode(&mut self, host: &mut Host, token: u32) -> Result<View> {
         let buffer = host.allocate(BYTES)?;
         host.bytes_mut(buffer).fill(1);
-        Ok(self.0.decode())
+        self.0.decode(host, token)
     }
 }
 

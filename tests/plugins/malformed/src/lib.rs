@@ -2,7 +2,8 @@
 //! `logits`, which are all zero.
 
 use qhx_op::{
-    Error, GraphId, Host, Modality, OpDescription, OpenInfo, Port, Result, Segment, Task, View,
+    Error, Generator, GraphId, Host, Modality, OpDescription, OpenInfo, Port, Result, Segment,
+    Task, View,
 };
 
 /// The description of an op called `name`.
@@ -39,19 +40,19 @@ impl Zeros {
     pub fn info(&self) -> OpenInfo {
         OpenInfo { vocab: self.logits.len, max_ctx: 1 << 20, ..OpenInfo::default() }
     }
+}
 
-    /// Position 0.
-    pub fn reset(&mut self) {
+impl Generator for Zeros {
+    fn reset(&mut self, _host: &mut Host) -> Result<()> {
         self.position = 0;
+        Ok(())
     }
 
-    /// Tokens consumed.
-    pub fn position(&self) -> usize {
+    fn position(&self) -> usize {
         self.position
     }
 
-    /// Counts the tokens.
-    pub fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<View> {
+    fn prefill(&mut self, _host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
         for segment in segments {
             let Segment::Tokens(tokens) = segment else {
                 return Err(Error::prompt("text only"));
@@ -61,10 +62,9 @@ impl Zeros {
         Ok(self.logits)
     }
 
-    /// Counts the token.
-    pub fn decode(&mut self) -> View {
+    fn decode(&mut self, _host: &mut Host, _token: u32) -> Result<View> {
         self.position += 1;
-        self.logits
+        Ok(self.logits)
     }
 }
 
@@ -85,31 +85,7 @@ macro_rules! zeros {
                 self.0.info()
             }
             fn generator(&mut self) -> Option<&mut dyn qhx_op::Generator> {
-                Some(self)
-            }
-        }
-
-        impl qhx_op::Generator for $op {
-            fn reset(&mut self, _host: &mut qhx_op::Host) -> qhx_op::Result<()> {
-                self.0.reset();
-                Ok(())
-            }
-            fn position(&self) -> usize {
-                self.0.position()
-            }
-            fn prefill(
-                &mut self,
-                _host: &mut qhx_op::Host,
-                segments: &[qhx_op::Segment<'_>],
-            ) -> qhx_op::Result<qhx_op::View> {
-                self.0.prefill(segments)
-            }
-            fn decode(
-                &mut self,
-                _host: &mut qhx_op::Host,
-                _token: u32,
-            ) -> qhx_op::Result<qhx_op::View> {
-                Ok(self.0.decode())
+                Some(&mut self.0)
             }
         }
     };

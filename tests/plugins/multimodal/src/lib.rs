@@ -160,13 +160,7 @@ impl Generator for Multimodal {
         Ok(())
     }
 
-    fn inner(&self) -> Option<&dyn Generator> {
-        Some(&self.state)
-    }
-
-    fn inner_mut(&mut self) -> Option<&mut dyn Generator> {
-        Some(&mut self.state)
-    }
+    qhx_op::inner_generator!(state);
 
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
         let part = |token, positions| Piece::Part { token, positions, frames: None, part: None };

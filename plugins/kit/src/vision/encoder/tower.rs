@@ -72,13 +72,12 @@ impl Tower {
             if hidden.is_some_and(|hidden| hidden != values)
                 || !patches.is_multiple_of(settings.unit())
             {
-                return Err(Error::graph(format!(
-                    "graph {:?}: tensor {}: expected rows as wide as in the other vision graphs, and a multiple of {} \
+                let what = format!(
+                    "expected rows as wide as in the other vision graphs, and a multiple of {} \
                      of them",
-                    host.graph(graph).name,
-                    host.tensor(graph, input),
                     settings.unit()
-                )));
+                );
+                return Err(host.misfit(graph, input, what));
             }
             hidden = Some(values);
             graphs.push(Bucket::open(host, graph, patches, patches / settings.unit(), width)?);
@@ -311,10 +310,8 @@ fn view(
     let port = Port::Output(output);
     let tensor = host.tensor(graph, port);
     if values == 0 || tensor.elements() != values {
-        return Err(Error::graph(format!(
-            "graph {:?}: tensor {tensor}: expected {tokens} rows of {width}, as wide as the decoder's x",
-            host.graph(graph).name
-        )));
+        let what = format!("expected {tokens} rows of {width}, as wide as the decoder's x");
+        return Err(host.misfit(graph, port, what));
     }
     host.view_for(graph, port)
 }
