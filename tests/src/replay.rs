@@ -147,7 +147,6 @@ pub fn step_exact(model: &mut Model, goldens: &Goldens, cases: &[&Case], label: 
 }
 
 /// Prints a distance of logits, of which no difference may be larger than `limit`.
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 pub fn within(found: Distance, limit: f64, label: &str) {
     let Distance { largest, cosine, .. } = found;
     eprintln!("{label}: logits differ by at most {largest:.2e}, cosine {cosine:.7}");
@@ -155,7 +154,6 @@ pub fn within(found: Distance, limit: f64, label: &str) {
 }
 
 /// Prints a distance of logits, whose cosine must be `least` or more.
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 pub fn alike(found: Distance, least: f64, label: &str) {
     let Distance { largest, cosine, .. } = found;
     eprintln!("{label}: logits differ by at most {largest:.2e}, cosine {cosine:.7}");

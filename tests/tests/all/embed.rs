@@ -1,7 +1,5 @@
 //! The tiny encoder from checkpoint to vectors, against goldens that `transformers` made.
 
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
-
 use std::path::{Path, PathBuf};
 
 use qhx_base::ErrorKind;
@@ -93,7 +91,6 @@ fn cosine(found: &[f32], expected: &[f32]) -> f64 {
 }
 
 /// Every vector near the reference's, and documents in the reference's order.
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn compare(found: &[Vec<f32>], goldens: &Goldens, min: f64, label: &str) {
     let mut worst = 1.0f64;
     for (text, vector) in goldens.texts.iter().zip(found) {
@@ -411,7 +408,6 @@ fn only_short(target: &str) -> bool {
 }
 
 #[tier(qnn)]
-#[test]
 fn htp_fp16_is_near_the_reference() {
     let checkpoint = tiny::fixture(TINY);
     let mut goldens = Goldens::read(&checkpoint).brief();
@@ -429,7 +425,6 @@ fn htp_fp16_is_near_the_reference() {
 }
 
 #[tier(qnn)]
-#[test]
 fn htp_w8a16_is_near_the_reference() {
     let checkpoint = tiny::fixture(TINY);
     let mut goldens = Goldens::read(&checkpoint).brief();
@@ -441,7 +436,6 @@ fn htp_w8a16_is_near_the_reference() {
 }
 
 #[tier(qnn)]
-#[test]
 fn htp_takes_each_text_through_the_shortest_graphs() {
     let checkpoint = tiny::fixture(TINY);
     let mut goldens = Goldens::read(&checkpoint);
@@ -470,7 +464,6 @@ fn htp_takes_each_text_through_the_shortest_graphs() {
 /// A call that fails is one error, a restart of the DSP none; the vectors afterwards are the same, bit by bit.
 #[cfg(target_os = "linux")]
 #[tier(qnn)]
-#[test]
 fn htp_faults_and_a_restart_change_no_vector() {
     use qhx_fake_device::{Plan, Then};
     let faults = qhx_tests::faults::Faults::open();
@@ -497,7 +490,6 @@ fn htp_faults_and_a_restart_change_no_vector() {
 
 /// Any other encoder with goldens, such as one that `tests/oracle/train.py` made.
 #[tier(by_hand = "QHX_TEST_EMBED")]
-#[test]
 fn checkpoint_of_the_environment_is_near_the_reference() {
     let checkpoint = PathBuf::from(std::env::var_os("QHX_TEST_EMBED").unwrap());
     let goldens = Goldens::read(&checkpoint);
@@ -509,7 +501,6 @@ fn checkpoint_of_the_environment_is_near_the_reference() {
 }
 
 #[tier(qnn, by_hand = "QHX_TEST_EMBED")]
-#[test]
 fn htp_is_near_with_a_checkpoint_of_the_environment() {
     let checkpoint = PathBuf::from(std::env::var_os("QHX_TEST_EMBED").unwrap());
     let goldens = Goldens::read(&checkpoint);

@@ -3,7 +3,6 @@
 //! goldens that `transformers` made.
 
 #![cfg(target_os = "linux")]
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -80,7 +79,6 @@ fn sliding_and_full_layers_equal_the_reference() {
 }
 
 /// With prompts in chunks that are wider than the window, as the page makes them, in narrower ones, and token by token.
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn the_reference_s_tokens_and_logits(made: &Scene, wide: &Path) {
     let longest = made.goldens.cases.iter().map(|case| case.prompt_ids.len()).max();
     assert!(longest.unwrap() > 6 * WINDOW, "a prompt goes around the rings several times");
@@ -275,7 +273,6 @@ fn what_images_need_is_asked_for() {
 }
 
 #[tier(qnn)]
-#[test]
 fn images_equal_the_reference_on_the_npu() {
     let (made, sights) = (made(), Sights::of(&tiny::fixture(SEES)));
     let options = ["--target", "v81", "--max-ctx", "160", "--prefill", "12"];
@@ -294,7 +291,6 @@ fn images_equal_the_reference_on_the_npu() {
 /// On the emulator: prompts around the ring with the prompt graph and in steps, in fp16; int8 weights by the tolerant
 /// gate.
 #[tier(qnn)]
-#[test]
 fn sliding_and_full_layers_equal_the_reference_on_the_npu() {
     let made = made();
     let (most, full) = if tiny::full_matrix() { (usize::MAX, true) } else { (2, false) };

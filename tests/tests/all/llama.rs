@@ -1,7 +1,5 @@
 //! Llama-like tiny models from checkpoint to text, against goldens that `transformers` made.
 
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -97,7 +95,6 @@ fn a_prompt_takes_the_passes_that_cost_least() {
 }
 
 /// Plays every conversation; each turn but the first reuses what the earlier one left.
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn play_all(model: &mut Model, goldens: &tiny::Goldens, label: &str) {
     for chat in &goldens.chat {
         model.reset().unwrap();
@@ -319,7 +316,6 @@ fn htp(target: &str, change: impl FnOnce(&mut ForgeOptions)) -> impl FnOnce(&mut
 }
 
 #[tier(qnn)]
-#[test]
 fn htp_fp16_equals_the_reference() {
     let backend = backends::qnn();
     for tiny in TINY_MODELS {
@@ -341,7 +337,6 @@ fn htp_fp16_equals_the_reference() {
 }
 
 #[tier(qnn)]
-#[test]
 fn htp_fp16_shards_and_other_targets_equal_the_reference() {
     let backend = backends::qnn();
     for (tiny, target, shards) in
@@ -375,7 +370,6 @@ fn htp_fp16_shards_and_other_targets_equal_the_reference() {
 }
 
 #[tier(qnn)]
-#[test]
 fn htp_w8a16_passes_the_tolerant_gate() {
     let backend = backends::qnn();
     for tiny in &TINY_MODELS[..if tiny::full_matrix() { 3 } else { 1 }] {
@@ -440,7 +434,6 @@ fn four_bit_weights_keep_the_answers_and_stay_near_f16() {
 
 /// Any other checkpoint with goldens, such as one that `tests/oracle/train.py` made.
 #[tier(by_hand = "QHX_TEST_LLAMA")]
-#[test]
 fn checkpoint_of_the_environment_equals_the_reference() {
     let checkpoint = PathBuf::from(std::env::var_os("QHX_TEST_LLAMA").unwrap());
     let goldens = tiny::goldens(&checkpoint);
@@ -454,7 +447,6 @@ fn checkpoint_of_the_environment_equals_the_reference() {
 }
 
 #[tier(qnn, by_hand = "QHX_TEST_LLAMA")]
-#[test]
 fn htp_is_exact_with_a_checkpoint_of_the_environment() {
     let checkpoint = PathBuf::from(std::env::var_os("QHX_TEST_LLAMA").unwrap());
     let goldens = tiny::goldens(&checkpoint);

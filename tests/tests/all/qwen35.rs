@@ -1,7 +1,5 @@
 //! Qwen3.5 tiny models from checkpoint to text, against goldens that `transformers` made; and one that sees.
 
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
-
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -127,7 +125,6 @@ fn extreme() -> tempfile::TempDir {
 }
 
 /// Logits of two models after prompts of these lengths, and of one token behind them.
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn chunks_equal_steps(
     [chunks, steps]: [&mut Model; 2],
     prompts: &[Vec<u32>],
@@ -258,7 +255,6 @@ fn chunks_of_an_unseen_checkpoint_equal_its_steps() {
 }
 
 #[tier(qnn, full)]
-#[test]
 fn htp_chunks_of_an_unseen_checkpoint_equal_its_steps() {
     let (_config, checkpoint) = unseen();
     let (_folder, manifest) = forged_of(&checkpoint, None, &[]);
@@ -275,7 +271,6 @@ fn htp_chunks_of_an_unseen_checkpoint_equal_its_steps() {
 
 /// On the emulator, against steps on the CPU.
 #[tier(qnn)]
-#[test]
 fn the_npu_takes_prompts_in_chunks() {
     let full = tiny::full_matrix();
     let checkpoint = extreme();
@@ -311,7 +306,6 @@ fn the_npu_takes_prompts_in_chunks() {
 }
 
 #[tier(qnn)]
-#[test]
 fn htp_fp16_is_greedy_exact_for_every_target() {
     let max = if tiny::full_matrix() { usize::MAX } else { 4 };
     for (index, tiny) in TINY_MODELS.into_iter().enumerate() {
@@ -335,7 +329,6 @@ fn htp_fp16_is_greedy_exact_for_every_target() {
 }
 
 #[tier(qnn)]
-#[test]
 fn w8a16_passes_the_tolerant_gate() {
     for tiny in if tiny::full_matrix() { &TINY_MODELS[..] } else { &TINY_MODELS[..1] } {
         let checkpoint = tiny::fixture(tiny);
@@ -689,7 +682,6 @@ fn a_bundle_without_the_tower_takes_text_only() {
 }
 
 #[tier(qnn, full)]
-#[test]
 fn htp_sees_as_the_reference() {
     for (mode, target) in [("native", "v81"), ("fixed", "v79")] {
         let target = Some(target);

@@ -19,7 +19,6 @@ fn open(library: &Library, options: QnnOptions, bytes: &[u8]) -> Error {
 }
 
 #[tier(qnn)]
-#[test]
 fn metadata_declares_what_was_composed() {
     let library = opened();
     for target in Target::ALL {
@@ -46,7 +45,6 @@ fn metadata_declares_what_was_composed() {
 }
 
 #[tier(qnn)]
-#[test]
 fn metadata_needs_the_system_library_only() {
     let library = opened();
     let system = SystemLibrary::open(library.system().path()).unwrap();
@@ -56,7 +54,6 @@ fn metadata_needs_the_system_library_only() {
 }
 
 #[tier(qnn)]
-#[test]
 fn the_encoding_of_inputs_and_outputs_is_read() {
     let library = opened();
     let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
@@ -81,7 +78,6 @@ fn the_encoding_of_inputs_and_outputs_is_read() {
 }
 
 #[tier(qnn)]
-#[test]
 fn an_empty_file_is_called_empty() {
     let library = opened();
     let error = open(&library, QnnOptions::default(), &[]);
@@ -90,7 +86,6 @@ fn an_empty_file_is_called_empty() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_truncated_file_is_refused_in_one_sentence() {
     let library = opened();
     let whole = linear_binary(&library, Target::V81, 22);
@@ -119,7 +114,6 @@ fn a_truncated_file_is_refused_in_one_sentence() {
 }
 
 #[tier(qnn)]
-#[test]
 fn flipped_bytes_never_end_the_process() {
     let library = opened();
     let whole = linear_binary(&library, Target::V81, 24);
@@ -145,7 +139,6 @@ fn flipped_bytes_never_end_the_process() {
 }
 
 #[tier(qnn)]
-#[test]
 fn another_architecture_is_refused_before_loading() {
     let library = opened();
     let binary = linear_binary(&library, Target::V81, 26);
@@ -158,7 +151,6 @@ fn another_architecture_is_refused_before_loading() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_missing_file_is_named() {
     let library = opened();
     let (folder, source) = file(b"x");
@@ -169,7 +161,6 @@ fn a_missing_file_is_named() {
 }
 
 #[tier(qnn)]
-#[test]
 fn weights_shared_by_graphs_are_refused_on_the_emulator() {
     let library = opened();
     let configs = [qhx_qnn::ContextConfig::WeightSharing(true)];
@@ -228,7 +219,6 @@ fn opened_on(
 }
 
 #[tier(qnn)]
-#[test]
 fn a_device_opens_warns_or_refuses_by_architecture() {
     let fake = between::fake();
     for made in Target::ALL {
@@ -264,7 +254,6 @@ fn a_device_opens_warns_or_refuses_by_architecture() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_device_with_less_memory_refuses_what_needs_more() {
     let fake = between::fake();
     let (library, small) = (&fake.0, Target::named("SSG2115P").unwrap());

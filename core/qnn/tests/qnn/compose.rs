@@ -9,7 +9,6 @@ use qhx_types::quantized::{Bits, QuantizedForm, QuantizedRef};
 use crate::*;
 
 #[tier(qnn)]
-#[test]
 fn constants_may_be_freed_as_soon_as_they_are_declared() {
     let library = opened();
     let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
@@ -29,7 +28,6 @@ fn constants_may_be_freed_as_soon_as_they_are_declared() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_context_holds_several_graphs() {
     let library = opened();
     let mut context = Composer::new(&library, Target::V79, &[]).unwrap();
@@ -54,7 +52,6 @@ fn a_context_holds_several_graphs() {
 }
 
 #[tier(qnn)]
-#[test]
 fn executions_of_other_threads_wait_for_a_composition() {
     let library = opened();
     let binary = linear_binary(&library, Target::V81, 28);
@@ -83,7 +80,6 @@ fn executions_of_other_threads_wait_for_a_composition() {
 }
 
 #[tier(qnn)]
-#[test]
 fn threads_that_compile_and_threads_that_execute_take_turns() {
     let library = opened();
     let binary = linear_binary(&library, Target::V81, 28);
@@ -117,7 +113,6 @@ fn threads_that_compile_and_threads_that_execute_take_turns() {
 }
 
 #[tier(qnn)]
-#[test]
 fn contexts_for_different_chips_can_be_under_way_at_once() {
     let library = opened();
     let mut contexts: Vec<_> =
@@ -135,7 +130,6 @@ fn contexts_for_different_chips_can_be_under_way_at_once() {
 }
 
 #[tier(qnn)]
-#[test]
 fn parameters_of_every_kind_reach_the_op() {
     let library = opened();
     // Softmax over axis 1 of [1,4,8]: U32 and F32; ReduceSum: U32s and Bool; StridedSlice: I32s.
@@ -175,7 +169,6 @@ fn parameters_of_every_kind_reach_the_op() {
 }
 
 #[tier(qnn)]
-#[test]
 fn an_unknown_op_is_named_with_its_node() {
     let library = opened();
     let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
@@ -191,7 +184,6 @@ fn an_unknown_op_is_named_with_its_node() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_graph_that_does_not_compile_quotes_the_compiler() {
     let library = opened();
     let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
@@ -207,7 +199,6 @@ fn a_graph_that_does_not_compile_quotes_the_compiler() {
 }
 
 #[tier(qnn)]
-#[test]
 fn mistakes_are_found_before_the_library_sees_them() {
     let library = opened();
     let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
@@ -236,7 +227,6 @@ fn mistakes_are_found_before_the_library_sees_them() {
 }
 
 #[tier(qnn)]
-#[test]
 fn options_of_a_graph_reach_the_compiler() {
     let library = opened();
     let level = |level| {
@@ -261,7 +251,6 @@ fn options_of_a_graph_reach_the_compiler() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_key_of_the_compiler_carries_text() {
     let library = opened();
     let folder = tempfile::tempdir().unwrap();
@@ -279,7 +268,6 @@ fn a_key_of_the_compiler_carries_text() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_binary_written_to_a_file_is_the_binary() {
     let library = opened();
     let folder = tempfile::tempdir().unwrap();
@@ -302,7 +290,6 @@ fn a_binary_written_to_a_file_is_the_binary() {
 
 /// 4-bit integers in blocks, with and without offsets, one scale a row, and 8-bit integers in blocks.
 #[tier(qnn)]
-#[test]
 fn matmuls_with_quantized_weights_equal_f64() {
     let library = opened();
     let integers = |seed: u32, bits: Bits| -> Vec<i8> {
@@ -362,7 +349,6 @@ fn round(value: f32) -> f32 {
 }
 
 #[tier(qnn)]
-#[test]
 fn weights_the_library_computes_wrongly_name_their_tensor() {
     let library = opened();
     let mut context = Composer::new(&library, Target::V81, &[]).unwrap();

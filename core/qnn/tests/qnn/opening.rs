@@ -10,7 +10,6 @@ use crate::between::{backend_over, fake};
 use crate::*;
 
 #[tier(qnn)]
-#[test]
 fn the_libraries_do_not_pass_for_one_another() {
     let library = opened();
     let error = SystemLibrary::open(library.path()).unwrap_err();
@@ -21,7 +20,6 @@ fn the_libraries_do_not_pass_for_one_another() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_missing_library_is_named() {
     let library = opened();
     let error = Library::open(Path::new("/nowhere/libQnnHtp.so"), Some(library.system().path()))
@@ -32,7 +30,6 @@ fn a_missing_library_is_named() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_device_for_an_unknown_architecture_is_refused() {
     let library = opened();
     let unknown = Target { arch: 12, soc: 9999, vtcm_mb: None };
@@ -43,7 +40,6 @@ fn a_device_for_an_unknown_architecture_is_refused() {
 }
 
 #[tier(qnn)]
-#[test]
 fn the_platform_is_described() {
     let library = opened();
     let platform = Device::open(&library, LogLevel::Error, None).unwrap().platform().unwrap();
@@ -52,7 +48,6 @@ fn the_platform_is_described() {
 }
 
 #[tier(qnn)]
-#[test]
 fn the_library_has_words_for_its_codes() {
     let library = opened();
     let words = library.message(qhx_qnn::codes::Code(5005)).unwrap();
@@ -60,7 +55,6 @@ fn the_library_has_words_for_its_codes() {
 }
 
 #[tier(qnn)]
-#[test]
 fn contexts_opened_side_by_side_keep_their_order() {
     let library = opened();
     let folder = tempfile::tempdir().unwrap();
@@ -126,7 +120,6 @@ fn spilling_binary(library: &Library, side: usize) -> Vec<u8> {
 
 /// The emulator refuses to share the buffer: the provider in between takes the option out and checks it.
 #[tier(qnn)]
-#[test]
 fn contexts_share_the_spill_fill_buffer_of_the_neediest() {
     let (real, control) = fake();
     let folder = tempfile::tempdir().unwrap();
