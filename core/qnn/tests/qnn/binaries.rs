@@ -56,16 +56,13 @@ fn metadata_needs_the_system_library_only() {
 #[tier(qnn)]
 fn the_encoding_of_inputs_and_outputs_is_read() {
     let library = opened();
-    let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
-    let mut graph = context.graph("u16", &[]).unwrap();
     let quantization = Quantization::PerTensor { scale: 0.000_5, offset: -32768 };
-    let spec = TensorSpec::input("x", DType::UFixed16, &[1, K]);
-    let x = graph.tensor(spec.quantized(quantization.clone())).unwrap();
-    let y = graph.tensor(TensorSpec::output("y", DType::F16, &[1, K])).unwrap();
-    graph.node("y", "Dequantize", &[], &[x], &[y]).unwrap();
-    graph.finalize().unwrap();
-    let binary = context.binary().unwrap();
-    drop(context);
+    let binary = binary(&library, Target::V81, "u16", |graph| {
+        let spec = TensorSpec::input("x", DType::UFixed16, &[1, K]);
+        let x = graph.tensor(spec.quantized(quantization.clone())).unwrap();
+        let y = graph.tensor(TensorSpec::output("y", DType::F16, &[1, K])).unwrap();
+        graph.node("y", "Dequantize", &[], &[x], &[y]).unwrap();
+    });
     let info = BinaryInfo::read(library.system(), "a.bin", &binary).unwrap();
     assert_eq!(info.graphs[0].inputs[0].dtype, Some(DType::UFixed16));
     assert_eq!(info.graphs[0].inputs[0].quantization, quantization);
@@ -258,12 +255,8 @@ fn a_device_with_less_memory_refuses_what_needs_more() {
     let fake = between::fake();
     let (library, small) = (&fake.0, Target::named("SSG2115P").unwrap());
     let chip = |vtcm_mb| Chip { arch: 73, soc: small.soc, vtcm_mb };
-    let mut context = Composer::new(library, small, &[]).unwrap();
-    let mut graph = context.graph("linear", &[GraphConfig::VtcmMb(2)]).unwrap();
-    linear(&mut graph, &weight(41).0);
-    graph.finalize().unwrap();
-    let binary = context.binary().unwrap();
-    drop(context);
+    let configs = [GraphConfig::VtcmMb(2)];
+    let binary = composed_linear(library, small, &configs, 41).binary().unwrap();
     let (result, warnings) = opened_on(&fake, &binary, chip(2));
     assert!(result.is_ok() && warnings.is_empty(), "{result:?} {warnings:?}");
     let (result, warnings) = opened_on(&fake, &binary, chip(8));

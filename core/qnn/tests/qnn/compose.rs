@@ -32,10 +32,10 @@ fn a_context_holds_several_graphs() {
     let library = opened();
     let mut context = Composer::new(&library, Target::V79, &[]).unwrap();
     for seed in [32, 33] {
-        let mut graph = context.graph(&format!("g{seed}"), &[]).unwrap();
-        linear(&mut graph, &weight(seed).0);
-        assert_eq!(graph.node_count(), 1);
-        graph.finalize().unwrap();
+        add(&mut context, &format!("g{seed}"), &[], |graph| {
+            linear(graph, &weight(seed).0);
+            assert_eq!(graph.node_count(), 1);
+        });
     }
     assert_eq!(context.graphs(), ["g32", "g33"]);
     let binary = context.binary().unwrap();
@@ -68,9 +68,7 @@ fn executions_of_other_threads_wait_for_a_composition() {
     });
     let short = std::time::Duration::from_millis(200);
     assert!(executed.recv_timeout(short).is_err(), "executed beside a composition");
-    let mut graph = context.graph("linear", &[]).unwrap();
-    linear(&mut graph, &weight(30).0);
-    graph.finalize().unwrap();
+    add(&mut context, "linear", &[], |graph| linear(graph, &weight(30).0));
     assert!(executed.recv_timeout(short).is_err(), "executed beside a composition");
     drop(context);
     for y in executed {
@@ -118,9 +116,7 @@ fn contexts_for_different_chips_can_be_under_way_at_once() {
     let mut contexts: Vec<_> =
         Target::ALL.iter().map(|&t| Composer::new(&library, t, &[]).unwrap()).collect();
     for context in &mut contexts {
-        let mut graph = context.graph("linear", &[]).unwrap();
-        linear(&mut graph, &weight(35).0);
-        graph.finalize().unwrap();
+        add(context, "linear", &[], |graph| linear(graph, &weight(35).0));
     }
     for context in &contexts {
         let binary = context.binary().unwrap();
@@ -230,16 +226,12 @@ fn mistakes_are_found_before_the_library_sees_them() {
 fn options_of_a_graph_reach_the_compiler() {
     let library = opened();
     let level = |level| {
-        let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
         let configs = [
             GraphConfig::OptimizationLevel(level),
             GraphConfig::VtcmMb(2),
             GraphConfig::HvxThreads(2),
         ];
-        let mut graph = context.graph("linear", &configs).unwrap();
-        linear(&mut graph, &weight(37).0);
-        graph.finalize().unwrap();
-        let binary = context.binary().unwrap();
+        let binary = composed_linear(&library, Target::V81, &configs, 37).binary().unwrap();
         let info = BinaryInfo::read(library.system(), "a.bin", &binary).unwrap();
         let figures = info.graphs[0].figures.unwrap();
         assert_eq!(figures.hvx_threads, Some(2), "{figures:?}");
@@ -255,14 +247,11 @@ fn a_key_of_the_compiler_carries_text() {
     let library = opened();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace.json");
-    let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
     let configs = [GraphConfig::Compiler {
         key: "sim_trace_final".to_owned(),
         value: CompilerValue::Text(path.display().to_string()),
     }];
-    let mut graph = context.graph("linear", &configs).unwrap();
-    linear(&mut graph, &weight(38).0);
-    graph.finalize().unwrap();
+    composed_linear(&library, Target::V81, &configs, 38);
     let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     assert!(!trace["traceEvents"].as_array().unwrap().is_empty());
 }
@@ -274,9 +263,7 @@ fn a_binary_written_to_a_file_is_the_binary() {
     let path = folder.path().join("part.bin");
     let mut context = Composer::new(&library, Target::V75, &[]).unwrap();
     assert!(context.write(&path).is_err() && !path.exists());
-    let mut graph = context.graph("linear", &[]).unwrap();
-    linear(&mut graph, &weight(39).0);
-    graph.finalize().unwrap();
+    add(&mut context, "linear", &[], |graph| linear(graph, &weight(39).0));
     let bytes = context.write(&path).unwrap();
     assert_eq!(std::fs::metadata(&path).unwrap().len(), bytes);
     let info =

@@ -58,11 +58,7 @@ fn the_library_has_words_for_its_codes() {
 fn contexts_opened_side_by_side_keep_their_order() {
     let library = opened();
     let folder = tempfile::tempdir().unwrap();
-    let source = |seed: u32, bytes: &[u8]| {
-        let path = folder.path().join(format!("{seed}.bin"));
-        std::fs::write(&path, bytes).unwrap();
-        ContextSource { key: seed.to_string(), binary: Some(path), ..ContextSource::default() }
-    };
+    let source = |seed: u32, bytes: &[u8]| file_in(folder.path(), &seed.to_string(), bytes);
     let seeds = [21, 22, 23];
     let mut sources: Vec<_> = seeds
         .iter()
@@ -99,23 +95,21 @@ fn contexts_opened_side_by_side_keep_their_order() {
 /// A context whose graph keeps more than the tightly coupled memory holds: every matmul needs the whole of a square
 /// matrix of `side`.
 fn spilling_binary(library: &Library, side: usize) -> Vec<u8> {
-    let mut context = Composer::new(library, Target::V81, &[]).unwrap();
-    let mut graph = context.graph("spills", &[]).unwrap();
-    let square = &[side, side][..];
-    let x = graph.tensor(TensorSpec::input("x", DType::F16, square)).unwrap();
-    let mut previous = x;
-    for step in 0..3 {
-        let spec = |name| match step {
-            2 => TensorSpec::output("y", DType::F16, square),
-            _ => TensorSpec::native(name, DType::F16, square),
-        };
-        let name = format!("y{step}");
-        let y = graph.tensor(spec(&name)).unwrap();
-        graph.node(&name, "MatMul", &[], &[previous, x], &[y]).unwrap();
-        previous = y;
-    }
-    graph.finalize().unwrap();
-    context.binary().unwrap()
+    binary(library, Target::V81, "spills", |graph| {
+        let square = &[side, side][..];
+        let x = graph.tensor(TensorSpec::input("x", DType::F16, square)).unwrap();
+        let mut previous = x;
+        for step in 0..3 {
+            let spec = |name| match step {
+                2 => TensorSpec::output("y", DType::F16, square),
+                _ => TensorSpec::native(name, DType::F16, square),
+            };
+            let name = format!("y{step}");
+            let y = graph.tensor(spec(&name)).unwrap();
+            graph.node(&name, "MatMul", &[], &[previous, x], &[y]).unwrap();
+            previous = y;
+        }
+    })
 }
 
 /// The emulator refuses to share the buffer: the provider in between takes the option out and checks it.
@@ -123,11 +117,7 @@ fn spilling_binary(library: &Library, side: usize) -> Vec<u8> {
 fn contexts_share_the_spill_fill_buffer_of_the_neediest() {
     let (real, control) = fake();
     let folder = tempfile::tempdir().unwrap();
-    let source = |key: &str, bytes: &[u8]| {
-        let path = folder.path().join(format!("{key}.bin"));
-        std::fs::write(&path, bytes).unwrap();
-        ContextSource { key: key.to_owned(), binary: Some(path), ..ContextSource::default() }
-    };
+    let source = |key: &str, bytes: &[u8]| file_in(folder.path(), key, bytes);
     let sources = [
         source("none", &linear_binary(&real, Target::V81, 21)),
         source("less", &spilling_binary(&real, 1408)),
