@@ -57,6 +57,13 @@ impl Goldens {
     }
 }
 
+/// The tiny model and its goldens.
+fn tiny() -> (PathBuf, Goldens) {
+    let checkpoint = tiny::fixture(TINY);
+    let goldens = Goldens::read(&checkpoint);
+    (checkpoint, goldens)
+}
+
 fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
 }
@@ -119,8 +126,7 @@ fn compare(found: &[Vec<f32>], goldens: &Goldens, min: f64, label: &str) {
 
 #[test]
 fn cpu_equals_the_reference_and_parts_change_no_bit() {
-    let checkpoint = tiny::fixture(TINY);
-    let goldens = Goldens::read(&checkpoint);
+    let (checkpoint, goldens) = tiny();
     let mut whole: Option<Vec<Vec<f32>>> = None;
     for parts in [1, 2, 4] {
         let bundle = bundle(&checkpoint, |o| o.shards = parts);
@@ -150,8 +156,7 @@ fn cpu_equals_the_reference_and_parts_change_no_bit() {
 /// Texts of each length through the graphs made for it: the vectors are those of one graph for all.
 #[test]
 fn a_text_goes_through_the_shortest_graphs_that_hold_it() {
-    let checkpoint = tiny::fixture(TINY);
-    let goldens = Goldens::read(&checkpoint);
+    let (checkpoint, goldens) = tiny();
     let whole = bundle(&checkpoint, |_| ());
     let alone = vectors(&mut whole.on_cpu(), &goldens);
     let lengths: Vec<_> = goldens.texts.iter().map(|text| text.ids.len()).collect();
@@ -183,8 +188,7 @@ fn a_text_goes_through_the_shortest_graphs_that_hold_it() {
 /// Texts that share graphs have the vectors that they have alone, whatever is pooled and whoever sees whom.
 #[test]
 fn texts_that_share_a_graph_are_as_if_each_were_alone() {
-    let checkpoint = tiny::fixture(TINY);
-    let goldens = Goldens::read(&checkpoint);
+    let (checkpoint, goldens) = tiny();
     let texts: Vec<&[u32]> = goldens.texts.iter().map(|text| text.ids.as_slice()).collect();
     let bundle = bundle(&checkpoint, |o| o.prefill = None);
     for (pooling, causal) in [("mean", false), ("last", true), ("cls", false), ("mean", true)] {
@@ -215,8 +219,7 @@ fn texts_that_share_a_graph_are_as_if_each_were_alone() {
 
 #[test]
 fn many_texts_come_back_in_order_and_one_that_fails_is_named() {
-    let checkpoint = tiny::fixture(TINY);
-    let goldens = Goldens::read(&checkpoint);
+    let (checkpoint, goldens) = tiny();
     let bundle = bundle(&checkpoint, |o| o.prefill = None);
     let mut model = bundle.on_cpu();
     let usual =
@@ -272,8 +275,7 @@ fn graphs_that_take_no_shorter_texts_are_an_error() {
 
 #[test]
 fn a_text_leaves_no_trace_in_the_next_one() {
-    let checkpoint = tiny::fixture(TINY);
-    let goldens = Goldens::read(&checkpoint);
+    let (checkpoint, goldens) = tiny();
     let bundle = bundle(&checkpoint, |o| o.shards = 2);
     let mut model = bundle.on_cpu();
     let (short, long) = (&goldens.texts[0].ids, &goldens.json["over"]["ids"]);
@@ -285,8 +287,7 @@ fn a_text_leaves_no_trace_in_the_next_one() {
 /// The restart also overwrites what the op wrote once when it was opened.
 #[test]
 fn a_restart_that_overwrites_all_buffers_changes_no_vector() {
-    let checkpoint = tiny::fixture(TINY);
-    let goldens = Goldens::read(&checkpoint);
+    let (checkpoint, goldens) = tiny();
     let bundle = bundle(&checkpoint, |o| o.shards = 2);
     let backend = Restarting::new(backends::cpu());
     let mut model = tiny::open(&bundle.manifest, backend.clone()).unwrap();
@@ -304,8 +305,7 @@ fn a_restart_that_overwrites_all_buffers_changes_no_vector() {
 
 #[test]
 fn pooling_and_normalisation_follow_the_manifest() {
-    let checkpoint = tiny::fixture(TINY);
-    let goldens = Goldens::read(&checkpoint);
+    let (checkpoint, goldens) = tiny();
     let bundle = bundle(&checkpoint, |_| ());
     let set = |key: &str, value: Value| {
         bundle.edit(|manifest| {
@@ -356,8 +356,7 @@ fn a_part_that_the_plan_does_not_name_is_an_error() {
 
 #[test]
 fn a_text_beyond_the_graphs_is_refused() {
-    let checkpoint = tiny::fixture(TINY);
-    let goldens = Goldens::read(&checkpoint);
+    let (checkpoint, goldens) = tiny();
     let bundle = bundle(&checkpoint, |_| ());
     let mut model = bundle.on_cpu();
     let over = ids(&goldens.json["over"]["ids"]);
@@ -437,8 +436,7 @@ fn htp_w8a16_is_near_the_reference() {
 
 #[tier(qnn)]
 fn htp_takes_each_text_through_the_shortest_graphs() {
-    let checkpoint = tiny::fixture(TINY);
-    let mut goldens = Goldens::read(&checkpoint);
+    let (checkpoint, mut goldens) = tiny();
     goldens.texts.retain(|text| text.ids.len() <= SHORT);
     let half = |text: &&Text| text.ids.len() <= SHORT / 2;
     let short = goldens.texts.iter().filter(half).count() as u64;

@@ -19,8 +19,6 @@ use qhx_tests::replay::{
 use qhx_tests::tiny::{self, Case, Goldens};
 use qhx_tests::{backends, files, plugin_files, suite};
 use qhx_tiers::tier;
-use safetensors::SafeTensors;
-use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
 const TINY: &str = "gemma3-tiny";
@@ -193,14 +191,12 @@ fn other_spellings(made: &Scene, bundle: &Path) {
         let _ = fs::remove_dir_all(&other);
         plugin_files::copy_folder(&tiny, &other);
         fs::write(other.join("config.json"), nested.to_string()).unwrap();
-        let bytes = fs::read(tiny.join("model.safetensors")).unwrap();
-        let tensors = SafeTensors::deserialize(&bytes).unwrap();
-        let rename = |name: &str| format!("{prefix}{}", name.strip_prefix("model.").unwrap());
-        let vision = TensorView::new(tensors.tensors()[0].1.dtype(), vec![0], &[]).unwrap();
-        let renamed = tensors.iter().map(|(name, tensor)| (rename(name), tensor));
-        let renamed = renamed.chain([("vision_tower.weight".to_owned(), vision)]);
-        let file = safetensors::serialize(renamed, None).unwrap();
-        fs::write(other.join("model.safetensors"), file).unwrap();
+        files::edit_tensors(&other.join("model.safetensors"), |tensors| {
+            for (name, ..) in &mut *tensors {
+                *name = format!("{prefix}{}", name.strip_prefix("model.").unwrap());
+            }
+            tensors.push(("vision_tower.weight".to_owned(), tensors[0].1, vec![0], Vec::new()));
+        });
         let name =
             ["--name", TINY, "--cpu-only", "--max-ctx", "200", "--prefill", "16", "--overwrite"];
         let same = made.forge(&other, "same", &name);

@@ -107,8 +107,7 @@ fn a_recipe_alone_makes_a_family() {
 #[test]
 fn experts_of_the_family_need_nothing_from_its_op() {
     let Scene { family, .. } = made();
-    let checkpoint = tiny::fixture("lfm2-moe");
-    let goldens = tiny::goldens(&checkpoint);
+    let (checkpoint, goldens) = tiny::model("lfm2-moe");
     for (out, prefill) in [("moe", "0"), ("moe-prefill", "4")] {
         let options = ["--cpu-only", "--max-ctx", "64", "--prefill", prefill];
         let (success, said) = family.bundle(&checkpoint, out, &options);

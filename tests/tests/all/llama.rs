@@ -40,8 +40,7 @@ fn executions(model: &Model, graph: &str) -> u64 {
 #[test]
 fn cpu_equals_the_reference_for_prompts_of_any_width() {
     for tiny in TINY_MODELS {
-        let checkpoint = tiny::fixture(tiny);
-        let goldens = tiny::goldens(&checkpoint);
+        let (checkpoint, goldens) = tiny::model(tiny);
         let cases: Vec<_> = goldens.cases.iter().collect();
         for shards in [1, 2] {
             let bundle = bundle(&checkpoint, |o| o.shards = shards);
@@ -55,8 +54,7 @@ fn cpu_equals_the_reference_for_prompts_of_any_width() {
 
 #[test]
 fn a_bundle_without_prompt_graphs_says_the_same_token_by_token() {
-    let checkpoint = tiny::fixture("mistral-tiny");
-    let goldens = tiny::goldens(&checkpoint);
+    let (checkpoint, goldens) = tiny::model("mistral-tiny");
     let bundle = bundle(&checkpoint, |o| o.prefill = Some(Vec::new()));
     let mut model = bundle.on_cpu();
     greedy_exact(&mut model, &goldens.all(), "no prompt graphs");
@@ -128,8 +126,7 @@ fn play_all(model: &mut Model, goldens: &tiny::Goldens, label: &str) {
 #[test]
 fn a_second_turn_reuses_the_longest_common_prefix() {
     for tiny in TINY_MODELS {
-        let checkpoint = tiny::fixture(tiny);
-        let goldens = tiny::goldens(&checkpoint);
+        let (checkpoint, goldens) = tiny::model(tiny);
         let bundle = bundle(&checkpoint, |_| ());
         let mut model = bundle.on_cpu();
         play_all(&mut model, &goldens, tiny);
@@ -139,8 +136,7 @@ fn a_second_turn_reuses_the_longest_common_prefix() {
 /// Against the log-softmax of the reference's logits, and with draft tokens as without.
 #[test]
 fn log_probabilities_equal_those_of_the_reference() {
-    let checkpoint = tiny::fixture("mistral-tiny");
-    let goldens = tiny::goldens(&checkpoint);
+    let (checkpoint, goldens) = tiny::model("mistral-tiny");
     let bundle = bundle(&checkpoint, |o| o.prefill = Some(vec![4]));
     let mut model = bundle.on_cpu();
     for case in &goldens.cases {
@@ -179,8 +175,7 @@ fn draft_tokens(count: &str) -> Speculate {
 fn draft_tokens_leave_the_answer_of_plain_decoding() {
     let mut accepted = 0;
     for (tiny, shards) in TINY_MODELS.into_iter().zip([2, 1, 1, 1]) {
-        let checkpoint = tiny::fixture(tiny);
-        let goldens = tiny::goldens(&checkpoint);
+        let (checkpoint, goldens) = tiny::model(tiny);
         let cases: Vec<_> = goldens.cases.iter().collect();
         let bundle = bundle(&checkpoint, |o| {
             o.shards = shards;
@@ -207,8 +202,7 @@ fn draft_tokens_leave_the_answer_of_plain_decoding() {
 /// A bundle that is its own draft is always right; one of another tokenizer, or of another task, is refused.
 #[test]
 fn a_draft_model_changes_no_token() {
-    let checkpoint = tiny::fixture("mistral-tiny");
-    let goldens = tiny::goldens(&checkpoint);
+    let (checkpoint, goldens) = tiny::model("mistral-tiny");
     let cases: Vec<_> = goldens.cases.iter().take(3).collect();
     let narrow = |o: &mut ForgeOptions| o.prefill = Some(vec![4]);
     let bundle = bundle(&checkpoint, narrow);
@@ -236,8 +230,7 @@ fn a_draft_model_changes_no_token() {
 /// Rows of caches, rotary tables and the draft's state are overwritten then.
 #[test]
 fn a_restart_that_overwrites_all_buffers_changes_no_token() {
-    let checkpoint = tiny::fixture("mistral-tiny");
-    let goldens = tiny::goldens(&checkpoint);
+    let (checkpoint, goldens) = tiny::model("mistral-tiny");
     let case = &goldens.cases[0];
     let bundle = bundle(&checkpoint, |o| o.prefill = Some(vec![4]));
     let backend = Restarting::new(backends::cpu());
@@ -267,8 +260,7 @@ fn a_bundle_that_verifies_nothing_decodes_plainly() {
         ("mistral-tiny", Some(Vec::new()), "no graphs that take several tokens"),
         ("phimoe-6", Some(Vec::new()), "no graphs that take several tokens"),
     ] {
-        let checkpoint = tiny::fixture(tiny);
-        let goldens = tiny::goldens(&checkpoint);
+        let (checkpoint, goldens) = tiny::model(tiny);
         let cases: Vec<_> = goldens.cases.iter().take(2).collect();
         let bundle = bundle(&checkpoint, |o| o.prefill = prefill);
         let mut model = bundle.on_cpu();
@@ -342,8 +334,7 @@ fn htp_fp16_shards_and_other_targets_equal_the_reference() {
     for (tiny, target, shards) in
         [("llama3-tiny", "v81", 2), ("mistral-tiny", "v79", 1), ("qwen3-tiny", "v75", 1)]
     {
-        let checkpoint = tiny::fixture(tiny);
-        let goldens = tiny::goldens(&checkpoint);
+        let (checkpoint, goldens) = tiny::model(tiny);
         let brief = tiny::goldens(&checkpoint).brief();
         let contexts = if target == "v75" { vec![16] } else { Vec::new() };
         let change = |o: &mut ForgeOptions| (o.shards, o.contexts) = (shards, contexts.clone());

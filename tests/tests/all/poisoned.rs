@@ -6,8 +6,7 @@ use qhx_tests::{backends, poison};
 #[test]
 fn nan_fails_the_step_that_meets_it_and_leaves_nothing_behind() {
     for checkpoint in ["qwen35-tied", "llama3-tiny", "phimoe-6"] {
-        let checkpoint = tiny::fixture(checkpoint);
-        let goldens = tiny::goldens(&checkpoint);
+        let (checkpoint, goldens) = tiny::model(checkpoint);
         let prompt = &goldens.cases[0].prompt_ids;
         let poisoned = (0..).find(|token| !prompt.contains(token)).unwrap();
         let folder = tempfile::tempdir().unwrap();

@@ -20,10 +20,8 @@ use qhx_tests::replay::{
 };
 use qhx_tests::restarting::Restarting;
 use qhx_tests::tiny::{self, Bundles, CPU, Case, Variant};
-use qhx_tests::{backends, plugin_files, registered, replay, says, suite};
+use qhx_tests::{backends, files, plugin_files, registered, replay, says, suite};
 use qhx_tiers::tier;
-use safetensors::SafeTensors;
-use safetensors::tensor::TensorView;
 
 const TINY_MODELS: [&str; 2] = ["qwen35-tied", "qwen35-untied"];
 /// The tiny model that sees.
@@ -92,35 +90,22 @@ fn extreme() -> tempfile::TempDir {
         text.replace("\"max_position_embeddings\": 256", "\"max_position_embeddings\": 400");
     assert_ne!(text, longer);
     std::fs::write(config, longer).unwrap();
-    let path = folder.path().join("model.safetensors");
-    let bytes = std::fs::read(&path).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let mut edited = 0;
-    let tensors: Vec<_> = file
-        .tensors()
-        .into_iter()
-        .map(|(name, tensor)| {
-            let mut data = tensor.data().to_vec();
-            if name.ends_with("A_log") {
-                let size = tensor.dtype().bitsize() / 8;
-                for (head, value) in data.chunks_exact_mut(size).enumerate() {
-                    // The state after a token: all but e^-9 of it, or e^-148 times it and less.
-                    let log: f32 = if head % 2 == 0 { -9.0 } else { 5.0 };
-                    match size {
-                        2 => value.copy_from_slice(&bf16::from_f32(log).to_le_bytes()),
-                        _ => value.copy_from_slice(&log.to_le_bytes()),
-                    }
+    files::edit_tensors(&folder.path().join("model.safetensors"), |tensors| {
+        let mut edited = 0;
+        for (_, dtype, _, data) in tensors.iter_mut().filter(|(name, ..)| name.ends_with("A_log")) {
+            let size = dtype.bitsize() / 8;
+            for (head, value) in data.chunks_exact_mut(size).enumerate() {
+                // The state after a token: all but e^-9 of it, or e^-148 times it and less.
+                let log: f32 = if head % 2 == 0 { -9.0 } else { 5.0 };
+                match size {
+                    2 => value.copy_from_slice(&bf16::from_f32(log).to_le_bytes()),
+                    _ => value.copy_from_slice(&log.to_le_bytes()),
                 }
-                edited += 1;
             }
-            (name, tensor.dtype(), tensor.shape().to_vec(), data)
-        })
-        .collect();
-    assert!(edited > 1);
-    let views = tensors.iter().map(|(name, dtype, shape, data)| {
-        (name, TensorView::new(*dtype, shape.clone(), data).unwrap())
+            edited += 1;
+        }
+        assert!(edited > 1);
     });
-    std::fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
     folder
 }
 
@@ -318,8 +303,7 @@ fn htp_fp16_is_greedy_exact_for_every_target() {
                 proves_equal(&tiny::fixture(tiny), variant, backends::qnn(), max);
                 if shards > 1 {
                     // States that are replaced: their two buffers take turns.
-                    let checkpoint = tiny::fixture(tiny);
-                    let goldens = tiny::goldens(&checkpoint);
+                    let (checkpoint, goldens) = tiny::model(tiny);
                     let cases = replay::shortest(&goldens, 1);
                     registered::copies_nothing(&tiny::bundle(&checkpoint, variant), &cases, tiny);
                 }
@@ -351,8 +335,7 @@ fn goes_on(model: &mut Model, chat: &tiny::Chat) {
 #[test]
 fn a_second_turn_consumes_only_what_is_new() {
     for tiny in TINY_MODELS {
-        let checkpoint = tiny::fixture(tiny);
-        let goldens = tiny::goldens(&checkpoint);
+        let (checkpoint, goldens) = tiny::model(tiny);
         let manifest = tiny::bundle(&checkpoint, CPU);
         for chat in &goldens.chat {
             let mut model = tiny::open(&manifest, backends::cpu()).unwrap();
@@ -431,8 +414,7 @@ fn a_full_context_ends_with_length() {
 
 #[test]
 fn cancelling_keeps_the_text_so_far_and_the_model_usable() {
-    let checkpoint = tiny::fixture("qwen35-tied");
-    let goldens = tiny::goldens(&checkpoint);
+    let (checkpoint, goldens) = tiny::model("qwen35-tied");
     let case = goldens.cases.iter().find(|c| c.id == "france").unwrap();
     let mut model = tiny::open(&tiny::bundle(&checkpoint, CPU), backends::cpu()).unwrap();
     let request = Request::greedy(Prompt::Text(case.prompt.clone()), 32);
@@ -569,8 +551,7 @@ fn a_chat_goes_on_from_the_snapshot_after_its_image() {
 fn draft_tokens_leave_the_answer_of_plain_decoding() {
     let mut accepted = 0;
     for (tiny, shards, prefill) in [(TINY_MODELS[0], 1, &[4][..]), (TINY_MODELS[1], 2, &[3, 16])] {
-        let checkpoint = tiny::fixture(tiny);
-        let goldens = tiny::goldens(&checkpoint);
+        let (checkpoint, goldens) = tiny::model(tiny);
         let cases: Vec<_> = goldens.cases.iter().collect();
         let manifest = tiny::bundle(&checkpoint, Variant { shards, prefill, ..CPU });
         let mut model = tiny::open(&manifest, backends::cpu()).unwrap();
@@ -595,8 +576,7 @@ fn draft_tokens_leave_the_answer_of_plain_decoding() {
 
 #[test]
 fn a_restart_of_the_dsp_changes_no_draft_token() {
-    let checkpoint = tiny::fixture(TINY_MODELS[0]);
-    let goldens = tiny::goldens(&checkpoint);
+    let (checkpoint, goldens) = tiny::model(TINY_MODELS[0]);
     let manifest = tiny::bundle(&checkpoint, Variant { prefill: &[4], ..CPU });
     let backend = Restarting::new(backends::cpu());
     let mut model = tiny::open(&manifest, backend.clone()).unwrap();
