@@ -50,7 +50,7 @@ pub(crate) unsafe fn copy(
     // SAFETY: the caller vouches for the description; the version determines which member of the union
     // is set. Version 1 ends before `platform`, which is not read.
     unsafe {
-        // Of either body, whose fields of these names have the same meaning.
+        // Reads either body: fields of one name mean the same in both.
         macro_rules! of_body {
             ($body:expr, $dsp_arch:expr, $soc_model:expr) => {{
                 let graphs = reader.graphs($body.graphs, $body.graph_count);
