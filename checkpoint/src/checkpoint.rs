@@ -93,7 +93,7 @@ enum Entry {
     /// Floating point in a safetensors file.
     Plain { shard: usize, dtype: Dtype, shape: Vec<usize>, bytes: Range<usize> },
     /// In a form of another program.
-    Imported(Imported),
+    Imported(Arc<dyn Imported>),
 }
 
 impl Entry {
@@ -609,9 +609,7 @@ impl Checkpoint {
         let tensors = Arc::make_mut(&mut self.tensors);
         quantized.parts.iter().for_each(|part| drop(tensors.remove(part)));
         let weights = quantized.weights.into_iter();
-        tensors.extend(
-            weights.map(|(name, tensor)| (name, Entry::Imported(Imported::Packed(tensor)))),
-        );
+        tensors.extend(weights.map(|(name, tensor)| (name, Entry::Imported(Arc::new(tensor)))));
         Ok(())
     }
 

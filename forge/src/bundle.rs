@@ -481,9 +481,7 @@ fn hash_file(
     let file = File::open(&path).map_err(|e| Error::io(ErrorKind::Io, &path, e))?;
     let mut bytes = 0;
     let sha256 = sha256(ErrorKind::Io, &path, file, |read| {
-        if progress.cancelled() {
-            return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
-        }
+        progress.stop_if_cancelled()?;
         bytes += read as u64;
         *done += read as u64;
         progress.advance(*done);

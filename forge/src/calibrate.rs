@@ -444,9 +444,7 @@ impl<R: Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>> Bench<'_, R> {
             let Some((_, read)) = text.split_last() else { continue };
             let mut next = text.iter().skip(1);
             model.read(read, &mut |mut scores| {
-                if progress.cancelled() {
-                    return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
-                }
+                progress.stop_if_cancelled()?;
                 let Some(next) = next.next() else { return Ok(()) };
                 log_softmax(&mut scores);
                 let likely = scores.get(*next as usize).copied().unwrap_or(f32::NEG_INFINITY);

@@ -64,9 +64,7 @@ pub(crate) fn compare(
                 ));
             };
             progress.stage(&format!("check {} of {}", info.name, source.key), 0);
-            if progress.cancelled() {
-                return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
-            }
+            progress.stop_if_cancelled()?;
             let inputs = random_inputs(info, check.seed)?;
             let ours = run(&mut compiled, info, &inputs)?;
             let theirs = run(&mut reference, other, &inputs)?;

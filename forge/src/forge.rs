@@ -386,7 +386,7 @@ fn fill(
         };
         let mut source = ContextSource { key: plan.key.clone(), ..ContextSource::default() };
         if let Some(compiler) = &options.compiler {
-            stop_if_cancelled(progress)?;
+            progress.stop_if_cancelled()?;
             let file = names::context_file(name, plan);
             binary(&**compiler, &plan.key, &plan.graphs, &file, staging, progress)?;
             report.binary_bytes = staging.bytes(&file);
@@ -394,7 +394,7 @@ fn fill(
             entry.insert("bin".to_owned(), json!(file));
         }
         if options.onnx {
-            stop_if_cancelled(progress)?;
+            progress.stop_if_cancelled()?;
             // With the first of those that share weights all of them are written.
             if sharing.get(index) == Some(&index) {
                 let together = recipe.contexts.iter().zip(&sharing);
@@ -448,7 +448,7 @@ fn fill(
     staging.write_json(&manifest_file, &Value::Object(manifest))?;
     check_manifest(&staging.root().join(&manifest_file))
         .map_err(|e| e.context("the bundle that was made cannot be opened"))?;
-    stop_if_cancelled(progress)?;
+    progress.stop_if_cancelled()?;
     Ok(Artifacts { manifest: manifest_file, contexts: reports, sources, residuals })
 }
 
@@ -642,11 +642,4 @@ fn tables(
         (table.field.clone(), value)
     });
     Ok(Value::Object(fields.collect()))
-}
-
-pub(crate) fn stop_if_cancelled(progress: &dyn Progress) -> Result<()> {
-    if progress.cancelled() {
-        return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
-    }
-    Ok(())
 }

@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 
 use crate::bundle::Staging;
 use crate::compile::Compiler;
-use crate::forge::{PORTABLE, binary, check_manifest, stop_if_cancelled, stopped};
+use crate::forge::{PORTABLE, binary, check_manifest, stopped};
 use crate::names;
 
 /// The key of a prepared bundle's manifest that says what it was made of and for.
@@ -147,7 +147,7 @@ fn check_files(manifest: &Manifest, progress: &mut dyn Progress) -> Result<()> {
         let full = artifacts.root().join(path);
         let mut bytes = 0u64;
         let found = sha256(ErrorKind::Artifact, &full, file, |read| {
-            stop_if_cancelled(progress)?;
+            progress.stop_if_cancelled()?;
             (bytes, done) = (bytes + read as u64, done + read as u64);
             progress.advance(done);
             Ok(())
@@ -187,7 +187,7 @@ fn fill(
     let mut entries = Map::new();
     for context in &manifest.artifacts.contexts {
         let key = &context.key;
-        stop_if_cancelled(progress)?;
+        progress.stop_if_cancelled()?;
         let there = |(_, path): &(String, String)| artifacts.root().join(path).exists();
         if context.optional.is_some() && !context.onnx.iter().all(there) {
             continue;
@@ -209,7 +209,7 @@ fn fill(
     )?;
     check_manifest(&staging.root().join(&file))
         .map_err(|e| e.context("the prepared bundle cannot be opened"))?;
-    stop_if_cancelled(progress)?;
+    progress.stop_if_cancelled()?;
     Ok(made)
 }
 

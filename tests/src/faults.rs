@@ -80,7 +80,6 @@ impl Faults {
     /// and the same work succeeds afterwards: on the model where it is open, and in the next session. With
     /// `executions`, only that number of executions is failed, from the first to the last: a session of many takes
     /// long.
-    #[expect(clippy::print_stderr, reason = "a test says what it measured")]
     pub fn walk<T: PartialEq + Debug>(
         &self,
         label: &str,

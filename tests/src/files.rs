@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -35,6 +36,26 @@ pub fn tensor(file: &Path, name: &str) -> (Vec<usize>, Vec<f32>) {
     let tensors = tensors.unwrap_or_else(|e| panic!("{}: {e}", file.display()));
     let tensor = tensors.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}"));
     (tensor.shape().to_vec(), floats(tensor.data()))
+}
+
+/// A tensor of a safetensors file: name, element type, shape and bytes.
+pub type Stored = (String, Dtype, Vec<usize>, Vec<u8>);
+
+/// Changes the tensors of a safetensors file.
+pub fn edit_tensors(file: &Path, change: impl FnOnce(&mut Vec<Stored>)) {
+    let fail = |e: safetensors::SafeTensorError| -> ! { panic!("{}: {e}", file.display()) };
+    let bytes = read(file);
+    let tensors = SafeTensors::deserialize(&bytes).unwrap_or_else(|e| fail(e));
+    let stored = |(name, view): (String, TensorView<'_>)| {
+        (name, view.dtype(), view.shape().to_vec(), view.data().to_vec())
+    };
+    let mut tensors: Vec<Stored> = tensors.tensors().into_iter().map(stored).collect();
+    change(&mut tensors);
+    let views = tensors.iter().map(|(name, dtype, shape, data)| {
+        (name, TensorView::new(*dtype, shape.clone(), data).unwrap_or_else(|e| fail(e)))
+    });
+    let bytes = safetensors::serialize(views, None).unwrap_or_else(|e| fail(e));
+    fs::write(file, bytes).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
 }
 
 /// Array number `index` of a name in the folder of a dump, if there are as many.

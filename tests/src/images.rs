@@ -9,7 +9,6 @@ use qhx_core::engine::{
     ContentPart, DraftCounts, Generation, Message, Model, Part, Prompt, Request, Speculate,
 };
 use qhx_core::op::{HostOp, Segment};
-use qhx_core::sampling::argmax;
 use qhx_media::{ImageRules, Limits, Source, decode_image};
 use qhx_types::Media;
 use safetensors::SafeTensors;
@@ -354,18 +353,8 @@ impl Sights {
             op.reset().expect("a reset");
             op.prefill(&self.segments_of(case, &media)).unwrap_or_else(|e| panic!("{label}: {e}"));
             assert_eq!(op.position(), case.golden.prompt_ids.len(), "{label}");
-            for (step, token) in case.golden.output_ids.iter().enumerate() {
-                if step > 0 {
-                    op.decode(case.golden.output_ids[step - 1]).expect("a step");
-                }
-                let logits = op.logits().expect("logits");
-                assert_eq!(argmax(logits).ok(), Some(*token), "{label}, step {step}");
-                if let Some(index) = case.golden.logits_steps.iter().position(|s| *s == step) {
-                    let found =
-                        Distance::of(&logits.to_f32(), &recorded[index]).expect("finite logits");
-                    worst = Some(worst.map_or(found, |worst| worst.worse(found)));
-                }
-            }
+            let Golden { output_ids, logits_steps, .. } = &case.golden;
+            replay::steps(op, output_ids, (logits_steps, &recorded), &mut worst, &label);
         }
         model.reset().expect("a reset");
         worst.expect("recorded logits")

@@ -1,6 +1,7 @@
 //! Shared parts of the end-to-end tests.
 
 #![expect(clippy::panic, reason = "a test helper that fails says so by panicking")]
+#![expect(clippy::print_stderr, reason = "a test says what it measured")]
 
 #[cfg(feature = "builtin-ops")]
 use qhx_ops_gemma4 as _;

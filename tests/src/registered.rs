@@ -13,7 +13,6 @@ use crate::tiny::{self, Case};
 /// Plays cases with memory on the heap and with registered memory. Both say what the reference says, both call nothing
 /// but executions once everything was bound before, and with registered memory no byte is handed over to be copied. The
 /// same holds after the DSP restarted.
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 pub fn copies_nothing(manifest: &Path, cases: &[&Case], label: &str) {
     let faults = Faults::open();
     let set = || faults.plan(&Plan::default());

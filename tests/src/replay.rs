@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use qhx_base::Result;
 use qhx_base::compare::Distance;
 use qhx_core::engine::{DraftCounts, FinishReason, Generation, Model, Prompt, Request, Speculate};
-use qhx_core::op::{HandOvers, Segment};
+use qhx_core::op::{HandOvers, HostOp, Segment};
 use qhx_core::sampling::argmax;
 use qhx_exec::workspace::GraphStats;
 
@@ -129,25 +129,36 @@ pub fn step_exact(model: &mut Model, goldens: &Goldens, cases: &[&Case], label: 
         let op = model.op_mut();
         op.reset().unwrap_or_else(|e| panic!("{label}: {e}"));
         op.prefill(&[Segment::Tokens(&case.prompt_ids)]).unwrap_or_else(|e| panic!("{label}: {e}"));
-        for (step, token) in case.output_ids.iter().enumerate() {
-            if step > 0 {
-                op.decode(case.output_ids[step - 1]).unwrap_or_else(|e| panic!("{label}: {e}"));
-            }
-            let logits = op.logits().expect("there are logits");
-            assert_eq!(argmax(logits).ok(), Some(*token), "{label}, step {step}");
-            if let Some(index) = case.logits_steps.iter().position(|&s| s == step) {
-                let found = Distance::of(&logits.capped(op.info().softcap), &recorded[index]);
-                let found = found.unwrap_or_else(|e| panic!("{label}, step {step}: {e}"));
-                worst = Some(worst.map_or(found, |worst| worst.worse(found)));
-            }
-        }
+        steps(op, &case.output_ids, (&case.logits_steps, &recorded), &mut worst, &label);
     }
     model.reset().unwrap_or_else(|e| panic!("{e}"));
     worst.expect("steps with recorded logits")
 }
 
+/// Steps through an answer behind its prompt: the most likely token is the golden one at every step. `worst` becomes
+/// the largest distance of logits from those that are recorded for some of the steps.
+pub(crate) fn steps(
+    op: &mut dyn HostOp,
+    tokens: &[u32],
+    (recorded_steps, recorded): (&[usize], &[Vec<f32>]),
+    worst: &mut Option<Distance>,
+    label: &str,
+) {
+    for (step, token) in tokens.iter().enumerate() {
+        if step > 0 {
+            op.decode(tokens[step - 1]).unwrap_or_else(|e| panic!("{label}: {e}"));
+        }
+        let logits = op.logits().expect("there are logits");
+        assert_eq!(argmax(logits).ok(), Some(*token), "{label}, step {step}");
+        if let Some(index) = recorded_steps.iter().position(|&s| s == step) {
+            let found = Distance::of(&logits.capped(op.info().softcap), &recorded[index]);
+            let found = found.unwrap_or_else(|e| panic!("{label}, step {step}: {e}"));
+            *worst = Some(worst.map_or(found, |worst| worst.worse(found)));
+        }
+    }
+}
+
 /// Prints a distance of logits, of which no difference may be larger than `limit`.
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 pub fn within(found: Distance, limit: f64, label: &str) {
     let Distance { largest, cosine, .. } = found;
     eprintln!("{label}: logits differ by at most {largest:.2e}, cosine {cosine:.7}");
@@ -155,7 +166,6 @@ pub fn within(found: Distance, limit: f64, label: &str) {
 }
 
 /// Prints a distance of logits, whose cosine must be `least` or more.
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 pub fn alike(found: Distance, least: f64, label: &str) {
     let Distance { largest, cosine, .. } = found;
     eprintln!("{label}: logits differ by at most {largest:.2e}, cosine {cosine:.7}");

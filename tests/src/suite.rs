@@ -16,7 +16,6 @@ pub fn tolerated(output: &[u32], gold: &[u32]) -> bool {
 }
 
 /// Asserts that six of ten answers pass, of which at most `tokens` are generated.
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 pub fn passes(model: &mut Model, cases: &[&Case], tokens: usize, label: &str) {
     let passed = |case: &&&Case| {
         model.reset().unwrap_or_else(|e| panic!("{label}: {e}"));

@@ -174,6 +174,13 @@ pub fn golden_tensor(name: &str, tensor: &str) -> Vec<f32> {
     files::tensor(&fixture(name).join("goldens.safetensors"), tensor).1
 }
 
+/// The folder of a tiny model, and its goldens.
+pub fn model(name: &str) -> (PathBuf, Goldens) {
+    let folder = fixture(name);
+    let goldens = goldens(&folder);
+    (folder, goldens)
+}
+
 /// Goldens of a checkpoint folder.
 pub fn goldens(folder: &Path) -> Goldens {
     let mut goldens: Goldens = files::json(&folder.join("goldens.json"));

@@ -63,7 +63,6 @@ fn matrix(models: &[&str]) {
 }
 
 #[tier(qnn)]
-#[test]
 fn each_family_answers_on_an_older_architecture() {
     answers("mistral-tiny", "v68", Precision::W8A16);
     answers("qwen35-tied", "v69", Precision::Fp16);
@@ -73,19 +72,16 @@ fn each_family_answers_on_an_older_architecture() {
 }
 
 #[tier(qnn, full)]
-#[test]
 fn llama_answers_on_older_architectures() {
     matrix(&["llama3-tiny", "mistral-tiny", "qwen3-tiny", "qwen2-tiny", "llama3-blocks"]);
 }
 
 #[tier(qnn, full)]
-#[test]
 fn qwen35_answers_on_older_architectures() {
     matrix(&["qwen35-tied", "qwen35-untied", "qwen35-blocks"]);
 }
 
 #[tier(qnn, full)]
-#[test]
 fn gemma4_and_phimoe_answer_on_older_architectures() {
     matrix(&["gemma4-tiny", "phimoe-6", "phimoe-16", "phimoe-blocks"]);
 }

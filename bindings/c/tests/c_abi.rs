@@ -379,7 +379,6 @@ fn a_session_whose_reset_panicked_is_opened_again() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_client_generates_on_the_npu() {
     let given = language(Some("v81"), EMULATED);
     given.briefly(&mut given.client("client", &["-O1"]), "qnn");

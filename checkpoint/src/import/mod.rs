@@ -8,53 +8,23 @@ pub(crate) mod gguf;
 pub(crate) mod packed;
 pub(crate) mod torch;
 
+use std::fmt;
 use std::sync::Arc;
 
 use qhx_base::Result;
 use qhx_graph::weight::RowSource;
 
 /// A tensor in a form of its own.
-#[derive(Debug, Clone)]
-pub(crate) enum Imported {
-    Gguf(gguf::Tensor),
-    Joined(gguf::Joined),
-    Packed(packed::Tensor),
-}
-
-impl Imported {
+pub(crate) trait Imported: fmt::Debug + Send + Sync {
     /// Sizes, outputs first.
-    pub fn shape(&self) -> &[usize] {
-        match self {
-            Self::Gguf(tensor) => tensor.shape(),
-            Self::Joined(tensor) => tensor.shape(),
-            Self::Packed(tensor) => tensor.shape(),
-        }
-    }
+    fn shape(&self) -> &[usize];
 
     /// The form, for messages and for the identity of a checkpoint.
-    pub fn form(&self) -> &'static str {
-        match self {
-            Self::Gguf(tensor) => tensor.form(),
-            Self::Joined(tensor) => tensor.form(),
-            Self::Packed(tensor) => tensor.form(),
-        }
-    }
+    fn form(&self) -> &'static str;
 
     /// True where graphs can hold its quantized weights.
-    pub fn has_quantized_weights(&self) -> bool {
-        match self {
-            Self::Gguf(tensor) => tensor.has_quantized_weights(),
-            Self::Joined(_) => false,
-            Self::Packed(tensor) => tensor.has_integers(),
-        }
-    }
+    fn has_quantized_weights(&self) -> bool;
 
     /// The tensor `name` seen as a matrix `shape` of as many elements.
-    pub fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Arc<dyn RowSource>> {
-        match self {
-            Self::Gguf(tensor) => tensor.matrix(name, shape),
-            Self::Joined(tensor) => tensor.matrix(name, shape),
-            Self::Packed(tensor) => tensor.matrix(name, shape),
-        }
-    }
+    fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Arc<dyn RowSource>>;
 }

@@ -158,25 +158,21 @@ fn doctor_names_what_is_wrong_with(chip: Chip) {
 }
 
 #[tier(board)]
-#[test]
 fn doctor_names_what_is_wrong_with_an_sm8850() {
     doctor_names_what_is_wrong_with(SM8850);
 }
 
 #[tier(board)]
-#[test]
 fn doctor_names_what_is_wrong_with_an_sm8750() {
     doctor_names_what_is_wrong_with(SM8750);
 }
 
 #[tier(board)]
-#[test]
 fn doctor_names_what_is_wrong_with_an_sm8650() {
     doctor_names_what_is_wrong_with(SM8650);
 }
 
 #[tier(board)]
-#[test]
 fn no_chip_and_an_unknown_chip_are_told_apart() {
     let board = Board::new(None);
     let said = board.doctor();
@@ -191,7 +187,6 @@ fn no_chip_and_an_unknown_chip_are_told_apart() {
 }
 
 #[tier(board)]
-#[test]
 fn a_skel_that_is_a_text_file_is_told_as_such() {
     let mut board = Board::new(Some(SM8850));
     board
@@ -207,7 +202,6 @@ fn a_skel_that_is_a_text_file_is_told_as_such() {
 }
 
 #[tier(board)]
-#[test]
 fn a_board_gives_the_tokens_of_this_machine() {
     let mut board = Board::new(Some(SM8850));
     board
@@ -231,7 +225,6 @@ fn a_board_gives_the_tokens_of_this_machine() {
 }
 
 #[tier(qnn, board)]
-#[test]
 fn board_libraries_read_binaries_without_a_dsp() {
     let board = Board::new(Some(SM8850));
     let here = || Program::npu(board.folder.path());
@@ -253,7 +246,6 @@ fn board_libraries_read_binaries_without_a_dsp() {
 
 /// The library opens the DSP before it composes anything, also for a named target.
 #[tier(board)]
-#[test]
 fn prepare_on_a_board_without_a_dsp_says_so() {
     let board = Board::new(Some(SM8850));
     let forge = qhx!(board.folder, "forge", fixture("llama3-tiny"));

@@ -113,7 +113,6 @@ fn each_modality_of_a_bundle_has_a_golden_step() {
 }
 
 #[tier(qnn)]
-#[test]
 fn the_npu_passes_golden_steps_with_media() {
     let bundles = Bundles::new();
     let models: [(&str, &[&str]); 2] = [(SEES.0, &SEES.1), (SEES_AND_HEARS.0, &SEES_AND_HEARS.1)];
@@ -221,7 +220,6 @@ fn scaled(to: &Path) {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_whole_bundle_is_asked_once() {
     let bundles = Bundles::new();
     let whole = bundles.forge("whole", &[&checkpoint()], "fp16");
@@ -253,7 +251,6 @@ fn a_whole_bundle_is_asked_once() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_wrong_bundle_is_refused_and_its_graph_named() {
     let bundles = Bundles::new();
     let whole = bundles.forge("whole", &[&checkpoint()], "fp16");
@@ -287,7 +284,6 @@ fn a_wrong_bundle_is_refused_and_its_graph_named() {
 }
 
 #[tier(qnn)]
-#[test]
 fn one_wrong_scale_is_found() {
     let bundles = Bundles::new();
     let whole = bundles.forge("whole", &[&checkpoint()], "w8a16");

@@ -109,7 +109,6 @@ fn kill_at(place: Place, mut child: Child, bench: &Bench) {
 
 /// SIGKILL leaves nothing that would be opened, and the same command makes what it would have made at once.
 #[tier(qnn)]
-#[test]
 fn a_killed_prepare_goes_on_to_the_same_bytes() {
     let bench = Bench::new();
     copy_folder(&bench.folder.path().join("portable"), &bench.folder.path().join("whole"));
@@ -150,7 +149,6 @@ fn a_killed_prepare_goes_on_to_the_same_bytes() {
 
 /// A preparation by libraries of another version is named and not taken; `--prune` removes it and unfinished ones.
 #[tier(qnn)]
-#[test]
 fn prepared_by_older_libraries_is_not_used() {
     let bench = Bench::new();
     bench.prepare("portable", &[]).run().ok();
@@ -186,7 +184,6 @@ fn prepared_by_older_libraries_is_not_used() {
 /// Neither folder can be written; a file system takes no more: both are named, and nothing half-made is opened.
 #[cfg(unix)]
 #[tier(qnn)]
-#[test]
 fn prepare_without_room_says_so() {
     let bench = Bench::new();
     let cache = bench.folder.path().join("cache");
@@ -215,7 +212,6 @@ fn prepare_without_room_says_so() {
 
 /// The CPU answers, another process prepares, and then the NPU answers the same.
 #[tier(qnn)]
-#[test]
 fn the_cpu_answers_while_another_process_prepares() {
     let bench = Bench::new();
     let plain = bench.generate(&[]).ok();

@@ -18,7 +18,6 @@ fn texts(folder: &Path) -> &'static str {
 /// One test, because compiling takes seconds: forge, check, inspect, verify, generate. The weights are such that values
 /// of layer 1 do not fit into f16 unless the forge folds what it measured: without, no step gives the golden tokens.
 #[tier(qnn)]
-#[test]
 fn the_whole_way_on_the_library() {
     let (htp, system) = qnn_libraries();
     let folder = folder();
@@ -150,7 +149,6 @@ fn the_whole_way_on_the_library() {
 
 /// An overflow that no power of two helps is refused before anything is compiled.
 #[tier(qnn)]
-#[test]
 fn texts_of_check_show_the_headroom_of_each_layer() {
     let folder = folder();
     let large = rescaled("llama3-tiny", |name| {
@@ -235,7 +233,6 @@ const FLIPPED: [usize; 40] = [
 ];
 
 #[tier(qnn)]
-#[test]
 fn damaged_context_binaries_end_inspect_with_one_message() {
     const MOST_OUTPUT: usize = 64 << 10;
     let folder = folder();
@@ -265,7 +262,6 @@ fn damaged_context_binaries_end_inspect_with_one_message() {
 
 /// Prompt and decode graphs that keep their weights once: made and described here, run on a device.
 #[tier(qnn)]
-#[test]
 fn shared_weights_are_kept_once_and_not_loaded_by_the_emulator() {
     let folder = folder();
     let qhx = || Program::npu(folder.path());
@@ -309,7 +305,6 @@ fn binaries(folder: &Path) -> Vec<(String, Vec<u8>)> {
 
 /// A portable bundle is prepared once, into what a forge makes for the same chip, and then opened.
 #[tier(qnn)]
-#[test]
 fn a_prepared_bundle_equals_a_forged_one_byte_for_byte() {
     let folder = folder();
     let at = |name: &str| folder.path().join(name);

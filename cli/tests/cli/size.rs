@@ -207,7 +207,6 @@ fn a_forge_that_is_killed_three_times_makes_the_same_bundle() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_forge_killed_three_times_makes_the_same_binaries() {
     let dir = folder();
     let config = config(dir.path(), 8);
@@ -223,7 +222,6 @@ fn a_forge_killed_three_times_makes_the_same_binaries() {
 /// A compiler that the system ends for its memory must not take the finished contexts with it, and one
 /// whose forge is gone must not go on.
 #[tier(qnn)]
-#[test]
 fn a_killed_compiler_is_reported_and_ends_with_its_forge() {
     let dir = folder();
     let config = config(dir.path(), 8);

@@ -16,7 +16,6 @@ fn forge(folder: &Path, target: &str, extra: &[&str]) -> Program {
 }
 
 #[tier(qnn)]
-#[test]
 fn each_target_has_a_folder_with_a_whole_bundle() {
     let folder = folder();
     let run = forge(folder.path(), "X-Elite,8-elite", &["--json", "--no-onnx"]).run().ok();
@@ -85,7 +84,6 @@ fn a_device_takes_what_it_runs(folder: &Path) {
 /// The stand-in device fails the compilations that begin after the second bundle is in its place.
 #[cfg(target_os = "linux")]
 #[tier(qnn)]
-#[test]
 fn a_target_that_fails_leaves_the_others_whole() {
     let folder = folder();
     let (htp, _) = qhx_tests::tiny::qnn_libraries();
@@ -123,7 +121,6 @@ fn a_target_that_fails_leaves_the_others_whole() {
 }
 
 #[tier(qnn)]
-#[test]
 fn targets_that_cannot_be_are_refused_at_once() {
     let folder = folder();
     let refused = |target: &str, words: &str| {

@@ -86,7 +86,6 @@ fn spoken_sentences_become_their_words() {
 }
 
 #[tier(qnn, full)]
-#[test]
 fn the_npu_writes_down_a_sentence() {
     let (htp, system) = qhx_tests::tiny::qnn_libraries();
     let folder = folder();

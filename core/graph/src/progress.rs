@@ -1,5 +1,7 @@
 //! Progress reports of a forge.
 
+use qhx_base::{Error, ErrorKind, Result};
+
 /// Receives progress. Called on the thread that called the forge.
 pub trait Progress {
     /// A stage begins: `what` says which, for people, such as `compile decode_p0`. `total` is the
@@ -27,6 +29,14 @@ pub trait Progress {
     /// `Cancelled` error.
     fn cancelled(&self) -> bool {
         false
+    }
+
+    /// Returns the error of a work that the caller wants to stop.
+    ///
+    /// # Errors
+    /// `Cancelled`, when [`Progress::cancelled`] is true.
+    fn stop_if_cancelled(&self) -> Result<()> {
+        if self.cancelled() { Err(Error::new(ErrorKind::Cancelled, "cancelled")) } else { Ok(()) }
     }
 }
 

@@ -600,22 +600,15 @@ impl GraphComposer<'_> {
             None => types::encode(&info.quantization, &mut encoding),
         };
         let mut raw = Tensor {
-            version: sys::TENSOR_V1,
-            _reserved: 0,
-            id: 0,
             name: name.as_ptr(),
             kind,
-            data_format: 0,
             data_type: types::dtype_code(info.dtype),
             quantize,
             rank: dimensions.len() as u32,
             dimensions: dimensions.as_ptr(),
-            mem_type: sys::MEM_RAW,
             data: data.cast_mut().cast::<c_void>(),
             data_size: size,
-            is_dynamic: std::ptr::null(),
-            sparse: [0; 3],
-            is_produced: 0,
+            ..Tensor::V1
         };
         let mark = log::mark();
         // SAFETY: contract: handles, arguments, answers (the id). The data is read, not written.

@@ -95,8 +95,6 @@ impl Owned {
         let mut encoding = Vec::new();
         let quantize = types::encode(&tensor.quantization, &mut encoding);
         let raw = Tensor {
-            version: sys::TENSOR_V1,
-            _reserved: 0,
             id: tensor.id,
             name: name.as_ptr(),
             kind,
@@ -105,12 +103,7 @@ impl Owned {
             quantize,
             rank: dimensions.len() as u32,
             dimensions: dimensions.as_ptr(),
-            mem_type: sys::MEM_RAW,
-            data: std::ptr::null_mut(),
-            data_size: 0,
-            is_dynamic: std::ptr::null(),
-            sparse: [0; 3],
-            is_produced: 0,
+            ..Tensor::V1
         };
         self.names.push(name);
         self.dimensions.push(dimensions);

@@ -12,9 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use qhx_base::{Error, ErrorKind, Result};
-use qhx_qnn_sys::{
-    self as sys, CoreTable, GetProviders, Provider, Status, SystemProvider, SystemTable,
-};
+use qhx_qnn_sys::{self as sys, CoreTable, GetProviders, Provider, SystemProvider, SystemTable};
 use serde::{Deserialize, Serialize};
 
 use super::codes::{self, Code};
@@ -67,9 +65,10 @@ impl ApiVersion {
 pub(crate) const EMULATES: bool = cfg!(target_arch = "x86_64");
 
 /// libQnnHtp, and libQnnSystem beside it. Clones share both.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Library(Arc<Inner>);
 
+#[derive(Debug)]
 struct Inner {
     path: PathBuf,
     table: CoreTable,
@@ -98,14 +97,8 @@ impl Library {
             }
         };
         let system = SystemLibrary::open(system)?;
-        let list: GetProviders<Provider> = entry_point(htp, sys::CORE_ENTRY)?;
-        let mut providers = std::ptr::null();
-        let mut count = 0;
-        // SAFETY: contract: answers.
-        let status = unsafe { list(&raw mut providers, &raw mut count) };
-        check_list(htp, status, providers.is_null() || count == 0)?;
-        // SAFETY: contract: answers, lists, tables.
-        let chosen = unsafe { choose(htp, std::slice::from_raw_parts(providers, count as usize))? };
+        // SAFETY: contract: tables.
+        let chosen = unsafe { choose(htp, providers(htp, sys::CORE_ENTRY)?)? };
         Ok(Self(Arc::new(Inner {
             path: htp.to_owned(),
             build_id: build_id(&chosen.table),
@@ -205,26 +198,14 @@ unsafe fn choose(htp: &Path, providers: &[*const Provider]) -> Result<Chosen> {
     Err(unfit(htp, what).hint(format!("use {HTP_FILE} of QAIRT 2.36 or newer")))
 }
 
-impl fmt::Debug for Library {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Library")
-            .field("path", &self.0.path)
-            .field("provider", &self.0.provider)
-            .field("core", &self.0.core)
-            .field("backend", &self.0.backend)
-            .field("build_id", &self.0.build_id)
-            .finish_non_exhaustive()
-    }
-}
-
 /// libQnnSystem, which reads the metadata of context binaries. It works without libQnnHtp.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct SystemLibrary(Arc<SystemInner>);
 
+#[derive(Debug)]
 struct SystemInner {
     path: PathBuf,
     table: SystemTable,
-    provider: String,
     version: ApiVersion,
 }
 
@@ -234,21 +215,11 @@ impl SystemLibrary {
     /// # Errors
     /// When the library does not load, or has no interface of a supported version.
     pub fn open(path: &Path) -> Result<Self> {
-        let list: GetProviders<SystemProvider> = entry_point(path, sys::SYSTEM_ENTRY)?;
-        let mut providers = std::ptr::null();
-        let mut count = 0;
-        // SAFETY: contract: answers.
-        let status = unsafe { list(&raw mut providers, &raw mut count) };
-        check_list(path, status, providers.is_null() || count == 0)?;
         let mut found = None;
-        for index in 0..count as usize {
-            // SAFETY: contract: lists.
-            let provider = unsafe { *providers.add(index) };
-            if provider.is_null() {
-                continue;
-            }
-            // SAFETY: contract: tables, texts.
-            let (name, version) = unsafe { (text((*provider).name), (*provider).api) };
+        let providers: &[*const SystemProvider] = providers(path, sys::SYSTEM_ENTRY)?;
+        for &provider in providers.iter().filter(|provider| !provider.is_null()) {
+            // SAFETY: contract: tables.
+            let version = unsafe { (*provider).api };
             found = Some(ApiVersion::from(version));
             if version.major == 1 && version.minor >= sys::SYSTEM_FLOOR {
                 // SAFETY: contract: tables; the version is one that the table is known of.
@@ -256,7 +227,6 @@ impl SystemLibrary {
                 return Ok(Self(Arc::new(SystemInner {
                     path: path.to_owned(),
                     table,
-                    provider: name,
                     version: version.into(),
                 })));
             }
@@ -281,16 +251,6 @@ impl SystemLibrary {
 
     pub(crate) fn table(&self) -> &SystemTable {
         &self.0.table
-    }
-}
-
-impl fmt::Debug for SystemLibrary {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SystemLibrary")
-            .field("path", &self.0.path)
-            .field("provider", &self.0.provider)
-            .field("version", &self.0.version)
-            .finish_non_exhaustive()
     }
 }
 
@@ -347,13 +307,19 @@ unsafe fn load(name: &Path) -> Result<libloading::Library, libloading::Error> {
     unsafe { libloading::Library::new(name) }
 }
 
-fn check_list(path: &Path, status: Status, empty: bool) -> Result<()> {
+/// The providers that the entry point of a library lists.
+fn providers<P>(path: &Path, entry: &str) -> Result<&'static [*const P]> {
+    let list: GetProviders<P> = entry_point(path, entry)?;
+    let (mut providers, mut count) = (std::ptr::null(), 0);
+    // SAFETY: contract: answers.
+    let status = unsafe { list(&raw mut providers, &raw mut count) };
     let attempt = format_args!("{}: asking for interface providers", path.display());
     codes::check(ErrorKind::Runtime, attempt, status)?;
-    if empty {
+    if providers.is_null() || count == 0 {
         return Err(unfit(path, "the library offers no interface provider"));
     }
-    Ok(())
+    // SAFETY: contract: answers, lists; the library stays.
+    Ok(unsafe { std::slice::from_raw_parts(providers, count as usize) })
 }
 
 /// The error of a library that cannot be used.

@@ -50,42 +50,33 @@ pub(crate) unsafe fn copy(
     // SAFETY: the caller vouches for the description; the version determines which member of the union
     // is set. Version 1 ends before `platform`, which is not read.
     unsafe {
-        match (*info).version {
-            1 | 2 => {
-                let body = &(*info).body.v1;
-                let graphs = reader.graphs(body.graphs, body.graph_count);
+        // Reads either body: fields of one name mean the same in both.
+        macro_rules! of_body {
+            ($body:expr, $dsp_arch:expr, $soc_model:expr) => {{
+                let graphs = reader.graphs($body.graphs, $body.graph_count);
                 Ok(BinaryInfo {
                     file_bytes,
-                    backend_id: body.backend_id,
-                    build_id: reader.build_id(body.build_id).map_err(Fault::Content)?,
-                    core_version: body.core.into(),
-                    backend_version: body.backend.into(),
-                    blob_version: body.blob_version.into(),
-                    blob_bytes: body.blob_size,
-                    dsp_arch: None,
-                    soc_model: None,
+                    backend_id: $body.backend_id,
+                    build_id: reader.build_id($body.build_id).map_err(Fault::Content)?,
+                    core_version: $body.core.into(),
+                    backend_version: $body.backend.into(),
+                    blob_version: $body.blob_version.into(),
+                    blob_bytes: $body.blob_size,
+                    dsp_arch: $dsp_arch,
+                    soc_model: $soc_model,
                     graphs: graphs.map_err(Fault::Content)?,
                 })
-            }
+            }};
+        }
+        let body = &(*info).body;
+        match (*info).version {
+            1 | 2 => of_body!(body.v1, None, None),
             3 => {
-                let body = &(*info).body.v3;
-                let metadata = body.metadata.cast::<ContextBlob>();
-                let fits = body.metadata_size as usize >= size_of::<ContextBlob>();
+                let metadata = body.v3.metadata.cast::<ContextBlob>();
+                let fits = body.v3.metadata_size as usize >= size_of::<ContextBlob>();
                 let dsp_arch =
                     (fits && !metadata.is_null()).then(|| metadata.read_unaligned().dsp_arch);
-                let graphs = reader.graphs(body.graphs, body.graph_count);
-                Ok(BinaryInfo {
-                    file_bytes,
-                    backend_id: body.backend_id,
-                    build_id: reader.build_id(body.build_id).map_err(Fault::Content)?,
-                    core_version: body.core.into(),
-                    backend_version: body.backend.into(),
-                    blob_version: body.blob_version.into(),
-                    blob_bytes: body.blob_size,
-                    dsp_arch,
-                    soc_model: Some(body.soc_model),
-                    graphs: graphs.map_err(Fault::Content)?,
-                })
+                of_body!(body.v3, dsp_arch, Some(body.v3.soc_model))
             }
             version => Err(Fault::Version(version)),
         }
@@ -393,22 +384,12 @@ mod tests {
 
     fn tensor(name: &std::ffi::CStr, dimensions: &[u32]) -> Tensor {
         Tensor {
-            version: sys::TENSOR_V1,
-            _reserved: 0,
             id: 5,
             name: name.as_ptr(),
-            kind: 0,
-            data_format: 0,
             data_type: types::dtype_code(DType::F16),
-            quantize: QuantizeParams::NONE,
             rank: dimensions.len() as u32,
             dimensions: dimensions.as_ptr(),
-            mem_type: 0,
-            data: std::ptr::null_mut(),
-            data_size: 0,
-            is_dynamic: std::ptr::null(),
-            sparse: [0; 3],
-            is_produced: 0,
+            ..Tensor::V1
         }
     }
 

@@ -107,9 +107,7 @@ pub fn headroom(
     for text in &texts {
         model.reset()?;
         model.read(text, &mut |scores| {
-            if progress.cancelled() {
-                return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
-            }
+            progress.stop_if_cancelled()?;
             let found = scores.len().checked_sub(largest.len()).and_then(|at| scores.get(at..));
             for (largest, found) in largest.iter_mut().zip(found.unwrap_or_default()) {
                 // NaN would be lost in `f32::max`.

@@ -406,9 +406,7 @@ impl TableSource for Table {
         let fail = |e: std::io::Error| Error::caused(ErrorKind::Io, "table of experts", e);
         let mut done = 0;
         for matrix in self.matrices.iter().flatten() {
-            if progress.cancelled() {
-                return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
-            }
+            progress.stop_if_cancelled()?;
             let rows = Weight::new(Arc::clone(matrix), Storage::Int8).to_int8()?;
             weights.write_all(bytemuck::cast_slice(&rows.values)).map_err(fail)?;
             let bytes: Vec<u8> = rows.scales.iter().flat_map(|s| s.to_le_bytes()).collect();

@@ -87,9 +87,7 @@ pub(crate) fn write_rows(
     let fail = |e: std::io::Error| Error::caused(ErrorKind::Io, name, e);
     let mut half = Vec::new();
     stream(source, |wide| {
-        if progress.cancelled() {
-            return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
-        }
+        progress.stop_if_cancelled()?;
         if dtype == DType::F16 {
             half.resize(wide.len(), f16::ZERO);
             to_f16(wide, &mut half).map_err(|_| beyond_f16(source))?;

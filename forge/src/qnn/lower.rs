@@ -46,9 +46,7 @@ pub(super) fn lower<'c>(
         let handle = match &tensor.origin {
             Origin::Constant(constant) => lowering.constant(tensor, constant)?,
             Origin::Weight(weight) => {
-                if progress.cancelled() {
-                    return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
-                }
+                progress.stop_if_cancelled()?;
                 let handle = lowering.weight(tensor, weight)?;
                 *done += weight.qnn_bytes();
                 progress.advance(*done);

@@ -133,9 +133,7 @@ impl Compiler for QnnCompiler {
         for graph in graphs {
             let composed = context.graph(graph.name(), &self.configs(graph.name()))?;
             let composed = lower::lower(graph, composed, &mut done, progress)?;
-            if progress.cancelled() {
-                return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
-            }
+            progress.stop_if_cancelled()?;
             composed.finalize()?;
         }
         let bytes = context.write(out)?;

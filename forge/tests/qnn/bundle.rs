@@ -24,7 +24,6 @@ use crate::support::weight;
 use crate::tier::opened;
 
 #[tier(qnn)]
-#[test]
 fn a_bundle_has_context_binaries_for_its_architecture() {
     let library = opened();
     let folder = tempfile::tempdir().unwrap();
@@ -79,7 +78,6 @@ fn small_recipe(checkpoint: &Checkpoint, precision: Precision) -> Recipe {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_plan_says_how_large_the_binaries_become() {
     let library = opened();
     let folder = tempfile::tempdir().unwrap();
@@ -101,7 +99,6 @@ fn a_plan_says_how_large_the_binaries_become() {
 }
 
 #[tier(qnn)]
-#[test]
 fn an_estimate_is_no_faster_than_reading_the_weights() {
     let library = opened();
     let folder = tempfile::tempdir().unwrap();
@@ -140,7 +137,6 @@ fn an_estimate_is_no_faster_than_reading_the_weights() {
 
 /// A graph of several tokens, or of an image, is no part of the step that gives a token.
 #[tier(qnn)]
-#[test]
 fn an_estimate_of_a_step_leaves_prompts_out() {
     let library = opened();
     let folder = tempfile::tempdir().unwrap();
@@ -177,7 +173,6 @@ fn an_estimate_of_a_step_leaves_prompts_out() {
 
 /// A stage of a vision tower: what it reads counts, and every op that takes time is named.
 #[tier(qnn)]
-#[test]
 fn an_estimate_counts_convolutions_and_tables() {
     let library = opened();
     let folder = tempfile::tempdir().unwrap();

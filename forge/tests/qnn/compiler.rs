@@ -19,7 +19,6 @@ use crate::support::{Compiled, Stored, errors, numbers, reference, weight};
 use crate::tier::opened;
 
 #[tier(qnn)]
-#[test]
 fn graphs_of_one_context_keep_their_own_weights() {
     let library = opened();
     let graph = |name: &str, rows: usize, seed: u32| {
@@ -52,7 +51,6 @@ fn refused(key: &str, graphs: &[Graph], kind: ErrorKind, words: &[&str]) {
 }
 
 #[tier(qnn)]
-#[test]
 fn two_graphs_of_one_name_in_a_context_are_refused() {
     let words = "context \"twice\": two graphs are called \"ops\"";
     refused("twice", &[all_ops(), all_ops()], ErrorKind::Graph, &[words]);
@@ -60,7 +58,6 @@ fn two_graphs_of_one_name_in_a_context_are_refused() {
 
 /// The NPU computes in f16, also with the values of int8 weights.
 #[tier(qnn)]
-#[test]
 fn weights_beyond_f16_are_refused_in_every_form() {
     let four = Storage::Blocks(QuantizedForm::symmetric(Bits::Four, 32));
     for storage in [Storage::Float, Storage::Int8, four] {
@@ -78,7 +75,6 @@ fn weights_beyond_f16_are_refused_in_every_form() {
 }
 
 #[tier(qnn)]
-#[test]
 fn int8_weights_with_an_odd_number_of_inputs_are_refused() {
     let mut b = GraphBuilder::new("odd");
     let x = b.input("x", Elem::Activation, &[1, 66]).unwrap();
@@ -90,7 +86,6 @@ fn int8_weights_with_an_odd_number_of_inputs_are_refused() {
 
 /// Weights that the forge quantizes and weights that a checkpoint holds, each with the same values on both sides.
 #[tier(qnn)]
-#[test]
 fn weights_in_blocks_agree_with_the_reference_graph() {
     let library = opened();
     let form = |bits, block, offsets| QuantizedForm { bits, block, offsets };
@@ -152,7 +147,6 @@ impl Progress for Cancel {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_cancelled_compilation_leaves_nothing() {
     let library = opened();
     let compiler = QnnCompiler::new(library, Target::V81);

@@ -194,7 +194,6 @@ fn outputs(mut b: GraphBuilder, results: Vec<TensorId>) -> Graph {
 }
 
 #[tier(qnn)]
-#[test]
 fn convolutions_and_gathers_agree_on_every_target() {
     let library = opened();
     let graphs = [convolutions(), gathers()];
@@ -231,7 +230,6 @@ fn convolutions_and_gathers_agree_on_every_target() {
 }
 
 #[tier(qnn)]
-#[test]
 fn an_index_outside_of_a_table_fails_on_the_npu() {
     let library = opened();
     let mut b = GraphBuilder::new("rows");

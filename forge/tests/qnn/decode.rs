@@ -106,7 +106,6 @@ fn compare_with_references(
 }
 
 #[tier(qnn)]
-#[test]
 fn every_graph_of_every_recipe_agrees_with_its_reference() {
     let library = opened();
     let mut folders: Vec<_> = std::fs::read_dir(fixture("."))
@@ -137,7 +136,6 @@ fn full() -> bool {
 
 /// Tiny models whose layers all have 4-bit weights in blocks of 32.
 #[tier(qnn)]
-#[test]
 fn four_bit_blocks_agree_with_their_references() {
     let library = opened();
     let mut wrong = Vec::new();
@@ -153,7 +151,6 @@ fn four_bit_blocks_agree_with_their_references() {
 }
 
 #[tier(qnn)]
-#[test]
 fn decoders_keep_the_greedy_tokens_of_transformers() {
     let library = opened();
     for (target, model, precision, shards, cases) in [

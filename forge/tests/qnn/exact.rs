@@ -15,7 +15,6 @@ use crate::tier::opened;
 
 /// The library's own exponential returns NaN for −89, −104 and 200, and for all that overflows f16.
 #[tier(qnn)]
-#[test]
 fn exponentials_are_finite_and_right_for_every_argument() {
     const ARGUMENTS: [f32; 18] = [
         -60_000.0, -200.0, -104.0, -89.0, -88.0, -40.0, -17.5, -10.0, -7.0, -3.5, -1.0, 0.0, 1.0,
@@ -105,7 +104,6 @@ fn reference_graphs_of_gelus_are_those_of_torch() {
 
 /// The library's own `Gelu` is off by 0.016 at 12, and makes 60,064 of 60,000.
 #[tier(qnn)]
-#[test]
 fn gelus_are_as_exact_as_f16() {
     const WIDTH: usize = 515;
     let library = opened();
@@ -132,7 +130,6 @@ fn gelus_are_as_exact_as_f16() {
 
 /// A state that a token wipes out: `exp(A_log) · softplus(…)` is far above 88.
 #[tier(qnn)]
-#[test]
 fn a_state_that_decays_at_once_stays_finite() {
     let library = opened();
     let dir = copy("qwen35-tied");
@@ -155,7 +152,6 @@ fn a_state_that_decays_at_once_stays_finite() {
 
 /// Rows of a cache that are hidden hold anything, so that their scores can be anything.
 #[tier(qnn)]
-#[test]
 fn hidden_scores_have_no_weight_whatever_they_are() {
     const WIDTH: usize = 65;
     let library = opened();
@@ -185,7 +181,6 @@ fn hidden_scores_have_no_weight_whatever_they_are() {
 
 /// The library's `Sigmoid` is off by 0.4 % where it follows a matmul.
 #[tier(qnn)]
-#[test]
 fn a_sigmoid_after_a_matmul_is_as_exact_as_f16() {
     let library = opened();
     let mut b = GraphBuilder::new("gates");

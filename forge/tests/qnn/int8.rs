@@ -66,7 +66,6 @@ fn int8_inputs_agree_with_the_reference_graph() {
 }
 
 #[tier(qnn)]
-#[test]
 fn int8_inputs_on_the_npu_agree_with_the_reference_graph() {
     agree(Some(opened()));
 }

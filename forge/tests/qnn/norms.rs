@@ -10,7 +10,6 @@ use crate::support::{Compiled, error, errors, numbers, reference};
 use crate::tier::opened;
 
 #[tier(qnn)]
-#[test]
 fn norms_of_huge_tiny_and_empty_rows_are_those_of_f32() {
     let library = opened();
     let mut b = GraphBuilder::new("norms");
@@ -46,7 +45,6 @@ fn norms_of_huge_tiny_and_empty_rows_are_those_of_f32() {
 }
 
 #[tier(qnn)]
-#[test]
 fn norms_of_every_shape_agree_with_their_references() {
     let library = opened();
     let shapes: [&[usize]; 11] = [
@@ -83,7 +81,6 @@ fn norms_of_every_shape_agree_with_their_references() {
 
 /// Rows far from zero, with one huge value, large and small: mean and squares in f16 would be wrong.
 #[tier(qnn)]
-#[test]
 fn layer_norms_of_any_rows_are_those_of_f32() {
     const WIDTH: usize = 130;
     let library = opened();

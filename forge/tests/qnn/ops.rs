@@ -95,7 +95,6 @@ pub(crate) fn all_ops() -> Graph {
 }
 
 #[tier(qnn)]
-#[test]
 fn every_op_agrees_with_its_reference_on_every_target() {
     let library = opened();
     let graph = all_ops();

@@ -358,22 +358,13 @@ mod tests {
         assert_eq!(register(4096, 64).0, ALREADY_REGISTERED);
 
         let tensor = |data, rank| Tensor {
-            version: 1,
-            _reserved: 0,
             id: 3,
-            name: std::ptr::null(),
-            kind: 0,
-            data_format: 0,
             data_type: sys::TYPE_FLOAT_16,
-            quantize: sys::QuantizeParams::NONE,
             rank,
             dimensions: shape.as_ptr(),
             mem_type: sys::MEM_HANDLE,
             data,
-            data_size: 0,
-            is_dynamic: std::ptr::null(),
-            sparse: [0; 3],
-            is_produced: 0,
+            ..Tensor::V1
         };
         let resolve = |context, data, rank| {
             with(|state| {

@@ -1,7 +1,5 @@
 //! `qhx forge --calibrate`: what low-bit weights cost, against figures of whole bundles that read token by token.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails does so by panicking")]
-
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::Path;

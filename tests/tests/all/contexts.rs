@@ -1,7 +1,5 @@
 //! Graphs for several context sizes over one state: the choice by position, and that nobody notices it.
 
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
-
 use std::path::{Path, PathBuf};
 
 use qhx::golden::Golden;
@@ -285,7 +283,6 @@ fn graphs_of_contexts_that_do_not_fit_are_named() {
 
 /// On the emulator, which loads no graphs that share weights: prompts go through the whole context, or token by token.
 #[tier(qnn)]
-#[test]
 fn the_npu_crosses_the_borders_of_contexts() {
     let full = tiny::full_matrix();
     for &family in if full { &FAMILIES[..] } else { &FAMILIES[1..4] } {

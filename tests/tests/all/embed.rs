@@ -1,7 +1,5 @@
 //! The tiny encoder from checkpoint to vectors, against goldens that `transformers` made.
 
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
-
 use std::path::{Path, PathBuf};
 
 use qhx_base::ErrorKind;
@@ -59,6 +57,13 @@ impl Goldens {
     }
 }
 
+/// The tiny model and its goldens.
+fn tiny() -> (PathBuf, Goldens) {
+    let checkpoint = tiny::fixture(TINY);
+    let goldens = Goldens::read(&checkpoint);
+    (checkpoint, goldens)
+}
+
 fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
 }
@@ -93,7 +98,6 @@ fn cosine(found: &[f32], expected: &[f32]) -> f64 {
 }
 
 /// Every vector near the reference's, and documents in the reference's order.
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn compare(found: &[Vec<f32>], goldens: &Goldens, min: f64, label: &str) {
     let mut worst = 1.0f64;
     for (text, vector) in goldens.texts.iter().zip(found) {
@@ -122,8 +126,7 @@ fn compare(found: &[Vec<f32>], goldens: &Goldens, min: f64, label: &str) {
 
 #[test]
 fn cpu_equals_the_reference_and_parts_change_no_bit() {
-    let checkpoint = tiny::fixture(TINY);
-    let goldens = Goldens::read(&checkpoint);
+    let (checkpoint, goldens) = tiny();
     let mut whole: Option<Vec<Vec<f32>>> = None;
     for parts in [1, 2, 4] {
         let bundle = bundle(&checkpoint, |o| o.shards = parts);
@@ -153,8 +156,7 @@ fn cpu_equals_the_reference_and_parts_change_no_bit() {
 /// Texts of each length through the graphs made for it: the vectors are those of one graph for all.
 #[test]
 fn a_text_goes_through_the_shortest_graphs_that_hold_it() {
-    let checkpoint = tiny::fixture(TINY);
-    let goldens = Goldens::read(&checkpoint);
+    let (checkpoint, goldens) = tiny();
     let whole = bundle(&checkpoint, |_| ());
     let alone = vectors(&mut whole.on_cpu(), &goldens);
     let lengths: Vec<_> = goldens.texts.iter().map(|text| text.ids.len()).collect();
@@ -186,8 +188,7 @@ fn a_text_goes_through_the_shortest_graphs_that_hold_it() {
 /// Texts that share graphs have the vectors that they have alone, whatever is pooled and whoever sees whom.
 #[test]
 fn texts_that_share_a_graph_are_as_if_each_were_alone() {
-    let checkpoint = tiny::fixture(TINY);
-    let goldens = Goldens::read(&checkpoint);
+    let (checkpoint, goldens) = tiny();
     let texts: Vec<&[u32]> = goldens.texts.iter().map(|text| text.ids.as_slice()).collect();
     let bundle = bundle(&checkpoint, |o| o.prefill = None);
     for (pooling, causal) in [("mean", false), ("last", true), ("cls", false), ("mean", true)] {
@@ -218,8 +219,7 @@ fn texts_that_share_a_graph_are_as_if_each_were_alone() {
 
 #[test]
 fn many_texts_come_back_in_order_and_one_that_fails_is_named() {
-    let checkpoint = tiny::fixture(TINY);
-    let goldens = Goldens::read(&checkpoint);
+    let (checkpoint, goldens) = tiny();
     let bundle = bundle(&checkpoint, |o| o.prefill = None);
     let mut model = bundle.on_cpu();
     let usual =
@@ -275,8 +275,7 @@ fn graphs_that_take_no_shorter_texts_are_an_error() {
 
 #[test]
 fn a_text_leaves_no_trace_in_the_next_one() {
-    let checkpoint = tiny::fixture(TINY);
-    let goldens = Goldens::read(&checkpoint);
+    let (checkpoint, goldens) = tiny();
     let bundle = bundle(&checkpoint, |o| o.shards = 2);
     let mut model = bundle.on_cpu();
     let (short, long) = (&goldens.texts[0].ids, &goldens.json["over"]["ids"]);
@@ -288,8 +287,7 @@ fn a_text_leaves_no_trace_in_the_next_one() {
 /// The restart also overwrites what the op wrote once when it was opened.
 #[test]
 fn a_restart_that_overwrites_all_buffers_changes_no_vector() {
-    let checkpoint = tiny::fixture(TINY);
-    let goldens = Goldens::read(&checkpoint);
+    let (checkpoint, goldens) = tiny();
     let bundle = bundle(&checkpoint, |o| o.shards = 2);
     let backend = Restarting::new(backends::cpu());
     let mut model = tiny::open(&bundle.manifest, backend.clone()).unwrap();
@@ -307,8 +305,7 @@ fn a_restart_that_overwrites_all_buffers_changes_no_vector() {
 
 #[test]
 fn pooling_and_normalisation_follow_the_manifest() {
-    let checkpoint = tiny::fixture(TINY);
-    let goldens = Goldens::read(&checkpoint);
+    let (checkpoint, goldens) = tiny();
     let bundle = bundle(&checkpoint, |_| ());
     let set = |key: &str, value: Value| {
         bundle.edit(|manifest| {
@@ -359,8 +356,7 @@ fn a_part_that_the_plan_does_not_name_is_an_error() {
 
 #[test]
 fn a_text_beyond_the_graphs_is_refused() {
-    let checkpoint = tiny::fixture(TINY);
-    let goldens = Goldens::read(&checkpoint);
+    let (checkpoint, goldens) = tiny();
     let bundle = bundle(&checkpoint, |_| ());
     let mut model = bundle.on_cpu();
     let over = ids(&goldens.json["over"]["ids"]);
@@ -411,7 +407,6 @@ fn only_short(target: &str) -> bool {
 }
 
 #[tier(qnn)]
-#[test]
 fn htp_fp16_is_near_the_reference() {
     let checkpoint = tiny::fixture(TINY);
     let mut goldens = Goldens::read(&checkpoint).brief();
@@ -429,7 +424,6 @@ fn htp_fp16_is_near_the_reference() {
 }
 
 #[tier(qnn)]
-#[test]
 fn htp_w8a16_is_near_the_reference() {
     let checkpoint = tiny::fixture(TINY);
     let mut goldens = Goldens::read(&checkpoint).brief();
@@ -441,10 +435,8 @@ fn htp_w8a16_is_near_the_reference() {
 }
 
 #[tier(qnn)]
-#[test]
 fn htp_takes_each_text_through_the_shortest_graphs() {
-    let checkpoint = tiny::fixture(TINY);
-    let mut goldens = Goldens::read(&checkpoint);
+    let (checkpoint, mut goldens) = tiny();
     goldens.texts.retain(|text| text.ids.len() <= SHORT);
     let half = |text: &&Text| text.ids.len() <= SHORT / 2;
     let short = goldens.texts.iter().filter(half).count() as u64;
@@ -470,7 +462,6 @@ fn htp_takes_each_text_through_the_shortest_graphs() {
 /// A call that fails is one error, a restart of the DSP none; the vectors afterwards are the same, bit by bit.
 #[cfg(target_os = "linux")]
 #[tier(qnn)]
-#[test]
 fn htp_faults_and_a_restart_change_no_vector() {
     use qhx_fake_device::{Plan, Then};
     let faults = qhx_tests::faults::Faults::open();
@@ -497,7 +488,6 @@ fn htp_faults_and_a_restart_change_no_vector() {
 
 /// Any other encoder with goldens, such as one that `tests/oracle/train.py` made.
 #[tier(by_hand = "QHX_TEST_EMBED")]
-#[test]
 fn checkpoint_of_the_environment_is_near_the_reference() {
     let checkpoint = PathBuf::from(std::env::var_os("QHX_TEST_EMBED").unwrap());
     let goldens = Goldens::read(&checkpoint);
@@ -509,7 +499,6 @@ fn checkpoint_of_the_environment_is_near_the_reference() {
 }
 
 #[tier(qnn, by_hand = "QHX_TEST_EMBED")]
-#[test]
 fn htp_is_near_with_a_checkpoint_of_the_environment() {
     let checkpoint = PathBuf::from(std::env::var_os("QHX_TEST_EMBED").unwrap());
     let goldens = Goldens::read(&checkpoint);

@@ -1,8 +1,6 @@
 //! Encoders of families beside Mistral's, and rerankers that score pairs of texts, against what
 //! `sentence-transformers` makes of the same texts.
 
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
-
 use qhx_base::compare::Distance;
 use qhx_base::{CancelToken, ErrorKind};
 use qhx_core::engine::Model;
@@ -135,7 +133,6 @@ fn scored(model: &mut Model, parts: &[Vec<u32>]) -> f64 {
 }
 
 /// The tokens of each pair, and its score within `off` of the reference's. Scores of a fixture lie further apart.
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn compare_scores(fixture: &str, model: &mut Model, off: f64) {
     let Pairs { query, pairs } = pairs(fixture);
     let rules = model.manifest().params.rerank.clone().unwrap();
@@ -202,7 +199,6 @@ fn pairs_that_are_too_long_are_cut_as_by_the_reference() {
 }
 
 #[tier(qnn)]
-#[test]
 fn htp_rerankers_score_near_the_reference() {
     let few = if tiny::full_matrix() { RERANKERS.len() } else { 1 };
     for fixture in &RERANKERS[..few] {
@@ -212,7 +208,6 @@ fn htp_rerankers_score_near_the_reference() {
 }
 
 #[tier(qnn)]
-#[test]
 fn htp_embeddinggemma_is_near_the_reference() {
     let change = |o: &mut ForgeOptions| (o.max_ctx, o.prefill) = (Some(40), Some(Vec::new()));
     let (_folder, mut model) = opened(GEMMA, true, change);

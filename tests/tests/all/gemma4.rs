@@ -1,7 +1,5 @@
 //! The Gemma 4 tiny model from checkpoint to text, against goldens that `transformers` made.
 
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
-
 use std::fs;
 use std::path::Path;
 
@@ -286,7 +284,6 @@ fn what_does_not_fit_is_named() {
 
 /// On the emulator: prompts around the rings in fp16; int8 weights by the tolerant gate.
 #[tier(qnn)]
-#[test]
 fn the_npu_equals_the_reference() {
     let goldens = goldens().brief();
     let (most, full) = if tiny::full_matrix() { (usize::MAX, true) } else { (2, false) };
@@ -390,7 +387,6 @@ fn the_shift_changes_nothing_in_single_precision() {
 
 /// On the emulator, with products beyond the range of f16: divided, they say the same; as they are, nothing.
 #[tier(qnn, full)]
-#[test]
 fn products_beyond_the_range_of_half_precision_need_the_shift() {
     let goldens = goldens();
     let case = goldens.cases.iter().find(|case| case.id == "tiny").unwrap();
@@ -581,7 +577,6 @@ fn soft_tokens(part: &MediaPart) -> Option<(&'static str, String)> {
 
 /// Says the words of images and clips, one, several, and both in one prompt; and what lies on the way equals the
 /// reference: mel frames, soft tokens, logits.
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn says_the_same(bundle: &Forged, tiny: &str) {
     let mut dumping = Dumping::open(&bundle.manifest, backends::cpu());
     for case in &media_goldens(tiny).media {
@@ -752,7 +747,6 @@ fn media_that_a_bundle_cannot_take_are_refused_in_a_sentence() {
 
 /// On the emulator: an image and a spoken sentence, through towers of f16 and of int8.
 #[tier(qnn)]
-#[test]
 fn the_npu_sees_and_hears() {
     let full = tiny::full_matrix();
     let goldens = media_goldens(TINY);

@@ -1,7 +1,5 @@
 //! Checks of golden steps that tests of several families share.
 
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;

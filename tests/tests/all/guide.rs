@@ -2,7 +2,6 @@
 //! with a `qhx` that was built before.
 
 #![cfg(target_os = "linux")]
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

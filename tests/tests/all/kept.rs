@@ -1,7 +1,5 @@
 //! Conversations that take turns: what was consumed of each is not consumed again.
 
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
-
 use qhx_core::engine::{Generation, Model, Prompt, Request};
 use qhx_tests::backends;
 use qhx_tests::replay::{generate, play};

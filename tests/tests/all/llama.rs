@@ -1,7 +1,5 @@
 //! Llama-like tiny models from checkpoint to text, against goldens that `transformers` made.
 
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -42,8 +40,7 @@ fn executions(model: &Model, graph: &str) -> u64 {
 #[test]
 fn cpu_equals_the_reference_for_prompts_of_any_width() {
     for tiny in TINY_MODELS {
-        let checkpoint = tiny::fixture(tiny);
-        let goldens = tiny::goldens(&checkpoint);
+        let (checkpoint, goldens) = tiny::model(tiny);
         let cases: Vec<_> = goldens.cases.iter().collect();
         for shards in [1, 2] {
             let bundle = bundle(&checkpoint, |o| o.shards = shards);
@@ -57,8 +54,7 @@ fn cpu_equals_the_reference_for_prompts_of_any_width() {
 
 #[test]
 fn a_bundle_without_prompt_graphs_says_the_same_token_by_token() {
-    let checkpoint = tiny::fixture("mistral-tiny");
-    let goldens = tiny::goldens(&checkpoint);
+    let (checkpoint, goldens) = tiny::model("mistral-tiny");
     let bundle = bundle(&checkpoint, |o| o.prefill = Some(Vec::new()));
     let mut model = bundle.on_cpu();
     greedy_exact(&mut model, &goldens.all(), "no prompt graphs");
@@ -97,7 +93,6 @@ fn a_prompt_takes_the_passes_that_cost_least() {
 }
 
 /// Plays every conversation; each turn but the first reuses what the earlier one left.
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn play_all(model: &mut Model, goldens: &tiny::Goldens, label: &str) {
     for chat in &goldens.chat {
         model.reset().unwrap();
@@ -131,8 +126,7 @@ fn play_all(model: &mut Model, goldens: &tiny::Goldens, label: &str) {
 #[test]
 fn a_second_turn_reuses_the_longest_common_prefix() {
     for tiny in TINY_MODELS {
-        let checkpoint = tiny::fixture(tiny);
-        let goldens = tiny::goldens(&checkpoint);
+        let (checkpoint, goldens) = tiny::model(tiny);
         let bundle = bundle(&checkpoint, |_| ());
         let mut model = bundle.on_cpu();
         play_all(&mut model, &goldens, tiny);
@@ -142,8 +136,7 @@ fn a_second_turn_reuses_the_longest_common_prefix() {
 /// Against the log-softmax of the reference's logits, and with draft tokens as without.
 #[test]
 fn log_probabilities_equal_those_of_the_reference() {
-    let checkpoint = tiny::fixture("mistral-tiny");
-    let goldens = tiny::goldens(&checkpoint);
+    let (checkpoint, goldens) = tiny::model("mistral-tiny");
     let bundle = bundle(&checkpoint, |o| o.prefill = Some(vec![4]));
     let mut model = bundle.on_cpu();
     for case in &goldens.cases {
@@ -182,8 +175,7 @@ fn draft_tokens(count: &str) -> Speculate {
 fn draft_tokens_leave_the_answer_of_plain_decoding() {
     let mut accepted = 0;
     for (tiny, shards) in TINY_MODELS.into_iter().zip([2, 1, 1, 1]) {
-        let checkpoint = tiny::fixture(tiny);
-        let goldens = tiny::goldens(&checkpoint);
+        let (checkpoint, goldens) = tiny::model(tiny);
         let cases: Vec<_> = goldens.cases.iter().collect();
         let bundle = bundle(&checkpoint, |o| {
             o.shards = shards;
@@ -210,8 +202,7 @@ fn draft_tokens_leave_the_answer_of_plain_decoding() {
 /// A bundle that is its own draft is always right; one of another tokenizer, or of another task, is refused.
 #[test]
 fn a_draft_model_changes_no_token() {
-    let checkpoint = tiny::fixture("mistral-tiny");
-    let goldens = tiny::goldens(&checkpoint);
+    let (checkpoint, goldens) = tiny::model("mistral-tiny");
     let cases: Vec<_> = goldens.cases.iter().take(3).collect();
     let narrow = |o: &mut ForgeOptions| o.prefill = Some(vec![4]);
     let bundle = bundle(&checkpoint, narrow);
@@ -239,8 +230,7 @@ fn a_draft_model_changes_no_token() {
 /// Rows of caches, rotary tables and the draft's state are overwritten then.
 #[test]
 fn a_restart_that_overwrites_all_buffers_changes_no_token() {
-    let checkpoint = tiny::fixture("mistral-tiny");
-    let goldens = tiny::goldens(&checkpoint);
+    let (checkpoint, goldens) = tiny::model("mistral-tiny");
     let case = &goldens.cases[0];
     let bundle = bundle(&checkpoint, |o| o.prefill = Some(vec![4]));
     let backend = Restarting::new(backends::cpu());
@@ -270,8 +260,7 @@ fn a_bundle_that_verifies_nothing_decodes_plainly() {
         ("mistral-tiny", Some(Vec::new()), "no graphs that take several tokens"),
         ("phimoe-6", Some(Vec::new()), "no graphs that take several tokens"),
     ] {
-        let checkpoint = tiny::fixture(tiny);
-        let goldens = tiny::goldens(&checkpoint);
+        let (checkpoint, goldens) = tiny::model(tiny);
         let cases: Vec<_> = goldens.cases.iter().take(2).collect();
         let bundle = bundle(&checkpoint, |o| o.prefill = prefill);
         let mut model = bundle.on_cpu();
@@ -319,7 +308,6 @@ fn htp(target: &str, change: impl FnOnce(&mut ForgeOptions)) -> impl FnOnce(&mut
 }
 
 #[tier(qnn)]
-#[test]
 fn htp_fp16_equals_the_reference() {
     let backend = backends::qnn();
     for tiny in TINY_MODELS {
@@ -341,14 +329,12 @@ fn htp_fp16_equals_the_reference() {
 }
 
 #[tier(qnn)]
-#[test]
 fn htp_fp16_shards_and_other_targets_equal_the_reference() {
     let backend = backends::qnn();
     for (tiny, target, shards) in
         [("llama3-tiny", "v81", 2), ("mistral-tiny", "v79", 1), ("qwen3-tiny", "v75", 1)]
     {
-        let checkpoint = tiny::fixture(tiny);
-        let goldens = tiny::goldens(&checkpoint);
+        let (checkpoint, goldens) = tiny::model(tiny);
         let brief = tiny::goldens(&checkpoint).brief();
         let contexts = if target == "v75" { vec![16] } else { Vec::new() };
         let change = |o: &mut ForgeOptions| (o.shards, o.contexts) = (shards, contexts.clone());
@@ -375,7 +361,6 @@ fn htp_fp16_shards_and_other_targets_equal_the_reference() {
 }
 
 #[tier(qnn)]
-#[test]
 fn htp_w8a16_passes_the_tolerant_gate() {
     let backend = backends::qnn();
     for tiny in &TINY_MODELS[..if tiny::full_matrix() { 3 } else { 1 }] {
@@ -440,7 +425,6 @@ fn four_bit_weights_keep_the_answers_and_stay_near_f16() {
 
 /// Any other checkpoint with goldens, such as one that `tests/oracle/train.py` made.
 #[tier(by_hand = "QHX_TEST_LLAMA")]
-#[test]
 fn checkpoint_of_the_environment_equals_the_reference() {
     let checkpoint = PathBuf::from(std::env::var_os("QHX_TEST_LLAMA").unwrap());
     let goldens = tiny::goldens(&checkpoint);
@@ -454,7 +438,6 @@ fn checkpoint_of_the_environment_equals_the_reference() {
 }
 
 #[tier(qnn, by_hand = "QHX_TEST_LLAMA")]
-#[test]
 fn htp_is_exact_with_a_checkpoint_of_the_environment() {
     let checkpoint = PathBuf::from(std::env::var_os("QHX_TEST_LLAMA").unwrap());
     let goldens = tiny::goldens(&checkpoint);

@@ -3,6 +3,9 @@
 //! `child`, `plugins_misbehaving` and `targets` are programs of their own: the first installs a helper for the whole
 //! process, the second measures the memory of the process, and the emulator mixes chips of different memory badly.
 
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
+#![allow(clippy::print_stderr, reason = "a test says what it measured")]
+
 mod backend;
 mod bad_bundles;
 mod calibration;

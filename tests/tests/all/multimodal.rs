@@ -1,8 +1,6 @@
 //! Prompts with images, audio and videos, from the engine through the plugin interface into a graph, which sums
 //! what it is fed.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails does so by panicking")]
-
 use std::path::PathBuf;
 use std::sync::OnceLock;
 

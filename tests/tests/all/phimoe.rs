@@ -1,8 +1,6 @@
 //! PhiMoE tiny models from checkpoint to text, against goldens that `transformers` made: tokens, logits, and
 //! where every token goes in every layer.
 
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -184,8 +182,7 @@ fn the_goldens_have_prompts_of_every_kind() {
 #[test]
 fn cpu_equals_the_reference_in_both_forms() {
     for tiny in TINY_MODELS {
-        let checkpoint = tiny::fixture(tiny);
-        let goldens = tiny::goldens(&checkpoint);
+        let (checkpoint, goldens) = tiny::model(tiny);
         let cases: Vec<_> = goldens.cases.iter().collect();
         for (inputs, shards, prefill) in
             [(INT8, 2, vec![WINDOW]), (F16, 1, vec![WINDOW]), (INT8, 3, vec![])]
@@ -278,8 +275,7 @@ fn turns(model: &mut Model, folder: &Path, goldens: &Goldens) -> (Distance, Vec<
 
 #[test]
 fn later_turns_in_several_chunks_give_the_logits_of_one_pass() {
-    let checkpoint = tiny::fixture(TINY_MODELS[0]);
-    let goldens = tiny::goldens(&checkpoint);
+    let (checkpoint, goldens) = tiny::model(TINY_MODELS[0]);
     let bundle = bundle(&checkpoint, |o| o.prefill = Some(vec![10, 20]));
     let mut model = bundle.on_cpu();
     let (Distance { largest, .. }, ran) = turns(&mut model, &checkpoint, &goldens);
@@ -292,8 +288,7 @@ fn later_turns_in_several_chunks_give_the_logits_of_one_pass() {
 
 #[test]
 fn draft_tokens_of_a_model_with_experts_leave_its_answer() {
-    let checkpoint = tiny::fixture(TINY_MODELS[0]);
-    let goldens = tiny::goldens(&checkpoint);
+    let (checkpoint, goldens) = tiny::model(TINY_MODELS[0]);
     let case = |id: &str| goldens.cases.iter().find(|case| case.id == id).unwrap();
     let cases = [case("long"), case("list")];
     let bundle = bundle(&checkpoint, |o| o.prefill = Some(vec![8]));
@@ -309,8 +304,7 @@ fn draft_tokens_of_a_model_with_experts_leave_its_answer() {
 
 #[test]
 fn markers_of_the_manifest_render_what_the_template_does() {
-    let checkpoint = tiny::fixture(TINY_MODELS[0]);
-    let goldens = tiny::goldens(&checkpoint);
+    let (checkpoint, goldens) = tiny::model(TINY_MODELS[0]);
     let bundle = bundle(&checkpoint, |o| o.prefill = Some(vec![]));
     files::edit(&file(&bundle, "tokenizer_config.json"), |config| {
         config.as_object_mut().unwrap().remove("chat_template").unwrap();
@@ -332,8 +326,7 @@ fn executions(model: &Model, prefix: &str) -> u64 {
 fn each_expert_runs_over_the_tokens_of_a_prompt_that_chose_it() {
     // Twice what an expert gets of 64 tokens with two experts each, of six and of sixteen, in steps of eight.
     for (tiny, rows) in TINY_MODELS.into_iter().zip([48, 16]) {
-        let checkpoint = tiny::fixture(tiny);
-        let goldens = tiny::goldens(&checkpoint);
+        let (checkpoint, goldens) = tiny::model(tiny);
         let case = goldens.cases.iter().find(|c| c.id == "thirty").unwrap();
         let routing = goldens.routing(case);
         let mut used: BTreeMap<(usize, usize), u64> = BTreeMap::new();
@@ -361,8 +354,7 @@ fn each_expert_runs_over_the_tokens_of_a_prompt_that_chose_it() {
 
 #[test]
 fn prompts_longer_than_the_prompt_graphs_are_batched_in_parts() {
-    let checkpoint = tiny::fixture(TINY_MODELS[0]);
-    let goldens = tiny::goldens(&checkpoint);
+    let (checkpoint, goldens) = tiny::model(TINY_MODELS[0]);
     let words = goldens.cases.iter().flat_map(|case| &case.prompt_ids).copied();
     let prompt: Vec<u32> = words.cycle().take(2 * WINDOW + 10).collect();
     let logits = |prefill: Vec<usize>| {
@@ -384,8 +376,7 @@ fn prompts_longer_than_the_prompt_graphs_are_batched_in_parts() {
 
 #[test]
 fn without_prefill_graphs_only_the_timings_differ() {
-    let checkpoint = tiny::fixture(TINY_MODELS[0]);
-    let goldens = tiny::goldens(&checkpoint);
+    let (checkpoint, goldens) = tiny::model(TINY_MODELS[0]);
     let cases: Vec<_> = goldens.cases.iter().filter(|c| c.prompt_ids.len() < WINDOW).collect();
     let bundle = bundle(&checkpoint, |o| o.shards = 2);
     let removed = remove_prompt_graphs(&bundle, ".onnx");
@@ -480,8 +471,7 @@ fn plans_and_sizes_that_do_not_fit_are_named() {
 
 #[test]
 fn a_sliding_window_hides_what_lies_before_it() {
-    let checkpoint = tiny::fixture(TINY_MODELS[0]);
-    let goldens = tiny::goldens(&checkpoint);
+    let (checkpoint, goldens) = tiny::model(TINY_MODELS[0]);
     let case = goldens.cases.iter().find(|c| c.id == "thirty").unwrap();
     let logits = |window: usize, prefill: Vec<usize>| {
         let bundle = bundle(&checkpoint, |o| o.prefill = Some(prefill));
@@ -522,7 +512,6 @@ fn a_prompt_beyond_the_context_is_refused() {
 }
 
 #[tier(qnn)]
-#[test]
 fn htp_fp16_equals_the_reference_in_both_forms() {
     let backend = backends::qnn();
     let full = tiny::full_matrix();
@@ -535,8 +524,7 @@ fn htp_fp16_equals_the_reference_in_both_forms() {
         if most == 0 {
             continue;
         }
-        let checkpoint = tiny::fixture(tiny);
-        let goldens = tiny::goldens(&checkpoint);
+        let (checkpoint, goldens) = tiny::model(tiny);
         let first = ["three", "thirty", "long", "tiny", "france"];
         let rank = |case: &&Case| first.iter().position(|id| *id == case.id).unwrap_or(9);
         let mut cases: Vec<_> = goldens.cases.iter().collect();
@@ -585,7 +573,6 @@ fn htp_fp16_equals_the_reference_in_both_forms() {
 
 /// Any other checkpoint with goldens, such as one that `tests/oracle/train.py unseen-phimoe` made.
 #[tier(by_hand = "QHX_TEST_PHIMOE")]
-#[test]
 fn checkpoint_of_the_environment_equals_the_reference() {
     let checkpoint = PathBuf::from(std::env::var_os("QHX_TEST_PHIMOE").unwrap());
     let goldens = tiny::goldens(&checkpoint);
@@ -597,7 +584,6 @@ fn checkpoint_of_the_environment_equals_the_reference() {
 }
 
 #[tier(qnn, by_hand = "QHX_TEST_PHIMOE")]
-#[test]
 fn htp_is_exact_with_a_checkpoint_of_the_environment() {
     let checkpoint = PathBuf::from(std::env::var_os("QHX_TEST_PHIMOE").unwrap());
     let goldens = tiny::goldens(&checkpoint);

@@ -1,7 +1,5 @@
 //! Plugins that misbehave, do not fit, or are none: one clear message, and the host goes on.
 
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
-
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};

@@ -6,7 +6,6 @@
 //! changed signature, a changed struct, or a function less.
 
 #![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test says that it failed by panicking")]
 
 use std::fs;
 use std::io::Write as _;

@@ -1,8 +1,6 @@
 //! Services through a plugin: arrays written to files, and errors of the host that
 //! come back whole.
 
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,7 +1,5 @@
 //! Installing plugins, and what is refused before any of their code runs.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test says that it failed by panicking")]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

@@ -1,8 +1,6 @@
 //! Whole models that other programs quantized: greedy tokens are those of `transformers` with the values that these
 //! programs read.
 
-#![allow(clippy::panic, reason = "a test that fails does so by panicking")]
-
 use std::path::Path;
 use std::sync::Arc;
 
@@ -92,7 +90,6 @@ fn tokens_are_those_of_the_programs_own_values() {
 
 /// The same integers on the NPU's library, and activations that are gathered in the order of their inputs.
 #[tier(qnn)]
-#[test]
 fn tokens_on_the_npu_are_those_of_the_programs_own_values() {
     for golden in goldens() {
         golden.check(backends::qnn(), 5, |options| {

@@ -1,7 +1,5 @@
 //! Qwen3.5 tiny models from checkpoint to text, against goldens that `transformers` made; and one that sees.
 
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
-
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -22,10 +20,8 @@ use qhx_tests::replay::{
 };
 use qhx_tests::restarting::Restarting;
 use qhx_tests::tiny::{self, Bundles, CPU, Case, Variant};
-use qhx_tests::{backends, plugin_files, registered, replay, says, suite};
+use qhx_tests::{backends, files, plugin_files, registered, replay, says, suite};
 use qhx_tiers::tier;
-use safetensors::SafeTensors;
-use safetensors::tensor::TensorView;
 
 const TINY_MODELS: [&str; 2] = ["qwen35-tied", "qwen35-untied"];
 /// The tiny model that sees.
@@ -94,40 +90,26 @@ fn extreme() -> tempfile::TempDir {
         text.replace("\"max_position_embeddings\": 256", "\"max_position_embeddings\": 400");
     assert_ne!(text, longer);
     std::fs::write(config, longer).unwrap();
-    let path = folder.path().join("model.safetensors");
-    let bytes = std::fs::read(&path).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let mut edited = 0;
-    let tensors: Vec<_> = file
-        .tensors()
-        .into_iter()
-        .map(|(name, tensor)| {
-            let mut data = tensor.data().to_vec();
-            if name.ends_with("A_log") {
-                let size = tensor.dtype().bitsize() / 8;
-                for (head, value) in data.chunks_exact_mut(size).enumerate() {
-                    // The state after a token: all but e^-9 of it, or e^-148 times it and less.
-                    let log: f32 = if head % 2 == 0 { -9.0 } else { 5.0 };
-                    match size {
-                        2 => value.copy_from_slice(&bf16::from_f32(log).to_le_bytes()),
-                        _ => value.copy_from_slice(&log.to_le_bytes()),
-                    }
+    files::edit_tensors(&folder.path().join("model.safetensors"), |tensors| {
+        let mut edited = 0;
+        for (_, dtype, _, data) in tensors.iter_mut().filter(|(name, ..)| name.ends_with("A_log")) {
+            let size = dtype.bitsize() / 8;
+            for (head, value) in data.chunks_exact_mut(size).enumerate() {
+                // The state after a token: all but e^-9 of it, or e^-148 times it and less.
+                let log: f32 = if head % 2 == 0 { -9.0 } else { 5.0 };
+                match size {
+                    2 => value.copy_from_slice(&bf16::from_f32(log).to_le_bytes()),
+                    _ => value.copy_from_slice(&log.to_le_bytes()),
                 }
-                edited += 1;
             }
-            (name, tensor.dtype(), tensor.shape().to_vec(), data)
-        })
-        .collect();
-    assert!(edited > 1);
-    let views = tensors.iter().map(|(name, dtype, shape, data)| {
-        (name, TensorView::new(*dtype, shape.clone(), data).unwrap())
+            edited += 1;
+        }
+        assert!(edited > 1);
     });
-    std::fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
     folder
 }
 
 /// Logits of two models after prompts of these lengths, and of one token behind them.
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn chunks_equal_steps(
     [chunks, steps]: [&mut Model; 2],
     prompts: &[Vec<u32>],
@@ -258,7 +240,6 @@ fn chunks_of_an_unseen_checkpoint_equal_its_steps() {
 }
 
 #[tier(qnn, full)]
-#[test]
 fn htp_chunks_of_an_unseen_checkpoint_equal_its_steps() {
     let (_config, checkpoint) = unseen();
     let (_folder, manifest) = forged_of(&checkpoint, None, &[]);
@@ -275,7 +256,6 @@ fn htp_chunks_of_an_unseen_checkpoint_equal_its_steps() {
 
 /// On the emulator, against steps on the CPU.
 #[tier(qnn)]
-#[test]
 fn the_npu_takes_prompts_in_chunks() {
     let full = tiny::full_matrix();
     let checkpoint = extreme();
@@ -311,7 +291,6 @@ fn the_npu_takes_prompts_in_chunks() {
 }
 
 #[tier(qnn)]
-#[test]
 fn htp_fp16_is_greedy_exact_for_every_target() {
     let max = if tiny::full_matrix() { usize::MAX } else { 4 };
     for (index, tiny) in TINY_MODELS.into_iter().enumerate() {
@@ -324,8 +303,7 @@ fn htp_fp16_is_greedy_exact_for_every_target() {
                 proves_equal(&tiny::fixture(tiny), variant, backends::qnn(), max);
                 if shards > 1 {
                     // States that are replaced: their two buffers take turns.
-                    let checkpoint = tiny::fixture(tiny);
-                    let goldens = tiny::goldens(&checkpoint);
+                    let (checkpoint, goldens) = tiny::model(tiny);
                     let cases = replay::shortest(&goldens, 1);
                     registered::copies_nothing(&tiny::bundle(&checkpoint, variant), &cases, tiny);
                 }
@@ -335,7 +313,6 @@ fn htp_fp16_is_greedy_exact_for_every_target() {
 }
 
 #[tier(qnn)]
-#[test]
 fn w8a16_passes_the_tolerant_gate() {
     for tiny in if tiny::full_matrix() { &TINY_MODELS[..] } else { &TINY_MODELS[..1] } {
         let checkpoint = tiny::fixture(tiny);
@@ -358,8 +335,7 @@ fn goes_on(model: &mut Model, chat: &tiny::Chat) {
 #[test]
 fn a_second_turn_consumes_only_what_is_new() {
     for tiny in TINY_MODELS {
-        let checkpoint = tiny::fixture(tiny);
-        let goldens = tiny::goldens(&checkpoint);
+        let (checkpoint, goldens) = tiny::model(tiny);
         let manifest = tiny::bundle(&checkpoint, CPU);
         for chat in &goldens.chat {
             let mut model = tiny::open(&manifest, backends::cpu()).unwrap();
@@ -438,8 +414,7 @@ fn a_full_context_ends_with_length() {
 
 #[test]
 fn cancelling_keeps_the_text_so_far_and_the_model_usable() {
-    let checkpoint = tiny::fixture("qwen35-tied");
-    let goldens = tiny::goldens(&checkpoint);
+    let (checkpoint, goldens) = tiny::model("qwen35-tied");
     let case = goldens.cases.iter().find(|c| c.id == "france").unwrap();
     let mut model = tiny::open(&tiny::bundle(&checkpoint, CPU), backends::cpu()).unwrap();
     let request = Request::greedy(Prompt::Text(case.prompt.clone()), 32);
@@ -576,8 +551,7 @@ fn a_chat_goes_on_from_the_snapshot_after_its_image() {
 fn draft_tokens_leave_the_answer_of_plain_decoding() {
     let mut accepted = 0;
     for (tiny, shards, prefill) in [(TINY_MODELS[0], 1, &[4][..]), (TINY_MODELS[1], 2, &[3, 16])] {
-        let checkpoint = tiny::fixture(tiny);
-        let goldens = tiny::goldens(&checkpoint);
+        let (checkpoint, goldens) = tiny::model(tiny);
         let cases: Vec<_> = goldens.cases.iter().collect();
         let manifest = tiny::bundle(&checkpoint, Variant { shards, prefill, ..CPU });
         let mut model = tiny::open(&manifest, backends::cpu()).unwrap();
@@ -602,8 +576,7 @@ fn draft_tokens_leave_the_answer_of_plain_decoding() {
 
 #[test]
 fn a_restart_of_the_dsp_changes_no_draft_token() {
-    let checkpoint = tiny::fixture(TINY_MODELS[0]);
-    let goldens = tiny::goldens(&checkpoint);
+    let (checkpoint, goldens) = tiny::model(TINY_MODELS[0]);
     let manifest = tiny::bundle(&checkpoint, Variant { prefill: &[4], ..CPU });
     let backend = Restarting::new(backends::cpu());
     let mut model = tiny::open(&manifest, backend.clone()).unwrap();
@@ -689,7 +662,6 @@ fn a_bundle_without_the_tower_takes_text_only() {
 }
 
 #[tier(qnn, full)]
-#[test]
 fn htp_sees_as_the_reference() {
     for (mode, target) in [("native", "v81"), ("fixed", "v79")] {
         let target = Some(target);

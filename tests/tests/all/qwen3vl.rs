@@ -1,8 +1,6 @@
 //! Qwen3-VL and Qwen2.5-VL from pixels to text against `transformers`: patches, features, positions, logits, tokens;
 //! images stretched and in their own shape, several in a prompt, a video, chats that keep an image, texts alone.
 
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -91,7 +89,6 @@ fn dumping(manifest: &Path, backend: Arc<dyn Backend>, folder: &Path) -> Model {
     tiny::open_dumping(manifest, backend, &tiny::plugins(), folder)
 }
 
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn near(form: Form, label: &str) {
     let mut model = form.open();
     let cases = sights().of_mode(form.mode());
@@ -435,7 +432,6 @@ fn forge_unseen(folder: &Path, mode: &str, target: Option<&'static str>, out: &P
 }
 
 /// Compares all that the goldens of a checkpoint have, in each mode; logits and features differ by `distance` at most.
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn unseen(folder: &Path, distance: f64) {
     let sights = Sights::of(folder);
     let config: Value = files::json(&folder.join("config.json"));
@@ -479,7 +475,6 @@ fn qwen2_5_vl_gives_the_reference_s_features_and_logits() {
 }
 
 #[tier(qnn)]
-#[test]
 fn the_npu_gives_the_reference_s_tokens_of_qwen2_5_vl() {
     let folder = fixture(WINDOWED);
     let sights = Sights::of(&folder);
@@ -508,7 +503,6 @@ fn the_npu_gives_the_reference_s_tokens_of_qwen2_5_vl() {
 
 /// Any other checkpoint with goldens, such as one that `tests/oracle/qwen3vl_unseen.py` made.
 #[tier(by_hand = "QHX_TEST_QWEN3VL")]
-#[test]
 fn a_named_checkpoint_gives_the_references_tokens_and_logits() {
     unseen(Path::new(&std::env::var_os("QHX_TEST_QWEN3VL").unwrap()), CPU_DISTANCE);
 }
@@ -516,7 +510,6 @@ fn a_named_checkpoint_gives_the_references_tokens_and_logits() {
 /// On the emulator of the NPU: some cases, or all architectures, and on the newest ones all cases. Not v68, beside
 /// which the emulator executes nothing for other chips.
 #[tier(qnn)]
-#[test]
 fn the_npu_gives_the_reference_s_tokens() {
     let few = ["native-tower", "two-native-train-fish"];
     let forms = [

@@ -1,7 +1,5 @@
 //! Several sessions of one bundle.
 
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -46,7 +44,6 @@ fn sessions_on_two_threads_say_what_each_says_alone() {
 }
 
 #[tier(qnn)]
-#[test]
 fn sessions_share_the_contexts_on_the_npu() {
     let manifest = bundle(Some("v81"));
     side_by_side(backends::qnn(), &manifest, "two sessions on the HTP");

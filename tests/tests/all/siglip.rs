@@ -1,8 +1,6 @@
 //! SigLIP 2 from checkpoint to vectors of texts and images, against those of `transformers`
 //! (`tests/oracle/siglip_embed.py`).
 
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
-
 use qhx_base::ErrorKind;
 use qhx_base::compare::Distance;
 use qhx_core::engine::Model;
@@ -58,7 +56,6 @@ fn bundle(fixture: &str, change: impl FnOnce(&mut ForgeOptions)) -> Forged {
 }
 
 /// The vectors of texts, and of images of `patches` patches, are those of the reference.
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn compare(mut model: Model, goldens: &Goldens, patches: Option<usize>, cosine: f64, label: &str) {
     let mut worst = 1.0f64;
     let mut near = |found: &[f32], expected: &[f32], what: &str| {
@@ -169,7 +166,6 @@ fn what_is_neither_a_text_nor_an_image_is_refused() {
 }
 
 #[tier(qnn)]
-#[test]
 fn the_npu_is_near_the_reference() {
     let cases = [
         (FIXED, "v81", Precision::Fp16, 0.999),

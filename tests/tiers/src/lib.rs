@@ -3,17 +3,15 @@
 //!
 //! ```text
 //! #[tier(qnn)]
-//! #[test]
 //! fn the_library_executes() {}
 //!
 //! #[tier(by_hand = "QHX_TEST_CHECKPOINT")]
-//! #[test]
 //! fn a_checkpoint_of_the_environment() {}
 //! ```
 //!
 //! The environment is looked at when the test is compiled, and cargo compiles the test again when it has changed.
 
-use proc_macro::{Delimiter, TokenStream, TokenTree};
+use proc_macro::TokenStream;
 
 /// A tier and the environment variables that say whether it runs.
 struct Tier {
@@ -38,23 +36,20 @@ const REQUIRE: &str = "QHX_REQUIRE_TIERS";
 /// Names of tiers, with commas, that are to be left out though they could run.
 const SKIP: &str = "QHX_SKIP_TIERS";
 
-/// Ignores a test where a tier that it names cannot run. Stands above `#[test]`.
+/// Makes a function a test that is ignored where a tier that it names cannot run.
 ///
 /// `qnn`, `cmake`, `board` and `full` are tiers; `by_hand = "VARIABLE"` is for what a developer points at by hand.
 #[proc_macro_attribute]
 pub fn tier(attribute: TokenStream, item: TokenStream) -> TokenStream {
-    let code = expand(&attribute.to_string(), &item)
+    let code = expand(&attribute.to_string())
         .unwrap_or_else(|message| format!("::core::compile_error!({message:?});"));
     let mut tokens: TokenStream = code.parse().expect("what is written here is Rust");
     tokens.extend(item);
     tokens
 }
 
-/// Code that is put in front of the test.
-fn expand(attribute: &str, item: &TokenStream) -> Result<String, String> {
-    if !is_test(item) {
-        return Err("#[tier(…)] stands above the #[test] of a function".to_owned());
-    }
+/// Code that is put in front of the function.
+fn expand(attribute: &str) -> Result<String, String> {
     let lookup = |variable: &str| std::env::var(variable).ok();
     let mut read = Environment { lookup: &lookup, variables: Vec::new() };
     let mut reasons = Vec::new();
@@ -66,6 +61,7 @@ fn expand(attribute: &str, item: &TokenStream) -> Result<String, String> {
         // So that cargo knows what was read.
         code.push_str(&format!("const _: Option<&str> = ::core::option_env!({variable:?});"));
     }
+    code.push_str("#[test]");
     if !reasons.is_empty() {
         code.push_str(&format!("#[ignore = {:?}]", reasons.join(", ")));
     }
@@ -102,16 +98,6 @@ fn names(attribute: &str) -> Result<Vec<Needed>, String> {
         Ok(needed) if needed.is_empty() => Err("#[tier(…)] names no tier".to_owned()),
         other => other,
     }
-}
-
-/// True if the item is a function with `#[test]`, which stands below.
-fn is_test(item: &TokenStream) -> bool {
-    item.clone().into_iter().any(|token| match token {
-        TokenTree::Group(group) if group.delimiter() == Delimiter::Bracket => {
-            group.stream().to_string() == "test"
-        }
-        _ => false,
-    })
 }
 
 /// The environment, and what was read of it.

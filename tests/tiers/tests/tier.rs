@@ -5,13 +5,11 @@ use std::process::Command;
 use qhx_tiers::tier;
 
 #[tier(by_hand = "QHX_TEST_NEVER_SET")]
-#[test]
 fn without_its_variable() {
     unreachable!("the test is ignored");
 }
 
 #[tier(by_hand = "PATH")]
-#[test]
 fn with_its_variable() {}
 
 #[test]

@@ -42,7 +42,6 @@ fn generates(given: &Given, program: &mut Command) {
 }
 
 #[tier(cmake)]
-#[test]
 fn cmake_finds_the_package() {
     let given = language(None, TOKENS);
     let prefix = installed(given.path("installed"), &["libqhexrt.so", "libqhexrt.a"]);
@@ -71,7 +70,6 @@ fn cmake_finds_the_package() {
 }
 
 #[tier(cmake)]
-#[test]
 fn cmake_says_where_no_library_is() {
     let out = tempfile::tempdir().unwrap();
     let prefix = installed(out.path().join("installed"), &[]);
@@ -84,7 +82,6 @@ fn cmake_says_where_no_library_is() {
 }
 
 #[tier(cmake)]
-#[test]
 fn pkg_config_finds_the_package() {
     let given = language(None, TOKENS);
     for (name, file, more) in

@@ -25,28 +25,11 @@ pub(super) fn layers(file: &File, architecture: Architecture) -> usize {
 
 /// The configuration; else what the metadata lacks.
 pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Result<Json, String> {
-    let class = match architecture {
-        Architecture::Llama => "LlamaForCausalLM",
-        Architecture::Qwen2 => "Qwen2ForCausalLM",
-        Architecture::Qwen3 => "Qwen3ForCausalLM",
-        Architecture::Qwen3Moe => "Qwen3MoeForCausalLM",
-        Architecture::Qwen2Vl => "Qwen2_5_VLForConditionalGeneration",
-        Architecture::Qwen3Vl => "Qwen3VLForConditionalGeneration",
-        Architecture::Qwen35 => "Qwen3_5ForCausalLM",
-        Architecture::Gemma3 => "Gemma3ForCausalLM",
-        Architecture::Lfm2 => "Lfm2ForCausalLM",
-        Architecture::Phi3 => "Phi3ForCausalLM",
-        Architecture::PhiMoe => "PhimoeForCausalLM",
-        Architecture::SmolLm3 => "SmolLM3ForCausalLM",
-        Architecture::Granite => "GraniteForCausalLM",
-        Architecture::Olmo2 => "Olmo2ForCausalLM",
-        Architecture::Gemma2 => "Gemma2ForCausalLM",
-        Architecture::Gemma4 => {
-            return Err(format!(
-                "its metadata does not say all of a model of {}: no config.json",
-                architecture.name()
-            ));
-        }
+    let Some(class) = architecture.class() else {
+        return Err(format!(
+            "its metadata does not say all of a model of {}: no config.json",
+            architecture.name()
+        ));
     };
     let has = |name: &str| file.tensors.iter().any(|tensor| tensor.name == name);
     let key = |key: &str| architecture.key(key);

@@ -23,6 +23,50 @@ const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
 /// its own.
 const FLAT: f32 = 32768.0;
 
+/// Each form in the order of [`Form`]: ggml's number, the name, and elements and bytes of a unit.
+const FORMS: [(u32, Form, &str, (usize, usize)); 16] = [
+    (0, Form::F32, "F32", (1, 4)),
+    (1, Form::F16, "F16", (1, 2)),
+    (30, Form::Bf16, "BF16", (1, 2)),
+    (2, Form::Q4_0, "Q4_0", (BLOCK, 2 + BLOCK / 2)),
+    (3, Form::Q4_1, "Q4_1", (BLOCK, 4 + BLOCK / 2)),
+    (6, Form::Q5_0, "Q5_0", (BLOCK, 2 + 4 + BLOCK / 2)),
+    (7, Form::Q5_1, "Q5_1", (BLOCK, 4 + 4 + BLOCK / 2)),
+    (8, Form::Q8_0, "Q8_0", (BLOCK, 2 + BLOCK)),
+    (10, Form::Q2K, "Q2_K", (SUPER, SUPER / 16 + SUPER / 4 + 4)),
+    (11, Form::Q3K, "Q3_K", (SUPER, SUPER / 8 + SUPER / 4 + SIXES + 2)),
+    (12, Form::Q4K, "Q4_K", (SUPER, 4 + SIXES + SUPER / 2)),
+    (13, Form::Q5K, "Q5_K", (SUPER, 4 + SIXES + SUPER / 8 + SUPER / 2)),
+    (14, Form::Q6K, "Q6_K", (SUPER, SUPER / 2 + SUPER / 4 + SUPER / 16 + 2)),
+    (20, Form::Iq4Nl, "IQ4_NL", (BLOCK, 2 + BLOCK / 2)),
+    (23, Form::Iq4Xs, "IQ4_XS", (SUPER, 2 + 2 + SUPER / 64 + SUPER / 2)),
+    (39, Form::Mxfp4, "MXFP4", (BLOCK, 1 + BLOCK / 2)),
+];
+const _: () = {
+    let mut at = 0;
+    while at < FORMS.len() {
+        assert!(FORMS[at].1 as usize == at);
+        at += 1;
+    }
+};
+/// Numbers of ggml's other formats.
+const UNREAD: [(&[u32], &str); 14] = [
+    (&[9], "Q8_1"),
+    (&[15], "Q8_K"),
+    (&[16], "IQ2_XXS"),
+    (&[17], "IQ2_XS"),
+    (&[18], "IQ3_XXS"),
+    (&[19], "IQ1_S"),
+    (&[21], "IQ3_S"),
+    (&[22], "IQ2_S"),
+    (&[24, 25, 26, 27], "integers"),
+    (&[28], "F64"),
+    (&[29], "IQ1_M"),
+    (&[34], "TQ1_0"),
+    (&[35], "TQ2_0"),
+    (&[40], "NVFP4"),
+];
+
 /// Storage format of a tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
@@ -72,81 +116,20 @@ impl Form {
 
     /// By ggml's number; else the name of what it is.
     pub fn of(kind: u32) -> Result<Self, String> {
-        let name = match kind {
-            0 => return Ok(Self::F32),
-            1 => return Ok(Self::F16),
-            2 => return Ok(Self::Q4_0),
-            3 => return Ok(Self::Q4_1),
-            6 => return Ok(Self::Q5_0),
-            7 => return Ok(Self::Q5_1),
-            8 => return Ok(Self::Q8_0),
-            10 => return Ok(Self::Q2K),
-            11 => return Ok(Self::Q3K),
-            12 => return Ok(Self::Q4K),
-            13 => return Ok(Self::Q5K),
-            14 => return Ok(Self::Q6K),
-            20 => return Ok(Self::Iq4Nl),
-            23 => return Ok(Self::Iq4Xs),
-            30 => return Ok(Self::Bf16),
-            39 => return Ok(Self::Mxfp4),
-            9 => "Q8_1",
-            15 => "Q8_K",
-            16 => "IQ2_XXS",
-            17 => "IQ2_XS",
-            18 => "IQ3_XXS",
-            19 => "IQ1_S",
-            21 => "IQ3_S",
-            22 => "IQ2_S",
-            24..=27 => "integers",
-            28 => "F64",
-            29 => "IQ1_M",
-            34 => "TQ1_0",
-            35 => "TQ2_0",
-            40 => "NVFP4",
-            _ => return Err(format!("ggml's type {kind}")),
-        };
-        Err(name.to_owned())
+        if let Some((_, form, ..)) = FORMS.iter().find(|(number, ..)| *number == kind) {
+            return Ok(*form);
+        }
+        let unread = UNREAD.iter().find(|(kinds, _)| kinds.contains(&kind));
+        Err(unread.map_or_else(|| format!("ggml's type {kind}"), |(_, name)| (*name).to_owned()))
     }
 
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "F32",
-            Self::F16 => "F16",
-            Self::Bf16 => "BF16",
-            Self::Q4_0 => "Q4_0",
-            Self::Q4_1 => "Q4_1",
-            Self::Q5_0 => "Q5_0",
-            Self::Q5_1 => "Q5_1",
-            Self::Q8_0 => "Q8_0",
-            Self::Q2K => "Q2_K",
-            Self::Q3K => "Q3_K",
-            Self::Q4K => "Q4_K",
-            Self::Q5K => "Q5_K",
-            Self::Q6K => "Q6_K",
-            Self::Iq4Nl => "IQ4_NL",
-            Self::Iq4Xs => "IQ4_XS",
-            Self::Mxfp4 => "MXFP4",
-        }
+        FORMS[self as usize].2
     }
 
     /// Elements of a unit, and its bytes.
     pub const fn unit(self) -> (usize, usize) {
-        match self {
-            Self::F32 => (1, 4),
-            Self::F16 | Self::Bf16 => (1, 2),
-            Self::Q4_0 | Self::Iq4Nl => (BLOCK, 2 + BLOCK / 2),
-            Self::Q4_1 => (BLOCK, 4 + BLOCK / 2),
-            Self::Q5_0 => (BLOCK, 2 + 4 + BLOCK / 2),
-            Self::Q5_1 => (BLOCK, 4 + 4 + BLOCK / 2),
-            Self::Q8_0 => (BLOCK, 2 + BLOCK),
-            Self::Mxfp4 => (BLOCK, 1 + BLOCK / 2),
-            Self::Q2K => (SUPER, SUPER / 16 + SUPER / 4 + 4),
-            Self::Q3K => (SUPER, SUPER / 8 + SUPER / 4 + SIXES + 2),
-            Self::Q4K => (SUPER, 4 + SIXES + SUPER / 2),
-            Self::Q5K => (SUPER, 4 + SIXES + SUPER / 8 + SUPER / 2),
-            Self::Q6K => (SUPER, SUPER / 2 + SUPER / 4 + SUPER / 16 + 2),
-            Self::Iq4Xs => (SUPER, 2 + 2 + SUPER / 64 + SUPER / 2),
-        }
+        FORMS[self as usize].3
     }
 
     /// Elements that share a step.

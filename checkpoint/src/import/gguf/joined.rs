@@ -7,6 +7,7 @@ use qhx_graph::weight::RowSource;
 use qhx_types::DType;
 
 use super::Tensor;
+use crate::import::Imported;
 
 /// Tensors of one shape: the first `unit` elements of each, then the next ones of each. Rows that follow each other
 /// (queries, keys and values) are units as large as a tensor, filters of several frames as large as a filter.
@@ -22,17 +23,23 @@ impl Joined {
     pub fn new(parts: Vec<Tensor>, shape: Vec<usize>, unit: usize) -> Self {
         Self { parts, shape, unit: unit.max(1) }
     }
+}
 
-    pub fn shape(&self) -> &[usize] {
+impl Imported for Joined {
+    fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    pub fn form(&self) -> &'static str {
+    fn has_quantized_weights(&self) -> bool {
+        false
+    }
+
+    fn form(&self) -> &'static str {
         self.parts.first().map_or("", Tensor::form)
     }
 
     /// Seen as a matrix. It hands out floats, of quantized weights the values that they stand for.
-    pub fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Arc<dyn RowSource>> {
+    fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Arc<dyn RowSource>> {
         let parts = self.parts.iter().map(|part| part.matrix(name, part.rows()));
         let parts: Vec<_> = parts.collect::<Result<_>>()?;
         let elements = |[rows, cols]: [usize; 2]| rows.saturating_mul(cols);

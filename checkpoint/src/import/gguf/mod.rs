@@ -20,7 +20,6 @@ use super::Imported;
 use crate::artifact;
 use file::{File, Info};
 use form::Form;
-pub(crate) use joined::Joined;
 use names::{Architecture, Named, Order, Values};
 use parts::Part;
 use qhx_base::artifacts::Mapped;
@@ -43,7 +42,7 @@ const SAMPLING: [(&str, &str); 5] = [
 /// Contents of a file, under the names of a Hugging Face checkpoint.
 #[derive(Debug)]
 pub(crate) struct Model {
-    pub tensors: BTreeMap<String, Imported>,
+    pub tensors: BTreeMap<String, Arc<dyn Imported>>,
     /// The file, or all parts of it.
     pub files: Vec<PathBuf>,
     pub inside: Inside,
@@ -87,11 +86,11 @@ impl Model {
         }
         let folder = folder.map(Path::to_owned);
         let inside = Inside { file, architecture, map: map.clone(), folder };
-        let mut tensors = BTreeMap::new();
+        let mut tensors: BTreeMap<_, Arc<dyn Imported>> = BTreeMap::new();
         for Part { map, file, .. } in &parts {
             for info in &file.tensors {
                 for (name, tensor) in inside.named(map, info)? {
-                    if tensors.insert(name.clone(), Imported::Gguf(tensor)).is_some() {
+                    if tensors.insert(name.clone(), Arc::new(tensor)).is_some() {
                         let what = format_args!("the tensor {name} is there twice");
                         return Err(artifact(map.path(), what));
                     }
@@ -369,20 +368,22 @@ impl Tensor {
             [] => [0, 0],
         }
     }
+}
 
-    pub fn shape(&self) -> &[usize] {
+impl Imported for Tensor {
+    fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    pub fn form(&self) -> &'static str {
+    fn form(&self) -> &'static str {
         self.form.name()
     }
 
-    pub fn has_quantized_weights(&self) -> bool {
+    fn has_quantized_weights(&self) -> bool {
         self.form.block_form().is_some()
     }
 
-    pub fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Arc<dyn RowSource>> {
+    fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Arc<dyn RowSource>> {
         let [rows, cols] = self.rows();
         let Some(viewed) = shape[0].checked_mul(shape[1]).filter(|n| *n == rows * cols) else {
             return Err(Error::new(

@@ -80,23 +80,24 @@ pub(super) enum Named {
     Derived,
 }
 
-const ARCHITECTURES: [(&str, Architecture); 16] = [
-    ("llama", Architecture::Llama),
-    ("qwen2", Architecture::Qwen2),
-    ("qwen3", Architecture::Qwen3),
-    ("qwen3moe", Architecture::Qwen3Moe),
-    ("qwen2vl", Architecture::Qwen2Vl),
-    ("qwen3vl", Architecture::Qwen3Vl),
-    ("qwen35", Architecture::Qwen35),
-    ("gemma3", Architecture::Gemma3),
-    ("gemma4", Architecture::Gemma4),
-    ("lfm2", Architecture::Lfm2),
-    ("phi3", Architecture::Phi3),
-    ("phimoe", Architecture::PhiMoe),
-    ("smollm3", Architecture::SmolLm3),
-    ("granite", Architecture::Granite),
-    ("olmo2", Architecture::Olmo2),
-    ("gemma2", Architecture::Gemma2),
+/// With the class of the configuration that the metadata makes; none for one whose metadata does not say all.
+const ARCHITECTURES: [(&str, Architecture, &str); 16] = [
+    ("llama", Architecture::Llama, "LlamaForCausalLM"),
+    ("qwen2", Architecture::Qwen2, "Qwen2ForCausalLM"),
+    ("qwen3", Architecture::Qwen3, "Qwen3ForCausalLM"),
+    ("qwen3moe", Architecture::Qwen3Moe, "Qwen3MoeForCausalLM"),
+    ("qwen2vl", Architecture::Qwen2Vl, "Qwen2_5_VLForConditionalGeneration"),
+    ("qwen3vl", Architecture::Qwen3Vl, "Qwen3VLForConditionalGeneration"),
+    ("qwen35", Architecture::Qwen35, "Qwen3_5ForCausalLM"),
+    ("gemma3", Architecture::Gemma3, "Gemma3ForCausalLM"),
+    ("gemma4", Architecture::Gemma4, ""),
+    ("lfm2", Architecture::Lfm2, "Lfm2ForCausalLM"),
+    ("phi3", Architecture::Phi3, "Phi3ForCausalLM"),
+    ("phimoe", Architecture::PhiMoe, "PhimoeForCausalLM"),
+    ("smollm3", Architecture::SmolLm3, "SmolLM3ForCausalLM"),
+    ("granite", Architecture::Granite, "GraniteForCausalLM"),
+    ("olmo2", Architecture::Olmo2, "Olmo2ForCausalLM"),
+    ("gemma2", Architecture::Gemma2, "Gemma2ForCausalLM"),
 ];
 
 /// Parts of a layer whose names differ by architecture, the first that is there.
@@ -192,11 +193,21 @@ impl Architecture {
                                      phimoe, smollm3, granite, olmo2 or gemma2";
 
     pub fn of(name: &str) -> Option<Self> {
-        ARCHITECTURES.iter().find(|(known, _)| *known == name).map(|(_, found)| *found)
+        ARCHITECTURES.iter().find(|(known, ..)| *known == name).map(|(_, found, _)| *found)
+    }
+
+    fn names(self) -> [&'static str; 2] {
+        let row = ARCHITECTURES.iter().find(|(_, known, _)| *known == self);
+        row.map_or(["", ""], |(name, _, class)| [name, class])
     }
 
     pub fn name(self) -> &'static str {
-        ARCHITECTURES.iter().find(|(_, known)| *known == self).map_or("", |(name, _)| name)
+        self.names()[0]
+    }
+
+    /// The class of its `config.json`; none where the metadata does not say all of that.
+    pub fn class(self) -> Option<&'static str> {
+        Some(self.names()[1]).filter(|class| !class.is_empty())
     }
 
     /// A key of the metadata: `llama.attention.head_count`.

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use qhx_base::artifacts::Mapped;
 use qhx_base::{Error, ErrorKind, Result};
@@ -63,7 +64,7 @@ const QWEN3_PIXELS: [[u64; 2]; 2] = [[65_536, 16_777_216], [4096, 25_165_824]];
 /// A tower, under the names of a Hugging Face checkpoint.
 #[derive(Debug)]
 pub(crate) struct Tower {
-    pub tensors: BTreeMap<String, Imported>,
+    pub tensors: BTreeMap<String, Arc<dyn Imported>>,
     /// `vision_config`.
     pub config: Json,
     /// `processor_config.json`.
@@ -140,11 +141,15 @@ impl Kind {
 
     /// The tensors by the names of the Hugging Face checkpoint; those that no table has keep theirs, so that they are
     /// not left out without a word.
-    fn tensors(self, file: &File, map: &Mapped) -> Result<BTreeMap<String, Imported>, String> {
+    fn tensors(
+        self,
+        file: &File,
+        map: &Mapped,
+    ) -> Result<BTreeMap<String, Arc<dyn Imported>>, String> {
         let deepstack: BTreeSet<usize> = file.tensors.iter().filter_map(block_of_merger).collect();
         let deepstack: Vec<_> = deepstack.into_iter().collect();
         let find = |name: &str| file.tensors.iter().find(|info| info.name == name);
-        let mut tensors = BTreeMap::new();
+        let mut tensors: BTreeMap<_, Arc<dyn Imported>> = BTreeMap::new();
         for info in &file.tensors {
             let (stem, end) = info.name.rsplit_once('.').unwrap_or((&info.name, ""));
             if info.name == FILTERS[1] {
@@ -203,7 +208,7 @@ impl Kind {
             });
             let name = name.or(merger).unwrap_or_else(|| info.name.clone());
             let tensor = Tensor::plain(map, info);
-            if tensors.insert(name.clone(), Imported::Gguf(tensor)).is_some() {
+            if tensors.insert(name.clone(), Arc::new(tensor)).is_some() {
                 return Err(format!("the tensor {name} is there twice"));
             }
         }
@@ -281,7 +286,12 @@ impl Kind {
 }
 
 /// Tensors of one shape that are one, of which each has `unit` elements in turn.
-fn join(map: &Mapped, infos: &[&Info], shape: Vec<usize>, unit: usize) -> Result<Imported, String> {
+fn join(
+    map: &Mapped,
+    infos: &[&Info],
+    shape: Vec<usize>,
+    unit: usize,
+) -> Result<Arc<Joined>, String> {
     if let Some(other) = infos.iter().find(|info| info.shape != infos[0].shape) {
         return Err(format!(
             "{} has the shape {:?}, expected {:?} as {}",
@@ -289,7 +299,7 @@ fn join(map: &Mapped, infos: &[&Info], shape: Vec<usize>, unit: usize) -> Result
         ));
     }
     let parts = infos.iter().map(|info| Tensor::plain(map, info)).collect();
-    Ok(Imported::Joined(Joined::new(parts, shape, unit)))
+    Ok(Arc::new(Joined::new(parts, shape, unit)))
 }
 
 /// The block after which the merger that a tensor belongs to takes rows.

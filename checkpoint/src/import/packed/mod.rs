@@ -32,6 +32,7 @@ use qhx_types::DType;
 use qhx_types::quantized::{QuantizedForm, QuantizedMut};
 use safetensors::Dtype;
 
+use super::Imported;
 pub(crate) use part::Part;
 pub(crate) use scheme::Scheme;
 
@@ -103,21 +104,22 @@ impl Tensor {
         let shape = Arc::from(layer.shape());
         Self { layer: Arc::new(layer), shape }
     }
+}
 
-    pub fn shape(&self) -> &[usize] {
+impl Imported for Tensor {
+    fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    pub fn form(&self) -> &'static str {
+    fn form(&self) -> &'static str {
         self.layer.name()
     }
 
-    /// True where graphs can hold its integers.
-    pub fn has_integers(&self) -> bool {
+    fn has_quantized_weights(&self) -> bool {
         self.layer.has_integers()
     }
 
-    pub fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Arc<dyn RowSource>> {
+    fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Arc<dyn RowSource>> {
         if shape != self.layer.shape() {
             return Err(Error::new(
                 ErrorKind::Artifact,

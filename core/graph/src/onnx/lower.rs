@@ -203,9 +203,7 @@ impl Lowering<'_> {
     }
 
     fn weight(&mut self, tensor: &Tensor, weight: &Weight) -> Result<()> {
-        if self.progress.cancelled() {
-            return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
-        }
+        self.progress.stop_if_cancelled()?;
         let identity = identity(tensor, weight)?;
         if let Some(lowered) = self.known.0.get(&identity) {
             let Lowered { initializers, mut nodes, shapes, offsets } = lowered.clone();

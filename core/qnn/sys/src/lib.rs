@@ -222,6 +222,28 @@ structures! {
     }
 }
 
+impl Tensor {
+    /// A tensor of version 1, without name, shape and data.
+    pub const V1: Self = Self {
+        version: TENSOR_V1,
+        _reserved: 0,
+        id: 0,
+        name: std::ptr::null(),
+        kind: TENSOR_APP_WRITE,
+        data_format: 0,
+        data_type: UNDEFINED,
+        quantize: QuantizeParams::NONE,
+        rank: 0,
+        dimensions: std::ptr::null(),
+        mem_type: MEM_RAW,
+        data: std::ptr::null_mut(),
+        data_size: 0,
+        is_dynamic: std::ptr::null(),
+        sparse: [0; 3],
+        is_produced: 0,
+    };
+}
+
 // Registered memory -----------------------------------------------------------------------------
 
 /// Kind of a [`MemDescriptor`]: `value.fd` is a buffer that holds one tensor.

@@ -27,6 +27,12 @@ macro_rules! table {
             $(pub $field: Option<unsafe extern "C" fn($($arg),*) -> Status>,)*
         }
 
+        impl std::fmt::Debug for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(stringify!($name))
+            }
+        }
+
         impl $name {
             /// Reads the first `slots` slots at `base`; later ones are absent.
             ///

@@ -22,7 +22,6 @@ pub fn backend_over(control: &Control, real: &Library, options: QnnOptions) -> A
 }
 
 #[tier(qnn)]
-#[test]
 fn calls_are_handed_on_and_everything_is_freed() {
     let (real, control) = fake();
     let binary = linear_binary(&real, Target::V81, 5);
@@ -102,7 +101,6 @@ fn explains(error: &Error, code: u16, label: &str) {
 }
 
 #[tier(qnn)]
-#[test]
 fn every_code_of_the_library_is_explained() {
     let (real, control) = fake();
     let (_folder, source) = file(&linear_binary(&real, Target::V81, 5));
@@ -121,7 +119,6 @@ fn every_code_of_the_library_is_explained() {
 }
 
 #[tier(qnn)]
-#[test]
 fn whichever_call_fails_there_is_one_error_and_nothing_is_left() {
     let (real, control) = fake();
     let (_folder, source) = file(&linear_binary(&real, Target::V81, 5));
@@ -154,7 +151,6 @@ fn whichever_call_fails_there_is_one_error_and_nothing_is_left() {
 }
 
 #[tier(qnn)]
-#[test]
 fn contexts_beyond_what_the_device_takes_are_refused() {
     let (real, control) = fake();
     let binary = linear_binary(&real, Target::V81, 5);
@@ -181,7 +177,6 @@ fn contexts_beyond_what_the_device_takes_are_refused() {
 }
 
 #[tier(qnn)]
-#[test]
 fn after_a_restart_a_context_fails_until_it_is_reopened() {
     let (real, control) = fake();
     let binary = linear_binary(&real, Target::V81, 5);
@@ -201,7 +196,6 @@ fn after_a_restart_a_context_fails_until_it_is_reopened() {
 }
 
 #[tier(qnn)]
-#[test]
 fn contexts_of_a_lost_device_close_before_the_next_one_opens() {
     let (real, control) = fake();
     let binary = linear_binary(&real, Target::V81, 5);
@@ -226,7 +220,6 @@ fn contexts_of_a_lost_device_close_before_the_next_one_opens() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_slow_execution_is_reported_once_and_counted() {
     let (real, control) = fake();
     let binary = linear_binary(&real, Target::V81, 5);

@@ -19,7 +19,6 @@ fn open(library: &Library, options: QnnOptions, bytes: &[u8]) -> Error {
 }
 
 #[tier(qnn)]
-#[test]
 fn metadata_declares_what_was_composed() {
     let library = opened();
     for target in Target::ALL {
@@ -46,7 +45,6 @@ fn metadata_declares_what_was_composed() {
 }
 
 #[tier(qnn)]
-#[test]
 fn metadata_needs_the_system_library_only() {
     let library = opened();
     let system = SystemLibrary::open(library.system().path()).unwrap();
@@ -56,19 +54,15 @@ fn metadata_needs_the_system_library_only() {
 }
 
 #[tier(qnn)]
-#[test]
 fn the_encoding_of_inputs_and_outputs_is_read() {
     let library = opened();
-    let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
-    let mut graph = context.graph("u16", &[]).unwrap();
     let quantization = Quantization::PerTensor { scale: 0.000_5, offset: -32768 };
-    let spec = TensorSpec::input("x", DType::UFixed16, &[1, K]);
-    let x = graph.tensor(spec.quantized(quantization.clone())).unwrap();
-    let y = graph.tensor(TensorSpec::output("y", DType::F16, &[1, K])).unwrap();
-    graph.node("y", "Dequantize", &[], &[x], &[y]).unwrap();
-    graph.finalize().unwrap();
-    let binary = context.binary().unwrap();
-    drop(context);
+    let binary = binary(&library, Target::V81, "u16", |graph| {
+        let spec = TensorSpec::input("x", DType::UFixed16, &[1, K]);
+        let x = graph.tensor(spec.quantized(quantization.clone())).unwrap();
+        let y = graph.tensor(TensorSpec::output("y", DType::F16, &[1, K])).unwrap();
+        graph.node("y", "Dequantize", &[], &[x], &[y]).unwrap();
+    });
     let info = BinaryInfo::read(library.system(), "a.bin", &binary).unwrap();
     assert_eq!(info.graphs[0].inputs[0].dtype, Some(DType::UFixed16));
     assert_eq!(info.graphs[0].inputs[0].quantization, quantization);
@@ -81,7 +75,6 @@ fn the_encoding_of_inputs_and_outputs_is_read() {
 }
 
 #[tier(qnn)]
-#[test]
 fn an_empty_file_is_called_empty() {
     let library = opened();
     let error = open(&library, QnnOptions::default(), &[]);
@@ -90,7 +83,6 @@ fn an_empty_file_is_called_empty() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_truncated_file_is_refused_in_one_sentence() {
     let library = opened();
     let whole = linear_binary(&library, Target::V81, 22);
@@ -119,7 +111,6 @@ fn a_truncated_file_is_refused_in_one_sentence() {
 }
 
 #[tier(qnn)]
-#[test]
 fn flipped_bytes_never_end_the_process() {
     let library = opened();
     let whole = linear_binary(&library, Target::V81, 24);
@@ -145,7 +136,6 @@ fn flipped_bytes_never_end_the_process() {
 }
 
 #[tier(qnn)]
-#[test]
 fn another_architecture_is_refused_before_loading() {
     let library = opened();
     let binary = linear_binary(&library, Target::V81, 26);
@@ -158,7 +148,6 @@ fn another_architecture_is_refused_before_loading() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_missing_file_is_named() {
     let library = opened();
     let (folder, source) = file(b"x");
@@ -169,7 +158,6 @@ fn a_missing_file_is_named() {
 }
 
 #[tier(qnn)]
-#[test]
 fn weights_shared_by_graphs_are_refused_on_the_emulator() {
     let library = opened();
     let configs = [qhx_qnn::ContextConfig::WeightSharing(true)];
@@ -228,7 +216,6 @@ fn opened_on(
 }
 
 #[tier(qnn)]
-#[test]
 fn a_device_opens_warns_or_refuses_by_architecture() {
     let fake = between::fake();
     for made in Target::ALL {
@@ -264,17 +251,12 @@ fn a_device_opens_warns_or_refuses_by_architecture() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_device_with_less_memory_refuses_what_needs_more() {
     let fake = between::fake();
     let (library, small) = (&fake.0, Target::named("SSG2115P").unwrap());
     let chip = |vtcm_mb| Chip { arch: 73, soc: small.soc, vtcm_mb };
-    let mut context = Composer::new(library, small, &[]).unwrap();
-    let mut graph = context.graph("linear", &[GraphConfig::VtcmMb(2)]).unwrap();
-    linear(&mut graph, &weight(41).0);
-    graph.finalize().unwrap();
-    let binary = context.binary().unwrap();
-    drop(context);
+    let configs = [GraphConfig::VtcmMb(2)];
+    let binary = composed_linear(library, small, &configs, 41).binary().unwrap();
     let (result, warnings) = opened_on(&fake, &binary, chip(2));
     assert!(result.is_ok() && warnings.is_empty(), "{result:?} {warnings:?}");
     let (result, warnings) = opened_on(&fake, &binary, chip(8));

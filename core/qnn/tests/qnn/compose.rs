@@ -9,7 +9,6 @@ use qhx_types::quantized::{Bits, QuantizedForm, QuantizedRef};
 use crate::*;
 
 #[tier(qnn)]
-#[test]
 fn constants_may_be_freed_as_soon_as_they_are_declared() {
     let library = opened();
     let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
@@ -29,15 +28,14 @@ fn constants_may_be_freed_as_soon_as_they_are_declared() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_context_holds_several_graphs() {
     let library = opened();
     let mut context = Composer::new(&library, Target::V79, &[]).unwrap();
     for seed in [32, 33] {
-        let mut graph = context.graph(&format!("g{seed}"), &[]).unwrap();
-        linear(&mut graph, &weight(seed).0);
-        assert_eq!(graph.node_count(), 1);
-        graph.finalize().unwrap();
+        add(&mut context, &format!("g{seed}"), &[], |graph| {
+            linear(graph, &weight(seed).0);
+            assert_eq!(graph.node_count(), 1);
+        });
     }
     assert_eq!(context.graphs(), ["g32", "g33"]);
     let binary = context.binary().unwrap();
@@ -54,7 +52,6 @@ fn a_context_holds_several_graphs() {
 }
 
 #[tier(qnn)]
-#[test]
 fn executions_of_other_threads_wait_for_a_composition() {
     let library = opened();
     let binary = linear_binary(&library, Target::V81, 28);
@@ -71,9 +68,7 @@ fn executions_of_other_threads_wait_for_a_composition() {
     });
     let short = std::time::Duration::from_millis(200);
     assert!(executed.recv_timeout(short).is_err(), "executed beside a composition");
-    let mut graph = context.graph("linear", &[]).unwrap();
-    linear(&mut graph, &weight(30).0);
-    graph.finalize().unwrap();
+    add(&mut context, "linear", &[], |graph| linear(graph, &weight(30).0));
     assert!(executed.recv_timeout(short).is_err(), "executed beside a composition");
     drop(context);
     for y in executed {
@@ -83,7 +78,6 @@ fn executions_of_other_threads_wait_for_a_composition() {
 }
 
 #[tier(qnn)]
-#[test]
 fn threads_that_compile_and_threads_that_execute_take_turns() {
     let library = opened();
     let binary = linear_binary(&library, Target::V81, 28);
@@ -117,15 +111,12 @@ fn threads_that_compile_and_threads_that_execute_take_turns() {
 }
 
 #[tier(qnn)]
-#[test]
 fn contexts_for_different_chips_can_be_under_way_at_once() {
     let library = opened();
     let mut contexts: Vec<_> =
         Target::ALL.iter().map(|&t| Composer::new(&library, t, &[]).unwrap()).collect();
     for context in &mut contexts {
-        let mut graph = context.graph("linear", &[]).unwrap();
-        linear(&mut graph, &weight(35).0);
-        graph.finalize().unwrap();
+        add(context, "linear", &[], |graph| linear(graph, &weight(35).0));
     }
     for context in &contexts {
         let binary = context.binary().unwrap();
@@ -135,7 +126,6 @@ fn contexts_for_different_chips_can_be_under_way_at_once() {
 }
 
 #[tier(qnn)]
-#[test]
 fn parameters_of_every_kind_reach_the_op() {
     let library = opened();
     // Softmax over axis 1 of [1,4,8]: U32 and F32; ReduceSum: U32s and Bool; StridedSlice: I32s.
@@ -175,7 +165,6 @@ fn parameters_of_every_kind_reach_the_op() {
 }
 
 #[tier(qnn)]
-#[test]
 fn an_unknown_op_is_named_with_its_node() {
     let library = opened();
     let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
@@ -191,7 +180,6 @@ fn an_unknown_op_is_named_with_its_node() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_graph_that_does_not_compile_quotes_the_compiler() {
     let library = opened();
     let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
@@ -207,7 +195,6 @@ fn a_graph_that_does_not_compile_quotes_the_compiler() {
 }
 
 #[tier(qnn)]
-#[test]
 fn mistakes_are_found_before_the_library_sees_them() {
     let library = opened();
     let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
@@ -236,20 +223,15 @@ fn mistakes_are_found_before_the_library_sees_them() {
 }
 
 #[tier(qnn)]
-#[test]
 fn options_of_a_graph_reach_the_compiler() {
     let library = opened();
     let level = |level| {
-        let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
         let configs = [
             GraphConfig::OptimizationLevel(level),
             GraphConfig::VtcmMb(2),
             GraphConfig::HvxThreads(2),
         ];
-        let mut graph = context.graph("linear", &configs).unwrap();
-        linear(&mut graph, &weight(37).0);
-        graph.finalize().unwrap();
-        let binary = context.binary().unwrap();
+        let binary = composed_linear(&library, Target::V81, &configs, 37).binary().unwrap();
         let info = BinaryInfo::read(library.system(), "a.bin", &binary).unwrap();
         let figures = info.graphs[0].figures.unwrap();
         assert_eq!(figures.hvx_threads, Some(2), "{figures:?}");
@@ -261,34 +243,27 @@ fn options_of_a_graph_reach_the_compiler() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_key_of_the_compiler_carries_text() {
     let library = opened();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace.json");
-    let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
     let configs = [GraphConfig::Compiler {
         key: "sim_trace_final".to_owned(),
         value: CompilerValue::Text(path.display().to_string()),
     }];
-    let mut graph = context.graph("linear", &configs).unwrap();
-    linear(&mut graph, &weight(38).0);
-    graph.finalize().unwrap();
+    composed_linear(&library, Target::V81, &configs, 38);
     let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     assert!(!trace["traceEvents"].as_array().unwrap().is_empty());
 }
 
 #[tier(qnn)]
-#[test]
 fn a_binary_written_to_a_file_is_the_binary() {
     let library = opened();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("part.bin");
     let mut context = Composer::new(&library, Target::V75, &[]).unwrap();
     assert!(context.write(&path).is_err() && !path.exists());
-    let mut graph = context.graph("linear", &[]).unwrap();
-    linear(&mut graph, &weight(39).0);
-    graph.finalize().unwrap();
+    add(&mut context, "linear", &[], |graph| linear(graph, &weight(39).0));
     let bytes = context.write(&path).unwrap();
     assert_eq!(std::fs::metadata(&path).unwrap().len(), bytes);
     let info =
@@ -302,7 +277,6 @@ fn a_binary_written_to_a_file_is_the_binary() {
 
 /// 4-bit integers in blocks, with and without offsets, one scale a row, and 8-bit integers in blocks.
 #[tier(qnn)]
-#[test]
 fn matmuls_with_quantized_weights_equal_f64() {
     let library = opened();
     let integers = |seed: u32, bits: Bits| -> Vec<i8> {
@@ -362,7 +336,6 @@ fn round(value: f32) -> f32 {
 }
 
 #[tier(qnn)]
-#[test]
 fn weights_the_library_computes_wrongly_name_their_tensor() {
     let library = opened();
     let mut context = Composer::new(&library, Target::V81, &[]).unwrap();

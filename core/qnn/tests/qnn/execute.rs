@@ -12,7 +12,6 @@ use qhx_types::{DType, Port};
 use crate::*;
 
 #[tier(qnn)]
-#[test]
 fn an_f16_graph_computes_what_f64_computes_on_every_target() {
     let library = opened();
     let (input, x) = f16s(&numbers(1, K));
@@ -27,7 +26,6 @@ fn an_f16_graph_computes_what_f64_computes_on_every_target() {
 }
 
 #[tier(qnn)]
-#[test]
 fn int8_weights_with_f16_activations_keep_their_scales() {
     let library = opened();
     let (input, x) = f16s(&numbers(3, K));
@@ -49,7 +47,6 @@ fn int8_weights_with_f16_activations_keep_their_scales() {
 }
 
 #[tier(qnn)]
-#[test]
 fn binding_another_buffer_changes_what_is_read_and_written() {
     let library = opened();
     let binary = linear_binary(&library, Target::V81, 5);
@@ -70,7 +67,6 @@ fn binding_another_buffer_changes_what_is_read_and_written() {
 }
 
 #[tier(qnn)]
-#[test]
 fn memory_that_does_not_fit_a_tensor_is_refused() {
     let library = opened();
     let binary = linear_binary(&library, Target::V81, 8);
@@ -98,7 +94,6 @@ fn memory_that_does_not_fit_a_tensor_is_refused() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_graph_outlives_the_backend_and_the_file() {
     let library = opened();
     let binary = linear_binary(&library, Target::V81, 9);
@@ -123,7 +118,6 @@ fn a_graph_outlives_the_backend_and_the_file() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_thread_per_context_and_a_thread_per_graph_agree() {
     let library = opened();
     let binary = linear_binary(&library, Target::V81, 11);
@@ -158,7 +152,6 @@ fn a_thread_per_context_and_a_thread_per_graph_agree() {
 }
 
 #[tier(qnn)]
-#[test]
 fn twenty_cycles_of_everything() {
     let library = opened();
     let binary = linear_binary(&library, Target::V79, 12);
@@ -179,7 +172,6 @@ fn twenty_cycles_of_everything() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_profile_names_what_took_how_long() {
     let library = opened();
     let binary = linear_binary(&library, Target::V81, 14);
@@ -205,7 +197,6 @@ fn a_profile_names_what_took_how_long() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_source_without_a_binary_is_not_for_this_backend() {
     let library = opened();
     let backend = backend(&library, QnnOptions::default());
@@ -217,7 +208,6 @@ fn a_source_without_a_binary_is_not_for_this_backend() {
 }
 
 #[tier(qnn)]
-#[test]
 fn the_backend_describes_itself() {
     let library = opened();
     let info = backend(&library, QnnOptions::default()).info();
@@ -229,7 +219,6 @@ fn the_backend_describes_itself() {
 }
 
 #[tier(qnn)]
-#[test]
 fn every_power_vote_is_accepted() {
     let library = opened();
     let backend = backend(&library, QnnOptions::default());
@@ -243,7 +232,6 @@ fn every_power_vote_is_accepted() {
 }
 
 #[tier(qnn)]
-#[test]
 fn an_int32_input_is_passed_by_its_own_type() {
     let library = opened();
     let (table, rows) = f16s(&numbers(16, 8 * 32));

@@ -23,7 +23,7 @@ use qhx_base::CancelToken;
 use qhx_base::compare::Distance;
 use qhx_exec::backend::{Backend, ContextSource};
 use qhx_exec::{BufferId, GraphId, Workspace};
-use qhx_qnn::compose::{Composer, GraphComposer, Param, TensorSpec};
+use qhx_qnn::compose::{Composer, GraphComposer, GraphConfig, Param, TensorSpec};
 use qhx_qnn::{Library, QnnBackend, QnnOptions, Target};
 use qhx_tiers::tier;
 use qhx_types::{DType, Port, Quantization};
@@ -92,25 +92,51 @@ fn binary(
     compose: impl FnOnce(&mut GraphComposer<'_>),
 ) -> Vec<u8> {
     let mut context = Composer::new(library, target, &[]).unwrap();
-    let mut graph = context.graph(name, &[]).unwrap();
+    add(&mut context, name, &[], compose);
+    context.binary().unwrap()
+}
+
+/// Adds a graph to a context.
+fn add(
+    context: &mut Composer,
+    name: &str,
+    configs: &[GraphConfig],
+    compose: impl FnOnce(&mut GraphComposer<'_>),
+) {
+    let mut graph = context.graph(name, configs).unwrap();
     compose(&mut graph);
     graph.finalize().unwrap();
-    context.binary().unwrap()
+}
+
+/// A context with one f16 graph `linear`, not yet written.
+fn composed_linear(
+    library: &Library,
+    target: Target,
+    configs: &[GraphConfig],
+    seed: u32,
+) -> Composer {
+    let mut context = Composer::new(library, target, &[]).unwrap();
+    add(&mut context, "linear", configs, |graph| linear(graph, &weight(seed).0));
+    context
 }
 
 /// A context with one f16 graph `linear`.
 fn linear_binary(library: &Library, target: Target, seed: u32) -> Vec<u8> {
-    binary(library, target, "linear", |graph| linear(graph, &weight(seed).0))
+    composed_linear(library, target, &[], seed).binary().unwrap()
 }
 
 /// A file that holds `bytes`.
 fn file(bytes: &[u8]) -> (tempfile::TempDir, ContextSource) {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("part.bin");
-    std::fs::write(&path, bytes).unwrap();
-    let source =
-        ContextSource { key: "part".to_owned(), binary: Some(path), ..ContextSource::default() };
+    let source = file_in(folder.path(), "part", bytes);
     (folder, source)
+}
+
+/// The same in a folder, named by the context's key.
+fn file_in(folder: &std::path::Path, key: &str, bytes: &[u8]) -> ContextSource {
+    let path = folder.join(format!("{key}.bin"));
+    std::fs::write(&path, bytes).unwrap();
+    ContextSource { key: key.to_owned(), binary: Some(path), ..ContextSource::default() }
 }
 
 /// A workspace over one binary with a buffer for every port of its first graph.

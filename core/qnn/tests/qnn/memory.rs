@@ -30,7 +30,6 @@ fn check(session: &mut Session, seed: u32, weight_seed: u32) {
 }
 
 #[tier(qnn)]
-#[test]
 fn buffers_are_registered_once_and_take_turns_without_a_call() {
     let (real, control) = fake();
     let binary = linear_binary(&real, Target::V81, 5);
@@ -75,7 +74,6 @@ fn buffers_are_registered_once_and_take_turns_without_a_call() {
 }
 
 #[tier(qnn)]
-#[test]
 fn memory_goes_with_what_used_it_and_the_context_stays() {
     let (real, control) = fake();
     let (_folder, source) = file(&linear_binary(&real, Target::V81, 6));
@@ -108,7 +106,6 @@ fn memory_goes_with_what_used_it_and_the_context_stays() {
 }
 
 #[tier(qnn)]
-#[test]
 fn what_cannot_be_registered_is_copied_or_an_error() {
     let (real, control) = fake();
     let binary = linear_binary(&real, Target::V81, 7);
@@ -160,7 +157,6 @@ fn bind_all(control: &Control, real: &Library, binary: &[u8]) -> Result<(), Erro
 }
 
 #[tier(qnn)]
-#[test]
 fn without_libcdsprpc_memory_is_raw_with_the_reason() {
     let (real, control) = fake();
     let binary = linear_binary(&real, Target::V81, 8);

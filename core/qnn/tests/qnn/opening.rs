@@ -10,7 +10,6 @@ use crate::between::{backend_over, fake};
 use crate::*;
 
 #[tier(qnn)]
-#[test]
 fn the_libraries_do_not_pass_for_one_another() {
     let library = opened();
     let error = SystemLibrary::open(library.path()).unwrap_err();
@@ -21,7 +20,6 @@ fn the_libraries_do_not_pass_for_one_another() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_missing_library_is_named() {
     let library = opened();
     let error = Library::open(Path::new("/nowhere/libQnnHtp.so"), Some(library.system().path()))
@@ -32,7 +30,6 @@ fn a_missing_library_is_named() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_device_for_an_unknown_architecture_is_refused() {
     let library = opened();
     let unknown = Target { arch: 12, soc: 9999, vtcm_mb: None };
@@ -43,7 +40,6 @@ fn a_device_for_an_unknown_architecture_is_refused() {
 }
 
 #[tier(qnn)]
-#[test]
 fn the_platform_is_described() {
     let library = opened();
     let platform = Device::open(&library, LogLevel::Error, None).unwrap().platform().unwrap();
@@ -52,7 +48,6 @@ fn the_platform_is_described() {
 }
 
 #[tier(qnn)]
-#[test]
 fn the_library_has_words_for_its_codes() {
     let library = opened();
     let words = library.message(qhx_qnn::codes::Code(5005)).unwrap();
@@ -60,15 +55,10 @@ fn the_library_has_words_for_its_codes() {
 }
 
 #[tier(qnn)]
-#[test]
 fn contexts_opened_side_by_side_keep_their_order() {
     let library = opened();
     let folder = tempfile::tempdir().unwrap();
-    let source = |seed: u32, bytes: &[u8]| {
-        let path = folder.path().join(format!("{seed}.bin"));
-        std::fs::write(&path, bytes).unwrap();
-        ContextSource { key: seed.to_string(), binary: Some(path), ..ContextSource::default() }
-    };
+    let source = |seed: u32, bytes: &[u8]| file_in(folder.path(), &seed.to_string(), bytes);
     let seeds = [21, 22, 23];
     let mut sources: Vec<_> = seeds
         .iter()
@@ -105,36 +95,29 @@ fn contexts_opened_side_by_side_keep_their_order() {
 /// A context whose graph keeps more than the tightly coupled memory holds: every matmul needs the whole of a square
 /// matrix of `side`.
 fn spilling_binary(library: &Library, side: usize) -> Vec<u8> {
-    let mut context = Composer::new(library, Target::V81, &[]).unwrap();
-    let mut graph = context.graph("spills", &[]).unwrap();
-    let square = &[side, side][..];
-    let x = graph.tensor(TensorSpec::input("x", DType::F16, square)).unwrap();
-    let mut previous = x;
-    for step in 0..3 {
-        let spec = |name| match step {
-            2 => TensorSpec::output("y", DType::F16, square),
-            _ => TensorSpec::native(name, DType::F16, square),
-        };
-        let name = format!("y{step}");
-        let y = graph.tensor(spec(&name)).unwrap();
-        graph.node(&name, "MatMul", &[], &[previous, x], &[y]).unwrap();
-        previous = y;
-    }
-    graph.finalize().unwrap();
-    context.binary().unwrap()
+    binary(library, Target::V81, "spills", |graph| {
+        let square = &[side, side][..];
+        let x = graph.tensor(TensorSpec::input("x", DType::F16, square)).unwrap();
+        let mut previous = x;
+        for step in 0..3 {
+            let spec = |name| match step {
+                2 => TensorSpec::output("y", DType::F16, square),
+                _ => TensorSpec::native(name, DType::F16, square),
+            };
+            let name = format!("y{step}");
+            let y = graph.tensor(spec(&name)).unwrap();
+            graph.node(&name, "MatMul", &[], &[previous, x], &[y]).unwrap();
+            previous = y;
+        }
+    })
 }
 
 /// The emulator refuses to share the buffer: the provider in between takes the option out and checks it.
 #[tier(qnn)]
-#[test]
 fn contexts_share_the_spill_fill_buffer_of_the_neediest() {
     let (real, control) = fake();
     let folder = tempfile::tempdir().unwrap();
-    let source = |key: &str, bytes: &[u8]| {
-        let path = folder.path().join(format!("{key}.bin"));
-        std::fs::write(&path, bytes).unwrap();
-        ContextSource { key: key.to_owned(), binary: Some(path), ..ContextSource::default() }
-    };
+    let source = |key: &str, bytes: &[u8]| file_in(folder.path(), key, bytes);
     let sources = [
         source("none", &linear_binary(&real, Target::V81, 21)),
         source("less", &spilling_binary(&real, 1408)),

@@ -25,7 +25,6 @@ fn report(control: &Control) -> Report {
 }
 
 #[tier(qnn)]
-#[test]
 fn each_power_mode_votes_and_takes_its_votes_back() {
     let (real, control) = fake();
     let open = |perf| backend_over(&control, &real, QnnOptions { perf, ..QnnOptions::default() });
@@ -70,7 +69,6 @@ fn each_power_mode_votes_and_takes_its_votes_back() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_power_mode_can_be_set_after_the_device_default() {
     let (real, control) = fake();
     let perf = PerfMode::DeviceDefault;
@@ -94,7 +92,6 @@ fn wait(control: &Control, votes: usize) -> Report {
 }
 
 #[tier(qnn)]
-#[test]
 fn votes_are_taken_back_while_idle_until_an_execution() {
     let (real, control) = fake();
     let binary = linear_binary(&real, Target::V81, 5);

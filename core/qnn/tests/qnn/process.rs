@@ -55,7 +55,6 @@ fn allocations(work: impl FnOnce()) -> usize {
 }
 
 #[tier(qnn)]
-#[test]
 fn executing_and_binding_allocate_nothing() {
     let library = opened();
     assert!(allocations(|| drop(vec![1u8; 9])) > 0);
@@ -109,7 +108,6 @@ fn prints_a_result() {
 }
 
 #[tier(qnn)]
-#[test]
 fn results_are_not_mixed_with_what_the_library_prints() {
     let (out, err) = alone("process::prints_a_result");
     assert!(out.contains("the result\nand more\nback again\n"), "{out}");
@@ -188,7 +186,6 @@ fn logs_a_lot() {
 }
 
 #[tier(qnn)]
-#[test]
 fn the_log_reaches_tracing_from_every_thread() {
     let (out, _) = alone("process::logs_a_lot");
     let count = out.split("logged ").nth(1).and_then(|rest| rest.lines().next()).unwrap();

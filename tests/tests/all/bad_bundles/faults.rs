@@ -45,7 +45,6 @@ fn chat(model: &mut Model, goldens: &Goldens, tokens: usize, after: usize) -> Re
 }
 
 #[tier(qnn)]
-#[test]
 fn htp_a_call_that_fails_is_one_error_and_the_model_goes_on() {
     let faults = Faults::open();
     let goldens = tiny::goldens(&tiny::fixture(TINY));
@@ -62,7 +61,6 @@ fn htp_a_call_that_fails_is_one_error_and_the_model_goes_on() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_restart_of_the_dsp_changes_no_token() {
     let faults = Faults::open();
     let goldens = tiny::goldens(&tiny::fixture(TINY));
@@ -104,7 +102,6 @@ fn a_restart_of_the_dsp_changes_no_token() {
 }
 
 #[tier(qnn)]
-#[test]
 fn contexts_of_all_models_close_before_a_device_is_opened() {
     let faults = Faults::open();
     let goldens = tiny::goldens(&tiny::fixture(TINY));
@@ -134,7 +131,6 @@ fn contexts_of_all_models_close_before_a_device_is_opened() {
 }
 
 #[tier(qnn)]
-#[test]
 fn a_dsp_that_does_not_stay_up_is_an_error() {
     let faults = Faults::open();
     let goldens = tiny::goldens(&tiny::fixture(TINY));

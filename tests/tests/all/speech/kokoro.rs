@@ -1,8 +1,6 @@
 //! The Kokoro tiny model from the checkpoint as published (`.pth`, voices) to samples, against goldens that the package
 //! `kokoro` made (`tests/oracle/kokoro_speak.py`), with the noise of the source drawn by the same generator.
 
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
-
 use qhx_base::compare::Distance;
 use qhx_base::{CancelToken, Result};
 use qhx_core::engine::{Model, Prompt};
@@ -193,7 +191,6 @@ fn bundles_that_do_not_fit_are_refused() {
 
 /// The voice without sines, whose graphs are short; both, and the other chip, with `QHX_FULL`.
 #[tier(qnn)]
-#[test]
 fn the_npu_speaks_the_same() {
     let full = tiny::full_matrix();
     for target in if full { &["v81", "v73"][..] } else { &["v81"] } {

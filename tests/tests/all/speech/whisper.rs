@@ -1,8 +1,6 @@
 //! The Whisper tiny model from checkpoint to text, against goldens that `transformers` made
 //! (`tests/oracle/whisper.py`).
 
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
-
 use qhx::golden::Golden;
 use qhx_base::{CancelToken, ErrorKind};
 use qhx_core::engine::{Model, Part, Prompt, Request};
@@ -79,7 +77,6 @@ fn word_times(model: &mut Model) -> Vec<[i64; 2]> {
     [first, [begin[0], end[1]]].iter().map(|word| word.map(hundredths)).collect()
 }
 
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn says_the_same(model: &mut Model, cases: &[Case], label: &str) {
     for case in cases {
         model.reset().unwrap();
@@ -203,7 +200,6 @@ fn what_is_no_transcription_is_refused() {
 
 /// Covers one clip, with times and without. The whole matrix covers all clips, and another shape.
 #[tier(qnn)]
-#[test]
 fn the_npu_says_the_same() {
     let full = tiny::full_matrix();
     let (fp16, int8) = (Precision::Fp16, Precision::W8A16);
