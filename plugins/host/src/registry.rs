@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use qhx_base::{Error, ErrorKind, Result};
-use qhx_core::Manifest;
 use qhx_core::op::{OpDescription, OpEntry, OpOpener, OpProvider, OpSource};
 use qhx_op::abi::OpModuleRef;
 
@@ -349,7 +348,7 @@ impl OpProvider for Plugins {
     }
 
     #[cfg(feature = "params-schema")]
-    fn check_params(&self, entry: &OpEntry, manifest: &Manifest) -> Result<()> {
+    fn check_params(&self, entry: &OpEntry, manifest: &qhx_core::Manifest) -> Result<()> {
         params::check(&entry.description, manifest)
     }
 
