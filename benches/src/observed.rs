@@ -19,7 +19,7 @@ pub struct Values {
 /// Written values by tensor name.
 pub type Written = BTreeMap<String, Values>;
 
-/// What the graphs of a model wrote.
+/// Outputs that the graphs of a model wrote.
 #[derive(Debug, Clone, Default)]
 pub struct Observed(Arc<Mutex<Written>>);
 

@@ -136,8 +136,8 @@ fn behind(model: &Model) -> usize {
     (max / 2).min(max.saturating_sub(STEPS + 1)).clamp(1, BEHIND)
 }
 
-/// Milliseconds that a model takes for a token behind at most so many positions, the median of a few, and behind how
-/// many it was: as many as were consumed until [`ENOUGH`], where `limited`.
+/// Median of the milliseconds that a model takes for a token behind at most `behind` positions, and the positions that
+/// it was measured behind: where `limited`, those that were consumed until [`ENOUGH`].
 fn token_ms(model: &mut Model, behind: usize, limited: bool) -> Result<(f64, usize)> {
     let tokens = varied_tokens(model, behind + 1 + STEPS);
     let (text, rest) = tokens.split_at(behind);

@@ -218,7 +218,7 @@ impl RuntimeBuilder {
         /// thousands of others, the time spent on the caches. `caches` of [`Model::backend`]'s details reports the
         /// format.
         cpu_caches(caches: Caches) => settings.cpu_caches = caches,
-        /// Which plugins are considered, and how. By default those of the user's folder and those beside the program
+        /// Plugins to consider, and how. By default those of the user's folder and those beside the program
         /// are found, and loaded without being tried in a process of their own: a library starts no processes unasked.
         plugins(plugins: PluginOptions) => settings.plugins = plugins,
         /// Ends all that is done with models of this runtime, now and later, within one graph execution.

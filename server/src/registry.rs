@@ -115,7 +115,7 @@ pub(crate) enum Ability {
 }
 
 impl Ability {
-    /// What it does, and a hint that names a bundle with the ability.
+    /// Verb of the ability, and a hint that names a bundle with it.
     fn words(self) -> (&'static str, &'static str) {
         match self {
             Self::Generate => ("generate text", "serve a bundle of a language model"),

@@ -429,7 +429,7 @@ impl Model<'_> {
         b.finish()
     }
 
-    /// Rest of `keep` `[frames, 1]` after so many halvings, each of which keeps the first of two.
+    /// Rest of `keep` `[frames, 1]` after `halvings` halvings, each of which keeps the first of two.
     fn kept(&self, b: &mut GraphBuilder, keep: TensorId, halvings: usize) -> Result<TensorId> {
         let pairs = b.reshape(keep, &[self.frames >> halvings, 1 << halvings])?;
         b.slice(pairs, 1, 0, 1)

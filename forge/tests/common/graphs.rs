@@ -364,8 +364,8 @@ impl<S: Steps> Driver<S> {
         logits
     }
 
-    /// Answers a golden case from the beginning, at most so many tokens of its own answer: how many of them have the
-    /// best logits, and how many there are. `each` gets the logits of each step.
+    /// Answers a golden case from the beginning, with at most `tokens` tokens of its own answer. Returns the number of
+    /// tokens that have the best logits, and the number of all. `each` gets the logits of each step.
     pub fn greedy(
         &mut self,
         case: &Value,

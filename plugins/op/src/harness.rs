@@ -568,7 +568,7 @@ struct Place {
 
 struct State {
     buffers: Vec<Memory>,
-    /// What is bound to the inputs and, behind them, the outputs of each graph.
+    /// Memory bound to the inputs and, behind them, the outputs of each graph.
     bound: Vec<Vec<Option<Place>>>,
     executions: Vec<usize>,
 }

@@ -50,7 +50,7 @@ pub struct TranscribeOptions {
     pub language: Option<String>,
     /// Task of a model that has several: `transcribe`, or `translate` into English.
     pub task: Option<String>,
-    /// Which times are wanted.
+    /// Times to give beside the text.
     pub times: Times,
     /// Text that was said before, or words that may come up, such as names. For models that take such a text.
     pub prompt: Option<String>,
@@ -102,7 +102,7 @@ impl TranscribeOptions {
         with_language(language: impl Into<Option<String>>) => language = language.into(),
         /// Task: `transcribe` or `translate`.
         with_task(task: impl Into<Option<String>>) => task = task.into(),
-        /// Which times are wanted.
+        /// Times to give beside the text.
         with_times(times: Times) => times = times,
         /// Text that was said before.
         with_prompt(prompt: impl Into<Option<String>>) => prompt = prompt.into(),
