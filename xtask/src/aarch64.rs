@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cargo::{self, Result, cargo, works};
-use crate::targets;
 
 /// Boards with a Hexagon NPU.
 pub(crate) const TARGET: &str = "aarch64-unknown-linux-gnu";
@@ -67,7 +66,7 @@ pub(crate) fn missing() -> Option<&'static str> {
              libstdc++6-arm64-cross libatomic1-arm64-cross",
         );
     }
-    (!targets::installed(TARGET))
+    (!cargo::has_target(TARGET))
         .then_some("the target is not installed: rustup target add aarch64-unknown-linux-gnu")
 }
 

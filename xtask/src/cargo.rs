@@ -143,6 +143,12 @@ pub(crate) fn executables(messages: &str) -> HashMap<String, PathBuf> {
     messages.lines().filter_map(executable).collect()
 }
 
+/// True if the toolchain has a target.
+pub(crate) fn has_target(target: &str) -> bool {
+    let list = output(Command::new("rustup").args(["target", "list", "--installed"]));
+    list.unwrap_or_default().lines().any(|line| line.trim() == target)
+}
+
 /// The folder of what is installed for the checks.
 pub(crate) fn tools_folder() -> PathBuf {
     let given = std::env::var_os("QHX_TOOLS").map(PathBuf::from);

@@ -1,7 +1,5 @@
 //! Type-checks the runtime for the machines it is made for.
 
-use std::process::Command;
-
 use crate::aarch64;
 use crate::cargo::{self, PLUGINS, Result, cargo};
 
@@ -25,7 +23,7 @@ pub(crate) fn check(arguments: &[String]) -> Result<()> {
 pub(crate) fn run(built: &[&str]) -> Result<Vec<&'static str>> {
     let mut missing = Vec::new();
     for target in TARGETS.into_iter().filter(|target| !built.contains(target)) {
-        if !installed(target) {
+        if !cargo::has_target(target) {
             eprintln!("skipped: target {target} (install it: rustup target add {target})");
             missing.push(target);
             continue;
@@ -39,10 +37,4 @@ pub(crate) fn run(built: &[&str]) -> Result<Vec<&'static str>> {
         cargo::run(&mut check)?;
     }
     Ok(missing)
-}
-
-/// True if the toolchain has a target.
-pub(crate) fn installed(target: &str) -> bool {
-    let list = cargo::output(Command::new("rustup").args(["target", "list", "--installed"]));
-    list.unwrap_or_default().lines().any(|line| line.trim() == target)
 }

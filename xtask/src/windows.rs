@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cargo::{self, Result, cargo, works};
-use crate::targets;
 
 const TARGET: &str = "x86_64-pc-windows-gnu";
 
@@ -32,7 +31,7 @@ pub(crate) fn missing() -> Option<String> {
     if !works(Command::new(GCC).arg("--version")) {
         return Some("MinGW is not installed: apt-get install gcc-mingw-w64-x86-64".to_owned());
     }
-    (!targets::installed(TARGET)).then(|| format!("rustup target add {TARGET}"))
+    (!cargo::has_target(TARGET)).then(|| format!("rustup target add {TARGET}"))
 }
 
 /// Builds and runs everything; `qhx` is the program of this machine.

@@ -10,32 +10,13 @@
 
 use std::time::Instant;
 
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
-use qhx_exec::workspace::{Allocated, DeviceLoss, Tap};
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_exec::workspace::Tap;
 
 use super::model::Model;
 use super::prompt::Encoded;
 use super::split_op::Refused;
 use crate::op::HostOp as _;
-
-/// A session's part in the workspaces that its host-op is opened over.
-#[derive(Clone)]
-pub(super) struct OpSpace {
-    /// Token that executions check: the bundle's, and the ticket of the current call.
-    pub cancel: CancelToken,
-    /// Called after each execution, once the op is opened again.
-    pub tap: Option<Tap>,
-    pub allocated: Allocated,
-    /// Loss of the device that consumes prompts.
-    pub loss: DeviceLoss,
-}
-
-impl OpSpace {
-    pub(super) fn new(cancel: &CancelToken, tap: Option<Tap>) -> Self {
-        let cancel = CancelToken::any(vec![cancel.clone()]);
-        Self { cancel, tap, allocated: Allocated::default(), loss: DeviceLoss::default() }
-    }
-}
 
 impl Model {
     /// Opens the host-op again, over the contexts that are loaded: after it [panicked](ErrorKind::Panicked), or after

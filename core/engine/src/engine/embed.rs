@@ -4,23 +4,9 @@ use std::sync::Arc;
 
 use super::checked::Checked;
 use super::model::Model;
-use super::pack::Packer;
-use crate::op::{HostOp as _, Packing, Segment, Task};
+use crate::op::{HostOp as _, Segment, Task};
 use qhx_base::{CancelToken, ErrorKind, Result, error, trace};
 use qhx_types::Media;
-
-/// A session's way from texts to vectors.
-pub(super) struct Embeddings {
-    packer: Packer,
-    /// Vectors of the last execution.
-    last: Vec<f32>,
-}
-
-impl Embeddings {
-    pub(super) fn new(packing: &Packing) -> Self {
-        Self { packer: Packer::new(&packing.buckets), last: Vec::new() }
-    }
-}
 
 impl Model {
     /// Embeds one text.

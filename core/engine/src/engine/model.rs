@@ -4,102 +4,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::checked::Checked;
-use super::device_loss::OpSpace;
-use super::embed::Embeddings;
-use super::open_bundle::{ContextLoad, Executor, OpenBundle, Sessions};
+use super::model_options::{DecodeBackend, ModelOptions};
+use super::open_bundle::{ContextLoad, Executor, OpSpace, OpenBundle};
+use super::pack::Embeddings;
+use super::prefix_cache::KeptStates;
 use super::prefix_reuse::Prefix;
 use super::speculate::Speculation;
 use super::texts::TextPipeline;
-use crate::dump::Dump;
 use crate::manifest::Manifest;
-use crate::op::{
-    HostOp, MediaRules, OpDescription, OpEntry, OpProvider, OpenInfo, ProgressFn, SpanStats, Task,
-};
+use crate::op::{HostOp, MediaRules, OpDescription, OpEntry, OpenInfo, SpanStats, Task};
 use crate::sampling::SamplingParams;
 use qhx_base::trace::{self, Trace};
-use qhx_base::{CancelToken, Result, error, setters};
+use qhx_base::{CancelToken, Result, error};
 use qhx_exec::backend::{Backend, BackendInfo, ContextSource};
-use qhx_exec::workspace::{GraphStats, Tap};
+use qhx_exec::workspace::GraphStats;
 use qhx_text::Tokenizer;
 use qhx_types::GraphInfo;
-
-/// Bundle, backend and options for [`Model::open`].
-#[non_exhaustive]
-pub struct ModelOptions<'a> {
-    /// The bundle.
-    pub manifest: Arc<Manifest>,
-    /// Backend that executes its graphs.
-    pub backend: Arc<dyn Backend>,
-    /// Provider of its host-op.
-    pub ops: &'a dyn OpProvider,
-    /// Threads for the op's parallel parts; `None` for one a core.
-    pub threads: Option<usize>,
-    /// Ends all that the model does, now and later, within one graph execution: for the end of the program. One
-    /// generation has a ticket of its own, [`Request::cancel`](super::Request::cancel).
-    pub cancel: CancelToken,
-    /// Called with (positions consumed, total) during prefill.
-    pub progress: Option<ProgressFn>,
-    /// Dump of the arrays that the host-op makes, and of the logits of each prompt's last position.
-    pub dump: Option<Arc<Dump>>,
-    /// Trace of what was done when.
-    pub trace: Option<Arc<Trace>>,
-    /// See [`ModelOptions::executed`].
-    pub tap: Option<Tap>,
-    /// See [`ModelOptions::keep_states`].
-    pub keep_states: usize,
-}
-
-impl<'a> ModelOptions<'a> {
-    /// A bundle, what executes its graphs, and where its host-op comes from.
-    pub fn new(
-        manifest: impl Into<Arc<Manifest>>,
-        backend: Arc<dyn Backend>,
-        ops: &'a dyn OpProvider,
-    ) -> Self {
-        Self {
-            manifest: manifest.into(),
-            backend,
-            ops,
-            threads: None,
-            cancel: CancelToken::new(),
-            progress: None,
-            dump: None,
-            trace: None,
-            tap: None,
-            keep_states: 0,
-        }
-    }
-
-    setters! {
-        /// Threads for the op's parallel parts; one a core by default.
-        threads(threads: impl Into<Option<usize>>) => threads = threads.into(),
-        /// Sets the token that ends all that the model does, now and later.
-        cancelled_by(cancel: CancelToken) => cancel = cancel,
-        /// Called with (positions consumed, total) during prefill.
-        progress(progress: impl Into<Option<ProgressFn>>) => progress = progress.into(),
-        /// Sets the dump of the arrays that the host-op makes.
-        dump(dump: impl Into<Option<Arc<Dump>>>) => dump = dump.into(),
-        /// Sets the trace of what was done when.
-        trace(trace: impl Into<Option<Arc<Trace>>>) => trace = trace.into(),
-        /// Called after each execution of a graph that succeeded.
-        executed(tap: impl Into<Option<Tap>>) => tap = tap.into(),
-        /// Keeps states of earlier conversations, up to this number of bytes, in the host's memory; none by default. A
-        /// prompt goes on from the one that it begins with, in any session of the model, so that conversations that
-        /// take turns do not consume theirs again. A state takes what [`Model::export_state`] gives; one that saves
-        /// fewer than 32 positions is not kept. Bundles whose host-op cannot export it keep none.
-        keep_states(bytes: usize) => keep_states = bytes,
-    }
-}
-
-impl std::fmt::Debug for ModelOptions<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ModelOptions")
-            .field("manifest", &self.manifest.path)
-            .field("backend", &self.backend)
-            .field("threads", &self.threads)
-            .finish_non_exhaustive()
-    }
-}
 
 /// A session of an open bundle: contexts loaded, host-op bound, tokenizer read.
 pub struct Model {
@@ -111,16 +31,6 @@ pub struct Model {
     pub(super) embeddings: Embeddings,
     pub(super) load: Duration,
     pub(super) bundle: Arc<OpenBundle>,
-}
-
-/// Backend that executes the tokens of answers: see [`Model::decode_on`].
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct DecodeBackend {
-    /// Description of the backend.
-    pub backend: BackendInfo,
-    /// Why, for people.
-    pub reason: String,
 }
 
 impl std::fmt::Debug for Model {
@@ -370,5 +280,85 @@ impl Model {
             Some(Task::Other) | None => error,
             Some(task) => error.hint(format!("use it with `qhx {}`", task.name())),
         })
+    }
+}
+
+impl Model {
+    /// Keeps the state as it is, for whichever session is asked to go on from it: where several of them take turns,
+    /// after each answer. Nothing happens where none are kept; see [`ModelOptions::keep_states`](super::ModelOptions::keep_states).
+    ///
+    /// # Errors
+    /// When the host-op fails so that its state is unknown.
+    pub fn keep_state(&mut self) -> Result<()> {
+        if self.space.loss.happened() || self.op.is_closed() || !self.prefix.kept.is_on() {
+            return Ok(());
+        }
+        self.settle();
+        self.prefix.keep(&mut self.op)
+    }
+
+    /// States of earlier conversations that are kept for all sessions.
+    pub fn kept_states(&self) -> KeptStates {
+        self.prefix.kept.counts()
+    }
+
+    /// Forgets the states of earlier conversations.
+    pub fn forget_kept_states(&self) {
+        self.prefix.kept.clear();
+    }
+
+    /// Forgets everything consumed so far, but for [kept states](super::ModelOptions::keep_states).
+    ///
+    /// # Errors
+    /// When the host-op cannot be reset.
+    pub fn reset(&mut self) -> Result<()> {
+        self.prefix.clear(&mut self.op)
+    }
+
+    /// Keeps what the op says that it consumed.
+    pub(super) fn settle(&mut self) {
+        self.prefix.settle(self.op.position());
+    }
+
+    /// Forgets the state that made logits unusable, and what is saved of it.
+    pub(super) fn forget_state(&mut self) {
+        self.prefix.kept.drop_shared(&self.prefix.sequence);
+        if let Err(e) = self.reset() {
+            tracing::warn!("the state could not be reset: {e}");
+        }
+    }
+}
+
+/// Opener of a bundle's sessions: its contexts, files, threads and tokenizer, which all of them share. They stay loaded
+/// as long as it or a session is there. Any thread may open one.
+#[derive(Clone)]
+pub struct Sessions(Arc<OpenBundle>);
+
+impl std::fmt::Debug for Sessions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let path = &self.0.manifest().path;
+        f.debug_struct("Sessions").field("manifest", path).finish_non_exhaustive()
+    }
+}
+
+impl Sessions {
+    /// States of earlier conversations that are kept for all sessions.
+    pub fn kept_states(&self) -> KeptStates {
+        self.0.kept.counts()
+    }
+
+    /// Opens a session: a model with a state of its own. Sessions may be used from different threads; their executions
+    /// wait for each other, and who waited longest is next.
+    ///
+    /// The token in [`ModelOptions::cancel`] ends all sessions. Each session has its own copy of the host tables that
+    /// the op keeps in memory.
+    ///
+    /// # Errors
+    /// The host-op cannot be opened once more, or contexts that were lost cannot be.
+    pub fn open(&self) -> Result<Model> {
+        let start = Instant::now();
+        let mut space = OpSpace::new(&self.0.cancel, None);
+        let op = self.0.open_op(&mut space)?;
+        Ok(Model::over(Arc::clone(&self.0), space, op, start))
     }
 }

@@ -4,9 +4,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::contexts;
-use super::device_loss::OpSpace;
-use super::model::{DecodeBackend, Model, ModelOptions};
-use super::prefix_cache::{KeptStates, PrefixCache};
+use super::model_options::{DecodeBackend, ModelOptions};
+use super::prefix_cache::PrefixCache;
 use super::split_op::SplitOp;
 use super::state;
 use super::texts::TextPipeline;
@@ -18,7 +17,7 @@ use qhx_base::trace::{self, Trace};
 use qhx_base::{CancelToken, Error, ErrorKind, Result, error};
 use qhx_exec::Workspace;
 use qhx_exec::backend::{Backend, BackendInfo, ContextSource, Opened};
-use qhx_exec::workspace::{Allocated, LoadedContexts};
+use qhx_exec::workspace::{Allocated, DeviceLoss, LoadedContexts, Tap};
 
 /// Time that loading one context took.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,6 +62,25 @@ impl Executor {
     }
 }
 
+/// A session's part in the workspaces that its host-op is opened over.
+#[derive(Clone)]
+pub(super) struct OpSpace {
+    /// Token that executions check: the bundle's, and the ticket of the current call.
+    pub cancel: CancelToken,
+    /// Called after each execution, once the op is opened again.
+    pub tap: Option<Tap>,
+    pub allocated: Allocated,
+    /// Loss of the device that consumes prompts.
+    pub loss: DeviceLoss,
+}
+
+impl OpSpace {
+    pub(super) fn new(cancel: &CancelToken, tap: Option<Tap>) -> Self {
+        let cancel = CancelToken::any(vec![cancel.clone()]);
+        Self { cancel, tap, allocated: Allocated::default(), loss: DeviceLoss::default() }
+    }
+}
+
 /// What host-ops are opened with, one for each session of a bundle.
 #[derive(Clone)]
 struct OpFactory {
@@ -103,10 +121,10 @@ pub(super) struct OpenBundle {
     pub executor: Executor,
     /// Executor of the tokens of answers, if it is another one.
     pub token_executor: Option<Executor>,
-    /// See [`Model::decoder`].
+    /// See [`Model::decoder`](super::Model::decoder).
     pub decoder: Option<DecodeBackend>,
     pub context_loads: Vec<ContextLoad>,
-    /// See [`Model::export_state`].
+    /// See [`Model::export_state`](super::Model::export_state).
     fingerprint: OnceLock<String>,
     pub kept: Arc<PrefixCache>,
 }
@@ -230,39 +248,5 @@ impl OpenBundle {
         }
         let found = state::fingerprint(self.manifest(), &self.ops.artifacts)?;
         Ok(self.fingerprint.get_or_init(|| found).clone())
-    }
-}
-
-/// Opener of a bundle's sessions: its contexts, files, threads and tokenizer, which all of them share. They stay loaded
-/// as long as it or a session is there. Any thread may open one.
-#[derive(Clone)]
-pub struct Sessions(pub(super) Arc<OpenBundle>);
-
-impl std::fmt::Debug for Sessions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let path = &self.0.manifest().path;
-        f.debug_struct("Sessions").field("manifest", path).finish_non_exhaustive()
-    }
-}
-
-impl Sessions {
-    /// States of earlier conversations that are kept for all sessions.
-    pub fn kept_states(&self) -> KeptStates {
-        self.0.kept.counts()
-    }
-
-    /// Opens a session: a model with a state of its own. Sessions may be used from different threads; their executions
-    /// wait for each other, and who waited longest is next.
-    ///
-    /// The token in [`ModelOptions::cancel`] ends all sessions. Each session has its own copy of the host tables that
-    /// the op keeps in memory.
-    ///
-    /// # Errors
-    /// The host-op cannot be opened once more, or contexts that were lost cannot be.
-    pub fn open(&self) -> Result<Model> {
-        let start = Instant::now();
-        let mut space = OpSpace::new(&self.0.cancel, None);
-        let op = self.0.open_op(&mut space)?;
-        Ok(Model::over(Arc::clone(&self.0), space, op, start))
     }
 }

@@ -6,11 +6,24 @@
 
 use std::cmp::Reverse;
 
-use crate::op::Bucket;
+use crate::op::{Bucket, Packing};
 
 /// Rows of the longest graph that packs are found for at a time. More texts fill graphs better, and whoever waits for
 /// the first vector waits longer.
 const WINDOW: usize = 4;
+
+/// A session's way from texts to vectors.
+pub(super) struct Embeddings {
+    pub packer: Packer,
+    /// Vectors of the last execution.
+    pub last: Vec<f32>,
+}
+
+impl Embeddings {
+    pub(super) fn new(packing: &Packing) -> Self {
+        Self { packer: Packer::new(&packing.buckets), last: Vec::new() }
+    }
+}
 
 /// Finds packs: texts for one execution.
 #[derive(Debug, Clone, Default)]

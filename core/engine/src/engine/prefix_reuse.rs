@@ -14,8 +14,7 @@ use std::sync::Arc;
 
 use qhx_base::Result;
 
-use super::model::Model;
-use super::prefix_cache::{KeptStates, PrefixCache, State, WORTH};
+use super::prefix_cache::{PrefixCache, State, WORTH};
 use super::sequence::Sequence;
 use crate::op::{HostOp, OpenInfo, SnapshotId};
 
@@ -56,9 +55,9 @@ impl Way {
 /// conversations.
 #[derive(Debug)]
 pub(super) struct Prefix {
-    sequence: Sequence,
+    pub sequence: Sequence,
     checkpoints: Vec<Checkpoint>,
-    kept: Arc<PrefixCache>,
+    pub kept: Arc<PrefixCache>,
 }
 
 /// True when states of such an op are saved for the next turn. One that can be truncated needs none.
@@ -125,7 +124,7 @@ impl Prefix {
 
     /// Keeps the state for other conversations. Where it cannot be exported and stays as it is, nothing is kept; nor
     /// where it was imported: nobody knows whether such bytes are of the tokens that they name.
-    fn keep(&self, op: &mut dyn HostOp) -> Result<()> {
+    pub(super) fn keep(&self, op: &mut dyn HostOp) -> Result<()> {
         let (kept, positions) = (&self.kept, self.sequence.len());
         if positions < WORTH
             || self.sequence.imported
@@ -279,51 +278,5 @@ impl Prefix {
         }
         self.sequence.clear();
         op.reset()
-    }
-}
-
-impl Model {
-    /// Keeps the state as it is, for whichever session is asked to go on from it: where several of them take turns,
-    /// after each answer. Nothing happens where none are kept; see [`ModelOptions::keep_states`](super::ModelOptions::keep_states).
-    ///
-    /// # Errors
-    /// When the host-op fails so that its state is unknown.
-    pub fn keep_state(&mut self) -> Result<()> {
-        if self.space.loss.happened() || self.op.is_closed() || !self.prefix.kept.is_on() {
-            return Ok(());
-        }
-        self.settle();
-        self.prefix.keep(&mut self.op)
-    }
-
-    /// States of earlier conversations that are kept for all sessions.
-    pub fn kept_states(&self) -> KeptStates {
-        self.prefix.kept.counts()
-    }
-
-    /// Forgets the states of earlier conversations.
-    pub fn forget_kept_states(&self) {
-        self.prefix.kept.clear();
-    }
-
-    /// Forgets everything consumed so far, but for [kept states](super::ModelOptions::keep_states).
-    ///
-    /// # Errors
-    /// When the host-op cannot be reset.
-    pub fn reset(&mut self) -> Result<()> {
-        self.prefix.clear(&mut self.op)
-    }
-
-    /// Keeps what the op says that it consumed.
-    pub(super) fn settle(&mut self) {
-        self.prefix.settle(self.op.position());
-    }
-
-    /// Forgets the state that made logits unusable, and what is saved of it.
-    pub(super) fn forget_state(&mut self) {
-        self.prefix.kept.drop_shared(&self.prefix.sequence);
-        if let Err(e) = self.reset() {
-            tracing::warn!("the state could not be reset: {e}");
-        }
     }
 }
