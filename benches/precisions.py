@@ -2,8 +2,6 @@
 """What narrow weights cost the tiny models of the tests: answers, divergence and perplexity in each precision.
 
     cargo build -p qhx-cli --features builtin-ops
-    cargo build --release --manifest-path examples/gemma3/Cargo.toml
-    cargo build --release --manifest-path examples/lfm2/Cargo.toml
     python3 benches/precisions.py [--qhx target/debug/qhx] [--folder DIR] [--json FILE]
         [--cpu-activations int16|int8] [TINY ...]
 
@@ -38,8 +36,6 @@ OPTIONS = {
     "qwen3vl-tiny": ["--image-size", "48"],
     "qwen35-vision": ["--image-patches", "24,32,48"],
 }
-#: Families from outside, with the folders of their programs.
-OUTSIDE = {"gemma3-tiny": "gemma3", "lfm2-tiny": "lfm2"}
 ENCODERS = ["embed-mistral-tiny"]
 #: Tensors of the decoder's layers, and those of them that have no precision or one of their own.
 LAYERS = re.compile(r"(?<!visual\.)\blayers\.\d+\.")
@@ -53,11 +49,7 @@ class TinyModel:
         self.name, self.qhx, self.folder = name, qhx, folder / name
         self.checkpoint = FIXTURES / name
         self.activations = ["--cpu-activations", activations]
-        self.forge, self.plugin = [qhx, "forge", *self.activations], []
-        if name in OUTSIDE:
-            made = ROOT / "examples" / OUTSIDE[name] / "target/release"
-            self.forge = [made / f"{OUTSIDE[name]}-forge"]
-            self.plugin = ["--plugin", made / f"lib{OUTSIDE[name]}_op.so"]
+        self.forge = [qhx, "forge", *self.activations]
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def make(self, label, *options):
@@ -71,7 +63,7 @@ class TinyModel:
         """Cases of the suite whose tokens are the reference's, and all cases."""
         suite = self.checkpoint / "suite.json"
         command = [self.qhx, "verify", bundle, suite, "--backend", "cpu", "--json", *self.activations]
-        cases = run([*command, *self.plugin], allowed=(0, 1))["cases"]
+        cases = run(command, allowed=(0, 1))["cases"]
         return sum(case["exact"] for case in cases), len(cases)
 
     def texts(self):

@@ -276,7 +276,7 @@ fn entry(checkpoint: &Checkpoint) -> Result<RecipeEntry> {
         )
         .hint(
             "a class of your own needs a recipe and a host-op, and no change to qhx: \
-             docs/adding-a-family.md has the steps, examples/lfm2 is one",
+             docs/adding-a-family.md has the steps, examples/smolvlm is one",
         )
     })
 }

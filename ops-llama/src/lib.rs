@@ -4,15 +4,17 @@
 //!   time, and over graphs that take several tokens of a prompt at once.
 //! - [`DeclaredDecoder`] is `decoder_generate`: the same for any decoder that its manifest declares, with states besides
 //!   caches and ropes of its own for sliding layers.
+//! - [`Gemma3`] is `gemma3_generate`: such a decoder that takes images.
 //! - [`EmbedSharded`] is `llama_embed_sharded`: one vector for a text, or one score for a pair of texts, from an encoder
 //!   that is spread over several contexts.
 //! - [`Siglip`] is `siglip_embed`: one vector for a text or an image, in one space.
 //!
-//! Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3, Granite, OLMo 2 and Gemma 2 differ only inside their graphs, which
-//! these ops do not see.
+//! Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3, Granite, OLMo 2, Gemma 2 and 3, LFM2 and LFM2.5 differ only inside
+//! their graphs, which these ops do not see.
 
 mod embed;
 mod embeddings;
+mod gemma3;
 mod generate;
 mod modules;
 mod pooling;
@@ -23,10 +25,11 @@ mod tests;
 use qhx_kit::decoder::DeclaredDecoder;
 
 pub use embed::EmbedSharded;
+pub use gemma3::Gemma3;
 pub use generate::Generate;
 pub use siglip::Siglip;
 
-qhx_op::register_ops!(DeclaredDecoder, Generate, EmbedSharded, Siglip);
+qhx_op::register_ops!(DeclaredDecoder, Generate, Gemma3, EmbedSharded, Siglip);
 
 /// To be called by what is linked of an archive: from one, a linker takes only the parts that something names, and
 /// those of this module register the ops.

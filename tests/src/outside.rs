@@ -9,13 +9,11 @@ use std::sync::Arc;
 use qhx_base::hash::sha256;
 use qhx_base::{CancelToken, ErrorKind};
 use qhx_core::engine::Model;
-use qhx_core::manifest::Manifest;
 use qhx_exec::backend::Backend;
 use qhx_plugins::Plugins;
-use serde_json::Value;
 
-use crate::plugin_files::{self, copy_folder, library_name, workspace};
-use crate::{files, tiny};
+use crate::plugin_files::{self, library_name, workspace};
+use crate::tiny;
 
 /// A code block of a page with commands for a shell.
 #[derive(Debug, PartialEq, Eq)]
@@ -76,21 +74,6 @@ pub fn open(bundle: &Path, plugin: &Path, backend: Arc<dyn Backend>) -> Model {
 /// The same, with arrays dumped into a folder.
 pub fn open_dumping(bundle: &Path, plugin: &Path, backend: Arc<dyn Backend>, dump: &Path) -> Model {
     tiny::open_dumping(bundle, backend, &only(plugin), dump)
-}
-
-/// Opens a copy of a bundle whose manifest names `decoder_generate` and has `params` besides its own.
-pub fn open_declared(bundle: &Path, params: &Value, backend: Arc<dyn Backend>) -> Model {
-    let folder = bundle.with_extension("declared");
-    copy_folder(bundle, &folder);
-    let path = Manifest::load(&folder).unwrap_or_else(|e| panic!("{e}")).path;
-    files::edit(&path, |manifest| {
-        for step in manifest["plan"]["steps"].as_array_mut().expect("a plan has steps") {
-            step["host"] = "decoder_generate".into();
-        }
-        let all = manifest["params"].as_object_mut().expect("a manifest has params");
-        all.extend(params.as_object().cloned().unwrap_or_default());
-    });
-    tiny::open(&path, backend).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
 /// An empty folder outside the repository, with `qhx` on the search path and nothing beside it.

@@ -244,10 +244,6 @@ const EXAMPLES: [&str; 9] = [
     "examples/backend/Cargo.toml",
     "examples/ctc/Cargo.toml",
     "examples/plugin-template/Cargo.toml",
-    "examples/lfm2/op/Cargo.toml",
-    "examples/lfm2/recipe/Cargo.toml",
-    "examples/gemma3/op/Cargo.toml",
-    "examples/gemma3/recipe/Cargo.toml",
     "examples/smolvlm/op/Cargo.toml",
     "examples/smolvlm/recipe/Cargo.toml",
 ];

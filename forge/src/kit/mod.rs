@@ -8,7 +8,6 @@
 //! | [`decoder`], [`decoder_of`], [`steps`], [`shards`], [`prefill_rows`], [`whole_prefill_rows`], [`check_shape`] | graphs to contexts, and the plan that runs them |
 //! | [`Experts`], [`expert_decoder`] | layers with many experts, whose weights stay on the host |
 //! | [`matrices`] | tensors of the checkpoint as files that the host reads |
-//! | [`gemma3`] | configuration and layers of Gemma 3 |
 //! | [`Siglip`], [`VISION_WEIGHTS`] | a vision tower for one square image |
 //! | [`Processor`] | how a checkpoint's files say that images become numbers |
 //! | [`DecoderParams`], [`object`], [`one_or_many`] | keys of the manifest |
@@ -19,7 +18,6 @@ mod attention;
 mod block;
 mod contexts;
 mod experts;
-pub mod gemma3;
 mod layers;
 mod matrices;
 mod processor;

@@ -6,6 +6,7 @@ mod encoder;
 mod gemma3;
 mod gemma4;
 mod kokoro;
+mod lfm2;
 mod llama;
 mod parakeet;
 mod phimoe;

@@ -63,7 +63,7 @@ mod tests {
     fn the_workspace_is_found_from_any_folder_in_it() {
         let root = workspace();
         assert!(root.join("Cargo.lock").is_file(), "{}", root.display());
-        for inside in ["", "xtask/src", "tests/fixtures/qwen35-tied", "examples/lfm2/op"] {
+        for inside in ["", "xtask/src", "tests/fixtures/qwen35-tied", "examples/smolvlm/op"] {
             assert_eq!(above(&root.join(inside)).as_deref(), Some(root), "{inside}");
         }
         assert_eq!(above(&std::env::temp_dir()), None);

@@ -1,5 +1,5 @@
-//! Decoders with experts, weights drawn and not trained, against goldens that `transformers` made. That of the family
-//! from outside is in `lfm2.rs`.
+//! Decoders with experts, weights drawn and not trained, against goldens that `transformers` made. Those of LFM2 are
+//! in `lfm2.rs`.
 
 use std::path::PathBuf;
 

@@ -21,7 +21,6 @@ mod golden;
 mod guide;
 mod hand_over;
 mod headroom;
-
 mod kept;
 mod lfm2;
 mod llama;

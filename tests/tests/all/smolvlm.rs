@@ -3,29 +3,38 @@
 
 #![cfg(target_os = "linux")]
 
+use std::fs;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use qhx_tests::images::{Sights, answer};
 use qhx_tests::outside::{self, Family};
 use qhx_tests::replay::{alike, within};
-use qhx_tests::{backends, files, plugin_files, tiny};
+use qhx_tests::{
+    backends, files,
+    plugin_files::{self, workspace},
+    tiny,
+};
 use qhx_tiers::tier;
 use serde_json::{Value, json};
 
 const TINY: &str = "smolvlm-tiny";
+const PAGE: &str = "adding-a-family.md";
 /// Logits and features on the CPU differ by rounding only.
 const CPU_DISTANCE: f64 = 1e-4;
 
-/// The family, and what its tiny model sees.
+/// The family, what its tiny model sees, and the project's program and plugins before.
 struct Scene {
     family: Family,
+    before: Vec<(PathBuf, String)>,
     sights: Sights,
 }
 
 fn made() -> &'static Scene {
     static SCENE: OnceLock<Scene> = OnceLock::new();
     SCENE.get_or_init(|| Scene {
-        family: Family::made("A third example: SmolVLM", "smolvlm"),
+        before: outside::hashes(&plugin_files::programs()),
+        family: Family::made("The worked example: SmolVLM", "smolvlm"),
         sights: Sights::of(&tiny::fixture(TINY)),
     })
 }
@@ -44,9 +53,70 @@ impl Scene {
     }
 }
 
+/// It is the plugin that does it, and the program around the recipe can do all that `qhx forge` can.
+#[test]
+fn the_family_runs_and_the_programs_stay_the_same_bytes() {
+    let Scene { family, before, .. } = made();
+    let (bundle, suite) = (family.folder.join("bundle"), tiny::fixture(TINY).join("suite.json"));
+    let verify = ["verify", bundle.to_str().unwrap(), suite.to_str().unwrap(), "--backend", "cpu"];
+    let (success, text) = family.place.qhx(&verify);
+    assert!(!success && text.contains("host-op \"smolvlm_generate\" is not installed"), "{text}");
+    assert_eq!(outside::hashes(&plugin_files::programs()), *before, "a program or plugin changed");
+
+    let tiny = tiny::fixture(TINY);
+    let (tiny, config) = (tiny.to_str().unwrap(), tiny.join("config.json"));
+    let config = config.to_str().unwrap();
+    let json = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+    let (code, [plan, said]) = family.forge(&["plan", config, "--json"]);
+    assert_eq!((code, json(&plan)["family"].as_str()), (Some(0), Some("smolvlm")), "{said}");
+    let (code, [error, said]) = family.forge(&["nowhere", "--out", "x", "--json"]);
+    let error = json(&error);
+    assert_eq!((code, &error["error"]["exit_code"]), (Some(4), &4.into()), "{said}");
+    assert!(said.starts_with("error: nowhere: not a folder"), "{said}");
+    let (code, [_, said]) = family.forge(&[tiny, "--out", "x", "--recipe-option", "a=b"]);
+    assert!(code == Some(2) && said.contains("no recipe option \"a\""), "{code:?} {said}");
+    let (code, [help, _]) = family.forge(&["--help"]);
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(code == Some(0) && help.contains("SmolVLMForConditionalGeneration"), "{help}");
+    let Some(libraries) = tiny::qnn_tier() else { return };
+    eprintln!("estimate by {}", libraries.0.display());
+    let (code, [estimate, said]) = family.forge(&["estimate", config, "--json"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(json(&estimate)["graphs"][0]["graph"], "decode", "{estimate}");
+}
+
+#[test]
+fn the_page_counts_its_lines() {
+    let page = fs::read_to_string(workspace().join("docs").join(PAGE)).unwrap();
+    let folder = workspace().join("examples/smolvlm");
+    let files = ["op/src", "recipe/src"].into_iter().flat_map(|part| {
+        let files = fs::read_dir(folder.join(part)).unwrap();
+        files.map(move |file| format!("{part}/{}", file.unwrap().file_name().display()))
+    });
+    for file in files {
+        let text = fs::read_to_string(folder.join(&file)).unwrap();
+        let said = format!("`{file}`, {} lines", text.lines().count());
+        assert!(page.contains(&said), "{PAGE} does not say {said:?}");
+    }
+}
+
+/// The op sees the plugin interface and the kit, and nothing else of the runtime.
+#[test]
+fn the_op_depends_on_the_interface_and_the_kit_alone() {
+    for folder in ["smolvlm/op", "plugin-template"] {
+        let manifest = format!("examples/{folder}/Cargo.toml");
+        let text = fs::read_to_string(workspace().join(&manifest)).unwrap();
+        let ours: Vec<_> = text.lines().filter(|line| line.starts_with("qhx")).collect();
+        assert!(
+            matches!(ours[..], [kit, op] if kit.starts_with("qhx-kit = ") && op.starts_with("qhx-op = ")),
+            "{manifest}: {ours:?}"
+        );
+    }
+}
+
 #[test]
 fn images_in_tiles_equal_the_reference() {
-    let Scene { family: Family { folder, plugin, .. }, sights } = made();
+    let Scene { family: Family { folder, plugin, .. }, sights, .. } = made();
     let bundle = folder.join("bundle");
     let mut model = outside::open(&bundle, plugin, backends::cpu());
     near(&mut model, "native", "tiles");
@@ -111,7 +181,7 @@ fn what_a_processor_does_otherwise_is_refused() {
 
 #[tier(qnn)]
 fn images_in_tiles_equal_the_reference_on_the_npu() {
-    let Scene { family: Family { folder, plugin, .. }, sights } = made();
+    let Scene { family: Family { folder, plugin, .. }, sights, .. } = made();
     let backend = backends::qnn();
     let dump = tempfile::tempdir().unwrap();
     let bundle = folder.join("bundle-v81");

@@ -69,9 +69,14 @@ impl DeclaredDecoder {
         Ok(Self { decoder, softcap: host.value("/params/final_logit_softcapping")? })
     }
 
-    /// JSON schema of `plan.params`.
-    pub fn schema() -> Value {
-        let mut schema = schema::decoder(LOCAL);
+    /// The decoder alone, for an op that adds to it and softcaps no logits.
+    pub fn into_decoder(self) -> Decoder {
+        self.decoder
+    }
+
+    /// JSON schema of `plan.params`, with the roles of further tensors.
+    pub fn schema<'a>(roles: impl IntoIterator<Item = &'a str>) -> Value {
+        let mut schema = schema::decoder(LOCAL.into_iter().chain(roles));
         schema["description"] = json!("A decoder of the kit's form; params declare the rest.");
         schema
     }
@@ -85,7 +90,7 @@ impl Op for DeclaredDecoder {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             tasks: vec![Task::Generate],
             modalities: vec![Modality::Text],
-            params_schema: Self::schema(),
+            params_schema: Self::schema([]),
         }
     }
 

@@ -561,6 +561,11 @@ impl Decoder {
         info
     }
 
+    /// Values of a row of its input `x`.
+    pub fn hidden(&self) -> usize {
+        self.hidden
+    }
+
     /// Rows of the embedding table.
     pub fn input_vocab(&self) -> usize {
         self.input_vocab

@@ -2,17 +2,18 @@
 
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
-use qhx_forge::RecipeOption;
-use qhx_forge::kit::{
-    Layers, PREFILL_ROWS, Processor, Reader, Siglip, SiglipSizes, VISION_WEIGHTS,
-    whole_prefill_rows,
-};
-use qhx_forge::recipe::{Recipe, RecipeOptions};
 use qhx_graph::weight::{Storage, Weight, transposed};
 use serde_json::{Value, json};
 
+use crate::kit::{
+    Layers, PREFILL_ROWS, Processor, Reader, Siglip, SiglipSizes, VISION_WEIGHTS,
+    whole_prefill_rows,
+};
+use crate::recipe::{Recipe, RecipeOptions};
+use crate::registry::RecipeOption;
+
 /// Option that makes the tower a graph, or leaves it out.
-pub(crate) const TOWERS: RecipeOption = RecipeOption {
+pub(super) const TOWERS: RecipeOption = RecipeOption {
     name: "towers",
     values: &["all", "none"],
     help: "none leaves the tower for images out: the bundle takes text only, and needs no wide prefill graph",
@@ -23,7 +24,7 @@ const TOWER: SiglipSizes =
     SiglipSizes { hidden: 768, intermediate: 3072, layers: 12, heads: 12, image: 224, patch: 16 };
 
 /// The tower of a checkpoint.
-pub(crate) struct Vision<'a> {
+pub(super) struct Vision<'a> {
     checkpoint: &'a Checkpoint,
     tower: Siglip<'a>,
     processor: Processor,

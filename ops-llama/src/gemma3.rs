@@ -1,25 +1,15 @@
-//! `gemma3_generate`: the host side of Gemma 3.
-//!
-//! Full layers see all positions, sliding ones the last of a window. Each kind has rotary tables and a
-//! mask of its own, and the caches of sliding layers are rings. The tokens of an image see each other.
+//! `gemma3_generate`: Gemma 3 with images, whose tokens see each other. Text alone needs no more than
+//! [`DeclaredDecoder`].
 
-use qhx_kit::decoder::{Decoder, DecoderGraphs, LayerState, SoftPart, SoftPrompt};
-use qhx_kit::fill::{CausalMask, Rope};
-use qhx_kit::schema;
-use qhx_kit::state::{SlidingLayers, StateCarrier};
+use qhx_kit::decoder::{DeclaredDecoder, Decoder, SoftPart, SoftPrompt};
 use qhx_kit::vision::{Image, SquareEncoder, text_only};
 use qhx_op::text::not_taken;
 use qhx_op::{
-    Generator, Host, Modality, Op, OpDescription, OpenInfo, Piece, Placement, Result, Segment,
-    Task, View,
+    Generator, Host, Modality, Op, OpDescription, OpenInfo, Piece, Placement, Result, Segment, View,
 };
 use serde::Deserialize;
 
 const NAME: &str = "gemma3_generate";
-/// Tables and mask of sliding layers.
-const COS: &str = "cos_local";
-const SIN: &str = "sin_local";
-const MASK: &str = "cmask_local";
 
 /// `params.image_tokens` of the manifest: the tokens around an image, and the one at its positions.
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -29,48 +19,34 @@ struct ImageTokens {
     end: u32,
 }
 
-/// Text generation for Gemma 3.
+/// Text generation for Gemma 3 with images.
 #[derive(Debug)]
-pub struct Generate {
+pub struct Gemma3 {
     decoder: Decoder,
-    /// None in a bundle of text alone.
+    /// None where the bundle lacks the optional graph.
     vision: Option<(SquareEncoder, ImageTokens)>,
 }
 
-impl Op for Generate {
+impl Op for Gemma3 {
     fn describe() -> OpDescription {
-        let mut params_schema = schema::decoder([COS, SIN, MASK, "pixels", "embeds"]);
+        let mut params_schema = DeclaredDecoder::schema(["pixels", "embeds"]);
         params_schema["properties"]["vision"] = SquareEncoder::schema();
         OpDescription {
             name: NAME.to_owned(),
             summary: "Text generation over images and text (Gemma 3)".to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            tasks: vec![Task::Generate],
             modalities: vec![Modality::Text, Modality::Image],
             params_schema,
+            ..DeclaredDecoder::describe()
         }
     }
 
     fn open(host: &mut Host) -> Result<Self> {
-        let graphs = DecoderGraphs::find(host)?;
-        let local: SlidingLayers = host.require("/params/local")?;
-        let state = StateCarrier::with_rings(host, &graphs.groups(), |role| local.window_of(role))?;
-        graphs.check_layers(host, &state, &[LayerState::Caches(&["k", "v"])])?;
-        let slots = local.slots(&state);
-        let full = CausalMask::new(state.capacity().unwrap_or(0));
-        let sliding = CausalMask::new(slots.unwrap_or(0)).named(MASK).window(local.window).ring();
-        let embedding = graphs.embedding(host)?.scaled(host.require("/params/embed_scale")?)?;
-        let vision = match SquareEncoder::open(host, graphs.hidden())? {
+        let decoder = DeclaredDecoder::open_as(host, NAME)?.into_decoder();
+        let vision = match SquareEncoder::open(host, decoder.hidden())? {
             Some(encoder) => Some((encoder, host.require("/params/image_tokens")?)),
             None => None,
         };
-        let decoder = Decoder::builder(NAME, graphs, state)
-            .embedding(embedding)
-            .rope(Rope::from_params(host, "/params")?)
-            .rope(Rope::from_params(host, "/params/local")?.named(COS, SIN))
-            .mask(full)
-            .mask(sliding)
-            .open(host)?;
         Ok(Self { decoder, vision })
     }
 
@@ -84,7 +60,7 @@ impl Op for Generate {
     }
 }
 
-impl Generator for Generate {
+impl Generator for Gemma3 {
     qhx_op::inner_generator!(decoder);
 
     /// `Gemma3Processor` of `transformers`: empty lines around the tokens of an image.
@@ -116,6 +92,3 @@ impl Generator for Generate {
         prompt.prefill(host, decoder)
     }
 }
-
-qhx_op::register_ops!(Generate);
-qhx_op::export_plugin!();

@@ -13,26 +13,27 @@
 //! | `past_conv_i` → `present_conv_i` | `[kernel − 1, hidden]` | convolution layers; rows oldest first |
 //! | head: `x` → `logits` | `[1, hidden]` → `[1, vocab]` | |
 //!
-//! In models with experts, graphs `decode<n>` and `prefill<P>_<n>` end before them, see `qhx_forge::kit::Experts`, and
+//! In models with experts, graphs `decode<n>` and `prefill<P>_<n>` end before them, see [`Experts`](crate::kit::Experts), and
 //! the head normalises.
 
 mod config;
 
 use std::ops::Range;
 
-use qhx_forge::kit::{
-    Attend, AttendInputs, Attention, Decoder, DecoderParams, EXPERTS, ExpertNames, Layers, Mlp,
-    PREFILL_ROWS, Step, check_shape, decoder, expert_decoder, expert_prefill_rows, prefill_rows,
-};
-use qhx_forge::recipe::{Recipe, RecipeOptions};
-use qhx_forge::{RecipeEntry, register_recipe};
-
-use config::{Config, Sparse};
 use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, TensorId};
 use serde_json::json;
+
+use crate::kit::{
+    Attend, AttendInputs, Attention, Decoder, DecoderParams, EXPERTS, ExpertNames, Layers, Mlp,
+    PREFILL_ROWS, Step, check_shape, decoder, expert_decoder, expert_prefill_rows, prefill_rows,
+};
+use crate::recipe::{Recipe, RecipeOptions};
+use crate::register_recipe;
+use crate::registry::RecipeEntry;
+use config::{Config, Sparse};
 
 const PARTS: [&str; 3] = ["w1", "w3", "w2"];
 
@@ -46,7 +47,7 @@ register_recipe!(
         .options(&[EXPERTS])
 );
 
-/// The graphs of a checkpoint, and the plan that runs them with `lfm2_generate`.
+/// The graphs of a checkpoint, and the plan that runs them with `decoder_generate`.
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let config = Config::read(checkpoint)?;
     let Config { hidden, vocab, heads, rope_theta, tied, .. } = config;
@@ -77,8 +78,11 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
             (expert_decoder(options, &sparse, &rows, experts, make, head)?, vec![tables])
         }
     };
+    if config.attention.contains(&false) {
+        params.insert("states".to_owned(), json!(["conv"]));
+    }
     let Decoder { contexts, plan_params } = decoder;
-    Ok(Recipe::new("lfm2", "lfm2_generate", contexts, plan_params)
+    Ok(Recipe::new("lfm2", "decoder_generate", contexts, plan_params)
         .embed(checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?)
         .params(params)
         .tables(tables))

@@ -9,28 +9,27 @@
 //! | `cos`, `sin`; `cos_local`, `sin_local` | `[P, head_dim / 2]` | half tables of full and of sliding layers |
 //! | `cmask`; `cmask_local` | `[P, rows + P]` | added to scores; the last P slots are the graph's own tokens |
 //! | `past_k_i`, `past_v_i` → `new_k_i`, `new_v_i` | `[kv_heads, rows, head_dim]` → `[kv_heads, P, head_dim]` | keys after norm and rope |
-//! | `vision`: `pixels` → `embeds` | `[patches, 3 · patch²]` → `[tokens, hidden]` | an image, see `qhx_forge::kit::Siglip` |
+//! | `vision`: `pixels` → `embeds` | `[patches, 3 · patch²]` → `[tokens, hidden]` | an image, see [`Siglip`](crate::kit::Siglip) |
 //! | head: `x` → `logits` | `[1, hidden]` → `[1, vocab]` | |
 //!
 //! `rows` is `max_ctx` for full layers. For sliding ones it is the window, or P of the widest graph where that is
 //! more, and the host keeps the cache as a ring.
 
-mod vision;
-
 use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
-use qhx_forge::RecipeEntry;
-use qhx_forge::kit::gemma3::{Config, Model, Rope};
-use qhx_forge::kit::{
+use serde_json::json;
+
+use super::layers::{Config, Model, Rope};
+use super::vision::{TOWERS, Vision};
+use crate::kit::{
     AttendInputs, Decoder, DecoderParams, PREFILL_ROWS, VISION_WEIGHTS, check_shape, decoder,
     object, prefill_rows,
 };
-use qhx_forge::recipe::{Recipe, RecipeOptions};
-use serde_json::json;
+use crate::recipe::{Recipe, RecipeOptions};
+use crate::register_recipe;
+use crate::registry::RecipeEntry;
 
-use vision::{TOWERS, Vision};
-
-qhx_forge::register_recipe!(
+register_recipe!(
     RecipeEntry::new(&["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"], recipe)
         .prefill_graphs()
         .smaller_contexts()
@@ -48,7 +47,7 @@ fn names(name: &str) -> Vec<String> {
     every(name).into_iter().chain(inner.iter().flat_map(|name| every(name))).collect()
 }
 
-/// The graphs of a checkpoint, and the plan that runs them with `gemma3_generate`.
+/// The graphs of a checkpoint, and the plan that runs them: with `gemma3_generate` where it sees.
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let checkpoint = &checkpoint.renamed(names);
     let config = Config::read(checkpoint, false)?;
@@ -86,7 +85,8 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
             "rope_scaling": scaling(local),
         },
     })));
-    let mut recipe = Recipe::new("gemma3", "gemma3_generate", contexts, plan_params)
+    let host_op = if vision.is_some() { "gemma3_generate" } else { "decoder_generate" };
+    let mut recipe = Recipe::new("gemma3", host_op, contexts, plan_params)
         .embed(checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?)
         .params(params);
     if let Some(vision) = vision {

@@ -13,8 +13,8 @@ use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
 use serde_json::json;
 
-use super::encoder::{self, Encoder, bidirectional, max_text};
-use crate::kit::gemma3::{Config, Model};
+use super::super::encoder::{self, Encoder, bidirectional, max_text};
+use super::layers::{Config, Model};
 use crate::kit::{AttendInputs, DecoderParams, Reader, check_shape, object};
 use crate::recipe::{Recipe, RecipeOptions, Task};
 use crate::register_recipe;

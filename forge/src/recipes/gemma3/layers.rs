@@ -12,9 +12,7 @@ use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, TensorId};
 use serde_json::{Value, json};
 
-use super::attention::{Attend, AttendInputs, Attention, Heads};
-use super::layers::{Layers, Mlp};
-use super::reader::Reader;
+use crate::kit::{Attend, AttendInputs, Attention, Heads, Layers, Mlp, Reader};
 use crate::recipe::RecipeOptions;
 
 /// The hidden states between layers are those of the reference times this. In published checkpoints the sums there
@@ -26,44 +24,44 @@ const LOCAL: [&str; 3] = ["cos_local", "sin_local", "cmask_local"];
 
 /// Sizes and constants of a model; where a key is absent, those of `Gemma3TextConfig`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Config {
+pub(super) struct Config {
     /// Elements of a hidden state.
-    pub hidden: usize,
+    pub(super) hidden: usize,
     /// Number of tokens of the vocabulary.
-    pub vocab: usize,
+    pub(super) vocab: usize,
     /// Elements of the inner rows of an MLP.
-    pub intermediate: usize,
+    pub(super) intermediate: usize,
     /// For each layer whether it slides; the others see all positions.
-    pub sliding: Vec<bool>,
+    pub(super) sliding: Vec<bool>,
     /// Positions that a sliding layer sees, the current one included.
-    pub window: usize,
+    pub(super) window: usize,
     /// Heads of attention.
-    pub heads: Heads,
+    pub(super) heads: Heads,
     /// Multiplies the scores.
-    pub scale: f32,
+    pub(super) scale: f32,
     /// Multiplies the rows of the embedding table.
-    pub embed_scale: f32,
+    pub(super) embed_scale: f32,
     /// Rotary embedding of layers that see all positions.
-    pub full: Rope,
+    pub(super) full: Rope,
     /// Rotary embedding of sliding layers.
-    pub local: Rope,
+    pub(super) local: Rope,
     /// The projections of attention have biases.
-    pub attention_bias: bool,
+    pub(super) attention_bias: bool,
     /// Epsilon of the norms.
-    pub eps: f32,
+    pub(super) eps: f32,
     /// The head is the embedding table.
-    pub tied: bool,
+    pub(super) tied: bool,
     /// Longest context.
-    pub max_positions: usize,
+    pub(super) max_positions: usize,
 }
 
 /// Rotary embedding of one kind of layers.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Rope {
+pub(super) struct Rope {
     /// Base of the frequencies.
-    pub theta: f64,
+    pub(super) theta: f64,
     /// Divides the frequencies, where they are scaled.
-    pub factor: Option<f64>,
+    pub(super) factor: Option<f64>,
 }
 
 impl Config {
@@ -71,7 +69,7 @@ impl Config {
     ///
     /// # Errors
     /// When a key is malformed, or the model is of the other kind.
-    pub fn read(checkpoint: &Checkpoint, encoder: bool) -> Result<Self> {
+    pub(super) fn read(checkpoint: &Checkpoint, encoder: bool) -> Result<Self> {
         let reader = Reader::new(checkpoint);
         reader.only("hidden_activation", &json!("gelu_pytorch_tanh"))?;
         match encoder {
@@ -146,16 +144,20 @@ fn rope(reader: &Reader<'_>, kind: &str, old_theta: &str, theta: f64) -> Result<
 
 /// Makes the graphs of the layers.
 #[derive(Debug, Clone, Copy)]
-pub struct Model<'a> {
+pub(super) struct Model<'a> {
     /// Projections and norms.
-    pub parts: Layers<'a>,
+    pub(super) parts: Layers<'a>,
     /// Sizes and constants.
-    pub config: &'a Config,
+    pub(super) config: &'a Config,
 }
 
 impl<'a> Model<'a> {
     /// The layers of a checkpoint, in the precisions of the options.
-    pub fn new(checkpoint: &'a Checkpoint, options: &RecipeOptions, config: &'a Config) -> Self {
+    pub(super) fn new(
+        checkpoint: &'a Checkpoint,
+        options: &RecipeOptions,
+        config: &'a Config,
+    ) -> Self {
         let parts = Layers { norm_offset: 1.0, ..Layers::decoder(checkpoint, options, config.eps) };
         Self { parts, config }
     }
@@ -165,7 +167,7 @@ impl<'a> Model<'a> {
     ///
     /// # Errors
     /// When a tensor is missing, or has another shape.
-    pub fn graph(
+    pub(super) fn graph(
         &self,
         name: &str,
         range: Range<usize>,

@@ -2,12 +2,13 @@
 
 use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
-use qhx_forge::kit::{Experts, Heads, Reader};
 use serde_json::{Value, json};
+
+use crate::kit::{Experts, Heads, Reader};
 
 /// Sizes and constants of a model.
 #[derive(Debug)]
-pub(crate) struct Config {
+pub(super) struct Config {
     pub hidden: usize,
     pub vocab: usize,
     pub intermediate: usize,
@@ -27,7 +28,7 @@ pub(crate) struct Config {
 
 /// The layers with experts, which are all but the first ones.
 #[derive(Debug)]
-pub(crate) struct Sparse {
+pub(super) struct Sparse {
     pub experts: Experts,
     /// Layers without experts.
     pub dense: usize,
