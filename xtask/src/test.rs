@@ -240,7 +240,7 @@ const LINTED: &str =
     "qhx-cli/builtin-ops,qhx-cli/parquet,qhx-tests/builtin-ops,qhx-libfuzzer/libfuzzer";
 
 /// Manifests outside of the workspace.
-const EXAMPLES: [&str; 9] = [
+const EXAMPLES: [&str; 5] = [
     "examples/backend/Cargo.toml",
     "examples/ctc/Cargo.toml",
     "examples/plugin-template/Cargo.toml",
