@@ -16,7 +16,7 @@ mod held;
 mod views;
 
 pub use held::{held, held_blocks};
-pub use views::{row_order, row_range, scaled, transposed};
+pub use views::{row_order, row_range, scaled, transposed, weighted};
 
 /// Elements that one task of a parallel read handles.
 const BLOCK: usize = 1 << 17;
@@ -74,6 +74,11 @@ pub trait RowSource: Send + Sync + fmt::Debug {
         let _ = (first, out);
         let what = format!("{}: the checkpoint holds no quantized values of it", self.name());
         Err(Error::new(ErrorKind::Internal, what))
+    }
+
+    /// How much the error of each input counts where values are quantized, relative to the others; all alike if none.
+    fn worth(&self) -> Option<&[f32]> {
+        None
     }
 
     /// The numbers where they lie in the files of an ONNX graph that was read. None for all other weights.
@@ -246,8 +251,8 @@ impl Weight {
         Ok(all)
     }
 
-    /// All values quantized in blocks of the form `form`: those of the checkpoint where it has such, else its values
-    /// quantized without offsets. Read in parallel.
+    /// All values quantized in blocks of the form `form`: those of the checkpoint where it has such, else as
+    /// [`quantize_block`] does. Read in parallel.
     ///
     /// # Errors
     /// When a value, a scale or an offset is not finite or out of range.
@@ -314,19 +319,32 @@ fn read_stored(source: &dyn RowSource, first: usize, mut out: QuantizedMut<'_>) 
     Ok(())
 }
 
-/// Reads values and quantizes them, without offsets.
+/// Reads values and quantizes them.
 fn quantize_blocks(source: &dyn RowSource, first: usize, out: QuantizedMut<'_>) -> Result<()> {
     let form = out.form;
     let mut wide = vec![0f32; out.values.len()];
     read(source, first, &mut wide)?;
-    let blocks = wide.chunks(form.block).zip(out.values.chunks_mut(form.block));
-    for ((block, values), scale) in blocks.zip(out.scales) {
-        *scale = quantize_block(block, form.bits, values).map_err(|e| e.context(source.name()))?;
-        if !scale.is_finite() {
-            return Err(beyond_f16(source));
+    let cols = source.shape()[1];
+    let worth = source.worth().filter(|worth| worth.len() == cols).unwrap_or_default();
+    let mut offsets = out.offsets.iter_mut();
+    let mut scales = out.scales.iter_mut();
+    let rows = wide.chunks_exact(cols.max(1)).zip(out.values.chunks_exact_mut(cols.max(1)));
+    for (row, values) in rows {
+        let mut worth = worth.chunks(form.block);
+        for (block, values) in row.chunks(form.block).zip(values.chunks_mut(form.block)) {
+            let found = quantize_block(block, form, worth.next().unwrap_or_default(), values);
+            let (scale, offset) = found.map_err(|e| e.context(source.name()))?;
+            if !scale.is_finite() {
+                return Err(beyond_f16(source));
+            }
+            if let Some(to) = scales.next() {
+                *to = scale;
+            }
+            if let Some(to) = offsets.next() {
+                *to = offset;
+            }
         }
     }
-    out.offsets.fill(0.0);
     Ok(())
 }
 

@@ -51,20 +51,14 @@ pub fn rebuild(
 }
 
 impl GraphBuilder {
-    /// Goes on with a finished graph, whose output `name` becomes a tensor like any other. None where it has no such
-    /// output.
-    pub fn reopen(mut graph: Graph, name: &str) -> Option<(Self, TensorId)> {
-        let is = |id: &TensorId| graph.tensors[id.index()].name == name;
-        let place = graph.outputs.iter().position(is)?;
-        let id = graph.outputs.remove(place);
-        let own = graph.producer(id)?.name.clone();
-        graph.tensors[id.index()].name = own;
+    /// Goes on with a finished graph, which keeps its outputs.
+    pub fn extend(graph: Graph) -> Self {
         let tensors = graph.tensors.iter().map(|tensor| tensor.name.clone());
         let names = tensors.chain(graph.nodes.iter().map(|node| node.name.clone())).collect();
         let mut builder = Self::new(graph.name());
         builder.next = graph.nodes.len();
         (builder.graph, builder.names) = (graph, names);
-        Some((builder, id))
+        builder
     }
 
     fn rebuild_tensor<'a>(

@@ -7,6 +7,7 @@ use qhx_base::Result;
 use qhx_types::DType;
 
 use super::{Reordered, RowSource};
+use crate::onnx::StoredWeight;
 use crate::quantize::{QuantizedForm, QuantizedMut};
 
 /// Methods of a view that are those of its source.
@@ -23,6 +24,37 @@ pub fn scaled(source: Arc<dyn RowSource>, factor: f32) -> Arc<dyn RowSource> {
     if factor == 1.0 { source } else { Arc::new(Scaled { source, factor }) }
 }
 
+/// The rows of `source`, each of whose inputs is worth `worth` where they are quantized.
+pub fn weighted(source: Arc<dyn RowSource>, worth: Arc<[f32]>) -> Arc<dyn RowSource> {
+    Arc::new(Weighted { source, worth })
+}
+
+#[derive(Debug)]
+struct Weighted {
+    source: Arc<dyn RowSource>,
+    worth: Arc<[f32]>,
+}
+
+impl RowSource for Weighted {
+    of_source!(
+        name -> &str, shape -> [usize; 2], stored_dtype -> DType, first_row -> usize,
+        block_form -> Option<QuantizedForm>, nearest_form -> Option<QuantizedForm>,
+        stored -> Option<&StoredWeight>, reordered -> Option<Reordered>,
+    );
+
+    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
+        self.source.read_f32(first, out)
+    }
+
+    fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
+        self.source.read_blocks(first, out)
+    }
+
+    fn worth(&self) -> Option<&[f32]> {
+        Some(&self.worth)
+    }
+}
+
 /// These rows of `source`, which has them.
 pub fn row_range(source: &Arc<dyn RowSource>, rows: Range<usize>) -> Arc<dyn RowSource> {
     Arc::new(Rows { source: Arc::clone(source), rows })
@@ -37,7 +69,7 @@ struct Rows {
 impl RowSource for Rows {
     of_source!(
         name -> &str, stored_dtype -> DType, block_form -> Option<QuantizedForm>,
-        nearest_form -> Option<QuantizedForm>,
+        nearest_form -> Option<QuantizedForm>, worth -> Option<&[f32]>,
     );
 
     fn shape(&self) -> [usize; 2] {
@@ -82,7 +114,7 @@ impl RowOrder {
 
 impl RowSource for RowOrder {
     of_source!(
-        name -> &str, shape -> [usize; 2], stored_dtype -> DType,
+        name -> &str, shape -> [usize; 2], stored_dtype -> DType, worth -> Option<&[f32]>,
         block_form -> Option<QuantizedForm>, nearest_form -> Option<QuantizedForm>,
     );
 
@@ -120,6 +152,7 @@ impl RowSource for Scaled {
     of_source!(
         name -> &str, shape -> [usize; 2], stored_dtype -> DType, first_row -> usize,
         block_form -> Option<QuantizedForm>, nearest_form -> Option<QuantizedForm>,
+        worth -> Option<&[f32]>,
     );
 
     fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
