@@ -28,7 +28,7 @@ use crate::overrides::{Override, quantized};
 use crate::plan::plan;
 use crate::recipe::{Precision, Recipe, RecipeOptions, Task};
 use crate::registry::task;
-pub(crate) use joined::joined;
+pub(crate) use joined::{Making, joined, open_joined};
 pub use text::read_texts;
 
 /// The file of weights that differ from those of the f16 bundle. No graph has such a name.
@@ -363,20 +363,16 @@ impl<R: Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>> Bench<'_, R> {
         options: &ForgeOptions,
         progress: &dyn Progress,
     ) -> Result<(PathBuf, Known, Box<dyn Reader>)> {
-        loop {
-            let mut known = Known::default();
+        let (mut manifest, mut known) = (PathBuf::new(), Known::default());
+        let make = |recipe: Making<'_>| {
+            known = Known::default();
             let mut quiet = Quiet(progress);
-            let report =
-                forge_known(self.checkpoint, self.recipe(), options, &mut known, &mut quiet)?;
-            match (self.open)(&report.manifest) {
-                Ok(model) => return Ok((report.manifest, known, model)),
-                // A host-op that wants a graph of the head.
-                Err(error) if self.joined && error.kind() != ErrorKind::Cancelled => {
-                    self.joined = false;
-                }
-                Err(error) => return Err(error),
-            }
-        }
+            let report = forge_known(self.checkpoint, recipe, options, &mut known, &mut quiet)?;
+            manifest.clone_from(&report.manifest);
+            Ok(report.manifest)
+        };
+        let model = open_joined(self.recipe, &mut self.joined, make, self.open)?;
+        Ok((manifest, known, model))
     }
 
     fn remove(&self) -> Result<()> {
@@ -435,47 +431,17 @@ impl<R: Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>> Bench<'_, R> {
         mut model: Box<dyn Reader>,
         progress: &dyn Progress,
     ) -> Result<Quality> {
-        let Self { texts, reference, .. } = self;
-        let first = reference.is_empty();
-        let (mut divergence, mut same, mut surprise) = (0f64, 0usize, 0f64);
-        let mut position = 0;
-        for text in &*texts {
-            model.reset()?;
-            let Some((_, read)) = text.split_last() else { continue };
-            let mut next = text.iter().skip(1);
-            model.read(read, &mut |mut scores| {
-                progress.stop_if_cancelled()?;
-                let Some(next) = next.next() else { return Ok(()) };
-                log_softmax(&mut scores);
-                let likely = scores.get(*next as usize).copied().unwrap_or(f32::NEG_INFINITY);
-                if !likely.is_finite() {
-                    return Err(Error::new(
-                        ErrorKind::Runtime,
-                        format!(
-                            "{what}: no finite probability of token {next} at position {position}"
-                        ),
-                    )
-                    .hint("weights of this precision give no numbers here; choose a higher one"));
-                }
-                surprise -= f64::from(likely);
-                if first {
-                    reference.push(scores);
-                    same += 1;
-                } else if let Some(expected) = reference.get(position) {
-                    divergence += divergence_of(expected, &scores);
-                    same += usize::from(likeliest(expected) == likeliest(&scores));
-                }
-                position += 1;
-                Ok(())
-            })?;
+        let first = self.reference.is_empty();
+        let mut tally = Tally::default();
+        for text in &self.texts {
+            let against = if first {
+                Against::Kept(&mut self.reference)
+            } else {
+                Against::Known(self.reference.get(tally.count..).unwrap_or_default())
+            };
+            tally.read(what, &mut *model, text, against, progress)?;
         }
-        let count = position.max(1) as f64;
-        Ok(Quality {
-            // Rounding may leave a little less than nothing.
-            divergence: (divergence / count).max(0.0),
-            agreement: same as f64 / count,
-            perplexity: (surprise / count).exp(),
-        })
+        Ok(tally.quality())
     }
 
     /// Keeps as few of the most sensitive layers in the precision `higher` as the target allows. The head has an option
@@ -522,6 +488,80 @@ impl<R: Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>> Bench<'_, R> {
         found.kept = order.get(..max).unwrap_or_default().to_vec();
         found.chosen = Some(quality);
         Ok(())
+    }
+}
+
+/// What the positions of a text are compared with.
+pub(crate) enum Against<'a> {
+    /// Nothing: their logarithms of probabilities are appended.
+    Kept(&'a mut Vec<Vec<f32>>),
+    /// Logarithms of probabilities, one array a position.
+    Known(&'a [Vec<f32>]),
+}
+
+/// Sums over positions.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Tally {
+    divergence: f64,
+    same: usize,
+    surprise: f64,
+    /// Positions.
+    pub count: usize,
+}
+
+impl Tally {
+    /// Adds the positions of a text.
+    pub fn read(
+        &mut self,
+        what: &str,
+        model: &mut dyn Reader,
+        text: &[u32],
+        mut against: Against<'_>,
+        progress: &dyn Progress,
+    ) -> Result<()> {
+        model.reset()?;
+        let Some((_, read)) = text.split_last() else { return Ok(()) };
+        let mut next = text.iter().skip(1).enumerate();
+        model.read(read, &mut |mut scores| {
+            progress.stop_if_cancelled()?;
+            let Some((position, next)) = next.next() else { return Ok(()) };
+            log_softmax(&mut scores);
+            let likely = scores.get(*next as usize).copied().unwrap_or(f32::NEG_INFINITY);
+            if !likely.is_finite() {
+                let position = self.count;
+                return Err(Error::new(
+                    ErrorKind::Runtime,
+                    format!("{what}: no finite probability of token {next} at position {position}"),
+                )
+                .hint("weights of this precision give no numbers here; choose a higher one"));
+            }
+            self.surprise -= f64::from(likely);
+            self.count += 1;
+            match &mut against {
+                Against::Kept(kept) => {
+                    kept.push(scores);
+                    self.same += 1;
+                }
+                Against::Known(known) => {
+                    if let Some(expected) = known.get(position) {
+                        self.divergence += divergence_of(expected, &scores);
+                        self.same += usize::from(likeliest(expected) == likeliest(&scores));
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Means.
+    pub fn quality(&self) -> Quality {
+        let count = self.count.max(1) as f64;
+        Quality {
+            // Rounding may leave a little less than nothing.
+            divergence: (self.divergence / count).max(0.0),
+            agreement: self.same as f64 / count,
+            perplexity: (self.surprise / count).exp(),
+        }
     }
 }
 

@@ -329,6 +329,10 @@ fn fingerprint(
     ] {
         fingerprint.add(text.as_bytes());
     }
+    for (name, worth) in &options.columns {
+        fingerprint.add(name.as_bytes());
+        fingerprint.add(bytemuck::cast_slice(worth));
+    }
     fingerprint
 }
 
@@ -437,7 +441,11 @@ fn fill(
         );
     }
     let mut manifest = manifest(recipe, of_text, shown, options);
-    artifacts.insert("files".to_owned(), staging.hash(progress)?);
+    let files = staging.hash(progress)?;
+    if let Some(receipt) = manifest.get_mut("model").and_then(|model| model.get_mut("receipt")) {
+        receipt["files"] = json!(hash_of(&files));
+    }
+    artifacts.insert("files".to_owned(), files);
     manifest.insert("artifacts".to_owned(), Value::Object(artifacts));
     manifest.insert(
         "plan".to_owned(),
@@ -450,6 +458,14 @@ fn fill(
         .map_err(|e| e.context("the bundle that was made cannot be opened"))?;
     progress.stop_if_cancelled()?;
     Ok(Artifacts { manifest: manifest_file, contexts: reports, sources, residuals })
+}
+
+/// Hash of the files that a receipt belongs to, of `artifacts.files` without golden steps.
+pub(crate) fn hash_of(files: &Value) -> String {
+    let files = files.as_object().into_iter().flatten();
+    qhx_core::manifest::files_hash(
+        files.filter_map(|(path, file)| Some((&**path, file["sha256"].as_str()?))),
+    )
 }
 
 /// Reads the manifest as qhx does, and looks for the files that it names.
@@ -574,6 +590,9 @@ fn manifest(
     if !options.folds.is_empty() {
         let folds = options.folds.iter().map(|fold| (fold.part.clone(), json!(fold.shift)));
         model.insert("folds".to_owned(), Value::Object(folds.collect()));
+    }
+    if let Some(receipt) = &options.receipt {
+        model.insert("receipt".to_owned(), receipt.to_json());
     }
     model.insert("made_by".to_owned(), json!(concat!("qhx-forge ", env!("CARGO_PKG_VERSION"))));
     if let Some(compiler) = compiler {

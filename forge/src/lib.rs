@@ -25,6 +25,7 @@ pub mod prepare;
 #[cfg(feature = "program")]
 pub mod program;
 pub mod qnn;
+pub mod receipt;
 pub mod recipe;
 mod recipes;
 pub mod registry;

@@ -12,7 +12,9 @@ use qhx_types::Media;
 
 use crate::compile::Compiler;
 use crate::f16_range::Fold;
+use crate::f16_range::measure::Columns;
 use crate::overrides::Override;
+use crate::receipt::Receipt;
 use crate::recipe::{Caches, Precision, RecipeOptions, Task};
 use crate::registry::{longest, task};
 
@@ -88,8 +90,12 @@ pub struct ForgeOptions {
     pub recipe_options: BTreeMap<String, String>,
     /// Weights in another precision, no lower than [`ForgeOptions::precision`].
     pub weights: Vec<Override>,
-    /// Powers of two in weights, which keep what graphs compute within f16, see [`crate::f16_range::decoder`].
+    /// Powers of two in weights, which keep what graphs compute within f16, see [`crate::f16_range::measure`].
     pub folds: Vec<Fold>,
+    /// Worth of weights' inputs where values are quantized, see [`crate::f16_range::measure`].
+    pub columns: Columns,
+    /// What the weights cost the model's predictions, for the manifest.
+    pub receipt: Option<Receipt>,
     /// Tensors of the checkpoint that no graph and no table needs to read: words of their names, as in
     /// [`Override::part`].
     pub ignore_tensors: Vec<String>,
@@ -126,6 +132,8 @@ impl ForgeOptions {
             recipe_options: BTreeMap::new(),
             weights: Vec::new(),
             folds: Vec::new(),
+            columns: Columns::new(),
+            receipt: None,
             ignore_tensors: Vec::new(),
             rerank: None,
             compiler: None,

@@ -25,9 +25,9 @@ pub enum Precision {
     /// f16 weights.
     #[default]
     Fp16,
-    /// int8 weights with one scale per output channel in the decoder.
+    /// int8 weights with one scale per block of [`BLOCK`] inputs in the decoder.
     W8A16,
-    /// 4-bit weights with one scale per block of [`BLOCK`] inputs in the decoder. Sensitive layers with few
+    /// 4-bit weights with one scale and one offset per block of [`BLOCK`] inputs in the decoder. Sensitive layers with few
     /// outputs, such as a router, stay f16.
     W4A16,
 }
@@ -58,14 +58,15 @@ impl Precision {
     ///
     /// The NPU library gives wrong numbers, and no error, for int8 weights whose inputs are not a multiple of 4
     /// (unless the outputs are few), and for 4-bit weights whose inputs are not a multiple of 8. 4-bit weights whose
-    /// inputs are no multiple of [`BLOCK`] have one scale per output channel, or are int8; int8 weights that cannot be
-    /// are f16.
+    /// inputs are no multiple of [`BLOCK`] have one scale per output channel, or are int8, and int8 weights of such have
+    /// one; int8 weights that cannot be are f16.
     const fn storage(self, rows: usize, cols: usize) -> Storage {
         match self {
             Self::Fp16 => Storage::Float,
             _ if rows == 0 || cols == 0 => Storage::Float,
-            Self::W4A16 if four(BLOCK).fits(cols) => Storage::Blocks(four(BLOCK)),
+            Self::W4A16 if FOUR.fits(cols) => Storage::Blocks(FOUR),
             Self::W4A16 if four(cols).fits(cols) => Storage::Blocks(four(cols)),
+            Self::W4A16 | Self::W8A16 if EIGHT.fits(cols) => Storage::Blocks(EIGHT),
             Self::W4A16 | Self::W8A16 if cols.is_multiple_of(Bits::Eight.npu_multiple()) => {
                 Storage::Int8
             }
@@ -88,6 +89,11 @@ impl Precision {
         Weight::new(source, storage)
     }
 }
+
+/// 8 bits in blocks, GGUF's Q8_0.
+const EIGHT: QuantizedForm = QuantizedForm::symmetric(Bits::Eight, BLOCK);
+/// 4 bits in blocks.
+const FOUR: QuantizedForm = QuantizedForm { offsets: true, ..four(BLOCK) };
 
 /// 4 bits without offsets.
 const fn four(block: usize) -> QuantizedForm {

@@ -168,6 +168,9 @@ pub struct BundleContents {
     pub files: Vec<SizedFile>,
     /// The contexts, in the manifest's order.
     pub contexts: Vec<ContextContents>,
+    /// Cost of the weights to the model's predictions, where the forge measured it: `model.receipt` of the manifest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub receipt: Option<serde_json::Value>,
     /// Verdicts on its context binaries for devices of each architecture, if they could be read.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<TargetRun>,
@@ -330,7 +333,9 @@ fn bundle(path: &Path, runtime: &Runtime) -> Result<BundleContents> {
     }
     let binaries = contexts.iter().filter_map(|context| Some(&context.binary.as_ref()?.info));
     let targets = TargetRun::of(&binaries.collect::<Vec<_>>());
+    let receipt = manifest.receipt().map_err(|e| notes.push(e.report().to_string()));
     Ok(BundleContents {
+        receipt: receipt.ok().flatten().cloned(),
         unread,
         targets,
         root: manifest.root.clone(),

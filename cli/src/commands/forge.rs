@@ -82,7 +82,7 @@ pub(crate) fn run(mut args: ForgeArgs, app: &mut App) -> Result<Status> {
     pull(&mut args, app)?;
     let args = &args;
     let program = this("qhx forge");
-    if !args.calibrates() && !args.makes_golden_steps() {
+    if !args.opens_bundles() {
         return program::run(args, &program, None, app.terminal());
     }
     // Plugins are looked for when a bundle is opened, which may never happen; where one has to be, at once.

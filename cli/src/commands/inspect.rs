@@ -118,6 +118,13 @@ fn write_bundle(text: &mut Report, report: &BundleContents, all: bool) {
     if !report.voices.is_empty() {
         row("voices", report.voices.join(", "));
     }
+    let figure = |pointer: &str| report.receipt.as_ref()?.pointer(pointer)?.as_f64();
+    if let (Some(kl), Some(tokens)) = (figure("/kl"), figure("/tokens")) {
+        row("receipt", format!("KL {kl:.2e} from f16 weights on {tokens} tokens"));
+    }
+    if let Some(factor) = figure("/headroom/factor") {
+        row("headroom", format!("{factor:.1}x in f16"));
+    }
     row("manifest", report.manifest.display().to_string());
     if !all {
         return write_overview(text, report);

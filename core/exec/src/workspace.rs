@@ -71,6 +71,9 @@ impl Allocated {
     }
 }
 
+/// Beginning of the names of outputs that only a [`Tap`] reads. A workspace binds them to buffers of its own.
+pub const TAPPED: &str = "tapped_";
+
 /// Called after each execution that succeeded.
 pub type Tap = Arc<dyn Fn(&Executed<'_>) + Send + Sync>;
 
@@ -257,6 +260,23 @@ impl Workspace {
                 times: ExecutionTimes::default(),
                 slow: 0,
             });
+            self.bind_tapped()?;
+        }
+        Ok(())
+    }
+
+    /// Binds the [`TAPPED`] outputs of the last graph.
+    fn bind_tapped(&mut self) -> Result<()> {
+        let (Some(slot), Some(last)) = (self.graphs.last(), self.graphs.len().checked_sub(1))
+        else {
+            return Ok(());
+        };
+        let info = Arc::clone(&slot.info);
+        for (index, tensor) in info.outputs.iter().enumerate() {
+            if tensor.name.starts_with(TAPPED) {
+                let buffer = self.allocate(tensor.try_byte_len().map_err(Error::size)?)?;
+                self.bind(GraphId(last as u32), Port::Output(index), buffer, 0)?;
+            }
         }
         Ok(())
     }

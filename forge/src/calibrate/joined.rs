@@ -1,12 +1,15 @@
 //! The head as a part of the graphs before it, which then give the logits of all of their rows at once.
 
+use std::path::{Path, PathBuf};
+
 use qhx_base::{Error, ErrorKind, Result};
+use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::{NodeParts, rebuild};
 use qhx_graph::graph::{Graph, Node, Origin, TensorId};
 use serde_json::Value;
 
 use crate::chain::{DECODERS, DRAFT_HEAD, HEAD, names};
-use crate::recipe::Recipe;
+use crate::recipe::{Recipe, RecipeOptions};
 
 /// The same recipe without a graph of the head, whose nodes the last graph of each number of rows has; the recipe as
 /// it is where that cannot be, such as where prefill graphs end before the last layers.
@@ -15,6 +18,30 @@ pub(crate) fn joined(recipe: Recipe) -> Recipe {
     match join(&mut changed) {
         Some(()) => changed,
         None => recipe,
+    }
+}
+
+/// A recipe as [`forge_known`](crate::forge::forge_known) takes it.
+pub(crate) type Making<'a> = &'a dyn Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>;
+
+/// Makes a bundle and opens it: of [`joined`] graphs as long as `join`, which is unset where the host-op wants a graph of
+/// the head.
+pub(crate) fn open_joined<T>(
+    recipe: Making<'_>,
+    join: &mut bool,
+    mut make: impl FnMut(Making<'_>) -> Result<PathBuf>,
+    open: &dyn Fn(&Path) -> Result<T>,
+) -> Result<T> {
+    loop {
+        let joins = *join;
+        let manifest = make(&|checkpoint: &Checkpoint, options: &RecipeOptions| {
+            let recipe = recipe(checkpoint, options)?;
+            Ok(if joins { joined(recipe) } else { recipe })
+        })?;
+        match open(&manifest) {
+            Err(error) if joins && error.kind() != ErrorKind::Cancelled => *join = false,
+            opened => return opened,
+        }
     }
 }
 

@@ -3,10 +3,10 @@
 //! | module | holds |
 //! |---|---|
 //! | [`vision`] | hidden states of vision towers, measured on an image and scaled down where they grow |
-//! | [`decoder`] | largest values of a decoder, measured on texts, and the rescaling that makes them fit |
+//! | [`measure`] | largest values of graphs and the worth of weights' inputs, and the rescaling that makes values fit |
 //! | `rescale` | powers of two in weights |
 
-pub mod decoder;
+pub mod measure;
 pub(crate) mod rescale;
 pub mod vision;
 

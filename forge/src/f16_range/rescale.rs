@@ -83,8 +83,20 @@ pub(crate) fn apply(recipe: &mut Recipe, folds: &[Fold]) -> Result<()> {
             .hint("such as layers.0.mlp.up_proj=4"));
         }
     }
+    let mut folded = fold_all(recipe, folds)?;
+    for graph in recipe.contexts.iter_mut().flat_map(|context| &mut context.graphs) {
+        if let Some(made) = folded.remove(graph.name()) {
+            *graph = made.graph;
+        }
+    }
+    Ok(())
+}
+
+/// All graphs of a recipe with powers of two in their weights, by their names.
+pub(crate) fn fold_all(recipe: &Recipe, folds: &[Fold]) -> Result<HashMap<String, Folded>> {
+    let graphs = || recipe.contexts.iter().flat_map(|context| &context.graphs);
     // Hidden states go from graph to graph of as many rows, and from the last one to the head.
-    let mut folded: HashMap<String, Graph> = HashMap::new();
+    let mut folded: HashMap<String, Folded> = HashMap::new();
     // Prefill graphs that end before the last layers give the head nothing, and those of one token all the same.
     let mut before_head = 0;
     for list in decoders(&recipe.plan_params) {
@@ -95,21 +107,18 @@ pub(crate) fn apply(recipe: &mut Recipe, folds: &[Fold]) -> Result<()> {
             let shift = last.entry(x.shape.first().copied().unwrap_or(0)).or_default();
             let made = fold(graph, folds, *shift, true)?;
             *shift = made.y;
-            folded.insert(name.to_owned(), made.graph);
+            folded.insert(name.to_owned(), made);
         }
         before_head = last.get(&1).copied().unwrap_or(before_head);
     }
     for name in recipe.plan_params.get(HEAD).into_iter().flat_map(names) {
         let Some(graph) = graphs().find(|graph| graph.name() == name) else { continue };
-        folded.insert(name.to_owned(), fold(graph, folds, before_head, false)?.graph);
+        folded.insert(name.to_owned(), fold(graph, folds, before_head, false)?);
     }
-    for graph in recipe.contexts.iter_mut().flat_map(|context| &mut context.graphs) {
-        *graph = match folded.remove(graph.name()) {
-            Some(folded) => folded,
-            None => fold(graph, folds, 0, false)?.graph,
-        };
+    for graph in graphs().filter(|graph| !folded.contains_key(graph.name())).collect::<Vec<_>>() {
+        folded.insert(graph.name().to_owned(), fold(graph, folds, 0, false)?);
     }
-    Ok(())
+    Ok(folded)
 }
 
 fn input<'a>(graph: &'a Graph, name: &str) -> Option<&'a Tensor> {
@@ -148,7 +157,7 @@ pub(crate) struct Folded {
 ///
 /// Composites whose inputs differ from what they were become the nodes that they stand for: the tensors of
 /// [`Folded::shifts`] are those of `graph` where it has no composite.
-pub(crate) fn fold(graph: &Graph, folds: &[Fold], x: i32, chained: bool) -> Result<Folded> {
+fn fold(graph: &Graph, folds: &[Fold], x: i32, chained: bool) -> Result<Folded> {
     let (folded, shifted) = pass(graph, folds, x, chained)?;
     if shifted.is_empty() {
         return Ok(folded);

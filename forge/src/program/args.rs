@@ -14,6 +14,8 @@ use qhx_terminal::args::LibraryArgs;
 use super::targets::{self, TargetChoice};
 use crate::calibrate::{CalibrateOptions, DEFAULT_TOKENS, read_texts};
 use crate::estimate::DEFAULT_CORNER;
+use crate::f16_range::measure::read_columns;
+use crate::receipt::TEXTS;
 use crate::{
     AUTO_SHARDS, CONTEXT_BUDGET, Caches, Fold, ForgeOptions, Override, Precision, Task, rerank,
 };
@@ -91,6 +93,16 @@ pub struct ForgeArgs {
     /// after each block, and makes nothing when the NPU's f16 could not hold them. PNG, JPEG, WebP, GIF
     #[arg(long, value_name = "FILE", requires = "check")]
     pub(crate) image: Option<PathBuf>,
+    /// Measure nothing before the bundle is made. Otherwise the model with f16 weights reads texts on the CPU first, sees
+    /// and hears: values that the NPU's f16 does not hold are folded (see --fold), or refused by their layer; 4-bit
+    /// weights round the inputs least that count most; and the manifest gets a receipt, what the weights cost on texts of
+    /// four kinds
+    #[arg(long, conflicts_with = "receipt")]
+    pub(crate) no_measure: bool,
+    /// Print the receipt: divergence from f16 weights, agreement and perplexity on texts of four kinds, bytes. With
+    /// =TEXTS, a file as --calibrate takes it, on these in their place
+    #[arg(long, value_name = "TEXTS", num_args = 0..=1, require_equals = true, conflicts_with = "synthetic")]
+    pub(crate) receipt: Option<Option<PathBuf>>,
     /// Measure on a calibration set what low-bit weights cost: divergence from f16, agreement and perplexity of each
     /// precision, and of each layer. A text a line, or in a *.jsonl file a JSON string, or object with "text", a line
     #[arg(long, value_name = "TEXTS", conflicts_with = "synthetic")]
@@ -298,6 +310,9 @@ pub(crate) struct ShapeArgs {
     /// times; the last one counts
     #[arg(long = "fold", value_name = "PART=K")]
     pub folds: Vec<Fold>,
+    /// Sums of squares for the inputs of weights, which the process that started this one has measured
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub columns: Option<PathBuf>,
     /// Tensors that the bundle does without, though the recipe neither reads them nor leaves them out by itself: all
     /// with PART in their names. May be given several times
     #[arg(long, value_name = "PART")]
@@ -322,7 +337,10 @@ pub(crate) struct ShapeArgs {
 
 impl ShapeArgs {
     /// The options without a compiler.
-    pub(crate) fn options(&self, out: &Path) -> ForgeOptions {
+    ///
+    /// # Errors
+    /// When the file of columns cannot be read.
+    pub(crate) fn options(&self, out: &Path) -> Result<ForgeOptions> {
         let own = [
             ("experts", self.experts.clone()),
             ("image-size", self.image_size.clone()),
@@ -332,7 +350,7 @@ impl ShapeArgs {
             ("draft-head", self.draft_head.clone()),
         ];
         let own = own.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
-        ForgeOptions {
+        Ok(ForgeOptions {
             rerank: self.rerank.clone(),
             task: self.task,
             precision: self.precision,
@@ -351,8 +369,9 @@ impl ShapeArgs {
             weights: self.weights.clone(),
             folds: self.folds.clone(),
             ignore_tensors: self.ignore_tensors.clone(),
+            columns: self.columns.as_deref().map(read_columns).transpose()?.unwrap_or_default(),
             ..ForgeOptions::new(out)
-        }
+        })
     }
 
     /// The checkpoint of a folder, or of a GGUF file with the folder of its tokenizer.
@@ -385,6 +404,15 @@ impl ShapeArgs {
     pub(super) fn targets(&self) -> &[TargetChoice] {
         if self.target.is_empty() { &[TargetChoice::DEFAULT] } else { &self.target }
     }
+}
+
+/// The texts of an option's file, numbered; those of the program without one.
+fn own_texts(option: Option<&Option<PathBuf>>) -> Result<Vec<(String, String)>> {
+    let Some(Some(file)) = option else {
+        return Ok(TEXTS.map(|(kind, text)| (kind.to_owned(), text.to_owned())).into());
+    };
+    let texts = read_texts(file)?.into_iter().zip(1..);
+    Ok(texts.map(|(text, number)| (format!("text {number}"), text)).collect())
 }
 
 /// `experts=fp16`.
@@ -462,20 +490,36 @@ impl ForgeArgs {
         }
     }
 
-    /// The texts whose largest values are measured, where that is asked for.
-    pub(super) fn headroom(&self) -> Result<Option<CalibrateOptions>> {
-        let Some(Some(file)) = &self.check else { return Ok(None) };
-        let texts = read_texts(file)?;
-        Ok(Some(CalibrateOptions { texts, tokens: DEFAULT_TOKENS, target: None }))
+    /// Texts that are measured, with their kinds: those of --check, or of the program.
+    pub(super) fn texts(&self) -> Result<Vec<(String, String)>> {
+        own_texts(self.check.as_ref())
+    }
+
+    /// Texts of the receipt.
+    pub(super) fn receipt_texts(&self) -> Result<Vec<(String, String)>> {
+        own_texts(self.receipt.as_ref())
+    }
+
+    /// True when the model is measured before its bundle is made.
+    pub(super) fn measures(&self) -> bool {
+        let low = self.shape.precision != Precision::Fp16;
+        let wanted = !self.cpu_only || low || self.receipt.is_some();
+        self.command.is_none() && self.synthetic.is_none() && wanted && !self.no_measure
     }
 
     /// True when bundles are made to be measured, for which host-ops are needed.
     pub fn calibrates(&self) -> bool {
-        self.command.is_none() && (self.calibrate.is_some() || matches!(self.check, Some(Some(_))))
+        let asked = self.calibrate.is_some() || matches!(self.check, Some(Some(_)));
+        self.command.is_none() && (asked || self.receipt.is_some())
+    }
+
+    /// True when bundles are opened, for which host-ops are needed.
+    pub fn opens_bundles(&self) -> bool {
+        self.calibrates() || self.measures() || self.makes_golden_steps()
     }
 
     /// True when bundles are made with golden steps, for which host-ops are needed.
-    pub fn makes_golden_steps(&self) -> bool {
+    pub(super) fn makes_golden_steps(&self) -> bool {
         self.command.is_none() && !self.no_golden && !self.no_onnx
     }
 
@@ -508,12 +552,15 @@ fn task() -> impl TypedValueParser<Value = Task> {
 /// Precisions of the decoder's weights, for the help.
 const DECODER: [&str; 3] = [
     "f16 weights",
-    "int8 weights with one scale per output channel, f16 activations",
-    "4-bit weights with one scale per 32 inputs of an output channel, f16 activations",
+    "int8 weights with one scale per 32 inputs of an output channel, f16 activations",
+    "4-bit weights with one scale and offset per 32 inputs of an output channel, f16 activations",
 ];
 /// Precisions of the head's weight.
-const HEAD: [&str; 3] =
-    ["f16", "int8 with one scale per token", "4 bits with one scale per 32 inputs of a token"];
+const HEAD: [&str; 3] = [
+    "f16",
+    "int8 with one scale per 32 inputs of a token",
+    "4 bits with a scale and offset for as many",
+];
 /// Precisions of the experts' weights as graph inputs.
 const EXPERTS: [(&str, &str); 2] = [
     ("w8a16", "The table's int8 values as they lie in the file, scaled after the matmul"),
@@ -553,7 +600,7 @@ mod tests {
     #[test]
     fn precisions_of_head_and_experts_become_options() {
         let Line { shape } = Line::parse_from(["x", "--head", "w8a16", "--experts", "fp16"]);
-        let options = shape.options(Path::new("out"));
+        let options = shape.options(Path::new("out")).unwrap();
         assert_eq!(options.head, Some(Precision::W8A16));
         assert_eq!(options.recipe_options["experts"], "fp16");
     }

@@ -12,6 +12,7 @@ mod show_calibration;
 mod show_estimate;
 mod show_headroom;
 mod show_plan;
+mod show_receipt;
 mod subprocess;
 mod targets;
 
@@ -19,6 +20,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use qhx::golden::Golden;
 use qhx::libraries::{Libraries, how_to_get};
 use qhx_checkpoint::Checkpoint;
 use qhx_cpu::{CpuBackend, CpuOptions};
@@ -28,14 +30,15 @@ use qhx_terminal::{Status, Terminal, say};
 use serde_json::{Value, json};
 
 use crate::bundle::check_place;
-use crate::calibrate::{Calibration, OpenBundle, Reader, calibrate};
+use crate::calibrate::{Calibration, DEFAULT_TOKENS, OpenBundle, Reader, calibrate};
 use crate::compile::Compiler;
 use crate::estimate::{EstimateOptions, record};
-use crate::f16_range::decoder::{Headroom, headroom};
+use crate::f16_range::measure::{Columns, Measured, OpenModel, Peak, measure, write_columns};
 use crate::f16_range::vision::Residual;
 use crate::options::{CheckBackends, ForgeOptions};
+use crate::receipt::{Receipt, Reference, TOKENS};
 use crate::registry;
-use crate::{Fold, Override, Report, forge_checkpoint};
+use crate::{Fold, Override, Precision, Report, Task, forge_checkpoint};
 use args::ForgeCommand;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::engine::Model;
@@ -62,9 +65,6 @@ pub struct Program {
     /// Reads the arguments of a process that forges, its file first.
     pub parse: fn(&[OsString]) -> Result<ForgeArgs, clap::Error>,
 }
-
-/// Opens the bundle of a manifest for the CPU, with its host-op.
-pub type OpenModel<'a> = &'a dyn Fn(&Path) -> Result<Model>;
 
 /// Runs the command that the arguments ask for. `open` opens bundles that are made, to be measured and for their golden
 /// steps; without it [`ForgeArgs::calibrates`] is an error, and bundles have no golden steps.
@@ -122,30 +122,39 @@ pub fn run(
     for place in &places {
         check_place(&place.out, args.overwrite)?;
     }
-    let shape = args.shape.options(out);
+    let shape = args.shape.options(out)?;
     let calibration = match args.calibration()? {
         None => None,
         Some(wanted) => Some(measured(("--calibrate", open), &terminal, |open, progress| {
             calibrate(&checkpoint, registry::recipe, &shape, &wanted, open, progress)
         })?),
     };
-    let headroom = match args.headroom()? {
-        None => None,
-        Some(wanted) => {
-            let found = measured(("--check=TEXTS", open), &terminal, |open, progress| {
-                headroom(&checkpoint, registry::recipe, &shape, &wanted, open, progress)
-            })?;
-            if !args.json {
-                show_headroom::show(&found, terminal.output)?;
-            }
-            Some(found)
-        }
-    };
-    let found = Found {
+    let mut found = Found {
         kept: calibration.iter().flat_map(|found| &found.kept).cloned().collect(),
-        folds: headroom.as_ref().map_or(Ok(Vec::new()), |found| found.folds.clone())?,
+        ..Found::default()
     };
+    if args.receipt.is_some() || own_check(args) {
+        // Asked for, so that a program without host-ops says that it cannot.
+        drop(opened(open, "--check=TEXTS and --receipt")?);
+    }
+    let mut headroom = None;
+    if let Some(open) = open.filter(|_| args.measures()) {
+        let (measured, reference) = found.measure(args, &checkpoint, &shape, open, &terminal)?;
+        if own_check(args) && !args.json {
+            show_headroom::show(&measured, terminal.output)?;
+        } else {
+            show_headroom::say_nearest(&measured);
+        }
+        found.folds = measured.folds.clone()?;
+        found.columns.clone_from(&measured.columns);
+        if let Some(reference) = reference {
+            let nearest = measured.nearest().cloned();
+            found.receipt(&checkpoint, &shape, &reference, nearest, open, &terminal)?;
+        }
+        headroom = Some(measured);
+    }
     let (calibration, headroom) = (calibration.as_ref(), headroom.as_ref());
+    found.write()?;
     let golden = open.filter(|_| args.makes_golden_steps());
     let work =
         Work { args, program, checkpoint: &checkpoint, calibration, headroom, found, golden };
@@ -164,6 +173,18 @@ pub fn run(
     Ok(status)
 }
 
+/// True where the largest values of each layer are asked for.
+fn own_check(args: &ForgeArgs) -> bool {
+    matches!(args.check, Some(Some(_)))
+}
+
+/// An error of measuring, with a way around it.
+fn unmeasured(error: Error) -> Error {
+    let hint = "--no-measure makes the bundle without measuring";
+    let hint = error.hint_text().map_or(hint.to_owned(), |own| format!("{own}; {hint}"));
+    error.context("measuring before the bundle is made").hint(hint)
+}
+
 /// Settings that were measured to be better than those of the command line.
 #[derive(Debug, Default)]
 pub(super) struct Found {
@@ -171,14 +192,118 @@ pub(super) struct Found {
     kept: Vec<Override>,
     /// Powers of two in weights.
     folds: Vec<Fold>,
+    /// Worth of weights' inputs.
+    columns: Columns,
+    /// The columns in a file, for the processes that compile.
+    file: Option<tempfile::NamedTempFile>,
+    receipt: Option<Receipt>,
 }
 
 impl Found {
+    /// Measures the checkpoint: with texts, those of the program unless there are others, and with what else its graphs
+    /// are for. Returns the texts of a receipt, where there is to be one.
+    fn measure(
+        &self,
+        args: &ForgeArgs,
+        checkpoint: &Checkpoint,
+        shape: &ForgeOptions,
+        open: OpenModel<'_>,
+        terminal: &Terminal<'_>,
+    ) -> Result<(Measured, Option<Reference>)> {
+        let _working = terminal.interrupts.working();
+        let mut progress = ForgeProgress::new(terminal.interrupts.token().clone());
+        let task = registry::task(checkpoint, args.shape.task)?;
+        let generates = task == Task::Generate;
+        let longest = shape.for_recipe(checkpoint)?.max_ctx;
+        let encoded = |(own, texts): (bool, Vec<(String, String)>)| {
+            let texts = texts.iter().map(|(kind, text)| (&**kind, &**text));
+            let most = if own { TOKENS } else { DEFAULT_TOKENS };
+            Reference::new(checkpoint, texts, most.min(longest.saturating_sub(1)))
+                .map_err(unmeasured)
+        };
+        let takes_text = generates || task == Task::Embed;
+        let mut texts =
+            takes_text.then(|| encoded((!own_check(args), args.texts()?))).transpose()?;
+        let other = matches!(args.receipt, Some(Some(_))) && generates;
+        let mut others = other.then(|| encoded((false, args.receipt_texts()?))).transpose()?;
+        let both = texts.iter().chain(&others).map(Reference::longest);
+        let positions = both.max().unwrap_or(TOKENS);
+        let quiet = ForgeProgress::quiet(terminal.interrupts.token().clone());
+        let mut read = |model: &mut Model| {
+            match &mut texts {
+                Some(texts) if generates => texts.read(model, &quiet)?,
+                Some(texts) => texts.texts().try_for_each(|text| model.embed(text).map(drop))?,
+                None => {}
+            }
+            if !takes_text || !model.op().description.modalities.is_empty() {
+                Golden::make(model, true, &mut |_| ())?;
+            }
+            if let Some(others) = &mut others {
+                model.reopen_with_tap(None)?;
+                others.read(model, &quiet)?;
+            }
+            Ok(())
+        };
+        let found = measure(
+            checkpoint,
+            registry::recipe,
+            shape,
+            positions,
+            (open, &mut read),
+            &mut progress,
+        );
+        let found = found.map_err(unmeasured)?;
+        let wanted = generates && (shape.precision != Precision::Fp16 || args.receipt.is_some());
+        Ok((found, others.or(texts).filter(|_| wanted)))
+    }
+
+    /// Compares the bundle that these settings make with the model in f16 weights.
+    fn receipt(
+        &mut self,
+        checkpoint: &Checkpoint,
+        shape: &ForgeOptions,
+        reference: &Reference,
+        nearest: Option<Peak>,
+        open: OpenModel<'_>,
+        terminal: &Terminal<'_>,
+    ) -> Result<()> {
+        let _working = terminal.interrupts.working();
+        let mut progress = ForgeProgress::new(terminal.interrupts.token().clone());
+        let open = |manifest: &Path| Ok(Box::new(open(manifest)?) as Box<dyn Reader>);
+        let mut wanted = reference.options(shape);
+        self.add_to(&mut wanted);
+        let receipt =
+            reference.receipt(checkpoint, registry::recipe, &wanted, nearest, &open, &mut progress);
+        self.receipt = Some(receipt.map_err(unmeasured)?);
+        Ok(())
+    }
+
+    /// Adds the settings to options.
+    fn add_to(&self, options: &mut ForgeOptions) {
+        options.weights.extend(self.kept.iter().cloned());
+        options.folds.extend(self.folds.iter().cloned());
+        options.columns.clone_from(&self.columns);
+        options.receipt.clone_from(&self.receipt);
+    }
+
+    /// Puts the columns into a file.
+    fn write(&mut self) -> Result<()> {
+        if self.columns.is_empty() {
+            return Ok(());
+        }
+        let named = tempfile::Builder::new().prefix(".qhx-columns-").tempfile();
+        let file = named.map_err(|e| Error::io(ErrorKind::Io, Path::new("columns"), e))?;
+        write_columns(file.path(), &self.columns)?;
+        self.file = Some(file);
+        Ok(())
+    }
+
     /// The same as words of a command line.
     fn words(&self) -> Vec<OsString> {
         let kept = self.kept.iter().map(|one| ["--weights".into(), one.to_string().into()]);
         let folds = self.folds.iter().map(|one| ["--fold".into(), one.to_string().into()]);
-        kept.chain(folds).flatten().collect()
+        let columns = self.file.iter().map(|file| ["--columns".into(), file.path().into()]);
+        kept.chain(folds).chain(columns).flatten().collect()
     }
 }
 
@@ -188,7 +313,7 @@ struct Work<'a> {
     program: &'a Program,
     checkpoint: &'a Checkpoint,
     calibration: Option<&'a Calibration>,
-    headroom: Option<&'a Headroom>,
+    headroom: Option<&'a Measured>,
     found: Found,
     /// Opens bundles for their golden steps.
     golden: Option<OpenModel<'a>>,
@@ -203,9 +328,8 @@ impl Work<'_> {
         terminal: &mut Terminal<'_>,
     ) -> Result<Status> {
         let Self { args, program, checkpoint, .. } = *self;
-        let mut shape = args.shape.options(out);
-        shape.weights.extend(self.found.kept.iter().cloned());
-        shape.folds.extend(self.found.folds.iter().cloned());
+        let mut shape = args.shape.options(out)?;
+        self.found.add_to(&mut shape);
         let check = match compiled {
             Some((libraries, _)) if args.check.is_some() => {
                 let image = args.image.as_deref().map(image).transpose()?;
@@ -280,6 +404,9 @@ impl Work<'_> {
             if let Some(found) = calibration {
                 json["calibration"] = show_calibration::calibration_json(found);
             }
+            if let Some(receipt) = &self.found.receipt {
+                json["receipt"] = receipt.to_json();
+            }
             if let Some(found) = headroom {
                 json["headroom"] = show_headroom::headroom_json(found);
             }
@@ -303,6 +430,9 @@ impl Work<'_> {
         output.line(&report.manifest.display().to_string())?;
         if let Some(found) = calibration {
             show_calibration::show(found, output)?;
+        }
+        if let Some(receipt) = self.found.receipt.as_ref().filter(|_| args.receipt.is_some()) {
+            show_receipt::show(receipt, output)?;
         }
         for Residual { place, largest } in &report.residuals {
             output.line(&format!("residual {place}: {largest:.1}"))?;

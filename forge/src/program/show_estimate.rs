@@ -23,7 +23,7 @@ use crate::{ForgeOptions, registry};
 pub(super) fn run(args: &EstimateArgs, terminal: Terminal<'_>) -> Result<Status> {
     let checkpoint = source(&args.checkpoint, &args.shape)?;
     let libraries = args.libraries.files().require("an estimate")?;
-    let options = args.shape.options(&args.checkpoint);
+    let options = args.shape.options(&args.checkpoint)?;
     let mut terminal = terminal;
     // With a folder each where there are several.
     let traces = args.trace.as_deref().unwrap_or(Path::new(""));

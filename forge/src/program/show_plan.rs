@@ -11,7 +11,7 @@ use crate::registry;
 /// Runs the command.
 pub(super) fn run(args: &PlanArgs, terminal: Terminal<'_>) -> Result<Status> {
     let checkpoint = source(&args.checkpoint, &args.shape)?;
-    let mut options = args.shape.options(&args.checkpoint);
+    let mut options = args.shape.options(&args.checkpoint)?;
     options.onnx = !args.no_onnx;
     let (plan, _) = plan(&checkpoint, registry::recipe, &options, !args.cpu_only)?;
     let memory = memory();

@@ -293,7 +293,7 @@ fn compile(
     let ForgeArgs { shape, libraries, .. } = &forge;
     let libraries = libraries.files().require("a context binary")?;
     let compiler = compiler(&libraries, args.target.target(&libraries)?, shape.share_weights)?;
-    let options = shape.options(&args.file);
+    let options = shape.options(&args.file)?;
     let (_, recipe) = plan(&forge.checkpoint()?, registry::recipe, &options, true)?;
     let context = recipe.contexts.iter().find(|c| c.key == args.key).ok_or_else(|| {
         Error::new(ErrorKind::Internal, format!("the recipe has no context {:?}", args.key))

@@ -114,14 +114,19 @@ impl Seen {
 }
 
 /// Runs a step and notes the first executions of each graph. The model is opened again for it, and afterwards as it
-/// was.
+/// was, with its tap.
 ///
 /// # Errors
 /// When the model fails, or a tensor cannot be read.
 pub(super) fn seen(model: &mut Model, step: &GoldenStep) -> Result<Vec<Seen>> {
     let noted: Arc<Mutex<Result<Vec<Seen>>>> = Arc::new(Mutex::new(Ok(Vec::new())));
     let tapped = Arc::clone(&noted);
+    let former = model.tap();
+    let first = former.clone();
     model.reopen_with_tap(Some(Arc::new(move |executed| {
+        if let Some(tap) = &first {
+            tap(executed);
+        }
         let mut noted = tapped.lock().unwrap_or_else(PoisonError::into_inner);
         let Ok(all) = &mut *noted else { return };
         let (context, graph) = (executed.context(), &executed.info().name);
@@ -134,7 +139,7 @@ pub(super) fn seen(model: &mut Model, step: &GoldenStep) -> Result<Vec<Seen>> {
         }
     })))?;
     let ran = answers(model, step);
-    model.reopen_with_tap(None)?;
+    model.reopen_with_tap(former)?;
     ran?;
     let mut noted = noted.lock().unwrap_or_else(PoisonError::into_inner);
     std::mem::replace(&mut *noted, Ok(Vec::new()))

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use qhx_base::ErrorKind;
+use qhx::golden::Golden;
 use qhx_base::compare::Distance;
 use qhx_checkpoint::Checkpoint;
 use qhx_core::engine::Model;
 use qhx_core::op::Segment;
-use qhx_forge::calibrate::{CalibrateOptions, Reader};
-use qhx_forge::f16_range::decoder::{F16_MAX, Headroom, headroom};
+use qhx_forge::f16_range::measure::{F16_MAX, Measured, measure};
+use qhx_forge::receipt::Reference;
 use qhx_forge::registry::recipe;
 use qhx_forge::{Fold, ForgeOptions, Silent};
 use qhx_tests::forged::{Forged, set};
@@ -36,26 +36,36 @@ fn overflowing() -> tempfile::TempDir {
     with(&[("mlp.up_proj", 17), ("mlp.down_proj", -17)])
 }
 
-fn measured(checkpoint: &Path) -> Headroom {
+fn measured(checkpoint: &Path) -> Measured {
     measured_of(TINY, checkpoint, |_| ())
 }
 
 /// With the texts of a tiny model.
-fn measured_of(tiny: &str, checkpoint: &Path, change: impl FnOnce(&mut ForgeOptions)) -> Headroom {
-    let out = tempfile::tempdir().unwrap();
+fn measured_of(tiny: &str, checkpoint: &Path, change: impl FnOnce(&mut ForgeOptions)) -> Measured {
     let goldens = tiny::goldens(&tiny::fixture(tiny));
-    let texts = shortest(&goldens, 3).iter().map(|case| case.prompt.clone() + &case.text).collect();
-    let wanted = CalibrateOptions { texts, tokens: 40, target: None };
-    let open = |manifest: &Path| -> qhx_base::Result<Box<dyn Reader>> {
-        Ok(Box::new(tiny::open(manifest, backends::cpu())?))
-    };
-    let mut options = ForgeOptions::new(out.path().join("out"));
-    change(&mut options);
-    let checkpoint = Checkpoint::open(checkpoint).unwrap();
-    headroom(&checkpoint, recipe, &options, &wanted, &open, &mut Silent).unwrap()
+    let texts: Vec<_> =
+        shortest(&goldens, 3).iter().map(|case| case.prompt.clone() + &case.text).collect();
+    let opened = Checkpoint::open(checkpoint).unwrap();
+    let texts = texts.iter().map(|text| ("text", text.as_str()));
+    let mut reference = Reference::new(&opened, texts, 40).unwrap();
+    let longest = reference.longest();
+    measured_by(&opened, longest, change, &mut |model| reference.read(model, &Silent))
 }
 
-fn peak(found: &Headroom, layer: &str, kind: &str) -> f32 {
+fn measured_by(
+    checkpoint: &Checkpoint,
+    longest: usize,
+    change: impl FnOnce(&mut ForgeOptions),
+    read: &mut dyn FnMut(&mut Model) -> qhx_base::Result<()>,
+) -> Measured {
+    let out = tempfile::tempdir().unwrap();
+    let open = |manifest: &Path| tiny::open(manifest, backends::cpu());
+    let mut options = ForgeOptions::new(out.path().join("out"));
+    change(&mut options);
+    measure(checkpoint, recipe, &options, longest, (&open, read), &mut Silent).unwrap()
+}
+
+fn peak(found: &Measured, layer: &str, kind: &str) -> f32 {
     let mut peaks = found.peaks.iter();
     peaks.find(|peak| peak.layer == layer && peak.kind == kind).unwrap().largest
 }
@@ -165,28 +175,44 @@ fn scores_beyond_f16_are_refused_by_layer() {
     assert!(error.hint_text().is_some_and(|hint| hint.contains("--cpu-only")), "{error}");
 }
 
+/// Whatever a bundle is for: experts on the host, encoders, recognisers and voices.
 #[test]
-fn families_that_are_not_measured_are_named() {
-    for (tiny, named) in [
-        ("phimoe-6", "phimoe"),
-        ("qwen3-moe", "qwen3"),
-        ("embed-bert-tiny", "BertModel"),
-        ("whisper-tiny", "WhisperForConditionalGeneration"),
-        ("kokoro-tiny", "KModel"),
+fn every_family_is_measured() {
+    for (tiny, layer, kind) in [
+        ("phimoe-6", "layers.1", "score"),
+        ("qwen3-moe", "layers.1", "residual"),
+        ("embed-bert-tiny", "encoder.layer.1", "residual"),
+        ("whisper-tiny", "model.encoder.layers.1", "residual"),
+        ("whisper-tiny", "layers.1", "fc1"),
+        ("kokoro-tiny", "", ""),
     ] {
-        let out = tempfile::tempdir().unwrap();
-        let wanted = CalibrateOptions {
-            texts: vec!["a text of some tokens".to_owned()],
-            tokens: 40,
-            target: None,
-        };
-        let never = |_: &Path| -> qhx_base::Result<Box<dyn Reader>> { unreachable!() };
-        let options = ForgeOptions::new(out.path().join("out"));
         let checkpoint = Checkpoint::open(&tiny::fixture(tiny)).unwrap();
-        let error = headroom(&checkpoint, recipe, &options, &wanted, &never, &mut Silent);
-        let error = error.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Usage, "{tiny}: {error}");
-        has(error.message(), &[named, "not measured"]);
+        let found = measured_by(&checkpoint, 64, |_| (), &mut |model| {
+            Golden::make(model, true, &mut |_| ()).map(drop)
+        });
+        assert!(found.folds.as_ref().is_ok_and(Vec::is_empty), "{tiny}: {found:?}");
+        let nearest = found.nearest().unwrap_or_else(|| panic!("{tiny}: nothing is measured"));
+        assert!(nearest.largest > 0.0 && nearest.largest < 10_000.0, "{tiny}: {nearest:?}");
+        if !layer.is_empty() {
+            let size = peak(&found, layer, kind);
+            assert!(size > 0.0, "{tiny} {layer} {kind}: {found:?}");
+        }
+    }
+}
+
+/// Worth of inputs: the sum of the squares of what the weight reads.
+#[test]
+fn inputs_of_weights_have_a_worth() {
+    let found = measured(&tiny::fixture(TINY));
+    let worth = |name: &str| &found.columns[name];
+    let gate = worth("model.layers.1.mlp.gate_proj");
+    assert!(gate.iter().all(|sum| *sum > 0.0) && gate == worth("model.layers.1.mlp.up_proj"));
+    assert_ne!(gate, worth("model.layers.0.mlp.gate_proj"));
+    // What is read grows by 2^17, and its squares by 2^34.
+    let large = measured(overflowing().path());
+    let down = "model.layers.1.mlp.down_proj";
+    for (usual, large) in worth(down).iter().zip(large.columns[down].iter()) {
+        assert!((large / usual / 2f32.powi(34) - 1.0).abs() < 1e-3, "{large} {usual}");
     }
 }
 

@@ -37,6 +37,11 @@ impl Model {
         Ok(())
     }
 
+    /// Function that is called after each execution of a graph, if any.
+    pub fn tap(&self) -> Option<Tap> {
+        self.space.tap.clone()
+    }
+
     /// Opens the host-op again as [`Model::reopen`] does, and has `tap` called after each execution of a graph until it
     /// is called without one.
     ///

@@ -9,6 +9,7 @@ mod chat;
 mod links;
 mod read;
 mod reader;
+mod receipt;
 mod select;
 #[cfg(test)]
 mod tests;
@@ -25,6 +26,7 @@ use qhx_exec::backend::ContextSource;
 use qhx_types::DType;
 
 pub use qhx_text::{ChatSpec, ChatStyle, Marker, Piece, RoleMarkers};
+pub use receipt::files_hash;
 pub use select::{NOT_MANIFESTS, candidates, is_candidate, select};
 
 /// The `schema_version` that this crate reads.

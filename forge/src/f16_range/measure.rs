@@ -1,0 +1,545 @@
+//! What graphs compute while a model reads texts, sees and hears: the largest magnitudes of the values that the NPU
+//! computes in f16, layer by layer, and how much each input of a weight is worth. The CPU computes in f32 and with f16
+//! weights. Values that do not fit are folded.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_checkpoint::Checkpoint;
+use qhx_core::engine::Model;
+use qhx_exec::graph_runner::decode;
+use qhx_exec::workspace::{Executed, TAPPED};
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{BinaryOp, Elem, Graph, Node, Op, Origin, ReduceOp, TensorId, UnaryOp};
+use qhx_graph::onnx::Known;
+use qhx_graph::progress::Progress;
+use qhx_graph::weight::{Storage, Weight, weighted};
+use qhx_types::Port;
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use serde::Serialize;
+
+use super::rescale::{Fold, MAX_SHIFT, fold_all};
+use super::vision::Residual;
+use crate::calibrate::{self, Making, open_joined};
+use crate::chain::decoders;
+use crate::forge::forge_known;
+use crate::options::ForgeOptions;
+use crate::plan::plan;
+use crate::recipe::{Precision, Recipe, RecipeOptions, Task};
+use crate::registry::task;
+
+/// The largest number of f16.
+pub const F16_MAX: f32 = 65_504.0;
+/// Largest magnitude after folding, which leaves room for other texts.
+const FOLDED: f32 = F16_MAX / 8.0;
+/// Positions of the bundle that is measured, unless the texts or an encoder need more: room for an image.
+const MAX_CTX: usize = 1024;
+/// Outputs that are added to graphs.
+const PEAKS: &str = "tapped_peaks";
+const SQUARES: &str = "tapped_squares";
+const _: () = assert!(begins(PEAKS) && begins(SQUARES));
+
+const fn begins(name: &str) -> bool {
+    matches!(name.as_bytes().split_at_checked(TAPPED.len()), Some((start, _)) if start.len() == TAPPED.len())
+}
+
+/// The largest magnitude of one kind of values in a layer.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Peak {
+    /// `layers.3` of a decoder, `visual.blocks.3` of another graph; empty outside of layers.
+    pub layer: String,
+    /// `residual`, `product` (of gate and up), `score` or the name of the projection whose outputs they are, such as
+    /// `up_proj`.
+    pub kind: String,
+    /// Over all that was read.
+    pub largest: f32,
+}
+
+impl Peak {
+    /// Factor by which it could grow and still fit in f16.
+    pub fn headroom(&self) -> f32 {
+        F16_MAX / self.largest
+    }
+}
+
+/// For each input of a weight, by its name, the sum of the squares of what the weight was multiplied with.
+pub type Columns = BTreeMap<String, Arc<[f32]>>;
+
+/// Result of a measurement.
+#[derive(Debug, Clone)]
+pub struct Measured {
+    /// Without folds, in the order in which the model computes.
+    pub peaks: Vec<Peak>,
+    /// Folds that make all values fit, beside the folds of the options; an error that names the layer where nothing
+    /// helps.
+    pub folds: Result<Vec<Fold>>,
+    /// Worth of the inputs of weights.
+    pub columns: Columns,
+}
+
+/// Opens the bundle of a manifest for the CPU, with its host-op.
+pub type OpenModel<'a> = &'a dyn Fn(&Path) -> Result<Model>;
+
+/// Writes columns as safetensors.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn write_columns(path: &Path, columns: &Columns) -> Result<()> {
+    let views = columns.iter().map(|(name, values)| {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        TensorView::new(Dtype::F32, vec![values.len()], bytes).map(|view| (name, view))
+    });
+    let views = views.collect::<Result<Vec<_>, _>>();
+    let written = views.and_then(|views| safetensors::serialize_to_file(views, None, path));
+    written.map_err(|e| Error::caused(ErrorKind::Io, path.display().to_string(), e))
+}
+
+/// Reads what [`write_columns`] wrote.
+///
+/// # Errors
+/// When the file cannot be read, or holds something else.
+pub fn read_columns(path: &Path) -> Result<Columns> {
+    let bytes = std::fs::read(path).map_err(|e| Error::io(ErrorKind::Io, path, e))?;
+    let damaged = |what: &str| {
+        let what = format!("{}: {what}, expected sums for the inputs of weights", path.display());
+        Error::new(ErrorKind::Artifact, what)
+    };
+    let tensors = SafeTensors::deserialize(&bytes).map_err(|e| damaged(&e.to_string()))?;
+    let floats = |(name, view): (&str, TensorView<'_>)| {
+        let (quads, rest) = view.data().as_chunks();
+        match (view.dtype(), rest) {
+            (Dtype::F32, []) => {
+                Ok((name.to_owned(), quads.iter().map(|quad| f32::from_le_bytes(*quad)).collect()))
+            }
+            _ => Err(damaged(name)),
+        }
+    };
+    tensors.iter().map(floats).collect()
+}
+
+/// Has a model read: texts, and what else its graphs are for.
+pub type Read<'a> = &'a mut dyn FnMut(&mut Model) -> Result<()>;
+
+/// Measures the checkpoint with f16 weights while `read` uses it, and finds what has to be folded. The bundle is made in
+/// a folder beside `options.out` and removed. `longest` is the number of positions that `read` needs.
+///
+/// # Errors
+/// When the bundle cannot be made or run, and errors of `read`.
+pub fn measure(
+    checkpoint: &Checkpoint,
+    recipe: impl Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>,
+    options: &ForgeOptions,
+    longest: usize,
+    (open, read): (OpenModel<'_>, Read<'_>),
+    progress: &mut dyn Progress,
+) -> Result<Measured> {
+    let folder = calibrate::scratch(&options.out)?;
+    let out = folder.path().join("bundle");
+    let own = options.for_recipe(checkpoint)?.max_ctx;
+    let generates = task(checkpoint, options.task)? == Task::Generate;
+    let made = ForgeOptions {
+        task: options.task,
+        precision: Precision::Fp16,
+        // All layers in one graph, also of a family whose step is a chain of several.
+        shards: 1,
+        max_ctx: Some(if generates { own.min(MAX_CTX.max(longest)) } else { own }),
+        ..calibrate::measured(options, &out, longest)
+    };
+    progress.stage("measure values in f32", 0);
+    let mut measured = None;
+    let make = |recipe: Making<'_>| {
+        let whole = |checkpoint: &Checkpoint, wanted: &RecipeOptions| {
+            decomposed(recipe(checkpoint, wanted)?)
+        };
+        let (_, planned) = plan(checkpoint, whole, &made, false)?;
+        let graphs = tapped(&planned);
+        let shown =
+            |checkpoint: &Checkpoint, wanted: &RecipeOptions| shown(whole(checkpoint, wanted)?);
+        let mut quiet = calibrate::Quiet(progress);
+        let report = forge_known(checkpoint, shown, &made, &mut Known::default(), &mut quiet)?;
+        measured = Some((planned, graphs));
+        Ok(report.manifest)
+    };
+    // With the logits of all rows at once.
+    let mut model = open_joined(&recipe, &mut { generates }, make, open)?;
+    let sums: Arc<Mutex<Sums>> = Arc::default();
+    let noted = Arc::clone(&sums);
+    model.reopen_with_tap(Some(Arc::new(move |executed| {
+        noted.lock().unwrap_or_else(PoisonError::into_inner).add(executed);
+    })))?;
+    read(&mut model)?;
+    drop(model);
+    let sums = std::mem::take(&mut *sums.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut found = Measured { peaks: Vec::new(), folds: Ok(Vec::new()), columns: Columns::new() };
+    let Some((planned, graphs)) = measured else { return Ok(found) };
+    for graph in &graphs {
+        let Some((largest, squares)) = sums.0.get(&graph.name) else { continue };
+        for (Place { layer, kind, .. }, &largest) in graph.places.iter().zip(largest) {
+            match found.peaks.iter_mut().find(|peak| peak.layer == *layer && peak.kind == *kind) {
+                Some(peak) => peak.largest = peak.largest.max(largest),
+                None => {
+                    let (layer, kind) = (layer.clone(), kind.clone());
+                    found.peaks.push(Peak { layer, kind, largest });
+                }
+            }
+        }
+        let mut squares = &squares[..];
+        for reading in &graph.readings {
+            let Some((own, rest)) = squares.split_at_checked(reading.width) else { break };
+            squares = rest;
+            for name in &reading.weights {
+                add_columns(&mut found.columns, name, own);
+            }
+        }
+    }
+    found.folds = folds(&planned, &graphs, &sums, &options.folds);
+    Ok(found)
+}
+
+impl Measured {
+    /// The value that comes nearest to the end of f16.
+    pub fn nearest(&self) -> Option<&Peak> {
+        self.peaks.iter().max_by(|a, b| a.largest.total_cmp(&b.largest))
+    }
+}
+
+/// Gives the inputs of a recipe's weights their worth where values are quantized.
+pub(crate) fn weigh(recipe: &mut Recipe, columns: &Columns) {
+    for graph in recipe.contexts.iter_mut().flat_map(|context| &mut context.graphs) {
+        graph.store(|weight| {
+            let source = weight.source();
+            let quantizes = matches!(weight.storage(), Storage::Blocks(_));
+            let name = source.name();
+            let worth = columns.get(name.strip_suffix(".weight").unwrap_or(name))?;
+            let fits = quantizes && worth.len() == weight.cols() && source.block_form().is_none();
+            let weighted = || weighted(Arc::clone(source), Arc::clone(worth));
+            fits.then(|| Weight::new(weighted(), weight.storage()))
+        });
+    }
+}
+
+fn add_columns(columns: &mut Columns, name: &str, squares: &[f32]) {
+    let sum = match columns.get(name) {
+        Some(known) if known.len() == squares.len() => {
+            known.iter().zip(squares).map(|(a, b)| a + b).collect()
+        }
+        _ => Arc::from(squares),
+    };
+    columns.insert(name.to_owned(), sum);
+}
+
+/// The largest values and the sums of squares of graphs, by their names.
+#[derive(Debug, Default)]
+struct Sums(HashMap<String, (Vec<f32>, Vec<f32>)>);
+
+impl Sums {
+    fn add(&mut self, executed: &Executed<'_>) {
+        let info = executed.info();
+        let value = |name: &str| {
+            let index = info.outputs.iter().position(|tensor| tensor.name == name)?;
+            decode(info.outputs.get(index)?, executed.bytes(Port::Output(index))?).ok()
+        };
+        let (peaks, squares) =
+            (value(PEAKS).unwrap_or_default(), value(SQUARES).unwrap_or_default());
+        let (largest, sums) = self.0.entry(info.name.clone()).or_default();
+        largest.resize(peaks.len(), 0.0);
+        for (largest, found) in largest.iter_mut().zip(peaks) {
+            // NaN would be lost in `f32::max`.
+            *largest = if found.is_finite() { largest.max(found) } else { f32::INFINITY };
+        }
+        sums.resize(squares.len(), 0.0);
+        sums.iter_mut().zip(squares).for_each(|(sum, found)| *sum += found);
+    }
+}
+
+/// The recipe with the nodes that composites of its graphs stand for.
+fn decomposed(mut recipe: Recipe) -> Result<Recipe> {
+    for graph in recipe.contexts.iter_mut().flat_map(|context| &mut context.graphs) {
+        if let Cow::Owned(whole) = graph.decomposed()? {
+            *graph = whole;
+        }
+    }
+    Ok(recipe)
+}
+
+/// What is measured of a graph.
+struct Tapped {
+    name: String,
+    places: Vec<Place>,
+    readings: Vec<Reading>,
+}
+
+/// A tensor that weights are multiplied with.
+struct Reading {
+    id: TensorId,
+    width: usize,
+    weights: Vec<String>,
+}
+
+fn tapped(recipe: &Recipe) -> Vec<Tapped> {
+    let is_step = |name: &str| {
+        decoders(&recipe.plan_params).flat_map(crate::chain::names).any(|other| other == name)
+    };
+    let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
+    let tapped = graphs.map(|graph| Tapped {
+        name: graph.name().to_owned(),
+        places: places(graph, is_step(graph.name())),
+        readings: readings(graph),
+    });
+    tapped.collect()
+}
+
+/// Tensors that weights are multiplied with, each once.
+fn readings(graph: &Graph) -> Vec<Reading> {
+    let mut found: Vec<Reading> = Vec::new();
+    for node in graph.nodes() {
+        let (Op::Linear, Some(&id), Some(name)) =
+            (&node.op, node.inputs.first(), weight(graph, node))
+        else {
+            continue;
+        };
+        let width = graph.tensor(id).ok().and_then(|tensor| tensor.shape.last().copied());
+        let name = name.to_owned();
+        match (found.iter_mut().find(|reading| reading.id == id), width) {
+            (Some(reading), _) => reading.weights.push(name),
+            (None, Some(width)) => found.push(Reading { id, width, weights: vec![name] }),
+            (None, None) => {}
+        }
+    }
+    found
+}
+
+/// A tensor that is measured.
+struct Place {
+    id: TensorId,
+    layer: String,
+    kind: String,
+}
+
+/// The tensors of a graph that may be large: outputs of projections, their products, scores and hidden states. Layers of
+/// a decoder's `step` are named by their number alone.
+fn places(graph: &Graph, step: bool) -> Vec<Place> {
+    let tensor = |id: &TensorId| graph.tensors().get(id.index());
+    let computed = |id: &TensorId| graph.producer(*id).is_some();
+    let readers = |id: TensorId| graph.nodes().iter().filter(move |node| node.inputs.contains(&id));
+    let mut hidden: Vec<TensorId> = graph.inputs().to_vec();
+    hidden.retain(|id| tensor(id).is_some_and(|tensor| tensor.name == "x"));
+    // Graphs of something else begin with patches, frames or tokens.
+    let seeds = hidden.is_empty();
+    let projected = |id: &TensorId| is_projected(graph, *id);
+    let mut layer = String::new();
+    let mut found = Vec::new();
+    for node in graph.nodes() {
+        let of_hidden = node.inputs.iter().any(|id| hidden.contains(id));
+        let kind = match &node.op {
+            Op::Linear => weight(graph, node).map(|name| {
+                layer = layer_of(name, step);
+                name.rsplit('.').next().unwrap_or(name)
+            }),
+            Op::Binary(BinaryOp::Add)
+                if of_hidden && node.inputs.iter().any(computed)
+                    || seeds
+                        && node.inputs.iter().all(computed)
+                        && node.inputs.iter().any(projected) =>
+            {
+                hidden.push(node.output);
+                Some("residual")
+            }
+            Op::Binary(BinaryOp::Mul) if of_hidden && !node.inputs.iter().all(computed) => {
+                hidden.push(node.output);
+                None
+            }
+            Op::Reshape | Op::Cast if of_hidden => {
+                hidden.push(node.output);
+                None
+            }
+            Op::Binary(BinaryOp::Mul)
+                if node.inputs.iter().all(computed)
+                    && readers(node.output).any(|reader| reader.op == Op::Linear) =>
+            {
+                Some("product")
+            }
+            Op::MatMul { .. } if is_score(graph, node.output) => Some("score"),
+            _ => None,
+        };
+        let fits = tensor(&node.output).is_some_and(|tensor| tensor.elem == Elem::Activation);
+        if let Some(kind) = kind.filter(|_| fits) {
+            found.push(Place { id: node.output, layer: layer.clone(), kind: kind.to_owned() });
+        }
+    }
+    found
+}
+
+/// The layer of a weight: the words of its name up to the first number.
+fn layer_of(name: &str, step: bool) -> String {
+    let words: Vec<&str> = name.split('.').collect();
+    let is_number = |word: &&str| word.bytes().all(|byte| byte.is_ascii_digit());
+    match words.iter().position(is_number) {
+        Some(at @ 1..) if step => words.get(at - 1..=at).unwrap_or_default().join("."),
+        Some(at) => words.get(..=at).unwrap_or_default().join("."),
+        None => String::new(),
+    }
+}
+
+/// True for what a projection gives, be it normed, or scaled by weights.
+fn is_projected(graph: &Graph, id: TensorId) -> bool {
+    let computed = |id: &TensorId| graph.producer(*id).is_some();
+    match graph.producer(id) {
+        Some(Node { op: Op::Linear, .. }) => true,
+        Some(node) => {
+            let stored = |id: &TensorId| {
+                let tensor = graph.tensors().get(id.index());
+                tensor.is_some_and(|t| matches!(t.origin, Origin::Weight(_) | Origin::Constant(_)))
+            };
+            let through = match node.op {
+                Op::Reshape | Op::Cast | Op::RmsNorm { .. } | Op::LayerNorm { .. } => true,
+                Op::Binary(BinaryOp::Mul | BinaryOp::Add) => node.inputs.iter().any(stored),
+                _ => false,
+            };
+            let first = node.inputs.iter().find(|id| computed(id)).filter(|_| through);
+            first.is_some_and(|first| is_projected(graph, *first))
+        }
+        None => false,
+    }
+}
+
+/// The name of a projection's weight.
+fn weight<'a>(graph: &'a Graph, node: &Node) -> Option<&'a str> {
+    let tensor = graph.tensors().get(node.inputs.get(1)?.index())?;
+    let Origin::Weight(weight) = &tensor.origin else { return None };
+    let name = weight.source().name();
+    Some(name.strip_suffix(".weight").unwrap_or(name))
+}
+
+/// True for what a softmax reads, scaled and masked.
+fn is_score(graph: &Graph, mut id: TensorId) -> bool {
+    loop {
+        let mut readers = graph.nodes().iter().filter(|node| node.inputs.contains(&id));
+        match readers.next() {
+            Some(Node { op: Op::Softmax, .. }) => return true,
+            Some(Node {
+                op: Op::Binary(_) | Op::Unary(_) | Op::Reshape | Op::Concat { .. },
+                output,
+                ..
+            }) => {
+                id = *output;
+            }
+            _ => return false,
+        }
+    }
+}
+
+/// The recipe with outputs for what is measured.
+fn shown(mut recipe: Recipe) -> Result<Recipe> {
+    let measured = tapped(&recipe);
+    let graphs = recipe.contexts.iter_mut().flat_map(|context| &mut context.graphs);
+    for (graph, Tapped { places, readings, .. }) in graphs.zip(&measured) {
+        let mut b = GraphBuilder::extend(graph.clone());
+        b.scope("tapped");
+        let mut row = Vec::new();
+        for Place { id, .. } in places {
+            let count = b.tensor(*id)?.elements();
+            let size = b.unary(UnaryOp::Abs, *id)?;
+            let size = b.reshape(size, &[1, count])?;
+            row.push(b.reduce(ReduceOp::Max, size, 1)?);
+        }
+        output(&mut b, PEAKS, &row)?;
+        row.clear();
+        for Reading { id, width, .. } in readings {
+            let rows = b.tensor(*id)?.elements() / width.max(&1);
+            let x = b.reshape(*id, &[rows, *width])?;
+            let squares = b.mul(x, x)?;
+            row.push(b.reduce(ReduceOp::Sum, squares, 0)?);
+        }
+        output(&mut b, SQUARES, &row)?;
+        *graph = b.finish()?;
+    }
+    Ok(recipe)
+}
+
+/// Declares an output of these rows, one behind the other.
+fn output(b: &mut GraphBuilder, name: &str, row: &[TensorId]) -> Result<()> {
+    let row = match row {
+        [] => return Ok(()),
+        &[one] => one,
+        several => b.concat(several, 1)?,
+    };
+    b.output(name, row)
+}
+
+/// Folds that make all values fit, beside `given`.
+fn folds(recipe: &Recipe, graphs: &[Tapped], sums: &Sums, given: &[Fold]) -> Result<Vec<Fold>> {
+    let mut folds = given.to_vec();
+    let mut before = None;
+    loop {
+        let folded = fold_all(recipe, &folds)?;
+        let mut beyond = None;
+        for tapped in graphs {
+            let (Some(folded), Some((largest, _))) =
+                (folded.get(&tapped.name), sums.0.get(&tapped.name))
+            else {
+                continue;
+            };
+            let shift = |place: &Place| match folded.restored.get(place.id.index()) {
+                Some(false) => folded.shifts.get(place.id.index()).copied().unwrap_or(0),
+                _ => 0,
+            };
+            beyond = tapped.places.iter().zip(largest).find_map(|(place, largest)| {
+                let size = largest * 2f32.powi(-shift(place));
+                (size > Residual::LIMIT).then(|| (tapped, place, size, shift(place)))
+            });
+            if beyond.is_some() {
+                break;
+            }
+        }
+        let Some((tapped, place, size, shift)) = beyond else {
+            return Ok(folds.split_off(given.len()));
+        };
+        let now = Some((&tapped.name, place.id, shift));
+        let all = recipe.contexts.iter().flat_map(|context| &context.graphs);
+        let graph = all.filter(|_| now != before && size.is_finite());
+        let graph = graph.filter(|graph| graph.name() == tapped.name).next();
+        before = now;
+        let part = graph.and_then(|graph| cause(graph, place.id));
+        let Some(part) = part else { return Err(beyond_help(place, size)) };
+        let more = (size / FOLDED).log2().ceil() as u32;
+        match folds.iter_mut().skip(given.len()).find(|fold| fold.part == part) {
+            Some(fold) => fold.shift += more,
+            None => folds.push(Fold { part: part.to_owned(), shift: more }),
+        }
+        if folds.iter().any(|fold| fold.shift > MAX_SHIFT) {
+            return Err(beyond_help(place, size));
+        }
+    }
+}
+
+/// The projection whose outputs have to become smaller so that a tensor does.
+fn cause(graph: &Graph, id: TensorId) -> Option<&str> {
+    let node = graph.producer(id)?;
+    let linear = |id: &&TensorId| graph.producer(**id).is_some_and(|node| node.op == Op::Linear);
+    match &node.op {
+        Op::Linear => weight(graph, node),
+        Op::MatMul { .. } | Op::Softmax => None,
+        _ => {
+            let first = node.inputs.iter().find(linear).or(node.inputs.first())?;
+            cause(graph, *first)
+        }
+    }
+}
+
+fn beyond_help(place: &Place, size: f32) -> Error {
+    let Place { layer, kind, .. } = place;
+    let at = if layer.is_empty() { kind.clone() } else { format!("{layer}: {kind}") };
+    Error::new(
+        ErrorKind::Artifact,
+        format!(
+            "{at} reaches {size}, and no power of two in a weight keeps it below {}; the NPU computes in f16, which ends \
+             at {F16_MAX}",
+            Residual::LIMIT
+        ),
+    )
+    .hint("make a bundle for the CPU only (`--cpu-only`), which computes in f32")
+}
