@@ -104,7 +104,7 @@ impl CpuBackend {
                 ErrorKind::Context,
                 format!("context {:?} has no ONNX files, which the CPU backend runs", source.key),
             )
-            .hint("forge the bundle with ONNX, or run it with the qnn backend"));
+            .hint("forge the bundle with --onnx, or run it with the qnn backend"));
         }
         let mut models: Vec<Arc<LoadedModel>> = Vec::with_capacity(source.onnx.len());
         for (name, path) in &source.onnx {

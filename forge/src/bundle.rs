@@ -364,7 +364,7 @@ impl Staging {
 
     /// Puts the folder in its place and returns the bytes of its files. An old bundle is removed.
     pub fn publish(mut self) -> Result<u64> {
-        let bytes = self.files()?.iter().map(|(_, bytes)| bytes).sum();
+        let bytes = self.total()?;
         let fail = |e: std::io::Error| Error::io(ErrorKind::Io, &self.out, e);
         // Again: someone may have made it meanwhile.
         check_place(&self.out, self.overwrite)?;
@@ -386,6 +386,11 @@ impl Staging {
         self.keep = false;
         self.published = true;
         Ok(bytes)
+    }
+
+    /// Bytes of all files.
+    pub fn total(&self) -> Result<u64> {
+        Ok(self.files()?.iter().map(|(_, bytes)| bytes).sum())
     }
 
     /// Relative names, with `/`, and lengths of all files, sorted.

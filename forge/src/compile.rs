@@ -9,7 +9,8 @@ use qhx_graph::progress::Progress;
 
 /// Compiles graphs into context binaries for one target.
 ///
-/// The graphs of one call share one context. Weights are read through [`qhx_graph::weight::Weight`] while
+/// The graphs of one call share one context, and if they are to share weights, a weight of several of them is stored
+/// once. Weights are read through [`qhx_graph::weight::Weight`] while
 /// a graph is composed, one at a time. The weight of a `Linear` is stored as its
 /// [`qhx_graph::weight::Storage`] says; the names, element types
 /// ([`qhx_graph::graph::Elem::qnn`]), shapes and order of inputs and outputs are the graph's own.
@@ -34,6 +35,7 @@ pub trait Compiler: Send + Sync {
         &self,
         key: &str,
         graphs: &[Graph],
+        share_weights: bool,
         out: &Path,
         progress: &mut dyn Progress,
     ) -> Result<u64>;

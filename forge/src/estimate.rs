@@ -149,7 +149,7 @@ pub fn estimate(
             let compiler = compiler.clone().with_schedules(folder.path(), options.corner);
             let binary = folder.path().join("graph.bin");
             compiler
-                .compile(&context.key, &only.graphs, &binary, progress)
+                .compile(&context.key, &only.graphs, false, &binary, progress)
                 .and_then(|_| read(recipe, &only, &compiler, &binary, folder.path()))
                 .map(|estimates| found.extend(estimates))
                 .map_err(|e| {

@@ -1,12 +1,12 @@
 //! The whole way: a checkpoint folder in, a bundle folder out.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use qhx_base::{Error, ErrorKind, Result};
-use qhx_checkpoint::Checkpoint;
+use qhx_checkpoint::{Checkpoint, read_json};
 use qhx_core::manifest::{Manifest, Verdict};
 use qhx_exec::backend::ContextSource;
 use qhx_graph::graph::{Elem, Graph};
@@ -14,17 +14,18 @@ use qhx_graph::onnx;
 use qhx_graph::onnx::Known;
 use qhx_graph::progress::Progress;
 use qhx_graph::weight::{RowSource, Storage, table_fits_f16};
+use qhx_qnn::Platform;
 use serde_json::{Map, Value, json};
 
-use crate::bundle::{Fingerprint, Staging, check_apart};
+use crate::bundle::{Fingerprint, Staging, check_apart, replace_json};
 use crate::check::{CheckRow, compare};
 use crate::compile::Compiler;
 use crate::f16_range::vision::{Residual, residuals};
 use crate::kit::MAX_MASK;
 use crate::model_name::ModelName;
-use crate::options::ForgeOptions;
+use crate::options::{CheckBackends, ForgeOptions};
 use crate::plan::plan;
-use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Tables, Task};
+use crate::recipe::{Precision, Recipe, RecipeOptions, Tables, Task};
 use crate::registry::{longest, probe, recipe, task};
 use crate::{names, rerank, text};
 
@@ -116,6 +117,26 @@ pub fn forge_checkpoint(
     forge_known(checkpoint, recipe, options, &mut Known::default(), progress)
 }
 
+/// Adds files to a bundle that has its ONNX reference graphs and is not in its place yet. Called with the manifest, and
+/// with the bytes of the bundle.
+pub(crate) type AddGolden<'a> = &'a dyn Fn(&Path, u64, &mut dyn Progress) -> Result<()>;
+
+/// Same as [`forge_checkpoint`], with the golden steps that `golden` adds. After an error of `golden` the bundle is
+/// there, without them.
+///
+/// # Errors
+/// Errors of [`forge`], and of `golden`.
+#[cfg(feature = "program")]
+pub(crate) fn forge_golden(
+    checkpoint: &Checkpoint,
+    recipe: impl Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>,
+    options: &ForgeOptions,
+    golden: Option<AddGolden<'_>>,
+    progress: &mut dyn Progress,
+) -> Result<Report> {
+    make(checkpoint, recipe, options, golden, &mut Known::default(), progress)
+}
+
 /// Same as [`forge_checkpoint`]; `known` gets the weights of the ONNX graphs that are written.
 ///
 /// # Errors
@@ -127,19 +148,11 @@ pub(crate) fn forge_known(
     known: &mut Known,
     progress: &mut dyn Progress,
 ) -> Result<Report> {
-    check_options(checkpoint, options)?;
-    make(checkpoint, recipe, options, known, progress)
+    make(checkpoint, recipe, options, None, known, progress)
 }
 
 /// Errors when the options contradict each other.
 fn check_options(checkpoint: &Checkpoint, options: &ForgeOptions) -> Result<()> {
-    if options.compiler.is_none() && !options.onnx {
-        return Err(Error::new(
-            ErrorKind::Usage,
-            "neither context binaries nor ONNX reference graphs are asked for: the bundle would run nowhere",
-        )
-        .hint("give the QNN libraries, or leave the ONNX reference graphs on"));
-    }
     let head = options.rerank.as_ref().map(|r| matches!(r.verdict, Verdict::Head { .. }));
     let scores = task(checkpoint, options.task)? == Task::Score;
     if head.is_some_and(|head| head != scores) {
@@ -149,19 +162,16 @@ fn check_options(checkpoint: &Checkpoint, options: &ForgeOptions) -> Result<()> 
         )
         .hint("give the file of the other kind, or another --task"));
     }
-    if options.portable && (options.compiler.is_some() || !options.onnx) {
-        return Err(Error::new(
-            ErrorKind::Usage,
-            "a portable bundle has ONNX graphs and no context binaries",
-        )
-        .hint("leave the ONNX reference graphs on, and give no target"));
+    if options.portable && options.compiler.is_some() {
+        return Err(Error::new(ErrorKind::Usage, "a portable bundle has no context binaries")
+            .hint("give no target"));
     }
-    if options.check.is_some() && (options.compiler.is_none() || !options.onnx) {
+    if options.check.is_some() && options.compiler.is_none() {
         return Err(Error::new(
             ErrorKind::Usage,
-            "the check compares context binaries with their ONNX reference graphs, and one of them is not made",
+            "the check compares context binaries with their ONNX reference graphs, and none are made",
         )
-        .hint("give the QNN libraries and leave the ONNX reference graphs on, or drop the check"));
+        .hint("give the QNN libraries, or drop the check"));
     }
     Ok(())
 }
@@ -170,9 +180,11 @@ fn make(
     checkpoint: &Checkpoint,
     recipe: impl Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>,
     options: &ForgeOptions,
+    golden: Option<AddGolden<'_>>,
     known: &mut Known,
     progress: &mut dyn Progress,
 ) -> Result<Report> {
+    check_options(checkpoint, options)?;
     let ModelName { shown, file: name } = ModelName::of(checkpoint, options.name.as_deref())?;
     check_apart(checkpoint, &options.out)?;
     let (plan, recipe) = plan(checkpoint, recipe, options, options.for_npu())?;
@@ -196,18 +208,34 @@ fn make(
         progress.note(&note);
     }
     let names = [&*name, &*shown];
-    let artifacts = fill(checkpoint, &recipe, names, options, &mut staging, known, progress);
-    let artifacts = match artifacts {
+    let has_onnx = options.has_onnx(options.compiler.is_some());
+    let onnx = has_onnx || options.check.is_some() || golden.is_some();
+    let made = fill(checkpoint, &recipe, names, (options, onnx), &mut staging, known, progress);
+    let mut artifacts = match made {
         Ok(artifacts) => artifacts,
-        Err(error) => {
+        Err(error) => return Err(stopped(error, &mut staging)),
+    };
+    let check = match &options.check {
+        Some(check) => checked(&recipe, &mut artifacts, (options, check), &staging, progress),
+        None => Ok(Vec::new()),
+    };
+    let check = check.and_then(|rows| {
+        if let Some(golden) = golden {
+            golden(&staging.root().join(&artifacts.manifest), staging.total()?, progress)?;
+        }
+        Ok(rows)
+    });
+    let check = match check {
+        Err(error) if error.kind() == ErrorKind::Cancelled => {
             return Err(stopped(error, &mut staging));
         }
+        other => other,
     };
+    if !has_onnx {
+        remove_onnx(&staging, &artifacts.manifest)?;
+    }
     let bytes = staging.publish()?;
-    let check = match &options.check {
-        Some(check) => compare(&artifacts.sources, check, progress)?,
-        None => Vec::new(),
-    };
+    let check = check?;
     Ok(Report {
         manifest: options.out.join(artifacts.manifest),
         family: recipe.family,
@@ -344,12 +372,13 @@ struct Artifacts {
     residuals: Vec<Residual>,
 }
 
-/// Makes every artifact that is not there yet, and the manifest. The names are that of files and that which is shown.
+/// Makes every artifact that is not there yet, and the manifest, with the ONNX reference graphs if `onnx`. The names are
+/// that of files and that which is shown.
 fn fill(
     checkpoint: &Checkpoint,
     recipe: &Recipe,
     [name, shown]: [&str; 2],
-    options: &ForgeOptions,
+    (options, onnx): (&ForgeOptions, bool),
     staging: &mut Staging,
     known: &mut Known,
     progress: &mut dyn Progress,
@@ -379,8 +408,7 @@ fn fill(
     let mut contexts = Map::new();
     let mut reports = Vec::new();
     let mut sources = Vec::new();
-    let sharing = sharing(&recipe.contexts);
-    for (index, plan) in recipe.contexts.iter().enumerate() {
+    for plan in &recipe.contexts {
         let mut entry = Map::new();
         let mut report = ContextReport {
             key: plan.key.clone(),
@@ -392,27 +420,19 @@ fn fill(
         if let Some(compiler) = &options.compiler {
             progress.stop_if_cancelled()?;
             let file = names::context_file(name, plan);
-            binary(&**compiler, &plan.key, &plan.graphs, &file, staging, progress)?;
+            let graphs = (&plan.graphs[..], options.share_weights);
+            binary(&**compiler, &plan.key, graphs, &file, staging, progress)?;
             report.binary_bytes = staging.bytes(&file);
-            source.binary = Some(options.out.join(&file));
+            source.binary = Some(staging.root().join(&file));
             entry.insert("bin".to_owned(), json!(file));
         }
-        if options.onnx {
+        if onnx {
             progress.stop_if_cancelled()?;
-            // With the first of those that share weights all of them are written.
-            if sharing.get(index) == Some(&index) {
-                let together = recipe.contexts.iter().zip(&sharing);
-                let together = together.filter(|(_, first)| **first == index).map(|(c, _)| c);
-                let mut together: Vec<&ContextPlan> = together.collect();
-                // What has the name of an optional context may be left out.
-                together.sort_by_key(|context| context.optional.is_some());
-                let graphs: Vec<&Graph> = together.iter().flat_map(|c| &c.graphs).collect();
-                onnx_graphs(&graphs, staging, known, progress)?;
-            }
+            onnx_graphs(&plan.graphs, staging, known, progress)?;
             let mut files = Map::new();
             for graph in &plan.graphs {
                 let file = names::onnx_file(graph.name());
-                source.onnx.push((graph.name().to_owned(), options.out.join(&file)));
+                source.onnx.push((graph.name().to_owned(), staging.root().join(&file)));
                 files.insert(graph.name().to_owned(), json!(file));
             }
             entry.insert("onnx".to_owned(), Value::Object(files));
@@ -468,6 +488,48 @@ pub(crate) fn hash_of(files: &Value) -> String {
     )
 }
 
+/// Compares the compiled graphs with their ONNX reference graphs. The emulator does not load contexts whose graphs share
+/// weights: it gets some that do not, which are no part of the bundle.
+fn checked(
+    recipe: &Recipe,
+    artifacts: &mut Artifacts,
+    (options, check): (&ForgeOptions, &CheckBackends),
+    staging: &Staging,
+    progress: &mut dyn Progress,
+) -> Result<Vec<CheckRow>> {
+    if let (true, Some(compiler)) = (Platform::is_emulated(), &options.compiler) {
+        let sources = artifacts.sources.iter_mut().zip(&recipe.contexts);
+        for (source, plan) in sources.filter(|(_, plan)| options.shares(plan)) {
+            let file = staging.scratch().join(format!("{}.bin", plan.key));
+            // There if an earlier attempt was stopped.
+            let _ = std::fs::remove_file(&file);
+            compiler.compile(&plan.key, &plan.graphs, false, &file, progress)?;
+            source.binary = Some(file);
+        }
+    }
+    compare(&artifacts.sources, check, progress)
+}
+
+/// Removes the ONNX reference graphs from a bundle that needed them only while it was made.
+fn remove_onnx(staging: &Staging, manifest: &str) -> Result<()> {
+    let folder = staging.root().join(names::ONNX);
+    if !folder.exists() {
+        return Ok(());
+    }
+    std::fs::remove_dir_all(&folder).map_err(|e| Error::io(ErrorKind::Io, &folder, e))?;
+    let path = staging.root().join(manifest);
+    let mut document = read_json(&path)?;
+    let artifacts = &mut document["artifacts"];
+    if let Some(files) = artifacts["files"].as_object_mut() {
+        files.retain(|file, _| !Path::new(file).starts_with(names::ONNX));
+    }
+    let contexts = artifacts["contexts"].as_object_mut().into_iter().flatten();
+    for entry in contexts.filter_map(|(_, context)| context.as_object_mut()) {
+        entry.remove("onnx");
+    }
+    replace_json(&path, &document)
+}
+
 /// Reads the manifest as qhx does, and looks for the files that it names.
 pub(crate) fn check_manifest(path: &Path) -> Result<()> {
     let manifest = Manifest::load(path)?;
@@ -500,11 +562,12 @@ pub(crate) fn artifact(
     Ok(())
 }
 
-/// Compiles the graphs of a context into a file, unless an earlier attempt did; returns whether that was so.
+/// Compiles the graphs of a context, which share weights or not, into a file, unless an earlier attempt did; returns
+/// whether that was so.
 pub(crate) fn binary(
     compiler: &dyn Compiler,
     key: &str,
-    graphs: &[Graph],
+    (graphs, share_weights): (&[Graph], bool),
     file: &str,
     staging: &mut Staging,
     progress: &mut dyn Progress,
@@ -512,31 +575,16 @@ pub(crate) fn binary(
     let (origin, files) = (describe(graphs), [file.to_owned()]);
     let kept = staging.has(file, &origin);
     artifact(staging, file, &origin, &files, progress, |staging, progress| {
-        let written = compiler.compile(key, graphs, &staging.path(file)?, progress);
+        let path = staging.path(file)?;
+        let written = compiler.compile(key, graphs, share_weights, &path, progress);
         written.map(drop).map_err(|e| e.context(format_args!("context {key:?}")))
     })?;
     Ok(kept)
 }
 
-/// For each context the first one that it shares weights with, be it by way of others; itself where there is none
-/// before.
-fn sharing(contexts: &[ContextPlan]) -> Vec<usize> {
-    let mut first: Vec<usize> = (0..contexts.len()).collect();
-    let mut owners: HashMap<&str, usize> = HashMap::new();
-    for (index, context) in contexts.iter().enumerate() {
-        for source in context.graphs.iter().flat_map(Graph::weights).map(|w| w.source().name()) {
-            let owner = *owners.entry(source).or_insert(index);
-            let pair = [owner, index].map(|i| first.get(i).copied().unwrap_or(i));
-            let [low, high] = [pair[0].min(pair[1]), pair[0].max(pair[1])];
-            first.iter_mut().filter(|f| **f == high).for_each(|f| *f = low);
-        }
-    }
-    first
-}
-
-/// Writes the ONNX reference graphs. Their weights lie in one file, which has the first one's name.
+/// Writes the ONNX reference graphs of a context. Their weights lie in one file, which has the first one's name.
 fn onnx_graphs(
-    graphs: &[&Graph],
+    graphs: &[Graph],
     staging: &mut Staging,
     known: &mut Known,
     progress: &mut dyn Progress,
@@ -547,8 +595,9 @@ fn onnx_graphs(
         return Ok(());
     };
     files.push(names::onnx_data_file(&first));
-    artifact(staging, &first, &describe(graphs.iter().copied()), &files, progress, |_, progress| {
-        onnx::write_beside(graphs, &dir, graph.name(), known, progress).map(drop)
+    artifact(staging, &first, &describe(graphs), &files, progress, |_, progress| {
+        let graphs: Vec<_> = graphs.iter().collect();
+        onnx::write_beside(&graphs, &dir, graph.name(), known, progress).map(drop)
     })
 }
 
@@ -602,8 +651,7 @@ fn manifest(
     manifest.insert("schema_version".to_owned(), json!(qhx_core::manifest::SCHEMA_VERSION));
     manifest.insert("model".to_owned(), Value::Object(model));
     if options.portable {
-        let portable = json!({"version": onnx::VERSION, "share_weights": options.share_weights});
-        manifest.insert(PORTABLE.to_owned(), portable);
+        manifest.insert(PORTABLE.to_owned(), json!({"version": onnx::VERSION}));
     }
     manifest.insert("params".to_owned(), Value::Object(params));
     manifest
@@ -618,7 +666,7 @@ fn embed(
     staging: &mut Staging,
     progress: &mut dyn Progress,
 ) -> Result<Value> {
-    let half = !options.onnx || table_fits_f16(table)?;
+    let half = !options.has_onnx(options.compiler.is_some()) || table_fits_f16(table)?;
     let for_npu = options.for_npu();
     let file = names::embed_file(name, half);
     let origin = format!("{} {:?}", table.name(), table.shape());

@@ -15,7 +15,7 @@ use crate::f16_range::Fold;
 use crate::f16_range::measure::Columns;
 use crate::overrides::Override;
 use crate::receipt::Receipt;
-use crate::recipe::{Caches, Precision, RecipeOptions, Task};
+use crate::recipe::{Caches, ContextPlan, Precision, RecipeOptions, Task};
 use crate::registry::{longest, task};
 
 /// Positions of the KV cache by default: a question with its answer, reasoning included.
@@ -78,13 +78,12 @@ pub struct ForgeOptions {
     /// Tokens that the prefill graphs take at once; the family's own choice if none, and no such
     /// graph for an empty list.
     pub prefill: Option<Vec<usize>>,
-    /// Positions of smaller contexts that get graphs for one token of their own: a token reads as many rows of caches.
-    /// Each makes a further context of a shard, unless weights are shared; then prompts have such graphs, too.
+    /// Positions of smaller contexts that get graphs of their own: a token reads as many rows of caches.
     pub contexts: Vec<usize>,
     /// Element type of the caches of keys and values.
     pub caches: Caches,
-    /// Put graphs over the same weights into one context. The compiler has to know as well: see
-    /// [`crate::qnn::QnnCompiler::share_weights`].
+    /// Context binaries hold a weight of several graphs once. Such binaries load on devices from v73 on, not in the
+    /// emulator. Without, each graph has its own copy.
     pub share_weights: bool,
     /// Options that only the family's recipe knows: names and values.
     pub recipe_options: BTreeMap<String, String>,
@@ -103,7 +102,8 @@ pub struct ForgeOptions {
     pub rerank: Option<Rerank>,
     /// Makes the context binaries. Without one the bundle runs on the CPU only.
     pub compiler: Option<Arc<dyn Compiler>>,
-    /// Write the ONNX reference graphs, which the CPU backend runs.
+    /// Write the ONNX reference graphs, which the CPU backend runs, beside context binaries, too. Other bundles always
+    /// have them.
     pub onnx: bool,
     /// Make a bundle that is compiled where it runs, see [`crate::prepare`]: as for the NPU, with ONNX graphs instead
     /// of context binaries.
@@ -113,7 +113,7 @@ pub struct ForgeOptions {
 }
 
 impl ForgeOptions {
-    /// fp16, as few shards as possible, with ONNX reference graphs, without a compiler and without a check.
+    /// fp16, as few shards as possible, without a compiler and without a check.
     pub fn new(out: impl Into<PathBuf>) -> Self {
         Self {
             out: out.into(),
@@ -137,7 +137,7 @@ impl ForgeOptions {
             ignore_tensors: Vec::new(),
             rerank: None,
             compiler: None,
-            onnx: true,
+            onnx: false,
             portable: false,
             check: None,
         }
@@ -148,6 +148,16 @@ impl ForgeOptions {
     /// True if the NPU will compute the graphs, now or later.
     pub(crate) fn for_npu(&self) -> bool {
         self.compiler.is_some() || self.portable
+    }
+
+    /// True if the bundle has ONNX reference graphs, given that it has context binaries if `compiled`.
+    pub(crate) fn has_onnx(&self, compiled: bool) -> bool {
+        self.onnx || self.portable || !compiled
+    }
+
+    /// True if the graphs of a context hold weights together.
+    pub(crate) fn shares(&self, context: &ContextPlan) -> bool {
+        self.share_weights && context.graphs.len() > 1
     }
 
     /// The options of the checkpoint's recipe. Errors when the recipe lacks the task.
@@ -167,11 +177,9 @@ impl ForgeOptions {
             max_ctx,
             task,
             prefill: self.prefill.clone(),
-            one_prefill: false,
             cpu_only: false,
             contexts: self.contexts.clone(),
             caches: self.caches,
-            share_weights: self.share_weights,
             choices: self.recipe_options.clone(),
         })
     }

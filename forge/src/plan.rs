@@ -3,7 +3,7 @@
 //! Sizes follow from the graphs; memory and time from figures measured with QAIRT 2.51 on two x86-64
 //! cores (docs/performance.md), so that they distinguish minutes from hours, and not one minute from two.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::{Checkpoint, summary};
@@ -18,8 +18,6 @@ use crate::{chain, names, overrides};
 
 /// More shards than any model has layers.
 const MAX_SHARDS: usize = 4096;
-/// Bytes of weights that default prefill graphs may repeat in further contexts. Beyond that there is one size of them.
-const MAX_REPEATED: u64 = 256_000_000;
 /// Bytes of a binary for each node, and weights for each byte beside them: ops, as the compiler splits them
 /// up, and what it keeps of a weight for each part that it loads.
 const NODE_BYTES: u64 = 4_000;
@@ -40,14 +38,13 @@ pub struct ContextSizes {
     pub graphs: Vec<String>,
     /// Precision of its weights.
     pub precision: Precision,
-    /// Bytes of weights as they are stored.
+    /// Bytes of weights as they are stored in the context binary.
     pub weight_bytes: u64,
     /// Expected bytes of the context binary.
     pub binary_bytes: u64,
     /// Bytes of inputs and outputs, which a device holds beside the binary.
     pub io_bytes: u64,
-    /// Expected bytes of the ONNX reference graphs, without the weights that are in those of a context before; 0
-    /// without.
+    /// Expected bytes of the ONNX reference graphs; 0 without.
     pub onnx_bytes: u64,
 }
 
@@ -79,6 +76,8 @@ pub struct Plan {
     pub tables: Vec<(String, u64)>,
     /// True if context binaries are made.
     pub compiled: bool,
+    /// Context binaries hold a weight of several graphs once.
+    pub shared: bool,
     /// Largest size of a context.
     pub budget: u64,
     /// Tensors of the checkpoint that the bundle does without.
@@ -93,7 +92,6 @@ pub struct Plan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Given {
     no_prefill: bool,
-    shared: bool,
     shards: bool,
 }
 
@@ -127,14 +125,12 @@ impl Plan {
     /// Warning about running such a bundle, in one sentence; none as a rule.
     pub fn warning(&self) -> Option<String> {
         (self.compiled && self.contexts.len() > MAX_CONTEXTS).then(|| {
-            let Given { no_prefill, shared, shards } = self.given;
+            let Given { no_prefill, shards } = self.given;
             let ways = [
                 (shards, "fewer shards"),
                 (!shards && self.precision == Precision::Fp16, "w8a16"),
                 (!shards && self.precision != Precision::W4A16, "w4a16"),
-                // Where weights are shared, they have no contexts of their own.
-                (!no_prefill && !shared, "fewer graphs for prompts (--prefill 0)"),
-                (!shared, "shared weights (--share-weights)"),
+                (!shards && !self.shared && !no_prefill, "no graphs for prompts (--prefill 0)"),
             ];
             let ways: Vec<_> = ways.iter().filter(|(open, _)| *open).map(|(_, way)| *way).collect();
             let fewer = match ways.as_slice() {
@@ -193,14 +189,6 @@ pub fn plan(
         wanted.shards = min_shards(checkpoint);
     }
     let mut built = recipe(checkpoint, &wanted)?;
-    if compiled
-        && wanted.prefill.is_none()
-        && !wanted.share_weights
-        && repeated(&built) > MAX_REPEATED
-    {
-        wanted.one_prefill = true;
-        built = recipe(checkpoint, &wanted)?;
-    }
     check(&built)?;
     let sizes = |recipe: &Recipe, wanted: &RecipeOptions| sizes(recipe, options, wanted, compiled);
     let mut plan = sizes(&built, &wanted);
@@ -306,10 +294,10 @@ fn too_large(plan: &Plan, context: &ContextSizes, shards: &str) -> Error {
         (_, Precision::W4A16, _) => "a shorter context may do",
     };
     let own = plan.precision != Precision::Fp16 && context.precision == Precision::Fp16;
-    let prefill = if plan.given.no_prefill || own || is_head(context) {
+    let prefill = if plan.shared || plan.given.no_prefill || own || is_head(context) {
         ""
     } else {
-        "; --prefill 0 makes fewer contexts"
+        "; --prefill 0 leaves out graphs for prompts, which have weights of their own"
     };
     error.hint(format!(
         "{shards}; {lower}{prefill}; `qhx forge plan` tries options without making anything"
@@ -317,45 +305,41 @@ fn too_large(plan: &Plan, context: &ContextSizes, shards: &str) -> Error {
 }
 
 fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compiled: bool) -> Plan {
+    let onnx = options.has_onnx(compiled);
     let embed_bytes = recipe.embed.as_ref().map_or(0, |table| {
         let [rows, cols] = table.shape();
-        let wide = if options.onnx && table.stored_dtype() == DType::F32 { 4 } else { 2 };
+        let wide = if onnx && table.stored_dtype() == DType::F32 { 4 } else { 2 };
         (rows as u64).saturating_mul(cols as u64).saturating_mul(wide)
     });
-    let mut written = HashSet::new();
-    let mut context_sizes = |context| context_sizes(context, options, &mut written);
+    let context_sizes = |context| context_sizes(context, options.share_weights, onnx);
     Plan {
         family: recipe.family.clone(),
         task: wanted.task,
         precision: wanted.precision,
         shards: wanted.shards,
         max_ctx: wanted.max_ctx,
-        contexts: recipe.contexts.iter().map(&mut context_sizes).collect(),
+        contexts: recipe.contexts.iter().map(context_sizes).collect(),
         embed_bytes,
         tables: recipe.tables.iter().map(|t| (t.key.clone(), t.source.bytes())).collect(),
         compiled,
+        shared: options.share_weights,
         budget: options.context_budget,
         left_out: Vec::new(),
         recipe_notes: recipe.notes.clone(),
         given: Given {
             no_prefill: wanted.prefill.as_ref().is_some_and(Vec::is_empty),
-            shared: options.share_weights,
             shards: options.shards != AUTO_SHARDS,
         },
     }
 }
 
-/// Sizes of a context. `written` has the weights that the ONNX reference graphs of those before hold.
-fn context_sizes<'a>(
-    context: &'a ContextPlan,
-    options: &ForgeOptions,
-    written: &mut HashSet<(&'a str, u64)>,
-) -> ContextSizes {
-    let all_bytes = total(context.graphs.iter().map(Graph::weight_bytes));
-    let weights = distinct_weights(&context.graphs);
-    let shared_bytes = total(weights.values().copied());
-    let new_bytes = total(weights.into_iter().filter(|w| written.insert(*w)).map(|(_, b)| b));
-    let weight_bytes = if options.share_weights { shared_bytes } else { all_bytes };
+/// Sizes of a context, with a weight of several graphs once where they share it.
+fn context_sizes(context: &ContextPlan, share_weights: bool, onnx: bool) -> ContextSizes {
+    let shared_bytes = total(distinct_weights(&context.graphs).into_values());
+    let weight_bytes = match share_weights {
+        true => shared_bytes,
+        false => total(context.graphs.iter().map(Graph::weight_bytes)),
+    };
     let nodes = total(context.graphs.iter().map(|graph| {
         graph.decomposed().map_or(graph.nodes().len(), |graph| graph.nodes().len()) as u64
     }));
@@ -366,17 +350,8 @@ fn context_sizes<'a>(
         weight_bytes,
         binary_bytes: total([weight_bytes, weight_bytes / WEIGHTS_PER_BYTE, nodes * NODE_BYTES]),
         io_bytes: io_bytes(&context.graphs),
-        onnx_bytes: if options.onnx { total([new_bytes, nodes * 200]) } else { 0 },
+        onnx_bytes: if onnx { total([shared_bytes, nodes * 200]) } else { 0 },
     }
-}
-
-/// Bytes of the weights that contexts hold again which others hold, too. Sets of contexts that may be left out are not
-/// counted.
-fn repeated(recipe: &Recipe) -> u64 {
-    let needed = recipe.contexts.iter().filter(|context| context.optional.is_none());
-    let graphs: Vec<&Graph> = needed.flat_map(|context| &context.graphs).collect();
-    let all = total(graphs.iter().map(|graph| graph.weight_bytes()));
-    all.saturating_sub(total(distinct_weights(graphs).into_values()))
 }
 
 /// Bytes of the weights of graphs by their names. Those in common are there once.

@@ -20,6 +20,7 @@ use crate::bundle::Staging;
 use crate::compile::Compiler;
 use crate::forge::{PORTABLE, binary, check_manifest, hash_of, stopped};
 use crate::names;
+use crate::options::CONTEXT_BUDGET;
 
 /// The key of a prepared bundle's manifest that says what it was made of and for.
 pub const PREPARED: &str = "prepared";
@@ -34,6 +35,8 @@ pub struct PrepareOptions {
     pub key: String,
     /// The value of [`PREPARED`] in the manifest.
     pub record: Value,
+    /// Context binaries hold a weight of several graphs once.
+    pub share_weights: bool,
 }
 
 /// A context of a prepared bundle.
@@ -194,8 +197,12 @@ fn fill(
         }
         names::check_context(key)?;
         let graphs = graphs(manifest, key)?;
+        if !options.share_weights {
+            check_copies(key, &graphs)?;
+        }
         let file = format!("{key}.bin");
-        let kept = binary(compiler, key, &graphs, &file, staging, progress)?;
+        let graphs = (&graphs[..], options.share_weights);
+        let kept = binary(compiler, key, graphs, &file, staging, progress)?;
         let binary_bytes = staging.bytes(&file).unwrap_or_default();
         made.push(PreparedContext { key: key.clone(), binary_bytes, kept });
         entries.insert(key.clone(), json!(file));
@@ -211,6 +218,21 @@ fn fill(
         .map_err(|e| e.context("the prepared bundle cannot be opened"))?;
     progress.stop_if_cancelled()?;
     Ok(made)
+}
+
+/// Errors when the graphs of a context, each with its own copy of the weights, are more than a device maps.
+fn check_copies(key: &str, graphs: &[Graph]) -> Result<()> {
+    let bytes = graphs.iter().map(Graph::weight_bytes).fold(0, u64::saturating_add);
+    if bytes <= CONTEXT_BUDGET {
+        return Ok(());
+    }
+    let what = format!(
+        "context {key:?}: its {} graphs hold {bytes} bytes of weights, of which this target shares none, expected at \
+         most {CONTEXT_BUDGET}",
+        graphs.len()
+    );
+    Err(Error::new(ErrorKind::Graph, what)
+        .hint("forge it with --portable --for-emulator, which makes smaller contexts"))
 }
 
 /// Puts the bundle's other files into the prepared one: links, or copies where the file system has none across folders.

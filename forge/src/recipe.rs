@@ -137,18 +137,13 @@ pub struct RecipeOptions {
     /// Tokens that the prefill graphs take at once; the family's own choice if none, and no such
     /// graph for an empty list.
     pub prefill: Option<Vec<usize>>,
-    /// Only the largest number of the family's own choice of [`RecipeOptions::prefill`] is used: the weights are large,
-    /// and each number holds them once more.
-    pub one_prefill: bool,
-    /// No NPU computes the graphs: several over the same weights hold them once.
+    /// No NPU computes the graphs.
     pub cpu_only: bool,
     /// Positions of smaller contexts that have graphs of their own, ascending, each below [`RecipeOptions::max_ctx`]:
     /// see [`crate::kit::steps`].
     pub contexts: Vec<usize>,
     /// Element type of the caches of keys and values.
     pub caches: Caches,
-    /// Graphs over the same weights stand in one context, whose compiler keeps each weight once.
-    pub share_weights: bool,
     /// Options that only the family's recipe knows: names and values.
     pub choices: BTreeMap<String, String>,
 }
@@ -169,7 +164,7 @@ impl RecipeOptions {
     }
 }
 
-/// Graphs that share one context.
+/// Graphs that share one context, and in it their weights: graphs over the same weights belong into one context.
 #[derive(Debug, Clone)]
 pub struct ContextPlan {
     /// Key in the manifest, and part of the file's name.

@@ -89,7 +89,6 @@ fn every_graph_of_a_recipe_agrees_with_its_onnx() {
                     _ => Task::Generate,
                 },
                 prefill: Some(vec![16]),
-                share_weights: true,
                 ..recipe_options(64, choices)
             };
             let recipe = recipe(&checkpoint, &options).unwrap_or_else(|e| panic!("{name}: {e}"));

@@ -25,7 +25,8 @@ fn portable(folder: &Path) -> PathBuf {
 fn prepared(bundle: &Path, compiler: &StandIn) -> Result<PrepareReport> {
     let out = bundle.join("prepared/v81-0123456789abcdef");
     let key = "0123456789abcdef".to_owned();
-    let options = PrepareOptions { out, key, record: json!({"for": "v81"}) };
+    let record = json!({"for": "v81"});
+    let options = PrepareOptions { out, key, record, share_weights: true };
     prepare(&Manifest::load(bundle)?, compiler, &options, &mut Silent)
 }
 
@@ -40,7 +41,7 @@ fn a_prepared_bundle_has_binaries_and_links_to_the_rest() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = portable(folder.path());
     let source = read_json(&Manifest::load(&bundle).unwrap().path);
-    assert_eq!(source["portable"], json!({"version": 1, "share_weights": false}));
+    assert_eq!(source["portable"], json!({"version": 1}));
     let compiler = StandIn::default();
     let report = prepared(&bundle, &compiler).unwrap();
     let manifest = Manifest::load(&report.manifest).unwrap();

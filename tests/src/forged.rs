@@ -23,7 +23,7 @@ pub struct Forged {
 }
 
 impl Forged {
-    /// Forges a checkpoint for the CPU, unless `change` sets other options.
+    /// Forges a checkpoint for the CPU, unless `change` sets other options, with graphs for it in any case.
     pub fn of(checkpoint: &Path, change: impl FnOnce(&mut ForgeOptions)) -> Self {
         Self::try_of(checkpoint, change)
             .unwrap_or_else(|e| panic!("forging {}: {e}", checkpoint.display()))
@@ -33,6 +33,7 @@ impl Forged {
     pub fn try_of(checkpoint: &Path, change: impl FnOnce(&mut ForgeOptions)) -> Result<Self> {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let mut options = ForgeOptions::new(folder.path().join("bundle"));
+        options.onnx = true;
         change(&mut options);
         let report = forge(checkpoint, &options, &mut Silent)?;
         Ok(Self { manifest: report.manifest, _folder: folder })

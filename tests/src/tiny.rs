@@ -265,6 +265,7 @@ pub fn bundle(checkpoint: &Path, variant: Variant) -> PathBuf {
         options.precision = if variant.int8 { Precision::W8A16 } else { Precision::Fp16 };
         if let Some(target) = variant.target {
             options.compiler = Some(crate::backends::compiler(target));
+            options.onnx = true;
         }
         let report = forge(checkpoint, &options, &mut Silent)
             .unwrap_or_else(|e| panic!("forging {}: {e}", checkpoint.display()));

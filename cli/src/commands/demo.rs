@@ -82,7 +82,7 @@ fn bundle(app: &App, libraries: Option<&Libraries>) -> Result<PathBuf> {
         .map_err(|e| Error::io(ErrorKind::Io, &parent, e))?;
     fixture::write(checkpoint.path())?;
     say!("making the tiny model's bundle for {form}");
-    let compiler = libraries.map(|libraries| compiler(libraries, target, false)).transpose()?;
+    let compiler = libraries.map(|libraries| compiler(libraries, target)).transpose()?;
     let options = ForgeOptions {
         overwrite: true,
         name: Some("qwen35-tiny".to_owned()),

@@ -120,7 +120,8 @@ fn the_npu_passes_golden_steps_with_media() {
     for (name, how) in models.into_iter().take(count) {
         let forge = bundles.qhx().args(["forge"]).args([qhx_paths::fixture(name)]);
         let shape = ["--name", "tiny", "--max-ctx", "200", "--prefill", "0", "--target", "v79"];
-        forge.args(["--out", name]).args(shape).args(how).run().ok();
+        forge.args(["--out", name, "--for-emulator"]).args(shape).args(how).run().ok();
+        assert!(!bundles.folder.path().join(name).join("onnx").exists(), "made, and not kept");
         let verify = bundles.qhx().args(["verify", name, "--backend", "qnn", "--json"]).run();
         let report = verify.json();
         assert!(steps(&report).contains(&("generate-image", true)), "{report}");
@@ -163,7 +164,7 @@ impl Bundles {
 
     fn forge(&self, out: &str, from: &[&Path], precision: &str) -> PathBuf {
         let forge = self.qhx().args(["forge"]).args(from).args(["--out", out, "--name", "tiny"]);
-        let shape = ["--target", "v79", "--max-ctx", "32", "--prefill", "0"];
+        let shape = ["--target", "v79", "--max-ctx", "32", "--prefill", "0", "--onnx"];
         forge.args(shape).args(["--precision", precision]).run().ok();
         self.folder.path().join(out)
     }

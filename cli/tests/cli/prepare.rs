@@ -14,7 +14,7 @@ use crate::run::{Program, Run, contents, folder};
 /// Longest wait for something that takes seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A folder with a portable bundle of five small contexts, `portable`.
+/// A folder with a portable bundle of small contexts, `portable`.
 struct Bench {
     folder: tempfile::TempDir,
 }
@@ -73,21 +73,18 @@ enum Place {
 }
 
 /// Each attempt goes on from where the one before it was killed.
-const PLACES: [Place; 10] = [
+const PLACES: [Place; 7] = [
     Place::Says("verify the bundle"),
     Place::Says("compile decode_p0"),
     Place::Wrote("decode_p0.bin"),
     Place::Says("compile decode_p1"),
     Place::Wrote("decode_p1.bin"),
-    Place::Says("compile prefill8_p0"),
-    Place::Says("compile prefill8_p1"),
-    Place::Wrote("prefill8_p1.bin"),
     Place::Says("compile lmhead"),
     Place::Wrote("lmhead.bin"),
 ];
 
 /// Moments of the usual run.
-const FEW: [usize; 3] = [2, 5, 9];
+const FEW: [usize; 3] = [2, 3, 6];
 
 /// Kills the process when it is there.
 fn kill_at(place: Place, mut child: Child, bench: &Bench) {
@@ -136,7 +133,7 @@ fn a_killed_prepare_goes_on_to_the_same_bytes() {
     assert!(first.wait().expect("it ends").success(), "{rest:?}");
     let last = bench.prepare("portable", &["--json"]).run().ok();
     last.says(&["prepared already"]);
-    assert_eq!(last.json()["unused"], serde_json::json!([]), "nothing is left of ten attempts");
+    assert_eq!(last.json()["unused"], serde_json::json!([]), "nothing is left of the attempts");
 
     let (whole, resumed) = (bench.prepared("whole"), bench.prepared("portable"));
     assert_eq!(visible(&whole), visible(&resumed));

@@ -25,7 +25,7 @@ fn the_whole_way_on_the_library() {
         .args(["forge"])
         .args([large.path()])
         .args(["--out", "tiny", "--name", "qwen35-tied", "--target", "v79"])
-        .args(["--max-ctx", "32", "--prefill", "0", "--json", "--check"])
+        .args(["--max-ctx", "32", "--prefill", "0", "--onnx", "--json", "--check"])
         .run()
         .ok();
     let report = forge.json();
@@ -235,7 +235,17 @@ fn damaged_context_binaries_end_inspect_with_one_message() {
     qhx()
         .arg(Path::new("forge"))
         .arg(checkpoint())
-        .args(["--out", "tiny", "--target", "v79", "--max-ctx", "32", "--prefill", "0"])
+        .args([
+            "--out",
+            "tiny",
+            "--target",
+            "v79",
+            "--max-ctx",
+            "32",
+            "--prefill",
+            "0",
+            "--no-golden",
+        ])
         .run()
         .ok();
     let sound = std::fs::read(folder.path().join("tiny/qwen35-tied_lmhead_f16.bin"))
@@ -255,9 +265,9 @@ fn damaged_context_binaries_end_inspect_with_one_message() {
     }
 }
 
-/// Prompt and decode graphs that keep their weights once: made and described here, run on a device.
+/// Prompt and decode graphs that keep their weights once: made, checked and described here, run on a device.
 #[tier(qnn)]
-fn shared_weights_are_kept_once_and_not_loaded_by_the_emulator() {
+fn a_bundle_for_devices_has_weights_once_and_its_own_message() {
     let folder = folder();
     let qhx = || Program::npu(folder.path());
     let tiny = qhx_paths::fixture("mistral-tiny");
@@ -269,25 +279,41 @@ fn shared_weights_are_kept_once_and_not_loaded_by_the_emulator() {
             .run()
             .ok()
             .json();
-        let contexts = report["contexts"].as_array().expect("contexts").clone();
-        let bytes = contexts.iter().filter(|c| c["key"] != "lmhead");
-        (bytes.map(|c| c["binary_bytes"].as_u64().expect("bytes")).sum::<u64>(), contexts.len())
+        let contexts = report["contexts"].as_array().expect("contexts");
+        let keys: Vec<_> = contexts.iter().map(|c| c["key"].as_str().expect("a key")).collect();
+        assert_eq!(keys, ["decode", "lmhead"]);
+        let onnx = folder.path().join(out).join("onnx").exists();
+        assert_eq!(onnx, extra.contains(&"--onnx"), "{extra:?}");
+        report
     };
-    let (twice, contexts) = forge("apart", &[]);
-    assert_eq!(contexts, 3, "decode, prefill8, lmhead");
-    let (once, contexts) = forge("shared", &["--share-weights"]);
-    assert_eq!(contexts, 2, "the graphs over the same layers share a context");
-    assert!(once * 4 < twice * 3, "{once} bytes shared, {twice} apart");
+    let bytes = |report: &serde_json::Value| {
+        report["contexts"][0]["binary_bytes"].as_u64().expect("the bytes of decode")
+    };
+    let once = forge("device", &["--check"]);
+    // Binaries that the emulator loads were made for the check alone.
+    let rows = once["check"].as_array().expect("rows");
+    assert!(rows.len() > 2 && rows.iter().all(|row| row["agrees"] == true), "{once}");
+    assert!(folder.path().join("device/golden").exists());
+    let twice = forge("emulator", &["--for-emulator", "--no-golden"]);
+    assert!(bytes(&once) * 4 < bytes(&twice) * 3, "{once}, {twice}");
+    let hidden = std::fs::read_dir(folder.path()).expect("the folder").filter_map(|entry| {
+        let name = entry.expect("an entry").file_name();
+        name.to_string_lossy().starts_with(".qhx").then_some(name)
+    });
+    assert_eq!(hidden.count(), 0);
 
-    qhx().args(["inspect", "shared"]).run().ok().prints(&["shared weights"]);
-    let generate = |backend: &str| {
+    qhx().args(["inspect", "device"]).run().ok().prints(&["shared weights"]);
+    let generate = |bundle: &str, backend: &str| {
         qhx()
-            .args(["generate", "shared", "The capital of France is", "--max-new", "4"])
+            .args(["generate", bundle, "The capital of France is", "--max-new", "4"])
             .args(["--backend", backend])
             .run()
     };
-    generate("qnn").fails(6, &["share weights"]);
-    assert_eq!(generate("cpu").ok().stdout, " Paris.\n");
+    generate("device", "qnn").fails(6, &["made for a device", "--for-emulator"]);
+    generate("device", "cpu").fails(4, &["no ONNX files", "--onnx"]);
+    assert_eq!(generate("emulator", "qnn").ok().stdout, " Paris.\n");
+    forge("both", &["--onnx", "--no-golden"]);
+    assert_eq!(generate("both", "cpu").ok().stdout, " Paris.\n");
 }
 
 /// The context binaries of a bundle, by key.
@@ -310,7 +336,7 @@ fn a_prepared_bundle_equals_a_forged_one_byte_for_byte() {
         let shape = ["--precision", "w4a16", "--max-ctx", "32", "--prefill", "0"];
         forge.args(shape).args(target).run().ok();
     };
-    forge("forged", &["--target", "v81"]);
+    forge("forged", &["--target", "v81", "--no-golden"]);
     forge("portable", &["--portable"]);
     let generate = |bundle: &str, extra: &[&str]| {
         qhx().args(["generate", bundle, "1,2,3", "--max-new", "4", "--ids"]).args(extra).run()

@@ -18,7 +18,7 @@ fn forge(folder: &Path, target: &str, extra: &[&str]) -> Program {
 #[tier(qnn)]
 fn each_target_has_a_folder_with_a_whole_bundle() {
     let folder = folder();
-    let run = forge(folder.path(), "X-Elite,8-elite", &["--json", "--no-onnx"]).run().ok();
+    let run = forge(folder.path(), "X-Elite,8-elite", &["--json", "--no-golden"]).run().ok();
     let reports = run.json_lines();
     let archs: Vec<_> = reports.iter().map(|report| &report["dsp_arch"]).collect();
     assert_eq!(archs, ["v73", "v79"], "{run:?}");
@@ -33,7 +33,7 @@ fn each_target_has_a_folder_with_a_whole_bundle() {
             assert_eq!(binary["graphs"][0]["figures"]["vtcm"], 8 << 20, "{binary}");
         }
     }
-    forge(folder.path(), "v73,v79", &["--no-onnx"])
+    forge(folder.path(), "v73,v79", &["--no-golden"])
         .run()
         .fails(2, &["tiny/v73: a bundle is there already"]);
     a_device_takes_what_it_runs(folder.path());
@@ -90,7 +90,7 @@ fn a_target_that_fails_leaves_the_others_whole() {
     let plan = folder.path().join("plan.json");
     std::fs::write(&plan, "{}").expect("a plan");
     let fake = qhx_fake_device::Control::file().expect("the provider in between");
-    let run = forge(folder.path(), "v68,v69,8-gen-2", &["--no-onnx"])
+    let run = forge(folder.path(), "v68,v69,8-gen-2", &["--no-golden"])
         .env("QHX_QNN_HTP", fake)
         .env("QHX_FAKE_REAL", htp)
         .env("QHX_FAKE_PLAN", &plan);

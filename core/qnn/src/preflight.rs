@@ -164,8 +164,9 @@ pub fn preflight(name: &str, info: &BinaryInfo, destination: &Destination) -> Re
     }
     if destination.emulated && info.shares_weights() {
         return refuse(
-            "its graphs share weights, which the library on x86-64 cannot load".to_owned(),
-            "run it on a device, or forge it without weight sharing",
+            "made for a device: its graphs share weights, which the emulator on x86-64 cannot load"
+                .to_owned(),
+            "`qhx forge CHECKPOINT --for-emulator` makes a bundle for the emulator",
         );
     }
     if let Some(core) = destination.core {
@@ -360,7 +361,8 @@ mod tests {
             Some(GraphFigures { shared_weight_bytes: Some(4096), ..GraphFigures::default() });
         let emulator = ANYWHERE;
         let error = preflight("a.bin", &shared, &emulator).unwrap_err();
-        assert!(error.message().contains("share weights"), "{error}");
+        assert!(error.message().contains("made for a device"), "{error}");
+        assert!(error.hint_text().unwrap().contains("--for-emulator"), "{error}");
         preflight("a.bin", &shared, &Destination { emulated: false, ..emulator }).unwrap();
     }
 

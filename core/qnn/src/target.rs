@@ -92,6 +92,11 @@ impl Target {
         soc.map(|soc| soc.target).or_else(of_arch)
     }
 
+    /// True if it loads contexts whose graphs hold weights together.
+    pub const fn shares_weights(&self) -> bool {
+        self.arch >= 73
+    }
+
     /// The target of the library's number of a chip.
     pub fn of_soc(number: u32) -> Option<Self> {
         SOCS.iter().map(|soc| soc.target).find(|target| target.soc == number)

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::attention::Heads;
 use super::step::Step;
-use crate::recipe::{ContextPlan, MAX_CONTEXTS, RecipeOptions, Task};
+use crate::recipe::{ContextPlan, RecipeOptions, Task};
 
 /// Checks the shards and the context that the options ask for against `layers` and the model's `max_positions`.
 ///
@@ -64,7 +64,7 @@ pub(crate) fn sized(name: &str, size: impl Display, count: usize) -> String {
 pub const PREFILL_ROWS: [usize; 2] = [16, 128];
 
 /// Further prefill sizes of decoders for the CPU alone, between [`PREFILL_ROWS`]'s first and a family's larger ones: a
-/// CPU computes all rows of a graph, also those behind the end of a prompt, and all graphs read one file of weights.
+/// CPU computes all rows of a graph, also those behind the end of a prompt.
 const CPU_PREFILL_ROWS: [usize; 2] = [32, 64];
 
 /// Bytes that the mask of a prefill graph has at most by default on the NPU. The library's compiled addition of a
@@ -73,7 +73,7 @@ const CPU_PREFILL_ROWS: [usize; 2] = [32, 64];
 pub(crate) const MAX_MASK: usize = 1 << 20;
 
 /// The fewest rows that the default number is lowered to for the sake of `MAX_MASK`.
-pub(super) const MIN_MASKED_ROWS: usize = 48;
+const MIN_MASKED_ROWS: usize = 48;
 
 /// Rows of a mask `[rows, positions + rows]` of f16 within `MAX_MASK`, at most `rows`, a multiple of 8. All of them
 /// where that would leave fewer than `least`.
@@ -85,14 +85,12 @@ fn masked_rows(rows: usize, positions: usize, least: usize) -> usize {
 
 /// The numbers of tokens that prefill graphs take at once, ascending: those of the options, each from 2 to
 /// the context, or else `default`, as far as it and a mask of `MAX_MASK` fit, with 32 and 64 beside 16 where no NPU
-/// computes them. Of `default`
-/// the largest number alone remains with [`RecipeOptions::one_prefill`], and where it would make more contexts than an
-/// NPU holds at once, its smallest numbers are left out.
+/// computes them.
 ///
 /// # Errors
 /// When a number is below 2 or above the context.
 pub fn prefill_rows(options: &RecipeOptions, default: &[usize]) -> Result<Vec<usize>> {
-    rows_beside(options, default, 1, MIN_MASKED_ROWS)
+    whole_prefill_rows(options, default, MIN_MASKED_ROWS)
 }
 
 /// [`prefill_rows`], where one graph has to take `whole` tokens at once, as of an image whose tokens see each other:
@@ -105,16 +103,6 @@ pub fn whole_prefill_rows(
     default: &[usize],
     whole: usize,
 ) -> Result<Vec<usize>> {
-    rows_beside(options, default, 1, whole)
-}
-
-/// [`prefill_rows`] beside `others` contexts, such as the head's. No number is lowered below `least`.
-pub(super) fn rows_beside(
-    options: &RecipeOptions,
-    default: &[usize],
-    others: usize,
-    least: usize,
-) -> Result<Vec<usize>> {
     let mut rows = match &options.prefill {
         Some(asked) => asked.clone(),
         None => {
@@ -124,7 +112,7 @@ pub(super) fn rows_beside(
             // An encoder's masks have no more columns than rows.
             let decodes = !matches!(options.task, Task::Embed | Task::Score);
             let fits = |rows: usize| match decodes && !options.cpu_only {
-                true => masked_rows(rows, options.max_ctx, least),
+                true => masked_rows(rows, options.max_ctx, whole),
                 false => rows,
             };
             all.map(|rows| fits(*rows.min(&options.max_ctx))).filter(|rows| *rows > 1).collect()
@@ -132,18 +120,6 @@ pub(super) fn rows_beside(
     };
     rows.sort_unstable();
     rows.dedup();
-    // A decoder's shards for one token, in each context, those of each prefill graph, and the others.
-    let tokens = 1 + options.contexts.len();
-    let contexts =
-        |sizes: usize| (sizes + tokens).saturating_mul(options.shards).saturating_add(others);
-    while options.prefill.is_none()
-        && !options.share_weights
-        && !options.cpu_only
-        && rows.len() > 1
-        && (options.one_prefill || contexts(rows.len()) > MAX_CONTEXTS)
-    {
-        rows.remove(0);
-    }
     if let Some(bad) = rows.iter().find(|p| **p < 2 || **p > options.max_ctx) {
         return Err(Error::new(
             ErrorKind::Usage,
@@ -157,14 +133,13 @@ pub(super) fn rows_beside(
 }
 
 /// The sizes of a decoder's graphs: for one token, for each number of `prompts`, and then the same in the smaller
-/// contexts of the options. Prompts have graphs there where weights are shared, as these hold none of their own then.
+/// contexts of the options.
 pub fn steps(options: &RecipeOptions, prompts: &[usize]) -> Vec<Step> {
     let rows = || std::iter::once(1).chain(prompts.iter().copied());
     let step = |rows, positions| Step { rows, positions, caches: options.caches };
     let whole = rows().map(|rows| step(rows, options.max_ctx));
     let within = options.contexts.iter().flat_map(|&positions| {
-        let made = move |rows: &usize| *rows == 1 || options.share_weights && *rows <= positions;
-        rows().filter(made).map(move |rows| step(rows, positions))
+        rows().filter(move |rows| *rows <= positions).map(move |rows| step(rows, positions))
     });
     whole.chain(within).collect()
 }
@@ -196,7 +171,7 @@ impl<'a> Parts<'a> {
         Self { options, contexts, decode, prefill, within }
     }
 
-    /// Adds graphs of the layers of a shard: to the shard's context where the graphs of one share their weights.
+    /// Adds graphs of the layers of a shard to the shard's context, of which `key` is the name if it is new.
     pub fn add(&mut self, step: Step, shard: usize, key: String, graphs: Vec<Graph>) {
         let smaller = self.options.contexts.iter().position(|context| *context == step.positions);
         let list = match smaller {
@@ -205,7 +180,7 @@ impl<'a> Parts<'a> {
             None => &mut self.prefill,
         };
         list.extend(graphs.iter().map(|graph| graph.name().to_owned()));
-        match self.contexts.get_mut(shard).filter(|_| self.options.share_weights) {
+        match self.contexts.get_mut(shard) {
             Some(context) => context.graphs.extend(graphs),
             None => self.contexts.push(ContextPlan::new(key, self.options.precision, graphs)),
         }
@@ -229,12 +204,10 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// The contexts of a decoder of `layers` layers: graphs `decode` for one token, graphs `prefill<P>` for each P of
-/// `prompts`, the same for smaller contexts ([`steps`]), spread over the shards of the options, and the graph of the
-/// head.
+/// The contexts of a decoder of `layers` layers: one for each shard of the options, with a graph `decode` for one token,
+/// graphs `prefill<P>` for each P of `prompts`, and the same for smaller contexts ([`steps`]); and that of the head.
 ///
-/// `make` makes the graph of the given name and size that goes through some layers. With
-/// [`RecipeOptions::share_weights`] the graphs of the same layers stand in one context.
+/// `make` makes the graph of the given name and size that goes through some layers.
 ///
 /// # Errors
 /// Errors of `make`.

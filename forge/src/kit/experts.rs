@@ -24,7 +24,7 @@ use qhx_graph::progress::Progress;
 use qhx_graph::weight::{RowSource, Storage, Weight, row_range};
 use serde_json::{Map, Value, json};
 
-use super::contexts::{Decoder, MIN_MASKED_ROWS, Parts, even, named, rows_beside, steps};
+use super::contexts::{Decoder, Parts, even, named, steps};
 use super::layers::{Layers, Mlp};
 use super::reader::Reader;
 use super::step::Step;
@@ -370,14 +370,6 @@ pub fn expert_decoder(
     }
     inputs.plan(plan);
     Ok(decoder)
-}
-
-/// Same as [`super::prefill_rows`], with one more context for the experts.
-///
-/// # Errors
-/// Errors of [`super::prefill_rows`].
-pub fn expert_prefill_rows(options: &RecipeOptions, default: &[usize]) -> Result<Vec<usize>> {
-    rows_beside(options, default, 2, MIN_MASKED_ROWS)
 }
 
 /// Gate, up and down of one expert.

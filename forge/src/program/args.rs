@@ -9,6 +9,7 @@ use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Adapter;
 use qhx_checkpoint::Checkpoint;
 use qhx_core::manifest::Rerank;
+use qhx_qnn::Target;
 use qhx_terminal::args::LibraryArgs;
 
 use super::targets::{self, TargetChoice};
@@ -57,8 +58,8 @@ Examples:
 /// `qhx forge plan` and `qhx forge estimate` say beforehand what a bundle will be and cost.
 ///
 /// Reads config.json, the safetensors and tokenizer.json of a folder, or a GGUF file (with config.json
-/// beside it, where its metadata does not say all), and writes context binaries for one Hexagon architecture, the
-/// same graphs as ONNX for the CPU, the embedding table, the tokenizer and the manifest. The folder appears when
+/// beside it, where its metadata does not say all), and writes context binaries for one Hexagon architecture, or graphs
+/// as ONNX for the CPU, the embedding table, the tokenizer and the manifest. The folder appears when
 /// everything is written; until then finished context binaries, graphs and tables lie in a hidden folder beside it, and
 /// the same command goes on from there after it was stopped. Prints the path of the manifest.
 #[derive(Debug, Args)]
@@ -87,7 +88,7 @@ pub struct ForgeArgs {
     /// computes in f16, folds powers of two into weights where they do not fit (see --fold), and makes nothing where
     /// that does not help
     #[arg(long, value_name = "TEXTS", num_args = 0..=1, require_equals = true)]
-    #[arg(conflicts_with_all = ["cpu_only", "share_weights"])]
+    #[arg(conflicts_with = "cpu_only")]
     pub(crate) check: Option<Option<PathBuf>>,
     /// With --check: an image on which the vision tower is run in f32 first. Prints how large its hidden states become
     /// after each block, and makes nothing when the NPU's f16 could not hold them. PNG, JPEG, WebP, GIF
@@ -114,16 +115,17 @@ pub struct ForgeArgs {
     #[arg(long, value_name = "KL", requires = "calibrate")]
     pub(crate) target_kl: Option<f64>,
     /// Make no context binaries, even where there are QNN libraries
-    #[arg(long, conflicts_with_all = ["target", "share_weights"])]
+    #[arg(long, conflicts_with_all = ["target", "for_emulator"])]
     pub(crate) cpu_only: bool,
     /// Make no context binaries here: `qhx prepare` compiles the bundle where it runs, once, for the chip that it finds
-    #[arg(long, conflicts_with_all = ["target", "cpu_only", "no_onnx", "check", "estimate"])]
+    #[arg(long, conflicts_with_all = ["target", "cpu_only", "check", "estimate"])]
     pub(crate) portable: bool,
-    /// Write no ONNX graphs: the bundle then runs on the NPU only
-    #[arg(long, conflicts_with_all = ["cpu_only", "check"])]
-    pub(crate) no_onnx: bool,
-    /// Write no golden steps: prompts with the answers that the CPU computes from the ONNX graphs, by which a device
-    /// finds wrong answers when it opens the bundle
+    /// Write ONNX graphs beside context binaries, too: the bundle then also runs on the CPU, and holds the weights once
+    /// more. Bundles without context binaries always have them
+    #[arg(long)]
+    pub(crate) onnx: bool,
+    /// Write no golden steps: prompts with the answers that the CPU computes from ONNX graphs, by which a device finds
+    /// wrong answers when it opens the bundle
     #[arg(long)]
     pub(crate) no_golden: bool,
     /// When the bundle is made, estimate what its graphs cost on the device, see `qhx forge estimate`
@@ -170,9 +172,9 @@ pub(crate) struct PlanArgs {
     /// Plan without context binaries
     #[arg(long, conflicts_with = "target")]
     pub cpu_only: bool,
-    /// Plan without ONNX graphs
-    #[arg(long, conflicts_with = "cpu_only")]
-    pub no_onnx: bool,
+    /// Plan with ONNX graphs beside context binaries
+    #[arg(long)]
+    pub onnx: bool,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -214,6 +216,9 @@ pub(crate) struct CompileContextArgs {
     /// The one of the forge's targets that it is for
     #[arg(long, value_parser = targets::parse)]
     pub target: TargetChoice,
+    /// Its graphs hold weights together
+    #[arg(long)]
+    pub share_weights: bool,
     /// The command line of the forge
     #[arg(last = true, required = true)]
     pub forge: Vec<OsString>,
@@ -256,24 +261,22 @@ pub(crate) struct ShapeArgs {
     pub max_ctx: Option<usize>,
     /// Tokens that a prefill graph takes at once, and those of an encoder's graphs for shorter texts; several
     /// are separated by commas, 0 makes none [default: 16,128 where the family has such graphs,
-    /// Qwen3-VL 16,320, PhiMoE 128, an encoder in one context 32,128; the larger alone for the NPU where
-    /// the weights are large, and no more there than a mask of 1 MiB has rows, 120 of a context of 4096; 32 and 64 between
-    /// them for the CPU alone]
+    /// Qwen3-VL 16,320, PhiMoE 128, an encoder 32,128; for the NPU no more than a mask of 1 MiB has rows, 120 of a
+    /// context of 4096; 32 and 64 between them for the CPU alone]
     #[arg(long, value_name = "P", value_delimiter = ',')]
     pub prefill: Option<Vec<usize>>,
-    /// Smaller contexts that get graphs for one token of their own, such as 512,1024,2048: a token then reads as many
-    /// rows of caches, and no more. Each is a further context binary, unless weights are shared; then prompts have such
-    /// graphs, too [default: none]
+    /// Smaller contexts that get graphs of their own, such as 512,1024,2048: a token then reads as many rows of caches,
+    /// and no more [default: none]
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub contexts: Vec<usize>,
     /// What caches of keys and values hold: int8 has a scale for each token and head, takes half of the memory, and
     /// rounds what later tokens read
     #[arg(long, value_parser = caches(), default_value = "f16")]
     pub caches: Caches,
-    /// Keep weights that prompt and decode graphs have in common once. Such context binaries load on
-    /// devices, not in the emulator
+    /// Make context binaries that the emulator of x86-64 loads: each graph holds its own copy of the weights. By default
+    /// all graphs of a context hold them once, from v73 on, and such binaries load on devices only
     #[arg(long)]
-    pub share_weights: bool,
+    pub for_emulator: bool,
     /// Precision of the experts' weights as graph inputs, for models whose experts stay on the host: short for
     /// `--recipe-option experts=PRECISION` [default: w8a16]
     #[arg(long, value_parser = choices(&EXPERTS), value_name = "PRECISION")]
@@ -336,11 +339,11 @@ pub(crate) struct ShapeArgs {
 }
 
 impl ShapeArgs {
-    /// The options without a compiler.
+    /// The options without a compiler, for a target, or for one that is not known yet.
     ///
     /// # Errors
     /// When the file of columns cannot be read.
-    pub(crate) fn options(&self, out: &Path) -> Result<ForgeOptions> {
+    pub(crate) fn options(&self, out: &Path, target: Option<Target>) -> Result<ForgeOptions> {
         let own = [
             ("experts", self.experts.clone()),
             ("image-size", self.image_size.clone()),
@@ -364,7 +367,7 @@ impl ShapeArgs {
                 .map(|list| list.iter().copied().filter(|p| *p > 0).collect()),
             contexts: self.contexts.clone(),
             caches: self.caches,
-            share_weights: self.share_weights,
+            share_weights: !self.for_emulator && target.is_none_or(|t| t.shares_weights()),
             recipe_options: own.chain(self.recipe_options.iter().cloned()).collect(),
             weights: self.weights.clone(),
             folds: self.folds.clone(),
@@ -520,7 +523,7 @@ impl ForgeArgs {
 
     /// True when bundles are made with golden steps, for which host-ops are needed.
     pub(super) fn makes_golden_steps(&self) -> bool {
-        self.command.is_none() && !self.no_golden && !self.no_onnx
+        self.command.is_none() && !self.no_golden
     }
 
     /// The checkpoint, or the configuration in its place.
@@ -600,9 +603,21 @@ mod tests {
     #[test]
     fn precisions_of_head_and_experts_become_options() {
         let Line { shape } = Line::parse_from(["x", "--head", "w8a16", "--experts", "fp16"]);
-        let options = shape.options(Path::new("out")).unwrap();
+        let options = shape.options(Path::new("out"), None).unwrap();
         assert_eq!(options.head, Some(Precision::W8A16));
         assert_eq!(options.recipe_options["experts"], "fp16");
+    }
+
+    #[test]
+    fn devices_that_can_share_weights_do_by_default() {
+        let shares = |words: &[&str], target| {
+            let Line { shape } = Line::parse_from([&["x"], words].concat());
+            shape.options(Path::new("out"), target).unwrap().share_weights
+        };
+        let on_each = |words: &[&str]| Target::ALL.map(|target| shares(words, Some(target)));
+        assert_eq!(on_each(&[]), [false, false, true, true, true, true]);
+        assert!(shares(&[], None));
+        assert_eq!(on_each(&["--for-emulator"]), [false; 6]);
     }
 
     #[test]

@@ -10,7 +10,6 @@ use crate::qnn::QnnCompiler;
 ///
 /// # Errors
 /// When the libraries cannot be opened.
-pub fn compiler(libraries: &Libraries, target: Target, share_weights: bool) -> Result<QnnCompiler> {
-    let compiler = QnnCompiler::new(libraries.open()?, target);
-    Ok(compiler.share_weights(share_weights))
+pub fn compiler(libraries: &Libraries, target: Target) -> Result<QnnCompiler> {
+    Ok(QnnCompiler::new(libraries.open()?, target))
 }

@@ -35,14 +35,15 @@ use crate::compile::Compiler;
 use crate::estimate::{EstimateOptions, record};
 use crate::f16_range::measure::{Columns, Measured, OpenModel, Peak, measure, write_columns};
 use crate::f16_range::vision::Residual;
+use crate::forge::{AddGolden, forge_golden};
 use crate::options::{CheckBackends, ForgeOptions};
 use crate::receipt::{Receipt, Reference, TOKENS};
 use crate::registry;
-use crate::{Fold, Override, Precision, Report, Task, forge_checkpoint};
+use crate::{Fold, Override, Precision, Progress, Report, Task};
 use args::ForgeCommand;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::engine::Model;
-use qhx_qnn::{Library, QnnBackend, QnnOptions};
+use qhx_qnn::{Library, Platform, QnnBackend, QnnOptions};
 use qhx_types::Media;
 use subprocess::{Estimates, SubprocessCompiler};
 use targets::{Place, TargetChoice, places, unfinished};
@@ -105,9 +106,8 @@ pub fn run(
     }
     for (asked, option) in [
         (args.check.is_some(), "--check"),
-        (args.no_onnx, "--no-onnx"),
         (args.estimate, "--estimate"),
-        (args.shape.share_weights && !args.portable, "--share-weights"),
+        (args.shape.for_emulator && !args.portable, "--for-emulator"),
     ] {
         if asked && libraries.is_none() {
             args.libraries.files().require(option)?;
@@ -122,7 +122,7 @@ pub fn run(
     for place in &places {
         check_place(&place.out, args.overwrite)?;
     }
-    let shape = args.shape.options(out)?;
+    let shape = args.shape.options(out, None)?;
     let calibration = match args.calibration()? {
         None => None,
         Some(wanted) => Some(measured(("--calibrate", open), &terminal, |open, progress| {
@@ -328,7 +328,7 @@ impl Work<'_> {
         terminal: &mut Terminal<'_>,
     ) -> Result<Status> {
         let Self { args, program, checkpoint, .. } = *self;
-        let mut shape = args.shape.options(out)?;
+        let mut shape = args.shape.options(out, compiled.map(|(_, place)| place.target))?;
         self.found.add_to(&mut shape);
         let check = match compiled {
             Some((libraries, _)) if args.check.is_some() => {
@@ -340,8 +340,7 @@ impl Work<'_> {
         let estimates = Estimates::default();
         let compiler = match compiled {
             Some((libraries, place)) => {
-                let compiler = compiler(libraries, place.target, args.shape.share_weights)?;
-                let compiler: Arc<dyn Compiler> = Arc::new(compiler);
+                let compiler: Arc<dyn Compiler> = Arc::new(compiler(libraries, place.target)?);
                 let target = place.choice;
                 Some(in_subprocesses(compiler, program, target, &self.found, &estimates, terminal))
             }
@@ -351,7 +350,7 @@ impl Work<'_> {
             overwrite: args.overwrite,
             name: args.name.clone(),
             compiler,
-            onnx: !args.no_onnx,
+            onnx: args.onnx,
             portable: args.portable,
             check,
             ..shape
@@ -359,13 +358,19 @@ impl Work<'_> {
         let report = {
             let _working = terminal.interrupts.working();
             let mut progress = ForgeProgress::new(terminal.interrupts.token().clone());
-            let report = forge_checkpoint(checkpoint, registry::recipe, &options, &mut progress)?;
-            if let Some(open) = self.golden {
-                golden::add(&report.manifest, report.bytes, open, &mut progress)?;
-            }
-            report
+            let golden = self.golden.map(|open| {
+                move |manifest: &Path, bytes: u64, progress: &mut dyn Progress| {
+                    golden::add(manifest, bytes, open, progress)
+                }
+            });
+            let golden = golden.as_ref().map(|add| add as AddGolden<'_>);
+            forge_golden(checkpoint, registry::recipe, &options, golden, &mut progress)?
         };
         self.print(&report, terminal.output)?;
+        let several = report.contexts.iter().any(|context| context.graphs.len() > 1);
+        if Platform::is_emulated() && compiled.is_some() && options.share_weights && several {
+            say!("it loads on devices; --for-emulator makes one that the emulator loads, too");
+        }
         if let (true, Some((libraries, place))) = (args.estimate, compiled) {
             let wanted = EstimateOptions { corner: args.corner, traces: None };
             let compiler = (libraries, place.target);

@@ -10,6 +10,7 @@ use qhx::libraries::Libraries;
 use qhx::prepared::{self, Prepared, Unfit};
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::manifest::Manifest;
+use qhx_qnn::Platform;
 use qhx_terminal::args::LibraryArgs;
 use qhx_terminal::say;
 use qhx_terminal::{Status, Terminal};
@@ -52,6 +53,9 @@ pub struct PrepareArgs {
     /// Compile one context into a file, for `qhx prepare`
     #[arg(long, hide = true, num_args = 2, value_names = ["KEY", "FILE"])]
     pub(crate) compile: Option<Vec<OsString>>,
+    /// With --compile: the context's graphs hold weights together
+    #[arg(long, hide = true, requires = "compile")]
+    pub(crate) share_weights: bool,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -70,11 +74,12 @@ pub fn prepare(args: &PrepareArgs, program: &Program, terminal: Terminal<'_>) ->
     check_portable(manifest)?;
     let libraries = args.libraries.files().require("qhx prepare")?;
     let target = args.target.target(&libraries)?;
-    let compiler = compiler(&libraries, target, shares_weights(manifest))?;
+    let compiler = compiler(&libraries, target)?;
     if let Some([key, file]) = args.compile.as_deref() {
         let key = key.to_string_lossy();
         return serve(terminal, |messages| {
-            compiler.compile(&key, &graphs(manifest, &key)?, Path::new(file), messages)
+            let graphs = graphs(manifest, &key)?;
+            compiler.compile(&key, &graphs, args.share_weights, Path::new(file), messages)
         });
     }
     let record = Prepared::new(manifest, target, libraries.open()?.build_id())?;
@@ -95,7 +100,8 @@ pub fn prepare(args: &PrepareArgs, program: &Program, terminal: Terminal<'_>) ->
                 in_subprocesses(Arc::new(compiler), args, program, &libraries, &terminal);
             let record = serde_json::to_value(&record)
                 .map_err(|e| Error::caused(ErrorKind::Internal, "record", e))?;
-            let options = PrepareOptions { out, key: key.clone(), record };
+            let share_weights = target.shares_weights() && !Platform::is_emulated();
+            let options = PrepareOptions { out, key: key.clone(), record, share_weights };
             let _working = terminal.interrupts.working();
             let mut progress = ForgeProgress::new(terminal.interrupts.token().clone());
             let report = crate::prepare::prepare(manifest, &*compiler, &options, &mut progress)?;
@@ -116,11 +122,6 @@ pub fn prepare(args: &PrepareArgs, program: &Program, terminal: Terminal<'_>) ->
         terminal.output.line(&manifest_file.display().to_string())?;
     }
     Ok(Status::Done)
-}
-
-/// The contexts' graphs share their weights, as the forge was asked to.
-fn shares_weights(manifest: &Manifest) -> bool {
-    manifest.raw.pointer("/portable/share_weights") == Some(&json!(true))
 }
 
 /// Prepared bundles and half-made ones that are of no more use: listed, or removed with `prune`.

@@ -23,7 +23,6 @@ use crate::{ForgeOptions, registry};
 pub(super) fn run(args: &EstimateArgs, terminal: Terminal<'_>) -> Result<Status> {
     let checkpoint = source(&args.checkpoint, &args.shape)?;
     let libraries = args.libraries.files().require("an estimate")?;
-    let options = args.shape.options(&args.checkpoint)?;
     let mut terminal = terminal;
     // With a folder each where there are several.
     let traces = args.trace.as_deref().unwrap_or(Path::new(""));
@@ -31,6 +30,7 @@ pub(super) fn run(args: &EstimateArgs, terminal: Terminal<'_>) -> Result<Status>
         let traces = args.trace.as_ref().map(|_| place.out);
         let wanted = EstimateOptions { corner: args.corner, traces };
         let compiler = (&libraries, place.target);
+        let options = args.shape.options(&args.checkpoint, Some(place.target))?;
         show(&checkpoint, &options, &wanted, compiler, &[], args.json, &mut terminal)?;
     }
     Ok(Status::Done)

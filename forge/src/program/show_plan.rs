@@ -11,8 +11,10 @@ use crate::registry;
 /// Runs the command.
 pub(super) fn run(args: &PlanArgs, terminal: Terminal<'_>) -> Result<Status> {
     let checkpoint = source(&args.checkpoint, &args.shape)?;
-    let mut options = args.shape.options(&args.checkpoint)?;
-    options.onnx = !args.no_onnx;
+    let oldest = args.shape.targets().iter().filter_map(|choice| choice.known());
+    let mut options =
+        args.shape.options(&args.checkpoint, oldest.min_by_key(|target| target.arch))?;
+    options.onnx = args.onnx;
     let (plan, _) = plan(&checkpoint, registry::recipe, &options, !args.cpu_only)?;
     let memory = memory();
     let targets = args.shape.targets().iter().map(|choice| choice.name());
@@ -48,6 +50,9 @@ fn lines(plan: &Plan, targets: &[String], memory: Option<u64>) -> Vec<String> {
             line += &format!(", onnx {:>9}", mega(context.onnx_bytes));
         }
         lines.push(line);
+    }
+    if plan.compiled && !plan.shared {
+        lines.push("  each graph of a context holds its own copy of the weights".to_owned());
     }
     lines.push(format!("  {:<16} f16    table  {:>9}", "embedding", mega(plan.embed_bytes)));
     for (key, bytes) in &plan.tables {
@@ -116,6 +121,7 @@ fn plan_json(plan: &Plan, targets: &[String], memory: Option<u64>) -> Value {
         "max_ctx": plan.max_ctx,
         "targets": targets,
         "context_budget": plan.budget,
+        "share_weights": plan.compiled.then_some(plan.shared),
         "contexts": contexts,
         "embed_bytes": plan.embed_bytes,
         "tables": tables,

@@ -120,7 +120,7 @@ impl SubprocessCompiler {
         self
     }
 
-    fn start(&self, key: &str, out: &Path) -> Result<Child> {
+    fn start(&self, key: &str, share_weights: bool, out: &Path) -> Result<Child> {
         let (variable, value) = ALLOCATOR;
         let mut tunables = std::env::var_os(variable).unwrap_or_default();
         if !tunables.is_empty() {
@@ -133,6 +133,7 @@ impl SubprocessCompiler {
             .args(&self.before)
             .arg(key)
             .arg(&out)
+            .args(share_weights.then_some("--share-weights"))
             .args(&self.behind)
             .env(variable, tunables)
             .stdin(Stdio::piped())
@@ -159,10 +160,11 @@ impl Compiler for SubprocessCompiler {
         &self,
         key: &str,
         _graphs: &[Graph],
+        share_weights: bool,
         out: &Path,
         progress: &mut dyn Progress,
     ) -> Result<u64> {
-        let mut child = self.start(key, out)?;
+        let mut child = self.start(key, share_weights, out)?;
         let result = follow(&lines(&mut child), &self.estimates, progress);
         if result.is_err() {
             // It has ended, or is not wanted any more.
@@ -292,14 +294,16 @@ fn compile(
         .map_err(|e| Error::new(ErrorKind::Usage, e.to_string()).with_source(e))?;
     let ForgeArgs { shape, libraries, .. } = &forge;
     let libraries = libraries.files().require("a context binary")?;
-    let compiler = compiler(&libraries, args.target.target(&libraries)?, shape.share_weights)?;
-    let options = shape.options(&args.file)?;
+    let target = args.target.target(&libraries)?;
+    let compiler = compiler(&libraries, target)?;
+    let options = shape.options(&args.file, Some(target))?;
     let (_, recipe) = plan(&forge.checkpoint()?, registry::recipe, &options, true)?;
     let context = recipe.contexts.iter().find(|c| c.key == args.key).ok_or_else(|| {
         Error::new(ErrorKind::Internal, format!("the recipe has no context {:?}", args.key))
     })?;
     let compile = |compiler: &QnnCompiler, messages: &mut MessageProgress<'_>| {
-        compiler.compile(&context.key, &context.graphs, &args.file, messages)
+        let CompileContextArgs { share_weights, file, .. } = args;
+        compiler.compile(&context.key, &context.graphs, *share_weights, file, messages)
     };
     if !forge.estimate {
         return compile(&compiler, messages);

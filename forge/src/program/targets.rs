@@ -36,6 +36,14 @@ impl TargetChoice {
     /// Default target.
     pub(super) const DEFAULT: Self = Self::Of(Target::V81);
 
+    /// The target, where it is known without libraries.
+    pub(super) const fn known(self) -> Option<Target> {
+        match self {
+            Self::Of(target) => Some(target),
+            Self::This => None,
+        }
+    }
+
     /// The target, of [`TargetChoice::This`] by the libraries' own word.
     pub(super) fn target(self, libraries: &Libraries) -> Result<Target> {
         match self {

@@ -30,7 +30,6 @@ pub struct QnnCompiler {
     target: Target,
     dsp_arch: String,
     configs: Vec<GraphConfig>,
-    share_weights: bool,
     /// Folder for the schedules, and the voltage corner that they are for.
     schedules: Option<(PathBuf, u32)>,
 }
@@ -45,7 +44,6 @@ impl QnnCompiler {
             target,
             dsp_arch: target.to_string(),
             configs: configs.chain(target.vtcm_mb.map(GraphConfig::VtcmMb)).collect(),
-            share_weights: false,
             schedules: None,
         }
     }
@@ -80,14 +78,6 @@ impl QnnCompiler {
         let file = qhx_base::artifacts::Mapped::open(binary)?;
         BinaryInfo::read(self.library.system(), &binary.display().to_string(), file.bytes())
     }
-
-    /// Keeps equal weights of the graphs of one context once. Such a context loads on a device only,
-    /// not on x86-64. It makes no difference to a context of one graph.
-    #[must_use]
-    pub fn share_weights(mut self, share: bool) -> Self {
-        self.share_weights = share;
-        self
-    }
 }
 
 impl Compiler for QnnCompiler {
@@ -110,6 +100,7 @@ impl Compiler for QnnCompiler {
         &self,
         key: &str,
         graphs: &[Graph],
+        share_weights: bool,
         out: &Path,
         progress: &mut dyn Progress,
     ) -> Result<u64> {
@@ -123,7 +114,7 @@ impl Compiler for QnnCompiler {
             }
         }
         let mut options = Vec::new();
-        if self.share_weights && graphs.len() > 1 {
+        if share_weights && graphs.len() > 1 {
             options.push(ContextConfig::WeightSharing(true));
         }
         let mut context = Composer::new(&self.library, self.target, &options)?;

@@ -33,7 +33,7 @@ fn graphs_of_one_context_have_their_caches_once() {
     let caches = 2 * 16 * 8 * 64 * 2 * 32_768;
     let alone = planned(|options| options.prefill = Some(Vec::new()));
     let several = planned(|options| {
-        (options.share_weights, options.contexts) = (true, vec![512, 4096]);
+        options.contexts = vec![512, 4096];
     });
     assert_eq!((alone.contexts[0].graphs.len(), several.contexts[0].graphs.len()), (1, 9));
     for plan in [alone, several] {

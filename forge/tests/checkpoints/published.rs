@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use qhx_checkpoint::Checkpoint;
-use qhx_forge::plan::plan;
+use qhx_forge::plan::{Plan, plan};
 use qhx_forge::recipe::{Precision, Task};
 use qhx_forge::registry::recipe;
 use qhx_forge::{AUTO_SHARDS, ForgeOptions};
 use qhx_graph::graph::Elem;
 use serde_json::{Value, json};
 
-use super::{configured, fixture, read_json};
+use super::{configured, read_json};
 
 /// The table stands between these lines.
 const MARKS: [&str; 2] = ["<!-- table of plans -->\n", "<!-- end of the table -->\n"];
@@ -27,7 +27,7 @@ fn planned(
         task,
         max_ctx: task.is_none().then_some(CONTEXT),
         shards: AUTO_SHARDS,
-        onnx: false,
+        share_weights: true,
         precision,
         ..ForgeOptions::new("out")
     };
@@ -98,7 +98,7 @@ fn masks_of_default_bundles_fit_a_mebibyte() {
         let (path, task) = written(checkpoint, folder.path());
         let Ok(checkpoint) = Checkpoint::synthetic(&path, 1) else { continue };
         let precision = Precision::W4A16;
-        let options = ForgeOptions { task, onnx: false, precision, ..ForgeOptions::new("out") };
+        let options = ForgeOptions { task, precision, ..ForgeOptions::new("out") };
         let Ok((_, recipe)) = plan(&checkpoint, recipe, &options, true) else { continue };
         planned += 1;
         for graph in recipe.contexts.iter().flat_map(|context| &context.graphs) {
@@ -136,30 +136,23 @@ fn prompts_take_fewer_rows_in_longer_contexts() {
 }
 
 #[test]
-fn large_weights_are_held_at_most_twice_by_default() {
-    let large = configured("qwen3-0.6b.json");
-    let small = Checkpoint::open(&fixture("llama3-tiny")).unwrap();
-    let keys = |checkpoint: &Checkpoint, prefill: Option<&[usize]>, shared: bool, npu: bool| {
-        let mut options = ForgeOptions::new("out");
-        options.prefill = prefill.map(<[usize]>::to_vec);
-        options.share_weights = shared;
-        options.max_ctx = checkpoint.seed().map(|_| 1024);
-        let (plan, _) = plan(checkpoint, recipe, &options, npu).unwrap();
-        let graphs = plan.contexts.into_iter().flat_map(|context| context.graphs);
-        graphs.collect::<Vec<_>>().join(" ")
+fn a_plan_counts_shared_weights_once() {
+    let checkpoint = configured("qwen3-0.6b.json");
+    let planned = |share_weights| {
+        let options = ForgeOptions { share_weights, ..ForgeOptions::new("out") };
+        plan(&checkpoint, recipe, &options, true).unwrap().0
     };
-    let both = "decode prefill16 prefill128 lmhead";
-    assert_eq!(keys(&large, None, false, true), "decode prefill128 lmhead");
-    assert_eq!(keys(&large, Some(&[16, 128]), false, true), both);
-    assert_eq!(keys(&large, None, true, true), both, "each weight is there once");
-    let between = "decode prefill16 prefill32 prefill64 prefill128 lmhead";
-    assert_eq!(keys(&large, None, false, false), between, "so it is in ONNX graphs");
-    assert_eq!(keys(&small, None, false, true), both);
+    let [apart, shared] = [false, true].map(planned);
+    let keys = |plan: &Plan| plan.contexts.iter().map(|c| c.key.clone()).collect::<Vec<_>>();
+    assert_eq!((keys(&apart), keys(&shared)), (keys(&shared), keys(&apart)));
+    let [apart, shared] = [apart, shared].map(|plan| plan.contexts[0].clone());
+    assert_eq!(shared.graphs, ["decode", "prefill16", "prefill120"]);
+    assert_eq!(apart.weight_bytes, 3 * shared.weight_bytes);
 }
 
 #[test]
 fn hints_of_plans_never_suggest_what_was_given() {
-    let checkpoint = Checkpoint::open(&fixture("llama3-tiny")).unwrap();
+    let checkpoint = configured("qwen3-0.6b.json");
     let planned = |shards, prefill: &[usize], share_weights| {
         let prefill = Some(prefill.to_vec());
         let options = ForgeOptions { shards, prefill, share_weights, ..ForgeOptions::new("out") };
@@ -167,21 +160,16 @@ fn hints_of_plans_never_suggest_what_was_given() {
     };
     assert_eq!(planned(AUTO_SHARDS, &[], false).lower_peak(), Some("give more --shards"));
     assert_eq!(planned(2, &[], false).lower_peak(), None);
-    let layers = checkpoint.config()["num_hidden_layers"].as_u64().unwrap() as usize;
-    let warning = planned(layers, &[8, 16, 32], false).warning().unwrap();
-    assert!(warning.contains("--prefill 0") && warning.contains("--share-weights"), "{warning}");
-    // With shared weights the contexts are those of decode and the head.
-    assert_eq!(planned(layers, &[8, 16, 32], true).warning(), None);
+    let warning = planned(28, &[8], true).warning().unwrap();
+    assert!(warning.contains("at once: fewer shards make fewer"), "{warning}");
 
-    let large = configured("qwen3-0.6b.json");
-    for (prefill, share_weights, ways) in [
-        (&[][..], false, "fewer shards or shared weights (--share-weights) make"),
-        (&[8], true, "fewer shards make"),
-    ] {
-        let prefill = Some(prefill.to_vec());
+    let large = configured("mistral-7b-v0.3.json");
+    let refused = |prefill: Option<Vec<usize>>, share_weights| {
         let options =
-            ForgeOptions { shards: 28, prefill, share_weights, ..ForgeOptions::new("out") };
-        let warning = plan(&large, recipe, &options, true).unwrap().0.warning().unwrap();
-        assert!(warning.contains(&format!("at once: {ways} fewer")), "{warning}");
-    }
+            ForgeOptions { shards: 2, prefill, share_weights, ..ForgeOptions::new("out") };
+        let error = plan(&large, recipe, &options, true).unwrap_err();
+        error.hint_text().unwrap().contains("--prefill 0")
+    };
+    assert!(refused(None, false));
+    assert!(!refused(None, true) && !refused(Some(Vec::new()), false));
 }

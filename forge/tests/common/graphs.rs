@@ -106,7 +106,7 @@ impl Compiled {
         let path = |key: &str| folder.path().join(key);
         for (index, graphs) in contexts.iter().enumerate() {
             let key = format!("c{index}");
-            let bytes = compiler.compile(&key, graphs, &path(&key), &mut Silent).unwrap();
+            let bytes = compiler.compile(&key, graphs, false, &path(&key), &mut Silent).unwrap();
             assert_eq!(std::fs::metadata(path(&key)).unwrap().len(), bytes);
         }
         for index in 0..contexts.len() {

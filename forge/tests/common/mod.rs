@@ -175,6 +175,7 @@ impl Compiler for StandIn {
         &self,
         key: &str,
         graphs: &[Graph],
+        _: bool,
         out: &Path,
         _: &mut dyn Progress,
     ) -> Result<u64> {

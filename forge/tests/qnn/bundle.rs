@@ -31,7 +31,6 @@ fn a_bundle_has_context_binaries_for_its_architecture() {
     let mut options = ForgeOptions::new(&out);
     options.max_ctx = Some(64);
     options.prefill = Some(Vec::new());
-    options.onnx = false;
     options.compiler = Some(Arc::new(QnnCompiler::new(library.clone(), Target::V79)));
     let report = forge(&fixture("qwen35-tied"), &options, &mut Silent).unwrap();
     assert_eq!(report.dsp_arch.as_deref(), Some("v79"));
@@ -85,7 +84,7 @@ fn a_plan_says_how_large_the_binaries_become() {
     for precision in Precision::ALL {
         let mut options = ForgeOptions::new(folder.path().join(precision.name()));
         (options.precision, options.max_ctx, options.prefill) = (precision, Some(64), Some(vec![]));
-        (options.shards, options.onnx) = (2, false);
+        options.shards = 2;
         options.compiler = Some(Arc::new(QnnCompiler::new(library.clone(), Target::V81)));
         let (plan, _) = plan(&checkpoint, recipe, &options, true).unwrap();
         let report = forge_checkpoint(&checkpoint, recipe, &options, &mut Silent).unwrap();
@@ -163,7 +162,7 @@ fn an_estimate_of_a_step_leaves_prompts_out() {
     // A bundle's binary comes with the same schedules, and its graphs are not compiled again.
     let scheduled = compiler.clone().with_schedules(folder.path(), DEFAULT_CORNER);
     let (context, binary) = (&recipe.contexts[0], folder.path().join("both.bin"));
-    scheduled.compile(&context.key, &context.graphs, &binary, &mut Silent).unwrap();
+    scheduled.compile(&context.key, &context.graphs, false, &binary, &mut Silent).unwrap();
     let schedules = read(&recipe, context, &compiler, &binary, folder.path()).unwrap();
     assert_eq!(schedules, found[..2]);
     let mut compiled = Log::default();

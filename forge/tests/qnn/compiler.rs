@@ -44,7 +44,7 @@ fn refused(key: &str, graphs: &[Graph], kind: ErrorKind, words: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("refused.bin");
     let compiler = QnnCompiler::new(opened(), Target::V81);
-    let error = compiler.compile(key, graphs, &out, &mut Silent).unwrap_err();
+    let error = compiler.compile(key, graphs, false, &out, &mut Silent).unwrap_err();
     assert_eq!(error.kind(), kind, "{error}");
     assert!(words.iter().all(|words| error.message().contains(words)), "{words:?}: {error}");
     assert!(!out.exists());
@@ -154,12 +154,12 @@ fn a_cancelled_compilation_leaves_nothing() {
     let out = folder.path().join("ops.bin");
     let mut progress = Cancel { after: usize::MAX, ..Cancel::default() };
     let graphs = [all_ops()];
-    compiler.compile("ops", &graphs, &out, &mut progress).unwrap();
+    compiler.compile("ops", &graphs, false, &out, &mut progress).unwrap();
     assert_eq!(progress.done.last(), Some(&progress.total));
     assert_eq!(progress.total, graphs[0].weight_bytes());
     std::fs::remove_file(&out).unwrap();
     let mut progress = Cancel { after: 1, ..Cancel::default() };
-    let error = compiler.compile("ops", &graphs, &out, &mut progress).unwrap_err();
+    let error = compiler.compile("ops", &graphs, false, &out, &mut progress).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Cancelled);
     assert_eq!(progress.done.len(), 2);
     assert!(!out.exists());

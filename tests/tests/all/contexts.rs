@@ -79,7 +79,23 @@ impl Family {
     /// With prefill graphs for each context, or for the whole one alone.
     fn open(self, all: bool) -> Model {
         static MADE: Bundles<(Family, bool)> = Bundles::new();
-        let make = |out: &Path| self.forge(out, |options| options.share_weights = all);
+        let make = |out: &Path| {
+            let manifest = self.forge(out, |_| ());
+            let within = |list: &mut serde_json::Value| match list {
+                serde_json::Value::Array(names) => {
+                    names
+                        .retain(|name| name.as_str().is_some_and(|n| n.starts_with(self.stems[0])));
+                }
+                other => panic!("{other}"),
+            };
+            if !all {
+                files::edit(&manifest, |whole| {
+                    let lists = whole["plan"]["params"]["within"].as_array_mut().unwrap();
+                    lists.iter_mut().for_each(within);
+                });
+            }
+            manifest
+        };
         tiny::open(&MADE.get((self, all), make), backends::cpu()).unwrap()
     }
 
@@ -281,7 +297,7 @@ fn graphs_of_contexts_that_do_not_fit_are_named() {
     }
 }
 
-/// On the emulator, which loads no graphs that share weights: prompts go through the whole context, or token by token.
+/// On the emulator. In a usual run prompts go token by token.
 #[tier(qnn)]
 fn the_npu_crosses_the_borders_of_contexts() {
     let full = tiny::full_matrix();

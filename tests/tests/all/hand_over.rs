@@ -126,7 +126,7 @@ fn prompts_on_the_npu_tokens_on_the_cpu() {
     let error = model.decode_on(Some(backends::cpu()), "asked for").unwrap_err();
     std::fs::remove_file(&binaries).unwrap();
     says(&error, ErrorKind::Artifact, &["has no graphs that cpu executes"]);
-    assert!(error.hint_text().unwrap().contains("--no-onnx"), "{error}");
+    assert!(error.hint_text().unwrap().contains("--onnx"), "{error}");
     let found = generate(&mut model, &of_tokens(&cases[0].prompt_ids, 1));
     assert_eq!(found.tokens, cases[0].output_ids[..1], "the model is as before");
 }

@@ -150,7 +150,7 @@ fn the_npu_reads_int8_caches_and_hands_them_over() {
     let folder = tempfile::tempdir().unwrap();
     let tiny = "llama3-tiny";
     let manifest = make(tiny, &folder.path().join("bundle"), |options| {
-        options.compiler = Some(backends::compiler("v73"));
+        (options.compiler, options.onnx) = (Some(backends::compiler("v73")), true);
         options.caches = Caches::Int8;
     });
     let goldens = tiny::goldens(&tiny::fixture(tiny)).brief();

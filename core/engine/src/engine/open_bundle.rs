@@ -219,7 +219,7 @@ impl OpenBundle {
                 "{path}: tokens on {name}: context {:?} has no graphs that {name} executes",
                 source.key
             )
-            .hint("for tokens on the CPU the bundle needs ONNX reference graphs: forge it without --no-onnx"));
+            .hint("for tokens on the CPU the bundle needs ONNX reference graphs: forge it with --onnx"));
         }
         Ok(executor)
     }

@@ -72,9 +72,7 @@ impl Encoder {
             for (index, (name, range)) in shards.into_iter().enumerate() {
                 let graph = make(&name, range, length, mask_rows)?;
                 names.push(name.clone());
-                match contexts.get_mut(index).filter(|_| options.share_weights && length < longest)
-                {
-                    // Weights are shared by the graphs of one context.
+                match contexts.get_mut(index) {
                     Some(context) => context.graphs.push(graph),
                     None => contexts.push(ContextPlan::new(name, options.precision, vec![graph])),
                 }
@@ -115,11 +113,9 @@ impl Encoder {
     }
 }
 
-/// Lengths of the texts that the graphs of an encoder take, ascending: the longest is the context. Shorter ones hold
-/// the weights once more, so an encoder that is too large for one context gets them only when they are asked for.
+/// Lengths of the texts that the graphs of an encoder take, ascending: the longest is the context.
 fn bucket_lengths(options: &RecipeOptions) -> Result<Vec<usize>> {
-    let small = options.shards == 1 || options.share_weights;
-    let mut lengths = prefill_rows(options, if small { &BUCKETS[..] } else { &[] })?;
+    let mut lengths = prefill_rows(options, &BUCKETS)?;
     lengths.retain(|length| *length < options.max_ctx);
     lengths.push(options.max_ctx);
     Ok(lengths)

@@ -70,27 +70,21 @@ pub(super) fn add(
     };
     let parts = Layers { checkpoint: &checkpoint, eps: config.eps, ..target.parts };
     let model = Model { parts, config: &config, ..*target };
-    let mut names = Vec::new();
-    let mut planned: Vec<ContextPlan> = Vec::new();
+    let mut graphs = Vec::new();
     for positions in [options.max_ctx].into_iter().chain(options.contexts.iter().copied()) {
         let name = match positions == options.max_ctx {
             true => KEY.to_owned(),
             false => format!("{KEY}{positions}"),
         };
-        let graph = model.draft(&name, drafter, positions)?;
-        match planned.first_mut().filter(|_| options.share_weights) {
-            Some(context) => context.graphs.push(graph),
-            None => {
-                planned.push(ContextPlan::new(name.clone(), options.precision, vec![graph]).once())
-            }
-        }
-        names.push(name);
+        graphs.push(model.draft(&name, drafter, positions)?);
     }
+    let names = graphs.iter().map(|graph| graph.name().to_owned()).collect();
     checkpoint.check_unread(&[])?;
     decoder.plan_params.insert(DRAFT_HEAD.to_owned(), one_or_many(names));
     // The head of the logits is last.
     let last = decoder.contexts.len().saturating_sub(1);
-    decoder.contexts.splice(last..last, planned);
+    let context = ContextPlan::new(KEY.to_owned(), options.precision, graphs).once();
+    decoder.contexts.insert(last, context);
     Ok(clusters.map(|clusters| {
         let Clusters { count, top, tokens } = clusters;
         // Numbers of tokens are exact in f32: no vocabulary has 2^24 of them.

@@ -77,8 +77,7 @@ const PROJECTION: RecipeOption = RecipeOption {
 const VERIFY: RecipeOption = RecipeOption {
     name: "verify",
     values: &["none", "4", "8", "16"],
-    help: "draft tokens that a graph of all layers verifies at once (--speculate); without \
-           --share-weights these graphs hold all weights once more",
+    help: "draft tokens that a graph of all layers verifies at once (--speculate)",
 };
 const AUDIO_WEIGHTS: RecipeOption = RecipeOption {
     name: "audio",
@@ -136,7 +135,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let Decoder { mut contexts, mut plan_params } = decoder;
     let projects = options.choice(PROJECTION.name) != Some("host");
     if projects {
-        let mut names = Vec::new();
+        let mut graphs = Vec::new();
         for rows in [1].into_iter().chain(prompts.iter().copied()) {
             let name = if rows == 1 { "ple".to_owned() } else { format!("ple{rows}") };
             let layers =
@@ -144,16 +143,11 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
             if layers == 0 {
                 continue;
             }
-            let graph = model.projection(&name, rows, layers)?;
-            match contexts.iter_mut().find(|c| options.share_weights && c.key == "ple") {
-                Some(context) => context.graphs.push(graph),
-                None => {
-                    contexts.push(ContextPlan::new(name.clone(), options.precision, vec![graph]));
-                }
-            }
-            names.push(name);
+            graphs.push(model.projection(&name, rows, layers)?);
         }
+        let names = graphs.iter().map(|graph| graph.name().to_owned()).collect();
         plan_params.insert("ple".to_owned(), one_or_many(names));
+        contexts.push(ContextPlan::new("ple".to_owned(), options.precision, graphs));
     }
     let mut params = params(&config, max_ctx, window);
     let mut tables = vec![per_layer_tables(checkpoint, &config, projects)?];

@@ -28,7 +28,7 @@ use serde_json::json;
 
 use crate::kit::{
     Attend, AttendInputs, Attention, Decoder, DecoderParams, EXPERTS, ExpertNames, Layers, Mlp,
-    PREFILL_ROWS, Step, check_shape, decoder, expert_decoder, expert_prefill_rows, prefill_rows,
+    PREFILL_ROWS, Step, check_shape, decoder, expert_decoder, prefill_rows,
 };
 use crate::recipe::{Recipe, RecipeOptions};
 use crate::register_recipe;
@@ -66,7 +66,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         Some(Sparse { experts, dense, bias, router }) => {
             params.insert("n_experts".to_owned(), json!(experts.count));
             params.insert("router".to_owned(), router.clone());
-            let rows = expert_prefill_rows(options, &PREFILL_ROWS)?;
+            let rows = prefill_rows(options, &PREFILL_ROWS)?;
             let sparse: Vec<_> = (0..count).map(|layer| layer >= *dense).collect();
             let head = layers.lmhead(hidden, vocab, tied, Some("embedding_norm"))?;
             let names = |layer: usize| {

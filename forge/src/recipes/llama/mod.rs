@@ -42,7 +42,7 @@ use serde_json::{Map, Value, json};
 use super::encoder::{self, Dense, Encoder, bidirectional};
 use crate::kit::{
     Attend, AttendInputs, Decoder, DecoderParams, EXPERTS, ExpertNames, Layers, PREFILL_ROWS,
-    Reader, check_shape, decoder, expert_decoder, expert_prefill_rows, object, prefill_rows,
+    Reader, check_shape, decoder, expert_decoder, object, prefill_rows,
 };
 use crate::recipe::{Recipe, RecipeOptions, Task};
 use crate::register_recipe;
@@ -215,7 +215,7 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
             let decoder = expert_decoder(
                 options,
                 &sparse.layers,
-                &expert_prefill_rows(options, &PREFILL_ROWS)?,
+                &prefill_rows(options, &PREFILL_ROWS)?,
                 &sparse.experts,
                 |name, range, step| {
                     until_experts(&layers, config, sparse, name, range, &inputs(step))

@@ -35,7 +35,6 @@ use config::Config;
 use layers::{attention, head};
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
-use qhx_graph::graph::Graph;
 
 /// Tokens that the prefill graphs take at once, by default. One number only: each makes as many graphs again as there
 /// are layers, and the NPU's own memory holds few.
@@ -56,8 +55,6 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let prompts = prefill_rows(options, &PREFILL)?;
     let layers = Layers::decoder(checkpoint, options, config.eps);
     let (experts, inputs) = (config.experts(), ExpertInputs::of(options));
-    // Graphs that share weights stand in one context, of which no part can be left out.
-    let optional = (!options.share_weights).then(|| "prefill".to_owned());
     let mut contexts: Vec<ContextPlan> = Vec::new();
     let (mut prefill, mut within) = (Vec::new(), vec![Vec::new(); options.contexts.len()]);
     for step in steps(options, &prompts) {
@@ -66,7 +63,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         for (shard, (key, range)) in shards.into_iter().enumerate() {
             let graph = |layer| attention(&layers, &config, &format!("{stem}{layer}"), layer, step);
             let graphs: Vec<_> = range.map(graph).collect::<Result<_>>()?;
-            if let Some(other) = contexts.get_mut(shard).filter(|_| options.share_weights) {
+            if let Some(other) = contexts.get_mut(shard) {
                 other.graphs.extend(graphs);
                 continue;
             }
@@ -74,9 +71,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
                 2 => key.replace("_p0", "_lo").replace("_p1", "_hi"),
                 _ => key,
             };
-            let optional = optional.clone().filter(|_| step.rows > 1);
-            let context = ContextPlan::new(key, options.precision, graphs);
-            contexts.push(ContextPlan { optional, ..context });
+            contexts.push(ContextPlan::new(key, options.precision, graphs));
         }
         let smaller = options.contexts.iter().position(|context| *context == step.positions);
         match smaller.and_then(|context| within.get_mut(context)) {
@@ -85,14 +80,12 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
             None => {}
         }
     }
-    let mut alone = |graph: Graph, optional| {
-        contexts.push(ContextPlan { optional, ..ContextPlan::alone(graph) });
-    };
-    alone(experts.token_graph("ffn2", inputs)?, None);
+    contexts.push(ContextPlan::alone(experts.token_graph("ffn2", inputs)?));
     if let Some(widest) = prompts.iter().max() {
-        alone(experts.rows_graph("ffn_pf", inputs, experts.rows_of(*widest))?, optional);
+        let graph = experts.rows_graph("ffn_pf", inputs, experts.rows_of(*widest))?;
+        contexts.push(ContextPlan::alone(graph));
     }
-    alone(head(&layers, &config, "lmhead_ar1")?, None);
+    contexts.push(ContextPlan::alone(head(&layers, &config, "lmhead_ar1")?));
     if contexts.len() > MAX_CONTEXTS {
         return Err(Error::new(
             ErrorKind::Usage,
@@ -103,11 +96,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
                 contexts.len()
             ),
         )
-        .hint(match prompts.as_slice() {
-            [] => "ask for fewer shards",
-            [_] => "ask for fewer shards, or omit the prefill graphs with --prefill 0",
-            _ => "ask for fewer shards, or for prefill graphs of one number of tokens",
-        }));
+        .hint("ask for fewer shards"));
     }
     Ok(Recipe::new("phimoe", "phimoe_generate", contexts, plan_params(inputs, prefill, within))
         .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)

@@ -41,7 +41,7 @@ use serde_json::json;
 
 use crate::kit::{
     Attend, AttendInputs, Decoder, DecoderParams, EXPERTS, ExpertNames, Layers, Mlp, PREFILL_ROWS,
-    Step, VISION_WEIGHTS, check_shape, decoder, expert_decoder, expert_prefill_rows, prefill_rows,
+    Step, VISION_WEIGHTS, check_shape, decoder, expert_decoder, prefill_rows,
 };
 use crate::recipe::{Probe, Recipe, RecipeOptions};
 use crate::recipes::vision::{self, DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE, VISION_SHIFT, Vision};
@@ -99,7 +99,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
             (decoder, Vec::new())
         }
         Some(experts) => {
-            let rows = expert_prefill_rows(options, &PREFILL_ROWS)?;
+            let rows = prefill_rows(options, &PREFILL_ROWS)?;
             let head = layers.lmhead(hidden, vocab, tied, Some("norm"))?;
             let names = |layer| ExpertNames::new(format!("layers.{layer}.mlp.experts"));
             let tables = experts.tables(checkpoint, (0..count).map(names))?;

@@ -25,6 +25,7 @@ pub(super) use config::{Vision, section};
 pub(super) use probe::probe;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
+use qhx_graph::graph::Graph;
 use tower::Tower;
 
 /// The set of contexts that texts alone do without, and the key of what the manifest declares about images.
@@ -41,23 +42,21 @@ pub(super) fn add(
 ) -> Result<()> {
     let patches = choices::patches(vision, options, default)?;
     let tower = choices::tower(checkpoint, vision, options);
-    let (contexts, names) = contexts(tower, options, &patches)?;
-    recipe.contexts.splice(0..0, contexts);
+    let graphs = graphs(tower, &patches)?;
+    let names = graphs.iter().map(|graph| graph.name().to_owned()).collect();
+    let context = ContextPlan::new(VISION.to_owned(), tower.layers.precision, graphs);
+    recipe.contexts.insert(0, ContextPlan { optional: Some(VISION.to_owned()), ..context });
     if recipe.contexts.len() > MAX_CONTEXTS {
         return Err(Error::new(
             ErrorKind::Usage,
             format!(
-                "{} vision graphs and {} shards make {} contexts, expected at most {MAX_CONTEXTS}, which the NPU \
+                "the vision graphs and {} shards make {} contexts, expected at most {MAX_CONTEXTS}, which the NPU \
                  holds at once",
-                patches.len(),
                 options.shards,
                 recipe.contexts.len()
             ),
         )
-        .hint(match options.share_weights {
-            true => "ask for fewer shards",
-            false => "ask for fewer shards or fewer sizes in image-patches, or share weights",
-        }));
+        .hint("ask for fewer shards"));
     }
     recipe.plan_params.insert(VISION.to_owned(), one_or_many(names));
     recipe.params.extend(vision.tokens.map(|(key, id)| (key.to_owned(), json!(id))));
@@ -67,29 +66,11 @@ pub(super) fn add(
     Ok(())
 }
 
-/// The graphs in contexts of their own, or in one that shares their weights; and their names.
-fn contexts(
-    tower: Tower<'_>,
-    options: &RecipeOptions,
-    patches: &[Patches],
-) -> Result<(Vec<ContextPlan>, Vec<String>)> {
-    let precision = tower.layers.precision;
-    let mut contexts: Vec<ContextPlan> = Vec::new();
-    let mut names = Vec::new();
-    for &size in patches {
-        let name = match size {
-            Patches::Square(_) => VISION.to_owned(),
-            Patches::UpTo(count) => format!("{VISION}{count}"),
-        };
-        let graph = tower.graph(&name, size)?;
-        names.push(name.clone());
-        match contexts.first_mut().filter(|_| options.share_weights) {
-            Some(context) => context.graphs.push(graph),
-            None => contexts.push(ContextPlan {
-                optional: Some(VISION.to_owned()),
-                ..ContextPlan::new(name, precision, vec![graph])
-            }),
-        }
-    }
-    Ok((contexts, names))
+/// A graph for each number of patches.
+fn graphs(tower: Tower<'_>, patches: &[Patches]) -> Result<Vec<Graph>> {
+    let graph = |size: &Patches| match *size {
+        Patches::Square(_) => tower.graph(VISION, *size),
+        Patches::UpTo(count) => tower.graph(&format!("{VISION}{count}"), *size),
+    };
+    patches.iter().map(graph).collect()
 }
