@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::{Checkpoint, read_json};
-use qhx_core::manifest::{Manifest, Verdict};
+use qhx_core::manifest::{Manifest, Verdict, files_hash};
 use qhx_exec::backend::ContextSource;
 use qhx_graph::graph::{Elem, Graph};
 use qhx_graph::onnx;
@@ -461,11 +461,7 @@ fn fill(
         );
     }
     let mut manifest = manifest(recipe, of_text, shown, options);
-    let files = staging.hash(progress)?;
-    if let Some(receipt) = manifest.get_mut("model").and_then(|model| model.get_mut("receipt")) {
-        receipt["files"] = json!(hash_of(&files));
-    }
-    artifacts.insert("files".to_owned(), files);
+    artifacts.insert("files".to_owned(), staging.hash(progress)?);
     manifest.insert("artifacts".to_owned(), Value::Object(artifacts));
     manifest.insert(
         "plan".to_owned(),
@@ -473,19 +469,25 @@ fn fill(
     );
     manifest.insert("chat".to_owned(), chat);
     let manifest_file = format!("{name}.json");
-    staging.write_json(&manifest_file, &Value::Object(manifest))?;
+    let mut manifest = Value::Object(manifest);
+    bind_receipt(&mut manifest);
+    staging.write_json(&manifest_file, &manifest)?;
     check_manifest(&staging.root().join(&manifest_file))
         .map_err(|e| e.context("the bundle that was made cannot be opened"))?;
     progress.stop_if_cancelled()?;
     Ok(Artifacts { manifest: manifest_file, contexts: reports, sources, residuals })
 }
 
-/// Hash of the files that a receipt belongs to, of `artifacts.files` without golden steps.
-pub(crate) fn hash_of(files: &Value) -> String {
-    let files = files.as_object().into_iter().flatten();
-    qhx_core::manifest::files_hash(
-        files.filter_map(|(path, file)| Some((&**path, file["sha256"].as_str()?))),
-    )
+/// Binds the receipt of a manifest to the files that it lists, but for golden steps.
+pub(crate) fn bind_receipt(document: &mut Value) {
+    let artifacts = &document["artifacts"];
+    let files = artifacts["files"].as_object().into_iter().flatten();
+    let files = files.filter(|(path, _)| artifacts["golden"].as_str() != Some(path));
+    let hash =
+        files_hash(files.filter_map(|(path, file)| Some((&**path, file["sha256"].as_str()?))));
+    if let Some(receipt) = document.pointer_mut("/model/receipt") {
+        receipt["files"] = json!(hash);
+    }
 }
 
 /// Compares the compiled graphs with their ONNX reference graphs. The emulator does not load contexts whose graphs share
@@ -527,6 +529,7 @@ fn remove_onnx(staging: &Staging, manifest: &str) -> Result<()> {
     for entry in contexts.filter_map(|(_, context)| context.as_object_mut()) {
         entry.remove("onnx");
     }
+    bind_receipt(&mut document);
     replace_json(&path, &document)
 }
 

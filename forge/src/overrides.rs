@@ -2,12 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::covers;
+use qhx_graph::graph::Graph;
+use qhx_graph::quantize::Bits;
 use qhx_graph::weight::{Storage, Weight};
 
 use crate::recipe::{Precision, Recipe, RecipeOptions};
+
+/// Ends of the names of weights that [`mix`] stores wider.
+const VALUES: &str = ".v_proj.weight";
+const DOWN: &str = ".mlp.down_proj.weight";
 
 /// The precision of the weights that `part` names, see [`Override::covers`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,6 +64,7 @@ pub(crate) fn apply(
     overrides: &[Override],
 ) -> Result<Recipe> {
     let mut recipe = make(wanted)?;
+    mix(&mut recipe);
     if overrides.is_empty() {
         return Ok(recipe);
     }
@@ -102,6 +110,25 @@ pub(crate) fn apply(
     Ok(recipe)
 }
 
+/// Stores what 4 bits harm most for its size in int8: the values of attention, and what the first and the last layer add to
+/// the hidden states. Weights that the checkpoint holds in 4 bits stay so.
+fn mix(recipe: &mut Recipe) {
+    let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
+    let layer = |name: &str| name.strip_suffix(DOWN)?.rsplit('.').next()?.parse::<usize>().ok();
+    let last =
+        graphs.flat_map(Graph::weights).filter_map(|weight| layer(weight.source().name())).max();
+    for graph in recipe.contexts.iter_mut().flat_map(|context| &mut context.graphs) {
+        graph.store(|weight| {
+            let (source, name) = (weight.source(), weight.source().name());
+            let four = matches!(weight.storage(), Storage::Blocks(form) if form.bits == Bits::Four);
+            let outer = layer(name).is_some_and(|layer| layer == 0 || Some(layer) == last);
+            let wider =
+                four && source.nearest_form().is_none() && (outer || name.ends_with(VALUES));
+            wider.then(|| Precision::W8A16.weight(Arc::clone(source)))
+        });
+    }
+}
+
 fn is_quantized(weight: &Weight) -> bool {
     weight.storage() != Storage::Float
 }
@@ -109,7 +136,7 @@ fn is_quantized(weight: &Weight) -> bool {
 /// All weights by the names of their tensors. A tensor of which graphs read different rows is stored in one way.
 fn stored(recipe: &Recipe) -> BTreeMap<String, Weight> {
     let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
-    let weights = graphs.flat_map(qhx_graph::graph::Graph::weights);
+    let weights = graphs.flat_map(Graph::weights);
     weights.map(|weight| (weight.source().name().to_owned(), weight.clone())).collect()
 }
 
@@ -117,7 +144,7 @@ fn stored(recipe: &Recipe) -> BTreeMap<String, Weight> {
 pub(crate) fn quantized(recipe: &Recipe) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
-    for weight in graphs.flat_map(qhx_graph::graph::Graph::weights) {
+    for weight in graphs.flat_map(Graph::weights) {
         let name = weight.source().name();
         if is_quantized(weight) && !names.iter().any(|known| known == name) {
             names.push(name.to_owned());

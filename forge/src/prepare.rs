@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 
 use crate::bundle::Staging;
 use crate::compile::Compiler;
-use crate::forge::{PORTABLE, binary, check_manifest, hash_of, stopped};
+use crate::forge::{PORTABLE, binary, bind_receipt, check_manifest, stopped};
 use crate::names;
 use crate::options::CONTEXT_BUDGET;
 
@@ -294,16 +294,8 @@ fn prepared_manifest(
         model["soc_model"] = json!(compiler.soc_model());
         model["compiled_by"] = json!(compiler.version());
     }
-    let mut files = Value::Object(files);
-    if document.pointer("/model/receipt").is_some() {
-        let mut own = files.clone();
-        if let (Some(own), Some(golden)) = (own.as_object_mut(), &manifest.artifacts.golden) {
-            own.remove(golden);
-        }
-        document["model"]["receipt"]["files"] = json!(hash_of(&own));
-    }
     let artifacts = &mut document["artifacts"];
-    artifacts["files"] = files.take();
+    artifacts["files"] = Value::Object(files);
     if let Some(contexts) = artifacts["contexts"].as_object_mut() {
         contexts.retain(|key, _| onnx || binaries.contains_key(key));
         for (key, file) in binaries {
@@ -316,5 +308,6 @@ fn prepared_manifest(
             }
         }
     }
+    bind_receipt(&mut document);
     document
 }

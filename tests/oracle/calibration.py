@@ -6,7 +6,8 @@ target and number of tokens.
 
 w8a16: blocks of 32 inputs, an f16 scale that maps the value of the largest magnitude to -128, and no smaller than f16's
 normal numbers. w4a16: blocks of 32 with scale and offset; of the symmetric scale that maps it to -8, and of the
-least-squares fits to integers of 27 scales and offsets, the pair of the least squared error. The head is int8.
+least-squares fits to integers of 27 scales and offsets, the pair of the least squared error. The head is int8, and so are,
+in w4a16 as a whole, v_proj and the down_proj of the first and the last layer.
 """
 
 import json
@@ -127,14 +128,16 @@ def main():
     kind = lambda name: name.rsplit(".", 1)[-1]
     alone = lambda of, part: bench.measure(lambda name: low(name) if of(name) == part else None)
     in_layers = [name for name in bench.linears if "layers." in name]
-    whole = bench.measure(low)
+    ends = [f"model.layers.{n}.mlp.down_proj" for n in (0, bench.model.config.num_hidden_layers - 1)]
+    mixed = lambda name: int8 if name.endswith(".v_proj") or name in ends else low(name)
+    whole = bench.measure(mixed)
     layers = {part: alone(layer, part) for part in dict.fromkeys(map(layer, bench.linears))}
     groups = {part: alone(kind, part) for part in dict.fromkeys(map(kind, in_layers))}
     order = sorted((part for part in layers if "layers." in part), key=lambda part: -layers[part]["kl"])
     kept, chosen = [], whole
     while chosen["kl"] > recorded["target"] and len(kept) < len(order):
         kept = order[: len(kept) + 1]
-        chosen = bench.measure(lambda name: int8 if layer(name) in kept else low(name))
+        chosen = bench.measure(lambda name: int8 if layer(name) in kept else mixed(name))
     recorded.update(
         tokens=bench.tokens,
         perplexity=float(f"{bench.perplexity:.8g}"),

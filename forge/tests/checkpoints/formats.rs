@@ -372,9 +372,9 @@ fn the_forge_says_what_it_rounds() {
         ("nf4", "NF4 to int8 (6), NF4 to int8 in blocks of 32 (1); all others keep"),
         (
             "compressed-mixed",
-            "FP8 e4m3 to int8 (2), compressed-tensors to int8 in blocks of 32 (1)",
+            "FP8 e4m3 to int8 in blocks of 32 (2), compressed-tensors to int8 in blocks of 32 (1)",
         ),
-        ("fp8-block", "FP8 e4m3 to int8 (7)"),
+        ("fp8-block", "FP8 e4m3 to int8 in blocks of 32 (7)"),
     ] {
         let found = notes(folder, Precision::W8A16);
         assert!(found.contains(words), "{folder}: {found:?} does not say {words:?}");

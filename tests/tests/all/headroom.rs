@@ -67,7 +67,10 @@ fn measured_by(
 
 fn peak(found: &Measured, layer: &str, kind: &str) -> f32 {
     let mut peaks = found.peaks.iter();
-    peaks.find(|peak| peak.layer == layer && peak.kind == kind).unwrap().largest
+    let one = peaks.find(|peak| peak.layer == layer && peak.kind == kind);
+    let places = found.peaks.iter().map(|peak| format!("{} {}", peak.layer, peak.kind));
+    let none = || panic!("{layer} {kind} is none of {:?}", places.collect::<Vec<_>>());
+    one.unwrap_or_else(none).largest
 }
 
 /// A bundle without prompt graphs.

@@ -61,6 +61,7 @@ mod tests {
             "schema_version": 1,
             "model": {"name": "a", "receipt": {"kl": 0.01, "files": files}},
             "artifacts": {
+                "contexts": {"decode": {"bin": "decode.bin"}},
                 "golden": "golden.json",
                 "files": {"decode.bin": {"sha256": sha256}, "golden.json": {"sha256": "cd".repeat(32)}},
             },
