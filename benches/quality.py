@@ -95,6 +95,8 @@ def peers(wide, texts, folder):
     """A row of each precision of llama.cpp."""
     import llama_cpp
 
+    quiet = llama_cpp.llama_log_callback(lambda *_: None)
+    llama_cpp.llama_log_set(quiet, None)
     reference = predictions(wide, texts)
     for name, kind in PEERS.items():
         path = folder / f"{name}.gguf"
