@@ -175,8 +175,10 @@ impl Form {
         }
         let (elements, size) = self.unit();
         let mut values = [0i8; SUPER];
+        // A unit says nothing of further values, which are of no unit.
+        let (values, _) = values.split_at_mut(elements.min(SUPER));
         for (out, unit) in out.chunks_exact_mut(elements).zip(bytes.chunks_exact(size)) {
-            let parts = self.read(unit, &mut values);
+            let parts = self.read(unit, values);
             let read = out.chunks_mut(self.part()).zip(values.chunks(self.part()));
             for ((out, values), Part { step, min }) in read.zip(parts) {
                 for (out, value) in out.iter_mut().zip(values) {
@@ -397,4 +399,31 @@ fn byte(bytes: &[u8], at: usize) -> u8 {
 fn half_at(unit: &[u8], at: usize) -> f32 {
     let pair = unit.get(at..).and_then(|rest| rest.first_chunk::<2>());
     pair.map_or(f32::NAN, |pair| f16::from_le_bytes(*pair).to_f32())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_units_of_a_long_row_are_read_as_each_alone() {
+        for form in [Form::Q4_0, Form::Q4_1, Form::Q5_0, Form::Q5_1, Form::Q8_0] {
+            let (elements, size) = form.unit();
+            // A step of 1, and whatever else.
+            let unit = |n: usize| {
+                let byte =
+                    |at: usize| if at < 2 { [0, 0x3c][at] } else { (at * 37 + n * 11) as u8 };
+                (0..size).map(byte).collect::<Vec<_>>()
+            };
+            let units: Vec<_> = (0..40).map(unit).collect();
+            let mut row = vec![0.0; 40 * elements];
+            form.floats(&units.concat(), &mut row);
+            for (unit, read) in units.iter().zip(row.chunks(elements)) {
+                let mut alone = vec![0.0; elements];
+                form.floats(unit, &mut alone);
+                let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(read), bits(&alone), "{form:?}");
+            }
+        }
+    }
 }
