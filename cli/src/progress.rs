@@ -4,13 +4,14 @@ use std::io::IsTerminal as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use indicatif::{HumanBytes, HumanDuration, ProgressBar};
+use indicatif::{DecimalBytes, HumanBytes, HumanDuration, ProgressBar};
 use qhx::hub::{DownloadProgress, Name};
 use qhx_base::escape::shown;
 use qhx_core::op::ProgressFn;
 pub(crate) use qhx_forge::program::ForgeProgress;
 use qhx_terminal::progress::style;
 pub(crate) use qhx_terminal::progress::waiting;
+use qhx_tools::install::FetchStep;
 
 /// Prompts that are consumed faster than this get no bar.
 const PATIENCE: Duration = Duration::from_millis(700);
@@ -158,5 +159,41 @@ impl PullProgress {
         let ratio = total.saturating_sub(done) as f64 / lines.fetched.max(1) as f64;
         let left = HumanDuration(lines.begun.elapsed().mul_f64(ratio.min(1e6)));
         say!("{}: {} of {}, left {left}", self.name, HumanBytes(done), HumanBytes(total));
+    }
+}
+
+/// Shows how far pip is with wheels: a spinner, or a line where nobody watches.
+#[derive(Debug, Default)]
+pub(crate) struct FetchProgress {
+    bar: Option<ProgressBar>,
+    message: String,
+}
+
+impl FetchProgress {
+    /// Shows a step.
+    pub(crate) fn step(&mut self, step: &FetchStep) {
+        self.message = match step {
+            FetchStep::Downloaded(bytes) => {
+                let message = format!("{}: {}", self.message, DecimalBytes(*bytes));
+                return self.bar.iter().for_each(|bar| bar.set_message(message.clone()));
+            }
+            FetchStep::Wait => "another process fetches it".to_owned(),
+            FetchStep::Download { requirements, megabytes } => {
+                format!("downloading {requirements} ({megabytes} MB) with pip")
+            }
+            _ => "unpacking".to_owned(),
+        };
+        self.clear();
+        self.bar = Some(waiting(&self.message));
+    }
+
+    fn clear(&mut self) {
+        self.bar.take().iter().for_each(ProgressBar::finish_and_clear);
+    }
+}
+
+impl Drop for FetchProgress {
+    fn drop(&mut self) {
+        self.clear();
     }
 }

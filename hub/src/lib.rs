@@ -5,6 +5,7 @@
 //! | [`HubOptions`] | endpoint, token, cache folder; [`HubOptions::from_environment`] reads them |
 //! | [`Name`] | `OWNER/NAME[@REVISION][/FOLDER]` |
 //! | [`Hub`] | resolves a name to a commit and its files ([`Listing`]), and downloads a [`Selection`] of them |
+//! | [`Lock`] | keeps other processes out while something is fetched |
 //! | [`Cache`] | what was fetched: finds a name's folder without a network, lists, checks, removes |
 //!
 //! The cache has the layout of the hub's own tools (`blobs`, `snapshots`, `refs`), so that what these fetched is found
@@ -41,6 +42,7 @@ pub use hub::Hub;
 pub use kind::Kind;
 pub use listing::{Listing, RemoteFile};
 pub use local::{Found, Local, Unfinished};
+pub use lock::Lock;
 pub use name::Name;
 pub use options::HubOptions;
 pub use progress::DownloadProgress;

@@ -15,7 +15,7 @@ const STEP: Duration = Duration::from_millis(100);
 
 /// A lock that is held until this is dropped, or until the process ends.
 #[derive(Debug)]
-pub(crate) struct Lock {
+pub struct Lock {
     #[expect(dead_code, reason = "closing the file gives the lock back")]
     file: File,
     keeps_out: bool,
@@ -33,7 +33,10 @@ const NO_LOCKS: &[i32] = if cfg!(windows) {
 
 impl Lock {
     /// Waits for the lock. `waits` is called once if another process holds it.
-    pub(crate) fn take(path: &Path, cancel: &CancelToken, waits: impl FnOnce()) -> Result<Self> {
+    ///
+    /// # Errors
+    /// When the file cannot be made, and when it is cancelled.
+    pub fn take(path: &Path, cancel: &CancelToken, waits: impl FnOnce()) -> Result<Self> {
         Self::wait(path, cancel, File::try_lock, waits)
     }
 
@@ -48,7 +51,7 @@ impl Lock {
     }
 
     /// False on a file system without locks, where others are not kept out.
-    pub(crate) fn keeps_out(&self) -> bool {
+    pub fn keeps_out(&self) -> bool {
         self.keeps_out
     }
 

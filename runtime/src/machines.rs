@@ -5,6 +5,9 @@ use qhx_base::names;
 /// Version of the wheels that `qhx libraries install` fetches; they hold QAIRT 2.51.
 pub const VERSION: &str = "2.7.0";
 
+/// Package and version of these wheels, as pip takes them.
+pub const REQUIREMENT: &str = "onnxruntime-qnn==2.7.0";
+
 /// A machine. There is none for Android: phones take the libraries of the QAIRT SDK.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Machine {
@@ -19,7 +22,9 @@ pub enum Machine {
 /// A wheel of the package index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wheel {
-    /// pip's name of the platform.
+    /// Package and version, as pip takes them.
+    pub requirement: &'static str,
+    /// pip's name of the platform; `any` of a wheel for all.
     pub platform: &'static str,
     /// File name.
     pub file: &'static str,
@@ -75,18 +80,21 @@ impl Machine {
     pub const fn wheel(self) -> Wheel {
         match self {
             Self::LinuxAarch64 => Wheel {
+                requirement: REQUIREMENT,
                 platform: "manylinux_2_34_aarch64",
                 file: "onnxruntime_qnn-2.7.0-cp311-cp311-manylinux_2_34_aarch64.whl",
                 sha256: "ad08bbfebd7c07ffe83995418303215f46cb25a89e12676f47ee20c32002eaad",
                 megabytes: 87,
             },
             Self::WindowsArm64 => Wheel {
+                requirement: REQUIREMENT,
                 platform: "win_arm64",
                 file: "onnxruntime_qnn-2.7.0-cp311-cp311-win_arm64.whl",
                 sha256: "b919227025f1feb0d2c5cc4232951de22f738b80995e9d4f2af79c3b66e3c95d",
                 megabytes: 62,
             },
             Self::LinuxX86 => Wheel {
+                requirement: REQUIREMENT,
                 platform: "manylinux_2_35_x86_64",
                 file: "onnxruntime_qnn-2.7.0-cp311-cp311-manylinux_2_35_x86_64.whl",
                 sha256: "c56c01562b8534fe8980cfea4601408d950c065f8251fb862ce82101c52c9849",

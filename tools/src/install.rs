@@ -4,22 +4,18 @@
 //! index, which pip downloads. A wheel's two folders stay side by side: the libraries look for
 //! their C++ runtime in `../onnxruntime_qnn.libs`.
 
-use std::fs::File;
-use std::io::ErrorKind as IoKind;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output as Finished};
 
 use qhx::libraries::{
     HTP_FILE, LIBRARY_FOLDER, Libraries, SYSTEM_FILE, folder, how_to_get, installed,
 };
-use qhx::machines::{Machine, VERSION, Wheel};
-use qhx::vars::CACHE_DIR;
-use qhx_base::hash::sha256;
+use qhx::machines::{Machine, REQUIREMENT, VERSION};
 use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use qhx_qnn::Library;
 
-/// The wheel's name on the package index.
-pub const PACKAGE: &str = "onnxruntime-qnn";
+use crate::wheel::Wheels;
+
+pub use crate::wheel::FetchStep;
 
 /// Options of an installation.
 #[derive(Debug, Clone, Default)]
@@ -32,16 +28,6 @@ pub struct InstallOptions {
     pub wheel: Option<PathBuf>,
     /// Stops it between two steps.
     pub cancel: CancelToken,
-}
-
-/// A step of installing that takes time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum InstallStep {
-    /// pip downloads this wheel.
-    Download(Wheel),
-    /// The wheel is unpacked.
-    Unpack,
 }
 
 /// Libraries that are installed.
@@ -127,15 +113,12 @@ pub struct InstalledVersion {
 /// # Errors
 /// When there are no libraries for the machine, when there is no Python, when pip fails, when the wheel is not the one
 /// that is expected, when the libraries do not load, and when it is cancelled.
-pub fn install(
-    options: &InstallOptions,
-    mut on_step: impl FnMut(InstallStep),
-) -> Result<Installed> {
+pub fn install(options: &InstallOptions, mut on_step: impl FnMut(FetchStep)) -> Result<Installed> {
     let Some(machine) = options.machine.or(Machine::this()) else {
         return Err(Error::new(
             ErrorKind::Runtime,
             format!(
-                "{PACKAGE} {VERSION} is for {}, this is {} {}",
+                "{REQUIREMENT} is for {}, this is {} {}",
                 Machine::ALL.map(Machine::name).join(", "),
                 std::env::consts::OS,
                 std::env::consts::ARCH
@@ -156,18 +139,18 @@ pub fn install(
         .prefix(".install-")
         .tempdir_in(&parent)
         .map_err(|e| io(&parent, e))?;
-    let python = python()?;
-    let wheel = match &options.wheel {
-        Some(wheel) => wheel.clone(),
-        None => {
-            on_step(InstallStep::Download(machine.wheel()));
-            download(python, machine, staging.path(), cancel)?
-        }
+    let otherwise = "give a downloaded wheel with --wheel FILE";
+    let wheels = Wheels::new("the libraries", otherwise, cancel)?;
+    let files = match &options.wheel {
+        Some(wheel) => vec![wheel.clone()],
+        None => wheels.download(&[machine.wheel()], staging.path(), &mut on_step)?,
     };
-    check_wheel(machine, &wheel, cancel)?;
     let unpacked = staging.path().join(VERSION);
-    on_step(InstallStep::Unpack);
-    unpack(python, &wheel, &unpacked, cancel)?;
+    for file in &files {
+        wheels.check(&machine.wheel(), file)?;
+        on_step(FetchStep::Unpack);
+        wheels.unpack(file, &unpacked)?;
+    }
     // Those of another machine do not load here.
     let version = match Machine::this() {
         Some(this) if this == machine => {
@@ -187,144 +170,6 @@ pub fn install(
         Err(e) => return Err(io(&place, e)),
     }
     Ok(Installed { machine, folder: place.join(LIBRARY_FOLDER), already: false, version })
-}
-
-/// A Python 3 on the path.
-fn python() -> Result<&'static str> {
-    for name in ["python3", "python"] {
-        let check = ["-c", "import sys; sys.exit(sys.version_info < (3, 7))"];
-        if finished(Command::new(name).args(check)).is_ok_and(|f| f.status.success()) {
-            return Ok(name);
-        }
-    }
-    Err(Error::new(
-        ErrorKind::Runtime,
-        "python3 is not on the path; its pip downloads the libraries",
-    )
-    .hint("install it (Debian, Ubuntu: apt-get install python3 python3-pip)"))
-}
-
-fn finished(command: &mut Command) -> std::io::Result<Finished> {
-    command.stdin(std::process::Stdio::null()).output()
-}
-
-fn stop_if(cancel: &CancelToken) -> Result<()> {
-    if cancel.is_cancelled() {
-        return Err(Error::new(ErrorKind::Cancelled, "cancelled; nothing is installed"));
-    }
-    Ok(())
-}
-
-fn download(
-    python: &str,
-    machine: Machine,
-    folder: &Path,
-    cancel: &CancelToken,
-) -> Result<PathBuf> {
-    let Wheel { platform, file, .. } = machine.wheel();
-    let requirement = format!("{PACKAGE}=={VERSION}");
-    let result = finished(
-        Command::new(python)
-            .args(["-m", "pip", "download", &requirement, "--no-deps", "--only-binary=:all:"])
-            .args(["--platform", platform, "--python-version", "3.11"])
-            .args(["--disable-pip-version-check", "--progress-bar", "off", "--no-input"])
-            .arg("--dest")
-            .arg(folder),
-    );
-    stop_if(cancel)?;
-    let result = result.map_err(|e| Error::caused(ErrorKind::Io, format_args!("{python}"), e))?;
-    if !result.status.success() {
-        return Err(pip_failure(python, &String::from_utf8_lossy(&result.stderr)));
-    }
-    let wheel = folder.join(file);
-    if !wheel.is_file() {
-        return Err(Error::new(
-            ErrorKind::Runtime,
-            format!("pip succeeded, but did not leave {file}"),
-        )
-        .hint("download the wheel by other means and give it with --wheel FILE"));
-    }
-    Ok(wheel)
-}
-
-/// Hint for when there is no room on the disk.
-fn other_folder() -> String {
-    format!("{} names another folder for the libraries", CACHE_DIR)
-}
-
-/// Error for pip's complaint.
-fn pip_failure(python: &str, stderr: &str) -> Error {
-    let other_folder = other_folder();
-    let has = |needles: &[&str]| needles.iter().any(|needle| stderr.contains(needle));
-    let (message, hint) = if has(&["No module named pip"]) {
-        ("has no pip", "install it (Debian, Ubuntu: apt-get install python3-pip)")
-    } else if has(&["no such option", "Unknown option"]) {
-        ("has a pip that is too old", "upgrade it: python3 -m pip install --upgrade pip")
-    } else if has(&[
-        "NewConnectionError",
-        "ConnectTimeout",
-        "ReadTimeout",
-        "ProxyError",
-        "SSLError",
-        "Temporary failure in name resolution",
-        "Name or service not known",
-        "Connection refused",
-        "Network is unreachable",
-        "connection broken",
-        "timed out",
-    ]) {
-        (
-            "could not reach the package index",
-            "check the network and pip's proxy settings, or give a downloaded wheel with --wheel FILE",
-        )
-    } else if has(&["No matching distribution", "Could not find a version"]) {
-        (
-            "found no onnxruntime-qnn 2.7.0 on the package index in use",
-            "pip may use a mirror that lacks it: set PIP_INDEX_URL, or give a downloaded wheel with --wheel FILE",
-        )
-    } else if has(&["No space left"]) {
-        ("ran out of disk space", &*other_folder)
-    } else {
-        ("could not download the libraries", "give a downloaded wheel with --wheel FILE")
-    };
-    let last = stderr.lines().rev().map(str::trim).find(|line| !line.is_empty());
-    let mut text = format!("{python} {message}");
-    if let Some(last) = last {
-        text.push_str(": ");
-        text.push_str(last);
-    }
-    Error::new(ErrorKind::Runtime, text).hint(hint)
-}
-
-fn check_wheel(machine: Machine, wheel: &Path, cancel: &CancelToken) -> Result<()> {
-    let file = File::open(wheel).map_err(|e| {
-        let missing = e.kind() == IoKind::NotFound;
-        let error = Error::io(ErrorKind::Io, wheel, e);
-        if missing { error.hint("give the wheel's path") } else { error }
-    })?;
-    let found = sha256(ErrorKind::Artifact, wheel, file, |_| cancel.check())?;
-    let Wheel { file: name, sha256: expected, .. } = machine.wheel();
-    if found != expected {
-        return Err(Error::new(
-            ErrorKind::Runtime,
-            format!("{}: sha256 {found}, expected {expected}", wheel.display()),
-        )
-        .hint(format!("expected {name} as published, unchanged")));
-    }
-    Ok(())
-}
-
-fn unpack(python: &str, wheel: &Path, to: &Path, cancel: &CancelToken) -> Result<()> {
-    let result = finished(Command::new(python).args(["-m", "zipfile", "-e"]).arg(wheel).arg(to));
-    stop_if(cancel)?;
-    let result = result.map_err(|e| Error::caused(ErrorKind::Io, format_args!("{python}"), e))?;
-    if result.status.success() {
-        return Ok(());
-    }
-    let stderr = String::from_utf8_lossy(&result.stderr);
-    let last = stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
-    Err(Error::new(ErrorKind::Io, format!("{}: cannot be unpacked: {last}", wheel.display()))
-        .hint(other_folder()))
 }
 
 /// Opens both libraries, to see that they can be used here.
@@ -352,26 +197,5 @@ mod tests {
         let error = no_stub(75, &[68, 73, 81]).unwrap();
         assert_eq!(error.message(), "this chip is v75, and the wheel has stubs for v68, v73, v81");
         assert!(error.hint_text().unwrap().contains("QAIRT SDK"), "{error}");
-    }
-
-    #[test]
-    fn pip_complaints_are_understood() {
-        for (stderr, message) in [
-            ("/usr/bin/python3: No module named pip\n", "has no pip"),
-            (
-                "WARNING: Retrying … NewConnectionError\nERROR: No matching distribution found\n",
-                "could not reach the package index",
-            ),
-            (
-                "ERROR: No matching distribution found for onnxruntime-qnn==2.7.0\n",
-                "found no onnxruntime-qnn 2.7.0",
-            ),
-            ("OSError: [Errno 28] No space left on device\n", "ran out of disk space"),
-            ("something else\n", "could not download the libraries: something else"),
-        ] {
-            let error = pip_failure("python3", stderr);
-            assert!(error.message().contains(message), "{error}");
-            assert!(error.hint_text().is_some(), "{error}");
-        }
     }
 }

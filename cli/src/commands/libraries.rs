@@ -4,16 +4,15 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, TypedValueParser};
 use clap::{Args, Subcommand};
-use indicatif::ProgressBar;
 use qhx::libraries::{HTP_FILE, SYSTEM_FILE, folder, how_to_get, installed};
 use qhx::machines::{Machine, VERSION};
 use qhx_base::{Error, ErrorKind, Result};
-use qhx_tools::install::{self, InstallOptions, InstallStep, InstalledVersion, PACKAGE};
+use qhx_tools::install::{self, InstallOptions, InstalledVersion};
 
 use crate::Status;
 use crate::app::App;
 use crate::args::{LibraryArgs, named};
-use crate::progress;
+use crate::progress::FetchProgress;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -127,22 +126,9 @@ fn info(json: bool, libraries: &LibraryArgs, app: &mut App) -> Result<Status> {
 
 fn install(options: &InstallOptions, app: &mut App) -> Result<Status> {
     let _working = app.interrupts.working();
-    let mut bar: Option<ProgressBar> = None;
-    let result = install::install(options, |step| {
-        let message = match step {
-            InstallStep::Download(wheel) => {
-                format!("downloading {PACKAGE}=={VERSION} ({} MB) with pip", wheel.megabytes)
-            }
-            _ => "unpacking".to_owned(),
-        };
-        if let Some(done) = bar.replace(progress::waiting(&message)) {
-            done.finish_and_clear();
-        }
-    });
-    if let Some(done) = bar {
-        done.finish_and_clear();
-    }
-    let installed = result?;
+    let mut progress = FetchProgress::default();
+    let installed = install::install(options, |step| progress.step(&step))?;
+    drop(progress);
     let name = match Machine::this() {
         Some(this) if this == installed.machine => format!("QNN libraries {VERSION}"),
         _ => format!("QNN libraries {VERSION} for {}", installed.machine.name()),
