@@ -31,6 +31,7 @@ pub mod null_model;
 pub mod outside;
 pub mod plugin_files;
 pub mod poison;
+pub mod real;
 pub mod registered;
 pub mod replay;
 pub mod rescaled;

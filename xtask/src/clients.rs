@@ -40,10 +40,16 @@ fn node_modules() -> PathBuf {
     cargo::tools_folder().join("clients/node_modules")
 }
 
-/// Runs the tests with the program that is built for tests, and on the NPU where its libraries are named.
+/// Runs the tests with the program that is built for tests, on the NPU where its libraries are named, and with a
+/// published checkpoint where the folder of these is named.
 ///
 /// With `full`, the server is sent a hundred times as many drawn requests.
-pub(crate) fn test(tools: &Path, npu: Option<&(PathBuf, PathBuf)>, full: bool) -> Result<()> {
+pub(crate) fn test(
+    tools: &Path,
+    npu: Option<&(PathBuf, PathBuf)>,
+    real: Option<&Path>,
+    full: bool,
+) -> Result<()> {
     let qhx = cargo::build(&[&["qhx-cli"][..], &PLUGINS].concat(), &[], "qhx")?;
     let mut pytest = Command::new(python::within(tools, "python"));
     pytest.args(["-B", "-m", "pytest", "--quiet", "-p", "no:cacheprovider"]);
@@ -51,6 +57,9 @@ pub(crate) fn test(tools: &Path, npu: Option<&(PathBuf, PathBuf)>, full: bool) -
     pytest.env("QHX_PROGRAM", qhx).env("QHX_NODE_MODULES", node_modules());
     if full {
         pytest.env("QHX_FULL", "1");
+    }
+    if let Some(folder) = real {
+        pytest.env("QHX_REAL", folder);
     }
     if let Some((htp, system)) = npu {
         pytest.env("QHX_QNN_HTP", htp).env("QHX_QNN_SYSTEM", system);

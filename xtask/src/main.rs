@@ -101,7 +101,8 @@ fn main() -> ExitCode {
 
 fn clients(arguments: &[String]) -> cargo::Result<()> {
     let full = cargo::flag("--full", arguments)?;
-    clients::test(&clients::tools(full)?, None, full)
+    let real = test::real(&mut test::Skipped::default());
+    clients::test(&clients::tools(full)?, None, real.as_deref(), full)
 }
 
 fn aarch64_tier() -> cargo::Result<()> {

@@ -51,6 +51,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     // The plugins first: the program finds them beside itself, and the tests by their file.
     let qhx = cargo::build(&[&["qhx-cli"][..], &PLUGINS].concat(), &[], "qhx")?;
     let libraries = runtime(&qhx, &mut skipped);
+    let real = real(&mut skipped);
     let cmake =
         ["cmake", "pkg-config"].iter().all(|tool| works(Command::new(tool).arg("--version")));
     if !cmake {
@@ -69,6 +70,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         } else {
             command.env_remove("QHX_REQUIRE_TIERS");
         }
+        if let Some(folder) = &real {
+            command.env("QHX_REAL", folder);
+        } else {
+            command.env_remove("QHX_REQUIRE_TIERS");
+        }
         command.env("QHX_FULL", if options.full { "1" } else { "0" });
         command.env("QHX_FUZZ_SECONDS", if options.full { "60" } else { "5" });
         cargo::run(command)
@@ -78,7 +84,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut skipped_aside = Skipped::default();
     // What is built for other machines is built into other folders.
     let ((), board) = cargo::side_by_side(
-        || tests(options, libraries.as_ref(), &run, &mut skipped),
+        || tests(options, (libraries.as_ref(), real.as_deref()), &run, &mut skipped),
         || aside(options, &kept, &run, &mut skipped_aside),
     )?;
     skipped.0.append(&mut skipped_aside.0);
@@ -102,7 +108,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// The tests of this machine.
 fn tests(
     options: &Options,
-    libraries: Option<&(PathBuf, PathBuf)>,
+    (libraries, real): (Option<&(PathBuf, PathBuf)>, Option<&Path>),
     run: &impl Fn(&mut Command) -> Result<()>,
     skipped: &mut Skipped,
 ) -> Result<()> {
@@ -115,7 +121,7 @@ fn tests(
     run(&mut cargo(&["test", "--package", LOOM]))?;
     // With the program that they were run with.
     match clients::tools(options.full) {
-        Ok(tools) => clients::test(&tools, libraries, options.full)?,
+        Ok(tools) => clients::test(&tools, libraries, real, options.full)?,
         Err(why) => skipped.add("clients tier", &why),
     }
     eprintln!("the same with the host-ops linked in");
@@ -317,6 +323,24 @@ fn ray(skipped: &mut Skipped) -> Result<()> {
     let qhx = cargo::build(&["qhx-cli"], &["--features", PROGRAM], "qhx")?;
     let script = qhx_paths::workspace().join("examples/ray_embed/check.sh");
     cargo::run(Command::new(script).arg(qhx).env("PYTHON", python))
+}
+
+/// The folder of published checkpoints: that of the environment, or what the tests' own program fetches.
+pub(crate) fn real(skipped: &mut Skipped) -> Option<PathBuf> {
+    if let Some(folder) = std::env::var_os("QHX_REAL").filter(|folder| !folder.is_empty()) {
+        return Some(folder.into());
+    }
+    // With the programs, so that what they share is built once.
+    let packages = [&["qhx-cli", "qhx-tests"][..], &PLUGINS].concat();
+    let fetched = cargo::build(&packages, &[], "fetch_real")
+        .and_then(|program| cargo::output(&mut Command::new(program)));
+    match fetched {
+        Ok(folder) => Some(folder.trim_end().into()),
+        Err(why) => {
+            skipped.add("real tier", &why);
+            None
+        }
+    }
 }
 
 /// The QNN libraries: those of the environment, or those that the program installs.

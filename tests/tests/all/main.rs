@@ -35,6 +35,7 @@ mod poisoned;
 mod quantized;
 mod qwen35;
 mod qwen3vl;
+mod real;
 mod sessions;
 mod siglip;
 mod small_caches;

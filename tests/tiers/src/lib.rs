@@ -24,8 +24,9 @@ struct Tier {
 }
 
 /// The tiers of `tests/README.md` that tests can name.
-const TIERS: [Tier; 4] = [
+const TIERS: [Tier; 5] = [
     Tier { name: "qnn", variable: "QHX_QNN_HTP", value: None, required: true },
+    Tier { name: "real", variable: "QHX_REAL", value: None, required: true },
     Tier { name: "cmake", variable: "QHX_CMAKE", value: Some("1"), required: true },
     Tier { name: "board", variable: "QHX_TEST_BOARD", value: None, required: false },
     Tier { name: "full", variable: "QHX_FULL", value: Some("1"), required: false },
@@ -38,7 +39,7 @@ const SKIP: &str = "QHX_SKIP_TIERS";
 
 /// Makes a function a test that is ignored where a tier that it names cannot run.
 ///
-/// `qnn`, `cmake`, `board` and `full` are tiers; `by_hand = "VARIABLE"` is for what a developer points at by hand.
+/// `qnn`, `real`, `cmake`, `board` and `full` are tiers; `by_hand = "VARIABLE"` is for what a developer points at by hand.
 #[proc_macro_attribute]
 pub fn tier(attribute: TokenStream, item: TokenStream) -> TokenStream {
     let code = expand(&attribute.to_string())
@@ -187,7 +188,7 @@ mod tests {
     fn an_unknown_tier_is_refused_with_those_that_there_are() {
         let error = names("npu").err().expect("no such tier");
         assert!(
-            error.starts_with("no tier \"npu\": there are qnn, cmake, board, full, and"),
+            error.starts_with("no tier \"npu\": there are qnn, real, cmake, board, full, and"),
             "{error}"
         );
         assert!(names("").is_err());
