@@ -105,7 +105,7 @@ pub const ALL: [Variable; 25] = [
     .default("the device's"),
     Variable::new(
         CACHE_DIR,
-        "folder of the QNN libraries, of the demo's and of prepared bundles",
+        "folder of the QNN libraries, of the demo's checkpoint and bundles, and of prepared bundles",
         "`qhx libraries`, `qhx demo`, `qhx prepare`",
     )
     .default("`qhx` in the user's cache folder"),

@@ -1,4 +1,4 @@
-//! `qhx generate` and `qhx demo` on the CPU.
+//! `qhx generate` on the CPU.
 
 use std::path::Path;
 
@@ -216,15 +216,4 @@ fn speculation_changes_no_token_and_is_reported() {
 
     generate(&["--speculate", "65"]).fails(2, &["expected auto, off, or a number from 1 to 64"]);
     generate(&["--draft", "nowhere"]).fails(3, &["option --draft: nowhere"]);
-}
-
-#[test]
-fn the_demo_completes_a_fact() {
-    let folder = folder();
-    for _ in 0..2 {
-        let run = qhx!(folder, "demo").run().ok();
-        assert_eq!(run.stdout, format!("The capital of France is{SENTENCE}"));
-    }
-    let made = std::fs::read_dir(folder.path().join("cache/demo")).expect("a folder").count();
-    assert_eq!(made, 1, "one bundle, and nothing of its making is left");
 }

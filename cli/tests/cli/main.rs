@@ -10,6 +10,7 @@ mod board;
 mod calibrate;
 mod chat;
 mod classic;
+mod demo;
 mod embed;
 mod embed_files;
 #[cfg(feature = "parquet")]

