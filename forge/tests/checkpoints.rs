@@ -47,6 +47,8 @@ use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Silent, forge};
 use qhx_paths::fixture;
 use serde_json::{Value, json};
+// As in the program, its recipe is one of the forge's.
+use smolvlm_forge as _;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";

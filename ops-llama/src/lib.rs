@@ -7,6 +7,7 @@
 //! - [`Gemma3`] is `gemma3_generate`: such a decoder that takes images.
 //! - [`EmbedSharded`] is `llama_embed_sharded`: one vector for a text, or one score for a pair of texts, from an encoder
 //!   that is spread over several contexts.
+//! - [`smolvlm_op::Generate`] is `smolvlm_generate`: a Llama that takes images in tiles.
 //! - [`Siglip`] is `siglip_embed`: one vector for a text or an image, in one space.
 //!
 //! Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3, Granite, OLMo 2, Gemma 2 and 3, LFM2 and LFM2.5 differ only inside
@@ -29,7 +30,14 @@ pub use gemma3::Gemma3;
 pub use generate::Generate;
 pub use siglip::Siglip;
 
-qhx_op::register_ops!(DeclaredDecoder, Generate, Gemma3, EmbedSharded, Siglip);
+qhx_op::register_ops!(
+    DeclaredDecoder,
+    Generate,
+    Gemma3,
+    EmbedSharded,
+    Siglip,
+    smolvlm_op::Generate,
+);
 
 /// To be called by what is linked of an archive: from one, a linker takes only the parts that something names, and
 /// those of this module register the ops.

@@ -11,6 +11,8 @@ use qhx_core::engine::Model;
 use qhx_exec::backend::Backend;
 use qhx_forge::{ForgeOptions, Silent, forge};
 use serde_json::Value;
+// As in the program, its recipe is one of the forge's.
+use smolvlm_forge as _;
 
 use crate::{backends, files, tiny};
 

@@ -10,9 +10,8 @@ use qhx_base::hash::sha256;
 use qhx_base::{CancelToken, ErrorKind};
 use qhx_core::engine::Model;
 use qhx_exec::backend::Backend;
-use qhx_plugins::Plugins;
 
-use crate::plugin_files::{self, library_name, workspace};
+use crate::plugin_files::{self, workspace};
 use crate::tiny;
 
 /// A code block of a page with commands for a shell.
@@ -60,20 +59,11 @@ pub fn hashes(files: &[PathBuf]) -> Vec<(PathBuf, String)> {
     files.iter().map(hash).collect()
 }
 
-/// One plugin, and none that is installed.
-fn only(plugin: &Path) -> Plugins {
-    plugin_files::only(&[plugin.to_owned()])
-}
-
 /// Opens a bundle with one plugin, and none that is installed.
 pub fn open(bundle: &Path, plugin: &Path, backend: Arc<dyn Backend>) -> Model {
-    tiny::open_by(bundle, backend, &only(plugin), &CancelToken::new())
+    let plugins = plugin_files::only(&[plugin.to_owned()]);
+    tiny::open_by(bundle, backend, &plugins, &CancelToken::new())
         .unwrap_or_else(|e| panic!("{}: {e}", bundle.display()))
-}
-
-/// The same, with arrays dumped into a folder.
-pub fn open_dumping(bundle: &Path, plugin: &Path, backend: Arc<dyn Backend>, dump: &Path) -> Model {
-    tiny::open_dumping(bundle, backend, &only(plugin), dump)
 }
 
 /// An empty folder outside the repository, with `qhx` on the search path and nothing beside it.
@@ -155,58 +145,6 @@ impl Outside {
             // way is kept for the next time.
             .env_remove("CARGO_TARGET_DIR");
         build_once(command);
-    }
-}
-
-/// A family whose section of `docs/adding-a-family.md` was followed: its folder has the program, the plugin and the
-/// bundles.
-#[derive(Debug)]
-pub struct Family {
-    /// The place where its commands ran.
-    pub place: Outside,
-    /// The example's copy.
-    pub folder: PathBuf,
-    /// The plugin.
-    pub plugin: PathBuf,
-    /// Output of the block for the NPU, if its tier runs.
-    pub on_npu: Option<String>,
-    name: &'static str,
-}
-
-impl Family {
-    /// Runs the commands under a heading, which make the example `name`.
-    pub fn made(heading: &str, name: &'static str) -> Self {
-        let place = Outside::new(&plugin_files::programs()[0]);
-        let mut blocks = commands("adding-a-family.md", heading);
-        let on_npu = blocks.iter().position(|block| block.commands.contains("--target"));
-        let on_npu = on_npu.unwrap_or_else(|| panic!("{heading}: no block for the NPU"));
-        if tiny::qnn_tier().is_none() {
-            blocks.truncate(on_npu);
-        }
-        let on_npu = place.run(&blocks).get(on_npu).cloned();
-        let folder = place.folder().join(name);
-        let plugin = folder.join("target/release").join(library_name(&format!("{name}_op")));
-        Self { place, folder, plugin, on_npu, name }
-    }
-
-    /// Runs the family's program. Its exit code, and what it printed as results and otherwise.
-    pub fn forge(&self, arguments: &[&str]) -> (Option<i32>, [String; 2]) {
-        let program = self.folder.join(format!("target/release/{}-forge", self.name));
-        self.place.program(&program, arguments)
-    }
-
-    /// Makes a bundle in the family's folder: what the program says, and whether it made one.
-    pub fn bundle(&self, checkpoint: &Path, out: &str, options: &[&str]) -> (bool, String) {
-        let out = self.folder.join(out);
-        let paths = [checkpoint, Path::new("--out"), &out];
-        let paths = paths.map(|path| path.to_str().expect("a plain path"));
-        let (code, streams) = self.forge(&[&paths[..], options].concat());
-        (code == Some(0), streams.concat())
-    }
-
-    /// Opens a bundle with the family's plugin alone.
-    pub fn open(&self, bundle: &Path, backend: Arc<dyn Backend>) -> Model {
-        open(bundle, &self.plugin, backend)
     }
 }
 

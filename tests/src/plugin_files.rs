@@ -24,6 +24,12 @@ pub fn build(package: &str) -> PathBuf {
     file
 }
 
+/// Builds the program of the crate `package` of this workspace.
+pub fn build_program(package: &str) -> PathBuf {
+    let what = [&["--package", package], &PROGRAM[..]].concat();
+    run(&what).join(format!("{package}{}", std::env::consts::EXE_SUFFIX))
+}
+
 /// Builds the library that is the example `name` of `package`.
 pub fn build_example(package: &str, name: &str) -> PathBuf {
     let what = [&["--package", package, "--example", name], &PROGRAM[..]].concat();

@@ -246,12 +246,10 @@ const LINTED: &str =
     "qhx-cli/builtin-ops,qhx-cli/parquet,qhx-tests/builtin-ops,qhx-libfuzzer/libfuzzer";
 
 /// Manifests outside of the workspace.
-const EXAMPLES: [&str; 5] = [
+const EXAMPLES: [&str; 3] = [
     "examples/backend/Cargo.toml",
     "examples/ctc/Cargo.toml",
     "examples/plugin-template/Cargo.toml",
-    "examples/smolvlm/op/Cargo.toml",
-    "examples/smolvlm/recipe/Cargo.toml",
 ];
 
 fn lint() -> Result<()> {

@@ -12,6 +12,8 @@ use qhx_core::Manifest;
 use qhx_core::engine::{Model, ModelOptions};
 use qhx_forge::program::{self, ForgeArgs, PrepareArgs, Program};
 use qhx_plugins::Plugins;
+// Its recipe is one of the program's.
+use smolvlm_forge as _;
 
 use crate::Status;
 use crate::app::App;

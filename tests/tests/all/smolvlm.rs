@@ -1,14 +1,17 @@
-//! A family that sees, from outside: `examples/smolvlm`, whose images are cut into tiles. Built by the commands of
-//! `docs/adding-a-family.md`, run by programs that do not know it, compared with goldens that `transformers` made.
+//! SmolVLM, whose images are cut into tiles: a family of the program that is the example of one from outside,
+//! `examples/smolvlm`. Goldens are of `transformers`.
 
 #![cfg(target_os = "linux")]
 
 use std::fs;
-use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::path::Path;
 
+use qhx_base::Result;
+use qhx_core::engine::Model;
+use qhx_forge::ForgeOptions;
+use qhx_tests::forged::Forged;
 use qhx_tests::images::{Sights, answer};
-use qhx_tests::outside::{self, Family};
+use qhx_tests::outside::{self, Outside};
 use qhx_tests::replay::{alike, within};
 use qhx_tests::{
     backends, files,
@@ -23,64 +26,98 @@ const PAGE: &str = "adding-a-family.md";
 /// Logits and features on the CPU differ by rounding only.
 const CPU_DISTANCE: f64 = 1e-4;
 
-/// The family, what its tiny model sees, and the project's program and plugins before.
-struct Scene {
-    family: Family,
-    before: Vec<(PathBuf, String)>,
-    sights: Sights,
-}
-
-fn made() -> &'static Scene {
-    static SCENE: OnceLock<Scene> = OnceLock::new();
-    SCENE.get_or_init(|| Scene {
-        before: outside::hashes(&plugin_files::programs()),
-        family: Family::made("The worked example: SmolVLM", "smolvlm"),
-        sights: Sights::of(&tiny::fixture(TINY)),
+/// A bundle for the CPU, unless `change` sets other options.
+fn bundle(
+    checkpoint: &Path,
+    prefill: &[usize],
+    change: impl FnOnce(&mut ForgeOptions),
+) -> Result<Forged> {
+    Forged::try_of(checkpoint, |options| {
+        (options.max_ctx, options.prefill) = (Some(200), Some(prefill.to_vec()));
+        change(options);
     })
 }
 
-impl Scene {
-    /// A bundle of the tiny checkpoint with other keys of its processor: what the program says, and whether it made
-    /// one.
-    fn forge(&self, out: &str, processor: Value) -> (bool, String) {
-        let checkpoint = self.family.folder.join(format!("{out}-checkpoint"));
-        plugin_files::copy_folder(&tiny::fixture(TINY), &checkpoint);
-        files::edit(&checkpoint.join("preprocessor_config.json"), |config| {
-            config.as_object_mut().unwrap().extend(processor.as_object().unwrap().clone());
-        });
-        let options = ["--cpu-only", "--max-ctx", "200", "--prefill", "0"];
-        self.family.bundle(&checkpoint, out, &options)
-    }
+/// A bundle of the tiny checkpoint with other keys of its processor.
+fn processed(processor: Value) -> Result<Forged> {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = folder.path().join("checkpoint");
+    plugin_files::copy_folder(&tiny::fixture(TINY), &checkpoint);
+    files::edit(&checkpoint.join("preprocessor_config.json"), |config| {
+        config.as_object_mut().unwrap().extend(processor.as_object().unwrap().clone());
+    });
+    bundle(&checkpoint, &[], |_| ())
 }
 
-/// It is the plugin that does it, and the program around the recipe can do all that `qhx forge` can.
-#[test]
-fn the_family_runs_and_the_programs_stay_the_same_bytes() {
-    let Scene { family, before, .. } = made();
-    let (bundle, suite) = (family.folder.join("bundle"), tiny::fixture(TINY).join("suite.json"));
-    let verify = ["verify", bundle.to_str().unwrap(), suite.to_str().unwrap(), "--backend", "cpu"];
-    let (success, text) = family.place.qhx(&verify);
-    assert!(!success && text.contains("host-op \"smolvlm_generate\" is not installed"), "{text}");
-    assert_eq!(outside::hashes(&plugin_files::programs()), *before, "a program or plugin changed");
+/// Opens a bundle on the CPU, with what it computes dumped into a folder.
+fn dumping(bundle: &Forged, dump: &Path) -> Model {
+    tiny::open_dumping(&bundle.manifest, backends::cpu(), &tiny::plugins(), dump)
+}
 
+/// The page's commands, in an empty folder, with programs that do not know the op by its new name.
+#[tier(full)]
+fn the_page_makes_the_family_from_outside() {
+    let before = outside::hashes(&plugin_files::programs());
+    let place = Outside::new(&plugin_files::programs()[0]);
+    let mut blocks = outside::commands(PAGE, "The worked example: SmolVLM");
+    blocks.retain(|block| !block.commands.contains("--target") || tiny::qnn_tier().is_some());
+    place.run(&blocks);
+
+    // It is the plugin that does it.
+    let suite = tiny::fixture(TINY).join("suite.json");
+    let verify = ["verify", "smolvlm/bundle", suite.to_str().unwrap(), "--backend", "cpu"];
+    let (success, text) = place.qhx(&verify);
+    assert!(!success && text.contains("host-op \"my_smolvlm\" is not installed"), "{text}");
+    assert_eq!(outside::hashes(&plugin_files::programs()), before, "a program or plugin changed");
+}
+
+/// As the other families, and with golden steps.
+#[test]
+fn the_program_that_people_install_forges_and_runs_it() {
+    let qhx = &plugin_files::programs()[0];
+    let (place, tiny) = (Outside::new(qhx), tiny::fixture(TINY));
+    let suite = tiny.join("suite.json");
+    let [tiny, suite] = [&tiny, &suite].map(|path| path.to_str().unwrap());
+    for (arguments, says) in [
+        (&["forge", tiny, "--out", "made", "--cpu-only", "--max-ctx", "200"][..], "made/smolvlm"),
+        (&["verify", "made", suite, "--backend", "cpu"], "passed: 1 of 1 cases passed"),
+    ] {
+        let (code, [printed, said]) = place.program(qhx, arguments);
+        assert!(code == Some(0) && printed.contains(says), "{printed}\n{said}");
+    }
+    let manifest: Value = files::json(&place.folder().join("made/smolvlm-tiny.json"));
+    assert!(manifest["artifacts"]["golden"].is_string(), "{manifest}");
+}
+
+/// It can do all that `qhx forge` can.
+#[test]
+fn the_program_around_the_recipe_has_the_forges_commands() {
+    let program = plugin_files::build_program("smolvlm-forge");
+    let place = Outside::new(&program);
+    let forge = |arguments: &[&str]| place.program(&program, arguments);
     let tiny = tiny::fixture(TINY);
     let (tiny, config) = (tiny.to_str().unwrap(), tiny.join("config.json"));
     let config = config.to_str().unwrap();
     let json = |text: &str| serde_json::from_str::<Value>(text).unwrap();
-    let (code, [plan, said]) = family.forge(&["plan", config, "--json"]);
+
+    let (code, [_, said]) = forge(&[tiny, "--out", "made", "--cpu-only", "--prefill", "0"]);
+    assert_eq!(code, Some(0), "{said}");
+    let manifest: Value = files::json(&place.folder().join("made/smolvlm-tiny.json"));
+    assert_eq!(manifest["plan"]["steps"][0]["host"], "smolvlm_generate");
+    let (code, [plan, said]) = forge(&["plan", config, "--json"]);
     assert_eq!((code, json(&plan)["family"].as_str()), (Some(0), Some("smolvlm")), "{said}");
-    let (code, [error, said]) = family.forge(&["nowhere", "--out", "x", "--json"]);
+    let (code, [error, said]) = forge(&["nowhere", "--out", "x", "--json"]);
     let error = json(&error);
     assert_eq!((code, &error["error"]["exit_code"]), (Some(4), &4.into()), "{said}");
     assert!(said.starts_with("error: nowhere: not a folder"), "{said}");
-    let (code, [_, said]) = family.forge(&[tiny, "--out", "x", "--recipe-option", "a=b"]);
+    let (code, [_, said]) = forge(&[tiny, "--out", "x", "--recipe-option", "a=b"]);
     assert!(code == Some(2) && said.contains("no recipe option \"a\""), "{code:?} {said}");
-    let (code, [help, _]) = family.forge(&["--help"]);
+    let (code, [help, _]) = forge(&["--help"]);
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(code == Some(0) && help.contains("SmolVLMForConditionalGeneration"), "{help}");
     let Some(libraries) = tiny::qnn_tier() else { return };
     eprintln!("estimate by {}", libraries.0.display());
-    let (code, [estimate, said]) = family.forge(&["estimate", config, "--json"]);
+    let (code, [estimate, said]) = forge(&["estimate", config, "--json"]);
     assert_eq!(code, Some(0), "{said}");
     assert_eq!(json(&estimate)["graphs"][0]["graph"], "decode", "{estimate}");
 }
@@ -89,7 +126,7 @@ fn the_family_runs_and_the_programs_stay_the_same_bytes() {
 fn the_page_counts_its_lines() {
     let page = fs::read_to_string(workspace().join("docs").join(PAGE)).unwrap();
     let folder = workspace().join("examples/smolvlm");
-    let files = ["op/src", "recipe/src"].into_iter().flat_map(|part| {
+    let files = ["op/src", "plugin/src", "recipe/src"].into_iter().flat_map(|part| {
         let files = fs::read_dir(folder.join(part)).unwrap();
         files.map(move |file| format!("{part}/{}", file.unwrap().file_name().display()))
     });
@@ -116,10 +153,10 @@ fn the_op_depends_on_the_interface_and_the_kit_alone() {
 
 #[test]
 fn images_in_tiles_equal_the_reference() {
-    let Scene { family: Family { folder, plugin, .. }, sights, .. } = made();
-    let bundle = folder.join("bundle");
-    let mut model = outside::open(&bundle, plugin, backends::cpu());
-    near(&mut model, "native", "tiles");
+    let sights = Sights::of(&tiny::fixture(TINY));
+    let bundle = bundle(&tiny::fixture(TINY), &[16], |_| ()).unwrap();
+    let mut model = bundle.on_cpu();
+    near(&mut model, &sights, "native", "tiles");
 
     // What was seen stays in the caches.
     let [boat, again] = ["boat", "again"].map(|id| sights.case(id));
@@ -132,7 +169,7 @@ fn images_in_tiles_equal_the_reference() {
     drop(model);
 
     let dump = tempfile::tempdir().unwrap();
-    let mut model = outside::open_dumping(&bundle, plugin, backends::cpu(), dump.path());
+    let mut model = dumping(&bundle, dump.path());
     let (cosine, off) = sights.features(model.op_mut(), dump.path(), "native", None, false, 0);
     eprintln!("tiles: features differ by at most {off:.2e}, cosine {cosine:.7}");
     assert!(off <= CPU_DISTANCE, "features differ by {off:e}");
@@ -140,21 +177,17 @@ fn images_in_tiles_equal_the_reference() {
 
 #[test]
 fn an_image_that_is_not_cut_equals_the_reference() {
-    let made = made();
-    let (success, said) = made.forge("fixed", json!({"do_image_splitting": false}));
-    assert!(success, "{said}");
+    let sights = Sights::of(&tiny::fixture(TINY));
+    let bundle = processed(json!({"do_image_splitting": false})).unwrap();
     let dump = tempfile::tempdir().unwrap();
-    let bundle = made.family.folder.join("fixed");
-    let mut model =
-        outside::open_dumping(&bundle, &made.family.plugin, backends::cpu(), dump.path());
-    let (_, off) = made.sights.features(model.op_mut(), dump.path(), "fixed", None, false, 0);
+    let mut model = dumping(&bundle, dump.path());
+    let (_, off) = sights.features(model.op_mut(), dump.path(), "fixed", None, false, 0);
     assert!(off <= CPU_DISTANCE, "features differ by {off:e}");
-    near(&mut model, "fixed", "whole images, token by token");
+    near(&mut model, &sights, "fixed", "whole images, token by token");
 }
 
 /// Tokens of prompt and answer, and logits.
-fn near(model: &mut qhx_core::engine::Model, mode: &str, label: &str) {
-    let sights = &made().sights;
+fn near(model: &mut Model, sights: &Sights, mode: &str, label: &str) {
     let cases = sights.of_mode(mode);
     assert!(cases.len() > 1);
     sights.greedy_exact(model, &cases, label);
@@ -163,29 +196,30 @@ fn near(model: &mut qhx_core::engine::Model, mode: &str, label: &str) {
 
 #[test]
 fn what_a_processor_does_otherwise_is_refused() {
-    for (out, processor, expected) in [
+    for (processor, expected) in [
         (
-            "tile",
             json!({"max_image_size": {"longest_edge": 12}}),
             "max_image_size.longest_edge is 12, expected 24, the tower's image_size",
         ),
-        ("filter", json!({"resample": 0}), "resample is 0, expected 1 (Lanczos)"),
-        ("scale", json!({"rescale_factor": 1}), "rescale_factor is 1, expected 1/255"),
-        ("plain", json!({"do_normalize": false}), "do_normalize is false, expected true"),
-        ("split", json!({"do_image_splitting": 1}), "do_image_splitting is 1, expected true or"),
+        (json!({"resample": 0}), "resample is 0, expected 1 (Lanczos)"),
+        (json!({"rescale_factor": 1}), "rescale_factor is 1, expected 1/255"),
+        (json!({"do_normalize": false}), "do_normalize is false, expected true"),
+        (json!({"do_image_splitting": 1}), "do_image_splitting is 1, expected true or"),
     ] {
-        let (success, said) = made().forge(out, processor);
-        assert!(!success && said.contains(expected), "{said}");
+        let error = processed(processor).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
     }
 }
 
 #[tier(qnn)]
 fn images_in_tiles_equal_the_reference_on_the_npu() {
-    let Scene { family: Family { folder, plugin, .. }, sights, .. } = made();
-    let backend = backends::qnn();
-    let dump = tempfile::tempdir().unwrap();
-    let bundle = folder.join("bundle-v81");
-    let mut model = outside::open_dumping(&bundle, plugin, backend, dump.path());
+    let sights = Sights::of(&tiny::fixture(TINY));
+    let bundle = bundle(&tiny::fixture(TINY), &[16], |options| {
+        options.compiler = Some(backends::compiler("v81"));
+    });
+    let bundle = bundle.unwrap();
+    let (dump, plugins) = (tempfile::tempdir().unwrap(), tiny::plugins());
+    let mut model = tiny::open_dumping(&bundle.manifest, backends::qnn(), &plugins, dump.path());
     let shown = Some(&["train"][..]);
     let (cosine, _) = sights.features(model.op_mut(), dump.path(), "native", shown, false, 0);
     assert!(cosine >= 0.999, "features: cosine {cosine}");

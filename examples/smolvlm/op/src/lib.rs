@@ -123,6 +123,3 @@ impl Generator for Generate {
         prompt.prefill(host, decoder)
     }
 }
-
-qhx_op::register_ops!(Generate);
-qhx_op::export_plugin!();
