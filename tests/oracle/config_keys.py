@@ -20,7 +20,7 @@ from transformers import masking_utils
 from transformers.modeling_rope_utils import RopeParameters
 
 KEYS = Path(__file__).parent / "../../forge/src/keys.json"
-READS = [r"\bconfig\.([a-z_0-9]+)", r"getattr\((?:self\.)?(?:text_)?config, \"([a-z_0-9]+)\""]
+READS = [r"\bconfig\.([a-zA-Z_0-9]+)", r"getattr\((?:self\.)?(?:text_)?config, \"([a-z_0-9]+)\""]
 # Methods, what follows from other keys, and parts.
 NO_KEYS = {
     "get_text_config",
@@ -58,6 +58,9 @@ def wanted(name, part):
     whole = model.config_class
     parts = whole.sub_configs
     kind = parts[part] if part else whole
+    if not dataclasses.is_dataclass(kind):
+        # Any class, of which the default is what checkpoints have.
+        kind = type(getattr(whole(), part))
     module = inspect.getmodule(whole)
     configs = [kind for kind in vars(module).values() if dataclasses.is_dataclass(kind)]
     elsewhere = set(parts).union(*(fields(kind) | set(kind.attribute_map) for kind in configs))

@@ -51,7 +51,7 @@ fn contexts_end_where_scaling_ends() {
 }
 
 /// Keys that are checked elsewhere, have no wrong values, or count only beside others.
-const APART: [&str; 8] = [
+const APART: [&str; 9] = [
     "architectures",
     "dtype",
     "is_causal",
@@ -60,10 +60,11 @@ const APART: [&str; 8] = [
     "bos_token_id",
     "eos_token_id",
     "max_window_layers",
+    "full_attn_idxs",
 ];
 
 /// A checkpoint for each list, by the first of its classes.
-const LISTED: [(&str, &str); 26] = [
+const LISTED: [(&str, &str); 31] = [
     ("LlamaForCausalLM", "llama3-tiny"),
     ("MistralForCausalLM", "mistral-tiny"),
     ("Qwen2ForCausalLM", "qwen2-tiny"),
@@ -81,6 +82,11 @@ const LISTED: [(&str, &str); 26] = [
     ("Qwen3VLForConditionalGeneration", "qwen3vl-unseen"),
     ("Qwen2_5_VLForConditionalGeneration", "qwen25vl-unseen"),
     ("Gemma4ForConditionalGeneration", "gemma4-unseen"),
+    ("Gemma3ForCausalLM", "gemma3-tiny"),
+    ("Gemma3ForConditionalGeneration", "gemma3-vision"),
+    ("SmolVLMForConditionalGeneration", "smolvlm-tiny"),
+    ("Lfm2ForCausalLM", "lfm2-tiny"),
+    ("Lfm2MoeForCausalLM", "lfm2-moe"),
     ("Gemma3TextModel", "embeddinggemma-tiny"),
     ("BertModel", "embed-bert-tiny"),
     ("XLMRobertaModel", "rerank-xlmr-tiny"),

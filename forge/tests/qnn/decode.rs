@@ -40,8 +40,8 @@ fn greedy(
     found
 }
 
-/// Prefixes of tiny models whose graphs are compared elsewhere: those of recipes outside the workspace, and those with
-/// towers for images or audio, which run whole against their goldens in the tests of their families.
+/// Prefixes of tiny models whose graphs are compared elsewhere: they run whole against their goldens in the tests of
+/// their families, on the NPU as well.
 const ELSEWHERE: [&str; 11] = [
     "gemma3-",
     "gemma4-",

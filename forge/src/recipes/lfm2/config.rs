@@ -97,9 +97,10 @@ fn attention(reader: &Reader<'_>) -> Result<Vec<bool>> {
     if let Some(kinds) = reader.kinds("layer_types", layers, &names)? {
         return Ok(kinds);
     }
-    let indices = reader.get("full_attn_idxs").and_then(|list| list.as_array());
-    let full = |i: u64| indices.is_none_or(|list| list.iter().any(|n| *n == i));
-    Ok((0..layers as u64).map(full).collect())
+    let key = "full_attn_idxs";
+    let Some(value) = reader.get(key) else { return Ok(vec![true; layers]) };
+    let list = value.as_array().ok_or_else(|| reader.bad(key, value, "a list of layers"))?;
+    Ok((0..layers as u64).map(|layer| list.iter().any(|index| *index == layer)).collect())
 }
 
 /// `Lfm2MLP`: two thirds of the given width, times a factor, rounded up to a multiple.
