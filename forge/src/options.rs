@@ -16,7 +16,7 @@ use crate::f16_range::measure::Columns;
 use crate::overrides::Override;
 use crate::receipt::Receipt;
 use crate::recipe::{Caches, ContextPlan, Precision, RecipeOptions, Task};
-use crate::registry::{longest, task};
+use crate::registry::{default_context, longest, task};
 
 /// Positions of the KV cache by default: a question with its answer, reasoning included.
 pub const DEFAULT_MAX_CTX: usize = 4096;
@@ -165,7 +165,7 @@ impl ForgeOptions {
         let task = task(checkpoint, self.task)?;
         let default = match task {
             Task::Embed | Task::Score => DEFAULT_TEXT,
-            _ => DEFAULT_MAX_CTX,
+            _ => default_context(checkpoint).unwrap_or(usize::MAX).min(DEFAULT_MAX_CTX),
         };
         let max_ctx = self.max_ctx.unwrap_or_else(|| {
             longest(checkpoint, task).map_or(default, |longest| longest.min(default))

@@ -28,6 +28,7 @@ pub struct RecipeEntry {
     int8_caches: bool,
     shards: usize,
     longest: fn(&Checkpoint, Task) -> Option<usize>,
+    default_context: fn(&Checkpoint) -> Option<usize>,
     options: &'static [RecipeOption],
     probe: Option<MakeProbe>,
 }
@@ -75,6 +76,7 @@ impl RecipeEntry {
             int8_caches: false,
             shards: 1,
             longest: |_, _| None,
+            default_context: |_| None,
             options: &[],
             probe: None,
         }
@@ -111,6 +113,11 @@ impl RecipeEntry {
     /// such bound. The default context is no longer.
     pub const fn longest(self, longest: fn(&Checkpoint, Task) -> Option<usize>) -> Self {
         Self { longest, ..self }
+    }
+
+    /// Sets a default context for texts that is shorter than that of other recipes; none where it is not.
+    pub const fn default_context(self, default: fn(&Checkpoint) -> Option<usize>) -> Self {
+        Self { default_context: default, ..self }
     }
 
     /// The options that it knows beside those of every recipe, see [`RecipeOptions::choice`].
@@ -390,6 +397,14 @@ pub(crate) fn min_shards(checkpoint: &Checkpoint) -> usize {
     let layers = checkpoint.text_config().get("num_hidden_layers").and_then(Value::as_u64);
     let max = layers.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX).max(1);
     found.map_or(1, |found| found.entry.shards).min(max)
+}
+
+/// The default context of a checkpoint's recipe, see [`RecipeEntry::default_context`].
+pub(crate) fn default_context(checkpoint: &Checkpoint) -> Option<usize> {
+    // What is wrong here is reported when the recipe is applied.
+    let recipes = registered().unwrap_or_default();
+    let found = recipes.get(checkpoint.architecture().unwrap_or_default());
+    found.and_then(|found| (found.entry.default_context)(checkpoint))
 }
 
 /// The longest context that a checkpoint's recipe makes for a task; none without a limit.

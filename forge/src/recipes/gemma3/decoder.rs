@@ -20,7 +20,7 @@ use qhx_checkpoint::Checkpoint;
 use serde_json::json;
 
 use super::layers::{Config, Model, Rope};
-use super::vision::{TOWERS, Vision};
+use super::vision::{self, TOWERS, Vision};
 use crate::kit::{
     AttendInputs, Decoder, DecoderParams, PREFILL_ROWS, VISION_WEIGHTS, check_shape, decoder,
     object, prefill_rows,
@@ -33,6 +33,7 @@ register_recipe!(
     RecipeEntry::new(&["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"], recipe)
         .prefill_graphs()
         .smaller_contexts()
+        .default_context(vision::default_context)
         .options(&[TOWERS, VISION_WEIGHTS])
 );
 

@@ -6,7 +6,7 @@ use qhx_graph::weight::{Storage, Weight, transposed};
 use serde_json::{Value, json};
 
 use crate::kit::{
-    Layers, PREFILL_ROWS, Processor, Reader, Siglip, SiglipSizes, VISION_WEIGHTS,
+    Layers, MAX_MASK, PREFILL_ROWS, Processor, Reader, Siglip, SiglipSizes, VISION_WEIGHTS,
     whole_prefill_rows,
 };
 use crate::recipe::{Recipe, RecipeOptions};
@@ -22,6 +22,16 @@ pub(super) const TOWERS: RecipeOption = RecipeOption {
 /// `SiglipVisionConfig`, for keys that `vision_config` leaves out.
 const TOWER: SiglipSizes =
     SiglipSizes { hidden: 768, intermediate: 3072, layers: 12, heads: 12, image: 224, patch: 16 };
+
+/// `mm_tokens_per_image` of the configuration class.
+const IMAGE_TOKENS: usize = 256;
+
+/// The longest context in which the mask of the prefill graph that takes an image whole is no larger than [`MAX_MASK`].
+pub(super) fn default_context(checkpoint: &Checkpoint) -> Option<usize> {
+    checkpoint.config().get("vision_config").filter(|vision| vision.is_object())?;
+    let tokens = Reader::whole(checkpoint).size_or("mm_tokens_per_image", IMAGE_TOKENS).ok()?;
+    (MAX_MASK / 2 / tokens).checked_sub(tokens).filter(|positions| *positions > tokens)
+}
 
 /// The tower of a checkpoint.
 pub(super) struct Vision<'a> {
@@ -44,7 +54,7 @@ impl<'a> Vision<'a> {
         let precision = VISION_WEIGHTS.precision(options);
         let tower = Siglip::read(checkpoint, "vision_tower", TOWER, precision)?;
         let whole = Reader::whole(checkpoint);
-        let tokens = whole.size_or("mm_tokens_per_image", 256)?;
+        let tokens = whole.size_or("mm_tokens_per_image", IMAGE_TOKENS)?;
         let (side, patches) = (tokens.isqrt(), tower.grid().rows);
         if side * side != tokens || !patches.is_multiple_of(side) {
             return Err(whole.fault(format!(
