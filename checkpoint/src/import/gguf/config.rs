@@ -239,7 +239,8 @@ fn own(
             let mut own = json!({
                 "hidden_activation": "gelu_pytorch_tanh",
                 "query_pre_attn_scalar": scalar,
-                "torch_dtype": "bfloat16",
+                // Neither llama.cpp nor transformers rounds the factor of a GGUF file's embeddings to bfloat16.
+                "torch_dtype": "float32",
             });
             // The first files of Gemma 2 have neither caps nor a window: llama.cpp takes the class's defaults.
             own["final_logit_softcapping"] = json!(number("final_logit_softcapping"));
