@@ -202,6 +202,10 @@ pub struct Attention<'a> {
     pub cap: Option<f32>,
     /// Which of `q_proj`, `k_proj` and `v_proj` have biases.
     pub bias: [bool; 3],
+    /// Base of the rotary frequencies, where keys are to be kept small: the mean of their turned bias is subtracted from
+    /// every key. Softmax gives the same, as all scores of a query become smaller by one number; biases of some hundreds
+    /// (Qwen2.5) would make scores that f16 holds in steps of 2 to 8.
+    pub centred: Option<f64>,
     /// The projection back to hidden states: `o_proj`.
     pub out: &'a str,
     /// True if the projection `out` has a bias.
@@ -225,6 +229,7 @@ impl<'a> Attention<'a> {
             turned: true,
             cap: None,
             bias: [false; 3],
+            centred: None,
             out: "o_proj",
             out_bias: false,
             cached: true,
@@ -271,6 +276,18 @@ impl Layers<'_> {
             true => [rope(b, q, attend)?, rope(b, k, attend)?],
             false => [q, k],
         };
+        let k = match attention.centred.filter(|_| bias[1] && attention.turned) {
+            Some(theta) => {
+                let bias =
+                    self.checkpoint.values(&format!("{}.bias", tensor("k_proj")), &[group])?;
+                let turned = attend.tables.map(|[cos, _]| b.width(cos)).transpose()?.unwrap_or(0);
+                let mean = mean_turned(&bias, heads.dim, turned, theta);
+                let shape = [1, heads.groups, heads.dim];
+                let mean = b.constant("centre", Elem::Activation, &shape, mean)?;
+                b.sub(k, mean)?
+            }
+            None => k,
+        };
         let q = if norms.is_some() { q } else { b.scale(q, scale)? };
         let mixed = capped_mix(b, [q, k, v], past, heads, attend, cap)?;
         let joined = b.reshape(mixed.out, &[rows, heads.query * heads.dim])?;
@@ -280,6 +297,26 @@ impl Layers<'_> {
         }
         Ok(out)
     }
+}
+
+/// Positions over which biases of keys are averaged.
+const CENTRED: usize = 4096;
+
+/// Mean over positions of what [`rope`] makes of the same values of heads of `dim`, of which `half` pairs turn.
+fn mean_turned(values: &[f32], dim: usize, half: usize, theta: f64) -> Vec<f32> {
+    let mut mean = values.to_vec();
+    for pair in 0..half.min(dim / 2) {
+        let step = theta.powf(-(pair as f64) / half as f64);
+        let angles = || (0..CENTRED).map(|position| position as f64 * step);
+        let [cos, sin] =
+            [f64::cos, f64::sin].map(|f| (angles().map(f).sum::<f64>() / CENTRED as f64) as f32);
+        for head in mean.chunks_exact_mut(dim) {
+            let (first, second) = (head[pair], head[pair + half]);
+            head[pair] = first * cos - second * sin;
+            head[pair + half] = second * cos + first * sin;
+        }
+    }
+    mean
 }
 
 /// The outputs of attention.

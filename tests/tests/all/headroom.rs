@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use half::bf16;
 use qhx::golden::Golden;
 use qhx_base::compare::Distance;
 use qhx_checkpoint::Checkpoint;
@@ -14,7 +15,7 @@ use qhx_forge::{Fold, ForgeOptions, Silent};
 use qhx_tests::forged::{Forged, set};
 use qhx_tests::replay::{alike, greedy_exact, shortest, step_exact, within};
 use qhx_tests::rescaled::rescaled;
-use qhx_tests::{backends, has, tiny};
+use qhx_tests::{backends, files, has, tiny};
 use qhx_tiers::tier;
 
 const TINY: &str = "llama3-tiny";
@@ -201,6 +202,34 @@ fn every_family_is_measured() {
             assert!(size > 0.0, "{tiny} {layer} {kind}: {found:?}");
         }
     }
+}
+
+/// Biases of keys that hardly turn are the same for all keys, which softmax does not see.
+#[test]
+fn large_biases_of_keys_do_not_make_large_scores() {
+    const BIASED: &str = "qwen2-tiny";
+    const DIM: usize = 18;
+    let score = |bias: Option<f32>| {
+        let folder = rescaled(BIASED, |_| Some(0));
+        let config = folder.path().join("config.json");
+        let mut changed: serde_json::Value = files::json(&config);
+        changed["rope_theta"] = 1e8.into();
+        std::fs::write(&config, changed.to_string()).unwrap();
+        files::edit_tensors(&folder.path().join("model.safetensors"), |tensors| {
+            let biases = tensors.iter_mut().filter(|(name, ..)| name.ends_with("k_proj.bias"));
+            for (bytes, bias) in biases.flat_map(|(_, _, _, data)| {
+                // The slowest pair of each head.
+                let pairs = data.as_chunks_mut().0.iter_mut().enumerate();
+                let slowest = pairs.filter(|(index, _)| index % (DIM / 2) == DIM / 2 - 1);
+                slowest.map(|(_, bytes)| bytes).zip(bias.into_iter().cycle())
+            }) {
+                *bytes = bf16::from_f32(bias).to_le_bytes();
+            }
+        });
+        peak(&measured_of(BIASED, folder.path(), |_| ()), "layers.1", "score")
+    };
+    let (usual, large) = (score(None), score(Some(2000.0)));
+    assert!(large < 2.0 * usual, "{large}, where the fixture has {usual}");
 }
 
 /// Worth of inputs: the sum of the squares of what the weight reads.

@@ -80,6 +80,7 @@ fn attention(config: &Config, layer: usize, attend: &Attend) -> Attention<'stati
         scale: config.scale,
         cap: config.score_cap,
         bias: [config.qkv_bias; 3],
+        centred: config.qkv_bias.then_some(config.rope.theta),
         out_bias: config.o_bias,
         cached: attend.capacity > 0,
         ..Attention::new(format!("layers.{layer}.self_attn"), layer, config.heads)
