@@ -58,10 +58,7 @@ fn row(checkpoint: &Value, folder: &Path) -> String {
     let class = read_json(&path)["architectures"][0].as_str().unwrap().to_owned();
     let cells = Precision::ALL.map(|precision| match planned(&path, task, precision) {
         Ok((size, contexts)) => format!("{size}, {contexts}"),
-        Err(what) if what.contains("no recipe") => match checkpoint["outside"].as_str() {
-            Some(example) => format!("[from outside](../{example})"),
-            None => "no recipe".to_owned(),
-        },
+        Err(what) if what.contains("no recipe") => "no recipe".to_owned(),
         Err(what) if what.contains("one process of the NPU") => "over 8 contexts".to_owned(),
         Err(what) => what.rsplit_once("config.json: ").map_or(what.clone(), |(_, w)| w.to_owned()),
     });
