@@ -229,8 +229,10 @@ const LINKED_TESTS: [&str; 9] = [
 
 /// Modules of `qhx-tests` that run the same with host-ops loaded and linked in, in the whole matrix. The others are
 /// about plugins.
-const FAMILY_TESTS: [&str; 8] = [
+const FAMILY_TESTS: [&str; 10] = [
     "llama::",
+    "lfm2::",
+    "gemma3::",
     "embed::",
     "bad_bundles::",
     "qwen35::",
