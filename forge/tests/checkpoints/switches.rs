@@ -129,7 +129,7 @@ fn keys_are_used_refused_or_without_influence() {
             _ => Task::Generate,
         };
         let size = [("image-size", "12")];
-        let choices = if class.contains("VL") { &size[..] } else { &[] };
+        let choices = if class.contains("VLFor") { &size[..] } else { &[] };
         let options = RecipeOptions { task, ..recipe_options(16, choices) };
         let parts = lists.as_object().unwrap().keys().filter_map(|name| {
             let (classes, part) = name.split_once('.').unwrap_or((name, ""));
