@@ -78,6 +78,7 @@ impl Scene {
             .env("QHX_QNN_SYSTEM", "libQnnSystem.so")
             // What is installed there would be used.
             .env_remove("QHX_TOOLS")
+            .env_remove("QHX_REAL")
             .env_remove("QHX_REQUIRE_TIERS")
             .env_remove("QHX_SKIP_TIERS");
         command
@@ -127,6 +128,7 @@ fn the_last_line_names_every_tier_that_was_left_out() {
     let text = scene.xtask(&["test"], true);
     let last = text.lines().last().unwrap();
     assert!(last.starts_with("passed, without: "), "{last}");
+    assert!(last.contains("real tier (cargo built no program \"fetch_real\")"), "{last}");
     assert!(last.contains("ray") && last.contains("target aarch64-linux-android"), "{last}");
     assert!(last.contains("python tier (Python 3 with venv is not installed"), "{last}");
     assert!(last.contains("kotlin tier (no JDK") && last.contains("clients tier ("), "{last}");

@@ -126,8 +126,8 @@ fn gemma3(options: &mut ForgeOptions) {
 
 const SMOL: (&Package, &str) = (&SMOLLM2, "smollm2");
 const GEMMA: (&Package, &str) = (&GEMMA3, "gemma3");
-/// Logits on the CPU differ by the rounding of activations to int16.
-const LIMIT: f32 = 0.02;
+/// Logits on the CPU differ by the rounding of activations to int16: by 4.4e-3 at most in first steps of SmolLM2.
+const LIMIT: f32 = 0.01;
 
 #[tier(real)]
 fn smollm2_answers_as_the_reference() {
