@@ -4,13 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, TryLockError};
 use std::io::{BufWriter, Write};
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use qhx_base::hash::{hex, sha256};
 use qhx_base::{Error, ErrorKind, Result, files};
 use qhx_checkpoint::{Checkpoint, MAX_JSON};
 use qhx_core::manifest::{self, Manifest};
 use qhx_graph::progress::Progress;
-use qhx_graph::weight::{F16_OVERFLOW, RowSource, beyond_f16, stream};
+use qhx_graph::quantize::{Quantized, QuantizedForm};
+use qhx_graph::weight::{F16_OVERFLOW, RowSource, Storage, Weight, beyond_f16, stream};
 use qhx_types::DType;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -313,29 +315,36 @@ impl Staging {
         self.write(file, &text)
     }
 
-    /// Writes a table's rows as raw little-endian f16 or f32. Errors when a value does not fit f16 where the
-    /// table is written so, or is `for_npu`, which computes in f16.
+    /// Writes a table's rows as raw little-endian f16 or f32, or as the integers of the form `int8` with their scales
+    /// behind all rows. Errors when a value does not fit f16 where the table is written so, or is `for_npu`, which computes in f16.
     pub fn write_table(
         &self,
         file: &str,
-        table: &dyn RowSource,
-        as_f16: bool,
+        (table, int8): (&Arc<dyn RowSource>, Option<QuantizedForm>),
+        dtype: DType,
         for_npu: bool,
         progress: &mut dyn Progress,
     ) -> Result<()> {
         let path = self.path(file)?;
         let fail = |e: std::io::Error| Error::io(ErrorKind::Io, &path, e);
-        let dtype = if as_f16 { DType::F16 } else { DType::F32 };
-        if for_npu && !as_f16 {
-            stream(table, |wide| match wide.iter().any(|value| value.abs() >= F16_OVERFLOW) {
-                true => Err(beyond_f16(table)),
+        if for_npu && dtype != DType::F16 {
+            stream(&**table, |wide| match wide.iter().any(|value| value.abs() >= F16_OVERFLOW) {
+                true => Err(beyond_f16(&**table)),
                 false => Ok(()),
             })?;
         }
         let [rows, cols] = table.shape().map(|count| count as u64);
         progress.stage("embedding table", rows.saturating_mul(cols * dtype.size() as u64));
         let mut target = BufWriter::new(File::create(&path).map_err(fail)?);
-        write_rows((table, dtype), &mut target, file, &mut 0, progress)?;
+        match int8 {
+            None => write_rows((&**table, dtype), &mut target, file, &mut 0, progress)?,
+            Some(form) => {
+                let weight = Weight::new(Arc::clone(table), Storage::Blocks(form));
+                let Quantized { values, scales, .. } = weight.to_blocks(form)?;
+                target.write_all(bytemuck::cast_slice(&values)).map_err(fail)?;
+                target.write_all(bytemuck::cast_slice(&scales)).map_err(fail)?;
+            }
+        }
         target.flush().map_err(fail)
     }
 

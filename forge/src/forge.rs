@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::{Checkpoint, read_json};
@@ -15,6 +16,7 @@ use qhx_graph::onnx::Known;
 use qhx_graph::progress::Progress;
 use qhx_graph::weight::{RowSource, Storage, table_fits_f16};
 use qhx_qnn::Platform;
+use qhx_types::DType;
 use serde_json::{Map, Value, json};
 
 use crate::bundle::{Fingerprint, Staging, check_apart, replace_json};
@@ -447,7 +449,8 @@ fn fill(
     let mut artifacts = Map::new();
     artifacts.insert("contexts".to_owned(), Value::Object(contexts));
     if let Some(table) = &recipe.embed {
-        artifacts.insert("embed".to_owned(), embed(&**table, name, options, staging, progress)?);
+        let entry = embed((table, recipe), name, options, staging, progress)?;
+        artifacts.insert("embed".to_owned(), entry);
     }
     for table in &recipe.tables {
         artifacts.insert(table.key.clone(), tables(table, name, staging, progress)?);
@@ -660,24 +663,34 @@ fn manifest(
     manifest
 }
 
-/// Writes the embedding table: f16, unless that would change floating point that the CPU backend is to agree on with
-/// the reference.
+/// Writes the embedding table of a recipe: in 8 bits beside a tied head of 8 bits, or else f16, unless that would change
+/// floating point that the CPU backend is to agree on with the reference.
 fn embed(
-    table: &dyn RowSource,
+    (table, recipe): (&Arc<dyn RowSource>, &Recipe),
     name: &str,
     options: &ForgeOptions,
     staging: &mut Staging,
     progress: &mut dyn Progress,
 ) -> Result<Value> {
-    let half = !options.has_onnx(options.compiler.is_some()) || table_fits_f16(table)?;
+    let int8 = recipe.int8_table();
+    let exact = options.has_onnx(options.compiler.is_some());
+    let dtype = match int8 {
+        Some(_) => DType::I8,
+        None if !exact || table_fits_f16(&**table)? => DType::F16,
+        None => DType::F32,
+    };
     let for_npu = options.for_npu();
-    let file = names::embed_file(name, half);
-    let origin = format!("{} {:?}", table.name(), table.shape());
+    let file = names::embed_file(name, dtype);
+    let origin = format!("{} {:?} {int8:?}", table.name(), table.shape());
     let files = std::slice::from_ref(&file);
     artifact(staging, &file, &origin, files, progress, |staging, progress| {
-        staging.write_table(&file, table, half, for_npu, progress)
+        staging.write_table(&file, (table, int8), dtype, for_npu, progress)
     })?;
-    Ok(if half { json!(file) } else { json!({"path": file, "dtype": "f32"}) })
+    Ok(match int8 {
+        Some(form) => json!({"path": file, "dtype": dtype, "block": form.block}),
+        None if dtype == DType::F16 => json!(file),
+        None => json!({"path": file, "dtype": dtype}),
+    })
 }
 
 /// Writes further files and returns the object that names them.

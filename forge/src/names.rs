@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use qhx_base::{Error, ErrorKind, Result};
+use qhx_types::DType;
 
 use crate::recipe::{ContextPlan, Recipe};
 
@@ -35,9 +36,9 @@ pub(crate) fn onnx_data_file(onnx: &str) -> String {
     format!("{onnx}_data")
 }
 
-/// The embedding table of the model `model`, as f16 or as f32.
-pub(crate) fn embed_file(model: &str, half: bool) -> String {
-    format!("{model}_embed_{}.bin", if half { "f16" } else { "f32" })
+/// The embedding table of the model `model`, as f16, as f32 or as i8.
+pub(crate) fn embed_file(model: &str, dtype: DType) -> String {
+    format!("{model}_embed_{dtype}.bin")
 }
 
 /// A further file of the model `model`.
@@ -61,8 +62,8 @@ pub(crate) fn check(recipe: &Recipe) -> Result<()> {
             files.take(&onnx_file(graph.name()), &owner)?;
         }
     }
-    for half in [true, false] {
-        files.take(&embed_file("<name>", half), "the embedding table")?;
+    for dtype in [DType::F16, DType::F32, DType::I8] {
+        files.take(&embed_file("<name>", dtype), "the embedding table")?;
     }
     for table in &recipe.tables {
         let owner = format!("tables {:?}", table.key);

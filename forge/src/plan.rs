@@ -72,6 +72,8 @@ pub struct Plan {
     pub contexts: Vec<ContextSizes>,
     /// Bytes of the embedding table.
     pub embed_bytes: u64,
+    /// Element type of the embedding table.
+    pub embed_dtype: DType,
     /// The other tables: their keys in the manifest, and their bytes.
     pub tables: Vec<(String, u64)>,
     /// True if context binaries are made.
@@ -306,10 +308,18 @@ fn too_large(plan: &Plan, context: &ContextSizes, shards: &str) -> Error {
 
 fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compiled: bool) -> Plan {
     let onnx = options.has_onnx(compiled);
+    let int8 = recipe.int8_table();
+    let embed_dtype = match (int8, &recipe.embed) {
+        (Some(_), _) => DType::I8,
+        (None, Some(table)) if onnx && table.stored_dtype() == DType::F32 => DType::F32,
+        _ => DType::F16,
+    };
     let embed_bytes = recipe.embed.as_ref().map_or(0, |table| {
-        let [rows, cols] = table.shape();
-        let wide = if onnx && table.stored_dtype() == DType::F32 { 4 } else { 2 };
-        (rows as u64).saturating_mul(cols as u64).saturating_mul(wide)
+        let [rows, cols] = table.shape().map(|count| count as u64);
+        match int8 {
+            Some(form) => form.bytes(rows, cols, size_of::<f32>() as u64),
+            None => rows.saturating_mul(cols).saturating_mul(embed_dtype.size() as u64),
+        }
     });
     let context_sizes = |context| context_sizes(context, options.share_weights, onnx);
     Plan {
@@ -320,6 +330,7 @@ fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compil
         max_ctx: wanted.max_ctx,
         contexts: recipe.contexts.iter().map(context_sizes).collect(),
         embed_bytes,
+        embed_dtype,
         tables: recipe.tables.iter().map(|t| (t.key.clone(), t.source.bytes())).collect(),
         compiled,
         shared: options.share_weights,

@@ -227,6 +227,40 @@ fn the_head_has_the_precision_that_is_asked_for() {
     }
 }
 
+/// Beside a tied head of 8 bits the table has 8 bits, with a scale for each 32 values.
+#[test]
+fn a_tied_table_has_eight_bits_beside_such_a_head() {
+    const BLOCK: usize = 32;
+    let dir = tempfile::tempdir().unwrap();
+    let table = |model: &str, precision: Precision| {
+        let out = dir.path().join(format!("{model}-{}", precision.name()));
+        let (max_ctx, prefill) = (Some(32), Some(vec![]));
+        let options = ForgeOptions { precision, max_ctx, prefill, ..ForgeOptions::new(out) };
+        let report = forge(&fixture(model), &options, &mut Silent).unwrap();
+        let manifest = Manifest::load(&report.manifest).unwrap();
+        let embed = manifest.artifacts.embed.unwrap();
+        (embed.dtype, std::fs::read(manifest.root.join(embed.path)).unwrap())
+    };
+    let (dtype, wide) = table("llama3-blocks", Precision::Fp16);
+    assert_eq!(dtype, DType::F16);
+    let values = wide.len() / 2;
+    for precision in [Precision::W8A16, Precision::W4A16] {
+        let (dtype, bytes) = table("llama3-blocks", precision);
+        assert_eq!((dtype, bytes.len()), (DType::I8, values + values / BLOCK * 4));
+        let (integers, scales) = bytes.split_at(values);
+        for (at, (pair, integer)) in wide.chunks_exact(2).zip(integers).enumerate() {
+            let scale = f32::from_le_bytes(scales[at / BLOCK * 4..][..4].try_into().unwrap());
+            let expected = half::f16::from_le_bytes(pair.try_into().unwrap()).to_f32();
+            let found = f32::from(integer.cast_signed()) * scale;
+            // Half an integer, and the rounded scale.
+            assert!((found - expected).abs() <= 0.6 * scale.abs(), "{at}: {found}, {expected}");
+        }
+    }
+    // Not tied; rows that are no multiple of a block.
+    assert_eq!(table("qwen35-blocks", Precision::W8A16).0, DType::F16);
+    assert_eq!(table("llama3-tiny", Precision::W8A16).0, DType::F16);
+}
+
 #[test]
 fn contradictory_options_are_refused_and_leave_nothing() {
     let dir = tempfile::tempdir().unwrap();

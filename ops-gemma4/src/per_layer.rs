@@ -114,7 +114,7 @@ impl PerLayerInputs {
                 let weights = Embedding::open_at(host, "/artifacts/ple/norm", width, Some(1))?;
                 let mut norm = vec![0.0; width];
                 weights.read(host, 0, 0, &mut norm)?;
-                let (weights, dtype) = matrix.table();
+                let (weights, dtype) = matrix.table()?;
                 Projection::Host { weights, dtype, norm }
             }
         };

@@ -54,7 +54,8 @@ fn lines(plan: &Plan, targets: &[String], memory: Option<u64>) -> Vec<String> {
     if plan.compiled && !plan.shared {
         lines.push("  each graph of a context holds its own copy of the weights".to_owned());
     }
-    lines.push(format!("  {:<16} f16    table  {:>9}", "embedding", mega(plan.embed_bytes)));
+    let dtype = plan.embed_dtype.to_string();
+    lines.push(format!("  {:<16} {dtype:<6} table  {:>9}", "embedding", mega(plan.embed_bytes)));
     for (key, bytes) in &plan.tables {
         lines.push(format!("  {key:<16}        table  {:>9}", mega(*bytes)));
     }
@@ -124,6 +125,7 @@ fn plan_json(plan: &Plan, targets: &[String], memory: Option<u64>) -> Value {
         "share_weights": plan.compiled.then_some(plan.shared),
         "contexts": contexts,
         "embed_bytes": plan.embed_bytes,
+        "embed_dtype": plan.embed_dtype,
         "tables": tables,
         "bytes": plan.bytes(),
         "peak_memory_bytes": plan.peak_bytes(),

@@ -8,6 +8,7 @@ use qhx_forge::{Caches, ForgeOptions, Precision};
 fn planned(edit: impl FnOnce(&mut ForgeOptions)) -> Plan {
     let mut options = ForgeOptions {
         max_ctx: Some(32_768),
+        share_weights: true,
         precision: Precision::W4A16,
         ..ForgeOptions::new("out")
     };

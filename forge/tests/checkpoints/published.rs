@@ -1,5 +1,6 @@
 //! The table of published checkpoints in `docs/checkpoints.md`: made again from the fields of their configurations.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use qhx_checkpoint::Checkpoint;
@@ -7,7 +8,8 @@ use qhx_forge::plan::{Plan, plan};
 use qhx_forge::recipe::{Precision, Task};
 use qhx_forge::registry::recipe;
 use qhx_forge::{AUTO_SHARDS, ForgeOptions};
-use qhx_graph::graph::Elem;
+use qhx_graph::graph::{Elem, Graph};
+use qhx_types::DType;
 use serde_json::{Value, json};
 
 use super::{configured, read_json};
@@ -145,6 +147,24 @@ fn a_plan_counts_shared_weights_once() {
     let [apart, shared] = [apart, shared].map(|plan| plan.contexts[0].clone());
     assert_eq!(shared.graphs, ["decode", "prefill16", "prefill120"]);
     assert_eq!(apart.weight_bytes, 3 * shared.weight_bytes);
+}
+
+/// What a bundle for devices has beside its weights and tables.
+#[test]
+fn device_bundles_are_hardly_larger_than_their_weights() {
+    for config in ["llama-3.2-1b.json", "qwen3-1.7b.json", "gemma-4-e4b.json"] {
+        let (precision, share_weights) = (Precision::W4A16, true);
+        let options = ForgeOptions { precision, share_weights, ..ForgeOptions::new("out") };
+        let (plan, recipe) = plan(&configured(config), recipe, &options, true).unwrap();
+        let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
+        let weights = graphs.flat_map(Graph::weights);
+        let once: BTreeMap<&str, u64> =
+            weights.map(|weight| (weight.source().name(), weight.qnn_bytes())).collect();
+        let tables = plan.embed_bytes + plan.tables.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        let all = once.values().sum::<u64>() + tables;
+        assert!(plan.bytes() * 100 <= all * 115, "{config}: {} of {all}", plan.bytes());
+        assert_eq!(plan.embed_dtype, DType::I8, "{config}");
+    }
 }
 
 #[test]

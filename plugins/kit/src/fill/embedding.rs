@@ -12,13 +12,19 @@ use qhx_op::{BufferId, DType, Error, GraphId, Host, Port, Result};
 /// Elements that are converted at once.
 const BLOCK: usize = 256;
 
+/// Bytes of a scale behind rows of int8.
+const SCALE: usize = size_of::<f32>();
+
 /// An embedding table: raw rows of `hidden` values, one for each token.
 ///
-/// In the manifest it is a path (f16 values), or `{"path": …, "dtype": "f16" | "f32"}`.
+/// In the manifest it is a path (f16 values), or `{"path": …, "dtype": "f16" | "f32" | "i8"}`. Behind all rows of int8
+/// are their scales, an f32 for each row, or for each `block` values of a row.
 #[derive(Debug)]
 pub struct Embedding {
     table: BufferId,
     dtype: DType,
+    /// Values that share a scale, of int8.
+    block: usize,
     hidden: usize,
     vocab: usize,
     scale: f32,
@@ -66,20 +72,27 @@ impl Embedding {
         #[serde(untagged)]
         enum Entry {
             Path(String),
-            Typed { path: String, dtype: DType },
+            Typed { path: String, dtype: DType, block: Option<usize> },
         }
-        let (path, dtype) = match host.require::<Entry>(pointer)? {
-            Entry::Path(path) => (path, DType::F16),
-            Entry::Typed { path, dtype } => (path, dtype),
+        let (path, dtype, block) = match host.require::<Entry>(pointer)? {
+            Entry::Path(path) => (path, DType::F16, None),
+            Entry::Typed { path, dtype, block } => (path, dtype, block),
         };
-        if !matches!(dtype, DType::F16 | DType::F32) {
+        if !matches!(dtype, DType::F16 | DType::F32 | DType::I8) {
             return Err(Error::manifest(format!(
-                "manifest {pointer}/dtype: expected f16 or f32, found {dtype}"
+                "manifest {pointer}/dtype: expected f16, f32 or i8, found {dtype}"
+            )));
+        }
+        let block = block.unwrap_or(hidden);
+        if block == 0 || !hidden.is_multiple_of(block) {
+            return Err(Error::manifest(format!(
+                "manifest {pointer}/block: found {block}, expected a divisor of {hidden}, the values of a row"
             )));
         }
         let table = host.artifact(pointer, &path)?;
         let bytes = host.len(table);
-        let row = hidden.saturating_mul(dtype.size());
+        let scales = if dtype == DType::I8 { hidden / block * SCALE } else { 0 };
+        let row = hidden.saturating_mul(dtype.size()).saturating_add(scales);
         if row == 0 || bytes == 0 || !bytes.is_multiple_of(row) {
             return Err(Error::artifact(format!(
                 "{path}: {bytes} bytes are no whole number of rows of {hidden} {dtype} values \
@@ -96,7 +109,7 @@ impl Embedding {
                 vocab.saturating_mul(row)
             )));
         }
-        Ok(Self { table, dtype, hidden, vocab: rows, scale: 1.0, path })
+        Ok(Self { table, dtype, block, hidden, vocab: rows, scale: 1.0, path })
     }
 
     /// The same with every value multiplied by `factor` when it is read, in f32.
@@ -117,10 +130,18 @@ impl Embedding {
         Ok(self)
     }
 
-    /// The mapped file with its element type, f16 or f32, for arithmetic that reads all of it. The scale is not
-    /// applied.
-    pub fn table(&self) -> (BufferId, DType) {
-        (self.table, self.dtype)
+    /// The mapped file with its element type, for arithmetic that reads all of it. The scale is not applied.
+    ///
+    /// # Errors
+    /// When it is neither f16 nor f32.
+    pub fn table(&self) -> Result<(BufferId, DType)> {
+        if self.dtype == DType::I8 {
+            return Err(Error::manifest(format!(
+                "{}: values of i8, expected f16 or f32",
+                self.path
+            )));
+        }
+        Ok((self.table, self.dtype))
     }
 
     /// Number of rows.
@@ -263,12 +284,33 @@ impl Embedding {
     /// Elements of the table from `first` on, scaled.
     fn load(&self, table: &[u8], first: usize, out: &mut [f32]) -> Result<()> {
         let range = first..first + out.len();
-        if self.dtype == DType::F16 {
-            let table: &[f16] = bytemuck::try_cast_slice(table).map_err(|_| self.misaligned())?;
-            f16_to_f32(&table[range], out);
-        } else {
-            let table: &[f32] = bytemuck::try_cast_slice(table).map_err(|_| self.misaligned())?;
-            out.copy_from_slice(&table[range]);
+        match self.dtype {
+            DType::I8 => {
+                let (values, scales) = table.split_at(self.vocab * self.hidden);
+                let (values, mut at): (&[i8], _) = (bytemuck::cast_slice(values), first);
+                while at < range.end {
+                    let block = at / self.block;
+                    let end = range.end.min((block + 1) * self.block);
+                    let mut scale = [0; SCALE];
+                    scale.copy_from_slice(&scales[block * SCALE..][..SCALE]);
+                    let scale = f32::from_le_bytes(scale);
+                    let out = &mut out[at - first..end - first];
+                    for (out, &value) in out.iter_mut().zip(&values[at..end]) {
+                        *out = f32::from(value) * scale;
+                    }
+                    at = end;
+                }
+            }
+            DType::F16 => {
+                let table: &[f16] =
+                    bytemuck::try_cast_slice(table).map_err(|_| self.misaligned())?;
+                f16_to_f32(&table[range], out);
+            }
+            _ => {
+                let table: &[f32] =
+                    bytemuck::try_cast_slice(table).map_err(|_| self.misaligned())?;
+                out.copy_from_slice(&table[range]);
+            }
         }
         if self.scale != 1.0 {
             out.iter_mut().for_each(|value| *value *= self.scale);

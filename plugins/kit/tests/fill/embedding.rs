@@ -1,4 +1,4 @@
-//! Embedding tables: several, in either float type, with a factor.
+//! Embedding tables: several, in either float type and in int8, with a factor.
 
 use half::f16;
 use qhx_kit::fill::Embedding;
@@ -14,10 +14,23 @@ const TABLE: [f32; 12] = [0.5, -1.25, 2.0, 3.0, 0.1, -0.2, 100.0, -7.75, 0.0, 1.
 fn harness() -> OpHarness {
     let halves: Vec<u8> = TABLE.iter().flat_map(|v| f16::from_f32(*v).to_ne_bytes()).collect();
     let floats: Vec<u8> = TABLE.iter().flat_map(|v| v.to_ne_bytes()).collect();
+    let scales = TABLE.chunks(3).map(|row| row.iter().fold(0f32, |a, b| a.max(b.abs())) / 127.0);
+    let scales: Vec<f32> = scales.collect();
+    let integers = TABLE.iter().zip(0..).map(|(v, at)| (v / scales[at / 3]).round() as i8 as u8);
+    let mut integers: Vec<u8> = integers.collect();
+    integers.extend(scales.iter().flat_map(|v| v.to_le_bytes()));
+    // Rows of two blocks of two.
+    let mut blocks: Vec<u8> = [1i8, 2, -3, 4, 5, 6, -7, 8].map(|v| v as u8).to_vec();
+    blocks.extend([1f32, 10.0, 0.5, -2.0].iter().flat_map(|v| v.to_le_bytes()));
     OpHarness::new()
         .manifest(json!({"artifacts": {
             "embed": "halves", "embed_layers": {"path": "floats", "dtype": "f32"},
+            "int8": {"path": "integers", "dtype": "i8"},
+            "blocks": {"path": "blocks", "dtype": "i8", "block": 2},
+            "odd": {"path": "blocks", "dtype": "i8", "block": 3},
         }}))
+        .file("integers", integers)
+        .file("blocks", blocks)
         .file("halves", halves)
         .file("floats", floats)
         .graph(graph(
@@ -29,7 +42,7 @@ fn harness() -> OpHarness {
 
 #[test]
 fn rows_of_any_table_are_scaled_into_any_float_input() {
-    for pointer in ["/artifacts/embed", "/artifacts/embed_layers"] {
+    for pointer in ["/artifacts/embed", "/artifacts/embed_layers", "/artifacts/int8"] {
         for (factor, input) in [(1.0, 0), (1.0, 1), (50.5, 0), (1.732_050_8, 1)] {
             let name = ["f16", "f32"][input];
             let mut op = probe(harness(), move |host| {
@@ -52,10 +65,14 @@ fn rows_of_any_table_are_scaled_into_any_float_input() {
                 .collect();
             let found = op.bound("g", name).unwrap();
             for (found, expected) in found.iter().zip(&expected) {
-                // One rounding of the table, where it is f16, and one of the input.
-                let tolerance =
-                    if pointer == "/artifacts/embed_layers" && input == 1 { 1e-6 } else { 1e-3 };
-                close(&[*found], &[*expected], tolerance * expected.abs());
+                // One rounding of the table, where it is f16, and one of the input; to half an integer of int8, whose
+                // rows reach 100 and 3.
+                let tolerance = match pointer {
+                    "/artifacts/embed_layers" if input == 1 => 1e-6 * expected.abs(),
+                    "/artifacts/int8" => factor * 0.5 * 101.0 / 127.0 + 1e-3 * expected.abs(),
+                    _ => 1e-3 * expected.abs(),
+                };
+                close(&[*found], &[*expected], tolerance);
             }
         }
     }
@@ -68,6 +85,11 @@ fn columns_of_a_row_are_read_for_arithmetic_on_the_host() {
         let mut out = [0.0; 2];
         table.read(host, 2, 1, &mut out)?;
         assert_eq!(out, [-124.0, 0.0]);
+        let blocks = Embedding::open_at(host, "/artifacts/blocks", 4, Some(2))?.scaled(2.0)?;
+        let mut all = [0.0; 3];
+        blocks.read(host, 1, 1, &mut all)?;
+        assert_eq!(all, [6.0, 28.0, -32.0]);
+        assert!(blocks.table().unwrap_err().message().contains("blocks: values of i8"));
         let wide = table.read(host, 2, 2, &mut out).unwrap_err();
         assert!(wide.message().contains("columns 2 to 4 of rows of 3"), "{wide}");
         assert!(table.read(host, 2, usize::MAX, &mut out).is_err());
@@ -86,6 +108,10 @@ fn a_table_that_does_not_fit_names_its_file_and_pointer() {
         };
         let missing = fail("/artifacts/other", 3, None);
         assert!(missing.contains("manifest /artifacts/other: missing"), "{missing}");
+        let odd = fail("/artifacts/odd", 4, None);
+        assert!(odd.contains("/artifacts/odd/block: found 3, expected a divisor of 4"), "{odd}");
+        let short = fail("/artifacts/int8", 4, None);
+        assert!(short.contains("integers: 28 bytes are no whole number of rows of 4"), "{short}");
         let rows = fail("/artifacts/embed", 5, None);
         assert!(rows.contains("halves: 24 bytes are no whole number of rows of 5"), "{rows}");
         assert!(fail("/artifacts/embed", usize::MAX, None).contains("halves: 24 bytes"));
