@@ -217,7 +217,9 @@ impl ContextPlan {
         for tensor in self.graphs.iter().flat_map(Graph::tensors) {
             let Origin::Weight(weight) = &tensor.origin else { continue };
             let storage = self.precision.storage(weight.rows(), weight.cols());
-            let wider = storage != usual && weight.storage() == storage;
+            // int8 with a scale for each output is no wider than int8 in blocks.
+            let as_wide = self.precision == Precision::W8A16 && storage == Storage::Int8;
+            let wider = storage != usual && !as_wide && weight.storage() == storage;
             let named = (weight.source().name().to_owned(), storage);
             if wider && !found.contains(&named) {
                 found.push(named);

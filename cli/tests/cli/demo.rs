@@ -71,7 +71,13 @@ fn other_wheel(folder: &Path) -> PathBuf {
         "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     )
     .unwrap();
-    let noise: Vec<u8> = (0..100_000u32).map(|n| (n.wrapping_mul(n) >> 7) as u8).collect();
+    // Nothing that zip makes smaller.
+    let mut state = 1u32;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    };
+    let noise: Vec<u8> = (0..100_000).map(|_| next()).collect();
     fs::write(folder.join("noise"), noise).unwrap();
     let wheels = folder.join("wheels");
     fs::create_dir_all(&wheels).unwrap();

@@ -60,7 +60,7 @@ fn an_interrupted_run_goes_on_where_it_ended() {
     let run = embed(folder.path(), &files).ok();
     let times = run.stderr.lines().find(|line| line.starts_with("load ")).unwrap_or_default();
     // What loading and executing each part took.
-    qhx_tests::has(times, &["(enc_p0 ", ", enc_p1 ", "30 texts", ": enc_p0 ", " ms, enc_p1 "]);
+    qhx_tests::has(times, &["(enc_p0 ", ", enc_p1 ", "30 texts", ": enc32_p0 ", " ms, enc32_p1 "]);
     let whole = read(folder.path(), "out.jsonl");
     let found = rows(&whole);
     assert_eq!(found.len(), 30);

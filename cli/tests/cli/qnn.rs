@@ -310,7 +310,7 @@ fn a_bundle_for_devices_has_weights_once_and_its_own_message() {
             .run()
     };
     generate("device", "qnn").fails(6, &["made for a device", "--for-emulator"]);
-    generate("device", "cpu").fails(4, &["no ONNX files", "--onnx"]);
+    generate("device", "cpu").fails(6, &["no ONNX files", "--onnx"]);
     assert_eq!(generate("emulator", "qnn").ok().stdout, " Paris.\n");
     forge("both", &["--onnx", "--no-golden"]);
     assert_eq!(generate("both", "cpu").ok().stdout, " Paris.\n");

@@ -32,8 +32,12 @@ fn inspect_fits_a_screen() {
     let run = qhx!(folder, "inspect", bundle()).run().ok();
     let text = neutral(&run.stdout, folder.path());
     assert!(text.lines().count() < 24 && !text.contains("past_ssm_"), "{text}");
-    let parts =
-        ["model      tiny\n", "embedding table: ", "context \"decode\": ", "; graphs decode\n"];
+    let parts = [
+        "model      tiny\n",
+        "embedding table: ",
+        "context \"decode\": ",
+        "; graphs decode, prefill16, ",
+    ];
     qhx_tests::has(&text, &parts);
     let all = qhx!(folder, "inspect", "--all", bundle()).run().ok();
     all.prints(&["in  past_ssm_0 f32[6, 24, 20]"]);

@@ -80,7 +80,7 @@ fn every_published_model_is_planned_so_that_devices_can_load_it() {
                 // 32 layers of 16 experts, whose int8 values and scales are the largest file.
                 let experts = 512 * (3 * 448 * 4096 + 4 * (2 * 448 + 4096));
                 assert_eq!(plan["tables"], json!([{"key": "experts", "bytes": experts}]));
-                assert!(number(&plan["bytes"]) > 2 * 1_280_000_000 + experts, "{plan}");
+                assert!(number(&plan["bytes"]) > 640_000_000 + experts, "{plan}");
             }
         }
     }
@@ -88,7 +88,7 @@ fn every_published_model_is_planned_so_that_devices_can_load_it() {
 
 /// 489 MB in the published int8 bundle.
 #[test]
-fn four_bit_layers_of_the_smallest_qwen35_fit_290_megabytes() {
+fn four_bit_layers_of_the_smallest_qwen35_fit_330_megabytes() {
     let dir = folder();
     let config = configs().into_iter().find(|c| c.ends_with("qwen3.5-0.8b.json")).unwrap();
     let plan = qhx!(dir, "forge", "plan", config)
@@ -98,7 +98,7 @@ fn four_bit_layers_of_the_smallest_qwen35_fit_290_megabytes() {
         .json();
     let contexts = plan["contexts"].as_array().unwrap();
     let decode = contexts.iter().find(|context| context["key"] == "decode").unwrap();
-    assert!(decode["binary_bytes"].as_u64().unwrap() <= 290_000_000, "{decode}");
+    assert!(decode["binary_bytes"].as_u64().unwrap() <= 330_000_000, "{decode}");
     let head = contexts.iter().find(|context| context["key"] == "lmhead").unwrap();
     assert_eq!(head["precision"], "w8a16", "{head}");
 }
@@ -210,7 +210,8 @@ fn a_forge_killed_three_times_makes_the_same_binaries() {
         Program::npu(dir.path())
             .args(["forge", "--synthetic"])
             .arg(&config)
-            .args(["--out", out, "--no-golden", "--precision", "w8a16", "--shards", "4"])
+            .args(["--out", out, "--no-golden", "--for-emulator", "--precision", "w8a16"])
+            .args(["--shards", "4"])
             .args(["--max-ctx", "64", "--prefill", "32"])
     });
 }
