@@ -40,6 +40,8 @@ pub struct ContextSizes {
     pub precision: Precision,
     /// Bytes of weights as they are stored in the context binary.
     pub weight_bytes: u64,
+    /// Bytes of the weights of all graphs, each with a copy of its own: the compiler holds them so, shared or not.
+    pub compiled_bytes: u64,
     /// Expected bytes of the context binary.
     pub binary_bytes: u64,
     /// Bytes of inputs and outputs, which a device holds beside the binary.
@@ -106,14 +108,9 @@ impl Plan {
         total(contexts.chain(tables).chain([self.embed_bytes]))
     }
 
-    /// The context with the most weights.
-    pub fn largest(&self) -> Option<&ContextSizes> {
-        self.contexts.iter().max_by_key(|c| c.weight_bytes)
-    }
-
     /// Expected peak of the memory while the bundle is made.
     pub fn peak_bytes(&self) -> u64 {
-        let weights = self.largest().map_or(0, |c| c.weight_bytes) as f64;
+        let weights = self.contexts.iter().map(|c| c.compiled_bytes).max().unwrap_or(0) as f64;
         // Without a compiler, some buffers.
         let factor = if self.compiled { PEAK_FACTOR } else { 0.0 };
         PEAK_BASE.saturating_add((weights * factor) as u64)
@@ -158,7 +155,7 @@ impl Plan {
 
     /// Expected seconds on two cores.
     pub fn seconds(&self) -> f64 {
-        let weights = total(self.contexts.iter().map(|c| c.weight_bytes));
+        let weights = total(self.contexts.iter().map(|c| c.compiled_bytes));
         let compile = if self.compiled { weights as f64 / COMPILE_RATE } else { 0.0 };
         compile + self.bytes() as f64 / WRITE_RATE
     }
@@ -347,10 +344,8 @@ fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compil
 /// Sizes of a context, with a weight of several graphs once where they share it.
 fn context_sizes(context: &ContextPlan, share_weights: bool, onnx: bool) -> ContextSizes {
     let shared_bytes = total(distinct_weights(&context.graphs).into_values());
-    let weight_bytes = match share_weights {
-        true => shared_bytes,
-        false => total(context.graphs.iter().map(Graph::weight_bytes)),
-    };
+    let compiled_bytes = total(context.graphs.iter().map(Graph::weight_bytes));
+    let weight_bytes = if share_weights { shared_bytes } else { compiled_bytes };
     let nodes = total(context.graphs.iter().map(|graph| {
         graph.decomposed().map_or(graph.nodes().len(), |graph| graph.nodes().len()) as u64
     }));
@@ -359,6 +354,7 @@ fn context_sizes(context: &ContextPlan, share_weights: bool, onnx: bool) -> Cont
         graphs: context.graphs.iter().map(|g| g.name().to_owned()).collect(),
         precision: context.precision,
         weight_bytes,
+        compiled_bytes,
         binary_bytes: total([weight_bytes, weight_bytes / WEIGHTS_PER_BYTE, nodes * NODE_BYTES]),
         io_bytes: io_bytes(&context.graphs),
         onnx_bytes: if onnx { total([shared_bytes, nodes * 200]) } else { 0 },

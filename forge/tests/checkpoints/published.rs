@@ -144,6 +144,8 @@ fn a_plan_counts_shared_weights_once() {
     let [apart, shared] = [false, true].map(planned);
     let keys = |plan: &Plan| plan.contexts.iter().map(|c| c.key.clone()).collect::<Vec<_>>();
     assert_eq!((keys(&apart), keys(&shared)), (keys(&shared), keys(&apart)));
+    // The compiler has a copy for each graph all the same.
+    assert_eq!(apart.peak_bytes(), shared.peak_bytes());
     let [apart, shared] = [apart, shared].map(|plan| plan.contexts[0].clone());
     assert_eq!(shared.graphs, ["decode", "prefill16", "prefill120"]);
     assert_eq!(apart.weight_bytes, 3 * shared.weight_bytes);
