@@ -252,8 +252,8 @@ fn a_tied_table_has_eight_bits_beside_such_a_head() {
             let scale = f32::from_le_bytes(scales[at / BLOCK * 4..][..4].try_into().unwrap());
             let expected = half::f16::from_le_bytes(pair.try_into().unwrap()).to_f32();
             let found = f32::from(integer.cast_signed()) * scale;
-            // Half an integer, and the rounded scale.
-            assert!((found - expected).abs() <= 0.6 * scale.abs(), "{at}: {found}, {expected}");
+            // Half an integer, and the rounded scale; one at the end that has no −128.
+            assert!((found - expected).abs() <= 1.1 * scale.abs(), "{at}: {found}, {expected}");
         }
     }
     // Not tied; rows that are no multiple of a block.

@@ -36,7 +36,7 @@ fn inspect_fits_a_screen() {
         "model      tiny\n",
         "embedding table: ",
         "context \"decode\": ",
-        "; graphs decode, prefill16, ",
+        "; graphs decode, prefill16\n",
     ];
     qhx_tests::has(&text, &parts);
     let all = qhx!(folder, "inspect", "--all", bundle()).run().ok();

@@ -66,6 +66,7 @@ fn every_published_model_is_planned_so_that_devices_can_load_it() {
                 ("mistral-7b-v0.3" | "nv-embedcode-7b", "fp16") => 5,
                 ("mistral-7b-v0.3" | "nv-embedcode-7b", _) => 3,
                 ("qwen3-1.7b" | "qwen3-vl-2b", "fp16") => 2,
+                ("qwen3.5-35b-a3b", "fp16") => 2,
                 ("qwen3.5-4b", "fp16") => 3,
                 ("qwen3.5-4b", _) => 2,
                 ("gemma-4-e4b", "fp16") => 6,

@@ -327,8 +327,8 @@ fn places(graph: &Graph, step: bool) -> Vec<Place> {
     let readers = |id: TensorId| graph.nodes().iter().filter(move |node| node.inputs.contains(&id));
     let mut hidden: Vec<TensorId> = graph.inputs().to_vec();
     hidden.retain(|id| tensor(id).is_some_and(|tensor| tensor.name == "x"));
-    // Graphs of something else begin with patches, frames or tokens.
-    let seeds = hidden.is_empty();
+    // Other graphs begin with patches, frames or tokens, or norm the hidden states behind each sum.
+    let seeds = !step;
     let projected = |id: &TensorId| is_projected(graph, *id);
     let mut layer = String::new();
     let mut found = Vec::new();
