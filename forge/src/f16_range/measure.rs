@@ -499,9 +499,9 @@ fn folds(recipe: &Recipe, graphs: &[Tapped], sums: &Sums, given: &[Fold]) -> Res
             return Ok(folds.split_off(given.len()));
         };
         let now = Some((&tapped.name, place.id, shift));
-        let all = recipe.contexts.iter().flat_map(|context| &context.graphs);
-        let graph = all.filter(|_| now != before && size.is_finite());
-        let graph = graph.filter(|graph| graph.name() == tapped.name).next();
+        let mut all = recipe.contexts.iter().flat_map(|context| &context.graphs);
+        let graph = all.find(|graph| graph.name() == tapped.name);
+        let graph = graph.filter(|_| now != before && size.is_finite());
         before = now;
         let part = graph.and_then(|graph| cause(graph, place.id));
         let Some(part) = part else { return Err(beyond_help(place, size)) };
