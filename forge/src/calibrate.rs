@@ -334,6 +334,7 @@ impl<R: Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>> Bench<'_, R> {
             precision,
             head: self.options.head.filter(|_| precision != Precision::Fp16),
             weights: weights.to_vec(),
+            columns: self.options.columns.clone(),
             ..measured(self.options, self.out, longest)
         }
     }

@@ -506,7 +506,8 @@ impl ForgeArgs {
     /// True when the model is measured before its bundle is made.
     pub(super) fn measures(&self) -> bool {
         let low = self.shape.precision != Precision::Fp16;
-        let wanted = !self.cpu_only || low || self.receipt.is_some();
+        let asked = self.receipt.is_some() || self.calibrate.is_some();
+        let wanted = !self.cpu_only || low || asked;
         self.command.is_none() && self.synthetic.is_none() && wanted && !self.no_measure
     }
 

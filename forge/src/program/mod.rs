@@ -122,22 +122,13 @@ pub fn run(
     for place in &places {
         check_place(&place.out, args.overwrite)?;
     }
-    let shape = args.shape.options(out, None)?;
-    let calibration = match args.calibration()? {
-        None => None,
-        Some(wanted) => Some(measured(("--calibrate", open), &terminal, |open, progress| {
-            calibrate(&checkpoint, registry::recipe, &shape, &wanted, open, progress)
-        })?),
-    };
-    let mut found = Found {
-        kept: calibration.iter().flat_map(|found| &found.kept).cloned().collect(),
-        ..Found::default()
-    };
+    let mut shape = args.shape.options(out, None)?;
+    let mut found = Found::default();
     if args.receipt.is_some() || own_check(args) {
         // Asked for, so that a program without host-ops says that it cannot.
         drop(opened(open, "--check=TEXTS and --receipt")?);
     }
-    let mut headroom = None;
+    let (mut headroom, mut texts) = (None, None);
     if let Some(open) = open.filter(|_| args.measures()) {
         let (measured, reference) = found.measure(args, &checkpoint, &shape, open, &terminal)?;
         if own_check(args) && !args.json {
@@ -147,11 +138,21 @@ pub fn run(
         }
         found.folds = measured.folds.clone()?;
         found.columns.clone_from(&measured.columns);
-        if let Some(reference) = reference {
-            let nearest = measured.nearest().cloned();
-            found.receipt(&checkpoint, &shape, &reference, nearest, open, &terminal)?;
-        }
+        texts = reference;
         headroom = Some(measured);
+    }
+    shape.columns.clone_from(&found.columns);
+    let calibration = match args.calibration()? {
+        None => None,
+        Some(wanted) => Some(measured(("--calibrate", open), &terminal, |open, progress| {
+            calibrate(&checkpoint, registry::recipe, &shape, &wanted, open, progress)
+        })?),
+    };
+    let kept = calibration.iter().flat_map(|found| &found.kept);
+    found.kept = kept.cloned().collect();
+    if let (Some(open), Some(texts)) = (open, texts) {
+        let nearest = headroom.as_ref().and_then(Measured::nearest).cloned();
+        found.receipt(&checkpoint, &shape, &texts, nearest, open, &terminal)?;
     }
     let (calibration, headroom) = (calibration.as_ref(), headroom.as_ref());
     found.write()?;
