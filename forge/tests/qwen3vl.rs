@@ -420,7 +420,6 @@ fn sizes_that_no_graph_can_have_are_refused() {
         // 200 positions, and not one for a question.
         (&[("image-patches", "32,800")], "takes 200 tokens"),
         (&[], "takes 1024 tokens"),
-        (&[("image-patches", "4,8,12,16,20,24,28,32")], "12 contexts, expected at most 8"),
     ] {
         let report = refused(choices);
         assert!(report.contains(words), "{choices:?}: {report}\n  does not say {words:?}");

@@ -80,7 +80,9 @@ class Bench:
             if len(ids) > 1:
                 left -= len(ids) - 1
                 self.texts.append(ids)
-        # A tied head has a matrix of its own: the table of the embeddings stays as it is.
+        # A tied head has a matrix of its own, in the form of which the table of the embeddings is, too.
+        self.table = self.model.get_input_embeddings()
+        self.rows = self.table.weight.detach().clone()
         head = torch.nn.Parameter(self.model.get_output_embeddings().weight.detach().clone())
         self.model.get_output_embeddings().weight = head
         modules = self.model.named_modules()
@@ -107,8 +109,10 @@ class Bench:
         mean = lambda parts: float(torch.cat(parts).mean())
         return {"kl": mean(divergence), "perplexity": float(np.exp(mean(surprise)))}
 
-    def measure(self, choose):
-        """`choose` names the form of a weight, if any."""
+    def measure(self, choose, alone=False):
+        """`choose` names the form of a weight, if any. What is measured alone has the table of f16 weights."""
+        form = None if alone else choose("lm_head")
+        self.table.weight.data = form(self.rows) if form else self.rows
         for name, module in self.linears.items():
             form = choose(name)
             module.weight.data = form(self.whole[name]) if form else self.whole[name]
@@ -126,7 +130,7 @@ def main():
     low = lambda name: int8 if name == "lm_head" else int4
     layer = lambda name: ".".join(name.split(".")[1:3]) if "layers." in name else "model.embed_tokens"
     kind = lambda name: name.rsplit(".", 1)[-1]
-    alone = lambda of, part: bench.measure(lambda name: low(name) if of(name) == part else None)
+    alone = lambda of, part: bench.measure(lambda name: low(name) if of(name) == part else None, True)
     in_layers = [name for name in bench.linears if "layers." in name]
     ends = [f"model.layers.{n}.mlp.down_proj" for n in (0, bench.model.config.num_hidden_layers - 1)]
     mixed = lambda name: int8 if name.endswith(".v_proj") or name in ends else low(name)

@@ -170,7 +170,7 @@ pub struct BundleContents {
     pub contexts: Vec<ContextContents>,
     /// Cost of the weights to the model's predictions, where the forge measured it: `model.receipt` of the manifest.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub receipt: Option<serde_json::Value>,
+    pub receipt: Option<Box<serde_json::Value>>,
     /// Verdicts on its context binaries for devices of each architecture, if they could be read.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<TargetRun>,
@@ -335,7 +335,7 @@ fn bundle(path: &Path, runtime: &Runtime) -> Result<BundleContents> {
     let targets = TargetRun::of(&binaries.collect::<Vec<_>>());
     let receipt = manifest.receipt().map_err(|e| notes.push(e.report().to_string()));
     Ok(BundleContents {
-        receipt: receipt.ok().flatten().cloned(),
+        receipt: receipt.ok().flatten().cloned().map(Box::new),
         unread,
         targets,
         root: manifest.root.clone(),
