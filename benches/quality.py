@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What low-bit weights cost real models: qhx beside llama.cpp, of the same f16 weights and on the same texts, in one run.
+"""What low-bit weights cost real models: qhx beside llama.cpp, of the same f16 weights and texts, in one run.
 
     python3 -m venv llama && llama/bin/pip install gguf numpy llama-cpp-python==0.3.36
     cargo build --release -p qhx-cli --features builtin-ops
@@ -7,9 +7,10 @@
 
 Each file is made a file of f16 weights first, which `qhx forge` and llama.cpp's quantize both read. Where a file holds
 quantized weights, each is moved by a random part of a step of its block: on its own grid a format would lose nothing.
---grid leaves the weights there. Of each precision the table has the mean Kullback-Leibler divergence of next-token predictions from f16 weights, in nats, each program's from its
-own f16, the share of positions with the same likeliest token, the perplexity, and the bytes of the weights. The texts
-are others than those that `qhx forge` weighs inputs with. Written as a table in Markdown.
+--grid leaves the weights there. Of each precision the table has the mean Kullback-Leibler divergence of next-token
+predictions from f16 weights, in nats, each program's from its own f16, the share of positions with the same likeliest
+token, the perplexity, and the bytes of the weights. The texts are others than those that `qhx forge` weighs inputs
+with. Written as a table in Markdown.
 """
 
 import argparse
@@ -145,8 +146,9 @@ def main():
             if options.only != "qhx":
                 rows += peers(wide, [line["text"] for line in lines], folder)
             for name, each, same, perplexity, size in rows:
-                cells = [f"{kl:.4f}" for kl in [float(np.mean(each)), *each]]
-                print(f"| {file.stem} | {name} | {' | '.join(cells)} | {100 * same:.1f} % | {perplexity:.2f} | {size / 1e6:.1f} |")
+                cells = [file.stem, name, *(f"{kl:.4f}" for kl in [float(np.mean(each)), *each])]
+                cells += [f"{100 * same:.1f} %", f"{perplexity:.2f}", f"{size / 1e6:.1f}"]
+                print(f"| {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""What low-bit weights cost a tiny model, by transformers and numpy: writes FIXTURE/calibration.json again, for its texts,
-target and number of tokens.
+"""What low-bit weights cost a tiny model, by transformers and numpy: writes FIXTURE/calibration.json again, for its
+texts, target and number of tokens.
 
     python tests/oracle/calibration.py tests/fixtures/llama3-blocks
 
-w8a16: blocks of 32 inputs, an f16 scale that maps the value of the largest magnitude to -128, and no smaller than f16's
-normal numbers. w4a16: blocks of 32 with scale and offset; of the symmetric scale that maps it to -8, and of the
-least-squares fits to integers of 27 scales and offsets, the pair of the least squared error. The head is int8, and so are,
-in w4a16 as a whole, v_proj and the down_proj of the first and the last layer.
+w8a16: blocks of 32 inputs, an f16 scale that maps the value of the largest magnitude to -128, and no smaller than
+f16's normal numbers. w4a16: blocks of 32 with scale and offset; of the symmetric scale that maps it to -8, and of the
+least-squares fits to integers of 27 scales and offsets, the pair of the least squared error. The head is int8 and the
+table of the embeddings as it is, and so are, in w4a16 as a whole, v_proj and the down_proj of the first and the last
+layer.
 """
 
 import json
