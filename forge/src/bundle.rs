@@ -316,7 +316,8 @@ impl Staging {
     }
 
     /// Writes a table's rows as raw little-endian f16 or f32, or as the integers of the form `int8` with their scales
-    /// behind all rows. Errors when a value does not fit f16 where the table is written so, or is `for_npu`, which computes in f16.
+    /// behind all rows. Errors when a value does not fit f16 where the table is written so, or is `for_npu`, which
+    /// computes in f16.
     pub fn write_table(
         &self,
         file: &str,

@@ -374,8 +374,8 @@ struct Artifacts {
     residuals: Vec<Residual>,
 }
 
-/// Makes every artifact that is not there yet, and the manifest, with the ONNX reference graphs if `onnx`. The names are
-/// that of files and that which is shown.
+/// Makes every artifact that is not there yet, and the manifest, with the ONNX reference graphs if `onnx`. The names
+/// are that of files and that which is shown.
 fn fill(
     checkpoint: &Checkpoint,
     recipe: &Recipe,
@@ -493,8 +493,8 @@ pub(crate) fn bind_receipt(document: &mut Value) {
     }
 }
 
-/// Compares the compiled graphs with their ONNX reference graphs. The emulator does not load contexts whose graphs share
-/// weights: it gets some that do not, which are no part of the bundle.
+/// Compares the compiled graphs with their ONNX reference graphs. The emulator does not load contexts whose graphs
+/// share weights: it gets some that do not, which are no part of the bundle.
 fn checked(
     recipe: &Recipe,
     artifacts: &mut Artifacts,
@@ -663,8 +663,8 @@ fn manifest(
     manifest
 }
 
-/// Writes the embedding table of a recipe: in 8 bits beside a tied head of 8 bits, or else f16, unless that would change
-/// floating point that the CPU backend is to agree on with the reference.
+/// Writes the embedding table of a recipe: in 8 bits beside a tied head of 8 bits, or else f16, unless that would
+/// change floating point that the CPU backend is to agree on with the reference.
 fn embed(
     (table, recipe): (&Arc<dyn RowSource>, &Recipe),
     name: &str,

@@ -110,8 +110,8 @@ pub(crate) fn apply(
     Ok(recipe)
 }
 
-/// Stores what 4 bits harm most for its size in int8: the values of attention, and what the first and the last layer add to
-/// the hidden states. Weights that the checkpoint holds in 4 bits stay so.
+/// Stores what 4 bits harm most for its size in int8: the values of attention, and what the first and the last layer
+/// add to the hidden states. Weights that the checkpoint holds in 4 bits stay so.
 fn mix(recipe: &mut Recipe) {
     let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
     let layer = |name: &str| name.strip_suffix(DOWN)?.rsplit('.').next()?.parse::<usize>().ok();

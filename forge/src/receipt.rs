@@ -85,8 +85,8 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// Texts of their kinds, as far as the tokenizer takes them, and at most `most` compared tokens of each. Errors when
-    /// nothing is left of any.
+    /// Texts of their kinds, as far as the tokenizer takes them, and at most `most` compared tokens of each. Errors
+    /// when nothing is left of any.
     ///
     /// # Errors
     /// When the tokenizer cannot be read, or refuses every text.
@@ -157,8 +157,8 @@ impl Reference {
         }
     }
 
-    /// Makes the bundle of [`Reference::options`] in a folder beside `options.out` that is removed, and compares what it
-    /// makes of the texts.
+    /// Makes the bundle of [`Reference::options`] in a folder beside `options.out` that is removed, and compares what
+    /// it makes of the texts.
     ///
     /// # Errors
     /// When the bundle cannot be made or run, or gives no numbers.

@@ -27,8 +27,8 @@ pub enum Precision {
     Fp16,
     /// int8 weights with one scale per block of [`BLOCK`] inputs in the decoder.
     W8A16,
-    /// 4-bit weights with one scale and one offset per block of [`BLOCK`] inputs in the decoder. Sensitive layers with few
-    /// outputs, such as a router, stay f16.
+    /// 4-bit weights with one scale and one offset per block of [`BLOCK`] inputs in the decoder. Sensitive layers with
+    /// few outputs, such as a router, stay f16.
     W4A16,
 }
 
@@ -56,10 +56,10 @@ impl Precision {
 
     /// Storage of a decoder weight of `rows` outputs and `cols` inputs, if the checkpoint holds floating point.
     ///
-    /// The NPU library gives wrong numbers, and no error, for int8 weights whose inputs are not a multiple of 4
-    /// (unless the outputs are few), and for 4-bit weights whose inputs are not a multiple of 8. 4-bit weights whose
-    /// inputs are no multiple of [`BLOCK`] have one scale per output channel, or are int8, and int8 weights of such have
-    /// one; int8 weights that cannot be are f16.
+    /// The NPU library gives wrong numbers, and no error, for int8 weights whose inputs are not a multiple of 4 (unless
+    /// the outputs are few), and for 4-bit weights whose inputs are not a multiple of 8. 4-bit weights whose inputs are
+    /// no multiple of [`BLOCK`] have one scale per output channel, or are int8, and int8 weights of such have one; int8
+    /// weights that cannot be are f16.
     const fn storage(self, rows: usize, cols: usize) -> Storage {
         match self {
             Self::Fp16 => Storage::Float,
@@ -313,9 +313,9 @@ impl Recipe {
         }
     }
 
-    /// The form in 8 bits that the embedding table has where the head is that table and has 8 bits: the checkpoint's own,
-    /// or blocks of [`BLOCK`]. With one scale a row, as the head has it, the table alone would cost Gemma 3 270M more
-    /// than its head does.
+    /// The form in 8 bits that the embedding table has where the head is that table and has 8 bits: the checkpoint's
+    /// own, or blocks of [`BLOCK`]. With one scale a row, as the head has it, the table alone would cost Gemma 3 270M
+    /// more than its head does.
     pub(crate) fn int8_table(&self) -> Option<QuantizedForm> {
         let table = self.embed.as_ref()?;
         let [_, cols] = table.shape();

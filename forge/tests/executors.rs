@@ -114,8 +114,8 @@ fn every_graph_of_a_recipe_agrees_with_its_onnx() {
     }
 }
 
-/// Attention over a cache that the kit builds does not read what the mask hides, where the matmuls and the softmax that its
-/// ONNX form has would make NaN of all of it.
+/// Attention over a cache that the kit builds does not read what the mask hides, where the matmuls and the softmax that
+/// its ONNX form has would make NaN of all of it.
 #[test]
 fn cached_attention_reads_nothing_that_is_masked() {
     const CAPACITY: usize = 8;

@@ -5,10 +5,10 @@
 //! int8: `scale = max|w| / 127`, `q = round(w / scale)`. The range of a row is used whole, zero stays zero, and −128 is
 //! never used, so that the encoding is symmetric as QNN's `AXIS_SCALE_OFFSET` with offset 0.
 //!
-//! Blocks that the forge makes itself ([`quantize_block`]) have the scale, and the offset where the form has them, of the
-//! least squared error among several. Each error counts as much as its input is worth: the sum of the squares of what the
-//! weight is multiplied with, as in llama.cpp's importance matrices and in AWQ (Lin et al. 2023). Checkpoints may hold
-//! other blocks ([`RowSource::block_form`](crate::weight::RowSource::block_form)).
+//! Blocks that the forge makes itself ([`quantize_block`]) have the scale, and the offset where the form has them, of
+//! the least squared error among several. Each error counts as much as its input is worth: the sum of the squares of
+//! what the weight is multiplied with, as in llama.cpp's importance matrices and in AWQ (Lin et al. 2023). Checkpoints
+//! may hold other blocks ([`RowSource::block_form`](crate::weight::RowSource::block_form)).
 
 use half::f16;
 use qhx_base::{Error, ErrorKind, Result};
@@ -28,13 +28,14 @@ pub fn quantize_row(row: &[f32], out: &mut [i8]) -> Result<f32> {
     Ok(scale)
 }
 
-/// Quantizes one block into `out` and returns its scale and its offset, which is 0 where the form has none. `worth` has a
-/// number for each value; all count alike if it is empty. The scale may be negative. A block of zeros has scale 1. Scales
-/// and offsets are f16 values, as the NPU library rounds them, and scales are no smaller than f16's normal numbers.
+/// Quantizes one block into `out` and returns its scale and its offset, which is 0 where the form has none. `worth` has
+/// a number for each value; all count alike if it is empty. The scale may be negative. A block of zeros has scale 1.
+/// Scales and offsets are f16 values, as the NPU library rounds them, and scales are no smaller than f16's normal
+/// numbers.
 ///
-/// With 8 bits the value of the largest magnitude becomes −128. With 4 bits, several scales are tried, each moved to its
-/// least-squares fit. Values that another program quantized to Q4_0 or Q4_1 come back as they were, but for the rounding
-/// of offsets.
+/// With 8 bits the value of the largest magnitude becomes −128. With 4 bits, several scales are tried, each moved to
+/// its least-squares fit. Values that another program quantized to Q4_0 or Q4_1 come back as they were, but for the
+/// rounding of offsets.
 ///
 /// # Errors
 /// When a value is not finite.
@@ -146,8 +147,8 @@ fn steps(first: f32) -> impl Iterator<Item = (f32, Option<f32>)> {
     (28..=36u8).map(move |quarters| (first * 32.0 / f32::from(quarters), None))
 }
 
-/// Scales that spread the values over 12 to 16 steps, with offsets that leave out what is beyond 15 steps above, on both
-/// sides, or below.
+/// Scales that spread the values over 12 to 16 steps, with offsets that leave out what is beyond 15 steps above, on
+/// both sides, or below.
 fn spans(block: &[f32]) -> impl Iterator<Item = (f32, Option<f32>)> {
     let (low, high) =
         block.iter().fold((f32::MAX, f32::MIN), |(low, high), w| (low.min(*w), high.max(*w)));

@@ -24,8 +24,8 @@ pub(crate) fn joined(recipe: Recipe) -> Recipe {
 /// A recipe as [`forge_known`](crate::forge::forge_known) takes it.
 pub(crate) type Making<'a> = &'a dyn Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>;
 
-/// Makes a bundle and opens it: of [`joined`] graphs as long as `join`, which is unset where the host-op wants a graph of
-/// the head.
+/// Makes a bundle and opens it: of [`joined`] graphs as long as `join`, which is unset where the host-op wants a graph
+/// of the head.
 pub(crate) fn open_joined<T>(
     recipe: Making<'_>,
     join: &mut bool,

@@ -123,8 +123,8 @@ pub fn read_columns(path: &Path) -> Result<Columns> {
 /// Has a model read: texts, and what else its graphs are for.
 pub type Read<'a> = &'a mut dyn FnMut(&mut Model) -> Result<()>;
 
-/// Measures the checkpoint with f16 weights while `read` uses it, and finds what has to be folded. The bundle is made in
-/// a folder beside `options.out` and removed. `longest` is the number of positions that `read` needs.
+/// Measures the checkpoint with f16 weights while `read` uses it, and finds what has to be folded. The bundle is made
+/// in a folder beside `options.out` and removed. `longest` is the number of positions that `read` needs.
 ///
 /// # Errors
 /// When the bundle cannot be made or run, and errors of `read`.
@@ -319,8 +319,8 @@ struct Place {
     kind: String,
 }
 
-/// The tensors of a graph that may be large: outputs of projections, their products, scores and hidden states. Layers of
-/// a decoder's `step` are named by their number alone.
+/// The tensors of a graph that may be large: outputs of projections, their products, scores and hidden states. Layers
+/// of a decoder's `step` are named by their number alone.
 fn places(graph: &Graph, step: bool) -> Vec<Place> {
     let tensor = |id: &TensorId| graph.tensors().get(id.index());
     let computed = |id: &TensorId| graph.producer(*id).is_some();

@@ -202,9 +202,9 @@ pub struct Attention<'a> {
     pub cap: Option<f32>,
     /// Which of `q_proj`, `k_proj` and `v_proj` have biases.
     pub bias: [bool; 3],
-    /// Base of the rotary frequencies, where keys are to be kept small: the mean of their turned bias is subtracted from
-    /// every key. Softmax gives the same, as all scores of a query become smaller by one number; biases of some hundreds
-    /// (Qwen2.5) would make scores that f16 holds in steps of 2 to 8.
+    /// Base of the rotary frequencies, where keys are to be kept small: the mean of their turned bias is subtracted
+    /// from every key. Softmax gives the same, as all scores of a query become smaller by one number; biases of some
+    /// hundreds (Qwen2.5) would make scores that f16 holds in steps of 2 to 8.
     pub centred: Option<f64>,
     /// The projection back to hidden states: `o_proj`.
     pub out: &'a str,

@@ -204,8 +204,9 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// The contexts of a decoder of `layers` layers: one for each shard of the options, with a graph `decode` for one token,
-/// graphs `prefill<P>` for each P of `prompts`, and the same for smaller contexts ([`steps`]); and that of the head.
+/// The contexts of a decoder of `layers` layers: one for each shard of the options, with a graph `decode` for one
+/// token, graphs `prefill<P>` for each P of `prompts`, and the same for smaller contexts ([`steps`]); and that of the
+/// head.
 ///
 /// `make` makes the graph of the given name and size that goes through some layers.
 ///

@@ -39,7 +39,8 @@ const SKIP: &str = "QHX_SKIP_TIERS";
 
 /// Makes a function a test that is ignored where a tier that it names cannot run.
 ///
-/// `qnn`, `real`, `cmake`, `board` and `full` are tiers; `by_hand = "VARIABLE"` is for what a developer points at by hand.
+/// `qnn`, `real`, `cmake`, `board` and `full` are tiers; `by_hand = "VARIABLE"` is for what a developer points at by
+/// hand.
 #[proc_macro_attribute]
 pub fn tier(attribute: TokenStream, item: TokenStream) -> TokenStream {
     let code = expand(&attribute.to_string())

@@ -278,7 +278,8 @@ impl Form {
                     part.step = step * f32::from((low | high << 4).cast_signed() - 32);
                 }
                 pairs(from(32), values);
-                // The third bit of each 32 elements is at another place of the same bytes; without it they are negative.
+                // The third bit of each 32 elements is at another place of the same bytes; without it they are
+                // negative.
                 for (place, values) in values.chunks_mut(32).enumerate() {
                     for (value, byte) in values.iter_mut().zip(unit) {
                         *value -= if byte >> (place % 8) & 1 == 0 { 4 } else { 0 };

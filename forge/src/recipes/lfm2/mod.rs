@@ -13,8 +13,8 @@
 //! | `past_conv_i` → `present_conv_i` | `[kernel − 1, hidden]` | convolution layers; rows oldest first |
 //! | head: `x` → `logits` | `[1, hidden]` → `[1, vocab]` | |
 //!
-//! In models with experts, graphs `decode<n>` and `prefill<P>_<n>` end before them, see [`Experts`](crate::kit::Experts), and
-//! the head normalises.
+//! In models with experts, graphs `decode<n>` and `prefill<P>_<n>` end before them, see
+//! [`Experts`](crate::kit::Experts), and the head normalises.
 
 mod config;
 
