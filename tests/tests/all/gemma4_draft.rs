@@ -200,13 +200,15 @@ fn an_assistant_of_the_published_size_can_be_planned() {
     let mut options = ForgeOptions::new("bundle");
     (options.precision, options.max_ctx) = (Precision::W8A16, Some(2048));
     (options.prefill, options.contexts) = (Some(Vec::new()), vec![512]);
+    options.share_weights = true;
     with(&configs.join("drafts/gemma-4-e2b-assistant.json"))(&mut options);
     let (plan, recipe) = plan(&checkpoint, recipe, &options, true).unwrap();
     assert_eq!(recipe.plan_params["draft_head"], json!(["draft", "draft512"]));
     assert_eq!(recipe.params["draft_head"], json!({"top_clusters": 32}));
     let shape = |key: &str, name: &str| {
-        let context = recipe.contexts.iter().find(|context| context.key == key).unwrap();
-        let tensor = context.graphs[0].tensors().iter().find(|t| t.name == name).unwrap();
+        let mut graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
+        let graph = graphs.find(|graph| graph.name() == key).unwrap();
+        let tensor = graph.tensors().iter().find(|t| t.name == name).unwrap();
         tensor.shape.clone()
     };
     assert_eq!(shape("draft", "past_k_14"), [1, 2048, 512]);
