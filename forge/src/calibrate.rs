@@ -18,10 +18,10 @@ use qhx_checkpoint::Checkpoint;
 use qhx_core::engine::Model;
 use qhx_graph::onnx::{self, Known};
 use qhx_graph::progress::Progress;
-use serde::Serialize;
 use tempfile::TempDir;
 
 use crate::forge::forge_known;
+pub use crate::measured::Quality;
 use crate::names;
 use crate::options::ForgeOptions;
 use crate::overrides::{Override, quantized};
@@ -47,18 +47,6 @@ pub struct CalibrateOptions {
     pub tokens: usize,
     /// Layers are kept in the next higher precision until the divergence from f16 is at most this, in nats.
     pub target: Option<f64>,
-}
-
-/// Distance of a model's next-token predictions from those of the same model in f16.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Quality {
-    /// Mean Kullback-Leibler divergence from f16, in nats.
-    #[serde(rename = "kl")]
-    pub divergence: f64,
-    /// Share of positions at which the likeliest token is the same.
-    pub agreement: f64,
-    /// Exponential of the mean negative log likelihood of the texts' own tokens.
-    pub perplexity: f64,
 }
 
 /// Result of a calibration.

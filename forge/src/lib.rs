@@ -16,6 +16,7 @@ pub mod f16_range;
 mod forge;
 mod keys;
 pub mod kit;
+mod measured;
 mod model_name;
 mod names;
 mod options;

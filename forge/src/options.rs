@@ -12,9 +12,8 @@ use qhx_types::Media;
 
 use crate::compile::Compiler;
 use crate::f16_range::Fold;
-use crate::f16_range::measure::Columns;
+use crate::measured::{Columns, Receipt};
 use crate::overrides::Override;
-use crate::receipt::Receipt;
 use crate::recipe::{Caches, ContextPlan, Precision, RecipeOptions, Task};
 use crate::registry::{default_context, longest, task};
 

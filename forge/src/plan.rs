@@ -10,7 +10,8 @@ use qhx_checkpoint::{Checkpoint, summary};
 use qhx_graph::graph::{Elem, Graph};
 use qhx_types::DType;
 
-use crate::f16_range::{measure, rescale};
+use crate::f16_range::rescale;
+use crate::measured;
 use crate::options::{AUTO_SHARDS, ForgeOptions};
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, Precision, Recipe, RecipeOptions, Task};
 use crate::registry::{min_shards, task};
@@ -177,7 +178,7 @@ pub fn plan(
     let recipe = |checkpoint: &Checkpoint, wanted: &RecipeOptions| -> Result<Recipe> {
         let mut made =
             overrides::apply(|wanted| recipe(checkpoint, wanted), wanted, &options.weights)?;
-        measure::weigh(&mut made, &options.columns);
+        measured::weigh(&mut made, &options.columns);
         rescale::apply(&mut made, &options.folds)?;
         Ok(made)
     };

@@ -6,12 +6,11 @@ use qhx_checkpoint::Checkpoint;
 use qhx_graph::graph::Graph;
 use qhx_graph::onnx::Known;
 use qhx_graph::progress::Progress;
-use serde::Serialize;
-use serde_json::{Value, json};
 
-use crate::calibrate::{self, Against, Making, OpenBundle, Quality, Reader, Tally, open_joined};
-use crate::f16_range::measure::Peak;
+use crate::calibrate::{self, Against, Making, OpenBundle, Reader, Tally, open_joined};
 use crate::forge::forge_known;
+use crate::measured::Peak;
+pub use crate::measured::{Receipt, TextQuality};
 use crate::options::ForgeOptions;
 use crate::plan::plan;
 use crate::recipe::{Recipe, RecipeOptions};
@@ -25,55 +24,6 @@ pub const TEXTS: [(&str, &str); 4] = [
 ];
 /// Tokens of a text that are compared: a multiple of the rows that prompt graphs take.
 pub const TOKENS: usize = 64;
-
-/// Quality of a bundle, and the headroom of its values in f16.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Receipt {
-    /// Positions that were compared.
-    pub tokens: usize,
-    /// For each kind of text: distance from f16 weights.
-    pub texts: Vec<TextQuality>,
-    /// Bytes of the graphs' weights as a device reads them, each weight once.
-    pub weight_bytes: u64,
-    /// The value that comes nearest to the end of f16.
-    pub nearest: Option<Peak>,
-}
-
-/// Distance of the predictions on a text from those of f16 weights.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct TextQuality {
-    /// Kind of the text.
-    pub kind: String,
-    /// Perplexity with f16 weights.
-    pub f16_perplexity: f64,
-    /// The same with the bundle's weights, and their distance.
-    #[serde(flatten)]
-    pub quality: Quality,
-}
-
-impl Receipt {
-    /// Mean divergence of the texts, which count alike.
-    pub fn divergence(&self) -> f64 {
-        let sum: f64 = self.texts.iter().map(|text| text.quality.divergence).sum();
-        sum / self.texts.len().max(1) as f64
-    }
-
-    /// As one JSON value, for the manifest.
-    pub fn to_json(&self) -> Value {
-        let mut receipt = json!({
-            "tokens": self.tokens,
-            "weight_bytes": self.weight_bytes,
-            "kl": self.divergence(),
-            "texts": self.texts,
-        });
-        if let Some(peak) = &self.nearest {
-            receipt["headroom"] = json!({
-                "factor": peak.headroom(), "layer": peak.layer, "kind": peak.kind,
-            });
-        }
-        receipt
-    }
-}
 
 /// Texts as tokens, and what a model with f16 weights makes of them.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 //! weights. Values that do not fit are folded.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,23 +16,19 @@ use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{BinaryOp, Elem, Graph, Node, Op, Origin, ReduceOp, TensorId, UnaryOp};
 use qhx_graph::onnx::Known;
 use qhx_graph::progress::Progress;
-use qhx_graph::weight::{Storage, Weight, weighted};
 use qhx_types::Port;
-use safetensors::{Dtype, SafeTensors, tensor::TensorView};
-use serde::Serialize;
 
 use super::rescale::{Fold, MAX_SHIFT, fold_all};
 use super::vision::Residual;
 use crate::calibrate::{self, Making, open_joined};
-use crate::chain::decoders;
+use crate::chain::{decoders, names_graph};
 use crate::forge::forge_known;
+pub use crate::measured::{Columns, F16_MAX, Peak, read_columns, write_columns};
 use crate::options::ForgeOptions;
 use crate::plan::plan;
 use crate::recipe::{Precision, Recipe, RecipeOptions, Task};
 use crate::registry::task;
 
-/// The largest number of f16.
-pub const F16_MAX: f32 = 65_504.0;
 /// Largest magnitude after folding, which leaves room for other texts.
 const FOLDED: f32 = F16_MAX / 8.0;
 /// Positions of the bundle that is measured, unless the texts or an encoder need more: room for an image.
@@ -45,28 +41,6 @@ const _: () = assert!(begins(PEAKS) && begins(SQUARES));
 const fn begins(name: &str) -> bool {
     matches!(name.as_bytes().split_at_checked(TAPPED.len()), Some((start, _)) if start.len() == TAPPED.len())
 }
-
-/// The largest magnitude of one kind of values in a layer.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Peak {
-    /// `layers.3` of a decoder, `visual.blocks.3` of another graph; empty outside of layers.
-    pub layer: String,
-    /// `residual`, `product` (of gate and up), `score` or the name of the projection whose outputs they are, such as
-    /// `up_proj`.
-    pub kind: String,
-    /// Over all that was read.
-    pub largest: f32,
-}
-
-impl Peak {
-    /// Factor by which it could grow and still fit in f16.
-    pub fn headroom(&self) -> f32 {
-        F16_MAX / self.largest
-    }
-}
-
-/// For each input of a weight, by its name, the sum of the squares of what the weight was multiplied with.
-pub type Columns = BTreeMap<String, Arc<[f32]>>;
 
 /// Result of a measurement.
 #[derive(Debug, Clone)]
@@ -82,43 +56,6 @@ pub struct Measured {
 
 /// Opens the bundle of a manifest for the CPU, with its host-op.
 pub type OpenModel<'a> = &'a dyn Fn(&Path) -> Result<Model>;
-
-/// Writes columns as safetensors.
-///
-/// # Errors
-/// When the file cannot be written.
-pub fn write_columns(path: &Path, columns: &Columns) -> Result<()> {
-    let views = columns.iter().map(|(name, values)| {
-        let bytes: &[u8] = bytemuck::cast_slice(values);
-        TensorView::new(Dtype::F32, vec![values.len()], bytes).map(|view| (name, view))
-    });
-    let views = views.collect::<Result<Vec<_>, _>>();
-    let written = views.and_then(|views| safetensors::serialize_to_file(views, None, path));
-    written.map_err(|e| Error::caused(ErrorKind::Io, path.display().to_string(), e))
-}
-
-/// Reads what [`write_columns`] wrote.
-///
-/// # Errors
-/// When the file cannot be read, or holds something else.
-pub fn read_columns(path: &Path) -> Result<Columns> {
-    let bytes = std::fs::read(path).map_err(|e| Error::io(ErrorKind::Io, path, e))?;
-    let damaged = |what: &str| {
-        let what = format!("{}: {what}, expected sums for the inputs of weights", path.display());
-        Error::new(ErrorKind::Artifact, what)
-    };
-    let tensors = SafeTensors::deserialize(&bytes).map_err(|e| damaged(&e.to_string()))?;
-    let floats = |(name, view): (&str, TensorView<'_>)| {
-        let (quads, rest) = view.data().as_chunks();
-        match (view.dtype(), rest) {
-            (Dtype::F32, []) => {
-                Ok((name.to_owned(), quads.iter().map(|quad| f32::from_le_bytes(*quad)).collect()))
-            }
-            _ => Err(damaged(name)),
-        }
-    };
-    tensors.iter().map(floats).collect()
-}
 
 /// Has a model read: texts, and what else its graphs are for.
 pub type Read<'a> = &'a mut dyn FnMut(&mut Model) -> Result<()>;
@@ -206,21 +143,6 @@ impl Measured {
     }
 }
 
-/// Gives the inputs of a recipe's weights their worth where values are quantized.
-pub(crate) fn weigh(recipe: &mut Recipe, columns: &Columns) {
-    for graph in recipe.contexts.iter_mut().flat_map(|context| &mut context.graphs) {
-        graph.store(|weight| {
-            let source = weight.source();
-            let quantizes = matches!(weight.storage(), Storage::Blocks(_));
-            let name = source.name();
-            let worth = columns.get(name.strip_suffix(".weight").unwrap_or(name))?;
-            let fits = quantizes && worth.len() == weight.cols() && source.block_form().is_none();
-            let weighted = || weighted(Arc::clone(source), Arc::clone(worth));
-            fits.then(|| Weight::new(weighted(), weight.storage()))
-        });
-    }
-}
-
 fn add_columns(columns: &mut Columns, name: &str, squares: &[f32]) {
     let sum = match columns.get(name) {
         Some(known) if known.len() == squares.len() => {
@@ -280,9 +202,7 @@ struct Reading {
 }
 
 fn tapped(recipe: &Recipe) -> Vec<Tapped> {
-    let is_step = |name: &str| {
-        decoders(&recipe.plan_params).flat_map(crate::chain::names).any(|other| other == name)
-    };
+    let is_step = |name: &str| decoders(&recipe.plan_params).any(|list| names_graph(list, name));
     let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
     let tapped = graphs.map(|graph| Tapped {
         name: graph.name().to_owned(),
