@@ -417,7 +417,11 @@ fn missing_prefill_graphs_are_named() {
         let bundle = bundle(&checkpoint, |o| o.shards = 2);
         set_prompts_apart(&bundle);
         fs::remove_file(file(&bundle, missing)).unwrap();
-        says(&bundle.refusal(), ErrorKind::Artifact, &[missing, "pf0.onnx", "\"prefill\""]);
+        says(
+            &bundle.refusal(),
+            ErrorKind::Artifact,
+            &[missing, "is missing", "\"prefill\" is there"],
+        );
     }
     // Taken out of the manifest instead.
     let bundle = bundle(&checkpoint, |o| o.shards = 2);
