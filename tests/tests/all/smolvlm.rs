@@ -119,7 +119,9 @@ fn the_program_around_the_recipe_has_the_forges_commands() {
     eprintln!("estimate by {}", libraries.0.display());
     let (code, [estimate, said]) = forge(&["estimate", config, "--json"]);
     assert_eq!(code, Some(0), "{said}");
-    assert_eq!(json(&estimate)["graphs"][0]["graph"], "decode", "{estimate}");
+    let found = json(&estimate);
+    let mut graphs = found["graphs"].as_array().unwrap().iter();
+    assert!(graphs.any(|graph| graph["graph"] == "decode"), "{estimate}");
 }
 
 #[test]
