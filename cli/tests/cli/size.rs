@@ -211,8 +211,8 @@ fn a_forge_killed_three_times_makes_the_same_binaries() {
         Program::npu(dir.path())
             .args(["forge", "--synthetic"])
             .arg(&config)
-            .args(["--out", out, "--no-golden", "--for-emulator", "--precision", "w8a16"])
-            .args(["--shards", "4"])
+            // The library makes one of several binaries of weights in blocks, now and then.
+            .args(["--out", out, "--no-golden", "--for-emulator", "--shards", "4"])
             .args(["--max-ctx", "64", "--prefill", "32"])
     });
 }
