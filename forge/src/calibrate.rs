@@ -480,7 +480,7 @@ impl<R: Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>> Bench<'_, R> {
     }
 }
 
-/// What the positions of a text are compared with.
+/// Counterpart of a text's positions.
 pub(crate) enum Against<'a> {
     /// Nothing: their logarithms of probabilities are appended.
     Kept(&'a mut Vec<Vec<f32>>),

@@ -1,4 +1,4 @@
-//! What was measured of a model, as values: they go into options, and from there into weights and the manifest.
+//! Results of measuring a model, as values: they go into options, and from there into weights and the manifest.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -92,7 +92,7 @@ pub struct ForgeOptions {
     pub folds: Vec<Fold>,
     /// Worth of weights' inputs where values are quantized, see [`crate::f16_range::measure`].
     pub columns: Columns,
-    /// What the weights cost the model's predictions, for the manifest.
+    /// Cost of the weights to the model's predictions, for the manifest.
     pub receipt: Option<Receipt>,
     /// Tensors of the checkpoint that no graph and no table needs to read: words of their names, as in
     /// [`Override::part`].

@@ -1,4 +1,4 @@
-//! Published checkpoints, for tests with `#[tier(real)]`, and what `transformers` answers with them
+//! Published checkpoints, for tests with `#[tier(real)]`, and the answers of `transformers`
 //! (`tests/oracle/real.py`).
 
 use std::collections::BTreeMap;

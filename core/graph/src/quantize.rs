@@ -70,7 +70,7 @@ fn normal(scale: f32) -> f32 {
     if scale.abs() < least { least.copysign(scale) } else { f16::from_f32(scale).to_f32() }
 }
 
-/// How integers stand for reals: `real = (integer + offset) · scale`.
+/// Map from integers to reals: `real = (integer + offset) · scale`.
 #[derive(Clone, Copy)]
 struct Affine {
     scale: f32,

@@ -76,7 +76,7 @@ pub trait RowSource: Send + Sync + fmt::Debug {
         Err(Error::new(ErrorKind::Internal, what))
     }
 
-    /// How much the error of each input counts where values are quantized, relative to the others; all alike if none.
+    /// Weight of each input's error where values are quantized, relative to the others; all alike if none.
     fn worth(&self) -> Option<&[f32]> {
         None
     }

@@ -1,4 +1,4 @@
-//! What graphs compute while a model reads texts, sees and hears: the largest magnitudes of the values that the NPU
+//! Values of graphs while a model reads texts, sees and hears: the largest magnitudes of those that the NPU
 //! computes in f16, layer by layer, and how much each input of a weight is worth. The CPU computes in f32 and with f16
 //! weights. Values that do not fit are folded.
 
@@ -187,7 +187,7 @@ fn decomposed(mut recipe: Recipe) -> Result<Recipe> {
     Ok(recipe)
 }
 
-/// What is measured of a graph.
+/// Measured tensors of a graph.
 struct Tapped {
     name: String,
     places: Vec<Place>,
