@@ -14,7 +14,7 @@ NAMED = [word for option in LIBRARIES for word in option]
 def test_the_npu_answers_as_the_reference(qhx, home, sky):
     question, text = sky
     out = home / "npu"
-    shape = ["--target", "v81", "--max-ctx", "128", "--prefill", "16"]
+    shape = ["--target", "v81", "--for-emulator", "--max-ctx", "128", "--prefill", "16"]
     forging = qhx("forge", FIXTURES / "llama3-tiny", "--out", out, "--name", "npu", *shape, *NAMED)
     forging.communicate()
     assert forging.returncode == 0
