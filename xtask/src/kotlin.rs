@@ -181,7 +181,8 @@ impl Given<'_> {
         forge.env("QHX_QNN_HTP", htp).env("QHX_QNN_SYSTEM", system);
         forge.arg("forge").arg(qhx_paths::fixture("llama3-tiny"));
         forge.arg("--out").arg(self.folder.join("npu"));
-        forge.args(["--target", "v81", "--max-ctx", "64", "--prefill", "0", "--no-golden"]);
+        forge.args(["--target", "v81", "--for-emulator", "--max-ctx", "64"]);
+        forge.args(["--prefill", "0", "--no-golden"]);
         cargo::output(&mut forge)?;
         self.text("htp", &htp.to_string_lossy())?;
         self.text("system", &system.to_string_lossy())
