@@ -1,5 +1,5 @@
 """Goldens of published checkpoints, which are not committed: greedy answers with the gap between the two best logits at
-each step, some logits of the first step, and vectors of texts.
+each step, some logits of the first step and of a model of the first layers, and vectors of texts.
 
     real.py text FILE.gguf OUT.json      a language model; with a chat template conversations, too
     real.py vectors FOLDER OUT.json      a text encoder with mean pooling
@@ -16,6 +16,11 @@ TOKENS = 48
 """Tokens of an answer."""
 STRIDE = 997
 """Every so many logits of a first step are recorded, beside the best ones."""
+
+LAYERS = 2
+"""Layers of the model that an emulator runs in time."""
+SHORT = 3
+"""Tokens that it reads."""
 
 TEXTS = {
     "river": "The river rises in the mountains, and on its way to the sea it passes",
@@ -56,8 +61,7 @@ def answer(model, ids, ends):
             best = logits.topk(2)
             gap = (best.values[0] - best.values[1]).item()
             if first is None:
-                chosen = sorted(set(logits.topk(8).indices.tolist()) | set(range(0, len(logits), STRIDE)))
-                first = {str(token): round(logits[token].item(), 5) for token in chosen}
+                first = some(logits)
             tokens.append(best.indices[0].item())
             gaps.append(round(gap, 5))
             if gap < 1e-3:
@@ -66,6 +70,20 @@ def answer(model, ids, ends):
                 break
             feed = best.indices[:1][None]
     return {"prompt_ids": ids, "output_ids": tokens, "gaps": gaps, "seconds": seconds, "logits": first}
+
+
+def some(logits):
+    """The best logits, and every so many, by token."""
+    chosen = sorted(set(logits.topk(8).indices.tolist()) | set(range(0, len(logits), STRIDE)))
+    return {str(token): round(logits[token].item(), 5) for token in chosen}
+
+
+def first_layers(model, ids):
+    """Logits behind each token where the model has its first layers alone."""
+    model.model.layers = model.model.layers[:LAYERS]
+    with torch.no_grad():
+        rows = model(torch.tensor([ids])).logits[0].float()
+    return {"layers": LAYERS, "ids": ids, "logits": [some(row) for row in rows]}
 
 
 def text(file, out):
@@ -89,6 +107,7 @@ def text(file, out):
             messages.append({"role": "assistant", "content": reply})
             turns.append({"user": question, "text": reply, "answer": found})
         goldens["chats"].append({"id": name, "turns": turns})
+    goldens["first_layers"] = first_layers(model, tokenizer(TEXTS["river"]).input_ids[:SHORT])
     write(out, goldens)
 
 

