@@ -168,7 +168,7 @@ mod tests {
 
     fn check(qnn: BackendFactory, cpu: BackendFactory) -> Result<Vec<CheckRow>> {
         let source = ContextSource { key: "decode".to_owned(), ..ContextSource::default() };
-        let backends = CheckBackends { qnn, cpu, seed: 1, image: None };
+        let backends = CheckBackends { qnn, cpu, seed: 1 };
         compare(&[source], &backends, &mut Silent)
     }
 

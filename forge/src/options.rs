@@ -8,7 +8,6 @@ use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
 use qhx_core::manifest::Rerank;
 use qhx_exec::backend::Backend;
-use qhx_types::Media;
 
 use crate::compile::Compiler;
 use crate::f16_range::Fold;
@@ -37,17 +36,11 @@ pub struct CheckBackends {
     pub cpu: BackendFactory,
     /// Seed of the random inputs.
     pub seed: u64,
-    /// An image on which the CPU measures the hidden states of the vision tower before anything is made, see
-    /// [`crate::f16_range::vision`].
-    pub image: Option<Media>,
 }
 
 impl std::fmt::Debug for CheckBackends {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CheckBackends")
-            .field("seed", &self.seed)
-            .field("image", &self.image)
-            .finish_non_exhaustive()
+        f.debug_struct("CheckBackends").field("seed", &self.seed).finish_non_exhaustive()
     }
 }
 

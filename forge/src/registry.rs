@@ -5,17 +5,13 @@ use std::fmt;
 
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::op::Segment;
 use serde_json::{Value, json};
 
 use crate::keys;
-use crate::recipe::{CONTEXTS, Caches, Precision, Probe, Recipe, RecipeOptions, Task};
+use crate::recipe::{CONTEXTS, Caches, Precision, Recipe, RecipeOptions, Task};
 
 /// Makes graphs and a plan of a checkpoint.
 pub type MakeRecipe = fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>;
-
-/// Makes a probe of what an image, or another segment of a prompt, becomes in a checkpoint's tower.
-pub type MakeProbe = fn(&Checkpoint, &RecipeOptions, Segment<'_>) -> Result<Probe>;
 
 /// A recipe and what it is for. See [`register_recipe!`](crate::register_recipe).
 #[derive(Debug, Clone, Copy)]
@@ -30,7 +26,6 @@ pub struct RecipeEntry {
     longest: fn(&Checkpoint, Task) -> Option<usize>,
     default_context: fn(&Checkpoint) -> Option<usize>,
     options: &'static [RecipeOption],
-    probe: Option<MakeProbe>,
 }
 
 /// An option that only some recipes know.
@@ -78,7 +73,6 @@ impl RecipeEntry {
             longest: |_, _| None,
             default_context: |_| None,
             options: &[],
-            probe: None,
         }
     }
 
@@ -123,11 +117,6 @@ impl RecipeEntry {
     /// The options that it knows beside those of every recipe, see [`RecipeOptions::choice`].
     pub const fn options(self, options: &'static [RecipeOption]) -> Self {
         Self { options, ..self }
-    }
-
-    /// The probe of how large the hidden states of its tower become, see [`crate::f16_range::vision`].
-    pub const fn probe(self, probe: MakeProbe) -> Self {
-        Self { probe: Some(probe), ..self }
     }
 
     /// The task that is asked for, or else the one that fits the checkpoint, see [`task`].
@@ -305,25 +294,6 @@ pub fn task(checkpoint: &Checkpoint, asked: Option<Task>) -> Result<Task> {
 fn declares_pooling(checkpoint: &Checkpoint) -> bool {
     let inside = checkpoint.inside().map(|inside| inside.pooling());
     checkpoint.dir().join("modules.json").exists() || matches!(inside, Some(Ok(Some(_))))
-}
-
-/// The probe of the checkpoint's recipe on what is `shown`, for [`crate::f16_range::vision::residuals`].
-///
-/// # Errors
-/// When the recipe has none, or cannot use what is shown.
-pub fn probe(
-    checkpoint: &Checkpoint,
-    options: &RecipeOptions,
-    shown: Segment<'_>,
-) -> Result<Probe> {
-    let entry = entry(checkpoint)?;
-    let Some(probe) = entry.probe else {
-        let class = checkpoint.architecture().unwrap_or_default();
-        let what = format!("an image is given, but the recipe of {class} measures nothing on one");
-        return Err(Error::new(ErrorKind::Usage, what).hint("omit the image"));
-    };
-    let choices = entry.choices(&options.choices)?;
-    probe(checkpoint, &RecipeOptions { choices, ..options.clone() }, shown)
 }
 
 /// Applies the recipe for the checkpoint's model class.

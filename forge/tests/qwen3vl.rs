@@ -3,21 +3,15 @@
 #![expect(clippy::panic, clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::path::Path;
-use std::sync::Arc;
 
 use qhx_base::compare::Distance;
-use qhx_base::{Error, ErrorKind};
 use qhx_checkpoint::Checkpoint;
-use qhx_cpu::{CpuBackend, CpuOptions};
-use qhx_exec::backend::Backend;
-use qhx_forge::f16_range::vision::{Residual, residuals};
 use qhx_forge::recipe::{Precision, Recipe, RecipeOptions};
-use qhx_forge::registry::{probe, recipe};
-use qhx_forge::{CheckBackends, ForgeOptions, forge};
+use qhx_forge::registry::recipe;
 use qhx_graph::graph::{Elem, Graph};
 use qhx_graph::progress::Silent;
 use qhx_paths::fixture;
-use qhx_types::{MASK_VALUE, Media};
+use qhx_types::MASK_VALUE;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -25,7 +19,7 @@ use tempfile::TempDir;
 mod common;
 
 use common::graphs::Onnx;
-use common::{StandIn, copy, edit_json, edit_tensor, read_json, recipe_options, says};
+use common::{copy, edit_json, read_json, recipe_options, says};
 
 const MODEL: &str = "qwen3vl-tiny";
 /// Qwen2.5-VL.
@@ -205,100 +199,6 @@ fn vision_tower_and_head_have_precisions_of_their_own() {
     assert!((1e-3..1.0).contains(&worst), "features differ by {worst}");
 }
 
-/// An image that the size of the tiny model's vision graph leaves as it is, and the levels of its patches.
-fn square() -> (Media, Vec<u8>) {
-    let recorded = std::fs::read(fixture(MODEL).join("goldens.safetensors")).unwrap();
-    let recorded = SafeTensors::deserialize(&recorded).unwrap();
-    let levels = recorded.tensor("tower.fixed.pixels").unwrap().data().to_vec();
-    let mut rgb = vec![0; 48 * 48 * 3];
-    for (patch, levels) in levels.chunks_exact(PATCH_VALUES).enumerate() {
-        let [row, column] = place(patch, 6);
-        for channel in 0..3 {
-            for (pixel, level) in levels[channel * 128..][..64].iter().enumerate() {
-                let (y, x) = (row * 8 + pixel / 8, column * 8 + pixel % 8);
-                rgb[(y * 48 + x) * 3 + channel] = *level;
-            }
-        }
-    }
-    (Media::image(rgb, 48, 48).unwrap(), levels)
-}
-
-fn cpu() -> Arc<dyn Backend> {
-    Arc::new(CpuBackend::new(CpuOptions::default()).unwrap())
-}
-
-/// The largest hidden states of the tower of `folder` on an image.
-fn measured(folder: &Path, shift: &str) -> Result<Vec<Residual>, Error> {
-    let checkpoint = Checkpoint::open(folder).unwrap();
-    let options = options(&[("image-size", "48"), ("vision-shift", shift)]);
-    let probe = probe(&checkpoint, &options, square().0.segment()).unwrap();
-    let scratch = tempfile::tempdir().unwrap();
-    let found = residuals(&probe, &cpu(), scratch.path(), &mut Silent);
-    assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0, "the probe is removed");
-    found
-}
-
-/// The tiny model with a channel that leaves f16 after its third block.
-fn loud() -> tempfile::TempDir {
-    let dir = copy(MODEL);
-    edit_tensor(dir.path(), "visual.blocks.2.mlp.linear_fc2.bias", |_, bytes| {
-        bytes[..2].copy_from_slice(&147_456f32.to_le_bytes()[2..]);
-    });
-    dir
-}
-
-#[test]
-fn the_largest_hidden_states_of_every_block_are_measured() {
-    let found = measured(&fixture(MODEL), "0").unwrap();
-    let points: Vec<_> = found.iter().map(|residual| residual.place.as_str()).collect();
-    let blocks: Vec<_> = (0..7).map(|block| format!("block_{block}")).collect();
-    assert_eq!(points[0], "patches");
-    assert_eq!(points[1..], blocks);
-    let embedded =
-        Tables::of(&recipe_of(&fixture(MODEL), &[("image-size", "48")])).embed(&square().1, [6, 6]);
-    let largest = embedded.iter().fold(0f32, |max, v| max.max(v.abs()));
-    assert!((found[0].largest - largest).abs() < 1e-4, "{} {largest}", found[0].largest);
-    assert!(found.iter().all(|residual| (0.1..1000.0).contains(&residual.largest)), "{found:?}");
-    for (half, whole) in measured(&fixture(MODEL), "1").unwrap().iter().zip(&found) {
-        assert!((2.0 * half.largest - whole.largest).abs() < 1e-4, "{half:?} {whole:?}");
-    }
-}
-
-#[test]
-fn scaling_keeps_features_that_f16_cannot_hold() {
-    let loud = loud();
-    let error = says(measured(loud.path(), "0"), "first at block_2");
-    assert_eq!(error.kind(), ErrorKind::Artifact);
-    let report = error.report().to_string();
-    for words in ["14745", "65504", "--recipe-option vision-shift=3"] {
-        assert!(report.contains(words), "{report}\n  does not say {words:?}");
-    }
-    let found = measured(loud.path(), "3").unwrap();
-    assert!(found[2].largest < 100.0 && (18_400.0..18_500.0).contains(&found[3].largest));
-
-    let worst =
-        worst(&recipe_of(&fixture(MODEL), &[("image-size", "48"), ("vision-shift", "3")]), "fixed");
-    assert!(worst < 1e-4, "scaled rows: features differ by {worst}");
-}
-
-/// No context is compiled before hidden states are measured.
-#[test]
-fn a_check_on_an_image_refuses_before_compiling() {
-    let (loud, out) = (loud(), tempfile::tempdir().unwrap());
-    let mut options = ForgeOptions::new(out.path().join("bundle"));
-    options.max_ctx = Some(64);
-    options.recipe_options.insert("image-size".to_owned(), "48".to_owned());
-    options.compiler = Some(Arc::new(StandIn::stops_at(0, || panic!("a context is compiled"))));
-    options.check = Some(CheckBackends {
-        qnn: Box::new(|| panic!("nothing was compiled")),
-        cpu: Box::new(|| Ok(cpu())),
-        seed: 1,
-        image: Some(square().0),
-    });
-    says(forge(loud.path(), &options, &mut Silent), "first at block_2");
-    assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 0, "nothing is left");
-}
-
 /// The configuration as `transformers` 5 writes it.
 fn respelled() -> TempDir {
     let dir = copy(MODEL);
@@ -396,16 +296,6 @@ fn what_qwen2_5_vl_cannot_be_is_named() {
         let dir = copy(WINDOWED);
         edit(dir.path(), |config| *config.pointer_mut(pointer).unwrap() = value);
         says(recipe(&Checkpoint::open(dir.path()).unwrap(), &options(&[])), words);
-    }
-}
-
-#[test]
-fn hidden_states_of_a_tower_with_windows_are_measured() {
-    let found = measured(&fixture(WINDOWED), "0").unwrap();
-    assert_eq!(found.len(), 4);
-    assert!(found.iter().all(|residual| (0.1..1000.0).contains(&residual.largest)), "{found:?}");
-    for (half, whole) in measured(&fixture(WINDOWED), "1").unwrap().iter().zip(&found) {
-        assert!((2.0 * half.largest - whole.largest).abs() < 1e-4, "{half:?} {whole:?}");
     }
 }
 

@@ -19,7 +19,6 @@ use qhx_graph::progress::Progress;
 use qhx_types::Port;
 
 use super::rescale::{Fold, MAX_SHIFT, fold_all};
-use super::vision::Residual;
 use crate::calibrate::{self, Making, open_joined};
 use crate::chain::{decoders, names_graph};
 use crate::forge::forge_known;
@@ -29,6 +28,8 @@ use crate::plan::plan;
 use crate::recipe::{Precision, Recipe, RecipeOptions, Task};
 use crate::registry::task;
 
+/// Largest magnitude that stays as it is. f16 ends at 65,504; the rest is for other texts and images.
+const LIMIT: f32 = 30_000.0;
 /// Largest magnitude after folding, which leaves room for other texts.
 const FOLDED: f32 = F16_MAX / 8.0;
 /// Positions of the bundle that is measured, unless the texts or an encoder need more: room for an image.
@@ -252,6 +253,9 @@ fn places(graph: &Graph, step: bool) -> Vec<Place> {
     let projected = |id: &TensorId| is_projected(graph, *id);
     let mut layer = String::new();
     let mut found = Vec::new();
+    for id in hidden.iter().filter(|_| seeds) {
+        found.push(Place { id: *id, layer: layer.clone(), kind: "x".to_owned() });
+    }
     for node in graph.nodes() {
         let of_hidden = node.inputs.iter().any(|id| hidden.contains(id));
         let kind = match &node.op {
@@ -409,7 +413,7 @@ fn folds(recipe: &Recipe, graphs: &[Tapped], sums: &Sums, given: &[Fold]) -> Res
             };
             beyond = tapped.places.iter().zip(largest).find_map(|(place, largest)| {
                 let size = largest * 2f32.powi(-shift(place));
-                (size > Residual::LIMIT).then(|| (tapped, place, size, shift(place)))
+                (size > LIMIT).then(|| (tapped, place, size, shift(place)))
             });
             if beyond.is_some() {
                 break;
@@ -458,7 +462,7 @@ fn beyond_help(place: &Place, size: f32) -> Error {
         format!(
             "{at} reaches {size}, and no power of two in a weight keeps it below {}; the NPU computes in f16, which ends \
              at {F16_MAX}",
-            Residual::LIMIT
+            LIMIT
         ),
     )
     .hint("make a bundle for the CPU only (`--cpu-only`), which computes in f32")

@@ -2,12 +2,10 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`vision`] | hidden states of vision towers, measured on an image and scaled down where they grow |
 //! | [`measure`] | largest values of graphs and the worth of weights' inputs, and the rescaling that makes values fit |
 //! | `rescale` | powers of two in weights |
 
 pub mod measure;
 pub(crate) mod rescale;
-pub mod vision;
 
 pub use rescale::Fold;

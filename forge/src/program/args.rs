@@ -90,9 +90,8 @@ pub struct ForgeArgs {
     #[arg(long, value_name = "TEXTS", num_args = 0..=1, require_equals = true)]
     #[arg(conflicts_with = "cpu_only")]
     pub(crate) check: Option<Option<PathBuf>>,
-    /// With --check: an image on which the vision tower is run in f32 first. Prints how large its hidden states become
-    /// after each block, and makes nothing when the NPU's f16 could not hold them. PNG, JPEG, WebP, GIF
-    #[arg(long, value_name = "FILE", requires = "check")]
+    /// Image that the model sees while it is measured, beside the program's own. PNG, JPEG, WebP, GIF
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["no_measure", "synthetic"])]
     pub(crate) image: Option<PathBuf>,
     /// Measure nothing before the bundle is made. Otherwise the model with f16 weights reads texts on the CPU first, sees
     /// and hears: values that the NPU's f16 does not hold are folded (see --fold), or refused by their layer; 4-bit
@@ -506,7 +505,7 @@ impl ForgeArgs {
     /// True when the model is measured before its bundle is made.
     pub(super) fn measures(&self) -> bool {
         let low = self.shape.precision != Precision::Fp16;
-        let asked = self.receipt.is_some() || self.calibrate.is_some();
+        let asked = self.receipt.is_some() || self.calibrate.is_some() || self.image.is_some();
         let wanted = !self.cpu_only || low || asked;
         self.command.is_none() && self.synthetic.is_none() && wanted && !self.no_measure
     }

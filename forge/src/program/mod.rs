@@ -34,7 +34,6 @@ use crate::calibrate::{Calibration, DEFAULT_TOKENS, OpenBundle, Reader, calibrat
 use crate::compile::Compiler;
 use crate::estimate::{EstimateOptions, record};
 use crate::f16_range::measure::{Columns, Measured, OpenModel, Peak, measure, write_columns};
-use crate::f16_range::vision::Residual;
 use crate::forge::{AddGolden, forge_golden};
 use crate::options::{CheckBackends, ForgeOptions};
 use crate::receipt::{Receipt, Reference, TOKENS};
@@ -229,6 +228,7 @@ impl Found {
         let mut others = other.then(|| encoded((false, args.receipt_texts()?))).transpose()?;
         let both = texts.iter().chain(&others).map(Reference::longest);
         let positions = both.max().unwrap_or(TOKENS);
+        let image = args.image.as_deref().map(image).transpose()?;
         let quiet = ForgeProgress::quiet(terminal.interrupts.token().clone());
         let mut read = |model: &mut Model| {
             match &mut texts {
@@ -238,6 +238,15 @@ impl Found {
             }
             if !takes_text || !model.op().description.modalities.is_empty() {
                 Golden::make(model, true, &mut |_| ())?;
+            }
+            match &image {
+                Some(image) if generates => {
+                    let op = model.op_mut();
+                    op.reset()?;
+                    op.prefill(&[image.segment()])?;
+                }
+                Some(image) => drop(model.embed_media(image)?),
+                None => {}
             }
             if let Some(others) = &mut others {
                 model.reopen_with_tap(None)?;
@@ -333,8 +342,7 @@ impl Work<'_> {
         self.found.add_to(&mut shape);
         let check = match compiled {
             Some((libraries, _)) if args.check.is_some() => {
-                let image = args.image.as_deref().map(image).transpose()?;
-                Some(check_backends(libraries.clone(), terminal.process.threads(), image))
+                Some(check_backends(libraries.clone(), terminal.process.threads()))
             }
             _ => None,
         };
@@ -440,9 +448,6 @@ impl Work<'_> {
         if let Some(receipt) = self.found.receipt.as_ref().filter(|_| args.receipt.is_some()) {
             show_receipt::show(receipt, output)?;
         }
-        for Residual { place, largest } in &report.residuals {
-            output.line(&format!("residual {place}: {largest:.1}"))?;
-        }
         for row in &report.check {
             output.line(&format!(
                 "check {} {} {}: cosine {:.6}, largest error {:.2e}{}",
@@ -510,11 +515,7 @@ fn image(file: &Path) -> Result<Media> {
     qhx_media::decode_image(&source, &ImageRules::default(), &Limits::default())?.into_media()
 }
 
-fn check_backends(
-    libraries: Libraries,
-    threads: Option<usize>,
-    image: Option<Media>,
-) -> CheckBackends {
+fn check_backends(libraries: Libraries, threads: Option<usize>) -> CheckBackends {
     CheckBackends {
         qnn: Box::new(move || {
             let library = Library::open(&libraries.htp, Some(&libraries.system))?;
@@ -525,7 +526,6 @@ fn check_backends(
             Ok(Arc::new(CpuBackend::new(options)?))
         }),
         seed: 1,
-        image,
     }
 }
 
@@ -558,7 +558,6 @@ fn report_json(report: &Report) -> Value {
         "bytes": report.bytes,
         "contexts": contexts,
         "check": check.collect::<Vec<_>>(),
-        "residuals": report.residuals,
     })
 }
 

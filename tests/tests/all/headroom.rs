@@ -17,6 +17,7 @@ use qhx_tests::replay::{alike, greedy_exact, shortest, step_exact, within};
 use qhx_tests::rescaled::rescaled;
 use qhx_tests::{backends, files, has, tiny};
 use qhx_tiers::tier;
+use qhx_types::Media;
 
 const TINY: &str = "llama3-tiny";
 /// Positions of a smaller context.
@@ -189,9 +190,16 @@ fn every_family_is_measured() {
         ("whisper-tiny", "model.encoder.layers.1", "residual"),
         ("whisper-tiny", "layers.1", "fc1"),
         ("kokoro-tiny", "", ""),
+        ("qwen3vl-tiny", "model.visual.blocks.6", "residual"),
+        ("qwen25vl-unseen", "visual.blocks.2", "residual"),
     ] {
         let checkpoint = Checkpoint::open(&tiny::fixture(tiny)).unwrap();
-        let found = measured_by(&checkpoint, 64, |_| (), &mut |model| {
+        let small = |options: &mut ForgeOptions| {
+            if tiny.contains("vl-") {
+                set(options, &[("image-size", "48")]);
+            }
+        };
+        let found = measured_by(&checkpoint, 64, small, &mut |model| {
             Golden::make(model, true, &mut |_| ()).map(drop)
         });
         assert!(found.folds.as_ref().is_ok_and(Vec::is_empty), "{tiny}: {found:?}");
@@ -202,6 +210,37 @@ fn every_family_is_measured() {
             assert!(size > 0.0, "{tiny} {layer} {kind}: {found:?}");
         }
     }
+}
+
+/// A vision tower with a channel that leaves f16 in its third block, as bf16 checkpoints have it.
+#[test]
+fn a_tower_is_measured_on_an_image_and_folded() {
+    const SEES: &str = "qwen3vl-tiny";
+    let large = rescaled(SEES, |_| Some(0));
+    files::edit_tensors(&large.path().join("model.safetensors"), |tensors| {
+        let bias = tensors.iter_mut().find(|t| t.0 == "model.visual.blocks.2.mlp.linear_fc2.bias");
+        bias.unwrap().3[..2].copy_from_slice(&bf16::from_f32(147_456.0).to_le_bytes());
+    });
+    let small = |options: &mut ForgeOptions| set(options, &[("image-size", "48")]);
+    let rgb = (0u32..48 * 48 * 3).map(|value| (value * 7919 % 251) as u8).collect();
+    let image = Media::image(rgb, 48, 48).unwrap();
+    let see = |model: &mut Model| model.op_mut().prefill(&[image.segment()]).map(drop);
+    let found = measured_by(&Checkpoint::open(large.path()).unwrap(), 64, small, &mut |model| {
+        see(model).map_err(Into::into)
+    });
+    assert!(peak(&found, "model.visual.blocks.1", "residual") < 1000.0, "{found:?}");
+    assert!(peak(&found, "model.visual.blocks.2", "residual") > F16_MAX, "{found:?}");
+    let folds = found.folds.unwrap();
+    let parts: Vec<_> = folds.iter().map(|fold| fold.part.as_str()).collect();
+    assert_eq!(parts, ["model.visual.blocks.2.mlp.linear_fc2"]);
+    let [plain, folded] = [&[][..], &folds[..]].map(|folds| {
+        let bundle = bundle(large.path(), folds, small);
+        let mut model = bundle.on_cpu();
+        see(&mut model).unwrap();
+        model.op_mut().logits().unwrap().to_f32()
+    });
+    let distance = Distance::of(&folded, &plain).unwrap();
+    assert!(distance.relative < 1e-4, "{distance:?}");
 }
 
 /// Biases of keys that hardly turn are the same for all keys, which softmax does not see.

@@ -43,8 +43,8 @@ use crate::kit::{
     Attend, AttendInputs, Decoder, DecoderParams, EXPERTS, ExpertNames, Layers, Mlp, PREFILL_ROWS,
     Step, VISION_WEIGHTS, check_shape, decoder, expert_decoder, prefill_rows,
 };
-use crate::recipe::{Probe, Recipe, RecipeOptions};
-use crate::recipes::vision::{self, DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE, VISION_SHIFT, Vision};
+use crate::recipe::{Recipe, RecipeOptions};
+use crate::recipes::vision::{self, DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE, Vision};
 use crate::register_recipe;
 use crate::registry::{RecipeEntry, RecipeOption};
 use chunk::Chunks;
@@ -53,7 +53,6 @@ use layers::Model;
 use mtp::MTP;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
-use qhx_core::op::Segment;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph};
 
@@ -69,16 +68,14 @@ register_recipe!(
         .prefill_graphs()
         .smaller_contexts()
         .int8_caches()
-        .options(&[IMAGE_SIZE, IMAGE_PATCHES, TOWER, VISION_SHIFT, MTP])
-        .probe(probe)
+        .options(&[IMAGE_SIZE, IMAGE_PATCHES, TOWER, MTP])
 );
 register_recipe!(
     RecipeEntry::new(&["Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"], recipe)
         .prefill_graphs()
         .smaller_contexts()
         .int8_caches()
-        .options(&[EXPERTS, IMAGE_SIZE, IMAGE_PATCHES, TOWER, VISION_SHIFT])
-        .probe(probe)
+        .options(&[EXPERTS, IMAGE_SIZE, IMAGE_PATCHES, TOWER])
 );
 
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
@@ -157,15 +154,6 @@ fn images<'a>(config: &'a Config, options: &RecipeOptions) -> Result<Option<&'a 
 /// The side of images by default: less than usual where the context is short.
 fn size(tower: &Vision, options: &RecipeOptions) -> usize {
     tower.side_within(DEFAULT_SIZE, options.max_ctx)
-}
-
-fn probe(checkpoint: &Checkpoint, options: &RecipeOptions, shown: Segment<'_>) -> Result<Probe> {
-    let config = Config::read(checkpoint)?;
-    let Some(Images { tower, .. }) = images(&config, options)? else {
-        let what = "an image is given, but the bundle has no vision tower";
-        return Err(Error::new(ErrorKind::Usage, what));
-    };
-    vision::probe(checkpoint, tower, options, size(tower, options), shown)
 }
 
 /// Tokens through the layers of `range`.

@@ -21,14 +21,13 @@ use crate::kit::{
     Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, Step, VISION_WEIGHTS,
     check_shape, decoder, prefill_rows,
 };
-use crate::recipe::{Probe, Recipe, RecipeOptions};
-use crate::recipes::vision::{self, DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE, VISION_SHIFT};
+use crate::recipe::{Recipe, RecipeOptions};
+use crate::recipes::vision::{self, DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE};
 use crate::register_recipe;
 use crate::registry::RecipeEntry;
 use config::{Config, QWEN2_5};
 use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
-use qhx_core::op::Segment;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph};
 
@@ -39,8 +38,7 @@ register_recipe!(
     RecipeEntry::new(&["Qwen3VLForConditionalGeneration", QWEN2_5], recipe)
         .prefill_graphs()
         .smaller_contexts()
-        .options(&[IMAGE_SIZE, IMAGE_PATCHES, VISION_WEIGHTS, VISION_SHIFT])
-        .probe(probe)
+        .options(&[IMAGE_SIZE, IMAGE_PATCHES, VISION_WEIGHTS])
 );
 
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
@@ -59,11 +57,6 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         .params(params(&config, options.max_ctx));
     vision::add(&mut recipe, checkpoint, &config.vision, options, default_size(&config))?;
     Ok(recipe)
-}
-
-fn probe(checkpoint: &Checkpoint, options: &RecipeOptions, shown: Segment<'_>) -> Result<Probe> {
-    let config = Config::read(checkpoint)?;
-    vision::probe(checkpoint, &config.vision, options, default_size(&config), shown)
 }
 
 /// Whole tokens of [`DEFAULT_SIZE`].

@@ -1,4 +1,4 @@
-//! Options of recipes with a vision tower, and what they choose: sizes of images, the tower's precision and scale.
+//! Options of recipes with a vision tower, and what they choose: sizes of images, the tower's precision.
 
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
@@ -27,27 +27,14 @@ pub(in crate::recipes) const IMAGE_PATCHES: RecipeOption = RecipeOption {
     help: "patches of the vision graphs, such as 256,512,1024: images keep their shape, and the smallest graph \
            that holds one takes it",
 };
-pub(in crate::recipes) const VISION_SHIFT: RecipeOption = RecipeOption {
-    name: "vision-shift",
-    values: &["0", "1", "2", "3", "4", "5", "6"],
-    help: "keeps the vision tower's hidden states at 2^-N of their size, for checkpoints whose rows f16 cannot hold",
-};
-
-/// The vision tower, in the precision and at the scale of the options.
+/// The vision tower, in the precision of the options.
 pub(super) fn tower<'a>(
     checkpoint: &'a Checkpoint,
     vision: &'a Vision,
     options: &RecipeOptions,
 ) -> Tower<'a> {
     let precision = VISION_WEIGHTS.precision(options);
-    let scale = 2f32.powi(-i32::from(vision_shift(options)));
-    let layers = Layers::new(checkpoint, precision, VISION_EPS * scale * scale);
-    Tower { layers, vision, scale }
-}
-
-/// The value of the option, which is one of its list.
-pub(super) fn vision_shift(options: &RecipeOptions) -> u8 {
-    options.choice(VISION_SHIFT.name).and_then(|shift| shift.parse().ok()).unwrap_or(0)
+    Tower { layers: Layers::new(checkpoint, precision, VISION_EPS), vision }
 }
 
 /// Patches that the vision graphs take, the smallest first; a square of `default` pixels a side by default.

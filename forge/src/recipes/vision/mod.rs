@@ -11,7 +11,6 @@
 
 mod choices;
 mod config;
-mod probe;
 mod tables;
 mod tower;
 
@@ -19,10 +18,9 @@ use serde_json::{Value, json};
 
 use crate::kit::one_or_many;
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, Recipe, RecipeOptions};
-pub(super) use choices::{DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE, VISION_SHIFT};
+pub(super) use choices::{DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE};
 use config::Patches;
 pub(super) use config::{Vision, section};
-pub(super) use probe::probe;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::graph::Graph;
@@ -62,7 +60,7 @@ pub(super) fn add(
     recipe.params.extend(vision.tokens.map(|(key, id)| (key.to_owned(), json!(id))));
     let params = tables::params(checkpoint, vision, &patches)?;
     recipe.params.insert(VISION.to_owned(), Value::Object(params));
-    recipe.tables.push(tables::tables(checkpoint, vision, tower.scale)?);
+    recipe.tables.push(tables::tables(checkpoint, vision)?);
     Ok(())
 }
 

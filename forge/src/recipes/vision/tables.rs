@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
-use qhx_graph::weight::{RowSource, held, scaled};
+use qhx_graph::weight::{RowSource, held};
 use serde_json::{Map, Value, json};
 
 use super::config::{Patches, Vision, Windows};
@@ -47,17 +47,15 @@ fn zeros(shape: [usize; 2]) -> Arc<dyn RowSource> {
     held("zeros", shape, vec![0.0; shape[0] * shape[1]])
 }
 
-/// Files `vis_patch_embed_f32`, `vis_patch_embed_bias_f32` and `vis_pos_embed_f32`: the checkpoint's values times
-/// `scale`.
-pub(super) fn tables(checkpoint: &Checkpoint, vision: &Vision, scale: f32) -> Result<Tables> {
+/// Files `vis_patch_embed_f32`, `vis_patch_embed_bias_f32` and `vis_pos_embed_f32`.
+pub(super) fn tables(checkpoint: &Checkpoint, vision: &Vision) -> Result<Tables> {
     let [weight, bias] = patch_embed(checkpoint, vision)?;
-    let file = |field, name, source| MatrixFile::in_f32(field, name, scaled(source, scale));
     Ok(matrices(
         "vision",
         vec![
-            file("patch_embed", "vis_patch_embed", weight),
-            file("patch_embed_bias", "vis_patch_embed_bias", bias),
-            file("pos_embed", "vis_pos_embed", positions(checkpoint, vision)?),
+            MatrixFile::in_f32("patch_embed", "vis_patch_embed", weight),
+            MatrixFile::in_f32("patch_embed_bias", "vis_patch_embed_bias", bias),
+            MatrixFile::in_f32("pos_embed", "vis_pos_embed", positions(checkpoint, vision)?),
         ],
     ))
 }

@@ -6,13 +6,11 @@
 
 use qhx_base::Result;
 use qhx_graph::builder::GraphBuilder;
-use qhx_graph::graph::{Elem, Graph, ReduceOp, TensorId, UnaryOp};
-use qhx_graph::weight::{Storage, Weight, scaled};
+use qhx_graph::graph::{Elem, Graph, TensorId, UnaryOp};
 use qhx_kit::vision::{AxialOrder, Grid, axial_rope, window_numbers};
 use qhx_types::MASK_VALUE;
 
 use super::config::{Patches, Vision, Windows};
-use super::tables;
 use crate::kit::{AttendInputs, Layers, rotate};
 use crate::recipe::from_kit;
 
@@ -21,9 +19,6 @@ use crate::recipe::from_kit;
 pub(super) struct Tower<'a> {
     pub layers: Layers<'a>,
     pub vision: &'a Vision,
-    /// Factor of the rows on their way through the blocks. The host's tables and what blocks add to the rows are stored
-    /// multiplied by it, and the norms take it away again; their epsilon is its square times the model's.
-    pub scale: f32,
 }
 
 /// Inputs and sizes that the blocks of a graph share.
@@ -60,7 +55,7 @@ impl<'a> Tower<'a> {
         };
         let mut features = Vec::new();
         for index in 0..self.vision.depth {
-            [_, h] = blocks.block(&mut b, h, index)?;
+            h = blocks.block(&mut b, h, index)?;
             let merger = self.vision.deepstack.iter().position(|block| *block == index);
             if let Some(merger) = merger {
                 b.scope(format!("deepstack{merger}"));
@@ -73,34 +68,6 @@ impl<'a> Tower<'a> {
         b.output("embeds", embeds)?;
         for (index, feature) in features.into_iter().enumerate() {
             b.output(&format!("deepstack_{index}"), feature)?;
-        }
-        b.finish()
-    }
-
-    /// The graph `vision_rows`: the patches of one image, `pixels` `[patches, 3 · frames · patch²]`, to the largest
-    /// magnitude of the rows after patch embedding and after each block; of a block, after its attention and its MLP.
-    pub fn probe(self, grid: Grid, positions: Vec<f32>) -> Result<Graph> {
-        let mut b = GraphBuilder::new("vision_rows");
-        let Vision { hidden, depth, .. } = *self.vision;
-        let [weight, bias] = tables::patch_embed(self.layers.checkpoint, self.vision)?;
-        let shape = [grid.patches(), weight.shape()[1]];
-        let pixels = b.input("pixels", Elem::Activation, &shape)?;
-        let weight = Weight::new(scaled(weight, self.scale), Storage::Float);
-        let bias = Weight::new(scaled(bias, self.scale), Storage::Float).to_f32()?;
-        let embedded = b.linear("patch_embed", pixels, weight, Some(bias))?;
-        let scaled = positions.into_iter().map(|value| value * self.scale).collect();
-        let positions =
-            b.constant("positions", Elem::Activation, &[grid.patches(), hidden], scaled)?;
-        let mut h = b.add(embedded, positions)?;
-        let blocks = self.on_grid(&mut b, grid)?;
-        let mut peaks = vec![("patches".to_owned(), peak(&mut b, &[h])?)];
-        for index in 0..depth {
-            let rows = blocks.block(&mut b, h, index)?;
-            peaks.push((format!("block_{index}"), peak(&mut b, &rows)?));
-            [_, h] = rows;
-        }
-        for (name, peak) in peaks {
-            b.output(&name, peak)?;
         }
         b.finish()
     }
@@ -140,17 +107,9 @@ fn within(b: &mut GraphBuilder, numbers: TensorId, rows: usize) -> Result<Tensor
     b.reshape(mask, &[1, rows, rows])
 }
 
-/// The largest magnitude of all elements of `rows`, `[1, 1]`.
-fn peak(b: &mut GraphBuilder, rows: &[TensorId]) -> Result<TensorId> {
-    let all = b.concat(rows, 0)?;
-    let all = b.unary(UnaryOp::Abs, all)?;
-    let of_rows = b.reduce(ReduceOp::Max, all, 1)?;
-    b.reduce(ReduceOp::Max, of_rows, 0)
-}
-
 impl Blocks<'_> {
-    /// Attention over the patches, and an MLP, each after a norm and added to the rows. Gives the rows after each.
-    fn block(&self, b: &mut GraphBuilder, h: TensorId, index: usize) -> Result<[TensorId; 2]> {
+    /// Attention over the patches, and an MLP, each after a norm and added to the rows.
+    fn block(&self, b: &mut GraphBuilder, h: TensorId, index: usize) -> Result<TensorId> {
         let tensor = |part: &str| format!("visual.blocks.{index}.{part}");
         let Tower { layers, vision, .. } = self.tower;
         let whole = vision.windows.as_ref().is_none_or(|windows| windows.full.contains(&index));
@@ -174,8 +133,8 @@ impl Blocks<'_> {
                 (b.gelu_tanh(up)?, "mlp.linear_fc2")
             }
         };
-        let down = self.onto_rows(b, inner, &tensor(down))?;
-        Ok([attended, b.add(attended, down)?])
+        let down = layers.linear(b, inner, &tensor(down), vision.hidden, true)?;
+        b.add(attended, down)
     }
 
     /// LayerNorm; RMSNorm of a tower with windows.
@@ -185,17 +144,6 @@ impl Blocks<'_> {
             Some(_) => layers.norm(b, x, name),
             None => layers.layer_norm(b, x, name),
         }
-    }
-
-    /// The linear layer `name`, whose result is added to the rows.
-    fn onto_rows(&self, b: &mut GraphBuilder, x: TensorId, name: &str) -> Result<TensorId> {
-        let Tower { layers, vision: Vision { hidden, .. }, scale, .. } = self.tower;
-        let inputs = b.width(x)?;
-        let weight = layers.checkpoint.matrix(&format!("{name}.weight"), [*hidden, inputs])?;
-        let weight = layers.precision.weight(scaled(weight, scale));
-        let mut bias = layers.checkpoint.values(&format!("{name}.bias"), &[*hidden])?;
-        bias.iter_mut().for_each(|value| *value *= scale);
-        b.linear(name.rsplit('.').next().unwrap_or(name), x, weight, Some(bias))
     }
 
     fn attention(
@@ -225,7 +173,7 @@ impl Blocks<'_> {
         let mixed = b.matmul(weights, v?, false)?;
         let mixed = b.transpose(mixed, &[1, 0, 2])?;
         let joined = b.reshape(mixed, &[rows, hidden])?;
-        self.onto_rows(b, joined, &format!("{name}.proj"))
+        layers.linear(b, joined, &format!("{name}.proj"), hidden, true)
     }
 
     /// The patches of a square to one row for the decoder. The norm is over a patch, or, with `joined`, over the
