@@ -11,14 +11,13 @@ use qhx_base::{Error, ErrorKind, Result, files};
 use qhx_checkpoint::{Checkpoint, MAX_JSON};
 use qhx_core::manifest::{self, Manifest};
 use qhx_graph::progress::Progress;
-use qhx_graph::quantize::{Quantized, QuantizedForm};
-use qhx_graph::weight::{F16_OVERFLOW, RowSource, Storage, Weight, beyond_f16, stream};
+use qhx_graph::weight::{F16_OVERFLOW, RowSource, beyond_f16, stream};
 use qhx_types::DType;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::kit::write_rows;
+use crate::kit::{table_bytes, write_rows};
 
 /// Begins the name of a staging folder.
 const STAGING: &str = ".qhx-forge-";
@@ -315,13 +314,12 @@ impl Staging {
         self.write(file, &text)
     }
 
-    /// Writes a table's rows as raw little-endian f16 or f32, or as the integers of the form `int8` with their scales
-    /// behind all rows. Errors when a value does not fit f16 where the table is written so, or is `for_npu`, which
+    /// Writes a table as [`write_rows`] does. Errors when a value does not fit f16 where the table is written so, or is `for_npu`, which
     /// computes in f16.
     pub fn write_table(
         &self,
         file: &str,
-        (table, int8): (&Arc<dyn RowSource>, Option<QuantizedForm>),
+        table: &Arc<dyn RowSource>,
         dtype: DType,
         for_npu: bool,
         progress: &mut dyn Progress,
@@ -334,18 +332,9 @@ impl Staging {
                 false => Ok(()),
             })?;
         }
-        let [rows, cols] = table.shape().map(|count| count as u64);
-        progress.stage("embedding table", rows.saturating_mul(cols * dtype.size() as u64));
+        progress.stage("embedding table", table_bytes(table.shape(), dtype));
         let mut target = BufWriter::new(File::create(&path).map_err(fail)?);
-        match int8 {
-            None => write_rows((&**table, dtype), &mut target, file, &mut 0, progress)?,
-            Some(form) => {
-                let weight = Weight::new(Arc::clone(table), Storage::Blocks(form));
-                let Quantized { values, scales, .. } = weight.to_blocks(form)?;
-                target.write_all(bytemuck::cast_slice(&values)).map_err(fail)?;
-                target.write_all(bytemuck::cast_slice(&scales)).map_err(fail)?;
-            }
-        }
+        write_rows((table, dtype), &mut target, file, &mut 0, progress)?;
         target.flush().map_err(fail)
     }
 

@@ -14,6 +14,7 @@ use qhx_graph::graph::{Elem, Graph};
 use qhx_graph::onnx;
 use qhx_graph::onnx::Known;
 use qhx_graph::progress::Progress;
+use qhx_graph::quantize::BLOCK;
 use qhx_graph::weight::{RowSource, Storage, table_fits_f16};
 use qhx_qnn::Platform;
 use qhx_types::DType;
@@ -22,13 +23,12 @@ use serde_json::{Map, Value, json};
 use crate::bundle::{Fingerprint, Staging, check_apart, replace_json};
 use crate::check::{CheckRow, compare};
 use crate::compile::Compiler;
-use crate::f16_range::vision::{Residual, residuals};
 use crate::kit::MAX_MASK;
 use crate::model_name::ModelName;
 use crate::options::{CheckBackends, ForgeOptions};
 use crate::plan::plan;
 use crate::recipe::{Precision, Recipe, RecipeOptions, Tables, Task};
-use crate::registry::{longest, probe, recipe, task};
+use crate::registry::{longest, recipe, task};
 use crate::{names, rerank, text};
 
 /// One context of a made bundle.
@@ -64,8 +64,6 @@ pub struct Report {
     pub bytes: u64,
     /// Results of the check; empty when none was asked for.
     pub check: Vec<CheckRow>,
-    /// Magnitudes of the hidden states on the check's image; empty without one.
-    pub residuals: Vec<Residual>,
 }
 
 /// Warning about floats on v68: Qualcomm's provider for ONNX Runtime refuses them there (onnxruntime-qnn, pull request
@@ -247,7 +245,6 @@ fn make(
         longest: longest(checkpoint, plan.task),
         bytes,
         check,
-        residuals: artifacts.residuals,
     })
 }
 
@@ -310,21 +307,6 @@ pub(crate) fn stopped(error: Error, staging: &mut Staging) -> Error {
     }
 }
 
-/// Measures hidden states on the check's image, if there is one.
-fn measured(
-    checkpoint: &Checkpoint,
-    options: &ForgeOptions,
-    staging: &Staging,
-    progress: &mut dyn Progress,
-) -> Result<Vec<Residual>> {
-    let Some((check, image)) = options.check.as_ref().and_then(|c| Some((c, c.image.as_ref()?)))
-    else {
-        return Ok(Vec::new());
-    };
-    let probe = probe(checkpoint, &options.for_recipe(checkpoint)?, image.segment())?;
-    residuals(&probe, &(check.cpu)()?, staging.scratch(), progress)
-}
-
 /// Hash of all that the files of a bundle depend on, but for the graphs.
 fn fingerprint(
     checkpoint: &Checkpoint,
@@ -371,7 +353,6 @@ struct Artifacts {
     manifest: String,
     contexts: Vec<ContextReport>,
     sources: Vec<ContextSource>,
-    residuals: Vec<Residual>,
 }
 
 /// Makes every artifact that is not there yet, and the manifest, with the ONNX reference graphs if `onnx`. The names
@@ -406,7 +387,6 @@ fn fill(
         }
         false => json!(false),
     };
-    let residuals = measured(checkpoint, options, staging, progress)?;
     let mut contexts = Map::new();
     let mut reports = Vec::new();
     let mut sources = Vec::new();
@@ -478,7 +458,7 @@ fn fill(
     check_manifest(&staging.root().join(&manifest_file))
         .map_err(|e| e.context("the bundle that was made cannot be opened"))?;
     progress.stop_if_cancelled()?;
-    Ok(Artifacts { manifest: manifest_file, contexts: reports, sources, residuals })
+    Ok(Artifacts { manifest: manifest_file, contexts: reports, sources })
 }
 
 /// Binds the receipt of a manifest to the files that it lists, but for golden steps.
@@ -672,25 +652,23 @@ fn embed(
     staging: &mut Staging,
     progress: &mut dyn Progress,
 ) -> Result<Value> {
-    let int8 = recipe.int8_table();
     let exact = options.has_onnx(options.compiler.is_some());
-    let dtype = match int8 {
-        Some(_) => DType::I8,
-        None if !exact || table_fits_f16(&**table)? => DType::F16,
-        None => DType::F32,
+    let dtype = if recipe.has_int8_table() {
+        DType::I8
+    } else if !exact || table_fits_f16(&**table)? {
+        DType::F16
+    } else {
+        DType::F32
     };
     let for_npu = options.for_npu();
     let file = names::embed_file(name, dtype);
-    let origin = format!("{} {:?} {int8:?}", table.name(), table.shape());
+    let origin = format!("{} {:?} {dtype}", table.name(), table.shape());
     let files = std::slice::from_ref(&file);
     artifact(staging, &file, &origin, files, progress, |staging, progress| {
-        staging.write_table(&file, (table, int8), dtype, for_npu, progress)
+        staging.write_table(&file, table, dtype, for_npu, progress)
     })?;
-    Ok(match int8 {
-        Some(form) => json!({"path": file, "dtype": dtype, "block": form.block}),
-        None if dtype == DType::F16 => json!(file),
-        None => json!({"path": file, "dtype": dtype}),
-    })
+    let block = (dtype == DType::I8).then_some(BLOCK);
+    Ok(table_entry(&file, Some(dtype).filter(|dtype| *dtype != DType::F16), block))
 }
 
 /// Writes further files and returns the object that names them.
@@ -717,12 +695,18 @@ fn tables(
         }
         Ok(())
     })?;
-    let fields = tables.files.iter().zip(files).map(|(table, file)| {
-        let value = match table.dtype {
-            Some(dtype) => json!({"path": file, "dtype": dtype}),
-            None => json!(file),
-        };
-        (table.field.clone(), value)
-    });
+    let fields =
+        tables.files.iter().zip(files).map(|(table, file)| {
+            (table.field.clone(), table_entry(&file, table.dtype, table.block))
+        });
     Ok(Value::Object(fields.collect()))
+}
+
+/// What the manifest says of a table: its path alone where the type goes without saying.
+fn table_entry(file: &str, dtype: Option<DType>, block: Option<usize>) -> Value {
+    match (dtype, block) {
+        (Some(dtype), Some(block)) => json!({"path": file, "dtype": dtype, "block": block}),
+        (Some(dtype), None) => json!({"path": file, "dtype": dtype}),
+        (None, _) => json!(file),
+    }
 }

@@ -172,6 +172,7 @@ mod tests {
             field: "file".to_owned(),
             name: (*name).to_owned(),
             dtype: None,
+            block: None,
         };
         let tables = tables.iter().map(|(key, files)| Tables {
             key: (*key).to_owned(),

@@ -11,6 +11,7 @@ use qhx_graph::graph::{Elem, Graph};
 use qhx_types::DType;
 
 use crate::f16_range::rescale;
+use crate::kit::table_bytes;
 use crate::measured;
 use crate::options::{AUTO_SHARDS, ForgeOptions};
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, Precision, Recipe, RecipeOptions, Task};
@@ -26,6 +27,8 @@ const WEIGHTS_PER_BYTE: u64 = 300;
 /// Memory that a compilation takes, as a multiple of the weights, and apart from them.
 const PEAK_FACTOR: f64 = 4.5;
 const PEAK_BASE: u64 = 250 << 20;
+/// Memory of which a compilation takes no more where more shards help.
+const COMPILE_MEMORY: u64 = 12_000_000_000;
 /// Bytes of weights per second.
 const COMPILE_RATE: f64 = 15e6;
 const WRITE_RATE: f64 = 80e6;
@@ -217,6 +220,19 @@ pub fn plan(
         }
         (plan, built) = (smaller, finer);
     }
+    while automatic && plan.compiled && plan.peak_bytes() > COMPILE_MEMORY {
+        let ratio = plan.peak_bytes().div_ceil(COMPILE_MEMORY) as usize;
+        let most = plan.shards.saturating_add(MAX_CONTEXTS.saturating_sub(plan.contexts.len()));
+        let shards = plan.shards.saturating_mul(ratio).min(most);
+        let next = RecipeOptions { shards, ..wanted.clone() };
+        let Ok(finer) = recipe(checkpoint, &next) else { break };
+        let smaller = sizes(&finer, &next);
+        let fits = smaller.contexts.len() <= MAX_CONTEXTS && check(&finer).is_ok();
+        if !fits || smaller.peak_bytes() >= plan.peak_bytes() {
+            break;
+        }
+        (plan, built) = (smaller, finer);
+    }
     if options.task.is_none() && plan.task == Task::Embed && makes(checkpoint, Task::Generate) {
         plan.recipe_notes.push(VECTORS.to_owned());
     }
@@ -306,19 +322,13 @@ fn too_large(plan: &Plan, context: &ContextSizes, shards: &str) -> Error {
 
 fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compiled: bool) -> Plan {
     let onnx = options.has_onnx(compiled);
-    let int8 = recipe.int8_table();
-    let embed_dtype = match (int8, &recipe.embed) {
-        (Some(_), _) => DType::I8,
-        (None, Some(table)) if onnx && table.stored_dtype() == DType::F32 => DType::F32,
+    let embed_dtype = match &recipe.embed {
+        _ if recipe.has_int8_table() => DType::I8,
+        Some(table) if onnx && table.stored_dtype() == DType::F32 => DType::F32,
         _ => DType::F16,
     };
-    let embed_bytes = recipe.embed.as_ref().map_or(0, |table| {
-        let [rows, cols] = table.shape().map(|count| count as u64);
-        match int8 {
-            Some(form) => form.bytes(rows, cols, size_of::<f32>() as u64),
-            None => rows.saturating_mul(cols).saturating_mul(embed_dtype.size() as u64),
-        }
-    });
+    let embed_bytes =
+        recipe.embed.as_ref().map_or(0, |table| table_bytes(table.shape(), embed_dtype));
     let context_sizes = |context| context_sizes(context, options.share_weights, onnx);
     Plan {
         family: recipe.family.clone(),

@@ -91,7 +91,7 @@ impl Precision {
 }
 
 /// 8 bits in blocks, GGUF's Q8_0.
-const EIGHT: QuantizedForm = QuantizedForm::symmetric(Bits::Eight, BLOCK);
+pub(crate) const EIGHT: QuantizedForm = QuantizedForm::symmetric(Bits::Eight, BLOCK);
 /// 4 bits in blocks.
 const FOUR: QuantizedForm = QuantizedForm { offsets: true, ..four(BLOCK) };
 
@@ -249,6 +249,8 @@ pub struct TableFile {
     pub name: String,
     /// Element type, where the manifest declares it: `{"path": …, "dtype": …}` instead of the path alone.
     pub dtype: Option<DType>,
+    /// Values that share a scale, of `i8`.
+    pub block: Option<usize>,
 }
 
 /// Writes [`Tables`].
@@ -313,21 +315,17 @@ impl Recipe {
         }
     }
 
-    /// The form in 8 bits that the embedding table has where the head is that table and has 8 bits: the checkpoint's
-    /// own, or blocks of [`BLOCK`]. With one scale a row, as the head has it, the table alone would cost Gemma 3 270M
-    /// more than its head does.
-    pub(crate) fn int8_table(&self) -> Option<QuantizedForm> {
-        let table = self.embed.as_ref()?;
-        let [_, cols] = table.shape();
+    /// True where the embedding table has 8 bits, in blocks of [`BLOCK`]: the head is quantized. With one scale a row
+    /// the table alone would cost Gemma 3 270M more than its head does.
+    pub(crate) fn has_int8_table(&self) -> bool {
+        let Some([rows, cols]) = self.embed.as_ref().map(|table| table.shape()) else {
+            return false;
+        };
         let graphs = self.contexts.iter().flat_map(|context| &context.graphs);
         let mut heads = graphs.flat_map(Graph::weights).filter(|weight| {
-            weight.source().name() == table.name() && weight.source().shape() == table.shape()
+            weight.source().shape() == [rows, cols] && weight.storage() != Storage::Float
         });
-        let plain = |form: &QuantizedForm| form.bits == Bits::Eight && !form.offsets;
-        heads.next()?.storage().form(cols).filter(|head| head.bits == Bits::Eight)?;
-        let own = table.block_form().filter(plain);
-        let form = own.unwrap_or(QuantizedForm::symmetric(Bits::Eight, BLOCK));
-        form.blocks(cols).map(|_| form)
+        heads.next().is_some() && cols.is_multiple_of(BLOCK)
     }
 
     /// With the embedding table `[vocab, hidden]`.
@@ -367,30 +365,7 @@ impl Recipe {
     }
 }
 
-/// A graph that measures how large hidden states become. It is run once, as ONNX, and is no part of the bundle.
-#[derive(Debug, Clone)]
-pub struct Probe {
-    /// Each output holds one value, the largest magnitude of the hidden states at a point of the model; the output's
-    /// name is that of the point, in the order in which the model computes.
-    pub graph: Graph,
-    /// Values of the graph's inputs, by name.
-    pub inputs: Vec<(String, Vec<f32>)>,
-    /// The recipe option that divides the rows by 2^K, where the recipe has one.
-    pub scaling: Option<Scaling>,
-}
-
-/// A recipe option K that keeps rows at 2^−K of their size.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Scaling {
-    /// The option's name.
-    pub option: &'static str,
-    /// Its value in the probe.
-    pub now: u32,
-    /// Its largest value.
-    pub max: u32,
-}
-
-/// An error of the op author's kit, which a recipe shapes its probe's inputs with.
+/// An error of the op author's kit, which a recipe computes constants with.
 pub(crate) fn from_kit(error: qhx_op::Error) -> Error {
     Error::new(ErrorKind::Prompt, error.message())
 }

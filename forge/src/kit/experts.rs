@@ -209,6 +209,7 @@ impl Experts {
             field: field.to_owned(),
             name: name.to_owned(),
             dtype: None,
+            block: None,
         };
         let mut files =
             vec![file("weights", "experts_i8.bin"), file("scales", "experts_scale.f32")];

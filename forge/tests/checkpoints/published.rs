@@ -138,7 +138,7 @@ fn prompts_take_fewer_rows_in_longer_contexts() {
 fn a_plan_counts_shared_weights_once() {
     let checkpoint = configured("qwen3-0.6b.json");
     let planned = |share_weights| {
-        let options = ForgeOptions { share_weights, ..ForgeOptions::new("out") };
+        let options = ForgeOptions { share_weights, shards: 1, ..ForgeOptions::new("out") };
         plan(&checkpoint, recipe, &options, true).unwrap().0
     };
     let [apart, shared] = [false, true].map(planned);
@@ -151,21 +151,34 @@ fn a_plan_counts_shared_weights_once() {
     assert_eq!(apart.weight_bytes, 3 * shared.weight_bytes);
 }
 
-/// What a bundle for devices has beside its weights and tables.
+/// What a bundle for devices has beside its quantized weights, tables of experts and per-layer inputs among them. A
+/// tied table stands once more beside its head, which counts for much in a small model.
 #[test]
 fn device_bundles_are_hardly_larger_than_their_weights() {
-    for config in ["llama-3.2-1b.json", "qwen3-1.7b.json", "gemma-4-e4b.json"] {
+    let list = include_str!("published.json");
+    let list: Vec<Value> = serde_json::from_str(list).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for (name, percent) in [
+        ("meta-llama/Llama-3.2-1B-Instruct", 133),
+        ("Qwen/Qwen3-4B", 117),
+        ("meta-llama/Llama-3.1-8B-Instruct", 115),
+        ("google/gemma-4-E4B-it", 115),
+    ] {
+        let checkpoint = list.iter().find(|checkpoint| checkpoint["name"] == name).unwrap();
+        let checkpoint = written(checkpoint, folder.path()).0;
+        let checkpoint = Checkpoint::synthetic(&checkpoint, 1).unwrap();
         let (precision, share_weights) = (Precision::W4A16, true);
         let options = ForgeOptions { precision, share_weights, ..ForgeOptions::new("out") };
-        let (plan, recipe) = plan(&configured(config), recipe, &options, true).unwrap();
+        let (plan, recipe) = plan(&checkpoint, recipe, &options, true).unwrap();
         let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
         let weights = graphs.flat_map(Graph::weights);
         let once: BTreeMap<&str, u64> =
             weights.map(|weight| (weight.source().name(), weight.qnn_bytes())).collect();
-        let tables = plan.embed_bytes + plan.tables.iter().map(|(_, bytes)| bytes).sum::<u64>();
-        let all = once.values().sum::<u64>() + tables;
-        assert!(plan.bytes() * 100 <= all * 115, "{config}: {} of {all}", plan.bytes());
-        assert_eq!(plan.embed_dtype, DType::I8, "{config}");
+        let weights = once.values().chain(plan.tables.iter().map(|(_, bytes)| bytes)).sum::<u64>();
+        eprintln!("{name}: {} of {weights} bytes, {} shards", plan.bytes(), plan.shards);
+        assert!(plan.bytes() * 100 <= weights * percent, "{name}: {} of {weights}", plan.bytes());
+        assert_eq!(plan.embed_dtype, DType::I8, "{name}");
+        assert!(plan.peak_bytes() <= 12_000_000_000, "{name}: {}", plan.peak_bytes());
     }
 }
 

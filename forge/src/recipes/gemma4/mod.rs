@@ -150,7 +150,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         contexts.push(ContextPlan::new("ple".to_owned(), options.precision, graphs));
     }
     let mut params = params(&config, max_ctx, window);
-    let mut tables = vec![per_layer_tables(checkpoint, &config, projects)?];
+    let mut tables = vec![per_layer_tables(checkpoint, &config, options.precision, projects)?];
     if let Some((clusters, table)) = drafts {
         params.insert(DRAFT_HEAD.to_owned(), clusters);
         tables.push(table);
@@ -278,18 +278,22 @@ fn params(config: &Config, max_ctx: usize, window: usize) -> Map<String, Value> 
 }
 
 /// Tables for per-layer inputs: the table `[vocab, layers · width]`, and where no graph `projects`, the projection
-/// `[layers · width, hidden]` and the norm `[width]`. The table is the largest tensor of a model, 5.6 GB at E4B; it is
-/// written some rows at a time.
-fn per_layer_tables(checkpoint: &Checkpoint, config: &Config, projects: bool) -> Result<Tables> {
+/// `[layers · width, hidden]` and the norm `[width]`. The table is the largest tensor of a model, 5.6 GB at E4B in f16
+/// and half of it in int8; it is written some rows at a time.
+fn per_layer_tables(
+    checkpoint: &Checkpoint,
+    config: &Config,
+    precision: Precision,
+    projects: bool,
+) -> Result<Tables> {
     let width = config.layers().saturating_mul(config.ple);
-    let file = |field: &str, name: &str, shape| {
-        let source = checkpoint.matrix(&format!("{name}.weight"), shape)?;
-        Ok::<_, qhx_base::Error>(MatrixFile::stored(field, &format!("ple_{field}"), source))
-    };
-    let mut files = vec![file("table", "embed_tokens_per_layer", [config.vocab, width])?];
+    let matrix = |name: &str, shape| checkpoint.matrix(&format!("{name}.weight"), shape);
+    let table = matrix("embed_tokens_per_layer", [config.vocab, width])?;
+    let mut files = vec![MatrixFile::in_precision(precision, "table", "ple_table", table)];
     if !projects {
         let norm = checkpoint.rows("per_layer_projection_norm.weight", &[config.ple])?;
-        files.push(file("proj", "per_layer_model_projection", [width, config.hidden])?);
+        let matrix = matrix("per_layer_model_projection", [width, config.hidden])?;
+        files.push(MatrixFile::stored("proj", "ple_proj", matrix));
         files.push(MatrixFile::stored("norm", "ple_norm", norm));
     }
     Ok(matrices("ple", files))

@@ -27,8 +27,12 @@ pub(super) fn lexicon(files: &str) -> Result<Tables> {
     let bytes = serde_json::to_vec(&words)
         .map_err(|e| Error::caused(ErrorKind::Internal, "the lexicon", e))?;
     // Not `.json`, which a manifest ends in.
-    let file =
-        TableFile { field: "words".to_owned(), name: "lexicon.words".to_owned(), dtype: None };
+    let file = TableFile {
+        field: "words".to_owned(),
+        name: "lexicon.words".to_owned(),
+        dtype: None,
+        block: None,
+    };
     Ok(Tables { key: "lexicon".to_owned(), files: vec![file], source: Arc::new(Bytes(bytes)) })
 }
 

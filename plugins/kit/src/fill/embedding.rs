@@ -13,12 +13,12 @@ use qhx_op::{BufferId, DType, Error, GraphId, Host, Port, Result};
 const BLOCK: usize = 256;
 
 /// Bytes of a scale behind rows of int8.
-const SCALE: usize = size_of::<f32>();
+const SCALE: usize = size_of::<f16>();
 
 /// An embedding table: raw rows of `hidden` values, one for each token.
 ///
 /// In the manifest it is a path (f16 values), or `{"path": …, "dtype": "f16" | "f32" | "i8"}`. Behind all rows of int8
-/// are their scales, an f32 for each row, or for each `block` values of a row.
+/// are their scales, an f16 for each row, or for each `block` values of a row.
 #[derive(Debug)]
 pub struct Embedding {
     table: BufferId,
@@ -293,7 +293,7 @@ impl Embedding {
                     let end = range.end.min((block + 1) * self.block);
                     let mut scale = [0; SCALE];
                     scale.copy_from_slice(&scales[block * SCALE..][..SCALE]);
-                    let scale = f32::from_le_bytes(scale);
+                    let scale = f16::from_le_bytes(scale).to_f32();
                     let out = &mut out[at - first..end - first];
                     for (out, &value) in out.iter_mut().zip(&values[at..end]) {
                         *out = f32::from(value) * scale;
