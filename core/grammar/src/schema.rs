@@ -20,17 +20,48 @@ pub(crate) fn flexible(schema: Value) -> Value {
     written(schema, JsonCompileOptions { whitespace_flexible: true, ..Default::default() })
 }
 
-/// A schema whose JSON has the spaces that models learn to put into calls, unless it says otherwise.
-pub(crate) fn spaced(schema: Value) -> Value {
+/// A schema whose JSON has the spaces that models learn to put into calls, unless it says otherwise. A `lenient` one
+/// leaves out what no grammar can hold to: `not`, `uniqueItems`, formats that are not known, look-around in patterns.
+pub(crate) fn spaced(mut schema: Value, lenient: bool) -> Value {
+    if lenient {
+        without_look_around(&mut schema);
+    }
     written(
         schema,
         JsonCompileOptions {
             whitespace_flexible: false,
+            lenient,
             item_separator: ", ".to_owned(),
             key_separator: ": ".to_owned(),
             ..Default::default()
         },
     )
+}
+
+/// Beginnings of groups that look around, and of references back.
+const LOOKING: [&str; 5] = ["(?=", "(?!", "(?<=", "(?<!", r"\k<"];
+
+/// True for a regular expression with look-around or references back, which no automaton can follow.
+fn looks_around(pattern: &str) -> bool {
+    let refers = |pair: &[u8]| pair[0] == b'\\' && pair[1].is_ascii_digit() && pair[1] != b'0';
+    LOOKING.iter().any(|begin| pattern.contains(begin)) || pattern.as_bytes().windows(2).any(refers)
+}
+
+/// Takes patterns that look around from a schema.
+fn without_look_around(schema: &mut Value) {
+    match schema {
+        Value::Object(map) => {
+            if map.get("pattern").and_then(Value::as_str).is_some_and(looks_around) {
+                map.remove("pattern");
+            }
+            if let Some(Value::Object(patterns)) = map.get_mut("patternProperties") {
+                patterns.retain(|pattern, _| !looks_around(pattern));
+            }
+            map.values_mut().for_each(without_look_around);
+        }
+        Value::Array(list) => list.iter_mut().for_each(without_look_around),
+        _ => {}
+    }
 }
 
 /// A schema whose JSON is written as `defaults` declare, but for what its key [`OPTIONS`] sets.

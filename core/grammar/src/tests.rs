@@ -264,7 +264,7 @@ fn errors_name_the_tool_and_the_part_of_its_schema() {
         let expected = format!("the JSON schema{at}: ");
         assert!(of_schema.starts_with(&expected) && of_schema.contains(why), "{of_schema}");
         let fine = Tool::new("fine", object(json!({"a": {"type": "integer"}})));
-        let tools = vec![fine, Tool::new("wrong", schema)];
+        let tools = vec![fine, Tool::new("wrong", schema).strict(true)];
         // Other formats have no schema of all arguments.
         let formats = [CallFormat::Tagged, CallFormat::Bare, CallFormat::Listed];
         for (format, optional) in formats.into_iter().flat_map(|f| [(f, false), (f, true)]) {
@@ -282,7 +282,8 @@ fn errors_name_the_tool_and_the_part_of_its_schema() {
     }
     let wrong = object(json!({"day": {"type": "integer", "not": {"const": 3}}}));
     for format in FORMATS {
-        let of_tool = message(&Grammar::Calls(vec![Tool::new("wrong", wrong.clone())]), format);
+        let of_tool =
+            message(&Grammar::Calls(vec![Tool::new("wrong", wrong.clone()).strict(true)]), format);
         assert!(of_tool.contains("of \"wrong\", at /properties/day: "), "{format:?}: {of_tool}");
     }
 }
@@ -297,4 +298,36 @@ fn a_tokenizer_without_bytes_is_named() {
     let error = Vocabulary::new(&tokenizer, 428, |_| true, &[]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage);
     assert!(error.message().starts_with("its.json: its decoder gives tokens no bytes"), "{error}");
+}
+
+#[test]
+fn words_that_no_grammar_holds_to_are_left_out_unless_a_tool_is_strict() {
+    let tokenizer = tokenizer(true);
+    let end = tokenizer.token_to_id("<|im_end|>").unwrap();
+    let vocabulary = Vocabulary::new(&tokenizer, 512, |_| true, &[end]).unwrap();
+    for (name, schema) in [
+        ("names", json!({"type": "object", "propertyNames": {"maxLength": 3}})),
+        ("unique", json!({"type": "array", "items": {"type": "integer"}, "uniqueItems": true})),
+        ("other", json!({"not": {"type": "null"}})),
+        ("mail", json!({"type": "string", "format": "postbox"})),
+        ("word", json!({"type": "string", "pattern": "^(?!x)[a-z]+$"})),
+        ("twice", json!({"type": "string", "pattern": r"^([a-z])\1$"})),
+        ("one", json!({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 2}]})),
+    ] {
+        let schema = json!({"type": "object", "properties": {name: schema}, "required": [name]});
+        let tool = Tool::new("search", schema);
+        for format in FORMATS {
+            let constrain = |tool: Tool| {
+                let grammar = Grammar::OptionalCalls(vec![tool]);
+                vocabulary.constrain(&grammar, Some(format), &[], false).map(drop)
+            };
+            constrain(tool.clone()).unwrap_or_else(|e| panic!("{name}, {format:?}: {e}"));
+            // Elements write texts as they are.
+            if format != CallFormat::Elements || !["mail", "word", "twice"].contains(&name) {
+                let error = constrain(tool.clone().strict(true)).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Usage, "{name}, {format:?}");
+                assert!(error.message().contains("search"), "{name}, {format:?}: {error}");
+            }
+        }
+    }
 }

@@ -80,7 +80,11 @@ pub(crate) fn lark(
             _ => {
                 let key = if format == CallFormat::Bare { "parameters" } else { "arguments" };
                 let begin = literal(&format!(r#"{{"name": {}, "{key}": "#, literal(name)));
-                let _ = writeln!(lark, "a{index}: %json {}", spaced(tool.parameters.clone()));
+                let _ = writeln!(
+                    lark,
+                    "a{index}: %json {}",
+                    spaced(tool.parameters.clone(), !tool.strict)
+                );
                 format!(r#"{begin} a{index} "}}""#)
             }
         };
@@ -99,7 +103,7 @@ fn within(tool: &Tool, schema: &Value) -> Value {
             }
         }
     }
-    spaced(schema)
+    spaced(schema, !tool.strict)
 }
 
 fn is_text(schema: &Value) -> bool {

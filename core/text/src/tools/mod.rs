@@ -19,16 +19,24 @@ pub struct Tool {
     pub name: String,
     /// The JSON schema of its arguments, which are an object.
     pub parameters: Value,
+    /// True where all of the schema has to be held to. Otherwise words that no grammar can hold to are left out.
+    pub strict: bool,
 }
 
 impl Tool {
     /// A tool whose arguments are of a JSON schema.
     pub fn new(name: impl Into<String>, parameters: Value) -> Self {
-        Self { name: name.into(), parameters }
+        Self { name: name.into(), parameters, strict: false }
+    }
+
+    /// The same, held to all of its schema if `strict`.
+    #[must_use]
+    pub fn strict(self, strict: bool) -> Self {
+        Self { strict, ..self }
     }
 
     /// The tools of a list as servers take it: `[{"type": "function", "function": {"name": …, "parameters": …}}]`. What
-    /// is in `function` may also stand there by itself.
+    /// is in `function` may also stand there by itself. `strict` asks for all of the schema.
     ///
     /// # Errors
     /// When it is no list, or a tool has no name, one that is there already, or parameters that are no object.
@@ -61,7 +69,8 @@ impl Tool {
                     ));
                 }
             };
-            tools.push(Self::new(name, parameters.into()));
+            let strict = function.get("strict").or(entry.get("strict")) == Some(&Value::Bool(true));
+            tools.push(Self::new(name, parameters.into()).strict(strict));
         }
         if tools.is_empty() { fail("it is empty".to_owned()) } else { Ok(tools) }
     }
