@@ -97,8 +97,9 @@ pub(crate) async fn tidy(shared: Shared) {
             None => settled.await,
         }
         let of = Arc::clone(&shared);
-        let released =
-            tokio::task::spawn_blocking(move || of.registry.release(of.options.session_idle));
+        let released = tokio::task::spawn_blocking(move || {
+            of.registry.expire() + of.registry.release(of.options.session_idle)
+        });
         if released.await.unwrap_or_default() > 0 {
             activity.takes_much();
         }

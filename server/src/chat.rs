@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::answer::{Answer, Answers, Delta, Step, Usage};
 use crate::error::{ApiError, Result, json_response};
 use crate::fields::Fields;
-use crate::generation_request::Ask;
+use crate::generation_request::{Ask, CustomTools};
 use crate::ids;
 use crate::request::Asked;
 use crate::sse::{self, Events, Writer};
@@ -25,12 +25,14 @@ pub(crate) async fn completions(Asked { context, map }: Asked) -> Result<Respons
     let include_usage = include_usage(&fields)?;
     let ask = context.memory.work(|| Ask::of_chat(&fields))?;
     let has_logprobs = ask.logprobs.is_some();
+    let custom = CustomTools::of(&map);
     let mut asked = context.ask(model, ask).await?;
     let head = Head::new("chatcmpl-", &asked.model);
     if stream {
         let texts = Arc::clone(&asked.texts);
+        let logprobs = Vec::new();
         let writer =
-            ChatWriter { head, texts, include_usage, has_logprobs, logprobs: Vec::new(), calls: 0 };
+            ChatWriter { head, texts, custom, include_usage, has_logprobs, logprobs, calls: 0 };
         return sse::stream(&context, asked, writer).await;
     }
     asked.answers.collect(asked.pending, &context.tally).await?;
@@ -39,7 +41,7 @@ pub(crate) async fn completions(Asked { context, map }: Asked) -> Result<Respons
         let logprobs = has_logprobs.then(|| logprobs(&answer.logprobs, &asked.texts));
         json!({
             "index": index,
-            "message": message(answer),
+            "message": message(answer, &custom),
             "logprobs": logprobs,
             "finish_reason": answer.finish_reason(),
         })
@@ -92,7 +94,7 @@ pub(crate) fn usage(usage: &Usage) -> Value {
     })
 }
 
-fn message(answer: &Answer) -> Value {
+fn message(answer: &Answer, custom: &CustomTools) -> Value {
     let mut message = Map::new();
     message.insert("role".to_owned(), "assistant".into());
     let only_calls = answer.text.is_empty() && !answer.calls.is_empty();
@@ -103,12 +105,17 @@ fn message(answer: &Answer) -> Value {
         message.insert("reasoning_content".to_owned(), answer.reasoning.as_str().into());
     }
     if !answer.calls.is_empty() {
-        message.insert("tool_calls".to_owned(), answer.calls.iter().map(call).collect());
+        let calls = answer.calls.iter().map(|one| call(one, custom));
+        message.insert("tool_calls".to_owned(), calls.collect());
     }
     message.into()
 }
 
-fn call(call: &ToolCall) -> Value {
+fn call(call: &ToolCall, custom: &CustomTools) -> Value {
+    if let Some(input) = custom.input(call) {
+        let custom = json!({"name": call.name, "input": input});
+        return json!({"id": ids::new("call_"), "type": "custom", "custom": custom});
+    }
     let function = json!({"name": call.name, "arguments": call.arguments.to_string()});
     json!({"id": ids::new("call_"), "type": "function", "function": function})
 }
@@ -146,6 +153,7 @@ pub(crate) fn bytes_of(id: u32, texts: &TextPipeline) -> Vec<u8> {
 struct ChatWriter {
     head: Head,
     texts: Arc<TextPipeline>,
+    custom: CustomTools,
     include_usage: bool,
     has_logprobs: bool,
     /// Log-probabilities of tokens whose text is held back.
@@ -193,7 +201,7 @@ impl Writer for ChatWriter {
                 Delta::Text(text) => json!({"content": text}),
                 Delta::Reasoning(text) => json!({"reasoning_content": text}),
                 Delta::Call(called) => {
-                    let mut call = call(called);
+                    let mut call = call(called, &self.custom);
                     call["index"] = self.calls.into();
                     self.calls += 1;
                     json!({"tool_calls": [call]})

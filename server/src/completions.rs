@@ -24,7 +24,7 @@ use crate::sse::{self, Events, Writer};
 const MAX_PROMPTS: usize = 1024;
 
 /// A request for completions.
-struct Completion {
+pub(crate) struct Completion {
     prompts: Vec<Prompt>,
     request: qhx::Request,
     sampling: Sampling,
@@ -83,7 +83,7 @@ pub(crate) async fn complete(Asked { context, map }: Asked) -> Result<Response> 
 }
 
 impl Completion {
-    fn read(fields: &Fields<'_>) -> Result<Self> {
+    pub(crate) fn read(fields: &Fields<'_>) -> Result<Self> {
         fields.unsupported(&UNSUPPORTED)?;
         fields.unsupported(&["response_format"])?;
         let ends = Ends::read(fields)?;
@@ -111,7 +111,7 @@ impl Completion {
     }
 
     /// Has a model complete the prompts. Returns their texts, too, where they are part of the answers.
-    fn submit(
+    pub(crate) fn submit(
         self,
         context: &Context,
         model: Option<&str>,

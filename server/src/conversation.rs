@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, wrong};
+use crate::generation_request::CustomTools;
 use crate::registry::Info;
 
 /// Pixels of all images of a request: 64 million, 192 MB once they are decoded.
@@ -154,6 +155,13 @@ impl Part {
 impl Call {
     fn of_chat(value: &Value, place: &str) -> Result<Self> {
         let fields = Fields::of(value, place)?;
+        if let Some(custom) = fields.object("custom")? {
+            return Ok(Self {
+                id: fields.text("id")?.unwrap_or_default().to_owned(),
+                name: custom.needed("name")?.to_owned(),
+                arguments: CustomTools::arguments(custom.needed("input")?),
+            });
+        }
         let function = fields.object("function")?.ok_or_else(|| fields.missing("function"))?;
         let name = function.needed("name")?;
         Ok(Self {

@@ -15,7 +15,7 @@ use crate::fields::{Fields, tokens, wrong};
 use crate::pending::Pending;
 use crate::queue::{EmbedInput, Update, Work};
 use crate::registry::Ability;
-use crate::request::Asked;
+use crate::request::{Asked, Context};
 
 /// Vectors of a response that is written where it keeps no other request waiting.
 const MANY: usize = 64;
@@ -23,8 +23,45 @@ const MANY: usize = 64;
 /// Texts of one request.
 pub(crate) const MAX_INPUTS: usize = 2048;
 
+/// Vectors of a request.
+pub(crate) struct Embedded {
+    pub model: String,
+    pub vectors: Vec<Vec<f32>>,
+    /// Tokens of all texts.
+    pub tokens: usize,
+}
+
 pub(crate) async fn embed(Asked { context, map }: Asked) -> Result<Response> {
     let fields = Fields::new(&map);
+    let base64 = match fields.text("encoding_format")? {
+        None | Some("float") => false,
+        Some("base64") => true,
+        Some(_) => return Err(fields.wrong("encoding_format", "float or base64")),
+    };
+    let Embedded { model, vectors, tokens } = vectors(&context, &fields).await?;
+    let respond = || {
+        let data = vectors.iter().enumerate().map(|(index, vector)| {
+            let embedding = if base64 { encoded(vector) } else { vector.clone().into() };
+            json!({"object": "embedding", "index": index, "embedding": embedding})
+        });
+        let json = json!({
+            "object": "list",
+            "data": data.collect::<Vec<_>>(),
+            "model": model,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        });
+        json_response(StatusCode::OK, &json)
+    };
+    Ok(written(vectors.len(), respond))
+}
+
+/// The response with some vectors. Many take time to write, for which no other request waits.
+pub(crate) fn written(vectors: usize, respond: impl FnOnce() -> Response) -> Response {
+    if vectors > MANY { tokio::task::block_in_place(respond) } else { respond() }
+}
+
+/// Has a model embed the inputs.
+pub(crate) async fn vectors(context: &Context, fields: &Fields<'_>) -> Result<Embedded> {
     let model = Arc::clone(context.shared.registry.able(fields.text("model")?, Ability::Embed)?);
     let unsupported = [
         "instruction",
@@ -36,11 +73,6 @@ pub(crate) async fn embed(Asked { context, map }: Asked) -> Result<Response> {
     ];
     fields.unsupported(&unsupported)?;
     fields.only("normalize", &json!(true))?;
-    let base64 = match fields.text("encoding_format")? {
-        None | Some("float") => false,
-        Some("base64") => true,
-        Some(_) => return Err(fields.wrong("encoding_format", "float or base64")),
-    };
     let role = match fields.text("input_type")? {
         None | Some("document" | "search_document") => Role::Document,
         Some("query" | "search_query") => Role::Query,
@@ -64,25 +96,15 @@ pub(crate) async fn embed(Asked { context, map }: Asked) -> Result<Response> {
         return Err(ApiError::bad("dimensions", message).code("invalid_value"));
     }
     let work = Work::Embed { inputs, truncate, packs: context.shared.options.packs };
-    let pending = Pending::submit(&context, &model, Vec::new(), context.ticket(), work)?;
-    let Update::Vectors { vectors, tokens } = pending.only().await? else { return Err(broken()) };
-    context.tally.update(|record| record.prompt_tokens = tokens);
-    let respond = || {
-        let data = vectors.iter().enumerate().map(|(index, vector)| {
-            let vector = dimensions.map_or(vector.clone(), |count| shortened(vector, count));
-            let embedding = if base64 { encoded(&vector) } else { vector.into() };
-            json!({"object": "embedding", "index": index, "embedding": embedding})
-        });
-        let json = json!({
-            "object": "list",
-            "data": data.collect::<Vec<_>>(),
-            "model": model.name,
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        });
-        json_response(StatusCode::OK, &json)
+    let pending = Pending::submit(context, &model, Vec::new(), context.ticket(), work)?;
+    let Update::Vectors { mut vectors, tokens } = pending.only().await? else {
+        return Err(broken());
     };
-    // Many vectors take time to write, for which no other request waits.
-    Ok(if vectors.len() > MANY { tokio::task::block_in_place(respond) } else { respond() })
+    context.tally.update(|record| record.prompt_tokens = tokens);
+    if let Some(count) = dimensions {
+        vectors.iter_mut().for_each(|vector| *vector = shortened(vector, count));
+    }
+    Ok(Embedded { model: model.name.clone(), vectors, tokens })
 }
 
 /// A text, an image, tokens, or a list of them.

@@ -154,6 +154,11 @@ impl ApiError {
         self.of_kind(self.anthropic_kind())
     }
 
+    /// The body on Ollama's routes.
+    pub(crate) fn ollama(&self) -> Value {
+        json!({"error": self.message})
+    }
+
     fn of_kind(&self, kind: &str) -> Value {
         json!({
             "type": "error",

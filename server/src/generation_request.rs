@@ -1,18 +1,19 @@
 //! Options for answering a conversation, common to all interfaces.
 
+use std::borrow::Cow;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
-use qhx::{CancelToken, Grammar, Request, SamplingParams, TextPipeline, Tool};
+use qhx::{CancelToken, Grammar, Request, SamplingParams, TextPipeline, Tool, ToolCall};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answers, Reader};
-use crate::conversation::{Conversation, Turn};
+use crate::conversation::{Conversation, Part, Turn};
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, tokens, wrong};
 use crate::pending::Pending;
 use crate::queue::Work;
-use crate::registry::{Ability, Served};
+use crate::registry::{Ability, Info, Served};
 use crate::request::Context;
 
 /// Choices of one request.
@@ -212,6 +213,29 @@ impl Ask {
         arguments
     }
 
+    /// The same with messages of the system where the template takes them, if it refuses them where they are: all at
+    /// the beginning, or in front of what the user says first.
+    pub(crate) fn accommodated(self, texts: &TextPipeline, cancel: &CancelToken) -> Self {
+        let system = |turn: &Turn| turn.role == "system";
+        if !self.turns.iter().any(system) || self.render(texts, cancel).is_ok() {
+            return self;
+        }
+        let (told, mut rest): (Vec<_>, Vec<_>) = self.turns.iter().cloned().partition(system);
+        let told: Vec<_> = told.iter().map(Turn::texts).collect();
+        let told = told.join("\n\n");
+        let first = Turn::text("system", told.clone());
+        let merged = Self { turns: [vec![first], rest.clone()].concat(), ..self.clone() };
+        if merged.render(texts, cancel).is_ok() {
+            return merged;
+        }
+        if let Some(user) = rest.iter_mut().find(|turn| turn.role == "user") {
+            user.parts.insert(0, Part::Text(format!("{told}\n")));
+        }
+        let moved = Self { turns: rest, ..self.clone() };
+        // Else the template says what it refuses.
+        if moved.render(texts, cancel).is_ok() { moved } else { self }
+    }
+
     /// The conversation's texts as the model's template writes them.
     pub(crate) fn render(&self, texts: &TextPipeline, cancel: &CancelToken) -> qhx::Result<String> {
         let conversation = Conversation::of_texts(&self.turns);
@@ -247,6 +271,18 @@ impl Ask {
         if self.turns.is_empty() {
             return Err(ApiError::bad("messages", "there are none").code("invalid_value"));
         }
+        let ticket = context.ticket();
+        let this = self.accommodated(&info.texts, &ticket);
+        this.answered(context, model, &info, ticket)
+    }
+
+    fn answered(
+        self,
+        context: &Context,
+        model: &Arc<Served>,
+        info: &Arc<Info>,
+        ticket: CancelToken,
+    ) -> Result<GenerationRequest> {
         let tools = self.callable()?;
         let grammar = self.grammar(&tools)?;
         let free = self.is_free();
@@ -255,12 +291,11 @@ impl Ask {
                            out response_format and tool_choice, or end with a message of the user";
             return Err(ApiError::bad("messages", message).code("unsupported"));
         }
-        let mut conversation = Conversation::new(&self.turns, &info)?;
+        let mut conversation = Conversation::new(&self.turns, info)?;
         let turns = self.has_media().then(|| self.turns.clone());
         let mut history = std::mem::take(&mut conversation.history);
         let salt = context.salt(self.cache_salt.as_deref());
         salt_history(&mut history, salt.as_deref());
-        let ticket = context.ticket();
         let sampling = self.sampling.over(&info.sampling);
         let request = self
             .prompt(conversation)
@@ -273,7 +308,7 @@ impl Ask {
             .logprobs(self.logprobs)
             .salt(salt)
             .cancelled_by(ticket.clone());
-        let reader = Reader::new(&info, tools, self.several_calls)
+        let reader = Reader::new(info, tools, self.several_calls)
             .reasoning(free)
             .calling(!free && self.format.is_none());
         let readers = vec![reader; self.choices];
@@ -339,17 +374,103 @@ pub(crate) fn tools(fields: &Fields<'_>) -> Result<Vec<Value>> {
         let place = format!("tools[{at}]");
         let fields = Fields::of(tool, &place)?;
         let kind = fields.text("type")?.unwrap_or("function");
-        if kind != "function" {
-            return Err(fields.wrong("type", "function"));
+        if is_foreign(kind) {
+            return Ok(None);
+        }
+        match kind {
+            "function" => {}
+            "custom" => return custom(&fields).map(Some),
+            _ => return Err(fields.wrong("type", "function or custom")),
         }
         if tool.get("function").is_some() {
-            return Ok(tool.clone());
+            return Ok(Some(tool.clone()));
         }
         let mut function = fields.map().clone();
         function.remove("type");
-        Ok(json!({"type": "function", "function": function}))
+        Ok(Some(json!({"type": "function", "function": function})))
     };
-    tools.map(tool).collect()
+    tools.map(tool).filter_map(Result::transpose).collect()
+}
+
+/// Types of tools that a maker's own servers run.
+const FOREIGN: [&str; 15] = [
+    "apply_patch",
+    "bash_",
+    "code_execution",
+    "code_interpreter",
+    "computer",
+    "file_search",
+    "image_generation",
+    "local_shell",
+    "mcp",
+    "memory_",
+    "namespace",
+    "shell",
+    "text_editor",
+    "tool_search",
+    "web_",
+];
+
+/// True for a type of tools that a maker's own servers run. They are left out, with a line for the log.
+pub(crate) fn is_foreign(kind: &str) -> bool {
+    let found = FOREIGN.iter().any(|known| kind.starts_with(known));
+    if found {
+        tracing::info!("tools of the type {kind:?} are run by another server, and left out");
+    }
+    found
+}
+
+/// Argument of a custom tool, whose input is a text.
+const INPUT: &str = "input";
+
+/// Names of the custom tools of a request, which have a text for input.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct CustomTools(Vec<String>);
+
+impl CustomTools {
+    pub(crate) fn of(request: &Map<String, Value>) -> Self {
+        let tools = request.get("tools").and_then(Value::as_array).into_iter().flatten();
+        let custom = tools.filter(|tool| tool["type"] == "custom");
+        let names = custom.filter_map(|tool| {
+            tool.get("name").or_else(|| tool.get("custom")?.get("name"))?.as_str()
+        });
+        Self(names.map(str::to_owned).collect())
+    }
+
+    /// Input of a call of one of them.
+    pub(crate) fn input<'a>(&self, call: &'a ToolCall) -> Option<Cow<'a, str>> {
+        self.0.contains(&call.name).then(|| match call.arguments.get(INPUT) {
+            Some(Value::String(text)) => Cow::Borrowed(text.as_str()),
+            _ => Cow::Owned(call.arguments.to_string()),
+        })
+    }
+
+    /// Arguments of a call with this input.
+    pub(crate) fn arguments(input: &str) -> Value {
+        json!({INPUT: input})
+    }
+}
+
+/// A custom tool as a function of one text. The grammar of its input is told to the model, and not held to.
+fn custom(tool: &Fields<'_>) -> Result<Value> {
+    let own = tool.object("custom")?.unwrap_or_else(|| tool.clone());
+    let mut description = own.text("description")?.unwrap_or_default().to_owned();
+    if let Some(format) = own.object("format")? {
+        let format = format.object("grammar")?.unwrap_or(format);
+        if let Some(definition) = format.text("definition")? {
+            let syntax = format.text("syntax")?.unwrap_or("grammar");
+            description.push_str(&format!("\n\nThe input has this {syntax} form:\n{definition}"));
+        }
+    }
+    let parameters = json!({
+        "type": "object",
+        "properties": {INPUT: {"type": "string"}},
+        "required": [INPUT],
+        "additionalProperties": false,
+    });
+    let function =
+        json!({"name": own.needed("name")?, "description": description, "parameters": parameters});
+    Ok(json!({"type": "function", "function": function}))
 }
 
 /// The form of an answer: `response_format` of chats, `text.format` of responses.

@@ -1,4 +1,4 @@
-//! Serves bundles over HTTP, to clients of OpenAI's and Anthropic's interfaces: what `qhx serve` runs.
+//! Serves bundles over HTTP, to clients of OpenAI's, Anthropic's and Ollama's interfaces: what `qhx serve` runs.
 //!
 //! ```no_run
 //! let options = qhx_server::ServerOptions::default().bundle(qhx::Bundle::open("qwen35/v81")?);
@@ -21,7 +21,7 @@
 //! | `pending`, `sse` | what comes of a job, awaited as a whole or streamed |
 //! | `turns`, `ask` | conversations, and how they are answered, whatever interface they came by |
 //! | `answer` | reasoning, text and calls of tools in an answer |
-//! | `chat`, `completions`, `embeddings`, `rerank`, `messages`, `responses`, `audio` | the interfaces |
+//! | `chat`, `completions`, `embeddings`, `rerank`, `messages`, `responses`, `audio`, `ollama` | the interfaces |
 //!
 //! Whatever a client sends is untrusted input. It names models by their names, never by paths, and images and audio by
 //! `data:` URLs, never by files or addresses.
@@ -44,6 +44,7 @@ mod ids;
 mod memory;
 mod messages;
 mod metrics;
+mod ollama;
 mod options;
 mod pending;
 mod queue;

@@ -11,7 +11,7 @@ use crate::answer::{Answer, Answers, Delta, Step, Usage};
 use crate::conversation::{Call, Conversation, Part, Turn, base64_part, url_part};
 use crate::error::{ApiError, Result, broken, json_response};
 use crate::fields::{Fields, wrong};
-use crate::generation_request::{Ask, Sampling, ToolChoice, cache_salt, format, stops};
+use crate::generation_request::{Ask, Sampling, ToolChoice, cache_salt, format, is_foreign, stops};
 use crate::ids;
 use crate::pending::Pending;
 use crate::queue::{Update, Work};
@@ -123,6 +123,9 @@ fn tools(fields: &Fields<'_>) -> Result<Vec<Value>> {
     let tools = fields.list("tools")?.into_iter().flatten().enumerate();
     let tool = |(at, tool): (usize, &Value)| {
         let fields = Fields::of(tool, &format!("tools[{at}]"))?;
+        if fields.text("type")?.is_some_and(is_foreign) {
+            return Ok(None);
+        }
         let mut function = Map::new();
         let name = fields.needed("name")?;
         function.insert("name".to_owned(), name.into());
@@ -132,9 +135,12 @@ fn tools(fields: &Fields<'_>) -> Result<Vec<Value>> {
         let schema = fields.object("input_schema")?;
         let schema = schema.ok_or_else(|| fields.missing("input_schema"))?;
         function.insert("parameters".to_owned(), schema.map().clone().into());
-        Ok(json!({"type": "function", "function": function}))
+        if fields.flag("strict")? == Some(true) {
+            function.insert("strict".to_owned(), true.into());
+        }
+        Ok(Some(json!({"type": "function", "function": function})))
     };
-    tools.map(tool).collect()
+    tools.map(tool).filter_map(Result::transpose).collect()
 }
 
 fn tool_choice(choice: &Fields<'_>) -> Result<ToolChoice> {

@@ -18,8 +18,10 @@ pub(crate) type OnRequest = Arc<dyn Fn(&Record) + Send + Sync>;
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct ServerOptions {
-    /// The bundles, by the names that clients ask for.
-    pub bundles: Vec<(String, Bundle)>,
+    /// The bundles, each with the names that clients ask for; the first is that which the server tells.
+    pub bundles: Vec<(Vec<String>, Bundle)>,
+    /// Requests for a model that is not served are answered by the first one that can.
+    pub any_model: bool,
     /// Runtime that opens the bundles.
     pub runtime: Runtime,
     /// The address that is listened on.
@@ -43,6 +45,9 @@ pub struct ServerOptions {
     pub queue: usize,
     /// Bytes that loaded models may take, by the size of their files and of the states that they keep.
     pub memory: Option<u64>,
+    /// Time after which a model that nobody uses is unloaded, unless a request to Ollama's interface says otherwise for
+    /// it; `None` keeps it.
+    pub keep_alive: Option<Duration>,
     /// Bytes that a request may have.
     pub max_body: usize,
     /// Bytes that all requests together may take, by the size of their bodies and what is made of them.
@@ -84,6 +89,7 @@ impl Default for ServerOptions {
     fn default() -> Self {
         Self {
             bundles: Vec::new(),
+            any_model: false,
             runtime: Runtime::default(),
             host: Ipv4Addr::LOCALHOST.into(),
             port: 8080,
@@ -94,6 +100,7 @@ impl Default for ServerOptions {
             parallel: 4,
             queue: 64,
             memory: None,
+            keep_alive: None,
             max_body: 32 << 20,
             request_memory: 256 << 20,
             session_idle: Duration::from_secs(300),
@@ -114,6 +121,8 @@ impl ServerOptions {
     setters! {
         /// Sets the runtime that opens the bundles.
         runtime: Runtime,
+        /// Answers requests for any model by the first one that can: for clients that ask for one name only.
+        any_model: bool,
         /// Lets clients of different keys go on from each other's states: for a server of one team.
         share_states: bool,
         /// Sets the number of requests that may wait for their turn.
@@ -142,6 +151,8 @@ impl ServerOptions {
         parallel(parallel: usize) => parallel = parallel.max(1),
         /// Bytes that loaded models may take; the one that was asked for the longest time ago goes.
         memory(memory: impl Into<Option<u64>>) => memory = memory.into(),
+        /// Time after which a model that nobody uses is unloaded.
+        keep_alive(time: impl Into<Option<Duration>>) => keep_alive = time.into(),
         /// Called with each request that is over, on a thread of the server.
         on_request(f: impl Fn(&Record) + Send + Sync + 'static) => on_request = Some(Arc::new(f)),
     }
@@ -156,7 +167,16 @@ impl ServerOptions {
     /// Serves a bundle, too, under this name.
     #[must_use]
     pub fn bundle_as(mut self, name: impl Into<String>, bundle: Bundle) -> Self {
-        self.bundles.push((name.into(), bundle));
+        self.bundles.push((vec![name.into()], bundle));
+        self
+    }
+
+    /// Serves the bundle that was given last under this name, too.
+    #[must_use]
+    pub fn alias(mut self, name: impl Into<String>) -> Self {
+        if let Some((names, _)) = self.bundles.last_mut() {
+            names.push(name.into());
+        }
         self
     }
 

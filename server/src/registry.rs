@@ -11,10 +11,12 @@ use qhx::{
     Sessions, Task, TextPipeline,
 };
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 
 use crate::error::{ApiError, NoRoom};
 use crate::ids;
 use crate::metrics::{Gauges, Metrics};
+use crate::options::ServerOptions;
 
 /// All that is served.
 #[derive(Debug)]
@@ -23,6 +25,8 @@ pub(crate) struct Registry {
     runtime: Runtime,
     /// Bytes that loaded models may take.
     memory: Option<u64>,
+    /// Names that are not known stand for the first model that can answer.
+    any_model: bool,
     /// One model is loaded at a time.
     loading: Mutex<()>,
 }
@@ -31,13 +35,20 @@ pub(crate) struct Registry {
 #[derive(Debug)]
 pub(crate) struct Served {
     pub name: String,
+    /// Further names.
+    aliases: Vec<String>,
     bundle: Bundle,
     tasks: Vec<Task>,
+    modalities: Vec<Modality>,
     created: u64,
+    /// SHA-256 of its manifest.
+    digest: String,
     /// Bytes of the files that it opens; until it was loaded once, of those that its manifest names.
     bytes: AtomicU64,
     /// None until it is loaded.
     state: Mutex<Option<Box<Loaded>>>,
+    /// Time after which it is unloaded unless somebody uses it; `None` keeps it.
+    keep: Mutex<Option<Duration>>,
     info: OnceLock<Arc<Info>>,
 }
 
@@ -94,6 +105,7 @@ pub(crate) struct Info {
     pub texts: Arc<TextPipeline>,
     pub rules: MediaRules,
     pub modalities: Vec<Modality>,
+    pub can_call: bool,
     pub dimensions: usize,
     /// Sampling where a request leaves it out. As the interfaces have it, the temperature is 1 unless the
     /// bundle has its own.
@@ -102,6 +114,19 @@ pub(crate) struct Info {
     activations: Option<String>,
     caches: Option<String>,
     op: String,
+}
+
+/// Facts about a model that need not be loaded.
+#[derive(Debug)]
+pub(crate) struct Facts<'a> {
+    pub bytes: u64,
+    pub digest: &'a str,
+    /// Seconds since 1970.
+    pub created: u64,
+    pub family: &'a str,
+    pub precision: &'a str,
+    pub hidden: Option<usize>,
+    pub layers: Option<usize>,
 }
 
 /// Ability of a model.
@@ -146,33 +171,47 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Registry {
     /// Looks at what the bundles declare; none is loaded.
-    pub(crate) fn new(
-        bundles: &[(String, Bundle)],
-        runtime: &Runtime,
-        memory: Option<u64>,
-    ) -> Result<Self> {
+    pub(crate) fn new(options: &ServerOptions) -> Result<Self> {
         use qhx::{Error, ErrorKind::Usage};
+        let ServerOptions { bundles, runtime, memory, any_model, keep_alive, .. } = options;
         let mut models: Vec<Arc<Served>> = Vec::with_capacity(bundles.len());
-        for (name, bundle) in bundles {
-            if models.iter().any(|model| model.name == *name) {
+        for (names, bundle) in bundles {
+            let taken = |name: &&String| models.iter().any(|model| model.is_named(name));
+            if let Some(name) = names.iter().find(taken) {
                 return Err(Error::new(Usage, format!("two bundles have the name {name:?}"))
                     .hint("give one of them another name: NAME=BUNDLE"));
             }
-            let tasks = runtime.host_op(bundle)?.tasks;
+            let Some((name, aliases)) = names.split_first() else { continue };
+            let description = runtime.host_op(bundle)?;
             models.push(Arc::new(Served {
                 name: name.clone(),
+                aliases: aliases.to_vec(),
                 bundle: bundle.clone(),
-                tasks,
+                tasks: description.tasks,
+                modalities: description.modalities,
                 created: ids::now(),
+                digest: digest(bundle),
                 bytes: AtomicU64::new(expected(bundle)),
                 state: Mutex::default(),
+                keep: Mutex::new(*keep_alive),
                 info: OnceLock::new(),
             }));
         }
         if models.is_empty() {
             return Err(Error::new(Usage, "there is no bundle to serve"));
         }
-        Ok(Self { models, runtime: runtime.clone(), memory, loading: Mutex::default() })
+        Ok(Self {
+            models,
+            runtime: runtime.clone(),
+            memory: *memory,
+            any_model: *any_model,
+            loading: Mutex::default(),
+        })
+    }
+
+    /// The model with a name.
+    pub(crate) fn named(&self, name: &str) -> Option<&Arc<Served>> {
+        self.models.iter().find(|model| model.is_named(name))
     }
 
     /// The model that a request names. Where there is one only, it may leave the name out.
@@ -182,8 +221,8 @@ impl Registry {
             (None, _) => Err(ApiError::bad("model", "it is missing, and several are served")
                 .code("missing_required_parameter")),
             (Some(name), models) => {
-                let found = models.iter().find(|model| model.name == name);
-                found.ok_or_else(|| {
+                let any = models.first().filter(|_| self.any_model);
+                self.named(name).or(any).ok_or_else(|| {
                     let name: String = name.chars().take(100).collect();
                     let message = format!("the model {name:?} is not served here");
                     ApiError::new(StatusCode::NOT_FOUND, message)
@@ -209,6 +248,7 @@ impl Registry {
         // Where one only can do it, there is nothing to choose.
         let model = match (name, others.as_slice()) {
             (None, [only]) => only,
+            (Some(name), [first, ..]) if self.any_model => self.named(name).unwrap_or(first),
             _ => self.find(name)?,
         };
         if model.can(ability) {
@@ -236,7 +276,7 @@ impl Registry {
     }
 
     /// Loads a model, unless it is. Others go where the memory does not hold all.
-    fn load(&self, model: &Served, metrics: &Metrics) -> Result<()> {
+    pub(crate) fn load(&self, model: &Served, metrics: &Metrics) -> Result<()> {
         let _one = lock(&self.loading);
         if model.is_loaded() {
             return Ok(());
@@ -302,10 +342,18 @@ impl Registry {
         self.models.iter().map(|model| model.release(idle)).sum()
     }
 
-    /// Time at which [`Registry::release`] has a session to close, as far as is known now.
+    /// Unloads models that nobody has used for as long as they are kept. Returns their number.
+    pub(crate) fn expire(&self) -> usize {
+        let expired = |model: &Arc<Served>| model.expires().is_some_and(|at| at <= Instant::now());
+        self.models.iter().filter(|model| expired(model) && model.unload()).count()
+    }
+
+    /// Time at which [`Registry::release`] has a session to close or [`Registry::expire`] a model to unload, as far as
+    /// is known now.
     pub(crate) fn next_release(&self, idle: Duration) -> Option<Instant> {
-        let since = self.models.iter().filter_map(|model| model.surplus_since()).min()?;
-        since.checked_add(idle)
+        let closed = self.models.iter().filter_map(|model| model.surplus_since());
+        let closed = closed.filter_map(|since| since.checked_add(idle));
+        closed.chain(self.models.iter().filter_map(|model| model.expires())).min()
     }
 
     /// The least recently used of the other models that nobody works with.
@@ -336,6 +384,11 @@ impl Registry {
 }
 
 impl Served {
+    /// True for one of its names.
+    fn is_named(&self, name: &str) -> bool {
+        self.name == name || self.aliases.iter().any(|alias| alias == name)
+    }
+
     /// True if it has the ability, as far as its manifest and its host-op declare.
     pub(crate) fn can(&self, ability: Ability) -> bool {
         match ability {
@@ -362,12 +415,23 @@ impl Served {
         speech.map_or(&[], |speech| &speech.voices)
     }
 
-    fn is_loaded(&self) -> bool {
+    /// Sets the time after which it is unloaded unless somebody uses it; `None` keeps it.
+    pub(crate) fn keep(&self, time: Option<Duration>) {
+        *lock(&self.keep) = time;
+    }
+
+    /// When it is unloaded, where it is loaded and nobody works with it.
+    pub(crate) fn expires(&self) -> Option<Instant> {
+        let keep = (*lock(&self.keep))?;
+        self.unused()?.checked_add(keep)
+    }
+
+    pub(crate) fn is_loaded(&self) -> bool {
         lock(&self.state).is_some()
     }
 
     /// Bytes of its files, its states and its sessions, where it is loaded.
-    fn loaded_bytes(&self) -> u64 {
+    pub(crate) fn loaded_bytes(&self) -> u64 {
         lock(&self.state).as_ref().map_or(0, |loaded| {
             let sessions = loaded.session.saturating_mul(loaded.sessions() as u64);
             self.bytes.load(Ordering::Relaxed) + loaded.states + sessions
@@ -397,13 +461,16 @@ impl Served {
         closed.len()
     }
 
-    fn unload(&self) {
+    /// True if it was loaded and nobody worked with it.
+    fn unload(&self) -> bool {
         let unloaded = lock(&self.state).take_if(|loaded| loaded.busy == 0);
         if unloaded.is_some() {
             // It ends without the lock.
             drop(unloaded);
             tracing::info!("model {} is unloaded", self.name);
+            return true;
         }
+        false
     }
 
     /// A session: of the idle ones that which has most of the conversation; where none has any of it, a new one if
@@ -447,6 +514,30 @@ impl Served {
         }
     }
 
+    /// Positions of its context, as its manifest has them until it was loaded.
+    pub(crate) fn positions(&self) -> Option<usize> {
+        let loaded = self.info.get().map(|info| info.texts.max_ctx());
+        loaded.or(self.bundle.manifest().params.max_ctx)
+    }
+
+    /// Facts as Ollama's interface has them.
+    pub(crate) fn facts(&self) -> Facts<'_> {
+        let manifest = self.bundle.manifest();
+        Facts {
+            bytes: self.bytes.load(Ordering::Relaxed),
+            digest: &self.digest,
+            created: self.created,
+            family: manifest.model.family.as_deref().unwrap_or("unknown"),
+            precision: manifest.model.rest.get("precision").and_then(Value::as_str).unwrap_or(""),
+            hidden: manifest.params.hidden,
+            layers: manifest.params.n_layers,
+        }
+    }
+
+    pub(crate) fn sees(&self) -> bool {
+        self.modalities.contains(&Modality::Image)
+    }
+
     /// The entry of `/v1/models`.
     pub(crate) fn json(&self) -> Value {
         let mut json = json!({
@@ -461,8 +552,14 @@ impl Served {
         let abilities = abilities.filter(|ability| self.can(*ability));
         json["abilities"] =
             abilities.map(|ability| format!("{ability:?}").to_lowercase()).collect();
+        if !self.aliases.is_empty() {
+            json["aliases"] = self.aliases.clone().into();
+        }
+        if let Some(positions) = self.positions() {
+            json["max_model_len"] = positions.into();
+        }
+        json["modalities"] = self.modalities.iter().map(|modality| modality.name()).collect();
         if let Some(info) = self.info.get() {
-            json["max_model_len"] = info.texts.max_ctx().into();
             json["backend"] = info.backend.as_str().into();
             for (name, value) in [("activations", &info.activations), ("caches", &info.caches)] {
                 if let Some(value) = value {
@@ -470,8 +567,6 @@ impl Served {
                 }
             }
             json["host_op"] = info.op.as_str().into();
-            let inputs = info.modalities.iter().map(|modality| modality.name());
-            json["modalities"] = inputs.collect();
         }
         json
     }
@@ -484,6 +579,7 @@ impl Info {
             texts: model.texts(),
             rules: model.media_rules(),
             modalities: description.modalities.clone(),
+            can_call: model.texts().call_format().is_some(),
             dimensions: model.info().embedding_dim,
             sampling: model
                 .sampling()
@@ -495,6 +591,11 @@ impl Info {
             op: description.name.clone(),
         }
     }
+}
+
+fn digest(bundle: &Bundle) -> String {
+    let digest = Sha256::digest(bundle.manifest().raw.to_string());
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Number of messages at the beginning that two conversations have in common. Each message is a hash.

@@ -1,5 +1,7 @@
 //! `/v1/responses`.
 
+use std::borrow::Cow;
+
 use axum::http::StatusCode;
 use axum::response::Response;
 use qhx::{FinishReason, ToolCall};
@@ -10,7 +12,8 @@ use crate::conversation::{Call, Turn, arguments, parts};
 use crate::error::{ApiError, Result, broken, json_response};
 use crate::fields::{Fields, wrong};
 use crate::generation_request::{
-    Ask, GenerationRequest, Sampling, ToolChoice, cache_salt, format, tools,
+    Ask, CustomTools, GenerationRequest, Sampling, ToolChoice, cache_salt, format, is_foreign,
+    tools,
 };
 use crate::ids;
 use crate::request::Asked;
@@ -97,30 +100,42 @@ fn add(item: &Value, place: &str, turns: &mut Vec<Turn>) -> Result<()> {
                 name: needed("name")?,
                 arguments: arguments(fields.get("arguments")),
             };
-            // Calls belong to the answer before them.
-            match turns.last_mut().filter(|turn| turn.role == "assistant") {
-                Some(turn) => turn.calls.push(call),
-                None => turns.push(Turn {
-                    role: "assistant".to_owned(),
-                    calls: vec![call],
-                    ..Turn::default()
-                }),
-            }
+            add_call(call, turns);
         }
-        "function_call_output" => turns.push(Turn {
+        "custom_tool_call" => {
+            let call = Call {
+                id: needed("call_id")?,
+                name: needed("name")?,
+                arguments: CustomTools::arguments(fields.needed("input")?),
+            };
+            add_call(call, turns);
+        }
+        "function_call_output" | "custom_tool_call_output" => turns.push(Turn {
             role: "tool".to_owned(),
             parts: parts(fields.get("output"), &fields.path("output"))?,
             call_id: Some(needed("call_id")?),
             ..Turn::default()
         }),
-        // What was thought is not said again.
+        // What was thought is not said again, and calls of other servers' tools have left no result.
         "reasoning" => {}
+        kind if is_foreign(kind) => {}
         _ => {
-            let expected = "message, function_call, function_call_output or reasoning";
+            let expected = "message, function_call, custom_tool_call, their outputs or reasoning";
             return Err(fields.wrong("type", expected));
         }
     }
     Ok(())
+}
+
+/// Adds a call to the answer before it, which it belongs to.
+fn add_call(call: Call, turns: &mut Vec<Turn>) {
+    match turns.last_mut().filter(|turn| turn.role == "assistant") {
+        Some(turn) => turn.calls.push(call),
+        None => {
+            let role = "assistant".to_owned();
+            turns.push(Turn { role, calls: vec![call], ..Turn::default() });
+        }
+    }
 }
 
 fn status(answer: &Answer) -> &'static str {
@@ -193,6 +208,7 @@ struct ResponseWriter {
     id: String,
     model: String,
     created: u64,
+    custom: CustomTools,
     /// Fields of the request that the response repeats.
     echoed: Map<String, Value>,
     items: Vec<Value>,
@@ -223,6 +239,7 @@ impl ResponseWriter {
             id: ids::new("resp_"),
             model: asked.model.clone(),
             created: ids::now(),
+            custom: CustomTools::of(request),
             echoed,
             items: Vec::new(),
             open: None,
@@ -321,30 +338,35 @@ impl ResponseWriter {
 
     fn call(&mut self, call: &ToolCall, events: &mut Events) {
         self.close("completed", events);
-        let (id, call_id) = (ids::new("fc_"), ids::new("call_"));
-        let item = |status: &str, arguments: &str| {
+        let custom = self.custom.input(call);
+        let (prefix, kind, field, name) = match custom {
+            Some(_) => ("ctc_", "custom_tool_call", "input", "custom_tool_call_input"),
+            None => ("fc_", "function_call", "arguments", "function_call_arguments"),
+        };
+        let text = custom.map_or_else(|| call.arguments.to_string(), Cow::into_owned);
+        let (id, call_id) = (ids::new(prefix), ids::new("call_"));
+        let item = |status: &str, text: &str| {
             json!({
                 "id": id,
-                "type": "function_call",
+                "type": kind,
                 "status": status,
                 "call_id": call_id,
                 "name": call.name,
-                "arguments": arguments,
+                field: text,
             })
         };
         self.add_item(&item("in_progress", ""), events);
-        let arguments = call.arguments.to_string();
         let output_index = self.items.len();
-        let more = json!({"item_id": id, "output_index": output_index, "delta": arguments});
-        self.event("response.function_call_arguments.delta", more, events);
+        let more = json!({"item_id": id, "output_index": output_index, "delta": text});
+        self.event(&format!("response.{name}.delta"), more, events);
         let more = json!({
             "item_id": id,
             "output_index": output_index,
             "name": call.name,
-            "arguments": arguments,
+            field: text,
         });
-        self.event("response.function_call_arguments.done", more, events);
-        self.finish_item(item("completed", &arguments), events);
+        self.event(&format!("response.{name}.done"), more, events);
+        self.finish_item(item("completed", &text), events);
     }
 
     fn delta(&mut self, delta: &Delta, events: &mut Events) {

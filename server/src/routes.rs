@@ -9,7 +9,7 @@ use axum::extract::{MatchedPath, Path, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{MethodRouter, delete, get, post};
 use axum::{Extension, Router};
 use serde_json::json;
 
@@ -20,7 +20,7 @@ use crate::metrics::Gauges;
 use crate::request::{Context, Memory};
 use crate::request_metrics::Tally;
 use crate::{
-    audio, chat, completions, embeddings, ids, messages, rerank, responses, speech, tokens,
+    audio, chat, completions, embeddings, ids, messages, ollama, rerank, responses, speech, tokens,
 };
 
 /// The page at `/`.
@@ -36,7 +36,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// The addresses, each with the method that it is asked with, and what answers it. [`OPENAPI`] describes them.
-fn routes() -> [(Method, &'static str, MethodRouter); 16] {
+fn routes() -> [(Method, &'static str, MethodRouter); 27] {
     [
         (Method::GET, "/", get(page)),
         (Method::GET, "/health", get(health)),
@@ -54,6 +54,17 @@ fn routes() -> [(Method, &'static str, MethodRouter); 16] {
         (Method::POST, "/v1/audio/transcriptions", post(audio::transcribe)),
         (Method::POST, "/v1/audio/speech", post(speech::speak)),
         (Method::POST, "/tokenize", post(tokens::tokenize)),
+        (Method::GET, "/api/version", get(ollama::version)),
+        (Method::GET, "/api/tags", get(ollama::tags)),
+        (Method::GET, "/api/ps", get(ollama::loaded)),
+        (Method::POST, "/api/show", post(ollama::show)),
+        (Method::POST, "/api/chat", post(ollama::chat)),
+        (Method::POST, "/api/generate", post(ollama::generate)),
+        (Method::POST, "/api/embed", post(ollama::embed)),
+        (Method::POST, "/api/embeddings", post(ollama::embeddings)),
+        (Method::POST, "/api/pull", post(ollama::pull)),
+        (Method::POST, "/api/create", post(ollama::refused)),
+        (Method::DELETE, "/api/delete", delete(ollama::refused)),
     ]
 }
 
@@ -73,7 +84,8 @@ async fn guard(State(shared): State<Shared>, mut request: Request, next: Next) -
     let given = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok());
     let id = given.and_then(ids::given).map_or_else(|| ids::new("req_"), str::to_owned);
     let route = route(&request);
-    let anthropic = request.uri().path().starts_with("/v1/messages");
+    let path = request.uri().path();
+    let (anthropic, ollama) = (path.starts_with("/v1/messages"), path.starts_with("/api/"));
     let tally = Arc::new(Tally::new(Arc::clone(&shared), id.clone(), route));
     let origin = request.headers().get(header::ORIGIN).cloned();
     let context = Context {
@@ -96,8 +108,13 @@ async fn guard(State(shared): State<Shared>, mut request: Request, next: Next) -
         record.status = response.status().as_u16();
         record.error = error.as_ref().map(ApiError::reason);
     });
-    if let Some(error) = error.filter(|_| anthropic) {
-        *response.body_mut() = Body::from(error.anthropic().to_string());
+    let own = match error {
+        Some(error) if anthropic => Some(error.anthropic()),
+        Some(error) if ollama => Some(error.ollama()),
+        _ => None,
+    };
+    if let Some(own) = own {
+        *response.body_mut() = Body::from(own.to_string());
     }
     let headers = response.headers_mut();
     if let Ok(id) = HeaderValue::from_str(&id) {
@@ -337,6 +354,7 @@ mod tests {
             "embeddings.rs",
             "generation_request.rs",
             "messages.rs",
+            "ollama.rs",
             "rerank.rs",
             "responses.rs",
             "speech.rs",

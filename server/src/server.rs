@@ -59,7 +59,7 @@ impl Server {
     /// When a bundle's host-op is not found, two bundles have one name, the only one does not load, or the address
     /// cannot be listened on.
     pub fn bind(options: ServerOptions) -> Result<Self> {
-        let registry = Registry::new(&options.bundles, &options.runtime, options.memory)?;
+        let registry = Registry::new(&options)?;
         let address = SocketAddr::new(options.host, options.port);
         let in_use = |e| {
             Error::caused(ErrorKind::Io, format_args!("{address} cannot be listened on"), e)

@@ -1,4 +1,4 @@
-//! Answers as streams of server-sent events.
+//! Answers as streams: of server-sent events, or of lines of JSON.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -36,6 +36,11 @@ impl Events {
         self.0.push_back(format!("event: {name}\ndata: {value}\n\n").into());
     }
 
+    /// A line of JSON.
+    pub(crate) fn line(&mut self, value: &Value) {
+        self.0.push_back(format!("{value}\n").into());
+    }
+
     pub(crate) fn text(&mut self, text: &'static str) {
         self.0.push_back(Bytes::from_static(text.as_bytes()));
     }
@@ -43,6 +48,10 @@ impl Events {
 
 /// Writer of a stream in the format of an interface.
 pub(crate) trait Writer: Send + Unpin + 'static {
+    /// Media type of the stream.
+    const KIND: &'static str = "text/event-stream; charset=utf-8";
+    /// Sent while nothing happens, to show that the connection is alive.
+    const PING: Option<&'static str> = Some(": ping\n\n");
     /// Writes the first events.
     fn begin(&mut self, events: &mut Events);
     /// Writes the events of a step.
@@ -110,8 +119,7 @@ impl<W: Writer> http_body::Body for Stream<W> {
             if let Poll::Ready(update) = this.pending.poll_next(cx) {
                 this.update(update);
             } else if this.heartbeat.poll_tick(cx).is_ready() {
-                // Shows that the connection is alive.
-                this.events.text(": ping\n\n");
+                W::PING.into_iter().for_each(|ping| this.events.text(ping));
             } else {
                 return Poll::Pending;
             }
@@ -135,10 +143,7 @@ pub(crate) async fn stream<W: Writer>(
     heartbeat.reset();
     let tally = Arc::clone(&context.tally);
     let stream = Stream { pending, answers, writer, events, heartbeat, over: false, tally };
-    let headers = [
-        (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
-        (header::CACHE_CONTROL, "no-cache"),
-        (BUFFERING, "no"),
-    ];
+    let headers =
+        [(header::CONTENT_TYPE, W::KIND), (header::CACHE_CONTROL, "no-cache"), (BUFFERING, "no")];
     Ok((headers, Body::new(stream)).into_response())
 }

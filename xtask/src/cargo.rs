@@ -171,14 +171,14 @@ pub(crate) fn metadata(arguments: &[&str]) -> Result<Value> {
 }
 
 /// Installs a package of npm in a folder.
-pub(crate) fn npm(folder: &Path, package: &str) -> Result<()> {
+pub(crate) fn npm(folder: &Path, packages: &[&str]) -> Result<()> {
     if !works(Command::new("npm").arg("--version")) {
         return Err("npm is not installed: apt-get install npm".into());
     }
     let mut install = Command::new("npm");
     install.args(["install", "--no-audit", "--no-fund", "--no-save", "--ignore-scripts"]);
-    run(install.arg("--prefix").arg(folder).arg(package))
-        .map_err(|why| format!("{package} cannot be installed: {why}"))
+    run(install.arg("--prefix").arg(folder).args(packages))
+        .map_err(|why| format!("{} cannot be installed: {why}", packages.join(", ")))
 }
 
 /// The folder that cargo builds into, wherever it was configured to be.

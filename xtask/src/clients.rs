@@ -23,8 +23,8 @@ pub(crate) fn tools(full: bool) -> Result<PathBuf> {
             );
         }
     }
-    if !node_modules().join("openai").exists() {
-        cargo::npm(&cargo::tools_folder().join("clients"), "openai@7")?;
+    if !["openai", "ollama"].iter().all(|client| node_modules().join(client).exists()) {
+        cargo::npm(&cargo::tools_folder().join("clients"), &["openai@7", "ollama@0.6"])?;
     }
     let environment = python::environment("clients")?;
     let mut install = python::pip(&environment);

@@ -61,7 +61,7 @@ pub(crate) fn tools() -> Result<Tools> {
     let folder = cargo::tools_folder().join(format!("kotlin-{COMPILER}"));
     let tools = Tools { lib: folder.join("node_modules/kotlin-compiler/lib") };
     if !tools.jar("kotlin-compiler").is_file() {
-        cargo::npm(&folder, &format!("kotlin-compiler@{COMPILER}"))?;
+        cargo::npm(&folder, &[format!("kotlin-compiler@{COMPILER}").as_str()])?;
     }
     Ok(tools)
 }

@@ -16,7 +16,7 @@ use crate::args::{BackendArgs, DecodeArgs, parse_seconds};
 const EXAMPLES: &str = "\
 Examples:
   qhx serve qwen35/v81
-  qhx serve qwen35/v81 code=embedcode/v81 --port 9000
+  qhx serve qwen35/v81 code,text-embedding-3-small=embedcode/v81 --port 9000
   qhx serve qwen35/v81 --host 0.0.0.0 --api-key-file keys.txt
   curl http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \\
     -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Name three rivers.\"}]}'
@@ -25,15 +25,15 @@ The address goes to standard output once the server listens, and a line a reques
 
 /// Serve bundles over HTTP
 ///
-/// Clients of OpenAI's and of Anthropic's interfaces are answered: chats, completions, responses, messages, embeddings
-/// and transcriptions. Several requests take turns on the device; further ones wait.
+/// Clients of OpenAI's, Anthropic's and Ollama's interfaces are answered: chats, completions, responses, messages,
+/// embeddings and transcriptions. Several requests take turns on the device; further ones wait.
 ///
 /// The first Ctrl-C, or SIGTERM, lets what is under way finish; the second one ends the program.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ServeArgs {
     /// The bundles: folders, manifests, or manifests' names in their folders. NAME=BUNDLE serves one under another name
-    /// than that of its manifest
+    /// than that of its manifest, NAME,ALIAS=BUNDLE under several
     #[arg(required = true, value_name = "BUNDLE")]
     pub bundles: Vec<String>,
     /// The address to listen on; 0.0.0.0 for all of this machine's
@@ -42,6 +42,10 @@ pub(crate) struct ServeArgs {
     /// The port to listen on; 0 takes a free one
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     pub port: u16,
+    /// Answer requests for models that are not served, too, by the first bundle that can: for clients that ask for one
+    /// name only, such as gpt-4o
+    #[arg(long)]
+    pub any_model: bool,
     /// Ask for one of the keys in this file: one a line
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
@@ -62,6 +66,10 @@ pub(crate) struct ServeArgs {
     /// not hold all, the one that was used the longest time ago goes [default: no limit]
     #[arg(long, value_name = "MIB")]
     pub model_memory: Option<u32>,
+    /// Unload a model that nobody used for this time, unless a client asks for another one with `keep_alive` [default:
+    /// never]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub keep_alive: Option<Duration>,
     /// Memory for states of earlier conversations of each model in MiB: a conversation that comes back goes on from its
     /// state, and one that begins as another did from what both begin with; 0 keeps none [default: a sixteenth of this
     /// machine's memory, at most 1024, among all models]
@@ -134,11 +142,13 @@ fn options(args: &ServeArgs, runtime: &Runtime) -> Result<ServerOptions> {
         .parallel(args.parallel.into())
         .queue(args.queue.into())
         .memory(args.model_memory.map(|mebibytes| u64::from(mebibytes) << 20))
+        .keep_alive(args.keep_alive)
         .max_body(usize::from(args.max_body) << 20)
         .request_memory(usize::try_from(u64::from(args.request_memory) << 20).unwrap_or(usize::MAX))
         .time_limit(args.time_limit)
         .drain(args.drain)
         .packs(!args.no_pack)
+        .any_model(args.any_model)
         .share_states(args.share_states)
         .log_prompts(args.log_prompts)
         .on_request(|record| say!("{record}"));
@@ -168,12 +178,14 @@ fn machine_memory() -> Option<u64> {
     Some(kilobytes * 1024)
 }
 
-/// Serves `BUNDLE` or `NAME=BUNDLE`, too.
+/// Serves `BUNDLE`, `NAME=BUNDLE` or `NAME,ALIAS=BUNDLE`, too.
 fn add(options: ServerOptions, named: &str, runtime: &Runtime) -> Result<ServerOptions> {
     let open = |path: &str| -> Result<Bundle> { runtime.bundle(Path::new(path), None) };
     match named.split_once('=') {
-        Some((name, path)) if !Path::new(named).exists() && !name.is_empty() => {
-            Ok(options.bundle_as(name, open(path)?))
+        Some((names, path)) if !Path::new(named).exists() && !names.is_empty() => {
+            let mut names = names.split(',').map(str::trim);
+            let options = options.bundle_as(names.next().unwrap_or_default(), open(path)?);
+            Ok(names.fold(options, ServerOptions::alias))
         }
         _ => Ok(options.bundle(open(named)?)),
     }

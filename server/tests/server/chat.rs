@@ -387,6 +387,36 @@ fn tools_may_be_left_alone_and_results_come_back() {
     client.post(ROUTE, &body_with_tools("nothing")).refuses(400, "param", "tool_choice");
 }
 
+/// Where the template takes no system message but at the beginning, or none, it gets the text where it takes it.
+#[test]
+fn messages_of_the_system_may_stand_anywhere() {
+    let first = "{% for message in messages %}{% if message.role == 'system' and not loop.first %}\
+        {{ raise_exception('first') }}{% endif %}[{{ message.role }}]{{ message.content }}{% endfor %}";
+    let never = "{% for message in messages %}{% if message.role == 'system' %}{{ raise_exception('none') }}\
+        {% endif %}[{{ message.role }}]{{ message.content }}{% endfor %}";
+    let messages = json!([
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Hi."},
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "And?"},
+    ]);
+    for (name, template, text) in [
+        ("first", first, "[system]Be brief.\n\nBe kind.[user]Hello[assistant]Hi.[user]And?"),
+        ("never", never, "[user]Be brief.\n\nBe kind.\n\nHello[assistant]Hi.[user]And?"),
+    ] {
+        let bundle = with_template(name, template);
+        let running = Running::start(options([("language", bundle.as_path())]));
+        let client = &running.client;
+        let tokens = |body: Value| client.ask("/tokenize", &body)["tokens"].clone();
+        let expected = tokens(json!({"prompt": text, "add_special_tokens": false}));
+        assert_eq!(tokens(json!({"messages": messages})), expected, "{name}");
+        let chat = json!({"messages": messages, "max_tokens": 3});
+        let usage = &client.ask(ROUTE, &chat)["usage"];
+        assert_eq!(usage["prompt_tokens"], expected.as_array().unwrap().len(), "{name}");
+    }
+}
+
 fn body_with_tools(name: &str) -> Value {
     let choice = json!({"type": "function", "function": {"name": name}});
     body("Hello", json!({"tools": tools(), "tool_choice": choice}))

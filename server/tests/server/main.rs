@@ -15,6 +15,7 @@ mod lost;
 mod media;
 mod messages;
 mod models;
+mod ollama;
 mod rerank;
 mod responses;
 #[path = "../../../tests/src/restarting.rs"]

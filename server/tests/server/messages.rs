@@ -110,7 +110,10 @@ fn tools_are_called_and_their_results_come_back() {
     let bundle = with_template("messages-calling", template);
     let running = Running::start(options([("language", bundle.as_path())]));
     let schema = json!({"type": "object", "properties": {"city": {"enum": ["Bonn"]}}, "required": ["city"], "additionalProperties": false});
-    let tools = json!([{"name": "weather", "description": "The weather", "input_schema": schema}]);
+    let tools = json!([
+        {"name": "weather", "description": "The weather", "input_schema": schema},
+        {"type": "web_search_20250305", "name": "web_search", "max_uses": 5},
+    ]);
     let more =
         json!({"tools": tools, "tool_choice": {"type": "any", "disable_parallel_tool_use": true}});
     let json = running.client.ask(ROUTE, &body("Rain?", more.clone()));

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use qhx::Bundle;
 use serde_json::json;
 
 use crate::bundles::{Running, copy, encoder, folder, golden, keeping, language, options, shared};
@@ -125,6 +126,34 @@ fn kept_states_leave_less_memory_to_other_models() {
         std::thread::sleep(Duration::from_millis(20));
     }
     assert!(!loaded(), "{} bytes", loaded_bytes(&running));
+}
+
+#[test]
+fn a_model_has_several_names_and_answers_for_others() {
+    let served = || options([("language", language())]).alias("gpt-4o");
+    let options = served().bundle_as("encoder", Bundle::open(encoder()).unwrap());
+    let running = Running::start(options.any_model(true));
+    let client = &running.client;
+    let entry = &client.get("/v1/models").json()["data"][0];
+    assert_eq!((&entry["id"], &entry["aliases"]), (&json!("language"), &json!(["gpt-4o"])));
+    // Before it is loaded.
+    assert_eq!(entry["loaded"], false);
+    assert_eq!((&entry["max_model_len"], &entry["modalities"]), (&json!(200), &json!(["text"])));
+    let answer = |name: &str| {
+        let body = json!({"model": name, "prompt": "a", "max_tokens": 2, "temperature": 0});
+        client.ask("/v1/completions", &body)
+    };
+    let own = answer("language");
+    for name in ["gpt-4o", "claude-sonnet"] {
+        let found = answer(name);
+        assert_eq!((&found["model"], &found["choices"]), (&json!("language"), &own["choices"]));
+    }
+    let vectors = json!({"model": "text-embedding-3-small", "input": "a"});
+    assert_eq!(client.ask("/v1/embeddings", &vectors)["model"], "encoder");
+    let plain = Running::start(served());
+    let other = json!({"model": "claude-sonnet", "prompt": "a"});
+    plain.client.post("/v1/completions", &other).refuses(404, "code", "model_not_found");
+    plain.client.get("/v1/models/gpt-4o").status(200);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::bundles::{golden, shared};
+use crate::bundles::{Running, golden, options, shared, with_template};
 use crate::client::with;
 
 const ROUTE: &str = "/v1/responses";
@@ -80,6 +80,66 @@ fn a_text_is_of_its_format() {
 }
 
 #[test]
+fn tools_of_other_servers_are_left_out() {
+    let plain = shared().client.ask(ROUTE, &body(json!("Hello"), json!({})));
+    let foreign =
+        ["web_search", "image_generation", "namespace", "code_interpreter", "local_shell"];
+    let foreign = foreign.map(|kind| json!({"type": kind, "name": "x", "tools": []}));
+    let input = json!([{"type": "web_search_call", "id": "ws_1", "status": "completed"},
+                       {"role": "user", "content": "Hello"}]);
+    let asked = shared().client.ask(ROUTE, &body(input, json!({"tools": foreign})));
+    let text = |answer: &Value| answer["output"][0]["content"][0]["text"].clone();
+    assert_eq!(text(&asked), text(&plain));
+}
+
+/// A custom tool, whose input is a text: here an empty one, as a bias has the model close it at once.
+#[test]
+fn custom_tools_are_called_with_a_text() {
+    let template = "{% for tool in tools or [] %}{{ tool.function.name }}{{ tool.function.description }}{% endfor %}\
+        {# <tool_call> #}{% for message in messages %}[{{ message.role }}]{{ message.content }}\
+        {% for call in message.tool_calls or [] %}{{ call.function.name }}:{{ call.function.arguments.input }}\
+        {% endfor %}{% endfor %}";
+    let bundle = with_template("custom", template);
+    let running = Running::start(options([("language", bundle.as_path())]));
+    let client = &running.client;
+    let tokens = |body: Value| client.ask("/tokenize", &body)["tokens"].clone();
+    let quote = tokens(json!({"prompt": "\"", "add_special_tokens": false}));
+    let bias = json!({quote[0].to_string(): 100});
+    let tool = json!({"type": "custom", "name": "patch", "description": "Changes a file",
+                      "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x+/"}});
+    let more = json!({"tools": [tool], "tool_choice": "required", "parallel_tool_calls": false,
+                      "logit_bias": bias, "max_output_tokens": 60});
+    let answer = client.ask(ROUTE, &body(json!("Go"), more.clone()));
+    let item = &answer["output"][0];
+    assert_eq!((&item["type"], &item["name"]), (&json!("custom_tool_call"), &json!("patch")));
+    assert_eq!(item["input"], "", "{answer}");
+    let events =
+        client.post(ROUTE, &body(json!("Go"), with(more.clone(), json!({"stream": true}))));
+    let events = events.status(200).chunks();
+    let kinds: Vec<_> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    assert!(kinds.contains(&"response.custom_tool_call_input.done"), "{kinds:?}");
+    // In chats the fields stand in `custom`.
+    let own = with(tool.clone(), json!({"type": null}));
+    let chat = json!({
+        "messages": [{"role": "user", "content": "Go"}], "temperature": 0, "logit_bias": bias,
+        "tools": [{"type": "custom", "custom": own}], "tool_choice": "required",
+        "parallel_tool_calls": false, "max_tokens": 60,
+    });
+    let answer = client.ask("/v1/chat/completions", &chat);
+    let call = &answer["choices"][0]["message"]["tool_calls"][0];
+    assert_eq!(call["custom"], json!({"name": "patch", "input": ""}), "{answer}");
+    // The model reads the form of the input, and the calls before.
+    let call = json!({"id": "c", "type": "custom", "custom": {"name": "patch", "input": "xx"}});
+    let messages = json!([
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "Done."},
+    ]);
+    let read = tokens(json!({"messages": messages, "tools": [tool]}));
+    let text = "patchChanges a file\n\nThe input has this lark form:\nstart: /x+/[assistant]patch:xx[tool]Done.";
+    assert_eq!(read, tokens(json!({"prompt": text, "add_special_tokens": false})));
+}
+
+#[test]
 fn what_is_wrong_is_named() {
     for (input, more, param) in [
         (json!(null), json!({}), "input"),
@@ -87,7 +147,13 @@ fn what_is_wrong_is_named() {
         (json!([{"type": "smell"}]), json!({}), "input[0].type"),
         (json!([{"type": "function_call", "name": "a"}]), json!({}), "input[0].call_id"),
         (json!("a"), json!({"previous_response_id": "resp_1"}), "previous_response_id"),
-        (json!("a"), json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+        (json!("a"), json!({"tools": [{"type": "telepathy"}]}), "tools[0].type"),
+        (json!("a"), json!({"tools": [{"type": "custom"}]}), "tools[0].name"),
+        (
+            json!([{"type": "custom_tool_call", "call_id": "c", "name": "n"}]),
+            json!({}),
+            "input[0].input",
+        ),
         (json!("a"), json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
     ] {
         shared().client.post(ROUTE, &body(input, more)).refuses(400, "param", param);
