@@ -85,7 +85,7 @@ impl Tools {
             Some(_) => Ok(()),
             None => Err(Error::new(
                 ErrorKind::Usage,
-                "option --tools: the chat template knows no tools, or has them called in an unknown format",
+                "option --tools: the bundle has no chat template in Jinja, and its markers know no tools",
             )
             .hint("describe the tools in the message, and ask for the call with --json-schema")),
         }

@@ -214,7 +214,8 @@ fn speculate(text: &str) -> Result<Speculate> {
 /// Errors where the model's calls could not be read.
 fn check_calls(format: Option<CallFormat>) -> Result<()> {
     format.map(drop).ok_or_else(|| {
-        let message = "option tools: the chat template knows no tools, or has them called in an unknown format";
+        let message =
+            "option tools: the bundle has no chat template in Jinja, and its markers know no tools";
         Error::new(ErrorKind::Usage, message)
             .hint("describe the tools in the message, and ask for the call by the option schema")
     })

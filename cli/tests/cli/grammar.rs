@@ -64,7 +64,6 @@ fn an_impossible_answer_is_refused_before_anything_runs() {
         (&["--grammar", &broken], "the grammar: "),
         (&["--tools", &list, "--chat"], "list.json: the list of tools: tool 0 has no name"),
         (&["--tools", &tools], "option --tools: they are a chat template's"),
-        (&["--tools", &tools, "--chat"], "option --tools: the chat template knows no tools"),
         (&["--json-schema", &broken, "--choice", "a"], "cannot be used with"),
     ] {
         let run = generate(path, bundle(), args);

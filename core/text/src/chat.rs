@@ -10,6 +10,7 @@ use super::jinja::{JinjaTemplate, MAX_SOURCE, Template};
 use super::markers::Markers;
 use super::message::{Message, RenderOptions};
 use super::spec::{ChatSpec, ChatStyle};
+use super::tools::generic;
 use super::{CallFormat, Tokenizer};
 
 /// Bytes that `tokenizer_config.json` and `special_tokens_map.json` may have: published ones have up to one million.
@@ -107,10 +108,13 @@ impl ChatTemplate {
         Ok(Self(Form::Jinja(Box::new(template))))
     }
 
-    /// The format in which it asks for calls of tools; `None` where it knows no tools, or no format that is known here.
+    /// The format in which it asks for calls of tools. Where it knows none, or no format that is known here, the
+    /// conversation itself tells about tools, and asks for [`CallFormat::Tagged`]. `None` for markers.
     pub fn call_format(&self) -> Option<CallFormat> {
         match &self.0 {
-            Form::Jinja(template) => CallFormat::of_template(template.source()),
+            Form::Jinja(template) => {
+                Some(CallFormat::of_template(template.source()).unwrap_or(generic::FORMAT))
+            }
             Form::Markers(_) => None,
         }
     }

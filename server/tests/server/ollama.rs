@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::bundles::{Running, encoder, golden, language, options, shared, with_template};
+use crate::bundles::{Running, encoder, golden, language, options, shared};
 use crate::client::{Response, with};
 
 fn lines(response: &Response) -> Vec<Value> {
@@ -101,20 +101,13 @@ fn models_are_listed_as_ollama_does() {
     assert_eq!(first["details"]["family"], "llama");
     let shown = client.ask("/api/show", &json!({"model": "language"}));
     assert_eq!(shown["model_info"]["llama.context_length"], 200);
-    assert_eq!(shown["capabilities"], json!(["completion"]));
+    assert_eq!(shown["capabilities"], json!(["completion", "tools"]));
     assert_eq!(
         client.ask("/api/show", &json!({"name": "encoder:latest"}))["capabilities"],
         json!(["embedding"])
     );
     let pulled = client.post("/api/pull", &json!({"model": "language"})).status(200);
     assert_eq!(lines(&pulled), [json!({"status": "success"})]);
-    let tools = with_template(
-        "calling-ollama",
-        "{% for tool in tools or [] %}{{ tool }}{% endfor %}{# <tool_call> #}",
-    );
-    let running = Running::start(options([("calling", tools.as_path())]));
-    let shown = running.client.ask("/api/show", &json!({"model": "calling"}));
-    assert_eq!(shown["capabilities"], json!(["completion", "tools"]));
 }
 
 #[test]

@@ -45,6 +45,8 @@ use helper::{Renderer, Request};
 use qhx_base::{CancelToken, Error, ErrorKind, Result, error};
 
 use super::message::{Message, RenderOptions};
+use crate::CallFormat;
+use crate::tools::generic;
 
 /// Instructions that one rendering may execute: a second or so.
 const FUEL: u64 = 20_000_000;
@@ -168,6 +170,9 @@ fn context(
         context.insert("enable_thinking".to_owned(), thinking.into());
     }
     context.extend(options.arguments.clone());
+    if CallFormat::of_template(&template.source).is_none() {
+        generic::tell(&mut context);
+    }
     if let Some(serde_json::Value::Array(messages)) = context.get_mut("messages") {
         messages.iter_mut().for_each(name_reasoning);
     }

@@ -1,6 +1,7 @@
 //! Tools that a model may call, and its calls.
 
 mod formats;
+pub(crate) mod generic;
 mod python;
 #[cfg(test)]
 mod tests;

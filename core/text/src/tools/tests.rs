@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::{ChatTemplate, Message, RenderOptions};
 
 fn tools() -> Vec<Tool> {
     let parameters = json!({
@@ -146,4 +147,58 @@ fn a_bare_object_that_is_a_call_of_a_tool_is_one() {
             assert_eq!(calls(format, answer), json!([]), "{format:?} of {answer}");
         }
     }
+}
+
+/// A template that knows no tools, and wants users and assistants to take turns.
+#[test]
+fn tools_are_told_to_a_model_whose_template_knows_none() {
+    let source = "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] or \
+        not loop.first and m.role == loop.previtem.role %}{{ raise_exception(m.role) }}{% endif %}\
+        [{{ m.role }}]{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}\
+        {{ part.text }}|{% endfor %}{% endif %}{% endfor %}";
+    let template = ChatTemplate::from_jinja(source, "", "").unwrap();
+    assert_eq!(template.call_format(), Some(CallFormat::Tagged));
+    let render = |messages: Value, tools: Value| {
+        let mut options = RenderOptions::default();
+        options.arguments.insert("messages".to_owned(), messages);
+        options.arguments.insert("tools".to_owned(), tools);
+        template.render(&[Message::new("user", "Hi")], &options).unwrap()
+    };
+    let function = json!({"name": "weather", "description": "Tells it"});
+    let tool = json!({"type": "function", "function": function});
+    let asked = json!([{"role": "user", "content": "Rain?"}]);
+    assert_eq!(render(asked.clone(), Value::Null), "[user]Rain?");
+    assert_eq!(render(asked.clone(), json!([])), "[user]Rain?");
+    let told = render(asked.clone(), json!([tool]));
+    let marks = "<tool_call>\n{\"name\": ";
+    for words in ["\"name\":\"weather\"", "\"Tells it\"", marks, "\n\nRain?"] {
+        assert!(told.starts_with("[user]You can call") && told.contains(words), "{told}");
+    }
+    let system = json!([{"role": "system", "content": "Be brief."}, asked[0]]);
+    let told = render(system, json!([tool]));
+    assert!(told.starts_with("[system]Be brief.\n\nYou can call"), "{told}");
+    assert!(told.ends_with("[user]Rain?"), "{told}");
+    let parts = json!([{"role": "user", "content": [{"type": "text", "text": "Rain?"}]}]);
+    assert!(render(parts, json!([tool])).ends_with("</tool_call>\n\n|Rain?|"));
+    // Calls and results are texts, and what the user says behind results is one message with them.
+    let call = |name: &str| json!({"function": {"name": name, "arguments": {"a": 1}}});
+    let messages = json!([
+        {"role": "user", "content": "Rain?"},
+        {"role": "assistant", "content": "Well", "tool_calls": [call("weather"), call("time")]},
+        {"role": "tool", "content": "Sun."},
+        {"role": "tool", "content": "Noon."},
+        {"role": "user", "content": "So?"},
+    ]);
+    let written = |name: &str| {
+        format!("<tool_call>\n{{\"name\":\"{name}\",\"arguments\":{{\"a\":1}}}}\n</tool_call>")
+    };
+    let calls = format!("{}\n{}", written("weather"), written("time"));
+    let result = |text: &str| format!("<tool_response>\n{text}\n</tool_response>");
+    let results = format!("{}\n{}", result("Sun."), result("Noon."));
+    assert_eq!(
+        render(messages, Value::Null),
+        format!("[user]Rain?[assistant]Well\n{calls}[user]{results}\nSo?")
+    );
+    let read = CallFormat::Tagged.calls(&calls, &[]);
+    assert_eq!((read.len(), &read[0].arguments), (2, &json!({"a": 1})));
 }
