@@ -90,5 +90,5 @@ pub use qhx_core::sampling::{SamplingParams, TokenLogprobs};
 pub use qhx_media::{Limits, Source};
 pub use qhx_plugins::{PluginOptions, Plugins};
 pub use qhx_qnn::{MemoryMode, PerfMode};
-pub use qhx_text::{Beginning, CallFormat, REASONING, Tool, ToolCall};
+pub use qhx_text::{Beginning, CallFormat, Infill, REASONING, Tool, ToolCall};
 pub use qhx_types::Media;

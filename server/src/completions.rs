@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::http::StatusCode;
 use axum::response::Response;
-use qhx::{Prompt, TextPipeline, TokenLogprobs};
+use qhx::{Infill, Prompt, TextPipeline, TokenLogprobs};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Answers, Delta, Step};
@@ -28,6 +28,8 @@ pub(crate) struct Completion {
     prompts: Vec<Prompt>,
     request: qhx::Request,
     sampling: Sampling,
+    /// Text behind the answers, which fill in what is before it.
+    suffix: Option<String>,
     choices: usize,
     echo: bool,
     logprobs: Option<usize>,
@@ -89,14 +91,16 @@ impl Completion {
         let ends = Ends::read(fields)?;
         let prompts = prompts(fields.get("prompt").ok_or_else(|| fields.missing("prompt"))?)?;
         let choices = fields.count("n", 1, 16)?.unwrap_or(1);
-        if fields.text("suffix")?.is_some_and(|suffix| !suffix.is_empty()) {
-            return Err(ApiError::bad("suffix", "texts are not filled in").code("unsupported"));
-        }
+        let suffix = fields.text("suffix")?.filter(|suffix| !suffix.is_empty());
         if fields.count("best_of", 1, 20)?.is_some_and(|best| best > choices) {
             let message = "expected at most n: choices are not weighed";
             return Err(ApiError::bad("best_of", message).code("unsupported"));
         }
         let echo = fields.flag("echo")?.unwrap_or(false);
+        if suffix.is_some() && (echo || prompts.iter().any(|p| !matches!(p, Prompt::Text(_)))) {
+            let message = "expected prompts that are texts, without echo";
+            return Err(ApiError::bad("suffix", message).code("unsupported"));
+        }
         let logprobs = fields.count("logprobs", 0, 20)?;
         let request = qhx::Request::completion("")
             .max_new(fields.count("max_tokens", 0, u32::MAX.into())?.unwrap_or(16))
@@ -107,7 +111,14 @@ impl Completion {
             .prompt_logprobs(logprobs.filter(|_| echo));
         let sampling = Sampling::read(fields)?;
         let cache_salt = cache_salt(fields)?;
-        Ok(Self { prompts, request, sampling, choices, echo, logprobs, cache_salt })
+        let suffix = suffix.map(str::to_owned);
+        Ok(Self { prompts, request, suffix, sampling, choices, echo, logprobs, cache_salt })
+    }
+
+    /// The same for a text in front of one that may be empty.
+    pub(crate) fn read_infill(fields: &Fields<'_>) -> Result<Self> {
+        let suffix = fields.text("suffix")?.unwrap_or_default().to_owned();
+        Ok(Self { suffix: Some(suffix), ..Self::read(fields)? })
     }
 
     /// Has a model complete the prompts. Returns their texts, too, where they are part of the answers.
@@ -134,7 +145,18 @@ impl Completion {
                 };
                 texts.push(text);
             }
-            requests.push(request.clone().prompt(prompt));
+            let mut request = request.clone();
+            let prompt = match (prompt, &self.suffix) {
+                (Prompt::Text(before), Some(behind)) => {
+                    let found = info.texts.infill(&before, behind);
+                    let Infill { tokens, ends } = found
+                        .map_err(|e| ApiError::bad("suffix", e.message()).code("unsupported"))?;
+                    request.stop_ids.extend(ends);
+                    Prompt::Tokens(tokens)
+                }
+                (prompt, _) => prompt,
+            };
+            requests.push(request.prompt(prompt));
         }
         let answers = Answers::plain(&info, requests.len() * self.choices, self.choices);
         let work = Work::Generate { requests, choices: self.choices, turns: None };

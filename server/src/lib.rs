@@ -21,7 +21,7 @@
 //! | `pending`, `sse` | what comes of a job, awaited as a whole or streamed |
 //! | `turns`, `ask` | conversations, and how they are answered, whatever interface they came by |
 //! | `answer` | reasoning, text and calls of tools in an answer |
-//! | `chat`, `completions`, `embeddings`, `rerank`, `messages`, `responses`, `audio`, `ollama` | the interfaces |
+//! | `chat`, `completions`, `embeddings`, `rerank`, `messages`, `responses`, `audio`, `infill`, `ollama` | the interfaces |
 //!
 //! Whatever a client sends is untrusted input. It names models by their names, never by paths, and images and audio by
 //! `data:` URLs, never by files or addresses.
@@ -41,6 +41,7 @@ mod fields;
 mod generation_request;
 mod hosts;
 mod ids;
+mod infill;
 mod memory;
 mod messages;
 mod metrics;

@@ -155,11 +155,14 @@ pub(crate) async fn generate(Asked { context, map }: Asked) -> Result<Response> 
     if prompt.is_empty() && images.is_empty() {
         return only_load(context, &fields, model, false).await;
     }
-    fields.unsupported(&["suffix", "template", "context"])?;
+    fields.unsupported(&["template", "context"])?;
+    let suffix = fields.text("suffix")?.filter(|suffix| !suffix.is_empty());
     let mut request = options(&fields)?;
     let of = Arc::clone(&model);
     let info = context.blocking(move |context| context.info(&of)).await?;
-    let asked = if fields.flag("raw")?.unwrap_or(false) || !info.texts.can_chat() {
+    let raw = fields.flag("raw")?.unwrap_or(false) || suffix.is_some();
+    let asked = if raw || !info.texts.can_chat() {
+        request.insert("suffix".to_owned(), suffix.into());
         request.insert("prompt".to_owned(), prompt.into());
         request.entry("max_tokens").or_insert_with(|| info.texts.max_ctx().into());
         request.remove("reasoning_effort");

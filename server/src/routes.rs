@@ -20,7 +20,8 @@ use crate::metrics::Gauges;
 use crate::request::{Context, Memory};
 use crate::request_metrics::Tally;
 use crate::{
-    audio, chat, completions, embeddings, ids, messages, ollama, rerank, responses, speech, tokens,
+    audio, chat, completions, embeddings, ids, infill, messages, ollama, rerank, responses, speech,
+    tokens,
 };
 
 /// The page at `/`.
@@ -36,7 +37,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// The addresses, each with the method that it is asked with, and what answers it. [`OPENAPI`] describes them.
-fn routes() -> [(Method, &'static str, MethodRouter); 27] {
+fn routes() -> [(Method, &'static str, MethodRouter); 28] {
     [
         (Method::GET, "/", get(page)),
         (Method::GET, "/health", get(health)),
@@ -54,6 +55,7 @@ fn routes() -> [(Method, &'static str, MethodRouter); 27] {
         (Method::POST, "/v1/audio/transcriptions", post(audio::transcribe)),
         (Method::POST, "/v1/audio/speech", post(speech::speak)),
         (Method::POST, "/tokenize", post(tokens::tokenize)),
+        (Method::POST, "/infill", post(infill::infill)),
         (Method::GET, "/api/version", get(ollama::version)),
         (Method::GET, "/api/tags", get(ollama::tags)),
         (Method::GET, "/api/ps", get(ollama::loaded)),
@@ -353,6 +355,7 @@ mod tests {
             "conversation.rs",
             "embeddings.rs",
             "generation_request.rs",
+            "infill.rs",
             "messages.rs",
             "ollama.rs",
             "rerank.rs",

@@ -3,6 +3,7 @@
 
 mod chat;
 pub mod forms;
+mod infill;
 mod jinja;
 mod markers;
 mod message;
@@ -17,6 +18,7 @@ mod tools;
 mod transformers;
 
 pub use chat::{ChatTemplate, TemplateFiles};
+pub use infill::Infill;
 pub use jinja::TASK as CHAT_TEMPLATE_TASK;
 pub use message::{Content, ContentPart, Message, RenderOptions};
 pub use reasoning::{Beginning, REASONING};

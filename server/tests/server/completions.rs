@@ -1,8 +1,10 @@
 //! `/v1/completions`.
 
+use std::path::PathBuf;
+
 use serde_json::{Value, json};
 
-use crate::bundles::shared;
+use crate::bundles::{Running, changed, language, options, shared};
 use crate::client::{Response, with};
 
 const ROUTE: &str = "/v1/completions";
@@ -115,4 +117,58 @@ fn what_is_wrong_is_named() {
     let error = send(json!({"prompt": [4_000_000]})).status(400).error();
     assert!(error["message"].as_str().unwrap().contains("outside the model's vocabulary"));
     send(json!({"prompt": ""})).status(400);
+}
+
+/// The model with marks for filling in, under the ids of other special tokens.
+fn filling() -> PathBuf {
+    let manifest = changed(language(), "filling", |_| {});
+    let file = manifest.with_file_name("tokenizer.json");
+    let mut tokenizer: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    for token in tokenizer["added_tokens"].as_array_mut().unwrap() {
+        let mark = match token["id"].as_u64().unwrap() {
+            442 => "<|fim_prefix|>",
+            443 => "<|fim_suffix|>",
+            441 => "<|fim_middle|>",
+            _ => continue,
+        };
+        token["content"] = mark.into();
+    }
+    std::fs::write(&file, tokenizer.to_string()).unwrap();
+    manifest
+}
+
+#[test]
+fn the_middle_of_a_text_is_filled_in() {
+    let bundle = filling();
+    let running = Running::start(options([("language", bundle.as_path())]));
+    let client = &running.client;
+    let tokens = |text: &str| {
+        let body = json!({"prompt": text, "add_special_tokens": false});
+        client.ask("/tokenize", &body)["tokens"].as_array().unwrap().clone()
+    };
+    let (before, behind) = ("The capital of France", "is a city.");
+    let prompt = [
+        vec![json!(440), json!(442)],
+        tokens(before),
+        vec![json!(443)],
+        tokens(behind),
+        vec![json!(441)],
+    ];
+    let ask = |more: Value| {
+        let body = with(json!({"temperature": 0, "max_tokens": 12}), more);
+        client.ask(ROUTE, &body)["choices"][0]["text"].clone()
+    };
+    let expected = ask(json!({"prompt": prompt.concat()}));
+    assert!(!expected.as_str().unwrap().is_empty());
+    assert_ne!(ask(json!({"prompt": before})), expected);
+    assert_eq!(ask(json!({"prompt": before, "suffix": behind})), expected);
+    let body = json!({"input_prefix": "The capital", "prompt": " of France", "input_suffix": behind,
+                      "n_predict": 12, "temperature": 0, "input_extra": []});
+    let filled = client.ask("/infill", &body);
+    assert_eq!((&filled["content"], &filled["stop"]), (&expected, &json!(true)));
+    let body = json!({"model": "language", "prompt": before, "suffix": behind, "stream": false,
+                      "options": {"temperature": 0, "num_predict": 12}});
+    assert_eq!(client.ask("/api/generate", &body)["response"], expected);
+    let none = json!({"model": "language", "input_prefix": "a", "input_suffix": "b"});
+    shared().client.post("/infill", &none).refuses(400, "param", "suffix");
 }

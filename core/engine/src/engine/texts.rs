@@ -12,7 +12,9 @@ use crate::sampling::AllowedTokens;
 use qhx_base::artifacts::Artifacts;
 use qhx_base::trace::{self, Trace};
 use qhx_base::{CancelToken, Result, error};
-use qhx_text::{CallFormat, ChatTemplate, Message, RenderOptions, Tokenizer, Tool, ToolCall};
+use qhx_text::{
+    CallFormat, ChatTemplate, Infill, Message, RenderOptions, Tokenizer, Tool, ToolCall,
+};
 
 /// The tokenizer, the chat template and the limits of a model: see [`Model::texts`](super::Model::texts).
 #[derive(Debug)]
@@ -121,6 +123,14 @@ impl TextPipeline {
     /// When the bundle has no tokenizer, or the text cannot be tokenized.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         self.require_tokenizer()?.encode(text, true)
+    }
+
+    /// The prompt for the text between two others, of a model that was trained to fill in.
+    ///
+    /// # Errors
+    /// When the bundle has no tokenizer, or errors of [`Infill::new`].
+    pub fn infill(&self, before: &str, behind: &str) -> Result<Infill> {
+        Infill::new(self.require_tokenizer()?, before, behind).map_err(|e| e.context(&self.name))
     }
 
     /// The text of tokens.
