@@ -28,7 +28,7 @@ const WEIGHTS_PER_BYTE: u64 = 300;
 const PEAK_FACTOR: f64 = 4.5;
 const PEAK_BASE: u64 = 250 << 20;
 /// Memory of which a compilation takes no more where more shards help.
-const COMPILE_MEMORY: u64 = 12_000_000_000;
+const COMPILE_MEMORY: u64 = 16_000_000_000;
 /// Bytes of weights per second.
 const COMPILE_RATE: f64 = 15e6;
 const WRITE_RATE: f64 = 80e6;

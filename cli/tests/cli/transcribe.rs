@@ -91,7 +91,7 @@ fn the_npu_writes_down_a_sentence() {
     let folder = folder();
     let libraries =
         ["--htp", htp.to_str().expect("UTF-8"), "--qnn-system", system.to_str().expect("UTF-8")];
-    let how = [&["--target", "v81"][..], &libraries].concat();
+    let how = [&["--target", "v81", "--for-emulator"][..], &libraries].concat();
     let bundle = forge(folder.path(), &base(folder.path()), &how);
     let run = qhx!(folder, "transcribe", bundle, "--backend", "qnn")
         .args(libraries)

@@ -178,7 +178,7 @@ fn device_bundles_are_hardly_larger_than_their_weights() {
         eprintln!("{name}: {} of {weights} bytes, {} shards", plan.bytes(), plan.shards);
         assert!(plan.bytes() * 100 <= weights * percent, "{name}: {} of {weights}", plan.bytes());
         assert_eq!(plan.embed_dtype, DType::I8, "{name}");
-        assert!(plan.peak_bytes() <= 12_000_000_000, "{name}: {}", plan.peak_bytes());
+        assert!(plan.peak_bytes() <= 16_000_000_000, "{name}: {}", plan.peak_bytes());
     }
 }
 
