@@ -1,4 +1,4 @@
-//! `/v1/audio/transcriptions`.
+//! `/v1/audio/transcriptions`, and `/v1/audio/translations`.
 
 use std::sync::Arc;
 
@@ -18,6 +18,9 @@ use crate::request::Context;
 
 /// The field that asks for times of words.
 pub(crate) const GRANULARITIES: &str = "timestamp_granularities[]";
+/// Names of the tasks.
+const TRANSCRIBE: &str = "transcribe";
+const TRANSLATE: &str = "translate";
 /// Tokens of a chunk of the audio.
 const MAX_NEW: usize = 256;
 
@@ -56,6 +59,18 @@ pub(crate) async fn transcribe(
     Extension(context): Extension<Context>,
     request: Request,
 ) -> Result<Response> {
+    hear(context, request, TRANSCRIBE).await
+}
+
+/// Into English, whatever is spoken.
+pub(crate) async fn translate(
+    Extension(context): Extension<Context>,
+    request: Request,
+) -> Result<Response> {
+    hear(context, request, TRANSLATE).await
+}
+
+async fn hear(context: Context, request: Request, task: &'static str) -> Result<Response> {
     let mut form = Form::read(&context, request).await?;
     let model = form.model.clone();
     context.tally.update(|record| record.model = model);
@@ -74,6 +89,7 @@ pub(crate) async fn transcribe(
     let options = TranscribeOptions::default()
         .with_max_new(MAX_NEW)
         .with_language(form.language.clone())
+        .with_task((task == TRANSLATE).then(|| task.to_owned()))
         .with_prompt(form.prompt.clone())
         .with_times(if form.granularities.word { Times::Word } else { Times::Segment })
         .with_limits(limits);
@@ -85,7 +101,7 @@ pub(crate) async fn transcribe(
     let transcript = &transcript;
     Ok(match form.format.unwrap_or(Format::Json) {
         Format::Json => json_response(StatusCode::OK, &brief(transcript)),
-        Format::Verbose => json_response(StatusCode::OK, &verbose(transcript, &form)),
+        Format::Verbose => json_response(StatusCode::OK, &verbose(transcript, &form, task)),
         Format::Text => text(format!("{}\n", transcript.text), "text/plain; charset=utf-8"),
         Format::Srt => text(srt(transcript), "application/x-subrip; charset=utf-8"),
         Format::Vtt => text(vtt(transcript), "text/vtt; charset=utf-8"),
@@ -123,7 +139,7 @@ impl Form {
             let value = part.text().await.map_err(malformed)?;
             match name.as_str() {
                 "model" => form.model = Some(value),
-                "language" => form.language = Some(value),
+                "language" => form.language = Some(value).filter(|code| !code.trim().is_empty()),
                 "prompt" => form.prompt = Some(value).filter(|text| !text.trim().is_empty()),
                 "temperature" => {
                     let temperature = value.trim().parse().ok().filter(|t| (0.0..=1.0).contains(t));
@@ -179,12 +195,12 @@ fn brief(transcript: &Transcript) -> Value {
 }
 
 /// With the segments of a model that gives times, and else the chunks, and with words where they are asked for.
-fn verbose(transcript: &Transcript, form: &Form) -> Value {
+fn verbose(transcript: &Transcript, form: &Form, task: &str) -> Value {
     let segment = |(id, chunk): (usize, &Chunk)| json!({"id": id, "start": millis(chunk.start), "end": millis(chunk.end), "text": chunk.text, "tokens": chunk.ids});
     let word = |word: &Chunk| json!({"word": word.text, "start": millis(word.start), "end": millis(word.end)});
     let Granularities { word: words, segment: segments } = form.granularities;
     let mut json = brief(transcript);
-    json["task"] = "transcribe".into();
+    json["task"] = task.into();
     json["language"] = transcript.language.as_deref().or(form.language.as_deref()).into();
     json["duration"] = millis(transcript.seconds).into();
     if segments || !words {

@@ -16,6 +16,23 @@ use crate::request::Asked;
 /// Characters of a text, as the API has it.
 const MAX_INPUT: usize = 4096;
 
+/// Voices of OpenAI's interface, which clients ask for by default.
+const OPENAI: [&str; 13] = [
+    "alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage",
+    "shimmer", "verse",
+];
+
+/// The voice of the model that stands for one of OpenAI's: that of the same name, such as Kokoro's `af_alloy`, or else
+/// one by the place in the list.
+fn of_openai<'a>(voice: &'a str, voices: &'a [String]) -> &'a str {
+    if voices.is_empty() || voices.iter().any(|own| own == voice) {
+        return voice;
+    }
+    let Some(place) = OPENAI.iter().position(|known| *known == voice) else { return voice };
+    let same = voices.iter().find(|own| own.split_once('_').is_some_and(|(_, name)| name == voice));
+    same.or_else(|| voices.get(place % voices.len())).map_or(voice, String::as_str)
+}
+
 pub(crate) async fn speak(Asked { context, map }: Asked) -> Result<Response> {
     let fields = Fields::new(&map);
     let model = Arc::clone(context.shared.registry.able(fields.text("model")?, Ability::Speak)?);
@@ -33,8 +50,8 @@ pub(crate) async fn speak(Asked { context, map }: Asked) -> Result<Response> {
         Some(_) => return Err(fields.wrong("response_format", "wav or pcm")),
     };
     let speed = fields.number("speed", 0.25, 4.0)?.unwrap_or(1.0);
-    let voice = fields.text("voice")?.map(str::to_owned);
     let voices = model.voices();
+    let voice = fields.text("voice")?.map(|voice| of_openai(voice, voices).to_owned());
     if let Some(unknown) = voice.as_ref().filter(|voice| !voices.contains(voice)) {
         let message = format!("the model has no voice {unknown:?}; it has {}", voices.join(", "));
         return Err(ApiError::bad("voice", message).code("invalid_value"));

@@ -182,6 +182,10 @@ fn images_of_a_request_take_bounded_memory() {
 
 /// A form of fields and a file.
 fn form(fields: &[(&str, &str)], file: Option<&[u8]>) -> Response {
+    form_to("/v1/audio/transcriptions", fields, file)
+}
+
+fn form_to(route: &str, fields: &[(&str, &str)], file: Option<&[u8]>) -> Response {
     let mut body = Vec::new();
     for (name, value) in fields {
         let head =
@@ -198,7 +202,7 @@ fn form(fields: &[(&str, &str)], file: Option<&[u8]>) -> Response {
     body.extend_from_slice(b"--b--\r\n");
     let client = sensing().client.clone();
     let client = client.with("content-type", "multipart/form-data; boundary=b");
-    client.send("POST", "/v1/audio/transcriptions", &body)
+    client.send("POST", route, &body)
 }
 
 #[test]
@@ -220,6 +224,26 @@ fn speech_becomes_text_in_each_format() {
     let vtt = ask("vtt").status(200);
     assert_eq!(vtt.header("content-type"), Some("text/vtt; charset=utf-8"));
     assert!(vtt.text().starts_with("WEBVTT\n\n00:00:00.000 --> 00:00:0"), "{}", vtt.text());
+}
+
+#[test]
+fn speech_is_translated_into_english() {
+    let clip = std::fs::read(qhx_paths::fixture("whisper-tiny/one.wav")).unwrap();
+    let fields = [
+        ("model", "listening"),
+        ("language", ""),
+        ("response_format", "verbose_json"),
+        ("temperature", "0"),
+    ];
+    for (route, task, text) in [
+        ("/v1/audio/transcriptions", "transcribe", "Brot Winter"),
+        ("/v1/audio/translations", "translate", "bread winter"),
+    ] {
+        let said = form_to(route, &fields, Some(&clip)).status(200).json();
+        assert_eq!((&said["task"], &said["text"]), (&json!(task), &json!(text)));
+    }
+    let error = form_to("/v1/audio/translations", &[("model", "hearing")], Some(&clip));
+    error.status(400).says("translate");
 }
 
 #[test]
