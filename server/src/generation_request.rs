@@ -175,10 +175,14 @@ impl Ask {
         one.map(|tool| vec![tool]).ok_or_else(missing)
     }
 
+    /// True where the answer is calls and nothing else.
+    fn must_call(&self) -> bool {
+        !self.tools.is_empty() && !matches!(self.choice, ToolChoice::Auto | ToolChoice::None)
+    }
+
     /// True where the answer has no form from its first token on.
     fn is_free(&self) -> bool {
-        let calls = !matches!(self.choice, ToolChoice::Auto | ToolChoice::None);
-        self.format.is_none() && (self.tools.is_empty() || !calls)
+        self.format.is_none() && !self.must_call()
     }
 
     /// True where the model is to think, `None` where its template decides. An answer that has a form leaves no room
@@ -187,17 +191,17 @@ impl Ask {
         self.thinking.or((!self.is_free()).then_some(false))
     }
 
-    fn grammar(&self, tools: &[Tool]) -> Result<Option<Grammar>> {
+    fn grammar(&self, tools: &[Tool]) -> Option<Grammar> {
         match (&self.format, tools) {
-            (format, []) => Ok(format.clone()),
-            (Some(_), _) => Err(ApiError::bad(
-                "response_format",
-                "tools and a format exclude each other: leave one out, or give tool_choice none",
-            )),
-            (None, tools) if self.choice == ToolChoice::Auto => {
-                Ok(Some(Grammar::OptionalCalls(tools.to_vec())))
+            (format, []) => format.clone(),
+            // A call, or an answer of the format.
+            (Some(format), tools) if self.choice == ToolChoice::Auto => {
+                format.clone().or_calls(tools.to_vec())
             }
-            (None, tools) => Ok(Some(Grammar::Calls(tools.to_vec()))),
+            (None, tools) if self.choice == ToolChoice::Auto => {
+                Some(Grammar::OptionalCalls(tools.to_vec()))
+            }
+            (_, tools) => Some(Grammar::Calls(tools.to_vec())),
         }
     }
 
@@ -284,7 +288,7 @@ impl Ask {
         ticket: CancelToken,
     ) -> Result<GenerationRequest> {
         let tools = self.callable()?;
-        let grammar = self.grammar(&tools)?;
+        let grammar = self.grammar(&tools);
         let free = self.is_free();
         if !free && self.continues().is_some_and(|content| !content.trim().is_empty()) {
             let message = "the last message is the assistant's, and what is added to it has no form of its own: leave \
@@ -308,9 +312,8 @@ impl Ask {
             .logprobs(self.logprobs)
             .salt(salt)
             .cancelled_by(ticket.clone());
-        let reader = Reader::new(info, tools, self.several_calls)
-            .reasoning(free)
-            .calling(!free && self.format.is_none());
+        let reader =
+            Reader::new(info, tools, self.several_calls).reasoning(free).calling(self.must_call());
         let readers = vec![reader; self.choices];
         let work = Work::Generate { requests: vec![request], choices: self.choices, turns };
         let pending = Pending::submit(context, model, history, ticket, work)?;

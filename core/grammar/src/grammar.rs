@@ -6,7 +6,7 @@ use qhx_text::{CallFormat, Tool};
 use serde_json::{Map, Value};
 
 use crate::schema::flexible;
-use crate::tools;
+use crate::tools::{self, Instead};
 
 /// Levels of arrays and objects in a schema, as `serde_json` reads them.
 const MAX_DEPTH: usize = 127;
@@ -30,6 +30,8 @@ pub enum Grammar {
     Calls(Vec<Tool>),
     /// Any text, and calls of these tools behind it: what looks like a call is one.
     OptionalCalls(Vec<Tool>),
+    /// Calls of these tools, or JSON of a schema in their place.
+    CallsOrJson(Vec<Tool>, Value),
 }
 
 impl Grammar {
@@ -80,10 +82,21 @@ impl Grammar {
         }))
     }
 
+    /// Calls of these tools, or an answer of this form in their place; `None` where the form is not one of JSON.
+    pub fn or_calls(self, tools: Vec<Tool>) -> Option<Self> {
+        match self {
+            Self::Json => Some(Self::CallsOrJson(tools, object())),
+            Self::JsonSchema(schema) => Some(Self::CallsOrJson(tools, schema)),
+            _ => None,
+        }
+    }
+
     /// The tools that an answer may call.
     pub fn tools(&self) -> Option<&[Tool]> {
         match self {
-            Self::Calls(tools) | Self::OptionalCalls(tools) => Some(tools),
+            Self::Calls(tools) | Self::OptionalCalls(tools) | Self::CallsOrJson(tools, _) => {
+                Some(tools)
+            }
             _ => None,
         }
     }
@@ -96,6 +109,7 @@ impl Grammar {
             Self::Lark(_) => "the grammar",
             Self::Choice(_) => "the choices",
             Self::Calls(_) | Self::OptionalCalls(_) => "the tools",
+            Self::CallsOrJson(..) => "the tools and the JSON schema",
         }
     }
 
@@ -107,11 +121,7 @@ impl Grammar {
         special: impl Fn(&str) -> Option<String>,
     ) -> Result<TopLevelGrammar> {
         match self {
-            Self::Json => {
-                let mut schema = Map::new();
-                schema.insert("type".to_owned(), "object".into());
-                Ok(TopLevelGrammar::from_json_schema(flexible(schema.into())))
-            }
+            Self::Json => Ok(TopLevelGrammar::from_json_schema(flexible(object()))),
             Self::JsonSchema(schema) => {
                 check_depth(schema)?;
                 let size = schema.to_string().len();
@@ -135,7 +145,7 @@ impl Grammar {
                 let choices: Vec<_> = choices.iter().map(|text| tools::literal(text)).collect();
                 Ok(TopLevelGrammar::from_lark(format!("start: {}", choices.join(" | "))))
             }
-            Self::Calls(tools) | Self::OptionalCalls(tools) => {
+            Self::Calls(tools) | Self::OptionalCalls(tools) | Self::CallsOrJson(tools, _) => {
                 for tool in tools {
                     check_depth(&tool.parameters)?;
                 }
@@ -143,13 +153,27 @@ impl Grammar {
                     error!(Usage, "the tools: the model calls none in a known format")
                         .hint("the chat template knows no tools; ask for JSON of a schema instead")
                 })?;
-                let optional = matches!(self, Self::OptionalCalls(_));
-                let lark = tools::lark(tools, format, optional, special)?;
+                let instead = match self {
+                    Self::OptionalCalls(_) => Instead::Text,
+                    Self::CallsOrJson(_, schema) => {
+                        check_depth(schema)?;
+                        Instead::Json(schema.clone())
+                    }
+                    _ => Instead::Nothing,
+                };
+                let lark = tools::lark(tools, format, &instead, special)?;
                 check_size(self.name(), lark.len())?;
                 Ok(TopLevelGrammar::from_lark(lark))
             }
         }
     }
+}
+
+/// The schema of any object.
+fn object() -> Value {
+    let mut schema = Map::new();
+    schema.insert("type".to_owned(), "object".into());
+    schema.into()
 }
 
 fn check_size(what: &str, bytes: usize) -> Result<()> {

@@ -331,3 +331,35 @@ fn words_that_no_grammar_holds_to_are_left_out_unless_a_tool_is_strict() {
         }
     }
 }
+
+#[test]
+fn an_answer_is_calls_or_json_of_a_schema() {
+    for special in [false, true] {
+        let tokenizer = tokenizer(special);
+        let end = tokenizer.token_to_id("<|im_end|>").unwrap();
+        let vocabulary = Vocabulary::new(&tokenizer, 512, |_| true, &[end]).unwrap();
+        let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}},
+                            "required": ["n"], "additionalProperties": false});
+        let tool = Tool::new("stop", json!({"type": "object", "additionalProperties": false}));
+        let grammar = Grammar::JsonSchema(schema).or_calls(vec![tool]).unwrap();
+        let calls = [
+            (
+                CallFormat::Tagged,
+                "<tool_call>\n{\"name\": \"stop\", \"arguments\": {}}\n</tool_call>",
+            ),
+            (CallFormat::Bare, "{\"name\": \"stop\", \"parameters\": {}}"),
+            (CallFormat::Listed, "[TOOL_CALLS][{\"name\": \"stop\", \"arguments\": {}}]"),
+        ];
+        for (format, call) in calls {
+            let takes = |text: &str| {
+                let mut constraint =
+                    vocabulary.constrain(&grammar, Some(format), &[], false).unwrap();
+                let tokens = tokenizer.encode(text, false).unwrap();
+                constraint.accepts(&tokens) == tokens.len()
+            };
+            assert!(takes(call) && takes("{\"n\": 7}") && takes("{\"n\":7}"), "{format:?}");
+            assert!(!takes("Well") && !takes("{\"m\": 7}"), "{format:?}");
+        }
+    }
+    assert_eq!(Grammar::Regex("a".to_owned()).or_calls(tools()), None);
+}

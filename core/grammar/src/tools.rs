@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 use qhx_base::{Result, bail};
 use qhx_text::{CallFormat, Tool};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
-use crate::schema::spaced;
+use crate::schema::{flexible, spaced};
 
 /// A text in a grammar.
 pub(crate) fn literal(text: &str) -> String {
@@ -25,17 +25,28 @@ fn escaped(text: &str) -> String {
     escaped
 }
 
+/// What an answer may have in the place of calls.
+pub(crate) enum Instead {
+    Nothing,
+    Text,
+    /// JSON of a schema.
+    Json(Value),
+}
+
 /// A grammar of calls. `special`: the spelling of a special token, where it is one.
 pub(crate) fn lark(
     tools: &[Tool],
     format: CallFormat,
-    optional: bool,
+    instead: &Instead,
     special: impl Fn(&str) -> Option<String>,
 ) -> Result<String> {
     if tools.is_empty() {
         bail!(Usage, "the tools: there are none");
     }
     let (start, end) = format.marks();
+    if let (Instead::Json(schema), "") = (instead, start) {
+        return Ok(format!("start: %json {}", flexible(bare_or(tools, schema))));
+    }
     let is_special = special(start).is_some();
     let mark = |text: &str| special(text).unwrap_or_else(|| literal(text));
     // What comes behind the first mark, and between two calls.
@@ -58,11 +69,17 @@ pub(crate) fn lark(
     };
     let mut lark = String::new();
     let text = "/(.|\\n)*/";
-    let _ = match (optional, start) {
-        (false, _) => writeln!(lark, "start: {calls}"),
-        (true, "") => writeln!(lark, "start: TEXT | {calls}\nTEXT: /[^{{](.|\\n)*/"),
-        (true, _) if is_special => writeln!(lark, "start: TEXT | TEXT {calls}\nTEXT: {text}"),
-        (true, start) => writeln!(
+    let _ = match (instead, start) {
+        (Instead::Nothing, _) => writeln!(lark, "start: {calls}"),
+        (Instead::Json(schema), _) => {
+            let schema = flexible(schema.clone());
+            writeln!(lark, "start: answer | {calls}\nanswer: %json {schema}")
+        }
+        (Instead::Text, "") => writeln!(lark, "start: TEXT | {calls}\nTEXT: /[^{{](.|\\n)*/"),
+        (Instead::Text, _) if is_special => {
+            writeln!(lark, "start: TEXT | TEXT {calls}\nTEXT: {text}")
+        }
+        (Instead::Text, start) => writeln!(
             lark,
             "start: TEXT | before {body}{more}\nbefore[suffix={}]: {text}\n\
              TEXT: {text} & ~/(.|\\n)*{}(.|\\n)*/",
@@ -93,11 +110,40 @@ pub(crate) fn lark(
     Ok(lark)
 }
 
+/// A call without marks, or JSON of a schema: one schema, since both may begin alike.
+fn bare_or(tools: &[Tool], schema: &Value) -> Value {
+    let mut defined = Map::new();
+    let mut define = |schema: &Value| {
+        for key in DEFINITIONS {
+            if let Some(Value::Object(own)) = schema.get(key) {
+                let all = defined.entry(key).or_insert_with(|| Map::new().into());
+                all.as_object_mut().into_iter().for_each(|all| all.extend(own.clone()));
+            }
+        }
+    };
+    define(schema);
+    let mut any = vec![schema.clone()];
+    for tool in tools {
+        define(&tool.parameters);
+        any.push(json!({
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, "parameters": tool.parameters},
+            "required": ["name", "parameters"],
+            "additionalProperties": false,
+        }));
+    }
+    defined.insert("anyOf".to_owned(), any.into());
+    defined.into()
+}
+
+/// Keys of definitions that a schema refers to.
+const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
+
 /// A schema of one argument, which can refer to what its tool defines.
 fn within(tool: &Tool, schema: &Value) -> Value {
     let mut schema = schema.clone();
     if let Value::Object(schema) = &mut schema {
-        for key in ["$defs", "definitions"] {
+        for key in DEFINITIONS {
             if let Some(definitions) = tool.parameters.get(key) {
                 schema.entry(key).or_insert_with(|| definitions.clone());
             }

@@ -387,6 +387,32 @@ fn tools_may_be_left_alone_and_results_come_back() {
     client.post(ROUTE, &body_with_tools("nothing")).refuses(400, "param", "tool_choice");
 }
 
+/// Tools and a format at once: a call, or an answer of the format.
+#[test]
+fn an_answer_with_tools_and_a_format_is_of_one_of_them() {
+    let schema = json!({"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"],
+                        "additionalProperties": false, "x-guidance": {"whitespace_flexible": false}});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
+    let client = &calling().client;
+    let brace = json!({"prompt": "{\"", "add_special_tokens": false});
+    let brace = client.post("/tokenize", &brace).json()["tokens"][0].to_string();
+    for (bias, calls) in [(100, false), (-100, true)] {
+        let more = json!({"tools": tools(), "response_format": format, "max_tokens": 60,
+                          "parallel_tool_calls": false, "logit_bias": {(brace.clone()): bias}});
+        let answer = client.ask(ROUTE, &body("Rain in Bonn?", more.clone()));
+        let message = &answer["choices"][0]["message"];
+        assert_eq!(message["tool_calls"].is_array(), calls, "{answer}");
+        if !calls {
+            let content = message["content"].as_str().unwrap();
+            let content: Value = serde_json::from_str(content).unwrap();
+            assert!(content["n"] == 1 || content["n"] == 2, "{answer}");
+        }
+        let must = with(more, json!({"tool_choice": "required"}));
+        let answer = client.ask(ROUTE, &body("Rain in Bonn?", must));
+        assert_eq!(answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"], "weather");
+    }
+}
+
 /// Where the template takes no system message but at the beginning, or none, it gets the text where it takes it.
 #[test]
 fn messages_of_the_system_may_stand_anywhere() {
