@@ -219,9 +219,14 @@ impl Ask {
 
     /// The same with messages of the system where the template takes them, if it refuses them where they are: all at
     /// the beginning, or in front of what the user says first.
-    pub(crate) fn accommodated(self, texts: &TextPipeline, cancel: &CancelToken) -> Self {
-        let system = |turn: &Turn| turn.role == "system";
-        if !self.turns.iter().any(system) || self.render(texts, cancel).is_ok() {
+    pub(crate) fn accommodated(self, info: &Info, cancel: &CancelToken) -> Self {
+        let (texts, system) = (&*info.texts, |turn: &Turn| turn.role == "system");
+        let usual = match self.turns.iter().rposition(system) {
+            None => true,
+            Some(0) => info.takes_system(cancel),
+            Some(_) => self.render(texts, cancel).is_ok(),
+        };
+        if usual {
             return self;
         }
         let (told, mut rest): (Vec<_>, Vec<_>) = self.turns.iter().cloned().partition(system);
@@ -276,7 +281,7 @@ impl Ask {
             return Err(ApiError::bad("messages", "there are none").code("invalid_value"));
         }
         let ticket = context.ticket();
-        let this = self.accommodated(&info.texts, &ticket);
+        let this = self.accommodated(&info, &ticket);
         this.answered(context, model, &info, ticket)
     }
 

@@ -112,7 +112,7 @@ pub(crate) async fn show(Asked { context, map }: Asked) -> Result<Response> {
 pub(crate) async fn pull(Asked { context, map }: Asked) -> Result<Response> {
     let fields = Fields::new(&map);
     if find(&context, &fields).is_err() {
-        let name = name(&fields)?.unwrap_or_default().to_owned();
+        let name: String = name(&fields)?.unwrap_or_default().chars().take(100).collect();
         let message = "models are given when the server starts: qhx pull fetches one, and qhx serve serves it";
         return Err(ApiError::new(StatusCode::NOT_FOUND, format!("{name:?}: {message}"))
             .param("model")

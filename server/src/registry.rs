@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use qhx::{
-    Bundle, Engine, ErrorKind, MediaRules, Modality, Model, Result, Runtime, SamplingParams,
-    Sessions, Task, TextPipeline,
+    Bundle, CancelToken, Engine, ErrorKind, MediaRules, Message, Modality, Model, Result, Runtime,
+    SamplingParams, Sessions, Task, TextPipeline,
 };
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::error::{ApiError, NoRoom};
@@ -114,6 +114,8 @@ pub(crate) struct Info {
     activations: Option<String>,
     caches: Option<String>,
     op: String,
+    /// True if the template takes a message of the system at the beginning, once that was tried.
+    takes_system: OnceLock<bool>,
 }
 
 /// Facts about a model that need not be loaded.
@@ -589,7 +591,16 @@ impl Info {
             activations: model.backend().activations().map(str::to_owned),
             caches: model.backend().caches().map(str::to_owned),
             op: description.name.clone(),
+            takes_system: OnceLock::new(),
         }
+    }
+
+    /// True if the template takes a message of the system at the beginning.
+    pub(crate) fn takes_system(&self, cancel: &CancelToken) -> bool {
+        *self.takes_system.get_or_init(|| {
+            let messages = ["system", "user"].map(|role| Message::new(role, "a"));
+            self.texts.render(&messages, None, &Map::new(), cancel).is_ok()
+        })
     }
 }
 

@@ -98,7 +98,7 @@ pub(crate) fn of_conversation(
     let texts = &info.texts;
     let bytes = ask.turns.iter().map(|turn| turn.texts().len()).sum();
     check_size(bytes, texts)?;
-    let ask = ask.clone().accommodated(texts, ticket);
+    let ask = ask.clone().accommodated(&info, ticket);
     let text = ask.render(texts, ticket).map_err(|e| ApiError::of_model(&e, &model.name))?;
     // The template spells what a tokenizer would put around the text.
     encode(texts, model, &text, false, ticket)
