@@ -312,7 +312,7 @@ fn what_no_answer_can_be_is_refused_before_the_prompt_runs() {
         (Grammar::Lark("start: start \"a\"".to_owned()), ""),
         (Grammar::Choice(Vec::new()), "there are none"),
         (Grammar::Choice(vec!["a".to_owned(), String::new()]), "one is empty"),
-        (Grammar::Calls(Vec::new()), "the model calls none in a known format"),
+        (Grammar::Calls(Vec::new()), "the tools: there are none"),
     ] {
         let name: String = format!("{grammar:?}").chars().take(90).collect();
         let op = noise(1);

@@ -91,9 +91,9 @@ fn conversations_render_as_in_transformers() {
         assert_eq!(tokenizer.encode(&prompt, false).unwrap(), ids);
     }
     let error =
-        template.render(&[Message::new("tool", "x")], &RenderOptions::default()).unwrap_err();
+        template.render(&[Message::new("robot", "x")], &RenderOptions::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Prompt);
-    assert!(error.message().contains("unexpected role: tool"), "{error}");
+    assert!(error.message().contains("unexpected role: robot"), "{error}");
     assert!(template.render(&[], &RenderOptions::default()).is_err());
 }
 
