@@ -354,7 +354,7 @@ fn content(text: &str, images: &[String]) -> Value {
     }
     let url = |data: &String| match data.starts_with("data:") {
         true => data.clone(),
-        // What it is, its first bytes say.
+        // The first bytes tell the format.
         false => format!("data:image/png;base64,{data}"),
     };
     let images =
