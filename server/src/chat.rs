@@ -8,9 +8,10 @@ use qhx::{TextPipeline, TokenLogprobs, ToolCall};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Answers, Delta, Step, Usage};
+use crate::custom_tools::CustomTools;
 use crate::error::{ApiError, Result, json_response};
 use crate::fields::Fields;
-use crate::generation_request::{Ask, CustomTools};
+use crate::generation_request::Ask;
 use crate::ids;
 use crate::request::Asked;
 use crate::sse::{self, Events, Writer};

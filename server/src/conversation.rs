@@ -7,9 +7,9 @@ use base64::engine::general_purpose::STANDARD;
 use qhx::{Attachment, CancelToken, ContentPart, Limits, Media, Message, Modality, Source};
 use serde_json::{Map, Value, json};
 
+use crate::custom_tools::CustomTools;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, wrong};
-use crate::generation_request::CustomTools;
 use crate::registry::Info;
 
 /// Pixels of all images of a request: 64 million, 192 MB once they are decoded.

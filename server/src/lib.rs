@@ -35,6 +35,7 @@ mod chat;
 mod completions;
 mod connections;
 mod conversation;
+mod custom_tools;
 mod embeddings;
 mod error;
 mod fields;

@@ -9,11 +9,11 @@ use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Answers, Delta, Step, Usage};
 use crate::conversation::{Call, Turn, arguments, parts};
+use crate::custom_tools::CustomTools;
 use crate::error::{ApiError, Result, broken, json_response};
 use crate::fields::{Fields, wrong};
 use crate::generation_request::{
-    Ask, CustomTools, GenerationRequest, Sampling, ToolChoice, cache_salt, format, is_foreign,
-    tools,
+    Ask, GenerationRequest, Sampling, ToolChoice, cache_salt, format, is_foreign, tools,
 };
 use crate::ids;
 use crate::request::Asked;

@@ -354,6 +354,7 @@ mod tests {
             "chat.rs",
             "completions.rs",
             "conversation.rs",
+            "custom_tools.rs",
             "embeddings.rs",
             "generation_request.rs",
             "infill.rs",
