@@ -702,7 +702,7 @@ fn tables(
     Ok(Value::Object(fields.collect()))
 }
 
-/// What the manifest says of a table: its path alone where the type goes without saying.
+/// Manifest entry of a table: its path alone where it is f16 or undeclared.
 fn table_entry(file: &str, dtype: Option<DType>, block: Option<usize>) -> Value {
     match (dtype, block) {
         (Some(dtype), Some(block)) => json!({"path": file, "dtype": dtype, "block": block}),

@@ -39,7 +39,7 @@ impl CustomTools {
     }
 }
 
-/// A custom tool as a function of one text. The grammar of its input is told to the model, and not held to.
+/// A custom tool as a function of one text. The grammar of its input is a part of the description, and not enforced.
 pub(crate) fn custom(tool: &Fields<'_>) -> Result<Value> {
     let own = tool.object("custom")?.unwrap_or_else(|| tool.clone());
     let mut description = own.text("description")?.unwrap_or_default().to_owned();

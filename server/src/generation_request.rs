@@ -22,6 +22,18 @@ const MAX_CHOICES: u64 = 16;
 const MAX_STOPS: usize = 16;
 /// Tokens of one request whose logits are biased.
 const MAX_BIASES: usize = 1024;
+/// Fields of generation that other servers' interfaces have under the same names.
+pub(crate) const GENERATION: [&str; 9] = [
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+];
 /// Fields of other servers that would change an answer.
 pub(crate) const UNSUPPORTED: [&str; 23] = [
     "bad_words",
@@ -229,16 +241,17 @@ impl Ask {
         if usual {
             return self;
         }
-        let (told, mut rest): (Vec<_>, Vec<_>) = self.turns.iter().cloned().partition(system);
-        let told: Vec<_> = told.iter().map(Turn::texts).collect();
-        let told = told.join("\n\n");
-        let first = Turn::text("system", told.clone());
+        let (instructions, mut rest): (Vec<_>, Vec<_>) =
+            self.turns.iter().cloned().partition(system);
+        let instructions: Vec<_> = instructions.iter().map(Turn::texts).collect();
+        let instructions = instructions.join("\n\n");
+        let first = Turn::text("system", instructions.clone());
         let merged = Self { turns: [vec![first], rest.clone()].concat(), ..self.clone() };
         if merged.render(texts, cancel).is_ok() {
             return merged;
         }
         if let Some(user) = rest.iter_mut().find(|turn| turn.role == "user") {
-            user.parts.insert(0, Part::Text(format!("{told}\n")));
+            user.parts.insert(0, Part::Text(format!("{instructions}\n")));
         }
         let moved = Self { turns: rest, ..self.clone() };
         // Else the template says what it refuses.

@@ -7,20 +7,8 @@ use serde_json::{Map, Value, json};
 use crate::completions::Completion;
 use crate::error::{Result, broken, json_response};
 use crate::fields::Fields;
+use crate::generation_request::GENERATION;
 use crate::request::{Asked, Context};
-
-/// Fields that `/v1/completions` has, too.
-const SAME: [&str; 9] = [
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-];
 
 pub(crate) async fn infill(Asked { context, map }: Asked) -> Result<Response> {
     let fields = Fields::new(&map);
@@ -48,7 +36,7 @@ pub(crate) async fn infill(Asked { context, map }: Asked) -> Result<Response> {
 /// The request in the words of `/v1/completions`.
 fn completion(fields: &Fields<'_>) -> Result<Completion> {
     let mut request = Map::new();
-    for name in SAME {
+    for name in GENERATION {
         if let Some(value) = fields.get(name) {
             request.insert(name.to_owned(), value.clone());
         }

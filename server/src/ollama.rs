@@ -15,7 +15,7 @@ use crate::completions::Completion;
 use crate::embeddings::{self, Embedded, vectors};
 use crate::error::{ApiError, Result, broken, json_response};
 use crate::fields::{Fields, wrong};
-use crate::generation_request::{Ask, GenerationRequest};
+use crate::generation_request::{Ask, GENERATION, GenerationRequest};
 use crate::ids;
 use crate::registry::{Ability, Served};
 use crate::request::{Asked, Context};
@@ -30,18 +30,6 @@ const NEVER: i64 = 10_000_000_000;
 /// Options of a model under other names than those of OpenAI's interface.
 const RENAMED: [(&str, &str); 2] =
     [("repeat_penalty", "repetition_penalty"), ("num_predict", "max_tokens")];
-/// Options under the same names.
-const OPTIONS: [&str; 9] = [
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-];
 
 pub(crate) async fn version() -> Response {
     json_response(StatusCode::OK, &json!({"version": VERSION}))
@@ -292,7 +280,7 @@ async fn only_load(
 fn options(fields: &Fields<'_>) -> Result<Map<String, Value>> {
     let mut request = Map::new();
     if let Some(options) = fields.object("options")? {
-        let own = OPTIONS.iter().map(|name| (*name, *name));
+        let own = GENERATION.iter().map(|name| (*name, *name));
         for (from, to) in RENAMED.into_iter().chain(own) {
             if let Some(value) = options.get(from) {
                 request.insert(to.to_owned(), value.clone());

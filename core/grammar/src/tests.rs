@@ -301,7 +301,7 @@ fn a_tokenizer_without_bytes_is_named() {
 }
 
 #[test]
-fn words_that_no_grammar_holds_to_are_left_out_unless_a_tool_is_strict() {
+fn unsupported_keywords_are_dropped_unless_a_tool_is_strict() {
     let tokenizer = tokenizer(true);
     let end = tokenizer.token_to_id("<|im_end|>").unwrap();
     let vocabulary = Vocabulary::new(&tokenizer, 512, |_| true, &[end]).unwrap();

@@ -25,7 +25,7 @@ fn escaped(text: &str) -> String {
     escaped
 }
 
-/// What an answer may have in the place of calls.
+/// Alternative to calls in an answer.
 pub(crate) enum Instead {
     Nothing,
     Text,

@@ -151,7 +151,7 @@ fn a_plan_counts_shared_weights_once() {
     assert_eq!(apart.weight_bytes, 3 * shared.weight_bytes);
 }
 
-/// What a bundle for devices has beside its quantized weights, tables of experts and per-layer inputs among them. A
+/// Size of a bundle for devices beside its quantized weights, tables of experts and per-layer inputs among them. A
 /// tied table stands once more beside its head, which counts for much in a small model.
 #[test]
 fn device_bundles_are_hardly_larger_than_their_weights() {

@@ -413,7 +413,7 @@ fn an_answer_with_tools_and_a_format_is_of_one_of_them() {
     }
 }
 
-/// Where the template takes no system message but at the beginning, or none, it gets the text where it takes it.
+/// System messages move to the place where the template takes them.
 #[test]
 fn messages_of_the_system_may_stand_anywhere() {
     let first = "{% for message in messages %}{% if message.role == 'system' and not loop.first %}\

@@ -1,5 +1,5 @@
-//! Tools for models whose chat template knows none, or has them called in an unknown format: what they are is told in
-//! the conversation, and calls and results are texts.
+//! Tools for models whose chat template knows none, or has them called in an unknown format: the conversation describes
+//! them, and calls and results are texts.
 
 use serde_json::{Map, Value, json};
 
@@ -25,13 +25,13 @@ pub(crate) fn tell(variables: &mut Map<String, Value>) {
         *messages = std::mem::take(messages).into_iter().fold(Vec::new(), as_texts);
     }
     let Some(tools) = tools else { return };
-    let told = instructions(&tools);
+    let text = instructions(&tools);
     let first = messages.iter_mut().find(|message| message["role"] == "system");
     match first {
-        Some(system) => append(&mut system["content"], &format!("\n\n{told}")),
+        Some(system) => append(&mut system["content"], &format!("\n\n{text}")),
         None => match messages.iter_mut().find(|message| message["role"] == "user") {
-            Some(user) => prepend(&mut user["content"], &format!("{told}\n\n")),
-            None => messages.insert(0, json!({"role": "user", "content": told})),
+            Some(user) => prepend(&mut user["content"], &format!("{text}\n\n")),
+            None => messages.insert(0, json!({"role": "user", "content": text})),
         },
     }
 }
@@ -47,7 +47,7 @@ fn instructions(tools: &[Value]) -> String {
 
 /// Adds a message whose calls and results are texts. What the user says behind results stands in one message with them,
 /// since many templates want the roles to take turns.
-fn as_texts(mut told: Vec<Value>, mut message: Value) -> Vec<Value> {
+fn as_texts(mut rewritten: Vec<Value>, mut message: Value) -> Vec<Value> {
     let (open, close) = FORMAT.marks();
     if message["role"] == "tool" {
         let mut text = Value::Null;
@@ -65,14 +65,14 @@ fn as_texts(mut told: Vec<Value>, mut message: Value) -> Vec<Value> {
         let between = if content(&message).is_empty() { "" } else { "\n" };
         append(&mut message["content"], &format!("{between}{calls}"));
     }
-    match told.last_mut() {
+    match rewritten.last_mut() {
         Some(last) if last.get("result").is_some() && message["role"] == "user" => {
             prepend(&mut message["content"], &format!("{}\n", content(last)));
             *last = message;
         }
-        _ => told.push(message),
+        _ => rewritten.push(message),
     }
-    told
+    rewritten
 }
 
 /// All texts of a message.

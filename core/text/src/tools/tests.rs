@@ -151,7 +151,7 @@ fn a_bare_object_that_is_a_call_of_a_tool_is_one() {
 
 /// A template that knows no tools, and wants users and assistants to take turns.
 #[test]
-fn tools_are_told_to_a_model_whose_template_knows_none() {
+fn tools_are_described_to_a_model_whose_template_knows_none() {
     let source = "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] or \
         not loop.first and m.role == loop.previtem.role %}{{ raise_exception(m.role) }}{% endif %}\
         [{{ m.role }}]{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}\
@@ -169,15 +169,15 @@ fn tools_are_told_to_a_model_whose_template_knows_none() {
     let asked = json!([{"role": "user", "content": "Rain?"}]);
     assert_eq!(render(asked.clone(), Value::Null), "[user]Rain?");
     assert_eq!(render(asked.clone(), json!([])), "[user]Rain?");
-    let told = render(asked.clone(), json!([tool]));
+    let prompt = render(asked.clone(), json!([tool]));
     let marks = "<tool_call>\n{\"name\": ";
     for words in ["\"name\":\"weather\"", "\"Tells it\"", marks, "\n\nRain?"] {
-        assert!(told.starts_with("[user]You can call") && told.contains(words), "{told}");
+        assert!(prompt.starts_with("[user]You can call") && prompt.contains(words), "{prompt}");
     }
     let system = json!([{"role": "system", "content": "Be brief."}, asked[0]]);
-    let told = render(system, json!([tool]));
-    assert!(told.starts_with("[system]Be brief.\n\nYou can call"), "{told}");
-    assert!(told.ends_with("[user]Rain?"), "{told}");
+    let prompt = render(system, json!([tool]));
+    assert!(prompt.starts_with("[system]Be brief.\n\nYou can call"), "{prompt}");
+    assert!(prompt.ends_with("[user]Rain?"), "{prompt}");
     let parts = json!([{"role": "user", "content": [{"type": "text", "text": "Rain?"}]}]);
     assert!(render(parts, json!([tool])).ends_with("</tool_call>\n\n|Rain?|"));
     // Calls and results are texts, and what the user says behind results is one message with them.
