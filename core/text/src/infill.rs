@@ -6,14 +6,10 @@ use super::Tokenizer;
 
 /// Special tokens in front of the text before, of the text behind, and of what is to be written.
 const MARKS: [[&str; 3]; 5] = [
-    // Qwen2.5-Coder, CodeGemma.
     ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
-    // StarCoder, Granite.
     ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
     ["<fim-prefix>", "<fim-suffix>", "<fim-middle>"],
-    // DeepSeek-Coder.
     ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
-    // Code Llama.
     ["▁<PRE>", "▁<SUF>", "▁<MID>"],
 ];
 /// Special tokens that such models write at the end of the middle, besides their own end.
@@ -50,9 +46,8 @@ impl Infill {
             Some([prefix?, suffix?, middle?])
         });
         let [prefix, suffix, middle] = ids.ok_or_else(|| {
-            error!(Usage, "the model does not fill in: its tokenizer has no marks for it").hint(
-                "models for code do, such as Qwen2.5-Coder; without a suffix the text is continued",
-            )
+            error!(Usage, "the model does not fill in: its tokenizer has no marks for it")
+                .hint("many models for code do; without a suffix the text is continued")
         })?;
         // A tokenizer that begins texts with a token does so here, too.
         let mut tokens: Vec<u32> =
