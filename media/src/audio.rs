@@ -4,13 +4,20 @@ use std::io::{ErrorKind as IoErrorKind, Seek as _};
 
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_types::Media;
+use symphonia::core::codecs::audio::well_known::{CODEC_ID_AAC, CODEC_ID_OPUS};
 use symphonia::core::codecs::audio::{AudioCodecParameters, AudioDecoder, AudioDecoderOptions};
 use symphonia::core::errors::Error as SymphoniaError;
 use symphonia::core::formats::{FormatOptions, FormatReader, TrackType};
 use symphonia::core::io::{MediaSourceStream, ReadBytes as _};
-use symphonia::default::formats::{FlacReader, MpaReader, OggReader, WavReader};
+use symphonia::core::packet::Packet;
+use symphonia::core::units::TimeBase;
+use symphonia::default::formats::{
+    AdtsReader, FlacReader, IsoMp4Reader, MkvReader, MpaReader, OggReader, WavReader,
+};
 
+use crate::container::{self, Edit, Findings};
 use crate::format::{Format, Kind};
+use crate::opus::{self, Opus};
 use crate::resample::Resampler;
 use crate::wave::too_many_channels;
 use crate::{AudioRules, Limits, Source, frames};
@@ -49,11 +56,13 @@ impl std::fmt::Debug for Audio {
     }
 }
 
-/// Decodes audio: WAV (integers, floats, A-law, µ-law), FLAC, MP3, Ogg Vorbis.
+/// Decodes audio: WAV (integers, floats, A-law, µ-law), FLAC, MP3, AAC (plain or in MP4), Opus or Vorbis in Ogg or
+/// WebM, Opus in MP4.
 ///
 /// Integers are divided by 2^(bits − 1). Several channels become their mean. Audio of the wanted rate keeps each
 /// sample as it is; others are resampled. An MP3 file whose first frame does not count the others, as a recording of a
-/// stream, is taken to be as long as it is.
+/// stream, is taken to be as long as it is. Samples that only fill a decoder, and those outside the edit of an MP4 file,
+/// are left out. Where packets of Opus are missing there is silence, so that what follows keeps its time.
 ///
 /// # Errors
 ///
@@ -66,14 +75,23 @@ pub fn decode_audio(source: &Source, rules: &AudioRules, limits: &Limits) -> Res
     }
     let mut file = Opened::new(source, limits)?;
     let mut decoder = file.decoder()?;
-    let (rate, declared) = (file.rate, file.declared);
+    let rate = file.rate;
     let max = u64::from(limits.seconds) * u64::from(rate);
-    if let Some(frames) = declared.filter(|&frames| frames > max) {
+    if let Some(frames) = file.declared.filter(|&frames| frames > max) {
         return Err(file.too_long(frames, limits));
     }
     let mut resampler = Resampler::new(rate, rules.rate);
-    let (mut frames, mut interleaved, mut mono) = (0u64, Vec::new(), Vec::new());
-    while let Some(channels) = file.next(decoder.as_mut(), &mut interleaved)? {
+    let (mut frames, mut interleaved, mut mono, mut waiting) = (0, vec![], vec![], vec![]);
+    while let Some(Decoded { channels, gap }) = file.next(&mut decoder, &mut interleaved)? {
+        if gap > max.saturating_sub(frames) {
+            return Err(file.too_long(frames.saturating_add(gap), limits));
+        }
+        if gap > 0 {
+            resampler.push(&std::mem::take(&mut waiting));
+            silence(&mut resampler, gap);
+            frames += gap;
+        }
+        file.trim(channels, frames, &mut interleaved);
         mix(&interleaved, channels, &mut mono);
         if let Some(at) = interleaved.iter().position(|sample| !sample.is_finite()) {
             let frame = frames + (at / channels) as u64;
@@ -84,8 +102,13 @@ pub fn decode_audio(source: &Source, rules: &AudioRules, limits: &Limits) -> Res
         if frames > max {
             return Err(file.too_long(frames, limits));
         }
-        resampler.push(&mono);
+        waiting.append(&mut mono);
+        // The last samples may be padding.
+        let known = waiting.len().saturating_sub(file.padding);
+        resampler.push(waiting.get(..known).unwrap_or_default());
+        waiting.drain(..known);
     }
+    frames -= waiting.len() as u64;
     file.check_length(frames)?;
     let samples = resampler.finish();
     if let Some(at) = samples.iter().position(|sample| !sample.is_finite()) {
@@ -93,6 +116,16 @@ pub fn decode_audio(source: &Source, rules: &AudioRules, limits: &Limits) -> Res
         return Err(file.not_a_number(value, at as u64 * u64::from(rate) / u64::from(rules.rate)));
     }
     Ok(Audio { samples, rate: rules.rate })
+}
+
+/// Takes silence in the place of samples that are missing.
+fn silence(resampler: &mut Resampler, mut samples: u64) {
+    const BLOCK: [f32; 4096] = [0.0; 4096];
+    while samples > 0 {
+        let some = samples.min(BLOCK.len() as u64);
+        resampler.push(BLOCK.get(..some as usize).unwrap_or_default());
+        samples -= some;
+    }
 }
 
 /// The mean of the channels.
@@ -115,8 +148,29 @@ struct Opened<'a> {
     track: u32,
     codec: AudioCodecParameters,
     rate: u32,
-    /// Samples of a channel that the header declares.
+    /// Samples of a channel that the header declares, those that are heard.
     declared: Option<u64>,
+    /// Samples of a channel that are still to be left out.
+    skip: u64,
+    /// Samples of a channel that are padding at the end.
+    padding: usize,
+    /// Times of packets.
+    time_base: Option<TimeBase>,
+    /// End of the packet before, in samples.
+    end: Option<i128>,
+}
+
+/// Decoder of a file's codec.
+enum Codec {
+    Opus(Box<Opus>),
+    Other(Box<dyn AudioDecoder>),
+}
+
+/// Samples of a packet.
+struct Decoded {
+    channels: usize,
+    /// Samples of a channel that are missing before it.
+    gap: u64,
 }
 
 impl<'a> Opened<'a> {
@@ -130,21 +184,26 @@ impl<'a> Opened<'a> {
         {
             return Err(source.broken(format.name(), why));
         }
-        if matches!(format, Format::Flac | Format::Mp3) {
+        if matches!(format, Format::Flac | Format::Mp3 | Format::Adts) {
             stream.without_tags(source)?;
         }
-        if format == Format::Mp3 {
-            let missing = frames::missing(&mut stream, start);
-            match missing.map_err(|e| Error::caused(ErrorKind::Io, source, e))? {
-                0 => {}
-                missing => {
-                    let what = format!("its last frame lacks {missing} bytes or more");
-                    return Err(source.broken(format.name(), what));
-                }
-            }
-            stream.rewind().map_err(|e| Error::caused(ErrorKind::Io, source, e))?;
-        }
         let bytes = stream.len;
+        let found = match format {
+            Format::Mp3 | Format::Adts => {
+                let missing = frames::missing(&mut stream, start, format == Format::Adts);
+                missing.map(|missing| Findings { missing, ..Findings::default() })
+            }
+            Format::Mp4 => container::mp4(&mut stream, start, bytes),
+            Format::Webm => container::webm(&mut stream, start, bytes),
+            _ => Ok(Findings::default()),
+        };
+        let found = found.map_err(|e| Error::caused(ErrorKind::Io, source, e))?;
+        if found.missing > 0 {
+            let part = if matches!(format, Format::Mp4 | Format::Webm) { "part" } else { "frame" };
+            let what = format!("its last {part} lacks {} bytes or more", found.missing);
+            return Err(source.broken(format.name(), what));
+        }
+        stream.rewind().map_err(|e| Error::caused(ErrorKind::Io, source, e))?;
         let mut stream = MediaSourceStream::new(Box::new(stream), Default::default());
         stream.ignore_bytes(start).map_err(|e| broken(e.into()))?;
         let options = FormatOptions::default();
@@ -152,25 +211,81 @@ impl<'a> Opened<'a> {
             Format::Wav => Box::new(WavReader::try_new(stream, options).map_err(broken)?),
             Format::Flac => Box::new(FlacReader::try_new(stream, options).map_err(broken)?),
             Format::Ogg => Box::new(OggReader::try_new(stream, options).map_err(broken)?),
+            Format::Adts => Box::new(AdtsReader::try_new(stream, options).map_err(broken)?),
+            Format::Mp4 => Box::new(IsoMp4Reader::try_new(stream, options).map_err(broken)?),
+            Format::Webm => Box::new(MkvReader::try_new(stream, options).map_err(broken)?),
             _ => Box::new(MpaReader::try_new(stream, options).map_err(broken)?),
         };
-        let nothing = || source.broken(format.name(), "its header names no audio");
-        let track = reader.default_track(TrackType::Audio).ok_or_else(nothing)?;
+        let silent = || {
+            let what = format!("the {} file has no audio track that is read", format.name());
+            source.refused(what).hint(
+                "is it a video without audio? Otherwise convert it to WAV: ffmpeg -i FILE out.wav",
+            )
+        };
+        let track = reader.default_track(TrackType::Audio).ok_or_else(silent)?;
         let codec =
-            track.codec_params.as_ref().and_then(|codec| codec.audio()).ok_or_else(nothing)?;
+            track.codec_params.as_ref().and_then(|codec| codec.audio()).ok_or_else(silent)?;
         let codec = codec.clone();
-        let rate = codec.sample_rate.unwrap_or(0);
+        let rate =
+            if codec.codec == CODEC_ID_OPUS { opus::RATE } else { codec.sample_rate.unwrap_or(0) };
         if !RATES.contains(&rate) {
             let what = format!("its header declares {rate} samples per second, expected {RATES:?}");
             return Err(source.broken(format.name(), what));
         }
-        // Without a frame that counts the others, the number of an MP3 file is an estimate.
-        let counted = format != Format::Mp3 || counts_frames(&head);
-        let declared = track.num_frames.filter(|_| counted);
-        let track = track.id;
-        let file = Self { source, format, reader, track, codec, rate, declared };
+        // Without a frame that counts the others, the number of an MP3 or AAC file is an estimate, and a fragmented
+        // MP4 file has 0.
+        let counted = match format {
+            Format::Mp3 => counts_frames(&head),
+            Format::Adts => false,
+            _ => true,
+        };
+        let declared =
+            track.num_frames.filter(|&frames| counted && (frames, format) != (0, Format::Mp4));
+        let padding = u128::from(found.padding) * u128::from(rate) / 1_000_000_000;
+        // More than a packet is none.
+        let padding = usize::try_from(padding)
+            .ok()
+            .filter(|padding| *padding <= opus_pure::MAX_PACKET_SAMPLES);
+        let mut file = Self {
+            source,
+            format,
+            track: track.id,
+            time_base: track.time_base,
+            reader,
+            codec,
+            rate,
+            declared,
+            skip: 0,
+            padding: padding.unwrap_or(0),
+            end: None,
+        };
+        if let Some(edit) = found.edit {
+            file.cut(edit);
+        }
         file.check_size(bytes)?;
         Ok(file)
+    }
+
+    /// Leaves out what an edit of an MP4 file does: mostly the samples that only fill the decoder.
+    fn cut(&mut self, edit: Edit) {
+        let rate = u64::from(self.rate);
+        let start = self.samples_at(edit.start.into());
+        self.skip = u64::try_from(start).unwrap_or(u64::MAX);
+        let rest = self.declared.map(|declared| declared.saturating_sub(self.skip));
+        let length = edit.length.saturating_mul(rate).checked_div(edit.scale.into());
+        // Its units of time are coarse.
+        let shorter = length.filter(|length| {
+            *length > 0 && rest.is_some_and(|rest| length.saturating_add(rate / 10) < rest)
+        });
+        self.declared = shorter.or(rest);
+    }
+
+    /// A time of the container in samples.
+    fn samples_at(&self, time: i128) -> i128 {
+        let rate = i128::from(self.rate);
+        self.time_base.map_or(time, |base| {
+            time * i128::from(base.numer.get()) * rate / i128::from(base.denom.get())
+        })
     }
 
     /// Checks that a WAV file is large enough for the length that its header declares.
@@ -197,41 +312,95 @@ impl<'a> Opened<'a> {
         Ok(())
     }
 
-    fn decoder(&self) -> Result<Box<dyn AudioDecoder>> {
+    fn decoder(&mut self) -> Result<Codec> {
+        if self.codec.codec == CODEC_ID_OPUS {
+            let head = self.codec.extra_data.as_deref().unwrap_or_default();
+            let opus = Opus::new(head, self.format == Format::Mp4)
+                .map_err(|why| self.source.broken(self.format.name(), why))?;
+            if self.format == Format::Ogg {
+                self.declared = self.declared.map(|all| all.saturating_sub(opus.pre_skip));
+            }
+            if self.skip == 0 {
+                self.skip = opus.pre_skip;
+            }
+            return Ok(Codec::Opus(Box::new(opus)));
+        }
         let options = AudioDecoderOptions::default();
-        symphonia::default::get_codecs().make_audio_decoder(&self.codec, &options).map_err(|_| {
+        let decoder = symphonia::default::get_codecs().make_audio_decoder(&self.codec, &options);
+        decoder.map(Codec::Other).map_err(|_| {
             let format = self.format.name();
-            self.source
-                .refused(format!(
-                    "a {format} file whose coding is not understood ({})",
-                    self.codec.codec
-                ))
-                .hint("convert it to plain WAV: ffmpeg -i FILE out.wav")
+            let what = match self.codec.codec {
+                CODEC_ID_AAC => format!(
+                    "a {format} file with AAC of a kind that is not read: HE-AAC, or more than two channels"
+                ),
+                codec => format!("a {format} file whose coding is not understood ({codec})"),
+            };
+            self.source.refused(what).hint("convert it to plain WAV: ffmpeg -i FILE out.wav")
         })
     }
 
-    /// Decodes the next samples; the number of channels, or `None` at the end.
-    fn next(
-        &mut self,
-        decoder: &mut dyn AudioDecoder,
-        interleaved: &mut Vec<f32>,
-    ) -> Result<Option<usize>> {
+    /// Decodes the next samples, `None` at the end.
+    fn next(&mut self, codec: &mut Codec, interleaved: &mut Vec<f32>) -> Result<Option<Decoded>> {
         loop {
             let packet = match self.reader.next_packet() {
                 Ok(Some(packet)) => packet,
                 Ok(None) => return Ok(None),
+                // The file is whole; only its end ends what declares no size.
+                Err(SymphoniaError::IoError(e))
+                    if self.format == Format::Webm && e.kind() == IoErrorKind::UnexpectedEof =>
+                {
+                    return Ok(None);
+                }
                 Err(e) => return Err(self.broken(&e)),
             };
             if packet.track_id != self.track {
                 continue;
             }
+            let decoder = match codec {
+                Codec::Other(decoder) => decoder,
+                // A packet that was not sent.
+                Codec::Opus(_) if packet.data.is_empty() => continue,
+                Codec::Opus(opus) => {
+                    let (channels, name) = (opus.channels, self.format.name());
+                    let samples = opus.decode(&packet.data).map_err(|why| {
+                        self.source.broken(name, format!("a packet of Opus: {why}"))
+                    })?;
+                    let length = samples.len() / channels;
+                    let trim = usize::try_from(packet.trim_end.get()).unwrap_or(length);
+                    let heard = length.saturating_sub(trim) * channels;
+                    interleaved.clear();
+                    interleaved.extend_from_slice(samples.get(..heard).unwrap_or_default());
+                    return Ok(Some(Decoded { channels, gap: self.gap(&packet, length) }));
+                }
+            };
             let decoded = decoder.decode(&packet).map_err(|e| self.broken(&e))?;
             let channels = decoded.spec().channels().count();
             if decoded.spec().rate() != self.rate || channels == 0 {
                 return Err(self.source.broken(self.format.name(), "its rate changes midway"));
             }
             decoded.copy_to_vec_interleaved(interleaved);
-            return Ok(Some(channels));
+            return Ok(Some(Decoded { channels, gap: 0 }));
+        }
+    }
+
+    /// Samples that are missing between the packet before and this one of `length` samples: a recorder leaves out
+    /// packets of silence, and a network loses some. Less than a packet is how coarse the container's times are.
+    fn gap(&mut self, packet: &Packet, length: usize) -> u64 {
+        let (start, length) = (self.samples_at(packet.pts.get().into()), length as i128);
+        let gap = self.end.map_or(0, |end| start - end);
+        self.end = Some(start + length);
+        if gap * 10 < length * 9 { 0 } else { u64::try_from(gap).unwrap_or(u64::MAX) }
+    }
+
+    /// Leaves out samples that are not heard, behind the first `frames`.
+    fn trim(&mut self, channels: usize, frames: u64, interleaved: &mut Vec<f32>) {
+        let all = (interleaved.len() / channels) as u64;
+        let skip = self.skip.min(all);
+        self.skip -= skip;
+        interleaved.drain(..skip as usize * channels);
+        if let (Format::Mp4, Some(declared)) = (self.format, self.declared) {
+            let left = declared.saturating_sub(frames).min(all - skip);
+            interleaved.truncate(left as usize * channels);
         }
     }
 

@@ -15,6 +15,9 @@ pub(crate) enum Format {
     Flac,
     Ogg,
     Mp3,
+    Adts,
+    Mp4,
+    Webm,
 }
 
 /// Kind of media that a file is wanted for.
@@ -29,7 +32,7 @@ impl Kind {
     fn expected(self) -> &'static str {
         match self {
             Self::Image => "an image (PNG, JPEG, WebP, GIF)",
-            Self::Audio => "audio (WAV, FLAC, MP3, Ogg Vorbis)",
+            Self::Audio => "audio (WAV, FLAC, MP3, AAC, M4A, Ogg, WebM)",
             Self::Video => "a video (a folder of images, an animated GIF, PNG or WebP)",
         }
     }
@@ -57,6 +60,9 @@ impl Format {
             Self::Flac => "FLAC",
             Self::Ogg => "Ogg",
             Self::Mp3 => "MP3",
+            Self::Adts => "AAC",
+            Self::Mp4 => "MP4",
+            Self::Webm => "WebM",
         }
     }
 
@@ -69,7 +75,12 @@ impl Format {
             [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => Some(Self::Webp),
             [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'A', b'V', b'E', ..] => Some(Self::Wav),
             [b'f', b'L', b'a', b'C', ..] => Some(Self::Flac),
-            [b'O', b'g', b'g', b'S', ..] if !contains(head, b"OpusHead") => Some(Self::Ogg),
+            [b'O', b'g', b'g', b'S', ..] => Some(Self::Ogg),
+            [0x1a, 0x45, 0xdf, 0xa3, ..] => Some(Self::Webm),
+            // HEIC and AVIF are images in the same container.
+            [_, _, _, _, b'f', b't', b'y', b'p', ..] if !infer::is_image(head) => Some(Self::Mp4),
+            // A frame of AAC: all twelve bits of the sync word, and layer 0.
+            [0xff, second, ..] if second & 0xf6 == 0xf0 => Some(Self::Adts),
             // A frame of layer III, with or without checksum, of MPEG 1, 2 or 2.5.
             [0xff, second, ..] if second & 0xe6 == 0xe2 => Some(Self::Mp3),
             _ => None,
@@ -79,7 +90,13 @@ impl Format {
     fn kind(self) -> Kind {
         match self {
             Self::Png | Self::Jpeg | Self::Webp | Self::Gif => Kind::Image,
-            Self::Wav | Self::Flac | Self::Ogg | Self::Mp3 => Kind::Audio,
+            Self::Wav
+            | Self::Flac
+            | Self::Ogg
+            | Self::Mp3
+            | Self::Adts
+            | Self::Mp4
+            | Self::Webm => Kind::Audio,
         }
     }
 
@@ -96,6 +113,8 @@ impl Format {
         match Self::of(head) {
             Some(format) if format.kind() == wanted => Ok(format),
             Some(format) if wanted == Kind::Video && format.kind() == Kind::Image => Ok(format),
+            // These hold videos, too.
+            Some(Self::Mp4 | Self::Webm) => refused(&describe(head), wanted.fix()),
             Some(format) => {
                 let (what, fix) = match format.kind() {
                     Kind::Audio => ("audio", "give it as audio"),
@@ -116,9 +135,6 @@ impl Format {
 
 /// Description of a file that is not decoded.
 fn describe(head: &[u8]) -> String {
-    if contains(head, b"OpusHead") {
-        return "an Ogg file with Opus audio".to_owned();
-    }
     if head.starts_with(b"RF64") {
         return "an RF64 file (WAV for more than 4 GB)".to_owned();
     }
@@ -138,8 +154,4 @@ fn describe(head: &[u8]) -> String {
     }
     let first: Vec<String> = head.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     format!("a file of unknown type that begins with the bytes {}", first.join(" "))
-}
-
-fn contains(head: &[u8], part: &[u8]) -> bool {
-    head.windows(part.len()).any(|window| window == part)
 }

@@ -1,4 +1,4 @@
-//! Check for a whole last frame of an MP3 file: its decoder passes over one that is not.
+//! Check for a whole last frame of an MP3 or AAC file: their decoders pass over one that is not.
 
 use std::io::{BufRead as _, BufReader, Read, Seek, SeekFrom};
 
@@ -10,34 +10,46 @@ const RATES: [[u64; 15]; 2] = [
 /// Samples per second of MPEG 1, by the header's code.
 const HERTZ: [u64; 3] = [44_100, 48_000, 32_000];
 
-/// Bytes that the last frame of the MP3 stream from `start` on lacks; 0 where it is whole, and where the frames do not
-/// follow one another to the end, which is the decoder's to judge.
+/// Bytes that the last frame of the stream of MP3, or AAC if `adts`, from `start` on lacks; 0 where it is whole, and
+/// where the frames do not follow one another to the end, which is the decoder's to judge.
 ///
 /// # Errors
 ///
 /// I/O errors of the file.
-pub(crate) fn missing(file: &mut (impl Read + Seek), start: u64) -> std::io::Result<u64> {
+pub(crate) fn missing(
+    file: &mut (impl Read + Seek),
+    start: u64,
+    adts: bool,
+) -> std::io::Result<u64> {
+    let whole = if adts { 6 } else { 4 };
+    let begins = |second: u8| if adts { second & 0xf6 == 0xf0 } else { second & 0xe6 == 0xe2 };
     file.seek(SeekFrom::Start(start))?;
     let mut file = BufReader::with_capacity(1 << 16, file);
     loop {
-        let mut header = [0; 4];
+        let mut header = [0; 6];
         let mut read = 0;
-        while let Some(rest) = header.get_mut(read..).filter(|rest| !rest.is_empty()) {
+        while let Some(rest) = header.get_mut(read..whole).filter(|rest| !rest.is_empty()) {
             match file.read(rest)? {
                 0 => break,
                 more => read += more,
             }
         }
-        let header = match (read, header) {
-            (4, header) => header,
+        let [sync, second, third, fourth, fifth, sixth] = header;
+        if read < whole {
             // The beginning of a header, or the end.
-            (read @ 1.., [0xff, second, ..]) if read == 1 || second & 0xe6 == 0xe2 => {
-                return Ok(4 - read as u64);
+            let begun = read > 0 && sync == 0xff && (read == 1 || begins(second));
+            return Ok(if begun { (whole - read) as u64 } else { 0 });
+        }
+        let length = match adts {
+            true if sync == 0xff && begins(second) => {
+                let [high, middle, low] = [fourth & 3, fifth, sixth >> 5].map(u64::from);
+                Some(high << 11 | middle << 3 | low)
             }
-            _ => return Ok(0),
+            true => None,
+            false => length([sync, second, third, fourth]),
         };
-        let Some(length) = length(header) else { return Ok(0) };
-        let mut left = length.saturating_sub(4);
+        let Some(length) = length else { return Ok(0) };
+        let mut left = length.saturating_sub(whole as u64);
         while left > 0 {
             let held = file.fill_buf()?.len();
             if held == 0 {

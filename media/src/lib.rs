@@ -3,7 +3,7 @@
 //! | function | reads | gives |
 //! |---|---|---|
 //! | [`decode_image`] | PNG, JPEG, WebP, GIF (the first frame of an animation) | [`Image`]: RGB, 8 bits each |
-//! | [`decode_audio`] | WAV, FLAC, MP3, Ogg Vorbis | [`Audio`]: one channel of f32 samples at the rate of the rules |
+//! | [`decode_audio`] | WAV, FLAC, MP3, AAC, M4A; Opus or Vorbis in Ogg or WebM | [`Audio`]: one channel of f32 samples at the rate of the rules |
 //! | [`decode_video`] | a folder of images, an animated GIF, PNG or WebP | [`Frames`]: sampled frames and their times |
 //!
 //! [`read`] gives any of them as a part of a prompt ([`Media`](qhx_types::Media)), and [`check`] looks at the first
@@ -18,11 +18,13 @@
 //! which only a part is there.
 
 mod audio;
+mod container;
 mod format;
 mod frames;
 mod image;
 mod jpeg;
 mod limits;
+mod opus;
 mod part;
 mod pixels;
 mod raw;

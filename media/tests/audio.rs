@@ -1,4 +1,4 @@
-//! Audio, compared with what libsndfile reads from the same files, and with what they were made of.
+//! Audio, compared with what libsndfile, libopus and ffmpeg read from the same files, and with what they were made of.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test's helpers fail the test")]
 
@@ -61,6 +61,65 @@ fn every_coding_gives_what_libsndfile_gives() {
     for name in ["tone.mp3", "tone.ogg"] {
         let off = largest_difference(&read_at(&file(name), 16_000), &golden(name));
         assert!(off < 1e-5, "{name}: {off}");
+    }
+}
+
+/// The file, the golden of libopus or ffmpeg, and how much longer that may be: ffmpeg leaves the padding at the end of
+/// AAC, and of Opus in MP4.
+const ENCODED: [(&str, u32, usize); 7] = [
+    ("voice.opus", 48_000, 0),
+    ("stereo.webm", 48_000, 0),
+    ("recorded.webm", 48_000, 0),
+    ("opus.mp4", 48_000, 960),
+    ("voice.m4a", 44_100, 1024),
+    ("fragments.mp4", 22_050, 0),
+    ("voice.aac", 16_000, 0),
+];
+
+#[test]
+fn opus_and_aac_give_what_libopus_and_ffmpeg_give() {
+    for (name, rate, longer) in ENCODED {
+        let (found, golden) =
+            (read_at(&file(name), rate), read_at(&file(&format!("{name}.flac")), rate));
+        let more = golden.len() as i64 - found.len() as i64;
+        assert!((0..=longer as i64).contains(&more), "{name}: {} of {}", found.len(), golden.len());
+        // A golden has 16 bits, and so have the two channels that it is the mean of.
+        let off = largest_difference(&found, &golden[..found.len()]);
+        assert!(off < 5e-5, "{name}: {off}");
+    }
+    // Neither the encoder's delay nor its padding are heard.
+    assert_eq!(read_at(&file("voice.m4a"), 44_100).len(), 13_230);
+    assert_eq!(read_at(&file("voice.opus"), 48_000).len(), 14_400);
+}
+
+#[test]
+fn missing_packets_of_opus_leave_their_time() {
+    let whole = std::fs::read(fixture("recorded.webm")).unwrap();
+    let blocks: Vec<usize> = (0..whole.len() - 4)
+        .filter(|&at| whole[at] == 0xa3 && whole[at + 2..at + 4] == [0x81, 0])
+        .collect();
+    let ogg = std::fs::read(fixture("voice.opus")).unwrap();
+    let pages: Vec<usize> =
+        (0..ogg.len() - 4).filter(|&at| ogg[at..].starts_with(b"OggS")).collect();
+    for (name, bytes, hole) in
+        [("recorded.webm", &whole, blocks[4]..blocks[6]), ("voice.opus", &ogg, pages[4]..pages[5])]
+    {
+        let mut bytes = bytes.clone();
+        bytes.drain(hole);
+        let holed = read_at(&Source::Bytes { name: name.to_owned(), bytes }, 48_000);
+        let golden = read_at(&file(name), 48_000);
+        let near = golden.len() as i64 - holed.len() as i64;
+        // The times of WebM are milliseconds.
+        assert!(near.abs() <= 96, "{name}: {} of {}", holed.len(), golden.len());
+        let from = golden.len() - 2000;
+        let off = |shift: i64| {
+            let other = (from as i64 + shift) as usize;
+            let pairs = golden[from..].iter().zip(&holed[other..]);
+            pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+        };
+        let off = (-96..=0).map(off).fold(f32::MAX, f32::min);
+        assert!(off < 0.05, "{name}: {off}");
+        assert!(holed.windows(900).any(|some| some.iter().all(|sample| *sample == 0.0)), "{name}");
     }
 }
 

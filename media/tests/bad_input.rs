@@ -154,19 +154,18 @@ fn what_is_no_image_is_named() {
 
 #[test]
 fn what_is_no_audio_is_named() {
-    let cases: [(&str, Vec<u8>, &str); 7] = [
+    let heic = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic";
+    let cases: [(&str, Vec<u8>, &str); 5] = [
         ("notes.wav", b"la la la".to_vec(), "found text"),
-        ("a.m4a", b"\0\0\0\x20ftypM4A \0\0\0\0M4A mp42isom".to_vec(), "audio/m4a"),
-        ("a.aac", b"\xff\xf1\x50\x80\x02\x1f\xfc".to_vec(), "audio/aac"),
         ("a.aiff", b"FORM\0\0\0\x10AIFFCOMM".to_vec(), "audio/x-aiff"),
-        ("a.opus", std::fs::read(fixture("opus.ogg")).unwrap(), "an Ogg file with Opus audio"),
+        ("a.heic", heic.to_vec(), "image/heif"),
         ("a.png", std::fs::read(fixture("la.png")).unwrap(), "found an image (PNG)"),
         ("a.w64", b"RF64\xff\xff\xff\xffWAVEds64".to_vec(), "an RF64 file"),
     ];
     for (name, content, what) in cases {
         let error = no_audio(&bytes(name, content));
         says(&error, name, what);
-        assert!(error.message().contains("expected audio (WAV, FLAC, MP3, Ogg Vorbis)"), "{error}");
+        assert!(error.message().contains("expected audio (WAV, FLAC, MP3, AAC, M4A"), "{error}");
     }
     let error = no_audio(&Source::File(fixture("ima_adpcm.wav")));
     assert!(error.message().contains("a WAV file whose coding is not understood"), "{error}");
@@ -299,6 +298,66 @@ fn audio_of_which_a_part_is_missing_is_refused() {
             says(&no_audio(&cut), &format!("cut {name}"), "broken or cut-off");
         }
     }
+}
+
+#[test]
+fn opus_and_aac_that_are_cut_off_are_refused() {
+    let names =
+        ["voice.opus", "stereo.webm", "voice.m4a", "fragments.mp4", "opus.mp4", "voice.aac"];
+    for name in names {
+        let whole = std::fs::read(fixture(name)).unwrap();
+        let ends = (8..whole.len()).step_by(61).chain(whole.len() - 9..whole.len());
+        for end in ends {
+            let cut = bytes("cut", &whole[..end]);
+            let read = decode_audio(&cut, &AudioRules::default(), &Limits::default());
+            match read {
+                Err(error) => says(&error, "cut", ""),
+                // A page of Ogg and a frame of AAC may be the last.
+                Ok(_) => assert!(["voice.opus", "voice.aac"].contains(&name), "{name}: {end}"),
+            }
+        }
+    }
+    // A recording declares no length, and ends behind any of its blocks, not within one.
+    let whole = std::fs::read(fixture("recorded.webm")).unwrap();
+    let block = (0..whole.len() - 4)
+        .rfind(|&at| whole[at] == 0xa3 && whole[at + 2..at + 4] == [0x81, 0])
+        .unwrap();
+    let read = |end: usize| {
+        let cut = bytes("cut.webm", &whole[..end]);
+        decode_audio(&cut, &AudioRules::default(), &Limits::default())
+    };
+    says(&read(block - 1).unwrap_err(), "cut.webm", "a broken or cut-off WebM file: its last part");
+    let last_cluster = whole.windows(4).rposition(|id| id == [0x1f, 0x43, 0xb6, 0x75]).unwrap();
+    assert!(read(last_cluster).unwrap().samples.len() > 2000);
+}
+
+#[test]
+fn an_mp4_file_without_audio_is_named() {
+    let error = no_audio(&Source::File(fixture("silent.mp4")));
+    assert!(error.message().contains("the MP4 file has no audio track that is read"), "{error}");
+}
+
+#[test]
+fn hours_of_aac_and_opus_are_refused_before_they_are_there() {
+    let mut m4a = std::fs::read(fixture("voice.m4a")).unwrap();
+    // No edit says otherwise, and every packet is said to last an hour and more.
+    let edits = m4a.windows(4).position(|name| name == b"edts").unwrap();
+    m4a[edits..edits + 4].copy_from_slice(b"free");
+    let duration = m4a.windows(4).position(|name| name == b"stts").unwrap() + 16;
+    m4a[duration..duration + 4].copy_from_slice(&(1u32 << 28).to_be_bytes());
+    let error = no_audio(&bytes("ten.m4a", m4a));
+    says(&error, "ten.m4a", "seconds or more, at most 7200 are read");
+    // The second cluster is said to be weeks later.
+    let mut webm = std::fs::read(fixture("recorded.webm")).unwrap();
+    let clusters: Vec<usize> = (0..webm.len() - 14)
+        .filter(|&at| webm[at..].starts_with(&[0x1f, 0x43, 0xb6, 0x75]))
+        .collect();
+    let time = clusters[1] + 12;
+    assert_eq!(webm[time], 0xe7);
+    let length = usize::from(webm[time + 1] & 0x7f);
+    webm.splice(time + 1..time + 2 + length, [0x84, 0x7f, 0xff, 0xff, 0xff]);
+    let error = no_audio(&bytes("gap.webm", webm));
+    says(&error, "gap.webm", "seconds or more, at most 7200 are read");
 }
 
 #[test]

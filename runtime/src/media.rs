@@ -53,7 +53,7 @@ impl Attachment {
         Self::new(Modality::Image, file)
     }
 
-    /// Audio: WAV, FLAC, MP3 or Ogg Vorbis.
+    /// Audio: WAV, FLAC, MP3, AAC, M4A, Ogg or WebM.
     ///
     /// # Errors
     /// Errors of [`Attachment::new`].

@@ -1,7 +1,7 @@
-"""Images, animations and sounds for the tests of `media`, and what Pillow and libsndfile read from them.
+"""Images, animations and sounds for the tests of `media`, and what Pillow, libsndfile, libopus and ffmpeg read from them.
 
-Writes `../fixtures/media`. Needs `numpy pillow==13.0.0 soundfile==0.14.0`. A golden has the name of its file and
-`.png` (one image; the frames of an animation one below the other) or `.wav` (16 bits). For files with transparency
+Writes `../fixtures/media`. Needs `av==18.1.0 numpy pillow==13.0.0 soundfile==0.14.0`. A golden has the name of its file
+and `.png` (one image; the frames of an animation one below the other), `.wav` or, at the file's own rate, `.flac`. For files with transparency
 `.white.png` is what `convert_to_rgb` of `transformers` 5.23 makes of them, and `.drop.png` what `convert("RGB")` does.
 
     python media.py [--out ../fixtures/media]
@@ -9,9 +9,12 @@ Writes `../fixtures/media`. Needs `numpy pillow==13.0.0 soundfile==0.14.0`. A go
 
 import argparse
 import pathlib
+import re
 import struct
 import zlib
+from fractions import Fraction
 
+import av
 import numpy as np
 import soundfile
 from PIL import Image, ImageOps, ImageSequence
@@ -127,7 +130,6 @@ def sounds(out):
     stereo = np.stack([left, right], -1)
     soundfile.write(out / "tone.mp3", left, rate, format="MP3", subtype="MPEG_LAYER_III")
     soundfile.write(out / "tone.ogg", left, rate, format="OGG", subtype="VORBIS")
-    soundfile.write(out / "opus.ogg", left[:1600], rate, format="OGG", subtype="OPUS")
     soundfile.write(out / "tone16.flac", stereo, rate, subtype="PCM_16")
     soundfile.write(out / "tone24.flac", left, rate, subtype="PCM_24")
     for bits in ["PCM_U8", "PCM_24", "PCM_32", "DOUBLE", "ALAW", "ULAW", "IMA_ADPCM"]:
@@ -140,6 +142,80 @@ def sounds(out):
         soundfile.write(out / f"{name}.wav", samples.mean(1), rate, subtype="FLOAT", format="WAV")
 
 
+def voice(rate, channels):
+    """A third of a second of two syllables: harmonics with two formants, and on the right a tone."""
+    t = np.arange(rate * 3 // 10) / rate
+    pitch = 120 + 40 * np.sin(2 * np.pi * 2.5 * t)
+    phase = 2 * np.pi * np.cumsum(pitch) / rate
+    envelope = np.clip(np.sin(2 * np.pi * 6 * t), 0, 1) ** 0.5
+    formants = lambda f: np.exp(-(((f - 600) / 500) ** 2)) + 0.3 * np.exp(-(((f - 2200) / 300) ** 2))
+    left = sum(np.sin(k * phase) * formants(k * pitch) for k in range(1, 40))
+    left *= 0.5 * envelope / np.abs(left).max()
+    return np.stack([left, 0.3 * envelope * np.sin(2 * np.pi * 700 * t)][:channels]).astype(np.float32)
+
+
+def encode(path, codec, rate, channels, bits, container, options=None, layout=None):
+    """Writes a file by libavcodec and libavformat."""
+    samples = voice(rate, channels)
+    with av.open(str(path), "w", format=container, options=layout or {}) as file:
+        stream = file.add_stream(codec, rate=rate, layout=["mono", "stereo"][channels - 1], options=options or {})
+        stream.bit_rate = bits
+        planar = codec == "aac"
+        data = np.ascontiguousarray(samples if planar else samples.T.reshape(1, -1))
+        frame = av.AudioFrame.from_ndarray(data, format="fltp" if planar else "flt", layout=stream.layout.name)
+        frame.rate, frame.pts, frame.time_base = rate, 0, Fraction(1, rate)
+        fifo = av.AudioFifo()
+        fifo.write(frame)
+        while frame := fifo.read(stream.codec_context.frame_size, partial=True):
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode(None))
+
+
+def decoded(path):
+    """The mean of the channels by libavcodec, and for Opus by libopus, whose resampling libavcodec does otherwise."""
+    with av.open(str(path)) as file:
+        stream = file.streams.audio[0]
+        decoder = stream.codec_context
+        if decoder.name == "opus":
+            decoder = av.CodecContext.create("libopus", "r")
+            decoder.extradata, decoder.sample_rate = stream.codec_context.extradata, 48_000
+            decoder.layout = stream.layout
+        frames = [frame for packet in file.demux(stream) if packet.size for frame in decoder.decode(packet)]
+        frames += decoder.decode(None)
+        parts = [frame.to_ndarray().reshape(len(frame.layout.channels), -1, order="C" if frame.format.is_planar else "F")
+                 for frame in frames]
+        samples = np.concatenate(parts, 1)
+        scale = 32768 if samples.dtype == np.int16 else 1
+        return samples.mean(0) / scale, 48_000 if decoder.name == "libopus" else stream.rate
+
+
+def encoded(out):
+    telephone = {"application": "voip"}
+    fragments = {"movflags": "frag_keyframe+empty_moov+default_base_moof", "frag_duration": "100000"}
+    encode(out / "voice.opus", "libopus", 48_000, 1, 16_000, "ogg", telephone, {"page_duration": "50000"})
+    encode(out / "stereo.webm", "libopus", 48_000, 2, 48_000, "webm")
+    encode(out / "recorded.webm", "libopus", 48_000, 1, 24_000, "webm", None, {"live": "1", "cluster_time_limit": "100"})
+    encode(out / "voice.m4a", "aac", 44_100, 2, 96_000, "ipod")
+    encode(out / "fragments.mp4", "aac", 22_050, 1, 48_000, "mp4", None, fragments)
+    encode(out / "opus.mp4", "libopus", 48_000, 1, 24_000, "mp4")
+    encode(out / "voice.aac", "aac", 16_000, 1, 32_000, "adts")
+    # As `MediaRecorder` of browsers writes it: no element has an index, and clusters have no length.
+    recorded = (out / "recorded.webm").read_bytes()
+    at = recorded.rindex(b"\x15\x49\xa9\x66")
+    recorded = recorded[: recorded.index(b"\x11\x4d\x9b\x74")] + recorded[at:]
+    cluster = re.compile(rb"\x1f\x43\xb6\x75[\x40-\x7f].(?=\xe7)", re.DOTALL)
+    recorded = cluster.sub(b"\x1f\x43\xb6\x75\x01" + b"\xff" * 7, recorded)
+    (out / "recorded.webm").write_bytes(recorded)
+    for name in ["voice.opus", "stereo.webm", "recorded.webm", "voice.m4a", "fragments.mp4", "opus.mp4", "voice.aac"]:
+        samples, rate = decoded(out / name)
+        soundfile.write(out / f"{name}.flac", samples, rate, subtype="PCM_16")
+    with av.open(str(out / "silent.mp4"), "w", format="mp4") as file:
+        stream = file.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 16, 16, "yuv420p"
+        file.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((16, 16, 3), np.uint8), format="rgb24")))
+        file.mux(stream.encode(None))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).parent / "../fixtures/media")
@@ -150,6 +226,7 @@ def main():
     write_images(out)
     animations(out)
     sounds(out)
+    encoded(out)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ public class Image private constructor(internal val medium: Medium) : Part {
     }
 }
 
-/** An audio clip: a file by its path, the bytes of a file (WAV, FLAC, MP3, Ogg Vorbis), or samples. */
+/** An audio clip: a file by its path, the bytes of a file (WAV, FLAC, MP3, AAC, M4A, Ogg, WebM), or samples. */
 public class Audio private constructor(internal val medium: Medium) : Part {
     public constructor(path: String) : this(Medium("audio", path, null))
     public constructor(file: File) : this(file.path)
