@@ -6,6 +6,8 @@
 //! | [`decode_audio`] | WAV, FLAC, MP3, AAC, M4A; Opus or Vorbis in Ogg or WebM | [`Audio`]: one channel of f32 samples at the rate of the rules |
 //! | [`decode_video`] | a folder of images, an animated GIF, PNG or WebP | [`Frames`]: sampled frames and their times |
 //!
+//! [`encode_audio`] writes samples as WAV, FLAC, MP3, Opus or AAC.
+//!
 //! [`read`] gives any of them as a part of a prompt ([`Media`](qhx_types::Media)), and [`check`] looks at the first
 //! bytes only.
 //!
@@ -19,6 +21,7 @@
 
 mod audio;
 mod container;
+mod encode;
 mod format;
 mod frames;
 mod image;
@@ -35,6 +38,7 @@ mod video;
 mod wave;
 
 pub use self::audio::{Audio, decode_audio};
+pub use self::encode::{AUDIO_FORMATS, AudioFormat, WAV_HEADER, encode_audio, pcm16, wav_header};
 pub use self::image::{Image, decode_image};
 pub use self::limits::Limits;
 pub use self::part::{check, read};

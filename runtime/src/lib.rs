@@ -71,7 +71,7 @@ pub use media::{Attached, Attachment};
 pub use reranker::{Ranked, Reranker, Scoring};
 pub use runtime::{Runtime, RuntimeBuilder};
 pub use settings::{BackendChoice, DecodeOn, DeviceOptions};
-pub use speaker::{Lexicon, SpeakOptions, Speaker, Spoken, WAV_HEADER, pcm16, wav_header};
+pub use speaker::{Lexicon, SpeakOptions, Speaker, Spoken};
 pub use transcriber::{
     Chunk, Live, Note, TIMES, Times, TranscribeEvent, TranscribeLimits, TranscribeOptions,
     Transcriber, Transcript, srt, vtt,
@@ -87,7 +87,9 @@ pub use qhx_core::engine::{
 };
 pub use qhx_core::op::{MediaRules, Modality, OpDescription, Task};
 pub use qhx_core::sampling::{SamplingParams, TokenLogprobs};
-pub use qhx_media::{Limits, Source};
+pub use qhx_media::{
+    AUDIO_FORMATS, AudioFormat, Limits, Source, WAV_HEADER, encode_audio, pcm16, wav_header,
+};
 pub use qhx_plugins::{PluginOptions, Plugins};
 pub use qhx_qnn::{MemoryMode, PerfMode};
 pub use qhx_text::{Beginning, CallFormat, Infill, REASONING, Tool, ToolCall};

@@ -98,11 +98,8 @@ pub(crate) enum Work {
         source: Source,
         options: Box<qhx::TranscribeOptions>,
     },
-    /// A text to audio.
-    Speak {
-        text: String,
-        options: qhx::SpeakOptions,
-    },
+    /// A text to an audio file.
+    Speak { text: String, options: qhx::SpeakOptions, format: qhx::AudioFormat },
     /// Relevance of documents to a query.
     Rank {
         query: String,
@@ -113,10 +110,7 @@ pub(crate) enum Work {
         instruction: Option<String>,
     },
     /// Positions of a conversation that has more than text.
-    Count {
-        request: Box<Request>,
-        turns: Vec<Turn>,
-    },
+    Count { request: Box<Request>, turns: Vec<Turn> },
 }
 
 #[derive(Debug)]
@@ -157,10 +151,7 @@ pub(crate) enum Update {
         tokens: usize,
     },
     Transcribed(Box<Transcript>),
-    Spoken {
-        samples: Vec<f32>,
-        rate: u32,
-    },
+    Spoken(Vec<u8>),
     Ranked {
         ranked: Vec<Ranked>,
         tokens: usize,

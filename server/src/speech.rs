@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
-use qhx::{SpeakOptions, pcm16, wav_header};
+use qhx::{AUDIO_FORMATS, AudioFormat, SpeakOptions};
 
 use crate::error::{ApiError, Result, broken};
 use crate::fields::Fields;
@@ -44,11 +44,12 @@ pub(crate) async fn speak(Asked { context, map }: Asked) -> Result<Response> {
         let message = format!("expected at most {MAX_INPUT} characters, found {count}");
         return Err(ApiError::bad("input", message).code("invalid_value"));
     }
-    let wav = match fields.text("response_format")? {
-        None | Some("wav") => true,
-        Some("pcm") => false,
-        Some(_) => return Err(fields.wrong("response_format", "wav or pcm")),
-    };
+    // As the API has it.
+    let format = fields.text("response_format")?.unwrap_or("mp3");
+    let format = AudioFormat::named(format).ok_or_else(|| {
+        let names = AUDIO_FORMATS.map(|(name, _)| name).join(", ");
+        fields.wrong("response_format", &format!("one of {names}"))
+    })?;
     let speed = fields.number("speed", 0.25, 4.0)?.unwrap_or(1.0);
     let voices = model.voices();
     let voice = fields.text("voice")?.map(|voice| of_openai(voice, voices).to_owned());
@@ -57,11 +58,8 @@ pub(crate) async fn speak(Asked { context, map }: Asked) -> Result<Response> {
         return Err(ApiError::bad("voice", message).code("invalid_value"));
     }
     let options = SpeakOptions::default().with_voice(voice).with_speed(speed);
-    let work = Work::Speak { text, options };
+    let work = Work::Speak { text, options, format };
     let pending = Pending::submit(&context, &model, Vec::new(), context.ticket(), work)?;
-    let Update::Spoken { samples, rate } = pending.only().await? else { return Err(broken()) };
-    let mut bytes = if wav { wav_header(rate, Some(samples.len())).to_vec() } else { Vec::new() };
-    bytes.extend(pcm16(&samples));
-    let kind = if wav { "audio/wav" } else { "audio/pcm" };
-    Ok(([(header::CONTENT_TYPE, kind)], bytes).into_response())
+    let Update::Spoken(bytes) = pending.only().await? else { return Err(broken()) };
+    Ok(([(header::CONTENT_TYPE, format.media_type())], bytes).into_response())
 }

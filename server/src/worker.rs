@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use qhx::{
-    CancelToken, Embedder, Engine, Error, ErrorKind, Event, FinishReason, Model, Prompt, Request,
-    Result, Scoring, Source, SpeakOptions, Times, TranscribeOptions, Transcriber, catch_panic,
+    AudioFormat, CancelToken, Embedder, Engine, Error, ErrorKind, Event, FinishReason, Model,
+    Prompt, Request, Result, Scoring, Source, SpeakOptions, Times,
+    TranscribeOptions, Transcriber, catch_panic, encode_audio,
 };
 
 use crate::app::Shared;
@@ -119,7 +120,7 @@ fn perform(engine: &mut Engine, job: &mut Job) -> Result<()> {
                 _ => transcribe(transcriber, source, options, ticket)?,
             }
         }
-        Work::Speak { text, options } => speak(engine, text, options, ticket)?,
+        Work::Speak { text, options, format } => speak(engine, text, options, *format, ticket)?,
         Work::Rank { query, documents, truncate, instruction } => {
             let model = engine.model_mut();
             let mut scoring = Scoring::of(model)?.truncate(*truncate);
@@ -248,7 +249,8 @@ fn speak(
         Ok(())
     })?;
     if spoken.cancelled {
+    format: AudioFormat,
         return Err(cancelled());
     }
-    Ok(Update::Spoken { samples, rate: speaker.rate() })
+    Ok(Update::Spoken(encode_audio(&samples, speaker.rate(), format)?))
 }

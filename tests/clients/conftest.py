@@ -60,10 +60,22 @@ def address(qhx, forged):
         forged("encoder", FIXTURES / "embed-mistral-tiny", "--task", "embed", "--max-ctx", "180"),
         forged("seeing", FIXTURES / "qwen3vl-tiny", "--max-ctx", "200", "--recipe-option", "image-size=48"),
     ]
+    yield from serve(qhx, bundles)
+
+
+def serve(qhx, bundles):
     server = qhx("serve", *bundles, "--port", "0", "--backend", "cpu")
     yield server.stdout.readline().strip()
     server.terminate()
     assert server.wait(60) == 0, "a server that is asked to stop ends well"
+
+
+@pytest.fixture(scope="session")
+def audio_client(qhx, forged):
+    """Of a server that hears and speaks."""
+    bundles = [forged("hearing", FIXTURES / "whisper-tiny"), forged("speaking", FIXTURES / "kokoro-tiny")]
+    for address in serve(qhx, bundles):
+        yield openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0)
 
 
 @pytest.fixture(scope="session")

@@ -135,6 +135,22 @@ def test_a_response_is_made_and_streamed(client, sky):
     assert json.loads(response.output[0].arguments) == {"city": "Bonn"}
 
 
+def test_a_text_is_spoken_in_each_format(audio_client, tmp_path):
+    ask = {"model": "speaking", "voice": "alloy", "input": "Hello there."}
+    begins = {"mp3": b"\xff", "opus": b"OggS", "flac": b"fLaC", "aac": b"\xff\xf1", "wav": b"RIFF"}
+    for name, begin in begins.items():
+        file = tmp_path / f"speech.{name}"
+        with audio_client.audio.speech.with_streaming_response.create(**ask, response_format=name) as response:
+            response.stream_to_file(file)
+        assert file.read_bytes().startswith(begin), name
+    # The client's own default.
+    assert audio_client.audio.speech.create(**ask).content == (tmp_path / "speech.mp3").read_bytes()
+    # A recording of a browser is heard, too.
+    recorded = (FIXTURES / "media" / "recorded.webm").read_bytes()
+    heard = audio_client.audio.transcriptions.create(model="hearing", file=("speech.webm", recorded))
+    assert heard.usage.seconds == 1
+
+
 @pytest.mark.parametrize(
     ("more", "error", "param"),
     [

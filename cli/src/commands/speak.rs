@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use clap::{Args, ValueEnum};
-use qhx::{SpeakOptions, Speaker, pcm16, wav_header};
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use qhx::{AUDIO_FORMATS, AudioFormat, SpeakOptions, Speaker, encode_audio, pcm16, wav_header};
 use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use qhx_core::dump::Dump;
 use serde_json::json;
@@ -22,14 +23,14 @@ use crate::{Status, prompt, session};
 const EXAMPLES: &str = "\
 Examples:
   qhx speak kokoro/v81 'It is raining.' -o rain.wav
-  qhx speak kokoro/v81 - -o book.wav --voice bf_emma --speed 1.2 < chapter.txt
+  qhx speak kokoro/v81 - -o book.mp3 --voice bf_emma --speed 1.2 < chapter.txt
   qhx speak kokoro/v81 'Streams as it is made.' -o - | aplay -q
   qhx speak kokoro/v81 'həlˈO wˈɜɹld!' --phonemes -o hello.wav";
 
 /// Say a text
 ///
-/// The audio is mono, 16 bits, a WAV file at the model's rate. With `-o -` it goes to standard output sentence by
-/// sentence, as each is made. Words become phonemes by the lexicon of the bundle, or one that is given, and by rules of
+/// The audio is mono, at the model's rate, in the format of the file's extension, and else a WAV file of 16 bits. With
+/// `-o -` WAV and PCM go to standard output sentence by sentence, as each is made. Words become phonemes by the lexicon of the bundle, or one that is given, and by rules of
 /// English letters where it lacks them. Voices are listed by `qhx inspect`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -54,9 +55,9 @@ pub(crate) struct SpeakArgs {
     /// given several times
     #[arg(long, value_name = "FILE")]
     pub lexicon: Vec<PathBuf>,
-    /// The form of the audio
-    #[arg(long, value_enum, default_value_t)]
-    pub format: Format,
+    /// The format of the audio [default: that of the file's extension, or wav]
+    #[arg(long, value_name = "FORMAT", value_parser = formats())]
+    pub format: Option<AudioFormat>,
     /// Print one JSON object with the length of the audio and the words that no lexicon has
     #[arg(long)]
     pub json: bool,
@@ -69,14 +70,17 @@ pub(crate) struct SpeakArgs {
     pub backend: BackendArgs,
 }
 
-/// The form of the audio.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub(crate) enum Format {
-    /// A WAV file
-    #[default]
-    Wav,
-    /// Samples without a header: mono, signed 16 bits, little-endian
-    Pcm,
+/// Parser of the names of formats.
+fn formats() -> impl TypedValueParser<Value = AudioFormat> {
+    let names = PossibleValuesParser::new(AUDIO_FORMATS.map(|(name, _)| name));
+    names.try_map(|name| AudioFormat::named(&name).ok_or("an unknown format"))
+}
+
+impl SpeakArgs {
+    fn format(&self) -> AudioFormat {
+        let extension = self.output.extension().and_then(|extension| extension.to_str());
+        self.format.or_else(|| AudioFormat::named(extension?)).unwrap_or(AudioFormat::Wav)
+    }
 }
 
 /// Target of the audio.
@@ -130,16 +134,26 @@ pub(crate) fn run(args: &SpeakArgs, app: &mut App, tracing: Option<&Tracing>) ->
             Target::File(file, &args.output)
         }
     };
-    let (start, mut first, mut samples) = (Instant::now(), None, 0);
+    let format = args.format();
+    let (start, mut first, mut samples, mut waiting) = (Instant::now(), None, 0, Vec::new());
     let spoken = speaker.speak_with(&text, &options, &ticket, |part| {
-        if first.is_none() && args.format == Format::Wav {
+        if first.is_none() && format == AudioFormat::Wav {
             target.write(&wav_header(rate, None))?;
         }
         first.get_or_insert_with(|| start.elapsed());
         samples += part.len();
-        target.write(&pcm16(part))
+        match format {
+            AudioFormat::Wav | AudioFormat::Pcm => target.write(&pcm16(part)),
+            _ => {
+                waiting.extend_from_slice(part);
+                Ok(())
+            }
+        }
     });
-    if let (Target::File(file, path), Format::Wav, true) = (&mut target, args.format, samples > 0) {
+    if !waiting.is_empty() {
+        target.write(&encode_audio(&waiting, rate, format)?)?;
+    }
+    if let (Target::File(file, path), AudioFormat::Wav, true) = (&mut target, format, samples > 0) {
         // The length is known now, also of what was cut short.
         let written = file
             .seek(SeekFrom::Start(0))

@@ -60,6 +60,21 @@ fn a_text_becomes_a_file_by_its_lexicon_and_voice() {
     assert_eq!(std::fs::read(&file).unwrap(), first);
     speak(folder.path(), &bundle, &["Hello worlds.", "-o", &out, "--voice", "bm_two"]).ok();
     assert_ne!(std::fs::read(&file).unwrap(), first);
+    // The extension says what the file is, unless the format is given.
+    let begins: [(&str, &[&str], &[u8]); 5] = [
+        ("out.mp3", &[], b"\xff"),
+        ("out.OPUS", &[], b"OggS"),
+        ("out.flac", &[], b"fLaC"),
+        ("out.aac", &[], b"\xff\xf1"),
+        ("out.mp3", &["--format", "wav"], b"RIFF"),
+    ];
+    for (name, more, begin) in begins {
+        let out = folder.path().join(name);
+        let named = out.display().to_string();
+        let words = [&["Hello worlds.", "-o", &named][..], more].concat();
+        speak(folder.path(), &bundle, &words).ok();
+        assert!(std::fs::read(&out).unwrap().starts_with(begin), "{name}");
+    }
 }
 
 #[test]

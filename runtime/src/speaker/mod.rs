@@ -7,7 +7,6 @@ mod lexicon;
 mod numbers;
 mod phonemes;
 mod rules;
-mod wave;
 
 use std::path::Path;
 
@@ -16,7 +15,6 @@ use qhx_core::engine::{Model, Prompt};
 use qhx_core::manifest::Speech;
 
 pub use lexicon::Lexicon;
-pub use wave::{WAV_HEADER, pcm16, wav_header};
 
 /// Speeds that a text may have.
 const SPEEDS: std::ops::RangeInclusive<f32> = 0.25..=4.0;

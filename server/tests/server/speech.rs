@@ -11,7 +11,7 @@ const SPEECH: &str = "/v1/audio/speech";
 fn a_text_becomes_audio_in_each_format() {
     let running = Running::start(options([("speaking", speaking())]));
     let client = &running.client;
-    let body = json!({"model": "speaking", "input": "Hello there.", "voice": "bm_two"});
+    let body = json!({"model": "speaking", "input": "Hello there.", "voice": "bm_two", "response_format": "wav"});
     let wav = client.post(SPEECH, &body).status(200);
     assert_eq!(wav.header("content-type"), Some("audio/wav"));
     let bytes = wav.body.clone();
@@ -24,6 +24,25 @@ fn a_text_becomes_audio_in_each_format() {
     let pcm = ask(json!({"response_format": "pcm"})).status(200);
     assert_eq!(pcm.header("content-type"), Some("audio/pcm"));
     assert_eq!(pcm.body, bytes[44..], "the same samples without a header");
+    let seconds = |bytes: Vec<u8>| {
+        let source = qhx::Source::Bytes { name: "answer".to_owned(), bytes };
+        let rules = qhx_media::AudioRules::default();
+        let audio = qhx_media::decode_audio(&source, &rules, &qhx::Limits::default()).unwrap();
+        audio.samples.len() as f64 / f64::from(audio.rate)
+    };
+    let length = seconds(bytes.clone());
+    for (format, kind) in [
+        (json!(null), "audio/mpeg"),
+        (json!("mp3"), "audio/mpeg"),
+        (json!("opus"), "audio/ogg"),
+        (json!("flac"), "audio/flac"),
+        (json!("aac"), "audio/aac"),
+    ] {
+        let found = ask(json!({"response_format": format})).status(200);
+        assert_eq!(found.header("content-type"), Some(kind), "{format}");
+        // AAC has the encoder's delay in front.
+        assert!((seconds(found.body) - length).abs() < 0.13, "{format}");
+    }
     let fast = ask(json!({"speed": 2.0})).status(200);
     assert!(fast.body.len() < bytes.len(), "{} {}", fast.body.len(), bytes.len());
     for (more, param) in [
@@ -31,10 +50,11 @@ fn a_text_becomes_audio_in_each_format() {
         (json!({"input": "a".repeat(4097)}), "input"),
         (json!({"voice": "zoe"}), "voice"),
         (json!({"speed": 0}), "speed"),
-        (json!({"response_format": "mp3"}), "response_format"),
+        (json!({"response_format": "wma"}), "response_format"),
     ] {
         ask(more).refuses(400, "param", param);
     }
+    ask(json!({"response_format": "wma"})).status(400).says("wav, pcm, flac, mp3, opus, aac");
     ask(json!({"voice": "zoe"})).status(400).says("it has af_one, bm_two");
     // OpenAI's voices stand for the model's.
     for (voice, own) in [("alloy", "af_one"), ("ash", "bm_two"), ("verse", "af_one")] {
