@@ -73,7 +73,7 @@ pub use runtime::{Runtime, RuntimeBuilder};
 pub use settings::{BackendChoice, DecodeOn, DeviceOptions};
 pub use speaker::{Lexicon, SpeakOptions, Speaker, Spoken};
 pub use transcriber::{
-    Chunk, Live, Note, TIMES, Times, TranscribeEvent, TranscribeLimits, TranscribeOptions,
+    Chunk, Live, Note, Scores, TIMES, Times, TranscribeEvent, TranscribeLimits, TranscribeOptions,
     Transcriber, Transcript, srt, vtt,
 };
 

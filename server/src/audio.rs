@@ -15,9 +15,13 @@ use crate::pending::Pending;
 use crate::queue::{Update, Work};
 use crate::registry::Ability;
 use crate::request::Context;
+use crate::request_metrics::Tally;
+use crate::sse::{self, Events, Progress};
 
 /// The field that asks for times of words.
 pub(crate) const GRANULARITIES: &str = "timestamp_granularities[]";
+/// The field that asks for more about the tokens.
+const INCLUDE: &str = "include[]";
 /// Names of the tasks.
 const TRANSCRIBE: &str = "transcribe";
 const TRANSLATE: &str = "translate";
@@ -46,6 +50,7 @@ struct Form {
     temperature: Option<f32>,
     format: Option<Format>,
     granularities: Granularities,
+    stream: bool,
 }
 
 /// Which times are asked for, by the names of the API; segments where none are.
@@ -93,11 +98,14 @@ async fn hear(context: Context, request: Request, task: &'static str) -> Result<
         .with_prompt(form.prompt.clone())
         .with_times(if form.granularities.word { Times::Word } else { Times::Segment })
         .with_limits(limits);
-    let work = Work::Transcribe { source, options: Box::new(options) };
-    let pending = Pending::submit(&context, &model, Vec::new(), context.ticket(), work)?;
+    let work = Work::Transcribe { source, options: Box::new(options), streams: form.stream };
+    let mut pending = Pending::submit(&context, &model, Vec::new(), context.ticket(), work)?;
+    if form.stream {
+        pending.begun(context.shared.options.heartbeat).await?;
+        return Ok(sse::respond(&context, pending, Hearing, Events::default()));
+    }
     let Update::Transcribed(transcript) = pending.only().await? else { return Err(broken()) };
-    let tokens = transcript.chunks.iter().map(|chunk| chunk.tokens).sum();
-    context.tally.update(|record| record.completion_tokens = tokens);
+    note(&context.tally, &transcript);
     let transcript = &transcript;
     Ok(match form.format.unwrap_or(Format::Json) {
         Format::Json => json_response(StatusCode::OK, &brief(transcript)),
@@ -106,6 +114,38 @@ async fn hear(context: Context, request: Request, task: &'static str) -> Result<
         Format::Srt => text(srt(transcript), "application/x-subrip; charset=utf-8"),
         Format::Vtt => text(vtt(transcript), "text/vtt; charset=utf-8"),
     })
+}
+
+fn note(tally: &Tally, transcript: &Transcript) {
+    let tokens = transcript.chunks.iter().map(|chunk| chunk.tokens).sum();
+    tally.update(|record| record.completion_tokens = tokens);
+}
+
+/// A transcript that comes as it is known.
+struct Hearing;
+
+impl Progress for Hearing {
+    fn take(&mut self, update: Option<Update>, events: &mut Events, tally: &Tally) -> Result<bool> {
+        match update {
+            Some(Update::Heard(delta)) => {
+                events.data(&json!({"type": "transcript.text.delta", "delta": delta}));
+                Ok(false)
+            }
+            Some(Update::Transcribed(transcript)) => {
+                note(tally, &transcript);
+                let mut done = brief(&transcript);
+                done["type"] = "transcript.text.done".into();
+                events.data(&done);
+                Ok(true)
+            }
+            Some(Update::Failed(error)) => Err(error),
+            _ => Err(broken()),
+        }
+    }
+
+    fn failed(&mut self, error: &ApiError, events: &mut Events) {
+        events.data(&error.json());
+    }
 }
 
 impl Form {
@@ -148,6 +188,21 @@ impl Form {
                         ApiError::bad("temperature", message).code("invalid_value")
                     })?);
                 }
+                "stream" => {
+                    form.stream = value.trim().to_lowercase().parse().map_err(|_| {
+                        ApiError::bad("stream", "expected true or false").code("invalid_value")
+                    })?;
+                }
+                INCLUDE | "include" => {
+                    let message = format!("{value:?} is not given by this server");
+                    return Err(ApiError::bad(INCLUDE, message).code("unsupported_parameter"));
+                }
+                // Long audio is always cut by the server, at what the model says of times.
+                "chunking_strategy" if value.trim() == "auto" => {}
+                "chunking_strategy" => {
+                    let error = ApiError::bad("chunking_strategy", "expected auto");
+                    return Err(error.code("unsupported_parameter"));
+                }
                 "response_format" => form.format = Some(Format::read(&value)?),
                 GRANULARITIES | "timestamp_granularities" => match value.as_str() {
                     "word" => form.granularities.word = true,
@@ -163,6 +218,10 @@ impl Form {
         let Granularities { word, segment } = form.granularities;
         if (word || segment) && form.format != Some(Format::Verbose) {
             let error = ApiError::bad(GRANULARITIES, "expected response_format verbose_json, too");
+            return Err(error.code("invalid_value"));
+        }
+        if form.stream && !matches!(form.format, None | Some(Format::Json | Format::Text)) {
+            let error = ApiError::bad("stream", "expected response_format json or text with it");
             return Err(error.code("invalid_value"));
         }
         Ok(form)
@@ -196,7 +255,22 @@ fn brief(transcript: &Transcript) -> Value {
 
 /// With the segments of a model that gives times, and else the chunks, and with words where they are asked for.
 fn verbose(transcript: &Transcript, form: &Form, task: &str) -> Value {
-    let segment = |(id, chunk): (usize, &Chunk)| json!({"id": id, "start": millis(chunk.start), "end": millis(chunk.end), "text": chunk.text, "tokens": chunk.ids});
+    let segment = |(id, chunk): (usize, &Chunk)| {
+        let scores = chunk.scores.as_ref();
+        json!({
+            "id": id,
+            // In hundredths of a second, as Whisper's own program counts frames.
+            "seek": scores.map(|scores| (scores.seek * 100.0).round() as u64),
+            "start": millis(chunk.start),
+            "end": millis(chunk.end),
+            "text": chunk.text,
+            "tokens": chunk.ids,
+            "temperature": scores.map(|scores| millis(f64::from(scores.temperature))),
+            "avg_logprob": scores.map(|scores| scores.avg_logprob),
+            "compression_ratio": scores.map(|scores| scores.compression_ratio),
+            "no_speech_prob": scores.and_then(|scores| scores.no_speech_prob),
+        })
+    };
     let word = |word: &Chunk| json!({"word": word.text, "start": millis(word.start), "end": millis(word.end)});
     let Granularities { word: words, segment: segments } = form.granularities;
     let mut json = brief(transcript);

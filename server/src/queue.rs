@@ -97,6 +97,8 @@ pub(crate) enum Work {
     Transcribe {
         source: Source,
         options: Box<qhx::TranscribeOptions>,
+        /// The text comes as it is known.
+        streams: bool,
     },
     /// A text to an audio file.
     Speak { text: String, options: qhx::SpeakOptions, format: qhx::AudioFormat },
@@ -150,6 +152,8 @@ pub(crate) enum Update {
         vectors: Vec<Vec<f32>>,
         tokens: usize,
     },
+    /// A part of a transcript's text.
+    Heard(String),
     Transcribed(Box<Transcript>),
     Spoken(Vec<u8>),
     Ranked {

@@ -17,6 +17,7 @@ use crate::answer::{Answers, Step};
 use crate::error::{ApiError, Result, broken};
 use crate::generation_request::GenerationRequest;
 use crate::pending::Pending;
+use crate::queue::Update;
 use crate::request;
 use crate::request_metrics::Tally;
 
@@ -62,44 +63,77 @@ pub(crate) trait Writer: Send + Unpin + 'static {
     fn failed(&mut self, error: &ApiError, events: &mut Events);
 }
 
-/// A stream under way. Once it is dropped, the work ends.
-struct Stream<W> {
-    pending: Pending,
+/// What becomes of a job's updates in a stream.
+pub(crate) trait Progress: Send + Unpin + 'static {
+    /// Media type of the stream.
+    const KIND: &'static str = "text/event-stream; charset=utf-8";
+    /// Sent while nothing happens, to show that the connection is alive.
+    const PING: Option<&'static str> = Some(": ping\n\n");
+    /// Writes the events of an update, or, without one, of the end. True if the stream is over.
+    ///
+    /// # Errors
+    /// When the job failed.
+    fn take(&mut self, update: Option<Update>, events: &mut Events, tally: &Tally) -> Result<bool>;
+    /// The end of a stream that failed.
+    fn failed(&mut self, error: &ApiError, events: &mut Events);
+}
+
+/// Answers, and the writer of their events.
+struct Writing<W> {
     answers: Answers,
     writer: W,
+}
+
+impl<W: Writer> Progress for Writing<W> {
+    const KIND: &'static str = W::KIND;
+    const PING: Option<&'static str> = W::PING;
+
+    fn take(&mut self, update: Option<Update>, events: &mut Events, tally: &Tally) -> Result<bool> {
+        let Self { answers, writer } = self;
+        let step = match update {
+            Some(update) => answers.take(update),
+            None if answers.are_over() => {
+                writer.end(answers, events);
+                return Ok(true);
+            }
+            None => Err(broken()),
+        };
+        answers.note(tally);
+        if let Some(step) = step? {
+            writer.step(&step, answers, events);
+            answers.note(tally);
+        }
+        Ok(false)
+    }
+
+    fn failed(&mut self, error: &ApiError, events: &mut Events) {
+        self.writer.failed(error, events);
+    }
+}
+
+/// A stream under way. Once it is dropped, the work ends.
+struct Stream<P> {
+    pending: Pending,
+    progress: P,
     events: Events,
     heartbeat: Interval,
     over: bool,
     tally: Arc<Tally>,
 }
 
-impl<W: Writer> Stream<W> {
-    fn update(&mut self, update: Option<crate::queue::Update>) {
-        let Self { answers, writer, events, .. } = self;
-        let result = match update {
-            Some(update) => answers.take(update),
-            None if answers.are_over() => {
-                writer.end(answers, events);
-                self.over = true;
-                return;
-            }
-            None => Err(broken()),
-        };
-        match result {
-            Ok(Some(step)) => writer.step(&step, answers, events),
-            Ok(None) => {}
-            Err(error) => {
-                let reason = error.reason();
-                self.tally.update(|record| record.error = Some(reason));
-                writer.failed(&error, events);
-                self.over = true;
-            }
-        }
-        answers.note(&self.tally);
+impl<P: Progress> Stream<P> {
+    fn update(&mut self, update: Option<Update>) {
+        let taken = self.progress.take(update, &mut self.events, &self.tally);
+        self.over = taken.unwrap_or_else(|error| {
+            let reason = error.reason();
+            self.tally.update(|record| record.error = Some(reason));
+            self.progress.failed(&error, &mut self.events);
+            true
+        });
     }
 }
 
-impl<W: Writer> http_body::Body for Stream<W> {
+impl<P: Progress> http_body::Body for Stream<P> {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -119,7 +153,7 @@ impl<W: Writer> http_body::Body for Stream<W> {
             if let Poll::Ready(update) = this.pending.poll_next(cx) {
                 this.update(update);
             } else if this.heartbeat.poll_tick(cx).is_ready() {
-                W::PING.into_iter().for_each(|ping| this.events.text(ping));
+                P::PING.into_iter().for_each(|ping| this.events.text(ping));
             } else {
                 return Poll::Pending;
             }
@@ -134,16 +168,25 @@ pub(crate) async fn stream<W: Writer>(
     mut writer: W,
 ) -> Result<Response> {
     let GenerationRequest { mut pending, answers, .. } = asked;
-    let every = context.shared.options.heartbeat;
-    pending.begun(every).await?;
+    pending.begun(context.shared.options.heartbeat).await?;
     let mut events = Events::default();
     writer.begin(&mut events);
-    let mut heartbeat = interval(every);
+    Ok(respond(context, pending, Writing { answers, writer }, events))
+}
+
+/// The response that streams a job's updates, behind the first events.
+pub(crate) fn respond<P: Progress>(
+    context: &request::Context,
+    pending: Pending,
+    progress: P,
+    events: Events,
+) -> Response {
+    let mut heartbeat = interval(context.shared.options.heartbeat);
     heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     heartbeat.reset();
     let tally = Arc::clone(&context.tally);
-    let stream = Stream { pending, answers, writer, events, heartbeat, over: false, tally };
+    let stream = Stream { pending, progress, events, heartbeat, over: false, tally };
     let headers =
-        [(header::CONTENT_TYPE, W::KIND), (header::CACHE_CONTROL, "no-cache"), (BUFFERING, "no")];
-    Ok((headers, Body::new(stream)).into_response())
+        [(header::CONTENT_TYPE, P::KIND), (header::CACHE_CONTROL, "no-cache"), (BUFFERING, "no")];
+    (headers, Body::new(stream)).into_response()
 }

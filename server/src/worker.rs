@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 
 use qhx::{
     AudioFormat, CancelToken, Embedder, Engine, Error, ErrorKind, Event, FinishReason, Model,
-    Prompt, Request, Result, Scoring, Source, SpeakOptions, Times,
+    Prompt, Request, Result, Scoring, Source, SpeakOptions, Times, TranscribeEvent,
     TranscribeOptions, Transcriber, catch_panic, encode_audio,
 };
 
@@ -111,13 +111,17 @@ fn perform(engine: &mut Engine, job: &mut Job) -> Result<()> {
         Work::Embed { inputs, truncate, packs } => {
             embed(engine.embedder_mut()?, inputs, (*truncate, *packs), ticket)?
         }
-        Work::Transcribe { source, options } => {
+        Work::Transcribe { source, options, streams } => {
             let transcriber = engine.transcriber_mut()?;
             match transcriber.finds_words() {
                 Err(e) if options.times == Times::Word => {
                     Update::Failed(ApiError::of_model(&e, &job.model.name).param(GRANULARITIES))
                 }
-                _ => transcribe(transcriber, source, options, ticket)?,
+                _ => transcribe(transcriber, source, options, ticket, |text| {
+                    if *streams && !updates.send(Update::Heard(text.to_owned())) {
+                        ticket.cancel();
+                    }
+                })?,
             }
         }
         Work::Speak { text, options, format } => speak(engine, text, options, *format, ticket)?,
@@ -227,9 +231,14 @@ fn transcribe(
     source: &Source,
     options: &TranscribeOptions,
     ticket: &CancelToken,
+    mut heard: impl FnMut(&str),
 ) -> Result<Update> {
     transcriber.set_options(&transcriber.fitting(options))?;
-    let transcript = transcriber.transcribe_with(source, ticket, |_| {})?;
+    let transcript = transcriber.transcribe_with(source, ticket, |event| {
+        if let TranscribeEvent::Text(text) = event {
+            heard(text);
+        }
+    })?;
     if transcript.cancelled {
         return Err(cancelled());
     }
@@ -240,6 +249,7 @@ fn speak(
     engine: &mut Engine,
     text: &str,
     options: &SpeakOptions,
+    format: AudioFormat,
     ticket: &CancelToken,
 ) -> Result<Update> {
     let speaker = engine.speaker_mut()?;
@@ -249,7 +259,6 @@ fn speak(
         Ok(())
     })?;
     if spoken.cancelled {
-    format: AudioFormat,
         return Err(cancelled());
     }
     Ok(Update::Spoken(encode_audio(&samples, speaker.rate(), format)?))

@@ -135,6 +135,21 @@ def test_a_response_is_made_and_streamed(client, sky):
     assert json.loads(response.output[0].arguments) == {"city": "Bonn"}
 
 
+def test_a_recording_is_transcribed(audio_client):
+    whole = (FIXTURES / "whisper-tiny" / "long.wav").read_bytes()
+    ask = {"model": "hearing", "file": ("long.wav", whole), "temperature": 0}
+    heard = audio_client.audio.transcriptions.create(**ask, response_format="verbose_json")
+    for segment in heard.segments:
+        assert -1 < segment.avg_logprob < 0 and 0 <= segment.no_speech_prob < 1, segment
+        assert segment.compression_ratio > 0 and segment.temperature >= 0, segment
+    seeks = [segment.seek for segment in heard.segments]
+    assert seeks == sorted(seeks) and seeks[-1] > 0
+    *deltas, done = audio_client.audio.transcriptions.create(**ask, stream=True)
+    assert (done.type, done.text) == ("transcript.text.done", heard.text)
+    assert {delta.type for delta in deltas} == {"transcript.text.delta"} and len(deltas) > 1
+    assert "".join(delta.delta for delta in deltas) == heard.text
+
+
 def test_a_text_is_spoken_in_each_format(audio_client, tmp_path):
     ask = {"model": "speaking", "voice": "alloy", "input": "Hello there."}
     begins = {"mp3": b"\xff", "opus": b"OggS", "flac": b"fLaC", "aac": b"\xff\xf1", "wav": b"RIFF"}

@@ -255,12 +255,20 @@ fn standard_input(rate: u32) -> Result<Input> {
 /// A transcript for programs.
 fn report(name: &str, transcript: &Transcript) -> Value {
     let chunk = |chunk: &Chunk| {
-        json!({
+        let mut report = json!({
             "start": round(chunk.start),
             "end": round(chunk.end),
             "text": chunk.text,
             "finish_reason": chunk.finish_reason,
-        })
+        });
+        if let Some(scores) = &chunk.scores {
+            report["seek"] = json!(round(scores.seek));
+            report["temperature"] = json!(round(f64::from(scores.temperature)));
+            report["avg_logprob"] = json!(scores.avg_logprob);
+            report["compression_ratio"] = json!(scores.compression_ratio);
+            report["no_speech_prob"] = json!(scores.no_speech_prob);
+        }
+        report
     };
     let pieces = if transcript.words.is_empty() { &transcript.chunks } else { &transcript.words };
     let mut report = json!({

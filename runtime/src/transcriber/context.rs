@@ -9,6 +9,8 @@ use super::{Chunk, Live, Said, Times, TranscribeEvent, Transcriber, Transcript, 
 
 /// Seconds of silence behind which something else is said.
 const PAUSE: f64 = 1.0;
+/// Tokens before a text that it is decoded with.
+const TAIL: usize = 16;
 /// Characters that end a sentence.
 const ENDS: [char; 4] = ['.', '?', '!', '…'];
 
@@ -33,7 +35,7 @@ impl Transcriber {
                 window as f64 / rate
             );
         };
-        let (mut transcript, mut ids) = (Transcript::default(), Vec::new());
+        let (mut transcript, mut ids) = (Transcript::default(), Vec::<u32>::new());
         let mut open = Open::default();
         let mut start = 0;
         loop {
@@ -73,7 +75,16 @@ impl Transcriber {
             }
             for chunk in sentences(words) {
                 on_event(TranscribeEvent::Done(&chunk));
+                // A token's text may depend on those before it.
+                let tail = ids.len().saturating_sub(TAIL);
+                let before = self.decoded(ids.get(tail..).unwrap_or_default())?.len();
                 ids.extend(&chunk.ids);
+                let text = self.decoded(ids.get(tail..).unwrap_or_default())?;
+                let new = text.get(before..).unwrap_or_default();
+                let new = if tail == 0 && before == 0 { new.trim_start() } else { new };
+                if !new.is_empty() {
+                    on_event(TranscribeEvent::Text(new));
+                }
                 transcript.chunks.push(chunk);
             }
             if ended {
@@ -173,7 +184,8 @@ mod tests {
 
     fn word(text: &str, start: f64) -> Chunk {
         let (end, text) = (start + 0.4, text.to_owned());
-        Chunk { start, end, text, finish_reason: FinishReason::Eos, tokens: 1, ids: vec![7] }
+        let ids = vec![7];
+        Chunk { start, end, text, finish_reason: FinishReason::Eos, tokens: 1, ids, scores: None }
     }
 
     #[test]

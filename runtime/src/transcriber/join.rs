@@ -16,6 +16,11 @@ pub(super) fn join(whole: &mut String, next: &str, max: usize) {
     *whole = words.collect::<Vec<_>>().join(" ");
 }
 
+/// End of the words that no further chunk changes: the last ones may be damaged.
+pub(super) fn settled(whole: &str) -> usize {
+    whole.rmatch_indices(' ').nth(DAMAGED - 1).map_or(0, |(at, _)| at)
+}
+
 /// Number of words of `before` to keep, and of `words` to skip; the overlap holds at most `max`.
 fn border(before: &[String], words: &[&str], max: usize) -> (usize, usize) {
     let bare = |word: &str| {

@@ -82,9 +82,14 @@ fn compression(tokens: &[u32], vocab: usize) -> f64 {
     let width = ((vocab.max(2) as f64).log2() / 8.0) as usize + 1;
     let bytes: Vec<u8> =
         tokens.iter().flat_map(|id| id.to_le_bytes().into_iter().take(width)).collect();
+    ratio(&bytes)
+}
+
+/// Ratio of the number of bytes to that of the same bytes compressed.
+pub(super) fn ratio(bytes: &[u8]) -> f64 {
     let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
     // Writing to memory does not fail.
-    let deflated = encoder.write_all(&bytes).and_then(|()| encoder.finish());
+    let deflated = encoder.write_all(bytes).and_then(|()| encoder.finish());
     bytes.len() as f64 / deflated.map_or(1, |bytes| bytes.len()).max(1) as f64
 }
 

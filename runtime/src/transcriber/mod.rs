@@ -141,6 +141,26 @@ pub struct Chunk {
     pub tokens: usize,
     /// These tokens, with those that are times.
     pub ids: Vec<u32>,
+    /// Scores of the window that it is a part of, where the model is led by times.
+    pub scores: Option<Scores>,
+}
+
+/// How sure a model is of a window's words, as Whisper's own program (`transcribe.py` of `openai-whisper`) says for each
+/// segment.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct Scores {
+    /// Start of the window in seconds.
+    pub seek: f64,
+    /// Temperature at which its words were drawn.
+    pub temperature: f32,
+    /// Mean log-probability of its tokens, the ending one included.
+    pub avg_logprob: f64,
+    /// Ratio of its text's bytes to those of the same text deflated. Of texts that repeat themselves, zlib's ratio is up
+    /// to a fifth larger.
+    pub compression_ratio: f64,
+    /// Probability that nobody speaks; `None` for a model that has no token for it.
+    pub no_speech_prob: Option<f64>,
 }
 
 /// Transcript of an audio clip.
@@ -211,6 +231,8 @@ pub enum TranscribeEvent<'a> {
     Token,
     /// A chunk is transcribed.
     Done(&'a Chunk),
+    /// Text that will not change any more. All of these, one behind the other, are [`Transcript::text`].
+    Text(&'a str),
 }
 
 /// A model that transcribes audio.
@@ -448,7 +470,7 @@ impl Transcriber {
                 overlap: seconds(longest / OVERLAP),
             });
         }
-        let (mut behind, mut rate) = (0, WORDS_A_SECOND);
+        let (mut behind, mut rate, mut settled) = (0, WORDS_A_SECOND, Settled::default());
         for range in chunks {
             let Range { start, end } = range.clone();
             let overlap = seconds(behind.max(start) - start);
@@ -471,16 +493,18 @@ impl Transcriber {
             join(&mut transcript.text, text, (overlap * fastest).ceil() as usize);
             transcript.language = transcript.language.take().or(language);
             transcript.note([start, end], found);
-            let whole =
-                Chunk { start, end, text: text.to_owned(), finish_reason, tokens: ids.len(), ids };
+            let (text, tokens) = (text.to_owned(), ids.len());
+            let whole = Chunk { start, end, text, finish_reason, tokens, ids, scores: None };
             transcript.words.extend(self.timed(&whole, &times)?);
             on_event(TranscribeEvent::Done(&whole));
             transcript.chunks.push(whole);
+            settled.until(&transcript.text, join::settled(&transcript.text), &mut on_event);
             transcript.cancelled = finish_reason == FinishReason::Cancelled;
             if transcript.cancelled {
                 break;
             }
         }
+        settled.until(&transcript.text, transcript.text.len(), &mut on_event);
         Ok(transcript)
     }
 
@@ -605,6 +629,20 @@ fn most(step: usize, all: usize, takes: &mut dyn FnMut(usize) -> Result<()>) -> 
         }
     }
     Ok(taken.min(all))
+}
+
+/// The bytes of a transcript's text that were given out.
+#[derive(Debug, Default)]
+struct Settled(usize);
+
+impl Settled {
+    /// Gives out the text up to byte `end`.
+    fn until(&mut self, text: &str, end: usize, on_event: &mut impl FnMut(TranscribeEvent<'_>)) {
+        if let Some(new) = text.get(self.0..end).filter(|new| !new.is_empty()) {
+            on_event(TranscribeEvent::Text(new));
+            self.0 = end;
+        }
+    }
 }
 
 /// Words and findings of a chunk.

@@ -11,10 +11,10 @@ use qhx_core::manifest::{TimeTokens, Transcription};
 use qhx_core::op::Segment;
 use qhx_types::Media;
 
-use super::limits::Verdict;
+use super::limits::{Verdict, ratio};
 use super::{
-    Chunk, Found, Live, STEPS_A_SECOND, Times, TranscribeEvent, Transcriber, Transcript, media,
-    most,
+    Chunk, Found, Live, STEPS_A_SECOND, Scores, Settled, Times, TranscribeEvent, Transcriber,
+    Transcript, media, most,
 };
 
 /// Seconds that a window is looked for up to.
@@ -83,7 +83,7 @@ impl Transcriber {
         let mut before: Vec<u32> = Vec::new();
         // Samples before the window.
         let mut seek = 0;
-        let mut shown = false;
+        let (mut shown, mut settled) = (false, Settled::default());
         loop {
             while live.samples.len() < seek + window && !cancel.is_cancelled() && live.read()? {}
             let all = live.samples.len();
@@ -112,7 +112,9 @@ impl Transcriber {
                 seek += here;
                 continue;
             };
-            let WindowSaid { ids, finish_reason, wild, found, spoken_at } = said;
+            let WindowSaid { ids, finish_reason, wild, found, spoken_at, scores } = said;
+            let scores = scores
+                .map(|scores| Scores { seek: seek as f64 / f64::from(rate.max(1)), ..scores });
             transcript
                 .note([seek, seek + here].map(|at| at as f64 / f64::from(rate.max(1))), found);
             let (spoken, next) = parts(&ids, times, (here / step) as u32);
@@ -147,9 +149,13 @@ impl Transcriber {
                     transcript.words.extend(words);
                 }
                 let (tokens, ids) = (part.ids.len(), part.ids);
-                let chunk = Chunk { start, end, text, finish_reason, tokens, ids };
+                let chunk = Chunk { start, end, text, finish_reason, tokens, ids, scores };
                 on_event(TranscribeEvent::Done(&chunk));
                 transcript.chunks.push(chunk);
+                // White space around the whole is no part of it.
+                let all = &transcript.text;
+                settled.0 = settled.0.max(all.len() - all.trim_start().len());
+                settled.until(all, all.trim_end().len(), &mut on_event);
             }
             if finish_reason == FinishReason::Cancelled || cancel.is_cancelled() {
                 transcript.cancelled = true;
@@ -199,7 +205,7 @@ impl Transcriber {
         };
         let limits = self.options.limits.clone();
         let listens = transcript.language.is_none() && !languages.is_empty();
-        let mut silence = 0.0;
+        let mut silence = None;
         if listens || (limits.no_speech.is_some() && no_speech.is_some()) {
             let vocab = self.model.info().vocab as u32;
             let all: Vec<u32> = (0..vocab).collect();
@@ -210,7 +216,7 @@ impl Transcriber {
                 logits => logits?,
             };
             let of = |id: u32| logits.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);
-            silence = no_speech.map_or(0.0, |id| share(&logits, of(id)));
+            silence = no_speech.map(|id| share(&logits, of(id)));
             if listens {
                 let likeliest = languages.iter().max_by(|a, b| of(*a.1).total_cmp(&of(*b.1)));
                 transcript.language = likeliest.map(|(code, _)| code.clone());
@@ -236,7 +242,7 @@ impl Transcriber {
             let Generation { mut tokens, logprobs, finish_reason, .. } = run.finish()?;
             let sum: f64 = logprobs.iter().map(|one| f64::from(one.logprob)).sum();
             let mean = sum / tokens.len().max(1) as f64;
-            let verdict = limits.judge(&tokens, vocab, mean, silence);
+            let verdict = limits.judge(&tokens, vocab, mean, silence.unwrap_or(0.0));
             if times.is_some_and(|times| tokens.last() == Some(&times.end)) {
                 tokens.pop();
             }
@@ -245,8 +251,19 @@ impl Transcriber {
             }
             let ended = finish_reason == FinishReason::Cancelled || verdict == Verdict::Keep;
             let (found, wild) = (self.found(finish_reason)?, temperature >= WILD);
-            let spoken_at = Vec::new();
-            said = Some(WindowSaid { ids: tokens, finish_reason, wild, found, spoken_at });
+            let words: Vec<u32> = match times {
+                Some(times) => tokens.iter().copied().filter(|id| *id < times.end).collect(),
+                None => tokens.clone(),
+            };
+            let scores = Some(Scores {
+                seek: 0.0,
+                temperature,
+                avg_logprob: mean,
+                compression_ratio: ratio(self.decoded(&words)?.trim().as_bytes()),
+                no_speech_prob: silence,
+            });
+            let (ids, spoken_at) = (tokens, Vec::new());
+            said = Some(WindowSaid { ids, finish_reason, wild, found, spoken_at, scores });
             if ended {
                 break;
             }
@@ -293,12 +310,15 @@ struct WindowSaid {
     found: Found,
     /// Seconds of the window between which each token is spoken; empty unless they are asked for.
     spoken_at: Vec<[f32; 2]>,
+    /// Scores, but for the place of the window; none of one that was cancelled.
+    scores: Option<Scores>,
 }
 
 impl WindowSaid {
     fn cancelled() -> Self {
         let (ids, found, spoken_at) = (Vec::new(), Found::new(), Vec::new());
-        Self { ids, finish_reason: FinishReason::Cancelled, wild: false, found, spoken_at }
+        let finish_reason = FinishReason::Cancelled;
+        Self { ids, finish_reason, wild: false, found, spoken_at, scores: None }
     }
 }
 

@@ -77,7 +77,7 @@ impl Transcriber {
 
 fn word(text: &str, [start, end]: [f64; 2], ids: Vec<u32>) -> Chunk {
     let (text, tokens) = (text.to_owned(), ids.len());
-    Chunk { start, end, text, finish_reason: FinishReason::Eos, tokens, ids }
+    Chunk { start, end, text, finish_reason: FinishReason::Eos, tokens, ids, scores: None }
 }
 
 /// A text, and the number of its tokens.

@@ -247,6 +247,68 @@ fn speech_is_translated_into_english() {
 }
 
 #[test]
+fn segments_have_whispers_scores() {
+    let clip = std::fs::read(qhx_paths::fixture("whisper-tiny/two.wav")).unwrap();
+    let ask = |model, temperature| {
+        let fields =
+            [("model", model), ("response_format", "verbose_json"), ("temperature", temperature)];
+        form(&fields, Some(&clip)).status(200).json()["segments"][0].clone()
+    };
+    let segment = ask("listening", "0");
+    let number = |name: &str| segment[name].as_f64().unwrap_or_else(|| panic!("{segment}"));
+    // It has learnt these words by heart; `transformers` says how likely silence is.
+    assert!((-0.5..0.0).contains(&number("avg_logprob")), "{segment}");
+    let goldens = std::fs::read(qhx_paths::fixture("whisper-tiny/goldens.json")).unwrap();
+    let goldens: Value = serde_json::from_slice(&goldens).unwrap();
+    let silence = goldens["cases"][1]["no_speech"].as_f64().unwrap();
+    assert!((number("no_speech_prob") / silence - 1.0).abs() < 1e-3, "{segment}");
+    assert_eq!((number("temperature"), number("seek")), (0.0, 0.0), "{segment}");
+    // Python's zlib makes 21 bytes of the 17 of "house house bread", the text of all segments.
+    assert!((number("compression_ratio") - 17.0 / 21.0).abs() < 1e-6, "{segment}");
+    assert_eq!(ask("listening", "0.4")["temperature"], 0.4);
+    let other = ask("hearing", "0");
+    for name in ["avg_logprob", "no_speech_prob", "compression_ratio", "temperature", "seek"] {
+        assert!(other.as_object().unwrap().contains_key(name), "{other}");
+        assert!(other[name].is_null(), "{other}");
+    }
+}
+
+#[test]
+fn a_transcript_comes_as_it_is_known() {
+    let [long, noon] = ["whisper-tiny/long.wav", "gemma4-tiny/noon.wav"]
+        .map(|name| std::fs::read(qhx_paths::fixture(name)).unwrap());
+    // The first takes several windows, the other comes at once.
+    for (model, clip, least) in [("listening", &long, 2), ("hearing", &noon, 1)] {
+        let fields = [("model", model), ("temperature", "0")];
+        let whole = form(&fields, Some(clip)).status(200).json();
+        let streamed = form(&[&fields[..], &[("stream", "true")]].concat(), Some(clip)).status(200);
+        assert_eq!(streamed.header("content-type"), Some("text/event-stream; charset=utf-8"));
+        let text = streamed.text();
+        let events = text.lines().filter_map(|line| line.strip_prefix("data: "));
+        let events: Vec<Value> = events.map(|json| serde_json::from_str(json).unwrap()).collect();
+        let (done, deltas) = events.split_last().unwrap();
+        assert_eq!(done["type"], "transcript.text.done");
+        assert_eq!((&done["text"], &done["usage"]), (&whole["text"], &whole["usage"]));
+        assert!(deltas.iter().all(|delta| delta["type"] == "transcript.text.delta"), "{text}");
+        let joined: String = deltas.iter().map(|delta| delta["delta"].as_str().unwrap()).collect();
+        assert_eq!(joined, whole["text"].as_str().unwrap(), "{text}");
+        assert!(deltas.len() >= least, "{model}: {text}");
+    }
+    for (name, value, param) in [
+        ("stream", "perhaps", "stream"),
+        ("include[]", "logprobs", "include[]"),
+        ("chunking_strategy", "{\"type\": \"server_vad\"}", "chunking_strategy"),
+    ] {
+        form(&[("model", "hearing"), (name, value)], Some(&noon)).refuses(400, "param", param);
+    }
+    let fields = [("model", "hearing"), ("stream", "true"), ("response_format", "srt")];
+    form(&fields, Some(&noon)).refuses(400, "param", "stream");
+    // Audio that cannot be read has a status of its own.
+    form(&[("model", "hearing"), ("stream", "true")], Some(b"no audio")).status(400);
+    form(&[("model", "hearing"), ("chunking_strategy", "auto")], Some(&noon)).status(200);
+}
+
+#[test]
 fn words_have_times_where_they_are_asked_for() {
     let clip = std::fs::read(qhx_paths::fixture("whisper-tiny/two.wav")).unwrap();
     let goldens = std::fs::read(qhx_paths::fixture("whisper-tiny/words.json")).unwrap();
