@@ -19,8 +19,8 @@ const KINDS: [(Modality, &str); 3] = [
     ),
     (
         Modality::Audio,
-        "Audio for the prompt: WAV, FLAC, MP3, AAC, M4A, Ogg, WebM, or a data: URL. It stands before the text, or where the \
-         text says <audio>",
+        "Audio for the prompt: WAV, FLAC, MP3, AAC, M4A, Ogg, WebM, or a data: URL. It stands before the text, or where \
+         the text says <audio>",
     ),
     (
         Modality::Video,

@@ -61,8 +61,8 @@ impl std::fmt::Debug for Audio {
 ///
 /// Integers are divided by 2^(bits − 1). Several channels become their mean. Audio of the wanted rate keeps each
 /// sample as it is; others are resampled. An MP3 file whose first frame does not count the others, as a recording of a
-/// stream, is taken to be as long as it is. Samples that only fill a decoder, and those outside the edit of an MP4 file,
-/// are left out. Where packets of Opus are missing there is silence, so that what follows keeps its time.
+/// stream, is taken to be as long as it is. Samples that only fill a decoder, and those outside the edit of an MP4
+/// file, are left out. Where packets of Opus are missing there is silence, so that what follows keeps its time.
 ///
 /// # Errors
 ///

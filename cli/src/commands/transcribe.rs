@@ -43,8 +43,8 @@ Examples:
 pub(crate) struct TranscribeArgs {
     /// The bundle: its folder, its manifest, or a manifest's name in its folder
     pub bundle: PathBuf,
-    /// The audio: WAV, FLAC, MP3, AAC, M4A, Ogg, WebM, or data: URLs; - for standard input: a WAV file, or raw samples, mono,
-    /// signed 16 bits, at the model's rate (16 kHz), which are transcribed as they come
+    /// The audio: WAV, FLAC, MP3, AAC, M4A, Ogg, WebM, or data: URLs; - for standard input: a WAV file, or raw samples,
+    /// mono, signed 16 bits, at the model's rate (16 kHz), which are transcribed as they come
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<OsString>,
     /// Language that is spoken, by its code; auto for what is heard at the beginning

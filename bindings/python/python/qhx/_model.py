@@ -417,8 +417,8 @@ class Model:
     def transcribe(
         self, audio: Audio, *, max_new_tokens: Optional[int] = None, word_times: bool = False
     ) -> Transcript:
-        """The words of an audio clip of any length: a path, the bytes of a file (WAV, FLAC, MP3, AAC, M4A, Ogg, WebM), or
-        (samples, rate) with mono float32. ``max_new_tokens`` is the maximum of each of its chunks. With ``word_times``
+        """The words of an audio clip of any length: a path, the bytes of a file (WAV, FLAC, MP3, AAC, M4A, Ogg, WebM),
+        or (samples, rate) with mono float32. ``max_new_tokens`` is the maximum of each of its chunks. With ``word_times``
         the transcript has :attr:`Transcript.words`; a model that does not find them is refused."""
         said = json.loads(self._native.transcribe(given("audio", audio, "audio"), max_new_tokens, word_times))
         parts = {"chunks": [Chunk(**chunk) for chunk in said["chunks"]], "words": [Word(**word) for word in said["words"]]}
