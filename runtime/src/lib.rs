@@ -92,5 +92,5 @@ pub use qhx_media::{
 };
 pub use qhx_plugins::{PluginOptions, Plugins};
 pub use qhx_qnn::{MemoryMode, PerfMode};
-pub use qhx_text::{Beginning, CallFormat, Infill, REASONING, Tool, ToolCall};
+pub use qhx_text::{Beginning, CallFormat, Infill, ReasoningMarks, Tool, ToolCall};
 pub use qhx_types::Media;

@@ -1,7 +1,7 @@
 //! End of an answer: stop tokens and stop strings over streamed text.
 
 use qhx_base::{Result, error};
-use qhx_text::{Beginning, REASONING};
+use qhx_text::{Beginning, ReasoningMarks};
 
 /// Ends an answer at a token id or at a string. Strings act behind the reasoning, where an answer begins with one.
 ///
@@ -16,6 +16,7 @@ pub struct StopFilter {
     held: String,
     stopped: Option<usize>,
     place: Place,
+    marks: ReasoningMarks,
 }
 
 /// Part of the answer that the text is in, as far as stop strings go.
@@ -59,14 +60,16 @@ impl StopFilter {
             held: String::with_capacity(longest + 256),
             stopped: None,
             place: Place::Text,
+            marks: ReasoningMarks::default(),
         })
     }
 
-    /// The same for an answer with such a beginning. A string with the mark that ends reasoning acts from the first
+    /// The same for an answer with such a beginning and these marks of reasoning. A string with the mark that ends reasoning acts from the first
     /// token on.
     #[must_use]
-    pub fn beginning(mut self, beginning: Beginning) -> Self {
-        let ends_reasoning = |string: &String| string.contains(REASONING.1);
+    pub fn beginning(mut self, beginning: Beginning, marks: ReasoningMarks) -> Self {
+        self.marks = marks;
+        let ends_reasoning = |string: &String| string.contains(marks.close);
         self.place = match beginning {
             Beginning::Text => Place::Text,
             _ if self.strings.is_empty() || self.strings.iter().any(ends_reasoning) => Place::Text,
@@ -74,19 +77,6 @@ impl StopFilter {
             Beginning::Either => Place::Start,
         };
         self
-    }
-
-    /// Takes a mark of reasoning that is a special token and no text: the one that opens it, or the one that closes it.
-    pub fn mark(&mut self, opens: bool, out: &mut String) {
-        match self.place {
-            Place::Start if opens => {
-                out.push_str(&self.held);
-                self.place = Place::Reasoning;
-            }
-            Place::Reasoning if !opens => self.place = Place::Blank,
-            _ => return,
-        }
-        self.held.clear();
     }
 
     /// True when the answer ends at this token, which is not part of the text.
@@ -124,7 +114,7 @@ impl StopFilter {
     /// Emits the reasoning, and what is blank behind it. True once stop strings act, on what is held then. The last
     /// `new` bytes of it came now.
     fn passes(&mut self, new: usize, out: &mut String) -> bool {
-        let (open, close) = REASONING;
+        let ReasoningMarks { open, close, .. } = self.marks;
         if self.place == Place::Start {
             let begin = self.held.trim_start();
             if begin.len() < open.len() && open.starts_with(begin) {
@@ -281,7 +271,7 @@ mod tests {
         for (beginning, text, expected, stops) in cases {
             let characters: Vec<_> = text.split("").collect();
             for pieces in [&[text][..], &characters] {
-                let mut filter = filter(&["\n\n"]).beginning(beginning);
+                let mut filter = filter(&["\n\n"]).beginning(beginning, ReasoningMarks::default());
                 let (emitted, stopped) = run(&mut filter, pieces);
                 let mut found = emitted.concat();
                 if !stopped {
@@ -290,16 +280,13 @@ mod tests {
                 assert_eq!((found.as_str(), stopped), (expected, stops), "{beginning:?} {text:?}");
             }
         }
-        // Marks that are special tokens.
-        let mut stop = filter(&["b"]).beginning(Either);
-        let mut out = String::new();
-        stop.mark(true, &mut out);
-        assert!(!stop.push("ab", &mut out));
-        stop.mark(false, &mut out);
-        assert!(stop.push("\n ab", &mut out));
-        assert_eq!(out, "ab\n a");
+        // Other marks.
+        let marks = ReasoningMarks::of_template("<|channel>thought");
+        let mut stop = filter(&["b"]).beginning(Either, marks);
+        let (emitted, stopped) = run(&mut stop, &["<|channel>", "ab", "<channel|>", "\n ab"]);
+        assert_eq!((emitted.concat().as_str(), stopped), ("<|channel>ab<channel|>\n a", true));
         // Whoever wants the reasoning alone.
-        let mut stop = filter(&["</think>"]).beginning(Reasoning);
+        let mut stop = filter(&["</think>"]).beginning(Reasoning, ReasoningMarks::default());
         assert!(run(&mut stop, &["a</think>"]).1);
     }
 

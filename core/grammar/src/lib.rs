@@ -7,6 +7,7 @@
 mod constraint;
 mod faults;
 mod grammar;
+mod pairs;
 mod schema;
 #[cfg(test)]
 mod tests;

@@ -42,7 +42,7 @@ pub(crate) fn spaced(mut schema: Value, lenient: bool) -> Value {
 const LOOKING: [&str; 5] = ["(?=", "(?!", "(?<=", "(?<!", r"\k<"];
 
 /// True for a regular expression with look-around or references back, which no automaton can follow.
-fn looks_around(pattern: &str) -> bool {
+pub(crate) fn looks_around(pattern: &str) -> bool {
     let refers = |pair: &[u8]| pair[0] == b'\\' && pair[1].is_ascii_digit() && pair[1] != b'0';
     LOOKING.iter().any(|begin| pattern.contains(begin)) || pattern.as_bytes().windows(2).any(refers)
 }

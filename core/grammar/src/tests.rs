@@ -1,35 +1,35 @@
 //! Calls of tools in each format, written by chance over the tokens of a fixture.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use qhx_base::ErrorKind;
-use qhx_text::{CallFormat, Tokenizer, Tool};
+use qhx_text::{CallFormat, CallSyntax, Tokenizer, Tool};
 use serde_json::{Value, json};
 
 use super::*;
 
-const FORMATS: [CallFormat; 5] = [
-    CallFormat::Tagged,
-    CallFormat::Elements,
-    CallFormat::Bare,
-    CallFormat::Listed,
-    CallFormat::Python,
-];
+const FORMATS: [CallFormat; 12] = CallFormat::ALL;
 
 /// Tokens of a fixture, with the marks of calls as special tokens if so.
 fn tokenizer(special: bool) -> Tokenizer {
     let path = qhx_paths::fixture("qwen35-tied").join("tokenizer.json");
     let mut document: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     let added = document["added_tokens"].as_array_mut().unwrap();
-    let marks =
-        ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|tool_call_start|>", "<|tool_call_end|>"];
-    for mark in marks.into_iter().filter(|_| special) {
+    let marks = CallFormat::ALL.map(CallFormat::marks).into_iter().flat_map(|(a, b)| [a, b]);
+    let marks = marks.chain(["[ARGS]", "<|\"|>", "<escape>", "<|channel>", "<channel|>"]);
+    let marks: BTreeSet<_> = marks.filter(|mark| special && !mark.is_empty()).collect();
+    for mark in marks {
         let mut token = added[0].clone();
         (token["content"], token["id"]) = (mark.into(), added.len().into());
         token["id"] = (428 + added.len()).into();
         added.push(token);
     }
     Tokenizer::from_bytes(Path::new("tokenizer.json"), document.to_string().as_bytes()).unwrap()
+}
+
+fn writes_texts_as_they_are(format: CallFormat) -> bool {
+    matches!(format.syntax().call, CallSyntax::Tags(_) | CallSyntax::Pairs { .. })
 }
 
 fn tools() -> Vec<Tool> {
@@ -116,12 +116,11 @@ fn calls_are_written_in_each_format_and_read_back() {
                 for call in calls {
                     let tool = tools.iter().find(|tool| tool.name == call.name).unwrap();
                     let schema = jsonschema::validator_for(&tool.parameters).unwrap();
-                    // An argument that is a text has no pattern in a format that does not quote it.
-                    let mut arguments = call.arguments.clone();
-                    if format == CallFormat::Elements {
-                        arguments.as_object_mut().unwrap().remove("city");
-                    }
-                    assert!(schema.is_valid(&arguments), "{format:?}: {arguments}: {text:?}");
+                    assert!(
+                        schema.is_valid(&call.arguments),
+                        "{format:?}: {}: {text:?}",
+                        call.arguments
+                    );
                     names.push(call.name);
                 }
             }
@@ -144,13 +143,20 @@ fn optional_calls_leave_room_for_text() {
                 "stop",
                 json!({"type": "object", "additionalProperties": false}),
             )]);
-            let call = match format {
-                CallFormat::Tagged => {
-                    "<tool_call>\n{\"name\": \"stop\", \"arguments\": {}}\n</tool_call>"
+            let call = match format.syntax().name {
+                "tagged" => "<tool_call>\n{\"name\": \"stop\", \"arguments\": {}}\n</tool_call>",
+                "elements" => "<tool_call>\n<function=stop>\n</function>\n</tool_call>",
+                "keys and values" => "<tool_call>stop\n</tool_call>",
+                "bare" => "{\"name\": \"stop\", \"parameters\": {}}",
+                "listed" => "[TOOL_CALLS][{\"name\": \"stop\", \"arguments\": {}}]",
+                "named" => "[TOOL_CALLS]stop[ARGS]{}",
+                "enclosed list" => {
+                    "<|tool_call|>[{\"name\": \"stop\", \"arguments\": {}}]<|/tool_call|>"
                 }
-                CallFormat::Elements => "<tool_call>\n<function=stop>\n</function>\n</tool_call>",
-                CallFormat::Bare => "{\"name\": \"stop\", \"parameters\": {}}",
-                CallFormat::Listed => "[TOOL_CALLS][{\"name\": \"stop\", \"arguments\": {}}]",
+                "marked list" => "<|tool_call|>[{\"name\": \"stop\", \"arguments\": {}}]",
+                "capitals" => "<TOOLCALL>[{\"name\": \"stop\", \"arguments\": {}}]</TOOLCALL>",
+                "pairs" => "<|tool_call>call:stop{}<tool_call|>",
+                "escaped pairs" => "<start_function_call>call:stop{}<end_function_call>",
                 _ => "<|tool_call_start|>[stop()]<|tool_call_end|>",
             };
             // Whether all of a text may be written.
@@ -169,7 +175,7 @@ fn optional_calls_leave_room_for_text() {
             assert!(may("Just a text.\nOf two lines."), "{format:?}");
             assert!(may(call), "{format:?} {special}");
             assert!(!may(&call.replace("stop", "other")), "{format:?} {special}");
-            if format != CallFormat::Bare {
+            if format != CallFormat::BARE {
                 assert!(may(&format!("Let me see.\n{call}")), "{format:?} {special}");
             }
         }
@@ -259,14 +265,14 @@ fn errors_name_the_tool_and_the_part_of_its_schema() {
         ),
     ];
     for (schema, path, why) in refused {
-        let of_schema = message(&Grammar::JsonSchema(schema.clone()), CallFormat::Tagged);
+        let of_schema = message(&Grammar::JsonSchema(schema.clone()), CallFormat::TAGGED);
         let at = if path.is_empty() { String::new() } else { format!(", at {path}") };
         let expected = format!("the JSON schema{at}: ");
         assert!(of_schema.starts_with(&expected) && of_schema.contains(why), "{of_schema}");
         let fine = Tool::new("fine", object(json!({"a": {"type": "integer"}})));
         let tools = vec![fine, Tool::new("wrong", schema).strict(true)];
         // Other formats have no schema of all arguments.
-        let formats = [CallFormat::Tagged, CallFormat::Bare, CallFormat::Listed];
+        let formats = [CallFormat::TAGGED, CallFormat::BARE, CallFormat::LISTED];
         for (format, optional) in formats.into_iter().flat_map(|f| [(f, false), (f, true)]) {
             let grammar = match optional {
                 false => Grammar::Calls(tools.clone()),
@@ -323,7 +329,7 @@ fn unsupported_keywords_are_dropped_unless_a_tool_is_strict() {
             };
             constrain(tool.clone()).unwrap_or_else(|e| panic!("{name}, {format:?}: {e}"));
             // Elements write texts as they are.
-            if format != CallFormat::Elements || !["mail", "word", "twice"].contains(&name) {
+            if !writes_texts_as_they_are(format) || !["mail", "word", "twice"].contains(&name) {
                 let error = constrain(tool.clone().strict(true)).unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Usage, "{name}, {format:?}");
                 assert!(error.message().contains("search"), "{name}, {format:?}: {error}");
@@ -344,11 +350,11 @@ fn an_answer_is_calls_or_json_of_a_schema() {
         let grammar = Grammar::JsonSchema(schema).or_calls(vec![tool]).unwrap();
         let calls = [
             (
-                CallFormat::Tagged,
+                CallFormat::TAGGED,
                 "<tool_call>\n{\"name\": \"stop\", \"arguments\": {}}\n</tool_call>",
             ),
-            (CallFormat::Bare, "{\"name\": \"stop\", \"parameters\": {}}"),
-            (CallFormat::Listed, "[TOOL_CALLS][{\"name\": \"stop\", \"arguments\": {}}]"),
+            (CallFormat::BARE, "{\"name\": \"stop\", \"parameters\": {}}"),
+            (CallFormat::LISTED, "[TOOL_CALLS][{\"name\": \"stop\", \"arguments\": {}}]"),
         ];
         for (format, call) in calls {
             let takes = |text: &str| {
@@ -362,4 +368,79 @@ fn an_answer_is_calls_or_json_of_a_schema() {
         }
     }
     assert_eq!(Grammar::Regex("a".to_owned()).or_calls(tools()), None);
+}
+
+/// Arguments of all kinds, and a text of a grammar of its own.
+#[test]
+fn arguments_in_pairs_are_of_their_schema() {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "tree": {"$ref": "#/$defs/node"},
+            "any": {},
+            "kind": {"const": {"a": [1, "x"]}},
+            "text": {"type": ["string", "null"], "minLength": 1, "maxLength": 4},
+            "map": {"type": "object", "additionalProperties": {"type": "integer", "maximum": 3}},
+            "list": {"type": "array", "items": {"enum": ["a", 2, true]}, "minItems": 2, "maxItems": 3},
+            "one": {"anyOf": [{"type": "boolean"}, {"type": "array", "maxItems": 1}]},
+        },
+        "required": ["list", "tree"],
+        "additionalProperties": false,
+        "$defs": {"node": {"type": "object", "properties": {
+            "value": {"type": "number", "minimum": -9, "maximum": 9}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
+            "required": ["value"], "additionalProperties": false}},
+    });
+    let valid = jsonschema::validator_for(&schema).unwrap();
+    let tools = vec![Tool::new("f", schema).strict(true)];
+    for special in [false, true] {
+        let tokenizer = tokenizer(special);
+        let end = tokenizer.token_to_id("<|im_end|>").unwrap();
+        let vocabulary =
+            Vocabulary::new(&tokenizer, tokenizer.vocab_size(), |_| true, &[end]).unwrap();
+        let mut seen = BTreeSet::new();
+        for seed in 1..60 {
+            let (text, _) = write(
+                &tokenizer,
+                &vocabulary,
+                &Grammar::Calls(tools.clone()),
+                CallFormat::PAIRS,
+                seed,
+            );
+            let calls = CallFormat::PAIRS.calls(&text, &tools);
+            // Any value may be longer than the bound of tokens.
+            let [call] = calls.as_slice() else { continue };
+            assert!(valid.is_valid(&call.arguments), "{}: {text:?}", call.arguments);
+            seen.extend(call.arguments.as_object().unwrap().keys().cloned());
+        }
+        assert_eq!(seen.len(), 7, "{seen:?}");
+    }
+}
+
+#[test]
+fn a_text_that_is_written_as_it_is_follows_a_grammar_of_its_own() {
+    let tokenizer = tokenizer(true);
+    let end = tokenizer.token_to_id("<|im_end|>").unwrap();
+    let vocabulary = Vocabulary::new(&tokenizer, tokenizer.vocab_size(), |_| true, &[end]).unwrap();
+    let lark = "start: line+\nline: \"+ \" WORD \"\\n\"\nWORD: /[a-c{}]+/";
+    for (text, pattern) in [
+        (json!({"type": "string", Tool::LARK: lark}), "^(\\+ [a-c{}]+\\n)+$"),
+        (json!({"type": "string", "pattern": "^[a-c]+/x$"}), "^[a-c]+/x$"),
+    ] {
+        let schema =
+            json!({"type": "object", "properties": {"input": text}, "required": ["input"]});
+        let pattern = json!({"properties": {"input": {"type": "string", "pattern": pattern}}});
+        let valid = jsonschema::validator_for(&pattern).unwrap();
+        let tools = vec![Tool::new("patch", schema)];
+        for format in FORMATS.into_iter().filter(|format| writes_texts_as_they_are(*format)) {
+            for seed in 1..8 {
+                let (answer, _) =
+                    write(&tokenizer, &vocabulary, &Grammar::Calls(tools.clone()), format, seed);
+                let calls = format.calls(&answer, &tools);
+                let input = &calls[0].arguments;
+                // The reader of tags takes line ends at both ends for its own.
+                let whole = json!({"input": format!("{}\n", input["input"].as_str().unwrap())});
+                assert!(valid.is_valid(input) || valid.is_valid(&whole), "{format:?}: {answer:?}");
+            }
+        }
+    }
 }

@@ -3,9 +3,10 @@
 use std::fmt::Write as _;
 
 use qhx_base::{Result, bail};
-use qhx_text::{CallFormat, Tool};
+use qhx_text::{CallFormat, CallSyntax, REASONING, Tags, Tool};
 use serde_json::{Map, Value, json};
 
+use crate::pairs::{Pairs, text};
 use crate::schema::{flexible, spaced};
 
 /// A text in a grammar.
@@ -43,67 +44,89 @@ pub(crate) fn lark(
     if tools.is_empty() {
         bail!(Usage, "the tools: there are none");
     }
+    let syntax = format.syntax();
     let (start, end) = format.marks();
     if let (Instead::Json(schema), "") = (instead, start) {
         return Ok(format!("start: %json {}", flexible(bare_or(tools, schema))));
     }
     let is_special = special(start).is_some();
     let mark = |text: &str| special(text).unwrap_or_else(|| literal(text));
-    // What comes behind the first mark, and between two calls.
-    let (body, between) = match format {
-        CallFormat::Tagged => (format!(r#""\n" call "\n" {}"#, mark(end)), r#""\n""#.to_owned()),
-        CallFormat::Elements => (format!(r#""\n" call {}"#, mark(end)), r#""\n""#.to_owned()),
-        CallFormat::Listed => (r#""[" call (", " call)* "]""#.to_owned(), String::new()),
-        CallFormat::Python => {
-            (format!(r#""[" call (", " call)* "]" {}"#, mark(end)), String::new())
-        }
-        _ => (r#"call ("; " call)*"#.to_owned(), String::new()),
-    };
-    let more = match between.as_str() {
+    let texts =
+        |text: &str| if text.is_empty() { String::new() } else { format!("{} ", literal(text)) };
+    // What comes behind the first mark.
+    let [before, between, behind] = syntax.inner;
+    let several = match between {
         "" => String::new(),
-        between => format!(" ({between} {} {body})*", mark(start)),
+        between => format!(" ({} call)*", literal(between)),
+    };
+    let end = if end.is_empty() { String::new() } else { mark(end) };
+    let body = format!("{}call{several} {}{end}", texts(before), texts(behind));
+    let more = match syntax.next {
+        Some(between) => format!(" ({}{} {body})*", texts(between), mark(start)),
+        None => String::new(),
     };
     let calls = match start {
         "" => body.clone(),
         start => format!("{} {body}{more}", mark(start)),
     };
+    // Reasoning between special tokens, which no text has.
+    let reasoning =
+        REASONING.iter().filter_map(|marks| Some([special(marks.open)?, special(marks.close)?]));
+    let reasoning: Vec<_> =
+        reasoning.map(|[open, close]| format!("{open} /(.|\\n)*/ {close}")).collect();
+    let before = if reasoning.is_empty() { "" } else { "reasoning* " };
     let mut lark = String::new();
-    let text = "/(.|\\n)*/";
+    let any = "/(.|\\n)*/";
     let _ = match (instead, start) {
         (Instead::Nothing, _) => writeln!(lark, "start: {calls}"),
         (Instead::Json(schema), _) => {
             let schema = flexible(schema.clone());
             writeln!(lark, "start: answer | {calls}\nanswer: %json {schema}")
         }
-        (Instead::Text, "") => writeln!(lark, "start: TEXT | {calls}\nTEXT: /[^{{](.|\\n)*/"),
+        (Instead::Text, "") => {
+            writeln!(lark, "start: {before}(TEXT | {calls})\nTEXT: /[^{{](.|\\n)*/")
+        }
         (Instead::Text, _) if is_special => {
-            writeln!(lark, "start: TEXT | TEXT {calls}\nTEXT: {text}")
+            let between = if before.is_empty() { "" } else { "(TEXT reasoning)* " };
+            writeln!(lark, "start: {before}{between}(TEXT | TEXT {calls})\nTEXT: {any}")
         }
         (Instead::Text, start) => writeln!(
             lark,
-            "start: TEXT | before {body}{more}\nbefore[suffix={}]: {text}\n\
-             TEXT: {text} & ~/(.|\\n)*{}(.|\\n)*/",
+            "start: {before}(TEXT | before {body}{more})\nbefore[suffix={}]: {any}\n\
+             TEXT: {any} & ~/(.|\\n)*{}(.|\\n)*/",
             literal(start),
             escaped(start)
         ),
     };
+    if !reasoning.is_empty() && matches!(instead, Instead::Text) {
+        let _ = writeln!(lark, "reasoning: {}", reasoning.join(" | "));
+    }
     let names: Vec<_> = (0..tools.len()).map(|index| format!("f{index}")).collect();
     let _ = writeln!(lark, "call: {}", names.join(" | "));
     for (index, tool) in tools.iter().enumerate() {
         let name = &tool.name;
-        let rule = match format {
-            CallFormat::Elements => elements(&mut lark, index, tool),
-            CallFormat::Python => python(&mut lark, index, tool),
-            _ => {
-                let key = if format == CallFormat::Bare { "parameters" } else { "arguments" };
-                let begin = literal(&format!(r#"{{"name": {}, "{key}": "#, literal(name)));
-                let _ = writeln!(
-                    lark,
-                    "a{index}: %json {}",
-                    spaced(tool.parameters.clone(), !tool.strict)
-                );
-                format!(r#"{begin} a{index} "}}""#)
+        let json = |lark: &mut String| {
+            let schema = spaced(tool.parameters.clone(), !tool.strict);
+            let _ = writeln!(lark, "a{index}: %json {schema}");
+            format!("a{index}")
+        };
+        let rule = match syntax.call {
+            CallSyntax::Json { arguments } => {
+                let begin = format!(r#"{{"name": {}, "{arguments}": "#, literal(name));
+                format!(r#"{} {} "}}""#, literal(&begin), json(&mut lark))
             }
+            CallSyntax::Named { between } => {
+                format!("{} {} {}", literal(name), mark(between), json(&mut lark))
+            }
+            CallSyntax::Tags(tags) => elements(&mut lark, index, tool, &tags),
+            CallSyntax::Python => python(&mut lark, index, tool),
+            CallSyntax::Pairs { quote } => {
+                let rules =
+                    Pairs::new(tool, index, &mark(quote), special(quote).is_some()).arguments();
+                lark.push_str(&rules.1);
+                format!("{} {}", literal(&format!("call:{name}")), rules.0)
+            }
+            _ => bail!(Internal, "calls in the format {:?} have no grammar", syntax.name),
         };
         let _ = writeln!(lark, "f{index}: {rule}");
     }
@@ -156,25 +179,40 @@ fn is_text(schema: &Value) -> bool {
     schema.get("type").is_some_and(|kind| kind == "string") && schema.get("enum").is_none()
 }
 
-fn elements(lark: &mut String, index: usize, tool: &Tool) -> String {
-    let mut rule = literal(&format!("<function={}>\n", tool.name));
+fn elements(lark: &mut String, index: usize, tool: &Tool, tags: &Tags) -> String {
+    let [open, opened, close] = tags.call;
+    let mut rule = literal(&format!("{open}{}{opened}", tool.name));
     for (number, (name, schema, must)) in tool.arguments().into_iter().enumerate() {
-        let (begin, end) = (literal(&format!("<parameter={name}>\n")), literal("\n</parameter>\n"));
+        let begin = format!("{}{name}{}{}", tags.key[0], tags.key[1], tags.value[0]);
+        let (begin, end) = (literal(&begin), literal(tags.value[1]));
         let argument = format!("p{index}_{number}");
         let texts = schema.get("enum").and_then(Value::as_array);
         let texts: Option<Vec<_>> = texts.and_then(|all| all.iter().map(Value::as_str).collect());
         let _ = if let Some(texts) = texts.filter(|texts| !texts.is_empty()) {
             let texts: Vec<_> = texts.into_iter().map(literal).collect();
             writeln!(lark, "{argument}: {begin} ({}) {end}", texts.join(" | "))
-        } else if is_text(schema) {
-            writeln!(lark, "{argument}: {begin} v{argument}\nv{argument}[suffix={end}]: /(.|\\n)*/")
+        } else if let Some(schema) = schema.as_object().filter(|_| is_text(schema)) {
+            match text(schema, !tool.strict) {
+                Some(form) => {
+                    // Names of terminals are in capitals.
+                    let name = if form.starts_with('/') { "V" } else { "v" };
+                    let name = format!("{name}{index}_{number}");
+                    writeln!(lark, "{argument}: {begin} {name} {end}\n{name}: {form}")
+                }
+                None => writeln!(
+                    lark,
+                    "{argument}: {begin} v{argument}\nv{argument}[suffix={end}]: /(.|\\n)*/"
+                ),
+            }
         } else {
             let schema = within(tool, schema);
             writeln!(lark, "{argument}: {begin} v{argument} {end}\nv{argument}: %json {schema}")
         };
         let _ = write!(rule, " {argument}{}", if must { "" } else { "?" });
     }
-    let _ = write!(rule, " {}", literal("</function>\n"));
+    if !close.is_empty() {
+        let _ = write!(rule, " {}", literal(close));
+    }
     rule
 }
 

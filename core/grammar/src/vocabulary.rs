@@ -10,7 +10,7 @@ use llguidance::toktrie::{
 };
 use llguidance::{Matcher, ParserFactory, TokenParser};
 use qhx_base::{Error, ErrorKind, Result, error};
-use qhx_text::{CallFormat, Tokenizer};
+use qhx_text::{CallFormat, CallSyntax, Tokenizer};
 use serde_json::Value;
 
 use crate::Grammar;
@@ -109,7 +109,9 @@ impl Vocabulary {
             let id = self.tokenizer.token_to_id(name)?;
             self.tokenizer.visible_token(id).is_none().then(|| format!("<[{id}]>"))
         };
-        let parser = self.parser(grammar.compile(format, special)?).map_err(|why| {
+        let compiled = grammar.compile(format, special)?;
+        let parser = self.strict(grammar, format).and_then(|()| self.parser(compiled));
+        let parser = parser.map_err(|why| {
             let message = self.fault(grammar, &why, |tool| {
                 self.parser(tool.compile(format, special).map_err(|e| e.to_string())?).map(drop)
             });
@@ -122,6 +124,16 @@ impl Vocabulary {
         // What no text is of has no first token.
         constraint.mask().map_err(|e| e.context(grammar.name()))?;
         Ok(constraint)
+    }
+
+    /// Refuses a strict tool with what no grammar can hold to, where the format has no schema of all arguments.
+    fn strict(&self, grammar: &Grammar, format: Option<CallFormat>) -> Result<(), String> {
+        let pairs = format.is_some_and(|f| matches!(f.syntax().call, CallSyntax::Pairs { .. }));
+        let tools = grammar.tools().unwrap_or_default().iter();
+        for tool in tools.filter(|tool| pairs && tool.strict) {
+            self.parser(TopLevelGrammar::from_json_schema(flexible(tool.parameters.clone())))?;
+        }
+        Ok(())
     }
 
     fn parser(&self, compiled: TopLevelGrammar) -> Result<TokenParser, String> {

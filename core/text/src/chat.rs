@@ -11,7 +11,7 @@ use super::markers::Markers;
 use super::message::{Message, RenderOptions};
 use super::spec::{ChatSpec, ChatStyle};
 use super::tools::generic;
-use super::{CallFormat, Tokenizer};
+use super::{CallFormat, ReasoningMarks, Tokenizer};
 
 /// Bytes that `tokenizer_config.json` and `special_tokens_map.json` may have: published ones have up to one million.
 const MAX_CONFIG: u64 = 16 << 20;
@@ -109,13 +109,21 @@ impl ChatTemplate {
     }
 
     /// The format in which it asks for calls of tools. Where it knows none, or no format that is known here, the
-    /// conversation itself tells about tools, and asks for [`CallFormat::Tagged`]. `None` for markers.
+    /// conversation itself tells about tools, and asks for [`CallFormat::TAGGED`]. `None` for markers.
     pub fn call_format(&self) -> Option<CallFormat> {
         match &self.0 {
             Form::Jinja(template) => {
                 Some(CallFormat::of_template(template.source()).unwrap_or(generic::FORMAT))
             }
             Form::Markers(_) => None,
+        }
+    }
+
+    /// The marks around the reasoning of its answers.
+    pub fn reasoning(&self) -> ReasoningMarks {
+        match &self.0 {
+            Form::Jinja(template) => ReasoningMarks::of_template(template.source()),
+            Form::Markers(_) => ReasoningMarks::default(),
         }
     }
 

@@ -21,8 +21,8 @@ use qhx_text::{Beginning, Detokenizer};
 pub(super) struct Text {
     pub stream: Option<Detokenizer>,
     pub stop: StopFilter,
-    /// Special tokens that open and close reasoning.
-    pub marks: [Option<u32>; 2],
+    /// Special tokens that open and close reasoning, which are spelled out.
+    pub marks: Vec<(u32, &'static str)>,
     /// Text that the last token completed and that may be shown.
     pub shown: String,
     /// All that was shown.
@@ -34,10 +34,9 @@ impl Text {
     fn push(&mut self, token: u32) -> Result<bool> {
         self.shown.clear();
         let Some(stream) = &mut self.stream else { return Ok(false) };
-        let stopped = self.stop.push(stream.push(token)?, &mut self.shown);
-        if let Some(at) = self.marks.iter().position(|mark| *mark == Some(token)) {
-            self.stop.mark(at == 0, &mut self.shown);
-        }
+        let mark = self.marks.iter().find(|(id, _)| *id == token).map(|(_, mark)| *mark);
+        let text = stream.push(token)?;
+        let stopped = self.stop.push(mark.unwrap_or(text), &mut self.shown);
         self.whole.push_str(&self.shown);
         Ok(stopped)
     }
@@ -61,6 +60,8 @@ impl Text {
 pub(super) struct GenerationState {
     pub sampling: SamplingParams,
     pub speculate: Speculate,
+    /// Tokens of which many are expected to be those of the answer.
+    pub predicted: Vec<u32>,
     /// Tokens that end the answer, besides the model's own.
     pub stop_ids: Vec<u32>,
     pub prompt: Encoded,
@@ -462,6 +463,7 @@ impl Model {
         let consumed = (work.prompt.sequence.len() - *reused, start.elapsed().as_secs_f64());
         let begin = Start {
             prompt: &work.prompt.sequence.tokens,
+            predicted: &work.predicted,
             max: work.budget,
             sampling: &work.sampling,
             allowed: &work.allowed,

@@ -14,12 +14,12 @@ use super::prefix_reuse;
 use super::prompt::{self, Encoded, Reader};
 use super::sequence::Sequence;
 use super::texts::TextPipeline;
-use super::types::{Event, Generation, Part, Prompt, Request};
+use super::types::{Event, Generation, Part, Prompt, Request, Speculate};
 use crate::op::{HostOp as _, Task};
 use crate::sampling::{AllowedTokens, Rules, Sampler};
 use crate::stop::StopFilter;
 use qhx_base::{ErrorKind, Result, TooLong, bail, error, trace};
-use qhx_text::{Beginning, Detokenizer, Message, REASONING, RenderOptions};
+use qhx_text::{Beginning, Detokenizer, Message, RenderOptions};
 
 impl Model {
     /// Continues a prompt. `on_event` sees tokens and text as they come and may break off: then the
@@ -129,13 +129,20 @@ impl Model {
         self.prefix.reserve(tokens.len() + budget.min(1 << 20));
         let mut ends = stop_ids.clone();
         if !request.ignore_eos {
-            ends.extend_from_slice(&self.manifest().params.eos_token_id);
+            ends.extend_from_slice(self.bundle.texts.ends());
         }
         let text = self.text(request, &prompt, ends)?;
+        let predicted = match request.prediction.as_deref() {
+            Some(text) if request.speculate != Speculate::Off => {
+                self.bundle.texts.require_tokenizer()?.encode(text, false)?
+            }
+            _ => Vec::new(),
+        };
         let rules = Rules::new(&self.op.info().logit_rules, &allowed, tokens);
         Ok(Some(GenerationState {
             sampling: request.sampling.clone(),
             speculate: request.speculate,
+            predicted,
             stop_ids,
             prompt,
             budget,
@@ -230,6 +237,7 @@ impl Model {
             model: &self.manifest().model.name,
             op: &self.op,
             tokenizer: self.bundle.texts.require_tokenizer(),
+            reasoning: self.bundle.texts.reasoning(),
             max_ctx: self.op.info().max_ctx,
             cancel: self.space.cancel.current(),
             trace: self.bundle.trace(),
@@ -277,11 +285,7 @@ impl Model {
     /// Tokens that end the answer as the caller asks. A stop text that the tokenizer spells as one special token is
     /// that token: it never becomes text.
     fn stop_ids(&self, request: &Request) -> Vec<u32> {
-        let special = |text: &String| {
-            let tokenizer = self.bundle.texts.tokenizer()?;
-            let id = tokenizer.token_to_id(text)?;
-            tokenizer.visible_token(id).is_none().then_some(id)
-        };
+        let special = |text: &String| self.bundle.texts.special(text);
         request.stop_ids.iter().copied().chain(request.stop.iter().filter_map(special)).collect()
     }
 
@@ -329,14 +333,12 @@ impl Model {
         // An answer with a form from its first token on has no reasoning.
         let free = matches!(request.grammar, None | Some(Grammar::OptionalCalls(_)));
         let beginning = if free { prompt.beginning } else { Beginning::Text };
-        let special = |mark: &str| {
-            let tokenizer = self.bundle.texts.tokenizer()?;
-            tokenizer.token_to_id(mark).filter(|id| tokenizer.visible_token(*id).is_none())
-        };
+        let marks = self.bundle.texts.reasoning();
+        let special = |mark: &'static str| Some((self.bundle.texts.special(mark)?, mark));
         Ok(Text {
             stream: stream.transpose()?,
-            stop: StopFilter::new(request.stop.clone(), ends)?.beginning(beginning),
-            marks: [special(REASONING.0), special(REASONING.1)],
+            stop: StopFilter::new(request.stop.clone(), ends)?.beginning(beginning, marks),
+            marks: [marks.open, marks.close].into_iter().filter_map(special).collect(),
             shown: String::new(),
             whole: String::new(),
         })

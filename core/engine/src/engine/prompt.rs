@@ -11,7 +11,7 @@ use super::types::Part;
 use crate::op::{HostOp, Piece, Placement, Segment};
 use qhx_base::trace::{self, Trace};
 use qhx_base::{CancelToken, Error, ErrorKind, Result, TooLong, bail, error};
-use qhx_text::{Beginning, Content, Message, Tokenizer};
+use qhx_text::{Beginning, Content, Message, ReasoningMarks, Tokenizer};
 use qhx_types::Media;
 
 /// Maximum positions that one image, audio clip or video may take where the op has no limit of its own.
@@ -179,6 +179,7 @@ pub(super) struct Reader<'a> {
     pub model: &'a str,
     pub op: &'a dyn MediaPlacement,
     pub tokenizer: Result<&'a Tokenizer>,
+    pub reasoning: ReasoningMarks,
     pub max_ctx: usize,
     pub cancel: CancelToken,
     pub trace: Option<&'a Arc<Trace>>,
@@ -445,7 +446,7 @@ impl Reader<'_> {
         let markers = markers.collect::<Result<Vec<_>>>()?;
         let surrounded = |text| surround(text, &waiting, &markers);
         let text = surrounded(render(messages, arguments, &spelt, true)?);
-        let beginning = Beginning::of(messages, &text);
+        let beginning = Beginning::of(messages, &text, self.reasoning);
         let mut encoded = Encoded { beginning, ..Encoded::default() };
         // What an answer goes on with, the next turn may render otherwise, too.
         let closed = || match messages.split_last() {
@@ -629,6 +630,7 @@ mod tests {
             model: "m",
             op,
             tokenizer: Ok(tokenizer),
+            reasoning: ReasoningMarks::default(),
             max_ctx: 64,
             cancel: CancelToken::new(),
             trace: None,

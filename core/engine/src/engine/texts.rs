@@ -13,7 +13,8 @@ use qhx_base::artifacts::Artifacts;
 use qhx_base::trace::{self, Trace};
 use qhx_base::{CancelToken, Result, error};
 use qhx_text::{
-    CallFormat, ChatTemplate, Infill, Message, RenderOptions, Tokenizer, Tool, ToolCall,
+    CallFormat, ChatTemplate, Infill, Message, ReasoningMarks, RenderOptions, Tokenizer, Tool,
+    ToolCall,
 };
 
 /// The tokenizer, the chat template and the limits of a model: see [`Model::texts`](super::Model::texts).
@@ -51,7 +52,10 @@ impl TextPipeline {
         let chat = manifest.chat_template(artifacts, tokenizer.as_ref())?;
         let (name, place) = (manifest.model.name.clone(), manifest.path.display().to_string());
         let ends = manifest.params.eos_token_id.clone();
-        Ok(Self { tokenizer, chat, ends, ..Self::without(name, place) })
+        let mut texts = Self { tokenizer, chat, ends, ..Self::without(name, place) };
+        let handover = texts.call_format().and_then(CallFormat::handover);
+        texts.ends.extend(handover.and_then(|mark| texts.special(mark)));
+        Ok(texts)
     }
 
     /// Takes in the limits that the op of the bundle declares.
@@ -79,7 +83,8 @@ impl TextPipeline {
     /// The same without tokenizer and chat template, which a draft model has no use for.
     pub(super) fn bare(&self) -> Self {
         let (name, place) = (self.name.clone(), self.place.clone());
-        Self { max_ctx: self.max_ctx, ..Self::without(name, place) }
+        let ends = self.ends.clone();
+        Self { max_ctx: self.max_ctx, ends, ..Self::without(name, place) }
     }
 
     fn without(name: String, place: String) -> Self {
@@ -229,6 +234,22 @@ impl TextPipeline {
             _ => tokens,
         };
         Ok(format.calls(&self.require_tokenizer()?.decode_with_special(tokens)?, tools))
+    }
+
+    /// The marks around the reasoning of an answer. They are in its text, also where they are special tokens.
+    pub fn reasoning(&self) -> ReasoningMarks {
+        self.chat.as_ref().map(ChatTemplate::reasoning).unwrap_or_default()
+    }
+
+    /// Tokens that end an answer: those of the manifest, and the one that hands over to whoever runs calls.
+    pub(super) fn ends(&self) -> &[u32] {
+        &self.ends
+    }
+
+    /// The token that is spelled like this, where it is a special one, which is no text of an answer.
+    pub fn special(&self, spelling: &str) -> Option<u32> {
+        let tokenizer = self.tokenizer.as_ref()?;
+        tokenizer.token_to_id(spelling).filter(|&id| tokenizer.visible_token(id).is_none())
     }
 
     pub(super) fn require_chat(&self) -> Result<&ChatTemplate> {

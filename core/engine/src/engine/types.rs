@@ -78,6 +78,9 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Speculative decoding.
     pub speculate: Speculate,
+    /// Text that much of the answer is expected to be, such as a file of which a line changes: draft tokens come from it,
+    /// too, where [`Request::speculate`] has any.
+    pub prediction: Option<String>,
     /// Grammar of the answer, which ends where nothing more may follow, with [`FinishReason::Eos`].
     pub grammar: Option<Grammar>,
     /// Log-probabilities of the chosen tokens, and of this number of most likely tokens in the place of each; at most
@@ -162,6 +165,7 @@ impl Request {
             stop_ids: Vec::new(),
             ignore_eos: false,
             speculate: Speculate::Off,
+            prediction: None,
             grammar: None,
             logprobs: None,
             prompt_logprobs: None,
@@ -208,6 +212,8 @@ impl Request {
         salt(salt: impl Into<Option<String>>) => salt = salt.into(),
         /// With draft tokens.
         speculate: Speculate,
+        /// With draft tokens from a text that much of the answer is expected to be.
+        prediction(text: impl Into<Option<String>>) => prediction = text.into(),
         /// With an answer that is of this grammar.
         ///
         /// ```

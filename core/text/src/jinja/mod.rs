@@ -46,7 +46,7 @@ use qhx_base::{CancelToken, Error, ErrorKind, Result, error};
 
 use super::message::{Message, RenderOptions};
 use crate::CallFormat;
-use crate::tools::generic;
+use crate::tools::{generic, results};
 
 /// Instructions that one rendering may execute: a second or so.
 const FUEL: u64 = 20_000_000;
@@ -174,6 +174,9 @@ fn context(
         generic::tell(&mut context);
     }
     if let Some(serde_json::Value::Array(messages)) = context.get_mut("messages") {
+        if results::stand_within(&template.source) {
+            results::put_within(messages);
+        }
         messages.iter_mut().for_each(name_reasoning);
     }
     Ok(context)

@@ -1,174 +1,348 @@
-//! The formats in which models write calls.
+//! The formats in which models write calls: a row of a table each, which the reader of answers, the grammar of calls
+//! and the way of results back into a conversation follow.
 
-use serde_json::{Map, Value};
+use std::fmt;
 
-use super::{Tool, ToolCall, python};
+use super::{Tool, ToolCall, json, pairs, python, tags};
 use crate::REASONING;
 
 /// Format in which a model writes tool calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+///
+/// A group of calls stands between two marks: `start`, the call or calls with what `inner` puts around them, `end`.
+#[derive(Debug)]
 #[non_exhaustive]
-pub enum CallFormat {
-    /// `<tool_call>`, `{"name": …, "arguments": …}`, `</tool_call>` on three lines.
-    Tagged,
-    /// `<tool_call>`, `<function=NAME>`, and for each argument `<parameter=NAME>`, its value and
-    /// `</parameter>`, a line each.
-    Elements,
-    /// `{"name": …, "parameters": …}`, maybe behind `<|python_tag|>`.
-    Bare,
-    /// `[TOOL_CALLS]` and a JSON list of `{"name": …, "arguments": …}`.
-    Listed,
-    /// A list of calls as Python writes them between `<|tool_call_start|>` and `<|tool_call_end|>`.
-    Python,
+pub struct Syntax {
+    /// Name in messages.
+    pub name: &'static str,
+    /// Texts of a chat template that asks for the format: any of them.
+    signs: &'static [&'static str],
+    /// Text that a group begins with; empty where there is none.
+    pub start: &'static str,
+    /// Text that a group ends with; empty where there is none.
+    pub end: &'static str,
+    /// Texts before the first call of a group, between two of its calls, and behind the last one. A group has one call
+    /// where the middle one is empty.
+    pub inner: [&'static str; 3],
+    /// Text between two groups; `None` where an answer has one.
+    pub next: Option<&'static str>,
+    /// Syntax of a single call.
+    pub call: CallSyntax,
+    /// Special token with which the model hands over to whoever runs the calls.
+    pub(crate) handover: Option<&'static str>,
+    /// Results stand within the message that has the calls, where the template takes no messages of tools.
+    pub(crate) results_within: bool,
 }
 
-const CALL: (&str, &str) = ("<tool_call>", "</tool_call>");
-const PYTHON: (&str, &str) = ("<|tool_call_start|>", "<|tool_call_end|>");
-const LISTED: &str = "[TOOL_CALLS]";
-const BARE: &str = "<|python_tag|>";
+/// Syntax of a single call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CallSyntax {
+    /// `{"name": NAME, KEY: {…}}`.
+    Json {
+        /// Key of the arguments.
+        arguments: &'static str,
+    },
+    /// The name, a text, and the arguments as JSON.
+    Named {
+        /// Text between name and arguments.
+        between: &'static str,
+    },
+    /// The name and each argument between tags.
+    Tags(Tags),
+    /// `NAME(KEY=VALUE, …)`, with values as Python writes them.
+    Python,
+    /// `call:NAME{KEY:VALUE,…}`, with bare keys.
+    Pairs {
+        /// Text on both sides of a text.
+        quote: &'static str,
+    },
+}
+
+/// Tags of a call and its arguments, with the line ends that models write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Tags {
+    /// Before the name, behind it, and behind the arguments.
+    pub call: [&'static str; 3],
+    /// Before and behind the name of an argument.
+    pub key: [&'static str; 2],
+    /// Before and behind its value.
+    pub value: [&'static str; 2],
+}
+
+/// What all formats have that do not say otherwise.
+const COMMON: Syntax = Syntax {
+    name: "",
+    signs: &[],
+    start: "",
+    end: "",
+    inner: ["", "", ""],
+    next: None,
+    call: CallSyntax::Json { arguments: "arguments" },
+    handover: None,
+    results_within: false,
+};
+/// A list of JSON.
+const LIST: [&str; 3] = ["[", ", ", "]"];
+
+static PAIRS: Syntax = Syntax {
+    name: "pairs",
+    signs: &["<|tool_call>"],
+    start: "<|tool_call>",
+    end: "<tool_call|>",
+    next: Some(""),
+    call: CallSyntax::Pairs { quote: "<|\"|>" },
+    handover: Some("<|tool_response>"),
+    results_within: true,
+    ..COMMON
+};
+static ESCAPED_PAIRS: Syntax = Syntax {
+    name: "escaped pairs",
+    signs: &["<start_function_call>"],
+    start: "<start_function_call>",
+    end: "<end_function_call>",
+    next: Some(""),
+    call: CallSyntax::Pairs { quote: "<escape>" },
+    handover: Some("<start_function_response>"),
+    ..COMMON
+};
+static ELEMENTS: Syntax = Syntax {
+    name: "elements",
+    signs: &["<function="],
+    start: "<tool_call>",
+    end: "</tool_call>",
+    inner: ["\n", "", ""],
+    next: Some("\n"),
+    call: CallSyntax::Tags(Tags {
+        call: ["<function=", ">\n", "</function>\n"],
+        key: ["<parameter=", ">"],
+        value: ["\n", "\n</parameter>\n"],
+    }),
+    ..COMMON
+};
+static KEYS_AND_VALUES: Syntax = Syntax {
+    name: "keys and values",
+    signs: &["<arg_key>"],
+    start: "<tool_call>",
+    end: "</tool_call>",
+    next: Some("\n"),
+    call: CallSyntax::Tags(Tags {
+        call: ["", "\n", ""],
+        key: ["<arg_key>", "</arg_key>\n"],
+        value: ["<arg_value>", "</arg_value>\n"],
+    }),
+    ..COMMON
+};
+static PYTHON: Syntax = Syntax {
+    name: "Python",
+    signs: &["<|tool_call_start|>"],
+    start: "<|tool_call_start|>",
+    end: "<|tool_call_end|>",
+    inner: LIST,
+    call: CallSyntax::Python,
+    ..COMMON
+};
+static NAMED: Syntax = Syntax {
+    name: "named",
+    signs: &["[ARGS]"],
+    start: "[TOOL_CALLS]",
+    next: Some(""),
+    call: CallSyntax::Named { between: "[ARGS]" },
+    ..COMMON
+};
+static LISTED: Syntax = Syntax {
+    name: "listed",
+    signs: &["[TOOL_CALLS]"],
+    start: "[TOOL_CALLS]",
+    inner: LIST,
+    ..COMMON
+};
+static ENCLOSED_LIST: Syntax = Syntax {
+    name: "enclosed list",
+    signs: &["<|/tool_call|>"],
+    start: "<|tool_call|>",
+    end: "<|/tool_call|>",
+    inner: LIST,
+    ..COMMON
+};
+static MARKED_LIST: Syntax = Syntax {
+    name: "marked list",
+    signs: &["<|tool_call|>"],
+    start: "<|tool_call|>",
+    inner: LIST,
+    ..COMMON
+};
+static CAPITALS: Syntax = Syntax {
+    name: "capitals",
+    signs: &["<TOOLCALL>"],
+    start: "<TOOLCALL>",
+    end: "</TOOLCALL>",
+    inner: LIST,
+    ..COMMON
+};
+static TAGGED: Syntax = Syntax {
+    name: "tagged",
+    signs: &["<tool_call>"],
+    start: "<tool_call>",
+    end: "</tool_call>",
+    inner: ["\n", "", "\n"],
+    next: Some("\n"),
+    ..COMMON
+};
+static BARE: Syntax = Syntax {
+    name: "bare",
+    signs: &[PYTHON_TAG, "\"parameters\":", "\\\"parameters\\\":"],
+    inner: ["", "; ", ""],
+    call: CallSyntax::Json { arguments: "parameters" },
+    ..COMMON
+};
+
+/// May stand before bare calls.
+const PYTHON_TAG: &str = "<|python_tag|>";
+
+/// Format in which a model writes tool calls: see [`Syntax`].
+#[derive(Clone, Copy)]
+pub struct CallFormat(&'static Syntax);
 
 impl CallFormat {
+    /// `<|tool_call>call:NAME{KEY:<|"|>TEXT<|"|>,KEY:3}<tool_call|>`.
+    pub const PAIRS: Self = Self(&PAIRS);
+    /// The same between `<start_function_call>` and `<end_function_call>`, with `<escape>` around texts.
+    pub const ESCAPED_PAIRS: Self = Self(&ESCAPED_PAIRS);
+    /// `<tool_call>`, `<function=NAME>`, and for each argument `<parameter=NAME>`, its value and `</parameter>`, a line
+    /// each.
+    pub const ELEMENTS: Self = Self(&ELEMENTS);
+    /// `<tool_call>NAME`, and for each argument `<arg_key>KEY</arg_key>` and `<arg_value>VALUE</arg_value>`.
+    pub const KEYS_AND_VALUES: Self = Self(&KEYS_AND_VALUES);
+    /// A list of calls as Python writes them between `<|tool_call_start|>` and `<|tool_call_end|>`.
+    pub const PYTHON: Self = Self(&PYTHON);
+    /// `[TOOL_CALLS]NAME[ARGS]{…}`.
+    pub const NAMED: Self = Self(&NAMED);
+    /// `[TOOL_CALLS]` and a JSON list of `{"name": …, "arguments": …}`.
+    pub const LISTED: Self = Self(&LISTED);
+    /// The same list between `<|tool_call|>` and `<|/tool_call|>`.
+    pub const ENCLOSED_LIST: Self = Self(&ENCLOSED_LIST);
+    /// The same list behind `<|tool_call|>`.
+    pub const MARKED_LIST: Self = Self(&MARKED_LIST);
+    /// The same list between `<TOOLCALL>` and `</TOOLCALL>`.
+    pub const CAPITALS: Self = Self(&CAPITALS);
+    /// `<tool_call>`, `{"name": …, "arguments": …}`, `</tool_call>` on three lines.
+    pub const TAGGED: Self = Self(&TAGGED);
+    /// `{"name": …, "parameters": …}`, maybe behind `<|python_tag|>`.
+    pub const BARE: Self = Self(&BARE);
+
+    /// All of them. The first one that a template has a sign of is its own.
+    pub const ALL: [Self; 12] = [
+        Self::PAIRS,
+        Self::ESCAPED_PAIRS,
+        Self::ELEMENTS,
+        Self::KEYS_AND_VALUES,
+        Self::PYTHON,
+        Self::NAMED,
+        Self::LISTED,
+        Self::ENCLOSED_LIST,
+        Self::MARKED_LIST,
+        Self::CAPITALS,
+        Self::TAGGED,
+        Self::BARE,
+    ];
+
     /// The format that a chat template asks for; `None` where it knows no tools, or no format that is known here.
     pub fn of_template(source: &str) -> Option<Self> {
-        if !source.contains("tool") {
-            return None;
-        }
-        let has = |text| source.contains(text);
-        let json = has("\"parameters\":") || has("\\\"parameters\\\":");
-        Some(match () {
-            () if has("<function=") => Self::Elements,
-            () if has(PYTHON.0) => Self::Python,
-            () if has(LISTED) => Self::Listed,
-            () if has(CALL.0) => Self::Tagged,
-            () if has(BARE) || json => Self::Bare,
-            () => return None,
-        })
+        let asks = |format: &Self| format.0.signs.iter().any(|sign| source.contains(sign));
+        Self::ALL.into_iter().find(asks).filter(|_| source.contains("tool"))
     }
 
-    /// Texts that a call begins and ends with; empty where there is none.
+    /// Its row of the table.
+    pub fn syntax(self) -> &'static Syntax {
+        self.0
+    }
+
+    /// Texts that a group of calls begins and ends with; empty where there is none.
     pub fn marks(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Tagged | Self::Elements => CALL,
-            Self::Bare => ("", ""),
-            Self::Listed => (LISTED, ""),
-            Self::Python => PYTHON,
-        }
+        (self.0.start, self.0.end)
+    }
+
+    /// Special token with which the model hands over to whoever runs its calls: an answer ends there.
+    pub fn handover(self) -> Option<&'static str> {
+        self.0.handover
     }
 
     /// The calls in an answer, whose special tokens are spelled out, in order. What looks like a call and cannot be
     /// read is none. `tools` say which arguments are texts, where the format does not.
     pub fn calls(self, answer: &str, tools: &[Tool]) -> Vec<ToolCall> {
-        let mut calls = self.marked_calls(answer, tools);
+        let text = REASONING.iter().fold(answer, |text, marks| marks.behind(text, self.0.start));
+        let mut calls = self.marked_calls(text, tools);
         if calls.is_empty() {
-            calls.extend(bare_call(answer, tools));
+            calls.extend(match self.0.call {
+                CallSyntax::Pairs { quote } => pairs::unmarked(text, quote, tools),
+                _ => json::bare_call(text, tools),
+            });
         }
         calls
     }
 
     fn marked_calls(self, answer: &str, tools: &[Tool]) -> Vec<ToolCall> {
         let mut calls = Vec::new();
-        if self == Self::Bare {
+        let Syntax { start, end, call, .. } = *self.0;
+        if start.is_empty() {
             let text = answer.trim_start();
-            json_calls(text.strip_prefix(BARE).unwrap_or(text), &mut calls);
+            json::calls(text.strip_prefix(PYTHON_TAG).unwrap_or(text), &mut calls);
             return calls;
         }
-        let (start, end) = self.marks();
         let mut rest = answer;
         while let Some((_, behind)) = rest.split_once(start) {
             rest = behind;
-            match self {
-                Self::Elements => {
-                    if let Some((call, behind)) = elements(rest, tools) {
+            match call {
+                CallSyntax::Tags(syntax) => {
+                    if let Some((call, behind)) = tags::call(rest, &syntax, end, tools) {
                         calls.push(call);
                         rest = behind;
                     }
                 }
-                Self::Python => {
+                CallSyntax::Pairs { quote } => {
+                    if let Some((call, behind)) = pairs::call(rest, quote) {
+                        calls.push(call);
+                        rest = behind;
+                    }
+                }
+                CallSyntax::Python => {
                     let text = rest.split_once(end).map_or(rest, |(text, _)| text);
                     calls.extend(python::calls(text));
                 }
-                _ => rest = json_calls(rest, &mut calls),
+                CallSyntax::Json { .. } | CallSyntax::Named { .. } => {
+                    rest = json::calls(rest, &mut calls);
+                }
             }
         }
         calls
     }
-}
 
-/// The call that an answer is, behind its reasoning: an object with the name of a tool and its arguments, and nothing
-/// else. Models write it that way, too, when they forget the marks.
-fn bare_call(answer: &str, tools: &[Tool]) -> Option<ToolCall> {
-    let text = answer.rsplit_once(REASONING.1).map_or(answer, |(_, text)| text);
-    let call: Map<String, Value> = serde_json::from_str(text.trim()).ok()?;
-    let is_argument = |key: &str| matches!(key, "arguments" | "parameters");
-    let exact = call.len() == 2 && call.keys().all(|key| key == "name" || is_argument(key));
-    let call = json_call(call.into()).filter(|call| exact && call.arguments.is_object())?;
-    tools.iter().any(|tool| tool.name == call.name).then_some(call)
-}
-
-/// Adds the calls that `text` begins with, as JSON values or a list of them. Returns what is behind the first value.
-fn json_calls<'a>(text: &'a str, calls: &mut Vec<ToolCall>) -> &'a str {
-    // Newer models write the name, `[ARGS]`, the arguments.
-    let name = text.find(['{', '[']).map(|at| text.split_at(at));
-    if let Some((name, arguments)) = name.filter(|(name, _)| !name.trim().is_empty()) {
-        let mut values = values(arguments.strip_prefix("[ARGS]").unwrap_or(arguments));
-        if let Some(Ok(arguments @ Value::Object(_))) = values.next() {
-            calls.push(ToolCall { name: name.trim().to_owned(), arguments });
+    /// True for a text that begins with a call of one of the tools without the marks, as models write it that forget
+    /// them; `None` while it may become one.
+    pub fn begins_unmarked(self, text: &str, tools: &[Tool]) -> Option<bool> {
+        let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
+        let mut begins = tools.iter().map(|tool| match self.0.call {
+            CallSyntax::Pairs { .. } => format!("{}{}{{", pairs::CALL, tool.name),
+            _ => format!("{{\"name\":\"{}\"", tool.name),
+        });
+        if begins.clone().any(|begin| text.starts_with(&begin)) {
+            return Some(true);
         }
-        return text;
-    }
-    let mut rest = text;
-    loop {
-        let mut values = values(rest);
-        let Some(Ok(value)) = values.next() else { return rest };
-        rest = &rest[values.byte_offset()..];
-        match value {
-            Value::Array(list) => calls.extend(list.into_iter().filter_map(json_call)),
-            value => calls.extend(json_call(value)),
-        }
-        // Several have semicolons between.
-        match rest.trim_start().strip_prefix(';') {
-            Some(more) => rest = more,
-            None => return rest,
-        }
+        (!begins.any(|begin| begin.starts_with(&text))).then_some(false)
     }
 }
 
-fn values(text: &str) -> serde_json::StreamDeserializer<'_, serde_json::de::StrRead<'_>, Value> {
-    serde_json::Deserializer::from_str(text).into_iter()
-}
-
-fn json_call(value: Value) -> Option<ToolCall> {
-    let Value::Object(mut call) = value else { return None };
-    let name = call.get("name")?.as_str()?.to_owned();
-    let arguments = call.remove("arguments").or_else(|| call.remove("parameters"));
-    let arguments = match arguments.unwrap_or(Value::Null) {
-        // Some models write the arguments as a text of JSON.
-        Value::String(text) => serde_json::from_str(&text).unwrap_or(Value::String(text)),
-        Value::Null => Map::new().into(),
-        other => other,
-    };
-    Some(ToolCall { name, arguments })
-}
-
-/// The call that `text` begins with, in elements, and what is behind it.
-fn elements<'a>(text: &'a str, tools: &[Tool]) -> Option<(ToolCall, &'a str)> {
-    let (name, mut rest) = text.trim_start().strip_prefix("<function=")?.split_once('>')?;
-    let tool = tools.iter().find(|tool| tool.name == name);
-    let mut arguments = Map::new();
-    loop {
-        let text = rest.trim_start();
-        if let Some(behind) = text.strip_prefix("</function>") {
-            let call = ToolCall { name: name.to_owned(), arguments: arguments.into() };
-            return Some((call, behind));
-        }
-        let (argument, behind) = text.strip_prefix("<parameter=")?.split_once('>')?;
-        let (value, behind) = behind.split_once("</parameter>")?;
-        let value = value.strip_prefix('\n').unwrap_or(value);
-        let value = value.strip_suffix('\n').unwrap_or(value);
-        let is_text = tool.is_some_and(|tool| tool.takes_text(argument));
-        let read = if is_text { None } else { serde_json::from_str(value.trim()).ok() };
-        let value = read.unwrap_or_else(|| Value::String(value.to_owned()));
-        arguments.insert(argument.to_owned(), value);
-        rest = behind;
+impl fmt::Debug for CallFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CallFormat").field(&self.0.name).finish()
     }
 }
+
+impl PartialEq for CallFormat {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.0, other.0)
+    }
+}
+
+impl Eq for CallFormat {}

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::CallFormat;
 
 /// Format that such a model is asked for.
-pub(crate) const FORMAT: CallFormat = CallFormat::Tagged;
+pub(crate) const FORMAT: CallFormat = CallFormat::TAGGED;
 
 const BEFORE: &str =
     "You can call these functions, each a JSON object with a schema of its arguments:";
@@ -76,7 +76,7 @@ fn as_texts(mut rewritten: Vec<Value>, mut message: Value) -> Vec<Value> {
 }
 
 /// All texts of a message.
-fn content(message: &Value) -> String {
+pub(super) fn content(message: &Value) -> String {
     match &message["content"] {
         Value::String(text) => text.clone(),
         Value::Array(parts) => {

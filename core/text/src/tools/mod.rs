@@ -2,7 +2,11 @@
 
 mod formats;
 pub(crate) mod generic;
+mod json;
+mod pairs;
 mod python;
+pub(crate) mod results;
+mod tags;
 #[cfg(test)]
 mod tests;
 
@@ -10,7 +14,7 @@ use qhx_base::{Result, error};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-pub use formats::CallFormat;
+pub use formats::{CallFormat, CallSyntax, Syntax, Tags};
 
 /// A tool that a model may call.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,6 +29,10 @@ pub struct Tool {
 }
 
 impl Tool {
+    /// Key of an argument's schema: a grammar in the Lark syntax that the text is of. A format that writes texts as they
+    /// are holds to it; in JSON, where they are escaped, none can.
+    pub const LARK: &str = "x-lark";
+
     /// A tool whose arguments are of a JSON schema.
     pub fn new(name: impl Into<String>, parameters: Value) -> Self {
         Self { name: name.into(), parameters, strict: false }

@@ -76,7 +76,8 @@ impl Drafter for PromptLookup {
     }
 
     fn begin(&mut self, start: &Start<'_>) -> Result<()> {
-        let tokens = start.prompt.len().saturating_add(start.max.min(1 << 20));
+        let known = start.predicted.len().saturating_add(start.prompt.len());
+        let tokens = known.saturating_add(start.max.min(1 << 20));
         self.text.clear();
         self.earlier.clear();
         self.text.reserve(tokens);
@@ -84,7 +85,7 @@ impl Drafter for PromptLookup {
         let slots = tokens.next_power_of_two().clamp(1 << 8, 1 << 20);
         self.latest.clear();
         self.latest.resize(slots, NONE);
-        start.prompt.iter().for_each(|&token| self.push(token));
+        start.predicted.iter().chain(start.prompt).for_each(|&token| self.push(token));
         Ok(())
     }
 
@@ -123,10 +124,15 @@ mod tests {
     use crate::sampling::{AllowedTokens, SamplingParams};
 
     fn begun(prompt: &[u32], max_drafts: usize) -> PromptLookup {
+        predicted(&[], prompt, max_drafts)
+    }
+
+    fn predicted(predicted: &[u32], prompt: &[u32], max_drafts: usize) -> PromptLookup {
         let mut lookup = PromptLookup::new();
         let (sampling, allowed) = (SamplingParams::default(), AllowedTokens::below(1000).into());
         let (sampling, allowed, cancel) = (&sampling, &allowed, &qhx_base::CancelToken::new());
-        let start = Start { prompt, max: max_drafts, sampling, allowed, media: false, cancel };
+        let max = max_drafts;
+        let start = Start { prompt, predicted, max, sampling, allowed, media: false, cancel };
         lookup.begin(&start).unwrap();
         lookup
     }
@@ -149,6 +155,14 @@ mod tests {
         assert_eq!(draft(&mut lookup, 1), [9]);
         lookup.push(100);
         assert_eq!(draft(&mut lookup, 4), [0u32; 0], "this never stood before");
+    }
+
+    #[test]
+    fn a_predicted_text_is_drafted_from() {
+        let mut lookup = predicted(&[1, 2, 3, 4, 5], &[7, 8], 3);
+        lookup.push(1);
+        lookup.push(2);
+        assert_eq!(draft(&mut lookup, 3), [3, 4, 5]);
     }
 
     #[test]

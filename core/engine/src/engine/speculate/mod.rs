@@ -32,6 +32,8 @@ use qhx_base::{CancelToken, ErrorKind, Result};
 pub struct Start<'a> {
     /// Tokens of the prompt; where an image, audio clip or video lies, the token that stands for it.
     pub prompt: &'a [u32],
+    /// Tokens of a text that much of the answer is expected to be.
+    pub predicted: &'a [u32],
     /// Maximum number of tokens that may follow.
     pub max: usize,
     /// Sampling parameters of these tokens.
