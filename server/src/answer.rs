@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use axum::http::StatusCode;
 use qhx::{
-    Beginning, FinishReason, Generation, PromptToken, REASONING, TextPipeline, TokenLogprobs, Tool,
-    ToolCall,
+    Beginning, CallFormat, FinishReason, Generation, PromptToken, ReasoningMarks, TextPipeline,
+    TokenLogprobs, Tool, ToolCall,
 };
 
 use crate::error::{ApiError, Result, broken};
@@ -50,23 +50,29 @@ pub(crate) struct Reader {
     /// Tokens behind the reasoning.
     tokens: Vec<u32>,
     reasoning_tokens: usize,
-    /// Beginning of a call; no text for a model whose calls begin like JSON.
-    mark: Option<&'static str>,
-    /// Special tokens, which are no text: where reasoning begins and ends, and a call begins.
-    ids: [Option<u32>; 3],
+    reasoning: ReasoningMarks,
+    /// The label of the reasoning may come.
+    labelled: bool,
+    /// Format of calls, where there are tools.
+    format: Option<CallFormat>,
+    /// The marks of calls as special tokens, which are no text.
+    ids: [Option<u32>; 2],
+    /// Bytes of the text of calls in which no mark of an end is.
+    searched: usize,
+    /// Calls that are out.
+    called: usize,
 }
 
 impl Reader {
     pub(crate) fn new(info: &Info, tools: Vec<Tool>, several_calls: bool) -> Self {
         let texts = Arc::clone(&info.texts);
-        let mark = texts.call_format().filter(|_| !tools.is_empty()).map(|format| format.marks().0);
-        let special = |text: &str| {
-            let tokenizer = texts.tokenizer()?;
-            let id = tokenizer.token_to_id(text)?;
-            tokenizer.visible_token(id).is_none().then_some(id)
-        };
-        let ids = [special(REASONING.0), special(REASONING.1), mark.and_then(special)];
+        let format = texts.call_format().filter(|_| !tools.is_empty());
+        let ids = format.map_or([None; 2], |format| {
+            let (start, end) = format.marks();
+            [start, end].map(|mark| texts.special(mark))
+        });
         Self {
+            reasoning: texts.reasoning(),
             texts,
             tools,
             several_calls,
@@ -77,8 +83,11 @@ impl Reader {
             fresh: true,
             tokens: Vec::new(),
             reasoning_tokens: 0,
-            mark,
+            labelled: false,
+            format,
             ids,
+            searched: 0,
+            called: 0,
         }
     }
 
@@ -91,7 +100,7 @@ impl Reader {
     fn begin(&mut self, beginning: Beginning) {
         match beginning {
             Beginning::Reasoning if self.reasons => {
-                (self.mode, self.trims) = (Mode::Thinking, true)
+                (self.mode, self.trims) = (Mode::Thinking, true);
             }
             Beginning::Either if self.reasons => self.mode = Mode::Start,
             // It goes on with a text.
@@ -110,27 +119,48 @@ impl Reader {
 
     /// Takes in what came with a token.
     fn push(&mut self, id: Option<u32>, text: &str, out: &mut Vec<Delta>) {
-        let [open, close, call] = self.ids;
+        let [start, end] = self.ids.map(|mark| mark.is_some() && id == mark);
         self.reasoning_tokens += usize::from(self.mode == Mode::Thinking && id.is_some());
         self.held.push_str(text);
-        match self.mode {
-            Mode::Start if id.is_some() && id == open => {
-                (self.mode, self.trims) = (Mode::Thinking, true);
-            }
-            Mode::Thinking if id.is_some() && id == close => {
-                self.read(true, out);
-                self.end_reasoning();
-            }
-            Mode::Thinking => {}
-            Mode::Start | Mode::Text if id.is_some() && id == call => {
-                self.tokens.extend(id);
+        if start && self.mode != Mode::Calling {
+            if self.mode == Mode::Start {
                 self.mode = Mode::Text;
-                self.read(true, out);
-                self.mode = Mode::Calling;
             }
-            _ => self.tokens.extend(id),
+            self.held.truncate(self.held.trim_end().len());
+            self.read(true, out);
+            self.mode = Mode::Calling;
         }
+        self.tokens.extend(id);
         self.read(false, out);
+        if self.mode == Mode::Calling && (end || self.has_end()) {
+            // What cannot be decoded is told at the end of the answer.
+            let _ = self.read_calls(out);
+        }
+    }
+
+    /// True where the text of calls has the mark of an end that was not seen before.
+    fn has_end(&mut self) -> bool {
+        let end = self.format.map_or("", |format| format.marks().1);
+        if end.is_empty() {
+            return false;
+        }
+        let found = self.held.get(self.searched..).and_then(|text| text.find(end));
+        let unsure = (self.held.len() + 1).saturating_sub(end.len()).max(self.searched);
+        let boundary = (unsure..).find(|&at| self.held.is_char_boundary(at)).unwrap_or(unsure);
+        self.searched = found.map_or(boundary, |at| self.searched + at + end.len());
+        found.is_some()
+    }
+
+    /// Shows the calls that are whole and not out yet.
+    fn read_calls(&mut self, out: &mut Vec<Delta>) -> qhx::Result<()> {
+        let mut calls = self.texts.calls(&self.tokens, &self.tools)?;
+        if !self.several_calls {
+            calls.truncate(1);
+        }
+        let before = self.called;
+        self.called = before.max(calls.len());
+        out.extend(calls.into_iter().skip(before).map(Delta::Call));
+        Ok(())
     }
 
     fn end_reasoning(&mut self) {
@@ -140,6 +170,7 @@ impl Reader {
 
     /// Shows what can be shown; all of it at the `end`.
     fn read(&mut self, end: bool, out: &mut Vec<Delta>) {
+        let ReasoningMarks { open, label, close, .. } = self.reasoning;
         loop {
             if self.trims {
                 self.held.drain(..self.held.len() - self.held.trim_start().len());
@@ -148,105 +179,136 @@ impl Reader {
             match self.mode {
                 Mode::Start => {
                     let begin = self.held.trim_start();
-                    if let Some(rest) = begin.strip_prefix(REASONING.0) {
+                    if let Some(rest) = begin.strip_prefix(open) {
                         self.held = rest.to_owned();
-                        (self.mode, self.trims) = (Mode::Thinking, true);
-                    } else if !end && REASONING.0.starts_with(begin) {
+                        self.begin_reasoning();
+                    } else if !end && open.starts_with(begin) {
                         return;
                     } else {
                         self.mode = Mode::Text;
                     }
                 }
+                Mode::Thinking if self.labelled => {
+                    if !end && label.starts_with(self.held.as_str()) {
+                        return;
+                    }
+                    let rest = self.held.strip_prefix(label);
+                    let ends = |c: char| c.is_whitespace() || close.starts_with(c);
+                    if let Some(rest) = rest.filter(|rest| rest.chars().next().is_none_or(ends)) {
+                        self.held = rest.to_owned();
+                        self.trims = true;
+                    }
+                    self.labelled = false;
+                }
                 Mode::Thinking => {
-                    if let Some((before, behind)) = self.held.split_once(REASONING.1) {
-                        let (before, behind) = (before.trim_end().to_owned(), behind.to_owned());
-                        show(before, out, Delta::Reasoning);
-                        self.held = behind;
+                    let call = self.format.map_or("", |format| format.marks().0);
+                    let call = Some(call).filter(|mark| !mark.is_empty());
+                    let closed = self.held.find(close);
+                    let called = call.and_then(|mark| self.held.find(mark));
+                    // A call ends it, too.
+                    if let Some(at) = called.filter(|at| closed.is_none_or(|closed| *at < closed)) {
+                        show(self.held[..at].trim_end().to_owned(), out, Delta::Reasoning);
+                        self.held.drain(..at);
+                        self.mode = Mode::Calling;
+                        return;
+                    }
+                    if let Some(at) = closed {
+                        show(self.held[..at].trim_end().to_owned(), out, Delta::Reasoning);
+                        self.held.drain(..at + close.len());
                         self.end_reasoning();
                         continue;
                     }
-                    let shown = shown(&self.held, REASONING.1, end);
+                    let shown = shown(&self.held, [Some(close), call], end);
                     let text = self.held.drain(..shown).collect();
                     return show(text, out, Delta::Reasoning);
                 }
-                Mode::Text => return self.read_text(end, out),
+                Mode::Text => {
+                    if !self.read_text(end, out) {
+                        return;
+                    }
+                }
                 Mode::Calling => return,
             }
         }
     }
 
-    fn read_text(&mut self, end: bool, out: &mut Vec<Delta>) {
-        if self.fresh && self.mark != Some("") {
-            match is_call(&self.held, &self.tools) {
+    fn begin_reasoning(&mut self) {
+        (self.mode, self.trims) = (Mode::Thinking, true);
+        self.labelled = !self.reasoning.label.is_empty();
+    }
+
+    /// True where reasoning begins within the text.
+    fn read_text(&mut self, end: bool, out: &mut Vec<Delta>) -> bool {
+        let mark = self.format.map(|format| format.marks().0);
+        if let Some(format) = self.format.filter(|_| self.fresh && mark != Some("")) {
+            match format.begins_unmarked(&self.held, &self.tools) {
                 Some(true) => {
                     self.mode = Mode::Calling;
-                    return;
+                    return false;
                 }
-                None if !end => return,
+                None if !end => return false,
                 _ => {}
             }
         }
-        let shown = match self.mark {
-            None => self.held.len(),
-            // Only at the beginning.
-            Some("") if self.fresh => {
+        // Channels may come at any place.
+        let channel = Some(self.reasoning.open);
+        let channel = channel.filter(|_| self.reasons && !self.reasoning.label.is_empty());
+        let marks = [mark.filter(|mark| !mark.is_empty()), channel];
+        let found = marks.map(|mark| mark.and_then(|mark| self.held.find(mark)));
+        let shown = match found {
+            [Some(at), other] if other.is_none_or(|other| at < other) => {
+                self.mode = Mode::Calling;
+                self.held[..at].trim_end().len()
+            }
+            [_, Some(at)] => {
+                let text = self.held[..at].to_owned();
+                self.fresh &= text.is_empty();
+                show(text, out, Delta::Text);
+                self.held.drain(..at + self.reasoning.open.len());
+                self.begin_reasoning();
+                return true;
+            }
+            // Calls without a mark stand at the beginning only.
+            _ if mark == Some("") && self.fresh => {
                 let begin = self.held.trim_start();
                 if begin.starts_with(['{', '[']) {
                     self.mode = Mode::Calling;
-                    return;
+                    return false;
                 }
                 if begin.is_empty() && !end { 0 } else { self.held.len() }
             }
-            Some("") => self.held.len(),
-            Some(mark) => match self.held.find(mark) {
-                Some(at) => {
-                    self.mode = Mode::Calling;
-                    self.held.get(..at).map_or(0, |text| text.trim_end().len())
-                }
-                None => shown(&self.held, mark, end),
-            },
+            _ => shown(&self.held, marks, end),
         };
         let text: String = self.held.drain(..shown).collect();
         self.fresh &= text.is_empty();
         show(text, out, Delta::Text);
+        false
     }
 
     /// Reads the rest at the end of the answer.
     fn finish(&mut self, out: &mut Vec<Delta>) -> qhx::Result<()> {
         self.read(true, out);
         if self.mode == Mode::Calling {
-            let mut calls = self.texts.calls(&self.tokens, &self.tools)?;
-            if !self.several_calls {
-                calls.truncate(1);
-            }
-            if calls.is_empty() {
+            self.read_calls(out)?;
+            if self.called == 0 {
                 show(std::mem::take(&mut self.held), out, Delta::Text);
             }
-            out.extend(calls.into_iter().map(Delta::Call));
         }
         Ok(())
     }
 }
 
-/// True for a text that begins like a call of one of the tools in bare JSON; `None` while it may become one.
-fn is_call(text: &str, tools: &[Tool]) -> Option<bool> {
-    let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
-    let mut begins = tools.iter().map(|tool| format!("{{\"name\":\"{}\"", tool.name));
-    if begins.clone().any(|begin| text.starts_with(&begin)) {
-        return Some(true);
-    }
-    (!begins.any(|begin| begin.starts_with(&text))).then_some(false)
-}
-
-/// Length of the text to show: up to a possible beginning of `mark`, without white space in front of it.
-fn shown(text: &str, mark: &str, end: bool) -> usize {
-    if end {
+/// Length of the text to show: up to a possible beginning of one of the marks, without white space in front of it.
+fn shown(text: &str, marks: [Option<&str>; 2], end: bool) -> usize {
+    if end || marks == [None; 2] {
         return text.len();
     }
-    let partial = text.char_indices().map(|(at, _)| at);
-    let begins = |&at: &usize| text.get(at..).is_some_and(|rest| mark.starts_with(rest));
-    let at = partial.rev().take(mark.len()).filter(begins).last().unwrap_or(text.len());
-    text.get(..at).map_or(0, |text| text.trim_end().len())
+    let begins = |mark: &str| {
+        let partial = text.char_indices().map(|(at, _)| at).rev().take(mark.len());
+        partial.filter(|&at| mark.starts_with(&text[at..])).last()
+    };
+    let at = marks.into_iter().flatten().filter_map(begins).min().unwrap_or(text.len());
+    text[..at].trim_end().len()
 }
 
 fn show(text: String, out: &mut Vec<Delta>, delta: impl FnOnce(String) -> Delta) {
@@ -289,6 +351,8 @@ pub(crate) struct Usage {
     pub cached: usize,
     pub completion: usize,
     pub reasoning: usize,
+    /// Draft tokens that became part of an answer, and those that did not.
+    pub drafted: [usize; 2],
 }
 
 /// Content of an update.
@@ -352,6 +416,9 @@ impl Answers {
                 reader.finish(&mut step.deltas).map_err(|_| unreadable())?;
                 self.usage.completion += generation.tokens.len();
                 self.usage.reasoning += reader.reasoning_tokens;
+                let drafts = generation.timings.drafts;
+                self.usage.drafted[0] += drafts.accepted;
+                self.usage.drafted[1] += drafts.drafted.saturating_sub(drafts.accepted);
                 step.finished = Some(generation);
             }
             _ => return Ok(None),
@@ -404,25 +471,4 @@ impl Answers {
 fn unreadable() -> ApiError {
     let message = "the answer has tokens that are no text";
     ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_text_may_become_a_bare_call_of_a_tool() {
-        let tools = ["find", "find_all"].map(|name| Tool::new(name, serde_json::Value::Null));
-        for (text, expected) in [
-            ("", None),
-            (" {\n  \"na", None),
-            ("{\"name\": \"fin", None),
-            ("{ \"name\" : \"find_all\", ", Some(true)),
-            ("{\"name\": \"Paris\"", Some(false)),
-            ("The", Some(false)),
-        ] {
-            assert_eq!(is_call(text, &tools), expected, "{text:?}");
-        }
-        assert_eq!(is_call("{\"name\"", &[]), Some(false));
-    }
 }

@@ -18,6 +18,7 @@ use crate::metrics::Metrics;
 use crate::options::ServerOptions;
 use crate::queue::Queue;
 use crate::registry::Registry;
+use crate::stored_responses::StoredResponses;
 
 /// Texts that are tokenized at a time beside the queue.
 const TOKENIZING: usize = 2;
@@ -39,6 +40,8 @@ pub(crate) struct App {
     /// Places for texts that are tokenized beside the queue.
     pub tokenizing: Arc<Semaphore>,
     pub activity: Activity,
+    /// Responses that later ones go on from.
+    pub stored: StoredResponses,
     keys: Vec<[u8; 32]>,
 }
 
@@ -62,6 +65,7 @@ impl App {
             memory: Budget::new(options.request_memory),
             tokenizing: Arc::new(Semaphore::new(TOKENIZING)),
             activity: Activity::default(),
+            stored: StoredResponses::new(options.api_keys.len()),
             keys: options.api_keys.iter().map(|key| digest(key)).collect(),
             registry,
             options,

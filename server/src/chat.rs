@@ -91,7 +91,11 @@ pub(crate) fn usage(usage: &Usage) -> Value {
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning,
+            "accepted_prediction_tokens": usage.drafted[0],
+            "rejected_prediction_tokens": usage.drafted[1],
+        },
     })
 }
 

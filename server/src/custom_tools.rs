@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use qhx::ToolCall;
+use qhx::{Tool, ToolCall};
 use serde_json::{Map, Value, json};
 
 use crate::error::Result;
@@ -39,24 +39,39 @@ impl CustomTools {
     }
 }
 
-/// A custom tool as a function of one text. The grammar of its input is a part of the description, and not enforced.
+/// A custom tool as a function of one text. The grammar of its input is a part of the description, and of the schema.
 pub(crate) fn custom(tool: &Fields<'_>) -> Result<Value> {
     let own = tool.object("custom")?.unwrap_or_else(|| tool.clone());
     let mut description = own.text("description")?.unwrap_or_default().to_owned();
+    let mut input = json!({"type": "string"});
     if let Some(format) = own.object("format")? {
         let format = format.object("grammar")?.unwrap_or(format);
         if let Some(definition) = format.text("definition")? {
-            let syntax = format.text("syntax")?.unwrap_or("grammar");
+            let syntax = format.text("syntax")?.unwrap_or("lark");
+            match syntax {
+                "regex" => input["pattern"] = format!("^(?:{definition})$").into(),
+                "lark" => input[Tool::LARK] = definition.into(),
+                _ => return Err(format.wrong("syntax", "lark or regex")),
+            }
             description.push_str(&format!("\n\nThe input has this {syntax} form:\n{definition}"));
         }
     }
     let parameters = json!({
         "type": "object",
-        "properties": {INPUT: {"type": "string"}},
+        "properties": {INPUT: input},
         "required": [INPUT],
         "additionalProperties": false,
     });
     let function =
         json!({"name": own.needed("name")?, "description": description, "parameters": parameters});
     Ok(json!({"type": "function", "function": function}))
+}
+
+/// A tool as templates show it: a Lark grammar stands in its description alone.
+pub(crate) fn shown(mut tool: Value) -> Value {
+    let input = tool.pointer_mut(&format!("/function/parameters/properties/{INPUT}"));
+    if let Some(input) = input.and_then(Value::as_object_mut) {
+        input.remove(Tool::LARK);
+    }
+    tool
 }

@@ -3,12 +3,12 @@
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
-use qhx::{CancelToken, Grammar, Request, SamplingParams, TextPipeline, Tool};
+use qhx::{CancelToken, Grammar, Request, SamplingParams, Speculate, TextPipeline, Tool};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answers, Reader};
-use crate::conversation::{Conversation, Part, Turn};
-use crate::custom_tools::custom;
+use crate::conversation::{Conversation, Part, Turn, parts};
+use crate::custom_tools::{custom, shown};
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, tokens, wrong};
 use crate::pending::Pending;
@@ -60,6 +60,8 @@ pub(crate) const UNSUPPORTED: [&str; 23] = [
     "logits_processors",
     "n_probs",
 ];
+/// Tokens that are kept free for an answer whose length is not given.
+const DEFAULT_ANSWER: usize = 1024;
 /// Log-probabilities in the place of a token.
 const MAX_TOP: u64 = 20;
 
@@ -82,6 +84,10 @@ pub(crate) struct Ask {
     pub thinking: Option<bool>,
     /// Sets the states of its conversations apart from those of others.
     pub cache_salt: Option<String>,
+    /// The oldest messages may be left out where all are more than the context holds.
+    pub truncates: bool,
+    /// Text that is expected to be the answer, or much of it.
+    pub prediction: Option<String>,
     /// Further variables of the template.
     pub arguments: Map<String, Value>,
 }
@@ -143,6 +149,8 @@ impl Ask {
             logprobs: logprobs.then_some(top.unwrap_or(0)),
             thinking,
             cache_salt: cache_salt(fields)?,
+            truncates: false,
+            prediction: prediction(fields)?,
             arguments,
         };
         ask.effort(fields.text("reasoning_effort")?);
@@ -224,7 +232,8 @@ impl Ask {
             arguments.insert("messages".to_owned(), messages.clone());
         }
         if !self.tools.is_empty() && self.choice != ToolChoice::None {
-            arguments.insert("tools".to_owned(), self.tools.clone().into());
+            let shown = self.tools.iter().cloned().map(shown);
+            arguments.insert("tools".to_owned(), shown.collect());
         }
         arguments
     }
@@ -256,6 +265,53 @@ impl Ask {
         let moved = Self { turns: rest, ..self.clone() };
         // Else the template says what it refuses.
         if moved.render(texts, cancel).is_ok() { moved } else { self }
+    }
+
+    /// The same without its oldest messages, as far as the context does not hold them: exchanges before the last
+    /// question first, and then the oldest calls behind it with their results.
+    fn fitted(self, texts: &TextPipeline, cancel: &CancelToken) -> Self {
+        if !self.truncates {
+            return self;
+        }
+        let answer = self.max_new.unwrap_or(DEFAULT_ANSWER).min(texts.max_ctx() / 2);
+        let room = texts.max_ctx() - answer;
+        let fits = |ask: &Self| {
+            let prompt = ask.render(texts, cancel).ok();
+            let tokens = prompt.zip(texts.tokenizer()).map(|(text, it)| it.encode(&text, false));
+            tokens.is_none_or(|tokens| tokens.is_ok_and(|tokens| tokens.len() <= room))
+        };
+        if fits(&self) {
+            return self;
+        }
+        let turns = &self.turns;
+        let question = turns.iter().rposition(|turn| turn.role == "user").unwrap_or(0);
+        // What may be left out, in the order in which it is: a question with its answers, or calls with their results.
+        let begins = |&at: &usize| match turns[at].role.as_str() {
+            "user" => at <= question,
+            "assistant" => at > question,
+            _ => false,
+        };
+        let starts: Vec<_> = (0..turns.len()).filter(begins).collect();
+        let without = |count: usize| {
+            let ranges =
+                starts.iter().enumerate().filter(|(_, start)| **start != question).take(count);
+            let left_out = |at: usize| {
+                let within = |&(index, start): &(usize, &usize)| {
+                    (*start..starts.get(index + 1).copied().unwrap_or(turns.len())).contains(&at)
+                };
+                ranges.clone().any(|range| within(&range))
+            };
+            let kept = turns.iter().enumerate();
+            let kept = kept.filter(|(at, turn)| turn.role == "system" || !left_out(*at));
+            Self { turns: kept.map(|(_, turn)| turn.clone()).collect(), ..self.clone() }
+        };
+        // The last of them stays.
+        let (mut least, mut most) = (1, starts.len().saturating_sub(2).max(1));
+        while least < most {
+            let middle = usize::midpoint(least, most);
+            if fits(&without(middle)) { most = middle } else { least = middle + 1 }
+        }
+        without(least)
     }
 
     /// The conversation's texts as the model's template writes them.
@@ -294,7 +350,7 @@ impl Ask {
             return Err(ApiError::bad("messages", "there are none").code("invalid_value"));
         }
         let ticket = context.ticket();
-        let this = self.accommodated(&info, &ticket);
+        let this = self.accommodated(&info, &ticket).fitted(&info.texts, &ticket);
         this.answered(context, model, &info, ticket)
     }
 
@@ -328,6 +384,8 @@ impl Ask {
             .ignore_eos(self.ends.ignore_eos)
             .grammar(grammar)
             .logprobs(self.logprobs)
+            .speculate(if self.prediction.is_some() { Speculate::Auto } else { Speculate::Off })
+            .prediction(self.prediction.clone())
             .salt(salt)
             .cancelled_by(ticket.clone());
         let reader =
@@ -526,6 +584,16 @@ fn seed(fields: &Fields<'_>) -> Result<Option<u64>> {
     let Some(value) = fields.get("seed") else { return Ok(None) };
     let seed = value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned));
     seed.map(Some).ok_or_else(|| wrong("seed", "a whole number", value))
+}
+
+/// OpenAI's `prediction`: a text, or parts of one.
+fn prediction(fields: &Fields<'_>) -> Result<Option<String>> {
+    let Some(prediction) = fields.object("prediction")? else { return Ok(None) };
+    if prediction.needed("type")? != "content" {
+        return Err(prediction.wrong("type", "content"));
+    }
+    let parts = parts(prediction.get("content"), &prediction.path("content"))?;
+    Ok(Some(Turn { parts, ..Turn::default() }.texts()))
 }
 
 /// Salt that sets the states of a request apart from those of others.

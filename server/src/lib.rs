@@ -59,6 +59,7 @@ mod routes;
 mod server;
 mod speech;
 mod sse;
+mod stored_responses;
 mod tokens;
 mod worker;
 

@@ -1,13 +1,17 @@
 //! `/v1/responses`.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
+use axum::Extension;
+use axum::extract::Path;
 use axum::http::StatusCode;
 use axum::response::Response;
 use qhx::{FinishReason, ToolCall};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Answers, Delta, Step, Usage};
+use crate::app::Shared;
 use crate::conversation::{Call, Turn, arguments, parts};
 use crate::custom_tools::CustomTools;
 use crate::error::{ApiError, Result, broken, json_response};
@@ -16,11 +20,12 @@ use crate::generation_request::{
     Ask, GenerationRequest, Sampling, ToolChoice, cache_salt, format, is_foreign, tools,
 };
 use crate::ids;
-use crate::request::Asked;
+use crate::request::{Asked, Context};
 use crate::sse::{self, Events, Writer};
+use crate::stored_responses::{Owner, StoredResponse};
 
 /// Fields of a request that the response repeats.
-const ECHOED: [&str; 9] = [
+const ECHOED: [&str; 13] = [
     "instructions",
     "max_output_tokens",
     "temperature",
@@ -30,15 +35,29 @@ const ECHOED: [&str; 9] = [
     "text",
     "reasoning",
     "metadata",
+    "parallel_tool_calls",
+    "previous_response_id",
+    "truncation",
+    "max_tool_calls",
 ];
 
 pub(crate) async fn create(Asked { context, map }: Asked) -> Result<Response> {
     let fields = Fields::new(&map);
     let model = fields.text("model")?.map(str::to_owned);
     let stream = fields.flag("stream")?.unwrap_or(false);
-    let ask = context.memory.work(|| ask(&fields))?;
+    let input = input(&fields)?;
+    let previous = fields.text("previous_response_id")?;
+    let stored = &context.shared.stored;
+    let previous = previous.map(|id| stored.previous(context.key, id)).transpose()?;
+    let ask = context.memory.work(|| ask(&fields, &input, previous.as_deref(), &context))?;
+    let keeper = fields.flag("store")?.unwrap_or(true).then(|| Keeper {
+        shared: Arc::clone(&context.shared),
+        owner: context.key,
+        previous,
+        input: Value::from(input).to_string(),
+    });
     let mut asked = context.ask(model, ask).await?;
-    let mut writer = ResponseWriter::new(&asked, &map);
+    let mut writer = ResponseWriter::new(&asked, &map, keeper);
     if stream {
         return sse::stream(&context, asked, writer).await;
     }
@@ -46,28 +65,91 @@ pub(crate) async fn create(Asked { context, map }: Asked) -> Result<Response> {
     let answer = asked.answers.answers.first().ok_or_else(broken)?;
     writer.whole(answer);
     let json = writer.response(status(answer), &asked.answers);
+    writer.keep(&json);
     Ok(json_response(StatusCode::OK, &json))
 }
 
-fn ask(fields: &Fields<'_>) -> Result<Ask> {
-    if fields.get("previous_response_id").is_some() || fields.get("conversation").is_some() {
-        let field = ["previous_response_id", "conversation"];
-        let field = field.into_iter().find(|name| fields.get(name).is_some()).unwrap_or_default();
-        let message = "responses are not stored: send the whole conversation as input";
-        return Err(ApiError::bad(field, message).code("unsupported"));
+/// A stored response.
+pub(crate) async fn retrieve(
+    Extension(context): Extension<Context>,
+    Path(id): Path<String>,
+) -> Result<Response> {
+    let stored = context.shared.stored.find(context.key, &id).ok_or_else(|| unknown(&id))?;
+    Ok(json_response(StatusCode::OK, &stored.response()))
+}
+
+/// Forgets a stored response.
+pub(crate) async fn forget(
+    Extension(context): Extension<Context>,
+    Path(id): Path<String>,
+) -> Result<Response> {
+    if !context.shared.stored.remove(context.key, &id) {
+        return Err(unknown(&id));
     }
-    fields.unsupported(&["background", "max_tool_calls", "prompt", "top_logprobs"])?;
-    fields.only("truncation", &json!("disabled"))?;
+    let json = json!({"id": id, "object": "response", "deleted": true});
+    Ok(json_response(StatusCode::OK, &json))
+}
+
+/// The items that a stored response was asked with.
+pub(crate) async fn input_items(
+    Extension(context): Extension<Context>,
+    Path(id): Path<String>,
+) -> Result<Response> {
+    let stored = context.shared.stored.find(context.key, &id).ok_or_else(|| unknown(&id))?;
+    let items = stored.input();
+    let id = |item: Option<&Value>| item.map_or(Value::Null, |item| item["id"].clone());
+    let json = json!({
+        "object": "list",
+        "first_id": id(items.first()),
+        "last_id": id(items.last()),
+        "has_more": false,
+        "data": items,
+    });
+    Ok(json_response(StatusCode::OK, &json))
+}
+
+fn unknown(id: &str) -> ApiError {
+    let message =
+        format!("there is no response {id:?}: it was not stored, or was removed for later ones");
+    ApiError::new(StatusCode::NOT_FOUND, message).code("response_not_found")
+}
+
+/// The items of a request, each with an id.
+fn input(fields: &Fields<'_>) -> Result<Vec<Value>> {
+    let mut items = match fields.get("input").ok_or_else(|| fields.missing("input"))? {
+        Value::String(text) => {
+            vec![
+                json!({"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}),
+            ]
+        }
+        Value::Array(items) => items.clone(),
+        other => return Err(wrong("input", "a string or a list of items", other)),
+    };
+    for item in items.iter_mut().filter_map(Value::as_object_mut) {
+        item.entry("id").or_insert_with(|| ids::new("item_").into());
+    }
+    Ok(items)
+}
+
+fn ask(
+    fields: &Fields<'_>,
+    input: &[Value],
+    previous: Option<&StoredResponse>,
+    context: &Context,
+) -> Result<Ask> {
+    if fields.get("conversation").is_some() {
+        let message = "conversations are not stored: go on from previous_response_id, or send all of it as input";
+        return Err(ApiError::bad("conversation", message).code("unsupported"));
+    }
+    fields.unsupported(&["background", "prompt"])?;
     let mut turns = Vec::new();
     turns.extend(fields.text("instructions")?.map(|text| Turn::text("system", text)));
-    match fields.get("input").ok_or_else(|| fields.missing("input"))? {
-        Value::String(text) => turns.push(Turn::text("user", text)),
-        Value::Array(items) => {
-            for (at, item) in items.iter().enumerate() {
-                add(item, &format!("input[{at}]"), &mut turns)?;
-            }
-        }
-        other => return Err(wrong("input", "a string or a list of items", other)),
+    let said = previous.map(StoredResponse::conversation).unwrap_or_default();
+    for (at, item) in said.iter().enumerate() {
+        add(item, &format!("previous_response_id[{at}]"), context, &mut turns)?;
+    }
+    for (at, item) in input.iter().enumerate() {
+        add(item, &format!("input[{at}]"), context, &mut turns)?;
     }
     let text = fields.object("text")?;
     let wanted = text.map(|text| text.object("format")).transpose()?.flatten();
@@ -81,15 +163,22 @@ fn ask(fields: &Fields<'_>) -> Result<Ask> {
         max_new: fields.count("max_output_tokens", 1, u32::MAX.into())?,
         choices: 1,
         cache_salt: cache_salt(fields)?,
+        truncates: match fields.text("truncation")? {
+            None | Some("disabled") => false,
+            Some("auto") => true,
+            Some(_) => return Err(fields.wrong("truncation", "auto or disabled")),
+        },
         ..Ask::default()
     };
+    // Bounds calls of tools that a maker's servers run: there are none.
+    fields.count("max_tool_calls", 0, u32::MAX.into())?;
     let reasoning = fields.object("reasoning")?;
     ask.effort(reasoning.map(|reasoning| reasoning.text("effort")).transpose()?.flatten());
     Ok(ask)
 }
 
 /// Adds an item of the input to a conversation.
-fn add(item: &Value, place: &str, turns: &mut Vec<Turn>) -> Result<()> {
+fn add(item: &Value, place: &str, context: &Context, turns: &mut Vec<Turn>) -> Result<()> {
     let fields = Fields::of(item, place)?;
     let needed = |name| fields.needed(name).map(str::to_owned);
     match fields.text("type")?.unwrap_or("message") {
@@ -116,11 +205,20 @@ fn add(item: &Value, place: &str, turns: &mut Vec<Turn>) -> Result<()> {
             call_id: Some(needed("call_id")?),
             ..Turn::default()
         }),
+        "item_reference" => {
+            let id = fields.needed("id")?;
+            let found = context.shared.stored.item(context.key, id);
+            let item = found.filter(|item| item["type"] != "item_reference").ok_or_else(|| {
+                let message = format!("there is no stored item {id:?}: send the item itself");
+                ApiError::bad(fields.path("id"), message).code("item_not_found")
+            })?;
+            add(&item, place, context, turns)?;
+        }
         // What was thought is not said again, and calls of other servers' tools have left no result.
         "reasoning" => {}
         kind if is_foreign(kind) => {}
         _ => {
-            let expected = "message, function_call, custom_tool_call, their outputs or reasoning";
+            let expected = "message, function_call, custom_tool_call, their outputs, item_reference or reasoning";
             return Err(fields.wrong("type", expected));
         }
     }
@@ -203,8 +301,18 @@ struct Open {
     text: String,
 }
 
+/// Stores the response once it is there.
+struct Keeper {
+    shared: Shared,
+    owner: Owner,
+    previous: Option<Arc<StoredResponse>>,
+    /// The items of the request.
+    input: String,
+}
+
 /// Writes events, and collects the items of the response.
 struct ResponseWriter {
+    keeper: Option<Keeper>,
     id: String,
     model: String,
     created: u64,
@@ -218,7 +326,11 @@ struct ResponseWriter {
 }
 
 impl ResponseWriter {
-    fn new(asked: &GenerationRequest, request: &Map<String, Value>) -> Self {
+    fn new(
+        asked: &GenerationRequest,
+        request: &Map<String, Value>,
+        keeper: Option<Keeper>,
+    ) -> Self {
         let given = |name: &str| request.get(name).cloned().unwrap_or_default();
         let mut echoed: Map<_, _> =
             ECHOED.iter().map(|name| ((*name).to_owned(), given(name))).collect();
@@ -230,12 +342,15 @@ impl ResponseWriter {
             ("text", json!({"format": {"type": "text"}})),
             ("reasoning", json!({"effort": null, "summary": null})),
             ("metadata", json!({})),
+            ("parallel_tool_calls", json!(true)),
+            ("truncation", json!("disabled")),
         ] {
             if echoed.get(name).is_none_or(Value::is_null) {
                 echoed.insert(name.to_owned(), default);
             }
         }
         Self {
+            keeper,
             id: ids::new("resp_"),
             model: asked.model.clone(),
             created: ids::now(),
@@ -259,16 +374,22 @@ impl ResponseWriter {
             "incomplete_details": details,
             "model": self.model,
             "output": self.items,
-            "parallel_tool_calls": true,
-            "previous_response_id": null,
-            "store": false,
-            "truncation": "disabled",
+            "store": self.keeper.is_some(),
+            "service_tier": "default",
             "usage": over.then(|| usage(&answers.usage)),
         });
         if let Some(response) = response.as_object_mut() {
             response.extend(self.echoed.clone());
         }
         response
+    }
+
+    /// Stores the response, where it is to be and is not too large.
+    fn keep(&mut self, response: &Value) {
+        let Some(Keeper { shared, owner, previous, input }) = self.keeper.take() else { return };
+        if !shared.stored.keep(owner, &self.id, previous, input, response.to_string()) {
+            tracing::info!("{} is too large to be stored", self.id);
+        }
     }
 
     fn event(&mut self, kind: &str, more: Value, events: &mut Events) {
@@ -406,6 +527,7 @@ impl Writer for ResponseWriter {
         let status = answers.answers.first().map_or("completed", status);
         self.close(status, events);
         let response = self.response(status, answers);
+        self.keep(&response);
         self.event(&format!("response.{status}"), json!({"response": response}), events);
     }
 

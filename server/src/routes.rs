@@ -37,7 +37,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// The addresses, each with the method that it is asked with, and what answers it. [`OPENAPI`] describes them.
-fn routes() -> [(Method, &'static str, MethodRouter); 29] {
+fn routes() -> [(Method, &'static str, MethodRouter); 32] {
     [
         (Method::GET, "/", get(page)),
         (Method::GET, "/health", get(health)),
@@ -52,6 +52,9 @@ fn routes() -> [(Method, &'static str, MethodRouter); 29] {
         (Method::POST, "/v1/messages", post(messages::create)),
         (Method::POST, "/v1/messages/count_tokens", post(messages::count_tokens)),
         (Method::POST, "/v1/responses", post(responses::create)),
+        (Method::GET, "/v1/responses/{id}", get(responses::retrieve)),
+        (Method::DELETE, "/v1/responses/{id}", delete(responses::forget)),
+        (Method::GET, "/v1/responses/{id}/input_items", get(responses::input_items)),
         (Method::POST, "/v1/audio/transcriptions", post(audio::transcribe)),
         (Method::POST, "/v1/audio/translations", post(audio::translate)),
         (Method::POST, "/v1/audio/speech", post(speech::speak)),

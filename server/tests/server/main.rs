@@ -4,6 +4,7 @@
 
 mod access;
 mod bundles;
+mod calls;
 mod chat;
 mod client;
 mod completions;
@@ -23,6 +24,7 @@ mod responses;
 mod restarting;
 mod serving;
 mod speech;
+mod stored;
 
 // The host-ops of the tiny models, linked in.
 use qhx_ops_gemma4 as _;

@@ -147,6 +147,9 @@ fn what_is_wrong_is_named() {
         (json!([{"type": "smell"}]), json!({}), "input[0].type"),
         (json!([{"type": "function_call", "name": "a"}]), json!({}), "input[0].call_id"),
         (json!("a"), json!({"previous_response_id": "resp_1"}), "previous_response_id"),
+        (json!("a"), json!({"conversation": "conv_1"}), "conversation"),
+        (json!("a"), json!({"truncation": "middle"}), "truncation"),
+        (json!("a"), json!({"max_tool_calls": -1}), "max_tool_calls"),
         (json!("a"), json!({"tools": [{"type": "telepathy"}]}), "tools[0].type"),
         (json!("a"), json!({"tools": [{"type": "custom"}]}), "tools[0].name"),
         (
