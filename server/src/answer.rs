@@ -53,6 +53,8 @@ pub(crate) struct Reader {
     reasoning: ReasoningMarks,
     /// The label of the reasoning may come.
     labelled: bool,
+    /// What is held of the reasoning may be a call.
+    doubtful: bool,
     /// Format of calls, where there are tools.
     format: Option<CallFormat>,
     /// The marks of calls as special tokens, which are no text.
@@ -84,6 +86,7 @@ impl Reader {
             tokens: Vec::new(),
             reasoning_tokens: 0,
             labelled: false,
+            doubtful: false,
             format,
             ids,
             searched: 0,
@@ -126,9 +129,14 @@ impl Reader {
             if self.mode == Mode::Start {
                 self.mode = Mode::Text;
             }
-            self.held.truncate(self.held.trim_end().len());
-            self.read(true, out);
-            self.mode = Mode::Calling;
+            self.read(false, out);
+            if self.mode == Mode::Thinking {
+                self.doubtful = true;
+            } else {
+                self.held.truncate(self.held.trim_end().len());
+                self.read(true, out);
+                self.mode = Mode::Calling;
+            }
         }
         self.tokens.extend(id);
         self.read(false, out);
@@ -164,7 +172,7 @@ impl Reader {
     }
 
     fn end_reasoning(&mut self) {
-        (self.mode, self.trims) = (Mode::Text, true);
+        (self.mode, self.trims, self.doubtful) = (Mode::Text, true, false);
         self.tokens.clear();
     }
 
@@ -189,7 +197,12 @@ impl Reader {
                     }
                 }
                 Mode::Thinking if self.labelled => {
-                    if !end && label.starts_with(self.held.as_str()) {
+                    if let Some(rest) = self.held.strip_prefix(open) {
+                        self.held = rest.to_owned();
+                        continue;
+                    }
+                    let begins = |mark: &str| mark.starts_with(self.held.as_str());
+                    if !end && (begins(label) || begins(open)) {
                         return;
                     }
                     let rest = self.held.strip_prefix(label);
@@ -201,24 +214,24 @@ impl Reader {
                     self.labelled = false;
                 }
                 Mode::Thinking => {
-                    let call = self.format.map_or("", |format| format.marks().0);
-                    let call = Some(call).filter(|mark| !mark.is_empty());
-                    let closed = self.held.find(close);
-                    let called = call.and_then(|mark| self.held.find(mark));
-                    // A call ends it, too.
-                    if let Some(at) = called.filter(|at| closed.is_none_or(|closed| *at < closed)) {
-                        show(self.held[..at].trim_end().to_owned(), out, Delta::Reasoning);
-                        self.held.drain(..at);
-                        self.mode = Mode::Calling;
-                        return;
-                    }
-                    if let Some(at) = closed {
+                    if let Some(at) = self.held.find(close) {
                         show(self.held[..at].trim_end().to_owned(), out, Delta::Reasoning);
                         self.held.drain(..at + close.len());
                         self.end_reasoning();
                         continue;
                     }
-                    let shown = shown(&self.held, [Some(close), call], end);
+                    let call = self.format.map_or("", |format| format.marks().0);
+                    let call = Some(call).filter(|mark| !mark.is_empty() && !self.doubtful);
+                    // A call, unless the reasoning goes on behind it and ends.
+                    if let Some(at) = call.and_then(|mark| self.held.find(mark)) {
+                        let shown = self.held[..at].trim_end().len();
+                        show(self.held.drain(..shown).collect(), out, Delta::Reasoning);
+                        self.doubtful = true;
+                    }
+                    if self.doubtful {
+                        return;
+                    }
+                    let shown = shown(&self.held, &[Some(close), call], end);
                     let text = self.held.drain(..shown).collect();
                     return show(text, out, Delta::Reasoning);
                 }
@@ -250,21 +263,31 @@ impl Reader {
                 _ => {}
             }
         }
+        let call = mark.filter(|mark| !mark.is_empty());
+        let unmarked = self.format.map(CallFormat::unmarked).filter(|mark| !mark.is_empty());
         // Channels may come at any place.
-        let channel = Some(self.reasoning.open);
-        let channel = channel.filter(|_| self.reasons && !self.reasoning.label.is_empty());
-        let marks = [mark.filter(|mark| !mark.is_empty()), channel];
+        let ReasoningMarks { open, label, close, .. } = self.reasoning;
+        let channel = |mark| Some(mark).filter(|_| self.reasons && !label.is_empty());
+        // A mark that ends nothing is left out.
+        if let Some(at) = channel(close).and_then(|mark| self.held.find(mark))
+            && channel(open).and_then(|mark| self.held.find(mark)).is_none_or(|open| at < open)
+        {
+            self.held.replace_range(at..at + close.len(), "");
+            return true;
+        }
+        let marks = [call.or(unmarked), unmarked, channel(open)];
         let found = marks.map(|mark| mark.and_then(|mark| self.held.find(mark)));
-        let shown = match found {
-            [Some(at), other] if other.is_none_or(|other| at < other) => {
+        let called = [found[0], found[1]].into_iter().flatten().min();
+        let shown = match (called, found[2]) {
+            (Some(at), other) if other.is_none_or(|other| at < other) => {
                 self.mode = Mode::Calling;
                 self.held[..at].trim_end().len()
             }
-            [_, Some(at)] => {
+            (_, Some(at)) => {
                 let text = self.held[..at].to_owned();
                 self.fresh &= text.is_empty();
                 show(text, out, Delta::Text);
-                self.held.drain(..at + self.reasoning.open.len());
+                self.held.drain(..at + open.len());
                 self.begin_reasoning();
                 return true;
             }
@@ -277,7 +300,7 @@ impl Reader {
                 }
                 if begin.is_empty() && !end { 0 } else { self.held.len() }
             }
-            _ => shown(&self.held, marks, end),
+            _ => shown(&self.held, &[marks[0], marks[1], channel(open), channel(close)], end),
         };
         let text: String = self.held.drain(..shown).collect();
         self.fresh &= text.is_empty();
@@ -288,10 +311,11 @@ impl Reader {
     /// Reads the rest at the end of the answer.
     fn finish(&mut self, out: &mut Vec<Delta>) -> qhx::Result<()> {
         self.read(true, out);
-        if self.mode == Mode::Calling {
+        if self.mode == Mode::Calling || self.doubtful {
             self.read_calls(out)?;
             if self.called == 0 {
-                show(std::mem::take(&mut self.held), out, Delta::Text);
+                let held = std::mem::take(&mut self.held);
+                show(held, out, if self.doubtful { Delta::Reasoning } else { Delta::Text });
             }
         }
         Ok(())
@@ -299,15 +323,15 @@ impl Reader {
 }
 
 /// Length of the text to show: up to a possible beginning of one of the marks, without white space in front of it.
-fn shown(text: &str, marks: [Option<&str>; 2], end: bool) -> usize {
-    if end || marks == [None; 2] {
+fn shown(text: &str, marks: &[Option<&str>], end: bool) -> usize {
+    if end || marks.iter().all(Option::is_none) {
         return text.len();
     }
     let begins = |mark: &str| {
         let partial = text.char_indices().map(|(at, _)| at).rev().take(mark.len());
         partial.filter(|&at| mark.starts_with(&text[at..])).last()
     };
-    let at = marks.into_iter().flatten().filter_map(begins).min().unwrap_or(text.len());
+    let at = marks.iter().flatten().filter_map(|mark| begins(mark)).min().unwrap_or(text.len());
     text[..at].trim_end().len()
 }
 

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use half::f16;
-use qhx_core::engine::{Grammar, Vocabulary};
+use qhx_core::engine::{AnswerForm, Grammar, Vocabulary};
 use qhx_core::op::Logits;
 use qhx_core::sampling::{AllowedTokens, Rng, Sampler, SamplingParams};
 use qhx_text::Tokenizer;
@@ -146,7 +146,8 @@ fn main() -> Result<(), AnyError> {
         let mut of_grammar = Times::default();
         for _ in 0..ANSWERS {
             let start = Instant::now();
-            let mut constraint = vocabulary.constrain(&grammar, None, &[], false)?;
+            let mut constraint =
+                vocabulary.constrain(&grammar, AnswerForm::default(), &[], false)?;
             compiled.add(start);
             let mut count = 0;
             while count < TOKENS && !constraint.is_over() {

@@ -281,7 +281,7 @@ mod tests {
             }
         }
         // Other marks.
-        let marks = ReasoningMarks::of_template("<|channel>thought");
+        let marks = ReasoningMarks::of_template("<|channel>thought\n<channel|>").unwrap();
         let mut stop = filter(&["b"]).beginning(Either, marks);
         let (emitted, stopped) = run(&mut stop, &["<|channel>", "ab", "<channel|>", "\n ab"]);
         assert_eq!((emitted.concat().as_str(), stopped), ("<|channel>ab<channel|>\n a", true));

@@ -2,7 +2,7 @@
 
 use llguidance::api::TopLevelGrammar;
 use qhx_base::{Result, bail, error};
-use qhx_text::{CallFormat, Tool};
+use qhx_text::{Beginning, CallFormat, ReasoningMarks, Tool};
 use serde_json::{Map, Value};
 
 use crate::schema::flexible;
@@ -10,6 +10,17 @@ use crate::tools::{self, Instead};
 
 /// Levels of arrays and objects in a schema, as `serde_json` reads them.
 const MAX_DEPTH: usize = 127;
+
+/// How a model writes answers.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AnswerForm {
+    /// Format of its calls of tools, if it makes any.
+    pub calls: Option<CallFormat>,
+    /// Marks around its reasoning.
+    pub reasoning: ReasoningMarks,
+    /// Whether reasoning stands in front of the text.
+    pub beginning: Beginning,
+}
 
 /// Form that an answer may have.
 #[derive(Debug, Clone, PartialEq)]
@@ -113,11 +124,11 @@ impl Grammar {
         }
     }
 
-    /// In the words of `llguidance`. `format`: how the model calls tools. `special`: the spelling of a special token in
+    /// In the words of `llguidance`. `form`: how the model writes answers. `special`: the spelling of a special token in
     /// a grammar, where the tokenizer has it.
     pub(crate) fn compile(
         &self,
-        format: Option<CallFormat>,
+        form: AnswerForm,
         special: impl Fn(&str) -> Option<String>,
     ) -> Result<TopLevelGrammar> {
         match self {
@@ -149,7 +160,7 @@ impl Grammar {
                 for tool in tools {
                     check_depth(&tool.parameters)?;
                 }
-                let format = format.ok_or_else(|| {
+                let format = form.calls.ok_or_else(|| {
                     error!(Usage, "the tools: the model calls none in a known format")
                         .hint("the chat template knows no tools; ask for JSON of a schema instead")
                 })?;
@@ -161,7 +172,7 @@ impl Grammar {
                     }
                     _ => Instead::Nothing,
                 };
-                let lark = tools::lark(tools, format, &instead, special)?;
+                let lark = tools::lark(tools, format, form, &instead, special)?;
                 check_size(self.name(), lark.len())?;
                 Ok(TopLevelGrammar::from_lark(lark))
             }

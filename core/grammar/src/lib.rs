@@ -15,5 +15,5 @@ mod tools;
 mod vocabulary;
 
 pub use constraint::Constraint;
-pub use grammar::Grammar;
+pub use grammar::{AnswerForm, Grammar};
 pub use vocabulary::Vocabulary;

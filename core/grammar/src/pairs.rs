@@ -9,7 +9,7 @@ use qhx_text::Tool;
 use serde_json::{Map, Value};
 
 use crate::schema::{looks_around, spaced};
-use crate::tools::literal;
+use crate::tools::{MAX_FREE, literal, orders};
 
 /// A text of a schema, as a regular expression or a grammar within a grammar: of its `pattern` or Lark grammar, or else
 /// of its lengths. `None` for any text.
@@ -218,7 +218,7 @@ impl<'a> Pairs<'a> {
         }
     }
 
-    /// Pairs in the order in which chat templates write them: that of their keys.
+    /// Pairs in any order.
     fn object(&mut self, schema: &Map<String, Value>) -> String {
         let properties = schema.get("properties").and_then(Value::as_object);
         let Some(properties) = properties.filter(|all| !all.is_empty()) else {
@@ -234,28 +234,43 @@ impl<'a> Pairs<'a> {
         };
         let required = schema.get("required").and_then(Value::as_array);
         let must = |key: &str| required.is_some_and(|all| all.iter().any(|one| one == key));
-        let mut sorted: Vec<_> = properties.iter().collect();
-        sorted.sort_by_key(|(key, _)| key.to_lowercase());
-        let pairs: Vec<_> = sorted
-            .into_iter()
-            .map(|(key, schema)| {
-                let value = self.value(schema);
-                (self.define(&format!("{} {value}", literal(&format!("{key}:")))), must(key))
-            })
-            .collect();
-        // From each pair on: what may come first, and what may come behind another pair.
-        let (mut first, mut more) = (Some(String::new()), String::new());
-        for (pair, must) in pairs.into_iter().rev() {
-            let begun = format!("{pair} {more}");
-            first = Some(match first.filter(|_| !must) {
-                Some(rest) if rest.is_empty() => format!("({begun})?"),
-                Some(rest) => self.define(&format!("{begun} | {rest}")),
-                None => self.define(&begun),
-            });
-            let mark = if must { "" } else { "?" };
-            more = self.define(&format!("(\",\" {pair}){mark} {more}"));
+        let (mut must_come, mut may_come) = (Vec::new(), Vec::new());
+        for (key, schema) in properties {
+            let value = self.value(schema);
+            let pair = self.define(&format!("{} {value}", literal(&format!("{key}:"))));
+            if must(key) { must_come.push(pair) } else { may_come.push(pair) }
         }
-        self.define(&format!("\"{{\" {} \"}}\"", first.unwrap_or_default()))
+        let may = may_come.join(" | ");
+        let (before, behind) = match may.as_str() {
+            "" => (String::new(), String::new()),
+            may => (format!("(({may}) \",\")* "), format!("(\",\" ({may}))* ")),
+        };
+        let pairs = if must_come.is_empty() {
+            format!("(({may}) {behind})?")
+        } else if must_come.len() > MAX_FREE {
+            before + &must_come.join(&format!(" {behind}\",\" ")) + " " + &behind
+        } else {
+            // For each set of those that must still come, what follows another pair.
+            let full = (1_usize << must_come.len()) - 1;
+            let more: Vec<_> = (0..=full).map(|_| self.name()).collect();
+            let nothing = if behind.is_empty() { "\"\"" } else { &behind };
+            let _ = writeln!(self.lark, "{}: {nothing}", more[0]);
+            let mut first = String::new();
+            for (set, next) in orders(must_come.len()) {
+                let next = |comma: &str| {
+                    let each = next
+                        .iter()
+                        .map(|(at, left)| format!("{comma}{} {}", must_come[*at], more[*left]));
+                    each.collect::<Vec<_>>().join(" | ")
+                };
+                let _ = writeln!(self.lark, "{}: {behind}({})", more[set], next("\",\" "));
+                if set == full {
+                    first = format!("{before}({})", next(""));
+                }
+            }
+            first
+        };
+        self.define(&format!("\"{{\" {pairs} \"}}\""))
     }
 
     fn key(&mut self) -> String {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use qhx_base::ErrorKind;
-use qhx_text::{CallFormat, CallSyntax, Tokenizer, Tool};
+use qhx_text::{Beginning, CallFormat, CallSyntax, ReasoningMarks, Tokenizer, Tool};
 use serde_json::{Value, json};
 
 use super::*;
@@ -26,6 +26,10 @@ fn tokenizer(special: bool) -> Tokenizer {
         added.push(token);
     }
     Tokenizer::from_bytes(Path::new("tokenizer.json"), document.to_string().as_bytes()).unwrap()
+}
+
+fn form(calls: CallFormat) -> AnswerForm {
+    AnswerForm { calls: Some(calls), ..AnswerForm::default() }
 }
 
 fn writes_texts_as_they_are(format: CallFormat) -> bool {
@@ -62,7 +66,7 @@ fn write(
     format: CallFormat,
     seed: u64,
 ) -> (String, usize) {
-    let mut constraint = vocabulary.constrain(grammar, Some(format), &[], false).unwrap();
+    let mut constraint = vocabulary.constrain(grammar, form(format), &[], false).unwrap();
     let end = tokenizer.token_to_id("<|im_end|>").unwrap();
     let (mut random, mut tokens, mut forced) =
         (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, Vec::new(), 0);
@@ -163,7 +167,7 @@ fn optional_calls_leave_room_for_text() {
             let may = |text: &str| {
                 let tokens = tokenizer.encode(text, false).unwrap();
                 let mut constraint =
-                    vocabulary.constrain(&grammar, Some(format), &[], false).unwrap();
+                    vocabulary.constrain(&grammar, form(format), &[], false).unwrap();
                 let wrong = tokens.iter().position(|&token| {
                     let taken = constraint.accepts(&[token]) == 1;
                     !taken || constraint.accept(token).is_err()
@@ -201,7 +205,8 @@ fn one_option_of_a_schema_leaves_the_others() {
             schema["x-guidance"] = options;
         }
         let grammar = Grammar::JsonSchema(schema);
-        let mut constraint = vocabulary.constrain(&grammar, None, &[], false).unwrap();
+        let mut constraint =
+            vocabulary.constrain(&grammar, AnswerForm::default(), &[], false).unwrap();
         let tokens = tokenizer.encode(text, false).unwrap();
         constraint.accepts(&tokens) == tokens.len()
     };
@@ -230,7 +235,7 @@ fn one_option_of_a_schema_leaves_the_others() {
 fn errors_name_the_tool_and_the_part_of_its_schema() {
     let (_, vocabulary) = vocabulary();
     let message = |grammar: &Grammar, format| {
-        let error = vocabulary.constrain(grammar, Some(format), &[], false).unwrap_err();
+        let error = vocabulary.constrain(grammar, form(format), &[], false).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
         error.message().to_owned()
     };
@@ -325,7 +330,7 @@ fn unsupported_keywords_are_dropped_unless_a_tool_is_strict() {
         for format in FORMATS {
             let constrain = |tool: Tool| {
                 let grammar = Grammar::OptionalCalls(vec![tool]);
-                vocabulary.constrain(&grammar, Some(format), &[], false).map(drop)
+                vocabulary.constrain(&grammar, form(format), &[], false).map(drop)
             };
             constrain(tool.clone()).unwrap_or_else(|e| panic!("{name}, {format:?}: {e}"));
             // Elements write texts as they are.
@@ -359,7 +364,7 @@ fn an_answer_is_calls_or_json_of_a_schema() {
         for (format, call) in calls {
             let takes = |text: &str| {
                 let mut constraint =
-                    vocabulary.constrain(&grammar, Some(format), &[], false).unwrap();
+                    vocabulary.constrain(&grammar, form(format), &[], false).unwrap();
                 let tokens = tokenizer.encode(text, false).unwrap();
                 constraint.accepts(&tokens) == tokens.len()
             };
@@ -440,6 +445,71 @@ fn a_text_that_is_written_as_it_is_follows_a_grammar_of_its_own() {
                 // The reader of tags takes line ends at both ends for its own.
                 let whole = json!({"input": format!("{}\n", input["input"].as_str().unwrap())});
                 assert!(valid.is_valid(input) || valid.is_valid(&whole), "{format:?}: {answer:?}");
+            }
+        }
+    }
+}
+
+/// Calls within reasoning are words; behind it, and without it, they are of the grammar.
+#[test]
+fn reasoning_stands_before_optional_calls() {
+    let marks = |source: &str| ReasoningMarks::of_template(source).unwrap();
+    let think = marks("<think></think>");
+    for (special, format, reasoning) in [
+        (false, CallFormat::ELEMENTS, think),
+        (true, CallFormat::ELEMENTS, think),
+        (false, CallFormat::TAGGED, think),
+        (true, CallFormat::PYTHON, think),
+        (true, CallFormat::PAIRS, marks("<|channel><channel|>")),
+        (false, CallFormat::BARE, think),
+    ] {
+        let tokenizer = tokenizer(special);
+        let end = tokenizer.token_to_id("<|im_end|>").unwrap();
+        let vocabulary = Vocabulary::new(&tokenizer, 512, |_| true, &[end]).unwrap();
+        let grammar = Grammar::OptionalCalls(vec![Tool::new(
+            "stop",
+            json!({"type": "object", "additionalProperties": false}),
+        )]);
+        let may = |beginning, text: &str| {
+            let form = AnswerForm { calls: Some(format), reasoning, beginning };
+            let mut constraint = vocabulary.constrain(&grammar, form, &[], false).unwrap();
+            let tokens = tokenizer.encode(text, false).unwrap();
+            tokens
+                .iter()
+                .all(|&token| constraint.accepts(&[token]) == 1 && constraint.accept(token).is_ok())
+                && (constraint.is_over()
+                    || constraint.mask().unwrap()[end as usize / 32] >> (end % 32) & 1 == 1)
+        };
+        let (open, close) = (reasoning.open, reasoning.close);
+        let (start, _) = format.marks();
+        let call = match format.syntax().name {
+            "elements" => "<tool_call>\n<function=stop>\n</function>\n</tool_call>",
+            "tagged" => "<tool_call>\n{\"name\": \"stop\", \"arguments\": {}}\n</tool_call>",
+            "pairs" => "<|tool_call>call:stop{}<tool_call|>",
+            "bare" => "{\"name\": \"stop\", \"parameters\": {}}",
+            _ => "<|tool_call_start|>[stop()]<|tool_call_end|>",
+        };
+        let wrong = call.replace("stop", "other");
+        let texts = [
+            (format!("{open}Hm.{close}Well."), true),
+            (format!("{open}Hm.{close}{call}"), true),
+            (format!("{open}I {start} it{close}{call}"), true),
+            (format!("{open}I {start} it{close}{wrong}"), false),
+            (format!("{open}Hm. {wrong}"), true),
+            (format!("{open}Hm"), true),
+            ("Well.".to_owned(), true),
+            (call.to_owned(), true),
+            (wrong.clone(), false),
+        ];
+        for (text, expected) in texts {
+            assert_eq!(may(Beginning::Either, &text), expected, "{format:?}, {special}: {text}");
+            // The same where the prompt opens it.
+            if let Some(text) = text.strip_prefix(open) {
+                assert_eq!(
+                    may(Beginning::Reasoning, text),
+                    expected,
+                    "{format:?}, {special}: {text}"
+                );
             }
         }
     }

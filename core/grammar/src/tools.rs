@@ -3,9 +3,10 @@
 use std::fmt::Write as _;
 
 use qhx_base::{Result, bail};
-use qhx_text::{CallFormat, CallSyntax, REASONING, Tags, Tool};
+use qhx_text::{Beginning, CallFormat, CallSyntax, ReasoningMarks, Tags, Tool};
 use serde_json::{Map, Value, json};
 
+use crate::AnswerForm;
 use crate::pairs::{Pairs, text};
 use crate::schema::{flexible, spaced};
 
@@ -38,6 +39,7 @@ pub(crate) enum Instead {
 pub(crate) fn lark(
     tools: &[Tool],
     format: CallFormat,
+    form: AnswerForm,
     instead: &Instead,
     special: impl Fn(&str) -> Option<String>,
 ) -> Result<String> {
@@ -69,37 +71,41 @@ pub(crate) fn lark(
         "" => body.clone(),
         start => format!("{} {body}{more}", mark(start)),
     };
-    // Reasoning between special tokens, which no text has.
-    let reasoning =
-        REASONING.iter().filter_map(|marks| Some([special(marks.open)?, special(marks.close)?]));
-    let reasoning: Vec<_> =
-        reasoning.map(|[open, close]| format!("{open} /(.|\\n)*/ {close}")).collect();
-    let before = if reasoning.is_empty() { "" } else { "reasoning* " };
     let mut lark = String::new();
-    let any = "/(.|\\n)*/";
     let _ = match (instead, start) {
         (Instead::Nothing, _) => writeln!(lark, "start: {calls}"),
         (Instead::Json(schema), _) => {
             let schema = flexible(schema.clone());
             writeln!(lark, "start: answer | {calls}\nanswer: %json {schema}")
         }
-        (Instead::Text, "") => {
-            writeln!(lark, "start: {before}(TEXT | {calls})\nTEXT: /[^{{](.|\\n)*/")
-        }
+        (Instead::Text, "") => writeln!(lark, "answer: TEXT | {calls}\nTEXT: /[^{{](.|\\n)*/"),
         (Instead::Text, _) if is_special => {
-            let between = if before.is_empty() { "" } else { "(TEXT reasoning)* " };
-            writeln!(lark, "start: {before}{between}(TEXT | TEXT {calls})\nTEXT: {any}")
+            writeln!(lark, "answer: TEXT | TEXT {calls}\nTEXT: {ANY}")
         }
-        (Instead::Text, start) => writeln!(
-            lark,
-            "start: {before}(TEXT | before {body}{more})\nbefore[suffix={}]: {any}\n\
-             TEXT: {any} & ~/(.|\\n)*{}(.|\\n)*/",
-            literal(start),
-            escaped(start)
-        ),
+        (Instead::Text, start) => {
+            // What begins as reasoning is that.
+            let not = match form.beginning {
+                Beginning::Either => format!(" & ~/\\s*{}(.|\\n)*/", escaped(form.reasoning.open)),
+                _ => String::new(),
+            };
+            writeln!(
+                lark,
+                "answer: TEXT | before {body}{more}\nbefore[suffix={}]: BEFORE\nBEFORE: {ANY}{not}\n\
+                 TEXT: {ANY} & ~/(.|\\n)*{}(.|\\n)*/{not}",
+                literal(start),
+                escaped(start)
+            )
+        }
     };
-    if !reasoning.is_empty() && matches!(instead, Instead::Text) {
-        let _ = writeln!(lark, "reasoning: {}", reasoning.join(" | "));
+    if matches!(instead, Instead::Text) {
+        let within = match syntax.call {
+            CallSyntax::Pairs { quote } => quote,
+            CallSyntax::Named { between } => between,
+            _ => "",
+        };
+        let marks = [syntax.start, syntax.end, within]
+            .map(|mark| special(mark).filter(|_| !mark.is_empty()));
+        lark.push_str(&reasoned(form, &marks.into_iter().flatten().collect::<Vec<_>>(), &special));
     }
     let names: Vec<_> = (0..tools.len()).map(|index| format!("f{index}")).collect();
     let _ = writeln!(lark, "call: {}", names.join(" | "));
@@ -131,6 +137,51 @@ pub(crate) fn lark(
         let _ = writeln!(lark, "f{index}: {rule}");
     }
     Ok(lark)
+}
+
+/// Any text.
+const ANY: &str = "/(.|\\n)*/";
+
+/// The rule `start`: an `answer`, maybe behind reasoning, in which marks of calls are words. Reasoning that does not end
+/// may be all there is. `marks`: those of calls that are special tokens, in the words of a grammar.
+fn reasoned(
+    form: AnswerForm,
+    marks: &[String],
+    special: impl Fn(&str) -> Option<String>,
+) -> String {
+    let ReasoningMarks { open, close, .. } = form.reasoning;
+    let opened = match form.beginning {
+        Beginning::Text => return "start: answer\n".to_owned(),
+        Beginning::Reasoning => true,
+        Beginning::Either => false,
+    };
+    let marks = marks.join(" | ");
+    if let (Some(open), Some(close)) = (special(open), special(close)) {
+        // Special tokens, which no text has: reasoning may come at any place.
+        let words = if marks.is_empty() { "ANY".to_owned() } else { format!("(ANY | {marks})*") };
+        let (begun, cut) = match opened {
+            true => (format!("words {close} "), "words | "),
+            false => (String::new(), ""),
+        };
+        return format!(
+            "start: {cut}{begun}reasoning* (ANY (reasoning | {close}))* (answer | ANY {open} words)\n\
+             reasoning: {open}+ words {close}\nwords: {words}\nANY: {ANY}\n"
+        );
+    }
+    let begins = if opened { ANY.to_owned() } else { format!("/\\s*{}(.|\\n)*/", escaped(open)) };
+    let unclosed = format!(" & ~/(.|\\n)*{}(.|\\n)*/", escaped(close));
+    let (close, plain) = (literal(close), if opened { "" } else { "answer | " });
+    if marks.is_empty() {
+        return format!(
+            "start: {plain}CUT | thought answer\nthought[suffix={close}]: BEGUN\nBEGUN: {begins}\n\
+             CUT: {begins}{unclosed}\n"
+        );
+    }
+    format!(
+        "start: {plain}CUT (mark PART)* | (thought | CUT mark (PART mark)* closing) answer\nmark: {marks}\n\
+         thought[suffix={close}]: BEGUN\nBEGUN: {begins}\nclosing[suffix={close}]: ANY\nANY: {ANY}\n\
+         CUT: {begins}{unclosed}\nPART: {ANY}{unclosed}\n"
+    )
 }
 
 /// A call without marks, or JSON of a schema: one schema, since both may begin alike.
@@ -175,13 +226,30 @@ fn within(tool: &Tool, schema: &Value) -> Value {
     spaced(schema, !tool.strict)
 }
 
-fn is_text(schema: &Value) -> bool {
-    schema.get("type").is_some_and(|kind| kind == "string") && schema.get("enum").is_none()
+/// True for texts, and for what may be one: that is written without quotes, too.
+fn may_be_text(schema: &Value) -> bool {
+    let kind = schema.get("type");
+    let one_of =
+        kind.and_then(Value::as_array).is_some_and(|all| all.iter().any(|one| one == "string"));
+    (one_of || kind.is_some_and(|kind| kind == "string")) && schema.get("enum").is_none()
+}
+
+/// Arguments that must be there and may come in any order: with more of them each order has its place in the grammar
+/// no longer, and theirs is fixed.
+pub(crate) const MAX_FREE: usize = 5;
+
+/// For each set of arguments that must still come, as bits: the ones that may be next, and what is left behind each.
+pub(crate) fn orders(count: usize) -> impl Iterator<Item = (usize, Vec<(usize, usize)>)> {
+    let next = move |set: usize| {
+        let each = (0..count).filter(move |at| set >> at & 1 == 1);
+        each.map(|at| (at, set & !(1 << at))).collect()
+    };
+    (1..1_usize << count).map(move |set| (set, next(set)))
 }
 
 fn elements(lark: &mut String, index: usize, tool: &Tool, tags: &Tags) -> String {
     let [open, opened, close] = tags.call;
-    let mut rule = literal(&format!("{open}{}{opened}", tool.name));
+    let (mut must_come, mut may_come) = (Vec::new(), Vec::new());
     for (number, (name, schema, must)) in tool.arguments().into_iter().enumerate() {
         let begin = format!("{}{name}{}{}", tags.key[0], tags.key[1], tags.value[0]);
         let (begin, end) = (literal(&begin), literal(tags.value[1]));
@@ -191,8 +259,8 @@ fn elements(lark: &mut String, index: usize, tool: &Tool, tags: &Tags) -> String
         let _ = if let Some(texts) = texts.filter(|texts| !texts.is_empty()) {
             let texts: Vec<_> = texts.into_iter().map(literal).collect();
             writeln!(lark, "{argument}: {begin} ({}) {end}", texts.join(" | "))
-        } else if let Some(schema) = schema.as_object().filter(|_| is_text(schema)) {
-            match text(schema, !tool.strict) {
+        } else if let Some(schema) = schema.as_object().filter(|_| may_be_text(schema)) {
+            match text(schema, !tool.strict).filter(|_| schema["type"] == "string") {
                 Some(form) => {
                     // Names of terminals are in capitals.
                     let name = if form.starts_with('/') { "V" } else { "v" };
@@ -201,19 +269,37 @@ fn elements(lark: &mut String, index: usize, tool: &Tool, tags: &Tags) -> String
                 }
                 None => writeln!(
                     lark,
-                    "{argument}: {begin} v{argument}\nv{argument}[suffix={end}]: /(.|\\n)*/"
+                    "{argument}: {begin} v{argument}\nv{argument}[suffix={end}]: {ANY}"
                 ),
             }
         } else {
             let schema = within(tool, schema);
             writeln!(lark, "{argument}: {begin} v{argument} {end}\nv{argument}: %json {schema}")
         };
-        let _ = write!(rule, " {argument}{}", if must { "" } else { "?" });
+        if must { must_come.push(argument) } else { may_come.push(argument) }
     }
-    if !close.is_empty() {
-        let _ = write!(rule, " {}", literal(close));
-    }
-    rule
+    let may_come = match may_come.join(" | ") {
+        all if all.is_empty() => all,
+        all => format!("({all})* "),
+    };
+    let arguments = if must_come.is_empty() {
+        may_come
+    } else if must_come.len() > MAX_FREE {
+        must_come.iter().map(|argument| format!("{may_come}{argument} ")).collect::<String>()
+            + &may_come
+    } else {
+        let _ =
+            writeln!(lark, "s{index}_0: {}", if may_come.is_empty() { "\"\"" } else { &may_come });
+        for (set, next) in orders(must_come.len()) {
+            let next =
+                next.into_iter().map(|(at, left)| format!("{} s{index}_{left}", must_come[at]));
+            let next = next.collect::<Vec<_>>().join(" | ");
+            let _ = writeln!(lark, "s{index}_{set}: {may_come}({next})");
+        }
+        format!("s{index}_{} ", (1_usize << must_come.len()) - 1)
+    };
+    let close = if close.is_empty() { String::new() } else { literal(close) };
+    format!("{} {arguments}{close}", literal(&format!("{open}{}{opened}", tool.name)))
 }
 
 fn python(lark: &mut String, index: usize, tool: &Tool) -> String {

@@ -13,10 +13,10 @@ use qhx_base::{Error, ErrorKind, Result, error};
 use qhx_text::{CallFormat, CallSyntax, Tokenizer};
 use serde_json::Value;
 
-use crate::Grammar;
 use crate::constraint::{Constraint, short};
 use crate::faults::{locate, plain};
 use crate::schema::flexible;
+use crate::{AnswerForm, Grammar};
 
 /// A longer token never matches: none in use is, and the tree of tokens is as deep as the longest.
 const MAX_TOKEN: usize = 512;
@@ -92,8 +92,8 @@ impl Vocabulary {
         Ok(Self { factory: Arc::new(factory), tokenizer: tokenizer.clone() })
     }
 
-    /// Constraint of a grammar, at the beginning of an answer. `format` is the form of the model's tool calls, if it
-    /// makes any. `stops` are further tokens that may end the answer. With `goes_on`, none of the model's own ends it
+    /// Constraint of a grammar, at the beginning of an answer. `form` is how the model
+    /// writes answers. `stops` are further tokens that may end the answer. With `goes_on`, none of the model's own ends it
     /// before the grammar does.
     ///
     /// # Errors
@@ -101,7 +101,7 @@ impl Vocabulary {
     pub fn constrain(
         &self,
         grammar: &Grammar,
-        format: Option<CallFormat>,
+        form: AnswerForm,
         stops: &[u32],
         goes_on: bool,
     ) -> Result<Constraint> {
@@ -109,11 +109,11 @@ impl Vocabulary {
             let id = self.tokenizer.token_to_id(name)?;
             self.tokenizer.visible_token(id).is_none().then(|| format!("<[{id}]>"))
         };
-        let compiled = grammar.compile(format, special)?;
-        let parser = self.strict(grammar, format).and_then(|()| self.parser(compiled));
+        let compiled = grammar.compile(form, special)?;
+        let parser = self.strict(grammar, form.calls).and_then(|()| self.parser(compiled));
         let parser = parser.map_err(|why| {
             let message = self.fault(grammar, &why, |tool| {
-                self.parser(tool.compile(format, special).map_err(|e| e.to_string())?).map(drop)
+                self.parser(tool.compile(form, special).map_err(|e| e.to_string())?).map(drop)
             });
             Error::new(ErrorKind::Usage, message)
         })?;

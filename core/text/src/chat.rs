@@ -119,11 +119,11 @@ impl ChatTemplate {
         }
     }
 
-    /// The marks around the reasoning of its answers.
-    pub fn reasoning(&self) -> ReasoningMarks {
+    /// The marks around the reasoning of its answers; `None` where it knows none.
+    pub fn reasoning(&self) -> Option<ReasoningMarks> {
         match &self.0 {
             Form::Jinja(template) => ReasoningMarks::of_template(template.source()),
-            Form::Markers(_) => ReasoningMarks::default(),
+            Form::Markers(_) => None,
         }
     }
 

@@ -21,9 +21,9 @@ pub const REASONING: [ReasoningMarks; 2] = [
 ];
 
 impl ReasoningMarks {
-    /// The marks that a chat template writes.
-    pub fn of_template(source: &str) -> Self {
-        REASONING.into_iter().find(|marks| source.contains(marks.open)).unwrap_or_default()
+    /// The marks that a chat template knows; `None` where it knows no reasoning.
+    pub fn of_template(source: &str) -> Option<Self> {
+        REASONING.into_iter().find(|marks| source.contains(marks.close))
     }
 
     /// An answer without the reasoning that it begins with. `call`: the mark that a call begins with, behind which

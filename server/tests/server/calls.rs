@@ -188,7 +188,7 @@ impl Model {
 fn special() -> Model {
     let template = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}\
          {% for message in messages %}{{ message.content }}{% for call in message.tool_calls or [] %}\
-         <|tool_call>call:{% endfor %}{% endfor %}{# <|channel>thought #}<|go|>";
+         <|tool_call>call:{% endfor %}{% endfor %}{# <|channel>thought <channel|> #}<|go|>";
     Model::new("scripted-special", template)
 }
 
@@ -223,6 +223,21 @@ fn calls_between_special_tokens_are_answered() {
                 .to_owned(),
             is("thoughtsor not".into(), "It rains.".into(), json!([])),
         ),
+        ("It rains.<channel|>".to_owned(), is(json!(null), "It rains.".into(), json!([]))),
+        (
+            "<|channel>thought\n<channel|>It rains.<|channel>thought\n<channel|>".to_owned(),
+            is(json!(null), "It rains.".into(), json!([])),
+        ),
+        (
+            "<|channel><|channel>thought\n<channel|>It rains.".to_owned(),
+            is(json!(null), "It rains.".into(), json!([])),
+        ),
+        (
+            format!("<|channel>thought\nSo {weather}? No.<channel|>{time}"),
+            is("So call:weather{city:Oslo, {N}}? No.".into(), json!(null), json!([rome])),
+        ),
+        (format!("<|channel>thought\nSo {weather}"), is("So".into(), json!(null), json!([oslo]))),
+        ("<|channel>thought\nSo".to_owned(), is("So".into(), "".into(), json!([]))),
         ("calling: call".to_owned(), is(json!(null), "calling: call".into(), json!([]))),
     ] {
         assert_eq!(model.answer(&says, json!({})), expected, "{says}");
@@ -244,7 +259,7 @@ fn calls_between_special_tokens_are_answered() {
 #[test]
 fn calls_in_elements_are_answered() {
     let template = "{% for message in messages %}{{ message.content }}{% endfor %}\
-         {% if tools %}{# <tool_call> <function= #}{% endif %}<|go|>";
+         {% if tools %}{# <think> </think> <tool_call> <parameter= #}{% endif %}<|go|>";
     let model = Model::new("scripted-elements", template);
     let call = |city: &str| {
         format!(
@@ -262,6 +277,24 @@ fn calls_in_elements_are_answered() {
     let found = model.answer(&says, json!({}));
     assert_eq!(found["reasoning"], "So I call it.");
     assert_eq!(found["calls"], json!([["weather", {"city": "Oslo"}]]));
+    // Which goes on, and ends.
+    let says = format!("<think>\nSo {}? No.\n</think>\n\n{}", call("Oslo"), call("Rome"));
+    let found = model.answer(&says, json!({}));
+    assert_eq!(found["reasoning"], format!("So {}? No.", call("Oslo")));
+    assert_eq!(found["calls"], json!([["weather", {"city": "Rome"}]]));
+    // Without the first mark, and with arguments in another order.
+    let says = format!("Let me call it.\n{}", call("Oslo").replace("<tool_call>\n", ""));
+    let found = model.answer(&says, json!({}));
+    assert_eq!(
+        (&found["text"], &found["calls"]),
+        (&json!("Let me call it."), &json!([["weather", {"city": "Oslo"}]]))
+    );
+    let says = call("Oslo")
+        .replace("<parameter=city>", "<parameter=days>\n2\n</parameter>\n<parameter=city>");
+    assert_eq!(
+        model.answer(&says, json!({}))["calls"],
+        json!([["weather", {"days": 2, "city": "Oslo"}]])
+    );
     let says = format!("{}\n{}", call("Oslo"), call("Rome"));
     let calls = json!([["weather", {"city": "Oslo"}], ["weather", {"city": "Rome"}]]);
     assert_eq!(model.answer(&says, json!({}))["calls"], calls);

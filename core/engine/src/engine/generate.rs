@@ -90,8 +90,6 @@ impl Model {
         }
         self.speculation.idle();
         let stop_ids = self.stop_ids(request);
-        // Before what takes longer.
-        let grammar = self.grammar(request, &stop_ids)?;
         self.revive()?;
         self.speculation.prepare(request.speculate, &mut self.op)?;
         let tokenize = trace::span(self.bundle.trace(), "tokenize");
@@ -109,6 +107,7 @@ impl Model {
                 "log-probabilities of a prompt: it has images, audio or videos, expected tokens alone"
             );
         }
+        let grammar = self.grammar(request, &prompt, &stop_ids)?;
         let allowed = self.allowed(&stop_ids)?;
         let vocab = self.op.info().vocab;
         let outside = request.sampling.logit_bias.keys().find(|&&token| token as usize >= vocab);
@@ -311,12 +310,17 @@ impl Model {
     }
 
     /// The request's grammar at the beginning of an answer.
-    fn grammar(&self, request: &Request, stop_ids: &[u32]) -> Result<Option<GrammarCursor>> {
+    fn grammar(
+        &self,
+        request: &Request,
+        prompt: &Encoded,
+        stop_ids: &[u32],
+    ) -> Result<Option<GrammarCursor>> {
         let Some(grammar) = &request.grammar else { return Ok(None) };
         let _span = trace::span(self.bundle.trace(), "compile grammar");
-        let format = self.bundle.texts.call_format();
+        let form = self.bundle.texts.form(prompt.beginning);
         let vocabulary = self.bundle.texts.vocabulary_unless(&self.space.cancel.current())?;
-        let constraint = vocabulary.constrain(grammar, format, stop_ids, request.ignore_eos)?;
+        let constraint = vocabulary.constrain(grammar, form, stop_ids, request.ignore_eos)?;
         Ok(Some(GrammarCursor::new(constraint)))
     }
 

@@ -36,7 +36,7 @@ pub use model::{Model, Sessions};
 pub use model_options::{DecodeBackend, ModelOptions};
 pub use open_bundle::ContextLoad;
 pub use prefix_cache::KeptStates;
-pub use qhx_grammar::{Grammar, Vocabulary};
+pub use qhx_grammar::{AnswerForm, Grammar, Vocabulary};
 pub use qhx_text::{Content, ContentPart, Message};
 pub use texts::TextPipeline;
 pub use types::{

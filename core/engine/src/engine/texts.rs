@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
-use qhx_grammar::Vocabulary;
+use qhx_grammar::{AnswerForm, Vocabulary};
 use serde_json::{Map, Value};
 
 use crate::manifest::Manifest;
@@ -13,8 +13,8 @@ use qhx_base::artifacts::Artifacts;
 use qhx_base::trace::{self, Trace};
 use qhx_base::{CancelToken, Result, error};
 use qhx_text::{
-    CallFormat, ChatTemplate, Infill, Message, ReasoningMarks, RenderOptions, Tokenizer, Tool,
-    ToolCall,
+    Beginning, CallFormat, ChatTemplate, Infill, Message, ReasoningMarks, RenderOptions, Tokenizer,
+    Tool, ToolCall,
 };
 
 /// The tokenizer, the chat template and the limits of a model: see [`Model::texts`](super::Model::texts).
@@ -238,7 +238,14 @@ impl TextPipeline {
 
     /// The marks around the reasoning of an answer. They are in its text, also where they are special tokens.
     pub fn reasoning(&self) -> ReasoningMarks {
-        self.chat.as_ref().map(ChatTemplate::reasoning).unwrap_or_default()
+        self.chat.as_ref().and_then(ChatTemplate::reasoning).unwrap_or_default()
+    }
+
+    /// How the model writes an answer with such a beginning.
+    pub(super) fn form(&self, beginning: Beginning) -> AnswerForm {
+        let reasons = self.chat.as_ref().and_then(ChatTemplate::reasoning).is_some();
+        let beginning = if reasons { beginning } else { Beginning::Text };
+        AnswerForm { calls: self.call_format(), reasoning: self.reasoning(), beginning }
     }
 
     /// Tokens that end an answer: those of the manifest, and the one that hands over to whoever runs calls.

@@ -14,8 +14,8 @@ use crate::REASONING;
 pub struct Syntax {
     /// Name in messages.
     pub name: &'static str,
-    /// Texts of a chat template that asks for the format: any of them.
-    signs: &'static [&'static str],
+    /// Texts of a chat template that asks for the format: all of one list.
+    signs: &'static [&'static [&'static str]],
     /// Text that a group begins with; empty where there is none.
     pub start: &'static str,
     /// Text that a group ends with; empty where there is none.
@@ -87,7 +87,7 @@ const LIST: [&str; 3] = ["[", ", ", "]"];
 
 static PAIRS: Syntax = Syntax {
     name: "pairs",
-    signs: &["<|tool_call>"],
+    signs: &[&["<|tool_call>"]],
     start: "<|tool_call>",
     end: "<tool_call|>",
     next: Some(""),
@@ -98,7 +98,7 @@ static PAIRS: Syntax = Syntax {
 };
 static ESCAPED_PAIRS: Syntax = Syntax {
     name: "escaped pairs",
-    signs: &["<start_function_call>"],
+    signs: &[&["<start_function_call>"]],
     start: "<start_function_call>",
     end: "<end_function_call>",
     next: Some(""),
@@ -108,7 +108,7 @@ static ESCAPED_PAIRS: Syntax = Syntax {
 };
 static ELEMENTS: Syntax = Syntax {
     name: "elements",
-    signs: &["<function="],
+    signs: &[&["<tool_call>", "<parameter="]],
     start: "<tool_call>",
     end: "</tool_call>",
     inner: ["\n", "", ""],
@@ -122,7 +122,7 @@ static ELEMENTS: Syntax = Syntax {
 };
 static KEYS_AND_VALUES: Syntax = Syntax {
     name: "keys and values",
-    signs: &["<arg_key>"],
+    signs: &[&["<arg_key>"]],
     start: "<tool_call>",
     end: "</tool_call>",
     next: Some("\n"),
@@ -135,7 +135,7 @@ static KEYS_AND_VALUES: Syntax = Syntax {
 };
 static PYTHON: Syntax = Syntax {
     name: "Python",
-    signs: &["<|tool_call_start|>"],
+    signs: &[&["<|tool_call_start|>"], &["<|tool_list_start|>"], &["List of tools: ["]],
     start: "<|tool_call_start|>",
     end: "<|tool_call_end|>",
     inner: LIST,
@@ -144,7 +144,7 @@ static PYTHON: Syntax = Syntax {
 };
 static NAMED: Syntax = Syntax {
     name: "named",
-    signs: &["[ARGS]"],
+    signs: &[&["[ARGS]"]],
     start: "[TOOL_CALLS]",
     next: Some(""),
     call: CallSyntax::Named { between: "[ARGS]" },
@@ -152,14 +152,14 @@ static NAMED: Syntax = Syntax {
 };
 static LISTED: Syntax = Syntax {
     name: "listed",
-    signs: &["[TOOL_CALLS]"],
+    signs: &[&["[TOOL_CALLS]"]],
     start: "[TOOL_CALLS]",
     inner: LIST,
     ..COMMON
 };
 static ENCLOSED_LIST: Syntax = Syntax {
     name: "enclosed list",
-    signs: &["<|/tool_call|>"],
+    signs: &[&["<|/tool_call|>"]],
     start: "<|tool_call|>",
     end: "<|/tool_call|>",
     inner: LIST,
@@ -167,14 +167,14 @@ static ENCLOSED_LIST: Syntax = Syntax {
 };
 static MARKED_LIST: Syntax = Syntax {
     name: "marked list",
-    signs: &["<|tool_call|>"],
+    signs: &[&["<|tool_call|>"]],
     start: "<|tool_call|>",
     inner: LIST,
     ..COMMON
 };
 static CAPITALS: Syntax = Syntax {
     name: "capitals",
-    signs: &["<TOOLCALL>"],
+    signs: &[&["<TOOLCALL>"]],
     start: "<TOOLCALL>",
     end: "</TOOLCALL>",
     inner: LIST,
@@ -182,7 +182,7 @@ static CAPITALS: Syntax = Syntax {
 };
 static TAGGED: Syntax = Syntax {
     name: "tagged",
-    signs: &["<tool_call>"],
+    signs: &[&["<tool_call>"]],
     start: "<tool_call>",
     end: "</tool_call>",
     inner: ["\n", "", "\n"],
@@ -191,7 +191,7 @@ static TAGGED: Syntax = Syntax {
 };
 static BARE: Syntax = Syntax {
     name: "bare",
-    signs: &[PYTHON_TAG, "\"parameters\":", "\\\"parameters\\\":"],
+    signs: &[&[PYTHON_TAG], &["\"parameters\":"], &["\\\"parameters\\\":"]],
     inner: ["", "; ", ""],
     call: CallSyntax::Json { arguments: "parameters" },
     ..COMMON
@@ -249,7 +249,8 @@ impl CallFormat {
 
     /// The format that a chat template asks for; `None` where it knows no tools, or no format that is known here.
     pub fn of_template(source: &str) -> Option<Self> {
-        let asks = |format: &Self| format.0.signs.iter().any(|sign| source.contains(sign));
+        let all = |signs: &&[&str]| signs.iter().all(|sign| source.contains(sign));
+        let asks = |format: &Self| format.0.signs.iter().any(|signs| all(signs));
         Self::ALL.into_iter().find(asks).filter(|_| source.contains("tool"))
     }
 
@@ -276,6 +277,11 @@ impl CallFormat {
         if calls.is_empty() {
             calls.extend(match self.0.call {
                 CallSyntax::Pairs { quote } => pairs::unmarked(text, quote, tools),
+                CallSyntax::Tags(syntax)
+                    if !self.unmarked().is_empty() && text.contains(self.unmarked()) =>
+                {
+                    tags::unmarked(text, &syntax, self.0.end, tools)
+                }
                 _ => json::bare_call(text, tools),
             });
         }
@@ -316,6 +322,14 @@ impl CallFormat {
             }
         }
         calls
+    }
+
+    /// Text that a call without its mark begins with, wherever it stands; empty where it begins an answer only.
+    pub fn unmarked(self) -> &'static str {
+        match self.0.call {
+            CallSyntax::Tags(Tags { call: [open, ..], .. }) => open,
+            _ => "",
+        }
     }
 
     /// True for a text that begins with a call of one of the tools without the marks, as models write it that forget

@@ -99,7 +99,10 @@ impl Tool {
     /// True where an argument is a text and nothing else.
     fn takes_text(&self, argument: &str) -> bool {
         let schema = self.parameters.get("properties").and_then(|all| all.get(argument));
-        schema.and_then(|schema| schema.get("type")).is_some_and(|kind| kind == "string")
+        let Some(schema) = schema else { return false };
+        let texts = schema.get("enum").and_then(Value::as_array);
+        schema.get("type").is_some_and(|kind| kind == "string")
+            || texts.is_some_and(|all| all.iter().all(Value::is_string))
     }
 }
 

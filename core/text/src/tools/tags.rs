@@ -5,6 +5,23 @@ use serde_json::{Map, Value};
 use super::formats::Tags;
 use super::{Tool, ToolCall};
 
+/// Calls of known tools without the mark in front of the first one.
+pub(super) fn unmarked(text: &str, tags: &Tags, end: &str, tools: &[Tool]) -> Vec<ToolCall> {
+    let mut calls = Vec::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(tags.call[0]).filter(|_| !tags.call[0].is_empty()) {
+        rest = &rest[at..];
+        match call(rest, tags, end, tools) {
+            Some((call, behind)) if tools.iter().any(|tool| tool.name == call.name) => {
+                calls.push(call);
+                rest = behind;
+            }
+            _ => rest = &rest[tags.call[0].len()..],
+        }
+    }
+    calls
+}
+
 /// The call that `text` begins with, and what is behind it. `end`: the mark behind the call.
 pub(super) fn call<'a>(
     text: &'a str,

@@ -93,7 +93,9 @@ fn calls_as_python_writes_them_are_read() {
 fn the_format_is_the_templates() {
     for (source, format) in [
         ("{% for tool in tools %}<tool_call>\n{\"name\": ", Some(CallFormat::TAGGED)),
-        ("tools: <tool_call>\n<function=example>", Some(CallFormat::ELEMENTS)),
+        ("tools: <tool_call>\n<function=example>\n<parameter=a>", Some(CallFormat::ELEMENTS)),
+        ("tools <|tool_list_start|>", Some(CallFormat::PYTHON)),
+        ("tools: <function=example>{", None),
         ("{% if tools %}{\"name\": \"f\", \"parameters\": ", Some(CallFormat::BARE)),
         ("{{ '[TOOL_CALLS] [' }}", None),
         ("{% if tool_calls %}[TOOL_CALLS]", Some(CallFormat::LISTED)),
@@ -113,9 +115,9 @@ fn the_format_is_the_templates() {
 fn the_page_lists_the_formats() {
     let page = qhx_paths::workspace().join("docs/structured-output.md");
     let page = std::fs::read_to_string(page).unwrap().replace("\\|", "|");
-    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
-    let listed: Vec<_> =
-        rows.filter_map(|(sign, _)| CallFormat::of_template(&format!("tool {sign}"))).collect();
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
+    let listed = rows.filter_map(|(signs, _)| CallFormat::of_template(&format!("tool {signs}")));
+    let listed: Vec<_> = listed.collect();
     assert_eq!(listed, CallFormat::ALL);
 }
 
