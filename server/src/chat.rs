@@ -127,13 +127,16 @@ fn call(call: &ToolCall, custom: &CustomTools) -> Value {
 
 /// Log-probabilities of tokens.
 fn logprobs(tokens: &[(u32, TokenLogprobs)], texts: &TextPipeline) -> Value {
-    let of = |(id, logprobs): &(u32, TokenLogprobs)| {
-        let mut json = token(*id, logprobs.logprob, texts);
-        let top = logprobs.top.iter().map(|(id, logprob)| token(*id, *logprob, texts));
-        json["top_logprobs"] = top.collect();
-        json
-    };
-    json!({"content": tokens.iter().map(of).collect::<Vec<_>>(), "refusal": null})
+    let content: Vec<_> = tokens.iter().map(|token| logprob(token, texts)).collect();
+    json!({"content": content, "refusal": null})
+}
+
+/// Log-probability of a token, and those of the most likely ones in its place.
+pub(crate) fn logprob((id, logprobs): &(u32, TokenLogprobs), texts: &TextPipeline) -> Value {
+    let mut json = token(*id, logprobs.logprob, texts);
+    let top = logprobs.top.iter().map(|(id, logprob)| token(*id, *logprob, texts));
+    json["top_logprobs"] = top.collect();
+    json
 }
 
 fn token(id: u32, logprob: f32, texts: &TextPipeline) -> Value {

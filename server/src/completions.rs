@@ -20,6 +20,9 @@ use crate::registry::Ability;
 use crate::request::{Asked, Context};
 use crate::sse::{self, Events, Writer};
 
+/// Fields that are refused.
+pub(crate) const REFUSED: [&str; 1] = ["response_format"];
+
 /// Prompts of one request.
 const MAX_PROMPTS: usize = 1024;
 
@@ -87,7 +90,7 @@ pub(crate) async fn complete(Asked { context, map }: Asked) -> Result<Response> 
 impl Completion {
     pub(crate) fn read(fields: &Fields<'_>) -> Result<Self> {
         fields.unsupported(&UNSUPPORTED)?;
-        fields.unsupported(&["response_format"])?;
+        fields.unsupported(&REFUSED)?;
         let ends = Ends::read(fields)?;
         let prompts = prompts(fields.get("prompt").ok_or_else(|| fields.missing("prompt"))?)?;
         let choices = fields.count("n", 1, 16)?.unwrap_or(1);

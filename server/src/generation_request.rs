@@ -60,10 +60,12 @@ pub(crate) const UNSUPPORTED: [&str; 23] = [
     "logits_processors",
     "n_probs",
 ];
+/// Fields of chats that are refused.
+pub(crate) const REFUSED: [&str; 4] = ["functions", "function_call", "audio", "web_search_options"];
 /// Tokens that are kept free for an answer whose length is not given.
 const DEFAULT_ANSWER: usize = 1024;
 /// Log-probabilities in the place of a token.
-const MAX_TOP: u64 = 20;
+pub(crate) const MAX_TOP: u64 = 20;
 
 /// A conversation and the options for its answer.
 #[derive(Debug, Clone, Default)]
@@ -125,7 +127,7 @@ impl Ask {
     /// A request of OpenAI's chats.
     pub(crate) fn of_chat(fields: &Fields<'_>) -> Result<Self> {
         fields.unsupported(&UNSUPPORTED)?;
-        fields.unsupported(&["functions", "function_call", "audio", "web_search_options"])?;
+        fields.unsupported(&REFUSED)?;
         fields.only("modalities", &json!(["text"]))?;
         let messages = fields.list("messages")?.ok_or_else(|| fields.missing("messages"))?;
         let turn = |(at, message)| Turn::of_chat(message, &format!("messages[{at}]"));

@@ -20,6 +20,9 @@ use crate::request::{Asked, Context};
 use crate::sse::{self, Events, Writer};
 use crate::tokens;
 
+/// Fields that are refused.
+pub(crate) const REFUSED: [&str; 2] = ["container", "mcp_servers"];
+
 pub(crate) async fn create(Asked { context, map }: Asked) -> Result<Response> {
     let fields = Fields::new(&map);
     let model = fields.text("model")?.map(str::to_owned);
@@ -93,7 +96,7 @@ fn ask(fields: &Fields<'_>) -> Result<Ask> {
     for (at, message) in messages.iter().enumerate() {
         turns.extend(turns_of(message, &format!("messages[{at}]"))?);
     }
-    fields.unsupported(&["container", "mcp_servers"])?;
+    fields.unsupported(&REFUSED)?;
     let config = fields.object("output_config")?;
     let config = config.map(|config| config.object("format")).transpose()?.flatten();
     let wanted =

@@ -21,6 +21,9 @@ use crate::registry::{Ability, Served};
 use crate::request::{Asked, Context};
 use crate::sse::{self, Events, Writer};
 
+/// Fields that are refused.
+pub(crate) const REFUSED: [&str; 2] = ["template", "context"];
+
 /// Version of Ollama whose interface this is: clients look for what they need by it.
 const VERSION: &str = "0.12.0";
 /// Tag that stands for none.
@@ -143,7 +146,7 @@ pub(crate) async fn generate(Asked { context, map }: Asked) -> Result<Response> 
     if prompt.is_empty() && images.is_empty() {
         return only_load(context, &fields, model, false).await;
     }
-    fields.unsupported(&["template", "context"])?;
+    fields.unsupported(&REFUSED)?;
     let suffix = fields.text("suffix")?.filter(|suffix| !suffix.is_empty());
     let mut request = options(&fields)?;
     let of = Arc::clone(&model);

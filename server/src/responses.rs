@@ -7,17 +7,18 @@ use axum::Extension;
 use axum::extract::Path;
 use axum::http::StatusCode;
 use axum::response::Response;
-use qhx::{FinishReason, ToolCall};
+use qhx::{FinishReason, TextPipeline, ToolCall};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Answers, Delta, Step, Usage};
 use crate::app::Shared;
+use crate::chat::logprob;
 use crate::conversation::{Call, Turn, arguments, parts};
 use crate::custom_tools::CustomTools;
 use crate::error::{ApiError, Result, broken, json_response};
 use crate::fields::{Fields, wrong};
 use crate::generation_request::{
-    Ask, GenerationRequest, Sampling, ToolChoice, cache_salt, format, is_foreign, tools,
+    Ask, GenerationRequest, MAX_TOP, Sampling, ToolChoice, cache_salt, format, is_foreign, tools,
 };
 use crate::ids;
 use crate::request::{Asked, Context};
@@ -41,6 +42,11 @@ const ECHOED: [&str; 13] = [
     "max_tool_calls",
 ];
 
+/// Fields that are refused.
+pub(crate) const REFUSED: [&str; 2] = ["background", "prompt"];
+/// What `include` asks for log-probabilities with.
+const LOGPROBS: &str = "message.output_text.logprobs";
+
 pub(crate) async fn create(Asked { context, map }: Asked) -> Result<Response> {
     let fields = Fields::new(&map);
     let model = fields.text("model")?.map(str::to_owned);
@@ -63,7 +69,7 @@ pub(crate) async fn create(Asked { context, map }: Asked) -> Result<Response> {
     }
     asked.answers.collect(asked.pending, &context.tally).await?;
     let answer = asked.answers.answers.first().ok_or_else(broken)?;
-    writer.whole(answer);
+    writer.whole(answer, &asked.answers.usage);
     let json = writer.response(status(answer), &asked.answers);
     writer.keep(&json);
     Ok(json_response(StatusCode::OK, &json))
@@ -141,7 +147,9 @@ fn ask(
         let message = "conversations are not stored: go on from previous_response_id, or send all of it as input";
         return Err(ApiError::bad("conversation", message).code("unsupported"));
     }
-    fields.unsupported(&["background", "prompt"])?;
+    fields.unsupported(&REFUSED)?;
+    let top = fields.count("top_logprobs", 0, MAX_TOP)?;
+    let included = fields.texts("include")?.iter().any(|name| name == LOGPROBS);
     let mut turns = Vec::new();
     turns.extend(fields.text("instructions")?.map(|text| Turn::text("system", text)));
     let said = previous.map(StoredResponse::conversation).unwrap_or_default();
@@ -162,6 +170,7 @@ fn ask(
         sampling: Sampling::read(fields)?,
         max_new: fields.count("max_output_tokens", 1, u32::MAX.into())?,
         choices: 1,
+        logprobs: top.filter(|top| *top > 0).or(included.then_some(0)),
         cache_salt: cache_salt(fields)?,
         truncates: match fields.text("truncation")? {
             None | Some("disabled") => false,
@@ -269,11 +278,11 @@ impl Kind {
         }
     }
 
-    fn part(self, text: &str) -> Value {
+    fn part(self, text: &str, logprobs: &[Value]) -> Value {
         match self {
             Self::Reasoning => json!({"type": "reasoning_text", "text": text}),
             Self::Text => {
-                json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+                json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
             }
         }
     }
@@ -299,6 +308,7 @@ struct Open {
     kind: Kind,
     id: String,
     text: String,
+    logprobs: Vec<Value>,
 }
 
 /// Stores the response once it is there.
@@ -320,6 +330,9 @@ struct ResponseWriter {
     /// Fields of the request that the response repeats.
     echoed: Map<String, Value>,
     items: Vec<Value>,
+    texts: Arc<TextPipeline>,
+    /// Log-probabilities of tokens whose text is held back.
+    logprobs: Vec<Value>,
     open: Option<Open>,
     /// Events so far.
     sequence: u64,
@@ -357,6 +370,8 @@ impl ResponseWriter {
             custom: CustomTools::of(request),
             echoed,
             items: Vec::new(),
+            texts: Arc::clone(&asked.texts),
+            logprobs: Vec::new(),
             open: None,
             sequence: 0,
         }
@@ -427,30 +442,32 @@ impl ResponseWriter {
             let id = ids::new(if kind == Kind::Text { "msg_" } else { "rs_" });
             self.add_item(&kind.item(&id, "in_progress", json!([])), events);
             let mut more = self.place(&id);
-            more.insert("part".to_owned(), kind.part(""));
+            more.insert("part".to_owned(), kind.part("", &[]));
             self.event("response.content_part.added", more.into(), events);
-            self.open = Some(Open { kind, id, text: String::new() });
+            self.open = Some(Open { kind, id, text: String::new(), logprobs: Vec::new() });
         }
+        let logprobs = std::mem::take(&mut self.logprobs);
         let Some(open) = &mut self.open else { return };
         open.text.push_str(text);
+        open.logprobs.extend_from_slice(&logprobs);
         let id = open.id.clone();
         let mut more = self.place(&id);
         more.insert("delta".to_owned(), text.into());
         if kind == Kind::Text {
-            more.insert("logprobs".to_owned(), json!([]));
+            more.insert("logprobs".to_owned(), logprobs.into());
         }
         self.event(&format!("{}.delta", kind.name()), more.into(), events);
     }
 
     fn close(&mut self, status: &str, events: &mut Events) {
-        let Some(Open { kind, id, text }) = self.open.take() else { return };
+        let Some(Open { kind, id, text, logprobs }) = self.open.take() else { return };
         let mut more = self.place(&id);
         more.insert("text".to_owned(), text.as_str().into());
         if kind == Kind::Text {
-            more.insert("logprobs".to_owned(), json!([]));
+            more.insert("logprobs".to_owned(), logprobs.clone().into());
         }
         self.event(&format!("{}.done", kind.name()), more.into(), events);
-        let part = kind.part(&text);
+        let part = kind.part(&text, &logprobs);
         let mut more = self.place(&id);
         more.insert("part".to_owned(), part.clone());
         self.event("response.content_part.done", more.into(), events);
@@ -492,17 +509,24 @@ impl ResponseWriter {
 
     fn delta(&mut self, delta: &Delta, events: &mut Events) {
         match delta {
-            Delta::Reasoning(text) => self.text(Kind::Reasoning, text, events),
+            Delta::Reasoning(text) => {
+                self.logprobs.clear();
+                self.text(Kind::Reasoning, text, events);
+            }
             Delta::Text(text) => self.text(Kind::Text, text, events),
             Delta::Call(call) => self.call(call, events),
         }
     }
 
     /// The items of an answer that is whole.
-    fn whole(&mut self, answer: &Answer) {
+    fn whole(&mut self, answer: &Answer, usage: &Usage) {
         let mut unsent = Events::default();
         for (kind, text) in [(Kind::Reasoning, &answer.reasoning), (Kind::Text, &answer.text)] {
             if !text.is_empty() {
+                if kind == Kind::Text {
+                    let tokens = answer.logprobs.iter().skip(usage.reasoning);
+                    self.logprobs = tokens.map(|token| logprob(token, &self.texts)).collect();
+                }
                 self.text(kind, text, &mut unsent);
             }
         }
@@ -520,6 +544,7 @@ impl Writer for ResponseWriter {
     }
 
     fn step(&mut self, step: &Step, _: &Answers, events: &mut Events) {
+        self.logprobs.extend(step.logprobs.iter().map(|token| logprob(token, &self.texts)));
         step.deltas.iter().for_each(|delta| self.delta(delta, events));
     }
 

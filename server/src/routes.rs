@@ -397,4 +397,64 @@ mod tests {
         let idle: Vec<_> = idle.collect();
         assert!(idle.is_empty(), "these are described, and not read: {idle:?}");
     }
+
+    /// Names of the fields of a schema's object.
+    fn names(schema: &Value, document: &Value) -> Vec<String> {
+        if let Some(at) = schema["$ref"].as_str().and_then(|at| at.strip_prefix('#')) {
+            return names(document.pointer(at).expect("what is named is there"), document);
+        }
+        let parts = ["allOf", "anyOf"].into_iter().filter_map(|key| schema[key].as_array());
+        let mut all: Vec<_> = parts.flatten().flat_map(|part| names(part, document)).collect();
+        let own = schema["properties"].as_object().into_iter().flatten();
+        // A field that may only be null is refused.
+        let own = own.filter(|(_, schema)| schema["type"] != "null");
+        all.extend(own.map(|(name, _)| name.clone()));
+        all
+    }
+
+    /// Marks around the table in `docs/server.md`.
+    const MARKS: [&str; 2] = ["<!-- fields: made by a test -->\n", "<!-- end of fields -->\n"];
+
+    #[test]
+    fn the_page_has_every_field_that_is_read_or_refused() {
+        use crate::generation_request::{REFUSED, UNSUPPORTED};
+        let document = document();
+        let mut table = "| route | done | refused |\n|---|---|---|\n".to_owned();
+        for (method, path, _) in routes() {
+            let content = &document["paths"][path]["post"]["requestBody"]["content"];
+            let Some(kinds) = content.as_object().filter(|_| method == Method::POST) else {
+                continue;
+            };
+            let done: BTreeSet<_> =
+                kinds.values().flat_map(|kind| names(&kind["schema"], &document)).collect();
+            let refused: Vec<&[&str]> = match path {
+                "/v1/chat/completions" => vec![&REFUSED, &UNSUPPORTED],
+                "/v1/completions" => vec![&completions::REFUSED, &UNSUPPORTED],
+                "/v1/messages" => vec![&messages::REFUSED],
+                "/v1/responses" => vec![&responses::REFUSED, &["conversation"]],
+                "/v1/audio/speech" => vec![&speech::REFUSED],
+                "/v1/audio/transcriptions" => vec![&["include[]"]],
+                "/api/generate" => vec![&ollama::REFUSED],
+                _ => vec![],
+            };
+            let listed = |names: Vec<String>| {
+                names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+            };
+            let mut refused: Vec<_> = refused.concat().into_iter().map(str::to_owned).collect();
+            refused.sort();
+            assert!(refused.iter().all(|name| !done.contains(name)), "{path}: {refused:?}");
+            let done = listed(done.into_iter().collect());
+            table.push_str(&format!("| `{path}` | {done} | {} |\n", listed(refused)));
+        }
+        let path = qhx_paths::workspace().join("docs/server.md");
+        let page = std::fs::read_to_string(&path).expect("the page is there");
+        let (before, rest) = page.split_once(MARKS[0]).expect("the table begins");
+        let (found, after) = rest.split_once(MARKS[1]).expect("the table ends");
+        if std::env::var("INSTA_UPDATE").is_ok_and(|v| v == "always") {
+            let [begin, end] = MARKS;
+            let page = format!("{before}{begin}{table}{end}{after}");
+            return std::fs::write(&path, page).expect("the page is written");
+        }
+        assert_eq!(found, table, "INSTA_UPDATE=always writes the table into {}", path.display());
+    }
 }

@@ -13,6 +13,9 @@ use crate::queue::{Update, Work};
 use crate::registry::Ability;
 use crate::request::Asked;
 
+/// Fields that are refused.
+pub(crate) const REFUSED: [&str; 1] = ["instructions"];
+
 /// Characters of a text, as the API has it.
 const MAX_INPUT: usize = 4096;
 
@@ -37,7 +40,7 @@ pub(crate) async fn speak(Asked { context, map }: Asked) -> Result<Response> {
     let fields = Fields::new(&map);
     let model = Arc::clone(context.shared.registry.able(fields.text("model")?, Ability::Speak)?);
     let text = fields.needed("input")?.to_owned();
-    fields.unsupported(&["instructions"])?;
+    fields.unsupported(&REFUSED)?;
     fields.only("stream_format", &"audio".into())?;
     let count = text.chars().count();
     if count > MAX_INPUT {

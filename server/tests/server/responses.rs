@@ -68,6 +68,28 @@ fn a_stream_has_numbered_events_and_stable_ids() {
 }
 
 #[test]
+fn log_probabilities_stand_beside_the_text() {
+    let (_, user, answer) = golden("llama3-tiny", "sky");
+    for (more, top) in [
+        (json!({"top_logprobs": 2}), 2),
+        (json!({"include": ["message.output_text.logprobs", "reasoning.encrypted_content"]}), 0),
+    ] {
+        let json = shared().client.ask(ROUTE, &body(json!(user), more.clone()));
+        let part = json["output"][0]["content"][0].clone();
+        let logprobs = part["logprobs"].as_array().unwrap();
+        let text: String = logprobs.iter().map(|one| one["token"].as_str().unwrap()).collect();
+        assert!(text.starts_with(&answer), "{text}");
+        assert!(logprobs.iter().all(|one| one["top_logprobs"].as_array().unwrap().len() == top));
+        let streamed = body(json!(user), with(more, json!({"stream": true})));
+        let events = shared().client.post(ROUTE, &streamed).status(200).chunks();
+        let deltas = events.iter().filter(|event| event["type"] == "response.output_text.delta");
+        let streamed: Vec<_> =
+            deltas.flat_map(|event| event["logprobs"].as_array().unwrap()).collect();
+        assert!(!streamed.is_empty() && streamed.iter().zip(logprobs).all(|(a, b)| *a == b));
+    }
+}
+
+#[test]
 fn a_text_is_of_its_format() {
     let schema = json!({"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"],
                         "additionalProperties": false, "x-guidance": {"whitespace_flexible": false}});
@@ -150,6 +172,7 @@ fn what_is_wrong_is_named() {
         (json!("a"), json!({"conversation": "conv_1"}), "conversation"),
         (json!("a"), json!({"truncation": "middle"}), "truncation"),
         (json!("a"), json!({"max_tool_calls": -1}), "max_tool_calls"),
+        (json!("a"), json!({"top_logprobs": 21}), "top_logprobs"),
         (json!("a"), json!({"tools": [{"type": "telepathy"}]}), "tools[0].type"),
         (json!("a"), json!({"tools": [{"type": "custom"}]}), "tools[0].name"),
         (

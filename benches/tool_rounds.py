@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""An agent's conversation of many rounds of a tool over `qhx serve`: what is consumed anew, and the time to its first token.
+
+    cargo build --release -p qhx-cli --features builtin-ops
+    python3 benches/tool_rounds.py [--model CHECKPOINT] [--rounds 200] [--program target/release/qhx]
+
+The model (of the fixtures, one with a recurrent state) is forged with a context of 32,768 tokens. In each round it has
+to call a tool, and the client sends the whole conversation again with the result behind it, as agents do, so that the
+template writes earlier answers anew and leaves their reasoning out. A round is timed until the first event of its
+stream that says something. Printed are the prompt's tokens, those that were consumed anew, and the time, and at last
+the median of the last ten rounds over that of ten around the twentieth.
+
+Exits with 1 where a round consumes more anew than came since the round before, its answer included, and 64 tokens.
+"""
+
+import argparse
+import http.client
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SCHEMA = {
+    "type": "object",
+    "properties": {"path": {"type": "string", "maxLength": 12}, "line": {"type": "integer", "maximum": 99, "minimum": 0}},
+    "required": ["path", "line"],
+    "additionalProperties": False,
+}
+TOOLS = [{"type": "function", "function": {"name": "read", "description": "Reads a line", "parameters": SCHEMA}}]
+
+
+def ask(host, messages):
+    """A round: its message, its usage and the seconds until it says something."""
+    body = {"messages": messages, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    body |= {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0.8, "seed": len(messages)}
+    body |= {"max_tokens": 60}
+    connection = http.client.HTTPConnection(host, timeout=600)
+    begun, first = time.perf_counter(), None
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+    response = connection.getresponse()
+    if response.status != 200:
+        sys.exit(f"{response.status}: {response.read().decode()}")
+    message, usage = {"role": "assistant", "content": "", "tool_calls": []}, None
+    for line in response:
+        if not line.startswith(b"data: {"):
+            continue
+        chunk = json.loads(line[6:])
+        usage = chunk.get("usage") or usage
+        for choice in chunk["choices"]:
+            delta = choice["delta"]
+            message["content"] += delta.get("content") or ""
+            message["tool_calls"] += delta.get("tool_calls") or []
+            if first is None and (delta.get("content") or delta.get("tool_calls")):
+                first = time.perf_counter() - begun
+    connection.close()
+    return message, usage, first
+
+
+def prefill(host, messages):
+    """Seconds until the first token of an answer of one token, which goes on from what is there."""
+    body = {"messages": messages, "tools": TOOLS, "temperature": 0, "max_tokens": 1}
+    connection = http.client.HTTPConnection(host, timeout=600)
+    begun = time.perf_counter()
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+    usage = json.loads(connection.getresponse().read())["usage"]
+    return time.perf_counter() - begun, usage
+
+
+def rounds(host, count):
+    """Asks for so many rounds."""
+    messages = [{"role": "user", "content": "Which bread is good with soup? Read the notes."}]
+    seconds, wrong, before = [], 0, 0
+    for number in range(1, count + 1):
+        first, usage = prefill(host, messages)
+        prompt, cached = usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+        seconds.append(first)
+        anew = prompt - cached
+        # All that is not in the prompt before may be new.
+        wrong += number > 1 and anew > prompt - before + 64
+        before = prompt
+        message, _, _ = ask(host, messages)
+        if number % 20 == 0 or number <= 2:
+            print(f"round {number:4}: prompt {prompt:6}, anew {anew:5}, {first * 1e3:7.1f} ms", flush=True)
+        for at, call in enumerate(message["tool_calls"]):
+            call["id"] = f"call_{number}_{at}"
+            call.pop("index", None)
+        messages.append(message)
+        text = " ".join(f"Line {number}: honey keeps for {number + at} years." for at in range(3))
+        messages += [{"role": "tool", "tool_call_id": call["id"], "content": text} for call in message["tool_calls"]]
+    return seconds, wrong
+
+
+def main():
+    """Forges, serves, asks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=pathlib.Path, default=ROOT / "tests/fixtures/qwen35-tied")
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--max-ctx", type=int, default=32768)
+    parser.add_argument("--program", type=pathlib.Path, default=ROOT / "target/release/qhx")
+    parser.add_argument("--option", action="append", default=[], help="a further option of `qhx forge`")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder) / "model"
+        forge = [asked.program, "forge", asked.model, "--out", out, "--cpu-only", "--max-ctx", str(asked.max_ctx)]
+        subprocess.run(forge + asked.option, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        serve = [asked.program, "serve", out, "--port", "0", "--backend", "cpu"]
+        server = subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        try:
+            host = server.stdout.readline().strip().removeprefix("http://")
+            seconds, wrong = rounds(host, asked.rounds)
+        finally:
+            server.terminate()
+            server.wait()
+    last, early = statistics.median(seconds[-10:]), statistics.median(seconds[15:25])
+    print(f"time to the first token, rounds {asked.rounds - 9} to {asked.rounds} over 16 to 25: {last / early:.2f}")
+    if wrong:
+        sys.exit(f"{wrong} rounds consumed more anew than had come")
+
+
+if __name__ == "__main__":
+    main()
