@@ -88,7 +88,7 @@ pub fn decode_audio(source: &Source, rules: &AudioRules, limits: &Limits) -> Res
         }
         if gap > 0 {
             resampler.push(&std::mem::take(&mut waiting));
-            silence(&mut resampler, gap);
+            resampler.silence(gap);
             frames += gap;
         }
         file.trim(channels, frames, &mut interleaved);
@@ -116,16 +116,6 @@ pub fn decode_audio(source: &Source, rules: &AudioRules, limits: &Limits) -> Res
         return Err(file.not_a_number(value, at as u64 * u64::from(rate) / u64::from(rules.rate)));
     }
     Ok(Audio { samples, rate: rules.rate })
-}
-
-/// Takes silence in the place of samples that are missing.
-fn silence(resampler: &mut Resampler, mut samples: u64) {
-    const BLOCK: [f32; 4096] = [0.0; 4096];
-    while samples > 0 {
-        let some = samples.min(BLOCK.len() as u64);
-        resampler.push(BLOCK.get(..some as usize).unwrap_or_default());
-        samples -= some;
-    }
 }
 
 /// The mean of the channels.

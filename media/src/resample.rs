@@ -65,6 +65,29 @@ impl Resampler {
         change.run(&mut self.output);
     }
 
+    /// Takes silence, hours of it at once: the same as so many zeros.
+    pub fn silence(&mut self, samples: u64) {
+        let Some(change) = &self.change else {
+            self.zeros(samples);
+            return;
+        };
+        let (up, down) = (change.up, change.down);
+        // Behind these, no filter reaches anything else.
+        let edge = samples.min(change.filters.len() as u64);
+        self.push(&vec![0.0; edge as usize]);
+        let periods = (samples - edge) / down;
+        if let Some(change) = &mut self.change {
+            change.taken += periods * down;
+        }
+        self.zeros(periods * up);
+        self.push(&vec![0.0; ((samples - edge) % down) as usize]);
+    }
+
+    fn zeros(&mut self, samples: u64) {
+        let len = usize::try_from(samples).unwrap_or(usize::MAX).saturating_add(self.output.len());
+        self.output.resize(len, 0.0);
+    }
+
     /// All samples at the new rate.
     pub fn finish(mut self) -> Vec<f32> {
         let Some(change) = &mut self.change else { return self.output };
@@ -174,4 +197,26 @@ fn kaiser(x: f64) -> f64 {
 
 fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silence_is_the_same_as_zeros() {
+        let noise: Vec<f32> = (0..3000u32).map(|i| ((i * i % 977) as f32 / 977.0) - 0.5).collect();
+        for (from, to) in [(48_000, 16_000), (48_000, 22_050), (16_000, 44_100), (16_000, 16_000)] {
+            for samples in [0, 1, 500, 20_011] {
+                let [mut quick, mut slow] = [(); 2].map(|()| Resampler::new(from, to));
+                quick.push(&noise);
+                slow.push(&noise);
+                quick.silence(samples);
+                slow.push(&vec![0.0; samples as usize]);
+                quick.push(&noise);
+                slow.push(&noise);
+                assert_eq!(quick.finish(), slow.finish(), "{from} to {to}, {samples}");
+            }
+        }
+    }
 }
