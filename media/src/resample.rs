@@ -88,6 +88,11 @@ impl Resampler {
         self.output.resize(len, 0.0);
     }
 
+    /// The samples that are there so far, without those that [`Resampler::take`] returned before.
+    pub fn take(&mut self) -> Vec<f32> {
+        std::mem::take(&mut self.output)
+    }
+
     /// All samples at the new rate.
     pub fn finish(mut self) -> Vec<f32> {
         let Some(change) = &mut self.change else { return self.output };
