@@ -4,9 +4,10 @@
     cargo build --release -p qhx-cli --features builtin-ops
     python3 benches/tool_rounds.py [--model CHECKPOINT] [--rounds 200] [--program target/release/qhx]
 
-The model (of the fixtures, one with a recurrent state) is forged with a context of 32,768 tokens. In each round it has
-to call a tool, and the client sends the whole conversation again with the result behind it, as agents do, so that the
-template writes earlier answers anew and leaves their reasoning out. A round is timed until the first event of its
+The model (of the fixtures, one with a recurrent state) is forged with a context of 32,768 tokens and a chat template in
+the manner of Qwen3.5's, or that of `--template`. In each round it has to call a tool, and the client
+sends the whole conversation again with the result behind it, as agents do. Every third answer comes back changed, as
+one does whose reasoning the template leaves out. A round is timed until the first event of its
 stream that says something. Printed are the prompt's tokens, those that were consumed anew, and the time, and at last
 the median of the last ten rounds over that of ten around the twentieth.
 
@@ -17,6 +18,7 @@ import argparse
 import http.client
 import json
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -33,11 +35,38 @@ SCHEMA = {
 TOOLS = [{"type": "function", "function": {"name": "read", "description": "Reads a line", "parameters": SCHEMA}}]
 
 
+#: Calls in elements; reasoning is kept behind the last question only, as thoughts of earlier questions are left out.
+TEMPLATE = """{%- if tools %}{{- '<|im_start|>system\\nTools:' }}{% for tool in tools %}{{- '\\n' + tool | tojson }}{% endfor %}
+{{- '\\nCall as <tool_call>\\n<function=name>\\n<parameter=name>\\nvalue\\n</parameter>\\n</function>\\n</tool_call><|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'assistant' %}
+{{- '<|im_start|>assistant\\n' }}
+{%- if message.reasoning_content and loop.last %}{{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}{% endif %}
+{{- message.content or '' }}
+{%- for call in message.tool_calls or [] %}
+{{- '<tool_call>\\n<function=' + call.function.name + '>\\n' }}
+{%- for name, value in call.function.arguments | items %}
+{{- '<parameter=' + name + '>\\n' + value | string + '\\n</parameter>\\n' }}{% endfor %}
+{{- '</function>\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- elif message.role == 'tool' %}
+{{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
+{%- else %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}
+{%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}
+"""
+
+
 def ask(host, messages):
     """A round: its message, its usage and the seconds until it says something."""
     body = {"messages": messages, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
     body |= {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0.8, "seed": len(messages)}
-    body |= {"max_tokens": 60}
+    body |= {"max_tokens": 200}
     connection = http.client.HTTPConnection(host, timeout=600)
     begun, first = time.perf_counter(), None
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
@@ -88,6 +117,10 @@ def rounds(host, count):
         for at, call in enumerate(message["tool_calls"]):
             call["id"] = f"call_{number}_{at}"
             call.pop("index", None)
+            if number % 3 == 0:
+                call["function"]["arguments"] = json.dumps({"path": "notes", "line": number % 100})
+        if not message["tool_calls"]:
+            sys.exit(f"round {number}: no call: {message}")
         messages.append(message)
         text = " ".join(f"Line {number}: honey keeps for {number + at} years." for at in range(3))
         messages += [{"role": "tool", "tool_call_id": call["id"], "content": text} for call in message["tool_calls"]]
@@ -101,11 +134,18 @@ def main():
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--max-ctx", type=int, default=32768)
     parser.add_argument("--program", type=pathlib.Path, default=ROOT / "target/release/qhx")
+    parser.add_argument("--template", type=pathlib.Path, help="a chat template in the place of its own")
     parser.add_argument("--option", action="append", default=[], help="a further option of `qhx forge`")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        out = pathlib.Path(folder) / "model"
-        forge = [asked.program, "forge", asked.model, "--out", out, "--cpu-only", "--max-ctx", str(asked.max_ctx)]
+        out, checkpoint = pathlib.Path(folder) / "model", pathlib.Path(folder) / "checkpoint"
+        shutil.copytree(asked.model, checkpoint)
+        config = json.loads((checkpoint / "config.json").read_text())
+        config.get("text_config", config)["max_position_embeddings"] = asked.max_ctx
+        (checkpoint / "config.json").write_text(json.dumps(config))
+        template = asked.template.read_text() if asked.template else TEMPLATE
+        (checkpoint / "chat_template.jinja").write_text(template)
+        forge = [asked.program, "forge", checkpoint, "--out", out, "--cpu-only", "--max-ctx", str(asked.max_ctx)]
         subprocess.run(forge + asked.option, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         serve = [asked.program, "serve", out, "--port", "0", "--backend", "cpu"]
         server = subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)

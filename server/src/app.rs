@@ -2,16 +2,15 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 use subtle::{ConditionallySelectable as _, ConstantTimeEq as _};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::activity::Activity;
-use crate::connections::Crowded;
+use crate::connections::{Connections, Crowded};
 use crate::hosts::Hosts;
 use crate::memory::Budget;
 use crate::metrics::Metrics;
@@ -23,6 +22,9 @@ use crate::stored_responses::StoredResponses;
 /// Texts that are tokenized at a time beside the queue.
 const TOKENIZING: usize = 2;
 
+/// Sessions in which audio comes piece by piece, at a time. Each may hold a message that no memory was taken for.
+const SESSIONS: usize = 64;
+
 /// Time without a request after which memory goes back.
 const QUIET: Duration = Duration::from_millis(500);
 
@@ -33,7 +35,11 @@ pub(crate) struct App {
     pub registry: Registry,
     pub queue: Queue,
     pub metrics: Metrics,
-    pub stopping: AtomicBool,
+    /// True once the server takes no further request. Those that go on for long, such as sessions, hold a receiver: the
+    /// server ends when there is none any more.
+    pub stopping: watch::Sender<bool>,
+    /// Sessions of `/v1/realtime` and connections of the Wyoming protocol.
+    pub sessions: Arc<Connections>,
     pub hosts: Hosts,
     /// Memory of all requests.
     pub memory: Budget,
@@ -56,11 +62,17 @@ pub(crate) struct Peer {
 }
 
 impl App {
+    /// True once the server takes no further request.
+    pub(crate) fn is_stopping(&self) -> bool {
+        *self.stopping.borrow()
+    }
+
     pub(crate) fn new(options: ServerOptions, registry: Registry) -> Self {
         Self {
             queue: Queue::new(options.queue),
             metrics: Metrics::default(),
-            stopping: AtomicBool::new(false),
+            stopping: watch::Sender::new(false),
+            sessions: Connections::new(SESSIONS.min(options.max_connections)),
             hosts: Hosts::new(&options.allowed_hosts),
             memory: Budget::new(options.request_memory),
             tokenizing: Arc::new(Semaphore::new(TOKENIZING)),

@@ -21,6 +21,8 @@
 //! | `pending`, `sse` | what comes of a job, awaited as a whole or streamed |
 //! | `turns`, `ask` | conversations, and how they are answered, whatever interface they came by |
 //! | `answer` | reasoning, text and calls of tools in an answer |
+//! | `realtime` | `/v1/realtime`: speech that is transcribed while it goes on, over a WebSocket |
+//! | `recording` | audio that comes piece by piece |
 //! | `chat`, `completions`, `embeddings`, `rerank`, `messages`, `responses`, `audio`, `infill`, `ollama` | the interfaces |
 //!
 //! Whatever a client sends is untrusted input. It names models by their names, never by paths, and images and audio by
@@ -50,6 +52,8 @@ mod ollama;
 mod options;
 mod pending;
 mod queue;
+mod realtime;
+mod recording;
 mod registry;
 mod request;
 mod request_metrics;

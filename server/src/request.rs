@@ -130,7 +130,7 @@ impl Context {
     }
 
     /// Waits as long as a client may take to send its request.
-    async fn in_time<T>(
+    pub(crate) async fn in_time<T>(
         &self,
         work: impl Future<Output = T>,
         late: impl FnOnce() -> ApiError,
@@ -139,7 +139,7 @@ impl Context {
     }
 }
 
-fn no_memory() -> ApiError {
+pub(crate) fn no_memory() -> ApiError {
     ApiError::later("requests under way leave no memory for it; try again later", "no_memory")
 }
 

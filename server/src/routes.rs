@@ -2,7 +2,6 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use axum::body::Body;
 use axum::extract::{MatchedPath, Path, Request, State};
@@ -20,8 +19,8 @@ use crate::metrics::Gauges;
 use crate::request::{Context, Memory};
 use crate::request_metrics::Tally;
 use crate::{
-    audio, chat, completions, embeddings, ids, infill, messages, ollama, rerank, responses, speech,
-    tokens,
+    audio, chat, completions, embeddings, ids, infill, messages, ollama, realtime, rerank,
+    responses, speech, tokens,
 };
 
 /// The page at `/`.
@@ -37,7 +36,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// The addresses, each with the method that it is asked with, and what answers it. [`OPENAPI`] describes them.
-fn routes() -> [(Method, &'static str, MethodRouter); 32] {
+fn routes() -> [(Method, &'static str, MethodRouter); 33] {
     [
         (Method::GET, "/", get(page)),
         (Method::GET, "/health", get(health)),
@@ -58,6 +57,7 @@ fn routes() -> [(Method, &'static str, MethodRouter); 32] {
         (Method::POST, "/v1/audio/transcriptions", post(audio::transcribe)),
         (Method::POST, "/v1/audio/translations", post(audio::translate)),
         (Method::POST, "/v1/audio/speech", post(speech::speak)),
+        (Method::GET, "/v1/realtime", get(realtime::connect)),
         (Method::POST, "/tokenize", post(tokens::tokenize)),
         (Method::POST, "/infill", post(infill::infill)),
         (Method::GET, "/api/version", get(ollama::version)),
@@ -144,14 +144,19 @@ fn route(request: &Request) -> String {
     format!("{} {path}", method.map_or("(other)", Method::as_str))
 }
 
-/// The key of a request, in either of the headers that clients have.
+/// The key of a request, in one of the headers that clients have. A page that opens a WebSocket can set none but the
+/// list of its protocols.
 fn key(headers: &HeaderMap) -> Option<&str> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let bearer = text(header::AUTHORIZATION).and_then(|value| {
         let (scheme, key) = value.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
     });
-    bearer.or_else(|| text(API_KEY).map(str::trim))
+    let protocol = || {
+        let mut protocols = text(header::SEC_WEBSOCKET_PROTOCOL)?.split(',').map(str::trim);
+        protocols.find_map(|name| name.strip_prefix("openai-insecure-api-key."))
+    };
+    bearer.or_else(|| text(API_KEY).map(str::trim)).or_else(protocol)
 }
 
 /// Client that a request counts as: its address, and its key where keys are asked for. Without them, a key is whatever
@@ -193,7 +198,7 @@ fn admit(shared: &Shared, request: &Request) -> Result<()> {
         };
         return Err(ApiError::new(StatusCode::UNAUTHORIZED, message).code("invalid_api_key"));
     }
-    if !open && shared.stopping.load(Ordering::Acquire) {
+    if !open && shared.is_stopping() {
         return Err(ApiError::stopping());
     }
     Ok(())
@@ -251,7 +256,7 @@ async fn page() -> Response {
 }
 
 async fn health(Extension(context): Extension<Context>) -> Response {
-    match context.shared.stopping.load(Ordering::Acquire) {
+    match context.shared.is_stopping() {
         true => json_response(StatusCode::SERVICE_UNAVAILABLE, &json!({"status": "stopping"})),
         false => json_response(StatusCode::OK, &json!({"status": "ok"})),
     }

@@ -13,7 +13,6 @@ use std::time::Duration;
 use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use qhx::{CancelToken, Error, ErrorKind, Result};
 use tokio::sync::Notify;
@@ -109,7 +108,6 @@ impl Server {
         let router = router(&shared);
         let connections = Connections::new(shared.options.max_connections);
         let mut lobby = Lobby::default();
-        let graceful = GracefulShutdown::new();
         let tidying = tokio::spawn(tidy(Arc::clone(&shared)));
         let mut stopped = pin!(stopped.notified());
         loop {
@@ -128,7 +126,7 @@ impl Server {
             if crowded.is_some() {
                 lobby.make_room().await;
             }
-            let answering = connection(&shared, &router, stream, (peer, crowded), &graceful);
+            let answering = connection(&shared, &router, stream, (peer, crowded));
             let task = tokio::spawn(async move {
                 answering.await;
                 drop(place);
@@ -137,10 +135,10 @@ impl Server {
                 lobby.0.push_back((Instant::now(), task));
             }
         }
-        shared.stopping.store(true, Ordering::Release);
+        shared.stopping.send_replace(true);
         tidying.abort();
         drop(listener);
-        if timeout(shared.options.drain, graceful.shutdown()).await.is_err() {
+        if timeout(shared.options.drain, shared.stopping.closed()).await.is_err() {
             tracing::warn!("requests were still under way when the time to finish them was up");
         }
         Ok(())
@@ -171,7 +169,6 @@ fn connection(
     router: &Router,
     stream: tokio::net::TcpStream,
     (peer, crowded): (SocketAddr, Option<Crowded>),
-    graceful: &GracefulShutdown,
 ) -> impl Future<Output = ()> + use<> {
     let ServerOptions { read_limit, write_limit, .. } = shared.options;
     prepare(&stream, write_limit);
@@ -181,10 +178,22 @@ fn connection(
     http.timer(TokioTimer::new()).header_read_timeout(read_limit).half_close(false);
     http.keep_alive(crowded.is_none());
     let io = TokioIo::new(Bounded::new(stream, write_limit));
-    let connection = graceful.watch(http.serve_connection(io, TowerToHyperService::new(router)));
+    let service = TowerToHyperService::new(router);
+    let connection = http.serve_connection(io, service).with_upgrades();
+    let mut stopping = shared.stopping.subscribe();
     async move {
+        let mut connection = pin!(connection);
+        let mut stop = pin!(stopping.wait_for(|stopping| *stopping));
+        let mut asked = false;
+        let served = poll_fn(|cx| {
+            if !asked && stop.as_mut().poll(cx).is_ready() {
+                asked = true;
+                connection.as_mut().graceful_shutdown();
+            }
+            connection.as_mut().poll(cx)
+        });
         // A connection that breaks is its client's to repair.
-        let _ = connection.await;
+        let _ = served.await;
     }
 }
 

@@ -70,6 +70,11 @@ bundles! {
     };
     /// Transcribes with times.
     listening = fixture("whisper-tiny"), |options| options.max_ctx = None;
+    /// Transcribes by CTC, in windows of one and two seconds.
+    recognising = fixture("parakeet-ctc-tiny"), |options| {
+        options.max_ctx = None;
+        options.recipe_options.insert("windows".to_owned(), "1,2".to_owned());
+    };
     /// Speaks, with sounds that are no words.
     speaking = fixture("kokoro-tiny"), |_| {};
 }

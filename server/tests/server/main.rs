@@ -17,6 +17,7 @@ mod media;
 mod messages;
 mod models;
 mod ollama;
+mod realtime;
 mod rerank;
 mod responses;
 #[path = "../../../tests/src/restarting.rs"]

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::bundles::{
     Running, hearing, language, listening, options, seeing, seeing_with_tools, shared,
 };
-use crate::client::Response;
+use crate::client::{Client, Response};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -186,6 +186,20 @@ fn form(fields: &[(&str, &str)], file: Option<&[u8]>) -> Response {
 }
 
 fn form_to(route: &str, fields: &[(&str, &str)], file: Option<&[u8]>) -> Response {
+    send_form(&sensing().client, route, fields, file)
+}
+
+/// The transcription of a file.
+pub fn form_of(client: &Client, fields: &[(&str, &str)], file: &[u8]) -> Response {
+    send_form(client, "/v1/audio/transcriptions", fields, Some(file)).status(200)
+}
+
+fn send_form(
+    client: &Client,
+    route: &str,
+    fields: &[(&str, &str)],
+    file: Option<&[u8]>,
+) -> Response {
     let mut body = Vec::new();
     for (name, value) in fields {
         let head =
@@ -200,8 +214,7 @@ fn form_to(route: &str, fields: &[(&str, &str)], file: Option<&[u8]>) -> Respons
         body.extend_from_slice(b"\r\n");
     }
     body.extend_from_slice(b"--b--\r\n");
-    let client = sensing().client.clone();
-    let client = client.with("content-type", "multipart/form-data; boundary=b");
+    let client = client.clone().with("content-type", "multipart/form-data; boundary=b");
     client.send("POST", route, &body)
 }
 
