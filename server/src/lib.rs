@@ -22,6 +22,7 @@
 //! | `turns`, `ask` | conversations, and how they are answered, whatever interface they came by |
 //! | `answer` | reasoning, text and calls of tools in an answer |
 //! | `realtime` | `/v1/realtime`: speech that is transcribed while it goes on, over a WebSocket |
+//! | `wyoming` | the same and speech in the protocol of Home Assistant |
 //! | `recording` | audio that comes piece by piece |
 //! | `chat`, `completions`, `embeddings`, `rerank`, `messages`, `responses`, `audio`, `infill`, `ollama` | the interfaces |
 //!
@@ -66,6 +67,7 @@ mod sse;
 mod stored_responses;
 mod tokens;
 mod worker;
+mod wyoming;
 
 pub use access_log::Record;
 pub use options::ServerOptions;

@@ -1,7 +1,7 @@
 //! Options of a server.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +28,8 @@ pub struct ServerOptions {
     pub host: IpAddr,
     /// The port; 0 takes a free one.
     pub port: u16,
+    /// Address of the Wyoming protocol, which asks for no keys; port 0 takes a free one. `None` where it is not spoken.
+    pub wyoming: Option<SocketAddr>,
     /// One of these is asked for, if there are any.
     pub api_keys: Vec<String>,
     /// True lets clients of different keys go on from each other's states. A client then learns from
@@ -93,6 +95,7 @@ impl Default for ServerOptions {
             runtime: Runtime::default(),
             host: Ipv4Addr::LOCALHOST.into(),
             port: 8080,
+            wyoming: None,
             api_keys: Vec::new(),
             share_states: false,
             allowed_origins: Vec::new(),
@@ -153,6 +156,8 @@ impl ServerOptions {
         memory(memory: impl Into<Option<u64>>) => memory = memory.into(),
         /// Time after which a model that nobody uses is unloaded.
         keep_alive(time: impl Into<Option<Duration>>) => keep_alive = time.into(),
+        /// Address of the Wyoming protocol. Whoever can connect to it is served, also where keys are asked for.
+        wyoming(address: impl Into<Option<SocketAddr>>) => wyoming = address.into(),
         /// Called with each request that is over, on a thread of the server.
         on_request(f: impl Fn(&Record) + Send + Sync + 'static) => on_request = Some(Arc::new(f)),
     }

@@ -411,6 +411,12 @@ impl Served {
         rerank.is_some_and(|rerank| rerank.prompt.contains("{instruction}"))
     }
 
+    /// Codes of the languages that it transcribes, where it declares them.
+    pub(crate) fn languages(&self) -> Vec<String> {
+        let transcription = self.bundle.manifest().params.transcription.as_ref();
+        transcription.map_or_else(Vec::new, |declared| declared.languages.keys().cloned().collect())
+    }
+
     /// The names of its voices.
     pub(crate) fn voices(&self) -> &[String] {
         let speech = self.bundle.manifest().params.speech.as_ref();

@@ -23,10 +23,10 @@ use crate::connections::{Bounded, Connections, Crowded, client, prepare};
 use crate::options::ServerOptions;
 use crate::registry::Registry;
 use crate::routes::router;
-use crate::worker;
+use crate::{worker, wyoming};
 
 /// Time after which it is tried again to accept a connection, where that failed.
-const AGAIN: Duration = Duration::from_millis(50);
+pub(crate) const AGAIN: Duration = Duration::from_millis(50);
 
 /// Connections beyond the limits that are answered at a time.
 const LOBBY: usize = 64;
@@ -41,6 +41,8 @@ const IO_THREADS: usize = 2;
 pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
+    /// The listener of the Wyoming protocol, and its address.
+    wyoming: Option<(TcpListener, SocketAddr)>,
     shared: Shared,
 }
 
@@ -60,23 +62,23 @@ impl Server {
     pub fn bind(options: ServerOptions) -> Result<Self> {
         let registry = Registry::new(&options)?;
         let address = SocketAddr::new(options.host, options.port);
-        let in_use = |e| {
-            Error::caused(ErrorKind::Io, format_args!("{address} cannot be listened on"), e)
-                .hint("is another server running there? --port takes another port, 0 a free one")
-        };
-        let listener = TcpListener::bind(address).map_err(in_use)?;
-        listener.set_nonblocking(true).map_err(in_use)?;
-        let address = listener.local_addr().map_err(in_use)?;
+        let (listener, address) = listen(address, "--port")?;
+        let wyoming = options.wyoming.map(|address| listen(address, "--wyoming")).transpose()?;
         let shared = Arc::new(App::new(options, registry));
         if let [only] = shared.registry.models.as_slice() {
             shared.registry.info(only, &shared.metrics)?;
         }
-        Ok(Self { listener, address, shared })
+        Ok(Self { listener, address, wyoming, shared })
     }
 
     /// The address that is listened on.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// The address of the Wyoming protocol, where it is spoken.
+    pub fn wyoming_address(&self) -> Option<SocketAddr> {
+        self.wyoming.as_ref().map(|(_, address)| *address)
     }
 
     /// Answers requests until `stop` is cancelled. Then no further one is taken, and those that are under way are
@@ -103,8 +105,12 @@ impl Server {
     }
 
     async fn serve(self, stopped: &Notify) -> std::io::Result<()> {
-        let Self { listener, shared, .. } = self;
+        let Self { listener, shared, wyoming, .. } = self;
         let listener = tokio::net::TcpListener::from_std(listener)?;
+        if let Some((listener, _)) = wyoming {
+            let listener = tokio::net::TcpListener::from_std(listener)?;
+            tokio::spawn(wyoming::serve(Arc::clone(&shared), listener));
+        }
         let router = router(&shared);
         let connections = Connections::new(shared.options.max_connections);
         let mut lobby = Lobby::default();
@@ -143,6 +149,19 @@ impl Server {
         }
         Ok(())
     }
+}
+
+/// Listens on an address, which an option gives the port of.
+fn listen(address: SocketAddr, option: &str) -> Result<(TcpListener, SocketAddr)> {
+    let in_use = |e| {
+        Error::caused(ErrorKind::Io, format_args!("{address} cannot be listened on"), e).hint(
+            format!("is another server running there? {option} takes another port, 0 a free one"),
+        )
+    };
+    let listener = TcpListener::bind(address).map_err(in_use)?;
+    listener.set_nonblocking(true).map_err(in_use)?;
+    let address = listener.local_addr().map_err(in_use)?;
+    Ok((listener, address))
 }
 
 /// Connections beyond the limits, on which `/health` is answered and everything else is refused. There is always room

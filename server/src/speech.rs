@@ -17,7 +17,7 @@ use crate::request::Asked;
 pub(crate) const REFUSED: [&str; 1] = ["instructions"];
 
 /// Characters of a text, as the API has it.
-const MAX_INPUT: usize = 4096;
+pub(crate) const MAX_INPUT: usize = 4096;
 
 /// Voices of OpenAI's interface, which clients ask for by default.
 const OPENAI: [&str; 13] = [

@@ -73,11 +73,23 @@ def serve(qhx, bundles):
 
 
 @pytest.fixture(scope="session")
-def audio_client(qhx, forged):
-    """Of a server that hears and speaks."""
-    bundles = [forged("hearing", FIXTURES / "whisper-tiny"), forged("speaking", FIXTURES / "kokoro-tiny")]
-    for address in serve(qhx, bundles):
-        yield openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0)
+def voices(qhx, forged):
+    """A server of models that transcribe and speak: its address, and that of the Wyoming protocol."""
+    bundles = [
+        forged("whisper", FIXTURES / "whisper-tiny"),
+        forged("parakeet", FIXTURES / "parakeet-ctc-tiny", "--recipe-option", "windows=1,2"),
+        forged("kokoro", FIXTURES / "kokoro-tiny"),
+    ]
+    server = qhx("serve", *bundles, "--port", "0", "--wyoming", "0", "--backend", "cpu")
+    yield server.stdout.readline().strip(), server.stdout.readline().strip()
+    server.terminate()
+    assert server.wait(60) == 0, "a server that is asked to stop ends well"
+
+
+@pytest.fixture(scope="session")
+def audio_client(voices):
+    """Of the same server."""
+    return openai.OpenAI(base_url=f"{voices[0]}/v1", api_key="any", max_retries=0)
 
 
 @pytest.fixture(scope="session")

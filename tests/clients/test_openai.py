@@ -162,7 +162,7 @@ def test_a_text_is_spoken_in_each_format(audio_client, tmp_path):
     assert audio_client.audio.speech.create(**ask).content == (tmp_path / "speech.mp3").read_bytes()
     # A recording of a browser is heard, too.
     recorded = (FIXTURES / "media" / "recorded.webm").read_bytes()
-    heard = audio_client.audio.transcriptions.create(model="hearing", file=("speech.webm", recorded))
+    heard = audio_client.audio.transcriptions.create(model="whisper", file=("speech.webm", recorded))
     assert heard.usage.seconds == 1
 
 

@@ -1,12 +1,12 @@
 //! `qhx serve`: bundles over HTTP.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
 use qhx::{Bundle, CancelToken, Runtime};
-use qhx_base::Result;
+use qhx_base::{Result, error};
 use qhx_server::{Server, ServerOptions};
 
 use crate::Status;
@@ -42,6 +42,10 @@ pub(crate) struct ServeArgs {
     /// The port to listen on; 0 takes a free one
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     pub port: u16,
+    /// Speak the Wyoming protocol, too, of Home Assistant, on this port of --host or on this address. It knows no keys:
+    /// whoever can connect is served
+    #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = parse_wyoming)]
+    pub wyoming: Option<Wyoming>,
     /// Answer requests for models that are not served, too, by the first bundle that can: for clients that ask for one
     /// name only, such as gpt-4o
     #[arg(long)]
@@ -107,6 +111,44 @@ pub(crate) struct ServeArgs {
     pub backend: BackendArgs,
 }
 
+/// Address of the Wyoming protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wyoming {
+    /// A port of the server's address.
+    Port(u16),
+    Address(SocketAddr),
+}
+
+fn parse_wyoming(text: &str) -> std::result::Result<Wyoming, String> {
+    let port = text.parse().map(Wyoming::Port);
+    let address = text.parse().map(Wyoming::Address);
+    port.or(address).map_err(|_| "expected a port, or an address such as 0.0.0.0:10300".to_owned())
+}
+
+impl ServeArgs {
+    /// Address of the Wyoming protocol. One that others can reach has to be named where keys are asked for.
+    fn wyoming(&self) -> Result<Option<SocketAddr>> {
+        Ok(match self.wyoming {
+            None => None,
+            Some(Wyoming::Address(address)) => Some(address),
+            Some(Wyoming::Port(port))
+                if !self.host.is_loopback() && self.api_key_file.is_some() =>
+            {
+                let host = self.host;
+                return Err(error!(
+                    Usage,
+                    "--wyoming {port}: the protocol knows no keys, and --api-key-file asks for them"
+                )
+                .hint(format!(
+                    "--wyoming 127.0.0.1:{port} serves this machine alone, --wyoming {} others without a key",
+                    SocketAddr::new(host, port)
+                )));
+            }
+            Some(Wyoming::Port(port)) => Some(SocketAddr::new(self.host, port)),
+        })
+    }
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &ServeArgs, app: &mut App) -> Result<Status> {
     let backend = BackendArgs { idle_release: Some(args.idle_release), ..args.backend.clone() };
@@ -130,6 +172,9 @@ pub(crate) fn run(args: &ServeArgs, app: &mut App) -> Result<Status> {
     }
     let server = Server::bind(options)?;
     app.output.line(&format!("http://{}", server.address()))?;
+    if let Some(address) = server.wyoming_address() {
+        app.output.line(&format!("tcp://{address}"))?;
+    }
     let stop = CancelToken::new();
     let _working = app.interrupts.working_on(&stop);
     server.run(&stop)?;
@@ -139,6 +184,7 @@ pub(crate) fn run(args: &ServeArgs, app: &mut App) -> Result<Status> {
 fn options(args: &ServeArgs, runtime: &Runtime) -> Result<ServerOptions> {
     let mut options = ServerOptions::default()
         .listen(args.host, args.port)
+        .wyoming(args.wyoming()?)
         .parallel(args.parallel.into())
         .queue(args.queue.into())
         .memory(args.model_memory.map(|mebibytes| u64::from(mebibytes) << 20))
@@ -194,6 +240,34 @@ fn add(options: ServerOptions, named: &str, runtime: &Runtime) -> Result<ServerO
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_without_keys_have_to_be_named() {
+        #[derive(clap::Parser)]
+        struct Program {
+            #[command(flatten)]
+            serve: ServeArgs,
+        }
+        let address = |args: &[&str]| {
+            let args = ["qhx", "bundle"].iter().chain(args);
+            <Program as clap::Parser>::parse_from(args).serve.wyoming()
+        };
+        let keys = ["--api-key-file", "keys", "--host", "0.0.0.0", "--wyoming"];
+        let refused = address(&[&keys[..], &["10300"]].concat()).unwrap_err();
+        assert!(refused.message().contains("knows no keys"), "{refused}");
+        assert!(refused.hint_text().unwrap_or_default().contains("0.0.0.0:10300"), "{refused}");
+        let named = address(&[&keys[..], &["0.0.0.0:10300"]].concat()).unwrap();
+        assert_eq!(named, Some(([0, 0, 0, 0], 10300).into()));
+        for (args, expected) in [
+            (&["--wyoming", "1"][..], Some(([127, 0, 0, 1], 1).into())),
+            (&["--host", "0.0.0.0", "--wyoming", "1"], Some(([0, 0, 0, 0], 1).into())),
+            (&["--api-key-file", "keys", "--wyoming", "1"], Some(([127, 0, 0, 1], 1).into())),
+            (&[], None),
+        ] {
+            assert_eq!(address(args).unwrap(), expected, "{args:?}");
+        }
+        assert!(parse_wyoming("host:1").unwrap_err().contains("10300"));
+    }
 
     #[test]
     fn memory_for_states_follows_that_of_the_machine() {

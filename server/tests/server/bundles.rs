@@ -181,6 +181,8 @@ pub fn options<'a>(bundles: impl IntoIterator<Item = (&'a str, &'a Path)>) -> Se
 /// A server that runs until it is dropped.
 pub struct Running {
     pub client: Client,
+    /// Address of the Wyoming protocol.
+    pub wyoming: Option<std::net::SocketAddr>,
     pub stop: CancelToken,
     /// A line for each request that is over.
     pub lines: Arc<Mutex<Vec<String>>>,
@@ -195,10 +197,11 @@ impl Running {
             options.on_request(move |record| log.lock().expect("the log").push(record.to_string()));
         let server = Server::bind(options).expect("the server listens");
         let client = Client::new(server.address());
+        let wyoming = server.wyoming_address();
         let stop = CancelToken::new();
         let until = stop.clone();
         let thread = std::thread::spawn(move || server.run(&until));
-        Self { client, stop, lines, thread: Some(thread) }
+        Self { client, wyoming, stop, lines, thread: Some(thread) }
     }
 
     /// Asks it to stop, and waits until it has.

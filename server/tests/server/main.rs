@@ -26,6 +26,7 @@ mod restarting;
 mod serving;
 mod speech;
 mod stored;
+mod wyoming;
 
 // The host-ops of the tiny models, linked in.
 use qhx_ops_gemma4 as _;
