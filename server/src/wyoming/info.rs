@@ -1,4 +1,4 @@
-//! What is served, as the protocol describes it.
+//! The models and voices that are served, as the protocol describes them.
 
 use std::sync::Arc;
 

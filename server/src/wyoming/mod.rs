@@ -110,7 +110,7 @@ async fn connection(shared: Shared, stream: TcpStream, peer: SocketAddr) {
     }
 }
 
-/// How audio is to be transcribed.
+/// Model and options of a transcription.
 #[derive(Default)]
 struct Hearing {
     model: Option<String>,
@@ -485,12 +485,12 @@ fn layout(fields: &Fields<'_>) -> Result<Pcm> {
 /// Bytes of the whole sentences that a text begins with.
 fn sentences(text: &str) -> usize {
     let ends = text.char_indices().filter(|(_, character)| ENDS.contains(character));
-    let behind = ends.map(|(at, character)| at + character.len_utf8());
+    let mut behind = ends.map(|(at, character)| at + character.len_utf8());
     let ended = |at: &usize| {
         let line = text.get(..*at).is_some_and(|text| text.ends_with('\n'));
         line || text.get(*at..).is_some_and(|rest| rest.starts_with(char::is_whitespace))
     };
-    behind.filter(ended).next_back().unwrap_or_default()
+    behind.rfind(ended).unwrap_or_default()
 }
 
 #[cfg(test)]
