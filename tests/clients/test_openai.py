@@ -137,7 +137,7 @@ def test_a_response_is_made_and_streamed(client, sky):
 
 def test_a_recording_is_transcribed(audio_client):
     whole = (FIXTURES / "whisper-tiny" / "long.wav").read_bytes()
-    ask = {"model": "hearing", "file": ("long.wav", whole), "temperature": 0}
+    ask = {"model": "whisper", "file": ("long.wav", whole), "temperature": 0}
     heard = audio_client.audio.transcriptions.create(**ask, response_format="verbose_json")
     for segment in heard.segments:
         assert -1 < segment.avg_logprob < 0 and 0 <= segment.no_speech_prob < 1, segment
@@ -151,7 +151,7 @@ def test_a_recording_is_transcribed(audio_client):
 
 
 def test_a_text_is_spoken_in_each_format(audio_client, tmp_path):
-    ask = {"model": "speaking", "voice": "alloy", "input": "Hello there."}
+    ask = {"model": "kokoro", "voice": "alloy", "input": "Hello there."}
     begins = {"mp3": b"\xff", "opus": b"OggS", "flac": b"fLaC", "aac": b"\xff\xf1", "wav": b"RIFF"}
     for name, begin in begins.items():
         file = tmp_path / f"speech.{name}"
