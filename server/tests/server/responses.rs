@@ -25,6 +25,8 @@ fn an_answer_is_a_response() {
         assert_eq!(item["content"][0]["text"], answer);
         assert_eq!(json["metadata"], json!({"a": "b"}));
         let usage = &json["usage"];
+        let details = &usage["input_tokens_details"];
+        assert!(details["cached_tokens"].is_u64() && details["cache_write_tokens"].is_u64());
         let count = |name: &str| usage[name].as_u64().unwrap();
         assert_eq!(count("total_tokens"), count("input_tokens") + count("output_tokens"));
     }
