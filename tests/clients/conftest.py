@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -49,6 +50,18 @@ def forged(qhx, home):
         return out
 
     return forge
+
+
+@pytest.fixture(scope="session")
+def long(home):
+    """A tiny checkpoint with a long context, which is greedy where a request does not say otherwise."""
+    checkpoint = home / "long"
+    shutil.copytree(FIXTURES / "llama3-tiny", checkpoint)
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    (checkpoint / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
+    generation = json.loads((checkpoint / "generation_config.json").read_text(encoding="utf-8"))
+    (checkpoint / "generation_config.json").write_text(json.dumps({**generation, "do_sample": True, "top_k": 1}))
+    return checkpoint
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,24 @@ use std::process::Command;
 use crate::cargo::{self, PLUGINS, Result};
 use crate::python;
 
+/// Clients and frameworks of npm. Node.js 20 runs them.
+const PACKAGES: [&str; 6] = [
+    "openai@7",
+    "ollama@0.6",
+    "ai@6",
+    "@ai-sdk/anthropic@3",
+    "@ai-sdk/openai@3",
+    "@ai-sdk/openai-compatible@2",
+];
+/// Coding agents, 1.6 GB together.
+const AGENTS: [&str; 5] = [
+    "@anthropic-ai/claude-code@2.1",
+    "@continuedev/cli@1.5",
+    "@openai/codex@0.171",
+    "cline@3.0",
+    "opencode-ai@1.18",
+];
+
 fn folder() -> PathBuf {
     qhx_paths::workspace().join("tests/clients")
 }
@@ -23,8 +41,9 @@ pub(crate) fn tools(full: bool) -> Result<PathBuf> {
             );
         }
     }
-    if !["openai", "ollama"].iter().all(|client| node_modules().join(client).exists()) {
-        cargo::npm(&cargo::tools_folder().join("clients"), &["openai@7", "ollama@0.6"])?;
+    let packages = [&PACKAGES[..], if full { &AGENTS } else { &[] }].concat();
+    if !packages.iter().all(|package| is_installed(package)) {
+        cargo::npm(&cargo::tools_folder().join("clients"), &packages)?;
     }
     let environment = python::environment("clients")?;
     let mut install = python::pip(&environment);
@@ -38,6 +57,12 @@ pub(crate) fn tools(full: bool) -> Result<PathBuf> {
 /// The folder of the packages that npm installs.
 fn node_modules() -> PathBuf {
     cargo::tools_folder().join("clients/node_modules")
+}
+
+/// True if some version of a package is there: `name@version`, where a name may begin with @, too.
+fn is_installed(package: &str) -> bool {
+    let name = package.rsplit_once('@').map_or(package, |(name, _)| name);
+    node_modules().join(name).exists()
 }
 
 /// Runs the tests with the program that is built for tests, on the NPU where its libraries are named, and with a
