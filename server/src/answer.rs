@@ -55,6 +55,10 @@ pub(crate) struct Reader {
     labelled: bool,
     /// What is held of the reasoning may be a call.
     doubtful: bool,
+    /// The answer is calls alone.
+    must_call: bool,
+    /// The special token came that a call begins with.
+    marked: bool,
     /// Format of calls, where there are tools.
     format: Option<CallFormat>,
     /// The marks of calls as special tokens, which are no text.
@@ -87,6 +91,8 @@ impl Reader {
             reasoning_tokens: 0,
             labelled: false,
             doubtful: false,
+            must_call: false,
+            marked: false,
             format,
             ids,
             searched: 0,
@@ -115,7 +121,7 @@ impl Reader {
     /// Expects an answer of calls alone, if `calls`.
     pub(crate) fn calling(mut self, calls: bool) -> Self {
         if calls {
-            self.mode = Mode::Calling;
+            (self.mode, self.must_call) = (Mode::Calling, true);
         }
         self
     }
@@ -125,6 +131,7 @@ impl Reader {
         let [start, end] = self.ids.map(|mark| mark.is_some() && id == mark);
         self.reasoning_tokens += usize::from(self.mode == Mode::Thinking && id.is_some());
         self.held.push_str(text);
+        self.marked |= start;
         if start && self.mode != Mode::Calling {
             if self.mode == Mode::Start {
                 self.mode = Mode::Text;
@@ -169,6 +176,12 @@ impl Reader {
         self.called = before.max(calls.len());
         out.extend(calls.into_iter().skip(before).map(Delta::Call));
         Ok(())
+    }
+
+    /// True where what is held can only be a call: it must be one, or has the mark of one.
+    fn calls_for_sure(&self) -> bool {
+        let mark = self.format.map_or("", |format| format.marks().0);
+        self.must_call || (!mark.is_empty() && (self.held.starts_with(mark) || self.marked))
     }
 
     fn end_reasoning(&mut self) {
@@ -309,11 +322,13 @@ impl Reader {
     }
 
     /// Reads the rest at the end of the answer.
-    fn finish(&mut self, out: &mut Vec<Delta>) -> qhx::Result<()> {
+    ///
+    /// A call that was `cut` is no text.
+    fn finish(&mut self, cut: bool, out: &mut Vec<Delta>) -> qhx::Result<()> {
         self.read(true, out);
         if self.mode == Mode::Calling || self.doubtful {
             self.read_calls(out)?;
-            if self.called == 0 {
+            if self.called == 0 && !(cut && self.calls_for_sure()) {
                 let held = std::mem::take(&mut self.held);
                 show(held, out, if self.doubtful { Delta::Reasoning } else { Delta::Text });
             }
@@ -437,7 +452,8 @@ impl Answers {
             Update::Finished { choice, generation } => {
                 let Some(reader) = self.readers.get_mut(choice) else { return Ok(None) };
                 step.choice = choice;
-                reader.finish(&mut step.deltas).map_err(|_| unreadable())?;
+                let cut = generation.finish_reason == FinishReason::Length;
+                reader.finish(cut, &mut step.deltas).map_err(|_| unreadable())?;
                 self.usage.completion += generation.tokens.len();
                 self.usage.reasoning += reader.reasoning_tokens;
                 let drafts = generation.timings.drafts;

@@ -155,7 +155,10 @@ pub(crate) enum Update {
     /// A part of a transcript's text.
     Heard(String),
     Transcribed(Box<Transcript>),
-    Spoken(Vec<u8>),
+    Spoken {
+        bytes: Vec<u8>,
+        rate: u32,
+    },
     Ranked {
         ranked: Vec<Ranked>,
         tokens: usize,

@@ -75,7 +75,7 @@ impl Context {
         options: TranscribeOptions,
     ) -> Result<Pending> {
         let context = Self { memory, ..self.clone() };
-        let work = Work::Transcribe { source, options: Box::new(options) };
+        let work = Work::Transcribe { source, options: Box::new(options), streams: false };
         Pending::submit(&context, model, Vec::new(), context.ticket(), work)
     }
 }

@@ -63,6 +63,6 @@ pub(crate) async fn speak(Asked { context, map }: Asked) -> Result<Response> {
     let options = SpeakOptions::default().with_voice(voice).with_speed(speed);
     let work = Work::Speak { text, options, format };
     let pending = Pending::submit(&context, &model, Vec::new(), context.ticket(), work)?;
-    let Update::Spoken(bytes) = pending.only().await? else { return Err(broken()) };
+    let Update::Spoken { bytes, .. } = pending.only().await? else { return Err(broken()) };
     Ok(([(header::CONTENT_TYPE, format.media_type())], bytes).into_response())
 }

@@ -261,5 +261,6 @@ fn speak(
     if spoken.cancelled {
         return Err(cancelled());
     }
-    Ok(Update::Spoken(encode_audio(&samples, speaker.rate(), format)?))
+    let rate = speaker.rate();
+    Ok(Update::Spoken { bytes: encode_audio(&samples, rate, format)?, rate })
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use axum::http::StatusCode;
-use qhx::{SpeakOptions, TranscribeOptions, pcm16};
+use qhx::{AudioFormat, SpeakOptions, TranscribeOptions};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufRead as _, AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -421,11 +421,11 @@ impl Connection {
         if let Err(Fault::Error(e)) = &done {
             ended(&context, Some(e));
         }
-        let (samples, rate) = done?;
+        let (bytes, rate) = done?;
         ended(&context, None);
         let layout = json!({"rate": rate, "width": 2, "channels": 1, "timestamp": 0});
         self.send("audio-start", &layout, &[]).await?;
-        for chunk in pcm16(&samples).chunks(CHUNK) {
+        for chunk in bytes.chunks(CHUNK) {
             let layout = json!({"rate": rate, "width": 2, "channels": 1});
             self.send("audio-chunk", &layout, chunk).await?;
         }
@@ -438,17 +438,18 @@ impl Connection {
         model: &Arc<Served>,
         voice: Option<String>,
         text: String,
-    ) -> Result<(Vec<f32>, u32), Fault> {
+    ) -> Result<(Vec<u8>, u32), Fault> {
         context.tally.update(|record| record.model = Some(model.name.clone()));
         context.tally.prompt(|| text.clone());
         let count = text.chars().count();
         if count > MAX_INPUT {
             return Err(too_long(count).into());
         }
-        let work = Work::Speak { text, options: SpeakOptions::default().with_voice(voice) };
+        let options = SpeakOptions::default().with_voice(voice);
+        let work = Work::Speak { text, options, format: AudioFormat::Pcm };
         let pending = Pending::submit(context, model, Vec::new(), context.ticket(), work)?;
         match self.awaited(pending).await? {
-            Update::Spoken { samples, rate } => Ok((samples, rate)),
+            Update::Spoken { bytes, rate } => Ok((bytes, rate)),
             _ => Err(broken().into()),
         }
     }

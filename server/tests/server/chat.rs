@@ -363,6 +363,13 @@ fn calls_that_were_cut_are_reported_as_cut() {
         assert_eq!(choice["message"]["tool_calls"].as_array().map(Vec::len), Some(1), "{json}");
         assert_eq!(choice["finish_reason"], finish, "{json}");
     }
+    // A part of one is no text.
+    let more = json!({"tools": tools(), "tool_choice": "required", "max_tokens": 9});
+    let choice = client.ask(ROUTE, &body("Rain in Bonn?", more))["choices"][0].clone();
+    assert_eq!(
+        (&choice["message"]["content"], &choice["finish_reason"]),
+        (&json!(""), &json!("length"))
+    );
 }
 
 #[test]
