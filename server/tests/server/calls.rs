@@ -329,3 +329,25 @@ fn the_input_of_a_custom_tool_is_of_its_grammar() {
     }
     tool("bnf", "a").refuses(400, "param", "tools[0].format.syntax");
 }
+
+#[test]
+fn many_tools_and_tools_named_like_marks_are_called() {
+    let model = special();
+    let names: Vec<_> = (0..500)
+        .map(|at| format!("t{at}"))
+        .chain(["call", "tool_call", "thought", "channel"].map(str::to_owned))
+        .collect();
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": false});
+    let tool = |name: &String| json!({"type": "function", "function": {"name": name, "parameters": schema}});
+    let tools: Vec<_> = names.iter().map(tool).collect();
+    for name in ["t499", "call", "tool_call", "thought"] {
+        for choice in ["auto", "required"] {
+            let says = format!("<|tool_call>call:{name}{{a:7}}<tool_call|>");
+            let found = model.answer(&says, json!({"tools": tools, "tool_choice": choice}));
+            assert_eq!(found["calls"], json!([[name, {"a": 7}]]), "{choice}");
+        }
+    }
+    let wrong = json!([{"type": "function", "function": {"name": "<tool_call|>"}}]);
+    let body = json!({"messages": [{"role": "user", "content": "a"}], "tools": wrong});
+    model.running.client.post(ROUTE, &body).refuses(400, "param", "tools");
+}
