@@ -100,6 +100,7 @@ impl Model {
         )?;
         prompt.sequence = prompt.sequence.salted(request.salt.as_deref());
         drop(tokenize);
+        let grammar = self.grammar(request, &prompt, &stop_ids)?;
         self.check_length(&prompt)?;
         if request.prompt_logprobs.is_some() && !prompt.sequence.spans.is_empty() {
             bail!(
@@ -107,7 +108,6 @@ impl Model {
                 "log-probabilities of a prompt: it has images, audio or videos, expected tokens alone"
             );
         }
-        let grammar = self.grammar(request, &prompt, &stop_ids)?;
         let allowed = self.allowed(&stop_ids)?;
         let vocab = self.op.info().vocab;
         let outside = request.sampling.logit_bias.keys().find(|&&token| token as usize >= vocab);
