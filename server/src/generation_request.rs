@@ -385,6 +385,7 @@ impl Ask {
             .stop_ids(self.ends.tokens.iter().copied())
             .ignore_eos(self.ends.ignore_eos)
             .grammar(grammar)
+            .one_call(!self.several_calls)
             .logprobs(self.logprobs)
             .speculate(if self.prediction.is_some() { Speculate::Auto } else { Speculate::Off })
             .prediction(self.prediction.clone())

@@ -20,6 +20,8 @@ pub struct AnswerForm {
     pub reasoning: ReasoningMarks,
     /// Whether reasoning stands in front of the text.
     pub beginning: Beginning,
+    /// One call is all that it may make.
+    pub one_call: bool,
 }
 
 /// Form that an answer may have.

@@ -66,7 +66,11 @@ fn write(
     format: CallFormat,
     seed: u64,
 ) -> (String, usize) {
-    let mut constraint = vocabulary.constrain(grammar, form(format), &[], false).unwrap();
+    let constraint = vocabulary.constrain(grammar, form(format), &[], false).unwrap();
+    write_with(tokenizer, constraint, seed)
+}
+
+fn write_with(tokenizer: &Tokenizer, mut constraint: Constraint, seed: u64) -> (String, usize) {
     let end = tokenizer.token_to_id("<|im_end|>").unwrap();
     let (mut random, mut tokens, mut forced) =
         (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, Vec::new(), 0);
@@ -112,8 +116,14 @@ fn calls_are_written_in_each_format_and_read_back() {
         let vocabulary = Vocabulary::new(&tokenizer, count, |_| true, &[end]).unwrap();
         for format in FORMATS {
             let mut names = Vec::new();
+            let form = AnswerForm { one_call: true, ..form(format) };
+            let grammar = Grammar::Calls(tools.clone());
+            let constraint = || vocabulary.constrain(&grammar, form, &[], false).unwrap();
+            let (one, _) = write_with(&tokenizer, constraint(), 3);
+            assert_eq!(format.calls(&one, &tools).len(), 1, "{format:?}: {one:?}");
+            let (again, _) = write_with(&tokenizer, constraint(), 4);
+            assert_eq!(format.calls(&again, &tools).len(), 1, "{format:?}: {again:?}");
             for seed in 1..25 {
-                let grammar = Grammar::Calls(tools.clone());
                 let (text, forced) = write(&tokenizer, &vocabulary, &grammar, format, seed);
                 let calls = format.calls(&text, &tools);
                 assert!(!calls.is_empty() && forced > 3, "{format:?}: {text:?}");
@@ -471,7 +481,7 @@ fn reasoning_stands_before_optional_calls() {
             json!({"type": "object", "additionalProperties": false}),
         )]);
         let may = |beginning, text: &str| {
-            let form = AnswerForm { calls: Some(format), reasoning, beginning };
+            let form = AnswerForm { calls: Some(format), reasoning, beginning, one_call: false };
             let mut constraint = vocabulary.constrain(&grammar, form, &[], false).unwrap();
             let tokens = tokenizer.encode(text, false).unwrap();
             tokens

@@ -58,12 +58,13 @@ pub(crate) fn lark(
     // What comes behind the first mark.
     let [before, between, behind] = syntax.inner;
     let several = match between {
+        _ if form.one_call => String::new(),
         "" => String::new(),
         between => format!(" ({} call)*", literal(between)),
     };
     let end = if end.is_empty() { String::new() } else { mark(end) };
     let body = format!("{}call{several} {}{end}", texts(before), texts(behind));
-    let more = match syntax.next {
+    let more = match syntax.next.filter(|_| !form.one_call) {
         Some(between) => format!(" ({}{} {body})*", texts(between), mark(start)),
         None => String::new(),
     };

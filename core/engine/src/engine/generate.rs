@@ -318,7 +318,8 @@ impl Model {
     ) -> Result<Option<GrammarCursor>> {
         let Some(grammar) = &request.grammar else { return Ok(None) };
         let _span = trace::span(self.bundle.trace(), "compile grammar");
-        let form = self.bundle.texts.form(prompt.beginning);
+        let mut form = self.bundle.texts.form(prompt.beginning);
+        form.one_call = request.one_call;
         let vocabulary = self.bundle.texts.vocabulary_unless(&self.space.cancel.current())?;
         let constraint = vocabulary.constrain(grammar, form, stop_ids, request.ignore_eos)?;
         Ok(Some(GrammarCursor::new(constraint)))

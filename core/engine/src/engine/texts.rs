@@ -245,7 +245,12 @@ impl TextPipeline {
     pub(super) fn form(&self, beginning: Beginning) -> AnswerForm {
         let reasons = self.chat.as_ref().and_then(ChatTemplate::reasoning).is_some();
         let beginning = if reasons { beginning } else { Beginning::Text };
-        AnswerForm { calls: self.call_format(), reasoning: self.reasoning(), beginning }
+        AnswerForm {
+            calls: self.call_format(),
+            reasoning: self.reasoning(),
+            beginning,
+            one_call: false,
+        }
     }
 
     /// Tokens that end an answer: those of the manifest, and the one that hands over to whoever runs calls.

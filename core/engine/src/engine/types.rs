@@ -83,6 +83,8 @@ pub struct Request {
     pub prediction: Option<String>,
     /// Grammar of the answer, which ends where nothing more may follow, with [`FinishReason::Eos`].
     pub grammar: Option<Grammar>,
+    /// The answer has one call of a tool at most, where its grammar has calls.
+    pub one_call: bool,
     /// Log-probabilities of the chosen tokens, and of this number of most likely tokens in the place of each; at most
     /// [`MAX_LOGPROBS`] of them. Where a grammar leaves no choice, the model is asked all the same.
     pub logprobs: Option<usize>,
@@ -167,6 +169,7 @@ impl Request {
             speculate: Speculate::Off,
             prediction: None,
             grammar: None,
+            one_call: false,
             logprobs: None,
             prompt_logprobs: None,
             template_arguments: Map::new(),
@@ -223,6 +226,8 @@ impl Request {
         /// # Ok::<_, qhx_base::Error>(())
         /// ```
         grammar(grammar: impl Into<Option<Grammar>>) => grammar = grammar.into(),
+        /// With one call of a tool at most, where the grammar has calls.
+        one_call: bool,
         /// With log-probabilities of the chosen tokens, and of the `top` most likely ones in the place of each.
         logprobs(top: impl Into<Option<usize>>) => logprobs = top.into(),
         /// With log-probabilities of the prompt's tokens, and of the `top` most likely ones in the place of each.
