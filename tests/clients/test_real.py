@@ -13,21 +13,23 @@ REAL = os.environ.get("QHX_REAL")
 
 TOWNS = ["Bonn", "Oslo", "Lima", "Kyoto", "Accra", "Quito", "Hanoi", "Leeds", "Turin", "Perth"]
 SONGS = ["Blue in Green", "Yesterday", "La Mer", "Imagine", "Hallelujah", "Summertime", "Jolene", "Volare"]
+#: A text that ends: without a bound one of 100 questions has the model write a title of 400 tokens.
+TEXT = {"type": "string", "maxLength": 40}
 #: A tool by its name: its arguments, those that must come, and questions.
 TOOLS = {
     "weather": (
-        {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
+        {"city": TEXT, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
         ["city", "days"],
         [f"What will the weather be in {town} in the next {2 + at % 5} days?" for at, town in enumerate(TOWNS * 2)],
     ),
     "timer": (
-        {"minutes": {"type": "number", "exclusiveMinimum": 0, "maximum": 600}, "label": {"type": ["string", "null"]}},
+        {"minutes": {"type": "number", "exclusiveMinimum": 0, "maximum": 600}, "label": TEXT | {"type": ["string", "null"]}},
         ["minutes"],
         [f"Set a timer of {minutes} minutes for the {food}." for minutes in (3, 8, 12, 25, 40)
          for food in ("eggs", "rice", "bread", "tea")],
     ),
     "mail": (
-        {"to": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 3},
+        {"to": {"type": "array", "items": TEXT, "minItems": 1, "maxItems": 3},
          "subject": {"type": "string", "maxLength": 60}, "urgent": {"type": "boolean"}},
         ["to", "subject"],
         [f"Write to anna@example.com and {town.lower()}@example.com that we meet in {town}." for town in TOWNS * 2],
@@ -39,7 +41,7 @@ TOOLS = {
          for a, b in (("EUR", "USD"), ("USD", "JPY"), ("JPY", "EUR"), ("EUR", "JPY"))],
     ),
     "play": (
-        {"song": {"type": "string"}, "options": {"type": "object", "additionalProperties": False, "properties": {
+        {"song": TEXT, "options": {"type": "object", "additionalProperties": False, "properties": {
             "volume": {"type": "integer", "minimum": 0, "maximum": 100}, "loop": {"type": "boolean"}}}},
         ["song"],
         [f"Play {song}{how}." for song in SONGS for how in ("", " quietly", " again and again")][:20],

@@ -84,7 +84,7 @@ fn a_response_is_stored_for_its_key_alone() {
 fn the_oldest_messages_are_left_out_where_that_is_asked_for() {
     let client = &shared().client;
     let turn = |at: usize| {
-        let role = if at % 2 == 0 { "user" } else { "assistant" };
+        let role = if at.is_multiple_of(2) { "user" } else { "assistant" };
         json!({"role": role, "content": format!("The sky is blue, and the sea is number {at}.")})
     };
     let turns: Vec<_> = (0..31).map(turn).collect();

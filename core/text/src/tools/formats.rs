@@ -250,7 +250,7 @@ impl CallFormat {
     /// The format that a chat template asks for; `None` where it knows no tools, or no format that is known here.
     pub fn of_template(source: &str) -> Option<Self> {
         let all = |signs: &&[&str]| signs.iter().all(|sign| source.contains(sign));
-        let asks = |format: &Self| format.0.signs.iter().any(|signs| all(signs));
+        let asks = |format: &Self| format.0.signs.iter().any(all);
         Self::ALL.into_iter().find(asks).filter(|_| source.contains("tool"))
     }
 

@@ -241,7 +241,7 @@ fn values_in_pairs_are_read() {
             json!({"a": "San Francisco", "b": "celsius"}),
         ),
         ("n:42", json!({"n": 42})),
-        ("n:3.14,m:-1e3", json!({"n": 3.14, "m": -1000.0})),
+        ("n:3.25,m:-1e3", json!({"n": 3.25, "m": -1000.0})),
         ("left:108.,right:22.8", json!({"left": 108, "right": 22.8})),
         ("yes:true,no:false,none:null", json!({"yes": true, "no": false, "none": null})),
         ("a:{b:<|\"|>c<|\"|>}", json!({"a": {"b": "c"}})),
