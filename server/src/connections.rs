@@ -13,6 +13,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
+/// Time after which it is tried again to accept a connection, where that failed.
+pub(crate) const AGAIN: Duration = Duration::from_millis(50);
+
 /// Part of all connections that one address may have.
 const SHARE: usize = 4;
 

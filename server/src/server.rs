@@ -19,14 +19,11 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::app::{App, Peer, Shared, tidy};
-use crate::connections::{Bounded, Connections, Crowded, client, prepare};
+use crate::connections::{AGAIN, Bounded, Connections, Crowded, client, prepare};
 use crate::options::ServerOptions;
 use crate::registry::Registry;
 use crate::routes::router;
 use crate::{worker, wyoming};
-
-/// Time after which it is tried again to accept a connection, where that failed.
-pub(crate) const AGAIN: Duration = Duration::from_millis(50);
 
 /// Connections beyond the limits that are answered at a time.
 const LOBBY: usize = 64;

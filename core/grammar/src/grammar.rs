@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::schema::flexible;
 use crate::tools::{self, Instead};
+use crate::words::literal;
 
 /// Levels of arrays and objects in a schema, as `serde_json` reads them.
 const MAX_DEPTH: usize = 127;
@@ -155,7 +156,7 @@ impl Grammar {
                     let what = if choices.is_empty() { "there are none" } else { "one is empty" };
                     bail!(Usage, "the choices: {what}");
                 }
-                let choices: Vec<_> = choices.iter().map(|text| tools::literal(text)).collect();
+                let choices: Vec<_> = choices.iter().map(|text| literal(text)).collect();
                 Ok(TopLevelGrammar::from_lark(format!("start: {}", choices.join(" | "))))
             }
             Self::Calls(tools) | Self::OptionalCalls(tools) | Self::CallsOrJson(tools, _) => {

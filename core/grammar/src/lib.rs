@@ -13,6 +13,7 @@ mod schema;
 mod tests;
 mod tools;
 mod vocabulary;
+mod words;
 
 pub use constraint::Constraint;
 pub use grammar::{AnswerForm, Grammar};

@@ -9,7 +9,7 @@ use qhx_text::Tool;
 use serde_json::{Map, Value};
 
 use crate::schema::{looks_around, spaced};
-use crate::tools::{MAX_FREE, literal, orders};
+use crate::words::{ANY, MAX_FREE, literal, orders};
 
 /// A text of a schema, as a regular expression or a grammar within a grammar: of its `pattern` or Lark grammar, or else
 /// of its lengths. `None` for any text.
@@ -22,10 +22,10 @@ pub(crate) fn text(schema: &Map<String, Value>, lenient: bool) -> Option<String>
     if let Some(pattern) = pattern.filter(|pattern| !(lenient && looks_around(pattern))) {
         let (begun, rest) = match pattern.strip_prefix('^') {
             Some(rest) => ("", rest),
-            None => (ANY, pattern),
+            None => (CHARACTERS, pattern),
         };
         let whole = rest.ends_with('$') && !rest.ends_with("\\$");
-        let (rest, ended) = if whole { (&rest[..rest.len() - 1], "") } else { (rest, ANY) };
+        let (rest, ended) = if whole { (&rest[..rest.len() - 1], "") } else { (rest, CHARACTERS) };
         // What would end the expression early.
         let rest = rest.replace("\\/", "/").replace('/', "\\/").replace('\n', "\\n");
         forms.push(format!("/{begun}({rest}){ended}/"));
@@ -40,7 +40,7 @@ pub(crate) fn text(schema: &Map<String, Value>, lenient: bool) -> Option<String>
 }
 
 /// Any text within a regular expression.
-const ANY: &str = "(.|\\n)*";
+const CHARACTERS: &str = "(.|\\n)*";
 
 /// Rules for the arguments of one tool.
 pub(crate) struct Pairs<'a> {
@@ -165,10 +165,10 @@ impl<'a> Pairs<'a> {
                 let form = name;
                 self.define(&format!("{quote} {form} {quote}"))
             }
-            None if self.is_special => self.define(&format!("{quote} /{ANY}/ {quote}")),
+            None if self.is_special => self.define(&format!("{quote} {ANY} {quote}")),
             None => {
                 let name = self.name();
-                let _ = writeln!(self.lark, "{name}[suffix={quote}]: /{ANY}/");
+                let _ = writeln!(self.lark, "{name}[suffix={quote}]: {ANY}");
                 self.define(&format!("{quote} {name}"))
             }
         }

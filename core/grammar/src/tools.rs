@@ -9,23 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::AnswerForm;
 use crate::pairs::{Pairs, text};
 use crate::schema::{flexible, spaced};
-
-/// A text in a grammar.
-pub(crate) fn literal(text: &str) -> String {
-    Value::from(text).to_string()
-}
-
-/// A text in a regular expression.
-fn escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(2 * text.len());
-    for c in text.chars() {
-        if r"\[](){}|*+?.^$/".contains(c) {
-            escaped.push('\\');
-        }
-        escaped.push(c);
-    }
-    escaped
-}
+use crate::words::{ANY, MAX_FREE, escaped, literal, orders};
 
 /// Alternative to calls in an answer.
 pub(crate) enum Instead {
@@ -140,9 +124,6 @@ pub(crate) fn lark(
     Ok(lark)
 }
 
-/// Any text.
-const ANY: &str = "/(.|\\n)*/";
-
 /// The rule `start`: an `answer`, maybe behind reasoning, in which marks of calls are words. Reasoning that does not end
 /// may be all there is. `marks`: those of calls that are special tokens, in the words of a grammar.
 fn reasoned(
@@ -233,19 +214,6 @@ fn may_be_text(schema: &Value) -> bool {
     let one_of =
         kind.and_then(Value::as_array).is_some_and(|all| all.iter().any(|one| one == "string"));
     (one_of || kind.is_some_and(|kind| kind == "string")) && schema.get("enum").is_none()
-}
-
-/// Arguments that must be there and may come in any order: with more of them each order has its place in the grammar
-/// no longer, and theirs is fixed.
-pub(crate) const MAX_FREE: usize = 5;
-
-/// For each set of arguments that must still come, as bits: the ones that may be next, and what is left behind each.
-pub(crate) fn orders(count: usize) -> impl Iterator<Item = (usize, Vec<(usize, usize)>)> {
-    let next = move |set: usize| {
-        let each = (0..count).filter(move |at| set >> at & 1 == 1);
-        each.map(|at| (at, set & !(1 << at))).collect()
-    };
-    (1..1_usize << count).map(move |set| (set, next(set)))
 }
 
 fn elements(lark: &mut String, index: usize, tool: &Tool, tags: &Tags) -> String {

@@ -22,6 +22,7 @@ use tokio::time::{sleep, timeout};
 
 use self::event::Event;
 use crate::app::Shared;
+use crate::connections::AGAIN;
 use crate::connections::{Bounded, client, prepare};
 use crate::error::{ApiError, Result, broken};
 use crate::fields::Fields;
@@ -32,7 +33,6 @@ use crate::recording::Pcm;
 use crate::registry::Served;
 use crate::request::{Context, Memory};
 use crate::request_metrics::Tally;
-use crate::server::AGAIN;
 use crate::speech::MAX_INPUT;
 
 /// Layouts of audio that are read.

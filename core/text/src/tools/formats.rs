@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use super::tags::Tags;
 use super::{Tool, ToolCall, json, pairs, python, tags};
 use crate::REASONING;
 
@@ -56,18 +57,6 @@ pub enum CallSyntax {
         /// Text on both sides of a text.
         quote: &'static str,
     },
-}
-
-/// Tags of a call and its arguments, with the line ends that models write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Tags {
-    /// Before the name, behind it, and behind the arguments.
-    pub call: [&'static str; 3],
-    /// Before and behind the name of an argument.
-    pub key: [&'static str; 2],
-    /// Before and behind its value.
-    pub value: [&'static str; 2],
 }
 
 /// What all formats have that do not say otherwise.

@@ -14,7 +14,8 @@ use qhx_base::{Result, error};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-pub use formats::{CallFormat, CallSyntax, Syntax, Tags};
+pub use formats::{CallFormat, CallSyntax, Syntax};
+pub use tags::Tags;
 
 /// A tool that a model may call.
 #[derive(Debug, Clone, PartialEq)]

@@ -2,8 +2,19 @@
 
 use serde_json::{Map, Value};
 
-use super::formats::Tags;
 use super::{Tool, ToolCall};
+
+/// Tags of a call and its arguments, with the line ends that models write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Tags {
+    /// Before the name, behind it, and behind the arguments.
+    pub call: [&'static str; 3],
+    /// Before and behind the name of an argument.
+    pub key: [&'static str; 2],
+    /// Before and behind its value.
+    pub value: [&'static str; 2],
+}
 
 /// Calls of known tools without the mark in front of the first one.
 pub(super) fn unmarked(text: &str, tags: &Tags, end: &str, tools: &[Tool]) -> Vec<ToolCall> {
