@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""An agent's conversation of many rounds of a tool over `qhx serve`: what is consumed anew, and the time to its first token.
+"""An agent's conversation of many rounds of a tool over `qhx serve`: tokens consumed anew, time to the first token.
 
     cargo build --release -p qhx-cli --features builtin-ops
     python3 benches/tool_rounds.py [--model CHECKPOINT] [--rounds 200] [--program target/release/qhx]
 
 The model (of the fixtures, one with a recurrent state) is forged with a context of 32,768 tokens and a chat template in
-the manner of Qwen3.5's, or that of `--template`. In each round it has to call a tool, and the client
-sends the whole conversation again with the result behind it, as agents do. Every third answer comes back changed, as
-one does whose reasoning the template leaves out. A round is timed until the first event of its
-stream that says something. Printed are the prompt's tokens, those that were consumed anew, and the time, and at last
-the median of the last ten rounds over that of ten around the twentieth.
+the manner of Qwen3.5's, or that of `--template`. In each round it has to call a tool, and the client sends the whole
+conversation again with the result behind it, as agents do. Every third answer comes back changed, as one does whose
+reasoning the template leaves out. A round is timed until the first event of its stream that says something. Printed are
+the prompt's tokens, those that were consumed anew, and the time, and at last the median of the last ten rounds over
+that of ten around the twentieth.
 
 Exits with 1 where a round consumes more anew than came since the round before, its answer included, and 64 tokens.
 """

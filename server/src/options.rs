@@ -156,7 +156,7 @@ impl ServerOptions {
         memory(memory: impl Into<Option<u64>>) => memory = memory.into(),
         /// Time after which a model that nobody uses is unloaded.
         keep_alive(time: impl Into<Option<Duration>>) => keep_alive = time.into(),
-        /// Address of the Wyoming protocol. Whoever can connect to it is served, also where keys are asked for.
+        /// Address of the Wyoming protocol. Everybody who can connect is served, also where keys are asked for.
         wyoming(address: impl Into<Option<SocketAddr>>) => wyoming = address.into(),
         /// Called with each request that is over, on a thread of the server.
         on_request(f: impl Fn(&Record) + Send + Sync + 'static) => on_request = Some(Arc::new(f)),

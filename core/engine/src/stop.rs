@@ -64,8 +64,8 @@ impl StopFilter {
         })
     }
 
-    /// The same for an answer with such a beginning and these marks of reasoning. A string with the mark that ends reasoning acts from the first
-    /// token on.
+    /// The same for an answer with such a beginning and these marks of reasoning. A string with the mark that ends
+    /// reasoning acts from the first token on.
     #[must_use]
     pub fn beginning(mut self, beginning: Beginning, marks: ReasoningMarks) -> Self {
         self.marks = marks;

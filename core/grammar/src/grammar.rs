@@ -127,8 +127,8 @@ impl Grammar {
         }
     }
 
-    /// In the words of `llguidance`. `form`: how the model writes answers. `special`: the spelling of a special token in
-    /// a grammar, where the tokenizer has it.
+    /// In the words of `llguidance`. `form`: how the model writes answers. `special`: the spelling of a special token
+    /// in a grammar, where the tokenizer has it.
     pub(crate) fn compile(
         &self,
         form: AnswerForm,

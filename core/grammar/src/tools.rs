@@ -124,8 +124,8 @@ pub(crate) fn lark(
     Ok(lark)
 }
 
-/// The rule `start`: an `answer`, maybe behind reasoning, in which marks of calls are words. Reasoning that does not end
-/// may be all there is. `marks`: those of calls that are special tokens, in the words of a grammar.
+/// The rule `start`: an `answer`, maybe behind reasoning, in which marks of calls are words. Reasoning that does not
+/// end may be all there is. `marks`: those of calls that are special tokens, in the words of a grammar.
 fn reasoned(
     form: AnswerForm,
     marks: &[String],

@@ -92,9 +92,8 @@ impl Vocabulary {
         Ok(Self { factory: Arc::new(factory), tokenizer: tokenizer.clone() })
     }
 
-    /// Constraint of a grammar, at the beginning of an answer. `form` is how the model
-    /// writes answers. `stops` are further tokens that may end the answer. With `goes_on`, none of the model's own ends it
-    /// before the grammar does.
+    /// Constraint of a grammar, at the beginning of an answer. `form` is how the model writes answers. `stops` are
+    /// further tokens that may end the answer. With `goes_on`, none of the model's own ends it before the grammar does.
     ///
     /// # Errors
     /// [`ErrorKind::Usage`] when the grammar is invalid, too big, or no text is of it.

@@ -156,8 +156,8 @@ pub struct Scores {
     pub temperature: f32,
     /// Mean log-probability of its tokens, the ending one included.
     pub avg_logprob: f64,
-    /// Ratio of its text's bytes to those of the same text deflated. Of texts that repeat themselves, zlib's ratio is up
-    /// to a fifth larger.
+    /// Ratio of its text's bytes to those of the same text deflated. zlib's is up to a fifth larger for texts that
+    /// repeat themselves.
     pub compression_ratio: f64,
     /// Probability that nobody speaks; `None` for a model that has no token for it.
     pub no_speech_prob: Option<f64>,

@@ -78,8 +78,8 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Speculative decoding.
     pub speculate: Speculate,
-    /// Text that much of the answer is expected to be, such as a file of which a line changes: draft tokens come from it,
-    /// too, where [`Request::speculate`] has any.
+    /// Text that much of the answer is expected to be, such as a file of which a line changes: draft tokens come from
+    /// it, too, where [`Request::speculate`] has any.
     pub prediction: Option<String>,
     /// Grammar of the answer, which ends where nothing more may follow, with [`FinishReason::Eos`].
     pub grammar: Option<Grammar>,

@@ -30,8 +30,8 @@ pub struct Tool {
 }
 
 impl Tool {
-    /// Key of an argument's schema: a grammar in the Lark syntax that the text is of. A format that writes texts as they
-    /// are holds to it; in JSON, where they are escaped, none can.
+    /// Key of an argument's schema: a grammar in the Lark syntax that the text is of. A format that writes texts as
+    /// they are holds to it; in JSON, where they are escaped, none can.
     pub const LARK: &str = "x-lark";
 
     /// A tool whose arguments are of a JSON schema.

@@ -66,7 +66,8 @@ pub(super) fn call<'a>(
             "" => behind,
             before => behind.trim_start().strip_prefix(before)?,
         };
-        // A text may have what looks like the end of its argument: the end has another argument or the call's behind it.
+        // A text may have what looks like the end of its argument: the end has another argument or the call's behind
+        // it.
         let ends = text.match_indices(closing).map(|(at, _)| (at, &text[at + closing.len()..]));
         let mut ends = ends.filter(|(_, behind)| {
             let behind = behind.trim_start();
