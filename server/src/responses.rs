@@ -47,11 +47,11 @@ pub(crate) const REFUSED: [&str; 2] = ["background", "prompt"];
 /// What `include` asks for log-probabilities with.
 const LOGPROBS: &str = "message.output_text.logprobs";
 
-pub(crate) async fn create(Asked { context, map }: Asked) -> Result<Response> {
+pub(crate) async fn create(Asked { context, mut map }: Asked) -> Result<Response> {
+    let input = input(map.remove("input").unwrap_or_default())?;
     let fields = Fields::new(&map);
     let model = fields.text("model")?.map(str::to_owned);
     let stream = fields.flag("stream")?.unwrap_or(false);
-    let input = input(&fields)?;
     let previous = fields.text("previous_response_id")?;
     let stored = &context.shared.stored;
     let previous = previous.map(|id| stored.previous(context.key, id)).transpose()?;
@@ -121,15 +121,18 @@ fn unknown(id: &str) -> ApiError {
 }
 
 /// The items of a request, each with an id.
-fn input(fields: &Fields<'_>) -> Result<Vec<Value>> {
-    let mut items = match fields.get("input").ok_or_else(|| fields.missing("input"))? {
-        Value::String(text) => {
-            vec![
-                json!({"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}),
-            ]
+fn input(given: Value) -> Result<Vec<Value>> {
+    let mut items = match given {
+        Value::Null => {
+            let error = ApiError::bad("input", "it is missing");
+            return Err(error.code("missing_required_parameter"));
         }
-        Value::Array(items) => items.clone(),
-        other => return Err(wrong("input", "a string or a list of items", other)),
+        Value::String(text) => {
+            let part = json!({"type": "input_text", "text": text});
+            vec![json!({"type": "message", "role": "user", "content": [part]})]
+        }
+        Value::Array(items) => items,
+        other => return Err(wrong("input", "a string or a list of items", &other)),
     };
     for item in items.iter_mut().filter_map(Value::as_object_mut) {
         item.entry("id").or_insert_with(|| ids::new("item_").into());
