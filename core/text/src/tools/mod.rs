@@ -115,3 +115,12 @@ pub struct ToolCall {
     /// Its arguments: an object, unless the model wrote something else.
     pub arguments: Value,
 }
+
+/// Skips white space, and `text` behind it. False where it is not there.
+fn eat(rest: &mut &str, text: &str) -> bool {
+    *rest = rest.trim_start();
+    rest.strip_prefix(text).is_some_and(|behind| {
+        *rest = behind;
+        true
+    })
+}

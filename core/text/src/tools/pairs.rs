@@ -49,14 +49,7 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     /// Skips white space, and `text` behind it. False where it is not there.
     fn eat(&mut self, text: &str) -> bool {
-        self.rest = self.rest.trim_start();
-        match self.rest.strip_prefix(text) {
-            Some(rest) => {
-                self.rest = rest;
-                true
-            }
-            None => false,
-        }
+        super::eat(&mut self.rest, text)
     }
 
     fn value(&mut self, depth: usize) -> Option<Value> {

@@ -29,14 +29,7 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     /// Skips spaces, and `text` behind them. False where it is not there.
     fn eat(&mut self, text: &str) -> bool {
-        self.rest = self.rest.trim_start();
-        match self.rest.strip_prefix(text) {
-            Some(rest) => {
-                self.rest = rest;
-                true
-            }
-            None => false,
-        }
+        super::eat(&mut self.rest, text)
     }
 
     fn name(&mut self) -> Option<&'a str> {
