@@ -23,7 +23,7 @@ use crate::generation_request::{
 use crate::ids;
 use crate::request::{Asked, Context};
 use crate::sse::{self, Events, Writer};
-use crate::stored_responses::{Owner, StoredResponse};
+use crate::stored_responses::{Owner, References, StoredResponse};
 
 /// Fields of a request that the response repeats.
 const ECHOED: [&str; 13] = [
@@ -44,7 +44,7 @@ const ECHOED: [&str; 13] = [
 
 /// Fields that are refused.
 pub(crate) const REFUSED: [&str; 2] = ["background", "prompt"];
-/// What `include` asks for log-probabilities with.
+/// Value of `include` that asks for log-probabilities.
 const LOGPROBS: &str = "message.output_text.logprobs";
 
 pub(crate) async fn create(Asked { context, mut map }: Asked) -> Result<Response> {
@@ -55,12 +55,16 @@ pub(crate) async fn create(Asked { context, mut map }: Asked) -> Result<Response
     let previous = fields.text("previous_response_id")?;
     let stored = &context.shared.stored;
     let previous = previous.map(|id| stored.previous(context.key, id)).transpose()?;
-    let ask = context.memory.work(|| ask(&fields, &input, previous.as_deref(), &context))?;
+    let refers = |item: &Value| item["type"] == "item_reference";
+    let stored = previous.is_some() || input.iter().any(refers);
+    let ask = || ask(&fields, &input, previous.as_deref(), &context);
+    // Stored conversations may be long, however short the request is.
+    let ask = if stored { tokio::task::block_in_place(ask) } else { context.memory.work(ask) }?;
     let keeper = fields.flag("store")?.unwrap_or(true).then(|| Keeper {
         shared: Arc::clone(&context.shared),
         owner: context.key,
         previous,
-        input: Value::from(input).to_string(),
+        input,
     });
     let mut asked = context.ask(model, ask).await?;
     let mut writer = ResponseWriter::new(&asked, &map, keeper);
@@ -155,12 +159,13 @@ fn ask(
     let included = fields.texts("include")?.iter().any(|name| name == LOGPROBS);
     let mut turns = Vec::new();
     turns.extend(fields.text("instructions")?.map(|text| Turn::text("system", text)));
+    let mut references = References::new(&context.shared.stored, context.key);
     let said = previous.map(StoredResponse::conversation).unwrap_or_default();
     for (at, item) in said.iter().enumerate() {
-        add(item, &format!("previous_response_id[{at}]"), context, &mut turns)?;
+        add(item, &format!("previous_response_id[{at}]"), &mut references, &mut turns)?;
     }
     for (at, item) in input.iter().enumerate() {
-        add(item, &format!("input[{at}]"), context, &mut turns)?;
+        add(item, &format!("input[{at}]"), &mut references, &mut turns)?;
     }
     let text = fields.object("text")?;
     let wanted = text.map(|text| text.object("format")).transpose()?.flatten();
@@ -190,7 +195,12 @@ fn ask(
 }
 
 /// Adds an item of the input to a conversation.
-fn add(item: &Value, place: &str, context: &Context, turns: &mut Vec<Turn>) -> Result<()> {
+fn add(
+    item: &Value,
+    place: &str,
+    references: &mut References<'_>,
+    turns: &mut Vec<Turn>,
+) -> Result<()> {
     let fields = Fields::of(item, place)?;
     let needed = |name| fields.needed(name).map(str::to_owned);
     match fields.text("type")?.unwrap_or("message") {
@@ -219,12 +229,14 @@ fn add(item: &Value, place: &str, context: &Context, turns: &mut Vec<Turn>) -> R
         }),
         "item_reference" => {
             let id = fields.needed("id")?;
-            let found = context.shared.stored.item(context.key, id);
-            let item = found.filter(|item| item["type"] != "item_reference").ok_or_else(|| {
-                let message = format!("there is no stored item {id:?}: send the item itself");
+            let item = references.item(id);
+            let item = item.filter(|item| item["type"] != "item_reference").ok_or_else(|| {
+                let message = format!(
+                    "there is no stored item {id:?}, or it was referred to before: send the item itself"
+                );
                 ApiError::bad(fields.path("id"), message).code("item_not_found")
             })?;
-            add(&item, place, context, turns)?;
+            add(&item, place, references, turns)?;
         }
         // What was thought is not said again, and calls of other servers' tools have left no result.
         "reasoning" => {}
@@ -320,7 +332,7 @@ struct Keeper {
     owner: Owner,
     previous: Option<Arc<StoredResponse>>,
     /// The items of the request.
-    input: String,
+    input: Vec<Value>,
 }
 
 /// Writes events, and collects the items of the response.
@@ -405,7 +417,7 @@ impl ResponseWriter {
     /// Stores the response, where it is to be and is not too large.
     fn keep(&mut self, response: &Value) {
         let Some(Keeper { shared, owner, previous, input }) = self.keeper.take() else { return };
-        if !shared.stored.keep(owner, &self.id, previous, input, response.to_string()) {
+        if !shared.stored.keep(owner, &self.id, previous, &input, response) {
             tracing::info!("{} is too large to be stored", self.id);
         }
     }

@@ -22,6 +22,8 @@ pub(crate) struct StoredResponse {
     /// The items of the request, and the response, as JSON: values take several times as much memory.
     input: String,
     response: String,
+    /// Ids of its items, those of the request included.
+    ids: Vec<String>,
     previous: Option<Arc<Self>>,
     /// Bytes of its owner's responses.
     total: Arc<AtomicUsize>,
@@ -29,7 +31,9 @@ pub(crate) struct StoredResponse {
 
 impl StoredResponse {
     fn bytes(&self) -> usize {
-        self.input.len() + self.response.len() + OVERHEAD
+        // An id stands in the index, too.
+        let ids: usize = self.ids.iter().map(|id| 2 * id.len() + OVERHEAD / 4).sum();
+        self.input.len() + self.response.len() + ids + OVERHEAD
     }
 
     /// The response.
@@ -42,20 +46,22 @@ impl StoredResponse {
         serde_json::from_str(&self.input).unwrap_or_default()
     }
 
+    /// The items of its request and its own.
+    fn items(&self) -> Vec<Value> {
+        let mut items = self.input();
+        if let Value::Array(output) = self.response()["output"].take() {
+            items.extend(output);
+        }
+        items
+    }
+
     /// All items of the conversation so far, those of the response included.
     pub(crate) fn conversation(&self) -> Vec<Value> {
         let mut chain = vec![self];
         while let Some(previous) = chain.last().and_then(|last| last.previous.as_deref()) {
             chain.push(previous);
         }
-        let mut items = Vec::new();
-        for stored in chain.into_iter().rev() {
-            items.extend(stored.input());
-            if let Value::Array(output) = stored.response()["output"].take() {
-                items.extend(output);
-            }
-        }
-        items
+        chain.into_iter().rev().flat_map(Self::items).collect()
     }
 }
 
@@ -76,7 +82,21 @@ struct Shelf {
     responses: HashMap<String, Arc<StoredResponse>>,
     /// Their ids, the oldest first.
     order: VecDeque<String>,
+    /// The response that has an item, the latest where there are several.
+    items: HashMap<String, String>,
     total: Arc<AtomicUsize>,
+}
+
+impl Shelf {
+    fn take(&mut self, id: &str) -> Option<Arc<StoredResponse>> {
+        let stored = self.responses.remove(id)?;
+        for item in &stored.ids {
+            if self.items.get(item).is_some_and(|of| of == id) {
+                self.items.remove(item);
+            }
+        }
+        Some(stored)
+    }
 }
 
 /// Responses by their ids.
@@ -104,16 +124,23 @@ impl StoredResponses {
         owner: Owner,
         id: &str,
         previous: Option<Arc<StoredResponse>>,
-        input: String,
-        response: String,
+        input: &[Value],
+        response: &Value,
     ) -> bool {
+        let output = response["output"].as_array().into_iter().flatten();
+        let ids = input.iter().chain(output).filter_map(|item| item["id"].as_str());
+        let ids: Vec<_> = ids.map(str::to_owned).collect();
+        let input = serde_json::to_string(input).unwrap_or_default();
+        let response = response.to_string();
         let dropped = self.with(owner, |shelf| {
             let total = Arc::clone(&shelf.total);
-            let stored = StoredResponse { input, response, previous, total };
+            let stored = StoredResponse { input, response, ids, previous, total };
             shelf.total.fetch_add(stored.bytes(), Ordering::Relaxed);
             if stored.bytes() > self.max {
                 return Err(stored);
             }
+            let items = stored.ids.iter().map(|item| (item.clone(), id.to_owned()));
+            shelf.items.extend(items);
             shelf.responses.insert(id.to_owned(), Arc::new(stored));
             shelf.order.push_back(id.to_owned());
             let mut dropped = Vec::new();
@@ -121,7 +148,7 @@ impl StoredResponses {
             while total > self.max && shelf.order.len() > 1 {
                 let Some(oldest) = shelf.order.pop_front() else { break };
                 // What later ones go on from stays with them, and goes with the last of them.
-                let Some(oldest) = shelf.responses.remove(&oldest) else { continue };
+                let Some(oldest) = shelf.take(&oldest) else { continue };
                 match Arc::try_unwrap(oldest) {
                     Ok(oldest) => {
                         total = total.saturating_sub(oldest.bytes());
@@ -158,26 +185,45 @@ impl StoredResponses {
     pub(crate) fn remove(&self, owner: Owner, id: &str) -> bool {
         let removed = self.with(owner, |shelf| {
             shelf.order.retain(|one| one != id);
-            shelf.responses.remove(id)
+            shelf.take(id)
         });
         removed.is_some()
     }
 
-    /// An item of a stored response or request by its id, the latest first.
-    pub(crate) fn item(&self, owner: Owner, id: &str) -> Option<Value> {
-        let quoted = Value::from(id).to_string();
-        let all: Vec<_> = self.with(owner, |shelf| {
-            let latest = shelf.order.iter().rev();
-            latest.filter_map(|id| shelf.responses.get(id).cloned()).collect()
+    /// The items beside one with this id, of the same response and request.
+    fn beside(&self, owner: Owner, id: &str) -> Vec<Value> {
+        let stored = self.with(owner, |shelf| {
+            shelf.items.get(id).and_then(|of| shelf.responses.get(of)).cloned()
         });
-        let has = |stored: &&Arc<StoredResponse>| {
-            stored.response.contains(&quoted) || stored.input.contains(&quoted)
-        };
-        all.iter().filter(has).find_map(|stored| {
-            let output = stored.response()["output"].take();
-            let items = output.as_array().into_iter().flatten().cloned().chain(stored.input());
-            items.into_iter().find(|item| item["id"] == id)
-        })
+        stored.map_or_else(Vec::new, |stored| stored.items())
+    }
+}
+
+/// Items that a request refers to, each once: a short request cannot become a conversation of any size. Each response
+/// with some of them is read once.
+pub(crate) struct References<'a> {
+    stored: &'a StoredResponses,
+    owner: Owner,
+    /// Items by their ids, `None` for one that was returned.
+    found: HashMap<String, Option<Value>>,
+}
+
+impl<'a> References<'a> {
+    pub(crate) fn new(stored: &'a StoredResponses, owner: Owner) -> Self {
+        Self { stored, owner, found: HashMap::new() }
+    }
+
+    /// The stored item with an id; `None` where there is none, and the second time.
+    pub(crate) fn item(&mut self, id: &str) -> Option<Value> {
+        if !self.found.contains_key(id) {
+            for item in self.stored.beside(self.owner, id) {
+                if let Some(id) = item["id"].as_str() {
+                    let id = id.to_owned();
+                    self.found.entry(id).or_insert(Some(item));
+                }
+            }
+        }
+        self.found.get_mut(id)?.take()
     }
 }
 
@@ -195,9 +241,9 @@ mod tests {
         bytes: usize,
     ) -> bool {
         let previous = previous.and_then(|id| store.find(owner, id));
-        let input = json!([{"id": format!("in_{id}"), "text": "x".repeat(bytes)}]).to_string();
-        let response = json!({"id": id, "output": [{"id": format!("out_{id}")}]}).to_string();
-        store.keep(owner, id, previous, input, response)
+        let input = [json!({"id": format!("in_{id}"), "text": "x".repeat(bytes)})];
+        let response = json!({"id": id, "output": [{"id": format!("out_{id}")}]});
+        store.keep(owner, id, previous, &input, &response)
     }
 
     #[test]
@@ -209,13 +255,20 @@ mod tests {
         let ids: Vec<_> = ids.iter().map(|item| item["id"].as_str().unwrap()).collect();
         assert_eq!(ids, ["in_a", "out_a", "in_b", "out_b"]);
         assert!(store.find(Some(1), "a").is_none() && store.previous(Some(1), "a").is_err());
-        assert_eq!(store.item(None, "out_a").unwrap()["id"], "out_a");
-        assert!(store.item(Some(1), "out_a").is_none() && store.item(None, "out").is_none());
+        let mut references = References::new(&store, None);
+        assert!(references.item("in_a").is_some() && references.item("in_a").is_none());
+        assert!(references.item("out_a").is_some() && references.item("in_b").is_some());
+        let item = |owner, id| References::new(&store, owner).item(id);
+        assert_eq!(item(None, "out_a").unwrap()["id"], "out_a");
+        assert_eq!(item(None, "in_b").unwrap()["id"], "in_b");
+        assert!(item(Some(1), "out_a").is_none() && item(None, "out").is_none());
         // A response that others go on from stays with them.
         assert!(store.remove(None, "a") && !store.remove(None, "a"));
         assert_eq!(store.find(None, "b").unwrap().conversation().len(), 4);
+        assert!(item(None, "in_a").is_none());
         assert!(store.remove(None, "b"));
         assert_eq!(total(None), 0);
+        assert!(store.with(None, |shelf| shelf.items.is_empty()));
         for number in 0..1000 {
             let id = number.to_string();
             let before = (number % 3 != 0).then(|| (number - 1).to_string());

@@ -63,6 +63,9 @@ fn a_response_goes_on_from_a_stored_one() {
     third(&second);
     let unstored = body(json!("a"), json!({"previous_response_id": whole["id"]}));
     client.post(ROUTE, &unstored).refuses(400, "code", "previous_response_not_found");
+    let twice =
+        json!([by_id(&second["output"][0]["id"]), by_id(&second["output"][0]["id"]), user("Why?")]);
+    client.post(ROUTE, &body(twice, json!({}))).refuses(400, "param", "input[1].id");
     let gone = json!([by_id(&json!("msg_none"))]);
     client.post(ROUTE, &body(gone, json!({}))).refuses(400, "param", "input[0].id");
 }
