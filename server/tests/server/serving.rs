@@ -115,6 +115,7 @@ fn a_stream_in_which_nothing_happens_has_comments() {
         options([("a", language())]).parallel(1).heartbeat(Duration::from_millis(1)),
     );
     let _first = running.client.post_open("/v1/chat/completions", &long(json!({"n": 4})));
+    running.client.until("qhx_requests_running 1");
     // It waits for the first one.
     let stream = running.client.post("/v1/chat/completions", &long(json!({"n": 1})));
     let text = stream.status(200).text();
