@@ -11,7 +11,7 @@ conversations of up to three turns and completions, greedy and with seeds, whole
 is killed as often within a second, wherever it is, and another one takes its place. Each answer is compared with what
 the server says when nobody else asks. Once a minute the server's memory is printed. With `--all-routes` they ask all
 routes, of OpenAI's, Anthropic's and Ollama's interfaces, of an encoder, a reranker, a transcriber and a voice, too; the
-times of answers are told route by route. `--data-limit` is the limit of the server's data that the system sets.
+times of answers are reported by route. `--data-limit` is the limit of the server's data that the system sets.
 
 Exits with 1 where an answer is wrong, a request fails, the server has work left once nobody asks, or its memory grows:
 the greatest value of the last quarter of the run is beyond that of the second quarter by more than 2 % and 8 MiB.

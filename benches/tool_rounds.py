@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""An agent's conversation of many rounds of a tool over `qhx serve`: tokens consumed anew, time to the first token.
+"""An agent's conversation of many rounds of a tool over `qhx serve`: tokens prefilled, time to the first token.
 
     cargo build --release -p qhx-cli --features builtin-ops
     python3 benches/tool_rounds.py [--model CHECKPOINT] [--rounds 200] [--program target/release/qhx]
@@ -8,10 +8,10 @@ The model (of the fixtures, one with a recurrent state) is forged with a context
 the manner of Qwen3.5's, or that of `--template`. In each round it has to call a tool, and the client sends the whole
 conversation again with the result behind it, as agents do. Every third answer comes back changed, as one does whose
 reasoning the template leaves out. A round is timed until the first event of its stream that says something. Printed are
-the prompt's tokens, those that were consumed anew, and the time, and at last the median of the last ten rounds over
+the prompt's tokens, those that were prefilled, and the time, and at last the median of the last ten rounds over
 that of ten around the twentieth.
 
-Exits with 1 where a round consumes more anew than came since the round before, its answer included, and 64 tokens.
+Exits with 1 where a round prefills more than came since the round before, its answer included, and 64 tokens.
 """
 
 import argparse
@@ -100,20 +100,20 @@ def prefill(host, messages):
 
 
 def rounds(host, count):
-    """Asks for so many rounds."""
+    """Asks for n rounds."""
     messages = [{"role": "user", "content": "Which bread is good with soup? Read the notes."}]
     seconds, wrong, before = [], 0, 0
     for number in range(1, count + 1):
         first, usage = prefill(host, messages)
         prompt, cached = usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
         seconds.append(first)
-        anew = prompt - cached
+        new = prompt - cached
         # All that is not in the prompt before may be new.
-        wrong += number > 1 and anew > prompt - before + 64
+        wrong += number > 1 and new > prompt - before + 64
         before = prompt
         message, _, _ = ask(host, messages)
         if number % 20 == 0 or number <= 2:
-            print(f"round {number:4}: prompt {prompt:6}, anew {anew:5}, {first * 1e3:7.1f} ms", flush=True)
+            print(f"round {number:4}: prompt {prompt:6}, prefilled {new:5}, {first * 1e3:7.1f} ms", flush=True)
         for at, call in enumerate(message["tool_calls"]):
             call["id"] = f"call_{number}_{at}"
             call.pop("index", None)
@@ -158,7 +158,7 @@ def main():
     last, early = statistics.median(seconds[-10:]), statistics.median(seconds[15:25])
     print(f"time to the first token, rounds {asked.rounds - 9} to {asked.rounds} over 16 to 25: {last / early:.2f}")
     if wrong:
-        sys.exit(f"{wrong} rounds consumed more anew than had come")
+        sys.exit(f"{wrong} rounds prefilled more than had come")
 
 
 if __name__ == "__main__":

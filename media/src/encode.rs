@@ -44,7 +44,7 @@ const MPEG: [u32; 9] = [8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 4
 const MP3_BITS: u32 = 64_000;
 const AAC_BITS: u32 = 64_000;
 const OPUS_BITS: i32 = 48_000;
-/// Of FLAC's levels 0 to 8, the usual one.
+/// Compression level of FLAC, from 0 to 8: the usual one.
 const FLAC_LEVEL: u32 = 5;
 
 impl AudioFormat {

@@ -19,7 +19,7 @@ impl Opus {
     ///
     /// # Errors
     ///
-    /// What is wrong with it.
+    /// A header that is cut off, of another codec, or of more than two channels.
     pub(crate) fn new(head: &[u8], big_endian: bool) -> Result<Self, String> {
         let [b'O', b'p', b'u', b's', b'H', b'e', b'a', b'd', _, channels, skip @ ..] = head else {
             return Err("it has no header of Opus".to_owned());
@@ -44,7 +44,7 @@ impl Opus {
     ///
     /// # Errors
     ///
-    /// What is wrong with it.
+    /// A packet that is damaged.
     pub(crate) fn decode(&mut self, data: &[u8]) -> Result<&[f32], String> {
         let samples = packet::samples(data, RATE.cast_signed()).map_err(|e| e.to_string())?;
         let decoded = self.decoder.decode(data, samples, &mut self.samples);

@@ -65,7 +65,7 @@ impl Resampler {
         change.run(&mut self.output);
     }
 
-    /// Takes silence, hours of it at once: the same as so many zeros.
+    /// Takes silence, hours of it at once: the same as n zeros.
     pub fn silence(&mut self, samples: u64) {
         let Some(change) = &self.change else {
             self.zeros(samples);

@@ -53,7 +53,7 @@ pub(crate) struct Reader {
     reasoning: ReasoningMarks,
     /// The label of the reasoning may come.
     labelled: bool,
-    /// What is held of the reasoning may be a call.
+    /// The reasoning held back may be a call.
     doubtful: bool,
     /// The answer is calls alone.
     must_call: bool,
@@ -148,7 +148,7 @@ impl Reader {
         self.tokens.extend(id);
         self.read(false, out);
         if self.mode == Mode::Calling && (end || self.has_end()) {
-            // What cannot be decoded is told at the end of the answer.
+            // An error in decoding is reported at the end of the answer.
             let _ = self.read_calls(out);
         }
     }

@@ -63,7 +63,7 @@ pub(crate) trait Writer: Send + Unpin + 'static {
     fn failed(&mut self, error: &ApiError, events: &mut Events);
 }
 
-/// What becomes of a job's updates in a stream.
+/// Form of a job's updates in a stream.
 pub(crate) trait Progress: Send + Unpin + 'static {
     /// Media type of the stream.
     const KIND: &'static str = "text/event-stream; charset=utf-8";

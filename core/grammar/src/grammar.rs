@@ -12,14 +12,14 @@ use crate::words::literal;
 /// Levels of arrays and objects in a schema, as `serde_json` reads them.
 const MAX_DEPTH: usize = 127;
 
-/// How a model writes answers.
+/// Conventions of a model for its answers.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct AnswerForm {
     /// Format of its calls of tools, if it makes any.
     pub calls: Option<CallFormat>,
     /// Marks around its reasoning.
     pub reasoning: ReasoningMarks,
-    /// Whether reasoning stands in front of the text.
+    /// Part that comes first, reasoning or text.
     pub beginning: Beginning,
     /// One call is all that it may make.
     pub one_call: bool,

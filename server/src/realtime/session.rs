@@ -81,7 +81,7 @@ fn a_law(byte: u8) -> i16 {
     if byte & 0x80 == 0 { -value } else { value }
 }
 
-/// When the server ends turns by itself.
+/// Parameters of the turns that the server finds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Turns {
     pub threshold: f32,

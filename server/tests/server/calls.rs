@@ -142,7 +142,7 @@ impl Model {
         *SCRIPT.lock().unwrap() = (tokens, go);
     }
 
-    /// What the model answers to a request with tools, whole and streamed, which is the same.
+    /// The answer to a request with tools, whole and streamed, which is the same.
     fn answer(&self, says: &str, more: Value) -> Value {
         self.says(says);
         let function = |name: &str| {
@@ -184,7 +184,7 @@ impl Model {
     }
 }
 
-/// What a template says in the syntax with special tokens.
+/// A model whose calls have special tokens.
 fn special() -> Model {
     let template = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}\
          {% for message in messages %}{{ message.content }}{% for call in message.tool_calls or [] %}\

@@ -241,7 +241,7 @@ impl TextPipeline {
         self.chat.as_ref().and_then(ChatTemplate::reasoning).unwrap_or_default()
     }
 
-    /// How the model writes an answer with such a beginning.
+    /// Form of an answer with such a beginning.
     pub(super) fn form(&self, beginning: Beginning) -> AnswerForm {
         let reasons = self.chat.as_ref().and_then(ChatTemplate::reasoning).is_some();
         let beginning = if reasons { beginning } else { Beginning::Text };

@@ -59,7 +59,7 @@ pub enum CallSyntax {
     },
 }
 
-/// What all formats have that do not say otherwise.
+/// Defaults of a row.
 const COMMON: Syntax = Syntax {
     name: "",
     signs: &[],

@@ -119,7 +119,7 @@ impl<'a> Reader<'a> {
         Some(Some(text))
     }
 
-    /// What stands before one of `ends`, one of which comes.
+    /// The text up to one of `ends`; `None` where none of them comes.
     fn bare(&mut self, ends: &[char]) -> Option<&'a str> {
         let (word, rest) = self.rest.split_at(self.rest.find(ends)?);
         self.rest = rest;
