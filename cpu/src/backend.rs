@@ -5,11 +5,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use qhx_base::{Error, ErrorKind, Result};
-use qhx_exec::backend::{Backend, BackendInfo, Context, ContextSource, Graph, Opened};
+use qhx_exec::backend::{Backend, BackendInfo, Batch, Context, ContextSource, Graph, Opened};
 use qhx_types::GraphInfo;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use crate::graph::CpuGraph;
+use crate::graph::{CpuBatch, CpuGraph};
 use crate::model::{DataFiles, LoadedModel};
 use crate::options::CpuOptions;
 
@@ -140,6 +140,13 @@ impl Context for CpuContext {
             Error::new(ErrorKind::Internal, format!("graph {index} of {count} does not exist"))
         })?;
         Ok(Box::new(CpuGraph::new(Arc::clone(model), Arc::clone(&self.threads))?))
+    }
+
+    fn open_batch(&self, index: usize) -> Result<Option<Box<dyn Batch>>> {
+        let model =
+            self.models.get(index).filter(|model| model.program.reads_weights_for_one_row());
+        let batch = model.map(|model| CpuBatch::new(Arc::clone(model), Arc::clone(&self.threads)));
+        Ok(batch.transpose()?.map(|batch| Box::new(batch) as Box<dyn Batch>))
     }
 
     fn resident_bytes(&self) -> u64 {

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use bytemuck::AnyBitPattern;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_exec::Memory;
-use qhx_exec::backend::Graph;
+use qhx_exec::backend::{Batch, BoundPorts, Graph};
 use qhx_exec::bindings::Bindings;
 use qhx_types::{DType, GraphInfo, Port, TensorInfo};
 use rayon::ThreadPool;
 
+use crate::kernels::FEW;
 use crate::model::{LoadedModel, guarded};
 use crate::program::{Input, Scratch};
 
@@ -45,25 +46,104 @@ impl Graph for CpuGraph {
     }
 
     unsafe fn execute(&mut self) -> Result<()> {
-        let info = &self.model.info;
-        let program = &self.model.program;
-        let mut inputs = Vec::with_capacity(info.inputs.len());
-        for (index, tensor) in info.inputs.iter().enumerate() {
-            // SAFETY: contract of `qhx_exec::backend`: exclusive. Outputs are written only after `inputs` is gone.
-            inputs.push(input(tensor, unsafe { self.bindings.input(index)? })?);
-        }
-        let scratch = &mut self.scratch;
-        run(|| self.threads.install(|| program.run(&inputs, scratch)))?;
+        let Self { model, bindings, threads, scratch } = self;
+        // SAFETY: contract of `qhx_exec::backend`: exclusive. Outputs are written only after `inputs` is gone.
+        let inputs = unsafe { inputs(&model.info, bindings)? };
+        run(|| threads.install(|| model.program.run(&inputs, scratch)))?;
         drop(inputs);
-        for (index, tensor) in info.outputs.iter().enumerate() {
+        // SAFETY: as above.
+        unsafe { write_outputs(model, bindings, scratch) }
+    }
+}
+
+/// The inputs that are bound.
+///
+/// # Safety
+/// *exclusive* of the contract of `qhx_exec::backend`, as long as they live.
+unsafe fn inputs<'a>(info: &GraphInfo, bindings: &'a Bindings) -> Result<Vec<Input<'a>>> {
+    let one = |(index, tensor): (usize, &TensorInfo)| {
+        // SAFETY: the caller's.
+        input(tensor, unsafe { bindings.input(index)? })
+    };
+    info.inputs.iter().enumerate().map(one).collect()
+}
+
+/// Writes the outputs of an execution.
+///
+/// # Safety
+/// *exclusive* of the contract of `qhx_exec::backend`, and nothing of the inputs is borrowed.
+unsafe fn write_outputs(model: &LoadedModel, bindings: &Bindings, scratch: &Scratch) -> Result<()> {
+    for (index, tensor) in model.info.outputs.iter().enumerate() {
+        // SAFETY: the caller's.
+        let bytes = unsafe { bindings.output(index)? };
+        // i32 comes as its bits.
+        let to = bytemuck::try_cast_slice_mut(bytes).map_err(|e| internal(tensor, &e))?;
+        model.program.output(index, scratch, to)?;
+    }
+    Ok(())
+}
+
+/// Maximum number of sequences of a step: as many rows as weights are multiplied with as they come from memory.
+const SEQUENCES: usize = FEW;
+
+/// A program for several sequences at once.
+pub(crate) struct CpuBatch {
+    model: Arc<LoadedModel>,
+    threads: Arc<ThreadPool>,
+    /// Memory of each sequence.
+    bindings: Vec<Bindings>,
+    scratches: Vec<Scratch>,
+}
+
+impl CpuBatch {
+    pub(crate) fn new(model: Arc<LoadedModel>, threads: Arc<ThreadPool>) -> Result<Self> {
+        let bindings = (0..SEQUENCES).map(|_| Bindings::new(&model.info));
+        let bindings = bindings.collect::<Result<_>>()?;
+        Ok(Self { model, threads, bindings, scratches: Vec::new() })
+    }
+}
+
+impl Batch for CpuBatch {
+    fn max(&self) -> usize {
+        SEQUENCES
+    }
+
+    unsafe fn execute(&mut self, sequences: &[&BoundPorts]) -> Result<()> {
+        let Self { model, threads, bindings, scratches } = self;
+        let bindings = bindings.get_mut(..sequences.len()).ok_or_else(|| {
+            let message = format!("{} sequences, at most {SEQUENCES}", sequences.len());
+            Error::new(ErrorKind::Internal, message)
+        })?;
+        for (bindings, ports) in bindings.iter_mut().zip(sequences) {
+            bind(&model.info, bindings, ports)?;
+        }
+        scratches.resize_with(scratches.len().max(sequences.len()), Scratch::default);
+        let scratches = &mut scratches[..sequences.len()];
+        let inputs = bindings.iter().map(|bindings| {
+            // SAFETY: contract of `qhx_exec::backend`: exclusive. Outputs are written only after `inputs` is gone.
+            unsafe { inputs(&model.info, bindings) }
+        });
+        let inputs = inputs.collect::<Result<Vec<_>>>()?;
+        run(|| threads.install(|| model.program.run_together(&inputs, scratches)))?;
+        drop(inputs);
+        for (bindings, scratch) in bindings.iter().zip(scratches) {
             // SAFETY: as above.
-            let bytes = unsafe { self.bindings.output(index)? };
-            // i32 comes as its bits.
-            let to = bytemuck::try_cast_slice_mut(bytes).map_err(|e| internal(tensor, &e))?;
-            program.output(index, &self.scratch, to)?;
+            unsafe { write_outputs(model, bindings, scratch)? };
         }
         Ok(())
     }
+}
+
+/// Binds what a sequence has bound to its own graph.
+fn bind(info: &GraphInfo, bindings: &mut Bindings, ports: &BoundPorts) -> Result<()> {
+    let inputs = (0..info.inputs.len()).map(Port::Input);
+    let outputs = (0..info.outputs.len()).map(Port::Output);
+    for (port, bound) in inputs.chain(outputs).zip(ports) {
+        if let Some((memory, offset)) = bound {
+            bindings.bind(port, memory, *offset)?;
+        }
+    }
+    Ok(())
 }
 
 /// The bytes of an input as a program sees them.

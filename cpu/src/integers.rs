@@ -21,7 +21,7 @@
 )]
 
 use std::array::from_fn;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use qhx_types::quantized::BLOCK;
 
@@ -128,6 +128,24 @@ pub(crate) fn integers(
     Integers::new(Level::found().next()?, activations, weights, columns, x, team)
 }
 
+/// True if all blocks of rows of `columns` become integers, whatever they come with ([`Words::fill`]).
+pub(crate) fn are_regular(x: &[f32], columns: usize) -> bool {
+    x.chunks(columns.max(1)).flat_map(|row| row.chunks(BLOCK)).all(|block| {
+        let largest = largest(block);
+        largest == 0.0 || REGULAR.contains(&largest)
+    })
+}
+
+/// The largest absolute value, or NaN.
+#[inline(always)]
+fn largest(x: &[f32]) -> f32 {
+    // The bits of numbers without signs are in their order, and NaN comes last.
+    f32::from_bits(x.iter().fold(0, |most, x| (x.to_bits() & 0x7fff_ffff).max(most)))
+}
+
+/// Largest values of blocks that have a scale.
+const REGULAR: RangeInclusive<f32> = 1e-30..=1e30;
+
 impl Integers {
     fn new(
         level: Level,
@@ -195,13 +213,11 @@ impl Words {
         for ((values, scales), x) in rows.zip(x.chunks_exact(columns)) {
             let blocks = values.chunks_exact_mut(BLOCK).zip(x.chunks(BLOCK)).zip(scales);
             for ((values, x), scale) in blocks {
-                // The bits of numbers without signs are in their order, and NaN comes last.
-                let largest = x.iter().fold(0, |most, x| (x.to_bits() & 0x7fff_ffff).max(most));
-                let largest = f32::from_bits(largest);
+                let largest = largest(x);
                 if largest == 0.0 {
                     continue;
                 }
-                if !(1e-30..=1e30).contains(&largest) {
+                if !REGULAR.contains(&largest) {
                     return false;
                 }
                 *scale = largest / *limit;

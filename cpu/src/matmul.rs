@@ -15,7 +15,7 @@ use crate::weights::{Floats, Weights};
 /// Rows of weights in a task are a multiple of this, which the kernels compute without a rest.
 const ROW_STEP: usize = 32;
 /// Rows of results up to which offsets are added row by row.
-const FEW_ADDED: usize = 4;
+const FEW_ADDED: usize = FEW;
 /// Tasks for each thread, so that none waits long for the last.
 const SHARES: usize = 4;
 /// Multiplications that are not worth waking a thread for.

@@ -70,6 +70,13 @@ impl Runtime {
         self.settings.device_arch()
     }
 
+    /// The same, with [`RuntimeBuilder::batching`] on or off.
+    #[must_use]
+    pub fn batching(mut self, on: bool) -> Self {
+        self.settings.batching = on;
+        self
+    }
+
     /// The QNN libraries, as far as they are named.
     pub fn libraries(&self) -> &LibraryFiles {
         &self.settings.libraries
@@ -148,7 +155,8 @@ impl Runtime {
                 .dump(settings.dump.clone())
                 .trace(settings.trace.clone())
                 .executed(settings.executed.clone())
-                .keep_states(settings.keep_states),
+                .keep_states(settings.keep_states)
+                .batching(settings.batching),
         )?;
         if !settings.unverified {
             first_open(&mut model, || cpu(settings.threads))?;
@@ -233,6 +241,9 @@ impl RuntimeBuilder {
         trace(trace: Arc<Trace>) => settings.trace = Some(trace),
         /// Memory for states of earlier conversations in each model, in bytes: see [`ModelOptions::keep_states`].
         keep_states(bytes: usize) => settings.keep_states = bytes,
+        /// Has sessions of a model that generate at the same time take their steps together: see
+        /// [`ModelOptions::batching`].
+        batching(on: bool) => settings.batching = on,
     }
 
     /// The runtime.

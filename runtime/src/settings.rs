@@ -120,4 +120,6 @@ pub(crate) struct Settings {
     pub trace: Option<Arc<Trace>>,
     /// Bytes of states of earlier conversations.
     pub keep_states: usize,
+    /// Sessions take their steps together.
+    pub batching: bool,
 }

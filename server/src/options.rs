@@ -71,6 +71,8 @@ pub struct ServerOptions {
     /// Short texts of a request share graphs of an encoder. A vector then depends on what comes with its text, by some
     /// 1e-7.
     pub packs: bool,
+    /// See [`ServerOptions::batching`].
+    pub batching: bool,
     /// True if a [`Record`] has the text of the request.
     pub log_prompts: bool,
     pub(crate) on_request: Option<OnRequest>,
@@ -114,6 +116,7 @@ impl Default for ServerOptions {
             heartbeat: Duration::from_secs(10),
             drain: Duration::from_secs(30),
             packs: true,
+            batching: true,
             log_prompts: false,
             on_request: None,
         }
@@ -148,6 +151,8 @@ impl ServerOptions {
         drain: Duration,
         /// Has short texts of a request share graphs of an encoder, or has each go through a graph of its own.
         packs: bool,
+        /// Has generations that are worked on at once take their steps together, or each its own.
+        batching: bool,
         /// Sets whether a [`Record`] has the text of the request.
         log_prompts: bool,
         /// Sets the number of generations that take turns on the device; at least 1.

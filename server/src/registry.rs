@@ -204,7 +204,7 @@ impl Registry {
         }
         Ok(Self {
             models,
-            runtime: runtime.clone(),
+            runtime: runtime.clone().batching(options.batching),
             memory: *memory,
             any_model: *any_model,
             loading: Mutex::default(),

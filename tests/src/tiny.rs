@@ -312,6 +312,14 @@ pub fn open_keeping(manifest: &Path, backend: Arc<dyn Backend>, bytes: usize) ->
     Model::open(options.threads(2).keep_states(bytes))
 }
 
+/// The same, whose sessions take their steps together.
+pub fn open_batching(manifest: &Path, backend: Arc<dyn Backend>) -> Result<Model> {
+    crate::log::listen();
+    let plugins = plugins();
+    let options = ModelOptions::new(Manifest::load(manifest)?, backend, &plugins);
+    Model::open(options.threads(2).batching(true))
+}
+
 /// Opens a bundle on a backend with the given plugins.
 pub fn open_by(
     manifest: &Path,

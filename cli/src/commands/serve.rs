@@ -60,7 +60,7 @@ pub(crate) struct ServeArgs {
     /// Addresses, localhost and the machine's name always are. May be given several times
     #[arg(long, value_name = "HOST")]
     pub allow_host: Vec<String>,
-    /// Requests that take turns on the device, each with a state of its own
+    /// Requests that are worked on at once, each with a state of its own
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub parallel: u16,
     /// Requests that may wait for their turn; further ones are refused
@@ -102,6 +102,10 @@ pub(crate) struct ServeArgs {
     /// Give each text a graph of its own: its vector has the same bits whatever comes with it, at a lower rate
     #[arg(long)]
     pub no_pack: bool,
+    /// Give each request steps of its own: without it, requests that generate at the same time take theirs together,
+    /// where the backend or the bundle can
+    #[arg(long)]
+    pub no_batching: bool,
     /// Print what requests ask, too
     #[arg(long)]
     pub log_prompts: bool,
@@ -194,6 +198,7 @@ fn options(args: &ServeArgs, runtime: &Runtime) -> Result<ServerOptions> {
         .time_limit(args.time_limit)
         .drain(args.drain)
         .packs(!args.no_pack)
+        .batching(!args.no_batching)
         .any_model(args.any_model)
         .share_states(args.share_states)
         .log_prompts(args.log_prompts)

@@ -182,6 +182,12 @@ pub trait Context: Send + Sync {
     /// Opens the graph at `index` of [`Context::graphs`]. The graph keeps its context alive.
     fn open_graph(&self, index: usize) -> Result<Box<dyn Graph>>;
 
+    /// Opens what executes the graph at `index` for several sequences at once, if there is something.
+    fn open_batch(&self, index: usize) -> Result<Option<Box<dyn Batch>>> {
+        let _ = index;
+        Ok(None)
+    }
+
     /// Bytes that the context holds in memory, as far as is known.
     fn resident_bytes(&self) -> u64 {
         0
@@ -204,4 +210,23 @@ pub trait Graph: Send {
     /// # Safety
     /// The caller guarantees *bound* and *exclusive* of the [module's contract](self#contract).
     unsafe fn execute(&mut self) -> Result<()>;
+}
+
+/// Memory and the byte in it that a port's tensor begins at, for each input and then each output of a graph; `None` where
+/// nothing is bound.
+pub type BoundPorts = [Option<(Memory, usize)>];
+
+/// A graph that is executed for several sequences at once, in less time than one after the other. Each sequence has what
+/// it has bound to the graph's ports, and gets what [`Graph::execute`] would give it alone.
+pub trait Batch: Send {
+    /// Maximum number of sequences of an execution.
+    fn max(&self) -> usize;
+
+    /// Executes over the memory of `sequences`, from two to [`Batch::max`]. Returns when all outputs are written. After an
+    /// error the outputs of all of them may hold any bits.
+    ///
+    /// # Safety
+    /// The caller guarantees *bound* and *exclusive* of the [module's contract](self#contract) for the memory of each
+    /// sequence, and that no two sequences have memory in common that either writes.
+    unsafe fn execute(&mut self, sequences: &[&BoundPorts]) -> Result<()>;
 }

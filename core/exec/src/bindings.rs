@@ -68,7 +68,11 @@ impl Bindings {
         let Some(slot) = slots.get_mut(index) else {
             return Err(fail("?", format!("there is no {port:?}")));
         };
-        if slot.former.as_ref().is_some_and(|(m, o)| *o == offset && m.is_same(memory)) {
+        let is_it = |(m, o): &(Memory, usize)| *o == offset && m.is_same(memory);
+        if slot.bound.as_ref().is_some_and(is_it) {
+            return Ok(());
+        }
+        if slot.former.as_ref().is_some_and(is_it) {
             std::mem::swap(&mut slot.bound, &mut slot.former);
             return Ok(());
         }

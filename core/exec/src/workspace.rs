@@ -17,8 +17,10 @@
 #![expect(unsafe_code, reason = "keeps the caller's part of the contract of graphs")]
 
 mod loss;
+mod turns;
 mod watchdog;
 
+use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -29,8 +31,9 @@ use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use qhx_types::{GraphInfo, Port, TensorInfo};
 
 pub use self::loss::{DeviceLoss, LoadedContexts};
+use self::turns::{Company, Ports, Seat, Taken, Together, Turn};
 use self::watchdog::ExecutionTimes;
-use crate::backend::{Backend, Context, ContextSource, Graph};
+use crate::backend::{Backend, BoundPorts, Context, ContextSource, Graph};
 use crate::{Buffer, Memory};
 
 /// Index of a graph in a [`Workspace`].
@@ -54,6 +57,8 @@ pub struct GraphStats {
     pub busy: Duration,
     /// Executions that took more than 5 times the median of the graph's last ones, and 200 ms at least.
     pub slow: u64,
+    /// Sequences of other sessions that the executions were for, too: see [`Context::open_batch`].
+    pub shared: u64,
 }
 
 /// Bytes of the buffers that workspaces allocated. Clones share the count.
@@ -114,12 +119,16 @@ struct Slot {
     /// Place of each input, then of each output.
     places: Vec<Place>,
     unbound: usize,
+    /// For executions together with other workspaces.
+    together: Option<Together>,
     /// Microseconds of one execution, as the bundle declares.
     us: Option<f64>,
     executions: u64,
     busy: Duration,
     times: ExecutionTimes,
     slow: u64,
+    /// Sequences of other workspaces in its executions.
+    shared: u64,
 }
 
 /// Size of a port's tensor, and what is bound to it.
@@ -141,6 +150,74 @@ impl std::fmt::Debug for Slot {
     }
 }
 
+impl Slot {
+    /// Executes the graph when its turn has come, along with those that wait with the same graph, or has another
+    /// workspace do so.
+    fn execute(
+        &mut self,
+        contexts: &LoadedContexts,
+        seat: &Arc<Seat>,
+        cancel: &CancelToken,
+    ) -> Result<Taken> {
+        let mut together = self.together.as_ref();
+        let turn = loop {
+            match contexts.turns().enter(seat, together) {
+                Turn::Leads(turn) => break turn,
+                Turn::Done(taken) => return Ok(taken),
+                Turn::Alone => together = None,
+            }
+        };
+        // Others may have taken long.
+        if cancel.is_cancelled() {
+            return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
+        }
+        if let Some(together) = together {
+            let company = turn.gather(&together.graph);
+            if let Some(taken) = execute_together(together, company) {
+                return Ok(taken);
+            }
+        }
+        let start = Instant::now();
+        // SAFETY: contract: counted is *bound*; owned and borrowed are *exclusive*.
+        let result = unsafe { self.graph.execute() };
+        let elapsed = start.elapsed();
+        if let Some(together) = together {
+            together.graph.executed(1, elapsed);
+        }
+        Ok(Taken { elapsed, sequences: 1, result })
+    }
+}
+
+/// Executes a graph for a workspace and its company. `None` if there is none, or if it failed otherwise than by a loss
+/// of the device: each executes alone then, so that only the sequence fails that has to.
+fn execute_together(own: &Together, company: Company) -> Option<Taken> {
+    if company.len() == 0 {
+        return None;
+    }
+    let sequences = company.len() + 1;
+    let start = Instant::now();
+    let result = {
+        let ports: Vec<_> =
+            iter::once(&*own.ports).chain(company.ports()).map(Ports::lock).collect();
+        let bound: Vec<&BoundPorts> = ports.iter().map(|ports| ports.as_slice()).collect();
+        // SAFETY: contract: counted is *bound*; owned and borrowed are *exclusive*, for each member as well, whose
+        // workspace is borrowed mutably until it is told. Workspaces share what is read-only.
+        unsafe { own.graph.batch().execute(&bound) }
+    };
+    let elapsed = start.elapsed();
+    match &result {
+        Err(e) if e.kind() != ErrorKind::DeviceLost => {
+            tracing::debug!("{sequences} sequences together: {}", e.message());
+            return None;
+        }
+        _ => {}
+    }
+    own.graph.executed(sequences, elapsed);
+    let taken = Taken { elapsed, sequences, result };
+    company.done(&taken);
+    Some(taken)
+}
+
 impl Place {
     fn new(tensor: &TensorInfo) -> Result<Self> {
         let bytes = tensor.try_byte_len().map_err(Error::size)?;
@@ -155,6 +232,7 @@ pub struct Workspace {
     buffers: Vec<Memory>,
     graphs: Vec<Slot>,
     contexts: LoadedContexts,
+    seat: Arc<Seat>,
     /// See [`LoadedContexts::times`].
     opened: u64,
     loss: DeviceLoss,
@@ -190,6 +268,7 @@ impl Workspace {
             graphs: Vec::new(),
             opened: contexts.times(),
             contexts,
+            seat: Arc::default(),
             loss: DeviceLoss::default(),
             cancel,
             busy: Duration::ZERO,
@@ -248,17 +327,24 @@ impl Workspace {
             let info = Arc::clone(graph.info());
             let tensors = info.inputs.iter().chain(&info.outputs);
             let places = tensors.map(Place::new).collect::<Result<Vec<_>>>()?;
+            let batched = self.contexts.batched(context, index)?;
+            let together = batched.map(|graph| {
+                let ports = Arc::new(Ports::new(places.len()));
+                Together { graph, ports }
+            });
             self.graphs.push(Slot {
                 context: key.to_owned(),
                 graph,
                 info,
                 unbound: places.len(),
                 places,
+                together,
                 us: None,
                 executions: 0,
                 busy: Duration::ZERO,
                 times: ExecutionTimes::default(),
                 slow: 0,
+                shared: 0,
             });
             self.bind_tapped()?;
         }
@@ -462,8 +548,8 @@ impl Workspace {
             Port::Input(i) => Some(i).filter(|i| *i < inputs),
             Port::Output(i) => inputs.checked_add(i),
         };
-        let place = index.and_then(|index| slot.places.get_mut(index));
-        let (Some(place), Some(tensor)) = (place, slot.info.tensor(port)) else {
+        let place = index.and_then(|index| Some((index, slot.places.get_mut(index)?)));
+        let (Some((index, place)), Some(tensor)) = (place, slot.info.tensor(port)) else {
             return Err(Error::new(
                 ErrorKind::Graph,
                 format!("graph {:?} has no {port:?}", slot.info.name),
@@ -472,6 +558,9 @@ impl Workspace {
         if place.former == Some((buffer, offset)) {
             slot.graph.bind(port, memory, offset)?;
             std::mem::swap(&mut place.bound, &mut place.former);
+            if let Some(Together { ports, .. }) = &slot.together {
+                ports.bind(index, memory, offset);
+            }
             return Ok(());
         }
         let need = place.bytes;
@@ -502,6 +591,9 @@ impl Workspace {
             ));
         }
         slot.graph.bind(port, memory, offset)?;
+        if let Some(Together { ports, .. }) = &slot.together {
+            ports.bind(index, memory, offset);
+        }
         place.former = place.bound.replace((buffer, offset));
         if place.former.is_none() {
             slot.unbound -= 1;
@@ -538,18 +630,14 @@ impl Workspace {
         if slot.unbound > 0 {
             return Err(unbound(slot));
         }
-        let turn = self.contexts.turn();
-        // Others may have taken long.
-        if self.cancel.is_cancelled() {
-            return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
-        }
         let start = Instant::now();
-        // SAFETY: contract: counted is *bound*; owned and borrowed are *exclusive*.
-        let result = unsafe { slot.graph.execute() };
-        let elapsed = start.elapsed();
-        drop(turn);
+        let Taken { elapsed, sequences, result } =
+            slot.execute(&self.contexts, &self.seat, &self.cancel)?;
+        // Until its turn came, it waited.
+        let start = start.max(Instant::now().checked_sub(elapsed).unwrap_or(start));
         slot.busy += elapsed;
         slot.executions += 1;
+        slot.shared += sequences.saturating_sub(1) as u64;
         self.busy += elapsed;
         if let Some(median) = slot.times.add(elapsed).filter(|_| result.is_ok()) {
             slot.slow += 1;
@@ -559,9 +647,12 @@ impl Workspace {
         }
         if let Some(trace) = &self.trace {
             let name = format!("graph {}", slot.info.name);
-            trace.add(
-                &Event::new(&name, Category::Graph, start, elapsed).with("context", &*slot.context),
-            );
+            let event = Event::new(&name, Category::Graph, start, elapsed);
+            let event = event.with("context", &*slot.context);
+            trace.add(&match sequences {
+                1 => event,
+                _ => event.with("sequences", sequences),
+            });
         }
         match result {
             Ok(()) => {
@@ -593,6 +684,7 @@ impl Workspace {
                 executions: slot.executions,
                 busy: slot.busy,
                 slow: slot.slow,
+                shared: slot.shared,
             })
             .collect()
     }

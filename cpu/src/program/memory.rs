@@ -126,6 +126,14 @@ impl Matmul {
         count as u64
     }
 
+    /// True if a single row is multiplied with stored weights; `None` where nothing stored is.
+    pub(super) fn stored_row(&self) -> Option<bool> {
+        match &self.by {
+            By::Stored(weights, _) => Some(self.x.len == weights.columns),
+            By::Input { .. } | By::Heads { .. } => None,
+        }
+    }
+
     pub(super) fn reads(&self, place: Place) -> bool {
         let by = match &self.by {
             By::Heads { b, .. } | By::Input { b, .. } => b.place == place,

@@ -29,6 +29,7 @@ use self::attend::{Attend, CacheScales, MaskShape, Seen, Stored};
 use self::conv::{Conv, ConvShape, Padding};
 use self::kernels::{IntPairs, LayerNorm, Pairs, Reduce, RmsNorm, Singles, ToF32, Unary, softmax};
 use self::view::{Place, Walk};
+use crate::integers::are_regular;
 use crate::kernels::{Rows, Scales};
 use crate::matmul::{Heads, Matrix, Operands, multiply};
 use crate::options::{Activations, Caches};
@@ -229,8 +230,22 @@ impl Program {
         compile::compile(graph, caches)
     }
 
-    /// Executes the graph on the threads of the rayon pool that it is called in. Afterwards outputs are read.
-    pub(crate) fn run(&self, inputs: &[Input<'_>], scratch: &mut Scratch) -> Result<()> {
+    /// True if matmuls multiply single rows with stored weights, which then are what an execution reads: several rows
+    /// take little longer.
+    pub(crate) fn reads_weights_for_one_row(&self) -> bool {
+        let mut stored = self.matmuls().filter_map(Matmul::stored_row).peekable();
+        stored.peek().is_some() && stored.all(|is_row| is_row)
+    }
+
+    fn matmuls(&self) -> impl Iterator<Item = &Matmul> {
+        self.instructions.iter().flat_map(|instruction| match instruction {
+            Instruction::Matmuls(all) => all.as_slice(),
+            _ => &[],
+        })
+    }
+
+    /// Gives an execution its memory.
+    fn reserve(&self, scratch: &mut Scratch) -> Result<()> {
         scratch.buffers.resize_with(self.buffers.len(), Vec::new);
         // All are asked for before the first is touched: a graph that cannot run takes no memory.
         for (buffer, &len) in scratch.buffers.iter_mut().zip(&self.buffers) {
@@ -244,11 +259,97 @@ impl Program {
         for (buffer, &len) in scratch.buffers.iter_mut().zip(&self.buffers) {
             buffer.resize(len, 0.0);
         }
+        Ok(())
+    }
+
+    /// Executes the graph on the threads of the rayon pool that it is called in. Afterwards outputs are read.
+    pub(crate) fn run(&self, inputs: &[Input<'_>], scratch: &mut Scratch) -> Result<()> {
+        self.reserve(scratch)?;
         let mut run = |team: &Team| {
             let mut all = self.instructions.iter();
             all.try_for_each(|one| self.step(one, inputs, scratch, team))
         };
         if self.work < SMALL { run(&Team::Alone) } else { Team::gather(run) }
+    }
+
+    /// Executes the graph for several sequences, each with inputs and memory of its own. All of them get what they would
+    /// get alone, to the bit; weights are read once for all.
+    pub(crate) fn run_together(
+        &self,
+        inputs: &[Vec<Input<'_>>],
+        scratches: &mut [Scratch],
+    ) -> Result<()> {
+        scratches.iter_mut().try_for_each(|scratch| self.reserve(scratch))?;
+        let mut rows = Vec::new();
+        let mut run = |team: &Team| {
+            self.instructions.iter().try_for_each(|one| {
+                if let Instruction::Matmuls(matmuls) = one
+                    && self.multiply_rows(matmuls, inputs, scratches, &mut rows, team)?
+                {
+                    return Ok(());
+                }
+                let mut each = inputs.iter().zip(scratches.iter_mut());
+                each.try_for_each(|(inputs, scratch)| self.step(one, inputs, scratch, team))
+            })
+        };
+        let work = self.work.saturating_mul(inputs.len() as u64);
+        if work < SMALL { run(&Team::Alone) } else { Team::gather(run) }
+    }
+
+    /// Multiplies the single rows of several sequences with stored weights at once, as they come from memory. False
+    /// where that is not all that `matmuls` are, or a row is not multiplied in integers as the others are: nothing has
+    /// happened then.
+    fn multiply_rows(
+        &self,
+        matmuls: &[Matmul],
+        inputs: &[Vec<Input<'_>>],
+        scratches: &mut [Scratch],
+        rows: &mut Vec<Vec<f32>>,
+        team: &Team,
+    ) -> Result<bool> {
+        if !matmuls.iter().all(|matmul| matmul.stored_row() == Some(true)) {
+            return Ok(false);
+        }
+        let count = inputs.len();
+        // Matmuls of one `x` share its rows.
+        let is_same = |a: &Dense, b: &Dense| (a.place, a.start, a.len) == (b.place, b.start, b.len);
+        let mut xs: Vec<(Dense, Vec<f32>)> = Vec::with_capacity(matmuls.len());
+        for Matmul { x, .. } in matmuls {
+            if xs.iter().any(|(known, _)| is_same(known, x)) {
+                continue;
+            }
+            let mut all = rows.pop().unwrap_or_default();
+            all.clear();
+            for (inputs, scratch) in inputs.iter().zip(scratches.iter()) {
+                let memory = Memory { program: self, inputs, buffers: &scratch.buffers };
+                all.extend_from_slice(memory.dense(*x)?);
+            }
+            xs.push((*x, all));
+        }
+        let regular = xs.iter().all(|(x, rows)| are_regular(rows, x.len));
+        let mut results = Vec::with_capacity(matmuls.len());
+        if regular {
+            for matmul in matmuls {
+                let By::Stored(weights, _) = &matmul.by else { continue };
+                let mut y = rows.pop().unwrap_or_default();
+                y.resize(count * weights.rows, 0.0);
+                results.push(y);
+            }
+            let operands = matmuls.iter().zip(&mut results).filter_map(|(matmul, y)| {
+                let By::Stored(weights, bias) = &matmul.by else { return None };
+                let matrix = Matrix::stored(weights, bias.as_ref(), self.activations);
+                let (_, x) = xs.iter().find(|(known, _)| is_same(known, &matmul.x))?;
+                Some(Operands::Rows(matrix, x, y))
+            });
+            multiply(operands.collect(), team);
+            for (matmul, y) in matmuls.iter().zip(&results) {
+                for (scratch, y) in scratches.iter_mut().zip(y.chunks_exact(y.len() / count)) {
+                    buffer(&mut scratch.buffers, matmul.out)?[..y.len()].copy_from_slice(y);
+                }
+            }
+        }
+        rows.extend(xs.into_iter().map(|(_, rows)| rows).chain(results));
+        Ok(regular)
     }
 
     /// Writes output `index` of the last execution, row by row: f32, or the bits of i32.

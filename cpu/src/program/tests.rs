@@ -2,14 +2,14 @@
 
 use qhx_base::Result;
 use qhx_graph::Silent;
-use qhx_graph::builder::GraphBuilder;
+use qhx_graph::builder::{GraphBuilder, batched, sequence_port};
 use qhx_graph::graph::{
-    AttentionInputs, BinaryOp, Elem as GraphElem, Graph, INT8_STEP, ReduceOp, TensorId, UnaryOp,
+    AttentionInputs, BinaryOp, Elem as GraphElem, Graph, INT8_STEP, Op, ReduceOp, TensorId, UnaryOp,
 };
 use qhx_graph::onnx;
 use qhx_graph::quantize::{Bits, Quantized, QuantizedForm};
 use qhx_graph::weight::{Storage, Weight, held, held_blocks};
-use qhx_types::DType;
+use qhx_types::{DType, TensorInfo};
 use rten::{Model, ModelOptions, Value, ValueView};
 use rten_tensor::TensorView;
 use rten_tensor::prelude::*;
@@ -329,6 +329,149 @@ fn weights_of_every_form_are_multiplied() {
         let both = Both::new(&b.finish().unwrap(), Caches::F32);
         assert_eq!(both.program.instructions.len(), 1, "{name}: both are multiplied at once");
         both.check(&[Input::F32(&numbers(5 * SHAPE[1]))], most);
+    }
+}
+
+/// A step of one row by a weight of every form, over an attention of few positions.
+fn steps() -> Vec<(&'static str, Graph)> {
+    const COLUMNS: usize = 160;
+    let blocks =
+        |bits, offsets| move |shape| quantized(shape, QuantizedForm { bits, block: 32, offsets });
+    let stored =
+        |storage| move |shape: [usize; 2]| weight(shape, numbers(shape[0] * shape[1]), storage);
+    let forms: [(&str, &dyn Fn([usize; 2]) -> Weight); 6] = [
+        ("floats", &stored(Storage::Float)),
+        ("int8", &stored(Storage::Int8)),
+        ("8 bits", &blocks(Bits::Eight, false)),
+        ("8 bits with offsets", &blocks(Bits::Eight, true)),
+        ("4 bits", &blocks(Bits::Four, false)),
+        ("4 bits with offsets", &blocks(Bits::Four, true)),
+    ];
+    let step = |weight: &dyn Fn([usize; 2]) -> Weight| {
+        let mut b = GraphBuilder::new("g");
+        let x = b.input("x", GraphElem::Activation, &[1, COLUMNS]).unwrap();
+        let past = ["past_k", "past_v"]
+            .map(|name| b.input(name, GraphElem::Activation, &[2, 40, 32]).unwrap());
+        let mask = b.input("cmask", GraphElem::Activation, &[1, 1, 41]).unwrap();
+        let ones = vec![1.0; COLUMNS];
+        let ones = b.constant("norm", GraphElem::Activation, &[COLUMNS], ones).unwrap();
+        let normed = b.rms_norm(x, 1e-6, ones).unwrap();
+        let [q, k, v] = [("q", 128), ("k", 64), ("v", 64)].map(|(name, rows)| {
+            let y = b.linear(name, normed, weight([rows, COLUMNS]), None).unwrap();
+            b.reshape(y, &[2, rows / 64, 32]).unwrap()
+        });
+        let inputs =
+            AttentionInputs { past: Some(past), mask: Some(mask), ..AttentionInputs::new(q, k, v) };
+        let y = b.attention(inputs).unwrap();
+        let y = b.reshape(y, &[1, 128]).unwrap();
+        let y = b.linear("o", y, weight([COLUMNS, 128]), Some(numbers(COLUMNS))).unwrap();
+        let y = b.add(x, y).unwrap();
+        for (name, value) in [("y", y), ("new_k", k)] {
+            b.output(name, value).unwrap();
+        }
+        b.finish().unwrap()
+    };
+    forms.into_iter().map(|(name, weight)| (name, step(weight))).collect()
+}
+
+/// The program of a graph that was written and read.
+fn program(graph: &Graph) -> Program {
+    let folder = tempfile::tempdir().unwrap();
+    let written = onnx::write(graph, folder.path(), &mut Silent).unwrap();
+    Program::compile(&onnx::read(&written.model, folder.path()).unwrap(), Caches::F32).unwrap()
+}
+
+#[test]
+fn a_graph_for_several_sequences_gives_each_its_bits() {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    for (name, graph) in steps() {
+        let several = batched(&graph, 3, "several").unwrap();
+        let linear =
+            |graph: &Graph| graph.nodes().iter().filter(|node| node.op == Op::Linear).count();
+        assert_eq!(linear(&several), linear(&graph), "{name}: weights are read once");
+        let (one, several) = (program(&graph), program(&several));
+        let values: Vec<Vec<_>> = (0..3)
+            .map(|sequence| {
+                let own =
+                    |info: &TensorInfo| numbers(info.elements() + sequence)[sequence..].to_vec();
+                one.inputs.iter().map(own).collect()
+            })
+            .collect();
+        let find = |infos: &[TensorInfo], name: &str, sequence| {
+            infos.iter().position(|info| info.name == sequence_port(name, sequence)).unwrap()
+        };
+        let mut all = vec![Input::F32(&[]); several.inputs.len()];
+        for (sequence, values) in values.iter().enumerate() {
+            for (info, x) in one.inputs.iter().zip(values) {
+                all[find(&several.inputs, &info.name, sequence)] = Input::F32(x);
+            }
+        }
+        let mut scratch = Scratch::default();
+        pool.install(|| several.run(&all, &mut scratch)).unwrap();
+        for (sequence, values) in values.iter().enumerate() {
+            let inputs: Vec<_> = values.iter().map(|x| Input::F32(x)).collect();
+            let mut alone = Scratch::default();
+            pool.install(|| one.run(&inputs, &mut alone)).unwrap();
+            for (index, info) in one.outputs.iter().enumerate() {
+                let [mut found, mut expected] = [(); 2].map(|()| vec![f32::NAN; info.elements()]);
+                let of_several = find(&several.outputs, &info.name, sequence);
+                several.output(of_several, &scratch, &mut found).unwrap();
+                one.output(index, &alone, &mut expected).unwrap();
+                assert_eq!(found, expected, "{name}: {info} of {sequence}");
+            }
+        }
+    }
+}
+
+#[test]
+fn sequences_together_get_the_bits_of_each_alone() {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    for (name, graph) in steps() {
+        let program = program(&graph);
+        assert!(program.reads_weights_for_one_row(), "{name}");
+        let own = |sequence: usize| -> Vec<Vec<f32>> {
+            let values = |info: &TensorInfo| {
+                let all = numbers(info.elements() + 31 * sequence);
+                let mut all = all[31 * sequence..].to_vec();
+                // One that is no number has company, too, and so has one that is too small for a scale.
+                match sequence {
+                    2 if info.name == "x" => all[7] = f32::NAN,
+                    5 if info.name == "x" => all.iter_mut().for_each(|x| *x *= 1e-38),
+                    _ => {}
+                }
+                all
+            };
+            program.inputs.iter().map(values).collect()
+        };
+        let values: Vec<_> = (0..8).map(own).collect();
+        let inputs: Vec<Vec<_>> =
+            values.iter().map(|all| all.iter().map(|x| Input::F32(x)).collect()).collect();
+        let outputs = |scratch: &Scratch| -> Vec<Vec<u32>> {
+            let bits = |(index, info): (usize, &TensorInfo)| {
+                let mut found = vec![0.0; info.elements()];
+                program.output(index, scratch, &mut found).unwrap();
+                found.iter().map(|y| y.to_bits()).collect()
+            };
+            program.outputs.iter().enumerate().map(bits).collect()
+        };
+        let alone: Vec<_> = inputs
+            .iter()
+            .map(|inputs| {
+                let mut scratch = Scratch::default();
+                pool.install(|| program.run(inputs, &mut scratch)).unwrap();
+                outputs(&scratch)
+            })
+            .collect();
+        for count in 2..=8 {
+            for first in 0..=8 - count {
+                let mut scratches: Vec<_> = (0..count).map(|_| Scratch::default()).collect();
+                let inputs = &inputs[first..][..count];
+                pool.install(|| program.run_together(inputs, &mut scratches)).unwrap();
+                for (scratch, alone) in scratches.iter().zip(&alone[first..]) {
+                    assert!(outputs(scratch) == *alone, "{name}: {count} from {first} on");
+                }
+            }
+        }
     }
 }
 

@@ -89,3 +89,67 @@ fn what_cancels_one_session_leaves_the_other() {
     assert!(model.start(&cancelled).unwrap().finish().unwrap().tokens.is_empty());
     assert_eq!(other.start(&kept).unwrap().finish().unwrap().tokens, case.output_ids);
 }
+
+/// Sequences of other sessions in a model's executions.
+fn company(model: &Model) -> u64 {
+    model.graph_stats().iter().map(|graph| graph.shared).sum()
+}
+
+#[test]
+fn sessions_take_steps_together_and_say_what_each_says_alone() {
+    for fixture in ["mistral-tiny", "qwen35-tied", "phimoe-16"] {
+        let variant = Variant { prefill: &[4], int8: fixture == "qwen35-tied", ..tiny::CPU };
+        let manifest = tiny::bundle(&tiny::fixture(fixture), variant);
+        let goldens = tiny::goldens(&tiny::fixture(fixture));
+        let mut alone = tiny::open(&manifest, backends::cpu()).unwrap();
+        let answer = |model: &mut Model, case: &Case| {
+            model.start(&request(case)).unwrap().finish().unwrap().tokens
+        };
+        let expected: Vec<_> = goldens.cases.iter().map(|case| answer(&mut alone, case)).collect();
+        let cases: Vec<_> = goldens.cases.iter().zip(&expected).collect();
+        let first = tiny::open_batching(&manifest, backends::cpu()).unwrap();
+        let mut sessions: Vec<_> = (0..4).map(|_| first.new_session().unwrap()).collect();
+        std::thread::scope(|scope| {
+            for (thread, model) in sessions.iter_mut().enumerate() {
+                let cases = &cases;
+                // Each begins elsewhere, so that they join and leave at different steps.
+                scope.spawn(move || {
+                    for (case, expected) in cases.iter().cycle().skip(thread).take(cases.len()) {
+                        assert_eq!(answer(model, case), **expected, "{fixture}");
+                    }
+                });
+            }
+        });
+        let shared: u64 = sessions.iter().map(company).sum();
+        assert!(shared > 0, "{fixture}: no step was for several sessions");
+        assert_eq!(company(&alone), 0);
+    }
+}
+
+#[test]
+fn who_is_cancelled_among_others_costs_them_nothing() {
+    let manifest = bundle(None);
+    let goldens = tiny::goldens(&tiny::fixture("mistral-tiny"));
+    let case = goldens.cases.iter().max_by_key(|case| case.output_ids.len()).unwrap();
+    let first = tiny::open_batching(&manifest, backends::cpu()).unwrap();
+    let mut sessions: Vec<_> = (0..3).map(|_| first.new_session().unwrap()).collect();
+    std::thread::scope(|scope| {
+        for (thread, model) in sessions.iter_mut().enumerate() {
+            scope.spawn(move || {
+                for _ in 0..4 {
+                    let request = request(case);
+                    let mut run = model.start(&request).unwrap();
+                    if thread == 0 {
+                        (0..5).for_each(|_| drop(run.next_event().unwrap()));
+                        request.cancel.cancel();
+                    }
+                    let tokens = run.finish().unwrap().tokens;
+                    match thread {
+                        0 => assert!(case.output_ids.starts_with(&tokens)),
+                        _ => assert_eq!(tokens, case.output_ids),
+                    }
+                }
+            });
+        }
+    });
+}

@@ -333,6 +333,7 @@ impl HostOp for Checked {
             stats.executions = stats.executions.saturating_sub(forgotten.executions);
             stats.busy = stats.busy.saturating_sub(forgotten.busy);
             stats.slow = stats.slow.saturating_sub(forgotten.slow);
+            stats.shared = stats.shared.saturating_sub(forgotten.shared);
         }
         for earlier in &self.graph_stats {
             let same =
@@ -342,6 +343,7 @@ impl HostOp for Checked {
                     stats.executions += earlier.executions;
                     stats.busy += earlier.busy;
                     stats.slow += earlier.slow;
+                    stats.shared += earlier.shared;
                 }
                 None => stats.push(earlier.clone()),
             }

@@ -34,6 +34,8 @@ pub struct ModelOptions<'a> {
     pub tap: Option<Tap>,
     /// See [`ModelOptions::keep_states`].
     pub keep_states: usize,
+    /// See [`ModelOptions::batching`].
+    pub batching: bool,
 }
 
 impl<'a> ModelOptions<'a> {
@@ -54,6 +56,7 @@ impl<'a> ModelOptions<'a> {
             trace: None,
             tap: None,
             keep_states: 0,
+            batching: false,
         }
     }
 
@@ -75,6 +78,10 @@ impl<'a> ModelOptions<'a> {
         /// take turns do not consume theirs again. A state takes what [`Model::export_state`](super::Model::export_state) gives; one that saves
         /// fewer than 32 positions is not kept. Bundles whose host-op cannot export it keep none.
         keep_states(bytes: usize) => keep_states = bytes,
+        /// Has sessions that generate at the same time, each on a thread of its own, take their steps together where the
+        /// backend can: weights are read once for the tokens of all of them (continuous batching). Sessions join and
+        /// leave between steps, and each gets the same answer as alone. Off by default.
+        batching(on: bool) => batching = on,
     }
 }
 

@@ -41,9 +41,15 @@ pub(super) struct Executor {
 
 impl Executor {
     /// The contexts of a bundle for a backend, none of them open.
-    fn new(manifest: &Manifest, artifacts: &Artifacts, backend: Arc<dyn Backend>) -> Result<Self> {
+    fn new(
+        manifest: &Manifest,
+        artifacts: &Artifacts,
+        backend: Arc<dyn Backend>,
+        batching: bool,
+    ) -> Result<Self> {
         let sources = contexts::sources(manifest, artifacts, &*backend)?;
-        Ok(Self { info: backend.info(), backend, sources, contexts: LoadedContexts::default() })
+        let contexts = LoadedContexts::new(batching);
+        Ok(Self { info: backend.info(), backend, sources, contexts })
     }
 
     /// A workspace over the contexts, which are opened where they are not loaded any more, and what that took.
@@ -127,12 +133,14 @@ pub(super) struct OpenBundle {
     /// See [`Model::export_state`](super::Model::export_state).
     fingerprint: OnceLock<String>,
     pub kept: Arc<PrefixCache>,
+    batching: bool,
 }
 
 impl OpenBundle {
     /// Opens a bundle and, for its first session, the host-op.
     pub(super) fn open(options: ModelOptions<'_>) -> Result<(Arc<Self>, OpSpace, Box<dyn HostOp>)> {
         let ModelOptions { manifest, backend, ops, threads, cancel, progress, dump, .. } = options;
+        let batching = options.batching;
         let entry = ops.find(manifest.host_op()?)?;
         ops.check_params(&entry, &manifest).map_err(|e| e.context(manifest.path.display()))?;
         let artifacts = manifest.open_artifacts();
@@ -152,7 +160,7 @@ impl OpenBundle {
         let opened: Result<_> = pool.in_place_scope(|scope| {
             scope
                 .spawn(|_| texts = Some(TextPipeline::open(&manifest, &artifacts, trace.as_ref())));
-            let executor = Executor::new(&manifest, &artifacts, backend)?;
+            let executor = Executor::new(&manifest, &artifacts, backend, batching)?;
             let opened = executor.workspace(&space.cancel)?;
             Ok((executor, opened))
         });
@@ -184,6 +192,7 @@ impl OpenBundle {
             context_loads,
             fingerprint: OnceLock::new(),
             kept: Arc::new(PrefixCache::new(options.keep_states)),
+            batching,
         };
         Ok((Arc::new(bundle), space, op))
     }
@@ -210,7 +219,7 @@ impl OpenBundle {
         if let Some(executor) = self.token_executor.as_ref().filter(same) {
             return Ok(executor.clone());
         }
-        let executor = Executor::new(self.manifest(), &self.ops.artifacts, backend)?;
+        let executor = Executor::new(self.manifest(), &self.ops.artifacts, backend, self.batching)?;
         let Executor { backend, info, sources, .. } = &executor;
         if let Some(source) = sources.iter().find(|source| !backend.accepts(source)) {
             let (path, name) = (self.manifest().path.display(), &info.name);

@@ -7,10 +7,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use parking_lot::{FairMutex, FairMutexGuard};
 use qhx_base::{CancelToken, Error, ErrorKind, Result};
 
 use super::Workspace;
+use super::turns::{BatchedGraph, Turns};
 use crate::backend::{Backend, Context, ContextSource, Opened};
 
 /// Record of a workspace's loss of the device. Clones share it.
@@ -40,20 +40,28 @@ pub struct LoadedContexts(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     loaded: Mutex<Loaded>,
-    /// Held by the workspace that executes. Who waits longest is next: a session whose host work is short would
-    /// otherwise take it again and again.
-    turn: FairMutex<()>,
+    turns: Turns,
+    /// Graphs are executed for several workspaces at once where a context can.
+    batching: bool,
 }
 
 #[derive(Default)]
 struct Loaded {
     /// Empty before they are opened, and once the device was lost.
     contexts: Vec<Arc<dyn Context>>,
+    /// Graphs of a context that are executed for several workspaces at once, each by its index.
+    batched: Vec<(Arc<dyn Context>, Vec<Option<Arc<BatchedGraph>>>)>,
     /// Number of times the contexts were opened.
     times: u64,
 }
 
 impl LoadedContexts {
+    /// None loaded yet. With `batching`, workspaces that wait with the same graph take one step for all of their
+    /// sequences, where a context can ([`Context::open_batch`]).
+    pub fn new(batching: bool) -> Self {
+        Self(Arc::new(Shared { batching, ..Shared::default() }))
+    }
+
     /// The contexts of `sources` in their order, opened by `backend` unless they are loaded. While a device is
     /// [lost](ErrorKind::DeviceLost) it is tried again, for at most 10 s.
     ///
@@ -86,12 +94,42 @@ impl LoadedContexts {
         let mut loaded = self.lock();
         if loaded.times == times {
             loaded.contexts.clear();
+            loaded.batched.clear();
         }
     }
 
-    /// Waits until no other workspace over them executes.
-    pub(super) fn turn(&self) -> FairMutexGuard<'_, ()> {
-        self.0.turn.lock()
+    /// The turns of the workspaces over them.
+    pub(super) fn turns(&self) -> &Turns {
+        &self.0.turns
+    }
+
+    /// What executes graph `index` of a context for several workspaces at once, if there is something. It is opened once
+    /// for all of them.
+    ///
+    /// # Errors
+    /// When it does not open.
+    pub(super) fn batched(
+        &self,
+        context: &Arc<dyn Context>,
+        index: usize,
+    ) -> Result<Option<Arc<BatchedGraph>>> {
+        if !self.0.batching {
+            return Ok(None);
+        }
+        let batched = &mut self.lock().batched;
+        let number = match batched.iter().position(|(known, _)| Arc::ptr_eq(known, context)) {
+            Some(number) => number,
+            None => {
+                batched.push((Arc::clone(context), Vec::new()));
+                batched.len() - 1
+            }
+        };
+        let Some((_, graphs)) = batched.get_mut(number) else { return Ok(None) };
+        for next in graphs.len()..=index {
+            let batch = context.open_batch(next)?.filter(|batch| batch.max() > 1);
+            graphs.push(batch.map(|batch| Arc::new(BatchedGraph::new((number, next), batch))));
+        }
+        Ok(graphs.get(index).cloned().flatten())
     }
 
     fn lock(&self) -> MutexGuard<'_, Loaded> {
