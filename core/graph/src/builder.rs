@@ -13,12 +13,14 @@ use crate::graph::{
 use crate::weight::Weight;
 
 mod attention;
+mod batch;
 mod composites;
 mod conv;
 mod finish;
 mod gather;
 mod rebuild;
 
+pub use batch::{batched, sequence_port};
 pub use rebuild::{NodeParts, rebuild};
 
 /// Builds one graph. Nodes, and the tensors that they write, are named `<scope>_<op>_<n>`; inputs and outputs of

@@ -115,13 +115,24 @@ impl GraphBuilder {
 
     fn rebuild_node(&mut self, node: &NodeParts, output: &Tensor) -> Result<TensorId> {
         let inputs = node.inputs.iter().map(|&index| self.id(index)).collect::<Result<Vec<_>>>()?;
-        let (elem, shape) = (output.elem, &output.shape[..]);
-        match (&node.op, &inputs[..]) {
+        self.compute(&node.name, &node.op, inputs, output.elem, &output.shape)
+    }
+
+    /// The output of a node with any op, `elem` and `shape` where its inputs do not decide them.
+    pub(super) fn compute(
+        &mut self,
+        name: &str,
+        op: &Op,
+        inputs: Vec<TensorId>,
+        elem: Elem,
+        shape: &[usize],
+    ) -> Result<TensorId> {
+        match (op, &inputs[..]) {
             (Op::Linear, &[x, weight, ref bias @ ..]) => {
                 let &[rows, cols] = self.shape(weight)? else {
                     return Err(self.misused("linear", &inputs, "a matrix as weight"));
                 };
-                let made = self.linear_shape(&node.name, x, [rows, cols])?;
+                let made = self.linear_shape(name, x, [rows, cols])?;
                 self.check_bias("linear", &inputs, bias, rows)?;
                 self.node(Op::Linear, inputs, Elem::Activation, made)
             }
@@ -129,7 +140,7 @@ impl GraphBuilder {
                 let Origin::Weight(weight) = &self.graph.tensor(filter)?.origin else {
                     return Err(self.misused("conv2d", &inputs, "a weight as second input"));
                 };
-                let (filters, made) = self.conv2d_shapes(&node.name, x, weight, *conv)?;
+                let (filters, made) = self.conv2d_shapes(name, x, weight, *conv)?;
                 if self.shape(filter)? != filters {
                     let expected = format!("filters {filters:?}");
                     return Err(self.misused("conv2d", &inputs, &expected));
@@ -198,6 +209,19 @@ impl GraphBuilder {
             }
             _ => Err(self.fault(&format!("tensor {index} is read before it is written"))),
         }
+    }
+
+    /// Gives the node that was made last, whose output this is, another name.
+    pub(super) fn rename_last(&mut self, output: TensorId, name: &str) -> Result<()> {
+        self.check_name(name)?;
+        let Some(node) = self.graph.nodes.last_mut().filter(|node| node.output == output) else {
+            return Err(self.fault(&format!("{name}: it is no node of its own")));
+        };
+        self.names.remove(&node.name);
+        self.names.insert(name.to_owned());
+        name.clone_into(&mut node.name);
+        name.clone_into(&mut self.graph.tensors[output.index()].name);
+        Ok(())
     }
 
     /// Gives tensors and nodes their names.
