@@ -137,14 +137,15 @@ pub fn estimate(
     }
     let mut found = Vec::new();
     for context in &recipe.contexts {
-        for graph in &context.graphs {
+        for graph in context.compiled() {
             let of_graph =
                 |one: &&GraphEstimate| one.context == context.key && one.graph == graph.name();
             if let Some(known) = known.iter().find(of_graph) {
                 found.push(known.clone());
                 continue;
             }
-            let only = ContextPlan { graphs: vec![graph.clone()], ..context.clone() };
+            let (graphs, batches) = (vec![graph.clone()], Vec::new());
+            let only = ContextPlan { graphs, batches, ..context.clone() };
             let folder = temporary()?;
             let compiler = compiler.clone().with_schedules(folder.path(), options.corner);
             let binary = folder.path().join("graph.bin");
@@ -260,7 +261,7 @@ pub fn read(
     let info = compiler.read(binary)?;
     let step = step_rows(&recipe.contexts);
     let mut found = Vec::new();
-    for graph in &context.graphs {
+    for graph in context.compiled() {
         let file = Mapped::open(&folder.join(Schedule::Trace.file(graph.name()))).map_err(|e| {
             e.hint("this version of the QNN library writes no schedule; take QAIRT 2.51 or newer")
         })?;

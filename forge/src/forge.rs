@@ -324,11 +324,12 @@ fn fingerprint(
         plan.task.name(),
         &format!("{} {:?}", options.precision.name(), options.head),
         &format!(
-            "{} {} {:?} {:?} {:?} {}",
+            "{} {} {:?} {:?} {:?} {:?} {}",
             plan.shards,
             plan.max_ctx,
             options.prefill,
             options.contexts,
+            options.batch,
             options.caches,
             options.onnx
         ),
@@ -402,7 +403,8 @@ fn fill(
         if let Some(compiler) = &options.compiler {
             progress.stop_if_cancelled()?;
             let file = names::context_file(name, plan);
-            let graphs = (&plan.graphs[..], options.share_weights);
+            let graphs: Vec<_> = plan.compiled().cloned().collect();
+            let graphs = (&graphs[..], options.share_weights);
             binary(&**compiler, &plan.key, graphs, &file, staging, progress)?;
             report.binary_bytes = staging.bytes(&file);
             source.binary = Some(staging.root().join(&file));

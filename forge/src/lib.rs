@@ -5,6 +5,7 @@
 //! where there is a [`compile::Compiler`] such as [`qnn::QnnCompiler`], to a context binary, and everything is put
 //! into a folder with its manifest.
 
+mod batches;
 mod bundle;
 pub mod calibrate;
 mod chain;

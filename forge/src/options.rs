@@ -72,6 +72,9 @@ pub struct ForgeOptions {
     pub prefill: Option<Vec<usize>>,
     /// Positions of smaller contexts that get graphs of their own: a token reads as many rows of caches.
     pub contexts: Vec<usize>,
+    /// Numbers of sequences that get graphs of a step of their own, in context binaries: see
+    /// [`ContextPlan::batches`].
+    pub batch: Vec<usize>,
     /// Element type of the caches of keys and values.
     pub caches: Caches,
     /// Context binaries hold a weight of several graphs once. Such binaries load on devices from v73 on, not in the
@@ -119,6 +122,7 @@ impl ForgeOptions {
             max_ctx: None,
             prefill: None,
             contexts: Vec::new(),
+            batch: Vec::new(),
             caches: Caches::default(),
             share_weights: false,
             recipe_options: BTreeMap::new(),
@@ -149,7 +153,7 @@ impl ForgeOptions {
 
     /// True if the graphs of a context hold weights together.
     pub(crate) fn shares(&self, context: &ContextPlan) -> bool {
-        self.share_weights && context.graphs.len() > 1
+        self.share_weights && context.compiled().count() > 1
     }
 
     /// The options of the checkpoint's recipe. Errors when the recipe lacks the task.

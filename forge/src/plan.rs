@@ -16,7 +16,7 @@ use crate::measured;
 use crate::options::{AUTO_SHARDS, ForgeOptions};
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, Precision, Recipe, RecipeOptions, Task};
 use crate::registry::{min_shards, task};
-use crate::{chain, names, overrides};
+use crate::{batches, chain, names, overrides};
 
 /// More shards than any model has layers.
 const MAX_SHARDS: usize = 4096;
@@ -183,6 +183,9 @@ pub fn plan(
             overrides::apply(|wanted| recipe(checkpoint, wanted), wanted, &options.weights)?;
         measured::weigh(&mut made, &options.columns);
         rescale::apply(&mut made, &options.folds)?;
+        if compiled {
+            batches::add(&mut made, &options.batch)?;
+        }
         Ok(made)
     };
     let mut wanted = RecipeOptions { cpu_only: !compiled, ..options.for_recipe(checkpoint)? };
@@ -354,10 +357,10 @@ fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compil
 
 /// Sizes of a context, with a weight of several graphs once where they share it.
 fn context_sizes(context: &ContextPlan, share_weights: bool, onnx: bool) -> ContextSizes {
-    let shared_bytes = total(distinct_weights(&context.graphs).into_values());
-    let compiled_bytes = total(context.graphs.iter().map(Graph::weight_bytes));
+    let shared_bytes = total(distinct_weights(context.compiled()).into_values());
+    let compiled_bytes = total(context.compiled().map(Graph::weight_bytes));
     let weight_bytes = if share_weights { shared_bytes } else { compiled_bytes };
-    let nodes = total(context.graphs.iter().map(|graph| {
+    let nodes = total(context.compiled().map(|graph| {
         graph.decomposed().map_or(graph.nodes().len(), |graph| graph.nodes().len()) as u64
     }));
     ContextSizes {
@@ -367,7 +370,7 @@ fn context_sizes(context: &ContextPlan, share_weights: bool, onnx: bool) -> Cont
         weight_bytes,
         compiled_bytes,
         binary_bytes: total([weight_bytes, weight_bytes / WEIGHTS_PER_BYTE, nodes * NODE_BYTES]),
-        io_bytes: io_bytes(&context.graphs),
+        io_bytes: io_bytes(context.compiled()),
         onnx_bytes: if onnx { total([shared_bytes, nodes * 200]) } else { 0 },
     }
 }
@@ -379,7 +382,7 @@ fn distinct_weights<'a>(graphs: impl IntoIterator<Item = &'a Graph>) -> BTreeMap
 }
 
 /// Bytes of the inputs and outputs of a context's graphs, of which those that are the same cache lie in one buffer.
-fn io_bytes(graphs: &[Graph]) -> u64 {
+fn io_bytes<'a>(graphs: impl IntoIterator<Item = &'a Graph>) -> u64 {
     let mut caches: BTreeMap<String, u64> = BTreeMap::new();
     let mut others = Vec::new();
     for graph in graphs {

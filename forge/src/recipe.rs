@@ -173,6 +173,9 @@ pub struct ContextPlan {
     pub precision: Precision,
     /// The graphs.
     pub graphs: Vec<Graph>,
+    /// Graphs that do the work of others for several sequences at once. Only context binaries have them: the CPU needs
+    /// none.
+    pub batches: Vec<Graph>,
     /// Name of a set of contexts without which the bundle works, too; all of the set are there or none.
     pub optional: Option<String>,
     /// The graphs run once for what a prompt holds, such as a clip: they are no part of a step. Graphs without an
@@ -183,13 +186,18 @@ pub struct ContextPlan {
 impl ContextPlan {
     /// A context that the bundle needs.
     pub const fn new(key: String, precision: Precision, graphs: Vec<Graph>) -> Self {
-        Self { key, precision, graphs, optional: None, once: false }
+        Self { key, precision, graphs, batches: Vec::new(), optional: None, once: false }
     }
 
     /// The same, of graphs that are no part of a step.
     #[must_use]
     pub fn once(self) -> Self {
         Self { once: true, ..self }
+    }
+
+    /// All graphs of its context binary.
+    pub fn compiled(&self) -> impl Iterator<Item = &Graph> {
+        self.graphs.iter().chain(&self.batches)
     }
 
     /// A context of one graph, of the graph's name and of the lowest precision of its weights.

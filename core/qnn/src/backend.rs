@@ -13,9 +13,10 @@ use qhx_base::artifacts::Mapped;
 use qhx_base::trace::Trace;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_exec::Buffer;
-use qhx_exec::backend::{Backend, BackendInfo, Context, ContextSource, Graph, Opened};
+use qhx_exec::backend::{Backend, BackendInfo, Batch, Context, ContextSource, Graph, Opened};
 use qhx_types::GraphInfo;
 
+use super::batch::{QnnBatch, SequencePorts, batched};
 use super::codes;
 use super::context::{ContextConfig, ContextHandle, Priority, SpillFill};
 use super::device::Platform;
@@ -245,17 +246,30 @@ impl QnnBackend {
         if let (Some(profile), Some(start)) = (&profile, start) {
             recorder.record(None, profile, start);
         }
-        let tensors = info
-            .graphs
-            .into_iter()
-            .map(|g| GraphTensors { inputs: g.inputs, outputs: g.outputs })
-            .collect();
+        let batched: Vec<_> = graphs.iter().map(|info| batched(info, &graphs)).collect();
+        let mut places = Vec::with_capacity(graphs.len());
+        let (mut single, mut tensors, mut batches) = (Vec::new(), Vec::new(), Vec::new());
+        for ((info, graph), found) in graphs.into_iter().zip(info.graphs).zip(batched) {
+            let graph = GraphTensors { inputs: graph.inputs, outputs: graph.outputs };
+            places.push(single.len());
+            match found {
+                None => {
+                    single.push(info);
+                    tensors.push(graph);
+                }
+                Some((of, ports)) => batches.push(Batched { of, info, tensors: graph, ports }),
+            }
+        }
+        for batch in &mut batches {
+            batch.of = places.get(batch.of).copied().unwrap_or(usize::MAX);
+        }
         let context = QnnContext {
             handle,
             memory: Arc::clone(&self.memory),
             power: self.options.idle_release.map(|_| Arc::clone(&session.power)),
-            graphs,
+            graphs: single,
             tensors,
+            batches,
             profile: self.options.profile,
             recorder,
             resident: info.file_bytes,
@@ -387,9 +401,29 @@ struct QnnContext {
     power: Option<Arc<Power>>,
     graphs: Vec<Arc<GraphInfo>>,
     tensors: Vec<GraphTensors>,
+    /// Graphs that do the work of others for several sequences.
+    batches: Vec<Batched>,
     profile: ProfileLevel,
     recorder: Recorder,
     resident: u64,
+}
+
+/// A graph for several sequences.
+struct Batched {
+    /// Index of the graph for one.
+    of: usize,
+    info: Arc<GraphInfo>,
+    tensors: GraphTensors,
+    ports: SequencePorts,
+}
+
+impl QnnContext {
+    fn open(&self, info: &Arc<GraphInfo>, tensors: &GraphTensors) -> Result<QnnGraph> {
+        let recorder = self.recorder.clone();
+        let services =
+            Services { memory: Arc::clone(&self.memory), power: self.power.clone(), recorder };
+        QnnGraph::open(&self.handle, info, tensors, services, self.profile)
+    }
 }
 
 impl Context for QnnContext {
@@ -404,11 +438,19 @@ impl Context for QnnContext {
                 format!("graph {index} of a context with {}", self.graphs.len()),
             ));
         };
-        let recorder = self.recorder.clone();
-        let services =
-            Services { memory: Arc::clone(&self.memory), power: self.power.clone(), recorder };
-        let graph = QnnGraph::open(&self.handle, info, tensors, services, self.profile)?;
-        Ok(Box::new(graph))
+        Ok(Box::new(self.open(info, tensors)?))
+    }
+
+    fn open_batch(&self, index: usize) -> Result<Option<Box<dyn Batch>>> {
+        let of_graph = self.batches.iter().filter(|batch| batch.of == index);
+        let graphs = of_graph.map(|Batched { info, tensors, ports, .. }| {
+            Ok((self.open(info, tensors)?, ports.clone()))
+        });
+        let graphs = graphs.collect::<Result<Vec<_>>>()?;
+        let Some(one) = self.graphs.get(index).filter(|_| !graphs.is_empty()) else {
+            return Ok(None);
+        };
+        Ok(Some(Box::new(QnnBatch::new(graphs, one, Arc::clone(&self.memory))?)))
     }
 
     fn resident_bytes(&self) -> u64 {

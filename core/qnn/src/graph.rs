@@ -229,6 +229,9 @@ impl Graph for QnnGraph {
             return Err(wrong(&self.info, format_args!("there is no {port:?}")));
         };
         let back = |former: &Bound| former.offset == offset && former.memory.is_same(memory);
+        if slot.bound.as_ref().is_some_and(back) {
+            return Ok(());
+        }
         if slot.former.as_ref().is_some_and(back) {
             std::mem::swap(&mut slot.bound, &mut slot.former);
         } else {

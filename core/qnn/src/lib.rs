@@ -40,6 +40,7 @@
 //! that can be done, and [`probe`] has a child process do it.
 
 mod backend;
+mod batch;
 mod causes;
 pub mod codes;
 pub mod compose;

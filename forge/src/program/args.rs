@@ -268,6 +268,11 @@ pub(crate) struct ShapeArgs {
     /// and no more [default: none]
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub contexts: Vec<usize>,
+    /// Numbers of sequences, such as 2,4,8, that context binaries get graphs of a step for: a server then computes the
+    /// tokens of as many requests in the time that one takes, reading the weights once. The CPU does so in any case
+    /// [default: none]
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    pub batch: Vec<usize>,
     /// What caches of keys and values hold: int8 has a scale for each token and head, takes half of the memory, and
     /// rounds what later tokens read
     #[arg(long, value_parser = caches(), default_value = "f16")]
@@ -365,6 +370,7 @@ impl ShapeArgs {
                 .as_ref()
                 .map(|list| list.iter().copied().filter(|p| *p > 0).collect()),
             contexts: self.contexts.clone(),
+            batch: self.batch.clone(),
             caches: self.caches,
             share_weights: !self.for_emulator && target.is_none_or(|t| t.shares_weights()),
             recipe_options: own.chain(self.recipe_options.iter().cloned()).collect(),

@@ -303,7 +303,8 @@ fn compile(
     })?;
     let compile = |compiler: &QnnCompiler, messages: &mut MessageProgress<'_>| {
         let CompileContextArgs { share_weights, file, .. } = args;
-        compiler.compile(&context.key, &context.graphs, *share_weights, file, messages)
+        let graphs: Vec<_> = context.compiled().cloned().collect();
+        compiler.compile(&context.key, &graphs, *share_weights, file, messages)
     };
     if !forge.estimate {
         return compile(&compiler, messages);
