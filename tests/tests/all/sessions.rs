@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use qhx_core::engine::{Model, Prompt, Request, Run};
 use qhx_exec::backend::Backend;
+use qhx_forge::{ForgeOptions, Silent, forge};
 use qhx_tests::backends;
 use qhx_tests::replay::greedy_exact;
 use qhx_tests::restarting::Restarting;
@@ -88,6 +89,35 @@ fn what_cancels_one_session_leaves_the_other() {
     cancelled.cancel.cancel();
     assert!(model.start(&cancelled).unwrap().finish().unwrap().tokens.is_empty());
     assert_eq!(other.start(&kept).unwrap().finish().unwrap().tokens, case.output_ids);
+}
+
+#[tier(qnn)]
+fn sessions_take_steps_together_on_the_npu() {
+    for fixture in ["llama3-tiny", "qwen35-tied"] {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoint = tiny::fixture(fixture);
+        let mut options = ForgeOptions::new(folder.path().join("bundle"));
+        options.max_ctx = Some(200);
+        options.prefill = Some(vec![4]);
+        options.batch = vec![2, 4];
+        options.compiler = Some(backends::compiler("v81"));
+        let manifest = forge(&checkpoint, &options, &mut Silent).unwrap().manifest;
+        let goldens = tiny::goldens(&checkpoint);
+        let cases = qhx_tests::replay::shortest(&goldens, 3);
+        let first = tiny::open_batching(&manifest, backends::qnn()).unwrap();
+        // Three sequences in graphs of four, and two in those of two.
+        let mut sessions: Vec<_> = (0..3).map(|_| first.new_session().unwrap()).collect();
+        std::thread::scope(|scope| {
+            for (model, case) in sessions.iter_mut().zip(&cases) {
+                scope.spawn(move || {
+                    let tokens = model.start(&request(case)).unwrap().finish().unwrap().tokens;
+                    assert_eq!(tokens, case.output_ids, "{fixture}");
+                });
+            }
+        });
+        let shared: u64 = sessions.iter().map(company).sum();
+        assert!(shared > 0, "{fixture}: no step was for several sessions");
+    }
 }
 
 /// Sequences of other sessions in a model's executions.
