@@ -16,7 +16,7 @@ use qhx_exec::Buffer;
 use qhx_exec::backend::{Backend, BackendInfo, Batch, Context, ContextSource, Graph, Opened};
 use qhx_types::GraphInfo;
 
-use super::batch::{QnnBatch, SequencePorts, batched};
+use super::batch::{Places, QnnBatch, batched};
 use super::codes;
 use super::context::{ContextConfig, ContextHandle, Priority, SpillFill};
 use super::device::Platform;
@@ -257,7 +257,7 @@ impl QnnBackend {
                     single.push(info);
                     tensors.push(graph);
                 }
-                Some((of, ports)) => batches.push(Batched { of, info, tensors: graph, ports }),
+                Some((of, places)) => batches.push(Batched { of, info, tensors: graph, places }),
             }
         }
         for batch in &mut batches {
@@ -414,7 +414,7 @@ struct Batched {
     of: usize,
     info: Arc<GraphInfo>,
     tensors: GraphTensors,
-    ports: SequencePorts,
+    places: Places,
 }
 
 impl QnnContext {
@@ -443,8 +443,8 @@ impl Context for QnnContext {
 
     fn open_batch(&self, index: usize) -> Result<Option<Box<dyn Batch>>> {
         let of_graph = self.batches.iter().filter(|batch| batch.of == index);
-        let graphs = of_graph.map(|Batched { info, tensors, ports, .. }| {
-            Ok((self.open(info, tensors)?, ports.clone()))
+        let graphs = of_graph.map(|Batched { info, tensors, places, .. }| {
+            Ok((self.open(info, tensors)?, places.clone()))
         });
         let graphs = graphs.collect::<Result<Vec<_>>>()?;
         let Some(one) = self.graphs.get(index).filter(|_| !graphs.is_empty()) else {

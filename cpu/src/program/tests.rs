@@ -397,28 +397,38 @@ fn a_graph_for_several_sequences_gives_each_its_bits() {
                 one.inputs.iter().map(own).collect()
             })
             .collect();
-        let find = |infos: &[TensorInfo], name: &str, sequence| {
-            infos.iter().position(|info| info.name == sequence_port(name, sequence)).unwrap()
+        // The values of a port, of all sequences one behind the other or of one of them.
+        let values_of = |name: &str, all: &[Vec<Vec<f32>>], infos: &[TensorInfo]| -> Vec<f32> {
+            let of_one = |port: usize, sequence: usize| all[sequence][port].clone();
+            let joint = infos.iter().position(|info| info.name == name);
+            let each = || {
+                let ports = infos.iter().enumerate();
+                let mut all =
+                    ports.flat_map(|(port, info)| (0..3).map(move |s| (port, s, &info.name)));
+                let found = all.find(|(_, sequence, of)| sequence_port(of, *sequence) == name);
+                found.map(|(port, sequence, _)| of_one(port, sequence)).unwrap()
+            };
+            joint.map_or_else(each, |port| (0..3).flat_map(|s| of_one(port, s)).collect())
         };
-        let mut all = vec![Input::F32(&[]); several.inputs.len()];
-        for (sequence, values) in values.iter().enumerate() {
-            for (info, x) in one.inputs.iter().zip(values) {
-                all[find(&several.inputs, &info.name, sequence)] = Input::F32(x);
-            }
-        }
-        let mut scratch = Scratch::default();
-        pool.install(|| several.run(&all, &mut scratch)).unwrap();
-        for (sequence, values) in values.iter().enumerate() {
-            let inputs: Vec<_> = values.iter().map(|x| Input::F32(x)).collect();
-            let mut alone = Scratch::default();
-            pool.install(|| one.run(&inputs, &mut alone)).unwrap();
-            for (index, info) in one.outputs.iter().enumerate() {
-                let [mut found, mut expected] = [(); 2].map(|()| vec![f32::NAN; info.elements()]);
-                let of_several = find(&several.outputs, &info.name, sequence);
-                several.output(of_several, &scratch, &mut found).unwrap();
-                one.output(index, &alone, &mut expected).unwrap();
-                assert_eq!(found, expected, "{name}: {info} of {sequence}");
-            }
+        let run = |program: &Program, inputs: &[Vec<f32>]| -> Vec<Vec<f32>> {
+            let inputs: Vec<_> = inputs.iter().map(|x| Input::F32(x)).collect();
+            let mut scratch = Scratch::default();
+            pool.install(|| program.run(&inputs, &mut scratch)).unwrap();
+            let output = |(index, info): (usize, &TensorInfo)| {
+                let mut found = vec![f32::NAN; info.elements()];
+                program.output(index, &scratch, &mut found).unwrap();
+                found
+            };
+            program.outputs.iter().enumerate().map(output).collect()
+        };
+        let names =
+            |infos: &[TensorInfo]| infos.iter().map(|info| info.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(&several.outputs), ["y", "new_k"], "{name}: rows of all are one output");
+        let all: Vec<_> =
+            several.inputs.iter().map(|info| values_of(&info.name, &values, &one.inputs)).collect();
+        let alone: Vec<_> = values.iter().map(|values| run(&one, values)).collect();
+        for (info, found) in several.outputs.iter().zip(run(&several, &all)) {
+            assert_eq!(found, values_of(&info.name, &alone, &one.outputs), "{name}: {info}");
         }
     }
 }
