@@ -271,7 +271,7 @@ impl SamplingArgs {
 #[command(next_help_heading = "Speculative decoding")]
 pub(crate) struct SpeculateArgs {
     /// Verify up to N draft tokens in one step; auto takes as many as pay. The answer stays the same
-    /// [default: off, and auto with --draft]
+    /// [default: auto with --draft, or where the bundle has a drafting head of its own, else off]
     #[arg(long, value_name = "N|auto|off")]
     pub speculate: Option<Speculate>,
     /// A smaller bundle with the same tokenizer that makes draft tokens, instead of what stood in the text before
@@ -282,7 +282,7 @@ pub(crate) struct SpeculateArgs {
 impl SpeculateArgs {
     /// Mode of speculative decoding for each generation.
     pub(crate) fn mode(&self) -> Speculate {
-        let unsaid = if self.draft.is_some() { Speculate::Auto } else { Speculate::Off };
+        let unsaid = if self.draft.is_some() { Speculate::Auto } else { Speculate::Model };
         self.speculate.unwrap_or(unsaid)
     }
 

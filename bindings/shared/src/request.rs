@@ -141,7 +141,7 @@ impl RequestJson {
         request.stop_ids = self.stop_tokens;
         request.template_arguments = self.template_arguments;
         request.speculate = match self.speculate {
-            None => Speculate::Off,
+            None => Speculate::default(),
             Some(Drafts::Tokens(count)) => speculate(&count.to_string())?,
             Some(Drafts::Word(word)) => speculate(&word)?,
         };

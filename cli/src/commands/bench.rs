@@ -164,7 +164,11 @@ fn by_tokens(
         let context = model.info().max_ctx;
         say!("generating {tokens} tokens, what a context of {context} leaves room for");
     }
-    let speculate = args.speculate.mode();
+    let speculate = match args.speculate.mode() {
+        // It is measured where it is asked for.
+        Speculate::Model => Speculate::Off,
+        mode => mode,
+    };
     if speculate != Speculate::Off && tokens > 0 && generates {
         session::open_draft(app, model, args.speculate.draft()?, &args.backend, tracing)?;
     }

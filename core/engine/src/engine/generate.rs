@@ -91,7 +91,8 @@ impl Model {
         self.speculation.idle();
         let stop_ids = self.stop_ids(request);
         self.revive()?;
-        self.speculation.prepare(request.speculate, &mut self.op)?;
+        let speculate = self.speculation.resolved(request.speculate, &self.op);
+        self.speculation.prepare(speculate, &mut self.op)?;
         let tokenize = trace::span(self.bundle.trace(), "tokenize");
         let mut prompt = self.encode(
             &request.prompt,
@@ -132,7 +133,7 @@ impl Model {
         }
         let text = self.text(request, &prompt, ends)?;
         let predicted = match request.prediction.as_deref() {
-            Some(text) if request.speculate != Speculate::Off => {
+            Some(text) if speculate != Speculate::Off => {
                 self.bundle.texts.require_tokenizer()?.encode(text, false)?
             }
             _ => Vec::new(),
@@ -140,7 +141,7 @@ impl Model {
         let rules = Rules::new(&self.op.info().logit_rules, &allowed, tokens);
         Ok(Some(GenerationState {
             sampling: request.sampling.clone(),
-            speculate: request.speculate,
+            speculate,
             predicted,
             stop_ids,
             prompt,

@@ -114,8 +114,10 @@ pub const MAX_DRAFT_TOKENS: usize = 64;
 /// as far as graphs that take several tokens round as those that take one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Speculate {
-    /// One token a step.
+    /// As [`Speculate::Auto`] where the model has a drafting head of its own, else [`Speculate::Off`].
     #[default]
+    Model,
+    /// One token a step.
     Off,
     /// Draft tokens only as far as they pay, by step time and acceptance rate: a run gets at most 5 % slower than
     /// without them. A draft model also consumes the prompt, which does not count.
@@ -166,7 +168,7 @@ impl Request {
             stop: Vec::new(),
             stop_ids: Vec::new(),
             ignore_eos: false,
-            speculate: Speculate::Off,
+            speculate: Speculate::default(),
             prediction: None,
             grammar: None,
             one_call: false,
@@ -213,7 +215,7 @@ impl Request {
         cancelled_by(cancel: CancelToken) => cancel = cancel,
         /// Going on from states of requests with this salt only: see [`Request::salt`].
         salt(salt: impl Into<Option<String>>) => salt = salt.into(),
-        /// With draft tokens.
+        /// With draft tokens; by default those of the model's own drafting head, as far as they pay.
         speculate: Speculate,
         /// With draft tokens from a text that much of the answer is expected to be.
         prediction(text: impl Into<Option<String>>) => prediction = text.into(),

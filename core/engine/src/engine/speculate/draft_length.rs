@@ -95,7 +95,7 @@ impl DraftLength {
     pub fn plan(&self, max_drafts: usize) -> usize {
         let max_drafts = max_drafts.min(self.widest().saturating_sub(1));
         match self.mode {
-            Speculate::Off => 0,
+            Speculate::Off | Speculate::Model => 0,
             Speculate::Tokens(count) => max_drafts.min(count.get()),
             Speculate::Auto => self.plain.map_or(0, |plain| self.best(max_drafts, plain)),
         }

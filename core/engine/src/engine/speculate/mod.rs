@@ -142,6 +142,15 @@ impl Speculation {
         !self.chosen && op.info().drafts && !op.info().verification.widths.is_empty()
     }
 
+    /// The mode without [`Speculate::Model`].
+    pub(super) fn resolved(&self, mode: Speculate, op: &dyn HostOp) -> Speculate {
+        match mode {
+            Speculate::Model if self.by_head(op) => Speculate::Auto,
+            Speculate::Model => Speculate::Off,
+            mode => mode,
+        }
+    }
+
     /// A prompt is about to be consumed, whose answer has draft tokens in this `mode`: a drafting head has to know.
     ///
     /// # Errors
