@@ -7,23 +7,30 @@
 //! Not modelled: see [`NOT_MODELLED`]. A forge that is to estimate asks for the schedules of the binaries that it makes
 //! ([`QnnCompiler::with_schedules`]); without a bundle each graph is compiled for its estimate alone.
 
-use std::borrow::Cow;
+mod breakdown;
+mod schedule;
+mod timeline;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use qhx_base::artifacts::Mapped;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::read_json;
 use qhx_graph::graph::Graph;
 use qhx_graph::progress::Progress;
+use qhx_qnn::{SOCS, Target};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+
+use schedule::{Trace, Unit, op_name};
 
 use crate::bundle::replace_json;
 use crate::chain::{DECODERS, names_graph, within};
 use crate::compile::Compiler as _;
 use crate::qnn::{QnnCompiler, Schedule};
 use crate::recipe::{CONTEXTS, ContextPlan, Recipe};
+
+pub use breakdown::{Class, ClassTime, UnitTime};
 
 /// Voltage corner that estimates are for by default, about turbo.
 pub const DEFAULT_CORNER: u32 = 7;
@@ -36,12 +43,13 @@ pub const NOT_MODELLED: &str = "calls from the host to the NPU, the host's own w
 /// bits, and assumes that it is quick. For int8 it then expects decoding to become 1.9 times as fast as with f16 on
 /// v81, where published bundles became 1.07 times as fast.
 pub const DEQUANTIZE_FACTOR: f64 = 1.9 / 1.07;
-/// Log message of the library when it has no cost model of a chip, such as SM7325, QCM6490, SC8280X and SSG2115P.
+/// Log message of the library when it has no cost model of a chip.
 const NO_COST_MODEL: &str = "cost model could not be initialized";
+/// Chips of which QAIRT 2.51 has none.
+const WITHOUT_COST_MODEL: [&str; 7] =
+    ["SM7325", "QCM6490", "SC8280X", "SM8475", "SSG2115P", "SSG2125P", "SXR1230P"];
 /// Number of the most expensive ops that are listed.
 const TOP_OPS: usize = 10;
-/// Transfers of fewer bytes do not show what the memory can do.
-const LARGE: u64 = 1 << 16;
 
 /// Options of an estimate.
 #[derive(Debug, Clone, Default)]
@@ -50,6 +58,8 @@ pub struct EstimateOptions {
     pub corner: u32,
     /// Folder for the traces, `<graph>.json`; Perfetto and chrome://tracing show them.
     pub traces: Option<PathBuf>,
+    /// Folder for pictures of them, `<graph>.svg`.
+    pub pictures: Option<PathBuf>,
 }
 
 /// One kind of op in a graph, summed over all of its events.
@@ -63,6 +73,12 @@ pub struct OpCost {
     pub count: usize,
     /// Their durations together; units and threads run side by side.
     pub us: f64,
+}
+
+impl OpCost {
+    fn new(op: &str, unit: &str, (count, us): (usize, f64)) -> Self {
+        Self { op: op.to_owned(), unit: unit.to_owned(), count, us }
+    }
 }
 
 /// The estimate for one execution of a graph.
@@ -94,7 +110,7 @@ pub struct GraphEstimate {
     pub dma_write_bytes: u64,
     /// Memory that activations move to when they do not fit the NPU's own.
     pub spill_fill_bytes: u64,
-    /// Rate at which large transfers run, in bytes per second.
+    /// Rate of the slowest bus between memory and NPU that the library assumes, in bytes per second.
     #[serde(rename = "memory_bytes_per_second")]
     pub memory_rate: f64,
     /// Time that reading the weights takes at that rate, of tables the rows that are gathered: no schedule is
@@ -106,6 +122,12 @@ pub struct GraphEstimate {
     pub unmodelled: Vec<OpCost>,
     /// The ten kinds of ops that take the longest.
     pub most_expensive: Vec<OpCost>,
+    /// What its time goes to; the parts add up to it.
+    #[serde(rename = "classes", default)]
+    pub breakdown: Vec<ClassTime>,
+    /// Times of the kinds of units.
+    #[serde(default)]
+    pub units: Vec<UnitTime>,
 }
 
 impl GraphEstimate {
@@ -132,7 +154,7 @@ pub fn estimate(
     known: &[GraphEstimate],
     progress: &mut dyn Progress,
 ) -> Result<Vec<GraphEstimate>> {
-    if let Some(folder) = &options.traces {
+    for folder in [&options.traces, &options.pictures].into_iter().flatten() {
         std::fs::create_dir_all(folder).map_err(|e| Error::io(ErrorKind::Io, folder, e))?;
     }
     let mut found = Vec::new();
@@ -155,18 +177,27 @@ pub fn estimate(
                 .map(|estimates| found.extend(estimates))
                 .map_err(|e| {
                     let e = match has_no_cost_model(&e) {
-                        true => e.hint(
-                            "the library has no cost model of this chip: estimate for another --target, such as v81",
-                        ),
+                        true => no_cost_model(compiler.target()),
                         false => e,
                     };
                     e.context(format_args!("estimate of {:?}", graph.name()))
                 })?;
+            let file = folder.path().join(Schedule::Trace.file(graph.name()));
             if let Some(traces) = &options.traces {
-                let name = Schedule::Trace.file(graph.name());
-                let kept = traces.join(&name);
-                std::fs::copy(folder.path().join(&name), &kept)
-                    .map_err(|e| Error::io(ErrorKind::Io, &kept, e))?;
+                let kept = traces.join(Schedule::Trace.file(graph.name()));
+                std::fs::copy(&file, &kept).map_err(|e| Error::io(ErrorKind::Io, &kept, e))?;
+            }
+            if let (Some(pictures), Some(estimate)) = (&options.pictures, found.last()) {
+                let picture = pictures.join(format!("{}.svg", graph.name()));
+                let (name, target) = (graph.name(), compiler.target());
+                let title = format!(
+                    "{name} on {target}, corner {}: {:.0} µs by the compiler's estimate",
+                    options.corner, estimate.us
+                );
+                let schedule = schedule::open(&file)?;
+                let trace = schedule::parse(schedule.bytes())?;
+                let svg = timeline::svg(&trace, &title, &estimate.breakdown);
+                std::fs::write(&picture, svg).map_err(|e| Error::io(ErrorKind::Io, &picture, e))?;
             }
         }
     }
@@ -176,6 +207,19 @@ pub fn estimate(
 /// True where a graph is not compiled because the library has no cost model of the chip, which only schedules need.
 pub(crate) fn has_no_cost_model(error: &Error) -> bool {
     error.message().contains(NO_COST_MODEL)
+}
+
+/// Says for which chips there are estimates.
+fn no_cost_model(target: Target) -> Error {
+    let all = || SOCS.iter().filter(|soc| !WITHOUT_COST_MODEL.contains(&soc.name));
+    let names = all().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let soc = SOCS.iter().find(|soc| soc.target == target);
+    let chip = soc.map_or_else(|| format!("chip {}", target.soc), ToString::to_string);
+    Error::new(
+        ErrorKind::Context,
+        format!("the QNN library has no clocks and no cost model of {chip}, {target}"),
+    )
+    .hint(format!("estimate for another --target; QAIRT 2.51 has those of {names}"))
 }
 
 /// A folder for schedules, which goes with the value.
@@ -262,12 +306,8 @@ pub fn read(
     let step = step_rows(&recipe.contexts);
     let mut found = Vec::new();
     for graph in context.compiled() {
-        let file = Mapped::open(&folder.join(Schedule::Trace.file(graph.name()))).map_err(|e| {
-            e.hint("this version of the QNN library writes no schedule; take QAIRT 2.51 or newer")
-        })?;
-        let trace: Trace<'_> = serde_json::from_slice(file.bytes()).map_err(|e| {
-            Error::caused(ErrorKind::Context, "the library's trace cannot be read", e)
-        })?;
+        let file = schedule::open(&folder.join(Schedule::Trace.file(graph.name())))?;
+        let trace = schedule::parse(file.bytes())?;
         // Absent where the library does not know the key.
         let costs = folder.join(Schedule::Costs.file(graph.name()));
         let costs = std::fs::read_to_string(costs).unwrap_or_default();
@@ -290,123 +330,44 @@ pub fn read(
     Ok(found)
 }
 
-/// Parts of a trace that are read.
-#[derive(Debug, Deserialize)]
-struct Trace<'a> {
-    #[serde(borrow, rename = "traceEvents")]
-    events: Vec<Event<'a>>,
-    #[serde(rename = "DMA/L2 Access Statistics")]
-    traffic: Traffic,
-    #[serde(rename = "Hextimate Configuration")]
-    machine: Machine,
-}
-
-#[derive(Debug, Deserialize)]
-struct Traffic {
-    total_num_dma_read_bytes: u64,
-    total_num_dma_write_bytes: u64,
-}
-
-#[derive(Debug, Deserialize)]
-struct Machine {
-    /// In MHz; events count its cycles.
-    sim_core_freq: f64,
-}
-
-#[derive(Debug, Deserialize)]
-struct Event<'a> {
-    #[serde(borrow)]
-    name: Cow<'a, str>,
-    #[serde(borrow)]
-    ph: Cow<'a, str>,
-    #[serde(default)]
-    tid: u32,
-    #[serde(default)]
-    ts: f64,
-    #[serde(default)]
-    dur: f64,
-    #[serde(borrow, default)]
-    args: Arguments<'a>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-struct Arguments<'a> {
-    /// Name of a track, for the events that name one.
-    #[serde(borrow, default)]
-    name: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
-    opcode: Cow<'a, str>,
-    #[serde(default)]
-    dmabytes: u64,
-}
-
 fn summarise(trace: &Trace<'_>, stats: &str) -> GraphEstimate {
-    let mhz = trace.machine.sim_core_freq.max(1.0);
-    let units: BTreeMap<u32, &str> = trace
-        .events
-        .iter()
-        .filter(|e| e.ph == "M" && e.name == "thread_name")
-        .filter_map(|e| {
-            let name = e.args.name.as_deref()?;
-            Some((e.tid, name.split([' ', ':']).next().unwrap_or(name)))
-        })
-        .collect();
+    let mhz = trace.mhz();
     let assumed = without_model(stats);
-    let mut end = 0f64;
-    let mut rate = 0f64;
     let mut costs: BTreeMap<(&str, &str), (usize, f64)> = BTreeMap::new();
     let mut unmodelled: BTreeMap<(&str, &str), (usize, f64)> = BTreeMap::new();
-    for event in trace.events.iter().filter(|e| e.ph == "X") {
-        end = end.max(event.ts + event.dur);
-        let Some(&unit) = units.get(&event.tid) else { continue };
-        // What the scalar thread does is starting and awaiting the others.
-        if !["HVX", "HMX", "DMA"].contains(&unit) {
-            continue;
-        }
-        if unit == "DMA" && event.args.dmabytes >= LARGE && event.dur > 0.0 {
-            rate = rate.max(event.args.dmabytes as f64 / event.dur * mhz * 1e6);
-        }
+    // What the scalar thread does is starting and awaiting the others.
+    for (unit, event) in trace.work().filter(|(unit, _)| *unit != Unit::Scalar) {
         let mut tables = vec![&mut costs];
         if assumed.contains(&*event.args.opcode) {
             tables.push(&mut unmodelled);
         }
         for table in tables {
-            let entry = table.entry((op_name(&event.name), unit)).or_default();
+            let entry = table.entry((op_name(&event.name), unit.name())).or_default();
             entry.0 += 1;
             entry.1 += event.dur / mhz;
         }
     }
     let list = |table: BTreeMap<(&str, &str), (usize, f64)>| {
-        let mut list: Vec<_> = table
-            .into_iter()
-            .map(|((op, unit), (count, us))| OpCost {
-                op: op.to_owned(),
-                unit: unit.to_owned(),
-                count,
-                us,
-            })
-            .collect();
+        let costs = table.into_iter().map(|((op, unit), sum)| OpCost::new(op, unit, sum));
+        let mut list: Vec<_> = costs.collect();
         list.sort_by(|a, b| b.us.total_cmp(&a.us));
         list
     };
     let mut most_expensive = list(costs);
     most_expensive.truncate(TOP_OPS);
+    let (breakdown, units) = breakdown::breakdown(trace);
     GraphEstimate {
-        us: end / mhz,
+        us: trace.end() / mhz,
         core_mhz: mhz,
         dma_read_bytes: trace.traffic.total_num_dma_read_bytes,
         dma_write_bytes: trace.traffic.total_num_dma_write_bytes,
-        memory_rate: rate,
+        memory_rate: trace.machine.memory_rate(),
         unmodelled: list(unmodelled),
         most_expensive,
+        breakdown,
+        units,
         ..GraphEstimate::default()
     }
-}
-
-/// `q::Mul.fp16` and `default_dma (q::ConvLayer.opt.weights_to_vtcm)` without what is around the name.
-fn op_name(name: &str) -> &str {
-    let inner = name.split_once('(').map_or(name, |(_, rest)| rest.trim_end_matches(')'));
-    inner.trim_start_matches("q::")
 }
 
 /// Codes of the ops that the table of cost models says it does not know: lines of
@@ -436,12 +397,17 @@ mod tests {
             {"name": "thread_name", "ph": "M", "tid": 2, "pid": 0, "args": {"name": "HVX 2:"}},
             {"name": "thread_name", "ph": "M", "tid": 10, "pid": 0, "args": {"name": "DMA:"}},
             {"name": "TCM usage", "ph": "C", "pid": 0, "ts": 5, "args": {"TCM usage": 4096}},
-            {"name": "default_dma_start (q::W)", "ph": "X", "tid": 0, "ts": 0, "dur": 150, "args": {"opcode": "W@a"}},
-            {"name": "default_dma (q::W)", "ph": "X", "tid": 10, "ts": 0, "dur": 2000, "args": {"opcode": "W@a", "dmabytes": 131072}},
+            {"name": "default_dma_start (q::weights)", "ph": "X", "tid": 0, "ts": 0, "dur": 150, "args": {"opcode": "W@a"}},
+            {"name": "default_dma (q::weights)", "ph": "X", "tid": 10, "ts": 0, "dur": 2000, "args": {"opcode": "W@a"}},
+            {"name": "q::Conv", "ph": "X", "tid": 0, "ts": 1500, "dur": 500, "args": {"opcode": "Conv@c", "flags": ["uses_hmx"]}},
             {"name": "q::Mul", "ph": "X", "tid": 2, "ts": 2000, "dur": 500, "args": {"opcode": "Mul@b"}},
-            {"name": "q::Mul", "ph": "X", "tid": 2, "ts": 2500, "dur": 500, "args": {"opcode": "Mul@b"}}],
+            {"name": "q::Mul", "ph": "X", "tid": 2, "ts": 2500, "dur": 500, "args": {"opcode": "Mul@b"}},
+            {"name": "default_dma_sync (q::weights)", "ph": "X", "tid": 0, "ts": 3100, "dur": 150, "args": {"opcode": ""}}],
             "DMA/L2 Access Statistics": {"total_num_dma_read_bytes": 131072, "total_num_dma_write_bytes": 7},
-            "Hextimate Configuration": {"sim_core_freq": 1000.0, "soc_type": "X"}}"#;
+            "Hextimate Configuration": {"sim_core_freq": 1000.0, "soc_type": "X", "sim_nspnoc_freq": 806,
+                "sim_mp_width": 32, "sim_mp_channels": 2, "sim_gemnoc_freq": 900, "sim_gemnoc_width": 32,
+                "sim_gemnoc_channels": 2, "sim_gemnoc_efficiency": 1, "sim_ddr_freq": 4224, "sim_ddr_width": 2,
+                "sim_ddr_channels": 4, "sim_ddr_efficiency": 0.9}}"#;
 
     #[test]
     fn a_graph_of_frames_is_for_the_audio_of_its_window() {
@@ -538,11 +504,62 @@ mod tests {
         let trace: Trace<'_> = serde_json::from_str(TRACE).unwrap();
         let stats = "opid,name,resource,model status,prediction\n1,W@a,dma,exists,1\n2,Mul@b,hvx,bad_name,1\n";
         let found = summarise(&trace, stats);
-        assert_eq!((found.us, found.dma_read_bytes, found.dma_write_bytes), (3.0, 131_072, 7));
-        assert_eq!(found.memory_rate, 131_072.0 / 2e-6);
-        let mul = OpCost { op: "Mul".into(), unit: "HVX".into(), count: 2, us: 1.0 };
-        let load = OpCost { op: "W".into(), unit: "DMA".into(), count: 1, us: 2.0 };
-        assert_eq!(found.most_expensive, [load, mul.clone()]);
+        assert_eq!((found.us, found.dma_read_bytes, found.dma_write_bytes), (3.25, 131_072, 7));
+        // The bus to the NPU is the slowest.
+        assert_eq!(found.memory_rate, 806e6 * 64.0);
+        let mul = OpCost::new("Mul", "HVX", (2, 1.0));
+        let load = OpCost::new("weights", "DMA", (1, 2.0));
+        let product = OpCost::new("Conv", "HMX", (1, 0.5));
+        assert_eq!(found.most_expensive, [load, mul.clone(), product]);
         assert_eq!(found.unmodelled, [mul]);
+        // Half of the moment in which weights come and the product runs belongs to each.
+        let parts = found.breakdown.iter().map(|time| (time.class, time.wall_us, time.alone_us));
+        let expected = [
+            (Class::Matmul, 0.25, 0.0),
+            (Class::Weights, 1.75, 1.5),
+            (Class::Elementwise, 1.0, 1.0),
+            (Class::Scheduling, 0.15, 0.15),
+            (Class::Idle, 0.1, 0.1),
+        ];
+        for ((class, wall, alone), found) in expected.into_iter().zip(parts) {
+            assert_eq!(class, found.0);
+            assert!((wall - found.1).abs() < 1e-9 && (alone - found.2).abs() < 1e-9, "{found:?}");
+        }
+        assert_eq!(found.breakdown.len(), expected.len());
+        let units: Vec<_> =
+            found.units.iter().map(|one| (&*one.unit, one.us, one.alone_us)).collect();
+        assert_eq!(units, [("HMX", 0.5, 0.0), ("HVX", 1.0, 1.0), ("DMA", 2.0, 1.5)]);
+    }
+
+    /// However long the schedule is, a row has no more rectangles than moments.
+    #[test]
+    fn a_picture_is_bounded() {
+        let events: Vec<_> = (0..50_000)
+            .map(|at| {
+                // Longer than a moment, so that neighbours differ.
+                let name = if at / 60 % 2 == 0 { "q::Mul" } else { "q::Softmax" };
+                json!({"name": name, "ph": "X", "tid": 2, "ts": at * 10, "dur": 1 + at % 10})
+            })
+            .chain([
+                json!({"name": "thread_name", "ph": "M", "tid": 2, "args": {"name": "HVX 2:"}}),
+            ])
+            .collect();
+        let text = json!({
+            "traceEvents": events, "Hextimate Configuration": {"sim_core_freq": 1000},
+            "DMA/L2 Access Statistics": {"total_num_dma_read_bytes": 0, "total_num_dma_write_bytes": 0},
+        });
+        let text = text.to_string();
+        let trace = schedule::parse(text.as_bytes()).unwrap();
+        let picture = timeline::svg(&trace, "<a> & b", &summarise(&trace, "").breakdown);
+        let document = roxmltree::Document::parse(&picture).unwrap();
+        let count = document.descendants().filter(|node| node.has_tag_name("rect")).count();
+        assert!((100..1300).contains(&count), "{count}");
+        let title = document.descendants().find(|node| node.has_tag_name("title")).unwrap();
+        assert_eq!(title.text(), Some("<a> & b"));
+        let words = document.descendants().filter_map(|node| node.text()).collect::<String>();
+        assert!(
+            words.contains("HVX 2") && words.contains("softmax, ") && words.contains("500"),
+            "{words}"
+        );
     }
 }

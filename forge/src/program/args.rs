@@ -198,6 +198,13 @@ pub(crate) struct EstimateArgs {
     /// Keep the schedules in this folder, for Perfetto
     #[arg(long, value_name = "DIR")]
     pub trace: Option<PathBuf>,
+    /// Print what the time of each graph goes to, by classes of ops: products, weights, dequantizing, vector work, layout
+    /// changes, transfers, idle
+    #[arg(long)]
+    pub explain: bool,
+    /// Draw the schedules into this folder, a picture for each graph: units down, time across
+    #[arg(long, value_name = "DIR")]
+    pub svg: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

@@ -381,12 +381,14 @@ impl Work<'_> {
             say!("it loads on devices; --for-emulator makes one that the emulator loads, too");
         }
         if let (true, Some((libraries, place))) = (args.estimate, compiled) {
-            let wanted = EstimateOptions { corner: args.corner, traces: None };
+            let wanted = EstimateOptions { corner: args.corner, ..EstimateOptions::default() };
             let compiler = (libraries, place.target);
             // Those of contexts that an earlier attempt compiled are not there.
             let known = std::mem::take(&mut *estimates.lock());
+            let form =
+                if args.json { show_estimate::Form::Json } else { show_estimate::Form::Text };
             let graphs = show_estimate::show(
-                checkpoint, &options, &wanted, compiler, &known, args.json, terminal,
+                checkpoint, &options, &wanted, compiler, &known, form, terminal,
             )?;
             record(&report.manifest, &graphs)?;
         }

@@ -1,7 +1,7 @@
 //! `qhx forge estimate`: what the graphs will cost on the device, as the QNN compiler sees it.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use qhx::libraries::Libraries;
 use qhx_base::Result;
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::args::{EstimateArgs, source};
 use super::progress::ForgeProgress;
 use super::targets::places;
-use crate::estimate::{EstimateOptions, GraphEstimate, NOT_MODELLED, OpCost, estimate};
+use crate::estimate::{EstimateOptions, GraphEstimate, NOT_MODELLED, OpCost, UnitTime, estimate};
 use crate::plan::plan;
 use crate::qnn::QnnCompiler;
 use crate::{ForgeOptions, registry};
@@ -24,16 +24,32 @@ pub(super) fn run(args: &EstimateArgs, terminal: Terminal<'_>) -> Result<Status>
     let checkpoint = source(&args.checkpoint, &args.shape)?;
     let libraries = args.libraries.files().require("an estimate")?;
     let mut terminal = terminal;
-    // With a folder each where there are several.
-    let traces = args.trace.as_deref().unwrap_or(Path::new(""));
-    for place in places(args.shape.targets(), traces, &libraries)? {
-        let traces = args.trace.as_ref().map(|_| place.out);
-        let wanted = EstimateOptions { corner: args.corner, traces };
+    for place in places(args.shape.targets(), Path::new(""), &libraries)? {
+        // With a folder each where there are several targets.
+        let within = |folder: &Option<PathBuf>| folder.as_ref().map(|dir| dir.join(&place.out));
+        let (traces, pictures) = (within(&args.trace), within(&args.svg));
+        let wanted = EstimateOptions { corner: args.corner, traces, pictures };
         let compiler = (&libraries, place.target);
         let options = args.shape.options(&args.checkpoint, Some(place.target))?;
-        show(&checkpoint, &options, &wanted, compiler, &[], args.json, &mut terminal)?;
+        let form = match (args.json, args.explain) {
+            (true, _) => Form::Json,
+            (false, true) => Form::Explained,
+            (false, false) => Form::Text,
+        };
+        show(&checkpoint, &options, &wanted, compiler, &[], form, &mut terminal)?;
     }
     Ok(Status::Done)
+}
+
+/// How estimates are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// For people.
+    Text,
+    /// The same, with what the time goes to.
+    Explained,
+    /// One JSON object, which has that, too.
+    Json,
 }
 
 /// Estimates what is not `known`, and prints all; returns the estimates.
@@ -43,7 +59,7 @@ pub(super) fn show(
     wanted: &EstimateOptions,
     (libraries, target): (&Libraries, Target),
     known: &[GraphEstimate],
-    as_json: bool,
+    form: Form,
     terminal: &mut Terminal<'_>,
 ) -> Result<Vec<GraphEstimate>> {
     let (_, recipe) = plan(checkpoint, registry::recipe, options, true)?;
@@ -53,11 +69,11 @@ pub(super) fn show(
         let mut progress = ForgeProgress::new(terminal.interrupts.token().clone());
         estimate(&recipe, &compiler, wanted, known, &mut progress)?
     };
-    if as_json {
+    if form == Form::Json {
         terminal.output.json(&estimate_json(&graphs, target, wanted.corner))?;
         return Ok(graphs);
     }
-    for line in lines(&graphs, target, wanted.corner) {
+    for line in lines(&graphs, target, wanted.corner, form == Form::Explained) {
         terminal.output.line(&line)?;
     }
     Ok(graphs)
@@ -148,7 +164,7 @@ impl<'a> Audio<'a> {
     }
 }
 
-fn lines(graphs: &[GraphEstimate], target: Target, corner: u32) -> Vec<String> {
+fn lines(graphs: &[GraphEstimate], target: Target, corner: u32, explain: bool) -> Vec<String> {
     let mut lines =
         vec![format!("compiler estimate for {target}, corner {corner}: no measurement")];
     for graph in graphs {
@@ -166,8 +182,9 @@ fn lines(graphs: &[GraphEstimate], target: Target, corner: u32) -> Vec<String> {
             mega(graph.dma_write_bytes),
             mega(graph.spill_fill_bytes)
         ));
-        for op in &graph.most_expensive {
-            lines.push(cost("  ", op));
+        match explain {
+            true => lines.extend(explained(graph)),
+            false => lines.extend(graph.most_expensive.iter().map(|op| cost("  ", op))),
         }
         for op in &graph.unmodelled {
             lines.push(cost("  without cost model: ", op));
@@ -202,6 +219,33 @@ fn lines(graphs: &[GraphEstimate], target: Target, corner: u32) -> Vec<String> {
         ));
     }
     lines.push(NOT_MODELLED.to_owned());
+    lines
+}
+
+/// What a graph's time goes to, as a table.
+fn explained(graph: &GraphEstimate) -> Vec<String> {
+    let mut lines = vec![format!(
+        "  {:<22} {:>11} {:>7} {:>11} {:>12}  most of it",
+        "class", "wall, us", "%", "alone, us", "busy, us"
+    )];
+    for time in &graph.breakdown {
+        let ops = time.ops.iter().map(|op| format!("{} {:.0}", op.op, op.us)).collect::<Vec<_>>();
+        let (class, share) = (time.class, time.wall_us / graph.us.max(1e-9) * 100.0);
+        let line = format!(
+            "  {class:<22} {:>11.1} {share:>7.1} {:>11.1} {:>12.1}  {}",
+            time.wall_us,
+            time.alone_us,
+            time.busy_us,
+            ops.join(", ")
+        );
+        lines.push(line.trim_end().to_owned());
+    }
+    let unit = |unit: &UnitTime| {
+        let share = |us: f64| us / graph.us.max(1e-9) * 100.0;
+        let (runs, alone) = (share(unit.us), share(unit.alone_us));
+        format!("{} runs {runs:.1} % of the time, {alone:.1} % alone", unit.unit)
+    };
+    lines.push(format!("  {}", graph.units.iter().map(unit).collect::<Vec<_>>().join("; ")));
     lines
 }
 

@@ -48,6 +48,11 @@ impl QnnCompiler {
         }
     }
 
+    /// The chip that it compiles for.
+    pub(crate) const fn target(&self) -> Target {
+        self.target
+    }
+
     /// Has the library write the schedule of each graph into a folder, and make it for a voltage corner: see
     /// [`crate::estimate`].
     #[must_use]

@@ -1,12 +1,15 @@
 //! Bundles with context binaries, their plans and estimates.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use qhx_checkpoint::Checkpoint;
 use qhx_exec::backend::{Backend, ContextSource};
 use qhx_forge::compile::Compiler as _;
-use qhx_forge::estimate::{DEFAULT_CORNER, EstimateOptions, OpCost, estimate, read};
+use qhx_forge::estimate::{
+    Class, DEFAULT_CORNER, EstimateOptions, GraphEstimate, OpCost, estimate, read,
+};
 use qhx_forge::plan::plan;
 use qhx_forge::qnn::QnnCompiler;
 use qhx_forge::recipe::{Precision, Recipe, RecipeOptions};
@@ -104,7 +107,9 @@ fn an_estimate_is_no_faster_than_reading_the_weights() {
     let checkpoint = Checkpoint::synthetic(&small_config(folder.path()), 3).unwrap();
     let recipe = |precision| small_recipe(&checkpoint, precision);
     let traces = folder.path().join("traces");
-    let wanted = |corner| EstimateOptions { corner, traces: Some(traces.clone()) };
+    let pictures = folder.path().join("pictures");
+    let (kept, drawn) = (Some(traces.clone()), Some(pictures.clone()));
+    let wanted = |corner| EstimateOptions { corner, traces: kept.clone(), pictures: drawn.clone() };
     let compiler = QnnCompiler::new(library, Target::V81);
     let found = |precision, corner| {
         estimate(&recipe(precision), &compiler, &wanted(corner), &[], &mut Silent).unwrap()
@@ -117,6 +122,15 @@ fn an_estimate_is_no_faster_than_reading_the_weights() {
         assert!(graph.us >= graph.floor_us && graph.floor_us > 0.0, "{graph:?}");
         assert!((1..=10).contains(&graph.most_expensive.len()), "{graph:?}");
         assert!(traces.join(format!("{}.json", graph.graph)).exists());
+        assert_explained(graph);
+        let picture = fs::read_to_string(pictures.join(format!("{}.svg", graph.graph))).unwrap();
+        assert_eq!(
+            roxmltree::Document::parse(&picture).unwrap().root_element().tag_name().name(),
+            "svg"
+        );
+        for words in ["HMX", "HVX 1", "DMA", "reading weights", "time, µs", "on v81, corner 7: "] {
+            assert!(picture.contains(words), "{words}: {picture}");
+        }
     }
     // A slower clock takes longer; int8 weights are half to read, and dequantized without a model.
     let slow = found(Precision::Fp16, 2);
@@ -132,6 +146,57 @@ fn an_estimate_is_no_faster_than_reading_the_weights() {
         "{four:?}"
     );
     assert!(four[0].max_us() > 1.7 * four[0].us && fp16[0].max_us() == fp16[0].us);
+    let dequantizing = |graph: &GraphEstimate| of_class(graph, Class::Dequantize);
+    assert!(dequantizing(&four[0]) > 0.0 && dequantizing(&fp16[0]) == 0.0, "{four:?}");
+    four.iter().chain(&int8).chain(&slow).for_each(assert_explained);
+}
+
+/// Part of a class in a graph's time.
+fn of_class(graph: &GraphEstimate, class: Class) -> f64 {
+    let of = graph.breakdown.iter().filter(|time| time.class == class);
+    of.map(|time| time.wall_us).sum()
+}
+
+/// The parts of all classes are the whole time, none is less than what it has alone, and weights and products are seen.
+fn assert_explained(graph: &GraphEstimate) {
+    let all: f64 = graph.breakdown.iter().map(|time| time.wall_us).sum();
+    assert!((all / graph.us - 1.0).abs() < 1e-6, "{all} of {}: {graph:?}", graph.us);
+    for time in &graph.breakdown {
+        assert!(time.alone_us <= time.wall_us + 1e-6, "{time:?}");
+    }
+    for class in [Class::Matmul, Class::Weights] {
+        assert!(of_class(graph, class) > 0.0, "{class}: {graph:?}");
+    }
+    let units: Vec<_> = graph.units.iter().map(|unit| unit.unit.as_str()).collect();
+    assert_eq!(units, ["HMX", "HVX", "DMA"]);
+    assert!(graph.units.iter().all(|unit| unit.alone_us <= unit.us && unit.us <= graph.us + 1e-6));
+}
+
+/// Machines differ in the bus that decides: X Elite's is wider than that of the phone with the same NPU.
+#[tier(qnn)]
+fn chips_of_an_architecture_have_their_own_memory() {
+    let library = opened();
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::synthetic(&small_config(folder.path()), 3).unwrap();
+    let recipe = small_recipe(&checkpoint, Precision::Fp16);
+    let wanted = EstimateOptions { corner: DEFAULT_CORNER, ..EstimateOptions::default() };
+    let found = |name: &str| {
+        let compiler = QnnCompiler::new(library.clone(), Target::named(name).unwrap());
+        estimate(&recipe, &compiler, &wanted, &[], &mut Silent)
+    };
+    let rate = |name: &str| found(name).unwrap()[0].memory_rate / 1e9;
+    let rates = ["8-gen-2", "x-elite", "x2-elite"].map(rate);
+    assert!(rates.is_sorted() && rates[0] > 40.0 && rates[2] > 2.0 * rates[0], "{rates:?}");
+    // One that the library has no clocks for.
+    let error = found("SC8280X").unwrap_err().report().to_string();
+    for words in [
+        "decode",
+        "no cost model of SC8280X (sc8280xp, 8cx-gen-3), v68",
+        "8-elite-gen-5",
+        "x-elite",
+    ] {
+        assert!(error.contains(words), "{words}: {error}");
+    }
 }
 
 /// A graph of several tokens, or of an image, is no part of the step that gives a token.
@@ -155,7 +220,7 @@ fn an_estimate_of_a_step_leaves_prompts_out() {
     tower.graphs = vec![graph("tower", 1)];
     recipe.contexts.push(tower);
     let compiler = QnnCompiler::new(library, Target::V81);
-    let wanted = EstimateOptions { corner: DEFAULT_CORNER, traces: None };
+    let wanted = EstimateOptions { corner: DEFAULT_CORNER, ..EstimateOptions::default() };
     let found = estimate(&recipe, &compiler, &wanted, &[], &mut Silent).unwrap();
     let prompts: Vec<_> = found.iter().map(|g| (g.graph.as_str(), g.prompt)).collect();
     assert_eq!(prompts, [("decode", false), ("several", true), ("tower", true)]);
@@ -196,7 +261,7 @@ fn an_estimate_counts_convolutions_and_tables() {
     recipe.contexts.truncate(1);
     recipe.contexts[0].graphs = vec![b.finish().unwrap()];
     let compiler = QnnCompiler::new(library, Target::V81);
-    let wanted = EstimateOptions { corner: DEFAULT_CORNER, traces: None };
+    let wanted = EstimateOptions { corner: DEFAULT_CORNER, ..EstimateOptions::default() };
     let found = &estimate(&recipe, &compiler, &wanted, &[], &mut Silent).unwrap()[0];
     assert_eq!(found.weight_bytes, 2 * (256 * 64 * 9 + 512 * 256));
     // Of the table, 64 rows are read.
