@@ -8,6 +8,7 @@
 //! ([`QnnCompiler::with_schedules`]); without a bundle each graph is compiled for its estimate alone.
 
 mod breakdown;
+mod memory;
 mod schedule;
 mod timeline;
 
@@ -113,7 +114,11 @@ pub struct GraphEstimate {
     /// Rate of the slowest bus between memory and NPU that the library assumes, in bytes per second.
     #[serde(rename = "memory_bytes_per_second")]
     pub memory_rate: f64,
-    /// Time that reading the weights takes at that rate, of tables the rows that are gathered: no schedule is
+    /// The time at the rate at which devices of this chip read weights, by times that were published: see
+    /// [`GraphEstimate::us`] for the library's own.
+    #[serde(default)]
+    pub measured_memory_us: Option<f64>,
+    /// Time that reading the weights takes at the library's rate, of tables the rows that are gathered: no schedule is
     /// faster.
     #[serde(rename = "weight_floor_us")]
     pub floor_us: f64,
@@ -190,6 +195,7 @@ pub fn estimate(
             if let (Some(pictures), Some(estimate)) = (&options.pictures, found.last()) {
                 let picture = pictures.join(format!("{}.svg", graph.name()));
                 let (name, target) = (graph.name(), compiler.target());
+                let target = target.name().unwrap_or_else(|| target.to_string());
                 let title = format!(
                     "{name} on {target}, corner {}: {:.0} µs by the compiler's estimate",
                     options.corner, estimate.us
@@ -322,6 +328,8 @@ pub fn read(
             let read = graph.weight_bytes_read();
             estimate.floor_us = read as f64 / estimate.memory_rate * 1e6;
         }
+        let measured = memory::measured_rate(compiler.target());
+        estimate.measured_memory_us = measured.map(|rate| memory::at_rate(&estimate, rate));
         estimate.prompt = !of_step(context, graph, step);
         estimate.context_positions = context_positions(recipe, graph);
         estimate.audio_seconds = audio_seconds(&recipe.params, graph);

@@ -79,6 +79,11 @@ pub(super) fn show(
     Ok(graphs)
 }
 
+/// Name of a target: an architecture stands for one chip, and others of it have other clocks.
+fn chip(target: Target) -> String {
+    target.name().unwrap_or_else(|| target.to_string())
+}
+
 /// Beyond this multiple of the time of the weights, something else decides.
 const MEANINGFUL: f64 = 20.0;
 
@@ -166,7 +171,7 @@ impl<'a> Audio<'a> {
 
 fn lines(graphs: &[GraphEstimate], target: Target, corner: u32, explain: bool) -> Vec<String> {
     let mut lines =
-        vec![format!("compiler estimate for {target}, corner {corner}: no measurement")];
+        vec![format!("compiler estimate for {}, corner {corner}: no measurement", chip(target))];
     for graph in graphs {
         lines.push(format!(
             "{}: {:.0} us at {:.0} MHz{}",
@@ -182,6 +187,11 @@ fn lines(graphs: &[GraphEstimate], target: Target, corner: u32, explain: bool) -
             mega(graph.dma_write_bytes),
             mega(graph.spill_fill_bytes)
         ));
+        if let Some(us) = graph.measured_memory_us {
+            lines.push(format!(
+                "  {us:.0} us at the rate at which devices of this chip read weights"
+            ));
+        }
         match explain {
             true => lines.extend(explained(graph)),
             false => lines.extend(graph.most_expensive.iter().map(|op| cost("  ", op))),
@@ -285,7 +295,7 @@ fn estimate_json(graphs: &[GraphEstimate], target: Target, corner: u32) -> Value
     });
     json!({
         "kind": "compiler estimate",
-        "target": target.to_string(),
+        "target": chip(target),
         "corner": corner,
         "not_modelled": NOT_MODELLED,
         "graphs": list.collect::<Vec<_>>(),
