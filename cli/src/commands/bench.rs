@@ -40,8 +40,10 @@ encoder, decoder and head take is in the lines of the graphs.
 With --speculate two answers follow, each token by token and with draft tokens: repeats64 goes on with a prompt that repeats,
 varies64 is drawn behind one that does not. Here all that a generation does counts.
 
-With --table the context is filled to 1024, 2048, 4096 … positions: a prompt, and behind it the tokens of an answer.
-Their energy is measured, too, where the system has counters that may be read or a battery that discharges.";
+With --table the context is filled to 128, 512, 1024, 2048 … positions: a prompt, and behind it the tokens of an answer.
+Their energy is measured, too, where the system has counters that may be read or a battery that discharges. Below are the
+figures that others published for the same model, with their sources, and the estimates of the bundle: on a device they
+say whether it runs as fast as it should. The object of --json is what to send.";
 
 /// Measure how fast a bundle generates, embeds, scores, transcribes and speaks
 #[derive(Debug, Args)]
@@ -51,7 +53,7 @@ pub(crate) struct BenchArgs {
     #[arg(required_unless_present = "join")]
     pub bundle: Option<PathBuf>,
     /// Lengths of prompts, or of texts to embed, in tokens [default: 128,512, as far as they fit]; with --table how far
-    /// the context is filled [default: 1024,2048,4096,… and all of it]
+    /// the context is filled [default: 128,512,1024,2048,… and all of it]
     #[arg(short, long, value_name = "P,…", value_delimiter = ',')]
     pub prompt: Vec<usize>,
     /// Tokens to generate; 0 leaves that out
@@ -103,19 +105,8 @@ pub(crate) fn run(args: &BenchArgs, app: &mut App, tracing: Option<&Tracing>) ->
         bundle => return tables(args, app, bundle, &options, tracing),
     };
     let other = args.compare.as_deref().map(EarlierReport::read).transpose()?;
-    let mut model = open(args, app, bundle, tracing)?;
-    let tasks = &model.op().description.tasks;
-    let mut report = if tasks.contains(&Task::Transcribe) {
-        let mut transcriber = Transcriber::new(model)?;
-        let _working = app.interrupts.working();
-        bench::transcribe(&mut transcriber, &options)?
-    } else if tasks.contains(&Task::Speak) {
-        let mut speaker = Speaker::new(model)?;
-        let _working = app.interrupts.working();
-        bench::speak(&mut speaker, &options)?
-    } else {
-        by_tokens(args, app, &mut model, &options, tracing)?
-    };
+    let model = open(args, app, bundle, tracing)?;
+    let (mut report, _) = measure(args, app, model, &options, tracing)?;
     for Measured { name, speculated, .. } in &report.results {
         if let Some(same) = speculated.as_ref().and_then(|speculated| speculated.differs_at) {
             say!(
@@ -147,6 +138,34 @@ pub(crate) fn run(args: &BenchArgs, app: &mut App, tracing: Option<&Tracing>) ->
         memory.map_or_else(String::new, |bytes| format!(", peak memory {} MB", bytes >> 20));
     app.output.line(&format!("  opened in {:.0} ms{memory}", report.load_ms))?;
     Ok(Status::Done)
+}
+
+/// Measures what the model is for; returns it as a table, too.
+fn measure(
+    args: &BenchArgs,
+    app: &mut App,
+    mut model: Model,
+    options: &BenchOptions,
+    tracing: Option<&Tracing>,
+) -> Result<(BenchReport, BenchTable)> {
+    let tasks = &model.op().description.tasks;
+    let (transcribes, speaks) = (tasks.contains(&Task::Transcribe), tasks.contains(&Task::Speak));
+    if !transcribes && !speaks {
+        let report = by_tokens(args, app, &mut model, options, tracing)?;
+        let table = BenchTable::of_report(&model, &report)?;
+        return Ok((report, table));
+    }
+    let _working = app.interrupts.working();
+    if transcribes {
+        let mut transcriber = Transcriber::new(model)?;
+        let report = bench::transcribe(&mut transcriber, options)?;
+        let table = BenchTable::of_report(transcriber.model(), &report)?;
+        return Ok((report, table));
+    }
+    let mut speaker = Speaker::new(model)?;
+    let report = bench::speak(&mut speaker, options)?;
+    let table = BenchTable::of_report(speaker.model(), &report)?;
+    Ok((report, table))
 }
 
 /// Measures prompts, tokens, texts and answers.
@@ -209,16 +228,25 @@ fn tables(
     let mut tables = Vec::new();
     if let Some(bundle) = bundle {
         let mut model = open(args, app, bundle, tracing)?;
-        let energy = EnergyMeter::system().inspect_err(|e| say!("{e}")).ok();
-        let working = app.interrupts.working();
-        tables.push(BenchTable::measure(&mut model, options, energy.as_ref())?);
-        drop(working);
+        tables.push(if model.op().description.tasks.contains(&Task::Generate) {
+            let energy = EnergyMeter::system().inspect_err(|e| say!("{e}")).ok();
+            let _working = app.interrupts.working();
+            BenchTable::measure(&mut model, options, energy.as_ref())?
+        } else {
+            measure(args, app, model, options, tracing)?.1
+        });
     }
+    let mine = tables.first().filter(|_| bundle.is_some());
+    let beside = mine.map(BenchTable::beside_published).transpose()?;
     tables.extend(others.into_iter().flatten());
     match tables.as_slice() {
         [table] if args.json => app.output.json(table)?,
         _ if args.json => app.output.json(&tables)?,
-        _ => BenchTable::markdown(&tables).lines().try_for_each(|line| app.output.line(line))?,
+        _ => {
+            let text = BenchTable::markdown(&tables);
+            let beside = beside.map_or_else(String::new, |beside| format!("\n{beside}"));
+            (text + &beside).lines().try_for_each(|line| app.output.line(line))?;
+        }
     }
     if let Some(path) = &args.svg {
         let mut file = files::create(ErrorKind::Io, path)?;

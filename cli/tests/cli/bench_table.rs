@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::embed;
-use crate::run::{Run, bundle, folder};
+use crate::run::{Run, bundle, copy_of_bundle, edit_manifest, folder};
 
 fn bench(folder: &Path, args: &[&str]) -> Run {
     qhx!(folder, "bench").args(args).run()
@@ -23,22 +23,6 @@ fn published() -> Value {
         "schema": "qhx-bench-table-1", "model": "a|b <c>", "backend": "other", "device": "phone", "source": "a page",
         "rows": [{"context": 4096, "decode": {"tokens_per_second": 64.0, "joules_per_token": 0.25}}],
     })
-}
-
-/// Elements that are opened are closed in turn, and attributes are quoted.
-fn assert_well_formed(svg: &str) {
-    let mut open = Vec::new();
-    for tag in svg.split('<').skip(1) {
-        let (tag, text) = tag.split_once('>').expect("a tag that ends");
-        assert!(!text.contains('>') && tag.matches('"').count() % 2 == 0, "{tag}");
-        let name = tag.split([' ', '/']).find(|name| !name.is_empty()).expect("a name");
-        match (tag.starts_with('/'), tag.ends_with('/')) {
-            (true, _) => assert_eq!(open.pop(), Some(name), "{tag}"),
-            (false, false) => open.push(name),
-            (false, true) => {}
-        }
-    }
-    assert!(open.is_empty() && svg.starts_with("<svg "), "{open:?}");
 }
 
 #[test]
@@ -63,6 +47,13 @@ fn rates_are_measured_up_to_the_whole_context() {
         }
         assert!(row.get("hand_over_ms").is_none(), "{row}");
     }
+    // What executed is no device, and its graphs have times, decoder and head together, too.
+    assert!(report.get("chip").is_none(), "{report}");
+    let parts = report["parts"].as_array().expect("parts");
+    for name in ["decoder", "head", "decoder and head"] {
+        let part = parts.iter().find(|part| part["part"] == name).expect("a part");
+        assert!(part["ms"].as_f64() > Some(0.0) && part.get("estimate_ms").is_none(), "{part}");
+    }
     // Where nothing measures energy, that is said once.
     let said = run.stderr.matches("energy: found no package").count();
     assert_eq!(said, usize::from(report.get("energy").is_none()), "{run:?}");
@@ -76,7 +67,9 @@ fn rates_are_measured_up_to_the_whole_context() {
     let args = ["--join", "mine.json", "theirs.json", "--svg", "rates.svg"];
     let joined = bench(folder.path(), &args).ok();
     let lines: Vec<_> = joined.stdout.lines().collect();
-    assert_eq!(lines.len(), 2 + 3 + 2, "{joined:?}");
+    // Behind the rates of both files come the parts of the one that has some.
+    assert_eq!(lines.len(), 2 + 3 + 2 + 3 + parts.len(), "{joined:?}");
+    assert_eq!(lines[8], "| | one execution | ms |", "{joined:?}");
     assert!(lines[0].ends_with("| prompt, J/token | decode, J/token |"), "{joined:?}");
     assert!(
         lines[2].starts_with("| tiny fp16, cpu, ") && lines[2].contains(" | 48 | "),
@@ -85,7 +78,7 @@ fn rates_are_measured_up_to_the_whole_context() {
     let theirs = r"| a\|b <c>, other, phone | 4096 |  | 64.00 |  | 0.2500 |";
     assert_eq!(lines[5], theirs);
     let svg = std::fs::read_to_string(folder.path().join("rates.svg")).expect("a drawing");
-    assert_well_formed(&svg);
+    assert!(roxmltree::Document::parse(&svg).is_ok(), "{svg}");
     assert!(svg.contains("a|b &lt;c&gt;, other, phone"), "{svg}");
     // A point for each rate: three rows with two, and two rows with one.
     assert_eq!(svg.matches("<circle ").count(), 3 * 2 + 2);
@@ -107,9 +100,38 @@ fn lengths_of_a_table_are_those_asked_for() {
     table(folder.path(), &["--prompt", "193"]).fails(2, &["expected at most 192 tokens"]);
     table(folder.path(), &["--decode-on", "npu"]).says(&["backend cpu runs the bundle"]);
     let encoder = embed::bundle().to_string_lossy();
-    let run = bench(folder.path(), &[&*encoder, "--table", "--backend", "cpu"]);
-    assert!(run.code == 2 && run.stdout.is_empty(), "{run:?}");
     bench(folder.path(), &[&*encoder, "--svg", "a.svg"]).fails(2, &["expected --table"]);
+}
+
+/// A model without a context to fill has times of its graphs. Published figures stand beside those of this machine,
+/// which is said to be no device; so do the estimates in a bundle.
+#[test]
+fn figures_stand_beside_published_ones() {
+    let folder = folder();
+    let small = ["--table", "--backend", "cpu", "--repeat", "1", "--tokens", "4", "--prompt", "20"];
+    let encoder = embed::bundle().to_string_lossy();
+    let run = bench(folder.path(), &[&[&*encoder], &small[..]].concat()).ok();
+    assert!(run.stdout.contains("| | one execution | ms |"), "{run:?}");
+    assert!(
+        run.stdout.contains("This is not a device: ") && run.stdout.contains("No figures"),
+        "{run:?}"
+    );
+    // The same bundle under a published name, with an estimate.
+    let named = copy_of_bundle(folder.path());
+    edit_manifest(&named, |document| {
+        document["model"]["name"] = json!("Llama-3.2-1B-Instruct");
+        document["artifacts"]["contexts"]["decode"]["us"] = json!({"decode": 12_500.0});
+    });
+    let run = bench(folder.path(), &[&["tiny"], &small[..]].concat()).ok();
+    for words in [
+        "| prompt of 16 tokens | ",
+        "| prompt of 128 tokens |  | ",
+        "74.39 tokens/s (Genie, Snapdragon 8 Elite Gen 5, w4a16); ",
+        " ms |  | 12.500 ms |",
+        "- AI Hub, github.com/qualcomm/ai-hub-models at ",
+    ] {
+        assert!(run.stdout.contains(words), "{words}: {run:?}");
+    }
 }
 
 #[test]
@@ -130,6 +152,8 @@ fn files_that_are_no_tables_are_named() {
         (rate("-1"), "-1 tokens a second"),
         (rate("1e10"), "expected more than 0 and at most"),
         (row(json!(0)), "context 0, expected 1 to"),
+        (changed("parts", json!([{"part": "a", "ms": -1}])), "a part takes -1 ms"),
+        (changed("parts", json!(vec![json!({"part": "a", "ms": 1}); 101])), "found 101 parts"),
         (row(json!(-4)), "invalid value"),
         (changed("rows", json!([])), "found 0 rows"),
         (changed("rows", json!(vec![json!({"context": 1}); 101])), "found 101 rows"),

@@ -3,6 +3,7 @@
 mod audio;
 mod chart;
 mod energy;
+mod published;
 mod speculation;
 mod table;
 
@@ -21,8 +22,9 @@ use speculation::Answer;
 
 pub use audio::{AudioRate, speak, transcribe};
 pub use energy::EnergyMeter;
+pub use published::published;
 pub use speculation::Speculated;
-pub use table::{BenchTable, Rate, TableRow, contexts};
+pub use table::{BenchTable, PartTime, Rate, TableRow, contexts};
 
 /// Lengths of prompts when none are given; those that the context holds.
 const PROMPTS: [usize; 2] = [128, 512];

@@ -13,11 +13,15 @@ use qhx_core::op::{Segment, Task};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{BenchOptions, EnergyMeter, MAX_REPORT, Spread, millis, peak_memory};
+use super::{
+    BenchOptions, BenchReport, EnergyMeter, GraphTime, MAX_REPORT, Spread, executed, millis,
+    peak_memory, published,
+};
 
 /// Required value of [`BenchTable::schema`].
 const SCHEMA: &str = "qhx-bench-table-1";
-/// The first length of a large context, and the last one where a context has no end.
+/// Lengths of a large context before it is doubled, where doubling begins, and the last one where a context has no end.
+const SHORT: [usize; 2] = [128, 512];
 const FIRST: usize = 1024;
 const LAST: usize = 32_768;
 /// Tables of a file, rows of a table, bytes of a text in it.
@@ -28,13 +32,14 @@ const MAX_TEXT: usize = 400;
 const MAX_CONTEXT: usize = 1 << 30;
 const MAX_RATE: f64 = 1e9;
 
-/// Context lengths at which a model that takes `max` positions is measured: 1024, 2048, 4096 … and `max` itself; of
-/// less than 4096 a quarter, a half and all. 0 is a context without an end.
+/// Context lengths at which a model that takes `max` positions is measured: 128, 512, 1024, 2048, 4096 … and `max`
+/// itself; of less than 4096 a quarter, a half and all. 0 is a context without an end.
 pub fn contexts(max: usize) -> Vec<usize> {
     let max = if max == 0 { LAST } else { max };
     let first = FIRST.min(max / 4).max(1);
+    let short = SHORT.into_iter().filter(|_| first == FIRST);
     let doubled = std::iter::successors(Some(first), |length| length.checked_mul(2));
-    let mut lengths: Vec<_> = doubled.take_while(|length| *length < max).collect();
+    let mut lengths: Vec<_> = short.chain(doubled.take_while(|length| *length < max)).collect();
     lengths.push(max);
     lengths
 }
@@ -66,6 +71,9 @@ pub struct BenchTable {
     /// Device that it ran on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
+    /// Chip whose NPU executed the graphs, such as `SM8850`; none where something else did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chip: Option<String>,
     /// Name of what executed the graphs ([`BackendInfo::label`](qhx_exec::backend::BackendInfo::label)), or of another
     /// program.
     pub backend: String,
@@ -94,7 +102,24 @@ pub struct BenchTable {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak_memory_bytes: Option<u64>,
     /// By context length.
+    #[serde(default)]
     pub rows: Vec<TableRow>,
+    /// By part of the model: encoder, decoder, head, or a graph by its name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<PartTime>,
+}
+
+/// Time of one execution of a part of a model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PartTime {
+    /// Name of the part.
+    pub part: String,
+    /// Milliseconds, the mean of all executions.
+    pub ms: f64,
+    /// The estimate in its bundle, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub estimate_ms: Option<f64>,
 }
 
 /// Rates up to a context length.
@@ -173,36 +198,60 @@ impl BenchTable {
             Length { prompt: context - tokens, tokens, prefill, decode, hand_overs }
         };
         let mut lengths: Vec<_> = lengths.into_iter().map(of).collect();
+        let mut before = Vec::new();
         for turn in 0..=options.repeat {
+            if turn == 1 {
+                before = model.graph_stats();
+            }
             // In turns, so that a device that becomes warm slows all of them.
             for length in &mut lengths {
                 length.take_turn(model, &all, energy, turn > 0)?;
             }
         }
+        let rows: Vec<_> = lengths.iter().map(Length::row).collect();
+        let mut rates = rows.iter().flat_map(|row| [row.prefill, row.decode]).flatten();
+        let has_energy = rates.any(|rate| rate.joules_per_token.is_some());
+        let graphs = executed(&model.graph_stats(), &before);
+        Ok(Self {
+            energy: energy.filter(|_| has_energy).map(|meter| meter.name().to_owned()),
+            rows,
+            ..Self::of(model, options.repeat, &graphs)?
+        })
+    }
+
+    /// Times of the graphs in a report on a model, of those that have no context to fill: encoders, recognisers, voices.
+    ///
+    /// # Errors
+    /// When the model's manifest cannot be read.
+    pub fn of_report(model: &Model, report: &BenchReport) -> Result<Self> {
+        Self::of(model, report.repeat, &report.graphs)
+    }
+
+    /// A table of a model without rows.
+    fn of(model: &Model, repeat: u16, graphs: &[GraphTime]) -> Result<Self> {
         let manifest = model.manifest();
         let (kind, path) = (ErrorKind::Manifest, &manifest.path);
         let sha256 = hash::sha256(kind, path, files::open(kind, path)?, |_| Ok(()))?;
         let precision = manifest.model.rest.get("precision").and_then(Value::as_str);
         let backend = model.backend();
-        let rows: Vec<_> = lengths.iter().map(Length::row).collect();
-        let mut rates = rows.iter().flat_map(|row| [row.prefill, row.decode]).flatten();
-        let has_energy = rates.any(|rate| rate.joules_per_token.is_some());
         Ok(Self {
             schema: SCHEMA.to_owned(),
             model: manifest.model.name.clone(),
             manifest_sha256: Some(sha256),
             precision: precision.map(str::to_owned),
             device: model.device().or_else(processor),
+            chip: published::chip(model),
             backend: backend.label(),
             library: Some(backend.version.clone()),
             decoder: model.decoder().map(|decoder| decoder.backend.label()),
             qhx: Some(env!("CARGO_PKG_VERSION").to_owned()),
             source: None,
-            energy: energy.filter(|_| has_energy).map(|meter| meter.name().to_owned()),
-            repeat: Some(options.repeat),
+            energy: None,
+            repeat: Some(repeat),
             load_ms: Some(millis(model.load_time())),
             peak_memory_bytes: peak_memory(),
-            rows,
+            rows: Vec::new(),
+            parts: published::parts(model, graphs),
         })
     }
 
@@ -213,11 +262,17 @@ impl BenchTable {
     pub fn read(path: &Path) -> Result<Vec<Self>> {
         let kind = ErrorKind::Artifact;
         let text = files::read_text(kind, path, MAX_REPORT)?;
+        Self::parse(&path.display().to_string(), &text)
+    }
+
+    /// Same as [`BenchTable::read`], of a text.
+    pub(super) fn parse(name: &str, text: &str) -> Result<Vec<Self>> {
+        let kind = ErrorKind::Artifact;
         let wrong = |why: String| {
-            Error::new(kind, format!("{}: {why}", path.display()))
+            Error::new(kind, format!("{name}: {why}"))
                 .hint("expected what `qhx bench BUNDLE --table --json` printed, or a list of such")
         };
-        let value: Value = serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
+        let value: Value = serde_json::from_str(text).map_err(|e| wrong(e.to_string()))?;
         let values = match value {
             Value::Array(values) => values,
             one => vec![one],
@@ -244,6 +299,7 @@ impl BenchTable {
             ("manifest_sha256", &self.manifest_sha256),
             ("precision", &self.precision),
             ("device", &self.device),
+            ("chip", &self.chip),
             ("library", &self.library),
             ("decoder", &self.decoder),
             ("qhx", &self.qhx),
@@ -257,8 +313,26 @@ impl BenchTable {
             }
         }
         let count = self.rows.len();
-        if !(1..=MAX_ROWS).contains(&count) {
-            return Err(format!("found {count} rows, expected 1 to {MAX_ROWS}"));
+        let least = usize::from(self.parts.is_empty());
+        if !(least..=MAX_ROWS).contains(&count) {
+            return Err(format!("found {count} rows, expected {least} to {MAX_ROWS}"));
+        }
+        let count = self.parts.len();
+        if count > MAX_ROWS {
+            return Err(format!("found {count} parts, expected at most {MAX_ROWS}"));
+        }
+        for PartTime { part, ms, estimate_ms } in &self.parts {
+            let times = [Some(*ms), *estimate_ms];
+            let wrong = times.into_iter().flatten().find(|ms| !(0.0..=MAX_RATE).contains(ms));
+            if let Some(ms) = wrong {
+                return Err(format!("a part takes {ms} ms, expected 0 to {MAX_RATE}"));
+            }
+            if part.len() > MAX_TEXT {
+                return Err(format!(
+                    "a part's name has {} bytes, expected at most {MAX_TEXT}",
+                    part.len()
+                ));
+            }
         }
         for TableRow { context, prefill, decode, .. } in &self.rows {
             if !(1..=MAX_CONTEXT).contains(context) {
@@ -289,7 +363,8 @@ impl BenchTable {
         self.device.as_ref().map_or_else(|| label.clone(), |device| format!("{label}, {device}"))
     }
 
-    /// Several as one table in Markdown, a line for each of their rows; energy where any has it.
+    /// Several as one table in Markdown, a line for each of their rows; energy where any has it. Behind it one of their
+    /// parts, where any has those.
     pub fn markdown(tables: &[Self]) -> String {
         let rows =
             || tables.iter().flat_map(|table| table.rows.iter().map(move |row| (table, row)));
@@ -320,6 +395,20 @@ impl BenchTable {
                 }
             }
             out.push('\n');
+        }
+        if rows().next().is_none() {
+            out.clear();
+        }
+        let mut parts =
+            tables.iter().flat_map(|table| table.parts.iter().map(move |part| (table, part)));
+        if let Some(first) = parts.next() {
+            out.push_str(if out.is_empty() { "" } else { "\n" });
+            out.push_str("| | one execution | ms |\n|---|---|---|\n");
+            for (table, PartTime { part, ms, .. }) in std::iter::once(first).chain(parts) {
+                let label =
+                    format!("{} | {}", table.label().replace('|', "\\|"), part.replace('|', "\\|"));
+                out.push_str(&format!("| {} | {ms:.3} |\n", escaped(&label)));
+            }
         }
         out
     }
@@ -418,8 +507,8 @@ mod tests {
 
     #[test]
     fn contexts_double_up_to_the_whole_one() {
-        assert_eq!(contexts(4096), [1024, 2048, 4096]);
-        assert_eq!(contexts(5000), [1024, 2048, 4096, 5000]);
+        assert_eq!(contexts(4096), [128, 512, 1024, 2048, 4096]);
+        assert_eq!(contexts(5000), [128, 512, 1024, 2048, 4096, 5000]);
         assert_eq!(contexts(192), [48, 96, 192]);
         assert_eq!(contexts(1), [1]);
         assert_eq!(contexts(0).last(), Some(&LAST));
