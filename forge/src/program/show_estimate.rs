@@ -307,8 +307,37 @@ fn estimate_json(graphs: &[GraphEstimate], target: Target, corner: u32) -> Value
 
 #[cfg(test)]
 mod tests {
-    use super::{Total, floor};
-    use crate::estimate::GraphEstimate;
+    use super::{Total, explained, floor};
+    use crate::estimate::{Class, ClassTime, GraphEstimate, OpCost, UnitTime};
+
+    #[test]
+    fn what_the_time_goes_to_is_a_table() {
+        let op = |op: &str| OpCost { op: op.into(), unit: "HVX".into(), count: 2, us: 30.0 };
+        let layout = ClassTime {
+            class: Class::Layout,
+            wall_us: 25.0,
+            alone_us: 10.0,
+            busy_us: 60.0,
+            ops: vec![op("Transpose"), op("Concat")],
+        };
+        let idle = ClassTime { class: Class::Idle, ops: Vec::new(), ..layout.clone() };
+        let hvx = UnitTime { unit: "HVX".into(), us: 50.0, alone_us: 20.0 };
+        let graph = GraphEstimate {
+            us: 50.0,
+            breakdown: vec![layout, idle],
+            units: vec![hvx],
+            ..GraphEstimate::default()
+        };
+        assert_eq!(
+            explained(&graph),
+            [
+                "  class                     wall, us       %   alone, us     busy, us  most of it",
+                "  layout changes                25.0    50.0        10.0         60.0  Transpose 30, Concat 30",
+                "  idle                          25.0    50.0        10.0         60.0",
+                "  HVX runs 100.0 % of the time, 40.0 % alone",
+            ]
+        );
+    }
 
     #[test]
     fn a_step_runs_the_graphs_of_one_context() {
