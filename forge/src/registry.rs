@@ -47,7 +47,12 @@ impl RecipeOption {
 
     /// The precision that is chosen; fp16 where the value is none.
     pub fn precision(&self, options: &RecipeOptions) -> Precision {
-        self.choice(options).and_then(|name| name.parse().ok()).unwrap_or_default()
+        self.chosen_precision(options).unwrap_or_default()
+    }
+
+    /// The precision that is chosen, if one is.
+    pub fn chosen_precision(&self, options: &RecipeOptions) -> Option<Precision> {
+        self.choice(options).and_then(|name| name.parse().ok())
     }
 }
 

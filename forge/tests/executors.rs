@@ -1,5 +1,6 @@
 //! The recipes' graphs on the CPU.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -11,10 +12,10 @@ use qhx_forge::kit::{Attend, AttendInputs, Heads, mix, rope};
 use qhx_forge::recipe::{Caches, Precision, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_graph::builder::GraphBuilder;
-use qhx_graph::graph::{Conv2d, Elem, Graph, Op};
+use qhx_graph::graph::{BinaryOp, Conv2d, Elem, Graph, Op};
 use qhx_graph::onnx;
 use qhx_paths::fixture;
-use qhx_types::{DType, MASK_VALUE};
+use qhx_types::{DType, MASK_VALUE, TensorInfo};
 
 mod common;
 
@@ -54,12 +55,18 @@ const FIXTURES: [(&str, &[(&str, &str)]); 29] = [
     ("whisper-tiny", &[]),
 ];
 
-/// Runs a graph on the CPU and its ONNX form by rten, over the same numbers, and returns the largest difference as a
-/// part of the largest number of an output.
-fn difference(graph: &Graph, folder: &Path) -> f64 {
-    let path = folder.join(format!("{}.onnx", graph.name()));
-    let reference = Onnx::load(graph, &path);
-    let inputs = reference.info.inputs.iter().enumerate().map(|(port, tensor)| {
+fn task(name: &str) -> Task {
+    match name.split('-').next() {
+        Some("embed" | "embeddinggemma") => Task::Embed,
+        Some("rerank") => Task::Score,
+        Some("whisper") => Task::Transcribe,
+        _ => Task::Generate,
+    }
+}
+
+/// Numbers for inputs.
+fn arbitrary(inputs: &[TensorInfo]) -> Vec<Vec<f32>> {
+    let inputs = inputs.iter().enumerate().map(|(port, tensor)| {
         let value = |at: usize| match tensor.dtype {
             DType::I32 => 0.0,
             DType::I8 => f32::from((at * 5 % 255) as u8 as i8),
@@ -67,7 +74,29 @@ fn difference(graph: &Graph, folder: &Path) -> f64 {
         };
         (0..tensor.elements()).map(value).collect()
     });
-    let inputs: Vec<Vec<f32>> = inputs.collect();
+    inputs.collect()
+}
+
+/// Bytes of the largest mask that a graph adds to scores, in f16.
+fn largest_mask(graph: &Graph) -> usize {
+    let adds = graph.nodes().iter().filter(|node| node.op == Op::Binary(BinaryOp::Add));
+    let masks = adds.flat_map(|node| {
+        let out = graph.tensor(node.output).unwrap().elements();
+        let inputs = node.inputs.iter().map(|id| graph.tensor(*id).unwrap());
+        inputs.filter(move |t| match t.shape[..] {
+            [.., rows, width] if rows > 1 => t.elements() == rows * width && t.elements() < out,
+            _ => false,
+        })
+    });
+    masks.map(|mask| 2 * mask.elements()).max().unwrap_or(0)
+}
+
+/// Runs a graph on the CPU and its ONNX form by rten, over the same numbers, and returns the largest difference as a
+/// part of the largest number of an output.
+fn difference(graph: &Graph, folder: &Path) -> f64 {
+    let path = folder.join(format!("{}.onnx", graph.name()));
+    let reference = Onnx::load(graph, &path);
+    let inputs = arbitrary(&reference.info.inputs);
     let found = Compiled::of_onnx(graph.name(), path).run(0, &inputs);
     let pairs = found.iter().zip(reference.run(&inputs));
     pairs.map(|(found, expected)| error(found, &expected)).fold(0.0, f64::max)
@@ -82,12 +111,7 @@ fn every_graph_of_a_recipe_agrees_with_its_onnx() {
         for precision in Precision::ALL {
             let options = RecipeOptions {
                 precision,
-                task: match name.split('-').next() {
-                    Some("embed" | "embeddinggemma") => Task::Embed,
-                    Some("rerank") => Task::Score,
-                    Some("whisper") => Task::Transcribe,
-                    _ => Task::Generate,
-                },
+                task: task(name),
                 prefill: Some(vec![16]),
                 ..recipe_options(64, choices)
             };
@@ -113,6 +137,47 @@ fn every_graph_of_a_recipe_agrees_with_its_onnx() {
     for name in [Op::Conv2d(Conv2d::new([1, 1])).name(), "attention"] {
         assert!(operators.contains(name), "{operators:?}");
     }
+}
+
+/// The form in which the NPU gets attention computes what the graph does, and adds no mask of more bytes than asked.
+#[test]
+fn attention_head_by_head_computes_the_same() {
+    const MAX_MASK: usize = 512;
+    let (mut wrong, mut split, mut masked) = (Vec::new(), 0, 0);
+    for (name, choices) in FIXTURES {
+        let checkpoint = Checkpoint::open(&fixture(name)).unwrap();
+        for caches in [Caches::F16, Caches::Int8] {
+            let options = RecipeOptions {
+                caches,
+                task: task(name),
+                prefill: Some(vec![16]),
+                ..recipe_options(64, choices)
+            };
+            let Ok(recipe) = recipe(&checkpoint, &options) else { continue };
+            for graph in recipe.contexts.iter().flat_map(|context| &context.graphs) {
+                let whole = graph.decomposed().unwrap();
+                masked += usize::from(largest_mask(&whole) > MAX_MASK);
+                let Cow::Owned(heads) = whole.by_heads(MAX_MASK).unwrap() else { continue };
+                split += 1;
+                assert_eq!(heads.info(Elem::qnn), graph.info(Elem::qnn));
+                assert!(largest_mask(&heads) <= MAX_MASK, "{name}, {}", graph.name());
+                let heads = GraphBuilder::extend(heads).finish().unwrap();
+                let [expected, found] = [graph, &heads].map(|graph| {
+                    let folder = tempfile::tempdir().unwrap();
+                    Onnx::new(graph, folder.path())
+                });
+                let inputs = arbitrary(&expected.info.inputs);
+                let pairs = found.run(&inputs).into_iter().zip(expected.run(&inputs));
+                let most =
+                    pairs.map(|(found, expected)| error(&found, &expected)).fold(0.0, f64::max);
+                if most > 1e-4 {
+                    wrong.push(format!("{name}, {caches:?}, {}: {most}", graph.name()));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(split > 30 && masked > 10, "{split} split, {masked} with masks");
 }
 
 /// Attention over a cache that the kit builds does not read what the mask hides, where the matmuls and the softmax that

@@ -18,6 +18,7 @@ mod composites;
 mod conv;
 mod finish;
 mod gather;
+mod heads;
 mod rebuild;
 
 pub use batch::{batched, sequence_port};
@@ -555,8 +556,10 @@ impl GraphBuilder {
             }
             let int8 = self.graph.tensor(id)?.elem.is_int8();
             let cache = matches!(op, Op::Attention(_)) && matches!(index, 3 | 4);
-            if int8 && !(matches!(op, Op::MatMul { .. }) && index == 1 || cache) {
-                let expected = "int8 as second input of matmul, or cache of attention, only";
+            let part = matches!(op, Op::Slice { axis: 0, .. });
+            if int8 && !(matches!(op, Op::MatMul { .. }) && index == 1 || cache || part) {
+                let expected =
+                    "int8 as second input of matmul, cache of attention, or heads of it, only";
                 return Err(self.mismatch(&op, &inputs, expected));
             }
         }

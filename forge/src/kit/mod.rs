@@ -9,6 +9,7 @@
 //! | [`Experts`], [`expert_decoder`] | layers with many experts, whose weights stay on the host |
 //! | [`matrices`] | tensors of the checkpoint as files that the host reads |
 //! | [`Siglip`], [`VISION_WEIGHTS`] | a vision tower for one square image |
+//! | [`ENCODER_WEIGHTS`], [`encoder_precision`] | how the weights of an encoder of audio are stored |
 //! | [`Processor`] | how a checkpoint's files say that images become numbers |
 //! | [`DecoderParams`], [`object`], [`one_or_many`] | keys of the manifest |
 //!
@@ -41,5 +42,5 @@ pub(crate) use matrices::{table_bytes, write_rows};
 pub use processor::Processor;
 pub use reader::Reader;
 pub(crate) use siglip::Blocks;
-pub use siglip::{Siglip, SiglipSizes, VISION_WEIGHTS};
+pub use siglip::{ENCODER_WEIGHTS, Siglip, SiglipSizes, VISION_WEIGHTS, encoder_precision};
 pub use step::Step;

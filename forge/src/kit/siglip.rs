@@ -16,7 +16,7 @@ use super::contexts::object;
 use super::layers::{Layers, filters};
 use super::processor::Processor;
 use super::reader::Reader;
-use crate::recipe::{ContextPlan, Precision, Recipe, from_kit};
+use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, from_kit};
 use crate::registry::RecipeOption;
 
 /// The option that says how the weights of a vision tower are stored, for [`Siglip::read`].
@@ -25,6 +25,27 @@ pub const VISION_WEIGHTS: RecipeOption = RecipeOption {
     values: &["fp16", "w8a16"],
     help: "precision of the vision tower's weights",
 };
+
+/// The option that says how the weights of an encoder of audio are stored, for [`encoder_precision`].
+pub const ENCODER_WEIGHTS: RecipeOption = RecipeOption {
+    name: "encoder",
+    values: &["fp16", "w8a16"],
+    help: "precision of the encoder's weights; fp16 by default where the bundle is for an NPU, which takes more than \
+           twice as long with int8, and as --precision says where it is for the CPU alone",
+};
+
+/// The precision of an encoder of audio, and a note where it is not that of the bundle.
+pub fn encoder_precision(options: &RecipeOptions) -> (Precision, Option<String>) {
+    let chosen = ENCODER_WEIGHTS.chosen_precision(options);
+    let default = if options.cpu_only { options.precision } else { Precision::Fp16 };
+    let precision = chosen.unwrap_or(default);
+    let note = (chosen.is_none() && precision != options.precision).then(|| {
+        "the encoder's weights stay f16: an NPU takes more than twice as long with int8; --recipe-option encoder=w8a16 \
+         halves them"
+            .to_owned()
+    });
+    (precision, note)
+}
 
 /// The graph, its context and the set of contexts that texts alone do without; what the manifest declares about images.
 const VISION: &str = "vision";

@@ -13,6 +13,8 @@ use qhx_qnn::compose::{GraphComposer, Param, TensorHandle, TensorSpec};
 use qhx_types::quantized::Bits;
 use qhx_types::{DType, Quantization};
 
+use crate::kit::MAX_MASK;
+
 /// Smallest exponent that the library is given. Its `ElementWiseExp` returns NaN for some arguments
 /// below −88.4, such as −89. In f16, eˣ is 0 from −17.4 on.
 const MIN_EXPONENT: f32 = -40.0;
@@ -26,9 +28,11 @@ pub(super) fn lower<'c>(
     done: &mut u64,
     progress: &mut dyn Progress,
 ) -> Result<GraphComposer<'c>> {
+    let encoder = encodes(graph);
     let graph = &*graph.decomposed()?;
+    let graph = &*graph.by_heads(MAX_MASK)?;
     let (values, outputs, scalars) = Default::default();
-    let mut lowering = Lowering { graph, composer, values, outputs, scalars };
+    let mut lowering = Lowering { graph, composer, encoder, values, outputs, scalars };
     // Inputs and outputs first: the binary lists them in the order in which they are declared.
     for &id in graph.inputs() {
         lowering.input(id)?;
@@ -62,9 +66,27 @@ pub(super) fn lower<'c>(
     Ok(lowering.composer)
 }
 
+/// True of encoders and towers: rows attend to each other, and to no cache.
+fn encodes(graph: &Graph) -> bool {
+    let given = |id: &TensorId| graph.tensor(*id).is_ok_and(|t| matches!(t.origin, Origin::Input));
+    let cached = |node: &Node| match &node.op {
+        Op::Attention(form) => form.past,
+        Op::MatMul { .. } => node.inputs.last().is_some_and(given),
+        _ => false,
+    };
+    let attends = |node: &Node| match node.op {
+        Op::Attention(_) => true,
+        Op::Softmax => graph.tensor(node.output).is_ok_and(|t| t.shape.len() > 2),
+        _ => false,
+    };
+    graph.nodes().iter().any(attends) && !graph.nodes().iter().any(cached)
+}
+
 struct Lowering<'g, 'c> {
     graph: &'g Graph,
     composer: GraphComposer<'c>,
+    /// See [`encodes`].
+    encoder: bool,
     /// Tensors that nodes read, by their indices: f16 where the graph says f32.
     values: HashMap<usize, TensorHandle>,
     /// The declared outputs.
@@ -191,6 +213,14 @@ impl Lowering<'_, '_> {
             }
             Op::Binary(op) => self.emit(node, binary(*op), &[], &inputs),
             Op::Unary(UnaryOp::Exp) => self.exp(node, output, &inputs),
+            Op::Unary(UnaryOp::Gelu | UnaryOp::GeluTanh) if self.encoder => {
+                self.emit(node, "Gelu", &[], &inputs)
+            }
+            Op::Unary(UnaryOp::Silu) if self.encoder => {
+                let sigmoid =
+                    self.between(node, &output.shape, "sigmoid", "Sigmoid", &[], &inputs)?;
+                self.emit(node, "ElementWiseMultiply", &[], &[inputs[0], sigmoid])
+            }
             Op::Unary(op) => match (unary(*op), op.gelu_terms()) {
                 (Some(name), _) => self.emit(node, name, &[], &inputs),
                 (None, Some(terms)) => self.gelu(node, output, terms, &inputs),
@@ -466,10 +496,14 @@ impl Lowering<'_, '_> {
         let target = match declared {
             Some(output) if tensor.elem != Elem::F32 => output,
             _ => {
-                let dtype = if tensor.elem == Elem::I32 { DType::I32 } else { DType::F16 };
+                let (dtype, quantization) = match tensor.elem {
+                    Elem::Activation | Elem::F32 => (DType::F16, Quantization::None),
+                    elem => (elem.qnn(), elem.quantization()),
+                };
                 let inner = format!("{name}.f16");
                 let own = if declared.is_some() { &inner } else { name };
-                self.composer.tensor(TensorSpec::native(own, dtype, &tensor.shape))?
+                let spec = TensorSpec::native(own, dtype, &tensor.shape);
+                self.composer.tensor(spec.quantized(quantization))?
             }
         };
         self.composer.node(name, op, params, inputs, &[target])?;

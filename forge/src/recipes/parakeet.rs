@@ -28,7 +28,10 @@ use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::choices::numbers;
-use crate::kit::{Layers, Processor, Reader, filters, object, one_or_many, sized};
+use crate::kit::{
+    ENCODER_WEIGHTS, Layers, Processor, Reader, encoder_precision, filters, object, one_or_many,
+    sized,
+};
 use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Task};
 use crate::register_recipe;
 use crate::registry::{RecipeEntry, RecipeOption};
@@ -55,7 +58,11 @@ const TIMESCALE: f32 = 10_000.0;
 /// Added to mels before the logarithm: `LOG_ZERO_GUARD_VALUE`, 2^-24.
 const LOG_GUARD: f64 = 1.0 / (1u64 << 24) as f64;
 
-register_recipe!(RecipeEntry::new(&CLASSES, recipe).tasks(&[Task::Transcribe]).options(&[WINDOWS]));
+register_recipe!(
+    RecipeEntry::new(&CLASSES, recipe)
+        .tasks(&[Task::Transcribe])
+        .options(&[WINDOWS, ENCODER_WEIGHTS])
+);
 
 /// Fields of `config.json` that are read.
 #[derive(Debug)]
@@ -182,23 +189,24 @@ impl Transducer {
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let checkpoint = &checkpoint.renamed(|name| vec![name.to_owned()]);
     let config = Config::read(checkpoint)?;
+    let (precision, note) = encoder_precision(options);
     if options.shards != 1 {
         let what =
             format!("{} shards, expected 1: the encoder stands in one context", options.shards);
-        return Err(Error::new(ErrorKind::Usage, what).hint(match options.precision {
-            Precision::Fp16 => "where it does not fit, --precision w8a16 halves it",
+        return Err(Error::new(ErrorKind::Usage, what).hint(match precision {
+            Precision::Fp16 => "where it does not fit, --recipe-option encoder=w8a16 halves it",
             _ => "leave --shards out",
         }));
     }
     let audio = Audio::read(checkpoint, &config, options)?;
-    let layers = Layers::new(checkpoint, options.precision, EPS);
+    let layers = Layers::new(checkpoint, precision, EPS);
     let (mut graphs, mut names) = (Vec::new(), Vec::new());
     for &frames in &audio.frames {
         let name = sized("encoder", frames, audio.frames.len());
         graphs.push(Model { layers, config: &config, frames }.encoder(&name)?);
         names.push(name);
     }
-    let encoder = ContextPlan::new("encoder".to_owned(), options.precision, graphs);
+    let encoder = ContextPlan::new("encoder".to_owned(), precision, graphs);
     let mut contexts = vec![encoder.once()];
     let mut plan_params = Map::new();
     plan_params.insert("encoder".to_owned(), one_or_many(names));
@@ -218,6 +226,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     }));
     let recipe = |contexts, plan_params| {
         Recipe::new("parakeet", "parakeet_transcribe", contexts, plan_params)
+            .notes(note.into_iter().collect())
     };
     let Some(transducer) = config.transducer else {
         return Ok(recipe(contexts, plan_params).params(params));

@@ -22,8 +22,9 @@ use qhx_graph::graph::{Conv1d, Elem, Graph, TensorId};
 use serde_json::{Map, Value, json};
 
 use crate::kit::{
-    Attend, AttendInputs, Attention, Decoder, Heads, Layers, MatrixFile, Processor, Reader, Step,
-    check_shape, decoder, filters, matrices, object, prefill_rows,
+    Attend, AttendInputs, Attention, Decoder, ENCODER_WEIGHTS, Heads, Layers, MatrixFile,
+    Processor, Reader, Step, check_shape, decoder, encoder_precision, filters, matrices, object,
+    prefill_rows,
 };
 use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
 use crate::register_recipe;
@@ -40,7 +41,11 @@ const FRAME: usize = 400;
 const HOP: usize = 160;
 
 register_recipe!(
-    RecipeEntry::new(&CLASSES, recipe).tasks(&[Task::Transcribe]).prefill_graphs().longest(longest)
+    RecipeEntry::new(&CLASSES, recipe)
+        .tasks(&[Task::Transcribe])
+        .prefill_graphs()
+        .longest(longest)
+        .options(&[ENCODER_WEIGHTS])
 );
 
 /// Fields of `config.json` that are read.
@@ -131,7 +136,9 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         |name, range, step| model.decoder(name, range, step),
         layers.lmhead(hidden, vocab, true, None)?,
     )?;
-    let encoder = ContextPlan::new("encoder".to_owned(), options.precision, vec![model.encoder()?]);
+    let (precision, note) = encoder_precision(options);
+    let encoder = Model { layers: Layers { precision, ..model.layers }, ..model }.encoder()?;
+    let encoder = ContextPlan::new("encoder".to_owned(), precision, vec![encoder]);
     contexts.insert(0, encoder.once());
     plan_params.insert("encoder".to_owned(), json!("encoder"));
     let mut params = object(json!({
@@ -156,6 +163,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     Ok(Recipe::new("whisper", "whisper_transcribe", contexts, plan_params)
         .embed(checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?)
         .params(params)
+        .notes(note.into_iter().collect())
         .tables(vec![matrices(
             "positions",
             vec![MatrixFile::stored("table", "positions", positions)],
