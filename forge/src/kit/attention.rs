@@ -3,10 +3,14 @@
 use qhx_base::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{AttentionInputs, Elem, TensorId};
+use qhx_types::MASK_VALUE;
 
 use super::layers::Layers;
 use super::step::Step;
 use crate::recipe::Caches;
+
+/// Rows of a tile of f16 in the NPU's memory.
+const TILE_ROWS: usize = 8;
 
 /// Inputs that attention layers of a graph share, and the sizes that go with them.
 ///
@@ -109,6 +113,28 @@ impl Attend {
     /// Rows that all see each other, as an encoder's, with their positions in them: no inputs.
     pub const fn whole(rows: usize) -> Self {
         Self { tables: None, mask: None, rows, capacity: 0, caches: Caches::F16 }
+    }
+
+    /// [`Attend::whole`] of `x` `[rows, hidden]` with rows of zeros behind it, hidden from all, up to a number of rows
+    /// that the NPU's layout holds without gaps.
+    ///
+    /// # Errors
+    /// When `x` has another form.
+    pub fn filled(b: &mut GraphBuilder, x: TensorId) -> Result<(TensorId, Self)> {
+        let &[rows, hidden] = b.shape(x)? else {
+            return Err(b.misused("filled", &[x], "rows [rows, hidden]"));
+        };
+        let all = rows.next_multiple_of(TILE_ROWS);
+        let behind = all - rows;
+        if behind == 0 {
+            return Ok((x, Self::whole(rows)));
+        }
+        let zeros = vec![0.0; behind * hidden];
+        let zeros = b.constant("behind", Elem::Activation, &[behind, hidden], zeros)?;
+        let mut mask = vec![0.0; all];
+        mask[rows..].fill(MASK_VALUE);
+        let mask = b.constant("hidden", Elem::Activation, &[1, 1, 1, all], mask)?;
+        Ok((b.concat(&[x, zeros], 0)?, Self { mask: Some(mask), ..Self::whole(all) }))
     }
 
     /// Adds the cache of a layer as the inputs `past_k_<layer>` and `past_v_<layer>`, keys and values
