@@ -286,9 +286,9 @@ fn wide_mask(recipe: &Recipe) -> Option<String> {
     });
     let (bytes, graph) = masks.max().filter(|(bytes, _)| *bytes > MAX_MASK)?;
     Some(format!(
-        "the mask of graph {graph:?} has {bytes} bytes: libraries were seen to compute more than {MAX_MASK} wrongly on \
-         v79 and v81, without an error; the golden steps show it on the device, and fewer rows (--prefill) or positions \
-         (--max-ctx) avoid it"
+        "the mask of graph {graph:?} has {bytes} bytes: libraries were seen to add more than {MAX_MASK} wrongly on v79 \
+         and v81, without an error, so the graph adds it in parts; the golden steps show on the device whether that is \
+         right, and fewer rows (--prefill) or positions (--max-ctx) do without"
     ))
 }
 

@@ -42,6 +42,8 @@ const FRAME: usize = 400;
 const HOP: usize = 160;
 /// Frames that a convolution of the encoder sees.
 const TAPS: usize = 3;
+/// What GELU makes 0 of.
+const FAR_BELOW: f32 = -1024.0;
 
 register_recipe!(
     RecipeEntry::new(&CLASSES, recipe)
@@ -304,15 +306,17 @@ impl Model<'_> {
         let mut b = GraphBuilder::new("encoder");
         let mel = b.input("mel", Elem::Activation, &[2 * sources, mels])?;
         b.scope("conv");
-        let x = self.convolution(&mut b, mel, "conv1")?;
-        let x = b.gelu(x)?;
-        let x = self.convolution(&mut b, x, "conv2")?;
-        let x = b.gelu(x)?;
+        let (x, attend) = self.convolutions(&mut b, mel)?;
         let shape = [sources, hidden];
         let positions = self.layers.checkpoint.values("encoder.embed_positions.weight", &shape)?;
+        let positions: Vec<f32> = positions
+            .into_iter()
+            .chain(std::iter::repeat(0.0))
+            .take(attend.rows * hidden)
+            .collect();
+        let shape = [attend.rows, hidden];
         let positions = b.constant("positions", Elem::Activation, &shape, positions)?;
-        let h = b.add(x, positions)?;
-        let (mut h, attend) = Attend::filled(&mut b, h)?;
+        let mut h = b.add(x, positions)?;
         for layer in 0..count {
             let name = format!("encoder.layers.{layer}");
             h = self.own(&mut b, h, &name, layer, heads, false, &attend)?;
@@ -330,35 +334,60 @@ impl Model<'_> {
         b.finish()
     }
 
-    /// A convolution of three rows as a matmul with them side by side, which the NPU library computes several times as
-    /// quickly as its own of one dimension: `conv1` of each row, `conv2` of every other one.
-    fn convolution(&self, b: &mut GraphBuilder, x: TensorId, name: &str) -> Result<TensorId> {
-        let (rows, inputs, hidden) = (b.shape(x)?[0], b.width(x)?, self.config.hidden);
-        let at = format!("encoder.{name}");
-        let (weight, bias) = filters(self.layers.checkpoint, &at, &[hidden, inputs, TAPS])?;
-        let filters = weight.to_f32()?;
-        let mut weight = Vec::with_capacity(filters.len());
-        for filter in filters.chunks_exact(inputs * TAPS) {
-            let tap = |tap: usize| filter.iter().skip(tap).step_by(TAPS);
-            weight.extend((0..TAPS).flat_map(tap));
-        }
-        let zeros = format!("{name}_edge");
-        let zeros = b.constant(&zeros, Elem::Activation, &[1, inputs], vec![0.0; inputs])?;
-        let taps = if name == "conv1" {
-            let before = b.slice(x, 0, 0, rows - 1)?;
-            let before = b.concat(&[zeros, before], 0)?;
-            let after = b.slice(x, 0, 1, rows)?;
-            let after = b.concat(&[after, zeros], 0)?;
-            b.concat(&[before, x, after], 1)?
-        } else {
-            let pairs = b.reshape(x, &[rows / 2, 2 * inputs])?;
-            let before = b.slice(pairs, 1, inputs, 2 * inputs)?;
-            let before = b.slice(before, 0, 0, rows / 2 - 1)?;
-            let before = b.concat(&[zeros, before], 0)?;
-            b.concat(&[before, pairs], 1)?
+    /// The two convolutions of three rows, the second of which moves by two, as two matmuls; the NPU library's own take
+    /// as long as five layers. Row t of the first gives what the second sees: the frames 2t − 1, 2t and 2t + 1 side by
+    /// side. Rows are those of [`Attend::filled`].
+    fn convolutions(&self, b: &mut GraphBuilder, mel: TensorId) -> Result<(TensorId, Attend)> {
+        let Config { hidden, mels, sources, .. } = *self.config;
+        let pairs = b.reshape(mel, &[sources, 2 * mels])?;
+        let zeros = b.constant("edge", Elem::Activation, &[1, mels], vec![0.0; mels])?;
+        let [even, odd] = [b.slice(pairs, 1, 0, mels)?, b.slice(pairs, 1, mels, 2 * mels)?];
+        let mut earlier = |x| {
+            let rows = b.slice(x, 0, 0, sources - 1)?;
+            b.concat(&[zeros, rows], 0)
         };
-        let weight = held(format!("{at}.weight"), [hidden, TAPS * inputs], weight);
-        b.linear(name, taps, Weight::new(weight, Storage::Float), Some(bias))
+        let before = [earlier(even)?, earlier(odd)?];
+        let after = b.slice(even, 0, 1, sources)?;
+        let after = b.concat(&[after, zeros], 0)?;
+        // Before the first frame the second convolution sees zeros, and not what the first makes of them.
+        let mut first = vec![0.0; sources];
+        first[..1].fill(1.0);
+        let first = b.constant("first", Elem::Activation, &[sources, 1], first)?;
+        let frames = b.concat(&[before[0], before[1], even, odd, after, first], 1)?;
+        let (frames, attend) = Attend::filled(b, frames)?;
+        let filters = |name: &str, inputs| {
+            let (weight, bias) = filters(
+                self.layers.checkpoint,
+                &format!("encoder.{name}"),
+                &[hidden, inputs, TAPS],
+            )?;
+            Ok((weight.to_f32()?, bias))
+        };
+        let weight = |name: &str, width: usize, values: Vec<f32>| {
+            let name = format!("encoder.{name}.weight");
+            Weight::new(held(name, [values.len() / width, width], values), Storage::Float)
+        };
+        let by_tap = |filter: &[f32]| -> Vec<f32> {
+            (0..TAPS).flat_map(|tap| filter.iter().skip(tap).step_by(TAPS).copied()).collect()
+        };
+        let (values, bias) = filters("conv1", mels)?;
+        let width = (TAPS + 2) * mels + 1;
+        let mut joined = vec![0.0; TAPS * hidden * width];
+        for (row, place) in joined.chunks_exact_mut(width).enumerate() {
+            let (frame, out) = (row / hidden, row % hidden);
+            let filter = by_tap(&values[out * mels * TAPS..(out + 1) * mels * TAPS]);
+            place[frame * mels..(frame + TAPS) * mels].copy_from_slice(&filter);
+            if frame == 0 {
+                place[width - 1] = FAR_BELOW;
+            }
+        }
+        let x =
+            b.linear("conv1", frames, weight("conv1", width, joined), Some(bias.repeat(TAPS)))?;
+        let x = b.gelu(x)?;
+        let (values, bias) = filters("conv2", hidden)?;
+        let values = values.chunks_exact(hidden * TAPS).flat_map(by_tap).collect();
+        let x = b.linear("conv2", x, weight("conv2", TAPS * hidden, values), Some(bias))?;
+        Ok((b.gelu(x)?, attend))
     }
 
     /// Tokens through the layers of `range`.

@@ -11,6 +11,9 @@ use crate::graph::{Constant, Elem, Graph, Node, Op, Origin, Tensor, TensorId};
 
 /// Rows from which on a head has ops of its own. With fewer, one matmul over all heads is as quick.
 const MIN_ROWS: usize = 16;
+/// Parts of a mask for which queries are in parts, too. Beyond it the scores of a head are taken apart for the addition
+/// alone: so many matmuls take the compiler very long.
+const MAX_BLOCKS: usize = 2;
 /// The same of a graph whose mask is added in parts.
 const MIN_MASKED_ROWS: usize = 2;
 
@@ -271,7 +274,7 @@ impl Splitter<'_> {
                 self.product(node, &heads, *transpose_b).map(Some)
             }
             (Op::Reshape, None) => Ok(self.columns(node, from, to)?),
-            (Op::Reshape, Some(heads)) => self.reshaped(heads, from, to),
+            (Op::Reshape, Some(heads)) => Ok(Self::reshaped(heads, to)),
             (Op::Transpose { perm }, Some(heads)) => self.transposed(heads, from, perm),
             (Op::Slice { axis, start, end }, Some(heads)) => {
                 self.sliced(heads, from, *axis, *start..*end)
@@ -345,7 +348,8 @@ impl Splitter<'_> {
 
     /// Queries in as many parts as their mask.
     fn in_blocks(&mut self, heads: &Heads) -> Result<Heads> {
-        let Some(&blocks) = self.blocks.get(&heads.rows).filter(|_| heads.outer) else {
+        let few = |blocks: &&usize| heads.outer && **blocks <= MAX_BLOCKS;
+        let Some(&blocks) = self.blocks.get(&heads.rows).filter(few) else {
             return Ok(heads.clone());
         };
         let rows = heads.rows / blocks;
@@ -374,25 +378,11 @@ impl Splitter<'_> {
     }
 
     /// Heads that are seen in another shape.
-    fn reshaped(&mut self, heads: Heads, from: &[usize], to: &[usize]) -> Result<Option<Heads>> {
+    fn reshaped(heads: Heads, to: &[usize]) -> Option<Heads> {
         let Heads { count, rows, width, outer, .. } = heads;
         let same = to.last() == Some(&width);
         let inner = to[0] == rows || to == [rows * count, width];
-        if same && (outer && to.len() > 1 || !outer && inner) {
-            return Ok(Some(heads));
-        }
-        // Each head for itself.
-        let shape = match *to {
-            [n, width] if n == count => [1, width],
-            [n, rows, width] if n == count => [rows, width],
-            _ => return Ok(None),
-        };
-        if !outer || from[0] != count {
-            return Ok(None);
-        }
-        let parts = self.parts(&heads)?.into_iter().map(|part| self.b.reshape(part, &shape));
-        let parts = parts.collect::<Result<_>>()?;
-        Ok(Some(Heads { rows: shape[0], ..heads.like(parts, shape[1]) }))
+        (same && (outer && to.len() > 1 || !outer && inner)).then_some(heads)
     }
 
     /// Heads one behind the other instead of side by side, and back: nothing moves.
@@ -471,6 +461,9 @@ impl Splitter<'_> {
             Operand::Common(shape, blocks) => {
                 let whole = self.matrix(other, shape)?;
                 let rows = shape[0] / blocks;
+                if (2 * rows).saturating_mul(shape[1]) > self.max_mask && rows > 1 {
+                    return self.in_rows(node, &heads, whole, blocks, swapped).map(Some);
+                }
                 let parts = (0..blocks).map(|block| {
                     let (start, end) = (block * rows, (block + 1) * rows);
                     self.piece(whole, Piece::Range { axis: 0, start, end })
@@ -487,6 +480,33 @@ impl Splitter<'_> {
             Ok(Some(if swapped { vec![other(i), part] } else { vec![part, other(i)] }))
         })
         .map(Some)
+    }
+
+    /// The op of `node` on heads and a mask of too many bytes, some rows after the other.
+    fn in_rows(
+        &mut self,
+        node: &Node,
+        heads: &Heads,
+        mask: TensorId,
+        blocks: usize,
+        swapped: bool,
+    ) -> Result<Heads> {
+        let (elem, most) = (self.old.tensor(node.output)?.elem, self.max_mask / 2 / heads.width);
+        let fits = |rows: &usize| heads.rows.is_multiple_of(*rows) && *rows <= most;
+        let step = (1..heads.rows).rev().find(fits).unwrap_or(1);
+        let mut made = Vec::with_capacity(heads.count);
+        for (i, part) in self.parts(heads)?.into_iter().enumerate() {
+            let first = i % blocks * heads.rows;
+            let mut added = Vec::with_capacity(heads.rows / step);
+            for start in (0..heads.rows).step_by(step) {
+                let rows = |start| Piece::Range { axis: 0, start, end: start + step };
+                let both = [self.piece(part, rows(start))?, self.piece(mask, rows(first + start))?];
+                let inputs = if swapped { vec![both[1], both[0]] } else { both.to_vec() };
+                added.push(self.b.node(node.op.clone(), inputs, elem, vec![step, heads.width])?);
+            }
+            made.push(self.b.concat(&added, 0)?);
+        }
+        Ok(heads.like(made, heads.width))
     }
 
     /// How the other operand of a binary op on `heads`, whose shape is `to`, lies beside them.
