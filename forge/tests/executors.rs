@@ -81,8 +81,8 @@ fn arbitrary(inputs: &[TensorInfo]) -> Vec<Vec<f32>> {
 fn largest_mask(graph: &Graph) -> usize {
     let adds = graph.nodes().iter().filter(|node| node.op == Op::Binary(BinaryOp::Add));
     let masks = adds.flat_map(|node| {
-        let out = graph.tensor(node.output).unwrap().elements();
-        let inputs = node.inputs.iter().map(|id| graph.tensor(*id).unwrap());
+        let out = graph.tensors()[node.output.index()].elements();
+        let inputs = node.inputs.iter().map(|id| &graph.tensors()[id.index()]);
         inputs.filter(move |t| match t.shape[..] {
             [.., rows, width] if rows > 1 => t.elements() == rows * width && t.elements() < out,
             _ => false,
