@@ -332,6 +332,9 @@ fn weights_of_every_form_are_multiplied() {
     }
 }
 
+/// Weight of a shape, rows by columns.
+type WeightOf = dyn Fn([usize; 2]) -> Weight;
+
 /// A step of one row by a weight of every form, over an attention of few positions.
 fn steps() -> Vec<(&'static str, Graph)> {
     const COLUMNS: usize = 160;
@@ -339,7 +342,7 @@ fn steps() -> Vec<(&'static str, Graph)> {
         |bits, offsets| move |shape| quantized(shape, QuantizedForm { bits, block: 32, offsets });
     let stored =
         |storage| move |shape: [usize; 2]| weight(shape, numbers(shape[0] * shape[1]), storage);
-    let forms: [(&str, &dyn Fn([usize; 2]) -> Weight); 6] = [
+    let forms: [(&str, &WeightOf); 6] = [
         ("floats", &stored(Storage::Float)),
         ("int8", &stored(Storage::Int8)),
         ("8 bits", &blocks(Bits::Eight, false)),
@@ -347,7 +350,7 @@ fn steps() -> Vec<(&'static str, Graph)> {
         ("4 bits", &blocks(Bits::Four, false)),
         ("4 bits with offsets", &blocks(Bits::Four, true)),
     ];
-    let step = |weight: &dyn Fn([usize; 2]) -> Weight| {
+    let step = |weight: &WeightOf| {
         let mut b = GraphBuilder::new("g");
         let x = b.input("x", GraphElem::Activation, &[1, COLUMNS]).unwrap();
         let past = ["past_k", "past_v"]

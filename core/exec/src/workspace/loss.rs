@@ -49,11 +49,13 @@ struct Shared {
 struct Loaded {
     /// Empty before they are opened, and once the device was lost.
     contexts: Vec<Arc<dyn Context>>,
-    /// Graphs of a context that are executed for several workspaces at once, each by its index.
-    batched: Vec<(Arc<dyn Context>, Vec<Option<Arc<BatchedGraph>>>)>,
+    batched: Vec<BatchedContext>,
     /// Number of times the contexts were opened.
     times: u64,
 }
+
+/// A context, and its graphs that are executed for several workspaces at once, each by its index.
+type BatchedContext = (Arc<dyn Context>, Vec<Option<Arc<BatchedGraph>>>);
 
 impl LoadedContexts {
     /// None loaded yet. With `batching`, workspaces that wait with the same graph take one step for all of their
