@@ -164,16 +164,24 @@ fn a_head_drafts_without_a_second_bundle() {
 fn a_seed_gives_the_same_answer_with_a_head() {
     let target = tiny::goldens(&tiny::fixture(TARGET));
     let mut model = open();
-    let mut request = Request::greedy(Prompt::Tokens(target.cases[0].prompt_ids.clone()), 40);
-    (request.sampling.temperature, request.sampling.seed) = (1.2, Some(5));
+    let request = || {
+        let prompt = Prompt::Tokens(target.cases[0].prompt_ids.clone());
+        let mut request = Request::greedy(prompt, 40);
+        (request.sampling.temperature, request.sampling.seed) = (1.2, Some(5));
+        request
+    };
     let ran = |model: &Model| replay::executions(model, |graph| graph.starts_with("mtp"));
-    let plain = generate(&mut model, &request);
-    assert_eq!(ran(&model), 0, "a head that nobody asked for runs");
-    model.reset().unwrap();
-    let drafted = generate(&mut model, &request.speculate("3".parse().unwrap()));
-    assert_eq!(drafted.tokens, plain.tokens);
-    assert!(drafted.timings.drafts.accepted > 0, "{:?}", drafted.timings.drafts);
-    assert!(ran(&model) > 0);
+    let plain = generate(&mut model, &request().speculate(Speculate::Off));
+    assert_eq!(ran(&model), 0, "a head that is switched off runs");
+    for (asked, label) in [(request().speculate("3".parse().unwrap()), "3"), (request(), "default")]
+    {
+        model.reset().unwrap();
+        let before = ran(&model);
+        let drafted = generate(&mut model, &asked);
+        assert_eq!(drafted.tokens, plain.tokens, "{label}");
+        assert!(drafted.timings.drafts.accepted > 0, "{label}: {:?}", drafted.timings.drafts);
+        assert!(ran(&model) > before, "{label}");
+    }
 }
 
 #[test]
