@@ -323,6 +323,7 @@ impl<R: Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>> Bench<'_, R> {
             head: self.options.head.filter(|_| precision != Precision::Fp16),
             weights: weights.to_vec(),
             columns: self.options.columns.clone(),
+            activations: self.options.activations,
             ..measured(self.options, self.out, longest)
         }
     }

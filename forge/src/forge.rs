@@ -14,7 +14,7 @@ use qhx_graph::graph::{Elem, Graph};
 use qhx_graph::onnx;
 use qhx_graph::onnx::Known;
 use qhx_graph::progress::Progress;
-use qhx_graph::quantize::BLOCK;
+use qhx_graph::quantize::{BLOCK, Bits};
 use qhx_graph::weight::{RowSource, Storage, table_fits_f16};
 use qhx_qnn::Platform;
 use qhx_types::DType;
@@ -27,7 +27,7 @@ use crate::kit::MAX_MASK;
 use crate::model_name::ModelName;
 use crate::options::{CheckBackends, ForgeOptions};
 use crate::plan::plan;
-use crate::recipe::{Precision, Recipe, RecipeOptions, Tables, Task};
+use crate::recipe::{Activations, Precision, Recipe, RecipeOptions, Tables, Task};
 use crate::registry::{longest, recipe, task};
 use crate::{names, rerank, text};
 
@@ -166,6 +166,11 @@ fn check_options(checkpoint: &Checkpoint, options: &ForgeOptions) -> Result<()> 
         return Err(Error::new(ErrorKind::Usage, "a portable bundle has no context binaries")
             .hint("give no target"));
     }
+    if options.portable && options.activations == Activations::Int16 {
+        let what =
+            "a portable bundle holds no range of its activations, which 16-bit integers need";
+        return Err(Error::new(ErrorKind::Usage, what).hint("give a target, or f16 activations"));
+    }
     if options.check.is_some() && options.compiler.is_none() {
         return Err(Error::new(
             ErrorKind::Usage,
@@ -203,6 +208,9 @@ fn make(
     }
     if let Some(note) = rounded(checkpoint, &recipe) {
         progress.note(&note);
+    }
+    if options.activations == Activations::Int16 {
+        progress.note(&of_integers(&recipe));
     }
     if let Some(note) = wide_mask(&recipe).filter(|_| options.for_npu()) {
         progress.note(&note);
@@ -276,6 +284,22 @@ fn rounded(checkpoint: &Checkpoint, recipe: &Recipe) -> Option<String> {
     })
 }
 
+/// How many weights are multiplied with 16-bit integers.
+fn of_integers(recipe: &Recipe) -> String {
+    let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
+    let weights = graphs.flat_map(Graph::weights).filter(
+        |weight| matches!(weight.storage(), Storage::Blocks(form) if form.bits == Bits::Four),
+    );
+    let all: BTreeMap<&str, bool> =
+        weights.map(|weight| (weight.source().name(), weight.range().is_some())).collect();
+    let count = all.values().filter(|of_integers| **of_integers).count();
+    format!(
+        "{count} of {} 4-bit weights are multiplied with 16-bit integers; the others have blocks of the checkpoint, \
+         rows that are no multiple of 64, or values that vary too much",
+        all.len()
+    )
+}
+
 /// Note about the largest mask of a prefill graph; none where it is within [`MAX_MASK`].
 fn wide_mask(recipe: &Recipe) -> Option<String> {
     let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
@@ -324,13 +348,14 @@ fn fingerprint(
         plan.task.name(),
         &format!("{} {:?}", options.precision.name(), options.head),
         &format!(
-            "{} {} {:?} {:?} {:?} {:?} {}",
+            "{} {} {:?} {:?} {:?} {:?} {:?} {}",
             plan.shards,
             plan.max_ctx,
             options.prefill,
             options.contexts,
             options.batch,
             options.caches,
+            options.activations,
             options.onnx
         ),
         &options.portable.to_string(),
@@ -342,9 +367,10 @@ fn fingerprint(
     ] {
         fingerprint.add(text.as_bytes());
     }
-    for (name, worth) in &options.columns {
+    for (name, inputs) in &options.columns {
         fingerprint.add(name.as_bytes());
-        fingerprint.add(bytemuck::cast_slice(worth));
+        fingerprint.add(bytemuck::cast_slice(&inputs.squares));
+        fingerprint.add(format!("{:?}", inputs.range).as_bytes());
     }
     fingerprint
 }

@@ -46,5 +46,5 @@ pub use overrides::Override;
 #[cfg(feature = "program")]
 pub use program::main;
 pub use qhx_graph::{Progress, Silent};
-pub use recipe::{Caches, Precision, Task};
+pub use recipe::{Activations, Caches, Precision, Task};
 pub use registry::{RecipeEntry, RecipeOption, architectures};

@@ -5,12 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use qhx_base::{Error, ErrorKind, Result};
-use qhx_graph::weight::{Storage, Weight, weighted};
+use qhx_graph::weight::{Range, Storage, Weight, weighted};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::recipe::Recipe;
+use crate::qnn::integers::multiplies;
+use crate::recipe::{Activations, Recipe};
 
 /// The largest number of f16.
 pub const F16_MAX: f32 = 65_504.0;
@@ -34,15 +35,34 @@ impl Peak {
     }
 }
 
-/// For each input of a weight, by its name, the sum of the squares of what the weight was multiplied with.
-pub type Columns = BTreeMap<String, Arc<[f32]>>;
+/// Inputs of a weight, as they were measured.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Inputs {
+    /// For each, the sum of the squares of what the weight was multiplied with.
+    pub squares: Arc<[f32]>,
+    /// Range of inputs and results, where 16-bit integers can stand for them.
+    pub range: Option<Range>,
+}
+
+/// Inputs of weights by the weights' names.
+pub type Columns = BTreeMap<String, Inputs>;
+
+/// Ends the name of a range.
+const RANGE: &str = ":range";
 
 /// Writes columns as safetensors.
 ///
 /// # Errors
 /// When the file cannot be written.
 pub fn write_columns(path: &Path, columns: &Columns) -> Result<()> {
-    let views = columns.iter().map(|(name, values)| {
+    let ranges = columns.iter().filter_map(|(name, inputs)| {
+        let range = inputs.range?;
+        Some((format!("{name}{RANGE}"), [range.inputs, range.outputs]))
+    });
+    let ranges: BTreeMap<_, _> = ranges.collect();
+    let squares = columns.iter().map(|(name, inputs)| (name, &*inputs.squares));
+    let all = squares.chain(ranges.iter().map(|(name, range)| (name, &range[..])));
+    let views = all.map(|(name, values)| {
         let bytes: &[u8] = bytemuck::cast_slice(values);
         TensorView::new(Dtype::F32, vec![values.len()], bytes).map(|view| (name, view))
     });
@@ -62,29 +82,58 @@ pub fn read_columns(path: &Path) -> Result<Columns> {
         Error::new(ErrorKind::Artifact, what)
     };
     let tensors = SafeTensors::deserialize(&bytes).map_err(|e| damaged(&e.to_string()))?;
-    let floats = |(name, view): (&str, TensorView<'_>)| {
+    let mut columns = Columns::new();
+    let mut ranges = Vec::new();
+    for (name, view) in tensors.iter() {
         let (quads, rest) = view.data().as_chunks();
-        match (view.dtype(), rest) {
-            (Dtype::F32, []) => {
-                Ok((name.to_owned(), quads.iter().map(|quad| f32::from_le_bytes(*quad)).collect()))
+        let values = quads.iter().map(|quad| f32::from_le_bytes(*quad));
+        match (view.dtype(), rest, name.strip_suffix(RANGE)) {
+            (Dtype::F32, [], None) => {
+                let inputs = Inputs { squares: values.collect(), range: None };
+                columns.insert(name.to_owned(), inputs);
             }
-            _ => Err(damaged(name)),
+            (Dtype::F32, [], Some(of)) => ranges.push((of, values.collect::<Vec<f32>>())),
+            _ => return Err(damaged(name)),
         }
-    };
-    tensors.iter().map(floats).collect()
+    }
+    for (name, range) in ranges {
+        match (columns.get_mut(name), &range[..]) {
+            (Some(to), &[inputs, outputs]) => to.range = Some(Range { inputs, outputs }),
+            _ => return Err(damaged(name)),
+        }
+    }
+    Ok(columns)
 }
 
-/// Gives the inputs of a recipe's weights their worth where values are quantized.
-pub(crate) fn weigh(recipe: &mut Recipe, columns: &Columns) {
+/// Gives a recipe's weights what was measured: inputs have their worth where values are quantized, and 4-bit weights a
+/// range where 16-bit integers are asked for. Without any measurement, as for estimates, all have the same range.
+pub(crate) fn weigh(recipe: &mut Recipe, columns: &Columns, activations: Activations) {
+    let assumed = Range { inputs: 8.0, outputs: 8.0 };
+    let assumed = Some(assumed).filter(|_| columns.is_empty());
     for graph in recipe.contexts.iter_mut().flat_map(|context| &mut context.graphs) {
         graph.store(|weight| {
             let source = weight.source();
             let quantizes = matches!(weight.storage(), Storage::Blocks(_));
             let name = source.name();
-            let worth = columns.get(name.strip_suffix(".weight").unwrap_or(name))?;
-            let fits = quantizes && worth.len() == weight.cols() && source.block_form().is_none();
-            let weighted = || weighted(Arc::clone(source), Arc::clone(worth));
-            fits.then(|| Weight::new(weighted(), weight.storage()))
+            let found = columns.get(name.strip_suffix(".weight").unwrap_or(name));
+            let fits = |worth: &Arc<[f32]>| {
+                quantizes && worth.len() == weight.cols() && source.block_form().is_none()
+            };
+            let worth = found.map(|inputs| &inputs.squares).filter(|worth| fits(worth));
+            let range = found.map_or(assumed, |inputs| inputs.range);
+            let range = range.filter(|_| activations == Activations::Int16 && multiplies(weight));
+            if worth.is_none() && range.is_none() {
+                return None;
+            }
+            let source = match worth {
+                Some(worth) => weighted(Arc::clone(source), Arc::clone(worth)),
+                None => Arc::clone(source),
+            };
+            let weight = Weight::new(source, weight.storage());
+            Some(match range {
+                Some(range) => weight.with_range(range),
+                None => weight,
+            })
         });
     }
 }

@@ -13,7 +13,7 @@ use crate::compile::Compiler;
 use crate::f16_range::Fold;
 use crate::measured::{Columns, Receipt};
 use crate::overrides::Override;
-use crate::recipe::{Caches, ContextPlan, Precision, RecipeOptions, Task};
+use crate::recipe::{Activations, Caches, ContextPlan, Precision, RecipeOptions, Task};
 use crate::registry::{default_context, longest, task};
 
 /// Positions of the KV cache by default: a question with its answer, reasoning included.
@@ -77,6 +77,8 @@ pub struct ForgeOptions {
     pub batch: Vec<usize>,
     /// Element type of the caches of keys and values.
     pub caches: Caches,
+    /// Numbers that 4-bit weights are multiplied with.
+    pub activations: Activations,
     /// Context binaries hold a weight of several graphs once. Such binaries load on devices from v73 on, not in the
     /// emulator. Without, each graph has its own copy.
     pub share_weights: bool,
@@ -124,6 +126,7 @@ impl ForgeOptions {
             contexts: Vec::new(),
             batch: Vec::new(),
             caches: Caches::default(),
+            activations: Activations::default(),
             share_weights: false,
             recipe_options: BTreeMap::new(),
             weights: Vec::new(),

@@ -14,7 +14,9 @@ use crate::f16_range::rescale;
 use crate::kit::table_bytes;
 use crate::measured;
 use crate::options::{AUTO_SHARDS, ForgeOptions};
-use crate::recipe::{ContextPlan, MAX_CONTEXTS, Precision, Recipe, RecipeOptions, Task};
+use crate::recipe::{
+    Activations, ContextPlan, MAX_CONTEXTS, Precision, Recipe, RecipeOptions, Task,
+};
 use crate::registry::{min_shards, task};
 use crate::{batches, chain, names, overrides};
 
@@ -181,7 +183,10 @@ pub fn plan(
     let recipe = |checkpoint: &Checkpoint, wanted: &RecipeOptions| -> Result<Recipe> {
         let mut made =
             overrides::apply(|wanted| recipe(checkpoint, wanted), wanted, &options.weights)?;
-        measured::weigh(&mut made, &options.columns);
+        // Folds change the range of values.
+        let folded = !options.folds.is_empty();
+        let activations = if folded { Activations::F16 } else { options.activations };
+        measured::weigh(&mut made, &options.columns, activations);
         rescale::apply(&mut made, &options.folds)?;
         if compiled {
             batches::add(&mut made, &options.batch)?;

@@ -103,6 +103,7 @@ impl Reference {
             weights: options.weights.clone(),
             folds: options.folds.clone(),
             columns: options.columns.clone(),
+            activations: options.activations,
             ..calibrate::measured(options, &options.out, self.longest())
         }
     }

@@ -121,6 +121,16 @@ pub enum Caches {
     Int8,
 }
 
+/// Numbers that 4-bit weights are multiplied with on the NPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Activations {
+    /// f16.
+    #[default]
+    F16,
+    /// 16-bit integers, where the values that were measured allow it.
+    Int16,
+}
+
 /// The options of a recipe.
 #[derive(Debug, Clone, Default)]
 pub struct RecipeOptions {

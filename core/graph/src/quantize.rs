@@ -12,7 +12,9 @@
 
 use half::f16;
 use qhx_base::{Error, ErrorKind, Result};
-pub use qhx_types::quantized::{BLOCK, Bits, Quantized, QuantizedForm, QuantizedMut, QuantizedRef};
+pub use qhx_types::quantized::{
+    BLOCK, Bits, MULTIPLES, Quantized, QuantizedForm, QuantizedMut, QuantizedRef,
+};
 
 /// Quantizes one row into `out` and returns its scale. A row of zeros has scale 1.
 ///
@@ -64,6 +66,74 @@ pub fn quantize_block(
     Ok((found.scale, found.offset))
 }
 
+/// Rounds the scales of one row's blocks to whole multiples of one number, 1 to [`MULTIPLES`], as
+/// [`Quantized::multiples`] finds them, and fits integers and offsets to these. `worth` is that of [`quantize_block`],
+/// of the whole row. All products of the number are f16 values.
+pub fn round_scales(row: &[f32], worth: &[f32], out: QuantizedMut<'_>) {
+    let QuantizedMut { form, values, scales, offsets } = out;
+    let (low, high) = form.bits.range();
+    let blocks = || row.chunks(form.block.max(1));
+    let is_zero = |block: &[f32]| block.iter().all(|w| *w == 0.0);
+    let largest = blocks().zip(&*scales).filter(|(block, _)| !is_zero(block));
+    let largest = largest.fold(0f32, |largest, (_, scale)| largest.max(scale.abs()));
+    let unit = short(largest / f32::from(MULTIPLES));
+    let least = (f16::MIN_POSITIVE.to_f32() / unit).ceil().clamp(1.0, MULTIPLES.into());
+    let mut offsets = offsets.iter_mut();
+    let mut worth = worth.chunks(form.block.max(1));
+    let parts = values.chunks_mut(form.block.max(1)).zip(scales);
+    for (block, (values, scale)) in blocks().zip(parts) {
+        let (worth, mut offset) = (worth.next().unwrap_or_default(), offsets.next());
+        if is_zero(block) {
+            *scale = least * unit;
+            continue;
+        }
+        let first = offset.as_deref().copied().unwrap_or(0.0);
+        let exact = (scale.abs() / unit).clamp(least, MULTIPLES.into());
+        let scaled = |multiple: f32| Affine {
+            scale: multiple * unit,
+            offset: 0.0,
+            low: low.into(),
+            high: high.into(),
+        };
+        // The middle of the integers stands for the same number as before, or for one nearby.
+        let middle = (first - 0.5) * *scale;
+        let mut best: Option<(f32, Affine)> = None;
+        let mut take = |found: Affine| {
+            let error = found.error(block, worth);
+            if best.is_none_or(|(least, _)| error < least) {
+                best = Some((error, found));
+            }
+        };
+        for step in -1..=2i8 {
+            let multiple = (exact.floor() + f32::from(step)).clamp(least, MULTIPLES.into());
+            let scaled = scaled(multiple);
+            match offset {
+                None => take(scaled),
+                Some(_) => [-1.0, -0.5, 0.0, 0.5, 1.0].into_iter().for_each(|aside| {
+                    let start = Affine { offset: middle / scaled.scale + 0.5 + aside, ..scaled };
+                    take(start.shifted(block, worth).shifted(block, worth));
+                }),
+            }
+        }
+        let Some((_, found)) = best else { continue };
+        *scale = found.scale;
+        if let Some(offset) = &mut offset {
+            **offset = found.offset;
+        }
+        for (q, &w) in values.iter_mut().zip(block) {
+            *q = found.integer(w) as i8;
+        }
+    }
+}
+
+/// The next larger number of 7 significant bits, at least one whose 16-fold is a normal f16. Multiples of up to 16 are
+/// f16 values.
+fn short(unit: f32) -> f32 {
+    const REST: u32 = (1 << 17) - 1;
+    let least = f16::MIN_POSITIVE.to_f32() / f32::from(MULTIPLES);
+    f32::from_bits((unit.max(least).to_bits() + REST) & !REST)
+}
+
 /// The nearest f16 that is a normal number; of numbers too small for that the least one.
 fn normal(scale: f32) -> f32 {
     let least = f16::MIN_POSITIVE.to_f32();
@@ -95,6 +165,21 @@ impl Affine {
             [] => block.iter().map(|&w| off(w)).sum(),
             worth => block.iter().zip(worth).map(|(&w, worth)| worth * off(w)).sum(),
         }
+    }
+
+    /// The offset of the least squared error for the integers that `self` gives.
+    fn shifted(&self, block: &[f32], worth: &[f32]) -> Self {
+        let (mut all, mut off) = (0f32, 0f32);
+        let mut add = |w: f32, worth: f32| {
+            all += worth;
+            off += worth * (w / self.scale - self.integer(w));
+        };
+        match worth {
+            [] => block.iter().for_each(|&w| add(w, 1.0)),
+            worth => block.iter().zip(worth).for_each(|(&w, &worth)| add(w, worth)),
+        }
+        let offset = f16::from_f32(off / all).to_f32();
+        Self { offset: if offset.is_finite() { offset } else { self.offset }, ..*self }
     }
 
     /// The least-squares fit to the integers that `self` gives; with an offset if `offsets`.
@@ -260,6 +345,51 @@ mod tests {
         assert!(fitted < 0.92 * plain, "{fitted} of {plain}");
         assert!(offsets < 0.75 * plain, "{offsets} of {plain}");
         assert!(worthy < 0.72 * blind, "{worthy} of {blind}");
+    }
+
+    #[test]
+    fn multiples_cost_little() {
+        let (mut state, ones) = (7u32, [1f32; 32]);
+        let (mut free, mut rounded) = (0.0, 0.0);
+        for _ in 0..20 {
+            // Blocks of different sizes, one of zeros.
+            let mut row: Vec<f32> = (0..8)
+                .flat_map(|i| {
+                    drawn(&mut state).into_iter().map(move |w| w * (0.5 + 0.1 * i as f32))
+                })
+                .collect();
+            row[32..64].fill(0.0);
+            let mut all = Quantized::zeroed(OFFSETS, row.len());
+            for (at, block) in row.chunks(32).enumerate() {
+                let values = &mut all.values[at * 32..][..32];
+                let (scale, offset) = quantize_block(block, OFFSETS, &[], values).unwrap();
+                all.scales[at] = scale;
+                all.offsets[at] = offset;
+                free += error(block, &ones, values, (scale, offset));
+            }
+            assert_eq!(all.multiples(row.len()), None);
+            round_scales(&row, &[], all.as_mut());
+            let found = all.multiples(row.len()).unwrap();
+            assert!(found.blocks.iter().any(|multiple| *multiple >= 15), "{found:?}");
+            assert!(all.scales.iter().all(|scale| f16::from_f32(*scale).to_f32() == *scale));
+            let mut wide = vec![1f32; row.len()];
+            all.as_ref().dequantize(&mut wide);
+            assert_eq!(wide[32..64], [0.0; 32]);
+            for (at, block) in row.chunks(32).enumerate() {
+                let offset = all.offsets.get(at).copied().unwrap_or(0.0);
+                rounded +=
+                    error(block, &ones, &all.values[at * 32..][..32], (all.scales[at], offset));
+            }
+        }
+        assert!(rounded < 1.2 * free, "{rounded}, {free}");
+        // Nothing but zeros, and numbers too small for f16.
+        for row in [[0f32; 64], [1e-9; 64]] {
+            let mut all = Quantized::zeroed(OFFSETS, 64);
+            all.scales.fill(1.0);
+            round_scales(&row, &[], all.as_mut());
+            assert!(all.multiples(64).is_some(), "{:?}", all.scales);
+            assert!(all.scales.iter().all(|scale| f16::from_f32(*scale).is_normal()));
+        }
     }
 
     #[test]

@@ -10,7 +10,9 @@ use qhx_types::DType;
 use rayon::prelude::*;
 
 use crate::onnx::StoredWeight;
-use crate::quantize::{Bits, Quantized, QuantizedForm, QuantizedMut, quantize_block, quantize_row};
+use crate::quantize::{
+    Bits, Quantized, QuantizedForm, QuantizedMut, quantize_block, quantize_row, round_scales,
+};
 
 mod held;
 mod views;
@@ -155,17 +157,39 @@ impl fmt::Display for Storage {
     }
 }
 
+/// Largest magnitudes of what a weight is multiplied with, and of the products.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Range {
+    /// Elements of rows that it is multiplied with.
+    pub inputs: f32,
+    /// Elements of the results.
+    pub outputs: f32,
+}
+
 /// A weight `[out, in]` and how it is to be stored. Clones share the source.
 #[derive(Debug, Clone)]
 pub struct Weight {
     source: Arc<dyn RowSource>,
     storage: Storage,
+    range: Option<Range>,
 }
 
 impl Weight {
     /// A weight over `source`.
     pub fn new(source: Arc<dyn RowSource>, storage: Storage) -> Self {
-        Self { source, storage }
+        Self { source, storage, range: None }
+    }
+
+    /// Multiplied with 16-bit integers of this range where a backend has such a form. Scales of blocks of 4 bits that
+    /// are not the checkpoint's own become multiples ([`Quantized::multiples`]).
+    #[must_use]
+    pub fn with_range(self, range: Range) -> Self {
+        Self { range: Some(range), ..self }
+    }
+
+    /// Range of the 16-bit integers that it is multiplied with.
+    pub fn range(&self) -> Option<Range> {
+        self.range
     }
 
     /// Storage in the lowered graphs.
@@ -194,6 +218,13 @@ impl Weight {
         let Some(form) = self.storage.form(self.cols()) else {
             return rows.saturating_mul(cols).saturating_mul(2);
         };
+        if self.range.is_some() && form.bits == Bits::Four {
+            // Multiples of a byte, f32 scales of rows, and offsets in f16.
+            let blocks = rows.saturating_mul(cols) / form.block.max(1) as u64;
+            let offset = if form.offsets { 3 } else { 1 };
+            let scales = blocks.saturating_mul(offset).saturating_add(rows.saturating_mul(4));
+            return form.bits.packed(rows.saturating_mul(cols)).saturating_add(scales);
+        }
         // The library rounds the scales and offsets of blocks to f16.
         let scale = if self.storage == Storage::Int8 { 4 } else { 2 };
         form.bytes(rows, cols, scale)
@@ -273,8 +304,10 @@ impl Weight {
         let parts = all.values.par_chunks_mut(rows * cols).zip(all.scales.par_chunks_mut(scales));
         parts.zip(offsets).enumerate().try_for_each(|(part, ((values, scales), offsets))| {
             let out = QuantizedMut { form, values, scales, offsets };
-            let read = if stored { read_stored } else { quantize_blocks };
-            read(source, part * rows, out)
+            match stored {
+                true => read_stored(source, part * rows, out),
+                false => quantize_blocks(source, part * rows, out, self.range.is_some()),
+            }
         })?;
         Ok(all)
     }
@@ -319,16 +352,21 @@ fn read_stored(source: &dyn RowSource, first: usize, mut out: QuantizedMut<'_>) 
     Ok(())
 }
 
-/// Reads values and quantizes them.
-fn quantize_blocks(source: &dyn RowSource, first: usize, out: QuantizedMut<'_>) -> Result<()> {
+/// Reads values and quantizes them, with scales that are multiples of their row's if `multiples`.
+fn quantize_blocks(
+    source: &dyn RowSource,
+    first: usize,
+    mut out: QuantizedMut<'_>,
+    multiples: bool,
+) -> Result<()> {
     let form = out.form;
     let mut wide = vec![0f32; out.values.len()];
     read(source, first, &mut wide)?;
     let cols = source.shape()[1];
     let worth = source.worth().filter(|worth| worth.len() == cols).unwrap_or_default();
-    let mut offsets = out.offsets.iter_mut();
-    let mut scales = out.scales.iter_mut();
-    let rows = wide.chunks_exact(cols.max(1)).zip(out.values.chunks_exact_mut(cols.max(1)));
+    let own = out.reborrow();
+    let (mut scales, mut offsets) = (own.scales.iter_mut(), own.offsets.iter_mut());
+    let rows = wide.chunks_exact(cols.max(1)).zip(own.values.chunks_exact_mut(cols.max(1)));
     for (row, values) in rows {
         let mut worth = worth.chunks(form.block);
         for (block, values) in row.chunks(form.block).zip(values.chunks_mut(form.block)) {
@@ -343,6 +381,15 @@ fn quantize_blocks(source: &dyn RowSource, first: usize, out: QuantizedMut<'_>) 
             if let Some(to) = offsets.next() {
                 *to = offset;
             }
+        }
+    }
+    if multiples && form.bits == Bits::Four {
+        let count = form.blocks(cols).unwrap_or(1);
+        let mut offsets = out.offsets.chunks_mut(count);
+        let rows = out.values.chunks_exact_mut(cols.max(1)).zip(out.scales.chunks_mut(count));
+        for (row, (values, scales)) in wide.chunks_exact(cols.max(1)).zip(rows) {
+            let offsets = offsets.next().unwrap_or_default();
+            round_scales(row, worth, QuantizedMut { form, values, scales, offsets });
         }
     }
     Ok(())

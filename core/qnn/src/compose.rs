@@ -44,7 +44,7 @@ use qhx_qnn_sys::{
     self as sys, Config, ConfigValue, HtpGraphConfig, HtpGraphValue, OpConfig, ParamValue, Scalar,
     ScalarValue, ScaleOffset, Tensor,
 };
-use qhx_types::quantized::QuantizedRef;
+use qhx_types::quantized::{Multiples, QuantizedRef};
 use qhx_types::{DType, Quantization, TensorInfo};
 
 use super::causes;
@@ -53,7 +53,7 @@ use super::context::{ContextConfig, ContextHandle, with_list};
 use super::device::{Device, Raw};
 use super::gate::Exclusive;
 use super::graph::c_string;
-use super::integers::{self, Pointed};
+use super::integers::{self, Filter, Pointed};
 use super::library::Library;
 use super::log::{self, LogLevel};
 use super::target::Target;
@@ -112,7 +112,26 @@ pub struct TensorSpec<'a> {
     dtype: DType,
     shape: &'a [usize],
     quantization: Quantization,
-    weights: Option<QuantizedRef<'a>>,
+    weights: Weights<'a>,
+}
+
+/// Weights of low bits.
+#[derive(Debug, Clone, Copy)]
+enum Weights<'a> {
+    None,
+    Matrix(QuantizedRef<'a>),
+    Filter(Filter<'a>),
+}
+
+impl Weights<'_> {
+    /// The op that reads them; none where any does.
+    fn reader(self) -> Option<&'static str> {
+        match self {
+            Self::None => None,
+            Self::Matrix(_) => Some("FullyConnected"),
+            Self::Filter(_) => Some("Conv2d"),
+        }
+    }
 }
 
 impl<'a> TensorSpec<'a> {
@@ -141,7 +160,20 @@ impl<'a> TensorSpec<'a> {
     pub fn quantized_weights(name: &'a str, shape: &'a [usize], weights: QuantizedRef<'a>) -> Self {
         let bytes = bytemuck::cast_slice(weights.values);
         let spec = Self::constant(name, DType::SFixed8, shape, bytes);
-        Self { weights: Some(weights), ..spec }
+        Self { weights: Weights::Matrix(weights), ..spec }
+    }
+
+    /// The 4-bit filter of a `Conv2d` of 1 by 1 over 16-bit integers: one integer a byte, of the shape
+    /// `[1, 1, inputs, outputs]`, times the multiples of their blocks of inputs and outputs. They are copied when it is
+    /// declared.
+    pub fn filter(
+        name: &'a str,
+        shape: &'a [usize],
+        values: &'a [i8],
+        multiples: &'a Multiples,
+    ) -> Self {
+        let spec = Self::constant(name, DType::SFixed8, shape, bytemuck::cast_slice(values));
+        Self { weights: Weights::Filter(Filter { values, multiples }), ..spec }
     }
 
     /// With an encoding, for quantised element types.
@@ -152,7 +184,7 @@ impl<'a> TensorSpec<'a> {
     }
 
     fn of(name: &'a str, kind: Kind<'a>, dtype: DType, shape: &'a [usize]) -> Self {
-        Self { name, kind, dtype, shape, quantization: Quantization::None, weights: None }
+        Self { name, kind, dtype, shape, quantization: Quantization::None, weights: Weights::None }
     }
 }
 
@@ -377,8 +409,8 @@ pub struct GraphComposer<'c> {
 struct Slot {
     raw: Tensor,
     info: TensorInfo,
-    /// Declared as [`TensorSpec::quantized_weights`].
-    quantized: bool,
+    /// The op that reads it, of weights of low bits.
+    reader: Option<&'static str>,
 }
 
 impl std::fmt::Debug for Slot {
@@ -432,7 +464,7 @@ impl GraphComposer<'_> {
         let raw = self.declare(&info, spec.kind, spec.weights)?;
         let index = u32::try_from(self.tensors.len())
             .map_err(|_| Error::new(ErrorKind::Graph, "more than 2^32 tensors"))?;
-        self.tensors.push(Slot { raw, info, quantized: spec.weights.is_some() });
+        self.tensors.push(Slot { raw, info, reader: spec.weights.reader() });
         Ok(TensorHandle { graph: self.serial, index })
     }
 
@@ -528,18 +560,18 @@ impl GraphComposer<'_> {
         .hint(not_compiled(self.composer.target))
     }
 
-    /// Errors when an op other than `FullyConnected` reads quantized weights: the library ends the process over a
-    /// `MatMul` of them.
+    /// Errors when another op than theirs reads quantized weights: the library ends the process over a `MatMul` of
+    /// them.
     fn check_integers(&self, node: &str, op_type: &str, inputs: &[TensorHandle]) -> Result<()> {
-        if op_type == "FullyConnected" {
-            return Ok(());
-        }
         let slots = inputs.iter().filter_map(|handle| self.tensors.get(handle.index as usize));
-        let Some(slot) = slots.into_iter().find(|slot| slot.quantized) else { return Ok(()) };
+        let mut read = slots.filter_map(|slot| Some((slot, slot.reader?)));
+        let Some((slot, reader)) = read.find(|(_, reader)| *reader != op_type) else {
+            return Ok(());
+        };
         Err(Error::new(
             ErrorKind::Graph,
             format!(
-                "graph {:?}: node {node:?} ({op_type}) reads {}, a weight of integers, which only FullyConnected does",
+                "graph {:?}: node {node:?} ({op_type}) reads {}, a weight of integers, which only {reader} does",
                 self.name, slot.info
             ),
         )
@@ -550,16 +582,19 @@ impl GraphComposer<'_> {
         &mut self,
         info: &TensorInfo,
         kind: Kind<'_>,
-        weights: Option<QuantizedRef<'_>>,
+        weights: Weights<'_>,
     ) -> Result<Tensor> {
         let wrong = |message: String| {
             Error::new(ErrorKind::Graph, format!("graph {:?}: tensor {info}: {message}", self.name))
         };
-        if let Some(weights) = weights {
-            integers::check(weights, &info.shape).map_err(|e| {
-                e.context(format_args!("graph {:?}: tensor {:?}", self.name, info.name))
-            })?;
-        }
+        let checked = match weights {
+            Weights::None => Ok(()),
+            Weights::Matrix(weights) => integers::check(weights, &info.shape),
+            Weights::Filter(filter) => integers::check_filter(filter, &info.shape),
+        };
+        checked.map_err(|e| {
+            e.context(format_args!("graph {:?}: tensor {:?}", self.name, info.name))
+        })?;
         let bytes = info.try_byte_len().map_err(Error::size)?;
         let (kind, data, size) = match kind {
             Kind::Input => (sys::TENSOR_APP_WRITE, std::ptr::null(), 0),
@@ -596,8 +631,9 @@ impl GraphComposer<'_> {
         let name = c_string(&info.name)?;
         let (mut encoding, mut pointed) = (Vec::new(), Pointed::default());
         let quantize = match weights {
-            Some(weights) => integers::encode(weights, &info.shape, &mut pointed),
-            None => types::encode(&info.quantization, &mut encoding),
+            Weights::Matrix(weights) => integers::encode(weights, &info.shape, &mut pointed),
+            Weights::Filter(filter) => integers::encode_filter(filter.multiples, &mut pointed),
+            Weights::None => types::encode(&info.quantization, &mut encoding),
         };
         let mut raw = Tensor {
             name: name.as_ptr(),
@@ -641,7 +677,7 @@ impl GraphComposer<'_> {
             Param::I32s(shape, values) => (DType::I32, shape, bytemuck::cast_slice(values)),
         };
         let info = TensorInfo::new(format!("{node}.{name}"), dtype, shape);
-        let tensor = self.declare(&info, Kind::Static(bytes), None)?;
+        let tensor = self.declare(&info, Kind::Static(bytes), Weights::None)?;
         Ok((sys::PARAM_TENSOR, ParamValue { tensor }))
     }
 

@@ -7,9 +7,20 @@
 
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_qnn_sys::{
-    self as sys, BwAxisScaleOffset, BwFloatBlock, Encoding, FloatScaleOffset, QuantizeParams,
+    self as sys, BlockExpansion, BwAxisScaleOffset, BwFloatBlock, Encoding, FloatScaleOffset,
+    QuantizeParams, ScaleOffset,
 };
-use qhx_types::quantized::{Bits, QuantizedForm, QuantizedRef};
+use qhx_types::quantized::{Bits, MULTIPLES, Multiples, QuantizedForm, QuantizedRef};
+
+/// Inputs that blocks of a filter are multiples of.
+const FILTER_BLOCK: usize = 8;
+
+/// Integers of 4 bits `[1, 1, inputs, outputs]`, and the multiples that they are scaled with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Filter<'a> {
+    pub values: &'a [i8],
+    pub multiples: &'a Multiples,
+}
 
 /// Data that an encoding points to. Kept until the graph is done.
 #[derive(Default)]
@@ -17,6 +28,9 @@ pub(super) struct Pointed {
     block: Box<[u32]>,
     pairs: Vec<FloatScaleOffset>,
     scales: Vec<f32>,
+    channels: Vec<ScaleOffset>,
+    multiples: Box<[u8]>,
+    expansion: Option<Box<BlockExpansion>>,
 }
 
 /// Errors when `weights` are no matrix of `shape`, or one that the library computes wrongly.
@@ -114,9 +128,110 @@ pub(super) fn encode(
     QuantizeParams { definition: sys::QUANT_DEFINED, encoding, value }
 }
 
+/// Errors when `filter` is none of `shape`, or one that the library computes wrongly.
+pub(super) fn check_filter(filter: Filter<'_>, shape: &[usize]) -> Result<()> {
+    let wrong = |what: String, hint: &str| Err(Error::new(ErrorKind::Graph, what).hint(hint));
+    let Filter { values, multiples: Multiples { rows, blocks } } = filter;
+    let &[1, 1, inputs, outputs] = shape else {
+        return wrong(
+            format!("a filter of 4 bits of the shape {shape:?}, expected 1 by 1"),
+            "lay the weight out as [1, 1, inputs, outputs]",
+        );
+    };
+    if Some(values.len()) != inputs.checked_mul(outputs) || rows.len() != outputs {
+        return wrong(
+            format!(
+                "{} integers, {} scales, expected {inputs} times {outputs}",
+                values.len(),
+                rows.len()
+            ),
+            "give one integer a byte; the NPU library packs them",
+        );
+    }
+    let each = blocks.len() / outputs.max(1);
+    let block = inputs / each.max(1);
+    if each * outputs != blocks.len()
+        || each * block != inputs
+        || !block.is_multiple_of(FILTER_BLOCK)
+    {
+        return wrong(
+            format!(
+                "{} multiples, expected one for each {FILTER_BLOCK} of {inputs} inputs",
+                blocks.len()
+            ),
+            "take blocks of 32 inputs",
+        );
+    }
+    let (low, high) = Bits::Four.range();
+    if let Some(q) = values.iter().find(|q| !(low..=high).contains(*q)) {
+        return wrong(
+            format!("the integer {q}, expected {low} to {high}"),
+            "the weights are damaged",
+        );
+    }
+    if let Some(number) = rows.iter().find(|n| !n.is_finite() || **n <= 0.0) {
+        return wrong(
+            format!("a scale is {number}, expected more than 0"),
+            "the weights are damaged",
+        );
+    }
+    if let Some(multiple) = blocks.iter().find(|n| !(1..=MULTIPLES).contains(*n)) {
+        return wrong(
+            format!("a multiple is {multiple}, expected 1 to {MULTIPLES}"),
+            "the weights are damaged",
+        );
+    }
+    Ok(())
+}
+
+/// The encoding of what [`check_filter`] has passed. It points into `pointed`.
+pub(super) fn encode_filter(multiples: &Multiples, pointed: &mut Pointed) -> QuantizeParams {
+    let channel = |&scale: &f32| ScaleOffset { scale, offset: 0 };
+    pointed.channels = multiples.rows.iter().map(channel).collect();
+    pointed.multiples = multiples.blocks.clone().into_boxed_slice();
+    let blocks = pointed.multiples.len() / pointed.channels.len().max(1);
+    let expansion = pointed.expansion.insert(Box::new(BlockExpansion {
+        axis: 3,
+        channels: pointed.channels.as_ptr(),
+        blocks: u32::try_from(blocks).unwrap_or(u32::MAX),
+        bitwidth: Bits::Four.count(),
+        kind: 0,
+        multiples: pointed.multiples.as_ptr(),
+    }));
+    let mut value = Encoding { opaque: [0; 4] };
+    value.block_expansion = &raw const **expansion;
+    let encoding = sys::ENCODING_BLOCK_EXPANSION;
+    QuantizeParams { definition: sys::QUANT_DEFINED, encoding, value }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn filters_that_are_none_are_refused() {
+        let values = [7i8; 2 * 64];
+        let good = Multiples { rows: vec![0.5; 2], blocks: vec![16, 1, 3, 4] };
+        check_filter(Filter { values: &values, multiples: &good }, &[1, 1, 64, 2]).unwrap();
+        let with = |rows: [f32; 2], blocks: &[u8]| Multiples {
+            rows: rows.to_vec(),
+            blocks: blocks.to_vec(),
+        };
+        let cases: [(&[i8], Multiples, &[usize], &str); 7] = [
+            (&values, good.clone(), &[64, 2], "of the shape [64, 2]"),
+            (&values[1..], good.clone(), &[1, 1, 64, 2], "127 integers"),
+            (&[8; 128], good.clone(), &[1, 1, 64, 2], "the integer 8"),
+            (&values, with([0.5; 2], &[1, 2, 3]), &[1, 1, 64, 2], "3 multiples"),
+            (&values, with([0.5; 2], &[0, 1, 3, 4]), &[1, 1, 64, 2], "a multiple is 0"),
+            (&values, with([0.5; 2], &[17, 1, 3, 4]), &[1, 1, 64, 2], "a multiple is 17"),
+            (&values, with([0.5, f32::NAN], &[1; 4]), &[1, 1, 64, 2], "a scale is NaN"),
+        ];
+        for (values, multiples, shape, expected) in cases {
+            let error = check_filter(Filter { values, multiples: &multiples }, shape).unwrap_err();
+            assert!(error.message().contains(expected), "{error}");
+            assert!(error.hint_text().is_some(), "{error}");
+        }
+    }
 
     #[test]
     fn matrices_computed_wrongly_by_the_library_are_refused() {

@@ -13,6 +13,9 @@
 /// longer ones are several with equal scales ([`QuantizedForm::pieces`]).
 pub const BLOCK: usize = 32;
 
+/// Largest multiple in [`Quantized::multiples`].
+pub const MULTIPLES: u8 = 16;
+
 /// Number added to a 4-bit integer that is stored without a sign, as a nibble.
 pub const NIBBLE_ZERO: i8 = 8;
 
@@ -146,6 +149,39 @@ impl Quantized {
     }
 }
 
+/// Scales that are whole multiples of one number for each row: see [`Quantized::multiples`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Multiples {
+    /// The number, for each row.
+    pub rows: Vec<f32>,
+    /// Multiple of it for each block, 1 to [`MULTIPLES`], row-major.
+    pub blocks: Vec<u8>,
+}
+
+impl Quantized {
+    /// Scales as whole multiples, for rows of `inputs`; none where those of a row are none. The NPU multiplies integers
+    /// of 4 bits by such multiples to integers of 8, and 16-bit activations by these.
+    pub fn multiples(&self, inputs: usize) -> Option<Multiples> {
+        let count = self.form.blocks(inputs)?;
+        let mut found =
+            Multiples { rows: Vec::new(), blocks: Vec::with_capacity(self.scales.len()) };
+        for scales in self.scales.chunks_exact(count) {
+            let largest = scales.iter().fold(0f32, |largest, scale| largest.max(*scale));
+            let exact = |unit: f32| {
+                scales.iter().all(|scale| {
+                    let multiple = (scale / unit).round();
+                    multiple >= 1.0 && multiple <= MULTIPLES.into() && multiple * unit == *scale
+                })
+            };
+            let mut units = (1..=MULTIPLES).rev().map(|multiple| largest / f32::from(multiple));
+            let unit = units.find(|unit| exact(*unit))?;
+            found.rows.push(unit);
+            found.blocks.extend(scales.iter().map(|scale| (scale / unit).round() as u8));
+        }
+        Some(found)
+    }
+}
+
 /// Whole rows of quantized weights, borrowed: see [`Quantized`].
 #[derive(Debug, Clone, Copy)]
 pub struct QuantizedRef<'a> {
@@ -259,6 +295,28 @@ pub fn by_block(numbers: &[f32], blocks: usize) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn scales_are_multiples_of_one_number_or_not() {
+        let form = QuantizedForm::symmetric(Bits::Four, 32);
+        let with = |scales: [f32; 4]| Quantized {
+            scales: scales.to_vec(),
+            ..Quantized::zeroed(form, 4 * 32)
+        };
+        let unit = 0.011_718_75;
+        let found = with([3.0 * unit, 16.0 * unit, 0.5, 1.0]).multiples(64).unwrap();
+        let all =
+            found.blocks.iter().zip([found.rows[0], found.rows[0], found.rows[1], found.rows[1]]);
+        let back: Vec<f32> = all.map(|(multiple, unit)| f32::from(*multiple) * unit).collect();
+        assert_eq!(back, [3.0 * unit, 16.0 * unit, 0.5, 1.0]);
+        for scales in [[0.1, 0.317, 1.0, 1.0], [-0.5, 1.0, 1.0, 1.0], [1.0, 17.0, 1.0, 1.0]] {
+            assert_eq!(with(scales).multiples(64), None, "{scales:?}");
+        }
+        for scales in [[0.0; 4], [f32::NAN; 4], [f32::INFINITY; 4]] {
+            assert_eq!(with(scales).multiples(64), None, "{scales:?}");
+        }
+        assert_eq!(with([1.0; 4]).multiples(48), None);
+    }
 
     #[test]
     fn forms_that_the_npu_computes_wrongly_do_not_fit() {

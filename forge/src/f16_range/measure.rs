@@ -16,13 +16,14 @@ use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{BinaryOp, Elem, Graph, Node, Op, Origin, ReduceOp, TensorId, UnaryOp};
 use qhx_graph::onnx::Known;
 use qhx_graph::progress::Progress;
+use qhx_graph::weight::Range;
 use qhx_types::Port;
 
 use super::rescale::{Fold, MAX_SHIFT, fold_all};
 use crate::calibrate::{self, Making, open_joined};
 use crate::chain::{decoders, names_graph};
 use crate::forge::forge_known;
-pub use crate::measured::{Columns, F16_MAX, Peak, read_columns, write_columns};
+pub use crate::measured::{Columns, F16_MAX, Inputs, Peak, read_columns, write_columns};
 use crate::options::ForgeOptions;
 use crate::plan::plan;
 use crate::recipe::{Precision, Recipe, RecipeOptions, Task};
@@ -34,6 +35,10 @@ const LIMIT: f32 = 30_000.0;
 const FOLDED: f32 = F16_MAX / 8.0;
 /// Positions of the bundle that is measured, unless the texts or an encoder need more: room for an image.
 const MAX_CTX: usize = 1024;
+/// The most that a value may be of the mean magnitude where 16-bit integers stand for it: of 2¹⁴ steps, which leave room
+/// for twice as much, one is 0.012 of it then, and rounding has 0.29 of a step. Results have half of that, for they have
+/// half the steps. A root mean square would follow the few values of some tokens that exceed all others.
+const EVEN: f32 = 200.0;
 /// Outputs that are added to graphs.
 const PEAKS: &str = "tapped_peaks";
 const SQUARES: &str = "tapped_squares";
@@ -51,7 +56,7 @@ pub struct Measured {
     /// Folds that make all values fit, beside the folds of the options; an error that names the layer where nothing
     /// helps.
     pub folds: Result<Vec<Fold>>,
-    /// Worth of the inputs of weights.
+    /// Inputs of weights: their worth, and their range.
     pub columns: Columns,
 }
 
@@ -114,8 +119,10 @@ pub fn measure(
     let mut found = Measured { peaks: Vec::new(), folds: Ok(Vec::new()), columns: Columns::new() };
     let Some((planned, graphs)) = measured else { return Ok(found) };
     for graph in &graphs {
-        let Some((largest, squares)) = sums.0.get(&graph.name) else { continue };
-        for (Place { layer, kind, .. }, &largest) in graph.places.iter().zip(largest) {
+        let Some(Sum { largest, squares, times }) = sums.0.get(&graph.name) else { continue };
+        let (of_places, mut peaks) =
+            largest.split_at_checked(graph.places.len()).unwrap_or((largest, &[]));
+        for (Place { layer, kind, .. }, &largest) in graph.places.iter().zip(of_places) {
             match found.peaks.iter_mut().find(|peak| peak.layer == *layer && peak.kind == *kind) {
                 Some(peak) => peak.largest = peak.largest.max(largest),
                 None => {
@@ -126,10 +133,24 @@ pub fn measure(
         }
         let mut squares = &squares[..];
         for reading in &graph.readings {
-            let Some((own, rest)) = squares.split_at_checked(reading.width) else { break };
-            squares = rest;
-            for name in &reading.weights {
-                add_columns(&mut found.columns, name, own);
+            let weights = reading.weights.len();
+            let (Some((own, rest)), Some(([peak, of_outputs @ ..], later))) =
+                (squares.split_at_checked(reading.width), peaks.split_at_checked(1 + weights))
+            else {
+                break;
+            };
+            let Some(([input, sums @ ..], rest)) = rest.split_at_checked(1 + weights) else {
+                break;
+            };
+            (squares, peaks) = (rest, later);
+            let mean = |sum: &f32, width: usize| sum / (reading.rows * times * width) as f32;
+            for ((name, outputs), (sum, output)) in
+                reading.weights.iter().zip(sums.iter().zip(of_outputs))
+            {
+                let is_even = is_even(*peak, mean(input, reading.width))
+                    && is_even(*output * 2.0, mean(sum, *outputs));
+                let range = Range { inputs: *peak, outputs: *output };
+                add_columns(&mut found.columns, name, own, Some(range).filter(|_| is_even));
             }
         }
     }
@@ -144,19 +165,36 @@ impl Measured {
     }
 }
 
-fn add_columns(columns: &mut Columns, name: &str, squares: &[f32]) {
+fn add_columns(columns: &mut Columns, name: &str, squares: &[f32], range: Option<Range>) {
     let sum = match columns.get(name) {
-        Some(known) if known.len() == squares.len() => {
-            known.iter().zip(squares).map(|(a, b)| a + b).collect()
-        }
-        _ => Arc::from(squares),
+        Some(known) if known.squares.len() == squares.len() => Inputs {
+            squares: known.squares.iter().zip(squares).map(|(a, b)| a + b).collect(),
+            range: known.range.zip(range).map(|(a, b)| Range {
+                inputs: a.inputs.max(b.inputs),
+                outputs: a.outputs.max(b.outputs),
+            }),
+        },
+        _ => Inputs { squares: Arc::from(squares), range },
     };
     columns.insert(name.to_owned(), sum);
 }
 
-/// The largest values and the sums of squares of graphs, by their names.
+/// True where steps of 16-bit integers are small beside most values, whose mean magnitude is `mean`.
+fn is_even(largest: f32, mean: f32) -> bool {
+    largest.is_finite() && largest > 0.0 && largest <= EVEN * mean
+}
+
+/// The largest values, and the sums of squares and of magnitudes, of graphs by their names.
 #[derive(Debug, Default)]
-struct Sums(HashMap<String, (Vec<f32>, Vec<f32>)>);
+struct Sums(HashMap<String, Sum>);
+
+/// Those of one graph, and how often it was executed.
+#[derive(Debug, Default)]
+struct Sum {
+    largest: Vec<f32>,
+    squares: Vec<f32>,
+    times: usize,
+}
 
 impl Sums {
     fn add(&mut self, executed: &Executed<'_>) {
@@ -167,7 +205,8 @@ impl Sums {
         };
         let (peaks, squares) =
             (value(PEAKS).unwrap_or_default(), value(SQUARES).unwrap_or_default());
-        let (largest, sums) = self.0.entry(info.name.clone()).or_default();
+        let Sum { largest, squares: sums, times } = self.0.entry(info.name.clone()).or_default();
+        *times += 1;
         largest.resize(peaks.len(), 0.0);
         for (largest, found) in largest.iter_mut().zip(peaks) {
             // NaN would be lost in `f32::max`.
@@ -198,8 +237,11 @@ struct Tapped {
 /// A tensor that weights are multiplied with.
 struct Reading {
     id: TensorId,
+    rows: usize,
     width: usize,
-    weights: Vec<String>,
+    /// Names of the weights, with the number of their outputs.
+    weights: Vec<(String, usize)>,
+    outputs: Vec<TensorId>,
 }
 
 fn tapped(recipe: &Recipe) -> Vec<Tapped> {
@@ -222,12 +264,23 @@ fn readings(graph: &Graph) -> Vec<Reading> {
         else {
             continue;
         };
-        let width = graph.tensor(id).ok().and_then(|tensor| tensor.shape.last().copied());
-        let name = name.to_owned();
-        match (found.iter_mut().find(|reading| reading.id == id), width) {
-            (Some(reading), _) => reading.weights.push(name),
-            (None, Some(width)) => found.push(Reading { id, width, weights: vec![name] }),
-            (None, None) => {}
+        let shape = graph.tensor(id).ok().map(|tensor| &tensor.shape[..]).unwrap_or_default();
+        let of_weight = graph.tensor(node.output).ok().and_then(|t| t.shape.last().copied());
+        let (Some((&width, rows)), Some(outputs)) = (shape.split_last(), of_weight) else {
+            continue;
+        };
+        let at = match found.iter().position(|reading| reading.id == id) {
+            Some(at) => at,
+            None => {
+                let rows = rows.iter().product();
+                let (weights, outputs) = (Vec::new(), Vec::new());
+                found.push(Reading { id, rows, width, weights, outputs });
+                found.len() - 1
+            }
+        };
+        if let Some(reading) = found.get_mut(at) {
+            reading.weights.push((name.to_owned(), outputs));
+            reading.outputs.push(node.output);
         }
     }
     found
@@ -363,22 +416,29 @@ fn shown(mut recipe: Recipe) -> Result<Recipe> {
     for (graph, Tapped { places, readings, .. }) in graphs.zip(&measured) {
         let mut b = GraphBuilder::extend(graph.clone());
         b.scope("tapped");
-        let mut row = Vec::new();
-        for Place { id, .. } in places {
-            let count = b.tensor(*id)?.elements();
-            let size = b.unary(UnaryOp::Abs, *id)?;
+        let mut peaks = Vec::new();
+        let mut squares = Vec::new();
+        let places = places.iter().map(|place| place.id);
+        let read = readings.iter().flat_map(|r| std::iter::once(r.id).chain(r.outputs.clone()));
+        for id in places.chain(read) {
+            let count = b.tensor(id)?.elements();
+            let size = b.unary(UnaryOp::Abs, id)?;
             let size = b.reshape(size, &[1, count])?;
-            row.push(b.reduce(ReduceOp::Max, size, 1)?);
+            peaks.push(b.reduce(ReduceOp::Max, size, 1)?);
         }
-        output(&mut b, PEAKS, &row)?;
-        row.clear();
-        for Reading { id, width, .. } in readings {
-            let rows = b.tensor(*id)?.elements() / width.max(&1);
-            let x = b.reshape(*id, &[rows, *width])?;
-            let squares = b.mul(x, x)?;
-            row.push(b.reduce(ReduceOp::Sum, squares, 0)?);
+        output(&mut b, PEAKS, &peaks)?;
+        for Reading { id, rows, width, outputs, .. } in readings {
+            let x = b.reshape(*id, &[*rows, *width])?;
+            let product = b.mul(x, x)?;
+            squares.push(b.reduce(ReduceOp::Sum, product, 0)?);
+            for id in std::iter::once(id).chain(outputs) {
+                let count = b.tensor(*id)?.elements();
+                let size = b.unary(UnaryOp::Abs, *id)?;
+                let size = b.reshape(size, &[1, count])?;
+                squares.push(b.reduce(ReduceOp::Sum, size, 1)?);
+            }
         }
-        output(&mut b, SQUARES, &row)?;
+        output(&mut b, SQUARES, &squares)?;
         *graph = b.finish()?;
     }
     Ok(recipe)
@@ -402,7 +462,7 @@ fn folds(recipe: &Recipe, graphs: &[Tapped], sums: &Sums, given: &[Fold]) -> Res
         let folded = fold_all(recipe, &folds)?;
         let mut beyond = None;
         for tapped in graphs {
-            let (Some(folded), Some((largest, _))) =
+            let (Some(folded), Some(Sum { largest, .. })) =
                 (folded.get(&tapped.name), sums.0.get(&tapped.name))
             else {
                 continue;

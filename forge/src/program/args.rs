@@ -18,7 +18,8 @@ use crate::estimate::DEFAULT_CORNER;
 use crate::f16_range::measure::read_columns;
 use crate::receipt::TEXTS;
 use crate::{
-    AUTO_SHARDS, CONTEXT_BUDGET, Caches, Fold, ForgeOptions, Override, Precision, Task, rerank,
+    AUTO_SHARDS, Activations, CONTEXT_BUDGET, Caches, Fold, ForgeOptions, Override, Precision,
+    Task, rerank,
 };
 
 const EXAMPLES: &str = "\
@@ -284,6 +285,10 @@ pub(crate) struct ShapeArgs {
     /// rounds what later tokens read
     #[arg(long, value_parser = caches(), default_value = "f16")]
     pub caches: Caches,
+    /// What 4-bit weights are multiplied with: int16 decodes faster on v73 to v79, by estimate, and rounds scales of
+    /// weights further. Weights whose inputs or results vary too much keep f16
+    #[arg(long, value_parser = activations(), default_value = "f16")]
+    pub activations: Activations,
     /// Make context binaries that the emulator of x86-64 loads: each graph holds its own copy of the weights. By default
     /// all graphs of a context hold them once, from v73 on, and such binaries load on devices only
     #[arg(long)]
@@ -379,6 +384,7 @@ impl ShapeArgs {
             contexts: self.contexts.clone(),
             batch: self.batch.clone(),
             caches: self.caches,
+            activations: self.activations,
             share_weights: !self.for_emulator && target.is_none_or(|t| t.shares_weights()),
             recipe_options: own.chain(self.recipe_options.iter().cloned()).collect(),
             weights: self.weights.clone(),
@@ -593,6 +599,12 @@ fn caches() -> impl TypedValueParser<Value = Caches> {
     let int8 = ("int8", "int8 with one scale per token and head");
     choices(&[("f16", "f16, on the CPU f32"), int8])
         .map(move |name| if name == int8.0 { Caches::Int8 } else { Caches::F16 })
+}
+
+fn activations() -> impl TypedValueParser<Value = Activations> {
+    let int16 = ("int16", "16-bit integers of a range that is measured");
+    choices(&[("f16", "f16"), int16])
+        .map(move |name| if name == int16.0 { Activations::Int16 } else { Activations::F16 })
 }
 
 /// Reads one of these names, each with a word for the help.

@@ -38,7 +38,7 @@ use crate::forge::{AddGolden, forge_golden};
 use crate::options::{CheckBackends, ForgeOptions};
 use crate::receipt::{Receipt, Reference, TOKENS};
 use crate::registry;
-use crate::{Fold, Override, Precision, Progress, Report, Task};
+use crate::{Activations, Fold, Override, Precision, Progress, Report, Task};
 use args::ForgeCommand;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::engine::Model;
@@ -141,6 +141,11 @@ pub fn run(
         headroom = Some(measured);
     }
     shape.columns.clone_from(&found.columns);
+    let ranges = headroom.is_some() || args.synthetic.is_some();
+    if shape.activations == Activations::Int16 && !ranges {
+        let what = "--activations int16 needs the range of activations, and nothing is measured";
+        return Err(Error::new(ErrorKind::Usage, what).hint("leave --no-measure out"));
+    }
     let calibration = match args.calibration()? {
         None => None,
         Some(wanted) => Some(measured(("--calibrate", open), &terminal, |open, progress| {

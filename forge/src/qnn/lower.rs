@@ -13,6 +13,7 @@ use qhx_qnn::compose::{GraphComposer, Param, TensorHandle, TensorSpec};
 use qhx_types::quantized::Bits;
 use qhx_types::{DType, Quantization};
 
+use super::integers::Integers;
 use crate::kit::MAX_MASK;
 
 /// Smallest exponent that the library is given. Its `ElementWiseExp` returns NaN for some arguments
@@ -32,7 +33,9 @@ pub(super) fn lower<'c>(
     let graph = &*graph.decomposed()?;
     let graph = &*graph.by_heads(MAX_MASK)?;
     let (values, outputs, scalars) = Default::default();
-    let mut lowering = Lowering { graph, composer, encoder, values, outputs, scalars };
+    let (integers, whole, sums) = Default::default();
+    let mut lowering =
+        Lowering { graph, composer, encoder, values, outputs, scalars, integers, whole, sums };
     // Inputs and outputs first: the binary lists them in the order in which they are declared.
     for &id in graph.inputs() {
         lowering.input(id)?;
@@ -51,7 +54,7 @@ pub(super) fn lower<'c>(
             Origin::Constant(constant) => lowering.constant(tensor, constant)?,
             Origin::Weight(weight) => {
                 progress.stop_if_cancelled()?;
-                let handle = lowering.weight(tensor, weight)?;
+                let handle = lowering.weight(index, tensor, weight)?;
                 *done += weight.qnn_bytes();
                 progress.advance(*done);
                 handle
@@ -82,9 +85,9 @@ fn encodes(graph: &Graph) -> bool {
     graph.nodes().iter().any(attends) && !graph.nodes().iter().any(cached)
 }
 
-struct Lowering<'g, 'c> {
-    graph: &'g Graph,
-    composer: GraphComposer<'c>,
+pub(super) struct Lowering<'g, 'c> {
+    pub(super) graph: &'g Graph,
+    pub(super) composer: GraphComposer<'c>,
     /// See [`encodes`].
     encoder: bool,
     /// Tensors that nodes read, by their indices: f16 where the graph says f32.
@@ -93,6 +96,12 @@ struct Lowering<'g, 'c> {
     outputs: HashMap<usize, TensorHandle>,
     /// Constants of one value, by rank and bits.
     scalars: HashMap<(usize, u32), TensorHandle>,
+    /// Weights that are multiplied with 16-bit integers, by their indices.
+    integers: HashMap<usize, Integers>,
+    /// Tensors as 16-bit integers, by the bits of their largest magnitude.
+    pub(super) whole: HashMap<(TensorHandle, u32), TensorHandle>,
+    /// Sums of tensors over blocks of their last dimension.
+    pub(super) sums: HashMap<TensorHandle, TensorHandle>,
 }
 
 impl Lowering<'_, '_> {
@@ -132,7 +141,7 @@ impl Lowering<'_, '_> {
         }
     }
 
-    fn weight(&mut self, tensor: &Tensor, weight: &Weight) -> Result<TensorHandle> {
+    fn weight(&mut self, index: usize, tensor: &Tensor, weight: &Weight) -> Result<TensorHandle> {
         let (name, shape) = (&tensor.name, &tensor.shape);
         match weight.storage() {
             Storage::Float => {
@@ -176,6 +185,10 @@ impl Lowering<'_, '_> {
                 if blocks.as_ref().peak() >= F16_OVERFLOW {
                     return Err(beyond_f16(&**weight.source()));
                 }
+                if let Some((filter, integers)) = self.integers(tensor, weight, &blocks)? {
+                    self.integers.insert(index, integers);
+                    return Ok(filter);
+                }
                 let spec = TensorSpec::quantized_weights(name, shape, blocks.as_ref());
                 let declared = self.composer.tensor(spec);
                 declared.map_err(|e| e.context(weight.source().name()))
@@ -199,7 +212,10 @@ impl Lowering<'_, '_> {
         }
         let rank = first.map_or(0, |t| t.shape.len());
         match &node.op {
-            Op::Linear => self.emit(node, "FullyConnected", &[], &inputs),
+            Op::Linear => match node.inputs.get(1).and_then(|id| self.integers.get(&id.index())) {
+                Some(&integers) => self.linear_of_integers(node, integers, &inputs),
+                None => self.emit(node, "FullyConnected", &[], &inputs),
+            },
             Op::MatMul { transpose_b } => {
                 let params = [
                     ("transpose_in0", Param::Bool(false)),
@@ -453,7 +469,7 @@ impl Lowering<'_, '_> {
     }
 
     /// A step on the way to the output of `node`.
-    fn between(
+    pub(super) fn between(
         &mut self,
         node: &Node,
         shape: &[usize],
@@ -483,7 +499,7 @@ impl Lowering<'_, '_> {
     }
 
     /// Adds the op that writes the output of `node`.
-    fn emit(
+    pub(super) fn emit(
         &mut self,
         node: &Node,
         op: &str,
@@ -548,7 +564,7 @@ fn channels_last(filter: &[f16], out: usize, inner: usize, taps: usize) -> Vec<f
     turned
 }
 
-fn f16_values(values: &[f32]) -> Result<Vec<f16>> {
+pub(super) fn f16_values(values: &[f32]) -> Result<Vec<f16>> {
     let mut half = vec![f16::ZERO; values.len()];
     to_f16(values, &mut half)?;
     Ok(half)

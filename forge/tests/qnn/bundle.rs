@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use qhx_checkpoint::Checkpoint;
+use qhx_cpu::{CpuBackend, CpuOptions};
 use qhx_exec::backend::{Backend, ContextSource};
 use qhx_forge::compile::Compiler as _;
 use qhx_forge::estimate::{
@@ -12,9 +13,9 @@ use qhx_forge::estimate::{
 };
 use qhx_forge::plan::plan;
 use qhx_forge::qnn::QnnCompiler;
-use qhx_forge::recipe::{Precision, Recipe, RecipeOptions};
+use qhx_forge::recipe::{Activations, Precision, Recipe, RecipeOptions};
 use qhx_forge::registry::recipe;
-use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint};
+use qhx_forge::{CheckBackends, ForgeOptions, Silent, forge, forge_checkpoint};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Conv2d, Elem};
 use qhx_graph::weight::Storage;
@@ -77,6 +78,50 @@ fn small_recipe(checkpoint: &Checkpoint, precision: Precision) -> Recipe {
     let options =
         RecipeOptions { precision, prefill, shards: 1, max_ctx: 64, ..Default::default() };
     recipe(checkpoint, &options).unwrap()
+}
+
+/// A step, one for four sequences, and prompts of few and many rows: the library once computed 16 of them wrongly.
+#[tier(qnn)]
+fn integers_of_16_bits_agree_with_the_reference_graphs() {
+    let library = opened();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("llama.json");
+    let config = serde_json::json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+        "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "max_position_embeddings": 256, "vocab_size": 320,
+    });
+    fs::write(&path, config.to_string()).unwrap();
+    let checkpoint = Checkpoint::synthetic(&path, 3).unwrap();
+    let made = |activations| {
+        let mut options = ForgeOptions::new(folder.path().join(format!("{activations:?}")));
+        (options.precision, options.activations) = (Precision::W4A16, activations);
+        (options.max_ctx, options.prefill, options.batch) = (Some(64), Some(vec![16, 32]), vec![4]);
+        options.compiler = Some(Arc::new(QnnCompiler::new(library.clone(), Target::V79)));
+        let qnn = library.clone();
+        options.check = Some(CheckBackends {
+            qnn: Box::new(move || {
+                Ok(Arc::new(QnnBackend::with_library(&qnn, QnnOptions::default())?))
+            }),
+            cpu: Box::new(|| Ok(Arc::new(CpuBackend::new(CpuOptions::default())?))),
+            seed: 1,
+        });
+        let mut log = Log::default();
+        let report = forge_checkpoint(&checkpoint, recipe, &options, &mut log).unwrap();
+        for row in &report.check {
+            assert!(row.agrees() && row.error < 4e-3, "{activations:?}: {row:?}");
+        }
+        let graphs = report.check.iter().map(|row| row.graph.clone());
+        assert!(graphs.collect::<Vec<_>>().contains(&"prefill16".to_owned()));
+        (report.contexts[0].binary_bytes.unwrap(), log)
+    };
+    let ((floats, _), (integers, log)) = (made(Activations::F16), made(Activations::Int16));
+    assert_ne!(integers, floats);
+    assert!(
+        log.notes.iter().any(|note| note.contains("5 of 5 4-bit weights are multiplied")),
+        "{log:?}"
+    );
 }
 
 #[tier(qnn)]

@@ -10,7 +10,7 @@ use qhx_forge::{Progress, Silent};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph};
 use qhx_graph::quantize::{Bits, QuantizedForm};
-use qhx_graph::weight::{Storage, Weight, held};
+use qhx_graph::weight::{Range, Storage, Weight, held};
 use qhx_qnn::Target;
 use qhx_tiers::tier;
 
@@ -120,6 +120,34 @@ fn weights_in_blocks_agree_with_the_reference_graph() {
         let inputs = [numbers(10, rows * 64), numbers(11, rows * 40)];
         let found = errors(&library, target, &graph, &inputs);
         assert!(found.iter().all(|error| *error < 2e-3), "{target}: {found:?}");
+    }
+}
+
+/// Of one row, of few and of many, with and without a bias; two weights share what they are multiplied with.
+#[tier(qnn)]
+fn products_of_16_bit_integers_agree_with_the_reference_graph() {
+    let library = opened();
+    for (target, rows) in [(Target::V79, 1), (Target::V73, 3), (Target::V81, 20)] {
+        let mut b = GraphBuilder::new("integers");
+        let x = b.input("x", Elem::Activation, &[rows, 128]).unwrap();
+        let range = Range { inputs: 0.5, outputs: 8.0 };
+        let own = |seed| {
+            let source = weight(seed, [192, 128], Storage::Float).source().clone();
+            Precision::W4A16.weight(source).with_range(range)
+        };
+        let y = b.linear("biased", x, own(5), Some(numbers(4, 192))).unwrap();
+        let z = b.linear("plain", x, own(6), None).unwrap();
+        b.output("out_0", y).unwrap();
+        b.output("out_1", z).unwrap();
+        let mut graph = b.finish().unwrap();
+        let inputs = [numbers(10, rows * 128)];
+        let found = errors(&library, target, &graph, &inputs);
+        assert!(found.iter().all(|error| *error < 2e-3), "{target}: {found:?}");
+        // What is beyond the range is clamped: the integers are these.
+        let small = Range { inputs: 0.05, outputs: 8.0 };
+        graph.store(|weight| Some(weight.clone().with_range(small)));
+        let found = errors(&library, target, &graph, &inputs);
+        assert!(found.iter().all(|error| *error > 0.1), "{target}: {found:?}");
     }
 }
 

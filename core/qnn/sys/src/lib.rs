@@ -125,6 +125,8 @@ pub const ENCODING_AXIS_SCALE_OFFSET: u32 = 1;
 pub const ENCODING_BW_SCALE_OFFSET: u32 = 2;
 /// `value` holds a [`BwAxisScaleOffset`].
 pub const ENCODING_BW_AXIS_SCALE_OFFSET: u32 = 3;
+/// `value` holds a pointer to a [`BlockExpansion`].
+pub const ENCODING_BLOCK_EXPANSION: u32 = 5;
 /// `value` holds a [`BwFloatBlock`].
 pub const ENCODING_BW_FLOAT_BLOCK: u32 = 11;
 
@@ -171,6 +173,18 @@ structures! {
         8 => pub block: *const u32,
         16 => pub values: *const FloatScaleOffset,
     }
+
+    /// Encoding of integers of `bitwidth` bits, −8 to 7 for 4, by blocks along the axis before `axis`: those of a block
+    /// times its multiple, 1 to 16, times the scale of the channel along `axis`. `multiples` has the `blocks` of each
+    /// channel, one channel behind the other.
+    pub struct BlockExpansion: 40 {
+        0 => pub axis: i32,
+        8 => pub channels: *const ScaleOffset,
+        16 => pub blocks: u32,
+        20 => pub bitwidth: u32,
+        24 => pub kind: u32,
+        32 => pub multiples: *const u8,
+    }
 }
 
 /// Encodings that qhx does not interpret keep their bytes in `opaque`.
@@ -182,6 +196,7 @@ pub union Encoding {
     pub bw: BwScaleOffset,
     pub bw_axis: BwAxisScaleOffset,
     pub bw_float_block: BwFloatBlock,
+    pub block_expansion: *const BlockExpansion,
     pub opaque: [u64; 4],
 }
 

@@ -3,8 +3,8 @@
 use qhx_base::ErrorKind;
 use qhx_qnn::compose::{CompilerValue, GraphConfig};
 use qhx_qnn::{BinaryInfo, QnnOptions};
-use qhx_types::DType;
-use qhx_types::quantized::{Bits, QuantizedForm, QuantizedRef};
+use qhx_types::quantized::{Bits, Multiples, QuantizedForm, QuantizedRef};
+use qhx_types::{DType, Quantization};
 
 use crate::*;
 
@@ -327,6 +327,70 @@ fn matmuls_with_quantized_weights_equal_f64() {
                 let error = error(found, &product(x, weight));
                 assert!(error < 2e-3, "{target} {:?}: {error}", cases[index as usize]);
             }
+        }
+    }
+}
+
+/// 4-bit integers times multiples, over 16-bit integers, in a row of a tile and in rows of 64.
+#[tier(qnn)]
+fn filters_over_16_bit_integers_equal_f64() {
+    let library = opened();
+    for (target, rows) in [(Target::V79, 1), (Target::V73, 4), (Target::V81, 1)] {
+        let numbers = |seed| numbers(seed, N * K);
+        let values: Vec<i8> = numbers(80).iter().map(|v| (v * 16.0).floor() as i8).collect();
+        let within = |v: &f64, from: f64, to: f64| from + (v + 0.5) * (to - from);
+        let each = numbers(81).into_iter().take(N * K / 32);
+        let blocks: Vec<u8> = each.map(|v| within(&v, 1.0, 16.99) as u8).collect();
+        let rows_of = numbers(82).into_iter().take(N).map(|v| within(&v, 0.01, 0.02) as f32);
+        let multiples = Multiples { rows: rows_of.collect(), blocks };
+        let mut context = Composer::new(&library, target, &[]).unwrap();
+        let mut graph = context.graph("g", &[]).unwrap();
+        let step = |scale| Quantization::PerTensor { scale, offset: -32_768 };
+        let (small, large) = (1.0 / 32_767.0, 80.0 / 32_767.0);
+        let x =
+            graph.tensor(TensorSpec::input("x", DType::F16, &[1, 1, rows * K / 64, 64])).unwrap();
+        let mut whole = |name, shape: &[usize], scale| {
+            let spec = TensorSpec::native(name, DType::UFixed16, shape);
+            graph.tensor(spec.quantized(step(scale))).unwrap()
+        };
+        let integers = whole("integers", &[1, 1, rows * K / 64, 64], small);
+        let row = whole("row", &[1, 1, rows, K], small);
+        let product = whole("product", &[1, 1, rows, N], large);
+        let dense = whole("dense", &[1, 1, rows * N / 16, 16], large);
+        let w = TensorSpec::filter("w", &[1, 1, K, N], &values, &multiples);
+        let w = graph.tensor(w).unwrap();
+        let shape = [1, 1, rows * N / 16, 16];
+        let y = graph.tensor(TensorSpec::output("y", DType::F16, &shape)).unwrap();
+        graph.node("integers", "Quantize", &[], &[x], &[integers]).unwrap();
+        graph.node("row", "Reshape", &[], &[integers], &[row]).unwrap();
+        let params = [
+            ("stride", Param::U32s(&[2], &[1, 1])),
+            ("pad_amount", Param::U32s(&[2, 2], &[0; 4])),
+            ("dilation", Param::U32s(&[2], &[1, 1])),
+            ("group", Param::U32(1)),
+        ];
+        let refused = graph.node("p", "FullyConnected", &[], &[row, w], &[product]).unwrap_err();
+        assert!(refused.message().contains("which only Conv2d does"), "{refused}");
+        graph.node("product", "Conv2d", &params, &[row, w], &[product]).unwrap();
+        graph.node("dense", "Reshape", &[], &[product], &[dense]).unwrap();
+        graph.node("y", "Dequantize", &[], &[dense], &[y]).unwrap();
+        graph.finalize().unwrap();
+        let binary = context.binary().unwrap();
+        drop(context);
+        // The filter is [inputs, outputs], its multiples lie by outputs.
+        let mut weight = vec![0f64; N * K];
+        for (at, &q) in values.iter().enumerate() {
+            let (input, output) = (at / N, at % N);
+            let multiple = multiples.blocks[output * (K / 32) + input / 32];
+            weight[output * K + input] =
+                f64::from(q) * f64::from(multiple) * f64::from(multiples.rows[output]);
+        }
+        let (input, x) = f16s(&super::numbers(83, rows * K));
+        let backend = backend(&library, QnnOptions::default());
+        let found = read_f16s(&Session::open_graph(backend, &binary, 0).run(0, &input));
+        for (x, found) in x.chunks_exact(K).zip(found.chunks_exact(N)) {
+            let error = error(found, &super::product(x, &weight));
+            assert!(error < 2e-3, "{target}: {error}");
         }
     }
 }
