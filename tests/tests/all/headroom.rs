@@ -270,20 +270,25 @@ fn large_biases_of_keys_do_not_make_large_scores() {
     assert!(large < 2.0 * usual, "{large}, where the fixture has {usual}");
 }
 
-/// Worth of inputs: the sum of the squares of what the weight reads.
+/// Worth of inputs: the sum of the squares of what the weight reads. Ranges: the largest of that, and of the results.
 #[test]
-fn inputs_of_weights_have_a_worth() {
+fn inputs_of_weights_have_a_worth_and_a_range() {
     let found = measured(&tiny::fixture(TINY));
-    let worth = |name: &str| &found.columns[name];
+    let worth = |name: &str| &found.columns[name].squares;
     let gate = worth("model.layers.1.mlp.gate_proj");
     assert!(gate.iter().all(|sum| *sum > 0.0) && gate == worth("model.layers.1.mlp.up_proj"));
     assert_ne!(gate, worth("model.layers.0.mlp.gate_proj"));
     // What is read grows by 2^17, and its squares by 2^34.
     let large = measured(overflowing().path());
     let down = "model.layers.1.mlp.down_proj";
-    for (usual, large) in worth(down).iter().zip(large.columns[down].iter()) {
+    for (usual, large) in worth(down).iter().zip(large.columns[down].squares.iter()) {
         assert!((large / usual / 2f32.powi(34) - 1.0).abs() < 1e-3, "{large} {usual}");
     }
+    let range = |found: &Measured, name: &str| found.columns[name].range.unwrap();
+    let (usual, large) = (range(&found, down), range(&large, down));
+    assert!((large.inputs / usual.inputs / 2f32.powi(17) - 1.0).abs() < 1e-3, "{large:?}");
+    assert_eq!(usual.outputs, peak(&found, "layers.1", "down_proj"));
+    assert_eq!(usual.inputs, peak(&found, "layers.1", "product"));
 }
 
 #[test]
