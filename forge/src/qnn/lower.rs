@@ -22,16 +22,18 @@ const MIN_EXPONENT: f32 = -40.0;
 /// Largest f16 whose exponential is finite in f16. Beyond it the library returns NaN.
 const MAX_EXPONENT: f32 = 11.085_938;
 
-/// Declares the tensors of `graph` and adds its nodes. `done` counts the bytes of weights.
+/// Declares the tensors of a graph and adds its nodes; in attention of one row the queries turn around and not the cache,
+/// if `turned`. `done` counts the bytes of weights.
 pub(super) fn lower<'c>(
-    graph: &Graph,
+    (graph, turned): (&Graph, bool),
     composer: GraphComposer<'c>,
     done: &mut u64,
     progress: &mut dyn Progress,
 ) -> Result<GraphComposer<'c>> {
     let encoder = encodes(graph);
-    let graph = &*graph.decomposed()?;
+    let graph = &*graph.decomposed_where(|node| !(turned && graph.is_step(node)))?;
     let graph = &*graph.by_heads(MAX_MASK)?;
+    let graph = &*graph.decomposed_by_groups()?;
     let (values, outputs, scalars) = Default::default();
     let (integers, whole, sums) = Default::default();
     let mut lowering =

@@ -24,6 +24,9 @@ use qhx_qnn::{BinaryInfo, ContextConfig, Library, Target};
 
 use crate::compile::Compiler;
 
+/// The last architecture with four vector threads. There a step waits for these, not for the memory.
+const FOUR_THREADS: u32 = 75;
+
 /// Makes context binaries for one target.
 #[derive(Debug, Clone)]
 pub struct QnnCompiler {
@@ -129,7 +132,8 @@ impl Compiler for QnnCompiler {
         let mut done = 0;
         for graph in graphs {
             let composed = context.graph(graph.name(), &self.configs(graph.name()))?;
-            let composed = lower::lower(graph, composed, &mut done, progress)?;
+            let turned = self.target.arch <= FOUR_THREADS;
+            let composed = lower::lower((graph, turned), composed, &mut done, progress)?;
             progress.stop_if_cancelled()?;
             composed.finalize()?;
         }

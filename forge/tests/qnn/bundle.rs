@@ -98,7 +98,7 @@ fn integers_of_16_bits_agree_with_the_reference_graphs() {
         let mut options = ForgeOptions::new(folder.path().join(format!("{activations:?}")));
         (options.precision, options.activations) = (Precision::W4A16, activations);
         (options.max_ctx, options.prefill, options.batch) = (Some(64), Some(vec![16, 32]), vec![4]);
-        options.compiler = Some(Arc::new(QnnCompiler::new(library.clone(), Target::V79)));
+        options.compiler = Some(Arc::new(QnnCompiler::new(library.clone(), Target::V73)));
         let qnn = library.clone();
         options.check = Some(CheckBackends {
             qnn: Box::new(move || {

@@ -108,11 +108,34 @@ impl GraphBuilder {
         Ok(fits.then(|| Sizes { groups, repeat: queries / rows, rows, capacity }))
     }
 
+    /// The nodes that an attention stands for, group by group.
+    fn decompose_by_groups(&mut self, inputs: &AttentionInputs<TensorId>) -> Result<TensorId> {
+        let Some(Sizes { groups, .. }) = self.attention_sizes(inputs)? else {
+            return Err(self.fault("an attention whose sizes do not fit"));
+        };
+        let mut parts = Vec::with_capacity(groups);
+        for group in 0..groups {
+            let mut part = |id| match groups {
+                1 => Ok(id),
+                _ => self.slice(id, 0, group, group + 1),
+            };
+            let AttentionInputs { q, k, v, past, .. } = *inputs;
+            let [q, k, v] = [part(q)?, part(k)?, part(v)?];
+            let past = match past {
+                Some([keys, values]) => Some([part(keys)?, part(values)?]),
+                None => None,
+            };
+            parts.push(self.decompose(&AttentionInputs { q, k, v, past, ..*inputs }, true)?);
+        }
+        self.concat(&parts, 0)
+    }
+
     /// The nodes that an attention stands for.
     ///
     /// Scores of the cache and of the rows themselves are separate matmuls that are joined before the softmax, so that
-    /// the cache is read where it lies and not copied to append rows.
-    fn decompose(&mut self, inputs: &AttentionInputs<TensorId>) -> Result<TensorId> {
+    /// the cache is read where it lies and not copied to append rows. If `turned`, those of the cache are its keys times
+    /// the queries, and turned around then.
+    fn decompose(&mut self, inputs: &AttentionInputs<TensorId>, turned: bool) -> Result<TensorId> {
         let AttentionInputs { q, k, v, past, scales, mask, cap } = *inputs;
         let Some(sizes) = self.attention_sizes(inputs)? else {
             return Err(self.fault("an attention whose sizes do not fit"));
@@ -125,7 +148,13 @@ impl GraphBuilder {
         let own = self.matmul(q, k, true)?;
         let mut scores = match past {
             Some([past, _]) => {
-                let old = self.matmul(q, past, true)?;
+                let old = match turned {
+                    false => self.matmul(q, past, true)?,
+                    true => {
+                        let old = self.matmul(past, q, true)?;
+                        self.transpose(old, &[0, 2, 1])?
+                    }
+                };
                 let old = scaled(self, old, 0)?;
                 self.concat(&[old, own], POSITIONS)?
             }
@@ -183,6 +212,47 @@ impl Graph {
     /// # Errors
     /// Errors of [`Graph::decomposed`].
     pub fn decomposed_where(&self, wanted: impl Fn(&Node) -> bool) -> Result<Cow<'_, Self>> {
+        self.with_parts(wanted, |b, node, attention| {
+            (b.scope, b.next) = numbered(node);
+            b.decompose(attention, false)
+        })
+    }
+
+    /// True of the attention of one row over a cache of floats.
+    pub fn is_step(&self, node: &Node) -> bool {
+        let Op::Attention(form) = node.op else { return false };
+        let inputs = AttentionInputs::of(form, &node.inputs);
+        inputs.is_some_and(|AttentionInputs { k, past, scales, .. }| {
+            let rows = self.tensor(k).ok().and_then(|keys| keys.shape.get(1).copied());
+            past.is_some() && scales.is_none() && rows == Some(1)
+        })
+    }
+
+    /// Same as [`Graph::decomposed`], with nodes for each group of heads where [`Graph::is_step`], and scores that are
+    /// the keys of a cache times queries: the NPU then turns a row around for each query, and not the cache.
+    ///
+    /// # Errors
+    /// Errors of [`Graph::decomposed`].
+    pub fn decomposed_by_groups(&self) -> Result<Cow<'_, Self>> {
+        self.with_parts(
+            |_| true,
+            |b, node, attention| {
+                if self.is_step(node) {
+                    (b.scope, b.next) = (node.name.clone(), 0);
+                    return b.decompose_by_groups(attention);
+                }
+                (b.scope, b.next) = numbered(node);
+                b.decompose(attention, false)
+            },
+        )
+    }
+
+    /// The same graph with the nodes that `made` makes in the place of composites that are `wanted`.
+    fn with_parts(
+        &self,
+        wanted: impl Fn(&Node) -> bool,
+        made: impl Fn(&mut GraphBuilder, &Node, &AttentionInputs<TensorId>) -> Result<TensorId>,
+    ) -> Result<Cow<'_, Self>> {
         let composite = |node: &Node| matches!(node.op, Op::Attention(_)) && wanted(node);
         if !self.nodes.iter().any(&composite) {
             return Ok(Cow::Borrowed(self));
@@ -207,8 +277,7 @@ impl Graph {
                         _ => None,
                     };
                     if let Some(attention) = attention {
-                        (b.scope, b.next) = numbered(node);
-                        b.decompose(&attention)?
+                        made(&mut b, node, &attention)?
                     } else {
                         b.node_named(node.name.clone(), node.op.clone(), inputs, elem, shape)?
                     }

@@ -3,7 +3,7 @@
 use qhx_base::{ErrorKind, Result};
 
 use super::GraphBuilder;
-use crate::graph::{AttentionInputs, Conv1d, Conv2d, Elem, ReduceOp, TensorId, UnaryOp};
+use crate::graph::{AttentionInputs, Conv1d, Conv2d, Elem, Node, Op, ReduceOp, TensorId, UnaryOp};
 use crate::weight::{Storage, Weight, held};
 
 fn builder() -> (GraphBuilder, TensorId) {
@@ -293,6 +293,15 @@ fn attention_is_one_node_and_stands_for_others() {
             format!("{:?} {:?}", info.inputs, info.outputs)
         };
         assert_eq!(ends(&graph), ends(&parts));
+        // Two groups; the keys of the cache are what the queries are multiplied with.
+        let groups = graph.decomposed_by_groups().unwrap();
+        let turned = |node: &&Node| matches!(node.op, Op::Transpose { .. });
+        let of_caches = groups.nodes().iter().filter(turned).count();
+        assert_eq!(
+            (of_caches, graph.is_step(&graph.nodes()[1])),
+            if rows == 1 { (2, true) } else { (0, false) }
+        );
+        assert_eq!(ends(&graph), ends(&groups));
         assert!(parts.decomposed().unwrap().nodes().len() == parts.nodes().len());
         let kept = graph.decomposed_where(|node| node.name.is_empty()).unwrap();
         assert_eq!(names(&kept), names(&graph));
