@@ -142,15 +142,7 @@ impl Lowering<'_, '_> {
         let sums = match self.sums.get(&x) {
             Some(&sums) => sums,
             None => {
-                let blocks = cols / BLOCK;
-                let shape = [rows * blocks, BLOCK];
-                let parts = self.between(node, &shape, "parts", "Reshape", &[], &[x])?;
-                let axes = [1];
-                let params = [("axes", Param::U32s(&[1], &axes)), ("keep_dims", Param::Bool(true))];
-                let shape = [rows * blocks, 1];
-                let sums = self.between(node, &shape, "sums", "ReduceSum", &params, &[parts])?;
-                let sums =
-                    self.between(node, &[rows, blocks], "sums.rows", "Reshape", &[], &[sums])?;
+                let sums = self.sums_of_blocks(node, x, [rows, cols])?;
                 self.sums.insert(x, sums);
                 sums
             }
@@ -162,6 +154,40 @@ impl Lowering<'_, '_> {
             false => self.between(node, &output, "offset.rows", "Reshape", &[], &[of_offsets])?,
         };
         self.emit(node, "ElementWiseAdd", &[], &[y, of_offsets])
+    }
+
+    /// Sums of the blocks of each row. Of many rows they are a matmul with ones: on v73 the library's `ReduceSum` of 120
+    /// rows of 2,560 takes 1.7 ms, and the matmul 0.05.
+    fn sums_of_blocks(
+        &mut self,
+        node: &Node,
+        x: TensorHandle,
+        [rows, cols]: [usize; 2],
+    ) -> Result<TensorHandle> {
+        let blocks = cols / BLOCK;
+        if rows > FEW {
+            let ones = match self.ones.get(&cols) {
+                Some(&ones) => ones,
+                None => {
+                    let of_block = |at: usize| at % cols / BLOCK == at / cols;
+                    let one = |at| if of_block(at) { f16::ONE } else { f16::ZERO };
+                    let values: Vec<f16> = (0..blocks * cols).map(one).collect();
+                    let (name, shape) = (format!("ones.{cols}"), [blocks, cols]);
+                    let bytes = bytemuck::cast_slice(&values);
+                    let spec = TensorSpec::constant(&name, DType::F16, &shape, bytes);
+                    let ones = self.composer.tensor(spec)?;
+                    self.ones.insert(cols, ones);
+                    ones
+                }
+            };
+            return self.between(node, &[rows, blocks], "sums", "FullyConnected", &[], &[x, ones]);
+        }
+        let parts = self.between(node, &[rows * blocks, BLOCK], "parts", "Reshape", &[], &[x])?;
+        let axes = [1];
+        let params = [("axes", Param::U32s(&[1], &axes)), ("keep_dims", Param::Bool(true))];
+        let shape = [rows * blocks, 1];
+        let sums = self.between(node, &shape, "sums", "ReduceSum", &params, &[parts])?;
+        self.between(node, &[rows, blocks], "sums.rows", "Reshape", &[], &[sums])
     }
 
     /// A step on the way whose result is 16-bit integers.

@@ -35,9 +35,19 @@ pub(super) fn lower<'c>(
     let graph = &*graph.by_heads(MAX_MASK)?;
     let graph = &*graph.decomposed_by_groups()?;
     let (values, outputs, scalars) = Default::default();
-    let (integers, whole, sums) = Default::default();
-    let mut lowering =
-        Lowering { graph, composer, encoder, values, outputs, scalars, integers, whole, sums };
+    let (integers, whole, sums, ones) = Default::default();
+    let mut lowering = Lowering {
+        graph,
+        composer,
+        encoder,
+        values,
+        outputs,
+        scalars,
+        integers,
+        whole,
+        sums,
+        ones,
+    };
     // Inputs and outputs first: the binary lists them in the order in which they are declared.
     for &id in graph.inputs() {
         lowering.input(id)?;
@@ -104,6 +114,8 @@ pub(super) struct Lowering<'g, 'c> {
     pub(super) whole: HashMap<(TensorHandle, u32), TensorHandle>,
     /// Sums of tensors over blocks of their last dimension.
     pub(super) sums: HashMap<TensorHandle, TensorHandle>,
+    /// Matrices of ones that sum up blocks, by the length of a row.
+    pub(super) ones: HashMap<usize, TensorHandle>,
 }
 
 impl Lowering<'_, '_> {
