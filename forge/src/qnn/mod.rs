@@ -8,8 +8,8 @@
 //!
 //! # Weights
 //! f16, int8 with one scale per output channel, or values of 4 or 8 bits in blocks
-//! ([`Storage`](qhx_graph::weight::Storage)); activations are f16, or 16-bit integers ([`integers`]). They are converted
-//! one at a time; the library copies each as it is declared.
+//! ([`Storage`](qhx_graph::weight::Storage)); activations are f16, or 16-bit integers. They are converted one at a time;
+//! the library copies each as it is declared.
 
 pub(crate) mod integers;
 mod lower;
