@@ -10,12 +10,12 @@ use half::f16;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::graph::{Node, Tensor};
 use qhx_graph::quantize::{BLOCK, Bits, Quantized, QuantizedForm};
-use qhx_graph::weight::{Range, Storage, Weight};
+use qhx_graph::weight::{Storage, Weight};
 use qhx_qnn::compose::{Param, TensorHandle, TensorSpec};
 use qhx_types::quantized::Multiples;
 use qhx_types::{DType, Quantization};
 
-use super::lower::{Lowering, f16_values};
+use super::lower::{Integers, Lowering, f16_values};
 
 /// Factor by which inputs may exceed what was measured before they are clamped.
 const INPUTS: f32 = 2.0;
@@ -25,14 +25,6 @@ const OUTPUTS: f32 = 4.0;
 const DENSE: usize = 64;
 /// Rows that are laid out so.
 const FEW: usize = 31;
-
-/// A weight that is multiplied with 16-bit integers.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Integers {
-    range: Range,
-    /// Offset times scale of each block, f16 `[outputs, blocks]`, where there are any.
-    offsets: Option<TensorHandle>,
-}
 
 /// True of the form that 16-bit integers are multiplied with.
 pub(crate) fn multiplies(weight: &Weight) -> bool {

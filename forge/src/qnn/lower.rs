@@ -8,12 +8,11 @@ use qhx_graph::graph::{
     BinaryOp, Constant, Conv2d, Elem, Graph, Node, Op, Origin, ReduceOp, Tensor, TensorId, UnaryOp,
 };
 use qhx_graph::progress::Progress;
-use qhx_graph::weight::{F16_OVERFLOW, Storage, Weight, beyond_f16, to_f16};
+use qhx_graph::weight::{F16_OVERFLOW, Range, Storage, Weight, beyond_f16, to_f16};
 use qhx_qnn::compose::{GraphComposer, Param, TensorHandle, TensorSpec};
 use qhx_types::quantized::Bits;
 use qhx_types::{DType, Quantization};
 
-use super::integers::Integers;
 use crate::kit::MAX_MASK;
 
 /// Smallest exponent that the library is given. Its `ElementWiseExp` returns NaN for some arguments
@@ -95,6 +94,14 @@ fn encodes(graph: &Graph) -> bool {
         _ => false,
     };
     graph.nodes().iter().any(attends) && !graph.nodes().iter().any(cached)
+}
+
+/// A weight that is multiplied with 16-bit integers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Integers {
+    pub(super) range: Range,
+    /// Offset times scale of each block, f16 `[outputs, blocks]`, where there are any.
+    pub(super) offsets: Option<TensorHandle>,
 }
 
 pub(super) struct Lowering<'g, 'c> {
