@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use qhx_base::escape::escaped;
 
-use super::table::{BenchTable, Rate, TableRow};
+use super::rows::{BenchTable, Rate, TableRow};
 
 /// A panel and the plot in it, in pixels.
 const PANEL: (f64, f64) = (460.0, 300.0);

@@ -4,6 +4,7 @@ mod audio;
 mod chart;
 mod energy;
 mod published;
+mod rows;
 mod speculation;
 mod table;
 
@@ -23,8 +24,9 @@ use speculation::Answer;
 pub use audio::{AudioRate, speak, transcribe};
 pub use energy::EnergyMeter;
 pub use published::published;
+pub use rows::{BenchTable, PartTime, Rate, TableRow};
 pub use speculation::Speculated;
-pub use table::{BenchTable, PartTime, Rate, TableRow, contexts};
+pub use table::contexts;
 
 /// Lengths of prompts when none are given; those that the context holds.
 const PROMPTS: [usize; 2] = [128, 512];

@@ -7,7 +7,7 @@ use qhx_base::escape::escaped;
 use qhx_core::engine::Model;
 use qhx_qnn::SOCS;
 
-use super::table::{BenchTable, PartTime};
+use super::rows::{BenchTable, PartTime};
 use super::{GraphTime, Rate};
 
 /// The files of `benches/published`: tables whose sources they name.
