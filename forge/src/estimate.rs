@@ -127,7 +127,7 @@ pub struct GraphEstimate {
     pub unmodelled: Vec<OpCost>,
     /// The ten kinds of ops that take the longest.
     pub most_expensive: Vec<OpCost>,
-    /// What its time goes to; the parts add up to it.
+    /// Parts of its time by class; they add up to it.
     #[serde(rename = "classes", default)]
     pub breakdown: Vec<ClassTime>,
     /// Times of the kinds of units.

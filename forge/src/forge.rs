@@ -284,7 +284,7 @@ fn rounded(checkpoint: &Checkpoint, recipe: &Recipe) -> Option<String> {
     })
 }
 
-/// How many weights are multiplied with 16-bit integers.
+/// Note on the number of weights that are multiplied with 16-bit integers.
 fn of_integers(recipe: &Recipe) -> String {
     let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
     let weights = graphs.flat_map(Graph::weights).filter(

@@ -209,7 +209,7 @@ unsafe fn bound(ports: &BoundPorts, index: usize, bytes: usize) -> Result<&mut [
 /// The row of a sequence in memory for all.
 ///
 /// # Safety
-/// As for [`bound`].
+/// Same as [`bound`].
 #[expect(clippy::mut_from_ref, reason = "exclusive access is the caller's contract")]
 unsafe fn rows(own: &Memory, row: usize, bytes: usize) -> Result<&mut [u8]> {
     let start = row.checked_mul(bytes);

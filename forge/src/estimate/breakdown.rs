@@ -1,4 +1,4 @@
-//! What a graph's time goes to, by classes of ops.
+//! Time of a graph by classes of ops.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -34,7 +34,7 @@ pub(super) struct Machine {
     buses: Buses,
 }
 
-/// What lies between the memory and the NPU. A version of the library that names them otherwise has zeros.
+/// Buses between the memory and the NPU. A version of the library that names them otherwise has zeros.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Buses {
@@ -94,7 +94,7 @@ pub(super) struct Arguments<'a> {
     pub flags: Vec<Cow<'a, str>>,
 }
 
-/// Where an event runs.
+/// Unit that an event runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Unit {
     /// The matrix unit.

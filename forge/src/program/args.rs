@@ -285,7 +285,7 @@ pub(crate) struct ShapeArgs {
     /// rounds what later tokens read
     #[arg(long, value_parser = caches(), default_value = "f16")]
     pub caches: Caches,
-    /// What 4-bit weights are multiplied with: int16 decodes faster on v73 to v79, by estimate, and rounds scales of
+    /// Activations of 4-bit weights: int16 decodes faster on v73 to v79, by estimate, and rounds scales of
     /// weights further. Weights whose inputs or results vary too much keep f16
     #[arg(long, value_parser = activations(), default_value = "f16")]
     pub activations: Activations,

@@ -41,7 +41,7 @@ pub(super) fn run(args: &EstimateArgs, terminal: Terminal<'_>) -> Result<Status>
     Ok(Status::Done)
 }
 
-/// How estimates are printed.
+/// Printing of estimates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     /// For people.
@@ -232,7 +232,7 @@ fn lines(graphs: &[GraphEstimate], target: Target, corner: u32, explain: bool) -
     lines
 }
 
-/// What a graph's time goes to, as a table.
+/// Time of a graph by classes, as a table.
 fn explained(graph: &GraphEstimate) -> Vec<String> {
     let mut lines = vec![format!(
         "  {:<22} {:>11} {:>7} {:>11} {:>12}  most of it",

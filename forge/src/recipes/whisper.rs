@@ -42,7 +42,7 @@ const FRAME: usize = 400;
 const HOP: usize = 160;
 /// Frames that a convolution of the encoder sees.
 const TAPS: usize = 3;
-/// What GELU makes 0 of.
+/// Argument whose GELU is 0.
 const FAR_BELOW: f32 = -1024.0;
 
 register_recipe!(

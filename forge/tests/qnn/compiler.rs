@@ -123,7 +123,7 @@ fn weights_in_blocks_agree_with_the_reference_graph() {
     }
 }
 
-/// Of one row, of few and of many, with and without a bias; two weights share what they are multiplied with.
+/// One row, few and many, with and without a bias; two weights share what they are multiplied with.
 #[tier(qnn)]
 fn products_of_16_bit_integers_agree_with_the_reference_graph() {
     let library = opened();

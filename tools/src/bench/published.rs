@@ -21,15 +21,15 @@ const FILES: [(&str, &str); 4] = [
 /// A figure that several may have.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Figure {
-    /// A prompt of so many tokens.
+    /// A prompt of this number of tokens.
     Prompt(usize),
-    /// A token at so many positions.
+    /// A token at this number of positions.
     Decode(usize),
     /// One execution of a part of the model.
     Part(String),
 }
 
-/// What each column has of a figure.
+/// Content of each column of a figure.
 #[derive(Debug, Default)]
 struct Cells {
     here: String,
@@ -51,7 +51,7 @@ impl BenchTable {
     /// Markdown: of the same chip and precision where there are any, or else of all.
     ///
     /// # Errors
-    /// As [`published`].
+    /// Same as [`published`].
     pub fn beside_published(&self) -> Result<String> {
         let mut others: Vec<_> = published()?
             .into_iter()
@@ -215,7 +215,7 @@ mod tests {
         }
     }
 
-    /// As on a device: figures of the same chip and precision only.
+    /// Same as on a device: figures of the same chip and precision only.
     #[test]
     fn a_device_is_compared_with_the_same_chip() {
         let mine = r#"{"schema": "qhx-bench-table-1", "model": "Llama-3.2-1B-Instruct", "precision": "w4a16",

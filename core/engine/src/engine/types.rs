@@ -114,7 +114,7 @@ pub const MAX_DRAFT_TOKENS: usize = 64;
 /// as far as graphs that take several tokens round as those that take one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Speculate {
-    /// As [`Speculate::Auto`] where the model has a drafting head of its own, else [`Speculate::Off`].
+    /// [`Speculate::Auto`] where the model has a drafting head of its own, else [`Speculate::Off`].
     #[default]
     Model,
     /// One token a step.

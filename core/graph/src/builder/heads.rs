@@ -12,7 +12,7 @@ use crate::graph::{Constant, Elem, Graph, Node, Op, Origin, Tensor, TensorId};
 /// Rows from which on a head has ops of its own. With fewer, one matmul over all heads is as quick.
 const MIN_ROWS: usize = 16;
 /// Parts of a mask for which queries are in parts, too. Beyond it the scores of a head are taken apart for the addition
-/// alone: so many matmuls take the compiler very long.
+/// alone: the compiler takes very long for that number of matmuls.
 const MAX_BLOCKS: usize = 2;
 /// The same of a graph whose mask is added in parts.
 const MIN_MASKED_ROWS: usize = 2;
@@ -509,7 +509,7 @@ impl Splitter<'_> {
         Ok(heads.like(made, heads.width))
     }
 
-    /// How the other operand of a binary op on `heads`, whose shape is `to`, lies beside them.
+    /// Place of the other operand of a binary op on `heads`, whose shape is `to`, beside them.
     fn operand(&self, heads: &Heads, to: &[usize], other: TensorId) -> Result<Option<Operand>> {
         if let Some(other) = &self.places[other.index()].heads {
             let same = other.fits(heads) && [1, heads.width].contains(&other.width);
