@@ -5,7 +5,7 @@
     cargo build --release -p qhx-cli --features builtin-ops
     llama/bin/python benches/llama_cpp_compare.py [--folder DIR] [--repeats 5] [--shapes llama-336m,qwen2.5-0.5b]
         [--weights f16,q8_0,q4_0,q4_k] [--contexts 512,4096,16384] [--positions 64,3000]
-        [--cpu int16+f32,int8+f16] [--alone]
+        [--cpu auto+f16,int16+f32] [--alone]
 
 Both run decoders of a model's shapes, as a Llama without biases and with random weights: a prompt up to each position
 that the context has, and 32 tokens one at a time behind it. They take turns, each in a process of its own, with two
@@ -154,7 +154,7 @@ def main():
     parser.add_argument("--weights", type=words, default=list(PRECISIONS), help=", ".join(PRECISIONS))
     parser.add_argument("--contexts", type=numbers, default=[512])
     parser.add_argument("--positions", type=numbers, default=[64, 3000])
-    parser.add_argument("--cpu", type=words, default=["int16+f32"], help="[default: int16+f32]")
+    parser.add_argument("--cpu", type=words, default=["auto+f16"], help="[default: auto+f16]")
     parser.add_argument("--alone", action="store_true", help="without llama.cpp")
     parser.add_argument("--json", action="store_true", help="all figures, a line for each table")
     parser.add_argument("--qhx", default=ROOT / "target/release/qhx", type=pathlib.Path)

@@ -40,12 +40,13 @@ pub(crate) struct GlobalArgs {
     /// Load plugins that somebody else could change, too; see docs/security.md
     #[arg(long, global = true)]
     pub allow_untrusted_plugins: bool,
-    /// What the CPU backend rounds activations to in matmuls with int8 and 4-bit weights: int8 is faster and less exact
-    #[arg(long, value_name = "TYPE", global = true, default_value = "int16")]
+    /// Type that the CPU backend rounds activations to in matmuls with int8 and 4-bit weights; auto: int8 with 4 bits,
+    /// else int16
+    #[arg(long, value_name = "TYPE", global = true, default_value = "auto")]
     #[arg(value_parser = named::<Activations>(Activations::ALL.map(Activations::name)))]
     pub cpu_activations: Activations,
-    /// What the CPU backend stores caches of keys and values as: f16 takes half the memory, as on an NPU
-    #[arg(long, value_name = "TYPE", global = true, default_value = "f32")]
+    /// Type that the CPU backend stores caches of keys and values as: f16, as on an NPU, or f32, in twice the memory
+    #[arg(long, value_name = "TYPE", global = true, default_value = "f16")]
     #[arg(value_parser = named::<Caches>(Caches::ALL.map(Caches::name)))]
     pub cpu_caches: Caches,
     #[command(flatten)]

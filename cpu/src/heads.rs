@@ -56,56 +56,6 @@ impl SimdOp for Columns<'_, '_> {
     }
 }
 
-/// Adds `x · b` to `out` as [`Columns`] does, for few rows of `out`. Rows of `b` are read from their first element to
-/// the last, as they lie in memory, four at a time, and none is left out.
-pub(crate) struct AddedRows<'a, 'o> {
-    pub(crate) x: &'a [f32],
-    pub(crate) b: &'a [f32],
-    pub(crate) stride: usize,
-    pub(crate) out: Vec<&'o mut [f32]>,
-}
-
-impl SimdOp for AddedRows<'_, '_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn eval<I: Isa>(self, isa: I) {
-        let Self { x, b, stride, out } = self;
-        let depth = x.len() / out.len().max(1);
-        for (x, out) in x.chunks_exact(depth.max(1)).zip(out) {
-            add_rows(isa, x, b, stride, out);
-        }
-    }
-}
-
-/// One row of [`AddedRows`].
-#[inline(always)]
-fn add_rows<I: Isa>(isa: I, x: &[f32], b: &[f32], stride: usize, out: &mut [f32]) {
-    let ops = isa.f32();
-    let (lanes, width) = (ops.len(), out.len());
-    let mut rows = b.chunks(stride.max(1)).map(|row| &row[..width]);
-    let mut next = || rows.next().unwrap_or_default();
-    let (fours, rest) = x.as_chunks::<4>();
-    let whole = width / lanes * lanes;
-    for x in fours {
-        let b: [&[f32]; 4] = from_fn(|_| next());
-        let factors = x.map(|x| ops.splat(x));
-        for (at, to) in out[..whole].chunks_exact_mut(lanes).enumerate() {
-            let mut sum = ops.load(to);
-            for (b, factor) in b.iter().zip(factors) {
-                sum = ops.mul_add(ops.load(&b[at * lanes..]), factor, sum);
-            }
-            ops.store(sum, to);
-        }
-        for at in whole..width {
-            out[at] += b.iter().zip(x).map(|(b, x)| x * b[at]).sum::<f32>();
-        }
-    }
-    for x in rest {
-        out.iter_mut().zip(next()).for_each(|(to, b)| *to += x * b);
-    }
-}
-
 /// Adds `x · b` to `out`, where `b` is int8 or f16 and a row of it has as many elements as one of `out`. It is for few
 /// rows: `b` is read as it is stored, once for four of them, or for two with sixteen registers. Rows of `b` that all of
 /// these multiply with 0 are not read.
@@ -440,11 +390,6 @@ mod tests {
             found.fill(1.0);
             let out = found.chunks_exact_mut(n).collect();
             Columns { x: &x, b: &b[first..], stride, add: true, out }.dispatch();
-            found.iter_mut().for_each(|y| *y -= 1.0);
-            near(&found, &x, [m, n, k], |i, j| b[first + i * stride + j]);
-            found.fill(1.0);
-            let out = found.chunks_exact_mut(n).collect();
-            AddedRows { x: &x, b: &b[first..], stride, out }.dispatch();
             found.iter_mut().for_each(|y| *y -= 1.0);
             near(&found, &x, [m, n, k], |i, j| b[first + i * stride + j]);
         }

@@ -5,17 +5,15 @@ use std::borrow::Cow;
 use qhx_types::quantized::BLOCK;
 use rten_simd::SimdOp;
 
-use crate::heads::{AddedRows, Columns, Turned};
+use crate::heads::{Columns, Turned};
 use crate::integers::{IntegerTask, Integers, integers};
-use crate::kernels::{Arrange, FEW, Rows, Task};
+use crate::kernels::{AddOffsets, Arrange, FEW, Rows, Scales, Task};
 use crate::options::Activations;
 use crate::team::Team;
-use crate::weights::{Floats, Weights};
+use crate::weights::{self, Floats, Weights};
 
 /// Rows of weights in a task are a multiple of this, which the kernels compute without a rest.
 const ROW_STEP: usize = 32;
-/// Rows of results up to which offsets are added row by row.
-const FEW_ADDED: usize = FEW;
 /// Tasks for each thread, so that none waits long for the last.
 const SHARES: usize = 4;
 /// Multiplications that are not worth waking a thread for.
@@ -36,8 +34,8 @@ pub(crate) struct Matrix<'a> {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
     pub(crate) bias: Option<&'a [f32]>,
-    /// Offset added to all weights of a block of [`BLOCK`], `[blocks, rows]`.
-    pub(crate) offsets: Option<&'a [f32]>,
+    /// Offset of each block of [`BLOCK`], in steps of its scale.
+    pub(crate) offsets: Option<Scales<'a>>,
     /// Type that `x` may be rounded to where weights are int8 or of four bits.
     pub(crate) activations: Option<Activations>,
 }
@@ -49,7 +47,7 @@ impl<'a> Matrix<'a> {
         activations: Activations,
     ) -> Self {
         let &Weights { rows, columns, ref offsets, .. } = weights;
-        let offsets = offsets.as_ref().map(Floats::get);
+        let offsets = offsets.as_ref().map(weights::Scales::get);
         let bias = bias.map(Floats::get);
         Self { all: weights.all(), rows, columns, bias, offsets, activations: Some(activations) }
     }
@@ -71,11 +69,10 @@ pub(crate) struct Heads<'a, 'o> {
 
 /// Work that one thread computes at a time.
 enum Work<'a, 'o> {
-    /// Some rows of weights. Those of offsets begin every `stride` elements.
+    /// Some rows of weights.
     Rows {
         part: Matrix<'a>,
-        stride: usize,
-        x: &'a Arranged<'a>,
+        x: &'a Factors<'a>,
         out: Vec<&'o mut [f32]>,
     },
     /// `x · bᵀ` of one head, whose rows have `columns` elements.
@@ -91,15 +88,7 @@ enum Work<'a, 'o> {
 impl Work<'_, '_> {
     fn run(self) {
         match self {
-            Self::Rows { part, stride, x, mut out } => {
-                let Some(offsets) = part.offsets else { return part.multiply(&x.x, out) };
-                part.multiply(&x.x, out.iter_mut().map(|row| &mut **row).collect());
-                let (x, b) = (&x.sums, offsets);
-                match out.len() <= FEW_ADDED {
-                    true => AddedRows { x, b, stride, out }.dispatch(),
-                    false => Columns { x, b, stride, add: true, out }.dispatch(),
-                }
-            }
+            Self::Rows { part, x, out } => part.multiply(x, out),
             Self::Head { b, columns, x, out } => {
                 if out.len() <= FEW {
                     let weights = Rows::F32(b);
@@ -148,7 +137,7 @@ impl<'a> Operands<'a, '_> {
 
 /// Factors of the weights, as the tasks read them, and the index of each operand's factors. Several operands may
 /// share one.
-fn arrange<'a>(all: &[Operands<'a, '_>], team: &Team) -> (Vec<Arranged<'a>>, Vec<usize>) {
+fn arrange<'a>(all: &[Operands<'a, '_>], team: &Team) -> (Vec<Factors<'a>>, Vec<usize>) {
     let (mut arranged, mut known) = (Vec::with_capacity(all.len()), Vec::with_capacity(all.len()));
     let places = all.iter().map(|one| {
         let Operands::Rows(Matrix { all: rows, columns, offsets, activations, .. }, x, _) = *one
@@ -161,16 +150,17 @@ fn arrange<'a>(all: &[Operands<'a, '_>], team: &Team) -> (Vec<Arranged<'a>>, Vec
             return place;
         }
         known.push(key);
-        let sums = match offsets {
-            Some(_) => x.chunks_exact(BLOCK).map(|block| block.iter().sum()).collect(),
-            None => Vec::new(),
-        };
         let integers = activations.and_then(|to| integers(to, rows, columns, x, team));
-        let x = match integers {
+        arranged.push(match integers {
             Some(x) => Factors::Integers(x),
-            None => Factors::Floats(Arrange { weights: rows, columns, x, team }.dispatch()),
-        };
-        arranged.push(Arranged { x, sums });
+            None => Factors::Floats {
+                x: Arrange { weights: rows, columns, x, team }.dispatch(),
+                sums: match offsets {
+                    Some(_) => x.chunks_exact(BLOCK).map(|block| block.iter().sum()).collect(),
+                    None => Vec::new(),
+                },
+            },
+        });
         arranged.len() - 1
     });
     let places = places.collect();
@@ -178,23 +168,27 @@ fn arrange<'a>(all: &[Operands<'a, '_>], team: &Team) -> (Vec<Arranged<'a>>, Vec
 }
 
 /// Factors that weights are multiplied with.
-struct Arranged<'a> {
-    x: Factors<'a>,
-    /// The sum of each block of a row, which offsets are multiplied with.
-    sums: Vec<f32>,
-}
-
 enum Factors<'a> {
-    Floats(Cow<'a, [f32]>),
+    Floats {
+        x: Cow<'a, [f32]>,
+        /// The sum of each block of a row, which offsets are multiplied with.
+        sums: Vec<f32>,
+    },
     Integers(Integers),
 }
 
 impl<'a> Matrix<'a> {
-    fn multiply(self, x: &Factors<'_>, out: Vec<&mut [f32]>) {
-        let Self { all: weights, columns, bias, .. } = self;
+    fn multiply(self, x: &Factors<'_>, mut out: Vec<&mut [f32]>) {
+        let Self { all: weights, columns, bias, offsets, .. } = self;
         match x {
-            Factors::Floats(x) => Task { weights, columns, x, out, bias }.dispatch(),
-            Factors::Integers(x) => IntegerTask { weights, columns, x, out, bias }.run(),
+            Factors::Floats { x, sums } => {
+                let rows = out.iter_mut().map(|row| &mut **row).collect();
+                Task { weights, columns, x, out: rows, bias }.dispatch();
+                if let Some(offsets) = offsets {
+                    AddOffsets { weights, offsets, sums, out }.dispatch();
+                }
+            }
+            Factors::Integers(x) => IntegerTask { weights, columns, offsets, x, out, bias }.run(),
         }
     }
 }
@@ -221,7 +215,7 @@ impl<'a, 'o> Heads<'a, 'o> {
 /// Tasks of some rows of weights each. They write to different columns of `y`.
 fn split<'a, 'o>(
     matrix: Matrix<'a>,
-    x: &'a Arranged<'a>,
+    x: &'a Factors<'a>,
     y: &'o mut [f32],
     shares: usize,
     tasks: &mut Vec<Work<'a, 'o>>,
@@ -240,10 +234,9 @@ fn split<'a, 'o>(
             all: matrix.all.part(&range, matrix.columns),
             rows: range.len(),
             bias: matrix.bias.and_then(|bias| bias.get(range.clone())),
-            // The columns of other rows lie between.
-            offsets: matrix.offsets.and_then(|offsets| offsets.get(start..)),
+            offsets: matrix.offsets.map(|offsets| offsets.part(&range, matrix.columns / BLOCK)),
             ..matrix
         };
-        Work::Rows { part, stride: rows, x, out }
+        Work::Rows { part, x, out }
     }));
 }

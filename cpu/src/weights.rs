@@ -6,7 +6,7 @@ use std::sync::Arc;
 use qhx_base::artifacts::Mapped;
 use qhx_graph::onnx::{Numbers, Reals, StoredWeight};
 use qhx_graph::weight::Weight;
-use qhx_types::quantized::{BLOCK, Bits, QuantizedForm, by_block, repeated};
+use qhx_types::quantized::{BLOCK, Bits, QuantizedForm, repeated};
 use rten_simd::SimdOp;
 
 use crate::kernels::{self, DequantizeRow, Rows};
@@ -68,7 +68,7 @@ impl Floats {
     }
 }
 
-/// Scales of quantized weights.
+/// Scales of quantized weights, or their offsets in steps of a scale.
 #[derive(Debug, Clone)]
 pub(crate) enum Scales {
     F32(Floats),
@@ -76,14 +76,29 @@ pub(crate) enum Scales {
 }
 
 impl Scales {
-    fn get(&self) -> kernels::Scales<'_> {
+    pub(crate) fn get(&self) -> kernels::Scales<'_> {
         match self {
             Self::F32(scales) => kernels::Scales::F32(scales.get()),
             Self::F16(scales) => kernels::Scales::F16(scales.elements()),
         }
     }
 
-    /// Scales of blocks that are `pieces` shorter ones each.
+    /// Numbers where they lie.
+    fn of(reals: &Reals) -> Self {
+        match reals {
+            Reals::Half(numbers) => Self::F16(Stored::of(numbers, 2)),
+            Reals::Float(numbers) => Self::F32(Floats::Stored(Stored::of(numbers, 4))),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self.get() {
+            kernels::Scales::F32(all) => size_of_val(all),
+            kernels::Scales::F16(all) => size_of_val(all),
+        }
+    }
+
+    /// Those of blocks that are `pieces` shorter ones each.
     pub(crate) fn repeated(self, pieces: usize) -> Self {
         if pieces == 1 {
             return self;
@@ -123,8 +138,8 @@ pub(crate) struct Weights {
     pub(crate) columns: usize,
     pub(crate) form: Form,
     pub(crate) stored: Stored,
-    /// Offset added to all weights of a block, `[blocks, rows]`.
-    pub(crate) offsets: Option<Floats>,
+    /// Offset of each block, in steps of its scale.
+    pub(crate) offsets: Option<Scales>,
 }
 
 impl Weights {
@@ -132,7 +147,7 @@ impl Weights {
     pub(crate) fn of(weight: &Weight) -> Result<Self, String> {
         let (rows, columns, source) = (weight.rows(), weight.cols(), weight.source());
         let stored = source.stored().ok_or_else(|| format!("{} is in no file", source.name()))?;
-        let (form, packed, integers, scales, shifts) = match stored {
+        let (form, packed, integers, scales, offsets) = match stored {
             StoredWeight::Floats(reals) => {
                 let (form, stored) = match reals {
                     Reals::Half(numbers) => (Form::F16, Stored::of(numbers, 2)),
@@ -140,15 +155,11 @@ impl Weights {
                 };
                 return Ok(Self { rows, columns, form, stored, offsets: None });
             }
-            StoredWeight::Quantized { form, packed, integers, scales, shifts, .. } => {
-                (*form, *packed, Stored::of(integers, 4), scales, shifts)
+            StoredWeight::Quantized { form, packed, integers, scales, offsets, .. } => {
+                (*form, *packed, Stored::of(integers, 4), scales, offsets)
             }
         };
-        let scales = match scales {
-            Reals::Half(numbers) => Scales::F16(Stored::of(numbers, 2)),
-            Reals::Float(numbers) => Scales::F32(Floats::Stored(Stored::of(numbers, 4))),
-        };
-        let shifts = shifts.as_ref().map(|shifts| Floats::Stored(Stored::of(shifts, 4)));
+        let (scales, offsets) = (Scales::of(scales), offsets.as_ref().map(Scales::of));
         let whole = |form: QuantizedForm, scales, offsets| {
             let form = Form::quantized(form, columns, scales)?;
             Some(Self { rows, columns, form, stored: integers.clone(), offsets })
@@ -156,22 +167,22 @@ impl Weights {
         // Integers of 4 bits that are not packed are a byte each.
         let bytes = |block| QuantizedForm::symmetric(Bits::Eight, block);
         let found = if packed {
-            whole(QuantizedForm::symmetric(Bits::Four, BLOCK), scales, shifts)
-        } else if form.block == columns && shifts.is_none() {
+            whole(QuantizedForm::symmetric(Bits::Four, BLOCK), scales, offsets)
+        } else if form.block == columns && offsets.is_none() {
             whole(bytes(columns), scales, None)
         } else if let Some(pieces) = form.pieces() {
-            let shifts = shifts.map(|shifts| {
-                Floats::Own(by_block(&repeated(shifts.get(), pieces), columns / BLOCK))
-            });
-            whole(bytes(BLOCK), scales.repeated(pieces), shifts)
+            let offsets = offsets.map(|offsets| offsets.repeated(pieces));
+            whole(bytes(BLOCK), scales.repeated(pieces), offsets)
         } else {
             let blocks = (rows * columns).checked_div(form.block).unwrap_or_default();
-            let (block, form) = (form.block, Form::Quantized(bytes(form.block), scales));
+            let (block, form) = (form.block, Form::Quantized(bytes(form.block), scales.clone()));
             let all = Self { rows: blocks, columns: block, form, stored: integers, offsets: None };
             let mut values = all.dequantized();
-            if let Some(shifts) = shifts {
-                let added = values.chunks_exact_mut(all.columns).zip(shifts.get());
-                added.for_each(|(block, shift)| block.iter_mut().for_each(|w| *w += shift));
+            if let Some(offsets) = offsets {
+                for (index, block) in values.chunks_exact_mut(all.columns).enumerate() {
+                    let shift = offsets.get().get(index) * scales.get().get(index);
+                    block.iter_mut().for_each(|w| *w += shift);
+                }
             }
             Some(Self::own(rows, columns, &values))
         };
@@ -217,12 +228,9 @@ impl Weights {
     pub(crate) fn extent(&self) -> (usize, u64) {
         let scales = match &self.form {
             Form::F32 | Form::F16 => 0,
-            Form::Quantized(_, scales) => match scales.get() {
-                kernels::Scales::F32(scales) => size_of_val(scales),
-                kernels::Scales::F16(scales) => size_of_val(scales),
-            },
+            Form::Quantized(_, scales) => scales.bytes(),
         };
-        let offsets = self.offsets.as_ref().map_or(0, |offsets| size_of_val(offsets.get()));
+        let offsets = self.offsets.as_ref().map_or(0, Scales::bytes);
         let bytes = self.stored.bytes();
         (bytes.as_ptr().addr(), (bytes.len() + scales + offsets) as u64)
     }

@@ -32,9 +32,9 @@ pub struct CallerOptions {
     pub threads: Option<usize>,
     /// `auto`, `cpu` or `npu`, see [`RuntimeBuilder::decode_on`]; one backend consumes prompts and tokens otherwise.
     pub decode_on: Option<String>,
-    /// `int16` or `int8`, see [`RuntimeBuilder::cpu_activations`].
+    /// `auto`, `int16` or `int8`, see [`RuntimeBuilder::cpu_activations`].
     pub cpu_activations: Option<String>,
-    /// `f32` or `f16`, see [`RuntimeBuilder::cpu_caches`].
+    /// `f16` or `f32`, see [`RuntimeBuilder::cpu_caches`].
     pub cpu_caches: Option<String>,
 }
 

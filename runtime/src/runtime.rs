@@ -218,13 +218,13 @@ impl RuntimeBuilder {
         while_preparing(qhx: impl Into<PathBuf>) => settings.while_preparing = Some(qhx.into()),
         /// Threads for the host's part and for the CPU backend; one a core by default.
         threads(threads: usize) => settings.threads = Some(threads),
-        /// Precision that the CPU backend rounds activations to in matmuls with int8 and 4-bit weights; 16 bits by
-        /// default. 8 bits are faster and less exact. `activations` of [`Model::backend`]'s details reports the
-        /// precision.
+        /// Precision that the CPU backend rounds activations to in matmuls with int8 and 4-bit weights; by default 8
+        /// bits with 4-bit weights and 16 with int8. 8 bits are faster and less exact. `activations` of
+        /// [`Model::backend`]'s details reports the precision.
         cpu_activations(activations: Activations) => settings.cpu_activations = activations,
-        /// Format of the CPU backend's KV caches; f32 by default. f16 halves the memory and, for a token after
-        /// thousands of others, the time spent on the caches. `caches` of [`Model::backend`]'s details reports the
-        /// format.
+        /// Format of the CPU backend's KV caches; f16 by default, as on an NPU. f32 takes twice the memory and, for a
+        /// token after thousands of others, up to twice the time spent on the caches. `caches` of
+        /// [`Model::backend`]'s details reports the format.
         cpu_caches(caches: Caches) => settings.cpu_caches = caches,
         /// Plugins to consider, and how. By default those of the user's folder and those beside the program
         /// are found, and loaded without being tried in a process of their own: a library starts no processes unasked.

@@ -11,7 +11,7 @@ use crate::tiny;
 
 /// The CPU backend.
 pub fn cpu() -> Arc<dyn Backend> {
-    Arc::new(qhx_cpu::CpuBackend::new(qhx_cpu::CpuOptions::default()).expect("the CPU backend"))
+    Arc::new(qhx_cpu::CpuBackend::new(qhx_cpu::CpuOptions::exact()).expect("the CPU backend"))
 }
 
 /// The QNN backend, for a test with `#[tier(qnn)]`.

@@ -123,7 +123,7 @@ fn main() -> Result<(), AnyError> {
     let prompt: Vec<u32> = prompt.split(',').map(str::parse).collect::<Result<_, _>>()?;
     let count: usize = count.parse()?;
     let manifest = manifest::select(Path::new(bundle))?;
-    let cpu = Arc::new(CpuBackend::new(CpuOptions::default())?);
+    let cpu = Arc::new(CpuBackend::new(CpuOptions::exact())?);
     let qnn = Arc::new(QnnBackend::new(QnnOptions {
         htp: PathBuf::from(htp),
         system: Some(PathBuf::from(system)),

@@ -261,8 +261,8 @@ typedef struct qhx_runtime_options {
     int threads;                     /* 0 for one a core */
     const char *decode_on;           /* auto, cpu or npu: what consumes the tokens of answers; NULL for what consumes
                                       * prompts */
-    const char *cpu_activations;     /* int16 or int8: what the CPU rounds activations to; NULL for int16 */
-    const char *cpu_caches;          /* f32 or f16: what the CPU stores caches as; NULL for f32 */
+    const char *cpu_activations;     /* auto, int16 or int8: what the CPU rounds activations to; NULL for auto */
+    const char *cpu_caches;          /* f16 or f32: what the CPU stores caches as; NULL for f16 */
 } qhx_runtime_options;
 QHX_API void qhx_runtime_options_default(qhx_runtime_options *options);
 QHX_API qhx_runtime *qhx_runtime_create_ex(const qhx_runtime_options *options);

@@ -328,9 +328,9 @@ c_struct! {
         threads: c_int,
         /// auto, cpu or npu.
         decode_on: *const c_char,
-        /// int16 or int8.
+        /// auto, int16 or int8.
         cpu_activations: *const c_char,
-        /// f32 or f16.
+        /// f16 or f32.
         cpu_caches: *const c_char,
     }
 }

@@ -876,10 +876,10 @@ static int all(char **argv, int count) {
     CHECK(!qhx_runtime_create_ex(&options) && last().find("expected auto, cpu or npu") != std::string::npos);
     options.decode_on = nullptr;
     options.cpu_activations = "int4";
-    CHECK(!qhx_runtime_create_ex(&options) && last().find("expected int16 or int8") != std::string::npos);
+    CHECK(!qhx_runtime_create_ex(&options) && last().find("expected auto, int16 or int8") != std::string::npos);
     options.cpu_activations = nullptr;
     options.cpu_caches = "int4";
-    CHECK(!qhx_runtime_create_ex(&options) && last().find("expected f32 or f16") != std::string::npos);
+    CHECK(!qhx_runtime_create_ex(&options) && last().find("expected f16 or f32") != std::string::npos);
     options.cpu_caches = nullptr;
     options.device_arch = "v8x";
     CHECK(!qhx_runtime_create_ex(&options));

@@ -43,9 +43,9 @@ def test_a_bundle_that_cannot_be_opened_says_why(language, tmp_path):
         qhx.Model(language, backend="gpu")
     with pytest.raises(qhx.UsageError, match="options: decode_on \"gpu\": expected auto, cpu or npu"):
         qhx.Model(language, decode_on="gpu")
-    with pytest.raises(qhx.UsageError, match="options: cpu_activations \"int4\": expected int16 or int8"):
+    with pytest.raises(qhx.UsageError, match="options: cpu_activations \"int4\": expected auto, int16 or int8"):
         qhx.Model(language, cpu_activations="int4")
-    with pytest.raises(qhx.UsageError, match="options: cpu_caches \"int4\": expected f32 or f16"):
+    with pytest.raises(qhx.UsageError, match="options: cpu_caches \"int4\": expected f16 or f32"):
         qhx.Model(language, cpu_caches="int4")
     with pytest.raises(qhx.DeviceError) as raised:
         qhx.Model(language, backend="qnn", htp=tmp_path / "libQnnHtp.so")

@@ -5,8 +5,8 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use clap::{Parser, Subcommand};
-use qhx::CpuOptions;
 use qhx::hub::{self, CheckpointFiles, Hub, HubOptions, Name};
+use qhx::{Activations, CpuOptions};
 use qhx_base::Result;
 use qhx_core::Manifest;
 use qhx_core::engine::{Model, ModelOptions};
@@ -93,7 +93,12 @@ pub(crate) fn run(mut args: ForgeArgs, app: &mut App) -> Result<Status> {
     if args.calibrates() {
         let _ = plugins.set(Ok(app.plugins()?));
     }
-    let (threads, activations) = (app.global.process.threads(), app.global.cpu_activations);
+    let threads = app.global.process.threads();
+    // Measured are weights, without what activations cost beside them, unless that is asked for.
+    let activations = match app.global.cpu_activations {
+        Activations::Auto => Activations::Int16,
+        asked => asked,
+    };
     let cpu = CpuOptions { threads, activations, caches: app.global.cpu_caches };
     let cancel = app.interrupts.token().clone();
     let open = |manifest: &Path| {

@@ -79,22 +79,22 @@ pub struct BackendInfo {
 
 impl BackendInfo {
     /// Type that matmuls with quantized weights round activations to, if a line `activations: TYPE` of the details says
-    /// it: `int16` or `int8` of the CPU backend.
+    /// it: `auto`, `int16` or `int8` of the CPU backend.
     pub fn activations(&self) -> Option<&str> {
         self.details.iter().find_map(|line| line.strip_prefix("activations: "))
     }
 
-    /// Type that caches of keys and values are stored as, if a line `caches: TYPE` of the details says it: `f32` or
-    /// `f16` of the CPU backend.
+    /// Type that caches of keys and values are stored as, if a line `caches: TYPE` of the details says it: `f16` or
+    /// `f32` of the CPU backend.
     pub fn caches(&self) -> Option<&str> {
         self.details.iter().find_map(|line| line.strip_prefix("caches: "))
     }
 
-    /// The name, and what sets its results apart from those of the same backend by default: `cpu, int8 activations, f16
+    /// The name, and what sets its results apart from those of the same backend by default: `cpu, int8 activations, f32
     /// caches`.
     pub fn label(&self) -> String {
-        let activations = self.activations().filter(|to| *to != "int16");
-        let caches = self.caches().filter(|to| *to != "f32");
+        let activations = self.activations().filter(|to| *to != "auto");
+        let caches = self.caches().filter(|to| *to != "f16");
         let parts = [(activations, "activations"), (caches, "caches")];
         let parts =
             parts.map(|(to, what)| to.map(|to| format!(", {to} {what}")).unwrap_or_default());

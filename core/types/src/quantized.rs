@@ -286,12 +286,6 @@ pub fn repeated<T: Copy>(numbers: &[T], pieces: usize) -> Vec<T> {
     numbers.iter().flat_map(|number| std::iter::repeat_n(*number, pieces)).collect()
 }
 
-/// Numbers of rows of `blocks` each, those of the first blocks of all rows first: `[rows, blocks]` as `[blocks, rows]`.
-pub fn by_block(numbers: &[f32], blocks: usize) -> Vec<f32> {
-    let blocks = blocks.max(1);
-    (0..blocks).flat_map(|block| numbers.iter().skip(block).step_by(blocks).copied()).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -373,6 +367,5 @@ mod tests {
     #[test]
     fn numbers_of_blocks_are_repeated_and_turned() {
         assert_eq!(repeated(&[1.0, 2.0], 2), [1.0, 1.0, 2.0, 2.0]);
-        assert_eq!(by_block(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 3), [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
     }
 }

@@ -16,7 +16,17 @@ macro_rules! entries {
             task: &mut IntegerTask<'_, '_>,
             groups: &[Group<PARTS>],
         ) {
-            task.each_rows(groups, |pair, x, n, out| up_to_four!(out, dots(pair, x, n, out)));
+            let count = task.out.first().map_or(0, |out| out.len());
+            let each = task.columns.div_ceil(GROUP);
+            for first in (0..count).step_by(PAIR) {
+                let Some(pair) = Pair::new(task, [first, (first + 1).min(count - 1)]) else {
+                    return;
+                };
+                // The rows are in the nearest cache when the next four come.
+                for (out, x) in task.out.chunks_mut(4).zip(groups.chunks(4 * each)) {
+                    up_to_four!(out, dots(&pair, x, first, out));
+                }
+            }
         }
 
         #[target_feature(enable = $features)]
@@ -28,7 +38,7 @@ macro_rules! entries {
             task.each_tile(
                 panels,
                 wide,
-                |wide, row, weights| wide.fill(row, $beside, weights),
+                |wide, row, weights, offsets| wide.fill(row, $beside, weights, offsets),
                 |wide, panel| multiply(wide, panel),
             );
         }
@@ -42,7 +52,7 @@ use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
 use std::slice::from_ref;
 
-use super::{GROUP, IntegerTask, Words};
+use super::{GROUP, IntegerTask, Words, sum};
 use crate::kernels::{Row, Rows, Scales};
 
 /// Largest absolute value of integers of 16 bits: 256 · 127 + 127, as -128 has no opposite.
@@ -81,6 +91,8 @@ pub(super) struct Group<const PARTS: usize> {
     /// Corrections for 4-bit weights, whose zero is 8. For `sdot` the first array is added to the sums of the blocks;
     /// for `smmla` the sums of each block begin with its array.
     offsets: [[i32; LANES]; BLOCKS],
+    /// The sum of each block.
+    sums: [f32; BLOCKS],
     /// The scale of each block.
     scales: [f32; BLOCKS],
 }
@@ -89,6 +101,8 @@ pub(super) struct Group<const PARTS: usize> {
 pub(super) struct Panel<const PARTS: usize> {
     /// Eight columns of each row, then the next eight.
     values: Vec<Octets<PARTS>>,
+    /// For each block of columns the sum of each row.
+    sums: Vec<[f32; PANEL]>,
     /// For each block of columns the scale of each row.
     scales: Vec<[f32; PANEL]>,
 }
@@ -157,6 +171,7 @@ impl Level {
         let mut wide = Wide {
             values: vec![[0; HALF]; TILE * panel.values.len()],
             scales: vec![0.0; TILE * panel.scales.len()],
+            offsets: vec![0.0; TILE * panel.scales.len()],
         };
         // SAFETY: as above.
         unsafe {
@@ -182,8 +197,11 @@ impl Level {
             let mut group = Group {
                 values: [[[0; BYTES]; PARTS]; GROUP / BYTES],
                 offsets: [[0; LANES]; BLOCKS],
+                sums: [0.0; BLOCKS],
                 scales: [0.0; BLOCKS],
             };
+            let blocks = group.sums.iter_mut().zip(x.chunks_exact(BLOCK));
+            blocks.for_each(|(to, x)| *to = sum(x) as f32);
             group.scales[..scales.len()].copy_from_slice(scales);
             let values = group.values.as_flattened_mut().as_flattened_mut();
             for (column, x) in x.iter().enumerate() {
@@ -225,7 +243,7 @@ impl Level {
                 }
             }
         }
-        Panel { values, scales: words.panel_scales() }
+        Panel { values, sums: words.panel_sums(), scales: words.panel_scales() }
     }
 }
 
@@ -269,9 +287,16 @@ fn groups<'f, const N: usize>(
 }
 
 /// Two rows of weights of one form.
-enum Pair<'a> {
-    I8([&'a [i8]; PAIR], PairScales<'a>),
-    I4([&'a [i8]; PAIR], PairScales<'a>),
+struct Pair<'a> {
+    bytes: PairBytes<'a>,
+    scales: PairScales<'a>,
+    offsets: Option<PairScales<'a>>,
+}
+
+/// Elements of two rows.
+enum PairBytes<'a> {
+    I8([&'a [i8]; PAIR]),
+    I4([&'a [i8]; PAIR]),
 }
 
 /// Scales of two rows.
@@ -292,7 +317,7 @@ impl<'a> PairScales<'a> {
         }
     }
 
-    /// Scales of a group.
+    /// Those of a group.
     #[inline]
     #[target_feature(enable = "neon")]
     fn group(&self, index: usize) -> [float32x4_t; PAIR] {
@@ -305,22 +330,38 @@ impl<'a> PairScales<'a> {
 }
 
 impl<'a> Pair<'a> {
-    /// Nothing if the rows are of a form that is not multiplied in integers, or of two.
+    /// Nothing if the weights are of a form that is not multiplied in integers.
     #[inline(always)]
-    fn new([a, b]: [Row<'a>; PAIR]) -> Option<Self> {
-        Some(match (a, b) {
+    fn new(task: &IntegerTask<'a, '_>, [first, second]: [usize; PAIR]) -> Option<Self> {
+        let row = |row: usize| task.weights.row(row, task.columns);
+        let (bytes, scales) = match (row(first), row(second)) {
             (Row::I8(a, first), Row::I8(b, second)) => {
-                Self::I8([a, b], PairScales::Rows([first, second]))
+                (PairBytes::I8([a, b]), PairScales::Rows([first, second]))
             }
             (Row::I8Blocks(a, first), Row::I8Blocks(b, second)) => {
-                Self::I8([a, b], PairScales::new(first, second)?)
+                (PairBytes::I8([a, b]), PairScales::new(first, second)?)
             }
             (Row::I4(a, first), Row::I4(b, second)) => {
                 let w = [bytemuck::cast_slice(a), bytemuck::cast_slice(b)];
-                Self::I4(w, PairScales::new(first, second)?)
+                (PairBytes::I4(w), PairScales::new(first, second)?)
             }
             _ => return None,
-        })
+        };
+        let blocks = task.columns / BLOCK;
+        let offsets = task.offsets.and_then(|all| {
+            PairScales::new(all.cut(first * blocks, blocks), all.cut(second * blocks, blocks))
+        });
+        Some(Self { bytes, scales, offsets })
+    }
+
+    /// The offsets of a group, in steps of the scales.
+    #[inline]
+    #[target_feature(enable = "neon")]
+    fn offsets(&self, index: usize) -> Option<[float32x4_t; PAIR]> {
+        match &self.offsets {
+            Some(offsets) => Some(offsets.group(index)),
+            None => None,
+        }
     }
 }
 
@@ -338,16 +379,21 @@ struct Wide {
     values: Vec<[i8; HALF]>,
     /// For each row those of all blocks.
     scales: Vec<f32>,
+    /// The same, in steps of the scales.
+    offsets: Vec<f32>,
 }
 
 impl Wide {
     /// Fills one of `beside` rows that lie beside each other, eight columns of each in turns.
     #[target_feature(enable = "neon")]
-    fn fill(&mut self, row: usize, beside: usize, weights: Row<'_>) {
+    fn fill(&mut self, row: usize, beside: usize, weights: Row<'_>, offsets: Option<Scales<'_>>) {
         let (stride, blocks) = (self.values.len() / TILE, self.scales.len() / TILE);
         let first = row / beside * beside * stride + row % beside;
         let values = self.values[first..].iter_mut().step_by(beside);
         let scales = &mut self.scales[row * blocks..][..blocks];
+        if let Some(offsets) = offsets {
+            offsets.copy(&mut self.offsets[row * blocks..][..blocks]);
+        }
         match weights {
             Row::I8(w, scale) => {
                 copy(values, w);

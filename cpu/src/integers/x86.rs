@@ -1,7 +1,8 @@
 //! Integers of 16 bits, whose products are summed in pairs, and of 8 bits, whose products are summed by four.
 //!
 //! The instructions for bytes multiply unsigned ones with signed ones. Four bits around 8 are unsigned as they are
-//! stored, and int8 with another sign bit is unsigned around 128: either way the sums begin with what that is too much.
+//! stored, and int8 with another sign bit is unsigned around 128: either way that is part of the offset of a block,
+//! which is multiplied with the sum of `x`.
 
 #![expect(unsafe_code, reason = "instructions that rten_simd does not have")]
 
@@ -10,8 +11,8 @@ mod avx512;
 
 use qhx_types::quantized::{BLOCK, NIBBLE_ZERO, from_nibble};
 
-use super::{GROUP, IntegerTask, Words};
-use crate::kernels::{Row, Rows};
+use super::{GROUP, IntegerTask, Words, sum};
+use crate::kernels::{Row, Rows, Scales};
 
 /// Largest absolute value of integers of 16 bits.
 pub(super) const LIMIT: f32 = 32767.0;
@@ -42,8 +43,8 @@ pub(super) enum Level {
 #[repr(C, align(64))]
 pub(super) struct Group<const BYTES: usize> {
     values: [[[u8; VECTOR]; BYTES]; GROUP / VECTOR],
-    /// Initial values of the sums of each eight columns.
-    offsets: [i32; LANES],
+    /// The sums of each eight columns.
+    sums: [f32; LANES],
     /// The scales of each eight columns.
     scales: [f32; LANES],
 }
@@ -52,8 +53,8 @@ pub(super) struct Group<const BYTES: usize> {
 pub(super) struct Panel<const BYTES: usize> {
     /// Four bytes of each row, then the next four.
     values: Vec<[i32; PANEL]>,
-    /// For each block of columns what the sums of each row begin with.
-    offsets: Vec<[i32; PANEL]>,
+    /// For each block of columns the sum of each row.
+    sums: Vec<[f32; PANEL]>,
     /// For each block of columns the scale of each row.
     scales: Vec<[f32; PANEL]>,
     /// Elements of `values` in a block.
@@ -116,7 +117,9 @@ impl Level {
         panels: &[Panel<BYTES>],
     ) {
         let Some(panel) = panels.first() else { return };
-        let mut wide = Wide::new(panel);
+        // Of 16 bits they are around 0.
+        let zero = if BYTES == 1 { self.zero::<BYTES>(task.weights) } else { 0 };
+        let mut wide = Wide::new(panel, zero);
         // SAFETY: as above.
         unsafe {
             match self {
@@ -142,51 +145,19 @@ impl Level {
         words: &Words,
         weights: Rows<'_>,
     ) -> Vec<Group<BYTES>> {
-        let zero = self.zero::<BYTES>(weights);
-        let width = if self == Self::Avx512 { VECTOR } else { VECTOR / 2 };
-        let mut groups = Vec::with_capacity(words.stride.div_ceil(GROUP) * words.rows().len());
-        for (x, scales) in words.groups() {
-            let mut group = Group {
-                values: [[[0; VECTOR]; BYTES]; GROUP / VECTOR],
-                offsets: [0; LANES],
-                scales: [0.0; LANES],
-            };
-            let share = LANES * BLOCK / GROUP;
-            for (lanes, scale) in group.scales.chunks_exact_mut(share).zip(scales) {
-                lanes.fill(*scale);
+        // SAFETY: as above.
+        unsafe {
+            match self {
+                Self::Avx512 => avx512::groups(words, weights),
+                Self::AvxVnni | Self::Avx2 => avx2::groups(words, weights),
             }
-            let mut filled = [0; GROUP];
-            filled[..x.len()].copy_from_slice(x);
-            match weights {
-                // As weights come out of the bits of an element.
-                Rows::I4(..) => group.fill(zero, &filled, |place| {
-                    let (each, vectors) = (width / BYTES, 2 * BYTES);
-                    let (vector, place) = (place / each, place % each);
-                    (vector / vectors * each + place) * vectors + vector % vectors
-                }),
-                _ if self != Self::Avx512 => group.fill(zero, &filled, |place| place),
-                _ => group.fill(zero, &filled, |place| {
-                    let (each, run) = (VECTOR / BYTES, RUN / BYTES);
-                    let (vector, place) = (place / each, place % each);
-                    place / run * BLOCK + vector * run + place % run
-                }),
-            }
-            groups.push(group);
         }
-        groups
     }
 
-    pub(super) fn panel<const BYTES: usize>(
-        self,
-        words: &Words,
-        weights: Rows<'_>,
-    ) -> Panel<BYTES> {
+    pub(super) fn panel<const BYTES: usize>(self, words: &Words, _: Rows<'_>) -> Panel<BYTES> {
         let each = size_of::<i32>() / BYTES;
         let block = BLOCK / each;
         let mut values = vec![[0; PANEL]; words.stride / each];
-        let mut offsets = vec![[0; PANEL]; values.len() / block];
-        // Of 16 bits they are around 0.
-        let zero = if BYTES == 1 { self.zero::<BYTES>(weights) } else { 0 };
         for (row, (x, _)) in words.rows().enumerate() {
             for (to, x) in values.iter_mut().zip(x.chunks_exact(each)) {
                 to[row] = match *x {
@@ -195,24 +166,70 @@ impl Level {
                     _ => 0,
                 };
             }
-            for (to, x) in offsets.iter_mut().zip(x.chunks_exact(BLOCK)) {
-                to[row] = -x.iter().map(|x| zero * i32::from(*x)).sum::<i32>();
-            }
         }
-        Panel { values, offsets, scales: words.panel_scales(), block }
+        Panel { values, sums: words.panel_sums(), scales: words.panel_scales(), block }
     }
 }
+
 impl<const BYTES: usize> Group<BYTES> {
-    /// Fills it with columns, of which `column` says which one stands at a place.
+    /// The groups of all rows, for vectors of `WIDTH` bytes. Inlined, so that they are compiled for the caller's
+    /// instructions.
     #[inline(always)]
-    fn fill(&mut self, zero: i32, x: &[i16; GROUP], column: impl Fn(usize) -> usize) {
-        let values = self.values.as_flattened_mut().as_flattened_mut();
-        for (place, value) in values.as_chunks_mut::<BYTES>().0.iter_mut().enumerate() {
-            let x = x[column(place)];
-            value.copy_from_slice(&x.to_le_bytes()[..BYTES]);
+    fn all<const WIDTH: usize>(words: &Words, weights: Rows<'_>) -> Vec<Self> {
+        let mut groups = Vec::with_capacity(words.stride.div_ceil(GROUP) * words.rows().len());
+        for (x, scales) in words.groups() {
+            let mut group = Self {
+                values: [[[0; VECTOR]; BYTES]; GROUP / VECTOR],
+                sums: [0.0; LANES],
+                scales: [0.0; LANES],
+            };
+            let share = LANES * BLOCK / GROUP;
+            for (lanes, scale) in group.scales.chunks_exact_mut(share).zip(scales) {
+                lanes.fill(*scale);
+            }
+            let mut filled = [0; GROUP];
+            filled[..x.len()].copy_from_slice(x);
+            group.fill::<WIDTH>(weights, &filled);
+            let eights = filled.as_chunks::<{ GROUP / LANES }>().0;
+            group.sums.iter_mut().zip(eights).for_each(|(to, x)| *to = sum(x) as f32);
+            groups.push(group);
         }
-        for (offset, x) in self.offsets.iter_mut().zip(x.as_chunks::<{ GROUP / LANES }>().0) {
-            *offset = -x.iter().map(|x| zero * i32::from(*x)).sum::<i32>();
+        groups
+    }
+
+    /// Fills it with columns in the order in which weights come.
+    #[inline(always)]
+    fn fill<const WIDTH: usize>(&mut self, weights: Rows<'_>, x: &[i16; GROUP]) {
+        let to = self.values.as_flattened_mut().as_flattened_mut();
+        let to: &mut [[u8; BYTES]] = to.as_chunks_mut().0;
+        let bytes = |x: i16| {
+            let mut bytes = [0; BYTES];
+            bytes.copy_from_slice(&x.to_le_bytes()[..BYTES]);
+            bytes
+        };
+        match weights {
+            // As weights come out of the bits of an element.
+            Rows::I4(..) => {
+                let (each, vectors) = (WIDTH / BYTES, 2 * BYTES);
+                let parts = to.chunks_exact_mut(each * vectors).zip(x.chunks_exact(each * vectors));
+                for (to, x) in parts {
+                    for (vector, to) in to.chunks_exact_mut(each).enumerate() {
+                        let from = x.chunks_exact(vectors);
+                        to.iter_mut().zip(from).for_each(|(to, x)| *to = bytes(x[vector]));
+                    }
+                }
+            }
+            _ if WIDTH == VECTOR => {
+                let (each, run) = (VECTOR / BYTES, RUN / BYTES);
+                for (vector, to) in to.chunks_exact_mut(each).enumerate() {
+                    let blocks = to.chunks_exact_mut(run).zip(x.chunks_exact(BLOCK));
+                    for (to, x) in blocks {
+                        let x = &x[vector * run..][..run];
+                        to.iter_mut().zip(x).for_each(|(to, x)| *to = bytes(*x));
+                    }
+                }
+            }
+            _ => to.iter_mut().zip(x).for_each(|(to, x)| *to = bytes(*x)),
         }
     }
 }
@@ -223,23 +240,39 @@ struct Wide {
     values: Vec<[i32; LANES]>,
     /// For each row those of all blocks.
     scales: Vec<f32>,
+    /// Number added to each integer of a block.
+    shifts: Vec<f32>,
+    /// Zero point of the integers without an offset.
+    zero: f32,
 }
 
 impl Wide {
-    fn new<const BYTES: usize>(panel: &Panel<BYTES>) -> Self {
+    fn new<const BYTES: usize>(panel: &Panel<BYTES>, zero: i32) -> Self {
         // Powers of two would share the same sets of a cache.
         let stride = panel.values.len().div_ceil(LANES) + 1;
         Self {
             values: vec![[0; LANES]; TILE * stride],
             scales: vec![0.0; TILE * panel.scales.len()],
+            shifts: vec![-zero as f32; TILE * panel.scales.len()],
+            zero: zero as f32,
         }
     }
 
     #[inline(always)]
-    fn fill<const BYTES: usize>(&mut self, row: usize, weights: Row<'_>) {
+    fn fill<const BYTES: usize>(
+        &mut self,
+        row: usize,
+        weights: Row<'_>,
+        offsets: Option<Scales<'_>>,
+    ) {
         let (stride, blocks) = (self.values.len() / TILE, self.scales.len() / TILE);
         let values = self.values[row * stride..][..stride].as_flattened_mut();
         let scales = &mut self.scales[row * blocks..][..blocks];
+        if let Some(offsets) = offsets {
+            let shifts = &mut self.shifts[row * blocks..][..blocks];
+            offsets.copy(shifts);
+            shifts.iter_mut().for_each(|shift| *shift -= self.zero);
+        }
         match weights {
             Row::I8(_, scale) => scales.fill(scale),
             Row::I8Blocks(_, from) | Row::I4(_, from) => from.copy(scales),

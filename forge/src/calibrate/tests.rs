@@ -51,7 +51,7 @@ struct Opened(Workspace, Arc<GraphInfo>);
 
 impl Opened {
     fn new(manifest: &Manifest, key: &str) -> Result<Self> {
-        let cpu: Arc<dyn Backend> = Arc::new(CpuBackend::new(CpuOptions::default())?);
+        let cpu: Arc<dyn Backend> = Arc::new(CpuBackend::new(CpuOptions::exact())?);
         let source = manifest.context_source(&manifest.open_artifacts(), key)?;
         let (workspace, graphs) = graph_runner::open(&cpu, &source)?;
         Ok(Self(workspace, Arc::clone(&graphs[0])))

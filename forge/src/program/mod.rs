@@ -529,7 +529,7 @@ fn check_backends(libraries: Libraries, threads: Option<usize>) -> CheckBackends
             Ok(Arc::new(QnnBackend::with_library(&library, QnnOptions::default())?))
         }),
         cpu: Box::new(move || {
-            let options = CpuOptions { threads, ..CpuOptions::default() };
+            let options = CpuOptions { threads, ..CpuOptions::exact() };
             Ok(Arc::new(CpuBackend::new(options)?))
         }),
         seed: 1,

@@ -199,7 +199,7 @@ pub(super) fn stays_quantized(graph: &Graph, what: &str) {
     let path = folder.path().join(format!("{}.onnx", graph.name()));
     let onnx = vec![(graph.name().to_owned(), path)];
     let source = ContextSource { key: "quantized".to_owned(), onnx, ..ContextSource::default() };
-    let backend = qhx_cpu::CpuBackend::new(qhx_cpu::CpuOptions::default()).unwrap();
+    let backend = qhx_cpu::CpuBackend::new(qhx_cpu::CpuOptions::exact()).unwrap();
     let found = backend.open_context(&source).unwrap().resident_bytes();
     let bytes = |weight: &Weight| match weight.cols().is_multiple_of(32) {
         true => weight.qnn_bytes(),

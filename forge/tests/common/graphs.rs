@@ -128,7 +128,7 @@ impl Compiled {
 
     /// A graph of an ONNX file on the CPU backend.
     pub fn of_onnx(name: &str, path: PathBuf) -> Self {
-        let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(CpuOptions::default()).unwrap());
+        let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(CpuOptions::exact()).unwrap());
         let onnx = vec![(name.to_owned(), path)];
         let source = ContextSource { key: "c".to_owned(), onnx, ..ContextSource::default() };
         Self::bound(qhx_exec::graph_runner::open(&backend, &source).unwrap().0)

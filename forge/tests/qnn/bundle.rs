@@ -104,7 +104,7 @@ fn integers_of_16_bits_agree_with_the_reference_graphs() {
             qnn: Box::new(move || {
                 Ok(Arc::new(QnnBackend::with_library(&qnn, QnnOptions::default())?))
             }),
-            cpu: Box::new(|| Ok(Arc::new(CpuBackend::new(CpuOptions::default())?))),
+            cpu: Box::new(|| Ok(Arc::new(CpuBackend::new(CpuOptions::exact())?))),
             seed: 1,
         });
         let mut log = Log::default();

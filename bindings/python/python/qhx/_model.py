@@ -226,10 +226,10 @@ class Model:
         decode_on: What consumes the tokens of answers where the NPU consumes prompts: ``"cpu"``, ``"npu"``, or
             ``"auto"``, which measures both when the bundle is opened for the first time. By default one backend
             consumes both.
-        cpu_activations: What the CPU rounds activations to in matmuls with int8 and 4-bit weights; ``"int8"`` is faster
-            and less exact than ``"int16"``, the default.
-        cpu_caches: What the CPU stores caches of keys and values as; ``"f16"`` takes half the memory of ``"f32"``, the
-            default.
+        cpu_activations: Type that the CPU rounds activations to in matmuls with int8 and 4-bit weights; ``"int8"`` is
+            faster and less exact than ``"int16"``. By default, ``"auto"``, int8 with 4-bit weights and int16 with int8.
+        cpu_caches: Type that the CPU stores caches of keys and values as; ``"f16"``, the default, takes half the memory
+            of ``"f32"``.
 
     Raises:
         Error: The bundle is damaged, nothing here can execute it, or an option makes no sense.
@@ -246,8 +246,8 @@ class Model:
         plugins: Sequence[Union[str, os.PathLike[str]]] = (),
         threads: Optional[int] = None,
         decode_on: Optional[Literal["auto", "cpu", "npu"]] = None,
-        cpu_activations: Optional[Literal["int16", "int8"]] = None,
-        cpu_caches: Optional[Literal["f32", "f16"]] = None,
+        cpu_activations: Optional[Literal["auto", "int16", "int8"]] = None,
+        cpu_caches: Optional[Literal["f16", "f32"]] = None,
     ) -> None:
         options = {
             "backend": backend,

@@ -93,8 +93,10 @@ pub(super) mod suffix {
     pub(in crate::onnx) const NBITS: &str = ".nbits";
     /// Its scales.
     pub(in crate::onnx) const SCALE: &str = ".scale";
-    /// Its shifts: the offset of each block times its scale, added to the values.
+    /// Its offsets, in steps of the scales.
     pub(in crate::onnx) const OFFSET: &str = ".offset";
+    /// Products of its offsets with its scales `[blocks, rows]`, which nodes compute.
+    pub(in crate::onnx) const SHIFT: &str = ".shift";
 }
 
 /// Location of an initializer's bytes outside the model: the keys and values of `external_data`.
@@ -155,9 +157,9 @@ pub(super) fn swapped(rank: usize) -> Vec<i64> {
 /// 2]` of uint8 with two integers a byte ([`pack_nibbles`](qhx_types::quantized::pack_nibbles)) and `[rows, blocks]` of
 /// scales: f32, or f16 that a `Cast` ([`STORED_FLOATS`]) makes f32.
 ///
-/// Offsets are a term of their own, which `Add` adds: `Σ_b (Σ_{k in b} x_k) · shift_b`, where a shift is what an offset
-/// adds to the reals of its block. The inner sum is `Reshape` to [`NBits::parts`] and `ReduceSum` along
-/// [`NBits::SUM_AXIS`], the outer one `MatMul` with `[blocks, rows]` of f32.
+/// Offsets are stored as scales are. They are a term of their own, which `Add` adds: `Σ_b (Σ_{k in b} x_k) · shift_b`,
+/// where a shift is what an offset adds to the reals of its block: `Mul` of offsets and scales, then `Transpose`. The
+/// inner sum is `Reshape` to [`NBits::parts`] and `ReduceSum` along [`NBits::SUM_AXIS`], the outer one `MatMul`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NBits {
     /// Outputs.
@@ -205,14 +207,9 @@ impl NBits {
         [self.rows, self.blocks(), BLOCK / 2]
     }
 
-    /// Sizes of the scales.
+    /// Sizes of the scales, and of the offsets.
     pub(super) const fn scale_dims(self) -> [usize; 2] {
         [self.rows, self.blocks()]
-    }
-
-    /// Sizes of the shifts ([`by_block`](qhx_types::quantized::by_block)).
-    pub(super) const fn shift_dims(self) -> [usize; 2] {
-        [self.blocks(), self.rows]
     }
 
     /// Sizes of `count` rows of `x` that are cut into blocks.
@@ -222,8 +219,8 @@ impl NBits {
 }
 
 /// A weight `[rows, columns]` of 8 bits, or of 4 bits a byte each, in blocks of any length: `DequantizeLinear` of int8
-/// `[rows · blocks, block]` along [`ROW_AXIS`] with as many scales, stored as those of [`NBits`], `Add` of `[rows ·
-/// blocks, 1]` shifts where it has offsets, then `Reshape` to the matrix.
+/// `[rows · blocks, block]` along [`ROW_AXIS`] with as many scales, stored as those of [`NBits`], then `Reshape` to the
+/// matrix. Where it has offsets, `Cast` to f32, `Add` of `[rows · blocks, 1]` offsets and `Mul` by such scales instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DequantizedBlocks {
     /// Outputs.
@@ -250,8 +247,8 @@ impl DequantizedBlocks {
         [count]
     }
 
-    /// Sizes of the shifts of `count` blocks.
-    pub(super) const fn shift_dims(count: usize) -> [usize; 2] {
+    /// Sizes of the offsets of `count` blocks, and of scales beside them.
+    pub(super) const fn offset_dims(count: usize) -> [usize; 2] {
         [count, 1]
     }
 }

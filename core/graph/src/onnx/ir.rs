@@ -3,9 +3,6 @@
 //! Numbers of constants and weights stay where the ONNX graph has them, in initializers that are called after their
 //! tensors (`format::suffix`).
 
-use std::collections::HashMap;
-
-use crate::onnx::format::ExternalData;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_types::quantized::{Bits, QuantizedForm};
 use serde::{Deserialize, Serialize};
@@ -16,7 +13,7 @@ use crate::weight::{Storage, Weight};
 /// The key in `ModelProto.metadata_props`.
 pub(super) const KEY: &str = "qhx.graph";
 /// The version that is written, and the only one that is read.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The version alone, which is read first.
 #[derive(Debug, Deserialize)]
@@ -68,20 +65,9 @@ pub(super) enum StoredStorage {
     Blocks {
         bits: u32,
         block: usize,
-        /// Position of the offsets in the file. The ONNX graph has only their products with the scales, from which they
-        /// cannot be recovered.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        offsets: Option<Part>,
+        #[serde(default)]
+        offsets: bool,
     },
-}
-
-/// A part of a file of external data.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Part {
-    pub location: String,
-    pub offset: u64,
-    pub length: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -102,14 +88,14 @@ impl StoredStorage {
             Self::Int8 => Storage::Int8,
             Self::Blocks { bits, block, offsets } => {
                 let bits = [Bits::Four, Bits::Eight].into_iter().find(|b| b.count() == *bits)?;
-                Storage::Blocks(QuantizedForm { bits, block: *block, offsets: offsets.is_some() })
+                Storage::Blocks(QuantizedForm { bits, block: *block, offsets: *offsets })
             }
         })
     }
 }
 
-/// The JSON of a graph. `offsets` is where those of weights lie, by the tensors' names.
-pub(super) fn json(graph: &Graph, offsets: &HashMap<String, ExternalData>) -> Result<String> {
+/// The JSON of a graph.
+pub(super) fn json(graph: &Graph) -> Result<String> {
     let tensor = |tensor: &crate::graph::Tensor| StoredTensor {
         name: tensor.name.clone(),
         elem: tensor.elem,
@@ -117,9 +103,7 @@ pub(super) fn json(graph: &Graph, offsets: &HashMap<String, ExternalData>) -> Re
         origin: match &tensor.origin {
             Origin::Input => StoredOrigin::Input,
             Origin::Constant(_) => StoredOrigin::Constant,
-            Origin::Weight(weight) => {
-                StoredOrigin::Weight(stored_weight(weight, offsets.get(&tensor.name)))
-            }
+            Origin::Weight(weight) => StoredOrigin::Weight(stored_weight(weight)),
             Origin::Node(_) => StoredOrigin::Node,
         },
     };
@@ -142,18 +126,14 @@ pub(super) fn json(graph: &Graph, offsets: &HashMap<String, ExternalData>) -> Re
     })
 }
 
-fn stored_weight(weight: &Weight, offsets: Option<&ExternalData>) -> StoredWeight {
+fn stored_weight(weight: &Weight) -> StoredWeight {
     let storage = match weight.storage() {
         Storage::Float => StoredStorage::Float,
         Storage::Int8 => StoredStorage::Int8,
         Storage::Blocks(form) => StoredStorage::Blocks {
             bits: form.bits.count(),
             block: form.block,
-            offsets: offsets.map(|part| Part {
-                location: part.location.clone(),
-                offset: part.offset,
-                length: part.length.unwrap_or_default(),
-            }),
+            offsets: form.offsets,
         },
     };
     StoredWeight { storage }

@@ -102,7 +102,6 @@ struct Lowered {
     nodes: Vec<NodeProto>,
     /// The int64 constants that the nodes read, which have other names in another graph.
     shapes: HashMap<String, Vec<i64>>,
-    offsets: Option<ExternalData>,
 }
 
 /// Identity of a weight among all others of a checkpoint. Two views of one tensor may have its name, so that values of
@@ -140,12 +139,11 @@ fn write_model(
         known,
         shapes: HashMap::new(),
         scalars: HashMap::new(),
-        offsets: HashMap::new(),
         done: 0,
         progress,
     };
     lowering.run()?;
-    let json = ir::json(graph, &lowering.offsets)?;
+    let json = ir::json(graph)?;
     let model = Model { name: graph.name(), graph: &lowering.out, metadata: [ir::KEY, &json] };
     let bytes = model.bytes().map_err(|e| {
         Error::new(
@@ -165,8 +163,6 @@ struct Lowering<'a> {
     shapes: HashMap<Vec<i64>, String>,
     /// Names of constants without dimensions by the bits of their values.
     scalars: HashMap<u32, String>,
-    /// Positions of the weights' offsets, by the weights' names.
-    offsets: HashMap<String, ExternalData>,
     done: u64,
     progress: &'a mut dyn Progress,
 }
@@ -206,7 +202,7 @@ impl Lowering<'_> {
         self.progress.stop_if_cancelled()?;
         let identity = identity(tensor, weight)?;
         if let Some(lowered) = self.known.0.get(&identity) {
-            let Lowered { initializers, mut nodes, shapes, offsets } = lowered.clone();
+            let Lowered { initializers, mut nodes, shapes } = lowered.clone();
             self.out.initializer.extend(initializers);
             for input in nodes.iter_mut().flat_map(|node| &mut node.input) {
                 if let Some(values) = shapes.get(input) {
@@ -214,7 +210,6 @@ impl Lowering<'_> {
                 }
             }
             self.out.node.extend(nodes);
-            self.offsets.extend(offsets.map(|offsets| (tensor.name.clone(), offsets)));
         } else {
             let [initializers, nodes] = [self.out.initializer.len(), self.out.node.len()];
             self.store(tensor, weight)?;
@@ -227,8 +222,7 @@ impl Lowering<'_> {
                 shapes.map(|(values, name)| (name.clone(), values.clone())).collect();
             let mut initializers = self.out.initializer[initializers..].to_vec();
             initializers.retain(|one| !one.name.as_ref().is_some_and(|n| shapes.contains_key(n)));
-            let offsets = self.offsets.get(&tensor.name).cloned();
-            self.known.0.insert(identity, Lowered { initializers, nodes, shapes, offsets });
+            self.known.0.insert(identity, Lowered { initializers, nodes, shapes });
         }
         self.done += weight.qnn_bytes();
         self.progress.advance(self.done);

@@ -19,7 +19,7 @@ use qhx_types::DType;
 use qhx_types::quantized::{QuantizedForm, QuantizedMut, unpack_nibbles};
 use rten_onnx::onnx::{DataLocation, DataType};
 
-use super::ir::{self, KEY, Part, StoredGraph, StoredOrigin, StoredTensor, VERSION, Versioned};
+use super::ir::{self, KEY, StoredGraph, StoredOrigin, StoredTensor, VERSION, Versioned};
 use crate::builder::{NodeParts, rebuild};
 use crate::graph::{Constant, Elem, Graph, Origin, Tensor};
 use crate::weight::{RowSource, Storage, Weight, dequantize_blocks};
@@ -212,16 +212,10 @@ impl Files<'_> {
                 let scale = format!("{name}{}", suffix::SCALE);
                 let count = blocks.saturating_mul(pieces);
                 let scales = self.reals(known, &scale, count)?;
-                let (offsets, shifts) = match &stored {
-                    ir::StoredStorage::Blocks { offsets: Some(part), .. } => {
-                        let shift = format!("{name}{}", suffix::OFFSET);
-                        let shifts = self.numbers(known, &shift, DataType::FLOAT, count, 4)?;
-                        (Some(self.part(part, blocks, 4)?), Some(shifts))
-                    }
-                    _ => (None, None),
-                };
+                let offset = form.offsets.then(|| format!("{name}{}", suffix::OFFSET));
+                let offsets = offset.map(|name| self.reals(known, &name, count)).transpose()?;
                 let packed = packed.is_some();
-                StoredWeight::Quantized { form, packed, pieces, integers, scales, offsets, shifts }
+                StoredWeight::Quantized { form, packed, pieces, integers, scales, offsets }
             }
         };
         let source = InitializerSource { name: name.to_owned(), shape, numbers };
@@ -258,8 +252,7 @@ impl Files<'_> {
             (Some(ExternalData { location, offset, length }), _) => {
                 let bytes = count.checked_mul(size).map_or(u64::MAX, |bytes| bytes as u64);
                 let length = length.unwrap_or(bytes);
-                let part = Part { location: location.clone(), offset: *offset, length };
-                self.part(&part, count, size)
+                self.part(location, [*offset, length], count, size)
             }
             (None, Some(range)) if Some(range.len()) == count.checked_mul(size) => {
                 Ok(Numbers { file: self.model.clone(), range: range.clone() })
@@ -274,9 +267,14 @@ impl Files<'_> {
     }
 
     /// A part of a file of external data that has `count` elements of `size` bytes.
-    fn part(&mut self, part: &Part, count: usize, size: usize) -> Result<Numbers, String> {
-        let Part { location, offset, length } = part;
-        let file = match self.data.entry(location.clone()) {
+    fn part(
+        &mut self,
+        location: &str,
+        [offset, length]: [u64; 2],
+        count: usize,
+        size: usize,
+    ) -> Result<Numbers, String> {
+        let file = match self.data.entry(location.to_owned()) {
             Entry::Occupied(known) => known.get().clone(),
             Entry::Vacant(new) => {
                 let mut names = Path::new(location).components();
@@ -290,8 +288,8 @@ impl Files<'_> {
                 new.insert(file?).clone()
             }
         };
-        let expected = count.checked_mul(size).filter(|bytes| *bytes as u64 == *length);
-        let start = usize::try_from(*offset).ok();
+        let expected = count.checked_mul(size).filter(|bytes| *bytes as u64 == length);
+        let start = usize::try_from(offset).ok();
         let range = start.zip(expected).and_then(|(start, n)| Some(start..start.checked_add(n)?));
         match range.filter(|range| range.end <= file.len()) {
             Some(range) => Ok(Numbers { file, range }),
@@ -339,17 +337,14 @@ pub enum StoredWeight {
         /// True for two integers of 4 bits a byte, as [`pack_nibbles`](qhx_types::quantized::pack_nibbles) packs them:
         /// then a block of the file has 32 columns. Else an integer is a byte.
         packed: bool,
-        /// Scales that the file has for one block of the form, all equal.
+        /// Scales, and offsets, that the file has for one block of the form, all equal.
         pieces: usize,
         /// Row-major integers.
         integers: Numbers,
         /// A scale for each block of the file, row by row.
         scales: Reals,
-        /// Offset of each block of the form, in steps of its scale.
-        offsets: Option<Numbers>,
-        /// The same as f32 that are added to the weights, for each block of the file: block by block, and for each its
-        /// rows, where integers are packed; else row by row.
-        shifts: Option<Numbers>,
+        /// The same of the offsets, in steps of the scales.
+        offsets: Option<Reals>,
     },
 }
 
@@ -408,7 +403,7 @@ impl RowSource for InitializerSource {
         else {
             return Err(self.short());
         };
-        let mut read = || {
+        let read = || {
             let start = first.checked_mul(self.shape[1])?;
             let block = start.checked_div(form.block)?;
             match packed {
@@ -422,11 +417,11 @@ impl RowSource for InitializerSource {
                 }
             }
             let mut all = vec![0f32; out.scales.len().checked_mul(*pieces)?];
-            scales.read(block.checked_mul(*pieces)?, &mut all)?;
-            let firsts = all.iter().step_by((*pieces).max(1));
-            out.scales.iter_mut().zip(firsts).for_each(|(to, scale)| *to = *scale);
-            if let Some(offsets) = offsets {
-                floats(offsets.part(block, out.offsets.len(), 4)?, out.offsets);
+            for (stored, to) in [(Some(scales), out.scales), (offsets.as_ref(), out.offsets)] {
+                let Some(stored) = stored else { continue };
+                stored.read(block.checked_mul(*pieces)?, &mut all)?;
+                let firsts = all.iter().step_by((*pieces).max(1));
+                to.iter_mut().zip(firsts).for_each(|(to, number)| *to = *number);
             }
             Some(())
         };

@@ -4,11 +4,10 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 
 use super::{
-    BLOCKS, BYTES, Filled, Group, HALF, LANES, Octets, PAIR, PANEL, Pair, Panel, TILE, Wide,
-    floats, groups, integers, joined, lanes, load, nibbles, write,
+    BLOCKS, BYTES, Filled, Group, HALF, LANES, Octets, PAIR, PANEL, Pair, PairBytes, Panel, TILE,
+    Wide, floats, groups, integers, joined, lanes, load, nibbles, write,
 };
 use crate::integers::{BLOCK, GROUP, IntegerTask, rows};
-use crate::kernels::Row;
 
 /// Vectors of sums of a row of weights with a panel.
 const SIDES: usize = PANEL / LANES;
@@ -18,7 +17,7 @@ entries!("neon,dotprod", 1);
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn dots<const PARTS: usize, const M: usize>(
-    pair: [Row<'_>; PAIR],
+    pair: &Pair<'_>,
     x: &[Group<PARTS>],
     n: usize,
     out: [&mut &mut [f32]; M],
@@ -28,25 +27,23 @@ fn dots<const PARTS: usize, const M: usize>(
         let w = &w.as_chunks().0[2 * block..][..2];
         [load(&w[0]), load(&w[1])]
     };
-    let sums = match Pair::new(pair) {
-        Some(Pair::I8(w, scales)) => dots_blocks(x, w, |index| scales.group(index), bytes),
-        Some(Pair::I4(w, scales)) => {
+    let sums = match pair.bytes {
+        PairBytes::I8(w) => dots_blocks(x, w, pair, bytes),
+        PairBytes::I4(w) => {
             let each = |w: &[i8; GROUP / 2], block: usize| nibbles(load(&w.as_chunks().0[block]));
-            dots_blocks(x, w, |index| scales.group(index), each)
+            dots_blocks(x, w, pair, each)
         }
-        None => return,
     };
     write(sums, n, out);
 }
 
-/// Products of two rows of weights with rows of `x`. `factors` has the scales of a group's weights, `wide` makes two
-/// vectors of a block in its `N` bytes.
+/// Products of two rows of weights with rows of `x`. `wide` makes two vectors of a block in a group's `N` bytes.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn dots_blocks<const PARTS: usize, const M: usize, const N: usize>(
     x: [&[Group<PARTS>]; M],
     w: [&[i8]; PAIR],
-    factors: impl Fn(usize) -> [float32x4_t; PAIR],
+    pair: &Pair<'_>,
     wide: impl Fn(&[i8; N], usize) -> [int8x16_t; 2],
 ) -> [[f32; PAIR]; M] {
     let w = w.map(Filled::<_, N>::new);
@@ -59,9 +56,9 @@ fn dots_blocks<const PARTS: usize, const M: usize, const N: usize>(
             for (block, to) in blocks.iter_mut().enumerate() {
                 *to = [wide(w[0], block), wide(w[1], block)];
             }
-            let factors = factors(index);
+            let (factors, offsets) = (pair.scales.group(index), pair.offsets(index));
             for m in 0..M {
-                let Group { values, offsets, scales } = &x[m][index];
+                let Group { values, offsets: zero, sums: of_x, scales } = &x[m][index];
                 let mut parts = [[vdupq_n_s32(0); BLOCKS]; PAIR];
                 for (block, w) in blocks.iter().enumerate() {
                     let x = &values[2 * block..][..2];
@@ -77,7 +74,10 @@ fn dots_blocks<const PARTS: usize, const M: usize, const N: usize>(
                     // A lane is a block's sum.
                     let [a, b, c, d] = parts[n];
                     let all = vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d));
-                    let all = vcvtq_f32_s32(vaddq_s32(all, integers(&offsets[0])));
+                    let mut all = vcvtq_f32_s32(vaddq_s32(all, integers(&zero[0])));
+                    if let Some(offsets) = offsets {
+                        all = vfmaq_f32(all, offsets[n], floats(of_x));
+                    }
                     sums[m][n] = vfmaq_f32(sums[m][n], all, vmulq_f32(factors[n], floats(scales)));
                 }
             }
@@ -106,10 +106,13 @@ fn multiply<const PARTS: usize>(wide: &Wide, panel: &Panel<PARTS>) -> [[f32; PAN
             add_octets::<2, 3, PARTS>(&mut parts, second, &w);
         }
         let factors = panel.scales[block].as_chunks::<LANES>().0;
+        let of_x = panel.sums[block].as_chunks::<LANES>().0;
+        let of_x = [floats(&of_x[0]), floats(&of_x[1])];
         for side in 0..SIDES {
             let factors = floats(&factors[side]);
             for n in 0..TILE {
                 let sum = vcvtq_f32_s32(joined(parts[n][side]));
+                let sum = vfmaq_n_f32(sum, of_x[side], wide.offsets[n * blocks + block]);
                 let scale = vmulq_n_f32(factors, wide.scales[n * blocks + block]);
                 sums[n][side] = vfmaq_f32(sums[n][side], sum, scale);
             }

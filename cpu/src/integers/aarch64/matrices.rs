@@ -7,11 +7,10 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 
 use super::{
-    BLOCKS, BYTES, Filled, Group, HALF, PAIR, PANEL, Pair, PairScales, Panel, TILE, Wide, floats,
+    BLOCKS, BYTES, Filled, Group, HALF, PAIR, PANEL, Pair, PairBytes, Panel, TILE, Wide, floats,
     groups, integers, joined, lanes, load, nibbles, write,
 };
 use crate::integers::{BLOCK, GROUP, IntegerTask, rows};
-use crate::kernels::Row;
 
 /// Pairs of rows of a panel.
 const SIDES: usize = PANEL / 2;
@@ -25,28 +24,25 @@ entries!("neon,i8mm", 2);
 #[inline]
 #[target_feature(enable = "neon,i8mm")]
 fn dots<const PARTS: usize, const M: usize>(
-    pair: [Row<'_>; PAIR],
+    pair: &Pair<'_>,
     x: &[Group<PARTS>],
     n: usize,
     out: [&mut &mut [f32]; M],
 ) {
     let x = rows(x);
-    let sums = match Pair::new(pair) {
-        Some(Pair::I8(w, scales)) => dots_blocks(x, w, scales, |w: [&[i8; GROUP]; PAIR], block| {
+    let sums = match pair.bytes {
+        PairBytes::I8(w) => dots_blocks(x, w, pair, |w: [&[i8; GROUP]; PAIR], block| {
             let w = w.map(|w| w.as_chunks().0);
             let halves = |at: usize| both(load(&w[0][at]), load(&w[1][at]));
             let ([a, b], [c, d]) = (halves(2 * block), halves(2 * block + 1));
             [a, b, c, d]
         }),
-        Some(Pair::I4(w, scales)) => {
-            dots_blocks(x, w, scales, |w: [&[i8; GROUP / 2]; PAIR], block| {
-                let w = w.map(|w| w.as_chunks().0);
-                let [first, second] = both(load(&w[0][block]), load(&w[1][block]));
-                let ([a, c], [b, d]) = (nibbles(first), nibbles(second));
-                [a, b, c, d]
-            })
-        }
-        None => return,
+        PairBytes::I4(w) => dots_blocks(x, w, pair, |w: [&[i8; GROUP / 2]; PAIR], block| {
+            let w = w.map(|w| w.as_chunks().0);
+            let [first, second] = both(load(&w[0][block]), load(&w[1][block]));
+            let ([a, c], [b, d]) = (nibbles(first), nibbles(second));
+            [a, b, c, d]
+        }),
     };
     write(sums, n, out);
 }
@@ -58,7 +54,7 @@ fn dots<const PARTS: usize, const M: usize>(
 fn dots_blocks<const PARTS: usize, const M: usize, const N: usize>(
     x: [&[Group<PARTS>]; M],
     w: [&[i8]; PAIR],
-    scales: PairScales<'_>,
+    pair: &Pair<'_>,
     wide: impl Fn([&[i8; N]; PAIR], usize) -> [int8x16_t; BLOCK_VECTORS],
 ) -> [[f32; PAIR]; M] {
     let w = w.map(Filled::<_, N>::new);
@@ -81,13 +77,21 @@ fn dots_blocks<const PARTS: usize, const M: usize, const N: usize>(
                 }
             }
             // In turns those of the first row and of the second one, as the sums.
-            let [a, b] = scales.group(index);
-            let factors = [vzip1q_f32(a, b), vzip2q_f32(a, b)];
+            let factors = in_turns(pair.scales.group(index));
+            let offsets = match pair.offsets(index) {
+                Some(offsets) => Some(in_turns(offsets)),
+                None => None,
+            };
             for m in 0..M {
                 let [a, b, c, d] = parts[m];
-                let all = [vcvtq_f32_s32(vpaddq_s32(a, b)), vcvtq_f32_s32(vpaddq_s32(c, d))];
-                let scales = floats(&x[m][index].scales);
-                let scales = [vzip1q_f32(scales, scales), vzip2q_f32(scales, scales)];
+                let mut all = [vcvtq_f32_s32(vpaddq_s32(a, b)), vcvtq_f32_s32(vpaddq_s32(c, d))];
+                let scales = in_turns([floats(&x[m][index].scales); 2]);
+                if let Some(offsets) = offsets {
+                    let of_x = in_turns([floats(&x[m][index].sums); 2]);
+                    for half in 0..2 {
+                        all[half] = vfmaq_f32(all[half], offsets[half], of_x[half]);
+                    }
+                }
                 for half in 0..2 {
                     let scales = vmulq_f32(factors[half], scales[half]);
                     sums[m] = vfmaq_f32(sums[m], all[half], scales);
@@ -130,14 +134,20 @@ fn multiply<const PARTS: usize>(wide: &Wide, panel: &Panel<PARTS>) -> [[f32; PAN
             }
         }
         let factors = panel.scales[block].as_chunks::<2>().0;
+        let of_x = panel.sums[block].as_chunks::<2>().0;
         for n in 0..PAIRS {
             let scale = |row: usize| vdup_n_f32(wide.scales[(2 * n + row) * blocks + block]);
             let scales = vcombine_f32(scale(0), scale(1));
+            let offset = |row: usize| vdup_n_f32(wide.offsets[(2 * n + row) * blocks + block]);
+            let offsets = vcombine_f32(offset(0), offset(1));
             for side in 0..SIDES {
                 // SAFETY: reads the two numbers.
                 let factors = unsafe { vld1_f32(factors[side].as_ptr()) };
                 let factors = vcombine_f32(factors, factors);
+                // SAFETY: as above.
+                let of_x = unsafe { vld1_f32(of_x[side].as_ptr()) };
                 let sum = vcvtq_f32_s32(joined(parts[n][side]));
+                let sum = vfmaq_f32(sum, offsets, vcombine_f32(of_x, of_x));
                 sums[n][side] = vfmaq_f32(sums[n][side], sum, vmulq_f32(factors, scales));
             }
         }
@@ -151,6 +161,13 @@ fn multiply<const PARTS: usize>(wide: &Wide, panel: &Panel<PARTS>) -> [[f32; PAN
         }
     }
     all
+}
+
+/// The lanes of two vectors in turns.
+#[inline]
+#[target_feature(enable = "neon")]
+fn in_turns([a, b]: [float32x4_t; PAIR]) -> [float32x4_t; 2] {
+    [vzip1q_f32(a, b), vzip2q_f32(a, b)]
 }
 
 /// The first halves of two vectors, and their second ones.

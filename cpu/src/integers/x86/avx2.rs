@@ -5,14 +5,16 @@ use std::arch::x86_64::*;
 
 use qhx_types::quantized::BLOCK;
 
-use super::{Group, LANES, PANEL, Panel, TILE, VECTOR, Wide};
+use super::{Group, LANES, Level, PANEL, Panel, TILE, VECTOR, Wide};
 use crate::integers::{GROUP, IntegerTask, Words, rows};
-use crate::kernels::{Row, Scales};
+use crate::kernels::{AHEAD, Rows, Scales};
 
 /// Sums of 32 bits in a vector.
 const HALF: usize = LANES / 2;
 /// Bytes in a vector.
 const WIDTH: usize = VECTOR / 2;
+/// Rows of weights that are multiplied with a few rows of `x` at a time.
+const BESIDE: usize = 4;
 /// Blocks in a group.
 const BLOCKS: usize = GROUP / BLOCK;
 
@@ -24,14 +26,77 @@ pub(super) fn fill(words: &mut Words, x: &[f32], columns: usize) -> bool {
     words.fill(x, columns)
 }
 
+/// [`Group`]s of `x` in the order of the weights.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn groups<const BYTES: usize>(words: &Words, weights: Rows<'_>) -> Vec<Group<BYTES>> {
+    Group::all::<WIDTH>(words, weights)
+}
+
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn few<const VNNI: bool, const BYTES: usize>(
     task: &mut IntegerTask<'_, '_>,
     groups: &[Group<BYTES>],
 ) {
-    task.each_rows(groups, |[row], x, n, out| {
-        up_to_four!(out, dots::<VNNI, BYTES, _>(row, x, n, out));
-    });
+    let IntegerTask { weights, columns, offsets, .. } = *task;
+    let level = if VNNI { Level::AvxVnni } else { Level::Avx2 };
+    let (zero, each) = (level.zero::<BYTES>(weights) as f32, columns / BLOCK);
+    let shift = |row, at| match offsets {
+        Some(all) => _mm_sub_ps(four(all, row * each + at, each - at), _mm_set1_ps(zero)),
+        None => _mm_set1_ps(-zero),
+    };
+    match weights {
+        Rows::I8(w, scales) => {
+            let factors = |row, _| [_mm_set1_ps(scales.get(row)), _mm_set1_ps(-zero)];
+            let part = |w: &_, at| [block::<VNNI, BYTES>(w, at)];
+            let w = bytemuck::cast_slice(w);
+            few_rows::<VNNI, true, BYTES, GROUP, 1>(task, groups, w, factors, part);
+        }
+        Rows::I8Blocks(w, scales) => {
+            let factors = |row, at| [four(scales, row * each + at, each - at), shift(row, at)];
+            let part = |w: &_, at| [block::<VNNI, BYTES>(w, at)];
+            let w = bytemuck::cast_slice(w);
+            few_rows::<VNNI, true, BYTES, GROUP, 1>(task, groups, w, factors, part);
+        }
+        Rows::I4(w, scales) => {
+            let factors = |row, at| [four(scales, row * each + at, each - at), shift(row, at)];
+            let part = |w: &_, at| nibbles(w, at);
+            let w = bytemuck::cast_slice(w);
+            few_rows::<VNNI, false, BYTES, { GROUP / 2 }, 2>(task, groups, w, factors, part);
+        }
+        Rows::F32(_) | Rows::F16(_) => {}
+    }
+}
+
+/// Some rows of weights at a time, with up to four rows of `x`. `w` has all of them, `factors` the scales of the four
+/// blocks of a group and the numbers added to their integers, of which it gets the row and the first block, and `part`
+/// makes vectors of `OF` blocks at a time. A group has `STEP` bytes. `SIGNED` is whether the weights are int8.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn few_rows<
+    const VNNI: bool,
+    const SIGNED: bool,
+    const BYTES: usize,
+    const STEP: usize,
+    const OF: usize,
+>(
+    task: &mut IntegerTask<'_, '_>,
+    groups: &[Group<BYTES>],
+    w: &[u8],
+    factors: impl Fn(usize, usize) -> [__m128; 2] + Copy,
+    part: impl Fn(&[u8; STEP], usize) -> Weights<BYTES, OF> + Copy,
+) {
+    let count = task.out.first().map_or(0, |out| out.len());
+    let (each, row) = (task.columns.div_ceil(GROUP), task.columns * STEP / GROUP);
+    let w = &w[..count * row];
+    for first in (0..count).step_by(BESIDE) {
+        // The rows are in the nearest cache when the next four come.
+        for (out, x) in task.out.chunks_mut(4).zip(groups.chunks(4 * each)) {
+            up_to_four!(
+                out,
+                few_dots::<VNNI, SIGNED, BYTES, _, STEP, OF>(first, w, row, x, out, factors, part)
+            );
+        }
+    }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -43,65 +108,16 @@ pub(super) fn several<const VNNI: bool, const BYTES: usize>(
     task.each_tile(
         panels,
         wide,
-        |wide, row, weights| wide.fill::<BYTES>(row, weights),
+        |wide, row, weights, offsets| wide.fill::<BYTES>(row, weights, offsets),
         |wide, panel| multiply::<VNNI, BYTES>(wide, panel),
     );
 }
 
+/// Elements from `first` on of each `out` become the products of its row of `x` with rows of weights, of which each has
+/// `row` bytes. The last one comes again in the place of those that are not there.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn dots<const VNNI: bool, const BYTES: usize, const M: usize>(
-    row: Row<'_>,
-    x: &[Group<BYTES>],
-    n: usize,
-    out: [&mut &mut [f32]; M],
-) {
-    let x = rows(x);
-    let sums = match row {
-        Row::I8(w, scale) => {
-            let (w, scales) = (bytemuck::cast_slice(w), [scale; BLOCKS]);
-            let part = |w: &_, at| [block::<VNNI, BYTES>(w, at)];
-            sums::<VNNI, true, BYTES, M, GROUP, 1>(x, w, |_| scales, part)
-        }
-        Row::I8Blocks(w, scales) => {
-            let w = bytemuck::cast_slice(w);
-            let part = |w: &_, at| [block::<VNNI, BYTES>(w, at)];
-            match scales {
-                Scales::F32(all) => {
-                    sums::<VNNI, true, BYTES, M, GROUP, 1>(x, w, |index| four(all, index), part)
-                }
-                Scales::F16(all) => {
-                    let scales = |index| floats_of_halves(four(all, index));
-                    sums::<VNNI, true, BYTES, M, GROUP, 1>(x, w, scales, part)
-                }
-            }
-        }
-        Row::I4(w, scales) => {
-            let w = bytemuck::cast_slice(w);
-            let part = |w: &_, at| nibbles(w, at);
-            match scales {
-                Scales::F32(all) => {
-                    let scales = |index| four(all, index);
-                    sums::<VNNI, false, BYTES, M, { GROUP / 2 }, 2>(x, w, scales, part)
-                }
-                Scales::F16(all) => {
-                    let scales = |index| floats_of_halves(four(all, index));
-                    sums::<VNNI, false, BYTES, M, { GROUP / 2 }, 2>(x, w, scales, part)
-                }
-            }
-        }
-        Row::F32(_) | Row::F16(_) => return,
-    };
-    for (out, sum) in out.into_iter().zip(sums) {
-        out[n] = sum;
-    }
-}
-
-/// The products of a row of weights, of which a group has `STEP` bytes, with rows of `x`. `scales` has those of a
-/// group's blocks, and `part` makes vectors of `OF` blocks at a time. `SIGNED` is whether the weights are int8.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn sums<
+fn few_dots<
     const VNNI: bool,
     const SIGNED: bool,
     const BYTES: usize,
@@ -109,76 +125,147 @@ fn sums<
     const STEP: usize,
     const OF: usize,
 >(
-    x: [&[Group<BYTES>]; M],
+    first: usize,
     w: &[u8],
-    scales: impl Fn(usize) -> [f32; BLOCKS],
+    row: usize,
+    x: &[Group<BYTES>],
+    out: [&mut &mut [f32]; M],
+    factors: impl Fn(usize, usize) -> [__m128; 2],
     part: impl Fn(&[u8; STEP], usize) -> Weights<BYTES, OF>,
-) -> [f32; M] {
-    let mut sums = [_mm256_setzero_ps(); M];
-    for (index, w) in w.chunks(STEP).enumerate() {
-        let mut filled = [0; STEP];
-        let w = w.first_chunk().unwrap_or_else(|| {
-            filled[..w.len()].copy_from_slice(w);
-            &filled
-        });
-        let factors = scales(index);
-        for at in 0..BLOCKS / OF {
-            let w = part(w, at);
-            let factors = match OF {
-                2 => {
-                    _mm256_set_m128(_mm_set1_ps(factors[2 * at + 1]), _mm_set1_ps(factors[2 * at]))
+) {
+    let x: [&[Group<BYTES>]; M] = rows(x);
+    let (whole, last) = (row / STEP, w.len() / row - 1);
+    assert!(x[0].len() >= whole && first <= last, "as many groups of x as of weights");
+    let mut totals = [[0f32; BESIDE]; M];
+    // Loops, as what closures of the standard library's functions return would be in memory.
+    for n in 0..BESIDE {
+        let at = (first + n).min(last);
+        let mut sums = [_mm256_setzero_ps(); M];
+        for index in 0..whole {
+            // SAFETY: `w` has `last + 1` rows, each of `whole` groups.
+            let w: &[u8; STEP] = unsafe { &*w.as_ptr().add(at * row + index * STEP).cast() };
+            for line in (0..STEP).step_by(VECTOR) {
+                _mm_prefetch::<_MM_HINT_T0>(w.as_ptr().wrapping_add(AHEAD + line).cast());
+            }
+            let factors = factors(at, index * BLOCKS);
+            for place in 0..BLOCKS / OF {
+                let w = part(w, place);
+                for m in 0..M {
+                    // SAFETY: each row of `x` has as many groups.
+                    let x = unsafe { x[m].get_unchecked(index) };
+                    sums[m] = add_part::<VNNI, SIGNED, BYTES, OF>(sums[m], w, factors, x, place);
                 }
-                _ => _mm256_set1_ps(factors[OF * at]),
-            };
-            for m in 0..M {
-                let Group { values, offsets, scales } = &x[m][index];
-                let x = &values.as_flattened().as_flattened().as_chunks().0[OF * BYTES * at..];
-                let mut sum = match (SIGNED, VNNI, BYTES) {
-                    (false, ..) => integers(&offsets.as_chunks().0[at]),
-                    (true, true, 1) => first_integers(&offsets.as_chunks().0[at]),
-                    _ => _mm256_setzero_si256(),
-                };
-                for (w, x) in w.as_flattened().iter().zip(x) {
-                    sum = add_products::<VNNI, SIGNED, BYTES>(sum, *w, vector(x));
-                }
-                let scales = match OF {
-                    2 => floats(&scales.as_chunks().0[at]),
-                    _ => _mm256_set1_ps(scales[OF * at * LANES / BLOCKS]),
-                };
-                let factors = _mm256_mul_ps(factors, scales);
-                sums[m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), factors, sums[m]);
             }
         }
+        if whole * STEP < row {
+            let (mut filled, rest) = ([0; STEP], &w[at * row..][whole * STEP..row]);
+            filled[..rest.len()].copy_from_slice(rest);
+            let factors = factors(at, whole * BLOCKS);
+            for place in 0..BLOCKS / OF {
+                let w = part(&filled, place);
+                for m in 0..M {
+                    let x = &x[m][whole];
+                    sums[m] = add_part::<VNNI, SIGNED, BYTES, OF>(sums[m], w, factors, x, place);
+                }
+            }
+        }
+        for m in 0..M {
+            totals[m][n] = total(sums[m]);
+        }
     }
-    let mut all = [0f32; M];
-    for (total, sums) in all.iter_mut().zip(sums) {
-        *total = lanes(sums).iter().sum();
+    for (out, totals) in out.into_iter().zip(totals) {
+        out[first..].iter_mut().zip(totals).for_each(|(y, sum)| *y = sum);
     }
-    all
 }
 
-/// The scales of a group's blocks, with 0 after the last.
+/// Adds the products of part `at` of a group, of `OF` blocks, to the sums of a row.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn add_part<const VNNI: bool, const SIGNED: bool, const BYTES: usize, const OF: usize>(
+    sums: __m256,
+    w: Weights<BYTES, OF>,
+    [scales, shifts]: [__m128; 2],
+    x: &Group<BYTES>,
+    at: usize,
+) -> __m256 {
+    let values = &x.values.as_flattened().as_flattened().as_chunks().0[OF * BYTES * at..];
+    let mut sum = _mm256_setzero_si256();
+    if !VNNI && !SIGNED && BYTES == 1 {
+        // Four products of four bits with bytes fit 16 bits.
+        let mut pairs = _mm256_setzero_si256();
+        for (w, x) in w.as_flattened().iter().zip(values) {
+            pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(*w, vector(x)));
+        }
+        sum = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    } else {
+        for (w, x) in w.as_flattened().iter().zip(values) {
+            sum = add_products::<VNNI, SIGNED, BYTES>(sum, *w, vector(x));
+        }
+    }
+    let (scale, shift, of_x, scale_x) = match OF {
+        2 => (
+            spread::<OF>(scales, at),
+            spread::<OF>(shifts, at),
+            floats(&x.sums.as_chunks().0[at]),
+            floats(&x.scales.as_chunks().0[at]),
+        ),
+        _ => (
+            spread::<OF>(scales, at),
+            spread::<OF>(shifts, at),
+            first_floats(&x.sums.as_chunks().0[at]),
+            _mm256_set1_ps(x.scales[at * LANES / BLOCKS]),
+        ),
+    };
+    let sum = _mm256_fmadd_ps(shift, of_x, _mm256_cvtepi32_ps(sum));
+    _mm256_fmadd_ps(sum, _mm256_mul_ps(scale, scale_x), sums)
+}
+
+/// The numbers of `OF` blocks of four in as many lanes each.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn four<T: Copy + Default>(scales: &[T], index: usize) -> [T; BLOCKS] {
-    let scales = &scales[index * BLOCKS..];
-    scales.first_chunk().copied().unwrap_or_else(|| {
-        let mut filled = [T::default(); BLOCKS];
-        filled[..scales.len()].copy_from_slice(scales);
-        filled
-    })
+fn spread<const OF: usize>(four: __m128, at: usize) -> __m256 {
+    let four = _mm256_castps128_ps256(four);
+    let at = (OF * at) as i32;
+    let second = at + OF as i32 - 1;
+    let places = _mm256_setr_epi32(at, at, at, at, second, second, second, second);
+    _mm256_permutevar8x32_ps(four, places)
 }
 
-/// Bits of f16 as f32.
+/// The four numbers at `at`, or as many as are left of a row and 0.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn floats_of_halves(four: [u16; BLOCKS]) -> [f32; BLOCKS] {
-    let mut floats = [0.0; BLOCKS];
-    // SAFETY: reads the four numbers, and writes as many.
-    unsafe {
-        _mm_storeu_ps(floats.as_mut_ptr(), _mm_cvtph_ps(_mm_loadl_epi64(four.as_ptr().cast())));
+fn four(all: Scales<'_>, at: usize, left: usize) -> __m128 {
+    match all {
+        Scales::F32(all) => {
+            let all = &all[at..at + left.min(BLOCKS)];
+            let mut filled = [0f32; BLOCKS];
+            let all: &[f32; BLOCKS] = all.first_chunk().unwrap_or_else(|| {
+                filled[..all.len()].copy_from_slice(all);
+                &filled
+            });
+            // SAFETY: reads the four numbers.
+            unsafe { _mm_loadu_ps(all.as_ptr()) }
+        }
+        Scales::F16(all) => {
+            let all = &all[at..at + left.min(BLOCKS)];
+            let mut filled = [0u16; BLOCKS];
+            let all: &[u16; BLOCKS] = all.first_chunk().unwrap_or_else(|| {
+                filled[..all.len()].copy_from_slice(all);
+                &filled
+            });
+            // SAFETY: as above.
+            _mm_cvtph_ps(unsafe { _mm_loadl_epi64(all.as_ptr().cast()) })
+        }
     }
-    floats
+}
+
+/// The sum of the lanes of a vector.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn total(sums: __m256) -> f32 {
+    let four = _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps::<1>(sums));
+    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
 }
 
 /// Two blocks of four bits as they come out of words or bytes.
@@ -241,14 +328,15 @@ fn multiply<const VNNI: bool, const BYTES: usize>(
                     };
                 }
             }
-            let offsets = integers(&panel.offsets[block].as_chunks().0[part]);
+            let of_x = floats(&panel.sums[block].as_chunks().0[part]);
             let factors = floats(&panel.scales[block].as_chunks().0[part]);
             for n in 0..TILE {
                 let sum = match (VNNI, BYTES) {
                     (false, 1) => _mm256_madd_epi16(parts[n], _mm256_set1_epi16(1)),
                     _ => parts[n],
                 };
-                let sum = _mm256_cvtepi32_ps(_mm256_add_epi32(sum, offsets));
+                let shift = _mm256_set1_ps(wide.shifts[n * blocks + block]);
+                let sum = _mm256_fmadd_ps(of_x, shift, _mm256_cvtepi32_ps(sum));
                 let scale = _mm256_set1_ps(wide.scales[n * blocks + block]);
                 sums[n] = _mm256_fmadd_ps(sum, _mm256_mul_ps(scale, factors), sums[n]);
             }
@@ -326,9 +414,9 @@ fn integers(lanes: &[i32; HALF]) -> __m256i {
 /// Four of them, and 0.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn first_integers(lanes: &[i32; HALF / 2]) -> __m256i {
+fn first_floats(lanes: &[f32; HALF / 2]) -> __m256 {
     // SAFETY: as above.
-    _mm256_zextsi128_si256(unsafe { _mm_loadu_si128(lanes.as_ptr().cast()) })
+    _mm256_zextps128_ps256(unsafe { _mm_loadu_ps(lanes.as_ptr()) })
 }
 
 #[inline]

@@ -4,13 +4,17 @@ use std::arch::x86_64::*;
 
 use qhx_types::quantized::BLOCK;
 
-use super::{Group, LANES, PANEL, Panel, TILE, VECTOR, Wide};
+use super::{Group, LANES, Level, PANEL, Panel, TILE, VECTOR, Wide};
 use crate::integers::{GROUP, IntegerTask, Words, rows};
-use crate::kernels::{AHEAD, Row, Scales};
+use crate::kernels::{AHEAD, Rows, Scales};
 
 /// A group of weights as they are multiplied with one of `x`.
 type Weights<const BYTES: usize> = [[__m512i; BYTES]; GROUP / VECTOR];
 
+/// Rows of weights that are multiplied with a few rows of `x` at a time.
+const BESIDE: usize = 4;
+/// Blocks of which scales and offsets are fetched from memory in advance.
+const AHEAD_BLOCKS: usize = 2 * AHEAD / BLOCK;
 /// Blocks in a group.
 const BLOCKS: usize = GROUP / BLOCK;
 
@@ -21,7 +25,62 @@ pub(super) fn fill(words: &mut Words, x: &[f32], columns: usize) -> bool {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) fn few<const BYTES: usize>(task: &mut IntegerTask<'_, '_>, groups: &[Group<BYTES>]) {
-    task.each_rows(groups, |[row], x, n, out| up_to_four!(out, dots(row, x, n, out)));
+    let IntegerTask { weights, columns, offsets, .. } = *task;
+    let (zero, each) = (Level::Avx512.zero::<BYTES>(weights) as f32, columns / BLOCK);
+    let shift = |row, at| match offsets {
+        Some(all) => {
+            _mm512_sub_ps(spread(four(all, row * each + at, each - at)), _mm512_set1_ps(zero))
+        }
+        None => _mm512_set1_ps(-zero),
+    };
+    match weights {
+        Rows::I8(w, scales) => {
+            let factors = |row, _| [_mm512_set1_ps(scales.get(row)), _mm512_set1_ps(-zero)];
+            few_rows::<BYTES, GROUP>(task, groups, bytemuck::cast_slice(w), factors, |w| blocks(w));
+        }
+        Rows::I8Blocks(w, scales) => {
+            let w = bytemuck::cast_slice(w);
+            let factors =
+                |row, at| [spread(four(scales, row * each + at, each - at)), shift(row, at)];
+            few_rows::<BYTES, GROUP>(task, groups, w, factors, |w| blocks(w));
+        }
+        Rows::I4(w, scales) => {
+            let w = bytemuck::cast_slice(w);
+            let factors =
+                |row, at| [spread(four(scales, row * each + at, each - at)), shift(row, at)];
+            few_rows::<BYTES, { GROUP / 2 }>(task, groups, w, factors, |w| nibbles(w));
+        }
+        Rows::F32(_) | Rows::F16(_) => {}
+    }
+}
+
+/// Some rows of weights at a time, with up to four rows of `x`. `w` has all of them, `factors` the scale and the number
+/// added to each integer for the lanes of a group, of which it gets the row and the first block, and `group` makes
+/// vectors of the `STEP` bytes of a group.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn few_rows<const BYTES: usize, const STEP: usize>(
+    task: &mut IntegerTask<'_, '_>,
+    groups: &[Group<BYTES>],
+    w: &[u8],
+    factors: impl Fn(usize, usize) -> [__m512; 2] + Copy,
+    group: impl Fn(&[u8; STEP]) -> Weights<BYTES> + Copy,
+) {
+    let count = task.out.first().map_or(0, |out| out.len());
+    let (each, row) = (task.columns.div_ceil(GROUP), task.columns * STEP / GROUP);
+    let w = &w[..count * row];
+    for first in (0..count).step_by(BESIDE) {
+        // The rows are in the nearest cache when the next four come.
+        for (out, x) in task.out.chunks_mut(4).zip(groups.chunks(4 * each)) {
+            up_to_four!(out, few_dots(first, w, row, x, out, factors, group));
+        }
+    }
+}
+
+/// [`Group`]s of `x` in the order of the weights.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(super) fn groups<const BYTES: usize>(words: &Words, weights: Rows<'_>) -> Vec<Group<BYTES>> {
+    Group::all::<VECTOR>(words, weights)
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
@@ -33,87 +92,94 @@ pub(super) fn several<const BYTES: usize>(
     task.each_tile(
         panels,
         wide,
-        |wide, row, weights| wide.fill::<BYTES>(row, weights),
+        |wide, row, weights, offsets| wide.fill::<BYTES>(row, weights, offsets),
         |wide, panel| multiply(wide, panel),
     );
 }
 
+/// Elements from `first` on of each `out` become the products of its row of `x` with rows of weights, of which each has
+/// `row` bytes. The last one comes again in the place of those that are not there.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn dots<const BYTES: usize, const M: usize>(
-    row: Row<'_>,
+fn few_dots<const BYTES: usize, const M: usize, const STEP: usize>(
+    first: usize,
+    w: &[u8],
+    row: usize,
     x: &[Group<BYTES>],
-    n: usize,
     out: [&mut &mut [f32]; M],
+    factors: impl Fn(usize, usize) -> [__m512; 2],
+    group: impl Fn(&[u8; STEP]) -> Weights<BYTES>,
 ) {
-    let x = rows(x);
-    let sums = match row {
-        Row::I8(w, scale) => {
-            let (w, scale) = (bytemuck::cast_slice(w), _mm512_set1_ps(scale));
-            sums::<BYTES, M, GROUP>(x, w, |_| scale, |w, at| blocks(w, at))
-        }
-        Row::I8Blocks(w, scales) => {
-            let w = bytemuck::cast_slice(w);
-            let group = |w: &_, at| blocks(w, at);
-            match scales {
-                Scales::F32(all) => {
-                    sums::<BYTES, M, GROUP>(x, w, |at| spread(four(all, at)), group)
-                }
-                Scales::F16(all) => {
-                    sums::<BYTES, M, GROUP>(x, w, |at| spread(four_halves(all, at)), group)
-                }
+    let x: [&[Group<BYTES>]; M] = rows(x);
+    let (whole, last) = (row / STEP, w.len() / row - 1);
+    assert!(x[0].len() >= whole && first <= last, "as many groups of x as of weights");
+    let mut sums = [[_mm512_setzero_ps(); BESIDE]; M];
+    for n in 0..BESIDE {
+        let at = (first + n).min(last);
+        let mut row_sums = [_mm512_setzero_ps(); M];
+        for index in 0..whole {
+            // SAFETY: `w` has `last + 1` rows, each of `whole` groups.
+            let w: &[u8; STEP] = unsafe { &*w.as_ptr().add(at * row + index * STEP).cast() };
+            for line in (0..STEP).step_by(VECTOR) {
+                _mm_prefetch::<_MM_HINT_T0>(w.as_ptr().wrapping_add(AHEAD + line).cast());
+            }
+            let (w, factors) = (group(w), factors(at, index * BLOCKS));
+            for m in 0..M {
+                // SAFETY: each row of `x` has as many groups.
+                let x = unsafe { x[m].get_unchecked(index) };
+                row_sums[m] = add_group(row_sums[m], w, factors, x);
             }
         }
-        Row::I4(w, scales) => {
-            let w = bytemuck::cast_slice(w);
-            let group = |w: &_, at| nibbles(w, at);
-            match scales {
-                Scales::F32(all) => {
-                    sums::<BYTES, M, { GROUP / 2 }>(x, w, |at| spread(four(all, at)), group)
-                }
-                Scales::F16(all) => {
-                    sums::<BYTES, M, { GROUP / 2 }>(x, w, |at| spread(four_halves(all, at)), group)
-                }
+        if whole * STEP < row {
+            let (mut filled, rest) = ([0; STEP], &w[at * row..][whole * STEP..row]);
+            filled[..rest.len()].copy_from_slice(rest);
+            let (w, factors) = (group(&filled), factors(at, whole * BLOCKS));
+            for m in 0..M {
+                row_sums[m] = add_group(row_sums[m], w, factors, &x[m][whole]);
             }
         }
-        Row::F32(_) | Row::F16(_) => return,
-    };
-    for (out, sum) in out.into_iter().zip(sums) {
-        out[n] = sum;
+        for m in 0..M {
+            sums[m][n] = row_sums[m];
+        }
+    }
+    for (out, sums) in out.into_iter().zip(sums) {
+        out[first..].iter_mut().zip(totals(sums)).for_each(|(y, sum)| *y = sum);
     }
 }
 
-/// The products of a row of weights, of which a group has `STEP` bytes, with rows of `x`. `factors` has the scales of a
-/// group's weights for each lane, `group` makes vectors of its bytes.
+/// Adds the products of a group to the sums of a row.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn sums<const BYTES: usize, const M: usize, const STEP: usize>(
-    x: [&[Group<BYTES>]; M],
-    w: &[u8],
-    factors: impl Fn(usize) -> __m512,
-    group: impl Fn(&[u8], usize) -> Weights<BYTES>,
-) -> [f32; M] {
-    let mut sums = [_mm512_setzero_ps(); M];
-    for (index, at) in (0..w.len()).step_by(STEP).enumerate() {
-        for line in (0..STEP).step_by(VECTOR) {
-            _mm_prefetch::<_MM_HINT_T0>(w.as_ptr().wrapping_add(at + AHEAD + line).cast());
-        }
-        let (w, factors) = (group(w, at), factors(index));
-        for m in 0..M {
-            let Group { values, offsets, scales } = &x[m][index];
-            let mut sum = integers(offsets);
-            for (w, x) in w.as_flattened().iter().zip(values.as_flattened()) {
-                sum = add_products::<BYTES>(sum, *w, load(x));
-            }
-            let factors = _mm512_mul_ps(factors, floats(scales));
-            sums[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), factors, sums[m]);
-        }
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn add_group<const BYTES: usize>(
+    sums: __m512,
+    w: Weights<BYTES>,
+    [scale, shift]: [__m512; 2],
+    x: &Group<BYTES>,
+) -> __m512 {
+    let mut sum = _mm512_setzero_si512();
+    for (w, x) in w.as_flattened().iter().zip(x.values.as_flattened()) {
+        sum = add_products::<BYTES>(sum, *w, load(x));
     }
-    let mut products = [0f32; M];
-    for m in 0..M {
-        products[m] = _mm512_reduce_add_ps(sums[m]);
+    let sum = _mm512_fmadd_ps(shift, floats(&x.sums), _mm512_cvtepi32_ps(sum));
+    _mm512_fmadd_ps(sum, _mm512_mul_ps(scale, floats(&x.scales)), sums)
+}
+
+/// The sum of the lanes of each vector.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn totals(sums: [__m512; BESIDE]) -> [f32; BESIDE] {
+    let mut halves = [_mm256_setzero_ps(); BESIDE];
+    for (half, sum) in halves.iter_mut().zip(sums) {
+        let upper = _mm512_extractf64x4_pd::<1>(_mm512_castps_pd(sum));
+        *half = _mm256_add_ps(_mm512_castps512_ps256(sum), _mm256_castpd_ps(upper));
     }
-    products
+    let [a, b, c, d] = halves;
+    let pairs = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    let all = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs));
+    let mut totals = [0f32; BESIDE];
+    // SAFETY: the array has the bytes of a vector.
+    unsafe { _mm_storeu_ps(totals.as_mut_ptr(), all) };
+    totals
 }
 
 /// Adds the products of two words or of four bytes to each sum. The bytes of `w` are unsigned.
@@ -123,30 +189,36 @@ fn add_products<const BYTES: usize>(sums: __m512i, w: __m512i, x: __m512i) -> __
     if BYTES == 1 { _mm512_dpbusd_epi32(sums, w, x) } else { _mm512_dpwssd_epi32(sums, w, x) }
 }
 
-/// The scales of a group's blocks.
+/// The four numbers at `at`, or as many as are left of a row and 0.
 #[inline]
-#[target_feature(enable = "avx512f,avx512vl")]
-fn four(scales: &[f32], index: usize) -> __m128 {
-    let scales = &scales[index * BLOCKS..];
-    match scales.first_chunk::<BLOCKS>() {
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn four(all: Scales<'_>, at: usize, left: usize) -> __m128 {
+    if left < BLOCKS {
+        let mut filled = [0f32; BLOCKS];
+        all.cut(at, left).copy(&mut filled[..left]);
         // SAFETY: reads the four numbers.
-        Some(four) => unsafe { _mm_loadu_ps(four.as_ptr()) },
-        // SAFETY: what the mask leaves out is not read.
-        None => unsafe { _mm_maskz_loadu_ps((1 << scales.len()) - 1, scales.as_ptr()) },
+        return unsafe { _mm_loadu_ps(filled.as_ptr()) };
+    }
+    match all {
+        Scales::F32(all) => {
+            let all = &all[at..at + BLOCKS];
+            prefetch(all.as_ptr().wrapping_add(AHEAD_BLOCKS));
+            // SAFETY: as above.
+            unsafe { _mm_loadu_ps(all.as_ptr()) }
+        }
+        Scales::F16(all) => {
+            let all = &all[at..at + BLOCKS];
+            prefetch(all.as_ptr().wrapping_add(AHEAD_BLOCKS));
+            // SAFETY: as above.
+            _mm_cvtph_ps(unsafe { _mm_loadl_epi64(all.as_ptr().cast()) })
+        }
     }
 }
 
-/// Same as [`four`], from the bits of f16.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn four_halves(scales: &[u16], index: usize) -> __m128 {
-    let scales = &scales[index * BLOCKS..];
-    _mm_cvtph_ps(match scales.first_chunk::<BLOCKS>() {
-        // SAFETY: reads the four numbers.
-        Some(four) => unsafe { _mm_loadl_epi64(four.as_ptr().cast()) },
-        // SAFETY: what the mask leaves out is not read.
-        None => unsafe { _mm_maskz_loadu_epi16((1 << scales.len()) - 1, scales.as_ptr().cast()) },
-    })
+#[target_feature(enable = "avx512f")]
+fn prefetch<T>(place: *const T) {
+    _mm_prefetch::<_MM_HINT_T0>(place.cast());
 }
 
 /// Each of four scales in four lanes.
@@ -157,33 +229,11 @@ fn spread(four: __m128) -> __m512 {
     _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(four))
 }
 
-/// Bytes from `at` on, with 0 after the last.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn bytes(w: &[u8], at: usize) -> __m512i {
-    let left = w.len() - at;
-    if left >= VECTOR {
-        // SAFETY: 64 bytes from `at` on lie within `w`.
-        return unsafe { _mm512_loadu_si512(w.as_ptr().add(at).cast()) };
-    }
-    // SAFETY: what the mask leaves out is not read, and the rest lies within `w`.
-    unsafe { _mm512_maskz_loadu_epi8((1 << left) - 1, w.as_ptr().add(at).cast()) }
-}
-
-/// A group of bytes.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn two(w: &[u8], at: usize) -> [__m512i; 2] {
-    let second = at + VECTOR;
-    let second = if second < w.len() { bytes(w, second) } else { _mm512_setzero_si512() };
-    [bytes(w, at), second]
-}
-
 /// Weights of four bits as they come out of words or bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn nibbles<const BYTES: usize>(w: &[u8], at: usize) -> Weights<BYTES> {
-    let w = bytes(w, at);
+fn nibbles<const BYTES: usize>(w: &[u8; GROUP / 2]) -> Weights<BYTES> {
+    let w = load(w);
     let low = if BYTES == 1 { _mm512_set1_epi8(15) } else { _mm512_set1_epi16(15) };
     let mut all = [[w; BYTES]; GROUP / VECTOR];
     for (place, to) in all.as_flattened_mut().iter_mut().enumerate() {
@@ -196,8 +246,9 @@ fn nibbles<const BYTES: usize>(w: &[u8], at: usize) -> Weights<BYTES> {
 /// The int8 of a group, each four lanes with those of a block.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn blocks<const BYTES: usize>(w: &[u8], at: usize) -> Weights<BYTES> {
-    let [a, b] = two(w, at);
+fn blocks<const BYTES: usize>(w: &[u8; GROUP]) -> Weights<BYTES> {
+    let w = w.as_chunks().0;
+    let [a, b] = [load(&w[0]), load(&w[1])];
     if BYTES == 1 {
         let sign = _mm512_set1_epi8(i8::MIN);
         let first = _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b);
@@ -252,8 +303,7 @@ fn multiply<const BYTES: usize>(wide: &Wide, panel: &Panel<BYTES>) -> [[f32; PAN
     let rows = wide.rows(panel.values.len());
     let mut sums = [[_mm512_setzero_ps(); 2]; TILE];
     for (block, x) in panel.values.chunks_exact(panel.block).enumerate() {
-        let offsets = panel.offsets[block].as_chunks().0;
-        let mut parts = [[integers(&offsets[0]), integers(&offsets[1])]; TILE];
+        let mut parts = [[_mm512_setzero_si512(); 2]; TILE];
         for (at, x) in x.iter().enumerate() {
             let x = x.as_chunks().0;
             let x = [integers(&x[0]), integers(&x[1])];
@@ -268,10 +318,14 @@ fn multiply<const BYTES: usize>(wide: &Wide, panel: &Panel<BYTES>) -> [[f32; PAN
         }
         let factors = panel.scales[block].as_chunks().0;
         let factors = [floats(&factors[0]), floats(&factors[1])];
+        let of_x = panel.sums[block].as_chunks().0;
+        let of_x = [floats(&of_x[0]), floats(&of_x[1])];
         for n in 0..TILE {
             let scale = _mm512_set1_ps(wide.scales[n * blocks + block]);
+            let shift = _mm512_set1_ps(wide.shifts[n * blocks + block]);
             for half in 0..2 {
                 let part = _mm512_cvtepi32_ps(parts[n][half]);
+                let part = _mm512_fmadd_ps(of_x[half], shift, part);
                 let part = _mm512_mul_ps(part, factors[half]);
                 sums[n][half] = _mm512_fmadd_ps(part, scale, sums[n][half]);
             }

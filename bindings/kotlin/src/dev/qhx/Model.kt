@@ -140,9 +140,9 @@ public class Model private constructor(private val handle: Long) : AutoCloseable
          * @param threads Threads of the CPU; one a core by default.
          * @param decodeOn What consumes the tokens of answers where the NPU consumes prompts: `cpu`, `npu`, or `auto`,
          * which measures both when the bundle is opened for the first time. By default one backend consumes both.
-         * @param cpuActivations What the CPU rounds activations to in matmuls with int8 and 4-bit weights: `int16`, or
-         * `int8`, which is faster and less exact.
-         * @param cpuCaches What the CPU stores caches of keys and values as: `f32`, or `f16`, which takes half the memory.
+         * @param cpuActivations Type that the CPU rounds activations to in matmuls with int8 and 4-bit weights: `int16`,
+         * or `int8`, which is faster and less exact; by default, `auto`, int8 with 4-bit weights and int16 with int8.
+         * @param cpuCaches Type that the CPU stores caches of keys and values as: `f16`, or `f32`, in twice the memory.
          */
         public suspend fun open(
             bundle: String,

@@ -5,15 +5,15 @@
 //! offsets are those of the QNN graph.
 
 use crate::onnx::format::{
-    DequantizedBlocks, NBits, Operator, ROW_AXIS, STORED_FLOATS, attribute, suffix,
+    DequantizedBlocks, NBits, Operator, ROW_AXIS, STORED_FLOATS, attribute, suffix, swapped,
 };
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use qhx_base::{Error, ErrorKind, Result};
-use qhx_types::quantized::{Quantized, QuantizedForm, by_block, pack_nibbles, repeated};
+use qhx_types::quantized::{Quantized, QuantizedForm, pack_nibbles, repeated};
 use rten_onnx::onnx::DataType;
 
-use super::{Lowering, dims, int, to};
+use super::{Lowering, dims, int, ints, to};
 use crate::graph::{Node, Origin, TensorId};
 use crate::weight::{Storage, Weight};
 
@@ -27,23 +27,18 @@ impl Lowering<'_> {
         form: QuantizedForm,
     ) -> Result<()> {
         let weights = weight.to_blocks(form)?;
-        let shifts = weights.as_ref().shifts();
         let Quantized { values, scales, offsets, .. } = weights;
-        if form.offsets {
-            let stored = self.append(|file| file.write(bytemuck::cast_slice(&offsets)))?;
-            self.offsets.insert(name.to_owned(), stored);
-        }
         let (rows, columns) = (weight.rows(), weight.cols());
         match NBits::packed(form, [rows, columns]) {
             Some((packed, pieces)) => self.packed(
                 name,
                 packed,
                 &values,
-                [scales, shifts].map(|list| repeated(&list, pieces)),
+                [scales, offsets].map(|list| repeated(&list, pieces)),
             ),
             None => {
                 let blocks = DequantizedBlocks { rows, columns, block: form.block };
-                self.dequantized_blocks(name, blocks, &values, [&scales, &shifts])
+                self.dequantized_blocks(name, blocks, &values, [&scales, &offsets])
             }
         }
     }
@@ -53,18 +48,23 @@ impl Lowering<'_> {
         name: &str,
         weight: NBits,
         values: &[i8],
-        [scales, shifts]: [Vec<f32>; 2],
+        [scales, offsets]: [Vec<f32>; 2],
     ) -> Result<()> {
         let integers = format!("{name}{}", suffix::NBITS);
         self.external(&integers, DataType::UINT8, &weight.integer_dims(), |file| {
             file.write(&pack_nibbles(values))
         })?;
-        self.scales(&format!("{name}{}", suffix::SCALE), &weight.scale_dims(), &scales)?;
-        if shifts.is_empty() {
+        let scale = format!("{name}{}", suffix::SCALE);
+        self.scales(&scale, &weight.scale_dims(), &scales)?;
+        if offsets.is_empty() {
             return Ok(());
         }
-        let shifts = by_block(&shifts, weight.blocks());
-        self.floats(&format!("{name}{}", suffix::OFFSET), &weight.shift_dims(), &shifts)
+        let (offset, by_row) = (format!("{name}{}", suffix::OFFSET), format!("{name}.by_row"));
+        self.scales(&offset, &weight.scale_dims(), &offsets)?;
+        self.push(Operator::Mul, vec![offset, scale], &by_row, vec![]);
+        let perm = vec![ints(attribute::PERM, swapped(2))];
+        self.push(Operator::Transpose, vec![by_row], &format!("{name}{}", suffix::SHIFT), perm);
+        Ok(())
     }
 
     fn dequantized_blocks(
@@ -72,35 +72,38 @@ impl Lowering<'_> {
         name: &str,
         weight: DequantizedBlocks,
         values: &[i8],
-        [scales, shifts]: [&[f32]; 2],
+        [scales, offsets]: [&[f32]; 2],
     ) -> Result<()> {
         let count = scales.len();
         let (int8, scale) = (format!("{name}{}", suffix::INT8), format!("{name}{}", suffix::SCALE));
         self.external(&int8, DataType::INT8, &weight.integer_dims(count), |file| {
             file.write(bytemuck::cast_slice(values))
         })?;
-        self.scales(&scale, &DequantizedBlocks::scale_dims(count), scales)?;
-        let inputs = vec![int8, scale];
         let axis = || vec![int(attribute::AXIS, ROW_AXIS)];
-        if count == weight.rows && shifts.is_empty() {
-            self.push(Operator::DequantizeLinear, inputs, name, axis());
-            return Ok(());
-        }
-        let (scaled, shifted) = (format!("{name}.scaled"), format!("{name}.shifted"));
-        self.push(Operator::DequantizeLinear, inputs, &scaled, axis());
-        let mut wide = scaled;
-        if !shifts.is_empty() {
+        let scaled = format!("{name}.scaled");
+        if offsets.is_empty() {
+            self.scales(&scale, &DequantizedBlocks::scale_dims(count), scales)?;
+            let inputs = vec![int8, scale];
+            if count == weight.rows {
+                self.push(Operator::DequantizeLinear, inputs, name, axis());
+                return Ok(());
+            }
+            self.push(Operator::DequantizeLinear, inputs, &scaled, axis());
+        } else {
+            let (wide, shifted) = (format!("{name}.wide"), format!("{name}.shifted"));
             let offset = format!("{name}{}", suffix::OFFSET);
-            self.floats(&offset, &DequantizedBlocks::shift_dims(count), shifts)?;
+            self.scales(&scale, &DequantizedBlocks::offset_dims(count), scales)?;
+            self.scales(&offset, &DequantizedBlocks::offset_dims(count), offsets)?;
+            self.push(Operator::Cast, vec![int8], &wide, vec![to(DataType::FLOAT)]);
             self.push(Operator::Add, vec![wide, offset], &shifted, vec![]);
-            wide = shifted;
+            self.push(Operator::Mul, vec![shifted, scale], &scaled, vec![]);
         }
         let shape = self.int64s(dims(&weight.dims()));
-        self.push(Operator::Reshape, vec![wide, shape], name, vec![]);
+        self.push(Operator::Reshape, vec![scaled, shape], name, vec![]);
         Ok(())
     }
 
-    /// Adds scales to the external-data file: as f16 and a node that makes them f32 if all are such values, else as
+    /// Adds scales or offsets to the external-data file: as f16 and a node that makes them f32 if all are such values, else as
     /// f32.
     fn scales(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Result<()> {
         let mut halves = vec![f16::ZERO; values.len()];
@@ -108,7 +111,8 @@ impl Lowering<'_> {
         let mut back = vec![0f32; values.len()];
         halves.convert_to_f32_slice(&mut back);
         if back.iter().zip(values).any(|(half, scale)| half.to_bits() != scale.to_bits()) {
-            return self.floats(name, shape, values);
+            let bytes = bytemuck::cast_slice(values);
+            return self.external(name, DataType::FLOAT, shape, |file| file.write(bytes));
         }
         let stored = format!("{name}{}", suffix::FLOAT16);
         self.external(&stored, DataType::FLOAT16, shape, |file| {
@@ -116,11 +120,6 @@ impl Lowering<'_> {
         })?;
         self.push(STORED_FLOATS, vec![stored], name, vec![to(DataType::FLOAT)]);
         Ok(())
-    }
-
-    /// Adds an initialiser of f32 to the external-data file.
-    fn floats(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Result<()> {
-        self.external(name, DataType::FLOAT, shape, |file| file.write(bytemuck::cast_slice(values)))
     }
 
     /// Adds the matmul of a `Linear` whose weight [`Lowering::blocks`] has packed; false for any other.
@@ -150,7 +149,7 @@ impl Lowering<'_> {
             self.push(Operator::Reshape, vec![x_name, shape], &parts, vec![]);
             let keep = vec![int(attribute::KEEP_DIMS, NBits::SUM_KEEP_DIMS)];
             self.push(Operator::ReduceSum, vec![parts, axis], &sums, keep);
-            let inputs = vec![sums, part(suffix::OFFSET)];
+            let inputs = vec![sums, part(suffix::SHIFT)];
             self.push(Operator::MatMul, inputs, &inner("shift"), vec![]);
             terms.push(inner("shift"));
         }
