@@ -77,6 +77,19 @@ pub(crate) trait Element: Copy {
     unsafe fn floats<I: Isa>(isa: I, from: *const Self) -> [I::F32; 4];
 }
 
+/// Bytes between the elements of a cache that are read and those that are fetched from memory meanwhile. Few positions
+/// end soon after.
+const AHEAD: usize = 2048;
+
+/// Has the processor fetch what comes after four vectors of f32, stored in `bytes` each.
+#[inline(always)]
+fn ahead<I: Isa, T>(isa: I, from: *const T, bytes: usize) {
+    const LINE: usize = 64;
+    for line in (0..4 * isa.f32().len() * bytes).step_by(LINE) {
+        isa.i8().prefetch(from.wrapping_byte_add(AHEAD + line).cast());
+    }
+}
+
 impl Element for i8 {
     fn float(self) -> f32 {
         f32::from(self)
@@ -84,6 +97,7 @@ impl Element for i8 {
 
     #[inline(always)]
     unsafe fn floats<I: Isa>(isa: I, from: *const Self) -> [I::F32; 4] {
+        ahead(isa, from, 1);
         // SAFETY: the contract of the trait.
         floats_of_i8(isa, unsafe { isa.i8().load_ptr(from) })
     }
@@ -97,6 +111,7 @@ impl Element for f16 {
     #[inline(always)]
     unsafe fn floats<I: Isa>(isa: I, from: *const Self) -> [I::F32; 4] {
         let ops = isa.f16();
+        ahead(isa, from, 2);
         // SAFETY: the contract of the trait: a vector of f16 has the elements of two of f32.
         let [a, b] = unsafe { [ops.load_ptr(from), ops.load_ptr(from.add(ops.len()))] };
         [ops.extend_low(a), ops.extend_high(a), ops.extend_low(b), ops.extend_high(b)]
@@ -182,6 +197,91 @@ fn stored_rows<I: Isa, T: Element, const M: usize>(
             if factor != 0.0 {
                 let rest = out[m][whole..].iter_mut().zip(&b[whole..]);
                 rest.for_each(|(to, b)| *to += factor * b.float());
+            }
+        }
+    }
+}
+
+/// `out = x · bᵀ`, where `b` is int8 or f16 and each row of it has as many elements as one of `x`. It is for few rows
+/// of `x`: `b` is read as it is stored, once for two of them.
+pub(crate) struct StoredRows<'a, 'o, T> {
+    pub(crate) x: &'a [f32],
+    pub(crate) b: &'a [T],
+    /// Elements of a row of `x` and of `b`.
+    pub(crate) columns: usize,
+    /// Results: each has as many elements as `b` has rows.
+    pub(crate) out: Vec<&'o mut [f32]>,
+}
+
+impl<'a, 'o> StoredRows<'a, 'o, f16> {
+    /// The matmul over the bits of f16.
+    pub(crate) fn of_halves(
+        x: &'a [f32],
+        b: &'a [u16],
+        columns: usize,
+        out: Vec<&'o mut [f32]>,
+    ) -> Self {
+        Self { x, b: halves(b), columns, out }
+    }
+}
+
+impl<T: Element> SimdOp for StoredRows<'_, '_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<I: Isa>(self, isa: I) {
+        let Self { x, b, columns, mut out } = self;
+        if columns == 0 {
+            return out.iter_mut().for_each(|row| row.fill(0.0));
+        }
+        let mut x = x.chunks_exact(columns);
+        let (twos, rest) = out.as_chunks_mut::<2>();
+        for out in twos {
+            stored_dots(isa, &mut x, b, columns, out);
+        }
+        for out in rest.as_chunks_mut::<1>().0 {
+            stored_dots(isa, &mut x, b, columns, out);
+        }
+    }
+}
+
+/// The next `M` rows of [`StoredRows`], with some rows of `b` at a time, whose sums do not wait for each other.
+#[inline(always)]
+fn stored_dots<I: Isa, T: Element, const M: usize>(
+    isa: I,
+    x: &mut ChunksExact<'_, f32>,
+    b: &[T],
+    columns: usize,
+    out: &mut [&mut [f32]; M],
+) {
+    const BESIDE: usize = 4;
+    let ops = isa.f32();
+    let (lanes, step) = (ops.len(), 4 * ops.len());
+    let x: [&[f32]; M] = from_fn(|_| &x.next().unwrap_or_default()[..columns]);
+    let (whole, count) = (columns / step * step, b.len() / columns);
+    let last = count.saturating_sub(1);
+    for first in (0..count).step_by(BESIDE) {
+        // The last row comes again in the place of those that are not there.
+        let rows: [usize; BESIDE] = from_fn(|n| (first + n).min(last) * columns);
+        let mut sums = [[ops.zero(); BESIDE]; M];
+        for start in (0..whole).step_by(step) {
+            for n in 0..BESIDE {
+                // SAFETY: each row has `columns` elements, and `start + step <= whole <= columns`.
+                let parts = unsafe { T::floats(isa, b.as_ptr().add(rows[n] + start)) };
+                for m in 0..M {
+                    for (part, b) in parts.into_iter().enumerate() {
+                        // SAFETY: as above.
+                        let x = unsafe { ops.load_ptr(x[m].as_ptr().add(start + part * lanes)) };
+                        sums[m][n] = ops.mul_add(x, b, sums[m][n]);
+                    }
+                }
+            }
+        }
+        for m in 0..M {
+            let to = out[m][first..].iter_mut().zip(rows).zip(sums[m]);
+            for ((to, row), sum) in to {
+                let rest = x[m][whole..].iter().zip(&b[row + whole..row + columns]);
+                *to = rest.fold(ops.sum(sum), |sum, (x, b)| sum + x * b.float());
             }
         }
     }
@@ -401,6 +501,10 @@ mod tests {
             let x = numbers(m * k, 3);
             let mut found = vec![1.0; m * n];
             let b: Vec<i8> = (0..n * k).map(|at| (at * 37 % 255) as u8 as i8).collect();
+            let mut turned = vec![f32::NAN; m * n];
+            let out = turned.chunks_exact_mut(n).collect();
+            StoredRows { x: &x, b: &b, columns: k, out }.dispatch();
+            near(&turned, &x, [m, n, k], |i, j| f32::from(b[j * k + i]));
             let out = found.chunks_exact_mut(n).collect();
             StoredColumns { x: &x, b: &b, out }.dispatch();
             found.iter_mut().for_each(|y| *y -= 1.0);
@@ -408,6 +512,9 @@ mod tests {
             found.fill(0.0);
             let b: Vec<u16> =
                 numbers(n * k, 5).into_iter().map(|b| f16::from_f32(b).to_bits()).collect();
+            let out = turned.chunks_exact_mut(n).collect();
+            StoredRows::of_halves(&x, &b, k, out).dispatch();
+            near(&turned, &x, [m, n, k], |i, j| f16::from_bits(b[j * k + i]).to_f32());
             let out = found.chunks_exact_mut(n).collect();
             StoredColumns::of_halves(&x, &b, out).dispatch();
             near(&found, &x, [m, n, k], |i, j| f16::from_bits(b[i * n + j]).to_f32());

@@ -24,8 +24,9 @@ const PACKED: usize = 8;
 pub(crate) const FEW: usize = 8;
 /// Vectors of rows of `x` that are multiplied with dequantized weights at a time.
 const SIDES: usize = 2;
-/// Columns of weights that are dequantized at a time: 24 KB of twelve rows, so that they lie in the nearest cache.
-const DEPTH: usize = 512;
+/// Columns of weights that are dequantized at a time: 12 KB of twelve rows, and 32 KB of a panel, so that both lie in
+/// the nearest cache.
+const DEPTH: usize = 256;
 /// From one dequantized row to the next. Powers of two would share the same sets of a cache.
 const STRIDE: usize = DEPTH + 16;
 /// Elements of a row that become parts of a panel at a time, so that these lie in the nearest cache.
@@ -284,7 +285,7 @@ impl SimdOp for DequantizeRow<'_, '_> {
     #[inline(always)]
     fn eval<I: Isa>(self, isa: I) {
         let Self { weights, columns, row, to } = self;
-        dequantize(isa, weights, columns, row, 0, &mut [], to);
+        dequantize(isa, weights, columns, row, 0, 0, &mut [], to);
     }
 }
 
@@ -356,9 +357,11 @@ fn several<I: Isa, const N: usize>(isa: I, task: &mut Task<'_, '_>, columns: usi
         sums.fill(0.0);
         for start in (0..columns).step_by(DEPTH) {
             let depth = DEPTH.min(columns - start);
+            // The next columns of these rows, or the first ones of the rows after them.
+            let next = if start + DEPTH < columns { DEPTH } else { N * task.columns - start };
             for (row, to) in wide.chunks_exact_mut(STRIDE).take(rows).enumerate() {
                 let (row, to) = (first + row, &mut to[..depth]);
-                dequantize(isa, task.weights, task.columns, row, start, &mut spread, to);
+                dequantize(isa, task.weights, task.columns, row, start, next, &mut spread, to);
             }
             let panels = task.x.chunks_exact(columns * width);
             for (x, sums) in panels.zip(sums.chunks_exact_mut(N * width)) {
@@ -604,7 +607,7 @@ fn dots_i4<I: Isa, const M: usize>(isa: I, x: [&[f32]; M], w: &[i32], scales: &[
 }
 
 /// Weights of a row from column `start` on as f32, in the order of [`Arrange`]. `spread` has room for the scales of a
-/// row of four bits.
+/// row of four bits. Floats that are `next` elements behind are fetched from memory.
 #[inline(always)]
 fn dequantize<I: Isa>(
     isa: I,
@@ -612,6 +615,7 @@ fn dequantize<I: Isa>(
     columns: usize,
     row: usize,
     start: usize,
+    next: usize,
     spread: &mut [f32],
     to: &mut [f32],
 ) {
@@ -625,6 +629,7 @@ fn dequantize<I: Isa>(
             let step = half.len();
             let whole = to.len() / step * step;
             for at in (0..whole).step_by(step) {
+                isa.i8().prefetch(w.as_ptr().wrapping_add(at + next).cast());
                 let w = half.load(&w[at..at + step]);
                 ops.store(half.extend_low(w), &mut to[at..at + lanes]);
                 ops.store(half.extend_high(w), &mut to[at + lanes..at + step]);

@@ -12,8 +12,8 @@ use rten_simd::{Isa, SimdOp, SimdUnaryOp};
 use rten_vecmath::Exp;
 
 use super::Dense;
-use crate::heads::{Columns, StoredColumns, Turned};
-use crate::kernels::{FEW, Rows, Scales, Task};
+use crate::heads::{Columns, StoredColumns, StoredRows, Turned};
+use crate::kernels::{FEW, Rows, Task};
 use crate::team::Team;
 
 /// Largest value that a mask adds to hidden scores. The weight of a score that is thousands below another is 0 in f32.
@@ -340,18 +340,21 @@ impl Operands<'_> {
             let [keys, held] = all.map(|all| all.part(start..start + len, dim));
             let scores = &mut memory[..count * len];
             let out = scores.chunks_exact_mut(len).collect();
-            if count <= FEW {
-                let (weights, step) = match keys {
-                    Stored::F32(keys) => (Rows::F32(keys), 1.0),
-                    Stored::F16(keys) => (Rows::F16(keys), 1.0),
-                    Stored::I8(keys, scales, step) => (Rows::I8(keys, Scales::F32(scales)), step),
-                };
-                Task { weights, columns: dim, x: &q, out, bias: None }.dispatch();
-                if step != 1.0 {
-                    scores.iter_mut().for_each(|score| *score *= step);
+            match keys {
+                _ if count > FEW => {
+                    Turned { x: &q, b: keys.floats(dim, &mut wide), columns: dim, out }.dispatch();
                 }
-            } else {
-                Turned { x: &q, b: keys.floats(dim, &mut wide), columns: dim, out }.dispatch();
+                Stored::F32(keys) => {
+                    let weights = Rows::F32(keys);
+                    Task { weights, columns: dim, x: &q, out, bias: None }.dispatch();
+                }
+                Stored::F16(b) => StoredRows::of_halves(&q, b, dim, out).dispatch(),
+                Stored::I8(b, scales, step) => {
+                    StoredRows { x: &q, b, columns: dim, out }.dispatch();
+                    for scores in scores.chunks_exact_mut(len) {
+                        scores.iter_mut().zip(scales).for_each(|(x, scale)| *x *= scale * step);
+                    }
+                }
             }
             for (row, scores) in scores.chunks_exact_mut(len).enumerate() {
                 let token = if mask.rows == 1 { 0 } else { tokens.start + row % tokens.len() };

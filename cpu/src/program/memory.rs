@@ -94,7 +94,8 @@ impl Compiler<'_> {
             buffers: memory,
             results: walks,
             work,
-            activations: Activations::default(),
+            // The smallest error, until [`LoadedModel`](crate::model::LoadedModel) says another one.
+            activations: Activations::Int16,
             inputs: Vec::new(),
             outputs: Vec::new(),
         })
