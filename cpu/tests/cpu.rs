@@ -422,12 +422,12 @@ fn onnx_of_another_program_is_refused_with_a_way_out() {
     assert!(error.message().starts_with("context \"decode\": "), "{error}");
     assert!(error.message().contains("g.onnx: an ONNX file without a graph of qhx"), "{error}");
     assert!(error.hint_text().unwrap().contains("qhx forge"), "{error}");
-    let version = bytes.windows(11).position(|part| part == b"\"version\":1").unwrap();
+    let version = bytes.windows(11).position(|part| part == b"\"version\":2").unwrap();
     let mut newer = bytes;
     newer[version + 10] = b'9';
     std::fs::write(path, newer).unwrap();
     let error = refused(&source);
-    assert!(error.message().contains("has version 9, expected 1"), "{error}");
+    assert!(error.message().contains("has version 9, expected 2"), "{error}");
 }
 
 #[test]
