@@ -6,10 +6,12 @@
     llama/bin/python benches/llama_cpp_compare.py [--folder DIR] [--repeats 5] [--shapes llama-336m,qwen2.5-0.5b]
         [--weights f16,q8_0,q4_0,q4_k] [--contexts 512,4096,16384] [--positions 64,3000]
         [--cpu auto+f16,int16+f32] [--alone]
+    llama/bin/python benches/llama_cpp_compare.py --files SmolLM2.gguf,gemma-3-270m.gguf --weights f16,q8_0,q4_0,q4_k_m
 
 Both run decoders of a model's shapes, as a Llama without biases and with random weights: a prompt up to each position
 that the context has, and 32 tokens one at a time behind it. They take turns, each in a process of its own, with two
-threads. pip compiles llama.cpp for this machine. q8_0, q4_0 and q4_k stand beside `w8a16` and `w4a16`, of which q4_k
+threads. With --files the models are those of GGUF files: their weights as f16, of which the forge and llama.cpp's
+quantize make the others. pip compiles llama.cpp for this machine. q8_0, q4_0 and q4_k stand beside `w8a16` and `w4a16`, of which q4_k
 is forged from llama.cpp's own file; norms are f32, and the head has what the layers have. Prompts are consumed in the
 parts that both take by default. qhx takes a turn with each of `--cpu`, which is `--cpu-activations` and `--cpu-
 caches`: int8+f16 is what llama.cpp computes with. With --alone no other program takes one, and this needs nothing
@@ -37,7 +39,9 @@ TOKENIZER = ROOT / "tests/fixtures/llama3-blocks"
 #: Tokens of an answer, and of a prompt that llama.cpp takes at once: its default.
 TOKENS, PART = 32, 512
 #: What the weights are for the forge and for its head.
-PRECISIONS = {"f16": "fp16", "q8_0": "w8a16", "q4_0": "w4a16", "q4_k": "w4a16"}
+PRECISIONS = {"f16": "fp16", "q8_0": "w8a16", "q4_0": "w4a16", "q4_k": "w4a16", "q4_k_m": "w4a16"}
+#: llama.cpp's numbers of the types of files.
+FILE_TYPES = {"q8_0": 7, "q4_0": 2, "q4_k_m": 15}
 
 
 def shape(hidden, inner, layers, heads, shared, width, vocab):
@@ -151,7 +155,8 @@ def main():
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--shapes", type=words, default=["llama-336m"], help=", ".join(SHAPES))
-    parser.add_argument("--weights", type=words, default=list(PRECISIONS), help=", ".join(PRECISIONS))
+    parser.add_argument("--files", type=words, default=[], help="GGUF files, instead of shapes")
+    parser.add_argument("--weights", type=words, default=list(PRECISIONS)[:4], help=", ".join(PRECISIONS))
     parser.add_argument("--contexts", type=numbers, default=[512])
     parser.add_argument("--positions", type=numbers, default=[64, 3000])
     parser.add_argument("--cpu", type=words, default=["auto+f16"], help="[default: auto+f16]")
@@ -166,7 +171,7 @@ def main():
         return run_llama(options.llama, options)
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(options.folder or temporary)
-        for name in options.shapes:
+        for name in options.files or options.shapes:
             for weights in options.weights:
                 for context in options.contexts:
                     compare(folder, name, weights, context, options)
@@ -174,6 +179,8 @@ def main():
 
 def made(folder, name, weights, context, options):
     """The model for both, made where it is not there yet."""
+    if options.files:
+        return made_of_file(folder, pathlib.Path(name), weights, context, options)
     config = SHAPES[name]
     bundle, gguf = folder / f"{name}-{weights}-{context}", folder / f"{name}-{weights}.gguf"
     if not gguf.exists() and (weights == "q4_k" or not options.alone):
@@ -190,6 +197,30 @@ def made(folder, name, weights, context, options):
         make = ["forge", *of, "--cpu-only", "--out", bundle]
         make += ["--max-ctx", context, "--precision", precision, "--head", precision]
         run = subprocess.run([str(part) for part in [options.qhx, *make]], capture_output=True, text=True)
+        if run.returncode:
+            sys.exit(run.stderr)
+    return bundle, gguf
+
+
+def made_of_file(folder, file, weights, context, options):
+    """The bundle and the file of a GGUF file's weights."""
+    import llama_cpp
+    import quality
+
+    wide, gguf = folder / f"{file.stem}-f16.gguf", folder / f"{file.stem}-{weights}.gguf"
+    if not wide.exists():
+        quality.widened(file, wide, grid=True)
+    if not gguf.exists():
+        settings = llama_cpp.llama_model_quantize_default_params()
+        settings.ftype = FILE_TYPES[weights]
+        if llama_cpp.llama_model_quantize(os.fsencode(wide), os.fsencode(gguf), settings):
+            sys.exit(f"llama.cpp cannot quantize {wide} to {weights}")
+    precision = PRECISIONS[weights]
+    bundle = folder / f"{file.stem}-{precision}-{context}"
+    if not bundle.exists():
+        make = [options.qhx, "forge", wide, "--cpu-only", "--out", bundle, "--max-ctx", context]
+        make += ["--precision", precision]
+        run = subprocess.run([str(part) for part in make], capture_output=True, text=True)
         if run.returncode:
             sys.exit(run.stderr)
     return bundle, gguf
@@ -223,7 +254,7 @@ def compare(folder, name, weights, context, options):
     if options.json:
         print(json.dumps({"shapes": name, "weights": weights, "context": context, "runs": runs}), flush=True)
         return
-    print(f"\n| {name}, {weights}, {context} | " + " | ".join(runs) + " | ratios |")
+    print(f"\n| {pathlib.Path(name).stem}, {weights}, {context} | " + " | ".join(runs) + " | ratios |")
     print("|---" * (len(runs) + 2) + "|")
     rates = [(f"{kind} {position}", 1, "tokens/s") for kind in ("decode", "prompt") for position in positions]
     median, last = statistics.median, list(runs)[-1]

@@ -120,7 +120,7 @@ fn a_changed_graph_is_refused_with_what_is_wrong() {
     let bytes = std::fs::read(&file).unwrap();
     // Of equal length, so that the messages around stay whole.
     for (from, to, words) in [
-        (r#""version":1"#, r#""version":9"#, "has version 9, expected 1"),
+        (r#""version":2"#, r#""version":9"#, "has version 9, expected 2"),
         (r#""inputs":[0,1]"#, r#""inputs":[0,9]"#, "tensor 9 is read before it is written"),
         (r#""inputs":[0,1]"#, r#""inputs":[0,2]"#, "tensor 2 is read before it is written"),
         (r#""inputs":[0,1]"#, r#""inputs":[ 0 ]"#, "another number of inputs"),

@@ -41,7 +41,7 @@ fn a_prepared_bundle_has_binaries_and_links_to_the_rest() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = portable(folder.path());
     let source = read_json(&Manifest::load(&bundle).unwrap().path);
-    assert_eq!(source["portable"], json!({"version": 1}));
+    assert_eq!(source["portable"], json!({"version": 2}));
     let compiler = StandIn::default();
     let report = prepared(&bundle, &compiler).unwrap();
     let manifest = Manifest::load(&report.manifest).unwrap();

@@ -156,7 +156,7 @@ pub(super) struct Operands<'a> {
     pub(super) q: &'a [f32],
     /// Keys and values of the cache, and the graph's own.
     pub(super) past: [Stored<'a>; 2],
-    pub(super) own: [&'a [f32]; 2],
+    pub(super) own: [Stored<'a>; 2],
     pub(super) mask: &'a [f32],
     pub(super) seen: &'a [Seen],
     pub(super) shape: Shape,
@@ -202,6 +202,34 @@ impl<'a> Stored<'a> {
             }
         }
     }
+}
+
+/// Memory of attention, which the next one uses again.
+#[derive(Debug, Default)]
+pub(super) struct AttendScratch {
+    /// Bits of f16 of the graph's own keys and values.
+    pub(super) own: [Vec<u16>; 2],
+    /// Running sums.
+    pub(super) sums: Vec<f32>,
+}
+
+/// The graph's own keys and values as they will be read from the cache, so that it does not matter in which parts a
+/// prompt is consumed: rounded, into `halves`, where the cache is f16. Those of int8 caches stay f32.
+pub(super) fn as_stored<'a>(
+    past: [Stored<'_>; 2],
+    own: [&'a [f32]; 2],
+    halves: &'a mut [Vec<u16>; 2],
+) -> [Stored<'a>; 2] {
+    let [k, v] = halves;
+    let one = |past, own: &'a [f32], halves: &'a mut Vec<u16>| match past {
+        Stored::F16(_) => {
+            halves.resize(own.len(), 0);
+            halves.reinterpret_cast_mut::<f16>().convert_from_f32_slice(own);
+            Stored::F16(halves)
+        }
+        Stored::F32(_) | Stored::I8(..) => Stored::F32(own),
+    };
+    [one(past[0], own[0], k), one(past[1], own[1], v)]
 }
 
 /// Rows of int8 as f32.
@@ -334,7 +362,7 @@ impl Operands<'_> {
         for piece in seen.pieces(capacity).skip(pieces.start).take(pieces.len()) {
             let (all, first, each) = match piece.start < capacity {
                 true => (self.past, 0, capacity),
-                false => (self.own.map(Stored::F32), capacity, rows),
+                false => (self.own, capacity, rows),
             };
             let (start, len) = (head * each + piece.start - first, piece.len());
             let [keys, held] = all.map(|all| all.part(start..start + len, dim));

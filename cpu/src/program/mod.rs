@@ -25,7 +25,7 @@ use qhx_graph::graph::{BinaryOp, Graph, ReduceOp};
 use qhx_types::TensorInfo;
 use rten_simd::SimdOp;
 
-use self::attend::{Attend, CacheScales, MaskShape, Seen, Stored};
+use self::attend::{Attend, AttendScratch, CacheScales, MaskShape, Seen, Stored};
 use self::conv::{Conv, ConvShape, Padding};
 use self::kernels::{IntPairs, LayerNorm, Pairs, Reduce, RmsNorm, Singles, ToF32, Unary, softmax};
 use self::view::{Place, Walk};
@@ -69,8 +69,7 @@ pub(crate) struct Scratch {
     buffers: Vec<Vec<f32>>,
     /// Positions that each mask shows.
     seen: Vec<Vec<Seen>>,
-    /// Sums of attention.
-    sums: Vec<f32>,
+    attention: AttendScratch,
 }
 
 /// All elements of a value, which lie one after the other.
@@ -369,7 +368,7 @@ impl Program {
         scratch: &mut Scratch,
         team: &Team,
     ) -> Result<()> {
-        let Scratch { buffers, seen, sums } = scratch;
+        let Scratch { buffers, seen, attention } = scratch;
         let out = match instruction {
             Instruction::Binary { out, .. }
             | Instruction::IntBinary { out, .. }
@@ -400,7 +399,9 @@ impl Program {
         let mut to = std::mem::take(buffer(buffers, out)?);
         let memory = Memory { program: self, inputs, buffers };
         let done = match instruction {
-            Instruction::Attend { attend, .. } => memory.attend(attend, seen, &mut to, sums, team),
+            Instruction::Attend { attend, .. } => {
+                memory.attend(attend, seen, &mut to, attention, team)
+            }
             _ => memory.compute(instruction, &mut to, team),
         };
         *buffer(buffers, out)? = to;
@@ -543,9 +544,10 @@ impl<'a> Memory<'a> {
         attend: &Attend,
         seen: &[Vec<Seen>],
         to: &mut [f32],
-        sums: &mut Vec<f32>,
+        scratch: &mut AttendScratch,
         team: &Team,
     ) -> Result<()> {
+        let AttendScratch { own, sums } = scratch;
         let Attend { keys: [past_k, k], values: [past_v, v], scales, .. } = *attend;
         let past = match scales {
             None => [self.floats(past_k)?, self.floats(past_v)?],
@@ -558,7 +560,7 @@ impl<'a> Memory<'a> {
         let operands = attend::Operands {
             q: self.dense(attend.q)?,
             past,
-            own: [self.dense(k)?, self.dense(v)?],
+            own: attend::as_stored(past, [self.dense(k)?, self.dense(v)?], own),
             mask: self.dense(attend.mask)?,
             seen: seen.ok_or_else(|| internal("nobody looked at a mask"))?,
             shape: attend.shape,
