@@ -13,7 +13,7 @@ use crate::team::Team;
 use crate::weights::{self, Floats, Weights};
 
 /// Rows of weights in a task are a multiple of this, as many as each kernel computes at a time, or a multiple of them.
-const ROW_STEP: usize = 12;
+const ROW_STEP: usize = 32;
 /// Tasks for each thread, so that none waits long for the last.
 const SHARES: usize = 4;
 /// Multiplications that are not worth waking a thread for.

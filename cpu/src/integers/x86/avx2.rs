@@ -134,16 +134,25 @@ fn few_dots<
     part: impl Fn(&[u8; STEP], usize) -> Weights<BYTES, OF>,
 ) {
     let x: [&[Group<BYTES>]; M] = rows(x);
-    let (whole, last) = (row / STEP, w.len() / row - 1);
-    assert!(x[0].len() >= whole && first <= last, "as many groups of x as of weights");
+    let (whole, count, last) = (row / STEP, row.div_ceil(STEP), w.len() / row - 1);
+    assert!(x[0].len() >= count && first <= last, "as many groups of x as of weights");
     let mut totals = [[0f32; BESIDE]; M];
     // Loops, as what closures of the standard library's functions return would be in memory.
     for n in 0..BESIDE {
         let at = (first + n).min(last);
         let mut sums = [_mm256_setzero_ps(); M];
-        for index in 0..whole {
-            // SAFETY: `w` has `last + 1` rows, each of `whole` groups.
-            let w: &[u8; STEP] = unsafe { &*w.as_ptr().add(at * row + index * STEP).cast() };
+        let mut rest = [0; STEP];
+        if whole < count {
+            let bytes = &w[at * row..][whole * STEP..row];
+            rest[..bytes.len()].copy_from_slice(bytes);
+        }
+        // What is called in one place is inlined.
+        for index in 0..count {
+            let w: &[u8; STEP] = match index < whole {
+                // SAFETY: `w` has `last + 1` rows, each of `whole` groups.
+                true => unsafe { &*w.as_ptr().add(at * row + index * STEP).cast() },
+                false => &rest,
+            };
             for line in (0..STEP).step_by(VECTOR) {
                 _mm_prefetch::<_MM_HINT_T0>(w.as_ptr().wrapping_add(AHEAD + line).cast());
             }
@@ -153,18 +162,6 @@ fn few_dots<
                 for m in 0..M {
                     // SAFETY: each row of `x` has as many groups.
                     let x = unsafe { x[m].get_unchecked(index) };
-                    sums[m] = add_part::<VNNI, SIGNED, BYTES, OF>(sums[m], w, factors, x, place);
-                }
-            }
-        }
-        if whole * STEP < row {
-            let (mut filled, rest) = ([0; STEP], &w[at * row..][whole * STEP..row]);
-            filled[..rest.len()].copy_from_slice(rest);
-            let factors = factors(at, whole * BLOCKS);
-            for place in 0..BLOCKS / OF {
-                let w = part(&filled, place);
-                for m in 0..M {
-                    let x = &x[m][whole];
                     sums[m] = add_part::<VNNI, SIGNED, BYTES, OF>(sums[m], w, factors, x, place);
                 }
             }
@@ -235,28 +232,31 @@ fn spread<const OF: usize>(four: __m128, at: usize) -> __m256 {
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn four(all: Scales<'_>, at: usize, left: usize) -> __m128 {
+    if left < BLOCKS {
+        return last(all, at, left);
+    }
     match all {
         Scales::F32(all) => {
-            let all = &all[at..at + left.min(BLOCKS)];
-            let mut filled = [0f32; BLOCKS];
-            let all: &[f32; BLOCKS] = all.first_chunk().unwrap_or_else(|| {
-                filled[..all.len()].copy_from_slice(all);
-                &filled
-            });
+            let all = &all[at..at + BLOCKS];
             // SAFETY: reads the four numbers.
             unsafe { _mm_loadu_ps(all.as_ptr()) }
         }
         Scales::F16(all) => {
-            let all = &all[at..at + left.min(BLOCKS)];
-            let mut filled = [0u16; BLOCKS];
-            let all: &[u16; BLOCKS] = all.first_chunk().unwrap_or_else(|| {
-                filled[..all.len()].copy_from_slice(all);
-                &filled
-            });
+            let all = &all[at..at + BLOCKS];
             // SAFETY: as above.
             _mm_cvtph_ps(unsafe { _mm_loadl_epi64(all.as_ptr().cast()) })
         }
     }
+}
+
+/// The last numbers of a row, and 0. A function of its own, so that what calls it is inlined.
+#[inline(never)]
+#[target_feature(enable = "avx2,f16c")]
+fn last(all: Scales<'_>, at: usize, left: usize) -> __m128 {
+    let mut filled = [0f32; BLOCKS];
+    all.cut(at, left).copy(&mut filled[..left]);
+    // SAFETY: reads the four numbers.
+    unsafe { _mm_loadu_ps(filled.as_ptr()) }
 }
 
 /// The sum of the lanes of a vector.

@@ -111,15 +111,23 @@ fn few_dots<const BYTES: usize, const M: usize, const STEP: usize>(
     group: impl Fn(&[u8; STEP]) -> Weights<BYTES>,
 ) {
     let x: [&[Group<BYTES>]; M] = rows(x);
-    let (whole, last) = (row / STEP, w.len() / row - 1);
-    assert!(x[0].len() >= whole && first <= last, "as many groups of x as of weights");
+    let (whole, count, last) = (row / STEP, row.div_ceil(STEP), w.len() / row - 1);
+    assert!(x[0].len() >= count && first <= last, "as many groups of x as of weights");
     let mut sums = [[_mm512_setzero_ps(); BESIDE]; M];
     for n in 0..BESIDE {
         let at = (first + n).min(last);
         let mut row_sums = [_mm512_setzero_ps(); M];
-        for index in 0..whole {
-            // SAFETY: `w` has `last + 1` rows, each of `whole` groups.
-            let w: &[u8; STEP] = unsafe { &*w.as_ptr().add(at * row + index * STEP).cast() };
+        let mut rest = [0; STEP];
+        if whole < count {
+            rest = filled(&w[at * row..][whole * STEP..row]);
+        }
+        // What is called in one place is inlined.
+        for index in 0..count {
+            let w: &[u8; STEP] = match index < whole {
+                // SAFETY: `w` has `last + 1` rows, each of `whole` groups.
+                true => unsafe { &*w.as_ptr().add(at * row + index * STEP).cast() },
+                false => &rest,
+            };
             for line in (0..STEP).step_by(VECTOR) {
                 _mm_prefetch::<_MM_HINT_T0>(w.as_ptr().wrapping_add(AHEAD + line).cast());
             }
@@ -130,14 +138,6 @@ fn few_dots<const BYTES: usize, const M: usize, const STEP: usize>(
                 row_sums[m] = add_group(row_sums[m], w, factors, x);
             }
         }
-        if whole * STEP < row {
-            let (mut filled, rest) = ([0; STEP], &w[at * row..][whole * STEP..row]);
-            filled[..rest.len()].copy_from_slice(rest);
-            let (w, factors) = (group(&filled), factors(at, whole * BLOCKS));
-            for m in 0..M {
-                row_sums[m] = add_group(row_sums[m], w, factors, &x[m][whole]);
-            }
-        }
         for m in 0..M {
             sums[m][n] = row_sums[m];
         }
@@ -145,6 +145,22 @@ fn few_dots<const BYTES: usize, const M: usize, const STEP: usize>(
     for (out, sums) in out.into_iter().zip(sums) {
         out[first..].iter_mut().zip(totals(sums)).for_each(|(y, sum)| *y = sum);
     }
+}
+
+/// The last bytes of a row, and 0 up to whole groups.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn filled<const STEP: usize>(rest: &[u8]) -> [u8; STEP] {
+    let mut filled = [0; STEP];
+    for (to, from) in filled.as_chunks_mut::<VECTOR>().0.iter_mut().zip(rest.chunks(VECTOR)) {
+        let mask = u64::MAX >> (VECTOR - from.len());
+        // SAFETY: what the mask leaves out is not read, and the array has the bytes of a vector.
+        unsafe {
+            let from = _mm512_maskz_loadu_epi8(mask, from.as_ptr().cast());
+            _mm512_storeu_si512(to.as_mut_ptr().cast(), from);
+        }
+    }
+    filled
 }
 
 /// Adds the products of a group to the sums of a row.
@@ -194,16 +210,13 @@ fn add_products<const BYTES: usize>(sums: __m512i, w: __m512i, x: __m512i) -> __
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 fn four(all: Scales<'_>, at: usize, left: usize) -> __m128 {
     if left < BLOCKS {
-        let mut filled = [0f32; BLOCKS];
-        all.cut(at, left).copy(&mut filled[..left]);
-        // SAFETY: reads the four numbers.
-        return unsafe { _mm_loadu_ps(filled.as_ptr()) };
+        return last(all, at, left);
     }
     match all {
         Scales::F32(all) => {
             let all = &all[at..at + BLOCKS];
             prefetch(all.as_ptr().wrapping_add(AHEAD_BLOCKS));
-            // SAFETY: as above.
+            // SAFETY: reads the four numbers.
             unsafe { _mm_loadu_ps(all.as_ptr()) }
         }
         Scales::F16(all) => {
@@ -211,6 +224,21 @@ fn four(all: Scales<'_>, at: usize, left: usize) -> __m128 {
             prefetch(all.as_ptr().wrapping_add(AHEAD_BLOCKS));
             // SAFETY: as above.
             _mm_cvtph_ps(unsafe { _mm_loadl_epi64(all.as_ptr().cast()) })
+        }
+    }
+}
+
+/// The last numbers of a row, and 0. A function of its own, so that what calls it is inlined.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn last(all: Scales<'_>, at: usize, left: usize) -> __m128 {
+    let mask = (1 << left) - 1;
+    match all.cut(at, left) {
+        // SAFETY: what the mask leaves out is not read.
+        Scales::F32(all) => unsafe { _mm_maskz_loadu_ps(mask, all.as_ptr()) },
+        Scales::F16(all) => {
+            // SAFETY: as above.
+            _mm_cvtph_ps(unsafe { _mm_maskz_loadu_epi16(mask, all.as_ptr().cast()) })
         }
     }
 }
