@@ -285,7 +285,7 @@ impl SimdOp for DequantizeRow<'_, '_> {
     #[inline(always)]
     fn eval<I: Isa>(self, isa: I) {
         let Self { weights, columns, row, to } = self;
-        dequantize(isa, weights, columns, row, 0, 0, &mut [], to);
+        dequantize(isa, weights, columns, row, [0, 0], &mut [], to);
     }
 }
 
@@ -361,7 +361,7 @@ fn several<I: Isa, const N: usize>(isa: I, task: &mut Task<'_, '_>, columns: usi
             let next = if start + DEPTH < columns { DEPTH } else { N * task.columns - start };
             for (row, to) in wide.chunks_exact_mut(STRIDE).take(rows).enumerate() {
                 let (row, to) = (first + row, &mut to[..depth]);
-                dequantize(isa, task.weights, task.columns, row, start, next, &mut spread, to);
+                dequantize(isa, task.weights, task.columns, row, [start, next], &mut spread, to);
             }
             let panels = task.x.chunks_exact(columns * width);
             for (x, sums) in panels.zip(sums.chunks_exact_mut(N * width)) {
@@ -614,8 +614,7 @@ fn dequantize<I: Isa>(
     weights: Rows<'_>,
     columns: usize,
     row: usize,
-    start: usize,
-    next: usize,
+    [start, next]: [usize; 2],
     spread: &mut [f32],
     to: &mut [f32],
 ) {

@@ -138,8 +138,8 @@ fn few_dots<
     assert!(x[0].len() >= count && first <= last, "as many groups of x as of weights");
     let mut totals = [[0f32; BESIDE]; M];
     // Loops, as what closures of the standard library's functions return would be in memory.
-    for n in 0..BESIDE {
-        let at = (first + n).min(last);
+    for (n, at) in (first..first + BESIDE).enumerate() {
+        let at = at.min(last);
         let mut sums = [_mm256_setzero_ps(); M];
         let mut rest = [0; STEP];
         if whole < count {

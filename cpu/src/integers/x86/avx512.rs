@@ -114,8 +114,8 @@ fn few_dots<const BYTES: usize, const M: usize, const STEP: usize>(
     let (whole, count, last) = (row / STEP, row.div_ceil(STEP), w.len() / row - 1);
     assert!(x[0].len() >= count && first <= last, "as many groups of x as of weights");
     let mut sums = [[_mm512_setzero_ps(); BESIDE]; M];
-    for n in 0..BESIDE {
-        let at = (first + n).min(last);
+    for (n, at) in (first..first + BESIDE).enumerate() {
+        let at = at.min(last);
         let mut row_sums = [_mm512_setzero_ps(); M];
         let mut rest = [0; STEP];
         if whole < count {
