@@ -158,7 +158,7 @@ fn json_is_one_object_with_everything() {
       },
       "backend": "cpu",
       "activations": "auto",
-      "caches": "f32",
+      "caches": "f16",
       "op": "qwen3_5_generate",
       "plugin": "[plugin]"
     }
