@@ -24,9 +24,13 @@ const PACKED: usize = 8;
 pub(crate) const FEW: usize = 8;
 /// Vectors of rows of `x` that are multiplied with dequantized weights at a time.
 const SIDES: usize = 2;
-/// Columns of weights that are dequantized at a time: 12 KB of twelve rows, and 32 KB of a panel, so that both lie in
-/// the nearest cache.
-const DEPTH: usize = 256;
+/// Columns of weights that are dequantized at a time for up to [`SHORT`] rows of `x`: 12 KB of twelve rows, and 32 KB of a
+/// panel, so that both lie in the nearest cache.
+const SHORT_DEPTH: usize = 256;
+/// The same for more rows, whose sums are read and written once for each part of the columns.
+const DEPTH: usize = 512;
+/// Rows of `x` that are few enough for shorter parts.
+const SHORT: usize = 256;
 /// From one dequantized row to the next. Powers of two would share the same sets of a cache.
 const STRIDE: usize = DEPTH + 16;
 /// Elements of a row that become parts of a panel at a time, so that these lie in the nearest cache.
@@ -349,16 +353,17 @@ fn dots<I: Isa, const M: usize>(
 fn several<I: Isa, const N: usize>(isa: I, task: &mut Task<'_, '_>, columns: usize) {
     let width = SIDES * isa.f32().len();
     let count = task.out.first().map_or(0, |out| out.len());
+    let most = if task.out.len() <= SHORT { SHORT_DEPTH } else { DEPTH };
     let mut wide = vec![0f32; N * STRIDE];
     let mut spread = vec![0f32; columns / PACKED];
     let mut sums = vec![0f32; task.out.len().next_multiple_of(width) * N];
     for first in (0..count).step_by(N) {
         let rows = N.min(count - first);
         sums.fill(0.0);
-        for start in (0..columns).step_by(DEPTH) {
-            let depth = DEPTH.min(columns - start);
+        for start in (0..columns).step_by(most) {
+            let depth = most.min(columns - start);
             // The next columns of these rows, or the first ones of the rows after them.
-            let next = if start + DEPTH < columns { DEPTH } else { N * task.columns - start };
+            let next = if start + most < columns { most } else { N * task.columns - start };
             for (row, to) in wide.chunks_exact_mut(STRIDE).take(rows).enumerate() {
                 let (row, to) = (first + row, &mut to[..depth]);
                 dequantize(isa, task.weights, task.columns, row, [start, next], &mut spread, to);
