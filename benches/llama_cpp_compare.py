@@ -11,10 +11,11 @@
 Both run decoders of a model's shapes, as a Llama without biases and with random weights: a prompt up to each position
 that the context has, and 32 tokens one at a time behind it. They take turns, each in a process of its own, with two
 threads. With --files the models are those of GGUF files: their weights as f16, of which the forge and llama.cpp's
-quantize make the others. pip compiles llama.cpp for this machine. q8_0, q4_0 and q4_k stand beside `w8a16` and `w4a16`, of which q4_k
-is forged from llama.cpp's own file; norms are f32, and the head has what the layers have. Prompts are consumed in the
-parts that both take by default. qhx takes a turn with each of `--cpu`, which is `--cpu-activations` and `--cpu-
-caches`: int8+f16 is what llama.cpp computes with. With --alone no other program takes one, and this needs nothing
+quantize make the others. pip compiles llama.cpp for this machine. q8_0, q4_0 and q4_k stand beside `w8a16` and
+`w4a16`, of which q4_k is forged from llama.cpp's own file; norms are f32, and the head has what the layers have.
+Prompts are consumed in the parts that both take by default. qhx takes a turn with each of `--cpu`, which is
+`--cpu-activations` and `--cpu-caches`: int8+f16 is what llama.cpp computes with. Peak memory of a child begins with its
+parent's: it counts where the models are there already (--folder). With --alone no other program takes one, and this needs nothing
 installed. Ratios are those of each column to the last one; above 1 is in its favour. Written as tables in Markdown,
 and with --json as lines.
 """

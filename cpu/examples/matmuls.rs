@@ -1,8 +1,9 @@
 //! Matmuls of a decode step, again and again: `matmuls FORM SHAPE COUNT [ROWS [ACTIVATIONS]]`.
 //!
 //! FORM is `f16`, `int8`, `int8-blocks` or `int4`, SHAPE `square` (4096 × 4096) or `layer` (those of a layer of
-//! Llama-3.2-1B), ROWS the tokens of a step (1), and ACTIVATIONS `auto`, `int16` or `int8`. One thread executes them, and
-//! prints how long each time took at least. `benches/cpu_instructions.py` counts its instructions under an emulator.
+//! Llama-3.2-1B), ROWS the tokens of a step (1), and ACTIVATIONS `auto`, `int16` or `int8`. One thread executes them,
+//! and prints how long each time took at least. `benches/cpu_instructions.py` counts its instructions under an
+//! emulator.
 
 use std::error::Error;
 use std::io::Write as _;

@@ -311,8 +311,8 @@ impl IntegerTask<'_, '_> {
         }
     }
 
-    /// Fills `wide` with some rows of weights at a time and multiplies them with each panel. Inlined, so
-    /// that what it calls is compiled for the caller's instructions.
+    /// Fills `wide` with some rows of weights at a time and multiplies them with each panel. Inlined, so that
+    /// what it calls is compiled for the caller's instructions.
     #[inline(always)]
     fn each_tile<const TILE: usize, const BYTES: usize, W>(
         &mut self,

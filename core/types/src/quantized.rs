@@ -225,11 +225,6 @@ impl<'a> QuantizedRef<'a> {
         }
         peak
     }
-
-    /// Shift that each offset adds to the reals of its block, `offset · scale`; empty without offsets.
-    pub fn shifts(self) -> Vec<f32> {
-        self.offsets.iter().zip(self.scales).map(|(offset, scale)| offset * scale).collect()
-    }
 }
 
 /// Whole rows of quantized weights that are to be filled: see [`Quantized`].
@@ -346,11 +341,10 @@ mod tests {
         let mut reals = [0f32; 4];
         weights.as_ref().dequantize(&mut reals);
         assert_eq!(reals, [0.0, 7.5, -0.5, -2.5]);
-        assert_eq!((weights.as_ref().peak(), weights.as_ref().shifts()), (8.0, vec![4.0, -0.5]));
+        assert_eq!(weights.as_ref().peak(), 8.0);
         let symmetric = QuantizedRef { offsets: &[], ..weights.as_ref() };
         symmetric.dequantize(&mut reals);
         assert_eq!(reals, [-4.0, 3.5, 0.0, -2.0]);
-        assert!(symmetric.shifts().is_empty());
     }
 
     #[test]

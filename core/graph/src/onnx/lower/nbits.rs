@@ -103,8 +103,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Adds scales or offsets to the external-data file: as f16 and a node that makes them f32 if all are such values, else as
-    /// f32.
+    /// Adds scales or offsets to the external-data file: as f16 and a node that makes them f32 if all are such values,
+    /// else as f32.
     fn scales(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Result<()> {
         let mut halves = vec![f16::ZERO; values.len()];
         halves.convert_from_f32_slice(values);
