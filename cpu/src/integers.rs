@@ -5,6 +5,9 @@
 //! column itself. So int16 is more exact than f16, except for columns less than a thirtieth of the largest in their
 //! block: beside an outlier these are coarser, and no columns of other blocks are.
 //!
+//! [`Activations::Auto`] has int8 beside four bits, but for the rows of which a few columns are nearly all: int8 would
+//! round the others to nothing, and models do read them.
+//!
 //! Weights are not dequantized: products are summed in 32 bits, which is exact, by AVX-512 VNNI, AVX-VNNI, AVX2 or the
 //! dot products and matrix products of Arm. Where the processor has none of them, or `x` is not finite,
 //! [`crate::kernels`] multiplies instead.
@@ -20,6 +23,7 @@
     )
 )]
 
+use std::borrow::Cow;
 use std::ops::{Range, RangeInclusive};
 
 use qhx_types::quantized::BLOCK;
@@ -74,15 +78,20 @@ const GROUP: usize = 128;
 /// Rows of `x` up to which weights are multiplied as they come from memory.
 const FEW: usize = 8;
 
+/// Largest ratio of the largest columns of a row's blocks to its mean column with which [`Activations::Auto`] has int8.
+/// Most rows of trained models have 3 to 8. Those of a chat template's tokens, in which a few columns are a thousand
+/// times the others, have up to 150: SmolLM2 answers another question where int8 rounds these others to nothing.
+const STEEP: f32 = 10.0;
+/// Sums of columns that are computed beside each other.
+const SUMS: usize = 16;
+
 /// Rows of `x` as integers, for the instructions that will multiply them.
 pub(crate) struct Integers {
     level: Level,
-    rows: Elements,
-}
-
-enum Elements {
-    Words(Arranged<2>),
-    Bytes(Arranged<1>),
+    /// For each row true if it is one of `bytes`. The others are those of `words`.
+    narrow: Vec<bool>,
+    words: Arranged<2>,
+    bytes: Arranged<1>,
 }
 
 /// Elements of some bytes each.
@@ -103,24 +112,50 @@ struct Words {
     limit: f32,
 }
 
-/// The largest absolute value of integers that are multiplied with such weights, or none where these are not multiplied
-/// in integers.
-fn limit(weights: Rows<'_>, activations: Activations) -> Option<f32> {
-    match weights {
-        Rows::F32(_) | Rows::F16(_) => None,
-        Rows::I8(..) | Rows::I8Blocks(..) | Rows::I4(..) => {
-            Some(if is_narrow(activations, weights) { f32::from(i8::MAX) } else { LIMIT })
-        }
-    }
+/// How rows are rounded for matmuls with such weights; none where these are not multiplied in integers.
+fn rounding(weights: Rows<'_>, activations: Activations) -> Option<Rounding> {
+    let four = match weights {
+        Rows::F32(_) | Rows::F16(_) => return None,
+        Rows::I8(..) | Rows::I8Blocks(..) => false,
+        Rows::I4(..) => true,
+    };
+    Some(match activations {
+        Activations::Auto if four => Rounding::ByRow,
+        Activations::Auto | Activations::Int16 => Rounding::Words,
+        Activations::Int8 => Rounding::Bytes,
+    })
 }
 
-/// True if activations become int8 beside such weights.
-fn is_narrow(activations: Activations, weights: Rows<'_>) -> bool {
-    match activations {
-        Activations::Auto => matches!(weights, Rows::I4(..)),
-        Activations::Int16 => false,
-        Activations::Int8 => true,
+/// Type that rows are rounded to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rounding {
+    Words,
+    Bytes,
+    /// int8 except for rows that are [steep](is_steep).
+    ByRow,
+}
+
+/// True if the largest columns of the blocks of a row, as the root of their mean square, are more than [`STEEP`] times
+/// the mean column. Inlined, so that it is compiled for the caller's instructions.
+#[inline(always)]
+fn is_steep(row: &[f32]) -> bool {
+    let mut sums = [0f32; SUMS];
+    let mut squares = 0.0;
+    for block in row.chunks(BLOCK) {
+        for part in block.chunks(SUMS) {
+            sums.iter_mut().zip(part).for_each(|(sum, x)| *sum += x.abs());
+        }
+        let largest = largest(block);
+        squares += largest * largest;
     }
+    let mean = sums.iter().sum::<f32>() / row.len() as f32;
+    squares > (STEEP * mean).powi(2) * row.len().div_ceil(BLOCK) as f32
+}
+
+/// Writes for each row of `columns` elements whether it is not steep.
+#[inline(always)]
+fn not_steep(to: &mut [bool], x: &[f32], columns: usize) {
+    to.iter_mut().zip(x.chunks_exact(columns)).for_each(|(to, row)| *to = !is_steep(row));
 }
 
 /// Rows of `columns` elements for matmuls with such weights, or none where the processor, the weights or a number that
@@ -162,14 +197,36 @@ impl Integers {
         x: &[f32],
         team: &Team,
     ) -> Option<Self> {
-        let limit = limit(weights, activations)?;
-        let few = x.len() / columns <= FEW;
-        let rows = if is_narrow(activations, weights) && level.has_bytes(weights, few) {
-            Elements::Bytes(Arranged::new(level, limit, weights, columns, x, team)?)
-        } else {
-            Elements::Words(Arranged::new(level, limit, weights, columns, x, team)?)
-        };
-        Some(Self { level, rows })
+        let rounding = rounding(weights, activations)?;
+        let mut narrow = vec![rounding != Rounding::Words; x.len() / columns];
+        if rounding == Rounding::ByRow {
+            let parts = narrow.chunks_mut(PANEL).zip(x.chunks(PANEL * columns)).collect();
+            team.each(parts, |(narrow, x): (&mut [bool], &[f32])| level.narrow(narrow, x, columns));
+        }
+        let bytes = rows_where(&narrow, true, x, columns);
+        let few = bytes.len() / columns <= FEW;
+        if !level.has_bytes(weights, few) {
+            let words = Arranged::new(level, f32::from(i8::MAX), weights, columns, x, team)?;
+            narrow.fill(false);
+            return Some(Self { level, narrow, words, bytes: Arranged::Groups(Vec::new()) });
+        }
+        let bytes = Arranged::new(level, f32::from(i8::MAX), weights, columns, &bytes, team)?;
+        let words = rows_where(&narrow, false, x, columns);
+        let words = Arranged::new(level, LIMIT, weights, columns, &words, team)?;
+        Some(Self { level, narrow, words, bytes })
+    }
+}
+
+/// The rows of `x` that are `wanted`.
+fn rows_where<'a>(narrow: &[bool], wanted: bool, x: &'a [f32], columns: usize) -> Cow<'a, [f32]> {
+    match narrow.iter().filter(|narrow| **narrow == wanted).count() {
+        0 => Cow::Borrowed(&[]),
+        count if count == narrow.len() => Cow::Borrowed(x),
+        _ => {
+            let rows = narrow.iter().zip(x.chunks_exact(columns));
+            let found = rows.filter(|(narrow, _)| **narrow == wanted);
+            Cow::Owned(found.flat_map(|(_, row)| row).copied().collect())
+        }
     }
 }
 
@@ -299,11 +356,17 @@ pub(crate) struct IntegerTask<'a, 'o> {
 
 impl IntegerTask<'_, '_> {
     pub(crate) fn run(mut self) {
-        let Integers { level, rows } = self.x;
-        match rows {
-            Elements::Words(rows) => rows.multiply(*level, &mut self),
-            Elements::Bytes(rows) => rows.multiply(*level, &mut self),
+        let Integers { level, narrow, words, bytes } = self.x;
+        let mut of_words = Vec::with_capacity(self.out.len());
+        let mut of_bytes = Vec::with_capacity(self.out.len());
+        for (out, narrow) in self.out.into_iter().zip(narrow) {
+            if *narrow { of_bytes.push(out) } else { of_words.push(out) }
         }
+        self.out = of_words;
+        words.multiply(*level, &mut self);
+        std::mem::swap(&mut self.out, &mut of_bytes);
+        bytes.multiply(*level, &mut self);
+        self.out.append(&mut of_bytes);
         if let Some(bias) = self.bias {
             for out in &mut self.out {
                 out.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
@@ -378,9 +441,13 @@ mod tests {
 
     fn check(activations: Activations, stored: &Stored, [count, rows, columns]: [usize; 3]) {
         let (weights, x, bias) = (stored.rows(), numbers(count * columns, 5), numbers(rows, 19));
-        let Some(limit) = limit(weights, activations) else {
-            let none = integers(activations, weights, columns, &x, &Team::Alone).is_none();
-            return assert!(none);
+        let limit = match rounding(weights, activations) {
+            Some(Rounding::Words) => LIMIT,
+            Some(_) => f32::from(i8::MAX),
+            None => {
+                let none = integers(activations, weights, columns, &x, &Team::Alone).is_none();
+                return assert!(none);
+            }
         };
         let integers = rounded(&x, columns, limit);
         // Elements are up to 1, and half a step off.
@@ -410,6 +477,44 @@ mod tests {
                     off <= 1e-6 * size,
                     "{level:?}, {activations:?}, {shape:?}, {m}, {n}: {y}, {expected}"
                 );
+            }
+        }
+    }
+
+    #[test]
+    fn rows_of_which_a_few_columns_are_all_become_words_beside_four_bits() {
+        let (rows, columns) = (6, 256);
+        for stored in Stored::all(rows, columns) {
+            let (weights, offsets) = (stored.rows(), stored.offsets());
+            for count in [1, 3, 5, 40] {
+                let mut x = numbers(count * columns, 5);
+                let steep = |row: usize| row % 3 == 1;
+                for row in (0..count).filter(|row| steep(*row)) {
+                    x[row * columns + 40 + row] = 900.0;
+                }
+                for level in Level::found() {
+                    let run = |activations| {
+                        let team = Team::Alone;
+                        let x = Integers::new(level, activations, weights, columns, &x, &team)?;
+                        let mut out = vec![f32::NAN; count * rows];
+                        let rows = out.chunks_exact_mut(rows).collect();
+                        let x = &x;
+                        IntegerTask { weights, columns, offsets, x, out: rows, bias: None }.run();
+                        Some(out)
+                    };
+                    let Some(auto) = run(Activations::Auto) else { continue };
+                    let [words, bytes] = ALL.map(|to| run(to).unwrap());
+                    for (row, auto) in auto.chunks_exact(rows).enumerate() {
+                        let wide = steep(row) || !matches!(weights, Rows::I4(..));
+                        let [same, other] = if wide { [&words, &bytes] } else { [&bytes, &words] };
+                        let of = |all: &[f32]| all[row * rows..][..rows].to_vec();
+                        let far = |a: &[f32], b: Vec<f32>| {
+                            a.iter().zip(b).any(|(a, b)| (a - b).abs() > 1e-5 * a.abs().max(1.0))
+                        };
+                        assert!(!far(auto, of(same)), "{level:?}, {count}, {row}");
+                        assert!(far(auto, of(other)), "{level:?}, {count}, {row}");
+                    }
+                }
             }
         }
     }
@@ -465,7 +570,7 @@ mod tests {
                     let mut x = vec![0.0; count * 64];
                     x[70] = value;
                     let weights = stored.rows();
-                    let narrow = limit(weights, activations).is_some();
+                    let narrow = rounding(weights, activations).is_some();
                     for level in Level::found() {
                         let made = Integers::new(level, activations, weights, 64, &x, &Team::Alone);
                         assert_eq!(made.is_some(), fits && narrow, "{level:?}, {value}");

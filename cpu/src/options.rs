@@ -6,7 +6,8 @@ use qhx_base::names;
 /// instructions. Sums and everything between matmuls are f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Activations {
-    /// 8 bits beside 4-bit weights, whose own rounding costs many times more, and 16 bits beside int8.
+    /// 8 bits beside 4-bit weights, whose own rounding costs many times more, but for tokens of which a few columns are
+    /// nearly all, and 16 bits for these and beside int8.
     #[default]
     Auto,
     /// 16 bits with a scale for each 32 columns: more exact than the f16 of an NPU, except for columns less than a

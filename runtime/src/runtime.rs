@@ -219,7 +219,7 @@ impl RuntimeBuilder {
         /// Threads for the host's part and for the CPU backend; one a core by default.
         threads(threads: usize) => settings.threads = Some(threads),
         /// Precision that the CPU backend rounds activations to in matmuls with int8 and 4-bit weights; by default 8
-        /// bits with 4-bit weights and 16 with int8. 8 bits are faster and less exact. `activations` of
+        /// bits with 4-bit weights, but for tokens with outliers, and 16 with int8. 8 bits are faster and less exact. `activations` of
         /// [`Model::backend`]'s details reports the precision.
         cpu_activations(activations: Activations) => settings.cpu_activations = activations,
         /// Format of the CPU backend's KV caches; f16 by default, as on an NPU. f32 takes twice the memory and, for a

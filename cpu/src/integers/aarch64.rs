@@ -141,6 +141,11 @@ impl Level {
         words.fill(x, columns)
     }
 
+    /// Writes which rows are not steep ([`super::is_steep`]), for which every processor has the instructions.
+    pub(super) fn narrow(self, to: &mut [bool], x: &[f32], columns: usize) {
+        super::not_steep(to, x, columns);
+    }
+
     /// A few rows of `x`, with the weights as they are stored.
     pub(super) fn few<const PARTS: usize>(
         self,

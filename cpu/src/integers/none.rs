@@ -26,6 +26,10 @@ impl Level {
         match self {}
     }
 
+    pub(super) fn narrow(self, _: &mut [bool], _: &[f32], _: usize) {
+        match self {}
+    }
+
     pub(super) fn few<const BYTES: usize>(self, _: &mut IntegerTask<'_, '_>, _: &[Group<BYTES>]) {
         match self {}
     }

@@ -94,6 +94,17 @@ impl Level {
         }
     }
 
+    /// Writes which rows are not steep ([`super::is_steep`]).
+    pub(super) fn narrow(self, to: &mut [bool], x: &[f32], columns: usize) {
+        // SAFETY: as above.
+        unsafe {
+            match self {
+                Self::Avx512 => avx512::narrow(to, x, columns),
+                Self::AvxVnni | Self::Avx2 => avx2::narrow(to, x, columns),
+            }
+        }
+    }
+
     /// A few rows of `x`, with the weights as they are stored.
     pub(super) fn few<const BYTES: usize>(
         self,

@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 use qhx_types::quantized::BLOCK;
 
 use super::{Group, LANES, Level, PANEL, Panel, TILE, VECTOR, Wide};
-use crate::integers::{GROUP, IntegerTask, Words, rows};
+use crate::integers::{GROUP, IntegerTask, Words, not_steep, rows};
 use crate::kernels::{AHEAD, Rows, Scales};
 
 /// Sums of 32 bits in a vector.
@@ -20,6 +20,11 @@ const BLOCKS: usize = GROUP / BLOCK;
 
 /// `OF` blocks of weights as they are multiplied with as many of `x`.
 type Weights<const BYTES: usize, const OF: usize> = [[__m256i; BYTES]; OF];
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn narrow(to: &mut [bool], x: &[f32], columns: usize) {
+    not_steep(to, x, columns);
+}
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn fill(words: &mut Words, x: &[f32], columns: usize) -> bool {

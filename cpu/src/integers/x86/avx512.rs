@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use qhx_types::quantized::BLOCK;
 
 use super::{Group, LANES, Level, PANEL, Panel, TILE, VECTOR, Wide};
-use crate::integers::{GROUP, IntegerTask, Words, rows};
+use crate::integers::{GROUP, IntegerTask, Words, not_steep, rows};
 use crate::kernels::{AHEAD, Rows, Scales};
 
 /// A group of weights as they are multiplied with one of `x`.
@@ -17,6 +17,11 @@ const BESIDE: usize = 4;
 const AHEAD_BLOCKS: usize = 2 * AHEAD / BLOCK;
 /// Blocks in a group.
 const BLOCKS: usize = GROUP / BLOCK;
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(super) fn narrow(to: &mut [bool], x: &[f32], columns: usize) {
+    not_steep(to, x, columns);
+}
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) fn fill(words: &mut Words, x: &[f32], columns: usize) -> bool {
