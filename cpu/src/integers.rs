@@ -347,7 +347,7 @@ fn rows<const BYTES: usize, const M: usize>(x: &[Group<BYTES>]) -> [&[Group<BYTE
 pub(crate) struct IntegerTask<'a, 'o> {
     pub(crate) weights: Rows<'a>,
     pub(crate) columns: usize,
-    /// Offset of each block of weights, in steps of its scale.
+    /// Offset of each block of weights: see [`Scales`].
     pub(crate) offsets: Option<Scales<'a>>,
     pub(crate) x: &'a Integers,
     pub(crate) out: Vec<&'o mut [f32]>,
@@ -426,7 +426,7 @@ mod tests {
 
     #[test]
     fn every_level_multiplies_the_rounded_numbers() {
-        for columns in [1, 7, 32, 96, 128, 160, 416, 1056] {
+        for columns in [1, 7, 32, 96, 128, 160, 416, 768, 1056] {
             for rows in [1, 6, 13] {
                 for stored in Stored::all(rows, columns) {
                     for count in [1, 2, 3, 4, 5, 9, 37] {

@@ -12,6 +12,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use half::slice::{HalfBitsSliceExt as _, HalfFloatSliceExt as _};
+use qhx_graph::super_blocks::{SUPER, places};
 use qhx_types::quantized::{BLOCK, NIBBLE_ZERO};
 use rten_simd::ops::{BitOps, Extend, IntOps, NumOps, ToFloat};
 use rten_simd::{Isa, SimdOp, f16};
@@ -56,12 +57,41 @@ fn cut<'a, T>(all: &'a [T], rows: &Range<usize>, each: usize) -> &'a [T] {
     all.get(rows.start * each..rows.end * each).unwrap_or_default()
 }
 
-/// Scales of quantized weights, or their offsets in steps of a scale.
+/// Scales of quantized weights, or their offsets: numbers that are added to the integers, in steps of a scale. Those of
+/// [`Scales::Multiples`] are minima: reals that are added to the products of nibbles, from 0 on, with a scale.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Scales<'a> {
     F32(&'a [f32]),
     /// Bits of f16.
     F16(&'a [u16]),
+    /// Those of [`SuperBlocks`](qhx_graph::super_blocks::SuperBlocks), of which rows are made.
+    Multiples(Multiples<'a>),
+}
+
+/// Bits of the f16 of super-blocks, and the multiples of these for each block.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Multiples<'a> {
+    pub(crate) units: &'a [u16],
+    pub(crate) multiples: &'a [u8],
+    /// True for minima.
+    pub(crate) minima: bool,
+}
+
+impl Multiples<'_> {
+    /// Those of these blocks, which are whole super-blocks.
+    #[inline(always)]
+    fn of(self, blocks: Range<usize>) -> Self {
+        let (first, last) = (blocks.start / SUPER, blocks.end / SUPER);
+        let units = self.units.get(2 * first..2 * last).unwrap_or_default();
+        let multiples = self.multiples.get(2 * SUPER * first..2 * SUPER * last).unwrap_or_default();
+        Self { units, multiples, ..self }
+    }
+
+    #[inline]
+    fn get(self, block: usize) -> f32 {
+        let [unit, multiple] = places(block, self.minima);
+        f16::from_bits(self.units[unit]).to_f32() * f32::from(self.multiples[multiple])
+    }
 }
 
 impl<'a> Scales<'a> {
@@ -70,6 +100,7 @@ impl<'a> Scales<'a> {
         match self {
             Self::F32(all) => all[index],
             Self::F16(all) => f16::from_bits(all[index]).to_f32(),
+            Self::Multiples(all) => all.get(index),
         }
     }
 
@@ -78,14 +109,17 @@ impl<'a> Scales<'a> {
         match self {
             Self::F32(all) => Self::F32(cut(all, rows, each)),
             Self::F16(all) => Self::F16(cut(all, rows, each)),
+            Self::Multiples(all) => Self::Multiples(all.of(rows.start * each..rows.end * each)),
         }
     }
 
+    /// Those from `start` on; of multiples whole super-blocks.
     #[inline(always)]
     pub(crate) fn cut(self, start: usize, count: usize) -> Self {
         match self {
             Self::F32(all) => Self::F32(&all[start..][..count]),
             Self::F16(all) => Self::F16(&all[start..][..count]),
+            Self::Multiples(all) => Self::Multiples(all.of(start..start + count)),
         }
     }
 
@@ -94,6 +128,31 @@ impl<'a> Scales<'a> {
         match self {
             Self::F32(all) => to.copy_from_slice(all),
             Self::F16(all) => all.reinterpret_cast::<half::f16>().convert_to_f32_slice(to),
+            Self::Multiples(Multiples { units, multiples, minima }) => {
+                let units = units.as_chunks::<2>().0.iter().map(|unit| unit[usize::from(minima)]);
+                let halves = multiples.as_chunks::<{ SUPER }>().0.as_chunks::<2>().0;
+                let all = to.as_chunks_mut::<{ SUPER / 2 }>().0.as_chunks_mut::<2>().0;
+                for ((to, halves), unit) in all.iter_mut().zip(halves).zip(units) {
+                    let unit = f16::from_bits(unit).to_f32();
+                    for (to, half) in to.iter_mut().zip(halves) {
+                        let of_kind = &half.as_chunks::<{ SUPER / 2 }>().0[usize::from(minima)];
+                        to.iter_mut().zip(of_kind).for_each(|(to, n)| *to = f32::from(*n) * unit);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes what these offsets add to the reals of blocks with such scales.
+    #[inline(always)]
+    pub(crate) fn shifts(self, scales: &[f32], to: &mut [f32]) {
+        self.copy(to);
+        let both = to.iter_mut().zip(scales);
+        match self {
+            Self::Multiples(..) => {
+                both.for_each(|(to, scale)| *to += f32::from(NIBBLE_ZERO) * scale)
+            }
+            Self::F32(_) | Self::F16(_) => both.for_each(|(to, scale)| *to *= scale),
         }
     }
 }
@@ -244,7 +303,7 @@ fn stride<I: Isa>(isa: I, weights: Rows<'_>, columns: usize) -> usize {
 }
 
 /// Adds the products of the offsets of weights with the sums of blocks of `x`:
-/// `Σ_b offset_b · scale_b · Σ_{k in b} x_k`.
+/// `Σ_b offset_b · scale_b · Σ_{k in b} x_k`, or of their minima ([`Scales::shifts`]).
 pub(crate) struct AddOffsets<'a, 'o> {
     pub(crate) weights: Rows<'a>,
     pub(crate) offsets: Scales<'a>,
@@ -264,9 +323,8 @@ impl SimdOp for AddOffsets<'_, '_> {
         let [mut shifts, mut factors] = [vec![0.0; blocks], vec![0.0; blocks]];
         let count = out.first().map_or(0, |out| out.len());
         for row in 0..count {
-            offsets.cut(row * blocks, blocks).copy(&mut shifts);
             scales.cut(row * blocks, blocks).copy(&mut factors);
-            shifts.iter_mut().zip(&factors).for_each(|(shift, scale)| *shift *= scale);
+            offsets.cut(row * blocks, blocks).shifts(&factors, &mut shifts);
             for (out, sums) in out.iter_mut().zip(sums.chunks_exact(blocks.max(1))) {
                 let [[sum]] = tile(isa, [sums], [&shifts]);
                 out[row] += sum;
@@ -711,6 +769,7 @@ pub(crate) mod tests {
     pub(crate) enum Factors {
         F32(Vec<f32>),
         F16(Vec<u16>),
+        Multiples(Vec<u16>, Vec<u8>, bool),
     }
 
     impl Factors {
@@ -720,10 +779,22 @@ pub(crate) mod tests {
             [Self::F32(all), Self::F16(halves)]
         }
 
+        /// Scales and minima of `count` blocks.
+        fn super_blocks(count: usize) -> [Self; 2] {
+            let units = numbers(count / SUPER * 2, 31);
+            let units: Vec<_> = units.iter().map(|unit| f16::from_f32(*unit).to_bits()).collect();
+            let multiples = numbers(count * 2, 37).into_iter().map(|n| (n.abs() * 63.0) as u8);
+            let multiples: Vec<_> = multiples.collect();
+            [false, true].map(|minima| Self::Multiples(units.clone(), multiples.clone(), minima))
+        }
+
         fn scales(&self) -> Scales<'_> {
             match self {
                 Self::F32(all) => Scales::F32(all),
                 Self::F16(all) => Scales::F16(all),
+                Self::Multiples(units, multiples, minima) => {
+                    Scales::Multiples(Multiples { units, multiples, minima: *minima })
+                }
             }
         }
 
@@ -731,6 +802,7 @@ pub(crate) mod tests {
             f64::from(match self {
                 Self::F32(all) => all[at],
                 Self::F16(all) => f16::from_bits(all[at]).to_f32(),
+                Self::Multiples(..) => self.scales().get(at),
             })
         }
     }
@@ -760,6 +832,10 @@ pub(crate) mod tests {
                     all.push(Self::I8Blocks(bytes.clone(), factors.clone(), offsets.clone()));
                     all.push(Self::I4(words.clone(), factors.clone(), offsets.clone()));
                 }
+                if columns.is_multiple_of(SUPER * BLOCK) {
+                    let [scales, minima] = Factors::super_blocks(rows * columns / BLOCK);
+                    all.push(Self::I4(words, scales, Some(minima)));
+                }
             }
             all
         }
@@ -786,7 +862,11 @@ pub(crate) mod tests {
         pub(crate) fn value(&self, columns: usize, at: usize) -> f64 {
             let shifted = |integer: i8, factors: &Factors, offsets: &Option<Factors>| {
                 let offset = offsets.as_ref().map_or(0.0, |offsets| offsets.value(at / BLOCK));
-                (f64::from(integer) + offset) * factors.value(at / BLOCK)
+                let (integer, factor) = (f64::from(integer), factors.value(at / BLOCK));
+                match offsets {
+                    Some(Factors::Multiples(..)) => (integer + 8.0) * factor + offset,
+                    _ => (integer + offset) * factor,
+                }
             };
             match self {
                 Self::F32(w) => f64::from(w[at]),

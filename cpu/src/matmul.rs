@@ -34,7 +34,7 @@ pub(crate) struct Matrix<'a> {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
     pub(crate) bias: Option<&'a [f32]>,
-    /// Offset of each block of [`BLOCK`], in steps of its scale.
+    /// Offset of each block of [`BLOCK`]: see [`Scales`].
     pub(crate) offsets: Option<Scales<'a>>,
     /// Type that `x` may be rounded to where weights are int8 or of four bits.
     pub(crate) activations: Option<Activations>,

@@ -9,7 +9,7 @@ use qhx_graph::weight::Weight;
 use qhx_types::quantized::{BLOCK, Bits, QuantizedForm, repeated};
 use rten_simd::SimdOp;
 
-use crate::kernels::{self, DequantizeRow, Rows};
+use crate::kernels::{self, DequantizeRow, Multiples, Rows};
 
 /// Elements of a matrix: those of a mapped file, or a copy.
 #[derive(Debug, Clone)]
@@ -68,11 +68,12 @@ impl Floats {
     }
 }
 
-/// Scales of quantized weights, or their offsets in steps of a scale.
+/// Scales of quantized weights, or their offsets: see [`kernels::Scales`].
 #[derive(Debug, Clone)]
 pub(crate) enum Scales {
     F32(Floats),
     F16(Stored),
+    Multiples { units: Stored, multiples: Stored, minima: bool },
 }
 
 impl Scales {
@@ -80,6 +81,10 @@ impl Scales {
         match self {
             Self::F32(scales) => kernels::Scales::F32(scales.get()),
             Self::F16(scales) => kernels::Scales::F16(scales.elements()),
+            Self::Multiples { units, multiples, minima } => {
+                let (units, multiples) = (units.elements(), multiples.elements());
+                kernels::Scales::Multiples(Multiples { units, multiples, minima: *minima })
+            }
         }
     }
 
@@ -88,6 +93,11 @@ impl Scales {
         match reals {
             Reals::Half(numbers) => Self::F16(Stored::of(numbers, 2)),
             Reals::Float(numbers) => Self::F32(Floats::Stored(Stored::of(numbers, 4))),
+            Reals::Multiples { units, multiples, minima } => Self::Multiples {
+                units: Stored::of(units, 2),
+                multiples: Stored::of(multiples, 1),
+                minima: *minima,
+            },
         }
     }
 
@@ -95,6 +105,9 @@ impl Scales {
         match self.get() {
             kernels::Scales::F32(all) => size_of_val(all),
             kernels::Scales::F16(all) => size_of_val(all),
+            // Scales and minima lie beside each other.
+            kernels::Scales::Multiples(Multiples { minima: true, .. }) => 0,
+            kernels::Scales::Multiples(all) => size_of_val(all.units) + all.multiples.len(),
         }
     }
 
@@ -108,6 +121,8 @@ impl Scales {
             kernels::Scales::F16(scales) => {
                 Self::F16(Stored::copied(bytemuck::cast_slice(&repeated(scales, pieces))))
             }
+            // Blocks of super-blocks have no pieces.
+            kernels::Scales::Multiples(..) => self,
         }
     }
 }
@@ -138,7 +153,7 @@ pub(crate) struct Weights {
     pub(crate) columns: usize,
     pub(crate) form: Form,
     pub(crate) stored: Stored,
-    /// Offset of each block, in steps of its scale.
+    /// Offset of each block: see [`kernels::Scales`].
     pub(crate) offsets: Option<Scales>,
 }
 
@@ -152,6 +167,9 @@ impl Weights {
                 let (form, stored) = match reals {
                     Reals::Half(numbers) => (Form::F16, Stored::of(numbers, 2)),
                     Reals::Float(numbers) => (Form::F32, Stored::of(numbers, 4)),
+                    Reals::Multiples { .. } => {
+                        return Err(format!("{}: not floats", source.name()));
+                    }
                 };
                 return Ok(Self { rows, columns, form, stored, offsets: None });
             }

@@ -76,14 +76,14 @@ fn graphs_are_read_back_with_the_very_numbers() {
 }
 
 #[test]
-fn scales_of_blocks_take_two_bytes_if_nothing_is_lost() {
+fn scales_of_blocks_take_as_few_bytes_as_lose_nothing() {
     let awq = fixture("quantised/awq");
     let kinds = Checkpoint::open_gguf(&fixture("quantised/kinds.gguf"), Some(&awq)).unwrap();
     let awq = Checkpoint::open(&awq).unwrap();
-    // Those of GGUF's Q4_K are products, which have more bits than f16.
-    for (checkpoint, name, shape, half) in [
-        (awq, "layers.0.mlp.gate_proj.weight", [96, 64], true),
-        (kinds, "layers.4.mlp.up_proj.weight", [3, 256], false),
+    // Those of GGUF's Q4_K are multiples, which have more bits than f16.
+    for (checkpoint, name, shape, suffixes) in [
+        (awq, "layers.0.mlp.gate_proj.weight", [96, 64], [".scale.f16", ".offset.f16"]),
+        (kinds, "layers.4.mlp.up_proj.weight", [3, 256], [".scale.multiples", ".min.units"]),
     ] {
         let weight = Precision::W4A16.weight(checkpoint.matrix(name, shape).unwrap());
         assert!(matches!(weight.storage(), Storage::Blocks(_)), "{weight:?}");
@@ -95,8 +95,9 @@ fn scales_of_blocks_take_two_bytes_if_nothing_is_lost() {
         let folder = tempfile::tempdir().unwrap();
         let model = write(&graph, folder.path(), &mut Silent).unwrap().model;
         let bytes = std::fs::read(&model).unwrap();
-        let suffix = b".scale.f16";
-        assert_eq!(bytes.windows(suffix.len()).any(|part| part == suffix), half, "{name}");
+        for suffix in suffixes.map(str::as_bytes) {
+            assert!(bytes.windows(suffix.len()).any(|part| part == suffix), "{name}");
+        }
         assert_same(&read(&model, folder.path()).unwrap(), &graph);
     }
 }

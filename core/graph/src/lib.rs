@@ -6,6 +6,7 @@
 //! | [`builder`] | the builder that infers shapes and checks each node |
 //! | [`weight`] | weights as rows of a source, and how they are stored |
 //! | [`quantize`] | rounding of rows to 8 and 4 bits |
+//! | [`super_blocks`] | scales and minima of 4 bits that are multiples, as GGUF's Q4_K has them |
 //! | [`onnx`] | graphs as ONNX files with their weights beside them, written and read |
 //! | [`progress`] | reports of work that takes a while |
 //!
@@ -16,6 +17,7 @@ pub mod graph;
 pub mod onnx;
 pub mod progress;
 pub mod quantize;
+pub mod super_blocks;
 pub mod weight;
 
 pub use progress::{Progress, Silent};

@@ -5,6 +5,7 @@
 
 #![expect(unsafe_code, reason = "instructions that rten_simd does not have")]
 
+use qhx_graph::super_blocks::places;
 use qhx_types::quantized::{BLOCK, NIBBLE_ZERO};
 
 /// Functions that [`Level`] calls, compiled for some instructions. `dots` and `multiply` are those of the module, and
@@ -53,7 +54,7 @@ use std::arch::{asm, is_aarch64_feature_detected};
 use std::slice::from_ref;
 
 use super::{GROUP, IntegerTask, Words, sum};
-use crate::kernels::{Row, Rows, Scales};
+use crate::kernels::{Multiples, Row, Rows, Scales};
 
 /// Largest absolute value of integers of 16 bits: 256 · 127 + 127, as -128 has no opposite.
 pub(super) const LIMIT: f32 = 32639.0;
@@ -176,7 +177,7 @@ impl Level {
         let mut wide = Wide {
             values: vec![[0; HALF]; TILE * panel.values.len()],
             scales: vec![0.0; TILE * panel.scales.len()],
-            offsets: vec![0.0; TILE * panel.scales.len()],
+            shifts: vec![0.0; TILE * panel.scales.len()],
         };
         // SAFETY: as above.
         unsafe {
@@ -309,6 +310,7 @@ enum PairScales<'a> {
     Rows([f32; PAIR]),
     F32([Filled<'a, f32, BLOCKS>; PAIR]),
     F16([Filled<'a, u16, BLOCKS>; PAIR]),
+    Multiples([Multiples<'a>; PAIR]),
 }
 
 impl<'a> PairScales<'a> {
@@ -318,6 +320,7 @@ impl<'a> PairScales<'a> {
         match (a, b) {
             (Scales::F32(a), Scales::F32(b)) => Some(Self::F32([Filled::new(a), Filled::new(b)])),
             (Scales::F16(a), Scales::F16(b)) => Some(Self::F16([Filled::new(a), Filled::new(b)])),
+            (Scales::Multiples(a), Scales::Multiples(b)) => Some(Self::Multiples([a, b])),
             _ => None,
         }
     }
@@ -330,8 +333,21 @@ impl<'a> PairScales<'a> {
             Self::Rows([a, b]) => [vdupq_n_f32(*a), vdupq_n_f32(*b)],
             Self::F32([a, b]) => [floats(a.get(index)), floats(b.get(index))],
             Self::F16([a, b]) => [floats_of_halves(a.get(index)), floats_of_halves(b.get(index))],
+            Self::Multiples([a, b]) => [products(*a, index), products(*b, index)],
         }
     }
+}
+
+/// The numbers of a group of blocks, of which each two groups share one.
+#[inline]
+#[target_feature(enable = "neon")]
+fn products(all: Multiples<'_>, group: usize) -> float32x4_t {
+    let [unit, multiple] = places(group * BLOCKS, all.minima);
+    let unit = floats_of_halves(&[all.units[unit]; LANES]);
+    let four = all.multiples[multiple..].first_chunk();
+    let four = vcreate_u8(u64::from(four.map_or(0, |four| u32::from_le_bytes(*four))));
+    let four = vmovl_u16(vget_low_u16(vmovl_u8(four)));
+    vmulq_f32(vcvtq_f32_u32(four), unit)
 }
 
 impl<'a> Pair<'a> {
@@ -359,14 +375,20 @@ impl<'a> Pair<'a> {
         Some(Self { bytes, scales, offsets })
     }
 
-    /// The offsets of a group, in steps of the scales.
+    /// What offsets add to the reals of a group with these scales.
     #[inline]
     #[target_feature(enable = "neon")]
-    fn offsets(&self, index: usize) -> Option<[float32x4_t; PAIR]> {
-        match &self.offsets {
-            Some(offsets) => Some(offsets.group(index)),
-            None => None,
-        }
+    fn shifts(&self, index: usize, [a, b]: [float32x4_t; PAIR]) -> Option<[float32x4_t; PAIR]> {
+        let Some(offsets) = &self.offsets else { return None };
+        let [of_a, of_b] = offsets.group(index);
+        Some(match offsets {
+            // Those of nibbles from 0 on.
+            PairScales::Multiples(_) => {
+                let zero = f32::from(NIBBLE_ZERO);
+                [vfmaq_n_f32(of_a, a, zero), vfmaq_n_f32(of_b, b, zero)]
+            }
+            _ => [vmulq_f32(of_a, a), vmulq_f32(of_b, b)],
+        })
     }
 }
 
@@ -384,8 +406,8 @@ struct Wide {
     values: Vec<[i8; HALF]>,
     /// For each row those of all blocks.
     scales: Vec<f32>,
-    /// The same, in steps of the scales.
-    offsets: Vec<f32>,
+    /// Numbers added to the reals of all blocks of each row.
+    shifts: Vec<f32>,
 }
 
 impl Wide {
@@ -396,9 +418,6 @@ impl Wide {
         let first = row / beside * beside * stride + row % beside;
         let values = self.values[first..].iter_mut().step_by(beside);
         let scales = &mut self.scales[row * blocks..][..blocks];
-        if let Some(offsets) = offsets {
-            offsets.copy(&mut self.offsets[row * blocks..][..blocks]);
-        }
         match weights {
             Row::I8(w, scale) => {
                 copy(values, w);
@@ -417,6 +436,9 @@ impl Wide {
                 from.copy(scales);
             }
             Row::F32(_) | Row::F16(_) => {}
+        }
+        if let Some(offsets) = offsets {
+            offsets.shifts(scales, &mut self.shifts[row * blocks..][..blocks]);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Integers of 16 bits, whose products are summed in pairs, and of 8 bits, whose products are summed by four.
 //!
 //! The instructions for bytes multiply unsigned ones with signed ones. Four bits around 8 are unsigned as they are
-//! stored, and int8 with another sign bit is unsigned around 128: either way that is part of the offset of a block,
-//! which is multiplied with the sum of `x`.
+//! stored, and int8 with another sign bit is unsigned around 128: either way the sums of a block start with that zero
+//! point times the sum of `x`, less than 0.
 
 #![expect(unsafe_code, reason = "instructions that rten_simd does not have")]
 
@@ -43,6 +43,8 @@ pub(super) enum Level {
 #[repr(C, align(64))]
 pub(super) struct Group<const BYTES: usize> {
     values: [[[u8; VECTOR]; BYTES]; GROUP / VECTOR],
+    /// What the sums of products start with: those of each eight columns with the zero point of the weights, negated.
+    starts: [i32; LANES],
     /// The sums of each eight columns.
     sums: [f32; LANES],
     /// The scales of each eight columns.
@@ -53,6 +55,8 @@ pub(super) struct Group<const BYTES: usize> {
 pub(super) struct Panel<const BYTES: usize> {
     /// Four bytes of each row, then the next four.
     values: Vec<[i32; PANEL]>,
+    /// For each block of columns what the sum of products of each row starts with.
+    starts: Vec<[i32; PANEL]>,
     /// For each block of columns the sum of each row.
     sums: Vec<[f32; PANEL]>,
     /// For each block of columns the scale of each row.
@@ -128,9 +132,7 @@ impl Level {
         panels: &[Panel<BYTES>],
     ) {
         let Some(panel) = panels.first() else { return };
-        // Of 16 bits they are around 0.
-        let zero = if BYTES == 1 { self.zero::<BYTES>(task.weights) } else { 0 };
-        let mut wide = Wide::new(panel, zero);
+        let mut wide = Wide::new(panel);
         // SAFETY: as above.
         unsafe {
             match self {
@@ -159,13 +161,19 @@ impl Level {
         // SAFETY: as above.
         unsafe {
             match self {
-                Self::Avx512 => avx512::groups(words, weights),
-                Self::AvxVnni | Self::Avx2 => avx2::groups(words, weights),
+                Self::Avx512 => avx512::groups(words, weights, self.zero::<BYTES>(weights)),
+                Self::AvxVnni | Self::Avx2 => {
+                    avx2::groups(words, weights, self.zero::<BYTES>(weights))
+                }
             }
         }
     }
 
-    pub(super) fn panel<const BYTES: usize>(self, words: &Words, _: Rows<'_>) -> Panel<BYTES> {
+    pub(super) fn panel<const BYTES: usize>(
+        self,
+        words: &Words,
+        weights: Rows<'_>,
+    ) -> Panel<BYTES> {
         let each = size_of::<i32>() / BYTES;
         let block = BLOCK / each;
         let mut values = vec![[0; PANEL]; words.stride / each];
@@ -178,7 +186,11 @@ impl Level {
                 };
             }
         }
-        Panel { values, sums: words.panel_sums(), scales: words.panel_scales(), block }
+        let sums = words.panel_sums();
+        // Of 16 bits weights become words around 0 first.
+        let zero = if BYTES == 1 { self.zero::<BYTES>(weights) } else { 0 };
+        let starts = sums.iter().map(|sums| sums.map(|sum| -zero * sum as i32)).collect();
+        Panel { values, starts, sums, scales: words.panel_scales(), block }
     }
 }
 
@@ -186,11 +198,12 @@ impl<const BYTES: usize> Group<BYTES> {
     /// The groups of all rows, for vectors of `WIDTH` bytes. Inlined, so that they are compiled for the caller's
     /// instructions.
     #[inline(always)]
-    fn all<const WIDTH: usize>(words: &Words, weights: Rows<'_>) -> Vec<Self> {
+    fn all<const WIDTH: usize>(words: &Words, weights: Rows<'_>, zero: i32) -> Vec<Self> {
         let mut groups = Vec::with_capacity(words.stride.div_ceil(GROUP) * words.rows().len());
         for (x, scales) in words.groups() {
             let mut group = Self {
                 values: [[[0; VECTOR]; BYTES]; GROUP / VECTOR],
+                starts: [0; LANES],
                 sums: [0.0; LANES],
                 scales: [0.0; LANES],
             };
@@ -202,7 +215,11 @@ impl<const BYTES: usize> Group<BYTES> {
             filled[..x.len()].copy_from_slice(x);
             group.fill::<WIDTH>(weights, &filled);
             let eights = filled.as_chunks::<{ GROUP / LANES }>().0;
-            group.sums.iter_mut().zip(eights).for_each(|(to, x)| *to = sum(x) as f32);
+            let places = group.sums.iter_mut().zip(&mut group.starts).zip(eights);
+            places.for_each(|((of_x, start), x)| {
+                let sum = sum(x);
+                (*of_x, *start) = (sum as f32, -zero * sum);
+            });
             groups.push(group);
         }
         groups
@@ -251,21 +268,18 @@ struct Wide {
     values: Vec<[i32; LANES]>,
     /// For each row those of all blocks.
     scales: Vec<f32>,
-    /// Number added to each integer of a block.
+    /// Number added to each real of a block.
     shifts: Vec<f32>,
-    /// Zero point of the integers without an offset.
-    zero: f32,
 }
 
 impl Wide {
-    fn new<const BYTES: usize>(panel: &Panel<BYTES>, zero: i32) -> Self {
+    fn new<const BYTES: usize>(panel: &Panel<BYTES>) -> Self {
         // Powers of two would share the same sets of a cache.
         let stride = panel.values.len().div_ceil(LANES) + 1;
         Self {
             values: vec![[0; LANES]; TILE * stride],
             scales: vec![0.0; TILE * panel.scales.len()],
-            shifts: vec![-zero as f32; TILE * panel.scales.len()],
-            zero: zero as f32,
+            shifts: vec![0.0; TILE * panel.scales.len()],
         }
     }
 
@@ -279,15 +293,13 @@ impl Wide {
         let (stride, blocks) = (self.values.len() / TILE, self.scales.len() / TILE);
         let values = self.values[row * stride..][..stride].as_flattened_mut();
         let scales = &mut self.scales[row * blocks..][..blocks];
-        if let Some(offsets) = offsets {
-            let shifts = &mut self.shifts[row * blocks..][..blocks];
-            offsets.copy(shifts);
-            shifts.iter_mut().for_each(|shift| *shift -= self.zero);
-        }
         match weights {
             Row::I8(_, scale) => scales.fill(scale),
             Row::I8Blocks(_, from) | Row::I4(_, from) => from.copy(scales),
             Row::F32(_) | Row::F16(_) => {}
+        }
+        if let Some(offsets) = offsets {
+            offsets.shifts(scales, &mut self.shifts[row * blocks..][..blocks]);
         }
         match (weights, BYTES) {
             (Row::I8(w, _) | Row::I8Blocks(w, _), 1) => {

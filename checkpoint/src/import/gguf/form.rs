@@ -4,6 +4,7 @@
 //! share a step and a minimum: `real = integer · step + minimum`.
 
 use half::f16;
+use qhx_graph::super_blocks::Shifted;
 use qhx_types::DType;
 use qhx_types::quantized::{BLOCK, Bits, NIBBLE_ZERO, QuantizedForm, QuantizedMut};
 
@@ -19,10 +20,6 @@ const PARTS: usize = 16;
 const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 /// The values of MXFP4, e2m1, doubled (`kvalues_mxfp4`).
 const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
-/// Minima that are more steps than this are all that is left of their elements in f16: the steps are less than half of
-/// its own.
-const FLAT: f32 = 32768.0;
-
 /// Each form in the order of [`Form`]: ggml's number, the name, and elements and bytes of a unit.
 const FORMS: [(u32, Form, &str, (usize, usize)); 16] = [
     (0, Form::F32, "F32", (1, 4)),
@@ -199,16 +196,11 @@ impl Form {
         for (values, unit) in out.values.chunks_exact_mut(elements).zip(bytes.chunks_exact(size)) {
             let parts = self.read(unit, values);
             for (values, Part { step, min }) in values.chunks_mut(BLOCK).zip(parts) {
-                let flat = min != 0.0 && min.abs() >= FLAT * step.abs();
-                let (scale, offset) = if flat {
-                    values.fill(-lift);
-                    (min + step * middle, f32::from(lift) + 1.0)
-                } else {
-                    values.iter_mut().for_each(|value| *value = value.wrapping_sub(lift));
-                    // Elements of 0 without a minimum stay 0.
-                    let shift = if min == 0.0 { 0.0 } else { min / step };
-                    (step, f32::from(lift) + shift)
-                };
+                let Shifted { scale, offset, flat } = Shifted::new(step, min, lift, middle);
+                match flat {
+                    true => values.fill(-lift),
+                    false => values.iter_mut().for_each(|value| *value = value.wrapping_sub(lift)),
+                }
                 scales.next().into_iter().for_each(|place| *place = scale);
                 offsets.next().into_iter().for_each(|place| *place = offset);
             }

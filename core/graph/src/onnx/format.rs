@@ -3,6 +3,7 @@
 //! A quantized weight is [`NBits`] or [`DequantizedBlocks`]; f16 is a `Cast` ([`STORED_FLOATS`]), int8 with one scale per
 //! row a `DequantizeLinear` along axis [`ROW_AXIS`].
 
+use crate::super_blocks::SUPER;
 use qhx_types::quantized::{BLOCK, Bits, QuantizedForm};
 
 /// Reductions over `axes` as an input of every reduction begin with this version.
@@ -95,7 +96,13 @@ pub(super) mod suffix {
     pub(in crate::onnx) const SCALE: &str = ".scale";
     /// Its offsets, in steps of the scales.
     pub(in crate::onnx) const OFFSET: &str = ".offset";
-    /// Products of its offsets with its scales `[blocks, rows]`, which nodes compute.
+    /// Its minima, instead of offsets, which nodes compute.
+    pub(in crate::onnx) const MINIMUM: &str = ".min";
+    /// Numbers of its super-blocks.
+    pub(in crate::onnx) const UNITS: &str = ".units";
+    /// Their multiples.
+    pub(in crate::onnx) const MULTIPLES: &str = ".multiples";
+    /// What its offsets or minima add to the reals of `MatMulNBits`, `[blocks, rows]`, which nodes compute.
     pub(in crate::onnx) const SHIFT: &str = ".shift";
 }
 
@@ -157,6 +164,9 @@ pub(super) fn swapped(rank: usize) -> Vec<i64> {
 /// 2]` of uint8 with two integers a byte ([`pack_nibbles`](qhx_types::quantized::pack_nibbles)) and `[rows, blocks]` of
 /// scales: f32, or f16 that a `Cast` ([`STORED_FLOATS`]) makes f32.
 ///
+/// Scales and minima that are [super-blocks](crate::super_blocks) are the halves of `Mul` of `[rows, blocks / 8, 1, 2, 1]`
+/// units of f16 and `[rows, blocks / 8, 2, 2, 4]` multiples of uint8, both through `Cast`, by `Slice` and `Reshape`.
+///
 /// Offsets are stored as scales are. They are a term of their own, which `Add` adds: `Σ_b (Σ_{k in b} x_k) · shift_b`,
 /// where a shift is what an offset adds to the reals of its block: `Mul` of offsets and scales, then `Transpose`. The
 /// inner sum is `Reshape` to [`NBits::parts`] and `ReduceSum` along [`NBits::SUM_AXIS`], the outer one `MatMul`.
@@ -210,6 +220,12 @@ impl NBits {
     /// Sizes of the scales, and of the offsets.
     pub(super) const fn scale_dims(self) -> [usize; 2] {
         [self.rows, self.blocks()]
+    }
+
+    /// Sizes of the units of super-blocks, and of their multiples.
+    pub(super) const fn super_dims(self) -> [[usize; 5]; 2] {
+        let all = self.blocks() / SUPER;
+        [[self.rows, all, 1, 2, 1], [self.rows, all, 2, 2, SUPER / 2]]
     }
 
     /// Sizes of `count` rows of `x` that are cut into blocks.

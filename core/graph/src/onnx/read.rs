@@ -16,12 +16,13 @@ use half::slice::HalfFloatSliceExt;
 use qhx_base::artifacts::Mapped;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_types::DType;
-use qhx_types::quantized::{QuantizedForm, QuantizedMut, unpack_nibbles};
+use qhx_types::quantized::{BLOCK, QuantizedForm, QuantizedMut, unpack_nibbles};
 use rten_onnx::onnx::{DataLocation, DataType};
 
 use super::ir::{self, KEY, StoredGraph, StoredOrigin, StoredTensor, VERSION, Versioned};
 use crate::builder::{NodeParts, rebuild};
 use crate::graph::{Constant, Elem, Graph, Origin, Tensor};
+use crate::super_blocks::{SUPER, Shifted, places, shifted};
 use crate::weight::{RowSource, Storage, Weight, dequantize_blocks};
 
 /// Largest metadata of a model that is read. A graph of ten thousand nodes has 2 MiB.
@@ -209,11 +210,35 @@ impl Files<'_> {
                 let (suffix, data_type, bytes) = integers;
                 let integers =
                     self.numbers(known, &format!("{name}{suffix}"), data_type, bytes, 1)?;
-                let scale = format!("{name}{}", suffix::SCALE);
                 let count = blocks.saturating_mul(pieces);
-                let scales = self.reals(known, &scale, count)?;
-                let offset = form.offsets.then(|| format!("{name}{}", suffix::OFFSET));
-                let offsets = offset.map(|name| self.reals(known, &name, count)).transpose()?;
+                let units = format!("{name}{}", suffix::UNITS);
+                let (scales, offsets) = if form.offsets && known.contains_key(&units) {
+                    if packed.is_none() || pieces > 1 || !shape[1].is_multiple_of(SUPER * BLOCK) {
+                        return Err("super-blocks are of 8 blocks of 32 4-bit integers".to_owned());
+                    }
+                    let multiples = format!("{name}{}", suffix::MULTIPLES);
+                    let units =
+                        self.numbers(known, &units, DataType::FLOAT16, count / SUPER * 2, 2)?;
+                    let multiples = self.numbers(
+                        known,
+                        &multiples,
+                        DataType::UINT8,
+                        count.saturating_mul(2),
+                        1,
+                    )?;
+                    let part = |minima| Reals::Multiples {
+                        units: units.clone(),
+                        multiples: multiples.clone(),
+                        minima,
+                    };
+                    (part(false), Some(part(true)))
+                } else {
+                    let part = |suffix: &str| format!("{name}{suffix}");
+                    let scales = self.reals(known, &part(suffix::SCALE), count)?;
+                    let offset = form.offsets.then(|| part(suffix::OFFSET));
+                    let offsets = offset.map(|name| self.reals(known, &name, count)).transpose()?;
+                    (scales, offsets)
+                };
                 let packed = packed.is_some();
                 StoredWeight::Quantized { form, packed, pieces, integers, scales, offsets }
             }
@@ -308,6 +333,15 @@ pub enum Reals {
     Half(Numbers),
     /// As f32.
     Float(Numbers),
+    /// Scales or minima of [`SuperBlocks`](crate::super_blocks::SuperBlocks).
+    Multiples {
+        /// f16 of each super-block.
+        units: Numbers,
+        /// Bytes of each.
+        multiples: Numbers,
+        /// True for the minima.
+        minima: bool,
+    },
 }
 
 impl Reals {
@@ -320,6 +354,15 @@ impl Reals {
                 half.convert_to_f32_slice(out);
             }
             Self::Float(numbers) => floats(numbers.part(first, out.len(), 4)?, out),
+            Self::Multiples { units, multiples, minima } => {
+                let place = |block: usize| places(block, *minima);
+                let (units, multiples) = (units.bytes().as_chunks::<2>().0, multiples.bytes());
+                for (block, to) in out.iter_mut().enumerate() {
+                    let [unit, multiple] = place(first.checked_add(block)?);
+                    let unit = f16::from_le_bytes(*units.get(unit)?).to_f32();
+                    *to = unit * f32::from(*multiples.get(multiple)?);
+                }
+            }
         }
         Some(())
     }
@@ -343,7 +386,7 @@ pub enum StoredWeight {
         integers: Numbers,
         /// A scale for each block of the file, row by row.
         scales: Reals,
-        /// The same of the offsets, in steps of the scales.
+        /// The same of the offsets, in steps of the scales; minima where scales are [`Reals::Multiples`].
         offsets: Option<Reals>,
     },
 }
@@ -417,11 +460,19 @@ impl RowSource for InitializerSource {
                 }
             }
             let mut all = vec![0f32; out.scales.len().checked_mul(*pieces)?];
-            for (stored, to) in [(Some(scales), out.scales), (offsets.as_ref(), out.offsets)] {
+            let QuantizedMut { scales: to_scales, offsets: to_offsets, .. } = out;
+            let parts = [(Some(scales), &mut *to_scales), (offsets.as_ref(), &mut *to_offsets)];
+            for (stored, to) in parts {
                 let Some(stored) = stored else { continue };
                 stored.read(block.checked_mul(*pieces)?, &mut all)?;
                 let firsts = all.iter().step_by((*pieces).max(1));
                 to.iter_mut().zip(firsts).for_each(|(to, number)| *to = *number);
+            }
+            if let Reals::Multiples { .. } = scales {
+                for (scale, minimum) in to_scales.iter_mut().zip(to_offsets) {
+                    let Shifted { scale: to, offset, .. } = shifted(*scale, *minimum);
+                    (*scale, *minimum) = (to, offset);
+                }
             }
             Some(())
         };

@@ -56,7 +56,8 @@ fn dots_blocks<const PARTS: usize, const M: usize, const N: usize>(
             for (block, to) in blocks.iter_mut().enumerate() {
                 *to = [wide(w[0], block), wide(w[1], block)];
             }
-            let (factors, offsets) = (pair.scales.group(index), pair.offsets(index));
+            let factors = pair.scales.group(index);
+            let shifts = pair.shifts(index, factors);
             for m in 0..M {
                 let Group { values, offsets: zero, sums: of_x, scales } = &x[m][index];
                 let mut parts = [[vdupq_n_s32(0); BLOCKS]; PAIR];
@@ -74,11 +75,12 @@ fn dots_blocks<const PARTS: usize, const M: usize, const N: usize>(
                     // A lane is a block's sum.
                     let [a, b, c, d] = parts[n];
                     let all = vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d));
-                    let mut all = vcvtq_f32_s32(vaddq_s32(all, integers(&zero[0])));
-                    if let Some(offsets) = offsets {
-                        all = vfmaq_f32(all, offsets[n], floats(of_x));
+                    let all = vcvtq_f32_s32(vaddq_s32(all, integers(&zero[0])));
+                    let mut all = vmulq_f32(all, factors[n]);
+                    if let Some(shifts) = shifts {
+                        all = vfmaq_f32(all, shifts[n], floats(of_x));
                     }
-                    sums[m][n] = vfmaq_f32(sums[m][n], all, vmulq_f32(factors[n], floats(scales)));
+                    sums[m][n] = vfmaq_f32(sums[m][n], all, floats(scales));
                 }
             }
             index += 1;
@@ -112,9 +114,9 @@ fn multiply<const PARTS: usize>(wide: &Wide, panel: &Panel<PARTS>) -> [[f32; PAN
             let factors = floats(&factors[side]);
             for n in 0..TILE {
                 let sum = vcvtq_f32_s32(joined(parts[n][side]));
-                let sum = vfmaq_n_f32(sum, of_x[side], wide.offsets[n * blocks + block]);
-                let scale = vmulq_n_f32(factors, wide.scales[n * blocks + block]);
-                sums[n][side] = vfmaq_f32(sums[n][side], sum, scale);
+                let sum = vmulq_n_f32(sum, wide.scales[n * blocks + block]);
+                let sum = vfmaq_n_f32(sum, of_x[side], wide.shifts[n * blocks + block]);
+                sums[n][side] = vfmaq_f32(sums[n][side], sum, factors);
             }
         }
     }

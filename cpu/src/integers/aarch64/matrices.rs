@@ -77,24 +77,27 @@ fn dots_blocks<const PARTS: usize, const M: usize, const N: usize>(
                 }
             }
             // In turns those of the first row and of the second one, as the sums.
-            let factors = in_turns(pair.scales.group(index));
-            let offsets = match pair.offsets(index) {
-                Some(offsets) => Some(in_turns(offsets)),
+            let factors = pair.scales.group(index);
+            let shifts = match pair.shifts(index, factors) {
+                Some(shifts) => Some(in_turns(shifts)),
                 None => None,
             };
+            let factors = in_turns(factors);
             for m in 0..M {
                 let [a, b, c, d] = parts[m];
                 let mut all = [vcvtq_f32_s32(vpaddq_s32(a, b)), vcvtq_f32_s32(vpaddq_s32(c, d))];
                 let scales = in_turns([floats(&x[m][index].scales); 2]);
-                if let Some(offsets) = offsets {
+                for half in 0..2 {
+                    all[half] = vmulq_f32(all[half], factors[half]);
+                }
+                if let Some(shifts) = shifts {
                     let of_x = in_turns([floats(&x[m][index].sums); 2]);
                     for half in 0..2 {
-                        all[half] = vfmaq_f32(all[half], offsets[half], of_x[half]);
+                        all[half] = vfmaq_f32(all[half], shifts[half], of_x[half]);
                     }
                 }
                 for half in 0..2 {
-                    let scales = vmulq_f32(factors[half], scales[half]);
-                    sums[m] = vfmaq_f32(sums[m], all[half], scales);
+                    sums[m] = vfmaq_f32(sums[m], all[half], scales[half]);
                 }
             }
             index += 1;
@@ -138,17 +141,17 @@ fn multiply<const PARTS: usize>(wide: &Wide, panel: &Panel<PARTS>) -> [[f32; PAN
         for n in 0..PAIRS {
             let scale = |row: usize| vdup_n_f32(wide.scales[(2 * n + row) * blocks + block]);
             let scales = vcombine_f32(scale(0), scale(1));
-            let offset = |row: usize| vdup_n_f32(wide.offsets[(2 * n + row) * blocks + block]);
-            let offsets = vcombine_f32(offset(0), offset(1));
+            let shift = |row: usize| vdup_n_f32(wide.shifts[(2 * n + row) * blocks + block]);
+            let shifts = vcombine_f32(shift(0), shift(1));
             for side in 0..SIDES {
                 // SAFETY: reads the two numbers.
                 let factors = unsafe { vld1_f32(factors[side].as_ptr()) };
                 let factors = vcombine_f32(factors, factors);
                 // SAFETY: as above.
                 let of_x = unsafe { vld1_f32(of_x[side].as_ptr()) };
-                let sum = vcvtq_f32_s32(joined(parts[n][side]));
-                let sum = vfmaq_f32(sum, offsets, vcombine_f32(of_x, of_x));
-                sums[n][side] = vfmaq_f32(sums[n][side], sum, vmulq_f32(factors, scales));
+                let sum = vmulq_f32(vcvtq_f32_s32(joined(parts[n][side])), scales);
+                let sum = vfmaq_f32(sum, shifts, vcombine_f32(of_x, of_x));
+                sums[n][side] = vfmaq_f32(sums[n][side], sum, factors);
             }
         }
     }

@@ -3,11 +3,12 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use qhx_types::quantized::BLOCK;
+use qhx_graph::super_blocks::SUPER;
+use qhx_types::quantized::{BLOCK, NIBBLE_ZERO};
 
-use super::{Group, LANES, Level, PANEL, Panel, TILE, VECTOR, Wide};
+use super::{Group, LANES, PANEL, Panel, TILE, VECTOR, Wide};
 use crate::integers::{GROUP, IntegerTask, Words, not_steep, rows};
-use crate::kernels::{AHEAD, Rows, Scales};
+use crate::kernels::{AHEAD, Multiples, Rows, Scales};
 
 /// Sums of 32 bits in a vector.
 const HALF: usize = LANES / 2;
@@ -33,8 +34,12 @@ pub(super) fn fill(words: &mut Words, x: &[f32], columns: usize) -> bool {
 
 /// [`Group`]s of `x` in the order of the weights.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn groups<const BYTES: usize>(words: &Words, weights: Rows<'_>) -> Vec<Group<BYTES>> {
-    Group::all::<WIDTH>(words, weights)
+pub(super) fn groups<const BYTES: usize>(
+    words: &Words,
+    weights: Rows<'_>,
+    zero: i32,
+) -> Vec<Group<BYTES>> {
+    Group::all::<WIDTH>(words, weights, zero)
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -43,27 +48,44 @@ pub(super) fn few<const VNNI: bool, const BYTES: usize>(
     groups: &[Group<BYTES>],
 ) {
     let IntegerTask { weights, columns, offsets, .. } = *task;
-    let level = if VNNI { Level::AvxVnni } else { Level::Avx2 };
-    let (zero, each) = (level.zero::<BYTES>(weights) as f32, columns / BLOCK);
-    let shift = |row, at| match offsets {
-        Some(all) => _mm_sub_ps(four(all, row * each + at, each - at), _mm_set1_ps(zero)),
-        None => _mm_set1_ps(-zero),
+    let each = columns / BLOCK;
+    let shifted = |scale, row, at| {
+        let shift = match offsets {
+            Some(all) => _mm_mul_ps(scale, four(all, row * each + at, each - at)),
+            None => _mm_setzero_ps(),
+        };
+        [scale, shift]
     };
     match weights {
         Rows::I8(w, scales) => {
-            let factors = |row, _| [_mm_set1_ps(scales.get(row)), _mm_set1_ps(-zero)];
+            let factors = |row, _| [_mm_set1_ps(scales.get(row)), _mm_setzero_ps()];
             let part = |w: &_, at| [block::<VNNI, BYTES>(w, at)];
             let w = bytemuck::cast_slice(w);
             few_rows::<VNNI, true, BYTES, GROUP, 1>(task, groups, w, factors, part);
         }
         Rows::I8Blocks(w, scales) => {
-            let factors = |row, at| [four(scales, row * each + at, each - at), shift(row, at)];
+            let factors = |row, at| shifted(four(scales, row * each + at, each - at), row, at);
             let part = |w: &_, at| [block::<VNNI, BYTES>(w, at)];
             let w = bytemuck::cast_slice(w);
             few_rows::<VNNI, true, BYTES, GROUP, 1>(task, groups, w, factors, part);
         }
+        Rows::I4(w, Scales::Multiples(all)) => {
+            let w = bytemuck::cast_slice(w);
+            let (Multiples { units, multiples, .. }, count) = (all, w.len() / (GROUP / 2));
+            assert!(each.is_multiple_of(SUPER) && units.len() >= count, "whole super-blocks");
+            assert!(multiples.len() >= 2 * BLOCKS * count, "whole super-blocks");
+            let eight = _mm_set1_ps(f32::from(NIBBLE_ZERO));
+            let factors = |row, at| {
+                let at = (row * each + at) / BLOCKS;
+                // SAFETY: there are as many of each as groups of weights, and an even number.
+                let [scales, minima] = unsafe { numbers(units, multiples, at) };
+                [scales, _mm_fmadd_ps(eight, scales, minima)]
+            };
+            let part = |w: &_, at| nibbles(w, at);
+            few_rows::<VNNI, false, BYTES, { GROUP / 2 }, 2>(task, groups, w, factors, part);
+        }
         Rows::I4(w, scales) => {
-            let factors = |row, at| [four(scales, row * each + at, each - at), shift(row, at)];
+            let factors = |row, at| shifted(four(scales, row * each + at, each - at), row, at);
             let part = |w: &_, at| nibbles(w, at);
             let w = bytemuck::cast_slice(w);
             few_rows::<VNNI, false, BYTES, { GROUP / 2 }, 2>(task, groups, w, factors, part);
@@ -73,7 +95,7 @@ pub(super) fn few<const VNNI: bool, const BYTES: usize>(
 }
 
 /// Some rows of weights at a time, with up to four rows of `x`. `w` has all of them, `factors` the scales of the four
-/// blocks of a group and the numbers added to their integers, of which it gets the row and the first block, and `part`
+/// blocks of a group and the numbers added to their reals, of which it gets the row and the first block, and `part`
 /// makes vectors of `OF` blocks at a time. A group has `STEP` bytes. `SIGNED` is whether the weights are int8.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -191,14 +213,17 @@ fn add_part<const VNNI: bool, const SIGNED: bool, const BYTES: usize, const OF: 
     at: usize,
 ) -> __m256 {
     let values = &x.values.as_flattened().as_flattened().as_chunks().0[OF * BYTES * at..];
-    let mut sum = _mm256_setzero_si256();
+    let mut sum = match OF {
+        2 => integers(&x.starts.as_chunks().0[at]),
+        _ => first_integers(&x.starts.as_chunks().0[at]),
+    };
     if !VNNI && !SIGNED && BYTES == 1 {
         // Four products of four bits with bytes fit 16 bits.
         let mut pairs = _mm256_setzero_si256();
         for (w, x) in w.as_flattened().iter().zip(values) {
             pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(*w, vector(x)));
         }
-        sum = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     } else {
         for (w, x) in w.as_flattened().iter().zip(values) {
             sum = add_products::<VNNI, SIGNED, BYTES>(sum, *w, vector(x));
@@ -218,8 +243,8 @@ fn add_part<const VNNI: bool, const SIGNED: bool, const BYTES: usize, const OF: 
             _mm256_set1_ps(x.scales[at * LANES / BLOCKS]),
         ),
     };
-    let sum = _mm256_fmadd_ps(shift, of_x, _mm256_cvtepi32_ps(sum));
-    _mm256_fmadd_ps(sum, _mm256_mul_ps(scale, scale_x), sums)
+    let sum = _mm256_mul_ps(scale, _mm256_cvtepi32_ps(sum));
+    _mm256_fmadd_ps(_mm256_fmadd_ps(shift, of_x, sum), scale_x, sums)
 }
 
 /// The numbers of `OF` blocks of four in as many lanes each.
@@ -231,6 +256,26 @@ fn spread<const OF: usize>(four: __m128, at: usize) -> __m256 {
     let second = at + OF as i32 - 1;
     let places = _mm256_setr_epi32(at, at, at, at, second, second, second, second);
     _mm256_permutevar8x32_ps(four, places)
+}
+
+/// The scales and the minima of a group.
+///
+/// # Safety
+/// There are units and multiples of this group.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn numbers(units: &[u16], multiples: &[u8], group: usize) -> [__m128; 2] {
+    let units = units.as_ptr().wrapping_add(group / 2 * 2);
+    let multiples = multiples.as_ptr().wrapping_add(group * 2 * BLOCKS);
+    _mm_prefetch::<_MM_HINT_T0>(multiples.wrapping_add(AHEAD / BLOCK * 4).cast());
+    // SAFETY: both are there.
+    let (units, multiples) =
+        unsafe { (units.cast::<i32>().read_unaligned(), _mm_loadl_epi64(multiples.cast())) };
+    // The first unit four times, then the second.
+    let places = _mm_setr_epi8(0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3);
+    let units = _mm256_cvtph_ps(_mm_shuffle_epi8(_mm_cvtsi32_si128(units), places));
+    let all = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(multiples)), units);
+    [_mm256_castps256_ps128(all), _mm256_extractf128_ps::<1>(all)]
 }
 
 /// The four numbers at `at`, or as many as are left of a row and 0.
@@ -251,6 +296,8 @@ fn four(all: Scales<'_>, at: usize, left: usize) -> __m128 {
             // SAFETY: as above.
             _mm_cvtph_ps(unsafe { _mm_loadl_epi64(all.as_ptr().cast()) })
         }
+        // Those have instructions of their own.
+        Scales::Multiples(_) => _mm_setzero_ps(),
     }
 }
 
@@ -318,7 +365,10 @@ fn multiply<const VNNI: bool, const BYTES: usize>(
     for part in 0..PANEL / HALF {
         let mut sums = [_mm256_setzero_ps(); TILE];
         for (block, x) in panel.values.chunks_exact(panel.block).enumerate() {
-            let mut parts = [_mm256_setzero_si256(); TILE];
+            let starts = integers(&panel.starts[block].as_chunks().0[part]);
+            // Those of 16 bits come to the sums afterwards.
+            let first = if !VNNI && BYTES == 1 { _mm256_setzero_si256() } else { starts };
+            let mut parts = [first; TILE];
             for (at, x) in x.iter().enumerate() {
                 let x = integers(&x.as_chunks().0[part]);
                 for n in 0..TILE {
@@ -337,13 +387,16 @@ fn multiply<const VNNI: bool, const BYTES: usize>(
             let factors = floats(&panel.scales[block].as_chunks().0[part]);
             for n in 0..TILE {
                 let sum = match (VNNI, BYTES) {
-                    (false, 1) => _mm256_madd_epi16(parts[n], _mm256_set1_epi16(1)),
+                    (false, 1) => {
+                        let sum = _mm256_madd_epi16(parts[n], _mm256_set1_epi16(1));
+                        _mm256_add_epi32(sum, starts)
+                    }
                     _ => parts[n],
                 };
-                let shift = _mm256_set1_ps(wide.shifts[n * blocks + block]);
-                let sum = _mm256_fmadd_ps(of_x, shift, _mm256_cvtepi32_ps(sum));
                 let scale = _mm256_set1_ps(wide.scales[n * blocks + block]);
-                sums[n] = _mm256_fmadd_ps(sum, _mm256_mul_ps(scale, factors), sums[n]);
+                let shift = _mm256_set1_ps(wide.shifts[n * blocks + block]);
+                let sum = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scale);
+                sums[n] = _mm256_fmadd_ps(_mm256_fmadd_ps(of_x, shift, sum), factors, sums[n]);
             }
         }
         for n in 0..TILE {
@@ -417,6 +470,14 @@ fn integers(lanes: &[i32; HALF]) -> __m256i {
 }
 
 /// Four of them, and 0.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn first_integers(lanes: &[i32; HALF / 2]) -> __m256i {
+    // SAFETY: as above.
+    _mm256_zextsi128_si256(unsafe { _mm_loadu_si128(lanes.as_ptr().cast()) })
+}
+
+/// Same as [`first_integers`].
 #[inline]
 #[target_feature(enable = "avx2")]
 fn first_floats(lanes: &[f32; HALF / 2]) -> __m256 {

@@ -2,11 +2,12 @@
 
 use std::arch::x86_64::*;
 
-use qhx_types::quantized::BLOCK;
+use qhx_graph::super_blocks::SUPER;
+use qhx_types::quantized::{BLOCK, NIBBLE_ZERO};
 
-use super::{Group, LANES, Level, PANEL, Panel, TILE, VECTOR, Wide};
+use super::{Group, LANES, PANEL, Panel, TILE, VECTOR, Wide};
 use crate::integers::{GROUP, IntegerTask, Words, not_steep, rows};
-use crate::kernels::{AHEAD, Rows, Scales};
+use crate::kernels::{AHEAD, Multiples, Rows, Scales};
 
 /// A group of weights as they are multiplied with one of `x`.
 type Weights<const BYTES: usize> = [[__m512i; BYTES]; GROUP / VECTOR];
@@ -31,28 +32,41 @@ pub(super) fn fill(words: &mut Words, x: &[f32], columns: usize) -> bool {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) fn few<const BYTES: usize>(task: &mut IntegerTask<'_, '_>, groups: &[Group<BYTES>]) {
     let IntegerTask { weights, columns, offsets, .. } = *task;
-    let (zero, each) = (Level::Avx512.zero::<BYTES>(weights) as f32, columns / BLOCK);
-    let shift = |row, at| match offsets {
-        Some(all) => {
-            _mm512_sub_ps(spread(four(all, row * each + at, each - at)), _mm512_set1_ps(zero))
-        }
-        None => _mm512_set1_ps(-zero),
+    let each = columns / BLOCK;
+    let shifted = |scale, row, at| {
+        let shift = match offsets {
+            Some(all) => spread(_mm_mul_ps(scale, four(all, row * each + at, each - at))),
+            None => _mm512_setzero_ps(),
+        };
+        [spread(scale), shift]
     };
     match weights {
         Rows::I8(w, scales) => {
-            let factors = |row, _| [_mm512_set1_ps(scales.get(row)), _mm512_set1_ps(-zero)];
+            let factors = |row, _| [_mm512_set1_ps(scales.get(row)), _mm512_setzero_ps()];
             few_rows::<BYTES, GROUP>(task, groups, bytemuck::cast_slice(w), factors, |w| blocks(w));
         }
         Rows::I8Blocks(w, scales) => {
             let w = bytemuck::cast_slice(w);
-            let factors =
-                |row, at| [spread(four(scales, row * each + at, each - at)), shift(row, at)];
+            let factors = |row, at| shifted(four(scales, row * each + at, each - at), row, at);
             few_rows::<BYTES, GROUP>(task, groups, w, factors, |w| blocks(w));
+        }
+        Rows::I4(w, Scales::Multiples(all)) => {
+            let w = bytemuck::cast_slice(w);
+            let (Multiples { units, multiples, .. }, count) = (all, w.len() / (GROUP / 2));
+            assert!(each.is_multiple_of(SUPER) && units.len() >= count, "whole super-blocks");
+            assert!(multiples.len() >= 2 * BLOCKS * count, "whole super-blocks");
+            let eight = _mm512_set1_ps(f32::from(NIBBLE_ZERO));
+            let factors = |row, at| {
+                let at = (row * each + at) / BLOCKS;
+                // SAFETY: there are as many of each as groups of weights, and an even number.
+                let [scales, minima] = unsafe { numbers(units, multiples, at) };
+                [scales, _mm512_fmadd_ps(eight, scales, minima)]
+            };
+            few_rows::<BYTES, { GROUP / 2 }>(task, groups, w, factors, |w| nibbles(w));
         }
         Rows::I4(w, scales) => {
             let w = bytemuck::cast_slice(w);
-            let factors =
-                |row, at| [spread(four(scales, row * each + at, each - at)), shift(row, at)];
+            let factors = |row, at| shifted(four(scales, row * each + at, each - at), row, at);
             few_rows::<BYTES, { GROUP / 2 }>(task, groups, w, factors, |w| nibbles(w));
         }
         Rows::F32(_) | Rows::F16(_) => {}
@@ -60,7 +74,7 @@ pub(super) fn few<const BYTES: usize>(task: &mut IntegerTask<'_, '_>, groups: &[
 }
 
 /// Some rows of weights at a time, with up to four rows of `x`. `w` has all of them, `factors` the scale and the number
-/// added to each integer for the lanes of a group, of which it gets the row and the first block, and `group` makes
+/// added to each real for the lanes of a group, of which it gets the row and the first block, and `group` makes
 /// vectors of the `STEP` bytes of a group.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
@@ -84,8 +98,12 @@ fn few_rows<const BYTES: usize, const STEP: usize>(
 
 /// [`Group`]s of `x` in the order of the weights.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) fn groups<const BYTES: usize>(words: &Words, weights: Rows<'_>) -> Vec<Group<BYTES>> {
-    Group::all::<VECTOR>(words, weights)
+pub(super) fn groups<const BYTES: usize>(
+    words: &Words,
+    weights: Rows<'_>,
+    zero: i32,
+) -> Vec<Group<BYTES>> {
+    Group::all::<VECTOR>(words, weights, zero)
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
@@ -177,12 +195,13 @@ fn add_group<const BYTES: usize>(
     [scale, shift]: [__m512; 2],
     x: &Group<BYTES>,
 ) -> __m512 {
-    let mut sum = _mm512_setzero_si512();
+    let mut sum = integers(&x.starts);
     for (w, x) in w.as_flattened().iter().zip(x.values.as_flattened()) {
         sum = add_products::<BYTES>(sum, *w, load(x));
     }
-    let sum = _mm512_fmadd_ps(shift, floats(&x.sums), _mm512_cvtepi32_ps(sum));
-    _mm512_fmadd_ps(sum, _mm512_mul_ps(scale, floats(&x.scales)), sums)
+    let sum = _mm512_mul_ps(scale, _mm512_cvtepi32_ps(sum));
+    let sum = _mm512_fmadd_ps(shift, floats(&x.sums), sum);
+    _mm512_fmadd_ps(sum, floats(&x.scales), sums)
 }
 
 /// The sum of the lanes of each vector.
@@ -210,6 +229,29 @@ fn add_products<const BYTES: usize>(sums: __m512i, w: __m512i, x: __m512i) -> __
     if BYTES == 1 { _mm512_dpbusd_epi32(sums, w, x) } else { _mm512_dpwssd_epi32(sums, w, x) }
 }
 
+/// The scales and the minima of a group, each in four lanes.
+///
+/// # Safety
+/// There are units and multiples of this group.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn numbers(units: &[u16], multiples: &[u8], group: usize) -> [__m512; 2] {
+    let units = units.as_ptr().wrapping_add(group / 2 * 2);
+    let multiples = multiples.as_ptr().wrapping_add(group * 2 * BLOCKS);
+    prefetch(units.wrapping_add(2 * AHEAD_BLOCKS / SUPER));
+    prefetch(multiples.wrapping_add(2 * AHEAD_BLOCKS));
+    // SAFETY: both are there.
+    let (units, multiples) =
+        unsafe { (units.cast::<i32>().read_unaligned(), _mm_loadl_epi64(multiples.cast())) };
+    // The first unit four times, then the second.
+    let places = _mm_setr_epi8(0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3);
+    let units = _mm256_cvtph_ps(_mm_shuffle_epi8(_mm_cvtsi32_si128(units), places));
+    let all = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(multiples)), units);
+    let all = _mm512_castps256_ps512(all);
+    let second = _mm512_setr_epi32(4, 4, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7);
+    [spread(_mm512_castps512_ps128(all)), _mm512_permutexvar_ps(second, all)]
+}
+
 /// The four numbers at `at`, or as many as are left of a row and 0.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
@@ -230,6 +272,8 @@ fn four(all: Scales<'_>, at: usize, left: usize) -> __m128 {
             // SAFETY: as above.
             _mm_cvtph_ps(unsafe { _mm_loadl_epi64(all.as_ptr().cast()) })
         }
+        // Those have instructions of their own.
+        Scales::Multiples(_) => _mm_setzero_ps(),
     }
 }
 
@@ -245,6 +289,7 @@ fn last(all: Scales<'_>, at: usize, left: usize) -> __m128 {
             // SAFETY: as above.
             _mm_cvtph_ps(unsafe { _mm_maskz_loadu_epi16(mask, all.as_ptr().cast()) })
         }
+        Scales::Multiples(_) => _mm_setzero_ps(),
     }
 }
 
@@ -336,7 +381,8 @@ fn multiply<const BYTES: usize>(wide: &Wide, panel: &Panel<BYTES>) -> [[f32; PAN
     let rows = wide.rows(panel.values.len());
     let mut sums = [[_mm512_setzero_ps(); 2]; TILE];
     for (block, x) in panel.values.chunks_exact(panel.block).enumerate() {
-        let mut parts = [[_mm512_setzero_si512(); 2]; TILE];
+        let starts = panel.starts[block].as_chunks().0;
+        let mut parts = [[integers(&starts[0]), integers(&starts[1])]; TILE];
         for (at, x) in x.iter().enumerate() {
             let x = x.as_chunks().0;
             let x = [integers(&x[0]), integers(&x[1])];
@@ -358,9 +404,9 @@ fn multiply<const BYTES: usize>(wide: &Wide, panel: &Panel<BYTES>) -> [[f32; PAN
             let shift = _mm512_set1_ps(wide.shifts[n * blocks + block]);
             for half in 0..2 {
                 let part = _mm512_cvtepi32_ps(parts[n][half]);
+                let part = _mm512_mul_ps(part, scale);
                 let part = _mm512_fmadd_ps(of_x[half], shift, part);
-                let part = _mm512_mul_ps(part, factors[half]);
-                sums[n][half] = _mm512_fmadd_ps(part, scale, sums[n][half]);
+                sums[n][half] = _mm512_fmadd_ps(part, factors[half], sums[n][half]);
             }
         }
     }

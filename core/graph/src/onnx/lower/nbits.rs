@@ -10,11 +10,12 @@ use crate::onnx::format::{
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use qhx_base::{Error, ErrorKind, Result};
-use qhx_types::quantized::{Quantized, QuantizedForm, pack_nibbles, repeated};
+use qhx_types::quantized::{NIBBLE_ZERO, Quantized, QuantizedForm, pack_nibbles, repeated};
 use rten_onnx::onnx::DataType;
 
 use super::{Lowering, dims, int, ints, to};
 use crate::graph::{Node, Origin, TensorId};
+use crate::super_blocks::SuperBlocks;
 use crate::weight::{Storage, Weight};
 
 impl Lowering<'_> {
@@ -27,15 +28,23 @@ impl Lowering<'_> {
         form: QuantizedForm,
     ) -> Result<()> {
         let weights = weight.to_blocks(form)?;
-        let Quantized { values, scales, offsets, .. } = weights;
         let (rows, columns) = (weight.rows(), weight.cols());
+        let super_blocks = SuperBlocks::of(&weights, columns);
+        let Quantized { values, scales, offsets, .. } = weights;
         match NBits::packed(form, [rows, columns]) {
-            Some((packed, pieces)) => self.packed(
-                name,
-                packed,
-                &values,
-                [scales, offsets].map(|list| repeated(&list, pieces)),
-            ),
+            Some((packed, pieces)) => {
+                let integers = format!("{name}{}", suffix::NBITS);
+                self.external(&integers, DataType::UINT8, &packed.integer_dims(), |file| {
+                    file.write(&pack_nibbles(&values))
+                })?;
+                match super_blocks {
+                    Some(found) => self.super_blocks(name, packed, &found),
+                    None => {
+                        let each = [scales, offsets].map(|list| repeated(&list, pieces));
+                        self.scales_and_offsets(name, packed, each)
+                    }
+                }
+            }
             None => {
                 let blocks = DequantizedBlocks { rows, columns, block: form.block };
                 self.dequantized_blocks(name, blocks, &values, [&scales, &offsets])
@@ -43,17 +52,13 @@ impl Lowering<'_> {
         }
     }
 
-    fn packed(
+    /// Adds the scales of packed integers, and what [`suffix::SHIFT`] is.
+    fn scales_and_offsets(
         &mut self,
         name: &str,
         weight: NBits,
-        values: &[i8],
         [scales, offsets]: [Vec<f32>; 2],
     ) -> Result<()> {
-        let integers = format!("{name}{}", suffix::NBITS);
-        self.external(&integers, DataType::UINT8, &weight.integer_dims(), |file| {
-            file.write(&pack_nibbles(values))
-        })?;
         let scale = format!("{name}{}", suffix::SCALE);
         self.scales(&scale, &weight.scale_dims(), &scales)?;
         if offsets.is_empty() {
@@ -62,8 +67,47 @@ impl Lowering<'_> {
         let (offset, by_row) = (format!("{name}{}", suffix::OFFSET), format!("{name}.by_row"));
         self.scales(&offset, &weight.scale_dims(), &offsets)?;
         self.push(Operator::Mul, vec![offset, scale], &by_row, vec![]);
+        self.shift(name, by_row);
+        Ok(())
+    }
+
+    fn shift(&mut self, name: &str, by_row: String) {
         let perm = vec![ints(attribute::PERM, swapped(2))];
         self.push(Operator::Transpose, vec![by_row], &format!("{name}{}", suffix::SHIFT), perm);
+    }
+
+    /// Same as [`Lowering::scales_and_offsets`] of super-blocks: the operator's integers are those from 0 on less 8, and
+    /// so is the minimum.
+    fn super_blocks(&mut self, name: &str, weight: NBits, found: &SuperBlocks) -> Result<()> {
+        // By the weight's name, as its nodes are copied to other graphs.
+        let part = |suffix: &str| format!("{name}{suffix}");
+        let [units, multiples] = [suffix::UNITS, suffix::MULTIPLES].map(part);
+        let [of_units, of_multiples] = weight.super_dims();
+        self.external(&units, DataType::FLOAT16, &of_units, |file| {
+            file.write(bytemuck::cast_slice(&found.units))
+        })?;
+        self.external(&multiples, DataType::UINT8, &of_multiples, |file| {
+            file.write(found.multiples.as_flattened().as_flattened().as_flattened())
+        })?;
+        let [wide, counts, all] = [".wide", ".counts", ".all"].map(part);
+        self.push(STORED_FLOATS, vec![units], &wide, vec![to(DataType::FLOAT)]);
+        self.push(Operator::Cast, vec![multiples], &counts, vec![to(DataType::FLOAT)]);
+        self.push(Operator::Mul, vec![wide, counts], &all, vec![]);
+        let [scale, minimum] = [suffix::SCALE, suffix::MINIMUM].map(part);
+        for (kind, name) in [&scale, &minimum].into_iter().enumerate() {
+            let from = kind as i64;
+            let [from, end, axis] = [from, from + 1, 3].map(|number| self.int64s(vec![number]));
+            let half = format!("{name}.half");
+            self.push(Operator::Slice, vec![all.clone(), from, end, axis], &half, vec![]);
+            let shape = self.int64s(dims(&weight.scale_dims()));
+            self.push(Operator::Reshape, vec![half, shape], name, vec![]);
+        }
+        let [zero, moved, by_row] = [".zero", ".moved", ".by_row"].map(part);
+        let eight = f32::from(NIBBLE_ZERO).to_le_bytes();
+        self.initializer(&zero, DataType::FLOAT, &[], &eight);
+        self.push(Operator::Mul, vec![scale, zero], &moved, vec![]);
+        self.push(Operator::Add, vec![moved, minimum], &by_row, vec![]);
+        self.shift(name, by_row);
         Ok(())
     }
 
