@@ -49,6 +49,29 @@ pub(super) fn few<const VNNI: bool, const BYTES: usize>(
 ) {
     let IntegerTask { weights, columns, offsets, .. } = *task;
     let each = columns / BLOCK;
+    let halved = match offsets {
+        Some(Scales::F16(all)) => all,
+        _ => &[],
+    };
+    // A closure for each place that calls it, so that it is inlined there.
+    macro_rules! of_halves {
+        ($scales:ident, $rows:expr) => {{
+            let count = $rows * each;
+            assert!($scales.len() >= count, "a scale for each block");
+            assert!(halved.is_empty() || halved.len() >= count, "an offset for each block");
+            move |row: usize, at: usize| {
+                let (at, left) = (row * each + at, each - at);
+                // SAFETY: there are as many of each as blocks.
+                let scale = unsafe { halves($scales, at, left) };
+                let shift = match halved.is_empty() {
+                    true => _mm_setzero_ps(),
+                    // SAFETY: as above.
+                    false => _mm_mul_ps(scale, unsafe { halves(halved, at, left) }),
+                };
+                [scale, shift]
+            }
+        }};
+    }
     let shifted = |scale, row, at| {
         let shift = match offsets {
             Some(all) => _mm_mul_ps(scale, four(all, row * each + at, each - at)),
@@ -56,20 +79,26 @@ pub(super) fn few<const VNNI: bool, const BYTES: usize>(
         };
         [scale, shift]
     };
-    match weights {
-        Rows::I8(w, scales) => {
+    match (weights, offsets) {
+        (Rows::I8(w, scales), _) => {
             let factors = |row, _| [_mm_set1_ps(scales.get(row)), _mm_setzero_ps()];
             let part = |w: &_, at| [block::<VNNI, BYTES>(w, at)];
             let w = bytemuck::cast_slice(w);
             few_rows::<VNNI, true, BYTES, GROUP, 1>(task, groups, w, factors, part);
         }
-        Rows::I8Blocks(w, scales) => {
+        (Rows::I8Blocks(w, Scales::F16(scales)), None | Some(Scales::F16(_))) => {
+            let factors = of_halves!(scales, w.len() / columns);
+            let part = |w: &_, at| [block::<VNNI, BYTES>(w, at)];
+            let w = bytemuck::cast_slice(w);
+            few_rows::<VNNI, true, BYTES, GROUP, 1>(task, groups, w, factors, part);
+        }
+        (Rows::I8Blocks(w, scales), _) => {
             let factors = |row, at| shifted(four(scales, row * each + at, each - at), row, at);
             let part = |w: &_, at| [block::<VNNI, BYTES>(w, at)];
             let w = bytemuck::cast_slice(w);
             few_rows::<VNNI, true, BYTES, GROUP, 1>(task, groups, w, factors, part);
         }
-        Rows::I4(w, Scales::Multiples(all)) => {
+        (Rows::I4(w, Scales::Multiples(all)), _) => {
             let w = bytemuck::cast_slice(w);
             let (Multiples { units, multiples, .. }, count) = (all, w.len() / (GROUP / 2));
             assert!(each.is_multiple_of(SUPER) && units.len() >= count, "whole super-blocks");
@@ -84,13 +113,19 @@ pub(super) fn few<const VNNI: bool, const BYTES: usize>(
             let part = |w: &_, at| nibbles(w, at);
             few_rows::<VNNI, false, BYTES, { GROUP / 2 }, 2>(task, groups, w, factors, part);
         }
-        Rows::I4(w, scales) => {
+        (Rows::I4(w, Scales::F16(scales)), None | Some(Scales::F16(_))) => {
+            let w: &[u8] = bytemuck::cast_slice(w);
+            let factors = of_halves!(scales, 2 * w.len() / columns);
+            let part = |w: &_, at| nibbles(w, at);
+            few_rows::<VNNI, false, BYTES, { GROUP / 2 }, 2>(task, groups, w, factors, part);
+        }
+        (Rows::I4(w, scales), _) => {
             let factors = |row, at| shifted(four(scales, row * each + at, each - at), row, at);
             let part = |w: &_, at| nibbles(w, at);
             let w = bytemuck::cast_slice(w);
             few_rows::<VNNI, false, BYTES, { GROUP / 2 }, 2>(task, groups, w, factors, part);
         }
-        Rows::F32(_) | Rows::F16(_) => {}
+        (Rows::F32(_) | Rows::F16(_), _) => {}
     }
 }
 
@@ -276,6 +311,20 @@ unsafe fn numbers(units: &[u16], multiples: &[u8], group: usize) -> [__m128; 2] 
     let units = _mm256_cvtph_ps(_mm_shuffle_epi8(_mm_cvtsi32_si128(units), places));
     let all = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(multiples)), units);
     [_mm256_castps256_ps128(all), _mm256_extractf128_ps::<1>(all)]
+}
+
+/// The four numbers of f16 at `at`, or as many as are left of a row and 0.
+///
+/// # Safety
+/// They are there.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn halves(all: &[u16], at: usize, left: usize) -> __m128 {
+    if left < BLOCKS {
+        return last(Scales::F16(all), at, left);
+    }
+    // SAFETY: reads the four numbers.
+    _mm_cvtph_ps(unsafe { _mm_loadl_epi64(all.as_ptr().wrapping_add(at).cast()) })
 }
 
 /// The four numbers at `at`, or as many as are left of a row and 0.

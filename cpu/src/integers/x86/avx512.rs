@@ -33,6 +33,29 @@ pub(super) fn fill(words: &mut Words, x: &[f32], columns: usize) -> bool {
 pub(super) fn few<const BYTES: usize>(task: &mut IntegerTask<'_, '_>, groups: &[Group<BYTES>]) {
     let IntegerTask { weights, columns, offsets, .. } = *task;
     let each = columns / BLOCK;
+    let halved = match offsets {
+        Some(Scales::F16(all)) => all,
+        _ => &[],
+    };
+    // A closure for each place that calls it, so that it is inlined there.
+    macro_rules! of_halves {
+        ($scales:ident, $rows:expr) => {{
+            let count = $rows * each;
+            assert!($scales.len() >= count, "a scale for each block");
+            assert!(halved.is_empty() || halved.len() >= count, "an offset for each block");
+            move |row: usize, at: usize| {
+                let (at, left) = (row * each + at, each - at);
+                // SAFETY: there are as many of each as blocks.
+                let scale = unsafe { halves($scales, at, left) };
+                let shift = match halved.is_empty() {
+                    true => _mm512_setzero_ps(),
+                    // SAFETY: as above.
+                    false => spread(_mm_mul_ps(scale, unsafe { halves(halved, at, left) })),
+                };
+                [spread(scale), shift]
+            }
+        }};
+    }
     let shifted = |scale, row, at| {
         let shift = match offsets {
             Some(all) => spread(_mm_mul_ps(scale, four(all, row * each + at, each - at))),
@@ -40,17 +63,21 @@ pub(super) fn few<const BYTES: usize>(task: &mut IntegerTask<'_, '_>, groups: &[
         };
         [spread(scale), shift]
     };
-    match weights {
-        Rows::I8(w, scales) => {
+    match (weights, offsets) {
+        (Rows::I8(w, scales), _) => {
             let factors = |row, _| [_mm512_set1_ps(scales.get(row)), _mm512_setzero_ps()];
             few_rows::<BYTES, GROUP>(task, groups, bytemuck::cast_slice(w), factors, |w| blocks(w));
         }
-        Rows::I8Blocks(w, scales) => {
+        (Rows::I8Blocks(w, Scales::F16(scales)), None | Some(Scales::F16(_))) => {
+            let factors = of_halves!(scales, w.len() / columns);
+            few_rows::<BYTES, GROUP>(task, groups, bytemuck::cast_slice(w), factors, |w| blocks(w));
+        }
+        (Rows::I8Blocks(w, scales), _) => {
             let w = bytemuck::cast_slice(w);
             let factors = |row, at| shifted(four(scales, row * each + at, each - at), row, at);
             few_rows::<BYTES, GROUP>(task, groups, w, factors, |w| blocks(w));
         }
-        Rows::I4(w, Scales::Multiples(all)) => {
+        (Rows::I4(w, Scales::Multiples(all)), _) => {
             let w = bytemuck::cast_slice(w);
             let (Multiples { units, multiples, .. }, count) = (all, w.len() / (GROUP / 2));
             assert!(each.is_multiple_of(SUPER) && units.len() >= count, "whole super-blocks");
@@ -64,12 +91,17 @@ pub(super) fn few<const BYTES: usize>(task: &mut IntegerTask<'_, '_>, groups: &[
             };
             few_rows::<BYTES, { GROUP / 2 }>(task, groups, w, factors, |w| nibbles(w));
         }
-        Rows::I4(w, scales) => {
+        (Rows::I4(w, Scales::F16(scales)), None | Some(Scales::F16(_))) => {
+            let w: &[u8] = bytemuck::cast_slice(w);
+            let factors = of_halves!(scales, 2 * w.len() / columns);
+            few_rows::<BYTES, { GROUP / 2 }>(task, groups, w, factors, |w| nibbles(w));
+        }
+        (Rows::I4(w, scales), _) => {
             let w = bytemuck::cast_slice(w);
             let factors = |row, at| shifted(four(scales, row * each + at, each - at), row, at);
             few_rows::<BYTES, { GROUP / 2 }>(task, groups, w, factors, |w| nibbles(w));
         }
-        Rows::F32(_) | Rows::F16(_) => {}
+        (Rows::F32(_) | Rows::F16(_), _) => {}
     }
 }
 
@@ -250,6 +282,22 @@ unsafe fn numbers(units: &[u16], multiples: &[u8], group: usize) -> [__m512; 2] 
     let all = _mm512_castps256_ps512(all);
     let second = _mm512_setr_epi32(4, 4, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7);
     [spread(_mm512_castps512_ps128(all)), _mm512_permutexvar_ps(second, all)]
+}
+
+/// The four numbers of f16 at `at`, or as many as are left of a row and 0.
+///
+/// # Safety
+/// They are there.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn halves(all: &[u16], at: usize, left: usize) -> __m128 {
+    if left < BLOCKS {
+        return last(Scales::F16(all), at, left);
+    }
+    let place = all.as_ptr().wrapping_add(at);
+    prefetch(place.wrapping_add(AHEAD_BLOCKS));
+    // SAFETY: reads the four numbers.
+    _mm_cvtph_ps(unsafe { _mm_loadl_epi64(place.cast()) })
 }
 
 /// The four numbers at `at`, or as many as are left of a row and 0.
