@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 
 use qhx_checkpoint::Checkpoint;
 use qhx_exec::GraphId;
@@ -136,6 +137,36 @@ fn every_graph_of_a_recipe_agrees_with_its_onnx() {
     // The towers' convolutions are among them.
     for name in [Op::Conv2d(Conv2d::new([1, 1])).name(), "attention"] {
         assert!(operators.contains(name), "{operators:?}");
+    }
+}
+
+/// Super-blocks of Q4_K, on the CPU backend and as another program would read them.
+#[test]
+fn super_blocks_are_multiplied_to_the_weights_of_their_file() {
+    let [kinds, folder] = ["quantised/kinds.gguf", "quantised/awq"].map(fixture);
+    let checkpoint = Checkpoint::open_gguf(&kinds, Some(&folder)).unwrap();
+    let source = checkpoint.matrix("layers.4.mlp.up_proj.weight", [3, 256]).unwrap();
+    let mut w = vec![0f32; 3 * 256];
+    source.read_f32(0, &mut w).unwrap();
+    for rows in [1, 40] {
+        let mut b = GraphBuilder::new(format!("rows_{rows}"));
+        let x = b.input("x", Elem::Activation, &[rows, 256]).unwrap();
+        let weight = Precision::W4A16.weight(Arc::clone(&source));
+        let y = b.linear("matmul", x, weight, None).unwrap();
+        b.output("y", y).unwrap();
+        let graph = b.finish().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let onnx = Onnx::new(&graph, folder.path());
+        let x = arbitrary(&onnx.info.inputs);
+        let expected: Vec<f32> = x[0]
+            .chunks(256)
+            .flat_map(|x| w.chunks(256).map(|w| x.iter().zip(w).map(|(x, w)| x * w).sum::<f32>()))
+            .collect();
+        let path = folder.path().join(format!("rows_{rows}.onnx"));
+        let found = Compiled::of_onnx(graph.name(), path).run(0, &x);
+        for found in [&onnx.run(&x)[0], &found[0]] {
+            assert!(error(found, &expected) < 2e-5, "{rows}: {found:?}, {expected:?}");
+        }
     }
 }
 

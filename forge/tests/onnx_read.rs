@@ -83,7 +83,7 @@ fn scales_of_blocks_take_as_few_bytes_as_lose_nothing() {
     // Those of GGUF's Q4_K are multiples, which have more bits than f16.
     for (checkpoint, name, shape, suffixes) in [
         (awq, "layers.0.mlp.gate_proj.weight", [96, 64], [".scale.f16", ".offset.f16"]),
-        (kinds, "layers.4.mlp.up_proj.weight", [3, 256], [".scale.multiples", ".min.units"]),
+        (kinds, "layers.4.mlp.up_proj.weight", [3, 256], [".units", ".multiples"]),
     ] {
         let weight = Precision::W4A16.weight(checkpoint.matrix(name, shape).unwrap());
         assert!(matches!(weight.storage(), Storage::Blocks(_)), "{weight:?}");
