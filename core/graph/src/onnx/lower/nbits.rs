@@ -76,8 +76,8 @@ impl Lowering<'_> {
         self.push(Operator::Transpose, vec![by_row], &format!("{name}{}", suffix::SHIFT), perm);
     }
 
-    /// Same as [`Lowering::scales_and_offsets`] of super-blocks: the operator's integers are those from 0 on less 8, and
-    /// so is the minimum.
+    /// Same as [`Lowering::scales_and_offsets`] of super-blocks. Minima belong to integers from 0 on, and the operator
+    /// has them from −8 on: shifts are minima and eight scales.
     fn super_blocks(&mut self, name: &str, weight: NBits, found: &SuperBlocks) -> Result<()> {
         // By the weight's name, as its nodes are copied to other graphs.
         let part = |suffix: &str| format!("{name}{suffix}");
