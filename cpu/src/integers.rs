@@ -79,8 +79,8 @@ const GROUP: usize = 128;
 const FEW: usize = 8;
 
 /// Largest ratio of the largest columns of a row's blocks to its mean column with which [`Activations::Auto`] has int8.
-/// Rows of normal numbers have 2.6, those of trained models 3 to 10, and a chat template's tokens, in which a few columns
-/// are a thousand times the others, up to 150. Beyond 8, SmolLM2's first tokens of answers become others.
+/// Rows of normal numbers have 2.6, those of trained models 3 to 10, and a chat template's tokens, in which a few
+/// columns are a thousand times the others, up to 150. Beyond 8, SmolLM2's first tokens of answers become others.
 const STEEP: f32 = 5.0;
 /// Sums of columns that are computed beside each other.
 const SUMS: usize = 16;
@@ -112,7 +112,7 @@ struct Words {
     limit: f32,
 }
 
-/// How rows are rounded for matmuls with such weights; none where these are not multiplied in integers.
+/// Rounding of rows for matmuls with such weights; none where these are not multiplied in integers.
 fn rounding(weights: Rows<'_>, activations: Activations) -> Option<Rounding> {
     let four = match weights {
         Rows::F32(_) | Rows::F16(_) => return None,
@@ -152,7 +152,7 @@ fn is_steep(row: &[f32]) -> bool {
     squares > (STEEP * mean).powi(2) * row.len().div_ceil(BLOCK) as f32
 }
 
-/// Writes for each row of `columns` elements whether it is not steep.
+/// Writes for each row of `columns` elements true if it is not steep.
 #[inline(always)]
 fn not_steep(to: &mut [bool], x: &[f32], columns: usize) {
     to.iter_mut().zip(x.chunks_exact(columns)).for_each(|(to, row)| *to = !is_steep(row));
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_which_a_few_columns_are_all_become_words_beside_four_bits() {
+    fn rows_with_outliers_become_words_beside_four_bits() {
         let (rows, columns) = (6, 256);
         for stored in Stored::all(rows, columns) {
             let (weights, offsets) = (stored.rows(), stored.offsets());

@@ -64,7 +64,7 @@ pub(crate) enum Scales<'a> {
     F32(&'a [f32]),
     /// Bits of f16.
     F16(&'a [u16]),
-    /// Those of [`SuperBlocks`](qhx_graph::super_blocks::SuperBlocks), of which rows are made.
+    /// Multiples of [`SuperBlocks`](qhx_graph::super_blocks::SuperBlocks), which rows are made of.
     Multiples(Multiples<'a>),
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct Multiples<'a> {
 }
 
 impl Multiples<'_> {
-    /// Those of these blocks, which are whole super-blocks.
+    /// Multiples of these blocks, which are whole super-blocks.
     #[inline(always)]
     fn of(self, blocks: Range<usize>) -> Self {
         let (first, last) = (blocks.start / SUPER, blocks.end / SUPER);
@@ -113,7 +113,7 @@ impl<'a> Scales<'a> {
         }
     }
 
-    /// Those from `start` on; of multiples whole super-blocks.
+    /// Numbers from `start` on; of multiples whole super-blocks.
     #[inline(always)]
     pub(crate) fn cut(self, start: usize, count: usize) -> Self {
         match self {

@@ -65,7 +65,7 @@ pub const fn places(block: usize, minimum: bool) -> [usize; 2] {
 }
 
 impl SuperBlocks {
-    /// Those of weights with rows of `inputs`; none where theirs are no such multiples, bit for bit.
+    /// Super-blocks of weights with rows of `inputs`; none where scales and minima are no such multiples, bit for bit.
     pub fn of(weights: &Quantized, inputs: usize) -> Option<Self> {
         if weights.form != FORM || inputs == 0 || !inputs.is_multiple_of(SUPER * BLOCK) {
             return None;

@@ -375,7 +375,7 @@ impl<'a> Pair<'a> {
         Some(Self { bytes, scales, offsets })
     }
 
-    /// What offsets add to the reals of a group with these scales.
+    /// Addends of offsets to the reals of a group with these scales.
     #[inline]
     #[target_feature(enable = "neon")]
     fn shifts(&self, index: usize, [a, b]: [float32x4_t; PAIR]) -> Option<[float32x4_t; PAIR]> {

@@ -43,7 +43,7 @@ pub(super) enum Level {
 #[repr(C, align(64))]
 pub(super) struct Group<const BYTES: usize> {
     values: [[[u8; VECTOR]; BYTES]; GROUP / VECTOR],
-    /// What the sums of products start with: those of each eight columns with the zero point of the weights, negated.
+    /// First values of the sums of products: each eight columns times the zero point of the weights, negated.
     starts: [i32; LANES],
     /// The sums of each eight columns.
     sums: [f32; LANES],
@@ -55,7 +55,7 @@ pub(super) struct Group<const BYTES: usize> {
 pub(super) struct Panel<const BYTES: usize> {
     /// Four bytes of each row, then the next four.
     values: Vec<[i32; PANEL]>,
-    /// For each block of columns what the sum of products of each row starts with.
+    /// First value of the sum of products of each row, for each block of columns.
     starts: Vec<[i32; PANEL]>,
     /// For each block of columns the sum of each row.
     sums: Vec<[f32; PANEL]>,

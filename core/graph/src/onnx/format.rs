@@ -102,7 +102,7 @@ pub(super) mod suffix {
     pub(in crate::onnx) const UNITS: &str = ".units";
     /// Their multiples.
     pub(in crate::onnx) const MULTIPLES: &str = ".multiples";
-    /// What its offsets or minima add to the reals of `MatMulNBits`, `[blocks, rows]`, which nodes compute.
+    /// Addends of its offsets or minima to the reals of `MatMulNBits`, `[blocks, rows]`, which nodes compute.
     pub(in crate::onnx) const SHIFT: &str = ".shift";
 }
 
