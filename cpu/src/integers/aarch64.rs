@@ -1,15 +1,15 @@
 //! Integers of 8 bits, and of 16 bits as two of 8, whose products are summed by four (`sdot`) or by eight (`smmla`).
 //!
 //! Integers of 16 bits are `x = 256 · high + low`, both of 8 bits: two products for each weight as it is stored, and
-//! no rounding beside that of `x`. Two rows of weights are multiplied at a time, so that `x` is loaded once for both.
+//! no rounding beside that of `x`. Some rows of weights are multiplied at a time, so that `x` is loaded once for them.
 
 #![expect(unsafe_code, reason = "instructions that rten_simd does not have")]
 
 use qhx_graph::super_blocks::places;
 use qhx_types::quantized::{BLOCK, NIBBLE_ZERO};
 
-/// Functions that [`Level`] calls, compiled for some instructions. `dots` and `multiply` are those of the module, and
-/// `$beside` rows of weights lie beside each other ([`Wide::fill`]).
+/// Functions that [`Level`] calls, compiled for some instructions. `dots`, of `ROWS` rows of weights, and `multiply` are
+/// those of the module, and `$beside` rows of weights lie beside each other ([`Wide::fill`]).
 macro_rules! entries {
     ($features:literal, $beside:literal) => {
         #[target_feature(enable = $features)]
@@ -19,13 +19,12 @@ macro_rules! entries {
         ) {
             let count = task.out.first().map_or(0, |out| out.len());
             let each = task.columns.div_ceil(GROUP);
-            for first in (0..count).step_by(PAIR) {
-                let Some(pair) = Pair::new(task, [first, (first + 1).min(count - 1)]) else {
-                    return;
-                };
+            let mut beside = Beside::<ROWS>::new(task);
+            for first in (0..count).step_by(ROWS) {
+                beside.fill(task, first, count);
                 // The rows are in the nearest cache when the next four come.
                 for (out, x) in task.out.chunks_mut(4).zip(groups.chunks(4 * each)) {
-                    up_to_four!(out, dots(&pair, x, first, out));
+                    up_to_four!(out, dots(&beside, x, first, out));
                 }
             }
         }
@@ -39,7 +38,7 @@ macro_rules! entries {
             task.each_tile(
                 panels,
                 wide,
-                |wide, row, weights, offsets| wide.fill(row, $beside, weights, offsets),
+                |wide, row, weights, offsets| wide.fill::<$beside>(row, weights, offsets),
                 |wide, panel| multiply(wide, panel),
             );
         }
@@ -51,7 +50,6 @@ mod matrices;
 
 use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
-use std::slice::from_ref;
 
 use super::{GROUP, IntegerTask, Words, sum};
 use crate::kernels::{Multiples, Row, Rows, Scales};
@@ -70,8 +68,8 @@ const BLOCKS: usize = GROUP / BLOCK;
 pub(super) const PANEL: usize = 2 * LANES;
 /// Rows of weights that are multiplied with a panel at a time.
 const TILE: usize = 4;
-/// Rows of weights that are multiplied with a few rows of `x` at a time.
-const PAIR: usize = 2;
+/// Vectors of a block of these.
+const TILE_VECTORS: usize = TILE * BLOCK / BYTES;
 
 /// Instructions that the processor has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,8 +87,8 @@ pub(super) enum Level {
 pub(super) struct Group<const PARTS: usize> {
     /// The upper bits of some columns, then the lower bits of the same ones: 16 of them for `sdot`, 8 for `smmla`.
     values: [[[i8; BYTES]; PARTS]; GROUP / BYTES],
-    /// Corrections for 4-bit weights, whose zero is 8. For `sdot` the first array is added to the sums of the blocks;
-    /// for `smmla` the sums of each block begin with its array.
+    /// Corrections for 4-bit weights, whose zero is 8: sums of each block begin with its array, for `sdot` those of the
+    /// lower bits.
     offsets: [[i32; LANES]; BLOCKS],
     /// The sum of each block.
     sums: [f32; BLOCKS],
@@ -100,9 +98,9 @@ pub(super) struct Group<const PARTS: usize> {
 
 /// Rows of `x` beside each other, filled up with rows of 0.
 pub(super) struct Panel<const PARTS: usize> {
-    /// Eight columns of each row, then the next eight.
-    values: Vec<Octets<PARTS>>,
-    /// For each block of columns the sum of each row.
+    /// Eight columns of each row, then the next eight, for each block of columns.
+    values: Vec<[Octets<PARTS>; BLOCK / HALF]>,
+    /// For each block of columns the sum of each row, in reals.
     sums: Vec<[f32; PANEL]>,
     /// For each block of columns the scale of each row.
     scales: Vec<[f32; PANEL]>,
@@ -174,10 +172,12 @@ impl Level {
         panels: &[Panel<PARTS>],
     ) {
         let Some(panel) = panels.first() else { return };
+        let blocks = panel.scales.len();
         let mut wide = Wide {
-            values: vec![[0; HALF]; TILE * panel.values.len()],
-            scales: vec![0.0; TILE * panel.scales.len()],
-            shifts: vec![0.0; TILE * panel.scales.len()],
+            values: vec![[[0; BYTES]; TILE_VECTORS]; blocks],
+            scales: vec![[0.0; TILE]; blocks],
+            shifts: vec![[0.0; TILE]; if task.offsets.is_some() { blocks } else { 0 }],
+            reals: [vec![0.0; blocks], vec![0.0; blocks]],
         };
         // SAFETY: as above.
         unsafe {
@@ -223,7 +223,7 @@ impl Level {
                             sums.zip(parts.iter().cycle())
                                 .for_each(|(sum, x)| *sum += zero * i32::from(*x));
                         }
-                        Self::Dots => group.offsets[0][block] += zero * i32::from(*x),
+                        Self::Dots => group.offsets[block][0] += zero * i32::from(*x),
                     }
                 }
                 let place = place / run * PARTS * run + place % run;
@@ -236,9 +236,11 @@ impl Level {
     }
 
     pub(super) fn panel<const PARTS: usize>(self, words: &Words, _: Rows<'_>) -> Panel<PARTS> {
-        let mut values = vec![[[[0; BYTES]; PANEL / 2]; PARTS]; words.stride / HALF];
+        let octets = [[[[0; BYTES]; PANEL / 2]; PARTS]; BLOCK / HALF];
+        let mut values = vec![octets; words.stride / BLOCK];
         for (row, (x, _)) in words.rows().enumerate() {
-            for (octets, x) in values.iter_mut().zip(x.as_chunks::<HALF>().0) {
+            let values = values.as_flattened_mut().iter_mut();
+            for (octets, x) in values.zip(x.as_chunks::<HALF>().0) {
                 for (column, x) in x.iter().enumerate() {
                     let (vector, byte) = match self {
                         Self::Matrices => (row / 2, row % 2 * HALF + column),
@@ -249,92 +251,34 @@ impl Level {
                 }
             }
         }
-        Panel { values, sums: words.panel_sums(), scales: words.panel_scales() }
+        let (mut sums, scales) = (words.panel_sums(), words.panel_scales());
+        let both = sums.as_flattened_mut().iter_mut().zip(scales.as_flattened());
+        both.for_each(|(sum, scale)| *sum *= scale);
+        Panel { values, sums, scales }
     }
 }
 
 /// A slice in arrays, the last of which is filled up.
 struct Filled<'a, T, const N: usize> {
     whole: &'a [[T; N]],
-    last: [T; N],
-    /// True if there is a last one.
-    rest: bool,
+    last: Option<[T; N]>,
 }
 
 impl<'a, T: Copy + Default, const N: usize> Filled<'a, T, N> {
     #[inline(always)]
     fn new(all: &'a [T]) -> Self {
         let (whole, rest) = all.as_chunks();
-        let mut last = [T::default(); N];
+        let mut last = None;
         if !rest.is_empty() {
+            let last = last.insert([T::default(); N]);
             last[..rest.len()].copy_from_slice(rest);
         }
-        Self { whole, last, rest: !rest.is_empty() }
-    }
-
-    #[inline(always)]
-    fn get(&self, index: usize) -> &[T; N] {
-        self.whole.get(index).unwrap_or(&self.last)
+        Self { whole, last }
     }
 
     #[inline(always)]
     fn last(&self) -> &[[T; N]] {
-        &from_ref(&self.last)[..usize::from(self.rest)]
-    }
-}
-
-/// Groups of two rows of weights: the whole ones, then the last one. With [`Filled::get`] the compiler chooses between
-/// them for each vector.
-#[inline(always)]
-fn groups<'f, const N: usize>(
-    [a, b]: &'f [Filled<'_, i8, N>; PAIR],
-) -> [impl Iterator<Item = (&'f [i8; N], &'f [i8; N])>; 2] {
-    [a.whole.iter().zip(b.whole), a.last().iter().zip(b.last())]
-}
-
-/// Two rows of weights of one form.
-struct Pair<'a> {
-    bytes: PairBytes<'a>,
-    scales: PairScales<'a>,
-    offsets: Option<PairScales<'a>>,
-}
-
-/// Elements of two rows.
-enum PairBytes<'a> {
-    I8([&'a [i8]; PAIR]),
-    I4([&'a [i8]; PAIR]),
-}
-
-/// Scales of two rows.
-enum PairScales<'a> {
-    Rows([f32; PAIR]),
-    F32([Filled<'a, f32, BLOCKS>; PAIR]),
-    F16([Filled<'a, u16, BLOCKS>; PAIR]),
-    Multiples([Multiples<'a>; PAIR]),
-}
-
-impl<'a> PairScales<'a> {
-    /// Nothing if they are not of one kind.
-    #[inline(always)]
-    fn new(a: Scales<'a>, b: Scales<'a>) -> Option<Self> {
-        match (a, b) {
-            (Scales::F32(a), Scales::F32(b)) => Some(Self::F32([Filled::new(a), Filled::new(b)])),
-            (Scales::F16(a), Scales::F16(b)) => Some(Self::F16([Filled::new(a), Filled::new(b)])),
-            (Scales::Multiples(a), Scales::Multiples(b)) => Some(Self::Multiples([a, b])),
-            _ => None,
-        }
-    }
-
-    /// Those of a group.
-    #[inline]
-    #[target_feature(enable = "neon")]
-    fn group(&self, index: usize) -> [float32x4_t; PAIR] {
-        match self {
-            Self::Rows([a, b]) => [vdupq_n_f32(*a), vdupq_n_f32(*b)],
-            Self::F32([a, b]) => [floats(a.get(index)), floats(b.get(index))],
-            Self::F16([a, b]) => [floats_of_halves(a.get(index)), floats_of_halves(b.get(index))],
-            Self::Multiples([a, b]) => [products(*a, index), products(*b, index)],
-        }
+        self.last.as_slice()
     }
 }
 
@@ -350,51 +294,119 @@ fn products(all: Multiples<'_>, group: usize) -> float32x4_t {
     vmulq_f32(vcvtq_f32_u32(four), unit)
 }
 
-impl<'a> Pair<'a> {
-    /// Nothing if the weights are of a form that is not multiplied in integers.
-    #[inline(always)]
-    fn new(task: &IntegerTask<'a, '_>, [first, second]: [usize; PAIR]) -> Option<Self> {
-        let row = |row: usize| task.weights.row(row, task.columns);
-        let (bytes, scales) = match (row(first), row(second)) {
-            (Row::I8(a, first), Row::I8(b, second)) => {
-                (PairBytes::I8([a, b]), PairScales::Rows([first, second]))
-            }
-            (Row::I8Blocks(a, first), Row::I8Blocks(b, second)) => {
-                (PairBytes::I8([a, b]), PairScales::new(first, second)?)
-            }
-            (Row::I4(a, first), Row::I4(b, second)) => {
-                let w = [bytemuck::cast_slice(a), bytemuck::cast_slice(b)];
-                (PairBytes::I4(w), PairScales::new(first, second)?)
-            }
-            _ => return None,
+/// Some rows of weights of one form.
+struct Beside<'a, const N: usize> {
+    bytes: [&'a [i8]; N],
+    form: Form,
+    /// Scales of whole rows.
+    rows: [f32; N],
+    /// Scales of each group.
+    scales: Vec<[float32x4_t; N]>,
+    /// Addends of offsets to the reals of each group; none without offsets.
+    shifts: Vec<[float32x4_t; N]>,
+}
+
+/// Form of rows of weights.
+#[derive(Clone, Copy)]
+enum Form {
+    /// int8 with a scale for each row.
+    Rows,
+    /// int8 with a scale for each block.
+    Blocks,
+    /// Four bits.
+    Nibbles,
+}
+
+impl<'a, const N: usize> Beside<'a, N> {
+    /// Memory for rows of the weights of a matmul.
+    #[target_feature(enable = "neon")]
+    fn new(task: &IntegerTask<'a, '_>) -> Self {
+        let form = match task.weights {
+            Rows::I4(..) => Form::Nibbles,
+            Rows::I8Blocks(..) => Form::Blocks,
+            Rows::I8(..) | Rows::F16(_) | Rows::F32(_) => Form::Rows,
         };
-        let blocks = task.columns / BLOCK;
-        let offsets = task.offsets.and_then(|all| {
-            PairScales::new(all.cut(first * blocks, blocks), all.cut(second * blocks, blocks))
-        });
-        Some(Self { bytes, scales, offsets })
+        let groups = match form {
+            Form::Rows => 0,
+            Form::Blocks | Form::Nibbles => task.columns.div_ceil(GROUP),
+        };
+        let zeros = || vec![[vdupq_n_f32(0.0); N]; groups];
+        Self {
+            bytes: [&[]; N],
+            form,
+            rows: [1.0; N],
+            scales: zeros(),
+            shifts: if task.offsets.is_some() { zeros() } else { Vec::new() },
+        }
     }
 
-    /// Addends of offsets to the reals of a group with these scales.
-    #[inline]
+    /// Rows from `first` on of `count`, the last of them in the place of those that do not exist.
     #[target_feature(enable = "neon")]
-    fn shifts(&self, index: usize, [a, b]: [float32x4_t; PAIR]) -> Option<[float32x4_t; PAIR]> {
-        let Some(offsets) = &self.offsets else { return None };
-        let [of_a, of_b] = offsets.group(index);
-        Some(match offsets {
-            // Those of nibbles from 0 on.
-            PairScales::Multiples(_) => {
-                let zero = f32::from(NIBBLE_ZERO);
-                [vfmaq_n_f32(of_a, a, zero), vfmaq_n_f32(of_b, b, zero)]
+    fn fill(&mut self, task: &IntegerTask<'a, '_>, first: usize, count: usize) {
+        let blocks = task.columns / BLOCK;
+        for n in 0..N {
+            let row = (first + n).min(count - 1);
+            match task.weights.row(row, task.columns) {
+                Row::I8(w, scale) => {
+                    self.bytes[n] = w;
+                    self.rows[n] = scale;
+                }
+                Row::I8Blocks(w, scales) => {
+                    self.bytes[n] = w;
+                    put(&mut self.scales, n, scales);
+                }
+                Row::I4(w, scales) => {
+                    self.bytes[n] = bytemuck::cast_slice(w);
+                    put(&mut self.scales, n, scales);
+                }
+                // These are not multiplied in integers.
+                Row::F32(_) | Row::F16(_) => {}
             }
-            _ => [vmulq_f32(of_a, a), vmulq_f32(of_b, b)],
-        })
+            let Some(offsets) = task.offsets else { continue };
+            put(&mut self.shifts, n, offsets.cut(row * blocks, blocks));
+            let both = self.shifts.iter_mut().zip(&self.scales);
+            match offsets {
+                // Those of nibbles from 0 on.
+                Scales::Multiples(_) => {
+                    let zero = f32::from(NIBBLE_ZERO);
+                    both.for_each(|(to, scale)| to[n] = vfmaq_n_f32(to[n], scale[n], zero));
+                }
+                _ => both.for_each(|(to, scale)| to[n] = vmulq_f32(to[n], scale[n])),
+            }
+        }
     }
 }
 
-/// Writes what is computed of two rows of weights, from element `n` of each `out` on.
+/// Writes the numbers of all blocks of row `n`, a group at a time.
+#[inline]
+#[target_feature(enable = "neon")]
+fn put<const N: usize>(to: &mut [[float32x4_t; N]], n: usize, from: Scales<'_>) {
+    match from {
+        Scales::F32(all) => put_each(to, n, all, |four| floats(four)),
+        Scales::F16(all) => put_each(to, n, all, |four| floats_of_halves(four)),
+        Scales::Multiples(all) => {
+            to.iter_mut().enumerate().for_each(|(index, to)| to[n] = products(all, index));
+        }
+    }
+}
+
 #[inline(always)]
-fn write<const M: usize>(sums: [[f32; PAIR]; M], n: usize, out: [&mut &mut [f32]; M]) {
+fn put_each<T: Copy + Default, const N: usize>(
+    to: &mut [[float32x4_t; N]],
+    n: usize,
+    from: &[T],
+    read: impl Fn(&[T; BLOCKS]) -> float32x4_t,
+) {
+    let from = Filled::new(from);
+    to.iter_mut().zip(from.whole).for_each(|(to, four)| to[n] = read(four));
+    if let (Some(to), Some(last)) = (to.get_mut(from.whole.len()), &from.last) {
+        to[n] = read(last);
+    }
+}
+
+/// Writes what is computed of some rows of weights, from element `n` of each `out` on.
+#[inline(always)]
+fn write<const M: usize, const N: usize>(sums: [[f32; N]; M], n: usize, out: [&mut &mut [f32]; M]) {
     for (out, sums) in out.into_iter().zip(sums) {
         out[n..].iter_mut().zip(sums).for_each(|(y, sum)| *y = sum);
     }
@@ -402,53 +414,57 @@ fn write<const M: usize>(sums: [[f32; PAIR]; M], n: usize, out: [&mut &mut [f32]
 
 /// Some rows of weights as int8.
 struct Wide {
-    /// Eight columns at a time.
-    values: Vec<[i8; HALF]>,
-    /// For each row those of all blocks.
-    scales: Vec<f32>,
-    /// Numbers added to the reals of all blocks of each row.
-    shifts: Vec<f32>,
+    /// Blocks of all rows, eight columns at a time.
+    values: Vec<[[i8; BYTES]; TILE_VECTORS]>,
+    /// Scales of each block of the rows.
+    scales: Vec<[f32; TILE]>,
+    /// Numbers added to the reals of each block of the rows; none without offsets.
+    shifts: Vec<[f32; TILE]>,
+    /// Scales and addends of one row.
+    reals: [Vec<f32>; 2],
 }
 
 impl Wide {
-    /// Fills one of `beside` rows that lie beside each other, eight columns of each in turns.
+    /// Fills one of `BESIDE` rows that lie beside each other, eight columns of each in turns.
     #[target_feature(enable = "neon")]
-    fn fill(&mut self, row: usize, beside: usize, weights: Row<'_>, offsets: Option<Scales<'_>>) {
-        let (stride, blocks) = (self.values.len() / TILE, self.scales.len() / TILE);
-        let first = row / beside * beside * stride + row % beside;
-        let values = self.values[first..].iter_mut().step_by(beside);
-        let scales = &mut self.scales[row * blocks..][..blocks];
+    fn fill<const BESIDE: usize>(
+        &mut self,
+        row: usize,
+        weights: Row<'_>,
+        offsets: Option<Scales<'_>>,
+    ) {
+        let Self { values, scales, shifts, reals: [own_scales, own_shifts] } = self;
+        let first = row / BESIDE * BESIDE * (BLOCK / HALF) + row % BESIDE;
+        let put = |to: &mut [[i8; BYTES]; TILE_VECTORS], from: &[[i8; HALF]; BLOCK / HALF]| {
+            let to = to.as_flattened_mut().as_chunks_mut::<HALF>().0;
+            let last = first + BESIDE * (from.len() - 1);
+            if let Some(to) = to.get_mut(first..=last) {
+                from.iter().enumerate().for_each(|(octet, from)| to[octet * BESIDE] = *from);
+            }
+        };
         match weights {
-            Row::I8(w, scale) => {
-                copy(values, w);
-                scales.fill(scale);
-            }
-            Row::I8Blocks(w, from) => {
-                copy(values, w);
-                from.copy(scales);
-            }
-            Row::I4(w, from) => {
-                let mut values = values;
-                for w in bytemuck::cast_slice(w).as_chunks().0 {
-                    let unpacked = unpacked(w);
-                    unpacked.iter().zip(values.by_ref()).for_each(|(w, to)| *to = *w);
+            Row::I8(w, _) | Row::I8Blocks(w, _) => {
+                let w = Filled::<_, BLOCK>::new(w);
+                for (to, from) in values.iter_mut().zip(w.whole.iter().chain(w.last())) {
+                    put(to, bytemuck::cast_ref(from));
                 }
-                from.copy(scales);
+            }
+            Row::I4(w, _) => {
+                let blocks = bytemuck::cast_slice(w).as_chunks().0;
+                values.iter_mut().zip(blocks).for_each(|(to, w)| put(to, &unpacked(w)));
             }
             Row::F32(_) | Row::F16(_) => {}
         }
-        if let Some(offsets) = offsets {
-            offsets.shifts(scales, &mut self.shifts[row * blocks..][..blocks]);
+        match weights {
+            Row::I8(_, scale) => own_scales.fill(scale),
+            Row::I8Blocks(_, scales) | Row::I4(_, scales) => scales.copy(own_scales),
+            Row::F32(_) | Row::F16(_) => {}
         }
-    }
-}
-
-#[inline(always)]
-fn copy<'a>(mut to: impl Iterator<Item = &'a mut [i8; HALF]>, w: &[i8]) {
-    let (whole, rest) = w.as_chunks();
-    whole.iter().zip(to.by_ref()).for_each(|(w, to)| *to = *w);
-    if let (Some(to), false) = (to.next(), rest.is_empty()) {
-        to[..rest.len()].copy_from_slice(rest);
+        scales.iter_mut().zip(&*own_scales).for_each(|(to, scale)| to[row] = *scale);
+        if let Some(offsets) = offsets {
+            offsets.shifts(own_scales, own_shifts);
+            shifts.iter_mut().zip(own_shifts).for_each(|(to, shift)| to[row] = *shift);
+        }
     }
 }
 

@@ -4,20 +4,24 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 
 use super::{
-    BLOCKS, BYTES, Filled, Group, HALF, LANES, Octets, PAIR, PANEL, Pair, PairBytes, Panel, TILE,
-    Wide, floats, groups, integers, joined, lanes, load, nibbles, write,
+    BLOCKS, BYTES, Beside, Filled, Form, Group, LANES, Octets, PANEL, Panel, TILE, Wide, floats,
+    integers, joined, lanes, load, nibbles, write,
 };
 use crate::integers::{BLOCK, GROUP, IntegerTask, rows};
 
+/// Rows of weights that are multiplied with a few rows of `x` at a time.
+const ROWS: usize = 4;
 /// Vectors of sums of a row of weights with a panel.
 const SIDES: usize = PANEL / LANES;
+/// Vectors of a block of a row of weights.
+const VECTORS: usize = BLOCK / BYTES;
 
 entries!("neon,dotprod", 1);
 
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn dots<const PARTS: usize, const M: usize>(
-    pair: &Pair<'_>,
+    beside: &Beside<'_, ROWS>,
     x: &[Group<PARTS>],
     n: usize,
     out: [&mut &mut [f32]; M],
@@ -27,96 +31,122 @@ fn dots<const PARTS: usize, const M: usize>(
         let w = &w.as_chunks().0[2 * block..][..2];
         [load(&w[0]), load(&w[1])]
     };
-    let sums = match pair.bytes {
-        PairBytes::I8(w) => dots_blocks(x, w, pair, bytes),
-        PairBytes::I4(w) => {
-            let each = |w: &[i8; GROUP / 2], block: usize| nibbles(load(&w.as_chunks().0[block]));
-            dots_blocks(x, w, pair, each)
+    let halves = |w: &[i8; GROUP / 2], block: usize| nibbles(load(&w.as_chunks().0[block]));
+    let sums = match (beside.form, beside.shifts.is_empty()) {
+        (Form::Rows, _) => dots_blocks::<PARTS, M, GROUP, false, false>(x, beside, bytes),
+        (Form::Blocks, true) => dots_blocks::<PARTS, M, GROUP, true, false>(x, beside, bytes),
+        (Form::Blocks, false) => dots_blocks::<PARTS, M, GROUP, true, true>(x, beside, bytes),
+        (Form::Nibbles, true) => {
+            dots_blocks::<PARTS, M, { GROUP / 2 }, true, false>(x, beside, halves)
+        }
+        (Form::Nibbles, false) => {
+            dots_blocks::<PARTS, M, { GROUP / 2 }, true, true>(x, beside, halves)
         }
     };
     write(sums, n, out);
 }
 
-/// Products of two rows of weights with rows of `x`. `wide` makes two vectors of a block in a group's `N` bytes.
+/// Products of rows of weights with rows of `x`. `wide` makes two vectors of a block in a group's `N` bytes; blocks may
+/// have scales and addends.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
-fn dots_blocks<const PARTS: usize, const M: usize, const N: usize>(
+fn dots_blocks<
+    const PARTS: usize,
+    const M: usize,
+    const N: usize,
+    const SCALES: bool,
+    const SHIFTS: bool,
+>(
     x: [&[Group<PARTS>]; M],
-    w: [&[i8]; PAIR],
-    pair: &Pair<'_>,
+    beside: &Beside<'_, ROWS>,
     wide: impl Fn(&[i8; N], usize) -> [int8x16_t; 2],
-) -> [[f32; PAIR]; M] {
-    let w = w.map(Filled::<_, N>::new);
-    let mut sums = [[vdupq_n_f32(0.0); PAIR]; M];
+) -> [[f32; ROWS]; M] {
+    let mut sums = [[vdupq_n_f32(0.0); ROWS]; M];
     let mut index = 0;
-    for pairs in groups(&w) {
-        for (a, b) in pairs {
-            let w = [a, b];
-            let mut blocks = [[[vdupq_n_s8(0); 2]; PAIR]; BLOCKS];
-            for (block, to) in blocks.iter_mut().enumerate() {
-                *to = [wide(w[0], block), wide(w[1], block)];
-            }
-            let factors = pair.scales.group(index);
-            let shifts = pair.shifts(index, factors);
-            for m in 0..M {
-                let Group { values, offsets: zero, sums: of_x, scales } = &x[m][index];
-                let mut parts = [[vdupq_n_s32(0); BLOCKS]; PAIR];
-                for (block, w) in blocks.iter().enumerate() {
-                    let x = &values[2 * block..][..2];
-                    for part in 0..PARTS {
-                        let x = [load(&x[0][part]), load(&x[1][part])];
-                        for n in 0..PAIR {
-                            let sum = vshlq_n_s32::<8>(parts[n][block]);
-                            parts[n][block] = sdot(sdot(sum, w[n][0], x[0]), w[n][1], x[1]);
+    let [a, b, c, d] = beside.bytes.map(Filled::<_, N>::new);
+    let whole = a.whole.iter().zip(b.whole).zip(c.whole).zip(d.whole);
+    let last = a.last().iter().zip(b.last()).zip(c.last()).zip(d.last());
+    // The whole groups, then the last one: with a choice in the loop the compiler makes one for each vector.
+    for groups in [whole, last] {
+        for (((a, b), c), d) in groups {
+            let w = [a, b, c, d];
+            for n in 0..ROWS {
+                let mut blocks = [[vdupq_n_s8(0); 2]; BLOCKS];
+                blocks.iter_mut().enumerate().for_each(|(block, to)| *to = wide(w[n], block));
+                for m in 0..M {
+                    let Group { values, offsets, sums: of_x, scales: scales_of_x } = &x[m][index];
+                    let mut parts = [vdupq_n_s32(0); BLOCKS];
+                    for (block, w) in blocks.iter().enumerate() {
+                        let x = &values[VECTORS * block..][..VECTORS];
+                        for part in 0..PARTS {
+                            let mut sum = vshlq_n_s32::<8>(parts[block]);
+                            if part + 1 == PARTS {
+                                sum = vaddq_s32(sum, integers(&offsets[block]));
+                            }
+                            sum = sdot(sum, w[0], load(&x[0][part]));
+                            parts[block] = sdot(sum, w[1], load(&x[1][part]));
                         }
                     }
-                }
-                for n in 0..PAIR {
                     // A lane is a block's sum.
-                    let [a, b, c, d] = parts[n];
+                    let [a, b, c, d] = parts;
                     let all = vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d));
-                    let all = vcvtq_f32_s32(vaddq_s32(all, integers(&zero[0])));
-                    let mut all = vmulq_f32(all, factors[n]);
-                    if let Some(shifts) = shifts {
-                        all = vfmaq_f32(all, shifts[n], floats(of_x));
+                    let mut all = vcvtq_f32_s32(all);
+                    if SCALES {
+                        all = vmulq_f32(all, beside.scales[index][n]);
                     }
-                    sums[m][n] = vfmaq_f32(sums[m][n], all, floats(scales));
+                    if SHIFTS {
+                        all = vfmaq_f32(all, beside.shifts[index][n], floats(of_x));
+                    }
+                    sums[m][n] = vfmaq_f32(sums[m][n], all, floats(scales_of_x));
                 }
             }
             index += 1;
         }
     }
-    totals(sums)
+    totals(sums, beside.rows)
 }
 
 /// The products of each row of weights with all rows of the panel.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn multiply<const PARTS: usize>(wide: &Wide, panel: &Panel<PARTS>) -> [[f32; PANEL]; TILE] {
-    let blocks = wide.scales.len() / TILE;
-    let rows = wide.values.as_flattened().as_chunks::<BYTES>().0;
-    let (stride, vectors) = (rows.len() / TILE, BLOCK / BYTES);
+    match wide.shifts.is_empty() {
+        true => multiply_blocks::<PARTS, false>(wide, panel),
+        false => multiply_blocks::<PARTS, true>(wide, panel),
+    }
+}
+
+/// The same, where blocks may have addends.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn multiply_blocks<const PARTS: usize, const SHIFTS: bool>(
+    wide: &Wide,
+    panel: &Panel<PARTS>,
+) -> [[f32; PANEL]; TILE] {
+    let shifts = if SHIFTS { &wide.shifts } else { &wide.scales };
     let mut sums = [[vdupq_n_f32(0.0); SIDES]; TILE];
-    for (block, x) in panel.values.chunks_exact(BLOCK / HALF).enumerate() {
+    let of_x = panel.values.iter().zip(&panel.scales).zip(&panel.sums);
+    let of_w = wide.values.iter().zip(&wide.scales).zip(shifts);
+    for (((x, scales_of_x), sums_of_x), ((w, scales), shifts)) in of_x.zip(of_w) {
         let mut parts = [[[vdupq_n_s32(0); PARTS]; SIDES]; TILE];
-        for (at, [first, second]) in x.as_chunks().0.iter().enumerate() {
-            let mut w = [vdupq_n_s8(0); TILE];
-            for (n, w) in w.iter_mut().enumerate() {
-                *w = load(&rows[n * stride + block * vectors + at]);
-            }
-            add_octets::<0, 1, PARTS>(&mut parts, first, &w);
-            add_octets::<2, 3, PARTS>(&mut parts, second, &w);
-        }
-        let factors = panel.scales[block].as_chunks::<LANES>().0;
-        let of_x = panel.sums[block].as_chunks::<LANES>().0;
-        let of_x = [floats(&of_x[0]), floats(&of_x[1])];
-        for side in 0..SIDES {
-            let factors = floats(&factors[side]);
+        for at in 0..VECTORS {
+            let mut vectors = [vdupq_n_s8(0); TILE];
             for n in 0..TILE {
+                vectors[n] = load(&w[VECTORS * n + at]);
+            }
+            add_octets::<0, 1, PARTS>(&mut parts, &x[2 * at], &vectors);
+            add_octets::<2, 3, PARTS>(&mut parts, &x[2 * at + 1], &vectors);
+        }
+        for side in 0..SIDES {
+            let of_side = |all: &[f32; PANEL]| floats(&all.as_chunks().0[side]);
+            let (of_x, sums_of_x) = (of_side(scales_of_x), of_side(sums_of_x));
+            for n in 0..TILE {
+                let factors = vmulq_n_f32(of_x, scales[n]);
                 let sum = vcvtq_f32_s32(joined(parts[n][side]));
-                let sum = vmulq_n_f32(sum, wide.scales[n * blocks + block]);
-                let sum = vfmaq_n_f32(sum, of_x[side], wide.shifts[n * blocks + block]);
                 sums[n][side] = vfmaq_f32(sums[n][side], sum, factors);
+                if SHIFTS {
+                    sums[n][side] = vfmaq_n_f32(sums[n][side], sums_of_x, shifts[n]);
+                }
             }
         }
     }
@@ -187,15 +217,15 @@ fn sdot_lane<const QUAD: i32>(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -
     sums
 }
 
-/// The sum of the lanes of each.
+/// The sum of the lanes of each, times the scale of its row of weights.
 #[inline]
 #[target_feature(enable = "neon")]
-fn totals<const M: usize>(sums: [[float32x4_t; PAIR]; M]) -> [[f32; PAIR]; M] {
-    let mut all = [[0f32; PAIR]; M];
-    for (totals, sums) in all.iter_mut().zip(sums) {
-        for (total, sums) in totals.iter_mut().zip(sums) {
-            *total = vaddvq_f32(sums);
-        }
+fn totals<const M: usize>(sums: [[float32x4_t; ROWS]; M], scales: [f32; ROWS]) -> [[f32; ROWS]; M] {
+    let scales = floats(&scales);
+    let mut all = [[0f32; ROWS]; M];
+    for (totals, [a, b, c, d]) in all.iter_mut().zip(sums) {
+        let sums = vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d));
+        *totals = lanes(vmulq_f32(sums, scales));
     }
     all
 }

@@ -7,11 +7,13 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 
 use super::{
-    BLOCKS, BYTES, Filled, Group, HALF, PAIR, PANEL, Pair, PairBytes, Panel, TILE, Wide, floats,
-    groups, integers, joined, lanes, load, nibbles, write,
+    BLOCKS, Beside, Filled, Form, Group, HALF, PANEL, Panel, TILE, Wide, floats, integers, joined,
+    lanes, load, nibbles, write,
 };
 use crate::integers::{BLOCK, GROUP, IntegerTask, rows};
 
+/// Rows of weights that are multiplied with a few rows of `x` at a time.
+const ROWS: usize = 2;
 /// Pairs of rows of a panel.
 const SIDES: usize = PANEL / 2;
 /// Pairs of rows of weights that are multiplied with a panel at a time.
@@ -24,48 +26,62 @@ entries!("neon,i8mm", 2);
 #[inline]
 #[target_feature(enable = "neon,i8mm")]
 fn dots<const PARTS: usize, const M: usize>(
-    pair: &Pair<'_>,
+    beside: &Beside<'_, ROWS>,
     x: &[Group<PARTS>],
     n: usize,
     out: [&mut &mut [f32]; M],
 ) {
     let x = rows(x);
-    let sums = match pair.bytes {
-        PairBytes::I8(w) => dots_blocks(x, w, pair, |w: [&[i8; GROUP]; PAIR], block| {
-            let w = w.map(|w| w.as_chunks().0);
-            let halves = |at: usize| both(load(&w[0][at]), load(&w[1][at]));
-            let ([a, b], [c, d]) = (halves(2 * block), halves(2 * block + 1));
-            [a, b, c, d]
-        }),
-        PairBytes::I4(w) => dots_blocks(x, w, pair, |w: [&[i8; GROUP / 2]; PAIR], block| {
-            let w = w.map(|w| w.as_chunks().0);
-            let [first, second] = both(load(&w[0][block]), load(&w[1][block]));
-            let ([a, c], [b, d]) = (nibbles(first), nibbles(second));
-            [a, b, c, d]
-        }),
+    let bytes = |w: [&[i8; GROUP]; ROWS], block: usize| {
+        let [first, second] = w.map(|w| w.as_chunks().0);
+        let rows = |at: usize| both(load(&first[at]), load(&second[at]));
+        let ([a, b], [c, d]) = (rows(2 * block), rows(2 * block + 1));
+        [a, b, c, d]
+    };
+    let halves = |w: [&[i8; GROUP / 2]; ROWS], block: usize| {
+        let [first, second] = w.map(|w| w.as_chunks().0);
+        let [first, second] = both(load(&first[block]), load(&second[block]));
+        let ([a, c], [b, d]) = (nibbles(first), nibbles(second));
+        [a, b, c, d]
+    };
+    let sums = match (beside.form, beside.shifts.is_empty()) {
+        (Form::Rows, _) => dots_blocks::<PARTS, M, GROUP, false, false>(x, beside, bytes),
+        (Form::Blocks, true) => dots_blocks::<PARTS, M, GROUP, true, false>(x, beside, bytes),
+        (Form::Blocks, false) => dots_blocks::<PARTS, M, GROUP, true, true>(x, beside, bytes),
+        (Form::Nibbles, true) => {
+            dots_blocks::<PARTS, M, { GROUP / 2 }, true, false>(x, beside, halves)
+        }
+        (Form::Nibbles, false) => {
+            dots_blocks::<PARTS, M, { GROUP / 2 }, true, true>(x, beside, halves)
+        }
     };
     write(sums, n, out);
 }
 
 /// Products of two rows of weights with rows of `x`. `wide` makes vectors of eight columns each of a block in two
-/// groups of `N` bytes.
+/// groups of `N` bytes; blocks may have scales and addends.
 #[inline]
 #[target_feature(enable = "neon,i8mm")]
-fn dots_blocks<const PARTS: usize, const M: usize, const N: usize>(
+fn dots_blocks<
+    const PARTS: usize,
+    const M: usize,
+    const N: usize,
+    const SCALES: bool,
+    const SHIFTS: bool,
+>(
     x: [&[Group<PARTS>]; M],
-    w: [&[i8]; PAIR],
-    pair: &Pair<'_>,
-    wide: impl Fn([&[i8; N]; PAIR], usize) -> [int8x16_t; BLOCK_VECTORS],
-) -> [[f32; PAIR]; M] {
-    let w = w.map(Filled::<_, N>::new);
+    beside: &Beside<'_, ROWS>,
+    wide: impl Fn([&[i8; N]; ROWS], usize) -> [int8x16_t; BLOCK_VECTORS],
+) -> [[f32; ROWS]; M] {
     let mut sums = [vdupq_n_f32(0.0); M];
     let mut index = 0;
-    for pairs in groups(&w) {
-        for (a, b) in pairs {
-            let w = [a, b];
+    let [a, b] = beside.bytes.map(Filled::<_, N>::new);
+    // The whole groups, then the last one: with a choice in the loop the compiler makes one for each vector.
+    for groups in [a.whole.iter().zip(b.whole), a.last().iter().zip(b.last())] {
+        for (a, b) in groups {
             let mut parts = [[vdupq_n_s32(0); BLOCKS]; M];
             for block in 0..BLOCKS {
-                let w = wide(w, block);
+                let w = wide([a, b], block);
                 for m in 0..M {
                     let Group { values, offsets, .. } = &x[m][index];
                     let mut sum = integers(&offsets[block]);
@@ -77,20 +93,18 @@ fn dots_blocks<const PARTS: usize, const M: usize, const N: usize>(
                 }
             }
             // In turns those of the first row and of the second one, as the sums.
-            let factors = pair.scales.group(index);
-            let shifts = match pair.shifts(index, factors) {
-                Some(shifts) => Some(in_turns(shifts)),
-                None => None,
-            };
-            let factors = in_turns(factors);
             for m in 0..M {
                 let [a, b, c, d] = parts[m];
                 let mut all = [vcvtq_f32_s32(vpaddq_s32(a, b)), vcvtq_f32_s32(vpaddq_s32(c, d))];
                 let scales = in_turns([floats(&x[m][index].scales); 2]);
-                for half in 0..2 {
-                    all[half] = vmulq_f32(all[half], factors[half]);
+                if SCALES {
+                    let factors = in_turns(beside.scales[index]);
+                    for half in 0..2 {
+                        all[half] = vmulq_f32(all[half], factors[half]);
+                    }
                 }
-                if let Some(shifts) = shifts {
+                if SHIFTS {
+                    let shifts = in_turns(beside.shifts[index]);
                     let of_x = in_turns([floats(&x[m][index].sums); 2]);
                     for half in 0..2 {
                         all[half] = vfmaq_f32(all[half], shifts[half], of_x[half]);
@@ -103,10 +117,11 @@ fn dots_blocks<const PARTS: usize, const M: usize, const N: usize>(
             index += 1;
         }
     }
-    let mut all = [[0f32; PAIR]; M];
+    let mut all = [[0f32; ROWS]; M];
     for (all, sums) in all.iter_mut().zip(sums) {
         let [a, b, c, d] = lanes(sums);
-        *all = [a + c, b + d];
+        let [first, second] = beside.rows;
+        *all = [(a + c) * first, (b + d) * second];
     }
     all
 }
@@ -115,43 +130,47 @@ fn dots_blocks<const PARTS: usize, const M: usize, const N: usize>(
 #[inline]
 #[target_feature(enable = "neon,i8mm")]
 fn multiply<const PARTS: usize>(wide: &Wide, panel: &Panel<PARTS>) -> [[f32; PANEL]; TILE] {
-    let blocks = wide.scales.len() / TILE;
-    let pairs = wide.values.as_flattened().as_chunks::<BYTES>().0;
-    let (stride, octets) = (pairs.len() / PAIRS, BLOCK_VECTORS);
+    match wide.shifts.is_empty() {
+        true => multiply_blocks::<PARTS, false>(wide, panel),
+        false => multiply_blocks::<PARTS, true>(wide, panel),
+    }
+}
+
+/// The same, where blocks may have addends.
+#[inline]
+#[target_feature(enable = "neon,i8mm")]
+fn multiply_blocks<const PARTS: usize, const SHIFTS: bool>(
+    wide: &Wide,
+    panel: &Panel<PARTS>,
+) -> [[f32; PANEL]; TILE] {
+    let shifts = if SHIFTS { &wide.shifts } else { &wide.scales };
     // Each vector has the sums of two rows of weights with two of the panel.
     let mut sums = [[vdupq_n_f32(0.0); SIDES]; PAIRS];
-    for (block, x) in panel.values.chunks_exact(octets).enumerate() {
+    let of_x = panel.values.iter().zip(&panel.scales).zip(&panel.sums);
+    let of_w = wide.values.iter().zip(&wide.scales).zip(shifts);
+    for (((x, scales_of_x), sums_of_x), ((w, scales), shifts)) in of_x.zip(of_w) {
         let mut parts = [[[vdupq_n_s32(0); PARTS]; SIDES]; PAIRS];
         for (at, x) in x.iter().enumerate() {
-            let mut w = [vdupq_n_s8(0); PAIRS];
-            for (n, w) in w.iter_mut().enumerate() {
-                *w = load(&pairs[n * stride + block * octets + at]);
-            }
+            let (first, second) = (load(&w[at]), load(&w[BLOCK_VECTORS + at]));
             for side in 0..SIDES {
                 for (part, x) in x.iter().enumerate() {
                     let x = load(&x[side]);
-                    for n in 0..PAIRS {
-                        parts[n][side][part] = smmla(parts[n][side][part], w[n], x);
-                    }
+                    parts[0][side][part] = smmla(parts[0][side][part], first, x);
+                    parts[1][side][part] = smmla(parts[1][side][part], second, x);
                 }
             }
         }
-        let factors = panel.scales[block].as_chunks::<2>().0;
-        let of_x = panel.sums[block].as_chunks::<2>().0;
-        for n in 0..PAIRS {
-            let scale = |row: usize| vdup_n_f32(wide.scales[(2 * n + row) * blocks + block]);
-            let scales = vcombine_f32(scale(0), scale(1));
-            let shift = |row: usize| vdup_n_f32(wide.shifts[(2 * n + row) * blocks + block]);
-            let shifts = vcombine_f32(shift(0), shift(1));
-            for side in 0..SIDES {
-                // SAFETY: reads the two numbers.
-                let factors = unsafe { vld1_f32(factors[side].as_ptr()) };
-                let factors = vcombine_f32(factors, factors);
-                // SAFETY: as above.
-                let of_x = unsafe { vld1_f32(of_x[side].as_ptr()) };
-                let sum = vmulq_f32(vcvtq_f32_s32(joined(parts[n][side])), scales);
-                let sum = vfmaq_f32(sum, shifts, vcombine_f32(of_x, of_x));
-                sums[n][side] = vfmaq_f32(sums[n][side], sum, factors);
+        let scales = in_turns([floats(scales); 2]);
+        let shifts = in_turns([floats(shifts); 2]);
+        for side in 0..SIDES {
+            let of_x = twice(&scales_of_x.as_chunks().0[side]);
+            let sums_of_x = twice(&sums_of_x.as_chunks().0[side]);
+            for n in 0..PAIRS {
+                let sum = vcvtq_f32_s32(joined(parts[n][side]));
+                sums[n][side] = vfmaq_f32(sums[n][side], sum, vmulq_f32(scales[n], of_x));
+                if SHIFTS {
+                    sums[n][side] = vfmaq_f32(sums[n][side], shifts[n], sums_of_x);
+                }
             }
         }
     }
@@ -166,10 +185,19 @@ fn multiply<const PARTS: usize>(wide: &Wide, panel: &Panel<PARTS>) -> [[f32; PAN
     all
 }
 
+/// Two numbers, and the same two again.
+#[inline]
+#[target_feature(enable = "neon")]
+fn twice(two: &[f32; 2]) -> float32x4_t {
+    // SAFETY: reads the two numbers.
+    let two = unsafe { vld1_f32(two.as_ptr()) };
+    vcombine_f32(two, two)
+}
+
 /// The lanes of two vectors in turns.
 #[inline]
 #[target_feature(enable = "neon")]
-fn in_turns([a, b]: [float32x4_t; PAIR]) -> [float32x4_t; 2] {
+fn in_turns([a, b]: [float32x4_t; 2]) -> [float32x4_t; 2] {
     [vzip1q_f32(a, b), vzip2q_f32(a, b)]
 }
 
