@@ -1,7 +1,10 @@
 //! The tokenizer of a bundle: a `tokenizer.json` of Hugging Face `tokenizers`.
 
 mod blame;
+mod bpe;
 mod bytes;
+mod index;
+mod model;
 mod size;
 #[cfg(test)]
 mod tests;
@@ -13,18 +16,21 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use tokenizers::models::bpe::BPE;
+use serde::Deserialize;
+use serde_json::Value;
 use tokenizers::{
-    DecoderWrapper, Encoding, Model as _, NormalizerWrapper, OffsetType, PostProcessor as _,
-    PostProcessorWrapper, PreTokenizer as _, PreTokenizerWrapper, TokenizerImpl,
-    TruncationDirection, TruncationParams, TruncationStrategy, truncate_encodings,
+    DecoderWrapper, Encoding, Model as _, NormalizerWrapper, OffsetType, PaddingParams,
+    PostProcessor as _, PostProcessorWrapper, PreTokenizer as _, PreTokenizerWrapper,
+    TokenizerBuilder, TokenizerImpl, TruncationDirection, TruncationParams, TruncationStrategy,
+    truncate_encodings,
 };
 
 pub use bytes::TokenBytes;
+use model::Model;
 use qhx_base::artifacts::Mapped;
 use qhx_base::{CancelToken, Error, Result, TooLong, error, files};
 use size::Size;
-use vet::Refusal;
+use vet::{Document, Keyed, Refusal};
 
 /// Texts of more bytes are tokenized on a thread of their own, which nobody has to wait for.
 const AT_ONCE: usize = 32 << 10;
@@ -32,7 +38,7 @@ const AT_ONCE: usize = 32 << 10;
 /// Text to token ids and back. Clones share the vocabulary.
 #[derive(Clone)]
 pub struct Tokenizer {
-    inner: Arc<tokenizers::Tokenizer>,
+    inner: Arc<Inner>,
     path: Arc<PathBuf>,
     size: Size,
     /// The side on which texts are truncated.
@@ -50,18 +56,39 @@ impl fmt::Debug for Tokenizer {
     }
 }
 
-/// The tokenizer of a file whose model is BPE, as those of most decoders are; `None` for any other file. The library
-/// reads a model whose type it does not know by way of two trees of JSON, which takes twice as long.
-fn bpe(bytes: &[u8]) -> Option<tokenizers::Tokenizer> {
-    type Bpe = TokenizerImpl<
-        BPE,
-        NormalizerWrapper,
-        PreTokenizerWrapper,
-        PostProcessorWrapper,
-        DecoderWrapper,
-    >;
-    let parsed = guarded(|| serde_json::from_slice::<Bpe>(bytes).map_err(Into::into));
-    parsed.ok().map(tokenizers::Tokenizer::from)
+/// The library's tokenizer, with a model of ours.
+type Inner = TokenizerImpl<
+    Model,
+    NormalizerWrapper,
+    PreTokenizerWrapper,
+    PostProcessorWrapper,
+    DecoderWrapper,
+>;
+
+/// The tokenizer of a document whose model is in compact tables, made of the parts that were vetted; `None` for any
+/// other, and where the library finds fault with a part.
+fn compact(document: &mut Document) -> Option<Inner> {
+    fn part<'de, T: Deserialize<'de>>(value: &'de Value) -> tokenizers::Result<Option<T>> {
+        Ok(Option::deserialize(value)?)
+    }
+    let model = document.model.bpe.take().filter(|_| document.version == vet::version())?;
+    let tokens = document.added_tokens.iter().map(|Keyed(added)| added.token());
+    let tokens: Vec<_> = tokens.collect::<Option<_>>()?;
+    let build = || {
+        // These are off, but have to be understood.
+        part::<TruncationParams>(&document.truncation)?;
+        part::<PaddingParams>(&document.padding)?;
+        let mut inner = TokenizerBuilder::new()
+            .with_model(Model::Bpe(model))
+            .with_normalizer(part(&document.normalizer)?)
+            .with_pre_tokenizer(part(&document.pre_tokenizer)?)
+            .with_post_processor(part(&document.post_processor)?)
+            .with_decoder(part(&document.decoder)?)
+            .build()?;
+        inner.add_tokens(tokens)?;
+        Ok(inner)
+    };
+    guarded(build).ok()
 }
 
 impl Tokenizer {
@@ -94,7 +121,7 @@ impl Tokenizer {
                  a git-lfs pointer or a partial download is not one",
             )
         };
-        let vetted = vet::vet(bytes).map_err(|refusal| match refusal {
+        let mut vetted = vet::vet(bytes).map_err(|refusal| match refusal {
             Refusal::Marked(mark) => {
                 fail(format!("begins with {mark}, expected JSON"), files::WITHOUT_MARK)
             }
@@ -103,14 +130,14 @@ impl Tokenizer {
                 fail(why, "no tokenizer in use asks for this; take the file its authors published")
             }
         })?;
-        let mut inner = match bpe(bytes) {
+        let mut inner = match compact(&mut vetted.document) {
             Some(found) => found,
-            None => guarded(|| tokenizers::Tokenizer::from_bytes(bytes))
+            None => guarded(|| Ok(serde_json::from_slice::<Inner>(bytes)?))
                 .map_err(|e| foreign(blame::blame(bytes, &e)))?,
         };
         inner.with_truncation(None).map_err(|e| foreign(e.to_string()))?;
         inner.with_padding(None);
-        let cut = match vetted.document.truncation.as_ref().map(|t| t.direction.as_str()) {
+        let cut = match vetted.document.truncation.get("direction").and_then(Value::as_str) {
             Some("Left") => TruncationDirection::Left,
             _ => TruncationDirection::Right,
         };

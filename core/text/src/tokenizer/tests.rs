@@ -10,7 +10,7 @@ use super::super::samples::{
     byte_fallback, byte_fallback_json, byte_level, open, unigram, word_piece,
 };
 use super::*;
-use crate::samples::{Rng, fixture};
+use crate::samples::Rng;
 
 fn refused(document: &Value) -> String {
     let bytes = serde_json::to_vec(document).unwrap();
@@ -324,17 +324,4 @@ fn nobody_waits_for_a_long_text_once_cancelled() {
     let cancel = CancelToken::new();
     let ids = byte_level().encode_within(&text[..50_000], true, 1 << 20, &cancel).unwrap();
     assert_eq!(ids, byte_level().encode(&text[..50_000], true).unwrap());
-}
-
-#[test]
-fn a_file_of_bpe_is_read_as_the_library_reads_it() {
-    let of_bytes = std::fs::read(fixture("tokenizer.json")).unwrap();
-    for bytes in [of_bytes, serde_json::to_vec(&byte_fallback_json()).unwrap()] {
-        let library = tokenizers::Tokenizer::from_bytes(&bytes).unwrap();
-        let found = bpe(&bytes).unwrap();
-        assert_eq!(found.to_string(false).unwrap(), library.to_string(false).unwrap());
-    }
-    // Other models are left to the library.
-    let model = json!({"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"});
-    assert!(bpe(&serde_json::to_vec(&json!({"model": model})).unwrap()).is_none());
 }

@@ -5,12 +5,17 @@
 //! memory, so sizes are bounded here, far above those of published tokenizers.
 
 use std::fmt;
+use std::marker::PhantomData;
 
 use base64::Engine as _;
 use qhx_base::files;
 use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::{Map, Value};
+use tokenizers::AddedToken;
+
+use super::model::Read;
 
 /// Bytes of a file. The largest published ones have 35 MB; the library needs up to some dozen
 /// times as much memory while it reads.
@@ -41,9 +46,12 @@ const MAX_ADDED: usize = 1024;
 /// Published tokenizers have 100 or 200.
 const MAX_WORD: u64 = 1000;
 
-/// A `tokenizer.json` in as much detail as bounds need.
+/// A `tokenizer.json` in as much detail as bounds need, and its model if [`Read`] understands it.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Document {
+    #[serde(default = "version")]
+    pub version: Value,
     #[serde(default)]
     pub normalizer: Value,
     #[serde(default)]
@@ -53,85 +61,77 @@ pub(super) struct Document {
     #[serde(default)]
     pub decoder: Value,
     #[serde(default)]
-    pub added_tokens: Vec<Added>,
+    pub added_tokens: Vec<Keyed<Added>>,
     #[serde(default)]
-    pub truncation: Option<Truncation>,
-    pub model: Model,
+    pub truncation: Value,
+    #[serde(default)]
+    pub padding: Value,
+    pub model: Read,
 }
 
+/// The version of a file that names none, which is the only one.
+pub(super) fn version() -> Value {
+    Value::from("1.0")
+}
+
+/// An added token. What the library alone reads may be anything here.
 #[derive(Deserialize)]
 pub(super) struct Added {
     #[serde(default)]
-    content: String,
+    id: Value,
+    content: Option<String>,
     #[serde(default)]
-    lstrip: bool,
+    single_word: Value,
+    lstrip: Option<bool>,
+    rstrip: Option<bool>,
     #[serde(default)]
-    rstrip: bool,
+    normalized: Value,
+    #[serde(default)]
+    special: Value,
 }
 
-#[derive(Deserialize)]
-pub(super) struct Truncation {
-    #[serde(default)]
-    pub direction: String,
-}
+impl Added {
+    fn content(&self) -> &str {
+        self.content.as_deref().unwrap_or_default()
+    }
 
-#[derive(Deserialize)]
-pub(super) struct Model {
-    #[serde(default, rename = "type")]
-    pub kind: Option<String>,
-    #[serde(default)]
-    pub vocab: Vocab,
-    #[serde(default)]
-    pub unk_token: Option<String>,
-    #[serde(default)]
-    pub fuse_unk: Option<bool>,
-    #[serde(default)]
-    pub byte_fallback: Option<bool>,
-    #[serde(default)]
-    max_input_chars_per_word: u64,
-}
+    /// True if it takes the white space beside it.
+    fn strips(&self) -> bool {
+        self.lstrip == Some(true) || self.rstrip == Some(true)
+    }
 
-/// The lengths of a vocabulary's tokens.
-#[derive(Debug, Default)]
-pub(super) struct Vocab {
-    pub bytes: usize,
-    pub chars: usize,
-}
-
-impl Vocab {
-    fn add(&mut self, token: &str) {
-        self.bytes = self.bytes.max(token.len());
-        self.chars = self.chars.max(token.chars().count());
+    /// The token as the library reads it; `None` where it refuses it.
+    pub fn token(&self) -> Option<AddedToken> {
+        self.id.as_u64().filter(|id| *id <= u64::from(u32::MAX))?;
+        Some(AddedToken {
+            content: self.content.clone()?,
+            single_word: self.single_word.as_bool()?,
+            lstrip: self.lstrip?,
+            rstrip: self.rstrip?,
+            normalized: self.normalized.as_bool()?,
+            special: self.special.as_bool()?,
+        })
     }
 }
 
-impl<'de> Deserialize<'de> for Vocab {
+/// A struct that is a map in a file, as the library expects; serde by itself reads lists as well.
+pub(super) struct Keyed<T>(pub T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Keyed<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Tokens;
-        impl<'de> Visitor<'de> for Tokens {
-            type Value = Vocab;
+        struct Fields<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = Keyed<T>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("tokens with their ids or scores")
+                f.write_str("a map")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Vocab, A::Error> {
-                let mut vocab = Vocab::default();
-                while let Some((token, IgnoredAny)) = map.next_entry::<String, _>()? {
-                    vocab.add(&token);
-                }
-                Ok(vocab)
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vocab, A::Error> {
-                let mut vocab = Vocab::default();
-                while let Some((token, _)) = seq.next_element::<(String, IgnoredAny)>()? {
-                    vocab.add(&token);
-                }
-                Ok(vocab)
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Keyed<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Keyed)
             }
         }
-        deserializer.deserialize_any(Tokens)
+        deserializer.deserialize_map(Fields(PhantomData))
     }
 }
 
@@ -168,14 +168,19 @@ pub(super) fn vet(bytes: &[u8]) -> Result<Vetted, Refusal> {
     if let Some(mark) = files::byte_order_mark(bytes) {
         return Err(Refusal::Marked(mark));
     }
-    let document: Document =
-        serde_json::from_slice(bytes).map_err(|e| Refusal::Foreign(e.to_string()))?;
+    // Text that is known to be UTF-8 is not checked token by token.
+    let document = match std::str::from_utf8(bytes) {
+        Ok(text) => serde_json::from_str(text),
+        Err(_) => serde_json::from_slice(bytes),
+    };
+    let Keyed(document) = document.map_err(|e| Refusal::Foreign(e.to_string()))?;
     bounds(document).map_err(Refusal::Excessive)
 }
 
 fn bounds(document: Document) -> Result<Vetted, String> {
-    let vocab = &document.model.vocab;
-    let added = document.added_tokens.iter().map(|t| t.content.len()).max().unwrap_or_default();
+    let vocab = &document.model.longest;
+    let contents = || document.added_tokens.iter().map(|Keyed(token)| token.content().len());
+    let added = contents().max().unwrap_or_default();
     for (what, longest) in [("/model/vocab", vocab.bytes), ("/added_tokens", added)] {
         if longest > MAX_TOKEN {
             return Err(format!(
@@ -198,7 +203,7 @@ fn bounds(document: Document) -> Result<Vetted, String> {
         .growth("/post_processor", post_processor)?;
 
     // The library normalizes the added tokens, too.
-    let all: usize = document.added_tokens.iter().map(|t| t.content.len()).sum();
+    let all: usize = contents().sum();
     if growth > 64 && all.saturating_mul(growth) > MAX_FILE {
         return Err(format!(
             "/added_tokens: {all} bytes, which the normalizer may make {growth} times as many"
@@ -208,7 +213,7 @@ fn bounds(document: Document) -> Result<Vetted, String> {
     Ok(Vetted {
         growth,
         longest: tokens.max(added.saturating_mul(growth)).max(char::MAX.len_utf8()),
-        strips: document.added_tokens.iter().any(|t| t.lstrip || t.rstrip),
+        strips: document.added_tokens.iter().any(|Keyed(token)| token.strips()),
         document,
     })
 }
