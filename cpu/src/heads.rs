@@ -40,6 +40,12 @@ impl SimdOp for Columns<'_, '_> {
     fn eval<I: Isa>(self, isa: I) {
         let Self { x, b, stride, add, mut out } = self;
         let depth = x.len() / out.len().max(1);
+        // Bits other than that of the sign, of all rows.
+        let mut bits = vec![0u32; depth];
+        for row in x.chunks_exact(depth.max(1)) {
+            bits.iter_mut().zip(row).for_each(|(all, x)| *all |= x.abs().to_bits());
+        }
+        let masked = bits.contains(&0);
         let width = out.first().map_or(0, |row| row.len());
         let max = max_vectors(isa);
         let mut start = 0;
@@ -50,7 +56,8 @@ impl SimdOp for Columns<'_, '_> {
             let to = start..width.min(start + vectors * isa.f32().len());
             start = to.end;
             let b = &b[to.start.min(b.len())..];
-            let block = Block { x, depth, b, stride, masked: true, add };
+            let masked = masked.then_some(&*bits);
+            let block = Block { x, depth, b, stride, masked, add };
             block.eval(isa, vectors, &mut out, to);
         }
     }
@@ -319,7 +326,7 @@ impl SimdOp for Turned<'_, '_> {
             let first = index * width;
             let to = first..first + rows.len() / columns;
             let block =
-                Block { x, depth: columns, b: &turned, stride: width, masked: false, add: false };
+                Block { x, depth: columns, b: &turned, stride: width, masked: None, add: false };
             block.eval(isa, vectors, &mut out, to);
         }
     }
@@ -341,8 +348,8 @@ struct Block<'a> {
     b: &'a [f32],
     /// From one row of `b` to the next.
     stride: usize,
-    /// True if rows of `b` that are only multiplied with 0 are left out.
-    masked: bool,
+    /// For each row of `b` 0 where it is left out, as it is only multiplied with 0.
+    masked: Option<&'a [u32]>,
     /// Results are added to what is there.
     add: bool,
 }
@@ -361,6 +368,12 @@ impl Block<'_> {
     #[inline(always)]
     fn rows<I: Isa, const P: usize>(&self, isa: I, out: &mut [&mut [f32]], to: Range<usize>) {
         let mut x = self.x.chunks_exact(self.depth.max(1));
+        // Few vectors of a row leave registers for more rows, where a processor has 32.
+        let eights = if P < WIDE && max_vectors(isa) == WIDE { out.len() / 8 * 8 } else { 0 };
+        let (eights, out) = out.split_at_mut(eights);
+        for out in eights.as_chunks_mut::<8>().0 {
+            self.few::<I, 8, P>(isa, &mut x, out, to.clone());
+        }
         let (fours, rest) = out.as_chunks_mut::<4>();
         for out in fours {
             self.few::<I, 4, P>(isa, &mut x, out, to.clone());
@@ -390,14 +403,16 @@ impl Block<'_> {
         let inside = self.b.len().checked_sub(P * lanes).map_or(0, |last| last / self.stride + 1);
         let inside = inside.min(self.depth);
         let mut sums = [[ops.zero(); P]; M];
+        let bits = self.masked.map(|bits| &bits[..self.depth]);
         for at in 0..self.depth {
+            // SAFETY: there are `depth` of them.
+            if bits.is_some_and(|bits| unsafe { *bits.get_unchecked(at) } == 0) {
+                continue;
+            }
             let mut factors = [0f32; M];
             for m in 0..M {
                 // SAFETY: each row has `depth` elements.
                 factors[m] = unsafe { *x[m].as_ptr().add(at) };
-            }
-            if self.masked && factors == [0.0; M] {
-                continue;
             }
             let mut parts = [ops.zero(); P];
             if at < inside {
@@ -422,13 +437,14 @@ impl Block<'_> {
         }
         for m in 0..M {
             let places = out[m][to.clone()].chunks_mut(lanes);
-            for (to, mut sum) in places.zip(sums[m]) {
-                if self.add {
-                    sum = ops.add(sum, ops.load_pad(to).0);
-                }
-                match to.len() == lanes {
-                    true => ops.store(sum, to),
-                    false => to.copy_from_slice(&sum.to_array().as_ref()[..to.len()]),
+            for (to, sum) in places.zip(sums[m]) {
+                match (to.len() == lanes, self.add) {
+                    (true, true) => ops.store(ops.add(sum, ops.load(to)), to),
+                    (true, false) => ops.store(sum, to),
+                    (false, add) => {
+                        let sum = if add { ops.add(sum, ops.load_pad(to).0) } else { sum };
+                        to.copy_from_slice(&sum.to_array().as_ref()[..to.len()]);
+                    }
                 }
             }
         }
