@@ -170,6 +170,16 @@ impl<'a> Rows<'a> {
         }
     }
 
+    /// Address of the first element, and the bits of each.
+    fn elements(self) -> (*const i8, usize) {
+        match self {
+            Self::F32(w) => (w.as_ptr().cast(), 32),
+            Self::F16(w) => (w.as_ptr().cast(), 16),
+            Self::I8(w, _) | Self::I8Blocks(w, _) => (w.as_ptr(), 8),
+            Self::I4(w, _) => (w.as_ptr().cast(), 4),
+        }
+    }
+
     #[inline(always)]
     pub(crate) fn row(self, index: usize, columns: usize) -> Row<'a> {
         fn cut<T>(all: &[T], index: usize, each: usize) -> &[T] {
@@ -221,16 +231,11 @@ impl SimdOp for Task<'_, '_> {
     fn eval<I: Isa>(mut self, isa: I) {
         let stride = stride(isa, self.weights, self.columns);
         match self.out.len() {
-            0 => return,
+            0 => {}
             1..=FEW => few(isa, &mut self, stride),
             // AVX2 has sixteen registers, which hold the sums of six rows and their factors.
             _ if isa.f32().len() == 8 => several::<I, 6>(isa, &mut self, stride),
             _ => several::<I, 12>(isa, &mut self, stride),
-        }
-        if let Some(bias) = self.bias {
-            for out in &mut self.out {
-                out.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
-            }
         }
     }
 }
@@ -266,15 +271,56 @@ impl<'a> SimdOp for Arrange<'a, '_> {
         let width = SIDES * isa.f32().len();
         let mut panels = vec![0f32; (x.len() / stride).next_multiple_of(width) * stride];
         team.parts(&mut panels, stride * width, |at, panel| {
-            let rows = x[at.min(x.len())..].chunks_exact(stride).take(width);
-            for (start, part) in panel.chunks_mut(ARRANGED * width).enumerate() {
-                for (m, x) in rows.clone().enumerate() {
-                    let places = part[m..].iter_mut().step_by(width);
-                    places.zip(&x[start * ARRANGED..]).for_each(|(to, x)| *to = *x);
-                }
-            }
+            let rows = &x[at.min(x.len())..];
+            ToPanel { rows, columns: stride, width, panel }.dispatch();
         });
         Cow::Owned(panels)
+    }
+}
+
+/// Panel of up to `width` rows, which [`Arrange`] describes. It was filled with 0.
+struct ToPanel<'a, 'o> {
+    rows: &'a [f32],
+    columns: usize,
+    width: usize,
+    panel: &'o mut [f32],
+}
+
+impl SimdOp for ToPanel<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<I: Isa>(self, _: I) {
+        let Self { rows, columns, width, panel } = self;
+        let mut memory = [[0f32; 4]; ARRANGED];
+        for (start, part) in panel.chunks_mut(ARRANGED * width).enumerate() {
+            let depth = part.len() / width;
+            for (at, rows) in rows.chunks(4 * columns).take(width / 4).enumerate() {
+                let rows = &rows[start * ARRANGED..];
+                if rows.len() > 3 * columns {
+                    let beside = &mut memory[..depth];
+                    interleave(rows, columns, beside);
+                    let to = part.chunks_exact_mut(width).zip(beside);
+                    to.for_each(|(to, four)| to[4 * at..][..4].copy_from_slice(four));
+                } else {
+                    for (place, row) in rows.chunks(columns).enumerate() {
+                        let places = part[4 * at + place..].iter_mut().step_by(width);
+                        places.zip(row).for_each(|(to, x)| *to = *x);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The first elements of four rows, of which one begins every `stride` elements, then their second elements, and so on.
+#[inline(always)]
+fn interleave(rows: &[f32], stride: usize, to: &mut [[f32; 4]]) {
+    let count = to.len();
+    let (a, b) = (&rows[..count], &rows[stride..][..count]);
+    let (c, d) = (&rows[2 * stride..][..count], &rows[3 * stride..][..count]);
+    for at in 0..count {
+        to[at] = [a[at], b[at], c[at], d[at]];
     }
 }
 
@@ -348,7 +394,7 @@ impl SimdOp for DequantizeRow<'_, '_> {
     #[inline(always)]
     fn eval<I: Isa>(self, isa: I) {
         let Self { weights, columns, row, to } = self;
-        dequantize(isa, weights, columns, row, [0, 0], &mut [], to);
+        dequantize(isa, weights, columns, row, 0, &mut [], to);
     }
 }
 
@@ -382,6 +428,11 @@ fn few<I: Isa>(isa: I, task: &mut Task<'_, '_>, stride: usize) {
             }
         }
     }
+    if let Some(bias) = task.bias {
+        for out in &mut task.out {
+            out.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+        }
+    }
 }
 
 /// Element `n` of each `out` becomes the product of its row of `x` with a row of weights. `factors` has the scales of
@@ -410,46 +461,80 @@ fn dots<I: Isa, const M: usize>(
 /// Several rows of `x` in panels, with `N` rows of weights at a time that are dequantized first.
 #[inline(always)]
 fn several<I: Isa, const N: usize>(isa: I, task: &mut Task<'_, '_>, columns: usize) {
-    let width = SIDES * isa.f32().len();
+    let ops = isa.f32();
+    let (lanes, width) = (ops.len(), SIDES * ops.len());
     let count = task.out.first().map_or(0, |out| out.len());
     let most = if task.out.len() <= SHORT { SHORT_DEPTH } else { DEPTH };
     let mut wide = vec![0f32; N * STRIDE];
     let mut spread = vec![0f32; columns / PACKED];
     let mut sums = vec![0f32; task.out.len().next_multiple_of(width) * N];
+    let mut beside = vec![[0f32; 4]; N / 4 * width];
+    let (elements, bits) = task.weights.elements();
+    let bytes = N * bits / 8;
+    // Bytes of the next rows that each panel has fetched from memory for each column, which comes from there while it
+    // computes.
+    let share = bytes.div_ceil(task.out.len().div_ceil(width));
     for first in (0..count).step_by(N) {
         let rows = N.min(count - first);
+        let next = elements.wrapping_add((first + N) * task.columns * bits / 8);
         sums.fill(0.0);
         for start in (0..columns).step_by(most) {
             let depth = most.min(columns - start);
-            // The next columns of these rows, or the first ones of the rows after them.
-            let next = if start + most < columns { most } else { N * task.columns - start };
             for (row, to) in wide.chunks_exact_mut(STRIDE).take(rows).enumerate() {
                 let (row, to) = (first + row, &mut to[..depth]);
-                dequantize(isa, task.weights, task.columns, row, [start, next], &mut spread, to);
+                dequantize(isa, task.weights, task.columns, row, start, &mut spread, to);
             }
-            let panels = task.x.chunks_exact(columns * width);
-            for (x, sums) in panels.zip(sums.chunks_exact_mut(N * width)) {
-                panel::<I, N>(isa, &x[start * width..][..depth * width], &wide, sums);
+            let panels = task.x.chunks_exact(columns * width).zip(sums.chunks_exact_mut(N * width));
+            for (index, (x, sums)) in panels.enumerate() {
+                let x = &x[start * width..][..depth * width];
+                let step = if index * share < bytes { share } else { 0 };
+                let ahead = next.wrapping_add(start * bytes + index * share * depth);
+                // The last rows may be few enough for one side.
+                match task.out.len() - index * width <= lanes {
+                    true => panel::<I, N, 1>(isa, x, &wide, sums, (ahead, step)),
+                    false => panel::<I, N, SIDES>(isa, x, &wide, sums, (ahead, step)),
+                }
             }
         }
-        for (outs, sums) in task.out.chunks_mut(width).zip(sums.chunks_exact(N * width)) {
+        for (outs, sums) in task.out.chunks_mut(width).zip(sums.chunks_exact_mut(N * width)) {
+            if let Some(bias) = task.bias {
+                for (sums, b) in sums.chunks_exact_mut(width).zip(&bias[first..]) {
+                    // Plain code became gathers over the rows.
+                    let sums = sums.chunks_exact_mut(lanes);
+                    sums.for_each(|to| ops.store(ops.add(ops.load(to), ops.splat(*b)), to));
+                }
+            }
+            let whole = rows / 4 * 4;
+            for (beside, sums) in beside.chunks_exact_mut(width).zip(sums.chunks_exact(4 * width)) {
+                interleave(sums, width, beside);
+            }
+            // All of a row at once: rows may share a set of the nearest cache.
             for (m, out) in outs.iter_mut().enumerate() {
-                let to = out[first..first + rows].iter_mut();
-                to.enumerate().for_each(|(n, y)| *y = sums[n * width + m]);
+                let (fours, rest) = out[first..first + rows].as_chunks_mut::<4>();
+                fours.iter_mut().zip(beside[m..].iter().step_by(width)).for_each(|(y, x)| *y = *x);
+                let rest = rest.iter_mut().enumerate();
+                rest.for_each(|(n, y)| *y = sums[(whole + n) * width + m]);
             }
         }
     }
 }
 
-/// Adds the products of a panel of `x` with `N` dequantized rows to `sums`, which has a row for each of them.
+/// Adds the products of a panel of `x`, or of its first `S` sides, with `N` dequantized rows to `sums`, which has a row
+/// for each of them. What lies `ahead` is fetched from memory meanwhile, so many bytes for each column.
 #[inline(always)]
-fn panel<I: Isa, const N: usize>(isa: I, x: &[f32], wide: &[f32], sums: &mut [f32]) {
+fn panel<I: Isa, const N: usize, const S: usize>(
+    isa: I,
+    x: &[f32],
+    wide: &[f32],
+    sums: &mut [f32],
+    (ahead, step): (*const i8, usize),
+) {
     let ops = isa.f32();
     let lanes = ops.len();
     let width = SIDES * lanes;
     let depth = x.len() / width;
     let wide: [&[f32]; N] = from_fn(|n| &wide[n * STRIDE..][..depth]);
-    let mut all = [[ops.zero(); SIDES]; N];
+    let mut all = [[ops.zero(); S]; N];
     for (sum, from) in all.iter_mut().zip(sums.chunks_exact(width)) {
         for (sum, from) in sum.iter_mut().zip(from.chunks_exact(lanes)) {
             *sum = ops.load(from);
@@ -457,7 +542,8 @@ fn panel<I: Isa, const N: usize>(isa: I, x: &[f32], wide: &[f32], sums: &mut [f3
     }
     // Checked loads could panic, which would keep the sums in memory.
     for at in 0..depth {
-        let mut parts = [ops.zero(); SIDES];
+        isa.i8().prefetch(ahead.wrapping_add(at * step));
+        let mut parts = [ops.zero(); S];
         for (side, part) in parts.iter_mut().enumerate() {
             // SAFETY: `x` has `depth` times `SIDES` vectors.
             *part = unsafe { ops.load_ptr(x.as_ptr().add(at * width + side * lanes)) };
@@ -465,7 +551,7 @@ fn panel<I: Isa, const N: usize>(isa: I, x: &[f32], wide: &[f32], sums: &mut [f3
         for n in 0..N {
             // SAFETY: each row has `depth` elements.
             let factor = ops.splat(unsafe { *wide[n].as_ptr().add(at) });
-            for side in 0..SIDES {
+            for side in 0..S {
                 all[n][side] = ops.mul_add(parts[side], factor, all[n][side]);
             }
         }
@@ -671,14 +757,14 @@ fn dots_i4<I: Isa, const M: usize>(isa: I, x: [&[f32]; M], w: &[i32], scales: &[
 }
 
 /// Weights of a row from column `start` on as f32, in the order of [`Arrange`]. `spread` has room for the scales of a
-/// row of four bits. Floats that are `next` elements behind are fetched from memory.
+/// row of four bits.
 #[inline(always)]
 fn dequantize<I: Isa>(
     isa: I,
     weights: Rows<'_>,
     columns: usize,
     row: usize,
-    [start, next]: [usize; 2],
+    start: usize,
     spread: &mut [f32],
     to: &mut [f32],
 ) {
@@ -686,13 +772,19 @@ fn dequantize<I: Isa>(
     let lanes = ops.len();
     let from = row * columns + start;
     match weights {
-        Rows::F32(w) => to.copy_from_slice(&w[from..from + to.len()]),
+        Rows::F32(w) => {
+            let w = &w[from..from + to.len()];
+            let whole = to.len() / lanes * lanes;
+            for at in (0..whole).step_by(lanes) {
+                ops.store(ops.load(&w[at..at + lanes]), &mut to[at..at + lanes]);
+            }
+            to[whole..].copy_from_slice(&w[whole..]);
+        }
         Rows::F16(w) => {
             let (half, w) = (isa.f16(), &halves(w)[from..from + to.len()]);
             let step = half.len();
             let whole = to.len() / step * step;
             for at in (0..whole).step_by(step) {
-                isa.i8().prefetch(w.as_ptr().wrapping_add(at + next).cast());
                 let w = half.load(&w[at..at + step]);
                 ops.store(half.extend_low(w), &mut to[at..at + lanes]);
                 ops.store(half.extend_high(w), &mut to[at + lanes..at + step]);

@@ -12,8 +12,11 @@ use crate::options::Activations;
 use crate::team::Team;
 use crate::weights::{self, Floats, Weights};
 
-/// Rows of weights in a task are a multiple of this, as many as each kernel computes at a time, or a multiple of them.
+/// Rows of weights in a task are a multiple of this, as many as each kernel of integers computes at a time, or a
+/// multiple of them.
 const ROW_STEP: usize = 32;
+/// The same of the kernels of f32, which compute six or twelve rows at a time.
+const FLOAT_STEP: usize = 48;
 /// Tasks for each thread, so that none waits long for the last.
 const SHARES: usize = 4;
 /// Multiplications that are not worth waking a thread for.
@@ -221,7 +224,8 @@ fn split<'a, 'o>(
     tasks: &mut Vec<Work<'a, 'o>>,
 ) {
     let rows = matrix.rows;
-    let step = rows.div_ceil(shares).next_multiple_of(ROW_STEP);
+    let multiple = if matches!(x, Factors::Floats { .. }) { FLOAT_STEP } else { ROW_STEP };
+    let step = rows.div_ceil(shares).next_multiple_of(multiple);
     let starts = (0..rows).step_by(step);
     let mut outs: Vec<Vec<&mut [f32]>> =
         starts.clone().map(|_| Vec::with_capacity(y.len() / rows)).collect();
