@@ -18,6 +18,8 @@ mod heads;
 mod integers;
 mod kernels;
 mod matmul;
+#[cfg(test)]
+mod matmul_tests;
 mod model;
 mod options;
 mod program;
