@@ -82,6 +82,9 @@ const FEW: usize = 8;
 /// Rows of normal numbers have 2.6, those of trained models 3 to 10, and a chat template's tokens, in which a few
 /// columns are a thousand times the others, up to 150. Beyond 8, SmolLM2's first tokens of answers become others.
 const STEEP: f32 = 5.0;
+/// Share of several rows from which on all of them become int16 where these are steep. With two kinds of rows weights
+/// are unpacked twice and panels are not full, which takes longer than int16 for a few more.
+const MANY: f32 = 1.0 / 3.0;
 /// Sums of columns that are computed beside each other.
 const SUMS: usize = 16;
 
@@ -202,6 +205,10 @@ impl Integers {
         if rounding == Rounding::ByRow {
             let parts = narrow.chunks_mut(PANEL).zip(x.chunks(PANEL * columns)).collect();
             team.each(parts, |(narrow, x): (&mut [bool], &[f32])| level.narrow(narrow, x, columns));
+            let steep = narrow.iter().filter(|narrow| !**narrow).count();
+            if narrow.len() > FEW && steep as f32 > MANY * narrow.len() as f32 {
+                narrow.fill(false);
+            }
         }
         let bytes = rows_where(&narrow, true, x, columns);
         let few = bytes.len() / columns <= FEW;
@@ -325,6 +332,12 @@ impl Words {
         }
         all
     }
+}
+
+/// Makes sums of integers those of what the integers stand for.
+fn in_reals(sums: &mut [[f32; PANEL]], scales: &[[f32; PANEL]]) {
+    let both = sums.as_flattened_mut().iter_mut().zip(scales.as_flattened());
+    both.for_each(|(sum, scale)| *sum *= scale);
 }
 
 #[inline(always)]

@@ -51,7 +51,7 @@ mod matrices;
 use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
 
-use super::{GROUP, IntegerTask, Words, sum};
+use super::{GROUP, IntegerTask, Words, in_reals, sum};
 use crate::kernels::{Multiples, Row, Rows, Scales};
 
 /// Largest absolute value of integers of 16 bits: 256 · 127 + 127, as -128 has no opposite.
@@ -252,8 +252,7 @@ impl Level {
             }
         }
         let (mut sums, scales) = (words.panel_sums(), words.panel_scales());
-        let both = sums.as_flattened_mut().iter_mut().zip(scales.as_flattened());
-        both.for_each(|(sum, scale)| *sum *= scale);
+        in_reals(&mut sums, &scales);
         Panel { values, sums, scales }
     }
 }

@@ -11,7 +11,7 @@ mod avx512;
 
 use qhx_types::quantized::{BLOCK, NIBBLE_ZERO, from_nibble};
 
-use super::{GROUP, IntegerTask, Words, sum};
+use super::{GROUP, IntegerTask, Words, in_reals, sum};
 use crate::kernels::{Row, Rows, Scales};
 
 /// Largest absolute value of integers of 16 bits.
@@ -57,7 +57,7 @@ pub(super) struct Panel<const BYTES: usize> {
     values: Vec<[i32; PANEL]>,
     /// First value of the sum of products of each row, for each block of columns.
     starts: Vec<[i32; PANEL]>,
-    /// For each block of columns the sum of each row.
+    /// For each block of columns the sum of each row, in reals.
     sums: Vec<[f32; PANEL]>,
     /// For each block of columns the scale of each row.
     scales: Vec<[f32; PANEL]>,
@@ -132,7 +132,7 @@ impl Level {
         panels: &[Panel<BYTES>],
     ) {
         let Some(panel) = panels.first() else { return };
-        let mut wide = Wide::new(panel);
+        let mut wide = Wide::new(panel, task.offsets.is_some());
         // SAFETY: as above.
         unsafe {
             match self {
@@ -186,11 +186,12 @@ impl Level {
                 };
             }
         }
-        let sums = words.panel_sums();
+        let (mut sums, scales) = (words.panel_sums(), words.panel_scales());
         // Of 16 bits weights become words around 0 first.
         let zero = if BYTES == 1 { self.zero::<BYTES>(weights) } else { 0 };
         let starts = sums.iter().map(|sums| sums.map(|sum| -zero * sum as i32)).collect();
-        Panel { values, starts, sums, scales: words.panel_scales(), block }
+        in_reals(&mut sums, &scales);
+        Panel { values, starts, sums, scales, block }
     }
 }
 
@@ -268,18 +269,18 @@ struct Wide {
     values: Vec<[i32; LANES]>,
     /// For each row those of all blocks.
     scales: Vec<f32>,
-    /// Number added to each real of a block.
+    /// Number added to each real of a block; none without offsets.
     shifts: Vec<f32>,
 }
 
 impl Wide {
-    fn new<const BYTES: usize>(panel: &Panel<BYTES>) -> Self {
+    fn new<const BYTES: usize>(panel: &Panel<BYTES>, offsets: bool) -> Self {
         // Powers of two would share the same sets of a cache.
         let stride = panel.values.len().div_ceil(LANES) + 1;
         Self {
             values: vec![[0; LANES]; TILE * stride],
             scales: vec![0.0; TILE * panel.scales.len()],
-            shifts: vec![0.0; TILE * panel.scales.len()],
+            shifts: vec![0.0; if offsets { TILE * panel.scales.len() } else { 0 }],
         }
     }
 

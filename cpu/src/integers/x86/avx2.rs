@@ -407,6 +407,19 @@ fn multiply<const VNNI: bool, const BYTES: usize>(
     wide: &Wide,
     panel: &Panel<BYTES>,
 ) -> [[f32; PANEL]; TILE] {
+    match wide.shifts.is_empty() {
+        true => multiply_blocks::<VNNI, BYTES, false>(wide, panel),
+        false => multiply_blocks::<VNNI, BYTES, true>(wide, panel),
+    }
+}
+
+/// The same, where blocks may have addends.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn multiply_blocks<const VNNI: bool, const BYTES: usize, const SHIFTS: bool>(
+    wide: &Wide,
+    panel: &Panel<BYTES>,
+) -> [[f32; PANEL]; TILE] {
     let blocks = wide.scales.len() / TILE;
     let rows = wide.rows(panel.values.len());
     let mut all = [[0f32; PANEL]; TILE];
@@ -443,9 +456,12 @@ fn multiply<const VNNI: bool, const BYTES: usize>(
                     _ => parts[n],
                 };
                 let scale = _mm256_set1_ps(wide.scales[n * blocks + block]);
-                let shift = _mm256_set1_ps(wide.shifts[n * blocks + block]);
-                let sum = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scale);
-                sums[n] = _mm256_fmadd_ps(_mm256_fmadd_ps(of_x, shift, sum), factors, sums[n]);
+                let (sum, scale) = (_mm256_cvtepi32_ps(sum), _mm256_mul_ps(factors, scale));
+                sums[n] = _mm256_fmadd_ps(sum, scale, sums[n]);
+                if SHIFTS {
+                    let shift = _mm256_set1_ps(wide.shifts[n * blocks + block]);
+                    sums[n] = _mm256_fmadd_ps(of_x, shift, sums[n]);
+                }
             }
         }
         for n in 0..TILE {

@@ -425,6 +425,19 @@ fn floats(lanes: &[f32; LANES]) -> __m512 {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 fn multiply<const BYTES: usize>(wide: &Wide, panel: &Panel<BYTES>) -> [[f32; PANEL]; TILE] {
+    match wide.shifts.is_empty() {
+        true => multiply_blocks::<BYTES, false>(wide, panel),
+        false => multiply_blocks::<BYTES, true>(wide, panel),
+    }
+}
+
+/// The same, where blocks may have addends.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn multiply_blocks<const BYTES: usize, const SHIFTS: bool>(
+    wide: &Wide,
+    panel: &Panel<BYTES>,
+) -> [[f32; PANEL]; TILE] {
     let blocks = wide.scales.len() / TILE;
     let rows = wide.rows(panel.values.len());
     let mut sums = [[_mm512_setzero_ps(); 2]; TILE];
@@ -449,12 +462,16 @@ fn multiply<const BYTES: usize>(wide: &Wide, panel: &Panel<BYTES>) -> [[f32; PAN
         let of_x = [floats(&of_x[0]), floats(&of_x[1])];
         for n in 0..TILE {
             let scale = _mm512_set1_ps(wide.scales[n * blocks + block]);
-            let shift = _mm512_set1_ps(wide.shifts[n * blocks + block]);
             for half in 0..2 {
-                let part = _mm512_cvtepi32_ps(parts[n][half]);
-                let part = _mm512_mul_ps(part, scale);
-                let part = _mm512_fmadd_ps(of_x[half], shift, part);
-                sums[n][half] = _mm512_fmadd_ps(part, factors[half], sums[n][half]);
+                let (part, scale) =
+                    (_mm512_cvtepi32_ps(parts[n][half]), _mm512_mul_ps(factors[half], scale));
+                sums[n][half] = _mm512_fmadd_ps(part, scale, sums[n][half]);
+            }
+            if SHIFTS {
+                let shift = _mm512_set1_ps(wide.shifts[n * blocks + block]);
+                for half in 0..2 {
+                    sums[n][half] = _mm512_fmadd_ps(of_x[half], shift, sums[n][half]);
+                }
             }
         }
     }
