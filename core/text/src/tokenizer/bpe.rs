@@ -1,7 +1,7 @@
 //! Model of byte pair encoding in compact tables, which gives what the one of the `tokenizers` crate gives.
 //!
-//! That one keeps each token as two texts in two hash maps and reads all merges as pairs of texts first. For Gemma 3
-//! (262,144 tokens, 514,847 merges) that is several times the time and the memory.
+//! That one keeps each token as two texts in two hash maps and reads all merges as pairs of texts first. For 262,144
+//! tokens and 514,847 merges that is several times the time and the memory.
 
 #[cfg(test)]
 mod tests;

@@ -117,6 +117,10 @@ const KEYS: [&str; 11] = [
 
 const PREFIX: &str = "continuing_subword_prefix";
 
+/// Bytes of what stands before or behind the parts of a word. Published tokenizers have at most four; each character
+/// may become as many tokens.
+const MAX_AFFIX: usize = 256;
+
 impl<'de> Deserialize<'de> for Read {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(ReadVisitor)
@@ -189,6 +193,12 @@ impl<'de> Visitor<'de> for ReadVisitor {
                 _ => {
                     let value: Value = map.next_value()?;
                     let text = || value.as_str().unwrap_or_default().to_owned();
+                    let length = value.as_str().unwrap_or_default().len();
+                    if length > MAX_AFFIX {
+                        let found =
+                            format!("{key} has {length} bytes, at most {MAX_AFFIX} are allowed");
+                        return Err(A::Error::custom(found));
+                    }
                     fits &= match key {
                         PREFIX => {
                             rules.prefix = text();

@@ -238,6 +238,10 @@ fn a_model_that_is_wrong_is_refused_with_its_place() {
         (merges("[3]"), "expected a pair of tokens"),
         (merges("{}"), "expected merges"),
         (merges("[], \"merges\": []"), "duplicate field `merges`"),
+        (
+            merges(&format!("[], \"end_of_word_suffix\": \"{}\"", "x".repeat(300))),
+            "end_of_word_suffix has 300 bytes, at most 256 are allowed",
+        ),
         (format!("{{{vocab}}}"), "/model: type \"BPE\" is not understood: Missing vocab/merges"),
         (tokens(r#"{"a": 4294967296}"#), "invalid value: integer `4294967296`, expected u32"),
         (tokens(r#"{"a": -1}"#), "invalid value: integer `-1`, expected u32"),
