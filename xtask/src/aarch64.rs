@@ -34,11 +34,12 @@ const UNITS: [&str; 12] = [
 ];
 
 /// Unit tests that take minutes under the emulator, or limit the time of what they try: text is the same everywhere.
-const SLOW: [&str; 7] = [
+const SLOW: [&str; 8] = [
     "every_combination_draws_from_the_reference_distribution",
     "grammar::",
     "jinja::",
     "manifest::chat::",
+    "matmul_tests::",
     "stream::",
     "tokenizer::",
     "transformers::",
