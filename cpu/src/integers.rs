@@ -532,6 +532,27 @@ mod tests {
         }
     }
 
+    #[test]
+    fn all_of_several_rows_become_words_where_half_are_steep() {
+        let (count, rows, columns) = (40, 6, 256);
+        let mut x = numbers(count * columns, 5);
+        x.iter_mut().skip(40).step_by(2 * columns).for_each(|x| *x = 900.0);
+        for stored in Stored::all(rows, columns) {
+            let (weights, offsets) = (stored.rows(), stored.offsets());
+            for level in Level::found() {
+                let run = |activations| {
+                    let team = Team::Alone;
+                    let x = Integers::new(level, activations, weights, columns, &x, &team)?;
+                    let mut out = vec![f32::NAN; count * rows];
+                    let outs = out.chunks_exact_mut(rows).collect();
+                    IntegerTask { weights, columns, offsets, x: &x, out: outs, bias: None }.run();
+                    Some(out)
+                };
+                assert_eq!(run(Activations::Auto), run(Activations::Int16), "{level:?}");
+            }
+        }
+    }
+
     /// Root mean square errors of matmuls whose `x` has one large column of 128, which weighs `seen`: in integers, and
     /// with `x` rounded to f16 and multiplied exactly.
     fn errors(level: Level, large: f32, seen: i8) -> [f64; 2] {
