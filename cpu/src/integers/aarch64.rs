@@ -39,7 +39,10 @@ macro_rules! entries {
                 panels,
                 wide,
                 |wide, row, weights, offsets| wide.fill::<$beside>(row, weights, offsets),
-                |wide, panel| multiply(wide, panel),
+                |wide, panel| match wide.shifts.is_empty() {
+                    true => multiply::<PARTS, false>(wide, panel),
+                    false => multiply::<PARTS, true>(wide, panel),
+                },
             );
         }
     };

@@ -126,20 +126,10 @@ fn dots_blocks<
     all
 }
 
-/// The products of each row of weights with all rows of the panel.
+/// The products of each row of weights with all rows of the panel. Blocks may have addends.
 #[inline]
 #[target_feature(enable = "neon,i8mm")]
-fn multiply<const PARTS: usize>(wide: &Wide, panel: &Panel<PARTS>) -> [[f32; PANEL]; TILE] {
-    match wide.shifts.is_empty() {
-        true => multiply_blocks::<PARTS, false>(wide, panel),
-        false => multiply_blocks::<PARTS, true>(wide, panel),
-    }
-}
-
-/// The same, where blocks may have addends.
-#[inline]
-#[target_feature(enable = "neon,i8mm")]
-fn multiply_blocks<const PARTS: usize, const SHIFTS: bool>(
+fn multiply<const PARTS: usize, const SHIFTS: bool>(
     wide: &Wide,
     panel: &Panel<PARTS>,
 ) -> [[f32; PANEL]; TILE] {
