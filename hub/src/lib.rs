@@ -6,6 +6,7 @@
 //! | [`Name`] | `OWNER/NAME[@REVISION][/FOLDER]` |
 //! | [`Hub`] | resolves a name to a commit and its files ([`Listing`]), and downloads a [`Selection`] of them |
 //! | [`Lock`] | keeps other processes out while something is fetched |
+//! | [`index::Index`] | short names of models, and the repositories behind them |
 //! | [`Cache`] | what was fetched: finds a name's folder without a network, lists, checks, removes |
 //!
 //! The cache has the layout of the hub's own tools (`blobs`, `snapshots`, `refs`), so that what these fetched is found
@@ -21,6 +22,7 @@ mod fetch;
 mod head;
 mod http;
 mod hub;
+pub mod index;
 mod kind;
 mod links;
 mod listing;

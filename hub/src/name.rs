@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use qhx_base::{Error, error};
+use serde::{Deserialize, Serialize};
 
 pub(crate) use qhx_base::snapshot::is_commit;
 
@@ -11,7 +12,8 @@ pub(crate) use qhx_base::snapshot::is_commit;
 const MAX_PART: usize = 96;
 
 /// A repository of a hub, a revision of it and a folder or file in it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 #[non_exhaustive]
 pub struct Name {
     /// User or organization that owns it.
@@ -148,6 +150,20 @@ impl FromStr for Name {
         }
         let (owner, name) = (owner.to_owned(), name.to_owned());
         Ok(Self { owner, name, revision, folder: folder.map(str::to_owned) })
+    }
+}
+
+impl TryFrom<String> for Name {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self, Error> {
+        text.parse()
+    }
+}
+
+impl From<Name> for String {
+    fn from(name: Name) -> Self {
+        name.to_string()
     }
 }
 

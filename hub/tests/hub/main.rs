@@ -2,6 +2,7 @@
 
 mod cache;
 mod faults;
+mod index;
 mod layout;
 mod refused;
 
