@@ -263,6 +263,11 @@ impl Index {
         self.models.iter().find(|entry| entry.name.eq_ignore_ascii_case(name))
     }
 
+    /// Package with the checkpoint of a model, if it is in one.
+    pub fn package(&self, name: &str) -> Option<&Package> {
+        self.entry(name)?.checkpoint.as_ref()?.package.as_ref()
+    }
+
     /// True if its date of expiry is before the day `today`.
     pub fn is_expired(&self, today: &str) -> bool {
         self.expires.as_deref().is_some_and(|expires| expires < today)

@@ -20,6 +20,9 @@ use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use qhx_core::manifest::is_candidate;
 use qhx_qnn::runs_on;
 
+use crate::models;
+
+pub use qhx_hub::index;
 pub use qhx_hub::{
     Cache, CheckpointFiles, DownloadProgress, FileCheck, Found, Hub, HubOptions, Kind, Listing,
     Local, Name, Pulled, Removed, Selection, Unfinished, VARIABLES, Want,
@@ -110,10 +113,24 @@ pub fn resolve(path: &Path) -> Result<PathBuf> {
 /// Same as [`resolve`], for a device of the architecture `arch`, which is asked for only if it matters.
 pub fn resolve_for(path: &Path, arch: impl FnOnce() -> Option<u32>) -> Result<PathBuf> {
     // What a user put there is not for who has more rights.
-    let Some(name) = name_of(path).filter(|_| !runs_with_extra_rights()) else {
+    if runs_with_extra_rights() {
         return Ok(path.to_owned());
-    };
-    let Ok(options) = HubOptions::from_environment() else { return Ok(path.to_owned()) };
+    }
+    let mut arch = Some(arch);
+    let mut device = None;
+    let mut path = path.to_owned();
+    if let Some(name) = models::name_of(&path) {
+        device = arch.take().and_then(|arch| arch());
+        let Some((record, found)) = models::find(&name, device) else { return Ok(path) };
+        if record.repository.is_none() {
+            tracing::info!(name, path = %found.display(), "made on this machine");
+            return Ok(found);
+        }
+        path = found;
+    }
+    let arch = || arch.map_or(device, |arch| arch());
+    let Some(name) = name_of(&path) else { return Ok(path) };
+    let Ok(options) = HubOptions::from_environment() else { return Ok(path) };
     let cache = Cache::new(options.cache);
     let cancel = CancelToken::new();
     let find = |want: &Want| cache.find(&name, want, is_candidate, &cancel);
@@ -124,7 +141,7 @@ pub fn resolve_for(path: &Path, arch: impl FnOnce() -> Option<u32>) -> Result<Pa
         }
         found => found,
     };
-    let Some(found) = found? else { return Ok(path.to_owned()) };
+    let Some(found) = found? else { return Ok(path) };
     tracing::info!(name = %name, path = %found.path.display(), "fetched from a hub");
     Ok(found.path)
 }
@@ -141,10 +158,13 @@ fn name_of(path: &Path) -> Option<Name> {
 
 /// The error of a path at which nothing is there, with how to fetch what has that name.
 pub fn how_to_fetch(path: &Path, error: Error) -> Error {
-    let Some(name) = name_of(path) else { return error };
+    let named = models::name_of(path).filter(|name| index::Index::builtin().entry(name).is_some());
+    let Some(name) = named.or_else(|| name_of(path).map(|name| name.to_string())) else {
+        return error;
+    };
     let hint = error.hint_text().map(|hint| format!("{hint}; "));
     let hint = hint.unwrap_or_default();
-    error.hint(format!("{hint}if it is a name of a hub, fetch it: qhx pull {name}"))
+    error.hint(format!("{hint}if it is a name, fetch it: qhx pull {name}"))
 }
 
 #[cfg(test)]
@@ -168,6 +188,6 @@ mod tests {
             assert_eq!(name_of(&path), None, "{}", path.display());
         }
         let error = how_to_fetch(Path::new("o/n"), error!(Manifest, "x").hint("y"));
-        assert_eq!(error.hint_text(), Some("y; if it is a name of a hub, fetch it: qhx pull o/n"));
+        assert_eq!(error.hint_text(), Some("y; if it is a name, fetch it: qhx pull o/n"));
     }
 }

@@ -45,6 +45,7 @@ pub mod hub;
 pub mod libraries;
 pub mod machines;
 pub mod media;
+pub mod models;
 pub mod npu_files;
 mod open;
 pub mod plugins;

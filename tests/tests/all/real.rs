@@ -7,11 +7,10 @@ use qhx_core::sampling::argmax;
 use qhx_forge::{Caches, ForgeOptions, Precision};
 use qhx_tests::backends;
 use qhx_tests::forged::Forged;
-use qhx_tests::real::{self, Answer, FirstLayers, GEMMA3, Goldens, MINILM};
+use qhx_tests::real::{self, Answer, FirstLayers, Goldens};
 use qhx_tests::replay::generate;
 use qhx_tests::tiny::full_matrix;
 use qhx_tiers::tier;
-use qhx_tools::package::{Package, SMOLLM2};
 use serde::Deserialize;
 
 /// Answers of a bundle beside the reference's.
@@ -76,13 +75,13 @@ impl Counts {
 
 /// Forges a checkpoint for the CPU, and has it answer the goldens: two texts and a conversation, or all of them.
 fn answers(
-    (package, name): (&Package, &str),
+    (of, name): (&str, &str),
     (all, speculate, limit): (bool, Speculate, f32),
     change: impl FnOnce(&mut ForgeOptions),
     label: &str,
 ) {
     let goldens: Goldens = real::goldens(name);
-    let mut model = bundle(package, change).on_cpu();
+    let mut model = bundle(of, change).on_cpu();
     let (texts, chats) = if all { (usize::MAX, usize::MAX) } else { (2, 1) };
     let mut counts = Counts::default();
     for text in goldens.texts.iter().take(texts) {
@@ -105,8 +104,8 @@ fn answers(
     counts.passed(label, limit);
 }
 
-fn bundle(package: &Package, change: impl FnOnce(&mut ForgeOptions)) -> Forged {
-    Forged::of(&real::checkpoint(package), |options| {
+fn bundle(name: &str, change: impl FnOnce(&mut ForgeOptions)) -> Forged {
+    Forged::of(&real::checkpoint(name), |options| {
         options.max_ctx = Some(512);
         change(options);
     })
@@ -124,8 +123,8 @@ fn gemma3(options: &mut ForgeOptions) {
     options.weights = vec!["down_proj=fp16".parse().unwrap()];
 }
 
-const SMOL: (&Package, &str) = (&SMOLLM2, "smollm2");
-const GEMMA: (&Package, &str) = (&GEMMA3, "gemma3");
+const SMOL: (&str, &str) = ("smollm2", "smollm2");
+const GEMMA: (&str, &str) = ("gemma3-270m", "gemma3");
 /// Logits on the CPU differ by the rounding of activations to int16: by 4.4e-3 at most in first steps of SmolLM2.
 const LIMIT: f32 = 0.01;
 
@@ -190,7 +189,7 @@ fn int8_caches_keep_every_clear_token() {
         smollm2(options);
         options.caches = Caches::Int8;
     };
-    let mut model = bundle(&SMOLLM2, change).on_cpu();
+    let mut model = bundle(SMOL.0, change).on_cpu();
     let goldens: Goldens = real::goldens("smollm2");
     let steps = goldens.texts.iter().map(|text| {
         clear_steps(&mut model, &text.answer, usize::MAX, 0.5, &format!("int8 caches, {}", text.id))
@@ -227,19 +226,19 @@ fn embeds(model: &mut Model, goldens: &[Embedded], least: f64, label: &str) {
 fn minilm_embeds_as_the_reference() {
     let goldens: Vec<Embedded> = real::goldens("minilm");
     assert_eq!(goldens.len(), 7);
-    let bundle = Forged::of(&real::checkpoint(&MINILM), |_| ());
+    let bundle = Forged::of(&real::checkpoint("minilm"), |_| ());
     embeds(&mut bundle.on_cpu(), &goldens, 0.99999, "MiniLM");
 }
 
 /// The first layers and the head on the emulator, where a token of all layers takes minutes.
 fn first_layers(
-    (package, name): (&Package, &str),
+    (of, name): (&str, &str),
     change: impl FnOnce(&mut ForgeOptions),
     label: &str,
 ) {
     let goldens: Goldens = real::goldens(name);
     let FirstLayers { layers, ids, logits } = goldens.first_layers;
-    let (_folder, checkpoint, others) = real::first_layers(package, layers);
+    let (_folder, checkpoint, others) = real::first_layers(of, layers);
     let bundle = Forged::of(&checkpoint, |options| {
         change(options);
         options.max_ctx = Some(64);
@@ -279,7 +278,7 @@ fn minilm_embeds_on_the_npu_as_the_reference() {
     let mut goldens: Vec<Embedded> = real::goldens("minilm");
     goldens.retain(|golden| golden.ids.len() <= 16);
     goldens.truncate(if full_matrix() { usize::MAX } else { 1 });
-    let bundle = Forged::of(&real::checkpoint(&MINILM), |options| {
+    let bundle = Forged::of(&real::checkpoint("minilm"), |options| {
         options.max_ctx = Some(16);
         options.prefill = Some(vec![16]);
         options.compiler = Some(backends::compiler("v81"));
