@@ -6,15 +6,19 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use qhx::{Activations, BackendChoice, Caches, DecodeOn, DeviceOptions};
-use qhx_base::{Error, ErrorKind};
+use qhx::hub::index::{IndexOptions, IndexSource, Loaded};
+use qhx::hub::{Hub, HubOptions};
+use qhx::{Activations, BackendChoice, Caches, DecodeOn, DeviceOptions, cache, models};
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::engine::Speculate;
 use qhx_core::sampling::SamplingParams;
 use qhx_qnn::{MemoryMode, PerfMode};
 use qhx_terminal::args::ProcessArgs;
 
 pub(crate) use qhx_terminal::args::LibraryArgs;
+use qhx_tools::models::Models;
 
+use crate::app::App;
 use crate::vars;
 
 /// Text of `--help` about the environment variables named `names`; about all if there are none.
@@ -80,6 +84,34 @@ pub(crate) struct BackendArgs {
     /// For programs that wait for somebody: when the vote for a power mode is given back.
     #[arg(skip)]
     pub idle_release: Option<Duration>,
+}
+
+/// Index of models.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Names of models")]
+pub(crate) struct IndexArgs {
+    /// Index of models, instead of the program's own: a file, or a URL with #sha256=HASH behind it or a signature
+    #[arg(long, value_name = "FILE|URL", env = vars::INDEX, hide_env_values = true)]
+    pub index: Option<IndexSource>,
+    /// Public key of minisign that signs the index, FILE.minisig: in Base64, or its file
+    #[arg(long, value_name = "KEY", env = vars::INDEX_KEY, hide_env_values = true)]
+    pub index_key: Option<String>,
+}
+
+impl IndexArgs {
+    /// Models of the index, with the hub and the folders that the environment names.
+    pub(crate) fn models(&self, app: &App) -> Result<Models> {
+        let hub = HubOptions::from_environment()?;
+        let options = IndexOptions::new(cache::dir()?.join("indexes"))
+            .source(self.index.clone())
+            .key(self.index_key.clone());
+        let Loaded { index, notes, .. } = {
+            let _working = app.interrupts.working();
+            options.load(&hub, app.interrupts.token())?
+        };
+        notes.iter().for_each(|note| say!("note: {note}"));
+        Ok(Models::new(index, Hub::new(hub), models::folder()?))
+    }
 }
 
 /// What answers while a portable bundle is prepared.

@@ -6,12 +6,15 @@ use std::time::{Duration, Instant};
 
 use indicatif::{DecimalBytes, HumanBytes, HumanDuration, ProgressBar};
 use qhx::hub::{DownloadProgress, Name};
+use qhx_base::CancelToken;
 use qhx_base::escape::shown;
 use qhx_core::op::ProgressFn;
+use qhx_forge::Progress as _;
 pub(crate) use qhx_forge::program::ForgeProgress;
 use qhx_terminal::progress::style;
 pub(crate) use qhx_terminal::progress::waiting;
 use qhx_tools::install::FetchStep;
+use qhx_tools::models::{ForgeStep, Step};
 
 /// Prompts that are consumed faster than this get no bar.
 const PATIENCE: Duration = Duration::from_millis(700);
@@ -195,5 +198,95 @@ impl FetchProgress {
 impl Drop for FetchProgress {
     fn drop(&mut self) {
         self.clear();
+    }
+}
+
+/// Shows how far a model is that is made ready.
+#[derive(Debug)]
+pub(crate) struct ObtainProgress {
+    cancel: CancelToken,
+    shown: Mutex<Shown>,
+}
+
+/// Display of the step under way.
+#[derive(Debug, Default)]
+enum Shown {
+    #[default]
+    Nothing,
+    Package(FetchProgress),
+    Download(Arc<PullProgress>),
+    Forge(Box<ForgeProgress>),
+}
+
+impl ObtainProgress {
+    /// A display of work that `cancel` stops.
+    pub(crate) fn new(cancel: CancelToken) -> Self {
+        Self { cancel, shown: Mutex::new(Shown::Nothing) }
+    }
+
+    /// The model is ready, or given up.
+    pub(crate) fn end(&self) {
+        self.update(|shown| {
+            if let Shown::Download(pull) = &*shown {
+                pull.end();
+            }
+            *shown = Shown::Nothing;
+        });
+    }
+
+    /// Shows a step.
+    pub(crate) fn step(&self, step: &Step<'_>) {
+        match step {
+            Step::Package(step) => self.update(|shown| {
+                if !matches!(shown, Shown::Package(_)) {
+                    *shown = Shown::Package(FetchProgress::default());
+                }
+                if let Shown::Package(progress) = shown {
+                    progress.step(step);
+                }
+            }),
+            Step::Download(name, step) => {
+                let mut pull = None;
+                self.update(|shown| {
+                    if !matches!(shown, Shown::Download(_)) {
+                        *shown = Shown::Download(Arc::new(PullProgress::new(name)));
+                    }
+                    if let Shown::Download(progress) = shown {
+                        pull = Some(Arc::clone(progress));
+                    }
+                });
+                // Several threads report at once.
+                pull.iter().for_each(|pull| pull.step(step));
+            }
+            Step::Forge(step) => self.forge(step),
+            Step::Waiting(name) => say!("{name}: another process makes it ready"),
+            Step::Note(note) => say!("note: {note}"),
+            _ => {}
+        }
+    }
+
+    fn forge(&self, step: &ForgeStep<'_>) {
+        if let ForgeStep::Begin { title, form, .. } = step {
+            self.end();
+            say!("making a bundle of {title} for {form}");
+        }
+        self.update(|shown| {
+            if !matches!(shown, Shown::Forge(_)) {
+                *shown = Shown::Forge(Box::new(ForgeProgress::quiet(self.cancel.clone())));
+            }
+            let Shown::Forge(progress) = shown else { return };
+            match step {
+                ForgeStep::Stage(what, total) => progress.stage(what, *total),
+                ForgeStep::Total(bytes) => progress.total(*bytes),
+                ForgeStep::Finished(bytes) => progress.finished(*bytes, false),
+                ForgeStep::Advance(done) => progress.advance(*done),
+                ForgeStep::Note(note) => progress.note(note),
+                _ => {}
+            }
+        });
+    }
+
+    fn update(&self, change: impl FnOnce(&mut Shown)) {
+        change(&mut self.shown.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }

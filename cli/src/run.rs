@@ -14,17 +14,19 @@ use qhx_terminal::{STYLES, helper, refuse};
 use crate::Status;
 use crate::app::App;
 use crate::args::{GlobalArgs, LibraryArgs, variables};
+use crate::commands;
 use crate::commands::classic::{self, ClassicArgs};
 use crate::commands::embed::classic::EmbedClassicArgs;
 use crate::commands::{
     bench, chat, completions, demo, doctor, embed, forge, generate, inspect, libraries, man,
-    plugins, pull, pulled, push, rerank, serve, speak, transcribe, verify,
+    models, plugins, ps, pull, pulled, push, rerank, serve, speak, transcribe, verify,
 };
 use crate::progress::PromptProgress;
 
 const EXAMPLES: &str = "\
 Examples:
-  qhx demo
+  qhx run smollm2
+  qhx models
   qhx libraries install
   qhx pull owner/qwen35_HNPU
   qhx forge Qwen3.5-0.8B --out qwen35/v81 --target v81
@@ -52,6 +54,9 @@ struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 enum Command {
+    Run(Box<commands::run::RunArgs>),
+    Models(models::ModelsArgs),
+    Show(models::ShowArgs),
     Generate(generate::GenerateArgs),
     Chat(chat::ChatArgs),
     Transcribe(transcribe::TranscribeArgs),
@@ -61,7 +66,9 @@ enum Command {
     Embed(embed::EmbedArgs),
     Pull(pull::PullArgs),
     List(pulled::ListArgs),
-    Remove(pulled::RemoveArgs),
+    Rm(pulled::RmArgs),
+    Cp(pulled::CpArgs),
+    Ps(ps::PsArgs),
     #[command(mut_arg("checkpoint", |arg| arg.help(
         "Folder of the checkpoint, a GGUF file of llama.cpp, or the name OWNER/NAME of one that a hub has, which is \
          fetched first"
@@ -118,8 +125,11 @@ pub fn run_embed() -> ExitCode {
 
 fn dispatch(command: Command, app: &mut App) -> Result<Status> {
     match command {
+        Command::Run(args) => args.chat.tracing.trace(|t| commands::run::run(&args, app, t)),
+        Command::Models(args) => models::models(&args, app),
+        Command::Show(args) => models::show(&args, app),
         Command::Generate(args) => args.tracing.trace(|t| generate::run(&args, app, t)),
-        Command::Chat(args) => args.tracing.trace(|t| chat::run(&args, app, t)),
+        Command::Chat(args) => args.options.tracing.trace(|t| chat::run(&args, app, t)),
         Command::Transcribe(args) => args.tracing.trace(|t| transcribe::run(&args, app, t)),
         Command::Speak(args) => args.tracing.trace(|t| speak::run(&args, app, t)),
         Command::Rerank(args) => args.tracing.trace(|t| rerank::run(&args, app, t)),
@@ -127,7 +137,9 @@ fn dispatch(command: Command, app: &mut App) -> Result<Status> {
         Command::Embed(args) => args.tracing.trace(|t| embed::run(&args, app, t)),
         Command::Pull(args) => pull::run(&args, app),
         Command::List(args) => pulled::list(&args, app),
-        Command::Remove(args) => pulled::remove(&args, app),
+        Command::Rm(args) => pulled::rm(&args, app),
+        Command::Cp(args) => pulled::cp(&args, app),
+        Command::Ps(args) => ps::run(&args, app),
         Command::Forge(args) => forge::run(*args, app),
         Command::Prepare(args) => forge::prepare(&args, app),
         Command::Inspect(args) => inspect::run(&args, app),
@@ -155,8 +167,11 @@ impl Command {
     /// commands that open a device.
     fn common(&self) -> (bool, Option<&LibraryArgs>) {
         match self {
+            Self::Run(args) => (args.chat.json, Some(&args.chat.backend.libraries)),
+            Self::Models(args) => (args.json, None),
+            Self::Show(args) => (args.json, Some(&args.libraries)),
             Self::Generate(args) => (args.json, Some(&args.backend.libraries)),
-            Self::Chat(args) => (args.json, Some(&args.backend.libraries)),
+            Self::Chat(args) => (args.options.json, Some(&args.options.backend.libraries)),
             Self::Transcribe(args) => (args.json, Some(&args.backend.libraries)),
             Self::Speak(args) => (args.json, Some(&args.backend.libraries)),
             Self::Rerank(args) => (args.json, Some(&args.backend.libraries)),
@@ -164,7 +179,9 @@ impl Command {
             Self::Embed(args) => (args.json, Some(&args.backend.libraries)),
             Self::Pull(args) => (args.json, Some(&args.libraries)),
             Self::List(args) => (args.json, None),
-            Self::Remove(args) => (args.json, None),
+            Self::Rm(args) => (args.json, None),
+            Self::Cp(args) => (args.json, None),
+            Self::Ps(args) => (args.json, None),
             Self::Forge(args) => (args.wants_json(), None),
             Self::Prepare(args) => (args.json, Some(&args.libraries)),
             Self::Inspect(args) => (args.json, None),

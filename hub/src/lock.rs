@@ -46,7 +46,10 @@ impl Lock {
     }
 
     /// The lock, or `None` where another process holds it.
-    pub(crate) fn attempt(path: &Path) -> Result<Option<Self>> {
+    ///
+    /// # Errors
+    /// When the file of the lock cannot be made.
+    pub fn attempt(path: &Path) -> Result<Option<Self>> {
         attempt(path, open(path)?, File::try_lock).map(Result::ok)
     }
 

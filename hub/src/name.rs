@@ -49,6 +49,13 @@ impl Name {
         self
     }
 
+    /// The same repository at this revision, without a folder.
+    #[must_use]
+    pub fn at(mut self, revision: &str) -> Self {
+        (self.revision, self.folder) = (Some(revision.to_owned()), None);
+        self
+    }
+
     /// The name of its folder in a cache.
     pub(crate) fn cache_folder(&self) -> String {
         format!("models--{}--{}", self.owner, self.name)

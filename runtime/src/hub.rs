@@ -50,12 +50,28 @@ pub fn pull(
     progress: &(dyn Fn(DownloadProgress<'_>) + Sync),
     cancel: &CancelToken,
 ) -> Result<Pulled> {
+    pull_checked(hub, name, want, &|_| Ok(()), progress, cancel)
+}
+
+/// Same as [`pull`]; `check` sees the hub's list of files before anything is fetched.
+///
+/// # Errors
+/// Errors of [`pull`] and of `check`.
+pub fn pull_checked(
+    hub: &Hub,
+    name: &Name,
+    want: &Want,
+    check: &dyn Fn(&Listing) -> Result<()>,
+    progress: &(dyn Fn(DownloadProgress<'_>) + Sync),
+    cancel: &CancelToken,
+) -> Result<Pulled> {
     let mut want = want.clone();
     want.folder = name.folder.clone().or(want.folder);
     if let Some(there) = already(hub, name, &want, cancel)? {
         return Ok(there);
     }
     let listing = hub.resolve(name, cancel)?;
+    check(&listing)?;
     let bundles = qhx_hub::bundles(listing.paths(), is_candidate);
     let checkpoint = || hub.checkpoint(&listing, CheckpointFiles::All, cancel);
     let selection = match want.select(&listing, is_candidate) {
@@ -77,10 +93,26 @@ pub fn pull_checkpoint(
     progress: &(dyn Fn(DownloadProgress<'_>) + Sync),
     cancel: &CancelToken,
 ) -> Result<Pulled> {
+    pull_checkpoint_checked(hub, name, files, &|_| Ok(()), progress, cancel)
+}
+
+/// Same as [`pull_checkpoint`]; `check` sees the hub's list of files before anything is fetched.
+///
+/// # Errors
+/// Errors of [`pull`] and of `check`.
+pub fn pull_checkpoint_checked(
+    hub: &Hub,
+    name: &Name,
+    files: CheckpointFiles,
+    check: &dyn Fn(&Listing) -> Result<()>,
+    progress: &(dyn Fn(DownloadProgress<'_>) + Sync),
+    cancel: &CancelToken,
+) -> Result<Pulled> {
     if let Some(there) = already(hub, name, &Want::default(), cancel)? {
         return Ok(there);
     }
     let listing = hub.resolve(name, cancel)?;
+    check(&listing)?;
     hub.download(&hub.checkpoint(&listing, files, cancel)?, progress, cancel)
 }
 

@@ -49,6 +49,10 @@ pub const BACKEND: &str = "QHX_BACKEND";
 pub const DEVICE_ARCH: &str = "QHX_DEVICE_ARCH";
 /// Folder for what qhx downloads and makes.
 pub const CACHE_DIR: &str = "QHX_CACHE_DIR";
+/// Index of models, instead of the program's own.
+pub const INDEX: &str = "QHX_INDEX";
+/// Public key of minisign that signs the index.
+pub const INDEX_KEY: &str = "QHX_INDEX_KEY";
 /// Folders that are searched for plugins.
 pub const PLUGIN_PATH: &str = "QHX_PLUGIN_PATH";
 /// Log filter, if `--log` is not given.
@@ -73,7 +77,7 @@ pub const NO_COLOR: &str = "NO_COLOR";
 pub const GLIBC_TUNABLES: &str = "GLIBC_TUNABLES";
 
 /// All of them, in the order of the page.
-pub const ALL: [Variable; 25] = [
+pub const ALL: [Variable; 27] = [
     Variable::new(HTP, "path of libQnnHtp", "what opens QNN libraries")
         .more(
             "as `--htp`; `export QHX_QNN_HTP=\"$(qhx libraries path --htp)\"` for the installed \
@@ -105,10 +109,15 @@ pub const ALL: [Variable; 25] = [
     .default("the device's"),
     Variable::new(
         CACHE_DIR,
-        "folder of the QNN libraries, of the demo's checkpoint and bundles, and of prepared bundles",
-        "`qhx libraries`, `qhx demo`, `qhx prepare`",
+        "folder of the QNN libraries, of models by name, and of prepared bundles",
+        "`qhx libraries`, `qhx run`, `qhx prepare`",
     )
     .default("`qhx` in the user's cache folder"),
+    Variable::new(INDEX, "index of models", "`qhx run`, `qhx pull`, `qhx models`")
+        .more("a file, or a URL with `#sha256=…` or a signature, as `--index`")
+        .default("the program's own"),
+    Variable::new(INDEX_KEY, "public key that signs the index", "the same")
+        .more("of minisign, in Base64 or its file, as `--index-key`"),
     Variable::new(PLUGIN_PATH, "folders that are searched for plugins", "what runs host-ops")
         .more("separated like `PATH`; absolute ones only"),
     Variable::new(LOG, "what is logged", "all")

@@ -8,6 +8,8 @@
 //! | [`inspect`](mod@inspect) | contents of a bundle or of a context binary |
 //! | [`doctor`] | libraries, device, plugins and folders of this machine |
 //! | [`install`](mod@install) | the QNN libraries, fetched from a package index |
+//! | [`models`] | models by their names: fetched, or made of a checkpoint |
+//! | [`running`] | the models that a server has in memory |
 //! | [`package`] | checkpoints, fetched from there, too |
 
 pub mod bench;
@@ -15,6 +17,8 @@ pub mod corpus;
 pub mod doctor;
 pub mod inspect;
 pub mod install;
+pub mod models;
 pub mod package;
+pub mod running;
 pub mod verify;
 mod wheel;

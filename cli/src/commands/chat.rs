@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -29,6 +29,7 @@ use crate::trace::{TraceArgs, Tracing};
 const EXAMPLES: &str = "\
 Examples:
   qhx chat qwen35/v81
+  qhx chat smollm2
   qhx chat qwen35/v81 --system-prompt 'Answer in one sentence.' --thinking off
   printf 'Hello!\\nAnd again.\\n' | qhx chat qwen35/v81 --json
 
@@ -54,8 +55,15 @@ Ctrl-C stops an answer; what there is of it stays in the conversation.";
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ChatArgs {
-    /// The bundle: its folder, its manifest, or a manifest's name in its folder
+    /// The bundle: its folder, its manifest, a manifest's name in its folder, or a name that was pulled
     pub bundle: PathBuf,
+    #[command(flatten)]
+    pub options: ChatOptions,
+}
+
+/// Options of a conversation.
+#[derive(Debug, Args)]
+pub(crate) struct ChatOptions {
     /// Greatest number of tokens of an answer
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1024)]
     pub max_new: usize,
@@ -158,7 +166,7 @@ fn save(chat: &Chat, file: &str) -> Result<()> {
         serde_json::json!({"role": m.role, "content": content})
     };
     let messages: serde_json::Value = chat.messages().iter().map(message).collect();
-    let path = std::path::Path::new(file);
+    let path = Path::new(file);
     let written = File::create_new(path).and_then(|mut f| writeln!(f, "{messages:#}"));
     written.map_err(|e| Error::io(ErrorKind::Io, path, e))
 }
@@ -195,6 +203,23 @@ fn turn(app: &mut App, chat: &mut Chat, message: &str, output: &Output) -> Resul
 
 /// Runs the command.
 pub(crate) fn run(args: &ChatArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
+    talk(&args.bundle, &args.options, None, app, tracing)
+}
+
+/// One message, instead of those of standard input.
+pub(crate) struct Single<'a> {
+    pub text: &'a str,
+    pub attachments: Vec<Attachment>,
+}
+
+/// Opens a bundle, and answers one message or those of standard input.
+pub(crate) fn talk(
+    bundle: &Path,
+    args: &ChatOptions,
+    single: Option<Single<'_>>,
+    app: &mut App,
+    tracing: Option<&Tracing>,
+) -> Result<Status> {
     let sampling = args.sampling.params(&SamplingParams::default())?;
     let draft = args.speculate.draft()?;
     let request = Request::chat([])
@@ -208,7 +233,7 @@ pub(crate) fn run(args: &ChatArgs, app: &mut App, tracing: Option<&Tracing>) -> 
     let (preparing, decode_on) = (Some(&args.preparing), args.decode.decode_on);
     let opening = Opening { tracing, preparing, decode_on, ..Opening::default() };
     let backend = BackendArgs { idle_release: Some(args.idle_release), ..args.backend.clone() };
-    let model = session::open_checked(app, &args.bundle, &backend, opening, check)?;
+    let model = session::open_checked(app, bundle, &backend, opening, check)?;
     let own = model.sampling().cloned();
     let request = match &own {
         Some(own) => request.sampling(args.sampling.params(own)?),
@@ -223,6 +248,13 @@ pub(crate) fn run(args: &ChatArgs, app: &mut App, tracing: Option<&Tracing>) -> 
     say!("{}", session::load(chat.model()));
     sampling.iter().for_each(|sampling| say!("sampling: {sampling}"));
     let output = Output { json: args.json, tools };
+    if let Some(Single { text, attachments }) = single {
+        for attachment in &attachments {
+            media::say(std::slice::from_ref(chat.attach(attachment)?));
+        }
+        let interrupted = turn(app, &mut chat, text, &output)?;
+        return Ok(if interrupted { Status::Cancelled } else { Status::Done });
+    }
     let interactive = std::io::stdin().is_terminal();
     let mut line = Vec::new();
     // What a script's messages failed with; a person has seen it.

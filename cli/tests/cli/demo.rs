@@ -4,8 +4,8 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use qhx_tiers::tier;
 use qhx::hub::index::{Index, Package};
+use qhx_tiers::tier;
 
 use crate::run::{Program, Run, folder};
 

@@ -231,11 +231,7 @@ fn minilm_embeds_as_the_reference() {
 }
 
 /// The first layers and the head on the emulator, where a token of all layers takes minutes.
-fn first_layers(
-    (of, name): (&str, &str),
-    change: impl FnOnce(&mut ForgeOptions),
-    label: &str,
-) {
+fn first_layers((of, name): (&str, &str), change: impl FnOnce(&mut ForgeOptions), label: &str) {
     let goldens: Goldens = real::goldens(name);
     let FirstLayers { layers, ids, logits } = goldens.first_layers;
     let (_folder, checkpoint, others) = real::first_layers(of, layers);
