@@ -1,5 +1,7 @@
 //! Requests: redirects, the token and which failures another attempt may mend.
 
+use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -8,7 +10,7 @@ use qhx_base::{Error, ErrorKind, Result, bail, error, files};
 use rustls::crypto::CryptoProvider;
 use ureq::http::{HeaderMap, Response, StatusCode, Uri};
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
-use ureq::{Agent, Body, Proxy};
+use ureq::{Agent, Body, Proxy, SendBody};
 
 use crate::options::HubOptions;
 
@@ -112,6 +114,53 @@ impl Client {
             uri = redirect(&uri, response.headers())?;
         }
         Err(error!(Io, "{}: more than {MAX_REDIRECTS} redirects", shown(&uri)).into())
+    }
+
+    /// Sends a body to the hub, or to a URL that it gave, and returns what it replies. A signed URL gets no token.
+    pub(crate) fn post(
+        &self,
+        url: &str,
+        media_type: &str,
+        body: &[u8],
+        signed: bool,
+    ) -> Result<Response<Body>, Failure> {
+        let uri = parse(url, "an address that the hub gave")?;
+        let mut request = self.agent.post(uri.clone());
+        request = request.header("Content-Type", media_type).header("Accept", media_type);
+        let token = self.token.as_ref().filter(|_| !signed && self.may_have_token(&uri));
+        if let Some(token) = token {
+            request = request.header("Authorization", format!("Bearer {token}"));
+        }
+        let response = request.send(body).map_err(|e| failed(&uri, e))?;
+        self.judged(&uri, response)
+    }
+
+    /// Sends `length` bytes to a URL that the hub gave. It is signed: it gets the headers that came with it, and no
+    /// token.
+    pub(crate) fn put(
+        &self,
+        url: &str,
+        headers: &BTreeMap<String, String>,
+        body: &mut dyn Read,
+        length: u64,
+    ) -> Result<Response<Body>, Failure> {
+        let uri = parse(url, "an address that the hub gave")?;
+        if uri.scheme_str() == Some("https") {
+            check_processor()?;
+        } else if self.endpoint.scheme_str() == Some("https") {
+            return Err(error!(Io, "{}: the hub gave an address without TLS", shown(&uri)).into());
+        }
+        let mut request = self.agent.put(uri.clone()).header("Content-Length", length.to_string());
+        for (name, value) in headers {
+            request = request.header(name, value);
+        }
+        let response = request.send(SendBody::from_reader(body)).map_err(|e| failed(&uri, e))?;
+        self.judged(&uri, response)
+    }
+
+    /// True if there is a token that the endpoint gets.
+    pub(crate) fn has_token(&self) -> bool {
+        self.token.is_some() && self.may_have_token(&self.endpoint)
     }
 
     /// The token is the endpoint's: for no other host, and for nobody who listens.

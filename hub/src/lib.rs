@@ -5,6 +5,7 @@
 //! | [`HubOptions`] | endpoint, token, cache folder; [`HubOptions::from_environment`] reads them |
 //! | [`Name`] | `OWNER/NAME[@REVISION][/FOLDER]` |
 //! | [`Hub`] | resolves a name to a commit and its files ([`Listing`]), and downloads a [`Selection`] of them |
+//! | [`Publication`] | files that [`Hub::publish`] puts into a repository |
 //! | [`Lock`] | keeps other processes out while something is fetched |
 //! | [`index::Index`] | short names of models, and the repositories behind them |
 //! | [`Cache`] | what was fetched: finds a name's folder without a network, lists, checks, removes |
@@ -33,6 +34,7 @@ mod options;
 mod progress;
 mod record;
 mod remove;
+mod upload;
 mod wait;
 
 pub use blob::BlobId;
@@ -50,3 +52,4 @@ pub use options::HubOptions;
 pub use progress::DownloadProgress;
 pub use record::FileCheck;
 pub use remove::Removed;
+pub use upload::{LocalFile, Publication, Published, UploadProgress};

@@ -25,6 +25,6 @@ class Qhx < Formula
   end
 
   test do
-    assert_match "The capital of France is", shell_output("#{bin}/qhx demo --tiny --backend cpu")
+    assert_match "The capital of France is", shell_output("#{bin}/qhx demo --backend cpu")
   end
 end

@@ -190,7 +190,7 @@ fn name_of(path: &Path) -> Option<Name> {
 
 /// The error of a path at which nothing is there, with how to fetch what has that name.
 pub fn how_to_fetch(path: &Path, error: Error) -> Error {
-    let named = models::name_of(path).filter(|name| index::Index::builtin().entry(name).is_some());
+    let named = models::name_of(path);
     let Some(name) = named.or_else(|| name_of(path).map(|name| name.to_string())) else {
         return error;
     };

@@ -24,6 +24,7 @@ mod interrupt;
 #[cfg(all(unix, not(feature = "builtin-ops")))]
 mod library;
 mod media;
+mod names;
 mod newcomer;
 mod phimoe;
 #[cfg(not(feature = "builtin-ops"))]

@@ -1,4 +1,4 @@
-//! `qhx pull`, `list` and `remove`, and names of what was fetched in the place of a bundle.
+//! `qhx pull`, `list` and `rm`, and names of what was fetched in the place of a bundle.
 
 use std::path::Path;
 use std::time::Duration;
@@ -63,7 +63,7 @@ fn a_folder_of_that_name_comes_first() {
     let inspected = run(dir, &server, &["inspect", "o/tiny", "--json"]).ok().json();
     assert_eq!(inspected["manifest"], "o/tiny/tiny.json");
     run(dir, &server, &["generate", "o/absent", PROMPT])
-        .fails(3, &["if it is a name of a hub, fetch it: qhx pull o/absent"]);
+        .fails(3, &["if it is a name, fetch it: qhx pull o/absent"]);
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn fetched_files_are_looked_at_again() {
 fn what_is_there_is_listed_and_removed() {
     let (server, folder) = (Server::start([tiny()]), folder());
     let dir = folder.path();
-    run(dir, &server, &["list"]).ok().says(&["fetch a bundle with qhx pull"]);
+    run(dir, &server, &["list"]).ok().says(&["qhx run NAME begins"]);
     for arch in ["79", "81"] {
         run(dir, &server, &["pull", "o/tiny", "--arch", arch]).ok();
     }
@@ -126,12 +126,12 @@ fn what_is_there_is_listed_and_removed() {
     assert_eq!(json["unfinished"][0]["bytes"], 9, "{json}");
     let listed = run(dir, &server, &["list"]).ok().stdout;
     assert!(listed.lines().last().unwrap().contains("unfinished"), "{listed}");
-    let removed = run(dir, &server, &["remove", "o/tiny/v79"]).ok();
+    let removed = run(dir, &server, &["rm", "o/tiny/v79"]).ok();
     assert!(removed.stdout.starts_with("removed o/tiny/v79: "), "{}", removed.stdout);
     run(dir, &server, &["generate", "o/tiny", PROMPT]).ok();
-    let removed = run(dir, &server, &["remove", "o/tiny", "--json"]).ok().json();
-    assert!(removed["removed"]["bytes"].as_u64().unwrap() > 100_000, "{removed}");
-    assert_eq!(run(dir, &server, &["remove", "o/tiny"]).code, 2);
+    let removed = run(dir, &server, &["rm", "o/tiny", "--json"]).ok().json();
+    assert!(removed["bytes"].as_u64().unwrap() > 100_000, "{removed}");
+    assert_eq!(run(dir, &server, &["rm", "o/tiny"]).code, 2);
 }
 
 #[test]

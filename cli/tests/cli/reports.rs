@@ -159,6 +159,13 @@ fn every_command_has_help_with_examples_or_options() {
         "doctor",
         "demo",
         "serve",
+        "run",
+        "models",
+        "show",
+        "ps",
+        "rm",
+        "cp",
+        "publish",
     ] {
         let run = qhx!(folder(), command, "--help").run().ok();
         assert!(run.stdout.contains("Usage: qhx "), "{command}: {}", run.stdout);

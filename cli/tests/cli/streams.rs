@@ -59,8 +59,7 @@ fn commands_do_their_work_when_nobody_takes_what_they_say() {
     let inspect = same_without_listener(|folder| qhx!(folder, "inspect", bundle()));
     assert!(inspect.stdout.starts_with("model "), "{inspect:?}");
     same_without_listener(|folder| qhx!(folder, "plugins", "list")).ok();
-    let demo =
-        same_without_listener(|folder| qhx!(folder, "demo", "--tiny", "--backend", "cpu")).ok();
+    let demo = same_without_listener(|folder| qhx!(folder, "demo", "--backend", "cpu")).ok();
     assert!(demo.stdout.starts_with("The capital of France is Paris"), "{demo:?}");
 }
 

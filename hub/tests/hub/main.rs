@@ -4,6 +4,7 @@ mod cache;
 mod faults;
 mod index;
 mod layout;
+mod publish;
 mod refused;
 
 use std::path::Path;

@@ -75,7 +75,12 @@ fn decoded(path: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn plain(mut stream: &TcpStream, status: u16, headers: &str, body: &str) -> io::Result<()> {
+pub(crate) fn plain(
+    mut stream: &TcpStream,
+    status: u16,
+    headers: &str,
+    body: &str,
+) -> io::Result<()> {
     let length = body.len();
     let head = format!("HTTP/1.1 {status} X\r\nConnection: close\r\nContent-Length: {length}\r\n");
     stream.write_all(format!("{head}{headers}\r\n{body}").as_bytes())

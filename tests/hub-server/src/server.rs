@@ -1,6 +1,6 @@
 //! Connections: a thread for each, which answers one request.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::repo::Repo;
+use crate::upload::{self, Storage};
 use crate::{answer, tls};
 
 /// Failure of a request.
@@ -34,7 +35,7 @@ pub enum Fault {
 /// A request that arrived.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// `GET` or `HEAD`.
+    /// `GET`, `HEAD`, `POST` or `PUT`.
     pub method: String,
     /// Path and query.
     pub path: String,
@@ -61,6 +62,9 @@ pub(crate) struct State {
     /// For a part of a path: the fault, and the number of times that it still happens.
     faults: Mutex<Vec<(String, Fault, usize)>>,
     requests: Mutex<Vec<Request>>,
+    pub storage: Mutex<Storage>,
+    /// Bytes of contents that arrived.
+    pub received: AtomicU64,
     /// Bytes of files that were written to connections.
     pub sent: AtomicU64,
     pub stopped: AtomicBool,
@@ -141,6 +145,28 @@ impl Server {
         lock(&self.state.faults).clear();
     }
 
+    /// Lets whoever has this token write. Files that are longer than `part` come in parts of as many bytes.
+    pub fn writable(&self, token: &str, part: Option<usize>) {
+        let mut storage = lock(&self.state.storage);
+        storage.token = Some(token.to_owned());
+        storage.part = part;
+    }
+
+    /// Bytes of contents that arrived so far.
+    pub fn received(&self) -> u64 {
+        self.state.received.load(Ordering::Acquire)
+    }
+
+    /// The files of a repository's branch `main`.
+    pub fn files(&self, id: &str) -> Vec<crate::File> {
+        let repos = lock(&self.state.repos);
+        repos
+            .iter()
+            .find(|repo| repo.is(id, "main"))
+            .map(|repo| repo.files.clone())
+            .unwrap_or_default()
+    }
+
     /// Requests that arrived so far.
     pub fn requests(&self) -> Vec<Request> {
         lock(&self.state.requests).clone()
@@ -164,11 +190,12 @@ impl Drop for Server {
 }
 
 fn serve(stream: &TcpStream, state: &State) {
-    let mut lines = BufReader::new(stream).lines();
+    let mut reader = BufReader::new(stream);
+    let mut lines = reader.by_ref().lines();
     let Some(Ok(first)) = lines.next() else { return };
     let mut words = first.split(' ').map(str::to_owned);
     let (Some(method), Some(path)) = (words.next(), words.next()) else { return };
-    let headers = lines
+    let headers: Vec<(String, String)> = lines
         .map_while(Result::ok)
         .take_while(|line| !line.is_empty())
         .filter_map(|line| {
@@ -179,5 +206,16 @@ fn serve(stream: &TcpStream, state: &State) {
     let request = Request { method, path, headers };
     lock(&state.requests).push(request.clone());
     // The reader may have gone.
-    let _ = answer::answer(stream, &request, state);
+    let _ = if ["POST", "PUT"].contains(&request.method.as_str()) {
+        let length = request.header("content-length").and_then(|length| length.parse().ok());
+        let mut body = Vec::new();
+        match reader.take(length.unwrap_or(0)).read_to_end(&mut body) {
+            Ok(read) if Some(read as u64) == length => {}
+            // Whoever sent it is gone.
+            _ => return,
+        }
+        upload::answer(stream, &request, &body, state)
+    } else {
+        answer::answer(stream, &request, state)
+    };
 }
