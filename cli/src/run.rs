@@ -19,7 +19,7 @@ use crate::commands::classic::{self, ClassicArgs};
 use crate::commands::embed::classic::EmbedClassicArgs;
 use crate::commands::{
     bench, chat, completions, demo, doctor, embed, forge, generate, inspect, libraries, man,
-    models, plugins, ps, pull, pulled, push, rerank, serve, speak, transcribe, verify,
+    models, plugins, ps, publish, pull, pulled, push, rerank, serve, speak, transcribe, verify,
 };
 use crate::progress::PromptProgress;
 
@@ -66,6 +66,7 @@ enum Command {
     Embed(embed::EmbedArgs),
     Pull(pull::PullArgs),
     List(pulled::ListArgs),
+    Publish(publish::PublishArgs),
     Rm(pulled::RmArgs),
     Cp(pulled::CpArgs),
     Ps(ps::PsArgs),
@@ -137,6 +138,7 @@ fn dispatch(command: Command, app: &mut App) -> Result<Status> {
         Command::Embed(args) => args.tracing.trace(|t| embed::run(&args, app, t)),
         Command::Pull(args) => pull::run(&args, app),
         Command::List(args) => pulled::list(&args, app),
+        Command::Publish(args) => publish::run(&args, app),
         Command::Rm(args) => pulled::rm(&args, app),
         Command::Cp(args) => pulled::cp(&args, app),
         Command::Ps(args) => ps::run(&args, app),
@@ -179,6 +181,7 @@ impl Command {
             Self::Embed(args) => (args.json, Some(&args.backend.libraries)),
             Self::Pull(args) => (args.json, Some(&args.libraries)),
             Self::List(args) => (args.json, None),
+            Self::Publish(args) => (args.json, None),
             Self::Rm(args) => (args.json, None),
             Self::Cp(args) => (args.json, None),
             Self::Ps(args) => (args.json, None),

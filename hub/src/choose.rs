@@ -223,6 +223,10 @@ impl Want {
                 }
             }
         }
+        let cpu = found.iter().find(|bundle| bundle.path == "cpu");
+        if let Some(cpu) = cpu.filter(|_| self.archs.is_empty()) {
+            return Ok(cpu);
+        }
         Err(match self.archs.first() {
             None => fail(format!("which bundle? There is {}", list())),
             Some(arch) => fail(format!("no bundle in it runs on v{arch}; there is {}", list())),

@@ -25,7 +25,8 @@ use crate::models;
 pub use qhx_hub::index;
 pub use qhx_hub::{
     Cache, CheckpointFiles, DownloadProgress, FileCheck, Found, Hub, HubOptions, Kind, Listing,
-    Local, Name, Pulled, Removed, Selection, Unfinished, VARIABLES, Want,
+    Local, LocalFile, Name, Publication, Published, Pulled, Removed, Selection, Unfinished,
+    UploadProgress, VARIABLES, Want,
 };
 
 /// The newest architecture that a name may say.

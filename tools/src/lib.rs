@@ -9,6 +9,7 @@
 //! | [`doctor`] | libraries, device, plugins and folders of this machine |
 //! | [`install`](mod@install) | the QNN libraries, fetched from a package index |
 //! | [`models`] | models by their names: fetched, or made of a checkpoint |
+//! | [`publish`] | a bundle for a repository of a hub, with its model card |
 //! | [`running`] | the models that a server has in memory |
 //! | [`package`] | checkpoints, fetched from there, too |
 
@@ -19,6 +20,7 @@ pub mod inspect;
 pub mod install;
 pub mod models;
 pub mod package;
+pub mod publish;
 pub mod running;
 pub mod verify;
 mod wheel;

@@ -15,6 +15,7 @@ pub(crate) mod man;
 pub(crate) mod models;
 pub(crate) mod plugins;
 pub(crate) mod ps;
+pub(crate) mod publish;
 pub(crate) mod pull;
 pub(crate) mod pulled;
 pub(crate) mod push;

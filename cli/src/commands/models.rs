@@ -1,7 +1,7 @@
 //! `qhx models` and `qhx show`: the names of the index, and what is behind one.
 
 use clap::Args;
-use qhx::hub::index::{Does, Entry};
+use qhx::hub::index::{Does, Entry, Package};
 use qhx::{BackendChoice, LibraryFiles};
 use qhx_base::Result;
 use qhx_tools::models::{Here, Machine, Models, Wanted};
@@ -121,10 +121,11 @@ fn row(entry: &Entry, models: &Models) -> [String; 6] {
 pub(crate) fn fetched(entry: &Entry) -> Option<u64> {
     let source = entry.checkpoint.as_ref();
     let package = source.and_then(|source| source.package.as_ref());
-    package
-        .map(qhx::hub::index::Package::download)
-        .or_else(|| source.and_then(|source| source.bytes))
-        .or_else(|| entry.bundles.iter().find_map(|bundle| bundle.bytes))
+    match source {
+        // Of a checkpoint the bundle's size says nothing.
+        Some(source) => package.map(Package::download).or(source.bytes),
+        None => entry.bundles.iter().find_map(|bundle| bundle.bytes),
+    }
 }
 
 /// Runs `qhx show`.

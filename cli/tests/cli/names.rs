@@ -210,3 +210,76 @@ fn a_run_that_is_killed_goes_on() {
     let left = std::fs::read_dir(dir.join("cache/models/tiny")).expect("a folder").count();
     assert_eq!(left, 2, "the bundle and its record");
 }
+
+/// What is published is fetched by others and answers alike, also after ten kills on the way there and back.
+#[cfg(unix)]
+#[test]
+fn a_bundle_goes_to_the_hub_and_back() {
+    let (server, mine, other) = (hub(), folder(), folder());
+    let dir = mine.path();
+    server.writable("writer", Some(1 << 15));
+    let (question, answer) = turn();
+    run(dir, &server, &["pull", "tiny"]).ok();
+    let publish = |dir: &Path, more: &[&str]| {
+        let args = [&["publish", "tiny", "me/tiny", "--license", "mit"], more].concat();
+        program(dir, &server, &args).env("HF_TOKEN", "writer")
+    };
+    let card = publish(dir, &["--dry-run"]).run().ok();
+    card.prints(&[
+        "license: \"mit\"",
+        "base_model: \"o/llama\"",
+        "| `cpu` | any CPU | fp16 |",
+        "qhx run me/tiny",
+    ]);
+    let refused = run(dir, &server, &["publish", "tiny", "me/tiny", "--license", "mit"]);
+    refused.fails(2, &["publishing needs a token", "HF_TOKEN"]);
+    let bundle: u64 = dir_bytes(&dir.join("cache/models/tiny/cpu"));
+    for place in 0..5 {
+        server.heal();
+        server.fault("/storage/", Fault::Slow(0, Duration::from_millis(20)), 99);
+        let mut child = publish(dir, &[]).start();
+        let since = std::time::Instant::now();
+        let begun = server.received();
+        while server.received() < begun + bundle / 8
+            && child.try_wait().expect("a child").is_none()
+            && since.elapsed() < Duration::from_secs(1 + place)
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        child.kill().expect("a child");
+        child.wait().expect("a child");
+    }
+    server.heal();
+    let published = publish(dir, &["--json"]).run().ok().json();
+    assert_eq!(published["repository"], "me/tiny");
+    // Parts of a file that was under way come again.
+    assert!(server.received() < 3 * bundle, "{} of {bundle} bytes", server.received());
+    let there = other.path();
+    for place in 1..=5 {
+        server.heal();
+        server.fault("/resolve/", Fault::Slow(1 << 12, Duration::from_millis(1)), 99);
+        let begun = server.sent();
+        let mut child = program(there, &server, &["run", "me/tiny", &question]).start();
+        while server.sent() < begun + bundle * place / 12
+            && child.try_wait().expect("a child").is_none()
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        child.kill().expect("a child");
+        child.wait().expect("a child");
+    }
+    server.heal();
+    let back = run(there, &server, &["run", "me/tiny", &question]).ok();
+    assert_eq!(back.stdout.trim(), answer.trim());
+    run(there, &server, &["verify", "me/tiny"]).ok();
+}
+
+fn dir_bytes(folder: &Path) -> u64 {
+    let entries =
+        std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry"));
+    let bytes = |entry: std::fs::DirEntry| match entry.metadata().expect("a file") {
+        data if data.is_dir() => dir_bytes(&entry.path()),
+        data => data.len(),
+    };
+    entries.map(bytes).sum()
+}
