@@ -62,7 +62,7 @@ impl Server {
         let (listener, address) = listen(address, "--port")?;
         let wyoming = options.wyoming.map(|address| listen(address, "--wyoming")).transpose()?;
         let shared = Arc::new(App::new(options, registry));
-        if let [only] = shared.registry.models.as_slice() {
+        if let [only] = &*shared.registry.models() {
             shared.registry.info(only, &shared.metrics)?;
         }
         Ok(Self { listener, address, wyoming, shared })
@@ -139,6 +139,7 @@ impl Server {
             }
         }
         shared.stopping.send_replace(true);
+        shared.pulls.cancel();
         tidying.abort();
         drop(listener);
         if timeout(shared.options.drain, shared.stopping.closed()).await.is_err() {
