@@ -15,6 +15,7 @@ use crate::hosts::Hosts;
 use crate::memory::Budget;
 use crate::metrics::Metrics;
 use crate::options::ServerOptions;
+use crate::pulls::Pulls;
 use crate::queue::Queue;
 use crate::registry::Registry;
 use crate::stored_responses::StoredResponses;
@@ -33,6 +34,9 @@ const QUIET: Duration = Duration::from_millis(500);
 pub(crate) struct App {
     pub options: ServerOptions,
     pub registry: Registry,
+    pub pulls: Pulls,
+    /// The place for a check of the machine, of which there is one at a time.
+    pub checking: Semaphore,
     pub queue: Queue,
     pub metrics: Metrics,
     /// True once the server takes no further request. Those that go on for long, such as sessions, hold a receiver: the
@@ -69,6 +73,8 @@ impl App {
 
     pub(crate) fn new(options: ServerOptions, registry: Registry) -> Self {
         Self {
+            pulls: Pulls::default(),
+            checking: Semaphore::new(1),
             queue: Queue::new(options.queue),
             metrics: Metrics::default(),
             stopping: watch::Sender::new(false),

@@ -1,7 +1,5 @@
 //! `/v1/audio/transcriptions`, and `/v1/audio/translations`.
 
-use std::sync::Arc;
-
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, FromRequest as _, Multipart, Request};
@@ -80,7 +78,7 @@ async fn hear(context: Context, request: Request, task: &'static str) -> Result<
     let model = form.model.clone();
     context.tally.update(|record| record.model = model);
     let registry = &context.shared.registry;
-    let model = Arc::clone(registry.able(form.model.as_deref(), Ability::Transcribe)?);
+    let model = registry.able(form.model.as_deref(), Ability::Transcribe)?;
     let missing = || ApiError::bad("file", "it is missing").code("missing_required_parameter");
     let source =
         Source::Bytes { name: "file".to_owned(), bytes: form.file.take().ok_or_else(missing)? };

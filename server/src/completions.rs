@@ -130,7 +130,7 @@ impl Completion {
         context: &Context,
         model: Option<&str>,
     ) -> Result<(GenerationRequest, Vec<String>)> {
-        let model = context.shared.registry.able(model, Ability::Generate)?;
+        let model = &context.shared.registry.able(model, Ability::Generate)?;
         let of_model = |e: qhx::Error| ApiError::of_model(&e, &model.name);
         let info = context.info(model)?;
         let ticket = context.ticket();

@@ -62,7 +62,7 @@ pub(crate) fn written(vectors: usize, respond: impl FnOnce() -> Response) -> Res
 
 /// Has a model embed the inputs.
 pub(crate) async fn vectors(context: &Context, fields: &Fields<'_>) -> Result<Embedded> {
-    let model = Arc::clone(context.shared.registry.able(fields.text("model")?, Ability::Embed)?);
+    let model = context.shared.registry.able(fields.text("model")?, Ability::Embed)?;
     let unsupported = [
         "instruction",
         "late_chunking",

@@ -411,7 +411,7 @@ impl Context {
     pub(crate) async fn ask(&self, model: Option<String>, ask: Ask) -> Result<GenerationRequest> {
         self.blocking(move |context| {
             let registry = &context.shared.registry;
-            let model = Arc::clone(registry.able(model.as_deref(), Ability::Generate)?);
+            let model = registry.able(model.as_deref(), Ability::Generate)?;
             ask.submit(&context, &model)
         })
         .await

@@ -17,6 +17,8 @@
 //! | `hosts` | names that the server goes by |
 //! | `routes` | which address is answered by what, and what every request goes through |
 //! | `registry` | the models: loaded when they are asked for, within a memory budget |
+//! | `catalog`, `pulls`, `manage` | models that can be added, what adds and removes them, and their routes |
+//! | `page` | the page at `/` |
 //! | `queue`, `worker` | jobs that wait, and the threads that do them |
 //! | `pending`, `sse` | what comes of a job, awaited as a whole or streamed |
 //! | `turns`, `ask` | conversations, and how they are answered, whatever interface they came by |
@@ -34,6 +36,7 @@ mod activity;
 mod answer;
 mod app;
 mod audio;
+mod catalog;
 mod chat;
 mod completions;
 mod connections;
@@ -46,12 +49,15 @@ mod generation_request;
 mod hosts;
 mod ids;
 mod infill;
+mod manage;
 mod memory;
 mod messages;
 mod metrics;
 mod ollama;
 mod options;
+mod page;
 mod pending;
+mod pulls;
 mod queue;
 mod realtime;
 mod recording;
@@ -70,5 +76,6 @@ mod worker;
 mod wyoming;
 
 pub use access_log::Record;
+pub use catalog::{Catalog, CatalogEntry, CatalogProgress};
 pub use options::ServerOptions;
 pub use server::Server;

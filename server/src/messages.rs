@@ -55,7 +55,7 @@ pub(crate) async fn create(Asked { context, map }: Asked) -> Result<Response> {
 pub(crate) async fn count_tokens(Asked { context, map }: Asked) -> Result<Response> {
     let fields = Fields::new(&map);
     let ask = context.memory.work(|| ask(&fields))?;
-    let model = Arc::clone(context.shared.registry.able(fields.text("model")?, Ability::Generate)?);
+    let model = context.shared.registry.able(fields.text("model")?, Ability::Generate)?;
     let tokens = if ask.has_media() {
         // How many positions an image takes, only the model knows.
         let submit = move |context: Context| counting(&context, &model, ask);

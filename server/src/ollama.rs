@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use axum::Extension;
 use axum::http::StatusCode;
-use axum::response::{IntoResponse as _, Response};
+use axum::response::Response;
 use jiff::{SignedDuration, Timestamp};
 use qhx::ToolCall;
 use serde_json::{Map, Value, json};
@@ -39,7 +39,8 @@ pub(crate) async fn version() -> Response {
 }
 
 pub(crate) async fn tags(Extension(context): Extension<Context>) -> Response {
-    let models = context.shared.registry.models.iter().map(|model| {
+    let models = context.shared.registry.models();
+    let models = models.iter().map(|model| {
         let mut json = listed(model);
         json["modified_at"] = time(model.facts().created).into();
         json
@@ -48,7 +49,8 @@ pub(crate) async fn tags(Extension(context): Extension<Context>) -> Response {
 }
 
 pub(crate) async fn loaded(Extension(context): Extension<Context>) -> Response {
-    let models = context.shared.registry.models.iter().filter(|model| model.is_loaded());
+    let models = context.shared.registry.models();
+    let models = models.iter().filter(|model| model.is_loaded());
     let models = models.map(|model| {
         let mut json = listed(model);
         let left = model.expires().map(|at| at.saturating_duration_since(Instant::now()));
@@ -63,7 +65,7 @@ pub(crate) async fn loaded(Extension(context): Extension<Context>) -> Response {
 
 pub(crate) async fn show(Asked { context, map }: Asked) -> Result<Response> {
     let fields = Fields::new(&map);
-    let model = Arc::clone(find(&context, &fields)?);
+    let model = find(&context, &fields)?;
     let of = Arc::clone(&model);
     // What a template can do is known once it is read.
     let info = context.blocking(move |context| context.info(&of)).await?;
@@ -99,21 +101,8 @@ pub(crate) async fn show(Asked { context, map }: Asked) -> Result<Response> {
     Ok(json_response(StatusCode::OK, &json))
 }
 
-/// Ollama fetches a model here; this server has those that it was started with.
-pub(crate) async fn pull(Asked { context, map }: Asked) -> Result<Response> {
-    let fields = Fields::new(&map);
-    if find(&context, &fields).is_err() {
-        let name: String = name(&fields)?.unwrap_or_default().chars().take(100).collect();
-        let message = "models are given when the server starts: qhx pull fetches one, and qhx serve serves it";
-        return Err(ApiError::new(StatusCode::NOT_FOUND, format!("{name:?}: {message}"))
-            .param("model")
-            .code("model_not_found"));
-    }
-    Ok(lines(&[json!({"status": "success"})], fields.flag("stream")?.unwrap_or(true)))
-}
-
 pub(crate) async fn refused() -> ApiError {
-    let message = "models are given when the server starts, and none is made or removed";
+    let message = "none is made here: qhx forge makes a bundle, and qhx serve serves it";
     ApiError::new(StatusCode::NOT_IMPLEMENTED, message).code("not_served")
 }
 
@@ -216,12 +205,12 @@ async fn embedded(
 }
 
 /// Name of the model that is asked for, without the tag that stands for none.
-fn name<'a>(fields: &Fields<'a>) -> Result<Option<&'a str>> {
+pub(crate) fn name<'a>(fields: &Fields<'a>) -> Result<Option<&'a str>> {
     let name = fields.text("model")?.map_or_else(|| fields.text("name"), |name| Ok(Some(name)))?;
     Ok(name.map(|name| name.strip_suffix(LATEST).unwrap_or(name)))
 }
 
-fn find<'a>(context: &'a Context, fields: &Fields<'_>) -> Result<&'a Arc<Served>> {
+fn find(context: &Context, fields: &Fields<'_>) -> Result<Arc<Served>> {
     context.shared.registry.find(name(fields)?)
 }
 
@@ -231,7 +220,7 @@ fn begin(context: &Context, fields: &Fields<'_>) -> Result<Arc<Served>> {
     if let Some(keep) = keep_alive(fields)? {
         model.keep(keep);
     }
-    Ok(Arc::clone(model))
+    Ok(model)
 }
 
 /// `keep_alive`: seconds, or a text such as `5m`; less than 0 keeps the model.
@@ -259,7 +248,14 @@ async fn only_load(
 ) -> Result<Response> {
     let unloads = keep_alive(fields)? == Some(Some(Duration::ZERO));
     let name = model.name.clone();
-    if !unloads {
+    if unloads {
+        // Files are unmapped, which takes time.
+        let unload = move |_| {
+            model.unload_soon();
+            Ok(())
+        };
+        context.blocking(unload).await?;
+    } else {
         let load = move |context: Context| {
             let loaded = context.shared.registry.load(&model, &context.shared.metrics);
             loaded.map_err(|e| ApiError::of_model(&e, &model.name))
@@ -493,12 +489,6 @@ fn details(model: &Served) -> Value {
         "parameter_size": "",
         "quantization_level": facts.precision,
     })
-}
-
-fn lines(values: &[Value], stream: bool) -> Response {
-    let text: String = values.iter().map(|value| format!("{value}\n")).collect();
-    let kind = if stream { LineWriter::KIND } else { "application/json" };
-    ([(axum::http::header::CONTENT_TYPE, kind)], text).into_response()
 }
 
 fn nanoseconds(time: Duration) -> u64 {

@@ -10,6 +10,7 @@ use qhx::{Bundle, Error, ErrorKind, Result, Runtime};
 use qhx_base::setters;
 
 use crate::access_log::Record;
+use crate::catalog::Catalog;
 
 /// Called with each request that is over.
 pub(crate) type OnRequest = Arc<dyn Fn(&Record) + Send + Sync>;
@@ -20,6 +21,8 @@ pub(crate) type OnRequest = Arc<dyn Fn(&Record) + Send + Sync>;
 pub struct ServerOptions {
     /// The bundles, each with the names that clients ask for; the first is that which the server tells.
     pub bundles: Vec<(Vec<String>, Bundle)>,
+    /// Source of further models, which clients may add while the server runs.
+    pub catalog: Option<Arc<dyn Catalog>>,
     /// Requests for a model that is not served are answered by the first one that can.
     pub any_model: bool,
     /// Runtime that opens the bundles.
@@ -93,6 +96,7 @@ impl Default for ServerOptions {
     fn default() -> Self {
         Self {
             bundles: Vec::new(),
+            catalog: None,
             any_model: false,
             runtime: Runtime::default(),
             host: Ipv4Addr::LOCALHOST.into(),
@@ -163,6 +167,9 @@ impl ServerOptions {
         keep_alive(time: impl Into<Option<Duration>>) => keep_alive = time.into(),
         /// Address of the Wyoming protocol. Everybody who can connect is served, also where keys are asked for.
         wyoming(address: impl Into<Option<SocketAddr>>) => wyoming = address.into(),
+        /// Source of further models, which clients may add and remove while the server runs. With one, there need be no
+        /// bundle to serve.
+        catalog(catalog: impl Catalog + 'static) => catalog = Some(Arc::new(catalog)),
         /// Called with each request that is over, on a thread of the server.
         on_request(f: impl Fn(&Record) + Send + Sync + 'static) => on_request = Some(Arc::new(f)),
     }

@@ -1,8 +1,9 @@
 //! The models: known by their names, loaded when they are asked for, within a memory budget.
 
 use std::cmp::Reverse;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
@@ -18,11 +19,17 @@ use crate::ids;
 use crate::metrics::{Gauges, Metrics};
 use crate::options::ServerOptions;
 
+/// A list of models at one time.
+pub(crate) type Models = Arc<[Arc<Served>]>;
+
 /// All that is served.
 #[derive(Debug)]
 pub(crate) struct Registry {
-    pub models: Vec<Arc<Served>>,
+    /// Replaced as a whole when a model is added or removed: a request takes the list as it is.
+    models: RwLock<Models>,
     runtime: Runtime,
+    /// Time after which a model is unloaded where no request sets another.
+    keep_alive: Option<Duration>,
     /// Bytes that loaded models may take.
     memory: Option<u64>,
     /// Names that are not known stand for the first model that can answer.
@@ -49,6 +56,12 @@ pub(crate) struct Served {
     state: Mutex<Option<Box<Loaded>>>,
     /// Time after which it is unloaded unless somebody uses it; `None` keeps it.
     keep: Mutex<Option<Duration>>,
+    /// The same where no request sets another.
+    keep_alive: Option<Duration>,
+    /// True if clients added it, and may remove it.
+    pub added: bool,
+    /// Set once it is not served any more: nothing loads it then.
+    removed: AtomicBool,
     info: OnceLock<Arc<Info>>,
 }
 
@@ -184,47 +197,77 @@ impl Registry {
                     .hint("give one of them another name: NAME=BUNDLE"));
             }
             let Some((name, aliases)) = names.split_first() else { continue };
-            let description = runtime.host_op(bundle)?;
-            models.push(Arc::new(Served {
-                name: name.clone(),
-                aliases: aliases.to_vec(),
-                bundle: bundle.clone(),
-                tasks: description.tasks,
-                modalities: description.modalities,
-                created: ids::now(),
-                digest: digest(bundle),
-                bytes: AtomicU64::new(expected(bundle)),
-                state: Mutex::default(),
-                keep: Mutex::new(*keep_alive),
-                info: OnceLock::new(),
-            }));
+            let served = Served::new(name, bundle, runtime, *keep_alive)?;
+            models.push(Arc::new(Served { aliases: aliases.to_vec(), ..served }));
         }
-        if models.is_empty() {
+        if models.is_empty() && options.catalog.is_none() {
             return Err(Error::new(Usage, "there is no bundle to serve"));
         }
         Ok(Self {
-            models,
+            models: RwLock::new(models.into()),
             runtime: runtime.clone().batching(options.batching),
+            keep_alive: *keep_alive,
             memory: *memory,
             any_model: *any_model,
             loading: Mutex::default(),
         })
     }
 
+    /// The models that are served now.
+    pub(crate) fn models(&self) -> Models {
+        Arc::clone(&self.models.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Serves the bundle at a path too, under this name. One that is served under it stays as it is.
+    pub(crate) fn add(&self, name: &str, path: &Path) -> Result<()> {
+        let bundle = self.runtime.bundle(path, None)?;
+        let served = Served::new(name, &bundle, &self.runtime, self.keep_alive)?;
+        let served = Arc::new(Served { added: true, ..served });
+        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+        if !models.iter().any(|model| model.is_named(name)) {
+            *models = models.iter().cloned().chain([served]).collect();
+        }
+        Ok(())
+    }
+
+    /// Unloads a model and serves it no more. False, and no change, where somebody works with it.
+    pub(crate) fn withdraw(&self, model: &Served) -> bool {
+        let _one = lock(&self.loading);
+        if model.is_loaded() && !model.unload() {
+            return false;
+        }
+        model.removed.store(true, Ordering::Release);
+        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+        *models = models.iter().filter(|other| other.name != model.name).cloned().collect();
+        true
+    }
+
     /// The model with a name.
-    pub(crate) fn named(&self, name: &str) -> Option<&Arc<Served>> {
-        self.models.iter().find(|model| model.is_named(name))
+    pub(crate) fn named(&self, name: &str) -> Option<Arc<Served>> {
+        named(&self.models(), name).cloned()
     }
 
     /// The model that a request names. Where there is one only, it may leave the name out.
-    pub(crate) fn find(&self, name: Option<&str>) -> Result<&Arc<Served>, ApiError> {
-        match (name, self.models.as_slice()) {
-            (None, [only]) => Ok(only),
-            (None, _) => Err(ApiError::bad("model", "it is missing, and several are served")
-                .code("missing_required_parameter")),
+    pub(crate) fn find(&self, name: Option<&str>) -> Result<Arc<Served>, ApiError> {
+        self.find_among(&self.models(), name).cloned()
+    }
+
+    fn find_among<'a>(
+        &self,
+        models: &'a [Arc<Served>],
+        name: Option<&str>,
+    ) -> Result<&'a Arc<Served>, ApiError> {
+        match (name, models) {
+            (None, []) => Err(ApiError::new(StatusCode::NOT_FOUND, "no model is served yet")
+                .param("model")
+                .code("model_not_found")),
+            (None, _) => only(&models.iter().collect::<Vec<_>>()).ok_or_else(|| {
+                ApiError::bad("model", "it is missing, and several are served")
+                    .code("missing_required_parameter")
+            }),
             (Some(name), models) => {
                 let any = models.first().filter(|_| self.any_model);
-                self.named(name).or(any).ok_or_else(|| {
+                named(models, name).or(any).ok_or_else(|| {
                     let name: String = name.chars().take(100).collect();
                     let message = format!("the model {name:?} is not served here");
                     ApiError::new(StatusCode::NOT_FOUND, message)
@@ -240,8 +283,9 @@ impl Registry {
         &self,
         name: Option<&str>,
         ability: Ability,
-    ) -> Result<&Arc<Served>, ApiError> {
-        let others: Vec<_> = self.models.iter().filter(|model| model.can(ability)).collect();
+    ) -> Result<Arc<Served>, ApiError> {
+        let models = self.models();
+        let others: Vec<_> = models.iter().filter(|model| model.can(ability)).collect();
         let (verb, remedy) = ability.words();
         if others.is_empty() {
             let message = format!("no model here can {verb}: {remedy}");
@@ -249,12 +293,12 @@ impl Registry {
         }
         // Where one only can do it, there is nothing to choose.
         let model = match (name, others.as_slice()) {
-            (None, [only]) => only,
-            (Some(name), [first, ..]) if self.any_model => self.named(name).unwrap_or(first),
-            _ => self.find(name)?,
+            (None, others) => only(others).map_or_else(|| self.find_among(&models, None), Ok)?,
+            (Some(name), [first, ..]) if self.any_model => named(&models, name).unwrap_or(first),
+            _ => self.find_among(&models, name)?,
         };
         if model.can(ability) {
-            return Ok(model);
+            return Ok(Arc::clone(model));
         }
         let others: Vec<_> = others.iter().map(|model| model.name.as_str()).collect();
         let message = format!("{} does not {verb}; here does: {}", model.name, others.join(", "));
@@ -282,6 +326,9 @@ impl Registry {
         let _one = lock(&self.loading);
         if model.is_loaded() {
             return Ok(());
+        }
+        if model.removed.load(Ordering::Acquire) {
+            return Err(qhx::Error::new(ErrorKind::Usage, "the model was removed"));
         }
         self.make_room(model)?;
         let loaded = self.runtime.load(&model.bundle)?;
@@ -341,32 +388,34 @@ impl Registry {
 
     /// Closes sessions that nobody has used for `idle`, all but one of each model. Returns their number.
     pub(crate) fn release(&self, idle: Duration) -> usize {
-        self.models.iter().map(|model| model.release(idle)).sum()
+        self.models().iter().map(|model| model.release(idle)).sum()
     }
 
     /// Unloads models that nobody has used for as long as they are kept. Returns their number.
     pub(crate) fn expire(&self) -> usize {
         let expired = |model: &Arc<Served>| model.expires().is_some_and(|at| at <= Instant::now());
-        self.models.iter().filter(|model| expired(model) && model.unload()).count()
+        self.models().iter().filter(|model| expired(model) && model.unload()).count()
     }
 
     /// Time at which [`Registry::release`] has a session to close or [`Registry::expire`] a model to unload, as far as
     /// is known now.
     pub(crate) fn next_release(&self, idle: Duration) -> Option<Instant> {
-        let closed = self.models.iter().filter_map(|model| model.surplus_since());
+        let models = self.models();
+        let closed = models.iter().filter_map(|model| model.surplus_since());
         let closed = closed.filter_map(|since| since.checked_add(idle));
-        closed.chain(self.models.iter().filter_map(|model| model.expires())).min()
+        closed.chain(models.iter().filter_map(|model| model.expires())).min()
     }
 
     /// The least recently used of the other models that nobody works with.
-    fn oldest_unused(&self, but: &Served) -> Option<&Arc<Served>> {
-        let others = self.models.iter().filter(|other| other.name != but.name);
+    fn oldest_unused(&self, but: &Served) -> Option<Arc<Served>> {
+        let models = self.models();
+        let others = models.iter().filter(|other| other.name != but.name);
         let unused = others.filter_map(|other| Some((other.unused()?, other)));
-        unused.min_by_key(|(used, _)| *used).map(|(_, oldest)| oldest)
+        unused.min_by_key(|(used, _)| *used).map(|(_, oldest)| Arc::clone(oldest))
     }
 
     fn loaded_bytes(&self) -> u64 {
-        self.models.iter().map(|model| model.loaded_bytes()).sum()
+        self.models().iter().map(|model| model.loaded_bytes()).sum()
     }
 
     /// Properties of a model. It is loaded if it never was.
@@ -380,14 +429,40 @@ impl Registry {
     }
 
     pub(crate) fn gauges(&self, gauges: Gauges) -> Gauges {
-        let loaded = self.models.iter().filter(|model| model.is_loaded()).count();
+        let loaded = self.models().iter().filter(|model| model.is_loaded()).count();
         Gauges { loaded, loaded_bytes: self.loaded_bytes(), ..gauges }
     }
 }
 
 impl Served {
+    /// A model as its bundle declares it; nothing is loaded.
+    fn new(
+        name: &str,
+        bundle: &Bundle,
+        runtime: &Runtime,
+        keep_alive: Option<Duration>,
+    ) -> Result<Self> {
+        let description = runtime.host_op(bundle)?;
+        Ok(Self {
+            name: name.to_owned(),
+            aliases: Vec::new(),
+            tasks: description.tasks,
+            modalities: description.modalities,
+            created: ids::now(),
+            digest: digest(bundle),
+            bytes: AtomicU64::new(expected(bundle)),
+            bundle: bundle.clone(),
+            state: Mutex::default(),
+            keep: Mutex::new(keep_alive),
+            keep_alive,
+            added: false,
+            removed: AtomicBool::new(false),
+            info: OnceLock::new(),
+        })
+    }
+
     /// True for one of its names.
-    fn is_named(&self, name: &str) -> bool {
+    pub(crate) fn is_named(&self, name: &str) -> bool {
         self.name == name || self.aliases.iter().any(|alias| alias == name)
     }
 
@@ -469,12 +544,20 @@ impl Served {
         closed.len()
     }
 
-    /// True if it was loaded and nobody worked with it.
+    /// Unloads it once nobody works with it, which may be now.
+    pub(crate) fn unload_soon(&self) {
+        if !self.unload() {
+            self.keep(if self.is_loaded() { Some(Duration::ZERO) } else { self.keep_alive });
+        }
+    }
+
+    /// True if it was loaded and nobody worked with it. How long it is kept is then as it was at first.
     fn unload(&self) -> bool {
         let unloaded = lock(&self.state).take_if(|loaded| loaded.busy == 0);
         if unloaded.is_some() {
             // It ends without the lock.
             drop(unloaded);
+            self.keep(self.keep_alive);
             tracing::info!("model {} is unloaded", self.name);
             return true;
         }
@@ -528,11 +611,16 @@ impl Served {
         loaded.or(self.bundle.manifest().params.max_ctx)
     }
 
+    /// Bytes of its files.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
     /// Facts as Ollama's interface has them.
     pub(crate) fn facts(&self) -> Facts<'_> {
         let manifest = self.bundle.manifest();
         Facts {
-            bytes: self.bytes.load(Ordering::Relaxed),
+            bytes: self.file_bytes(),
             digest: &self.digest,
             created: self.created,
             family: manifest.model.family.as_deref().unwrap_or("unknown"),
@@ -540,6 +628,21 @@ impl Served {
             hidden: manifest.params.hidden,
             layers: manifest.params.n_layers,
         }
+    }
+
+    /// Abilities in the words of a [`Catalog`](crate::Catalog).
+    pub(crate) fn does(&self) -> Vec<&'static str> {
+        let text = self.can(Ability::Generate).then_some("text");
+        let takes = self.modalities.iter().filter(|_| text.is_some());
+        let takes = takes.map(|modality| modality.name()).filter(|name| *name != "text");
+        let abilities = [
+            (Ability::Transcribe, "transcribe"),
+            (Ability::Speak, "speak"),
+            (Ability::Embed, "embed"),
+            (Ability::Rerank, "rerank"),
+        ];
+        let other = abilities.into_iter().filter(|(ability, _)| self.can(*ability));
+        text.into_iter().chain(takes).chain(other.map(|(_, name)| name)).collect()
     }
 
     pub(crate) fn sees(&self) -> bool {
@@ -565,6 +668,9 @@ impl Served {
         }
         if let Some(positions) = self.positions() {
             json["max_model_len"] = positions.into();
+        }
+        if self.can(Speak) {
+            json["voices"] = self.voices().into();
         }
         json["modalities"] = self.modalities.iter().map(|modality| modality.name()).collect();
         if let Some(info) = self.info.get() {
@@ -608,6 +714,20 @@ impl Info {
             self.texts.render(&messages, None, &Map::new(), cancel).is_ok()
         })
     }
+}
+
+/// The model that a request means that names none: the only one, or the only one that the server was started with.
+fn only<'a>(models: &[&'a Arc<Served>]) -> Option<&'a Arc<Served>> {
+    let given: Vec<_> = models.iter().copied().filter(|model| !model.added).collect();
+    match (models, given.as_slice()) {
+        ([only], _) | (_, [only]) => Some(only),
+        _ => None,
+    }
+}
+
+/// The model with a name, among some.
+fn named<'a>(models: &'a [Arc<Served>], name: &str) -> Option<&'a Arc<Served>> {
+    models.iter().find(|model| model.is_named(name))
 }
 
 fn digest(bundle: &Bundle) -> String {

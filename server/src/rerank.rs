@@ -1,7 +1,5 @@
 //! `/v1/rerank`: which documents answer a query.
 
-use std::sync::Arc;
-
 use axum::http::StatusCode;
 use axum::response::Response;
 use qhx::Ranked;
@@ -18,7 +16,7 @@ use crate::request::Asked;
 
 pub(crate) async fn rerank(Asked { context, map }: Asked) -> Result<Response> {
     let fields = Fields::new(&map);
-    let model = Arc::clone(context.shared.registry.able(fields.text("model")?, Ability::Rerank)?);
+    let model = context.shared.registry.able(fields.text("model")?, Ability::Rerank)?;
     let unsupported = [
         "max_chunks_per_doc",
         "max_tokens_per_doc",

@@ -19,26 +19,21 @@ use crate::metrics::Gauges;
 use crate::request::{Context, Memory};
 use crate::request_metrics::Tally;
 use crate::{
-    audio, chat, completions, embeddings, ids, infill, messages, ollama, realtime, rerank,
-    responses, speech, tokens,
+    audio, chat, completions, embeddings, ids, infill, manage, messages, ollama, page, realtime,
+    rerank, responses, speech, tokens,
 };
-
-/// The page at `/`.
-const PAGE: &str = include_str!("page.html");
 
 /// The routes, requests and responses, as [OpenAPI](https://spec.openapis.org/oas/v3.1.0) has them.
 const OPENAPI: &str = include_str!("openapi.json");
-
-/// Content security policy of the page: nothing beyond this server.
-const PAGE_POLICY: &str = "default-src 'self' 'unsafe-inline' data: blob:; frame-ancestors 'none'";
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// The addresses, each with the method that it is asked with, and what answers it. [`OPENAPI`] describes them.
-fn routes() -> [(Method, &'static str, MethodRouter); 33] {
+fn routes() -> [(Method, &'static str, MethodRouter); 37] {
     [
-        (Method::GET, "/", get(page)),
+        (Method::GET, "/", get(page::document)),
+        (Method::GET, "/page/{name}", get(page::part)),
         (Method::GET, "/health", get(health)),
         (Method::GET, "/metrics", get(metrics)),
         (Method::GET, "/openapi.json", get(openapi)),
@@ -68,9 +63,12 @@ fn routes() -> [(Method, &'static str, MethodRouter); 33] {
         (Method::POST, "/api/generate", post(ollama::generate)),
         (Method::POST, "/api/embed", post(ollama::embed)),
         (Method::POST, "/api/embeddings", post(ollama::embeddings)),
-        (Method::POST, "/api/pull", post(ollama::pull)),
+        (Method::POST, "/api/pull", post(manage::pull)),
+        (Method::DELETE, "/api/pull/{*name}", delete(manage::cancel)),
         (Method::POST, "/api/create", post(ollama::refused)),
-        (Method::DELETE, "/api/delete", delete(ollama::refused)),
+        (Method::DELETE, "/api/delete", delete(manage::remove)),
+        (Method::GET, "/api/catalog", get(manage::catalog)),
+        (Method::GET, "/api/doctor", get(manage::doctor)),
     ]
 }
 
@@ -137,7 +135,7 @@ async fn guard(State(shared): State<Shared>, mut request: Request, next: Next) -
 
 /// Name of the route in the record and the metrics; an unknown path is no more than `(unknown)` there.
 fn route(request: &Request) -> String {
-    let known = [Method::GET, Method::POST, Method::HEAD, Method::OPTIONS];
+    let known = [Method::GET, Method::POST, Method::DELETE, Method::HEAD, Method::OPTIONS];
     let method = known.iter().find(|method| *method == request.method());
     let path = request.extensions().get::<MatchedPath>();
     let path = path.map_or("(unknown)", MatchedPath::as_str);
@@ -173,7 +171,7 @@ fn client(shared: &Shared, request: &Request) -> u64 {
 
 fn admit(shared: &Shared, request: &Request) -> Result<()> {
     let (headers, path) = (request.headers(), request.uri().path());
-    let open = path == "/health" || path == "/";
+    let open = path == "/health" || path == "/" || path.starts_with("/page/");
     same_place(shared, headers)?;
     let crowded = request.extensions().get::<Peer>().and_then(|peer| peer.crowded);
     if let Some(crowded) = crowded.filter(|_| path != "/health") {
@@ -239,20 +237,11 @@ fn allows(shared: &Shared, origin: &HeaderValue) -> bool {
 fn preflight() -> Response {
     let headers = "authorization, content-type, x-api-key, x-request-id";
     let allowed = [
-        (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST"),
+        (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, DELETE"),
         (header::ACCESS_CONTROL_ALLOW_HEADERS, headers),
         (header::ACCESS_CONTROL_MAX_AGE, "600"),
     ];
     (StatusCode::NO_CONTENT, allowed).into_response()
-}
-
-async fn page() -> Response {
-    let headers = [
-        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
-        (header::CONTENT_SECURITY_POLICY, PAGE_POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    ];
-    (headers, PAGE).into_response()
 }
 
 async fn health(Extension(context): Extension<Context>) -> Response {
@@ -275,7 +264,8 @@ async fn openapi() -> Response {
 }
 
 async fn models(Extension(context): Extension<Context>) -> Response {
-    let models = context.shared.registry.models.iter().map(|model| model.json());
+    let models = context.shared.registry.models();
+    let models = models.iter().map(|model| model.json());
     let list = json!({"object": "list", "data": models.collect::<Vec<_>>()});
     json_response(StatusCode::OK, &list)
 }
@@ -366,6 +356,7 @@ mod tests {
             "embeddings.rs",
             "generation_request.rs",
             "infill.rs",
+            "manage.rs",
             "messages.rs",
             "ollama.rs",
             "rerank.rs",

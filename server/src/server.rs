@@ -23,7 +23,7 @@ use crate::connections::{AGAIN, Bounded, Connections, Crowded, client, prepare};
 use crate::options::ServerOptions;
 use crate::registry::Registry;
 use crate::routes::router;
-use crate::{worker, wyoming};
+use crate::{manage, worker, wyoming};
 
 /// Connections beyond the limits that are answered at a time.
 const LOBBY: usize = 64;
@@ -62,9 +62,10 @@ impl Server {
         let (listener, address) = listen(address, "--port")?;
         let wyoming = options.wyoming.map(|address| listen(address, "--wyoming")).transpose()?;
         let shared = Arc::new(App::new(options, registry));
-        if let [only] = shared.registry.models.as_slice() {
+        if let [only] = &*shared.registry.models() {
             shared.registry.info(only, &shared.metrics)?;
         }
+        manage::begin_with_obtained(&shared);
         Ok(Self { listener, address, wyoming, shared })
     }
 
@@ -139,6 +140,7 @@ impl Server {
             }
         }
         shared.stopping.send_replace(true);
+        shared.pulls.cancel();
         tidying.abort();
         drop(listener);
         if timeout(shared.options.drain, shared.stopping.closed()).await.is_err() {

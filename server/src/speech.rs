@@ -1,7 +1,5 @@
 //! `/v1/audio/speech`: a text as audio.
 
-use std::sync::Arc;
-
 use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
 use qhx::{AUDIO_FORMATS, AudioFormat, SpeakOptions};
@@ -38,7 +36,7 @@ fn of_openai<'a>(voice: &'a str, voices: &'a [String]) -> &'a str {
 
 pub(crate) async fn speak(Asked { context, map }: Asked) -> Result<Response> {
     let fields = Fields::new(&map);
-    let model = Arc::clone(context.shared.registry.able(fields.text("model")?, Ability::Speak)?);
+    let model = context.shared.registry.able(fields.text("model")?, Ability::Speak)?;
     let text = fields.needed("input")?.to_owned();
     fields.unsupported(&REFUSED)?;
     fields.only("stream_format", &"audio".into())?;

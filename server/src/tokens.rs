@@ -61,7 +61,7 @@ impl Context {
 }
 
 fn count(context: &Context, fields: &Fields<'_>, ticket: &CancelToken) -> Result<Value> {
-    let model = context.shared.registry.find(fields.text("model")?)?;
+    let model = &context.shared.registry.find(fields.text("model")?)?;
     let text = fields.text("prompt")?.or(fields.text("content")?);
     let tokens = match (text, fields.list("messages")?) {
         (Some(text), None) => {

@@ -529,14 +529,14 @@ impl Connection {
     ) -> Result<Pending> {
         let Session { model, language, prompt, .. } = &self.session;
         let registry = &self.context.shared.registry;
-        let model: &Arc<Served> = registry.able(model.as_deref(), Ability::Transcribe)?;
+        let model: Arc<Served> = registry.able(model.as_deref(), Ability::Transcribe)?;
         self.context.tally.update(|record| record.model = Some(model.name.clone()));
         let options = TranscribeOptions::default()
             .with_language(language.clone())
             .with_prompt(prompt.clone())
             .with_limits(limits);
         let bytes: Vec<u8> = audio.iter().flat_map(|sample| sample.to_le_bytes()).collect();
-        self.context.transcribing(model, memory, encoding.pcm().wav(&bytes), options)
+        self.context.transcribing(&model, memory, encoding.pcm().wav(&bytes), options)
     }
 
     /// Takes what came of a transcription.

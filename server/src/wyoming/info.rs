@@ -25,13 +25,14 @@ fn described(name: &str, description: &str, more: Value) -> Value {
     described
 }
 
-fn able(registry: &Registry, ability: Ability) -> impl Iterator<Item = &Arc<Served>> {
-    registry.models.iter().filter(move |model| model.can(ability))
+fn able(models: &[Arc<Served>], ability: Ability) -> impl Iterator<Item = &Arc<Served>> {
+    models.iter().filter(move |model| model.can(ability))
 }
 
 /// The data of an `info` event: one program that transcribes and one that speaks, where there are models for them.
 pub(super) fn info(registry: &Registry) -> Value {
-    let models = able(registry, Ability::Transcribe).map(|model| {
+    let served = registry.models();
+    let models = able(&served, Ability::Transcribe).map(|model| {
         let mut languages = model.languages();
         if languages.is_empty() {
             languages.push(LANGUAGE.to_owned());
@@ -39,7 +40,7 @@ pub(super) fn info(registry: &Registry) -> Value {
         described(&model.name, &model.name, json!({"languages": languages}))
     });
     let models: Vec<_> = models.collect();
-    let voices = voices(registry).into_iter().map(|(name, ..)| {
+    let voices = voices(&served).into_iter().map(|(name, ..)| {
         described(&name, &name, json!({"languages": [LANGUAGE], "speakers": null}))
     });
     let voices: Vec<_> = voices.collect();
@@ -63,10 +64,10 @@ pub(super) fn info(registry: &Registry) -> Value {
 }
 
 /// All voices by the names that clients see: with the model in front where several speak.
-fn voices(registry: &Registry) -> Vec<(String, &Arc<Served>, &str)> {
-    let several = able(registry, Ability::Speak).nth(1).is_some();
+fn voices(models: &[Arc<Served>]) -> Vec<(String, &Arc<Served>, &str)> {
+    let several = able(models, Ability::Speak).nth(1).is_some();
     let mut voices = Vec::new();
-    for model in able(registry, Ability::Speak) {
+    for model in able(models, Ability::Speak) {
         for voice in model.voices() {
             let name = if several { format!("{}/{voice}", model.name) } else { voice.clone() };
             voices.push((name, model, voice.as_str()));
@@ -77,8 +78,9 @@ fn voices(registry: &Registry) -> Vec<(String, &Arc<Served>, &str)> {
 
 /// The model that transcribes of a name, or the first one.
 pub(super) fn hearing(registry: &Registry, name: Option<&str>) -> Result<Arc<Served>> {
-    let first = able(registry, Ability::Transcribe).next().map(|model| model.name.as_str());
-    registry.able(name.or(first), Ability::Transcribe).cloned()
+    let models = registry.models();
+    let first = able(&models, Ability::Transcribe).next().map(|model| model.name.as_str());
+    registry.able(name.or(first), Ability::Transcribe)
 }
 
 /// The model of a voice, and the voice; the first one's own where none is named.
@@ -86,11 +88,12 @@ pub(super) fn speaking(
     registry: &Registry,
     voice: Option<&str>,
 ) -> Result<(Arc<Served>, Option<String>)> {
-    let first = able(registry, Ability::Speak).next().map(|model| model.name.as_str());
+    let models = registry.models();
+    let first = able(&models, Ability::Speak).next().map(|model| model.name.as_str());
     let Some(name) = voice else {
-        return Ok((registry.able(first, Ability::Speak)?.clone(), None));
+        return Ok((registry.able(first, Ability::Speak)?, None));
     };
-    let voices = voices(registry);
+    let voices = voices(&models);
     if let Some((_, model, voice)) = voices.iter().find(|(known, ..)| known == name) {
         return Ok((Arc::clone(model), Some((*voice).to_owned())));
     }
