@@ -11,6 +11,7 @@ extern crate qhx_terminal;
 
 mod app;
 mod args;
+mod catalog;
 mod commands;
 mod emulator;
 mod fixture;

@@ -24,7 +24,7 @@ use std::process::ExitCode;
 const HELP: &str = "\
 Usage: cargo xtask COMMAND
 
-  demo [ARGS…]      build the program and a plugin in a hurry, then run `qhx demo ARGS…`
+  demo [ARGS…]      build the program and a plugin in a hurry, then run `qhx run smollm2`, or with --tiny `qhx demo`
   check [--base REVISION]
                     format, lint and test the crates that were changed since the last commit
   test [OPTIONS]    run every check and test

@@ -107,7 +107,8 @@ fn cargo_runs_in_the_checkout_that_cargo_names() {
     assert!(build.starts_with(&format!("{}: cargo build ", checkout.display())), "{build}");
     assert!(build.contains(" --profile demo "), "{build}");
     let qhx = scene.path("built here/qhx");
-    assert_eq!(demo, format!("{} demo --backend cpu", qhx.display()));
+    let expected = format!("{} run smollm2 What is gravity? --backend cpu", qhx.display());
+    assert_eq!(demo, expected);
 }
 
 #[test]

@@ -11,10 +11,12 @@ use qhx_server::{Server, ServerOptions};
 
 use crate::Status;
 use crate::app::App;
-use crate::args::{BackendArgs, DecodeArgs, parse_seconds};
+use crate::args::{BackendArgs, DecodeArgs, IndexArgs, Switch, parse_seconds};
+use crate::catalog::NamedModels;
 
 const EXAMPLES: &str = "\
 Examples:
+  qhx serve                             # models are chosen on the page, http://127.0.0.1:8080
   qhx serve qwen35/v81
   qhx serve qwen35/v81 code,text-embedding-3-small=embedcode/v81 --port 9000
   qhx serve qwen35/v81 --host 0.0.0.0 --api-key-file keys.txt
@@ -33,9 +35,15 @@ The address goes to standard output once the server listens, and a line a reques
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ServeArgs {
     /// The bundles: folders, manifests, or manifests' names in their folders. NAME=BUNDLE serves one under another name
-    /// than that of its manifest, NAME,ALIAS=BUNDLE under several
-    #[arg(required = true, value_name = "BUNDLE")]
+    /// than that of its manifest, NAME,ALIAS=BUNDLE under several. Names that were pulled are bundles, too
+    #[arg(value_name = "BUNDLE")]
     pub bundles: Vec<String>,
+    /// Let clients pull, add and remove models of the index, as the page at / does; off does not [default: on where only
+    /// this machine can connect, or a key is asked for]
+    #[arg(long, value_enum, value_name = "ON|OFF")]
+    pub catalog: Option<Switch>,
+    #[command(flatten)]
+    pub index: IndexArgs,
     /// The address to listen on; 0.0.0.0 for all of this machine's
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub host: IpAddr,
@@ -167,7 +175,17 @@ pub(crate) fn run(args: &ServeArgs, app: &mut App) -> Result<Status> {
         Some(on) => runtime.decode_on(on).build(),
         None => runtime.build(),
     };
-    let mut options = options(args, &runtime)?.runtime(runtime);
+    let mut options = options(args, &runtime)?;
+    let closed = args.host.is_loopback() || args.api_key_file.is_some();
+    if args.catalog.map_or(closed, Switch::is_on) {
+        options = options.catalog(NamedModels {
+            models: args.index.models(app)?,
+            backend: args.backend.backend,
+            libraries: args.backend.libraries.files(),
+            runtime: runtime.clone(),
+        });
+    }
+    let mut options = options.runtime(runtime);
     if let Some(file) = &args.api_key_file {
         options = options.api_key_file(file)?;
     }
