@@ -21,9 +21,9 @@ const PROMPT: &str = "The capital of France is";
 const MAX_NEW: usize = 23;
 const MAX_CTX: usize = 128;
 
-/// Make a bundle of a tiny model that comes with the program, and complete a sentence, without a network
+/// Complete a sentence with a tiny model that comes with the program
 ///
-/// With QNN libraries it runs on the NPU or its emulator, else on the CPU. `qhx run smollm2` runs a published model.
+/// It needs no network: a bundle of the model is made in the cache folder. With QNN libraries it runs on the NPU or its emulator, else on the CPU. `qhx run smollm2` runs a published model.
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
     /// Print one JSON object

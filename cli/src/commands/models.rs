@@ -41,7 +41,7 @@ pub(crate) struct ModelsArgs {
     pub index: IndexArgs,
 }
 
-/// Show what is behind a name: sources, licence, what is here, and what `qhx run` does on this machine
+/// Show what is behind a name, and what `qhx run` does with it
 #[derive(Debug, Args)]
 pub(crate) struct ShowArgs {
     /// A name of the index

@@ -18,7 +18,7 @@ use crate::output::Report;
 /// Characters of a commit that people are shown.
 const SHORT: usize = 10;
 
-/// List what is here: models by name, and what was fetched from a hub, by qhx and by other tools
+/// List what is here: models by name, and what was fetched from hubs
 ///
 /// Every command that takes a bundle takes these names, and `qhx forge` those of checkpoints.
 #[derive(Debug, Args)]
