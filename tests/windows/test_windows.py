@@ -32,8 +32,8 @@ LONG = ["generate", BUNDLE, PROMPT, "--max-new", "200", "--ignore-eos"]
 QHX = os.environ["QHX"]
 
 
-def run(*command, **more):
-    return subprocess.run(command, cwd=FOLDER, env=ENVIRONMENT, timeout=PATIENCE, **more)
+def run(*command, env=ENVIRONMENT, **more):
+    return subprocess.run(command, cwd=FOLDER, env=env, timeout=PATIENCE, **more)
 
 
 def setUpModule():
@@ -166,17 +166,22 @@ class Windows(unittest.TestCase):
         # Wine starts programs with the folders of its own user; its command processor changes them.
         folders = {
             "USERPROFILE": user,
+            "APPDATA": rf"{user}\AppData\Roaming",
             "LOCALAPPDATA": rf"{user}\AppData\Local",
             "HOME": user,
-            "QHX_CACHE_DIR": "",
         }
+        environment = {name: value for name, value in ENVIRONMENT.items() if name != "QHX_CACHE_DIR"}
         set_folders = [word for pair in folders.items() for word in ("set", "=".join(pair), "&&")]
 
         def qhx(*arguments, code=0, says=()):
             command = [WINE, "cmd", "/c", *set_folders, f"{user}\\AppData\\Local\\Programs\\qhx.exe"]
-            return self.expect(run(*command, *arguments, capture_output=True), code, says)
+            ran = run(*command, *arguments, env=environment, capture_output=True)
+            return self.expect(ran, code, says)
 
-        qhx("doctor", says=[rf"ok      cache folder {user}\AppData\Local\qhx", rf"{user}\AppData\Local\Programs\{PLUGIN}"])
+        qhx("doctor", says=[
+            rf"ok      cache folder {user}\AppData\Local\qhx",
+            rf"{user}\AppData\Local\Programs\{PLUGIN}",
+        ])
         bundle = rf"{user}\バンドル für Åse"
         qhx("forge", "--cpu-only", "--out", bundle, rf"{user}\模型")
         command = ["generate", bundle, PROMPT, "--backend", "cpu"]
@@ -187,7 +192,7 @@ class Windows(unittest.TestCase):
         self.assertEqual((suite["passed"], suite["gate"]), (True, "greedy_exact"), suite)
         qhx("plugins", "install", rf"{user}\AppData\Local\Programs\{PLUGIN}")
         qhx("plugins", "verify", says=["ok", PLUGIN])
-        self.assertEqual(len(list(home.rglob(PLUGIN))), 2)
+        self.assertEqual(len(list((home / "AppData/Roaming").rglob(PLUGIN))), 1)
         library = rf"{user}\ライブラリ\QnnHtp.dll"
         says = [rf"error: {user}\ライブラリ\Qnn", "give the path of the file QnnHtp.dll"]
         qhx(*command[:3], "--backend", "qnn", "--htp", library, code=5, says=says)
