@@ -196,7 +196,14 @@ impl Release<'_> {
         let mut built = Vec::new();
         for machine in &self.options.machines {
             match machine.missing() {
-                Some(why) => self.report.skipped(machine.name, "programs", &why),
+                Some(why) => {
+                    let what = match machine.system {
+                        System::Linux => "Linux packages",
+                        System::Windows => "Windows zip",
+                        System::Android => "Android archive",
+                    };
+                    self.report.skipped(machine.name, what, &why);
+                }
                 None => built.push(build(*machine, &self.options.profile)?),
             }
         }

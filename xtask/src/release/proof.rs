@@ -74,6 +74,8 @@ impl Root {
             configure.arg(making.path()).args(["/debootstrap/debootstrap", "--second-stage"]);
             cargo::run(configure.env("container", "lxc"))?;
         }
+        // Of a temporary folder, which nobody but root may enter.
+        cargo::run(Command::new("chmod").arg("755").arg(making.path()))?;
         let done = making.keep();
         std::fs::rename(&done, &made).map_err(at(&done))?;
         Ok(made)

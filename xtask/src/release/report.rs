@@ -34,7 +34,7 @@ impl Report {
 
     /// Adds an artefact that was not made, with the reason.
     pub(super) fn skipped(&mut self, machine: &str, artefact: &str, why: &str) {
-        eprintln!("skipped: {artefact} for {machine}: {why}");
+        eprintln!("skipped: {artefact}: {why}");
         self.row([machine, artefact, "", &format!("skipped: {why}")]);
     }
 
