@@ -1,13 +1,13 @@
 #!/bin/sh
 # Runs the demo with the command that the arguments are, then serves its bundle, asks it over HTTP, and ends it as
-# systemd does. Prints the path of the bundle for the command, for which the folder ROOT is AS.
+# systemd does. Prints the path of the bundle for the command, whose root is the folder ROOT.
 set -eu
 scratch=$(mktemp -d)
 server=
 trap '[ -z "$server" ] || kill -KILL "$server" 2>/dev/null; rm -rf "$scratch"' EXIT
 text=$("$@" demo --backend cpu --json | jq --exit-status .text)
 case $text in *Paris*) ;; *) echo "qhx demo: found $text, expected the capital of France" >&2; exit 1 ;; esac
-bundle=$AS/$(cd "$ROOT" && echo root/.cache/qhx/models/demo/cpu)
+bundle=/root/.cache/qhx/models/demo/cpu
 "$@" serve --port 0 --backend cpu "$bundle" >"$scratch/address" &
 server=$!
 while [ ! -s "$scratch/address" ]; do

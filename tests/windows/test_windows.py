@@ -16,16 +16,12 @@ import signal
 import subprocess
 import unittest
 
-CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
+from wine import CHECKOUT, ENVIRONMENT, PATIENCE, PREFIX, ROOT, WINE, start, stop
+
 # The checkpoint of the bundle, and what its reference answers begin with.
 FIXTURE = CHECKOUT / "tests/fixtures/llama3-tiny"
 PROMPT = "The capital of France is"
-# A run that takes longer has hung.
-PATIENCE = 120
 
-ROOT = pathlib.Path(os.environ.get("QHX_WINE", CHECKOUT / "target/wine"))
-# Windows as Wine imitates it, kept from run to run.
-PREFIX = ROOT / "prefix"
 # The current folder of all runs: its name, the program's and the bundle's are hard to get right.
 FOLDER = ROOT / "Äpfel & Öl"
 PROGRAM = FOLDER / "Programm Ordner/qhx.exe"
@@ -33,36 +29,19 @@ PLUGIN = "qhx_ops_llama_plugin.dll"
 BUNDLE = "Bündel für alle"
 LONG = ["generate", BUNDLE, PROMPT, "--max-new", "200", "--ignore-eos"]
 
-QHX, WINE, SERVER = (os.environ[name] for name in ("QHX", "WINELOADER", "WINESERVER"))
-OF_THE_USER = {"DISPLAY", "QHX_QNN_HTP", "QHX_QNN_SYSTEM", "QHX_PLUGIN_PATH", "QHX_LOG"}
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in OF_THE_USER} | {
-    "WINEPREFIX": str(PREFIX),
-    # No window asks for .NET or a browser, and Wine does not report what it lacks.
-    "WINEDLLOVERRIDES": "mscoree=;mshtml=",
-    "WINEDEBUG": "-all",
-    # Wine reads names of files as this says.
-    "LC_ALL": "C.UTF-8",
-    "QHX_CACHE_DIR": "cache",
-}
+QHX = os.environ["QHX"]
 
 
-def run(*command, **more):
-    return subprocess.run(command, cwd=FOLDER, env=ENVIRONMENT, timeout=PATIENCE, **more)
+def run(*command, env=ENVIRONMENT, **more):
+    return subprocess.run(command, cwd=FOLDER, env=env, timeout=PATIENCE, **more)
 
 
 def setUpModule():
     shutil.rmtree(FOLDER, ignore_errors=True)
     malformed = FOLDER / "malformed"
-    for folder in (PREFIX, PROGRAM.parent, malformed):
+    for folder in (PROGRAM.parent, malformed):
         folder.mkdir(parents=True, exist_ok=True)
-    # The server would otherwise end with every run, and the next one would wait for a new one.
-    run(SERVER, f"--persistent={PATIENCE}", check=True)
-    run(WINE, "wineboot", "--init", check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    # Wine 8 lacks it, and every program of Rust needs it.
-    library = PREFIX / "drive_c/windows/system32/bcryptprimitives.dll"
-    if not library.exists():
-        source = pathlib.Path(__file__).with_name("bcryptprimitives.c")
-        run("x86_64-w64-mingw32-gcc", "-shared", "-o", library, source, "-ladvapi32", check=True)
+    start()
     built = pathlib.Path(os.environ["BUILT"])
     shutil.copy(built / "qhx.exe", PROGRAM)
     shutil.copy(built / PLUGIN, PROGRAM.parent)
@@ -73,8 +52,7 @@ def setUpModule():
 
 
 def tearDownModule():
-    # Only the server of this prefix.
-    run(SERVER, "--kill")
+    stop()
 
 
 def undrawn(text):
@@ -174,6 +152,50 @@ class Windows(unittest.TestCase):
         # Absolute, with the slashes of the other systems, and from standard input.
         again = self.qhx("generate", f"Z:{FOLDER}/{BUNDLE}", "-", reads=f"{PROMPT}\r\n")
         self.assertEqual(again, here)
+
+    def test_a_user_whose_name_is_of_other_scripts(self):
+        """Home, cache, program, plugin, checkpoint and bundle: all below a folder with such a name."""
+        home = ROOT / "Bjørn Åse 漢字 ½"
+        shutil.rmtree(home, ignore_errors=True)
+        program = home / "AppData/Local/Programs/qhx.exe"
+        program.parent.mkdir(parents=True)
+        for file in (PROGRAM, PROGRAM.with_name(PLUGIN)):
+            shutil.copy(file, program.parent)
+        shutil.copytree(FIXTURE, home / "模型")
+        user = f"Z:{home}".replace("/", "\\")
+        # Wine starts programs with the folders of its own user; its command processor changes them.
+        folders = {
+            "USERPROFILE": user,
+            "APPDATA": rf"{user}\AppData\Roaming",
+            "LOCALAPPDATA": rf"{user}\AppData\Local",
+            "HOME": user,
+        }
+        environment = {name: value for name, value in ENVIRONMENT.items() if name != "QHX_CACHE_DIR"}
+        set_folders = [word for pair in folders.items() for word in ("set", "=".join(pair), "&&")]
+
+        def qhx(*arguments, code=0, says=()):
+            command = [WINE, "cmd", "/c", *set_folders, f"{user}\\AppData\\Local\\Programs\\qhx.exe"]
+            ran = run(*command, *arguments, env=environment, capture_output=True)
+            return self.expect(ran, code, says)
+
+        qhx("doctor", says=[
+            rf"ok      cache folder {user}\AppData\Local\qhx",
+            rf"{user}\AppData\Local\Programs\{PLUGIN}",
+        ])
+        bundle = rf"{user}\バンドル für Åse"
+        qhx("forge", "--cpu-only", "--out", bundle, rf"{user}\模型")
+        command = ["generate", bundle, PROMPT, "--backend", "cpu"]
+        here = run(QHX, "generate", home / "バンドル für Åse", *command[2:], stdout=subprocess.PIPE)
+        self.assertTrue(here.stdout)
+        self.assertEqual(qhx(*command), here.stdout.decode())
+        suite = json.loads(qhx("verify", bundle, rf"{user}\模型\suite.json", "--json"))
+        self.assertEqual((suite["passed"], suite["gate"]), (True, "greedy_exact"), suite)
+        qhx("plugins", "install", rf"{user}\AppData\Local\Programs\{PLUGIN}")
+        qhx("plugins", "verify", says=["ok", PLUGIN])
+        self.assertEqual(len(list((home / "AppData/Roaming").rglob(PLUGIN))), 1)
+        library = rf"{user}\ライブラリ\QnnHtp.dll"
+        says = [rf"error: {user}\ライブラリ\Qnn", "give the path of the file QnnHtp.dll"]
+        qhx(*command[:3], "--backend", "qnn", "--htp", library, code=5, says=says)
 
     def test_a_conversation(self):
         answers = self.qhx("chat", BUNDLE, "--max-new", "4", "--json", reads="Hallo\r\nÄpfel\r\n")

@@ -10,6 +10,7 @@ use crate::cargo::{self, Result, cargo, works};
 pub(crate) const TARGET: &str = "aarch64-unknown-linux-gnu";
 
 pub(crate) const LINKER: &str = "aarch64-linux-gnu-gcc";
+pub(crate) const STRIP: &str = "aarch64-linux-gnu-strip";
 pub(crate) const EMULATOR: &str = "qemu-aarch64";
 /// Folder of the libraries for AArch64 in Debian's and Ubuntu's packages.
 pub(crate) const ROOT: &str = "/usr/aarch64-linux-gnu";
@@ -78,15 +79,9 @@ pub(crate) fn libraries(qhx: &Path) -> Result<PathBuf> {
     Ok(folder.trim_end().into())
 }
 
-/// Library that has the emulator run the processes that an emulated program starts, by [`emulate`].
-pub(crate) fn starter() -> Result<PathBuf> {
-    let build = ["build", "--package", "qhx-stand-ins", "--example", "exec"];
-    cargo::run(cross(&build).args(["--profile", "emulated", "--target", TARGET]))?;
-    Ok(cargo::target_folder()?.join(TARGET).join("emulated/examples/libexec.so"))
-}
-
-/// Settings of the emulator, which reach the processes that programs start, too. `root` has the libraries.
-pub(crate) fn emulate(root: &Path, starter: &Path) -> [(&'static str, String); 3] {
+/// Settings of the emulator, which reach the processes that programs start, too. `root` has the libraries, and the
+/// library `starter` has the emulator run those processes.
+fn emulate(root: &Path, starter: &Path) -> [(&'static str, String); 3] {
     [
         ("QEMU_LD_PREFIX", root.display().to_string()),
         ("QEMU_SET_ENV", format!("LD_PRELOAD={}", starter.display())),

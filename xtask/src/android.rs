@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::cargo::{self, Result, cargo, works};
+use crate::cargo::{self, Result, cargo};
 use crate::docs::{copy, read, write};
 use crate::kotlinc::{self, Tools, at};
 
 /// Phones with a Hexagon NPU.
-const TARGET: &str = "aarch64-linux-android";
+pub(crate) const TARGET: &str = "aarch64-linux-android";
 
 /// The first version of Android whose applications the library is for: see the manifest.
 const API: u32 = 26;
@@ -20,25 +20,42 @@ const QAIRT: &str = "2.51.0";
 pub(crate) fn run() -> Result<()> {
     let tools = kotlinc::tools()?;
     let out = cargo::target_folder()?.join("kotlin");
-    let native = native();
+    let native = native("release");
     let native = native.inspect_err(|why| eprintln!("without jni/arm64-v8a/libqhxjni.so: {why}"));
     eprintln!("{}", lay_out(&tools, &out, native.ok().as_deref())?.display());
     Ok(())
+}
+
+/// Missing requirement of programs for phones, with how to get it.
+pub(crate) fn missing() -> Option<String> {
+    if let Err(why) = linker() {
+        return Some(why);
+    }
+    let there = cargo::has_target(TARGET);
+    (!there).then(|| format!("the target is not installed: rustup target add {TARGET}"))
+}
+
+/// Has a command of cargo link with the NDK.
+///
+/// # Errors
+/// The NDK is not there: for people.
+pub(crate) fn link(build: &mut Command) -> Result<&mut Command> {
+    Ok(build.env("CARGO_TARGET_AARCH64_LINUX_ANDROID_LINKER", linker()?))
 }
 
 /// Builds the native part for phones.
 ///
 /// # Errors
 /// The NDK or the target is not there, or the build fails: for people.
-fn native() -> Result<PathBuf> {
-    let linker = linker()?;
-    if !works(Command::new("rustc").args(["--print", "target-libdir", "--target", TARGET])) {
-        return Err(format!("the target is not installed: rustup target add {TARGET}"));
+pub(crate) fn native(profile: &str) -> Result<PathBuf> {
+    if let Some(why) = missing() {
+        return Err(why);
     }
-    let mut build = cargo(&["build", "--release", "--package", "qhx-jni", "--target", TARGET]);
-    build.env("CARGO_TARGET_AARCH64_LINUX_ANDROID_LINKER", linker);
-    cargo::run(&mut build)?;
-    Ok(cargo::target_folder()?.join(TARGET).join("release/libqhxjni.so"))
+    let mut build = cargo(&["build", "--profile", profile]);
+    build.args(["--package", "qhx-jni", "--target", TARGET]);
+    cargo::run(link(&mut build)?)?;
+    let folder = if profile == "dev" { "debug" } else { profile };
+    Ok(cargo::target_folder()?.join(TARGET).join(folder).join("libqhxjni.so"))
 }
 
 /// The NDK's compiler for phones, which links.
@@ -46,7 +63,7 @@ fn linker() -> Result<PathBuf> {
     let names = ["ANDROID_NDK_HOME", "ANDROID_NDK_ROOT", "ANDROID_NDK"];
     let ndk =
         names.iter().find_map(|name| std::env::var_os(name).filter(|value| !value.is_empty()));
-    let ndk = PathBuf::from(ndk.ok_or("no NDK is named: set ANDROID_NDK_HOME to its folder")?);
+    let ndk = PathBuf::from(ndk.ok_or("no NDK: set ANDROID_NDK_HOME to its folder")?);
     let hosts = ndk.join("toolchains/llvm/prebuilt");
     for host in std::fs::read_dir(&hosts).map_err(at(&hosts))? {
         let clang = format!("bin/{TARGET}{API}-clang{}", if cfg!(windows) { ".cmd" } else { "" });

@@ -47,12 +47,13 @@ Usage: cargo xtask COMMAND
   book              check the links of all pages, and make a book of docs/ with mdBook
   kotlin            compile the Kotlin library, lay its archive out and run its tests on a Java virtual machine
   aar               lay the Kotlin library out for Android, with the native part where ANDROID_NDK_HOME is set
-  release [OPTIONS] make all packages, install each in a bare system and run the demo there
-      --machine NAME  those of amd64 or arm64 only
+  release [OPTIONS] make all packages, start each as far as this machine can, and list how far that was
+      --machine NAME  those of one machine, and of further ones where it is given again: amd64, arm64,
+                      windows-x64, windows-arm64, android-arm64
       --profile NAME  built by another profile of cargo than release, to try the packages
-      --url BASE      where the archives will be, for the formula
+      --url BASE      where the archives will be, for Homebrew and winget
       --no-proof, --no-wheel, --no-book
-                      without the bare systems, the Python package, the book
+                      without the bare systems, the Python packages, the book
   windows           build the program for Windows and run it under Wine
 ";
 

@@ -5,6 +5,7 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
 use crate::cargo::{self, PROGRAM, Result, works};
+use crate::docs::copy;
 
 /// The programs of the wheel: all of `qhx-cli`.
 pub(crate) const PROGRAMS: [&str; 3] = ["qhx", "qhx_embed", "qhx_generate"];
@@ -96,26 +97,34 @@ pub(crate) fn wheel(kind: Kind, tools: &Path) -> Result<PathBuf> {
         build.push("--release");
     }
     let qhx = cargo::build(&["qhx-cli"], &build, "qhx")?;
-    let scripts = folder().join("data/scripts");
-    std::fs::create_dir_all(&scripts).map_err(|e| format!("{}: {e}", scripts.display()))?;
-    for program in PROGRAMS {
-        let name = format!("{program}{}", std::env::consts::EXE_SUFFIX);
-        let built = qhx.with_file_name(&name);
-        std::fs::copy(&built, scripts.join(name))
-            .map_err(|e| format!("{}: {e}", built.display()))?;
-    }
-    let out = qhx.with_file_name("wheels");
-    // One of another version would be found, too.
-    let _ = std::fs::remove_dir_all(&out);
-    let mut maturin = Command::new(within(tools, "maturin"));
-    maturin.args(["build", "--locked", "--out"]).arg(&out).current_dir(folder());
+    let programs = qhx.parent().unwrap_or(&qhx);
+    let mut maturin = maturin(tools, programs)?;
     match kind {
         // What cargo built for the tests serves here as well.
         Kind::Tested => maturin.args(["--compression-method", "stored", "--auditwheel", "skip"]),
         Kind::Release => maturin.arg("--release"),
     };
-    cargo::run(&mut maturin)?;
-    let wheels = std::fs::read_dir(&out).map_err(|e| format!("{}: {e}", out.display()))?;
+    made(&mut maturin, &qhx.with_file_name("wheels"))
+}
+
+/// A command of maturin that makes a wheel around the programs of a folder.
+pub(crate) fn maturin(tools: &Path, programs: &Path) -> Result<Command> {
+    let scripts = folder().join("data/scripts");
+    for program in PROGRAMS {
+        let name = format!("{program}{}", std::env::consts::EXE_SUFFIX);
+        copy(&programs.join(&name), &scripts.join(name))?;
+    }
+    let mut maturin = Command::new(within(tools, "maturin"));
+    maturin.args(["build", "--locked"]).current_dir(folder());
+    Ok(maturin)
+}
+
+/// Has a command of maturin make its wheel in a folder, and returns it.
+pub(crate) fn made(maturin: &mut Command, out: &Path) -> Result<PathBuf> {
+    // One of another version would be found, too.
+    let _ = std::fs::remove_dir_all(out);
+    cargo::run(maturin.arg("--out").arg(out))?;
+    let wheels = std::fs::read_dir(out).map_err(|e| format!("{}: {e}", out.display()))?;
     let wheel = wheels.filter_map(|entry| Some(entry.ok()?.path())).next();
     wheel.ok_or_else(|| format!("{}: maturin made no wheel", out.display()))
 }

@@ -1,10 +1,19 @@
-//! `cargo xtask release`: everything that is handed to others, and the proof that each of it installs and runs.
+//! `cargo xtask release`: everything that is handed to others, and the proof that each of it installs and runs, as far
+//! as the machine that makes it can start it.
 
+mod android;
 mod archive;
 mod debian;
+mod elf;
 mod formula;
+mod maven;
+mod oci;
 mod proof;
+mod report;
 mod sbom;
+mod wheel;
+mod windows;
+mod winget;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,28 +23,65 @@ use crate::aarch64;
 use crate::cargo::{self, PROGRAM, Result, cargo};
 use crate::docs::book;
 use crate::kotlinc::at;
-use crate::python::{self, Kind};
+use crate::python::PROGRAMS;
+use report::Report;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Machine in the report of what is the same for all of them.
+const ANY: &str = "any";
+
+/// What an artefact was put through that no machine here starts.
+const NOT_STARTED: &str = "made, never started";
+
+/// System of a machine that packages are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum System {
+    Linux,
+    Windows,
+    Android,
+}
 
 /// A machine that packages are for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Machine {
+    /// Debian's name of a machine with Linux, and part of the names of packages for others.
+    name: &'static str,
     target: &'static str,
-    /// Debian's name for it.
-    debian: &'static str,
-    strip: &'static str,
+    system: System,
 }
 
-const MACHINES: [Machine; 2] = [
-    Machine { target: "x86_64-unknown-linux-gnu", debian: "amd64", strip: "strip" },
-    Machine { target: aarch64::TARGET, debian: "arm64", strip: "aarch64-linux-gnu-strip" },
+const MACHINES: [Machine; 5] = [
+    Machine { name: "amd64", target: "x86_64-unknown-linux-gnu", system: System::Linux },
+    Machine { name: "arm64", target: aarch64::TARGET, system: System::Linux },
+    Machine { name: "windows-x64", target: crate::windows::TARGET, system: System::Windows },
+    Machine { name: "windows-arm64", target: windows::ARM, system: System::Windows },
+    Machine { name: "android-arm64", target: crate::android::TARGET, system: System::Android },
 ];
 
 impl Machine {
     /// True for the machine that this program is for.
     fn is_here(self) -> bool {
-        self.target.starts_with(std::env::consts::ARCH)
+        self.system == System::Linux && self.target.starts_with(std::env::consts::ARCH)
+    }
+
+    /// The file of a program.
+    fn program(self, name: &str) -> String {
+        format!("{name}{}", if self.system == System::Windows { ".exe" } else { "" })
+    }
+
+    /// How far programs of this machine get on the one that makes them.
+    fn started(self, what: &str) -> String {
+        format!("{what}{}", if self.is_here() { "" } else { ", under qemu-aarch64" })
+    }
+
+    /// Missing requirement of the programs for this machine, with how to get it.
+    fn missing(self) -> Option<String> {
+        match self.system {
+            System::Linux => None,
+            System::Windows => windows::missing(self),
+            System::Android => crate::android::missing(),
+        }
     }
 }
 
@@ -43,11 +89,17 @@ impl Machine {
 #[derive(Debug)]
 struct Built {
     machine: Machine,
+    profile: String,
     /// The folder of the programs and libraries.
     folder: PathBuf,
 }
 
 impl Built {
+    /// The programs.
+    fn files(&self) -> Vec<PathBuf> {
+        PROGRAMS.iter().map(|name| self.folder.join(self.machine.program(name))).collect()
+    }
+
     /// A command of one of the programs, emulated where it is for another machine.
     fn command(&self, program: &str) -> Command {
         let program = self.folder.join(program);
@@ -85,18 +137,13 @@ impl Options {
             wheel: true,
             book: true,
         };
+        let mut names = Vec::new();
         let mut arguments = arguments.iter();
         while let Some(argument) = arguments.next() {
             let mut value =
                 || arguments.next().ok_or_else(|| format!("release: {argument} needs a value"));
             match argument.as_str() {
-                "--machine" => {
-                    let name = value()?;
-                    options.machines.retain(|machine| machine.debian == name);
-                    if options.machines.is_empty() {
-                        return Err(format!("release: machine {name:?}: expected amd64 or arm64"));
-                    }
-                }
+                "--machine" => names.push(value()?.as_str()),
                 "--profile" => options.profile.clone_from(value()?),
                 "--url" => options.url = value()?.trim_end_matches('/').to_owned(),
                 "--no-proof" => options.prove = false,
@@ -105,11 +152,16 @@ impl Options {
                 other => return Err(format!("release: unknown argument {other:?}")),
             }
         }
+        let known = MACHINES.map(|machine| machine.name);
+        if let Some(name) = names.iter().find(|name| !known.contains(name)) {
+            return Err(format!("release: machine {name:?}: expected {}", known.join(", ")));
+        }
+        options.machines.retain(|machine| names.is_empty() || names.contains(&machine.name));
         Ok(options)
     }
 }
 
-/// Makes the packages, tries each, and writes their hashes.
+/// Makes the packages, tries each, and writes their hashes and how far they were started.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let start = Instant::now();
     let out = cargo::target_folder()?.join("release-packages");
@@ -117,55 +169,169 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let _ = std::fs::remove_dir_all(&out);
     std::fs::create_dir_all(&out).map_err(at(&out))?;
     let scratch = tempfile::tempdir().map_err(at(&out))?;
-    let built = options.machines.iter().map(|machine| build(*machine, &options.profile));
-    let built = built.collect::<Result<Vec<_>>>()?;
-    // The manual pages and completions are the same for all machines.
-    let share = scratch.path().join("share");
-    archive::share(&built[0], &share)?;
-    let notices = sbom::notices(&sbom::bill(&out)?)?;
-    for built in &built {
-        let content = archive::Content { built, share: &share, notices: &notices };
-        let program = archive::program(&content, scratch.path(), &out)?;
-        let library = archive::library(&content, scratch.path(), &out)?;
-        let package = debian::package(&content, scratch.path(), &out)?;
-        if options.prove {
-            debian::lint(&package)?;
-            let root = proof::Root::of(built.machine)?;
-            let bundle = proof::archive(&root, &program)?;
-            proof::library(&root, &library, &bundle)?;
-            proof::package(&root, &package)?;
-        }
-    }
-    if options.wheel {
-        let kind = if options.profile == "release" { Kind::Release } else { Kind::Tested };
-        let wheel = python::wheel(kind, &python::tools()?)?;
-        let copy = out.join(wheel.file_name().unwrap_or_default());
-        std::fs::copy(&wheel, &copy).map_err(at(&wheel))?;
-        if options.prove {
-            proof::wheel(&proof::Root::of(MACHINES[0])?, &copy)?;
-        }
-    }
-    if options.book {
-        archive::pack(&book()?, &format!("qhx-book-{VERSION}"), &out)?;
-    }
-    let sums = hashes(&out)?;
-    if built.len() == MACHINES.len() {
-        formula::homebrew(&sums, &options.url, &out)?;
-    }
-    for (name, _) in &sums {
-        let size = std::fs::metadata(out.join(name)).map_err(at(&out))?.len();
-        eprintln!("{:8.2} MiB  {name}", size as f64 / f64::from(1 << 20));
-    }
+    let mut release =
+        Release { options, out: &out, scratch: scratch.path(), report: Report::default() };
+    release.machines()?;
+    release.any_machine()?;
+    let table = release.report.write(&out)?;
+    hashes(&out)?;
+    eprint!("\n{table}\n");
     eprintln!("{}, in {:.0} min", out.display(), start.elapsed().as_secs_f64() / 60.0);
     Ok(())
 }
 
-/// Builds the programs and the C library for a machine.
+/// A release that is being made.
+#[derive(Debug)]
+struct Release<'a> {
+    options: &'a Options,
+    /// The folder of the packages.
+    out: &'a Path,
+    scratch: &'a Path,
+    report: Report,
+}
+
+impl Release<'_> {
+    /// Builds the programs for each machine, and makes and tries their packages.
+    fn machines(&mut self) -> Result<()> {
+        let mut built = Vec::new();
+        for machine in &self.options.machines {
+            match machine.missing() {
+                Some(why) => {
+                    let what = match machine.system {
+                        System::Linux => "Linux packages",
+                        System::Windows => "Windows zip",
+                        System::Android => "Android archive",
+                    };
+                    self.report.skipped(machine.name, what, &why);
+                }
+                None => built.push(build(*machine, &self.options.profile)?),
+            }
+        }
+        let share = self.scratch.join("share");
+        // The manual pages and completions are the same for all machines.
+        if let Some(built) = built.iter().find(|built| built.machine.system == System::Linux) {
+            archive::share(built, &share)?;
+        }
+        for built in &built {
+            let (file, bill) = sbom::bill(built.machine, self.out)?;
+            self.report.made(built.machine.name, &file, "made")?;
+            let notices = sbom::notices(&bill)?;
+            let content = archive::Content { built, share: &share, notices: &notices };
+            match built.machine.system {
+                System::Linux => self.linux(&content)?,
+                System::Windows => self.windows(&content)?,
+                System::Android => self.android(&content)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn linux(&mut self, content: &archive::Content<'_>) -> Result<()> {
+        let (machine, out) = (content.built.machine, self.out);
+        let program = archive::program(content, self.scratch, out)?;
+        let library = archive::library(content, self.scratch, out)?;
+        let package = debian::package(content, self.scratch, out)?;
+        let wheel = self.options.wheel.then(|| wheel::wheel(content, self.scratch, out));
+        let wheel = wheel.transpose()?;
+        let started = if self.options.prove {
+            debian::lint(&package)?;
+            let root = proof::Root::of(machine)?;
+            let bundle = proof::archive(&root, &program)?;
+            proof::library(&root, &library, &bundle)?;
+            proof::package(&root, &package)?;
+            if let Some(wheel) = &wheel {
+                proof::wheel(&root, wheel)?;
+            }
+            [
+                "unpacked in a bare Debian 12, ran demo and server",
+                "unpacked there, programs in C with both libraries ran",
+                "installed there by dpkg, ran demo and server, purged",
+                "installed there by pip, ran demo, server and module",
+            ]
+            .map(|what| machine.started(what))
+        } else {
+            [NOT_STARTED; 4].map(str::to_owned)
+        };
+        let made = [Some(program.clone()), Some(library), Some(package), wheel];
+        for (artefact, started) in made.iter().zip(started) {
+            if let Some(artefact) = artefact {
+                self.report.made(machine.name, artefact, &started)?;
+            }
+        }
+        let image = match self.options.prove {
+            true => oci::proof(machine, &program, self.scratch)?,
+            false => None,
+        };
+        match image {
+            Some(image) => {
+                self.report.row([machine.name, oci::DOCKERFILE, &image.size, &image.started]);
+            }
+            None if self.options.prove => {
+                let why = "not built: buildah is not installed (apt-get install buildah)";
+                self.report.row([machine.name, oci::DOCKERFILE, "", why]);
+            }
+            None => self.report.row([machine.name, oci::DOCKERFILE, "", "not built"]),
+        }
+        Ok(())
+    }
+
+    fn windows(&mut self, content: &archive::Content<'_>) -> Result<()> {
+        let zip = windows::program(content, self.scratch, self.out)?;
+        let started = windows::started(content.built.machine, &zip, self.options.prove)?;
+        self.report.made(content.built.machine.name, &zip, &started)
+    }
+
+    fn android(&mut self, content: &archive::Content<'_>) -> Result<()> {
+        let archive = android::program(content, self.scratch, self.out)?;
+        let started = android::started(content)?;
+        self.report.made(content.built.machine.name, &archive, &started)
+    }
+
+    /// What package managers read, the Kotlin library and the book.
+    fn any_machine(&mut self) -> Result<()> {
+        let Options { machines, url, .. } = self.options;
+        let has = |system| machines.iter().any(|machine| machine.system == system);
+        let sums = hashes(self.out)?;
+        if has(System::Linux) {
+            match formula::homebrew(&sums, url, self.out) {
+                Ok(file) => self.report.made(ANY, &file, NOT_STARTED)?,
+                Err(why) => self.report.skipped(ANY, "formula for Homebrew", &why),
+            }
+        }
+        if has(System::Windows) {
+            match winget::manifest(&sums, url, self.out) {
+                Ok(files) => self.report.made(ANY, &files, "its YAML was checked")?,
+                Err(why) => self.report.skipped(ANY, "manifest for winget", &why),
+            }
+        }
+        if has(System::Android) {
+            match maven::repository(self.out, &self.options.profile) {
+                Ok((file, started)) => self.report.made(ANY, &file, &started)?,
+                Err(why) => self.report.skipped(ANY, "AAR in a Maven repository", &why),
+            }
+        }
+        if self.options.book {
+            let book = archive::pack(&book()?, &format!("qhx-book-{VERSION}"), self.out)?;
+            self.report.made(ANY, &book, "its links were checked")?;
+        }
+        Ok(())
+    }
+}
+
+/// Builds the programs for a machine, and on Linux the C library.
 fn build(machine: Machine, profile: &str) -> Result<Built> {
-    let mut build = cargo(&["build", "--package", "qhx-cli", "--package", "qhexrt"]);
-    build.args(["--lib", "--bins", "--profile", profile, "--features"]);
+    let mut build = match machine.system {
+        System::Windows => windows::cargo(machine)?,
+        System::Linux | System::Android => cargo(&["build"]),
+    };
+    build.args(["--package", "qhx-cli", "--lib", "--bins", "--profile", profile, "--features"]);
     build.arg(PROGRAM.split(',').map(|one| format!("qhx-cli/{one}")).collect::<Vec<_>>().join(","));
     let mut folder = cargo::target_folder()?;
+    match machine.system {
+        System::Linux => build.args(["--package", "qhexrt"]),
+        System::Windows => &mut build,
+        System::Android => crate::android::link(&mut build)?,
+    };
     if !machine.is_here() {
         build.args(["--target", machine.target]);
         build.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", aarch64::LINKER);
@@ -173,7 +339,7 @@ fn build(machine: Machine, profile: &str) -> Result<Built> {
     }
     cargo::run(&mut build)?;
     folder.push(if profile == "dev" { "debug" } else { profile });
-    Ok(Built { machine, folder })
+    Ok(Built { machine, profile: profile.to_owned(), folder })
 }
 
 /// The time that files of packages have, so that they can be made again: `SOURCE_DATE_EPOCH`, or that of the last
@@ -189,7 +355,11 @@ fn epoch() -> Result<String> {
 
 /// Writes `SHA256SUMS` for the files of a folder. Returns their names and hashes.
 fn hashes(out: &Path) -> Result<Vec<(String, String)>> {
-    let sums = cargo::output(Command::new("sh").args(["-c", "sha256sum *"]).current_dir(out))?;
+    let sums = cargo::output(
+        Command::new("sh")
+            .args(["-c", "find * -type f ! -name SHA256SUMS | LC_ALL=C sort | xargs sha256sum"])
+            .current_dir(out),
+    )?;
     let file = out.join("SHA256SUMS");
     std::fs::write(&file, &sums).map_err(at(&file))?;
     let pairs = sums.lines().filter_map(|line| line.split_once("  "));

@@ -5,10 +5,10 @@ use std::process::Command;
 
 use crate::cargo::{self, Result, cargo, works};
 
-const TARGET: &str = "x86_64-pc-windows-gnu";
+pub(crate) const TARGET: &str = "x86_64-pc-windows-gnu";
 
 /// MinGW's compiler, which links, too.
-const GCC: &str = "x86_64-w64-mingw32-gcc";
+pub(crate) const GCC: &str = "x86_64-w64-mingw32-gcc";
 
 /// Debian's folder of Wine's programs: without the package `wine`, they are not on the search path.
 const WINE_FOLDER: &str = "/usr/lib/wine";
@@ -28,19 +28,44 @@ pub(crate) fn missing() -> Option<String> {
     if wine().is_none() {
         return Some("Wine is not installed: apt-get install wine64".to_owned());
     }
-    if !works(Command::new(GCC).arg("--version")) {
-        return Some("MinGW is not installed: apt-get install gcc-mingw-w64-x86-64".to_owned());
+    if let Some(why) = no_compiler() {
+        return Some(why);
     }
     (!cargo::has_target(TARGET)).then(|| format!("rustup target add {TARGET}"))
 }
 
+/// How to get MinGW where it is not installed.
+pub(crate) fn no_compiler() -> Option<String> {
+    let there = works(Command::new(GCC).arg("--version"));
+    (!there).then(|| "MinGW is not installed: apt-get install gcc-mingw-w64-x86-64".to_owned())
+}
+
+/// Runs the demo and a server with the programs of a package, which lie in a folder.
+///
+/// # Errors
+/// Wine is not there, or gives another answer: for people.
+pub(crate) fn package(folder: &Path) -> Result<()> {
+    if let Some(why) = missing() {
+        return Err(why);
+    }
+    let mut tests = python()?;
+    cargo::run(tests.arg("package.py").arg(folder))
+}
+
+/// Python in the folder of the tests, which knows where Wine is.
+fn python() -> Result<Command> {
+    let (wine, server) = wine().ok_or("Wine is not installed")?;
+    let mut python = Command::new("python3");
+    python.arg("-B");
+    python.current_dir(qhx_paths::workspace().join("tests/windows"));
+    python.env("WINELOADER", wine).env("WINESERVER", server);
+    Ok(python)
+}
+
 /// Builds and runs everything; `qhx` is the program of this machine.
 pub(crate) fn run(qhx: &Path) -> Result<()> {
-    let (wine, server) = wine().ok_or("Wine is not installed")?;
-    let mut tests = Command::new("python3");
-    tests.args(["-B", "-m", "unittest", "--verbose"]);
-    tests.current_dir(qhx_paths::workspace().join("tests/windows"));
-    tests.env("QHX", qhx).env("BUILT", build()?).env("WINELOADER", wine).env("WINESERVER", server);
+    let mut tests = python()?;
+    tests.args(["-m", "unittest", "--verbose"]).env("QHX", qhx).env("BUILT", build()?);
     cargo::run(&mut tests)
 }
 

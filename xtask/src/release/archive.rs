@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Built, Machine, VERSION, epoch};
+use super::{Built, Machine, System, VERSION, epoch};
+use crate::aarch64;
 use crate::cargo::{self, Result};
 use crate::docs::{copy, write};
 use crate::python::PROGRAMS;
@@ -37,12 +38,28 @@ pub(super) fn share(built: &Built, share: &Path) -> Result<()> {
 impl Content<'_> {
     /// Lays the programs out in `prefix`: `bin` and `share`.
     pub(super) fn lay_out(&self, prefix: &Path) -> Result<()> {
-        for program in PROGRAMS {
-            let to = prefix.join("bin").join(program);
-            copy(&self.built.folder.join(program), &to)?;
-            strip(self.built.machine, &to, &["--remove-section=.comment"])?;
-        }
+        self.programs(&prefix.join("bin"))?;
         cargo::run(Command::new("cp").arg("-r").arg(self.share).arg(prefix))
+    }
+
+    /// Copies the programs into a folder, without what only debuggers read.
+    pub(super) fn programs(&self, folder: &Path) -> Result<()> {
+        for program in PROGRAMS {
+            let program = self.built.machine.program(program);
+            let to = folder.join(&program);
+            copy(&self.built.folder.join(program), &to)?;
+            strip(self.built.machine, &to, &["--strip-all", "--remove-section=.comment"])?;
+        }
+        Ok(())
+    }
+
+    /// What is to be read: licences, notices, the first page and the changes.
+    pub(super) fn pages(&self, folder: &Path) -> Result<()> {
+        self.licences(folder)?;
+        for page in ["README.md", "CHANGELOG.md"] {
+            copy(&qhx_paths::workspace().join(page), &folder.join(page))?;
+        }
+        Ok(())
     }
 
     /// Licences and notices, for archives.
@@ -56,7 +73,21 @@ impl Content<'_> {
 
 /// Removes what only debuggers read.
 fn strip(machine: Machine, file: &Path, arguments: &[&str]) -> Result<()> {
-    cargo::run(Command::new(machine.strip).args(arguments).arg(file))
+    let mut strip = match machine.system {
+        System::Linux if machine.is_here() => Command::new("strip"),
+        System::Linux => Command::new(aarch64::STRIP),
+        // The toolchain's own tool knows the files of all systems.
+        System::Windows | System::Android => {
+            let lib = cargo::output(Command::new("rustc").args(["--print", "target-libdir"]))?;
+            let lib = Path::new(lib.trim_end());
+            let mut strip = Command::new(lib.with_file_name("bin").join("rust-objcopy"));
+            // The folder of its library: that of the compiler.
+            let shared = lib.ancestors().nth(3).unwrap_or(lib);
+            strip.env("LD_LIBRARY_PATH", shared);
+            strip
+        }
+    };
+    cargo::run(strip.args(arguments).arg(file))
 }
 
 /// The archive of the programs.
@@ -64,10 +95,7 @@ pub(super) fn program(content: &Content<'_>, scratch: &Path, out: &Path) -> Resu
     let name = format!("qhx-{VERSION}-{}", content.built.machine.target);
     let folder = scratch.join(&name);
     content.lay_out(&folder)?;
-    content.licences(&folder)?;
-    for page in ["README.md", "CHANGELOG.md"] {
-        copy(&qhx_paths::workspace().join(page), &folder.join(page))?;
-    }
+    content.pages(&folder)?;
     pack(&folder, &name, out)
 }
 
@@ -96,6 +124,21 @@ pub(super) fn library(content: &Content<'_>, scratch: &Path, out: &Path) -> Resu
     strip(content.built.machine, &shared, &["--strip-unneeded"])?;
     strip(content.built.machine, &archive, &["--strip-debug"])?;
     pack(&folder, &name, out)
+}
+
+/// Packs a folder into `out` as a zip with the folder in it: the same bytes whenever the content is the same.
+pub(super) fn zip(folder: &Path, out: &Path) -> Result<PathBuf> {
+    let own = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let zip = out.join(format!("{own}.zip"));
+    let parent = folder.parent().unwrap_or(folder);
+    // Python's archiver sorts the names of files.
+    let mut times = Command::new("sh");
+    times.args(["-c", "chmod -R u=rwX,go=rX \"$0\" && find \"$0\" -exec touch -d \"@$1\" {} +"]);
+    cargo::run(times.arg(&own).arg(epoch()?).current_dir(parent))?;
+    let mut pack = Command::new("python3");
+    pack.args(["-m", "zipfile", "--create"]).arg(&zip).arg(&own);
+    cargo::run(pack.env("TZ", "UTC").current_dir(parent))?;
+    Ok(zip)
 }
 
 /// Packs a folder into `out`, under a name within the archive: the same bytes whenever the content is the same.

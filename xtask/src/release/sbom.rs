@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::{MACHINES, VERSION, epoch};
+use super::{Machine, VERSION, epoch};
 use crate::cargo::{self, PROGRAM, Result};
 use crate::docs::read;
 use crate::kotlinc::at;
@@ -19,16 +19,17 @@ fn list<'a>(value: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
     value[key].as_array().into_iter().flatten()
 }
 
-/// Writes the bill of materials, of CycloneDX 1.5, of what is linked into the programs, and returns it.
-pub(super) fn bill(out: &Path) -> Result<Value> {
+/// Writes the bill of materials, of CycloneDX 1.5, of what is linked into the programs for a machine, and returns it
+/// with its file.
+pub(super) fn bill(machine: Machine, out: &Path) -> Result<(PathBuf, Value)> {
     let root = qhx_paths::workspace();
-    let name = format!("qhx-{VERSION}.cdx");
+    let name = format!("qhx-{VERSION}-{}.cdx", machine.name);
+    let file = format!("{name}.json");
     let mut make = Command::new(cargo::installed("cargo-cyclonedx", CYCLONEDX, &[])?);
     make.args(["cyclonedx", "--quiet", "--format", "json", "--spec-version", "1.5"]);
-    make.args(["--no-build-deps", "--target", MACHINES[0].target, "--features", PROGRAM]);
+    make.args(["--no-build-deps", "--target", machine.target, "--features", PROGRAM]);
     make.args(["--manifest-path", "cli/Cargo.toml", "--override-filename", &name]);
     cargo::run(make.env("SOURCE_DATE_EPOCH", epoch()?).current_dir(root))?;
-    let file = format!("{name}.json");
     // Crates of this project are known by where they lie, which is another folder elsewhere.
     let bill = read(&root.join("cli").join(&file))?.replace(&root.display().to_string(), "");
     // It makes a bill for each of them.
@@ -38,7 +39,8 @@ pub(super) fn bill(out: &Path) -> Result<Value> {
     }
     let file = out.join(file);
     std::fs::write(&file, &bill).map_err(at(&file))?;
-    serde_json::from_str(&bill).map_err(|e| format!("{}: {e}", file.display()))
+    let bill = serde_json::from_str(&bill).map_err(|e| format!("{}: {e}", file.display()))?;
+    Ok((file, bill))
 }
 
 /// The texts of the licences of all crates of the bill that are not this project's, each once, behind the crates that
