@@ -9,6 +9,7 @@
 //! | [`doctor`] | libraries, device, plugins and folders of this machine |
 //! | [`install`](mod@install) | the QNN libraries, fetched from a package index |
 //! | [`package`] | checkpoints, fetched from there, too |
+//! | [`push`](mod@push) | a phone: copies what runs a bundle there, tries it, and reports |
 
 pub mod bench;
 pub mod corpus;
@@ -16,5 +17,6 @@ pub mod doctor;
 pub mod inspect;
 pub mod install;
 pub mod package;
+pub mod push;
 pub mod verify;
 mod wheel;
