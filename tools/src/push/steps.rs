@@ -19,8 +19,11 @@ const LINES: usize = 40;
 const LINE: usize = 600;
 /// Time after which the phone itself ends a step; adb has this much longer.
 const AFTER: Duration = Duration::from_secs(15);
-/// Exit code of `timeout` for a program whose time is up.
+/// Seconds after which a program is killed that does not end when its time is up, as one that waits for the NPU.
+const KILL: u32 = 2;
+/// Exit codes of `timeout` for a program whose time is up, and of one that was killed.
 const TIMED_OUT: i32 = 124;
+const KILLED: i32 = 137;
 
 /// A step on the phone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,7 +168,7 @@ fn line(step: PushStep, options: &PushOptions, files: &Files) -> String {
         words.splice(1..1, ["--plugin".to_owned(), quoted(&format!("{PLUGINS}/{name}"))]);
     }
     format!(
-        "cd {} || exit 1; T=; command -v timeout >/dev/null && T='timeout -k 5 {time}'; export LD_LIBRARY_PATH=. \
+        "cd {} || exit 1; T=; command -v timeout >/dev/null && T='timeout -k {KILL} {time}'; export LD_LIBRARY_PATH=. \
          QHX_CACHE_DIR=\"$PWD/{CACHE}\"; exec $T {}",
         quoted(&options.to),
         words.join(" ")
@@ -195,7 +198,7 @@ pub(super) fn run(
         }
     });
     let mut report = match finished {
-        Ok(finished) => report(step, options, &finished),
+        Ok(finished) => report(step, options, &finished, start.elapsed()),
         Err(Fault::Other(error)) if error.kind() == ErrorKind::Cancelled => return Err(error),
         Err(Fault::Other(error)) => failed(step, &error),
         Err(Fault::Gone(error)) => {
@@ -232,7 +235,13 @@ fn json(stdout: &[u8]) -> Option<Value> {
 }
 
 /// Report of a program that ended.
-fn report(step: PushStep, options: &PushOptions, finished: &Finished) -> StepReport {
+fn report(
+    step: PushStep,
+    options: &PushOptions,
+    finished: &Finished,
+    time: Duration,
+) -> StepReport {
+    let late = time >= options.patience.step;
     let code = finished.status.code();
     let said = String::from_utf8_lossy(&finished.stderr).into_owned();
     let lines = said.lines().map(str::trim_end).filter(|line| !line.is_empty());
@@ -246,13 +255,13 @@ fn report(step: PushStep, options: &PushOptions, finished: &Finished) -> StepRep
         hint: text(error, "hint"),
     });
     let error = match (&given, &result, code) {
-        (Some(_), _, _) => given.clone(),
-        (None, Some(_), Some(0)) => None,
-        (None, Some(result), Some(1)) => Some(found(step, result)),
-        (None, _, Some(TIMED_OUT)) => {
+        (_, _, Some(TIMED_OUT | KILLED)) if late => {
             let seconds = options.patience.step.as_secs();
             Some(execute(step, format!("was stopped after {seconds} s"), &lines))
         }
+        (None, Some(_), Some(0)) => None,
+        (None, Some(result), Some(1)) => Some(found(step, result)),
+        (Some(_), _, _) => given.clone(),
         (None, None, Some(0)) => Some(execute(step, "printed no JSON".to_owned(), &lines)),
         (None, _, code) => Some(execute(step, ended(code), &lines)),
     };
@@ -347,7 +356,8 @@ mod tests {
     fn reported(step: PushStep, code: i32, stdout: &str, stderr: &str) -> StepReport {
         let status = ExitStatus::from_raw(code << 8);
         let (stdout, stderr) = (stdout.as_bytes().to_vec(), stderr.as_bytes().to_vec());
-        report(step, &PushOptions::new("b"), &Finished { status, stdout, stderr })
+        let time = Duration::from_secs(if code == 124 { 900 } else { 1 });
+        report(step, &PushOptions::new("b"), &Finished { status, stdout, stderr }, time)
     }
 
     #[test]
