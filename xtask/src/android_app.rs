@@ -67,12 +67,17 @@ pub(crate) fn build(tools: &Tools, out: &Path) -> Result<PathBuf> {
     resources.arg("-M").arg(&manifest).arg("-S").arg(main.join("res"));
     resources.arg("-F").arg(folder.join("resources.apk"));
     cargo::run(&mut resources)?;
-    let mut java = Command::new("javac");
-    java.args(["-nowarn", "-d"]).arg(&stubs);
-    java.args(java_files(&self::folder().join("stubs"))?).args(java_files(&generated)?);
-    cargo::run(&mut java)?;
-    let classes = [out.join("classes.jar"), stubs];
+    let ids = folder.join("ids");
+    let java = |sources: &Path, to: &Path| -> Result<()> {
+        let mut java = Command::new("javac");
+        cargo::run(java.args(["-nowarn", "-d"]).arg(to).args(java_files(sources)?))
+    };
+    java(&self::folder().join("stubs"), &stubs)?;
+    java(&generated, &ids)?;
+    let classes = [out.join("classes.jar"), stubs.clone(), ids];
     compile(tools, &[main.join("kotlin")], &classes, &[], &folder.join("app.jar"))?;
+    // No part of the application: Android has its own.
+    std::fs::remove_dir_all(&stubs).map_err(at(&stubs))?;
     Ok(folder)
 }
 

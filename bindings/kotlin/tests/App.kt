@@ -33,7 +33,7 @@ private suspend fun Conversation.until(what: (State) -> Boolean): State =
 
 private suspend fun Conversation.opened(bundle: String): State {
     choose(bundle)
-    return until { it.phase == Phase.READY || it.failure != null }
+    return until { it.bundle == bundle && (it.phase == Phase.READY || it.failure != null) }
 }
 
 /** The sample application for Android, without Android. */

@@ -127,9 +127,9 @@ fn say_event(event: &PushEvent<'_>, folder: &str) {
         PushEvent::Back => say!("the phone is back"),
         PushEvent::Step(step) => say!("running qhx {} there", step.name()),
         PushEvent::Stepped(step) => {
-            say!("{}", step.summary());
-            if let Some(hint) = step.error.as_ref().and_then(|error| error.hint.as_ref()) {
-                say!("  hint: {hint}");
+            if let Some(error) = &step.error {
+                say!("  {}", error.message);
+                error.hint.iter().for_each(|hint| say!("  hint: {hint}"));
             }
         }
         _ => {}
