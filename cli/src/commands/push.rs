@@ -25,11 +25,12 @@ Examples:
 The report is made to be sent: it has the phone's model, chip and Android, the hashes of all files, and what each step
 printed there. It has no serial number, no name of a user and no path of this machine; prompt and answer are in it.";
 
-/// Try a bundle on a phone: copy it there by adb with all that runs it, run it, and write a report
+/// Try a bundle on a phone: copy it there by adb, run it, write a report
 ///
-/// Only files that differ are copied: their SHA-256 are compared there. Then the program runs on the phone: doctor,
-/// verify with the golden steps, generate, bench; for a portable bundle prepare first. A step that fails is in the
-/// report, and the others follow. A phone that disconnects or restarts is waited for. Exit code 1 when a step failed.
+/// All that runs the bundle goes with it. Only files that differ are copied: their SHA-256 are compared there. Then the
+/// program runs on the phone: doctor, verify with the golden steps, generate, bench; for a portable bundle prepare first.
+/// A step that fails is in the report, and the others follow. A phone that disconnects or restarts is waited for. Exit
+/// code 1 when a step failed.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct PushArgs {
@@ -58,7 +59,7 @@ pub(crate) struct PushArgs {
     /// Copy the graphs for the CPU, too: with them verify names the graph that computes something else
     #[arg(long)]
     pub onnx: bool,
-    /// What to run there
+    /// Steps to run there
     #[arg(
         long,
         value_name = "STEP,…",
@@ -73,13 +74,13 @@ pub(crate) struct PushArgs {
     /// File for the report; `-` is standard output [default: qhx-report-ID-TIME.json]
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
-    /// How long adb may take for a short answer
+    /// Time for a short answer of adb
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
     pub answer_time: Duration,
-    /// How long a phone that disconnects or restarts is waited for
+    /// Time for which a phone that disconnects or restarts is waited for
     #[arg(long, value_name = "SECONDS", default_value = "180", value_parser = parse_seconds)]
     pub wait: Duration,
-    /// How long one step may take
+    /// Time for one step
     #[arg(long, value_name = "SECONDS", default_value = "900", value_parser = parse_seconds)]
     pub step_time: Duration,
 }

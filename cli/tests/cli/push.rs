@@ -448,7 +448,12 @@ fn faults() -> [Vec<Fault>; 2] {
                 NO_ANSWER,
                 "context \\\"decode\\\": QNN MEM_ALLOC",
             ),
-            ("raw memory", json!({"no_registered_memory": true}), OK, "\"memory\":\"raw"),
+            (
+                "raw memory",
+                json!({"no_registered_memory": true}),
+                OK,
+                "no memory is registered: registering ",
+            ),
             (
                 "delay",
                 at("graphExecute", 1, 1000, json!({"delay_ms": 5})),

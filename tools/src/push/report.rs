@@ -154,7 +154,7 @@ impl StepReport {
         format!("{:<9} {outcome}{colon}{found}", self.step.name())
     }
 
-    /// What a result says that people want to know first.
+    /// Figures of a result that people want to know first.
     fn figures(&self, result: &Value) -> String {
         let number = |pointer: &str| result.pointer(pointer).and_then(Value::as_f64);
         let text = |pointer: &str| result.pointer(pointer).and_then(Value::as_str).unwrap_or("");
