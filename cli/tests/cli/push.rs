@@ -61,6 +61,7 @@ if fault fails; then
     echo '{"error": {"kind": "execute", "message": "no answer\u001b[31m", "hint": "try again"}}'; exit 10
 fi
 case "$step" in
+prepare) echo '{"manifest": "cache/tiny"}';;
 doctor) echo '{"version": "0", "checks": [{"name": "qnn backend", "health": "ok", "found": "QAIRT 2.51"}]}';;
 verify) echo '{"files": [{"path": "a", "passed": true}], "golden": {"steps": [{"name": "b", "passed": true}]}}';;
 generate) printf '{"text": "text of %s (%s)", "tokens": [1, 2],
@@ -160,6 +161,10 @@ fn outcomes(report: &Value) -> (Vec<&str>, String) {
     (outcomes.collect(), message.unwrap_or_default().to_owned())
 }
 
+fn libraries(report: &Value) -> usize {
+    report["libraries"].as_object().map_or(0, serde_json::Map::len)
+}
+
 const PASSED: [&str; 4] = ["passed"; 4];
 
 #[test]
@@ -223,7 +228,9 @@ fn only_what_differs_is_copied_and_the_report_comes_back() {
     fs::write(scene.bundle.join("tokenizer_config.json"), "{}").expect("written");
     let run = scene.push(&["again", "--steps", "generate", "--report", "-"]).ok();
     assert_eq!(scene.copied(), first + 1, "the libraries are there already");
-    assert_eq!(run.json()["libraries_from"], "on the phone");
+    let again = run.json();
+    assert_eq!(again["libraries_from"], "on the phone");
+    assert_eq!((&again["libraries"], 4), (&report["libraries"], libraries(&report)));
     assert_eq!(run.json()["steps"].as_array().map(Vec::len), Some(1));
 
     scene.push(&["--onnx", "--no-steps"]).ok();
@@ -300,6 +307,19 @@ fn a_phone_that_is_full_says_how_much_is_missing() {
     let install = &report["install"];
     assert_eq!(install["files"].as_u64().map(|files| files - 2), install["copied"].as_u64());
     assert_eq!(Some((scene.copied() - before) as u64), install["copied"].as_u64());
+}
+
+#[test]
+fn a_portable_bundle_is_prepared_on_the_phone_first() {
+    let scene = Scene::new();
+    edit_manifest(&scene.bundle, |manifest| manifest["portable"] = json!({}));
+    scene.push(&["--libraries", "sdk"]).fails(5, &["sdk lacks libQnnHtpPrepare.so (in the QAIRT"]);
+    scene.write("sdk/lib/aarch64-android/libQnnHtpPrepare.so", "compiler");
+    let (report, run) = scene.report(0, &["--steps", "prepare,generate"]);
+    run.says(&["prepare   ok: cache/tiny"]);
+    assert_eq!(report["steps"][0]["step"], "prepare");
+    let there = scene.path("phone/it's here");
+    assert!(there.join("tiny/onnx").is_dir() && there.join("libQnnHtpPrepare.so").is_file());
 }
 
 #[test]

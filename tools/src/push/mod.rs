@@ -171,6 +171,10 @@ pub fn push(
     let there = once_more(&device, || device.hashes(&options.to, &below, bytes), on_event)?;
     let files = Files::new(options, &manifest, phone, &there, cancel)?;
     let mut report = begin(options, &manifest, &files, &device, phone);
+    if report.libraries.is_empty() {
+        let of_qnn = there.iter().filter(|(path, _)| path.starts_with("libQnn"));
+        report.libraries = of_qnn.map(|(path, hash)| (path.clone(), hash.clone())).collect();
+    }
     let installed =
         install::install(&device, &options.to, &files, there, &mut report.install, on_event);
     if let Err(error) = installed {

@@ -45,7 +45,7 @@ pub struct PushReport {
     pub bundle: BundleFacts,
     /// SHA-256 of the program.
     pub program: String,
-    /// SHA-256 of the libraries that were given; empty where those of the phone are used.
+    /// SHA-256 of the libraries.
     pub libraries: BTreeMap<String, String>,
     /// Origin of the libraries.
     pub libraries_from: String,
