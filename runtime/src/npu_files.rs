@@ -36,6 +36,11 @@ impl NpuFile {
         ]
     }
 
+    /// The compiler of portable bundles, which are prepared on the device.
+    pub fn compiler(platform: &str) -> Self {
+        Self { start: "libQnnHtpPrepare.so".to_owned(), end: "", folder: platform.to_owned() }
+    }
+
     /// True for the name of such a file.
     pub fn is(&self, name: &str) -> bool {
         match name.strip_prefix(&*self.start) {

@@ -71,6 +71,14 @@ pub const HF_HOME: &str = "HF_HOME";
 pub const HF_HUB_CACHE: &str = "HF_HUB_CACHE";
 /// The hub is not asked.
 pub const HF_HUB_OFFLINE: &str = "HF_HUB_OFFLINE";
+/// Folder of the QAIRT SDK, by the name that its own scripts set.
+pub const QAIRT_SDK_ROOT: &str = "QAIRT_SDK_ROOT";
+/// The same by its older name.
+pub const QNN_SDK_ROOT: &str = "QNN_SDK_ROOT";
+/// Folder of Android's SDK.
+pub const ANDROID_HOME: &str = "ANDROID_HOME";
+/// The same by its older name.
+pub const ANDROID_SDK_ROOT: &str = "ANDROID_SDK_ROOT";
 /// No colours are wanted, see <https://no-color.org>.
 pub const NO_COLOR: &str = "NO_COLOR";
 /// Settings of glibc's allocator; `qhx forge` adds some for the processes that compile.
@@ -145,6 +153,15 @@ pub const ALL: [Variable; 27] = [
     Variable::new(HF_HUB_CACHE, "the same folder, without `hub` in it", "what takes a bundle")
         .default("`hub` in `HF_HOME`"),
     Variable::new(HF_HUB_OFFLINE, "1 asks no hub", "`qhx pull`, `qhx forge`"),
+    Variable::new(
+        QAIRT_SDK_ROOT,
+        "folder of the QAIRT SDK, with the libraries for phones",
+        "`qhx push`",
+    )
+    .more("or `QNN_SDK_ROOT`")
+    .default("the libraries that are on the phone"),
+    Variable::new(ANDROID_HOME, "folder of Android's SDK, with adb", "`qhx push`")
+        .more("or `ANDROID_SDK_ROOT`; where adb is not on the path"),
     Variable::new(
         "SSL_CERT_FILE",
         "a file of certificates (PEM) of the authorities that are trusted instead of those \

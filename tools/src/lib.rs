@@ -12,6 +12,7 @@
 //! | [`publish`] | a bundle for a repository of a hub, with its model card |
 //! | [`running`] | the models that a server has in memory |
 //! | [`package`] | checkpoints, fetched from there, too |
+//! | [`push`](mod@push) | a phone: copies what runs a bundle there, tries it, and reports |
 
 pub mod bench;
 pub mod corpus;
@@ -21,6 +22,7 @@ pub mod install;
 pub mod models;
 pub mod package;
 pub mod publish;
+pub mod push;
 pub mod running;
 pub mod verify;
 mod wheel;

@@ -11,7 +11,7 @@ use crate::kotlinc::{self, Tools, at};
 pub(crate) const TARGET: &str = "aarch64-linux-android";
 
 /// The first version of Android whose applications the library is for: see the manifest.
-const API: u32 = 26;
+pub(crate) const API: u32 = 26;
 
 /// The version of Qualcomm's libraries that apps get: that which `qhx forge` compiles with.
 const QAIRT: &str = "2.51.0";

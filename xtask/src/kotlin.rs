@@ -6,9 +6,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::android;
 use crate::cargo::{self, PROGRAM, Result};
 use crate::kotlinc::{Tools, at, compile, folder, java, joined, tools};
+use crate::{android, android_app};
 
 /// Bundles for the tests: name, checkpoint, and arguments of `qhx forge`.
 const BUNDLES: [(&str, &str, &str); 4] = [
@@ -61,7 +61,8 @@ pub(crate) fn test(
     let (classes, tests) = (out.join("classes.jar"), out.join("tests.jar"));
     let friends = [OsString::from(format!("-Xfriend-paths={}", classes.display()))];
     let examples = qhx_paths::workspace().join("examples/kotlin");
-    let sources = [folder().join("tests"), examples, pages(&out)?];
+    let mut sources = vec![folder().join("tests"), examples, pages(&out)?];
+    sources.extend(android_app::plain_sources());
     compile(tools, &sources, std::slice::from_ref(&classes), &friends, &tests)?;
     let class_path = joined(tools.libraries().iter().chain(&[classes, tests]))?;
     let program = |arguments: &[&str]| {
@@ -73,12 +74,16 @@ pub(crate) fn test(
         run(&mut program)
     };
     program(&["dev.qhx.tests.HarnessKt", "."])?;
+    android_app::build(tools, &out)?;
     program(&["ChatKt", "language", "What colour is the sky?"])?;
     program(&["PagesKt"])
 }
 
 /// `cargo xtask kotlin`.
 pub(crate) fn tier() -> Result<()> {
+    if let Some(why) = android_app::missing() {
+        return Err(why);
+    }
     let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let npu = set("QHX_QNN_HTP").zip(set("QHX_QNN_SYSTEM"));
     test(&tools()?, npu.as_ref(), &cargo::run)

@@ -4,6 +4,7 @@
 
 mod aarch64;
 mod android;
+mod android_app;
 mod cargo;
 mod check;
 mod clients;
@@ -47,6 +48,7 @@ Usage: cargo xtask COMMAND
   book              check the links of all pages, and make a book of docs/ with mdBook
   kotlin            compile the Kotlin library, lay its archive out and run its tests on a Java virtual machine
   aar               lay the Kotlin library out for Android, with the native part where ANDROID_NDK_HOME is set
+  android-app       build the sample application for Android as far as that goes without Android's SDK
   release [OPTIONS] make all packages, start each as far as this machine can, and list how far that was
       --machine NAME  those of one machine, and of further ones where it is given again: amd64, arm64,
                       windows-x64, windows-arm64, android-arm64
@@ -82,6 +84,7 @@ fn main() -> ExitCode {
         Some("book") => docs::run(&rest),
         Some("kotlin") => kotlin::tier(),
         Some("aar") => android::run(),
+        Some("android-app") => android_app::run(),
         Some("release") => release::Options::parse(&rest).and_then(|it| release::run(&it)),
         Some("windows") => windows_tier(),
         Some("help" | "--help" | "-h") => {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cargo::{self, PLUGINS, PROGRAM, Result, cargo, works};
-use crate::{aarch64, clients, kotlin, kotlinc, python, targets, windows};
+use crate::{aarch64, android_app, clients, kotlin, kotlinc, python, targets, windows};
 
 /// Options of a test run.
 #[derive(Debug, Default)]
@@ -139,7 +139,7 @@ fn tests(
         Ok(tools) => python::test(&tools)?,
         Err(why) => skipped.add("python tier", &why),
     }
-    match kotlinc::tools() {
+    match android_app::missing().map_or_else(kotlinc::tools, Err) {
         Ok(tools) => kotlin::test(&tools, libraries, run)?,
         Err(why) => skipped.add("kotlin tier", &why),
     }

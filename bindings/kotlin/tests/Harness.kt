@@ -73,5 +73,6 @@ fun main(arguments: Array<String>) {
     suite.threads()
     suite.borders()
     suite.layout()
+    suite.app()
     exitProcess(if (suite.run(arguments.getOrElse(1) { "" }) == 0) 0 else 1)
 }

@@ -108,7 +108,7 @@ private fun pixels(file: File): Image {
 }
 
 /** Of a WAV file of 16 bits, with its header of 44 bytes. */
-private fun samples(file: File): Pair<FloatArray, Int> {
+internal fun samples(file: File): Pair<FloatArray, Int> {
     val bytes = ByteBuffer.wrap(file.readBytes()).order(ByteOrder.LITTLE_ENDIAN)
     val shorts = bytes.position(44).slice().order(ByteOrder.LITTLE_ENDIAN).asShortBuffer()
     return FloatArray(shorts.remaining()) { shorts[it] / 32768f } to bytes.getInt(24)

@@ -121,13 +121,19 @@ pub fn is_intact(manifest: &Manifest, cancel: &CancelToken) -> Result<bool> {
     Ok(!manifest.artifacts.files.is_empty())
 }
 
-/// Files of optional sets of contexts of which nothing is there in that form, binaries or ONNX.
+/// Files of optional sets of contexts of which nothing is there in that form, binaries or ONNX; and the ONNX files of all
+/// contexts where none of them is there and the binaries are, as on a phone.
 fn left_out(manifest: &Manifest) -> BTreeSet<String> {
     let mut sets: BTreeMap<(&str, bool), Vec<String>> = BTreeMap::new();
     for entry in &manifest.artifacts.contexts {
+        let onnx = entry.onnx.iter().flat_map(|(_, path)| [path.clone(), format!("{path}_data")]);
+        let onnx: Vec<_> = onnx.collect();
+        if manifest.artifacts.contexts.iter().all(|entry| entry.bin.is_some()) {
+            // No name of a set.
+            sets.entry(("", false)).or_default().extend(onnx.clone());
+        }
         let Some(set) = &entry.optional else { continue };
         sets.entry((set, true)).or_default().extend(entry.bin.clone());
-        let onnx = entry.onnx.iter().flat_map(|(_, path)| [path.clone(), format!("{path}_data")]);
         sets.entry((set, false)).or_default().extend(onnx);
     }
     let root = manifest.open_artifacts().root().to_owned();
