@@ -383,9 +383,7 @@ fn context_sizes(context: &ContextPlan, share_weights: bool, onnx: bool) -> Cont
 
 /// Bytes of the weights of graphs. Those in common are there once; parts of one tensor, such as Q, K and V of Phi-3's
 /// `qkv_proj`, are weights of their own.
-fn distinct_weights<'a>(
-    graphs: impl IntoIterator<Item = &'a Graph>,
-) -> impl Iterator<Item = u64> {
+fn distinct_weights<'a>(graphs: impl IntoIterator<Item = &'a Graph>) -> impl Iterator<Item = u64> {
     let weights = graphs.into_iter().flat_map(Graph::weights);
     let part = |weight: &'a Weight| (weight.source().name(), weight.source().first_row());
     let once: BTreeMap<_, _> = weights.map(|weight| (part(weight), weight.qnn_bytes())).collect();
