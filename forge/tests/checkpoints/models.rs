@@ -1,6 +1,8 @@
 //! The tables of `docs/models.md`: which checkpoints fit which devices, and how fast they are by estimate, made again
 //! from plans and from the figures of the other pages.
 
+use std::sync::LazyLock;
+
 use qhx_forge::Precision;
 
 use super::published::{PLANNED, Planned, Sizes, compare, gigabytes};
@@ -26,12 +28,19 @@ const DEVICES: [(&str, (&str, &str), u64); 5] = [
 const FLUENT: f64 = 10.0;
 const W4: Precision = Precision::W4A16;
 
-/// Cells of the rows of a page's tables.
-fn rows(page: &str) -> Vec<Vec<String>> {
+/// Rows of the tables of a page, each its cells.
+type Rows = Vec<Vec<String>>;
+
+static ESTIMATES: LazyLock<Rows> = LazyLock::new(|| rows("estimates.md"));
+static PERFORMANCE: LazyLock<Rows> = LazyLock::new(|| rows("performance.md"));
+static QUALITY: LazyLock<Rows> = LazyLock::new(|| rows("quality.md"));
+
+fn rows(page: &str) -> Rows {
     let text = std::fs::read_to_string(qhx_paths::workspace().join("docs").join(page)).unwrap();
     let rows = text.lines().filter(|line| line.starts_with("| "));
-    rows.map(|row| row.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect())
-        .collect()
+    let cells =
+        |row: &str| row.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect();
+    rows.map(cells).collect()
 }
 
 /// Tokens a second of a w4a16 step by an estimate.
@@ -56,18 +65,21 @@ impl Estimate {
 fn estimate(checkpoint: &str, (chip, arch): (&str, &str)) -> Option<Estimate> {
     let name = checkpoint.rsplit('/').next().unwrap();
     let is_it = |model: &str| name == model || name.starts_with(&format!("{model}-"));
-    let of_chip = rows("estimates.md").into_iter().find(|row| {
-        row[0].strip_suffix(" w4a16, token").is_some_and(is_it) && row.get(1).is_some_and(|cell| cell == chip)
+    let of_chip = ESTIMATES.iter().find(|row| {
+        row[0].strip_suffix(" w4a16, token").is_some_and(is_it)
+            && row.get(1).is_some_and(|cell| cell == chip)
     });
-    let contexts = rows("performance.md");
-    let head = contexts.iter().position(|row| row[0].is_empty() && row[1..].starts_with(&["v81".into(), "v79".into()]));
-    let (head, contexts) = contexts.split_at(head.unwrap() + 1);
+    let head = PERFORMANCE
+        .iter()
+        .position(|row| row[0].is_empty() && row[1..].starts_with(&["v81".into(), "v79".into()]));
+    let (head, contexts) = PERFORMANCE.split_at(head.unwrap() + 1);
     let column = head.last().unwrap().iter().position(|cell| cell == arch && arch != "v73");
     let of_arch = |suffix: &str| {
         let row = contexts.iter().find(|row| row[0].strip_suffix(suffix).is_some_and(is_it))?;
         row.get(column?).cloned().filter(|cell| !cell.is_empty())
     };
-    let cell = of_chip.map(|row| row[3].clone()).or_else(|| of_arch(", 4096")).or_else(|| of_arch(""))?;
+    let cell =
+        of_chip.map(|row| row[3].clone()).or_else(|| of_arch(", 4096")).or_else(|| of_arch(""))?;
     let mut rates = cell.split(" to ").map(|ms| 1e3 / ms.parse::<f64>().unwrap());
     Some(Estimate { most: rates.next().unwrap(), least: rates.next() })
 }
@@ -76,14 +88,14 @@ fn estimate(checkpoint: &str, (chip, arch): (&str, &str)) -> Option<Estimate> {
 fn memory_rate(chip: &str) -> f64 {
     let is_rate =
         |row: &&Vec<String>| row.len() == 5 && row[0] == chip && row[1].parse::<f64>().is_ok();
-    rows("estimates.md").iter().find(is_rate).unwrap()[1].parse().unwrap()
+    ESTIMATES.iter().find(is_rate).unwrap()[1].parse().unwrap()
 }
 
 /// Divergence of a precision from f16 weights, where `docs/quality.md` has it.
 fn quality(checkpoint: &str, precision: Precision) -> Option<String> {
     let short = checkpoint.rsplit('/').next().unwrap().to_lowercase();
     let mut model = String::new();
-    rows("quality.md").into_iter().find_map(|row| {
+    QUALITY.iter().find_map(|row| {
         if !row[0].is_empty() {
             model = row[0].to_lowercase().replace(' ', "-");
         }
@@ -205,6 +217,16 @@ fn the_page_of_models_says_how_fast() {
 }
 
 #[test]
+fn a_planned_bundle_holds_what_its_tokens_read() {
+    for checkpoint in PLANNED.iter() {
+        for sizes in checkpoint.plans.iter().filter_map(|plan| plan.as_ref().ok()) {
+            let step = sizes.step_bytes.unwrap_or(0);
+            assert!(step < sizes.bytes, "{}: {step} of {}", checkpoint.name, sizes.bytes);
+        }
+    }
+}
+
+#[test]
 fn figures_of_other_pages_are_found() {
     let known = CHIPS.map(|chip| estimate("meta-llama/Llama-3.2-1B-Instruct", chip).is_some());
     assert_eq!(known, [true, false, true, true]);
@@ -213,12 +235,18 @@ fn figures_of_other_pages_are_found() {
     assert!(quality("google/gemma-3-1b-it", W4).is_none());
     // The page says how far estimates are below bounds: a quarter to two thirds.
     for checkpoint in PLANNED.iter() {
-        let Some(step) = checkpoint.sizes(W4).ok().and_then(|sizes| sizes.step_bytes) else { continue };
+        let Some(step) = checkpoint.sizes(W4).ok().and_then(|sizes| sizes.step_bytes) else {
+            continue;
+        };
         for chip in CHIPS {
             let Some(found) = estimate(&checkpoint.name, chip) else { continue };
             let bound = bound(step, chip.0);
             let (least, most) = (found.least.unwrap_or(found.most) / bound, found.most / bound);
-            assert!(0.25 <= least && most <= 0.67, "{} on {chip:?}: {least}, {most}", checkpoint.name);
+            assert!(
+                0.25 <= least && most <= 0.67,
+                "{} on {chip:?}: {least}, {most}",
+                checkpoint.name
+            );
         }
     }
 }

@@ -179,7 +179,8 @@ fn both_lists_of_pages_have_the_same_parts() {
     // Parts of a list, each with its pages in order.
     let parts = |name: &str, heading: &str| -> Vec<(String, Vec<String>)> {
         let text = fs::read_to_string(docs.join(name)).unwrap();
-        let sections = text.split(&format!("\n{heading} ")).skip(1);
+        let heading = format!("\n{heading} ");
+        let sections = text.split(&heading).skip(1);
         let parts = sections.map(|section| {
             let (title, rest) = section.split_once('\n').unwrap();
             let item = |line: &&str| line.starts_with("| [") || line.starts_with("- [");
