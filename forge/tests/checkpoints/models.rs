@@ -200,7 +200,7 @@ fn the_page_of_models_answers_by_plans_and_estimates() {
 
 #[test]
 fn the_page_of_models_says_what_fits() {
-    let head = "| checkpoint | w4a16 | w8a16 | fp16 | KL: w4a16; w8a16 |\n|---|---|---|---|---|\n";
+    let head = "| checkpoint | w4a16: size; contexts; memory | w8a16 | fp16 | KL: w4a16; w8a16 |\n|---|---|---|---|---|\n";
     let rows: String = PLANNED.iter().map(fit_row).collect();
     let marks = ["<!-- table of sizes -->\n", "<!-- end of the sizes -->\n"];
     compare("models.md", marks, &format!("{head}{rows}"));
