@@ -66,10 +66,12 @@ impl Repository {
         for (name, _) in with {
             input(name);
         }
-        let value = |name: &str| match name.split_once('.') {
-            Some(("inputs", name)) => input(name),
-            Some(("github", "action_path")) => workspace().join("action").display().to_string(),
-            _ => panic!("GitHub does not know {name:?}"),
+        let value = |name: &str| match name.strip_prefix("inputs.") {
+            Some(name) => input(name),
+            None => {
+                assert_eq!(name, "github.action_path");
+                workspace().join("action").display().to_string()
+            }
         };
         for file in ["output", "path", "summary"] {
             fs::write(self.path(file), "").expect("a file");
