@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::{Checkpoint, summary};
 use qhx_graph::graph::{Elem, Graph};
+use qhx_graph::weight::Weight;
 use qhx_types::DType;
 
 use crate::f16_range::rescale;
@@ -362,7 +363,7 @@ fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compil
 
 /// Sizes of a context, with a weight of several graphs once where they share it.
 fn context_sizes(context: &ContextPlan, share_weights: bool, onnx: bool) -> ContextSizes {
-    let shared_bytes = total(distinct_weights(context.compiled()).into_values());
+    let shared_bytes = total(distinct_weights(context.compiled()));
     let compiled_bytes = total(context.compiled().map(Graph::weight_bytes));
     let weight_bytes = if share_weights { shared_bytes } else { compiled_bytes };
     let nodes = total(context.compiled().map(|graph| {
@@ -380,10 +381,13 @@ fn context_sizes(context: &ContextPlan, share_weights: bool, onnx: bool) -> Cont
     }
 }
 
-/// Bytes of the weights of graphs by their names. Those in common are there once.
-fn distinct_weights<'a>(graphs: impl IntoIterator<Item = &'a Graph>) -> BTreeMap<&'a str, u64> {
+/// Bytes of the weights of graphs. Those in common are there once; parts of one tensor, such as Q, K and V of Phi-3's
+/// `qkv_proj`, are weights of their own.
+fn distinct_weights<'a>(graphs: impl IntoIterator<Item = &'a Graph>) -> impl Iterator<Item = u64> {
     let weights = graphs.into_iter().flat_map(Graph::weights);
-    weights.map(|weight| (weight.source().name(), weight.qnn_bytes())).collect()
+    let part = |weight: &'a Weight| (weight.source().name(), weight.source().first_row());
+    let once: BTreeMap<_, _> = weights.map(|weight| (part(weight), weight.qnn_bytes())).collect();
+    once.into_values()
 }
 
 /// Bytes of the inputs and outputs of a context's graphs, of which those that are the same cache lie in one buffer.

@@ -18,6 +18,8 @@ mod formats;
 mod gguf;
 #[path = "checkpoints/mmproj.rs"]
 mod mmproj;
+#[path = "checkpoints/models.rs"]
+mod models;
 #[path = "checkpoints/processors.rs"]
 mod processors;
 #[path = "checkpoints/published.rs"]

@@ -1,5 +1,6 @@
 //! The tiny bundle that comes with `examples/plugin-template`: four letters, and a graph that
-//! answers each with the next one and counts what it has seen.
+//! answers each with the next one and counts what it has seen. It is portable, so that it runs on the CPU and, once it
+//! is prepared, on the emulator.
 
 use std::fs;
 use std::path::Path;
@@ -59,6 +60,7 @@ fn manifest() -> Value {
     json!({
         "schema_version": 1,
         "model": {"name": "letters", "family": "mine"},
+        "portable": {"version": onnx::VERSION},
         "params": {"hidden": LETTERS, "vocab": LETTERS, "max_ctx": 64},
         "artifacts": {
             "contexts": {"decode": {"onnx": "decode.onnx"}},
@@ -82,6 +84,13 @@ pub fn write(out: &Path, edit: impl FnOnce(&mut Value)) -> Result<()> {
     put("embed_f32.bin", &rows)?;
     put("tokenizer.json", format!("{:#}\n", tokenizer()).as_bytes())?;
     let mut manifest = manifest();
+    for name in ["decode.onnx", "embed_f32.bin", "tokenizer.json"] {
+        let file = out.join(name);
+        let opened = fs::File::open(&file).map_err(|e| Error::io(ErrorKind::Io, &file, e))?;
+        let sha256 = qhx_base::hash::sha256(ErrorKind::Io, &file, opened, |_| Ok(()))?;
+        let bytes = fs::metadata(&file).map_err(|e| Error::io(ErrorKind::Io, &file, e))?.len();
+        manifest["artifacts"]["files"][name] = json!({"bytes": bytes, "sha256": sha256});
+    }
     edit(&mut manifest);
     put("letters.json", format!("{manifest:#}\n").as_bytes())
 }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`bench`](mod@bench) | rates of prefill, decode, audio and draft tokens, with charts and energy |
 //! | [`corpus`] | files of texts to files of vectors, in shards |
-//! | [`verify`] | suites of prompts with their answers, and hashes of a bundle's files |
+//! | [`verify`] | suites of prompts with their answers, hashes of a bundle's files, and figures beside a baseline |
 //! | [`inspect`](mod@inspect) | contents of a bundle or of a context binary |
 //! | [`doctor`] | libraries, device, plugins and folders of this machine |
 //! | [`install`](mod@install) | the QNN libraries, fetched from a package index |

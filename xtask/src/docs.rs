@@ -38,8 +38,9 @@ pub(crate) fn book() -> Result<PathBuf> {
     // Pages that were removed would stay.
     let _ = std::fs::remove_dir_all(&folder);
     stage(root, &folder.join("src"))?;
-    let settings = root.join("docs/book.toml");
-    std::fs::copy(&settings, folder.join("book.toml")).map_err(at(&settings))?;
+    for name in ["book.toml", "book.css"] {
+        copy(&root.join("docs").join(name), &folder.join(name))?;
+    }
     cargo::run(Command::new(mdbook).arg("build").arg(&folder))?;
     Ok(folder.join("book"))
 }
@@ -157,6 +158,39 @@ mod tests {
         assert!(wrong("# A\n[four](#b)\n", "[A](a.md)\n"), "no heading");
         assert!(wrong("# A\n[five](b.md)\n", "[A](a.md)\n"), "no file");
         assert!(wrong("# A\n", "# Nothing\n"), "a page that the book has not");
+    }
+
+    /// Holds the schemas of what GitHub and GitLab read.
+    const SCHEMAS: &str = "check-jsonschema==0.39.0";
+
+    #[test]
+    fn workflows_are_as_github_and_gitlab_read_them() {
+        if python::lacks(SCHEMAS, "check-jsonschema") {
+            return;
+        }
+        let root = qhx_paths::workspace();
+        let folder = tempfile::tempdir().unwrap();
+        let page = read(&root.join("docs/ci.md")).unwrap();
+        let blocks = page.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+        let [github, gitlab]: [&str; 2] = blocks.collect::<Vec<_>>().try_into().unwrap();
+        let action = read(&root.join("action/action.yml")).unwrap();
+        let template =
+            read(&root.join("examples/plugin-template/.github/workflows/check.yml")).unwrap();
+        let fits = |schema: &str, text: &str| {
+            let file = folder.path().join("file.yml");
+            write(&file, text).unwrap();
+            let mut check = Command::new(python::program(SCHEMAS, "check-jsonschema").unwrap());
+            check.args(["--builtin-schema", schema]).arg(&file);
+            cargo::run(&mut check).is_ok()
+        };
+        assert!(fits("vendor.github-actions", &action));
+        assert!(!fits("vendor.github-actions", &action.replace("using: composite", "using: bash")));
+        for workflow in [&*template, github] {
+            assert!(fits("vendor.github-workflows", workflow));
+        }
+        assert!(!fits("vendor.github-workflows", &github.replace("runs-on:", "run-on:")));
+        assert!(fits("vendor.gitlab-ci", gitlab));
+        assert!(!fits("vendor.gitlab-ci", &gitlab.replace("script:", "scripts:")));
     }
 
     #[test]

@@ -1,13 +1,17 @@
 //! `qhx verify`: a bundle's files against their hashes, or its answers against a reference.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use clap::builder::{PossibleValue, TypedValueParser};
 use qhx::golden::{self, Golden, GoldenReport};
 use qhx::{BackendChoice, Bundle};
-use qhx_base::{ErrorKind, Result};
-use qhx_tools::verify::{self, CaseReport, FileReport, Gate, Score, Suite};
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_tools::verify::{
+    self, Baseline, CaseReport, Change, Comparison, Figures, FileReport, Gate, Score, Suite,
+    ToleranceOf,
+};
 use serde_json::json;
 
 use crate::Status;
@@ -19,7 +23,9 @@ const EXAMPLES: &str = "\
 Examples:
   qhx verify qwen35/v81
   qhx verify qwen35/v81 suite.json --backend qnn
-  qhx verify qwen35/v81-w8 suite.json --gate greedy_tol --json";
+  qhx verify qwen35/v81-w8 suite.json --gate greedy_tol --json
+  qhx verify qwen35/v81 --write-baseline baseline.json
+  qhx verify qwen35/v81 --baseline baseline.json --tolerance time=3% --summary summary.md";
 
 /// Check a bundle's files, or its answers against a suite
 ///
@@ -27,8 +33,9 @@ Examples:
 /// fetched also the hashes that the hub gave, and then the golden steps of the bundle, if it has
 /// some. With a suite
 /// (schema npu_suite/v1): generates greedily for every case and compares the tokens with the
-/// reference, and arrays that the host-op makes, such as what an image becomes, row by row. Exit
-/// code 1 when a check fails.
+/// reference, and arrays that the host-op makes, such as what an image becomes, row by row. With a
+/// baseline: compares the bundle's size, its receipt, its estimates and its golden steps with those of
+/// an earlier one. Exit code 1 when a check fails.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct VerifyArgs {
@@ -40,6 +47,19 @@ pub(crate) struct VerifyArgs {
     /// How answers are judged [default: the suite's own, or greedy_exact]
     #[arg(long, value_parser = gate_parser(), requires = "suite")]
     pub gate: Option<Gate>,
+    /// Compare the bundle's figures with those of this file, and fail where one is worse than its tolerance allows
+    #[arg(long, value_name = "FILE", conflicts_with = "suite")]
+    pub baseline: Option<PathBuf>,
+    /// Tolerance of a figure, or of a kind of figures: a part of the baseline's value (time=3%), or an amount
+    /// (kl.code=0.01). May be given several times
+    #[arg(long = "tolerance", value_name = "NAME=VALUE", requires = "baseline")]
+    pub tolerances: Vec<ToleranceOf>,
+    /// Write the bundle's figures into this file, beside those of other models, targets and precisions
+    #[arg(long, value_name = "FILE", conflicts_with = "suite")]
+    pub write_baseline: Option<PathBuf>,
+    /// Append a summary in Markdown to this file
+    #[arg(long, value_name = "FILE", conflicts_with = "suite")]
+    pub summary: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -124,17 +144,84 @@ fn files(args: &VerifyArgs, app: &mut App) -> Result<Status> {
     if !report.passed {
         say!("files differ from the manifest: pull or forge the bundle again");
     }
+    // A file that is no baseline is named before anything takes long.
+    let baseline = args.baseline.as_deref().map(Baseline::load).transpose()?;
     let golden = if report.passed { golden_steps(args, app)? } else { None };
-    let passed = report.passed && golden.as_ref().is_none_or(|golden| golden.passed);
+    let intact = report.passed && golden.as_ref().is_none_or(|golden| golden.passed);
+    let figures = match args.figures() {
+        true => Some(Figures::of(manifest, golden.as_ref())?),
+        false => None,
+    };
+    let compared = baseline.zip(figures.as_ref());
+    let compared = compared.map(|(baseline, found)| baseline.compare(found, &args.tolerances));
+    let passed = intact && compared.as_ref().is_none_or(|compared| compared.passed);
     if args.json {
         let mut json = json!(report);
         json["passed"] = json!(passed);
-        if let Some(golden) = &golden {
-            json["golden"] = json!(golden);
+        for (key, value) in [
+            ("golden", golden.as_ref().map(|it| json!(it))),
+            ("figures", figures.as_ref().map(|it| json!(it))),
+            ("baseline", compared.as_ref().map(|it| json!(it))),
+        ] {
+            if let Some(value) = value {
+                json[key] = value;
+            }
         }
         app.output.json(&json)?;
+    } else if let Some(compared) = &compared {
+        show(compared, app)?;
+    }
+    if let Some(figures) = &figures {
+        let damaged = report
+            .files
+            .iter()
+            .filter_map(|file| Some(format!("{}: {}", file.path, file.message.as_ref()?)));
+        let steps = golden.iter().flat_map(|golden| &golden.steps).filter(|step| !step.passed);
+        let wrong = steps.map(|step| {
+            let answers = step.message.clone().unwrap_or_else(|| {
+                format!("cosine {:.6}, difference {:.4} of the peak", step.cosine, step.relative)
+            });
+            format!("golden step {}: {answers}", step.name)
+        });
+        let faults: Vec<String> = damaged.chain(wrong).collect();
+        if let Some(file) = &args.summary {
+            append(file, &verify::markdown(figures, compared.as_ref(), &faults))?;
+        }
+        match &args.write_baseline {
+            Some(file) if intact => Baseline::write(file, figures)?,
+            Some(_) => say!("no baseline is written: the bundle is damaged or answers wrongly"),
+            None => {}
+        }
     }
     Ok(if passed { Status::Done } else { Status::Found })
+}
+
+impl VerifyArgs {
+    /// True if figures are compared, written or summed up.
+    const fn figures(&self) -> bool {
+        self.baseline.is_some() || self.write_baseline.is_some() || self.summary.is_some()
+    }
+}
+
+/// Prints what became worse, and how many figures are as they were.
+fn show(compared: &Comparison, app: &mut App) -> Result<()> {
+    for sentence in &compared.regressions {
+        app.output.line(&format!("FAIL {sentence}"))?;
+    }
+    let count = |change| compared.figures.iter().filter(|figure| figure.change == change).count();
+    let counts = [("better", count(Change::Better)), ("new", count(Change::New))];
+    let mut line = format!("{} figures as in the baseline", count(Change::Same));
+    for (word, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
+        line += &format!(", {count} {word}");
+    }
+    if compared.passed { app.output.line(&format!("ok   {line}")) } else { Ok(()) }
+}
+
+/// Appends to a file, which is made where it is missing.
+fn append(path: &Path, text: &str) -> Result<()> {
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+    file.and_then(|mut file| file.write_all(text.as_bytes()))
+        .map_err(|e| Error::io(ErrorKind::Io, path, e))
 }
 
 /// Runs the golden steps of a bundle, if it has some, and if something here can run them or was named to.

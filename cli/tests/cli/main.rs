@@ -3,6 +3,8 @@
 #[macro_use]
 mod run;
 
+#[cfg(target_os = "linux")]
+mod action;
 mod bench;
 mod bench_table;
 #[cfg(unix)]

@@ -82,3 +82,42 @@ fn suites_that_are_none() {
         verify(bundle(), &[&path.to_string_lossy()]).fails(4, &[message]);
     }
 }
+
+#[test]
+fn a_bundle_is_compared_with_its_baseline() {
+    let folder = folder();
+    let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+    let (file, summary) = (path("baseline.json"), path("summary.md"));
+    verify(bundle(), &["--write-baseline", &file]).ok();
+    let run = verify(bundle(), &["--baseline", &file, "--summary", &summary]).ok();
+    run.prints(&["figures as in the baseline"]);
+
+    let mut baseline: serde_json::Value = qhx_tests::files::json(Path::new(&file));
+    let figures = &mut baseline["bundles"][0]["figures"];
+    figures["size.bundle"] = (figures["size.bundle"].as_f64().expect("bytes") / 2.0).into();
+    figures["kl.code"] = 0.1.into();
+    std::fs::write(&file, baseline.to_string()).expect("a file");
+    let run = verify(bundle(), &["--baseline", &file, "--summary", &summary]);
+    assert_eq!(run.code, 1, "{run:?}");
+    run.prints(&["FAIL size.bundle is ", "+100.0 %, and 1 % are allowed"]);
+    run.prints(&["FAIL kl.code is missing, ", "leave out --no-measure"]);
+    let text = std::fs::read_to_string(&summary).expect("the summary");
+    assert!(text.contains(": passed\n") && text.contains(": failed\n"), "{text}");
+    let run = verify(bundle(), &["--baseline", &file, "--json", "--tolerance", "size=100%"]);
+    let json = run.json();
+    assert_eq!(
+        (run.code, &json["passed"], &json["baseline"]["passed"]),
+        (1, &false.into(), &false.into())
+    );
+    assert_eq!(json["baseline"]["regressions"].as_array().map(Vec::len), Some(1), "{json}");
+    assert!(json["figures"]["figures"]["golden.generate-3"].is_number(), "{json}");
+}
+
+#[test]
+fn baselines_and_tolerances_that_make_no_sense_are_refused() {
+    verify(bundle(), &["--baseline", "nowhere.json"]).fails(4, &["nowhere.json"]);
+    verify(bundle(), &["--tolerance", "time=3%"]).fails(2, &["--baseline <FILE>"]);
+    let wrong = ["--baseline", "b.json", "--tolerance", "speed=3%"];
+    verify(bundle(), &wrong).fails(2, &["no figure \"speed\": expected one of size, kl, "]);
+    verify(bundle(), &[&suite(), "--baseline", "b.json"]).fails(2, &["cannot be used with"]);
+}

@@ -2,16 +2,21 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser};
+use qhx::{Activations, CpuOptions, PluginOptions, Plugins};
+use qhx_base::Result;
+use qhx_core::Manifest;
+use qhx_core::engine::{Model, ModelOptions};
 use qhx_terminal::args::ProcessArgs;
 use qhx_terminal::output::Output;
 use qhx_terminal::signal::Interrupts;
 use qhx_terminal::{STYLES, Terminal, helper, refuse};
 
 use super::{ForgeArgs, Program};
+use crate::f16_range::measure::OpenModel;
 use crate::registry::architectures;
 
 /// The command line: that of `qhx forge`.
@@ -20,6 +25,10 @@ use crate::registry::architectures;
 struct Line {
     #[command(flatten)]
     forge: ForgeArgs,
+    /// Load this plugin, which has the host-op of the bundle: the bundle is measured, and gets golden steps. May be given
+    /// several times
+    #[arg(long = "plugin", value_name = "FILE")]
+    plugins: Vec<PathBuf>,
     #[command(flatten)]
     process: ProcessArgs,
 }
@@ -39,13 +48,14 @@ impl AsMut<Output> for App {
 /// A whole program, `fn main() -> ExitCode { qhx_forge::main() }`: all that `qhx forge` can do, with the recipes that
 /// the program registers beside those of this crate.
 ///
-/// The program is started again, with a hidden command, for each context and for work that may crash.
+/// The program is started again, with a hidden command, for each context and for work that may crash. Bundles are
+/// measured and get golden steps if `--plugin` names the plugin of their host-op.
 pub fn main() -> ExitCode {
     let arguments: Vec<OsString> = env::args_os().collect();
     if let Some(code) = helper::take_over(&arguments, &[]) {
         return code;
     }
-    let Line { forge, process } = match line(&arguments) {
+    let Line { forge, plugins, process } = match line(&arguments) {
         Ok(line) => line,
         Err(e) => return refuse(e, &arguments),
     };
@@ -54,7 +64,19 @@ pub fn main() -> ExitCode {
     let app = |output, interrupts| App { output, interrupts };
     qhx_terminal::run(&process, forge.wants_json(), app, |app: &mut App| {
         let App { output, interrupts } = app;
-        super::run(&forge, &program, None, Terminal { output, interrupts, process: &process })
+        let cancel = interrupts.token().clone();
+        let threads = process.threads();
+        let open = |manifest: &Path| {
+            let ops = Plugins::discover(&PluginOptions::default().files(plugins.clone()))?;
+            // As `qhx forge` measures: weights, without what activations cost beside them.
+            let activations = Activations::Int16;
+            let cpu = CpuOptions { threads, activations, ..CpuOptions::default() };
+            let backend = qhx::backends::cpu_with(cpu)?;
+            let options = ModelOptions::new(Manifest::load(manifest)?, backend, &ops);
+            Model::open(options.threads(threads).cancelled_by(cancel.clone()))
+        };
+        let open = (!plugins.is_empty()).then_some(&open as OpenModel<'_>);
+        super::run(&forge, &program, open, Terminal { output, interrupts, process: &process })
     })
 }
 

@@ -491,7 +491,7 @@ fn opened<'a>(
             ErrorKind::Usage,
             format!("{option} runs the bundle, and this program has recipes without host-ops"),
         )
-        .hint("measure with `qhx forge`, or give --weights or --fold"));
+        .hint("name the plugin of the host-op with --plugin, or give --weights or --fold"));
     };
     Ok(move |manifest: &Path| Ok(Box::new(open(manifest)?) as Box<dyn Reader>))
 }

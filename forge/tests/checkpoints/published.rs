@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use qhx_checkpoint::Checkpoint;
 use qhx_forge::plan::{Plan, plan};
-use qhx_forge::recipe::{Precision, Task};
+use qhx_forge::recipe::{Precision, Recipe, Task};
 use qhx_forge::registry::recipe;
 use qhx_forge::{AUTO_SHARDS, ForgeOptions};
 use qhx_graph::graph::{Elem, Graph};
+use qhx_graph::weight::Weight;
 use qhx_types::DType;
 use serde_json::{Value, json};
 
@@ -18,12 +20,60 @@ use super::{configured, read_json};
 const MARKS: [&str; 2] = ["<!-- table of plans -->\n", "<!-- end of the table -->\n"];
 const CONTEXT: usize = 4096;
 
-/// Size of the bundle without reference graphs and the number of its contexts, or what is in the way.
-fn planned(
-    config: &Path,
-    task: Option<Task>,
-    precision: Precision,
-) -> Result<(String, usize), String> {
+/// Sizes of a planned bundle.
+pub(crate) struct Sizes {
+    /// Bytes of the bundle without reference graphs.
+    pub bytes: u64,
+    /// Bytes that its contexts, their inputs and outputs and the tables take when it is open.
+    pub open_bytes: u64,
+    /// Number of contexts.
+    pub contexts: usize,
+    /// Bytes of weights that a token of text reads; none of a model that writes no text, or has experts on the host.
+    pub step_bytes: Option<u64>,
+    /// It takes images.
+    pub sees: bool,
+}
+
+/// A checkpoint of the list, planned in each precision of [`Precision::ALL`]: its sizes, or what is in the way.
+pub(crate) struct Planned {
+    pub name: String,
+    pub class: String,
+    pub plans: Vec<Result<Sizes, String>>,
+}
+
+impl Planned {
+    /// Sizes in a precision.
+    pub fn sizes(&self, precision: Precision) -> Result<&Sizes, &str> {
+        let index = Precision::ALL.iter().position(|known| *known == precision).unwrap();
+        self.plans[index].as_ref().map_err(String::as_str)
+    }
+}
+
+/// All checkpoints of the list.
+pub(crate) static PLANNED: LazyLock<Vec<Planned>> = LazyLock::new(|| {
+    let list = include_str!("published.json");
+    let list: Vec<Value> = serde_json::from_str(list).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let planned = |checkpoint: &Value| {
+        let (path, task) = written(checkpoint, folder.path());
+        let class = read_json(&path)["architectures"][0].as_str().unwrap().to_owned();
+        let plans = Precision::ALL.map(|precision| {
+            planned(&path, task, precision).map_err(|what| {
+                match what.rsplit_once("config.json: ") {
+                    _ if what.contains("no recipe") => "no recipe".to_owned(),
+                    _ if what.contains("one process of the NPU") => "over 8 contexts".to_owned(),
+                    Some((_, what)) => what.to_owned(),
+                    None => what,
+                }
+            })
+        });
+        let name = checkpoint["name"].as_str().unwrap().to_owned();
+        Planned { name, class, plans: plans.into() }
+    };
+    list.iter().map(planned).collect()
+});
+
+fn planned(config: &Path, task: Option<Task>, precision: Precision) -> Result<Sizes, String> {
     let checkpoint = Checkpoint::synthetic(config, 1).map_err(|e| e.message().to_owned())?;
     let options = ForgeOptions {
         task,
@@ -33,9 +83,39 @@ fn planned(
         precision,
         ..ForgeOptions::new("out")
     };
-    let (plan, _) =
+    let (plan, recipe) =
         plan(&checkpoint, recipe, &options, true).map_err(|e| e.message().to_owned())?;
-    Ok((format!("{:.1} GB", plan.bytes() as f64 / 1e9), plan.contexts.len()))
+    let tables = plan.tables.iter().map(|(_, bytes)| bytes).sum::<u64>();
+    let contexts = plan.contexts.iter().map(|context| context.device_bytes()).sum::<u64>();
+    Ok(Sizes {
+        bytes: plan.bytes(),
+        open_bytes: contexts + plan.embed_bytes + tables,
+        contexts: plan.contexts.len(),
+        step_bytes: step_bytes(&recipe),
+        sees: recipe.plan_params.contains_key("vision"),
+    })
+}
+
+/// Weights of the graphs that a token of text runs, each once.
+fn step_bytes(recipe: &Recipe) -> Option<u64> {
+    let speaks = recipe.params.contains_key("transcription");
+    let experts = ["router", "n_experts"].iter().any(|key| recipe.params.contains_key(*key));
+    if speaks || experts {
+        return None;
+    }
+    let named = |key: &str| {
+        let value = recipe.plan_params.get(key).cloned().unwrap_or_default();
+        let list = value.as_array().cloned().unwrap_or_else(|| vec![value]);
+        list.iter().filter_map(|name| Some(name.as_str()?.to_owned())).collect::<Vec<_>>()
+    };
+    let decode = named("decode");
+    let names = [&decode[..], &named("lmhead")].concat();
+    let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
+    let graphs = graphs.filter(|graph| names.iter().any(|name| name == graph.name()));
+    let weights = graphs.flat_map(Graph::weights);
+    let rows = |weight: &Weight| (weight.source().name().to_owned(), weight.source().first_row());
+    let once: BTreeMap<_, _> = weights.map(|weight| (rows(weight), weight.qnn_bytes())).collect();
+    (!decode.is_empty()).then(|| once.values().sum())
 }
 
 /// The configuration of a line of the list as a file, and its task.
@@ -54,37 +134,38 @@ fn written(checkpoint: &Value, folder: &Path) -> (PathBuf, Option<Task>) {
     (path, serde_json::from_value(checkpoint["task"].clone()).unwrap())
 }
 
-fn row(checkpoint: &Value, folder: &Path) -> String {
-    let name = checkpoint["name"].as_str().unwrap();
-    let (path, task) = written(checkpoint, folder);
-    let class = read_json(&path)["architectures"][0].as_str().unwrap().to_owned();
-    let cells = Precision::ALL.map(|precision| match planned(&path, task, precision) {
-        Ok((size, contexts)) => format!("{size}, {contexts}"),
-        Err(what) if what.contains("no recipe") => "no recipe".to_owned(),
-        Err(what) if what.contains("one process of the NPU") => "over 8 contexts".to_owned(),
-        Err(what) => what.rsplit_once("config.json: ").map_or(what.clone(), |(_, w)| w.to_owned()),
+fn row(checkpoint: &Planned) -> String {
+    let cells = checkpoint.plans.iter().map(|plan| match plan {
+        Ok(Sizes { bytes, contexts, .. }) => format!("{}, {contexts}", gigabytes(*bytes)),
+        Err(what) => what.clone(),
     });
-    format!("| {name} | `{class}` | {} |\n", cells.join(" | "))
+    let (name, class) = (&checkpoint.name, &checkpoint.class);
+    format!("| {name} | `{class}` | {} |\n", cells.collect::<Vec<_>>().join(" | "))
+}
+
+pub(crate) fn gigabytes(bytes: u64) -> String {
+    format!("{:.1} GB", bytes as f64 / 1e9)
+}
+
+/// Compares what a page has between two lines with `text`, or writes it there with `INSTA_UPDATE=always`.
+pub(crate) fn compare(page: &str, [begin, end]: [&str; 2], text: &str) {
+    let path = qhx_paths::workspace().join("docs").join(page);
+    let page = std::fs::read_to_string(&path).unwrap();
+    let (before, rest) = page.split_once(begin).unwrap();
+    let (found, after) = rest.split_once(end).unwrap();
+    if std::env::var("INSTA_UPDATE").is_ok_and(|v| v == "always") {
+        std::fs::write(&path, format!("{before}{begin}{text}{end}{after}")).unwrap();
+        return;
+    }
+    assert_eq!(found, text, "INSTA_UPDATE=always writes this into {}", path.display());
 }
 
 #[test]
 fn the_page_of_checkpoints_has_the_plans_of_the_forge() {
-    let list = include_str!("published.json");
-    let list: Vec<Value> = serde_json::from_str(list).unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let rows: String = list.iter().map(|checkpoint| row(checkpoint, folder.path())).collect();
+    let rows: String = PLANNED.iter().map(row).collect();
     let table =
         format!("| checkpoint | class | fp16 | w8a16 | w4a16 |\n|---|---|---|---|---|\n{rows}");
-    let path = qhx_paths::workspace().join("docs/checkpoints.md");
-    let page = std::fs::read_to_string(&path).unwrap();
-    let (before, rest) = page.split_once(MARKS[0]).unwrap();
-    let (found, after) = rest.split_once(MARKS[1]).unwrap();
-    if std::env::var("INSTA_UPDATE").is_ok_and(|v| v == "always") {
-        let [begin, end] = MARKS;
-        std::fs::write(&path, format!("{before}{begin}{table}{end}{after}")).unwrap();
-        return;
-    }
-    assert_eq!(found, table, "INSTA_UPDATE=always writes the table into {}", path.display());
+    compare("checkpoints.md", MARKS, &table);
 }
 
 #[test]

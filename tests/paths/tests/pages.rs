@@ -141,6 +141,63 @@ fn links_between_pages_lead_to_files() {
     assert!(missing.is_empty(), "these are not there:\n{}", missing.join("\n"));
 }
 
+/// Pages of the book that say nothing of their own.
+const OVERVIEWS: [&str; 3] = ["README.md", "docs/README.md", "CHANGELOG.md"];
+
+#[test]
+fn pages_say_under_the_title_for_whom_they_are() {
+    let root = qhx_paths::workspace();
+    let summary = fs::read_to_string(root.join("docs/SUMMARY.md")).unwrap();
+    let targets = summary.split("](").skip(1).filter_map(|link| link.split(')').next());
+    let (mut count, mut silent) = (0, Vec::new());
+    for target in targets {
+        let page = root.join("docs").join(target).canonicalize().unwrap();
+        let name = page.strip_prefix(root.canonicalize().unwrap()).unwrap().to_owned();
+        if OVERVIEWS.iter().any(|overview| name == Path::new(overview)) {
+            continue;
+        }
+        count += 1;
+        let text = fs::read_to_string(&page).unwrap();
+        let mut lines = text.lines();
+        let (title, gap, whom) = (lines.next(), lines.next(), lines.next().unwrap_or_default());
+        let is_title = title.is_some_and(|title| title.starts_with("# "));
+        if !is_title
+            || gap != Some("")
+            || !whom.starts_with("*For people who ")
+            || !whom.ends_with(".*")
+        {
+            silent.push(name.display().to_string());
+        }
+    }
+    assert!(count > 30, "{count} pages");
+    assert!(silent.is_empty(), "no `*For people who ….*` below the title:\n{}", silent.join("\n"));
+}
+
+#[test]
+fn both_lists_of_pages_have_the_same_parts() {
+    let docs = qhx_paths::workspace().join("docs");
+    // Parts of a list, each with its pages in order.
+    let parts = |name: &str, heading: &str| -> Vec<(String, Vec<String>)> {
+        let text = fs::read_to_string(docs.join(name)).unwrap();
+        let heading = format!("\n{heading} ");
+        let sections = text.split(&heading).skip(1);
+        let parts = sections.map(|section| {
+            let (title, rest) = section.split_once('\n').unwrap();
+            let item = |line: &&str| line.starts_with("| [") || line.starts_with("- [");
+            let links = rest.lines().filter(item).map(|line| line.split("](").nth(1).unwrap());
+            let pages = links.map(|link| link.split(')').next().unwrap().to_owned());
+            (title.to_owned(), pages.collect())
+        });
+        parts.filter(|(title, _)| title != "Host-ops").collect()
+    };
+    let summary = parts("SUMMARY.md", "#");
+    assert_eq!(summary.iter().map(|(title, _)| &**title).collect::<Vec<_>>(), PARTS);
+    assert_eq!(parts("README.md", "##"), summary);
+}
+
+/// Parts of the book.
+const PARTS: [&str; 4] = ["Start", "Guides", "Reference", "Internals"];
+
 /// Manifests of packages, by the names of these.
 fn packages(files: &[PathBuf]) -> Vec<(String, PathBuf)> {
     let manifests = files.iter().filter(|path| path.ends_with("Cargo.toml"));

@@ -33,6 +33,19 @@ fn the_steps_lead_from_an_empty_folder_to_generate() {
 
     let (success, text) = place.qhx(&["plugins", "verify"]);
     assert!(success && text.contains("libmy_op.so"), "{text}");
+
+    // What the workflow of the template has the action do.
+    let verify = |backend: &str| {
+        let verify = ["verify", "my-op/bundle", "my-op/tests/suite.json", "--backend", backend];
+        let (success, text) = place.qhx(&verify);
+        assert!(success && text.contains("passed: 2 of 2 cases passed"), "{backend}: {text}");
+    };
+    verify("cpu");
+    if qhx_tests::tiny::qnn_tier().is_some() {
+        let (success, text) = place.qhx(&["prepare", "my-op/bundle"]);
+        assert!(success, "{text}");
+        verify("qnn");
+    }
     assert_eq!(outside::hashes(&plugin_files::programs()), before, "the programs changed");
 }
 
