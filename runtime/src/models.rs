@@ -229,7 +229,7 @@ mod tests {
         std::fs::write(bundle.join("onnx/a"), "abc").unwrap();
         let record = Record::of_made(folder.path(), "m", CPU, "s").unwrap();
         record.write(folder.path()).unwrap();
-        assert_eq!(records(folder.path()), [record.clone()]);
+        assert_eq!(records(folder.path()), std::slice::from_ref(&record));
         assert_eq!((record.is_whole(folder.path()), record.bytes()), (true, 3));
         std::fs::write(bundle.join("onnx/a"), "abcd").unwrap();
         assert!(!record.is_whole(folder.path()));

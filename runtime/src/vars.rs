@@ -85,7 +85,7 @@ pub const NO_COLOR: &str = "NO_COLOR";
 pub const GLIBC_TUNABLES: &str = "GLIBC_TUNABLES";
 
 /// All of them, in the order of the page.
-pub const ALL: [Variable; 27] = [
+pub const ALL: [Variable; 29] = [
     Variable::new(HTP, "path of libQnnHtp", "what opens QNN libraries")
         .more(
             "as `--htp`; `export QHX_QNN_HTP=\"$(qhx libraries path --htp)\"` for the installed \

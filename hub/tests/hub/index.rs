@@ -24,7 +24,7 @@ struct Host {
 
 impl Host {
     fn new(index: &[u8], signature: Option<&[u8]>) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = tempfile::tempdir().expect("a folder");
         Self { server: Server::start([repo('a', index, signature)]), folder }
     }
 

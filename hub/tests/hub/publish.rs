@@ -19,11 +19,12 @@ struct Scene {
 impl Scene {
     /// A hub without repositories, and files of a bundle.
     fn new(part: Option<usize>) -> Self {
-        let (server, folder) = (Server::start(Vec::<Repo>::new()), tempfile::tempdir().unwrap());
+        let (server, folder) =
+            (Server::start(Vec::<Repo>::new()), tempfile::tempdir().expect("a folder"));
         server.writable(TOKEN, part);
-        std::fs::write(folder.path().join("m.json"), "{}").unwrap();
+        std::fs::write(folder.path().join("m.json"), "{}").expect("a file");
         for (file, seed) in [("a.bin", 1), ("b.bin", 2), ("c.bin", 1)] {
-            std::fs::write(folder.path().join(file), weights(100_000, seed)).unwrap();
+            std::fs::write(folder.path().join(file), weights(100_000, seed)).expect("a file");
         }
         Self { server, folder }
     }

@@ -110,8 +110,7 @@ impl Models {
         let name = &name.to_ascii_lowercase();
         let folder = self.folder_of(name);
         let is_name = qhx_hub::index::is_model_name(name);
-        let checkpoint =
-            self.index.package(name).map(|package| crate::package::place(package)).transpose()?;
+        let checkpoint = self.index.package(name).map(crate::package::place).transpose()?;
         let checkpoint = checkpoint.filter(|path| path.exists());
         if !is_name || (!folder.is_dir() && checkpoint.is_none()) {
             return Ok(None);
