@@ -16,7 +16,7 @@ echo "$*" >> "$PHONE/calls"
 lost() { echo "error: device '$serial' not found" >&2; exit 1; }
 case "$1" in
 devices)
-    [ -e "$PHONE/hangs" ] && exec sleep 60
+    [ -e "$PHONE/hangs" ] && exec /bin/sleep 60
     printf 'List of devices attached\n'; cat "$PHONE/devices"; exit 0;;
 esac
 serial=$2
@@ -406,7 +406,7 @@ fn a_device_that_cannot_be_used_is_one_message() {
     fs::create_dir_all(scene.path("android/platform-tools")).expect("a folder");
     fs::rename(scene.path("bin/adb"), scene.path("android/platform-tools/adb")).expect("moved");
     let run = qhx!(scene.folder, "push", "tiny", "--program", "program", "--answer-time", "0.2")
-        .env("PATH", "/usr/bin:/bin")
+        .env("PATH", scene.path("phone"))
         .env("PHONE", scene.path("phone"))
         .env("ANDROID_HOME", scene.path("android"))
         .run();

@@ -398,6 +398,7 @@ mod tests {
     fn only_messages_of_adb_say_that_a_phone_is_gone() {
         for line in [
             "error: device 'ab12' not found",
+            "adb: error: failed to get feature set: device 'ab12' not found",
             "adb: error: device offline",
             "error: closed",
             "error: no devices/emulators found\r",
