@@ -668,6 +668,9 @@ impl Served {
         if let Some(positions) = self.positions() {
             json["max_model_len"] = positions.into();
         }
+        if self.can(Speak) {
+            json["voices"] = self.voices().into();
+        }
         json["modalities"] = self.modalities.iter().map(|modality| modality.name()).collect();
         if let Some(info) = self.info.get() {
             json["backend"] = info.backend.as_str().into();

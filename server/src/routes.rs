@@ -30,11 +30,10 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// The addresses, each with the method that it is asked with, and what answers it. [`OPENAPI`] describes them.
-fn routes() -> [(Method, &'static str, MethodRouter); 38] {
+fn routes() -> [(Method, &'static str, MethodRouter); 37] {
     [
         (Method::GET, "/", get(page::document)),
-        (Method::GET, "/page.css", get(page::styles)),
-        (Method::GET, "/page.js", get(page::program)),
+        (Method::GET, "/page/{name}", get(page::part)),
         (Method::GET, "/health", get(health)),
         (Method::GET, "/metrics", get(metrics)),
         (Method::GET, "/openapi.json", get(openapi)),
@@ -172,7 +171,7 @@ fn client(shared: &Shared, request: &Request) -> u64 {
 
 fn admit(shared: &Shared, request: &Request) -> Result<()> {
     let (headers, path) = (request.headers(), request.uri().path());
-    let open = path == "/health" || page::PATHS.contains(&path);
+    let open = path == "/health" || path == "/" || path.starts_with("/page/");
     same_place(shared, headers)?;
     let crowded = request.extensions().get::<Peer>().and_then(|peer| peer.crowded);
     if let Some(crowded) = crowded.filter(|_| path != "/health") {

@@ -7,13 +7,14 @@ use crate::cargo::{self, PLUGINS, Result};
 use crate::python;
 
 /// Clients and frameworks of npm. Node.js 20 runs them.
-const PACKAGES: [&str; 6] = [
+const PACKAGES: [&str; 7] = [
     "openai@7",
     "ollama@0.6",
     "ai@6",
     "@ai-sdk/anthropic@3",
     "@ai-sdk/openai@3",
     "@ai-sdk/openai-compatible@2",
+    "axe-core@4",
 ];
 /// Coding agents, 1.6 GB together.
 const AGENTS: [&str; 5] = [
@@ -76,10 +77,13 @@ pub(crate) fn test(
     full: bool,
 ) -> Result<()> {
     let qhx = cargo::build(&[&["qhx-cli"][..], &PLUGINS].concat(), &[], "qhx")?;
+    let example = ["--example", "catalog_server"];
+    let catalog_server = cargo::build(&["qhx-server"], &example, "catalog_server")?;
     let mut pytest = Command::new(python::within(tools, "python"));
     pytest.args(["-B", "-m", "pytest", "--quiet", "-p", "no:cacheprovider"]);
     pytest.current_dir(folder());
     pytest.env("QHX_PROGRAM", qhx).env("QHX_NODE_MODULES", node_modules());
+    pytest.env("QHX_CATALOG_SERVER", catalog_server);
     if full {
         pytest.env("QHX_FULL", "1");
     }

@@ -5,6 +5,7 @@
 mod access;
 mod bundles;
 mod calls;
+mod catalog;
 mod chat;
 mod client;
 mod completions;

@@ -133,7 +133,7 @@ fn what_is_wrong_is_told_as_ollama_does() {
     ] {
         tell("/api/chat", sky(more).0, 400, words);
     }
-    client.send("DELETE", "/api/delete", b"{}").status(501);
+    client.send("DELETE", "/api/delete", b"{}").status(400);
     // A form's type is curl's, and no type is a program's own.
     let body = json!({"model": "encoder", "input": "a"}).to_string();
     client.send("POST", "/api/embed", body.as_bytes()).status(200);
