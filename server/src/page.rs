@@ -18,7 +18,7 @@ const CSS: &str = "text/css; charset=utf-8";
 const JS: &str = "text/javascript; charset=utf-8";
 
 /// Files under `/page/`. They need no key: the page asks for it.
-const PARTS: [(&str, &str, &str); 10] = [
+const PARTS: [(&str, &str, &str); 11] = [
     ("page.css", CSS, include_str!("page/page.css")),
     ("theme.js", JS, include_str!("page/theme.js")),
     ("page.js", JS, include_str!("page/page.js")),
@@ -27,6 +27,7 @@ const PARTS: [(&str, &str, &str); 10] = [
     ("store.js", JS, include_str!("page/store.js")),
     ("markdown.js", JS, include_str!("page/markdown.js")),
     ("media.js", JS, include_str!("page/media.js")),
+    ("audio.js", JS, include_str!("page/audio.js")),
     ("chat.js", JS, include_str!("page/chat.js")),
     ("models.js", JS, include_str!("page/models.js")),
 ];

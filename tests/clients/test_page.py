@@ -5,10 +5,12 @@ import os
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 from conftest import FIXTURES
 from selenium import webdriver
+from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
@@ -29,6 +31,8 @@ OPTIONS = [
     "--window-size=1000,800",
     "--use-fake-device-for-media-stream",
     "--use-fake-ui-for-media-stream",
+    # What fades is looked at once it has.
+    "--force-prefers-reduced-motion",
 ]
 PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
 # Rules that axe-core can check without a person.
@@ -98,7 +102,9 @@ def find(page, selector):
 
 
 def wait(page, condition):
-    return WebDriverWait(page, 60).until(lambda _: condition())
+    # The page draws again while it is looked at.
+    ignored = [NoSuchElementException, StaleElementReferenceException]
+    return WebDriverWait(page, 60, 0.1, ignored).until(lambda _: condition())
 
 
 def status(page):
@@ -263,7 +269,7 @@ def test_chats_are_kept_renamed_exported_and_deleted(page):
     wait(page, lambda: titles() == ["The second chat", "The first chat"])
     assert find(page, ".assistant > .words").text.split() == second.split()
     page.find_elements(By.CSS_SELECTOR, "#list .open")[1].click()
-    assert find(page, ".user .words").text == "The first chat"
+    assert find(page, ".user > .words").text == "The first chat"
     page.find_elements(By.CSS_SELECTOR, "#list .more")[1].click()
     assert page.switch_to.active_element.get_attribute("id") == "name"
     at(page, "name").send_keys("Rivers", Keys.TAB)
@@ -397,6 +403,67 @@ def test_speech_is_dictated_and_answers_are_read_out(browser, store):
     wait(page, lambda: (page.execute_script("return window.played") or "").startswith("blob:"))
 
 
+def test_models_speak_and_transcribe_without_a_chat(shop, store, tmp_path):
+    press(shop, "kokoro", "speak")
+    at(shop, "words").send_keys("Hello")
+    at(shop, "speak").click()
+    wait(shop, lambda: at(shop, "spoken").is_displayed() and at(shop, "save").is_displayed())
+    find(shop, "#speaking [data-close]").click()
+    body = json.dumps({"model": "kokoro", "input": "Hello", "response_format": "wav"}).encode()
+    request = Request(f"{store}/v1/audio/speech", body, {"content-type": "application/json"})
+    audio = tmp_path / "hello.wav"
+    audio.write_bytes(urlopen(request, timeout=60).read())
+    press(shop, "whisper", "hear")
+    at(shop, "heard-file").send_keys(str(audio))
+    wait(shop, lambda: status(shop).startswith("Heard:"))
+    assert at(shop, "heard").get_attribute("value") in status(shop)
+    assert not at(shop, "hearing-why").is_displayed(), at(shop, "hearing-why").text
+
+
+def test_an_answer_is_stopped_by_escape(page):
+    Select(at(page, "model")).select_by_value("language")
+    ask(page, "Hello")
+    slow = {"offline": False, "latency": 0, "downloadThroughput": 2000, "uploadThroughput": -1}
+    page.execute_cdp_cmd("Network.enable", {})
+    page.execute_cdp_cmd("Network.emulateNetworkConditions", slow)
+    try:
+        at(page, "ask").send_keys("Go on", Keys.ENTER)
+        wait(page, lambda: at(page, "stop").is_displayed())
+        page.switch_to.active_element.send_keys(Keys.ESCAPE)
+        wait(page, lambda: not at(page, "stop").is_displayed())
+    finally:
+        page.execute_cdp_cmd("Network.emulateNetworkConditions", {**slow, "downloadThroughput": -1})
+        page.execute_cdp_cmd("Network.disable", {})
+    assert not at(page, "error").is_displayed(), at(page, "error").text
+    assert page.find_elements(By.CSS_SELECTOR, ".user")[-1].find_element(By.CSS_SELECTOR, ":scope > .words").text == "Go on"
+
+
+def test_images_are_pasted_and_dropped(page):
+    Select(at(page, "model")).select_by_value("seeing")
+    wait(page, lambda: at(page, "attach").is_displayed())
+    events = """const [name, done] = arguments, data = new DataTransfer();
+    document.createElement("canvas").toBlob(blob => {
+      data.items.add(new File([blob], name, {type: "image/png"}));
+      const paste = new ClipboardEvent("paste", {clipboardData: data, bubbles: true, cancelable: true});
+      const drop = new DragEvent("drop", {dataTransfer: data, bubbles: true, cancelable: true});
+      document.getElementById("ask").dispatchEvent(name === "pasted.png" ? paste : drop);
+      done();
+    });"""
+    for name in ["pasted.png", "dropped.png"]:
+        page.execute_async_script(events, name)
+        wait(page, lambda: name in at(page, "attached").text)
+    find(page, "[aria-label='Remove pasted.png']").click()
+    assert "pasted" not in at(page, "attached").text and "dropped" in at(page, "attached").text
+
+
+def test_chats_beyond_the_bound_are_not_kept(page):
+    full = """const [done] = arguments;
+    import(new URL("page/store.js", location)).then(({keep}) => keep({id: "a", turns: "a".repeat(65e6)}))
+      .then(() => done("kept"), error => done(error.message));"""
+    said = page.execute_async_script(full)
+    assert "not kept" in said and "64 MB" in said and "delete others" in said
+
+
 def test_no_view_or_dialog_hinders_anybody(browser, store):
     page = opened(browser, store)
     setting(page, "max_tokens", "12")
@@ -422,6 +489,12 @@ def test_no_view_or_dialog_hinders_anybody(browser, store):
         at(page, "delete").click()
         yield "decide"
         at(page, "no").click()
+        page.get(f"{chat}#models")
+        for name, action in [("kokoro", "speak"), ("whisper", "hear")]:
+            wait(page, lambda: page.find_elements(By.CSS_SELECTOR, "#more .model"))
+            press(page, name, action)
+            yield action
+            find(page, "dialog[open] [data-close]").click()
 
     for view in views():
         accessible(page, view)

@@ -79,7 +79,7 @@ function enumerate() {
   at("list").replaceChildren(...kept.map(conversation => {
     const name = title(conversation), open = button(name, () => select(conversation), {className: "open"});
     if (conversation === current) open.setAttribute("aria-current", "true");
-    const more = button("…", () => manage(conversation),
+    const more = button("⋯", () => manage(conversation),
       {className: "more", "aria-label": `Rename, export or delete: ${name}`, "aria-haspopup": "dialog"});
     const item = make("li", {}, open, more);
     item.dataset.id = conversation.id;

@@ -88,7 +88,7 @@ export async function recording(blob) {
 /** The text of a recording. */
 export async function transcribe(blob, model) {
   const form = new FormData();
-  form.append("file", blob, "recording.wav");
+  form.append("file", blob, blob.name ?? "recording.wav");
   form.append("model", model);
   form.append("response_format", "json");
   return (await (await call("v1/audio/transcriptions", {method: "POST", body: form})).json()).text;

@@ -1,7 +1,9 @@
 // Models of the index, on this machine and loaded; and the state of the machine.
 
 import {call, lines} from "./api.js";
+import * as audio from "./audio.js";
 import {at, button, bytes, complain, decide, make, say} from "./dom.js";
+import {show} from "./markdown.js";
 
 const STATES = {available: "Not here", here: "Fetched", served: "Ready", loaded: "Loaded", pulling: "Pulling"};
 const DOES = {
@@ -86,6 +88,12 @@ function actions({name, title, does, removable, fetch_bytes: size}, state) {
   if (does.includes("text") && (state === "served" || state === "loaded")) {
     const chat = () => document.dispatchEvent(new CustomEvent("chat", {detail: name}));
     actions.unshift(action("chat", "Chat", chat, "main"));
+  }
+  if (state === "served" || state === "loaded") {
+    if (does.includes("speak")) actions.unshift(action("speak", "Speak", () => audio.speaking(name, title), "main"));
+    if (does.includes("transcribe") && !does.includes("text")) {
+      actions.unshift(action("hear", "Transcribe", () => audio.hearing(name, title), "main"));
+    }
   }
   if (removable && state !== "pulling") actions.push(action("remove", "Remove", () => remove(name, title), "danger"));
   return actions;
@@ -184,7 +192,7 @@ export async function check() {
       make("li", {}, make("div", {className: "row"}, make("h3", {}, name),
         make("span", {className: `badge ${health}`}, health)),
         make("p", {}, found), Object.keys(details).length > 0 && make("dl", {}, ...terms(details)),
-        hint && make("p", {className: "note"}, hint))));
+        hint && remark(hint))));
     at("environment").hidden = !Object.keys(environment ?? {}).length;
     at("environment").querySelector("dl").replaceChildren(...terms(environment ?? {}));
   } catch (error) {
@@ -193,6 +201,13 @@ export async function check() {
   }
   at("check").disabled = false;
   say(at("health").textContent);
+}
+
+/** A hint, in which commands stand between backticks. */
+function remark(hint) {
+  const element = make("div", {className: "note"});
+  show(element, hint);
+  return element;
 }
 
 function terms(values) {

@@ -1,12 +1,13 @@
 // The page: its views, settings and theme.
 
 import {call} from "./api.js";
+import * as audio from "./audio.js";
 import * as chat from "./chat.js";
 import {at, complain, recall, remember, say} from "./dom.js";
 import * as models from "./models.js";
 
 const VIEWS = ["chats", "chat", "models", "machine"];
-const THEMES = {"": "the system's", light: "light", dark: "dark"};
+const THEMES = {"": "auto", light: "light", dark: "dark"};
 /** Settings that the browser keeps. */
 const FIELDS = ["system", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed",
   "thinking", "schema", "tools", "tool_choice", "voice"];
@@ -76,13 +77,15 @@ function start() {
     if (known === "chat") at("ask").focus(); else at(`${known}-title`).focus();
   });
   models.start();
+  audio.start();
   dress();
   view();
   chat.start();
   load().then(served => {
     const able = served.some(model => model.abilities.includes("generate"));
     if (!able && !location.hash) location.replace("#models");
-    else if (document.body.dataset.view === "chat") at("ask").focus();
+    // On a phone that would bring up the keyboard.
+    else if (document.body.dataset.view === "chat" && matchMedia("(pointer: fine)").matches) at("ask").focus();
   }, error => complain(error.message));
 }
 
