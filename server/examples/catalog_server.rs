@@ -9,9 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use qhx::{
-    BackendChoice, Bundle, CancelToken, Error, ErrorKind, PluginOptions, Result, Runtime,
-};
+use qhx::{BackendChoice, Bundle, CancelToken, Error, ErrorKind, PluginOptions, Result, Runtime};
 use qhx_server::{Catalog, CatalogEntry, CatalogProgress, Server, ServerOptions};
 use serde_json::{Value, json};
 
@@ -82,7 +80,8 @@ impl Catalog for Copies {
                 name if name.contains("whisper") => &["transcribe"],
                 _ => &["text"],
             };
-            entry.does(does.iter().copied()).note(note).disk_bytes(bytes).here(to.exists())
+            let entry = entry.does(does.iter().copied()).note(note).disk_bytes(bytes);
+            entry.here(to.exists()).bundle(to.exists().then_some(to))
         };
         Ok(self.index.iter().map(entry).collect())
     }
@@ -104,7 +103,8 @@ impl Catalog for Copies {
             progress(CatalogProgress { step: "fetching", done, total: Some(bytes) });
             std::thread::sleep(PART);
             if part > PARTS / 4 && name.starts_with("broken") {
-                let error = Error::new(ErrorKind::Io, format!("{name}: its terms are not accepted"));
+                let error =
+                    Error::new(ErrorKind::Io, format!("{name}: its terms are not accepted"));
                 return Err(error.hint("accept them on the model's page, then pull it again"));
             }
         }

@@ -63,6 +63,9 @@ pub struct CatalogEntry {
     pub here: bool,
     /// Remark for people, such as "asks for accepted terms".
     pub note: Option<String>,
+    /// Path of its bundle. With one, the model is served from the start.
+    #[serde(skip)]
+    pub bundle: Option<PathBuf>,
 }
 
 impl CatalogEntry {
@@ -84,6 +87,8 @@ impl CatalogEntry {
         disk_bytes(bytes: impl Into<Option<u64>>) => disk_bytes = bytes.into(),
         /// Sets whether it was obtained.
         here: bool,
+        /// Sets the path of its bundle, with which it is served from the start.
+        bundle(bundle: impl Into<Option<PathBuf>>) => bundle = bundle.into(),
         /// Sets the remark for people.
         note(note: impl Into<Option<String>>) => note = note.into(),
     }

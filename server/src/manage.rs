@@ -1,6 +1,5 @@
 //! Routes that add and remove models, and check the machine.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -36,6 +35,21 @@ const LINES: usize = 4;
 /// Models of a catalog that are listed.
 const MAX_ENTRIES: usize = 2000;
 
+/// Serves the models that were obtained before. One that cannot be served is one to obtain again.
+pub(crate) fn begin_with_obtained(shared: &Shared) {
+    let Some(catalog) = &shared.options.catalog else { return };
+    let entries = catalog.entries().unwrap_or_else(|error| {
+        tracing::error!("the catalog: {}", error.report());
+        Vec::new()
+    });
+    for entry in entries.into_iter().filter(|entry| entry.here) {
+        let added = entry.bundle.map(|bundle| shared.registry.add(&entry.name, &bundle));
+        if let Some(Err(error)) = added {
+            tracing::warn!("model {} is not served: {}", entry.name, error.report());
+        }
+    }
+}
+
 /// Lists all models that are served, and those that can be.
 pub(crate) async fn catalog(Extension(context): Extension<Context>) -> Result<Response> {
     context.blocking(|context| Ok(json_response(StatusCode::OK, &listed(&context.shared)))).await
@@ -46,9 +60,7 @@ fn listed(shared: &Shared) -> Value {
     let catalog = shared.options.catalog.as_deref();
     let entries = catalog.map_or(Ok(Vec::new()), Catalog::entries);
     let error = entries.as_ref().err().map(shown);
-    let (states, failures) = shared.pulls.states();
-    let (states, failures) =
-        (BTreeMap::from_iter(states), BTreeMap::<String, String>::from_iter(failures));
+    let (states, failures) = (shared.pulls.states(), shared.pulls.failures());
     let served = shared.registry.models();
     let mut entries = entries.unwrap_or_default();
     entries.truncate(MAX_ENTRIES);

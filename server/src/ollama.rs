@@ -250,7 +250,11 @@ async fn only_load(
     let name = model.name.clone();
     if unloads {
         // Files are unmapped, which takes time.
-        context.blocking(move |_| Ok(model.unload_soon())).await?;
+        let unload = move |_| {
+            model.unload_soon();
+            Ok(())
+        };
+        context.blocking(unload).await?;
     } else {
         let load = move |context: Context| {
             let loaded = context.shared.registry.load(&model, &context.shared.metrics);

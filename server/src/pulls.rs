@@ -1,5 +1,6 @@
 //! Models that are being obtained: a few at a time, each once however many clients wait for it.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::http::StatusCode;
@@ -119,14 +120,15 @@ impl Pulls {
         self.lock().pulls.iter().find(|pull| pull.name == name).cloned()
     }
 
-    /// Progress of all pulls, and the reasons of failed ones, by name.
-    pub(crate) fn states(&self) -> (Vec<(String, PullState)>, Vec<(String, String)>) {
-        let under_way = self.lock();
-        let states = under_way.pulls.iter().map(|pull| {
-            let state = pull.state.borrow().clone();
-            (pull.name.clone(), state)
-        });
-        (states.collect(), under_way.failures.clone())
+    /// States of all pulls, by name.
+    pub(crate) fn states(&self) -> BTreeMap<String, PullState> {
+        let state = |pull: &Arc<Pull>| (pull.name.clone(), pull.state.borrow().clone());
+        self.lock().pulls.iter().map(state).collect()
+    }
+
+    /// Reasons of the last pulls that failed, by name.
+    pub(crate) fn failures(&self) -> BTreeMap<String, String> {
+        self.lock().failures.iter().cloned().collect()
     }
 
     /// The pull of a model, and true if it is new: the caller has to do it then.

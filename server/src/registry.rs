@@ -258,12 +258,13 @@ impl Registry {
         name: Option<&str>,
     ) -> Result<&'a Arc<Served>, ApiError> {
         match (name, models) {
-            (None, [only]) => Ok(only),
             (None, []) => Err(ApiError::new(StatusCode::NOT_FOUND, "no model is served yet")
                 .param("model")
                 .code("model_not_found")),
-            (None, _) => Err(ApiError::bad("model", "it is missing, and several are served")
-                .code("missing_required_parameter")),
+            (None, _) => only(&models.iter().collect::<Vec<_>>()).ok_or_else(|| {
+                ApiError::bad("model", "it is missing, and several are served")
+                    .code("missing_required_parameter")
+            }),
             (Some(name), models) => {
                 let any = models.first().filter(|_| self.any_model);
                 named(models, name).or(any).ok_or_else(|| {
@@ -292,7 +293,7 @@ impl Registry {
         }
         // Where one only can do it, there is nothing to choose.
         let model = match (name, others.as_slice()) {
-            (None, [only]) => only,
+            (None, others) => only(others).map_or_else(|| self.find_among(&models, None), Ok)?,
             (Some(name), [first, ..]) if self.any_model => named(&models, name).unwrap_or(first),
             _ => self.find_among(&models, name)?,
         };
@@ -712,6 +713,15 @@ impl Info {
             let messages = ["system", "user"].map(|role| Message::new(role, "a"));
             self.texts.render(&messages, None, &Map::new(), cancel).is_ok()
         })
+    }
+}
+
+/// The model that a request means that names none: the only one, or the only one that the server was started with.
+fn only<'a>(models: &[&'a Arc<Served>]) -> Option<&'a Arc<Served>> {
+    let given: Vec<_> = models.iter().copied().filter(|model| !model.added).collect();
+    match (models, given.as_slice()) {
+        ([only], _) | (_, [only]) => Some(only),
+        _ => None,
     }
 }
 

@@ -23,7 +23,7 @@ use crate::connections::{AGAIN, Bounded, Connections, Crowded, client, prepare};
 use crate::options::ServerOptions;
 use crate::registry::Registry;
 use crate::routes::router;
-use crate::{worker, wyoming};
+use crate::{manage, worker, wyoming};
 
 /// Connections beyond the limits that are answered at a time.
 const LOBBY: usize = 64;
@@ -65,6 +65,7 @@ impl Server {
         if let [only] = &*shared.registry.models() {
             shared.registry.info(only, &shared.metrics)?;
         }
+        manage::begin_with_obtained(&shared);
         Ok(Self { listener, address, wyoming, shared })
     }
 

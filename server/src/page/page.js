@@ -28,7 +28,12 @@ function view() {
   document.title = known === "chat" ? "qhx" : `qhx: ${known}`;
   if (known === "models") models.refresh().catch(error => complain(error.message));
   if (known === "machine") models.check();
-  return known;
+}
+
+/** Gives the focus to the view that is shown. */
+function focus() {
+  const {view} = document.body.dataset;
+  (view === "chat" ? at("ask") : at(`${view}-title`)).focus();
 }
 
 function dress() {
@@ -67,14 +72,14 @@ function start() {
     remember("theme", dataset.theme);
     dress();
   };
-  at("dismiss").onclick = () => { complain(); at("ask").focus(); };
+  at("dismiss").onclick = () => { complain(); focus(); };
   at("yes").onclick = () => at("decide").close("yes");
   for (const close of document.querySelectorAll("[data-close]")) {
     close.onclick = () => close.closest("dialog").close();
   }
   window.addEventListener("hashchange", () => {
-    const known = view();
-    if (known === "chat") at("ask").focus(); else at(`${known}-title`).focus();
+    view();
+    focus();
   });
   models.start();
   audio.start();

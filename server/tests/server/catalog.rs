@@ -43,7 +43,9 @@ impl Catalog for Copies {
         let entry = |name: &str| {
             let entry = CatalogEntry::new(name).does(["text"]).fetch_bytes(1000);
             let entry = entry.title(format!("The {name} one")).licence("MIT".to_owned());
-            entry.here(self.folder.join(name).exists())
+            let here = self.folder.join(name);
+            let bundle = here.exists().then(|| here.clone());
+            entry.here(here.exists()).bundle(bundle)
         };
         let names = ["copied", "slow", "org/slow", "broken", "panics"];
         Ok(names.iter().map(|name| entry(name)).collect())
@@ -130,7 +132,10 @@ fn a_pulled_model_answers_until_it_is_deleted() {
     let client = &running.client;
     let before = entry(&running, "copied");
     assert_eq!((&before["state"], &before["removable"]), (&json!("available"), &json!(false)));
-    assert_eq!((&before["title"], &before["fetch_bytes"]), (&json!("The copied one"), &json!(1000)));
+    assert_eq!(
+        (&before["title"], &before["fetch_bytes"]),
+        (&json!("The copied one"), &json!(1000))
+    );
     let ask = json!({"model": "copied", "prompt": "a", "max_tokens": 2});
     client.post("/v1/completions", &ask).status(501);
     let pulled = client.post("/api/pull", &json!({"model": "copied:latest"})).status(200);
@@ -220,6 +225,22 @@ fn bundles_of_the_command_line_are_not_deleted() {
     let pulled = running.client.post("/api/pull", &json!({"model": "language"})).status(200);
     assert_eq!(lines(&pulled), [json!({"status": "success"})]);
     assert_eq!(catalog.obtained.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn models_that_were_pulled_are_served_from_the_next_start() {
+    let catalog = Copies::new("next-start");
+    start(&catalog).client.post("/api/pull", &json!({"model": "copied"})).status(200);
+    let broken = catalog.folder.join("broken");
+    std::fs::create_dir_all(broken).unwrap();
+    let next = Running::start(options([("language", language())]).catalog(catalog.clone()));
+    assert_eq!(entry(&next, "copied")["state"], "served");
+    assert_eq!(entry(&next, "broken")["state"], "here", "it has no manifest");
+    // Who names no model means the one of the command line.
+    let ask = json!({"prompt": "a", "max_tokens": 2});
+    assert_eq!(next.client.ask("/v1/completions", &ask)["model"], "language");
+    delete(&next, "copied").status(200);
+    assert_eq!(catalog.obtained.load(Ordering::Relaxed), 1);
 }
 
 #[test]
