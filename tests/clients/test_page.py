@@ -78,6 +78,7 @@ def store(forged, tmp_path_factory):
         ("other", served[0][1]),
         ("seeing", forged("seeing", FIXTURES / "qwen3vl-tiny", "--max-ctx", "200", "--recipe-option", "image-size=48")),
         ("broken", served[0][1]),
+        *((f"many-{number}", served[0][1]) for number in range(7)),
     ]
     manifest = lambda folder: next(path for path in folder.glob("*.json") if "artifacts" in path.read_text("utf-8"))
     options = [item for name, folder in served for item in ("--serve", f"{name}={manifest(folder)}")]
@@ -156,7 +157,8 @@ def card(page, name):
 
 
 def press(page, name, action):
-    card(page, name).find_element(By.CSS_SELECTOR, f'[data-action="{action}"]').click()
+    selector = f'.model[data-name="{name}"] [data-action="{action}"]'
+    wait(page, lambda: find(page, selector).click() is None)
 
 
 def badge(page, name):
@@ -378,6 +380,21 @@ def test_a_pull_is_cancelled_and_one_that_fails_says_why(shop):
     press(shop, "broken", "pull")
     wait(shop, lambda: "accept them" in at(shop, "error").text)
     assert "terms are not accepted" in card(shop, "broken").text
+
+
+def test_more_pulls_than_connections_are_under_way(shop, store):
+    names = [f"many-{number}" for number in range(7)]
+    for name in names:
+        press(shop, name, "pull")
+    # The page still asks for other things.
+    shop.get(shop.current_url.replace("#models", "#machine"))
+    wait(shop, lambda: shop.find_elements(By.CSS_SELECTOR, "#checks li"))
+    shop.get(shop.current_url.replace("#machine", "#models"))
+    wait(shop, lambda: all(badge(shop, name) == "Pulling" for name in names[2:]))
+    for name in reversed(names):
+        selector = f".model[data-name='{name}'] [data-action='cancel']"
+        shop.execute_script("document.querySelector(arguments[0])?.click()", selector)
+    wait(shop, lambda: not shop.find_elements(By.CSS_SELECTOR, ".badge.pulling"))
 
 
 def test_models_are_managed_by_keyboard_alone(shop):

@@ -218,13 +218,19 @@ function tools() {
         error => complain(`It cannot be copied: ${error.message}`)), {className: "copy"}));
     }
     if (turn.role === "assistant" && speaker && turn.text) {
-      actions.push(button("Listen", () => speak(turn.text, speaker.id), {className: "listen"}));
+      actions.push(button("Listen", event => listen(event.target, turn.text, speaker.id), {className: "listen"}));
     }
     if (!running && last) actions.push(button("Retry", again, {className: "retry"}));
     if (!running && card === asked) actions.push(button("Edit", edit, {className: "edit"}));
     card.foot.append(make("div", {className: "actions"}, ...actions));
     if (!running && last && turn.calls?.length) card.append(results(turn));
   }
+}
+
+async function listen(button, text, model) {
+  button.textContent = "Stop reading";
+  await speak(text, model);
+  button.textContent = "Listen";
 }
 
 /** Asks for the results of calls, since the page runs no tools. */

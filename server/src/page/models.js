@@ -11,6 +11,9 @@ const DOES = {
   speak: "text to speech", embed: "vectors", rerank: "ranking",
 };
 
+/** Pulls that are followed at once: a browser has six connections to a server. */
+const FOLLOWED = 3;
+
 let models = [], index = false;
 /** Pulls that this page follows, by name: their last lines. */
 const pulls = new Map();
@@ -24,7 +27,7 @@ export async function refresh() {
   at("no-index").textContent = list.error ? `The index cannot be read: ${list.error}`
     : "This server offers no further models: it serves those that it was started with.";
   draw();
-  for (const {name, state} of models) if (state === "pulling" && !pulls.has(name)) pull(name);
+  for (const {name, state} of models) if (state === "pulling" && pulls.size < FOLLOWED) pull(name);
 }
 
 function draw() {
@@ -117,6 +120,7 @@ function step(element, {status, completed, total, rate}) {
 async function pull(name) {
   if (pulls.has(name)) return;
   const model = models.find(model => model.name === name), followed = {line: {status: "waiting"}};
+  const follows = pulls.size < FOLLOWED;
   pulls.set(name, followed);
   delete model.error;
   draw();
@@ -133,8 +137,9 @@ async function pull(name) {
       const shown = [...document.querySelectorAll("#models .model")].find(item => item.dataset.name === name);
       const element = shown?.querySelector(".pull");
       if (element) step(element, line);
+      if (!follows) break;
     }
-    if (last.status !== "success") throw new Error("The pull ended without a result: the server has stopped.");
+    if (follows && last.status !== "success") throw new Error("The pull ended without a result: the server has stopped.");
   } catch (error) {
     failed = error;
   }
@@ -144,7 +149,7 @@ async function pull(name) {
   if (failed && !cancelled) {
     complain(`${model.title} cannot be pulled: ${failed.message}`);
     say("");
-  } else {
+  } else if (follows) {
     say(cancelled ? `The pull of ${model.title} is cancelled.` : `${model.title} is ready.`);
   }
   document.dispatchEvent(new Event("served"));
