@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use qhx::{BackendChoice, Bundle, CancelToken, Error, ErrorKind, PluginOptions, Result, Runtime};
+use qhx::{BackendChoice, CancelToken, Error, ErrorKind, PluginOptions, Result, Runtime};
 use qhx_server::{Catalog, CatalogEntry, CatalogProgress, Server, ServerOptions};
 use serde_json::{Value, json};
 
@@ -149,13 +149,14 @@ fn main() -> Result<()> {
         .backend(BackendChoice::Cpu)
         .plugins(PluginOptions::default().only_named(true))
         .build();
-    let mut options = ServerOptions::default().runtime(runtime).listen([127, 0, 0, 1].into(), 0);
+    let mut options =
+        ServerOptions::default().runtime(runtime.clone()).listen([127, 0, 0, 1].into(), 0);
     let mut index = Vec::new();
     while let Some(option) = arguments.next() {
         let named = arguments.next().ok_or_else(usage)?;
         let (name, path) = named.split_once('=').ok_or_else(usage)?;
         match option.as_str() {
-            "--serve" => options = options.bundle_as(name, Bundle::open(path)?),
+            "--serve" => options = options.bundle_as(name, runtime.bundle(path, None)?),
             "--index" => index.push((name.to_owned(), path.into())),
             _ => return Err(usage()),
         }

@@ -239,6 +239,7 @@ function results(turn) {
   const labels = turn.calls.map(({name}, at) => make("label", {}, `Result of ${name} `, fields[at]));
   const onsubmit = event => {
     event.preventDefault();
+    if (!ready()) return;
     turn.results = turn.calls.map(({name}, at) => ({name, text: fields[at].value}));
     current.turns.push(...turn.calls.map(({id}, at) => ({role: "tool", id, text: fields[at].value})));
     draw();
@@ -303,7 +304,8 @@ async function answer() {
   try { body = request(); } catch (error) { return complain(error.message); }
   const conversation = current, turn = {role: "assistant", model: body.model, text: "", reasoning: "", calls: []};
   const controller = new AbortController();
-  turn.note = chosen()?.loaded ? "Reading the prompt …" : "Loading the model …";
+  const model = chosen(), {loaded} = model;
+  turn.note = loaded ? "Reading the prompt …" : "Loading the model …";
   conversation.model = body.model;
   conversation.turns.push(turn);
   running = {controller, conversation, turn};
@@ -330,7 +332,7 @@ async function answer() {
       ended = choice?.finish_reason ?? ended;
       if (!choice?.delta || !add(turn, choice.delta)) continue;
       last = performance.now();
-      first ??= last;
+      if (first === undefined) { first = last; model.loaded = true; describe(); }
       turn.note = "Answering …";
       if (!drawing) { drawing = true; setTimeout(redraw, 50); }
     }
@@ -338,7 +340,7 @@ async function answer() {
     failed = error;
   }
   const stopped = failed?.name === "AbortError";
-  turn.note = [...numbers(start, first, last, usage), ...(stopped ? ["stopped"] : []),
+  turn.note = [...numbers(loaded && start, first, last, usage), ...(stopped ? ["stopped"] : []),
     ...(ended === "length" ? ["cut at the longest answer"] : [])].join(", ");
   const {card: element} = running;
   running = null;
@@ -355,16 +357,17 @@ async function answer() {
   document.dispatchEvent(new Event("served"));
 }
 
+/** What an answer took; without a start, the model was loaded first. */
 function numbers(start, first, last, usage) {
   const parts = [];
-  if (first !== undefined) parts.push(`first text after ${((first - start) / 1000).toFixed(2)} s`);
+  if (first !== undefined && start) parts.push(`first text after ${((first - start) / 1000).toFixed(2)} s`);
   if (usage) {
     const count = usage.completion_tokens, seconds = (last - first) / 1000;
     parts.push(`${count} ${count === 1 ? "token" : "tokens"}`);
     if (count > 1 && seconds > 0) parts.push(`${((count - 1) / seconds).toFixed(1)} tokens a second`);
     const reused = usage.prompt_tokens_details?.cached_tokens ?? 0, read = usage.prompt_tokens - reused;
     parts.push(`prompt of ${usage.prompt_tokens} tokens, ${reused} of them reused`);
-    if (first > start && read > 0) parts.push(`read at ${(read / (first - start) * 1000).toFixed(0)} tokens a second`);
+    if (start && first > start && read > 0) parts.push(`read at ${(read / (first - start) * 1000).toFixed(0)} tokens a second`);
   }
   return parts;
 }
@@ -378,10 +381,15 @@ function busy() {
   if (free && !document.querySelector("dialog[open]")) at("ask").focus();
 }
 
+/** True if a model can answer now. */
+function ready() {
+  if (!running && !chosen()) complain("There is no model to chat with: choose one among the models.");
+  return !running && chosen();
+}
+
 async function send() {
   const text = at("ask").value.trim(), files = attached;
-  if (running || (!text && !files.length)) return;
-  if (!chosen()) return complain("There is no model to chat with: choose one among the models.");
+  if ((!text && !files.length) || !ready()) return;
   if (editing) current.turns.length = current.turns.findLastIndex(turn => turn.role === "user");
   current.turns.push({role: "user", text, ...(files.length && {files})});
   current.title ||= text.replace(/\s+/g, " ").slice(0, TITLE) || files[0].name;
@@ -395,7 +403,7 @@ async function send() {
 }
 
 async function again() {
-  if (running) return;
+  if (!ready()) return;
   current.turns.length = current.turns.findLastIndex(turn => turn.role === "user") + 1;
   draw();
   if (current.turns.length) await answer();
