@@ -14,9 +14,10 @@ use crate::run::{Program, Run, bundle, folder};
 fn index(folder: &Path) -> String {
     let entry = |name: &str, more: Value| {
         let mut entry = json!({"name": name, "title": name, "does": ["text"], "license": "mit"});
-        let (Some(entry), Value::Object(more)) = (entry.as_object_mut(), more) else { panic!() };
-        entry.extend(more);
-        json!(entry)
+        for (key, value) in more.as_object().into_iter().flatten() {
+            entry[key] = value.clone();
+        }
+        entry
     };
     let checkpoint = |repository: &str| json!({"repository": repository, "precision": "fp16"});
     let npu = json!([{"repository": "o/npu", "archs": ["v79"]}]);
