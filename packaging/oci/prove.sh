@@ -11,12 +11,10 @@ images() { command=$1; shift; buildah --root "$scratch/images" --runroot "$scrat
 container=$(images from --arch "$machine" scratch)
 images add --quiet "$container" "$base" / >/dev/null
 images commit --quiet --rm "$container" localhost/base >/dev/null
-images build --quiet --format docker --pull-never --arch "$machine" --build-arg BASE=localhost/base \
-    --build-context programs="$programs" --file "$here/Dockerfile" --ignorefile "$here/Dockerfile.dockerignore" \
-    --tag localhost/qhx "$here/../.." >&2
+images build --quiet --format docker --pull-never --platform "linux/$machine" --build-arg TARGETARCH="$machine" \
+    --build-arg BASE=localhost/base --build-context programs="$programs" --file "$here/Dockerfile" \
+    --ignorefile "$here/Dockerfile.dockerignore" --tag localhost/qhx "$here/../.." >&2
 container=$(images from --arch "$machine" --pull-never localhost/qhx)
-images inspect --type image --format '{{.Docker.Config.User}} {{.Docker.Config.Entrypoint}} {{.Docker.Config.Healthcheck.Test}}' \
-    localhost/qhx >&2
 # Here the container's first process is not what it runs, so that the health check is given another one.
 images run "$container" -- sh -euc '
     [ "$(id -un)" = qhx ] || { echo "the user is $(id -un), expected qhx" >&2; exit 1; }
