@@ -93,9 +93,7 @@ pub(super) fn started(machine: Machine, zip: &Path, prove: bool) -> Result<Strin
     }
     let headers = format!("headers checked: {libraries} libraries, all of Windows");
     if machine.target == ARM {
-        return Ok(format!(
-            "{headers}; never started, as nothing here starts such programs"
-        ));
+        return Ok(format!("{headers}; never started, as nothing here starts such programs"));
     }
     match windows::package(&programs) {
         Ok(()) => Ok(format!("{headers}; unpacked, ran demo and server under Wine")),
