@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs a command within a system of AArch64 that lies in the folder ROOT, as root there: enter.sh ROOT PROGRAM [ARGUMENT…].
-# The kernel (Linux 6.7 or newer) starts all programs for AArch64 with qemu-aarch64-static, in a user namespace of this
+# Runs a command as root within a system of AArch64 that lies in a folder: enter.sh FOLDER PROGRAM [ARGUMENT…]. The
+# kernel (Linux 6.7 or newer) starts all programs for AArch64 with qemu-aarch64-static, in a user namespace of this
 # command alone: nothing is registered on this machine. The process that is started becomes PROGRAM, so that signals
 # reach it.
 set -eu

@@ -31,7 +31,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Machine in the report of what is the same for all of them.
 const ANY: &str = "any";
 
-/// What an artefact was put through that no machine here starts.
+/// State of an artefact that was not started.
 const NOT_STARTED: &str = "made, never started";
 
 /// System of a machine that packages are for.
@@ -70,7 +70,7 @@ impl Machine {
         format!("{name}{}", if self.system == System::Windows { ".exe" } else { "" })
     }
 
-    /// How far programs of this machine get on the one that makes them.
+    /// Description of a proof of programs for this machine, with the emulator where one ran them.
     fn started(self, what: &str) -> String {
         format!("{what}{}", if self.is_here() { "" } else { ", under qemu-aarch64" })
     }
@@ -287,7 +287,7 @@ impl Release<'_> {
         self.report.made(content.built.machine.name, &archive, &started)
     }
 
-    /// What package managers read, the Kotlin library and the book.
+    /// Makes the descriptions for package managers, the Kotlin library and the book.
     fn any_machine(&mut self) -> Result<()> {
         let Options { machines, url, .. } = self.options;
         let has = |system| machines.iter().any(|machine| machine.system == system);

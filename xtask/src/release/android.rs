@@ -18,15 +18,15 @@ pub(super) fn program(content: &Content<'_>, scratch: &Path, out: &Path) -> Resu
     archive::pack(&folder, &name, out)
 }
 
-/// Checks the programs' headers, and says that nothing more was tried.
+/// Checks the programs' headers, and returns that nothing more was tried.
 pub(super) fn started(content: &Content<'_>) -> Result<String> {
     let mut count = 0;
     for file in content.built.files() {
-        count = check(&file)?;
+        count = count.max(check(&file)?);
     }
     Ok(format!(
-        "header checked: it needs {count} libraries, all of Android; never started, as nothing here \
-         starts programs of Android"
+        "headers checked: {count} libraries, all of Android; never started, as nothing here starts \
+         such programs"
     ))
 }
 

@@ -53,7 +53,7 @@ impl Content<'_> {
         Ok(())
     }
 
-    /// What is to be read: licences, notices, the first page and the changes.
+    /// Copies licences, notices, the first page and the changes into a folder.
     pub(super) fn pages(&self, folder: &Path) -> Result<()> {
         self.licences(folder)?;
         for page in ["README.md", "CHANGELOG.md"] {

@@ -1,5 +1,5 @@
-//! The image for containers: `packaging/oci/Dockerfile` builds it from a checkout. Here it is built around the programs of
-//! an archive and a bare system, as no registry has to be reached for that.
+//! The image for containers: `packaging/oci/Dockerfile` builds it from a checkout. Here it is built around the programs
+//! of an archive and a bare system, as no registry has to be reached for that.
 
 use std::path::Path;
 use std::process::Command;

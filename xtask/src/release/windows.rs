@@ -88,17 +88,16 @@ pub(super) fn started(machine: Machine, zip: &Path, prove: bool) -> Result<Strin
     let programs = folder.path().join(zip.file_stem().unwrap_or_default());
     let mut libraries = 0;
     for program in PROGRAMS {
-        libraries = imports(&programs.join(machine.program(program)), machine)?.len();
+        let imports = imports(&programs.join(machine.program(program)), machine)?;
+        libraries = libraries.max(imports.len());
     }
-    let header = format!("header checked: it needs {libraries} libraries, all of Windows");
+    let headers = format!("headers checked: {libraries} libraries, all of Windows");
     if machine.target == ARM {
-        return Ok(format!(
-            "{header}; never started, as nothing here starts programs of this kind"
-        ));
+        return Ok(format!("{headers}; never started, as nothing here starts such programs"));
     }
     match windows::package(&programs) {
-        Ok(()) => Ok(format!("{header}; unpacked, ran demo and server under Wine")),
-        Err(why) if windows::missing().is_some() => Ok(format!("{header}; not started: {why}")),
+        Ok(()) => Ok(format!("{headers}; unpacked, ran demo and server under Wine")),
+        Err(why) if windows::missing().is_some() => Ok(format!("{headers}; not started: {why}")),
         Err(why) => Err(why),
     }
 }
