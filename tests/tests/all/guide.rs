@@ -42,7 +42,7 @@ fn the_steps_lead_from_an_empty_folder_to_generate() {
     };
     verify("cpu");
     if qhx_tests::tiny::qnn_tier().is_some() {
-        let (success, text) = place.qhx(&["prepare", "my-op/bundle"]);
+        let (success, text) = place.qhx(&["prepare", "my-op/bundle", "--target", "v81"]);
         assert!(success, "{text}");
         verify("qnn");
     }
