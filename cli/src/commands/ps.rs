@@ -32,7 +32,9 @@ pub(crate) fn run(args: &PsArgs, app: &mut App) -> Result<Status> {
     let width = found.iter().map(|model| model.name.len()).max().unwrap_or(0);
     let mut lines = Report::default();
     for Running { name, bytes, until, .. } in &found {
-        let until = until.as_deref().map(|until| format!("  until {until}")).unwrap_or_default();
+        // A model that stays has a time that nobody reaches.
+        let until = until.as_deref().filter(|until| *until < "2200");
+        let until = until.map(|until| format!("  until {until}")).unwrap_or_default();
         lines.line(format_args!("{name:width$}  {:>10}{until}", size(*bytes)));
     }
     app.output.report(&lines)?;

@@ -170,7 +170,7 @@ fn failures_are_json_when_json_is_asked_for() {
       "error": {
         "kind": "manifest",
         "message": "nowhere: no such file",
-        "hint": "give the bundle's folder or its manifest",
+        "hint": "give the bundle's folder or its manifest; if it is a name, fetch it: qhx pull nowhere",
         "code": null,
         "exit_code": 3
       }
