@@ -18,7 +18,7 @@ use qhx_terminal::args::ProcessArgs;
 pub(crate) use qhx_terminal::args::LibraryArgs;
 use qhx_tools::models::Models;
 
-use crate::app::App;
+use crate::signal::Interrupts;
 use crate::vars;
 
 /// Text of `--help` about the environment variables named `names`; about all if there are none.
@@ -100,14 +100,14 @@ pub(crate) struct IndexArgs {
 
 impl IndexArgs {
     /// Models of the index, with the hub and the folders that the environment names.
-    pub(crate) fn models(&self, app: &App) -> Result<Models> {
+    pub(crate) fn models(&self, interrupts: &Interrupts) -> Result<Models> {
         let hub = HubOptions::from_environment()?;
         let options = IndexOptions::new(cache::dir()?.join("indexes"))
             .source(self.index.clone())
             .key(self.index_key.clone());
         let Loaded { index, notes, .. } = {
-            let _working = app.interrupts.working();
-            options.load(&hub, app.interrupts.token())?
+            let _working = interrupts.working();
+            options.load(&hub, interrupts.token())?
         };
         notes.iter().for_each(|note| say!("note: {note}"));
         Ok(Models::new(index, Hub::new(hub), models::folder()?))

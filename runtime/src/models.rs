@@ -11,10 +11,10 @@ use std::time::UNIX_EPOCH;
 use qhx_base::{ErrorKind, Result, error, files};
 use qhx_hub::Name;
 use qhx_hub::index::is_model_name;
+use qhx_qnn::runs_on;
 use serde::{Deserialize, Serialize};
 
 use crate::cache;
-use crate::hub::that_run_on;
 
 /// Form of a bundle for the CPU.
 pub const CPU: &str = "cpu";
@@ -143,12 +143,13 @@ pub fn records(folder: &Path) -> Vec<Record> {
 /// The record of the form for a device of the architecture `arch`: its own, otherwise the newest that it runs, otherwise
 /// the CPU's. Without a device it is the CPU's, otherwise the newest.
 pub fn choose(records: &[Record], arch: Option<u32>) -> Option<&Record> {
-    let of = |wanted: Option<u32>| records.iter().find(|record| record.arch() == wanted);
+    let cpu = || records.iter().find(|record| record.arch().is_none());
     match arch {
         Some(arch) => {
-            that_run_on(arch).into_iter().find_map(|arch| of(Some(arch))).or_else(|| of(None))
+            let runs = |record: &&Record| record.arch().is_some_and(|made| runs_on(made, arch));
+            records.iter().rev().find(runs).or_else(cpu)
         }
-        None => of(None).or_else(|| records.last()),
+        None => cpu().or_else(|| records.last()),
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cargo::{self, Result, cargo};
-use crate::docs::{copy, read, write};
+use crate::files::{copy, read, write};
 use crate::kotlinc::{self, Tools, at};
 
 /// Phones with a Hexagon NPU.

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use crate::android;
 use crate::cargo::{self, Result, works};
-use crate::docs::{read, write};
+use crate::files::{read, write};
 use crate::kotlinc::{self, Tools, at, compile};
 
 /// Package of the application.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cargo::{self, Result};
+use crate::files::{copy, read, write};
 use crate::kotlinc::at;
 use crate::python;
 
@@ -118,24 +119,6 @@ fn local(root: &Path, page: &str, target: &str) -> Option<String> {
 
 fn is_page(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "md")
-}
-
-pub(crate) fn read(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).map_err(at(path))
-}
-
-/// Writes a file, with the folders above it.
-pub(crate) fn write(path: &Path, content: &str) -> Result<()> {
-    let folder = path.parent().unwrap_or(Path::new(""));
-    std::fs::create_dir_all(folder).map_err(at(folder))?;
-    std::fs::write(path, content).map_err(at(path))
-}
-
-/// Copies a file, with the folders above it.
-pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
-    let folder = to.parent().unwrap_or(Path::new(""));
-    std::fs::create_dir_all(folder).map_err(at(folder))?;
-    std::fs::copy(from, to).map(|_| ()).map_err(at(from))
 }
 
 #[cfg(test)]

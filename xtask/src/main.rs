@@ -10,6 +10,7 @@ mod check;
 mod clients;
 mod demo;
 mod docs;
+mod files;
 mod kotlin;
 mod kotlinc;
 mod miri;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::cargo::{self, Result};
-use crate::docs::read;
+use crate::files::read;
 use crate::kotlinc::at;
 use crate::test;
 

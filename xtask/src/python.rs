@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
 use crate::cargo::{self, PROGRAM, Result, works};
-use crate::docs::copy;
+use crate::files::copy;
 
 /// The programs of the wheel: all of `qhx-cli`.
 pub(crate) const PROGRAMS: [&str; 3] = ["qhx", "qhx_embed", "qhx_generate"];

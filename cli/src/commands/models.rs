@@ -58,7 +58,7 @@ pub(crate) struct ShowArgs {
 
 /// Runs `qhx models`.
 pub(crate) fn models(args: &ModelsArgs, app: &mut App) -> Result<Status> {
-    let models = args.index.models(app)?;
+    let models = args.index.models(&app.interrupts)?;
     let part = args.part.as_deref().unwrap_or_default().to_ascii_lowercase();
     let fits = |entry: &&Entry| {
         entry.name.contains(&part) && args.does.is_none_or(|does| entry.does(does))
@@ -130,7 +130,7 @@ pub(crate) fn fetched(entry: &Entry) -> Option<u64> {
 
 /// Runs `qhx show`.
 pub(crate) fn show(args: &ShowArgs, app: &mut App) -> Result<Status> {
-    let models = args.index.models(app)?;
+    let models = args.index.models(&app.interrupts)?;
     let entry = match models.find(&args.name)? {
         Wanted::Entry(entry) => entry,
         _ => {

@@ -65,7 +65,7 @@ pub(crate) fn run(args: &PullArgs, app: &mut App) -> Result<Status> {
     let name: Name = if args.name.contains('/') {
         args.name.parse()?
     } else {
-        let models = args.index.models(app)?;
+        let models = args.index.models(&app.interrupts)?;
         match (models.find(&args.name)?, args.narrows()) {
             (Wanted::Repository(name), _) => name,
             // Of a certain architecture or folder only a published bundle can be.

@@ -53,7 +53,7 @@ pub(crate) fn run(args: &RunArgs, app: &mut App, tracing: Option<&Tracing>) -> R
             .hint("in a conversation /image FILE and the like attach files"));
     }
     let attachments = args.media.attachments()?;
-    let models = args.index.models(app)?;
+    let models = args.index.models(&app.interrupts)?;
     let path = obtain(&args.name, &models, &args.chat.backend, app)?;
     let entry = models.index().entry(&args.name);
     if let Some(command) = entry.and_then(command_of) {

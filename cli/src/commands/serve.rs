@@ -179,7 +179,7 @@ pub(crate) fn run(args: &ServeArgs, app: &mut App) -> Result<Status> {
     let closed = args.host.is_loopback() || args.api_key_file.is_some();
     if args.catalog.map_or(closed, Switch::is_on) {
         options = options.catalog(NamedModels {
-            models: args.index.models(app)?,
+            models: args.index.models(&app.interrupts)?,
             backend: args.backend.backend,
             libraries: args.backend.libraries.files(),
             runtime: runtime.clone(),

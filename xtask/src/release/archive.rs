@@ -6,7 +6,7 @@ use std::process::Command;
 use super::{Built, Machine, System, VERSION, epoch};
 use crate::aarch64;
 use crate::cargo::{self, Result};
-use crate::docs::{copy, write};
+use crate::files::{copy, write};
 use crate::python::PROGRAMS;
 
 /// Path below `share` where each shell looks for completions.

@@ -6,7 +6,7 @@ use std::process::Command;
 use super::archive::Content;
 use super::{VERSION, elf, epoch};
 use crate::cargo::{self, Result, works};
-use crate::docs::write;
+use crate::files::write;
 use crate::kotlinc::at;
 use crate::python;
 
@@ -66,7 +66,7 @@ fn changelog() -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::docs::{copy, read};
+    use crate::files::{copy, read};
     use crate::python::PROGRAMS;
     use crate::release::{Built, MACHINES};
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::VERSION;
 use crate::cargo::Result;
-use crate::docs::{read, write};
+use crate::files::{read, write};
 
 /// Writes the formula for Homebrew under Linux, with the hashes of the archives at `url`.
 ///

@@ -6,7 +6,7 @@ use std::process::Command;
 use super::{VERSION, archive, epoch};
 use crate::android;
 use crate::cargo::{self, Result};
-use crate::docs::{copy, read, write};
+use crate::files::{copy, read, write};
 use crate::kotlinc::{self, at};
 
 /// The folder of the library: its group and name.

@@ -7,7 +7,7 @@ use std::process::Command;
 use super::Machine;
 use super::proof::{self, Root};
 use crate::cargo::{self, Result, works};
-use crate::docs::copy;
+use crate::files::copy;
 use crate::python::PROGRAMS;
 
 pub(super) const DOCKERFILE: &str = "packaging/oci/Dockerfile";
@@ -56,7 +56,7 @@ pub(super) fn proof(machine: Machine, archive: &Path, scratch: &Path) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::docs::read;
+    use crate::files::read;
     use crate::release::VERSION;
 
     /// Words behind a keyword, of instructions that may go on over several lines.

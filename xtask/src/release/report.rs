@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::cargo::Result;
-use crate::docs::write;
+use crate::files::write;
 use crate::kotlinc::at;
 
 /// The file of the table in the folder of the packages.

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{Machine, VERSION, epoch};
 use crate::cargo::{self, PROGRAM, Result};
-use crate::docs::read;
+use crate::files::read;
 use crate::kotlinc::at;
 
 /// The version of cargo-cyclonedx, which makes the bill.

@@ -135,7 +135,7 @@ fn imports(file: &Path, machine: Machine) -> Result<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::docs::write;
+    use crate::files::write;
     use crate::release::MACHINES;
 
     /// A program of MinGW, which needs a library that is not of Windows if it has one.

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use super::formula::filled;
 use crate::cargo::{self, Result};
-use crate::docs::{read, write};
+use crate::files::{read, write};
 use crate::python;
 
 /// The parts, with what winget's repository calls each.
