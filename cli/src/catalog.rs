@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use qhx::hub::DownloadProgress;
-use qhx::{BackendChoice, LibraryFiles, Runtime, hub};
+use qhx::hub::index::Entry;
+use qhx::{Runtime, hub};
 use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use qhx_server::{Catalog, CatalogEntry, CatalogProgress};
 use qhx_tools::doctor::diagnose;
 use qhx_tools::install::FetchStep;
-use qhx_tools::models::{ForgeStep, Machine, Models, Step};
+use qhx_tools::models::{ForgeStep, Machine, Models, Step, plan};
 use serde_json::Value;
 
 use crate::commands::models::fetched;
@@ -18,24 +19,20 @@ use crate::commands::models::fetched;
 #[derive(Debug)]
 pub(crate) struct NamedModels {
     pub models: Models,
-    pub backend: BackendChoice,
-    pub libraries: LibraryFiles,
+    /// Machine that models are made ready for.
+    pub machine: Machine,
     /// Looks at the machine.
     pub runtime: Runtime,
 }
 
 impl Catalog for NamedModels {
     fn entries(&self) -> Result<Vec<CatalogEntry>> {
-        let entry = |entry: &qhx::hub::index::Entry| {
+        let entry = |entry: &Entry| {
             let forms = self.models.forms(&entry.name);
             let here = forms.iter().any(|form| form.whole);
             let disk: u64 = forms.iter().map(|form| form.bytes).sum();
             let asks = entry.checkpoint.as_ref().is_some_and(|source| source.terms);
-            let note = match &entry.missing {
-                Some(missing) => Some(missing.clone()),
-                None if asks && !here => Some("asks for an account and accepted terms".to_owned()),
-                None => None,
-            };
+            let note = (asks && !here).then(|| "asks for an account and accepted terms".to_owned());
             // Of several forms it is the one that this machine opens.
             let bundle = hub::resolve(Path::new(&entry.name)).ok().filter(|_| here);
             CatalogEntry::new(&entry.name)
@@ -48,7 +45,11 @@ impl Catalog for NamedModels {
                 .note(note)
                 .bundle(bundle.filter(|path| path.exists()))
         };
-        Ok(self.models.index().models.iter().map(entry).collect())
+        // Models that cannot run here are not offered.
+        let runs = |found: &&Entry| {
+            plan(found, &self.machine).is_ok() || !self.models.forms(&found.name).is_empty()
+        };
+        Ok(self.models.index().models.iter().filter(runs).map(entry).collect())
     }
 
     fn obtain(
@@ -57,7 +58,6 @@ impl Catalog for NamedModels {
         progress: &(dyn Fn(CatalogProgress<'_>) + Sync),
         cancel: &CancelToken,
     ) -> Result<PathBuf> {
-        let machine = Machine::of(self.backend, &self.libraries)?;
         let shown = Mutex::new(Shown::default());
         let on_step = |step: Step<'_>| {
             let mut shown = shown.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -66,7 +66,7 @@ impl Catalog for NamedModels {
             let total = Some(*total).filter(|total| *total > 0);
             progress(CatalogProgress { step, done: *done, total });
         };
-        self.models.obtain(&self.models.find(name)?, &machine, &on_step, cancel)
+        self.models.obtain(&self.models.find(name)?, &self.machine, &on_step, cancel)
     }
 
     fn remove(&self, name: &str) -> Result<u64> {

@@ -325,7 +325,7 @@ impl Upload<'_> {
         }
     }
 
-    /// How each file is stored: `lfs`, or `regular` within the commit.
+    /// Storage of each file: `lfs`, or `regular` within the commit.
     fn modes(&self, hashed: &[Hashed<'_>]) -> Result<BTreeMap<String, String>> {
         let name = &self.publication.name;
         let branch = encoded(name.revision_or_main());

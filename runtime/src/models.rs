@@ -1,8 +1,8 @@
 //! Models that were made ready on this machine, found by their short names.
 //!
-//! `qhx pull smollm2`, and what apps build on `qhx_tools::models`, leave a folder `models/smollm2` in the cache: a record
-//! of each form of the model, `cpu.json` or `v81.json`, beside the bundle of a form that was made here. Every function
-//! that takes a bundle's path takes such a name.
+//! `qhx pull smollm2`, and what apps build on `qhx_tools::models`, leave a folder `models/smollm2` in the cache: a
+//! record of each form of the model, `cpu.json` or `v81.json`, beside the bundle of a form that was made here. Every
+//! function that takes a bundle's path takes such a name.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -140,8 +140,8 @@ pub fn records(folder: &Path) -> Vec<Record> {
     found
 }
 
-/// The record of the form for a device of the architecture `arch`: its own, otherwise the newest that it runs, otherwise
-/// the CPU's. Without a device it is the CPU's, otherwise the newest.
+/// The record of the form for a device of the architecture `arch`: its own, otherwise the newest that it runs,
+/// otherwise the CPU's. Without a device it is the CPU's, otherwise the newest.
 pub fn choose(records: &[Record], arch: Option<u32>) -> Option<&Record> {
     let cpu = || records.iter().find(|record| record.arch().is_none());
     match arch {

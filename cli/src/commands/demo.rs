@@ -23,7 +23,8 @@ const MAX_CTX: usize = 128;
 
 /// Complete a sentence with a tiny model that comes with the program
 ///
-/// It needs no network: a bundle of the model is made in the cache folder. With QNN libraries it runs on the NPU or its emulator, else on the CPU. `qhx run smollm2` runs a published model.
+/// It needs no network: a bundle of the model is made in the cache folder. With QNN libraries it runs on the NPU or its
+/// emulator, else on the CPU. `qhx run smollm2` runs a published model.
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
     /// Print one JSON object

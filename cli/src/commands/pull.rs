@@ -28,10 +28,10 @@ Examples:
 /// Fetch a bundle from a hub, or a checkpoint
 ///
 /// A name of the index is made ready as `qhx run` does: its bundle for this machine is fetched, or made of its
-/// checkpoint. Of a repository it takes one bundle of the repository: that of --arch or --variant, by default that of this
-/// device's architecture or the newest that it runs. It lands in the cache of the hub's own tools
-/// (HF_HOME), and every command that takes a bundle takes its name. An interrupted download goes
-/// on where it ended; every file is compared with its hash. Prints the folder.
+/// checkpoint. Of a repository it takes one bundle of the repository: that of --arch or --variant, by default that of
+/// this device's architecture or the newest that it runs. It lands in the cache of the hub's own tools (HF_HOME), and
+/// every command that takes a bundle takes its name. An interrupted download goes on where it ended; every file is
+/// compared with its hash. Prints the folder.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct PullArgs {

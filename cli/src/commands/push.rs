@@ -28,9 +28,9 @@ printed there. It has no serial number, no name of a user and no path of this ma
 /// Try a bundle on a phone: copy it there by adb, run it, write a report
 ///
 /// All that runs the bundle goes with it. Only files that differ are copied: their SHA-256 are compared there. Then the
-/// program runs on the phone: doctor, verify with the golden steps, generate, bench; for a portable bundle prepare first.
-/// A step that fails is in the report, and the others follow. A phone that disconnects or restarts is waited for. Exit
-/// code 1 when a step failed.
+/// program runs on the phone: doctor, verify with the golden steps, generate, bench; for a portable bundle prepare
+/// first. A step that fails is in the report, and the others follow. A phone that disconnects or restarts is waited
+/// for. Exit code 1 when a step failed.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct PushArgs {

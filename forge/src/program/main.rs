@@ -25,8 +25,8 @@ use crate::registry::architectures;
 struct Line {
     #[command(flatten)]
     forge: ForgeArgs,
-    /// Load this plugin, which has the host-op of the bundle: the bundle is measured, and gets golden steps. May be given
-    /// several times
+    /// Load this plugin, which has the host-op of the bundle: the bundle is measured, and gets golden steps. May be
+    /// given several times
     #[arg(long = "plugin", value_name = "FILE")]
     plugins: Vec<PathBuf>,
     #[command(flatten)]

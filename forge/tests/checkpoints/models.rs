@@ -60,8 +60,8 @@ impl Estimate {
     }
 }
 
-/// Estimate of a checkpoint: the row `MODEL w4a16, token` of `docs/estimates.md`, or the row `MODEL, 4096` or `MODEL` of
-/// the contexts in `docs/performance.md`, whose column of v73 is another chip's.
+/// Estimate of a checkpoint: the row `MODEL w4a16, token` of `docs/estimates.md`, or the row `MODEL, 4096` or `MODEL`
+/// of the contexts in `docs/performance.md`, whose column of v73 is another chip's.
 fn estimate(checkpoint: &str, (chip, arch): (&str, &str)) -> Option<Estimate> {
     let name = checkpoint.rsplit('/').next().unwrap();
     let is_it = |model: &str| name == model || name.starts_with(&format!("{model}-"));

@@ -1,4 +1,5 @@
-//! A hub on loopback for tests: it serves repositories, and takes uploads, by the API of the Hugging Face hub, and fails as it is asked to.
+//! A hub on loopback for tests: it serves repositories, and takes uploads, by the API of the Hugging Face hub, and
+//! fails as it is asked to.
 //!
 //! [`Server::start`] serves [`Repo`]s until it is dropped. [`Server::fault`] makes the next requests for a path fail,
 //! and [`Server::requests`] lists what arrived, headers included.

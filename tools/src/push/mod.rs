@@ -147,8 +147,8 @@ pub enum PushEvent<'a> {
 /// ```
 ///
 /// # Errors
-/// When bundle, program, libraries or phone are not there, or the phone cannot be asked. What fails from the first copied
-/// file on is in [`PushReport::failure`].
+/// When bundle, program, libraries or phone are not there, or the phone cannot be asked. What fails from the first
+/// copied file on is in [`PushReport::failure`].
 pub fn push(
     options: &PushOptions,
     cancel: &CancelToken,

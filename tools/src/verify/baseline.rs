@@ -494,8 +494,8 @@ pub struct Comparison {
     pub figures: Vec<ComparedFigure>,
 }
 
-/// Summary of a bundle in Markdown, as pages of CI show it: a heading, what fails, and a table of figures, with a column
-/// of the baseline where there is one. `faults` are failures beside the comparison.
+/// Summary of a bundle in Markdown, as pages of CI show it: a heading, what fails, and a table of figures, with a
+/// column of the baseline where there is one. `faults` are failures beside the comparison.
 pub fn markdown(figures: &Figures, comparison: Option<&Comparison>, faults: &[String]) -> String {
     let failed = !faults.is_empty() || comparison.is_some_and(|comparison| !comparison.passed);
     let mut text = String::new();

@@ -121,8 +121,8 @@ pub fn is_intact(manifest: &Manifest, cancel: &CancelToken) -> Result<bool> {
     Ok(!manifest.artifacts.files.is_empty())
 }
 
-/// Files of optional sets of contexts of which nothing is there in that form, binaries or ONNX; and the ONNX files of all
-/// contexts where none of them is there and the binaries are, as on a phone.
+/// Files of optional sets of contexts of which nothing is there in that form, binaries or ONNX; and the ONNX files of
+/// all contexts where none of them is there and the binaries are, as on a phone.
 fn left_out(manifest: &Manifest) -> BTreeSet<String> {
     let mut sets: BTreeMap<(&str, bool), Vec<String>> = BTreeMap::new();
     for entry in &manifest.artifacts.contexts {

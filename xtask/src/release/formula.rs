@@ -17,7 +17,8 @@ pub(super) fn homebrew(sums: &[(String, String)], url: &str, out: &Path) -> Resu
     Ok(file)
 }
 
-/// Fills a template in: `@URL@`, `@VERSION@`, and for each archive with this ending its hash for the name of its machine.
+/// Fills a template in: `@URL@`, `@VERSION@`, and for each archive with this ending its hash for the name of its
+/// machine.
 ///
 /// # Errors
 /// The template has the hash of an archive that is not there.
