@@ -20,7 +20,8 @@ use std::path::{Path, PathBuf};
 
 use qhx::hub::index::{CheckpointSource, Entry, Index, PublishedBundle, compare};
 use qhx::hub::{
-    self, Cache, CheckpointFiles, DownloadProgress, Hub, HubOptions, Kind, Name, Pulled, Want,
+    self, Cache, CheckpointFiles, DownloadProgress, Hub, HubOptions, Kind, Listing, Name, Pulled,
+    Want,
 };
 use qhx::models::{self, Record};
 use qhx_base::{CancelToken, Error, ErrorKind, Result, error};
@@ -374,7 +375,11 @@ impl Models {
     ) -> Result<PathBuf> {
         let want = Want { archs: machine.archs(), ..Want::default() };
         let progress = |progress: DownloadProgress<'_>| on_step(Step::Download(name, progress));
-        let pulled = hub::pull(&self.hub, name, &want, &progress, cancel)?;
+        let check = |listing: &Listing| match machine.target() {
+            None => for_the_npu_alone(name, listing),
+            Some(_) => Ok(()),
+        };
+        let pulled = hub::pull_checked(&self.hub, name, &want, &check, &progress, cancel)?;
         if pulled.kind == Kind::Bundle {
             return Ok(pulled.path);
         }
@@ -389,6 +394,17 @@ impl Models {
         };
         self.make(&pulled.path, &making, machine, on_step, cancel)
     }
+}
+
+/// Refuses a repository of bundles without graphs for the CPU, before they are fetched.
+fn for_the_npu_alone(name: &Name, listing: &Listing) -> Result<()> {
+    let has_onnx = listing.paths().any(|path| path.ends_with(".onnx"));
+    if has_onnx || qhx_hub::bundles(listing.paths(), is_candidate).is_empty() {
+        return Ok(());
+    }
+    Err(error!(Usage, "{name}: its bundles are for the NPU, and this machine has none that qhx can open").hint(format!(
+        "for another device: qhx pull {name} --arch ARCH; --backend qnn takes the emulator, where its libraries are"
+    )))
 }
 
 /// Sources of a model for a machine; at least one.

@@ -46,6 +46,7 @@ fn hub() -> Server {
         Repo::new("o/llama", 'a').folder("", &fixture("llama3-tiny")),
         Repo::new("o/closed", 'b').file("config.json", "{}").gated("somebody"),
         Repo::new("o/npu", 'c').folder("v79", bundle()),
+        Repo::new("o/device", 'd').file("v81/m.json", "{}").lfs("v81/decode.bin", [7; 2048]),
     ])
 }
 
@@ -148,6 +149,8 @@ fn what_cannot_run_says_why_before_it_is_fetched() {
         run(dir, &server, &["run", name, "x"]).fails(code, &parts);
     }
     assert!(server.requests().is_empty(), "{:?}", server.requests());
+    let device = run(dir, &server, &["run", "o/device", "x"]);
+    device.fails(2, &["its bundles are for the NPU", "qhx pull o/device --arch ARCH"]);
     let closed = run(dir, &server, &["run", "closed", "x"]);
     closed.fails(11, &["access is refused", "set HF_TOKEN", "without an account: tiny"]);
     let changed = run(dir, &server, &["run", "changed", "x"]);
