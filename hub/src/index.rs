@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
-use qhx_base::{Result, error, names};
+use qhx_base::{Result, error, expected, names};
 use serde::{Deserialize, Serialize};
 
 use crate::listing::Listing;
@@ -20,6 +20,8 @@ const FORMAT: u32 = 1;
 const MAX_BYTES: u64 = 8 << 20;
 /// Most models of an index.
 const MAX_MODELS: usize = 10_000;
+/// Tasks that a checkpoint may be made for.
+const TASKS: [&str; 6] = ["generate", "embed", "score", "transcribe", "speak", "rerank"];
 /// Longest name of a model.
 const MAX_NAME: usize = 64;
 /// Longest title, licence or reason.
@@ -329,6 +331,9 @@ impl CheckpointSource {
         if !["fp16", "w8a16", "w4a16"].contains(&self.precision.as_str()) {
             let found = shorten(&self.precision);
             return Some(format!("precision {found:?}, expected fp16, w8a16 or w4a16"));
+        }
+        if let Some(task) = self.task.as_deref().filter(|task| !TASKS.contains(task)) {
+            return Some(format!("task {:?}, {}", shorten(task), expected(&TASKS)));
         }
         hashes_fault(&self.sha256).or_else(|| self.package.as_ref().and_then(Package::fault))
     }

@@ -27,6 +27,10 @@ fn index(folder: &Path) -> String {
             "closed",
             json!({"checkpoint": {"repository": "o/closed", "precision": "fp16", "terms": true}}),
         ),
+        entry(
+            "ranker",
+            json!({"checkpoint": {"repository": "o/llama", "precision": "fp16", "task": "rerank"}}),
+        ),
         entry("npu", json!({"bundles": npu})),
         entry("later", json!({"bundles": npu, "missing": "qhx has no host-op for Later"})),
         entry(
@@ -107,6 +111,16 @@ fn what_was_made_is_listed_copied_and_removed() {
     removed.says(&["its checkpoint stays", "qhx rm o/llama@"]);
     assert_eq!(run(dir, &server, &["list", "--json"]).ok().json()["models"], json!([]));
     run(dir, &server, &["rm", "tiny"]).fails(2, &["nothing of it is here"]);
+}
+
+#[test]
+fn a_reranker_by_name_is_asked_as_its_card_says() {
+    let (server, folder) = (hub(), folder());
+    let pulled = run(folder.path(), &server, &["pull", "ranker"]).ok();
+    let manifest = Path::new(pulled.stdout.trim_end()).join("ranker.json");
+    let manifest: Value = qhx_tests::files::json(&manifest);
+    let prompt = manifest["params"]["rerank"]["prompt"].as_str().expect("a prompt");
+    assert!(prompt.contains("Judge whether the Document meets the requirements"), "{prompt}");
 }
 
 #[test]

@@ -45,6 +45,10 @@ fn faults_of_an_index_are_named() {
         (&GOOD.replace("[\"text\"]", "[\"dance\"]"), "unknown variant `dance`"),
         (&GOOD.replace("\"o/a\"", "\"o/../a\""), "is no name of a repository"),
         (&GOOD.replace("w4a16", "w2"), "precision \"w2\", expected fp16, w8a16 or w4a16"),
+        (
+            &GOOD.replace("\"w4a16\"", "\"w4a16\", \"task\": \"dance\""),
+            "task \"dance\", expected generate, ",
+        ),
         (&GOOD.replace("v79", "79"), "arch \"79\", expected one such as \"v81\""),
     ] {
         let error = parse(text).unwrap_err();

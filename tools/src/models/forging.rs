@@ -4,12 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use qhx::models::Record;
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, error, expected};
 use qhx_forge::program::compiler;
-use qhx_forge::{ForgeOptions, Progress, forge};
+use qhx_forge::{ForgeOptions, Progress, forge, rerank};
 use qhx_types::Task;
 
 use super::{Machine, OnStep, Step};
+
+/// Task of a language model that tells by yes or no whether a document answers a query.
+const RERANK: &str = "rerank";
 
 /// Step of making a bundle.
 #[derive(Debug)]
@@ -66,7 +69,11 @@ pub(super) fn make(
     let mut options = ForgeOptions { overwrite: true, ..ForgeOptions::new(&out) };
     options.name = Some(making.name.to_owned());
     options.precision = making.precision.parse()?;
-    options.task = making.task.and_then(task);
+    match making.task {
+        // A language model that is asked as Qwen3-Reranker is.
+        Some(RERANK) => options.rerank = Some(rerank::qwen3()),
+        task => options.task = task.map(parse_task).transpose()?,
+    }
     options.max_ctx = making.max_ctx;
     if let (Some(libraries), Some(target)) = (machine.libraries(), machine.target()) {
         options.compiler = Some(Arc::new(compiler(libraries, target)?));
@@ -90,8 +97,12 @@ pub(super) fn precision_of(checkpoint: &Path) -> &'static str {
     if gguf { "w4a16" } else { "w8a16" }
 }
 
-fn task(name: &str) -> Option<Task> {
-    serde_json::from_value(name.into()).ok()
+fn parse_task(name: &str) -> Result<Task> {
+    let found = Task::ALL.into_iter().find(|task| task.name() == name);
+    found.ok_or_else(|| {
+        let known = expected(&Task::ALL.map(Task::name));
+        error!(Usage, "task {name:?}: {known} or {RERANK}")
+    })
 }
 
 struct Reporter<'a> {
