@@ -168,7 +168,18 @@ KINDS = {
     Type.IQ4_NL: ([0], []),
     Type.IQ4_XS: ([0], []),
     Type.MXFP4: ([], []),
+    Type.TQ1_0: ([52], []),
+    Type.TQ2_0: ([64], []),
+    Type.Q1_0: ([0], []),
 }
+
+
+def ones(data):
+    """Values of Q1_0 by the layout of `ggml-common.h`, which the package knows only by its size."""
+    blocks = data.reshape(len(data), -1, 18)
+    scales = blocks[..., :2].copy().view("<f2").astype(np.float32)
+    signs = np.unpackbits(blocks[..., 2:], axis=-1, bitorder="little").astype(np.float32)
+    return ((2 * signs - 1) * scales).reshape(len(data), -1)
 
 
 def kinds(path, rng):
@@ -191,7 +202,7 @@ def kinds(path, rng):
             data[2, :, at : at + 2] = 0
         data = data.reshape(3, -1)
         writer.add_tensor(f"blk.{layer}.ffn_up.weight", data, raw_dtype=kind)
-        real = quants.dequantize(data, kind)
+        real = ones(data) if kind == Type.Q1_0 else quants.dequantize(data, kind)
         expected[f"model.layers.{layer}.mlp.up_proj.weight"] = {"form": kind.name, "real": digest(real, "<f4")}
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

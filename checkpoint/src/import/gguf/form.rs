@@ -12,6 +12,8 @@ use crate::floats;
 
 /// Elements that the K-quants store together.
 const SUPER: usize = 256;
+/// Elements of a unit of Q1_0.
+const ONES: usize = 128;
 /// Bytes of the eight scales and minima of Q4_K and Q5_K, 6 bits each, and of the 16 scales of Q3_K.
 const SIXES: usize = 12;
 /// More parts than a unit has.
@@ -20,8 +22,11 @@ const PARTS: usize = 16;
 const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 /// The values of MXFP4, e2m1, doubled (`kvalues_mxfp4`).
 const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+/// Bytes of TQ1_0 with five values each, and those with four.
+const FIVES: usize = 48;
+const FOURS: usize = 4;
 /// Each form in the order of [`Form`]: ggml's number, the name, and elements and bytes of a unit.
-const FORMS: [(u32, Form, &str, (usize, usize)); 16] = [
+const FORMS: [(u32, Form, &str, (usize, usize)); 19] = [
     (0, Form::F32, "F32", (1, 4)),
     (1, Form::F16, "F16", (1, 2)),
     (30, Form::Bf16, "BF16", (1, 2)),
@@ -38,6 +43,9 @@ const FORMS: [(u32, Form, &str, (usize, usize)); 16] = [
     (20, Form::Iq4Nl, "IQ4_NL", (BLOCK, 2 + BLOCK / 2)),
     (23, Form::Iq4Xs, "IQ4_XS", (SUPER, 2 + 2 + SUPER / 64 + SUPER / 2)),
     (39, Form::Mxfp4, "MXFP4", (BLOCK, 1 + BLOCK / 2)),
+    (34, Form::Tq1, "TQ1_0", (SUPER, FIVES + FOURS + 2)),
+    (35, Form::Tq2, "TQ2_0", (SUPER, SUPER / 4 + 2)),
+    (41, Form::Q1_0, "Q1_0", (ONES, 2 + ONES / 8)),
 ];
 const _: () = {
     let mut at = 0;
@@ -47,7 +55,7 @@ const _: () = {
     }
 };
 /// Numbers of ggml's other formats.
-const UNREAD: [(&[u32], &str); 14] = [
+const UNREAD: [(&[u32], &str); 13] = [
     (&[9], "Q8_1"),
     (&[15], "Q8_K"),
     (&[16], "IQ2_XXS"),
@@ -59,9 +67,8 @@ const UNREAD: [(&[u32], &str); 14] = [
     (&[24, 25, 26, 27], "integers"),
     (&[28], "F64"),
     (&[29], "IQ1_M"),
-    (&[34], "TQ1_0"),
-    (&[35], "TQ2_0"),
     (&[40], "NVFP4"),
+    (&[42], "Q2_0"),
 ];
 
 /// Storage format of a tensor's elements.
@@ -96,6 +103,12 @@ pub(super) enum Form {
     Iq4Xs,
     /// Floating point of 4 bits, with a power of two.
     Mxfp4,
+    /// -1, 0 and 1, five to a byte, with a step.
+    Tq1,
+    /// The same in 2 bits each.
+    Tq2,
+    /// -1 and 1, with a step.
+    Q1_0,
 }
 
 /// Step and minimum that neighbouring elements share.
@@ -108,8 +121,8 @@ struct Part {
 
 impl Form {
     /// Names of the supported formats, for messages.
-    pub const NAMES: &'static str =
-        "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS or MXFP4";
+    pub const NAMES: &'static str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4, TQ1_0, TQ2_0 or \
+         Q1_0";
 
     /// By ggml's number; else the name of what it is.
     pub fn of(kind: u32) -> Result<Self, String> {
@@ -142,7 +155,7 @@ impl Form {
     /// IQ4 and MXFP4, are integers of 8 bits there.
     pub const fn block_form(self) -> Option<QuantizedForm> {
         let (bits, offsets) = match self {
-            Self::Q4_0 => (Bits::Four, false),
+            Self::Q4_0 | Self::Tq1 | Self::Tq2 | Self::Q1_0 => (Bits::Four, false),
             Self::Q4_1 | Self::Q4K => (Bits::Four, true),
             Self::Q5_0 | Self::Q8_0 | Self::Iq4Nl | Self::Iq4Xs | Self::Mxfp4 => {
                 (Bits::Eight, false)
@@ -320,6 +333,22 @@ impl Form {
                 nibbles(from(8), BLOCK / 2, values);
                 look_up(&IQ4, values);
             }
+            Self::Tq1 => {
+                all(&mut parts, half_at(unit, FIVES + FOURS));
+                thirds(unit, values);
+            }
+            Self::Tq2 => {
+                all(&mut parts, half_at(unit, SUPER / 4));
+                pairs(unit, values);
+                values.iter_mut().for_each(|value| *value -= 1);
+            }
+            Self::Q1_0 => {
+                all(&mut parts, half_at(unit, 0));
+                for (index, value) in values.iter_mut().enumerate() {
+                    let bit = byte(unit, 2 + index / 8) >> (index % 8) & 1;
+                    *value = 2 * bit.cast_signed() - 1;
+                }
+            }
         }
         parts
     }
@@ -345,6 +374,26 @@ fn pairs(bytes: &[u8], values: &mut [i8]) {
             }
         }
     }
+}
+
+/// The values of TQ1_0: 32 bytes and 16 hold five each, four bytes four. All of their first values come first, which are
+/// the largest powers of three of a fraction of 256.
+fn thirds(bytes: &[u8], values: &mut [i8]) {
+    let mut values = values.iter_mut();
+    for (at, count, length) in [(0, 5, 32), (32, 5, 16), (FIVES, 4, FOURS)] {
+        for place in 0..count {
+            for index in at..at + length {
+                let fraction = byte(bytes, index).wrapping_mul(3u8.pow(place));
+                let third = (u16::from(fraction) * 3 >> 8) as i8;
+                values.next().into_iter().for_each(|value| *value = third - 1);
+            }
+        }
+    }
+}
+
+/// One step for a whole unit.
+fn all(parts: &mut [Part; PARTS], step: f32) {
+    parts.fill(Part { step, min: -0.0 });
 }
 
 /// Adds the fifth bits of 32 elements.
