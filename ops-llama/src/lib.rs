@@ -4,6 +4,8 @@
 //!   time, and over graphs that take several tokens of a prompt at once.
 //! - [`DeclaredDecoder`] is `decoder_generate`: the same for any decoder that its manifest declares, with states besides
 //!   caches and ropes of its own for sliding layers.
+//! - [`Qwen3`], [`Lfm`] and [`Split`] are `qwen3_generate`, `lfm_generate` and `split_generate`, the same under names that
+//!   published bundles have.
 //! - [`Gemma3`] is `gemma3_generate`: such a decoder that takes images.
 //! - [`EmbedSharded`] is `llama_embed_sharded`: one vector for a text, or one score for a pair of texts, from an encoder
 //!   that is spread over several contexts.
@@ -27,12 +29,15 @@ use qhx_kit::decoder::DeclaredDecoder;
 
 pub use embed::EmbedSharded;
 pub use gemma3::Gemma3;
-pub use generate::Generate;
+pub use generate::{Generate, Lfm, Qwen3, Split};
 pub use siglip::Siglip;
 
 qhx_op::register_ops!(
     DeclaredDecoder,
     Generate,
+    Qwen3,
+    Lfm,
+    Split,
     Gemma3,
     EmbedSharded,
     Siglip,

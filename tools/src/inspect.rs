@@ -1,5 +1,7 @@
 //! Contents of a bundle or a context binary, as values.
 
+mod missing;
+
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,11 +13,12 @@ use qhx::libraries::{LibraryFiles, how_to_get};
 use qhx::{Bundle, not_forged};
 use qhx_base::artifacts::Mapped;
 use qhx_base::{Error, ErrorKind, Result, files};
-use qhx_core::op::OpProvider as _;
 use qhx_exec::backend::Context;
 use qhx_qnn::{BinaryInfo, Destination, SystemLibrary, Target, Verdict, verdict};
 use qhx_types::GraphInfo;
 use serde::Serialize;
+
+pub use missing::MissingPart;
 
 /// Contents of an inspected path.
 #[derive(Debug, Clone, Serialize)]
@@ -46,15 +49,13 @@ pub enum Contents {
 /// When there is neither at `path`, when a context binary alone cannot be read, and when a library or plugin that
 /// is named cannot be loaded. What a bundle lacks is in its notes.
 pub fn inspect(runtime: &Runtime, path: impl AsRef<Path>) -> Result<Contents> {
-    let given = path.as_ref();
-    let path = &hub::resolve_for(given, || runtime.device_arch())?;
+    let path = &hub::resolve_for(path.as_ref(), || runtime.device_arch())?;
     let bundles = folders::targets(path);
     if !bundles.is_empty() {
         return Ok(Contents::Folder(FolderContents::of(bundles)));
     }
     if !is_context_binary(path) {
-        let contents = bundle(path, runtime).map_err(|e| hub::how_to_fetch(given, e))?;
-        return Ok(Contents::Bundle(contents));
+        return bundle(path, runtime).map(Contents::Bundle);
     }
     if let Some(error) = not_forged(path) {
         return Err(error);
@@ -174,6 +175,10 @@ pub struct BundleContents {
     /// Verdicts on its context binaries for devices of each architecture, if they could be read.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<TargetRun>,
+    /// Parts that it lacks to run, with likely fixes, for people; empty where its host-op opens over its graphs. `None`
+    /// where graphs could not be read, and nothing else is missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub missing: Option<Vec<MissingPart>>,
     /// Problems of the bundle, such as files that could not be read, for people.
     pub notes: Vec<String>,
     /// The kind of error of the first file that is there and cannot be read.
@@ -272,7 +277,7 @@ fn bundle(path: &Path, runtime: &Runtime) -> Result<BundleContents> {
     let bundle = Bundle::open_with_root(path, None)?;
     let manifest = bundle.manifest();
     let artifacts = manifest.open_artifacts();
-    let (mut notes, mut unread) = (Vec::new(), None);
+    let (mut notes, mut unread, mut unread_contexts) = (Vec::new(), None, Vec::new());
     let system = match runtime.libraries().system() {
         Ok(Some(system)) => Some(system),
         Ok(None) => {
@@ -292,6 +297,7 @@ fn bundle(path: &Path, runtime: &Runtime) -> Result<BundleContents> {
     for entry in &manifest.artifacts.contexts {
         let mut note = |e: Error| {
             unread.get_or_insert(e.kind());
+            unread_contexts.push(MissingPart::from(&e));
             notes.push(format!("context {:?}: {}", entry.key, e.message()));
         };
         let mut context = ContextContents { key: entry.key.clone(), ..ContextContents::default() };
@@ -320,21 +326,18 @@ fn bundle(path: &Path, runtime: &Runtime) -> Result<BundleContents> {
         ("tokenizer", table.tokenizer.as_ref()),
         ("tokenizer config", table.tokenizer_config.as_ref()),
     ];
-    let files = listed
+    let files: Vec<_> = listed
         .into_iter()
         .filter_map(|(role, path)| Some(SizedFile::of(role, manifest.root.join(path?))))
         .collect();
     let params = &manifest.params;
-    let plugins = runtime.plugins()?;
-    if let Ok(entry) = manifest.host_op().and_then(|name| plugins.find(name))
-        && let Err(error) = plugins.check_params(&entry, manifest)
-    {
-        notes.push(error.report().to_string());
-    }
+    let missing =
+        missing::missing(&bundle, &runtime.plugins()?, &files, &contexts, unread_contexts);
     let binaries = contexts.iter().filter_map(|context| Some(&context.binary.as_ref()?.info));
     let targets = TargetRun::of(&binaries.collect::<Vec<_>>());
     let receipt = manifest.receipt().map_err(|e| notes.push(e.report().to_string()));
     Ok(BundleContents {
+        missing,
         receipt: receipt.ok().flatten().cloned().map(Box::new),
         unread,
         targets,

@@ -7,7 +7,8 @@ use qhx::Runtime;
 use qhx_base::Result;
 use qhx_qnn::BinaryTensor;
 use qhx_tools::inspect::{
-    BinaryContents, BundleContents, Contents, FolderContents, SizedFile, TargetRun, inspect,
+    BinaryContents, BundleContents, Contents, FolderContents, MissingPart, SizedFile, TargetRun,
+    inspect,
 };
 use qhx_types::{DType, GraphInfo, TensorInfo};
 
@@ -126,6 +127,17 @@ fn write_bundle(text: &mut Report, report: &BundleContents, all: bool) {
         row("headroom", format!("{factor:.1}x in f16"));
     }
     row("manifest", report.manifest.display().to_string());
+    if let Some(missing) = &report.missing {
+        for MissingPart { what, hint, .. } in missing {
+            row("missing", what.clone());
+            if let Some(hint) = hint {
+                row("", format!("hint: {hint}"));
+            }
+        }
+        if missing.is_empty() {
+            row("missing", "nothing".to_owned());
+        }
+    }
     if !all {
         return write_overview(text, report);
     }

@@ -1,5 +1,7 @@
 //! `decoder_generate`: a decoder of text that its manifest declares whole, so that a new family is a recipe alone.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use super::{Decoder, DecoderGraphs, LayerState};
@@ -19,7 +21,7 @@ const LOCAL: [&str; 3] = ["cos_local", "sin_local", "cmask_local"];
 /// |---|---|
 /// | `head_dim`, `rope_theta`, `rope_scaling`, … | rotary tables `cos` and `sin`: [`crate::fill::RopeParams`] |
 /// | `local` | sliding layers: `layers`, `window`, and where their rope is another one its keys, for `cos_local` and `sin_local`; their mask is `cmask_local`, their caches are rings |
-/// | `states` | replaced states of layers without caches, such as `["conv"]` for `past_conv_i` → `present_conv_i` |
+/// | `states` | replaced states of layers without caches, such as `["conv"]` for `past_conv_i` → `present_conv_i`; those that the graphs have, unless it is there |
 /// | `embed_scale` | factor of the embedding's rows |
 /// | `final_logit_softcapping` | softcap of the logits |
 #[derive(Debug)]
@@ -40,7 +42,8 @@ impl DeclaredDecoder {
         let graphs = DecoderGraphs::find(host)?;
         let local = host.value::<SlidingLayers>("/params/local")?.unwrap_or_default();
         let state = StateCarrier::with_rings(host, &graphs.groups(), |role| local.window_of(role))?;
-        let states = host.value::<Vec<String>>("/params/states")?.unwrap_or_default();
+        let declared = host.value::<Vec<String>>("/params/states")?;
+        let states = declared.unwrap_or_else(|| replaced(&state));
         let states: Vec<_> = states.iter().map(String::as_str).collect();
         let mut kinds = vec![LayerState::Caches(&["k", "v"])];
         if !states.is_empty() {
@@ -80,6 +83,17 @@ impl DeclaredDecoder {
         schema["description"] = json!("A decoder of the kit's form; params declare the rest.");
         schema
     }
+}
+
+/// Names of the replaced states that graphs have, without the numbers of layers.
+fn replaced(state: &StateCarrier) -> Vec<String> {
+    let numbered = state.roles().filter(|role| state.has_state(role));
+    let names: BTreeSet<_> = numbered
+        .filter_map(|role| role.rsplit_once('_'))
+        .filter(|(_, layer)| layer.parse::<usize>().is_ok())
+        .map(|(name, _)| name.to_owned())
+        .collect();
+    names.into_iter().collect()
 }
 
 impl Op for DeclaredDecoder {
