@@ -8,6 +8,8 @@ mod common;
 
 #[path = "checkpoints/adapters.rs"]
 mod adapters;
+#[path = "checkpoints/catalogue.rs"]
+mod catalogue;
 #[path = "checkpoints/contexts.rs"]
 mod contexts;
 #[path = "checkpoints/encoders.rs"]

@@ -44,13 +44,33 @@ fn inspect_fits_a_screen() {
 }
 
 #[test]
-fn inspect_says_of_parameters_what_opening_the_bundle_says() {
+fn inspect_says_what_a_bundle_lacks_to_run() {
     let folder = folder();
     let bundle = copy_of_bundle(folder.path());
+    let inspect = || qhx!(folder, "inspect", "tiny").run();
+    inspect().ok().prints(&["missing    nothing\n"]);
+    let decode = || "plan.params.decode: found 7, expected a string or an array";
     edit_manifest(&bundle, |m| m["plan"]["params"]["decode"] = 7.into());
-    let says = "plan.params.decode: found 7, expected a string or an array";
-    qhx!(folder, "inspect", "tiny").run().ok().says(&[says]);
-    qhx!(folder, "generate", "tiny", "a").run().fails(3, &[says]);
+    inspect().ok().prints(&["missing    ", decode()]);
+    qhx!(folder, "generate", "tiny", "a").run().fails(3, &[decode()]);
+    // A graph that is not there, then a tensor, then the host-op and a file.
+    edit_manifest(&bundle, |m| m["plan"]["params"]["decode"] = "decod".into());
+    inspect().ok().prints(&["missing    ", "graph \"decod\" is in no context of the bundle"]);
+    edit_manifest(&bundle, |m| {
+        m["plan"]["params"]["decode"] = "decode".into();
+        m["plan"]["params"]["tensors"] = serde_json::json!({"x": "hidden"});
+    });
+    inspect().ok().prints(&["missing    ", "\"hidden\""]);
+    edit_manifest(&bundle, |m| m["plan"]["steps"][0]["host"] = "other_generate".into());
+    std::fs::remove_file(bundle.join("tokenizer.json")).expect("a tokenizer");
+    let text = inspect().ok();
+    text.prints(&[
+        "missing    host-op \"other_generate\" is not installed",
+        "hint: install its plugin",
+    ]);
+    text.prints(&["missing    tokenizer: ", "tokenizer.json is not there"]);
+    let json = qhx!(folder, "inspect", "tiny", "--json").run().ok().json();
+    assert_eq!(json["missing"].as_array().map(Vec::len), Some(2), "{json}");
 }
 
 #[test]
