@@ -6,7 +6,7 @@
 //!   caches and ropes of its own for sliding layers.
 //! - [`Qwen3`], [`Lfm`] and [`Split`] are `qwen3_generate`, `lfm_generate` and `split_generate`, the same under names that
 //!   published bundles have.
-//! - [`Gemma3`] is `gemma3_generate`: such a decoder that takes images.
+//! - [`VisionGenerate`] is `vision_generate`: such a decoder that takes images, whole or in tiles.
 //! - [`EmbedSharded`] is `llama_embed_sharded`: one vector for a text, or one score for a pair of texts, from an encoder
 //!   that is spread over several contexts.
 //! - [`smolvlm_op::Generate`] is `smolvlm_generate`: a Llama that takes images in tiles.
@@ -17,20 +17,20 @@
 
 mod embed;
 mod embeddings;
-mod gemma3;
 mod generate;
 mod modules;
 mod pooling;
 mod siglip;
 #[cfg(test)]
 mod tests;
+mod vision;
 
 use qhx_kit::decoder::DeclaredDecoder;
 
 pub use embed::EmbedSharded;
-pub use gemma3::Gemma3;
 pub use generate::{Generate, Lfm, Qwen3, Split};
 pub use siglip::Siglip;
+pub use vision::VisionGenerate;
 
 qhx_op::register_ops!(
     DeclaredDecoder,
@@ -38,7 +38,7 @@ qhx_op::register_ops!(
     Qwen3,
     Lfm,
     Split,
-    Gemma3,
+    VisionGenerate,
     EmbedSharded,
     Siglip,
     smolvlm_op::Generate,
