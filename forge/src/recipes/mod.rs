@@ -3,6 +3,7 @@
 mod bert;
 mod choices;
 mod encoder;
+mod fastconformer;
 mod gemma3;
 mod gemma4;
 mod kokoro;
