@@ -6,6 +6,7 @@
 //! | [`Kokoro`], `kokoro_speak` | phonemes to durations, then frames, a source of sines and a spectrum to samples |
 //! | [`Parakeet`], `parakeet_transcribe` | an encoder that runs once a clip, and a CTC head or a transducer over its rows |
 
+mod features;
 mod kokoro;
 mod parakeet;
 #[cfg(test)]

@@ -4,6 +4,7 @@ mod bert;
 mod choices;
 mod cosmos3;
 mod encoder;
+mod fastconformer;
 mod gemma3;
 mod gemma4;
 mod kokoro;

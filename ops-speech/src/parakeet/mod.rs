@@ -5,7 +5,6 @@
 //! follows is on the host: of a CTC head the likeliest token of each row, without repetitions and blanks (Graves et al.
 //! 2006); of a transducer its steps (`transducer.rs`), over two small graphs.
 
-mod features;
 mod rows;
 mod transducer;
 
@@ -21,7 +20,7 @@ use qhx_op::{
 use serde::Deserialize;
 use serde_json::json;
 
-use features::Features;
+use crate::features::Features;
 use rows::{Rows, likeliest};
 use transducer::Transducer;
 
