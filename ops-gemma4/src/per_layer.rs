@@ -34,6 +34,8 @@ struct Params {
     width: usize,
     /// Row of the table for positions that are no text.
     pad_token_id: u32,
+    /// Rows of the table, where it has fewer than the vocabulary has tokens: tokens behind them have its first row.
+    vocab: Option<usize>,
     /// Epsilon of the norm.
     eps: f32,
 }
@@ -98,7 +100,7 @@ impl PerLayerInputs {
                 "manifest /params/ple/width: {width} values for each of {layers} layers, expected some"
             ))
         })?;
-        let vocab = embedding.vocab();
+        let vocab = params.vocab.unwrap_or_else(|| embedding.vocab());
         if params.pad_token_id as usize >= vocab {
             return Err(Error::manifest(format!(
                 "manifest /params/ple/pad_token_id: {}, expected a token below {vocab}",
@@ -324,7 +326,8 @@ impl Filler for PerLayerInputs {
             let is_soft = soft.next_if_eq(&row).is_some();
             self.read_context(host, chunk.pass, row);
             let values = &mut self.row[..self.passes[chunk.pass].used];
-            let table_row = if is_soft { self.params.pad_token_id } else { token };
+            let text_row = if (token as usize) < self.table.vocab() { token } else { 0 };
+            let table_row = if is_soft { self.params.pad_token_id } else { text_row };
             self.table.read(host, table_row, 0, values)?;
             for (value, context) in values.iter_mut().zip(&self.context) {
                 *value = (*value + context) * std::f32::consts::FRAC_1_SQRT_2;

@@ -7,6 +7,7 @@ use qhx_base::{Error, Result};
 use qhx_checkpoint::Checkpoint;
 use serde_json::{Value, json};
 
+use super::altup::AltUp;
 use crate::kit::{Heads, Reader};
 
 /// Sizes and constants of a decoder; where a key is absent, those of `Gemma4TextConfig`.
@@ -37,6 +38,10 @@ pub(super) struct Config {
     pub eps: f32,
     pub tied: bool,
     pub max_positions: usize,
+    /// Rows of the per-layer table; tokens behind them have its first row.
+    pub ple_vocab: usize,
+    /// What layers of Gemma 3n have besides.
+    pub altup: Option<AltUp>,
 }
 
 /// Rotary embedding of one kind of layers.
@@ -102,6 +107,58 @@ impl Config {
             eps: reader.epsilon(&["rms_norm_eps"], 1e-6)?,
             tied: reader.tied(true),
             max_positions: reader.size_or("max_position_embeddings", 131_072)?,
+            ple_vocab: vocab,
+            altup: None,
+            sliding,
+        })
+    }
+
+    /// Configuration of Gemma 3n (`Gemma3nTextConfig`).
+    pub fn gemma3n(checkpoint: &Checkpoint) -> Result<Self> {
+        let reader = Reader::new(checkpoint);
+        reader.only("hidden_activation", &json!("gelu_pytorch_tanh"))?;
+        reader.only("attention_bias", &json!(false))?;
+        let names = [("sliding_attention", true), ("full_attention", false)];
+        let layers = reader.layers_or(35)?;
+        let sliding = match reader.kinds("layer_types", layers, &names)? {
+            Some(kinds) => kinds,
+            None => (1..=layers).map(|layer| !layer.is_multiple_of(5)).collect(),
+        };
+        let hidden = reader.size_or("hidden_size", 2048)?;
+        let heads = match reader.get("num_attention_heads") {
+            Some(_) => reader.heads(hidden, Some(2), Some(256))?,
+            None => Heads { query: 8, groups: 2, dim: 256 },
+        };
+        let theta = |kind: &str, old: &str, default: f64| -> Result<Rope> {
+            reader.only(&format!("rope_parameters.{kind}.rope_type"), &json!("default"))?;
+            let theta = reader.positive(&[&format!("rope_parameters.{kind}.rope_theta"), old])?;
+            Ok(Rope { theta: theta.unwrap_or(default), share: None })
+        };
+        reader.only("rope_scaling", &Value::Null)?;
+        let vocab = reader.size_or("vocab_size", 262_400)?;
+        Ok(Self {
+            hidden,
+            vocab,
+            intermediate: common_width(&reader)?,
+            double_wide: false,
+            window: reader.size_or("sliding_window", 512)?,
+            shared: match reader.has("num_kv_shared_layers") {
+                true => shared(&reader, &sliding)?,
+                false => return Err(reader.fault("num_kv_shared_layers is not there".to_owned())),
+            },
+            heads: checked(&reader, [heads; 2])?,
+            ropes: [
+                theta("full_attention", "rope_theta", 1e6)?,
+                theta("sliding_attention", "rope_local_base_freq", 1e4)?,
+            ],
+            ple: reader.size_or("hidden_size_per_layer_input", 256)?,
+            pad: 0,
+            softcap: reader.positive(&["final_logit_softcapping"])?,
+            eps: reader.epsilon(&["rms_norm_eps"], 1e-6)?,
+            tied: reader.tied(true),
+            max_positions: reader.size_or("max_position_embeddings", 32_768)?,
+            ple_vocab: reader.bounded("vocab_size_per_layer_input", vocab)?,
+            altup: Some(AltUp::read(&reader, layers)?),
             sliding,
         })
     }
@@ -177,6 +234,18 @@ fn larger(reader: &Reader<'_>, key: &str, is: &str) -> Error {
     reader.fault(format!(
         "{key}: {is}, as in the 26B and 31B models; there is a recipe for E2B and E4B only"
     ))
+}
+
+/// `intermediate_size`: a number, or the same one for each layer.
+fn common_width(reader: &Reader<'_>) -> Result<usize> {
+    let key = "intermediate_size";
+    let Some(Value::Array(list)) = reader.get(key) else { return reader.size_or(key, 16_384) };
+    let width = list.first().and_then(Value::as_u64).and_then(|width| usize::try_from(width).ok());
+    let same = list.iter().all(|width| Some(width) == list.first());
+    width.filter(|width| same && (1..=1 << 20).contains(width)).ok_or_else(|| {
+        let found = reader.get(key).unwrap_or(&Value::Null);
+        reader.bad(key, found, "one width for all layers")
+    })
 }
 
 /// `layer_types`, or else all layers but each sixth slide. The last is always full.
@@ -309,6 +378,8 @@ mod tests {
             eps: 1e-6,
             tied: true,
             max_positions: 512,
+            ple_vocab: 100,
+            altup: None,
         }
     }
 

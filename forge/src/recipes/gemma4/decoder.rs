@@ -86,7 +86,7 @@ impl Model<'_> {
             range.clone()
         };
         let mut b = GraphBuilder::new(name);
-        let mut x = b.input("x", Elem::Activation, &[rows, config.hidden])?;
+        let mut x = self.streams(&mut b, range.start, rows)?;
         let mut inputs = Inputs {
             ple: None,
             first: range.start,
@@ -114,8 +114,13 @@ impl Model<'_> {
             }
         }
         for layer in range.clone() {
+            if let Some(altup) = &config.altup {
+                // Keys and values need the first stream alone.
+                let wanted = if attending.contains(&layer) { altup.streams } else { 1 };
+                x = self.predict(&mut b, &x, (layer, wanted), altup)?;
+            }
             b.scope(format!("l{layer}_attn"));
-            let h = self.parts.norm(&mut b, x, &format!("layers.{layer}.input_layernorm"))?;
+            let h = self.parts.norm(&mut b, x[0], &format!("layers.{layer}.input_layernorm"))?;
             if !attending.contains(&layer) {
                 let [k, v] = self.own(&mut b, h, layer, rows, &inputs)?;
                 for (role, own) in [("k", k), ("v", v)] {
@@ -124,14 +129,33 @@ impl Model<'_> {
                 }
                 return b.finish();
             }
-            x = self.layer(&mut b, x, h, layer, &mut inputs)?;
+            x = self.layer(&mut b, &x, h, layer, &mut inputs)?;
         }
+        let mut y = x[0];
         if range.end == config.layers() {
             b.scope("final");
-            x = self.parts.norm(&mut b, x, "norm")?;
+            if config.altup.is_some() {
+                y = self.leave(&mut b, &x)?;
+            }
+            y = self.parts.norm(&mut b, y, "norm")?;
+        } else if x.len() > 1 {
+            y = b.concat(&x, 1)?;
         }
-        b.output("y", x)?;
+        b.output("y", y)?;
         b.finish()
+    }
+
+    /// Rows of a graph whose first layer is `first`: the input x, or the streams that it holds side by side.
+    fn streams(&self, b: &mut GraphBuilder, first: usize, rows: usize) -> Result<Vec<TensorId>> {
+        let hidden = self.config.hidden;
+        let streams = self.config.altup.as_ref().map_or(1, |altup| altup.streams);
+        let width = if first == 0 { hidden } else { streams * hidden };
+        let x = b.input("x", Elem::Activation, &[rows, width])?;
+        match &self.config.altup {
+            None => Ok(vec![x]),
+            Some(altup) if first == 0 => self.enter(b, x, altup),
+            Some(_) => (0..streams).map(|i| b.slice(x, 1, i * hidden, (i + 1) * hidden)).collect(),
+        }
     }
 
     /// A drafting head over caches of `positions` rows, or of a ring's: the embedding x of a token and the hidden state
@@ -142,7 +166,7 @@ impl Model<'_> {
         let mut b = GraphBuilder::new(name);
         let [x, h] = ["x", "h"].map(|name| b.input(name, Elem::Activation, &[1, drafter.backbone]));
         let pair = b.concat(&[x?, h?], 1)?;
-        let mut x = parts.linear(&mut b, pair, "pre_projection", config.hidden, false)?;
+        let mut x = vec![parts.linear(&mut b, pair, "pre_projection", config.hidden, false)?];
         let (tables, attend, borrowed) = ([None; 2], [None; 2], [None; 2]);
         let mut inputs =
             Inputs { ple: None, first: 0, tables, attend, shared: Vec::new(), borrowed };
@@ -160,11 +184,11 @@ impl Model<'_> {
         }
         for layer in 0..config.layers() {
             b.scope(format!("l{layer}_attn"));
-            let h = parts.norm(&mut b, x, &format!("layers.{layer}.input_layernorm"))?;
-            x = self.layer(&mut b, x, h, layer, &mut inputs)?;
+            let h = parts.norm(&mut b, x[0], &format!("layers.{layer}.input_layernorm"))?;
+            x = self.layer(&mut b, &x, h, layer, &mut inputs)?;
         }
         b.scope("final");
-        let x = parts.norm(&mut b, x, "norm")?;
+        let x = parts.norm(&mut b, x[0], "norm")?;
         let y = parts.linear(&mut b, x, "post_projection", drafter.backbone, false)?;
         b.output("y", y)?;
         if let Some(clusters) = drafter.clusters {
@@ -198,34 +222,46 @@ impl Model<'_> {
         b.finish()
     }
 
-    /// A layer on rows x `[rows, hidden]`, of which h is the norm.
+    /// A layer on streams of rows `[rows, hidden]`, of whose first one h is the norm.
     fn layer(
         &self,
         b: &mut GraphBuilder,
-        x: TensorId,
+        streams: &[TensorId],
         h: TensorId,
         layer: usize,
         inputs: &mut Inputs,
-    ) -> Result<TensorId> {
-        let parts = &self.parts;
+    ) -> Result<Vec<TensorId>> {
+        let (parts, altup) = (&self.parts, self.config.altup.as_ref());
         let tensor = |part: &str| format!("layers.{layer}.{part}");
         let mixed = self.attention(b, h, layer, inputs)?;
         let mixed = parts.norm(b, mixed, &tensor("post_attention_layernorm"))?;
-        let x = b.add(x, mixed)?;
+        let mut x = b.add(streams[0], mixed)?;
+        if let Some(altup) = altup {
+            x = self.laurel(b, [x, h], layer, altup)?;
+        }
         b.scope(format!("l{layer}_mlp"));
         let h = parts.norm(b, x, &tensor("pre_feedforward_layernorm"))?;
         let out = self.mlp(b, h, layer)?;
         let x = b.add(x, out)?;
-        let x = match inputs.ple {
-            Some(_) => {
-                b.scope(format!("l{layer}_ple"));
-                let out = self.per_layer_input(b, x, layer, inputs)?;
-                b.add(x, out)?
-            }
-            None => x,
+        b.scope(format!("l{layer}_ple"));
+        let Some(altup) = altup else {
+            let x = match inputs.ple {
+                Some(_) => {
+                    let out = self.per_layer_input(b, x, layer, inputs)?;
+                    b.add(x, out)?
+                }
+                None => x,
+            };
+            let scalar = parts.checkpoint.values(&tensor("layer_scalar"), &[1])?;
+            return Ok(vec![b.scale(x, scalar.first().copied().unwrap_or(1.0))?]);
         };
-        let scalar = parts.checkpoint.values(&tensor("layer_scalar"), &[1])?;
-        b.scale(x, scalar.first().copied().unwrap_or(1.0))
+        let mut corrected = self.correct(b, streams, x, layer, altup)?;
+        let gating = self.gating(b, corrected[0], layer, altup)?;
+        let out = self.per_layer_input(b, gating, layer, inputs)?;
+        for stream in corrected.iter_mut().skip(1) {
+            *stream = b.add(*stream, out)?;
+        }
+        Ok(corrected)
     }
 
     /// `Gemma4TextAttention`: queries, keys and values are normalised head by head, the values without a weight, and
@@ -331,6 +367,7 @@ impl Model<'_> {
         let name = |part: &str| format!("layers.{layer}.mlp.{part}");
         let gate = parts.linear(b, h, &name("gate_proj"), width, false)?;
         let up = parts.linear(b, h, &name("up_proj"), width, false)?;
+        let gate = self.sparse(b, gate, layer)?;
         let gate = b.gelu_tanh(gate)?;
         let factor = 2f32.powi(-self.down_shift);
         let up = if self.down_shift == 0 { up } else { b.scale(up, factor)? };

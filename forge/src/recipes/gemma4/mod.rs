@@ -1,4 +1,5 @@
-//! The recipe for Gemma 4 (`Gemma4ForCausalLM`, `Gemma4ForConditionalGeneration`; E2B and E4B).
+//! The recipe for Gemma 4 (`Gemma4ForCausalLM`, `Gemma4ForConditionalGeneration`; E2B and E4B), and for text of Gemma 3n
+//! (`Gemma3nForCausalLM`, `Gemma3nForConditionalGeneration`), whose layers have several streams: see `altup.rs`.
 //!
 //! Arithmetic: `transformers`, `models/gemma4/modeling_gemma4.py`. Graphs `decode` take one token, graphs
 //! `prefill<P>` take P tokens of a prompt over the same caches; the head is a graph of its own.
@@ -23,6 +24,7 @@
 //! the keys and values of the last layer that has some, and without `y`. The option `verify` makes graphs of all
 //! layers, which give `y` of every row: a draft token is verified by its logits.
 
+mod altup;
 mod audio;
 mod config;
 mod decoder;
@@ -104,8 +106,17 @@ register_recipe!(
         ])
 );
 
+register_recipe!(
+    RecipeEntry::new(&["Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"], recipe)
+        .prefill_graphs()
+        .smaller_contexts()
+        .shards(PARTS)
+        .options(&[DOWN_SHIFT, PROJECTION, VERIFY])
+);
+
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
-    let config = Config::read(checkpoint)?;
+    let streams = checkpoint.architecture().is_some_and(|name| name.starts_with("Gemma3n"));
+    let config = if streams { Config::gemma3n(checkpoint)? } else { Config::read(checkpoint)? };
     let max_ctx = options.max_ctx;
     check_shape(options, config.layers(), Some(config.max_positions))?;
     let verify = options.choice(VERIFY.name).and_then(|rows| rows.parse().ok());
@@ -167,7 +178,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         let context = ContextPlan::new(key.to_owned(), precision, graphs);
         contexts.push(ContextPlan { optional: Some(key.to_owned()), ..context });
     };
-    if wants(checkpoint, options, "vision") {
+    if !streams && wants(checkpoint, options, "vision") {
         let vision = Vision::read(checkpoint, options)?;
         let precision = VISION_WEIGHTS.precision(options);
         add("vision", precision, vision.graphs(checkpoint, precision)?);
@@ -179,7 +190,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         checkpoint.leave_out("vision_tower");
         checkpoint.leave_out("embed_vision");
     }
-    if wants(checkpoint, options, "audio") {
+    if !streams && wants(checkpoint, options, "audio") {
         let audio = Audio::read(checkpoint, options)?;
         let precision = AUDIO_WEIGHTS.precision(options);
         add("audio_enc", precision, audio.graphs(checkpoint, precision)?);
@@ -195,7 +206,8 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         checkpoint.leave_out("audio_tower");
         checkpoint.leave_out("embed_audio");
     }
-    Ok(Recipe::new("gemma4", "gemma4_split_generate", contexts, plan_params)
+    let family = if streams { "gemma3n" } else { "gemma4" };
+    Ok(Recipe::new(family, "gemma4_split_generate", contexts, plan_params)
         .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)
         .params(params)
         .tables(tables))
@@ -271,7 +283,9 @@ fn params(config: &Config, max_ctx: usize, window: usize) -> Map<String, Value> 
             "rope_theta": config.ropes[1].theta,
             "rope_scaling": scaling(config.ropes[1]),
         },
-        "ple": {"width": config.ple, "pad_token_id": config.pad, "eps": config.eps},
+        "ple": {
+            "width": config.ple, "pad_token_id": config.pad, "eps": config.eps, "vocab": config.ple_vocab,
+        },
         "final_logit_softcapping": config.softcap,
     })));
     params
@@ -288,7 +302,7 @@ fn per_layer_tables(
 ) -> Result<Tables> {
     let width = config.layers().saturating_mul(config.ple);
     let matrix = |name: &str, shape| checkpoint.matrix(&format!("{name}.weight"), shape);
-    let table = matrix("embed_tokens_per_layer", [config.vocab, width])?;
+    let table = matrix("embed_tokens_per_layer", [config.ple_vocab, width])?;
     let mut files = vec![MatrixFile::in_precision(precision, "table", "ple_table", table)];
     if !projects {
         let norm = checkpoint.rows("per_layer_projection_norm.weight", &[config.ple])?;
