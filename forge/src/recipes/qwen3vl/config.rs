@@ -10,7 +10,9 @@ use crate::recipes::vision::{Vision, section};
 
 /// The class of Qwen2.5-VL.
 pub(super) const QWEN2_5: &str = "Qwen2_5_VLForConditionalGeneration";
-/// `mrope_section` of Qwen2.5-VL where no key says it (`Qwen2_5_VLRotaryEmbedding`).
+/// The class of Qwen2-VL.
+pub(super) const QWEN2: &str = "Qwen2VLForConditionalGeneration";
+/// `mrope_section` of Qwen2.5-VL and Qwen2-VL where no key says it (`Qwen2VLRotaryEmbedding`).
 const SECTION: [usize; 3] = [16, 24, 24];
 
 /// Sizes and constants of a model.
@@ -45,9 +47,10 @@ impl Config {
         reader.only("hidden_act", &json!("silu"))?;
         let hidden = reader.size("hidden_size")?;
         let layers = reader.layers()?;
-        let windowed = checkpoint.architecture() == Some(QWEN2_5);
-        // `Qwen2_5_VLTextConfig` has eight groups where the key is absent.
-        let heads = reader.heads(hidden, windowed.then_some(8), None)?;
+        // The decoder of both is Qwen2's.
+        let older = checkpoint.architecture().filter(|class| [QWEN2, QWEN2_5].contains(class));
+        // `Qwen2VLTextConfig` has eight groups where the key is absent.
+        let heads = reader.heads(hidden, older.and(Some(8)), None)?;
         let vocab = reader.size("vocab_size")?;
         let common = Self {
             family: "qwen3vl",
@@ -62,19 +65,20 @@ impl Config {
             interleaved: true,
             qkv_bias: true,
             out_bias: false,
-            eps: reader.epsilon(&["rms_norm_eps"], if windowed { 1e-5 } else { 1e-6 })?,
+            eps: reader.epsilon(&["rms_norm_eps"], if older.is_some() { 1e-5 } else { 1e-6 })?,
             tied: reader.tied(false),
             max_positions: reader.maybe_size("max_position_embeddings")?,
-            vision: match windowed {
-                true => Vision::windowed(checkpoint, [hidden, vocab])?,
-                false => Vision::read(checkpoint, [hidden, layers, vocab])?,
+            vision: match older {
+                Some(QWEN2) => Vision::of_qwen2(checkpoint, [hidden, vocab])?,
+                Some(_) => Vision::windowed(checkpoint, [hidden, vocab])?,
+                None => Vision::read(checkpoint, [hidden, layers, vocab])?,
             },
         };
         reader.kinds("layer_types", layers, &[("full_attention", ())])?;
-        if windowed {
+        if let Some(class) = older {
             reader.only("use_sliding_window", &json!(false))?;
             return Ok(Self {
-                family: "qwen2_5_vl",
+                family: if class == QWEN2 { "qwen2_vl" } else { "qwen2_5_vl" },
                 head_norms: false,
                 // Of old the type of this rope was "mrope".
                 rope_theta: reader.rope_theta_of(&["default", "mrope"], 1e6)?,

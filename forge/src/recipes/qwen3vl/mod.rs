@@ -1,7 +1,8 @@
 //! Qwen3-VL: a vision tower whose rows stand in a text for images, and a decoder that takes further rows of the tower
 //! after its first layers (deepstack). Qwen2.5-VL: a tower with windows, without such rows, and Qwen2's decoder.
+//! Qwen2-VL: the same without windows.
 //!
-//! Arithmetic: `transformers`, `models/qwen3_vl` and `models/qwen2_5_vl`. The host embeds patches and adds learned
+//! Arithmetic: `transformers`, `models/qwen3_vl`, `models/qwen2_5_vl` and `models/qwen2_vl`. The host embeds patches and adds learned
 //! positions; then
 //!
 //! | graph | tensor | shape | |
@@ -25,7 +26,7 @@ use crate::recipe::{Recipe, RecipeOptions};
 use crate::recipes::vision::{self, DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE};
 use crate::register_recipe;
 use crate::registry::RecipeEntry;
-use config::{Config, QWEN2_5};
+use config::{Config, QWEN2, QWEN2_5};
 use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
@@ -35,7 +36,7 @@ use qhx_graph::graph::{Elem, Graph};
 const DEFAULT_PREFILL: [usize; 2] = [16, 320];
 
 register_recipe!(
-    RecipeEntry::new(&["Qwen3VLForConditionalGeneration", QWEN2_5], recipe)
+    RecipeEntry::new(&["Qwen3VLForConditionalGeneration", QWEN2_5, QWEN2], recipe)
         .prefill_graphs()
         .smaller_contexts()
         .options(&[IMAGE_SIZE, IMAGE_PATCHES, VISION_WEIGHTS])

@@ -4,6 +4,7 @@ use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
 use serde_json::{Value, json};
 
+use super::form::{Form, QWEN2, QWEN2_5, QWEN3};
 use crate::kit::Reader;
 
 /// Base of the tower's rotary embedding where no key has it.
@@ -12,6 +13,8 @@ const VISION_THETA: f64 = 1e4;
 /// The vision tower.
 #[derive(Debug, Clone)]
 pub(in crate::recipes) struct Vision {
+    /// Names and arithmetic of its class.
+    pub form: &'static Form,
     pub hidden: usize,
     pub intermediate: usize,
     pub depth: usize,
@@ -31,9 +34,11 @@ pub(in crate::recipes) struct Vision {
     pub out: usize,
     /// `image_token_id` and the other tokens around images and videos, with their keys.
     pub tokens: [(&'static str, usize); 4],
-    /// Windows of Qwen2.5-VL: blocks with RMSNorm and gated MLPs, most of which attend within windows; no learned
-    /// positions.
+    /// Windows of Qwen2.5-VL, within which most blocks attend.
     pub windows: Option<Windows>,
+    /// Positions of patches of a video in time, where all of them follow each other; none where each is an image with
+    /// its time before it.
+    pub in_time: Option<InTime>,
 }
 
 /// Attention windows of Qwen2.5-VL's blocks.
@@ -43,8 +48,15 @@ pub(in crate::recipes) struct Windows {
     pub side: usize,
     /// Blocks that attend to the whole image.
     pub full: Vec<usize>,
-    /// Positions that a second of a video takes in time.
-    pub tokens_per_second: f64,
+}
+
+/// Distance of the patches of a video in time.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::recipes) enum InTime {
+    /// Positions that a second takes (Qwen2.5-VL).
+    PerSecond(f64),
+    /// Positions that a patch takes, whatever the frames' times (Qwen2-VL).
+    Step(f64),
 }
 
 /// Patches that a vision graph takes.
@@ -127,8 +139,24 @@ impl Vision {
         let standard = json!([7, 15, 23, 31]);
         let key = "fullatt_block_indexes";
         let full = blocks(&reader, key, reader.get(key).unwrap_or(&standard), [tower.depth; 2])?;
-        let tokens_per_second = reader.positive(&["tokens_per_second"])?.unwrap_or(4.0);
-        Ok(Self { windows: Some(Windows { side, full, tokens_per_second }), ..tower })
+        let per_second = reader.positive(&["tokens_per_second"])?.unwrap_or(4.0);
+        Ok(Self {
+            form: &QWEN2_5,
+            windows: Some(Windows { side, full }),
+            in_time: Some(InTime::PerSecond(per_second)),
+            ..tower
+        })
+    }
+
+    /// The same of Qwen2-VL, whose `hidden_size` is the decoder's. Defaults are those of `Qwen2VLVisionConfig`.
+    pub fn of_qwen2(checkpoint: &Checkpoint, [out, vocab]: [usize; 2]) -> Result<Self> {
+        let reader = Reader::part(checkpoint, "vision_config")?;
+        reader.only("hidden_act", &json!("quick_gelu"))?;
+        reader.only("hidden_size", &json!(out))?;
+        let hidden = reader.size_or("embed_dim", 1280)?;
+        let inner = hidden.saturating_mul(reader.size_or("mlp_ratio", 4)?);
+        let tower = Self::of_width(checkpoint, &reader, [hidden, inner, out, vocab])?;
+        Ok(Self { form: &QWEN2, in_time: Some(InTime::Step(1.0)), ..tower })
     }
 
     /// Tower with the settings that both share, without learned positions and further rows for the decoder.
@@ -137,6 +165,16 @@ impl Vision {
         reader: &Reader<'_>,
         out: usize,
         vocab: usize,
+    ) -> Result<Self> {
+        reader.only("out_hidden_size", &json!(out))?;
+        let (hidden, inner) = (reader.size("hidden_size")?, reader.size("intermediate_size")?);
+        Self::of_width(checkpoint, reader, [hidden, inner, out, vocab])
+    }
+
+    fn of_width(
+        checkpoint: &Checkpoint,
+        reader: &Reader<'_>,
+        [hidden, intermediate, out, vocab]: [usize; 4],
     ) -> Result<Self> {
         let whole = Reader::whole(checkpoint);
         let id = |key: &'static str| {
@@ -149,17 +187,17 @@ impl Vision {
         for key in ["in_channels", "in_chans"] {
             reader.only(key, &json!(3))?;
         }
-        reader.only("out_hidden_size", &json!(out))?;
-        let (hidden, heads) = (reader.size("hidden_size")?, reader.size("num_heads")?);
+        let heads = reader.size("num_heads")?;
         if !hidden.is_multiple_of(heads) || !(hidden / heads).is_multiple_of(4) {
             return Err(reader.fault(format!(
-                "hidden_size and num_heads are {hidden} and {heads}, expected heads whose width is a multiple of 4"
+                "its width and num_heads are {hidden} and {heads}, expected heads whose width is a multiple of 4"
             )));
         }
         let theta = reader.positive(&["rope_parameters.rope_theta", "rope_theta"])?;
         Ok(Self {
+            form: &QWEN3,
             hidden,
-            intermediate: reader.size("intermediate_size")?,
+            intermediate,
             depth: reader.bounded("depth", 4096)?,
             heads,
             patch: reader.bounded("patch_size", 256)?,
@@ -176,6 +214,7 @@ impl Vision {
                 id("vision_end_token_id")?,
             ],
             windows: None,
+            in_time: None,
         })
     }
 

@@ -8,7 +8,7 @@ use qhx_checkpoint::Checkpoint;
 use qhx_graph::weight::{RowSource, held};
 use serde_json::{Map, Value, json};
 
-use super::config::{Patches, Vision, Windows};
+use super::config::{InTime, Patches, Vision, Windows};
 use crate::kit::{self, MatrixFile, matrices, object};
 use crate::recipe::Tables;
 
@@ -23,12 +23,12 @@ pub(super) fn patch_embed(
     vision: &Vision,
 ) -> Result<[Arc<dyn RowSource>; 2]> {
     let Vision { hidden, temporal, patch, .. } = *vision;
-    let projection = "visual.patch_embed.proj";
+    let (projection, bias) = vision.form.patch;
     let weight =
         checkpoint.rows(&format!("{projection}.weight"), &[hidden, 3, temporal, patch, patch])?;
-    let bias = match vision.windows {
-        Some(_) => zeros([hidden, 1]),
-        None => checkpoint.rows(&format!("{projection}.bias"), &[hidden])?,
+    let bias = match bias {
+        false => zeros([hidden, 1]),
+        true => checkpoint.rows(&format!("{projection}.bias"), &[hidden])?,
     };
     Ok([weight, bias])
 }
@@ -36,9 +36,9 @@ pub(super) fn patch_embed(
 /// The table of learned positions, `[side², hidden]`; a row of zeros of a tower without.
 pub(super) fn positions(checkpoint: &Checkpoint, vision: &Vision) -> Result<Arc<dyn RowSource>> {
     let shape = [vision.side * vision.side, vision.hidden];
-    match vision.windows {
-        Some(_) => Ok(zeros(shape)),
-        None => checkpoint.matrix("visual.pos_embed.weight", shape),
+    match vision.form.positions {
+        None => Ok(zeros(shape)),
+        Some(name) => checkpoint.matrix(&format!("{name}.weight"), shape),
     }
 }
 
@@ -93,9 +93,15 @@ pub(super) fn params(
         }
     };
     params.append(&mut object(sizes));
-    if let Some(Windows { side, tokens_per_second, .. }) = vision.windows {
-        let windows = json!({"window": side, "tokens_per_second": tokens_per_second});
-        params.append(&mut object(windows));
+    if let Some(Windows { side, .. }) = vision.windows {
+        params.insert("window".to_owned(), json!(side));
+    }
+    if let Some(in_time) = vision.in_time {
+        let (key, positions) = match in_time {
+            InTime::PerSecond(positions) => ("tokens_per_second", positions),
+            InTime::Step(positions) => ("time_step", positions),
+        };
+        params.insert(key.to_owned(), json!(positions));
     }
     Ok(params)
 }
