@@ -365,4 +365,5 @@ def produce(family, out):
 
 
 torch.set_num_threads(1)
-produce({"smolvlm": SmolVLM, "gemma3": Gemma3}[sys.argv[1]](), pathlib.Path(sys.argv[2]))
+if __name__ == "__main__":
+    produce({"smolvlm": SmolVLM, "gemma3": Gemma3}[sys.argv[1]](), pathlib.Path(sys.argv[2]))

@@ -82,6 +82,7 @@ const LISTED: &[(&str, &str)] = &[
     ("Qwen3VLForConditionalGeneration", "qwen3vl-unseen"),
     ("Qwen2_5_VLForConditionalGeneration", "qwen25vl-unseen"),
     ("Qwen2VLForConditionalGeneration", "vision/qwen2vl"),
+    ("PaddleOCRVLForConditionalGeneration", "vision/paddleocr"),
     ("Gemma4ForConditionalGeneration", "gemma4-unseen"),
     ("Gemma3ForCausalLM", "gemma3-tiny"),
     ("Gemma3ForConditionalGeneration", "gemma3-vision"),

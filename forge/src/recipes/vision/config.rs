@@ -4,9 +4,11 @@ use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
 use serde_json::{Value, json};
 
-use super::form::{Form, QWEN2, QWEN2_5, QWEN3};
+use super::form::{Form, PADDLE, QWEN2, QWEN2_5, QWEN3};
 use crate::kit::Reader;
 
+/// The epsilon of the tower's norms as a key of the configuration has it.
+const EPS64: f64 = 1e-6;
 /// Base of the tower's rotary embedding where no key has it.
 const VISION_THETA: f64 = 1e4;
 
@@ -159,6 +161,44 @@ impl Vision {
         Ok(Self { form: &QWEN2, in_time: Some(InTime::Step(1.0)), ..tower })
     }
 
+    /// The same of PaddleOCR-VL, which takes no videos. Defaults are those of `PaddleOCRVisionConfig`.
+    pub fn of_paddle(checkpoint: &Checkpoint, [out, vocab]: [usize; 2]) -> Result<Self> {
+        let reader = Reader::part(checkpoint, "vision_config")?;
+        reader.only("hidden_act", &json!("gelu_pytorch_tanh"))?;
+        reader.only("num_channels", &json!(3))?;
+        reader.only("layer_norm_eps", &json!(EPS64))?;
+        let (hidden, heads) =
+            (reader.size_or("hidden_size", 1152)?, reader.size_or("num_attention_heads", 16)?);
+        let patch = reader.size_or("patch_size", 14)?;
+        let image = reader.size_or("image_size", 384)?;
+        let merge = reader.size_or("spatial_merge_size", 2)?;
+        if patch > 256 || merge > 16 || image / patch == 0 {
+            return Err(reader.fault(format!(
+                "image_size, patch_size and spatial_merge_size are {image}, {patch} and {merge}, expected patches of \
+                 at most 256 pixels within an image, and at most 16 of them a side of a token"
+            )));
+        }
+        check_heads(&reader, hidden, heads)?;
+        let theta = reader.positive(&["rope_parameters.rope_theta", "rope_theta"])?;
+        Ok(Self {
+            form: &PADDLE,
+            hidden,
+            intermediate: reader.size_or("intermediate_size", 4304)?,
+            depth: reader.layers_or(27)?,
+            heads,
+            patch,
+            temporal: 1,
+            merge,
+            side: image / patch,
+            deepstack: Vec::new(),
+            rope_theta: theta.unwrap_or(VISION_THETA),
+            out,
+            tokens: tokens(checkpoint, vocab, &[100_295, 100_296, 101_305, 101_306])?,
+            windows: None,
+            in_time: None,
+        })
+    }
+
     /// Tower with the settings that both share, without learned positions and further rows for the decoder.
     fn common(
         checkpoint: &Checkpoint,
@@ -176,23 +216,11 @@ impl Vision {
         reader: &Reader<'_>,
         [hidden, intermediate, out, vocab]: [usize; 4],
     ) -> Result<Self> {
-        let whole = Reader::whole(checkpoint);
-        let id = |key: &'static str| {
-            let id = whole.size(key)?;
-            if id < vocab {
-                return Ok((key, id));
-            }
-            Err(whole.fault(format!("{key} is {id}, expected less than vocab_size {vocab}")))
-        };
         for key in ["in_channels", "in_chans"] {
             reader.only(key, &json!(3))?;
         }
         let heads = reader.size("num_heads")?;
-        if !hidden.is_multiple_of(heads) || !(hidden / heads).is_multiple_of(4) {
-            return Err(reader.fault(format!(
-                "its width and num_heads are {hidden} and {heads}, expected heads whose width is a multiple of 4"
-            )));
-        }
+        check_heads(reader, hidden, heads)?;
         let theta = reader.positive(&["rope_parameters.rope_theta", "rope_theta"])?;
         Ok(Self {
             form: &QWEN3,
@@ -207,12 +235,7 @@ impl Vision {
             deepstack: Vec::new(),
             rope_theta: theta.unwrap_or(VISION_THETA),
             out,
-            tokens: [
-                id("image_token_id")?,
-                id("video_token_id")?,
-                id("vision_start_token_id")?,
-                id("vision_end_token_id")?,
-            ],
+            tokens: tokens(checkpoint, vocab, &[])?,
             windows: None,
             in_time: None,
         })
@@ -233,6 +256,42 @@ impl Vision {
     pub const fn unit(&self) -> usize {
         self.merge * self.merge
     }
+}
+
+/// Keys of the tokens around images and videos.
+const TOKENS: [&str; 4] =
+    ["image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"];
+
+/// [`TOKENS`] with their values below `vocab`; of those that are absent the defaults of the class, if it has any.
+fn tokens(
+    checkpoint: &Checkpoint,
+    vocab: usize,
+    defaults: &[usize],
+) -> Result<[(&'static str, usize); 4]> {
+    let whole = Reader::whole(checkpoint);
+    let mut found = TOKENS.map(|key| (key, 0));
+    for (index, (key, id)) in found.iter_mut().enumerate() {
+        *id = match defaults.get(index) {
+            Some(default) => whole.size_or(key, *default)?,
+            None => whole.size(key)?,
+        };
+        if *id >= vocab {
+            return Err(
+                whole.fault(format!("{key} is {id}, expected less than vocab_size {vocab}"))
+            );
+        }
+    }
+    Ok(found)
+}
+
+/// Errors unless heads have a width that is a multiple of 4.
+fn check_heads(reader: &Reader<'_>, hidden: usize, heads: usize) -> Result<()> {
+    if hidden.is_multiple_of(heads) && (hidden / heads).is_multiple_of(4) {
+        return Ok(());
+    }
+    Err(reader.fault(format!(
+        "a width of {hidden} and {heads} heads, expected heads whose width is a multiple of 4"
+    )))
 }
 
 /// `deepstack_visual_indexes`: different blocks, at most as many as the decoder has layers.

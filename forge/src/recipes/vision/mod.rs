@@ -1,4 +1,4 @@
-//! The vision tower of Qwen3-VL, Qwen3.5, Qwen2.5-VL and Qwen2-VL: graphs, tables of the host, and keys of the manifest.
+//! The vision tower of Qwen3-VL, Qwen3.5, Qwen2.5-VL, Qwen2-VL and PaddleOCR-VL: graphs, tables of the host, and keys of the manifest.
 //!
 //! | graph | tensor | shape | |
 //! |---|---|---|---|

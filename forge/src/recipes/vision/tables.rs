@@ -24,8 +24,11 @@ pub(super) fn patch_embed(
 ) -> Result<[Arc<dyn RowSource>; 2]> {
     let Vision { hidden, temporal, patch, .. } = *vision;
     let (projection, bias) = vision.form.patch;
-    let weight =
-        checkpoint.rows(&format!("{projection}.weight"), &[hidden, 3, temporal, patch, patch])?;
+    let shape = [hidden, 3, temporal, patch, patch];
+    // Of a class without videos it is a convolution over one frame, which has no axis of time.
+    let flat = [hidden, 3, patch, patch];
+    let shape = if vision.form.videos { &shape[..] } else { &flat };
+    let weight = checkpoint.rows(&format!("{projection}.weight"), shape)?;
     let bias = match bias {
         false => zeros([hidden, 1]),
         true => checkpoint.rows(&format!("{projection}.bias"), &[hidden])?,
@@ -83,16 +86,24 @@ pub(super) fn params(
         [Patches::Square(side)] => json!({"image_size": side * vision.patch}),
         _ => {
             let [min, max] = image.areas(vision, patches);
-            let [video_min, video_max] = areas(&kit::Processor::video(checkpoint)?, VIDEO_PIXELS)?;
-            json!({
-                "min_pixels": min,
-                "max_pixels": max,
-                "video_min_pixels": video_min,
-                "video_max_pixels": video_max,
-            })
+            json!({"min_pixels": min, "max_pixels": max})
         }
     };
     params.append(&mut object(sizes));
+    let shaped = !matches!(patches, [Patches::Square(_)]);
+    if shaped && vision.form.videos {
+        let [min, max] = areas(&kit::Processor::video(checkpoint)?, VIDEO_PIXELS)?;
+        params.append(&mut object(json!({"video_min_pixels": min, "video_max_pixels": max})));
+    }
+    // What is usual is left out.
+    for (key, unusual) in [("videos", !vision.form.videos), ("pos_aligned", !vision.form.aligned)] {
+        if unusual {
+            params.insert(key.to_owned(), json!(false));
+        }
+    }
+    if vision.form.grows {
+        params.insert("grow".to_owned(), json!(true));
+    }
     if let Some(Windows { side, .. }) = vision.windows {
         params.insert("window".to_owned(), json!(side));
     }

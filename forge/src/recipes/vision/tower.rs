@@ -1,7 +1,7 @@
 //! The vision tower: patches to rows for the decoder.
 //!
-//! Arithmetic: `Qwen3VLVisionModel`, `Qwen2_5_VisionTransformerPretrainedModel` and
-//! `Qwen2VisionTransformerPretrainedModel` of `transformers`, from the rows after patch embedding and learned positions
+//! Arithmetic: `Qwen3VLVisionModel`, `Qwen2_5_VisionTransformerPretrainedModel`,
+//! `Qwen2VisionTransformerPretrainedModel` and `PaddleOCRVisionModel` with its projector of `transformers`, from the rows after patch embedding and learned positions
 //! on. The second has its patches in the order of their windows; here they keep the image's, and a mask keeps attention
 //! within the windows.
 
@@ -64,6 +64,10 @@ impl<'a> Tower<'a> {
                 let name = format!("visual.deepstack_merger_list.{merger}");
                 features.push(blocks.merge(&mut b, h, &name, true)?);
             }
+        }
+        if let Some(norm) = self.vision.form.after {
+            b.scope("after");
+            h = blocks.norm(&mut b, h, norm)?;
         }
         b.scope("merger");
         let embeds = blocks.merge(&mut b, h, self.vision.form.merger, false)?;
@@ -156,12 +160,21 @@ impl Blocks<'_> {
     ) -> Result<TensorId> {
         let Tower { layers, vision, .. } = self.tower;
         let (rows, heads, dim, hidden) = (self.rows, vision.heads, vision.dim(), vision.hidden);
-        let qkv = layers.linear(b, x, &format!("{name}.qkv"), 3 * hidden, true)?;
-        let qkv = b.reshape(qkv, &[rows, 3 * heads, dim])?;
-        let part = |b: &mut GraphBuilder, index: usize| {
-            b.slice(qkv, 1, index * heads, (index + 1) * heads)
+        let [q, k, v] = match vision.form.joined {
+            true => {
+                let qkv = layers.linear(b, x, &format!("{name}.qkv"), 3 * hidden, true)?;
+                let qkv = b.reshape(qkv, &[rows, 3 * heads, dim])?;
+                let mut part = |index: usize| b.slice(qkv, 1, index * heads, (index + 1) * heads);
+                [part(0)?, part(1)?, part(2)?]
+            }
+            false => {
+                let mut part = |part: &str| {
+                    let rows_of = layers.linear(b, x, &format!("{name}.{part}"), hidden, true)?;
+                    b.reshape(rows_of, &[rows, heads, dim])
+                };
+                [part("q_proj")?, part("k_proj")?, part("v_proj")?]
+            }
         };
-        let (q, k, v) = (part(b, 0)?, part(b, 1)?, part(b, 2)?);
         let (q, k) = (rotate(b, q, self.tables)?, rotate(b, k, self.tables)?);
         let q = b.scale(q, 1.0 / (dim as f32).sqrt())?;
         let [q, k, v] = [q, k, v].map(|part| b.transpose(part, &[1, 0, 2]));
@@ -192,11 +205,13 @@ impl Blocks<'_> {
         let wide = unit * vision.hidden;
         let shape = [self.rows / unit, wide];
         let [norm, first, second] = vision.form.merging.map(|part| format!("{name}.{part}"));
+        let eps = vision.form.merging_eps;
+        let normed = Self { tower: Tower { layers: Layers { eps, ..layers }, vision }, ..*self };
         let rows = if joined {
             let rows = b.reshape(h, &shape)?;
-            self.norm(b, rows, &norm)?
+            normed.norm(b, rows, &norm)?
         } else {
-            let rows = self.norm(b, h, &norm)?;
+            let rows = normed.norm(b, h, &norm)?;
             b.reshape(rows, &shape)?
         };
         let up = layers.linear(b, rows, &first, wide, true)?;

@@ -19,13 +19,13 @@ use settings::Settings;
 use tables::{Positions, Tables};
 use tower::Tower;
 
-/// A vision tower (`Qwen3VLVisionModel`, `Qwen2_5_VisionTransformerPretrainedModel` or
-/// `Qwen2VisionTransformerPretrainedModel` of `transformers`) with the host's part of the work: patch embedding, learned positions, windows.
+/// A vision tower (`Qwen3VLVisionModel`, `Qwen2_5_VisionTransformerPretrainedModel`,
+/// `Qwen2VisionTransformerPretrainedModel` or `PaddleOCRVisionModel` of `transformers`) with the host's part of the work: patch embedding, learned positions, windows.
 ///
 /// | in the manifest | |
 /// |---|---|
 /// | `plan.params.vision` | the graphs: one that takes one square image, or several with the input `cmask`, of which the smallest that an image fits into takes it |
-/// | `params.vision` | `patch_size`, `temporal_patch_size`, `merge_size`, `rope_theta`, `pos_side`, `min_pixels`, `max_pixels`, `video_min_pixels`, `video_max_pixels`, `image_mean`, `image_std`; those of published checkpoints of Qwen3-VL where they are missing; `window` and `tokens_per_second` of Qwen2.5-VL, `time_step` of Qwen2-VL |
+/// | `params.vision` | `patch_size`, `temporal_patch_size`, `merge_size`, `rope_theta`, `pos_side`, `min_pixels`, `max_pixels`, `video_min_pixels`, `video_max_pixels`, `image_mean`, `image_std`; those of published checkpoints of Qwen3-VL where they are missing; `window` and `tokens_per_second` of Qwen2.5-VL, `time_step` of Qwen2-VL, `pos_aligned`, `grow` and `videos` of PaddleOCR-VL |
 /// | `artifacts.vision` | tables `patch_embed`, `patch_embed_bias`, `pos_embed`; also as `artifacts.vis_patch_embed_f32`, … |
 ///
 /// A graph takes `x` `[patches, hidden]`, and `cos`, `sin` `[patches, head_dim / 2]` and `cmask` `[1, patches]` unless
@@ -119,6 +119,9 @@ impl VisionEncoder {
                 )));
             }
         };
+        if frames.is_some() && !self.settings.videos {
+            return Err(Error::prompt("this model takes images, and no videos"));
+        }
         if size.area() == 0 {
             return Err(Error::prompt(format!(
                 "an image of {size} pixels has none; expected at least 1×1"
@@ -134,6 +137,7 @@ impl VisionEncoder {
         }
         let factor = (patch_size * merge_size) as u32;
         let Some(frames) = frames else {
+            let size = if self.settings.grow { grown_in_turn(size, factor) } else { size };
             return smart_resize(size, factor, min_pixels, max_pixels);
         };
         let size = match whole {
@@ -254,7 +258,11 @@ impl VisionEncoder {
             match &tables.positions {
                 Positions::Square(table, side) => {
                     let table = table.values(host);
-                    resample_positions(table, *side, hidden, grid, settings.merge_size, rows)?;
+                    let resample = match settings.pos_aligned {
+                        true => resample_positions,
+                        false => resample_areas,
+                    };
+                    resample(table, *side, hidden, grid, settings.merge_size, rows)?;
                 }
                 Positions::Grid(table) => rows.copy_from_slice(table.values(host)),
             }

@@ -18,6 +18,12 @@ pub(super) struct Settings {
     pub rope_theta: f64,
     /// Side of the square table of learned positions.
     pub pos_side: Option<usize>,
+    /// The corners of that table are those of an image; else its entries are areas of it.
+    pub pos_aligned: bool,
+    /// Images one of whose sides is less than a token's grow until none is, before their size is chosen.
+    pub grow: bool,
+    /// Videos are taken.
+    pub videos: bool,
     /// Minimum and maximum area of an image that keeps its shape.
     pub min_pixels: u64,
     pub max_pixels: u64,
@@ -43,6 +49,9 @@ impl Default for Settings {
             merge_size: 2,
             rope_theta: 1e4,
             pos_side: None,
+            pos_aligned: true,
+            grow: false,
+            videos: true,
             min_pixels: 65_536,
             max_pixels: 16_777_216,
             video_min_pixels: 4096,
