@@ -409,8 +409,8 @@ fn fill(
     let mut text_artifacts = Map::new();
     let chat = match recipe.tokenizer {
         true => {
-            let normalizers = &recipe.normalizers;
-            text::copy(checkpoint, normalizers, vocab, staging, &mut text_artifacts, progress)?
+            let changes = (recipe.normalizers.as_slice(), recipe.shown_tokens.as_slice());
+            text::copy(checkpoint, changes, vocab, staging, &mut text_artifacts, progress)?
         }
         false => json!(false),
     };

@@ -307,6 +307,9 @@ pub struct Recipe {
     /// Normalizers of `tokenizer.json` that the bundle's has before its own: what the model's processor does to texts
     /// in code, and the checkpoint's file does not say.
     pub normalizers: Vec<Value>,
+    /// Special tokens that are text of an answer, such as the marks of a document: in the bundle's `tokenizer.json` they
+    /// are ordinary ones.
+    pub shown_tokens: Vec<String>,
     /// Notes to the user about the bundle, each in one sentence.
     pub notes: Vec<String>,
 }
@@ -329,6 +332,7 @@ impl Recipe {
             tables: Vec::new(),
             tokenizer: true,
             normalizers: Vec::new(),
+            shown_tokens: Vec::new(),
             notes: Vec::new(),
         }
     }

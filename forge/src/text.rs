@@ -44,11 +44,12 @@ struct AddedToken {
 /// Copies the tokenizer's files, names them in `artifacts`, and returns the value of `chat`.
 ///
 /// A chat template and special tokens that lie in files of their own are put into the copied `tokenizer_config.json`,
-/// see [`copy_config`]; `normalizers` come before the tokenizer's own. A synthetic model gets a tokenizer of its
+/// see [`copy_config`]; the normalizers come before the tokenizer's own, and the special tokens become ordinary ones. A
+/// synthetic model gets a tokenizer of its
 /// `vocab`, see [`numbers`]. Errors when qhx itself would refuse one of the files.
 pub(crate) fn copy(
     checkpoint: &Checkpoint,
-    normalizers: &[Value],
+    (normalizers, shown): (&[Value], &[String]),
     vocab: usize,
     staging: &mut Staging,
     artifacts: &mut Map<String, Value>,
@@ -62,7 +63,7 @@ pub(crate) fn copy(
     }
     let dir = checkpoint.dir();
     let Source { path, bytes, config } = source(checkpoint)?;
-    let bytes = normalized(&path, bytes, normalizers)?;
+    let bytes = with_shown(&path, normalized(&path, bytes, normalizers)?, shown)?;
     let tokenizer = Tokenizer::from_bytes(&path, &bytes)?;
     let beyond = tokenizer.ids().filter(|id| *id as usize >= vocab).count();
     if beyond > 0 {
@@ -100,6 +101,21 @@ pub(crate) fn copy(
     check_template(staging.root(), artifacts, &chat, &tokenizer)
         .map_err(|e| e.context(dir.display()))?;
     Ok(chat)
+}
+
+/// A `tokenizer.json` in which these added tokens are not special.
+fn with_shown(path: &Path, bytes: Vec<u8>, shown: &[String]) -> Result<Vec<u8>> {
+    if shown.is_empty() {
+        return Ok(bytes);
+    }
+    let failed = |e| Error::caused(ErrorKind::Artifact, path.display(), e);
+    let mut file: Value = serde_json::from_slice(&bytes).map_err(failed)?;
+    for token in file["added_tokens"].as_array_mut().into_iter().flatten() {
+        if shown.iter().any(|shown| token["content"] == *shown) {
+            token["special"] = json!(false);
+        }
+    }
+    serde_json::to_vec(&file).map_err(failed)
 }
 
 /// True if the checkpoint comes with a chat template, like those that are tuned to answer.

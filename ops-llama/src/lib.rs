@@ -4,7 +4,7 @@
 //!   time, and over graphs that take several tokens of a prompt at once.
 //! - [`DeclaredDecoder`] is `decoder_generate`: the same for any decoder that its manifest declares, with states besides
 //!   caches and ropes of its own for sliding layers.
-//! - [`Gemma3`] is `gemma3_generate`: such a decoder that takes images.
+//! - [`VisionGenerate`] is `vision_generate`: such a decoder that takes images, whole or in tiles.
 //! - [`EmbedSharded`] is `llama_embed_sharded`: one vector for a text, or one score for a pair of texts, from an encoder
 //!   that is spread over several contexts.
 //! - [`smolvlm_op::Generate`] is `smolvlm_generate`: a Llama that takes images in tiles.
@@ -15,25 +15,25 @@
 
 mod embed;
 mod embeddings;
-mod gemma3;
 mod generate;
 mod modules;
 mod pooling;
 mod siglip;
 #[cfg(test)]
 mod tests;
+mod vision;
 
 use qhx_kit::decoder::DeclaredDecoder;
 
 pub use embed::EmbedSharded;
-pub use gemma3::Gemma3;
 pub use generate::Generate;
 pub use siglip::Siglip;
+pub use vision::VisionGenerate;
 
 qhx_op::register_ops!(
     DeclaredDecoder,
     Generate,
-    Gemma3,
+    VisionGenerate,
     EmbedSharded,
     Siglip,
     smolvlm_op::Generate,

@@ -8,7 +8,9 @@
 use std::time::Instant;
 
 use qhx_kit::fill::{Embedding, FloatInput, MASK_VALUE};
-use qhx_kit::vision::{Filter, Grid, Image, Normalisation, PatchLayout, Patchify, Resizer, Size};
+use qhx_kit::vision::{
+    Filter, Image, Normalisation, PatchLayout, Patchify, Resizer, Size, resample_antialiased,
+};
 use qhx_kit::{OneOrMany, schema};
 use qhx_op::text::{count_tokens, tokens};
 use qhx_op::{
@@ -332,7 +334,9 @@ impl Vision {
         host.dump_values("patches", own, &[count, len])?;
         tower.patches.write(host, &self.patches)?;
         if let Some([positions, mask]) = &tower.shaped {
-            let rows = resample(&self.positions, side, grid);
+            let width = positions.len() / tower.count;
+            let mut rows = vec![0.0; count * width];
+            resample_antialiased(&self.positions, side, width, grid, 1, &mut rows)?;
             positions.fill(host, 0.0);
             positions.write_at(host, 0, &rows)?;
             let hidden = |at: usize| if at < count { 0.0 } else { MASK_VALUE };
@@ -364,39 +368,6 @@ fn size_within(size: Size, patch: usize, most: usize) -> Size {
     Size { width: pixels(size.width), height: pixels(size.height) }
 }
 
-/// Learned positions `[side², width]` for the patches of a grid, row by row: `F.interpolate` with `mode="bilinear"`,
-/// `align_corners=False` and `antialias=True` (`Siglip2VisionEmbeddings.resize_positional_embeddings`).
-fn resample(table: &[f32], side: usize, grid: Grid) -> Vec<f32> {
-    let width = table.len() / (side * side);
-    let (down, across) = (taps(side, grid.rows), taps(side, grid.columns));
-    let mut rows = vec![0.0; grid.patches() * width];
-    let places = down.iter().flat_map(|y| across.iter().map(move |x| (y, x)));
-    for ((down, across), row) in places.zip(rows.chunks_exact_mut(width)) {
-        for &(y, above) in down {
-            for &(x, before) in across {
-                let learned = table[(y * side + x) * width..].iter();
-                row.iter_mut().zip(learned).for_each(|(to, from)| *to += above * before * from);
-            }
-        }
-    }
-    rows
-}
-
-/// For each of `count` places along an axis, the entries of the table that it is made of, and their weights.
-fn taps(entries: usize, count: usize) -> Vec<Vec<(usize, f32)>> {
-    let scale = entries as f32 / count as f32;
-    let support = scale.max(1.0);
-    let of = |place: usize| {
-        let centre = (place as f32 + 0.5) * scale - 0.5;
-        let weight = |entry: usize| 1.0 - (entry as f32 - centre).abs() / support;
-        let taps = (0..entries).map(|entry| (entry, weight(entry))).filter(|(_, w)| *w > 0.0);
-        let taps: Vec<_> = taps.collect();
-        let sum: f32 = taps.iter().map(|(_, w)| w).sum();
-        taps.into_iter().map(|(entry, w)| (entry, w / sum)).collect()
-    };
-    (0..count).map(of).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -415,16 +386,5 @@ mod tests {
             let [from, to] = [from, to].map(|(width, height)| Size { width, height });
             assert_eq!(size_within(from, patch, most), to, "{from}");
         }
-    }
-
-    #[test]
-    fn positions_of_the_same_grid_stay_and_others_are_weighted() {
-        let table: Vec<f32> = (0..9u8).map(f32::from).collect();
-        assert_eq!(resample(&table, 3, Grid { rows: 3, columns: 3 }), table);
-        let one = resample(&table, 3, Grid { rows: 1, columns: 1 });
-        assert!((one[0] - 4.0).abs() < 1e-5, "{one:?}");
-        let wide = resample(&table, 3, Grid { rows: 1, columns: 6 });
-        let expected = [3.0, 3.25, 3.75, 4.25, 4.75, 5.0];
-        assert!(wide.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-5), "{wide:?}");
     }
 }

@@ -8,9 +8,10 @@
 //! | [`decoder`], [`decoder_of`], [`steps`], [`shards`], [`prefill_rows`], [`whole_prefill_rows`], [`check_shape`] | graphs to contexts, and the plan that runs them |
 //! | [`Experts`], [`expert_decoder`] | layers with many experts, whose weights stay on the host |
 //! | [`matrices`] | tensors of the checkpoint as files that the host reads |
-//! | [`Siglip`], [`VISION_WEIGHTS`] | a vision tower for one square image |
+//! | [`Siglip`], [`Square`], [`VISION_WEIGHTS`] | a vision tower for one square image |
 //! | [`ENCODER_WEIGHTS`], [`encoder_precision`] | how the weights of an encoder of audio are stored |
 //! | [`Processor`] | how a checkpoint's files say that images become numbers |
+//! | [`added_tokens`] | numbers of tokens that `config.json` does not say |
 //! | [`DecoderParams`], [`object`], [`one_or_many`] | keys of the manifest |
 //!
 //! The ops beneath are methods of [`qhx_graph::builder::GraphBuilder`].
@@ -24,6 +25,7 @@ mod matrices;
 mod processor;
 mod reader;
 mod siglip;
+mod square;
 mod step;
 
 pub use attention::{
@@ -39,8 +41,9 @@ pub(crate) use layers::filters;
 pub use layers::{Layers, Mlp};
 pub use matrices::{MatrixFile, matrices};
 pub(crate) use matrices::{table_bytes, write_rows};
-pub use processor::Processor;
+pub use processor::{Processor, added_tokens};
 pub use reader::Reader;
 pub(crate) use siglip::Blocks;
 pub use siglip::{ENCODER_WEIGHTS, Siglip, SiglipSizes, VISION_WEIGHTS, encoder_precision};
+pub use square::{Square, processor_size, tower_names};
 pub use step::Step;

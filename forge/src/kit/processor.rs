@@ -27,6 +27,11 @@ impl Processor {
         Self::read(checkpoint, &["image_processor"], &["preprocessor_config.json"])
     }
 
+    /// Images, of a checkpoint whose own code has the values.
+    pub fn of_code(checkpoint: &Checkpoint, value: Value) -> Self {
+        Self { path: checkpoint.config_path().to_owned(), part: None, value }
+    }
+
     /// Videos.
     ///
     /// # Errors
@@ -150,4 +155,38 @@ impl Processor {
         let part = self.part.map_or_else(String::new, |part| format!("{part}: "));
         Error::new(ErrorKind::Artifact, format!("{}: {part}{what}", self.path.display()))
     }
+}
+
+/// The added tokens of a checkpoint with their numbers: those of `tokenizer.json`, or of `tokenizer_config.json`. None
+/// of a synthetic model.
+///
+/// # Errors
+/// When a file cannot be read.
+pub fn added_tokens(checkpoint: &Checkpoint) -> Result<Vec<(String, usize)>> {
+    let files =
+        [("tokenizer.json", "added_tokens"), ("tokenizer_config.json", "added_tokens_decoder")];
+    for (file, list) in files {
+        let path = checkpoint.dir().join(file);
+        if checkpoint.seed().is_some() || !path.is_file() {
+            continue;
+        }
+        let content = |token: &Value| token["content"].as_str().map(str::to_owned);
+        let mut found = Vec::new();
+        match read_json(&path)?.get(list) {
+            Some(Value::Array(tokens)) => {
+                let one = |token: &Value| Some((content(token)?, token["id"].as_u64()? as usize));
+                found.extend(tokens.iter().filter_map(one));
+            }
+            Some(Value::Object(tokens)) => {
+                let one =
+                    |(id, token): (&String, &Value)| Some((content(token)?, id.parse().ok()?));
+                found.extend(tokens.iter().filter_map(one));
+            }
+            _ => {}
+        }
+        if !found.is_empty() {
+            return Ok(found);
+        }
+    }
+    Ok(Vec::new())
 }

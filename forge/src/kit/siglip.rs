@@ -6,17 +6,17 @@ use std::sync::Arc;
 use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
-use qhx_graph::graph::{Elem, ReduceOp, TensorId};
+use qhx_graph::graph::{Elem, TensorId};
 use qhx_graph::weight::{read, row_order};
 use qhx_kit::vision::Grid;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
 use super::attention::{Attend, Attention, Heads};
-use super::contexts::object;
 use super::layers::{Layers, filters};
 use super::processor::Processor;
 use super::reader::Reader;
-use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, from_kit};
+use super::square::Square;
+use crate::recipe::{Precision, Recipe, RecipeOptions};
 use crate::registry::RecipeOption;
 
 /// The option that says how the weights of a vision tower are stored, for [`Siglip::read`].
@@ -47,8 +47,6 @@ pub fn encoder_precision(options: &RecipeOptions) -> (Precision, Option<String>)
     (precision, note)
 }
 
-/// The graph, its context and the set of contexts that texts alone do without; what the manifest declares about images.
-const VISION: &str = "vision";
 /// The part of a configuration that is the vision tower's.
 const VISION_CONFIG: &str = "vision_config";
 
@@ -176,11 +174,7 @@ impl<'a> Blocks<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct Siglip<'a> {
     blocks: Blocks<'a>,
-    /// Pixels of the side of an image, and of a patch.
-    image: usize,
-    patch: usize,
-    /// Patches of a side that become one token: as many stand together, one block behind the other.
-    block: usize,
+    square: Square,
 }
 
 impl<'a> Siglip<'a> {
@@ -199,13 +193,7 @@ impl<'a> Siglip<'a> {
         reader.only("num_channels", &json!(3))?;
         let image = reader.size_or("image_size", defaults.image)?;
         let patch = reader.size_or("patch_size", defaults.patch)?;
-        if !image.is_multiple_of(patch) || image > 1 << 14 {
-            return Err(reader.fault(format!(
-                "image_size and patch_size are {image} and {patch}, expected a multiple and its divisor, and at most \
-                 16384 pixels"
-            )));
-        }
-        Ok(Self { blocks, image, patch, block: 1 })
+        Ok(Self { blocks, square: Square::new(&reader, image, patch)? })
     }
 
     /// The same where `block` by `block` patches become one token, and stand together in the graph's rows.
@@ -213,19 +201,17 @@ impl<'a> Siglip<'a> {
     /// # Errors
     /// When they do not cover an image.
     pub fn in_blocks(self, block: usize) -> Result<Self> {
-        self.grid().blocks(block).map_err(from_kit)?;
-        Ok(Self { block, ..self })
+        Ok(Self { square: self.square.in_blocks(block)?, ..self })
     }
 
     /// Patches of an image.
     pub fn grid(&self) -> Grid {
-        let side = self.image / self.patch;
-        Grid { rows: side, columns: side }
+        self.square.grid()
     }
 
     /// Pixels of an image's side.
     pub fn image_size(&self) -> usize {
-        self.image
+        self.square.image_size()
     }
 
     /// Elements of a row.
@@ -240,38 +226,27 @@ impl<'a> Siglip<'a> {
 
     /// Tokens of an image.
     pub fn tokens(&self) -> usize {
-        self.grid().patches() / (self.block * self.block)
+        self.square.tokens()
     }
 
-    /// The rows of each block as one row, `[tokens, block² · hidden]`: the pixel shuffle of Idefics 3.
+    /// [`Square::joined`] of the tower's rows.
     ///
     /// # Errors
     /// When `rows` are not the tower's.
     pub fn joined(&self, b: &mut GraphBuilder, rows: TensorId) -> Result<TensorId> {
-        b.reshape(rows, &[self.tokens(), self.block * self.block * self.hidden()])
+        self.square.joined(b, rows)
     }
 
-    /// The mean of the rows of each block, `[tokens, hidden]`: average pooling.
+    /// [`Square::pooled`] of the tower's rows.
     ///
     /// # Errors
     /// When `rows` are not the tower's.
     pub fn pooled(&self, b: &mut GraphBuilder, rows: TensorId) -> Result<TensorId> {
-        let (tokens, hidden) = (self.tokens(), self.hidden());
-        let blocks = b.reshape(rows, &[tokens, self.block * self.block, hidden])?;
-        let means = b.reduce(ReduceOp::Mean, blocks, 1)?;
-        b.reshape(means, &[tokens, hidden])
+        self.square.pooled(b, rows)
     }
 
-    /// Puts the graph `vision` before the contexts of a recipe, and `params.vision`: what the host needs to know to cut
-    /// an image into patches. `connect` makes rows as wide as the decoder's of the tower's rows `[patches, hidden]`,
-    /// the blocks one behind the other and the patches of each row by row.
-    ///
-    /// | tensor | shape | |
-    /// |---|---|---|
-    /// | `pixels` | `[patches, 3 · patch²]` | normalised; channel, row, column |
-    /// | → `embeds` | `[tokens, decoder's hidden]` | rows in place of the embedding table's |
-    ///
-    /// `qhx_kit::vision::SquareEncoder` runs it.
+    /// [`Square::add`] with the tower's graph. `connect` makes rows as wide as the decoder's of the tower's rows
+    /// `[patches, hidden]`.
     ///
     /// # Errors
     /// When a tensor is missing or has another shape, the processor does what the host does not, and those of
@@ -282,56 +257,24 @@ impl<'a> Siglip<'a> {
         processor: &Processor,
         connect: impl FnOnce(&mut GraphBuilder, TensorId) -> Result<TensorId>,
     ) -> Result<()> {
-        let mut b = GraphBuilder::new(VISION);
-        let rows = self.rows(&mut b)?;
-        b.scope("connector");
-        let embeds = connect(&mut b, rows)?;
-        b.output("embeds", embeds)?;
-        let context =
-            ContextPlan::new(VISION.to_owned(), self.layers().precision, vec![b.finish()?]);
-        recipe.contexts.insert(0, ContextPlan { optional: Some(VISION.to_owned()), ..context });
-        recipe.plan_params.insert(VISION.to_owned(), json!(VISION));
-        recipe.params.insert(VISION.to_owned(), Value::Object(self.params(processor)?));
-        Ok(())
-    }
-
-    /// `params.vision` of the manifest.
-    fn params(&self, processor: &Processor) -> Result<Map<String, Value>> {
-        for key in ["/do_resize", "/do_rescale", "/do_normalize"] {
-            processor.only(key, &json!(true))?;
-        }
-        let scale = processor.get("/rescale_factor");
-        if scale.is_some_and(|scale| scale.as_f64().is_none_or(|s| (s * 255.0 - 1.0).abs() > 1e-6))
-        {
-            return Err(processor.bad("/rescale_factor", "1/255"));
-        }
-        let [mean, std] = processor.mean_std()?;
-        let mut params = object(json!({
-            "image_size": self.image,
-            "patch_size": self.patch,
-            "merge_size": self.block,
-            "image_mean": mean,
-            "image_std": std,
-        }));
-        params.extend(processor.resample()?.map(|name| ("resample".to_owned(), json!(name))));
-        Ok(params)
+        self.square.add(recipe, processor, self.layers().precision, |b, pixels| {
+            let rows = self.rows(b, pixels)?;
+            b.scope("connector");
+            connect(b, rows)
+        })
     }
 
     /// Patches `pixels` to the tower's rows.
-    fn rows(&self, b: &mut GraphBuilder) -> Result<TensorId> {
-        let Self { blocks, patch, .. } = *self;
-        let (hidden, checkpoint) = (blocks.hidden, blocks.layers.checkpoint);
-        let grid = self.grid();
-        let patches = grid.patches();
-        let pixels = b.input("pixels", Elem::Activation, &[patches, 3 * patch * patch])?;
+    fn rows(&self, b: &mut GraphBuilder, pixels: TensorId) -> Result<TensorId> {
+        let Self { blocks, square } = *self;
+        let checkpoint = blocks.layers.checkpoint;
         b.scope("embeddings");
         let name = blocks.tensor("embeddings.patch_embedding");
-        let (weight, bias) = filters(checkpoint, &name, &[hidden, 3, patch, patch])?;
+        let side = square.patch_size();
+        let (weight, bias) = filters(checkpoint, &name, &[blocks.hidden, 3, side, side])?;
         let embedded = b.linear("patches", pixels, weight, Some(bias))?;
-        let order = grid.order(self.block).map_err(from_kit)?;
-        let order = order.map(|(row, column)| (row * grid.columns + column) as u32).collect();
-        let h = blocks.positioned(b, embedded, order)?;
-        let h = blocks.build(b, h, &Attend::whole(patches))?;
+        let h = blocks.positioned(b, embedded, square.order()?)?;
+        let h = blocks.build(b, h, &Attend::whole(square.grid().patches()))?;
         b.scope("post");
         blocks.layers.layer_norm(b, h, &blocks.tensor("post_layernorm"))
     }

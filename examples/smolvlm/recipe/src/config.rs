@@ -2,7 +2,7 @@
 
 use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
-use qhx_forge::kit::{Heads, Processor, Reader, Siglip, SiglipSizes};
+use qhx_forge::kit::{Heads, Processor, Reader, Siglip, SiglipSizes, added_tokens};
 use qhx_forge::recipe::Precision;
 use serde_json::{Map, Value, json};
 
@@ -64,6 +64,31 @@ pub(crate) fn tower(checkpoint: &Checkpoint, precision: Precision) -> Result<Sig
     Siglip::read(checkpoint, "vision_model", TOWER, precision)?.in_blocks(scale)
 }
 
+/// `Idefics3Processor`: the texts around tiles. `token` stands at each position of a tile, and in the place of an image.
+pub(crate) fn prompts(token: usize) -> Value {
+    json!({
+        "token": token,
+        "tile": "<fake_token_around_image><row_{row}_col_{column}>",
+        "line": "\n",
+        "thumbnail": "\n<fake_token_around_image><global-img>",
+        "single": "<fake_token_around_image><global-img>",
+        "after": ["<fake_token_around_image>"],
+    })
+}
+
+/// The special tokens that are text of an answer: where there is `<doctag>` (Granite-Docling, SmolDocling), all but those
+/// of conversations and images.
+pub(crate) fn marks(checkpoint: &Checkpoint) -> Result<Vec<String>> {
+    const OTHERS: [&str; 6] =
+        ["<|", "<image>", "<fake_token", "<global-img>", "<row_", "<end_of_utterance>"];
+    let mut tokens: Vec<_> = added_tokens(checkpoint)?.into_iter().map(|(text, _)| text).collect();
+    if !tokens.iter().any(|text| text == "<doctag>") {
+        return Ok(Vec::new());
+    }
+    tokens.retain(|text| !OTHERS.iter().any(|other| text.starts_with(other)));
+    Ok(tokens)
+}
+
 /// Parameters with which the host cuts an image into tiles: the keys of `Idefics3ImageProcessor` and
 /// `SmolVLMImageProcessor`, with the defaults of the classes.
 pub(crate) fn tiling(processor: &Processor, tower: &Siglip<'_>) -> Result<Map<String, Value>> {
@@ -87,6 +112,7 @@ pub(crate) fn tiling(processor: &Processor, tower: &Siglip<'_>) -> Result<Map<St
         }
     };
     Ok(qhx_forge::kit::object(json!({
+        "rule": "longest_edge",
         "longest_edge": edge("/size/longest_edge", 4 * side)?,
         "split": split,
     })))

@@ -18,17 +18,15 @@ mod config;
 
 use std::ops::Range;
 
+use config::Config;
+use qhx_base::Result;
+use qhx_checkpoint::Checkpoint;
 use qhx_forge::RecipeEntry;
 use qhx_forge::kit::{
     Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, Processor, Step,
     VISION_WEIGHTS, check_shape, decoder, prefill_rows,
 };
 use qhx_forge::recipe::{Recipe, RecipeOptions};
-use serde_json::json;
-
-use config::Config;
-use qhx_base::Result;
-use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph};
 
@@ -67,7 +65,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let Config { hidden, vocab, heads, rope_theta, .. } = config;
     let mut params =
         DecoderParams { hidden, vocab, layers: config.layers, heads, rope_theta }.map(max_ctx);
-    params.insert("image_token_id".to_owned(), json!(config.image_token));
+    params.insert("image".to_owned(), config::prompts(config.image_token));
     let processor = Processor::image(checkpoint)?;
     let tower = config::tower(checkpoint, VISION_WEIGHTS.precision(options))?;
     params.insert("tiles".to_owned(), config::tiling(&processor, &tower)?.into());
@@ -78,6 +76,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         let joined = tower.joined(b, rows)?;
         tower.layers().linear(b, joined, "connector.modality_projection.proj", hidden, false)
     })?;
+    recipe.shown_tokens = config::marks(checkpoint)?;
     Ok(recipe)
 }
 

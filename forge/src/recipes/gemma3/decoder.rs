@@ -23,7 +23,7 @@ use super::layers::{Config, Model, Rope};
 use super::vision::{self, TOWERS, Vision};
 use crate::kit::{
     AttendInputs, Decoder, DecoderParams, PREFILL_ROWS, VISION_WEIGHTS, check_shape, decoder,
-    object, prefill_rows,
+    object, prefill_rows, tower_names,
 };
 use crate::recipe::{Recipe, RecipeOptions};
 use crate::register_recipe;
@@ -37,20 +37,9 @@ register_recipe!(
         .options(&[TOWERS, VISION_WEIGHTS])
 );
 
-/// Names of a tensor: in checkpoints of text, in multimodal ones as `transformers` 5 saves them, and as published.
-/// Head and tower stand beside the decoder; in the tower of older checkpoints is one module more.
-fn names(name: &str) -> Vec<String> {
-    let inner =
-        name.strip_prefix("vision_tower.").map(|rest| format!("vision_tower.vision_model.{rest}"));
-    let prefixes =
-        ["model.", "model.language_model.", "language_model.model.", "language_model.", ""];
-    let every = |name: &str| prefixes.map(|prefix| format!("{prefix}{name}"));
-    every(name).into_iter().chain(inner.iter().flat_map(|name| every(name))).collect()
-}
-
-/// The graphs of a checkpoint, and the plan that runs them: with `gemma3_generate` where it sees.
+/// The graphs of a checkpoint, and the plan that runs them: with `vision_generate` where it sees.
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
-    let checkpoint = &checkpoint.renamed(names);
+    let checkpoint = &checkpoint.renamed(tower_names);
     let config = Config::read(checkpoint, false)?;
     let vision = Vision::read(checkpoint, options)?;
     let (layers, max_ctx) = (config.sliding.len(), options.max_ctx);
@@ -86,7 +75,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
             "rope_scaling": scaling(local),
         },
     })));
-    let host_op = if vision.is_some() { "gemma3_generate" } else { "decoder_generate" };
+    let host_op = if vision.is_some() { "vision_generate" } else { "decoder_generate" };
     let mut recipe = Recipe::new("gemma3", host_op, contexts, plan_params)
         .embed(checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?)
         .params(params);

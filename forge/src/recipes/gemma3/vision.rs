@@ -98,12 +98,17 @@ impl<'a> Vision<'a> {
             let Some((key, value)) = whole.first(&keys) else { return Ok(default) };
             value.as_u64().ok_or_else(|| whole.bad(key, value, "the number of a token"))
         };
+        let begin = id(["boi_token_id", "boi_token_index"], 255_999)?;
+        let end = id(["eoi_token_id", "eoi_token_index"], 256_000)?;
+        // `Gemma3Processor`: empty lines around the tokens of an image.
         recipe.params.insert(
-            "image_tokens".to_owned(),
+            "image".to_owned(),
             json!({
-                "begin": id(["boi_token_id", "boi_token_index"], 255_999)?,
-                "soft": id(["image_token_id", "image_token_index"], 262_144)?,
-                "end": id(["eoi_token_id", "eoi_token_index"], 256_000)?,
+                "token": id(["image_token_id", "image_token_index"], 262_144)?,
+                "marker": begin,
+                "before": ["\n\n", begin],
+                "after": [end, "\n\n"],
+                "together": true,
             }),
         );
         let projector = "multi_modal_projector.mm_input_projection_weight";

@@ -69,7 +69,7 @@ impl DeclaredDecoder {
         Ok(Self { decoder, softcap: host.value("/params/final_logit_softcapping")? })
     }
 
-    /// The decoder alone, for an op that adds to it and softcaps no logits.
+    /// The decoder alone, for an op that adds to it; the softcap of [`Op::info`] is that op's affair.
     pub fn into_decoder(self) -> Decoder {
         self.decoder
     }

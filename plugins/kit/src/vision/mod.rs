@@ -11,12 +11,13 @@
 //! 6. fills rotary tables: [`axial_rope`].
 //!
 //! For towers of two kinds all of this is done. [`SquareEncoder`] takes images of one square size, or tiles of them,
-//! through a graph that embeds patches itself. Where the host embeds them, [`VisionEncoder`] goes from an image to rows
+//! through a graph that embeds patches itself, and [`DeclaredImages`] puts them into prompts. Where the host embeds them, [`VisionEncoder`] goes from an image to rows
 //! for a decoder, [`VisionPrompts`] puts them into prompts, and [`Mrope`] gives them positions.
 //!
 //! Buffers belong to the caller, who makes them once. Results are those of the processors of
 //! `transformers`, to the bit up to step 4.
 
+mod declared;
 mod encoder;
 mod image;
 mod mrope;
@@ -27,18 +28,21 @@ mod prompt;
 mod resize;
 mod size;
 mod square;
+mod tiles;
 
+pub use declared::DeclaredImages;
 pub use encoder::{Features, VisionEncoder};
 pub use image::Image;
 pub use mrope::Mrope;
 pub use normalise::Normalisation;
 pub use patchify::{Grid, PatchLayout, Patchify};
 pub use positions::{
-    AxialOrder, add_axial_positions, axial_rope, pool_mean, resample_areas, resample_positions,
-    window_numbers,
+    AxialOrder, add_axial_positions, axial_rope, pool_mean, resample_antialiased, resample_areas,
+    resample_positions, window_numbers,
 };
 pub use prompt::{EncodedImage, VisionPrompt, VisionPrompts, VisionTokens, text_only};
 pub use resize::{Filter, Resizer};
 use size::grown_in_turn;
 pub use size::{Size, aspect_ratio_preserving_size, smart_resize, smart_resize_video};
 pub use square::SquareEncoder;
+pub use tiles::{Cutter, Tiles, Tiling, WholeImage};

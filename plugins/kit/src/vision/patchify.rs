@@ -85,12 +85,23 @@ impl Patchify {
         Ok(Self { patch, block, layout })
     }
 
+    /// Patches of a side of a block.
+    pub fn block(&self) -> usize {
+        self.block
+    }
+
+    /// Pixels of a side of a block.
+    pub fn block_side(&self) -> u32 {
+        // Checked when it was made.
+        (self.patch * self.block) as u32
+    }
+
     /// The patches of an image.
     ///
     /// # Errors
     /// Unless its sides are multiples of a block's.
     pub fn grid(&self, size: Size) -> Result<Grid> {
-        let unit = (self.patch * self.block) as u32;
+        let unit = self.block_side();
         if size.area() == 0
             || !(size.width.is_multiple_of(unit) && size.height.is_multiple_of(unit))
         {

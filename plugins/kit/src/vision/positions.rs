@@ -66,6 +66,52 @@ fn resample(
     Ok(())
 }
 
+/// Writes learned positions for the patches of `grid` into `target`, in the order of [`Grid::order`] with `block`.
+///
+/// `table` has `side · side` rows of `width` numbers; it is resampled as by `F.interpolate` with `mode="bilinear"`,
+/// `align_corners=False` and `antialias=True` (`Siglip2VisionEmbeddings.resize_positional_embeddings`).
+///
+/// # Errors
+/// Unless `table` has `side · side · width` numbers and `target` `width` for each patch.
+pub fn resample_antialiased(
+    table: &[f32],
+    side: usize,
+    width: usize,
+    grid: Grid,
+    block: usize,
+    target: &mut [f32],
+) -> Result<()> {
+    let rows = side.checked_mul(side).filter(|&rows| rows > 0);
+    table_of("learned positions", table, rows, width)?;
+    places(target, grid, width)?;
+    let (down, across) = (taps(side, grid.rows), taps(side, grid.columns));
+    for ((row, column), target) in grid.order(block)?.zip(target.chunks_exact_mut(width)) {
+        target.fill(0.0);
+        for &(y, above) in &down[row] {
+            for &(x, before) in &across[column] {
+                let learned = table[(y * side + x) * width..].iter();
+                target.iter_mut().zip(learned).for_each(|(to, from)| *to += above * before * from);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// For each of `count` places along an axis, the entries of the table that it is made of, and their weights.
+fn taps(entries: usize, count: usize) -> Vec<Vec<(usize, f32)>> {
+    let scale = entries as f32 / count as f32;
+    let support = scale.max(1.0);
+    let of = |place: usize| {
+        let centre = (place as f32 + 0.5) * scale - 0.5;
+        let weight = |entry: usize| 1.0 - (entry as f32 - centre).abs() / support;
+        let taps = (0..entries).map(|entry| (entry, weight(entry))).filter(|(_, w)| *w > 0.0);
+        let taps: Vec<_> = taps.collect();
+        let sum: f32 = taps.iter().map(|(_, w)| w).sum();
+        taps.into_iter().map(|(entry, w)| (entry, w / sum)).collect()
+    };
+    (0..count).map(of).collect()
+}
+
 /// One axis of a table that is resampled.
 struct Axis {
     last: usize,
@@ -254,4 +300,25 @@ fn places(slice: &[f32], grid: Grid, width: usize) -> Result<()> {
         grid.rows,
         grid.columns
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_of_the_same_grid_stay_and_others_are_weighted() {
+        let table: Vec<f32> = (0..9u8).map(f32::from).collect();
+        let resampled = |rows, columns| {
+            let mut target = vec![0.0; rows * columns];
+            resample_antialiased(&table, 3, 1, Grid { rows, columns }, 1, &mut target).unwrap();
+            target
+        };
+        assert_eq!(resampled(3, 3), table);
+        let one = resampled(1, 1);
+        assert!((one[0] - 4.0).abs() < 1e-5, "{one:?}");
+        let wide = resampled(1, 6);
+        let expected = [3.0, 3.25, 3.75, 4.25, 4.75, 5.0];
+        assert!(wide.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-5), "{wide:?}");
+    }
 }

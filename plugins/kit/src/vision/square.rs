@@ -1,12 +1,14 @@
-//! A vision graph that takes one square image and embeds its patches itself.
+//! A vision graph that takes one square image, or one of any shape up to as many patches, and embeds these itself.
 
 use std::time::Instant;
 
 use serde::Deserialize;
 
-use super::{Filter, Image, Normalisation, PatchLayout, Patchify, Resizer, Size};
+use super::{
+    Filter, Image, Normalisation, PatchLayout, Patchify, Resizer, Size, resample_antialiased,
+};
 use crate::OneOrMany;
-use crate::fill::FloatInput;
+use crate::fill::{Embedding, FloatInput, MASK_VALUE};
 use qhx_op::{Error, Host, Result, SpanId, View};
 
 /// The key of the graph in `plan.params`, and of what the manifest declares in `params`.
@@ -28,6 +30,11 @@ struct Params {
     resample: Filter,
     image_mean: [f64; 3],
     image_std: [f64; 3],
+    /// Images keep their shape: patches of a side of the square of learned positions.
+    position_side: Option<usize>,
+    /// Colours of a pixel stand together in a patch.
+    #[serde(default)]
+    channels_last: bool,
 }
 
 fn one() -> u32 {
@@ -39,10 +46,15 @@ fn one() -> u32 {
 /// | in the manifest | |
 /// |---|---|
 /// | `plan.params.vision` | the graph |
-/// | `params.vision` | `image_size`, `patch_size`, `merge_size`, `resample`, `image_mean`, `image_std` |
+/// | `params.vision` | `image_size`, `patch_size`, `merge_size`, `resample`, `image_mean`, `image_std`, `channels_last` |
 ///
 /// The graph takes `pixels` `[patches, 3 · patch_size²]`, normalised, in blocks of `merge_size` by `merge_size`
 /// patches, and gives `embeds` `[tokens, width]`.
+///
+/// Where `params.vision` has `position_side`, images keep their shape (NaFlex of SigLIP 2). The graph then takes an
+/// image of any number of patches up to those of the square, and besides `pixels` the inputs `positions`
+/// `[patches, hidden]`, which are resampled from the table `artifacts.positions.vision`, and `cmask` `[1, patches]`,
+/// which hides the rows behind the image's own.
 #[derive(Debug)]
 pub struct SquareEncoder {
     graph: qhx_op::GraphId,
@@ -57,7 +69,46 @@ pub struct SquareEncoder {
     resizer: Resizer,
     /// Patches of an image.
     patches: Vec<f32>,
+    shaped: Option<Shaped>,
     span: SpanId,
+}
+
+/// What depends on the shape of an image.
+#[derive(Debug)]
+struct Shaped {
+    /// Learned positions of a square, `[side², hidden]`, and its side.
+    table: Vec<f32>,
+    side: usize,
+    positions: FloatInput,
+    mask: FloatInput,
+}
+
+impl Shaped {
+    fn open(host: &mut Host, graph: qhx_op::GraphId, side: usize, patches: usize) -> Result<Self> {
+        let square = side.checked_mul(side).filter(|count| (1..1 << 20).contains(count));
+        let square = square.ok_or_else(|| {
+            Error::manifest(format!(
+                "manifest params.{VISION}.position_side is {side}, expected patches of a side"
+            ))
+        })?;
+        let (rows, hidden) = host.rows_of(graph, host.input(graph, "positions")?)?;
+        let mask = FloatInput::require(host, graph, "cmask")?;
+        if rows != patches || mask.len() != patches {
+            return Err(Error::graph(format!(
+                "graph {:?}: {rows} rows of positions and {} values of cmask, expected one for each of {patches} patches",
+                host.graph(graph).name,
+                mask.len()
+            )));
+        }
+        let place = "/artifacts/positions/vision";
+        let positions = Embedding::open_at(host, place, hidden, Some(square))?;
+        let mut table = vec![0.0; square * hidden];
+        for (row, to) in (0..).zip(table.chunks_exact_mut(hidden)) {
+            positions.read(host, row, 0, to)?;
+        }
+        let positions = FloatInput::require(host, graph, "positions")?;
+        Ok(Self { table, side, positions, mask })
+    }
 }
 
 impl SquareEncoder {
@@ -94,16 +145,24 @@ impl SquareEncoder {
             )));
         }
         let size = Size { width: side, height: side };
-        let patchify = Patchify::new(patch as usize, block as usize, PatchLayout::ChannelsFirst)?;
+        let layout = match params.channels_last {
+            true => PatchLayout::ChannelsLast,
+            false => PatchLayout::ChannelsFirst,
+        };
+        let patchify = Patchify::new(patch as usize, block as usize, layout)?;
         let grid = patchify.grid(size)?;
         let input = host.input(graph, "pixels")?;
         let output = host.output(graph, "embeds")?;
-        let expected = (grid.patches(), patchify.patch_len(1));
-        let (_, found) = host.rows_of(graph, output)?;
-        if host.rows_of(graph, input)? != expected || found != width {
+        let (rows, values) = host.rows_of(graph, input)?;
+        // Where images keep their shape, one of another may have more patches than a tile.
+        let most = if params.position_side.is_some() { rows } else { grid.patches() };
+        let expected = (grid.patches().max(most), patchify.patch_len(1));
+        let (tokens, found) = host.rows_of(graph, output)?;
+        let block = patchify.block() * patchify.block();
+        if (rows, values) != expected || found != width || tokens * block != rows {
             return Err(Error::graph(format!(
-                "graph {:?}: tensors {} and {}: expected {} patches of {} values, as params.{VISION} has it, and rows as \
-                 wide as the decoder's, {width}",
+                "graph {:?}: tensors {} and {}: expected {} patches of {} values, as params.{VISION} has it, and rows of their \
+                 blocks as wide as the decoder's, {width}",
                 host.graph(graph).name,
                 host.tensor(graph, input),
                 host.tensor(graph, output),
@@ -111,6 +170,8 @@ impl SquareEncoder {
                 expected.1
             )));
         }
+        let shaped = params.position_side;
+        let shaped = shaped.map(|side| Shaped::open(host, graph, side, expected.0)).transpose()?;
         Ok(Some(Self {
             graph,
             pixels: FloatInput::require(host, graph, "pixels")?,
@@ -126,13 +187,19 @@ impl SquareEncoder {
             )?,
             resizer: Resizer::new(params.resample),
             patches: vec![0.0; expected.0 * expected.1],
+            shaped,
             span: host.span(VISION),
         }))
     }
 
-    /// The size that the graph takes.
+    /// The size that the graph takes, that of a tile.
     pub fn size(&self) -> Size {
         self.size
+    }
+
+    /// Pixels of a side of what becomes one token.
+    pub fn unit(&self) -> u32 {
+        self.patchify.block_side()
     }
 
     /// Filter that resizes images.
@@ -140,28 +207,62 @@ impl SquareEncoder {
         self.filter
     }
 
-    /// Tokens of an image.
+    /// Tokens that the graph makes: those of an image of [`SquareEncoder::size`], unless images keep their shape.
     pub fn tokens(&self) -> usize {
         self.embeds.len / self.width
     }
 
+    /// Tokens of an image of `size`: those of the square that it is stretched to, or its own where images keep their
+    /// shape.
+    ///
+    /// # Errors
+    /// When an image that keeps its shape has more patches than the graph takes, or no whole ones.
+    pub fn tokens_of(&self, size: Size) -> Result<usize> {
+        if self.shaped.is_none() {
+            return Ok(self.tokens());
+        }
+        let patches = self.patchify.grid(size)?.patches();
+        let most = self.patches.len() / self.patchify.patch_len(1);
+        if patches > most {
+            return Err(Error::prompt(format!(
+                "an image that becomes one of {size} pixels has {patches} patches, expected at most {most}; cut it into \
+                 pieces"
+            )));
+        }
+        Ok(patches * self.tokens() / most)
+    }
+
     /// Rows of an image for the decoder, `[tokens, width]`. An image of another size is stretched to
-    /// [`SquareEncoder::size`]. Dumps `pixel_values` and `embeds`.
+    /// [`SquareEncoder::size`] where images do not keep their shape. Dumps `pixel_values` and `embeds`.
     ///
     /// # Errors
     /// When the image cannot be resized, or the graph fails.
     pub fn encode(&mut self, host: &mut Host, image: Image<'_>) -> Result<Vec<f32>> {
         let start = Instant::now();
-        let shown = self.resizer.resize(image, self.size)?;
-        let grid = self.patchify.write(&[shown], &self.normalisation, &mut self.patches)?;
-        let values = self.patches.len() / grid.patches();
-        host.dump_values("pixel_values", &self.patches, &[grid.patches(), values])?;
+        let size = if self.shaped.is_some() { image.size() } else { self.size };
+        let tokens = self.tokens_of(size)?;
+        let shown = self.resizer.resize(image, size)?;
+        let (grid, values) = (self.patchify.grid(size)?, self.patchify.patch_len(1));
+        let (own, behind) = self.patches.split_at_mut(grid.patches() * values);
+        self.patchify.write(&[shown], &self.normalisation, own)?;
+        behind.fill(0.0);
+        host.dump_values("pixel_values", own, &[grid.patches(), values])?;
         self.pixels.write(host, &self.patches)?;
+        if let Some(Shaped { table, side, positions, mask }) = &self.shaped {
+            let width = table.len() / (side * side);
+            let mut rows = vec![0.0; positions.len()];
+            let own = &mut rows[..grid.patches() * width];
+            resample_antialiased(table, *side, width, grid, self.patchify.block(), own)?;
+            positions.write(host, &rows)?;
+            let mut hides = vec![MASK_VALUE; mask.len()];
+            hides[..grid.patches()].fill(0.0);
+            mask.write(host, &hides)?;
+        }
         host.execute(self.graph)?;
-        let mut embeds = vec![0.0; self.embeds.len];
+        let mut embeds = vec![0.0; tokens * self.width];
         self.embeds.to_f32(host, 0, &mut embeds)?;
         host.end(self.span, start);
-        host.dump_values("embeds", &embeds, &[self.tokens(), self.width])?;
+        host.dump_values("embeds", &embeds, &[tokens, self.width])?;
         Ok(embeds)
     }
 }
