@@ -214,6 +214,9 @@ impl Checkpoint {
         }
         if self.config.get("vision_config").is_none() {
             inside.add_tower(&mut self.config, tower.config);
+            if let Some(class) = tower.class {
+                self.config["architectures"] = json!([class]);
+            }
         }
         self.processor = tower.processor;
         self.files.push(mmproj.to_owned());

@@ -3,7 +3,8 @@
     python mmproj.py ../fixtures        # needs gguf==0.19.0 beside torch and transformers
 
 `qwen25vl.gguf` and `mmproj-qwen25vl.gguf` are the checkpoint `../fixtures/qwen25vl-unseen`: its decoder with the
-tokenizer, and its tower. `mmproj-qwen3vl.gguf` has a tower with random weights, those of `mmproj-qwen3vl.safetensors`,
+tokenizer, and its tower. `qwen2vl.gguf` and `mmproj-qwen2vl.gguf` are those of `../fixtures/vision/qwen2vl`, and
+`mmproj-qwen2vl-old.gguf` is the tower with the names and numbers of llama.cpp's older `qwen2_vl_surgery.py`. `mmproj-qwen3vl.gguf` has a tower with random weights, those of `mmproj-qwen3vl.safetensors`,
 whose metadata has the `vision_config`. Metadata and changes to tensors are those of `Qwen2VLVisionModel` and
 `Qwen3VLVisionModel` of the converter, names those of the package's tables.
 """
@@ -42,17 +43,18 @@ def finish(writer):
     writer.close()
 
 
-def tower(path, vision, tensors, projector, mean, std):
+def tower(path, vision, tensors, projector, mean, std, old=False):
     """`tensors` are those of `visual.*`."""
+    older = "embed_dim" in vision
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision["depth"])
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_type(gguf.GGUFType.MMPROJ)
     writer.add_clip_has_vision_encoder(True)
-    writer.add_vision_projection_dim(vision["out_hidden_size"])
+    writer.add_vision_projection_dim(0 if old else vision["hidden_size"] if older else vision["out_hidden_size"])
     writer.add_vision_image_size(560)
     writer.add_vision_patch_size(vision["patch_size"])
-    writer.add_vision_embedding_length(vision["hidden_size"])
-    writer.add_vision_feed_forward_length(vision["intermediate_size"])
+    writer.add_vision_embedding_length(vision["embed_dim" if older else "hidden_size"])
+    writer.add_vision_feed_forward_length(0 if old else vision["hidden_size" if older else "intermediate_size"])
     writer.add_vision_block_count(vision["depth"])
     writer.add_vision_head_count(vision["num_heads"])
     writer.add_vision_image_mean(mean)
@@ -60,7 +62,9 @@ def tower(path, vision, tensors, projector, mean, std):
     writer.add_clip_projector_type(projector)
     writer.add_vision_attention_layernorm_eps(1e-6)
     deepstack = vision.get("deepstack_visual_indexes")
-    if deepstack is None:
+    if older:
+        pass
+    elif deepstack is None:
         writer.add_vision_use_silu(True)
         writer.add_vision_n_wa_pattern(vision["fullatt_block_indexes"][0] + 1)
     else:
@@ -85,6 +89,8 @@ def tower(path, vision, tensors, projector, mean, std):
         else:
             theirs = table.get_name(name, try_suffixes=(".weight", ".bias"))
             assert theirs, name
+            if old:
+                theirs = re.sub("ffn_(up|down)", lambda found: {"up": "ffn_down", "down": "ffn_up"}[found[1]], theirs)
             add(writer, theirs, tensor)
     finish(writer)
 
@@ -114,14 +120,16 @@ def decoder(path, folder, config, tensors):
 @torch.no_grad()
 def main(fixtures):
     out = fixtures / "gguf"
-    folder = fixtures / "qwen25vl-unseen"
-    config = json.loads((folder / "config.json").read_text())
-    tensors = load_file(folder / "model.safetensors")
-    sees = lambda name: name.startswith("visual.")
-    decoder(out / "qwen25vl.gguf", folder, config, {name: tensor for name, tensor in tensors.items() if not sees(name)})
     kind = gguf.VisionProjectorType
-    own = {name: tensor for name, tensor in tensors.items() if sees(name)}
-    tower(out / "mmproj-qwen25vl.gguf", config["vision_config"], own, kind.QWEN25VL, MEAN, STD)
+    sees = lambda name: name.startswith("visual.")
+    for name, fixture, projector in (("qwen25vl", "qwen25vl-unseen", kind.QWEN25VL), ("qwen2vl", "vision/qwen2vl", kind.QWEN2VL)):
+        folder = fixtures / fixture
+        config = json.loads((folder / "config.json").read_text())
+        tensors = load_file(folder / "model.safetensors")
+        decoder(out / f"{name}.gguf", folder, config, {name: tensor for name, tensor in tensors.items() if not sees(name)})
+        own = {name: tensor for name, tensor in tensors.items() if sees(name)}
+        tower(out / f"mmproj-{name}.gguf", config["vision_config"], own, projector, MEAN, STD)
+    tower(out / "mmproj-qwen2vl-old.gguf", config["vision_config"], own, projector, MEAN, STD, old=True)
 
     vision = {
         "depth": 4, "hidden_size": 24, "intermediate_size": 36, "num_heads": 2, "patch_size": 6, "spatial_merge_size": 2,

@@ -43,7 +43,10 @@ FAMILIES = {
     "qwen3vl": (transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration),
     "qwen3_5": (transformers.Qwen3_5Config, transformers.Qwen3_5ForConditionalGeneration),
     "qwen2_5_vl": (transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration),
+    "qwen2_vl": (transformers.Qwen2VLConfig, transformers.Qwen2VLForConditionalGeneration),
 }
+# Of these a video is one run of placeholders, and published checkpoints are flat.
+OLDER = ("qwen2_5_vl", "qwen2_vl")
 MARKS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
 ADDED = chatml.ADDED[:3] + [(mark, True) for mark in MARKS]
 ENDS = ("<|im_end|>", "<|endoftext|>")
@@ -76,7 +79,7 @@ TEMPLATE = r"""{%- set image_count = namespace(value=0) %}
 {%- endif %}"""
 # Qwen3.5 does not think unless asked. What says so is not repeated in the next turn.
 THINK = "<think>\n\n</think>\n\n"
-TEMPLATES = {"qwen3vl": TEMPLATE, "qwen2_5_vl": TEMPLATE, "qwen3_5": TEMPLATE.replace("assistant\\n' }}", f"assistant\\n{THINK}' }}}}".replace("\n", "\\n"))}
+TEMPLATES = {"qwen3vl": TEMPLATE, "qwen2_5_vl": TEMPLATE, "qwen2_vl": TEMPLATE, "qwen3_5": TEMPLATE.replace("assistant\\n' }}", f"assistant\\n{THINK}' }}}}".replace("\n", "\\n"))}
 
 # What an image becomes; the first alone in a tower without deepstack.
 FEATURES = ("embeds", "deepstack_0", "deepstack_1", "deepstack_2")
@@ -151,7 +154,7 @@ class Vision:
     def __init__(self, spec):
         v = spec["vision"]
         sizes = {"patch_size": v["patch_size"], "merge_size": v["spatial_merge_size"], "temporal_patch_size": v["temporal_patch_size"]}
-        self.whole, self.fps = spec["family"] == "qwen2_5_vl", spec.get("fps", FPS)
+        self.family, self.whole, self.fps = spec["family"], spec["family"] in OLDER, spec.get("fps", FPS)
         video_processor = Qwen2VLVideoProcessor if self.whole else Qwen3VLVideoProcessor
         self.native = Qwen2VLImageProcessor(size=spec["image"], **sizes, **normalisation(spec))
         self.video_processor = video_processor(
@@ -228,7 +231,7 @@ def inputs(tok, rows, vision):
         out |= {"pixel_values": torch.cat([s[0] for s in stills]), "image_grid_thw": torch.cat([s[1] for s in stills])}
     if films:
         out |= {"pixel_values_videos": torch.cat([f[0] for f in films]), "video_grid_thw": torch.cat([f[1] for f in films])}
-        if vision.whole:
+        if vision.family == "qwen2_5_vl":
             out["second_per_grid_ts"] = torch.tensor([vision.video_processor.temporal_patch_size / vision.fps] * len(films))
     return out
 
@@ -330,14 +333,20 @@ def save(model, tok, spec, out):
     stored.save_pretrained(out)
     if spec["family"] == "qwen3vl" and spec.get("config_keys", "old") == "old":
         old_keys(out / "config.json")
-    if spec["family"] == "qwen2_5_vl" and spec["config_keys"] == "old":
-        published(out)
+    if spec["family"] in OLDER and spec["config_keys"] == "old":
+        published(out, spec["family"])
     chatml.write_tokenizer(tok, out, spec["text"]["max_position_embeddings"], added(spec), TEMPLATES[spec["family"]])
     v = spec["vision"]
     common = {
         "patch_size": v["patch_size"], "temporal_patch_size": v["temporal_patch_size"], "merge_size": v["spatial_merge_size"],
         **normalisation(spec),
     }
+    if spec["family"] == "qwen2_vl":
+        # One file for images and videos, which have the same limits.
+        low, high = spec["image"].values()
+        kind = {"processor_class": "Qwen2VLProcessor", "image_processor_type": "Qwen2VLImageProcessor"}
+        (out / "preprocessor_config.json").write_text(json.dumps({"min_pixels": low, "max_pixels": high, **common, **kind}, indent=2) + "\n")
+        return
     name = "Qwen2_5_VLProcessor" if spec["family"] == "qwen2_5_vl" else "Qwen3VLProcessor"
     video = "Qwen2VLVideoProcessor" if spec["family"] == "qwen2_5_vl" else "Qwen3VLVideoProcessor"
     for name, size, kind in (
@@ -361,8 +370,8 @@ def old_keys(path):
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
-def published(out):
-    """The keys and the names of tensors of Qwen2.5-VL as published: flat, with a rope of the type "mrope"."""
+def published(out, family):
+    """The keys and the names of tensors of Qwen2.5-VL and Qwen2-VL as published: flat, with a rope of the type "mrope"."""
     value = json.loads((out / "config.json").read_text())
     text, vision = value.pop("text_config"), value["vision_config"]
     rope = text.pop("rope_parameters")
@@ -370,7 +379,7 @@ def published(out):
         text.pop(key, None)
     for key in ("rope_parameters", "transformers_version", "dtype", "initializer_range"):
         vision.pop(key, None)
-    vision["in_chans"], vision["model_type"] = vision.pop("in_channels"), "qwen2_5_vl"
+    vision["in_chans"], vision["model_type"] = vision.pop("in_channels"), family
     value["torch_dtype"] = value.pop("dtype")
     value |= text | {
         "rope_theta": rope["rope_theta"], "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]},

@@ -1,4 +1,4 @@
-"""A checkpoint of Qwen3-VL or Qwen2.5-VL nobody has seen: dimensions drawn from a seed, random weights, and what
+"""A checkpoint of Qwen3-VL, Qwen2.5-VL or Qwen2-VL nobody has seen: dimensions drawn from a seed, random weights, and what
 `transformers` answers.
 
 Nothing is trained. Random weights make every part matter, and what is compared are features, positions and logits; the
@@ -26,7 +26,7 @@ from qwen3vl import DESCRIBE, expand, image, inputs, levels, parts, render, user
 LIMIT = 6
 # Least distance of the best logit from the second: a hundred times what two ways of computing them differ by; of
 # Qwen2.5-VL what f16 leaves of it.
-MARGINS = {"qwen3vl": 2e-3, "qwen2_5_vl": 0.04}
+MARGINS = {"qwen3vl": 2e-3, "qwen2_5_vl": 0.04, "qwen2_vl": 0.07}
 # Those of CLIP.
 MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 SHOWN = ("boat", "tower")
@@ -155,7 +155,17 @@ def draw_windowed(seed):
     }
 
 
-DRAWS = {"qwen3vl": draw, "qwen2_5_vl": draw_windowed}
+def draw_older(seed):
+    """Qwen2-VL: the sizes of a drawn Qwen2.5-VL, with a tower without windows, and limits of images for videos, too."""
+    spec = draw_windowed(seed)
+    vision, rng = spec["vision"], random.Random(f"qwen2_vl {seed}")
+    for key in ("intermediate_size", "out_hidden_size", "window_size", "fullatt_block_indexes", "tokens_per_second"):
+        del vision[key]
+    vision |= {"embed_dim": vision.pop("hidden_size"), "hidden_size": spec["text"]["hidden_size"], "mlp_ratio": rng.randint(2, 4)}
+    return spec | {"name": f"qwen2_vl-unseen-{seed}", "family": "qwen2_vl", "video": spec["image"], "config_keys": "old"}
+
+
+DRAWS = {"qwen3vl": draw, "qwen2_5_vl": draw_windowed, "qwen2_vl": draw_older}
 
 
 @torch.no_grad()

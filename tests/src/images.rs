@@ -172,7 +172,8 @@ impl Sights {
         let size = |key: &str| vision[key].as_u64().map(|size| size as usize);
         let patch = size("patch_size").expect("patch_size");
         sights.patch = [patch.pow(2), size("temporal_patch_size").unwrap_or(1)];
-        sights.whole_videos = config["model_type"] == "qwen2_5_vl";
+        let kind = config["model_type"].as_str();
+        sights.whole_videos = kind.is_some_and(|kind| ["qwen2_vl", "qwen2_5_vl"].contains(&kind));
         let processor: Value = files::json(&folder.join("preprocessor_config.json"));
         sights.normalisation = ["image_mean", "image_std"]
             .map(|key| serde_json::from_value(processor[key].clone()).expect(key));

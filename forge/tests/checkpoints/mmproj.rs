@@ -84,6 +84,27 @@ fn a_decoder_and_its_tower_beside_it_are_the_checkpoint() {
     assert_eq!(params["tokens_per_second"], 2.0);
 }
 
+/// Which of two classes the decoder belongs to follows from the tower, in files of either converter.
+#[test]
+fn a_tower_of_qwen2_vl_makes_the_checkpoint_that_class() {
+    let folder = fixture("vision/qwen2vl");
+    let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
+    let own = read_json(&folder.join("config.json"));
+    let mut towers = Vec::new();
+    for tower in ["mmproj-qwen2vl.gguf", "mmproj-qwen2vl-old.gguf"] {
+        let dir = files(&[("qwen2vl.gguf", "model.gguf"), (tower, "mmproj.gguf")]);
+        let checkpoint = Checkpoint::open(&dir.path().join("model.gguf")).unwrap();
+        same_tensors(&checkpoint, &SafeTensors::deserialize(&bytes).unwrap());
+        assert_eq!(checkpoint.architecture(), Some("Qwen2VLForConditionalGeneration"), "{tower}");
+        towers.push(checkpoint.config()["vision_config"].clone());
+        let recipe = recipe(&checkpoint, &recipe_options(128, &[("image-size", "48")])).unwrap();
+        assert_eq!(recipe.family, "qwen2_vl");
+        assert_eq!(recipe.params["vision"]["time_step"], 1.0);
+    }
+    assert_eq!(towers[0], towers[1]);
+    same_keys(&towers[0], &own["vision_config"], &[]);
+}
+
 #[test]
 fn a_tower_with_deepstack_is_the_checkpoint_s() {
     let dir = files(&[DECODER]);

@@ -38,6 +38,7 @@ mod quantized;
 mod qwen35;
 mod qwen3vl;
 mod real;
+mod seeing;
 mod sessions;
 mod siglip;
 mod small_caches;

@@ -24,6 +24,8 @@ use serde_json::{Value, json};
 const TINY: &str = "qwen3vl-tiny";
 /// Qwen2.5-VL.
 const WINDOWED: &str = "qwen25vl-unseen";
+/// Qwen2-VL.
+const OLDER: &str = "vision/qwen2vl";
 /// Vision graphs for the three areas that images of the tiny model have.
 const SHAPES: &str = "24,32,48";
 /// Logits and features on the CPU differ by rounding only.
@@ -417,8 +419,9 @@ fn int8_weights_keep_the_answers() {
 /// Forges a checkpoint for one mode with nothing but its sizes.
 fn forge_unseen(folder: &Path, mode: &str, target: Option<&'static str>, out: &Path) -> PathBuf {
     let processor: Value = files::json(&folder.join("preprocessor_config.json"));
-    let [pixels, patch] = ["/size/longest_edge", "/patch_size"]
-        .map(|key| processor.pointer(key).and_then(Value::as_u64).unwrap());
+    let number = |key: &str| processor.pointer(key).and_then(Value::as_u64);
+    let pixels = number("/size/longest_edge").or(number("/max_pixels")).unwrap();
+    let patch = number("/patch_size").unwrap();
     let (key, value) = match mode {
         "native" => ("image-patches", (pixels / (patch * patch)).to_string()),
         _ => ("image-size", Sights::of(folder).fixed.to_string()),
@@ -474,9 +477,25 @@ fn qwen2_5_vl_gives_the_reference_s_features_and_logits() {
     unseen(&fixture(WINDOWED), 1e-4);
 }
 
+/// LayerNorm and a sigmoid of 1.702 x in the tower, its width beside the decoder's, a video whose patches in time are
+/// one position apart, and one file of limits for images and videos.
+#[test]
+fn qwen2_vl_gives_the_reference_s_features_and_logits() {
+    unseen(&fixture(OLDER), 1e-4);
+}
+
+#[tier(qnn)]
+fn the_npu_gives_the_reference_s_tokens_of_qwen2_vl() {
+    on_the_npu(OLDER);
+}
+
 #[tier(qnn)]
 fn the_npu_gives_the_reference_s_tokens_of_qwen2_5_vl() {
-    let folder = fixture(WINDOWED);
+    on_the_npu(WINDOWED);
+}
+
+fn on_the_npu(checkpoint: &str) {
+    let folder = fixture(checkpoint);
     let sights = Sights::of(&folder);
     let targets = if full_matrix() { &["v81", "v73"][..] } else { &["v81"] };
     for target in targets {

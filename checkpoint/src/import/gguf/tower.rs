@@ -20,34 +20,41 @@ use crate::import::Imported;
 /// A tower of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
+    Qwen2Vl,
     Qwen25Vl,
     /// Tower of Qwen3-VL and of Qwen3.5.
     Qwen3Vl,
 }
 
 /// `clip.projector_type` of those that are read.
-const KINDS: [(&str, Kind); 2] =
-    [("qwen2.5vl_merger", Kind::Qwen25Vl), ("qwen3vl_merger", Kind::Qwen3Vl)];
-
-/// Parts of a block: llama.cpp's names, and those of Qwen2.5-VL and of Qwen3-VL.
-const BLOCK: [(&str, [&str; 2]); 7] = [
-    ("ln1", ["norm1"; 2]),
-    ("ln2", ["norm2"; 2]),
-    ("attn_qkv", ["attn.qkv"; 2]),
-    ("attn_out", ["attn.proj"; 2]),
-    ("ffn_gate", ["mlp.gate_proj", ""]),
-    ("ffn_up", ["mlp.up_proj", "mlp.linear_fc1"]),
-    ("ffn_down", ["mlp.down_proj", "mlp.linear_fc2"]),
+const KINDS: [(&str, Kind); 3] = [
+    ("qwen2vl_merger", Kind::Qwen2Vl),
+    ("qwen2.5vl_merger", Kind::Qwen25Vl),
+    ("qwen3vl_merger", Kind::Qwen3Vl),
 ];
+
+/// Parts of a block: llama.cpp's names, and those of Qwen2-VL, of Qwen2.5-VL and of Qwen3-VL.
+const BLOCK: [(&str, [&str; 3]); 7] = [
+    ("ln1", ["norm1"; 3]),
+    ("ln2", ["norm2"; 3]),
+    ("attn_qkv", ["attn.qkv"; 3]),
+    ("attn_out", ["attn.proj"; 3]),
+    ("ffn_gate", ["", "mlp.gate_proj", ""]),
+    (UP, ["mlp.fc1", "mlp.up_proj", "mlp.linear_fc1"]),
+    (DOWN, ["mlp.fc2", "mlp.down_proj", "mlp.linear_fc2"]),
+];
+/// The projections of a feed-forward. Older files of Qwen2-VL have each under the other's name.
+const UP: &str = "ffn_up";
+const DOWN: &str = "ffn_down";
 /// The parts of which `attn.qkv` are the rows, where the file has it in parts.
 const HEADS: [&str; 3] = ["attn_q", "attn_k", "attn_v"];
 /// Tensors beside the blocks.
-const MODEL: [(&str, [&str; 2]); 5] = [
-    ("v.patch_embd", ["patch_embed.proj"; 2]),
-    ("v.position_embd", ["", "pos_embed"]),
-    ("v.post_ln", ["merger.ln_q", "merger.norm"]),
-    ("mm.0", ["merger.mlp.0", "merger.linear_fc1"]),
-    ("mm.2", ["merger.mlp.2", "merger.linear_fc2"]),
+const MODEL: [(&str, [&str; 3]); 5] = [
+    ("v.patch_embd", ["patch_embed.proj"; 3]),
+    ("v.position_embd", ["", "", "pos_embed"]),
+    ("v.post_ln", ["merger.ln_q", "merger.ln_q", "merger.norm"]),
+    ("mm.0", ["merger.mlp.0", "merger.mlp.0", "merger.linear_fc1"]),
+    ("mm.2", ["merger.mlp.2", "merger.mlp.2", "merger.linear_fc2"]),
 ];
 /// Parts of a merger whose rows are added after the decoder's first layers.
 const DEEPSTACK: [(&str, &str); 3] =
@@ -58,7 +65,7 @@ const FILTERS: [&str; 2] = ["v.patch_embd.weight", "v.patch_embd.weight.1"];
 /// area of images and of videos.
 const WINDOW: usize = 112;
 const TOKENS_PER_SECOND: usize = 2;
-const QWEN25_PIXELS: [[u64; 2]; 2] = [[3136, 12_845_056]; 2];
+const QWEN2_PIXELS: [[u64; 2]; 2] = [[3136, 12_845_056]; 2];
 const QWEN3_PIXELS: [[u64; 2]; 2] = [[65_536, 16_777_216], [4096, 25_165_824]];
 
 /// A tower, under the names of a Hugging Face checkpoint.
@@ -67,6 +74,8 @@ pub(crate) struct Tower {
     pub tensors: BTreeMap<String, Arc<dyn Imported>>,
     /// `vision_config`.
     pub config: Json,
+    /// The class of the whole model, where it follows from the tower alone.
+    pub class: Option<&'static str>,
     /// `processor_config.json`.
     pub processor: Json,
 }
@@ -128,15 +137,34 @@ impl Tower {
         };
         let tensors = kind.tensors(file, map).map_err(fail)?;
         let config = kind.config(file).map_err(fail)?;
-        Ok(Self { tensors, config, processor: kind.processor(file) })
+        let class = (*kind == Kind::Qwen2Vl).then_some("Qwen2VLForConditionalGeneration");
+        Ok(Self { tensors, config, class, processor: kind.processor(file) })
     }
 }
 
 impl Kind {
-    /// Picks this kind's name from two names; none where it has no such tensor.
-    fn of(self, names: [&'static str; 2]) -> Option<&'static str> {
-        let [first, second] = names;
-        Some(if self == Self::Qwen25Vl { first } else { second }).filter(|name| !name.is_empty())
+    /// Picks this kind's name from those of all kinds; none where it has no such tensor.
+    fn of(self, [qwen2, qwen25, qwen3]: [&'static str; 3]) -> Option<&'static str> {
+        let name = match self {
+            Self::Qwen2Vl => qwen2,
+            Self::Qwen25Vl => qwen25,
+            Self::Qwen3Vl => qwen3,
+        };
+        Some(name).filter(|name| !name.is_empty())
+    }
+
+    /// The names of a feed-forward's projections: where the second is as wide as it should be high, they are exchanged.
+    fn feed_forward(self, file: &File) -> [&'static str; 2] {
+        let down = shape(file, "v.blk.0.ffn_down.weight");
+        let hidden = file.size("clip.vision.embedding_length");
+        match down {
+            Some([outputs, inputs])
+                if self == Self::Qwen2Vl && Some(*inputs) == hidden && outputs != inputs =>
+            {
+                [DOWN, UP]
+            }
+            _ => [UP, DOWN],
+        }
     }
 
     /// The tensors by the names of the Hugging Face checkpoint; those that no table has keep theirs, so that they are
@@ -149,6 +177,7 @@ impl Kind {
         let deepstack: BTreeSet<usize> = file.tensors.iter().filter_map(block_of_merger).collect();
         let deepstack: Vec<_> = deepstack.into_iter().collect();
         let find = |name: &str| file.tensors.iter().find(|info| info.name == name);
+        let exchanged = self.feed_forward(file) == [DOWN, UP];
         let mut tensors: BTreeMap<_, Arc<dyn Imported>> = BTreeMap::new();
         for info in &file.tensors {
             let (stem, end) = info.name.rsplit_once('.').unwrap_or((&info.name, ""));
@@ -167,6 +196,11 @@ impl Kind {
                 continue;
             }
             let block = stem.strip_prefix("v.blk.").and_then(|rest| rest.split_once('.'));
+            let block = block.map(|(block, part)| match part {
+                UP if exchanged => (block, DOWN),
+                DOWN if exchanged => (block, UP),
+                _ => (block, part),
+            });
             if let Some((block, part)) = block
                 && HEADS.contains(&part)
             {
@@ -188,7 +222,7 @@ impl Kind {
                 }
                 continue;
             }
-            let table = |table: &[(&str, [&'static str; 2])], part: &str| {
+            let table = |table: &[(&str, [&'static str; 3])], part: &str| {
                 table
                     .iter()
                     .find(|(theirs, _)| *theirs == part)
@@ -221,22 +255,38 @@ impl Kind {
             let key = format!("clip.vision.{key}");
             file.size(&key).ok_or_else(|| format!("its metadata has no number {key}"))
         };
-        let shape = |name: &str| {
-            file.tensors.iter().find(|info| info.name == name).map(|info| &*info.shape)
-        };
+        let shape = |name: &str| shape(file, name);
         let depth = size("block_count")?;
         let frames = FILTERS.iter().filter(|name| shape(name).is_some()).count();
         let mut config = json!({
             "depth": depth,
-            "hidden_size": size("embedding_length")?,
-            "intermediate_size": size("feed_forward_length")?,
             "num_heads": size("attention.head_count")?,
             "patch_size": size("patch_size")?,
             "spatial_merge_size": size("spatial_merge_size").unwrap_or(2),
             "temporal_patch_size": frames,
-            "out_hidden_size": size("projection_dim")?,
         });
+        let hidden = size("embedding_length")?;
+        if self == Self::Qwen2Vl {
+            // Files of this kind have other numbers for these sizes, or 0.
+            let rows = |name: &str| shape(name).and_then(|shape| shape.first().copied());
+            let [up, _] = self.feed_forward(file);
+            let inner = rows(&format!("v.blk.0.{up}.weight")).unwrap_or(0);
+            if hidden == 0 || inner == 0 || !inner.is_multiple_of(hidden) {
+                return Err(format!(
+                    "feed-forwards of {inner} rows, expected a multiple of {hidden}, clip.vision.embedding_length"
+                ));
+            }
+            config["embed_dim"] = json!(hidden);
+            config["mlp_ratio"] = json!(inner / hidden);
+            config["hidden_size"] = json!(rows("mm.2.weight"));
+            config["hidden_act"] = json!("quick_gelu");
+            return Ok(config);
+        }
+        config["hidden_size"] = json!(hidden);
+        config["intermediate_size"] = json!(size("feed_forward_length")?);
+        config["out_hidden_size"] = json!(size("projection_dim")?);
         match self {
+            Self::Qwen2Vl => {}
             Self::Qwen25Vl => {
                 let every = size("n_wa_pattern")?.max(1);
                 let full: Vec<_> = (1..=depth / every).map(|nth| nth * every - 1).collect();
@@ -268,7 +318,7 @@ impl Kind {
             common.insert(key.to_owned(), json!(numbers(&format!("clip.vision.{key}"))));
         }
         let [image, video] = match self {
-            Self::Qwen25Vl => QWEN25_PIXELS,
+            Self::Qwen2Vl | Self::Qwen25Vl => QWEN2_PIXELS,
             Self::Qwen3Vl => QWEN3_PIXELS,
         };
         let limit = |key: &str, default: u64| {
@@ -283,6 +333,11 @@ impl Kind {
         };
         json!({"image_processor": part(image), "video_processor": part(video)})
     }
+}
+
+/// Shape of the tensor of this name.
+fn shape<'a>(file: &'a File, name: &str) -> Option<&'a [usize]> {
+    file.tensors.iter().find(|info| info.name == name).map(|info| &*info.shape)
 }
 
 /// Tensors of one shape that are one, of which each has `unit` elements in turn.

@@ -10,7 +10,11 @@ use crate::recipes::vision::{Vision, section};
 
 /// The class of Qwen2.5-VL.
 pub(super) const QWEN2_5: &str = "Qwen2_5_VLForConditionalGeneration";
-/// `mrope_section` of Qwen2.5-VL where no key says it (`Qwen2_5_VLRotaryEmbedding`).
+/// The class of Qwen2-VL.
+pub(super) const QWEN2: &str = "Qwen2VLForConditionalGeneration";
+/// The class of PaddleOCR-VL.
+pub(super) const PADDLE: &str = "PaddleOCRVLForConditionalGeneration";
+/// `mrope_section` of Qwen2.5-VL and Qwen2-VL where no key says it (`Qwen2VLRotaryEmbedding`).
 const SECTION: [usize; 3] = [16, 24, 24];
 
 /// Sizes and constants of a model.
@@ -32,6 +36,7 @@ pub(super) struct Config {
     pub interleaved: bool,
     pub qkv_bias: bool,
     pub out_bias: bool,
+    pub mlp_bias: bool,
     pub eps: f32,
     pub tied: bool,
     pub max_positions: Option<usize>,
@@ -45,9 +50,13 @@ impl Config {
         reader.only("hidden_act", &json!("silu"))?;
         let hidden = reader.size("hidden_size")?;
         let layers = reader.layers()?;
-        let windowed = checkpoint.architecture() == Some(QWEN2_5);
-        // `Qwen2_5_VLTextConfig` has eight groups where the key is absent.
-        let heads = reader.heads(hidden, windowed.then_some(8), None)?;
+        let class = checkpoint.architecture().unwrap_or_default();
+        // The decoder of the first two is Qwen2's, that of the third ERNIE 4.5's.
+        let older = Some(class).filter(|class| [QWEN2, QWEN2_5, PADDLE].contains(class));
+        // `Qwen2VLTextConfig` has eight groups where the key is absent, `PaddleOCRTextConfig` heads of 128.
+        let paddle = class == PADDLE;
+        let groups = older.map(|_| if paddle { 2 } else { 8 });
+        let heads = reader.heads(hidden, groups, paddle.then_some(128))?;
         let vocab = reader.size("vocab_size")?;
         let common = Self {
             family: "qwen3vl",
@@ -62,24 +71,38 @@ impl Config {
             interleaved: true,
             qkv_bias: true,
             out_bias: false,
-            eps: reader.epsilon(&["rms_norm_eps"], if windowed { 1e-5 } else { 1e-6 })?,
-            tied: reader.tied(false),
+            mlp_bias: false,
+            eps: reader.epsilon(&["rms_norm_eps"], if older.is_some() { 1e-5 } else { 1e-6 })?,
+            tied: reader.tied(paddle),
             max_positions: reader.maybe_size("max_position_embeddings")?,
-            vision: match windowed {
-                true => Vision::windowed(checkpoint, [hidden, vocab])?,
-                false => Vision::read(checkpoint, [hidden, layers, vocab])?,
+            vision: match older {
+                Some(PADDLE) => Vision::of_paddle(checkpoint, [hidden, vocab])?,
+                Some(QWEN2) => Vision::of_qwen2(checkpoint, [hidden, vocab])?,
+                Some(_) => Vision::windowed(checkpoint, [hidden, vocab])?,
+                None => Vision::read(checkpoint, [hidden, layers, vocab])?,
             },
         };
         reader.kinds("layer_types", layers, &[("full_attention", ())])?;
-        if windowed {
-            reader.only("use_sliding_window", &json!(false))?;
+        if older.is_some() {
+            let (family, theta) = match class {
+                PADDLE => ("paddleocr_vl", 5e5),
+                QWEN2 => ("qwen2_vl", 1e6),
+                _ => ("qwen2_5_vl", 1e6),
+            };
+            if !paddle {
+                reader.only("use_sliding_window", &json!(false))?;
+            }
+            let bias = !paddle || reader.flag("use_bias")?;
             return Ok(Self {
-                family: "qwen2_5_vl",
+                family,
                 head_norms: false,
                 // Of old the type of this rope was "mrope".
-                rope_theta: reader.rope_theta_of(&["default", "mrope"], 1e6)?,
+                rope_theta: reader.rope_theta_of(&["default", "mrope"], theta)?,
                 section: section(&reader, heads.dim / 2, Some(SECTION))?,
                 interleaved: false,
+                qkv_bias: bias,
+                out_bias: paddle && bias,
+                mlp_bias: paddle && bias,
                 ..common
             });
         }

@@ -1,7 +1,8 @@
 //! Qwen3-VL: a vision tower whose rows stand in a text for images, and a decoder that takes further rows of the tower
 //! after its first layers (deepstack). Qwen2.5-VL: a tower with windows, without such rows, and Qwen2's decoder.
+//! Qwen2-VL: the same without windows. PaddleOCR-VL: SigLIP's tower with rotary positions, and ERNIE 4.5's decoder.
 //!
-//! Arithmetic: `transformers`, `models/qwen3_vl` and `models/qwen2_5_vl`. The host embeds patches and adds learned
+//! Arithmetic: `transformers`, `models/{qwen3_vl,qwen2_5_vl,qwen2_vl,paddleocr_vl}`. The host embeds patches and adds learned
 //! positions; then
 //!
 //! | graph | tensor | shape | |
@@ -25,7 +26,7 @@ use crate::recipe::{Recipe, RecipeOptions};
 use crate::recipes::vision::{self, DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE};
 use crate::register_recipe;
 use crate::registry::RecipeEntry;
-use config::{Config, QWEN2_5};
+use config::{Config, PADDLE, QWEN2, QWEN2_5};
 use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
@@ -35,13 +36,26 @@ use qhx_graph::graph::{Elem, Graph};
 const DEFAULT_PREFILL: [usize; 2] = [16, 320];
 
 register_recipe!(
-    RecipeEntry::new(&["Qwen3VLForConditionalGeneration", QWEN2_5], recipe)
+    RecipeEntry::new(&["Qwen3VLForConditionalGeneration", QWEN2_5, QWEN2, PADDLE], recipe)
         .prefill_graphs()
         .smaller_contexts()
         .options(&[IMAGE_SIZE, IMAGE_PATCHES, VISION_WEIGHTS])
 );
 
+/// Names of a tensor: as usual, and of PaddleOCR-VL the projector's as `transformers` 5 saves it.
+fn names(name: &str) -> Vec<String> {
+    let projector = name.strip_prefix("mlp_AR.").map(|rest| format!("model.projector.{rest}"));
+    let usual = ["model.language_model.", "model.", ""].map(|prefix| format!("{prefix}{name}"));
+    usual.into_iter().chain(projector).collect()
+}
+
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
+    let checkpoint = &checkpoint.renamed(names);
+    if checkpoint.architecture() == Some(PADDLE) {
+        // `_keys_to_ignore_on_load_unexpected` of the class.
+        checkpoint.leave_out("visual.vision_model.head");
+        checkpoint.leave_out("visual.vision_model.embeddings.packing_position_embedding");
+    }
     let config = Config::read(checkpoint)?;
     check_shape(options, config.layers, config.max_positions)?;
     let layers = Layers::decoder(checkpoint, options, config.eps);
@@ -95,7 +109,8 @@ fn run(
             out_bias: config.out_bias,
             ..Attention::new(format!("{name}.self_attn"), layer, config.heads)
         };
-        let mlp = Mlp::new(format!("{name}.mlp"), config.intermediate);
+        let mlp =
+            Mlp { bias: config.mlp_bias, ..Mlp::new(format!("{name}.mlp"), config.intermediate) };
         h = layers.block(&mut b, h, &name, &attention, &mlp, &attend)?;
         if layer < config.vision.deepstack.len() {
             let rows =

@@ -4,6 +4,7 @@ use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 
 use super::config::{Patches, Vision};
+use super::form::EPS;
 use super::tower::Tower;
 use crate::kit::{Layers, VISION_WEIGHTS};
 use crate::recipe::RecipeOptions;
@@ -12,8 +13,6 @@ use crate::registry::RecipeOption;
 
 /// Side of the square that images are stretched to by default, rounded down to whole tokens.
 pub(in crate::recipes) const DEFAULT_SIZE: usize = 512;
-/// Epsilon of the vision tower's norms.
-const VISION_EPS: f32 = 1e-6;
 
 pub(in crate::recipes) const IMAGE_SIZE: RecipeOption = RecipeOption {
     name: "image-size",
@@ -34,7 +33,7 @@ pub(super) fn tower<'a>(
     options: &RecipeOptions,
 ) -> Tower<'a> {
     let precision = VISION_WEIGHTS.precision(options);
-    Tower { layers: Layers::new(checkpoint, precision, VISION_EPS), vision }
+    Tower { layers: Layers::new(checkpoint, precision, EPS), vision }
 }
 
 /// Patches that the vision graphs take, the smallest first; a square of `default` pixels a side by default.
@@ -56,8 +55,15 @@ pub(super) fn patches(
         ))
         .hint("make the images smaller, or the context longer"))
     };
-    let Some(counts) = numbers(options, IMAGE_PATCHES.name, 1..=1 << 16)? else {
-        let size = options.choice(IMAGE_SIZE.name);
+    let size = options.choice(IMAGE_SIZE.name);
+    let mut counts = numbers(options, IMAGE_PATCHES.name, 1..=1 << 16)?;
+    if counts.is_none() && size.is_none() {
+        let shapes = vision.form.shapes.iter().copied();
+        let half = options.max_ctx.saturating_mul(vision.unit()) / 2;
+        let fitting: Vec<_> = shapes.filter(|count| *count <= half).collect();
+        counts = Some(fitting).filter(|fitting| !fitting.is_empty());
+    }
+    let Some(counts) = counts else {
         let pixels = size.map_or(Ok(default), str::parse);
         let pixels = pixels.ok().filter(|n| (side..=1 << 14).contains(n) && n.is_multiple_of(side));
         let pixels = pixels.ok_or_else(|| {
@@ -68,7 +74,7 @@ pub(super) fn patches(
         let patches = Patches::Square(pixels / vision.patch);
         return room(patches.count()).map(|()| vec![patches]);
     };
-    if options.choice(IMAGE_SIZE.name).is_some() {
+    if size.is_some() {
         return Err(usage(
             "image-size and image-patches are both set, expected one of them".to_owned(),
         )

@@ -4,14 +4,19 @@ use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
 use serde_json::{Value, json};
 
+use super::form::{Form, PADDLE, QWEN2, QWEN2_5, QWEN3};
 use crate::kit::Reader;
 
+/// The epsilon of the tower's norms as a key of the configuration has it.
+const EPS64: f64 = 1e-6;
 /// Base of the tower's rotary embedding where no key has it.
 const VISION_THETA: f64 = 1e4;
 
 /// The vision tower.
 #[derive(Debug, Clone)]
 pub(in crate::recipes) struct Vision {
+    /// Names and arithmetic of its class.
+    pub form: &'static Form,
     pub hidden: usize,
     pub intermediate: usize,
     pub depth: usize,
@@ -31,9 +36,11 @@ pub(in crate::recipes) struct Vision {
     pub out: usize,
     /// `image_token_id` and the other tokens around images and videos, with their keys.
     pub tokens: [(&'static str, usize); 4],
-    /// Windows of Qwen2.5-VL: blocks with RMSNorm and gated MLPs, most of which attend within windows; no learned
-    /// positions.
+    /// Windows of Qwen2.5-VL, within which most blocks attend.
     pub windows: Option<Windows>,
+    /// Positions of patches of a video in time, where all of them follow each other; none where each is an image with
+    /// its time before it.
+    pub in_time: Option<InTime>,
 }
 
 /// Attention windows of Qwen2.5-VL's blocks.
@@ -43,8 +50,15 @@ pub(in crate::recipes) struct Windows {
     pub side: usize,
     /// Blocks that attend to the whole image.
     pub full: Vec<usize>,
-    /// Positions that a second of a video takes in time.
-    pub tokens_per_second: f64,
+}
+
+/// Distance of the patches of a video in time.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::recipes) enum InTime {
+    /// Positions that a second takes (Qwen2.5-VL).
+    PerSecond(f64),
+    /// Positions that a patch takes, whatever the frames' times (Qwen2-VL).
+    Step(f64),
 }
 
 /// Patches that a vision graph takes.
@@ -127,8 +141,62 @@ impl Vision {
         let standard = json!([7, 15, 23, 31]);
         let key = "fullatt_block_indexes";
         let full = blocks(&reader, key, reader.get(key).unwrap_or(&standard), [tower.depth; 2])?;
-        let tokens_per_second = reader.positive(&["tokens_per_second"])?.unwrap_or(4.0);
-        Ok(Self { windows: Some(Windows { side, full, tokens_per_second }), ..tower })
+        let per_second = reader.positive(&["tokens_per_second"])?.unwrap_or(4.0);
+        Ok(Self {
+            form: &QWEN2_5,
+            windows: Some(Windows { side, full }),
+            in_time: Some(InTime::PerSecond(per_second)),
+            ..tower
+        })
+    }
+
+    /// The same of Qwen2-VL, whose `hidden_size` is the decoder's. Defaults are those of `Qwen2VLVisionConfig`.
+    pub fn of_qwen2(checkpoint: &Checkpoint, [out, vocab]: [usize; 2]) -> Result<Self> {
+        let reader = Reader::part(checkpoint, "vision_config")?;
+        reader.only("hidden_act", &json!("quick_gelu"))?;
+        reader.only("hidden_size", &json!(out))?;
+        let hidden = reader.size_or("embed_dim", 1280)?;
+        let inner = hidden.saturating_mul(reader.size_or("mlp_ratio", 4)?);
+        let tower = Self::of_width(checkpoint, &reader, [hidden, inner, out, vocab])?;
+        Ok(Self { form: &QWEN2, in_time: Some(InTime::Step(1.0)), ..tower })
+    }
+
+    /// The same of PaddleOCR-VL, which takes no videos. Defaults are those of `PaddleOCRVisionConfig`.
+    pub fn of_paddle(checkpoint: &Checkpoint, [out, vocab]: [usize; 2]) -> Result<Self> {
+        let reader = Reader::part(checkpoint, "vision_config")?;
+        reader.only("hidden_act", &json!("gelu_pytorch_tanh"))?;
+        reader.only("num_channels", &json!(3))?;
+        reader.only("layer_norm_eps", &json!(EPS64))?;
+        let (hidden, heads) =
+            (reader.size_or("hidden_size", 1152)?, reader.size_or("num_attention_heads", 16)?);
+        let patch = reader.size_or("patch_size", 14)?;
+        let image = reader.size_or("image_size", 384)?;
+        let merge = reader.size_or("spatial_merge_size", 2)?;
+        if patch > 256 || merge > 16 || image / patch == 0 {
+            return Err(reader.fault(format!(
+                "image_size, patch_size and spatial_merge_size are {image}, {patch} and {merge}, expected patches of \
+                 at most 256 pixels within an image, and at most 16 of them a side of a token"
+            )));
+        }
+        check_heads(&reader, hidden, heads)?;
+        let theta = reader.positive(&["rope_parameters.rope_theta", "rope_theta"])?;
+        Ok(Self {
+            form: &PADDLE,
+            hidden,
+            intermediate: reader.size_or("intermediate_size", 4304)?,
+            depth: reader.layers_or(27)?,
+            heads,
+            patch,
+            temporal: 1,
+            merge,
+            side: image / patch,
+            deepstack: Vec::new(),
+            rope_theta: theta.unwrap_or(VISION_THETA),
+            out,
+            tokens: tokens(checkpoint, vocab, &[100_295, 100_296, 101_305, 101_306])?,
+            windows: None,
+            in_time: None,
+        })
     }
 
     /// Tower with the settings that both share, without learned positions and further rows for the decoder.
@@ -138,28 +206,26 @@ impl Vision {
         out: usize,
         vocab: usize,
     ) -> Result<Self> {
-        let whole = Reader::whole(checkpoint);
-        let id = |key: &'static str| {
-            let id = whole.size(key)?;
-            if id < vocab {
-                return Ok((key, id));
-            }
-            Err(whole.fault(format!("{key} is {id}, expected less than vocab_size {vocab}")))
-        };
+        reader.only("out_hidden_size", &json!(out))?;
+        let (hidden, inner) = (reader.size("hidden_size")?, reader.size("intermediate_size")?);
+        Self::of_width(checkpoint, reader, [hidden, inner, out, vocab])
+    }
+
+    fn of_width(
+        checkpoint: &Checkpoint,
+        reader: &Reader<'_>,
+        [hidden, intermediate, out, vocab]: [usize; 4],
+    ) -> Result<Self> {
         for key in ["in_channels", "in_chans"] {
             reader.only(key, &json!(3))?;
         }
-        reader.only("out_hidden_size", &json!(out))?;
-        let (hidden, heads) = (reader.size("hidden_size")?, reader.size("num_heads")?);
-        if !hidden.is_multiple_of(heads) || !(hidden / heads).is_multiple_of(4) {
-            return Err(reader.fault(format!(
-                "hidden_size and num_heads are {hidden} and {heads}, expected heads whose width is a multiple of 4"
-            )));
-        }
+        let heads = reader.size("num_heads")?;
+        check_heads(reader, hidden, heads)?;
         let theta = reader.positive(&["rope_parameters.rope_theta", "rope_theta"])?;
         Ok(Self {
+            form: &QWEN3,
             hidden,
-            intermediate: reader.size("intermediate_size")?,
+            intermediate,
             depth: reader.bounded("depth", 4096)?,
             heads,
             patch: reader.bounded("patch_size", 256)?,
@@ -169,13 +235,9 @@ impl Vision {
             deepstack: Vec::new(),
             rope_theta: theta.unwrap_or(VISION_THETA),
             out,
-            tokens: [
-                id("image_token_id")?,
-                id("video_token_id")?,
-                id("vision_start_token_id")?,
-                id("vision_end_token_id")?,
-            ],
+            tokens: tokens(checkpoint, vocab, &[])?,
             windows: None,
+            in_time: None,
         })
     }
 
@@ -194,6 +256,42 @@ impl Vision {
     pub const fn unit(&self) -> usize {
         self.merge * self.merge
     }
+}
+
+/// Keys of the tokens around images and videos.
+const TOKENS: [&str; 4] =
+    ["image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"];
+
+/// [`TOKENS`] with their values below `vocab`; of those that are absent the defaults of the class, if it has any.
+fn tokens(
+    checkpoint: &Checkpoint,
+    vocab: usize,
+    defaults: &[usize],
+) -> Result<[(&'static str, usize); 4]> {
+    let whole = Reader::whole(checkpoint);
+    let mut found = TOKENS.map(|key| (key, 0));
+    for (index, (key, id)) in found.iter_mut().enumerate() {
+        *id = match defaults.get(index) {
+            Some(default) => whole.size_or(key, *default)?,
+            None => whole.size(key)?,
+        };
+        if *id >= vocab {
+            return Err(
+                whole.fault(format!("{key} is {id}, expected less than vocab_size {vocab}"))
+            );
+        }
+    }
+    Ok(found)
+}
+
+/// Errors unless heads have a width that is a multiple of 4.
+fn check_heads(reader: &Reader<'_>, hidden: usize, heads: usize) -> Result<()> {
+    if hidden.is_multiple_of(heads) && (hidden / heads).is_multiple_of(4) {
+        return Ok(());
+    }
+    Err(reader.fault(format!(
+        "a width of {hidden} and {heads} heads, expected heads whose width is a multiple of 4"
+    )))
 }
 
 /// `deepstack_visual_indexes`: different blocks, at most as many as the decoder has layers.

@@ -1,4 +1,4 @@
-//! The vision tower of Qwen3-VL, Qwen3.5 and Qwen2.5-VL: graphs, tables of the host, and keys of the manifest.
+//! The vision tower of Qwen3-VL, Qwen3.5, Qwen2.5-VL, Qwen2-VL and PaddleOCR-VL: graphs, tables of the host, and keys of the manifest.
 //!
 //! | graph | tensor | shape | |
 //! |---|---|---|---|
@@ -11,6 +11,7 @@
 
 mod choices;
 mod config;
+mod form;
 mod tables;
 mod tower;
 

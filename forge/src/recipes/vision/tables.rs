@@ -8,7 +8,7 @@ use qhx_checkpoint::Checkpoint;
 use qhx_graph::weight::{RowSource, held};
 use serde_json::{Map, Value, json};
 
-use super::config::{Patches, Vision, Windows};
+use super::config::{InTime, Patches, Vision, Windows};
 use crate::kit::{self, MatrixFile, matrices, object};
 use crate::recipe::Tables;
 
@@ -23,12 +23,15 @@ pub(super) fn patch_embed(
     vision: &Vision,
 ) -> Result<[Arc<dyn RowSource>; 2]> {
     let Vision { hidden, temporal, patch, .. } = *vision;
-    let projection = "visual.patch_embed.proj";
-    let weight =
-        checkpoint.rows(&format!("{projection}.weight"), &[hidden, 3, temporal, patch, patch])?;
-    let bias = match vision.windows {
-        Some(_) => zeros([hidden, 1]),
-        None => checkpoint.rows(&format!("{projection}.bias"), &[hidden])?,
+    let (projection, bias) = vision.form.patch;
+    let shape = [hidden, 3, temporal, patch, patch];
+    // Of a class without videos it is a convolution over one frame, which has no axis of time.
+    let flat = [hidden, 3, patch, patch];
+    let shape = if vision.form.videos { &shape[..] } else { &flat };
+    let weight = checkpoint.rows(&format!("{projection}.weight"), shape)?;
+    let bias = match bias {
+        false => zeros([hidden, 1]),
+        true => checkpoint.rows(&format!("{projection}.bias"), &[hidden])?,
     };
     Ok([weight, bias])
 }
@@ -36,9 +39,9 @@ pub(super) fn patch_embed(
 /// The table of learned positions, `[side², hidden]`; a row of zeros of a tower without.
 pub(super) fn positions(checkpoint: &Checkpoint, vision: &Vision) -> Result<Arc<dyn RowSource>> {
     let shape = [vision.side * vision.side, vision.hidden];
-    match vision.windows {
-        Some(_) => Ok(zeros(shape)),
-        None => checkpoint.matrix("visual.pos_embed.weight", shape),
+    match vision.form.positions {
+        None => Ok(zeros(shape)),
+        Some(name) => checkpoint.matrix(&format!("{name}.weight"), shape),
     }
 }
 
@@ -83,19 +86,33 @@ pub(super) fn params(
         [Patches::Square(side)] => json!({"image_size": side * vision.patch}),
         _ => {
             let [min, max] = image.areas(vision, patches);
-            let [video_min, video_max] = areas(&kit::Processor::video(checkpoint)?, VIDEO_PIXELS)?;
-            json!({
-                "min_pixels": min,
-                "max_pixels": max,
-                "video_min_pixels": video_min,
-                "video_max_pixels": video_max,
-            })
+            json!({"min_pixels": min, "max_pixels": max})
         }
     };
     params.append(&mut object(sizes));
-    if let Some(Windows { side, tokens_per_second, .. }) = vision.windows {
-        let windows = json!({"window": side, "tokens_per_second": tokens_per_second});
-        params.append(&mut object(windows));
+    let shaped = !matches!(patches, [Patches::Square(_)]);
+    if shaped && vision.form.videos {
+        let [min, max] = areas(&kit::Processor::video(checkpoint)?, VIDEO_PIXELS)?;
+        params.append(&mut object(json!({"video_min_pixels": min, "video_max_pixels": max})));
+    }
+    // What is usual is left out.
+    for (key, unusual) in [("videos", !vision.form.videos), ("pos_aligned", !vision.form.aligned)] {
+        if unusual {
+            params.insert(key.to_owned(), json!(false));
+        }
+    }
+    if vision.form.grows {
+        params.insert("grow".to_owned(), json!(true));
+    }
+    if let Some(Windows { side, .. }) = vision.windows {
+        params.insert("window".to_owned(), json!(side));
+    }
+    if let Some(in_time) = vision.in_time {
+        let (key, positions) = match in_time {
+            InTime::PerSecond(positions) => ("tokens_per_second", positions),
+            InTime::Step(positions) => ("time_step", positions),
+        };
+        params.insert(key.to_owned(), json!(positions));
     }
     Ok(params)
 }

@@ -1,8 +1,9 @@
 //! The vision tower: patches to rows for the decoder.
 //!
-//! Arithmetic: `Qwen3VLVisionModel` and `Qwen2_5_VisionTransformerPretrainedModel` of `transformers`, from the rows
-//! after patch embedding and learned positions on. The latter has its patches in the order of their windows; here they
-//! keep the image's, and a mask keeps attention within the windows.
+//! Arithmetic: `Qwen3VLVisionModel`, `Qwen2_5_VisionTransformerPretrainedModel`,
+//! `Qwen2VisionTransformerPretrainedModel` and `PaddleOCRVisionModel` with its projector of `transformers`, from the rows after patch embedding and learned positions
+//! on. The second has its patches in the order of their windows; here they keep the image's, and a mask keeps attention
+//! within the windows.
 
 use qhx_base::Result;
 use qhx_graph::builder::GraphBuilder;
@@ -11,7 +12,8 @@ use qhx_kit::vision::{AxialOrder, Grid, axial_rope, window_numbers};
 use qhx_types::MASK_VALUE;
 
 use super::config::{Patches, Vision, Windows};
-use crate::kit::{AttendInputs, Layers, rotate};
+use super::form::FeedForward;
+use crate::kit::{AttendInputs, Layers, Mlp, rotate};
 use crate::recipe::from_kit;
 
 /// The tower of a checkpoint.
@@ -63,8 +65,12 @@ impl<'a> Tower<'a> {
                 features.push(blocks.merge(&mut b, h, &name, true)?);
             }
         }
+        if let Some(norm) = self.vision.form.after {
+            b.scope("after");
+            h = blocks.norm(&mut b, h, norm)?;
+        }
         b.scope("merger");
-        let embeds = blocks.merge(&mut b, h, "visual.merger", false)?;
+        let embeds = blocks.merge(&mut b, h, self.vision.form.merger, false)?;
         b.output("embeds", embeds)?;
         for (index, feature) in features.into_iter().enumerate() {
             b.output(&format!("deepstack_{index}"), feature)?;
@@ -110,39 +116,38 @@ fn within(b: &mut GraphBuilder, numbers: TensorId, rows: usize) -> Result<Tensor
 impl Blocks<'_> {
     /// Attention over the patches, and an MLP, each after a norm and added to the rows.
     fn block(&self, b: &mut GraphBuilder, h: TensorId, index: usize) -> Result<TensorId> {
-        let tensor = |part: &str| format!("visual.blocks.{index}.{part}");
         let Tower { layers, vision, .. } = self.tower;
+        let form = vision.form;
+        let tensor = |part: &str| format!("{}.{index}.{part}", form.blocks);
         let whole = vision.windows.as_ref().is_none_or(|windows| windows.full.contains(&index));
         b.scope(format!("v{index}_attn"));
-        let normed = self.norm(b, h, &tensor("norm1"))?;
+        let normed = self.norm(b, h, &tensor(form.norms[0]))?;
         let mask = if whole { self.mask } else { self.windows };
-        let mixed = self.attention(b, normed, &tensor("attn"), mask)?;
+        let mixed = self.attention(b, normed, &tensor(form.attention[0]), mask)?;
         let attended = b.add(h, mixed)?;
         b.scope(format!("v{index}_mlp"));
-        let normed = self.norm(b, attended, &tensor("norm2"))?;
-        let mut inner =
-            |part: &str| layers.linear(b, normed, &tensor(part), vision.intermediate, true);
-        let (inner, down) = match vision.windows {
-            Some(_) => {
-                let (gate, up) = (inner("mlp.gate_proj")?, inner("mlp.up_proj")?);
-                let gate = b.silu(gate)?;
-                (b.mul(gate, up)?, "mlp.down_proj")
+        let normed = self.norm(b, attended, &tensor(form.norms[1]))?;
+        let down = match form.mlp {
+            FeedForward::Gated(parts) => {
+                let name = tensor("mlp");
+                let mlp = Mlp { parts, bias: true, ..Mlp::new(name, vision.intermediate) };
+                layers.mlp(b, normed, &mlp, GraphBuilder::silu)?
             }
-            None => {
-                let up = inner("mlp.linear_fc1")?;
-                (b.gelu_tanh(up)?, "mlp.linear_fc2")
+            FeedForward::Plain(parts, act) => {
+                let parts = parts.map(tensor);
+                let parts = parts.each_ref().map(String::as_str);
+                layers.feed_forward(b, normed, parts, vision.intermediate, act)?
             }
         };
-        let down = layers.linear(b, inner, &tensor(down), vision.hidden, true)?;
         b.add(attended, down)
     }
 
-    /// LayerNorm; RMSNorm of a tower with windows.
+    /// LayerNorm or RMSNorm, as the class has it.
     fn norm(&self, b: &mut GraphBuilder, x: TensorId, name: &str) -> Result<TensorId> {
         let Tower { layers, vision, .. } = self.tower;
-        match vision.windows {
-            Some(_) => layers.norm(b, x, name),
-            None => layers.layer_norm(b, x, name),
+        match vision.form.rms {
+            true => layers.norm(b, x, name),
+            false => layers.layer_norm(b, x, name),
         }
     }
 
@@ -155,12 +160,21 @@ impl Blocks<'_> {
     ) -> Result<TensorId> {
         let Tower { layers, vision, .. } = self.tower;
         let (rows, heads, dim, hidden) = (self.rows, vision.heads, vision.dim(), vision.hidden);
-        let qkv = layers.linear(b, x, &format!("{name}.qkv"), 3 * hidden, true)?;
-        let qkv = b.reshape(qkv, &[rows, 3 * heads, dim])?;
-        let part = |b: &mut GraphBuilder, index: usize| {
-            b.slice(qkv, 1, index * heads, (index + 1) * heads)
+        let [q, k, v] = match vision.form.joined {
+            true => {
+                let qkv = layers.linear(b, x, &format!("{name}.qkv"), 3 * hidden, true)?;
+                let qkv = b.reshape(qkv, &[rows, 3 * heads, dim])?;
+                let mut part = |index: usize| b.slice(qkv, 1, index * heads, (index + 1) * heads);
+                [part(0)?, part(1)?, part(2)?]
+            }
+            false => {
+                let mut part = |part: &str| {
+                    let rows_of = layers.linear(b, x, &format!("{name}.{part}"), hidden, true)?;
+                    b.reshape(rows_of, &[rows, heads, dim])
+                };
+                [part("q_proj")?, part("k_proj")?, part("v_proj")?]
+            }
         };
-        let (q, k, v) = (part(b, 0)?, part(b, 1)?, part(b, 2)?);
         let (q, k) = (rotate(b, q, self.tables)?, rotate(b, k, self.tables)?);
         let q = b.scale(q, 1.0 / (dim as f32).sqrt())?;
         let [q, k, v] = [q, k, v].map(|part| b.transpose(part, &[1, 0, 2]));
@@ -173,7 +187,8 @@ impl Blocks<'_> {
         let mixed = b.matmul(weights, v?, false)?;
         let mixed = b.transpose(mixed, &[1, 0, 2])?;
         let joined = b.reshape(mixed, &[rows, hidden])?;
-        layers.linear(b, joined, &format!("{name}.proj"), hidden, true)
+        let [_, out] = vision.form.attention;
+        layers.linear(b, joined, &format!("{name}.{out}"), hidden, true)
     }
 
     /// The patches of a square to one row for the decoder. The norm is over a patch, or, with `joined`, over the
@@ -189,16 +204,14 @@ impl Blocks<'_> {
         let unit = vision.unit();
         let wide = unit * vision.hidden;
         let shape = [self.rows / unit, wide];
-        let [norm, first, second] = match vision.windows {
-            Some(_) => ["ln_q", "mlp.0", "mlp.2"],
-            None => ["norm", "linear_fc1", "linear_fc2"],
-        }
-        .map(|part| format!("{name}.{part}"));
+        let [norm, first, second] = vision.form.merging.map(|part| format!("{name}.{part}"));
+        let eps = vision.form.merging_eps;
+        let normed = Self { tower: Tower { layers: Layers { eps, ..layers }, vision }, ..*self };
         let rows = if joined {
             let rows = b.reshape(h, &shape)?;
-            self.norm(b, rows, &norm)?
+            normed.norm(b, rows, &norm)?
         } else {
-            let rows = self.norm(b, h, &norm)?;
+            let rows = normed.norm(b, h, &norm)?;
             b.reshape(rows, &shape)?
         };
         let up = layers.linear(b, rows, &first, wide, true)?;

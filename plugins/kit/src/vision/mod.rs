@@ -37,11 +37,12 @@ pub use mrope::Mrope;
 pub use normalise::Normalisation;
 pub use patchify::{Grid, PatchLayout, Patchify};
 pub use positions::{
-    AxialOrder, add_axial_positions, axial_rope, pool_mean, resample_antialiased,
+    AxialOrder, add_axial_positions, axial_rope, pool_mean, resample_antialiased, resample_areas,
     resample_positions, window_numbers,
 };
 pub use prompt::{EncodedImage, VisionPrompt, VisionPrompts, VisionTokens, text_only};
 pub use resize::{Filter, Resizer};
+use size::grown_in_turn;
 pub use size::{Size, aspect_ratio_preserving_size, smart_resize, smart_resize_video};
 pub use square::SquareEncoder;
 pub use tiles::{Cutter, Tiles, Tiling, WholeImage};

@@ -20,11 +20,38 @@ pub fn resample_positions(
     block: usize,
     target: &mut [f32],
 ) -> Result<()> {
+    resample(table, [side, width], grid, block, Axis::aligned, target)
+}
+
+/// The same where an entry of the table is an area, as a patch is: the middle of the first and last patch of a row lie
+/// within the first and last column, and what lies further out has their values (`align_corners=False`).
+///
+/// # Errors
+/// Errors of [`resample_positions`].
+pub fn resample_areas(
+    table: &[f32],
+    side: usize,
+    width: usize,
+    grid: Grid,
+    block: usize,
+    target: &mut [f32],
+) -> Result<()> {
+    resample(table, [side, width], grid, block, Axis::of_areas, target)
+}
+
+fn resample(
+    table: &[f32],
+    [side, width]: [usize; 2],
+    grid: Grid,
+    block: usize,
+    axis: fn(usize, usize) -> Axis,
+    target: &mut [f32],
+) -> Result<()> {
     let rows = side.checked_mul(side).filter(|&rows| rows > 0);
     table_of("learned positions", table, rows, width)?;
     places(target, grid, width)?;
-    let down = Axis::new(side, grid.rows);
-    let across = Axis::new(side, grid.columns);
+    let down = axis(side, grid.rows);
+    let across = axis(side, grid.columns);
     for ((row, column), target) in grid.order(block)?.zip(target.chunks_exact_mut(width)) {
         let ([top, bottom], [above, below]) = down.taps(row);
         let ([left, right], [before, after]) = across.taps(column);
@@ -89,18 +116,25 @@ fn taps(entries: usize, count: usize) -> Vec<Vec<(usize, f32)>> {
 struct Axis {
     last: usize,
     step: f32,
+    /// Place of the first patch.
+    first: f32,
 }
 
 impl Axis {
-    fn new(entries: usize, patches: usize) -> Self {
+    fn aligned(entries: usize, patches: usize) -> Self {
         let last = entries - 1;
         let step = if patches > 1 { last as f32 / (patches - 1) as f32 } else { 0.0 };
-        Self { last, step }
+        Self { last, step, first: 0.0 }
+    }
+
+    fn of_areas(entries: usize, patches: usize) -> Self {
+        let step = entries as f32 / patches.max(1) as f32;
+        Self { last: entries - 1, step, first: 0.5 * step - 0.5 }
     }
 
     /// The two entries for a patch, and their weights.
     fn taps(&self, patch: usize) -> ([usize; 2], [f32; 2]) {
-        let place = patch as f32 * self.step;
+        let place = (self.first + patch as f32 * self.step).clamp(0.0, self.last as f32);
         let lower = (place as usize).min(self.last);
         let share = place - lower as f32;
         ([lower, (lower + 1).min(self.last)], [1.0 - share, share])

@@ -37,8 +37,8 @@ impl VisionTokens {
 /// Turns prompts with images and videos into tokens and rows.
 ///
 /// An image is `start`, a run of `image`, `end`. A video is for each patch in time its seconds as text, `start`, a run
-/// of `video`, `end` (`Qwen3VLProcessor` of `transformers`); where the manifest declares `tokens_per_second`, one run
-/// as an image's (`Qwen2_5_VLProcessor`).
+/// of `video`, `end` (`Qwen3VLProcessor` of `transformers`); where the manifest declares `tokens_per_second` or
+/// `time_step`, one run as an image's (`Qwen2_5_VLProcessor`).
 #[derive(Debug)]
 pub struct VisionPrompts {
     op: OpDescription,

@@ -75,6 +75,23 @@ pub fn smart_resize_video(
     fitting(grown(size, factor), [frames, whole as usize], factor, min_pixels, max_pixels)
 }
 
+/// An image one of whose sides is less than `factor`, enlarged until none is: its height first, and each side rounded
+/// (`smart_resize` of `PaddleOCRVLImageProcessor`).
+pub(super) fn grown_in_turn(size: Size, factor: u32) -> Size {
+    let Size { mut width, mut height } = size;
+    let scaled = |side: u32, by: u32| {
+        let side = u64::from(side) * u64::from(factor);
+        (side as f64 / f64::from(by)).round_ties_even() as u32
+    };
+    if height < factor {
+        (width, height) = (scaled(width, height), factor);
+    }
+    if width < factor {
+        (width, height) = (factor, scaled(height, width));
+    }
+    Size { width, height }
+}
+
 /// A frame one of whose sides is less than `factor`, enlarged until none is.
 fn grown(size: Size, factor: u32) -> Size {
     if size.width.min(size.height) >= factor {

@@ -19,13 +19,13 @@ use settings::Settings;
 use tables::{Positions, Tables};
 use tower::Tower;
 
-/// A vision tower (`Qwen3VLVisionModel` or `Qwen2_5_VisionTransformerPretrainedModel` of `transformers`) with the
-/// host's part of the work: patch embedding, learned positions, windows.
+/// A vision tower (`Qwen3VLVisionModel`, `Qwen2_5_VisionTransformerPretrainedModel`,
+/// `Qwen2VisionTransformerPretrainedModel` or `PaddleOCRVisionModel` of `transformers`) with the host's part of the work: patch embedding, learned positions, windows.
 ///
 /// | in the manifest | |
 /// |---|---|
 /// | `plan.params.vision` | the graphs: one that takes one square image, or several with the input `cmask`, of which the smallest that an image fits into takes it |
-/// | `params.vision` | `patch_size`, `temporal_patch_size`, `merge_size`, `rope_theta`, `pos_side`, `min_pixels`, `max_pixels`, `video_min_pixels`, `video_max_pixels`, `image_mean`, `image_std`; those of published checkpoints of Qwen3-VL where they are missing; `window` and `tokens_per_second` of Qwen2.5-VL |
+/// | `params.vision` | `patch_size`, `temporal_patch_size`, `merge_size`, `rope_theta`, `pos_side`, `min_pixels`, `max_pixels`, `video_min_pixels`, `video_max_pixels`, `image_mean`, `image_std`; those of published checkpoints of Qwen3-VL where they are missing; `window` and `tokens_per_second` of Qwen2.5-VL, `time_step` of Qwen2-VL, `pos_aligned`, `grow` and `videos` of PaddleOCR-VL |
 /// | `artifacts.vision` | tables `patch_embed`, `patch_embed_bias`, `pos_embed`; also as `artifacts.vis_patch_embed_f32`, … |
 ///
 /// A graph takes `x` `[patches, hidden]`, and `cos`, `sin` `[patches, head_dim / 2]` and `cmask` `[1, patches]` unless
@@ -119,6 +119,9 @@ impl VisionEncoder {
                 )));
             }
         };
+        if frames.is_some() && !self.settings.videos {
+            return Err(Error::prompt("this model takes images, and no videos"));
+        }
         if size.area() == 0 {
             return Err(Error::prompt(format!(
                 "an image of {size} pixels has none; expected at least 1×1"
@@ -127,13 +130,14 @@ impl VisionEncoder {
         let Settings { patch_size, merge_size, min_pixels, max_pixels, .. } = self.settings;
         let Settings { temporal_patch_size, video_min_pixels, video_max_pixels, .. } =
             self.settings;
-        let whole = self.settings.tokens_per_second.is_some();
+        let whole = self.settings.whole_videos();
         if let Some(side) = self.tower.fixed() {
             let side = (side * patch_size) as u32;
             return Ok(Size { width: side, height: side });
         }
         let factor = (patch_size * merge_size) as u32;
         let Some(frames) = frames else {
+            let size = if self.settings.grow { grown_in_turn(size, factor) } else { size };
             return smart_resize(size, factor, min_pixels, max_pixels);
         };
         let size = match whole {
@@ -155,11 +159,15 @@ impl VisionEncoder {
     /// (`second_per_grid_ts` of `Qwen2_5_VLProcessor`).
     pub fn in_time(&self, segment: &Segment<'_>) -> Option<(usize, f32)> {
         let Segment::Video { times, .. } = *segment else { return None };
-        let per_second = self.settings.tokens_per_second?;
         let frames = self.frames();
+        let patches = times.len().div_ceil(frames);
+        if let Some(step) = self.settings.time_step {
+            return Some((patches, step));
+        }
+        let per_second = self.settings.tokens_per_second?;
         let (first, last) = (f64::from(*times.first()?), f64::from(*times.last()?));
         let seconds = (last - first).max(0.0) / (times.len() - 1).max(1) as f64;
-        Some((times.len().div_ceil(frames), per_second * (seconds * frames as f64) as f32))
+        Some((patches, per_second * (seconds * frames as f64) as f32))
     }
 
     /// Features of an image, of the frames of one patch in time, the last one again where there are too few, or, as
@@ -250,7 +258,11 @@ impl VisionEncoder {
             match &tables.positions {
                 Positions::Square(table, side) => {
                     let table = table.values(host);
-                    resample_positions(table, *side, hidden, grid, settings.merge_size, rows)?;
+                    let resample = match settings.pos_aligned {
+                        true => resample_positions,
+                        false => resample_areas,
+                    };
+                    resample(table, *side, hidden, grid, settings.merge_size, rows)?;
                 }
                 Positions::Grid(table) => rows.copy_from_slice(table.values(host)),
             }

@@ -1,0 +1,425 @@
+"""Tiny checkpoints that see one image in one pass of an encoder, and what `transformers` answers: weights are drawn,
+nothing is trained.
+
+    seeing.py paddleocr ../fixtures/vision/paddleocr
+    seeing.py paligemma ../fixtures/vision/paligemma
+    seeing.py mistral3 ../fixtures/vision/mistral3
+
+A second number is that of the first draw. Draws are repeated until greedy tokens are text and have clear margins. What
+is compared are pixels, features, logits and tokens."""
+
+import json
+import math
+import pathlib
+import shutil
+import sys
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
+
+import chatml
+import drawn_images
+import goldens
+import styles
+from siglip import COLOURS, DESCRIBE, HALF, TEXTS, image, parts, say, user
+
+# Least distance of the best logit from the second.
+MARGIN = 0.1
+# Least change of the logits where an image is grey.
+MOVED = 0.2
+LIMIT = 5
+# Images that are no drawings: one pixel, and sides that differ much.
+STRIPES = {"dot": (1, 1), "wide": (190, 3), "tall": (2, 150), "long": (20000, 2)}
+
+
+def draw_image(id):
+    if id not in STRIPES:
+        return drawn_images.draw(id)
+    w, h = STRIPES[id]
+    y, x = np.mgrid[0:h, 0:w]
+    levels = np.stack([x * 200 // w + 40, y * 120 // h + 90, 255 - x * 150 // w], -1)
+    return Image.fromarray(levels.astype(np.uint8), "RGB")
+
+
+def levels(pixels, mean, std):
+    """The u8 levels that pixel values `[…, channels, rows, columns]` were made of, exactly."""
+    mean, std = (torch.tensor(of).view(3, 1, 1) for of in (mean, std))
+    out = ((pixels * std + mean) * 255).round().to(torch.uint8)
+    assert ((out.float() / 255 - mean) / std - pixels).abs().max() < 2e-6
+    return out
+
+
+def in_squares(patches, grid, merge):
+    """Patches row by row as squares of those that become one token, one behind the other."""
+    rows, columns = grid
+    cut = patches.reshape(rows // merge, merge, columns // merge, merge, *patches.shape[1:])
+    return cut.transpose(1, 2).reshape(patches.shape).contiguous()
+
+
+class PaddleOCR:
+    """Rotary positions beside learned ones that are resampled, squares of patches, M-RoPE."""
+
+    name, model_class = "paddleocr", transformers.PaddleOCRVLForConditionalGeneration
+    # The published template.
+    template = (
+        "{%- if not add_generation_prompt is defined -%}{%- set add_generation_prompt = true -%}{%- endif -%}"
+        "{{- '<|begin_of_sentence|>' -}}"
+        "{%- for message in messages -%}"
+        "{%- if message['role'] == 'user' -%}{{- 'User: ' -}}"
+        "{%- if message['content'] is string -%}{{- message['content'] -}}{%- else -%}"
+        "{%- for content in message['content'] -%}{%- if content['type'] == 'image' -%}"
+        "{{ '<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>' }}{%- endif -%}{%- endfor -%}"
+        "{%- for content in message['content'] -%}{%- if content['type'] == 'text' -%}{{ content['text'] }}{%- endif -%}{%- endfor -%}"
+        "{%- endif -%}{{ '\\n' -}}"
+        "{%- elif message['role'] == 'assistant' -%}{{- 'Assistant: ' -}}"
+        "{%- if message['content'] is string -%}{{- message['content'] -}}{%- else -%}"
+        "{%- for content in message['content'] -%}{%- if content['type'] == 'text' -%}{{ content['text'] }}{%- endif -%}{%- endfor -%}"
+        "{%- endif -%}{{ '</s>' -}}{%- endif -%}"
+        "{%- endfor -%}"
+        "{%- if add_generation_prompt -%}{{- 'Assistant: ' -}}{%- endif -%}"
+    )
+    added = [(t, True) for t in (
+        "</s>", "<|begin_of_sentence|>", "<unk>", "<|IMAGE_START|>", "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_END|>", "<|video_pad|>",
+    )]
+    bos, ends, pads = "", ("</s>", "<unk>"), ("<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",)
+    shown = ("boat", "tower", "train", "dot", "wide", "tall")
+    cases = [
+        ("boat", [user(image("boat"), "OCR:")]),
+        ("two", [user("Table Recognition:", image("train"), image("tower"))]),
+        ("wide", [user(image("wide"), "OCR:")]),
+        ("text", [user("What happens?")]),
+    ]
+    patch, merge, size = 6, 2, {"shortest_edge": 4 * 144, "longest_edge": 14 * 144}
+
+    def tokenizer(self):
+        return chatml.train_tokenizer([*TEXTS, "User: OCR: Table Recognition: Assistant:"], 410, "qwen2", self.added)
+
+    def config(self, tok):
+        text = dict(
+            vocab_size=tok.get_vocab_size() + 3, hidden_size=44, intermediate_size=60, num_hidden_layers=2, num_attention_heads=6,
+            num_key_value_heads=2, head_dim=14, max_position_embeddings=320, rms_norm_eps=1e-5, use_bias=False, tie_word_embeddings=False,
+            rope_parameters={"rope_type": "default", "rope_theta": 500000.0, "mrope_section": [2, 3, 2]}, pad_token_id=2,
+        )
+        vision = dict(
+            hidden_size=36, intermediate_size=44, num_hidden_layers=3, num_attention_heads=3, image_size=32, patch_size=self.patch,
+            spatial_merge_size=self.merge,
+        )
+        token = tok.token_to_id
+        return transformers.PaddleOCRVLConfig(
+            text_config=text, vision_config=vision, tie_word_embeddings=False, image_token_id=token("<|IMAGE_PLACEHOLDER|>"),
+            video_token_id=token("<|video_pad|>"), vision_start_token_id=token("<|IMAGE_START|>"), vision_end_token_id=token("<|IMAGE_END|>"),
+        )
+
+    def write(self, tok, out):
+        chatml.write_tokenizer(tok, out, 320, self.added, self.template)
+        sizes = {"patch_size": self.patch, "merge_size": self.merge, "temporal_patch_size": 1}
+        kinds = {"image_processor_type": "PaddleOCRVLImageProcessor", "processor_class": "PaddleOCRVLProcessor", "resample": 3}
+        low, high = self.size.values()
+        limits = {"min_pixels": low, "max_pixels": high}
+        (out / "preprocessor_config.json").write_text(json.dumps({**kinds, **sizes, **limits, **HALF}, indent=2) + "\n")
+        images = transformers.PaddleOCRVLImageProcessor(**HALF, **sizes, size=self.size)
+        marks = {"image_token": "<|IMAGE_PLACEHOLDER|>"}
+        fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tok, eos_token="</s>", extra_special_tokens=marks)
+        self.processor = transformers.PaddleOCRVLProcessor(images, fast)
+
+    def publish(self, out):
+        """Keys and names of tensors of the published checkpoint, and tensors of it that the class ignores."""
+        path = out / "config.json"
+        value = json.loads(path.read_text())
+        text, vision = value.pop("text_config"), value["vision_config"]
+        rope = text.pop("rope_parameters")
+        vision.pop("rope_parameters", None)
+        vision |= {"temporal_patch_size": 2, "tokens_per_second": 2, "model_type": "paddleocr_vl"}
+        for key in ("model_type", "architectures", "transformers_version", "dtype", "bos_token_id", "eos_token_id"):
+            text.pop(key, None)
+        value["torch_dtype"] = value.pop("dtype")
+        value |= text | {
+            "rope_theta": rope.pop("rope_theta"), "rope_scaling": rope | {"type": "default"}, "use_3d_rope": True, "rope_is_neox_style": True,
+            "weight_share_add_bias": True, "tie_word_embeddings": False, "sliding_window": None, "transformers_version": "4.55.0",
+        }
+        path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+        renamed = lambda name: (
+            name.replace("model.language_model.", "model.").replace("model.visual.", "visual.").replace("model.projector.", "mlp_AR.")
+        )
+        tensors = {renamed(name): tensor for name, tensor in load_file(out / "model.safetensors").items()}
+        tensors["visual.vision_model.head.probe"] = torch.zeros(1, 1, 36, dtype=torch.bfloat16)
+        tensors["visual.vision_model.embeddings.packing_position_embedding.weight"] = torch.zeros(9, 36, dtype=torch.bfloat16)
+        save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+
+    def inputs(self, text, ids):
+        """Prompt ids, and what goes into the model with them."""
+        images = [draw_image(id) for id in ids]
+        found = self.processor(text=[text], images=images or None, add_special_tokens=False, return_tensors="pt")
+        return found["input_ids"][0].tolist(), {k: found[k] for k in ("pixel_values", "image_grid_thw", "mm_token_type_ids") if k in found and images}
+
+    def features(self, model, feed):
+        """Levels of patches, rows, and the grid of an image."""
+        (rows,) = model.model.get_image_features(feed["pixel_values"], feed["image_grid_thw"], return_dict=True).pooler_output
+        grid = feed["image_grid_thw"][0, 1:].tolist()
+        return in_squares(levels(feed["pixel_values"], [0.5] * 3, [0.5] * 3), grid, self.merge), rows, grid
+
+
+class PaliGemma:
+    """A prompt that sees itself, with its images in front, and an answer that does not; no template is published."""
+
+    name, model_class = "paligemma", transformers.PaliGemmaForConditionalGeneration
+    # What the bundle's template makes of a conversation: what `PaliGemmaProcessor` makes of images and a text.
+    template = (
+        "{%- for message in messages -%}{%- if message['content'] is not string -%}{%- for part in message['content'] -%}"
+        "{%- if part['type'] == 'image' -%}{{- '<image>' -}}{%- endif -%}{%- endfor -%}{%- endif -%}{%- endfor -%}"
+        "{{- bos_token -}}"
+        "{%- for message in messages -%}{%- if message['content'] is string -%}{{- message['content'] -}}{%- else -%}"
+        "{%- for part in message['content'] -%}{%- if part['type'] == 'text' -%}{{- part['text'] -}}{%- endif -%}{%- endfor -%}{%- endif -%}"
+        "{{- '\n' -}}{%- endfor -%}"
+    )
+
+    class Style(styles.Gemma):
+        added, end_turn = ["<pad>", "<eos>", "<bos>", "<unk>", "<image>", "<loc0000>", "<loc0001>", "<seg000>"], "<eos>"
+        marks_text = "caption en\ndetect\nanswer en\n"
+
+    style = Style()
+    bos, ends, pads = "<bos>", ("<eos>", "<pad>"), ("<image>",)
+    shown = ("boat", "tower", "train", "dot", "wide", "tall", "long")
+    cases = [
+        ("boat", [user(image("boat"), "caption en")]),
+        ("two", [user(image("train"), image("tower"), "answer en Which is it, and where does it stand?")]),
+        ("long", [user(image("long"), "detect boat")]),
+    ]
+    again = False
+
+    def tokenizer(self):
+        return self.style.train(TEXTS, 430)
+
+    def config(self, tok):
+        text = dict(
+            model_type="gemma2", vocab_size=tok.get_vocab_size() + 2, hidden_size=48, intermediate_size=60, num_hidden_layers=3,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=14, query_pre_attn_scalar=18, sliding_window=12, max_position_embeddings=320,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"], attn_logit_softcapping=9.0, final_logit_softcapping=14.0,
+        )
+        vision = dict(
+            model_type="siglip_vision_model", hidden_size=36, intermediate_size=44, num_hidden_layers=2, num_attention_heads=3, image_size=24,
+            patch_size=6, projection_dim=48, vision_use_head=False, num_image_tokens=16,
+        )
+        return transformers.PaliGemmaConfig(
+            text_config=text, vision_config=vision, image_token_index=tok.token_to_id("<image>"), projection_dim=48, hidden_size=48,
+        )
+
+    def write(self, tok, out):
+        self.style.write(tok, out, 320)
+        path = out / "tokenizer_config.json"
+        config = json.loads(path.read_text())
+        del config["chat_template"]
+        path.write_text(json.dumps(config, indent=2) + "\n")
+        size = {"size": {"height": 24, "width": 24}, "resample": 3}
+        kinds = {"image_processor_type": "SiglipImageProcessor", "processor_class": "PaliGemmaProcessor", "image_seq_length": 16}
+        (out / "preprocessor_config.json").write_text(json.dumps({**kinds, **size, **HALF}, indent=2) + "\n")
+        images = transformers.SiglipImageProcessor(**HALF, **size)
+        images.image_seq_length = 16
+        marks = {"image_token": "<image>"}
+        fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tok, bos_token="<bos>", eos_token="<eos>", extra_special_tokens=marks)
+        self.processor = transformers.PaliGemmaProcessor(images, fast)
+
+    def publish(self, out):
+        """Keys and names of tensors of the published checkpoint."""
+        path = out / "config.json"
+        value = json.loads(path.read_text())
+        text, vision = value["text_config"], value["vision_config"]
+        for key in ("rope_parameters", "layer_types", "transformers_version", "dtype", "tie_word_embeddings"):
+            text.pop(key, None)
+        text |= {"hidden_act": "gelu_pytorch_tanh", "num_image_tokens": 16, "torch_dtype": "bfloat16", "rope_theta": 10000.0}
+        value["torch_dtype"] = value.pop("dtype")
+        value |= {"ignore_index": -100, "transformers_version": "4.47.0.dev0"}
+        path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+        renamed = lambda name: (
+            name.replace("model.language_model.", "language_model.model.")
+            .replace("model.vision_tower.", "vision_tower.vision_model.").replace("model.multi_modal_projector.", "multi_modal_projector.")
+        )
+        tensors = {renamed(name): tensor for name, tensor in load_file(out / "model.safetensors").items()}
+        save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+
+    def inputs(self, text, ids):
+        # The processor puts BOS behind the images and a line end behind the text itself.
+        text = text.replace("<bos>", "").removesuffix("\n")
+        images = [draw_image(id) for id in ids]
+        found = self.processor(text=[text], images=[images], return_tensors="pt")
+        return found["input_ids"][0].tolist(), {k: found[k] for k in ("pixel_values", "token_type_ids")}
+
+    def features(self, model, feed):
+        rows = model.model.get_image_features(feed["pixel_values"], return_dict=True).pooler_output[0]
+        cut = levels(feed["pixel_values"][0], [0.5] * 3, [0.5] * 3).reshape(3, 4, 6, 4, 6).permute(1, 3, 0, 2, 4)
+        return cut.reshape(16, 3, 36).contiguous(), rows / self.scale, [4, 4]
+
+    def adjust(self, model, out):
+        goldens.scale_as_stored(model, out)
+        # The decoder's graph multiplies all rows with this factor; the class only those of the embedding table.
+        self.scale = model.get_input_embeddings().embed_scale
+
+
+@torch.no_grad()
+def draw(model, tok):
+    """Weights as large as a trained model's, away from their defaults, so that all of it shows. Tokens that are no text
+    are unlikely."""
+    for name, p in model.named_parameters():
+        if "norm" in name and name.endswith("weight"):
+            p.normal_(1.0, 0.2)
+            # Gemma's are differences from one; what a layer adds is larger than what it finds.
+            if isinstance(model, transformers.PaliGemmaForConditionalGeneration) and "language_model" in name:
+                p.add_(0.5 if "post_" in name else -1.0)
+        elif name.endswith("bias"):
+            p.normal_(0, 0.1)
+        elif "position_embedding" in name:
+            p.normal_(0, 0.5)
+        elif "patch_embedding" in name or "patch_conv" in name:
+            p.normal_(0, 2.0 * p[0].numel() ** -0.5)
+        elif name.endswith("embed_tokens.weight"):
+            p.normal_(0, 0.35 if isinstance(model, transformers.PaliGemmaForConditionalGeneration) else 1.0)
+        elif p.dim() >= 2:
+            # Logits are as far apart as a trained model's.
+            p.normal_(0, (4.0 if name.startswith("lm_head") else 1.2) * p.shape[-1] ** -0.5)
+    head = model.get_output_embeddings().weight
+    known = {str(t) for t in tok.get_added_tokens_decoder().values()}
+    for id in range(head.shape[0]):
+        word = tok.decode([id], skip_special_tokens=False) if id < tok.get_vocab_size() else ""
+        if not word.strip() or "\ufffd" in word or word in known:
+            head[id] *= 0.3
+
+
+def forget(model):
+    if hasattr(model.model, "rope_deltas"):
+        model.model.rope_deltas = None
+
+
+@torch.no_grad()
+def greedy(model, ids, feed, ends):
+    """One forward over the prompt, then one per token, with cache; and the same logits from one forward without."""
+    out, rows, past = [], [], None
+    forget(model)
+    while True:
+        more = feed if past is None else {}
+        step = model(input_ids=torch.tensor([ids if past is None else out[-1:]]), cache=past, use_cache=True, **more)
+        past = step.cache
+        rows.append(step.logits[0, -1].float())
+        out.append(int(rows[-1].argmax()))
+        if out[-1] in ends or len(out) == LIMIT:
+            break
+    rows, whole = torch.stack(rows), dict(feed)
+    for key, value in (("mm_token_type_ids", 0), ("token_type_ids", 1)):
+        if key in whole:
+            whole[key] = torch.nn.functional.pad(whole[key], (0, len(out) - 1), value=value)
+    forget(model)
+    found = model(input_ids=torch.tensor([ids + out[:-1]]), use_cache=False, **whole).logits[0, len(ids) - 1 :].float()
+    apart = (found - rows).abs().max().item()
+    assert apart < goldens.DRIFT, apart
+    return out, rows, "eos" if out[-1] in ends else "length"
+
+
+def rendered(family, messages):
+    names = {"bos_token": family.bos}
+    return render_jinja_template(conversations=[messages], chat_template=family.template, add_generation_prompt=True, **names)[0][0]
+
+
+def plain(family, content):
+    """A prompt without a template."""
+    return family.bos + "".join(family.pads[0] if part["type"] == "image" else part["text"] for part in content)
+
+
+@torch.no_grad()
+def record(family, out, tok):
+    """Cases, images, tensors and the least margin; none where an answer is no text or an image shows in no logit."""
+    model = family.model_class.from_pretrained(out, dtype=torch.float32, attn_implementation="eager").eval()
+    if hasattr(family, "adjust"):
+        family.adjust(model, out)
+    ends = {tok.token_to_id(t) for t in family.ends}
+    known = {tok.token_to_id(str(t)) for t in tok.get_added_tokens_decoder().values()} - ends
+    cases, tensors, least = [], {}, math.inf
+
+    def answer(id, messages, templated=True):
+        nonlocal least
+        text = rendered(family, messages) if templated else plain(family, messages[0]["content"])
+        ids, feed = family.inputs(text, parts(messages))
+        try:
+            got, rows, finish = greedy(model, ids, feed, ends)
+        except ValueError:  # An answer with a placeholder has no image for it.
+            return None
+        if any(token in known or token >= tok.get_vocab_size() for token in got):
+            return None
+        least = min(least, goldens.least_margin(rows))
+        if "pixel_values" in feed:
+            forget(model)
+            grey = feed | {"pixel_values": torch.full_like(feed["pixel_values"], 0.1)}
+            moved = (model(input_ids=torch.tensor([ids]), use_cache=False, **grey).logits[0, -1] - rows[0]).abs().max().item()
+            if moved < MOVED:
+                return None
+        text = tok.decode(got, skip_special_tokens=True)
+        if len(set(got)) < 2 or "\ufffd" in text or least < MARGIN:
+            return None
+        tensors[f"{id}.logits"] = rows.contiguous()
+        case = {
+            "id": id, "mode": "native", **({"messages": messages} if templated else {"prompt": messages[0]["content"]}),
+            "prompt_ids": ids, "output_ids": got, "text": text, "finish": finish, "logits_steps": list(range(len(got))),
+        }
+        cases.append(case)
+        return case
+
+    for id, messages in family.cases:
+        if answer(id, messages) is None:
+            return None
+    # What follows a question about an image that stays in the caches.
+    if getattr(family, "again", True) and answer("again", cases[0]["messages"] + [say(cases[0]["text"]), user(COLOURS)]) is None:
+        return None
+    if answer("plain", [user(image("train"), "Seen:")], templated=False) is None:
+        return None
+    images = []
+    for id in family.shown:
+        pixels, rows, grid = family.features(model, family.inputs(rendered(family, [user(image(id))]), [id])[1])
+        images.append({"id": id, "mode": "native", "grid": grid})
+        tensors[f"{id}.native.pixels"] = pixels.reshape(pixels.shape[0], -1)
+        tensors[f"{id}.native.embeds"] = rows.contiguous()
+    return cases, images, tensors, least
+
+
+def produce(family, out, first=0):
+    tok = family.tokenizer()
+    for attempt in range(first, first + 3000):
+        torch.manual_seed(attempt)
+        model = family.model_class(family.config(tok)).float().eval()
+        draw(model, tok)
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir(parents=True)
+        ends = [tok.token_to_id(t) for t in family.ends]
+        model.generation_config = transformers.GenerationConfig(eos_token_id=ends, pad_token_id=ends[1], do_sample=False)
+        model.to(torch.bfloat16).save_pretrained(out)
+        family.write(tok, out)
+        family.publish(out)
+        found = record(family, out, Tokenizer.from_file(str(out / "tokenizer.json")))
+        if found:
+            print(f"{family.name} {attempt}: {found[-1]}", flush=True)
+            break
+    else:
+        raise SystemExit("no draw has clear margins")
+    cases, images, tensors, least = found
+    folder = out / "images"
+    folder.mkdir()
+    for id in sorted({shown["id"] for shown in images} | {"long"}):
+        draw_image(id).save(folder / f"{id}.png", optimize=True)
+        assert np.array_equal(np.array(Image.open(folder / f"{id}.png")), np.array(draw_image(id)))
+    goldens.dump(out / "goldens.json", {
+        "schema": "qhx-goldens-vision/1", "model": family.name, "transformers": transformers.__version__,
+        "torch": torch.__version__.split("+")[0], "seed": attempt, "eos_ids": sorted(ends), "min_margin": round(least, 4),
+        "images": images, "cases": cases,
+    })
+    save_file(tensors, out / "goldens.safetensors", metadata={"format": "pt"})
+    for file in out.rglob("*"):
+        if file.is_file():
+            file.chmod(0o644)
+
+
+torch.set_num_threads(1)
+FAMILIES = {"paddleocr": PaddleOCR, "paligemma": PaliGemma}
+if __name__ == "__main__":
+    produce(FAMILIES[sys.argv[1]](), pathlib.Path(sys.argv[2]), *map(int, sys.argv[3:]))
