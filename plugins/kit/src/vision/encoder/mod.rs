@@ -10,8 +10,8 @@ use std::time::Instant;
 pub use tower::Features;
 
 use super::{
-    Grid, Image, Normalisation, PatchLayout, Patchify, Resizer, Size, resample_positions,
-    smart_resize, smart_resize_video,
+    Grid, Image, Normalisation, PatchLayout, Patchify, Resizer, Size, grown_in_turn,
+    resample_areas, resample_positions, smart_resize, smart_resize_video,
 };
 use crate::kernels::Linear;
 use qhx_op::{Error, Host, Result, Segment, SpanId};
