@@ -134,6 +134,9 @@ pub struct PublishedBundle {
     /// Bytes of the largest of its folders.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
+    /// Part of qhx that this bundle needs and that is not there yet. A bundle of the checkpoint may run all the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub missing: Option<String>,
     /// SHA-256 of files by their paths.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub sha256: BTreeMap<String, String>,
@@ -304,6 +307,7 @@ impl Entry {
         for (what, text) in [("title", Some(&self.title)), ("license", Some(&self.license))]
             .into_iter()
             .chain([("missing", self.missing.as_ref())])
+            .chain(self.bundles.iter().map(|bundle| ("missing", bundle.missing.as_ref())))
         {
             let wrong = |text: &String| text.len() > MAX_TEXT || text.chars().any(char::is_control);
             if text.is_some_and(wrong) {

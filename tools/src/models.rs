@@ -426,7 +426,7 @@ fn sources<'a>(entry: &'a Entry, machine: &Machine) -> Result<Sources<'a>> {
     }
     let bundle = machine.arch().and_then(|arch| {
         let runs = hub::that_run_on(arch);
-        entry.bundles.iter().find(|bundle| {
+        entry.bundles.iter().filter(|bundle| bundle.missing.is_none()).find(|bundle| {
             bundle.archs.is_empty() || bundle.archs().any(|made| runs.contains(&made))
         })
     });

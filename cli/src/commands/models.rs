@@ -181,6 +181,9 @@ fn card(entry: &Entry, here: &[Here], plan: &str) -> Report {
         };
         let bytes = bundle.bytes.map(|bytes| format!(", {}", size(bytes))).unwrap_or_default();
         lines.line(format_args!("bundle     {}: {archs}{bytes}", bundle.repository));
+        if let Some(missing) = &bundle.missing {
+            lines.line(format_args!("           not taken: {missing}"));
+        }
         for (arch, receipt) in &bundle.receipts {
             lines.line(format_args!("           {arch}: {receipt}"));
         }

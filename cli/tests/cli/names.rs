@@ -32,6 +32,12 @@ fn index(folder: &Path) -> String {
             json!({"checkpoint": {"repository": "o/llama", "precision": "fp16", "task": "rerank"}}),
         ),
         entry("npu", json!({"bundles": npu})),
+        entry(
+            "other",
+            json!({"checkpoint": checkpoint("o/llama"), "bundles": [
+                {"repository": "o/npu", "archs": ["v79"], "missing": "the host-op other_generate"}
+            ]}),
+        ),
         entry("later", json!({"bundles": npu, "missing": "qhx has no host-op for Later"})),
         entry(
             "changed",
@@ -102,6 +108,8 @@ fn what_was_made_is_listed_copied_and_removed() {
     run(dir, &server, &["models", "tin"]).ok().prints(&["here: cpu"]);
     let shown = run(dir, &server, &["show", "tiny"]).ok();
     shown.prints(&["checkpoint o/llama, forged as fp16", "here       cpu, of o/llama@"]);
+    let other = run(dir, &server, &["show", "other"]).ok();
+    other.prints(&["not taken: the host-op other_generate", "qhx run    fetches o/llama"]);
     run(dir, &server, &["cp", "tiny", "out/bundle"]).ok();
     run(dir, &server, &["cp", "tiny", "out/bundle"]).fails(2, &["something is there already"]);
     let copied = run(dir, &server, &["generate", "out/bundle", "The capital"]).ok();
