@@ -8,6 +8,7 @@ mod gemma4;
 mod kokoro;
 mod lfm2;
 mod llama;
+mod modernbert;
 mod parakeet;
 mod phimoe;
 mod qwen35;
