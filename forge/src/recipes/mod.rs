@@ -2,6 +2,7 @@
 
 mod bert;
 mod choices;
+mod clip;
 mod encoder;
 mod gemma3;
 mod gemma4;
