@@ -258,7 +258,7 @@ impl Op for EmbedSharded {
                         "items": {
                             "type": "object",
                             "required": ["kind"],
-                            "properties": {"kind": {"enum": ["dense", "layer_norm", "normalize"]}}
+                            "properties": {"kind": {"enum": ["dense", "layer_norm", "normalize", "truncate"]}}
                         }
                     },
                     "scores": {

@@ -26,6 +26,8 @@ pub(crate) enum Declared {
     LayerNorm { weight: String, bias: String, eps: f32 },
     /// Division by the Euclidean norm.
     Normalize,
+    /// The first values alone.
+    Truncate { outputs: usize },
 }
 
 /// Activation function of a dense layer.
@@ -38,6 +40,9 @@ pub(crate) enum Activation {
     Relu,
     Sigmoid,
     Silu,
+    Gelu,
+    /// GELU by the hyperbolic tangent.
+    GeluTanh,
 }
 
 impl Activation {
@@ -49,9 +54,24 @@ impl Activation {
             Self::Relu => |x| x.max(0.0),
             Self::Sigmoid => sigmoid,
             Self::Silu => |x| x / (1.0 + (-x).exp()),
+            Self::Gelu => |x| 0.5 * x * (1.0 + erf(x / std::f32::consts::SQRT_2)),
+            Self::GeluTanh => |x| {
+                let inner = (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
+                0.5 * x * (1.0 + inner.tanh())
+            },
         };
         values.iter_mut().for_each(|value| *value = change(*value));
     }
+}
+
+/// The error function, within 2e-7 (Abramowitz and Stegun 1964, 7.1.26).
+fn erf(x: f32) -> f32 {
+    const TERMS: [f64; 5] =
+        [1.061_405_429, -1.453_152_027, 1.421_413_741, -0.284_496_736, 0.254_829_592];
+    let x = f64::from(x);
+    let t = 1.0 / (1.0 + 0.327_591_1 * x.abs());
+    let sum = TERMS.iter().fold(0.0, |sum, term| sum * t + term) * t;
+    ((1.0 - sum * (-x * x).exp()) * x.signum()) as f32
 }
 
 #[derive(Debug)]
@@ -70,6 +90,9 @@ enum Module {
         eps: f32,
     },
     Normalize,
+    Truncate {
+        outputs: usize,
+    },
 }
 
 /// Modules in order, and room for what they compute.
@@ -104,6 +127,15 @@ impl Modules {
                     Module::LayerNorm { width: now, weight, bias, eps: *eps }
                 }
                 Declared::Normalize => Module::Normalize,
+                Declared::Truncate { outputs } => {
+                    if !(1..=now).contains(outputs) {
+                        return Err(Error::manifest(format!(
+                            "manifest /plan/params/modules: the first {outputs} of {now} values, expected 1 to {now}"
+                        )));
+                    }
+                    now = *outputs;
+                    Module::Truncate { outputs: *outputs }
+                }
             });
             widest = widest.max(now);
         }
@@ -138,6 +170,7 @@ impl Modules {
                     layer_norm(now, host.f32s(*weight), host.f32s(*bias), *eps);
                 }
                 Module::Normalize => normalize(now),
+                Module::Truncate { outputs } => now.truncate(*outputs),
             }
         }
         Ok(now)

@@ -40,6 +40,21 @@ struct Padding {
     left: bool,
 }
 
+/// `params.pooled` of the manifest: which row of a text becomes its vector, for graphs that have it as an input.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+struct Pooled {
+    /// The first token of this kind; the first of the highest kind without it.
+    token: Option<u32>,
+}
+
+impl Pooled {
+    /// Place of the token in a text.
+    fn place(self, tokens: &[u32]) -> usize {
+        let end = self.token.or_else(|| tokens.iter().copied().max());
+        tokens.iter().position(|token| Some(*token) == end).unwrap_or(0)
+    }
+}
+
 /// `params.image` of the manifest: how an image becomes patches.
 #[derive(Debug, Clone, Deserialize)]
 struct ImageParams {
@@ -50,6 +65,8 @@ struct ImageParams {
     /// Images keep their shape.
     #[serde(default)]
     naflex: bool,
+    /// Pixels of an image's shorter side, of which the middle is cut out; an image is stretched without it.
+    shortest: Option<u32>,
     mean: [f64; 3],
     std: [f64; 3],
     scale: f64,
@@ -85,7 +102,7 @@ impl Op for Siglip {
                     "vision": schema::graphs(
                         "Graphs from the patches of an image to its vector, each for images of another number of patches."
                     ),
-                    "tensors": schema::tensors(["x", "y", "patches", "positions", "cmask"])
+                    "tensors": schema::tensors(["x", "y", "pooled", "patches", "positions", "cmask"])
                 }
             }),
         }
@@ -151,6 +168,8 @@ struct Text {
     graph: GraphId,
     embedding: Embedding,
     x: FloatInput,
+    /// Input that is 1 at the pooled token, where the graph does not pool one by its place.
+    pooled: Option<(FloatInput, Pooled)>,
     y: View,
     padding: Padding,
     /// Tokens of a text with its padding.
@@ -173,10 +192,24 @@ impl Text {
             )));
         }
         let x = embedding.bind(host, graph, "x", length)?;
+        let pooled = match host.graph(graph).input("pooled") {
+            Some(_) => {
+                let input = FloatInput::require(host, graph, "pooled")?;
+                if input.len() != length {
+                    return Err(Error::graph(format!(
+                        "graph {:?}: {} values of pooled for {length} tokens, expected one each",
+                        host.graph(graph).name,
+                        input.len()
+                    )));
+                }
+                Some((input, host.value("/params/pooled")?.unwrap_or_default()))
+            }
+            None => None,
+        };
         let output = host.output(graph, "y")?;
         let y = host.view_for(graph, output)?;
         let span = host.span("text");
-        Ok(Self { graph, embedding, x, y, padding, length, tokens: Vec::new(), span })
+        Ok(Self { graph, embedding, x, pooled, y, padding, length, tokens: Vec::new(), span })
     }
 
     fn run(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
@@ -194,6 +227,10 @@ impl Text {
             self.tokens.rotate_right(missing);
         }
         self.embedding.fill(host, &self.tokens, &self.x)?;
+        if let Some((input, pooled)) = &self.pooled {
+            input.fill(host, 0.0);
+            input.write_at(host, pooled.place(&self.tokens), &[1.0])?;
+        }
         host.execute(self.graph)?;
         host.end(self.span, start);
         Ok(self.y)
@@ -212,6 +249,8 @@ struct Vision {
     /// Learned positions `[side², hidden]` of images that keep their shape.
     positions: Vec<f32>,
     patches: Vec<f32>,
+    /// The middle of an image.
+    middle: Vec<u8>,
     span: SpanId,
 }
 
@@ -305,6 +344,7 @@ impl Vision {
             towers,
             positions,
             patches: Vec::new(),
+            middle: Vec::new(),
             span: host.span("image"),
         })
     }
@@ -312,7 +352,7 @@ impl Vision {
     fn run(&mut self, host: &mut Host, segment: &Segment<'_>) -> Result<View> {
         let start = Instant::now();
         let image = Image::of_segment(segment)?;
-        let ImageParams { patch, side, naflex, .. } = self.params;
+        let ImageParams { patch, side, naflex, shortest, .. } = self.params;
         let (tower, size) = if naflex {
             let Size { width, height } = image.size();
             let own = [width, height].map(|pixels| (pixels as usize).div_ceil(patch));
@@ -324,7 +364,16 @@ impl Vision {
             let pixels = (side * patch) as u32;
             (&self.towers[0], Size { width: pixels, height: pixels })
         };
-        let resized = self.resizer.resize(image, size)?;
+        let resized = match shortest {
+            Some(shortest) => {
+                let whole = self.resizer.resize(image, around(image.size(), shortest))?;
+                let Size { width, height } = whole.size();
+                let left = width.saturating_sub(size.width) / 2;
+                let top = height.saturating_sub(size.height) / 2;
+                whole.crop([left, top], size, &mut self.middle)?
+            }
+            None => self.resizer.resize(image, size)?,
+        };
         let grid = self.cut.grid(size)?;
         let (len, count) = (self.cut.patch_len(1), grid.patches());
         self.patches.clear();
@@ -346,6 +395,19 @@ impl Vision {
         host.execute(tower.graph)?;
         host.end(self.span, start);
         Ok(tower.y)
+    }
+}
+
+/// The size whose shorter side is `shortest`, of the shape of an image (`get_resize_output_image_size`).
+fn around(size: Size, shortest: u32) -> Size {
+    let Size { width, height } = size;
+    let long = |long: u32, short: u32| {
+        let long = u64::from(shortest) * u64::from(long) / u64::from(short.max(1));
+        u32::try_from(long).unwrap_or(u32::MAX)
+    };
+    match width <= height {
+        true => Size { width: shortest, height: long(height, width) },
+        false => Size { width: long(width, height), height: shortest },
     }
 }
 

@@ -5,7 +5,8 @@ or without influence.
 
 Keys of a class are the fields of its configuration class, and whatever its modeling file reads of a configuration, as do
 the files that make masks and rotary tables. `Class.vision_config` are those of a part. Names that begin with a small
-letter are lists that others have in common (`with`); classes that `transformers` does not have are not compared.
+letter are lists that others have in common (`with`); classes that `transformers` does not have are not compared, nor
+are lists whose names end in `-code`: keys of a layout that came with code of its own.
 """
 
 import dataclasses
@@ -107,6 +108,8 @@ def main():
             report(f"{model} {part}", "in no list", found - set(listed) - common)
             meet(name, found | common)
     for name, own in keys.items():
+        if name.endswith("-code"):
+            continue
         here = {key for kind in ("used", "refused", "neutral") for key in own.get(kind, [])}
         # A list may say more of a key than those that it goes with.
         further = set().union(*(of(keys, other) for other in own.get("with", [])))

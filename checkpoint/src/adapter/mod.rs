@@ -3,6 +3,7 @@
 
 pub(crate) mod changes;
 pub(crate) mod config;
+mod inside;
 mod merged;
 
 use std::collections::BTreeMap;

@@ -31,7 +31,7 @@ impl Checkpoint {
     }
 
     /// Notes that a recipe reads the tensor `key`.
-    pub(super) fn reads(&self, key: &str) {
+    pub(crate) fn reads(&self, key: &str) {
         let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
         uses.read.insert(key.to_owned());
     }

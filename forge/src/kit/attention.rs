@@ -110,6 +110,27 @@ impl Attend {
         Ok(Self { tables, mask: Some(mask), rows, capacity, caches })
     }
 
+    /// Masks of heads, for [`Attention::masks`]: the mask with numbers `[rows, rows]` for each head added, such as one for
+    /// the distance of two tokens.
+    ///
+    /// # Errors
+    /// When there is no mask, or the shapes do not fit.
+    pub fn biased(
+        &self,
+        b: &mut GraphBuilder,
+        heads: impl IntoIterator<Item = Vec<f32>>,
+    ) -> Result<Vec<TensorId>> {
+        let Some(mask) = self.mask else { return Err(b.misused("biased", &[], "a mask")) };
+        let mut shape = vec![1; b.shape(mask)?.len()];
+        let last = shape.len() - 2;
+        shape[last..].fill(self.rows);
+        let one = |(head, bias)| {
+            let bias = b.constant(&format!("bias{head}"), Elem::Activation, &shape, bias)?;
+            b.add(bias, mask)
+        };
+        heads.into_iter().enumerate().map(one).collect()
+    }
+
     /// Rows that all see each other, as an encoder's, with their positions in them: no inputs.
     pub const fn whole(rows: usize) -> Self {
         Self { tables: None, mask: None, rows, capacity: 0, caches: Caches::F16 }
@@ -224,6 +245,8 @@ pub struct Attention<'a> {
     pub whole_norms: bool,
     /// Queries and keys are turned by the rotary tables.
     pub turned: bool,
+    /// Masks of each head in the place of one for all, see [`Attend::biased`]. Each head has keys of its own then.
+    pub masks: Option<&'a [TensorId]>,
     /// Scores `s` become `c · tanh(s / c)` before the mask (Gemma 2, arXiv 2408.00118).
     pub cap: Option<f32>,
     /// Which of `q_proj`, `k_proj` and `v_proj` have biases.
@@ -253,6 +276,7 @@ impl<'a> Attention<'a> {
             norms: None,
             whole_norms: false,
             turned: true,
+            masks: None,
             cap: None,
             bias: [false; 3],
             centred: None,
@@ -315,7 +339,10 @@ impl Layers<'_> {
             None => k,
         };
         let q = if norms.is_some() { q } else { b.scale(q, scale)? };
-        let mixed = capped_mix(b, [q, k, v], past, heads, attend, cap)?;
+        let mixed = match attention.masks {
+            Some(masks) => mix_by_heads(b, [q, k, v], heads, attend, masks)?,
+            None => capped_mix(b, [q, k, v], past, heads, attend, cap)?,
+        };
         let joined = b.reshape(mixed.out, &[rows, heads.query * heads.dim])?;
         let out = self.linear(b, joined, &tensor(attention.out), hidden, attention.out_bias)?;
         if attention.cached {
@@ -384,6 +411,28 @@ pub fn mix(
     attend: &Attend,
 ) -> Result<Mixed> {
     capped_mix(b, qkv, past, heads, attend, None)
+}
+
+/// [`mix`] of heads with a mask and keys each, without a cache.
+fn mix_by_heads(
+    b: &mut GraphBuilder,
+    [q, k, v]: [TensorId; 3],
+    heads: Heads,
+    attend: &Attend,
+    masks: &[TensorId],
+) -> Result<Mixed> {
+    if masks.len() != heads.query || heads.query != heads.groups {
+        return Err(b.misused("mix_by_heads", &[q, k, v], "a mask and keys for each head"));
+    }
+    let one = Heads { query: 1, groups: 1, dim: heads.dim };
+    let mut parts = Vec::with_capacity(masks.len());
+    for (head, &mask) in masks.iter().enumerate() {
+        let mut part = |x| b.slice(x, 1, head, head + 1);
+        let qkv = [part(q)?, part(k)?, part(v)?];
+        let attend = Attend { mask: Some(mask), ..*attend };
+        parts.push(mix(b, qkv, None, one, &attend)?.out);
+    }
+    Ok(Mixed { out: b.concat(&parts, 1)?, k, v })
 }
 
 /// Attention of one token, q `[1, query, dim]`, to the rows of a cache and not to itself: `[groups, repeat, dim]`.

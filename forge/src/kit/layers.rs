@@ -149,9 +149,26 @@ impl<'a> Layers<'a> {
     /// # Errors
     /// When a tensor is missing, or has another shape.
     pub fn layer_norm(&self, b: &mut GraphBuilder, x: TensorId, name: &str) -> Result<TensorId> {
+        self.layer_norm_of(b, x, name, true)
+    }
+
+    /// Same as [`Layers::layer_norm`], with the tensor `<name>.bias` if `bias`.
+    ///
+    /// # Errors
+    /// Errors of [`Layers::layer_norm`].
+    pub fn layer_norm_of(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        name: &str,
+        bias: bool,
+    ) -> Result<TensorId> {
         let (width, short) = ([b.width(x)?], last_part(name));
         let weight = self.checkpoint.values(&format!("{name}.weight"), &width)?;
-        let bias = self.checkpoint.values(&format!("{name}.bias"), &width)?;
+        let bias = match bias {
+            true => self.checkpoint.values(&format!("{name}.bias"), &width)?,
+            false => vec![0.0; width[0]],
+        };
         let weight = b.row(&format!("{short}_weight"), weight)?;
         let bias = b.row(&format!("{short}_bias"), bias)?;
         b.layer_norm(x, self.eps, weight, bias)
@@ -173,8 +190,13 @@ impl<'a> Layers<'a> {
         let [gate, up, down] = mlp.parts;
         let inner = [(gate, mlp.width, mlp.bias), (up, mlp.width, mlp.bias)];
         let [mut gate, mut up] = self.rows_of(&mlp.name, mlp.joined, inner, hidden)?;
+        if mlp.up_first && mlp.joined.is_some() {
+            // The halves are alike but for their names.
+            std::mem::swap(&mut gate.weight, &mut up.weight);
+            std::mem::swap(&mut gate.bias, &mut up.bias);
+        }
         let down = format!("{}.{down}", mlp.name);
-        let mut down = self.parts(&down, [hidden, mlp.width], mlp.bias)?;
+        let mut down = self.parts(&down, [hidden, mlp.width], mlp.down_bias)?;
         // What stands between them has no order: the outputs before take that of the inputs behind.
         if let Some(Reordered { source, order }) = down.in_order(self.precision) {
             down.weight = source;
@@ -318,15 +340,27 @@ pub struct Mlp<'a> {
     pub joined: Option<&'a str>,
     /// Elements of the inner rows, between up and down (`intermediate_size`).
     pub width: usize,
-    /// The projections have biases.
+    /// In the joined matrix the rows of up come first.
+    pub up_first: bool,
+    /// Gate and up have biases.
     pub bias: bool,
+    /// Down has a bias.
+    pub down_bias: bool,
 }
 
 impl Mlp<'_> {
     /// `gate_proj`, `up_proj` and `down_proj` without biases.
     pub fn new(name: impl Into<String>, width: usize) -> Self {
         let parts = ["gate_proj", "up_proj", "down_proj"];
-        Self { name: name.into(), parts, joined: None, width, bias: false }
+        Self {
+            name: name.into(),
+            parts,
+            joined: None,
+            width,
+            up_first: false,
+            bias: false,
+            down_bias: false,
+        }
     }
 }
 

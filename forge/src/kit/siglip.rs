@@ -6,7 +6,7 @@ use std::sync::Arc;
 use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
-use qhx_graph::graph::{Elem, TensorId};
+use qhx_graph::graph::{Elem, ReduceOp, TensorId, UnaryOp};
 use qhx_graph::weight::{read, row_order};
 use qhx_kit::vision::Grid;
 use serde_json::json;
@@ -79,6 +79,36 @@ pub(crate) struct Blocks<'a> {
     intermediate: usize,
     pub count: usize,
     pub heads: Heads,
+    activation: Activation,
+}
+
+/// Activation between the projections of a block's MLP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Activation {
+    Gelu,
+    GeluTanh,
+    /// `x · σ(1.702 x)`
+    QuickGelu,
+}
+
+impl Activation {
+    const NAMES: [(&'static str, Self); 3] = [
+        ("gelu_pytorch_tanh", Self::GeluTanh),
+        ("quick_gelu", Self::QuickGelu),
+        ("gelu", Self::Gelu),
+    ];
+
+    fn build(self, b: &mut GraphBuilder, x: TensorId) -> Result<TensorId> {
+        match self {
+            Self::Gelu => b.gelu(x),
+            Self::GeluTanh => b.gelu_tanh(x),
+            Self::QuickGelu => {
+                let scaled = b.scale(x, 1.702)?;
+                let gate = b.unary(UnaryOp::Sigmoid, scaled)?;
+                b.mul(x, gate)
+            }
+        }
+    }
 }
 
 impl<'a> Blocks<'a> {
@@ -90,8 +120,27 @@ impl<'a> Blocks<'a> {
         defaults: &SiglipSizes,
         precision: Precision,
     ) -> Result<Self> {
+        Reader::part(checkpoint, part)?.only("hidden_act", &json!("gelu_pytorch_tanh"))?;
+        Self::read_clip(checkpoint, part, place, defaults, precision, (1e-6, "gelu_pytorch_tanh"))
+    }
+
+    /// The same of CLIP, whose towers have other activations; the defaults of epsilon and activation are its own.
+    pub fn read_clip(
+        checkpoint: &'a Checkpoint,
+        part: &'a str,
+        place: &'a str,
+        defaults: &SiglipSizes,
+        precision: Precision,
+        (eps, activation): (f32, &str),
+    ) -> Result<Self> {
         let reader = Reader::part(checkpoint, part)?;
-        reader.only("hidden_act", &json!("gelu_pytorch_tanh"))?;
+        let named = reader.get("hidden_act");
+        let name = named.map_or(Some(activation), Value::as_str).unwrap_or_default();
+        let found = Activation::NAMES.iter().find(|(known, _)| *known == name);
+        let Some((_, activation)) = found.copied() else {
+            let names = Activation::NAMES.map(|(name, _)| name).join(", ");
+            return Err(reader.bad("hidden_act", named.unwrap_or(&Value::Null), &names));
+        };
         let hidden = reader.size_or("hidden_size", defaults.hidden)?;
         let query = reader.size_or("num_attention_heads", defaults.heads)?;
         if !hidden.is_multiple_of(query) {
@@ -99,7 +148,7 @@ impl<'a> Blocks<'a> {
                 "hidden_size is {hidden}, expected a multiple of num_attention_heads, {query}"
             )));
         }
-        let eps = reader.epsilon(&["layer_norm_eps"], 1e-6)?;
+        let eps = reader.epsilon(&["layer_norm_eps"], eps)?;
         Ok(Self {
             layers: Layers::new(checkpoint, precision, eps),
             place,
@@ -107,6 +156,7 @@ impl<'a> Blocks<'a> {
             intermediate: reader.size_or("intermediate_size", defaults.intermediate)?,
             count: reader.layers_or(defaults.layers)?,
             heads: Heads { query, groups: query, dim: hidden / query },
+            activation,
         })
     }
 
@@ -165,7 +215,7 @@ impl<'a> Blocks<'a> {
     pub fn mlp(&self, b: &mut GraphBuilder, x: TensorId, name: &str) -> Result<TensorId> {
         let parts = ["fc1", "fc2"].map(|part| format!("{name}.{part}"));
         let parts = parts.each_ref().map(String::as_str);
-        self.layers.feed_forward(b, x, parts, self.intermediate, GraphBuilder::gelu_tanh)
+        self.layers.feed_forward(b, x, parts, self.intermediate, |b, x| self.activation.build(b, x))
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod bert;
 mod choices;
+mod clip;
 mod cosmos3;
 mod encoder;
 mod fastconformer;
@@ -10,6 +11,7 @@ mod gemma4;
 mod kokoro;
 mod lfm2;
 mod llama;
+mod modernbert;
 mod parakeet;
 mod phimoe;
 mod qwen35;

@@ -6,7 +6,7 @@ use qhx_base::{CancelToken, ErrorKind};
 use qhx_core::engine::Model;
 use qhx_core::manifest::Verdict;
 use qhx_forge::{ForgeOptions, Task};
-use qhx_tests::forged::Forged;
+use qhx_tests::forged::{Forged, set};
 use qhx_tests::{backends, says, tiny};
 use qhx_tiers::tier;
 use serde::Deserialize;
@@ -15,6 +15,17 @@ const GEMMA: &str = "embeddinggemma-tiny";
 const BERT: &str = "embed-bert-tiny";
 const RERANKERS: [&str; 4] =
     ["rerank-bert-tiny", "rerank-xlmr-tiny", "rerank-llama-tiny", "rerank-qwen3-tiny"];
+/// Of `tests/oracle/text_encoders.py`.
+const ENCODERS: [&str; 6] = [
+    "encoders/modernbert",
+    "encoders/mpnet",
+    "encoders/distilbert",
+    "encoders/nomic",
+    "encoders/gte",
+    "encoders/jina",
+];
+const CROSS_ENCODERS: [&str; 3] =
+    ["encoders/modernbert-reranker", "encoders/mpnet-reranker", "encoders/gte-reranker"];
 
 /// Golden values of a text from `tests/oracle/encoders.py`.
 #[derive(Deserialize)]
@@ -87,6 +98,82 @@ fn bert_equals_the_reference() {
     compare(&mut model, &texts, 1e-4, 0.99999);
     let error = model.score_parts(&[&texts[0].ids], &CancelToken::new()).unwrap_err();
     says(&error, ErrorKind::Usage, &["--task score"]);
+}
+
+/// Windows on both sides, distances with numbers of their own, rotary positions, gates; in one part and in two, alone and
+/// together.
+#[test]
+fn further_encoders_equal_the_reference() {
+    for (place, fixture) in ENCODERS.into_iter().enumerate() {
+        let texts = texts(fixture);
+        let change =
+            |o: &mut ForgeOptions| (o.shards, o.prefill) = (1 + place % 2, Some(vec![16, 64]));
+        let (_folder, mut model) = opened(fixture, false, change);
+        assert!([320, 322].contains(&model.info().max_ctx), "{fixture}");
+        compare(&mut model, &texts, 1e-4, 0.99999);
+        let short: Vec<&Text> = texts.iter().filter(|text| text.ids.len() < 64).collect();
+        let tokens: Vec<&[u32]> = short.iter().map(|text| text.ids.as_slice()).collect();
+        let together = model.embed_many(&tokens).unwrap();
+        for (vector, text) in together.iter().zip(short) {
+            let distance = Distance::of(vector, &text.vector).unwrap();
+            assert!(distance.largest <= 1e-4, "{fixture}, {}: {:e}", text.text, distance.largest);
+        }
+    }
+}
+
+/// The first values of vectors that were trained for it.
+#[test]
+fn vectors_are_as_short_as_asked_for() {
+    #[derive(Deserialize)]
+    struct Short {
+        ids: Vec<u32>,
+        short: Vec<f32>,
+    }
+    #[derive(Deserialize)]
+    struct Goldens {
+        texts: Vec<Short>,
+    }
+    let Goldens { texts } = tiny::golden_json("encoders/nomic");
+    let (_folder, mut model) = opened("encoders/nomic", false, |o| set(o, &[("dimensions", "16")]));
+    assert_eq!(model.info().embedding_dim, 16);
+    for Short { ids, short } in &texts {
+        let distance = Distance::of(model.embed(ids).unwrap(), short).unwrap();
+        assert!(distance.largest <= 1e-4, "{:e}", distance.largest);
+    }
+    let wide =
+        Forged::try_of(&tiny::fixture("encoders/nomic"), |o| set(o, &[("dimensions", "37")]));
+    let error = wide.unwrap_err();
+    says(&error, ErrorKind::Usage, &["37", "1 to 36"]);
+}
+
+/// The adapter of a task, and its instruction.
+#[test]
+fn an_adapter_inside_a_checkpoint_is_merged() {
+    #[derive(Deserialize)]
+    struct Adapted {
+        text: String,
+        passage_ids: Vec<u32>,
+        passage: Vec<f32>,
+    }
+    #[derive(Deserialize)]
+    struct Goldens {
+        texts: Vec<Adapted>,
+    }
+    let Goldens { texts } = tiny::golden_json("encoders/jina");
+    let task = |task| move |o: &mut ForgeOptions| set(o, &[("adapter", task)]);
+    let (_folder, mut model) = opened("encoders/jina", false, task("retrieval.passage"));
+    for Adapted { text, passage_ids, passage } in texts {
+        let role = "document".to_owned();
+        let text = Text { role, text, ids: passage_ids, vector: passage };
+        compare(&mut model, &[text], 1e-4, 0.99999);
+    }
+    let other = Forged::try_of(&tiny::fixture("encoders/jina"), task("clustering"));
+    let error = other.unwrap_err();
+    says(
+        &error,
+        ErrorKind::Usage,
+        &["clustering", "retrieval.query, retrieval.passage, separation"],
+    );
 }
 
 /// Pairs of texts with their scores.
@@ -165,7 +252,7 @@ fn scoring(options: &mut ForgeOptions) {
 /// Pairs with and without token types, the first row, the last or the mean, logits and sigmoids.
 #[test]
 fn rerankers_score_as_the_reference() {
-    for fixture in RERANKERS {
+    for fixture in RERANKERS.into_iter().chain(CROSS_ENCODERS) {
         let (_folder, mut model) = opened(fixture, false, scoring);
         assert_eq!((model.info().scores, model.info().embedding_dim), (1, 0), "{fixture}");
         compare_scores(fixture, &mut model, 1e-4);
@@ -200,10 +287,22 @@ fn pairs_that_are_too_long_are_cut_as_by_the_reference() {
 
 #[tier(qnn)]
 fn htp_rerankers_score_near_the_reference() {
-    let few = if tiny::full_matrix() { RERANKERS.len() } else { 1 };
-    for fixture in &RERANKERS[..few] {
+    let few = if tiny::full_matrix() { RERANKERS.len() + CROSS_ENCODERS.len() } else { 1 };
+    for fixture in RERANKERS.into_iter().chain(CROSS_ENCODERS).take(few) {
         let (_folder, mut model) = opened(fixture, true, scoring);
         compare_scores(fixture, &mut model, 1e-2);
+    }
+}
+
+#[tier(qnn)]
+fn htp_further_encoders_are_near_the_reference() {
+    let few = if tiny::full_matrix() { ENCODERS.len() } else { 2 };
+    for fixture in &ENCODERS[..few] {
+        let change = |o: &mut ForgeOptions| (o.max_ctx, o.prefill) = (Some(48), Some(Vec::new()));
+        let (_folder, mut model) = opened(fixture, true, change);
+        let mut texts = texts(fixture);
+        texts.retain(|text| text.ids.len() <= 48);
+        compare(&mut model, &texts, 2e-2, 0.999);
     }
 }
 

@@ -10,15 +10,31 @@ use std::sync::Arc;
 
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::read_json_value;
-use qhx_graph::graph::Graph;
+use qhx_graph::builder::GraphBuilder;
+use qhx_graph::graph::{Graph, TensorId};
 use qhx_graph::weight::RowSource;
 use serde_json::{Map, Value, json};
 
 use crate::kit::{matrices, one_or_many, prefill_rows, shards};
 use crate::recipe::{ContextPlan, Recipe, RecipeOptions};
 use crate::rerank;
-pub(super) use modules::{Dense, POOLING};
+pub(super) use modules::{DOCUMENT_PREFIX, Dense, Norm, OPTIONS, QUERY_PREFIX};
 pub(super) use text::{Encoder, bidirectional, max_text};
+
+/// Names of activations that [`activate`] has.
+pub(super) const ACTIVATIONS: [&str; 7] =
+    ["gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "silu", "swish", "relu"];
+
+/// An activation by its name in a configuration (`ACT2FN`), of [`ACTIVATIONS`].
+pub(super) fn activate(b: &mut GraphBuilder, x: TensorId, name: &str) -> Result<TensorId> {
+    match name {
+        "gelu" => b.gelu(x),
+        "silu" | "swish" => b.silu(x),
+        "relu" => b.relu(x),
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => b.gelu_tanh(x),
+        other => Err(Error::new(ErrorKind::Internal, format!("no activation {other:?}"))),
+    }
+}
 
 /// The host-op that runs what [`Encoder::recipe`] makes.
 const HOST_OP: &str = "llama_embed_sharded";

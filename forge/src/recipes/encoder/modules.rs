@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::{Checkpoint, is_plain};
-use qhx_graph::weight::{RowSource, scaled};
+use qhx_graph::weight::{RowSource, held, scaled};
 use serde_json::{Value, json};
 
 use super::{read, unsupported};
@@ -20,6 +20,29 @@ pub(in crate::recipes) const POOLING: RecipeOption = RecipeOption {
     help: "how a text's rows become a vector: mean, last, cls, max, mean_sqrt_len or weighted_mean [default: what the \
            checkpoint declares]",
 };
+
+/// The prefix of queries, in the place of what the checkpoint declares.
+pub(in crate::recipes) const QUERY_PREFIX: RecipeOption = RecipeOption {
+    name: "query-prefix",
+    values: &[],
+    help: "what is put before queries, such as \"search_query: \" [default: what the checkpoint declares]",
+};
+/// The same of documents.
+pub(in crate::recipes) const DOCUMENT_PREFIX: RecipeOption = RecipeOption {
+    name: "document-prefix",
+    values: &[],
+    help: "what is put before documents [default: what the checkpoint declares]",
+};
+/// Values of a vector, of models whose first values are a vector, too.
+pub(in crate::recipes) const DIMENSIONS: RecipeOption = RecipeOption {
+    name: "dimensions",
+    values: &[],
+    help: "the first values of a vector become the vector, divided by its norm, of models that were trained for it \
+           (Matryoshka) [default: all of them]",
+};
+/// The options of an encoder.
+pub(in crate::recipes) const OPTIONS: [RecipeOption; 4] =
+    [POOLING, QUERY_PREFIX, DOCUMENT_PREFIX, DIMENSIONS];
 
 /// Keys of the ways to pool in older files, and the op's names, in the order in which vectors are joined.
 const FLAGS: [(&str, &str); 6] = [
@@ -40,12 +63,13 @@ const NAMES: [(&str, &str); 6] = [
     ("lasttoken", "last"),
 ];
 /// The ends of torch's names of activations.
-const ACTIVATIONS: [(&str, &str); 5] = [
+const ACTIVATIONS: [(&str, &str); 6] = [
     ("Identity", "identity"),
     ("Tanh", "tanh"),
     ("ReLU", "relu"),
     ("Sigmoid", "sigmoid"),
     ("SiLU", "silu"),
+    ("GELU", "gelu"),
 ];
 /// Epsilon of torch's `LayerNorm`, which the module does not change.
 const EPS: f32 = 1e-5;
@@ -66,6 +90,17 @@ pub(in crate::recipes) struct Dense<'a> {
     pub activation: &'a str,
     /// Divides what it gives, where it has no bias.
     pub temperature: f32,
+    /// LayerNorm behind it.
+    pub norm: Option<Norm<'a>>,
+}
+
+/// A LayerNorm of a head.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::recipes) struct Norm<'a> {
+    /// Its tensors, without `.weight` and `.bias`.
+    pub name: &'a str,
+    pub bias: bool,
+    pub eps: f32,
 }
 
 /// Modules that a text's rows pass.
@@ -88,12 +123,28 @@ pub(in crate::recipes) struct Modules {
 impl Modules {
     /// Reads `modules.json` and the folders that it names; without it, `1_Pooling`, then what the configuration or a
     /// GGUF file declares. The option [`POOLING`] comes before all of them.
+    ///
+    /// Of a `centred` vector of which the first values alone are taken, see [`DIMENSIONS`], all have a mean of 0 and a
+    /// deviation of 1 before.
     pub fn read(
         checkpoint: &Checkpoint,
         options: &RecipeOptions,
         hidden: usize,
         causal: bool,
+        centred: bool,
     ) -> Result<Self> {
+        let (mut modules, width) = Self::declared(checkpoint, options, hidden, causal)?;
+        modules.shorten(options, width, centred)?;
+        Ok(modules)
+    }
+
+    /// What the files declare, and the values of a vector.
+    fn declared(
+        checkpoint: &Checkpoint,
+        options: &RecipeOptions,
+        hidden: usize,
+        causal: bool,
+    ) -> Result<(Self, usize)> {
         let dir = checkpoint.dir();
         let path = dir.join("modules.json");
         let asked = asked(options)?;
@@ -101,12 +152,12 @@ impl Modules {
             let mut modules = Self { normalize: true, ..Self::default() };
             if let Some(asked) = asked {
                 modules.poolings = vec![asked];
-                return Ok(modules);
+                return Ok((modules, hidden));
             }
             let folder = dir.join(POOLING_FOLDER);
             modules.poolings = match read(&folder.join("config.json"))? {
                 Some(config) => modules.pooling(&folder, &config)?,
-                None => match declared(checkpoint)? {
+                None => match own_pooling(checkpoint)? {
                     Some(pooling) => vec![pooling],
                     None if causal && checkpoint.seed().is_none() => {
                         return Err(no_pooling(checkpoint));
@@ -117,7 +168,8 @@ impl Modules {
                     }
                 },
             };
-            return Ok(modules);
+            let width = hidden.saturating_mul(modules.poolings.len());
+            return Ok((modules, width));
         };
         let mut modules = Self::default();
         let list = listed.as_array().map_or(&[][..], Vec::as_slice);
@@ -164,7 +216,7 @@ impl Modules {
             modules.normalize = !modules.steps.is_empty();
             modules.steps.clear();
         }
-        Ok(modules)
+        Ok((modules, width))
     }
 
     /// The layers of a head behind one way to pool.
@@ -179,7 +231,7 @@ impl Modules {
     }
 
     fn layer(&mut self, tensors: &Checkpoint, layer: &Dense<'_>) -> Result<()> {
-        let Dense { name, shape: [outputs, inputs], bias, activation, temperature } = *layer;
+        let Dense { name, shape: [outputs, inputs], bias, activation, temperature, norm } = *layer;
         let weight = tensors.matrix(&format!("{name}.weight"), [outputs, inputs])?;
         let weight = self.file("weight", scaled(weight, 1.0 / temperature));
         let bias = match bias {
@@ -190,6 +242,42 @@ impl Modules {
             "kind": "dense", "inputs": inputs, "outputs": outputs, "weight": weight, "bias": bias,
             "activation": activation
         }));
+        let Some(Norm { name, bias, eps }) = norm else { return Ok(()) };
+        let weight = tensors.vector(&format!("{name}.weight"), outputs)?;
+        let bias = match bias {
+            true => tensors.vector(&format!("{name}.bias"), outputs)?,
+            false => held("bias", [1, outputs], vec![0.0; outputs]),
+        };
+        self.norm(weight, bias, eps);
+        Ok(())
+    }
+
+    /// A LayerNorm with this weight and bias.
+    fn norm(&mut self, weight: Arc<dyn RowSource>, bias: Arc<dyn RowSource>, eps: f32) {
+        let (weight, bias) = (self.file("weight", weight), self.file("bias", bias));
+        self.steps.push(json!({"kind": "layer_norm", "weight": weight, "bias": bias, "eps": eps}));
+    }
+
+    /// The first values of a vector of `width` in its place, where the option asks for that, divided by their norm;
+    /// with `centred`, all values are brought to a mean of 0 and a deviation of 1 before.
+    fn shorten(&mut self, options: &RecipeOptions, width: usize, centred: bool) -> Result<()> {
+        let Some(text) = DIMENSIONS.choice(options) else { return Ok(()) };
+        let Some(count) = text.parse().ok().filter(|count| (1..=width).contains(count)) else {
+            let what = format!(
+                "recipe option {}: {text:?}, expected a number from 1 to {width}, the values of a vector",
+                DIMENSIONS.name
+            );
+            return Err(Error::new(ErrorKind::Usage, what));
+        };
+        self.normalize = false;
+        self.steps.retain(|step| step["kind"] != "normalize");
+        if centred {
+            let [ones, zeros] =
+                [1.0, 0.0].map(|value| held("centred", [1, width], vec![value; width]));
+            self.norm(ones, zeros, EPS);
+        }
+        self.steps.push(json!({"kind": "truncate", "outputs": count}));
+        self.steps.push(json!({"kind": "normalize"}));
         Ok(())
     }
 
@@ -260,7 +348,7 @@ impl Modules {
             .iter()
             .find(|(torch, _)| activation.starts_with("torch.nn.") && *torch == name);
         let (_, own) = own.ok_or_else(|| {
-            bad("activation_function", "Identity, Tanh, ReLU, Sigmoid or SiLU of torch.nn")
+            bad("activation_function", "Identity, Tanh, ReLU, Sigmoid, SiLU or GELU of torch.nn")
         })?;
         let tensors = Checkpoint::open_beside(folder, "config.json", &TENSORS)?;
         self.layer(
@@ -271,6 +359,7 @@ impl Modules {
                 bias: get("bias") != &json!(false),
                 activation: own,
                 temperature: 1.0,
+                norm: None,
             },
         )?;
         Ok(outputs)
@@ -284,9 +373,8 @@ impl Modules {
             return Err(unsupported(&folder.join("config.json"), &what));
         }
         let tensors = Checkpoint::open_beside(folder, "config.json", &TENSORS)?;
-        let weight = self.file("weight", tensors.vector("norm.weight", width)?);
-        let bias = self.file("bias", tensors.vector("norm.bias", width)?);
-        self.steps.push(json!({"kind": "layer_norm", "weight": weight, "bias": bias, "eps": EPS}));
+        let [weight, bias] = ["norm.weight", "norm.bias"].map(|name| tensors.vector(name, width));
+        self.norm(weight?, bias?, EPS);
         Ok(())
     }
 
@@ -333,7 +421,7 @@ fn no_pooling(checkpoint: &Checkpoint) -> Error {
 }
 
 /// The way to pool that the configuration of the model itself has, or the metadata of a GGUF file.
-fn declared(checkpoint: &Checkpoint) -> Result<Option<&'static str>> {
+fn own_pooling(checkpoint: &Checkpoint) -> Result<Option<&'static str>> {
     match checkpoint.config().get("pooling") {
         None | Some(Value::Null) => match checkpoint.inside() {
             Some(inside) => inside.pooling(),

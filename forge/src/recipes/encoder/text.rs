@@ -7,10 +7,11 @@ use qhx_checkpoint::Checkpoint;
 use qhx_core::manifest::{Rerank, Verdict};
 use serde_json::Value;
 
-use super::modules::{Dense, Modules};
+use super::modules::{DOCUMENT_PREFIX, Dense, Modules, QUERY_PREFIX};
 use super::{read, unsupported};
 use crate::kit::Reader;
 use crate::recipe::RecipeOptions;
+use crate::registry::RecipeOption;
 
 /// Conversion of a text to a vector.
 #[derive(Debug)]
@@ -32,10 +33,25 @@ impl Encoder {
         hidden: usize,
         causal: bool,
     ) -> Result<Self> {
+        Self::read_centred(checkpoint, options, hidden, causal, false)
+    }
+
+    /// Same as [`Encoder::read`], for a model whose vectors are `centred` before the first of their values become
+    /// vectors.
+    pub fn read_centred(
+        checkpoint: &Checkpoint,
+        options: &RecipeOptions,
+        hidden: usize,
+        causal: bool,
+        centred: bool,
+    ) -> Result<Self> {
         let prompts = read(&checkpoint.dir().join("config_sentence_transformers.json"))?;
-        let modules = Modules::read(checkpoint, options, hidden, causal)?;
+        let modules = Modules::read(checkpoint, options, hidden, causal, centred)?;
         let declared = prompts.as_ref().and_then(|p| p.get("prompts")).and_then(Value::as_object);
         let prompt = |key: &str| declared?.get(key)?.as_str().map(str::to_owned);
+        let asked = |option: &RecipeOption| option.choice(options).map(str::to_owned);
+        let document = asked(&DOCUMENT_PREFIX).or_else(|| prompt("document"));
+        let document = document.or_else(|| prompt("passage"));
         let prompted = declared.is_some_and(|all| all.values().any(|prompt| prompt != ""));
         if prompted && modules.without_prompt {
             return Err(unsupported(
@@ -46,8 +62,8 @@ impl Encoder {
         Ok(Self {
             causal,
             modules,
-            query_prefix: prompt("query").unwrap_or_default(),
-            document_prefix: prompt("document").or_else(|| prompt("passage")).unwrap_or_default(),
+            query_prefix: asked(&QUERY_PREFIX).or_else(|| prompt("query")).unwrap_or_default(),
+            document_prefix: document.unwrap_or_default(),
             rerank: None,
         })
     }

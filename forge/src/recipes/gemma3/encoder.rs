@@ -25,7 +25,7 @@ register_recipe!(
         .tasks(&[Task::Embed])
         .prefill_graphs()
         .longest(|checkpoint, _| max_text(checkpoint).ok()?)
-        .options(&[encoder::POOLING])
+        .options(&encoder::OPTIONS)
 );
 
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {

@@ -92,7 +92,7 @@ register_recipe!(
         .smaller_contexts()
         .int8_caches()
         .longest(longest)
-        .options(&[encoder::POOLING])
+        .options(&encoder::OPTIONS)
 );
 register_recipe!(
     RecipeEntry::new(&["Qwen3MoeForCausalLM"], recipe)
@@ -107,7 +107,7 @@ register_recipe!(
         .tasks(&[Task::Embed])
         .prefill_graphs()
         .longest(longest)
-        .options(&[encoder::POOLING])
+        .options(&encoder::OPTIONS)
 );
 register_recipe!(
     RecipeEntry::new(&RERANKERS, recipe).tasks(&[Task::Score]).prefill_graphs().longest(longest)
@@ -116,11 +116,14 @@ register_recipe!(
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let config = Config::read(checkpoint, class(checkpoint)?, options.max_ctx)?;
     check_shape(options, config.layers, config.rope.max_positions)?;
+    let of_vectors = encoder::OPTIONS.iter().find(|option| option.choice(options).is_some());
+    if let (Task::Generate, Some(option)) = (options.task, of_vectors) {
+        let what =
+            format!("recipe option {}: a bundle that generates makes no vectors", option.name);
+        let hint = "omit it, or make vectors: --task embed";
+        return Err(Error::new(ErrorKind::Usage, what).hint(hint));
+    }
     match options.task {
-        Task::Generate if encoder::POOLING.choice(options).is_some() => {
-            let what = "recipe option pooling: a bundle that generates pools nothing";
-            Err(Error::new(ErrorKind::Usage, what).hint("omit it, or make vectors: --task embed"))
-        }
         Task::Generate => generate(checkpoint, &config, options),
         Task::Embed => {
             let causal = !bidirectional(checkpoint.config());
@@ -254,6 +257,7 @@ fn reranker(checkpoint: &Checkpoint, config: &Config) -> Result<Encoder> {
         bias: false,
         activation: "identity",
         temperature: temperature as f32,
+        norm: None,
     };
     let pooling = if both_ways { "mean" } else { "last" };
     Encoder::scoring(checkpoint, !both_ways, pooling, &[head], both_ways.then_some(PASSAGE))
