@@ -6,10 +6,10 @@ use std::sync::Arc;
 use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
-use qhx_graph::graph::{Elem, ReduceOp, TensorId, UnaryOp};
+use qhx_graph::graph::{Elem, TensorId, UnaryOp};
 use qhx_graph::weight::{read, row_order};
 use qhx_kit::vision::Grid;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::attention::{Attend, Attention, Heads};
 use super::layers::{Layers, filters};
