@@ -42,6 +42,7 @@ pub(super) fn layer(
     let attention = attention(config, layer, attend);
     let mlp = Mlp {
         bias: config.mlp_bias,
+        down_bias: config.mlp_bias,
         joined: class.joined.then_some("gate_up_proj"),
         ..Mlp::new(format!("{name}.mlp"), config.intermediate)
     };

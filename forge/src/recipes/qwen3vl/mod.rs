@@ -109,8 +109,11 @@ fn run(
             out_bias: config.out_bias,
             ..Attention::new(format!("{name}.self_attn"), layer, config.heads)
         };
-        let mlp =
-            Mlp { bias: config.mlp_bias, ..Mlp::new(format!("{name}.mlp"), config.intermediate) };
+        let mlp = Mlp {
+            bias: config.mlp_bias,
+            down_bias: config.mlp_bias,
+            ..Mlp::new(format!("{name}.mlp"), config.intermediate)
+        };
         h = layers.block(&mut b, h, &name, &attention, &mlp, &attend)?;
         if layer < config.vision.deepstack.len() {
             let rows =

@@ -130,7 +130,9 @@ impl Blocks<'_> {
         let down = match form.mlp {
             FeedForward::Gated(parts) => {
                 let name = tensor("mlp");
-                let mlp = Mlp { parts, bias: true, ..Mlp::new(name, vision.intermediate) };
+                let biases =
+                    Mlp { bias: true, down_bias: true, ..Mlp::new(name, vision.intermediate) };
+                let mlp = Mlp { parts, ..biases };
                 layers.mlp(b, normed, &mlp, GraphBuilder::silu)?
             }
             FeedForward::Plain(parts, act) => {
