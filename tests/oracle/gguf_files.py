@@ -116,7 +116,7 @@ def sentence_pieces(prefix, symbols):
 MODELS = {
     "llama3-tiny": "llama", "qwen2-tiny": "qwen2", "qwen3-tiny": "qwen3", "qwen3vl-tiny": "qwen3vl",
     "qwen35-blocks": "qwen35", "gemma3-tiny": "gemma3", "gemma4-tiny": "gemma4", "lfm2-tiny": "lfm2",
-    "phimoe-blocks": "phimoe", "qwen3-moe": "qwen3moe",
+    "phimoe-blocks": "phimoe", "qwen3-moe": "qwen3moe", "lfm2-moe": "lfm2moe",
 }
 
 
@@ -153,7 +153,10 @@ def names(folder, architecture):
         plain = name.replace("model.language_model.", "model.")
         plain = re.sub(r"\.dt_bias$", ".dt_proj.bias", plain)
         plain = re.sub(r"\.layer_scalar$", ".layer_scalar.weight", plain)
-        plain = re.sub(r"((?:block_sparse_moe|mlp)\.experts)\.\d+\.", r"\1.", plain)
+        plain = re.sub(r"\.expert_bias$", ".expert_bias.bias", plain)
+        plain = re.sub(r"((?:block_sparse_moe|mlp|feed_forward)\.experts)\.\d+\.", r"\1.", plain)
+        # As `MOE_BLOCK_SPARSE` of the converter.
+        plain = re.sub(r"^model\.(layers\.\d+\.feed_forward\.experts)", r"\1", plain)
         theirs = [table.get_name(plain, try_suffixes=(".weight", ".bias")) for table in tables]
         theirs = next(filter(None, theirs), None)
         assert theirs, plain

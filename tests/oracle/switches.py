@@ -4,7 +4,7 @@
     python switches.py ../fixtures/switches        # needs torch, transformers==5.24.0 and gguf==0.19.0
 
 Each folder is a checkpoint without a tokenizer; `NAME.gguf` beside it holds the same model as llama.cpp's converter
-names and changes it (`conversion/{llama,phi,gemma,granite,olmo}.py`), written by the `gguf` package. `logits.json` has
+names and changes it (`conversion/{llama,phi,gemma,granite,olmo,exaone,mistral3}.py`), written by the `gguf` package. `logits.json` has
 for each model the contexts that a bundle is made for, with a text of as many tokens and the logits in f32 behind some
 of them. One forward pass takes the whole text, so that rope types that depend on the length of the sequence are those
 of a sequence as long as the context.
@@ -16,6 +16,12 @@ of a sequence as long as the context.
 | `granite` | multipliers, dynamic rope, tied head |
 | `olmo2` | norms behind, norms over all heads, yarn (truncation, inferred attention factor) |
 | `gemma2` | soft caps, every other layer slides, norms on both sides, linear rope |
+| `gemma` | norms before, one key head, `hidden_act` in the oldest spelling |
+| `olmo3` | as `olmo2`, three of four layers slide and are not scaled, in the published spelling |
+| `exaone4` | norms behind, norms of each head, sliding layers that turn and full ones that do not, llama3 rope |
+| `exaone4-full` | the same without a window: all layers turn; tied head |
+| `ministral3` | queries that grow with the position, yarn, tied head |
+| `mistral3` | the same beside a tower for images, FP8 with a scale for each weight, names as published |
 """
 
 import json
@@ -26,6 +32,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+import safetensors.torch
 import torch
 import transformers
 
@@ -69,9 +76,49 @@ MODELS = {
         "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "sliding_window": 8,
         "rope_parameters": {"rope_type": "linear", "rope_theta": 900.0, "factor": 2.0},
     }, [40]),
+    "gemma": ("Gemma", {
+        "num_hidden_layers": 2, "max_position_embeddings": 64, "head_dim": 12, "num_attention_heads": 3,
+        "num_key_value_heads": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 700.0},
+    }, [30]),
+    "olmo3": ("Olmo3", {
+        "num_hidden_layers": 5, "max_position_embeddings": 60, "rms_norm_eps": 1e-4, "sliding_window": 11,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "eos_token_id": 2,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn", "rope_theta": 500000.0, "factor": 3.0, "original_max_position_embeddings": 20,
+                "beta_fast": 8.0, "beta_slow": 0.5, "attention_factor": 1.3,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+        },
+    }, [10, 40]),
+    "exaone4": ("Exaone4", {
+        "num_hidden_layers": 5, "max_position_embeddings": 64, "head_dim": 10, "sliding_window": 7,
+        "sliding_window_pattern": 4, "rms_norm_eps": 1e-4,
+        "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 600.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 3.0,
+            "original_max_position_embeddings": 16,
+        },
+    }, [40]),
+    "exaone4-full": ("Exaone4", {
+        "num_hidden_layers": 2, "max_position_embeddings": 64, "num_attention_heads": 6, "num_key_value_heads": 3,
+        "head_dim": 6, "sliding_window": None, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 600.0},
+    }, [20]),
+    "ministral3": ("Ministral3", {
+        "num_hidden_layers": 3, "max_position_embeddings": 60, "head_dim": 12, "tie_word_embeddings": True,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 900.0, "factor": 5.0, "original_max_position_embeddings": 12,
+            "beta_fast": 6.0, "beta_slow": 0.5, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4,
+        },
+    }, [10, 40]),
 }
 # Keys that published configurations spell in the older way: at top level, `rope_scaling` beside `rope_theta`.
-OLD = {"phi3", "granite", "gemma2"}
+OLD = {"phi3", "granite", "gemma2", "gemma", "olmo3", "exaone4"}
+# A tower of the least sizes, which no bundle has.
+TOWER = {
+    "model_type": "pixtral", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "image_size": 8, "patch_size": 4, "head_dim": 4,
+}
 
 
 def draw(model):
@@ -81,7 +128,7 @@ def draw(model):
         for name, p in model.named_parameters():
             normal = torch.randn(p.shape, generator=generator)
             if name.endswith("norm.weight"):
-                base = 0.0 if model.config.model_type == "gemma2" else 1.0
+                base = 0.0 if model.config.model_type.startswith("gemma") else 1.0
                 values = base + 0.3 * normal
             elif p.ndim == 1:
                 values = 0.3 * normal
@@ -93,11 +140,16 @@ def draw(model):
 def old_spelling(path):
     value = json.loads(path.read_text())
     rope = value.pop("rope_parameters")
+    rope = rope.get("full_attention", rope)
+    if value["model_type"] == "gemma":
+        value |= {"hidden_act": "gelu", "hidden_activation": None}
     for key in ["rope_theta", "partial_rotary_factor"]:
         if key in rope:
             value[key] = rope.pop(key)
-    rope["type"] = rope.pop("rope_type")
-    value["rope_scaling"] = rope
+    if rope["rope_type"] != "default":
+        # The name of the type is as old as the class.
+        rope["rope_type" if value["model_type"] in ("olmo3", "exaone4") else "type"] = rope.pop("rope_type")
+        value["rope_scaling"] = rope
     value["torch_dtype"] = value.pop("dtype")
     path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
 
@@ -107,12 +159,75 @@ def permuted(weight, heads):
     return weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
+def llama3_factors(rope, dim):
+    """`generate_extra_tensors` of the converter."""
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    turns = rope["original_max_position_embeddings"] * rope["rope_theta"] ** (-np.arange(0, dim, 2) / dim) / (2 * np.pi)
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)
+
+
+def to_fp8(tensors):
+    """Linear layers in FP8 with one scale, and those of inputs, as published; and what they are then."""
+    stored, exact = {}, {}
+    for name, p in tensors.items():
+        stored[name] = exact[name] = p.half()
+        if re.search(r"layers\..*_proj\.weight", name):
+            scale = (p.abs().max() / 448).bfloat16()
+            stored[name] = (p / scale.float()).to(torch.float8_e4m3fn)
+            exact[name] = stored[name].float() * scale.float()
+            stored[name.replace("weight", "weight_scale_inv")] = scale
+            stored[name.replace("weight", "activation_scale")] = torch.tensor(0.02).bfloat16()
+    return stored, {name: p.float() for name, p in exact.items()}
+
+
+def logits_of(model, ctx):
+    """A run: a text as long as the context, and the logits behind some of its tokens."""
+    fresh = type(model)(model.config).float().eval()
+    fresh.load_state_dict(model.state_dict())
+    ids = torch.from_numpy(np.random.default_rng(ctx).integers(3, VOCAB, (1, ctx)))
+    with torch.no_grad():
+        logits = fresh(ids, use_cache=False).logits[0]
+    at = list(range(EVERY - 1, ctx, EVERY))
+    return {"ids": ids[0].tolist(), "at": at, "logits": [[round(x, 6) for x in logits[i].tolist()] for i in at]}
+
+
+def multimodal(out, found):
+    """`mistral3`: the decoder of `ministral3` with other weights, beside a tower."""
+    text = {**SIZES, **MODELS["ministral3"][1], "num_hidden_layers": 2, "model_type": "ministral3"}
+    config = transformers.Mistral3Config(text_config=text, vision_config=TOWER, tie_word_embeddings=True)
+    config.text_config._attn_implementation = "eager"
+    model = transformers.Mistral3ForConditionalGeneration(config).float().eval()
+    draw(model)
+    tensors = {tensor: p.detach().clone() for tensor, p in model.named_parameters() if tensor != "lm_head.weight"}
+    text = {name: p for name, p in tensors.items() if "language_model" in name}
+    stored, exact = to_fp8(text)
+    model.load_state_dict(exact, strict=False)
+    found["mistral3"] = [logits_of(model, 40)]
+    stored |= {name: p.half() for name, p in tensors.items() if name not in text}
+    stored = {re.sub(r"^model\.(language_model\.|vision|multi)", published_name, name): p for name, p in stored.items()}
+    (out / "mistral3").mkdir()
+    safetensors.torch.save_file(stored, out / "mistral3" / "model.safetensors", metadata={"format": "pt"})
+    value = json.loads(config.to_json_string()) | {
+        "architectures": ["Mistral3ForConditionalGeneration"], "dtype": "float16",
+        "quantization_config": {
+            "activation_scheme": "static", "dequantize": False, "quant_method": "fp8", "weight_block_size": None,
+            "modules_to_not_convert": ["model.vision_tower", "model.multi_modal_projector", "lm_head"],
+        },
+    }
+    (out / "mistral3" / "config.json").write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
+
+
+def published_name(match):
+    return "language_model.model." if match[1].startswith("language") else match[1]
+
+
 def write_gguf(path, name, config, tensors):
-    kind = {"phi3": "phi3", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "gemma2": "gemma2"}[name]
+    kind = {"olmo3": "olmo2", "exaone4-full": "exaone4", "ministral3": "mistral3"}.get(name, name)
     writer = gguf.GGUFWriter(path, kind)
     layers, heads, groups = config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads
     dim = getattr(config, "head_dim", None) or HIDDEN // heads
-    rope = config.rope_parameters
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     rotary = int(dim * rope.get("partial_rotary_factor", 1.0))
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(HIDDEN)
@@ -124,13 +239,21 @@ def write_gguf(path, name, config, tensors):
     writer.add_vocab_size(VOCAB)
     writer.add_rope_dimension_count(rotary)
     writer.add_rope_freq_base(rope["rope_theta"])
-    if name == "gemma2":
+    if name in ("gemma2", "gemma", "exaone4", "exaone4-full", "ministral3"):
         writer.add_key_length(dim)
         writer.add_value_length(dim)
+    if name == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if name in ("gemma2", "phi3"):
+    if name in ("gemma2", "phi3", "olmo3", "exaone4"):
         writer.add_sliding_window(config.sliding_window)
+    if name in ("olmo3", "exaone4"):
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    if name == "ministral3":
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+    if rope["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", llama3_factors(rope, dim))
     if name == "granite":
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
@@ -141,6 +264,11 @@ def write_gguf(path, name, config, tensors):
         writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        for key, add in [("attention_factor", writer.add_rope_scaling_yarn_attn_factor),
+                         ("beta_fast", writer.add_rope_scaling_yarn_beta_fast),
+                         ("beta_slow", writer.add_rope_scaling_yarn_beta_slow)]:
+            if rope.get(key) is not None:
+                add(rope[key])
     if name == "phi3":
         writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
         scale = config.max_position_embeddings / config.original_max_position_embeddings
@@ -153,9 +281,9 @@ def write_gguf(path, name, config, tensors):
         if tensor == "lm_head.weight" and config.tie_word_embeddings:
             continue
         values = values.numpy()
-        if name in ("smollm3", "granite") and re.search(r"\.[qk]_proj\.", tensor):
+        if name in ("smollm3", "granite", "ministral3") and re.search(r"\.[qk]_proj\.", tensor):
             values = permuted(values, heads if ".q_proj" in tensor else groups)
-        if name == "gemma2" and tensor.endswith("norm.weight"):
+        if name in ("gemma", "gemma2") and tensor.endswith("norm.weight"):
             values = values + 1
         theirs = table.get_name(tensor, try_suffixes=(".weight", ".bias"))
         assert theirs, tensor
@@ -171,20 +299,12 @@ def main(out):
     out.mkdir()
     found = {}
     for name, (kind, settings, contexts) in MODELS.items():
-        config = getattr(transformers, f"{kind}Config")(**SIZES, **settings)
+        config = getattr(transformers, f"{kind}Config")(**(SIZES | settings))
         config._attn_implementation = "eager"
         model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
         draw(model)
         tensors = {tensor: p.detach().clone() for tensor, p in model.named_parameters()}
-        runs = []
-        for ctx in contexts:
-            fresh = type(model)(model.config).float().eval()
-            fresh.load_state_dict(model.state_dict())
-            ids = torch.from_numpy(np.random.default_rng(ctx).integers(3, VOCAB, (1, ctx)))
-            with torch.no_grad():
-                logits = fresh(ids, use_cache=False).logits[0]
-            at = list(range(EVERY - 1, ctx, EVERY))
-            runs.append({"ids": ids[0].tolist(), "at": at, "logits": [[round(x, 6) for x in logits[i].tolist()] for i in at]})
+        runs = [logits_of(model, ctx) for ctx in contexts]
         found[name] = runs
         stored = type(model)(config)
         stored.load_state_dict(model.state_dict())
@@ -199,6 +319,7 @@ def main(out):
         write_gguf(out / f"{name}.gguf", name, config, tensors)
         spread = max(abs(x) for run in runs for row in run["logits"] for x in row)
         print(f"{name}: {sum(p.numel() for p in model.parameters())} parameters, largest logit {spread:.2f}")
+    multimodal(out, found)
     (out / "logits.json").write_text(json.dumps(found, separators=(",", ":")) + "\n")
     for file in out.rglob("*"):
         file.chmod(0o755 if file.is_dir() else 0o644)

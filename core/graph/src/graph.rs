@@ -403,13 +403,17 @@ pub struct AttentionForm {
     pub mask: bool,
     /// A cap.
     pub cap: bool,
+    /// Sinks.
+    #[serde(default)]
+    pub sinks: bool,
 }
 
 /// Inputs of an [`Op::Attention`], as a node has them: those that there are, one behind the other.
 ///
 /// The output `[groups, repeat · rows, dim]` is `softmax(cap · tanh(q · [past_k; k]ᵀ) + mask) · [past_v; v]`, without
 /// what is missing (Vaswani et al. 2017, arXiv 1706.03762). Heads of queries that share keys and values are rows of
-/// one group (Ainslie et al. 2023, arXiv 2305.13245), so that query `a · rows + r` is head `a` of token `r`.
+/// one group (Ainslie et al. 2023, arXiv 2305.13245), so that query `a · rows + r` is head `a` of token `r`. With sinks,
+/// the softmax has one more score, whose share is added to nothing.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionInputs<T> {
     /// Queries `[groups, repeat · rows, dim]`, scaled.
@@ -427,12 +431,14 @@ pub struct AttentionInputs<T> {
     pub mask: Option<T>,
     /// The cap `[1, 1, 1]` (Gemma 2, arXiv 2408.00118), by which the queries are divided already.
     pub cap: Option<T>,
+    /// A score of each query that belongs to no key, `[groups, repeat · rows, 1]` (Xiao et al. 2023, arXiv 2309.17453).
+    pub sinks: Option<T>,
 }
 
 impl<T: Copy> AttentionInputs<T> {
     /// Rows that see each other, without cache or mask.
     pub const fn new(q: T, k: T, v: T) -> Self {
-        Self { q, k, v, past: None, scales: None, mask: None, cap: None }
+        Self { q, k, v, past: None, scales: None, mask: None, cap: None, sinks: None }
     }
 
     /// The inputs of a node; none where they are not as many as the form has.
@@ -453,24 +459,29 @@ impl<T: Copy> AttentionInputs<T> {
         if form.cap {
             found.cap = Some(next()?);
         }
+        if form.sinks {
+            found.sinks = Some(next()?);
+        }
         all.next().is_none().then_some(found)
     }
 
     /// Which of them there are.
     pub const fn form(&self) -> AttentionForm {
-        let Self { past, scales, mask, cap, .. } = self;
+        let Self { past, scales, mask, cap, sinks, .. } = self;
         AttentionForm {
             past: past.is_some(),
             scales: scales.is_some(),
             mask: mask.is_some(),
             cap: cap.is_some(),
+            sinks: sinks.is_some(),
         }
     }
 
     /// All of them, in order.
     pub fn list(&self) -> Vec<T> {
         let pairs = [self.past, self.scales].into_iter().flatten().flatten();
-        [self.q, self.k, self.v].into_iter().chain(pairs).chain(self.mask).chain(self.cap).collect()
+        let single = [self.mask, self.cap, self.sinks].into_iter().flatten();
+        [self.q, self.k, self.v].into_iter().chain(pairs).chain(single).collect()
     }
 }
 

@@ -68,7 +68,8 @@ pub(super) fn compile(graph: &Graph, caches: Caches) -> Lowered<Program> {
 
 /// True for an attention that is one instruction: over a cache, of which it reads what the mask shows.
 const fn attends(node: &Node) -> bool {
-    matches!(node.op, Op::Attention(AttentionForm { past: true, mask: true, cap: false, .. }))
+    let Op::Attention(form) = node.op else { return false };
+    matches!(form, AttentionForm { past: true, mask: true, cap: false, sinks: false, .. })
 }
 
 pub(super) const fn dtype(elem: Elem) -> DType {

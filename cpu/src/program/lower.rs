@@ -359,11 +359,13 @@ impl Compiler<'_> {
 
     fn attention(&mut self, inputs: AttentionInputs<TensorId>) -> Lowered<View> {
         const SIZES: &str = "the sizes of an attention with caches do not fit";
-        let AttentionInputs { q, k, v, past: Some(past), scales, mask: Some(mask), cap: None } =
-            inputs
+        let AttentionInputs { q, k, v, past: Some(past), scales, mask: Some(mask), .. } = inputs
         else {
             return Err(INPUTS.to_owned());
         };
+        if inputs.cap.is_some() || inputs.sinks.is_some() {
+            return Err(INPUTS.to_owned());
+        }
         let (q, mask) = (self.floats(q)?, self.floats(mask)?);
         let [heads, queries, dim] = *q.shape() else { return Err(SIZES.to_owned()) };
         let sizes = mask.shape();

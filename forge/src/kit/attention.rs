@@ -247,8 +247,12 @@ pub struct Attention<'a> {
     pub turned: bool,
     /// Masks of each head in the place of one for all, see [`Attend::biased`]. Each head has keys of its own then.
     pub masks: Option<&'a [TensorId]>,
+    /// Factor of each row's queries, `[rows, 1, 1]`, where they have one.
+    pub growth: Option<TensorId>,
     /// Scores `s` become `c · tanh(s / c)` before the mask (Gemma 2, arXiv 2408.00118).
     pub cap: Option<f32>,
+    /// The tensor of scores that belong to no key, one for each head of queries: `sinks`.
+    pub sinks: Option<&'a str>,
     /// Which of `q_proj`, `k_proj` and `v_proj` have biases.
     pub bias: [bool; 3],
     /// Base of the rotary frequencies, where keys are to be kept small: the mean of their turned bias is subtracted
@@ -277,7 +281,9 @@ impl<'a> Attention<'a> {
             whole_norms: false,
             turned: true,
             masks: None,
+            growth: None,
             cap: None,
+            sinks: None,
             bias: [false; 3],
             centred: None,
             out: "o_proj",
@@ -339,9 +345,20 @@ impl Layers<'_> {
             None => k,
         };
         let q = if norms.is_some() { q } else { b.scale(q, scale)? };
+        let q = attention.growth.map_or(Ok(q), |growth| b.mul(q, growth))?;
+        let sinks = match attention.sinks {
+            None => None,
+            Some(sinks) => {
+                let sinks = self.checkpoint.values(&tensor(sinks), &[heads.query])?;
+                let all = sinks.iter().flat_map(|sink| std::iter::repeat_n(*sink, rows)).collect();
+                let repeat = heads.query / heads.groups;
+                let shape = [heads.groups, repeat * rows, 1];
+                Some(b.constant("sinks", Elem::Activation, &shape, all)?)
+            }
+        };
         let mixed = match attention.masks {
             Some(masks) => mix_by_heads(b, [q, k, v], heads, attend, masks)?,
-            None => capped_mix(b, [q, k, v], past, heads, attend, cap)?,
+            None => capped_mix(b, [q, k, v], past, heads, attend, (cap, sinks))?,
         };
         let joined = b.reshape(mixed.out, &[rows, heads.query * heads.dim])?;
         let out = self.linear(b, joined, &tensor(attention.out), hidden, attention.out_bias)?;
@@ -410,7 +427,7 @@ pub fn mix(
     heads: Heads,
     attend: &Attend,
 ) -> Result<Mixed> {
-    capped_mix(b, qkv, past, heads, attend, None)
+    capped_mix(b, qkv, past, heads, attend, (None, None))
 }
 
 /// [`mix`] of heads with a mask and keys each, without a cache.
@@ -458,14 +475,15 @@ pub fn mix_past(
     b.matmul(weights, v.values, false)
 }
 
-/// Same as [`mix`], with an optional cap c: then q is also divided by c, and scores `s` become `c · tanh(s)`.
+/// Same as [`mix`], with an optional cap c, and sinks. With a cap q is also divided by c, and scores `s` become
+/// `c · tanh(s)`.
 fn capped_mix(
     b: &mut GraphBuilder,
     [q, k, v]: [TensorId; 3],
     past: Option<Past>,
     heads: Heads,
     attend: &Attend,
-    cap: Option<f32>,
+    (cap, sinks): (Option<f32>, Option<TensorId>),
 ) -> Result<Mixed> {
     let (groups, d) = (heads.groups, heads.dim);
     let (repeat, rows) = (heads.query / groups, attend.rows);
@@ -489,6 +507,7 @@ fn capped_mix(
         past: past.map(|past| [past.k.values, past.v.values]),
         scales: past.and_then(|past| Some([past.k.scales?, past.v.scales?])),
         mask: attend.mask,
+        sinks,
         ..AttentionInputs::new(q, k, v)
     };
     let mixed = match cap {

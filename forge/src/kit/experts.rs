@@ -16,12 +16,13 @@ use std::io::Write;
 use std::ops::Range;
 use std::sync::Arc;
 
+use half::f16;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, INT8_STEP, TensorId, UnaryOp};
 use qhx_graph::progress::Progress;
-use qhx_graph::weight::{RowSource, Storage, Weight, row_range};
+use qhx_graph::weight::{RowSource, Storage, Weight, row_order, row_range, transposed};
 use serde_json::{Map, Value, json};
 
 use super::contexts::{Decoder, Parts, even, named, steps};
@@ -69,8 +70,34 @@ impl ExpertInputs {
     }
 }
 
+/// Arithmetic of an expert; by default SwiGLU without biases.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ExpertForm {
+    /// All three projections have biases, which are inputs like the weights.
+    pub bias: bool,
+    /// Gate and up are cut off, and the sigmoid is steeper.
+    pub clamp: Option<Clamp>,
+    /// Factor of what the expert gives; it stands in the table.
+    pub scale: f32,
+}
+
+/// `(up + 1) · gate · σ(alpha · gate)` with gates of at most `limit`, and ups within it (gpt-oss).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Clamp {
+    /// Steepness of the sigmoid.
+    pub alpha: f32,
+    /// Bound of gate and up.
+    pub limit: f32,
+}
+
+impl Default for ExpertForm {
+    fn default() -> Self {
+        Self { bias: false, clamp: None, scale: 1.0 }
+    }
+}
+
 /// Sizes of the experts of a model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Experts {
     /// Elements of a hidden state.
     pub hidden: usize,
@@ -80,6 +107,8 @@ pub struct Experts {
     pub count: usize,
     /// Number of experts that a token goes to.
     pub a_token: usize,
+    /// Arithmetic of an expert.
+    pub form: ExpertForm,
 }
 
 impl Experts {
@@ -88,6 +117,14 @@ impl Experts {
     /// # Errors
     /// When one is no size, or a token goes to more experts than there are.
     pub fn read(reader: &Reader<'_>, hidden: usize) -> Result<Self> {
+        Self::read_as(reader, hidden, "moe_intermediate_size")
+    }
+
+    /// Same as [`Experts::read`], with another key of the width.
+    ///
+    /// # Errors
+    /// Errors of [`Experts::read`].
+    pub fn read_as(reader: &Reader<'_>, hidden: usize, width: &str) -> Result<Self> {
         let (_, count) = reader.first(&["num_experts", "num_local_experts"]).unzip();
         let key = count.map_or("num_experts", |_| {
             if reader.get("num_experts").is_some() { "num_experts" } else { "num_local_experts" }
@@ -100,7 +137,7 @@ impl Experts {
                  for a token"
             )));
         }
-        Ok(Self { hidden, width: reader.size("moe_intermediate_size")?, count, a_token })
+        Ok(Self { hidden, width: reader.size(width)?, count, a_token, form: ExpertForm::default() })
     }
 
     /// The experts of a token: `y = residual + m1 · a(x) + m2 · b(x) + …`.
@@ -146,7 +183,7 @@ impl Experts {
         b.finish()
     }
 
-    /// SwiGLU (Shazeer 2020, arXiv 2002.05202) with weights that are inputs.
+    /// SwiGLU (Shazeer 2020, arXiv 2002.05202), or [`Clamp`], with weights that are inputs.
     fn expert(
         &self,
         b: &mut GraphBuilder,
@@ -158,24 +195,43 @@ impl Experts {
         b.scope(format!("{prefix}expert"));
         let matmul = |b: &mut GraphBuilder, x: TensorId, name: &str, shape: [usize; 2]| {
             let name = format!("{prefix}{name}");
-            match inputs {
+            let y = match inputs {
                 ExpertInputs::F16 => {
                     let weight = b.input(&name, Elem::Activation, &shape)?;
-                    b.matmul(x, weight, true)
+                    b.matmul(x, weight, true)?
                 }
                 ExpertInputs::Int8 => {
                     let weight = b.input(&name, Elem::Int8, &shape)?;
                     let scale =
                         b.input(&format!("{name}_scale"), Elem::Activation, &[1, shape[0]])?;
                     let y = b.matmul(x, weight, true)?;
-                    b.mul(y, scale)
+                    b.mul(y, scale)?
                 }
+            };
+            if !self.form.bias {
+                return Ok(y);
             }
+            let bias = b.input(&format!("{name}_bias"), Elem::Activation, &[1, shape[0]])?;
+            b.add(y, bias)
         };
         let gate = matmul(b, x, "gate", [width, hidden])?;
         let up = matmul(b, x, "up", [width, hidden])?;
-        let gate = b.silu(gate)?;
-        let inner = b.mul(gate, up)?;
+        let inner = match self.form.clamp {
+            None => {
+                let gate = b.silu(gate)?;
+                b.mul(gate, up)?
+            }
+            Some(Clamp { alpha, limit }) => {
+                let gate = b.clamp(gate, f16::MIN.to_f32(), limit)?;
+                let up = b.clamp(up, -limit, limit)?;
+                let steep = b.scale(gate, alpha)?;
+                let open = b.unary(UnaryOp::Sigmoid, steep)?;
+                let gate = b.mul(gate, open)?;
+                // (up + 1) · gate
+                let product = b.mul(up, gate)?;
+                b.add(product, gate)?
+            }
+        };
         matmul(b, inner, "down", [hidden, width])
     }
 
@@ -189,7 +245,7 @@ impl Experts {
     /// Tables `experts_i8.bin` and `experts_scale.f32` under `artifacts.experts`: for each layer and expert gate
     /// `[width, hidden]`, up `[width, hidden]`, down `[hidden, width]`, row-major int8 without gaps; one f32 scale for
     /// each of these rows in the same order. With a `bias` also `experts_bias.f32`, a value for each expert of each
-    /// layer.
+    /// layer; where the projections have biases also `experts_offset.f32`, in the order of the scales.
     ///
     /// # Errors
     /// When a tensor is missing, or has another shape.
@@ -198,9 +254,12 @@ impl Experts {
         checkpoint: &Checkpoint,
         layers: impl IntoIterator<Item = ExpertNames>,
     ) -> Result<Tables> {
-        let (mut matrices, mut bias) = (Vec::new(), Vec::new());
+        let (mut matrices, mut bias, mut offsets) = (Vec::new(), Vec::new(), Vec::new());
         for layer in layers {
             matrices.extend(self.layer(checkpoint, &layer)?);
+            if self.form.bias {
+                self.offsets(checkpoint, &layer, &mut offsets)?;
+            }
             if let Some(name) = &layer.bias {
                 bias.extend(checkpoint.values(name, &[self.count])?);
             }
@@ -216,8 +275,75 @@ impl Experts {
         if !bias.is_empty() {
             files.push(file("bias", "experts_bias.f32"));
         }
-        let source = Arc::new(Table { matrices, bias });
+        if !offsets.is_empty() {
+            files.push(file("offsets", "experts_offset.f32"));
+        }
+        let source = Arc::new(Table { matrices, bias, offsets, scale: self.form.scale });
         Ok(Tables { key: "experts".to_owned(), files, source })
+    }
+
+    /// The biases of a layer's projections, expert by expert: `gate_up_proj_bias` `[experts, 2 · width]`, of which
+    /// every other one is the gate's, and `down_proj_bias` `[experts, hidden]`; or one by one.
+    fn offsets(
+        &self,
+        checkpoint: &Checkpoint,
+        names: &ExpertNames,
+        out: &mut Vec<f32>,
+    ) -> Result<()> {
+        let Self { hidden, width, count, .. } = *self;
+        let scaled = |down: Vec<f32>| down.into_iter().map(|value| value * self.form.scale);
+        let gate_up = format!("{}.gate_up_proj_bias", names.stacks);
+        if checkpoint.has(&gate_up) || checkpoint.seed().is_some() {
+            let gate_up = checkpoint.values(&gate_up, &[count, 2 * width])?;
+            let down =
+                checkpoint.values(&format!("{}.down_proj_bias", names.stacks), &[count, hidden])?;
+            let down: Vec<_> = scaled(down).collect();
+            for (gate_up, down) in gate_up.chunks_exact(2 * width).zip(down.chunks_exact(hidden)) {
+                out.extend(gate_up.iter().step_by(2));
+                out.extend(gate_up.iter().skip(1).step_by(2));
+                out.extend(down);
+            }
+            return Ok(());
+        }
+        for expert in 0..count {
+            let bias = |part: usize, len| {
+                let name = format!("{}.{expert}.{}.bias", names.experts, names.parts[part]);
+                checkpoint.values(&name, &[len])
+            };
+            out.extend(bias(0, width)?);
+            out.extend(bias(1, width)?);
+            out.extend(scaled(bias(2, hidden)?));
+        }
+        Ok(())
+    }
+
+    /// The experts of a layer in stacks whose rows of gate and up alternate: of outputs and inputs, or, if `turned`, of
+    /// inputs and outputs.
+    fn interleaved(
+        &self,
+        checkpoint: &Checkpoint,
+        stacks: &str,
+        turned: bool,
+    ) -> Result<Vec<Matrices>> {
+        let Self { hidden, width, count, .. } = *self;
+        let stack = |name: &str, outputs: usize, inputs: usize| {
+            let [rows, columns] = if turned { [inputs, outputs] } else { [outputs, inputs] };
+            let stack = checkpoint.stack(&format!("{stacks}.{name}"), [count, rows, columns])?;
+            Ok(move |expert: usize| {
+                let one = row_range(&stack, expert * rows..(expert + 1) * rows);
+                if turned { transposed(one) } else { one }
+            })
+        };
+        let gate_up = stack("gate_up_proj", 2 * width, hidden)?;
+        let down = stack("down_proj", hidden, width)?;
+        let rows = 0..2 * width as u32;
+        let order: Arc<[u32]> = rows.clone().step_by(2).chain(rows.skip(1).step_by(2)).collect();
+        let expert = |expert: usize| {
+            let gate_up = row_order(gate_up(expert), Arc::clone(&order));
+            let [gate, up] = [0..width, width..2 * width].map(|rows| row_range(&gate_up, rows));
+            [gate, up, down(expert)]
+        };
+        Ok((0..count).map(expert).collect())
     }
 
     /// The experts of a layer, one by one or as stacks `gate_up_proj` `[experts, 2 · width, hidden]` and `down_proj`
@@ -225,6 +351,11 @@ impl Experts {
     fn layer(&self, checkpoint: &Checkpoint, names: &ExpertNames) -> Result<Vec<Matrices>> {
         let Self { hidden, width, count, .. } = *self;
         let gate_up = format!("{}.gate_up_proj", names.stacks);
+        if let Some(turned) = names.interleaved
+            && (checkpoint.has(&gate_up) || checkpoint.seed().is_some())
+        {
+            return self.interleaved(checkpoint, &names.stacks, turned);
+        }
         if checkpoint.has(&gate_up) {
             let gate_up = checkpoint.stack(&gate_up, [count, 2 * width, hidden])?;
             let down = format!("{}.down_proj", names.stacks);
@@ -265,19 +396,23 @@ pub struct ExpertNames {
     pub parts: [&'static str; 3],
     /// The tensor of what is added to the probabilities that choose experts.
     pub bias: Option<String>,
+    /// Rows of gate and up alternate in the stacks; true if these are of inputs and outputs instead of outputs and
+    /// inputs.
+    pub interleaved: Option<bool>,
 }
 
 impl ExpertNames {
     /// Stacks and single experts below one prefix, these in `gate_proj`, `up_proj` and `down_proj`, without a bias.
     pub fn new(prefix: String) -> Self {
         let parts = ["gate_proj", "up_proj", "down_proj"];
-        Self { stacks: prefix.clone(), experts: prefix, parts, bias: None }
+        Self { stacks: prefix.clone(), experts: prefix, parts, bias: None, interleaved: None }
     }
 }
 
 impl Layers<'_> {
     /// Ends a graph where a layer's experts begin: outputs `y`, `z` and `router`. `y` is the residual, `z` the same
-    /// normalised, `router` where the router's weight is: `layers.3.mlp.gate`.
+    /// normalised, `router` where the router's weight is: `layers.3.mlp.gate`. Where projections of the experts have
+    /// biases, the router has one.
     ///
     /// # Errors
     /// When the tensor is missing, or has another shape.
@@ -289,7 +424,7 @@ impl Layers<'_> {
         experts: &Experts,
     ) -> Result<()> {
         // Scores decide; they stay in the precision of activations.
-        let scores = self.exact_linear(b, z, router, experts.count, false)?;
+        let scores = self.exact_linear(b, z, router, experts.count, experts.form.bias)?;
         b.output("y", y)?;
         b.output("z", z)?;
         b.output("router", scores)
@@ -383,34 +518,46 @@ struct Table {
     matrices: Vec<Matrices>,
     /// `[layers, experts]`, or nothing.
     bias: Vec<f32>,
+    /// For each row of the matrices, or nothing.
+    offsets: Vec<f32>,
+    /// Factor of the last matrix of each expert.
+    scale: f32,
 }
 
 impl TableSource for Table {
     fn bytes(&self) -> u64 {
         let sizes = self.matrices.iter().flatten().map(|m| m.shape());
         let bytes = sizes.map(|[rows, cols]| (rows as u64).saturating_mul(cols as u64 + 4));
-        bytes.fold(4 * self.bias.len() as u64, u64::saturating_add)
+        let floats = 4 * (self.bias.len() + self.offsets.len()) as u64;
+        bytes.fold(floats, u64::saturating_add)
     }
 
     fn write(&self, files: &mut [&mut dyn Write], progress: &mut dyn Progress) -> Result<()> {
-        let [weights, scales, bias @ ..] = files else {
-            return Err(Error::new(ErrorKind::Internal, "the experts are two files or three"));
+        let [weights, scales, further @ ..] = files else {
+            return Err(Error::new(ErrorKind::Internal, "the experts are two files or more"));
         };
         let fail = |e: std::io::Error| Error::caused(ErrorKind::Io, "table of experts", e);
         let mut done = 0;
-        for matrix in self.matrices.iter().flatten() {
+        let all = self
+            .matrices
+            .iter()
+            .flat_map(|[gate, up, down]| [(gate, 1.0), (up, 1.0), (down, self.scale)]);
+        for (matrix, factor) in all {
             progress.stop_if_cancelled()?;
             let rows = Weight::new(Arc::clone(matrix), Storage::Int8).to_int8()?;
             weights.write_all(bytemuck::cast_slice(&rows.values)).map_err(fail)?;
-            let bytes: Vec<u8> = rows.scales.iter().flat_map(|s| s.to_le_bytes()).collect();
+            let scaled = rows.scales.iter().map(|scale| scale * factor);
+            let bytes: Vec<u8> = scaled.flat_map(f32::to_le_bytes).collect();
             scales.write_all(&bytes).map_err(fail)?;
             done += (rows.values.len() + bytes.len()) as u64;
             progress.advance(done);
         }
-        if let [bias] = bias {
-            let bytes: Vec<u8> = self.bias.iter().flat_map(|value| value.to_le_bytes()).collect();
-            bias.write_all(&bytes).map_err(fail)?;
-            progress.advance(done + bytes.len() as u64);
+        let tables = [&self.bias, &self.offsets].into_iter().filter(|table| !table.is_empty());
+        for (file, table) in further.iter_mut().zip(tables) {
+            let bytes: Vec<u8> = table.iter().flat_map(|value| value.to_le_bytes()).collect();
+            file.write_all(&bytes).map_err(fail)?;
+            done += bytes.len() as u64;
+            progress.advance(done);
         }
         Ok(())
     }

@@ -36,7 +36,9 @@ pub use contexts::{
     prefill_rows, shards, steps, whole_prefill_rows,
 };
 pub(crate) use contexts::{MAX_MASK, sized};
-pub use experts::{EXPERTS, ExpertInputs, ExpertNames, Experts, expert_decoder, expert_ranges};
+pub use experts::{
+    Clamp, EXPERTS, ExpertForm, ExpertInputs, ExpertNames, Experts, expert_decoder, expert_ranges,
+};
 pub(crate) use layers::filters;
 pub use layers::{Layers, Mlp};
 pub use matrices::{MatrixFile, matrices};

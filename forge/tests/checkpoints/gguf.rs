@@ -272,12 +272,15 @@ fn metadata(folder: &str, architecture: &str) -> Value {
         set("rope.dimension_sections", json!([3, 3, 2, 0]));
         set("full_attention_interval", json!(2));
     }
-    if architecture == "lfm2" {
+    if architecture.starts_with("lfm2") {
         let groups = |kind: &Value| if kind == "conv" { 0 } else { 2 };
         let kinds = config["layer_types"].as_array().unwrap().iter().map(groups);
         set("attention.head_count_kv", json!(kinds.collect::<Vec<_>>()));
         set("attention.layer_norm_rms_epsilon", config["norm_eps"].clone());
-        set("feed_forward_length", json!(168));
+        let width = if architecture == "lfm2" { &json!(168) } else { &config["intermediate_size"] };
+        set("feed_forward_length", width.clone());
+        set("leading_dense_block_count", config["num_dense_layers"].clone());
+        set("expert_count", config["num_experts"].clone());
     }
     found
 }
@@ -340,6 +343,7 @@ fn configurations_of_gguf_files_are_the_checkpoints() {
         "qwen35-blocks",
         "gemma3-tiny",
         "lfm2-tiny",
+        "lfm2-moe",
         "phimoe-blocks",
     ] {
         let (architecture, tensors) = tensors(folder);

@@ -26,6 +26,21 @@ fn switches_that_cannot_be_are_refused_by_key() {
         ("smollm3", "no_rope_layers", json!([1, 0, 1, 2]), "no_rope_layers is 2"),
         ("smollm3", "use_sliding_window", json!(false), "sliding_attention, but use_sliding"),
         ("gemma2", "attn_logit_softcapping", json!(0), "attn_logit_softcapping is 0"),
+        ("gemma", "hidden_act", json!("silu"), "hidden_act is \"silu\""),
+        (
+            "gemma",
+            "use_bidirectional_attention",
+            json!(true),
+            "use_bidirectional_attention is true",
+        ),
+        ("olmo3", "rope_parameters", json!({"rope_type": "yarn"}), "rope_parameters.rope_type is"),
+        ("olmo3", "rope_scaling.factor", json!(0), "rope_scaling.factor is 0"),
+        ("olmo3", "sliding_window", Value::Null, "layer_types has sliding_attention, but"),
+        ("exaone4", "layer_types", json!(["full_attention"]), "layer_types has 1 entries"),
+        ("exaone4", "sliding_window", json!(0), "sliding_window is 0"),
+        ("ministral3", "rope_parameters", Value::Null, "llama_4_scaling_beta is missing"),
+        ("ministral3", "rope_parameters.llama_4_scaling_beta", json!(-1), "scaling_beta is -1"),
+        ("mistral3", "text_config.model_type", json!("mistral4"), "model_type is \"mistral4\""),
     ] {
         let dir = copy(&format!("switches/{model}"));
         let config = dir.path().join("config.json");
@@ -40,7 +55,14 @@ fn switches_that_cannot_be_are_refused_by_key() {
 /// Contexts reach as far as their scaling was made for, and no further.
 #[test]
 fn contexts_end_where_scaling_ends() {
-    for (model, max) in [("phi3", 96), ("smollm3", 64), ("granite", 64), ("olmo2", 64)] {
+    for (model, max) in [
+        ("phi3", 96),
+        ("smollm3", 64),
+        ("granite", 64),
+        ("olmo2", 64),
+        ("olmo3", 60),
+        ("ministral3", 60),
+    ] {
         let checkpoint =
             Checkpoint::open(&qhx_paths::fixture(&format!("switches/{model}"))).unwrap();
         let made = |max_ctx| recipe(&checkpoint, &recipe_options(max_ctx, &[]));
@@ -51,7 +73,7 @@ fn contexts_end_where_scaling_ends() {
 }
 
 /// Keys that are checked elsewhere, have no wrong values, or count only beside others.
-const APART: [&str; 9] = [
+const APART: [&str; 10] = [
     "architectures",
     "dtype",
     "is_causal",
@@ -60,6 +82,7 @@ const APART: [&str; 9] = [
     "bos_token_id",
     "eos_token_id",
     "max_window_layers",
+    "sliding_window_pattern",
     "full_attn_idxs",
 ];
 
@@ -75,6 +98,12 @@ const LISTED: &[(&str, &str)] = &[
     ("GraniteForCausalLM", "switches/granite"),
     ("Olmo2ForCausalLM", "switches/olmo2"),
     ("Gemma2ForCausalLM", "switches/gemma2"),
+    ("GemmaForCausalLM", "switches/gemma"),
+    ("Olmo3ForCausalLM", "switches/olmo3"),
+    ("Exaone4ForCausalLM", "switches/exaone4"),
+    ("Ministral3ForCausalLM", "switches/ministral3"),
+    ("Mistral3ForConditionalGeneration", "switches/mistral3"),
+    ("GptOssForCausalLM", "gpt-oss"),
     ("PhimoeForCausalLM", "phimoe-6"),
     ("Qwen3_5ForCausalLM", "qwen35-untied"),
     ("Qwen3_5ForConditionalGeneration", "qwen35-vision"),
@@ -170,7 +199,18 @@ fn keys_are_used_refused_or_without_influence() {
 /// Files that the `gguf` package wrote, without a config.json.
 #[test]
 fn tensors_and_keys_of_gguf_files_are_the_checkpoints() {
-    for model in ["phi3", "smollm3", "granite", "olmo2", "gemma2"] {
+    for model in [
+        "phi3",
+        "smollm3",
+        "granite",
+        "olmo2",
+        "gemma2",
+        "gemma",
+        "olmo3",
+        "exaone4",
+        "exaone4-full",
+        "ministral3",
+    ] {
         let folder = qhx_paths::fixture(&format!("switches/{model}"));
         let found = Checkpoint::open(&folder.with_extension("gguf")).unwrap();
         let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
@@ -190,7 +230,13 @@ fn tensors_and_keys_of_gguf_files_are_the_checkpoints() {
         let config = super::read_json(&folder.join("config.json"));
         for (key, value) in found.config().as_object().unwrap() {
             // What the metadata has no place for, other spellings, and what follows from other keys.
-            let aside = ["query_pre_attn_scalar", "rope_scaling", "torch_dtype", "sliding_window"];
+            let aside = [
+                "hidden_act",
+                "query_pre_attn_scalar",
+                "rope_scaling",
+                "torch_dtype",
+                "sliding_window",
+            ];
             if aside.contains(&&**key) && model != "phi3" || key == "rope_scaling" {
                 continue;
             }

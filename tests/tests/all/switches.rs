@@ -1,5 +1,5 @@
 //! The switches in which Llama-like classes differ: rope types, fused projections, partial rotary, windows of some
-//! layers, NoPE, multipliers, norms behind, soft caps. Logits are those of `transformers` for drawn weights.
+//! layers, NoPE, multipliers, norms behind, soft caps, ropes of kinds of layers, queries that grow. Logits are those of `transformers` for drawn weights.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -91,10 +91,22 @@ fn worst(
 /// Prompts several tokens at a time; contexts longer than windows, and texts of their length.
 #[test]
 fn logits_of_each_class_are_those_of_transformers() {
-    for name in ["phi3", "smollm3", "granite", "olmo2", "gemma2"] {
+    for name in [
+        "phi3",
+        "smollm3",
+        "granite",
+        "olmo2",
+        "gemma2",
+        "gemma",
+        "olmo3",
+        "exaone4",
+        "exaone4-full",
+        "ministral3",
+        "mistral3",
+    ] {
         let found = worst(name, &runs(name), usize::MAX, &backends::cpu(), |options| {
             // A shard whose layers do not turn, and one whose layers all slide.
-            options.shards = if name == "smollm3" { 4 } else { 1 };
+            options.shards = if matches!(name, "smollm3" | "exaone4" | "olmo3") { 4 } else { 1 };
         });
         assert!(found.largest <= 1e-4, "{name}: {}", found.largest);
     }
@@ -103,7 +115,16 @@ fn logits_of_each_class_are_those_of_transformers() {
 /// Covers the GGUF files whose metadata declares all of the rope.
 #[test]
 fn logits_of_gguf_files_are_those_of_the_checkpoint() {
-    for (name, count) in [("phi3", 2), ("granite", 1), ("olmo2", 1)] {
+    for (name, count) in [
+        ("phi3", 2),
+        ("granite", 1),
+        ("olmo2", 1),
+        ("gemma", 1),
+        ("olmo3", 2),
+        ("exaone4", 1),
+        ("exaone4-full", 1),
+        ("ministral3", 2),
+    ] {
         let found = worst(
             &format!("{name}.gguf"),
             &runs(name)[..count],
@@ -120,8 +141,18 @@ fn logits_of_gguf_files_are_those_of_the_checkpoint() {
 #[tier(qnn)]
 fn logits_on_the_npu_are_those_of_transformers() {
     let names = match tiny::full_matrix() {
-        true => &["phi3", "gemma2", "smollm3", "granite", "olmo2"][..],
-        false => &["phi3", "gemma2"],
+        true => &[
+            "phi3",
+            "gemma2",
+            "smollm3",
+            "granite",
+            "olmo2",
+            "gemma",
+            "exaone4",
+            "ministral3",
+            "olmo3",
+        ][..],
+        false => &["phi3", "gemma2", "olmo3", "mistral3"],
     };
     for name in names {
         let all = runs(name);

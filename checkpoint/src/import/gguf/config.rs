@@ -3,7 +3,7 @@
 use qhx_base::artifacts::Mapped;
 use serde_json::{Map, Value as Json, json};
 
-use super::file::File;
+use super::file::{File, Info};
 use super::form::Form;
 use super::names::Architecture;
 use super::tokenizer;
@@ -34,11 +34,23 @@ pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Resul
     let has = |name: &str| file.tensors.iter().any(|tensor| tensor.name == name);
     let key = |key: &str| architecture.key(key);
     let experts = file.size(&key("expert_count")).filter(|experts| *experts > 0);
-    let sparse = matches!(architecture, Architecture::PhiMoe | Architecture::Qwen3Moe);
+    let sparse =
+        [Architecture::PhiMoe, Architecture::Qwen3Moe, Architecture::Lfm2Moe, Architecture::GptOss];
+    let sparse = sparse.contains(&architecture);
     if experts.is_some() && !sparse {
         return Err("a model of experts: no config.json".to_owned());
     }
     let mut config = Map::new();
+    let class = match architecture {
+        Architecture::Olmo2 if file.size(&key("attention.sliding_window")).is_some() => {
+            "Olmo3ForCausalLM"
+        }
+        // Mistral Small 3.1, whose queries do not grow with the position.
+        Architecture::Mistral3 if file.number(&key("attention.temperature_scale")).is_none() => {
+            "LlamaForCausalLM"
+        }
+        _ => class,
+    };
     config.insert("architectures".to_owned(), json!([class]));
     config.insert("hidden_act".to_owned(), json!("silu"));
     if file.size(&key("block_count")).is_none() {
@@ -67,7 +79,7 @@ pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Resul
             key("attention.layer_norm_rms_epsilon")
         ));
     };
-    let name = if architecture == Architecture::Lfm2 { "norm_eps" } else { "rms_norm_eps" };
+    let name = if architecture.is_lfm2() { "norm_eps" } else { "rms_norm_eps" };
     config.insert(name.to_owned(), json!(shortest(epsilon)));
     let theta = file.number(&key("rope.freq_base")).unwrap_or(10_000.0);
     config.insert("rope_theta".to_owned(), json!(shortest(theta)));
@@ -83,6 +95,19 @@ pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Resul
     config.insert("attention_bias".to_owned(), json!(has("blk.0.attn_q.bias")));
     let number = |key: &str| file.number(&architecture.key(key)).map(shortest);
     config.extend(own(file, architecture, &number, &of_layers)?);
+    if architecture == Architecture::GptOss
+        && let Some(rope) = config.get_mut("rope_scaling").and_then(Json::as_object_mut)
+    {
+        // How the class has it, and no file says.
+        rope.insert("truncate".to_owned(), json!(false));
+    }
+    let slides = file.numbers(map, &key("attention.sliding_window_pattern"));
+    let listed = [Architecture::Olmo2, Architecture::Exaone4].contains(&architecture);
+    if let Some(slides) = slides.filter(|_| listed) {
+        let kind =
+            |slides: &f64| if *slides == 0.0 { "full_attention" } else { "sliding_attention" };
+        config.insert("layer_types".to_owned(), json!(slides.iter().map(kind).collect::<Vec<_>>()));
+    }
     if file.flag(&key("attention.causal")) == Some(false) {
         config.insert("is_causal".to_owned(), json!(false));
     }
@@ -105,8 +130,10 @@ pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Resul
     if let Some(token) = file.size("tokenizer.ggml.bos_token_id") {
         config.insert("bos_token_id".to_owned(), json!(token));
     }
-    // What the file does not say is the class's default, which a null would not be.
-    config.retain(|_, value| !value.is_null());
+    // What the file does not say is the class's default, which a null would not be. Only without a window do all layers
+    // of EXAONE 4 turn queries and keys.
+    let windowless = architecture == Architecture::Exaone4;
+    config.retain(|key, value| !value.is_null() || windowless && key == "sliding_window");
     Ok(Json::Object(config))
 }
 
@@ -179,6 +206,11 @@ fn scaling(file: &File, map: &Mapped, architecture: Architecture) -> Result<Opti
         set("original_max_position_embeddings", original);
         set("beta_fast", number("rope.scaling.yarn_beta_fast"));
         set("beta_slow", number("rope.scaling.yarn_beta_slow"));
+        set("attention_factor", number("rope.scaling.yarn_attn_factor"));
+        let log_mul = number("rope.scaling.yarn_log_multiplier").filter(|n| *n != 0.0);
+        set("mscale", log_mul.map(|_| 1.0));
+        set("mscale_all_dim", log_mul);
+        set("llama_4_scaling_beta", number("attention.temperature_scale"));
     }
     Ok(Some(Json::Object(scaling)))
 }
@@ -254,7 +286,17 @@ fn own(
             }
             own
         }
-        Architecture::Lfm2 => {
+        // The factor of the embeddings is not rounded, as below.
+        Architecture::Gemma => json!({
+            "hidden_act": "gelu_pytorch_tanh",
+            "head_dim": size("attention.key_length")?,
+            "torch_dtype": "float32",
+        }),
+        Architecture::Olmo2 | Architecture::Exaone4 => {
+            let window = number("attention.sliding_window").filter(|window| *window > 0.0);
+            json!({"sliding_window": window.map(|window| window as u64)})
+        }
+        Architecture::Lfm2 | Architecture::Lfm2Moe => {
             let kind = |groups: &f64| if *groups == 0.0 { "conv" } else { "full_attention" };
             if of_layers.len() != layers(file, architecture) {
                 return Err(format!(
@@ -262,13 +304,24 @@ fn own(
                     architecture.key("attention.head_count_kv")
                 ));
             }
-            json!({
+            let mut own = json!({
                 "layer_types": of_layers.iter().map(kind).collect::<Vec<_>>(),
                 "conv_L_cache": size("shortconv.l_cache")?,
                 "block_auto_adjust_ff_dim": false,
                 "head_dim": null,
-            })
+            });
+            if architecture == Architecture::Lfm2Moe {
+                own["moe_intermediate_size"] = json!(size("expert_feed_forward_length")?);
+                own["num_dense_layers"] = json!(size("leading_dense_block_count")?);
+                let bias = |t: &Info| t.name.ends_with(".exp_probs_b.bias");
+                own["use_expert_bias"] = json!(file.tensors.iter().any(bias));
+            }
+            own
         }
+        Architecture::GptOss => json!({
+            "intermediate_size": size("expert_feed_forward_length")?,
+            "sliding_window": size("attention.sliding_window")?,
+        }),
         // llama.cpp always brings the weights of a token's experts to a sum of one.
         Architecture::Qwen3Moe => json!({
             "moe_intermediate_size": size("expert_feed_forward_length")?,

@@ -19,8 +19,15 @@ pub(super) enum Architecture {
     PhiMoe,
     SmolLm3,
     Granite,
+    /// OLMo 2 and 3.
     Olmo2,
+    Gemma,
     Gemma2,
+    Exaone4,
+    /// Ministral 3, and Mistral Small from 3.1 on.
+    Mistral3,
+    Lfm2Moe,
+    GptOss,
 }
 
 /// The order of a tensor's rows, or of its columns.
@@ -81,7 +88,7 @@ pub(super) enum Named {
 }
 
 /// With the class of the configuration that the metadata makes; none for one whose metadata does not say all.
-const ARCHITECTURES: [(&str, Architecture, &str); 16] = [
+const ARCHITECTURES: [(&str, Architecture, &str); 21] = [
     ("llama", Architecture::Llama, "LlamaForCausalLM"),
     ("qwen2", Architecture::Qwen2, "Qwen2ForCausalLM"),
     ("qwen3", Architecture::Qwen3, "Qwen3ForCausalLM"),
@@ -97,7 +104,12 @@ const ARCHITECTURES: [(&str, Architecture, &str); 16] = [
     ("smollm3", Architecture::SmolLm3, "SmolLM3ForCausalLM"),
     ("granite", Architecture::Granite, "GraniteForCausalLM"),
     ("olmo2", Architecture::Olmo2, "Olmo2ForCausalLM"),
+    ("gemma", Architecture::Gemma, "GemmaForCausalLM"),
     ("gemma2", Architecture::Gemma2, "Gemma2ForCausalLM"),
+    ("exaone4", Architecture::Exaone4, "Exaone4ForCausalLM"),
+    ("mistral3", Architecture::Mistral3, "Ministral3ForCausalLM"),
+    ("lfm2moe", Architecture::Lfm2Moe, "Lfm2MoeForCausalLM"),
+    ("gpt-oss", Architecture::GptOss, "GptOssForCausalLM"),
 ];
 
 /// Parts of a layer whose names differ by architecture, the first that is there.
@@ -130,6 +142,8 @@ const OLMO2: Table = &[
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
 const LFM2: Table = &[
+    ("ffn_gate_inp", "feed_forward.gate"),
+    ("exp_probs_b", "feed_forward.expert_bias"),
     ("attn_norm", "operator_norm"),
     ("ffn_norm", "ffn_norm"),
     ("attn_output", "self_attn.out_proj"),
@@ -174,8 +188,8 @@ const LFM2_MODEL: Table =
 const DERIVED: [&str; 4] =
     ["rope_freqs", "rope_factors_long", "rope_factors_short", "attn_rot_embd"];
 /// Parts with one number a head, or for all of a layer, that are no weight in the Hugging Face checkpoint.
-const BARE: [&str; 3] = ["ssm_a", "ssm_dt", "layer_output_scale"];
-/// Experts' matrices of PhiMoE, and of Qwen3-MoE.
+const BARE: [&str; 5] = ["ssm_a", "ssm_dt", "layer_output_scale", "exp_probs_b", "attn_sinks"];
+/// Experts' matrices of PhiMoE and LFM2-MoE, and of Qwen3-MoE.
 const PHI_EXPERTS: Table = &[
     ("ffn_gate_exps", ".w1.weight"),
     ("ffn_down_exps", ".w2.weight"),
@@ -186,11 +200,21 @@ const QWEN_EXPERTS: Table = &[
     ("ffn_down_exps", ".down_proj.weight"),
     ("ffn_up_exps", ".up_proj.weight"),
 ];
+const EXPERT_BIASES: Table = &[
+    ("ffn_gate_exps", ".gate_proj.bias"),
+    ("ffn_down_exps", ".down_proj.bias"),
+    ("ffn_up_exps", ".up_proj.bias"),
+];
+const GPT_OSS: Table = &[
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("attn_sinks", "self_attn.sinks"),
+    ("ffn_gate_inp", "mlp.router"),
+];
 
 impl Architecture {
     /// Names of the supported architectures, for messages.
     pub const NAMES: &'static str = "llama, qwen2, qwen3, qwen3moe, qwen2vl, qwen3vl, qwen35, gemma3, gemma4, lfm2, phi3, \
-                                     phimoe, smollm3, granite, olmo2 or gemma2";
+                                     phimoe, smollm3, granite, olmo2, gemma, gemma2, exaone4, mistral3, lfm2moe or gpt-oss";
 
     pub fn of(name: &str) -> Option<Self> {
         ARCHITECTURES.iter().find(|(known, ..)| *known == name).map(|(_, found, _)| *found)
@@ -208,6 +232,10 @@ impl Architecture {
     /// The class of its `config.json`; none where the metadata does not say all of that.
     pub fn class(self) -> Option<&'static str> {
         Some(self.names()[1]).filter(|class| !class.is_empty())
+    }
+
+    pub fn is_lfm2(self) -> bool {
+        matches!(self, Self::Lfm2 | Self::Lfm2Moe)
     }
 
     /// A key of the metadata: `llama.attention.head_count`.
@@ -235,7 +263,7 @@ impl Architecture {
             if DERIVED.contains(&stem) {
                 return Some(Named::Derived);
             }
-            let own = if self == Self::Lfm2 { LFM2_MODEL } else { &[] };
+            let own = if self.is_lfm2() { LFM2_MODEL } else { &[] };
             return Some(whole(look_up(&[own, MODEL], stem)?.to_owned(), stem));
         };
         let layer: usize = layer.parse().ok()?;
@@ -248,7 +276,9 @@ impl Architecture {
         let prefix = format!("model.layers.{layer}");
         let (block, experts) = match self {
             Self::PhiMoe => ("block_sparse_moe", PHI_EXPERTS),
-            Self::Qwen3Moe => ("mlp", QWEN_EXPERTS),
+            Self::Lfm2Moe => ("feed_forward", PHI_EXPERTS),
+            Self::GptOss if kind == Some("bias") => ("mlp", EXPERT_BIASES),
+            Self::Qwen3Moe | Self::GptOss => ("mlp", QWEN_EXPERTS),
             _ => ("", &[][..]),
         };
         if let Some(end) = look_up(&[experts], part) {
@@ -256,9 +286,10 @@ impl Architecture {
         }
         let own: Table = match self {
             Self::Gemma2 | Self::Gemma3 | Self::Gemma4 => GEMMA,
-            Self::Olmo2 => OLMO2,
-            Self::Lfm2 => LFM2,
+            Self::Olmo2 | Self::Exaone4 => OLMO2,
+            Self::Lfm2 | Self::Lfm2Moe => LFM2,
             Self::Phi3 | Self::PhiMoe => PHI,
+            Self::GptOss => GPT_OSS,
             Self::Qwen35 => QWEN35,
             Self::Qwen3Moe => &[("ffn_gate_inp", "mlp.gate")],
             _ => &[],
@@ -270,10 +301,10 @@ impl Architecture {
         let heads = |after_keys: bool, single: bool| Order::ValueHeads { after_keys, single };
         let more = Change { values: Values::PlusOne, ..Change::NONE };
         match (self, part) {
-            (Self::Llama | Self::SmolLm3 | Self::Granite, "attn_q") => {
+            (Self::Llama | Self::SmolLm3 | Self::Granite | Self::Mistral3, "attn_q") => {
                 Change::rows(Order::Rotated("attention.head_count"))
             }
-            (Self::Llama | Self::SmolLm3 | Self::Granite, "attn_k") => {
+            (Self::Llama | Self::SmolLm3 | Self::Granite | Self::Mistral3, "attn_k") => {
                 Change::rows(Order::Rotated("attention.head_count_kv"))
             }
             (Self::Qwen35, "attn_qkv") => Change::rows(heads(true, false)),
@@ -287,8 +318,14 @@ impl Architecture {
             }
             (Self::Qwen35, "ssm_out") => Change { columns: heads(false, false), ..Change::NONE },
             (Self::Qwen35, "ssm_norm") => Change::NONE,
-            (Self::Gemma2 | Self::Gemma3 | Self::Qwen35, part) if part.ends_with("norm") => more,
-            (Self::Lfm2, "shortconv.conv") => Change { squeezed: true, ..Change::NONE },
+            (Self::Gemma | Self::Gemma2 | Self::Gemma3 | Self::Qwen35, part)
+                if part.ends_with("norm") =>
+            {
+                more
+            }
+            (Self::Lfm2 | Self::Lfm2Moe, "shortconv.conv") => {
+                Change { squeezed: true, ..Change::NONE }
+            }
             _ => Change::NONE,
         }
     }

@@ -36,7 +36,7 @@ impl GraphBuilder {
         let Some(sizes) = self.attention_sizes(&inputs)? else {
             let expected = "queries [groups, n · rows, dim], keys and values [groups, rows, dim], caches \
                             [groups, capacity, dim], scales [groups, 1, capacity] of those of int8 alone, a mask of \
-                            capacity + rows columns, and a cap of one value";
+                            capacity + rows columns, a cap of one value, and sinks [groups, n · rows, 1]";
             return Err(self.mismatch(&op, &list, expected));
         };
         let tensor = self.graph.tensor(inputs.q)?;
@@ -66,7 +66,7 @@ impl GraphBuilder {
 
     /// The sizes of an attention; none where they do not fit.
     fn attention_sizes(&self, inputs: &AttentionInputs<TensorId>) -> Result<Option<Sizes>> {
-        let AttentionInputs { q, k, v, past, scales, mask, cap } = *inputs;
+        let AttentionInputs { q, k, v, past, scales, mask, cap, sinks } = *inputs;
         let tensor = |id| self.graph.tensor(id);
         let (&[groups, queries, dim], &[heads, rows, width]) = (self.shape(q)?, self.shape(k)?)
         else {
@@ -105,6 +105,9 @@ impl GraphBuilder {
             fits &= matches!(cap.origin, Origin::Constant(Constant::Float(_)));
             fits &= cap.elem == elem && cap.shape == [1, 1, 1];
         }
+        if let Some(sinks) = sinks {
+            fits &= tensor(sinks)?.elem == elem && self.shape(sinks)? == [groups, queries, 1];
+        }
         Ok(fits.then(|| Sizes { groups, repeat: queries / rows, rows, capacity }))
     }
 
@@ -125,7 +128,9 @@ impl GraphBuilder {
                 Some([keys, values]) => Some([part(keys)?, part(values)?]),
                 None => None,
             };
-            parts.push(self.decompose(&AttentionInputs { q, k, v, past, ..*inputs }, true)?);
+            let sinks = inputs.sinks.map(&mut part).transpose()?;
+            let inputs = AttentionInputs { q, k, v, past, sinks, ..*inputs };
+            parts.push(self.decompose(&inputs, true)?);
         }
         self.concat(&parts, 0)
     }
@@ -136,7 +141,7 @@ impl GraphBuilder {
     /// the cache is read where it lies and not copied to append rows. If `turned`, those of the cache are its keys times
     /// the queries, and turned around then.
     fn decompose(&mut self, inputs: &AttentionInputs<TensorId>, turned: bool) -> Result<TensorId> {
-        let AttentionInputs { q, k, v, past, scales, mask, cap } = *inputs;
+        let AttentionInputs { q, k, v, past, scales, mask, cap, sinks } = *inputs;
         let Some(sizes) = self.attention_sizes(inputs)? else {
             return Err(self.fault("an attention whose sizes do not fit"));
         };
@@ -167,15 +172,21 @@ impl GraphBuilder {
         let weights = match mask {
             Some(mask) if rows == 1 => {
                 let scores = self.add(scores, mask)?;
-                self.softmax(scores)?
+                self.shares(scores, sinks)?
             }
             Some(mask) => {
                 let scores = self.reshape(scores, &[groups, repeat, rows, sizes.width()])?;
-                let scores = self.add(scores, mask)?;
-                let weights = self.softmax(scores)?;
-                self.reshape(weights, &[groups, repeat * rows, sizes.width()])?
+                let mut scores = self.add(scores, mask)?;
+                let all = [groups, repeat * rows, sizes.width()];
+                if sinks.is_some() {
+                    scores = self.reshape(scores, &all)?;
+                    self.shares(scores, sinks)?
+                } else {
+                    let weights = self.softmax(scores)?;
+                    self.reshape(weights, &all)?
+                }
             }
-            None => self.softmax(scores)?,
+            None => self.shares(scores, sinks)?,
         };
         let own = self.slice(weights, POSITIONS, capacity, sizes.width())?;
         // With one row the matmul is that of a column and a row.
@@ -188,13 +199,27 @@ impl GraphBuilder {
     }
 }
 
+impl GraphBuilder {
+    /// Softmax of scores, beside which there may be one more.
+    fn shares(&mut self, scores: TensorId, sinks: Option<TensorId>) -> Result<TensorId> {
+        match sinks {
+            Some(sinks) => {
+                let scores = self.concat(&[scores, sinks], POSITIONS)?;
+                self.softmax(scores)
+            }
+            None => self.softmax(scores),
+        }
+    }
+}
+
 /// Nodes that an attention stands for: those before its cap, and all.
 fn counts(inputs: &AttentionInputs<TensorId>, sizes: Sizes) -> (usize, usize) {
     let (past, scales) = (usize::from(inputs.past.is_some()), usize::from(inputs.scales.is_some()));
     let before = 1 + past * 2 + scales;
     let cap = usize::from(inputs.cap.is_some()) * 2;
     let mask = usize::from(inputs.mask.is_some()) * if sizes.rows == 1 { 1 } else { 3 };
-    (before + 1, before + cap + mask + 2 + past * 4 + scales)
+    let sinks = usize::from(inputs.sinks.is_some());
+    (before + 1, before + cap + mask + sinks + 2 + past * 4 + scales)
 }
 
 impl Graph {

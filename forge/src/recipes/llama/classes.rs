@@ -1,6 +1,6 @@
 //! The model classes, and the switches in which they differ.
 
-use Bias::{Always, Key, Never};
+use Bias::{Always, Key, Never, Unless};
 
 /// Presence of biases in projections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,6 +9,8 @@ pub(super) enum Bias {
     Always,
     /// If the configuration says so: `attention_bias`, `mlp_bias`.
     Key,
+    /// The same, and where it says nothing.
+    Unless,
 }
 
 /// Norms of queries and keys.
@@ -42,6 +44,20 @@ pub(super) enum Sliding {
     Unturned,
     /// The layers that `layer_types` names, or every other one from the first on.
     Alternate,
+    /// The layers that `layer_types` names, or all but each fourth.
+    Most,
+    /// The same, or all but each `sliding_window_pattern`-th.
+    Pattern,
+}
+
+/// Which layers turn queries and keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turned {
+    All,
+    /// Not those of `no_rope_layers`, or each `no_rope_layer_interval`-th.
+    Listed,
+    /// Those that slide, where there are such.
+    Sliding,
 }
 
 /// Properties of a model class that its `config.json` does not declare.
@@ -71,13 +87,20 @@ pub(super) struct Class {
     pub sliding: Sliding,
     /// Default of `sliding_window`, where the key is absent.
     pub window: Option<usize>,
-    /// Layers of `no_rope_layers` do not turn queries and keys, or each `no_rope_layer_interval`-th.
-    pub unturned: bool,
+    pub turned: Turned,
+    /// Full and sliding layers have rotary embeddings of their own, and `rope_scaling` is that of full ones (OLMo 3).
+    pub ropes: bool,
+    /// Queries grow with the position by `llama_4_scaling_beta` (Ministral 3).
+    pub growing: bool,
     /// Embeddings, scores, what layers add, and logits are multiplied by keys (Granite).
     pub multipliers: bool,
+    /// gpt-oss's ways: heads have sinks, experts biases and [`crate::kit::Clamp`], and the router has a bias.
+    pub sinks: bool,
     /// Gemma's ways: norms' weights are differences from one, embeddings are multiplied by √hidden, GELU in the place
-    /// of SiLU, scores and logits with soft caps, scores scaled by 1 / √`query_pre_attn_scalar`.
+    /// of SiLU.
     pub gemma: bool,
+    /// Scores and logits have soft caps, and scores are scaled by 1 / √`query_pre_attn_scalar` (Gemma 2).
+    pub caps: bool,
 }
 
 /// Llama itself, from which the others differ.
@@ -97,12 +120,16 @@ const LLAMA: Class = Class {
     norms: Norms::Before,
     sliding: Sliding::Never,
     window: None,
-    unturned: false,
+    turned: Turned::All,
+    ropes: false,
+    growing: false,
     multipliers: false,
+    sinks: false,
     gemma: false,
+    caps: false,
 };
 
-static CLASSES: [Class; 9] = [
+static CLASSES: [Class; 14] = [
     LLAMA,
     Class {
         prefix: "Mistral",
@@ -155,7 +182,7 @@ static CLASSES: [Class; 9] = [
         rope_theta: 2e6,
         tied: true,
         sliding: Sliding::Unturned,
-        unturned: true,
+        turned: Turned::Listed,
         ..LLAMA
     },
     Class { prefix: "Granite", family: "granite", multipliers: true, ..LLAMA },
@@ -179,6 +206,73 @@ static CLASSES: [Class; 9] = [
         sliding: Sliding::Alternate,
         window: Some(4096),
         gemma: true,
+        caps: true,
+        ..LLAMA
+    },
+    Class {
+        prefix: "Gemma",
+        family: "gemma",
+        groups: Some(16),
+        dim: Some(256),
+        tied: true,
+        mlp_bias: Never,
+        gemma: true,
+        ..LLAMA
+    },
+    Class {
+        prefix: "Olmo3",
+        family: "olmo3",
+        eps: 1e-5,
+        rope_theta: 5e5,
+        mlp_bias: Never,
+        head_norms: HeadNorms::Whole,
+        norms: Norms::After,
+        sliding: Sliding::Most,
+        window: Some(4096),
+        ropes: true,
+        ..LLAMA
+    },
+    Class {
+        prefix: "Exaone4",
+        family: "exaone4",
+        groups: Some(32),
+        eps: 1e-5,
+        qkv_bias: Never,
+        o_bias: Never,
+        mlp_bias: Never,
+        head_norms: HeadNorms::Each,
+        norms: Norms::After,
+        sliding: Sliding::Pattern,
+        window: Some(4096),
+        turned: Turned::Sliding,
+        ..LLAMA
+    },
+    Class {
+        prefix: "Ministral3",
+        family: "ministral3",
+        groups: Some(8),
+        dim: Some(128),
+        eps: 1e-5,
+        qkv_bias: Never,
+        o_bias: Never,
+        mlp_bias: Never,
+        sliding: Sliding::All,
+        growing: true,
+        ..LLAMA
+    },
+    Class {
+        prefix: "GptOss",
+        family: "gpt_oss",
+        groups: Some(8),
+        dim: Some(64),
+        eps: 1e-5,
+        rope_theta: 1.5e5,
+        qkv_bias: Unless,
+        o_bias: Unless,
+        mlp_bias: Never,
+        sliding: Sliding::Alternate,
+        window: Some(128),
+        sinks: true,
         ..LLAMA
     },
 ];
@@ -186,6 +280,11 @@ static CLASSES: [Class; 9] = [
 impl Class {
     /// By the name of the model class: `MistralForCausalLM`, `LlamaBidirectionalModel`, ….
     pub fn of(name: &str) -> Option<&'static Self> {
-        CLASSES.iter().find(|class| name.starts_with(class.prefix))
+        let is = |class: &&Self| {
+            let rest = name.strip_prefix(class.prefix);
+            // The prefix of `Gemma2ForCausalLM` is not `Gemma`.
+            rest.is_some_and(|rest| !rest.starts_with(|first: char| first.is_ascii_digit()))
+        };
+        CLASSES.iter().find(is)
     }
 }

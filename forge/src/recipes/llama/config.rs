@@ -1,16 +1,16 @@
 //! The keys of `config.json` that shape the graphs, checked.
 
-use qhx_base::Result;
+use qhx_base::{Error, Result};
 use qhx_checkpoint::Checkpoint;
 use serde_json::{Value, json};
 
-use super::classes::{Bias, Class, Sliding};
-use super::rope::Rope;
-use crate::kit::{Experts, Heads, Reader};
+use super::classes::{Bias, Class, Norms, Sliding, Turned};
+use super::rope::{Growth, Rope};
+use crate::kit::{Clamp, ExpertForm, Experts, Heads, Reader};
 
-/// The hidden states between layers of Gemma are those of the reference times this. In published checkpoints the sums
+/// The hidden states between layers of Gemma 2 are those of the reference times this. In published checkpoints the sums
 /// there exceed the largest f16, 65,504. Each layer normalises what it reads and what it adds, so the factor stands in
-/// the weights of the norms, and the result is the same.
+/// the weights of the norms, and the result is the same. In gpt-oss it stands in what layers add.
 const RESIDUAL: f32 = 1.0 / 64.0;
 
 /// Sizes and constants of a model.
@@ -23,6 +23,10 @@ pub(super) struct Config {
     pub layers: usize,
     pub heads: Heads,
     pub rope: Rope,
+    /// Rotary embedding of sliding layers, where it is another one.
+    pub local: Option<Rope>,
+    /// Growth of queries with the position, where the context reaches as far.
+    pub growth: Option<Growth>,
     /// For each layer whether it turns queries and keys.
     pub turned: Vec<bool>,
     pub qkv_bias: bool,
@@ -59,6 +63,10 @@ pub(super) struct Sparse {
     pub layers: Vec<bool>,
     /// `norm_topk_prob`
     pub normalize: bool,
+    /// Router of a layer, below `mlp`.
+    pub router: &'static str,
+    /// Rows of gate and up alternate in stacks: see [`crate::kit::ExpertNames`].
+    pub interleaved: Option<bool>,
 }
 
 impl Sparse {
@@ -84,7 +92,34 @@ impl Sparse {
             ));
         }
         let normalize = reader.flag("norm_topk_prob")?;
-        Ok(Self { experts: Experts::read(reader, hidden)?, layers, normalize })
+        let experts = Experts::read(reader, hidden)?;
+        Ok(Self { experts, layers, normalize, router: "gate", interleaved: None })
+    }
+
+    /// Reads and checks the keys of `GptOssConfig`. The stacks are those of MXFP4, or of what `transformers` computes
+    /// with, in which inputs come before outputs.
+    fn gpt_oss(
+        reader: &Reader<'_>,
+        checkpoint: &Checkpoint,
+        hidden: usize,
+        layers: usize,
+    ) -> Result<Self> {
+        let number = |key: &str, default: f64| {
+            Ok::<_, Error>(reader.positive(&[key])?.unwrap_or(default) as f32)
+        };
+        let clamp =
+            Clamp { alpha: number("swiglu_alpha", 1.702)?, limit: number("swiglu_limit", 7.0)? };
+        let form = ExpertForm { bias: true, clamp: Some(clamp), scale: RESIDUAL };
+        let experts = Experts::read_as(reader, hidden, "intermediate_size")?;
+        let method = checkpoint.config().pointer("/quantization_config/quant_method");
+        let packed = method.is_some_and(|method| method == "mxfp4");
+        Ok(Self {
+            experts: Experts { form, ..experts },
+            layers: vec![true; layers],
+            normalize: true,
+            router: "router",
+            interleaved: Some(!packed),
+        })
     }
 }
 
@@ -92,12 +127,7 @@ impl Config {
     /// Reads and checks, for a context of `max_ctx` tokens.
     pub fn read(checkpoint: &Checkpoint, class: &'static Class, max_ctx: usize) -> Result<Self> {
         let reader = Reader::new(checkpoint);
-        if class.gemma {
-            reader.only("hidden_activation", &json!("gelu_pytorch_tanh"))?;
-            reader.only("use_bidirectional_attention", &json!(false))?;
-        } else {
-            reader.only("hidden_act", &json!("silu"))?;
-        }
+        activation(&reader, class)?;
         let hidden = reader.size("hidden_size")?;
         let layers = reader.layers()?;
         let heads = reader.heads(hidden, class.groups, class.dim)?;
@@ -105,19 +135,23 @@ impl Config {
             Bias::Never => Ok(false),
             Bias::Always => Ok(true),
             Bias::Key => reader.flag(key),
+            Bias::Unless => reader.flag_or(key, true),
         };
-        let turned = turned(&reader, class, layers)?;
+        let mut turned = turned(&reader, class, layers)?;
         let (sliding, window) = sliding(&reader, class, &turned)?;
+        if class.turned == Turned::Sliding && window.is_some() {
+            turned.clone_from(&sliding);
+        }
         let number = |applies: bool, key: &str, default: f64| match applies {
             true => Ok(reader.positive(&[key])?.unwrap_or(default)),
             false => Ok(default),
         };
         let multiplier = |key: &str| number(class.multipliers, key, 1.0).map(|value| value as f32);
-        let cap = |key: &str, default: f64| match class.gemma && !is_null(&reader, key) {
+        let cap = |key: &str, default: f64| match class.caps && !is_null(&reader, key) {
             true => Ok(Some(number(true, key, default)? as f32)),
             false => Ok(None),
         };
-        let scale = match (class.gemma, class.multipliers) {
+        let scale = match (class.caps, class.multipliers) {
             (true, _) => (1.0 / number(true, "query_pre_attn_scalar", 256.0)?.sqrt()) as f32,
             (_, true) => multiplier("attention_multiplier")?,
             _ => heads.scale(),
@@ -126,8 +160,12 @@ impl Config {
             true => reader.in_model_type((hidden as f64).sqrt() as f32, "bfloat16")?,
             false => multiplier("embedding_multiplier")?,
         };
-        let with_experts = checkpoint.architecture().is_some_and(|class| class.contains("Moe"));
-        let sparse = with_experts.then(|| Sparse::read(&reader, hidden, layers));
+        let with_experts =
+            class.sinks || checkpoint.architecture().is_some_and(|class| class.contains("Moe"));
+        let sparse = with_experts.then(|| match class.sinks {
+            true => Sparse::gpt_oss(&reader, checkpoint, hidden, layers),
+            false => Sparse::read(&reader, hidden, layers),
+        });
         Ok(Self {
             class,
             hidden,
@@ -140,6 +178,11 @@ impl Config {
             layers,
             heads,
             rope: Rope::read(&reader, class, heads.dim, max_ctx)?,
+            local: match class.ropes && sliding.contains(&true) {
+                true => Some(Rope::read_local(&reader, class, heads.dim, max_ctx)?),
+                false => None,
+            },
+            growth: Growth::read(&reader, class, max_ctx)?,
             turned,
             qkv_bias: bias(class.qkv_bias, "attention_bias")?,
             o_bias: bias(class.o_bias, "attention_bias")?,
@@ -151,7 +194,11 @@ impl Config {
             scale,
             embed_scale,
             added_scale: multiplier("residual_multiplier")?,
-            residual: if class.gemma { RESIDUAL } else { 1.0 },
+            residual: if class.sinks || class.gemma && class.norms == Norms::Both {
+                RESIDUAL
+            } else {
+                1.0
+            },
             logits_scale: 1.0 / multiplier("logits_scaling")?,
             score_cap: cap("attn_logit_softcapping", 50.0)?,
             logits_cap: cap("final_logit_softcapping", 30.0)?,
@@ -163,6 +210,32 @@ impl Config {
     pub fn window_within(&self, max_ctx: usize) -> Option<usize> {
         self.window.filter(|window| *window < max_ctx && self.sliding.contains(&true))
     }
+
+    /// True of a layer that is apart from those that see all of the context, with caches of `ring` rows.
+    pub fn slides(&self, layer: usize, ring: Option<usize>) -> bool {
+        ring.is_some() && self.sliding.get(layer) == Some(&true)
+    }
+
+    /// [`Self::window_within`]; or the context, where sliding layers have a rotary embedding of their own and are apart for that.
+    pub fn local_window(&self, max_ctx: usize) -> Option<usize> {
+        self.window_within(max_ctx).or(self.local.as_ref().map(|_| max_ctx))
+    }
+}
+
+/// Checks the activation of the MLPs, and that tokens see those before them alone.
+fn activation(reader: &Reader<'_>, class: &Class) -> Result<()> {
+    if !class.gemma {
+        return reader.only("hidden_act", &json!("silu"));
+    }
+    reader.only("use_bidirectional_attention", &json!(false))?;
+    reader.only("hidden_activation", &json!("gelu_pytorch_tanh"))?;
+    match reader.get("hidden_act") {
+        // The first configurations of Gemma say so, and mean the approximation.
+        Some(act) if !class.caps && *act != "gelu" => {
+            reader.only("hidden_act", &json!("gelu_pytorch_tanh"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// True for a key that is there with the value null.
@@ -172,7 +245,7 @@ fn is_null(reader: &Reader<'_>, key: &str) -> bool {
 
 /// For each layer whether it turns queries and keys.
 fn turned(reader: &Reader<'_>, class: &Class, layers: usize) -> Result<Vec<bool>> {
-    if !class.unturned {
+    if class.turned != Turned::Listed {
         return Ok(vec![true; layers]);
     }
     let flags = [(0, false), (1, true)];
@@ -238,6 +311,11 @@ fn sliding(
         }
         (None, Sliding::Unturned) => turned.iter().map(|turned| !turned).collect(),
         (None, Sliding::Alternate) => (0..layers).map(|layer| layer.is_multiple_of(2)).collect(),
+        (None, Sliding::Most) => (1..=layers).map(|layer| !layer.is_multiple_of(4)).collect(),
+        (None, Sliding::Pattern) => {
+            let pattern = reader.size_or("sliding_window_pattern", 4)?;
+            (1..=layers).map(|layer| !layer.is_multiple_of(pattern)).collect()
+        }
         (None, Sliding::All | Sliding::Never) => vec![true; layers],
     };
     Ok((kinds, window))

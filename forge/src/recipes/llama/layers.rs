@@ -10,6 +10,53 @@ use super::classes::{HeadNorms, Norms};
 use super::config::{Config, Sparse};
 use crate::kit::{Attend, AttendInputs, Attention, Layers, Mlp};
 
+/// Inputs that layers of a graph share: those of full and of sliding ones, and what queries are multiplied by.
+pub(super) struct Shared {
+    pub full: Option<Attend>,
+    pub local: Option<Attend>,
+    pub growth: Option<TensorId>,
+}
+
+/// Input of a graph: growth of each row's queries, `[rows, 1]`.
+const GROWTH: &str = "q_scale";
+/// Names of the inputs of sliding layers.
+const LOCAL: [&str; 3] = ["cos_local", "sin_local", "cmask_local"];
+
+impl Shared {
+    /// Inputs of the layers of `range`. `ring` has the rows of the caches of sliding layers, where these are apart.
+    pub fn inputs(
+        b: &mut GraphBuilder,
+        config: &Config,
+        range: Range<usize>,
+        inputs: &AttendInputs<'_>,
+        ring: Option<usize>,
+    ) -> Result<Self> {
+        // Where no layer turns, nothing reads the tables.
+        let turned = config.turned[range.clone()].contains(&true);
+        let own = config.local.is_some();
+        let tables = (turned && !own).then(|| inputs.tables(b)).transpose()?;
+        let mut attend = |local: bool, names, capacity| {
+            let used = range.clone().any(|layer| config.slides(layer, ring) == local);
+            let inputs = AttendInputs { names, capacity, ..*inputs };
+            match (used, own) {
+                (false, _) => Ok(None),
+                (true, false) => Attend::over(b, tables, &inputs).map(Some),
+                (true, true) => Attend::inputs(b, &inputs).map(Some),
+            }
+        };
+        let full = attend(false, inputs.names, inputs.capacity)?;
+        let local = attend(true, LOCAL, ring.unwrap_or(0))?;
+        let growth = match config.growth {
+            None => None,
+            Some(_) => {
+                let growth = b.input(GROWTH, Elem::Activation, &[inputs.rows, 1])?;
+                Some(b.reshape(growth, &[inputs.rows, 1, 1])?)
+            }
+        };
+        Ok(Self { full, local, growth })
+    }
+}
+
 /// Norms before and after attention, and before and after the MLP.
 const fn norms(of: Norms) -> [[Option<&'static str>; 2]; 2] {
     let after = Some("post_attention_layernorm");
@@ -36,10 +83,11 @@ pub(super) fn layer(
     h: TensorId,
     layer: usize,
     attend: &Attend,
+    growth: Option<TensorId>,
 ) -> Result<TensorId> {
     let class = config.class;
     let name = format!("layers.{layer}");
-    let attention = attention(config, layer, attend);
+    let attention = Attention { growth, ..attention(config, layer, attend) };
     let mlp = Mlp {
         bias: config.mlp_bias,
         down_bias: config.mlp_bias,
@@ -81,7 +129,9 @@ fn attention(config: &Config, layer: usize, attend: &Attend) -> Attention<'stati
         scale: config.scale,
         cap: config.score_cap,
         bias: [config.qkv_bias; 3],
-        centred: config.qkv_bias.then_some(config.rope.theta),
+        sinks: class.sinks.then_some("sinks"),
+        // Beside a sink, the scores of keys must not become smaller.
+        centred: (config.qkv_bias && !class.sinks).then_some(config.rope.theta),
         out_bias: config.o_bias,
         cached: attend.capacity > 0,
         ..Attention::new(format!("layers.{layer}.self_attn"), layer, config.heads)
@@ -95,19 +145,35 @@ pub(super) fn until_experts(
     sparse: &Sparse,
     name: &str,
     range: Range<usize>,
-    inputs: &AttendInputs<'_>,
+    (inputs, ring): (&AttendInputs<'_>, Option<usize>),
 ) -> Result<Graph> {
     let mut b = GraphBuilder::new(name);
     let mut h = b.input("x", Elem::Activation, &[inputs.rows, config.hidden])?;
-    let attend = Attend::inputs(&mut b, inputs)?;
+    let Shared { full, local, .. } = Shared::inputs(&mut b, config, range.clone(), inputs, ring)?;
+    if range.start == 0 && config.residual != 1.0 {
+        h = b.scale(h, config.residual)?;
+    }
     for index in range {
+        let Some(attend) = (if config.slides(index, ring) { &local } else { &full }) else {
+            continue;
+        };
         if sparse.layers.get(index) != Some(&true) {
-            h = layer(layers, config, &mut b, h, index, &attend)?;
+            h = layer(layers, config, &mut b, h, index, attend, None)?;
             continue;
         }
-        let (name, attention) = (format!("layers.{index}"), attention(config, index, &attend));
-        let ends = layers.attention_block(&mut b, h, &name, &attention, &attend)?;
-        layers.route(&mut b, ends, &format!("{name}.mlp.gate"), &sparse.experts)?;
+        let (name, attention) = (format!("layers.{index}"), attention(config, index, attend));
+        let outer = residual(layers, config);
+        b.scope(format!("l{index}_attn"));
+        let normed = outer.norm(&mut b, h, &format!("{name}.input_layernorm"))?;
+        let mut mixed = layers.attention(&mut b, normed, &attention, attend)?;
+        if config.residual != 1.0 {
+            mixed = b.scale(mixed, config.residual)?;
+        }
+        h = b.add(h, mixed)?;
+        b.scope(format!("l{index}_mlp"));
+        let normed = outer.norm(&mut b, h, &format!("{name}.post_attention_layernorm"))?;
+        let router = format!("{name}.mlp.{}", sparse.router);
+        layers.route(&mut b, [h, normed], &router, &sparse.experts)?;
         return b.finish();
     }
     b.output("y", h)?;

@@ -1,9 +1,8 @@
-//! Llama-like models: Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3, Granite, OLMo 2 and Gemma 2 as decoders
-//! (`…ForCausalLM`), and the first four as encoders (`…Model`, `MistralBiDirectionalModel`,
-//! `LlamaBidirectionalModel`) and rerankers (`…ForSequenceClassification`).
+//! Llama-like models: Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3, Granite, OLMo 2 and 3, Gemma 1 and 2, EXAONE 4,
+//! Ministral 3 and gpt-oss as decoders (`…ForCausalLM`), and the first four as encoders (`…Model`,
+//! `MistralBiDirectionalModel`, `LlamaBidirectionalModel`) and rerankers (`…ForSequenceClassification`).
 //!
-//! Arithmetic: `transformers`, `models/{llama,mistral,qwen2,qwen3,qwen3_moe,phi3,smollm3,granite,olmo2,gemma2}`,
-//! stated in `tests/oracle/LLAMA.md`.
+//! Arithmetic: `transformers`, `models/` of these names, stated in `tests/oracle/LLAMA.md`.
 //!
 //! Decoder: graphs `decode` take one token, graphs `prefill<P>` take P tokens of a prompt over the
 //! same caches, each shard in a context of its own; the head is a graph of its own.
@@ -12,6 +11,8 @@
 //! |---|---|---|
 //! | `x` → `y` | `[P, hidden]` | residual in and out; normalised after the last layer |
 //! | `cos`, `sin` | `[P, rotary_dim / 2]` | half tables, a row for each token |
+//! | `cos_local`, `sin_local` | `[P, rotary_dim / 2]` | of sliding layers, where theirs are others |
+//! | `q_scale` | `[P, 1]` | what multiplies queries, where they grow with the position |
 //! | `cmask`; `cmask_local` | `[P, rows + P]` | added to scores of full and of sliding layers; the last P slots are the graph's own tokens |
 //! | `past_k_i`, `past_v_i` → `new_k_i`, `new_v_i` | `[kv_heads, rows, head_dim]` → `[kv_heads, P, head_dim]` | keys after norm and rope |
 //! | head: `x` → `logits` | `[1, hidden]` → `[1, vocab]` | before the softcap |
@@ -19,7 +20,7 @@
 //! `rows` is `max_ctx` for full layers. For sliding ones it is the window, or P of the widest graph where that is more,
 //! and the host keeps the cache as a ring. Where the window is no shorter than the context, all layers are full.
 //!
-//! Decoder with experts (`Qwen3MoeForCausalLM`): graphs `decode<n>` and `prefill<P>_<n>` end where a layer's experts
+//! Decoder with experts (`Qwen3MoeForCausalLM`, `GptOssForCausalLM`): graphs `decode<n>` and `prefill<P>_<n>` end where a layer's experts
 //! begin, see [`crate::kit::Experts`]; the head normalises.
 //!
 //! Encoder: graphs `enc` take S tokens, a text with its padding.
@@ -41,21 +42,22 @@ use serde_json::{Map, Value, json};
 
 use super::encoder::{self, Dense, Encoder, bidirectional};
 use crate::kit::{
-    Attend, AttendInputs, Decoder, DecoderParams, EXPERTS, ExpertNames, Layers, PREFILL_ROWS,
-    Reader, check_shape, decoder, expert_decoder, object, prefill_rows,
+    AttendInputs, Decoder, DecoderParams, EXPERTS, ExpertNames, Layers, PREFILL_ROWS, Reader,
+    check_shape, decoder, expert_decoder, object, prefill_rows,
 };
 use crate::recipe::{Recipe, RecipeOptions, Task};
 use crate::register_recipe;
 use crate::registry::RecipeEntry;
 use classes::Class;
 use config::Config;
-use layers::{head, layer, residual, until_experts};
+use layers::{Shared, head, layer, residual, until_experts};
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph};
+use rope::Growth;
 
-const DECODERS: [&str; 9] = [
+const DECODERS: [&str; 14] = [
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "Qwen2ForCausalLM",
@@ -65,6 +67,11 @@ const DECODERS: [&str; 9] = [
     "GraniteForCausalLM",
     "Olmo2ForCausalLM",
     "Gemma2ForCausalLM",
+    "GemmaForCausalLM",
+    "Olmo3ForCausalLM",
+    "Exaone4ForCausalLM",
+    "Ministral3ForCausalLM",
+    "Mistral3ForConditionalGeneration",
 ];
 const ENCODERS: [&str; 6] = [
     "LlamaModel",
@@ -82,6 +89,10 @@ const RERANKERS: [&str; 5] = [
     "Qwen3ForSequenceClassification",
     "LlamaBidirectionalForSequenceClassification",
 ];
+/// With a decoder of one of two classes, and a tower for images.
+const MULTIMODAL: &str = "Mistral3ForConditionalGeneration";
+const TOWER: [&str; 2] = ["vision_tower", "multi_modal_projector"];
+const NOTE: &str = "the tower for images is left out: the bundle takes text alone";
 /// Prompt of a bidirectional reranker of Nvidia, from the model card of llama-3.2-nv-rerankqa-1b-v2.
 const PASSAGE: &str = "question:{query} \n \n passage:{document}";
 
@@ -95,7 +106,7 @@ register_recipe!(
         .options(&encoder::OPTIONS)
 );
 register_recipe!(
-    RecipeEntry::new(&["Qwen3MoeForCausalLM"], recipe)
+    RecipeEntry::new(&["Qwen3MoeForCausalLM", "GptOssForCausalLM"], recipe)
         .prefill_graphs()
         .smaller_contexts()
         .int8_caches()
@@ -114,6 +125,23 @@ register_recipe!(
 );
 
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
+    if checkpoint.architecture() == Some(MULTIMODAL) {
+        let checkpoint = &checkpoint.renamed(names_beside_a_tower);
+        TOWER.iter().for_each(|part| checkpoint.leave_out(part));
+        let recipe = graphs(checkpoint, options)?;
+        return Ok(recipe.notes(vec![NOTE.to_owned()]));
+    }
+    graphs(checkpoint, options)
+}
+
+/// Names of a tensor of a decoder beside a tower: as `transformers` 5 saves it, and as before.
+fn names_beside_a_tower(name: &str) -> Vec<String> {
+    let prefixes =
+        ["model.language_model.", "language_model.model.", "language_model.", "model.", ""];
+    prefixes.map(|prefix| format!("{prefix}{name}")).to_vec()
+}
+
+fn graphs(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let config = Config::read(checkpoint, class(checkpoint)?, options.max_ctx)?;
     check_shape(options, config.layers, config.rope.max_positions)?;
     let of_vectors = encoder::OPTIONS.iter().find(|option| option.choice(options).is_some());
@@ -150,14 +178,27 @@ fn no_graphs(task: Task) -> Error {
 }
 
 fn class(checkpoint: &Checkpoint) -> Result<&'static Class> {
-    let name = checkpoint.architecture().unwrap_or_default();
+    let name = match checkpoint.architecture().unwrap_or_default() {
+        MULTIMODAL => {
+            let reader = Reader::new(checkpoint);
+            match reader.get("model_type") {
+                // What the class has where nothing is declared.
+                None => "MistralForCausalLM",
+                Some(kind) if kind == "mistral" => "MistralForCausalLM",
+                Some(kind) if kind == "ministral3" => "Ministral3ForCausalLM",
+                Some(kind) => {
+                    return Err(reader.bad("model_type", kind, "\"mistral\" or \"ministral3\""));
+                }
+            }
+        }
+        name => name,
+    };
     Class::of(name).ok_or_else(|| {
         Error::new(ErrorKind::Internal, format!("model class {name:?} has no Llama-like recipe"))
     })
 }
 
-/// A causal layer that slides would see fewer positions than the graphs of encoders, and of decoders with experts, show
-/// it.
+/// A causal layer that slides would see fewer positions than the graphs of encoders show it.
 fn check_window(config: &Config, options: &RecipeOptions) -> Result<()> {
     let Some(window) = config.window_within(options.max_ctx) else { return Ok(()) };
     Err(Error::new(
@@ -188,18 +229,20 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
         params.insert("final_logit_softcapping".to_owned(), json!(cap));
     }
     let inputs = |step| AttendInputs::of(config.rope.rotary, step);
+    let prompts = prefill_rows(options, &PREFILL_ROWS)?;
+    let window = config.local_window(options.max_ctx);
+    // A step writes all of its rows into the ring at once.
+    let ring = window.map(|window| prompts.iter().fold(window, |ring, rows| ring.max(*rows)));
+    if let Some(window) = window {
+        let sliding = (0..config.layers).filter(|layer| config.sliding[*layer]);
+        let mut local = object(json!({"layers": sliding.collect::<Vec<_>>(), "window": window}));
+        if let Some(rope) = &config.local {
+            local.extend(rope.params());
+        }
+        params.insert("local".to_owned(), Value::Object(local));
+    }
     let (decoder, tables) = match &config.sparse {
         None => {
-            let prompts = prefill_rows(options, &PREFILL_ROWS)?;
-            let window = config.window_within(options.max_ctx);
-            // A step writes all of its rows into the ring at once.
-            let ring =
-                window.map(|window| prompts.iter().fold(window, |ring, rows| ring.max(*rows)));
-            if let Some(window) = window {
-                let sliding = (0..config.layers).filter(|layer| config.sliding[*layer]);
-                let local = json!({"layers": sliding.collect::<Vec<_>>(), "window": window});
-                params.insert("local".to_owned(), local);
-            }
             let decoder = decoder(
                 options,
                 config.layers,
@@ -210,7 +253,6 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
             (decoder, Vec::new())
         }
         Some(sparse) => {
-            check_window(config, options)?;
             params.extend(object(json!({
                 "n_experts": sparse.experts.count,
                 "router": {"rule": "softmax", "normalize": sparse.normalize},
@@ -218,15 +260,23 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
             let decoder = expert_decoder(
                 options,
                 &sparse.layers,
-                &prefill_rows(options, &PREFILL_ROWS)?,
+                &prompts,
                 &sparse.experts,
                 |name, range, step| {
-                    until_experts(&layers, config, sparse, name, range, &inputs(step))
+                    until_experts(&layers, config, sparse, name, range, (&inputs(step), ring))
                 },
-                layers.lmhead(config.hidden, config.vocab, config.tied, Some("norm"))?,
+                residual(&layers, config).lmhead(
+                    config.hidden,
+                    config.vocab,
+                    config.tied,
+                    Some("norm"),
+                )?,
             )?;
             let with_experts = (0..config.layers).filter(|layer| sparse.layers[*layer]);
-            let names = |layer| ExpertNames::new(format!("layers.{layer}.mlp.experts"));
+            let names = |layer| ExpertNames {
+                interleaved: sparse.interleaved,
+                ..ExpertNames::new(format!("layers.{layer}.mlp.experts"))
+            };
             (decoder, vec![sparse.experts.tables(checkpoint, with_experts.map(names))?])
         }
     };
@@ -294,6 +344,9 @@ fn params(config: &Config, options: &RecipeOptions) -> Map<String, Value> {
     if let Some(scaling) = &rope.scaling {
         params.insert("rope_scaling".to_owned(), scaling.clone());
     }
+    if let Some(Growth { beta, original }) = config.growth {
+        params.insert("query_growth".to_owned(), json!({"beta": beta, "original": original}));
+    }
     params
 }
 
@@ -310,25 +363,16 @@ fn run(
     let last = range.end == config.layers;
     let mut b = GraphBuilder::new(name);
     let mut h = b.input("x", Elem::Activation, &[inputs.rows, config.hidden])?;
-    // Where no layer turns, nothing reads the tables.
-    let turned = config.turned[range.clone()].contains(&true);
-    let tables = turned.then(|| inputs.tables(&mut b)).transpose()?;
-    let slides = |layer: usize| ring.is_some() && config.sliding[layer];
-    let mut attend = |local: bool, names, capacity| {
-        let used = range.clone().any(|layer| slides(layer) == local);
-        let inputs = AttendInputs { names, capacity, ..inputs };
-        used.then(|| Attend::over(&mut b, tables, &inputs)).transpose()
-    };
-    let full = attend(false, inputs.names, inputs.capacity)?;
-    let local = attend(true, ["cos", "sin", "cmask_local"], ring.unwrap_or(0))?;
+    let Shared { full, local, growth } =
+        Shared::inputs(&mut b, config, range.clone(), &inputs, ring)?;
     let embed_scale = config.embed_scale * config.residual;
     if range.start == 0 && embed_scale != 1.0 {
         h = b.scale(h, embed_scale)?;
     }
     for index in range {
-        let attend = if slides(index) { &local } else { &full };
+        let attend = if config.slides(index, ring) { &local } else { &full };
         if let Some(attend) = attend {
-            h = layer(layers, config, &mut b, h, index, attend)?;
+            h = layer(layers, config, &mut b, h, index, attend, growth)?;
         }
     }
     if last {

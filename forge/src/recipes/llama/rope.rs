@@ -4,7 +4,7 @@
 //! `longrope`) is what it would be for a sequence as long as the context that the bundle is made for.
 
 use qhx_base::Result;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::classes::Class;
 use crate::kit::Reader;
@@ -12,6 +12,10 @@ use crate::kit::Reader;
 /// Rotations of a pair within the original context from which on YaRN leaves its frequency, and below which it is
 /// divided (`beta_fast`, `beta_slow`).
 const BETAS: [f64; 2] = [32.0, 1.0];
+
+/// Rotary embeddings of kinds of layers, in the newer spelling.
+const FULL: &str = "rope_parameters.full_attention";
+const SLIDING: &str = "rope_parameters.sliding_attention";
 
 /// A rotary embedding.
 #[derive(Debug, Clone)]
@@ -26,6 +30,32 @@ pub(super) struct Rope {
     pub max_positions: Option<usize>,
 }
 
+/// Growth of queries with their position p: they are multiplied by `1 + beta · ln(1 + ⌊p / original⌋)`
+/// (`get_llama_4_attn_scale`).
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Growth {
+    pub beta: f64,
+    pub original: f64,
+}
+
+impl Growth {
+    /// Reads the keys beside those of the rotary embedding; none where a context of `max_ctx` tokens ends before
+    /// queries grow.
+    pub fn read(reader: &Reader<'_>, class: &Class, max_ctx: usize) -> Result<Option<Self>> {
+        if !class.growing {
+            return Ok(None);
+        }
+        let place = reader.rope_key();
+        let keys = Keys { reader, place, max_positions: None };
+        let (beta, original) = ("llama_4_scaling_beta", "original_max_position_embeddings");
+        if keys.is_zero(beta) {
+            return Ok(None);
+        }
+        let growth = Self { beta: keys.number(beta)?, original: keys.number(original)? };
+        Ok((max_ctx as f64 > growth.original).then_some(growth))
+    }
+}
+
 /// The keys of the object that describes it.
 struct Keys<'a> {
     reader: &'a Reader<'a>,
@@ -34,10 +64,53 @@ struct Keys<'a> {
 }
 
 impl Rope {
+    /// Keys of `params.local` in the manifest.
+    pub fn params(&self) -> Map<String, Value> {
+        let mut params = Map::new();
+        params.insert("rotary_dim".to_owned(), json!(self.rotary));
+        params.insert("rope_theta".to_owned(), json!(self.theta));
+        if let Some(scaling) = &self.scaling {
+            params.insert("rope_scaling".to_owned(), scaling.clone());
+        }
+        params
+    }
+
     /// Reads and checks; `dim` is the width of a head, `max_ctx` the context that the bundle is made for.
     pub fn read(reader: &Reader<'_>, class: &Class, dim: usize, max_ctx: usize) -> Result<Self> {
+        let place = match (reader.rope_key(), class.ropes) {
+            ("rope_parameters", true) => FULL,
+            (place, _) => place,
+        };
+        Self::at(reader, class, place, dim, max_ctx)
+    }
+
+    /// The same of sliding layers that have one of their own: the older spelling has one base for all, and scales that
+    /// of full layers alone.
+    pub fn read_local(
+        reader: &Reader<'_>,
+        class: &Class,
+        dim: usize,
+        max_ctx: usize,
+    ) -> Result<Self> {
+        if let Some(kind) = reader.get("rope_parameters.rope_type") {
+            let expected = "an object for full_attention and one for sliding_attention";
+            return Err(reader.bad("rope_parameters.rope_type", kind, expected));
+        }
+        Self::at(reader, class, SLIDING, dim, max_ctx)
+    }
+
+    fn at(
+        reader: &Reader<'_>,
+        class: &Class,
+        place: &'static str,
+        dim: usize,
+        max_ctx: usize,
+    ) -> Result<Self> {
         let max_positions = reader.maybe_size("max_position_embeddings")?;
-        let keys = Keys { reader, place: reader.rope_key(), max_positions };
+        if class.sinks && reader.get(place).is_none() {
+            return Err(reader.fault(format!("{place} is missing, expected rope type \"yarn\"")));
+        }
+        let keys = Keys { reader, place, max_positions };
         let theta = reader.positive(&[&keys.at("rope_theta"), "rope_theta"])?;
         let mut rope = Self {
             rotary: rotary(reader, class, dim, &keys)?,
@@ -98,6 +171,15 @@ impl Keys<'_> {
 
     fn maybe(&self, key: &str) -> Result<Option<f64>> {
         self.reader.positive(&[&self.at(key)])
+    }
+
+    fn is_zero(&self, key: &str) -> bool {
+        self.reader.get(&self.at(key)).and_then(Value::as_f64) == Some(0.0)
+    }
+
+    /// The same, where 0 is as good as nothing.
+    fn maybe_none(&self, key: &str) -> Result<Option<f64>> {
+        if self.is_zero(key) { Ok(None) } else { self.maybe(key) }
     }
 
     fn number(&self, key: &str) -> Result<f64> {
@@ -165,7 +247,7 @@ impl Keys<'_> {
         let mscale = |by: f64| if factor <= 1.0 { 1.0 } else { 0.1 * by * factor.ln() + 1.0 };
         let attention = match self.maybe("attention_factor")? {
             Some(attention) => attention,
-            None => match (self.maybe("mscale")?, self.maybe("mscale_all_dim")?) {
+            None => match (self.maybe_none("mscale")?, self.maybe_none("mscale_all_dim")?) {
                 (Some(one), Some(all)) => mscale(one) / mscale(all),
                 _ => mscale(1.0),
             },

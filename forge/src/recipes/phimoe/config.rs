@@ -4,7 +4,7 @@ use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
 use serde_json::json;
 
-use crate::kit::{Experts, Heads, Reader};
+use crate::kit::{ExpertForm, Experts, Heads, Reader};
 
 /// More experts than any model has.
 const MAX_EXPERTS: usize = 4096;
@@ -34,7 +34,8 @@ pub(super) struct Config {
 impl Config {
     /// Sizes of the experts, of which sparsemixer chooses two.
     pub fn experts(&self) -> Experts {
-        Experts { hidden: self.hidden, width: self.width, count: self.experts, a_token: 2 }
+        let Self { hidden, width, experts: count, .. } = *self;
+        Experts { hidden, width, count, a_token: 2, form: ExpertForm::default() }
     }
 
     /// Reads and checks.

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
+use super::inputs::QueryGrowth;
 use super::{Decoder, DecoderGraphs, LayerState};
 use crate::fill::{CausalMask, Rope};
 use crate::schema;
@@ -22,6 +23,7 @@ const LOCAL: [&str; 3] = ["cos_local", "sin_local", "cmask_local"];
 /// | `head_dim`, `rope_theta`, `rope_scaling`, … | rotary tables `cos` and `sin`: [`crate::fill::RopeParams`] |
 /// | `local` | sliding layers: `layers`, `window`, and where their rope is another one its keys, for `cos_local` and `sin_local`; their mask is `cmask_local`, their caches are rings |
 /// | `states` | replaced states of layers without caches, such as `["conv"]` for `past_conv_i` → `present_conv_i`; those that the graphs have, unless it is there |
+/// | `query_growth` | `beta` and `original`: queries are multiplied by `1 + beta · ln(1 + ⌊p / original⌋)` of their position p, the input `q_scale` |
 /// | `embed_scale` | factor of the embedding's rows |
 /// | `final_logit_softcapping` | softcap of the logits |
 #[derive(Debug)]
@@ -68,6 +70,9 @@ impl DeclaredDecoder {
             let mask = CausalMask::new(slots).named(mask).window(local.window).ring();
             decoder = decoder.mask(mask);
         }
+        if let Some(growth) = host.value::<QueryGrowth>("/params/query_growth")? {
+            decoder = decoder.filler(growth);
+        }
         let decoder = decoder.open(host)?;
         Ok(Self { decoder, softcap: host.value("/params/final_logit_softcapping")? })
     }
@@ -79,7 +84,7 @@ impl DeclaredDecoder {
 
     /// JSON schema of `plan.params`, with the roles of further tensors.
     pub fn schema<'a>(roles: impl IntoIterator<Item = &'a str>) -> Value {
-        let mut schema = schema::decoder(LOCAL.into_iter().chain(roles));
+        let mut schema = schema::decoder(LOCAL.into_iter().chain([QueryGrowth::ROLE]).chain(roles));
         schema["description"] = json!("A decoder of the kit's form; params declare the rest.");
         schema
     }

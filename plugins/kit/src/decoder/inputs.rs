@@ -3,10 +3,12 @@
 use std::any::Any;
 use std::fmt;
 
+use serde::Deserialize;
+
 use super::draft_graphs::reads_alone;
 use crate::fill::{CausalMask, Embedding, FloatInput, Rope, RopeTables, StepMask};
 use crate::state::PositionTrack;
-use qhx_op::{GraphId, Host, Result};
+use qhx_op::{Error, GraphId, Host, Result};
 
 /// The graphs that take a number of tokens in one step.
 #[derive(Debug, Clone, Copy)]
@@ -251,6 +253,54 @@ impl Filler for Masks {
         let (mask, before) = &mut self.masks[chunk.pass];
         let position = chunk.position.saturating_sub(usize::from(*before));
         mask.fill_together(host, position, seen);
+        Ok(())
+    }
+}
+
+/// Growth of queries with their position p, for graphs that multiply them by the input `q_scale` `[rows, 1]`:
+/// `1 + beta · ln(1 + ⌊p / original⌋)` (`get_llama_4_attn_scale` of `transformers`).
+#[derive(Debug, Deserialize)]
+pub(super) struct QueryGrowth {
+    beta: f32,
+    original: f32,
+    /// Those of each pass.
+    #[serde(skip)]
+    inputs: Vec<Vec<FloatInput>>,
+}
+
+impl QueryGrowth {
+    /// The input.
+    pub const ROLE: &str = "q_scale";
+
+    fn at(&self, position: usize) -> f32 {
+        1.0 + self.beta * (1.0 + (position as f32 / self.original).floor()).ln()
+    }
+}
+
+impl Filler for QueryGrowth {
+    fn bind(&mut self, host: &mut Host, pass: GraphVariant<'_>) -> Result<()> {
+        if !(self.beta >= 0.0 && self.original >= 1.0) {
+            return Err(Error::manifest(format!(
+                "manifest /params/query_growth: beta {} and original {}, expected 0 or more, and 1 or more",
+                self.beta, self.original
+            )));
+        }
+        let inputs = FloatInput::bind_all(host, pass.graphs, Self::ROLE)?;
+        if let Some(input) = inputs.iter().find(|input| input.len() != pass.rows) {
+            let found =
+                format!("{} values, expected one for each of {} rows", input.len(), pass.rows);
+            return Err(input.misfit(host, &found));
+        }
+        self.inputs.push(inputs);
+        Ok(())
+    }
+
+    fn fill(&mut self, host: &mut Host, chunk: Chunk<'_>) -> Result<()> {
+        for input in &self.inputs[chunk.pass] {
+            for row in 0..input.len() {
+                input.write_at(host, row, &[self.at(chunk.position + row)])?;
+            }
+        }
         Ok(())
     }
 }

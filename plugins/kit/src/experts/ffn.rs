@@ -6,6 +6,7 @@
 //! - int8 inputs are bound where the weights lie in the mapped file: nothing is read, copied or
 //!   converted on the host. `gate_scale`, `up_scale` `[1, width]`, `down_scale` `[1, hidden]` are bound
 //!   the same way; the graph multiplies by them after the matmul.
+//! - `gate_bias`, `up_bias` `[1, width]` and `down_bias` `[1, hidden]`, where there are such, are bound like scales.
 //! - f16 or f32 inputs are filled from the mapped file by all threads.
 
 use super::table::{MATRICES, Sizes, Table};
@@ -46,6 +47,15 @@ enum Form {
 pub(super) struct Ffn {
     pub graph: GraphId,
     form: Form,
+    biases: Option<Biases>,
+}
+
+/// Biases of the experts of a graph, bound where they lie.
+#[derive(Debug)]
+struct Biases {
+    ports: Vec<[Port; 3]>,
+    buffer: BufferId,
+    size: usize,
 }
 
 /// The sizes that a graph's weight inputs have.
@@ -101,7 +111,8 @@ impl Ffn {
                 return Err(host.misfit(graph, ports[0], what));
             }
         };
-        Ok(Self { graph, form })
+        let biases = biases(host, graph, prefixes, table)?;
+        Ok(Self { graph, form, biases })
     }
 
     /// Puts the weights of experts of a layer into the graph's inputs, one for each of its prefixes.
@@ -112,6 +123,21 @@ impl Ffn {
         layer: usize,
         chosen: impl Iterator<Item = usize>,
     ) -> Result<()> {
+        let (mut experts, mut count) = ([0; MAX_A_TOKEN], 0);
+        for (expert, index) in experts.iter_mut().zip(chosen) {
+            *expert = index;
+            count += 1;
+        }
+        let all = experts;
+        let chosen = experts.into_iter().take(count);
+        if let Some(Biases { ports, buffer, size }) = &self.biases {
+            for (ports, index) in ports.iter().zip(chosen.clone()) {
+                for (matrix, port) in ports.iter().enumerate() {
+                    let at = table.scales(layer, index, matrix).start * size;
+                    host.bind(self.graph, *port, *buffer, at)?;
+                }
+            }
+        }
         match &self.form {
             Form::Int8 { experts, scales, scale_size } => {
                 let [weights, _] = table.buffers();
@@ -125,15 +151,50 @@ impl Ffn {
                 }
                 Ok(())
             }
-            Form::Float { dtype, targets } => {
-                let mut experts = [0; MAX_A_TOKEN];
-                for (expert, index) in experts.iter_mut().zip(chosen) {
-                    *expert = index;
-                }
-                fill(host, table, layer, &experts, *dtype, targets)
-            }
+            Form::Float { dtype, targets } => fill(host, table, layer, &all, *dtype, targets),
         }
     }
+}
+
+/// Finds and checks the inputs for biases; none where neither the graph nor the table has any.
+fn biases(
+    host: &mut Host,
+    graph: GraphId,
+    prefixes: &[String],
+    table: &Table,
+) -> Result<Option<Biases>> {
+    let first = prefixes.first().map_or("", String::as_str);
+    let takes = host.graph(graph).input(&format!("{first}gate_bias")).is_some();
+    if takes != table.has_offsets() {
+        let [has, lacks] = ["the graph has inputs for biases", "artifacts.experts has offsets"];
+        let [has, lacks] = if takes { [has, lacks] } else { [lacks, has] };
+        return Err(Error::graph(format!(
+            "graph {:?}: biases of experts: {has}, expected that {lacks}, too",
+            host.graph(graph).name
+        )));
+    }
+    if !takes {
+        return Ok(None);
+    }
+    let mut ports = Vec::with_capacity(prefixes.len());
+    for prefix in prefixes {
+        let mut of_expert = Vec::with_capacity(MATRICES.len());
+        for (matrix, name) in MATRICES.iter().enumerate() {
+            let shape = [1, table.sizes.shape(matrix)[0]];
+            let role = format!("{prefix}{name}_bias");
+            of_expert.push(port(host, graph, &role, shape, "one bias for each output")?);
+        }
+        ports.push([of_expert[0], of_expert[1], of_expert[2]]);
+    }
+    let dtype = host.require_float(graph, ports[0][0])?;
+    for &port in ports.iter().flatten() {
+        if host.tensor(graph, port).dtype != dtype {
+            let what = format!("expected {dtype}, as the other biases");
+            return Err(host.misfit(graph, port, what));
+        }
+    }
+    let buffer = table.offsets(host, dtype)?;
+    Ok(buffer.map(|buffer| Biases { ports, buffer, size: dtype.size() }))
 }
 
 fn int8(

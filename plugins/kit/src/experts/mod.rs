@@ -59,7 +59,7 @@ impl Default for ExpertParams {
 }
 
 /// Roles of the tensors of experts' graphs, and of those that graphs have for them.
-pub const ROLES: [&str; 16] = [
+pub const ROLES: [&str; 22] = [
     "z",
     ROUTER,
     "residual",
@@ -76,6 +76,12 @@ pub const ROLES: [&str; 16] = [
     "*_up_scale",
     "*_down",
     "*_down_scale",
+    "gate_bias",
+    "up_bias",
+    "down_bias",
+    "*_gate_bias",
+    "*_up_bias",
+    "*_down_bias",
 ];
 
 /// The experts of all layers, over bound graphs.

@@ -3,6 +3,7 @@
 //! `weights`: for each layer, for each expert: gate, up, down, without gaps, row-major as the graph's
 //! inputs have them, `[outputs, inputs]`: gate and up `[width, hidden]`, down `[hidden, width]`.
 //! `scales`: f32 in the same order, one for each row. A weight is its integer times the row's scale.
+//! `offsets`, where the matrices have biases: f32 in the order of the scales.
 //! `bias`, where there is one: f32 `[layers, experts]`, what is added to the probabilities that choose an expert.
 //! Layers are those with experts alone.
 
@@ -24,12 +25,13 @@ struct Files {
     weights: String,
     scales: String,
     bias: Option<String>,
+    offsets: Option<String>,
 }
 
 impl Default for Files {
     fn default() -> Self {
         let [weights, scales] = ["experts_i8.bin", "experts_scale.f32"].map(str::to_owned);
-        Self { weights, scales, bias: None }
+        Self { weights, scales, bias: None, offsets: None }
     }
 }
 
@@ -76,6 +78,8 @@ pub(super) struct Table {
     weights: BufferId,
     scales: BufferId,
     bias: Option<BufferId>,
+    /// Biases of the matrices, in the order of the scales.
+    offsets: Option<BufferId>,
     /// For each layer, for each expert, whether it was asked for; empty where none is.
     asked: Vec<AtomicBool>,
 }
@@ -104,12 +108,23 @@ impl Table {
                 Some(bias)
             }
         };
+        let offsets = match &files.offsets {
+            None => None,
+            Some(path) => {
+                let offsets = host.artifact(&format!("{POINTER}/offsets"), path)?;
+                let what = format!("{what}: an f32 bias for each row");
+                check(host, offsets, path, rows.checked_mul(4), &what)?;
+                check_finite(host, offsets, path, "bias")?;
+                Some(offsets)
+            }
+        };
         let count = if read_ahead { layers * experts } else { 0 };
         Ok(Self {
             sizes,
             weights,
             scales,
             bias,
+            offsets,
             asked: (0..count).map(|_| AtomicBool::new(false)).collect(),
         })
     }
@@ -155,14 +170,30 @@ impl Table {
     /// All scales divided by `step` in the element type of a graph's inputs, so that they can be bound
     /// where they lie.
     pub fn scaled(&self, host: &mut Host, step: f32, dtype: DType) -> Result<BufferId> {
-        let values: Vec<f32> = host.f32s(self.scales).iter().map(|scale| scale / step).collect();
-        let scaled = host.allocate(values.len() * dtype.size())?;
-        match dtype {
-            DType::F16 => f32_to_f16(&values, host.f16s_mut(scaled)),
-            _ => host.f32s_mut(scaled).copy_from_slice(&values),
-        }
-        Ok(scaled)
+        divided(host, self.scales, step, dtype)
     }
+
+    /// All biases of the matrices in the element type of a graph's inputs, in the order of the scales; none where they
+    /// have no biases.
+    pub fn offsets(&self, host: &mut Host, dtype: DType) -> Result<Option<BufferId>> {
+        self.offsets.map(|offsets| divided(host, offsets, 1.0, dtype)).transpose()
+    }
+
+    /// True where the matrices have biases.
+    pub fn has_offsets(&self) -> bool {
+        self.offsets.is_some()
+    }
+}
+
+/// The f32 values of a buffer divided by `step`, in another buffer.
+fn divided(host: &mut Host, values: BufferId, step: f32, dtype: DType) -> Result<BufferId> {
+    let values: Vec<f32> = host.f32s(values).iter().map(|value| value / step).collect();
+    let divided = host.allocate(values.len() * dtype.size())?;
+    match dtype {
+        DType::F16 => f32_to_f16(&values, host.f16s_mut(divided)),
+        _ => host.f32s_mut(divided).copy_from_slice(&values),
+    }
+    Ok(divided)
 }
 
 /// Checks that all values of a file are finite numbers.
