@@ -8,6 +8,8 @@ mod gemma4;
 mod kokoro;
 mod lfm2;
 mod llama;
+mod mistral3;
+mod paligemma;
 mod parakeet;
 mod phimoe;
 mod qwen35;

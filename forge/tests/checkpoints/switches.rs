@@ -83,6 +83,8 @@ const LISTED: &[(&str, &str)] = &[
     ("Qwen2_5_VLForConditionalGeneration", "qwen25vl-unseen"),
     ("Qwen2VLForConditionalGeneration", "vision/qwen2vl"),
     ("PaddleOCRVLForConditionalGeneration", "vision/paddleocr"),
+    ("PaliGemmaForConditionalGeneration", "vision/paligemma"),
+    ("Mistral3ForConditionalGeneration", "vision/mistral3"),
     ("Gemma4ForConditionalGeneration", "gemma4-unseen"),
     ("Gemma3ForCausalLM", "gemma3-tiny"),
     ("Gemma3ForConditionalGeneration", "gemma3-vision"),

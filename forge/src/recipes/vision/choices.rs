@@ -4,7 +4,6 @@ use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 
 use super::config::{Patches, Vision};
-use super::form::EPS;
 use super::tower::Tower;
 use crate::kit::{Layers, VISION_WEIGHTS};
 use crate::recipe::RecipeOptions;
@@ -33,7 +32,7 @@ pub(super) fn tower<'a>(
     options: &RecipeOptions,
 ) -> Tower<'a> {
     let precision = VISION_WEIGHTS.precision(options);
-    Tower { layers: Layers::new(checkpoint, precision, EPS), vision }
+    Tower { layers: Layers::new(checkpoint, precision, vision.form.eps), vision }
 }
 
 /// Patches that the vision graphs take, the smallest first; a square of `default` pixels a side by default.
