@@ -94,7 +94,10 @@ impl Config {
         let reader = Reader::new(checkpoint);
         if class.gemma {
             reader.only("hidden_activation", &json!("gelu_pytorch_tanh"))?;
-            reader.only("use_bidirectional_attention", &json!(false))?;
+            // Prompts of PaliGemma see themselves, which is the host's affair.
+            if checkpoint.architecture() != Some("PaliGemmaForConditionalGeneration") {
+                reader.only("use_bidirectional_attention", &json!(false))?;
+            }
         } else {
             reader.only("hidden_act", &json!("silu"))?;
         }

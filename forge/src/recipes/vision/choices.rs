@@ -57,7 +57,7 @@ pub(super) fn patches(
     let size = options.choice(IMAGE_SIZE.name);
     let mut counts = numbers(options, IMAGE_PATCHES.name, 1..=1 << 16)?;
     if counts.is_none() && size.is_none() {
-        let shapes = vision.form.shapes.iter().copied();
+        let shapes = vision.form.shapes.iter().map(|count| count / vision.unit() * vision.unit());
         let half = options.max_ctx.saturating_mul(vision.unit()) / 2;
         let fitting: Vec<_> = shapes.filter(|count| *count <= half).collect();
         counts = Some(fitting).filter(|fitting| !fitting.is_empty());
