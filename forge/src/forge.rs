@@ -409,7 +409,11 @@ fn fill(
     let mut text_artifacts = Map::new();
     let chat = match recipe.tokenizer {
         true => {
-            let changes = (recipe.normalizers.as_slice(), recipe.shown_tokens.as_slice());
+            let changes = text::Changes {
+                normalizers: &recipe.normalizers,
+                shown: &recipe.shown_tokens,
+                template: recipe.chat_template,
+            };
             text::copy(checkpoint, changes, vocab, staging, &mut text_artifacts, progress)?
         }
         false => json!(false),

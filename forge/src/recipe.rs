@@ -310,6 +310,8 @@ pub struct Recipe {
     /// Special tokens that are text of an answer, such as the marks of a document: in the bundle's `tokenizer.json` they
     /// are ordinary ones.
     pub shown_tokens: Vec<String>,
+    /// Chat template of the bundle where the checkpoint has none: what the model's processor does in code.
+    pub chat_template: Option<&'static str>,
     /// Notes to the user about the bundle, each in one sentence.
     pub notes: Vec<String>,
 }
@@ -333,6 +335,7 @@ impl Recipe {
             tokenizer: true,
             normalizers: Vec::new(),
             shown_tokens: Vec::new(),
+            chat_template: None,
             notes: Vec::new(),
         }
     }

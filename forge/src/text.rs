@@ -44,12 +44,10 @@ struct AddedToken {
 /// Copies the tokenizer's files, names them in `artifacts`, and returns the value of `chat`.
 ///
 /// A chat template and special tokens that lie in files of their own are put into the copied `tokenizer_config.json`,
-/// see [`copy_config`]; the normalizers come before the tokenizer's own, and the special tokens become ordinary ones. A
-/// synthetic model gets a tokenizer of its
-/// `vocab`, see [`numbers`]. Errors when qhx itself would refuse one of the files.
+/// see [`copy_config`]. A synthetic model gets a tokenizer of its `vocab`, see [`numbers`]. Errors when qhx itself would refuse one of the files.
 pub(crate) fn copy(
     checkpoint: &Checkpoint,
-    (normalizers, shown): (&[Value], &[String]),
+    changes: Changes<'_>,
     vocab: usize,
     staging: &mut Staging,
     artifacts: &mut Map<String, Value>,
@@ -63,7 +61,8 @@ pub(crate) fn copy(
     }
     let dir = checkpoint.dir();
     let Source { path, bytes, config } = source(checkpoint)?;
-    let bytes = with_shown(&path, normalized(&path, bytes, normalizers)?, shown)?;
+    let bytes = normalized(&path, bytes, changes.normalizers)?;
+    let bytes = with_shown(&path, bytes, changes.shown)?;
     let tokenizer = Tokenizer::from_bytes(&path, &bytes)?;
     let beyond = tokenizer.ids().filter(|id| *id as usize >= vocab).count();
     if beyond > 0 {
@@ -86,7 +85,7 @@ pub(crate) fn copy(
             adapter.display()
         ));
     }
-    let template = copy_config(checkpoint, config, staging)?;
+    let template = copy_config(checkpoint, config, changes.template, staging)?;
     match template {
         None => progress.note(
             "the checkpoint has neither tokenizer_config.json nor chat_template.jinja: no chat \
@@ -101,6 +100,17 @@ pub(crate) fn copy(
     check_template(staging.root(), artifacts, &chat, &tokenizer)
         .map_err(|e| e.context(dir.display()))?;
     Ok(chat)
+}
+
+/// Changes of a recipe to the files of the tokenizer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Changes<'a> {
+    /// Come before the tokenizer's own.
+    pub normalizers: &'a [Value],
+    /// Special tokens that become ordinary ones.
+    pub shown: &'a [String],
+    /// Chat template where the checkpoint has none.
+    pub template: Option<&'a str>,
 }
 
 /// A `tokenizer.json` in which these added tokens are not special.
@@ -135,10 +145,11 @@ fn is_set(config: &Value, key: &str) -> bool {
 
 /// Copies `tokenizer_config.json` with the chat template and the special tokens that `transformers` would take: that of
 /// an adapter, of the folder, or `embedded` in a GGUF file. Says whether there is a template; none when there is
-/// nothing to copy. Where an adapter's has no template, it is that of the model.
+/// nothing to copy. Where an adapter's has no template, it is that of the model, and where neither has one `template`.
 fn copy_config(
     checkpoint: &Checkpoint,
     embedded: Option<Value>,
+    template: Option<&str>,
     staging: &Staging,
 ) -> Result<Option<bool>> {
     let mut found = Vec::new();
@@ -154,6 +165,9 @@ fn copy_config(
         && let Some(other) = found.find(|other| is_set(&other.config, TEMPLATE))
     {
         config[TEMPLATE] = other.config[TEMPLATE].clone();
+        staging.write_json(CONFIG, &config)?;
+    } else if let Some(template) = template.filter(|_| !is_set(&config, TEMPLATE)) {
+        config[TEMPLATE] = json!(template);
         staging.write_json(CONFIG, &config)?;
     } else if let Some(path) = unchanged {
         staging.write(CONFIG, &files::read(ErrorKind::Artifact, &path, MAX_BYTES)?)?;

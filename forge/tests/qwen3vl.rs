@@ -300,6 +300,23 @@ fn what_qwen2_5_vl_cannot_be_is_named() {
 }
 
 #[test]
+fn what_qwen2_vl_cannot_be_is_named() {
+    for (pointer, value, words) in [
+        ("/vision_config/hidden_act", json!("gelu"), "expected \"quick_gelu\""),
+        ("/vision_config/hidden_size", json!(40), "hidden_size is 40, expected 24"),
+        ("/vision_config/embed_dim", json!(36), "[36"),
+        ("/vision_config/mlp_ratio", json!(3), "[120, 40]"),
+        ("/vision_config/depth", json!(5), "visual.blocks.4"),
+        ("/use_sliding_window", json!(true), "use_sliding_window is true"),
+    ] {
+        let dir = copy("vision/qwen2vl");
+        edit(dir.path(), |config| *config.pointer_mut(pointer).unwrap() = value);
+        let checkpoint = Checkpoint::open(dir.path()).unwrap();
+        says(recipe(&checkpoint, &options(&[("image-size", "48")])), words);
+    }
+}
+
+#[test]
 fn sizes_that_no_graph_can_have_are_refused() {
     for (choices, words) in [
         (&[("image-size", "50")][..], "a multiple of 16"),

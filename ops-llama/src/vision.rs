@@ -43,7 +43,13 @@ impl Op for VisionGenerate {
 
     fn info(&self) -> OpenInfo {
         let (placeholders, softcap) = (self.images.placeholders(), self.softcap);
-        OpenInfo { placeholders, softcap, ..self.decoder.info() }
+        let mut info = OpenInfo { placeholders, softcap, ..self.decoder.info() };
+        if self.images.prefix() {
+            // What a prompt's tokens become depends on those behind them: no part of it is of use to another.
+            (info.can_truncate, info.can_snapshot) = (false, false);
+            info.prompt_rules.special_tokens = false;
+        }
+        info
     }
 
     fn generator(&mut self) -> Option<&mut dyn Generator> {
@@ -59,6 +65,8 @@ impl Generator for VisionGenerate {
     }
 
     fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
-        self.images.prompt(host, segments)?.prefill(host, &mut self.decoder)
+        let whole = self.images.prefix() && self.decoder.state().position() == 0;
+        let prompt = self.images.prompt(host, segments)?.seen_whole(whole);
+        prompt.prefill(host, &mut self.decoder)
     }
 }

@@ -5,7 +5,8 @@ nothing is trained.
     seeing.py paligemma ../fixtures/vision/paligemma
     seeing.py mistral3 ../fixtures/vision/mistral3
 
-A second number is that of the first draw. Draws are repeated until greedy tokens are text and have clear margins. What
+`-other` behind a name draws a checkpoint of other shapes, for `QHX_TEST_SEEING`. A number behind the folder is that of
+the first draw. Draws are repeated until greedy tokens are text and have clear margins. What
 is compared are pixels, features, logits and tokens."""
 
 import json
@@ -95,6 +96,7 @@ class PaddleOCR:
         ("text", [user("What happens?")]),
     ]
     patch, merge, size = 6, 2, {"shortest_edge": 4 * 144, "longest_edge": 14 * 144}
+    text, vision = {}, {}
 
     def tokenizer(self):
         return chatml.train_tokenizer([*TEXTS, "User: OCR: Table Recognition: Assistant:"], 410, "qwen2", self.added)
@@ -111,7 +113,7 @@ class PaddleOCR:
         )
         token = tok.token_to_id
         return transformers.PaddleOCRVLConfig(
-            text_config=text, vision_config=vision, tie_word_embeddings=False, image_token_id=token("<|IMAGE_PLACEHOLDER|>"),
+            text_config=text | self.text, vision_config=vision | self.vision, tie_word_embeddings=False, image_token_id=token("<|IMAGE_PLACEHOLDER|>"),
             video_token_id=token("<|video_pad|>"), vision_start_token_id=token("<|IMAGE_START|>"), vision_end_token_id=token("<|IMAGE_END|>"),
         )
 
@@ -147,8 +149,8 @@ class PaddleOCR:
             name.replace("model.language_model.", "model.").replace("model.visual.", "visual.").replace("model.projector.", "mlp_AR.")
         )
         tensors = {renamed(name): tensor for name, tensor in load_file(out / "model.safetensors").items()}
-        tensors["visual.vision_model.head.probe"] = torch.zeros(1, 1, 36, dtype=torch.bfloat16)
-        tensors["visual.vision_model.embeddings.packing_position_embedding.weight"] = torch.zeros(9, 36, dtype=torch.bfloat16)
+        tensors["visual.vision_model.head.probe"] = torch.zeros(1, 1, vision["hidden_size"], dtype=torch.bfloat16)
+        tensors["visual.vision_model.embeddings.packing_position_embedding.weight"] = torch.zeros(9, vision["hidden_size"], dtype=torch.bfloat16)
         save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
 
     def inputs(self, text, ids):
@@ -190,7 +192,8 @@ class PaliGemma:
         ("two", [user(image("train"), image("tower"), "answer en Which is it, and where does it stand?")]),
         ("long", [user(image("long"), "detect boat")]),
     ]
-    again = False
+    again, margin, said = False, 0.06, "Seen:\n"
+    side, text, vision = 4, {}, {}
 
     def tokenizer(self):
         return self.style.train(TEXTS, 430)
@@ -199,14 +202,15 @@ class PaliGemma:
         text = dict(
             model_type="gemma2", vocab_size=tok.get_vocab_size() + 2, hidden_size=48, intermediate_size=60, num_hidden_layers=3,
             num_attention_heads=4, num_key_value_heads=2, head_dim=14, query_pre_attn_scalar=18, sliding_window=12, max_position_embeddings=320,
-            layer_types=["sliding_attention", "full_attention", "sliding_attention"], attn_logit_softcapping=9.0, final_logit_softcapping=14.0,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"], attn_logit_softcapping=9.0, final_logit_softcapping=20.0,
         )
         vision = dict(
-            model_type="siglip_vision_model", hidden_size=36, intermediate_size=44, num_hidden_layers=2, num_attention_heads=3, image_size=24,
+            model_type="siglip_vision_model", hidden_size=36, intermediate_size=44, num_hidden_layers=2, num_attention_heads=3, image_size=6 * self.side,
             patch_size=6, projection_dim=48, vision_use_head=False, num_image_tokens=16,
         )
         return transformers.PaliGemmaConfig(
-            text_config=text, vision_config=vision, image_token_index=tok.token_to_id("<image>"), projection_dim=48, hidden_size=48,
+            text_config=text | self.text, vision_config=vision | self.vision, image_token_index=tok.token_to_id("<image>"), projection_dim=48,
+            hidden_size=48,
         )
 
     def write(self, tok, out):
@@ -215,11 +219,12 @@ class PaliGemma:
         config = json.loads(path.read_text())
         del config["chat_template"]
         path.write_text(json.dumps(config, indent=2) + "\n")
-        size = {"size": {"height": 24, "width": 24}, "resample": 3}
-        kinds = {"image_processor_type": "SiglipImageProcessor", "processor_class": "PaliGemmaProcessor", "image_seq_length": 16}
+        pixels = 6 * self.side
+        size = {"size": {"height": pixels, "width": pixels}, "resample": 3}
+        kinds = {"image_processor_type": "SiglipImageProcessor", "processor_class": "PaliGemmaProcessor", "image_seq_length": self.side**2}
         (out / "preprocessor_config.json").write_text(json.dumps({**kinds, **size, **HALF}, indent=2) + "\n")
         images = transformers.SiglipImageProcessor(**HALF, **size)
-        images.image_seq_length = 16
+        images.image_seq_length = self.side**2
         marks = {"image_token": "<image>"}
         fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tok, bos_token="<bos>", eos_token="<eos>", extra_special_tokens=marks)
         self.processor = transformers.PaliGemmaProcessor(images, fast)
@@ -251,13 +256,113 @@ class PaliGemma:
 
     def features(self, model, feed):
         rows = model.model.get_image_features(feed["pixel_values"], return_dict=True).pooler_output[0]
-        cut = levels(feed["pixel_values"][0], [0.5] * 3, [0.5] * 3).reshape(3, 4, 6, 4, 6).permute(1, 3, 0, 2, 4)
-        return cut.reshape(16, 3, 36).contiguous(), rows / self.scale, [4, 4]
+        n = self.side
+        cut = levels(feed["pixel_values"][0], [0.5] * 3, [0.5] * 3).reshape(3, n, 6, n, 6).permute(1, 3, 0, 2, 4)
+        return cut.reshape(n * n, 3, 36).contiguous(), rows / self.scale, [n, n]
 
-    def adjust(self, model, out):
-        goldens.scale_as_stored(model, out)
-        # The decoder's graph multiplies all rows with this factor; the class only those of the embedding table.
-        self.scale = model.get_input_embeddings().embed_scale
+    def adjust(self, model):
+        # As `goldens.scale_as_stored`. The decoder's graph multiplies all rows with this factor; the class only those of
+        # the embedding table.
+        scale = model.get_input_embeddings().embed_scale
+        self.scale = scale.copy_(scale.to(torch.bfloat16).to(scale.dtype))
+
+
+class Mistral3:
+    """Images of any shape, a mark behind each row of tokens, frequencies of columns between those of rows."""
+
+    name, model_class = "mistral3", transformers.Mistral3ForConditionalGeneration
+    # The published template without system prompt and tools.
+    template = (
+        "{{- bos_token }}{%- for message in messages %}{%- if message['role'] == 'user' %}{{- '[INST]' }}"
+        "{%- if message['content'] is string %}{{- message['content'] }}{%- else %}{%- for block in message['content'] %}"
+        "{%- if block['type'] == 'text' %}{{- block['text'] }}{%- elif block['type'] in ['image', 'image_url'] %}{{- '[IMG]' }}{%- endif %}"
+        "{%- endfor %}{%- endif %}{{- '[/INST]' }}{%- elif message['role'] == 'assistant' %}"
+        "{%- if message['content'] is string %}{{- message['content'] + eos_token }}"
+        "{%- else %}{{- message['content'][0]['text'] + eos_token }}{%- endif %}{%- endif %}{%- endfor %}"
+    )
+    added = [(t, True) for t in ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]")]
+    bos, ends, pads = "", ("</s>", "<unk>"), ("[IMG]",)
+    # Not "dot": the class fails where an image is one token.
+    shown = ("boat", "tower", "train", "wide", "tall")
+    cases = [
+        ("boat", [user(image("boat"), DESCRIBE)]),
+        ("two", [user("Look at ", image("train"), image("tower"), "Compare them.")]),
+        ("wide", [user(image("wide"), DESCRIBE)]),
+        ("text", [user("What happens?")]),
+    ]
+    patch, merge, longest, bias = 6, 2, 76, False
+    text, vision = {}, {}
+
+    def tokenizer(self):
+        return chatml.train_tokenizer(TEXTS, 400, "qwen2", self.added)
+
+    def config(self, tok):
+        text = dict(
+            model_type="mistral", vocab_size=tok.get_vocab_size() + 3, hidden_size=44, intermediate_size=60, num_hidden_layers=2,
+            num_attention_heads=6, num_key_value_heads=2, head_dim=14, max_position_embeddings=320, rms_norm_eps=1e-5, sliding_window=None,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e6}, tie_word_embeddings=False,
+        )
+        vision = dict(
+            model_type="pixtral", hidden_size=36, intermediate_size=44, num_hidden_layers=3, num_attention_heads=3, head_dim=12, image_size=84,
+            patch_size=self.patch, hidden_act="silu", rope_parameters={"rope_type": "axial", "rope_theta": 10000.0},
+        )
+        return transformers.Mistral3Config(
+            text_config=text | self.text, vision_config=vision | self.vision, image_token_index=tok.token_to_id("[IMG]"), spatial_merge_size=self.merge,
+            multimodal_projector_bias=self.bias, tie_word_embeddings=False,
+        )
+
+    def write(self, tok, out):
+        chatml.write_tokenizer(tok, out, 320, self.added, self.template)
+        path = out / "tokenizer_config.json"
+        config = json.loads(path.read_text())
+        config |= {"bos_token": "<s>", "eos_token": "</s>"}
+        path.write_text(json.dumps(config, indent=2) + "\n")
+        self.norm = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
+        size = {"size": {"longest_edge": self.longest}, "patch_size": self.patch, "resample": 3}
+        kinds = {"image_processor_type": "PixtralImageProcessor", "processor_class": "PixtralProcessor"}
+        steps = {key: HALF[key] for key in ("do_resize", "do_rescale", "do_normalize")}
+        (out / "preprocessor_config.json").write_text(json.dumps({**kinds, **size, **self.norm, **steps}, indent=2) + "\n")
+        images = transformers.PixtralImageProcessor(**self.norm, **steps, size=size["size"], patch_size=self.patch)
+        fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tok, bos_token="<s>", eos_token="</s>")
+        self.processor = transformers.PixtralProcessor(images, fast, patch_size=self.patch, spatial_merge_size=self.merge)
+
+    def publish(self, out):
+        """Keys and names of tensors of the published checkpoint."""
+        path = out / "config.json"
+        value = json.loads(path.read_text())
+        text, vision = value["text_config"], value["vision_config"]
+        text["rope_theta"] = text.pop("rope_parameters")["rope_theta"]
+        vision["rope_theta"] = vision.pop("rope_parameters")["rope_theta"]
+        for part in (text, vision):
+            for key in ("transformers_version", "dtype", "layer_types"):
+                part.pop(key, None)
+        value["torch_dtype"] = value.pop("dtype")
+        value |= {"transformers_version": "4.50.0.dev0"}
+        path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+        renamed = lambda name: (
+            name.replace("model.language_model.", "language_model.model.").replace("lm_head", "language_model.lm_head")
+            .replace("model.vision_tower.", "vision_tower.").replace("model.multi_modal_projector.", "multi_modal_projector.")
+        )
+        named = lambda name: name if name.startswith("language_model.") else renamed(name)
+        tensors = {named(name): tensor for name, tensor in load_file(out / "model.safetensors").items()}
+        save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+
+    def inputs(self, text, ids):
+        images = [draw_image(id) for id in ids]
+        found = self.processor(text=[text], images=[images] if images else None, add_special_tokens=False, return_tensors="pt")
+        return found["input_ids"][0].tolist(), {k: found[k] for k in ("pixel_values", "image_sizes") if k in found and images}
+
+    def tokens(self, feed):
+        """Rows and columns of tokens of each image."""
+        side = self.patch * self.merge
+        return [[int(n) // side for n in size] for size in feed.get("image_sizes", [])]
+
+    def features(self, model, feed):
+        (rows,) = model.model.get_image_features(**feed, return_dict=True).pooler_output
+        grid = [n * self.merge for n in self.tokens(feed)[0]]
+        p = self.patch
+        cut = levels(feed["pixel_values"][0], *self.norm.values()).reshape(3, grid[0], p, grid[1], p).permute(1, 3, 0, 2, 4)
+        return in_squares(cut.reshape(-1, 3, p * p), grid, self.merge), rows, grid
 
 
 @torch.no_grad()
@@ -277,7 +382,7 @@ def draw(model, tok):
         elif "patch_embedding" in name or "patch_conv" in name:
             p.normal_(0, 2.0 * p[0].numel() ** -0.5)
         elif name.endswith("embed_tokens.weight"):
-            p.normal_(0, 0.35 if isinstance(model, transformers.PaliGemmaForConditionalGeneration) else 1.0)
+            p.normal_(0, 0.28 if isinstance(model, transformers.PaliGemmaForConditionalGeneration) else 1.0)
         elif p.dim() >= 2:
             # Logits are as far apart as a trained model's.
             p.normal_(0, (4.0 if name.startswith("lm_head") else 1.2) * p.shape[-1] ** -0.5)
@@ -319,7 +424,7 @@ def greedy(model, ids, feed, ends):
 
 
 def rendered(family, messages):
-    names = {"bos_token": family.bos}
+    names = {"bos_token": family.bos or "<s>", "eos_token": family.ends[0]}
     return render_jinja_template(conversations=[messages], chat_template=family.template, add_generation_prompt=True, **names)[0][0]
 
 
@@ -329,11 +434,10 @@ def plain(family, content):
 
 
 @torch.no_grad()
-def record(family, out, tok):
+def record(family, model, tok):
     """Cases, images, tensors and the least margin; none where an answer is no text or an image shows in no logit."""
-    model = family.model_class.from_pretrained(out, dtype=torch.float32, attn_implementation="eager").eval()
     if hasattr(family, "adjust"):
-        family.adjust(model, out)
+        family.adjust(model)
     ends = {tok.token_to_id(t) for t in family.ends}
     known = {tok.token_to_id(str(t)) for t in tok.get_added_tokens_decoder().values()} - ends
     cases, tensors, least = [], {}, math.inf
@@ -356,11 +460,13 @@ def record(family, out, tok):
             if moved < MOVED:
                 return None
         text = tok.decode(got, skip_special_tokens=True)
-        if len(set(got)) < 2 or "\ufffd" in text or least < MARGIN:
+        if len(set(got)) < 2 or "\ufffd" in text or least < getattr(family, "margin", MARGIN):
             return None
         tensors[f"{id}.logits"] = rows.contiguous()
+        # Rows of tokens of each image, where marks stand behind these.
+        rows_of = [n if n > 1 else 0 for n, _ in family.tokens(feed)] if hasattr(family, "tokens") else []
         case = {
-            "id": id, "mode": "native", **({"messages": messages} if templated else {"prompt": messages[0]["content"]}),
+            "id": id, "mode": "native", "tiles": rows_of, **({"messages": messages} if templated else {"prompt": messages[0]["content"]}),
             "prompt_ids": ids, "output_ids": got, "text": text, "finish": finish, "logits_steps": list(range(len(got))),
         }
         cases.append(case)
@@ -372,7 +478,7 @@ def record(family, out, tok):
     # What follows a question about an image that stays in the caches.
     if getattr(family, "again", True) and answer("again", cases[0]["messages"] + [say(cases[0]["text"]), user(COLOURS)]) is None:
         return None
-    if answer("plain", [user(image("train"), "Seen:")], templated=False) is None:
+    if answer("plain", [user(image("train"), getattr(family, "said", "Seen:"))], templated=False) is None:
         return None
     images = []
     for id in family.shown:
@@ -385,23 +491,30 @@ def record(family, out, tok):
 
 def produce(family, out, first=0):
     tok = family.tokenizer()
-    for attempt in range(first, first + 3000):
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    family.write(tok, out)
+    read = Tokenizer.from_file(str(out / "tokenizer.json"))
+    ends = [tok.token_to_id(t) for t in family.ends]
+    config = family.config(tok)
+    config._attn_implementation = "eager"
+    for attempt in range(first, first + 5000):
         torch.manual_seed(attempt)
-        model = family.model_class(family.config(tok)).float().eval()
+        model = family.model_class(config).float().eval()
         draw(model, tok)
-        shutil.rmtree(out, ignore_errors=True)
-        out.mkdir(parents=True)
-        ends = [tok.token_to_id(t) for t in family.ends]
-        model.generation_config = transformers.GenerationConfig(eos_token_id=ends, pad_token_id=ends[1], do_sample=False)
-        model.to(torch.bfloat16).save_pretrained(out)
-        family.write(tok, out)
-        family.publish(out)
-        found = record(family, out, Tokenizer.from_file(str(out / "tokenizer.json")))
+        for p in model.parameters():
+            p.data = p.data.to(torch.bfloat16).float()
+        found = record(family, model, read)
         if found:
             print(f"{family.name} {attempt}: {found[-1]}", flush=True)
             break
     else:
         raise SystemExit("no draw has clear margins")
+    model.generation_config = transformers.GenerationConfig(eos_token_id=ends, pad_token_id=ends[1], do_sample=False)
+    model.to(torch.bfloat16).save_pretrained(out)
+    loaded = family.model_class.from_pretrained(out, dtype=torch.float32, attn_implementation="eager").eval()
+    family.publish(out)
+    found = record(family, loaded, read)
     cases, images, tensors, least = found
     folder = out / "images"
     folder.mkdir()
@@ -420,6 +533,38 @@ def produce(family, out, first=0):
 
 
 torch.set_num_threads(1)
-FAMILIES = {"paddleocr": PaddleOCR, "paligemma": PaliGemma}
+
+
+class OtherPaddleOCR(PaddleOCR):
+    """Other shapes, with biases in the decoder."""
+
+    patch, merge, size = 4, 3, {"shortest_edge": 3 * 144, "longest_edge": 20 * 144}
+    text = {
+        "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 18, "hidden_size": 52, "num_hidden_layers": 3, "use_bias": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 1, 4]},
+    }
+    vision = {"hidden_size": 40, "num_attention_heads": 2, "num_hidden_layers": 2, "image_size": 28}
+
+
+class OtherPaliGemma(PaliGemma):
+    """Other shapes: full layers in the middle of the window, one group."""
+
+    side = 5
+    text = {"num_key_value_heads": 1, "num_attention_heads": 3, "head_dim": 18, "num_hidden_layers": 4, "sliding_window": 30, "layer_types": None}
+    vision = {"hidden_size": 40, "num_attention_heads": 2, "num_hidden_layers": 3}
+
+
+class OtherMistral3(Mistral3):
+    """Other shapes, GELU in the tower, biases in the projector."""
+
+    patch, merge, longest, bias = 4, 3, 80, True
+    text = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 18, "hidden_size": 52, "num_hidden_layers": 3}
+    vision = {"hidden_size": 40, "num_attention_heads": 2, "head_dim": 20, "num_hidden_layers": 2, "hidden_act": "gelu", "image_size": 84}
+
+
+FAMILIES = {
+    "paddleocr": PaddleOCR, "paligemma": PaliGemma, "mistral3": Mistral3,
+    "paddleocr-other": OtherPaddleOCR, "paligemma-other": OtherPaliGemma, "mistral3-other": OtherMistral3,
+}
 if __name__ == "__main__":
     produce(FAMILIES[sys.argv[1]](), pathlib.Path(sys.argv[2]), *map(int, sys.argv[3:]))

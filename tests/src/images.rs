@@ -171,10 +171,12 @@ impl Sights {
         let vision = &config["vision_config"];
         let size = |key: &str| vision[key].as_u64().map(|size| size as usize);
         let patch = size("patch_size").expect("patch_size");
-        sights.patch = [patch.pow(2), size("temporal_patch_size").unwrap_or(1)];
         let kind = config["model_type"].as_str();
         sights.whole_videos = kind.is_some_and(|kind| ["qwen2_vl", "qwen2_5_vl"].contains(&kind));
         let processor: Value = files::json(&folder.join("preprocessor_config.json"));
+        let frames = processor["temporal_patch_size"].as_u64().map(|frames| frames as usize);
+        let frames = frames.or(size("temporal_patch_size")).unwrap_or(1);
+        sights.patch = [patch.pow(2), frames];
         sights.normalisation = ["image_mean", "image_std"]
             .map(|key| serde_json::from_value(processor[key].clone()).expect(key));
         folder.clone_into(&mut sights.folder);

@@ -112,7 +112,10 @@ impl Generator for TinyModel {
             .any(|segment| matches!(segment, Segment::Image { rgb: [_, _, 3, ..], .. }));
         let soft: Vec<_> = rows
             .iter()
-            .map(|(first, values)| SoftRows { first: *first, values, together })
+            .map(|(first, values)| {
+                let together = if together { values.len() / 2 } else { 0 };
+                SoftRows { first: *first, values, together }
+            })
             .collect();
         let result = self.0.prefill_soft(host, &tokens, &soft);
         if result.is_err() {
@@ -300,7 +303,7 @@ fn an_image_whose_tokens_see_each_other_is_one_step() {
     assert_eq!(op.prefill(&[Segment::Tokens(&[1]), shown]).unwrap()[..2], [5.0, 9.0]);
     let five = image(5);
     let error = op.prefill(&[Segment::Image { rgb: &five, width: 5, height: 1 }]).unwrap_err();
-    let expected = "an image of 5 tokens, which see each other, so that one graph has to take them all; the widest takes \
+    let expected = "5 tokens that see each other, as those of an image do, so that one graph has to take them all; the widest takes \
                     4; forge the bundle with --prefill 5, or a number above it";
     assert_eq!((error.code(), error.message()), (ErrorCode::PROMPT, expected));
 }

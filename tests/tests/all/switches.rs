@@ -9,7 +9,7 @@ use qhx_base::compare::Distance;
 use qhx_core::op::Segment;
 use qhx_exec::backend::Backend;
 use qhx_forge::ForgeOptions;
-use qhx_tests::forged::Forged;
+use qhx_tests::forged::{self, Forged};
 use qhx_tests::tiny::{self, fixture};
 use qhx_tests::{backends, files};
 use qhx_tiers::tier;
@@ -61,6 +61,9 @@ fn worst(
         let bundle = Forged::of(&checkpoint, |options| {
             options.max_ctx = Some(run.ids.len());
             options.prefill = Some(vec![4, 6]);
+            if name == "mistral3" {
+                forged::set(options, &[("towers", "none")]);
+            }
             change(options);
         });
         let label = format!("{name}, context of {}", run.ids.len());

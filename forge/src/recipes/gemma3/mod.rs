@@ -4,3 +4,5 @@ mod decoder;
 mod encoder;
 mod layers;
 mod vision;
+
+pub(super) use vision::TOWERS;

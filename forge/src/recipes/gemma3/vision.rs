@@ -13,7 +13,7 @@ use crate::recipe::{Recipe, RecipeOptions};
 use crate::registry::RecipeOption;
 
 /// Option that makes the tower a graph, or leaves it out.
-pub(super) const TOWERS: RecipeOption = RecipeOption {
+pub(crate) const TOWERS: RecipeOption = RecipeOption {
     name: "towers",
     values: &["all", "none"],
     help: "none leaves the tower for images out: the bundle takes text only, and needs no wide prefill graph",

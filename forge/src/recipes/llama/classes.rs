@@ -277,6 +277,9 @@ static CLASSES: [Class; 14] = [
     },
 ];
 
+/// The end of the `model_type` of a class with experts.
+pub(super) const MOE: &str = "_moe";
+
 impl Class {
     /// By the name of the model class: `MistralForCausalLM`, `LlamaBidirectionalModel`, ….
     pub fn of(name: &str) -> Option<&'static Self> {
@@ -286,5 +289,11 @@ impl Class {
             rest.is_some_and(|rest| !rest.starts_with(|first: char| first.is_ascii_digit()))
         };
         CLASSES.iter().find(is)
+    }
+
+    /// By the `model_type` of a configuration: `mistral`, `qwen3_moe`, ….
+    pub fn of_type(name: &str) -> Option<&'static Self> {
+        let name = name.strip_suffix(MOE).unwrap_or(name);
+        CLASSES.iter().find(|class| class.family == name)
     }
 }

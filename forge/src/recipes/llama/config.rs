@@ -4,7 +4,7 @@ use qhx_base::{Error, Result};
 use qhx_checkpoint::Checkpoint;
 use serde_json::{Value, json};
 
-use super::classes::{Bias, Class, Norms, Sliding, Turned};
+use super::classes::{Bias, Class, MOE, Norms, Sliding, Turned};
 use super::rope::{Growth, Rope};
 use crate::kit::{Clamp, ExpertForm, Experts, Heads, Reader};
 
@@ -127,7 +127,8 @@ impl Config {
     /// Reads and checks, for a context of `max_ctx` tokens.
     pub fn read(checkpoint: &Checkpoint, class: &'static Class, max_ctx: usize) -> Result<Self> {
         let reader = Reader::new(checkpoint);
-        activation(&reader, class)?;
+        let sees_prompt = checkpoint.architecture() == Some("PaliGemmaForConditionalGeneration");
+        activation(&reader, class, sees_prompt)?;
         let hidden = reader.size("hidden_size")?;
         let layers = reader.layers()?;
         let heads = reader.heads(hidden, class.groups, class.dim)?;
@@ -160,8 +161,10 @@ impl Config {
             true => reader.in_model_type((hidden as f64).sqrt() as f32, "bfloat16")?,
             false => multiplier("embedding_multiplier")?,
         };
-        let with_experts =
-            class.sinks || checkpoint.architecture().is_some_and(|class| class.contains("Moe"));
+        let kind = reader.get("model_type").and_then(Value::as_str).unwrap_or_default();
+        let with_experts = class.sinks
+            || kind.ends_with(MOE)
+            || checkpoint.architecture().is_some_and(|class| class.contains("Moe"));
         let sparse = with_experts.then(|| match class.sinks {
             true => Sparse::gpt_oss(&reader, checkpoint, hidden, layers),
             false => Sparse::read(&reader, hidden, layers),
@@ -223,11 +226,14 @@ impl Config {
 }
 
 /// Checks the activation of the MLPs, and that tokens see those before them alone.
-fn activation(reader: &Reader<'_>, class: &Class) -> Result<()> {
+fn activation(reader: &Reader<'_>, class: &Class, sees_prompt: bool) -> Result<()> {
     if !class.gemma {
         return reader.only("hidden_act", &json!("silu"));
     }
-    reader.only("use_bidirectional_attention", &json!(false))?;
+    // Prompts of PaliGemma see themselves, which is the host's affair.
+    if !sees_prompt {
+        reader.only("use_bidirectional_attention", &json!(false))?;
+    }
     reader.only("hidden_activation", &json!("gelu_pytorch_tanh"))?;
     match reader.get("hidden_act") {
         // The first configurations of Gemma say so, and mean the approximation.

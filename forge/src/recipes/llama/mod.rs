@@ -57,7 +57,7 @@ use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph};
 use rope::Growth;
 
-const DECODERS: [&str; 14] = [
+const DECODERS: [&str; 13] = [
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "Qwen2ForCausalLM",
@@ -71,7 +71,6 @@ const DECODERS: [&str; 14] = [
     "Olmo3ForCausalLM",
     "Exaone4ForCausalLM",
     "Ministral3ForCausalLM",
-    "Mistral3ForConditionalGeneration",
 ];
 const ENCODERS: [&str; 6] = [
     "LlamaModel",
@@ -89,10 +88,6 @@ const RERANKERS: [&str; 5] = [
     "Qwen3ForSequenceClassification",
     "LlamaBidirectionalForSequenceClassification",
 ];
-/// With a decoder of one of two classes, and a tower for images.
-const MULTIMODAL: &str = "Mistral3ForConditionalGeneration";
-const TOWER: [&str; 2] = ["vision_tower", "multi_modal_projector"];
-const NOTE: &str = "the tower for images is left out: the bundle takes text alone";
 /// Prompt of a bidirectional reranker of Nvidia, from the model card of llama-3.2-nv-rerankqa-1b-v2.
 const PASSAGE: &str = "question:{query} \n \n passage:{document}";
 
@@ -125,23 +120,6 @@ register_recipe!(
 );
 
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
-    if checkpoint.architecture() == Some(MULTIMODAL) {
-        let checkpoint = &checkpoint.renamed(names_beside_a_tower);
-        TOWER.iter().for_each(|part| checkpoint.leave_out(part));
-        let recipe = graphs(checkpoint, options)?;
-        return Ok(recipe.notes(vec![NOTE.to_owned()]));
-    }
-    graphs(checkpoint, options)
-}
-
-/// Names of a tensor of a decoder beside a tower: as `transformers` 5 saves it, and as before.
-fn names_beside_a_tower(name: &str) -> Vec<String> {
-    let prefixes =
-        ["model.language_model.", "language_model.model.", "language_model.", "model.", ""];
-    prefixes.map(|prefix| format!("{prefix}{name}")).to_vec()
-}
-
-fn graphs(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let config = Config::read(checkpoint, class(checkpoint)?, options.max_ctx)?;
     check_shape(options, config.layers, config.rope.max_positions)?;
     let of_vectors = encoder::OPTIONS.iter().find(|option| option.choice(options).is_some());
@@ -178,21 +156,7 @@ fn no_graphs(task: Task) -> Error {
 }
 
 fn class(checkpoint: &Checkpoint) -> Result<&'static Class> {
-    let name = match checkpoint.architecture().unwrap_or_default() {
-        MULTIMODAL => {
-            let reader = Reader::new(checkpoint);
-            match reader.get("model_type") {
-                // What the class has where nothing is declared.
-                None => "MistralForCausalLM",
-                Some(kind) if kind == "mistral" => "MistralForCausalLM",
-                Some(kind) if kind == "ministral3" => "Ministral3ForCausalLM",
-                Some(kind) => {
-                    return Err(reader.bad("model_type", kind, "\"mistral\" or \"ministral3\""));
-                }
-            }
-        }
-        name => name,
-    };
+    let name = checkpoint.architecture().unwrap_or_default();
     Class::of(name).ok_or_else(|| {
         Error::new(ErrorKind::Internal, format!("model class {name:?} has no Llama-like recipe"))
     })
@@ -210,6 +174,18 @@ fn check_window(config: &Config, options: &RecipeOptions) -> Result<()> {
         ),
     )
     .hint(format!("make the bundle for a context of at most {window} tokens")))
+}
+
+/// The decoder of a checkpoint that has more parts, whose class is the one of its configuration's `model_type`.
+pub(super) fn decoder_part(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
+    let reader = Reader::new(checkpoint);
+    let kind = reader.get("model_type").unwrap_or(&Value::Null);
+    let class = kind.as_str().and_then(Class::of_type).ok_or_else(|| {
+        reader.bad("text_config.model_type", kind, "a Llama-like decoder, such as \"qwen3\"")
+    })?;
+    let config = Config::read(checkpoint, class, options.max_ctx)?;
+    check_shape(options, config.layers, config.rope.max_positions)?;
+    generate(checkpoint, &config, options)
 }
 
 fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -> Result<Recipe> {

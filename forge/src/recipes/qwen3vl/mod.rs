@@ -69,7 +69,11 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let mut recipe = Recipe::new(config.family, "qwen3vl_generate", contexts, plan_params)
         .embed(checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?)
         .params(params(&config, options.max_ctx));
-    vision::add(&mut recipe, checkpoint, &config.vision, options, default_size(&config))?;
+    let side = match config.vision.shaped() {
+        true => config.vision.side_within(DEFAULT_SIZE, options.max_ctx),
+        false => default_size(&config),
+    };
+    vision::add(&mut recipe, checkpoint, &config.vision, options, side)?;
     Ok(recipe)
 }
 

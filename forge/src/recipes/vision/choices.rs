@@ -4,7 +4,6 @@ use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 
 use super::config::{Patches, Vision};
-use super::form::EPS;
 use super::tower::Tower;
 use crate::kit::{Layers, VISION_WEIGHTS};
 use crate::recipe::RecipeOptions;
@@ -33,7 +32,7 @@ pub(super) fn tower<'a>(
     options: &RecipeOptions,
 ) -> Tower<'a> {
     let precision = VISION_WEIGHTS.precision(options);
-    Tower { layers: Layers::new(checkpoint, precision, EPS), vision }
+    Tower { layers: Layers::new(checkpoint, precision, vision.form.eps), vision }
 }
 
 /// Patches that the vision graphs take, the smallest first; a square of `default` pixels a side by default.
@@ -58,7 +57,7 @@ pub(super) fn patches(
     let size = options.choice(IMAGE_SIZE.name);
     let mut counts = numbers(options, IMAGE_PATCHES.name, 1..=1 << 16)?;
     if counts.is_none() && size.is_none() {
-        let shapes = vision.form.shapes.iter().copied();
+        let shapes = vision.form.shapes.iter().map(|count| count / vision.unit() * vision.unit());
         let half = options.max_ctx.saturating_mul(vision.unit()) / 2;
         let fitting: Vec<_> = shapes.filter(|count| *count <= half).collect();
         counts = Some(fitting).filter(|fitting| !fitting.is_empty());

@@ -2,9 +2,10 @@
 
 use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
+use qhx_graph::builder::GraphBuilder;
 use serde_json::{Value, json};
 
-use super::form::{Form, PADDLE, QWEN2, QWEN2_5, QWEN3};
+use super::form::{Act, EPS, Form, PADDLE, PIXTRAL, QWEN2, QWEN2_5, QWEN3};
 use crate::kit::Reader;
 
 /// The epsilon of the tower's norms as a key of the configuration has it.
@@ -34,8 +35,15 @@ pub(in crate::recipes) struct Vision {
     pub rope_theta: f64,
     /// Width of a row for the decoder.
     pub out: usize,
-    /// `image_token_id` and the other tokens around images and videos, with their keys.
-    pub tokens: [(&'static str, usize); 4],
+    /// `image_token_id` and the other tokens around images and videos, with their keys; none where the manifest has
+    /// them elsewhere.
+    pub tokens: Vec<(&'static str, usize)>,
+    /// Activation of gated feed-forwards.
+    pub act: Act,
+    /// Epsilon of the merger's norm.
+    pub merger_eps: f32,
+    /// The merger's projections have biases.
+    pub merger_bias: bool,
     /// Windows of Qwen2.5-VL, within which most blocks attend.
     pub windows: Option<Windows>,
     /// Positions of patches of a video in time, where all of them follow each other; none where each is an image with
@@ -187,17 +195,82 @@ impl Vision {
             depth: reader.layers_or(27)?,
             heads,
             patch,
-            temporal: 1,
             merge,
             side: image / patch,
-            deepstack: Vec::new(),
             rope_theta: theta.unwrap_or(VISION_THETA),
             out,
             tokens: tokens(checkpoint, vocab, &[100_295, 100_296, 101_305, 101_306])?,
-            windows: None,
-            in_time: None,
+            merger_eps: 1e-5,
+            ..Self::EMPTY
         })
     }
+
+    /// Pixtral's tower and the projector of Mistral 3. Defaults are those of `Mistral3Config`.
+    pub fn of_pixtral(checkpoint: &Checkpoint, out: usize) -> Result<Self> {
+        let (reader, whole) =
+            (Reader::part(checkpoint, "vision_config")?, Reader::whole(checkpoint));
+        let act: Act = match reader.get("hidden_act").map(|act| (act, act.as_str())) {
+            None | Some((_, Some("gelu"))) => GraphBuilder::gelu,
+            Some((_, Some("silu"))) => GraphBuilder::silu,
+            Some((act, _)) => return Err(reader.bad("hidden_act", act, "\"gelu\" or \"silu\"")),
+        };
+        reader.only("num_channels", &json!(3))?;
+        whole.only("projector_hidden_act", &json!("gelu"))?;
+        if let Some(layer) = whole.get("vision_feature_layer")
+            && ![json!(-1), json!([-1])].contains(layer)
+        {
+            return Err(whole.bad("vision_feature_layer", layer, "-1, the last one"));
+        }
+        let (hidden, heads) =
+            (reader.size_or("hidden_size", 1024)?, reader.size_or("num_attention_heads", 16)?);
+        check_heads(&reader, hidden, heads)?;
+        reader.only("head_dim", &json!(hidden / heads))?;
+        let patch = reader.size_or("patch_size", 14)?;
+        let merge = whole.size_or("spatial_merge_size", 2)?;
+        if patch > 256 || merge > 16 {
+            return Err(reader.fault(format!(
+                "patch_size and spatial_merge_size are {patch} and {merge}, expected at most 256 and 16"
+            )));
+        }
+        let theta = reader.positive(&["rope_parameters.rope_theta", "rope_theta"])?;
+        Ok(Self {
+            form: &PIXTRAL,
+            hidden,
+            intermediate: reader.size_or("intermediate_size", 4096)?,
+            depth: reader.layers_or(24)?,
+            heads,
+            patch,
+            merge,
+            rope_theta: theta.unwrap_or(VISION_THETA),
+            out,
+            act,
+            merger_eps: Reader::new(checkpoint).epsilon(&["rms_norm_eps"], 1e-5)?,
+            merger_bias: whole.flag("multimodal_projector_bias")?,
+            ..Self::EMPTY
+        })
+    }
+
+    /// What most towers have, for those that say the rest.
+    const EMPTY: Self = Self {
+        form: &QWEN3,
+        hidden: 0,
+        intermediate: 0,
+        depth: 0,
+        heads: 1,
+        patch: 0,
+        temporal: 1,
+        merge: 0,
+        side: 1,
+        deepstack: Vec::new(),
+        rope_theta: VISION_THETA,
+        out: 0,
+        tokens: Vec::new(),
+        act: GraphBuilder::silu,
+        merger_eps: EPS,
+        merger_bias: true,
+        windows: None,
+        in_time: None,
+    };
 
     /// Tower with the settings that both share, without learned positions and further rows for the decoder.
     fn common(
@@ -223,7 +296,6 @@ impl Vision {
         check_heads(reader, hidden, heads)?;
         let theta = reader.positive(&["rope_parameters.rope_theta", "rope_theta"])?;
         Ok(Self {
-            form: &QWEN3,
             hidden,
             intermediate,
             depth: reader.bounded("depth", 4096)?,
@@ -231,13 +303,10 @@ impl Vision {
             patch: reader.bounded("patch_size", 256)?,
             temporal: reader.bounded("temporal_patch_size", 16)?,
             merge: reader.bounded("spatial_merge_size", 16)?,
-            side: 1,
-            deepstack: Vec::new(),
             rope_theta: theta.unwrap_or(VISION_THETA),
             out,
             tokens: tokens(checkpoint, vocab, &[])?,
-            windows: None,
-            in_time: None,
+            ..Self::EMPTY
         })
     }
 
@@ -245,6 +314,11 @@ impl Vision {
     pub fn side_within(&self, max: usize, max_ctx: usize) -> usize {
         let token = self.patch * self.merge;
         (max / token).min((max_ctx / 2).isqrt()).max(1) * token
+    }
+
+    /// True if images keep their shape unless a size is asked for.
+    pub const fn shaped(&self) -> bool {
+        !self.form.shapes.is_empty()
     }
 
     /// Elements of a head.
@@ -267,9 +341,9 @@ fn tokens(
     checkpoint: &Checkpoint,
     vocab: usize,
     defaults: &[usize],
-) -> Result<[(&'static str, usize); 4]> {
+) -> Result<Vec<(&'static str, usize)>> {
     let whole = Reader::whole(checkpoint);
-    let mut found = TOKENS.map(|key| (key, 0));
+    let mut found = TOKENS.map(|key| (key, 0)).to_vec();
     for (index, (key, id)) in found.iter_mut().enumerate() {
         *id = match defaults.get(index) {
             Some(default) => whole.size_or(key, *default)?,

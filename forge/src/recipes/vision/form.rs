@@ -3,19 +3,23 @@
 use qhx_base::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::TensorId;
+use qhx_kit::vision::AxialOrder;
 
-/// Epsilon of the norms.
+/// Epsilon of most norms.
 pub(super) const EPS: f32 = 1e-6;
 /// Factor within the sigmoid of [`quick_gelu`].
 const QUICK: f32 = 1.702;
 
+/// Method of the builder that is an activation.
+pub(in crate::recipes) type Act = fn(&mut GraphBuilder, TensorId) -> Result<TensorId>;
+
 /// Feed-forward of a block, with the names of its projections.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum FeedForward {
-    /// Gate, up and down, with SiLU.
-    Gated([&'static str; 3]),
+    /// Gate, up and down, of the feed-forward of this name.
+    Gated(&'static str, [&'static str; 3]),
     /// Two projections, with what stands between them.
-    Plain([&'static str; 2], fn(&mut GraphBuilder, TensorId) -> Result<TensorId>),
+    Plain([&'static str; 2], Act),
 }
 
 /// Names and switches of a class.
@@ -27,6 +31,10 @@ pub(in crate::recipes) struct Form {
     pub positions: Option<&'static str>,
     /// The corners of that table are those of an image; else its entries are areas of it.
     pub aligned: bool,
+    /// Norm in front of the first block.
+    pub before: Option<&'static str>,
+    /// Axes of the rotary tables.
+    pub rope: AxialOrder,
     /// Prefix of the blocks.
     pub blocks: &'static str,
     /// Norms before attention and before the feed-forward.
@@ -38,14 +46,18 @@ pub(in crate::recipes) struct Form {
     /// Queries, keys and values are the rows of `qkv`, and not of `q_proj`, `k_proj` and `v_proj`.
     pub joined: bool,
     pub(super) mlp: FeedForward,
+    /// The projections of blocks have biases.
+    pub bias: bool,
+    /// Epsilon of the norms.
+    pub eps: f32,
     /// Norm behind the last block.
     pub after: Option<&'static str>,
     /// Prefix of the merger.
     pub merger: &'static str,
     /// Norm and projections of a merger.
     pub merging: [&'static str; 3],
-    /// Epsilon of that norm.
-    pub merging_eps: f32,
+    /// The projection, without a bias, to a patch's width of a square's values, channel by channel, in front of these.
+    pub joining: Option<&'static str>,
     /// Videos are taken, whose frames the processor of images does not have.
     pub videos: bool,
     /// Images one of whose sides is less than a token's grow before anything else.
@@ -59,24 +71,27 @@ pub(super) const QWEN3: Form = Form {
     patch: ("visual.patch_embed.proj", true),
     positions: Some("visual.pos_embed"),
     aligned: true,
+    before: None,
+    rope: AxialOrder::RowsColumns,
     blocks: "visual.blocks",
     norms: ["norm1", "norm2"],
     rms: false,
     attention: ["attn", "proj"],
     joined: true,
     mlp: FeedForward::Plain(["mlp.linear_fc1", "mlp.linear_fc2"], GraphBuilder::gelu_tanh),
+    bias: true,
+    eps: EPS,
     after: None,
     merger: "visual.merger",
     merging: ["norm", "linear_fc1", "linear_fc2"],
-    merging_eps: EPS,
+    joining: None,
     videos: true,
     grows: false,
     shapes: &[],
 };
 
 /// Qwen2.5-VL.
-pub(super) const QWEN2_5: Form =
-    Form { rms: true, mlp: FeedForward::Gated(["gate_proj", "up_proj", "down_proj"]), ..QWEN2 };
+pub(super) const QWEN2_5: Form = Form { rms: true, mlp: FeedForward::Gated("mlp", GATED), ..QWEN2 };
 
 /// Qwen2-VL.
 pub(super) const QWEN2: Form = Form {
@@ -100,13 +115,37 @@ pub(super) const PADDLE: Form = Form {
     after: Some("visual.vision_model.post_layernorm"),
     merger: "mlp_AR",
     merging: ["pre_norm", "linear_1", "linear_2"],
-    merging_eps: 1e-5,
     videos: false,
     grows: true,
     // A text that is stretched is not read. 2048 patches are some 630 × 630 pixels.
     shapes: &[512, 1024, 2048],
     ..QWEN3
 };
+
+/// Pixtral's tower, with the projector of Mistral 3.
+pub(super) const PIXTRAL: Form = Form {
+    patch: ("vision_tower.patch_conv", false),
+    positions: None,
+    before: Some("vision_tower.ln_pre"),
+    rope: AxialOrder::RowsColumnsBetween,
+    blocks: "vision_tower.transformer.layers",
+    norms: ["attention_norm", "ffn_norm"],
+    rms: true,
+    attention: ["attention", "o_proj"],
+    joined: false,
+    mlp: FeedForward::Gated("feed_forward", GATED),
+    bias: false,
+    eps: 1e-5,
+    merger: "multi_modal_projector",
+    merging: ["norm", "linear_1", "linear_2"],
+    joining: Some("multi_modal_projector.patch_merger.merging_layer"),
+    videos: false,
+    shapes: PADDLE.shapes,
+    ..QWEN3
+};
+
+/// Projections of a gated feed-forward.
+const GATED: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
 /// `x · σ(1.702 · x)`, `QuickGELUActivation` of `transformers`.
 fn quick_gelu(b: &mut GraphBuilder, x: TensorId) -> Result<TensorId> {

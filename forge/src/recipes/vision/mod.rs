@@ -1,4 +1,4 @@
-//! The vision tower of Qwen3-VL, Qwen3.5, Qwen2.5-VL, Qwen2-VL and PaddleOCR-VL: graphs, tables of the host, and keys of the manifest.
+//! The vision tower of Qwen3-VL, Qwen3.5, Qwen2.5-VL, Qwen2-VL, PaddleOCR-VL and Mistral 3: graphs, tables of the host, and keys of the manifest.
 //!
 //! | graph | tensor | shape | |
 //! |---|---|---|---|
@@ -58,7 +58,7 @@ pub(super) fn add(
         .hint("ask for fewer shards"));
     }
     recipe.plan_params.insert(VISION.to_owned(), one_or_many(names));
-    recipe.params.extend(vision.tokens.map(|(key, id)| (key.to_owned(), json!(id))));
+    recipe.params.extend(vision.tokens.iter().map(|(key, id)| ((*key).to_owned(), json!(id))));
     let params = tables::params(checkpoint, vision, &patches)?;
     recipe.params.insert(VISION.to_owned(), Value::Object(params));
     recipe.tables.push(tables::tables(checkpoint, vision)?);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::weight::{RowSource, held};
+use qhx_kit::vision::AxialOrder;
 use serde_json::{Map, Value, json};
 
 use super::config::{InTime, Patches, Vision, Windows};
@@ -14,7 +15,9 @@ use crate::recipe::Tables;
 
 /// Min and max area that published processors declare, for synthetic models.
 const IMAGE_PIXELS: [u64; 2] = [65_536, 16_777_216];
-/// The same for all frames of a video together.
+/// Longest side that published processors of Mistral 3 declare, for synthetic models.
+const LONGEST: u64 = 1540;
+/// The same as [`IMAGE_PIXELS`] for all frames of a video together.
 const VIDEO_PIXELS: [u64; 2] = [4096, 25_165_824];
 
 /// Weight `[hidden, 3 · frames · patch · patch]` and bias `[hidden]` of the patch embedding.
@@ -69,7 +72,7 @@ pub(super) fn params(
     vision: &Vision,
     patches: &[Patches],
 ) -> Result<Map<String, Value>> {
-    let image = Processor::read(checkpoint)?;
+    let image = Processor::read(checkpoint, vision)?;
     let mut params = object(json!({
         "hidden": vision.hidden,
         "head_dim": vision.dim(),
@@ -84,10 +87,13 @@ pub(super) fn params(
     }));
     let sizes = match patches {
         [Patches::Square(side)] => json!({"image_size": side * vision.patch}),
-        _ => {
-            let [min, max] = image.areas(vision, patches);
-            json!({"min_pixels": min, "max_pixels": max})
-        }
+        _ => match image.longest {
+            Some(longest) => json!({"longest_edge": longest}),
+            None => {
+                let [min, max] = image.areas(vision, patches);
+                json!({"min_pixels": min, "max_pixels": max})
+            }
+        },
     };
     params.append(&mut object(sizes));
     let shaped = !matches!(patches, [Patches::Square(_)]);
@@ -96,13 +102,15 @@ pub(super) fn params(
         params.append(&mut object(json!({"video_min_pixels": min, "video_max_pixels": max})));
     }
     // What is usual is left out.
-    for (key, unusual) in [("videos", !vision.form.videos), ("pos_aligned", !vision.form.aligned)] {
+    for (key, value, unusual) in [
+        ("videos", false, !vision.form.videos),
+        ("pos_aligned", false, !vision.form.aligned),
+        ("grow", true, vision.form.grows),
+        ("rope_between", true, vision.form.rope == AxialOrder::RowsColumnsBetween),
+    ] {
         if unusual {
-            params.insert(key.to_owned(), json!(false));
+            params.insert(key.to_owned(), json!(value));
         }
-    }
-    if vision.form.grows {
-        params.insert("grow".to_owned(), json!(true));
     }
     if let Some(Windows { side, .. }) = vision.windows {
         params.insert("window".to_owned(), json!(side));
@@ -121,6 +129,8 @@ pub(super) fn params(
 pub(super) struct Processor {
     /// Min and max area.
     pixels: [u64; 2],
+    /// Maximum of a side, where that is what the processor limits (`PixtralImageProcessor`).
+    longest: Option<u64>,
     pub mean: [f64; 3],
     pub std: [f64; 3],
 }
@@ -133,10 +143,18 @@ impl Processor {
         self.pixels.map(|pixels| pixels.min(max))
     }
 
-    pub fn read(checkpoint: &Checkpoint) -> Result<Self> {
+    pub fn read(checkpoint: &Checkpoint, vision: &Vision) -> Result<Self> {
         let file = kit::Processor::image(checkpoint)?;
         let [mean, std] = file.mean_std()?;
-        Ok(Self { pixels: areas(&file, IMAGE_PIXELS)?, mean, std })
+        // The key of a side is that of an area in other processors.
+        let longest = (vision.form.rope == AxialOrder::RowsColumnsBetween)
+            .then(|| number(&file, ["/size/longest_edge", "/size/height"], LONGEST));
+        let longest = longest.transpose()?;
+        let pixels = match longest {
+            Some(_) => IMAGE_PIXELS,
+            None => areas(&file, IMAGE_PIXELS)?,
+        };
+        Ok(Self { pixels, longest, mean, std })
     }
 }
 

@@ -1,14 +1,15 @@
 //! The vision tower: patches to rows for the decoder.
 //!
 //! Arithmetic: `Qwen3VLVisionModel`, `Qwen2_5_VisionTransformerPretrainedModel`,
-//! `Qwen2VisionTransformerPretrainedModel` and `PaddleOCRVisionModel` with its projector of `transformers`, from the rows after patch embedding and learned positions
+//! `Qwen2VisionTransformerPretrainedModel`, and with their projectors `PaddleOCRVisionModel` and `PixtralVisionModel` of
+//! `transformers`, from the rows after patch embedding and learned positions
 //! on. The second has its patches in the order of their windows; here they keep the image's, and a mask keeps attention
 //! within the windows.
 
 use qhx_base::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, TensorId, UnaryOp};
-use qhx_kit::vision::{AxialOrder, Grid, axial_rope, window_numbers};
+use qhx_kit::vision::{Grid, axial_rope, window_numbers};
 use qhx_types::MASK_VALUE;
 
 use super::config::{Patches, Vision, Windows};
@@ -55,6 +56,10 @@ impl<'a> Tower<'a> {
                 Blocks { tower: self, rows, tables, mask, windows }
             }
         };
+        if let Some(norm) = self.vision.form.before {
+            b.scope("before");
+            h = blocks.norm(&mut b, h, norm)?;
+        }
         let mut features = Vec::new();
         for index in 0..self.vision.depth {
             h = blocks.block(&mut b, h, index)?;
@@ -83,7 +88,7 @@ impl<'a> Tower<'a> {
         let Vision { merge, rope_theta, .. } = *self.vision;
         let (rows, dim) = (grid.patches(), self.vision.dim());
         let [mut cos, mut sin] = [(); 2].map(|()| vec![0.0; rows * dim / 2]);
-        let order = AxialOrder::RowsColumns;
+        let order = self.vision.form.rope;
         axial_rope(grid, merge, order, dim, rope_theta, &mut cos, &mut sin).map_err(from_kit)?;
         let shape = [rows, 1, dim / 2];
         let mut table = |name, values| b.constant(name, Elem::Activation, &shape, values);
@@ -128,12 +133,10 @@ impl Blocks<'_> {
         b.scope(format!("v{index}_mlp"));
         let normed = self.norm(b, attended, &tensor(form.norms[1]))?;
         let down = match form.mlp {
-            FeedForward::Gated(parts) => {
-                let name = tensor("mlp");
-                let biases =
-                    Mlp { bias: true, down_bias: true, ..Mlp::new(name, vision.intermediate) };
-                let mlp = Mlp { parts, ..biases };
-                layers.mlp(b, normed, &mlp, GraphBuilder::silu)?
+            FeedForward::Gated(name, parts) => {
+                let mlp = Mlp::new(tensor(name), vision.intermediate);
+                let mlp = Mlp { parts, bias: form.bias, down_bias: form.bias, ..mlp };
+                layers.mlp(b, normed, &mlp, vision.act)?
             }
             FeedForward::Plain(parts, act) => {
                 let parts = parts.map(tensor);
@@ -171,7 +174,8 @@ impl Blocks<'_> {
             }
             false => {
                 let mut part = |part: &str| {
-                    let rows_of = layers.linear(b, x, &format!("{name}.{part}"), hidden, true)?;
+                    let bias = vision.form.bias;
+                    let rows_of = layers.linear(b, x, &format!("{name}.{part}"), hidden, bias)?;
                     b.reshape(rows_of, &[rows, heads, dim])
                 };
                 [part("q_proj")?, part("k_proj")?, part("v_proj")?]
@@ -190,7 +194,7 @@ impl Blocks<'_> {
         let mixed = b.transpose(mixed, &[1, 0, 2])?;
         let joined = b.reshape(mixed, &[rows, hidden])?;
         let [_, out] = vision.form.attention;
-        layers.linear(b, joined, &format!("{name}.{out}"), hidden, true)
+        layers.linear(b, joined, &format!("{name}.{out}"), hidden, vision.form.bias)
     }
 
     /// The patches of a square to one row for the decoder. The norm is over a patch, or, with `joined`, over the
@@ -207,7 +211,7 @@ impl Blocks<'_> {
         let wide = unit * vision.hidden;
         let shape = [self.rows / unit, wide];
         let [norm, first, second] = vision.form.merging.map(|part| format!("{name}.{part}"));
-        let eps = vision.form.merging_eps;
+        let eps = vision.merger_eps;
         let normed = Self { tower: Tower { layers: Layers { eps, ..layers }, vision }, ..*self };
         let rows = if joined {
             let rows = b.reshape(h, &shape)?;
@@ -216,8 +220,18 @@ impl Blocks<'_> {
             let rows = normed.norm(b, h, &norm)?;
             b.reshape(rows, &shape)?
         };
-        let up = layers.linear(b, rows, &first, wide, true)?;
+        let (rows, inner) = match vision.form.joining {
+            None => (rows, wide),
+            Some(joining) => {
+                // Channel by channel, and the patches of the square within each (`unfold` of torch).
+                let squares = b.reshape(rows, &[shape[0], unit, vision.hidden])?;
+                let channels = b.transpose(squares, &[0, 2, 1])?;
+                let channels = b.reshape(channels, &shape)?;
+                (layers.linear(b, channels, joining, vision.hidden, false)?, vision.out)
+            }
+        };
+        let up = layers.linear(b, rows, &first, inner, vision.merger_bias)?;
         let up = b.gelu(up)?;
-        layers.linear(b, up, &second, vision.out, true)
+        layers.linear(b, up, &second, vision.out, vision.merger_bias)
     }
 }

@@ -68,9 +68,9 @@ pub struct SoftRows<'a> {
     pub first: usize,
     /// The rows, one behind the other.
     pub values: &'a [f32],
-    /// They see each other, those behind them too, as the tokens of an image do in some models. One step takes them all
-    /// and no other tokens.
-    pub together: bool,
+    /// Tokens from `first` on that see each other, those behind them too, as the tokens of an image do in some models,
+    /// or all of a prompt; 0 where none do. One step takes them all and no other tokens.
+    pub together: usize,
 }
 
 /// Fills inputs of a decoder's graphs. Ropes, masks and the embedding are the kit's; an op may bring

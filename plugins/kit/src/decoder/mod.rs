@@ -662,7 +662,7 @@ impl Decoder {
         soft: &[SoftRows<'_>],
     ) -> Result<(usize, usize, bool)> {
         let begins = self.state.position() == 0;
-        let mut wholes = soft.iter().filter(|rows| rows.together && rows.first >= done);
+        let mut wholes = soft.iter().filter(|rows| rows.together > 0 && rows.first >= done);
         let Some(whole) = wholes.next() else {
             let (pass, count) = self.plan.next(total - done, begins);
             return Ok((pass, count, false));
@@ -671,10 +671,10 @@ impl Decoder {
             let (pass, count) = self.plan.next(whole.first - done, begins);
             return Ok((pass, count, false));
         }
-        let count = whole.values.len() / self.hidden.max(1);
+        let count = whole.together.min(total - done);
         let pass = self.plan.taking(count, done + count == total).ok_or_else(|| {
             Error::prompt(format!(
-                "an image of {count} tokens, which see each other, so that one graph has to take them all; the widest \
+                "{count} tokens that see each other, as those of an image do, so that one graph has to take them all; the widest \
                  takes {}; forge the bundle with --prefill {count}, or a number above it",
                 self.plan.widest()
             ))

@@ -12,7 +12,7 @@ pub struct SoftPart {
     pub count: usize,
     /// A row for each, as wide as the decoder's.
     pub rows: Vec<f32>,
-    /// See [`SoftRows::together`].
+    /// Its positions see each other, those behind them too.
     pub together: bool,
 }
 
@@ -22,6 +22,8 @@ pub struct SoftPrompt {
     tokens: Vec<u32>,
     /// Index of its first token, and the part.
     parts: Vec<(usize, SoftPart)>,
+    /// All tokens see each other.
+    whole: bool,
 }
 
 impl SoftPrompt {
@@ -47,19 +49,24 @@ impl SoftPrompt {
         Ok(prompt)
     }
 
+    /// The same where all of its tokens see each other if `whole`, as those of a prefix do.
+    #[must_use]
+    pub fn seen_whole(self, whole: bool) -> Self {
+        Self { whole, ..self }
+    }
+
     /// Has `decoder` consume the prompt; returns the logits of the last token.
     ///
     /// # Errors
     /// Errors of [`Decoder::prefill_soft`].
     pub fn prefill(&self, host: &mut Host, decoder: &mut Decoder) -> Result<View> {
-        let parts = self.parts.iter();
-        let soft: Vec<_> = parts
-            .map(|(first, part)| SoftRows {
-                first: *first,
-                values: &part.rows,
-                together: part.together,
-            })
-            .collect();
+        let all = SoftRows { first: 0, values: &[], together: self.tokens.len() };
+        let parts = self.parts.iter().map(|(first, part)| SoftRows {
+            first: *first,
+            values: &part.rows,
+            together: if part.together && !self.whole { part.count } else { 0 },
+        });
+        let soft: Vec<_> = self.whole.then_some(all).into_iter().chain(parts).collect();
         decoder.prefill_soft(host, &self.tokens, &soft)
     }
 }

@@ -42,7 +42,7 @@ pub use positions::{
 };
 pub use prompt::{EncodedImage, VisionPrompt, VisionPrompts, VisionTokens, text_only};
 pub use resize::{Filter, Resizer};
-use size::grown_in_turn;
 pub use size::{Size, aspect_ratio_preserving_size, smart_resize, smart_resize_video};
+use size::{grown_in_turn, within_longest};
 pub use square::SquareEncoder;
 pub use tiles::{Cutter, Tiles, Tiling, WholeImage};

@@ -180,6 +180,8 @@ pub fn add_axial_positions(
 pub enum AxialOrder {
     /// Rows, then columns (`Qwen3VLVisionRotaryEmbedding`).
     RowsColumns,
+    /// Rows, then columns, whose frequencies lie between those of the rows (`PixtralVisionRotaryEmbedding`).
+    RowsColumnsBetween,
     /// Columns, then rows (`Gemma4VisionRotaryEmbedding`).
     ColumnsRows,
 }
@@ -215,11 +217,12 @@ pub fn axial_rope(
     let rows = cos.chunks_exact_mut(spatial).zip(sin.chunks_exact_mut(spatial));
     for ((row, column), (cos, sin)) in grid.order(block)?.zip(rows) {
         let axes = match order {
-            AxialOrder::RowsColumns => [row, column],
+            AxialOrder::RowsColumns | AxialOrder::RowsColumnsBetween => [row, column],
             AxialOrder::ColumnsRows => [column, row],
         };
         for (i, (cos, sin)) in cos.iter_mut().zip(sin).enumerate() {
-            let exponent = (2 * (i % angles)) as f32 / spatial as f32;
+            let between = if order == AxialOrder::RowsColumnsBetween { i / angles } else { 0 };
+            let exponent = (2 * (i % angles) + between) as f32 / spatial as f32;
             let frequency = 1.0 / (theta as f32).powf(exponent);
             (*sin, *cos) = (axes[i / angles] as f32 * frequency).sin_cos();
         }

@@ -242,7 +242,7 @@ impl VisionPrompt {
             .map(|EncodedImage { first, features, .. }| SoftRows {
                 first: *first,
                 values: &features.embeds,
-                together: false,
+                together: 0,
             })
             .collect();
         decoder.prefill_soft(host, &self.tokens, &soft)

@@ -75,6 +75,27 @@ pub fn smart_resize_video(
     fitting(grown(size, factor), [frames, whole as usize], factor, min_pixels, max_pixels)
 }
 
+/// The size of an image whose sides have `longest` pixels at most, and are rounded up to multiples of `factor`
+/// (`get_resize_output_image_size` of `PixtralImageProcessor`).
+///
+/// # Errors
+/// When a side of `size` is 0, or would be.
+pub(super) fn within_longest(size: Size, longest: u32, factor: u32) -> Result<Size> {
+    not_empty(size)?;
+    if longest == 0 || factor == 0 {
+        return Err(Error::manifest(format!(
+            "images of at most {longest} pixels a side, a multiple of {factor}: expected positive numbers"
+        )));
+    }
+    let (w, h) = (f64::from(size.width), f64::from(size.height));
+    let ratio = (h / f64::from(longest)).max(w / f64::from(longest)).max(1.0);
+    let factor = f64::from(factor);
+    let side = |side: f64| ((side / ratio).floor() / factor).ceil() * factor;
+    let (to_w, to_h) = (side(w), side(h));
+    let fits = to_w > 0.0 && to_h > 0.0;
+    Size::of(to_w, to_h).filter(|_| fits).ok_or_else(|| unfit(size, to_w, to_h))
+}
+
 /// An image one of whose sides is less than `factor`, enlarged until none is: its height first, and each side rounded
 /// (`smart_resize` of `PaddleOCRVLImageProcessor`).
 pub(super) fn grown_in_turn(size: Size, factor: u32) -> Size {

@@ -10,8 +10,9 @@ use std::time::Instant;
 pub use tower::Features;
 
 use super::{
-    Grid, Image, Normalisation, PatchLayout, Patchify, Resizer, Size, grown_in_turn,
-    resample_areas, resample_positions, smart_resize, smart_resize_video,
+    Grid, Image, Normalisation, PatchLayout, Patchify, Resizer, Size, aspect_ratio_preserving_size,
+    grown_in_turn, resample_areas, resample_positions, smart_resize, smart_resize_video,
+    within_longest,
 };
 use crate::kernels::Linear;
 use qhx_op::{Error, Host, Result, Segment, SpanId};
@@ -20,12 +21,13 @@ use tables::{Positions, Tables};
 use tower::Tower;
 
 /// A vision tower (`Qwen3VLVisionModel`, `Qwen2_5_VisionTransformerPretrainedModel`,
-/// `Qwen2VisionTransformerPretrainedModel` or `PaddleOCRVisionModel` of `transformers`) with the host's part of the work: patch embedding, learned positions, windows.
+/// `Qwen2VisionTransformerPretrainedModel`, `PaddleOCRVisionModel` or `PixtralVisionModel` of `transformers`) with the
+/// host's part of the work: patch embedding, learned positions, windows.
 ///
 /// | in the manifest | |
 /// |---|---|
 /// | `plan.params.vision` | the graphs: one that takes one square image, or several with the input `cmask`, of which the smallest that an image fits into takes it |
-/// | `params.vision` | `patch_size`, `temporal_patch_size`, `merge_size`, `rope_theta`, `pos_side`, `min_pixels`, `max_pixels`, `video_min_pixels`, `video_max_pixels`, `image_mean`, `image_std`; those of published checkpoints of Qwen3-VL where they are missing; `window` and `tokens_per_second` of Qwen2.5-VL, `time_step` of Qwen2-VL, `pos_aligned`, `grow` and `videos` of PaddleOCR-VL |
+/// | `params.vision` | `patch_size`, `temporal_patch_size`, `merge_size`, `rope_theta`, `pos_side`, `min_pixels`, `max_pixels`, `video_min_pixels`, `video_max_pixels`, `image_mean`, `image_std`; those of published checkpoints of Qwen3-VL where they are missing; `window` and `tokens_per_second` of Qwen2.5-VL, `time_step` of Qwen2-VL, `pos_aligned`, `grow` and `videos` of PaddleOCR-VL, `longest_edge` and `rope_between` of Mistral 3 |
 /// | `artifacts.vision` | tables `patch_embed`, `patch_embed_bias`, `pos_embed`; also as `artifacts.vis_patch_embed_f32`, … |
 ///
 /// A graph takes `x` `[patches, hidden]`, and `cos`, `sin` `[patches, head_dim / 2]` and `cmask` `[1, patches]` unless
@@ -137,6 +139,9 @@ impl VisionEncoder {
         }
         let factor = (patch_size * merge_size) as u32;
         let Some(frames) = frames else {
+            if let Some(longest) = self.settings.longest_edge {
+                return self.within(size, longest);
+            }
             let size = if self.settings.grow { grown_in_turn(size, factor) } else { size };
             return smart_resize(size, factor, min_pixels, max_pixels);
         };
@@ -150,6 +155,18 @@ impl VisionEncoder {
         // No frame has more pixels than the patches that the largest graph takes.
         let max_pixels = (self.tower.max_patches() * patch_size * patch_size) as u64;
         if size.area() <= max_pixels { Ok(size) } else { smart_resize(size, factor, 1, max_pixels) }
+    }
+
+    /// The size of an image whose longest side is limited: as the processor has it, or the largest that the largest
+    /// graph takes.
+    fn within(&self, size: Size, longest: u32) -> Result<Size> {
+        let [patch, merge] = [self.settings.patch_size, self.settings.merge_size].map(|n| n as u32);
+        let target = within_longest(size, longest, patch * merge)?;
+        let most = self.tower.max_patches();
+        match self.patchify.grid(target)?.patches() > most {
+            true => aspect_ratio_preserving_size(target, patch, merge, most as u32),
+            false => Ok(target),
+        }
     }
 
     /// Patches in time of a video that is consumed as a whole, and how many positions they are apart; `None` of an

@@ -24,6 +24,10 @@ pub(super) struct Settings {
     pub grow: bool,
     /// Videos are taken.
     pub videos: bool,
+    /// Frequencies of columns in the rotary tables lie between those of rows.
+    pub rope_between: bool,
+    /// Maximum of a side, where images keep their shape and grow to whole tokens alone, instead of areas.
+    pub longest_edge: Option<u32>,
     /// Minimum and maximum area of an image that keeps its shape.
     pub min_pixels: u64,
     pub max_pixels: u64,
@@ -52,6 +56,8 @@ impl Default for Settings {
             pos_aligned: true,
             grow: false,
             videos: true,
+            rope_between: false,
+            longest_edge: None,
             min_pixels: 65_536,
             max_pixels: 16_777_216,
             video_min_pixels: 4096,

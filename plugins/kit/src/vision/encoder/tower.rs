@@ -33,6 +33,7 @@ pub(super) struct Tower {
     /// Patches of a window's side, where graphs have windows.
     window: Option<usize>,
     theta: f64,
+    order: AxialOrder,
     /// Rows of the largest graph, for `x` and for one of the rotary tables.
     rows: Vec<f32>,
     tables: [Vec<f32>; 2],
@@ -122,6 +123,10 @@ impl Tower {
             merge: settings.merge_size,
             window: settings.window,
             theta: settings.rope_theta,
+            order: match settings.rope_between {
+                true => AxialOrder::RowsColumnsBetween,
+                false => AxialOrder::RowsColumns,
+            },
             rows: Vec::with_capacity(max_patches * hidden),
             tables: [(); 2].map(|()| Vec::with_capacity(table.unwrap_or(0))),
             graphs,
@@ -179,7 +184,7 @@ impl Tower {
             let [cos, sin] = &mut self.tables;
             let used = patches * width;
             let (cos, sin) = (&mut cos[..used], &mut sin[..used]);
-            axial_rope(grid, self.merge, AxialOrder::RowsColumns, 2 * width, self.theta, cos, sin)?;
+            axial_rope(grid, self.merge, self.order, 2 * width, self.theta, cos, sin)?;
             inputs
                 .iter()
                 .zip(&self.tables)
