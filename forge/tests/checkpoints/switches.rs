@@ -162,7 +162,9 @@ fn keys_are_used_refused_or_without_influence() {
         };
         let size = [("image-size", "12")];
         let choices = if class.contains("VLFor") { &size[..] } else { &[] };
-        let options = RecipeOptions { task, ..recipe_options(16, choices) };
+        // One of its graphs takes an image and a text whole.
+        let max_ctx = if class.starts_with("PaliGemma") { 32 } else { 16 };
+        let options = RecipeOptions { task, ..recipe_options(max_ctx, choices) };
         let parts = lists.as_object().unwrap().keys().filter_map(|name| {
             let (classes, part) = name.split_once('.').unwrap_or((name, ""));
             (classes.split(' ').next() == Some(class)).then_some((name, part))
