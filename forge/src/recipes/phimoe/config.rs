@@ -34,7 +34,13 @@ pub(super) struct Config {
 impl Config {
     /// Sizes of the experts, of which sparsemixer chooses two.
     pub fn experts(&self) -> Experts {
-        Experts { hidden: self.hidden, width: self.width, count: self.experts, a_token: 2 }
+        Experts {
+            hidden: self.hidden,
+            width: self.width,
+            count: self.experts,
+            a_token: 2,
+            gated: true,
+        }
     }
 
     /// Reads and checks.
