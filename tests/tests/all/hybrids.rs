@@ -11,7 +11,7 @@ use qhx_tests::{backends, says};
 use qhx_tiers::tier;
 use serde_json::{Value, json};
 
-const TINY_MODELS: [&str; 7] = [
+const TINY_MODELS: [&str; 8] = [
     "granite-h",
     "granite-moe",
     "granite-rope",
@@ -19,6 +19,7 @@ const TINY_MODELS: [&str; 7] = [
     "falcon-norm",
     "nemotron-h",
     "nemotron-moe",
+    "qwen3-next",
 ];
 
 fn fixture(name: &str) -> PathBuf {
