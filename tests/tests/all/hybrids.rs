@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use qhx_base::ErrorKind;
 use qhx_forge::{ForgeOptions, Silent, forge};
+use qhx_tests::forged::Forged;
 use qhx_tests::replay::{accepted_exact, alike, greedy_exact, shortest, step_exact, within};
 use qhx_tests::tiny::{self, CPU, Variant};
 use qhx_tests::{backends, says};
@@ -68,6 +69,27 @@ fn hybrid_decoders_say_the_same_on_the_npu() {
         let manifest = bundle(name, Variant { target: Some("v81"), prefill: &[6], ..CPU });
         let mut model = tiny::open(&manifest, backends::qnn()).unwrap();
         alike(step_exact(&mut model, &goldens, &case[1..], name), 0.999, name);
+    }
+}
+
+/// Files without a tokenizer, as llama.cpp's converter names and changes tensors.
+#[test]
+fn logits_of_hybrid_gguf_files_are_the_checkpoints() {
+    for name in ["granite-moe", "falcon-h1", "nemotron-h", "nemotron-moe", "qwen3-next"] {
+        let goldens = tiny::goldens(&fixture(name));
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("model.gguf");
+        std::fs::copy(tiny::fixture(&format!("hybrid/{name}.gguf")), &file).unwrap();
+        let tokenizer = fixture(name).join("tokenizer.json");
+        std::fs::copy(tokenizer, folder.path().join("tokenizer.json")).unwrap();
+        let bundle = Forged::of(&file, |options| {
+            options.max_ctx = Some(100);
+            options.prefill = Some(vec![8]);
+        });
+        let mut model = bundle.on_cpu();
+        let label = format!("{name}.gguf");
+        let found = step_exact(&mut model, &goldens, &goldens.all(), &label);
+        within(found, 1e-4, &label);
     }
 }
 
