@@ -34,6 +34,8 @@ use crate::registry::RecipeOption;
 
 /// More experts than any model has.
 const MAX_EXPERTS: usize = 4096;
+/// Factor of activations before they are squared: their squares stay within f16 up to 2,047 instead of 255.
+pub(crate) const BEFORE_SQUARE: f32 = 0.125;
 /// The most experts of a token: one for each letter of the prefixes of their inputs.
 const MAX_A_TOKEN: usize = 26;
 
@@ -109,6 +111,8 @@ pub struct Experts {
     pub a_token: usize,
     /// Arithmetic of an expert.
     pub form: ExpertForm,
+    /// True for SwiGLU of three matrices; false for the squared ReLU of two, up and down.
+    pub gated: bool,
 }
 
 impl Experts {
@@ -117,18 +121,18 @@ impl Experts {
     /// # Errors
     /// When one is no size, or a token goes to more experts than there are.
     pub fn read(reader: &Reader<'_>, hidden: usize) -> Result<Self> {
-        Self::read_as(reader, hidden, "moe_intermediate_size")
+        let key = match reader.get("num_experts") {
+            None if reader.get("num_local_experts").is_some() => "num_local_experts",
+            _ => "num_experts",
+        };
+        Self::of(reader, hidden, [key, "moe_intermediate_size"])
     }
 
-    /// Same as [`Experts::read`], with another key of the width.
+    /// Same as [`Experts::read`], with other keys for the number of experts and for their width.
     ///
     /// # Errors
     /// Errors of [`Experts::read`].
-    pub fn read_as(reader: &Reader<'_>, hidden: usize, width: &str) -> Result<Self> {
-        let (_, count) = reader.first(&["num_experts", "num_local_experts"]).unzip();
-        let key = count.map_or("num_experts", |_| {
-            if reader.get("num_experts").is_some() { "num_experts" } else { "num_local_experts" }
-        });
+    pub fn of(reader: &Reader<'_>, hidden: usize, [key, width]: [&str; 2]) -> Result<Self> {
         let count = reader.bounded(key, MAX_EXPERTS)?;
         let a_token = reader.bounded("num_experts_per_tok", MAX_A_TOKEN)?;
         if count < 2 || a_token > count {
@@ -137,7 +141,14 @@ impl Experts {
                  for a token"
             )));
         }
-        Ok(Self { hidden, width: reader.size(width)?, count, a_token, form: ExpertForm::default() })
+        Ok(Self {
+            hidden,
+            width: reader.size(width)?,
+            count,
+            a_token,
+            gated: true,
+            form: ExpertForm::default(),
+        })
     }
 
     /// The experts of a token: `y = residual + m1 · a(x) + m2 · b(x) + …`.
@@ -183,7 +194,8 @@ impl Experts {
         b.finish()
     }
 
-    /// SwiGLU (Shazeer 2020, arXiv 2002.05202), or [`Clamp`], with weights that are inputs.
+    /// SwiGLU (Shazeer 2020, arXiv 2002.05202), [`Clamp`], or a squared ReLU (So et al. 2021, arXiv 2109.08668), with
+    /// weights that are inputs.
     fn expert(
         &self,
         b: &mut GraphBuilder,
@@ -214,6 +226,14 @@ impl Experts {
             let bias = b.input(&format!("{name}_bias"), Elem::Activation, &[1, shape[0]])?;
             b.add(y, bias)
         };
+        if !self.gated {
+            let up = matmul(b, x, "up", [width, hidden])?;
+            let inner = b.relu(up)?;
+            let inner = b.scale(inner, BEFORE_SQUARE)?;
+            let inner = b.mul(inner, inner)?;
+            let out = matmul(b, inner, "down", [hidden, width])?;
+            return b.scale(out, BEFORE_SQUARE.powi(-2));
+        }
         let gate = matmul(b, x, "gate", [width, hidden])?;
         let up = matmul(b, x, "up", [width, hidden])?;
         let inner = match self.form.clamp {
@@ -244,7 +264,7 @@ impl Experts {
 
     /// Tables `experts_i8.bin` and `experts_scale.f32` under `artifacts.experts`: for each layer and expert gate
     /// `[width, hidden]`, up `[width, hidden]`, down `[hidden, width]`, row-major int8 without gaps; one f32 scale for
-    /// each of these rows in the same order. With a `bias` also `experts_bias.f32`, a value for each expert of each
+    /// each of these rows in the same order. Experts that are not gated have no gate. With a `bias` also `experts_bias.f32`, a value for each expert of each
     /// layer; where the projections have biases also `experts_offset.f32`, in the order of the scales.
     ///
     /// # Errors
@@ -341,32 +361,32 @@ impl Experts {
         let expert = |expert: usize| {
             let gate_up = row_order(gate_up(expert), Arc::clone(&order));
             let [gate, up] = [0..width, width..2 * width].map(|rows| row_range(&gate_up, rows));
-            [gate, up, down(expert)]
+            vec![gate, up, down(expert)]
         };
         Ok((0..count).map(expert).collect())
     }
 
     /// The experts of a layer, one by one or as stacks `gate_up_proj` `[experts, 2 · width, hidden]` and `down_proj`
-    /// `[experts, hidden, width]`.
+    /// `[experts, hidden, width]`; without a gate, `up_proj` `[experts, width, hidden]`.
     fn layer(&self, checkpoint: &Checkpoint, names: &ExpertNames) -> Result<Vec<Matrices>> {
         let Self { hidden, width, count, .. } = *self;
-        let gate_up = format!("{}.gate_up_proj", names.stacks);
+        let inner = if self.gated { 2 * width } else { width };
+        let gate_up = if self.gated { "gate_up_proj" } else { "up_proj" };
+        let gate_up = format!("{}.{gate_up}", names.stacks);
         if let Some(turned) = names.interleaved
             && (checkpoint.has(&gate_up) || checkpoint.seed().is_some())
         {
             return self.interleaved(checkpoint, &names.stacks, turned);
         }
         if checkpoint.has(&gate_up) {
-            let gate_up = checkpoint.stack(&gate_up, [count, 2 * width, hidden])?;
+            let gate_up = checkpoint.stack(&gate_up, [count, inner, hidden])?;
             let down = format!("{}.down_proj", names.stacks);
             let down = checkpoint.stack(&down, [count, hidden, width])?;
             let expert = |expert: usize| {
-                let first = 2 * expert * width;
-                [
-                    row_range(&gate_up, first..first + width),
-                    row_range(&gate_up, first + width..first + 2 * width),
-                    row_range(&down, expert * hidden..(expert + 1) * hidden),
-                ]
+                let first = expert * inner;
+                let rows = (first..first + inner).step_by(width);
+                let rows = rows.map(|row| row_range(&gate_up, row..row + width));
+                rows.chain([row_range(&down, expert * hidden..(expert + 1) * hidden)]).collect()
             };
             return Ok((0..count).map(expert).collect());
         }
@@ -375,11 +395,9 @@ impl Experts {
                 let name = format!("{}.{expert}.{}.weight", names.experts, names.parts[part]);
                 checkpoint.matrix(&name, shape)
             };
-            Ok([
-                matrix(0, [width, hidden])?,
-                matrix(1, [width, hidden])?,
-                matrix(2, [hidden, width])?,
-            ])
+            let shapes = [[width, hidden], [width, hidden], [hidden, width]];
+            let parts = usize::from(!self.gated)..shapes.len();
+            parts.map(|part| matrix(part, shapes[part])).collect()
         };
         (0..count).map(expert).collect()
     }
@@ -508,8 +526,8 @@ pub fn expert_decoder(
     Ok(decoder)
 }
 
-/// Gate, up and down of one expert.
-type Matrices = [Arc<dyn RowSource>; 3];
+/// Gate, up and down of one expert, or up and down.
+type Matrices = Vec<Arc<dyn RowSource>>;
 
 /// All experts, layer by layer, read when they are written.
 #[derive(Debug)]
@@ -541,7 +559,12 @@ impl TableSource for Table {
         let all = self
             .matrices
             .iter()
-            .flat_map(|[gate, up, down]| [(gate, 1.0), (up, 1.0), (down, self.scale)]);
+            .flat_map(|matrices| {
+                // What an expert gives is made by its last matrix, down.
+                let last = matrices.len().saturating_sub(1);
+                let scale = move |index: usize| if index == last { self.scale } else { 1.0 };
+                matrices.iter().enumerate().map(move |(index, matrix)| (matrix, scale(index)))
+            });
         for (matrix, factor) in all {
             progress.stop_if_cancelled()?;
             let rows = Weight::new(Arc::clone(matrix), Storage::Int8).to_int8()?;

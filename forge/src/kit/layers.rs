@@ -1,5 +1,6 @@
 //! Parts of layers, from the tensors of a checkpoint.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use qhx_base::{Error, ErrorKind, Result};
@@ -71,6 +72,25 @@ impl<'a> Layers<'a> {
         bias: bool,
     ) -> Result<TensorId> {
         Self { precision: Precision::Fp16, ..*self }.linear(b, x, name, outputs, bias)
+    }
+
+    /// Same as [`Layers::linear`] with a part of a weight's rows, which are put into an order first: the projection
+    /// `part` of several that the tensor `name` holds interleaved.
+    ///
+    /// # Errors
+    /// Errors of [`Layers::linear`].
+    pub fn ordered_linear(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        [name, part]: [&str; 2],
+        order: &Arc<[u32]>,
+        rows: Range<usize>,
+    ) -> Result<TensorId> {
+        let weight =
+            self.checkpoint.matrix(&format!("{name}.weight"), [order.len(), b.width(x)?])?;
+        let weight = row_range(&row_order(weight, Arc::clone(order)), rows);
+        Projection { name: part.to_owned(), weight, bias: None }.build(b, x, self.precision)
     }
 
     /// The weight and, if `bias`, the bias of the projection `name`.
@@ -271,6 +291,11 @@ impl<'a> Layers<'a> {
         b.output("logits", logits)?;
         b.finish()
     }
+}
+
+/// x times a factor of the configuration, of which most are 1.
+pub(crate) fn scaled(b: &mut GraphBuilder, x: TensorId, factor: f32) -> Result<TensorId> {
+    if factor == 1.0 { Ok(x) } else { b.scale(x, factor) }
 }
 
 /// Weight and bias of the convolution `name`, whose weight has this shape and is never quantized.

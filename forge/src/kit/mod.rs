@@ -6,6 +6,7 @@
 //! | [`Layers`] | projections, norms, MLPs and heads from the tensors of a checkpoint |
 //! | [`Attention`], [`Attend`], [`mix`], [`rope`], [`rotate`] | softmax attention over a cache or within a text |
 //! | [`decoder`], [`decoder_of`], [`steps`], [`shards`], [`prefill_rows`], [`whole_prefill_rows`], [`check_shape`] | graphs to contexts, and the plan that runs them |
+//! | [`Mamba2`], [`Scan`], [`CausalConv`] | recurrent layers, and the convolution before a recurrence |
 //! | [`Experts`], [`expert_decoder`] | layers with many experts, whose weights stay on the host |
 //! | [`matrices`] | tensors of the checkpoint as files that the host reads |
 //! | [`Siglip`], [`Square`], [`VISION_WEIGHTS`] | a vision tower for one square image |
@@ -19,8 +20,10 @@
 mod attention;
 mod block;
 mod contexts;
+mod conv;
 mod experts;
 mod layers;
+mod mamba2;
 mod matrices;
 mod processor;
 mod reader;
@@ -36,11 +39,15 @@ pub use contexts::{
     prefill_rows, shards, steps, whole_prefill_rows,
 };
 pub(crate) use contexts::{MAX_MASK, sized};
+pub(crate) use conv::gcd;
+pub use conv::{CausalConv, conv_taps};
+pub(crate) use experts::BEFORE_SQUARE;
 pub use experts::{
     Clamp, EXPERTS, ExpertForm, ExpertInputs, ExpertNames, Experts, expert_decoder, expert_ranges,
 };
-pub(crate) use layers::filters;
 pub use layers::{Layers, Mlp};
+pub(crate) use layers::{filters, scaled};
+pub use mamba2::{GateNorm, Mamba2, Scan};
 pub use matrices::{MatrixFile, matrices};
 pub(crate) use matrices::{table_bytes, write_rows};
 pub use processor::{Processor, added_tokens};

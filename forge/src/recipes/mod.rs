@@ -8,6 +8,7 @@ mod encoder;
 mod fastconformer;
 mod gemma3;
 mod gemma4;
+mod hybrid;
 mod kokoro;
 mod lfm2;
 mod llama;

@@ -22,6 +22,7 @@ mod golden;
 mod guide;
 mod hand_over;
 mod headroom;
+mod hybrids;
 mod kept;
 mod lfm2;
 mod llama;

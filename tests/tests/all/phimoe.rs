@@ -486,7 +486,7 @@ fn plans_and_sizes_that_do_not_fit_are_named() {
         ("/plan/params/decode", "a".into(), &["/plan/params/decode", "one *"]),
         ("/plan/params/decode", vec!["a1", "a0", "a2", "a3"].into(), &["a1", "new_k_0"]),
         ("/plan/params/decode", vec!["a0"].into(), &["1 graphs, expected 4"]),
-        ("/plan/params/ffn", "ffn_pf".into(), &["ffn_pf", "a_gate"]),
+        ("/plan/params/ffn", "ffn_pf".into(), &["ffn_pf", "a_up"]),
         ("/plan/params/lmhead", "head".into(), &["/plan/params/lmhead", "\"head\""]),
         ("/plan/params/int8_step", 0.into(), &["plan.params.int8_step", "found 0", "more than 0"]),
         ("/plan/params/tensors", serde_json::json!({"x": "z"}), &["\"a0\"", "\"z\""]),

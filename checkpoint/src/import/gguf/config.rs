@@ -5,6 +5,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::file::{File, Info};
 use super::form::Form;
+use super::hybrid;
 use super::names::Architecture;
 use super::tokenizer;
 
@@ -23,6 +24,13 @@ pub(super) fn layers(file: &File, architecture: Architecture) -> usize {
     size("block_count").map_or(usize::MAX, |count| count.saturating_sub(further))
 }
 
+/// The number of a key, or the largest of its list, which has one for each layer.
+pub(super) fn largest(file: &File, map: &Mapped, key: &str) -> Option<usize> {
+    let list = || file.numbers(map, key).unwrap_or_default();
+    let largest = || list().into_iter().fold(0f64, f64::max);
+    file.size(key).or_else(|| Some(largest() as usize).filter(|largest| *largest > 0))
+}
+
 /// The configuration; else what the metadata lacks.
 pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Result<Json, String> {
     let Some(class) = architecture.class() else {
@@ -34,9 +42,16 @@ pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Resul
     let has = |name: &str| file.tensors.iter().any(|tensor| tensor.name == name);
     let key = |key: &str| architecture.key(key);
     let experts = file.size(&key("expert_count")).filter(|experts| *experts > 0);
-    let sparse =
-        [Architecture::PhiMoe, Architecture::Qwen3Moe, Architecture::Lfm2Moe, Architecture::GptOss];
-    let sparse = sparse.contains(&architecture);
+    let sparse = matches!(
+        architecture,
+        Architecture::PhiMoe
+            | Architecture::Qwen3Moe
+            | Architecture::Lfm2Moe
+            | Architecture::GptOss
+            | Architecture::GraniteHybrid
+            | Architecture::NemotronHMoe
+            | Architecture::Qwen3Next
+    );
     if experts.is_some() && !sparse {
         return Err("a model of experts: no config.json".to_owned());
     }
@@ -58,15 +73,14 @@ pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Resul
     }
     config.insert("num_hidden_layers".to_owned(), json!(layers(file, architecture)));
     for (theirs, ours) in SIZES {
-        let Some(size) = file.size(&key(theirs)) else {
+        let Some(size) = largest(file, map, &key(theirs)) else {
             return Err(format!("its metadata has no number {}", key(theirs)));
         };
         config.insert(ours.to_owned(), json!(size));
     }
     let groups = key("attention.head_count_kv");
     let of_layers = file.numbers(map, &groups).unwrap_or_default();
-    let largest = of_layers.iter().fold(0f64, |largest, groups| largest.max(*groups));
-    let groups = file.size(&groups).or((largest > 0.0).then_some(largest as usize));
+    let groups = largest(file, map, &groups);
     let groups = groups.or_else(|| file.size(&key("attention.head_count")));
     config.insert("num_key_value_heads".to_owned(), json!(groups));
     let dim = file.size(&key("attention.key_length"));
@@ -94,7 +108,14 @@ pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Resul
     config.insert("tie_word_embeddings".to_owned(), json!(!has("output.weight")));
     config.insert("attention_bias".to_owned(), json!(has("blk.0.attn_q.bias")));
     let number = |key: &str| file.number(&architecture.key(key)).map(shortest);
-    config.extend(own(file, architecture, &number, &of_layers)?);
+    let inner = file.numbers(map, &key("feed_forward_length")).unwrap_or_default();
+    config.extend(match architecture {
+        Architecture::GraniteHybrid
+        | Architecture::FalconH1
+        | Architecture::NemotronH
+        | Architecture::NemotronHMoe => hybrid::own(file, architecture, [&of_layers, &inner])?,
+        _ => own(file, architecture, &number, &of_layers)?,
+    });
     if architecture == Architecture::GptOss
         && let Some(rope) = config.get_mut("rope_scaling").and_then(Json::as_object_mut)
     {
@@ -234,7 +255,7 @@ fn own(
                 "mrope_section": sections.iter().take(3).map(|n| *n as u64).collect::<Vec<_>>(),
             }})
         }
-        Architecture::Qwen35 => {
+        Architecture::Qwen35 | Architecture::Qwen3Next => {
             let heads = size("ssm.time_step_rank")?;
             let dim = size("attention.key_length")?;
             let sections = file.list(&architecture.key("rope.dimension_sections"));
@@ -250,7 +271,7 @@ fn own(
                 rope.insert("mrope_interleaved".to_owned(), json!(true));
                 rope.insert("mrope_section".to_owned(), json!(sections));
             }
-            json!({
+            let mut own = json!({
                 "linear_num_key_heads": size("ssm.group_count")?,
                 "linear_num_value_heads": heads,
                 "linear_key_head_dim": size("ssm.state_size")?,
@@ -258,7 +279,13 @@ fn own(
                 "linear_conv_kernel_dim": size("ssm.conv_kernel")?,
                 "full_attention_interval": number("full_attention_interval").unwrap_or(4.0) as u64,
                 "rope_parameters": rope,
-            })
+            });
+            if architecture == Architecture::Qwen3Next {
+                own["moe_intermediate_size"] = json!(size("expert_feed_forward_length")?);
+                let shared = size("expert_shared_feed_forward_length")?;
+                own["shared_expert_intermediate_size"] = json!(shared);
+            }
+            own
         }
         Architecture::Gemma2 | Architecture::Gemma3 => {
             let dim = size("attention.key_length")?;

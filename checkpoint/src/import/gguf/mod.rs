@@ -3,6 +3,7 @@
 mod config;
 mod file;
 mod form;
+mod hybrid;
 mod joined;
 mod names;
 mod parts;
@@ -126,12 +127,8 @@ impl Inside {
                 let last = info.shape.last().copied().unwrap_or(0);
                 let rows = self.reordered(change.rows, first, &info.name)?;
                 let columns = self.reordered(change.columns, last, &info.name)?;
-                let mut shape = info.shape.clone();
-                if change.squeezed {
-                    shape.insert(shape.len().saturating_sub(1), 1);
-                }
                 // The file has a list of one where the checkpoint's names of this kind have no dimension more.
-                let shape = Arc::from(shape);
+                let shape = Arc::from(change.shape.undo(info.shape.clone()));
                 Ok(vec![(name, Tensor { rows, columns, values: change.values, shape, ..tensor })])
             }
         }
@@ -150,7 +147,8 @@ impl Inside {
             Order::Rotated(key) => {
                 // Without a number for keys and values of their own, they have as many as queries.
                 let keys = [key, "attention.head_count"].map(|key| self.architecture.key(key));
-                let heads = keys.iter().find_map(|key| self.file.size(key)).unwrap_or(0);
+                let heads = keys.iter().find_map(|key| config::largest(&self.file, &self.map, key));
+                let heads = heads.unwrap_or(0);
                 if heads == 0 || !count.is_multiple_of(heads.saturating_mul(2)) {
                     let key = self.architecture.key(key);
                     return Err(fail(format!("pairs for each of {heads} heads ({key})")));

@@ -28,6 +28,11 @@ pub(super) enum Architecture {
     Mistral3,
     Lfm2Moe,
     GptOss,
+    GraniteHybrid,
+    FalconH1,
+    NemotronH,
+    NemotronHMoe,
+    Qwen3Next,
 }
 
 /// The order of a tensor's rows, or of its columns.
@@ -53,8 +58,32 @@ pub(super) struct Change {
     pub rows: Order,
     pub columns: Order,
     pub values: Values,
-    /// A dimension of one was removed before the last.
-    pub squeezed: bool,
+    pub shape: Shape,
+}
+
+/// Change that the converter made to the dimensions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shape {
+    Same,
+    /// A dimension of one was removed before the last of a filter.
+    Squeezed,
+    /// One dimension became two.
+    Folded,
+    /// A matrix of one row may have lost its first dimension.
+    Row,
+}
+
+impl Shape {
+    /// Dimensions of the Hugging Face checkpoint's tensor.
+    pub fn undo(self, mut shape: Vec<usize>) -> Vec<usize> {
+        match self {
+            Self::Squeezed if shape.len() == 2 => shape.insert(1, 1),
+            Self::Folded => shape = vec![shape.iter().product()],
+            Self::Row if shape.len() == 1 => shape.insert(0, 1),
+            _ => {}
+        }
+        shape
+    }
 }
 
 /// Change that the converter made to the values.
@@ -69,7 +98,7 @@ pub(super) enum Values {
 
 impl Change {
     const NONE: Self =
-        Self { rows: Order::Same, columns: Order::Same, values: Values::Same, squeezed: false };
+        Self { rows: Order::Same, columns: Order::Same, values: Values::Same, shape: Shape::Same };
 
     const fn rows(rows: Order) -> Self {
         Self { rows, ..Self::NONE }
@@ -88,7 +117,7 @@ pub(super) enum Named {
 }
 
 /// With the class of the configuration that the metadata makes; none for one whose metadata does not say all.
-const ARCHITECTURES: [(&str, Architecture, &str); 21] = [
+const ARCHITECTURES: [(&str, Architecture, &str); 26] = [
     ("llama", Architecture::Llama, "LlamaForCausalLM"),
     ("qwen2", Architecture::Qwen2, "Qwen2ForCausalLM"),
     ("qwen3", Architecture::Qwen3, "Qwen3ForCausalLM"),
@@ -110,6 +139,11 @@ const ARCHITECTURES: [(&str, Architecture, &str); 21] = [
     ("mistral3", Architecture::Mistral3, "Ministral3ForCausalLM"),
     ("lfm2moe", Architecture::Lfm2Moe, "Lfm2MoeForCausalLM"),
     ("gpt-oss", Architecture::GptOss, "GptOssForCausalLM"),
+    ("granitehybrid", Architecture::GraniteHybrid, "GraniteMoeHybridForCausalLM"),
+    ("falcon-h1", Architecture::FalconH1, "FalconH1ForCausalLM"),
+    ("nemotron_h", Architecture::NemotronH, "NemotronHForCausalLM"),
+    ("nemotron_h_moe", Architecture::NemotronHMoe, "NemotronHForCausalLM"),
+    ("qwen3next", Architecture::Qwen3Next, "Qwen3NextForCausalLM"),
 ];
 
 /// Parts of a layer whose names differ by architecture, the first that is there.
@@ -173,6 +207,61 @@ const QWEN35: Table = &[
     ("ssm_norm", "linear_attn.norm"),
     ("ssm_out", "linear_attn.out_proj"),
 ];
+/// Mamba-2 below `mamba`.
+const MAMBA: Table = &[
+    ("ssm_in", "mamba.in_proj"),
+    ("ssm_conv1d", "mamba.conv1d"),
+    ("ssm_dt", "mamba.dt_bias"),
+    ("ssm_a", "mamba.A_log"),
+    ("ssm_d", "mamba.D"),
+    ("ssm_norm", "mamba.norm"),
+    ("ssm_out", "mamba.out_proj"),
+];
+const GRANITE_HYBRID: Table = &[
+    ("ffn_gate", "shared_mlp.gate_proj"),
+    ("ffn_up", "shared_mlp.up_proj"),
+    ("ffn_down", "shared_mlp.output_linear"),
+    ("ffn_gate_shexp", "shared_mlp.gate_proj"),
+    ("ffn_up_shexp", "shared_mlp.up_proj"),
+    ("ffn_down_shexp", "shared_mlp.output_linear"),
+    ("ffn_gate_inp", "block_sparse_moe.router"),
+];
+const FALCON_H1: Table = &[
+    ("ffn_norm", "pre_ff_layernorm"),
+    ("ffn_gate", "feed_forward.gate_proj"),
+    ("ffn_up", "feed_forward.up_proj"),
+    ("ffn_down", "feed_forward.down_proj"),
+];
+const NEMOTRON_H: Table = &[
+    ("attn_norm", "norm"),
+    ("attn_q", "mixer.q_proj"),
+    ("attn_k", "mixer.k_proj"),
+    ("attn_v", "mixer.v_proj"),
+    ("attn_output", "mixer.o_proj"),
+    ("ssm_in", "mixer.in_proj"),
+    ("ssm_conv1d", "mixer.conv1d"),
+    ("ssm_dt", "mixer.dt_bias"),
+    ("ssm_a", "mixer.A_log"),
+    ("ssm_d", "mixer.D"),
+    ("ssm_norm", "mixer.norm"),
+    ("ssm_out", "mixer.out_proj"),
+    ("ffn_up", "mixer.up_proj"),
+    ("ffn_down", "mixer.down_proj"),
+    ("ffn_gate_inp", "mixer.gate"),
+    ("exp_probs_b", "mixer.gate.e_score_correction_bias"),
+    ("ffn_up_shexp", "mixer.shared_experts.up_proj"),
+    ("ffn_down_shexp", "mixer.shared_experts.down_proj"),
+];
+/// The first files have the projections as the checkpoint has them.
+const QWEN3NEXT: Table = &[
+    ("ssm_in", "linear_attn.in_proj_qkvz"),
+    ("ssm_ba", "linear_attn.in_proj_ba"),
+    ("ffn_gate_inp", "mlp.gate"),
+    ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+    ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
+];
 const MODEL: Table = &[
     ("token_embd", "model.embed_tokens"),
     ("output_norm", "model.norm"),
@@ -184,11 +273,15 @@ const MODEL: Table = &[
 /// LFM2's norm after the layers had the name of another one.
 const LFM2_MODEL: Table =
     &[("token_embd_norm", "model.embedding_norm"), ("output_norm", "model.embedding_norm")];
+/// Names of the norm after the layers.
+const FALCON_MODEL: Table = &[("output_norm", "model.final_layernorm")];
+const NEMOTRON_MODEL: Table = &[("output_norm", "model.norm_f")];
 /// Tensors that a checkpoint has in its configuration.
 const DERIVED: [&str; 4] =
     ["rope_freqs", "rope_factors_long", "rope_factors_short", "attn_rot_embd"];
 /// Parts with one number a head, or for all of a layer, that are no weight in the Hugging Face checkpoint.
-const BARE: [&str; 5] = ["ssm_a", "ssm_dt", "layer_output_scale", "exp_probs_b", "attn_sinks"];
+const BARE: [&str; 6] =
+    ["ssm_a", "ssm_d", "ssm_dt", "exp_probs_b", "layer_output_scale", "attn_sinks"];
 /// Experts' matrices of PhiMoE and LFM2-MoE, and of Qwen3-MoE.
 const PHI_EXPERTS: Table = &[
     ("ffn_gate_exps", ".w1.weight"),
@@ -214,7 +307,8 @@ const GPT_OSS: Table = &[
 impl Architecture {
     /// Names of the supported architectures, for messages.
     pub const NAMES: &'static str = "llama, qwen2, qwen3, qwen3moe, qwen2vl, qwen3vl, qwen35, gemma3, gemma4, lfm2, phi3, \
-                                     phimoe, smollm3, granite, olmo2, gemma, gemma2, exaone4, mistral3, lfm2moe or gpt-oss";
+                                     phimoe, smollm3, granite, olmo2, gemma, gemma2, exaone4, mistral3, lfm2moe, gpt-oss, \
+                                     granitehybrid, falcon-h1, nemotron_h, nemotron_h_moe or qwen3next";
 
     pub fn of(name: &str) -> Option<Self> {
         ARCHITECTURES.iter().find(|(known, ..)| *known == name).map(|(_, found, _)| *found)
@@ -254,6 +348,8 @@ impl Architecture {
             let bare = BARE.contains(&part);
             let name = match kind.filter(|_| !bare) {
                 Some(kind) => format!("{name}.{kind}"),
+                // Falcon-H1's has no `.weight`.
+                None if part == "ffn_norm" => format!("{name}.weight"),
                 None => name,
             };
             Named::Whole(name, self.change(part))
@@ -263,7 +359,12 @@ impl Architecture {
             if DERIVED.contains(&stem) {
                 return Some(Named::Derived);
             }
-            let own = if self.is_lfm2() { LFM2_MODEL } else { &[] };
+            let own = match self {
+                Self::Lfm2 | Self::Lfm2Moe => LFM2_MODEL,
+                Self::FalconH1 => FALCON_MODEL,
+                Self::NemotronH | Self::NemotronHMoe => NEMOTRON_MODEL,
+                _ => &[],
+            };
             return Some(whole(look_up(&[own, MODEL], stem)?.to_owned(), stem));
         };
         let layer: usize = layer.parse().ok()?;
@@ -278,13 +379,24 @@ impl Architecture {
             Self::PhiMoe => ("block_sparse_moe", PHI_EXPERTS),
             Self::Lfm2Moe => ("feed_forward", PHI_EXPERTS),
             Self::GptOss if kind == Some("bias") => ("mlp", EXPERT_BIASES),
-            Self::Qwen3Moe | Self::GptOss => ("mlp", QWEN_EXPERTS),
+            Self::Qwen3Moe | Self::Qwen3Next | Self::GptOss => ("mlp", QWEN_EXPERTS),
+            Self::GraniteHybrid => ("block_sparse_moe", QWEN_EXPERTS),
+            Self::NemotronHMoe => ("mixer", QWEN_EXPERTS),
             _ => ("", &[][..]),
         };
         if let Some(end) = look_up(&[experts], part) {
             return Some(Named::Experts(format!("{prefix}.{block}.experts."), end));
         }
+        let further: Table = match self {
+            Self::GraniteHybrid | Self::FalconH1 => MAMBA,
+            Self::Qwen3Next => QWEN35,
+            _ => &[],
+        };
         let own: Table = match self {
+            Self::GraniteHybrid => GRANITE_HYBRID,
+            Self::FalconH1 => FALCON_H1,
+            Self::NemotronH | Self::NemotronHMoe => NEMOTRON_H,
+            Self::Qwen3Next => QWEN3NEXT,
             Self::Gemma2 | Self::Gemma3 | Self::Gemma4 => GEMMA,
             Self::Olmo2 | Self::Exaone4 => OLMO2,
             Self::Lfm2 | Self::Lfm2Moe => LFM2,
@@ -294,40 +406,60 @@ impl Architecture {
             Self::Qwen3Moe => &[("ffn_gate_inp", "mlp.gate")],
             _ => &[],
         };
-        Some(whole(format!("{prefix}.{}", look_up(&[own, LAYER], part)?), part))
+        Some(whole(format!("{prefix}.{}", look_up(&[own, further, LAYER], part)?), part))
     }
 
     fn change(self, part: &str) -> Change {
-        let heads = |after_keys: bool, single: bool| Order::ValueHeads { after_keys, single };
-        let more = Change { values: Values::PlusOne, ..Change::NONE };
+        let plus_one = Change { values: Values::PlusOne, ..Change::NONE };
+        let minus_exp = Change { values: Values::MinusExp, ..Change::NONE };
+        let shaped = |shape| Change { shape, ..Change::NONE };
+        if self == Self::Qwen35
+            && let Some(change) = change_of_value_heads(part)
+        {
+            return change;
+        }
         match (self, part) {
-            (Self::Llama | Self::SmolLm3 | Self::Granite | Self::Mistral3, "attn_q") => {
-                Change::rows(Order::Rotated("attention.head_count"))
-            }
-            (Self::Llama | Self::SmolLm3 | Self::Granite | Self::Mistral3, "attn_k") => {
-                Change::rows(Order::Rotated("attention.head_count_kv"))
-            }
-            (Self::Qwen35, "attn_qkv") => Change::rows(heads(true, false)),
-            (Self::Qwen35, "attn_gate") => Change::rows(heads(false, false)),
-            (Self::Qwen35, "ssm_alpha" | "ssm_beta" | "ssm_dt") => Change::rows(heads(false, true)),
-            (Self::Qwen35, "ssm_a") => {
-                Change { values: Values::MinusExp, ..Change::rows(heads(false, true)) }
-            }
-            (Self::Qwen35, "ssm_conv1d") => {
-                Change { squeezed: true, ..Change::rows(heads(true, false)) }
-            }
-            (Self::Qwen35, "ssm_out") => Change { columns: heads(false, false), ..Change::NONE },
-            (Self::Qwen35, "ssm_norm") => Change::NONE,
-            (Self::Gemma | Self::Gemma2 | Self::Gemma3 | Self::Qwen35, part)
+            (
+                Self::Llama
+                | Self::SmolLm3
+                | Self::Granite
+                | Self::Mistral3
+                | Self::GraniteHybrid
+                | Self::NemotronH
+                | Self::NemotronHMoe,
+                "attn_q" | "attn_k",
+            ) => Change::rows(Order::Rotated(match part {
+                "attn_q" => "attention.head_count",
+                _ => "attention.head_count_kv",
+            })),
+            (Self::Qwen35 | Self::Qwen3Next, "ssm_norm") => Change::NONE,
+            (Self::Qwen3Next, "ssm_a") => minus_exp,
+            (Self::Qwen3Next, "ffn_gate_inp_shexp") => shaped(Shape::Row),
+            (_, "ssm_a") => Change { shape: Shape::Folded, ..minus_exp },
+            (_, "ssm_d" | "ssm_norm") => shaped(Shape::Folded),
+            (_, "ssm_conv1d" | "shortconv.conv") => shaped(Shape::Squeezed),
+            (Self::Gemma | Self::Gemma2 | Self::Gemma3 | Self::Qwen35 | Self::Qwen3Next, part)
                 if part.ends_with("norm") =>
             {
-                more
-            }
-            (Self::Lfm2 | Self::Lfm2Moe, "shortconv.conv") => {
-                Change { squeezed: true, ..Change::NONE }
+                plus_one
             }
             _ => Change::NONE,
         }
+    }
+}
+
+/// Changes of `_LinearAttentionVReorderBase`.
+fn change_of_value_heads(part: &str) -> Option<Change> {
+    let heads = |after_keys: bool, single: bool| Order::ValueHeads { after_keys, single };
+    let rows = |after_keys, single| Change::rows(heads(after_keys, single));
+    match part {
+        "attn_qkv" => Some(rows(true, false)),
+        "attn_gate" => Some(rows(false, false)),
+        "ssm_alpha" | "ssm_beta" | "ssm_dt" => Some(rows(false, true)),
+        "ssm_a" => Some(Change { values: Values::MinusExp, ..rows(false, true) }),
+        "ssm_conv1d" => Some(Change { shape: Shape::Squeezed, ..rows(true, false) }),
+        "ssm_out" => Some(Change { columns: heads(false, false), ..Change::NONE }),
+        _ => None,
     }
 }
 

@@ -110,7 +110,7 @@ impl Sparse {
         let clamp =
             Clamp { alpha: number("swiglu_alpha", 1.702)?, limit: number("swiglu_limit", 7.0)? };
         let form = ExpertForm { bias: true, clamp: Some(clamp), scale: RESIDUAL };
-        let experts = Experts::read_as(reader, hidden, "intermediate_size")?;
+        let experts = Experts::of(reader, hidden, ["num_local_experts", "intermediate_size"])?;
         let method = checkpoint.config().pointer("/quantization_config/quant_method");
         let packed = method.is_some_and(|method| method == "mxfp4");
         Ok(Self {

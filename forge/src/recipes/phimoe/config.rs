@@ -35,7 +35,7 @@ impl Config {
     /// Sizes of the experts, of which sparsemixer chooses two.
     pub fn experts(&self) -> Experts {
         let Self { hidden, width, experts: count, .. } = *self;
-        Experts { hidden, width, count, a_token: 2, form: ExpertForm::default() }
+        Experts { hidden, width, count, a_token: 2, gated: true, form: ExpertForm::default() }
     }
 
     /// Reads and checks.

@@ -8,7 +8,7 @@ use qhx_base::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, TensorId, UnaryOp};
 
-use super::layers::{L2_EPS, Model};
+use super::layers::{L2_EPS, Model, Projected};
 
 /// Tokens that are computed at once; more are computed one chunk after the other.
 const WIDEST: usize = 64;
@@ -137,11 +137,12 @@ impl Model<'_> {
         layer: usize,
         chunks: &Chunks,
     ) -> Result<TensorId> {
-        let (layers, c) = (&self.layers, self.config);
+        let c = self.config;
         let (key_heads, heads, dk, dv) = (c.key_heads, c.value_heads, c.key_dim, c.value_dim);
         let (keys, values, rows) = (key_heads * dk, heads * dv, chunks.rows);
-        let tensor = |name: &str| format!("layers.{layer}.linear_attn.{name}");
-        let mixed = self.convolution(b, x, layer, chunks)?;
+        let mixed = self.projected(b, x, layer, Projected::Mixed)?;
+        let mixed = self.convolution(layer)?.build(b, mixed, Some(chunks.keep))?;
+        let mixed = b.silu(mixed)?;
 
         let heads_of = |b: &mut GraphBuilder, start: usize, gain: f32| {
             let part = b.slice(mixed, 1, start, start + keys)?;
@@ -165,11 +166,10 @@ impl Model<'_> {
             let gate = b.transpose(gate, &[1, 0])?;
             b.reshape(gate, &[heads, rows, 1])
         };
-        // One output per head: as int8 they would save nothing and cost accuracy where it counts.
-        let beta = layers.exact_linear(b, x, &tensor("in_proj_b"), heads, false)?;
+        let beta = self.projected(b, x, layer, Projected::Beta)?;
         let beta = b.unary(UnaryOp::Sigmoid, beta)?;
         let beta = by_head(b, beta)?;
-        let decay = layers.exact_linear(b, x, &tensor("in_proj_a"), heads, false)?;
+        let decay = self.projected(b, x, layer, Projected::Decay)?;
         let decay = self.log_decay(b, decay, layer)?;
         let decay = b.clamp(decay, -MAX_DECAY, 0.0)?;
         let decay = b.cast(decay, Elem::Activation)?;
@@ -194,36 +194,6 @@ impl Model<'_> {
         let state = b.cast(state, Elem::F32)?;
         b.output(&format!("present_ssm_{layer}"), state)?;
         Ok(y)
-    }
-
-    /// The causal depthwise convolution over the rows before and these, and SiLU: `[rows, channels]`.
-    fn convolution(
-        &self,
-        b: &mut GraphBuilder,
-        x: TensorId,
-        layer: usize,
-        chunks: &Chunks,
-    ) -> Result<TensorId> {
-        let (channels, kernel, rows) = (self.config.conv_dim(), self.config.kernel, chunks.rows);
-        let tensor = |name: &str| format!("layers.{layer}.linear_attn.{name}");
-        let fifo = [kernel - 1, channels];
-        let past = b.input(&format!("past_conv_{layer}"), Elem::Activation, &fifo)?;
-        let own = self.layers.linear(b, x, &tensor("in_proj_qkv"), channels, false)?;
-        let window = b.concat(&[past, own], 0)?;
-        let mut sums = None;
-        let taps = self.conv_taps(&tensor("conv1d.weight"))?;
-        for (tap, weights) in taps.chunks_exact(channels).enumerate() {
-            let shifted = b.slice(window, 0, tap, tap + rows)?;
-            let weights = b.row(&format!("conv_{tap}"), weights.to_vec())?;
-            let term = b.mul(shifted, weights)?;
-            sums = Some(match sums {
-                Some(sums) => b.add(sums, term)?,
-                None => term,
-            });
-        }
-        let present = b.matmul(chunks.keep, window, false)?;
-        b.output(&format!("present_conv_{layer}"), present)?;
-        b.silu(sums.unwrap_or(own))
     }
 
     /// Values that the tokens of a chunk read, `[H, C, value_dim]`, and the state after them.

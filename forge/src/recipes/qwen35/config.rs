@@ -10,6 +10,9 @@ use crate::recipes::vision::{Vision, section};
 /// `mrope_section` where no key says it (`Qwen3_5TextRotaryEmbedding`).
 const SECTION: [usize; 3] = [11, 11, 10];
 
+/// Class of Qwen3-Next.
+pub(super) const NEXT: &str = "Qwen3NextForCausalLM";
+
 /// Token mixer of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LayerKind {
@@ -28,6 +31,8 @@ pub(super) struct Config {
     pub intermediate: usize,
     /// Experts of each layer, for classes that have them.
     pub experts: Option<Experts>,
+    /// Multipliers of a token's experts sum to 1.
+    pub normalize: bool,
     pub layers: Vec<LayerKind>,
     pub heads: Heads,
     pub rotary_dim: usize,
@@ -38,6 +43,8 @@ pub(super) struct Config {
     pub key_dim: usize,
     pub value_dim: usize,
     pub kernel: usize,
+    /// Projections of linear attention are fused by key heads (Qwen3-Next).
+    pub fused: bool,
     pub eps: f32,
     pub tied: bool,
     pub max_positions: Option<usize>,
@@ -80,7 +87,13 @@ impl Config {
             )));
         }
         let vocab = reader.size("vocab_size")?;
-        let with_experts = checkpoint.architecture().is_some_and(|class| class.contains("Moe"));
+        let class = checkpoint.architecture().unwrap_or_default();
+        let fused = class == NEXT;
+        let with_experts = fused || class.contains("Moe");
+        if fused {
+            reader.only("decoder_sparse_step", &json!(1))?;
+            reader.only("mlp_only_layers", &json!([]))?;
+        }
         let config = Self {
             hidden,
             vocab,
@@ -89,6 +102,7 @@ impl Config {
                 false => reader.size("intermediate_size")?,
             },
             experts: with_experts.then(|| Experts::read(&reader, hidden)).transpose()?,
+            normalize: !fused || reader.flag_or("norm_topk_prob", true)?,
             layers: layers(&reader)?,
             heads,
             rotary_dim,
@@ -99,6 +113,7 @@ impl Config {
             key_dim: reader.size_or("linear_key_head_dim", 128)?,
             value_dim: reader.size_or("linear_value_head_dim", 128)?,
             kernel: reader.size_or("linear_conv_kernel_dim", 4)?,
+            fused,
             eps: reader.epsilon(&["rms_norm_eps"], 1e-6)?,
             // `PretrainedConfig` of the class has `tie_word_embeddings = False`.
             tied: reader.tied(false),

@@ -1,11 +1,14 @@
 //! The parts of a layer: norms, MLP, gated attention, gated delta net.
 
+use std::sync::Arc;
+
 use qhx_base::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, ReduceOp, TensorId, UnaryOp};
 
 use super::config::Config;
-use crate::kit::{Attend, Layers, Mlp, mix, rope};
+use crate::kit::{Attend, CausalConv, Layers, Mlp, conv_taps, gcd, mix, rope};
+use crate::recipe::Precision;
 
 /// The literal of `l2norm` in the model class; not `rms_norm_eps`.
 pub(super) const L2_EPS: f32 = 1e-6;
@@ -67,42 +70,17 @@ impl Model<'_> {
 
     /// `Qwen3_5GatedDeltaNet`: the recurrent gated delta rule (Yang et al. 2024) for one token.
     pub fn delta_net(&self, b: &mut GraphBuilder, x: TensorId, layer: usize) -> Result<TensorId> {
-        let (layers, c) = (&self.layers, self.config);
+        let c = self.config;
         let (key_heads, heads, dk, dv) = (c.key_heads, c.value_heads, c.key_dim, c.value_dim);
         let (keys, channels) = (key_heads * dk, c.conv_dim());
-        let tensor = |name: &str| format!("layers.{layer}.linear_attn.{name}");
-        let fifo = [c.kernel - 1, channels];
-        let past_conv = b.input(&format!("past_conv_{layer}"), Elem::Activation, &fifo)?;
         let past_ssm = b.input(&format!("past_ssm_{layer}"), Elem::F32, &[heads, dk, dv])?;
 
-        // Causal depthwise convolution over the last `kernel` columns, then SiLU. As element-wise products and a sum
-        // of columns: a reduction over that few costs the NPU many times as much. A column is laid out as
-        // rows of a head's width, which fill the NPU's tiles and are what follows needs; the library
-        // leaves whatever is in memory in the tiles of constants with an odd number of rows.
-        let width = gcd(dk, dv);
+        // A column is laid out as rows of a head's width, which is what follows needs.
+        let column = self.projected(b, x, layer, Projected::Mixed)?;
+        let mixed = self.convolution(layer)?.build(b, column, None)?;
+        let width = b.width(mixed)?;
         let rows = channels / width;
-        let column = layers.linear(b, x, &tensor("in_proj_qkv"), channels, false)?;
-        let mut taps = self.conv_taps(&tensor("conv1d.weight"))?;
-        let newest = taps.split_off((c.kernel - 1) * channels);
-        let fifo = [(c.kernel - 1) * rows, width];
-        let older = b.constant("conv_older", Elem::Activation, &fifo, taps)?;
-        let newest = b.constant("conv_newest", Elem::Activation, &[rows, width], newest)?;
-        let window = b.reshape(past_conv, &fifo)?;
-        let older = b.mul(window, older)?;
-        let current = b.reshape(column, &[rows, width])?;
-        let mut sums = b.mul(current, newest)?;
-        for start in (0..fifo[0]).step_by(rows) {
-            let term = b.slice(older, 0, start, start + rows)?;
-            sums = b.add(sums, term)?;
-        }
-        let present_conv = if c.kernel > 2 {
-            let kept = b.slice(window, 0, rows, fifo[0])?;
-            b.concat(&[kept, current], 0)?
-        } else {
-            current
-        };
-        let present_conv = b.reshape(present_conv, &[c.kernel - 1, channels])?;
-        let mixed = b.silu(sums)?;
+        let mixed = b.silu(mixed)?;
 
         // Queries and keys: unit length, and value head j uses key head j / (heads / key_heads).
         let head = |b: &mut GraphBuilder, start: usize, gain: f32| {
@@ -121,12 +99,11 @@ impl Model<'_> {
         let v = b.reshape(v, &[heads, 1, dv])?;
         let v = b.cast(v, Elem::F32)?;
 
-        // One output per head: as int8 they would save nothing and cost accuracy where it counts.
-        let beta = layers.exact_linear(b, x, &tensor("in_proj_b"), heads, false)?;
+        let beta = self.projected(b, x, layer, Projected::Beta)?;
         let beta = b.unary(UnaryOp::Sigmoid, beta)?;
         let beta = b.cast(beta, Elem::F32)?;
         let beta = b.reshape(beta, &[heads, 1, 1])?;
-        let decay = layers.exact_linear(b, x, &tensor("in_proj_a"), heads, false)?;
+        let decay = self.projected(b, x, layer, Projected::Decay)?;
         let decay = self.log_decay(b, decay, layer)?;
         let decay = b.unary(UnaryOp::Exp, decay)?;
         let decay = b.reshape(decay, &[heads, 1, 1])?;
@@ -153,7 +130,6 @@ impl Model<'_> {
 
         let out = b.reshape(out, &[heads, dv])?;
         let y = self.gated(b, x, out, layer, 1)?;
-        b.output(&format!("present_conv_{layer}"), present_conv)?;
         b.output(&format!("present_ssm_{layer}"), state)?;
         Ok(y)
     }
@@ -171,7 +147,7 @@ impl Model<'_> {
         let (layers, c) = (&self.layers, self.config);
         let (heads, dv) = (c.value_heads, c.value_dim);
         let tensor = |name: &str| format!("layers.{layer}.linear_attn.{name}");
-        let z = layers.linear(b, x, &tensor("in_proj_z"), heads * dv, false)?;
+        let z = self.projected(b, x, layer, Projected::Gate)?;
         let weight = layers.checkpoint.values(&tensor("norm.weight"), &[dv])?;
         let elem = b.tensor(out)?.elem;
         let weight = b.constant("norm", elem, &[1, dv], weight)?;
@@ -198,21 +174,79 @@ impl Model<'_> {
         b.mul(step, rate)
     }
 
-    /// `conv1d.weight` `[channels, 1, kernel]` as `[kernel, channels]`.
-    pub fn conv_taps(&self, name: &str) -> Result<Vec<f32>> {
-        let (channels, kernel) = (self.config.conv_dim(), self.config.kernel);
-        let stored = self.layers.checkpoint.values(name, &[channels, 1, kernel])?;
-        let mut taps = vec![0f32; stored.len()];
-        for (channel, row) in stored.chunks_exact(kernel).enumerate() {
-            for (tap, &value) in row.iter().enumerate() {
-                taps[tap * channels + channel] = value;
-            }
+    /// The convolution of queries, keys and values.
+    pub fn convolution(&self, layer: usize) -> Result<CausalConv> {
+        let c = self.config;
+        let (channels, kernel) = (c.conv_dim(), c.kernel);
+        let name = format!("layers.{layer}.linear_attn.conv1d.weight");
+        let taps = conv_taps(self.layers.checkpoint, &name, [channels, kernel])?;
+        let width = gcd(c.key_dim, c.value_dim);
+        Ok(CausalConv { layer, channels, kernel, width, taps, bias: None })
+    }
+
+    /// A projection of the rows x: a tensor of its own, or in Qwen3-Next a part of one in which the rows of each key
+    /// head stand together (`fix_query_key_value_ordering`).
+    pub fn projected(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        layer: usize,
+        part: Projected,
+    ) -> Result<TensorId> {
+        let (c, heads) = (self.config, self.config.value_heads);
+        // One output per head: as int8 they would save nothing and cost accuracy where it counts.
+        let small = matches!(part, Projected::Beta | Projected::Decay);
+        let layers = match small {
+            true => Layers { precision: Precision::Fp16, ..self.layers },
+            false => self.layers,
+        };
+        let (channels, values) = (c.conv_dim(), heads * c.value_dim);
+        let (name, rows) = match part {
+            Projected::Mixed => ("in_proj_qkv", 0..channels),
+            Projected::Gate => ("in_proj_z", channels..channels + values),
+            Projected::Beta => ("in_proj_b", 0..heads),
+            Projected::Decay => ("in_proj_a", heads..2 * heads),
+        };
+        let tensor = |name: &str| format!("layers.{layer}.linear_attn.{name}");
+        let own = tensor(name);
+        if !c.fused || layers.checkpoint.has(&format!("{own}.weight")) {
+            return layers.linear(b, x, &own, rows.len(), false);
         }
-        Ok(taps)
+        let each = heads / c.key_heads;
+        let (fused, parts) = match small {
+            false => {
+                let values = each * c.value_dim;
+                ("in_proj_qkvz", vec![c.key_dim, c.key_dim, values, values])
+            }
+            true => ("in_proj_ba", vec![each, each]),
+        };
+        let order = by_part(c.key_heads, &parts);
+        layers.ordered_linear(b, x, [&tensor(fused), name], &order, rows)
     }
 }
 
-/// The greatest common divisor (Euclid).
-const fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
+/// Projections of a layer of linear attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Projected {
+    /// Queries, keys and values.
+    Mixed,
+    /// The gate of what is read.
+    Gate,
+    /// Share of its value that a token writes.
+    Beta,
+    /// Part of the state that a token forgets.
+    Decay,
+}
+
+/// Rows of `heads` heads, each with rows of all parts, in the order in which the first part of all heads comes first.
+fn by_part(heads: usize, parts: &[usize]) -> Arc<[u32]> {
+    let each: usize = parts.iter().sum();
+    let starts = parts.iter().scan(0, |start, part| {
+        *start += part;
+        Some(*start - part)
+    });
+    let rows = starts.zip(parts).flat_map(|(start, part)| {
+        (0..heads).flat_map(move |head| (0..*part).map(move |row| head * each + start + row))
+    });
+    rows.map(|row| row as u32).collect()
 }

@@ -24,6 +24,8 @@ const LOCAL: [&str; 3] = ["cos_local", "sin_local", "cmask_local"];
 /// | `local` | sliding layers: `layers`, `window`, and where their rope is another one its keys, for `cos_local` and `sin_local`; their mask is `cmask_local`, their caches are rings |
 /// | `states` | replaced states of layers without caches, such as `["conv"]` for `past_conv_i` → `present_conv_i`; those that the graphs have, unless it is there |
 /// | `query_growth` | `beta` and `original`: queries are multiplied by `1 + beta · ln(1 + ⌊p / original⌋)` of their position p, the input `q_scale` |
+/// | `states_beside_caches` | true where every layer has both caches and states |
+/// | `stateless` | layers that have neither |
 /// | `embed_scale` | factor of the embedding's rows |
 /// | `final_logit_softcapping` | softcap of the logits |
 #[derive(Debug)]
@@ -47,11 +49,17 @@ impl DeclaredDecoder {
         let declared = host.value::<Vec<String>>("/params/states")?;
         let states = declared.unwrap_or_else(|| replaced(&state));
         let states: Vec<_> = states.iter().map(String::as_str).collect();
-        let mut kinds = vec![LayerState::Caches(&["k", "v"])];
-        if !states.is_empty() {
-            kinds.push(LayerState::States(&states));
+        let without = host.value::<Vec<usize>>("/params/stateless")?.unwrap_or_default();
+        let (caches, states) = (LayerState::Caches(&["k", "v"]), LayerState::States(&states));
+        let check = |kinds: &[_]| graphs.check_layers_but(host, &state, kinds, &without);
+        if matches!(states, LayerState::States([])) {
+            check(&[caches])?;
+        } else if host.value::<bool>("/params/states_beside_caches")?.unwrap_or(false) {
+            check(&[caches])?;
+            check(&[states])?;
+        } else {
+            check(&[caches, states])?;
         }
-        graphs.check_layers(host, &state, &kinds)?;
         let embedding = match host.value::<f32>("/params/embed_scale")? {
             Some(scale) => graphs.embedding(host)?.scaled(scale)?,
             None => graphs.embedding(host)?,

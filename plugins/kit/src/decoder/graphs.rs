@@ -196,8 +196,22 @@ impl DecoderGraphs {
         state: &StateCarrier,
         kinds: &[LayerState<'_>],
     ) -> Result<()> {
+        self.check_layers_but(host, state, kinds, &[])
+    }
+
+    /// Same as [`DecoderGraphs::check_layers`], but for the layers of `without`, which carry no state.
+    ///
+    /// # Errors
+    /// Errors of [`DecoderGraphs::check_layers`].
+    pub fn check_layers_but(
+        &self,
+        host: &Host,
+        state: &StateCarrier,
+        kinds: &[LayerState<'_>],
+        without: &[usize],
+    ) -> Result<()> {
         let Some(layers) = host.value::<usize>("/params/n_layers")? else { return Ok(()) };
-        for layer in 0..layers {
+        for layer in (0..layers).filter(|layer| !without.contains(layer)) {
             self.check_layer(host, state, kinds, layer, layers)?;
         }
         Ok(())

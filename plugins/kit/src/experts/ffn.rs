@@ -1,7 +1,7 @@
 //! A graph that runs experts, and how their weights get into it.
 //!
 //! Inputs for each expert of the graph, with a prefix where there are several (`a_`, `b_`, …): `gate`, `up`
-//! `[width, hidden]`, `down` `[hidden, width]`.
+//! `[width, hidden]`, `down` `[hidden, width]`. Experts of two matrices have no `gate`.
 //!
 //! - int8 inputs are bound where the weights lie in the mapped file: nothing is read, copied or
 //!   converted on the host. `gate_scale`, `up_scale` `[1, width]`, `down_scale` `[1, hidden]` are bound
@@ -9,7 +9,7 @@
 //! - `gate_bias`, `up_bias` `[1, width]` and `down_bias` `[1, hidden]`, where there are such, are bound like scales.
 //! - f16 or f32 inputs are filled from the mapped file by all threads.
 
-use super::table::{MATRICES, Sizes, Table};
+use super::table::{Sizes, Table};
 use crate::kernels::{int8_to_f16, int8_to_f32};
 use qhx_op::{BufferId, DType, Error, GraphId, Host, Port, Result};
 
@@ -23,14 +23,19 @@ const MAX_A_TOKEN: usize = 26;
 pub(super) fn prefixes(host: &Host, graph: GraphId) -> Vec<String> {
     let info = host.graph(graph);
     let names = (b'a'..=b'z').take(MAX_A_TOKEN).map(|letter| format!("{}_", char::from(letter)));
-    names.take_while(|prefix| info.input(&format!("{prefix}gate")).is_some()).collect()
+    names.take_while(|prefix| info.input(&format!("{prefix}up")).is_some()).collect()
+}
+
+/// True if the experts have gates.
+pub(super) fn gated(host: &Host, graph: GraphId, prefix: &str) -> bool {
+    host.graph(graph).input(&format!("{prefix}gate")).is_some()
 }
 
 /// The inputs of one expert.
 #[derive(Debug)]
 struct Expert {
-    weights: [Port; 3],
-    scales: [Port; 3],
+    weights: Vec<Port>,
+    scales: Vec<Port>,
 }
 
 /// Form in which weights get into the graph.
@@ -38,7 +43,7 @@ struct Expert {
 enum Form {
     /// Bound where they lie, with the scales.
     Int8 { experts: Vec<Expert>, scales: BufferId, scale_size: usize },
-    /// Filled: three buffers for each expert, one after the other.
+    /// Filled: a buffer for each matrix of each expert, one after the other.
     Float { dtype: DType, targets: Vec<BufferId> },
 }
 
@@ -53,14 +58,14 @@ pub(super) struct Ffn {
 /// Biases of the experts of a graph, bound where they lie.
 #[derive(Debug)]
 struct Biases {
-    ports: Vec<[Port; 3]>,
+    ports: Vec<Vec<Port>>,
     buffer: BufferId,
     size: usize,
 }
 
 /// The sizes that a graph's weight inputs have.
 pub(super) fn width(host: &Host, graph: GraphId, prefix: &str) -> Result<usize> {
-    let port = host.input(graph, &format!("{prefix}gate"))?;
+    let port = host.input(graph, &format!("{prefix}up"))?;
     match host.tensor(graph, port).shape[..] {
         [width, _] => Ok(width),
         _ => Err(host.misfit(graph, port, "expected [width, hidden]")),
@@ -90,7 +95,7 @@ impl Ffn {
         let layout = format!("as [outputs, inputs] of hidden {hidden}, width {width}");
         let mut ports = Vec::new();
         for prefix in prefixes {
-            for (matrix, name) in MATRICES.iter().enumerate() {
+            for (matrix, name) in table.sizes.matrices().iter().enumerate() {
                 let role = format!("{prefix}{name}");
                 ports.push(port(host, graph, &role, table.sizes.shape(matrix), &layout)?);
             }
@@ -142,7 +147,7 @@ impl Ffn {
             Form::Int8 { experts, scales, scale_size } => {
                 let [weights, _] = table.buffers();
                 for (expert, index) in experts.iter().zip(chosen) {
-                    for matrix in 0..MATRICES.len() {
+                    for matrix in 0..table.sizes.matrices().len() {
                         let at = table.weights(layer, index, matrix).start;
                         host.bind(self.graph, expert.weights[matrix], weights, at)?;
                         let at = table.scales(layer, index, matrix).start * scale_size;
@@ -164,7 +169,8 @@ fn biases(
     table: &Table,
 ) -> Result<Option<Biases>> {
     let first = prefixes.first().map_or("", String::as_str);
-    let takes = host.graph(graph).input(&format!("{first}gate_bias")).is_some();
+    let names = table.sizes.matrices();
+    let takes = host.graph(graph).input(&format!("{first}{}_bias", names[0])).is_some();
     if takes != table.has_offsets() {
         let [has, lacks] = ["the graph has inputs for biases", "artifacts.experts has offsets"];
         let [has, lacks] = if takes { [has, lacks] } else { [lacks, has] };
@@ -178,13 +184,13 @@ fn biases(
     }
     let mut ports = Vec::with_capacity(prefixes.len());
     for prefix in prefixes {
-        let mut of_expert = Vec::with_capacity(MATRICES.len());
-        for (matrix, name) in MATRICES.iter().enumerate() {
+        let mut of_expert = Vec::with_capacity(names.len());
+        for (matrix, name) in names.iter().enumerate() {
             let shape = [1, table.sizes.shape(matrix)[0]];
             let role = format!("{prefix}{name}_bias");
             of_expert.push(port(host, graph, &role, shape, "one bias for each output")?);
         }
-        ports.push([of_expert[0], of_expert[1], of_expert[2]]);
+        ports.push(of_expert);
     }
     let dtype = host.require_float(graph, ports[0][0])?;
     for &port in ports.iter().flatten() {
@@ -211,17 +217,18 @@ fn int8(
         )));
     }
     let mut experts = Vec::new();
-    for (prefix, weights) in prefixes.iter().zip(weights.chunks_exact(3)) {
-        let mut scales = [weights[0]; 3];
-        for (matrix, name) in MATRICES.iter().enumerate() {
+    let matrices = table.sizes.matrices();
+    for (prefix, weights) in prefixes.iter().zip(weights.chunks_exact(matrices.len())) {
+        let scale = |(matrix, name): (usize, &&str)| {
             let shape = [1, table.sizes.shape(matrix)[0]];
             let role = format!("{prefix}{name}_scale");
-            scales[matrix] = port(host, graph, &role, shape, "one scale for each output")?;
-        }
-        experts.push(Expert { weights: [weights[0], weights[1], weights[2]], scales });
+            port(host, graph, &role, shape, "one scale for each output")
+        };
+        let scales = matrices.iter().enumerate().map(scale).collect::<Result<_>>()?;
+        experts.push(Expert { weights: weights.to_vec(), scales });
     }
     let dtype = host.require_float(graph, experts[0].scales[0])?;
-    for port in experts.iter().flat_map(|e| e.scales) {
+    for port in experts.iter().flat_map(|e| e.scales.iter().copied()) {
         if host.tensor(graph, port).dtype != dtype {
             let what = format!("expected {dtype}, as the other scales");
             return Err(host.misfit(graph, port, what));
@@ -240,13 +247,13 @@ fn fill(
     dtype: DType,
     targets: &[BufferId],
 ) -> Result<()> {
-    let size = dtype.size();
+    let (size, matrices) = (dtype.size(), table.sizes.matrices().len());
     host.parallel_fill(
         table.buffers(),
         targets,
         BLOCK_VALUES,
         |[weights, scales], target, first, bytes| {
-            let (expert, matrix) = (chosen[target / 3], target % 3);
+            let (expert, matrix) = (chosen[target / matrices], target % matrices);
             let columns = table.sizes.shape(matrix)[1];
             let values: &[i8] =
                 bytemuck::cast_slice(&weights[table.weights(layer, expert, matrix)]);

@@ -115,7 +115,7 @@ impl Experts {
         let prefixes = ffn::prefixes(host, ffn);
         let Some(first) = prefixes.first() else {
             // Names the tensor that is missing.
-            host.input(ffn, "a_gate")?;
+            host.input(ffn, "a_up")?;
             return Err(Error::graph(format!("graph {:?}: no experts", host.graph(ffn).name)));
         };
         let sizes = Sizes {
@@ -123,6 +123,7 @@ impl Experts {
             experts: step.experts,
             hidden: step.hidden,
             width: ffn::width(host, ffn, first)?,
+            gated: ffn::gated(host, ffn, first),
         };
         if prefixes.len() > sizes.experts {
             return Err(Error::graph(format!(

@@ -16,10 +16,13 @@ pub struct Choice {
 #[serde(tag = "rule", rename_all = "lowercase")]
 pub enum Rule {
     /// The largest scores, with their parts in the softmax over the scores of all experts; with `normalize` over
-    /// those of the chosen ones (`Qwen3MoeTopKRouter` of `transformers`).
+    /// those of the chosen ones (`Qwen3MoeTopKRouter` of `transformers`). The result times `scale`.
     Softmax {
-        /// Multipliers sum to 1.
+        /// Multipliers sum to `scale`.
         normalize: bool,
+        /// Factor of the multipliers.
+        #[serde(default = "one")]
+        scale: f32,
     },
     /// The largest sums of sigmoid and bias, with the sigmoids as multipliers; with `normalize` over their sum plus
     /// 10⁻⁶. The result times `scale` (`Lfm2MoeTopKRouter` of `transformers`).
@@ -77,8 +80,11 @@ impl Rule {
         let factor = match self {
             Self::Sigmoid { normalize: true, scale } => scale / (chosen + 1e-6),
             Self::Sigmoid { normalize: false, scale } => scale,
-            Self::Softmax { normalize: true } => 1.0 / chosen,
-            _ => 1.0 / scores.iter().map(|score| probability(*score)).sum::<f32>(),
+            Self::Softmax { normalize: true, scale } => scale / chosen,
+            Self::Softmax { normalize: false, scale } => {
+                scale / scores.iter().map(|score| probability(*score)).sum::<f32>()
+            }
+            Self::Sparsemixer { .. } => 1.0,
         };
         choices.iter_mut().for_each(|choice| choice.multiplier *= factor);
         true
@@ -146,7 +152,7 @@ mod tests {
         // `Qwen3MoeTopKRouter` and `Lfm2MoeTopKRouter` of `transformers` 5.24 with an identity as weight.
         let scores = [0.3, -1.2, 2.0, 0.9, -0.4, 1.1];
         let bias = [0.5, 0.4, -0.6, 0.0, 0.1, -0.3];
-        let softmax = |normalize| Rule::Softmax { normalize };
+        let softmax = |normalize| Rule::Softmax { normalize, scale: 1.0 };
         let sigmoid = |normalize, scale| Rule::Sigmoid { normalize, scale };
         type Case<'a> = (Rule, Option<&'a [f32]>, [(usize, f32); 3]);
         let cases: [Case<'_>; 5] = [

@@ -1,7 +1,8 @@
 //! The weights of all experts: a mapped file of int8 matrices, and one scale for each of their rows.
 //!
 //! `weights`: for each layer, for each expert: gate, up, down, without gaps, row-major as the graph's
-//! inputs have them, `[outputs, inputs]`: gate and up `[width, hidden]`, down `[hidden, width]`.
+//! inputs have them, `[outputs, inputs]`: gate and up `[width, hidden]`, down `[hidden, width]`. Where the graphs have no
+//! input `gate`, there is none.
 //! `scales`: f32 in the same order, one for each row. A weight is its integer times the row's scale.
 //! `offsets`, where the matrices have biases: f32 in the order of the scales.
 //! `bias`, where there is one: f32 `[layers, experts]`, what is added to the probabilities that choose an expert.
@@ -35,8 +36,8 @@ impl Default for Files {
     }
 }
 
-/// The matrices of an expert, in the order in which they lie in the files.
-pub(super) const MATRICES: [&str; 3] = ["gate", "up", "down"];
+/// The matrices of a gated expert, in the order in which they lie in the files.
+const MATRICES: [&str; 3] = ["gate", "up", "down"];
 
 /// Sizes of the experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,23 +47,34 @@ pub(super) struct Sizes {
     pub hidden: usize,
     /// Width of an expert's inner row.
     pub width: usize,
+    /// Experts have a gate.
+    pub gated: bool,
 }
 
 impl Sizes {
+    /// The matrices of an expert, in the order in which they lie in the files.
+    pub fn matrices(&self) -> &'static [&'static str] {
+        if self.gated { &MATRICES } else { &MATRICES[1..] }
+    }
+
     /// Rows and columns of a matrix.
     pub fn shape(&self, matrix: usize) -> [usize; 2] {
-        if matrix == 2 { [self.hidden, self.width] } else { [self.width, self.hidden] }
+        if matrix + 1 == self.matrices().len() {
+            [self.hidden, self.width]
+        } else {
+            [self.width, self.hidden]
+        }
     }
 
     fn rows(&self) -> usize {
-        2 * self.width + self.hidden
+        (self.matrices().len() - 1) * self.width + self.hidden
     }
 
     /// Values of an expert, and rows; and of all. Errors when they do not fit.
     fn totals(&self) -> Result<(usize, usize)> {
         let count = self.layers.checked_mul(self.experts);
         let values = count
-            .and_then(|n| n.checked_mul(3))
+            .and_then(|n| n.checked_mul(self.matrices().len()))
             .and_then(|n| n.checked_mul(self.hidden.checked_mul(self.width)?));
         let rows = count.and_then(|n| n.checked_mul(self.rows()));
         values.zip(rows).ok_or_else(|| {
@@ -92,7 +104,7 @@ impl Table {
         let (values, rows) = sizes.totals()?;
         let weights = host.artifact(&format!("{POINTER}/weights"), &files.weights)?;
         let scales = host.artifact(&format!("{POINTER}/scales"), &files.scales)?;
-        let Sizes { layers, experts, hidden, width } = sizes;
+        let Sizes { layers, experts, hidden, width, .. } = sizes;
         let what =
             format!("{layers} layers of {experts} experts of width {width}, hidden {hidden}");
         check(host, weights, &files.weights, Some(values), &format!("{what}: int8 values"))?;
@@ -136,7 +148,7 @@ impl Table {
             let asked = self.asked.get(layer * self.sizes.experts + expert);
             if asked.is_some_and(|asked| !asked.swap(true, Ordering::Relaxed)) {
                 let first = self.weights(layer, expert, 0).start;
-                let last = self.weights(layer, expert, MATRICES.len() - 1).end;
+                let last = self.weights(layer, expert, self.sizes.matrices().len() - 1).end;
                 host.read_ahead(self.weights, first..last);
             }
         }
@@ -156,7 +168,8 @@ impl Table {
     /// Bytes of a matrix in the weights. The indices are within the sizes.
     pub fn weights(&self, layer: usize, expert: usize, matrix: usize) -> Range<usize> {
         let matrix_len = self.sizes.hidden * self.sizes.width;
-        let start = ((layer * self.sizes.experts + expert) * 3 + matrix) * matrix_len;
+        let expert = layer * self.sizes.experts + expert;
+        let start = (expert * self.sizes.matrices().len() + matrix) * matrix_len;
         start..start + matrix_len
     }
 
