@@ -5,6 +5,7 @@ mod choices;
 mod encoder;
 mod gemma3;
 mod gemma4;
+mod internvl;
 mod kokoro;
 mod lfm2;
 mod llama;

@@ -48,3 +48,4 @@ mod speech {
 }
 mod states;
 mod switches;
+mod tiles;

@@ -183,9 +183,18 @@ static CLASSES: [Class; 9] = [
     },
 ];
 
+/// The end of the `model_type` of a class with experts.
+pub(super) const MOE: &str = "_moe";
+
 impl Class {
     /// By the name of the model class: `MistralForCausalLM`, `LlamaBidirectionalModel`, ….
     pub fn of(name: &str) -> Option<&'static Self> {
         CLASSES.iter().find(|class| name.starts_with(class.prefix))
+    }
+
+    /// By the `model_type` of a configuration: `mistral`, `qwen3_moe`, ….
+    pub fn of_type(name: &str) -> Option<&'static Self> {
+        let name = name.strip_suffix(MOE).unwrap_or(name);
+        CLASSES.iter().find(|class| class.family == name)
     }
 }

@@ -4,7 +4,7 @@ use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
 use serde_json::{Value, json};
 
-use super::classes::{Bias, Class, Sliding};
+use super::classes::{Bias, Class, MOE, Sliding};
 use super::rope::Rope;
 use crate::kit::{Experts, Heads, Reader};
 
@@ -126,7 +126,9 @@ impl Config {
             true => reader.in_model_type((hidden as f64).sqrt() as f32, "bfloat16")?,
             false => multiplier("embedding_multiplier")?,
         };
-        let with_experts = checkpoint.architecture().is_some_and(|class| class.contains("Moe"));
+        let kind = reader.get("model_type").and_then(Value::as_str).unwrap_or_default();
+        let with_experts = kind.ends_with(MOE)
+            || checkpoint.architecture().is_some_and(|class| class.contains("Moe"));
         let sparse = with_experts.then(|| Sparse::read(&reader, hidden, layers));
         Ok(Self {
             class,

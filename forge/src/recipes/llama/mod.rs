@@ -168,6 +168,18 @@ fn check_window(config: &Config, options: &RecipeOptions) -> Result<()> {
     .hint(format!("make the bundle for a context of at most {window} tokens")))
 }
 
+/// The decoder of a checkpoint that has more parts, whose class is the one of its configuration's `model_type`.
+pub(super) fn decoder_part(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
+    let reader = Reader::new(checkpoint);
+    let kind = reader.get("model_type").unwrap_or(&Value::Null);
+    let class = kind.as_str().and_then(Class::of_type).ok_or_else(|| {
+        reader.bad("text_config.model_type", kind, "a Llama-like decoder, such as \"qwen3\"")
+    })?;
+    let config = Config::read(checkpoint, class, options.max_ctx)?;
+    check_shape(options, config.layers, config.rope.max_positions)?;
+    generate(checkpoint, &config, options)
+}
+
 fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -> Result<Recipe> {
     if bidirectional(checkpoint.config()) {
         return Err(Error::new(
