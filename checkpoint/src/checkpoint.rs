@@ -334,9 +334,10 @@ impl Checkpoint {
         &self.config
     }
 
-    /// The text decoder's configuration: `text_config` where there is one.
+    /// The text decoder's configuration: `text_config`, or `llm_config`, where there is one.
     pub fn text_config(&self) -> &Value {
-        self.config.get("text_config").filter(|v| v.is_object()).unwrap_or(&self.config)
+        let mut parts = ["text_config", "llm_config"].iter().filter_map(|key| self.config.get(key));
+        parts.find(|part| part.is_object()).unwrap_or(&self.config)
     }
 
     /// `generation_config.json`; without one what the metadata of a GGUF file says of sampling, or null.

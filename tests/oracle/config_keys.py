@@ -110,6 +110,8 @@ def main():
     for name, own in keys.items():
         if name.endswith("-code"):
             continue
+        if name[0].isupper() and not any(hasattr(transformers, model) for model in name.partition(".")[0].split()):
+            continue
         here = {key for kind in ("used", "refused", "neutral") for key in own.get(kind, [])}
         # A list may say more of a key than those that it goes with.
         further = set().union(*(of(keys, other) for other in own.get("with", [])))

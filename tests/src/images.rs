@@ -2,6 +2,7 @@
 //! whether a model gives the same.
 
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use qhx_base::compare::Distance;
@@ -33,8 +34,8 @@ pub struct Sights {
     /// Conversations.
     #[serde(default)]
     pub chat: Vec<Chat>,
-    /// The tokens that stand for images and for videos.
-    #[serde(skip)]
+    /// The tokens that stand for images and for videos, where `config.json` does not say them.
+    #[serde(default)]
     pads: Vec<u32>,
     /// Pixels of a patch in one frame, and frames of a patch.
     #[serde(skip)]
@@ -42,6 +43,9 @@ pub struct Sights {
     /// Mean and standard deviation of pixels, by channel.
     #[serde(skip)]
     normalisation: [[f32; 3]; 2],
+    /// Colours of a pixel stand together in a patch.
+    #[serde(skip)]
+    channels_last: bool,
     /// A video stands in a prompt as one run, and not each of its patches for itself.
     #[serde(skip)]
     whole_videos: bool,
@@ -64,6 +68,9 @@ pub struct Sight {
     /// Tiles that it becomes; 0 where it is not cut.
     #[serde(default)]
     pub tiles: u16,
+    /// Patches of each tile and of the whole image, where they are not all as many.
+    #[serde(default)]
+    pub patches: Vec<usize>,
 }
 
 /// A video.
@@ -166,13 +173,15 @@ impl Sights {
         let mut sights: Self = files::json(&folder.join("goldens.json"));
         let config: Value = files::json(&folder.join("config.json"));
         let keys = ["image_token_id", "image_token_index", "video_token_id"];
-        sights.pads = keys.iter().filter_map(|key| Some(config[key].as_u64()? as u32)).collect();
+        sights.pads.extend(keys.iter().filter_map(|key| Some(config[key].as_u64()? as u32)));
         assert!(!sights.pads.is_empty(), "config.json names a token for images");
         let vision = &config["vision_config"];
-        let size = |key: &str| vision[key].as_u64().map(|size| size as usize);
+        let number = |key: &str| vision[key].as_u64().or_else(|| vision[key][0].as_u64());
+        let size = |key: &str| number(key).map(|size| size as usize);
         let patch = size("patch_size").expect("patch_size");
         let kind = config["model_type"].as_str();
         sights.whole_videos = kind.is_some_and(|kind| ["qwen2_vl", "qwen2_5_vl"].contains(&kind));
+        sights.channels_last = kind == Some("lfm2_vl");
         let processor: Value = files::json(&folder.join("preprocessor_config.json"));
         let frames = processor["temporal_patch_size"].as_u64().map(|frames| frames as usize);
         let frames = frames.or(size("temporal_patch_size")).unwrap_or(1);
@@ -309,11 +318,16 @@ impl Sights {
         let channels = levels.chunks_exact(each * plane).enumerate();
         let value =
             |channel: usize, level: &f32| (level / 255.0 - mean[channel % 3]) / std[channel % 3];
-        channels
+        let values: Vec<f32> = channels
             .flat_map(|(channel, levels)| {
                 levels[..frames * plane].iter().map(move |level| value(channel, level))
             })
-            .collect()
+            .collect();
+        if !self.channels_last {
+            return values;
+        }
+        let patches = values.chunks_exact(3 * plane);
+        patches.flat_map(|patch| (0..3 * plane).map(|at| patch[at % 3 * plane + at / 3])).collect()
     }
 
     /// Every case through the engine: tokens of the prompt, of the answer, text.
@@ -379,12 +393,13 @@ impl Sights {
         let [plane, each] = self.patch;
         let deepstack = (0..layers).map(|layer| format!("deepstack_{layer}"));
         let parts: Vec<_> = std::iter::once("embeds".to_owned()).chain(deepstack).collect();
-        let mut compare = |shown: usize, golden: &str, (piece, of): (usize, usize)| {
+        // `piece` are the patches of which the rows are, of so many.
+        let mut compare = |shown: usize, golden: &str, (piece, of): (Range<usize>, usize)| {
             for part in &parts {
                 let label = format!("{golden}.{part}");
                 let (shape, expected) = self.tensor(&label);
-                let each = expected.len() / of;
-                let rows = piece * each..(piece + 1) * each;
+                let place = |patches: usize| expected.len() * patches / of;
+                let rows = place(piece.start)..place(piece.end);
                 let found = dumped(folder, part, shown);
                 let (cosine, off) = agreement(&found, &expected[rows], shape[1], &label);
                 (least, largest) = (least.min(cosine), largest.max(off));
@@ -398,8 +413,17 @@ impl Sights {
             let golden = format!("{}.{}", sight.id, sight.mode);
             let (_, levels) = self.tensor(&format!("{golden}.pixels"));
             let parts = usize::from(sight.tiles.max(1));
-            assert_eq!(sight.grid[0] * sight.grid[1] * 3 * plane * each * parts, levels.len());
-            for (part, levels) in levels.chunks_exact(levels.len() / parts).enumerate() {
+            let patches = match sight.patches.as_slice() {
+                [] => vec![sight.grid[0] * sight.grid[1]; parts],
+                patches => patches.to_vec(),
+            };
+            let (all, len) = (patches.iter().sum::<usize>(), 3 * plane * each);
+            assert_eq!((all * len, patches.len()), (levels.len(), parts));
+            let mut first = 0;
+            for (part, count) in patches.into_iter().enumerate() {
+                let piece = first..first + count;
+                let levels = &levels[piece.start * len..piece.end * len];
+                first = piece.end;
                 let tile = media.tile(part as u16, sight.tiles);
                 op.reset().expect("a reset");
                 op.prefill(&[tile.unwrap_or(media.segment()), Segment::Tokens(&[5])])
@@ -409,7 +433,7 @@ impl Sights {
                 let (_, off) =
                     agreement(&dumped(folder, "pixel_values", shown), &expected, plane, &golden);
                 assert!(off < 1e-6, "{golden}: pixel values differ by {off}");
-                compare(shown, &golden, (part, parts));
+                compare(shown, &golden, (piece, all));
                 shown += 1;
             }
         }
@@ -427,7 +451,7 @@ impl Sights {
                 let found = dumped(folder, "pixel_values", shown + pair);
                 let (_, off) = agreement(&found, &expected, plane, "video");
                 assert!(off < 1e-6, "frames {pair}: pixel values differ by {off}");
-                compare(shown + pair, "video", (pair, 3));
+                compare(shown + pair, "video", (pair..pair + 1, 3));
             }
         }
         assert!(shown > 0);
@@ -464,29 +488,36 @@ fn segments<'a>(
     let (mut next, mut frame, mut tile) = (0, 0, 0);
     let runs =
         ids.chunk_by(|a, b| a == b || !placeholders.contains(a) && !placeholders.contains(b));
-    runs.map(|run| {
+    let shown = runs.clone().filter(|run| placeholders.contains(&run[0])).count();
+    // The tiles of an image are one run, or one each.
+    let joined = shown == media.len();
+    runs.flat_map(|run| {
         if !placeholders.contains(&run[0]) {
-            return Segment::Tokens(run);
+            return vec![Segment::Tokens(run)];
         }
         let of = tiles.get(next).copied().unwrap_or(0);
+        if joined && of > 0 {
+            next += 1;
+            return (0..of).filter_map(|tile| media[next - 1].tile(tile, of)).collect();
+        }
         if let Some(part) = media[next].tile(tile, of) {
             tile = (tile + 1) % of;
             next += usize::from(tile == 0);
-            return part;
+            return vec![part];
         }
         let segment = media[next].segment();
         let times = match segment {
             Segment::Video { times, .. } if !whole_videos => times,
             _ => {
                 next += 1;
-                return segment;
+                return vec![segment];
             }
         };
         let end = (frame + 2).min(times.len());
         let part = media[next].frames(frame, end).expect("frames");
         frame = if end == times.len() { 0 } else { end };
         next += usize::from(frame == 0);
-        part
+        vec![part]
     })
     .collect()
 }

@@ -9,6 +9,7 @@ mod fastconformer;
 mod gemma3;
 mod gemma4;
 mod hybrid;
+mod internvl;
 mod kokoro;
 mod lfm2;
 mod llama;

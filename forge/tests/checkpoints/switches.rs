@@ -117,6 +117,9 @@ const LISTED: &[(&str, &str)] = &[
     ("Gemma3ForCausalLM", "gemma3-tiny"),
     ("Gemma3ForConditionalGeneration", "gemma3-vision"),
     ("SmolVLMForConditionalGeneration", "smolvlm-tiny"),
+    ("InternVLForConditionalGeneration", "vision/internvl"),
+    ("InternVLChatModel", "vision/internvl-code"),
+    ("Lfm2VlForConditionalGeneration", "vision/lfm2vl"),
     ("Lfm2ForCausalLM", "lfm2-tiny"),
     ("Lfm2MoeForCausalLM", "lfm2-moe"),
     ("Gemma3TextModel", "embeddinggemma-tiny"),
@@ -181,6 +184,8 @@ fn keys_are_used_refused_or_without_influence() {
                 std::fs::write(&path, &whole).unwrap();
                 edit_json(&path, |config| {
                     // In the oldest spelling the decoder's keys are those of the whole.
+                    let original = part == "text_config" && config.get("llm_config").is_some();
+                    let part = if original { "llm_config" } else { part };
                     let whole = part.is_empty() || config.get(part).is_none();
                     let part = if whole { config } else { &mut config[part] };
                     part[&key] = json!({"no": "value"});

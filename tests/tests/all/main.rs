@@ -52,3 +52,4 @@ mod speech {
 }
 mod states;
 mod switches;
+mod tiles;

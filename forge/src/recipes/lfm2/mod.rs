@@ -17,6 +17,7 @@
 //! [`Experts`](crate::kit::Experts), and the head normalises.
 
 mod config;
+mod vision;
 
 use std::ops::Range;
 
