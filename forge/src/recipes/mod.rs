@@ -1,6 +1,7 @@
 //! The recipes of this crate, one module a family. Each registers itself, as those of other crates do.
 
 mod bert;
+mod canary;
 mod choices;
 mod encoder;
 mod fastconformer;
@@ -9,6 +10,7 @@ mod gemma4;
 mod kokoro;
 mod lfm2;
 mod llama;
+mod moonshine;
 mod parakeet;
 mod phimoe;
 mod qwen35;

@@ -42,7 +42,9 @@ mod small_caches;
 mod smolvlm;
 /// The family of `ops-speech`.
 mod speech {
+    mod canary;
     mod kokoro;
+    mod moonshine;
     mod parakeet;
     mod whisper;
 }
