@@ -14,6 +14,7 @@ mod moonshine;
 mod parakeet;
 mod phimoe;
 mod qwen35;
+mod qwen3asr;
 mod qwen3vl;
 mod siglip;
 mod vision;

@@ -46,6 +46,7 @@ mod speech {
     mod kokoro;
     mod moonshine;
     mod parakeet;
+    mod qwen3asr;
     mod whisper;
 }
 mod states;

@@ -74,11 +74,16 @@ fn cpu_equals_the_reference() {
             set(o, &[("windows", windows)]);
             (o.prefill, o.shards) = (prefill, shards);
         });
-        let mut model = Dumping::open(&bundle.manifest, backends::cpu());
-        let cases = goldens();
-        for case in cases.iter().rev() {
+        let mut cases = goldens();
+        for case in &cases {
+            let mut model = Dumping::open(&bundle.manifest, backends::cpu());
             says_the_same(&mut model, std::slice::from_ref(case), windows);
             let name = case.clip.trim_end_matches(".wav");
+            if name == "one" {
+                let expected = golden_tensor(TINY, "one.frames");
+                let distance = Distance::of(&model.arrays("frames"), &expected).unwrap().largest;
+                assert!(distance <= 1e-5, "{windows}: {distance:e}");
+            }
             let expected = golden_tensor(TINY, &format!("{name}.cross_k"));
             let found = model.arrays("cross_k_1");
             // Columns are rows of the encoder, of which the clip has the first.
@@ -97,10 +102,8 @@ fn cpu_equals_the_reference() {
                 assert!(distance <= CPU_DISTANCE, "{windows}: {name}: {what}: {distance:e}");
             }
         }
-        // Behind those of the longer one.
-        let (found, expected) = (model.arrays("frames"), golden_tensor(TINY, "one.frames"));
-        let distance = Distance::of(&found[found.len() - expected.len()..], &expected).unwrap();
-        assert!(distance.largest <= 1e-5, "{windows}: {distance:?}");
+        cases.reverse();
+        says_the_same(&mut bundle.on_cpu(), &cases, windows);
     }
 }
 
