@@ -3,21 +3,33 @@
 //! | op | |
 //! |---|---|
 //! | [`Whisper`], `whisper_transcribe` | an encoder that runs once a clip, and a decoder that attends to what it made |
+//! | [`Moonshine`], `moonshine_transcribe` | the same, in the lengths of clips |
+//! | [`Canary`], `canary_transcribe` | the same, in many languages and translated |
+//! | [`Asr`], `asr_transcribe` | Qwen3-ASR: a decoder that takes rows of a tower for a clip |
 //! | [`Kokoro`], `kokoro_speak` | phonemes to durations, then frames, a source of sines and a spectrum to samples |
 //! | [`Parakeet`], `parakeet_transcribe` | an encoder that runs once a clip, and a CTC head or a transducer over its rows |
 
+mod asr;
+mod canary;
+mod dictation;
 mod features;
 mod kokoro;
+mod listener;
+mod moonshine;
 mod parakeet;
 #[cfg(test)]
 mod tests;
 mod whisper;
 
+pub use asr::Asr;
+pub use canary::Canary;
+pub use dictation::Dictation;
 pub use kokoro::Kokoro;
+pub use moonshine::Moonshine;
 pub use parakeet::Parakeet;
 pub use whisper::Whisper;
 
-qhx_op::register_ops!(Kokoro, Parakeet, Whisper);
+qhx_op::register_ops!(Asr, Canary, Kokoro, Moonshine, Parakeet, Whisper);
 
 /// To be called by what is linked of an archive: from one, a linker takes only the parts that something names, and
 /// those of this module register the ops.

@@ -11,23 +11,21 @@ mod align;
 use std::time::Instant;
 
 use qhx_kit::audio::{Clip, FrontEnd, LogMel, limit_range};
-use qhx_kit::decoder::{Chunk, Decoder, DecoderGraphs, Filler, GraphVariant, LayerState};
-use qhx_kit::fill::{CausalMask, Embedding, FloatInput};
+use qhx_kit::decoder::{Decoder, DecoderGraphs, LayerState};
+use qhx_kit::fill::{CausalMask, FloatInput};
 use qhx_kit::schema;
 use qhx_kit::state::StateCarrier;
-use qhx_op::text::not_taken;
 use qhx_op::{
-    Answer, BufferId, Error, Generator, GraphId, Host, LogitRules, MediaRules, Modality, Op,
-    OpDescription, OpenInfo, Piece, Placement, Port, PromptRules, Recognizer, Result, Segment,
-    SpanId, Task, TimeRule, View,
+    Answer, Error, Generator, GraphId, Host, LogitRules, MediaRules, Modality, Op, OpDescription,
+    OpenInfo, Placement, PromptRules, Recognizer, Result, Segment, SpanId, Task, TimeRule, View,
 };
 use serde::Deserialize;
 use serde_json::json;
 
+use crate::listener::{Ear, Listener, Positions, attends};
 use align::Alignment;
 
 const NAME: &str = "whisper_transcribe";
-const POSITIONS: &str = "/artifacts/positions/table";
 /// Powers of ten between the loudest value and the floor.
 const RANGE: f32 = 8.0;
 
@@ -35,8 +33,6 @@ const RANGE: f32 = 8.0;
 #[derive(Debug, Deserialize)]
 struct AudioParams {
     front_end: FrontEnd,
-    /// `<|startoftranscript|>`, at whose position a clip stands.
-    token_id: u32,
 }
 
 /// `params.transcription`, as far as the op needs it.
@@ -54,10 +50,11 @@ struct Transcription {
 #[derive(Debug)]
 pub struct Whisper {
     decoder: Decoder,
-    encoder: Encoder,
+    listener: Listener<Mels>,
     rules: LogitRules,
     /// None where no graph gives weights of alignment heads.
     alignment: Option<Alignment>,
+    align_span: SpanId,
 }
 
 impl Op for Whisper {
@@ -83,34 +80,28 @@ impl Op for Whisper {
         let state = StateCarrier::new(host, &graphs.groups())?;
         graphs.check_layers(host, &state, &[LayerState::Caches(&["k", "v"])])?;
         let mask = CausalMask::new(state.capacity().unwrap_or(0));
-        let encoder = Encoder::open(host)?;
+        let mels = Mels::open(host)?;
+        let listener = Listener::open(host, mels)?;
         let positions = Positions::open(host, graphs.hidden())?;
         let Transcription { times, suppressed, suppressed_first, median } =
             host.value("/params/transcription")?.unwrap_or_default();
         let mut decoder = Decoder::builder(NAME, graphs, state)
             .mask(mask)
             .filler(positions)
-            .filler(Cross { outputs: encoder.outputs.clone() })
+            .filler(listener.cross())
             .filler(Alignment::new(median)?)
             .open(host)?;
         let alignment = decoder.filler_mut::<Alignment>().and_then(|found| found.take());
-        let token = encoder.params.token_id;
-        if token as usize >= decoder.input_vocab() {
-            return Err(Error::manifest(format!(
-                "manifest /params/audio/token_id: found {token}, expected a token below {}, the rows of the embedding \
-                 table",
-                decoder.input_vocab()
-            )));
-        }
+        listener.check_token(&decoder)?;
         let rules = LogitRules { suppressed, suppressed_first, times };
-        Ok(Self { decoder, encoder, rules, alignment })
+        Ok(Self { decoder, listener, rules, alignment, align_span: host.span("align") })
     }
 
     fn info(&self) -> OpenInfo {
         let mut media = MediaRules::default();
-        media.audio.rate = self.encoder.params.front_end.rate;
+        media.audio.rate = self.listener.ear.rate();
         OpenInfo {
-            placeholders: vec![self.encoder.params.token_id],
+            placeholders: vec![self.listener.token],
             // What a saved state attends to is the clip's, and not saved with it.
             can_snapshot: false,
             media,
@@ -142,14 +133,14 @@ impl Recognizer for Whisper {
                 "times of words, for which no graph has outputs align_*",
             ));
         };
-        let Some(samples) = self.encoder.heard else {
+        let Some(samples) = self.listener.heard else {
             return Err(Error::prompt("times of words: no audio was heard, expected one clip"));
         };
-        let frames = samples.div_ceil(self.encoder.params.front_end.hop);
+        let frames = samples.div_ceil(self.listener.ear.log_mel.front_end().hop);
         self.decoder.reset(host)?;
         let start = Instant::now();
         let times = alignment.times(host, &mut self.decoder, before, said, frames)?;
-        host.end(self.encoder.align_span, start);
+        host.end(self.align_span, start);
         Ok(Answer { tokens: said.to_vec(), times, ..Answer::default() })
     }
 }
@@ -158,71 +149,32 @@ impl Generator for Whisper {
     qhx_op::inner_generator!(decoder);
 
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
-        let token = self.encoder.clip(segment)?.1;
-        let pieces = vec![Piece::Part { token, positions: 1, frames: None, part: None }];
-        Ok(Placement { marker: token, pieces, ..Placement::default() })
+        self.listener.place(segment)
     }
 
     fn reset(&mut self, host: &mut Host) -> Result<()> {
-        self.encoder.heard = None;
-        self.decoder.reset(host)
+        self.listener.reset(host, &mut self.decoder)
     }
 
     fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
-        let mut tokens = Vec::new();
-        let mut heard = None;
-        for segment in segments {
-            match segment {
-                Segment::Tokens(ids) => tokens.extend_from_slice(ids),
-                Segment::Audio { .. } if heard.is_none() => {
-                    let (clip, token) = self.encoder.clip(segment)?;
-                    heard = Some(clip);
-                    tokens.push(token);
-                }
-                Segment::Audio { .. } => {
-                    return Err(Error::prompt("the prompt has two audio clips, expected one"));
-                }
-                other => return Err(not_taken(host.op(), other)),
-            }
-        }
-        match heard {
-            // Of what is consumed already, every row has attended to another clip.
-            Some(_) if self.decoder.state().position() > 0 => {
-                return Err(Error::prompt(
-                    "audio begins a transcription: the state holds another one; reset it first",
-                ));
-            }
-            Some(clip) => self.encoder.run(host, clip)?,
-            None if self.encoder.heard.is_none() => {
-                return Err(Error::prompt("the prompt has no audio, expected one clip"));
-            }
-            None => {}
-        }
-        self.decoder.prefill(host, &[Segment::Tokens(&tokens)])
+        self.listener.prefill(host, &mut self.decoder, segments)
     }
 
     fn export_state(&mut self, _: &mut Host) -> Result<Vec<u8>> {
-        Err(Error::unsupported("exporting its state, which attends to a clip"))
+        Err(attends())
     }
 }
 
-/// The encoder, and what the decoder reads of it.
+/// Log-mel frames of a clip with silence behind it, for the one graph of the encoder.
 #[derive(Debug)]
-struct Encoder {
+struct Mels {
     graph: GraphId,
-    params: AudioParams,
     log_mel: LogMel,
     mel: FloatInput,
     frames: usize,
-    /// `cross_k_0` and so on, with the buffer that holds it and the length of that.
-    outputs: Vec<(String, BufferId, View)>,
-    /// Samples of the clip that was encoded since the last reset.
-    heard: Option<usize>,
-    span: SpanId,
-    align_span: SpanId,
 }
 
-impl Encoder {
+impl Mels {
     fn open(host: &mut Host) -> Result<Self> {
         #[derive(Deserialize)]
         struct Params {
@@ -230,8 +182,8 @@ impl Encoder {
         }
         let Params { encoder } = host.params()?;
         let graph = host.require_graph("/plan/params/encoder", &encoder)?;
-        let params: AudioParams = host.require("/params/audio")?;
-        let log_mel = LogMel::new(params.front_end.clone())?;
+        let AudioParams { front_end } = host.require("/params/audio")?;
+        let log_mel = LogMel::new(front_end)?;
         let port = host.input(graph, "mel")?;
         let (frames, mels) = host.rows_of(graph, port)?;
         if mels != log_mel.mels() || frames == 0 {
@@ -241,129 +193,34 @@ impl Encoder {
                 log_mel.mels()
             )));
         }
-        let names: Vec<String> =
-            host.graph(graph).outputs.iter().map(|tensor| tensor.role.clone()).collect();
-        let mut outputs = Vec::new();
-        for name in names.into_iter().filter(|name| name.starts_with("cross_")) {
-            let view = {
-                let port = host.output(graph, &name)?;
-                host.view_for(graph, port)?
-            };
-            outputs.push((name, view.buffer, view));
-        }
         let mel = FloatInput::require(host, graph, "mel")?;
-        let (span, align_span) = (host.span("encoder"), host.span("align"));
-        let heard = None;
-        Ok(Self { graph, params, log_mel, mel, frames, outputs, heard, span, align_span })
+        Ok(Self { graph, log_mel, mel, frames })
+    }
+}
+
+impl Ear for Mels {
+    fn graphs(&self) -> Vec<GraphId> {
+        vec![self.graph]
     }
 
-    /// The clip of a segment that the encoder takes, and the token at whose position it stands.
-    fn clip<'a>(&self, segment: &Segment<'a>) -> Result<(Clip<'a>, u32)> {
-        let FrontEnd { rate, hop, .. } = self.params.front_end;
-        let clip = Clip::of_segment(segment, rate)?;
-        let (found, max) = (clip.samples().len(), self.frames * hop);
-        if found > max {
-            let seconds = |samples: usize| samples as f64 / f64::from(rate.max(1));
-            return Err(Error::prompt(format!(
-                "audio of {:.2} s, the encoder takes {:.2} s at once; take less of it, or have `qhx transcribe` cut it \
-                 into windows",
-                seconds(found),
-                seconds(max)
-            )));
-        }
-        Ok((clip, self.params.token_id))
+    fn rate(&self) -> u32 {
+        self.log_mel.front_end().rate
     }
 
-    /// Encodes a clip, with silence behind it up to the encoder's length.
-    fn run(&mut self, host: &mut Host, clip: Clip<'_>) -> Result<()> {
-        let start = Instant::now();
-        self.heard = None;
-        let mut samples = clip.samples().to_vec();
-        samples.resize(self.frames * self.params.front_end.hop, 0.0);
+    fn most(&self) -> usize {
+        self.frames * self.log_mel.front_end().hop
+    }
+
+    fn write(&mut self, host: &mut Host, clip: Clip<'_>) -> Result<GraphId> {
+        let (mut samples, rate) = (clip.samples().to_vec(), self.rate());
+        samples.resize(self.most(), 0.0);
         let mels = self.log_mel.mels();
         let mut rows = vec![0.0; self.frames * mels];
-        let padded = Clip::new(&samples, self.params.front_end.rate, self.params.front_end.rate)?;
-        self.log_mel.write(padded, &mut rows)?;
+        self.log_mel.write(Clip::new(&samples, rate, rate)?, &mut rows)?;
         limit_range(&mut rows, RANGE);
         rows.iter_mut().for_each(|value| *value = (*value + 4.0) / 4.0);
         host.dump_values("mel", &rows, &[self.frames, mels])?;
         self.mel.write(host, &rows)?;
-        host.execute(self.graph)?;
-        for (name, _, view) in &self.outputs {
-            host.dump(name, *view, &[view.len])?;
-        }
-        self.heard = Some(clip.samples().len());
-        host.end(self.span, start);
-        Ok(())
-    }
-}
-
-/// Binds the inputs `cross_*` of the decoder to what the encoder writes.
-#[derive(Debug)]
-struct Cross {
-    outputs: Vec<(String, BufferId, View)>,
-}
-
-impl Filler for Cross {
-    fn bind(&mut self, host: &mut Host, pass: GraphVariant<'_>) -> Result<()> {
-        for &graph in pass.graphs {
-            let wanted: Vec<(usize, String)> = host
-                .graph(graph)
-                .inputs
-                .iter()
-                .enumerate()
-                .filter(|(_, tensor)| tensor.role.starts_with("cross_"))
-                .map(|(index, tensor)| (index, tensor.role.clone()))
-                .collect();
-            for (index, role) in wanted {
-                let port = Port::Input(index);
-                let tensor = host.tensor(graph, port);
-                let found = self.outputs.iter().find(|(name, ..)| *name == role);
-                let fits =
-                    |view: &View| view.len == tensor.elements() && view.dtype == tensor.dtype;
-                let Some((_, buffer, _)) = found.filter(|(.., view)| fits(view)) else {
-                    let what =
-                        format!("the encoder has no output {role:?} of that length and type");
-                    return Err(host.misfit(graph, port, what));
-                };
-                let buffer = *buffer;
-                host.bind(graph, port, buffer, 0)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn fill(&mut self, _: &mut Host, _: Chunk<'_>) -> Result<()> {
-        Ok(())
-    }
-}
-
-/// Learned positions: rows of a table for the input `pos` of the first shard.
-#[derive(Debug)]
-struct Positions {
-    table: Embedding,
-    inputs: Vec<FloatInput>,
-    /// Positions of the step.
-    places: Vec<u32>,
-}
-
-impl Positions {
-    fn open(host: &mut Host, hidden: usize) -> Result<Self> {
-        let table = Embedding::open_at(host, POSITIONS, hidden, None)?;
-        Ok(Self { table, inputs: Vec::new(), places: Vec::new() })
-    }
-}
-
-impl Filler for Positions {
-    fn bind(&mut self, host: &mut Host, pass: GraphVariant<'_>) -> Result<()> {
-        self.inputs.push(self.table.bind(host, pass.graphs[0], "pos", pass.rows)?);
-        self.places.reserve(pass.rows);
-        Ok(())
-    }
-
-    fn fill(&mut self, host: &mut Host, chunk: Chunk<'_>) -> Result<()> {
-        self.places.clear();
-        self.places.extend((chunk.position..).take(chunk.tokens.len()).map(|at| at as u32));
-        self.table.fill(host, &self.places, &self.inputs[chunk.pass])
+        Ok(self.graph)
     }
 }

@@ -31,6 +31,8 @@ NO_KEYS = {
     "kv_sharing_modes",
     "n_positions",
     "num_labels",
+    "update",
+    "decoder_config",
 }
 
 

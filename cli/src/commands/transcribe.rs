@@ -53,6 +53,12 @@ pub(crate) struct TranscribeArgs {
     /// What is wanted, of a model that has several tasks: transcribe, or translate (into English)
     #[arg(long, value_name = "TASK")]
     pub task: Option<String>,
+    /// Language to translate into, by its code, of a model that translates into several
+    #[arg(long, value_name = "CODE")]
+    pub into: Option<String>,
+    /// Punctuation and capitals, of a model that has the choice [default: on]
+    #[arg(long, value_name = "SWITCH", value_parser = switch())]
+    pub punctuation: Option<bool>,
     /// Which times are wanted
     #[arg(long, value_name = "TIMES", default_value = "segment", value_parser = times())]
     pub times: Times,
@@ -107,12 +113,20 @@ fn times() -> impl TypedValueParser<Value = Times> {
     })
 }
 
+/// Reads `on` or `off`.
+fn switch() -> impl TypedValueParser<Value = bool> {
+    PossibleValuesParser::new(["on", "off"]).map(|switch| switch == "on")
+}
+
 impl TranscribeArgs {
     /// The options for a bundle of this manifest.
     fn options(&self, manifest: &Manifest) -> Result<TranscribeOptions> {
         let options =
             TranscribeOptions::default().with_max_new(self.max_new).with_times(self.times);
-        let mut options = options.with_task(self.task.clone());
+        let mut options = options
+            .with_task(self.task.clone())
+            .with_into(self.into.clone())
+            .with_punctuation(self.punctuation);
         if let Some(temperature) = self.temperature {
             options =
                 options.with_limits(TranscribeLimits::default().temperatures(vec![temperature])?);
@@ -120,7 +134,7 @@ impl TranscribeArgs {
         let language = Some(self.language.clone()).filter(|code| code != "auto");
         let options = options.with_language(language);
         let declared = manifest.params.transcription.as_ref();
-        if declared.is_some_and(|declared| declared.times.is_some() || declared.window.is_some()) {
+        if declared.is_some_and(Transcription::asks_by_itself) {
             return Ok(options.with_prompt(self.prompt.clone()));
         }
         let asked = |prompt| Transcription { prompt, chat: self.chat, ..Transcription::default() };

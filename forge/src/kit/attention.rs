@@ -1,5 +1,7 @@
 //! Softmax attention of decoders and encoders, and the inputs that its layers share.
 
+use std::sync::Arc;
+
 use qhx_base::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{AttentionInputs, Elem, TensorId};
@@ -249,6 +251,9 @@ pub struct Attention<'a> {
     pub masks: Option<&'a [TensorId]>,
     /// Factor of each row's queries, `[rows, 1, 1]`, where they have one.
     pub growth: Option<TensorId>,
+    /// Elements that turn together are neighbours in the checkpoint, as in GLM, and not of two halves. The rows of both
+    /// projections are put into the order of halves, which leaves scores as they are.
+    pub neighbours: bool,
     /// Scores `s` become `c · tanh(s / c)` before the mask (Gemma 2, arXiv 2408.00118).
     pub cap: Option<f32>,
     /// The tensor of scores that belong to no key, one for each head of queries: `sinks`.
@@ -282,6 +287,7 @@ impl<'a> Attention<'a> {
             turned: true,
             masks: None,
             growth: None,
+            neighbours: false,
             cap: None,
             sinks: None,
             bias: [false; 3],
@@ -321,7 +327,13 @@ impl Layers<'_> {
         let [query, group] = [heads.query, heads.groups].map(|count| count * heads.dim);
         let parts =
             [("q_proj", query, bias[0]), ("k_proj", group, bias[1]), ("v_proj", group, bias[2])];
-        let parts = self.rows_of(&attention.name, attention.joined, parts, hidden)?;
+        let mut parts = self.rows_of(&attention.name, attention.joined, parts, hidden)?;
+        if let Some([cos, _]) = attend.tables.filter(|_| attention.neighbours) {
+            let half = b.width(cos)?;
+            for (part, count) in parts.iter_mut().zip([heads.query, heads.groups]) {
+                part.reorder_outputs(&halves(count, heads.dim, half));
+            }
+        }
         let [q, k, v] = self.build_all(b, x, parts)?;
         let [q, k] = norm(b, [q, k], true)?;
         let q = b.reshape(q, &[rows, heads.query, heads.dim])?;
@@ -367,6 +379,14 @@ impl Layers<'_> {
         }
         Ok(out)
     }
+}
+
+/// Places of the elements of heads of which `half` pairs of neighbours turn: the first of each pair, the second of each,
+/// and the rest.
+fn halves(heads: usize, dim: usize, half: usize) -> Arc<[u32]> {
+    let pairs = 2 * half.min(dim / 2);
+    let order = (0..pairs).step_by(2).chain((1..pairs).step_by(2)).chain(pairs..dim);
+    (0..heads).flat_map(|head| order.clone().map(move |at| (head * dim + at) as u32)).collect()
 }
 
 /// Positions over which biases of keys are averaged.
@@ -546,9 +566,9 @@ impl Layers<'_> {
         Ok([project("k_proj", bias[1], &[1, 2, 0])?, project("v_proj", bias[2], &[1, 0, 2])?])
     }
 
-    /// Attention of rows `x` `[rows, hidden]` to keys and values of [`Layers::cross_keys`], all of which they see:
-    /// `q_proj`, softmax, and the projection back. One key head for each query head. Returns the rows, and the weights
-    /// `[heads, rows, keys]`.
+    /// Attention of rows `x` `[rows, hidden]` to keys and values of [`Layers::cross_keys`]: `q_proj`, softmax, and the
+    /// projection back. They see all keys, or those that a mask `[1, 1, keys]` shows. One key head for each query head.
+    /// Returns the rows, and the weights `[heads, rows, keys]`.
     ///
     /// # Errors
     /// When a tensor is missing, or shapes do not fit.
@@ -558,6 +578,7 @@ impl Layers<'_> {
         x: TensorId,
         attention: &Attention<'_>,
         [keys, values]: [TensorId; 2],
+        mask: Option<TensorId>,
     ) -> Result<[TensorId; 2]> {
         let Attention { heads: Heads { query, dim, .. }, scale, bias, .. } = *attention;
         let (rows, hidden) = (b.shape(x)?[0], b.width(x)?);
@@ -570,12 +591,101 @@ impl Layers<'_> {
         };
         let q = heads(b, q, if rows == 1 { [query, 1, dim] } else { [rows, query, dim] })?;
         let scores = b.matmul(q, keys, false)?;
+        let scores = mask.map_or(Ok(scores), |mask| b.add(scores, mask))?;
         let weights = b.softmax(scores)?;
         let mixed = b.matmul(weights, values, false)?;
         let mixed = heads(b, mixed, [query, rows, dim])?;
         let mixed = b.reshape(mixed, &[rows, query * dim])?;
         let out = self.linear(b, mixed, &tensor(attention.out), hidden, attention.out_bias)?;
         Ok([out, weights])
+    }
+}
+
+/// The mask `[1, 1, rows]` of rows of which `keep` `[rows, 1]` is 1: 0 for these, and below every score for the others,
+/// where it is 0.
+///
+/// # Errors
+/// When `keep` has another form.
+pub fn kept_mask(b: &mut GraphBuilder, keep: TensorId) -> Result<TensorId> {
+    let rows = b.shape(keep)?[0];
+    let hidden = b.scale(keep, -MASK_VALUE)?;
+    let offset = b.scalar(hidden, MASK_VALUE)?;
+    let hidden = b.add(hidden, offset)?;
+    b.reshape(hidden, &[1, 1, rows])
+}
+
+/// What a decoder attends to of an encoder: rows of a clip, in graphs for clips of several lengths.
+#[derive(Debug, Clone, Copy)]
+pub struct CrossRows {
+    /// Rows of the graph.
+    pub rows: usize,
+    /// Rows of the graph for the longest clips, which the decoder's inputs have.
+    pub longest: usize,
+}
+
+impl CrossRows {
+    /// Declares keys and values of a layer of the decoder, as [`Layers::cross_keys`] makes them, to be the outputs
+    /// `cross_k_<layer>` and `cross_v_<layer>` of an encoder, with zeros behind them up to the longest.
+    ///
+    /// # Errors
+    /// When they have another form.
+    pub fn outputs(self, b: &mut GraphBuilder, layer: usize, keys: [TensorId; 2]) -> Result<()> {
+        for ((part, axis), x) in [("k", 2), ("v", 1)].into_iter().zip(keys) {
+            let x = self.behind(b, x, axis, (&format!("{part}_behind"), 0.0))?;
+            b.output(&format!("cross_{part}_{layer}"), x)?;
+        }
+        Ok(())
+    }
+
+    /// Declares a mask of [`kept_mask`] to be the output `cross_mask` `[1, longest]`.
+    ///
+    /// # Errors
+    /// When it has another form.
+    pub fn mask_output(self, b: &mut GraphBuilder, mask: TensorId) -> Result<()> {
+        let mask = self.behind(b, mask, 2, ("mask_behind", MASK_VALUE))?;
+        let mask = b.reshape(mask, &[1, self.longest])?;
+        b.output("cross_mask", mask)
+    }
+
+    /// Adds the inputs of a decoder that [`CrossRows::outputs`] of a layer are bound to.
+    ///
+    /// # Errors
+    /// Errors of [`GraphBuilder::input`].
+    pub fn inputs(self, b: &mut GraphBuilder, layer: usize, heads: Heads) -> Result<[TensorId; 2]> {
+        let Heads { query, dim, .. } = heads;
+        let keys = [query, dim, self.longest];
+        let k = b.input(&format!("cross_k_{layer}"), Elem::Activation, &keys)?;
+        let values = [query, self.longest, dim];
+        let v = b.input(&format!("cross_v_{layer}"), Elem::Activation, &values)?;
+        Ok([k, v])
+    }
+
+    /// Adds the input `cross_mask`, for [`Layers::cross_attention`].
+    ///
+    /// # Errors
+    /// Errors of [`GraphBuilder::input`].
+    pub fn mask_input(self, b: &mut GraphBuilder) -> Result<TensorId> {
+        let mask = b.input("cross_mask", Elem::Activation, &[1, self.longest])?;
+        b.reshape(mask, &[1, 1, self.longest])
+    }
+
+    /// `x` with a value behind it along an axis, of a constant of this name.
+    fn behind(
+        self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        axis: usize,
+        (name, value): (&str, f32),
+    ) -> Result<TensorId> {
+        let behind = self.longest.saturating_sub(self.rows);
+        if behind == 0 {
+            return Ok(x);
+        }
+        let mut shape = b.shape(x)?.to_vec();
+        shape[axis] = behind;
+        let values = vec![value; shape.iter().product()];
+        let filling = b.constant(name, Elem::Activation, &shape, values)?;
+        b.concat(&[x, filling], axis)
     }
 }
 

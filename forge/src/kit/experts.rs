@@ -556,15 +556,12 @@ impl TableSource for Table {
         };
         let fail = |e: std::io::Error| Error::caused(ErrorKind::Io, "table of experts", e);
         let mut done = 0;
-        let all = self
-            .matrices
-            .iter()
-            .flat_map(|matrices| {
-                // What an expert gives is made by its last matrix, down.
-                let last = matrices.len().saturating_sub(1);
-                let scale = move |index: usize| if index == last { self.scale } else { 1.0 };
-                matrices.iter().enumerate().map(move |(index, matrix)| (matrix, scale(index)))
-            });
+        let all = self.matrices.iter().flat_map(|matrices| {
+            // What an expert gives is made by its last matrix, down.
+            let last = matrices.len().saturating_sub(1);
+            let scale = move |index: usize| if index == last { self.scale } else { 1.0 };
+            matrices.iter().enumerate().map(move |(index, matrix)| (matrix, scale(index)))
+        });
         for (matrix, factor) in all {
             progress.stop_if_cancelled()?;
             let rows = Weight::new(Arc::clone(matrix), Storage::Int8).to_int8()?;

@@ -5,6 +5,7 @@
 //! | [`Reader`] | checked values of `config.json` |
 //! | [`Layers`] | projections, norms, MLPs and heads from the tensors of a checkpoint |
 //! | [`Attention`], [`Attend`], [`mix`], [`rope`], [`rotate`] | softmax attention over a cache or within a text |
+//! | [`CrossRows`], [`kept_mask`] | what a decoder attends to of an encoder |
 //! | [`decoder`], [`decoder_of`], [`steps`], [`shards`], [`prefill_rows`], [`whole_prefill_rows`], [`check_shape`] | graphs to contexts, and the plan that runs them |
 //! | [`Mamba2`], [`Scan`], [`CausalConv`] | recurrent layers, and the convolution before a recurrence |
 //! | [`Experts`], [`expert_decoder`] | layers with many experts, whose weights stay on the host |
@@ -32,7 +33,8 @@ mod square;
 mod step;
 
 pub use attention::{
-    Attend, AttendInputs, Attention, Heads, Mixed, Past, mix, mix_past, rope, rotate,
+    Attend, AttendInputs, Attention, CrossRows, Heads, Mixed, Past, kept_mask, mix, mix_past, rope,
+    rotate,
 };
 pub use contexts::{
     Decoder, DecoderParams, PREFILL_ROWS, check_shape, decoder, decoder_of, object, one_or_many,

@@ -23,9 +23,9 @@ use qhx_graph::weight::{Storage, Weight, held};
 use serde_json::{Map, Value, json};
 
 use crate::kit::{
-    Attend, AttendInputs, Attention, Decoder, ENCODER_WEIGHTS, Heads, Layers, MatrixFile,
-    Processor, Reader, Step, check_shape, decoder, encoder_precision, filters, matrices, object,
-    prefill_rows,
+    Attend, AttendInputs, Attention, CrossRows, Decoder, ENCODER_WEIGHTS, Heads, Layers,
+    MatrixFile, Processor, Reader, Step, check_shape, decoder, encoder_precision, filters,
+    matrices, object, prefill_rows,
 };
 use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
 use crate::register_recipe;
@@ -108,8 +108,8 @@ impl Config {
     }
 }
 
-/// Names of tensors: the decoder's are asked for without its prefix.
-fn names(name: &str) -> Vec<String> {
+/// Names of tensors of an encoder and a decoder: the decoder's are asked for without its prefix.
+pub(super) fn names(name: &str) -> Vec<String> {
     if let Some(head) = name.strip_prefix("lm_head") {
         return vec![format!("proj_out{head}")];
     }
@@ -327,9 +327,8 @@ impl Model<'_> {
         let h = self.layers.layer_norm(&mut b, h, "encoder.layer_norm")?;
         for layer in 0..self.config.decoder.layers {
             b.scope(format!("cross{layer}"));
-            let [k, v] = self.layers.cross_keys(&mut b, h, &self.cross(layer))?;
-            b.output(&format!("cross_k_{layer}"), k)?;
-            b.output(&format!("cross_v_{layer}"), v)?;
+            let keys = self.layers.cross_keys(&mut b, h, &self.cross(layer))?;
+            self.cross_rows().outputs(&mut b, layer, keys)?;
         }
         b.finish()
     }
@@ -392,8 +391,7 @@ impl Model<'_> {
 
     /// Tokens through the layers of `range`.
     fn decoder(&self, name: &str, range: Range<usize>, step: Step) -> Result<Graph> {
-        let Config { hidden, sources, decoder: Tower { layers: count, heads, inner }, .. } =
-            *self.config;
+        let Config { hidden, decoder: Tower { layers: count, heads, inner }, .. } = *self.config;
         let last = range.end == count;
         let mut b = GraphBuilder::new(name);
         let mut h = b.input("x", Elem::Activation, &[step.rows, hidden])?;
@@ -402,19 +400,16 @@ impl Model<'_> {
             h = b.add(h, positions)?;
         }
         let attend = Attend::inputs(&mut b, &AttendInputs::of(0, step))?;
+        let cross = self.cross_rows();
         for layer in range {
             let name = format!("layers.{layer}");
             h = self.own(&mut b, h, &name, layer, heads, true, &attend)?;
             b.scope(format!("l{layer}_cross"));
-            let Heads { query, dim, .. } = heads;
-            let k =
-                b.input(&format!("cross_k_{layer}"), Elem::Activation, &[query, dim, sources])?;
-            let v =
-                b.input(&format!("cross_v_{layer}"), Elem::Activation, &[query, sources, dim])?;
+            let [k, v] = cross.inputs(&mut b, layer, heads)?;
             let normed =
                 self.layers.layer_norm(&mut b, h, &format!("{name}.encoder_attn_layer_norm"))?;
             let [mixed, weights] =
-                self.layers.cross_attention(&mut b, normed, &self.cross(layer), [k, v])?;
+                self.layers.cross_attention(&mut b, normed, &self.cross(layer), [k, v], None)?;
             if step.rows == self.aligning {
                 self.align(&mut b, layer, weights)?;
             }
@@ -439,6 +434,10 @@ impl Model<'_> {
         }
         let heads = b.concat(&heads, 0)?;
         b.output(&format!("align_{layer}"), heads)
+    }
+
+    fn cross_rows(&self) -> CrossRows {
+        CrossRows { rows: self.config.sources, longest: self.config.sources }
     }
 
     fn cross(&self, layer: usize) -> Attention<'static> {

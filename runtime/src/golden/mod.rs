@@ -58,6 +58,8 @@ const LONG: (usize, usize) = (8, 3);
 const BEYOND: usize = 3;
 /// The same beside an image or audio.
 const BESIDE_MEDIA: (usize, usize) = (4, 1);
+/// Power of two of the longest audio that is tried, in halves of a second.
+const LONGEST: u32 = 7;
 /// The largest logits of a drafting head that are written down.
 const DRAFTED: usize = 32;
 /// Tokens that are given to a drafting head, one by one.
@@ -392,6 +394,25 @@ impl Maker<'_> {
         Ok(())
     }
 
+    /// Longer clips, of a model that has no texts alone, for the graphs of an encoder that nothing else executes.
+    fn longer_audio(&mut self) -> Result<()> {
+        let (rate, task) = (self.model.info().media.audio.rate, Task::Generate);
+        // Eighths of a length that is a power of two: where that is refused, something below it may be taken.
+        let lengths = (1..=LONGEST).flat_map(|power| [8, 7, 6, 5].map(|part| (part << power) / 8));
+        for halves in lengths {
+            if self.model.info().vocab == 0 || !fill::is_idle(self.model) {
+                break;
+            }
+            let name = format!("{}-audio-{:.1}s", task.name(), f64::from(halves) / 2.0);
+            let step = GoldenStep::plain(self.model, name, task, BESIDE_MEDIA);
+            let step = GoldenStep { media: Some(Clip::audio(rate, halves)), ..step };
+            if self.model.encode_prompt(&step.prompt()?).is_ok() {
+                self.add_if_new(step)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Longer texts behind audio, of a model that has no texts alone, in graphs that nothing else executes.
     fn behind_audio(&mut self, sizes: &fill::Sizes) -> Result<()> {
         let (max_ctx, task) = (self.model.info().max_ctx, Task::Generate);
@@ -446,6 +467,7 @@ impl Golden {
         maker.media()?;
         if transcribes && !generates {
             maker.behind_audio(&sizes)?;
+            maker.longer_audio()?;
         }
         if transcribes && maker.model.answers() {
             maker.transcribed()?;

@@ -4,6 +4,7 @@
 //! hears windows that overlap, each of which gives the words of its own part (`context.rs`). For another one the audio
 //! is cut into chunks that overlap, each transcribed by itself, and joined at their borders.
 
+mod asked;
 mod context;
 mod join;
 mod limits;
@@ -12,6 +13,7 @@ mod windows;
 mod words;
 mod written;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use qhx_media::{Audio, Limits, Source};
@@ -22,8 +24,8 @@ pub use limits::Limits as TranscribeLimits;
 pub use live::Live;
 use qhx_base::{CancelToken, Error, ErrorKind, Result, error, setters};
 use qhx_core::Manifest;
-use qhx_core::engine::{FinishReason, Generation, Message, Model, Prompt, Request};
-use qhx_core::manifest::Transcription;
+use qhx_core::engine::{FinishReason, Generation, Model, Request};
+use qhx_core::manifest::{AnswerHead, Spelling, Transcription};
 use qhx_core::op::{Answer, Piece, Segment};
 use qhx_text::Tokenizer;
 use qhx_types::Media;
@@ -48,8 +50,12 @@ pub struct TranscribeOptions {
     pub max_new: usize,
     /// Code of the language that is spoken, such as `de`; what the model hears in the first window if it is `None`.
     pub language: Option<String>,
-    /// Task of a model that has several: `transcribe`, or `translate` into English.
+    /// Task of a model that has several: `transcribe`, or `translate`, into English unless `into` is set.
     pub task: Option<String>,
+    /// Code of the language to translate into, of a model that translates into several.
+    pub into: Option<String>,
+    /// Punctuation and capitals, of a model that has the choice: it writes them unless this is `Some(false)`.
+    pub punctuation: Option<bool>,
     /// Times to give beside the text.
     pub times: Times,
     /// Text that was said before, or words that may come up, such as names. For models that take such a text.
@@ -67,6 +73,8 @@ impl Default for TranscribeOptions {
             max_new: 256,
             language: None,
             task: None,
+            into: None,
+            punctuation: None,
             times: Times::default(),
             prompt: None,
             condition_on_previous: false,
@@ -102,6 +110,10 @@ impl TranscribeOptions {
         with_language(language: impl Into<Option<String>>) => language = language.into(),
         /// Task: `transcribe` or `translate`.
         with_task(task: impl Into<Option<String>>) => task = task.into(),
+        /// The language to translate into, by its code.
+        with_into(into: impl Into<Option<String>>) => into = into.into(),
+        /// Punctuation and capitals, of a model that has the choice.
+        with_punctuation(punctuation: impl Into<Option<bool>>) => punctuation = punctuation.into(),
         /// Times to give beside the text.
         with_times(times: Times) => times = times,
         /// Text that was said before.
@@ -281,41 +293,50 @@ impl Transcriber {
     /// These options without a language and a text before that the model has no way for: where a client sends them
     /// whatever the model is.
     pub fn fitting(&self, options: &TranscribeOptions) -> TranscribeOptions {
-        let Transcription { languages, previous, .. } = &self.instruction;
-        let language = options.language.clone().filter(|_| !languages.is_empty());
-        let prompt = options.prompt.clone().filter(|_| previous.is_some());
+        let language = options.language.clone().filter(|_| !self.instruction.languages.is_empty());
+        let prompt = options.prompt.clone().filter(|_| self.takes_prompt());
         TranscribeOptions { language, prompt, ..options.clone() }
     }
 
     /// Checks the options against what the bundle declares.
     fn check(&self) -> Result<()> {
-        let Transcription { languages, tasks, times, previous, .. } = &self.instruction;
-        let named =
-            |what: &str, name: &Option<String>, known: &std::collections::BTreeMap<String, u32>| {
-                let Some(name) = name.as_ref().filter(|name| !known.contains_key(*name)) else {
-                    return Ok(());
-                };
-                let path = self.model.manifest().path.display();
-                if known.is_empty() {
-                    return Err(error!(
-                        Usage,
-                        "{path}: the {what} {name:?} is asked for, and the model has one only"
-                    )
-                    .hint(format!("leave --{what} out")));
-                }
-                let names: Vec<_> = known.keys().map(String::as_str).collect();
-                let near = qhx_plugins::nearest(name, names.iter().copied());
-                let near = near.map_or_else(String::new, |near| format!("did you mean {near:?}? "));
-                Err(error!(Usage, "{path}: the model does not know the {what} {name:?}")
-                    .hint(format!("{near}It knows {}", names.join(", "))))
+        let Transcription { languages, tasks, times, .. } = &self.instruction;
+        let named = |what: &str, name: &Option<String>, known: &BTreeMap<String, Spelling>| {
+            let Some(name) = name.as_ref().filter(|name| !known.contains_key(*name)) else {
+                return Ok(());
             };
+            let path = self.model.manifest().path.display();
+            if known.is_empty() {
+                return Err(error!(
+                    Usage,
+                    "{path}: the {what} {name:?} is asked for, and the model has one only"
+                )
+                .hint(format!("leave --{what} out")));
+            }
+            let names: Vec<_> = known.keys().map(String::as_str).collect();
+            let near = qhx_plugins::nearest(name, names.iter().copied());
+            let near = near.map_or_else(String::new, |near| format!("did you mean {near:?}? "));
+            Err(error!(Usage, "{path}: the model does not know the {what} {name:?}")
+                .hint(format!("{near}It knows {}", names.join(", "))))
+        };
         named("language", &self.options.language, languages)?;
         named("task", &self.options.task, tasks)?;
+        let TranscribeOptions { into, punctuation, .. } = &self.options;
+        if into.is_some() && !asked::has_place(&self.instruction, "{into}") {
+            let what = "a language to translate into";
+            return Err(self
+                .refused(what, "the model does not have the choice")
+                .hint("a model with the task translate translates into English"));
+        }
+        named("into", into, languages)?;
+        if punctuation.is_some() && self.instruction.punctuation.is_none() {
+            return Err(self.refused("punctuation", "the model does not have the choice"));
+        }
         let refused = |what: &str, why: &str| Err(self.refused(what, why));
         if self.options.times == Times::Word {
             self.finds_words()?;
         }
-        if self.options.prompt.is_some() && previous.is_none() {
+        if self.options.prompt.is_some() && !self.takes_prompt() {
             return refused("a text that was said before", "the model has no place for one");
         }
         if let (Some(times), vocab @ 1..) = (times, self.model.info().vocab)
@@ -326,6 +347,11 @@ impl Transcriber {
             return refused(&what, &format!("expected tokens below {vocab}, the number of logits"));
         }
         Ok(())
+    }
+
+    /// True where the model takes a text that was said before.
+    fn takes_prompt(&self) -> bool {
+        self.instruction.previous.is_some() || asked::has_place(&self.instruction, "{prompt}")
     }
 
     fn refused(&self, what: &str, why: &str) -> Error {
@@ -412,7 +438,8 @@ impl Transcriber {
     /// Writes down audio at the model's rate, at most `max_new` tokens for what it takes at once, in the first of its
     /// languages, whatever the words are worth.
     pub fn transcribe_whatever(&mut self, audio: Audio, max_new: usize) -> Result<Transcript> {
-        let language = self.instruction.languages.keys().next().cloned();
+        let first = || self.instruction.languages.keys().next().cloned();
+        let language = self.instruction.language.clone().or_else(first);
         let options = TranscribeOptions::default().with_language(language).with_max_new(max_new);
         let options = options.with_limits(TranscribeLimits::none());
         let before = std::mem::replace(&mut self.options, options);
@@ -445,7 +472,13 @@ impl Transcriber {
     /// Reason and hint for a chunk whose text was cut off; `None` if the model ended it.
     pub fn cut_off(&self, chunk: &Chunk) -> Option<String> {
         let cut = chunk.finish_reason == FinishReason::Length;
-        cut.then(|| cut_off(chunk.tokens, self.options.max_new, self.model.info().max_ctx))
+        let most = self.most_tokens(chunk.end - chunk.start);
+        cut.then(|| match most < self.options.max_new && chunk.tokens >= most {
+            true => {
+                "params.transcription.tokens_per_second of the manifest allows no more".to_owned()
+            }
+            false => cut_off(chunk.tokens, self.options.max_new, self.model.info().max_ctx),
+        })
     }
 
     /// Has the model transcribe one chunk after another.
@@ -482,7 +515,7 @@ impl Transcriber {
             let Said { text, ids, finish_reason, times, language, found } =
                 match self.model.answers() {
                     true => self.answered(&clip, cancel)?,
-                    false => self.generated(name, clip, cancel, &mut on_event)?,
+                    false => self.generated(name, (clip, end - start), cancel, &mut on_event)?,
                 };
             let text = text.trim();
             let words = text.split_whitespace().count() as f64;
@@ -508,24 +541,52 @@ impl Transcriber {
         Ok(transcript)
     }
 
-    /// Answer of a model that generates its words token by token.
+    /// The most tokens that a clip of so many seconds gives.
+    fn most_tokens(&self, seconds: f64) -> usize {
+        let max_new = self.options.max_new;
+        // The token of the clip counts among them.
+        let most =
+            |rate: f64| ((seconds * rate) as usize).saturating_sub(1).clamp(1, max_new.max(1));
+        self.instruction.tokens_per_second.map_or(max_new, most)
+    }
+
+    /// Answer of a model that generates the words of a clip of so many seconds token by token.
     fn generated(
         &mut self,
         name: &str,
-        clip: Media,
+        (clip, seconds): (Media, f64),
         cancel: &CancelToken,
         on_event: &mut impl FnMut(TranscribeEvent<'_>),
     ) -> Result<Said> {
         self.model.reset()?;
-        let prompt = prompt(&self.instruction, Attached::new(name, clip))?;
-        let request = Request::greedy(prompt, self.options.max_new).cancelled_by(cancel.clone());
+        let max_new = self.most_tokens(seconds);
+        let prompt = asked::prompt(&self.instruction, &self.options, Attached::new(name, clip))?;
+        let request = Request::greedy(prompt, max_new).cancelled_by(cancel.clone());
         let mut run = self.model.start(&request)?;
         while run.next_event()?.is_some() {
             on_event(TranscribeEvent::Token);
         }
         let Generation { text, tokens: ids, finish_reason, .. } = run.finish()?;
         let found = self.found(finish_reason)?;
-        Ok(Said { text, ids, finish_reason, times: Vec::new(), language: None, found })
+        let spoken = asked::language(&self.instruction, &self.options).map(str::to_owned);
+        let said = Said { text, ids, finish_reason, times: Vec::new(), language: spoken, found };
+        self.without_head(said)
+    }
+
+    /// The same without what an answer begins with, and with the language that this says.
+    fn without_head(&self, said: Said) -> Result<Said> {
+        let Some(AnswerHead { before, token, .. }) = &self.instruction.answer else {
+            return Ok(said);
+        };
+        let Some(at) = said.ids.iter().position(|id| id == token) else { return Ok(said) };
+        let (head, words) = said.ids.split_at(at);
+        let words = words.get(1..).unwrap_or_default().to_vec();
+        let head = self.decoded(head)?;
+        let name = head.trim().strip_prefix(before.trim()).map(str::trim);
+        let mut known = self.instruction.languages.iter();
+        let code = known.find(|(_, spelling)| Some(spelling.text()) == name);
+        let language = said.language.or_else(|| code.map(|(code, _)| code.clone()));
+        Ok(Said { text: self.decoded(&words)?, ids: words, language, ..said })
     }
 
     /// Findings of a model that generates, in the audio that it has just heard.
@@ -595,7 +656,8 @@ impl Transcriber {
         let shortest = step.min(all);
         let samples = audio.samples.get(..shortest).unwrap_or_default().to_vec();
         let chunk = Attached::new(name, media(samples, audio.rate)?);
-        let whole = model.encode_prompt(&prompt(&self.instruction, chunk)?)?.len();
+        let whole =
+            model.encode_prompt(&asked::prompt(&self.instruction, &self.options, chunk)?)?.len();
         let request = whole.saturating_sub(positions(model, shortest)?);
         let max = max_ctx.saturating_sub(max_ctx / ROOM).saturating_sub(request);
         let mut takes = |samples: usize| -> Result<()> {
@@ -672,15 +734,6 @@ fn cut_off(tokens: usize, max_new: usize, max_ctx: usize) -> String {
 
 fn seconds(audio: &Audio, samples: usize) -> f64 {
     samples as f64 / f64::from(audio.rate.max(1))
-}
-
-/// The audio, and behind it what asks for its words.
-fn prompt(instruction: &Transcription, clip: Attached) -> Result<Prompt> {
-    let content = crate::media::content(instruction.prompt.clone(), &[clip])?;
-    Ok(match instruction.chat {
-        true => Prompt::Chat { messages: vec![Message::user(content)], thinking: None },
-        false => content.into(),
-    })
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 
 use qhx_base::{CancelToken, ErrorKind, Result, bail};
 use qhx_core::engine::{FinishReason, Generation, Part, Prompt, Request};
-use qhx_core::manifest::{TimeTokens, Transcription};
+use qhx_core::manifest::{Spelling, TimeTokens, Transcription};
 use qhx_core::op::Segment;
 use qhx_types::Media;
 
@@ -218,15 +218,17 @@ impl Transcriber {
             let of = |id: u32| logits.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);
             silence = no_speech.map(|id| share(&logits, of(id)));
             if listens {
-                let likeliest = languages.iter().max_by(|a, b| of(*a.1).total_cmp(&of(*b.1)));
+                let tokens = languages.iter().filter_map(|(code, of)| Some((code, of.token()?)));
+                let likeliest = tokens.max_by(|a, b| of(a.1).total_cmp(&of(b.1)));
                 transcript.language = likeliest.map(|(code, _)| code.clone());
             }
         }
-        let language = transcript.language.as_ref().and_then(|code| languages.get(code)).copied();
+        let token = |spelling: Option<&Spelling>| spelling.and_then(Spelling::token);
+        let language = transcript.language.as_ref().and_then(|code| token(languages.get(code)));
         let task = self.options.task.as_deref().unwrap_or("transcribe");
         let none = times.filter(|_| !timed).map(|times| times.none);
         let head: Vec<u32> =
-            language.into_iter().chain(tasks.get(task).copied()).chain(none).collect();
+            language.into_iter().chain(token(tasks.get(task))).chain(none).collect();
         let vocab = self.model.info().vocab;
         let mut said = None;
         for &temperature in &limits.temperatures {

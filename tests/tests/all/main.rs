@@ -46,8 +46,11 @@ mod small_caches;
 mod smolvlm;
 /// The family of `ops-speech`.
 mod speech {
+    mod canary;
     mod kokoro;
+    mod moonshine;
     mod parakeet;
+    mod qwen3asr;
     mod whisper;
 }
 mod states;

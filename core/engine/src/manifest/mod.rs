@@ -106,14 +106,23 @@ pub struct Params {
 /// `params.transcription`: what asks the model to transcribe audio that stands before it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Transcription {
-    /// `prompt`: the text behind the audio.
+    /// `prompt`: the text behind the audio; or, where it has `{audio}` in it, the whole prompt, in which the audio stands
+    /// there. Then `{language}`, `{into}`, `{punctuation}` and `{prompt}` in it become what is asked for.
     pub prompt: String,
     /// `chat`: both are a user's message of a conversation.
     pub chat: bool,
-    /// `languages`: the token behind the audio that says what is spoken, by the language's code.
-    pub languages: BTreeMap<String, u32>,
-    /// `tasks`: the token behind that which says what is wanted, by its name, `transcribe` or `translate`.
-    pub tasks: BTreeMap<String, u32>,
+    /// `languages`: the token behind the audio, or the text, that says what is spoken, by the language's code.
+    pub languages: BTreeMap<String, Spelling>,
+    /// `language`: the code of the language that is taken where none is given, of a model that cannot hear it.
+    pub language: Option<String>,
+    /// `tasks`: the token behind that, or the text, which says what is wanted, by its name, `transcribe` or `translate`.
+    pub tasks: BTreeMap<String, Spelling>,
+    /// `punctuation`: the texts that ask for punctuation and capitals, and for none. `None` where the model has no choice.
+    pub punctuation: Option<[String; 2]>,
+    /// `tokens_per_second`: the most tokens that a second of audio gives, those that begin an answer included.
+    pub tokens_per_second: Option<f64>,
+    /// `answer`: what an answer begins with, where it says what is spoken.
+    pub answer: Option<AnswerHead>,
     /// `times`: tokens that are times.
     pub times: Option<TimeTokens>,
     /// `no_speech`: the token that stands first where nobody speaks.
@@ -125,6 +134,53 @@ pub struct Transcription {
     /// `context`: seconds of audio at the beginning and at the end of a window that only give context to the rest of
     /// it, where windows overlap. For host-ops that give the times of their tokens.
     pub context: Option<[f64; 2]>,
+}
+
+impl Transcription {
+    /// True where tokens, the host-op or a whole prompt ask for the words, and no text of a caller's does.
+    pub fn asks_by_itself(&self) -> bool {
+        self.times.is_some() || self.window.is_some() || self.prompt.contains("{audio}")
+    }
+}
+
+/// A token, or a text that is tokenized where it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Spelling {
+    /// A token.
+    Token(u32),
+    /// A text.
+    Text(String),
+}
+
+impl Spelling {
+    /// The token, where it is one.
+    pub fn token(&self) -> Option<u32> {
+        match self {
+            Self::Token(token) => Some(*token),
+            Self::Text(_) => None,
+        }
+    }
+
+    /// The text; empty where it is a token.
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Token(_) => "",
+            Self::Text(text) => text,
+        }
+    }
+}
+
+/// `params.transcription.answer`: an answer begins with the name of a language between two texts. Where a language is
+/// asked for, the same stands at the end of the prompt.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AnswerHead {
+    /// `before`: the text in front of the name.
+    pub before: String,
+    /// `behind`: the text behind it.
+    pub behind: String,
+    /// `token`: the token of that text, behind which the words are.
+    pub token: u32,
 }
 
 /// `params.transcription.times`: tokens that are times, in steps of as many seconds.

@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 
 use super::reader::Node;
 use super::{
-    ArtifactTable, ContextEntry, EmbedEntry, FileEntry, Manifest, Model, Params, Plan, Rerank,
-    SCHEMA_VERSION, Speech, Step, TimeTokens, Transcription, Verdict,
+    AnswerHead, ArtifactTable, ContextEntry, EmbedEntry, FileEntry, Manifest, Model, Params, Plan,
+    Rerank, SCHEMA_VERSION, Speech, Spelling, Step, TimeTokens, Transcription, Verdict,
 };
 use crate::sampling::SamplingParams;
 use qhx_base::{Result, error, snapshot};
@@ -148,11 +148,41 @@ fn params(node: &Node<'_>) -> Result<Params> {
 }
 
 fn transcription(node: &Node<'_>) -> Result<Transcription> {
-    let tokens = |key: &str| -> Result<BTreeMap<String, u32>> {
+    let spellings = |key: &str| -> Result<BTreeMap<String, Spelling>> {
         let Some(members) = node.get(key)? else { return Ok(BTreeMap::new()) };
+        let spelling = |node: &Node<'_>| match node.value() {
+            Value::String(text) => Ok(Spelling::Text(text.clone())),
+            _ => node.u32().map(Spelling::Token),
+        };
         let members = members.members()?;
-        members.into_iter().map(|(name, id)| Ok((name.to_owned(), id.u32()?))).collect()
+        members.map(|(name, node)| Ok((name.to_owned(), spelling(&node)?))).collect()
     };
+    let languages = spellings("languages")?;
+    let language = match node.get("language")? {
+        None => None,
+        Some(node) => match node.string()? {
+            code if languages.contains_key(&code) => Some(code),
+            code => {
+                return Err(node.error(format_args!("expected one of languages, found {code:?}")));
+            }
+        },
+    };
+    let punctuation = match node.get("punctuation")? {
+        None => None,
+        Some(node) => Some([node.require("on")?.string()?, node.require("off")?.string()?]),
+    };
+    let answer = match node.get("answer")? {
+        None => None,
+        Some(node) => Some(AnswerHead {
+            before: node.require("before")?.string()?,
+            behind: node.require("behind")?.string()?,
+            token: node.require("token")?.u32()?,
+        }),
+    };
+    let rate = node.get("tokens_per_second")?.map(|n| match n.value().as_f64() {
+        Some(rate) if rate.is_finite() && rate > 0.0 => Ok(rate),
+        _ => Err(n.error(format_args!("expected a positive number, found {}", n.value()))),
+    });
     let token = |key: &str| node.get(key)?.map(|n| n.u32()).transpose();
     let seconds = |node: &Node<'_>| match node.value().as_f64() {
         Some(seconds) if seconds.is_finite() && seconds > 0.0 => Ok(seconds),
@@ -188,8 +218,12 @@ fn transcription(node: &Node<'_>) -> Result<Transcription> {
     Ok(Transcription {
         prompt,
         chat: node.get("chat")?.map(|n| n.bool()).transpose()?.unwrap_or(false),
-        languages: tokens("languages")?,
-        tasks: tokens("tasks")?,
+        languages,
+        language,
+        tasks: spellings("tasks")?,
+        punctuation,
+        tokens_per_second: rate.transpose()?,
+        answer,
         times,
         no_speech: token("no_speech")?,
         previous: token("previous")?,

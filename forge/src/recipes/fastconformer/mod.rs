@@ -10,11 +10,10 @@ use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Conv1d, Conv2d, Elem, TensorId, UnaryOp};
 use qhx_graph::weight::{Storage, Weight, held};
-use qhx_types::MASK_VALUE;
 use rayon::prelude::*;
 use serde_json::json;
 
-use crate::kit::{Layers, Reader, filters};
+use crate::kit::{Layers, Reader, filters, kept_mask};
 
 pub(super) use audio::{Audio, WINDOWS};
 
@@ -108,17 +107,17 @@ impl FastConformer<'_> {
 
     /// The inputs `mel` `[frames, mels]` and `keep` `[frames, 1]`, which is 1 for frames of the clip, through the layers.
     pub(super) fn encode(&self, b: &mut GraphBuilder) -> Result<TensorId> {
-        let rows = self.rows();
+        Ok(self.encode_with_mask(b)?.0)
+    }
+
+    /// The same, with the mask `[1, 1, rows]` that hides rows behind the clip.
+    pub(super) fn encode_with_mask(&self, b: &mut GraphBuilder) -> Result<(TensorId, TensorId)> {
         let mel = b.input("mel", Elem::Activation, &[self.frames, self.sizes.mels])?;
         let keep = b.input("keep", Elem::Activation, &[self.frames, 1])?;
         let mut h = self.subsample(b, mel, keep)?;
         b.scope("mask");
         let keep = self.kept(b, keep, self.sizes.halvings)?;
-        // 0 for rows of the clip, and below every score for those behind it.
-        let hidden = b.scale(keep, -MASK_VALUE)?;
-        let offset = b.scalar(hidden, MASK_VALUE)?;
-        let hidden = b.add(hidden, offset)?;
-        let mask = b.reshape(hidden, &[1, 1, rows])?;
+        let mask = kept_mask(b, keep)?;
         for layer in 0..self.sizes.layers {
             let at = format!("encoder.layers.{layer}");
             let scope = |part: &str| format!("l{layer}_{part}");
@@ -137,7 +136,7 @@ impl FastConformer<'_> {
             h = self.layers.layer_norm(b, h, &format!("{at}.norm_out"))?;
         }
         b.scope("out");
-        Ok(h)
+        Ok((h, mask))
     }
 
     /// Rest of `keep` `[frames, 1]` after `halvings` halvings, each of which keeps the first of two.

@@ -296,10 +296,4 @@ impl Class {
         let name = name.strip_suffix(MOE).unwrap_or(name);
         CLASSES.iter().find(|class| class.family == name)
     }
-
-    /// By the `model_type` of a configuration: `mistral`, `qwen3_moe`, ….
-    pub fn of_type(name: &str) -> Option<&'static Self> {
-        let name = name.strip_suffix(MOE).unwrap_or(name);
-        CLASSES.iter().find(|class| class.family == name)
-    }
 }
