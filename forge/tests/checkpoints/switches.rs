@@ -164,7 +164,8 @@ fn keys_are_used_refused_or_without_influence() {
             _ => Task::Generate,
         };
         let size = [("image-size", "12")];
-        let choices = if class.contains("VLFor") { &size[..] } else { &[] };
+        let sized = class.contains("VLFor") && !class.starts_with("Intern");
+        let choices = if sized { &size[..] } else { &[] };
         // One of its graphs takes an image and a text whole.
         let max_ctx = if class.starts_with("PaliGemma") { 32 } else { 16 };
         let options = RecipeOptions { task, ..recipe_options(max_ctx, choices) };
