@@ -160,7 +160,7 @@ fn keys_are_used_refused_or_without_influence() {
         let whole = std::fs::read(&path).unwrap();
         let task = match class {
             "Qwen3Model" | "XLMRobertaModel" => Task::Score,
-            _ if class.ends_with("Model") => Task::Embed,
+            _ if class.ends_with("Model") && !class.ends_with("ChatModel") => Task::Embed,
             _ => Task::Generate,
         };
         let size = [("image-size", "12")];
