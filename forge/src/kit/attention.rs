@@ -1,5 +1,7 @@
 //! Softmax attention of decoders and encoders, and the inputs that its layers share.
 
+use std::sync::Arc;
+
 use qhx_base::Result;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{AttentionInputs, Elem, TensorId};
@@ -222,8 +224,13 @@ pub struct Attention<'a> {
     pub norms: Option<[&'a str; 2]>,
     /// True if each norm covers all heads together instead of each head.
     pub whole_norms: bool,
+    /// The norms come behind rope instead of before it; each head has its own.
+    pub late_norms: bool,
     /// Queries and keys are turned by the rotary tables.
     pub turned: bool,
+    /// Elements that turn together stand beside each other in the checkpoint's heads, 2i and 2i + 1: the rows of
+    /// queries and keys are brought into halves, in which [`rope`] turns them. Not beside norms.
+    pub pairs: bool,
     /// Factor of each row's queries, `[rows, 1, 1]`, where they have one.
     pub growth: Option<TensorId>,
     /// Scores `s` become `c · tanh(s / c)` before the mask (Gemma 2, arXiv 2408.00118).
@@ -256,7 +263,9 @@ impl<'a> Attention<'a> {
             joined: None,
             norms: None,
             whole_norms: false,
+            late_norms: false,
             turned: true,
+            pairs: false,
             growth: None,
             cap: None,
             sinks: None,
@@ -297,17 +306,24 @@ impl Layers<'_> {
         let [query, group] = [heads.query, heads.groups].map(|count| count * heads.dim);
         let parts =
             [("q_proj", query, bias[0]), ("k_proj", group, bias[1]), ("v_proj", group, bias[2])];
-        let parts = self.rows_of(&attention.name, attention.joined, parts, hidden)?;
+        let mut parts = self.rows_of(&attention.name, attention.joined, parts, hidden)?;
+        if attention.pairs {
+            let turned = attend.tables.map(|[cos, _]| b.width(cos)).transpose()?.unwrap_or(0);
+            for (part, count) in parts.iter_mut().zip([heads.query, heads.groups]) {
+                part.reorder_outputs(&halves(count, heads.dim, turned));
+            }
+        }
         let [q, k, v] = self.build_all(b, x, parts)?;
         let [q, k] = norm(b, [q, k], true)?;
         let q = b.reshape(q, &[rows, heads.query, heads.dim])?;
         let k = b.reshape(k, &[rows, heads.groups, heads.dim])?;
         let v = b.reshape(v, &[rows, heads.groups, heads.dim])?;
-        let [q, k] = norm(b, [q, k], false)?;
+        let [q, k] = if attention.late_norms { [q, k] } else { norm(b, [q, k], false)? };
         let [q, k] = match attention.turned {
             true => [rope(b, q, attend)?, rope(b, k, attend)?],
             false => [q, k],
         };
+        let [q, k] = if attention.late_norms { norm(b, [q, k], false)? } else { [q, k] };
         let k = match attention.centred.filter(|_| bias[1] && attention.turned) {
             Some(theta) => {
                 let bias =
@@ -340,6 +356,16 @@ impl Layers<'_> {
         }
         Ok(out)
     }
+}
+
+/// The order in which rows of heads of `dim`, of which `half` pairs stand beside each other, become halves.
+fn halves(heads: usize, dim: usize, half: usize) -> Arc<[u32]> {
+    let within = |row: usize| match row {
+        row if row < half => 2 * row,
+        row if row < 2 * half => 2 * (row - half) + 1,
+        row => row,
+    };
+    (0..heads * dim).map(|row| (row / dim * dim + within(row % dim)) as u32).collect()
 }
 
 /// Positions over which biases of keys are averaged.

@@ -287,7 +287,7 @@ impl Projection {
         found.source.block_form().is_some_and(fits).then_some(found)
     }
 
-    fn reorder_outputs(&mut self, order: &Arc<[u32]>) {
+    pub(super) fn reorder_outputs(&mut self, order: &Arc<[u32]>) {
         self.weight = row_order(Arc::clone(&self.weight), Arc::clone(order));
         if let Some(bias) = &mut self.bias {
             let place = |place: &u32| bias.get(*place as usize).copied().unwrap_or(0.0);

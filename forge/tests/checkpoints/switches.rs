@@ -87,7 +87,7 @@ const APART: [&str; 10] = [
 ];
 
 /// A checkpoint for each list, by the first of its classes.
-const LISTED: [(&str, &str); 37] = [
+const LISTED: [(&str, &str); 39] = [
     ("LlamaForCausalLM", "llama3-tiny"),
     ("MistralForCausalLM", "mistral-tiny"),
     ("Qwen2ForCausalLM", "qwen2-tiny"),
@@ -104,6 +104,8 @@ const LISTED: [(&str, &str); 37] = [
     ("Ministral3ForCausalLM", "switches/ministral3"),
     ("Mistral3ForConditionalGeneration", "switches/mistral3"),
     ("GptOssForCausalLM", "gpt-oss"),
+    ("Ernie4_5ForCausalLM", "switches/ernie4_5"),
+    ("HunYuanDenseV1ForCausalLM", "switches/hunyuan"),
     ("PhimoeForCausalLM", "phimoe-6"),
     ("Qwen3_5ForCausalLM", "qwen35-untied"),
     ("Qwen3_5ForConditionalGeneration", "qwen35-vision"),
@@ -208,6 +210,8 @@ fn tensors_and_keys_of_gguf_files_are_the_checkpoints() {
         "exaone4",
         "exaone4-full",
         "ministral3",
+        "ernie4_5",
+        "hunyuan",
     ] {
         let folder = qhx_paths::fixture(&format!("switches/{model}"));
         let found = Checkpoint::open(&folder.with_extension("gguf")).unwrap();

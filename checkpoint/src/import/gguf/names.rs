@@ -28,6 +28,8 @@ pub(super) enum Architecture {
     Mistral3,
     Lfm2Moe,
     GptOss,
+    Ernie45,
+    HunYuanDense,
 }
 
 /// The order of a tensor's rows, or of its columns.
@@ -88,7 +90,7 @@ pub(super) enum Named {
 }
 
 /// With the class of the configuration that the metadata makes; none for one whose metadata does not say all.
-const ARCHITECTURES: [(&str, Architecture, &str); 21] = [
+const ARCHITECTURES: [(&str, Architecture, &str); 23] = [
     ("llama", Architecture::Llama, "LlamaForCausalLM"),
     ("qwen2", Architecture::Qwen2, "Qwen2ForCausalLM"),
     ("qwen3", Architecture::Qwen3, "Qwen3ForCausalLM"),
@@ -110,6 +112,8 @@ const ARCHITECTURES: [(&str, Architecture, &str); 21] = [
     ("mistral3", Architecture::Mistral3, "Ministral3ForCausalLM"),
     ("lfm2moe", Architecture::Lfm2Moe, "Lfm2MoeForCausalLM"),
     ("gpt-oss", Architecture::GptOss, "GptOssForCausalLM"),
+    ("ernie4_5", Architecture::Ernie45, "Ernie4_5ForCausalLM"),
+    ("hunyuan-dense", Architecture::HunYuanDense, "HunYuanDenseV1ForCausalLM"),
 ];
 
 /// Parts of a layer whose names differ by architecture, the first that is there.
@@ -141,6 +145,8 @@ const OLMO2: Table = &[
     ("post_attention_norm", "post_attention_layernorm"),
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
+const HUNYUAN: Table =
+    &[("attn_q_norm", "self_attn.query_layernorm"), ("attn_k_norm", "self_attn.key_layernorm")];
 const LFM2: Table = &[
     ("ffn_gate_inp", "feed_forward.gate"),
     ("exp_probs_b", "feed_forward.expert_bias"),
@@ -213,8 +219,9 @@ const GPT_OSS: Table = &[
 
 impl Architecture {
     /// Names of the supported architectures, for messages.
-    pub const NAMES: &'static str = "llama, qwen2, qwen3, qwen3moe, qwen2vl, qwen3vl, qwen35, gemma3, gemma4, lfm2, phi3, \
-                                     phimoe, smollm3, granite, olmo2, gemma, gemma2, exaone4, mistral3, lfm2moe or gpt-oss";
+    pub const NAMES: &'static str = "llama, qwen2, qwen3, qwen3moe, qwen2vl, qwen3vl, qwen35, gemma, gemma2, gemma3, \
+                                     gemma4, lfm2, lfm2moe, phi3, phimoe, smollm3, granite, olmo2, exaone4, \
+                                     ernie4_5, hunyuan-dense, mistral3 or gpt-oss";
 
     pub fn of(name: &str) -> Option<Self> {
         ARCHITECTURES.iter().find(|(known, ..)| *known == name).map(|(_, found, _)| *found)
@@ -290,6 +297,7 @@ impl Architecture {
             Self::Lfm2 | Self::Lfm2Moe => LFM2,
             Self::Phi3 | Self::PhiMoe => PHI,
             Self::GptOss => GPT_OSS,
+            Self::HunYuanDense => HUNYUAN,
             Self::Qwen35 => QWEN35,
             Self::Qwen3Moe => &[("ffn_gate_inp", "mlp.gate")],
             _ => &[],
