@@ -21,7 +21,9 @@ of a sequence as long as the context.
 | `exaone4` | norms behind, norms of each head, sliding layers that turn and full ones that do not, llama3 rope |
 | `exaone4-full` | the same without a window: all layers turn; tied head |
 | `ministral3` | queries that grow with the position, yarn, tied head |
-| `mistral3` | the same beside a tower for images, FP8 with a scale for each weight, names as published |
+| `ernie4_5` | pairs beside each other, all biases, tied head |
+| `hunyuan` | norms of heads behind rope, a base scaled by `alpha` |
+| `mistral3` | as `ministral3`, beside a tower for images, FP8 with a scale for each weight, names as published |
 """
 
 import json
@@ -104,6 +106,17 @@ MODELS = {
         "head_dim": 6, "sliding_window": None, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 600.0},
     }, [20]),
+    "ernie4_5": ("Ernie4_5", {
+        "num_hidden_layers": 2, "max_position_embeddings": 64, "head_dim": 12, "num_attention_heads": 6, "use_bias": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 600.0},
+    }, [30]),
+    "hunyuan": ("HunYuanDenseV1", {
+        "num_hidden_layers": 3, "max_position_embeddings": 64, "head_dim": 10, "tie_word_embeddings": True,
+        "rope_parameters": {
+            "rope_type": "dynamic", "rope_theta": 300.0, "alpha": 20.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1,
+            "mscale": 1.0, "mscale_all_dim": 0.0,
+        },
+    }, [40]),
     "ministral3": ("Ministral3", {
         "num_hidden_layers": 3, "max_position_embeddings": 60, "head_dim": 12, "tie_word_embeddings": True,
         "rope_parameters": {
@@ -113,7 +126,7 @@ MODELS = {
     }, [10, 40]),
 }
 # Keys that published configurations spell in the older way: at top level, `rope_scaling` beside `rope_theta`.
-OLD = {"phi3", "granite", "gemma2", "gemma", "olmo3", "exaone4"}
+OLD = {"phi3", "granite", "gemma2", "gemma", "olmo3", "exaone4", "ernie4_5", "hunyuan"}
 # A tower of the least sizes, which no bundle has.
 TOWER = {
     "model_type": "pixtral", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -223,7 +236,7 @@ def published_name(match):
 
 
 def write_gguf(path, name, config, tensors):
-    kind = {"olmo3": "olmo2", "exaone4-full": "exaone4", "ministral3": "mistral3"}.get(name, name)
+    kind = {"olmo3": "olmo2", "exaone4-full": "exaone4", "ministral3": "mistral3", "hunyuan": "hunyuan-dense"}.get(name, name)
     writer = gguf.GGUFWriter(path, kind)
     layers, heads, groups = config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads
     dim = getattr(config, "head_dim", None) or HIDDEN // heads
@@ -238,8 +251,9 @@ def write_gguf(path, name, config, tensors):
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(VOCAB)
     writer.add_rope_dimension_count(rotary)
-    writer.add_rope_freq_base(rope["rope_theta"])
-    if name in ("gemma2", "gemma", "exaone4", "exaone4-full", "ministral3"):
+    # `HunYuanModel.set_gguf_parameters`.
+    writer.add_rope_freq_base(rope["rope_theta"] * rope.get("alpha", 1) ** (dim / (dim - 2)))
+    if name in ("gemma2", "gemma", "exaone4", "exaone4-full", "ministral3", "ernie4_5", "hunyuan"):
         writer.add_key_length(dim)
         writer.add_value_length(dim)
     if name == "gemma2":

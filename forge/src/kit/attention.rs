@@ -245,6 +245,8 @@ pub struct Attention<'a> {
     pub norms: Option<[&'a str; 2]>,
     /// True if each norm covers all heads together instead of each head.
     pub whole_norms: bool,
+    /// The norms come behind rope instead of before it; each head has its own.
+    pub late_norms: bool,
     /// Queries and keys are turned by the rotary tables.
     pub turned: bool,
     /// Masks of each head in the place of one for all, see [`Attend::biased`]. Each head has keys of its own then.
@@ -284,6 +286,7 @@ impl<'a> Attention<'a> {
             joined: None,
             norms: None,
             whole_norms: false,
+            late_norms: false,
             turned: true,
             masks: None,
             growth: None,
@@ -339,11 +342,12 @@ impl Layers<'_> {
         let q = b.reshape(q, &[rows, heads.query, heads.dim])?;
         let k = b.reshape(k, &[rows, heads.groups, heads.dim])?;
         let v = b.reshape(v, &[rows, heads.groups, heads.dim])?;
-        let [q, k] = norm(b, [q, k], false)?;
+        let [q, k] = if attention.late_norms { [q, k] } else { norm(b, [q, k], false)? };
         let [q, k] = match attention.turned {
             true => [rope(b, q, attend)?, rope(b, k, attend)?],
             false => [q, k],
         };
+        let [q, k] = if attention.late_norms { norm(b, [q, k], false)? } else { [q, k] };
         let k = match attention.centred.filter(|_| bias[1] && attention.turned) {
             Some(theta) => {
                 let bias =

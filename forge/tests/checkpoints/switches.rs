@@ -103,6 +103,8 @@ const LISTED: &[(&str, &str)] = &[
     ("Exaone4ForCausalLM", "switches/exaone4"),
     ("Ministral3ForCausalLM", "switches/ministral3"),
     ("GptOssForCausalLM", "gpt-oss"),
+    ("Ernie4_5ForCausalLM", "switches/ernie4_5"),
+    ("HunYuanDenseV1ForCausalLM", "switches/hunyuan"),
     ("PhimoeForCausalLM", "phimoe-6"),
     ("Qwen3_5ForCausalLM", "qwen35-untied"),
     ("Qwen3_5ForConditionalGeneration", "qwen35-vision"),
@@ -219,6 +221,8 @@ fn tensors_and_keys_of_gguf_files_are_the_checkpoints() {
         "exaone4",
         "exaone4-full",
         "ministral3",
+        "ernie4_5",
+        "hunyuan",
     ] {
         let folder = qhx_paths::fixture(&format!("switches/{model}"));
         let found = Checkpoint::open(&folder.with_extension("gguf")).unwrap();

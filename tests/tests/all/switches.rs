@@ -1,5 +1,6 @@
 //! The switches in which Llama-like classes differ: rope types, fused projections, partial rotary, windows of some
-//! layers, NoPE, multipliers, norms behind, soft caps, ropes of kinds of layers, queries that grow. Logits are those of `transformers` for drawn weights.
+//! layers, NoPE, multipliers, norms behind, soft caps, ropes of kinds of layers, queries that grow. Logits are those
+//! of `transformers` for drawn weights.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -106,6 +107,8 @@ fn logits_of_each_class_are_those_of_transformers() {
         "exaone4-full",
         "ministral3",
         "mistral3",
+        "ernie4_5",
+        "hunyuan",
     ] {
         let found = worst(name, &runs(name), usize::MAX, &backends::cpu(), |options| {
             // A shard whose layers do not turn, and one whose layers all slide.
@@ -127,6 +130,8 @@ fn logits_of_gguf_files_are_those_of_the_checkpoint() {
         ("exaone4", 1),
         ("exaone4-full", 1),
         ("ministral3", 2),
+        ("ernie4_5", 1),
+        ("hunyuan", 1),
     ] {
         let found = worst(
             &format!("{name}.gguf"),
@@ -153,9 +158,12 @@ fn logits_on_the_npu_are_those_of_transformers() {
             "gemma",
             "exaone4",
             "ministral3",
+            "mistral3",
             "olmo3",
+            "ernie4_5",
+            "hunyuan",
         ][..],
-        false => &["phi3", "gemma2", "olmo3", "mistral3"],
+        false => &["phi3", "gemma2", "olmo3", "mistral3", "hunyuan"],
     };
     for name in names {
         let all = runs(name);

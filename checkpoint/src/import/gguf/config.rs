@@ -345,6 +345,10 @@ fn own(
             }
             own
         }
+        Architecture::Ernie45 => {
+            let bias = |t: &Info| t.name == "blk.0.attn_q.bias";
+            json!({"use_bias": file.tensors.iter().any(bias)})
+        }
         Architecture::GptOss => json!({
             "intermediate_size": size("expert_feed_forward_length")?,
             "sliding_window": size("attention.sliding_window")?,

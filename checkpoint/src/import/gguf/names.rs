@@ -33,6 +33,8 @@ pub(super) enum Architecture {
     NemotronH,
     NemotronHMoe,
     Qwen3Next,
+    Ernie45,
+    HunYuanDense,
 }
 
 /// The order of a tensor's rows, or of its columns.
@@ -117,7 +119,7 @@ pub(super) enum Named {
 }
 
 /// With the class of the configuration that the metadata makes; none for one whose metadata does not say all.
-const ARCHITECTURES: [(&str, Architecture, &str); 26] = [
+const ARCHITECTURES: [(&str, Architecture, &str); 28] = [
     ("llama", Architecture::Llama, "LlamaForCausalLM"),
     ("qwen2", Architecture::Qwen2, "Qwen2ForCausalLM"),
     ("qwen3", Architecture::Qwen3, "Qwen3ForCausalLM"),
@@ -144,6 +146,8 @@ const ARCHITECTURES: [(&str, Architecture, &str); 26] = [
     ("nemotron_h", Architecture::NemotronH, "NemotronHForCausalLM"),
     ("nemotron_h_moe", Architecture::NemotronHMoe, "NemotronHForCausalLM"),
     ("qwen3next", Architecture::Qwen3Next, "Qwen3NextForCausalLM"),
+    ("ernie4_5", Architecture::Ernie45, "Ernie4_5ForCausalLM"),
+    ("hunyuan-dense", Architecture::HunYuanDense, "HunYuanDenseV1ForCausalLM"),
 ];
 
 /// Parts of a layer whose names differ by architecture, the first that is there.
@@ -175,6 +179,8 @@ const OLMO2: Table = &[
     ("post_attention_norm", "post_attention_layernorm"),
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
+const HUNYUAN: Table =
+    &[("attn_q_norm", "self_attn.query_layernorm"), ("attn_k_norm", "self_attn.key_layernorm")];
 const LFM2: Table = &[
     ("ffn_gate_inp", "feed_forward.gate"),
     ("exp_probs_b", "feed_forward.expert_bias"),
@@ -307,7 +313,7 @@ const GPT_OSS: Table = &[
 impl Architecture {
     /// Names of the supported architectures, for messages.
     pub const NAMES: &'static str = "llama, qwen2, qwen3, qwen3moe, qwen2vl, qwen3vl, qwen35, gemma3, gemma4, lfm2, phi3, \
-                                     phimoe, smollm3, granite, olmo2, gemma, gemma2, exaone4, mistral3, lfm2moe, gpt-oss, \
+                                     phimoe, smollm3, granite, olmo2, gemma, gemma2, exaone4, mistral3, lfm2moe, gpt-oss, ernie4_5, hunyuan-dense, \
                                      granitehybrid, falcon-h1, nemotron_h, nemotron_h_moe or qwen3next";
 
     pub fn of(name: &str) -> Option<Self> {
@@ -402,6 +408,7 @@ impl Architecture {
             Self::Lfm2 | Self::Lfm2Moe => LFM2,
             Self::Phi3 | Self::PhiMoe => PHI,
             Self::GptOss => GPT_OSS,
+            Self::HunYuanDense => HUNYUAN,
             Self::Qwen35 => QWEN35,
             Self::Qwen3Moe => &[("ffn_gate_inp", "mlp.gate")],
             _ => &[],

@@ -96,6 +96,13 @@ pub(super) struct Class {
     pub multipliers: bool,
     /// gpt-oss's ways: heads have sinks, experts biases and [`crate::kit::Clamp`], and the router has a bias.
     pub sinks: bool,
+    /// Pairs of elements that turn stand beside each other (ERNIE 4.5).
+    pub pairs: bool,
+    /// One key for all biases, `use_bias` (ERNIE 4.5).
+    pub one_bias: bool,
+    /// Norms of queries and keys come behind rope, and have other names; `alpha` of rope type `dynamic` scales the base
+    /// for all lengths (HunYuan).
+    pub late_norms: bool,
     /// Gemma's ways: norms' weights are differences from one, embeddings are multiplied by √hidden, GELU in the place
     /// of SiLU.
     pub gemma: bool,
@@ -125,11 +132,14 @@ const LLAMA: Class = Class {
     growing: false,
     multipliers: false,
     sinks: false,
+    pairs: false,
+    one_bias: false,
+    late_norms: false,
     gemma: false,
     caps: false,
 };
 
-static CLASSES: [Class; 14] = [
+static CLASSES: [Class; 16] = [
     LLAMA,
     Class {
         prefix: "Mistral",
@@ -258,6 +268,27 @@ static CLASSES: [Class; 14] = [
         mlp_bias: Never,
         sliding: Sliding::All,
         growing: true,
+        ..LLAMA
+    },
+    Class {
+        prefix: "Ernie4_5",
+        family: "ernie4_5",
+        groups: Some(2),
+        dim: Some(128),
+        eps: 1e-5,
+        rope_theta: 5e5,
+        tied: true,
+        pairs: true,
+        one_bias: true,
+        ..LLAMA
+    },
+    Class {
+        prefix: "HunYuanDenseV1",
+        family: "hunyuan",
+        eps: 1e-5,
+        mlp_bias: Never,
+        head_norms: HeadNorms::Each,
+        late_norms: true,
         ..LLAMA
     },
     Class {

@@ -135,7 +135,7 @@ impl Config {
         let bias = |bias: Bias, key: &str| match bias {
             Bias::Never => Ok(false),
             Bias::Always => Ok(true),
-            Bias::Key => reader.flag(key),
+            Bias::Key => reader.flag(if class.one_bias { "use_bias" } else { key }),
             Bias::Unless => reader.flag_or(key, true),
         };
         let mut turned = turned(&reader, class, layers)?;
@@ -219,7 +219,8 @@ impl Config {
         ring.is_some() && self.sliding.get(layer) == Some(&true)
     }
 
-    /// [`Self::window_within`]; or the context, where sliding layers have a rotary embedding of their own and are apart for that.
+    /// [`Self::window_within`]; or the context, where sliding layers have a rotary embedding of their own and are apart
+    /// for that.
     pub fn local_window(&self, max_ctx: usize) -> Option<usize> {
         self.window_within(max_ctx).or(self.local.as_ref().map(|_| max_ctx))
     }

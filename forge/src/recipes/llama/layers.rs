@@ -123,7 +123,13 @@ fn attention(config: &Config, layer: usize, attend: &Attend) -> Attention<'stati
     let class = config.class;
     Attention {
         joined: class.joined.then_some("qkv_proj"),
-        norms: (class.head_norms != HeadNorms::None).then_some(["q_norm", "k_norm"]),
+        norms: match (class.head_norms, class.late_norms) {
+            (HeadNorms::None, _) => None,
+            (_, true) => Some(["query_layernorm", "key_layernorm"]),
+            (_, false) => Some(["q_norm", "k_norm"]),
+        },
+        late_norms: class.late_norms,
+        neighbours: class.pairs,
         whole_norms: class.head_norms == HeadNorms::Whole,
         turned: config.turned.get(layer).copied().unwrap_or(true),
         scale: config.scale,

@@ -1,5 +1,5 @@
 //! Llama-like models: Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3, Granite, OLMo 2 and 3, Gemma 1 and 2, EXAONE 4,
-//! Ministral 3 and gpt-oss as decoders (`…ForCausalLM`), and the first four as encoders (`…Model`,
+//! Ministral 3, ERNIE 4.5, HunYuan and gpt-oss as decoders (`…ForCausalLM`), and the first four as encoders (`…Model`,
 //! `MistralBiDirectionalModel`, `LlamaBidirectionalModel`) and rerankers (`…ForSequenceClassification`).
 //!
 //! Arithmetic: `transformers`, `models/` of these names, stated in `tests/oracle/LLAMA.md`.
@@ -20,8 +20,8 @@
 //! `rows` is `max_ctx` for full layers. For sliding ones it is the window, or P of the widest graph where that is more,
 //! and the host keeps the cache as a ring. Where the window is no shorter than the context, all layers are full.
 //!
-//! Decoder with experts (`Qwen3MoeForCausalLM`, `GptOssForCausalLM`): graphs `decode<n>` and `prefill<P>_<n>` end where a layer's experts
-//! begin, see [`crate::kit::Experts`]; the head normalises.
+//! Decoder with experts (`Qwen3MoeForCausalLM`, `GptOssForCausalLM`): graphs `decode<n>` and `prefill<P>_<n>` end
+//! where a layer's experts begin, see [`crate::kit::Experts`]; the head normalises.
 //!
 //! Encoder: graphs `enc` take S tokens, a text with its padding.
 //!
@@ -57,7 +57,7 @@ use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph};
 use rope::Growth;
 
-const DECODERS: [&str; 13] = [
+const DECODERS: [&str; 16] = [
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "Qwen2ForCausalLM",
@@ -71,6 +71,9 @@ const DECODERS: [&str; 13] = [
     "Olmo3ForCausalLM",
     "Exaone4ForCausalLM",
     "Ministral3ForCausalLM",
+    "Ernie4_5ForCausalLM",
+    "Ernie4_5_ForCausalLM",
+    "HunYuanDenseV1ForCausalLM",
 ];
 const ENCODERS: [&str; 6] = [
     "LlamaModel",

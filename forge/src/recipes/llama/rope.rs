@@ -130,6 +130,9 @@ impl Rope {
                 rope.scaling = Some(json!({"rope_type": "linear", "factor": factor}));
             }
             Some("llama3") => rope.scaling = Some(keys.llama3()?),
+            Some("dynamic") if class.late_norms && keys.maybe_none("alpha")?.is_some() => {
+                keys.ntk_alpha(&mut rope)?;
+            }
             Some("dynamic") => keys.dynamic(&mut rope, max_ctx)?,
             Some("yarn") => keys.yarn(&mut rope)?,
             _ => {
@@ -237,6 +240,18 @@ impl Keys<'_> {
         let stretch = factor * length / positions as f64 - (factor - 1.0);
         rope.theta *= stretch.powf(dim / (dim - 2.0));
         rope.max_positions = Some((positions as f64 * factor.max(1.0)) as usize);
+        Ok(())
+    }
+
+    /// `compute_ntk_alpha_rope_parameters` of HunYuan: another base, whatever the length.
+    fn ntk_alpha(&self, rope: &mut Rope) -> Result<()> {
+        let (alpha, dim) = (self.number("alpha")?, rope.rotary as f64);
+        if rope.rotary <= 2 {
+            return Err(self
+                .reader
+                .fault(format!("{}: alpha with 2 elements that turn", self.place)));
+        }
+        rope.theta *= alpha.powf(dim / (dim - 2.0));
         Ok(())
     }
 
