@@ -18,6 +18,7 @@ mod embeddings;
 mod gemma3;
 mod generate;
 mod modules;
+mod of_tokens;
 mod pooling;
 mod siglip;
 #[cfg(test)]
