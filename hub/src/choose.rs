@@ -90,6 +90,9 @@ const MODULES: &str = "modules.json";
 /// The folder of a pooling, which older checkpoints have without such a list.
 const POOLING: &str = "1_Pooling";
 
+/// Heads of BGE-M3 for the tokens of a text, beside the weights.
+const TOKEN_HEADS: [&str; 2] = ["sparse_linear.pt", "colbert_linear.pt"];
+
 /// JSON files of checkpoints that no bundle's manifest is called like.
 fn is_of_checkpoint(name: &str) -> bool {
     name.ends_with(".index.json")
@@ -371,6 +374,7 @@ impl Selection {
             let (inner, name) = split(within(&file.path, &place).unwrap_or_default());
             match (form, inner) {
                 (None, _) => false,
+                (Some(_), "") if TOKEN_HEADS.contains(&name) => true,
                 (Some(Weights::Safe), "") if sharded => {
                     name.starts_with("model") && Weights::Safe.has(name)
                 }

@@ -14,6 +14,7 @@ use serde_json::json;
 
 use crate::embeddings::Rows;
 use crate::modules::Declared;
+use crate::of_tokens::{self, TokenHeads};
 use crate::pooling::{Pooler, Poolings};
 
 const NAME: &str = "llama_embed_sharded";
@@ -37,6 +38,8 @@ struct Params {
     modules: Vec<Declared>,
     #[serde(default)]
     scores: usize,
+    #[serde(default)]
+    of_tokens: of_tokens::Declared,
 }
 
 fn yes() -> bool {
@@ -97,6 +100,9 @@ pub struct EmbedSharded {
     width: usize,
     /// Values are scores of the task score, not those of vectors.
     scores: bool,
+    /// The text's vector, and values of its tokens behind it; none where there are no such.
+    tokens_out: Option<BufferId>,
+    token_heads: TokenHeads,
     /// The vectors of as many texts as fit into one execution, f32 `[…, width]`.
     vectors: BufferId,
     /// Tokens of the texts that go through the graphs, one text behind the other.
@@ -267,6 +273,14 @@ impl Op for EmbedSharded {
                         "minimum": 0,
                         "default": 0
                     },
+                    "of_tokens": {
+                        "description": "Heads for each token of a text; their weights are files of artifacts.modules.",
+                        "type": "object",
+                        "properties": {
+                            "weights": {"type": "object", "required": ["weight", "bias"]},
+                            "vectors": {"type": "object", "required": ["weight", "bias", "outputs"]}
+                        }
+                    },
                     "tensors": schema::tensors([
                         "x", "y", "cos", "sin", "cmask", "cos_local", "sin_local", LOCAL_MASK
                     ])
@@ -301,7 +315,8 @@ impl Op for EmbedSharded {
         let packing = packing(host, &buckets);
         // A text has at least one token.
         let most = packing.buckets.last().map_or(1, |bucket| bucket.rows);
-        let Params { pooling, normalize, modules, scores, .. } = params;
+        let Params { pooling, normalize, modules, scores, of_tokens, .. } = params;
+        let token_heads = TokenHeads::open(host, &of_tokens, width)?;
         let pooler = Pooler::open(host, pooling, normalize, &modules, width)?;
         let width = pooler.outputs();
         if scores > 0 && scores != width {
@@ -314,6 +329,17 @@ impl Op for EmbedSharded {
             Error::graph(format!("{most} vectors of {width} values are more than fit into memory"))
         })?;
         let vectors = host.allocate(bytes)?;
+        let of = token_heads.of();
+        let tokens_out = match of.is_none() {
+            true => None,
+            false => {
+                let values = width.checked_add(of.values(length));
+                let bytes = values.and_then(|count| count.checked_mul(4)).ok_or_else(|| {
+                    Error::graph(format!("values of {length} tokens are more than fit into memory"))
+                })?;
+                Some(host.allocate(bytes)?)
+            }
+        };
         Ok(Self {
             buckets,
             packing,
@@ -322,6 +348,8 @@ impl Op for EmbedSharded {
             pooler,
             width,
             scores: scores > 0,
+            tokens_out,
+            token_heads,
             vectors,
             tokens: Vec::with_capacity(length),
             lengths: Vec::with_capacity(most),
@@ -337,6 +365,7 @@ impl Op for EmbedSharded {
             embedding_dim: if self.scores { 0 } else { self.width },
             scores: if self.scores { self.width } else { 0 },
             packing: self.packing.clone(),
+            of_tokens: self.token_heads.of(),
             ..OpenInfo::default()
         }
     }
@@ -368,6 +397,11 @@ impl Encoder for EmbedSharded {
         self.run(host)
     }
 
+    fn embed_tokens(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
+        let vector = self.embed(host, segments)?;
+        self.run_tokens(host, vector)
+    }
+
     fn embed_many(&mut self, host: &mut Host, texts: &[&[u32]]) -> Result<View> {
         let longest = self.packing.buckets.last().map_or(0, |bucket| bucket.rows);
         let all = texts.iter().fold(0usize, |all, text| all.saturating_add(text.len()));
@@ -390,6 +424,25 @@ impl Encoder for EmbedSharded {
 }
 
 impl EmbedSharded {
+    /// Writes what each token of the one text that went through the graphs has behind the text's vector.
+    fn run_tokens(&mut self, host: &mut Host, vector: View) -> Result<View> {
+        let Some(target) = self.tokens_out else {
+            return Err(Error::unsupported("values for each token of a text"));
+        };
+        let (real, width) = (self.tokens.len(), self.width);
+        let Some(bucket) = self.buckets.iter().find(|bucket| bucket.length >= real) else {
+            return Err(Error::prompt(format!("{real} tokens are more than the encoder takes")));
+        };
+        let start = Instant::now();
+        let mut values = vec![0.0; width];
+        vector.to_f32(host, 0, &mut values)?;
+        host.f32s_mut(target)[..width].copy_from_slice(&values);
+        self.token_heads.write(host, bucket.y, 0..real, (target, width))?;
+        host.end(self.pool_span, start);
+        let len = width + self.token_heads.of().values(real);
+        Ok(View { buffer: target, dtype: DType::F32, offset: 0, len })
+    }
+
     /// Tokens of the longest text.
     fn longest(&self) -> usize {
         self.buckets.last().map_or(0, |bucket| bucket.length)

@@ -19,6 +19,7 @@ mod embed;
 mod embeddings;
 mod generate;
 mod modules;
+mod of_tokens;
 mod pooling;
 mod siglip;
 #[cfg(test)]

@@ -195,7 +195,7 @@ pub(crate) fn normalize(values: &mut [f32]) {
 }
 
 /// Maps a file of this number of f32 values.
-fn open(host: &mut Host, field: &str, count: usize) -> Result<BufferId> {
+pub(crate) fn open(host: &mut Host, field: &str, count: usize) -> Result<BufferId> {
     #[derive(Deserialize)]
     struct Entry {
         path: String,

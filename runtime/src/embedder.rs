@@ -1,10 +1,11 @@
 //! Texts and images to vectors, with the prefixes that a bundle declares.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use qhx_base::trace::{self, Trace};
 use qhx_base::{CancelToken, Error, ErrorKind, Result, TooLong, error, names, setters};
-use qhx_core::engine::Model;
+use qhx_core::engine::{Model, TextAndTokens};
 use qhx_core::op::{ImageRules, Modality};
 use qhx_media::{Limits, Source, decode_image};
 use qhx_text::Tokenizer;
@@ -232,6 +233,45 @@ impl Embedder {
         self.model.embed(&tokens)
     }
 
+    /// The vector of a text with weights and vectors of its tokens, by a model that has such.
+    ///
+    /// ```no_run
+    /// use qhx::Role;
+    ///
+    /// let mut embedder = qhx::Bundle::open("bge-m3/v81")?.embedder()?;
+    /// let query = embedder.embed_tokens("What is BGE M3?", Role::Query)?;
+    /// let document = embedder.embed_tokens("BGE M3 is an embedding model.", Role::Document)?;
+    /// println!("{:?} {:?}", query.lexical_score(&document), query.late_score(&document));
+    /// # Ok::<(), qhx::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Errors of [`Embedder::embed`], and when the bundle has neither.
+    pub fn embed_tokens(&mut self, text: &str, role: Role) -> Result<TokenVectors> {
+        let tokens = self.texts.tokens(text, role)?;
+        self.embed_tokenized(&tokens)
+    }
+
+    /// Same as [`Embedder::embed_tokens`], for a text that is tokens.
+    ///
+    /// # Errors
+    /// Errors of [`Embedder::embed_tokens`].
+    pub fn embed_tokenized(&mut self, tokens: &[u32]) -> Result<TokenVectors> {
+        let TextAndTokens { vector, weights, rows } = self.model.embed_tokens(tokens)?;
+        let special = |id: u32| self.texts.tokenizer.visible_token(id).is_none();
+        let sparse = weights.map(|weights| {
+            let mut sparse = BTreeMap::new();
+            for (&id, weight) in tokens.iter().zip(weights) {
+                if weight > 0.0 && !special(id) {
+                    let largest: &mut f32 = sparse.entry(id).or_default();
+                    *largest = largest.max(weight);
+                }
+            }
+            sparse
+        });
+        Ok(TokenVectors { vector, sparse, multi: rows })
+    }
+
     /// The vector of an image, given by its file or as a `data:` URL, in the space of the texts' vectors.
     ///
     /// ```no_run
@@ -281,6 +321,37 @@ impl Embedder {
         done: impl FnMut(usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
         self.model.embed_each(tokens, done)
+    }
+}
+
+/// Vectors of a text as BGE-M3 has them: one of the whole text, weights of its tokens, and a vector for each of them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenVectors {
+    /// The vector of the text.
+    pub vector: Vec<f32>,
+    /// The weights of tokens by their ids, those above 0; of a token that occurs several times the largest. Special
+    /// tokens have none.
+    pub sparse: Option<BTreeMap<u32, f32>>,
+    /// A vector for each token behind the first, which opens every text; of length 1.
+    pub multi: Option<Vec<Vec<f32>>>,
+}
+
+impl TokenVectors {
+    /// Sum of the products of the weights that two texts have in common; none where one of them has no weights.
+    pub fn lexical_score(&self, other: &Self) -> Option<f32> {
+        let (own, others) = (self.sparse.as_ref()?, other.sparse.as_ref()?);
+        Some(own.iter().filter_map(|(id, weight)| Some(weight * others.get(id)?)).sum())
+    }
+
+    /// Mean over the tokens of this text, a query, of the largest cosine to a token of the other (ColBERT, arXiv
+    /// 2004.12832); none where one of them has no vectors.
+    pub fn late_score(&self, other: &Self) -> Option<f32> {
+        let (own, others) = (self.multi.as_ref()?, other.multi.as_ref()?);
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+        let best =
+            |row: &Vec<f32>| others.iter().map(|other| dot(row, other)).fold(f32::MIN, f32::max);
+        let count = own.len().min(if others.is_empty() { 0 } else { usize::MAX });
+        (count > 0).then(|| own.iter().map(best).sum::<f32>() / count as f32)
     }
 }
 

@@ -65,7 +65,7 @@ pub use caller_options::{CallerOptions, ResolvedOptions};
 pub use catch_panic::catch_panic;
 pub use chat::{Chat, ChatRun, is_left_out};
 pub use decode_on::{positions, varied_tokens};
-pub use embedder::{EmbedOptions, Embedder, Prefixed, Role, cosine, norm};
+pub use embedder::{EmbedOptions, Embedder, Prefixed, Role, TokenVectors, cosine, norm};
 pub use engine::Engine;
 pub use libraries::LibraryFiles;
 pub use media::{Attached, Attachment};

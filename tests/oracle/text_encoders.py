@@ -351,6 +351,36 @@ def jina(out):
     dump(out / "goldens.json", goldens)
 
 
+def bge_m3(out):
+    """As bge-m3: heads for the weights and the vectors of tokens beside the model, by the rules of FlagEmbedding."""
+    sizes_of = sizes(sentencepiece(out), type_vocab_size=1, pad_token_id=1, bos_token_id=0, eos_token_id=2, layer_norm_eps=1e-5)
+    config = transformers.XLMRobertaConfig(**sizes_of, max_position_embeddings=322)
+    model = rounded(transformers.XLMRobertaModel(config), 6.0)
+    save(model, out, lambda saved: saved)
+    modules(out, "cls")
+    vectors(model, out, "cls")
+    width = config.hidden_size
+    sparse, colbert = torch.nn.Linear(width, 1), torch.nn.Linear(width, drawn(8, 50, 20))
+    for name, head in (("sparse_linear.pt", sparse), ("colbert_linear.pt", colbert)):
+        torch.save(head.half().state_dict(), out / name)
+        head.float()
+    goldens = json.loads((out / "goldens.json").read_text())
+    tok = transformers.AutoTokenizer.from_pretrained(out)
+    unused = {tok.cls_token_id, tok.eos_token_id, tok.pad_token_id, tok.unk_token_id}
+    for text in goldens["texts"]:
+        ids, last = rows(model, tok, text["text"])
+        with torch.no_grad():
+            weights = torch.relu(sparse(last))[:, 0].tolist()
+            multi = torch.nn.functional.normalize(colbert(last[1:]), dim=-1)
+        found = {}
+        for token, weight in zip(ids, weights):
+            if token not in unused and weight > found.get(token, 0):
+                found[token] = weight
+        text["sparse"] = [list(item) for item in sorted(found.items())]
+        text["multi"] = [len(multi), *multi[0].tolist(), *multi[-1].tolist()]
+    dump(out / "goldens.json", goldens)
+
+
 MAKE = {
     "modernbert": modernbert,
     "modernbert-reranker": modernbert_reranker,
@@ -361,6 +391,7 @@ MAKE = {
     "gte": gte,
     "gte-reranker": gte_reranker,
     "jina": jina,
+    "bge-m3": bge_m3,
 }
 
 if __name__ == "__main__":

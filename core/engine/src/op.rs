@@ -14,9 +14,9 @@ use qhx_exec::workspace::GraphStats;
 
 pub use qhx_exec::Logits;
 pub use qhx_types::{
-    Alpha, Answer, AudioRules, Bucket, ImageRules, LogitRules, MediaRules, Modality, OpDescription,
-    OpenInfo, Packing, Piece, Placement, PromptRules, Segment, SnapshotId, SoundOut, Task,
-    TimeRule, Verification, VideoRules,
+    Alpha, Answer, AudioRules, Bucket, ImageRules, LogitRules, MediaRules, Modality, OfTokens,
+    OpDescription, OpenInfo, Packing, Piece, Placement, PromptRules, Segment, SnapshotId, SoundOut,
+    Task, TimeRule, Verification, VideoRules,
     calls::{Call, Effect, Reply},
 };
 use serde::Serialize;
@@ -156,6 +156,12 @@ pub trait HostOp: Send {
     /// Makes [`Call::EmbedMany`].
     fn embed_many(&mut self, texts: &[&[u32]]) -> Result<&[f32]> {
         self.call(Call::EmbedMany(texts))?;
+        self.values()
+    }
+
+    /// Makes [`Call::EmbedTokens`].
+    fn embed_tokens(&mut self, segments: &[Segment<'_>]) -> Result<&[f32]> {
+        self.call(Call::EmbedTokens(segments))?;
         self.values()
     }
 

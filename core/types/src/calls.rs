@@ -74,6 +74,8 @@ pub enum Call<'a> {
     /// Embeds texts in one execution of the graphs, as if each were alone. Together they have at most as many tokens as
     /// the longest of `OpenInfo::packing`. Gives `OpenInfo::values` a text, one text behind the other.
     EmbedMany(&'a [&'a [u32]]),
+    /// Embeds one text of tokens, and gives behind its vector what `OpenInfo::of_tokens` declares for each token.
+    EmbedTokens(&'a [Segment<'a>]),
     /// Recognises what is said in audio, or reads what else the segments hold, in steps of its own; of an op that
     /// generates, finds when its answer is spoken (`OpenInfo::aligns`).
     Answer(&'a [Segment<'a>]),
@@ -103,6 +105,7 @@ impl Call<'_> {
             Self::Note => "note",
             Self::Embed(_) => "embed",
             Self::EmbedMany(_) => "embed_many",
+            Self::EmbedTokens(_) => "embed_tokens",
             Self::Answer(_) => "answer",
             Self::Speak(_) => "speak",
         }
@@ -110,7 +113,11 @@ impl Call<'_> {
 
     /// True for a call whose reply is floats.
     pub const fn gives_floats(&self) -> bool {
-        self.gives_logits() || matches!(self, Self::Embed(_) | Self::EmbedMany(_) | Self::Speak(_))
+        self.gives_logits()
+            || matches!(
+                self,
+                Self::Embed(_) | Self::EmbedMany(_) | Self::EmbedTokens(_) | Self::Speak(_)
+            )
     }
 
     /// True for a call whose reply is logits.
@@ -133,7 +140,11 @@ impl Call<'_> {
             Self::ImportState { position, .. } => Effect::Imports(position),
             Self::Embed(_) => Effect::Embeds(1),
             Self::EmbedMany(texts) => Effect::Embeds(texts.len()),
-            Self::RowLogits(_) | Self::Note | Self::Answer(_) | Self::Speak(_) => Effect::Nothing,
+            Self::RowLogits(_)
+            | Self::Note
+            | Self::EmbedTokens(_)
+            | Self::Answer(_)
+            | Self::Speak(_) => Effect::Nothing,
         }
     }
 }

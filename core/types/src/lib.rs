@@ -23,8 +23,8 @@ pub use dtype::{DType, Quantization};
 pub use graph::{GraphInfo, MissingTensor, Port, SizeError, TensorInfo};
 pub use media::{Alpha, AudioRules, ImageRules, MediaRules, Piece, Placement, VideoRules};
 pub use op::{
-    Answer, Bucket, LogitRules, Modality, OpDescription, OpenInfo, Packing, PromptRules, Segment,
-    SoundOut, Task, TimeRule, Verification,
+    Answer, Bucket, LogitRules, Modality, OfTokens, OpDescription, OpenInfo, Packing, PromptRules,
+    Segment, SoundOut, Task, TimeRule, Verification,
 };
 
 /// Value that an additive mask adds to hidden scores.

@@ -212,6 +212,35 @@ pub struct OpenInfo {
     /// The audio that an op makes that speaks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sound_out: Option<SoundOut>,
+    /// Values that the op gives for each token of a text beside the text's vector (its call `embed_tokens`); none by
+    /// default.
+    #[serde(skip_serializing_if = "is_default")]
+    pub of_tokens: OfTokens,
+}
+
+/// Values that an op that embeds gives for each token of a text.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OfTokens {
+    /// One weight, 0 or more, for a search by tokens.
+    pub weights: bool,
+    /// Elements of a vector, 0 where tokens have none.
+    pub dim: usize,
+    /// Tokens at the beginning of a text that have no vector.
+    pub skipped: usize,
+}
+
+impl OfTokens {
+    /// True where there is nothing.
+    pub const fn is_none(self) -> bool {
+        !self.weights && self.dim == 0
+    }
+
+    /// Values for a text of some tokens: a weight for each, then the vectors one behind the other.
+    pub const fn values(self, tokens: usize) -> usize {
+        let weights = if self.weights { tokens } else { 0 };
+        weights.saturating_add(tokens.saturating_sub(self.skipped).saturating_mul(self.dim))
+    }
 }
 
 /// Rules for the tokens that the host puts around the text of a prompt.

@@ -257,6 +257,10 @@ impl HostOp for PluginOp {
         reply.try_map(|view| {
             match call {
                 Call::Embed(_) | Call::EmbedMany(_) => self.check_vectors(view, effect.texts())?,
+                Call::EmbedTokens(_) => {
+                    self.check(view, "values of a text and its tokens")?;
+                    self.singles(view, "embedding")?;
+                }
                 Call::Speak(_) => {
                     self.check(view, "samples of the audio")?;
                     self.singles(view, "audio")?;

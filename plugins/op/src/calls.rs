@@ -51,7 +51,11 @@ impl OpObject {
                 texts = all.iter().map(|&text| text.into()).collect();
                 RawCall { texts: texts.as_slice().into(), ..empty }
             }
-            Call::Prefill(all) | Call::Embed(all) | Call::Answer(all) | Call::Speak(all) => {
+            Call::Prefill(all)
+            | Call::Embed(all)
+            | Call::EmbedTokens(all)
+            | Call::Answer(all)
+            | Call::Speak(all) => {
                 segments = all.iter().map(|&one| one.into()).collect();
                 RawCall { segments: segments.as_slice().into(), ..empty }
             }
@@ -131,6 +135,7 @@ impl<'a> RawCall<'a> {
             "note" => Call::Note,
             "embed" => Call::Embed(segments),
             "embed_many" => Call::EmbedMany(texts),
+            "embed_tokens" => Call::EmbedTokens(segments),
             "answer" => Call::Answer(segments),
             "speak" => Call::Speak(segments),
             _ => return None,

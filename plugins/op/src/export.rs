@@ -170,6 +170,7 @@ fn answer<O: Op>(Instance { op, host, .. }: &mut Instance<O>, call: Call<'_>) ->
         Call::Draft(token) => generator(op)?.draft(host, token)?,
         Call::Embed(segments) => encoder(op)?.embed(host, segments)?,
         Call::EmbedMany(texts) => encoder(op)?.embed_many(host, texts)?,
+        Call::EmbedTokens(segments) => encoder(op)?.embed_tokens(host, segments)?,
         Call::Speak(segments) => {
             let part = op.synthesizer().ok_or_else(|| Error::unsupported("speaking"))?;
             part.speak(host, segments)?

@@ -362,6 +362,10 @@ impl OpenOp {
             Call::Embed(_) | Call::EmbedMany(_) => {
                 self.info.values().saturating_mul(call.effect().texts())
             }
+            Call::EmbedTokens(segments) => {
+                let tokens = qhx_types::calls::positions(segments).unwrap_or(0);
+                self.info.embedding_dim.saturating_add(self.info.of_tokens.values(tokens))
+            }
             Call::Speak(_) => 0,
             _ => self.info.vocab,
         };
@@ -497,6 +501,7 @@ calls! {
     draft(token: u32) = Call::Draft(token),
     embed(segments: &[Segment<'_>]) = Call::Embed(segments),
     embed_many(texts: &[&[u32]]) = Call::EmbedMany(texts),
+    embed_tokens(segments: &[Segment<'_>]) = Call::EmbedTokens(segments),
     speak(segments: &[Segment<'_>]) = Call::Speak(segments),
 }
 calls! { SnapshotId, Reply::Saved(id) => id; snapshot() = Call::Snapshot }

@@ -37,9 +37,9 @@ pub use host::{BufferId, GraphId, Host, LogLevel, SpanId};
 pub use op::{Encoder, Generator, Op, Recognizer, Synthesizer};
 pub use qhx_types::{
     Alpha, Answer, AudioRules, Bucket, DType, GraphInfo, ImageRules, LogitRules, MASK_VALUE,
-    MediaRules, MissingTensor, Modality, OpDescription, OpenInfo, Packing, Piece, Placement, Port,
-    PromptRules, Quantization, Segment, SizeError, SnapshotId, SoundOut, Task, TensorInfo,
-    TimeRule, Verification, VideoRules,
+    MediaRules, MissingTensor, Modality, OfTokens, OpDescription, OpenInfo, Packing, Piece,
+    Placement, Port, PromptRules, Quantization, Segment, SizeError, SnapshotId, SoundOut, Task,
+    TensorInfo, TimeRule, Verification, VideoRules,
 };
 pub use view::View;
 

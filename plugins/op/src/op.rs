@@ -266,4 +266,14 @@ pub trait Encoder {
         let _ = (host, texts);
         Err(Error::unsupported("embedding several texts at once"))
     }
+
+    /// Embeds one text, as [`Encoder::embed`] does, and gives what [`OpenInfo::of_tokens`] declares for its tokens.
+    /// Returns f32: the vector, a weight for each token where there are such, and the vectors of the tokens.
+    ///
+    /// # Errors
+    /// When the op does not have the call, or it fails.
+    fn embed_tokens(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
+        let _ = (host, segments);
+        Err(Error::unsupported("values for each token of a text"))
+    }
 }

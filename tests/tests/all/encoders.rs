@@ -15,14 +15,15 @@ const GEMMA: &str = "embeddinggemma-tiny";
 const BERT: &str = "embed-bert-tiny";
 const RERANKERS: [&str; 4] =
     ["rerank-bert-tiny", "rerank-xlmr-tiny", "rerank-llama-tiny", "rerank-qwen3-tiny"];
-/// Of `tests/oracle/text_encoders.py`.
-const ENCODERS: [&str; 6] = [
+/// Fixtures from `tests/oracle/text_encoders.py`.
+const ENCODERS: [&str; 7] = [
     "encoders/modernbert",
     "encoders/mpnet",
     "encoders/distilbert",
     "encoders/nomic",
     "encoders/gte",
     "encoders/jina",
+    "encoders/bge-m3",
 ];
 const CROSS_ENCODERS: [&str; 3] =
     ["encoders/modernbert-reranker", "encoders/mpnet-reranker", "encoders/gte-reranker"];
@@ -144,6 +145,53 @@ fn vectors_are_as_short_as_asked_for() {
         Forged::try_of(&tiny::fixture("encoders/nomic"), |o| set(o, &[("dimensions", "37")]));
     let error = wide.unwrap_err();
     says(&error, ErrorKind::Usage, &["37", "1 to 36"]);
+}
+
+/// Weights of tokens by the rules of `FlagEmbedding`, and vectors of all but the first.
+#[test]
+fn tokens_have_weights_and_vectors() {
+    #[derive(Deserialize)]
+    struct Expected {
+        text: String,
+        vector: Vec<f32>,
+        sparse: Vec<(u32, f32)>,
+        /// Their number, and the values of the first and of the last.
+        multi: Vec<f32>,
+    }
+    #[derive(Deserialize)]
+    struct Goldens {
+        texts: Vec<Expected>,
+    }
+    let Goldens { texts } = tiny::golden_json("encoders/bge-m3");
+    let (_folder, model) = opened("encoders/bge-m3", false, |o| o.shards = 2);
+    let mut embedder = qhx::Embedder::new(model).unwrap();
+    let mut all = Vec::new();
+    for Expected { text, vector, sparse, multi } in &texts {
+        let found = embedder.embed_tokens(text, qhx::Role::Document).unwrap();
+        let near = |a: &[f32], b: &[f32]| {
+            let distance = Distance::of(a, b).unwrap();
+            assert!(distance.largest <= 1e-4, "{text}: {:e}", distance.largest);
+        };
+        near(&found.vector, vector);
+        let weights = found.sparse.as_ref().unwrap();
+        assert!(weights.keys().eq(sparse.iter().map(|(id, _)| id)), "{text}: {weights:?}");
+        if !sparse.is_empty() {
+            let [a, b]: [Vec<f32>; 2] =
+                [weights.values().copied().collect(), sparse.iter().map(|(_, w)| *w).collect()];
+            near(&a, &b);
+        }
+        let rows = found.multi.as_ref().unwrap();
+        assert_eq!(rows.len() as f32, multi[0], "{text}");
+        let (first, last) = multi[1..].split_at(20);
+        near(&rows[0], first);
+        near(&rows[rows.len() - 1], last);
+        all.push(found);
+    }
+    assert!(all[0].late_score(&all[0]).unwrap() > 0.9999);
+    assert!(all[0].lexical_score(&all[5]).unwrap() > 0.0);
+    let (_folder, model) = opened(BERT, false, |_| ());
+    let error = qhx::Embedder::new(model).unwrap().embed_tokens("a", qhx::Role::Query);
+    says(&error.unwrap_err(), ErrorKind::Usage, &["without weights or vectors of tokens"]);
 }
 
 /// The adapter of a task, and its instruction.
@@ -282,6 +330,24 @@ fn pairs_that_are_too_long_are_cut_as_by_the_reference() {
         let none = tokenizer.encode("", true).unwrap().is_empty();
         let two = tokenizer.encode_pair_truncated("a", "b", 2, &CancelToken::new());
         assert_eq!(two.is_ok(), none, "{fixture}");
+    }
+}
+
+/// Checkpoints with goldens of the same form: those of other sizes that `text_encoders.py --unseen` draws, or published
+/// ones. `QHX_TEST_ENCODERS` has their folders.
+#[test]
+fn encoders_of_the_environment_equal_the_reference() {
+    let folders = std::env::var_os("QHX_TEST_ENCODERS").unwrap_or_default();
+    for folder in std::env::split_paths(&folders).filter(|folder| folder.is_dir()) {
+        let name = folder.to_str().unwrap();
+        let goldens: serde_json::Value = tiny::golden_json(name);
+        if goldens["pairs"].is_array() {
+            let (_folder, mut model) = opened(name, false, scoring);
+            compare_scores(name, &mut model, 1e-4);
+        } else {
+            let (_folder, mut model) = opened(name, false, |o| o.prefill = Some(vec![16]));
+            compare(&mut model, &texts(name), 1e-4, 0.99999);
+        }
     }
 }
 

@@ -7,7 +7,7 @@
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::time::Duration;
 
-use qhx::{Embedder, Prefixed};
+use qhx::{Embedder, Prefixed, TokenVectors};
 use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use qhx_types::Media;
 
@@ -65,6 +65,26 @@ impl Batch {
                 None => Err(e),
             },
         }
+    }
+}
+
+impl Batch {
+    /// Embeds the texts one by one, with what the model gives for their tokens.
+    pub fn embed_tokens(
+        &self,
+        embedder: &mut Embedder,
+        write: &mut dyn FnMut(&Row, &TokenVectors) -> Result<()>,
+    ) -> Result<()> {
+        if let (Some(_), Some(row)) = (&self.image, self.rows.last()) {
+            let what = format!("image {}: an image has no tokens", row.index);
+            return Err(Error::new(ErrorKind::Usage, what)
+                .hint("leave out --sparse and --multi, or the images"));
+        }
+        for (row, tokens) in self.rows.iter().zip(&self.tokens) {
+            let embedded = embedder.embed_tokenized(tokens);
+            write(row, &embedded.map_err(|e| e.context(format_args!("text {}", row.index)))?)?;
+        }
+        Ok(())
     }
 }
 

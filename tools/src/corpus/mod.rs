@@ -13,7 +13,7 @@ use std::fmt;
 use std::path::Path;
 
 use batches::Batches;
-use qhx::Embedder;
+use qhx::{Embedder, TokenVectors};
 use qhx_base::{CancelToken, Error, ErrorKind, Result};
 
 pub use fingerprint::Fingerprint;
@@ -50,6 +50,23 @@ pub fn embed(
     let batches = Batches::start(rows, embedder.texts().clone(), tokens)?;
     while let Some(batch) = batches.next(cancel)? {
         batch.embed(embedder, &mut write)?;
+    }
+    Ok(())
+}
+
+/// Same as [`embed`], with weights and vectors of each text's tokens beside its vector: one text in one execution.
+///
+/// # Errors
+/// Errors of [`embed`], and when the model gives nothing for tokens, or a row is an image.
+pub fn embed_tokens(
+    embedder: &mut Embedder,
+    rows: Rows,
+    cancel: &CancelToken,
+    mut write: impl FnMut(&Row, &TokenVectors) -> Result<()>,
+) -> Result<()> {
+    let batches = Batches::start(rows, embedder.texts().clone(), 0)?;
+    while let Some(batch) = batches.next(cancel)? {
+        batch.embed_tokens(embedder, &mut write)?;
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! One text of the input, and its vector in the output.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
@@ -36,6 +37,12 @@ pub struct Vector<'a> {
     pub image: Option<&'a str>,
     /// Its vector.
     pub embedding: &'a [f32],
+    /// The weights of its tokens by their ids.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sparse: Option<&'a BTreeMap<u32, f32>>,
+    /// The vectors of its tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub multi: Option<&'a [Vec<f32>]>,
 }
 
 impl<'a> Vector<'a> {
@@ -43,7 +50,17 @@ impl<'a> Vector<'a> {
     pub fn of(row: &'a Row, embedding: &'a [f32]) -> Self {
         let text = Some(row.text.as_str());
         let (text, image) = if row.image { (None, text) } else { (text, None) };
-        Self { index: row.index, text, image, embedding }
+        Self { index: row.index, text, image, embedding, sparse: None, multi: None }
+    }
+
+    /// The same with weights and vectors of tokens.
+    #[must_use]
+    pub fn with_tokens(
+        self,
+        sparse: Option<&'a BTreeMap<u32, f32>>,
+        multi: Option<&'a [Vec<f32>]>,
+    ) -> Self {
+        Self { sparse, multi, ..self }
     }
 }
 

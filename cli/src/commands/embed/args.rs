@@ -17,6 +17,7 @@ Examples:
   qhx embed embedcode/v81 'fibonacci numbers' --role query --json
   qhx embed embedcode/v81 --input corpus.jsonl --output vectors.jsonl --resume
   qhx embed siglip2/v81 'a boat' --image harbour.jpg --json
+  qhx embed bge-m3/v81 'What is BGE M3?' --json --sparse --multi
   qhx embed embedcode/v81 --input corpus.jsonl --shard 0/4 --output vectors-0.jsonl
   qhx embed embedcode/v81 --input corpus.parquet --output vectors.parquet --resume
   tail -f new.jsonl | qhx embed embedcode/v81 --input - --json
@@ -74,6 +75,12 @@ pub(crate) struct EmbedArgs {
     /// Print one JSON object a text
     #[arg(long)]
     pub json: bool,
+    /// With a weight for each token, by its id, of models that have such: bge-m3, gte-multilingual
+    #[arg(long, requires = "json", conflicts_with = "output")]
+    pub sparse: bool,
+    /// With a vector for each token, of models that have such: bge-m3
+    #[arg(long, requires = "json", conflicts_with = "output")]
+    pub multi: bool,
     #[command(flatten)]
     pub tracing: TraceArgs,
     #[command(flatten)]

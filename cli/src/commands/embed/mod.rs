@@ -5,14 +5,17 @@ pub(crate) mod classic;
 
 pub(crate) use args::EmbedArgs;
 
+use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
 use std::path::Path;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use qhx::{EmbedOptions, Embedder, norm};
-use qhx_base::{ErrorKind, Result};
-use qhx_tools::corpus::{Claimed, Fingerprint, RowOptions, Rows, Vector, VectorFile, embed};
+use qhx::{EmbedOptions, Embedder, TokenVectors, norm};
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_tools::corpus::{
+    Claimed, Fingerprint, RowOptions, Rows, Vector, VectorFile, embed, embed_tokens,
+};
 
 use crate::Status;
 use crate::app::App;
@@ -54,15 +57,24 @@ pub(crate) fn run(args: &EmbedArgs, app: &mut App, tracing: Option<&Tracing>) ->
     let bar = bar(rows.total(), skipped);
     let working = app.interrupts.working();
     let (cancel, output) = (app.interrupts.token(), &mut app.output);
-    let result = embed(&mut encoder, rows, !args.no_pack, cancel, |row, vector| {
-        match &mut file {
-            Some(file) => file.write(row, vector)?,
-            None if args.json => output.json(&Vector::of(row, vector))?,
-            None => output.line(&people(row.index, vector))?,
-        }
-        bar.inc(1);
-        Ok(())
-    });
+    let result = if args.sparse || args.multi {
+        embed_tokens(&mut encoder, rows, cancel, |row, found| {
+            let (sparse, multi) = parts(args, found)?;
+            output.json(&Vector::of(row, &found.vector).with_tokens(sparse, multi))?;
+            bar.inc(1);
+            Ok(())
+        })
+    } else {
+        embed(&mut encoder, rows, !args.no_pack, cancel, |row, vector| {
+            match &mut file {
+                Some(file) => file.write(row, vector)?,
+                None if args.json => output.json(&Vector::of(row, vector))?,
+                None => output.line(&people(row.index, vector))?,
+            }
+            bar.inc(1);
+            Ok(())
+        })
+    };
     drop(working);
     // What is done stays, whatever ended the run.
     let finished = file.map(|file| file.finish(result.is_ok())).transpose();
@@ -109,6 +121,22 @@ fn summary(encoder: &Embedder, texts: u64) -> String {
         if parts.is_empty() { "" } else { ": " },
         parts
     )
+}
+
+/// Weights and vectors of tokens; none that are not asked for.
+type TokenParts<'a> = (Option<&'a BTreeMap<u32, f32>>, Option<&'a [Vec<f32>]>);
+
+/// The parts that are asked for; an error where the model does not give one of them.
+fn parts<'a>(args: &EmbedArgs, found: &'a TokenVectors) -> Result<TokenParts<'a>> {
+    let missing = |option: &str, what: &str| {
+        Error::new(ErrorKind::Usage, format!("{option}: the model has no {what} of tokens"))
+            .hint("leave it out; BAAI/bge-m3 has both")
+    };
+    let sparse =
+        args.sparse.then(|| found.sparse.as_ref().ok_or_else(|| missing("--sparse", "weights")));
+    let multi =
+        args.multi.then(|| found.multi.as_deref().ok_or_else(|| missing("--multi", "vectors")));
+    Ok((sparse.transpose()?, multi.transpose()?))
 }
 
 /// A line for people.

@@ -291,6 +291,22 @@ impl HostOp for Checked {
         self.expect(effect, before, name)?;
         match &reply {
             Reply::Floats(()) if call.gives_logits() => self.expect_logits(name)?,
+            Reply::Floats(()) if matches!(call, Call::EmbedTokens(_)) => {
+                let Call::EmbedTokens(segments) = call else { return Ok(reply) };
+                let (info, values) = (self.op.info(), self.op.values()?);
+                let tokens = qhx_types::calls::positions(segments).unwrap_or(0);
+                let expected = info.embedding_dim.saturating_add(info.of_tokens.values(tokens));
+                let Some((vector, of_tokens)) = values
+                    .split_at_checked(info.embedding_dim)
+                    .filter(|_| values.len() == expected)
+                else {
+                    let what = format!("{name} of {tokens} tokens gave {} values", values.len());
+                    let declared = format!("its OpenInfo.of_tokens declares {expected}");
+                    return Err(self.wrong(what, &declared));
+                };
+                check_embedding(&self.name, vector)?;
+                check_finite(&self.name, "the tokens", of_tokens)?;
+            }
             Reply::Floats(()) if effect == Effect::Nothing => {
                 check_finite(&self.name, "the audio", self.op.values()?)?;
             }

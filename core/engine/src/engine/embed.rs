@@ -8,6 +8,17 @@ use crate::op::{HostOp as _, Segment, Task};
 use qhx_base::{CancelToken, ErrorKind, Result, error, trace};
 use qhx_types::Media;
 
+/// The vector of a text, and what a host-op gives for its tokens.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TextAndTokens {
+    /// The vector of the text.
+    pub vector: Vec<f32>,
+    /// A weight for each token, special ones included, where there are such.
+    pub weights: Option<Vec<f32>>,
+    /// A vector for each token but the first ones that have none, where there are such.
+    pub rows: Option<Vec<Vec<f32>>>,
+}
+
 impl Model {
     /// Embeds one text.
     ///
@@ -16,6 +27,36 @@ impl Model {
     pub fn embed(&mut self, tokens: &[u32]) -> Result<&[f32]> {
         self.require_vectors()?;
         self.embed_segments(&[Segment::Tokens(tokens)], ("tokens", tokens.len()))
+    }
+
+    /// Embeds one text, with what the host-op gives for each of its tokens.
+    ///
+    /// # Errors
+    /// Errors of [`Model::embed`], and when the host-op, or this bundle of it, gives nothing for tokens.
+    pub fn embed_tokens(&mut self, tokens: &[u32]) -> Result<TextAndTokens> {
+        self.require_vectors()?;
+        let info = self.info();
+        let (dim, of) = (info.embedding_dim, info.of_tokens);
+        if of.is_none() {
+            let path = self.manifest().path.display();
+            return Err(error!(Usage, "{path}: a bundle without weights or vectors of tokens")
+                .hint("make one of a model with such heads, as BAAI/bge-m3 has them"));
+        }
+        let bundle = Arc::clone(&self.bundle);
+        let _span = trace::span_with(bundle.trace(), "embed", |span| {
+            span.argument("tokens", tokens.len());
+        });
+        let segments = [Segment::Tokens(tokens)];
+        let values = self.embed_by(|op| op.embed_tokens(&segments))?;
+        let (vector, rest) = values.split_at(dim.min(values.len()));
+        let count = if of.weights { tokens.len() } else { 0 };
+        let (weights, rows) = rest.split_at(count.min(rest.len()));
+        let rows = match of.dim {
+            0 => None,
+            dim => Some(rows.chunks_exact(dim).map(<[f32]>::to_vec).collect()),
+        };
+        let weights = of.weights.then(|| weights.to_vec());
+        Ok(TextAndTokens { vector: vector.to_vec(), weights, rows })
     }
 
     /// Embeds an image, or another medium that the host-op gives a vector of its own.

@@ -32,6 +32,7 @@ mod token_logits;
 mod types;
 
 pub use decode::Run;
+pub use embed::TextAndTokens;
 pub use model::{Model, Sessions};
 pub use model_options::{DecodeBackend, ModelOptions};
 pub use open_bundle::ContextLoad;

@@ -222,7 +222,11 @@ impl HostOp for SplitOp {
                     self.op_of(side).drop_snapshot(of_op);
                 }
             }
-            Call::Embed(_) | Call::EmbedMany(_) | Call::Answer(_) | Call::Speak(_) => {
+            Call::Embed(_)
+            | Call::EmbedMany(_)
+            | Call::EmbedTokens(_)
+            | Call::Answer(_)
+            | Call::Speak(_) => {
                 return self.prompt.op.call(call);
             }
             _ => return self.ready(call.effect())?.call(call),

@@ -1,6 +1,6 @@
 //! The model classes, and the names that their tensors have.
 
-/// Where a model has the positions of its tokens.
+/// Place where a model has the positions of its tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Positions {
     /// A table of rows, from its first on.
@@ -22,12 +22,12 @@ pub(super) enum Head {
     PreClassifier,
 }
 
-/// What classes of one family have in common.
+/// Properties that the classes of one family have in common.
 #[derive(Debug)]
 pub(super) struct Class {
     /// The family in the manifest.
     pub family: &'static str,
-    /// What the names of its classes begin with.
+    /// Beginnings of the names of its classes.
     starts: &'static [&'static str],
     pub positions: Positions,
     pub head: Head,

@@ -154,6 +154,13 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         Task::Score => Encoder::scoring(checkpoint, false, "cls", &config.head(), None)?,
         _ => Encoder::read_centred(checkpoint, options, config.hidden, false, class.centred)?,
     };
+    if options.task == Task::Embed && checkpoint.seed().is_none() {
+        encoder.modules.heads_of_tokens(checkpoint.dir(), config.hidden)?;
+        // That of gte-multilingual-base.
+        if checkpoint.has("classifier.weight") {
+            encoder.modules.weights_of_tokens(checkpoint, "classifier.", config.hidden)?;
+        }
+    }
     if let Some(instruction) = instruction {
         for (prefix, option) in [
             (&mut encoder.query_prefix, encoder::QUERY_PREFIX),

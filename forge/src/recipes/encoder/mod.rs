@@ -109,6 +109,9 @@ impl Encoder {
         if !modules.steps.is_empty() {
             plan_params.insert("modules".to_owned(), Value::Array(modules.steps));
         }
+        if !modules.of_tokens.is_empty() {
+            plan_params.insert("of_tokens".to_owned(), Value::Object(modules.of_tokens));
+        }
         let tables = match modules.files.is_empty() {
             true => Vec::new(),
             false => vec![matrices("modules", modules.files)],

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::{Checkpoint, is_plain};
 use qhx_graph::weight::{RowSource, held, scaled};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{read, unsupported};
 use crate::kit::MatrixFile;
@@ -114,6 +114,8 @@ pub(in crate::recipes) struct Modules {
     pub steps: Vec<Value>,
     /// The weights.
     pub files: Vec<MatrixFile>,
+    /// Heads for each token beside the text's vector, as the op reads them.
+    pub of_tokens: Map<String, Value>,
     /// Tokens of prompts are not pooled.
     pub without_prompt: bool,
     /// Nothing declares a way to pool: it is that of most encoders.
@@ -124,8 +126,8 @@ impl Modules {
     /// Reads `modules.json` and the folders that it names; without it, `1_Pooling`, then what the configuration or a
     /// GGUF file declares. The option [`POOLING`] comes before all of them.
     ///
-    /// Of a `centred` vector of which the first values alone are taken, see [`DIMENSIONS`], all have a mean of 0 and a
-    /// deviation of 1 before.
+    /// All values of a `centred` vector are brought to a mean of 0 and a deviation of 1, where the first of them alone
+    /// are taken ([`DIMENSIONS`]).
     pub fn read(
         checkpoint: &Checkpoint,
         options: &RecipeOptions,
@@ -138,7 +140,7 @@ impl Modules {
         Ok(modules)
     }
 
-    /// What the files declare, and the values of a vector.
+    /// Modules that the files declare, and the values of a vector.
     fn declared(
         checkpoint: &Checkpoint,
         options: &RecipeOptions,
@@ -217,6 +219,41 @@ impl Modules {
             modules.steps.clear();
         }
         Ok((modules, width))
+    }
+
+    /// Gives each token what BGE-M3 has for it, by the files `sparse_linear.pt` and `colbert_linear.pt` where they are
+    /// there: a weight, and a vector but for the first token.
+    pub fn heads_of_tokens(&mut self, dir: &Path, width: usize) -> Result<()> {
+        let beside = |name: &str| {
+            let path = dir.join(name);
+            path.is_file().then(|| Checkpoint::open_torch(&path)).transpose()
+        };
+        if let Some(tensors) = beside("sparse_linear.pt")? {
+            self.weights_of_tokens(&tensors, "", width)?;
+        }
+        if let Some(tensors) = beside("colbert_linear.pt")? {
+            let shape = tensors.stored("weight").map(|(_, shape)| shape).unwrap_or_default();
+            let outputs = shape.first().copied().unwrap_or(width);
+            let weight = self.file("tokens_weight", tensors.matrix("weight", [outputs, width])?);
+            let bias = self.file("tokens_bias", tensors.vector("bias", outputs)?);
+            let head = json!({"weight": weight, "bias": bias, "outputs": outputs, "skipped": 1});
+            self.of_tokens.insert("vectors".to_owned(), head);
+        }
+        Ok(())
+    }
+
+    /// Gives each token a weight, by a head of one value whose tensors' names begin with `place`.
+    pub fn weights_of_tokens(
+        &mut self,
+        tensors: &Checkpoint,
+        place: &str,
+        width: usize,
+    ) -> Result<()> {
+        let weight = tensors.matrix(&format!("{place}weight"), [1, width])?;
+        let bias = tensors.vector(&format!("{place}bias"), 1)?;
+        let (weight, bias) = (self.file("sparse_weight", weight), self.file("sparse_bias", bias));
+        self.of_tokens.insert("weights".to_owned(), json!({"weight": weight, "bias": bias}));
+        Ok(())
     }
 
     /// The layers of a head behind one way to pool.
