@@ -7,7 +7,7 @@
 //! | [`decode_video`] | a folder of images, an animated GIF, PNG or WebP | [`Frames`]: sampled frames and their times |
 //!
 //! [`encode_audio`] writes samples as WAV, FLAC, MP3, Opus or AAC.
-//! [`VoiceActivity`] finds where somebody speaks in audio that is still coming in.
+//! [`speech`] finds where somebody speaks, and [`VoiceActivity`] does in audio that is still coming in.
 //!
 //! [`read`] gives any of them as a part of a prompt ([`Media`](qhx_types::Media)), and [`check`] looks at the first
 //! bytes only.
@@ -46,5 +46,5 @@ pub use self::limits::Limits;
 pub use self::part::{check, read};
 pub use self::source::Source;
 pub use self::video::{Frames, decode_video};
-pub use self::voice::{VoiceActivity, VoiceChange};
+pub use self::voice::{SpeechRules, VoiceActivity, VoiceChange, speech};
 pub use qhx_types::{Alpha, AudioRules, ImageRules, VideoRules};

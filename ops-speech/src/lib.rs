@@ -7,6 +7,7 @@
 //! | [`Canary`], `canary_transcribe` | the same, in many languages and translated |
 //! | [`Asr`], `asr_transcribe` | Qwen3-ASR: a decoder that takes rows of a tower for a clip |
 //! | [`Kokoro`], `kokoro_speak` | phonemes to durations, then frames, a source of sines and a spectrum to samples |
+//! | [`Nemotron`], `nemotron_transcribe` | an encoder that is given its audio chunk by chunk, and a transducer over its rows |
 //! | [`Parakeet`], `parakeet_transcribe` | an encoder that runs once a clip, and a CTC head or a transducer over its rows |
 
 mod asr;
@@ -16,6 +17,7 @@ mod features;
 mod kokoro;
 mod listener;
 mod moonshine;
+mod nemotron;
 mod parakeet;
 #[cfg(test)]
 mod tests;
@@ -26,10 +28,11 @@ pub use canary::Canary;
 pub use dictation::Dictation;
 pub use kokoro::Kokoro;
 pub use moonshine::Moonshine;
+pub use nemotron::Nemotron;
 pub use parakeet::Parakeet;
 pub use whisper::Whisper;
 
-qhx_op::register_ops!(Asr, Canary, Kokoro, Moonshine, Parakeet, Whisper);
+qhx_op::register_ops!(Asr, Canary, Kokoro, Moonshine, Nemotron, Parakeet, Whisper);
 
 /// To be called by what is linked of an archive: from one, a linker takes only the parts that something names, and
 /// those of this module register the ops.

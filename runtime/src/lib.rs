@@ -75,7 +75,7 @@ pub use settings::{BackendChoice, DecodeOn, DeviceOptions};
 pub use speaker::{Lexicon, SpeakOptions, Speaker, Spoken};
 pub use transcriber::{
     Chunk, Live, Note, Scores, TIMES, Times, TranscribeEvent, TranscribeLimits, TranscribeOptions,
-    Transcriber, Transcript, srt, vtt,
+    Transcriber, Transcript, Turn, srt, vtt,
 };
 
 pub use qhx_cpu::{Activations, Caches, CpuOptions};
@@ -89,7 +89,8 @@ pub use qhx_core::engine::{
 pub use qhx_core::op::{MediaRules, Modality, OpDescription, Task};
 pub use qhx_core::sampling::{SamplingParams, TokenLogprobs};
 pub use qhx_media::{
-    AUDIO_FORMATS, AudioFormat, Limits, Source, WAV_HEADER, encode_audio, pcm16, wav_header,
+    AUDIO_FORMATS, AudioFormat, Limits, Source, SpeechRules, WAV_HEADER, encode_audio, pcm16,
+    wav_header,
 };
 pub use qhx_plugins::{PluginOptions, Plugins};
 pub use qhx_qnn::{MemoryMode, PerfMode};

@@ -6,9 +6,11 @@ use axum::extract::{DefaultBodyLimit, FromRequest as _, Multipart, Request};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use qhx::{Chunk, Source, Times, TranscribeLimits, TranscribeOptions, Transcript, srt, vtt};
+use qhx_media::SpeechRules;
 use serde_json::{Value, json};
 
 use crate::error::{ApiError, Result, broken, json_response};
+use crate::fields::Fields;
 use crate::pending::Pending;
 use crate::queue::{Update, Work};
 use crate::registry::Ability;
@@ -20,6 +22,10 @@ use crate::sse::{self, Events, Progress};
 pub(crate) const GRANULARITIES: &str = "timestamp_granularities[]";
 /// The field that asks for more about the tokens.
 const INCLUDE: &str = "include[]";
+/// The field that says how audio is cut.
+const CHUNKING: &str = "chunking_strategy";
+/// Greatest times of `server_vad` in milliseconds.
+const MAX_TIME: u64 = 10_000;
 /// Names of the tasks.
 const TRANSCRIBE: &str = "transcribe";
 const TRANSLATE: &str = "translate";
@@ -49,6 +55,8 @@ struct Form {
     format: Option<Format>,
     granularities: Granularities,
     stream: bool,
+    /// Rules by which the audio without speech is left out.
+    vad: Option<SpeechRules>,
 }
 
 /// Which times are asked for, by the names of the API; segments where none are.
@@ -95,7 +103,8 @@ async fn hear(context: Context, request: Request, task: &'static str) -> Result<
         .with_task((task == TRANSLATE).then(|| task.to_owned()))
         .with_prompt(form.prompt.clone())
         .with_times(if form.granularities.word { Times::Word } else { Times::Segment })
-        .with_limits(limits);
+        .with_limits(limits)
+        .with_vad(form.vad);
     let work = Work::Transcribe { source, options: Box::new(options), streams: form.stream };
     let mut pending = Pending::submit(&context, &model, Vec::new(), context.ticket(), work)?;
     if form.stream {
@@ -195,12 +204,7 @@ impl Form {
                     let message = format!("{value:?} is not given by this server");
                     return Err(ApiError::bad(INCLUDE, message).code("unsupported_parameter"));
                 }
-                // Long audio is always cut by the server, at what the model says of times.
-                "chunking_strategy" if value.trim() == "auto" => {}
-                "chunking_strategy" => {
-                    let error = ApiError::bad("chunking_strategy", "expected auto");
-                    return Err(error.code("unsupported_parameter"));
-                }
+                CHUNKING => form.vad = vad(&value)?,
                 "response_format" => form.format = Some(Format::read(&value)?),
                 GRANULARITIES | "timestamp_granularities" => match value.as_str() {
                     "word" => form.granularities.word = true,
@@ -224,6 +228,30 @@ impl Form {
         }
         Ok(form)
     }
+}
+
+/// Rules of `chunking_strategy`: none for `auto`, with which the model is given the audio as it is, and those of
+/// `server_vad`.
+fn vad(value: &str) -> Result<Option<SpeechRules>> {
+    const EXPECTED: &str = "expected auto or an object of the type server_vad";
+    if value.trim() == "auto" {
+        return Ok(None);
+    }
+    let wrong = || ApiError::bad(CHUNKING, EXPECTED).code("invalid_value");
+    let value: Value = serde_json::from_str(value).map_err(|_| wrong())?;
+    let fields = Fields::of(&value, CHUNKING)?;
+    if fields.needed("type")? != "server_vad" {
+        return Err(fields.wrong("type", "server_vad"));
+    }
+    let mut rules = SpeechRules::default();
+    let millis = |name, usual: u32| -> Result<u32> {
+        let found = fields.count(name, 0, MAX_TIME)?;
+        Ok(found.and_then(|ms| u32::try_from(ms).ok()).unwrap_or(usual))
+    };
+    rules.threshold = fields.number("threshold", 0.0, 1.0)?.unwrap_or(rules.threshold);
+    rules.pad_ms = millis("prefix_padding_ms", rules.pad_ms)?;
+    rules.min_silence_ms = millis("silence_duration_ms", rules.min_silence_ms)?;
+    Ok(Some(rules))
 }
 
 impl Format {

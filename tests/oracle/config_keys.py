@@ -33,6 +33,7 @@ NO_KEYS = {
     "num_labels",
     "update",
     "decoder_config",
+    "subsampling_out_hidden_size",
 }
 
 

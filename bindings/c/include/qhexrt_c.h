@@ -151,6 +151,7 @@ typedef struct qhx_generate_options {
     int n_logit_bias;
     int word_times;                  /* qhx: a transcription finds when each word is said: qhx_session_last_word */
     const char *cache_salt;          /* qhx: goes on from states of the same salt only; NULL for none */
+    const char *vad;                 /* qhx: transcribes speech alone, found by rules as JSON ("{}"); NULL for all */
 } qhx_generate_options;
 
 /* What came of it. Pointers are the session's until its next generation, its reset or its end. It stays as it is: what

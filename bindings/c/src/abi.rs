@@ -236,6 +236,8 @@ c_struct! {
         word_times: c_int,
         /// Salt of the states that may be reused; NULL for states without one.
         cache_salt: *const c_char,
+        /// Rules of speech as JSON, for a transcription of speech alone; NULL for one of all audio.
+        vad: *const c_char,
     }
 }
 

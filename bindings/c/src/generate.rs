@@ -6,7 +6,8 @@ use std::time::Instant;
 use qhx::media::{self, Attached};
 use qhx::{
     CancelToken, Embedder, Engine, Error, ErrorKind, Event, FinishReason, Grammar, Message,
-    Modality, Model, Prompt, Request, Role, Times, TranscribeEvent, TranscribeOptions, Transcriber,
+    Modality, Model, Prompt, Request, Role, SpeechRules, Times, TranscribeEvent, TranscribeOptions,
+    Transcriber,
 };
 use qhx_text::Content;
 
@@ -31,6 +32,9 @@ pub(crate) fn generate(
         }
         _ if question.word_times => Err(Fault::usage(
             "word_times: only a transcription has them, which is asked with audio alone, of a bundle that transcribes",
+        )),
+        _ if question.vad.is_some() => Err(Fault::usage(
+            "vad: only a transcription leaves silence out, which is asked with audio alone, of a bundle that transcribes",
         )),
         Engine::Embeds(embedder) => embed(embedder, &question, ticket),
         engine => write(engine.model_mut(), question, ticket, poll, listener),
@@ -92,8 +96,10 @@ fn transcribe(
     let start = Instant::now();
     let Some(audio) = question.media.first() else { return Err(cancelled()) };
     let times = if question.word_times { Times::Word } else { Times::default() };
+    let vad = question.vad.as_deref().map(SpeechRules::from_json).transpose();
+    let vad = vad.map_err(|e| e.context("vad"))?;
     let options = TranscribeOptions::default().with_times(times).with_max_new(question.max_new);
-    transcriber.set_options(&options)?;
+    transcriber.set_options(&options.with_vad(vad))?;
     let on_event = |_: TranscribeEvent<'_>| poll.ask(ticket);
     let transcript = transcriber.transcribe_with(&audio.source, ticket, on_event);
     if question.salt.is_some() {

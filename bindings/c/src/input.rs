@@ -30,6 +30,8 @@ pub(crate) struct Question {
     pub embed_query: bool,
     pub word_times: bool,
     pub salt: Option<String>,
+    /// Rules of speech as JSON.
+    pub vad: Option<String>,
     pub max_new: usize,
     pub sampling: SamplingParams,
     pub stop: Vec<String>,
@@ -212,6 +214,7 @@ pub(crate) fn question(
         embed_query: options.embed_query != 0,
         word_times: options.word_times != 0,
         salt: salt(options)?,
+        vad: text("vad", options.vad)?,
         max_new: count("max_new_tokens", cfg.max_new_tokens)?,
         sampling,
         stop: texts("stop_strings", cfg.stop_strings, cfg.n_stop_strings, MANY)?,

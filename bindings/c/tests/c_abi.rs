@@ -165,7 +165,7 @@ const FIRST: [(&str, &str); 7] = [
         "struct_size 0 8, disable_thinking 8 4, should_cancel 16 8, should_cancel_user 24 8, tokens 32 8, \
          n_tokens 40 4, media 48 8, n_media 56 4, every_token 60 4, embed_query 64 4, logprobs 68 4, \
          top_logprobs 72 4, reserved 76 4, logit_bias_tokens 80 8, logit_biases 88 8, n_logit_bias 96 4, \
-         word_times 100 4, cache_salt 104 8",
+         word_times 100 4, cache_salt 104 8, vad 112 8",
     ),
     (
         "qhx_output 168",

@@ -391,6 +391,10 @@ static void salts(qhx_model *model, const char *prompt) {
     options.word_times = 1;
     CHECK(qhx_generate_ex(session, &inputs, &cfg, &options, nullptr, nullptr, &out) == QHX_ERROR_USAGE);
     CHECK(last().find("word_times") != std::string::npos);
+    options.word_times = 0;
+    options.vad = "{}";
+    CHECK(qhx_generate_ex(session, &inputs, &cfg, &options, nullptr, nullptr, &out) == QHX_ERROR_USAGE);
+    CHECK(last().find("vad") != std::string::npos);
     qhx_session_free(session);
 }
 
@@ -421,6 +425,12 @@ static void words(qhx_model *model, const char *clip, char **expected, int count
     options.word_times = 0;
     CHECK(qhx_generate_ex(session, &inputs, nullptr, &options, nullptr, nullptr, &out) == QHX_OK);
     CHECK(qhx_session_last_n_words(session) == 0);
+    // Nobody speaks: the clips of the tiny model are chords.
+    options.vad = "{\"threshold\": 0.9}";
+    CHECK(qhx_generate_ex(session, &inputs, nullptr, &options, nullptr, nullptr, &out) == QHX_OK && !out.text[0]);
+    options.vad = "{\"threshold\": 9}";
+    CHECK(qhx_generate_ex(session, &inputs, nullptr, &options, nullptr, nullptr, &out) == QHX_ERROR_USAGE);
+    CHECK(last().find("threshold of speech: 9") != std::string::npos);
     qhx_session_free(session);
     CHECK(qhx_session_last_n_words(session) == -1 && last_error().status == QHX_ERROR_HANDLE);
 }

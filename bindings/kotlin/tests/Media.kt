@@ -71,11 +71,14 @@ fun Suite.media() {
             check(kotlin.math.abs(word.start - start) < 0.001 && kotlin.math.abs(word.end - end) < 0.001) { times }
         }
         check(heard.chunks.isNotEmpty() && model.transcribe(clip).words.isEmpty())
+        // The clip's words are chords, and nobody speaks.
+        same("", model.transcribe(clip, vad = SpeechRules(threshold = 0.9f)).text)
     }
     test("a model without times of words says so", "hearing") { model ->
         throws<UsageException>("usage", "times of words: the model gives no times") {
             model.transcribe(Audio(noon), wordTimes = true)
         }
+        throws<UsageException>("usage", "option vad") { model.transcribe(Audio(noon), vad = SpeechRules(threshold = 2f)) }
     }
     test("texts become vectors", "encoder") { model ->
         val texts = listOf("def fib(n):", "SELECT 1", "a river 🦀")

@@ -118,13 +118,15 @@ fn embed(shared: &Arc<Shared>, arguments: Arguments<'_, '_>) -> PyResult<(Py<PyB
     Ok((bytes.unbind(), vectors.dim))
 }
 
-/// `transcribe(audio, max_new_tokens, word_times)`: the transcript as JSON.
+/// `transcribe(audio, max_new_tokens, word_times, vad)`: the transcript as JSON. `vad` is JSON, too.
 fn transcribe(shared: &Arc<Shared>, arguments: Arguments<'_, '_>) -> PyResult<String> {
     let py = arguments.py();
-    let (medium, max_new, words): (Medium, Option<usize>, bool) = arguments.extract()?;
+    let (medium, max_new, words, vad): (Medium, Option<usize>, bool, Option<String>) =
+        arguments.extract()?;
     let audio = raised(py, item(medium))?;
     let times = if words { Times::Word } else { Times::default() };
-    let transcript = shared.transcribe(&Thread(py), &CancelToken::new(), audio, max_new, times);
+    let ticket = CancelToken::new();
+    let transcript = shared.transcribe(&Thread(py), &ticket, audio, max_new, times, vad);
     let transcript = waited(py, transcript)?;
     let chunk = |chunk: &qhx::Chunk| {
         json!({

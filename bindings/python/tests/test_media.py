@@ -141,6 +141,19 @@ def test_speech_becomes_text_in_each_form(ears):
     assert twice.text == "the boat leaves at noon"
 
 
+def test_silence_is_left_out_and_times_stay(ears):
+    voice, rate = samples(NOON)
+    silence = np.zeros(3 * rate, np.float32)
+    heard = ears.transcribe((np.concatenate([silence, voice, silence]), rate), vad={"pad_ms": 500})
+    assert heard.seconds == pytest.approx(6 + len(voice) / rate, abs=0.01)
+    [chunk] = heard.chunks
+    assert 2.4 < chunk.start < 3.5 and chunk.end < 3.6 + len(voice) / rate
+    nothing = ears.transcribe((silence, rate), vad=True)
+    assert (nothing.text, nothing.chunks) == ("", [])
+    with pytest.raises(qhx.UsageError, match="option vad: .*unknown field"):
+        ears.transcribe(NOON, vad={"pad": 1})
+
+
 def test_words_have_their_times(home, ears):
     bundle = qhx.forge(FIXTURES / "whisper-tiny", home / "listening", cpu_only=True)
     case = goldens("whisper-tiny", "words.json")["cases"][0]

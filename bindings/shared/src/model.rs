@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use qhx::{
-    CallerOptions, CancelToken, Engine, Error, ErrorKind, Modality, Role, Times, TranscribeEvent,
-    TranscribeOptions, Transcript, catch_panic,
+    CallerOptions, CancelToken, Engine, Error, ErrorKind, Modality, Role, SpeechRules, Times,
+    TranscribeEvent, TranscribeOptions, Transcript, catch_panic,
 };
 use serde::Serialize;
 
@@ -156,7 +156,8 @@ impl Shared {
         })
     }
 
-    /// The words of an audio clip, of `max_new` tokens a chunk at most; `ticket` cancels it.
+    /// The words of an audio clip, of `max_new` tokens a chunk at most; `ticket` cancels it. With `vad`, rules of speech
+    /// as JSON, the model is given speech alone.
     ///
     /// # Errors
     /// The errors of [`Shared::generate`], and when the bundle does not transcribe, does not find the times, or this is
@@ -168,13 +169,16 @@ impl Shared {
         audio: Item,
         max_new: Option<usize>,
         times: Times,
+        vad: Option<String>,
     ) -> Waited<Transcript, C::Stop> {
         let Item::File(audio) = audio else { return Err(Fault::usage("expected audio").into()) };
         self.turn(caller, ticket, false)?.finish(caller, move |engine, ticket| {
             let transcriber = engine.transcriber_mut().map_err(|e| {
                 e.hint("give the audio to chat, or declare params.transcription in the manifest")
             })?;
-            let options = TranscribeOptions::default().with_times(times);
+            let vad = vad.as_deref().map(SpeechRules::from_json).transpose();
+            let vad = vad.map_err(|e| e.context("option vad"))?;
+            let options = TranscribeOptions::default().with_times(times).with_vad(vad);
             let max_new = max_new.unwrap_or(options.max_new);
             transcriber.set_options(&options.with_max_new(max_new))?;
             let on_event = |_: TranscribeEvent<'_>| {};

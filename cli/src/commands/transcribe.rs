@@ -9,9 +9,10 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use qhx::media::Attachment;
 use qhx::{
-    Chunk, Live, Note, Source, TIMES, Times, TranscribeEvent, TranscribeLimits, TranscribeOptions,
-    Transcriber, Transcript, srt, vtt,
+    Chunk, Live, Note, Source, SpeechRules, TIMES, Times, TranscribeEvent, TranscribeLimits,
+    TranscribeOptions, Transcriber, Transcript, srt, vtt,
 };
+use qhx_base::escape::escaped;
 use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use qhx_core::Manifest;
 use qhx_core::manifest::Transcription;
@@ -32,6 +33,7 @@ Examples:
   qhx transcribe whisper/v81 talk.mp3 --language de --task translate
   qhx transcribe whisper/v81 film.wav --format srt > film.srt
   arecord -q -t raw -f S16_LE -r 16000 | qhx transcribe whisper/v81 -
+  qhx transcribe whisper/v81 interview.mp3 --vad=min-silence=1000
   qhx transcribe gemma4/v81 lecture.flac --json | jq '.sounds[0].pieces[] | .start, .text'";
 
 /// Write down what is said in audio
@@ -66,6 +68,21 @@ pub(crate) struct TranscribeArgs {
     /// 1 where words go round in circles or are unlikely]
     #[arg(long, value_name = "T")]
     pub temperature: Option<f32>,
+    /// Give the model speech alone, which the network of Silero VAD finds; times stay those of the file. RULES are
+    /// threshold=P (0.5), neg-threshold=P (0.15 less), min-speech=MS (250), min-silence=MS (500) and pad=MS (200), with
+    /// commas between them
+    #[arg(
+        long,
+        value_name = "RULES",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "",
+        value_parser = vad
+    )]
+    pub vad: Option<SpeechRules>,
+    /// Print words as soon as nothing changes them any more, and a new line behind each file
+    #[arg(long, conflicts_with_all = ["format", "json"])]
+    pub stream: bool,
     /// How the words are printed
     #[arg(long, value_enum, default_value_t, conflicts_with = "json")]
     pub format: Format,
@@ -118,6 +135,30 @@ fn switch() -> impl TypedValueParser<Value = bool> {
     PossibleValuesParser::new(["on", "off"]).map(|switch| switch == "on")
 }
 
+/// Reads rules of speech.
+fn vad(text: &str) -> std::result::Result<SpeechRules, String> {
+    let mut rules = SpeechRules::default();
+    for rule in text.split(',').filter(|rule| !rule.is_empty()) {
+        let (name, value) = rule.split_once('=').unwrap_or((rule, ""));
+        let wrong = |what: &str| format!("{name}: found {value:?}, expected {what}");
+        let millis = || value.parse().map_err(|_| wrong("a number of milliseconds"));
+        let share = || value.parse().map_err(|_| wrong("a number from 0 to 1"));
+        match name {
+            "threshold" => rules.threshold = share()?,
+            "neg-threshold" => rules.neg_threshold = Some(share()?),
+            "min-speech" => rules.min_speech_ms = millis()?,
+            "min-silence" => rules.min_silence_ms = millis()?,
+            "pad" => rules.pad_ms = millis()?,
+            _ => {
+                let known = "threshold, neg-threshold, min-speech, min-silence and pad";
+                return Err(format!("no rule is called {name:?}: there are {known}"));
+            }
+        }
+    }
+    rules.check().map_err(|e| e.to_string())?;
+    Ok(rules)
+}
+
 impl TranscribeArgs {
     /// The options for a bundle of this manifest.
     fn options(&self, manifest: &Manifest) -> Result<TranscribeOptions> {
@@ -126,7 +167,8 @@ impl TranscribeArgs {
         let mut options = options
             .with_task(self.task.clone())
             .with_into(self.into.clone())
-            .with_punctuation(self.punctuation);
+            .with_punctuation(self.punctuation)
+            .with_vad(self.vad);
         if let Some(temperature) = self.temperature {
             options =
                 options.with_limits(TranscribeLimits::default().temperatures(vec![temperature])?);
@@ -168,7 +210,8 @@ pub(crate) fn run(
         let start = Instant::now();
         let source = if file == "-" { None } else { sources.next().map(|file| &file.source) };
         let name = source.map_or_else(|| "standard input".to_owned(), ToString::to_string);
-        let transcript = transcribe(app, &mut transcriber, source, &name, format)?;
+        let shown = if args.stream { Shown::Text } else { Shown::Chunks(format) };
+        let transcript = transcribe(app, &mut transcriber, source, &name, shown)?;
         let (seconds, took) = (transcript.seconds, start.elapsed());
         let language = transcript.language.as_ref();
         let language = language.map_or_else(String::new, |code| format!(", language {code}"));
@@ -178,6 +221,7 @@ pub(crate) fn run(
             seconds / took.as_secs_f64().max(f64::MIN_POSITIVE)
         );
         match format {
+            Format::Text if args.stream => app.output.line("")?,
             Format::Text => app.output.line(&transcript.text)?,
             Format::Srt => app.output.write(&srt(&transcript))?,
             Format::Vtt => app.output.write(&vtt(&transcript))?,
@@ -195,17 +239,27 @@ pub(crate) fn run(
     Ok(status)
 }
 
+/// Output while a file is transcribed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Shown {
+    /// Text as it becomes known, on standard output.
+    Text,
+    /// Chunks on standard error, where standard output has them later or otherwise.
+    Chunks(Format),
+}
+
 /// Transcribes a file, and reports how that goes on.
 fn transcribe(
     app: &mut App,
     transcriber: &mut Transcriber,
     source: Option<&Source>,
     name: &str,
-    format: Format,
+    shown: Shown,
 ) -> Result<Transcript> {
     let ticket = CancelToken::new();
     let _working = app.interrupts.working_on(&ticket);
     let progress = app.progress.clone();
+    let (output, mut written) = (&mut app.output, Ok(()));
     let on_event = |event: TranscribeEvent<'_>| match event {
         TranscribeEvent::Chunks { count, seconds, longest, overlap } if overlap > 0.0 => say!(
             "{name}: {seconds:.1} s of audio, the model takes {longest:.1} s at a time: cut into {count} chunks that \
@@ -215,8 +269,15 @@ fn transcribe(
         // What is known already, where it is not printed anyway.
         TranscribeEvent::Done(chunk) => {
             progress.end();
-            if source.is_none() || format != Format::Text {
+            if shown != Shown::Text && (source.is_none() || shown != Shown::Chunks(Format::Text)) {
                 say!("{name}: {:.2} s to {:.2} s: {}", chunk.start, chunk.end, chunk.text);
+            }
+        }
+        TranscribeEvent::Text(text) if shown == Shown::Text => {
+            progress.end();
+            // Where nobody reads any more, the work ends.
+            if written.is_ok() {
+                written = output.write(&escaped(text)).inspect_err(|_| ticket.cancel());
             }
         }
         _ => progress.end(),
@@ -233,6 +294,7 @@ fn transcribe(
         // A second Ctrl-C ends the process where it is.
         trace.flush();
     }
+    written?;
     let transcript = transcript?;
     for chunk in &transcript.chunks {
         if let Some(why) = transcriber.cut_off(chunk) {

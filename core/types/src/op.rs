@@ -209,6 +209,11 @@ pub struct OpenInfo {
     /// times of the latter. The state is then another one.
     #[serde(skip_serializing_if = "is_default")]
     pub aligns: bool,
+    /// The op is given audio piece by piece: each call `answer` with one segment of audio goes on where the last one
+    /// ended, and gives the tokens that are sure by then, with times from the beginning of the first one. Without a
+    /// segment it ends the audio, and gives the rest. `reset` begins other audio.
+    #[serde(skip_serializing_if = "is_default")]
+    pub streams: bool,
     /// The audio that an op makes that speaks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sound_out: Option<SoundOut>,

@@ -17,6 +17,7 @@ mod llama;
 mod mistral3;
 mod modernbert;
 mod moonshine;
+mod nemotron;
 mod paligemma;
 mod parakeet;
 mod phimoe;

@@ -48,8 +48,8 @@ struct Config {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Transducer {
-    width: usize,
+pub(super) struct Transducer {
+    pub(super) width: usize,
     layers: usize,
     max_symbols: usize,
     /// Numbers of frames that a token may last, from 0 on; 0 of them where a token says nothing of that.
@@ -79,7 +79,7 @@ impl Config {
 }
 
 impl Transducer {
-    fn read(reader: &Reader<'_>, timed: bool) -> Result<Self> {
+    pub(super) fn read(reader: &Reader<'_>, timed: bool) -> Result<Self> {
         reader.only("hidden_act", &json!("relu"))?;
         let durations = match reader.get("durations").filter(|_| timed) {
             None if timed => 5,
@@ -107,6 +107,16 @@ impl Transducer {
             max_symbols: reader.size_or("max_symbols_per_step", 10)?,
             durations,
         })
+    }
+}
+
+impl Transducer {
+    /// `params.transducer` of the manifest.
+    pub(super) fn steps(&self, checkpoint: &Checkpoint, blank: usize) -> Value {
+        let Self { max_symbols, durations, .. } = *self;
+        let start = checkpoint.generation_config().get("decoder_start_token_id");
+        let start = start.and_then(Value::as_u64).unwrap_or(blank as u64);
+        json!({"start": start, "max_symbols": max_symbols, "durations": durations})
     }
 }
 
@@ -157,22 +167,20 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let Some(transducer) = config.transducer else {
         return Ok(recipe(contexts, plan_params).params(params));
     };
-    let Transducer { width, max_symbols, durations, .. } = transducer;
-    for graph in [predictor(checkpoint, transducer)?, joint(checkpoint, &config, transducer)?] {
+    let width = transducer.width;
+    for graph in [predictor(checkpoint, transducer)?, joint(checkpoint, config.vocab, transducer)?]
+    {
         plan_params.insert(graph.name().to_owned(), json!(graph.name()));
         contexts.push(ContextPlan::alone(graph));
     }
-    let start = checkpoint.generation_config().get("decoder_start_token_id");
-    let start = start.and_then(Value::as_u64).unwrap_or(config.blank as u64);
-    let loops = json!({"start": start, "max_symbols": max_symbols, "durations": durations});
-    params.insert("transducer".to_owned(), loops);
+    params.insert("transducer".to_owned(), transducer.steps(checkpoint, config.blank));
     let embed = checkpoint.matrix("decoder.embedding.weight", [config.vocab, width])?;
     Ok(recipe(contexts, plan_params).embed(embed).params(params))
 }
 
 /// The prediction network: an embedding's row through LSTM layers (Hochreiter and Schmidhuber 1997; gates in the order
 /// of `torch.nn.LSTM`) and a projection. In f16: its weights are few, and its state is carried on.
-fn predictor(checkpoint: &Checkpoint, transducer: Transducer) -> Result<Graph> {
+pub(super) fn predictor(checkpoint: &Checkpoint, transducer: Transducer) -> Result<Graph> {
     let Transducer { width, layers, .. } = transducer;
     let parts = Layers::new(checkpoint, Precision::Fp16, EPS);
     let mut b = GraphBuilder::new("predictor");
@@ -218,7 +226,11 @@ fn predictor(checkpoint: &Checkpoint, transducer: Transducer) -> Result<Graph> {
 }
 
 /// The joint network: logits of tokens, and of durations behind them.
-fn joint(checkpoint: &Checkpoint, config: &Config, transducer: Transducer) -> Result<Graph> {
+pub(super) fn joint(
+    checkpoint: &Checkpoint,
+    vocab: usize,
+    transducer: Transducer,
+) -> Result<Graph> {
     let Transducer { width, durations, .. } = transducer;
     let parts = Layers::new(checkpoint, Precision::Fp16, EPS);
     let mut b = GraphBuilder::new("joint");
@@ -226,7 +238,7 @@ fn joint(checkpoint: &Checkpoint, config: &Config, transducer: Transducer) -> Re
     let predicted = b.input("pred", Elem::Activation, &[1, width])?;
     let both = b.add(x, predicted)?;
     let both = b.relu(both)?;
-    let logits = parts.linear(&mut b, both, "joint.head", config.vocab + durations, true)?;
+    let logits = parts.linear(&mut b, both, "joint.head", vocab + durations, true)?;
     b.output("logits", logits)?;
     b.finish()
 }

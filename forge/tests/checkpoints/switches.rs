@@ -133,6 +133,8 @@ const LISTED: &[(&str, &str)] = &[
     ("WhisperForConditionalGeneration", "whisper-tiny"),
     ("ParakeetForCTC", "parakeet-ctc-tiny"),
     ("ParakeetForTDT", "parakeet-tdt-tiny"),
+    ("NemotronAsrStreamingForRNNT", "nemotron-tiny"),
+    ("Nemotron3_5AsrForRNNT", "nemotron35-tiny"),
 ];
 
 /// The keys of `list` and of those that it goes with, the nearest first: how each is listed.

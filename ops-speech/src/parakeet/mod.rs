@@ -8,6 +8,9 @@
 mod rows;
 mod transducer;
 
+pub(crate) use rows::Rows as EncoderRows;
+pub(crate) use transducer::Transducer as TransducerSteps;
+
 use std::time::Instant;
 
 use qhx_kit::audio::{Clip, FrontEnd};

@@ -3,11 +3,11 @@
 use qhx_op::{Error, ErrorCode, GraphId, Host, Result};
 
 /// Rows of the encoder, one for each step of time.
-pub(super) struct Rows<'a> {
-    pub(super) values: &'a [f32],
-    pub(super) width: usize,
+pub(crate) struct Rows<'a> {
+    pub(crate) values: &'a [f32],
+    pub(crate) width: usize,
     /// Seconds from one row to the next.
-    pub(super) step: f32,
+    pub(crate) step: f32,
 }
 
 impl Rows<'_> {

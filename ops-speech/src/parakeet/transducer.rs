@@ -23,7 +23,7 @@ struct Params {
 
 /// The graphs `predictor` and `joint`.
 #[derive(Debug)]
-pub(super) struct Transducer {
+pub(crate) struct Transducer {
     params: Params,
     blank: u32,
     embedding: Embedding,
@@ -45,7 +45,7 @@ pub(super) struct Transducer {
 
 impl Transducer {
     /// Binds the graphs of these names, for rows of `width` values.
-    pub(super) fn open(
+    pub(crate) fn open(
         host: &mut Host,
         [predictor, joint]: [&str; 2],
         width: usize,
@@ -112,28 +112,22 @@ impl Transducer {
         rows: &Rows<'_>,
         window: usize,
     ) -> Result<Answer> {
-        let Params { start, max_symbols, durations } = self.params;
+        let Params { max_symbols, durations, .. } = self.params;
         let mut answer = Answer::default();
-        self.state.fill(host, 0.0);
-        self.predict(host, start)?;
+        self.begin(host)?;
         // As long as `generate` goes on where tokens last no time.
         let most = max_symbols.saturating_mul(window).saturating_sub(1);
         let (mut at, mut here) = (0, 0);
         for _ in 0..most {
             let Some(row) = rows.get(at) else { break };
-            self.row.write(host, row)?;
-            host.execute(self.joint)?;
-            host.dump("logits", self.logits, &[self.logits.len])?;
-            self.logits.to_f32(host, 0, &mut self.scores)?;
-            let (tokens, lengths) = self.scores.split_at(self.vocab);
-            let token = likeliest(host, self.joint, tokens)?;
+            let token = self.choose(host, row)?;
             let blank = token == self.blank;
             here = if blank { 0 } else { here + 1 };
             let stays = !blank && here < max_symbols;
             let rows_on = match durations {
                 0 => usize::from(!stays),
                 // A blank that lasts no time would come again for ever.
-                _ => (likeliest(host, self.joint, lengths)? as usize).max(usize::from(blank)),
+                _ => self.length(host)?.max(usize::from(blank)),
             };
             if !blank {
                 answer.tokens.push(token);
@@ -148,6 +142,51 @@ impl Transducer {
             at += rows_on;
         }
         Ok(answer)
+    }
+
+    /// Forgets the tokens before.
+    pub(crate) fn begin(&mut self, host: &mut Host) -> Result<()> {
+        self.state.fill(host, 0.0);
+        self.predict(host, self.params.start)
+    }
+
+    /// The tokens of further rows, of which the first is row `first` of the audio, for a model whose tokens do not say
+    /// how long they last.
+    pub(crate) fn follow(
+        &mut self,
+        host: &mut Host,
+        rows: &Rows<'_>,
+        first: usize,
+        answer: &mut Answer,
+    ) -> Result<()> {
+        for at in 0.. {
+            let Some(row) = rows.get(at) else { break };
+            for _ in 0..self.params.max_symbols {
+                let token = self.choose(host, row)?;
+                if token == self.blank {
+                    break;
+                }
+                answer.tokens.push(token);
+                answer.times.push([rows.seconds(first + at), rows.seconds(first + at + 1)]);
+                self.predict(host, token)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The likeliest token of a row, behind the tokens before.
+    fn choose(&mut self, host: &mut Host, row: &[f32]) -> Result<u32> {
+        self.row.write(host, row)?;
+        host.execute(self.joint)?;
+        host.dump("logits", self.logits, &[self.logits.len])?;
+        self.logits.to_f32(host, 0, &mut self.scores)?;
+        likeliest(host, self.joint, self.scores.get(..self.vocab).unwrap_or_default())
+    }
+
+    /// Rows that the token chosen last lasts.
+    fn length(&self, host: &Host) -> Result<usize> {
+        let lengths = self.scores.get(self.vocab..).unwrap_or_default();
+        Ok(likeliest(host, self.joint, lengths)? as usize)
     }
 
     /// Has the predictor take a token.

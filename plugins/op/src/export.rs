@@ -176,7 +176,10 @@ fn answer<O: Op>(Instance { op, host, .. }: &mut Instance<O>, call: Call<'_>) ->
             part.speak(host, segments)?
         }
         // An op without a state has nothing to forget.
-        Call::Reset => return op.generator().map_or(Ok(()), |part| part.reset(host)).map(done),
+        Call::Reset => {
+            op.generator().map_or(Ok(()), |part| part.reset(host))?;
+            return op.recognizer().map_or(Ok(()), |part| part.reset(host)).map(done);
+        }
         Call::Truncate(position) => return generator(op)?.truncate(host, position).map(done),
         Call::Snapshot => {
             let SnapshotId(number) = generator(op)?.snapshot(host)?;

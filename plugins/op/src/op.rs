@@ -226,8 +226,8 @@ fn or_unsupported<'a>(
 }
 
 /// An op that steps by itself, because a step of its model is no token: CTC, transducers, labels. It declares
-/// [`Task::Transcribe`](crate::Task::Transcribe), and nothing of it is kept from one answer to the next. A
-/// [`Generator`] with [`OpenInfo::aligns`] is one, too, for the times of what it generated.
+/// [`Task::Transcribe`](crate::Task::Transcribe), and nothing of it is kept from one answer to the next, unless it is
+/// given audio piece by piece ([`OpenInfo::streams`]). A [`Generator`] with [`OpenInfo::aligns`] is one, too, for the times of what it generated.
 pub trait Recognizer {
     /// Answers to audio, or to what else the op takes. Clips longer than the op takes at once are an error that says
     /// how long they may be: the host cuts them and asks again.
@@ -235,6 +235,15 @@ pub trait Recognizer {
     /// # Errors
     /// When the segments are not what the op takes, or a graph fails.
     fn answer(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<Answer>;
+
+    /// Forgets the audio so far, of an op that is given audio piece by piece.
+    ///
+    /// # Errors
+    /// When it fails.
+    fn reset(&mut self, host: &mut Host) -> Result<()> {
+        let _ = host;
+        Ok(())
+    }
 }
 
 /// An op that makes audio: it declares [`Task::Speak`](crate::Task::Speak) and [`OpenInfo::sound_out`].

@@ -41,10 +41,14 @@ impl Transcriber {
         loop {
             // One sample more says whether this window is the last.
             let end = start + window;
-            while live.samples.len() <= end && !cancel.is_cancelled() && live.read()? {}
-            let all = live.samples.len();
+            while live.len() <= end && !cancel.is_cancelled() && live.read()? {}
+            let all = live.len();
             let last = all <= end;
-            transcript.seconds = all as f64 / rate;
+            transcript.seconds = live.seconds();
+            if live.is_silent() {
+                transcript.cancelled = cancel.is_cancelled();
+                return Ok(transcript);
+            }
             if all == 0 {
                 bail!(Prompt, "holds no audio (0 samples)");
             }
@@ -56,7 +60,7 @@ impl Transcriber {
                     overlap: (left + right) as f64 / rate,
                 });
             }
-            let clip = media(live.samples.get(start..all.min(end)).unwrap_or_default(), live.rate)?;
+            let clip = media(live.part(start..end), live.rate)?;
             on_event(TranscribeEvent::Begin);
             let said = self.answered(&clip, cancel)?;
             transcript.cancelled = said.finish_reason == FinishReason::Cancelled;
@@ -65,9 +69,10 @@ impl Transcriber {
                 from: if start == 0 { f64::NEG_INFINITY } else { (start + left) as f64 / rate },
                 to: if last { f64::INFINITY } else { (end - right) as f64 / rate },
             };
-            open.take(&said, &own)?;
+            open.take(&said, &own, &live)?;
             transcript.language = transcript.language.take().or(said.language);
-            transcript.note([start, all.min(end)].map(|at| at as f64 / rate), said.found);
+            let [from, to] = [start, all.min(end)].map(|at| at as f64 / rate);
+            transcript.note([live.begins(from), live.ends(to)], said.found);
             let ended = last || transcript.cancelled;
             let words = self.spoken(&mut open, ended)?;
             if self.options.times == Times::Word {
@@ -91,6 +96,7 @@ impl Transcriber {
                 break;
             }
             start += step;
+            live.forget(start);
         }
         transcript.text = self.decoded(&ids)?.trim().to_owned();
         Ok(transcript)
@@ -123,14 +129,14 @@ struct Own {
 
 /// Tokens that are not given out yet, with their times in the whole audio.
 #[derive(Debug, Default)]
-struct Open {
-    ids: Vec<u32>,
-    times: Vec<[f64; 2]>,
+pub(super) struct Open {
+    pub(super) ids: Vec<u32>,
+    pub(super) times: Vec<[f64; 2]>,
 }
 
 impl Open {
     /// Adds what a window has in its own part.
-    fn take(&mut self, said: &Said, own: &Own) -> Result<()> {
+    fn take(&mut self, said: &Said, own: &Own, live: &Live) -> Result<()> {
         if said.times.len() != said.ids.len() {
             bail!(
                 Artifact,
@@ -145,21 +151,21 @@ impl Open {
             let [from, to] = time.map(|time| own.offset + f64::from(time));
             if (own.from..own.to).contains(&(from + HALF)) {
                 self.ids.push(id);
-                self.times.push([from, to]);
+                self.times.push([live.begins(from), live.ends(to)]);
             }
         }
         Ok(())
     }
 
     /// Takes out the first `count` tokens.
-    fn split(&mut self, count: usize) -> Self {
+    pub(super) fn split(&mut self, count: usize) -> Self {
         let (ids, times) = (self.ids.split_off(count), self.times.split_off(count));
         std::mem::replace(self, Self { ids, times })
     }
 }
 
 /// Joins words into segments, each up to the end of a sentence or a pause.
-fn sentences(words: Vec<Chunk>) -> Vec<Chunk> {
+pub(super) fn sentences(words: Vec<Chunk>) -> Vec<Chunk> {
     let mut found: Vec<Chunk> = Vec::new();
     for word in words {
         let goes_on =
@@ -208,12 +214,14 @@ mod tests {
             found: Found::new(),
         };
         let mut open = Open::default();
-        open.take(&said, &Own { offset: 1.0, from: 1.24, to: 1.8 }).unwrap();
+        let live = Live::raw(std::io::empty(), 16_000);
+        open.take(&said, &Own { offset: 1.0, from: 1.24, to: 1.8 }, &live).unwrap();
         assert_eq!(open.ids, [2, 3]);
         assert_eq!(open.split(1).ids, [2]);
         assert_eq!(open.ids, [3]);
         let untimed = Said { times: Vec::new(), ..said };
-        let error = open.take(&untimed, &Own { offset: 0.0, from: 0.0, to: 1.0 }).unwrap_err();
+        let own = Own { offset: 0.0, from: 0.0, to: 1.0 };
+        let error = open.take(&untimed, &own, &live).unwrap_err();
         assert!(error.message().contains("times for 0 of 4"), "{error}");
     }
 }

@@ -1,20 +1,27 @@
-//! Samples that are read as they are recorded.
+//! Samples that are read as they are recorded, all of them or those of speech alone.
 
 use std::fmt;
 use std::io::Read;
+use std::ops::Range;
 
 use qhx_base::{Error, ErrorKind, Result};
-use qhx_media::Audio;
+use qhx_media::{Audio, SpeechRules, VoiceActivity, VoiceChange};
 
 /// Samples that are read at a time: a tenth of a second.
 const BLOCK: usize = 1600;
 
 /// Audio of one channel that is still being recorded, or that is there already.
 pub struct Live {
-    pub(super) samples: Vec<f32>,
+    /// Samples that a model may be given, but for those that were forgotten.
+    samples: Vec<f32>,
+    forgotten: usize,
     pub(super) rate: u32,
     /// Signed 16 bits, the low byte first; none once it has ended.
     source: Option<Box<dyn Read + Send>>,
+    /// Samples of the recording, speech or not.
+    heard: u64,
+    /// None where all is for the model.
+    speech: Option<Speech>,
 }
 
 impl fmt::Debug for Live {
@@ -22,18 +29,30 @@ impl fmt::Debug for Live {
         f.debug_struct("Live")
             .field("samples", &self.samples.len())
             .field("rate", &self.rate)
-            .finish()
+            .field("speech", &self.speech)
+            .finish_non_exhaustive()
     }
 }
 
 impl Live {
     /// Samples as `arecord -t raw -f S16_LE -r RATE` writes them.
     pub fn raw(source: impl Read + Send + 'static, rate: u32) -> Self {
-        Self { samples: Vec::new(), rate, source: Some(Box::new(source)) }
+        let source: Option<Box<dyn Read + Send>> = Some(Box::new(source));
+        Self { samples: Vec::new(), forgotten: 0, rate, source, heard: 0, speech: None }
     }
 
-    pub(super) fn whole(audio: Audio) -> Self {
-        Self { samples: audio.samples, rate: audio.rate, source: None }
+    pub(super) fn whole(Audio { samples, rate }: Audio) -> Self {
+        let heard = samples.len() as u64;
+        Self { samples, forgotten: 0, rate, source: None, heard, speech: None }
+    }
+
+    /// Leaves out what is no speech.
+    pub(super) fn speech_alone(mut self, rules: SpeechRules) -> Result<Self> {
+        let mut speech = Speech::new(self.rate, rules)?;
+        let samples = std::mem::take(&mut self.samples);
+        speech.take(&samples, self.source.is_none(), &mut self.samples);
+        self.speech = Some(speech);
+        Ok(self)
     }
 
     /// Reads a tenth of a second. False where the recording has ended.
@@ -51,7 +70,8 @@ impl Live {
                 }
             }
         }
-        if filled < block.len() {
+        let ended = filled < block.len();
+        if ended {
             self.source = None;
         }
         let whole = block.get(..filled).unwrap_or_default().chunks_exact(2);
@@ -59,7 +79,223 @@ impl Live {
             [low, high] => f32::from(i16::from_le_bytes([low, high])) / 32768.0,
             _ => 0.0,
         });
-        self.samples.extend(samples);
+        self.heard += samples.len() as u64;
+        match &mut self.speech {
+            None => self.samples.extend(samples),
+            Some(speech) => speech.take(&samples.collect::<Vec<_>>(), ended, &mut self.samples),
+        }
         Ok(filled > 0)
+    }
+
+    /// Samples for the model so far, those that were forgotten included.
+    pub(super) fn len(&self) -> usize {
+        self.forgotten + self.samples.len()
+    }
+
+    /// Some of the samples for the model, as far as they are there.
+    pub(super) fn part(&self, range: Range<usize>) -> &[f32] {
+        let [start, end] =
+            [range.start, range.end.min(self.len())].map(|at| at.saturating_sub(self.forgotten));
+        self.samples.get(start..end).unwrap_or_default()
+    }
+
+    /// Frees the samples in front of this one, which are not asked for again.
+    pub(super) fn forget(&mut self, before: usize) {
+        let count = before.saturating_sub(self.forgotten).min(self.samples.len());
+        self.samples.drain(..count);
+        self.forgotten += count;
+    }
+
+    /// The samples for the model. None are left.
+    pub(super) fn take(&mut self) -> Vec<f32> {
+        self.forgotten += self.samples.len();
+        std::mem::take(&mut self.samples)
+    }
+
+    /// True where there was audio, and nobody spoke.
+    pub(super) fn is_silent(&self) -> bool {
+        self.heard > 0 && self.len() == 0
+    }
+
+    /// Length of the recording so far in seconds.
+    pub(super) fn seconds(&self) -> f64 {
+        self.heard as f64 / f64::from(self.rate.max(1))
+    }
+
+    /// Time of the recording at which something begins, by the seconds of the samples for the model.
+    pub(super) fn begins(&self, seconds: f64) -> f64 {
+        self.speech
+            .as_ref()
+            .map_or(seconds, |speech| speech.time(seconds, |start| start <= seconds))
+    }
+
+    /// Time of the recording at which something ends.
+    pub(super) fn ends(&self, seconds: f64) -> f64 {
+        self.speech.as_ref().map_or(seconds, |speech| speech.time(seconds, |start| start < seconds))
+    }
+}
+
+/// Passes the samples of speech on, and remembers where they stood.
+#[derive(Debug)]
+struct Speech {
+    rate: f64,
+    /// None once the recording has ended.
+    activity: Option<VoiceActivity>,
+    /// Samples around speech that belong to it.
+    pad: u64,
+    /// Samples that were neither passed on nor dropped, and the place of the first of them in the recording.
+    waiting: Vec<f32>,
+    first: u64,
+    /// Samples of the recording in front of this one are passed on.
+    until: u64,
+    passed: u64,
+    /// Starts of what was passed on in one go: its time among the passed samples, and that in the recording.
+    stretches: Vec<[f64; 2]>,
+}
+
+impl Speech {
+    fn new(rate: u32, rules: SpeechRules) -> Result<Self> {
+        let activity = Some(VoiceActivity::new(rate, rules)?);
+        let pad = u64::from(rules.pad_ms) * u64::from(rate) / 1000;
+        let (waiting, stretches) = (Vec::new(), Vec::new());
+        let rate = f64::from(rate);
+        Ok(Self { rate, activity, pad, waiting, first: 0, until: 0, passed: 0, stretches })
+    }
+
+    /// Takes further samples of the recording, and adds those of speech to `passed`.
+    fn take(&mut self, samples: &[f32], ended: bool, passed: &mut Vec<f32>) {
+        let Some(mut activity) = self.activity.take() else { return };
+        self.waiting.extend_from_slice(samples);
+        let mut changes = activity.push(samples);
+        let (until, undecided) = (activity.speech_until(), activity.undecided());
+        if ended {
+            changes.extend(activity.finish());
+        } else {
+            self.activity = Some(activity);
+        }
+        for change in changes {
+            match change {
+                VoiceChange::Started(at) => {
+                    let start = at.saturating_sub(self.pad);
+                    self.pass(passed);
+                    self.drop(start);
+                    // It goes on at least to where silence may begin.
+                    self.until = self.until.max(at);
+                }
+                VoiceChange::Stopped(at) => self.until = self.until.max(at + self.pad),
+            }
+        }
+        if !ended {
+            self.until = self.until.max(until.unwrap_or(0));
+        }
+        self.pass(passed);
+        if !ended {
+            self.drop(undecided.saturating_sub(self.pad));
+        }
+    }
+
+    /// Passes on what is to be, as far as it is there.
+    fn pass(&mut self, passed: &mut Vec<f32>) {
+        let count = self.until.saturating_sub(self.first).min(self.waiting.len() as u64);
+        if count == 0 {
+            return;
+        }
+        let times = [self.passed, self.first].map(|at| at as f64 / self.rate);
+        let offset = |[passed, heard]: [f64; 2]| heard - passed;
+        // Half a sample: what goes on where the last stretch ended is a part of it.
+        let goes_on = |last: &[f64; 2]| (offset(times) - offset(*last)) * self.rate < 0.5;
+        if !self.stretches.last().is_some_and(goes_on) {
+            self.stretches.push(times);
+        }
+        passed.extend(self.waiting.drain(..count as usize));
+        self.first += count;
+        self.passed += count;
+    }
+
+    /// Drops what stands in front of a sample of the recording.
+    fn drop(&mut self, before: u64) {
+        let count = before.saturating_sub(self.first).min(self.waiting.len() as u64);
+        // Some of it may still be to be passed on.
+        if self.first >= self.until {
+            self.waiting.drain(..count as usize);
+            self.first += count;
+        }
+    }
+
+    /// Time in the recording by that among the passed samples, of the last stretch that `begun` holds for.
+    fn time(&self, seconds: f64, begun: impl Fn(f64) -> bool) -> f64 {
+        let count = self.stretches.partition_point(|[start, _]| begun(*start)).max(1);
+        let stretch = self.stretches.get(count - 1);
+        stretch.map_or(seconds, |[start, heard]| heard + (seconds - start))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use qhx_media::{AudioRules, Limits, Source, decode_audio, speech};
+
+    const RATE: u32 = 16_000;
+
+    fn clip() -> Vec<f32> {
+        let source = Source::File(qhx_paths::fixture("silero/clip.flac"));
+        let mut rules = AudioRules::default();
+        rules.rate = RATE;
+        decode_audio(&source, &rules, &Limits::default()).unwrap().samples
+    }
+
+    fn bytes(samples: &[f32]) -> Vec<u8> {
+        samples.iter().flat_map(|one| ((one * 32768.0) as i16).to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn a_recording_passes_on_the_speech_of_a_clip_in_its_place() {
+        let clip = clip();
+        for pad in [0, 30, 200, 700] {
+            let mut rules = SpeechRules::default();
+            (rules.pad_ms, rules.min_silence_ms) = (pad, 300);
+            let spans = speech(&clip, RATE, rules).unwrap();
+            let expected: Vec<f32> =
+                spans.iter().flat_map(|span| clip[span.clone()].to_vec()).collect();
+            let live = Live::raw(std::io::Cursor::new(bytes(&clip)), RATE);
+            let mut live = live.speech_alone(rules).unwrap();
+            while live.read().unwrap() {}
+            let whole = Live::whole(Audio { samples: clip.clone(), rate: RATE });
+            let whole = whole.speech_alone(rules).unwrap();
+            assert_eq!(whole.samples, expected, "{pad}");
+            assert_eq!(live.samples, expected, "{pad}");
+            // Each span begins and ends where it does in the recording.
+            let (mut passed, seconds) = (0, |samples: usize| samples as f64 / f64::from(RATE));
+            for span in spans {
+                let [start, end] = [live.begins(seconds(passed)), {
+                    passed += span.len();
+                    live.ends(seconds(passed))
+                }];
+                assert!((start - seconds(span.start)).abs() < 1e-6, "{start} {span:?}");
+                assert!((end - seconds(span.end)).abs() < 1e-6, "{end} {span:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn speech_is_passed_on_before_it_ends_and_silence_is_not_kept() {
+        let clip = clip();
+        let spoken = clip[91_680..141_000].to_vec();
+        let mut speech = Speech::new(RATE, SpeechRules::default()).unwrap();
+        let mut passed = Vec::new();
+        speech.take(&vec![0.0; 160_000], false, &mut passed);
+        assert!(passed.is_empty() && speech.waiting.len() < 8000, "{}", speech.waiting.len());
+        speech.take(&spoken, false, &mut passed);
+        assert!(passed.len() > spoken.len() - 1024, "{}", passed.len());
+    }
+
+    #[test]
+    fn what_is_forgotten_keeps_its_place() {
+        let samples: Vec<f32> = (0..100).map(|n| n as f32).collect();
+        let mut live = Live::whole(Audio { samples, rate: 10 });
+        live.forget(40);
+        assert_eq!((live.len(), live.part(60..62)), (100, &[60.0, 61.0][..]));
+        assert_eq!(live.part(98..200), [98.0, 99.0]);
+        assert_eq!((live.seconds(), live.begins(4.0), live.ends(4.0)), (10.0, 4.0, 4.0));
     }
 }

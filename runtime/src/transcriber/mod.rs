@@ -9,6 +9,7 @@ mod context;
 mod join;
 mod limits;
 mod live;
+mod stream;
 mod windows;
 mod words;
 mod written;
@@ -16,7 +17,7 @@ mod written;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use qhx_media::{Audio, Limits, Source};
+use qhx_media::{Audio, Limits, Source, SpeechRules};
 
 use crate::media::Attached;
 use join::join;
@@ -29,6 +30,8 @@ use qhx_core::manifest::{AnswerHead, Spelling, Transcription};
 use qhx_core::op::{Answer, Piece, Segment};
 use qhx_text::Tokenizer;
 use qhx_types::Media;
+use stream::Following;
+pub use stream::Turn;
 pub use written::{srt, vtt};
 
 /// Lengths of chunks are multiples of a second by this.
@@ -64,6 +67,12 @@ pub struct TranscribeOptions {
     pub condition_on_previous: bool,
     /// When the words of a window are drawn again, or left out.
     pub limits: TranscribeLimits,
+    /// Rules by which speech is found: the model is given speech alone, one stretch behind the other, and all of the
+    /// audio if it is `None`. Times are those of the whole audio in any case.
+    pub vad: Option<SpeechRules>,
+    /// The turn that the audio belongs to, which may go on: a model that is given audio piece by piece
+    /// ([`Transcriber::streams`]) then goes on where the turn was left, and another one begins with each transcription.
+    pub turn: Option<Turn>,
 }
 
 impl Default for TranscribeOptions {
@@ -79,6 +88,8 @@ impl Default for TranscribeOptions {
             prompt: None,
             condition_on_previous: false,
             limits: TranscribeLimits::default(),
+            vad: None,
+            turn: None,
         }
     }
 }
@@ -120,6 +131,10 @@ impl TranscribeOptions {
         with_prompt(prompt: impl Into<Option<String>>) => prompt = prompt.into(),
         /// When the words of a window are drawn again, or left out.
         with_limits(limits: TranscribeLimits) => limits = limits,
+        /// Rules by which speech is found, for a model that is given speech alone.
+        with_vad(vad: impl Into<Option<SpeechRules>>) => vad = vad.into(),
+        /// The turn that the audio belongs to, for a model that is given audio piece by piece.
+        with_turn(turn: impl Into<Option<Turn>>) => turn = turn.into(),
     }
 
     /// Prompt that asks the model of this manifest for the words.
@@ -193,6 +208,8 @@ pub struct Transcript {
     pub notes: Vec<Note>,
     /// It was cancelled; the text ends with the last chunk.
     pub cancelled: bool,
+    /// The audio is a turn that goes on ([`TranscribeOptions::turn`]), and what comes changes nothing of this.
+    pub settled: bool,
 }
 
 /// Findings of a host-op in a part of the audio, besides its words.
@@ -259,6 +276,8 @@ pub struct Transcriber {
     model: Model,
     instruction: Transcription,
     options: TranscribeOptions,
+    /// A turn that goes on.
+    following: Option<Following>,
 }
 
 impl Transcriber {
@@ -276,7 +295,7 @@ impl Transcriber {
     /// Errors of [`Transcriber::new`].
     pub fn with_options(model: Model, options: &TranscribeOptions) -> Result<Self> {
         let instruction = options.instruction(model.manifest())?;
-        let transcriber = Self { model, instruction, options: options.clone() };
+        let transcriber = Self { model, instruction, options: options.clone(), following: None };
         transcriber.check()?;
         Ok(transcriber)
     }
@@ -352,6 +371,11 @@ impl Transcriber {
     /// True where the model takes a text that was said before.
     fn takes_prompt(&self) -> bool {
         self.instruction.previous.is_some() || asked::has_place(&self.instruction, "{prompt}")
+    }
+
+    /// True for a model that is given audio piece by piece, and has words of it as soon as it is sure of them.
+    pub fn streams(&self) -> bool {
+        self.model.info().streams
     }
 
     fn refused(&self, what: &str, why: &str) -> Error {
@@ -456,6 +480,15 @@ impl Transcriber {
         cancel: &CancelToken,
         on_event: impl FnMut(TranscribeEvent<'_>),
     ) -> Result<Transcript> {
+        if self.streams() {
+            if let Some(rules) = self.options.vad.filter(|_| self.options.turn.is_none()) {
+                live = live.speech_alone(rules)?;
+            }
+            return self.streamed(live, cancel, on_event);
+        }
+        if let Some(rules) = self.options.vad {
+            live = live.speech_alone(rules)?;
+        }
         match (self.instruction.times, self.instruction.context) {
             (Some(_), _) if !self.model.answers() => self.windows(live, cancel, on_event),
             (_, Some(context)) if self.model.answers() => {
@@ -463,8 +496,7 @@ impl Transcriber {
             }
             _ => {
                 while live.read()? {}
-                let audio = Audio { samples: live.samples, rate: live.rate };
-                self.chunks(name, &audio, cancel, on_event)
+                self.chunks(name, live, cancel, on_event)
             }
         }
     }
@@ -485,16 +517,19 @@ impl Transcriber {
     fn chunks(
         &mut self,
         name: &str,
-        audio: &Audio,
+        mut live: Live,
         cancel: &CancelToken,
         mut on_event: impl FnMut(TranscribeEvent<'_>),
     ) -> Result<Transcript> {
+        let mut transcript = Transcript { seconds: live.seconds(), ..Transcript::default() };
+        if live.is_silent() {
+            return Ok(transcript);
+        }
+        let audio = &Audio { samples: live.take(), rate: live.rate };
         let longest = self.longest(name, audio)?;
         let chunks = qhx_kit::audio::pieces(audio.samples.len(), longest, longest / OVERLAP)
             .map_err(|e| Error::new(ErrorKind::Internal, e.message().to_owned()))?;
         let seconds = |samples| seconds(audio, samples);
-        let mut transcript =
-            Transcript { seconds: seconds(audio.samples.len()), ..Transcript::default() };
         if chunks.len() > 1 {
             on_event(TranscribeEvent::Chunks {
                 count: chunks.len(),
@@ -505,10 +540,11 @@ impl Transcriber {
         }
         let (mut behind, mut rate, mut settled) = (0, WORDS_A_SECOND, Settled::default());
         for range in chunks {
-            let Range { start, end } = range.clone();
+            let (Range { start, end }, long) = (range.clone(), seconds(range.len()));
             let overlap = seconds(behind.max(start) - start);
             behind = end;
-            let [start, end] = [start, end].map(seconds);
+            let from = seconds(start);
+            let (start, end) = (live.begins(from), live.ends(seconds(end)));
             let samples = audio.samples.get(range).unwrap_or_default().to_vec();
             let clip = media(samples, audio.rate)?;
             on_event(TranscribeEvent::Begin);
@@ -519,7 +555,7 @@ impl Transcriber {
                 };
             let text = text.trim();
             let words = text.split_whitespace().count() as f64;
-            let rate_here = words / (end - start).max(f64::MIN_POSITIVE);
+            let rate_here = words / long.max(f64::MIN_POSITIVE);
             // Of both chunks the faster.
             let fastest = rate.max(rate_here);
             rate = rate_here.max(WORDS_A_SECOND);
@@ -528,6 +564,11 @@ impl Transcriber {
             transcript.note([start, end], found);
             let (text, tokens) = (text.to_owned(), ids.len());
             let whole = Chunk { start, end, text, finish_reason, tokens, ids, scores: None };
+            let at = |[begin, end]: [f32; 2]| {
+                let [begin, end] = [begin, end].map(|time| from + f64::from(time));
+                [live.begins(begin), live.ends(end)]
+            };
+            let times: Vec<_> = times.into_iter().map(at).collect();
             transcript.words.extend(self.timed(&whole, &times)?);
             on_event(TranscribeEvent::Done(&whole));
             transcript.chunks.push(whole);

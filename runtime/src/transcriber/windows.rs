@@ -85,10 +85,10 @@ impl Transcriber {
         let mut seek = 0;
         let (mut shown, mut settled) = (false, Settled::default());
         loop {
-            while live.samples.len() < seek + window && !cancel.is_cancelled() && live.read()? {}
-            let all = live.samples.len();
-            transcript.seconds = all as f64 / f64::from(rate.max(1));
-            let rest = live.samples.get(seek..).unwrap_or_default();
+            while live.len() < seek + window && !cancel.is_cancelled() && live.read()? {}
+            let all = live.len();
+            transcript.seconds = live.seconds();
+            let rest = live.part(seek..all);
             // Less than half a step is no frame.
             if rest.len() <= step / 2 && !(all > 0 && seek == 0) {
                 break;
@@ -113,10 +113,10 @@ impl Transcriber {
                 continue;
             };
             let WindowSaid { ids, finish_reason, wild, found, spoken_at, scores } = said;
-            let scores = scores
-                .map(|scores| Scores { seek: seek as f64 / f64::from(rate.max(1)), ..scores });
-            transcript
-                .note([seek, seek + here].map(|at| at as f64 / f64::from(rate.max(1))), found);
+            let seconds = |samples: usize| samples as f64 / f64::from(rate.max(1));
+            let from = live.begins(seconds(seek));
+            let scores = scores.map(|scores| Scores { seek: from, ..scores });
+            transcript.note([from, live.ends(seconds(seek + here))], found);
             let (spoken, next) = parts(&ids, times, (here / step) as u32);
             if wild {
                 before.clear();
@@ -133,9 +133,8 @@ impl Transcriber {
                 }
                 let text = self.decoded(&words)?;
                 transcript.text.push_str(&text);
-                let at =
-                    |steps: u32| (seek + steps as usize * step) as f64 / f64::from(rate.max(1));
-                let (start, end) = (at(part.start), at(part.end));
+                let at = |steps: u32| seconds(seek + steps as usize * step);
+                let (start, end) = (live.begins(at(part.start)), live.ends(at(part.end)));
                 let text = text.trim().to_owned();
                 if text.is_empty() {
                     continue;
@@ -143,6 +142,7 @@ impl Transcriber {
                 if self.options.times == Times::Word {
                     let steps = |time: f32| (f64::from(time) / times.step).round() as u32;
                     let aligned = aligned.iter().map(|time| time.map(|time| at(steps(time))));
+                    let aligned = aligned.map(|[from, to]| [live.begins(from), live.ends(to)]);
                     let (aligned, language) =
                         (aligned.collect::<Vec<_>>(), transcript.language.as_deref());
                     let words = self.aligned_words(&words, &aligned, language)?;
@@ -164,6 +164,7 @@ impl Transcriber {
             // A window that leads nowhere would come again for ever.
             let next = next.map(|steps| steps as usize * step).filter(|next| *next > 0);
             seek += next.unwrap_or(here).min(here);
+            live.forget(seek);
         }
         if transcript.seconds == 0.0 {
             bail!(Prompt, "holds no audio (0 samples)");

@@ -15,15 +15,14 @@ const CLOSING: &str = "\"'.。,，!！?？:：”)]}、";
 
 impl Transcriber {
     /// The words of a chunk, where they are asked for.
-    pub(super) fn timed(&self, whole: &Chunk, times: &[[f32; 2]]) -> Result<Vec<Chunk>> {
+    pub(super) fn timed(&self, whole: &Chunk, times: &[[f64; 2]]) -> Result<Vec<Chunk>> {
         if self.options.times != Times::Word {
             return Ok(Vec::new());
         }
         if times.is_empty() && !whole.ids.is_empty() {
             bail!(Usage, "times of words: the host-op gives no times of its tokens");
         }
-        let times = times.iter().map(|time| time.map(|time| whole.start + f64::from(time)));
-        self.words(&whole.ids, &times.collect::<Vec<_>>())
+        self.words(&whole.ids, times)
     }
 
     /// The words of tokens that a recogniser found: what stands between spaces.

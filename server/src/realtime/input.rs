@@ -1,12 +1,15 @@
 //! The input audio buffer: what was appended and not committed yet, divided into turns.
 
-use qhx_media::{VoiceActivity, VoiceChange};
+use qhx_media::{SpeechRules, VoiceActivity, VoiceChange};
 
 use super::session::Turns;
+use crate::error::Result;
 use crate::ids;
 
 /// Seconds after which a turn ends also without a silence: what a model hears at once.
 const MAX_TURN: u64 = 30;
+/// Milliseconds of speech with which a turn begins: less may be a click.
+const ONSET: u32 = 64;
 
 /// A change of the buffer.
 #[derive(Debug, PartialEq, Eq)]
@@ -33,24 +36,31 @@ pub(super) struct Input {
 }
 
 impl Input {
-    pub(super) fn new(rate: u32, turns: Option<Turns>) -> Self {
+    pub(super) fn new(rate: u32, turns: Option<Turns>) -> Result<Self> {
         let (samples, start, unheard, speaking) = (Vec::new(), 0, 0, None);
         let mut input =
             Self { rate: rate.into(), turns: None, voice: None, samples, start, unheard, speaking };
-        input.detect(turns);
-        input
+        input.detect(turns)?;
+        Ok(input)
     }
 
     /// Ends turns in another way from now on.
-    pub(super) fn detect(&mut self, turns: Option<Turns>) {
+    pub(super) fn detect(&mut self, turns: Option<Turns>) -> Result<()> {
         if self.turns == turns {
-            return;
+            return Ok(());
         }
         let rate = u32::try_from(self.rate).unwrap_or(u32::MAX);
+        let rules = |turns: Turns| {
+            SpeechRules::default()
+                .with_threshold(turns.threshold)
+                .with_min_speech_ms(ONSET)
+                .with_min_silence_ms(u32::try_from(turns.silence).unwrap_or(u32::MAX))
+        };
+        self.voice = turns.map(|turns| VoiceActivity::new(rate, rules(turns))).transpose()?;
         self.turns = turns;
-        self.voice = turns.map(|turns| VoiceActivity::new(rate, turns.threshold, turns.silence));
         self.unheard = self.start + self.samples.len() as u64;
         self.speaking = None;
+        Ok(())
     }
 
     /// The item whose speech goes on.
@@ -67,13 +77,18 @@ impl Input {
         self.samples.extend_from_slice(samples);
         let (Some(turns), Some(voice)) = (self.turns, &mut self.voice) else { return Vec::new() };
         let mut changes = Vec::new();
-        for change in voice.push(samples) {
+        let floats: Vec<f32> = samples.iter().map(|one| f32::from(*one) / 32768.0).collect();
+        for change in voice.push(&floats) {
             match change {
                 VoiceChange::Started(at) => {
                     let at = self.unheard + at;
                     changes.push(self.begin(at.saturating_sub(turns.prefix * self.rate / 1000)));
                 }
-                VoiceChange::Stopped(at) => changes.extend(self.end(self.unheard + at)),
+                // The silence that ended it belongs to it.
+                VoiceChange::Stopped(at) => {
+                    let silence = turns.silence * self.rate / 1000;
+                    changes.extend(self.end(self.unheard + at + silence));
+                }
             }
         }
         if self.speaking.is_some() {
@@ -144,7 +159,7 @@ mod tests {
     fn a_turn_has_the_audio_between_its_times() {
         let silence = vec![0; 2 * RATE];
         let all = [&silence[..], &noon(), &silence].concat();
-        let mut input = Input::new(RATE as u32, turns());
+        let mut input = Input::new(RATE as u32, turns()).unwrap();
         let changes: Vec<_> = all.chunks(1600).flat_map(|chunk| input.push(chunk)).collect();
         let [Change::Started { item, ms: from }, Change::Stopped { item: same, ms: to, audio }] =
             &changes[..]
@@ -160,10 +175,11 @@ mod tests {
 
     #[test]
     fn speech_without_an_end_is_cut() {
-        let loud = noon()[9000..17_000].repeat(2);
-        let mut input = Input::new(RATE as u32, Some(Turns { threshold: 0.1, ..Turns::default() }));
+        let loud = noon();
+        let turns = Some(Turns { threshold: 0.1, ..Turns::default() });
+        let mut input = Input::new(RATE as u32, turns).unwrap();
         let mut stopped = Vec::new();
-        for _ in 0..64 {
+        for _ in 0..40 {
             for change in input.push(&loud) {
                 if let Change::Stopped { audio, .. } = change {
                     stopped.push(audio.len() / RATE);
@@ -176,7 +192,7 @@ mod tests {
 
     #[test]
     fn the_client_may_end_turns() {
-        let mut input = Input::new(RATE as u32, None);
+        let mut input = Input::new(RATE as u32, None).unwrap();
         assert_eq!(input.push(&noon()), []);
         let (item, audio) = input.take();
         assert!(item.starts_with("item_"), "{item}");

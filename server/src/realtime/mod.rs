@@ -22,7 +22,7 @@ use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use qhx::{TranscribeLimits, TranscribeOptions, Transcript};
+use qhx::{TranscribeLimits, TranscribeOptions, Transcript, Turn};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -56,6 +56,8 @@ const MAX_WAITING: usize = 8;
 const LIFETIME: Duration = Duration::from_secs(3600);
 /// Time between the beginnings of two partial transcripts.
 const PARTIAL: Duration = Duration::from_secs(1);
+/// The same, of a model that goes on where it was, and transcribes nothing twice.
+const GOING_ON: Duration = Duration::from_millis(200);
 /// Part of a second that a committed buffer has at least.
 const SHORTEST: usize = 10;
 
@@ -107,7 +109,9 @@ pub(crate) async fn connect(
         .read_buffer_size(READ)
         .write_buffer_size(0)
         .protocols([PROTOCOL]);
-    Ok(upgrade.on_upgrade(move |socket| Connection::new(context, session, socket, place).run()))
+    let input = Input::new(session.encoding.pcm().rate, session.turns)?;
+    let begin = move |socket| Connection::new(context, session, input, socket, place).run();
+    Ok(upgrade.on_upgrade(begin))
 }
 
 /// The client has left, or reads nothing.
@@ -175,6 +179,8 @@ struct Connection {
     running: Option<Running>,
     /// Beginning of the last partial transcript, and the samples that it was of.
     partial: (Instant, usize),
+    /// Time between two of them.
+    interval: Duration,
     last: Option<String>,
     heartbeat: Interval,
     /// When something came from the client.
@@ -185,13 +191,19 @@ struct Connection {
 }
 
 impl Connection {
-    fn new(context: Context, session: Session, socket: WebSocket, place: Place) -> Self {
+    fn new(
+        context: Context,
+        session: Session,
+        input: Input,
+        socket: WebSocket,
+        place: Place,
+    ) -> Self {
         let mut heartbeat = interval(context.shared.options.heartbeat);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         heartbeat.reset();
         let now = Instant::now();
         Self {
-            input: Input::new(session.encoding.pcm().rate, session.turns),
+            input,
             context,
             session,
             socket,
@@ -200,6 +212,7 @@ impl Connection {
             waiting: VecDeque::new(),
             running: None,
             partial: (now, 0),
+            interval: PARTIAL,
             last: None,
             heartbeat,
             seen: now,
@@ -382,10 +395,10 @@ impl Connection {
             self.context.shared.registry.able(session.model.as_deref(), Ability::Transcribe)?;
         }
         if session.encoding.pcm() != self.session.encoding.pcm() {
-            self.input = Input::new(session.encoding.pcm().rate, session.turns);
+            self.input = Input::new(session.encoding.pcm().rate, session.turns)?;
             self.forget();
         } else if session.turns != self.session.turns {
-            self.input.detect(session.turns);
+            self.input.detect(session.turns)?;
             self.forget();
         }
         self.session = session;
@@ -491,7 +504,8 @@ impl Connection {
                 self.start_partial();
                 return Ok(());
             };
-            match self.transcribing(&audio, encoding, memory, TranscribeLimits::default()) {
+            let (limits, turn) = (TranscribeLimits::default(), Turn::new(&id, true));
+            match self.transcribing(&audio, encoding, memory, limits, turn) {
                 Ok(pending) => {
                     self.running = Some(Running { item: id, pending, whole: Some(stable) });
                 }
@@ -507,7 +521,7 @@ impl Connection {
         let Some(item) = self.input.speaking().map(str::to_owned) else { return };
         let (waits, _) = self.context.shared.queue.counts();
         let samples = self.input.samples().len();
-        if since.elapsed() < PARTIAL || samples <= before || waits > 0 || self.stopping {
+        if since.elapsed() < self.interval || samples <= before || waits > 0 || self.stopping {
             return;
         }
         self.partial = (Instant::now(), samples);
@@ -515,7 +529,9 @@ impl Connection {
         let limits = TranscribeLimits::default().temperatures(vec![0.0]).unwrap_or_default();
         let (encoding, memory) = (self.session.encoding, self.memory.clone());
         // Without it, the text comes at the end of the turn.
-        if let Ok(pending) = self.transcribing(self.input.samples(), encoding, memory, limits) {
+        let turn = Turn::new(&item, false);
+        let samples = self.input.samples();
+        if let Ok(pending) = self.transcribing(samples, encoding, memory, limits, turn) {
             self.running = Some(Running { item, pending, whole: None });
         }
     }
@@ -526,6 +542,7 @@ impl Connection {
         encoding: Encoding,
         memory: Memory,
         limits: TranscribeLimits,
+        turn: Turn,
     ) -> Result<Pending> {
         let Session { model, language, prompt, .. } = &self.session;
         let registry = &self.context.shared.registry;
@@ -534,7 +551,8 @@ impl Connection {
         let options = TranscribeOptions::default()
             .with_language(language.clone())
             .with_prompt(prompt.clone())
-            .with_limits(limits);
+            .with_limits(limits)
+            .with_turn(turn);
         let bytes: Vec<u8> = audio.iter().flat_map(|sample| sample.to_le_bytes()).collect();
         self.context.transcribing(&model, memory, encoding.pcm().wav(&bytes), options)
     }
@@ -550,10 +568,13 @@ impl Connection {
         match (transcript, whole) {
             (Ok(transcript), Some(stable)) => self.completed(&item, &stable, &transcript).await,
             (Err(e), Some(_)) => self.failed(&item, &e).await,
-            (Ok(transcript), None) => match self.stable.take(transcript.text.trim()) {
-                Some(more) => self.delta(&item, &more).await,
-                None => Ok(()),
-            },
+            (Ok(transcript), None) => {
+                self.interval = if transcript.settled { GOING_ON } else { PARTIAL };
+                match self.stable.take(transcript.text.trim(), transcript.settled) {
+                    Some(more) => self.delta(&item, &more).await,
+                    None => Ok(()),
+                }
+            }
             // The text comes at the end of the turn.
             (Err(_), None) => Ok(()),
         }

@@ -10,10 +10,10 @@ pub(super) struct Stable {
 }
 
 impl Stable {
-    /// Takes the transcript of the turn so far. Returns the text that becomes stable: words that this transcript and
-    /// the one before begin with, but for the last one, which may go on.
-    pub(super) fn take(&mut self, transcript: &str) -> Option<String> {
-        let common = common(&self.before, transcript);
+    /// Takes the transcript of the turn so far. Returns the text that becomes stable: all of a transcript that is
+    /// `settled`; or else words that it and the one before begin with, but for the last one, which may go on.
+    pub(super) fn take(&mut self, transcript: &str, settled: bool) -> Option<String> {
+        let common = if settled { transcript } else { common(&self.before, transcript) };
         let more = common.strip_prefix(self.shown.as_str()).unwrap_or_default().to_owned();
         transcript.clone_into(&mut self.before);
         self.shown.push_str(&more);
@@ -51,13 +51,13 @@ mod tests {
     #[test]
     fn only_words_that_stay_are_shown() {
         let mut stable = Stable::default();
-        assert_eq!(stable.take("The bow"), None);
-        assert_eq!(stable.take("The boat leaves"), Some("The".to_owned()));
-        assert_eq!(stable.take("The boat leaves at"), Some(" boat".to_owned()));
+        assert_eq!(stable.take("The bow", false), None);
+        assert_eq!(stable.take("The boat leaves", false), Some("The".to_owned()));
+        assert_eq!(stable.take("The boat leaves at", false), Some(" boat".to_owned()));
         // A change of mind shows nothing more, and what was shown stays.
-        assert_eq!(stable.take("A boat leaves at"), None);
-        assert_eq!(stable.take("The boat leaves at noon"), None);
-        assert_eq!(stable.take("The boat leaves at noon."), Some(" leaves at".to_owned()));
+        assert_eq!(stable.take("A boat leaves at", false), None);
+        assert_eq!(stable.take("The boat leaves at noon", false), None);
+        assert_eq!(stable.take("The boat leaves at noon.", false), Some(" leaves at".to_owned()));
         assert_eq!(stable.rest("The boat leaves at noon."), Some(" noon."));
         assert_eq!(stable.rest("The boats"), None);
         assert_eq!(Stable::default().rest("Yes."), Some("Yes."));
@@ -65,10 +65,18 @@ mod tests {
     }
 
     #[test]
+    fn what_is_settled_is_shown_at_once() {
+        let mut stable = Stable::default();
+        assert_eq!(stable.take("The bo", true), Some("The bo".to_owned()));
+        assert_eq!(stable.take("The boat", true), Some("at".to_owned()));
+        assert_eq!(stable.take("The boat", true), None);
+    }
+
+    #[test]
     fn scripts_without_spaces_are_shown_by_characters() {
         let mut stable = Stable::default();
-        assert_eq!(stable.take("今日は"), None);
-        assert_eq!(stable.take("今日は雨"), Some("今日".to_owned()));
-        assert_eq!(stable.take("今日は雨です"), Some("は".to_owned()));
+        assert_eq!(stable.take("今日は", false), None);
+        assert_eq!(stable.take("今日は雨", false), Some("今日".to_owned()));
+        assert_eq!(stable.take("今日は雨です", false), Some("は".to_owned()));
     }
 }

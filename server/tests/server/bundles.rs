@@ -70,6 +70,8 @@ bundles! {
     };
     /// Transcribes with times.
     listening = fixture("whisper-tiny"), |options| options.max_ctx = None;
+    /// Transcribes audio piece by piece.
+    following = fixture("nemotron-tiny"), |options| options.max_ctx = None;
     /// Transcribes by CTC, in windows of one and two seconds.
     recognising = fixture("parakeet-ctc-tiny"), |options| {
         options.max_ctx = None;

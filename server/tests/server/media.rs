@@ -310,7 +310,13 @@ fn a_transcript_comes_as_it_is_known() {
     for (name, value, param) in [
         ("stream", "perhaps", "stream"),
         ("include[]", "logprobs", "include[]"),
-        ("chunking_strategy", "{\"type\": \"server_vad\"}", "chunking_strategy"),
+        ("chunking_strategy", "never", "chunking_strategy"),
+        ("chunking_strategy", "{\"type\": \"words\"}", "chunking_strategy.type"),
+        (
+            "chunking_strategy",
+            "{\"type\": \"server_vad\", \"threshold\": 2}",
+            "chunking_strategy.threshold",
+        ),
     ] {
         form(&[("model", "hearing"), (name, value)], Some(&noon)).refuses(400, "param", param);
     }
@@ -319,6 +325,27 @@ fn a_transcript_comes_as_it_is_known() {
     // Audio that cannot be read has a status of its own.
     form(&[("model", "hearing"), ("stream", "true")], Some(b"no audio")).status(400);
     form(&[("model", "hearing"), ("chunking_strategy", "auto")], Some(&noon)).status(200);
+}
+
+#[test]
+fn silence_is_left_out_and_times_stay() {
+    let noon = std::fs::read(qhx_paths::fixture("gemma4-tiny/noon.wav")).unwrap();
+    let (silence, speech) = (vec![0; 96_000], &noon[44..]);
+    let wav = |audio: &[u8]| [&qhx::wav_header(16_000, Some(audio.len() / 2))[..], audio].concat();
+    let strategy = r#"{"type": "server_vad", "threshold": 0.3, "prefix_padding_ms": 400}"#;
+    let fields = [
+        ("model", "hearing"),
+        ("response_format", "verbose_json"),
+        ("chunking_strategy", strategy),
+    ];
+    let audio = [&silence[..], speech, &silence].concat();
+    let said = form(&fields, Some(&wav(&audio))).status(200).json();
+    let segment = &said["segments"][0];
+    let [start, end] = ["start", "end"].map(|name| segment[name].as_f64().unwrap());
+    assert!((2.5..3.2).contains(&start) && (4.0..5.3).contains(&end), "{said}");
+    assert!((said["duration"].as_f64().unwrap() - 7.69).abs() < 0.1, "{said}");
+    let said = form(&fields, Some(&wav(&silence))).status(200).json();
+    assert_eq!((&said["text"], &said["segments"]), (&json!(""), &json!([])));
 }
 
 #[test]

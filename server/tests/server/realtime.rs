@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tungstenite::client::IntoClientRequest as _;
 use tungstenite::{Message, WebSocket};
 
-use crate::bundles::{Running, hearing, listening, options, recognising, shared};
+use crate::bundles::{Running, following, hearing, listening, options, recognising, shared};
 use crate::client::Client;
 
 const ROUTE: &str = "/v1/realtime?intent=transcription";
@@ -234,7 +234,8 @@ fn the_server_finds_turns() {
 fn text_that_stays_comes_while_somebody_speaks() {
     let mut session = Session::open(&sensing().client, "/v1/realtime?model=listening");
     session.until("session.created");
-    let turns = json!({"type": "server_vad", "threshold": 0.4, "silence_duration_ms": 2500});
+    // The clip's words are chords: where some of them are taken for a voice, the turn lasts as long as all.
+    let turns = json!({"type": "server_vad", "threshold": 0.4, "silence_duration_ms": 6500});
     session.update(&json!({"format": format(), "turn_detection": turns}));
     let long = clip("whisper-tiny/long.wav");
     let (first, rest) = long.split_at(128_000);
@@ -245,7 +246,7 @@ fn text_that_stays_comes_while_somebody_speaks() {
         session.append(part);
     }
     session.append(rest);
-    session.append(&silence(4.0));
+    session.append(&silence(8.0));
     let events = session.all_until(COMPLETED);
     let kinds = kinds(&events);
     let stopped =
@@ -254,6 +255,47 @@ fn text_that_stays_comes_while_somebody_speaks() {
     let deltas = events.iter().filter(|event| event["type"] == DELTA);
     let text: String = deltas.map(|event| event["delta"].as_str().unwrap()).collect();
     assert_eq!(events.last().unwrap()["transcript"], text);
+}
+
+#[test]
+fn a_turn_goes_on_where_its_text_was_left() {
+    let running = Running::start(options([("following", following())]));
+    let source = qhx::Source::File(qhx_paths::fixture("silero/clip.flac"));
+    let (rules, limits) = (qhx_media::AudioRules::default(), qhx_media::Limits::default());
+    let samples = qhx_media::decode_audio(&source, &rules, &limits).unwrap().samples;
+    let bytes = |samples: &[f32]| -> Vec<u8> {
+        samples.iter().flat_map(|one| ((one * 32768.0) as i16).to_le_bytes()).collect()
+    };
+    // The sentence that is said from 0.7 s on, and the silence behind it.
+    let spoken = bytes(&samples[..40_000]);
+    let mut session = Session::open(&running.client, "/v1/realtime?model=following");
+    session.until("session.created");
+    let turns = json!({"type": "server_vad", "silence_duration_ms": 700});
+    session.update(&json!({"format": format(), "turn_detection": turns}));
+    let (first, rest) = spoken.split_at(40_000);
+    let (second, rest) = rest.split_at(9600);
+    session.append(first);
+    std::thread::sleep(Duration::from_millis(1050));
+    session.append(second);
+    let mut events = session.all_until(DELTA);
+    std::thread::sleep(Duration::from_millis(300));
+    session.append(rest);
+    session.append(&silence(2.0));
+    events.extend(session.all_until(COMPLETED));
+    let deltas = events.iter().filter(|event| event["type"] == DELTA);
+    let text: String = deltas.map(|event| event["delta"].as_str().unwrap()).collect();
+    assert_eq!(events.last().unwrap()["transcript"].as_str().unwrap().trim(), text.trim());
+    let number = |kind: &str, name: &str| {
+        let event = events.iter().find(|event| event["type"] == kind).unwrap();
+        event[name].as_u64().unwrap() as usize * 16
+    };
+    // The same as of the whole turn at once.
+    let from = number("input_audio_buffer.speech_started", "audio_start_ms");
+    let to = number("input_audio_buffer.speech_stopped", "audio_end_ms");
+    let all = [&spoken[..], &silence(2.0)].concat();
+    let wav = [&qhx::wav_header(16_000, Some(to - from))[..], &all[2 * from..2 * to]].concat();
+    let whole = crate::media::form_of(&running.client, &[], &wav).json()["text"].clone();
+    assert_eq!(events.last().unwrap()["transcript"], whole);
 }
 
 #[test]

@@ -49,6 +49,7 @@ mod speech {
     mod canary;
     mod kokoro;
     mod moonshine;
+    mod nemotron;
     mod parakeet;
     mod qwen3asr;
     mod whisper;

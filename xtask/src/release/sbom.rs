@@ -43,6 +43,9 @@ pub(super) fn bill(machine: Machine, out: &Path) -> Result<(PathBuf, Value)> {
     Ok((file, bill))
 }
 
+/// Licence of the weights that `qhx-media` links in.
+const SILERO: &str = include_str!("../../../media/silero/LICENSE");
+
 /// The texts of the licences of all crates of the bill that are not this project's, each once, behind the crates that
 /// have it.
 ///
@@ -77,8 +80,11 @@ pub(super) fn notices(bill: &Value) -> Result<String> {
             texts.entry(text).or_default().insert(label);
         }
     }
+    // Linked in as data.
+    texts.entry(SILERO.trim().to_owned()).or_default().insert("weights of Silero VAD".to_owned());
     let rule = "-".repeat(80);
-    let mut notices = String::from("Licences of the crates that are linked into qhx.\n");
+    let mut notices =
+        String::from("Licences of the crates and weights that are linked into qhx.\n");
     for (text, crates) in texts {
         let crates = Vec::from_iter(crates).join(", ");
         notices.push_str(&format!("\n{rule}\n{crates}\n\n{text}\n"));

@@ -128,7 +128,8 @@ pub(crate) fn transcribe(
     audio: Item,
     max_new: Option<usize>,
     times: Times,
+    vad: Option<String>,
 ) -> Result<Transcript> {
     let (model, call) = (MODELS.get(model)?, CALLS.get(call)?);
-    Ok(model.shared.transcribe(&Thread, &call.ticket, audio, max_new, times)?)
+    Ok(model.shared.transcribe(&Thread, &call.ticket, audio, max_new, times, vad)?)
 }

@@ -94,16 +94,19 @@ exports! {
     };
 
     /// `transcribe(model: Long, call: Long, media: ByteArray, contents: Array<ByteArray?>, maxNew: Int,
-    /// wordTimes: Boolean): Array<Any>`
+    /// wordTimes: Boolean, vad: ByteArray): Array<Any>`
     fn Java_dev_qhx_Native_transcribe(
         model: jlong, call: jlong, media: JByteArray<'l>, contents: Bytes<'l>, max_new: jint, word_times: jboolean,
+        vad: JByteArray<'l>,
     ) -> JObjectArray<'l> = |env| {
         let audio = values::items(env, &media, &contents)?.pop();
         let audio = audio.ok_or_else(|| Fault::usage("expected audio"))?;
         // Below 0 where none is given.
         let max_new = usize::try_from(max_new).ok();
         let times = if word_times { Times::Word } else { Times::default() };
-        values::transcript(env, &calls::transcribe(model, call, audio, max_new, times)?)
+        // Empty where none are given.
+        let vad = Some(values::text(env, &vad)?).filter(|rules| !rules.is_empty());
+        values::transcript(env, &calls::transcribe(model, call, audio, max_new, times, vad)?)
     };
 
     /// `busy(model: Long): Boolean`

@@ -415,12 +415,20 @@ class Model:
         return np.frombuffer(values, dtype=np.float32).reshape(-1, dim)
 
     def transcribe(
-        self, audio: Audio, *, max_new_tokens: Optional[int] = None, word_times: bool = False
+        self,
+        audio: Audio,
+        *,
+        max_new_tokens: Optional[int] = None,
+        word_times: bool = False,
+        vad: Union[bool, Mapping[str, float]] = False,
     ) -> Transcript:
         """The words of an audio clip of any length: a path, the bytes of a file (WAV, FLAC, MP3, AAC, M4A, Ogg, WebM),
         or (samples, rate) with mono float32. ``max_new_tokens`` is the maximum of each of its chunks. With ``word_times``
-        the transcript has :attr:`Transcript.words`; a model that does not find them is refused."""
-        said = json.loads(self._native.transcribe(given("audio", audio, "audio"), max_new_tokens, word_times))
+        the transcript has :attr:`Transcript.words`; a model that does not find them is refused. With ``vad`` the model is
+        given speech alone: ``True``, or some of the rules ``threshold``, ``neg_threshold``, ``min_speech_ms``,
+        ``min_silence_ms`` and ``pad_ms``. Times stay those of the clip."""
+        rules = None if vad is False else json.dumps({} if vad is True else dict(vad))
+        said = json.loads(self._native.transcribe(given("audio", audio, "audio"), max_new_tokens, word_times, rules))
         parts = {"chunks": [Chunk(**chunk) for chunk in said["chunks"]], "words": [Word(**word) for word in said["words"]]}
         return Transcript(**{**said, **parts})
 

@@ -19,7 +19,42 @@ impl Model {
         self.cancellable(cancel, |model| {
             let bundle = Arc::clone(&model.bundle);
             let _span = trace::span(bundle.trace(), "answer");
-            model.twice(|model| model.op.answer(&[media.segment()]))
+            model.twice(|model| {
+                if !model.info().streams {
+                    return model.op.answer(&[media.segment()]);
+                }
+                model.op.reset()?;
+                let mut answer = model.op.answer(&[media.segment()])?;
+                let Answer { tokens, times, language, note } = model.op.answer(&[])?;
+                answer.tokens.extend(tokens);
+                answer.times.extend(times);
+                answer.language = answer.language.or(language);
+                answer.note.extend(note);
+                Ok(answer)
+            })
+        })
+    }
+
+    /// Gives a recogniser the next piece of audio, or none behind the last one, and returns what is sure by then: of ops
+    /// that take it so ([`OpenInfo::streams`](crate::op::OpenInfo)). [`Model::reset`] begins other audio, which is to be
+    /// called behind an error, too: then the audio so far may be lost.
+    ///
+    /// # Errors
+    /// When the host-op takes no pieces, does not take this one, or fails, and with
+    /// [`Cancelled`](qhx_base::ErrorKind::Cancelled) when `cancel` stops it.
+    pub fn listen(&mut self, piece: Option<&Media>, cancel: &CancelToken) -> Result<Answer> {
+        self.require(Task::Transcribe, "transcribe")?;
+        if !self.info().streams {
+            let (path, name) = (self.manifest().path.display(), &self.op().description.name);
+            bail!(Usage, "{path}: host-op {name:?} takes no audio piece by piece");
+        }
+        self.cancellable(cancel, |model| {
+            let bundle = Arc::clone(&model.bundle);
+            let _span = trace::span(bundle.trace(), "listen");
+            match piece {
+                Some(piece) => model.op.answer(&[piece.segment()]),
+                None => model.op.answer(&[]),
+            }
         })
     }
 

@@ -5,6 +5,7 @@
 //! own: zeros before each convolution, and a mask over keys.
 
 mod audio;
+mod stream;
 
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
@@ -16,6 +17,7 @@ use serde_json::json;
 use crate::kit::{Layers, Reader, filters, kept_mask};
 
 pub(super) use audio::{Audio, WINDOWS};
+pub(super) use stream::Stream;
 
 /// Epsilon of LayerNorm and BatchNorm, which the configuration does not have.
 pub(super) const EPS: f32 = 1e-5;

@@ -74,3 +74,30 @@ internal class Attached {
 
     fun contents(): Array<ByteArray?> = contents.toTypedArray()
 }
+
+/**
+ * When somebody is heard to speak. What is null is as usual.
+ *
+ * @param threshold Probability from which on there is speech: 0.5.
+ * @param negThreshold Probability below which it ends: 0.15 less.
+ * @param minSpeechMs Speech that lasts no longer is none: 250 ms.
+ * @param minSilenceMs Silence that ends speech: 500 ms.
+ * @param padMs Audio around speech that belongs to it: 200 ms.
+ */
+public data class SpeechRules(
+    val threshold: Float? = null,
+    val negThreshold: Float? = null,
+    val minSpeechMs: Int? = null,
+    val minSilenceMs: Int? = null,
+    val padMs: Int? = null,
+) {
+    internal fun json(): ByteArray = json(
+        mapOf(
+            "threshold" to threshold,
+            "neg_threshold" to negThreshold,
+            "min_speech_ms" to minSpeechMs,
+            "min_silence_ms" to minSilenceMs,
+            "pad_ms" to padMs,
+        ),
+    )
+}

@@ -103,15 +103,18 @@ public class Model private constructor(private val handle: Long) : AutoCloseable
      *
      * @param maxNewTokens Maximum number of tokens of each of its chunks.
      * @param wordTimes Whether the transcript has [Transcript.words]; a model that does not find them is refused.
+     * @param vad Rules by which the model is given speech alone; times stay those of the clip. All of it if null.
      */
     public suspend fun transcribe(
         audio: Audio,
         maxNewTokens: Int? = null,
         wordTimes: Boolean = false,
+        vad: SpeechRules? = null,
     ): Transcript = called { call ->
         if (maxNewTokens != null && maxNewTokens < 0) throw UsageException("option maxNewTokens: $maxNewTokens")
         val media = Attached().apply { add(audio.medium, "audio") }
-        transcript(Native.transcribe(handle, call, media.json(), media.contents(), maxNewTokens ?: -1, wordTimes))
+        val rules = vad?.json() ?: ByteArray(0)
+        transcript(Native.transcribe(handle, call, media.json(), media.contents(), maxNewTokens ?: -1, wordTimes, rules))
     }
 
     /** True while something runs, or a flow is collected. */

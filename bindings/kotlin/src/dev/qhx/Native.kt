@@ -65,6 +65,7 @@ internal object Native {
         contents: Array<ByteArray?>,
         maxNew: Int,
         wordTimes: Boolean,
+        vad: ByteArray,
     ): Array<Any>
 
     /** Whether something runs, or a stream is open. */
