@@ -25,7 +25,7 @@ import chatml
 import drawn_images
 import goldens
 import siglip
-from siglip import COLOURS, DESCRIBE, TEXTS, greedy, image, parts, plain, rendered, say, user
+from siglip import COLOURS, DESCRIBE, TEXTS, greedy, image, parts, plain, say, user
 
 # Least distance of the best logit from the second.
 MARGIN = 0.1
