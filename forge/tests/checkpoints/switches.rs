@@ -252,7 +252,9 @@ fn tensors_and_keys_of_gguf_files_are_the_checkpoints() {
                 "torch_dtype",
                 "sliding_window",
             ];
-            if aside.contains(&&**key) && model != "phi3" || key == "rope_scaling" {
+            // The base of HunYuan's rope is scaled by alpha already.
+            let scaled = key == "rope_theta" && model == "hunyuan";
+            if aside.contains(&&**key) && model != "phi3" || key == "rope_scaling" || scaled {
                 continue;
             }
             let own = config.get(key).filter(|own| !own.is_null());
