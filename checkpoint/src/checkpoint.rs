@@ -19,7 +19,7 @@ use crate::adapter::{changes::Changes, config::refuse};
 use crate::artifact;
 use crate::import::packed::{self, Part, Scheme};
 use crate::import::torch::{self, Found};
-use crate::import::{Imported, gguf};
+use crate::import::{Imported, gguf, onnx};
 use crate::json::read_json;
 use crate::synthetic::Drawn;
 use plain::Matrix;
@@ -34,6 +34,8 @@ pub use unread::{covers, summary};
 const CONFIG: &str = "config.json";
 /// The extension of llama.cpp's files.
 const GGUF: &str = "gguf";
+/// That of ONNX files.
+const ONNX: &str = "onnx";
 /// The one-file form.
 const SINGLE: &str = "model.safetensors";
 /// The index of the sharded form.
@@ -47,7 +49,12 @@ const WEIGHTS: [(&str, &str); 2] = [(SINGLE, INDEX), (TORCH_SINGLE, TORCH_INDEX)
 /// for a model that was saved without one.
 const PREFIXES: [&str; 3] = ["model.language_model.", "model.", ""];
 /// Keys by which configurations without `architectures` are known, and the class that they are of.
-const CLASSLESS: [(&[&str], &str); 1] = [(&["plbert", "istftnet"], "KModel")];
+const CLASSLESS: [(&[&str], &str); 2] = [
+    (&["plbert", "istftnet"], "KModel"),
+    (&["phoneme_id_map", "num_symbols", "audio"], "PiperVoice"),
+];
+/// Key under which the configuration of an ONNX file has the strides and dilations of its convolutions.
+const CONVOLUTIONS: &str = "convolutions";
 /// Tensors that a message names as examples of what there is.
 const NAMED: usize = 3;
 /// More values than any norm, bias or convolution has; the largest are biases of a head.
@@ -115,9 +122,11 @@ impl Checkpoint {
         if !path.is_dir() && path.extension().is_some_and(|e| e.eq_ignore_ascii_case(GGUF)) {
             return Self::open_gguf(path, None)?.with_tower_beside();
         }
+        if let Some(file) = onnx_file(path) {
+            return Self::open_onnx(path, &file);
+        }
         if !path.is_dir() {
-            let hint =
-                "give the folder that holds config.json and model.safetensors, or a .gguf file";
+            let hint = "give the folder that holds config.json and model.safetensors, or a .gguf or .onnx file";
             return Err(artifact(path, "not a folder").hint(hint));
         }
         let config_path = path.join(CONFIG);
@@ -128,7 +137,7 @@ impl Checkpoint {
         let mut checkpoint = Self::new(path, path, config_path, config)?;
         let found =
             WEIGHTS.into_iter().find(|pair| [pair.0, pair.1].iter().any(|f| path.join(f).exists()));
-        match (found, torch_file(path)) {
+        match (found, single(path, "pth")) {
             (Some((single, _)), _) if path.join(single).exists() => {
                 checkpoint.add_file(single, None)?;
             }
@@ -138,7 +147,7 @@ impl Checkpoint {
                 let what = format_args!("holds neither {SINGLE} nor {INDEX}");
                 return Err(artifact(path, what).hint(format!(
                     "complete the download, or save the model as safetensors; {TORCH_SINGLE}, {TORCH_INDEX}, a single .pth \
-                     file and .gguf files are read as well; `qhx forge plan` does without weights"
+                     or .onnx file and .gguf files are read as well; `qhx forge plan` does without weights"
                 )));
             }
         }
@@ -149,7 +158,41 @@ impl Checkpoint {
     /// True for a folder with tensors that are read.
     pub fn has_weights(folder: &Path) -> bool {
         WEIGHTS.iter().any(|pair| [pair.0, pair.1].iter().any(|file| folder.join(file).exists()))
-            || torch_file(folder).is_some()
+            || single(folder, "pth").or_else(|| single(folder, ONNX)).is_some()
+    }
+
+    /// Opens an ONNX file of another program for its weights. Its configuration is the file of the same name with
+    /// `.json` behind it, as voices of Piper have it, or `config.json` beside it, and has the strides and dilations of
+    /// its convolutions besides.
+    fn open_onnx(path: &Path, file: &Path) -> Result<Self> {
+        let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mut own = file.as_os_str().to_owned();
+        own.push(".json");
+        let own = PathBuf::from(own);
+        let config_path = if own.exists() { own } else { dir.join(CONFIG) };
+        if !config_path.exists() {
+            let name = file.file_name().unwrap_or_default().display();
+            return Err(artifact(file, "an ONNX file without its configuration")
+                .hint(format!("download {name}.json (or {CONFIG}) into the same folder")));
+        }
+        let mut config = read_json(&config_path)?;
+        let map = Mapped::open(file)?;
+        let model = onnx::read(&map).map_err(|what| {
+            artifact(file, what).hint(
+                "the download may be incomplete, or a Git LFS pointer; download the file again",
+            )
+        })?;
+        if let Some(config) = config.as_object_mut() {
+            config.insert(CONVOLUTIONS.to_owned(), Value::Object(model.convolutions));
+        }
+        let mut checkpoint = Self::new(path, dir, config_path, config)?;
+        let tensors = model.tensors.into_iter().map(|Found { name, dtype, shape, bytes }| {
+            (name, Entry::Plain { shard: 0, dtype, shape, bytes })
+        });
+        checkpoint.tensors = Arc::new(tensors.collect());
+        checkpoint.shards.push(map);
+        checkpoint.files.push(file.to_owned());
+        Ok(checkpoint)
     }
 
     /// The tensors of one file of `torch.save`, without a configuration.
@@ -704,12 +747,26 @@ fn safetensors(path: &Path, map: &Mapped) -> Result<Vec<Found>> {
     metadata.tensors().into_iter().map(one).collect()
 }
 
-/// The name of the one `.pth` file in a folder; none where there are none or several.
-fn torch_file(folder: &Path) -> Option<String> {
+/// The name of the one file with this extension in a folder; none where there are none or several.
+fn single(folder: &Path, extension: &str) -> Option<String> {
     let files = std::fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
-    let mut files = files.filter(|file| file.extension().is_some_and(|end| end == "pth"));
+    let mut files = files.filter(|file| file.extension().is_some_and(|end| end == extension));
     let file = files.next().filter(|_| files.next().is_none())?;
     Some(file.file_name()?.to_str()?.to_owned())
+}
+
+/// The ONNX file that a path is, or the one of a folder without other weights.
+fn onnx_file(path: &Path) -> Option<PathBuf> {
+    if !path.is_dir() {
+        let named = path.extension().is_some_and(|end| end.eq_ignore_ascii_case(ONNX));
+        return named.then(|| path.to_owned()).filter(|path| path.exists());
+    }
+    let others =
+        WEIGHTS.iter().any(|pair| [pair.0, pair.1].iter().any(|file| path.join(file).exists()));
+    if others || single(path, "pth").is_some() {
+        return None;
+    }
+    single(path, ONNX).map(|file| path.join(file))
 }
 
 /// Names the class in a configuration that has none, where its keys say which it is.

@@ -11,6 +11,8 @@ use qhx_base::{Error, ErrorKind, Result, files};
 const MAX_BYTES: u64 = 64 << 20;
 /// Byte order mark that some editors write before a text.
 const BYTE_ORDER_MARK: char = '\u{feff}';
+/// Bytes of standard input that are taken at once, where a text is used while it comes.
+const PIECE: usize = 4096;
 
 /// The text of the argument `prompt`; of standard input for `-` and when there is no argument.
 pub(crate) fn text(prompt: Option<&OsStr>) -> Result<String> {
@@ -62,6 +64,66 @@ fn from_stdin() -> Result<String> {
     let mut text = utf8(bytes)?;
     strip_line_end(&mut text);
     Ok(text)
+}
+
+/// The text of standard input, in pieces as it comes.
+#[derive(Debug)]
+pub(crate) struct Pieces {
+    /// Bytes of a character that is not whole.
+    rest: Vec<u8>,
+    read: u64,
+    over: bool,
+}
+
+impl Pieces {
+    /// The pieces of the argument `-`; none of other ones.
+    pub(crate) fn of(argument: &OsStr) -> Self {
+        Self { rest: Vec::new(), read: 0, over: argument != "-" }
+    }
+
+    fn piece(&mut self) -> Result<Option<String>> {
+        let mut bytes = std::mem::take(&mut self.rest);
+        let start = bytes.len();
+        bytes.resize(start + PIECE, 0);
+        let count = loop {
+            match std::io::stdin().lock().read(&mut bytes[start..]) {
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                read => {
+                    break read.map_err(|e| Error::caused(ErrorKind::Io, "standard input", e))?;
+                }
+            }
+        };
+        bytes.truncate(start + count);
+        self.read += count as u64;
+        if self.read > MAX_BYTES {
+            let mib = MAX_BYTES >> 20;
+            let what = format!("the prompt on standard input is larger than {mib} MiB");
+            return Err(Error::new(ErrorKind::Prompt, what));
+        }
+        if count == 0 {
+            return Ok(if bytes.is_empty() { None } else { Some(utf8(bytes)?) });
+        }
+        let whole = match std::str::from_utf8(&bytes) {
+            // A character of which some bytes are missing.
+            Err(e) if e.error_len().is_none() => e.valid_up_to(),
+            _ => bytes.len(),
+        };
+        self.rest = bytes.split_off(whole);
+        Ok(Some(utf8(bytes)?))
+    }
+}
+
+impl Iterator for Pieces {
+    type Item = Result<String>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.over {
+            return None;
+        }
+        let piece = self.piece().transpose();
+        self.over = !matches!(piece, Some(Ok(_)));
+        piece
+    }
 }
 
 /// Bytes of standard input as text.

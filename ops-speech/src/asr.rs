@@ -1,4 +1,4 @@
-//! `asr_transcribe`: Qwen3-ASR, whose decoder takes rows of a tower for audio.
+//! `qwen3_asr_transcribe`: Qwen3-ASR, whose decoder takes rows of a tower for audio.
 //!
 //! Arithmetic: `Qwen3ASRFeatureExtractor` and `Qwen3ASRForConditionalGeneration` of `transformers`. The host makes
 //! log-mel frames, with zeros behind them; a graph makes rows of them, of which the clip has the first.
@@ -17,7 +17,7 @@ use qhx_op::{
 use serde::Deserialize;
 use serde_json::json;
 
-const NAME: &str = "asr_transcribe";
+const NAME: &str = "qwen3_asr_transcribe";
 const GRAPHS: &str = "/plan/params/audio";
 /// Powers of ten between the loudest value and the floor.
 const RANGE: f32 = 8.0;

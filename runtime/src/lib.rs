@@ -72,7 +72,7 @@ pub use media::{Attached, Attachment};
 pub use reranker::{Ranked, Reranker, Scoring};
 pub use runtime::{Runtime, RuntimeBuilder};
 pub use settings::{BackendChoice, DecodeOn, DeviceOptions};
-pub use speaker::{Lexicon, SpeakOptions, Speaker, Spoken};
+pub use speaker::{Lexicon, SentenceSplitter, SpeakOptions, Speaker, Spoken};
 pub use transcriber::{
     Chunk, Live, Note, Scores, TIMES, Times, TranscribeEvent, TranscribeLimits, TranscribeOptions,
     Transcriber, Transcript, Turn, srt, vtt,
@@ -86,6 +86,7 @@ pub use qhx_core::engine::{
     Content, ContentPart, DecodeBackend, Event, FinishReason, Generation, Grammar, Message, Model,
     Part, Prompt, PromptToken, Request, Run, Sessions, Speculate, TextPipeline, Timings,
 };
+pub use qhx_core::manifest::Script;
 pub use qhx_core::op::{MediaRules, Modality, OpDescription, Task};
 pub use qhx_core::sampling::{SamplingParams, TokenLogprobs};
 pub use qhx_media::{

@@ -55,6 +55,8 @@ pub const INDEX: &str = "QHX_INDEX";
 pub const INDEX_KEY: &str = "QHX_INDEX_KEY";
 /// Folders that are searched for plugins.
 pub const PLUGIN_PATH: &str = "QHX_PLUGIN_PATH";
+/// The program that makes phonemes of texts for voices that take those of espeak-ng.
+pub const ESPEAK: &str = "QHX_ESPEAK";
 /// Log filter, if `--log` is not given.
 pub const LOG: &str = "QHX_LOG";
 /// Put before queries by `qhx_embed`, instead of the bundle's prefix.
@@ -85,7 +87,7 @@ pub const NO_COLOR: &str = "NO_COLOR";
 pub const GLIBC_TUNABLES: &str = "GLIBC_TUNABLES";
 
 /// All of them, in the order of the page.
-pub const ALL: [Variable; 29] = [
+pub const ALL: [Variable; 30] = [
     Variable::new(HTP, "path of libQnnHtp", "what opens QNN libraries")
         .more(
             "as `--htp`; `export QHX_QNN_HTP=\"$(qhx libraries path --htp)\"` for the installed \
@@ -128,6 +130,12 @@ pub const ALL: [Variable; 29] = [
         .more("of minisign, in Base64 or its file, as `--index-key`"),
     Variable::new(PLUGIN_PATH, "folders that are searched for plugins", "what runs host-ops")
         .more("separated like `PATH`; absolute ones only"),
+    Variable::new(
+        ESPEAK,
+        "the program espeak-ng, for voices that take its phonemes",
+        "`qhx speak`, `qhx serve`",
+    )
+    .default("`espeak-ng` or `espeak` where programs are looked for"),
     Variable::new(LOG, "what is logged", "all")
         .more("as `--log`: levels by target, such as `warn,qnn=debug`")
         .default("`warn,qnn=error`"),

@@ -101,7 +101,12 @@ pub(crate) enum Work {
         streams: bool,
     },
     /// A text to an audio file.
-    Speak { text: String, options: qhx::SpeakOptions, format: qhx::AudioFormat },
+    Speak {
+        text: String,
+        options: qhx::SpeakOptions,
+        /// Format of the whole; none where samples are sent as they are made.
+        format: Option<qhx::AudioFormat>,
+    },
     /// Relevance of documents to a query.
     Rank {
         query: String,
@@ -155,10 +160,13 @@ pub(crate) enum Update {
     /// A part of a transcript's text.
     Heard(String),
     Transcribed(Box<Transcript>),
-    Spoken {
+    /// Samples of a part of a text, 16 bits each.
+    Said {
         bytes: Vec<u8>,
         rate: u32,
     },
+    /// The whole of a text in its format; nothing where its samples were sent.
+    Spoken(Vec<u8>),
     Ranked {
         ranked: Vec<Ranked>,
         tokens: usize,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use axum::http::StatusCode;
 use qhx::{
     Bundle, CancelToken, Engine, ErrorKind, MediaRules, Message, Modality, Model, Result, Runtime,
-    SamplingParams, Sessions, Task, TextPipeline,
+    SamplingParams, Script, Sessions, Task, TextPipeline,
 };
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
@@ -496,6 +496,16 @@ impl Served {
     pub(crate) fn voices(&self) -> &[String] {
         let speech = self.bundle.manifest().params.speech.as_ref();
         speech.map_or(&[], |speech| &speech.voices)
+    }
+
+    /// Language of a voice, where its manifest says one.
+    pub(crate) fn language_of(&self, voice: &str) -> Option<String> {
+        let speech = self.bundle.manifest().params.speech.as_ref()?;
+        let at = speech.voices.iter().position(|known| known == voice)?;
+        match speech.scripts.get(at)? {
+            Script::Espeak { voice, .. } => voice.split(['-', '_']).next().map(str::to_owned),
+            _ => None,
+        }
     }
 
     /// Sets the time after which it is unloaded unless somebody uses it; `None` keeps it.

@@ -10,6 +10,8 @@ use crate::pending::Pending;
 use crate::queue::{Update, Work};
 use crate::registry::Ability;
 use crate::request::Asked;
+use crate::request_metrics::Tally;
+use crate::sse::{self, Events, Progress};
 
 /// Fields that are refused.
 pub(crate) const REFUSED: [&str; 1] = ["instructions"];
@@ -59,8 +61,41 @@ pub(crate) async fn speak(Asked { context, map }: Asked) -> Result<Response> {
         return Err(ApiError::bad("voice", message).code("invalid_value"));
     }
     let options = SpeakOptions::default().with_voice(voice).with_speed(speed);
-    let work = Work::Speak { text, options, format };
-    let pending = Pending::submit(&context, &model, Vec::new(), context.ticket(), work)?;
-    let Update::Spoken { bytes, .. } = pending.only().await? else { return Err(broken()) };
+    // Samples alone need nothing of what follows.
+    let streams = format == AudioFormat::Pcm;
+    let work = Work::Speak { text, options, format: Some(format).filter(|_| !streams) };
+    let mut pending = Pending::submit(&context, &model, Vec::new(), context.ticket(), work)?;
+    if streams {
+        pending.begun(context.shared.options.time_limit).await?;
+        return Ok(sse::respond(&context, pending, Speaking, Events::default()));
+    }
+    let Update::Spoken(bytes) = pending.only().await? else { return Err(broken()) };
     Ok(([(header::CONTENT_TYPE, format.media_type())], bytes).into_response())
+}
+
+/// Samples that come as they are made.
+struct Speaking;
+
+impl Progress for Speaking {
+    const KIND: &'static str = "audio/pcm";
+    const PING: Option<&'static str> = None;
+
+    fn take(
+        &mut self,
+        update: Option<Update>,
+        events: &mut Events,
+        _tally: &Tally,
+    ) -> Result<bool> {
+        match update {
+            Some(Update::Said { bytes, .. }) => {
+                events.bytes(bytes);
+                Ok(false)
+            }
+            Some(Update::Spoken(_)) => Ok(true),
+            Some(Update::Failed(error)) => Err(error),
+            _ => Err(broken()),
+        }
+    }
+
+    fn failed(&mut self, _error: &ApiError, _events: &mut Events) {}
 }

@@ -42,6 +42,10 @@ impl Events {
         self.0.push_back(format!("{value}\n").into());
     }
 
+    pub(crate) fn bytes(&mut self, bytes: Vec<u8>) {
+        self.0.push_back(bytes.into());
+    }
+
     pub(crate) fn text(&mut self, text: &'static str) {
         self.0.push_back(Bytes::from_static(text.as_bytes()));
     }

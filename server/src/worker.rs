@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use qhx::{
     AudioFormat, CancelToken, Embedder, Engine, Error, ErrorKind, Event, FinishReason, Model,
     Prompt, Request, Result, Scoring, Source, SpeakOptions, Times, TranscribeEvent,
-    TranscribeOptions, Transcriber, catch_panic, encode_audio,
+    TranscribeOptions, Transcriber, catch_panic, encode_audio, pcm16,
 };
 
 use crate::app::Shared;
@@ -124,7 +124,13 @@ fn perform(engine: &mut Engine, job: &mut Job) -> Result<()> {
                 })?,
             }
         }
-        Work::Speak { text, options, format } => speak(engine, text, options, *format, ticket)?,
+        Work::Speak { text, options, format } => {
+            speak(engine, text, options, *format, ticket, |update| {
+                if !updates.send(update) {
+                    ticket.cancel();
+                }
+            })?
+        }
         Work::Rank { query, documents, truncate, instruction } => {
             let model = engine.model_mut();
             let mut scoring = Scoring::of(model)?.truncate(*truncate);
@@ -249,18 +255,25 @@ fn speak(
     engine: &mut Engine,
     text: &str,
     options: &SpeakOptions,
-    format: AudioFormat,
+    format: Option<AudioFormat>,
     ticket: &CancelToken,
+    send: impl Fn(Update),
 ) -> Result<Update> {
     let speaker = engine.speaker_mut()?;
+    let rate = speaker.rate();
     let mut samples = Vec::new();
     let spoken = speaker.speak_with(text, options, ticket, |part| {
-        samples.extend_from_slice(part);
+        match format {
+            Some(_) => samples.extend_from_slice(part),
+            None => send(Update::Said { bytes: pcm16(part), rate }),
+        }
         Ok(())
     })?;
     if spoken.cancelled {
         return Err(cancelled());
     }
-    let rate = speaker.rate();
-    Ok(Update::Spoken { bytes: encode_audio(&samples, rate, format)?, rate })
+    Ok(Update::Spoken(match format {
+        Some(format) => encode_audio(&samples, rate, format)?,
+        None => Vec::new(),
+    }))
 }

@@ -25,13 +25,16 @@ Examples:
   qhx speak kokoro/v81 'It is raining.' -o rain.wav
   qhx speak kokoro/v81 - -o book.mp3 --voice bf_emma --speed 1.2 < chapter.txt
   qhx speak kokoro/v81 'Streams as it is made.' -o - | aplay -q
+  qhx generate smollm2 'A story.' | qhx speak en_US-amy/v81 - -o - | aplay -q
   qhx speak kokoro/v81 'həlˈO wˈɜɹld!' --phonemes -o hello.wav";
 
 /// Say a text
 ///
 /// The audio is mono, at the model's rate, in the format of the file's extension, and else a WAV file of 16 bits. With
-/// `-o -` WAV and PCM go to standard output sentence by sentence, as each is made. Words become phonemes by the lexicon of the bundle, or one that is given, and by rules of
-/// English letters where it lacks them. Voices are listed by `qhx inspect`.
+/// `-o -` WAV and PCM go to standard output sentence by sentence, as each is made; a text on standard input is said while
+/// it comes. Words become phonemes as the voice has it: by the lexicon of the bundle, or one that is given, and by rules of
+/// English letters where it lacks them; or by the program espeak-ng, which has to be installed. Voices are listed by
+/// `qhx inspect`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct SpeakArgs {
@@ -51,6 +54,15 @@ pub(crate) struct SpeakArgs {
     /// The text is phonemes already, in the symbols of the model (IPA)
     #[arg(long)]
     pub phonemes: bool,
+    /// Deviation of the noise in the audio, for voices of Piper and other VITS models [default: the bundle's own]
+    #[arg(long, value_name = "NUMBER")]
+    pub noise: Option<f32>,
+    /// The same of the noise in the lengths of sounds
+    #[arg(long, value_name = "NUMBER")]
+    pub duration_noise: Option<f32>,
+    /// Seed of both; the same one says a text in the same way
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    pub seed: u32,
     /// Words and their phonemes, which are taken before the bundle's: a JSON object, such as us_gold.json of misaki. May be
     /// given several times
     #[arg(long, value_name = "FILE")]
@@ -85,7 +97,8 @@ impl SpeakArgs {
 
 /// Target of the audio.
 enum Target<'a> {
-    File(File, &'a PathBuf),
+    /// A file, once it is created.
+    File(Option<File>, &'a PathBuf),
     Output(&'a mut App),
 }
 
@@ -93,6 +106,10 @@ impl Target<'_> {
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
         match self {
             Self::File(file, path) => {
+                if file.is_none() {
+                    *file = Some(create(path)?);
+                }
+                let Some(file) = file else { return Ok(()) };
                 file.write_all(bytes).map_err(|e| Error::io(ErrorKind::Io, path, e))
             }
             Self::Output(app) => app.output.bytes(bytes),
@@ -100,13 +117,25 @@ impl Target<'_> {
     }
 }
 
+fn create(path: &std::path::Path) -> Result<File> {
+    File::create(path)
+        .map_err(|e| Error::io(ErrorKind::Io, path, e).hint("name another file: -o FILE"))
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &SpeakArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
-    let text = prompt::text(Some(&args.text))?;
+    // What comes on standard input is said while it comes.
+    let text = match args.text.as_os_str() == "-" {
+        true => None,
+        false => Some(prompt::text(Some(&args.text))?),
+    };
     let options = SpeakOptions::default()
         .with_voice(args.voice.clone())
         .with_speed(args.speed)
-        .with_phonemes(args.phonemes);
+        .with_phonemes(args.phonemes)
+        .with_noise(args.noise)
+        .with_duration_noise(args.duration_noise)
+        .with_seed(args.seed);
     let streams = args.output.as_os_str() == "-";
     if streams && args.json {
         let what = "--json: standard output is the audio already";
@@ -121,22 +150,25 @@ pub(crate) fn run(args: &SpeakArgs, app: &mut App, tracing: Option<&Tracing>) ->
         speaker.add_lexicon(file)?;
     }
     // Before anything is computed, and before a file that is there is emptied.
-    speaker.check(&text, &options)?;
+    match &text {
+        Some(text) => speaker.check(text, &options)?,
+        None => speaker.check_options(&options)?,
+    }
     let rate = speaker.rate();
     let ticket = CancelToken::new();
     let _working = app.interrupts.working_on(&ticket);
     let mut target = match streams {
         true => Target::Output(app),
+        // A text that is still to come may be none that is said, and leaves the file as it is.
         false => {
-            let file = File::create(&args.output).map_err(|e| {
-                Error::io(ErrorKind::Io, &args.output, e).hint("name another file: -o FILE")
-            })?;
+            let file = if text.is_some() { Some(create(&args.output)?) } else { None };
             Target::File(file, &args.output)
         }
     };
     let format = args.format();
     let (start, mut first, mut samples, mut waiting) = (Instant::now(), None, 0, Vec::new());
-    let spoken = speaker.speak_with(&text, &options, &ticket, |part| {
+    let pieces = text.map(Ok).into_iter().chain(prompt::Pieces::of(args.text.as_os_str()));
+    let spoken = speaker.speak_pieces(pieces, &options, &ticket, |part| {
         if first.is_none() && format == AudioFormat::Wav {
             target.write(&wav_header(rate, None))?;
         }
@@ -153,7 +185,9 @@ pub(crate) fn run(args: &SpeakArgs, app: &mut App, tracing: Option<&Tracing>) ->
     if !waiting.is_empty() {
         target.write(&encode_audio(&waiting, rate, format)?)?;
     }
-    if let (Target::File(file, path), AudioFormat::Wav, true) = (&mut target, format, samples > 0) {
+    if let (Target::File(Some(file), path), AudioFormat::Wav, true) =
+        (&mut target, format, samples > 0)
+    {
         // The length is known now, also of what was cut short.
         let written = file
             .seek(SeekFrom::Start(0))

@@ -1,5 +1,6 @@
 //! `qhx speak`: a tiny model of drawn weights, whose sounds are no words.
 
+use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use qhx_paths::fixture;
@@ -105,4 +106,63 @@ fn what_cannot_be_said_is_refused_before_a_file_is_touched() {
         assert!(run.stderr.contains(what), "{words:?}: {}", run.stderr);
         assert_eq!(std::fs::read(&kept).unwrap(), b"kept", "{words:?}");
     }
+}
+
+/// A program in the place of espeak-ng, which answers each letter with itself.
+#[cfg(unix)]
+fn phonemizer(folder: &Path) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt as _;
+    let program = folder.join("phonemizer");
+    std::fs::write(&program, "#!/bin/sh\ntr 'A-Z' 'a-z'\n").unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    program
+}
+
+#[cfg(unix)]
+#[test]
+fn a_voice_of_piper_speaks_by_espeak() {
+    let folder = folder();
+    let out = folder.path().join("piper");
+    qhx!(folder, "forge", fixture("piper-tiny/en_US-tiny-medium.onnx"), "--out", out)
+        .args(["--name", "tiny", "--cpu-only", "--recipe-option", "windows=2"])
+        .run()
+        .ok();
+    qhx!(folder, "inspect", out).run().ok().prints(&["voices     ann, cy, bob\n"]);
+    let program = phonemizer(folder.path());
+    let say = |words: &[&str], name: &str| {
+        let file = folder.path().join(name).display().to_string();
+        let run = qhx!(folder, "speak", out).args(words).args(["-o", &file]);
+        run.env("QHX_ESPEAK", &program).run().ok();
+        std::fs::read(file).unwrap()
+    };
+    let spoken = say(&["Hello, we see."], "a.wav");
+    assert_eq!(spoken, say(&["hello, we see.", "--phonemes", "--seed", "0"], "b.wav"));
+    assert_ne!(spoken, say(&["Hello, we see.", "--seed", "1"], "c.wav"));
+    assert_ne!(spoken, say(&["Hello, we see.", "--voice", "bob"], "d.wav"));
+    let out_file = folder.path().join("e.wav").display().to_string();
+    let missing = qhx!(folder, "speak", out, "Hello.", "-o", &out_file);
+    let missing = missing.env("QHX_ESPEAK", folder.path().join("none")).run();
+    missing.fails(2, &["espeak-ng", "not installed", "apt install espeak-ng"]);
+    assert!(!Path::new(&out_file).exists(), "nothing is written before");
+}
+
+#[test]
+fn a_text_is_said_while_it_comes() {
+    let folder = folder();
+    let bundle = forge(folder.path(), &[]);
+    let mut child = qhx!(folder, "speak", bundle, "-", "-o", "-").start_with_streams();
+    let (mut input, mut output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    input.write_all(b"Hello there. How").unwrap();
+    // The first sentence is heard while the second is written.
+    let mut heard = [0; 4096];
+    output.read_exact(&mut heard).unwrap();
+    input.write_all(b" are you").unwrap();
+    drop(input);
+    let mut rest = Vec::new();
+    output.read_to_end(&mut rest).unwrap();
+    assert!(child.wait().unwrap().success());
+    let file = folder.path().join("whole.wav").display().to_string();
+    speak(folder.path(), &bundle, &["Hello there. How are you", "-o", &file]).ok();
+    // The header of a stream knows no length.
+    assert_eq!([&heard[44..], &rest].concat(), std::fs::read(&file).unwrap()[44..]);
 }

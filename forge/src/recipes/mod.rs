@@ -26,4 +26,6 @@ mod qwen3asr;
 mod qwen3vl;
 mod siglip;
 mod vision;
+mod vits;
+mod vocoder;
 mod whisper;

@@ -261,7 +261,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         }),
     );
     params.insert("transcription".to_owned(), Value::Object(transcription));
-    Ok(Recipe::new("qwen3_asr", "asr_transcribe", contexts, plan_params)
+    Ok(Recipe::new("qwen3_asr", "qwen3_asr_transcribe", contexts, plan_params)
         .embed(checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?)
         .params(params)
         .notes(note.into_iter().collect()))

@@ -6,11 +6,12 @@ use std::sync::{Mutex, PoisonError};
 
 use qhx_op::{BufferId, Error, Host, Result};
 
+use crate::dense::{Cursor, Linear, dot, normalise};
+use crate::ports::PLACE;
+
 /// Epsilon of ALBERT's LayerNorm, and of the others.
 const ALBERT_EPS: f32 = 1e-12;
 const EPS: f32 = 1e-5;
-/// Sums of a dot product that are kept apart.
-const LANES: usize = 16;
 
 /// Sizes of the model.
 #[derive(Debug, Clone, Copy)]
@@ -46,51 +47,12 @@ pub(super) struct Weights {
     merge: Linear,
 }
 
-/// `[outputs, inputs]`, and a bias.
-#[derive(Debug)]
-struct Linear {
-    weight: Range<usize>,
-    bias: Range<usize>,
-    inputs: usize,
-}
-
 /// Both directions: input weights, state weights, bias. Gates in the order of `torch.nn.LSTM`.
 #[derive(Debug)]
 struct Lstm {
     parts: [[Range<usize>; 3]; 2],
     inputs: usize,
     size: usize,
-}
-
-/// Hands out the parts of the file one behind the other.
-struct Cursor(usize);
-
-impl Cursor {
-    fn take(&mut self, len: usize) -> Range<usize> {
-        let start = self.0;
-        self.0 = start.saturating_add(len);
-        start..self.0
-    }
-
-    fn linear(&mut self, outputs: usize, inputs: usize) -> Linear {
-        Linear {
-            weight: self.take(outputs.saturating_mul(inputs)),
-            bias: self.take(outputs),
-            inputs,
-        }
-    }
-
-    fn lstm(&mut self, inputs: usize, size: usize) -> Lstm {
-        let mut part = || {
-            let gates = size.saturating_mul(4);
-            [
-                self.take(gates.saturating_mul(inputs)),
-                self.take(gates.saturating_mul(size)),
-                self.take(gates),
-            ]
-        };
-        Lstm { parts: [part(), part()], inputs, size }
-    }
 }
 
 impl Weights {
@@ -104,7 +66,7 @@ impl Weights {
             return Err(Error::manifest(format!(
                 "{}: {positions} positions, {embedding} values of an embedding, {hidden} of a symbol, {layers} layers: \
                  expected 3, 1 and 2 or more, and 1024 layers at most",
-                super::PLACE
+                PLACE
             )));
         }
         let weights = Self {
@@ -116,12 +78,12 @@ impl Weights {
             into_albert: all.linear(width, embedding),
             out_of_albert: all.linear(hidden, width),
             symbols: all.take(tokens.saturating_mul(hidden)),
-            text: all.lstm(hidden, half),
+            text: Lstm::take(&mut all, hidden, half),
             duration: (0..layers)
-                .map(|_| (all.lstm(styled, half), all.linear(2 * hidden, style)))
+                .map(|_| (Lstm::take(&mut all, styled, half), all.linear(2 * hidden, style)))
                 .collect(),
-            lasting: (all.lstm(styled, half), all.linear(durations, hidden)),
-            shared: all.lstm(styled, half),
+            lasting: (Lstm::take(&mut all, styled, half), all.linear(durations, hidden)),
+            shared: Lstm::take(&mut all, styled, half),
             halving: [[all.take(3), all.take(1)], [all.take(3), all.take(1)]],
             merge: all.linear(1, sines),
         };
@@ -130,7 +92,7 @@ impl Weights {
             return Err(Error::artifact(format!(
                 "{path}: {} bytes, expected {expected} as the sizes of {} have it",
                 host.len(file),
-                super::PLACE
+                PLACE
             )));
         }
         Ok(weights)
@@ -233,23 +195,19 @@ impl Weights {
     }
 }
 
-impl Linear {
-    fn rows(&self, all: &[f32], rows: &[f32]) -> Vec<f32> {
-        let (weight, bias) = (&all[self.weight.clone()], &all[self.bias.clone()]);
-        let mut out = Vec::with_capacity(rows.len() / self.inputs.max(1) * bias.len());
-        for row in rows.chunks_exact(self.inputs) {
-            out.extend(
-                weight
-                    .chunks_exact(self.inputs)
-                    .zip(bias)
-                    .map(|(weights, bias)| dot(row, weights) + bias),
-            );
-        }
-        out
-    }
-}
-
 impl Lstm {
+    fn take(all: &mut Cursor, inputs: usize, size: usize) -> Self {
+        let mut part = || {
+            let gates = size.saturating_mul(4);
+            [
+                all.take(gates.saturating_mul(inputs)),
+                all.take(gates.saturating_mul(size)),
+                all.take(gates),
+            ]
+        };
+        Self { parts: [part(), part()], inputs, size }
+    }
+
     /// Both directions over rows, side by side: `[rows, inputs]` to `[rows, 2 · size]`.
     fn run(&self, host: &Host, all: &[f32], rows: &[f32]) -> Result<Vec<f32>> {
         let (size, count) = (self.size, rows.len() / self.inputs.max(1));
@@ -294,26 +252,6 @@ fn beside(rows: &[f32], width: usize, behind: &[f32]) -> Vec<f32> {
     rows.chunks_exact(width).flat_map(|row| row.iter().chain(behind)).copied().collect()
 }
 
-/// LayerNorm without gain and shift.
-fn normalise(row: &mut [f32], eps: f32) {
-    let count = row.len().max(1) as f32;
-    let mean = row.iter().sum::<f32>() / count;
-    row.iter_mut().for_each(|value| *value -= mean);
-    let variance = row.iter().map(|value| value * value).sum::<f32>() / count;
-    let scale = 1.0 / (variance + eps).sqrt();
-    row.iter_mut().for_each(|value| *value *= scale);
-}
-
 fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
-}
-
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [0.0; LANES];
-    let (whole_a, whole_b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    let rest = whole_a.remainder().iter().zip(whole_b.remainder()).map(|(a, b)| a * b).sum::<f32>();
-    for (a, b) in whole_a.zip(whole_b) {
-        sums.iter_mut().zip(a.iter().zip(b)).for_each(|(sum, (a, b))| *sum += a * b);
-    }
-    sums.iter().sum::<f32>() + rest
 }

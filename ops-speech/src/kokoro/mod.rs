@@ -23,8 +23,9 @@ use serde_json::json;
 use host::{Sizes, Weights};
 use source::{Source, SourceParams};
 
+use crate::ports::{input, kept, output, padded};
+
 const NAME: &str = "kokoro_speak";
-const PLACE: &str = "manifest /params/speech";
 /// Speeds, in thousandths, that a text may have.
 const SPEEDS: std::ops::RangeInclusive<u32> = 250..=4000;
 /// Tokens in front of the phonemes: voice and speed.
@@ -348,42 +349,6 @@ fn pairs(first: Vec<GraphId>, second: Vec<GraphId>) -> Result<Vec<(GraphId, Grap
         return Err(Error::manifest(format!("{what}, expected as many, and one at least")));
     }
     Ok(first.into_iter().zip(second).collect())
-}
-
-/// A float input of `len` values.
-fn input(host: &mut Host, graph: GraphId, role: &str, len: usize) -> Result<FloatInput> {
-    let input = FloatInput::require(host, graph, role)?;
-    if input.len() != len {
-        return Err(misshapen(host, graph, role, input.len(), len));
-    }
-    Ok(input)
-}
-
-/// A float output of `len` values.
-fn output(host: &mut Host, graph: GraphId, role: &str, len: usize) -> Result<View> {
-    let port = host.output(graph, role)?;
-    let view = host.view_for(graph, port)?;
-    if view.len != len {
-        return Err(misshapen(host, graph, role, view.len, len));
-    }
-    Ok(view)
-}
-
-fn misshapen(host: &Host, graph: GraphId, role: &str, found: usize, expected: usize) -> Error {
-    let name = &host.graph(graph).name;
-    Error::graph(format!(
-        "graph {name:?}: {found} values of {role}, expected {expected} as {PLACE} has it"
-    ))
-}
-
-/// Values, and zeros behind them up to `len`.
-fn padded(values: &[f32], len: usize) -> Vec<f32> {
-    values.iter().copied().chain(std::iter::repeat(0.0)).take(len).collect()
-}
-
-/// 1 for what there is, 0 behind it.
-fn kept(count: usize, len: usize) -> Vec<f32> {
-    (0..len).map(|at| f32::from(u8::from(at < count))).collect()
 }
 
 /// Graphs over the symbols of a text.

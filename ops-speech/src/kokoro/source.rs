@@ -12,6 +12,8 @@ use qhx_op::{Error, Host, Result};
 use serde::Deserialize;
 
 use super::host::Weights;
+use crate::dense::normal;
+use crate::ports::PLACE;
 
 /// The logarithm of a magnitude is no larger: beyond, f32 overflows when magnitudes are added.
 const MAX_LOG: f32 = 80.0;
@@ -58,7 +60,7 @@ impl Source {
             return Err(Error::manifest(format!(
                 "{}/source: {params:?} at {rate} Hz, expected an even fft, a hop of at most that, and samples that it \
                  divides",
-                super::PLACE
+                PLACE
             )));
         }
         let angle = |at: usize| TAU * at as f64 / fft as f64;
@@ -212,15 +214,4 @@ impl Source {
             .map(|(sum, weight)| sum / weight.max(1e-11))
             .collect()
     }
-}
-
-/// A normal number that depends on its place: SplitMix64 (Steele et al. 2014), and the cosine of Box and Muller.
-fn normal(seed: u64, place: u64) -> f32 {
-    let mut z = seed.wrapping_add(place.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^= z >> 31;
-    let part = |bits: u64| bits as f64 / (1u64 << 32) as f64;
-    let (first, second) = (part((z >> 32) + 1), part(z & u64::from(u32::MAX)));
-    ((-2.0 * first.ln()).sqrt() * (TAU * second).cos()) as f32
 }

@@ -2,6 +2,7 @@
 
 mod kokoro;
 mod parakeet;
+mod vits;
 mod whisper;
 
 use qhx_op::harness::{OpHarness, graph, tensors};

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::error::{ApiError, Result};
 use crate::registry::{Ability, Registry, Served};
 
-/// Language of models that declare none, and of voices: texts become phonemes by rules of English.
+/// Language of models that declare none, and of voices whose texts become phonemes by rules of English.
 const LANGUAGE: &str = "en";
 
 fn described(name: &str, description: &str, more: Value) -> Value {
@@ -40,8 +40,9 @@ pub(super) fn info(registry: &Registry) -> Value {
         described(&model.name, &model.name, json!({"languages": languages}))
     });
     let models: Vec<_> = models.collect();
-    let voices = voices(&served).into_iter().map(|(name, ..)| {
-        described(&name, &name, json!({"languages": [LANGUAGE], "speakers": null}))
+    let voices = voices(&served).into_iter().map(|(name, model, voice)| {
+        let language = model.language_of(voice).unwrap_or_else(|| LANGUAGE.to_owned());
+        described(&name, &name, json!({"languages": [language], "speakers": null}))
     });
     let voices: Vec<_> = voices.collect();
     let program = |name: &str, description: &str, list: Vec<Value>, more: Value| {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use axum::http::StatusCode;
-use qhx::{AudioFormat, SpeakOptions, TranscribeOptions};
+use qhx::{SentenceSplitter, SpeakOptions, TranscribeOptions};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufRead as _, AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -41,8 +41,6 @@ const WIDTHS: (u64, u64) = (1, 4);
 const CHANNELS: (u64, u64) = (1, 8);
 /// Bytes of audio in an event that is sent.
 const CHUNK: usize = 8 << 10;
-/// Characters that end a sentence, where a space follows.
-const ENDS: [char; 5] = ['.', '!', '?', '…', '\n'];
 
 /// Reason why an event is not done.
 pub(super) enum Fault {
@@ -129,7 +127,9 @@ struct Recording {
 struct Speech {
     model: Arc<Served>,
     voice: Option<String>,
-    text: String,
+    text: SentenceSplitter,
+    /// Characters that came, and are not said.
+    waiting: usize,
 }
 
 struct Connection {
@@ -242,21 +242,21 @@ impl Connection {
             }
             "synthesize-start" => {
                 let (model, voice) = self.voice(&fields)?;
-                self.speech = Some(Speech { model, voice, text: String::new() });
+                self.speech =
+                    Some(Speech { model, voice, text: SentenceSplitter::default(), waiting: 0 });
                 Ok(())
             }
             "synthesize-chunk" => {
-                let Some(speech) = &mut self.speech else {
+                if self.speech.is_none() {
                     return Err(out_of_order("synthesize-chunk", "synthesize-start").into());
-                };
-                speech.text.push_str(fields.needed("text")?);
-                self.speak_sentences(false).await
+                }
+                self.speak_sentences(Some(fields.needed("text")?)).await
             }
             "synthesize-stop" => {
                 if self.speech.is_none() {
                     return Err(out_of_order("synthesize-stop", "synthesize-start").into());
                 }
-                let spoken = self.speak_sentences(true).await;
+                let spoken = self.speak_sentences(None).await;
                 self.speech = None;
                 if let Err(Fault::Error(e)) = &spoken {
                     self.error(e).await?;
@@ -346,9 +346,9 @@ impl Connection {
             return Ok(json!({"text": ""}));
         }
         let options = TranscribeOptions::default().with_language(language).with_prompt(prompt);
-        let pending =
+        let mut pending =
             context.transcribing(&model, context.memory.clone(), pcm.wav(bytes), options)?;
-        let Update::Transcribed(transcript) = self.awaited(pending).await? else {
+        let Update::Transcribed(transcript) = self.awaited(&mut pending).await? else {
             return Err(broken().into());
         };
         let tokens = transcript.chunks.iter().map(|chunk| chunk.tokens).sum();
@@ -360,8 +360,8 @@ impl Connection {
         Ok(answer)
     }
 
-    /// Waits for what comes of a job, which ends when the client leaves.
-    async fn awaited(&mut self, mut pending: Pending) -> Result<Update, Fault> {
+    /// Waits for what comes next of a job, which ends when the client leaves.
+    async fn awaited(&mut self, pending: &mut Pending) -> Result<Update, Fault> {
         let io = &mut self.io;
         let mut more = false;
         let update = poll_fn(|cx| {
@@ -392,24 +392,29 @@ impl Connection {
         info::speaking(&self.shared.registry, name)
     }
 
-    /// Says the whole sentences of a text that comes piece by piece; at its end, all of it.
-    async fn speak_sentences(&mut self, end: bool) -> Result<(), Fault> {
+    /// Says the sentences of a text that comes piece by piece that are whole with this piece; at its end, all of it.
+    async fn speak_sentences(&mut self, piece: Option<&str>) -> Result<(), Fault> {
         let Some(speech) = &mut self.speech else { return Ok(()) };
-        let whole = if end { speech.text.len() } else { sentences(&speech.text) };
-        let rest = speech.text.split_off(whole);
-        let text = std::mem::replace(&mut speech.text, rest);
+        let sentences: Vec<String> = match piece {
+            Some(piece) => speech.text.push(piece).collect(),
+            None => speech.text.finish().into_iter().collect(),
+        };
+        speech.waiting = match sentences.is_empty() {
+            true => speech.waiting + piece.map_or(0, |piece| piece.chars().count()),
+            false => 0,
+        };
         let (model, voice) = (Arc::clone(&speech.model), speech.voice.clone());
-        if speech.text.chars().count() > MAX_INPUT {
+        if speech.waiting > MAX_INPUT {
             self.speech = None;
             return Err(too_long(MAX_INPUT + 1).into());
         }
-        match text.trim().is_empty() {
+        match sentences.is_empty() {
             true => Ok(()),
-            false => self.speak(&model, voice, text).await,
+            false => self.speak(&model, voice, sentences.join(" ")).await,
         }
     }
 
-    /// Answers a text with its audio.
+    /// Answers a text with its audio, sentence by sentence.
     async fn speak(
         &mut self,
         model: &Arc<Served>,
@@ -421,14 +426,8 @@ impl Connection {
         if let Err(Fault::Error(e)) = &done {
             ended(&context, Some(e));
         }
-        let (bytes, rate) = done?;
+        done?;
         ended(&context, None);
-        let layout = json!({"rate": rate, "width": 2, "channels": 1, "timestamp": 0});
-        self.send("audio-start", &layout, &[]).await?;
-        for chunk in bytes.chunks(CHUNK) {
-            let layout = json!({"rate": rate, "width": 2, "channels": 1});
-            self.send("audio-chunk", &layout, chunk).await?;
-        }
         self.send("audio-stop", &json!({}), &[]).await
     }
 
@@ -438,7 +437,7 @@ impl Connection {
         model: &Arc<Served>,
         voice: Option<String>,
         text: String,
-    ) -> Result<(Vec<u8>, u32), Fault> {
+    ) -> Result<(), Fault> {
         context.tally.update(|record| record.model = Some(model.name.clone()));
         context.tally.prompt(|| text.clone());
         let count = text.chars().count();
@@ -446,11 +445,25 @@ impl Connection {
             return Err(too_long(count).into());
         }
         let options = SpeakOptions::default().with_voice(voice);
-        let work = Work::Speak { text, options, format: AudioFormat::Pcm };
-        let pending = Pending::submit(context, model, Vec::new(), context.ticket(), work)?;
-        match self.awaited(pending).await? {
-            Update::Spoken { bytes, rate } => Ok((bytes, rate)),
-            _ => Err(broken().into()),
+        let work = Work::Speak { text, options, format: None };
+        let mut pending = Pending::submit(context, model, Vec::new(), context.ticket(), work)?;
+        let mut started = false;
+        loop {
+            match self.awaited(&mut pending).await? {
+                Update::Said { bytes, rate } => {
+                    let layout = json!({"rate": rate, "width": 2, "channels": 1});
+                    if !std::mem::replace(&mut started, true) {
+                        let mut start = layout.clone();
+                        start["timestamp"] = 0.into();
+                        self.send("audio-start", &start, &[]).await?;
+                    }
+                    for chunk in bytes.chunks(CHUNK) {
+                        self.send("audio-chunk", &layout, chunk).await?;
+                    }
+                }
+                Update::Spoken(_) if started => return Ok(()),
+                _ => return Err(broken().into()),
+            }
         }
     }
 }
@@ -481,34 +494,4 @@ fn layout(fields: &Fields<'_>) -> Result<Pcm> {
     let rate = u32::try_from(needed("rate", RATES)?).unwrap_or(u32::MAX);
     let (width, channels) = (small(needed("width", WIDTHS)?), small(needed("channels", CHANNELS)?));
     Ok(Pcm { rate, width, channels })
-}
-
-/// Bytes of the whole sentences that a text begins with.
-fn sentences(text: &str) -> usize {
-    let ends = text.char_indices().filter(|(_, character)| ENDS.contains(character));
-    let mut behind = ends.map(|(at, character)| at + character.len_utf8());
-    let ended = |at: &usize| {
-        let line = text.get(..*at).is_some_and(|text| text.ends_with('\n'));
-        line || text.get(*at..).is_some_and(|rest| rest.starts_with(char::is_whitespace))
-    };
-    behind.rfind(ended).unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_whole_sentences_are_said() {
-        for (text, whole) in [
-            ("It rains. It", "It rains."),
-            ("It costs 3.5", ""),
-            ("It rains.", ""),
-            ("One!\nTwo", "One!\n"),
-            ("Wait… then? No", "Wait… then?"),
-            ("", ""),
-        ] {
-            assert_eq!(&text[..sentences(text)], whole, "{text:?}");
-        }
-    }
 }

@@ -52,6 +52,7 @@ mod speech {
     mod nemotron;
     mod parakeet;
     mod qwen3asr;
+    mod vits;
     mod whisper;
 }
 mod states;

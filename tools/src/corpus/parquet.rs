@@ -280,6 +280,8 @@ pub(super) fn unpack(table: &Path, lines: &Path) -> Result<()> {
                 text: Some(text.value(row)),
                 image: None,
                 embedding: values.values(),
+                sparse: None,
+                multi: None,
             };
             serde_json::to_writer(&mut file, &line).map_err(|e| io(e.into()))?;
             file.write_all(b"\n").map_err(io)?;

@@ -210,7 +210,7 @@ pub struct Rerank {
 
 /// `params.speech`: how a text is put for a model that speaks: as the number of a voice, the speed in thousandths, and
 /// the numbers of its phonemes. The host-op's own keys stand beside these.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Speech {
     /// `voices`: their names, in the order of their numbers.
     pub voices: Vec<String>,
@@ -218,6 +218,39 @@ pub struct Speech {
     pub symbols: BTreeMap<String, u32>,
     /// `limit`: phonemes that the host-op takes at once.
     pub limit: usize,
+    /// `script`: what makes phonemes of a text, for each voice.
+    pub scripts: Vec<Script>,
+    /// `noise`: usual deviations of the noise of a host-op that takes them, and a seed, behind voice and speed: that of
+    /// frames, and that of durations.
+    pub noise: Option<[f32; 2]>,
+}
+
+/// Step from a text to the phonemes of a voice.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Script {
+    /// A lexicon, and rules of English letters for words that it lacks.
+    #[default]
+    Lexicon,
+    /// `by` is `espeak`: the program of that name.
+    Espeak {
+        /// `voice`: the name that the program has for the language.
+        voice: String,
+        /// `joined` is true for phonemes of two letters in symbols of one, as Kokoro has them.
+        joined: bool,
+    },
+    /// `by` is `letters`: the characters of the text are the symbols.
+    Letters {
+        /// `lower`: in lower case.
+        lower: bool,
+        /// `roman`: texts of other scripts were romanised before.
+        roman: bool,
+    },
+    /// `by` is `phonemes`: nothing here, texts are given as phonemes.
+    Phonemes {
+        /// `of`: the language or the phonemizer.
+        of: String,
+    },
 }
 
 /// Model output that says how well a document answers.

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::reader::Node;
 use super::{
     AnswerHead, ArtifactTable, ContextEntry, EmbedEntry, FileEntry, Manifest, Model, Params, Plan,
-    Rerank, SCHEMA_VERSION, Speech, Spelling, Step, TimeTokens, Transcription, Verdict,
+    Rerank, SCHEMA_VERSION, Script, Speech, Spelling, Step, TimeTokens, Transcription, Verdict,
 };
 use crate::sampling::SamplingParams;
 use qhx_base::{Result, error, snapshot};
@@ -245,10 +245,63 @@ fn speech(node: &Node<'_>) -> Result<Speech> {
     if size == 0 {
         return Err(limit.error("expected 1 or more"));
     }
+    let scripts = match node.get("script")? {
+        None => vec![Script::default(); names.len()],
+        Some(one) if one.value().is_array() => {
+            let scripts = one.elements()?.map(|n| script(&n)).collect::<Result<Vec<_>>>()?;
+            if scripts.len() != names.len() {
+                return Err(one.error("expected one for each of the voices"));
+            }
+            scripts
+        }
+        Some(one) => vec![script(&one)?; names.len()],
+    };
+    let deviation = |n: Node<'_>| {
+        let value = n.value().as_f64().filter(|value| (0.0..=4.0).contains(value));
+        value.map(|value| value as f32).ok_or_else(|| n.error("expected a number from 0 to 4"))
+    };
+    let noise = match node.get("noise")? {
+        None => None,
+        Some(noise) => {
+            let both = noise.elements()?.map(deviation).collect::<Result<Vec<_>>>()?;
+            Some(both.try_into().map_err(|_| noise.error("expected two numbers"))?)
+        }
+    };
     Ok(Speech {
         voices: names,
         symbols: numbers.map(|(name, n)| Ok((name.to_owned(), n.u32()?))).collect::<Result<_>>()?,
         limit: size,
+        scripts,
+        noise,
+    })
+}
+
+fn script(node: &Node<'_>) -> Result<Script> {
+    if node.value().is_null() {
+        return Ok(Script::default());
+    }
+    let flag = |key: &str| node.get(key)?.map_or(Ok(false), |n| n.bool());
+    let by = node.require("by")?;
+    Ok(match by.text()?.as_str() {
+        "lexicon" => Script::Lexicon,
+        "espeak" => {
+            let voice = node.require("voice")?;
+            let name = voice.text()?;
+            let legal = |c: char| c.is_ascii_alphanumeric() || "-_+".contains(c);
+            if name.is_empty()
+                || name.len() > 32
+                || name.starts_with('-')
+                || !name.chars().all(legal)
+            {
+                return Err(
+                    voice.error("expected the name of a voice of espeak-ng, such as \"en-us\"")
+                );
+            }
+            Script::Espeak { voice: name, joined: flag("joined")? }
+        }
+        "letters" => Script::Letters { lower: flag("lower")?, roman: flag("roman")? },
+        "phonemes" => Script::Phonemes { of: node.require("of")?.text()? },
+        _ => return Err(by.error("expected \"lexicon\", \"espeak\", \"letters\" or \"phonemes\"")),
     })
 }
 

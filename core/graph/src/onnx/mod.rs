@@ -13,8 +13,10 @@ mod ir;
 mod lower;
 mod model;
 mod read;
+mod wire;
 
 pub use ir::VERSION;
 pub use lower::{Known, write_beside};
 pub use lower::{Written, write, write_all};
 pub use read::{Numbers, Reals, StoredWeight, read, read_with};
+pub use wire::{Field, Message};

@@ -20,6 +20,7 @@ use qhx_types::quantized::{BLOCK, QuantizedForm, QuantizedMut, unpack_nibbles};
 use rten_onnx::onnx::{DataLocation, DataType};
 
 use super::ir::{self, KEY, StoredGraph, StoredOrigin, StoredTensor, VERSION, Versioned};
+use super::wire::Message;
 use crate::builder::{NodeParts, rebuild};
 use crate::graph::{Constant, Elem, Graph, Origin, Tensor};
 use crate::super_blocks::{SUPER, Shifted, places, shifted};
@@ -492,27 +493,12 @@ struct Model {
     metadata: Option<Range<usize>>,
 }
 
-/// A message of the file, whose fields are read in order.
-#[derive(Debug, Clone)]
-struct Message {
-    file: Mapped,
-    range: Range<usize>,
-}
-
-/// A field: its number, and its integer or its bytes.
-struct Field {
-    number: u64,
-    integer: u64,
-    bytes: Range<usize>,
-}
-
 // Field numbers of <https://github.com/onnx/onnx/blob/main/onnx/onnx.proto>.
 impl Message {
     fn model(file: Mapped) -> Result<Model, String> {
-        let range = 0..file.len();
-        let mut message = Self { file, range };
+        let mut message = Self::new(file);
         let mut model = Model { initializers: HashMap::new(), metadata: None };
-        while let Some(field) = message.next()? {
+        while let Some(field) = message.next_field()? {
             match field.number {
                 7 => message.within(field.bytes).graph(&mut model.initializers)?,
                 14 => {
@@ -532,7 +518,7 @@ impl Message {
     }
 
     fn graph(mut self, initializers: &mut Initializers) -> Result<(), String> {
-        while let Some(field) = self.next()? {
+        while let Some(field) = self.next_field()? {
             if field.number == 5 {
                 let (name, initializer) = self.within(field.bytes).initializer()?;
                 if initializers.insert(name.clone(), initializer).is_some() {
@@ -548,7 +534,7 @@ impl Message {
         let mut found = Initializer::default();
         let mut external = false;
         let mut entries = Vec::new();
-        while let Some(field) = self.next()? {
+        while let Some(field) = self.next_field()? {
             match field.number {
                 2 => found.data_type = i32::try_from(field.integer).unwrap_or(-1),
                 8 => self.text(field.bytes)?.clone_into(&mut name),
@@ -577,7 +563,7 @@ impl Message {
     /// Key and value.
     fn entry(mut self) -> Result<[Range<usize>; 2], String> {
         let mut entry = [0..0, 0..0];
-        while let Some(field) = self.next()? {
+        while let Some(field) = self.next_field()? {
             match field.number {
                 1 => entry[0] = field.bytes,
                 2 => entry[1] = field.bytes,
@@ -585,59 +571,5 @@ impl Message {
             }
         }
         Ok(entry)
-    }
-
-    fn within(&self, range: Range<usize>) -> Self {
-        Self { file: self.file.clone(), range }
-    }
-
-    fn text(&self, range: Range<usize>) -> Result<&str, String> {
-        let at = range.start;
-        let bytes = self.file.bytes().get(range).unwrap_or_default();
-        std::str::from_utf8(bytes).map_err(|_| format!("the text at byte {at} is not UTF-8"))
-    }
-
-    fn next(&mut self) -> Result<Option<Field>, String> {
-        if self.range.is_empty() {
-            return Ok(None);
-        }
-        let start = self.range.start;
-        let tag = self.varint()?;
-        let mut field = Field { number: tag >> 3, integer: 0, bytes: 0..0 };
-        match tag & 7 {
-            0 => field.integer = self.varint()?,
-            1 => field.bytes = self.take(8)?,
-            5 => field.bytes = self.take(4)?,
-            2 => {
-                let length = usize::try_from(self.varint()?).unwrap_or(usize::MAX);
-                field.bytes = self.take(length)?;
-            }
-            other => return Err(format!("wire type {other} at byte {start} is not in use")),
-        }
-        Ok(Some(field))
-    }
-
-    fn take(&mut self, length: usize) -> Result<Range<usize>, String> {
-        let Range { start, end } = self.range;
-        let Some(stop) = start.checked_add(length).filter(|stop| *stop <= end) else {
-            let left = end - start;
-            return Err(format!("{length} bytes claimed at byte {start}, where {left} are left"));
-        };
-        self.range.start = stop;
-        Ok(start..stop)
-    }
-
-    fn varint(&mut self) -> Result<u64, String> {
-        let start = self.range.start;
-        let mut value = 0u64;
-        for shift in (0..64).step_by(7) {
-            let at = self.take(1)?.start;
-            let byte = self.file.bytes().get(at).copied().unwrap_or_default();
-            value |= u64::from(byte & 127) << shift;
-            if byte < 128 {
-                return Ok(value);
-            }
-        }
-        Err(format!("the number at byte {start} does not end"))
     }
 }

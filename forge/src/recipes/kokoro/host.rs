@@ -54,7 +54,7 @@ impl Model<'_> {
         lstm(&mut all, "predictor.shared", hidden + style)?;
         for part in ["F0_conv", "N_conv"] {
             let at = format!("decoder.{part}");
-            all.extend(self.normed(&at, &[1, 1, 3])?);
+            all.extend(self.convs.normed(&at, &[1, 1, 3])?);
             all.extend(values(&format!("{at}.bias"), &[1])?);
         }
         linear(&mut all, "decoder.generator.m_source.l_linear", [1, SINES])?;

@@ -1,13 +1,12 @@
 //! The layers that several graphs have: convolutions with weight norm, instance norms by a style, blocks of both.
 
-use std::sync::Arc;
-
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
-use qhx_graph::graph::{BinaryOp, Conv1d, Elem, ReduceOp, TensorId, UnaryOp};
-use qhx_graph::weight::{self, RowSource, Storage, Weight};
+use qhx_graph::graph::{Conv1d, Elem, ReduceOp, TensorId, UnaryOp};
+use qhx_graph::weight::{Storage, Weight};
 
 use super::{CURVE, Model};
+use crate::recipes::vocoder::{self, graph_name, leaky};
 
 /// Epsilon of `InstanceNorm1d` and of the LayerNorms that are no ALBERT's.
 pub(super) const EPS: f32 = 1e-5;
@@ -45,19 +44,19 @@ impl Model<'_> {
             h = self.pool(b, h, &format!("{at}.pool"), inputs)?;
         }
         h = b.mul(h, to.keep)?;
-        h = self.conv(b, h, &format!("{at}.conv1"), [outputs, inputs], three, true)?;
+        h = self.convs.conv(b, h, &format!("{at}.conv1"), [outputs, inputs], three, true)?;
         h = b.mul(h, to.keep)?;
         h = self.adain(b, h, style, &format!("{at}.norm2"), outputs, to)?;
         h = leaky(b, h, SLOPES[0])?;
         h = b.mul(h, to.keep)?;
-        h = self.conv(b, h, &format!("{at}.conv2"), [outputs; 2], three, true)?;
+        h = self.convs.conv(b, h, &format!("{at}.conv2"), [outputs; 2], three, true)?;
         h = b.mul(h, to.keep)?;
         let mut direct = x;
         if up {
             direct = interleave(b, direct, direct)?;
         }
         if inputs != outputs {
-            direct = self.conv(
+            direct = self.convs.conv(
                 b,
                 direct,
                 &format!("{at}.conv1x1"),
@@ -126,24 +125,6 @@ impl Model<'_> {
         b.add(y, beta)
     }
 
-    /// A convolution with weight norm.
-    pub(super) fn conv(
-        &self,
-        b: &mut GraphBuilder,
-        x: TensorId,
-        at: &str,
-        [outputs, inputs]: [usize; 2],
-        conv: Conv1d,
-        biased: bool,
-    ) -> Result<TensorId> {
-        let weight = self.hold(at, || {
-            let values = self.normed(at, &[outputs, inputs, conv.kernel])?;
-            Ok(([outputs, inputs * conv.kernel], values))
-        })?;
-        let bias = biased.then(|| self.checkpoint.values(&format!("{at}.bias"), &[outputs]));
-        b.conv1d(&graph_name(at), x, Weight::new(weight, Storage::Float), bias.transpose()?, conv)
-    }
-
     /// `ConvTranspose1d` of each channel by itself: kernel 3, stride 2, two frames for each.
     fn pool(
         &self,
@@ -152,7 +133,7 @@ impl Model<'_> {
         at: &str,
         channels: usize,
     ) -> Result<TensorId> {
-        let values = self.normed(at, &[channels, 1, 3])?;
+        let values = self.convs.normed(at, &[channels, 1, 3])?;
         let bias = self.checkpoint.values(&format!("{at}.bias"), &[channels])?;
         let name = graph_name(at);
         let constant = |b: &mut GraphBuilder, part: &str, values: Vec<f32>| {
@@ -179,56 +160,6 @@ impl Model<'_> {
         let odd = b.add(odd, bias)?;
         interleave(b, even, odd)
     }
-
-    /// A weight with weight norm (Salimans and Kingma 2016, arXiv 1602.07868): `v`, each of its first dimension of the
-    /// length `g`.
-    pub(super) fn normed(&self, at: &str, shape: &[usize]) -> Result<Vec<f32>> {
-        let new = format!("{at}.parametrizations.weight.original1");
-        let names = match self.checkpoint.has(&new) {
-            true => [format!("{at}.parametrizations.weight.original0"), new],
-            false => [format!("{at}.weight_g"), format!("{at}.weight_v")],
-        };
-        let [lengths, values] = &names;
-        let lengths = self.checkpoint.values(lengths, &[shape[0], 1, 1])?;
-        let mut values = self.checkpoint.values(values, shape)?;
-        let rest = shape.iter().skip(1).product::<usize>().max(1);
-        for (row, length) in values.chunks_exact_mut(rest).zip(lengths) {
-            let norm = row.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>().sqrt();
-            let factor = if norm > 0.0 { (f64::from(length) / norm) as f32 } else { 0.0 };
-            row.iter_mut().for_each(|value| *value *= factor);
-        }
-        Ok(values)
-    }
-
-    /// A weight that was made of the checkpoint's, once for all graphs.
-    pub(super) fn hold(
-        &self,
-        name: &str,
-        make: impl FnOnce() -> Result<([usize; 2], Vec<f32>)>,
-    ) -> Result<Arc<dyn RowSource>> {
-        if let Some(held) = self.held.borrow().get(name) {
-            return Ok(Arc::clone(held));
-        }
-        let (shape, values) = make()?;
-        let held = weight::held(format!("{name}.weight"), shape, values);
-        self.held.borrow_mut().insert(name.to_owned(), Arc::clone(&held));
-        Ok(held)
-    }
-}
-
-/// `max(x, slope · x)`.
-pub(super) fn leaky(b: &mut GraphBuilder, x: TensorId, slope: f32) -> Result<TensorId> {
-    let low = b.scale(x, slope)?;
-    b.binary(BinaryOp::Max, x, low)
-}
-
-/// `[rows, channels]` as `[1, channels, rows]`.
-pub(super) fn by_channels(b: &mut GraphBuilder, x: TensorId) -> Result<TensorId> {
-    let &[rows, channels] = b.shape(x)? else {
-        return Err(Error::new(ErrorKind::Internal, "frames of other than two dimensions"));
-    };
-    let x = b.transpose(x, &[1, 0])?;
-    b.reshape(x, &[1, channels, rows])
 }
 
 /// `[1, channels, frames]` twice: a frame of the one and a frame of the other, in turns.
@@ -258,15 +189,6 @@ pub(super) fn number(b: &mut GraphBuilder, fill: TensorId, which: usize) -> Resu
 
 /// A level of as many frames for each.
 pub(super) fn finer(b: &mut GraphBuilder, level: Level, times: usize) -> Result<Level> {
-    let len = level.len * times;
-    let keep = b.reshape(level.keep, &[level.len, 1])?;
-    let keep = b.concat(&vec![keep; times], 1)?;
-    Ok(Level { len, keep: b.reshape(keep, &[1, 1, len])?, fill: level.fill })
-}
-
-/// The last parts of a tensor's name, as a name in a graph.
-pub(super) fn graph_name(at: &str) -> String {
-    let mut parts: Vec<_> = at.rsplit('.').take(2).collect();
-    parts.reverse();
-    parts.join("_")
+    let keep = vocoder::finer(b, level.keep, times)?;
+    Ok(Level { len: level.len * times, keep, fill: level.fill })
 }

@@ -30,13 +30,10 @@ mod prosody;
 mod text;
 mod voice;
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
 
 use super::choices::numbers;
+use super::vocoder::Convolutions;
 use crate::kit::{Layers, MatrixFile, matrices, object, one_or_many};
 use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
 use crate::register_recipe;
@@ -46,7 +43,7 @@ use files::{lexicon, voices};
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::graph::Graph;
-use qhx_graph::weight::{RowSource, held};
+use qhx_graph::weight::held;
 
 /// Lengths of clips.
 const WINDOWS: RecipeOption = RecipeOption {
@@ -80,6 +77,12 @@ const ALBERT_EPS: f32 = 1e-12;
 /// Symbols that a text is rather cut behind.
 const PAUSES: &str = " ,.;:!?—…";
 
+/// Languages of voices by the first letters of their names, as espeak-ng calls them; English voices have a lexicon.
+const LANGUAGES: [(char, &str); 5] =
+    [('e', "es"), ('f', "fr-fr"), ('h', "hi"), ('i', "it"), ('p', "pt-br")];
+/// Languages whose phonemes nothing here makes.
+const OTHERS: [(char, &str); 2] = [('j', "Japanese (misaki)"), ('z', "Chinese (misaki)")];
+
 register_recipe!(
     RecipeEntry::new(&["KModel"], recipe).tasks(&[Task::Speak]).options(&[WINDOWS, LEXICON])
 );
@@ -104,7 +107,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         layers: Layers::new(checkpoint, options.precision, ALBERT_EPS),
         checkpoint,
         config: &config,
-        held: RefCell::default(),
+        convs: Convolutions::new(checkpoint),
     };
     let mut plan_params = Map::new();
     let mut context = |key: &str, parts: &[(&str, &[usize], MakeGraph<'_>)]| {
@@ -157,6 +160,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
             "voices": names,
             "symbols": config.symbols,
             "breaks": breaks,
+            "script": names.iter().map(|name| script(name)).collect::<Vec<_>>(),
             "limit": positions - 2,
             "rows": rows,
             "style": style,
@@ -176,11 +180,21 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     Ok(recipe.tables(tables.collect()).without_tokenizer())
 }
 
+/// Step from texts to phonemes for a voice: `af_heart` is English, `ef_dora` Spanish.
+fn script(voice: &str) -> Value {
+    let letter = voice.split_once('_').and_then(|(kind, _)| kind.chars().next());
+    let named = |(known, _): &&(char, &str)| letter == Some(*known);
+    if let Some((_, language)) = LANGUAGES.iter().find(named) {
+        return json!({"by": "espeak", "voice": language, "joined": true});
+    }
+    let other = OTHERS.iter().find(named);
+    other.map_or_else(|| json!({"by": "lexicon"}), |(_, of)| json!({"by": "phonemes", "of": of}))
+}
+
 /// Makes graphs. Tensors of frames are `[1, channels, frames]`.
 struct Model<'a> {
     layers: Layers<'a>,
     checkpoint: &'a Checkpoint,
     config: &'a Config,
-    /// Weights that graphs of several lengths have, by name.
-    held: RefCell<BTreeMap<String, Arc<dyn RowSource>>>,
+    convs: Convolutions<'a>,
 }

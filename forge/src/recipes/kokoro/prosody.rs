@@ -6,8 +6,9 @@ use qhx_graph::graph::{Conv1d, Elem, Graph};
 
 use super::Model;
 use super::config::Config;
-use super::layers::{by_channels, levels};
+use super::layers::levels;
 use crate::kit::filters;
+use crate::recipes::vocoder::by_channels;
 
 impl Model<'_> {
     /// The chains of `ProsodyPredictor.F0Ntrain` behind their LSTM.

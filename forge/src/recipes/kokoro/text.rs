@@ -7,7 +7,8 @@ use qhx_types::MASK_VALUE;
 
 use super::Model;
 use super::config::{Albert, Config};
-use super::layers::{EPS, SLOPES, leaky};
+use super::layers::{EPS, SLOPES};
+use crate::recipes::vocoder::leaky;
 
 impl Model<'_> {
     /// `AlbertLayer`.
@@ -62,7 +63,7 @@ impl Model<'_> {
             let x = b.transpose(h, &[1, 0])?;
             let x = b.reshape(x, &[1, hidden, rows])?;
             let conv = Conv1d { padding: [kernel / 2; 2], ..Conv1d::new(kernel) };
-            let x = self.conv(&mut b, x, &format!("{at}.0"), [hidden, hidden], conv, true)?;
+            let x = self.convs.conv(&mut b, x, &format!("{at}.0"), [hidden, hidden], conv, true)?;
             let x = b.reshape(x, &[hidden, rows])?;
             let x = b.transpose(x, &[1, 0])?;
             let [gamma, beta] = ["gamma", "beta"]

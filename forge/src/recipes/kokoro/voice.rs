@@ -3,12 +3,12 @@
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Conv1d, Elem, Graph, TensorId, UnaryOp};
-use qhx_graph::weight::{Storage, Weight};
 
 use super::config::Config;
-use super::layers::{Level, SLOPES, by_channels, finer, graph_name, leaky, levels, number};
+use super::layers::{Level, SLOPES, finer, levels, number};
 use super::{CURVE, Model};
 use crate::kit::filters;
+use crate::recipes::vocoder::{by_channels, graph_name, leaky};
 
 impl Model<'_> {
     /// `Decoder` and its `Generator`, without what is before its first convolution over the source and behind its last.
@@ -36,8 +36,14 @@ impl Model<'_> {
         b.scope("encode");
         let mut h =
             self.block(&mut b, h, style, "decoder.encode", [hidden + 2, wide], [frame; 2])?;
-        let again =
-            self.conv(&mut b, x, "decoder.asr_res.0", [narrow, hidden], Conv1d::new(1), true)?;
+        let again = self.convs.conv(
+            &mut b,
+            x,
+            "decoder.asr_res.0",
+            [narrow, hidden],
+            Conv1d::new(1),
+            true,
+        )?;
         let again = b.mul(again, frame.keep)?;
         for block in 0..4 {
             b.scope(format!("decode{block}"));
@@ -80,7 +86,7 @@ impl Model<'_> {
             )?;
             b.scope(format!("up{stage}"));
             h = leaky(&mut b, h, SLOPES[1])?;
-            h = self.up(&mut b, h, &at("ups", stage), [channels, from], rate)?;
+            h = self.convs.up(&mut b, h, &at("ups", stage), [channels, from], rate)?;
             if stage == 1 {
                 // The second frame again in front of the first.
                 let second = b.slice(h, 2, 1, 2)?;
@@ -111,8 +117,14 @@ impl Model<'_> {
         b.scope("post");
         let h = leaky(&mut b, h, SLOPES[2])?;
         let conv = Conv1d { padding: [3, 3], ..Conv1d::new(7) };
-        let h =
-            self.conv(&mut b, h, "decoder.generator.conv_post", [bins, channels], conv, true)?;
+        let h = self.convs.conv(
+            &mut b,
+            h,
+            "decoder.generator.conv_post",
+            [bins, channels],
+            conv,
+            true,
+        )?;
         let h = b.reshape(h, &[bins, fine + 1])?;
         b.output("spectrum", h)?;
         b.finish()
@@ -137,7 +149,7 @@ impl Model<'_> {
                 h = b.mul(h, level.keep)?;
                 let padding = [(kernel - 1) * dilation / 2; 2];
                 let conv = Conv1d { padding, dilation, ..Conv1d::new(kernel) };
-                h = self.conv(b, h, &part("convs"), [channels; 2], conv, true)?;
+                h = self.convs.conv(b, h, &part("convs"), [channels; 2], conv, true)?;
                 h = b.mul(h, level.keep)?;
             }
             x = b.add(h, x)?;
@@ -173,41 +185,5 @@ impl Model<'_> {
         let square = b.mul(sine, sine)?;
         let square = b.mul(square, inverse)?;
         b.add(x, square)
-    }
-
-    /// `ConvTranspose1d` with a kernel of twice its stride and weight norm, `[1, from, frames]` to
-    /// `[1, to, frames · rate]`: each frame and the one before it give as many as the rate, of which half a rate is cut
-    /// off at both ends.
-    fn up(
-        &self,
-        b: &mut GraphBuilder,
-        x: TensorId,
-        at: &str,
-        [to, from]: [usize; 2],
-        rate: usize,
-    ) -> Result<TensorId> {
-        let weight = self.hold(at, || {
-            let values = self.normed(at, &[from, to, 2 * rate])?;
-            let mut turned = vec![0.0; values.len()];
-            for (input, of_input) in values.chunks_exact(to * 2 * rate).enumerate() {
-                for (row, value) in of_input.iter().enumerate() {
-                    let (output, step) = (row / (2 * rate), row % (2 * rate));
-                    // The frame before gives the second half of what it spreads to.
-                    let (step, tap) = if step < rate { (step, 1) } else { (step - rate, 0) };
-                    turned[((output * rate + step) * from + input) * 2 + tap] = *value;
-                }
-            }
-            Ok(([to * rate, from * 2], turned))
-        })?;
-        let len = b.width(x)?;
-        let bias = self.checkpoint.values(&format!("{at}.bias"), &[to])?;
-        let bias = bias.iter().flat_map(|value| std::iter::repeat_n(*value, rate)).collect();
-        let conv = Conv1d { padding: [1, 1], ..Conv1d::new(2) };
-        let y =
-            b.conv1d(&graph_name(at), x, Weight::new(weight, Storage::Float), Some(bias), conv)?;
-        let y = b.reshape(y, &[to, rate, len + 1])?;
-        let y = b.transpose(y, &[0, 2, 1])?;
-        let y = b.reshape(y, &[1, to, (len + 1) * rate])?;
-        b.slice(y, 2, rate / 2, rate / 2 + len * rate)
     }
 }
