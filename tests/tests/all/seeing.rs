@@ -107,7 +107,7 @@ fn forged(checkpoint: &Path) -> String {
 fn paddleocr_reads_images_of_any_shape_as_the_reference_does() {
     let bundle = bundle(PADDLE, &[7], |options| {
         options.shards = 2;
-        set(options, &[("image-patches", "24,116")]);
+        set(options, &[("image-patches", "24,128")]);
     });
     equals_the_reference(PADDLE, &bundle);
     assert!(reused(PADDLE, &bundle) > 20);
