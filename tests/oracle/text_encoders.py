@@ -381,6 +381,28 @@ def bge_m3(out):
     dump(out / "goldens.json", goldens)
 
 
+def ministral3(out):
+    """As NeMo saves `Ministral3BidirectionalModel`: every token sees every other, the mean of rows."""
+    common = sizes(bytes_tokenizer(out))
+    rope = {
+        "rope_type": "yarn", "rope_theta": 900.0, "factor": 5.0, "original_max_position_embeddings": 320,
+        "beta_fast": 6.0, "beta_slow": 0.5, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4,
+    }
+    config = transformers.Ministral3Config(
+        **common, num_key_value_heads=1, head_dim=2 * drawn(4, 9, 5), max_position_embeddings=320, rope_parameters=rope,
+        sliding_window=None, rms_norm_eps=1e-5,
+    )
+    model = rounded(transformers.Ministral3Model(config), 6.0)
+    names = {"architectures": ["Ministral3BidirectionalModel"], "model_type": "ministral3_bidirec"}
+    save(model, out, lambda saved: {**saved, **names, "pooling": "avg", "temperature": 0.02})
+    # A mask of four dimensions is taken as it is.
+    forward = model.forward
+    model.forward = lambda input_ids, **_: forward(
+        input_ids=input_ids, attention_mask=torch.zeros(1, 1, input_ids.shape[1], input_ids.shape[1])
+    )
+    vectors(model, out, "mean")
+
+
 MAKE = {
     "modernbert": modernbert,
     "modernbert-reranker": modernbert_reranker,
@@ -392,6 +414,7 @@ MAKE = {
     "gte-reranker": gte_reranker,
     "jina": jina,
     "bge-m3": bge_m3,
+    "ministral3": ministral3,
 }
 
 if __name__ == "__main__":

@@ -286,7 +286,7 @@ fn transcribe(
         Some(source) => transcriber.transcribe_with(source, &ticket, on_event),
         None => match standard_input(transcriber.model().media_rules().audio.rate)? {
             Input::File(source) => transcriber.transcribe_with(&source, &ticket, on_event),
-            Input::Recording(live) => transcriber.transcribe_live(name, live, &ticket, on_event),
+            Input::Recording(live) => transcriber.transcribe_live(name, *live, &ticket, on_event),
         },
     };
     progress.end();
@@ -311,7 +311,7 @@ fn transcribe(
 enum Input {
     /// A WAV file.
     File(Source),
-    Recording(Live),
+    Recording(Box<Live>),
 }
 
 /// A WAV file begins with `RIFF`; anything else is raw samples.
@@ -325,7 +325,7 @@ fn standard_input(rate: u32) -> Result<Input> {
     }
     drop(input);
     let source = std::io::Cursor::new(head).chain(std::io::stdin());
-    Ok(Input::Recording(Live::raw(source, rate)))
+    Ok(Input::Recording(Box::new(Live::raw(source, rate))))
 }
 
 /// A transcript for programs.

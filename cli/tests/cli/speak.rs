@@ -113,8 +113,8 @@ fn what_cannot_be_said_is_refused_before_a_file_is_touched() {
 fn phonemizer(folder: &Path) -> PathBuf {
     use std::os::unix::fs::PermissionsExt as _;
     let program = folder.join("phonemizer");
-    std::fs::write(&program, "#!/bin/sh\ntr 'A-Z' 'a-z'\n").unwrap();
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::write(&program, "#!/bin/sh\ntr 'A-Z' 'a-z'\n").expect("a program");
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("a program");
     program
 }
 

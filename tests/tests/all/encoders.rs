@@ -16,7 +16,7 @@ const BERT: &str = "embed-bert-tiny";
 const RERANKERS: [&str; 4] =
     ["rerank-bert-tiny", "rerank-xlmr-tiny", "rerank-llama-tiny", "rerank-qwen3-tiny"];
 /// Fixtures from `tests/oracle/text_encoders.py`.
-const ENCODERS: [&str; 7] = [
+const ENCODERS: [&str; 8] = [
     "encoders/modernbert",
     "encoders/mpnet",
     "encoders/distilbert",
@@ -24,6 +24,7 @@ const ENCODERS: [&str; 7] = [
     "encoders/gte",
     "encoders/jina",
     "encoders/bge-m3",
+    "encoders/ministral3",
 ];
 const CROSS_ENCODERS: [&str; 3] =
     ["encoders/modernbert-reranker", "encoders/mpnet-reranker", "encoders/gte-reranker"];

@@ -384,7 +384,7 @@ fn thirds(bytes: &[u8], values: &mut [i8]) {
         for place in 0..count {
             for index in at..at + length {
                 let fraction = byte(bytes, index).wrapping_mul(3u8.pow(place));
-                let third = (u16::from(fraction) * 3 >> 8) as i8;
+                let third = ((u16::from(fraction) * 3) >> 8) as i8;
                 values.next().into_iter().for_each(|value| *value = third - 1);
             }
         }

@@ -20,17 +20,17 @@ use crate::import::Imported;
 /// A tower of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    Qwen2Vl,
-    Qwen25Vl,
+    Qwen2,
+    Qwen25,
     /// Tower of Qwen3-VL and of Qwen3.5.
-    Qwen3Vl,
+    Qwen3,
 }
 
 /// `clip.projector_type` of those that are read.
 const KINDS: [(&str, Kind); 3] = [
-    ("qwen2vl_merger", Kind::Qwen2Vl),
-    ("qwen2.5vl_merger", Kind::Qwen25Vl),
-    ("qwen3vl_merger", Kind::Qwen3Vl),
+    ("qwen2vl_merger", Kind::Qwen2),
+    ("qwen2.5vl_merger", Kind::Qwen25),
+    ("qwen3vl_merger", Kind::Qwen3),
 ];
 
 /// Parts of a block: llama.cpp's names, and those of Qwen2-VL, of Qwen2.5-VL and of Qwen3-VL.
@@ -137,7 +137,7 @@ impl Tower {
         };
         let tensors = kind.tensors(file, map).map_err(fail)?;
         let config = kind.config(file).map_err(fail)?;
-        let class = (*kind == Kind::Qwen2Vl).then_some("Qwen2VLForConditionalGeneration");
+        let class = (*kind == Kind::Qwen2).then_some("Qwen2VLForConditionalGeneration");
         Ok(Self { tensors, config, class, processor: kind.processor(file) })
     }
 }
@@ -146,9 +146,9 @@ impl Kind {
     /// Picks this kind's name from those of all kinds; none where it has no such tensor.
     fn of(self, [qwen2, qwen25, qwen3]: [&'static str; 3]) -> Option<&'static str> {
         let name = match self {
-            Self::Qwen2Vl => qwen2,
-            Self::Qwen25Vl => qwen25,
-            Self::Qwen3Vl => qwen3,
+            Self::Qwen2 => qwen2,
+            Self::Qwen25 => qwen25,
+            Self::Qwen3 => qwen3,
         };
         Some(name).filter(|name| !name.is_empty())
     }
@@ -159,7 +159,7 @@ impl Kind {
         let hidden = file.size("clip.vision.embedding_length");
         match down {
             Some([outputs, inputs])
-                if self == Self::Qwen2Vl && Some(*inputs) == hidden && outputs != inputs =>
+                if self == Self::Qwen2 && Some(*inputs) == hidden && outputs != inputs =>
             {
                 [DOWN, UP]
             }
@@ -266,7 +266,7 @@ impl Kind {
             "temporal_patch_size": frames,
         });
         let hidden = size("embedding_length")?;
-        if self == Self::Qwen2Vl {
+        if self == Self::Qwen2 {
             // Files of this kind have other numbers for these sizes, or 0.
             let rows = |name: &str| shape(name).and_then(|shape| shape.first().copied());
             let [up, _] = self.feed_forward(file);
@@ -286,8 +286,8 @@ impl Kind {
         config["intermediate_size"] = json!(size("feed_forward_length")?);
         config["out_hidden_size"] = json!(size("projection_dim")?);
         match self {
-            Self::Qwen2Vl => {}
-            Self::Qwen25Vl => {
+            Self::Qwen2 => {}
+            Self::Qwen25 => {
                 let every = size("n_wa_pattern")?.max(1);
                 let full: Vec<_> = (1..=depth / every).map(|nth| nth * every - 1).collect();
                 config["hidden_act"] = json!("silu");
@@ -295,7 +295,7 @@ impl Kind {
                 config["window_size"] = json!(size("window_size").unwrap_or(WINDOW));
                 config["tokens_per_second"] = json!(TOKENS_PER_SECOND);
             }
-            Self::Qwen3Vl => {
+            Self::Qwen3 => {
                 let flags = file.list("clip.vision.is_deepstack_layers").iter().enumerate();
                 let layers = flags.filter(|(_, flag)| **flag != 0.0).map(|(index, _)| index);
                 let positions = shape("v.position_embd.weight").and_then(|shape| shape.first());
@@ -318,8 +318,8 @@ impl Kind {
             common.insert(key.to_owned(), json!(numbers(&format!("clip.vision.{key}"))));
         }
         let [image, video] = match self {
-            Self::Qwen2Vl | Self::Qwen25Vl => QWEN2_PIXELS,
-            Self::Qwen3Vl => QWEN3_PIXELS,
+            Self::Qwen2 | Self::Qwen25 => QWEN2_PIXELS,
+            Self::Qwen3 => QWEN3_PIXELS,
         };
         let limit = |key: &str, default: u64| {
             file.size(&format!("clip.vision.image_{key}")).map_or(default, |size| size as u64)

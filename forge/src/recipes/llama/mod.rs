@@ -1,6 +1,6 @@
 //! Llama-like models: Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3, Granite, OLMo 2 and 3, Gemma 1 and 2, EXAONE 4,
 //! Ministral 3, ERNIE 4.5, HunYuan and gpt-oss as decoders (`…ForCausalLM`), and the first four as encoders (`…Model`,
-//! `MistralBiDirectionalModel`, `LlamaBidirectionalModel`) and rerankers (`…ForSequenceClassification`).
+//! `MistralBiDirectionalModel`, `LlamaBidirectionalModel`, `Ministral3BidirectionalModel`) and rerankers (`…ForSequenceClassification`).
 //!
 //! Arithmetic: `transformers`, `models/` of these names, stated in `tests/oracle/LLAMA.md`.
 //!
@@ -75,13 +75,14 @@ const DECODERS: [&str; 16] = [
     "Ernie4_5_ForCausalLM",
     "HunYuanDenseV1ForCausalLM",
 ];
-const ENCODERS: [&str; 6] = [
+const ENCODERS: [&str; 7] = [
     "LlamaModel",
     "MistralModel",
     "Qwen2Model",
     "Qwen3Model",
     "MistralBiDirectionalModel",
     "LlamaBidirectionalModel",
+    "Ministral3BidirectionalModel",
 ];
 /// With a head `score` of one value.
 const RERANKERS: [&str; 5] = [
@@ -301,6 +302,10 @@ fn encode(
 ) -> Result<Recipe> {
     if encoder.causal {
         check_window(config, options)?;
+    }
+    if let Some(Growth { original, .. }) = config.growth {
+        let what = format!("queries grow from position {original} on, which encoders do not run");
+        return Err(Error::new(ErrorKind::Usage, what).hint(format!("--max-ctx {original}")));
     }
     // Of a decoder that is used as an encoder.
     checkpoint.leave_out("lm_head");

@@ -136,7 +136,10 @@ impl CausalMask {
     fn visible(self, step: Filled, row: usize, inserted: bool) -> Range<usize> {
         let end = if inserted { step.position + step.end(row) } else { step.position };
         let end = if self.ring { end } else { end.min(self.capacity) };
-        (step.position + row + 1).saturating_sub(self.window).min(end)..end
+        let first = (step.position + row + 1).saturating_sub(self.window);
+        // Tokens that see each other do so however far the window reaches.
+        let first = if inserted && row < step.together { first.min(step.position) } else { first };
+        first.min(end)..end
     }
 }
 
@@ -173,8 +176,8 @@ impl StepMask {
         self.fill_together(host, position, 0);
     }
 
-    /// Same as [`StepMask::fill`], but the first `together` tokens of the step also see those behind them, up to the
-    /// last of them.
+    /// Same as [`StepMask::fill`], but the first `together` tokens of the step see each other, those behind them and
+    /// those beyond the window as well.
     pub fn fill_together(&mut self, host: &mut Host, position: usize, together: usize) {
         let step = Filled { position, together: together.min(self.rows) };
         let last = self.filled.replace(step);
@@ -201,6 +204,11 @@ impl StepMask {
                 if !inserted && row < seen.max(step.together) && old != new {
                     input.set(host, own + row + 1..own + old, MASK_VALUE);
                     input.set(host, own + row + 1..own + new, VISIBLE);
+                }
+                let (was, is) = (row < seen, row < step.together);
+                if !inserted && was != is {
+                    let beyond = own..own + (row + 1).saturating_sub(self.mask.window);
+                    input.set(host, beyond, if is { VISIBLE } else { MASK_VALUE });
                 }
             }
         }

@@ -93,7 +93,7 @@ fn rows_of_a_chunk_see_the_ring_within_the_window() {
 }
 
 #[test]
-fn tokens_of_an_image_see_each_other_within_the_window() {
+fn tokens_of_an_image_see_each_other_beyond_the_window() {
     let both_ways = |mask: CausalMask, shape: [usize; 2]| {
         let harness = OpHarness::new().graph(graph("a", [tensor("cmask", DType::F32, shape)], []));
         probe(harness, move |host| {
@@ -118,10 +118,11 @@ fn tokens_of_an_image_see_each_other_within_the_window() {
         op.decode(step).unwrap();
         assert_eq!(image(&op, "a", "cmask", 6), expected, "{step}");
     }
-    // What lies behind is always within the window.
+    // The window is of those before the image.
     let mut op = both_ways(CausalMask::new(4).window(2).ring(), [4, 8]);
     for (step, expected) in [
-        (63, [".o..ooo.", "....ooo.", ".....oo.", "......oo"]),
+        (63, [".o..ooo.", "....ooo.", "....ooo.", "......oo"]),
+        (62, [".o..oo..", "....oo..", ".....oo.", "......oo"]),
         (60, [".o..o...", "....oo..", ".....oo.", "......oo"]),
     ] {
         op.decode(step).unwrap();
@@ -131,6 +132,9 @@ fn tokens_of_an_image_see_each_other_within_the_window() {
     let mut op = both_ways(CausalMask::new(6), [4, 6]);
     op.decode(13).unwrap();
     assert_eq!(image(&op, "a", "cmask", 6), ["oooo..", "oooo..", "oooo..", "ooooo."]);
+    let mut op = both_ways(CausalMask::new(6).window(2).ring(), [4, 6]);
+    op.decode(63).unwrap();
+    assert_eq!(image(&op, "a", "cmask", 6), ["ooo..o", "ooo...", "ooo...", "..oo.."]);
 }
 
 /// Graphs `a` and `b` with a mask, and `c` without.
