@@ -495,6 +495,10 @@ fn segments<'a>(
         if !placeholders.contains(&run[0]) {
             return vec![Segment::Tokens(run)];
         }
+        if shown == 1 && tiles.is_empty() && media.len() > 1 {
+            // Images that nothing stands between.
+            return media.iter().map(Media::segment).collect();
+        }
         let of = tiles.get(next).copied().unwrap_or(0);
         if joined && of > 0 {
             next += 1;

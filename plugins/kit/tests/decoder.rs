@@ -114,7 +114,7 @@ impl Generator for TinyModel {
             .iter()
             .map(|(first, values)| {
                 let together = if together { values.len() / 2 } else { 0 };
-                SoftRows { first: *first, values, together }
+                SoftRows { first: *first, values, together, prefix: false }
             })
             .collect();
         let result = self.0.prefill_soft(host, &tokens, &soft);

@@ -99,8 +99,11 @@ fn graph(
             out_bias: config.bias,
             ..Attention::new(format!("{name}.self_attn"), layer, config.heads)
         };
-        let mlp =
-            Mlp { bias: config.mlp_bias, ..Mlp::new(format!("{name}.mlp"), config.intermediate) };
+        let mlp = Mlp {
+            bias: config.mlp_bias,
+            down_bias: config.mlp_bias,
+            ..Mlp::new(format!("{name}.mlp"), config.intermediate)
+        };
         h = layers.block(&mut b, h, &name, &attention, &mlp, &attend)?;
     }
     if last {

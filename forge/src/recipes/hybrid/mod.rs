@@ -312,7 +312,7 @@ impl Model {
     ) -> Result<TensorId> {
         let Inner { form, width, bias, .. } = *inner;
         let [of_gate, of_out] = self.factors.mlp;
-        let mlp = Mlp { bias, ..Mlp::new(name, width) };
+        let mlp = Mlp { bias, down_bias: bias, ..Mlp::new(name, width) };
         let mlp = match form {
             Form::Gated(parts) => Mlp { parts, ..mlp },
             Form::Joined([joined, down]) => {

@@ -17,7 +17,7 @@
 use super::clusters::Clusters;
 use super::draft_graphs::{DRAFT_HEAD, DraftGraphs};
 use super::head::HiddenRows;
-use super::inputs::{Chunk, Filler, GraphVariant};
+use super::inputs::{Chunk, Filler, GraphVariant, Sight};
 use crate::fill::FloatInput;
 use crate::kernels::all_finite;
 use crate::state::StateCarrier;
@@ -327,8 +327,15 @@ impl DraftHead {
         let position = if self.reads { self.base + 1 } else { cached };
         let (tokens, track) = (self.tokens.as_slice(), self.state.track());
         let number = self.first + pass;
-        let chunk =
-            Chunk { pass: number, tokens, position, track, index: 0, soft: &[], together: false };
+        let chunk = Chunk {
+            pass: number,
+            tokens,
+            position,
+            track,
+            index: 0,
+            soft: &[],
+            sight: Sight::Causal,
+        };
         fillers.iter_mut().try_for_each(|filler| filler.fill(host, chunk))?;
         host.execute(self.passes[pass].graph[0])?;
         self.state.commit(host, pass, self.tokens.len())?;

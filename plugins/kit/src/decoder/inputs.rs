@@ -42,8 +42,8 @@ pub struct Chunk<'a> {
     pub index: usize,
     /// Rows that stand in the prompt instead of those of its tokens, in order.
     pub soft: &'a [SoftRows<'a>],
-    /// The tokens see each other, those behind them too: they are [`SoftRows::together`].
-    pub together: bool,
+    /// What the tokens see of each other.
+    pub sight: Sight,
 }
 
 impl<'a> Chunk<'a> {
@@ -71,6 +71,20 @@ pub struct SoftRows<'a> {
     /// Tokens from `first` on that see each other, those behind them too, as the tokens of an image do in some models,
     /// or all of a prompt; 0 where none do. One step takes them all and no other tokens.
     pub together: usize,
+    /// They see each other beyond the window of layers that slide, as all of a prompt does.
+    pub prefix: bool,
+}
+
+/// What the tokens of a step see of each other.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Sight {
+    /// Those before them.
+    #[default]
+    Causal,
+    /// Those behind them, too, and before them what the window of layers that slide leaves: [`SoftRows::together`].
+    Together,
+    /// All of them: [`SoftRows::prefix`].
+    Prefix,
 }
 
 /// Fills inputs of a decoder's graphs. Ropes, masks and the embedding are the kit's; an op may bring
@@ -249,10 +263,13 @@ impl Filler for Masks {
     }
 
     fn fill(&mut self, host: &mut Host, chunk: Chunk<'_>) -> Result<()> {
-        let seen = if chunk.together { chunk.tokens.len() } else { 0 };
         let (mask, before) = &mut self.masks[chunk.pass];
         let position = chunk.position.saturating_sub(usize::from(*before));
-        mask.fill_together(host, position, seen);
+        match chunk.sight {
+            Sight::Causal => mask.fill(host, position),
+            Sight::Together => mask.fill_together(host, position, chunk.tokens.len()),
+            Sight::Prefix => mask.fill_prefix(host, position, chunk.tokens.len()),
+        }
         Ok(())
     }
 }

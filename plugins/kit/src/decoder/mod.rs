@@ -40,7 +40,7 @@ use std::time::Instant;
 pub use declared::DeclaredDecoder;
 pub use graphs::{DecoderGraphs, LayerState};
 pub use head::{Head, HiddenRows};
-pub use inputs::{Chunk, Filler, GraphVariant, SoftRows};
+pub use inputs::{Chunk, Filler, GraphVariant, Sight, SoftRows};
 pub use soft::{SoftPart, SoftPrompt};
 
 use crate::GraphCosts;
@@ -383,8 +383,8 @@ struct PromptSpan<'a> {
     /// Index of the first.
     index: usize,
     soft: &'a [SoftRows<'a>],
-    /// They see each other.
-    together: bool,
+    /// What they see of each other.
+    sight: Sight,
 }
 
 /// The pass that takes one token.
@@ -641,10 +641,10 @@ impl Decoder {
         check_room(self.state.position(), total, self.max_ctx)?;
         let mut done = 0;
         loop {
-            let (pass, count, together) = self.next(done, total, soft)?;
+            let (pass, count, sight) = self.next(done, total, soft)?;
             self.chunk.clear();
             self.chunk.extend(prompt.by_ref().take(count));
-            let span = PromptSpan { index: done, soft, together };
+            let span = PromptSpan { index: done, soft, sight };
             let view = self.step(host, pass, span, done + count == total)?;
             done += count;
             host.progress(done, total);
@@ -654,22 +654,22 @@ impl Decoder {
         }
     }
 
-    /// The pass for the next step of a prompt, how many tokens it takes, and whether they see each other.
+    /// The pass for the next step of a prompt, how many tokens it takes, and what they see of each other.
     fn next(
         &self,
         done: usize,
         total: usize,
         soft: &[SoftRows<'_>],
-    ) -> Result<(usize, usize, bool)> {
+    ) -> Result<(usize, usize, Sight)> {
         let begins = self.state.position() == 0;
         let mut wholes = soft.iter().filter(|rows| rows.together > 0 && rows.first >= done);
         let Some(whole) = wholes.next() else {
             let (pass, count) = self.plan.next(total - done, begins);
-            return Ok((pass, count, false));
+            return Ok((pass, count, Sight::Causal));
         };
         if whole.first > done {
             let (pass, count) = self.plan.next(whole.first - done, begins);
-            return Ok((pass, count, false));
+            return Ok((pass, count, Sight::Causal));
         }
         let count = whole.together.min(total - done);
         let pass = self.plan.taking(count, done + count == total).ok_or_else(|| {
@@ -679,7 +679,7 @@ impl Decoder {
                 self.plan.widest()
             ))
         })?;
-        Ok((pass, count, true))
+        Ok((pass, count, if whole.prefix { Sight::Prefix } else { Sight::Together }))
     }
 
     /// Consumes tokens in steps of one pass, whatever another would cost, and calls `read` after each step with the
@@ -744,7 +744,7 @@ impl Decoder {
         &mut self,
         host: &mut Host,
         pass: usize,
-        PromptSpan { index, soft, together }: PromptSpan<'_>,
+        PromptSpan { index, soft, sight }: PromptSpan<'_>,
         logits: bool,
     ) -> Result<()> {
         // What was not accepted until now is dropped.
@@ -754,7 +754,7 @@ impl Decoder {
         let Shards { graphs, residual, fills, .. } = &self.passes[pass];
         let position = self.state.position();
         let track = self.state.track();
-        let chunk = Chunk { pass, tokens: &self.chunk, position, track, index, soft, together };
+        let chunk = Chunk { pass, tokens: &self.chunk, position, track, index, soft, sight };
         self.fillers.iter_mut().try_for_each(|filler| filler.fill(host, chunk))?;
         host.end(self.fill_span, start);
         let drafting = self.drafts.as_ref().is_some_and(DraftHead::is_on);

@@ -60,11 +60,12 @@ impl SoftPrompt {
     /// # Errors
     /// Errors of [`Decoder::prefill_soft`].
     pub fn prefill(&self, host: &mut Host, decoder: &mut Decoder) -> Result<View> {
-        let all = SoftRows { first: 0, values: &[], together: self.tokens.len() };
+        let all = SoftRows { first: 0, values: &[], together: self.tokens.len(), prefix: true };
         let parts = self.parts.iter().map(|(first, part)| SoftRows {
             first: *first,
             values: &part.rows,
             together: if part.together && !self.whole { part.count } else { 0 },
+            prefix: false,
         });
         let soft: Vec<_> = self.whole.then_some(all).into_iter().chain(parts).collect();
         decoder.prefill_soft(host, &self.tokens, &soft)

@@ -137,8 +137,7 @@ impl CausalMask {
         let end = if inserted { step.position + step.end(row) } else { step.position };
         let end = if self.ring { end } else { end.min(self.capacity) };
         let first = (step.position + row + 1).saturating_sub(self.window);
-        // Tokens that see each other do so however far the window reaches.
-        let first = if inserted && row < step.together { first.min(step.position) } else { first };
+        let first = if inserted && row < step.prefix() { first.min(step.position) } else { first };
         first.min(end)..end
     }
 }
@@ -149,12 +148,19 @@ struct Filled {
     position: usize,
     /// The first tokens of the step, which see each other.
     together: usize,
+    /// They do so however far the window reaches.
+    beyond: bool,
 }
 
 impl Filled {
     /// The tokens of the step that the token in `row` sees are those before this one, as far as the window reaches.
     fn end(self, row: usize) -> usize {
         if row < self.together { self.together } else { row + 1 }
+    }
+
+    /// The first tokens of the step, which see each other beyond the window.
+    fn prefix(self) -> usize {
+        if self.beyond { self.together } else { 0 }
     }
 }
 
@@ -176,15 +182,24 @@ impl StepMask {
         self.fill_together(host, position, 0);
     }
 
-    /// Same as [`StepMask::fill`], but the first `together` tokens of the step see each other, those behind them and
-    /// those beyond the window as well.
+    /// Same as [`StepMask::fill`], but the first `together` tokens of the step also see those behind them, up to the
+    /// last of them.
     pub fn fill_together(&mut self, host: &mut Host, position: usize, together: usize) {
-        let step = Filled { position, together: together.min(self.rows) };
+        self.refill(host, Filled { position, together: together.min(self.rows), beyond: false });
+    }
+
+    /// Same as [`StepMask::fill_together`], but these tokens see each other however far the window reaches.
+    pub fn fill_prefix(&mut self, host: &mut Host, position: usize, together: usize) {
+        self.refill(host, Filled { position, together: together.min(self.rows), beyond: true });
+    }
+
+    fn refill(&mut self, host: &mut Host, step: Filled) {
         let last = self.filled.replace(step);
         if last == Some(step) {
             return;
         }
         let seen = last.map_or(0, |last| last.together);
+        let prefix = last.map_or(0, Filled::prefix);
         for input in &self.inputs {
             let width = input.len() / self.rows;
             let inserted = width == self.mask.capacity;
@@ -205,7 +220,7 @@ impl StepMask {
                     input.set(host, own + row + 1..own + old, MASK_VALUE);
                     input.set(host, own + row + 1..own + new, VISIBLE);
                 }
-                let (was, is) = (row < seen, row < step.together);
+                let (was, is) = (row < prefix, row < step.prefix());
                 if !inserted && was != is {
                     let beyond = own..own + (row + 1).saturating_sub(self.mask.window);
                     input.set(host, beyond, if is { VISIBLE } else { MASK_VALUE });

@@ -243,6 +243,7 @@ impl VisionPrompt {
                 first: *first,
                 values: &features.embeds,
                 together: 0,
+                prefix: false,
             })
             .collect();
         decoder.prefill_soft(host, &self.tokens, &soft)

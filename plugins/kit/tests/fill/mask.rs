@@ -93,20 +93,25 @@ fn rows_of_a_chunk_see_the_ring_within_the_window() {
 }
 
 #[test]
-fn tokens_of_an_image_see_each_other_beyond_the_window() {
-    let both_ways = |mask: CausalMask, shape: [usize; 2]| {
+fn tokens_of_an_image_see_each_other() {
+    let seen = |mask: CausalMask, shape: [usize; 2], prefix: bool| {
         let harness = OpHarness::new().graph(graph("a", [tensor("cmask", DType::F32, shape)], []));
         probe(harness, move |host| {
             let graphs = [host.require_graph("/", "a")?];
             let mut mask = mask.bind(host, &graphs, 4)?;
             // Ten times the position, and the tokens that see each other.
             Ok(Box::new(move |host, step| {
-                mask.fill_together(host, step as usize / 10, step as usize % 10);
+                let (position, count) = (step as usize / 10, step as usize % 10);
+                match prefix {
+                    true => mask.fill_prefix(host, position, count),
+                    false => mask.fill_together(host, position, count),
+                }
                 Ok(())
             }))
         })
         .unwrap()
     };
+    let both_ways = |mask, shape| seen(mask, shape, false);
     let mut op = both_ways(CausalMask::new(2), [4, 6]);
     for (step, expected) in [
         (3, ["..ooo.", "..ooo.", "..ooo.", "..oooo"]),
@@ -118,11 +123,10 @@ fn tokens_of_an_image_see_each_other_beyond_the_window() {
         op.decode(step).unwrap();
         assert_eq!(image(&op, "a", "cmask", 6), expected, "{step}");
     }
-    // The window is of those before the image.
+    // What lies behind is always within the window.
     let mut op = both_ways(CausalMask::new(4).window(2).ring(), [4, 8]);
     for (step, expected) in [
-        (63, [".o..ooo.", "....ooo.", "....ooo.", "......oo"]),
-        (62, [".o..oo..", "....oo..", ".....oo.", "......oo"]),
+        (63, [".o..ooo.", "....ooo.", ".....oo.", "......oo"]),
         (60, [".o..o...", "....oo..", ".....oo.", "......oo"]),
     ] {
         op.decode(step).unwrap();
@@ -132,7 +136,16 @@ fn tokens_of_an_image_see_each_other_beyond_the_window() {
     let mut op = both_ways(CausalMask::new(6), [4, 6]);
     op.decode(13).unwrap();
     assert_eq!(image(&op, "a", "cmask", 6), ["oooo..", "oooo..", "oooo..", "ooooo."]);
-    let mut op = both_ways(CausalMask::new(6).window(2).ring(), [4, 6]);
+    // A prompt that sees itself whole does so beyond the window.
+    let mut op = seen(CausalMask::new(4).window(2).ring(), [4, 8], true);
+    for (step, expected) in [
+        (63, [".o..ooo.", "....ooo.", "....ooo.", "......oo"]),
+        (62, [".o..oo..", "....oo..", ".....oo.", "......oo"]),
+    ] {
+        op.decode(step).unwrap();
+        assert_eq!(image(&op, "a", "cmask", 8), expected, "{step}");
+    }
+    let mut op = seen(CausalMask::new(6).window(2).ring(), [4, 6], true);
     op.decode(63).unwrap();
     assert_eq!(image(&op, "a", "cmask", 6), ["ooo..o", "ooo...", "ooo...", "..oo.."]);
 }
