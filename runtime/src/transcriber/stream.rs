@@ -198,7 +198,7 @@ impl Transcriber {
         ended: bool,
         on_event: &mut impl FnMut(TranscribeEvent<'_>),
     ) -> Result<()> {
-        let Following { open, transcript, .. } = following;
+        let Following { open, transcript, at, .. } = following;
         if open.ids.is_empty() {
             return Ok(());
         }
@@ -207,7 +207,8 @@ impl Transcriber {
         let all = sentences(words);
         let Some(last) = all.last() else { return Ok(()) };
         // The model may still be about to say what was said in the last two of its windows.
-        let sure = live.seconds() - 2.0 * self.instruction.window.unwrap_or(PAUSE);
+        let heard = live.ends(*at as f64 / f64::from(live.rate.max(1)));
+        let sure = heard - 2.0 * self.instruction.window.unwrap_or(PAUSE);
         let held = match ended || sure - last.end >= PAUSE {
             true => None,
             false if last.end - last.start > LONGEST => last_word,
