@@ -147,8 +147,8 @@ fn modules_that_do_not_fit_are_refused_by_name() {
         (
             "2_Dense",
             "activation_function",
-            json!("torch.nn.modules.activation.GELU"),
-            "GELU\", expected Identity",
+            json!("torch.nn.modules.activation.ELU"),
+            "ELU\", expected Identity",
         ),
         ("2_Dense", "activation_function", json!("my.Tanh"), "\"my.Tanh\", expected Identity"),
         ("2_Dense", "use_residual", json!(true), "use_residual is true, expected false"),
