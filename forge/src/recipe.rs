@@ -307,8 +307,8 @@ pub struct Recipe {
     /// Normalizers of `tokenizer.json` that the bundle's has before its own: what the model's processor does to texts
     /// in code, and the checkpoint's file does not say.
     pub normalizers: Vec<Value>,
-    /// Special tokens that are text of an answer, such as the marks of a document: in the bundle's `tokenizer.json` they
-    /// are ordinary ones.
+    /// Special tokens that are text of an answer, such as the marks of a document: in the bundle's `tokenizer.json`
+    /// they are ordinary ones.
     pub shown_tokens: Vec<String>,
     /// Chat template of the bundle where the checkpoint has none: what the model's processor does in code.
     pub chat_template: Option<&'static str>,

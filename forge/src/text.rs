@@ -44,7 +44,8 @@ struct AddedToken {
 /// Copies the tokenizer's files, names them in `artifacts`, and returns the value of `chat`.
 ///
 /// A chat template and special tokens that lie in files of their own are put into the copied `tokenizer_config.json`,
-/// see [`copy_config`]. A synthetic model gets a tokenizer of its `vocab`, see [`numbers`]. Errors when qhx itself would refuse one of the files.
+/// see [`copy_config`]. A synthetic model gets a tokenizer of its `vocab`, see [`numbers`]. Errors when qhx itself
+/// would refuse one of the files.
 pub(crate) fn copy(
     checkpoint: &Checkpoint,
     changes: Changes<'_>,

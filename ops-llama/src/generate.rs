@@ -1,5 +1,5 @@
-//! Decoders that bundles know by a name of their own, each a [`DeclaredDecoder`]: the kit's form with a KV cache, prompts
-//! in chunks, and what the manifest declares besides.
+//! Decoders that bundles know by a name of their own, each a [`DeclaredDecoder`]: the kit's form with a KV cache,
+//! prompts in chunks, and what the manifest declares besides.
 //!
 //! Where some layers see only the last positions of a window, their caches are rings, and they have a mask of their
 //! own.

@@ -4,8 +4,8 @@
 //!   time, and over graphs that take several tokens of a prompt at once.
 //! - [`DeclaredDecoder`] is `decoder_generate`: the same for any decoder that its manifest declares, with states besides
 //!   caches and ropes of its own for sliding layers.
-//! - [`Qwen3`], [`Lfm`] and [`Split`] are `qwen3_generate`, `lfm_generate` and `split_generate`, the same under names that
-//!   published bundles have.
+//! - [`Qwen3`], [`Lfm`] and [`Split`] are `qwen3_generate`, `lfm_generate` and `split_generate`, the same under names
+//!   that published bundles have.
 //! - [`VisionGenerate`] is `vision_generate`: such a decoder that takes images, whole or in tiles.
 //! - [`EmbedSharded`] is `llama_embed_sharded`: one vector for a text, or one score for a pair of texts, from an encoder
 //!   that is spread over several contexts.

@@ -37,7 +37,7 @@ struct AudioParams {
 }
 
 impl AudioParams {
-    /// Rows of so many frames.
+    /// Rows of a number of frames.
     fn rows(&self, frames: usize) -> usize {
         let halved = |size: usize| (0..self.halvings).fold(size, |size, _| size.div_ceil(2));
         frames / self.chunk * halved(self.chunk) + halved(frames % self.chunk)

@@ -393,7 +393,7 @@ impl Sights {
         let [plane, each] = self.patch;
         let deepstack = (0..layers).map(|layer| format!("deepstack_{layer}"));
         let parts: Vec<_> = std::iter::once("embeds".to_owned()).chain(deepstack).collect();
-        // `piece` are the patches of which the rows are, of so many.
+        // `piece` are the patches of the rows, among `of`.
         let mut compare = |shown: usize, golden: &str, (piece, of): (Range<usize>, usize)| {
             for part in &parts {
                 let label = format!("{golden}.{part}");

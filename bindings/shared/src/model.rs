@@ -156,8 +156,8 @@ impl Shared {
         })
     }
 
-    /// The words of an audio clip, of `max_new` tokens a chunk at most; `ticket` cancels it. With `vad`, rules of speech
-    /// as JSON, the model is given speech alone.
+    /// The words of an audio clip, of `max_new` tokens a chunk at most; `ticket` cancels it. With `vad`, rules of
+    /// speech as JSON, the model is given speech alone.
     ///
     /// # Errors
     /// The errors of [`Shared::generate`], and when the bundle does not transcribe, does not find the times, or this is

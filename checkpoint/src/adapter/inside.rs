@@ -1,5 +1,5 @@
-//! Adapters that stand in a checkpoint beside the weights that they change, several for each: parametrizations of torch,
-//! as in Jina's embedding models.
+//! Adapters that stand in a checkpoint beside the weights that they change, several for each: parametrizations of
+//! torch, as in Jina's embedding models.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ const WEIGHT: &str = ".weight.original";
 const FACTORS: [&str; 2] = [".weight.0.lora_A", ".weight.0.lora_B"];
 
 impl Checkpoint {
-    /// The same checkpoint with the adapter `chosen` of those in it merged into its weights, `scale` times what it adds;
-    /// without one, the weights as they are. Adapters are numbered in the order of their tensors' first axis.
+    /// The same checkpoint with the adapter `chosen` of those in it merged into its weights, `scale` times what it
+    /// adds; without one, the weights as they are. Adapters are numbered in the order of their tensors' first axis.
     ///
     /// # Errors
     /// When there is no such adapter, or the shapes of its tensors do not fit.

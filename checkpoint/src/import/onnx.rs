@@ -2,9 +2,9 @@
 //!
 //! The exporter renames weights that it computed, such as those with weight norm, to `onnx::Conv_8168`, and one that
 //! stands in the place of an input to that input's name. A weight without a module's name gets the one of the bias that
-//! stands beside it, or of its node: `/flow/flows.0/post/Conv` is `flow.flows.0.post`. Numbers that it computed for other
-//! nodes are called as these: `dp.flows.0.Exp`. What a convolution does beside its weights, its strides and dilations, is
-//! no weight and is reported with them.
+//! stands beside it, or of its node: `/flow/flows.0/post/Conv` is `flow.flows.0.post`. Numbers that it computed for
+//! other nodes are called as these: `dp.flows.0.Exp`. What a convolution does beside its weights, its strides and
+//! dilations, is no weight and is reported with them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;

@@ -31,10 +31,10 @@ Examples:
 /// Say a text
 ///
 /// The audio is mono, at the model's rate, in the format of the file's extension, and else a WAV file of 16 bits. With
-/// `-o -` WAV and PCM go to standard output sentence by sentence, as each is made; a text on standard input is said while
-/// it comes. Words become phonemes as the voice has it: by the lexicon of the bundle, or one that is given, and by rules of
-/// English letters where it lacks them; or by the program espeak-ng, which has to be installed. Voices are listed by
-/// `qhx inspect`.
+/// `-o -` WAV and PCM go to standard output sentence by sentence, as each is made; a text on standard input is said
+/// while it comes. Words become phonemes as the voice has it: by the lexicon of the bundle, or one that is given, and
+/// by rules of English letters where it lacks them; or by the program espeak-ng, which has to be installed. Voices are
+/// listed by `qhx inspect`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct SpeakArgs {

@@ -411,8 +411,8 @@ pub struct AttentionForm {
 /// Inputs of an [`Op::Attention`], as a node has them: those that there are, one behind the other.
 ///
 /// The output `[groups, repeat · rows, dim]` is `softmax(cap · tanh(q · [past_k; k]ᵀ) + mask) · [past_v; v]`, without
-/// what is missing (Vaswani et al. 2017, arXiv 1706.03762). Heads of queries that share keys and values are rows of
-/// one group (Ainslie et al. 2023, arXiv 2305.13245), so that query `a · rows + r` is head `a` of token `r`. With sinks,
+/// what is missing (Vaswani et al. 2017, arXiv 1706.03762). Heads of queries that share keys and values are rows of one
+/// group (Ainslie et al. 2023, arXiv 2305.13245), so that query `a · rows + r` is head `a` of token `r`. With sinks,
 /// the softmax has one more score, whose share is added to nothing.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionInputs<T> {

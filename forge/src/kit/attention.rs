@@ -112,8 +112,8 @@ impl Attend {
         Ok(Self { tables, mask: Some(mask), rows, capacity, caches })
     }
 
-    /// Masks of heads, for [`Attention::masks`]: the mask with numbers `[rows, rows]` for each head added, such as one for
-    /// the distance of two tokens.
+    /// Masks of heads, for [`Attention::masks`]: the mask with numbers `[rows, rows]` for each head added, such as one
+    /// for the distance of two tokens.
     ///
     /// # Errors
     /// When there is no mask, or the shapes do not fit.
@@ -385,8 +385,8 @@ impl Layers<'_> {
     }
 }
 
-/// Places of the elements of heads of which `half` pairs of neighbours turn: the first of each pair, the second of each,
-/// and the rest.
+/// Places of the elements of heads of which `half` pairs of neighbours turn: the first of each pair, the second of
+/// each, and the rest.
 fn halves(heads: usize, dim: usize, half: usize) -> Arc<[u32]> {
     let pairs = 2 * half.min(dim / 2);
     let order = (0..pairs).step_by(2).chain((1..pairs).step_by(2)).chain(pairs..dim);

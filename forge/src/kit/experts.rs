@@ -264,8 +264,9 @@ impl Experts {
 
     /// Tables `experts_i8.bin` and `experts_scale.f32` under `artifacts.experts`: for each layer and expert gate
     /// `[width, hidden]`, up `[width, hidden]`, down `[hidden, width]`, row-major int8 without gaps; one f32 scale for
-    /// each of these rows in the same order. Experts that are not gated have no gate. With a `bias` also `experts_bias.f32`, a value for each expert of each
-    /// layer; where the projections have biases also `experts_offset.f32`, in the order of the scales.
+    /// each of these rows in the same order. Experts that are not gated have no gate. With a `bias` also
+    /// `experts_bias.f32`, a value for each expert of each layer; where the projections have biases also
+    /// `experts_offset.f32`, in the order of the scales.
     ///
     /// # Errors
     /// When a tensor is missing, or has another shape.

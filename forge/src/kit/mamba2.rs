@@ -1,7 +1,7 @@
 //! Mamba-2 (Dao and Gu 2024, arXiv 2405.21060): a recurrent layer whose state decays by a factor for each head.
 //!
-//! Arithmetic: `transformers`, `models/mamba2/modeling_mamba2.py`. One token takes a step of the recurrence, several take
-//! its chunked form (`mamba2_chunk_scan`): matmuls instead of a step for each token.
+//! Arithmetic: `transformers`, `models/mamba2/modeling_mamba2.py`. One token takes a step of the recurrence, several
+//! take its chunked form (`mamba2_chunk_scan`): matmuls instead of a step for each token.
 //!
 //! | tensor | shape, P rows, G groups of H heads | |
 //! |---|---|---|

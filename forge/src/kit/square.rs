@@ -1,4 +1,5 @@
-//! The graph of a vision tower that embeds the patches of one square image, as `qhx_kit::vision::SquareEncoder` runs it.
+//! The graph of a vision tower that embeds the patches of one square image, as `qhx_kit::vision::SquareEncoder` runs
+//! it.
 
 use std::sync::Arc;
 
@@ -130,8 +131,8 @@ impl Square {
     }
 
     /// Puts the graph `vision` before the contexts of a recipe, and `params.vision`: what the host needs to know to cut
-    /// an image into patches. `make` makes rows as wide as the decoder's of the patches, the blocks one behind the other
-    /// and the patches of each row by row.
+    /// an image into patches. `make` makes rows as wide as the decoder's of the patches, the blocks one behind the
+    /// other and the patches of each row by row.
     ///
     /// | tensor | shape | |
     /// |---|---|---|

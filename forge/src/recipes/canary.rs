@@ -1,8 +1,8 @@
 //! Canary (`CanaryForConditionalGeneration`): speech in many languages, written down or translated.
 //!
-//! Arithmetic: `transformers`, `models/canary/modeling_canary.py` (Puvvada et al. 2024, arXiv 2406.19674): FastConformer
-//! ([`super::fastconformer`]) and a decoder over its rows. An encoder has one graph for each length of window; F frames
-//! become T = F / 8 rows:
+//! Arithmetic: `transformers`, `models/canary/modeling_canary.py` (Puvvada et al. 2024, arXiv 2406.19674):
+//! FastConformer ([`super::fastconformer`]) and a decoder over its rows. An encoder has one graph for each length of
+//! window; F frames become T = F / 8 rows:
 //!
 //! | graph | tensor | shape | |
 //! |---|---|---|---|

@@ -1,7 +1,7 @@
 //! ModernBERT (`ModernBertModel`), and rerankers that are one with a head of one value.
 //!
-//! Arithmetic: `transformers`, `models/modernbert` (Warner et al. 2024, arXiv 2412.13663). Graphs `enc` take S tokens, a
-//! text or a pair of texts with its padding.
+//! Arithmetic: `transformers`, `models/modernbert` (Warner et al. 2024, arXiv 2412.13663). Graphs `enc` take S tokens,
+//! a text or a pair of texts with its padding.
 //!
 //! | tensor | shape | |
 //! |---|---|---|

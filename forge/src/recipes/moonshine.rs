@@ -1,8 +1,8 @@
 //! Moonshine (`MoonshineForConditionalGeneration`): tiny, base, and those of one other language each.
 //!
 //! Arithmetic: `transformers`, `models/moonshine/modeling_moonshine.py` (Jeffries et al. 2024, arXiv 2410.15608). The
-//! host makes frames of samples: the first convolution, tanh, and the norm over all frames of the clip and no others. An
-//! encoder has one graph for each length of window, of R rows and F = 6 R + 12 frames:
+//! host makes frames of samples: the first convolution, tanh, and the norm over all frames of the clip and no others.
+//! An encoder has one graph for each length of window, of R rows and F = 6 R + 12 frames:
 //!
 //! | graph | tensor | shape | |
 //! |---|---|---|---|

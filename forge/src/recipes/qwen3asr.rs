@@ -1,8 +1,8 @@
 //! Qwen3-ASR (`Qwen3ASRForConditionalGeneration`): a tower whose rows stand in a prompt for audio, and Qwen3's decoder.
 //!
-//! Arithmetic: `transformers`, `models/qwen3_asr/modeling_qwen3_asr.py` (Qwen team 2026, arXiv 2601.21337). Convolutions
-//! see chunks of C frames, a second, each for itself, and make r = 13 rows of it; rows attend to each other in windows of
-//! several chunks. A tower has one graph for each length of clips, of K chunks:
+//! Arithmetic: `transformers`, `models/qwen3_asr/modeling_qwen3_asr.py` (Qwen team 2026, arXiv 2601.21337).
+//! Convolutions see chunks of C frames, a second, each for itself, and make r = 13 rows of it; rows attend to each
+//! other in windows of several chunks. A tower has one graph for each length of clips, of K chunks:
 //!
 //! | graph | tensor | shape, P = 1 for `decode` | |
 //! |---|---|---|---|

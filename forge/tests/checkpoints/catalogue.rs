@@ -1,5 +1,5 @@
-//! The catalogue in `docs/published.md`: bundles that the closed runtime publishes, and which of their checkpoints have a
-//! recipe.
+//! The catalogue in `docs/published.md`: bundles that the closed runtime publishes, and which of their checkpoints have
+//! a recipe.
 
 use serde_json::Value;
 

@@ -207,7 +207,8 @@ impl Durations {
         host.f32s(self.file)[table.clone()][speaker * width..][..width].to_vec()
     }
 
-    /// Logarithm of the frames that each symbol lasts, of encoded symbols; with the deviation of the noise and its seed.
+    /// Logarithm of the frames that each symbol lasts, of encoded symbols; with the deviation of the noise and its
+    /// seed.
     pub(super) fn durations(
         &self,
         host: &Host,

@@ -1,7 +1,7 @@
 //! `vits_speak`: VITS from symbols to samples.
 //!
-//! Arithmetic: `VitsModel` of `transformers` (`modeling_vits.py`). A text is tokens: the number of a voice, the speed and
-//! the deviations of both noises in thousandths, a seed, and its symbols. Durations come first, of all of it
+//! Arithmetic: `VitsModel` of `transformers` (`modeling_vits.py`). A text is tokens: the number of a voice, the speed
+//! and the deviations of both noises in thousandths, a seed, and its symbols. Durations come first, of all of it
 //! (`durations.rs`); then the frames, with noise, go through the shortest graph that holds them. More frames than the
 //! longest takes go through it in parts with as many frames around each as its samples depend on.
 

@@ -227,7 +227,8 @@ fn or_unsupported<'a>(
 
 /// An op that steps by itself, because a step of its model is no token: CTC, transducers, labels. It declares
 /// [`Task::Transcribe`](crate::Task::Transcribe), and nothing of it is kept from one answer to the next, unless it is
-/// given audio piece by piece ([`OpenInfo::streams`]). A [`Generator`] with [`OpenInfo::aligns`] is one, too, for the times of what it generated.
+/// given audio piece by piece ([`OpenInfo::streams`]). A [`Generator`] with [`OpenInfo::aligns`] is one, too, for the
+/// times of what it generated.
 pub trait Recognizer {
     /// Answers to audio, or to what else the op takes. Clips longer than the op takes at once are an error that says
     /// how long they may be: the host cuts them and asks again.

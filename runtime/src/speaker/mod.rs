@@ -1,8 +1,8 @@
 //! Texts to audio.
 //!
 //! A text becomes phonemes, sentence by sentence (`sentences.rs`): by a lexicon where there is one and by rules of
-//! letters else (`phonemes.rs`), or by the program espeak-ng (`espeak.rs`), as the voice has it. Each sentence's audio is
-//! there before the next one is looked at.
+//! letters else (`phonemes.rs`), or by the program espeak-ng (`espeak.rs`), as the voice has it. Each sentence's audio
+//! is there before the next one is looked at.
 
 mod espeak;
 mod lexicon;

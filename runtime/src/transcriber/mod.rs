@@ -582,7 +582,7 @@ impl Transcriber {
         Ok(transcript)
     }
 
-    /// The most tokens that a clip of so many seconds gives.
+    /// The most tokens of a clip, by its seconds.
     fn most_tokens(&self, seconds: f64) -> usize {
         let max_new = self.options.max_new;
         // The token of the clip counts among them.
@@ -591,7 +591,7 @@ impl Transcriber {
         self.instruction.tokens_per_second.map_or(max_new, most)
     }
 
-    /// Answer of a model that generates the words of a clip of so many seconds token by token.
+    /// Answer of a model that generates the words of a clip, of a length in seconds, token by token.
     fn generated(
         &mut self,
         name: &str,

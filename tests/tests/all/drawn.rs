@@ -1,5 +1,5 @@
-//! Decoders with drawn weights in the layout of published checkpoints: Cosmos3-Edge and Gemma 3n, text alone. Logits are
-//! those of `transformers`.
+//! Decoders with drawn weights in the layout of published checkpoints: Cosmos3-Edge and Gemma 3n, text alone. Logits
+//! are those of `transformers`.
 
 use std::sync::Arc;
 

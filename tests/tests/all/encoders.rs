@@ -102,8 +102,8 @@ fn bert_equals_the_reference() {
     says(&error, ErrorKind::Usage, &["--task score"]);
 }
 
-/// Windows on both sides, distances with numbers of their own, rotary positions, gates; in one part and in two, alone and
-/// together.
+/// Windows on both sides, distances with numbers of their own, rotary positions, gates; in one part and in two, alone
+/// and together.
 #[test]
 fn further_encoders_equal_the_reference() {
     for (place, fixture) in ENCODERS.into_iter().enumerate() {

@@ -9,8 +9,8 @@ use qhx_tests::{backends, replay};
 use qhx_tiers::tier;
 
 /// Experts one by one in three of five layers, dense ones between them and behind them; and experts in stacks, one more
-/// that every token goes to, in a decoder with recurrent states. Then gpt-oss, in MXFP4 and unquantized: biases, cut-off
-/// gates, sinks, layers that slide.
+/// that every token goes to, in a decoder with recurrent states. Then gpt-oss, in MXFP4 and unquantized: biases,
+/// cut-off gates, sinks, layers that slide.
 const TINY_MODELS: [&str; 4] = ["qwen3-moe", "qwen35-moe", "gpt-oss", "gpt-oss-plain"];
 
 fn bundle(tiny: &str, variant: Variant) -> PathBuf {

@@ -1,4 +1,5 @@
-//! Families that see an image in one pass of an encoder: PaddleOCR-VL, PaliGemma, Mistral 3. Goldens are of `transformers`.
+//! Families that see an image in one pass of an encoder: PaddleOCR-VL, PaliGemma, Mistral 3. Goldens are of
+//! `transformers`.
 
 use std::path::Path;
 

@@ -32,9 +32,9 @@ impl From<&Error> for MissingPart {
     }
 }
 
-/// Parts that the bundle lacks: the host-op, files, parameters. Where all of these are there, the host-op is opened over
-/// the graphs as they are declared, which executes none of them, and names the first tensor that it misses. Contexts that
-/// could not be read are in `unread`.
+/// Parts that the bundle lacks: the host-op, files, parameters. Where all of these are there, the host-op is opened
+/// over the graphs as they are declared, which executes none of them, and names the first tensor that it misses.
+/// Contexts that could not be read are in `unread`.
 ///
 /// `None` where nothing is known to be missing, but graphs of some context could not be read.
 pub(super) fn missing(

@@ -376,8 +376,8 @@ fn pairs(bytes: &[u8], values: &mut [i8]) {
     }
 }
 
-/// The values of TQ1_0: 32 bytes and 16 hold five each, four bytes four. All of their first values come first, which are
-/// the largest powers of three of a fraction of 256.
+/// The values of TQ1_0: 32 bytes and 16 hold five each, four bytes four. All of their first values come first, which
+/// are the largest powers of three of a fraction of 256.
 fn thirds(bytes: &[u8], values: &mut [i8]) {
     let mut values = values.iter_mut();
     for (at, count, length) in [(0, 5, 32), (32, 5, 16), (FIVES, 4, FOURS)] {

@@ -35,9 +35,9 @@ impl Model {
         })
     }
 
-    /// Gives a recogniser the next piece of audio, or none behind the last one, and returns what is sure by then: of ops
-    /// that take it so ([`OpenInfo::streams`](crate::op::OpenInfo)). [`Model::reset`] begins other audio, which is to be
-    /// called behind an error, too: then the audio so far may be lost.
+    /// Gives a recogniser the next piece of audio, or none behind the last one, and returns what is sure by then: of
+    /// ops that take it so ([`OpenInfo::streams`](crate::op::OpenInfo)). [`Model::reset`] begins other audio, which is
+    /// to be called behind an error, too: then the audio so far may be lost.
     ///
     /// # Errors
     /// When the host-op takes no pieces, does not take this one, or fails, and with

@@ -106,8 +106,8 @@ pub struct Params {
 /// `params.transcription`: what asks the model to transcribe audio that stands before it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Transcription {
-    /// `prompt`: the text behind the audio; or, where it has `{audio}` in it, the whole prompt, in which the audio stands
-    /// there. Then `{language}`, `{into}`, `{punctuation}` and `{prompt}` in it become what is asked for.
+    /// `prompt`: the text behind the audio; or, where it has `{audio}` in it, the whole prompt, in which the audio
+    /// stands there. Then `{language}`, `{into}`, `{punctuation}` and `{prompt}` in it become what is asked for.
     pub prompt: String,
     /// `chat`: both are a user's message of a conversation.
     pub chat: bool,
@@ -115,9 +115,11 @@ pub struct Transcription {
     pub languages: BTreeMap<String, Spelling>,
     /// `language`: the code of the language that is taken where none is given, of a model that cannot hear it.
     pub language: Option<String>,
-    /// `tasks`: the token behind that, or the text, which says what is wanted, by its name, `transcribe` or `translate`.
+    /// `tasks`: the token behind that, or the text, which says what is wanted, by its name, `transcribe` or
+    /// `translate`.
     pub tasks: BTreeMap<String, Spelling>,
-    /// `punctuation`: the texts that ask for punctuation and capitals, and for none. `None` where the model has no choice.
+    /// `punctuation`: the texts that ask for punctuation and capitals, and for none. `None` where the model has no
+    /// choice.
     pub punctuation: Option<[String; 2]>,
     /// `tokens_per_second`: the most tokens that a second of audio gives, those that begin an answer included.
     pub tokens_per_second: Option<f64>,

@@ -1,4 +1,5 @@
-//! Messages of protobuf, read where they lie in a mapped file. Files are untrusted input: every part is within its file.
+//! Messages of protobuf, read where they lie in a mapped file. Files are untrusted input: every part is within its
+//! file.
 
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
 //! FastConformer (Rekesh et al. 2023, arXiv 2305.05084), the encoder of several recognisers, as `transformers` has it
 //! in `models/parakeet/modeling_parakeet.py`, and what its graphs take of audio.
 //!
-//! Tensors are asked for below `encoder.`. F frames become T = F / 2^halvings rows. Rows behind a clip are kept from its
-//! own: zeros before each convolution, and a mask over keys.
+//! Tensors are asked for below `encoder.`. F frames become T = F / 2^halvings rows. Rows behind a clip are kept from
+//! its own: zeros before each convolution, and a mask over keys.
 
 mod audio;
 mod stream;
@@ -107,7 +107,8 @@ impl FastConformer<'_> {
         self.frames >> self.sizes.halvings
     }
 
-    /// The inputs `mel` `[frames, mels]` and `keep` `[frames, 1]`, which is 1 for frames of the clip, through the layers.
+    /// The inputs `mel` `[frames, mels]` and `keep` `[frames, 1]`, which is 1 for frames of the clip, through the
+    /// layers.
     pub(super) fn encode(&self, b: &mut GraphBuilder) -> Result<TensorId> {
         Ok(self.encode_with_mask(b)?.0)
     }

@@ -1,6 +1,6 @@
-//! What layers of Gemma 3n have beside those of Gemma 4: several streams of hidden states, of which a layer computes one
-//! and corrects the others (AltUp, Baykal et al. 2023, arXiv 2301.13310), a low-rank residual beside attention (LAuReL,
-//! Menghani et al. 2024, arXiv 2411.07501), and MLPs whose gates keep their largest values alone.
+//! What layers of Gemma 3n have beside those of Gemma 4: several streams of hidden states, of which a layer computes
+//! one and corrects the others (AltUp, Baykal et al. 2023, arXiv 2301.13310), a low-rank residual beside attention
+//! (LAuReL, Menghani et al. 2024, arXiv 2411.07501), and MLPs whose gates keep their largest values alone.
 //!
 //! Arithmetic: `transformers`, `models/gemma3n/modeling_gemma3n.py`.
 

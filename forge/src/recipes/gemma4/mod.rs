@@ -1,5 +1,5 @@
-//! The recipe for Gemma 4 (`Gemma4ForCausalLM`, `Gemma4ForConditionalGeneration`; E2B and E4B), and for text of Gemma 3n
-//! (`Gemma3nForCausalLM`, `Gemma3nForConditionalGeneration`), whose layers have several streams: see `altup.rs`.
+//! The recipe for Gemma 4 (`Gemma4ForCausalLM`, `Gemma4ForConditionalGeneration`; E2B and E4B), and for text of Gemma
+//! 3n (`Gemma3nForCausalLM`, `Gemma3nForConditionalGeneration`), whose layers have several streams: see `altup.rs`.
 //!
 //! Arithmetic: `transformers`, `models/gemma4/modeling_gemma4.py`. Graphs `decode` take one token, graphs
 //! `prefill<P>` take P tokens of a prompt over the same caches; the head is a graph of its own.

@@ -12,8 +12,8 @@
 //! | `past_conv_i`, `past_ssm_i`, `valid`, `keep` | | layers with Mamba-2, see [`crate::kit::Mamba2`] |
 //! | head: `x` → `logits` | `[1, hidden]` → `[1, vocab]` | |
 //!
-//! In models with experts, graphs `decode<n>` and `prefill<P>_<n>` end before them, see [`crate::kit::Experts`], and the
-//! head normalises.
+//! In models with experts, graphs `decode<n>` and `prefill<P>_<n>` end before them, see [`crate::kit::Experts`], and
+//! the head normalises.
 
 mod falcon;
 mod granite;

@@ -1,6 +1,7 @@
 //! Llama-like models: Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3, Granite, OLMo 2 and 3, Gemma 1 and 2, EXAONE 4,
 //! Ministral 3, ERNIE 4.5, HunYuan and gpt-oss as decoders (`…ForCausalLM`), and the first four as encoders (`…Model`,
-//! `MistralBiDirectionalModel`, `LlamaBidirectionalModel`, `Ministral3BidirectionalModel`) and rerankers (`…ForSequenceClassification`).
+//! `MistralBiDirectionalModel`, `LlamaBidirectionalModel`, `Ministral3BidirectionalModel`) and rerankers
+//! (`…ForSequenceClassification`).
 //!
 //! Arithmetic: `transformers`, `models/` of these names, stated in `tests/oracle/LLAMA.md`.
 //!

@@ -1,5 +1,5 @@
-//! Qwen3.5, `Qwen3_5ForCausalLM`, and `Qwen3_5ForConditionalGeneration` with its vision tower, see `recipes/vision`; and
-//! Qwen3-Next, `Qwen3NextForCausalLM`.
+//! Qwen3.5, `Qwen3_5ForCausalLM`, and `Qwen3_5ForConditionalGeneration` with its vision tower, see `recipes/vision`;
+//! and Qwen3-Next, `Qwen3NextForCausalLM`.
 //!
 //! Arithmetic: `transformers`, `models/qwen3_5/modeling_qwen3_5.py`, stated in `tests/oracle/QWEN35.md`.
 //! One graph `decode` per shard takes one token through a range of layers, graphs `prefill<P>` take P tokens of a
@@ -24,9 +24,9 @@
 //! | `mtp<P>` | `x`, `h` → `y` `[P, hidden]` | embeddings of tokens, hidden states of the positions before them → hidden states of draft tokens; P is 1, and the smallest of the prefill graphs |
 //! | | `cos`, `sin`, `cmask`, `past_k_n`, `past_v_n` → `new_k_n`, `new_v_n` | as full attention; n is the number of the decoder's layers |
 //!
-//! Classes with experts (`Qwen3NextForCausalLM`, `models/qwen3_next`, and `Qwen3_5MoeForCausalLM`, `models/qwen3_5_moe`)
-//! have a graph a layer, `decode<n>` and `prefill<P>_<n>`, which ends where the experts begin, see
-//! [`crate::kit::Experts`]; the expert that every token goes to is in it. The head normalises.
+//! Classes with experts (`Qwen3NextForCausalLM`, `models/qwen3_next`, and `Qwen3_5MoeForCausalLM`,
+//! `models/qwen3_5_moe`) have a graph a layer, `decode<n>` and `prefill<P>_<n>`, which ends where the experts begin,
+//! see [`crate::kit::Experts`]; the expert that every token goes to is in it. The head normalises.
 //!
 //! The convolution's FIFO has time as its first dimension: the new column is a row as the projection
 //! gives it, and neither the convolution nor the shift transposes.

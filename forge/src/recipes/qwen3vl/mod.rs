@@ -2,8 +2,8 @@
 //! after its first layers (deepstack). Qwen2.5-VL: a tower with windows, without such rows, and Qwen2's decoder.
 //! Qwen2-VL: the same without windows. PaddleOCR-VL: SigLIP's tower with rotary positions, and ERNIE 4.5's decoder.
 //!
-//! Arithmetic: `transformers`, `models/{qwen3_vl,qwen2_5_vl,qwen2_vl,paddleocr_vl}`. The host embeds patches and adds learned
-//! positions; then
+//! Arithmetic: `transformers`, `models/{qwen3_vl,qwen2_5_vl,qwen2_vl,paddleocr_vl}`. The host embeds patches and adds
+//! learned positions; then
 //!
 //! | graph | tensor | shape | |
 //! |---|---|---|---|

@@ -1,4 +1,5 @@
-//! The vision tower of Qwen3-VL, Qwen3.5, Qwen2.5-VL, Qwen2-VL, PaddleOCR-VL and Mistral 3: graphs, tables of the host, and keys of the manifest.
+//! The vision tower of Qwen3-VL, Qwen3.5, Qwen2.5-VL, Qwen2-VL, PaddleOCR-VL and Mistral 3: graphs, tables of the host,
+//! and keys of the manifest.
 //!
 //! | graph | tensor | shape | |
 //! |---|---|---|---|

@@ -1,10 +1,9 @@
 //! The vision tower: patches to rows for the decoder.
 //!
 //! Arithmetic: `Qwen3VLVisionModel`, `Qwen2_5_VisionTransformerPretrainedModel`,
-//! `Qwen2VisionTransformerPretrainedModel`, and with their projectors `PaddleOCRVisionModel` and `PixtralVisionModel` of
-//! `transformers`, from the rows after patch embedding and learned positions
-//! on. The second has its patches in the order of their windows; here they keep the image's, and a mask keeps attention
-//! within the windows.
+//! `Qwen2VisionTransformerPretrainedModel`, and with their projectors `PaddleOCRVisionModel` and `PixtralVisionModel`
+//! of `transformers`, from the rows after patch embedding and learned positions on. The second has its patches in the
+//! order of their windows; here they keep the image's, and a mask keeps attention within the windows.
 
 use qhx_base::Result;
 use qhx_graph::builder::GraphBuilder;

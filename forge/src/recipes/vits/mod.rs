@@ -1,7 +1,7 @@
 //! VITS: a voice, from symbols to samples. `VitsModel` of `transformers`, and voices of Piper, which are ONNX files.
 //!
-//! Kim et al. 2021, arXiv 2106.06103; the vocoder is HiFi-GAN (Kong et al. 2020, arXiv 2010.05646). The graphs hold what
-//! is matmuls and convolutions. N symbols become T frames of as many samples as the rates multiply to:
+//! Kim et al. 2021, arXiv 2106.06103; the vocoder is HiFi-GAN (Kong et al. 2020, arXiv 2010.05646). The graphs hold
+//! what is matmuls and convolutions. N symbols become T frames of as many samples as the rates multiply to:
 //!
 //! | graph | tensor | shape | |
 //! |---|---|---|---|

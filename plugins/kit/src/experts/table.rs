@@ -1,8 +1,8 @@
 //! The weights of all experts: a mapped file of int8 matrices, and one scale for each of their rows.
 //!
 //! `weights`: for each layer, for each expert: gate, up, down, without gaps, row-major as the graph's
-//! inputs have them, `[outputs, inputs]`: gate and up `[width, hidden]`, down `[hidden, width]`. Where the graphs have no
-//! input `gate`, there is none.
+//! inputs have them, `[outputs, inputs]`: gate and up `[width, hidden]`, down `[hidden, width]`. Where the graphs have
+//! no input `gate`, there is none.
 //! `scales`: f32 in the same order, one for each row. A weight is its integer times the row's scale.
 //! `offsets`, where the matrices have biases: f32 in the order of the scales.
 //! `bias`, where there is one: f32 `[layers, experts]`, what is added to the probabilities that choose an expert.

@@ -11,8 +11,9 @@
 //! 6. fills rotary tables: [`axial_rope`].
 //!
 //! For towers of two kinds all of this is done. [`SquareEncoder`] takes images of one square size, or tiles of them,
-//! through a graph that embeds patches itself, and [`DeclaredImages`] puts them into prompts. Where the host embeds them, [`VisionEncoder`] goes from an image to rows
-//! for a decoder, [`VisionPrompts`] puts them into prompts, and [`Mrope`] gives them positions.
+//! through a graph that embeds patches itself, and [`DeclaredImages`] puts them into prompts. Where the host embeds
+//! them, [`VisionEncoder`] goes from an image to rows for a decoder, [`VisionPrompts`] puts them into prompts, and
+//! [`Mrope`] gives them positions.
 //!
 //! Buffers belong to the caller, who makes them once. Results are those of the processors of
 //! `transformers`, to the bit up to step 4.

@@ -78,8 +78,8 @@ fn says_the_same(model: &mut Model, cases: &[Case], label: &str) {
     }
 }
 
-/// Keys of the cross-attention, logits and tokens; a short clip also through the graph for longer ones, which hides what
-/// lies behind it, and behind a longer one, which leaves its rows there.
+/// Keys of the cross-attention, logits and tokens; a short clip also through the graph for longer ones, which hides
+/// what lies behind it, and behind a longer one, which leaves its rows there.
 #[test]
 fn cpu_equals_the_reference() {
     for (windows, prefill, shards) in [("1,2", None, 1), ("2", Some(vec![]), 1), ("2,3", None, 2)] {

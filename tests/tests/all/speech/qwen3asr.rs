@@ -73,8 +73,8 @@ fn says_the_same(model: &mut Model, cases: &[Case], label: &str) {
     }
 }
 
-/// Frames, rows of the tower, logits and tokens; clips also through a graph for longer ones, which hides what lies behind
-/// them, and prompts token by token.
+/// Frames, rows of the tower, logits and tokens; clips also through a graph for longer ones, which hides what lies
+/// behind them, and prompts token by token.
 #[test]
 fn cpu_equals_the_reference() {
     for (windows, prefill, shards) in [("1,2", None, 1), ("3", Some(vec![]), 1), ("2,9", None, 2)] {
