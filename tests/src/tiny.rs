@@ -212,6 +212,11 @@ pub fn full_matrix() -> bool {
     std::env::var_os("QHX_FULL").is_some_and(|v| v == "1")
 }
 
+/// Architectures of the NPU that families are compared on: one, or with the full matrix the oldest as well.
+pub fn targets() -> &'static [&'static str] {
+    if full_matrix() { &["v81", "v73"] } else { &["v81"] }
+}
+
 /// Libraries of QNN, where `QHX_QNN_HTP` and `QHX_QNN_SYSTEM` name them. The latter lies beside the former by default.
 pub fn qnn_tier() -> Option<(PathBuf, PathBuf)> {
     let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);

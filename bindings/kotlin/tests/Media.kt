@@ -7,6 +7,7 @@ import dev.qhx.Options
 import dev.qhx.PromptException
 import dev.qhx.QhxException
 import dev.qhx.Role
+import dev.qhx.SpeechRules
 import dev.qhx.TextPart
 import dev.qhx.UsageException
 import java.io.File

@@ -78,7 +78,7 @@ fn logits_are_those_of_transformers() {
 
 #[tier(qnn)]
 fn logits_on_the_npu_are_those_of_transformers() {
-    let targets = if tiny::full_matrix() { &["v81", "v73"][..] } else { &["v81"] };
+    let targets = tiny::targets();
     for (name, _) in SHARDS {
         for target in targets {
             let found = worst(name, backends::qnn(), 4, |options| {

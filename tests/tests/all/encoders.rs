@@ -50,12 +50,20 @@ fn texts(fixture: &str) -> Vec<Text> {
 
 /// A bundle of a fixture, opened on the CPU or on the NPU.
 fn opened(fixture: &str, npu: bool, change: impl FnOnce(&mut ForgeOptions)) -> (Forged, Model) {
+    opened_for(fixture, npu.then_some("v81"), change)
+}
+
+fn opened_for(
+    fixture: &str,
+    target: Option<&str>,
+    change: impl FnOnce(&mut ForgeOptions),
+) -> (Forged, Model) {
     let bundle = Forged::of(&tiny::fixture(fixture), |options| {
         options.task = Some(Task::Embed);
-        options.compiler = npu.then(|| backends::compiler("v81"));
+        options.compiler = target.map(backends::compiler);
         change(options);
     });
-    let model = if npu { bundle.open(backends::qnn()) } else { bundle.on_cpu() };
+    let model = if target.is_some() { bundle.open(backends::qnn()) } else { bundle.on_cpu() };
     (bundle, model)
 }
 
@@ -364,9 +372,10 @@ fn htp_rerankers_score_near_the_reference() {
 #[tier(qnn)]
 fn htp_further_encoders_are_near_the_reference() {
     let few = if tiny::full_matrix() { ENCODERS.len() } else { 2 };
-    for fixture in &ENCODERS[..few] {
+    let both = |target| ENCODERS[..few].iter().map(move |fixture| (*fixture, target));
+    for (fixture, target) in tiny::targets().iter().flat_map(both) {
         let change = |o: &mut ForgeOptions| (o.max_ctx, o.prefill) = (Some(48), Some(Vec::new()));
-        let (_folder, mut model) = opened(fixture, true, change);
+        let (_folder, mut model) = opened_for(fixture, Some(target), change);
         let mut texts = texts(fixture);
         texts.retain(|text| text.ids.len() <= 48);
         compare(&mut model, &texts, 2e-2, 0.999);

@@ -63,9 +63,11 @@ fn decoders_with_experts_say_the_same_on_the_npu() {
     for &name in &TINY_MODELS[..3] {
         let goldens = tiny::goldens(&tiny::fixture(name));
         let case = replay::shortest(&goldens, 1);
-        let manifest = bundle(name, Variant { target: Some("v81"), prefill: &[4], ..CPU });
-        let backend = backends::qnn();
-        let mut model = tiny::open(&manifest, backend).unwrap();
-        alike(step_exact(&mut model, &goldens, &case, name), 0.999, name);
+        for &target in tiny::targets() {
+            let manifest = bundle(name, Variant { target: Some(target), prefill: &[4], ..CPU });
+            let mut model = tiny::open(&manifest, backends::qnn()).unwrap();
+            let label = format!("{name}, {target}");
+            alike(step_exact(&mut model, &goldens, &case, &label), 0.999, &label);
+        }
     }
 }

@@ -66,9 +66,12 @@ fn hybrid_decoders_say_the_same_on_the_npu() {
     for name in names {
         let goldens = tiny::goldens(&fixture(name));
         let case = shortest(&goldens, 2);
-        let manifest = bundle(name, Variant { target: Some("v81"), prefill: &[6], ..CPU });
-        let mut model = tiny::open(&manifest, backends::qnn()).unwrap();
-        alike(step_exact(&mut model, &goldens, &case[1..], name), 0.999, name);
+        for &target in tiny::targets() {
+            let manifest = bundle(name, Variant { target: Some(target), prefill: &[6], ..CPU });
+            let mut model = tiny::open(&manifest, backends::qnn()).unwrap();
+            let label = format!("{name}, {target}");
+            alike(step_exact(&mut model, &goldens, &case[1..], &label), 0.999, &label);
+        }
     }
 }
 

@@ -59,17 +59,24 @@ fn reused(name: &str, bundle: &Forged) -> usize {
     second.reused_tokens
 }
 
-/// Two cases on the emulator of the NPU, and the features of an image.
-fn equals_the_reference_on_the_npu(name: &str, bundle: &Forged) {
+/// Two cases on the emulator of the NPU, and the features of an image, of bundles made with these options.
+fn equals_the_reference_on_the_npu(name: &str, prefill: usize, keys: &[(&str, &str)]) {
     let sights = Sights::of(&tiny::fixture(name));
-    let (dump, plugins) = (tempfile::tempdir().unwrap(), tiny::plugins());
-    let mut model = tiny::open_dumping(&bundle.manifest, backends::qnn(), &plugins, dump.path());
-    let shown = Some(&["boat"][..]);
-    let (cosine, _) = sights.features(model.op_mut(), dump.path(), "native", shown, false, 0);
-    assert!(cosine >= 0.999, "features: cosine {cosine}");
-    let cases = ["boat", "two"].map(|id| sights.case(id));
-    sights.greedy_exact(&mut model, &cases, "v81");
-    alike(sights.step_exact(&mut model, &cases, "v81"), 0.999, "v81");
+    for target in tiny::targets() {
+        let bundle = bundle(name, &[prefill], |options| {
+            options.compiler = Some(backends::compiler(target));
+            set(options, keys);
+        });
+        let (dump, plugins) = (tempfile::tempdir().unwrap(), tiny::plugins());
+        let mut model =
+            tiny::open_dumping(&bundle.manifest, backends::qnn(), &plugins, dump.path());
+        let shown = Some(&["boat"][..]);
+        let (cosine, _) = sights.features(model.op_mut(), dump.path(), "native", shown, false, 0);
+        assert!(cosine >= 0.999, "{target}: features: cosine {cosine}");
+        let cases = ["boat", "two"].map(|id| sights.case(id));
+        sights.greedy_exact(&mut model, &cases, target);
+        alike(sights.step_exact(&mut model, &cases, target), 0.999, target);
+    }
 }
 
 /// The error of a prompt with an image of these sides and a word.
@@ -119,11 +126,7 @@ fn paddleocr_reads_images_of_any_shape_as_the_reference_does() {
 
 #[tier(qnn)]
 fn paddleocr_gives_the_reference_s_tokens_on_the_npu() {
-    let bundle = bundle(PADDLE, &[16], |options| {
-        options.compiler = Some(backends::compiler("v81"));
-        set(options, &[("image-patches", "56")]);
-    });
-    equals_the_reference_on_the_npu(PADDLE, &bundle);
+    equals_the_reference_on_the_npu(PADDLE, 16, &[("image-patches", "56")]);
 }
 
 #[test]
@@ -160,10 +163,7 @@ fn a_prompt_of_paligemma_sees_itself_as_the_reference_s_does() {
 
 #[tier(qnn)]
 fn paligemma_gives_the_reference_s_tokens_on_the_npu() {
-    let bundle = bundle(PALI, &[70], |options| {
-        options.compiler = Some(backends::compiler("v81"));
-    });
-    equals_the_reference_on_the_npu(PALI, &bundle);
+    equals_the_reference_on_the_npu(PALI, 70, &[]);
 }
 
 #[test]
@@ -215,11 +215,7 @@ fn mistral3_makes_images_smaller_for_its_largest_graph() {
 
 #[tier(qnn)]
 fn mistral3_gives_the_reference_s_tokens_on_the_npu() {
-    let bundle = bundle(MISTRAL, &[16], |options| {
-        options.compiler = Some(backends::compiler("v81"));
-        set(options, &[("image-patches", "196")]);
-    });
-    equals_the_reference_on_the_npu(MISTRAL, &bundle);
+    equals_the_reference_on_the_npu(MISTRAL, 16, &[("image-patches", "196")]);
 }
 
 #[test]

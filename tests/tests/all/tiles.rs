@@ -213,10 +213,11 @@ fn what_checkpoints_do_otherwise_is_refused() {
 
 #[tier(qnn)]
 fn tiles_equal_the_reference_on_the_npu() {
-    for fixture in [INTERNVL, LFM2] {
+    let both = |target| [(INTERNVL, target), (LFM2, target)];
+    for (fixture, target) in tiny::targets().iter().flat_map(both) {
         let sights = Sights::of(&tiny::fixture(fixture));
         let bundle = bundle(&tiny::fixture(fixture), &[16], |options| {
-            options.compiler = Some(backends::compiler("v81"));
+            options.compiler = Some(backends::compiler(target));
         });
         let bundle = bundle.unwrap();
         let (dump, plugins) = (tempfile::tempdir().unwrap(), tiny::plugins());
@@ -226,6 +227,6 @@ fn tiles_equal_the_reference_on_the_npu() {
         let (cosine, _) = sights.features(model.op_mut(), dump.path(), "native", shown, false, 0);
         assert!(cosine >= 0.999, "{fixture}: features: cosine {cosine}");
         let cases = [sights.case("plain")];
-        alike(sights.step_exact(&mut model, &cases, "v81"), 0.999, fixture);
+        alike(sights.step_exact(&mut model, &cases, target), 0.999, fixture);
     }
 }

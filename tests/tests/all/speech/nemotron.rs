@@ -285,10 +285,12 @@ fn a_language_is_one_that_the_checkpoint_knows() {
 #[tier(qnn)]
 fn npu_says_the_words_of_a_stream() {
     let goldens = goldens(TINY);
-    let bundle = Forged::of(&tiny::fixture(TINY), |options| {
-        options.compiler = Some(backends::compiler("v81"));
-    });
-    let mut model = bundle.open(backends::qnn());
-    says_the_same(&heard(&mut model, &clip(TINY), 1600), &goldens, "v81");
-    steps::pass(&bundle.manifest, &mut model, "v81");
+    for target in tiny::targets() {
+        let bundle = Forged::of(&tiny::fixture(TINY), |options| {
+            options.compiler = Some(backends::compiler(target));
+        });
+        let mut model = bundle.open(backends::qnn());
+        says_the_same(&heard(&mut model, &clip(TINY), 1600), &goldens, target);
+        steps::pass(&bundle.manifest, &mut model, target);
+    }
 }

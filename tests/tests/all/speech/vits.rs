@@ -245,7 +245,7 @@ fn voices_that_are_damaged_are_refused() {
 
 #[tier(qnn)]
 fn the_npu_speaks_as_the_class() {
-    let targets = if tiny::full_matrix() { &["v81", "v73"][..] } else { &["v81"] };
+    let targets = tiny::targets();
     for target in targets {
         let folder = tiny::fixture(VITS);
         let bundle = bundle(&folder, "2", |o| {
