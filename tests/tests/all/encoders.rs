@@ -365,7 +365,9 @@ fn htp_rerankers_score_near_the_reference() {
     let few = if tiny::full_matrix() { RERANKERS.len() + CROSS_ENCODERS.len() } else { 1 };
     for fixture in RERANKERS.into_iter().chain(CROSS_ENCODERS).take(few) {
         let (_folder, mut model) = opened(fixture, true, scoring);
-        compare_scores(fixture, &mut model, 1e-2);
+        // Scores of the latter are logits, not probabilities.
+        let off = if CROSS_ENCODERS.contains(&fixture) { 5e-2 } else { 1e-2 };
+        compare_scores(fixture, &mut model, off);
     }
 }
 
