@@ -3,7 +3,7 @@
 use qhx_base::artifacts::Mapped;
 use serde_json::{Map, Value as Json, json};
 
-use super::file::{File, Info};
+use super::file::{File, Info, layers, shortest};
 use super::form::Form;
 use super::hybrid;
 use super::names::Architecture;
@@ -16,13 +16,6 @@ const SIZES: [(&str, &str); 4] = [
     ("attention.head_count", "num_attention_heads"),
     ("context_length", "max_position_embeddings"),
 ];
-
-/// Layers of the decoder, without those that predict further tokens.
-pub(super) fn layers(file: &File, architecture: Architecture) -> usize {
-    let size = |key: &str| file.size(&architecture.key(key));
-    let further = size("nextn_predict_layers").unwrap_or(0);
-    size("block_count").map_or(usize::MAX, |count| count.saturating_sub(further))
-}
 
 /// The number of a key, or the largest of its list, which has one for each layer.
 pub(super) fn largest(file: &File, map: &Mapped, key: &str) -> Option<usize> {
@@ -378,9 +371,4 @@ fn own(
         _ => json!({}),
     };
     Ok(found.as_object().cloned().unwrap_or_default())
-}
-
-/// The f64 that an f32 of the metadata was written for: 1e-5 and not 9.99999974e-6.
-pub(super) fn shortest(number: f64) -> f64 {
-    (number as f32).to_string().parse().unwrap_or(number)
 }

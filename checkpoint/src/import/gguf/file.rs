@@ -10,6 +10,7 @@ use qhx_base::artifacts::Mapped;
 use qhx_base::{Error, ErrorKind, Result};
 
 use super::form::Form;
+use super::names::Architecture;
 
 /// The first bytes.
 const MAGIC: &[u8] = b"GGUF";
@@ -444,4 +445,16 @@ fn number_size(kind: u32) -> Option<usize> {
         10..=12 => Some(8),
         _ => None,
     }
+}
+
+/// Layers of the decoder, without those that predict further tokens.
+pub(super) fn layers(file: &File, architecture: Architecture) -> usize {
+    let size = |key: &str| file.size(&architecture.key(key));
+    let further = size("nextn_predict_layers").unwrap_or(0);
+    size("block_count").map_or(usize::MAX, |count| count.saturating_sub(further))
+}
+
+/// The f64 that an f32 of the metadata was written for: 1e-5 and not 9.99999974e-6.
+pub(super) fn shortest(number: f64) -> f64 {
+    (number as f32).to_string().parse().unwrap_or(number)
 }

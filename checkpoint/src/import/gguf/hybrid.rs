@@ -2,8 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::config::{layers, shortest};
-use super::file::File;
+use super::file::{File, layers, shortest};
 use super::names::Architecture;
 
 /// Settings of one architecture. The lists have the key-value heads and the width of the feed-forward of each layer,

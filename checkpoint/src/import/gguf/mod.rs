@@ -108,7 +108,7 @@ impl Inside {
     /// not left out without a word.
     fn named(&self, map: &Mapped, info: &Info) -> Result<Vec<(String, Tensor)>> {
         let tensor = Tensor::plain(map, info);
-        match self.architecture.tensor(&info.name, config::layers(&self.file, self.architecture)) {
+        match self.architecture.tensor(&info.name, file::layers(&self.file, self.architecture)) {
             None => Ok(vec![(info.name.clone(), tensor)]),
             Some(Named::Derived) => Ok(Vec::new()),
             Some(Named::Experts(before, after)) => {
@@ -192,11 +192,8 @@ impl Inside {
     pub fn sampling(&self) -> Json {
         let number = |(theirs, ours): (&str, &str)| {
             let number = self.file.number(&format!("general.sampling.{theirs}"))?;
-            let number = if ours == "top_k" {
-                json!(number as i64)
-            } else {
-                json!(config::shortest(number))
-            };
+            let number =
+                if ours == "top_k" { json!(number as i64) } else { json!(file::shortest(number)) };
             Some((ours.to_owned(), number))
         };
         let found: Map<_, _> = SAMPLING.into_iter().filter_map(number).collect();

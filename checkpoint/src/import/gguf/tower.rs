@@ -10,7 +10,7 @@ use qhx_base::artifacts::Mapped;
 use qhx_base::{Error, ErrorKind, Result};
 use serde_json::{Map, Value as Json, json};
 
-use super::config::shortest;
+use super::file::shortest;
 use super::file::{File, Info};
 use super::joined::Joined;
 use super::{Tensor, parts};

@@ -7,8 +7,44 @@ use qhx_base::{Error, Result};
 use qhx_checkpoint::Checkpoint;
 use serde_json::{Value, json};
 
-use super::altup::AltUp;
 use crate::kit::{Heads, Reader};
+
+/// Sizes and constants of AltUp, LAuReL and sparse MLPs.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct AltUp {
+    /// Streams of hidden states.
+    pub streams: usize,
+    /// The corrected first stream is scaled before it gates per-layer inputs.
+    pub scaled: bool,
+    /// Rank of LAuReL.
+    pub rank: usize,
+    /// Share of a layer's gates that become zero.
+    pub sparsity: Vec<f64>,
+}
+
+impl AltUp {
+    pub fn read(reader: &Reader<'_>, layers: usize) -> Result<Self> {
+        reader.only("altup_active_idx", &json!(0))?;
+        let key = "activation_sparsity_pattern";
+        let sparsity = match reader.get(key) {
+            // `Gemma3nTextConfig`: the first ten layers of more than ten.
+            None => (0..layers).map(|i| if layers > 10 && i < 10 { 0.95 } else { 0.0 }).collect(),
+            Some(value) => {
+                let share = |value: &Value| value.as_f64().filter(|s| (0.0..1.0).contains(s));
+                let list: Option<Vec<_>> =
+                    value.as_array().and_then(|list| list.iter().map(share).collect());
+                list.filter(|list| list.len() == layers)
+                    .ok_or_else(|| reader.bad(key, value, "a share below 1 for each layer"))?
+            }
+        };
+        Ok(Self {
+            streams: reader.size_or("altup_num_inputs", 4)?,
+            scaled: reader.flag_or("altup_correct_scale", true)?,
+            rank: reader.size_or("laurel_rank", 64)?,
+            sparsity,
+        })
+    }
+}
 
 /// Sizes and constants of a decoder; where a key is absent, those of `Gemma4TextConfig`.
 #[derive(Debug, Clone, PartialEq)]
