@@ -236,7 +236,7 @@ fn what_a_configuration_lacks_or_contradicts_is_named() {
         ("/text_config/rope_scaling/mrope_section", json!([5, 3, 3]), "add up to 10"),
         ("/image_token_id", json!(436), "image_token_id is 436"),
         ("/vision_config", Value::Null, "vision_config is missing"),
-        ("/vision_config/num_heads", json!(4), "vision_config: hidden_size and num_heads"),
+        ("/vision_config/num_heads", json!(4), "a width of 60 and 4 heads, expected"),
         ("/vision_config/num_position_embeddings", json!(50), "expected a square"),
         ("/vision_config/deepstack_visual_indexes", json!([1, 7]), "below 7"),
         ("/vision_config/deepstack_visual_indexes", json!([1, 1]), "different"),
@@ -304,7 +304,7 @@ fn what_qwen2_vl_cannot_be_is_named() {
     for (pointer, value, words) in [
         ("/vision_config/hidden_act", json!("gelu"), "expected \"quick_gelu\""),
         ("/vision_config/hidden_size", json!(40), "hidden_size is 40, expected 24"),
-        ("/vision_config/embed_dim", json!(36), "[36"),
+        ("/vision_config/embed_dim", json!(48), "[48"),
         ("/vision_config/mlp_ratio", json!(3), "[120, 40]"),
         ("/vision_config/depth", json!(5), "visual.blocks.4"),
         ("/use_sliding_window", json!(true), "use_sliding_window is true"),
@@ -312,7 +312,7 @@ fn what_qwen2_vl_cannot_be_is_named() {
         let dir = copy("vision/qwen2vl");
         edit(dir.path(), |config| *config.pointer_mut(pointer).unwrap() = value);
         let checkpoint = Checkpoint::open(dir.path()).unwrap();
-        says(recipe(&checkpoint, &options(&[("image-size", "48")])), words);
+        says(recipe(&checkpoint, &recipe_options(192, &[("image-size", "48")])), words);
     }
 }
 
