@@ -19,7 +19,7 @@ use crate::adapter::{changes::Changes, config::refuse};
 use crate::artifact;
 use crate::import::packed::{self, Part, Scheme};
 use crate::import::torch::{self, Found};
-use crate::import::{Imported, gguf, onnx};
+use crate::import::{Imported, gguf, nemo, onnx};
 use crate::json::read_json;
 use crate::synthetic::Drawn;
 use plain::Matrix;
@@ -36,6 +36,8 @@ const CONFIG: &str = "config.json";
 const GGUF: &str = "gguf";
 /// That of ONNX files.
 const ONNX: &str = "onnx";
+/// That of NeMo's archives.
+const NEMO: &str = "nemo";
 /// The one-file form.
 const SINGLE: &str = "model.safetensors";
 /// The index of the sharded form.
@@ -49,9 +51,10 @@ const WEIGHTS: [(&str, &str); 2] = [(SINGLE, INDEX), (TORCH_SINGLE, TORCH_INDEX)
 /// for a model that was saved without one.
 const PREFIXES: [&str; 3] = ["model.language_model.", "model.", ""];
 /// Keys by which configurations without `architectures` are known, and the class that they are of.
-const CLASSLESS: [(&[&str], &str); 2] = [
+const CLASSLESS: [(&[&str], &str); 3] = [
     (&["plbert", "istftnet"], "KModel"),
     (&["phoneme_id_map", "num_symbols", "audio"], "PiperVoice"),
+    (&["pretrained_llm", "perception"], nemo::SPEECH_LM),
 ];
 /// Key under which the configuration of an ONNX file has the strides and dilations of its convolutions.
 const CONVOLUTIONS: &str = "convolutions";
@@ -73,7 +76,9 @@ pub struct Checkpoint {
     config_path: PathBuf,
     /// Contents of a GGUF file beside its tensors.
     inside: Option<Arc<gguf::Inside>>,
-    /// Image settings from the metadata of a tower in a file of its own, as a `processor_config.json`; else null.
+    /// `tokenizer.json` of an archive.
+    archived: Option<Arc<[u8]>>,
+    /// Settings of images or audio that are not in a file of their own, as a `processor_config.json`; else null.
     processor: Value,
     /// The seed of weights that are drawn instead of read.
     seed: Option<u64>,
@@ -104,6 +109,11 @@ enum Entry {
 }
 
 impl Entry {
+    /// A tensor of the first file, and its name.
+    fn of(Found { name, dtype, shape, bytes }: Found) -> (String, Self) {
+        (name, Self::Plain { shard: 0, dtype, shape, bytes })
+    }
+
     fn shape(&self) -> &[usize] {
         match self {
             Self::Plain { shape, .. } => shape,
@@ -122,11 +132,15 @@ impl Checkpoint {
         if !path.is_dir() && path.extension().is_some_and(|e| e.eq_ignore_ascii_case(GGUF)) {
             return Self::open_gguf(path, None)?.with_tower_beside();
         }
-        if let Some(file) = onnx_file(path) {
+        if let Some(file) = file_of(path, ONNX) {
             return Self::open_onnx(path, &file);
         }
+        if let Some(file) = file_of(path, NEMO) {
+            return Self::open_nemo(path, &file);
+        }
         if !path.is_dir() {
-            let hint = "give the folder that holds config.json and model.safetensors, or a .gguf or .onnx file";
+            let hint =
+                "give the folder that holds config.json and model.safetensors, or a .gguf, .onnx or .nemo file";
             return Err(artifact(path, "not a folder").hint(hint));
         }
         let config_path = path.join(CONFIG);
@@ -146,19 +160,40 @@ impl Checkpoint {
             (None, None) => {
                 let what = format_args!("holds neither {SINGLE} nor {INDEX}");
                 return Err(artifact(path, what).hint(format!(
-                    "complete the download, or save the model as safetensors; {TORCH_SINGLE}, {TORCH_INDEX}, a single .pth \
-                     or .onnx file and .gguf files are read as well; `qhx forge plan` does without weights"
+                    "complete the download, or save the model as safetensors; {TORCH_SINGLE}, {TORCH_INDEX}, a single .pth, \
+                     .onnx or .nemo file and .gguf files are read as well; `qhx forge plan` does without weights"
                 )));
             }
         }
         checkpoint.add_quantized()?;
+        if checkpoint.architecture() == Some(nemo::SPEECH_LM) {
+            return checkpoint.named_as_parts();
+        }
         Ok(checkpoint)
+    }
+
+    /// The same, whose tensors have the names of an encoder and a decoder of `transformers`, and the adapter in it merged.
+    fn named_as_parts(mut self) -> Result<Self> {
+        let named = |(name, entry): (&String, &Entry)| {
+            Some((nemo::name_of_speech_lm(name)?, entry.clone()))
+        };
+        self.tensors = Arc::new(self.tensors.iter().filter_map(named).collect());
+        let scale = self.config.get(nemo::LORA_SCALE).and_then(Value::as_f64);
+        let factor = self.keys().find(|key| key.contains(".lora_"));
+        match (scale, factor) {
+            (Some(scale), _) => self.with_factors_inside(scale as f32),
+            (None, None) => Ok(self),
+            (None, Some(key)) => {
+                let what = format!("tensor {key} is of an adapter, and {CONFIG} has no lora");
+                Err(artifact(&self.path, what).hint(MIXED))
+            }
+        }
     }
 
     /// True for a folder with tensors that are read.
     pub fn has_weights(folder: &Path) -> bool {
         WEIGHTS.iter().any(|pair| [pair.0, pair.1].iter().any(|file| folder.join(file).exists()))
-            || single(folder, "pth").or_else(|| single(folder, ONNX)).is_some()
+            || ["pth", ONNX, NEMO].iter().any(|extension| single(folder, extension).is_some())
     }
 
     /// Opens an ONNX file of another program for its weights. Its configuration is the file of the same name with
@@ -186,10 +221,27 @@ impl Checkpoint {
             config.insert(CONVOLUTIONS.to_owned(), Value::Object(model.convolutions));
         }
         let mut checkpoint = Self::new(path, dir, config_path, config)?;
-        let tensors = model.tensors.into_iter().map(|Found { name, dtype, shape, bytes }| {
-            (name, Entry::Plain { shard: 0, dtype, shape, bytes })
-        });
+        checkpoint.tensors = Arc::new(model.tensors.into_iter().map(Entry::of).collect());
+        checkpoint.shards.push(map);
+        checkpoint.files.push(file.to_owned());
+        Ok(checkpoint)
+    }
+
+    /// Opens an archive of NeMo, which has everything.
+    fn open_nemo(path: &Path, file: &Path) -> Result<Self> {
+        let map = Mapped::open(file)?;
+        let model = nemo::Model::read(&map).map_err(|what| {
+            artifact(file, what).hint(
+                "archives of Canary are read; of another model take the checkpoint in the layout of transformers, and \
+                 where the file is damaged, or a Git LFS pointer, download it again",
+            )
+        })?;
+        let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mut checkpoint = Self::new(path, dir, file.to_owned(), model.config)?;
+        let tensors = model.tensors.into_iter().map(Entry::of);
         checkpoint.tensors = Arc::new(tensors.collect());
+        checkpoint.processor = model.processor;
+        checkpoint.archived = Some(Arc::from(model.tokenizer));
         checkpoint.shards.push(map);
         checkpoint.files.push(file.to_owned());
         Ok(checkpoint)
@@ -293,6 +345,12 @@ impl Checkpoint {
     /// A checkpoint without tensors yet.
     fn new(path: &Path, dir: &Path, config_path: PathBuf, mut config: Value) -> Result<Self> {
         name_class(&mut config);
+        let mut processor = Value::Null;
+        if config.pointer("/architectures/0").and_then(Value::as_str) == Some(nemo::SPEECH_LM) {
+            let llm = backbone(dir, &config_path, &config)?;
+            let parts = nemo::speech_lm(&config, llm).map_err(|what| artifact(&config_path, what))?;
+            [config, processor] = parts;
+        }
         let generation = dir.join("generation_config.json");
         let generation = if generation.exists() { read_json(&generation)? } else { Value::Null };
         Ok(Self {
@@ -300,7 +358,8 @@ impl Checkpoint {
             dir: dir.to_owned(),
             config_path,
             inside: None,
-            processor: Value::Null,
+            archived: None,
+            processor,
             seed: None,
             config,
             generation,
@@ -362,7 +421,8 @@ impl Checkpoint {
         self.inside.as_deref()
     }
 
-    /// Image settings of a tower in a file of its own, as a `processor_config.json`; else null.
+    /// Settings of images of a tower in a file of its own, or of audio of an archive, as a `processor_config.json`; else
+    /// null.
     pub fn processor(&self) -> &Value {
         &self.processor
     }
@@ -755,10 +815,10 @@ fn single(folder: &Path, extension: &str) -> Option<String> {
     Some(file.file_name()?.to_str()?.to_owned())
 }
 
-/// The ONNX file that a path is, or the one of a folder without other weights.
-fn onnx_file(path: &Path) -> Option<PathBuf> {
+/// The file with this extension that a path is, or the one of a folder without other weights.
+fn file_of(path: &Path, extension: &str) -> Option<PathBuf> {
     if !path.is_dir() {
-        let named = path.extension().is_some_and(|end| end.eq_ignore_ascii_case(ONNX));
+        let named = path.extension().is_some_and(|end| end.eq_ignore_ascii_case(extension));
         return named.then(|| path.to_owned()).filter(|path| path.exists());
     }
     let others =
@@ -766,7 +826,24 @@ fn onnx_file(path: &Path) -> Option<PathBuf> {
     if others || single(path, "pth").is_some() {
         return None;
     }
-    single(path, ONNX).map(|file| path.join(file))
+    single(path, extension).map(|file| path.join(file))
+}
+
+/// Configuration of the decoder of a [`nemo::SPEECH_LM`], which such a checkpoint names and may not hold.
+fn backbone(dir: &Path, path: &Path, config: &Value) -> Result<Value> {
+    if let Some(inside) = config.get("text_config").filter(|inside| inside.is_object()) {
+        return Ok(inside.clone());
+    }
+    let file = dir.join("llm_backbone").join(CONFIG);
+    if file.exists() {
+        return read_json(&file);
+    }
+    let llm = config.get("pretrained_llm").and_then(Value::as_str).unwrap_or("its decoder");
+    let what = format_args!("its decoder is {llm}, whose configuration is not in llm_backbone/{CONFIG}");
+    Err(artifact(path, what).hint(format!(
+        "put {CONFIG} of {llm} into the folder llm_backbone of the checkpoint, and its tokenizer.json and \
+         tokenizer_config.json beside the weights"
+    )))
 }
 
 /// Names the class in a configuration that has none, where its keys say which it is.

@@ -22,6 +22,8 @@ mod gguf;
 mod mmproj;
 #[path = "checkpoints/models.rs"]
 mod models;
+#[path = "checkpoints/nemo.rs"]
+mod nemo;
 #[path = "checkpoints/processors.rs"]
 mod processors;
 #[path = "checkpoints/published.rs"]

@@ -347,7 +347,8 @@ impl Selection {
         Ok(Some(Self { whole: false, ..selection }))
     }
 
-    /// Files that a bundle is made of: the checkpoint in the repository, or in a folder of it, or one GGUF file.
+    /// Files that a bundle is made of: the checkpoint in the repository, or in a folder of it, or one GGUF file or one
+    /// archive of NeMo.
     /// `modules` are the folders of further modules.
     ///
     /// # Errors
@@ -358,7 +359,7 @@ impl Selection {
         modules: &[String],
     ) -> Result<Self> {
         let folder = listing.name.folder.clone().unwrap_or_default();
-        let (place, gguf) = match folder.to_ascii_lowercase().ends_with(".gguf") {
+        let (place, named) = match is_model(&folder) {
             true => (split(&folder).0.to_owned(), Some(folder.as_str())),
             false => (folder.clone(), None),
         };
@@ -366,10 +367,10 @@ impl Selection {
         let ends = |file: &RemoteFile, end: &str| file.path.to_ascii_lowercase().ends_with(end);
         let names = || listing.files.iter().filter(here).map(|file| split(&file.path).1);
         let form = Weights::ALL.into_iter().find(|form| names().any(|name| form.has(name)));
-        let form = form.filter(|form| gguf.is_none() && form.is_one(names()));
+        let form = form.filter(|form| named.is_none() && form.is_one(names()));
         // Published files of several models have others beside the one that is read.
         let sharded = names().any(|name| name.starts_with("model") && Weights::Safe.has(name));
-        let model = if form.is_some() { None } else { Some(one_gguf(listing, &place, gguf)?) };
+        let model = if form.is_some() { None } else { Some(one_file(listing, &place, named)?) };
         let is_weights = |file: &RemoteFile| {
             let (inner, name) = split(within(&file.path, &place).unwrap_or_default());
             match (form, inner) {
@@ -392,7 +393,8 @@ impl Selection {
         let configures = |file: &RemoteFile| {
             let inner = within(&file.path, &place).unwrap_or_default();
             let (inner, name) = split(inner);
-            let is_read = ["", POOLING, "additional_chat_templates"].contains(&inner)
+            let is_read = ["", POOLING, "additional_chat_templates", "llm_backbone"]
+                .contains(&inner)
                 || modules.iter().any(|folder| folder == inner);
             let ends = [".json", ".jinja", ".txt", ".model"].iter().any(|end| name.ends_with(end));
             within(&file.path, &place).is_some() && is_read && ends && !is_hidden(name)
@@ -426,7 +428,7 @@ impl Selection {
 
 fn no_checkpoint(listing: &Listing) -> Error {
     error!(Usage, "{}: there is no checkpoint in it", listing.name)
-        .hint("a checkpoint is config.json with *.safetensors, pytorch_model.bin or one .pth file, or a .gguf file")
+        .hint("a checkpoint is config.json with *.safetensors, pytorch_model.bin or one .pth file, or a .gguf or .nemo file")
 }
 
 /// The forms in which a checkpoint's weights are read, but for GGUF.
@@ -476,9 +478,15 @@ pub(crate) fn module_folders(modules: &[u8]) -> Vec<String> {
     folders.filter(|path| !path.is_empty() && !path.contains('/') && is_safe_path(path)).collect()
 }
 
+/// True for the name of a file that is a whole model: llama.cpp's, and NeMo's archives.
+pub(crate) fn is_model(path: &str) -> bool {
+    let end = path.rsplit_once('.').map_or("", |(_, end)| end);
+    ["gguf", "nemo"].iter().any(|model| end.eq_ignore_ascii_case(model))
+}
+
 /// Name and number of files that a GGUF model was split into: `x-00001-of-00003.gguf` is of `x`.
 fn gguf_model(path: &str) -> &str {
-    let stem = path.get(..path.len().saturating_sub(".gguf".len())).unwrap_or(path);
+    let stem = path.rsplit_once('.').map_or(path, |(stem, _)| stem);
     let split = || {
         let (rest, count) = stem.rsplit_once("-of-")?;
         let (rest, number) = rest.rsplit_once('-')?;
@@ -488,13 +496,13 @@ fn gguf_model(path: &str) -> &str {
     split().unwrap_or(stem)
 }
 
-/// The parts of the one GGUF model of a folder, or of the one that is named.
-fn one_gguf<'a>(listing: &'a Listing, folder: &str, named: Option<&str>) -> Result<Vec<&'a str>> {
+/// The parts of the one model of a folder whose files are models, or of the one that is named.
+fn one_file<'a>(listing: &'a Listing, folder: &str, named: Option<&str>) -> Result<Vec<&'a str>> {
     let mut models: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for path in listing.paths().filter(|path| split(path).0 == folder) {
         let name = split(path).1.to_ascii_lowercase();
         // The towers of images, which llama.cpp keeps apart.
-        if name.ends_with(".gguf") && !name.starts_with("mmproj") {
+        if is_model(&name) && !name.starts_with("mmproj") {
             models.entry(gguf_model(path)).or_default().push(path);
         }
     }
@@ -511,7 +519,7 @@ fn one_gguf<'a>(listing: &'a Listing, folder: &str, named: Option<&str>) -> Resu
         let example = listing.name.clone().within(names.first().unwrap_or(&""));
         return Err(error!(
             Usage,
-            "{}: which GGUF file? There is {}",
+            "{}: which file? There is {}",
             listing.name.repository(),
             names.join(", ")
         )

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::blob::BlobId;
 use crate::cache::{Cache, Repository, below, entries, files_below};
-use crate::choose::{BundleFolder, Want, bundles, within};
+use crate::choose::{is_model, BundleFolder, Want, bundles, within};
 use crate::kind::Kind;
 use crate::links;
 use crate::name::Name;
@@ -309,8 +309,7 @@ impl Repository {
         };
         let path = below(&root, folder);
         let is_there = path.exists() || with_json(&path).is_file();
-        let gguf = folder.to_ascii_lowercase().ends_with(".gguf");
-        Ok(found(if gguf { Kind::Checkpoint } else { Kind::Bundle }, folder).filter(|_| is_there))
+        Ok(found(if is_model(folder) { Kind::Checkpoint } else { Kind::Bundle }, folder).filter(|_| is_there))
     }
 
     fn list_pulled(&self, name: &Name, commit: &str, record: &Record) -> Vec<Local> {
@@ -374,14 +373,14 @@ impl Repository {
     }
 }
 
-/// The checkpoint of files: their folder, or the one GGUF file among them.
+/// The checkpoint of files: their folder, or the one file among them that is a model.
 fn checkpoint(files: &[String]) -> Option<&str> {
     let top =
         |end: &'static str| files.iter().filter(move |f| !f.contains('/') && f.ends_with(end));
     if top("config.json").next().is_some() && top(".safetensors").next().is_some() {
         return Some("");
     }
-    let mut models = top(".gguf");
+    let mut models = files.iter().filter(|file| !file.contains('/') && is_model(file));
     models.next().filter(|_| models.next().is_none()).map(String::as_str)
 }
 

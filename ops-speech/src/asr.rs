@@ -1,7 +1,8 @@
-//! `qwen3_asr_transcribe`: Qwen3-ASR, whose decoder takes rows of a tower for audio.
+//! `qwen3_asr_transcribe`: Qwen3-ASR and Canary-Qwen, whose decoder takes rows of a tower for audio.
 //!
-//! Arithmetic: `Qwen3ASRFeatureExtractor` and `Qwen3ASRForConditionalGeneration` of `transformers`. The host makes
-//! log-mel frames, with zeros behind them; a graph makes rows of them, of which the clip has the first.
+//! Arithmetic: `Qwen3ASRFeatureExtractor` and `Qwen3ASRForConditionalGeneration` of `transformers`; NeMo's `SALM` with
+//! the features of Parakeet. The host makes log-mel frames, with zeros behind them; a graph makes rows of them, of which
+//! the clip has the first.
 
 use std::time::Instant;
 
@@ -17,6 +18,8 @@ use qhx_op::{
 use serde::Deserialize;
 use serde_json::json;
 
+use crate::features::Features;
+
 const NAME: &str = "qwen3_asr_transcribe";
 const GRAPHS: &str = "/plan/params/audio";
 /// Powers of ten between the loudest value and the floor.
@@ -26,13 +29,16 @@ const RANGE: f32 = 8.0;
 #[derive(Debug, Deserialize)]
 struct AudioParams {
     front_end: FrontEnd,
+    /// The part of the sample before that each sample loses. With it, the features are Parakeet's.
+    preemphasis: Option<f32>,
     /// The token that stands at each position of a clip.
     token_id: u32,
-    /// Frames of a chunk.
-    chunk: usize,
+    /// Frames of a chunk; none where a clip is one.
+    chunk: Option<usize>,
     /// Convolutions that each halve them, rounded up.
     halvings: usize,
     /// Samples of the shortest clip; shorter ones have silence behind them.
+    #[serde(default)]
     least: usize,
 }
 
@@ -40,11 +46,52 @@ impl AudioParams {
     /// Rows of a number of frames.
     fn rows(&self, frames: usize) -> usize {
         let halved = |size: usize| (0..self.halvings).fold(size, |size, _| size.div_ceil(2));
-        frames / self.chunk * halved(self.chunk) + halved(frames % self.chunk)
+        match self.chunk {
+            Some(chunk) => frames / chunk * halved(chunk) + halved(frames % chunk),
+            None => halved(frames),
+        }
     }
 }
 
-/// Speech to text by Qwen3-ASR.
+/// Samples to frames.
+#[derive(Debug)]
+enum Mels {
+    /// As Whisper's: between the loudest value and a floor below it.
+    Limited(LogMel),
+    /// As Parakeet's: each mel by its mean and deviation.
+    Normalised(Features),
+}
+
+impl Mels {
+    fn open(params: &AudioParams) -> Result<Self> {
+        let front_end = params.front_end.clone();
+        Ok(match params.preemphasis {
+            Some(part) => Self::Normalised(Features::new(front_end, part)?),
+            None => Self::Limited(LogMel::new(front_end)?),
+        })
+    }
+
+    fn log_mel(&self) -> &LogMel {
+        match self {
+            Self::Limited(log_mel) => log_mel,
+            Self::Normalised(features) => features.log_mel(),
+        }
+    }
+
+    fn write(&mut self, clip: Clip<'_>, values: &mut [f32]) -> Result<()> {
+        match self {
+            Self::Limited(log_mel) => {
+                log_mel.write(clip, values)?;
+                limit_range(values, RANGE);
+                values.iter_mut().for_each(|value| *value = (*value + 4.0) / 4.0);
+                Ok(())
+            }
+            Self::Normalised(features) => features.write(clip, values),
+        }
+    }
+}
+
+/// Speech to text by Qwen3-ASR and Canary-Qwen.
 #[derive(Debug)]
 pub struct Asr {
     decoder: Decoder,
@@ -60,7 +107,7 @@ impl Op for Asr {
         params_schema["required"] = json!(["decode", "audio"]);
         OpDescription {
             name: NAME.to_owned(),
-            summary: "Speech to text by Qwen3-ASR".to_owned(),
+            summary: "Speech to text by Qwen3-ASR and Canary-Qwen".to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             tasks: vec![Task::Transcribe],
             modalities: vec![Modality::Text, Modality::Audio],
@@ -123,7 +170,7 @@ impl Generator for Asr {
 #[derive(Debug)]
 struct Tower {
     params: AudioParams,
-    log_mel: LogMel,
+    mels: Mels,
     hidden: usize,
     /// The shortest first.
     windows: Vec<Window>,
@@ -135,7 +182,6 @@ struct Tower {
 struct Window {
     graph: GraphId,
     frames: usize,
-    rows: usize,
     mel: FloatInput,
     keep: FloatInput,
     output: View,
@@ -149,13 +195,13 @@ impl Tower {
         }
         let Params { audio } = host.params()?;
         let params: AudioParams = host.require("/params/audio")?;
-        if params.chunk == 0 || params.halvings > 16 {
+        if params.chunk == Some(0) || params.halvings > 16 {
             return Err(Error::manifest(format!(
-                "manifest /params/audio: chunk {} and halvings {}, expected frames above 0 and at most 16 halvings",
+                "manifest /params/audio: chunk {:?} and halvings {}, expected frames above 0 and at most 16 halvings",
                 params.chunk, params.halvings
             )));
         }
-        let log_mel = LogMel::new(params.front_end.clone())?;
+        let features = Mels::open(&params)?;
         let mut windows = Vec::new();
         for graph in audio.graphs(host, GRAPHS)? {
             let (frames, mels) = {
@@ -167,30 +213,33 @@ impl Tower {
             let output = host.view_for(graph, port)?;
             let mel = FloatInput::require(host, graph, "mel")?;
             let keep = FloatInput::require(host, graph, "keep")?;
-            let fits = mels == log_mel.mels() && width == hidden && keep.len() == rows;
+            // What is kept are frames where a clip is one chunk, else rows.
+            let kept = if params.chunk.is_some() { rows } else { frames };
+            let expected = features.log_mel().mels();
+            let fits = mels == expected && width == hidden && keep.len() == kept;
             if !fits || frames == 0 || params.rows(frames) != rows {
                 return Err(Error::graph(format!(
                     "graph {:?}: {frames} frames of {mels} mels, {} values of keep, and {rows} rows of {width}; expected \
-                     {} mels as params.audio.front_end makes them, {} rows as wide as the decoder's, {hidden}, and a \
-                     value for each",
+                     {expected} mels as params.audio.front_end makes them, {} rows as wide as the decoder's, {hidden}, \
+                     and {kept} values of keep",
                     host.graph(graph).name,
                     keep.len(),
-                    log_mel.mels(),
                     params.rows(frames)
                 )));
             }
-            windows.push(Window { graph, frames, rows, mel, keep, output });
+            windows.push(Window { graph, frames, mel, keep, output });
         }
         windows.sort_by_key(|window| window.frames);
-        Ok(Self { params, log_mel, hidden, windows, span: host.span("audio") })
+        Ok(Self { params, mels: features, hidden, windows, span: host.span("audio") })
     }
 
     /// The clip of a segment, and the positions that it takes.
     fn clip<'a>(&self, segment: &Segment<'a>) -> Result<(Clip<'a>, usize)> {
-        let FrontEnd { rate, hop, .. } = *self.log_mel.front_end();
+        let log_mel = self.mels.log_mel();
+        let FrontEnd { rate, hop, .. } = *log_mel.front_end();
         let clip = Clip::of_segment(segment, rate)?;
         let samples = clip.samples().len().max(self.params.least).max(hop);
-        let frames = self.log_mel.frames(samples);
+        let frames = log_mel.frames(samples);
         let most = self.windows.last().map_or(0, |window| window.frames);
         if frames > most {
             let seconds = |samples: usize| samples as f64 / f64::from(rate.max(1));
@@ -208,22 +257,22 @@ impl Tower {
     fn rows(&mut self, host: &mut Host, segment: &Segment<'_>) -> Result<SoftPart> {
         let start = Instant::now();
         let (clip, count) = self.clip(segment)?;
-        let FrontEnd { rate, hop, .. } = *self.log_mel.front_end();
+        let log_mel = self.mels.log_mel();
+        let FrontEnd { rate, hop, .. } = *log_mel.front_end();
         let mut samples = clip.samples().to_vec();
         samples.resize(samples.len().max(self.params.least).max(hop), 0.0);
-        let frames = self.log_mel.frames(samples.len());
-        let mels = self.log_mel.mels();
+        let (frames, mels) = (log_mel.frames(samples.len()), log_mel.mels());
         let mut values = vec![0.0; frames * mels];
-        self.log_mel.write(Clip::new(&samples, rate, rate)?, &mut values)?;
-        limit_range(&mut values, RANGE);
-        values.iter_mut().for_each(|value| *value = (*value + 4.0) / 4.0);
+        self.mels.write(Clip::new(&samples, rate, rate)?, &mut values)?;
         host.dump_values("mel", &values, &[frames, mels])?;
         let Some(window) = self.windows.iter().find(|window| window.frames >= frames) else {
             return Err(Error::graph("no graph takes the audio"));
         };
         values.resize(window.frames * mels, 0.0);
         window.mel.write(host, &values)?;
-        let keep: Vec<f32> = (0..window.rows).map(|at| f32::from(u8::from(at < count))).collect();
+        let kept = if self.params.chunk.is_some() { count } else { frames };
+        let keep: Vec<f32> =
+            (0..window.keep.len()).map(|at| f32::from(u8::from(at < kept))).collect();
         window.keep.write(host, &keep)?;
         host.execute(window.graph)?;
         let mut rows = vec![0.0; count * self.hidden];

@@ -29,6 +29,10 @@ impl Features {
         self.log_mel.front_end()
     }
 
+    pub(super) fn log_mel(&self) -> &LogMel {
+        &self.log_mel
+    }
+
     pub(super) fn mels(&self) -> usize {
         self.log_mel.mels()
     }

@@ -1,5 +1,5 @@
-//! Adapters that stand in a checkpoint beside the weights that they change, several for each: parametrizations of
-//! torch, as in Jina's embedding models.
+//! Adapters that stand in a checkpoint beside the weights that they change: parametrizations of torch, several for each
+//! weight, as in Jina's embedding models, and those of PEFT.
 
 use std::sync::Arc;
 
@@ -12,7 +12,46 @@ use qhx_base::Result;
 const WEIGHT: &str = ".weight.original";
 const FACTORS: [&str; 2] = [".weight.0.lora_A", ".weight.0.lora_B"];
 
+/// Ends of names of PEFT's factors.
+const PEFT: [&str; 2] = [".lora_A.default.weight", ".lora_B.default.weight"];
+
 impl Checkpoint {
+    /// The same checkpoint with the factors of PEFT in it merged into their weights, `scale` times what they add.
+    ///
+    /// # Errors
+    /// When a factor has no other or no weight, or another shape than these.
+    pub(crate) fn with_factors_inside(&self, scale: f32) -> Result<Self> {
+        let mut changed = self.clone();
+        for down in self.keys().filter(|key| key.ends_with(PEFT[0])) {
+            let start = down.strip_suffix(PEFT[0]).unwrap_or(down);
+            let (up, weight) = (format!("{start}{}", PEFT[1]), format!("{start}.weight"));
+            let shape = |key: &str| self.stored(key).map(|(_, shape)| shape).unwrap_or_default();
+            let (a, b, whole) = (shape(down), shape(&up), shape(&weight));
+            let rank = a.first().copied().unwrap_or_default();
+            let (&[rows, cols], true) = (&*whole, a == [rank, whole.get(1).copied().unwrap_or_default()]) else {
+                let what = format!("tensor {down} has shape {a:?} beside {weight} of {whole:?}, expected a factor of it");
+                return Err(artifact(self.path(), what).hint("the adapter is for a model of other sizes"));
+            };
+            if b != [rows, rank] {
+                let what = format!("tensor {up} has shape {b:?}, expected {:?}", [rows, rank]);
+                return Err(artifact(self.path(), what).hint("the adapter is for a model of other sizes"));
+            }
+            let change = Change {
+                left: Arc::from(self.floats(&up, [rows, rank])?),
+                right: Arc::from(self.floats(down, [rank, cols])?),
+                rank,
+                rows,
+                cols,
+                scale,
+                magnitude: None,
+            };
+            self.reads(down);
+            self.reads(&up);
+            changed.change(weight, |changes, key| changes.of.entry(key).or_default().push(change));
+        }
+        Ok(changed)
+    }
+
     /// The same checkpoint with the adapter `chosen` of those in it merged into its weights, `scale` times what it
     /// adds; without one, the weights as they are. Adapters are numbered in the order of their tensors' first axis.
     ///

@@ -16,7 +16,7 @@ pub const MAX_BYTES: u64 = 256 << 20;
 pub const TOKENIZER: &str = "tokenizer.json";
 
 impl Checkpoint {
-    /// The tokenizer: the `tokenizer.json` of [`Checkpoint::dir`], or that within a GGUF file.
+    /// The tokenizer: the `tokenizer.json` of [`Checkpoint::dir`], or that within a GGUF file or an archive.
     ///
     /// # Errors
     /// When there is none, or it cannot be read.
@@ -37,7 +37,7 @@ pub struct Source {
     pub config: Option<Value>,
 }
 
-/// The checkpoint's tokenizer: that of an adapter, of the folder, or else that within a GGUF file.
+/// The checkpoint's tokenizer: that of an adapter, of the folder, or else that within a GGUF file or an archive.
 pub fn source(checkpoint: &Checkpoint) -> Result<Source> {
     if let Some(path) = checkpoint.text_file(TOKENIZER) {
         let bytes = files::read(ErrorKind::Artifact, &path, MAX_BYTES)?;
@@ -50,6 +50,10 @@ pub fn source(checkpoint: &Checkpoint) -> Result<Source> {
     {
         let path = inside.path().to_owned();
         return Ok(Source { path, bytes: tokenizer, config: Some(config) });
+    }
+    if let Some(bytes) = &checkpoint.archived {
+        let path = checkpoint.config_path().to_owned();
+        return Ok(Source { path, bytes: bytes.to_vec(), config: Some(json!({})) });
     }
     let hint = match checkpoint.inside() {
         Some(inside) => format!("the GGUF file has no tokenizer: {}", inside.wanted(TOKENIZER)),

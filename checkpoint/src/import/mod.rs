@@ -6,6 +6,7 @@
 //! Quantized weights reach the graphs as they are stored: see [`RowSource::read_blocks`].
 
 pub(crate) mod gguf;
+pub(crate) mod nemo;
 pub(crate) mod onnx;
 pub(crate) mod packed;
 pub(crate) mod torch;

@@ -468,14 +468,14 @@ pub(crate) fn source(path: &Path, shape: &ShapeArgs) -> Result<Checkpoint> {
     {
         return Checkpoint::synthetic(&config, 1)?.with_adapters(&shape.lora);
     }
-    if path.is_dir() || is_gguf(path) || is_onnx(path) {
+    if path.is_dir() || is_file(path) {
         return shape.open(path);
     }
     if path.extension().is_some_and(|e| e == "json") {
         return Checkpoint::synthetic(path, 1)?.with_adapters(&shape.lora);
     }
     Err(Error::new(ErrorKind::Artifact, format!("{}: not a folder", path.display())).hint(
-        "expected the folder of a Hugging Face checkpoint, a .gguf or .onnx file, or a config.json",
+        "expected the folder of a Hugging Face checkpoint, a .gguf, .onnx or .nemo file, or a config.json",
     ))
 }
 
@@ -484,9 +484,11 @@ pub(super) fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"))
 }
 
-/// True for an ONNX file of another program, such as a voice of Piper.
-pub(super) fn is_onnx(path: &Path) -> bool {
-    path.extension().is_some_and(|e| e.eq_ignore_ascii_case("onnx"))
+/// True for what is named as a file of another program that is a whole model: llama.cpp's, ONNX such as a voice of
+/// Piper, and NeMo's archives.
+pub(super) fn is_file(path: &Path) -> bool {
+    let ends = ["gguf", "onnx", "nemo"];
+    path.extension().is_some_and(|e| ends.iter().any(|end| e.eq_ignore_ascii_case(end)))
 }
 
 impl ForgeArgs {

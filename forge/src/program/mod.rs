@@ -568,9 +568,9 @@ fn report_json(report: &Report) -> Value {
     })
 }
 
-/// Refuses what is neither a folder nor a GGUF or ONNX file before libraries are opened for it.
+/// Refuses what is neither a folder nor a file that is a model before libraries are opened for it.
 fn is_checkpoint(path: &Path) -> Result<()> {
-    if path.is_dir() || args::is_gguf(path) || args::is_onnx(path) {
+    if path.is_dir() || args::is_file(path) {
         return Ok(());
     }
     let error = Error::new(ErrorKind::Artifact, format!("{}: not a folder", path.display()));
@@ -585,7 +585,7 @@ fn is_checkpoint(path: &Path) -> Result<()> {
         )));
     }
     Err(error.hint(
-        "expected the folder of a Hugging Face checkpoint, with config.json, or a .gguf or .onnx file",
+        "expected the folder of a Hugging Face checkpoint, with config.json, or a .gguf, .onnx or .nemo file",
     ))
 }
 

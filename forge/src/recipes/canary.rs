@@ -2,7 +2,8 @@
 //!
 //! Arithmetic: `transformers`, `models/canary/modeling_canary.py` (Puvvada et al. 2024, arXiv 2406.19674):
 //! FastConformer ([`super::fastconformer`]) and a decoder over its rows. An encoder has one graph for each length of
-//! window; F frames become T = F / 8 rows:
+//! window; F frames become T = F / 8 rows. In archives of NeMo (`EncDecMultiTaskModel`) a projection may stand between
+//! encoder and decoder, and the table of positions is a tensor.
 //!
 //! | graph | tensor | shape | |
 //! |---|---|---|---|
@@ -46,14 +47,16 @@ const LANGUAGES: [&str; 25] = [
 const SPOKEN: RecipeOption = RecipeOption {
     name: "languages",
     values: &[],
-    help: "codes of the languages that the model knows, with commas between them; unless given, those of canary-1b-v2 \
-           whose tokens the vocabulary has",
+    help: "codes of the languages that the model knows, with commas between them; unless given, those that have a \
+           vocabulary of their own in an archive of NeMo, or else those of canary-1b-v2 whose tokens there are",
 };
 /// The language that is taken where none is given, as `apply_transcription_request` has it.
 const DEFAULT: &str = "en";
 /// What asks for the words, behind the token `<|startofcontext|>` at whose position the audio stands.
 const PROMPT: &str = "{audio}<|startoftranscript|><|emo:undefined|>{language}{into}{punctuation}<|noitn|>\
                       <|notimestamp|><|nodiarize|>";
+/// Table of positions, where it is a tensor.
+const POSITIONS: &str = "positions.weight";
 /// Tokens of the prefill graph by default: those that begin an answer.
 const PREFILL: [usize; 1] = [9];
 
@@ -69,6 +72,8 @@ register_recipe!(
 #[derive(Debug)]
 struct Config {
     sizes: Sizes,
+    /// Width of the decoder, which may be another one than the encoder's.
+    hidden: usize,
     vocab: usize,
     layers: usize,
     heads: Heads,
@@ -88,7 +93,7 @@ impl Config {
         let reader = Reader::part(checkpoint, "decoder_config")?;
         reader.only("hidden_act", &json!("relu"))?;
         let hidden = reader.size_or("hidden_size", 1024)?;
-        if hidden != sizes.hidden {
+        if hidden != sizes.hidden && !whole.flag("encoder_projection")? {
             return Err(reader.fault(format!(
                 "hidden_size is {hidden}, expected that of encoder_config, {}: the class has no projection between them",
                 sizes.hidden
@@ -106,6 +111,7 @@ impl Config {
         let start = start.and_then(Value::as_u64).map(|start| start as usize);
         Ok(Self {
             sizes,
+            hidden,
             vocab,
             layers,
             heads: Heads { query, groups: query, dim: reader.size_or("head_dim", 128)? },
@@ -127,8 +133,7 @@ fn longest(checkpoint: &Checkpoint, _: Task) -> Option<usize> {
 
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let config = Config::read(checkpoint)?;
-    let Config { vocab, layers: count, heads, positions, .. } = config;
-    let hidden = config.sizes.hidden;
+    let Config { hidden, vocab, layers: count, heads, positions, .. } = config;
     check_shape(options, count, Some(positions))?;
     let languages = languages(checkpoint, options)?;
     let checkpoint = &checkpoint.renamed(names);
@@ -177,7 +182,11 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
             "punctuation": {"on": "<|pnc|>", "off": "<|nopnc|>"},
         },
     }));
-    let table = MatrixFile::in_f32("table", "positions", table(positions, hidden));
+    let table = match checkpoint.has(POSITIONS) {
+        true => checkpoint.matrix(POSITIONS, [positions, hidden])?,
+        false => table(positions, hidden),
+    };
+    let table = MatrixFile::in_f32("table", "positions", table);
     Ok(Recipe::new("canary", "canary_transcribe", contexts, plan_params)
         .embed(checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?)
         .params(params)
@@ -189,9 +198,11 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
 fn languages(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Map<String, Value>> {
     let token = |code: &str| format!("<|{code}|>");
     let asked = options.choice(SPOKEN.name);
-    let codes: Vec<&str> = match asked {
-        Some(text) => text.split(',').map(str::trim).collect(),
-        None => LANGUAGES.to_vec(),
+    let own = checkpoint.config().get("languages").and_then(Value::as_array);
+    let codes: Vec<&str> = match (asked, own) {
+        (Some(text), _) => text.split(',').map(str::trim).collect(),
+        (None, Some(own)) if !own.is_empty() => own.iter().filter_map(Value::as_str).collect(),
+        (None, _) => LANGUAGES.to_vec(),
     };
     let mut found = Map::new();
     // Of a synthetic model there is no vocabulary.
@@ -259,7 +270,12 @@ impl Model<'_> {
         let conformer = FastConformer { layers: self.layers, sizes: &self.config.sizes, frames };
         let cross = CrossRows { rows: conformer.rows(), longest: self.longest };
         let mut b = GraphBuilder::new(name);
-        let (h, mask) = conformer.encode_with_mask(&mut b)?;
+        let (mut h, mask) = conformer.encode_with_mask(&mut b)?;
+        let hidden = self.config.hidden;
+        if hidden != self.config.sizes.hidden {
+            b.scope("projection");
+            h = self.layers.linear(&mut b, h, "encoder.projection", hidden, true)?;
+        }
         for layer in 0..self.config.layers {
             b.scope(format!("cross{layer}"));
             let keys = self.layers.cross_keys(&mut b, h, &self.cross(layer))?;
@@ -271,8 +287,8 @@ impl Model<'_> {
 
     /// Tokens through the layers of `range`.
     fn decoder(&self, name: &str, range: Range<usize>, step: Step) -> Result<Graph> {
-        let Config { heads, layers: count, inner, .. } = *self.config;
-        let (hidden, last) = (self.config.sizes.hidden, range.end == count);
+        let Config { hidden, heads, layers: count, inner, .. } = *self.config;
+        let last = range.end == count;
         let mut b = GraphBuilder::new(name);
         let mut h = b.input("x", Elem::Activation, &[step.rows, hidden])?;
         if range.start == 0 {
@@ -318,9 +334,9 @@ impl Model<'_> {
     }
 
     fn head(&self) -> Result<Graph> {
-        let Config { vocab, tied, .. } = *self.config;
+        let Config { hidden, vocab, tied, .. } = *self.config;
         let mut b = GraphBuilder::new("lmhead");
-        let x = b.input("x", Elem::Activation, &[1, self.config.sizes.hidden])?;
+        let x = b.input("x", Elem::Activation, &[1, hidden])?;
         let logits = self.layers.head(&mut b, x, vocab, tied, true)?;
         b.output("logits", logits)?;
         b.finish()

@@ -2,6 +2,7 @@
 
 mod bert;
 mod canary;
+mod canary_qwen;
 mod choices;
 mod clip;
 mod cosmos3;

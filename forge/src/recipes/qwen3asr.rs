@@ -100,23 +100,22 @@ register_recipe!(
         .options(&[WINDOWS, ENCODER_WEIGHTS])
 );
 
-/// Fields of `config.json` that are read.
-#[derive(Debug)]
-struct Config {
-    hidden: usize,
-    vocab: usize,
-    layers: usize,
-    heads: Heads,
+/// Fields of `text_config` that are read: Qwen3's decoder.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Text {
+    pub(super) hidden: usize,
+    pub(super) vocab: usize,
+    pub(super) layers: usize,
+    pub(super) heads: Heads,
     inner: usize,
-    eps: f32,
+    pub(super) eps: f32,
     bias: bool,
-    rope_theta: f64,
-    positions: Option<usize>,
-    tied: bool,
-    audio_token: usize,
-    tower: Tower,
+    pub(super) rope_theta: f64,
+    pub(super) positions: Option<usize>,
+    pub(super) tied: bool,
 }
 
+/// Fields of `audio_config` that are read.
 #[derive(Debug, Clone, Copy)]
 struct Tower {
     width: usize,
@@ -131,9 +130,8 @@ struct Tower {
     together: usize,
 }
 
-impl Config {
-    fn read(checkpoint: &Checkpoint) -> Result<Self> {
-        let whole = Reader::whole(checkpoint);
+impl Text {
+    pub(super) fn read(checkpoint: &Checkpoint) -> Result<Self> {
         let reader = Reader::part(checkpoint, "text_config")?;
         reader.only("hidden_act", &json!("silu"))?;
         reader.only("use_sliding_window", &json!(false))?;
@@ -151,10 +149,14 @@ impl Config {
             bias: reader.flag_or("attention_bias", false)?,
             rope_theta: reader.rope_theta(10_000.0)?,
             positions: reader.maybe_size("max_position_embeddings")?,
-            tied: whole.tied(true),
-            audio_token: whole.size_or("audio_token_id", 151_676)?,
-            tower: Tower::read(&Reader::part(checkpoint, "audio_config")?, hidden)?,
+            tied: reader.tied(true),
         })
+    }
+
+    /// Parameters of the manifest.
+    pub(super) fn params(&self, max_ctx: usize) -> Map<String, Value> {
+        let Self { hidden, vocab, layers, heads, rope_theta, .. } = *self;
+        DecoderParams { hidden, vocab, layers, heads, rope_theta }.map(max_ctx)
     }
 }
 
@@ -218,19 +220,21 @@ fn names(name: &str) -> Vec<String> {
 }
 
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
-    let config = Config::read(checkpoint)?;
-    let Config { hidden, vocab, layers: count, heads, rope_theta, tower, .. } = config;
-    check_shape(options, count, config.positions)?;
+    let text = Text::read(checkpoint)?;
+    let Text { hidden, vocab, layers: count, .. } = text;
+    let tower = Tower::read(&Reader::part(checkpoint, "audio_config")?, hidden)?;
+    let token = Reader::whole(checkpoint).size_or("audio_token_id", 151_676)?;
+    check_shape(options, count, text.positions)?;
     let transcription = transcription(checkpoint)?;
     let checkpoint = &checkpoint.renamed(names);
     let front_end = front_end(checkpoint, &tower)?;
-    let layers = Layers::decoder(checkpoint, options, config.eps);
+    let layers = Layers::decoder(checkpoint, options, text.eps);
     let Decoder { mut contexts, mut plan_params } = decoder(
         options,
         count,
         &prefill_rows(options, &PREFILL)?,
-        |name, range, step| run(&layers, &config, name, range, step),
-        layers.lmhead(hidden, vocab, config.tied, None)?,
+        |name, range, step| run(&layers, &text, name, range, step),
+        layers.lmhead(hidden, vocab, text.tied, None)?,
     )?;
     let (precision, note) = encoder_precision(options);
     let windows = numbers(options, WINDOWS.name, 1..=MAX_WINDOW)?;
@@ -248,13 +252,12 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     }
     contexts.insert(0, ContextPlan::new("audio".to_owned(), precision, graphs).once());
     plan_params.insert("audio".to_owned(), one_or_many(names));
-    let mut params =
-        DecoderParams { hidden, vocab, layers: count, heads, rope_theta }.map(options.max_ctx);
+    let mut params = text.params(options.max_ctx);
     params.insert(
         "audio".to_owned(),
         json!({
             "front_end": front_end,
-            "token_id": config.audio_token,
+            "token_id": token,
             "chunk": tower.chunk,
             "halvings": HALVINGS,
             "least": least(checkpoint)?,
@@ -436,9 +439,9 @@ impl Audio<'_> {
 }
 
 /// Tokens through the layers of `range`.
-fn run(
+pub(super) fn run(
     layers: &Layers<'_>,
-    config: &Config,
+    config: &Text,
     name: &str,
     range: Range<usize>,
     step: Step,

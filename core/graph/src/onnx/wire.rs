@@ -45,6 +45,12 @@ impl Message {
         std::str::from_utf8(bytes).map_err(|_| format!("the text at byte {at} is not UTF-8"))
     }
 
+    /// The number of 32 bits at a place in the file; none where that is of another length.
+    pub fn float(&self, range: Range<usize>) -> Option<f32> {
+        let bytes = self.file.bytes().get(range)?;
+        Some(f32::from_le_bytes(bytes.try_into().ok()?))
+    }
+
     /// The next field, none at the end.
     ///
     /// # Errors

@@ -1,0 +1,116 @@
+//! Canary-Qwen (NeMo's class `SALM`): FastConformer, whose rows stand in a prompt for audio, and Qwen3's decoder.
+//!
+//! Arithmetic: NeMo, `speechlm2/models/salm.py` (Chen et al. 2024, arXiv 2310.09424), [`super::fastconformer`] and
+//! [`super::qwen3asr`]. An encoder has one graph for each length of window; F frames become F / 8 rows:
+//!
+//! | graph | tensor | shape | |
+//! |---|---|---|---|
+//! | `audio`, or `audio<F>` | `mel` | `[F, mels]` | normalised log-mel frames; anything behind the clip |
+//! | | `keep` | `[F, 1]` | 1 for each frame of the clip, 0 behind it |
+//! | | → `rows` | `[F / 8, hidden]` | what stands in the prompt |
+//! | `decode`, `prefill<P>` | as those of Llama-like models | | |
+//! | `lmhead` | `x` → `logits` | `[1, hidden]` → `[1, vocab]` | |
+
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_checkpoint::Checkpoint;
+use qhx_graph::builder::GraphBuilder;
+use serde_json::{Value, json};
+
+use super::fastconformer::{Audio, Defaults, EPS, FastConformer, Sizes, WINDOWS};
+use super::qwen3asr::{Text, run};
+use crate::kit::{
+    Decoder, ENCODER_WEIGHTS, Layers, Reader, check_shape, decoder, encoder_precision, one_or_many,
+    prefill_rows, sized,
+};
+use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
+use crate::register_recipe;
+use crate::registry::RecipeEntry;
+
+const CLASSES: [&str; 1] = ["NeMoSpeechLMForConditionalGeneration"];
+/// Tokens that prefill graphs take by default: a short clip, and 30 s of audio in a few chunks.
+const PREFILL: [usize; 2] = [16, 128];
+/// The question that the model was trained with.
+const PROMPT: &str = "<|im_start|>user\nTranscribe the following: {audio}<|im_end|>\n<|im_start|>assistant\n";
+
+register_recipe!(
+    RecipeEntry::new(&CLASSES, recipe)
+        .tasks(&[Task::Transcribe])
+        .prefill_graphs()
+        .smaller_contexts()
+        .options(&[WINDOWS, ENCODER_WEIGHTS])
+);
+
+/// Names of tensors: the decoder's are asked for without their prefix.
+fn names(name: &str) -> Vec<String> {
+    vec![name.to_owned(), format!("model.{name}")]
+}
+
+fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
+    let text = Text::read(checkpoint)?;
+    let Text { hidden, vocab, layers: count, .. } = text;
+    let defaults = Defaults { layers: 32, mels: 128, scale_input: false };
+    let sizes = Sizes::read(&Reader::part(checkpoint, "encoder_config")?, &defaults)?;
+    check_shape(options, count, text.positions)?;
+    let token = audio_token(checkpoint, vocab)?;
+    let checkpoint = &checkpoint.renamed(names);
+    let audio = Audio::read(checkpoint, &sizes, options)?;
+    let layers = Layers::decoder(checkpoint, options, text.eps);
+    let Decoder { mut contexts, mut plan_params } = decoder(
+        options,
+        count,
+        &prefill_rows(options, &PREFILL)?,
+        |name, range, step| run(&layers, &text, name, range, step),
+        layers.lmhead(hidden, vocab, text.tied, None)?,
+    )?;
+    let (precision, note) = encoder_precision(options);
+    let (mut graphs, mut names) = (Vec::new(), Vec::new());
+    for &frames in &audio.frames {
+        let name = sized("audio", frames, audio.frames.len());
+        let layers = Layers::new(checkpoint, precision, EPS);
+        let mut b = GraphBuilder::new(&name);
+        let rows = FastConformer { layers, sizes: &sizes, frames }.encode(&mut b)?;
+        b.scope("projection");
+        let rows = layers.linear(&mut b, rows, "encoder.projection", hidden, true)?;
+        b.output("rows", rows)?;
+        graphs.push(b.finish()?);
+        names.push(name);
+    }
+    contexts.insert(0, ContextPlan::new("audio".to_owned(), precision, graphs).once());
+    plan_params.insert("audio".to_owned(), one_or_many(names));
+    let mut params = text.params(options.max_ctx);
+    params.insert(
+        "audio".to_owned(),
+        json!({
+            "front_end": audio.front_end,
+            "preemphasis": audio.preemphasis,
+            "token_id": token,
+            "halvings": sizes.halvings,
+        }),
+    );
+    params.insert("transcription".to_owned(), json!({"prompt": PROMPT}));
+    Ok(Recipe::new("canary_qwen", "qwen3_asr_transcribe", contexts, plan_params)
+        .embed(checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?)
+        .params(params)
+        .notes(note.into_iter().collect()))
+}
+
+/// The token of a clip: that of `audio_locator_tag`, which NeMo adds behind those of the tokenizer where it has none.
+fn audio_token(checkpoint: &Checkpoint, vocab: usize) -> Result<usize> {
+    // Of a synthetic model there is no vocabulary.
+    if checkpoint.seed().is_some() {
+        return Ok(vocab.saturating_sub(1));
+    }
+    let tokenizer = checkpoint.tokenizer()?;
+    let tag = checkpoint.config().get("audio_locator_tag").and_then(Value::as_str);
+    let token = tag.and_then(|tag| tokenizer.token_to_id(tag));
+    let token = token.map_or_else(|| tokenizer.vocab_size(), |token| token as usize);
+    if token >= vocab {
+        let what = format!(
+            "{}: the token of audio would be {token}, expected one below vocab_size, {vocab}",
+            tokenizer.path().display()
+        );
+        return Err(Error::new(ErrorKind::Artifact, what)
+            .hint("take tokenizer.json of the decoder that config.json names as pretrained_llm"));
+    }
+    Ok(token)
+}
