@@ -363,9 +363,11 @@ fn encoders_of_the_environment_equal_the_reference() {
 #[tier(qnn)]
 fn htp_rerankers_score_near_the_reference() {
     let few = if tiny::full_matrix() { RERANKERS.len() + CROSS_ENCODERS.len() } else { 1 };
-    for fixture in RERANKERS.into_iter().chain(CROSS_ENCODERS).take(few) {
-        let (_folder, mut model) = opened(fixture, true, scoring);
-        compare_scores(fixture, &mut model, 1e-2);
+    for &target in tiny::targets() {
+        for fixture in RERANKERS.into_iter().chain(CROSS_ENCODERS).take(few) {
+            let (_folder, mut model) = opened_for(fixture, Some(target), scoring);
+            compare_scores(fixture, &mut model, 1e-2);
+        }
     }
 }
 

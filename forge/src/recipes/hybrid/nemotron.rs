@@ -150,7 +150,12 @@ fn experts_of(reader: &Reader<'_>, hidden: usize) -> Result<Sparse> {
     let normalize = reader.flag_or("norm_topk_prob", true)?;
     Ok(Sparse {
         experts: Experts { gated: false, ..experts },
-        router: json!({"rule": "sigmoid", "normalize": normalize, "scale": scale}),
+        router: json!({
+            "rule": "sigmoid",
+            "normalize": normalize,
+            "scale": scale,
+            "epsilon": 1e-20,
+        }),
         names: |layer| {
             let bias = Some(format!("{layer}.mixer.gate.e_score_correction_bias"));
             ExpertNames { bias, ..ExpertNames::new(format!("{layer}.mixer.experts")) }

@@ -25,13 +25,16 @@ pub enum Rule {
         scale: f32,
     },
     /// The largest sums of sigmoid and bias, with the sigmoids as multipliers; with `normalize` over their sum plus
-    /// 10⁻⁶. The result times `scale` (`Lfm2MoeTopKRouter` of `transformers`).
+    /// `epsilon`. The result times `scale` (`Lfm2MoeTopKRouter` and `NemotronHTopkRouter` of `transformers`).
     Sigmoid {
         /// Multipliers sum to `scale`.
         normalize: bool,
         /// Factor of the multipliers.
         #[serde(default = "one")]
         scale: f32,
+        /// Number added to the sum of the sigmoids.
+        #[serde(default = "epsilon_of_lfm2")]
+        epsilon: f32,
     },
     /// See [`sparsemixer`]: always two experts.
     Sparsemixer {
@@ -42,6 +45,10 @@ pub enum Rule {
 
 const fn one() -> f32 {
     1.0
+}
+
+const fn epsilon_of_lfm2() -> f32 {
+    1e-6
 }
 
 impl Rule {
@@ -78,8 +85,8 @@ impl Rule {
         }
         let chosen: f32 = choices.iter().map(|choice| choice.multiplier).sum();
         let factor = match self {
-            Self::Sigmoid { normalize: true, scale } => scale / (chosen + 1e-6),
-            Self::Sigmoid { normalize: false, scale } => scale,
+            Self::Sigmoid { normalize: true, scale, epsilon } => scale / (chosen + epsilon),
+            Self::Sigmoid { normalize: false, scale, .. } => scale,
             Self::Softmax { normalize: true, scale } => scale / chosen,
             Self::Softmax { normalize: false, scale } => {
                 scale / scores.iter().map(|score| probability(*score)).sum::<f32>()
@@ -149,11 +156,12 @@ mod tests {
 
     #[test]
     fn top_k_rules_are_those_of_the_reference() {
-        // `Qwen3MoeTopKRouter` and `Lfm2MoeTopKRouter` of `transformers` 5.24 with an identity as weight.
+        // `Qwen3MoeTopKRouter`, `Lfm2MoeTopKRouter` and `NemotronHTopkRouter` of `transformers` 5.24 with an identity
+        // as weight.
         let scores = [0.3, -1.2, 2.0, 0.9, -0.4, 1.1];
         let bias = [0.5, 0.4, -0.6, 0.0, 0.1, -0.3];
         let softmax = |normalize| Rule::Softmax { normalize, scale: 1.0 };
-        let sigmoid = |normalize, scale| Rule::Sigmoid { normalize, scale };
+        let sigmoid = |normalize, scale| Rule::Sigmoid { normalize, scale, epsilon: 1e-6 };
         type Case<'a> = (Rule, Option<&'a [f32]>, [(usize, f32); 3]);
         let cases: [Case<'_>; 5] = [
             (softmax(false), None, [(2, 0.486_949), (5, 0.197_979), (3, 0.162_091)]),
@@ -169,6 +177,17 @@ mod tests {
                 assert_eq!(choice.expert, expert, "{rule:?}: {found:?}");
                 assert!((choice.multiplier - multiplier).abs() < 1e-5, "{rule:?}: {found:?}");
             }
+        }
+        // Sigmoids that sum to 1.7e-4.
+        let nemotron = Rule::Sigmoid { normalize: true, scale: 2.5, epsilon: 1e-20 };
+        let mut found = [Choice::default(); 3];
+        let small = [-9.0, -12.5, -7.0, -8.25, -10.0, -11.0];
+        assert!(nemotron.choose(&small, Some(&bias), &mut found));
+        for (choice, expected) in
+            found.iter().zip([(0, 1.788_129_3), (1, 0.054_003_3), (4, 0.657_867_3)])
+        {
+            let difference = (choice.multiplier - expected.1).abs();
+            assert!(choice.expert == expected.0 && difference < 1e-6, "{found:?}");
         }
         let mut many = [Choice::default(); 7];
         assert!(!softmax(true).choose(&scores, None, &mut many), "more than there are");
