@@ -106,7 +106,7 @@ impl Transcriber {
     /// audio has `ended`.
     fn spoken(&self, open: &mut Open, ended: bool) -> Result<Vec<Chunk>> {
         let words = self.words(&open.ids, &open.times)?;
-        if ended {
+        if ended || words.is_empty() {
             return Ok(words);
         }
         let last_word = words.last().map(|word| word.start).filter(|_| words.len() > 1);
