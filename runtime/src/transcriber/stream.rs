@@ -53,7 +53,7 @@ impl Transcriber {
     /// Gives the model one piece after another.
     pub(super) fn streamed(
         &mut self,
-        mut live: Live,
+        mut live: Live<'_>,
         cancel: &CancelToken,
         mut on_event: impl FnMut(TranscribeEvent<'_>),
     ) -> Result<Transcript> {
@@ -114,7 +114,7 @@ impl Transcriber {
     /// Gives the model all there is but for the last `kept` samples, until the recording ends.
     fn give_all(
         &mut self,
-        live: &mut Live,
+        live: &mut Live<'_>,
         following: &mut Following,
         kept: usize,
         cancel: &CancelToken,
@@ -143,7 +143,7 @@ impl Transcriber {
     }
 
     /// Takes tokens.
-    fn said(&self, live: &Live, following: &mut Following, answer: Answer) -> Result<()> {
+    fn said(&self, live: &Live<'_>, following: &mut Following, answer: Answer) -> Result<()> {
         let Answer { tokens, times, language, note } = answer;
         if times.len() != tokens.len() {
             let (times, tokens) = (times.len(), tokens.len());
@@ -193,7 +193,7 @@ impl Transcriber {
     /// Makes chunks of what is complete: what has a sentence, a pause or the end of the audio behind it.
     fn close(
         &self,
-        live: &Live,
+        live: &Live<'_>,
         following: &mut Following,
         ended: bool,
         on_event: &mut impl FnMut(TranscribeEvent<'_>),
