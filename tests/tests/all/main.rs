@@ -47,6 +47,7 @@ mod smolvlm;
 /// The family of `ops-speech`.
 mod speech {
     mod canary;
+    mod espeak;
     mod kokoro;
     mod moonshine;
     mod nemotron;
