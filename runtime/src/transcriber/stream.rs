@@ -12,8 +12,9 @@ const PAUSE: f64 = 1.0;
 const LONGEST: f64 = 30.0;
 /// Tokens before a text that it is decoded with.
 const TAIL: usize = 16;
-/// Pieces that audio is given in, a second: in between, it can be cancelled.
-const PIECES: usize = 2;
+/// Pieces that audio is given in, a second, of a file as of a recording: pauses, which end segments, are found behind a
+/// piece. In between, it can be cancelled.
+const PIECES: usize = 10;
 /// Divisor of a second that gives the end of a turn so far that is not given to the model yet: where the turn ends may
 /// still be found in it.
 const UNDECIDED: usize = 10;
@@ -128,6 +129,9 @@ impl Transcriber {
             while following.at < all {
                 cancel.check()?;
                 let to = all.min(following.at + piece);
+                if more && to - following.at < piece {
+                    break;
+                }
                 let clip = media(live.part(following.at..to), live.rate)?;
                 let answer = self.model.listen(Some(&clip), cancel)?;
                 following.at = to;

@@ -146,10 +146,7 @@ fn words_of_a_recording_are_those_of_the_file() {
         let recorded = recorded.unwrap();
         let model = &recogniser.model;
         assert_eq!(recorded.text, whole.text, "{model}");
-        if !transcriber.streams() {
-            // Segments of a stream end where a pause is heard, which the length of its pieces decides.
-            assert_eq!(recorded.chunks, whole.chunks, "{model}");
-        }
+        assert_eq!(recorded.chunks, whole.chunks, "{model}");
         assert_eq!(recorded.seconds, whole.seconds, "{model}");
         assert_eq!(shown.trim(), whole.text, "{model}");
     }
