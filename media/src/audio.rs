@@ -69,53 +69,136 @@ impl std::fmt::Debug for Audio {
 /// [`ErrorKind::Io`] where the file cannot be read; [`ErrorKind::Prompt`] where it is no audio, is broken or cut off,
 /// longer than the limits, or holds a sample that is no number.
 pub fn decode_audio(source: &Source, rules: &AudioRules, limits: &Limits) -> Result<Audio> {
-    if !RATES.contains(&rules.rate) {
-        let what = format!("a rate of {} Hz is asked for, expected {RATES:?}", rules.rate);
-        return Err(Error::new(ErrorKind::Usage, what));
+    let mut reader = AudioReader::open(source, rules, limits)?;
+    let mut samples = Vec::new();
+    while reader.read(&mut samples)? {}
+    Ok(Audio { samples, rate: rules.rate })
+}
+
+/// Audio that is decoded while it is read, as [`decode_audio`] decodes it.
+pub struct AudioReader<'a> {
+    file: Opened<'a>,
+    decoder: Codec,
+    /// `None` once the audio has ended.
+    resampler: Option<Resampler>,
+    /// Rate that is asked for.
+    wanted: u32,
+    limits: Limits,
+    /// Samples of a channel so far.
+    frames: u64,
+    /// Samples that were given out.
+    read: u64,
+    interleaved: Vec<f32>,
+    mono: Vec<f32>,
+    /// Samples that may be padding.
+    waiting: Vec<f32>,
+}
+
+impl std::fmt::Debug for AudioReader<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AudioReader")
+            .field("source", &self.file.source.to_string())
+            .field("read", &self.read)
+            .finish_non_exhaustive()
     }
-    let mut file = Opened::new(source, limits)?;
-    let mut decoder = file.decoder()?;
-    let rate = file.rate;
-    let max = u64::from(limits.seconds) * u64::from(rate);
-    if let Some(frames) = file.declared.filter(|&frames| frames > max) {
-        return Err(file.too_long(frames, limits));
-    }
-    let mut resampler = Resampler::new(rate, rules.rate);
-    let (mut frames, mut interleaved, mut mono, mut waiting) = (0, vec![], vec![], vec![]);
-    while let Some(Decoded { channels, gap }) = file.next(&mut decoder, &mut interleaved)? {
-        if gap > max.saturating_sub(frames) {
-            return Err(file.too_long(frames.saturating_add(gap), limits));
+}
+
+impl<'a> AudioReader<'a> {
+    /// Reads the header of a file.
+    ///
+    /// # Errors
+    /// Errors of [`decode_audio`] that the header shows.
+    pub fn open(source: &'a Source, rules: &AudioRules, limits: &Limits) -> Result<Self> {
+        if !RATES.contains(&rules.rate) {
+            let what = format!("a rate of {} Hz is asked for, expected {RATES:?}", rules.rate);
+            return Err(Error::new(ErrorKind::Usage, what));
         }
-        if gap > 0 {
-            resampler.push(&std::mem::take(&mut waiting));
-            resampler.silence(gap);
-            frames += gap;
-        }
-        file.trim(channels, frames, &mut interleaved);
-        mix(&interleaved, channels, &mut mono);
-        if let Some(at) = interleaved.iter().position(|sample| !sample.is_finite()) {
-            let frame = frames + (at / channels) as u64;
-            let value = interleaved.get(at).copied().unwrap_or_default();
-            return Err(file.not_a_number(value, frame));
-        }
-        frames += mono.len() as u64;
-        if frames > max {
+        let mut file = Opened::new(source, limits)?;
+        let decoder = file.decoder()?;
+        let max = u64::from(limits.seconds) * u64::from(file.rate);
+        if let Some(frames) = file.declared.filter(|&frames| frames > max) {
             return Err(file.too_long(frames, limits));
         }
-        waiting.append(&mut mono);
-        // The last samples may be padding.
-        let known = waiting.len().saturating_sub(file.padding);
-        resampler.push(waiting.get(..known).unwrap_or_default());
-        waiting.drain(..known);
+        Ok(Self {
+            resampler: Some(Resampler::new(file.rate, rules.rate)),
+            file,
+            decoder,
+            wanted: rules.rate,
+            limits: *limits,
+            frames: 0,
+            read: 0,
+            interleaved: Vec::new(),
+            mono: Vec::new(),
+            waiting: Vec::new(),
+        })
     }
-    frames -= waiting.len() as u64;
-    file.check_length(frames)?;
-    let samples = resampler.finish();
-    if let Some(at) = samples.iter().position(|sample| !sample.is_finite()) {
-        let value = samples.get(at).copied().unwrap_or_default();
-        return Err(file.not_a_number(value, at as u64 * u64::from(rate) / u64::from(rules.rate)));
+
+    /// Number of samples at the rate that is asked for, if the header declares it.
+    pub fn declared(&self) -> Option<u64> {
+        let (from, to) = (u128::from(self.file.rate), u128::from(self.wanted));
+        let count = |frames| (u128::from(frames) * to).div_ceil(from);
+        self.file.declared.and_then(|frames| u64::try_from(count(frames)).ok())
     }
-    Ok(Audio { samples, rate: rules.rate })
+
+    /// Appends the samples of the next packet. False once the audio has ended.
+    ///
+    /// # Errors
+    /// Errors of [`decode_audio`].
+    pub fn read(&mut self, samples: &mut Vec<f32>) -> Result<bool> {
+        let Some(resampler) = &mut self.resampler else { return Ok(false) };
+        let (rate, limits) = (self.file.rate, &self.limits);
+        let file = &mut self.file;
+        let max = u64::from(limits.seconds) * u64::from(rate);
+        let more = match file.next(&mut self.decoder, &mut self.interleaved)? {
+            Some(Decoded { channels, gap }) => {
+                if gap > max.saturating_sub(self.frames) {
+                    return Err(file.too_long(self.frames.saturating_add(gap), limits));
+                }
+                if gap > 0 {
+                    resampler.push(&std::mem::take(&mut self.waiting));
+                    resampler.silence(gap);
+                    self.frames += gap;
+                }
+                file.trim(channels, self.frames, &mut self.interleaved);
+                mix(&self.interleaved, channels, &mut self.mono);
+                if let Some(at) = self.interleaved.iter().position(|sample| !sample.is_finite()) {
+                    let frame = self.frames + (at / channels) as u64;
+                    let value = self.interleaved.get(at).copied().unwrap_or_default();
+                    return Err(file.not_a_number(value, frame));
+                }
+                self.frames += self.mono.len() as u64;
+                if self.frames > max {
+                    return Err(file.too_long(self.frames, limits));
+                }
+                self.waiting.append(&mut self.mono);
+                // The last samples may be padding.
+                let known = self.waiting.len().saturating_sub(file.padding);
+                resampler.push(self.waiting.get(..known).unwrap_or_default());
+                self.waiting.drain(..known);
+                true
+            }
+            None => {
+                self.frames -= self.waiting.len() as u64;
+                file.check_length(self.frames)?;
+                false
+            }
+        };
+        let new = match self.resampler.take_if(|_| !more) {
+            Some(resampler) => resampler.finish(),
+            None => self.resampler.as_mut().map(Resampler::take).unwrap_or_default(),
+        };
+        if let Some(at) = new.iter().position(|sample| !sample.is_finite()) {
+            let value = new.get(at).copied().unwrap_or_default();
+            let at = (self.read + at as u64) * u64::from(rate) / u64::from(self.wanted);
+            return Err(self.file.not_a_number(value, at));
+        }
+        self.read += new.len() as u64;
+        match samples.is_empty() {
+            true => *samples = new,
+            false => samples.extend_from_slice(&new),
+        }
+        Ok(more)
+    }
 }
 
 /// The mean of the channels.

@@ -39,7 +39,7 @@ mod video;
 mod voice;
 mod wave;
 
-pub use self::audio::{Audio, decode_audio};
+pub use self::audio::{Audio, AudioReader, decode_audio};
 pub use self::encode::{AUDIO_FORMATS, AudioFormat, WAV_HEADER, encode_audio, pcm16, wav_header};
 pub use self::image::{Image, decode_image};
 pub use self::limits::Limits;

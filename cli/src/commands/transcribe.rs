@@ -311,7 +311,7 @@ fn transcribe(
 enum Input {
     /// A WAV file.
     File(Source),
-    Recording(Box<Live>),
+    Recording(Box<Live<'static>>),
 }
 
 /// A WAV file begins with `RIFF`; anything else is raw samples.

@@ -879,8 +879,10 @@ fn tokens(model: &Model, count: usize) -> Vec<u32> {
     let vocab = declared.into_iter().filter(|rows| *rows > 0).min().unwrap_or(1) as u64;
     let (first, end) = (vocab / 8, vocab / 2 + 1);
     let drawn = (0u64..).map(|index| (first + mixed(index) % (end - first)) as u32);
-    let drawn = drawn.filter(|id| u64::from(*id) < vocab && !info.placeholders.contains(id));
-    params.bos_token_id.into_iter().chain(drawn).take(count).collect()
+    let drawn = drawn.filter(|id| u64::from(*id) < vocab);
+    let all = params.bos_token_id.into_iter().chain(drawn);
+    // Audio may stand in the place of the token that texts begin with.
+    all.filter(|id| !info.placeholders.contains(id)).take(count).collect()
 }
 
 /// True if the texts of a pair are two parts for the model.

@@ -18,7 +18,7 @@ impl Transcriber {
     /// Has the model transcribe one window after another, with seconds of context in front and behind.
     pub(super) fn in_context(
         &mut self,
-        mut live: Live,
+        mut live: Live<'_>,
         context: [f64; 2],
         cancel: &CancelToken,
         mut on_event: impl FnMut(TranscribeEvent<'_>),
@@ -54,8 +54,8 @@ impl Transcriber {
             }
             if start == 0 && !last {
                 on_event(TranscribeEvent::Chunks {
-                    count: (all - window).div_ceil(step) + 1,
-                    seconds: transcript.seconds,
+                    count: (live.expected() - window).div_ceil(step) + 1,
+                    seconds: live.expected() as f64 / rate,
                     longest: window as f64 / rate,
                     overlap: (left + right) as f64 / rate,
                 });
@@ -106,7 +106,7 @@ impl Transcriber {
     /// audio has `ended`.
     fn spoken(&self, open: &mut Open, ended: bool) -> Result<Vec<Chunk>> {
         let words = self.words(&open.ids, &open.times)?;
-        if ended {
+        if ended || words.is_empty() {
             return Ok(words);
         }
         let last_word = words.last().map(|word| word.start).filter(|_| words.len() > 1);
@@ -136,7 +136,7 @@ pub(super) struct Open {
 
 impl Open {
     /// Adds what a window has in its own part.
-    fn take(&mut self, said: &Said, own: &Own, live: &Live) -> Result<()> {
+    fn take(&mut self, said: &Said, own: &Own, live: &Live<'_>) -> Result<()> {
         if said.times.len() != said.ids.len() {
             bail!(
                 Artifact,

@@ -5,59 +5,52 @@ use std::io::Read;
 use std::ops::Range;
 
 use qhx_base::{Error, ErrorKind, Result};
-use qhx_media::{Audio, SpeechRules, VoiceActivity, VoiceChange};
+use qhx_media::{Audio, AudioReader, SpeechRules, VoiceActivity, VoiceChange};
 
 /// Samples that are read at a time: a tenth of a second.
 const BLOCK: usize = 1600;
+/// Seconds of a file that are decoded before anything is transcribed, so that most files that are broken somewhere are
+/// refused at once. What follows is decoded as it is transcribed: memory does not grow with the length.
+const AHEAD: usize = 600;
 
-/// Audio of one channel that is still being recorded, or that is there already.
-pub struct Live {
+/// Audio of one channel that is still being recorded or read, or that is there already.
+pub struct Live<'a> {
     /// Samples that a model may be given, but for those that were forgotten.
     samples: Vec<f32>,
     forgotten: usize,
     pub(super) rate: u32,
-    /// Signed 16 bits, the low byte first; none once it has ended.
-    source: Option<Box<dyn Read + Send>>,
+    /// None once it has ended.
+    source: Option<Recording<'a>>,
     /// Samples of the recording, speech or not.
     heard: u64,
+    /// Number of samples that a file's header declares.
+    declared: Option<u64>,
     /// None where all is for the model.
     speech: Option<Speech>,
 }
 
-impl fmt::Debug for Live {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Live")
-            .field("samples", &self.samples.len())
-            .field("rate", &self.rate)
-            .field("speech", &self.speech)
-            .finish_non_exhaustive()
-    }
+/// Origin of samples that are still to come.
+enum Recording<'a> {
+    /// Signed 16 bits, the low byte first.
+    Raw(Box<dyn Read + Send + 'a>),
+    File(Box<AudioReader<'a>>),
 }
 
-impl Live {
-    /// Samples as `arecord -t raw -f S16_LE -r RATE` writes them.
-    pub fn raw(source: impl Read + Send + 'static, rate: u32) -> Self {
-        let source: Option<Box<dyn Read + Send>> = Some(Box::new(source));
-        Self { samples: Vec::new(), forgotten: 0, rate, source, heard: 0, speech: None }
-    }
-
-    pub(super) fn whole(Audio { samples, rate }: Audio) -> Self {
-        let heard = samples.len() as u64;
-        Self { samples, forgotten: 0, rate, source: None, heard, speech: None }
-    }
-
-    /// Leaves out what is no speech.
-    pub(super) fn speech_alone(mut self, rules: SpeechRules) -> Result<Self> {
-        let mut speech = Speech::new(self.rate, rules)?;
-        let samples = std::mem::take(&mut self.samples);
-        speech.take(&samples, self.source.is_none(), &mut self.samples);
-        self.speech = Some(speech);
-        Ok(self)
-    }
-
-    /// Reads a tenth of a second. False where the recording has ended.
-    pub(super) fn read(&mut self) -> Result<bool> {
-        let Some(source) = &mut self.source else { return Ok(false) };
+impl Recording<'_> {
+    /// Appends the next samples, a tenth of a second or more. False where it has ended.
+    fn read(&mut self, samples: &mut Vec<f32>) -> Result<bool> {
+        let source = match self {
+            Self::Raw(source) => source,
+            Self::File(reader) => {
+                let enough = samples.len() + BLOCK;
+                while samples.len() < enough {
+                    if !reader.read(samples)? {
+                        return Ok(false);
+                    }
+                }
+                return Ok(true);
+            }
+        };
         let mut block = [0u8; 2 * BLOCK];
         let mut filled = 0;
         while filled < block.len() {
@@ -70,21 +63,73 @@ impl Live {
                 }
             }
         }
-        let ended = filled < block.len();
+        let whole = block.get(..filled).unwrap_or_default().chunks_exact(2);
+        samples.extend(whole.map(|pair| match *pair {
+            [low, high] => f32::from(i16::from_le_bytes([low, high])) / 32768.0,
+            _ => 0.0,
+        }));
+        Ok(filled == block.len())
+    }
+}
+
+impl fmt::Debug for Live<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Live")
+            .field("samples", &self.samples.len())
+            .field("rate", &self.rate)
+            .field("speech", &self.speech)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> Live<'a> {
+    /// Samples as `arecord -t raw -f S16_LE -r RATE` writes them.
+    pub fn raw(source: impl Read + Send + 'a, rate: u32) -> Self {
+        let source = Some(Recording::Raw(Box::new(source)));
+        Self { source, ..Self::whole(Audio { samples: Vec::new(), rate }) }
+    }
+
+    pub(super) fn whole(Audio { samples, rate }: Audio) -> Self {
+        let heard = samples.len() as u64;
+        Self { samples, forgotten: 0, rate, source: None, heard, declared: None, speech: None }
+    }
+
+    /// A file whose samples have this rate, of which the beginning is decoded already.
+    pub(super) fn file(mut reader: AudioReader<'a>, rate: u32) -> Result<Self> {
+        let mut samples = Vec::new();
+        let mut more = true;
+        while more && samples.len() < AHEAD * rate as usize {
+            more = reader.read(&mut samples)?;
+        }
+        let declared = reader.declared().filter(|_| more);
+        let source = more.then(|| Recording::File(Box::new(reader)));
+        Ok(Self { source, declared, ..Self::whole(Audio { samples, rate }) })
+    }
+
+    /// Leaves out what is no speech.
+    pub(super) fn speech_alone(mut self, rules: SpeechRules) -> Result<Self> {
+        let mut speech = Speech::new(self.rate, rules)?;
+        let samples = std::mem::take(&mut self.samples);
+        speech.take(&samples, self.source.is_none(), &mut self.samples);
+        self.speech = Some(speech);
+        Ok(self)
+    }
+
+    /// Reads a tenth of a second or more. False where the recording has ended.
+    pub(super) fn read(&mut self) -> Result<bool> {
+        let Some(source) = &mut self.source else { return Ok(false) };
+        let mut samples = Vec::new();
+        let ended = !source.read(&mut samples)?;
         if ended {
             self.source = None;
         }
-        let whole = block.get(..filled).unwrap_or_default().chunks_exact(2);
-        let samples = whole.map(|pair| match *pair {
-            [low, high] => f32::from(i16::from_le_bytes([low, high])) / 32768.0,
-            _ => 0.0,
-        });
+        let found = !samples.is_empty();
         self.heard += samples.len() as u64;
         match &mut self.speech {
-            None => self.samples.extend(samples),
-            Some(speech) => speech.take(&samples.collect::<Vec<_>>(), ended, &mut self.samples),
+            None => self.samples.append(&mut samples),
+            Some(speech) => speech.take(&samples, ended, &mut self.samples),
         }
-        Ok(filled > 0)
+        Ok(found)
     }
 
     /// Samples for the model so far, those that were forgotten included.
@@ -106,10 +151,11 @@ impl Live {
         self.forgotten += count;
     }
 
-    /// The samples for the model. None are left.
-    pub(super) fn take(&mut self) -> Vec<f32> {
-        self.forgotten += self.samples.len();
-        std::mem::take(&mut self.samples)
+    /// Samples for the model in all, as far as that is known.
+    pub(super) fn expected(&self) -> usize {
+        let declared = self.declared.filter(|_| self.speech.is_none() && self.source.is_some());
+        let declared = declared.and_then(|samples| usize::try_from(samples).ok());
+        declared.map_or(self.len(), |samples| samples.max(self.len()))
     }
 
     /// True where there was audio, and nobody spoke.

@@ -15,15 +15,14 @@ mod words;
 mod written;
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
-use qhx_media::{Audio, Limits, Source, SpeechRules};
+use qhx_media::{Audio, AudioReader, Limits, Source, SpeechRules};
 
 use crate::media::Attached;
 use join::join;
 pub use limits::Limits as TranscribeLimits;
 pub use live::Live;
-use qhx_base::{CancelToken, Error, ErrorKind, Result, error, setters};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, bail, error, setters};
 use qhx_core::Manifest;
 use qhx_core::engine::{FinishReason, Generation, Model, Request};
 use qhx_core::manifest::{AnswerHead, Spelling, Transcription};
@@ -437,22 +436,26 @@ impl Transcriber {
         cancel: &CancelToken,
         on_event: impl FnMut(TranscribeEvent<'_>),
     ) -> Result<Transcript> {
-        let audio =
-            qhx_media::decode_audio(source, &self.model.media_rules().audio, &Limits::default())?;
-        self.transcribe_any(&source.to_string(), Live::whole(audio), cancel, on_event)
+        let rules = self.model.media_rules().audio;
+        let live = if self.options.turn.is_some() {
+            // A turn goes on where it was left, among all of its samples.
+            Live::whole(qhx_media::decode_audio(source, &rules, &Limits::default())?)
+        } else {
+            Live::file(AudioReader::open(source, &rules, &limits(source))?, rules.rate)?
+        };
+        self.transcribe_any(&source.to_string(), live, cancel, on_event)
             .map_err(|e| e.context(source))
     }
 
-    /// Same as [`Transcriber::transcribe_with`], for audio that is still being recorded. A model that gives times, or
-    /// whose tokens have them, is asked for each window as soon as its samples are there; any other when the recording
-    /// ends.
+    /// Same as [`Transcriber::transcribe_with`], for audio that is still being recorded. The model is asked for each
+    /// window or chunk as soon as its samples are there.
     ///
     /// # Errors
     /// Errors of [`Transcriber::transcribe_with`], and when `live` fails.
     pub fn transcribe_live(
         &mut self,
         name: &str,
-        live: Live,
+        live: Live<'_>,
         cancel: &CancelToken,
         on_event: impl FnMut(TranscribeEvent<'_>),
     ) -> Result<Transcript> {
@@ -476,7 +479,7 @@ impl Transcriber {
     fn transcribe_any(
         &mut self,
         name: &str,
-        mut live: Live,
+        mut live: Live<'_>,
         cancel: &CancelToken,
         on_event: impl FnMut(TranscribeEvent<'_>),
     ) -> Result<Transcript> {
@@ -494,10 +497,7 @@ impl Transcriber {
             (_, Some(context)) if self.model.answers() => {
                 self.in_context(live, context, cancel, on_event)
             }
-            _ => {
-                while live.read()? {}
-                self.chunks(name, live, cancel, on_event)
-            }
+            _ => self.chunks(name, live, cancel, on_event),
         }
     }
 
@@ -517,53 +517,63 @@ impl Transcriber {
     fn chunks(
         &mut self,
         name: &str,
-        mut live: Live,
+        mut live: Live<'_>,
         cancel: &CancelToken,
         mut on_event: impl FnMut(TranscribeEvent<'_>),
     ) -> Result<Transcript> {
-        let mut transcript = Transcript { seconds: live.seconds(), ..Transcript::default() };
-        if live.is_silent() {
+        let mut transcript = Transcript::default();
+        while live.len() == 0 && !cancel.is_cancelled() && live.read()? {}
+        transcript.seconds = live.seconds();
+        if live.len() == 0 {
+            if live.seconds() == 0.0 {
+                bail!(Prompt, "holds no audio (0 samples)");
+            }
+            transcript.cancelled = cancel.is_cancelled();
             return Ok(transcript);
         }
-        let audio = &Audio { samples: live.take(), rate: live.rate };
-        let longest = self.longest(name, audio)?;
-        let chunks = qhx_kit::audio::pieces(audio.samples.len(), longest, longest / OVERLAP)
-            .map_err(|e| Error::new(ErrorKind::Internal, e.message().to_owned()))?;
-        let seconds = |samples| seconds(audio, samples);
-        if chunks.len() > 1 {
-            on_event(TranscribeEvent::Chunks {
-                count: chunks.len(),
-                seconds: transcript.seconds,
-                longest: seconds(longest),
-                overlap: seconds(longest / OVERLAP),
-            });
-        }
-        let (mut behind, mut rate, mut settled) = (0, WORDS_A_SECOND, Settled::default());
-        for range in chunks {
-            let (Range { start, end }, long) = (range.clone(), seconds(range.len()));
-            let overlap = seconds(behind.max(start) - start);
-            behind = end;
-            let from = seconds(start);
-            let (start, end) = (live.begins(from), live.ends(seconds(end)));
-            let samples = audio.samples.get(range).unwrap_or_default().to_vec();
-            let clip = media(samples, audio.rate)?;
+        let longest = self.longest(name, &mut live)?;
+        let step = longest - longest / OVERLAP;
+        let rate = live.rate;
+        let seconds = |samples| seconds(samples, rate);
+        let (mut fastest_before, mut settled) = (WORDS_A_SECOND, Settled::default());
+        let mut start = 0;
+        loop {
+            // One sample more says whether this chunk is the last.
+            while live.len() <= start + longest && !cancel.is_cancelled() && live.read()? {}
+            transcript.seconds = live.seconds();
+            let last = live.len() <= start + longest;
+            let range = start..live.len().min(start + longest);
+            if start == 0 && !last {
+                on_event(TranscribeEvent::Chunks {
+                    count: (live.expected() - longest).div_ceil(step) + 1,
+                    seconds: seconds(live.expected()),
+                    longest: seconds(longest),
+                    overlap: seconds(longest / OVERLAP),
+                });
+            }
+            let overlap = if start == 0 { 0.0 } else { seconds(longest - step) };
+            let (from, long) = (seconds(start), seconds(range.len()));
+            let (begins, ends) = (live.begins(from), live.ends(seconds(range.end)));
+            let clip = media(live.part(range), rate)?;
             on_event(TranscribeEvent::Begin);
             let Said { text, ids, finish_reason, times, language, found } =
                 match self.model.answers() {
                     true => self.answered(&clip, cancel)?,
-                    false => self.generated(name, (clip, end - start), cancel, &mut on_event)?,
+                    false => self.generated(name, (clip, ends - begins), cancel, &mut on_event)?,
                 };
             let text = text.trim();
             let words = text.split_whitespace().count() as f64;
             let rate_here = words / long.max(f64::MIN_POSITIVE);
             // Of both chunks the faster.
-            let fastest = rate.max(rate_here);
-            rate = rate_here.max(WORDS_A_SECOND);
+            let fastest = fastest_before.max(rate_here);
+            fastest_before = rate_here.max(WORDS_A_SECOND);
             join(&mut transcript.text, text, (overlap * fastest).ceil() as usize);
             transcript.language = transcript.language.take().or(language);
-            transcript.note([start, end], found);
+            transcript.note([begins, ends], found);
             let (text, tokens) = (text.to_owned(), ids.len());
-            let whole = Chunk { start, end, text, finish_reason, tokens, ids, scores: None };
+            let (start_at, end) = (begins, ends);
+            let whole =
+                Chunk { start: start_at, end, text, finish_reason, tokens, ids, scores: None };
             let at = |[begin, end]: [f32; 2]| {
                 let [begin, end] = [begin, end].map(|time| from + f64::from(time));
                 [live.begins(begin), live.ends(end)]
@@ -574,9 +584,11 @@ impl Transcriber {
             transcript.chunks.push(whole);
             settled.until(&transcript.text, join::settled(&transcript.text), &mut on_event);
             transcript.cancelled = finish_reason == FinishReason::Cancelled;
-            if transcript.cancelled {
+            if transcript.cancelled || last {
                 break;
             }
+            start += step;
+            live.forget(start);
         }
         settled.until(&transcript.text, transcript.text.len(), &mut on_event);
         Ok(transcript)
@@ -674,46 +686,56 @@ impl Transcriber {
         Ok(((window * f64::from(rate)) as usize).max(1))
     }
 
-    /// The most samples of the audio, from its beginning, that the model takes at once. Errors with its reason when it
-    /// does not take the shortest chunk.
-    fn longest(&mut self, name: &str, audio: &Audio) -> Result<usize> {
-        let all = audio.samples.len();
+    /// The most samples of the audio, from its beginning, that the model takes at once; of audio that is shorter all of
+    /// it, or more. Reads at most twice as many. Errors with its reason when it does not take the shortest chunk.
+    fn longest(&mut self, name: &str, live: &mut Live<'_>) -> Result<usize> {
+        let rate = live.rate;
         if self.model.answers() {
-            return Ok(self.answer_window(audio.rate)?.min(all.max(1)));
+            return self.answer_window(rate);
         }
         let model = &mut self.model;
         let max_ctx = model.info().max_ctx;
-        let step = (audio.rate as usize / STEPS_A_SECOND).max(1);
-        let positions = |model: &mut Model, samples: usize| -> Result<usize> {
-            let samples = audio.samples.get(..samples).unwrap_or(&audio.samples);
-            let placement = model.op_mut().place(Segment::Audio { samples, rate: audio.rate })?;
+        let step = (rate as usize / STEPS_A_SECOND).max(1);
+        let positions = |model: &mut Model, live: &Live<'_>, samples: usize| -> Result<usize> {
+            let samples = live.part(0..samples);
+            let placement = model.op_mut().place(Segment::Audio { samples, rate })?;
             let positions = placement.pieces.iter().map(|piece| match piece {
                 Piece::Part { positions, .. } => *positions,
                 _ => 0,
             });
             Ok(positions.fold(0, usize::saturating_add))
         };
+        while live.len() < step && live.read()? {}
         // What the prompt has besides the audio.
-        let shortest = step.min(all);
-        let samples = audio.samples.get(..shortest).unwrap_or_default().to_vec();
-        let chunk = Attached::new(name, media(samples, audio.rate)?);
+        let shortest = step.min(live.len());
+        let chunk = Attached::new(name, media(live.part(0..shortest), rate)?);
         let whole =
             model.encode_prompt(&asked::prompt(&self.instruction, &self.options, chunk)?)?.len();
-        let request = whole.saturating_sub(positions(model, shortest)?);
+        let request = whole.saturating_sub(positions(model, live, shortest)?);
         let max = max_ctx.saturating_sub(max_ctx / ROOM).saturating_sub(request);
-        let mut takes = |samples: usize| -> Result<()> {
-            match positions(model, samples)? {
+        let mut takes = |live: &Live<'_>, samples: usize| -> Result<()> {
+            match positions(model, live, samples)? {
                 positions if positions <= max => Ok(()),
                 positions => Err(error!(
                     Prompt,
                     "{:.1} s of audio take {positions} positions, and the context of {max_ctx} has {max} for audio \
                      beside a request of {request}",
-                    seconds(audio, samples.min(all))
+                    seconds(samples.min(live.len()), rate)
                 )
                 .hint("forge the model with a larger --max-ctx")),
             }
         };
-        most(step, all, &mut takes)
+        let mut all = shortest;
+        while takes(live, all).is_ok() {
+            let wanted = all.saturating_mul(2);
+            while live.len() < wanted && live.read()? {}
+            if live.len() < wanted {
+                all = live.len();
+                break;
+            }
+            all = wanted;
+        }
+        most(step, all, &mut |samples| takes(live, samples))
     }
 }
 
@@ -773,8 +795,17 @@ fn cut_off(tokens: usize, max_new: usize, max_ctx: usize) -> String {
     format!("the context of {max_ctx} is full: forge the model with a larger --max-ctx")
 }
 
-fn seconds(audio: &Audio, samples: usize) -> f64 {
-    samples as f64 / f64::from(audio.rate.max(1))
+fn seconds(samples: usize, rate: u32) -> f64 {
+    samples as f64 / f64::from(rate.max(1))
+}
+
+/// Limits of audio whose samples are not kept: a file may last a day, and be as large as a WAV file can be.
+fn limits(source: &Source) -> Limits {
+    let mut limits = Limits::default();
+    if let Source::File(_) = source {
+        (limits.seconds, limits.bytes) = (24 * 3600, 4 << 30);
+    }
+    limits
 }
 
 #[cfg(test)]

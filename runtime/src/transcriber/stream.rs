@@ -12,8 +12,9 @@ const PAUSE: f64 = 1.0;
 const LONGEST: f64 = 30.0;
 /// Tokens before a text that it is decoded with.
 const TAIL: usize = 16;
-/// Pieces that audio is given in, a second: in between, it can be cancelled.
-const PIECES: usize = 2;
+/// Pieces that audio is given in, a second, of a file as of a recording: pauses, which end segments, are found behind a
+/// piece. In between, it can be cancelled.
+const PIECES: usize = 10;
 /// Divisor of a second that gives the end of a turn so far that is not given to the model yet: where the turn ends may
 /// still be found in it.
 const UNDECIDED: usize = 10;
@@ -53,7 +54,7 @@ impl Transcriber {
     /// Gives the model one piece after another.
     pub(super) fn streamed(
         &mut self,
-        mut live: Live,
+        mut live: Live<'_>,
         cancel: &CancelToken,
         mut on_event: impl FnMut(TranscribeEvent<'_>),
     ) -> Result<Transcript> {
@@ -114,7 +115,7 @@ impl Transcriber {
     /// Gives the model all there is but for the last `kept` samples, until the recording ends.
     fn give_all(
         &mut self,
-        live: &mut Live,
+        live: &mut Live<'_>,
         following: &mut Following,
         kept: usize,
         cancel: &CancelToken,
@@ -128,6 +129,9 @@ impl Transcriber {
             while following.at < all {
                 cancel.check()?;
                 let to = all.min(following.at + piece);
+                if more && to - following.at < piece {
+                    break;
+                }
                 let clip = media(live.part(following.at..to), live.rate)?;
                 let answer = self.model.listen(Some(&clip), cancel)?;
                 following.at = to;
@@ -143,7 +147,7 @@ impl Transcriber {
     }
 
     /// Takes tokens.
-    fn said(&self, live: &Live, following: &mut Following, answer: Answer) -> Result<()> {
+    fn said(&self, live: &Live<'_>, following: &mut Following, answer: Answer) -> Result<()> {
         let Answer { tokens, times, language, note } = answer;
         if times.len() != tokens.len() {
             let (times, tokens) = (times.len(), tokens.len());
@@ -193,7 +197,7 @@ impl Transcriber {
     /// Makes chunks of what is complete: what has a sentence, a pause or the end of the audio behind it.
     fn close(
         &self,
-        live: &Live,
+        live: &Live<'_>,
         following: &mut Following,
         ended: bool,
         on_event: &mut impl FnMut(TranscribeEvent<'_>),

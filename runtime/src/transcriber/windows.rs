@@ -68,7 +68,7 @@ impl Transcriber {
     /// Has the model transcribe one window after another.
     pub(super) fn windows(
         &mut self,
-        mut live: Live,
+        mut live: Live<'_>,
         cancel: &CancelToken,
         mut on_event: impl FnMut(TranscribeEvent<'_>),
     ) -> Result<Transcript> {
@@ -95,8 +95,8 @@ impl Transcriber {
             }
             if !shown && all > window {
                 on_event(TranscribeEvent::Chunks {
-                    count: all.div_ceil(window),
-                    seconds: transcript.seconds,
+                    count: live.expected().div_ceil(window),
+                    seconds: live.expected() as f64 / f64::from(rate.max(1)),
                     longest: window as f64 / f64::from(rate.max(1)),
                     overlap: 0.0,
                 });

@@ -25,7 +25,8 @@ impl Transcriber {
         self.words(&whole.ids, times)
     }
 
-    /// The words of tokens that a recogniser found: what stands between spaces.
+    /// The words of tokens that a recogniser found: what stands between spaces. A token that is nothing but a space
+    /// belongs to the word behind it, at the end to the word before it: the tokens of all words have the whole text.
     pub(super) fn words(&self, ids: &[u32], times: &[[f64; 2]]) -> Result<Vec<Chunk>> {
         let (mut words, mut before) = (Vec::<Chunk>::new(), String::new());
         for (count, (&id, &[from, to])) in ids.iter().zip(times).enumerate() {
@@ -33,7 +34,7 @@ impl Transcriber {
             let more = text.strip_prefix(before.as_str()).unwrap_or_default().to_owned();
             let begins =
                 more.starts_with(char::is_whitespace) || before.ends_with(char::is_whitespace);
-            match words.last_mut().filter(|_| !begins) {
+            match words.last_mut().filter(|word| !begins || word.text.is_empty()) {
                 Some(word) => {
                     word.text.push_str(more.trim());
                     (word.end, word.tokens) = (to, word.tokens + 1);
@@ -43,7 +44,12 @@ impl Transcriber {
             }
             before = text;
         }
-        words.retain(|word| !word.text.is_empty());
+        if let Some(space) = words.pop_if(|word| word.text.is_empty())
+            && let Some(word) = words.last_mut()
+        {
+            word.tokens += space.tokens;
+            word.ids.extend(space.ids);
+        }
         Ok(words)
     }
 

@@ -48,6 +48,7 @@ mod smolvlm;
 mod speech {
     mod canary;
     mod canary_qwen;
+    mod espeak;
     mod kokoro;
     mod moonshine;
     mod nemotron;
