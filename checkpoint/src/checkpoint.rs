@@ -293,6 +293,7 @@ impl Checkpoint {
     /// A checkpoint without tensors yet.
     fn new(path: &Path, dir: &Path, config_path: PathBuf, mut config: Value) -> Result<Self> {
         name_class(&mut config);
+        check_parts(&config_path, &config)?;
         let generation = dir.join("generation_config.json");
         let generation = if generation.exists() { read_json(&generation)? } else { Value::Null };
         Ok(Self {
@@ -543,8 +544,9 @@ impl Checkpoint {
         self.source(name, &[], [1, 1])?.read_f32(0, &mut value)?;
         match value {
             [value] if value.is_nan() => {
-                let what = format!("tensor {name} is NaN, expected a number");
-                Err(Error::new(ErrorKind::Artifact, what))
+                let key = self.entry(name).map_or_else(|| name.to_owned(), |(key, _)| key);
+                let what = format_args!("tensor {key} is NaN, expected a number");
+                Err(artifact(&self.path, what))
             }
             [value] => Ok(value),
         }
@@ -767,6 +769,31 @@ fn onnx_file(path: &Path) -> Option<PathBuf> {
         return None;
     }
     single(path, ONNX).map(|file| path.join(file))
+}
+
+/// Keys of a configuration that hold objects.
+const PARTS: [&str; 9] = [
+    "text_config",
+    "llm_config",
+    "vision_config",
+    "audio_config",
+    "encoder_config",
+    "rope_parameters",
+    "rope_scaling",
+    "full_attention",
+    "sliding_attention",
+];
+
+/// Checks that parts of a configuration are objects, or null: a recipe would take others for keys that are absent.
+fn check_parts(path: &Path, config: &Value) -> Result<()> {
+    for (key, value) in config.as_object().into_iter().flatten() {
+        if value.is_object() {
+            check_parts(path, value)?;
+        } else if PARTS.contains(&&**key) && !value.is_null() {
+            return Err(artifact(path, format_args!("{key} is {value}, expected an object")));
+        }
+    }
+    Ok(())
 }
 
 /// Names the class in a configuration that has none, where its keys say which it is.

@@ -151,7 +151,7 @@ impl Config {
             bias: reader.flag_or("attention_bias", false)?,
             rope_theta: reader.rope_theta(10_000.0)?,
             positions: reader.maybe_size("max_position_embeddings")?,
-            tied: whole.tied(true),
+            tied: whole.tied(true)?,
             audio_token: whole.size_or("audio_token_id", 151_676)?,
             tower: Tower::read(&Reader::part(checkpoint, "audio_config")?, hidden)?,
         })
