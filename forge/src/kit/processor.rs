@@ -93,7 +93,8 @@ impl Processor {
                 && !value.is_object()
                 && value.as_u64().is_none_or(|size| size == 0);
             if !value.is_null() && (switch || size) {
-                let expected = if switch { "true or false" } else { "an object or a number above 0" };
+                let expected =
+                    if switch { "true or false" } else { "an object or a number above 0" };
                 return Err(self.bad(&format!("/{key}"), expected));
             }
         }

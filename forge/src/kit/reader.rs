@@ -176,7 +176,10 @@ impl<'a> Reader<'a> {
     /// When it is no such number.
     pub fn positive(&self, keys: &[&str]) -> Result<Option<f64>> {
         let Some((key, value)) = self.first(keys) else { return Ok(None) };
-        match value.as_f64().filter(|v| (f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX)).contains(v)) {
+        match value
+            .as_f64()
+            .filter(|v| (f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX)).contains(v))
+        {
             Some(number) => Ok(Some(number)),
             None => Err(self.bad(key, value, "a positive number")),
         }

@@ -189,17 +189,14 @@ fn made_of(dir: &Path, options: ForgeOptions) -> Result<()> {
     forge(dir, &ForgeOptions { out: out.path().join("b"), ..options }, &mut Silent).map(drop)
 }
 
-/// The report of a refusal of a checkpoint, or of a configuration without weights; none where the bundle is made. An error of this function is a fault.
+/// The report of a refusal; none where the bundle is made. An error of this function is a fault.
 fn refusal(
     dir: &Path,
     choices: &[(&str, &str)],
     read: Option<&str>,
 ) -> std::result::Result<Option<String>, String> {
     let start = Instant::now();
-    let plan = || match dir.is_dir() {
-        true => planned(&Checkpoint::open(dir)?, choices, read),
-        false => planned(&Checkpoint::synthetic(dir, 1)?, choices, read),
-    };
+    let plan = || planned(&Checkpoint::open(dir)?, choices, read);
     let found = catch_unwind(AssertUnwindSafe(plan)).map_err(|_| "a panic".to_owned())?;
     let took = start.elapsed();
     if took > LONGEST {
@@ -246,33 +243,6 @@ fn numbers(value: &Value, place: &str, out: &mut Vec<String>) {
         let path = if place.is_empty() { key } else { format!("{place}.{key}") };
         numbers(value, &path, out);
     }
-}
-
-/// Sizes that a reader lets through, alone in a configuration without weights: each is planned or refused in time, and
-/// nothing as large is allocated.
-#[test]
-fn huge_sizes_are_planned_or_refused_in_time() {
-    each(|(name, choices), wrong| {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("config.json");
-        let base = Checkpoint::open(&fixture(name)).unwrap().config().clone();
-        let (whole, mut all) = (serde_json::to_vec(&base).unwrap(), Vec::new());
-        numbers(&base, "", &mut all);
-        all.retain(|key| {
-            base.pointer(&format!("/{}", key.replace('.', "/"))).unwrap().is_u64()
-                && !key.contains("token_id")
-                && !key.contains("label")
-        });
-        for key in &all {
-            for size in [1 << 16, 1 << 24] {
-                std::fs::write(&path, &whole).unwrap();
-                set_json(&path, key, json!(size));
-                if let Err(how) = refusal(&path, choices, None) {
-                    wrong.push(format!("{name}: {key} = {size}: {how}"));
-                }
-            }
-        }
-    });
 }
 
 /// The last key of a path that is no place in a list.
