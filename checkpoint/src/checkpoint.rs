@@ -139,8 +139,7 @@ impl Checkpoint {
             return Self::open_nemo(path, &file);
         }
         if !path.is_dir() {
-            let hint =
-                "give the folder that holds config.json and model.safetensors, or a .gguf, .onnx or .nemo file";
+            let hint = "give the folder that holds config.json and model.safetensors, or a .gguf, .onnx or .nemo file";
             return Err(artifact(path, "not a folder").hint(hint));
         }
         let config_path = path.join(CONFIG);
@@ -181,7 +180,11 @@ impl Checkpoint {
         let scale = self.config.get(nemo::LORA_SCALE).and_then(Value::as_f64);
         let factor = self.keys().find(|key| key.contains(".lora_"));
         match (scale, factor) {
-            (Some(scale), _) => self.with_factors_inside(scale as f32),
+            (Some(scale), _) => {
+                let mut merged = self.with_factors_inside(scale as f32)?;
+                Arc::make_mut(&mut merged.tensors).retain(|key, _| !key.contains(".lora_"));
+                Ok(merged)
+            }
             (None, None) => Ok(self),
             (None, Some(key)) => {
                 let what = format!("tensor {key} is of an adapter, and {CONFIG} has no lora");
@@ -345,10 +348,12 @@ impl Checkpoint {
     /// A checkpoint without tensors yet.
     fn new(path: &Path, dir: &Path, config_path: PathBuf, mut config: Value) -> Result<Self> {
         name_class(&mut config);
+        check_parts(&config_path, &config)?;
         let mut processor = Value::Null;
         if config.pointer("/architectures/0").and_then(Value::as_str) == Some(nemo::SPEECH_LM) {
             let llm = backbone(dir, &config_path, &config)?;
-            let parts = nemo::speech_lm(&config, llm).map_err(|what| artifact(&config_path, what))?;
+            let parts =
+                nemo::speech_lm(&config, llm).map_err(|what| artifact(&config_path, what))?;
             [config, processor] = parts;
         }
         let generation = dir.join("generation_config.json");
@@ -603,8 +608,9 @@ impl Checkpoint {
         self.source(name, &[], [1, 1])?.read_f32(0, &mut value)?;
         match value {
             [value] if value.is_nan() => {
-                let what = format!("tensor {name} is NaN, expected a number");
-                Err(Error::new(ErrorKind::Artifact, what))
+                let key = self.entry(name).map_or_else(|| name.to_owned(), |(key, _)| key);
+                let what = format_args!("tensor {key} is NaN, expected a number");
+                Err(artifact(&self.path, what))
             }
             [value] => Ok(value),
         }
@@ -839,11 +845,37 @@ fn backbone(dir: &Path, path: &Path, config: &Value) -> Result<Value> {
         return read_json(&file);
     }
     let llm = config.get("pretrained_llm").and_then(Value::as_str).unwrap_or("its decoder");
-    let what = format_args!("its decoder is {llm}, whose configuration is not in llm_backbone/{CONFIG}");
+    let what =
+        format_args!("its decoder is {llm}, whose configuration is not in llm_backbone/{CONFIG}");
     Err(artifact(path, what).hint(format!(
         "put {CONFIG} of {llm} into the folder llm_backbone of the checkpoint, and its tokenizer.json and \
          tokenizer_config.json beside the weights"
     )))
+}
+
+/// Keys of a configuration that hold objects.
+const PARTS: [&str; 9] = [
+    "text_config",
+    "llm_config",
+    "vision_config",
+    "audio_config",
+    "encoder_config",
+    "rope_parameters",
+    "rope_scaling",
+    "full_attention",
+    "sliding_attention",
+];
+
+/// Checks that parts of a configuration are objects, or null: a recipe would take others for keys that are absent.
+fn check_parts(path: &Path, config: &Value) -> Result<()> {
+    for (key, value) in config.as_object().into_iter().flatten() {
+        if value.is_object() {
+            check_parts(path, value)?;
+        } else if PARTS.contains(&&**key) && !value.is_null() {
+            return Err(artifact(path, format_args!("{key} is {value}, expected an object")));
+        }
+    }
+    Ok(())
 }
 
 /// Names the class in a configuration that has none, where its keys say which it is.

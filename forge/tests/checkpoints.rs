@@ -18,6 +18,8 @@ mod encoders;
 mod formats;
 #[path = "checkpoints/gguf.rs"]
 mod gguf;
+#[path = "checkpoints/hostile.rs"]
+mod hostile;
 #[path = "checkpoints/mmproj.rs"]
 mod mmproj;
 #[path = "checkpoints/models.rs"]

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::blob::BlobId;
 use crate::cache::{Cache, Repository, below, entries, files_below};
-use crate::choose::{is_model, BundleFolder, Want, bundles, within};
+use crate::choose::{BundleFolder, Want, bundles, is_model, within};
 use crate::kind::Kind;
 use crate::links;
 use crate::name::Name;
@@ -309,7 +309,8 @@ impl Repository {
         };
         let path = below(&root, folder);
         let is_there = path.exists() || with_json(&path).is_file();
-        Ok(found(if is_model(folder) { Kind::Checkpoint } else { Kind::Bundle }, folder).filter(|_| is_there))
+        Ok(found(if is_model(folder) { Kind::Checkpoint } else { Kind::Bundle }, folder)
+            .filter(|_| is_there))
     }
 
     fn list_pulled(&self, name: &Name, commit: &str, record: &Record) -> Vec<Local> {

@@ -197,8 +197,9 @@ impl Tower {
         let params: AudioParams = host.require("/params/audio")?;
         if params.chunk == Some(0) || params.halvings > 16 {
             return Err(Error::manifest(format!(
-                "manifest /params/audio: chunk {:?} and halvings {}, expected frames above 0 and at most 16 halvings",
-                params.chunk, params.halvings
+                "manifest /params/audio: chunk {} and halvings {}, expected frames above 0 and at most 16 halvings",
+                params.chunk.map_or_else(|| "none".to_owned(), |chunk| chunk.to_string()),
+                params.halvings
             )));
         }
         let features = Mels::open(&params)?;

@@ -5,13 +5,16 @@ nothing is trained.
     seeing.py paligemma ../fixtures/vision/paligemma
     seeing.py mistral3 ../fixtures/vision/mistral3
 
-`-other` behind a name draws a checkpoint of other shapes, for `QHX_TEST_SEEING`. A number behind the folder is that of
-the first draw. Draws are repeated until greedy tokens are text and have clear margins. What
+    seeing.py paddleocr --unseen SEED DIR
+
+`--unseen` draws a checkpoint of other shapes, for `QHX_TEST_SEEING`. A number behind the folder is that of the first
+draw of weights. Draws are repeated until greedy tokens are text and have clear margins. What
 is compared are pixels, features, logits and tokens."""
 
 import json
 import math
 import pathlib
+import random
 import shutil
 import sys
 
@@ -113,7 +116,8 @@ class PaddleOCR:
         )
         token = tok.token_to_id
         return transformers.PaddleOCRVLConfig(
-            text_config=text | self.text, vision_config=vision | self.vision, tie_word_embeddings=False, image_token_id=token("<|IMAGE_PLACEHOLDER|>"),
+            text_config=text | self.text, vision_config=vision | self.vision, tie_word_embeddings=bool(self.text.get("tie_word_embeddings")),
+            image_token_id=token("<|IMAGE_PLACEHOLDER|>"),
             video_token_id=token("<|video_pad|>"), vision_start_token_id=token("<|IMAGE_START|>"), vision_end_token_id=token("<|IMAGE_END|>"),
         )
 
@@ -142,7 +146,7 @@ class PaddleOCR:
         value["torch_dtype"] = value.pop("dtype")
         value |= text | {
             "rope_theta": rope.pop("rope_theta"), "rope_scaling": rope | {"type": "default"}, "use_3d_rope": True, "rope_is_neox_style": True,
-            "weight_share_add_bias": True, "tie_word_embeddings": False, "sliding_window": None, "transformers_version": "4.55.0",
+            "weight_share_add_bias": True, "tie_word_embeddings": bool(self.text.get("tie_word_embeddings")), "sliding_window": None, "transformers_version": "4.55.0",
         }
         path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
         renamed = lambda name: (
@@ -193,7 +197,7 @@ class PaliGemma:
         ("long", [user(image("long"), "detect boat")]),
     ]
     again, margin, said = False, 0.06, "Seen:\n"
-    side, text, vision = 4, {}, {}
+    side, patch, text, vision = 4, 6, {}, {}
 
     def tokenizer(self):
         return self.style.train(TEXTS, 430)
@@ -205,12 +209,13 @@ class PaliGemma:
             layer_types=["sliding_attention", "full_attention", "sliding_attention"], attn_logit_softcapping=9.0, final_logit_softcapping=20.0,
         )
         vision = dict(
-            model_type="siglip_vision_model", hidden_size=36, intermediate_size=44, num_hidden_layers=2, num_attention_heads=3, image_size=6 * self.side,
-            patch_size=6, projection_dim=48, vision_use_head=False, num_image_tokens=16,
+            model_type="siglip_vision_model", hidden_size=36, intermediate_size=44, num_hidden_layers=2, num_attention_heads=3,
+            image_size=self.patch * self.side, patch_size=self.patch, projection_dim=(text | self.text)["hidden_size"], vision_use_head=False,
+            num_image_tokens=16,
         )
         return transformers.PaliGemmaConfig(
-            text_config=text | self.text, vision_config=vision | self.vision, image_token_index=tok.token_to_id("<image>"), projection_dim=48,
-            hidden_size=48,
+            text_config=text | self.text, vision_config=vision | self.vision, image_token_index=tok.token_to_id("<image>"),
+            projection_dim=vision["projection_dim"], hidden_size=vision["projection_dim"],
         )
 
     def write(self, tok, out):
@@ -219,7 +224,7 @@ class PaliGemma:
         config = json.loads(path.read_text())
         del config["chat_template"]
         path.write_text(json.dumps(config, indent=2) + "\n")
-        pixels = 6 * self.side
+        pixels = self.patch * self.side
         size = {"size": {"height": pixels, "width": pixels}, "resample": 3}
         kinds = {"image_processor_type": "SiglipImageProcessor", "processor_class": "PaliGemmaProcessor", "image_seq_length": self.side**2}
         (out / "preprocessor_config.json").write_text(json.dumps({**kinds, **size, **HALF}, indent=2) + "\n")
@@ -256,9 +261,9 @@ class PaliGemma:
 
     def features(self, model, feed):
         rows = model.model.get_image_features(feed["pixel_values"], return_dict=True).pooler_output[0]
-        n = self.side
-        cut = levels(feed["pixel_values"][0], [0.5] * 3, [0.5] * 3).reshape(3, n, 6, n, 6).permute(1, 3, 0, 2, 4)
-        return cut.reshape(n * n, 3, 36).contiguous(), rows / self.scale, [n, n]
+        n, p = self.side, self.patch
+        cut = levels(feed["pixel_values"][0], [0.5] * 3, [0.5] * 3).reshape(3, n, p, n, p).permute(1, 3, 0, 2, 4)
+        return cut.reshape(n * n, 3, p * p).contiguous(), rows / self.scale, [n, n]
 
     def adjust(self, model):
         # As `goldens.scale_as_stored`. The decoder's graph multiplies all rows with this factor; the class only those of
@@ -308,7 +313,7 @@ class Mistral3:
         )
         return transformers.Mistral3Config(
             text_config=text | self.text, vision_config=vision | self.vision, image_token_index=tok.token_to_id("[IMG]"), spatial_merge_size=self.merge,
-            multimodal_projector_bias=self.bias, tie_word_embeddings=False,
+            multimodal_projector_bias=self.bias, tie_word_embeddings=bool(self.text.get("tie_word_embeddings")),
         )
 
     def write(self, tok, out):
@@ -535,36 +540,72 @@ def produce(family, out, first=0):
 torch.set_num_threads(1)
 
 
-class OtherPaddleOCR(PaddleOCR):
-    """Other shapes, with biases in the decoder."""
-
-    patch, merge, size = 4, 3, {"shortest_edge": 3 * 144, "longest_edge": 20 * 144}
-    text = {
-        "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 18, "hidden_size": 52, "num_hidden_layers": 3, "use_bias": True,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 1, 4]},
+def heads(rng, dims):
+    """Heads of a decoder and its hidden size, which is not theirs together."""
+    kv, group = rng.choice([1, 2, 3]), rng.choice([1, 2, 3])
+    found = {"num_attention_heads": kv * group, "num_key_value_heads": kv, "head_dim": rng.choice(dims)}
+    return found | {
+        "hidden_size": rng.choice([36, 52, 68]), "intermediate_size": rng.choice([44, 76]), "num_hidden_layers": rng.choice([1, 3, 5]),
+        "rms_norm_eps": rng.choice([1e-4, 1e-6]),
     }
-    vision = {"hidden_size": 40, "num_attention_heads": 2, "num_hidden_layers": 2, "image_size": 28}
 
 
-class OtherPaliGemma(PaliGemma):
-    """Other shapes: full layers in the middle of the window, one group."""
-
-    side = 5
-    text = {"num_key_value_heads": 1, "num_attention_heads": 3, "head_dim": 18, "num_hidden_layers": 4, "sliding_window": 30, "layer_types": None}
-    vision = {"hidden_size": 40, "num_attention_heads": 2, "num_hidden_layers": 3}
-
-
-class OtherMistral3(Mistral3):
-    """Other shapes, GELU in the tower, biases in the projector."""
-
-    patch, merge, longest, bias = 4, 3, 80, True
-    text = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 18, "hidden_size": 52, "num_hidden_layers": 3}
-    vision = {"hidden_size": 40, "num_attention_heads": 2, "head_dim": 20, "num_hidden_layers": 2, "hidden_act": "gelu", "image_size": 84}
+def tower(rng):
+    count = rng.choice([1, 2, 3])
+    return {
+        "hidden_size": count * rng.choice([12, 20]), "num_attention_heads": count, "num_hidden_layers": rng.choice([1, 2, 4]),
+        "intermediate_size": rng.choice([36, 52]),
+    }
 
 
-FAMILIES = {
-    "paddleocr": PaddleOCR, "paligemma": PaliGemma, "mistral3": Mistral3,
-    "paddleocr-other": OtherPaddleOCR, "paligemma-other": OtherPaliGemma, "mistral3-other": OtherMistral3,
-}
+def unseen(family, seed):
+    """Shapes that no fixture has; a scale, an activation and an order of the keys are those of the class."""
+    rng = random.Random(f"{family.name} {seed}")
+    made = family()
+    made.name = f"{family.name}-unseen-{seed}"
+    if family is PaddleOCR:
+        made.text, made.vision = heads(rng, [10, 14, 18]), tower(rng) | {"image_size": rng.choice([24, 56])}
+        made.patch, made.merge = rng.choice([4, 5, 7]), rng.choice([2, 3])
+        area = (made.patch * made.merge) ** 2
+        made.size = {"shortest_edge": 3 * area, "longest_edge": rng.choice([14, 20]) * area}
+        half = made.text["head_dim"] // 2
+        height, width = rng.randint(0, half // 3), rng.randint(1, half // 3)
+        made.text |= {
+            "use_bias": rng.random() < 0.5, "tie_word_embeddings": rng.random() < 0.5,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": rng.choice([1e3, 1e6]), "mrope_section": [half - height - width, height, width],
+            },
+        }
+        made.vision["layer_norm_eps"] = 1e-6
+    elif family is PaliGemma:
+        made.text, made.vision = heads(rng, [10, 14, 20]), tower(rng) | {"layer_norm_eps": rng.choice([1e-4, 1e-6])}
+        made.side, made.patch = rng.choice([3, 5, 6]), rng.choice([4, 5, 7])
+        made.text |= {
+            "query_pre_attn_scalar": rng.choice([9, 50]), "sliding_window": rng.choice([5, 40]), "layer_types": None,
+            "attn_logit_softcapping": rng.choice([4.0, 50.0, None]), "final_logit_softcapping": rng.choice([20.0, 30.0]),
+            "attention_bias": rng.random() < 0.5, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        }
+    else:
+        made.text, made.vision = heads(rng, [10, 14, 18]), tower(rng)
+        made.patch, made.merge, made.bias = rng.choice([4, 5, 7]), rng.choice([2, 3]), rng.random() < 0.5
+        # Below 64 the class makes the wide image 0 pixels high.
+        made.longest = {4: 66, 5: 75, 7: 90}[made.patch]
+        dim = made.vision["hidden_size"] // made.vision["num_attention_heads"]
+        made.vision |= {
+            "head_dim": dim, "hidden_act": rng.choice(["silu", "gelu"]), "image_size": made.patch * 30,
+            "rope_parameters": {"rope_type": "axial", "rope_theta": rng.choice([300.0, 1e5])},
+        }
+        made.text |= {
+            "sliding_window": rng.choice([None, 30]), "tie_word_embeddings": rng.random() < 0.5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": rng.choice([1e4, 1e9])},
+        }
+    print(made.name, made.text, made.vision, made.patch, getattr(made, "merge", ""), flush=True)
+    return made
+
+
+FAMILIES = {"paddleocr": PaddleOCR, "paligemma": PaliGemma, "mistral3": Mistral3}
 if __name__ == "__main__":
-    produce(FAMILIES[sys.argv[1]](), pathlib.Path(sys.argv[2]), *map(int, sys.argv[3:]))
+    if "--unseen" in sys.argv:
+        produce(unseen(FAMILIES[sys.argv[1]], int(sys.argv[3])), pathlib.Path(sys.argv[4]), *map(int, sys.argv[5:]))
+    else:
+        produce(FAMILIES[sys.argv[1]](), pathlib.Path(sys.argv[2]), *map(int, sys.argv[3:]))

@@ -2,6 +2,7 @@
 
     siglip.py smolvlm ../fixtures/smolvlm-tiny
     siglip.py gemma3 ../fixtures/gemma3-vision
+    siglip.py gemma3 --unseen SEED DIR      # Gemma 3 in other shapes, for QHX_TEST_SEEING
 
 Draws are repeated until greedy tokens are text and have clear margins. What is compared are pixels, features, logits and
 tokens."""
@@ -9,6 +10,7 @@ tokens."""
 import json
 import math
 import pathlib
+import random
 import shutil
 import sys
 
@@ -140,8 +142,38 @@ class Gemma3:
         ("text", "native", [user("What happens when the sun goes down over the river and the lights of the town come on?")]),
     ]
 
-    def __init__(self):
+    tower, pool, text = TOWER, 2, {}
+
+    def __init__(self, seed=None):
         self.template = self.style.template
+        if seed is not None:
+            self.other_shapes(random.Random(f"gemma3 {seed}"))
+            self.name = f"gemma3-unseen-{seed}"
+
+    def other_shapes(self, rng):
+        """Other heads, windows, layers and scales, other patches and blocks that are one token."""
+        kv, group, heads = rng.choice([1, 2, 3]), rng.choice([1, 2, 3]), rng.choice([1, 2, 5])
+        layers, self.pool, patch = rng.choice([3, 5, 6]), rng.choice([1, 2, 3]), rng.choice([3, 5, 7, 8])
+        kinds = ["sliding_attention", "full_attention"]
+        self.text = dict(
+            hidden_size=kv * group * -(-rng.choice([44, 70]) // (kv * group)), intermediate_size=rng.choice([60, 100]), num_hidden_layers=layers,
+            num_attention_heads=kv * group, num_key_value_heads=kv, head_dim=rng.choice([10, 14, 20]), query_pre_attn_scalar=rng.choice([7, 30]),
+            sliding_window=rng.choice([4, 20, 50]), layer_types=[kinds[i % 2] if i < 2 else rng.choice(kinds) for i in range(layers)],
+            rms_norm_eps=rng.choice([1e-4, 1e-6]),
+            rope_parameters={
+                "full_attention": {"rope_type": "default", "rope_theta": 5e4} if rng.random() < 0.5 else {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": rng.choice([500.0, 2e4])},
+            },
+        )
+        self.tower = dict(
+            hidden_size=heads * rng.choice([8, 12]), intermediate_size=rng.choice([40, 56]), num_hidden_layers=rng.choice([1, 2, 4]),
+            num_attention_heads=heads, image_size=rng.choice([2, 3, 4]) * self.pool * patch, patch_size=patch, layer_norm_eps=rng.choice([1e-4, 1e-6]),
+        )
+
+    @property
+    def side(self):
+        """Tokens of a side."""
+        return self.tower["image_size"] // self.tower["patch_size"] // self.pool
 
     def tokenizer(self):
         return self.style.train(TEXTS, 460)
@@ -158,20 +190,21 @@ class Gemma3:
         )
         token = tok.token_to_id
         return transformers.Gemma3Config(
-            text_config=text, vision_config=TOWER | {"vision_use_head": False}, mm_tokens_per_image=9,
+            text_config=text | self.text, vision_config=self.tower | {"vision_use_head": False}, mm_tokens_per_image=self.side**2,
             image_token_index=token("<image_soft_token>"), boi_token_index=token("<start_of_image>"),
             eoi_token_index=token("<end_of_image>"),
         )
 
     def write(self, tok, out):
         self.style.write(tok, out, 320)
-        size = {"size": {"height": 24, "width": 24}, "resample": 2}
+        pixels = self.tower["image_size"]
+        size = {"size": {"height": pixels, "width": pixels}, "resample": 2}
         kinds = {"image_processor_type": "Gemma3ImageProcessorFast", "processor_class": "Gemma3Processor", "do_pan_and_scan": None}
         (out / "preprocessor_config.json").write_text(json.dumps({**kinds, **size, **HALF}, indent=2) + "\n")
         images = transformers.Gemma3ImageProcessor(**HALF, **size)
         marks = {"image_token": self.pads[1], "boi_token": self.pads[0], "eoi_token": self.pads[2]}
         fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tok, bos_token="<bos>", extra_special_tokens=marks)
-        self.processor = transformers.Gemma3Processor(images, fast, image_seq_length=9)
+        self.processor = transformers.Gemma3Processor(images, fast, image_seq_length=self.side**2)
 
     def inputs(self, rendered, ids, mode):
         images = [drawn_images.draw(id) for id in ids]
@@ -316,9 +349,10 @@ def record(family, out, tok):
             feed = family.inputs(rendered(family, [user(image(id))]), [id], mode)[1]
             pixels, rows = family.features(model, feed)
             tiles = pixels.shape[0] if pixels.shape[0] > 1 else 0
-            side = TOWER["image_size"] // TOWER["patch_size"]
+            tower, pool = getattr(family, "tower", TOWER), getattr(family, "pool", 2)
+            side = tower["image_size"] // tower["patch_size"]
             images.append({"id": id, "mode": mode, "grid": [side, side], "tiles": tiles})
-            tensors[f"{id}.{mode}.pixels"] = in_blocks(pixels, TOWER["patch_size"], 2)
+            tensors[f"{id}.{mode}.pixels"] = in_blocks(pixels, tower["patch_size"], pool)
             tensors[f"{id}.{mode}.embeds"] = rows.contiguous()
     return cases, images, tensors, least
 
@@ -366,4 +400,7 @@ def produce(family, out):
 
 torch.set_num_threads(1)
 if __name__ == "__main__":
-    produce({"smolvlm": SmolVLM, "gemma3": Gemma3}[sys.argv[1]](), pathlib.Path(sys.argv[2]))
+    if "--unseen" in sys.argv:
+        produce(Gemma3(int(sys.argv[3])), pathlib.Path(sys.argv[4]))
+    else:
+        produce({"smolvlm": SmolVLM, "gemma3": Gemma3}[sys.argv[1]](), pathlib.Path(sys.argv[2]))

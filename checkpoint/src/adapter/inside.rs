@@ -28,13 +28,21 @@ impl Checkpoint {
             let shape = |key: &str| self.stored(key).map(|(_, shape)| shape).unwrap_or_default();
             let (a, b, whole) = (shape(down), shape(&up), shape(&weight));
             let rank = a.first().copied().unwrap_or_default();
-            let (&[rows, cols], true) = (&*whole, a == [rank, whole.get(1).copied().unwrap_or_default()]) else {
-                let what = format!("tensor {down} has shape {a:?} beside {weight} of {whole:?}, expected a factor of it");
-                return Err(artifact(self.path(), what).hint("the adapter is for a model of other sizes"));
+            let (&[rows, cols], true) =
+                (&*whole, a == [rank, whole.get(1).copied().unwrap_or_default()])
+            else {
+                let what = format!(
+                    "tensor {down} has shape {a:?} beside {weight} of {whole:?}, expected a factor of it"
+                );
+                return Err(
+                    artifact(self.path(), what).hint("the adapter is for a model of other sizes")
+                );
             };
             if b != [rows, rank] {
                 let what = format!("tensor {up} has shape {b:?}, expected {:?}", [rows, rank]);
-                return Err(artifact(self.path(), what).hint("the adapter is for a model of other sizes"));
+                return Err(
+                    artifact(self.path(), what).hint("the adapter is for a model of other sizes")
+                );
             }
             let change = Change {
                 left: Arc::from(self.floats(&up, [rows, rank])?),
@@ -45,8 +53,6 @@ impl Checkpoint {
                 scale,
                 magnitude: None,
             };
-            self.reads(down);
-            self.reads(&up);
             changed.change(weight, |changes, key| changes.of.entry(key).or_default().push(change));
         }
         Ok(changed)

@@ -8,6 +8,8 @@ use serde_json::Value;
 
 /// File that `transformers` 5 saves, with an object for each part.
 const WHOLE: &str = "processor_config.json";
+/// Sizes, objects or single numbers.
+const SIZES: [&str; 3] = ["size", "crop_size", "max_image_size"];
 
 /// A part of a checkpoint's processor: how images, videos or audio become numbers. Of a synthetic model it is empty.
 #[derive(Debug, Clone)]
@@ -62,11 +64,11 @@ impl Processor {
             let mut whole = read_json(&path)?;
             let part = parts.iter().find(|part| whole.get(**part).is_some_and(Value::is_object));
             if let Some(part) = part {
-                return Ok(Self { path, part: Some(part), value: whole[*part].take() });
+                return Self { path, part: Some(part), value: whole[*part].take() }.checked();
             }
         }
         if let Some(path) = files.iter().map(|file| dir.join(file)).find(|path| path.is_file()) {
-            return Ok(Self { value: read_json(&path)?, path, part: None });
+            return Self { value: read_json(&path)?, path, part: None }.checked();
         }
         let inside = parts.iter().find_map(|part| Some((part, checkpoint.processor().get(part)?)));
         if let Some((part, value)) = inside {
@@ -81,6 +83,46 @@ impl Processor {
         );
         Err(Error::new(ErrorKind::Artifact, what)
             .hint("put the files of the model's processor beside its config.json: sizes and limits stand there"))
+    }
+
+    /// Checks the types of switches and sizes, whoever reads them.
+    fn checked(self) -> Result<Self> {
+        for (key, value) in self.value.as_object().into_iter().flatten() {
+            let switch = key.starts_with("do_") && !value.is_boolean();
+            let size = SIZES.contains(&&**key)
+                && !value.is_object()
+                && value.as_u64().is_none_or(|size| size == 0);
+            if !value.is_null() && (switch || size) {
+                let expected =
+                    if switch { "true or false" } else { "an object or a number above 0" };
+                return Err(self.bad(&format!("/{key}"), expected));
+            }
+        }
+        Ok(self)
+    }
+
+    /// Checks that images are resized, rescaled by 1/255 and normalised, where the file says anything of it.
+    ///
+    /// # Errors
+    /// When they are not.
+    pub fn usual_steps(&self) -> Result<()> {
+        for key in ["/do_resize", "/do_rescale", "/do_normalize"] {
+            self.only(key, &Value::Bool(true))?;
+        }
+        if (self.rescale_factor()? * 255.0 - 1.0).abs() > 1e-6 {
+            return Err(self.bad("/rescale_factor", "1/255"));
+        }
+        Ok(())
+    }
+
+    /// `rescale_factor`, 1/255 where it is absent.
+    ///
+    /// # Errors
+    /// When it is no positive number.
+    pub fn rescale_factor(&self) -> Result<f64> {
+        let Some(value) = self.get("/rescale_factor") else { return Ok(1.0 / 255.0) };
+        let positive = value.as_f64().filter(|scale| (*scale as f32).is_normal() && *scale > 0.0);
+        positive.ok_or_else(|| self.bad("/rescale_factor", "a positive number"))
     }
 
     /// True of a synthetic model, beside whose configuration nothing is looked for.
@@ -99,8 +141,9 @@ impl Processor {
     /// When there are other values.
     pub fn triple(&self, pointer: &str) -> Result<Option<[f64; 3]>> {
         let Some(value) = self.get(pointer) else { return Ok(None) };
+        let number = |value: &Value| value.as_f64().filter(|n| (*n as f32).is_finite());
         let numbers: Option<Vec<f64>> =
-            value.as_array().and_then(|list| list.iter().map(Value::as_f64).collect());
+            value.as_array().and_then(|list| list.iter().map(number).collect());
         let numbers = numbers.and_then(|list| <[f64; 3]>::try_from(list).ok());
         numbers.map(Some).ok_or_else(|| self.bad(pointer, "three numbers"))
     }
@@ -108,12 +151,21 @@ impl Processor {
     /// `image_mean` and `image_std`, one half in each channel where they are absent.
     ///
     /// # Errors
-    /// When they are no numbers, or a deviation is zero.
+    /// When they are no numbers, or a deviation is not above zero.
     pub fn mean_std(&self) -> Result<[[f64; 3]; 2]> {
-        let three = |pointer| Ok(self.triple(pointer)?.unwrap_or([0.5; 3]));
-        let both: [[f64; 3]; 2] = [three("/image_mean")?, three("/image_std")?];
-        if both[1].contains(&0.0) {
-            return Err(self.bad("/image_std", "no zeros"));
+        self.mean_std_or([[0.5; 3]; 2])
+    }
+
+    /// The same, with defaults of a class.
+    ///
+    /// # Errors
+    /// Errors of [`Processor::mean_std`].
+    pub fn mean_std_or(&self, default: [[f64; 3]; 2]) -> Result<[[f64; 3]; 2]> {
+        let three = |pointer, default| Ok(self.triple(pointer)?.unwrap_or(default));
+        let both: [[f64; 3]; 2] =
+            [three("/image_mean", default[0])?, three("/image_std", default[1])?];
+        if both[1].iter().any(|std| (*std as f32) < f32::MIN_POSITIVE) {
+            return Err(self.bad("/image_std", "three numbers above 0"));
         }
         Ok(both)
     }

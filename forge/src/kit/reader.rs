@@ -170,13 +170,16 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A finite positive number under the first of the keys that is there.
+    /// A positive number that f32 holds, under the first of the keys that is there.
     ///
     /// # Errors
-    /// When it is no finite positive number.
+    /// When it is no such number.
     pub fn positive(&self, keys: &[&str]) -> Result<Option<f64>> {
         let Some((key, value)) = self.first(keys) else { return Ok(None) };
-        match value.as_f64().filter(|v| v.is_finite() && *v > 0.0) {
+        match value
+            .as_f64()
+            .filter(|v| (f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX)).contains(v))
+        {
             Some(number) => Ok(Some(number)),
             None => Err(self.bad(key, value, "a positive number")),
         }
@@ -281,10 +284,24 @@ impl<'a> Reader<'a> {
 
     /// `tie_word_embeddings`, where in nested configurations the top level governs the head; or how the
     /// configuration class has it.
-    pub fn tied(&self, default: bool) -> bool {
-        let values = [self.checkpoint.config(), self.value];
-        let declared = values.into_iter().find_map(|v| v.get("tie_word_embeddings"));
-        declared.and_then(Value::as_bool).unwrap_or(default)
+    ///
+    /// # Errors
+    /// When it is neither true nor false.
+    pub fn tied(&self, default: bool) -> Result<bool> {
+        let (whole, key) = (Self::whole(self.checkpoint), "tie_word_embeddings");
+        let own = self.flag_or(key, default)?;
+        if whole.has(key) { whole.flag_or(key, default) } else { Ok(own) }
+    }
+
+    /// The number of a token of a vocabulary of `vocab` under the first of the keys that is there, or `default`, that of
+    /// the configuration class.
+    ///
+    /// # Errors
+    /// When it is no such number.
+    pub fn token(&self, keys: &[&str], default: u64, vocab: usize) -> Result<u64> {
+        let Some((key, value)) = self.first(keys) else { return Ok(default) };
+        let token = value.as_u64().filter(|token| *token < vocab as u64);
+        token.ok_or_else(|| self.bad(key, value, &format!("a token below {vocab} (vocab_size)")))
     }
 
     /// The error for the value of a key that is not what was expected.

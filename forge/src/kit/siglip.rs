@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use qhx_base::Result;
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, TensorId, UnaryOp};
@@ -47,6 +47,8 @@ pub fn encoder_precision(options: &RecipeOptions) -> (Precision, Option<String>)
     (precision, note)
 }
 
+/// More values than any table of positions has.
+const MAX_POSITIONS: usize = 1 << 26;
 /// The part of a configuration that is the vision tower's.
 const VISION_CONFIG: &str = "vision_config";
 
@@ -175,7 +177,15 @@ impl<'a> Blocks<'a> {
         let shape = [order.len(), self.hidden];
         let name = self.tensor("embeddings.position_embedding.weight");
         let table = self.layers.checkpoint.matrix(&name, shape)?;
-        let mut values = vec![0f32; order.len() * self.hidden];
+        let Some(len) = order.len().checked_mul(self.hidden).filter(|len| *len <= MAX_POSITIONS)
+        else {
+            let what = format!(
+                "tensor {name}: hidden_size, image_size and patch_size make it {shape:?}, expected at most \
+                 {MAX_POSITIONS} values"
+            );
+            return Err(Error::new(ErrorKind::Artifact, what));
+        };
+        let mut values = vec![0f32; len];
         read(&*row_order(table, order), 0, &mut values)?;
         let positions = b.constant("positions", Elem::Activation, &shape, values)?;
         b.add(x, positions)

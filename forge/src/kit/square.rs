@@ -162,14 +162,7 @@ impl Square {
 
     /// `params.vision` of the manifest.
     fn params(&self, processor: &Processor) -> Result<Map<String, Value>> {
-        for key in ["/do_resize", "/do_rescale", "/do_normalize"] {
-            processor.only(key, &json!(true))?;
-        }
-        let scale = processor.get("/rescale_factor");
-        if scale.is_some_and(|scale| scale.as_f64().is_none_or(|s| (s * 255.0 - 1.0).abs() > 1e-6))
-        {
-            return Err(processor.bad("/rescale_factor", "1/255"));
-        }
+        processor.usual_steps()?;
         let [mean, std] = processor.mean_std()?;
         let mut params = object(json!({
             "image_size": self.image,

@@ -118,7 +118,7 @@ impl Config {
             inner: reader.size_or("intermediate_size", 4096)?,
             bias: reader.flag_or("attention_bias", true)?,
             positions: reader.size_or("max_position_embeddings", 1024)?,
-            tied: whole.tied(true),
+            tied: whole.tied(true)?,
             start: match start {
                 Some(start) => start,
                 None => whole.size_or("decoder_start_token_id", 7)?,

@@ -30,7 +30,8 @@ const CLASSES: [&str; 1] = ["NeMoSpeechLMForConditionalGeneration"];
 /// Tokens that prefill graphs take by default: a short clip, and 30 s of audio in a few chunks.
 const PREFILL: [usize; 2] = [16, 128];
 /// The question that the model was trained with.
-const PROMPT: &str = "<|im_start|>user\nTranscribe the following: {audio}<|im_end|>\n<|im_start|>assistant\n";
+const PROMPT: &str =
+    "<|im_start|>user\nTranscribe the following: {audio}<|im_end|>\n<|im_start|>assistant\n";
 
 register_recipe!(
     RecipeEntry::new(&CLASSES, recipe)

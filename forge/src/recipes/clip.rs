@@ -162,17 +162,12 @@ fn image(checkpoint: &Checkpoint, pixels: usize) -> Result<Map<String, Value>> {
             Some(shortest)
         }
     };
-    let three = |key, default| Ok(processor.triple(key)?.unwrap_or(default));
-    let mean_std: [[f64; 3]; 2] =
-        [three("/image_mean", MEAN_STD[0])?, three("/image_std", MEAN_STD[1])?];
-    if mean_std[1].contains(&0.0) {
-        return Err(processor.bad("/image_std", "no zeros"));
-    }
+    let mean_std = processor.mean_std_or(MEAN_STD)?;
     Ok(object(json!({
         "filter": processor.resample()?.unwrap_or("bicubic"),
         "mean": mean_std[0],
         "std": mean_std[1],
-        "scale": processor.get("/rescale_factor").cloned().unwrap_or(json!(1.0 / 255.0)),
+        "scale": processor.rescale_factor()?,
         "shortest": shortest,
     })))
 }

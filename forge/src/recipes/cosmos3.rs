@@ -68,7 +68,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         layers: reader.layers()?,
         heads: reader.heads(hidden, None, Some(128))?,
         bias: reader.flag("attention_bias")?,
-        tied: reader.tied(false),
+        tied: reader.tied(false)?,
     };
     let Config { vocab, layers, heads, .. } = config;
     check_shape(options, layers, reader.maybe_size("max_position_embeddings")?)?;

@@ -49,10 +49,8 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     "mistral3".clone_into(&mut recipe.family);
     "vision_generate".clone_into(&mut recipe.host_op);
     let whole = Reader::whole(checkpoint);
-    let token = match whole.first(&["image_token_index", "image_token_id"]) {
-        Some((key, value)) => value.as_u64().ok_or_else(|| whole.bad(key, value, "a token"))?,
-        None => 10,
-    };
+    let vocab = Reader::new(checkpoint).size("vocab_size")?;
+    let token = whole.token(&["image_token_index", "image_token_id"], 10, vocab)?;
     let image = json!({"token": token, "row": "[IMG_BREAK]", "last": "[IMG_END]"});
     recipe.params.insert("image".to_owned(), image);
     let side = tower.side_within(DEFAULT_SIZE, options.max_ctx);

@@ -138,7 +138,7 @@ impl Config {
             rotary,
             theta: reader.rope_theta(10_000.0)?,
             positions: reader.size_or("max_position_embeddings", 512)?,
-            tied: reader.tied(true),
+            tied: reader.tied(true)?,
             start: reader.size_or("decoder_start_token_id", 1)? as u64,
         })
     }

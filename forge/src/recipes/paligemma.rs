@@ -73,12 +73,9 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let (whole, text) = (Reader::whole(checkpoint), Reader::new(checkpoint));
     let hidden = text.size("hidden_size")?;
     Reader::part(checkpoint, "vision_config")?.only("projection_dim", &json!(hidden))?;
-    let number = |keys: [&str; 2], default: u64| match whole.first(&keys) {
-        Some((key, value)) => value.as_u64().ok_or_else(|| whole.bad(key, value, "a token")),
-        None => Ok(default),
-    };
-    let token = number(["image_token_id", "image_token_index"], 256_000)?;
-    let bos = number(["bos_token_id", "text_config.bos_token_id"], 2)?;
+    let vocab = text.size("vocab_size")?;
+    let token = whole.token(&["image_token_id", "image_token_index"], 256_000, vocab)?;
+    let bos = whole.token(&["bos_token_id", "text_config.bos_token_id"], 2, vocab)?;
     let image = json!({"token": token, "closing": [bos], "prefix": true});
     recipe.params.insert("image".to_owned(), image);
     // The decoder's graph multiplies all of its rows with this factor, and the class those of tokens alone.

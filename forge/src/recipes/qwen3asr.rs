@@ -149,7 +149,7 @@ impl Text {
             bias: reader.flag_or("attention_bias", false)?,
             rope_theta: reader.rope_theta(10_000.0)?,
             positions: reader.maybe_size("max_position_embeddings")?,
-            tied: reader.tied(true),
+            tied: reader.tied(true)?,
         })
     }
 

@@ -16,7 +16,7 @@ use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, TensorId};
-use qhx_graph::weight::row_range;
+use qhx_graph::weight::{read, row_range};
 use serde_json::{Map, Value, json};
 
 use super::choices::numbers;
@@ -293,7 +293,7 @@ fn image(checkpoint: &Checkpoint, config: &Config<'_>) -> Result<Map<String, Val
     }
     let default = if config.naflex { "bilinear" } else { "bicubic" };
     let [mean, std] = processor.mean_std()?;
-    let scale = processor.get("/rescale_factor").cloned().unwrap_or(json!(1.0 / 255.0));
+    let scale = processor.rescale_factor()?;
     Ok(object(json!({
         "filter": processor.resample()?.unwrap_or(default),
         "mean": mean,
@@ -358,14 +358,14 @@ impl Config<'_> {
         let joined = checkpoint.matrix(&weight, [3 * hidden, hidden])?;
         let bias = checkpoint.values(&format!("{at}.attention.in_proj_bias"), &[3 * hidden])?;
         let probe = checkpoint.values(&format!("{at}.probe"), &[1, 1, hidden])?;
-        let mut rows = vec![0.0; hidden * hidden];
-        joined.read_f32(0, &mut rows)?;
+        let mut row = vec![0.0; hidden];
         let scale = 1.0 / (dim as f64).sqrt();
-        let query = rows.chunks_exact(hidden).zip(&bias).map(|(row, bias)| {
+        let mut query = Vec::with_capacity(hidden);
+        for (at, bias) in bias.iter().enumerate().take(hidden) {
+            read(&*joined, at, &mut row)?;
             let sum: f64 = row.iter().zip(&probe).map(|(w, p)| f64::from(*w) * f64::from(*p)).sum();
-            ((sum + f64::from(*bias)) * scale) as f32
-        });
-        let query = query.collect();
+            query.push(((sum + f64::from(*bias)) * scale) as f32);
+        }
         let query = b.constant("query", Elem::Activation, &[heads, 1, dim], query)?;
         let project = |b: &mut GraphBuilder, name: &str, place: usize| {
             let range = place * hidden..(place + 1) * hidden;

@@ -81,6 +81,7 @@ impl Config {
         let reader = Reader::whole(checkpoint);
         reader.only("activation_function", &json!("gelu"))?;
         reader.only("scale_embedding", &json!(false))?;
+        reader.only("tie_word_embeddings", &json!(true))?;
         let hidden = reader.size("d_model")?;
         let tower = |part: &str| -> Result<Tower> {
             let query = reader.size(&format!("{part}_attention_heads"))?;

@@ -48,9 +48,21 @@ fn archives_that_are_damaged_or_of_other_models_are_refused() {
         made(dir.path())
     };
     for (from, to, words) in [
-        ("prompt_format: canary2", "prompt_format: canary1", "prompt_format is \"canary1\", expected \"canary2\""),
-        ("models.EncDecMultiTaskModel", "models.EncDecCTCModelBPE", "expected EncDecMultiTaskModel"),
-        ("subsampling: dw_striding", "subsampling: dw_strided", "encoder.subsampling is \"dw_strided\""),
+        (
+            "prompt_format: canary2",
+            "prompt_format: canary1",
+            "prompt_format is \"canary1\", expected \"canary2\"",
+        ),
+        (
+            "models.EncDecMultiTaskModel",
+            "models.EncDecCTCModelBPE",
+            "expected EncDecMultiTaskModel",
+        ),
+        (
+            "subsampling: dw_striding",
+            "subsampling: dw_strided",
+            "encoder.subsampling is \"dw_strided\"",
+        ),
         ("self_attention_model: rel_pos", "self_attention_model: abs_pos", "expected \"rel_pos\""),
         ("conv_norm_type: batch_norm", "conv_norm_type: layer_norm", "expected \"batch_norm\""),
         ("normalize: per_feature", "normalize: all_feature", "expected \"per_feature\""),
@@ -87,7 +99,10 @@ fn a_decoder_that_is_missing_or_of_another_kind_is_named() {
         made(dir.path())
     };
     made(copy_all(SPEECH_LM).path()).unwrap();
-    says(made(copy(SPEECH_LM).path()), "put config.json of Qwen/Qwen3-1.7B into the folder llm_backbone");
+    says(
+        made(copy(SPEECH_LM).path()),
+        "put config.json of Qwen/Qwen3-1.7B into the folder llm_backbone",
+    );
     for (key, value, words) in [
         ("/prompt_format", json!("llama3"), "prompt_format is \"llama3\", expected \"qwen\""),
         ("/perception/output_dim", json!(48), "perception.output_dim is 48, expected 44"),

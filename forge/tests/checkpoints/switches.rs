@@ -73,12 +73,11 @@ fn contexts_end_where_scaling_ends() {
 }
 
 /// Keys that are checked elsewhere, have no wrong values, or count only beside others.
-const APART: [&str; 10] = [
+const APART: [&str; 9] = [
     "architectures",
     "dtype",
     "is_causal",
     "rope_parameters",
-    "tie_word_embeddings",
     "bos_token_id",
     "eos_token_id",
     "max_window_layers",

@@ -218,7 +218,10 @@ fn weights_of_torch_are_taken_where_there_are_no_others() {
 fn an_archive_of_nemo_is_a_checkpoint() {
     let paths = ["README.md", "canary.nemo"];
     let (folder, files) = checkpoint("o/n", &paths).unwrap();
-    assert_eq!((folder.as_str(), files.as_slice()), ("canary.nemo", ["canary.nemo".to_owned()].as_slice()));
+    assert_eq!(
+        (folder.as_str(), files.as_slice()),
+        ("canary.nemo", ["canary.nemo".to_owned()].as_slice())
+    );
     // What transformers reads comes first.
     let both = ["canary.nemo", "config.json", "model.safetensors", "llm_backbone/config.json"];
     let (folder, files) = checkpoint("o/n", &both).unwrap();
@@ -230,10 +233,7 @@ fn one_gguf_file_is_taken_with_its_parts() {
     let paths =
         ["a-q4.gguf", "a-q8-00001-of-00002.gguf", "a-q8-00002-of-00002.gguf", "mmproj-a.gguf"];
     let error = checkpoint("o/n", &paths).unwrap_err();
-    assert!(
-        error.contains("which file? There is a-q4.gguf, a-q8-00001-of-00002.gguf"),
-        "{error}"
-    );
+    assert!(error.contains("which file? There is a-q4.gguf, a-q8-00001-of-00002.gguf"), "{error}");
     let (folder, files) = checkpoint("o/n/a-q8-00001-of-00002.gguf", &paths).unwrap();
     assert_eq!(folder, "a-q8-00001-of-00002.gguf");
     assert_eq!(files, paths[1..3]);

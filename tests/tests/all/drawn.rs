@@ -1,6 +1,7 @@
 //! Decoders with drawn weights in the layout of published checkpoints: Cosmos3-Edge and Gemma 3n, text alone. Logits
 //! are those of `transformers`.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use qhx_base::compare::Distance;
@@ -29,7 +30,6 @@ fn worst(
     change: impl Fn(&mut ForgeOptions),
 ) -> Distance {
     let runs: Vec<Run> = files::json(&fixture(&format!("drawn/{name}/logits.json")));
-    let run = &runs[0];
     let folder = tempfile::tempdir().unwrap();
     let [config, weights] =
         ["config.json", "model.safetensors"].map(|f| format!("drawn/{name}/{f}"));
@@ -37,7 +37,17 @@ fn worst(
         let from = fixture(file);
         std::fs::copy(&from, folder.path().join(from.file_name().unwrap())).unwrap();
     }
-    let bundle = Forged::of(folder.path(), |options| {
+    worst_of(folder.path(), &runs[0], backend, compared, change)
+}
+
+fn worst_of(
+    checkpoint: &Path,
+    run: &Run,
+    backend: Arc<dyn Backend>,
+    compared: usize,
+    change: impl Fn(&mut ForgeOptions),
+) -> Distance {
+    let bundle = Forged::of(checkpoint, |options| {
         options.max_ctx = Some(run.ids.len());
         options.prefill = Some(vec![4, 6]);
         change(options);
@@ -45,10 +55,12 @@ fn worst(
     let mut model = bundle.open(backend);
     let op = model.op_mut();
     let cap = op.info().softcap;
-    let (prompt, rest) = run.ids.split_at(run.at[1] + 1);
+    // A context may end before its second logits.
+    let first = compared.min(run.at.len()).min(2) - 1;
+    let (prompt, rest) = run.ids.split_at(run.at[first] + 1);
     op.prefill(&[Segment::Tokens(prompt)]).unwrap();
     let mut found = Vec::new();
-    for (at, token) in (run.at[1]..).zip(std::iter::once(None).chain(rest.iter().map(Some))) {
+    for (at, token) in (run.at[first]..).zip(std::iter::once(None).chain(rest.iter().map(Some))) {
         if let Some(token) = token {
             op.decode(*token).unwrap();
         }
@@ -58,7 +70,7 @@ fn worst(
         let logits = op.logits().unwrap().capped(cap);
         found.push(Distance::of(&logits, &run.logits[index]).unwrap());
     }
-    assert_eq!(found.len(), compared - 1);
+    assert_eq!(found.len(), compared - first);
     found.into_iter().reduce(Distance::worse).unwrap()
 }
 
@@ -74,6 +86,29 @@ fn logits_are_those_of_transformers() {
             assert!(found.largest <= 1e-4, "{name}, {shards} shards: {}", found.largest);
         }
     }
+}
+
+/// Decoders in other shapes, drawn by `tests/oracle/drawn_unseen.py`: `QHX_TEST_DRAWN` has their folders. All that do
+/// not match are named.
+#[tier(by_hand = "QHX_TEST_DRAWN")]
+fn decoders_of_the_environment_equal_the_reference() {
+    let folders = std::env::var_os("QHX_TEST_DRAWN").unwrap();
+    let mut wrong = Vec::new();
+    for folder in std::env::split_paths(&folders) {
+        let runs: Vec<Run> = files::json(&folder.join("logits.json"));
+        for run in &runs {
+            let label = format!("{}, context of {}", folder.display(), run.ids.len());
+            let compare = || worst_of(&folder, run, backends::cpu(), run.at.len(), |_| ());
+            match std::panic::catch_unwind(std::panic::AssertUnwindSafe(compare)) {
+                Ok(found) => {
+                    eprintln!("{label}: {:.1e}", found.largest);
+                    wrong.extend((found.largest > 1e-4).then_some(label));
+                }
+                Err(_) => wrong.push(label),
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 #[tier(qnn)]

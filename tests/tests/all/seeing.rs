@@ -2,6 +2,7 @@
 //! `transformers`.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::engine::{Generation, Part, Prompt, Request};
@@ -233,6 +234,53 @@ fn what_mistral3_cannot_be_is_named() {
     }
 }
 
+/// Max time of a prompt with an extreme image, on a busy machine.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// A checkpoint of each family that sees, and options of its recipe.
+const SEEING: [(&str, &[(&str, &str)]); 11] = [
+    (PADDLE, &[("image-patches", "24,128")]),
+    (PALI, &[]),
+    (MISTRAL, &[("image-patches", "48,196")]),
+    ("vision/qwen2vl", &[("image-patches", "144")]),
+    ("qwen25vl-unseen", &[("image-patches", "144")]),
+    ("qwen3vl-unseen", &[("image-patches", "144")]),
+    ("vision/internvl", &[]),
+    ("vision/lfm2vl", &[]),
+    ("vision/docling", &[]),
+    ("smolvlm-tiny", &[]),
+    ("gemma3-vision", &[]),
+];
+
+/// One pixel, and sides that differ by thousands: an answer, or an error that has the sides.
+#[test]
+fn extreme_images_are_answered_or_refused_by_their_sides() {
+    let mut wrong = Vec::new();
+    for (name, keys) in SEEING {
+        let bundle = Forged::of(&tiny::fixture(name), |options| {
+            (options.max_ctx, options.prefill) = (Some(150), Some(vec![70]));
+            set(options, keys);
+        });
+        for (width, height) in [(1, 1), (1, 20_000), (20_000, 1), (20_000, 2), (3, 2000)] {
+            let start = Instant::now();
+            let found = shown(&bundle, width, height);
+            let label = format!("{name}: {width}×{height}");
+            eprintln!("{label}: {:?}, {:?}", start.elapsed(), found.as_ref().err());
+            if start.elapsed() > LONGEST {
+                wrong.push(format!("{label}: {:?}", start.elapsed()));
+            }
+            let Err(error) = found else { continue };
+            let report = error.report().to_string();
+            // The sides are those given, or those that the processor makes of them.
+            let says = report.contains('×') && report.contains("expected");
+            if error.kind() != ErrorKind::Prompt || !says {
+                wrong.push(format!("{label}: {:?}: {report}", error.kind()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 /// Any other checkpoint with goldens, such as one that `tests/oracle/seeing.py` made in other shapes.
 #[tier(by_hand = "QHX_TEST_SEEING")]
 fn a_named_checkpoint_gives_the_references_tokens_and_logits() {
@@ -240,8 +288,9 @@ fn a_named_checkpoint_gives_the_references_tokens_and_logits() {
     let folder = Path::new(&folder);
     let config: Value = files::json(&folder.join("config.json"));
     let bundle = Forged::of(folder, |options| {
-        (options.max_ctx, options.prefill) = (Some(200), Some(vec![90]));
-        if config["architectures"][0] != "PaliGemmaForConditionalGeneration" {
+        (options.max_ctx, options.prefill) = (Some(300), Some(vec![150]));
+        let class = config["architectures"][0].as_str().unwrap();
+        if !class.starts_with("PaliGemma") && !class.starts_with("Gemma3") {
             set(options, &[("image-patches", "396")]);
         }
     });

@@ -25,7 +25,9 @@ impl Archive {
     pub(super) fn open(map: &Mapped) -> Read<Self> {
         let bytes = map.bytes();
         if bytes.starts_with(&GZIP) {
-            return Err("compressed by gzip, expected a plain tar: unpack it with `gzip -dc`".to_owned());
+            return Err(
+                "compressed by gzip, expected a plain tar: unpack it with `gzip -dc`".to_owned()
+            );
         }
         let damaged = |e: std::io::Error| format!("no whole tar archive: {e}");
         let mut files = BTreeMap::new();

@@ -265,7 +265,8 @@ pub(super) fn speech_lm(config: &Value, llm: Value) -> Read<[Value; 2]> {
     // With it the class has no projection.
     adapter.only("output_dim", &[Value::Null])?;
     perception.only("output_dim", &[llm.get("hidden_size").cloned().unwrap_or_default()])?;
-    let encoder = encoder(&Part { name: "perception.encoder", ..Part::of(config, "perception.encoder")? })?;
+    let encoder =
+        encoder(&Part { name: "perception.encoder", ..Part::of(config, "perception.encoder")? })?;
     adapter.only("d_model", &[encoder["hidden_size"].clone()])?;
     let scale = match config.get("lora").filter(|lora| lora.is_object()) {
         None => None,
@@ -302,7 +303,8 @@ pub(super) fn name_of_speech_lm(name: &str) -> Option<String> {
     if let Some(rest) = name.strip_prefix("perception.proj.") {
         return Some(format!("encoder.projection.{rest}"));
     }
-    let decoder = ["llm.base_model.model.", "llm."].iter().find_map(|start| name.strip_prefix(start));
+    let decoder =
+        ["llm.base_model.model.", "llm."].iter().find_map(|start| name.strip_prefix(start));
     match decoder {
         Some(rest) => Some(rest.replace(".base_layer.", ".")),
         None => (name == "embed_tokens.weight").then(|| format!("model.{name}")),

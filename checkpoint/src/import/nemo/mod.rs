@@ -97,6 +97,8 @@ fn vocabulary(archive: &Archive, config: &Value) -> Read<(Vec<Piece>, Vec<String
             let own = languages.keys().filter(|language| *language != config::SPECIAL);
             Ok((pieces, own.cloned().collect()))
         }
-        _ => Err(format!("{CONFIG}: tokenizer.type is {kind:?}, expected \"bpe\", or \"agg\" with langs")),
+        _ => Err(format!(
+            "{CONFIG}: tokenizer.type is {kind:?}, expected \"bpe\", or \"agg\" with langs"
+        )),
     }
 }

@@ -40,7 +40,9 @@ pub(super) fn read(text: &str) -> Read<Value> {
             },
             Event::Alias(_) => return Err(format!("line {line}: an alias, expected plain values")),
             Event::StreamEnd => return Err("an empty document".to_owned()),
-            Event::Nothing | Event::StreamStart | Event::DocumentStart | Event::DocumentEnd => continue,
+            Event::Nothing | Event::StreamStart | Event::DocumentStart | Event::DocumentEnd => {
+                continue;
+            }
         };
         if open.len() > MAX_DEPTH {
             return Err(format!("line {line}: more than {MAX_DEPTH} levels"));
@@ -85,7 +87,8 @@ mod tests {
 
     #[test]
     fn what_omegaconf_writes_is_read() {
-        let text = "a: 1\nb:\n- -1\n- 1.0e-05\n- null\n- <|en|>\n- '2'\nc: {}\nd:\n  e: false\n  1: ''\n";
+        let text =
+            "a: 1\nb:\n- -1\n- 1.0e-05\n- null\n- <|en|>\n- '2'\nc: {}\nd:\n  e: false\n  1: ''\n";
         let expected = json!({"a": 1, "b": [-1, 1e-5, null, "<|en|>", "2"], "c": {}, "d": {"e": false, "1": ""}});
         assert_eq!(read(text).unwrap(), expected);
     }

@@ -51,7 +51,7 @@ impl Config {
             bias: reader.flag("attention_bias")?,
             mlp_bias: reader.flag("mlp_bias")?,
             eps: reader.epsilon(&["rms_norm_eps"], 1e-6)?,
-            tied: reader.tied(false),
+            tied: reader.tied(false)?,
             max_positions: reader.size_or("max_position_embeddings", 2048)?,
             image_token,
         })

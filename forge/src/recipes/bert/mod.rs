@@ -69,6 +69,8 @@ const RERANKERS: [&str; 10] = [
 const FAR: f64 = 128.0;
 /// Buckets of distances, whatever the configuration has in its table (`compute_position_bias`).
 const BUCKETS: usize = 32;
+/// More buckets than any table has.
+const MAX_BUCKETS: usize = 4096;
 
 register_recipe!(
     RecipeEntry::new(&ENCODERS, recipe)
@@ -223,9 +225,10 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
 /// For each head the numbers of the buckets of distances.
 fn distances(checkpoint: &Checkpoint, config: &Config) -> Result<Vec<Vec<f32>>> {
     let (buckets, heads) = (config.buckets, config.heads.query);
-    if buckets < BUCKETS {
+    if !(BUCKETS..=MAX_BUCKETS).contains(&buckets) {
         return Err(Reader::new(checkpoint).fault(format!(
-            "relative_attention_num_buckets is {buckets}, expected {BUCKETS} or more: the class computes with as many"
+            "relative_attention_num_buckets is {buckets}, expected {BUCKETS} to {MAX_BUCKETS}: the class computes with \
+             {BUCKETS}"
         )));
     }
     let table = checkpoint.matrix("relative_attention_bias.weight", [buckets, heads])?;

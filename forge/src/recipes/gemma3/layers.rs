@@ -103,7 +103,7 @@ impl Config {
             local: rope(&reader, "sliding_attention", "rope_local_base_freq", 1e4)?,
             attention_bias: reader.flag("attention_bias")?,
             eps: reader.epsilon(&["rms_norm_eps"], 1e-6)?,
-            tied: reader.tied(true),
+            tied: reader.tied(true)?,
             max_positions: reader.size_or("max_position_embeddings", 131_072)?,
         })
     }

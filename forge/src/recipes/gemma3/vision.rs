@@ -23,6 +23,8 @@ pub(crate) const TOWERS: RecipeOption = RecipeOption {
 const TOWER: SiglipSizes =
     SiglipSizes { hidden: 768, intermediate: 3072, layers: 12, heads: 12, image: 224, patch: 16 };
 
+/// `vocab_size` of the configuration class.
+const VOCAB: usize = 262_208;
 /// `mm_tokens_per_image` of the configuration class.
 const IMAGE_TOKENS: usize = 256;
 
@@ -93,11 +95,9 @@ impl<'a> Vision<'a> {
     /// Adds the graph, and the tokens around an image.
     pub fn add(&self, recipe: &mut Recipe, hidden: usize) -> Result<()> {
         let whole = Reader::whole(self.checkpoint);
+        let vocab = Reader::new(self.checkpoint).size_or("vocab_size", VOCAB)?;
         // The second spelling is that of published checkpoints.
-        let id = |keys: [&str; 2], default: u64| {
-            let Some((key, value)) = whole.first(&keys) else { return Ok(default) };
-            value.as_u64().ok_or_else(|| whole.bad(key, value, "the number of a token"))
-        };
+        let id = |keys: [&str; 2], default: u64| whole.token(&keys, default, vocab);
         let begin = id(["boi_token_id", "boi_token_index"], 255_999)?;
         let end = id(["eoi_token_id", "eoi_token_index"], 256_000)?;
         // `Gemma3Processor`: empty lines around the tokens of an image.

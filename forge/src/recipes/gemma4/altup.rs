@@ -9,21 +9,29 @@ use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{ReduceOp, TensorId, UnaryOp};
 
 use super::config::AltUp;
-use super::decoder::{Model, plain_norm};
+use super::decoder::Model;
 
 /// Factor of values before they are squared, so that f16 holds squares of up to 2,040 instead of 255.
 const SMALLER: f32 = 0.125;
-/// Least variance, f16's smallest numbers but one.
-const LEAST: f32 = 1e-7;
+/// Least mean of squares that is divided by (`AltUp`, `epsilon_tensor`).
+const LEAST: f32 = 1e-5;
 
-/// √(mean x²) of each row `[rows, 1]`.
-fn magnitude(b: &mut GraphBuilder, x: TensorId) -> Result<TensorId> {
+/// The mean of x² of each row, at least [`LEAST`], times the square of [`SMALLER`]; and the inverse of its root.
+fn mean_square(b: &mut GraphBuilder, x: TensorId) -> Result<[TensorId; 2]> {
     let small = b.scale(x, SMALLER)?;
     let squares = b.mul(small, small)?;
     let mean = b.reduce(ReduceOp::Mean, squares, 1)?;
-    let least = b.scalar(mean, LEAST)?;
-    let mean = b.add(mean, least)?;
-    let inverse = b.unary(UnaryOp::Rsqrt, mean)?;
+    // The larger of the two. What is added to all would show in small values.
+    let least = b.scalar(mean, LEAST * SMALLER * SMALLER)?;
+    let above = b.sub(mean, least)?;
+    let above = b.relu(above)?;
+    let mean = b.add(above, least)?;
+    Ok([mean, b.unary(UnaryOp::Rsqrt, mean)?])
+}
+
+/// √(mean x²) of each row `[rows, 1]`.
+fn magnitude(b: &mut GraphBuilder, x: TensorId) -> Result<TensorId> {
+    let [mean, inverse] = mean_square(b, x)?;
     let root = b.mul(mean, inverse)?;
     b.scale(root, SMALLER.recip())
 }
@@ -87,7 +95,9 @@ impl Model<'_> {
         size: TensorId,
     ) -> Result<TensorId> {
         let y = self.parts.linear(b, x, name, self.config.hidden, false)?;
-        let y = plain_norm(b, y, self.parts.eps)?;
+        let [_, inverse] = mean_square(b, y)?;
+        let y = b.scale(y, SMALLER)?;
+        let y = b.mul(y, inverse)?;
         b.mul(y, size)
     }
 

@@ -75,7 +75,7 @@ fn read(reader: &Reader<'_>, form: Form) -> Result<Model> {
         hidden,
         vocab: reader.size("vocab_size")?,
         eps: reader.epsilon(&["rms_norm_eps"], 1e-6)?,
-        tied: reader.tied(false),
+        tied: reader.tied(false)?,
         max_positions: reader.maybe_size("max_position_embeddings")?,
         layers,
         heads,

@@ -88,7 +88,7 @@ fn read(reader: &Reader<'_>) -> Result<Model> {
         hidden,
         vocab: reader.size("vocab_size")?,
         eps: reader.epsilon(&["layer_norm_epsilon", "rms_norm_eps"], 1e-5)?,
-        tied: reader.tied(false),
+        tied: reader.tied(false)?,
         max_positions: reader.maybe_size("max_position_embeddings")?,
         layers,
         heads,

@@ -83,7 +83,7 @@ impl Config {
             kernel,
             conv_bias: reader.flag("conv_bias")?,
             eps: reader.epsilon(&["norm_eps", "block_norm_eps"], 1e-5)?,
-            tied: reader.flag_or("tie_embedding", reader.tied(true))?,
+            tied: reader.flag_or("tie_embedding", reader.tied(true)?)?,
             max_positions: reader.maybe_size("max_position_embeddings")?,
             sparse: with_experts.then(|| Sparse::read(&reader, hidden)).transpose()?,
         })
@@ -103,6 +103,9 @@ fn attention(reader: &Reader<'_>) -> Result<Vec<bool>> {
     Ok((0..layers as u64).map(|layer| list.iter().any(|index| *index == layer)).collect())
 }
 
+/// Larger than any MLP.
+const MAX_WIDTH: f64 = (1 << 24) as f64;
+
 /// `Lfm2MLP`: two thirds of the given width, times a factor, rounded up to a multiple.
 fn intermediate(reader: &Reader<'_>) -> Result<usize> {
     let key = reader.first(&["block_ff_dim"]).map_or("intermediate_size", |(key, _)| key);
@@ -112,5 +115,11 @@ fn intermediate(reader: &Reader<'_>) -> Result<usize> {
     }
     let multiple = reader.size_or("block_multiple_of", 256)?;
     let factor = reader.positive(&["block_ffn_dim_multiplier"])?.unwrap_or(1.0);
-    Ok(((factor * (2 * wide / 3) as f64) as usize).next_multiple_of(multiple))
+    let width = factor * (2 * wide / 3) as f64;
+    if width > MAX_WIDTH {
+        return Err(reader.fault(format!(
+            "block_ffn_dim_multiplier is {factor}, expected an MLP of at most {MAX_WIDTH} rows"
+        )));
+    }
+    Ok((width as usize).next_multiple_of(multiple))
 }

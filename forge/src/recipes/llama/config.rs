@@ -191,7 +191,7 @@ impl Config {
             o_bias: bias(class.o_bias, "attention_bias")?,
             mlp_bias: bias(class.mlp_bias, "mlp_bias")?,
             eps: reader.epsilon(&["rms_norm_eps"], class.eps)?,
-            tied: reader.tied(class.tied),
+            tied: reader.tied(class.tied)?,
             sliding,
             window,
             scale,

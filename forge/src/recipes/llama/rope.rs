@@ -16,6 +16,8 @@ const BETAS: [f64; 2] = [32.0, 1.0];
 /// Rotary embeddings of kinds of layers, in the newer spelling.
 const FULL: &str = "rope_parameters.full_attention";
 const SLIDING: &str = "rope_parameters.sliding_attention";
+/// A switch of YaRN beside them.
+const TRUNCATE: &str = "rope_parameters.truncate";
 
 /// A rotary embedding.
 #[derive(Debug, Clone)]
@@ -134,7 +136,7 @@ impl Rope {
                 keys.ntk_alpha(&mut rope)?;
             }
             Some("dynamic") => keys.dynamic(&mut rope, max_ctx)?,
-            Some("yarn") => keys.yarn(&mut rope)?,
+            Some("yarn") => keys.yarn(&mut rope, class)?,
             _ => {
                 let kind = found.map_or(&Value::Null, |(_, kind)| kind);
                 return Err(reader.fault(format!(
@@ -256,7 +258,7 @@ impl Keys<'_> {
     }
 
     /// `_compute_yarn_parameters` (Peng et al. 2023, arXiv 2309.00071).
-    fn yarn(&self, rope: &mut Rope) -> Result<()> {
+    fn yarn(&self, rope: &mut Rope, class: &Class) -> Result<()> {
         let original = self.original(None)?;
         let factor = self.factor(original)?;
         let mscale = |by: f64| if factor <= 1.0 { 1.0 } else { 0.1 * by * factor.ln() + 1.0 };
@@ -275,7 +277,9 @@ impl Keys<'_> {
         let [fast, slow] = BETAS;
         let mut low = pair(self.maybe("beta_fast")?.unwrap_or(fast));
         let mut high = pair(self.maybe("beta_slow")?.unwrap_or(slow));
-        if self.reader.flag_or(&self.at("truncate"), true)? {
+        // Not inside the object of a kind of layers, where `transformers` does not look.
+        let truncate = if class.ropes { TRUNCATE.to_owned() } else { self.at("truncate") };
+        if self.reader.flag_or(&truncate, true)? {
             (low, high) = (low.floor(), high.ceil());
         }
         (low, high) = (low.max(0.0), high.min(dim - 1.0));
@@ -304,7 +308,8 @@ impl Keys<'_> {
         };
         let key = if max_ctx as f64 > original { "long_factor" } else { "short_factor" };
         let list = self.reader.get(&self.at(key)).and_then(Value::as_array);
-        let positive = |number: &Value| number.as_f64().filter(|n| n.is_finite() && *n > 0.0);
+        let positive =
+            |number: &Value| number.as_f64().filter(|n| (*n as f32).is_normal() && *n > 0.0);
         let factors: Option<Vec<f64>> = list.and_then(|list| list.iter().map(positive).collect());
         let pairs = rope.rotary / 2;
         let Some(factors) = factors.filter(|factors| factors.len() == pairs) else {

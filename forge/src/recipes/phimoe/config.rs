@@ -72,7 +72,7 @@ impl Config {
             head_bias: reader.flag("lm_head_bias")?,
             eps: reader.epsilon(&["rms_norm_eps"], 1e-5)?,
             jitter,
-            tied: reader.tied(false),
+            tied: reader.tied(false)?,
             max_positions: reader.maybe_size("max_position_embeddings")?,
             window: reader.maybe_size("sliding_window")?,
         })

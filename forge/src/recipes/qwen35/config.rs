@@ -116,7 +116,7 @@ impl Config {
             fused,
             eps: reader.epsilon(&["rms_norm_eps"], 1e-6)?,
             // `PretrainedConfig` of the class has `tie_word_embeddings = False`.
-            tied: reader.tied(false),
+            tied: reader.tied(false)?,
             max_positions: reader.maybe_size("max_position_embeddings")?,
             vision: images(checkpoint, &reader, [hidden, vocab], rotary_dim)?,
         };

@@ -73,7 +73,7 @@ impl Config {
             out_bias: false,
             mlp_bias: false,
             eps: reader.epsilon(&["rms_norm_eps"], if older.is_some() { 1e-5 } else { 1e-6 })?,
-            tied: reader.tied(paddle),
+            tied: reader.tied(paddle)?,
             max_positions: reader.maybe_size("max_position_embeddings")?,
             vision: match older {
                 Some(PADDLE) => Vision::of_paddle(checkpoint, [hidden, vocab])?,

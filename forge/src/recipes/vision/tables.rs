@@ -146,6 +146,16 @@ impl Processor {
     pub fn read(checkpoint: &Checkpoint, vision: &Vision) -> Result<Self> {
         let file = kit::Processor::image(checkpoint)?;
         let [mean, std] = file.mean_std()?;
+        file.usual_steps()?;
+        file.only("/resample", &json!(3))?;
+        // Pixtral's processor has the sizes of patches in another file.
+        if vision.form.rope != AxialOrder::RowsColumnsBetween {
+            file.only("/patch_size", &json!(vision.patch))?;
+            file.only("/merge_size", &json!(vision.merge))?;
+        }
+        if vision.form.videos {
+            file.only("/temporal_patch_size", &json!(vision.temporal))?;
+        }
         // The key of a side is that of an area in other processors.
         let longest = (vision.form.rope == AxialOrder::RowsColumnsBetween)
             .then(|| number(&file, ["/size/longest_edge", "/size/height"], LONGEST));

@@ -5,7 +5,7 @@
 //! of `transformers`, from the rows after patch embedding and learned positions on. The second has its patches in the
 //! order of their windows; here they keep the image's, and a mask keeps attention within the windows.
 
-use qhx_base::Result;
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, TensorId, UnaryOp};
 use qhx_kit::vision::{Grid, axial_rope, window_numbers};
@@ -15,6 +15,9 @@ use super::config::{Patches, Vision, Windows};
 use super::form::FeedForward;
 use crate::kit::{AttendInputs, Layers, Mlp, rotate};
 use crate::recipe::from_kit;
+
+/// More values than a head of a tower has.
+const MAX_DIM: usize = 4096;
 
 /// The tower of a checkpoint.
 #[derive(Debug, Clone, Copy)]
@@ -86,6 +89,13 @@ impl<'a> Tower<'a> {
     fn on_grid(self, b: &mut GraphBuilder, grid: Grid) -> Result<Blocks<'a>> {
         let Vision { merge, rope_theta, .. } = *self.vision;
         let (rows, dim) = (grid.patches(), self.vision.dim());
+        if dim > MAX_DIM {
+            let what = format!(
+                "vision_config: hidden_size is {}, expected heads of at most {MAX_DIM} values, found {dim}",
+                self.vision.hidden
+            );
+            return Err(Error::new(ErrorKind::Artifact, what));
+        }
         let [mut cos, mut sin] = [(); 2].map(|()| vec![0.0; rows * dim / 2]);
         let order = self.vision.form.rope;
         axial_rope(grid, merge, order, dim, rope_theta, &mut cos, &mut sin).map_err(from_kit)?;

@@ -4,10 +4,10 @@ use qhx::{Bundle, TranscribeOptions};
 use qhx_base::compare::Distance;
 use qhx_core::engine::{Model, Part, Prompt, Request};
 use qhx_forge::{ForgeOptions, Precision};
+use qhx_tests::backends;
 use qhx_tests::forged::{Dumping, Forged, set};
 use qhx_tests::replay::generate;
 use qhx_tests::tiny::{self, golden_tensor};
-use qhx_tests::backends;
 use qhx_tiers::tier;
 use serde::Deserialize;
 use serde_json::json;
@@ -18,10 +18,8 @@ const TINY: &str = "canary-qwen-tiny";
 /// Rows and logits on the CPU differ by rounding only.
 const CPU_DISTANCE: f64 = 1e-4;
 /// Texts around a clip.
-const PROMPT: [&str; 2] = [
-    "<|im_start|>user\nTranscribe the following: ",
-    "<|im_end|>\n<|im_start|>assistant\n",
-];
+const PROMPT: [&str; 2] =
+    ["<|im_start|>user\nTranscribe the following: ", "<|im_end|>\n<|im_start|>assistant\n"];
 
 #[derive(Debug, Deserialize)]
 struct Goldens {
