@@ -42,6 +42,7 @@ pub fn source(checkpoint: &Checkpoint) -> Result<Source> {
     if let Some(path) = checkpoint.text_file(TOKENIZER) {
         let bytes = files::read(ErrorKind::Artifact, &path, MAX_BYTES)?;
         let bytes = with_ends(checkpoint, &path, bytes)?;
+        let bytes = with_locator(checkpoint, &path, bytes)?;
         return Ok(Source { path, bytes, config: None });
     }
     let path = checkpoint.dir().join(TOKENIZER);
@@ -77,6 +78,27 @@ pub fn normalized(path: &Path, bytes: Vec<u8>, normalizers: &[Value]) -> Result<
     let own = Some(document["normalizer"].take()).filter(|own| !own.is_null());
     let all: Vec<_> = normalizers.iter().cloned().chain(own).collect();
     document["normalizer"] = json!({"type": "Sequence", "normalizers": all});
+    serde_json::to_vec(&document).map_err(broken)
+}
+
+/// `tokenizer.json` with the token of audio, `audio_locator_tag`, behind its own, as NeMo adds it to a decoder's.
+fn with_locator(checkpoint: &Checkpoint, path: &Path, bytes: Vec<u8>) -> Result<Vec<u8>> {
+    let tag = checkpoint.config().get("audio_locator_tag").and_then(Value::as_str);
+    let Some(tag) = tag.filter(|tag| !tag.is_empty()) else { return Ok(bytes) };
+    let tokenizer = Tokenizer::from_bytes(path, &bytes)?;
+    if tokenizer.token_to_id(tag).is_some() {
+        return Ok(bytes);
+    }
+    let broken = |e| {
+        Error::caused(ErrorKind::Artifact, format_args!("{}: not a tokenizer", path.display()), e)
+    };
+    let mut document: Value = serde_json::from_slice(&bytes).map_err(broken)?;
+    let mut added = document["added_tokens"].as_array().cloned().unwrap_or_default();
+    added.push(json!({
+        "id": tokenizer.vocab_size(), "content": tag, "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": true,
+    }));
+    document["added_tokens"] = Value::Array(added);
     serde_json::to_vec(&document).map_err(broken)
 }
 

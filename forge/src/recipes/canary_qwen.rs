@@ -95,7 +95,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         .notes(note.into_iter().collect()))
 }
 
-/// The token of a clip: that of `audio_locator_tag`, which NeMo adds behind those of the tokenizer where it has none.
+/// The token of a clip, `audio_locator_tag`.
 fn audio_token(checkpoint: &Checkpoint, vocab: usize) -> Result<usize> {
     // Of a synthetic model there is no vocabulary.
     if checkpoint.seed().is_some() {
@@ -103,15 +103,13 @@ fn audio_token(checkpoint: &Checkpoint, vocab: usize) -> Result<usize> {
     }
     let tokenizer = checkpoint.tokenizer()?;
     let tag = checkpoint.config().get("audio_locator_tag").and_then(Value::as_str);
-    let token = tag.and_then(|tag| tokenizer.token_to_id(tag));
-    let token = token.map_or_else(|| tokenizer.vocab_size(), |token| token as usize);
-    if token >= vocab {
+    let token = tag.and_then(|tag| tokenizer.token_to_id(tag)).map(|token| token as usize);
+    token.filter(|token| *token < vocab).ok_or_else(|| {
         let what = format!(
-            "{}: the token of audio would be {token}, expected one below vocab_size, {vocab}",
+            "{}: the token of audio, audio_locator_tag, is {token:?}, expected one below vocab_size, {vocab}",
             tokenizer.path().display()
         );
-        return Err(Error::new(ErrorKind::Artifact, what)
-            .hint("take tokenizer.json of the decoder that config.json names as pretrained_llm"));
-    }
-    Ok(token)
+        Error::new(ErrorKind::Artifact, what)
+            .hint("take tokenizer.json of the decoder that config.json names as pretrained_llm")
+    })
 }

@@ -100,7 +100,9 @@ fn files_are_transcribed_and_long_ones_cut() {
     for case in &cases {
         let transcript = transcriber.transcribe(file(&case.clip)).unwrap();
         assert_eq!(transcript.chunks[0].ids, case.output_ids, "{}", case.clip);
-        assert_eq!(transcript.text.trim(), case.text.trim());
+        // Lines of an answer are one text.
+        let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(words(&transcript.text), words(&case.text));
     }
     assert_eq!(transcriber.transcribe(file("long.wav")).unwrap().chunks.len(), 4);
     forged.refuses([
