@@ -227,10 +227,10 @@ fn features_of(part: &Part<'_>) -> Read<Value> {
         part.only(key, &[allowed])?;
     }
     let rate = part.size("sample_rate", Some(16_000))?;
-    if let Some(high) = part.get("highfreq").filter(|high| **high != json!(0)) {
-        if high.as_f64() != Some(rate as f64 / 2.0) {
-            return Err(part.bad("highfreq", high, "half of sample_rate"));
-        }
+    if let Some(high) = part.get("highfreq")
+        && ![Some(0.0), Some(rate as f64 / 2.0)].contains(&high.as_f64())
+    {
+        return Err(part.bad("highfreq", high, "half of sample_rate"));
     }
     let samples = |seconds: &str, number: &str, default: f64| match part.get(number) {
         Some(_) => part.size(number, None),
