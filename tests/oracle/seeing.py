@@ -207,6 +207,8 @@ class PaliGemma:
             model_type="gemma2", vocab_size=tok.get_vocab_size() + 2, hidden_size=48, intermediate_size=60, num_hidden_layers=3,
             num_attention_heads=4, num_key_value_heads=2, head_dim=14, query_pre_attn_scalar=18, sliding_window=12, max_position_embeddings=320,
             layer_types=["sliding_attention", "full_attention", "sliding_attention"], attn_logit_softcapping=9.0, final_logit_softcapping=20.0,
+            # Behind the cap, biases of keys do not cancel.
+            attention_bias=True,
         )
         vision = dict(
             model_type="siglip_vision_model", hidden_size=36, intermediate_size=44, num_hidden_layers=2, num_attention_heads=3,

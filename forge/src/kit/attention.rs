@@ -264,7 +264,8 @@ pub struct Attention<'a> {
     pub bias: [bool; 3],
     /// Base of the rotary frequencies, where keys are to be kept small: the mean of their turned bias is subtracted
     /// from every key. Softmax gives the same, as all scores of a query become smaller by one number; biases of some
-    /// hundreds (Qwen2.5) would make scores that f16 holds in steps of 2 to 8.
+    /// hundreds (Qwen2.5) would make scores that f16 holds in steps of 2 to 8. Behind a cap or beside sinks it is not the
+    /// same, so that it is not done there.
     pub centred: Option<f64>,
     /// The projection back to hidden states: `o_proj`.
     pub out: &'a str,
@@ -348,7 +349,9 @@ impl Layers<'_> {
             false => [q, k],
         };
         let [q, k] = if attention.late_norms { norm(b, [q, k], false)? } else { [q, k] };
-        let k = match attention.centred.filter(|_| bias[1] && attention.turned) {
+        let cancels =
+            bias[1] && attention.turned && cap.is_none() && attention.sinks.is_none();
+        let k = match attention.centred.filter(|_| cancels) {
             Some(theta) => {
                 let bias =
                     self.checkpoint.values(&format!("{}.bias", tensor("k_proj")), &[group])?;

@@ -210,20 +210,37 @@ impl Maker<'_> {
         Ok(())
     }
 
+    /// Adds a step of a text. Prompts that see themselves as a whole go through one graph: of those the longest.
+    fn add_text(&mut self, (prompt, then): (usize, usize), widest: usize) -> Result<()> {
+        let task = Task::Generate;
+        let step = |model: &mut Model, prompt| {
+            GoldenStep::plain(model, format!("{}-{prompt}", task.name()), task, (prompt, then))
+        };
+        let whole = step(self.model, prompt);
+        match self.add(whole) {
+            Err(error) if error.kind() == ErrorKind::Prompt && prompt > widest => {
+                let shorter = step(self.model, widest);
+                self.add(shorter)
+            }
+            done => done,
+        }
+    }
+
     /// Texts that are continued: short ones, of which `brief` leaves the shorter, and those that fill the prefill
     /// graphs and reach the end of each context.
     fn texts(&mut self, sizes: &fill::Sizes, brief: bool) -> Result<()> {
         let (max_ctx, task) = (self.model.info().max_ctx, Task::Generate);
         let name = |prompt: usize| format!("{}-{prompt}", task.name());
         let short = [SHORT, LONG].into_iter().take(if brief { 1 } else { 2 });
+        let widest = sizes.prefill.first().copied().unwrap_or(usize::MAX);
         for lengths in short.filter(|(prompt, then)| prompt + then <= max_ctx) {
-            self.add(GoldenStep::plain(self.model, name(lengths.0), task, lengths))?;
+            self.add_text(lengths, widest)?;
         }
         let mut widths = sizes.prefill.iter();
         if let Some(widest) = widths.next() {
             let prompt = (2 * widest + BEYOND).min(max_ctx.saturating_sub(1)).min(MAX_TOKENS - 1);
             if prompt > SHORT.0 {
-                self.add(GoldenStep::plain(self.model, name(prompt), task, (prompt, 1)))?;
+                self.add_text((prompt, 1), *widest)?;
             }
         }
         for rows in widths.filter(|rows| **rows < max_ctx) {

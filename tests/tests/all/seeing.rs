@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use qhx::golden::Golden;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_core::engine::{Generation, Part, Prompt, Request};
 use qhx_forge::ForgeOptions;
@@ -47,6 +48,10 @@ fn equals(checkpoint: &Path, bundle: &Forged) {
     assert!(cases.len() >= 4);
     sights.greedy_exact(&mut model, &cases, name);
     within(sights.step_exact(&mut model, &cases, name), CPU_DISTANCE, name);
+    // What the forge records of every bundle.
+    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+    let golden = Golden::make(&mut model, false, &mut |_| ()).unwrap();
+    assert!(golden.steps.len() > 1, "{name}");
 }
 
 /// Answers the question that follows the first one, and says how many positions were reused.
