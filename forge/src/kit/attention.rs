@@ -349,8 +349,7 @@ impl Layers<'_> {
             false => [q, k],
         };
         let [q, k] = if attention.late_norms { norm(b, [q, k], false)? } else { [q, k] };
-        let cancels =
-            bias[1] && attention.turned && cap.is_none() && attention.sinks.is_none();
+        let cancels = bias[1] && attention.turned && cap.is_none() && attention.sinks.is_none();
         let k = match attention.centred.filter(|_| cancels) {
             Some(theta) => {
                 let bias =
