@@ -92,6 +92,17 @@ fn cpu_equals_the_reference() {
     }
 }
 
+/// Other checkpoints, made by `clip.py --unseen`: `QHX_TEST_CLIP=A:B`.
+#[tier(by_hand = "QHX_TEST_CLIP")]
+fn checkpoints_of_the_environment_equal_the_reference() {
+    for folder in std::env::split_paths(&std::env::var_os("QHX_TEST_CLIP").unwrap()) {
+        let text = std::fs::read_to_string(folder.join("goldens.json")).unwrap();
+        let goldens: Goldens = serde_json::from_str(&text).unwrap();
+        let bundle = Forged::of(&folder, |options| options.task = Some(Task::Embed));
+        compare(bundle.on_cpu(), &goldens, None, 0.99999, &folder.display().to_string());
+    }
+}
+
 /// The fixture with another `tokenizer_config.json` or `tokenizer.json`, and the tokenizer of its bundle.
 fn tokenizer_of(file: &str, change: impl FnOnce(&mut Value)) -> Tokenizer {
     let folder = tempfile::tempdir().unwrap();
