@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::Read;
 
-/// Classes that are read.
+/// The class of archives that is read.
 const MULTI_TASK: &str = "EncDecMultiTaskModel";
 /// The format of the prompt that the recipe has.
 const PROMPT: &str = "canary2";
