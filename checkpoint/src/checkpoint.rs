@@ -19,7 +19,7 @@ use crate::adapter::{changes::Changes, config::refuse};
 use crate::artifact;
 use crate::import::packed::{self, Part, Scheme};
 use crate::import::torch::{self, Found};
-use crate::import::{Imported, gguf, nemo, onnx};
+use crate::import::{Imported, gguf, nemo, npz, onnx};
 use crate::json::read_json;
 use crate::synthetic::Drawn;
 use plain::Matrix;
@@ -51,13 +51,16 @@ const WEIGHTS: [(&str, &str); 2] = [(SINGLE, INDEX), (TORCH_SINGLE, TORCH_INDEX)
 /// for a model that was saved without one.
 const PREFIXES: [&str; 3] = ["model.language_model.", "model.", ""];
 /// Keys by which configurations without `architectures` are known, and the class that they are of.
-const CLASSLESS: [(&[&str], &str); 3] = [
+const CLASSLESS: [(&[&str], &str); 4] = [
     (&["plbert", "istftnet"], "KModel"),
     (&["phoneme_id_map", "num_symbols", "audio"], "PiperVoice"),
     (&["pretrained_llm", "perception"], nemo::SPEECH_LM),
+    (&["model_file", "voices"], "KittenTTS"),
 ];
-/// Key under which the configuration of an ONNX file has the strides and dilations of its convolutions.
+/// Keys under which the configuration of an ONNX file has the strides and dilations of its convolutions, and the uses
+/// of its linear layers.
 const CONVOLUTIONS: &str = "convolutions";
+const LINEARS: &str = "linears";
 /// Tensors that a message names as examples of what there is.
 const NAMED: usize = 3;
 /// More values than any norm, bias or convolution has; the largest are biases of a head.
@@ -222,9 +225,13 @@ impl Checkpoint {
         })?;
         if let Some(config) = config.as_object_mut() {
             config.insert(CONVOLUTIONS.to_owned(), Value::Object(model.convolutions));
+            config.insert(LINEARS.to_owned(), Value::Object(model.linears));
         }
         let mut checkpoint = Self::new(path, dir, config_path, config)?;
-        checkpoint.tensors = Arc::new(model.tensors.into_iter().map(Entry::of).collect());
+        let laid =
+            model.laid.into_iter().map(|(name, laid)| (name, Entry::Imported(Arc::new(laid) as _)));
+        let tensors = model.tensors.into_iter().map(Entry::of);
+        checkpoint.tensors = Arc::new(tensors.chain(laid).collect());
         checkpoint.shards.push(map);
         checkpoint.files.push(file.to_owned());
         Ok(checkpoint)
@@ -252,10 +259,33 @@ impl Checkpoint {
 
     /// The tensors of one file of `torch.save`, without a configuration.
     pub fn open_torch(file: &Path) -> Result<Self> {
+        let mut checkpoint = Self::bare(file)?;
+        checkpoint.add_file(&file.file_name().unwrap_or_default().to_string_lossy(), None)?;
+        Ok(checkpoint)
+    }
+
+    /// The arrays of one file of `numpy.savez`, without a configuration.
+    ///
+    /// # Errors
+    /// When the file is missing or damaged, or an array is of another type than f32 and f16.
+    pub fn open_npz(file: &Path) -> Result<Self> {
+        let mut checkpoint = Self::bare(file)?;
+        let map = Mapped::open(file)?;
+        let found = npz::tensors(map.bytes()).map_err(|what| {
+            artifact(file, what).hint(
+                "the download may be incomplete, or a Git LFS pointer; download the file again",
+            )
+        })?;
+        checkpoint.tensors = Arc::new(found.into_iter().map(Entry::of).collect());
+        checkpoint.shards.push(map);
+        Ok(checkpoint)
+    }
+
+    /// A checkpoint of one file without a configuration, whose tensors have their own names.
+    fn bare(file: &Path) -> Result<Self> {
         let dir = file.parent().unwrap_or(file);
         let mut checkpoint = Self::new(file, dir, file.to_owned(), Value::Null)?;
         checkpoint.names = |name| vec![name.to_owned()];
-        checkpoint.add_file(&file.file_name().unwrap_or_default().to_string_lossy(), None)?;
         Ok(checkpoint)
     }
 

@@ -52,7 +52,7 @@ impl Checkpoint {
     }
 
     /// The names of all tensors.
-    pub(crate) fn keys(&self) -> impl Iterator<Item = &str> {
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 

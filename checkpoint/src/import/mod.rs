@@ -1,12 +1,13 @@
 //! Checkpoints that another program quantized: GGUF files of llama.cpp, and safetensors of GPTQ, AWQ,
-//! compressed-tensors, bitsandbytes, FP8 and MXFP4; and files of `torch.save` ([`torch`]) and of ONNX ([`onnx`]), which
-//! are as they are.
+//! compressed-tensors, bitsandbytes, FP8 and MXFP4; and files of `torch.save` ([`torch`]), `numpy.savez`
+//! ([`npz`]) and of ONNX ([`onnx`]), which are as they are.
 //!
 //! A tensor gets the name that the unquantized checkpoint has for it, so that recipes need not know of any of this.
 //! Quantized weights reach the graphs as they are stored: see [`RowSource::read_blocks`].
 
 pub(crate) mod gguf;
 pub(crate) mod nemo;
+pub(crate) mod npz;
 pub(crate) mod onnx;
 pub(crate) mod packed;
 pub(crate) mod torch;

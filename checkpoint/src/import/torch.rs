@@ -61,7 +61,7 @@ pub(crate) fn tensors(file: &[u8]) -> Read<Vec<Found>> {
 }
 
 /// The stored entries of a ZIP archive: their names, and where their bytes are.
-fn entries(file: &[u8]) -> Read<BTreeMap<String, Range<usize>>> {
+pub(super) fn entries(file: &[u8]) -> Read<BTreeMap<String, Range<usize>>> {
     let cut = || "a ZIP archive that is cut off or damaged; download it again".to_owned();
     let u16_at =
         |at: usize| Some(usize::from(u16::from_le_bytes(file.get(at..at + 2)?.try_into().ok()?)));

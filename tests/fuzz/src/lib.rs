@@ -34,12 +34,14 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 16] = [
     Target { name: "manifest", read: manifest },
     Target { name: "onnx", read: onnx },
     Target { name: "safetensors", read: safetensors },
     Target { name: "gguf", read: gguf },
     Target { name: "torch", read: torch },
+    Target { name: "npz", read: npz },
+    Target { name: "onnx_weights", read: onnx_weights },
     Target { name: "plugins_lock", read: plugins_lock },
     Target { name: "chat_template", read: chat_template },
     Target { name: "suite", read: suite },
@@ -115,6 +117,32 @@ pub fn gguf(data: &[u8]) -> Result<()> {
         if let Some(form) = weight.source().block_form() {
             weight.to_blocks(form)?;
         }
+    }
+    Ok(())
+}
+
+/// A file of `numpy.savez`: the archive, its headers, and the array `a`, which the seed has.
+pub fn npz(data: &[u8]) -> Result<()> {
+    let file = write("voices.npz", data)?;
+    Checkpoint::open_npz(&file)?.values("a", &[2, 3]).map(drop)
+}
+
+/// Weights of an ONNX file of another program: nodes, initializers, and what the modules of the seeds have.
+pub fn onnx_weights(data: &[u8]) -> Result<()> {
+    let file = write("weights.onnx", data)?;
+    let config = folder(&file).join("weights.onnx.json");
+    if !config.exists() {
+        std::fs::write(&config, "{}").map_err(|e| Error::io(ErrorKind::Io, &config, e))?;
+    }
+    let checkpoint = Checkpoint::open(&file)?.renamed(|name| vec![name.to_owned()]);
+    for (name, shape) in [
+        ("conv.weight", &[4, 2, 3][..]),
+        ("linear.weight", &[6, 4]),
+        ("lstm.weight_ih_l0_reverse", &[8, 4]),
+        ("lstm.weight_hh_l0", &[8, 2]),
+        ("lstm.bias_hh_l0", &[8]),
+    ] {
+        checkpoint.values(name, shape)?;
     }
     Ok(())
 }

@@ -41,8 +41,13 @@ impl Message {
     /// When it is not UTF-8.
     pub fn text(&self, range: Range<usize>) -> Result<&str, String> {
         let at = range.start;
-        let bytes = self.file.bytes().get(range).unwrap_or_default();
-        std::str::from_utf8(bytes).map_err(|_| format!("the text at byte {at} is not UTF-8"))
+        std::str::from_utf8(self.bytes(range))
+            .map_err(|_| format!("the text at byte {at} is not UTF-8"))
+    }
+
+    /// The bytes at a place in the file; none beyond its end.
+    pub fn bytes(&self, range: Range<usize>) -> &[u8] {
+        self.file.bytes().get(range).unwrap_or_default()
     }
 
     /// The number of 32 bits at a place in the file; none where that is of another length.
