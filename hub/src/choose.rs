@@ -90,6 +90,9 @@ const MODULES: &str = "modules.json";
 /// The folder of a pooling, which older checkpoints have without such a list.
 const POOLING: &str = "1_Pooling";
 
+/// End of the names of voices beside an ONNX file.
+const VOICES: &str = ".npz";
+
 /// Heads of BGE-M3 for the tokens of a text, beside the weights.
 const TOKEN_HEADS: [&str; 2] = ["sparse_linear.pt", "colbert_linear.pt"];
 
@@ -141,7 +144,7 @@ pub fn bundles<'a>(
         if is_data && !name.starts_with("pytorch_model") {
             data.insert(path);
         }
-        if name.ends_with(".safetensors") || is_torch(name) {
+        if name.ends_with(".safetensors") || is_torch(name) || name.ends_with(VOICES) {
             weights.insert(folder);
         }
     }
@@ -379,6 +382,7 @@ impl Selection {
                 (Some(Weights::Safe), "") if sharded => {
                     name.starts_with("model") && Weights::Safe.has(name)
                 }
+                (Some(Weights::Onnx), "") => Weights::Onnx.has(name) || name.ends_with(VOICES),
                 (Some(form), "") => form.has(name),
                 (Some(Weights::Pth), "voices") => name.ends_with(".pt"),
                 (Some(_), module) if modules.iter().any(|folder| folder == module) => {
@@ -428,7 +432,7 @@ impl Selection {
 
 fn no_checkpoint(listing: &Listing) -> Error {
     error!(Usage, "{}: there is no checkpoint in it", listing.name)
-        .hint("a checkpoint is config.json with *.safetensors, pytorch_model.bin or one .pth file, or a .gguf or .nemo file")
+        .hint("a checkpoint is config.json with *.safetensors, pytorch_model.bin, one .pth file, or one .onnx file with voices (.npz), or a .gguf or .nemo file")
 }
 
 /// The forms in which a checkpoint's weights are read, but for GGUF.
@@ -437,11 +441,13 @@ enum Weights {
     Safe,
     Bin,
     Pth,
+    /// An ONNX file with voices beside it.
+    Onnx,
 }
 
 impl Weights {
     /// All of them, the preferred first.
-    const ALL: [Self; 3] = [Self::Safe, Self::Bin, Self::Pth];
+    const ALL: [Self; 4] = [Self::Safe, Self::Bin, Self::Pth, Self::Onnx];
 
     /// True for the name of such a file.
     fn has(self, name: &str) -> bool {
@@ -449,12 +455,17 @@ impl Weights {
             Self::Safe => name.ends_with(".safetensors"),
             Self::Bin => is_torch(name),
             Self::Pth => name.ends_with(".pth"),
+            Self::Onnx => name.ends_with(".onnx"),
         }
     }
 
-    /// True where the files of these names are one model: a `.pth` file has no index.
-    fn is_one<'a>(self, names: impl Iterator<Item = &'a str>) -> bool {
-        self != Self::Pth || names.filter(|name| self.has(name)).count() == 1
+    /// True where the files of these names are one model: `.pth` and `.onnx` files have no index.
+    fn is_one<'a>(self, names: impl Iterator<Item = &'a str> + Clone) -> bool {
+        match self {
+            Self::Safe | Self::Bin => true,
+            Self::Onnx if !names.clone().any(|name| name.ends_with(VOICES)) => false,
+            Self::Pth | Self::Onnx => names.filter(|name| self.has(name)).count() == 1,
+        }
     }
 }
 

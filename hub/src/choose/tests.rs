@@ -215,6 +215,18 @@ fn weights_of_torch_are_taken_where_there_are_no_others() {
 }
 
 #[test]
+fn an_onnx_file_with_voices_is_a_checkpoint_and_no_bundle() {
+    let kitten = ["config.json", "kitten_tts_mini_v0_8.onnx", "voices.npz"];
+    let (folder, files) = checkpoint("o/n", &[&kitten[..], &["README.md"]].concat()).unwrap();
+    assert_eq!((&*folder, &files[..]), ("", &kitten.map(str::to_owned)[..]));
+    assert!(folders(&["m.json", "a.onnx", "voices.npz"]).is_empty());
+    for others in [&kitten[..2], &[&kitten[..], &["b.onnx"]].concat()] {
+        let error = checkpoint("o/n", others).unwrap_err();
+        assert!(error.contains("no checkpoint in it"), "{error}");
+    }
+}
+
+#[test]
 fn an_archive_of_nemo_is_a_checkpoint() {
     let paths = ["README.md", "canary.nemo"];
     let (folder, files) = checkpoint("o/n", &paths).unwrap();
