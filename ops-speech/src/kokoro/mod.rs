@@ -1,7 +1,7 @@
 //! `kokoro_speak`: Kokoro from phonemes to samples.
 //!
 //! Arithmetic: `KModel` of the package `kokoro` 0.9.4 (`model.py`, `modules.py`, `istftnet.py`). A text is tokens: the
-//! number of a voice, the speed in thousandths, and its phonemes. Durations come first, of all of it; then what they
+//! number of a voice, the speed in thousandths, of KittenTTS the length of the text in characters, and its phonemes. Durations come first, of all of it; then what they
 //! say goes, in frames, through the shortest graphs that hold it, and what is longer than the longest is cut behind a
 //! pause. On the host, in f32: LSTMs and durations (`host.rs`), the source's sines and both Fourier transforms
 //! (`source.rs`).
@@ -23,13 +23,11 @@ use serde_json::json;
 use host::{Sizes, Weights};
 use source::{Source, SourceParams};
 
-use crate::ports::{input, kept, output, padded};
+use crate::ports::{PLACE, input, kept, output, padded};
 
 const NAME: &str = "kokoro_speak";
 /// Speeds, in thousandths, that a text may have.
 const SPEEDS: std::ops::RangeInclusive<u32> = 250..=4000;
-/// Tokens in front of the phonemes: voice and speed.
-const HEAD: usize = 2;
 /// Token before the phonemes and behind them.
 const BORDER: u32 = 0;
 
@@ -48,6 +46,28 @@ struct SpeechParams {
     /// Tokens that a text is rather cut behind.
     #[serde(default)]
     breaks: Vec<u32>,
+    /// The length of the text is behind the speed, and is the row of the voice.
+    #[serde(default)]
+    counted: bool,
+    /// Tokens behind the phonemes.
+    #[serde(default)]
+    tail: Vec<u32>,
+    /// Samples at the end that are not said.
+    #[serde(default)]
+    trim: usize,
+}
+
+impl SpeechParams {
+    /// Tokens in front of the phonemes.
+    fn head(&self) -> usize {
+        2 + usize::from(self.counted)
+    }
+
+    /// Phonemes that a text may have.
+    fn fit(&self) -> usize {
+        // Borders stand around them.
+        self.albert.positions.saturating_sub(2 + self.tail.len())
+    }
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -126,6 +146,11 @@ impl Op for Kokoro {
         let params: SpeechParams = host.require("/params/speech")?;
         let [hidden, tokens] = [host.require("/params/hidden")?, host.require("/params/vocab")?];
         let AlbertParams { embedding, positions, .. } = params.albert;
+        if let Some(beyond) = params.tail.iter().find(|token| **token as usize >= tokens) {
+            return Err(Error::manifest(format!(
+                "{PLACE}/tail: token {beyond}, expected numbers below /params/vocab, {tokens}"
+            )));
+        }
         let source = Source::new(params.source, params.rate)?;
         let mut texts = Vec::new();
         for (albert, symbols) in pairs(
@@ -180,10 +205,8 @@ impl Op for Kokoro {
     }
 
     fn info(&self) -> OpenInfo {
-        let Sizes { positions, .. } = self.weights.sizes;
         OpenInfo {
-            // Voice and speed take the places of what stands around the phonemes.
-            max_ctx: positions,
+            max_ctx: self.params.head() + self.params.fit(),
             sound_out: Some(SoundOut { rate: self.params.rate }),
             ..OpenInfo::default()
         }
@@ -201,8 +224,12 @@ impl Synthesizer for Kokoro {
             self.pending = Some(self.begin(host, segments)?);
         }
         let Some(mut pending) = self.pending.take() else { return Ok(self.view(0)) };
-        let len = self.window(host, &mut pending)?;
-        self.pending = Some(pending).filter(|pending| pending.next < pending.tokens.len());
+        let mut len = self.window(host, &mut pending)?;
+        // The end of the text is not said, wherever windows end.
+        let left: usize = pending.durations[pending.next..].iter().sum();
+        len = len.saturating_sub(self.params.trim.saturating_sub(left * self.source.frame()));
+        let more = pending.next < pending.tokens.len() && len > 0;
+        self.pending = Some(pending).filter(|_| more);
         Ok(self.view(len))
     }
 }
@@ -217,11 +244,12 @@ impl Kokoro {
         let start = Instant::now();
         text::count_tokens(NAME, segments)?;
         let all: Vec<u32> = text::tokens(segments).collect();
-        let Sizes { tokens: vocab, positions, hidden, style, .. } = self.weights.sizes;
-        let (head, phonemes) = all.split_at_checked(HEAD).unwrap_or_default();
-        let &[voice, speed] = head else {
+        let Sizes { tokens: vocab, hidden, style, .. } = self.weights.sizes;
+        let (head, phonemes) = all.split_at_checked(self.params.head()).unwrap_or_default();
+        let &[voice, speed, ref length @ ..] = head else {
+            let length = if self.params.counted { "the length of the text, " } else { "" };
             return Err(Error::prompt(format!(
-                "{} tokens, expected the number of a voice, the speed in thousandths, and phonemes",
+                "{} tokens, expected the number of a voice, the speed in thousandths, {length}and phonemes",
                 all.len()
             )));
         };
@@ -233,26 +261,27 @@ impl Kokoro {
                 SPEEDS.end()
             )));
         }
-        let fit = positions - HEAD;
+        let fit = self.params.fit();
         if phonemes.is_empty() || phonemes.len() > fit {
             return Err(Error::prompt(format!("{} phonemes, expected 1 to {fit}", phonemes.len())));
         }
         if let Some(beyond) = phonemes.iter().find(|token| **token as usize >= vocab) {
             return Err(Error::prompt(format!("phoneme {beyond}, expected numbers below {vocab}")));
         }
-        let row = (phonemes.len() - 1).min(self.params.rows - 1);
+        let row = length.first().map_or(phonemes.len() - 1, |length| *length as usize);
+        let row = row.min(self.params.rows - 1);
         let row = (voice as usize * self.params.rows + row) * 2 * style;
         let row = &host.f32s(self.voices)[row..row + 2 * style];
         let styles = [row[..style].to_vec(), row[style..].to_vec()];
-        let tokens: Vec<u32> =
-            [BORDER].into_iter().chain(phonemes.iter().copied()).chain([BORDER]).collect();
+        let tokens = [BORDER].iter().chain(phonemes).chain(&self.params.tail).chain(&[BORDER]);
+        let tokens: Vec<u32> = tokens.copied().collect();
         let graphs = self.texts.iter().find(|text| text.rows >= tokens.len());
         let graphs = graphs.ok_or_else(|| {
             let longest = self.texts.last().map_or(0, |text| text.rows);
             Error::prompt(format!(
                 "{} phonemes, the graphs take {}",
                 phonemes.len(),
-                longest.saturating_sub(2)
+                longest.saturating_sub(tokens.len() - phonemes.len())
             ))
         })?;
         let embedded = self.weights.embedded(host, &tokens);

@@ -5,6 +5,9 @@
 //! phases that the package also draws never reach its output: it reads the sines' frequencies in the middle of each
 //! frame, and they are added to the first sample. Where a frame has no imaginary part but what rounding leaves of it,
 //! as the mirrored first one, the package takes the angle of that: π or −π by chance. Here it is π.
+//!
+//! With `convolved` both transforms are those of `CustomSTFT`, with which the package exports models: convolutions with
+//! the ends repeated, which neither double the bins of both halves nor divide by the sum of the windows.
 
 use std::f64::consts::TAU;
 
@@ -20,6 +23,9 @@ const MAX_LOG: f32 = 80.0;
 
 /// Imaginary parts below this share of a frame's absolute sum are rounding, and none.
 const ROUNDING: f32 = 1e-6;
+
+/// The power that convolutions add to that of each bin.
+const SMALLEST: f32 = 1e-14;
 
 /// `params.speech.source` of the manifest.
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -38,6 +44,9 @@ pub(super) struct SourceParams {
     noise: f32,
     /// F0 above which there is a voice, in Hz.
     voiced: f32,
+    /// The transforms are convolutions.
+    #[serde(default)]
+    convolved: bool,
 }
 
 #[derive(Debug)]
@@ -48,6 +57,8 @@ pub(super) struct Source {
     waves: [Vec<f32>; 2],
     /// `torch.hann_window`.
     window: Vec<f32>,
+    /// The sines of half a turn and its multiples as convolutions have them: the rounding of π.
+    rounding: Vec<f32>,
 }
 
 impl Source {
@@ -66,7 +77,8 @@ impl Source {
         let angle = |at: usize| TAU * at as f64 / fft as f64;
         let wave = |f: fn(f64) -> f64| (0..fft).map(|at| f(angle(at)) as f32).collect();
         let window = (0..fft).map(|at| (0.5 - 0.5 * angle(at).cos()) as f32).collect();
-        Ok(Self { params, rate, waves: [wave(f64::cos), wave(f64::sin)], window })
+        let rounding = (0..fft).map(|at| angle(at * fft / 2).sin() as f32).collect();
+        Ok(Self { params, rate, waves: [wave(f64::cos), wave(f64::sin)], window, rounding })
     }
 
     pub(super) fn sines(&self) -> usize {
@@ -145,17 +157,22 @@ impl Source {
         merged
     }
 
-    /// Magnitudes and angles of steps that are centred on their samples; the signal is mirrored at its ends.
+    /// Magnitudes and angles of steps that are centred on their samples; the signal is mirrored at its ends, or its ends
+    /// are repeated.
     fn transform(&self, samples: &[f32]) -> Vec<f32> {
-        let SourceParams { fft, hop, .. } = self.params;
+        let SourceParams { fft, hop, convolved, .. } = self.params;
         let (steps, half) = (samples.len() / hop + 1, fft / 2);
         let mut out = vec![0.0; (fft + 2) * steps];
         let mut frame = vec![0.0; fft];
         let last = samples.len() as isize - 1;
         for step in 0..steps {
             for (at, (value, weight)) in frame.iter_mut().zip(&self.window).enumerate() {
-                let place = ((step * hop + at) as isize - half as isize).abs();
-                let place = if place > last { (2 * last - place).max(0) } else { place };
+                let place = (step * hop + at) as isize - half as isize;
+                let place = match place.abs() {
+                    _ if convolved => place.clamp(0, last),
+                    beyond if beyond > last => (2 * last - beyond).max(0),
+                    within => within,
+                };
                 *value = samples[place as usize] * weight;
             }
             let whole: f32 = frame.iter().map(|value| value.abs()).sum();
@@ -163,12 +180,27 @@ impl Source {
                 let part = |wave: &[f32]| -> f32 {
                     frame.iter().enumerate().map(|(at, value)| value * wave[bin * at % fft]).sum()
                 };
+                let real = part(&self.waves[0]);
+                if convolved {
+                    let imaginary = match bin {
+                        0 => 0.0,
+                        _ if bin == half => {
+                            -frame.iter().zip(&self.rounding).map(|(a, b)| a * b).sum::<f32>()
+                        }
+                        _ => -part(&self.waves[1]),
+                    };
+                    let power = real * real + imaginary * imaginary;
+                    out[bin * steps + step] = (power + SMALLEST).sqrt();
+                    // Never −π of an imaginary part that is −0.
+                    let imaginary = if imaginary == 0.0 { 0.0 } else { imaginary };
+                    out[(half + 1 + bin) * steps + step] = imaginary.atan2(real);
+                    continue;
+                }
                 let imaginary = -part(&self.waves[1]);
                 // What rounding leaves of nothing, as at the mirrored ends, would choose between the angles π and −π. Of
                 // real numbers the first and the last bin have nothing.
                 let nothing = bin % half == 0 || imaginary.abs() <= ROUNDING * whole;
                 let imaginary = if nothing { 0.0 } else { imaginary };
-                let real = part(&self.waves[0]);
                 out[bin * steps + step] = real.hypot(imaginary);
                 out[(half + 1 + bin) * steps + step] = imaginary.atan2(real);
             }
@@ -179,7 +211,7 @@ impl Source {
     /// The samples of a spectrum `[bins, steps]` as the graphs give it: logarithms of magnitudes, and what the phase is
     /// the sine of (`Generator.forward`, `torch.istft`).
     pub(super) fn samples(&self, spectrum: &[f32]) -> Vec<f32> {
-        let SourceParams { fft, hop, .. } = self.params;
+        let SourceParams { fft, hop, convolved, .. } = self.params;
         let (steps, half) = (spectrum.len() / self.bins(), fft / 2);
         let whole = (steps - 1) * hop;
         let (mut sums, mut weights) = (vec![0.0; whole + fft], vec![0.0; whole + fft]);
@@ -189,7 +221,7 @@ impl Source {
                     let magnitude = spectrum[bin * steps + step].min(MAX_LOG).exp();
                     let phase = spectrum[(half + 1 + bin) * steps + step].sin();
                     // All but the first and the last stand for two.
-                    let scale = if bin % half == 0 { 1.0 } else { 2.0 } / fft as f32;
+                    let scale = if bin % half == 0 || convolved { 1.0 } else { 2.0 } / fft as f32;
                     let imaginary = if bin % half == 0 { 0.0 } else { phase.sin() };
                     [magnitude * phase.cos() * scale, magnitude * imaginary * scale]
                 })
@@ -211,7 +243,7 @@ impl Source {
         sums[inner.clone()]
             .iter()
             .zip(&weights[inner])
-            .map(|(sum, weight)| sum / weight.max(1e-11))
+            .map(|(sum, weight)| if convolved { *sum } else { sum / weight.max(1e-11) })
             .collect()
     }
 }

@@ -10,6 +10,11 @@ const VALUES: usize = 157;
 const LASTING: usize = 103;
 
 fn opened(values: usize, windows: &[usize]) -> OpHarness {
+    opened_with(values, windows, &json!({}))
+}
+
+/// With keys of `params.speech` besides.
+fn opened_with(values: usize, windows: &[usize], own: &Value) -> OpHarness {
     let mut host = vec![0.0; values];
     host[LASTING..LASTING + 4].fill(20.0);
     let name = |graph: &str, number: &usize| format!("{graph}{number}");
@@ -37,7 +42,7 @@ fn opened(values: usize, windows: &[usize]) -> OpHarness {
         ));
     }
     let names = |graph| windows.iter().map(|frames| name(graph, frames)).collect::<Vec<_>>();
-    let manifest = json!({
+    let mut manifest = json!({
         "artifacts": {"speech": {"host": {"path": "host"}, "voices": {"path": "voices"}}},
         "params": {"hidden": 2, "vocab": 3, "speech": {
             "rate": 8, "voices": ["a", "b"], "rows": 2, "style": 1, "layers": 0, "durations": 4, "breaks": [1],
@@ -51,6 +56,9 @@ fn opened(values: usize, windows: &[usize]) -> OpHarness {
             "albert": "albert", "symbols": "symbols", "prosody": names("prosody"), "voice": names("voice")
         }}
     });
+    for (key, value) in own.as_object().into_iter().flatten() {
+        manifest["params"]["speech"][key] = value.clone();
+    }
     // A style of the decoder, and one of the prosody, of each number of phonemes.
     let voices = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
     harness(manifest, graphs, &[("host", &host), ("voices", &voices)])
@@ -106,4 +114,27 @@ fn a_long_text_is_cut_behind_a_pause() {
         "{error}"
     );
     refused::<Kokoro>(opened(VALUES + 1, &[12]), "host: 632 bytes, expected 628");
+}
+
+#[test]
+fn a_row_by_the_length_a_tail_and_an_end_that_is_not_said() {
+    let own = json!({"counted": true, "tail": [2], "trim": 20});
+    let mut op = opened_with(VALUES, &[20], &own).open::<Kokoro>().unwrap();
+    assert_eq!(op.info().max_ctx, 6);
+    // Two phonemes and the tail between borders: five tokens of four frames of four samples.
+    assert_eq!(say(&mut op, &[1, 1000, 0, 1, 2]).unwrap(), 60);
+    assert_eq!(op.bound("voice20", "style").unwrap(), [5.0], "the row of no characters");
+    say(&mut op, &[1, 1000, 70, 1, 2]).unwrap();
+    assert_eq!(op.bound("voice20", "style").unwrap(), [7.0], "the last row");
+    let error = say(&mut op, &[0, 1000, 0, 1, 1, 1, 1]).unwrap_err();
+    assert!(error.message().contains("4 phonemes, expected 1 to 3"), "{error}");
+    // The end reaches into the window before the last.
+    let mut parts = opened_with(VALUES, &[8], &own).open::<Kokoro>().unwrap();
+    assert_eq!(say(&mut parts, &[0, 1000, 0, 2, 2]).unwrap(), 32);
+    assert_eq!([0; 2].map(|_| parts.speak(&[]).unwrap().len()), [28, 0]);
+    assert_eq!(say(&mut parts, &[0, 4000, 0, 2, 2]).unwrap(), 0, "shorter than its end");
+    refused::<Kokoro>(
+        opened_with(VALUES, &[8], &json!({"tail": [3]})),
+        "token 3, expected numbers below",
+    );
 }

@@ -24,6 +24,8 @@ const LATIN_MARKS: [(char, char); 8] = [
     ('«', '“'),
     ('»', '”'),
 ];
+/// Marks of which one is the last of a text, where spaces stand around them.
+const ENDS: [char; 6] = ['.', '!', '?', ',', ';', ':'];
 /// Mark between the letters of one phoneme.
 const TIE: char = '^';
 /// Phonemes of two letters as one symbol, as Kokoro has them.
@@ -42,9 +44,9 @@ const JOINED: [(&str, &str); 11] = [
 ];
 
 /// Phonemes of a sentence with its punctuation, by the program's voice of this name.
-pub(super) fn phonemes(sentence: &str, voice: &str, joined: bool) -> Result<String> {
+pub(super) fn phonemes(sentence: &str, voice: &str, joined: bool, spaced: bool) -> Result<String> {
     let mut phonemes = String::new();
-    for (words, marks) in parts(sentence, joined) {
+    for (words, marks) in parts(sentence, joined || spaced) {
         if !words.is_empty() {
             if !phonemes.is_empty() {
                 phonemes.push(' ');
@@ -54,7 +56,31 @@ pub(super) fn phonemes(sentence: &str, voice: &str, joined: bool) -> Result<Stri
         }
         phonemes.push_str(&marks);
     }
-    Ok(phonemes)
+    Ok(if spaced { apart(&phonemes) } else { phonemes })
+}
+
+/// A text with a comma behind it where no mark is the last.
+pub(super) fn ended(text: &str) -> String {
+    let text = text.trim();
+    if text.ends_with(ENDS) { text.to_owned() } else { format!("{text},") }
+}
+
+/// Words and marks with a space between any two.
+fn apart(phonemes: &str) -> String {
+    let is_word = |character: char| character.is_alphanumeric() || character == '_';
+    let mut spaced = String::new();
+    let mut within = false;
+    for character in phonemes.chars() {
+        let word = is_word(character);
+        if !spaced.is_empty() && !spaced.ends_with(' ') && !(word && within) {
+            spaced.push(' ');
+        }
+        within = word;
+        if !character.is_whitespace() {
+            spaced.push(character);
+        }
+    }
+    spaced.trim_end().to_owned()
 }
 
 /// Words, and the marks behind them, in order.
@@ -170,6 +196,13 @@ mod tests {
         assert_eq!(found("It costs 3.5, or [[more]]!", false), ["It costs 3.5|,", "or   more|!"]);
         assert_eq!(found("“Oui”, dit-il…", true), ["|“", "Oui|”,", "dit-il|…"]);
         assert_eq!(found("雨。", false), ["雨|."]);
+    }
+
+    #[test]
+    fn marks_stand_apart_and_one_is_the_last() {
+        assert_eq!(apart("həlˈoʊ, wˈɜːld!?"), "həlˈoʊ , wˈɜːld ! ?");
+        assert_eq!(apart("“ɐ” ɹˈʌn"), "“ ɐ ” ɹˈʌn");
+        assert_eq!([" a run ", "a run!"].map(ended), ["a run,", "a run!"]);
     }
 
     #[test]

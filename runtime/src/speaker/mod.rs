@@ -245,8 +245,14 @@ impl Speaker {
                     spoken.cancelled = true;
                     break 'text;
                 }
+                let sentence = match self.script(options)? {
+                    Script::Espeak { spaced: true, .. } => espeak::ended(&sentence),
+                    _ => sentence,
+                };
+                let count = u32::try_from(sentence.chars().count()).unwrap_or(u32::MAX);
+                let count = Some(count).filter(|_| self.speech.counted);
                 for phonemes in self.parts(&sentence, options, &mut spoken)? {
-                    let tokens = head.iter().copied().chain(phonemes).collect();
+                    let tokens = head.iter().copied().chain(count).chain(phonemes).collect();
                     let said = self.model.speak(&Prompt::Tokens(tokens), cancel, |part| {
                         samples += part.len();
                         sound(part)
@@ -301,7 +307,9 @@ impl Speaker {
     pub fn check_options(&self, options: &SpeakOptions) -> Result<()> {
         self.head(options)?;
         match self.script(options)? {
-            Script::Espeak { voice, joined } => espeak::phonemes("a", voice, *joined).map(drop),
+            Script::Espeak { voice, joined, spaced } => {
+                espeak::phonemes("a", voice, *joined, *spaced).map(drop)
+            }
             Script::Phonemes { of } => Err(no_phonemizer(of)),
             _ => Ok(()),
         }
@@ -334,7 +342,9 @@ impl Speaker {
         let sentences = match script {
             _ if options.phonemes => vec![sentence.trim().to_owned()],
             Script::Lexicon => phonemes::sentences(sentence, &self.lexicon, spoken)?,
-            Script::Espeak { voice, joined } => vec![espeak::phonemes(sentence, voice, *joined)?],
+            Script::Espeak { voice, joined, spaced } => {
+                vec![espeak::phonemes(sentence, voice, *joined, *spaced)?]
+            }
             Script::Letters { lower: true, .. } => vec![sentence.to_lowercase()],
             Script::Phonemes { of } => return Err(no_phonemizer(of)),
             _ => vec![sentence.to_owned()],
@@ -453,7 +463,9 @@ fn head(speech: &Speech, options: &SpeakOptions) -> Result<Vec<u32>> {
         .hint("1 is as the voice has it, 2 twice as fast"));
     }
     let thousandths = |value: f32| (value * 1000.0).round() as u32;
-    let mut head = vec![voice as u32, thousandths(options.speed)];
+    let own = speech.speeds.get(voice).copied().unwrap_or(1.0);
+    let speed = (options.speed * own).clamp(*SPEEDS.start(), *SPEEDS.end());
+    let mut head = vec![voice as u32, thousandths(speed)];
     let given = [options.noise, options.duration_noise];
     if let Some(noise) = given.into_iter().flatten().find(|noise| !NOISES.contains(noise)) {
         let (min, max) = (NOISES.start(), NOISES.end());
@@ -515,10 +527,16 @@ mod tests {
             limit: 1,
             scripts: Vec::new(),
             noise,
+            speeds: Vec::new(),
+            counted: false,
         };
         let voices = speech(None);
         let options = SpeakOptions::default().with_voice("bm_two".to_owned()).with_speed(1.5);
         assert_eq!(head(&voices, &options).unwrap(), [1, 1500]);
+        let slow = Speech { speeds: vec![1.0, 0.8], ..voices.clone() };
+        assert_eq!(head(&slow, &options).unwrap(), [1, 1200]);
+        let slower = options.clone().with_speed(0.25);
+        assert_eq!(head(&slow, &slower).unwrap(), [1, 250], "the least that a model takes");
         let unknown =
             head(&voices, &SpeakOptions::default().with_voice("af_on".to_owned())).unwrap_err();
         let hint = unknown.hint_text().unwrap_or_default().to_owned();

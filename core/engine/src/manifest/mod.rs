@@ -225,6 +225,10 @@ pub struct Speech {
     /// `noise`: usual deviations of the noise of a host-op that takes them, and a seed, behind voice and speed: that of
     /// frames, and that of durations.
     pub noise: Option<[f32; 2]>,
+    /// `speeds`: the usual speed of each voice, by which the one that is asked for is multiplied; 1 unless given.
+    pub speeds: Vec<f32>,
+    /// `counted`: the number of characters of the text stands behind the speed, for a host-op that chooses by it.
+    pub counted: bool,
 }
 
 /// Step from a text to the phonemes of a voice.
@@ -240,6 +244,9 @@ pub enum Script {
         voice: String,
         /// `joined` is true for phonemes of two letters in symbols of one, as Kokoro has them.
         joined: bool,
+        /// `spaced` is true for spaces around punctuation, and for a comma at the end where there is none, as KittenTTS
+        /// has them.
+        spaced: bool,
     },
     /// `by` is `letters`: the characters of the text are the symbols.
     Letters {

@@ -267,12 +267,28 @@ fn speech(node: &Node<'_>) -> Result<Speech> {
             Some(both.try_into().map_err(|_| noise.error("expected two numbers"))?)
         }
     };
+    let factor = |n: Node<'_>| {
+        let value = n.value().as_f64().filter(|value| (0.25..=4.0).contains(value));
+        value.map(|value| value as f32).ok_or_else(|| n.error("expected a number from 0.25 to 4"))
+    };
+    let speeds = match node.get("speeds")? {
+        None => Vec::new(),
+        Some(speeds) => {
+            let found = speeds.elements()?.map(factor).collect::<Result<Vec<_>>>()?;
+            if found.len() != names.len() {
+                return Err(speeds.error("expected one for each of the voices"));
+            }
+            found
+        }
+    };
     Ok(Speech {
         voices: names,
         symbols: numbers.map(|(name, n)| Ok((name.to_owned(), n.u32()?))).collect::<Result<_>>()?,
         limit: size,
         scripts,
         noise,
+        speeds,
+        counted: node.get("counted")?.map_or(Ok(false), |n| n.bool())?,
     })
 }
 
@@ -297,7 +313,7 @@ fn script(node: &Node<'_>) -> Result<Script> {
                     voice.error("expected the name of a voice of espeak-ng, such as \"en-us\"")
                 );
             }
-            Script::Espeak { voice: name, joined: flag("joined")? }
+            Script::Espeak { voice: name, joined: flag("joined")?, spaced: flag("spaced")? }
         }
         "letters" => Script::Letters { lower: flag("lower")?, roman: flag("roman")? },
         "phonemes" => Script::Phonemes { of: node.require("of")?.text()? },

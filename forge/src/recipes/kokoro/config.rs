@@ -10,7 +10,7 @@ use super::CURVE;
 use crate::kit::Reader;
 
 /// Layers that a configuration may have.
-const MAX_LAYERS: usize = 64;
+pub(super) const MAX_LAYERS: usize = 64;
 
 /// Fields of `config.json` that are read.
 #[derive(Debug)]
@@ -33,6 +33,8 @@ pub(super) struct Config {
     pub(super) blocks: Vec<(usize, [usize; 3])>,
     pub(super) fft: usize,
     pub(super) hop: usize,
+    /// The Fourier transforms are convolutions, as the package exports them.
+    pub(super) convolved: bool,
     pub(super) albert: Albert,
     pub(super) symbols: BTreeMap<String, u32>,
 }
@@ -62,13 +64,6 @@ impl Config {
             layers: reader.layers()?,
             positions: reader.bounded("max_position_embeddings", 1 << 14)?,
         };
-        if !albert.width.is_multiple_of(albert.heads) || albert.positions < 3 {
-            return Err(reader.fault(format!(
-                "hidden_size {}, num_attention_heads {}, max_position_embeddings {}: expected a width that the heads \
-                 divide, and 3 positions or more",
-                albert.width, albert.heads, albert.positions
-            )));
-        }
         let net = Reader::part(checkpoint, "istftnet")?;
         let list = |key: &str| -> Result<Vec<usize>> {
             let found = net.get(key).unwrap_or(&Value::Null);
@@ -88,12 +83,6 @@ impl Config {
         let (fft, hop) =
             (net.bounded("gen_istft_n_fft", 4096)?, net.bounded("gen_istft_hop_size", 4096)?);
         let initial = net.bounded("upsample_initial_channel", 1 << 14)?;
-        if first % 2 + last % 2 + fft % 2 + initial % 4 > 0 || hop > fft {
-            return Err(net.fault(format!(
-                "upsample_rates {rates:?}, gen_istft_n_fft {fft}, gen_istft_hop_size {hop}, upsample_initial_channel \
-                 {initial}: expected even numbers, a hop of at most the transform, and channels that 4 divides"
-            )));
-        }
         let key = "resblock_dilation_sizes";
         let found = net.get(key).unwrap_or(&Value::Null);
         let dilations: Option<Vec<[usize; 3]>> = serde_json::from_value(found.clone()).ok();
@@ -101,23 +90,11 @@ impl Config {
         let dilations =
             dilations.filter(legal).ok_or_else(|| net.bad(key, found, "lists of three numbers"))?;
         let kernels = list("resblock_kernel_sizes")?;
-        if kernels.len() != dilations.len()
-            || kernels.is_empty()
-            || kernels.iter().any(|k| k % 2 == 0)
-        {
-            return Err(net.bad(
-                key,
-                found,
-                "one list for each of resblock_kernel_sizes, which are odd",
-            ));
+        if kernels.len() != dilations.len() {
+            return Err(net.bad(key, found, "one list for each of resblock_kernel_sizes"));
         }
         let hidden = whole.bounded("hidden_dim", 1 << 14)?;
         let kernel = whole.bounded("text_encoder_kernel_size", 63)?;
-        if hidden % 2 > 0 || kernel % 2 == 0 {
-            return Err(whole.fault(format!(
-                "hidden_dim {hidden}, text_encoder_kernel_size {kernel}: expected an even and an odd number"
-            )));
-        }
         let tokens = whole.size("n_token")?;
         let found = whole.get("vocab").unwrap_or(&Value::Null);
         let symbols: Option<BTreeMap<String, u32>> = serde_json::from_value(found.clone()).ok();
@@ -127,7 +104,7 @@ impl Config {
                 "vocab: expected an object of symbols with numbers below n_token, {tokens}"
             ))
         })?;
-        Ok(Self {
+        let config = Self {
             hidden,
             style: whole.bounded("style_dim", 1 << 12)?,
             layers: whole.bounded("n_layer", MAX_LAYERS)?,
@@ -141,9 +118,42 @@ impl Config {
             blocks: kernels.into_iter().zip(dilations).collect(),
             fft,
             hop,
+            convolved: false,
             albert,
             symbols,
-        })
+        };
+        config.fits().map_err(|what| whole.fault(what))?;
+        Ok(config)
+    }
+
+    /// Checks what the graphs need of sizes; says which do not fit.
+    pub(super) fn fits(&self) -> std::result::Result<(), String> {
+        let Self { hidden, kernel, initial, rates, ref blocks, fft, hop, ref albert, .. } = *self;
+        let &Albert { width, heads, positions, .. } = albert;
+        if !width.is_multiple_of(heads) || positions < 3 {
+            return Err(format!(
+                "hidden_size {width}, num_attention_heads {heads}, max_position_embeddings {positions}: expected a \
+                 width that the heads divide, and 3 positions or more"
+            ));
+        }
+        if rates[0] % 2 + rates[1] % 2 + fft % 2 + initial % 4 > 0 || fft == 0 || hop > fft {
+            return Err(format!(
+                "upsample_rates {rates:?}, gen_istft_n_fft {fft}, gen_istft_hop_size {hop}, upsample_initial_channel \
+                 {initial}: expected even numbers, a hop of at most the transform, and channels that 4 divides"
+            ));
+        }
+        if blocks.is_empty() || blocks.iter().any(|(kernel, _)| kernel % 2 == 0) {
+            let kernels: Vec<_> = blocks.iter().map(|(kernel, _)| kernel).collect();
+            return Err(format!(
+                "resblock_kernel_sizes {kernels:?}: expected odd numbers, one at least"
+            ));
+        }
+        if hidden % 2 > 0 || kernel % 2 == 0 {
+            return Err(format!(
+                "hidden_dim {hidden}, text_encoder_kernel_size {kernel}: expected an even and an odd number"
+            ));
+        }
+        Ok(())
     }
 
     /// Samples of a frame.

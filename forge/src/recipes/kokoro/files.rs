@@ -1,7 +1,7 @@
 //! The files of a bundle besides its graphs that are made of other files: the lexicon and the voices.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use qhx_base::{Error, ErrorKind, Result, files};
@@ -54,16 +54,53 @@ impl TableSource for Bytes {
     }
 }
 
-/// The names of the voices, the rows that each has, and their values. Row n is that of n + 1 symbols: the style of the
-/// decoder, and that of the prosody behind it.
-pub(super) fn voices(
-    checkpoint: &Checkpoint,
-    config: &Config,
-) -> Result<(Vec<String>, usize, Vec<f32>)> {
+/// Voices of a model.
+#[derive(Debug, Default)]
+pub(super) struct Voices {
+    pub(super) names: Vec<String>,
+    /// Rows that each has.
+    pub(super) rows: usize,
+    /// The rows of all: the style of the decoder, and that of the prosody behind it.
+    pub(super) values: Vec<f32>,
+}
+
+impl Voices {
+    /// Adds a voice of a file, `[rows, width]` or `[rows, 1, width]`.
+    pub(super) fn add(
+        &mut self,
+        file: &Path,
+        name: String,
+        shape: &[usize],
+        width: usize,
+        values: impl FnOnce() -> Result<Vec<f32>>,
+    ) -> Result<()> {
+        let rows = match *shape {
+            [rows, 1, last] | [rows, last] if last == width && rows > 0 => Some(rows),
+            _ => None,
+        };
+        let Some(rows) = rows.filter(|rows| self.names.is_empty() || *rows == self.rows) else {
+            let rows =
+                if self.names.is_empty() { "lengths".to_owned() } else { self.rows.to_string() };
+            let what = format!(
+                "{}: holds a tensor {shape:?}, expected [{rows}, 1, {width}]",
+                file.display()
+            );
+            return Err(Error::new(ErrorKind::Artifact, what));
+        };
+        self.rows = rows;
+        self.values.extend(values()?);
+        self.names.push(name);
+        Ok(())
+    }
+}
+
+/// The voices of a checkpoint. Row n is that of n + 1 symbols.
+pub(super) fn voices(checkpoint: &Checkpoint, config: &Config) -> Result<Voices> {
     let width = 2 * config.style;
     if checkpoint.seed().is_some() {
         let rows = config.albert.positions - 2;
-        return Ok((vec!["drawn".to_owned()], rows, checkpoint.values("voice", &[rows * width])?));
+        let values = checkpoint.values("voice", &[rows * width])?;
+        return Ok(Voices { names: vec!["drawn".to_owned()], rows, values });
     }
     let folder = checkpoint.dir().join("voices");
     let files = std::fs::read_dir(&folder).map_err(|e| {
@@ -75,32 +112,18 @@ pub(super) fn voices(
     let mut files: Vec<PathBuf> =
         files.filter(|file| file.extension().is_some_and(|end| end == "pt")).collect();
     files.sort();
-    let (mut names, mut all, mut rows) = (Vec::new(), Vec::new(), None::<usize>);
+    let mut voices = Voices::default();
     for file in &files {
-        let fail =
-            |what: String| Error::new(ErrorKind::Artifact, format!("{}: {what}", file.display()));
         let one = Checkpoint::open_torch(file)?;
         let shape = one.stored("").map(|(_, shape)| shape).unwrap_or_default();
-        let expected = match (&shape[..], rows) {
-            (&[found, 1, last], None) => last == width && found > 0,
-            (&[found, 1, last], Some(rows)) => last == width && found == rows,
-            _ => false,
-        };
-        if !expected {
-            return Err(fail(format!(
-                "holds a tensor {shape:?}, expected [{}, 1, {width}]",
-                rows.map_or_else(|| "lengths".to_owned(), |rows: usize| rows.to_string())
-            )));
-        }
-        rows = Some(shape[0]);
-        all.extend(one.values("", &shape)?);
-        names.push(file.file_stem().unwrap_or_default().to_string_lossy().into_owned());
+        let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        voices.add(file, name, &shape, width, || one.values("", &shape))?;
     }
-    let Some(rows) = rows else {
+    if voices.names.is_empty() {
         return Err(Error::new(
             ErrorKind::Artifact,
             format!("{}: holds no voice, a file .pt", folder.display()),
         ));
-    };
-    Ok((names, rows, all))
+    }
+    Ok(voices)
 }

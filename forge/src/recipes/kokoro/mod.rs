@@ -25,6 +25,7 @@
 mod config;
 mod files;
 mod host;
+mod kitten;
 mod layers;
 mod prosody;
 mod text;
@@ -35,11 +36,11 @@ use serde_json::{Map, Value, json};
 use super::choices::numbers;
 use super::vocoder::Convolutions;
 use crate::kit::{Layers, MatrixFile, matrices, object, one_or_many};
-use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
+use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Tables, Task};
 use crate::register_recipe;
 use crate::registry::{RecipeEntry, RecipeOption};
 use config::Config;
-use files::{lexicon, voices};
+use files::{Voices, lexicon, voices};
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::graph::Graph;
@@ -84,16 +85,42 @@ const LANGUAGES: [(char, &str); 5] =
 const OTHERS: [(char, &str); 2] = [('j', "Japanese (misaki)"), ('z', "Chinese (misaki)")];
 
 register_recipe!(
-    RecipeEntry::new(&["KModel"], recipe).tasks(&[Task::Speak]).options(&[WINDOWS, LEXICON])
+    RecipeEntry::new(&["KModel"], kokoro).tasks(&[Task::Speak]).options(&[WINDOWS, LEXICON])
+);
+register_recipe!(
+    RecipeEntry::new(&["KittenTTS"], kitten).tasks(&[Task::Speak]).options(&[WINDOWS])
 );
 
-fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
+fn kokoro(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     // Published checkpoints have the names of a model that was trained on several devices.
     let checkpoint = &checkpoint.renamed(|name| {
         let wrapped = name.split_once('.').map(|(part, rest)| format!("{part}.module.{rest}"));
         [Some(name.to_owned()), wrapped].into_iter().flatten().collect()
     });
     let config = Config::read(checkpoint)?;
+    let voices = voices(checkpoint, &config)?;
+    let scripts: Vec<_> = voices.names.iter().map(|name| script(name)).collect();
+    let lexicon = options.choice(LEXICON.name).map(lexicon).transpose()?;
+    let own = object(json!({"script": scripts}));
+    recipe(checkpoint, options, &config, (voices, own), lexicon)
+}
+
+fn kitten(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
+    let checkpoint = &checkpoint.renamed(kitten::names);
+    kitten::leave_out(checkpoint);
+    let config = kitten::config(checkpoint)?;
+    let voices = kitten::voices(checkpoint, &config)?;
+    recipe(checkpoint, options, &config, voices, None)
+}
+
+/// The recipe with the parameters of speech that are a model's own.
+fn recipe(
+    checkpoint: &Checkpoint,
+    options: &RecipeOptions,
+    config: &Config,
+    (voices, own): (Voices, Map<String, Value>),
+    lexicon: Option<Tables>,
+) -> Result<Recipe> {
     if options.shards != 1 {
         let what = format!("{} shards, expected 1: no graph has layers to spread", options.shards);
         return Err(Error::new(ErrorKind::Usage, what));
@@ -106,7 +133,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let model = Model {
         layers: Layers::new(checkpoint, options.precision, ALBERT_EPS),
         checkpoint,
-        config: &config,
+        config,
         convs: Convolutions::new(checkpoint),
     };
     let mut plan_params = Map::new();
@@ -138,18 +165,18 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     checkpoint.leave_out("bert.pooler");
     checkpoint.leave_out("bert.embeddings.position_ids");
     let host = model.host_values()?;
-    let (names, rows, voices) = voices(checkpoint, &config)?;
     let held =
         |name: &str, values: Vec<f32>, cols: usize| held(name, [values.len() / cols, cols], values);
     let files = vec![
         MatrixFile::in_f32("host", "host", held("host", host, 1)),
-        MatrixFile::in_f32("voices", "voices", held("voices", voices, 2 * config.style)),
+        MatrixFile::in_f32("voices", "voices", held("voices", voices.values, 2 * config.style)),
     ];
-    let Config { hidden, style, layers, tokens, durations, fft, hop, ref albert, .. } = config;
+    let Config { hidden, style, layers, tokens, durations, fft, hop, ref albert, .. } = *config;
     let pause = |symbol: &str| PAUSES.contains(symbol);
     let breaks: Vec<_> =
         config.symbols.iter().filter(|(symbol, _)| pause(symbol)).map(|(_, id)| id).collect();
-    let params = object(json!({
+    let tail = own.get("tail").and_then(Value::as_array).map_or(0, Vec::len);
+    let mut params = object(json!({
         "hidden": hidden,
         "vocab": tokens,
         "n_layers": albert.layers,
@@ -157,12 +184,11 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         "max_ctx": positions,
         "speech": {
             "rate": RATE,
-            "voices": names,
+            "voices": voices.names,
             "symbols": config.symbols,
             "breaks": breaks,
-            "script": names.iter().map(|name| script(name)).collect::<Vec<_>>(),
-            "limit": positions - 2,
-            "rows": rows,
+            "limit": positions.saturating_sub(2 + tail),
+            "rows": voices.rows,
             "style": style,
             "layers": layers,
             "durations": durations,
@@ -170,12 +196,14 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
             "source": {
                 "sines": SINES, "samples": config.samples() / CURVE, "fft": fft, "hop": hop,
                 "lead": config.rates[1] / 2,
-                "amplitude": 0.1, "noise": 0.003, "voiced": 10.0,
+                "amplitude": 0.1, "noise": 0.003, "voiced": 10.0, "convolved": config.convolved,
             },
         },
     }));
+    if let Some(Value::Object(speech)) = params.get_mut("speech") {
+        speech.extend(own);
+    }
     let recipe = Recipe::new("kokoro", "kokoro_speak", contexts, plan_params).params(params);
-    let lexicon = options.choice(LEXICON.name).map(lexicon).transpose()?;
     let tables = [matrices("speech", files)].into_iter().chain(lexicon);
     Ok(recipe.tables(tables.collect()).without_tokenizer())
 }

@@ -1,5 +1,6 @@
-//! The Kokoro tiny model from the checkpoint as published (`.pth`, voices) to samples, against goldens that the package
-//! `kokoro` made (`tests/oracle/kokoro_speak.py`), with the noise of the source drawn by the same generator.
+//! The tiny models of Kokoro and KittenTTS from the checkpoints as published (`.pth`, or ONNX in f32 and of 8 bits;
+//! voices) to samples, against goldens that the package `kokoro` made (`tests/oracle/kokoro_speak.py`, `kitten.py`), with
+//! the noise of the source drawn by the same generator.
 
 use qhx_base::compare::Distance;
 use qhx_base::{CancelToken, Result};
@@ -16,6 +17,7 @@ use serde_json::json;
 use crate::golden::{self as steps, find_damage};
 
 const FIXTURE: &str = "kokoro-tiny";
+const KITTENS: [&str; 2] = ["kitten-tiny", "kitten-int8"];
 
 #[derive(Debug, Deserialize)]
 struct Goldens {
@@ -28,19 +30,21 @@ struct Case {
     phonemes: String,
     voice: String,
     speed: f64,
+    /// Characters of the text, where the model asks for them.
+    length: Option<u32>,
     durations: Vec<f32>,
 }
 
-fn goldens() -> Vec<Case> {
-    tiny::golden_json::<Goldens>(FIXTURE).cases
-}
-
-fn golden(name: &str) -> Vec<f32> {
-    tiny::golden_tensor(FIXTURE, name)
+fn goldens(fixture: &str) -> Vec<Case> {
+    tiny::golden_json::<Goldens>(fixture).cases
 }
 
 fn bundle(windows: &str, change: impl FnOnce(&mut ForgeOptions)) -> Forged {
-    Forged::of(&tiny::fixture(FIXTURE), |options| {
+    bundle_of(FIXTURE, windows, change)
+}
+
+fn bundle_of(fixture: &str, windows: &str, change: impl FnOnce(&mut ForgeOptions)) -> Forged {
+    Forged::of(&tiny::fixture(fixture), |options| {
         set(options, &[("windows", windows)]);
         change(options);
     })
@@ -51,10 +55,11 @@ fn tokens(bundle: &Forged, case: &Case) -> Vec<u32> {
     let manifest = bundle.json();
     let speech = &manifest["params"]["speech"];
     let voices = speech["voices"].as_array().unwrap();
-    let voice = voices.iter().position(|voice| *voice == case.voice).unwrap() as u32;
+    let voice = voices.iter().position(|voice| *voice == case.voice).unwrap();
     let symbol = |c: char| speech["symbols"][c.to_string()].as_u64().unwrap() as u32;
-    let head = [voice, (case.speed * 1000.0) as u32];
-    head.into_iter().chain(case.phonemes.chars().map(symbol)).collect()
+    let own = speech["speeds"].as_array().map_or(1.0, |speeds| speeds[voice].as_f64().unwrap());
+    let head = [voice as u32, (case.speed * own * 1000.0) as u32];
+    head.into_iter().chain(case.length).chain(case.phonemes.chars().map(symbol)).collect()
 }
 
 fn speak(model: &mut Model, tokens: &[u32]) -> Result<Vec<Vec<f32>>> {
@@ -89,33 +94,37 @@ fn mel_distance(found: &[f32], expected: &[f32]) -> f64 {
 /// Each part of the arithmetic, through graphs as long as the clip needs and through longer ones, which hide the rest.
 #[test]
 fn cpu_equals_the_package() {
-    for windows in ["3", "2,4"] {
-        let bundle = bundle(windows, |_| ());
-        for case in goldens() {
+    for (fixture, windows) in
+        [(FIXTURE, "3"), (FIXTURE, "2,4"), (KITTENS[0], "3"), (KITTENS[1], "4")]
+    {
+        let bundle = bundle_of(fixture, windows, |_| ());
+        for case in goldens(fixture) {
             let mut model = Dumping::open(&bundle.manifest, backends::cpu());
             let parts = speak(&mut model, &tokens(&bundle, &case)).unwrap();
             let name = &case.name;
-            assert_eq!(model.array("durations"), case.durations, "{windows}: {name}");
+            let golden = |part: &str| tiny::golden_tensor(fixture, &format!("{name}.{part}"));
             let distance = |part: &str, found: &[f32]| {
-                let expected = golden(&format!("{name}.{part}"));
-                assert_eq!(found.len(), expected.len(), "{windows}: {name}: {part}");
+                let expected = golden(part);
+                assert_eq!(found.len(), expected.len(), "{fixture}: {windows}: {name}: {part}");
                 let distance = Distance::of(found, &expected).unwrap();
                 eprintln!(
-                    "{windows} {name} {part}: {:.1e}, {:.1e}",
+                    "{fixture} {windows} {name} {part}: {:.1e}, {:.1e}",
                     distance.largest, distance.relative
                 );
                 distance
             };
+            let bert = distance("bert", &model.array("bert"));
+            assert_eq!(model.array("durations"), case.durations, "{fixture}: {windows}: {name}");
             let spectrum = model.array("spectrum");
             let steps = spectrum.len() / 22;
             let eighth = |step| (0..22).map(move |bin| bin * steps + step);
             let eighths: Vec<f32> =
                 (0..steps).step_by(8).flat_map(eighth).map(|at| spectrum[at]).collect();
             let [samples] = &parts[..] else { panic!("{} parts", parts.len()) };
-            let mel = mel_distance(samples, &golden(&format!("{name}.audio")));
-            eprintln!("{windows} {name} mel: {mel:.1e}");
+            let mel = mel_distance(samples, &golden("audio"));
+            eprintln!("{fixture} {windows} {name} mel: {mel:.1e}");
             let found = [
-                distance("bert", &model.array("bert")),
+                bert,
                 distance("f0", &model.array("f0")),
                 distance("n", &model.array("n")),
                 distance("post", &eighths),
@@ -128,11 +137,11 @@ fn cpu_equals_the_package() {
             for (distance, limit) in found.iter().zip([1e-4, 2e-2, 1e-3, post, audio]) {
                 assert!(
                     distance.largest <= limit,
-                    "{windows}: {name}: {} > {limit}",
+                    "{fixture}: {windows}: {name}: {} > {limit}",
                     distance.largest
                 );
             }
-            assert!(mel <= mels, "{windows}: {name}: {mel:e}");
+            assert!(mel <= mels, "{fixture}: {windows}: {name}: {mel:e}");
         }
     }
 }
@@ -140,7 +149,7 @@ fn cpu_equals_the_package() {
 #[test]
 fn long_texts_come_in_parts_cut_behind_pauses() {
     let bundle = bundle("1", |_| ());
-    let case = &goldens()[0];
+    let case = &goldens(FIXTURE)[0];
     let mut model = bundle.on_cpu();
     let parts = speak(&mut model, &tokens(&bundle, case)).unwrap();
     let frames: f32 = case.durations.iter().sum();
@@ -194,23 +203,36 @@ fn bundles_that_do_not_fit_are_refused() {
 fn the_npu_speaks_the_same() {
     let full = tiny::full_matrix();
     for target in if full { &["v81", "v73"][..] } else { &["v81"] } {
-        let bundle = bundle(if full { "3" } else { "1" }, |o| {
-            o.precision = Precision::Fp16;
-            o.compiler = Some(backends::compiler(target));
-        });
-        for case in goldens().iter().filter(|case| full || case.name == "two") {
-            let mut model = Dumping::open(&bundle.manifest, backends::qnn());
-            let parts = speak(&mut model, &tokens(&bundle, case)).unwrap();
-            assert_eq!(model.array("durations"), case.durations, "{target}: {}", case.name);
-            let expected = golden(&format!("{}.f0", case.name));
-            let distance = Distance::of(&model.array("f0"), &expected).unwrap().largest;
-            let mel = mel_distance(&parts[0], &golden(&format!("{}.audio", case.name)));
-            eprintln!("{target} {}: F0 {distance:.2} Hz, mel {mel:.2e}", case.name);
-            // Phases of sines sum up what F0 is off.
-            let limit = if case.name == "one" { 1.0 } else { 0.1 };
-            assert!(distance <= 15.0 && mel <= limit, "{target}: {distance} Hz, {mel}");
-        }
-        let mut model = bundle.open(backends::qnn());
-        steps::pass(&bundle.manifest, &mut model, target);
+        compare_on_npu(FIXTURE, target, full);
     }
+}
+
+#[tier(qnn, full)]
+fn the_npu_speaks_as_kittens_do() {
+    compare_on_npu(KITTENS[0], "v81", false);
+    compare_on_npu(KITTENS[1], "v73", false);
+}
+
+/// Compares what a chip says with the package's; of the voice without sines alone unless `both`.
+#[track_caller]
+fn compare_on_npu(fixture: &str, target: &str, both: bool) {
+    let bundle = bundle_of(fixture, if both { "3" } else { "1" }, |o| {
+        o.precision = Precision::Fp16;
+        o.compiler = Some(backends::compiler(target));
+    });
+    for case in goldens(fixture).iter().filter(|case| both || case.name == "two") {
+        let mut model = Dumping::open(&bundle.manifest, backends::qnn());
+        let parts = speak(&mut model, &tokens(&bundle, case)).unwrap();
+        let name = format!("{fixture} {target} {}", case.name);
+        assert_eq!(model.array("durations"), case.durations, "{name}");
+        let golden = |part: &str| tiny::golden_tensor(fixture, &format!("{}.{part}", case.name));
+        let distance = Distance::of(&model.array("f0"), &golden("f0")).unwrap().largest;
+        let mel = mel_distance(&parts[0], &golden("audio"));
+        eprintln!("{name}: F0 {distance:.2} Hz, mel {mel:.2e}");
+        // Phases of sines sum up what F0 is off.
+        let limit = if case.name == "one" { 1.0 } else { 0.1 };
+        assert!(distance <= 15.0 && mel <= limit, "{name}: {distance} Hz, {mel}");
+    }
+    let mut model = bundle.open(backends::qnn());
+    steps::pass(&bundle.manifest, &mut model, target);
 }
