@@ -72,7 +72,8 @@ fn apart(phonemes: &str) -> String {
     let mut within = false;
     for character in phonemes.chars() {
         let word = is_word(character);
-        if !spaced.is_empty() && !spaced.ends_with(' ') && !(word && within) {
+        let joins = word && within || spaced.is_empty() || spaced.ends_with(' ');
+        if !joins {
             spaced.push(' ');
         }
         within = word;

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use qhx_base::Result;
+use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::{Checkpoint, is_plain};
 use serde_json::{Map, Value, json};
 
@@ -44,7 +44,7 @@ pub(super) fn leave_out(checkpoint: &Checkpoint) {
 pub(super) fn config(checkpoint: &Checkpoint) -> Result<Config> {
     let reader = Reader::whole(checkpoint);
     let fail = |what: String| {
-        let hint = "the ONNX files of KittenTTS 0.1 to 0.8 are read, as they are published";
+        let hint = "the ONNX files of KittenTTS are read as they are published";
         reader.fault(what).hint(hint)
     };
     let stored = |name: &str| checkpoint.stored(name).map(|(_, shape)| shape);
@@ -74,8 +74,9 @@ pub(super) fn config(checkpoint: &Checkpoint) -> Result<Config> {
     let reshaped = used.and_then(|one| one.get("reshaped")?.as_array()?.last()?.as_u64());
     let dim = reshaped.and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0);
     let (Some(layers), Some(dim)) = (layers, dim.filter(|dim| width.is_multiple_of(*dim))) else {
+        let used = used.unwrap_or(&Value::Null);
         let what = format!(
-            "nodes of {query}: {used:?}, expected 1 to {MAX_LAYERS} and heads of {width} values"
+            "nodes of {query}: {used}, expected 1 to {MAX_LAYERS} uses, and heads that make {width} values"
         );
         return Err(fail(what));
     };
@@ -168,6 +169,10 @@ pub(super) fn voices(
         let name = called(&key).unwrap_or_else(|| key.clone());
         voices.add(&path, name, &shape, 2 * config.style, || file.values(&key, &shape))?;
         speeds.push(speed(&reader, &key)?);
+    }
+    if voices.names.is_empty() {
+        let what = format!("{}: holds no voice, an array NAME.npy", path.display());
+        return Err(Error::new(ErrorKind::Artifact, what));
     }
     let tail = config.symbols.get(TAIL).copied().unwrap_or_default();
     let own = object(json!({

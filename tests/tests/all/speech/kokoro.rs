@@ -2,6 +2,8 @@
 //! voices) to samples, against goldens that the package `kokoro` made (`tests/oracle/kokoro_speak.py`, `kitten.py`), with
 //! the noise of the source drawn by the same generator.
 
+use std::path::Path;
+
 use qhx_base::compare::Distance;
 use qhx_base::{CancelToken, Result};
 use qhx_core::engine::{Model, Prompt};
@@ -196,6 +198,57 @@ fn bundles_that_do_not_fit_are_refused() {
         ("/plan/params/voice", json!("mouth"), "mouth"),
         ("/plan/params/symbols", json!(["symbols", "albert"]), "expected as many"),
     ]);
+}
+
+#[test]
+fn kittens_that_are_damaged_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = ["config.json", "kitten_tts_tiny.onnx", "voices.npz"];
+    let [config, onnx, voices] = files;
+    let source = tiny::fixture(KITTENS[1]);
+    let made = |change: &dyn Fn(&Path)| {
+        for file in files {
+            std::fs::copy(source.join(file), folder.path().join(file)).unwrap();
+        }
+        change(folder.path());
+        let made = Forged::try_of(folder.path(), |o| set(o, &[("windows", "1")]));
+        made.map(drop).unwrap_err().to_string()
+    };
+    let edit = |from: &'static str, to: &'static str| {
+        made(&move |folder: &Path| {
+            let text = std::fs::read_to_string(folder.join(config)).unwrap();
+            assert!(text.contains(from), "{from}");
+            std::fs::write(folder.join(config), text.replace(from, to)).unwrap();
+        })
+    };
+    has(&made(&|folder| std::fs::remove_file(folder.join(voices)).unwrap()), &[voices]);
+    has(&made(&|folder| std::fs::write(folder.join(voices), b"PK").unwrap()), &[voices, "ZIP"]);
+    has(&edit("\"voices.npz\"", "\"../voices.npz\""), &["voices", "the name of a file beside it"]);
+    has(&edit("-m\": 0.8", "-m\": 0.08"), &["speed_priors", "from 0.25 to 4"]);
+    let bytes = std::fs::read(source.join(onnx)).unwrap();
+    for length in [0, 9000, bytes.len() - 1] {
+        let cut = made(&|folder| std::fs::write(folder.join(onnx), &bytes[..length]).unwrap());
+        has(&cut, &[onnx]);
+    }
+    // One of a kind without another: what is named is missed, and a weight without its scale.
+    let renamed = |name: &'static str| {
+        made(&|folder| {
+            let mut bytes = bytes.clone();
+            let length = name.len();
+            let places: Vec<_> = (0..bytes.len() - length)
+                .filter(|at| bytes[*at..].starts_with(name.as_bytes()))
+                .collect();
+            assert!(!places.is_empty(), "{name}");
+            places.into_iter().for_each(|at| bytes[at] = b'X');
+            std::fs::write(folder.join(onnx), bytes).unwrap();
+        })
+    };
+    has(&renamed("kmodel.bert_encoder.bias"), &["no tensor bert_encoder.bias"]);
+    has(&renamed("attention.query.bias"), &["attention.query"]);
+    has(
+        &renamed("kmodel.text_encoder.embedding.weight_scale"),
+        &["no tensor", "kmodel.text_encoder.embedding.weight_scale"],
+    );
 }
 
 /// The voice without sines, whose graphs are short; both, and the other chip, with `QHX_FULL`.
