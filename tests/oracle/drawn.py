@@ -46,6 +46,8 @@ def gemma3n():
         max_position_embeddings=64, sliding_window=8, layer_types=[slides, sees, slides, sees, slides, slides, sees],
         num_kv_shared_layers=3, laurel_rank=6, altup_num_inputs=3, final_logit_softcapping=9.0,
         activation_sparsity_pattern=[0.7, 0.9, 0.0, 0.5, 0.0, 0.3, 0.0], bos_token_id=1, eos_token_id=2, pad_token_id=0,
+        # Larger than that of published ones, which the least of mean squares, 1e-5, would not show beside.
+        rms_norm_eps=1e-3,
     )
     return transformers.Gemma3nForCausalLM, config
 
