@@ -88,7 +88,9 @@ MODELS = {
         "rope_parameters": {
             "full_attention": {
                 "rope_type": "yarn", "rope_theta": 500000.0, "factor": 3.0, "original_max_position_embeddings": 20,
-                "beta_fast": 8.0, "beta_slow": 0.5, "attention_factor": 1.3,
+                "beta_fast": 8.0, "beta_slow": 0.05, "attention_factor": 1.3,
+                # Which the class does not look for within the object of a kind.
+                "truncate": False,
             },
             "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
         },
