@@ -138,7 +138,7 @@ pub(crate) fn loading() -> Loading {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::{Receiver, channel};
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -170,6 +170,12 @@ mod tests {
         let call = Shared::enter();
         shared().recv_timeout(LONG).unwrap();
         let composes = exclusive();
+        // A busy machine may start the thread late.
+        let begun = Instant::now();
+        while lock().waiting == 0 {
+            assert!(begun.elapsed() < LONG, "nothing waits");
+            std::thread::yield_now();
+        }
         assert!(composes.recv_timeout(SHORT).is_err());
         let late = shared();
         assert!(late.recv_timeout(SHORT).is_err());
