@@ -78,8 +78,15 @@ def address(qhx, forged):
     yield from serve(qhx, bundles)
 
 
-def serve(qhx, bundles):
-    server = qhx("serve", *bundles, "--port", "0", "--backend", "cpu")
+@pytest.fixture
+def exact_address(qhx, forged):
+    """A server whose caches are f32, as those of transformers."""
+    language = forged("language", FIXTURES / "llama3-tiny", "--max-ctx", "200")
+    yield from serve(qhx, [language], "--cpu-caches", "f32")
+
+
+def serve(qhx, bundles, *options):
+    server = qhx("serve", *bundles, "--port", "0", "--backend", "cpu", *options)
     yield server.stdout.readline().strip()
     server.terminate()
     assert server.wait(60) == 0, "a server that is asked to stop ends well"
