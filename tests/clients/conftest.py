@@ -65,17 +65,29 @@ def long(home):
 
 
 @pytest.fixture(scope="session")
-def address(qhx, forged):
+def bundles(forged):
     language = forged("language", FIXTURES / "llama3-tiny", "--max-ctx", "200")
     calling = forged("calling", FIXTURES / "llama3-tiny", "--max-ctx", "200")
     (calling / "chat_template.jinja").write_text(TEMPLATE)
-    bundles = [
+    return [
         language,
         calling,
         forged("encoder", FIXTURES / "embed-mistral-tiny", "--task", "embed", "--max-ctx", "180"),
         forged("seeing", FIXTURES / "qwen3vl-tiny", "--max-ctx", "200", "--recipe-option", "image-size=48"),
     ]
+
+
+@pytest.fixture(scope="session")
+def address(qhx, bundles):
     yield from serve(qhx, bundles)
+
+
+@pytest.fixture
+def unlisted_address(qhx, bundles, tmp_path):
+    """A server whose index lists nothing, so that a drawn name pulls no model from the network."""
+    index = tmp_path / "index.json"
+    index.write_text(json.dumps({"format": 1, "date": "2026-11-30", "models": []}))
+    yield from serve(qhx, bundles, "--index", index)
 
 
 @pytest.fixture
