@@ -2,9 +2,9 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -75,26 +75,65 @@ pub(crate) fn side_by_side<A, B: Send>(
     }
 }
 
-/// Runs a command to its end, and reports how long it took; anything but success is an error that names it.
+/// Runs a command to its end, and reports how long it took; anything but success is an error that names it, and repeats
+/// the reports of tests that failed, which may be far above.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let shown = begin(command)?;
     let start = Instant::now();
+    let mut failures = Failures::default();
     let status = if ASIDE.get() {
         let output = command.output();
         output.map(|output| {
             let mut stdout = std::io::stdout().lock();
             let _ = (stdout.write_all(&output.stdout), stdout.flush());
             show_errors(&output);
+            String::from_utf8_lossy(&output.stdout).lines().for_each(|line| failures.read(line));
             output.status
         })
+    } else if command.get_args().any(|argument| argument == "test") {
+        watched(command, &mut failures)
     } else {
         command.status()
     };
     eprintln!("= {:.0} s: {shown}", start.elapsed().as_secs_f64());
     match status {
         Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("{shown}: {status}")),
+        Ok(status) => Err(format!("{shown}: {status}{}", failures.reports)),
         Err(e) => Err(format!("{shown}: {e}")),
+    }
+}
+
+/// Runs tests, whose lines are passed on and read.
+fn watched(command: &mut Command, failures: &mut Failures) -> std::io::Result<ExitStatus> {
+    let mut child = command.stdout(Stdio::piped()).spawn()?;
+    if let Some(stdout) = child.stdout.take() {
+        let (mut stdout, mut line) = (BufReader::new(stdout), Vec::new());
+        while stdout.read_until(b'\n', &mut line)? > 0 {
+            let _ = std::io::stdout().write_all(&line);
+            failures.read(String::from_utf8_lossy(&line).trim_end());
+            line.clear();
+        }
+    }
+    child.wait()
+}
+
+/// Reports of failed tests among the lines of Rust's test harness: what they printed, then their names.
+#[derive(Default)]
+struct Failures {
+    within: bool,
+    reports: String,
+}
+
+impl Failures {
+    /// Characters of a line that are kept.
+    const WIDTH: usize = 400;
+
+    fn read(&mut self, line: &str) {
+        self.within = (self.within || line == "failures:") && !line.starts_with("test result:");
+        if self.within && !line.is_empty() {
+            self.reports.push('\n');
+            self.reports.extend(line.chars().take(Self::WIDTH));
+        }
     }
 }
 
@@ -229,5 +268,16 @@ mod tests {
         );
         let expected = HashMap::from([("qhx".to_owned(), PathBuf::from("/a b/qhx"))]);
         assert_eq!(executables(messages), expected);
+    }
+
+    #[test]
+    fn reports_of_failed_tests_are_repeated() {
+        let printed = "running 2 tests\ntest a ... ok\ntest b ... FAILED\n\nfailures:\n\n---- b stdout ----\n\
+            left: 1\n\n\nfailures:\n    b\n\ntest result: FAILED. 1 passed; 1 failed\n\n\
+            running 1 test\ntest c ... ok\n\ntest result: ok. 1 passed; 0 failed\n";
+        let mut failures = Failures::default();
+        printed.lines().for_each(|line| failures.read(line));
+        let expected = "\nfailures:\n---- b stdout ----\nleft: 1\nfailures:\n    b";
+        assert_eq!(failures.reports, expected);
     }
 }
