@@ -5,21 +5,16 @@
 The clips are those of `whisper-tiny`, see `whisper.py`. `--unseen` draws one of other shapes.
 """
 
-import argparse
 import json
 import random
 import shutil
-import wave
-from pathlib import Path
 
-import numpy as np
 import torch
-import transformers
-from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
 from transformers import GenerationConfig, MoonshineConfig, MoonshineForConditionalGeneration, Wav2Vec2FeatureExtractor
 
-import goldens
+import recogniser
+from parakeet import clip
 from whisper import RATE, WORDS
 
 # Tokens of a second, the first one of an answer among them.
@@ -102,30 +97,23 @@ def save(model, tok, out):
     Wav2Vec2FeatureExtractor(return_attention_mask=True, do_normalize=False).save_pretrained(out)
 
 
-def clip(fixtures, name):
-    with wave.open(str(fixtures / "whisper-tiny" / f"{name}.wav")) as file:
-        return np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 32768.0
-
-
 @torch.no_grad()
 def answer(model, samples):
-    """Rows of the encoder, tokens behind the first one, logits, and the least margin."""
+    """Rows of the encoder, tokens behind the first one, and logits."""
     values = torch.tensor(samples)[None]
     encoded = model.model.encoder(values).last_hidden_state
     most = int(len(samples) * PER_SECOND / RATE)
     made = model.generate(values, max_length=max(most, 2), return_dict_in_generate=True, output_logits=True)
     logits = torch.stack([row[0] for row in made.logits])
-    best = logits.topk(2).values
-    return encoded[0], made.sequences[0].tolist()[1:], logits, float((best[:, 0] - best[:, 1]).min())
+    return encoded[0], made.sequences[0].tolist()[1:], logits
 
 
 @torch.no_grad()
 def record(fixtures, out, tok, seed):
     model = MoonshineForConditionalGeneration.from_pretrained(out, dtype=torch.float32, attn_implementation="eager").eval()
-    tensors, cases, worst = {}, [], 9.0
+    tensors, cases = {}, []
     for name in ("one", "two"):
-        encoded, ids, logits, margin = answer(model, clip(fixtures, name))
-        worst = min(worst, margin)
+        encoded, ids, logits = answer(model, clip(fixtures, name))
         last = model.config.decoder_num_hidden_layers - 1
         attention = model.model.decoder.layers[last].encoder_attn
         heads = lambda x: x.view(len(encoded), model.config.decoder_num_attention_heads, -1)
@@ -138,39 +126,21 @@ def record(fixtures, out, tok, seed):
             rows = torch.tanh(sound.conv1(torch.tensor(clip(fixtures, name))[None, None]))
             tensors["one.frames"] = sound.groupnorm(rows)[0].T.contiguous()
         cases.append({
-            "clip": f"{name}.wav", "output_ids": ids, "text": tok.decode(ids), "rows": len(encoded), "min_margin": round(margin, 4),
+            "clip": f"{name}.wav", "output_ids": ids, "text": tok.decode(ids), "rows": len(encoded), "min_margin": round(recogniser.margin(logits), 4),
         })
-    goldens.dump(out / "goldens.json", {
-        "schema": "qhx-goldens/1", "model": out.name, "transformers": transformers.__version__,
-        "torch": torch.__version__.split("+")[0], "seed": seed, "min_margin": round(worst, 4), "cases": cases,
-    })
-    save_file(tensors, out / "goldens.safetensors", metadata={"format": "pt"})
-    for file in out.iterdir():
-        file.chmod(0o644)
-    return worst, cases
+    return recogniser.write(out, seed, cases, tensors)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("fixtures", type=Path)
-    parser.add_argument("--unseen", type=Path)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
+def draw(kind, out, fixtures, seed):
     tok = tokenizer()
-    kind = "moonshine-unseen" if args.unseen else "moonshine-tiny"
-    out = args.unseen or args.fixtures / kind
-    for seed in range(1, 400):
-        model = build(kind, tok, seed)
-        least = [answer(model, clip(args.fixtures, name)) for name in ("one", "two")]
-        various = len(set(least[1][1])) > 4 and least[0][1] != least[1][1][: len(least[0][1])]
-        if min(one[3] for one in least) < 0.15 or not various:
-            continue
-        save(model, tok, out)
-        worst, cases = record(args.fixtures, out, tok, seed)
-        if worst >= 0.1:
-            print(kind, seed, worst, cases, sum(f.stat().st_size for f in out.iterdir()))
-            break
+    model = build(kind, tok, seed)
+    least = [answer(model, clip(fixtures, name)) for name in ("one", "two")]
+    various = len(set(least[1][1])) > 4 and least[0][1] != least[1][1][: len(least[0][1])]
+    if min(recogniser.margin(one[2]) for one in least) < 0.15 or not various:
+        return False
+    save(model, tok, out)
+    return record(fixtures, out, tok, seed)
 
 
 if __name__ == "__main__":
-    main()
+    recogniser.main(__doc__, "moonshine", draw)
