@@ -54,6 +54,7 @@ mod speech {
     mod nemotron;
     mod parakeet;
     mod qwen3asr;
+    mod recogniser;
     mod vits;
     mod whisper;
 }

@@ -4,9 +4,8 @@
 use qhx_base::compare::Distance;
 use qhx_base::{CancelToken, ErrorKind};
 use qhx_core::engine::{Model, Request};
-use qhx_core::op::{AudioRules, Segment};
+use qhx_core::op::Segment;
 use qhx_forge::{ForgeOptions, Precision};
-use qhx_media::{Limits, Source};
 use qhx_tests::forged::{Dumping, Forged, set};
 use qhx_tests::tiny::{self, golden_tensor};
 use qhx_tests::{backends, has};
@@ -15,6 +14,7 @@ use qhx_types::Media;
 use serde::Deserialize;
 use serde_json::json;
 
+use super::recogniser::clip;
 use crate::golden::{self as steps, find_damage};
 
 const CTC: &str = "parakeet-ctc-tiny";
@@ -38,13 +38,6 @@ struct Case {
 
 fn goldens(fixture: &str) -> Goldens {
     tiny::golden_json(fixture)
-}
-
-/// A clip of the Whisper tiny model.
-pub(super) fn clip(name: &str) -> Media {
-    let source = Source::File(tiny::fixture("whisper-tiny").join(name));
-    let audio = qhx_media::decode_audio(&source, &AudioRules::default(), &Limits::default());
-    audio.unwrap().into_media().unwrap()
 }
 
 /// A bundle for windows of one and two seconds.

@@ -15,7 +15,7 @@ use qhx_tiers::tier;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::parakeet::clip;
+use super::recogniser::clip;
 
 const TINY: &str = "whisper-tiny";
 /// For English alone, with drawn weights; its clips are those of [`TINY`].
